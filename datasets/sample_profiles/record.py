@@ -1,0 +1,120 @@
+"""Record the sample runs again: ``python datasets/sample_profiles/record.py [NAME ...]``.
+
+Each is a real Keras training on this machine's CPU, with evaluation after every epoch and a checkpoint saved now and
+then, captured back to back; statistics only. What is written replaces ``datasets/sample_profiles/NAME``.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+import tpunb as tp
+
+HERE = Path(__file__).resolve().parent
+EPOCHS = 4
+
+
+def keras_cnn() -> tuple[keras.Model, tf.data.Dataset, tf.data.Dataset]:
+    """A small convolutional classifier on synthetic 32x32 images, with flips and crops in the input pipeline."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (3200, 36, 36, 3), dtype=np.uint8)
+    labels = rng.integers(0, 10, 3200)
+
+    def augment(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        image = tf.image.random_flip_left_right(tf.image.random_crop(image, (32, 32, 3)))
+        return tf.cast(image, tf.float32) / 255.0, label
+
+    model = keras.Sequential(
+        [
+            layers.Input((32, 32, 3)),
+            layers.Conv2D(16, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(10),
+        ]
+    )
+    data = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(3200, seed=0)
+    train = data.map(augment, num_parallel_calls=2).batch(32).prefetch(2)
+    test = tf.data.Dataset.from_tensor_slices((images[:640], labels[:640])).map(augment).batch(32)
+    return model, train, test
+
+
+def keras_transformer() -> tuple[keras.Model, tf.data.Dataset, tf.data.Dataset]:
+    """One encoder block of a Transformer that classifies synthetic sentences of 32 tokens."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 1000, (3200, 32))
+    labels = rng.integers(0, 2, 3200)
+    words = layers.Input((32,), dtype="int32")
+    x = layers.Embedding(1000, 64)(words)
+    attended = layers.MultiHeadAttention(4, 16)(x, x)
+    x = layers.LayerNormalization()(x + attended)
+    hidden = layers.Dense(64)(layers.Dense(128, activation="gelu")(x))
+    x = layers.LayerNormalization()(x + hidden)
+    model = keras.Model(words, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+    train = tf.data.Dataset.from_tensor_slices((tokens, labels)).shuffle(3200, seed=0).batch(32).prefetch(2)
+    test = tf.data.Dataset.from_tensor_slices((tokens[:640], labels[:640])).batch(32)
+    return model, train, test
+
+
+SAMPLES = {"keras_cnn": keras_cnn, "keras_transformer": keras_transformer}
+
+
+def record(name: str) -> None:
+    """Train the model of a sample under a capture, and say in ``about.toml`` how it was done."""
+    keras.utils.set_random_seed(0)
+    build = SAMPLES[name]
+    model, train, test = build()
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    target = HERE / name
+    shutil.rmtree(target, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=2)
+
+        def save(batch: int, logs: object) -> None:
+            if batch % 25 == 24:
+                manager.save()
+
+        with tp.capture(target) as run:
+            model.fit(
+                train,
+                validation_data=test,
+                epochs=EPOCHS,
+                verbose=0,
+                callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=save)],
+            )
+    steps = tp.steps(tp.load(run))
+    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    (target / "about.toml").write_text(
+        f'name = "{name}"\n'
+        f'what = "{build.__doc__}"\n'
+        f'run = "{EPOCHS} epochs of 100 training steps of 32 samples, 20 evaluation steps after each, '
+        'a tf.train checkpoint after every 25th training step"\n'
+        f'recorded = "{datetime.now(UTC):%Y-%m-%d}"\n'
+        f'device = "CPU, {os.cpu_count()} cores, {platform.machine()}"\n'
+        f'versions = "tensorflow {tf.__version__}, keras {keras.__version__}, python {platform.python_version()}"\n'
+        f"steps = {len(steps)}\n"
+        f"seen_in_full = {len(steps.full())}\n"
+        'keeps = "statistics only"\n'
+        f'again = "python datasets/sample_profiles/record.py {name}"\n'
+    )
+    print(f"{name}: {steps}, {size / 1e3:.0f} kB")
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:] or SAMPLES:
+        record(wanted)

@@ -1,0 +1,233 @@
+import base64
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import altair as alt
+import polars as pl
+import pytest
+
+from tpunb import charts, schema
+from tpunb.errors import TpunbError
+from tpunb.frames import Phases, Steps
+from tpunb.testing import toy_steps
+
+SWEEPS = {
+    "k": pl.DataFrame({"k": [1, 2, 3], "sse": [9.0, 2.0, 1.0], "chosen": [False, True, False]}),
+    "min_samples": pl.DataFrame(
+        {"min_samples": [5, 30], "noise": [0.0, 0.25], "clusters": [3, 2], "chosen": [False, True]}
+    ),
+    "threshold": pl.DataFrame({"threshold": [0.5, 0.7, 0.9], "phases": [1, 2, 6], "chosen": [False, True, False]}),
+}
+ALL = [charts.timeline, charts.coverage, charts.top_ops, charts.kmeans_elbow, charts.dbscan_noise, charts.ols_phases]
+
+
+def phases_of(pattern="aaabbb", labels=None, sweeps=SWEEPS, seen=None, **changes):
+    steps = replace(toy_steps(pattern, seen=seen), **changes)
+    labels = pl.Series(labels or [ord(letter) - ord("a") for letter in pattern], dtype=pl.Int64)
+    return Phases(steps, labels, lambda s: [], pl.Series([0.0] * len(pattern)), sweeps)
+
+
+def renamed(phases, **names):
+    ops = phases.steps.ops.with_columns(pl.col("op").cast(pl.String).replace(names).cast(schema.NAME))
+    return replace(phases, steps=replace(phases.steps, ops=ops))
+
+
+def rows_of(chart):
+    return [row for rows in chart.to_dict()["datasets"].values() for row in rows]
+
+
+def ribbon(chart):
+    return [row for row in rows_of(chart) if "group" in row]
+
+
+@pytest.mark.parametrize("chart", ALL, ids=lambda c: c.__name__)
+def test_a_chart_is_an_altair_value_that_says_what_it_is(chart, tmp_path):
+    made = chart(phases_of())
+    assert isinstance(made, alt.TopLevelMixin)
+    spec = made.to_dict()
+    assert spec["description"]
+    again = made.properties(title="mine")
+    assert type(again) is type(made)
+    assert "mine" in charts.svg(again)
+    made.save(tmp_path / "chart.svg")
+    assert "currentColor" not in (tmp_path / "chart.svg").read_text()
+
+
+@pytest.mark.parametrize("chart", ALL, ids=lambda c: c.__name__)
+def test_a_chart_shows_itself_without_a_network(chart):
+    before = alt.renderers.active
+    bundle = chart(phases_of())._repr_mimebundle_()
+    assert set(bundle) == {"text/html", "image/png", "text/plain"}
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    html = bundle["text/html"]
+    assert not re.search(r"<script|src=|href=|url\(['\"]?http|@import", html)
+    assert 'role="img"' in html
+    assert 'aria-label="' in html
+    assert "currentColor" in html
+    assert 'fill="white"' not in html
+    assert alt.renderers.active == before
+
+
+def test_ids_differ_between_renderings_and_are_found():
+    chart = charts.timeline(phases_of())
+    one, two = charts.svg(chart), charts.svg(chart)
+    ids = [set(re.findall(r'\bid="(.+?)"', text)) for text in (one, two)]
+    assert not ids[0] & ids[1]
+    clipped = (chart.layer[0] + chart.layer[0]).properties(description="clipped")
+    clipped.layer[0].mark = alt.MarkDef("rect", clip=True)
+    one, two = charts.svg(clipped), charts.svg(clipped)
+    ids = [set(re.findall(r'\bid="(.+?)"', text)) for text in (one, two)]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+    assert set(re.findall(r"url\(#(.+?)\)", one)) <= ids[0]
+
+
+def test_the_timeline_merges_consecutive_steps_of_a_phase_in_seconds():
+    found = sorted((r["start"], r["end"], r["group"]) for r in ribbon(charts.timeline(phases_of("aabbba"))))
+    assert found == [
+        (0, 0.002, "Phase 0 · 33.3 %"),
+        (0.002, 0.008, "Phase 1 · 66.7 %"),
+        (0.008, 0.009, "Phase 0 · 33.3 %"),
+    ]
+
+
+def test_the_timeline_tells_apart_how_well_steps_were_seen():
+    found = ribbon(charts.timeline(phases_of("aaaa", seen="fptf")))
+    assert [row["seen"] for row in found] == ["seen in full", "seen in part", "inferred", "seen in full"]
+
+
+def test_the_timeline_shows_windows_and_counts_failed_ones():
+    windows = pl.DataFrame(
+        [("toy", 0, 0, 10**9, 1, 1, 1, 1, None), ("toy", 1, 2 * 10**9, 0, 1, 0, 0, 0, "deadline")],
+        schema=schema.WINDOWS,
+        orient="row",
+    )
+    chart = charts.timeline(phases_of("aab", windows=windows))
+    assert [(r["start"], r["end"]) for r in rows_of(chart) if r["what"].startswith("profile 0")] == [(0, 0.001)]
+    assert "1 of 2 windows failed" in chart.description
+
+
+@pytest.mark.parametrize("hosts", [1, 12])
+def test_a_long_run_keeps_the_timeline_small(hosts):
+    n = 112_590 // hosts
+    step = pl.DataFrame({"step": range(n)})
+    frame = pl.concat(
+        step.select(
+            pl.lit(f"host {host}").alias("host"),
+            "step",
+            mark=pl.lit("train"),
+            start_ps=pl.col("step") * 10**9,
+            dur_ps=pl.lit(10**9),
+            device_ps=pl.lit(None, pl.Int64),
+            idle_ps=pl.lit(None, pl.Int64),
+            seen=pl.when(pl.col("step") % 5 == 0).then(pl.lit("full")).otherwise(pl.lit("tick")),
+        )
+        for host in range(hosts)
+    )
+    watched = pl.DataFrame({"window": range(9_000)}).select(
+        pl.lit("host 0").alias("host"),
+        "window",
+        start_ps=pl.col("window") * 10**10,
+        dur_ps=pl.lit(10**9),
+        **{name: pl.lit(1) for name in ("answer_ps", "bytes", "events", "steps")},
+        error=pl.lit(None),
+    )
+    steps = Steps(frame, schema.empty(schema.OPS), windows=watched)
+    labels = pl.Series([0, 1, 2, 3, 4, 5, 6, 7, 8, -1] * (len(steps) // 10 + 1)).head(len(steps))
+    chart = charts.timeline(Phases(steps, labels, lambda s: [], pl.Series([None] * len(steps))))
+    assert 100 < len(rows_of(chart)) < 5_000
+    assert "3 other phases" in " ".join({row["group"] for row in ribbon(chart)})
+    assert all(0 <= row["y"] <= row["y2"] + 1e-9 for row in ribbon(chart))
+    assert len(charts.svg(chart)) < 2_000_000
+
+
+def test_slices_of_the_timeline_fill_the_ribbon_by_time():
+    n = 6_000
+    labels = [0, 1, 1, 1] * (n // 4)
+    found = ribbon(charts.timeline(phases_of("a" * n, labels)))
+    height = {}
+    for row in found:
+        height[row["group"][:7]] = height.get(row["group"][:7], 0) + row["y2"] - row["y"]
+    assert height["Phase 1"] / height["Phase 0"] == pytest.approx(3, rel=0.01)
+
+
+def test_coverage_stacks_the_shares_and_calls_out_the_top_three():
+    chart = charts.coverage(phases_of("abcd"))
+    assert [(r["name"], r["before"], r["until"]) for r in rows_of(chart) if "name" in r] == [
+        ("Phase 3", 0, 40),
+        ("Phase 2", 40, 70),
+        ("Phase 1", 70, 90),
+        ("Phase 0", 90, 100),
+    ]
+    assert "top 3 cover 90.0 %" in chart.to_dict()["title"]["subtitle"][0]
+
+
+def test_top_operations_are_of_the_longest_phase_unless_given():
+    found = [(r["side"], r["op"], round(r["percent"], 1)) for r in rows_of(charts.top_ops(phases_of("aab"), n=2))]
+    assert sorted(found) == [("device", "a1", 33.3), ("device", "a2", 50.0), ("host", "a_host", 100.0)]
+    assert {r["op"] for r in rows_of(charts.top_ops(phases_of("aab"), 1, n=1))} == {"b2", "b_host"}
+    with pytest.raises(KeyError):
+        charts.top_ops(phases_of("aab"), 7)
+    with pytest.raises(TpunbError, match="Phase 1 has no operations") as caught:
+        charts.top_ops(phases_of("aab", seen="ffp"), 1)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("chart", "says"),
+    [
+        (charts.kmeans_elbow, "k = 2, sum of squared distances 2.0"),
+        (charts.dbscan_noise, "min_samples = 30, 2 clusters, 25.0 % noise"),
+        (charts.ols_phases, "threshold = 0.7, 2 phases"),
+    ],
+)
+def test_a_sweep_marks_its_choice(chart, says):
+    made = chart(phases_of())
+    assert says in made.description
+    assert says in charts.svg(made)
+
+
+@pytest.mark.parametrize(
+    ("chart", "hint"), [(charts.kmeans_elbow, "KMeans"), (charts.dbscan_noise, "DBSCAN"), (charts.ols_phases, "OLS")]
+)
+def test_a_missing_sweep_names_the_method_that_gives_it(chart, hint):
+    with pytest.raises(TpunbError, match="swept") as caught:
+        chart(phases_of(sweeps={}))
+    assert f"tp.{hint}()" in caught.value.hint
+
+
+def test_a_sweep_without_a_choice_or_with_nan_still_draws():
+    sweep = pl.DataFrame({"k": [1, 2], "sse": [1.0, float("nan")], "chosen": [False, False]})
+    chart = charts.kmeans_elbow(phases_of(sweeps={"k": sweep}))
+    assert "none was chosen" in chart.description
+    assert charts.png(chart)
+
+
+def test_colours_are_of_the_longest_and_noise_is_grey():
+    found = charts.colours(phases_of("abcdefgh", [0, 1, 2, 3, 4, 5, 6, -1]))
+    assert len({found[phase] for phase in range(1, 7)}) == 6
+    assert len({found[phase] for phase in range(-1, 7)}) == 8
+
+
+def test_names_cannot_become_markup():
+    evil = "<script>alert(1)</script>", '<img src=x onerror="alert(1)">\x00\x1b[31m\u202e', "]]>&amp;' --><!--"
+    phases = renamed(phases_of("aab", name=evil[0]), a0=evil[0], a1=evil[1], a_host=evil[2])
+    for chart in (charts.timeline, charts.top_ops):
+        html = chart(phases)._repr_mimebundle_()["text/html"]
+        assert "<script" not in html
+        assert "<img" not in html
+        root = ElementTree.fromstring(html)
+        assert {element.tag.rpartition("}")[2] for element in root.iter()} <= {
+            *("div", "svg", "g", "path", "rect", "line", "text", "title", "defs", "clipPath", "tspan")
+        }
+        assert not [name for element in root.iter() for name in element.attrib if name.startswith("on")]
+
+
+def test_no_steps_and_one_step():
+    none = Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS))
+    with pytest.raises(TpunbError, match="no steps"):
+        charts.timeline(Phases(none, pl.Series([], dtype=pl.Int64), lambda s: [], pl.Series([], dtype=pl.Float64)))
+    one = phases_of("a")
+    assert charts.svg(charts.timeline(one))
+    assert charts.svg(charts.coverage(phases_of("aaa", [-1, -1, -1])))

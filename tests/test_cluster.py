@@ -1,0 +1,261 @@
+"""The rule-book of phase methods, and the verb that puts them to work."""
+
+import numpy as np
+import polars as pl
+import pytest
+from sklearn.metrics import adjusted_rand_score
+
+from tpunb import schema
+from tpunb.cluster import DBSCAN, OLS, KMeans, phases
+from tpunb.errors import BadProfile, NoSteps
+from tpunb.frames import Labels, Steps
+from tpunb.testing import toy_steps
+
+
+def every_other(steps):
+    """A method of a user's own."""
+    return [i % 2 for i in range(len(steps))]
+
+
+METHODS = [OLS(), KMeans(), KMeans.paper(), DBSCAN(), DBSCAN.paper(), every_other]
+OURS = METHODS[:-1]
+
+
+def two_hosts(pattern="aaabbb", other="aaabbb"):
+    one, two = toy_steps(pattern, host="one"), toy_steps(other, host="two")
+    return Steps(pl.concat([two.frame, one.frame]), pl.concat([one.ops, two.ops]))
+
+
+def no_ops(n=4):
+    return Steps(toy_steps("a" * n).frame, schema.empty(schema.OPS))
+
+
+def known_run(n=2000, noise=0.08, seed=0):
+    """Start-up, then training with an evaluation every 300 steps and a checkpoint every 100, and what each step is.
+
+    Each op's time varies from step to step by `noise`, lognormal. Evaluation runs a part of the training's ops,
+    a checkpoint all of them and more.
+    """
+    random = np.random.default_rng(seed)
+    train = [("device", f"fusion.{i}") for i in range(40)] + [("host", f"Feed{i}") for i in range(6)]
+    kinds = [
+        [("host", f"Init{i}") for i in range(12)] + [("device", "broadcast")],
+        train,
+        train[:22] + [("device", f"metric.{i}") for i in range(4)] + train[-2:],
+        train + [("host", f"SaveV2_{i}") for i in range(5)],
+    ]
+    typical = {op: random.lognormal(3, 1.2) for ops in kinds for op in ops}
+    truth = np.full(n, 1)
+    truth[:20] = 0
+    for start in range(300, n, 300):
+        truth[start : start + 30] = 2
+    truth[100::100] = 3
+    rows, durs = [], []
+    for step, kind in enumerate(truth):
+        ops = kinds[kind]
+        micros = np.array([typical[op] for op in ops]) * np.exp(random.normal(0, noise, len(ops)))
+        ps = (micros * 1e6).astype(int).tolist()
+        rows += [("h", step, op, side, 2, dur, dur) for (side, op), dur in zip(ops, ps, strict=True)]
+        durs.append(sum(ps))
+    frame = pl.DataFrame(
+        {"host": ["h"] * n, "step": range(n), "mark": ["train"] * n, "dur_ps": durs, "seen": ["full"] * n}
+    ).with_columns(start_ps=pl.col("dur_ps").cum_sum().shift(1, fill_value=0), device_ps="dur_ps", idle_ps=pl.lit(0))
+    return Steps(frame, pl.DataFrame(rows, schema=schema.OPS, orient="row")), truth
+
+
+# the rule-book
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        toy_steps("a"),
+        toy_steps("aaabbb"),
+        toy_steps("abcdefgh"),
+        toy_steps("abc", seen="ftp"),
+        two_hosts(),
+        two_hosts("a", "b"),
+        no_ops(),
+        no_ops(1),
+        toy_steps("ab" * 20),
+    ],
+    ids=lambda steps: repr(steps),
+)
+def test_one_label_a_step_the_same_twice(method, steps):
+    found = phases(steps, method)
+    again = phases(Steps(steps.frame, steps.ops), method)
+    assert len(found.labels) == len(steps)
+    assert found.labels.dtype == pl.Int64
+    assert found.labels.min() >= -1
+    assert found.labels.null_count() == 0
+    assert found.labels.to_list() == again.labels.to_list()
+    assert found.distance.to_list() == pytest.approx(again.distance.to_list())
+    assert sum(len(phase.steps) for phase in found) == len(steps)
+    assert found.top(3).height > 0 or steps.ops.is_empty()
+
+
+@pytest.mark.parametrize("method", OURS, ids=repr)
+def test_labels_are_numbered_by_first_appearance(method):
+    labels = phases(two_hosts("aaaabbbbaaaacccc" * 3), method).labels
+    found = [label for label in labels.unique(maintain_order=True) if label >= 0]
+    assert sorted(found) == list(range(len(found)))
+    assert labels[0] <= 0
+
+
+@pytest.mark.parametrize("method", OURS, ids=repr)
+def test_every_sweep_marks_one_choice(method):
+    sweeps = phases(toy_steps("aaaaabbbbb"), method).sweeps
+    assert sweeps
+    assert all(sweep["chosen"].sum() == 1 for sweep in sweeps.values())
+
+
+@pytest.mark.parametrize("method", OURS, ids=repr)
+def test_the_order_and_the_names_of_ops_say_nothing(method):
+    steps, _ = known_run(n=300)
+    renamed = {
+        op: f"op_{i}" for i, op in enumerate(reversed(steps.ops["op"].cast(pl.String).unique().sort().to_list()))
+    }
+    shuffled = steps.ops.sample(fraction=1.0, shuffle=True, seed=1)
+    other = shuffled.with_columns(pl.col("op").cast(pl.String).replace_strict(renamed))
+    expected = method(steps)
+    assert method(Steps(steps.frame, shuffled)) == expected
+    assert method(Steps(steps.frame, other)) == expected
+
+
+def test_a_method_sees_the_full_steps_only():
+    seen = []
+
+    def spy(steps):
+        seen.extend(steps.frame["step"])
+        assert set(steps.ops["step"]) <= set(seen)
+        return Labels([0] * len(steps), {"x": pl.DataFrame({"x": [1], "chosen": [True]})})
+
+    found = phases(toy_steps("aaaaa", seen="fptff"), spy)
+    assert seen == [0, 3, 4]
+    assert found.sweeps["x"]["chosen"].to_list() == [True]
+
+
+# what is known
+
+
+def test_the_default_is_dbscan():
+    found = phases(toy_steps("aaabbb"))
+    assert repr(found).startswith("Phases(2 phases over 6 steps, DBSCAN()")
+    assert found.labels.to_list() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.1])
+@pytest.mark.parametrize("method", [DBSCAN(), KMeans()], ids=repr)
+def test_finds_the_phases_of_a_known_run(method, noise):
+    steps, truth = known_run(noise=noise)
+    found = phases(steps, method)
+    assert adjusted_rand_score(truth, found.labels) >= 0.95
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("method", [DBSCAN(), KMeans()], ids=repr)
+def test_a_run_of_one_kind_is_one_phase(method):
+    steps, truth = known_run(n=600)
+    train = steps.frame.filter(pl.Series(truth == 1))
+    labels = phases(Steps(train, steps.ops), method).labels
+    assert (labels == 0).mean() > 0.98
+
+
+def test_hosts_share_their_phases():
+    assert phases(two_hosts("aaabbb", "bbbaaa"), KMeans()).labels.to_list() == [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0]
+
+
+# steps that were not seen in full
+
+
+def labelled(pattern, seen):
+    return phases(toy_steps(pattern, seen=seen), every_step).labels.to_list()
+
+
+def every_step(steps):
+    return range(len(steps))
+
+
+def test_others_take_the_label_of_the_nearest_full_step():
+    assert labelled("aaaaaa", "ftttpf") == [0, 0, 0, 1, 1, 1]
+
+
+def test_of_two_as_near_the_earlier():
+    assert labelled("aaa", "ftf") == [0, 0, 1]
+
+
+def test_before_the_first_and_after_the_last():
+    assert labelled("aaaaa", "tpftp") == [0, 0, 0, 0, 0]
+
+
+def test_near_is_by_the_middle_of_a_step():
+    # steps of 1, 1, 10 and 1 ms: the tick's middle, 1.5, lies nearer 0.5 than 7
+    assert labelled("aaja", "ftff") == [0, 0, 1, 2]
+
+
+def test_hosts_keep_apart_in_time():
+    one = toy_steps("aaaa", host="one", seen="fttt")
+    two = toy_steps("aaaa", host="two", seen="tttf")
+    both = Steps(pl.concat([one.frame, two.frame]), pl.concat([one.ops, two.ops]))
+    assert phases(both, every_step).labels.to_list() == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_a_host_without_full_steps_asks_the_others():
+    one = toy_steps("aaaa", host="one", seen="ffff")
+    two = toy_steps("aaaa", host="two", seen="tttt")
+    both = Steps(pl.concat([one.frame, two.frame]), pl.concat([one.ops, two.ops]))
+    assert phases(both, every_step).labels.to_list() == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+# distances
+
+
+def test_distance_is_to_the_centre_of_the_phase():
+    one_phase = phases(toy_steps("aaab"), lambda steps: [0] * 4).distance
+    assert one_phase[0] == one_phase[1] == one_phase[2] == pytest.approx(one_phase[3] / 3)
+    assert phases(toy_steps("aabb")).distance.to_list() == pytest.approx([0, 0, 0, 0])
+
+
+def test_noise_and_steps_not_in_full_have_no_distance():
+    found = phases(toy_steps("aaat", seen="ftff"), lambda steps: [0, 0, -1])
+    assert found.labels.to_list() == [0, 0, 0, -1]
+    assert found.distance.is_null().to_list() == [False, True, False, True]
+    assert found.representatives(5)["step"].to_list() == [0, 2]
+
+
+# refusals
+
+
+def test_no_steps():
+    with pytest.raises(NoSteps, match="toy holds no steps") as error:
+        phases(toy_steps(""))
+    assert "mark" in error.value.hint
+
+
+def test_no_full_steps():
+    with pytest.raises(NoSteps, match="no step that was seen in full, but 1 partial and 2 tick") as error:
+        phases(toy_steps("aaa", seen="tpt"))
+    assert "longer windows" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("answer", "seen"),
+    [
+        ([0, 0], "2 labels for 3 steps"),
+        ([0, -2, 0], "label -2"),
+        ([0, 0.5, 0], "no ints"),
+        ([0, None, 0], "no ints"),
+        (None, "no ints"),
+    ],
+)
+def test_what_a_method_returns_is_checked(answer, seen):
+    with pytest.raises(BadProfile, match=seen) as error:
+        phases(toy_steps("aaa"), lambda steps: answer)
+    assert "<lambda>" in str(error.value)
+    assert "one int a step" in error.value.hint
+
+
+@pytest.mark.parametrize("answer", [(0, 1, 1), np.array([0, 1, 1]), pl.Series([0, 1, 1]), range(3)], ids=type)
+def test_any_sequence_of_ints_will_do(answer):
+    assert phases(toy_steps("aaa"), lambda steps: answer).labels.to_list() == list(answer)

@@ -1,0 +1,134 @@
+"""One graph for every min_samples must say what scikit-learn says for each."""
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import cluster as sklearn_cluster
+
+from tpunb.cluster import DBSCAN
+from tpunb.cluster.dbscan import Graph, widest_gap
+from tpunb.cluster.features import cells, features
+from tpunb.testing import toy_steps
+
+GRID = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("aaabbb", [0, 0, 0, 1, 1, 1]),
+        ("aaabbbaaabbb", [0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1]),
+        ("aaaaaabaaaaaa", [0] * 6 + [-1] + [0] * 6),
+        ("bbbbaaaa", [0] * 4 + [1] * 4),
+        ("aaaaaa", [0] * 6),
+        ("a", [0]),
+    ],
+)
+def test_finds_the_letters(pattern, expected):
+    assert DBSCAN()(toy_steps(pattern)) == expected
+
+
+def test_the_paper_needs_five_of_a_kind():
+    assert DBSCAN.paper()(toy_steps("aaaaabbbbb")) == [0] * 5 + [1] * 5
+    assert DBSCAN.paper()(toy_steps("aaabbb")) == [-1] * 6
+
+
+def test_the_paper_tries_its_own_values():
+    sweep = DBSCAN.paper()(toy_steps("aaaaa")).sweeps["min_samples"]
+    assert sweep["min_samples"].to_list() == [5, 30, 55, 80, 105, 130, 155, 180]
+    assert sweep["noise"].to_list() == [0, 1, 1, 1, 1, 1, 1, 1]
+    assert sweep["clusters"].to_list() == [1, 0, 0, 0, 0, 0, 0, 0]
+    assert sweep.schema == {
+        "min_samples": pl.Int64,
+        "noise": pl.Float64,
+        "clusters": pl.Int64,
+        "chosen": pl.Boolean,
+    }
+
+
+def test_more_samples_than_steps_is_noise():
+    assert DBSCAN(min_samples=100)(toy_steps("aab")) == [-1, -1, -1]
+
+
+def test_a_wide_eps_is_one_phase():
+    assert DBSCAN(eps=1e6)(toy_steps("abcabc")) == [0] * 6
+
+
+@given(GRID, st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.7]), st.integers(1, 12))
+def test_equals_scikit_learn(points, eps, min_samples):
+    points = np.array(points, dtype=float)
+    expected = sklearn_cluster.DBSCAN(eps=eps, min_samples=min_samples).fit(points).labels_
+    graph = Graph(cells(points), eps, k=2)
+    found = graph.labels(min_samples)
+    values = np.array([min_samples])
+    assert found.tolist() == expected.tolist()
+    assert graph.noise(values)[0] == pytest.approx((expected < 0).mean())
+    assert graph.clusters(values)[0] == expected.max() + 1
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60), st.integers(1, 5))
+@settings(max_examples=50)
+def test_every_min_samples_equals_scikit_learn(seed, n, d):
+    points = np.random.default_rng(seed).normal(size=(n, d)) * 2
+    graph = Graph(cells(points), 1.3, k=2)
+    values = np.arange(1, 25)
+    noise, clusters = graph.noise(values), graph.clusters(values)
+    for value in values:
+        expected = sklearn_cluster.DBSCAN(eps=1.3, min_samples=value).fit(points).labels_
+        assert noise[value - 1] == pytest.approx((expected < 0).mean())
+        assert clusters[value - 1] == expected.max() + 1
+        assert graph.labels(value).tolist() == expected.tolist()
+
+
+def test_steps_equal_scikit_learn_on_their_features():
+    steps = toy_steps("aaaabbbbbcccdaaaa")
+    expected = sklearn_cluster.DBSCAN(eps=1.0, min_samples=3).fit(features(steps)).labels_
+    assert DBSCAN(eps=1.0, min_samples=3)(steps) == expected.tolist()
+
+
+def gap(values, k=2):
+    points = np.array(values, dtype=float)[:, None]
+    merged = cells(points)
+    return widest_gap(np.abs(merged.centres - merged.centres.T), merged, k)
+
+
+def test_eps_lies_in_the_widest_gap():
+    # neighbours 1 apart, and one stray 100 away: the geometric middle is 10
+    assert gap([*range(20), 119]) == pytest.approx(10)
+
+
+def test_eps_without_a_gap_reaches_every_step():
+    assert gap([0, 1, 2.1, 3.2]) == pytest.approx(1.1)
+
+
+def test_eps_of_exact_repetitions_keeps_them_apart():
+    assert gap([0, 0, 4, 4, 10, 10]) == 2
+
+
+def test_eps_of_steps_all_alike():
+    assert gap([3, 3, 3]) == 1.0
+    assert gap([3]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"min_samples": 0}, "The min_samples parameter of DBSCAN must be an int of 1 or more. Got 0 instead."),
+        ({"min_samples": 1.5}, "The min_samples parameter of DBSCAN must be an int of 1 or more. Got 1.5 instead."),
+        ({"eps": 0}, "The eps parameter of DBSCAN must be a float above 0. Got 0 instead."),
+        ({"eps": float("nan")}, "The eps parameter of DBSCAN must be a float above 0. Got nan instead."),
+        ({"features": "raw"}, "The features parameter of DBSCAN must be one of .* Got 'raw' instead."),
+        ({"sweep": ()}, "The sweep parameter of DBSCAN must hold a value"),
+        ({"sweep": (5, 0)}, "The sweep parameter of DBSCAN must be an int of 1 or more. Got 0 instead."),
+    ],
+)
+def test_wrong_parameters(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        DBSCAN(**wrong)
+
+
+def test_says_what_it_is():
+    assert repr(DBSCAN()) == "DBSCAN()"
+    assert repr(DBSCAN(min_samples=5)) == "DBSCAN(min_samples=5)"

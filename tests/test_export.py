@@ -1,0 +1,172 @@
+import csv
+import gzip
+import json
+from dataclasses import replace
+
+import polars as pl
+import pytest
+
+from tpunb import export, schema
+from tpunb.frames import Phases
+from tpunb.testing import toy_steps
+
+
+def phases_of(pattern, labels=None, **changes):
+    steps = replace(toy_steps(pattern), **changes)
+    labels = pl.Series(labels or [ord(letter) - ord("a") for letter in pattern], dtype=pl.Int64)
+    return Phases(steps, labels, lambda s: [], pl.Series([0.0] * len(pattern)))
+
+
+def windows_of(*rows):
+    return pl.DataFrame(rows, schema=schema.WINDOWS, orient="row")
+
+
+def renamed(steps, **names):
+    ops = steps.ops.with_columns(pl.col("op").cast(pl.String).replace(names).cast(schema.NAME))
+    return replace(steps, ops=ops)
+
+
+def events_of(path, thread=None):
+    events = json.loads(path.read_text())["traceEvents"]
+    tids = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
+    return [e for e in events if e["ph"] == "X" and (thread is None or e["tid"] == tids[thread])]
+
+
+def test_runs_of_a_phase_become_one_event_each_in_microseconds(tmp_path):
+    path = phases_of("aabbba").to_chrome_trace(tmp_path / "new" / "trace.json")
+    found = [(e["name"], e["ts"], e["dur"]) for e in events_of(path, "Phase breakdown")]
+    assert found == [("Phase 0", 0, 2000), ("Phase 1", 2000, 6000), ("Phase 0", 8000, 1000)]
+
+
+def test_an_event_of_a_phase_describes_it(tmp_path):
+    path = phases_of("aaab").to_chrome_trace(tmp_path / "trace.json")
+    args = events_of(path, "Phase breakdown")[0]["args"]
+    assert (args["phase"], args["first step"], args["last step"], args["steps"]) == (0, 0, 2, 3)
+    assert args["share of the run (%)"] == 60
+    assert args["median step time (ms)"] == 1
+    assert args["top host operations"] == ["a_host (100.0 %)"]
+    assert args["top device operations"] == ["a2 (50.0 %)", "a1 (33.3 %)", "a0 (16.7 %)"]
+
+
+def test_windows_tell_what_they_saw_or_why_they_failed(tmp_path):
+    windows = windows_of(
+        ("toy", 0, 0, 2_000_000_000, 1, 10, 20, 2, None), ("toy", 1, 3_000_000_000, 0, 1, 0, 0, 0, "deadline")
+    )
+    path = phases_of("aab", windows=windows).to_chrome_trace(tmp_path / "trace.json")
+    first, second = events_of(path, "Profile breakdown")
+    assert (first["name"], first["ts"], first["dur"]) == ("Profile 0", 0, 2000)
+    assert first["args"] == {"bytes": 10, "events": 20, "steps seen": 2}
+    assert (second["ts"], second["dur"], second["args"]) == (3000, 0, {"error": "deadline"})
+
+
+def test_a_host_is_a_process_with_two_named_threads(tmp_path):
+    one, two = toy_steps("ab", host="b-host"), toy_steps("ab", host="a-host")
+    steps = replace(one, frame=pl.concat([one.frame, two.frame]), ops=pl.concat([one.ops, two.ops]))
+    phases = Phases(steps, pl.Series([0, 1, 0, 1]), lambda s: [], pl.Series([0.0] * 4))
+    events = json.loads(phases.to_chrome_trace(tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {e["args"]["name"]: e["pid"] for e in events if e["name"] == "process_name"} == {"a-host": 1, "b-host": 2}
+    assert [e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == 1] == [
+        "Profile breakdown",
+        "Phase breakdown",
+    ]
+    assert [e["pid"] for e in events if e["name"] == "Phase 1"] == [1, 2]
+
+
+def test_events_of_a_thread_are_sorted_and_never_overlap(tmp_path):
+    steps = toy_steps("ababab")
+    late = steps.frame.with_columns(dur_ps=pl.col("dur_ps") + 700_000_001)  # each outlasts the start of the next
+    windows = windows_of(*[("toy", i, i * 1_000, 1_500, 1, 1, 1, 1, None) for i in range(4)])
+    path = phases_of("ababab", frame=late, windows=windows).to_chrome_trace(tmp_path / "trace.json")
+    for thread in ("Phase breakdown", "Profile breakdown"):
+        events = events_of(path, thread)
+        ends = [round(1000 * (e["ts"] + e["dur"])) for e in events]
+        starts = [round(1000 * e["ts"]) for e in events]
+        assert starts == sorted(starts)
+        assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+    assert len(events_of(path, "Phase breakdown")) == 6
+
+
+def test_noise_is_called_noise_and_no_number_is_nan(tmp_path):
+    phases = phases_of("aab", [0, 0, -1])
+    top = phases.top().with_columns(share=pl.lit(float("nan")))
+    path = export.chrome_trace(tmp_path / "t.json", phases.labelled, phases.frame, top, schema.empty(schema.WINDOWS))
+    assert events_of(path)[-1]["name"] == "Noise"
+    assert "NaN" not in path.read_text()
+
+
+def test_a_trace_ending_in_gz_is_gzipped_and_no_scrap_stays(tmp_path):
+    phases = phases_of("ab")
+    plain, packed = (phases.to_chrome_trace(tmp_path / name) for name in ("t.json", "t.json.gz"))
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["t.json", "t.json.gz"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "t.json"
+    path.write_text("old")
+
+    def fail(self, other):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(type(path), "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        phases_of("ab").to_chrome_trace(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["t.json"]
+    assert path.read_text() == "old"
+
+
+def test_no_steps_and_no_windows_still_make_a_trace(tmp_path):
+    none = [schema.empty(s) for s in (schema.PHASES, schema.TOP, schema.WINDOWS)]
+    steps = schema.empty(schema.STEPS).with_columns(phase=pl.lit(0, pl.Int64))
+    assert events_of(export.chrome_trace(tmp_path / "t.json", steps, *none)) == []
+
+
+def test_segments_are_the_runs_of_equal_columns():
+    found = export.segments(phases_of("aabba").labelled, "phase")
+    assert found.select("phase", "first_step", "last_step", "steps").rows() == [
+        (0, 0, 1, 2),
+        (1, 2, 3, 2),
+        (0, 4, 4, 1),
+    ]
+    assert found["end_ps"].to_list() == [2_000_000_000, 6_000_000_000, 7_000_000_000]
+
+
+def test_slices_hold_the_part_of_time_that_each_key_fills():
+    runs = pl.DataFrame({"key": ["a", "b"], "start_ps": [0, 15], "end_ps": [15, 20]})
+    found = export.slices(runs, ["key"], (0, 20), 2)
+    assert found.rows() == [("a", 0, 10, 1.0), ("a", 10, 20, 0.5), ("b", 10, 20, 0.5)]
+
+
+def test_csv_headers_name_the_units_and_times_are_milliseconds(tmp_path):
+    paths = phases_of("aaab").to_csv(tmp_path / "out")
+    assert [p.name for p in paths] == ["phases.csv", "operations_host.csv", "operations_device.csv"]
+    phases, host, device = (list(csv.DictReader(p.open(newline=""))) for p in paths)
+    assert [(row["phase"], row["steps"], row["total time (ms)"]) for row in phases] == [
+        ("0", "3", "3.0"),
+        ("1", "1", "2.0"),
+    ]
+    assert host[0] == {
+        "phase": "0",
+        "rank": "1",
+        "operation": "a_host",
+        "calls": "6",
+        "total time (ms)": "0.75",
+        "self time (ms)": "0.75",
+        "share of self time (%)": "100.0",
+    }
+    assert [row["operation"] for row in device] == ["a2", "a1", "a0", "b2", "b1", "b0"]
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx"])
+def test_a_cell_that_a_spreadsheet_would_run_is_text(tmp_path, name):
+    phases = phases_of("ab")
+    phases = replace(phases, steps=renamed(phases.steps, a2=name))
+    device = phases.to_csv(tmp_path)[2]
+    assert next(row["operation"] for row in csv.DictReader(device.open(newline=""))) == "'" + name
+
+
+def test_a_name_with_a_comma_a_quote_and_a_newline_comes_back(tmp_path):
+    phases = phases_of("ab")
+    phases = replace(phases, steps=renamed(phases.steps, a2='x,"y"\nz'))
+    device = phases.to_csv(tmp_path)[2]
+    assert next(csv.DictReader(device.open(newline="")))["operation"] == 'x,"y"\nz'

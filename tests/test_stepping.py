@@ -1,0 +1,250 @@
+"""Steps: found by marks, a Steps line, repeated modules or a rule; reduced with every instant counted once."""
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tpunb as tp
+from tpunb import schema, step_rules, stepping
+from tpunb.errors import BadProfile, NoSteps
+from tpunb.frames import Profile
+from tpunb.testing import toy_events, toy_steps
+
+CPU, TPU = "/host:CPU", "/device:TPU:0"
+US = 1_000_000
+
+
+def reduced(events):
+    return stepping.reduce(events, step_rules.find(events)[0])
+
+
+def table(steps):
+    """{(step, side, op): (count, total, self)} in microseconds."""
+    return {
+        (row["step"], row["side"], row["op"]): (row["count"], row["total_ps"] // US, row["self_ps"] // US)
+        for row in steps.ops.iter_rows(named=True)
+    }
+
+
+def profile_of(events):
+    return Profile(
+        "toy",
+        None,
+        schema.empty(schema.WINDOWS),
+        schema.empty(schema.HARDWARE),
+        0,
+        read_events=lambda: events,
+    )
+
+
+MARKED = toy_events(
+    (CPU, "python", "train", 0, 100, 7),
+    (CPU, "python", "train", 100, 50, 8),
+    (CPU, "worker", "MatMul", 10, 40),
+    (CPU, "worker", "Mul", 20, 10),
+    (CPU, "worker", "MatMul", 110, 20),
+    (CPU, "worker", "MatMul", 500, 20),  # after the last step: of no step
+)
+
+
+def test_marks_make_steps():
+    steps = reduced(MARKED)
+    assert steps.frame.select("step", "mark", "start_ps", "dur_ps", "seen").rows() == [
+        (7, "train", 0, 100 * US, "full"),
+        (8, "train", 100 * US, 50 * US, "full"),
+    ]
+
+
+def test_ops_are_counted_with_total_and_self_time():
+    assert table(reduced(MARKED)) == {
+        (7, "host", "MatMul"): (1, 40, 30),
+        (7, "host", "Mul"): (1, 10, 10),
+        (8, "host", "MatMul"): (1, 20, 20),
+    }
+
+
+def test_device_time_is_unknown_without_a_device():
+    assert reduced(MARKED).frame["device_ps"].to_list() == [None, None]
+
+
+def test_marks_come_before_modules():
+    events = toy_events(
+        (CPU, "python", "train", 0, 100, 3),
+        (TPU, "XLA Modules", "jit_f(1)", 0, 10),
+        (TPU, "XLA Modules", "jit_f(1)", 10, 10),
+        (TPU, "XLA Ops", "fusion.1", 2, 10),
+    )
+    intervals, rule = step_rules.find(events)
+    assert rule == "marks"
+    steps = stepping.reduce(events, intervals)
+    assert steps.frame.select("step", "device_ps", "idle_ps").rows() == [(3, 10 * US, 90 * US)]
+
+
+@pytest.mark.parametrize("name", ["4", "train 4", "step 4"])
+def test_a_steps_line_makes_steps(name):
+    events = toy_events((TPU, "Steps", name, 10, 100), (TPU, "XLA Ops", "fusion", 20, 30), (CPU, "main", "Send", 15, 5))
+    steps = reduced(events)
+    assert step_rules.find(events)[1] == "steps line"
+    assert table(steps) == {(4, "device", "fusion"): (1, 30, 30), (4, "host", "Send"): (1, 5, 5)}
+    assert steps.frame.select("dur_ps", "device_ps", "idle_ps").row(0) == (100 * US, 30 * US, 70 * US)
+
+
+def test_repeated_modules_make_steps_from_one_run_to_the_next():
+    events = toy_events(
+        (TPU, "XLA Modules", "jit_init(9)", 0, 5),
+        *((TPU, "XLA Modules", "jit_f(1)", 10 + 20 * i, 15) for i in range(3)),
+        *((TPU, "XLA Ops", f"fusion.{i}", 10 + 20 * i, 12) for i in range(3)),
+    )
+    steps = reduced(events)
+    assert step_rules.find(events)[1] == "modules"
+    assert steps.frame.select("step", "mark").rows() == [(0, "jit_f"), (1, "jit_f"), (2, "jit_f")]
+    # the wait between two runs is the earlier one's; the last ends with its run
+    assert [ps // US for ps in steps.frame["dur_ps"]] == [20, 20, 15]
+    assert [ps // US for ps in steps.frame["idle_ps"]] == [8, 8, 3]
+
+
+def test_eight_skewed_cores_make_one_step_not_eight():
+    rows = []
+    for core in range(8):
+        for run in range(20):
+            start = 1000 * run + 150 * core
+            rows.append((f"/device:TPU:{core}", "XLA Modules", "jit_f(1)", start, 900))
+            rows.append((f"/device:TPU:{core}", "XLA Ops", "fusion.7", start, 800))
+    steps = reduced(toy_events(*rows))
+    assert len(steps) == 20
+    assert steps.devices.height == 160
+    assert table(steps)[3, "device", "fusion"] == (8, 8 * 800, 8 * 800)
+    assert steps.frame["device_ps"].unique().to_list() == [800 * US]  # the mean over the cores, not their sum
+
+
+def test_a_core_that_missed_the_first_run_lines_up_with_the_others():
+    rows = [("/device:TPU:0", "XLA Modules", "jit_f(1)", 1000 * run, 900) for run in range(6)]
+    rows += [("/device:TPU:1", "XLA Modules", "jit_f(1)", 1000 * run + 20, 900) for run in range(1, 6)]
+    rows += [("/device:TPU:1", "XLA Ops", "copy", 1000 * run + 20, 1) for run in range(1, 6)]
+    assert reduced(toy_events(*rows)).devices["step"].to_list() == [1, 2, 3, 4, 5]
+
+
+def test_lanes_that_repeat_each_other_are_counted_once():
+    events = toy_events(
+        (TPU, "Steps", "0", 0, 100),
+        (TPU, "XLA Ops", "fusion.1", 0, 50),
+        (TPU, "TensorFlow Ops", "MatMul", 0, 50),
+        (TPU, "TensorFlow Name Scope", "dense", 0, 50),
+        (TPU, "Async XLA Ops", "async-copy", 0, 50),
+        (TPU, "XLA Modules", "jit_f(1)", 0, 50),
+    )
+    assert table(reduced(events)) == {(0, "device", "fusion"): (1, 50, 50)}
+
+
+def test_streams_of_a_gpu_are_merged_into_one_busy_time():
+    gpu = "/device:GPU:0"
+    events = toy_events(
+        (gpu, "Steps", "0", 0, 100),
+        (gpu, "Stream #1(Compute)", "gemm", 0, 50),
+        (gpu, "Stream #2(MemcpyH2D)", "MemcpyH2D", 40, 30),
+        (gpu, "TensorFlow Ops", "MatMul", 0, 50),
+    )
+    steps = reduced(events)
+    assert steps.frame.select("device_ps", "idle_ps").row(0) == (70 * US, 30 * US)
+    assert set(table(steps)) == {(0, "device", "gemm"), (0, "device", "MemcpyH2D")}
+
+
+def test_noise_is_no_operation():
+    events = toy_events(
+        (CPU, "python", "train", 0, 100, 0),
+        (CPU, "python", "EagerLocalExecute: __inference_f_12", 1, 90),
+        (CPU, "worker", "ThreadpoolListener::Record", 3, 0),
+        (CPU, "worker", "ExecutorState::Process", 4, 80),
+        (CPU, "worker", "Iterator::Prefetch", 5, 10),
+        (CPU, "worker", "end: hlo", 5, 0),
+        (CPU, "worker", "$threading.py:637 wait", 5, 40),
+    )
+    assert set(table(reduced(events))) == {(0, "host", "Iterator::Prefetch")}
+
+
+def test_a_profile_without_steps_says_what_was_looked_for():
+    with pytest.raises(NoSteps, match=r"step_num.*Steps line.*module") as caught:
+        tp.steps(profile_of(toy_events((CPU, "main", "MatMul", 0, 10))))
+    assert "run.step(i)" in caught.value.hint
+
+
+def test_the_callers_rule_makes_steps():
+    rule = lambda profile: pl.DataFrame({"host": ["toy"], "step": [5], "start_ps": [0], "dur_ps": [60 * US]})  # noqa: E731
+    steps = tp.steps(profile_of(MARKED), by=rule)
+    assert table(steps) == {(5, "host", "MatMul"): (1, 40, 30), (5, "host", "Mul"): (1, 10, 10)}
+
+
+def test_a_rule_that_forgets_a_column_is_told_so():
+    with pytest.raises(BadProfile, match=r"gave no \['dur_ps'\]"):
+        tp.steps(profile_of(MARKED), by=lambda _: pl.DataFrame({"host": [], "step": [], "start_ps": []}))
+
+
+def test_stored_steps_are_handed_on_and_a_rule_needs_raw_events():
+    stored = Profile(
+        "toy", None, schema.empty(schema.WINDOWS), schema.empty(schema.HARDWARE), 0, stored=toy_steps("ab")
+    )
+    assert tp.steps(stored) is stored.stored
+    with pytest.raises(tp.TpunbError, match="statistics only") as caught:
+        tp.steps(stored, by=lambda _: pl.DataFrame())
+    assert "keep='all'" in caught.value.hint
+
+
+def test_a_step_cut_by_the_windows_edge_is_partial():
+    ticks = pl.DataFrame(
+        {"step": [6, 7, 8, 9], "mark": ["train"] * 4, "start_ps": [-50 * US, 0, 100 * US, 150 * US]}
+    ).with_columns(end_ps=pl.Series([0, 100 * US, 150 * US, 900 * US]))
+    steps = stepping.reduce(MARKED, step_rules.from_clock(MARKED, ticks))
+    assert dict(steps.frame.select("step", "seen").iter_rows()) == {
+        6: "partial",
+        7: "full",
+        8: "full",
+        9: "partial",
+    }
+    assert (9, "host", "MatMul") in table(steps)  # what was seen of it is kept
+    assert steps.full().frame["step"].to_list() == [7, 8]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([CPU, TPU]),
+            st.sampled_from(["python", "XLA Ops", "XLA Modules", "Steps"]),
+            st.sampled_from(["fusion.1", "jit_f(3)", "7", "train"]),
+            st.integers(0, 50),
+            st.integers(0, 20),
+            st.one_of(st.none(), st.integers(-3, 5)),
+        ),
+        max_size=15,
+    )
+)
+def test_any_events_reduce_to_steps_that_add_up(rows):
+    steps = reduced(toy_events(*rows))
+    assert steps.frame.select("host", "step").is_unique().all()
+    assert steps.ops.select("host", "step", "op", "side").is_unique().all()
+    assert (steps.ops["self_ps"] >= 0).all()
+    assert (steps.ops["self_ps"] <= steps.ops["total_ps"]).all()
+    assert (steps.devices["idle_ps"] >= 0).all()
+    assert (steps.devices["device_ps"] >= 0).all()
+
+
+def test_a_real_tpu_capture_has_a_step_a_module_run(real_profiles):
+    steps = tp.steps(tp.load(real_profiles / "tpu-v6e-4_jax_host-offload.xplane.pb"))
+    assert len(steps) == 100
+    assert steps.frame["mark"].unique().to_list() == ["jit_f"]
+    assert steps.devices.group_by("device").len().sort("device").rows() == [(f"/device:TPU:{i}", 100) for i in range(4)]
+    device = steps.ops.filter(pl.col("side") == "device").group_by("op").agg(pl.col("self_ps").sum())
+    assert device.sort("self_ps")["op"][-1] == "copy-done"
+    assert device.filter(pl.col("op") == "copy-done")["self_ps"].item() > 0.9 * device["self_ps"].sum()
+
+
+def test_a_real_gpu_capture_has_its_stored_step(real_profiles):
+    steps = tp.steps(tp.load(real_profiles / "gpu-v100_tf2_bert_steps.xplane.pb"))
+    assert steps.frame.select("step", "seen").rows() == [(0, "full")]
+    # a step lasts as long as on its slowest device
+    assert {device: round(ps / 1e9, 3) for device, ps in steps.devices.select("device", "dur_ps").iter_rows()} == {
+        "/device:GPU:4": 19.865,
+        "/device:GPU:6": 21.31,
+    }
+    assert steps.frame["dur_ps"].item() == steps.devices["dur_ps"].max()

@@ -1,0 +1,482 @@
+"""The XPlane decoder against the protobuf library, on real captures, on toy ones and on damaged ones."""
+
+import gzip
+import os
+import random
+import re
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tpunb import schema
+from tpunb.errors import BadProfile
+from tpunb.io import protobuf_table, trace_json, xplane
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+def captures(pattern):
+    root = os.environ.get("TPUNB_DATA")
+    return sorted(Path(root, "profiles").glob(pattern)) if root else []
+
+
+def each_capture(pattern="*.xplane.pb"):
+    """Parametrise a test over the real captures; skip it, saying why, where there are none."""
+    found = captures(pattern) or [
+        pytest.param(None, marks=pytest.mark.skip("real captures: set TPUNB_DATA to their folder"))
+    ]
+    return pytest.mark.parametrize("path", found, ids=lambda path: path.name if path else "none")
+
+
+@pytest.fixture(scope="session")
+def pb2():
+    return pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
+
+
+# -- the reference: plain loops over the protobuf library -----------------------------------------------------
+
+
+def stat_values(stats, plane):
+    values = {}
+    for stat in stats:
+        kind = stat.WhichOneof("value")
+        value = getattr(stat, kind) if kind else None
+        if kind == "ref_value":
+            value = plane.stat_metadata[value].name if value in plane.stat_metadata else None
+        if stat.metadata_id in plane.stat_metadata:
+            values[plane.stat_metadata[stat.metadata_id].name] = value
+    return values
+
+
+def word(value):
+    return value or None if isinstance(value, str) else None
+
+
+def whole(value):
+    if isinstance(value, str):
+        return int(value) if re.fullmatch("[0-9]{1,18}", value) else None
+    return value if isinstance(value, int) and value < 2**63 else None
+
+
+def framework_op(stats):
+    tf_op = word((word(stats.get("tf_op")) or "").removesuffix(":"))
+    return tf_op or word((word(stats.get("annotation")) or "").partition("#")[0].removesuffix(":"))
+
+
+def expected_events(space):
+    lane = -1
+    for plane in space.planes:
+        metadata = dict(plane.event_metadata)
+        device = plane.name.startswith("/device:")
+        shared = {}
+        for key, one in metadata.items():
+            scoped = re.fullmatch(r"[A-Za-z0-9._][\w./>\-\[\]]*:[A-Za-z_]\w*", one.name)
+            host_op = one.name if scoped else None
+            shared[key] = framework_op(stat_values(one.stats, plane)) if device else host_op
+        for line in plane.lines:
+            lane += 1
+            for event in line.events:
+                stats = stat_values(event.stats, plane)
+                one = metadata.get(event.metadata_id)
+                yield (
+                    space.hostnames[0] if space.hostnames else "",
+                    plane.name,
+                    line.display_name or line.name,
+                    lane,
+                    (one.display_name or one.name) if one else "",
+                    (framework_op(stats) if device else None) or shared.get(event.metadata_id),
+                    word(stats.get("hlo_op")),
+                    whole(stats.get("step_num")),
+                    line.timestamp_ns * 1000 + event.offset_ps,
+                    event.duration_ps,
+                )
+
+
+def expected_hardware(space):
+    for plane in space.planes:
+        if plane.name.startswith("/device:") and any(line.events for line in plane.lines):
+            stats = stat_values(plane.stats, plane)
+            kind = stats.get("device_type_string") or stats.get("gpu_device_name") or plane.name.split(":")[1]
+            flops, hbm = (
+                stats.get("peak_teraflops_per_second"),
+                stats.get("peak_hbm_bw_gigabytes_per_second"),
+            )
+            yield (
+                space.hostnames[0] if space.hostnames else "",
+                plane.name,
+                kind,
+                flops * 1e12 if flops else None,
+                hbm * 1e9 if hbm else stats.get("memory_bandwidth"),
+            )
+
+
+def agrees(space, data):
+    frame = xplane.events(data, source="test")
+    assert frame.schema == schema.EVENTS
+    expected = list(expected_events(space))
+    for name, ours, theirs in zip(schema.EVENTS, frame.get_columns(), zip(*expected, strict=True), strict=False):
+        assert ours.to_list() == list(theirs), name
+    assert frame.height == len(expected)
+
+
+# -- real captures --------------------------------------------------------------------------------------------
+
+
+@each_capture()
+def test_events_of_real_captures_equal_the_protobuf_librarys(path, pb2):
+    data = path.read_bytes()
+    agrees(pb2.XSpace.FromString(data), data)
+
+
+@each_capture()
+def test_facts_of_real_captures_equal_the_protobuf_librarys(path, pb2):
+    data = path.read_bytes()
+    space, facts = pb2.XSpace.FromString(data), xplane.facts(data, source=path.name)
+    assert facts.hardware.schema == schema.HARDWARE
+    assert facts.hardware.rows() == list(expected_hardware(space))
+    assert (facts.hosts, facts.errors) == (list(space.hostnames), list(space.errors))
+    assert facts.warnings == list(space.warnings)
+    watched = [stat_values(plane.stats, plane) for plane in space.planes if plane.name == "Task Environment"] or [{}]
+    assert facts.start_ns == watched[0].get("profile_start_time")
+    assert facts.stop_ns == watched[0].get("profile_stop_time")
+
+
+@each_capture("*_julia.xplane.pb")
+def test_both_forms_of_one_run_give_the_same_events(path):
+    chrome = gzip.decompress(path.with_name(path.name.replace(".xplane.pb", ".trace.json.gz")).read_bytes())
+    key = [pl.col("plane", "line", "name").cast(pl.String), "start_ps", "dur_ps"]
+    theirs = trace_json.events(chrome, source="json").select(key)
+    # XProf gives an event of no duration a picosecond, for viewers that drop it otherwise
+    ours = xplane.events(path.read_bytes(), source="pb").select(key).with_columns(pl.col("dur_ps").clip(1))
+    assert theirs.join(ours, on=theirs.columns, how="anti").is_empty()
+    lost = ours.join(theirs, on=theirs.columns, how="anti")["name"].unique().to_list()
+    assert set(lost) <= {"MemoryAllocation", "MemoryDeallocation"}
+
+
+# -- toy captures ---------------------------------------------------------------------------------------------
+
+
+def toy_plane(pb2, name="/device:TPU:0", *, event_stats=(), metadata_stats=(), full="%dot.1 = f32[2]", short="dot.1"):
+    """One plane of one line of one event; a statistic is (name, kind of value, value)."""
+    plane = pb2.XPlane(name=name)
+
+    def add(stats, found):
+        for stat, kind, value in found:
+            names = {one.name: key for key, one in plane.stat_metadata.items()}
+            key = names.setdefault(stat, len(names) + 1)
+            plane.stat_metadata[key].name = stat
+            if kind == "ref_value":
+                text, value = value, 1000 + len(plane.stat_metadata)
+                plane.stat_metadata[value].name = text
+            stats.add(metadata_id=key, **{kind: value})
+
+    plane.event_metadata[7].name, plane.event_metadata[7].display_name = full, short
+    add(plane.event_metadata[7].stats, metadata_stats)
+    line = plane.lines.add(name="XLA Ops", timestamp_ns=3)
+    add(line.events.add(metadata_id=7, offset_ps=5, duration_ps=11).stats, event_stats)
+    return plane
+
+
+def toy_event(pb2, *args, **kwargs):
+    data = pb2.XSpace(planes=[toy_plane(pb2, *args, **kwargs)]).SerializeToString()
+    return xplane.events(data, source="toy").row(0, named=True)
+
+
+def test_an_event_starts_at_its_lines_time_plus_its_offset(pb2):
+    event = toy_event(pb2)
+    assert (event["start_ps"], event["dur_ps"]) == (3005, 11)
+    assert (event["host"], event["plane"], event["line"], event["lane"]) == ("", "/device:TPU:0", "XLA Ops", 0)
+
+
+def test_the_display_name_wins_and_the_full_name_stands_in(pb2):
+    assert toy_event(pb2)["name"] == "dot.1"
+    assert toy_event(pb2, short="")["name"] == "%dot.1 = f32[2]"
+
+
+@pytest.mark.parametrize(
+    ("event_stats", "metadata_stats", "tf_op"),
+    [
+        ([], [("tf_op", "str_value", "jit(f)/add:")], "jit(f)/add"),
+        ([("tf_op", "ref_value", "XlaModule:")], [], "XlaModule"),
+        ([("tf_op", "str_value", "a/MatMul:MatMul")], [("tf_op", "str_value", "b")], "a/MatMul:MatMul"),
+        ([("annotation", "ref_value", "a/MatMul:MatMul#id=1#")], [], "a/MatMul:MatMul"),
+        ([("annotation", "str_value", "b"), ("tf_op", "str_value", "a")], [], "a"),
+        ([("tf_op", "str_value", "")], [("tf_op", "str_value", "c")], "c"),
+        ([("tf_op", "bytes_value", b"a")], [], None),
+        ([("tf_op", "int64_value", 3)], [], None),
+        ([], [], None),
+    ],
+)
+def test_a_device_events_framework_op_comes_from_its_own_statistics_first(pb2, event_stats, metadata_stats, tf_op):
+    assert toy_event(pb2, event_stats=event_stats, metadata_stats=metadata_stats)["tf_op"] == tf_op
+
+
+def test_a_host_events_framework_op_is_its_full_name(pb2):
+    event = toy_event(pb2, "/host:CPU", full="dense/MatMul:MatMul", short="MatMul")
+    assert (event["name"], event["tf_op"]) == ("MatMul", "dense/MatMul:MatMul")
+    event = toy_event(pb2, "/host:CPU", full="Iterator::Map", short="", event_stats=[("tf_op", "str_value", "x")])
+    assert (event["name"], event["tf_op"]) == ("Iterator::Map", None)
+
+
+def test_hlo_op_is_read_on_the_host_too(pb2):
+    assert toy_event(pb2, "/host:CPU", event_stats=[("hlo_op", "ref_value", "dot.3")])["hlo_op"] == "dot.3"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "step"),
+    [
+        ("int64_value", 12, 12),
+        ("int64_value", 0, 0),
+        ("int64_value", -1, -1),
+        ("uint64_value", 12, 12),
+        ("uint64_value", 2**63, None),
+        ("str_value", "12", 12),
+        ("ref_value", "12", 12),
+        ("str_value", "train 12", None),
+        ("str_value", "9" * 30, None),
+        ("double_value", 12.0, None),
+    ],
+)
+def test_step_numbers_are_whole_numbers_or_digits(pb2, kind, value, step):
+    assert toy_event(pb2, "/host:CPU", event_stats=[("step_num", kind, value)])["step_num"] == step
+
+
+def test_missing_metadata_is_an_empty_name(pb2):
+    plane = toy_plane(pb2)
+    plane.lines[0].events.add(metadata_id=99)
+    frame = xplane.events(pb2.XSpace(planes=[plane]).SerializeToString(), source="toy")
+    assert frame["name"].to_list() == ["dot.1", ""]
+    assert frame["tf_op"].to_list() == [None, None]
+
+
+def test_lanes_number_lines_over_all_planes_the_empty_ones_too(pb2):
+    first, second = toy_plane(pb2), toy_plane(pb2, "/device:TPU:1")
+    first.lines.add(name="empty")
+    space = pb2.XSpace(planes=[first, pb2.XPlane(name="none"), second], hostnames=["a", "b"])
+    frame = xplane.events(space.SerializeToString(), source="toy")
+    assert frame["lane"].to_list() == [0, 2]
+    assert frame["host"].to_list() == ["a", "a"]
+
+
+def test_hardware_holds_devices_with_events_alone_and_unknown_peaks_are_null(pb2):
+    idle, host = pb2.XPlane(name="/device:TPU:9"), toy_plane(pb2, "/host:CPU")
+    gpu = toy_plane(pb2, "/device:GPU:0")
+    gpu.stat_metadata[50].name = "peak_teraflops_per_second"
+    gpu.stats.add(metadata_id=50, double_value=0.0)
+    data = pb2.XSpace(planes=[idle, host, gpu]).SerializeToString()
+    assert xplane.facts(data, source="toy").hardware.rows() == [("", "/device:GPU:0", "GPU", None, None)]
+
+
+def test_large_statistics_that_nobody_asked_for_cost_nothing(pb2):
+    def seconds(data):
+        begin = time.perf_counter()
+        xplane.events(data, source="toy")
+        return time.perf_counter() - begin
+
+    xplane.warm()
+    plane = toy_plane(pb2, metadata_stats=[("Hlo Proto", "bytes_value", b"\x80" * 50_000_000)])
+    data = pb2.XSpace(planes=[plane]).SerializeToString()
+    assert min(seconds(data) for _ in range(3)) < 0.5  # bytes decoded one by one would be broken varints
+
+
+def test_warm_leaves_nothing_to_compile(pb2):
+    xplane.warm()
+    kernels = [one for one in vars(protobuf_table).values() if hasattr(one, "signatures")]
+    before = [len(kernel.signatures) for kernel in kernels]
+    stats = [("tf_op", "str_value", "a"), ("hlo_op", "ref_value", "b"), ("step_num", "int64_value", 1)]
+    space = pb2.XSpace(planes=[toy_plane(pb2, event_stats=stats)], hostnames=["a"], errors=["e"])
+    data = space.SerializeToString()
+    xplane.events(data, source="toy")
+    xplane.facts(data, source="toy")
+    assert [len(kernel.signatures) for kernel in kernels] == before
+    assert any(before)
+
+
+def test_decoding_a_large_window_lets_other_threads_run(pb2):
+    plane = toy_plane(pb2, event_stats=[("hlo_op", "str_value", "dot")])
+    plane.lines[0].events.extend([plane.lines[0].events[0]] * 300_000)
+    data = pb2.XSpace(planes=[plane]).SerializeToString()
+    xplane.warm()
+    # a machine busy with other work makes us wait too: one calm decode of five is proof
+    assert min(longest_wait(data) for _ in range(5)) < 0.5
+
+
+def longest_wait(data):
+    """Decode, and return the longest time another thread stood still, as a share of the time it took."""
+    done, ticks = threading.Event(), []
+
+    def tick():
+        while not done.wait(0.0005):
+            ticks.append(time.perf_counter())
+
+    clock = threading.Thread(target=tick)
+    clock.start()
+    begin = time.perf_counter()
+    xplane.events(data, source="toy")
+    end = time.perf_counter()
+    done.set()
+    clock.join()
+    within = [begin, *(at for at in ticks if begin < at < end), end]
+    return max(later - earlier for earlier, later in pairwise(within)) / (end - begin)
+
+
+# -- random captures ------------------------------------------------------------------------------------------
+
+
+@st.composite
+def stats(draw, ids):
+    kind = draw(
+        st.sampled_from(["int64_value", "uint64_value", "double_value", "str_value", "bytes_value", "ref_value", None])
+    )
+    values = {
+        "int64_value": INT64,
+        "uint64_value": st.integers(0, 2**64 - 1),
+        "double_value": st.floats(),
+        "str_value": st.sampled_from(["", "12", "a/b:C", "x:", "é#y"]),
+        "bytes_value": st.binary(max_size=5),
+        "ref_value": st.integers(0, 9),
+    }
+    return {"metadata_id": draw(ids)} | ({kind: draw(values[kind])} if kind else {})
+
+
+@st.composite
+def spaces(draw, pb2):
+    """An XSpace of at most three planes; ids are few, so that they meet, or anything at all."""
+    ids = st.one_of(st.integers(0, 9), INT64)
+    some = st.lists(stats(ids), max_size=4)
+    words = st.sampled_from(["", "dot.1", "scope/name:Type", "Iterator::Map", "%long = f32[]", "日本"])
+    space = pb2.XSpace(hostnames=draw(st.lists(words, max_size=2)))
+    for _ in range(draw(st.integers(1, 3))):
+        plane = space.planes.add(id=draw(INT64), name=draw(st.sampled_from(["/device:TPU:0", "/host:CPU", ""])))
+        names = ["tf_op", "hlo_op", "step_num", "annotation", "", "other", "7"]
+        for name in draw(st.lists(st.sampled_from(names), unique=True)):
+            plane.stat_metadata[draw(ids)].name = name
+        for key in draw(st.lists(ids, max_size=4)):
+            one = plane.event_metadata[key]
+            one.name, one.display_name = draw(words), draw(words)
+            one.ClearField("stats")
+            for stat in draw(some):
+                one.stats.add(**stat)
+        for _ in range(draw(st.integers(0, 2))):
+            time_ns = draw(st.integers(-(10**15), 10**15))
+            line = plane.lines.add(id=draw(INT64), name=draw(words), display_name=draw(words), timestamp_ns=time_ns)
+            for _ in range(draw(st.integers(0, 4))):
+                offset = draw(st.integers(-(2**62), 2**62))
+                event = line.events.add(metadata_id=draw(ids), offset_ps=offset, duration_ps=draw(INT64))
+                for stat in draw(some):
+                    event.stats.add(**stat)
+    return space
+
+
+def check_a_random_space(data, pb2):
+    space = data.draw(spaces(pb2))
+    agrees(space, space.SerializeToString(deterministic=True))
+    xplane.facts(space.SerializeToString(), source="random")
+
+
+def check_a_damaged_space(data, pb2):
+    whole_data = bytearray(data.draw(spaces(pb2)).SerializeToString(deterministic=True))
+    for _ in range(data.draw(st.integers(0, 3))):
+        whole_data[data.draw(st.integers(0, len(whole_data) - 1))] = data.draw(st.integers(0, 255))
+    survives(bytes(whole_data[: data.draw(st.integers(0, len(whole_data)))]))
+
+
+def survives(data):
+    for decode in (xplane.events, xplane.facts):
+        try:
+            decode(data, source="damaged")
+        except BadProfile as error:
+            said = str(error)
+        else:
+            continue
+        assert said.startswith("damaged: ")
+        assert "\n" not in said
+
+
+def few(count):
+    return settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@few(200)
+@given(data=st.data())
+def test_random_spaces_agree_with_the_protobuf_library(pb2, data):
+    check_a_random_space(data, pb2)
+
+
+@few(200)
+@given(data=st.data())
+def test_damaged_spaces_decode_or_are_bad_profiles(pb2, data):
+    check_a_damaged_space(data, pb2)
+
+
+@few(200)
+@given(data=st.binary(max_size=200))
+def test_any_bytes_decode_or_are_bad_profiles(data):
+    survives(data)
+
+
+@pytest.mark.slow
+@few(3000)
+@given(data=st.data())
+def test_thousands_of_random_spaces_agree_with_the_protobuf_library(pb2, data):
+    check_a_random_space(data, pb2)
+
+
+@pytest.mark.slow
+@few(3000)
+@given(data=st.data())
+def test_thousands_of_damaged_spaces_decode_or_are_bad_profiles(pb2, data):
+    check_a_damaged_space(data, pb2)
+
+
+@pytest.mark.slow
+@each_capture()
+def test_thousands_of_damaged_real_captures_decode_or_are_bad_profiles(path):
+    sound, chance = path.read_bytes(), random.Random(0)
+    for _ in range(500):
+        data = bytearray(sound)
+        for _ in range(chance.randrange(1, 20)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        survives(bytes(data[: chance.choice([len(data), chance.randrange(len(data))])]))
+
+
+# -- what is no profile ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "bad.pb: the file is empty"),
+        (b'{"traceEvents": []}', r"bad.pb: no whole protobuf: .* first b'\{\"traceEvents"),
+        (b"\x1f\x8b\x08\x00rest", "bad.pb: no whole protobuf"),
+        (b"\x22\x01a", r"bad.pb: no plane in 3 bytes, the first b'\"\\x01a'"),
+        (b"\x0a\x05abc", r"the message at byte 0 of 5 is cut or corrupt"),
+        (b"\x0a" + b"\xff" * 400, "cut or corrupt"),
+    ],
+    ids=["empty", "json", "gzip", "no plane", "cut", "endless varint"],
+)
+@pytest.mark.parametrize("decode", [xplane.events, xplane.facts])
+def test_what_is_no_profile_says_what_was_seen(decode, data, said):
+    with pytest.raises(BadProfile, match=said) as caught:
+        decode(data, source="bad.pb")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(("time_ns", "offset"), [(1_747_325_045_706_893_896, 0), (-(2**63), 0), (9 * 10**15, 2**62)])
+def test_a_start_beyond_int64_picoseconds_is_a_bad_profile(pb2, time_ns, offset):
+    plane = toy_plane(pb2)
+    plane.lines[0].timestamp_ns, plane.lines[0].events[0].offset_ps = time_ns, offset
+    with pytest.raises(BadProfile, match=f"toy: an event starts at {time_ns} ns"):
+        xplane.events(pb2.XSpace(planes=[plane]).SerializeToString(), source="toy")
+
+
+def test_the_time_of_a_line_without_events_does_not_matter(pb2):
+    plane = toy_plane(pb2)
+    plane.lines.add(timestamp_ns=2**62)
+    assert xplane.events(pb2.XSpace(planes=[plane]).SerializeToString(), source="toy").height == 1

@@ -1,0 +1,62 @@
+"""TPUPoint for notebooks: what an accelerator did for the whole run, cut into phases.
+
+One line runs through it: capture → load → steps → phases → charts.
+
+>>> import tpunb as tp
+>>> profile = tp.sample("keras_cnn")
+>>> phases = tp.phases(tp.steps(profile))
+>>> phases.coverage(3) > 0.9
+True
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tpunb.errors import TpunbError
+
+if TYPE_CHECKING:
+    from tpunb.cluster import DBSCAN, OLS, KMeans, phases
+    from tpunb.frames import Phases, Profile, Steps
+    from tpunb.io import load, sample
+    from tpunb.recorder import capture
+    from tpunb.stepping import steps
+
+__all__ = [
+    "DBSCAN",
+    "OLS",
+    "KMeans",
+    "Phases",
+    "Profile",
+    "Steps",
+    "TpunbError",
+    "capture",
+    "load",
+    "phases",
+    "sample",
+    "steps",
+]
+
+_ROOMS = {
+    "tpunb.cluster": ("DBSCAN", "OLS", "KMeans", "phases"),
+    "tpunb.frames": ("Phases", "Profile", "Steps"),
+    "tpunb.io": ("load", "sample"),
+    "tpunb.magic": ("load_ipython_extension", "unload_ipython_extension"),
+    "tpunb.recorder": ("capture",),
+    "tpunb.stepping": ("steps",),
+}
+_ROOM = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Open the room of a name on the door when it is first asked for (PEP 562)."""
+    if name not in _ROOM:
+        raise AttributeError(f"module 'tpunb' has no attribute {name!r}")
+    value = getattr(import_module(_ROOM[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_ROOM])

@@ -1,0 +1,250 @@
+"""DBSCAN: phases are dense clouds of steps, and a step in no cloud is noise (paper IV.A).
+
+One neighbour graph answers for every ``min_samples`` at once: how many steps are noise, and how many clusters there
+are. It is built on cells of like steps, so its size is bounded whatever the length of the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Integral, Real
+from typing import Literal
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from tpunb.cluster.features import SPACES, Cells, Floats, Ints, Parameters, cells, in_order
+from tpunb.cluster.knee import knee
+from tpunb.frames import Labels, Steps
+
+PAPER_SWEEP = tuple(range(5, 201, 25))
+"""The values of ``min_samples`` that the paper tries: 5 to 200 in steps of 25 (IV.A)."""
+
+_FLAT = 0.02  # a noise curve that rises by less than this share of the steps has no elbow
+_LOSS = 0.005  # of the steps: what an elbow of our own sweep may cost
+_GAP = 10  # a gap is a leap by a factor of 1 + 10 / steps: among few steps wide leaps come by chance
+
+
+@dataclass(frozen=True, repr=False)
+class DBSCAN(Parameters):
+    """Density-based phases (Ester et al. 1996), that choose their own parameters unless given.
+
+    The paper names no ``eps``. Ours lies in the widest gap of the k-distance curve: each step's distance to its
+    k-th nearest step, sorted, on a log scale, between the half and 99.95 % of the steps; ``eps`` is the gap's
+    geometric middle. Steps of a phase lie below it, strays above.
+
+    ``min_samples`` is chosen as the paper does, at the elbow of the share of noise over ``min_samples``, and the
+    smallest value where that curve is flat. Without a `sweep` of your own the elbow may cost 0.5 % of the steps
+    at most: what a larger value turns to noise are small phases.
+
+    Parameters
+    ----------
+    min_samples
+        Steps within `eps` of a step, itself included, that make it the core of a phase; chosen if None.
+    eps
+        Distance in feature space up to which steps are neighbours; chosen if None.
+    features
+        The space: "default" or "paper" (:mod:`tpunb.cluster.features`).
+    sweep
+        The values of `min_samples` to choose from; if None, from 2 up for few steps, from 5 up for many.
+
+    Raises
+    ------
+    ValueError
+        When a parameter is out of its range.
+
+    >>> from tpunb.testing import toy_steps
+    >>> DBSCAN()(toy_steps("aaaaaabbbbczz"))
+    [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, -1, 2, 2]
+    """
+
+    min_samples: int | None = None
+    eps: float | None = None
+    features: Literal["default", "paper"] = "default"
+    sweep: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for value in (self.min_samples, *(self.sweep or ())):
+            if value is not None and (not isinstance(value, Integral) or value < 1):
+                name = "sweep" if self.min_samples is None else "min_samples"
+                raise ValueError(f"The {name} parameter of DBSCAN must be an int of 1 or more. Got {value!r} instead.")
+        if self.sweep is not None and not self.sweep:
+            raise ValueError("The sweep parameter of DBSCAN must hold a value. Got () instead.")
+        if self.eps is not None and (not isinstance(self.eps, Real) or not 0 < self.eps < np.inf):
+            raise ValueError(f"The eps parameter of DBSCAN must be a float above 0. Got {self.eps!r} instead.")
+        if self.features not in SPACES:
+            raise ValueError(
+                f"The features parameter of DBSCAN must be one of {tuple(SPACES)}. Got {self.features!r} instead."
+            )
+
+    @classmethod
+    def paper(cls) -> DBSCAN:
+        """Return the paper's settings: its features, and ``min_samples`` from 5 to 200 in steps of 25 (IV.A)."""
+        return cls(features="paper", sweep=PAPER_SWEEP)
+
+    def __call__(self, steps: Steps) -> Labels:
+        """Return one label a step, and ``sweeps["min_samples"]``: noise (0 to 1) and clusters at each value."""
+        n = len(steps)
+        graph = Graph(cells(SPACES[self.features](steps)), self.eps, k=self.min_samples or _nearest(n))
+        values = np.array([self.min_samples] if self.min_samples else self.sweep or _values(n), dtype=np.int64)
+        noise = graph.noise(values)
+        at = _chosen(values, noise, most=1.0 if self.sweep else _LOSS)
+        sweep = pl.DataFrame(
+            {
+                "min_samples": values,
+                "noise": noise,
+                "clusters": graph.clusters(values),
+                "chosen": np.arange(len(values)) == at,
+            }
+        )
+        eps = pl.DataFrame({"eps": [graph.eps], "chosen": [True]})
+        labels = graph.labels(int(values[at]))
+        return Labels(in_order(labels, steps), {"min_samples": sweep, "eps": eps})
+
+
+def _nearest(n: int) -> int:
+    """Return the k of the k-distances of `n` steps: enough to be steady, fewer than a rare phase has steps."""
+    return max(2, min(n // 50, 5), min(n // 200, 30))
+
+
+def _values(n: int) -> list[int]:
+    """Return the values of ``min_samples`` to try on `n` steps."""
+    least = min(n, max(2, min(n // 100, 5)))
+    most = max(least, n // 5)
+    return sorted({*range(least, min(most, 30) + 1), *(value for value in PAPER_SWEEP if least <= value <= most)})
+
+
+def _chosen(values: Ints, noise: Floats, *, most: float) -> int:
+    """Return the place of the value to take: the elbow of the noise among those that leave any step labelled.
+
+    The smallest where the noise is flat, where it has no elbow, or where the elbow costs more than `most` of the
+    steps: noise that a larger value adds is small phases lost.
+    """
+    some = np.flatnonzero(noise < 1)
+    least = int(some[0]) if len(some) else 0
+    if not len(some) or np.ptp(noise[some]) <= _FLAT:
+        return least
+    found = knee(values[some].tolist(), noise[some].tolist(), curve="convex", direction="increasing")
+    at = least if found is None else int(np.flatnonzero(values == found)[0])
+    return at if noise[at] - noise[least] <= most else least
+
+
+class Graph:
+    """Who is whose neighbour: DBSCAN for every ``min_samples`` from one look at the distances.
+
+    A cell of w like steps counts as w steps. With N the steps within `eps` of a cell, and M the largest N among the
+    cell and its neighbours, a cell is a core if ``N >= min_samples``, and noise if ``M < min_samples``.
+
+    Parameters
+    ----------
+    merged
+        The points.
+    eps
+        Distance up to which two are neighbours; if None, in the widest gap of the k-distances.
+    k
+        Of the k-distances, in steps, a step itself included.
+    """
+
+    def __init__(self, merged: Cells, eps: float | None, *, k: int) -> None:
+        from scipy.spatial.distance import cdist
+
+        self.merged = merged
+        distance = cdist(merged.centres, merged.centres)
+        self.eps = widest_gap(distance, merged, k) if eps is None else float(eps)
+        self.near: NDArray[np.bool_] = distance <= self.eps
+        self.reach: Floats = self.near @ merged.weights
+
+    def noise(self, values: Ints) -> Floats:
+        """Return the share of steps that are noise at each value of ``min_samples``, 0 to 1."""
+        if not len(self.reach):
+            return np.zeros(len(values))
+        most = np.where(self.near, self.reach, 0).max(axis=1)
+        order = np.argsort(most)
+        weight = np.concatenate([[0.0], np.cumsum(self.merged.weights[order])])
+        return np.asarray(weight[np.searchsorted(most[order], values)] / weight[-1], dtype=np.float64)
+
+    def clusters(self, values: Ints) -> Ints:
+        """Return the number of clusters at each value of ``min_samples``.
+
+        Cores less the edges of their spanning forest. One forest serves every value: the one of the largest
+        ``min(N, N')``, because an edge joins two cores exactly if both its ends are cores.
+        """
+        cores = len(self.reach) - np.searchsorted(np.sort(self.reach), values)
+        return np.asarray(cores - (len(self._forest) - np.searchsorted(self._forest, values)), dtype=np.int64)
+
+    @cached_property
+    def _forest(self) -> Floats:
+        """The least N at the two ends of each edge of the spanning forest, sorted."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import minimum_spanning_tree
+
+        one, other = np.nonzero(np.triu(self.near, 1))
+        least = np.minimum(self.reach[one], self.reach[other])
+        edges = csr_array((-least, (one, other)), shape=self.near.shape)
+        return np.sort(-minimum_spanning_tree(edges).data)
+
+    def labels(self, min_samples: int) -> Ints:
+        """Return one label a step, -1 for noise; those of scikit-learn's DBSCAN on the same points."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import connected_components
+
+        core = np.flatnonzero(self.reach >= min_samples)
+        label = np.full(len(self.reach), -1, dtype=np.int64)
+        if len(core):
+            _, label[core] = connected_components(csr_array(self.near[np.ix_(core, core)]), directed=False)
+            # a step at the border of two clusters belongs to the one that was found first
+            rest = np.flatnonzero(label < 0)
+            none = len(label)
+            first = np.where(self.near[np.ix_(rest, core)], label[core], none).min(axis=1)
+            label[rest] = np.where(first < none, first, -1)
+        return label[self.merged.cell]
+
+
+def widest_gap(distance: Floats, merged: Cells, k: int) -> float:
+    """Return ``eps``: the geometric middle of the widest gap of the sorted log k-distances.
+
+    Where no gap is wide, the largest k-distance: every step then has `k` steps within ``eps``. Where all
+    k-distances are 0, half the least distance of two unlike steps; where all steps are alike, 1.0.
+
+    Parameters
+    ----------
+    distance
+        (cells, cells).
+    merged
+        The cells, for their weights and the size of their grid.
+    k
+        In steps, a step itself included.
+    """
+    weights, n = merged.weights, float(merged.weights.sum())
+    if not len(weights) or not distance.any():
+        return 1.0
+    reach = np.sort(_k_distance(distance, weights, min(k, n)))
+    order = np.argsort(_k_distance(distance, weights, min(k, n)))
+    if not reach[-1]:
+        return float(distance[distance > 0].min()) / 2
+    # Within a cell of the grid distances are unknown, and far below the spread of all they say nothing.
+    spread = float(np.sqrt(np.average(distance @ weights / n, weights=weights)))
+    reach = np.maximum(reach, max(merged.side / 2, 1e-2 * spread))
+    share = np.cumsum(weights[order]) / n
+    low, high = np.searchsorted(share, [0.5, 0.9995])
+    leaps = np.diff(np.log(reach))[low:high]
+    if not len(leaps) or leaps.max() < np.log1p(_GAP / n):
+        return float(reach[-1])
+    at = low + int(leaps.argmax())
+    return float(np.sqrt(reach[at] * reach[at + 1]))
+
+
+def _k_distance(distance: Floats, weights: Floats, k: float) -> Floats:
+    """Return how far from each cell `k` steps lie, its own included."""
+    most = min(int(np.ceil(k)), len(weights))
+    nearest = np.argpartition(distance, most - 1, axis=1)[:, :most]
+    reach = np.take_along_axis(distance, nearest, axis=1)
+    order = np.argsort(reach, axis=1, kind="stable")
+    reach, held = (
+        np.take_along_axis(reach, order, axis=1),
+        weights[np.take_along_axis(nearest, order, axis=1)],
+    )
+    enough = (np.cumsum(held, axis=1) >= k).argmax(axis=1)
+    return np.asarray(reach[np.arange(len(reach)), enough], dtype=np.float64)

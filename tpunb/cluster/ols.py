@@ -1,0 +1,143 @@
+"""Online linear scan: a new phase wherever a step's operations differ from those of the step before.
+
+The paper's equation 1 and nothing else (section IV.A). It reads the sets of operations only, so phases that run the
+same operations in other times are one; and a step is as similar as can be, 1.0, to any superset of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from tpunb.cluster.features import Floats, Ints, Parameters, presence
+from tpunb.frames import Labels, Steps
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+_CHUNK = 2**25  # bytes that are dense at one time
+
+
+def _check(threshold: float, owner: str) -> None:
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+        raise ValueError(f"The threshold parameter of {owner} must be in [0, 1]. Got {threshold!r} instead.")
+
+
+@dataclass(frozen=True, repr=False)
+class OLS(Parameters):
+    """The paper's online linear scan: a phase is a run of consecutive steps, each similar to the one before.
+
+    The similarity of two consecutive steps is ``|A & B| / min(|A|, |B|)`` of their sets of operations (paper IV.A,
+    equation 1), and 1.0 where the smaller set is empty. Phases never come back: A B A are three.
+
+    Parameters
+    ----------
+    threshold
+        The least similarity at which a step stays in the phase of the step before, 0 to 1.
+
+    Raises
+    ------
+    ValueError
+        When `threshold` is not in [0, 1].
+
+    >>> from tpunb.testing import toy_steps
+    >>> OLS()(toy_steps("aabba"))
+    [0, 0, 1, 1, 2]
+    """
+
+    threshold: float = 0.7
+
+    def __post_init__(self) -> None:
+        _check(self.threshold, "OLS")
+
+    def __call__(self, steps: Steps) -> Labels:
+        """Return one label a step, and ``sweeps["threshold"]``: the number of phases at each threshold.
+
+        Each host is scanned on its own, in order of time; the next host's numbers go on where the last one's ended.
+        """
+        similar, starts = similarities(steps)
+        breaks = (similar < self.threshold) | starts
+        labels = np.cumsum(breaks) - 1
+        return Labels(labels.tolist(), {"threshold": self._sweep(similar[~starts], int(starts.sum()))})
+
+    def _sweep(self, similar: Floats, hosts: int) -> pl.DataFrame:
+        """Return the phases of all thresholds from one sort: one a host, and one a similarity below it."""
+        thresholds = np.union1d(np.arange(101) / 100, [self.threshold])
+        below = np.searchsorted(np.sort(similar), thresholds, side="left")
+        return pl.DataFrame(
+            {"threshold": thresholds, "phases": below + hosts, "chosen": thresholds == self.threshold},
+            schema={"threshold": pl.Float64, "phases": pl.Int64, "chosen": pl.Boolean},
+        )
+
+
+def similarities(steps: Steps) -> tuple[Floats, Ints]:
+    """Return the similarity of each step to the one before it on its host, and where a host's steps start.
+
+    Returns
+    -------
+    similar : Floats
+        (steps,): equation 1, 0 to 1; 1.0 for the first step of a host, which has none before it.
+    starts : Ints
+        (steps,) of bool: whether a step is the first of its host.
+    """
+    ran = presence(steps)
+    n = ran.shape[0]
+    host = steps.frame["host"].to_numpy()
+    starts = np.ones(n, dtype=bool)
+    starts[1:] = host[1:] != host[:-1]
+    size = np.diff(ran.indptr)
+    smaller = np.minimum(size[1:], size[:-1])
+    similar = np.ones(n)
+    np.divide(_shared(ran), smaller, out=similar[1:], where=smaller > 0)
+    similar[starts] = 1.0
+    return similar, starts
+
+
+def _shared(ran: csr_array) -> Ints:
+    """Return how many ops each row shares with the row before it, from the second row on."""
+    n, d = ran.shape
+    rows = max(1, _CHUNK // max(d, 1))
+    shared = np.zeros(max(n - 1, 0), dtype=np.int64)
+    for start in range(0, n - 1, rows):
+        dense = ran[start : start + rows + 1].toarray() > 0
+        shared[start : start + rows] = (dense[1:] & dense[:-1]).sum(axis=1)
+    return shared
+
+
+class OnlineOLS:
+    """:class:`OLS` while the run still goes: fed one step at a time, it keeps the last step's operations only.
+
+    Parameters
+    ----------
+    threshold
+        As in :class:`OLS`.
+
+    Raises
+    ------
+    ValueError
+        When `threshold` is not in [0, 1].
+
+    >>> scan = OnlineOLS()
+    >>> [scan.feed(ops) for ops in (["a", "b"], ["a", "b", "c"], ["x"])]
+    [0, 0, 1]
+    """
+
+    def __init__(self, threshold: float = 0.7) -> None:
+        _check(threshold, "OnlineOLS")
+        self.threshold = threshold
+        self._label = -1
+        self._before: frozenset[str] = frozenset()
+
+    def feed(self, ops: Iterable[str]) -> int:
+        """Return the label of the next step, that ran `ops`."""
+        now = frozenset(ops)
+        smaller = min(len(now), len(self._before))
+        similar = len(now & self._before) / smaller if smaller else 1.0
+        if self._label < 0 or similar < self.threshold:
+            self._label += 1
+        self._before = now
+        return self._label

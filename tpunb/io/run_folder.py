@@ -1,0 +1,210 @@
+"""The run folder: what a capture writes and `tp.load` reads.
+
+::
+
+    run.json                    when, where, with what; an entry a window
+    windows/00000/              one a window, there in whole or not at all
+        steps.parquet           STEPS of the steps the window saw, in full or cut by its edge
+        ops.parquet             OPS
+        devices.parquet         DEVICES
+        ticks.parquet           every step by our own clock, those that no window saw too
+        raw.xplane.pb           only with keep="all"
+
+Times in the Parquet files are picoseconds since the run's ``origin_ns``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tpunb import schema
+from tpunb.errors import BadProfile
+from tpunb.frames import Profile, Steps
+
+RUN = "run.json"
+VERSION = 1
+
+TICKS: schema.Schema = {
+    "host": pl.String(),
+    "step": pl.Int64(),
+    "mark": pl.String(),
+    "start_ps": pl.Int64(),
+    "end_ps": pl.Int64(),
+}
+"""One row a step that ended, by our own clock; a step may have several rows."""
+
+
+def write_run(folder: Path, facts: dict[str, Any]) -> None:
+    """Write ``run.json`` to the side and rename it, so that a reader never sees half of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".{RUN}.{os.getpid()}"
+    aside.write_text(json.dumps({"tpunb": VERSION, **facts}, indent=1), encoding="utf-8")
+    aside.replace(folder / RUN)
+
+
+def write_window(folder: Path, number: int, steps: Steps | None, ticks: pl.DataFrame, raw: bytes | None) -> None:
+    """Write one window as a folder to the side and rename it."""
+    aside = folder / "windows" / f".{number:05d}.{os.getpid()}"
+    aside.mkdir(parents=True)
+    ticks.write_parquet(aside / "ticks.parquet")
+    if steps is not None:
+        steps.frame.write_parquet(aside / "steps.parquet")
+        steps.ops.write_parquet(aside / "ops.parquet")
+        steps.devices.write_parquet(aside / "devices.parquet")
+    if raw is not None:
+        (aside / "raw.xplane.pb").write_bytes(raw)
+    aside.rename(folder / "windows" / f"{number:05d}")
+
+
+def make_way(folder: Path) -> Path | None:
+    """Make `folder` free for a new run; an earlier run there is renamed, never overwritten.
+
+    Returns
+    -------
+    Path or None
+        Where the earlier run went.
+
+    Raises
+    ------
+    ValueError
+        When the folder holds something that is not a run.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return None
+    if not (folder / RUN).is_file():
+        raise ValueError(
+            f"The dir parameter of capture must be a new folder or an earlier run's. Got {str(folder)!r} instead, "
+            "which holds something else."
+        )
+    number = 1
+    while (moved := folder.with_name(f"{folder.name}-{number}")).exists():
+        number += 1
+    folder.rename(moved)
+    return moved
+
+
+def is_run(folder: Path) -> bool:
+    """Say whether a capture wrote this folder."""
+    return (folder / RUN).is_file()
+
+
+def read(folder: Path, read_raw: Callable[[list[Path], list[int]], pl.DataFrame]) -> Profile:
+    """Read a run, finished or not.
+
+    Parameters
+    ----------
+    folder
+        The run's.
+    read_raw
+        Decodes raw XPlane files to EVENTS, each moved by as many picoseconds.
+
+    Raises
+    ------
+    BadProfile
+        When ``run.json`` is not one, or a window's file cannot be read.
+    """
+    facts = _facts(folder / RUN)
+    entries = facts.get("windows", [])
+    host = str(facts.get("host", ""))
+    # what lies on disk counts, not what run.json had come to list: a kill may fall between the two
+    folders = sorted(path for path in (folder / "windows").glob("[0-9]*") if path.is_dir())
+    ticks = _stack(folders, "ticks.parquet", TICKS)
+    seen = _stack(folders, "steps.parquet", schema.STEPS)
+    ops = _stack(folders, "ops.parquet", schema.OPS)
+    devices = _stack(folders, "devices.parquet", schema.DEVICES)
+    windows = pl.DataFrame(
+        [{"host": host, **{name: entry.get(name) for name in list(schema.WINDOWS)[1:]}} for entry in entries],
+        schema=schema.WINDOWS,
+    )
+    ends = [windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item(), ticks["end_ps"].max()]
+    span = facts.get("span_ps") or max((int(end) for end in ends if end is not None), default=0)
+    begins = dict(windows.select("window", "start_ps").iter_rows())
+    raw = [path for path in folders if (path / "raw.xplane.pb").is_file() and int(path.name) in begins]
+    name = str(facts.get("name", folder.name))
+    return Profile(
+        name=name,
+        source=folder,
+        windows=windows,
+        hardware=pl.DataFrame(facts.get("hardware", []), schema=schema.HARDWARE),
+        span_ps=span,
+        origin_ns=facts.get("origin_ns"),
+        stored=Steps(*_whole_run(ticks, seen, ops, devices), windows, name),
+        read_events=(
+            partial(
+                read_raw,
+                [path / "raw.xplane.pb" for path in raw],
+                [begins[int(path.name)] for path in raw],
+            )
+            if raw
+            else None
+        ),
+    )
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadProfile(f"{path}: not a run's run.json: {error}") from error
+    if not isinstance(facts, dict) or "tpunb" not in facts:
+        raise BadProfile(f"{path}: not a run's run.json: no 'tpunb' in it")
+    if facts["tpunb"] > VERSION:
+        raise BadProfile(
+            f"{path}: a run folder of version {facts['tpunb']}, by a later tpunb; this one reads {VERSION}",
+            hint="pip install --upgrade tpunb",
+        )
+    return facts
+
+
+def _parquet(path: Path, columns: schema.Schema) -> pl.DataFrame:
+    try:
+        return schema.check(pl.read_parquet(path), columns, path.stem)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        reason = str(error).partition("\n")[0]
+        raise BadProfile(f"{path}: cannot be read: {reason}") from error
+
+
+def _stack(folders: list[Path], file: str, columns: schema.Schema) -> pl.DataFrame:
+    frames = [_parquet(path / file, columns) for path in folders if (path / file).is_file()]
+    return pl.concat([schema.empty(columns), *frames])
+
+
+def _whole_run(
+    ticks: pl.DataFrame, seen: pl.DataFrame, ops: pl.DataFrame, devices: pl.DataFrame
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """Join the windows: one row a step of the run, with what the windows saw of it."""
+    key = ["host", "step"]
+    of_windows = seen.group_by(key).agg(
+        pl.col("mark").first(),
+        pl.col("start_ps").min(),
+        pl.col("dur_ps").max(),
+        *(pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()) for name in ("device_ps", "idle_ps")),
+        pl.col("seen").max(),  # "partial" where any window cut it
+    )
+    by_clock = ticks.group_by(key).agg(
+        pl.col("mark").sort_by("start_ps").first().alias("tick_mark"),
+        pl.col("start_ps").min().alias("tick_start_ps"),
+        pl.col("end_ps").max().alias("tick_end_ps"),
+    )
+    frame = by_clock.join(of_windows, on=key, how="full", coalesce=True).select(
+        "host",
+        "step",
+        mark=pl.coalesce("tick_mark", "mark"),
+        start_ps=pl.coalesce("tick_start_ps", "start_ps"),
+        dur_ps=pl.coalesce(pl.col("tick_end_ps") - pl.col("tick_start_ps"), "dur_ps"),
+        device_ps="device_ps",
+        idle_ps="idle_ps",
+        seen=pl.col("seen").fill_null("tick"),
+    )
+    table = ops.group_by(*key, "op", "side").agg(pl.col("count", "total_ps", "self_ps").sum())
+    per_device = devices.group_by("host", "device", "step").agg(
+        pl.col("start_ps").min(), pl.col("dur_ps", "device_ps", "idle_ps").sum()
+    )
+    return frame, table, per_device

@@ -1,0 +1,196 @@
+"""``%load_ext tpunb``: ``%%tpupoint`` over a training cell, ``%tpupoint`` over a statement or an earlier run."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import shlex
+from pathlib import Path
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import (
+    Magics,
+    line_cell_magic,
+    magics_class,
+    needs_local_scope,
+    no_var_expand,
+    output_can_be_silenced,
+)
+from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.display import display
+
+from tpunb.cluster import DBSCAN, OLS, KMeans, phases
+from tpunb.errors import NoSteps, TpunbError
+from tpunb.frames import PhaseMethod, Profile
+from tpunb.io import load
+from tpunb.recorder import Run, Schedule, capture
+from tpunb.stepping import steps
+from tpunb.widgets.summary import Summary
+
+_METHODS = ("dbscan", "kmeans", "ols")
+
+
+@magics_class
+class TpupointMagics(Magics):
+    """The magics of tpunb."""
+
+    shell: Any  # IPython declares it as optional; a registered magic always has one
+
+    @magic_arguments()
+    @argument("--run", metavar="DIR", help="the run folder (default: runs/<date and time>)")
+    @argument("--window", metavar="SECONDS", type=float, default=1.0, help="how long a window watches (default: 1)")
+    @argument("--every", metavar="SECONDS", type=float, help="a window this often (default: back to back)")
+    @argument("--keep", choices=("none", "all"), default="none", help="raw windows to keep (default: none)")
+    @argument("--method", choices=_METHODS, default="dbscan", help="how steps are grouped (default: dbscan)")
+    @argument("--threshold", metavar="X", type=float, help="similarity at which ols merges steps (default: 0.7)")
+    @argument("--var", metavar="NAME", default="tpu", help="variable that gets the result (default: tpu)")
+    @argument("--load", metavar="DIR", help="show an earlier run instead; nothing is run")
+    @argument("-h", "--help", action="store_true", dest="wants_help", help="show this help")
+    @argument("statement", nargs="*", help="%%tpupoint: the statement to watch")
+    @no_var_expand
+    @needs_local_scope
+    @output_can_be_silenced
+    @line_cell_magic
+    def tpupoint(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Any:
+        """Watch a cell or a statement, cut its steps into phases, and show them.
+
+        The value of the last expression stays the cell's ``Out``; the result goes into the variable ``tpu``.
+
+        Examples
+        --------
+        ::
+
+            %%tpupoint --run runs/mnist
+            model.fit(data, epochs=3)
+        """
+        options, statement = self._options(line, is_cell=cell is not None)
+        if options.wants_help:
+            print(self.tpupoint.__doc__)
+            return None
+        method = _method(options)
+        if options.load is not None:
+            if statement or cell is not None:
+                raise UsageError("--load shows an earlier run: it takes no code")
+            self._show(_load(options.load), method, options.var, None, None)
+            return None
+        source = statement if cell is None else cell
+        if not source.strip():
+            raise UsageError("there is no code to watch (-h shows the options)")
+        try:
+            schedule = Schedule(options.window, options.every)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        return self._watch(source, options, schedule, method, local_ns)
+
+    def _options(self, line: str, *, is_cell: bool) -> tuple[Any, str]:
+        """Split the line into options and, for the line magic, the statement as it was typed."""
+        options, statement = (line, "") if is_cell else _split(line)
+        try:
+            words = shlex.split(options, comments=True)
+        except ValueError as error:
+            raise UsageError(f"cannot read the options {options!r}: {error}") from None
+        parsed = self.tpupoint.parser.parse_args(words)
+        if parsed.statement:
+            raise UsageError(f"unknown: {' '.join(parsed.statement)} (the code of %%tpupoint goes on the next line)")
+        if not parsed.var.isidentifier() or keyword.iskeyword(parsed.var):
+            raise UsageError(f"--var must be a variable's name. Got {parsed.var!r} instead.")
+        return parsed, statement
+
+    def _watch(
+        self,
+        source: str,
+        options: Any,
+        schedule: Schedule,
+        method: PhaseMethod,
+        local_ns: dict[str, Any] | None,
+    ) -> Any:
+        run: Run | None = None
+        note: str | None = None
+        code = self._compiled(source)
+        try:
+            with capture(options.run, schedule=schedule, keep=options.keep) as run:
+                self.shell.user_ns[options.var] = run  # in reach of the code: `with tpu.step(i):`
+                return self._execute(code, local_ns)
+        except BaseException as error:
+            note = f"the cell raised {type(error).__name__}: what was recorded before is here"
+            raise
+        finally:
+            if run is not None:
+                self._show(load(run), method, options.var, run, note)
+
+    def _compiled(self, source: str) -> tuple[Any, Any]:
+        """Compile code as ``%%time`` does: its last expression apart, so that it can be the cell's value."""
+        shell = self.shell
+        tree = shell.transform_ast(shell.compile.ast_parse(shell.transform_cell(source)))
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        file = shell.compile.cache(source, shell.execution_count)  # so that tracebacks show the lines
+        body = shell.compile(tree, file, "exec") if tree.body else None
+        value = shell.compile(ast.Expression(last.value), file, "eval") if last is not None else None
+        return body, value
+
+    def _execute(self, code: tuple[Any, Any], local_ns: dict[str, Any] | None) -> Any:
+        body, value = code
+        if body is not None:
+            exec(body, self.shell.user_ns, local_ns)
+        return None if value is None else eval(value, self.shell.user_ns, local_ns)
+
+    def _show(self, profile: Profile, method: PhaseMethod, var: str, run: Run | None, note: str | None) -> None:
+        found, grouped = None, None
+        try:
+            found = steps(profile)
+            grouped = phases(found, method)
+        except NoSteps as error:
+            reason = "; ".join(filter(None, [str(error), error.hint]))
+            note = f"{note}. {reason}" if note else reason
+        summary = Summary(profile=profile, steps=found, phases=grouped, note=note, run=run)
+        self.shell.user_ns[var] = summary
+        display(summary)
+
+
+def _split(line: str) -> tuple[str, str]:
+    """Cut a line after its leading options: what follows is code, not to be touched."""
+    rest = line.strip()
+    taken = []
+    flags = {"-h", "--help"}
+    while rest.startswith("-"):
+        word, _, rest = rest.partition(" ")
+        taken.append(word)
+        rest = rest.lstrip()
+        if word not in flags and "=" not in word and rest:
+            value = shlex.split(rest, posix=False)[0]
+            taken.append(value)
+            rest = rest[len(value) :].lstrip()
+    return " ".join(taken), rest
+
+
+def _method(options: Any) -> PhaseMethod:
+    if options.threshold is not None and options.method != "ols":
+        raise UsageError(f"--threshold is of --method ols. Got --method {options.method} instead.")
+    if options.method == "kmeans":
+        return KMeans()
+    if options.method == "dbscan":
+        return DBSCAN()
+    try:
+        return OLS() if options.threshold is None else OLS(options.threshold)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _load(path: str) -> Profile:
+    try:
+        return load(Path(path))
+    except TpunbError as error:
+        raise UsageError("; ".join(filter(None, [str(error), error.hint]))) from None
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Teach this shell ``%tpupoint`` and ``%%tpupoint``."""
+    shell.register_magics(TpupointMagics)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Make the shell as it was."""
+    for kind in ("line", "cell"):
+        shell.magics_manager.magics[kind].pop("tpupoint", None)

@@ -1,0 +1,71 @@
+"""Self time by one sweep over the nested events of each lane; compiled, and free of the GIL."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import int64, njit, types, uint32
+
+Ints = npt.NDArray[np.int64]
+
+
+def self_times(lanes: npt.NDArray[np.uint32], starts: Ints, durs: Ints) -> Ints:
+    """Return the time of each event less that of what ran inside it, in picoseconds.
+
+    Every instant of a lane counts for the event that began last of those that are still running, so self times are
+    never negative and those of a lane add up to the length of its union.
+
+    Parameters
+    ----------
+    lanes, starts, durs
+        Of shape (n,), sorted by lane, start, and longest first.
+
+    >>> self_times(np.uint32([0, 0, 1]), np.int64([0, 2, 2]), np.int64([10, 3, 3])).tolist()
+    [7, 3, 3]
+    """
+    return np.asarray(_sweep(lanes, starts, durs))
+
+
+def _sweep_lanes(lanes: npt.NDArray[np.uint32], starts: Ints, durs: Ints) -> Ints:
+    own = np.zeros(starts.size, np.int64)
+    stack = np.zeros(starts.size, np.int64)  # rows of the events still open, innermost last
+    depth = 0
+    now = np.int64(0)
+    for row in range(starts.size):
+        if row > 0 and lanes[row] != lanes[row - 1]:
+            while depth > 0:
+                depth -= 1
+                end = starts[stack[depth]] + durs[stack[depth]]
+                if end > now:
+                    own[stack[depth]] += end - now
+                    now = end
+            now = np.int64(0)
+        start = starts[row]
+        while depth > 0:
+            top = stack[depth - 1]
+            end = starts[top] + durs[top]
+            if end > start:
+                own[top] += max(start - now, 0)
+                break
+            if end > now:
+                own[top] += end - now
+                now = end
+            depth -= 1
+        now = start
+        stack[depth] = row
+        depth += 1
+    while depth > 0:
+        depth -= 1
+        end = starts[stack[depth]] + durs[stack[depth]]
+        if end > now:
+            own[stack[depth]] += end - now
+            now = end
+    return own
+
+
+def _frozen(kind: types.Type) -> types.Array:
+    return types.Array(kind, 1, "C", readonly=True)  # what Polars hands out; a writable array fits too
+
+
+# compiled when this module is imported, not when the first window comes back beside the training
+_sweep = njit([int64[::1](_frozen(uint32), _frozen(int64), _frozen(int64))], nogil=True, cache=True)(_sweep_lanes)

@@ -1,0 +1,189 @@
+"""Where the steps of a profile lie in time, by the first of these rules that finds any.
+
+1. step marks: host events that carry ``step_num`` (TensorFlow's ``Trace``, JAX's ``StepTraceAnnotation``);
+2. a device's ``Steps`` line;
+3. repeated runs of one compiled module on a device: a step lasts from one run to the next.
+
+A capture of our own knows its steps by the clock besides: :func:`from_clock`.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tpunb import schema
+
+INTERVALS: schema.Schema = {
+    "host": pl.String(),
+    "plane": pl.String(),  # the device the interval holds for; null: the host and all devices without their own
+    "step": pl.Int64(),
+    "mark": pl.String(),
+    "start_ps": pl.Int64(),
+    "end_ps": pl.Int64(),
+    "seen": schema.SEEN,
+}
+"""One row a (host, plane, step): intervals of a host and plane never overlap."""
+
+DEVICE = "/device:"
+"""How the planes of devices are named."""
+
+_EDGE_PS = 2_000_000_000  # a mark and our own clock agree to far less than these 2 ms
+
+
+def from_clock(events: pl.DataFrame, ticks: pl.DataFrame) -> pl.DataFrame:
+    """Return the intervals of steps that our own clock noted while a window watched.
+
+    A step is seen in full where the window holds its mark, which the profiler records only for a step that began and
+    ended while it watched.
+
+    Parameters
+    ----------
+    events
+        Of the window.
+    ticks
+        Columns step, mark, start_ps, end_ps, in the window's own time; a step may have several rows.
+    """
+    marked = (
+        events.filter(pl.col("step_num").is_not_null())
+        .select(step="step_num", mark_ps="start_ps")
+        .join(ticks, on="step")
+        .filter(pl.col("mark_ps").is_between(pl.col("start_ps") - _EDGE_PS, pl.col("end_ps")))["step"]
+        .unique()
+    )
+    host = _first_host(events)
+    rows = ticks.group_by("step").agg(
+        pl.col("mark").sort_by("start_ps").first(), pl.col("start_ps").min(), pl.col("end_ps").max()
+    )
+    return schema.check(
+        rows.with_columns(
+            host=pl.lit(host),
+            plane=pl.lit(None, pl.String),
+            seen=pl.when(pl.col("step").is_in(marked.implode())).then(pl.lit("full")).otherwise(pl.lit("partial")),
+        ).sort("start_ps"),
+        INTERVALS,
+        "steps",
+    )
+
+
+def _first_host(events: pl.DataFrame) -> str:
+    return str(events["host"][0]) if events.height else ""
+
+
+def find(events: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """Return where the steps lie, and the rule that found them: "marks", "steps line", "modules" or "none"."""
+    for rule, look in (("marks", _by_marks), ("steps line", _by_steps_line), ("modules", _by_modules)):
+        found = look(events)
+        if found.height:
+            return schema.check(found, INTERVALS, "steps"), rule
+    return schema.empty(INTERVALS), "none"
+
+
+def _by_marks(events: pl.DataFrame) -> pl.DataFrame:
+    marks = events.filter(pl.col("step_num").is_not_null()).select(
+        pl.col("host").cast(pl.String),
+        step="step_num",
+        mark=pl.col("name").cast(pl.String),
+        start_ps="start_ps",
+        end_ps=pl.col("start_ps") + pl.col("dur_ps"),
+    )
+    steps = marks.group_by("host", "step").agg(
+        pl.col("mark").sort_by("start_ps").first(), pl.col("start_ps").min(), pl.col("end_ps").max()
+    )
+    own = _by_steps_line(events)  # where a device says itself which step it ran, its word counts for it
+    if own.height:
+        own = own.join(steps.select("host", "step"), on=["host", "step"], how="semi")
+    rows = steps.with_columns(plane=pl.lit(None, pl.String), seen=pl.lit("full", schema.SEEN))
+    return pl.concat([apart(rows), own], how="diagonal")
+
+
+def apart(rows: pl.DataFrame) -> pl.DataFrame:
+    """Cut each interval where the next of its host and plane begins: intervals never overlap."""
+    rows = rows.sort("host", "plane", "start_ps", "end_ps")
+    following = pl.col("start_ps").shift(-1).over("host", "plane")
+    return rows.with_columns(end_ps=pl.min_horizontal("end_ps", following.fill_null(pl.col("end_ps"))))
+
+
+_LAST_NUMBER = re.compile(r"(\d+)\D*$")
+
+
+def _by_steps_line(events: pl.DataFrame) -> pl.DataFrame:
+    line = events.filter(
+        (pl.col("line").cast(pl.String) == "Steps") & pl.col("plane").cast(pl.String).str.starts_with(DEVICE)
+    )
+    rows = line.select(
+        pl.col("host").cast(pl.String),
+        pl.col("plane").cast(pl.String),
+        step=pl.col("name").cast(pl.String).str.extract(_LAST_NUMBER.pattern).cast(pl.Int64, strict=False),
+        mark=pl.lit("step"),
+        start_ps="start_ps",
+        end_ps=pl.col("start_ps") + pl.col("dur_ps"),
+        seen=pl.lit("full", schema.SEEN),
+    ).drop_nulls("step")
+    # a step shattered on its line is one step
+    whole = rows.group_by("host", "plane", "step").agg(
+        pl.col("mark").first(), pl.col("start_ps").min(), pl.col("end_ps").max(), pl.col("seen").first()
+    )
+    return apart(whole)
+
+
+def _by_modules(events: pl.DataFrame) -> pl.DataFrame:
+    """Take each run of the module that takes the most time for a step, lined up over the devices."""
+    runs = events.filter(
+        (pl.col("line").cast(pl.String) == "XLA Modules") & pl.col("plane").cast(pl.String).str.starts_with(DEVICE)
+    ).select(
+        pl.col("host").cast(pl.String),
+        pl.col("plane").cast(pl.String),
+        mark=pl.col("name").cast(pl.String).str.replace(r"\(\d+\)$", ""),
+        start_ps="start_ps",
+        end_ps=pl.col("start_ps") + pl.col("dur_ps"),
+    )
+    repeated = (
+        runs.group_by("mark")
+        .agg(
+            (pl.col("end_ps") - pl.col("start_ps")).sum().alias("busy"),
+            pl.len().over("plane").max().alias("n"),
+        )
+        .filter(pl.col("n") > 1)
+        .sort("busy", "mark", descending=[True, False])
+    )
+    if repeated.is_empty():
+        return schema.empty(INTERVALS)
+    runs = runs.filter(pl.col("mark") == repeated["mark"][0]).sort("host", "plane", "start_ps")
+    lined_up = []
+    for (_,), of_host in runs.group_by("host", maintain_order=True):
+        planes = of_host.partition_by("plane", maintain_order=True)
+        reference = max(planes, key=lambda plane: plane.height)["start_ps"].to_numpy()
+        lined_up += [
+            plane.with_columns(
+                step=pl.int_range(pl.len(), dtype=pl.Int64) + _shift(reference, plane["start_ps"].to_numpy())
+            )
+            for plane in planes
+        ]
+    rows = pl.concat(lined_up)
+    first = rows["step"].min()
+    following = pl.col("start_ps").shift(-1).over("host", "plane")
+    return rows.with_columns(
+        step=pl.col("step") - first,
+        end_ps=pl.coalesce(following, "end_ps"),  # what waits between two runs belongs to the earlier step
+        seen=pl.lit("full", schema.SEEN),
+    )
+
+
+def _shift(reference: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> int:
+    """Return how many runs later in `reference` the first of `starts` is: a device may miss runs at a window's edge."""
+    if len(reference) == len(starts):
+        return 0  # however far the devices are skewed against each other
+    candidates = range(-2, len(reference) - len(starts) + 3)
+
+    def apart(shift: int) -> tuple[float, int]:
+        lo, hi = max(0, -shift), min(len(starts), len(reference) - shift)
+        if hi - lo < 1:
+            return (np.inf, abs(shift))
+        differences = np.abs(reference[lo + shift : hi + shift].astype(float) - starts[lo:hi])
+        return (float(np.median(differences)), abs(shift))
+
+    return min(candidates, key=apart)

@@ -1,0 +1,1 @@
+"""What a notebook shows: made of HTML, SVG and text, from frames."""
