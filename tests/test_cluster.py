@@ -103,6 +103,11 @@ def test_labels_are_numbered_by_first_appearance(method):
     assert labels[0] <= 0
 
 
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_no_steps_have_no_labels(method):
+    assert method(toy_steps("")) == []
+
+
 @pytest.mark.parametrize("method", OURS, ids=repr)
 def test_every_sweep_marks_one_choice(method):
     sweeps = phases(toy_steps("aaaaabbbbb"), method).sweeps

@@ -156,7 +156,7 @@ def test_the_next_window_is_asked_for_while_the_last_is_written(tmp_path, monkey
 def test_an_exception_goes_on_unchanged_and_what_was_recorded_stays(tmp_path):
     source = StandIn()
     error = ValueError("the user's own")
-    with pytest.raises(ValueError, match="own") as caught, tp.capture(tmp_path / "run", source=source) as run:
+    with pytest.raises(ValueError, match="own") as caught, tp.capture(tmp_path / "run", source=source) as run:  # noqa: PT012
         for i in range(100):
             with run.step(i):
                 if i == 50:

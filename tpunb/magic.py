@@ -65,6 +65,7 @@ class TpupointMagics(Magics):
             %%tpupoint --run runs/mnist
             model.fit(data, epochs=3)
         """
+        __tracebackhide__ = True
         options, statement = self._options(line, is_cell=cell is not None)
         if options.wants_help:
             print(self.tpupoint.__doc__)
@@ -106,6 +107,7 @@ class TpupointMagics(Magics):
         method: PhaseMethod,
         local_ns: dict[str, Any] | None,
     ) -> Any:
+        __tracebackhide__ = True  # a traceback shows the user's lines, not ours
         run: Run | None = None
         note: str | None = None
         code = self._compiled(source)
@@ -131,6 +133,7 @@ class TpupointMagics(Magics):
         return body, value
 
     def _execute(self, code: tuple[Any, Any], local_ns: dict[str, Any] | None) -> Any:
+        __tracebackhide__ = True
         body, value = code
         if body is not None:
             exec(body, self.shell.user_ns, local_ns)

@@ -38,7 +38,8 @@ def from_clock(events: pl.DataFrame, ticks: pl.DataFrame) -> pl.DataFrame:
     """Return the intervals of steps that our own clock noted while a window watched.
 
     A step is seen in full where the window holds its mark, which the profiler records only for a step that began and
-    ended while it watched.
+    ended while it watched; a step during which the window has no event at all was not seen, and is left out: a
+    profiler begins to record some milliseconds after it says so.
 
     Parameters
     ----------
@@ -55,8 +56,12 @@ def from_clock(events: pl.DataFrame, ticks: pl.DataFrame) -> pl.DataFrame:
         .unique()
     )
     host = _first_host(events)
-    rows = ticks.group_by("step").agg(
-        pl.col("mark").sort_by("start_ps").first(), pl.col("start_ps").min(), pl.col("end_ps").max()
+    recorded = events.select(first=pl.col("start_ps").min(), last=(pl.col("start_ps") + pl.col("dur_ps")).max())
+    rows = (
+        ticks.group_by("step")
+        .agg(pl.col("mark").sort_by("start_ps").first(), pl.col("start_ps").min(), pl.col("end_ps").max())
+        .join(recorded, how="cross")
+        .filter((pl.col("end_ps") > pl.col("first")) & (pl.col("start_ps") < pl.col("last")))
     )
     return schema.check(
         rows.with_columns(

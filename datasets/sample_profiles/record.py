@@ -28,7 +28,7 @@ EPOCHS = 4
 
 
 def keras_cnn() -> tuple[keras.Model, tf.data.Dataset, tf.data.Dataset]:
-    """A small convolutional classifier on synthetic 32x32 images, with flips and crops in the input pipeline."""
+    """Build a small convolutional classifier of synthetic 32x32 images, with flips and crops in the input pipeline."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (3200, 36, 36, 3), dtype=np.uint8)
     labels = rng.integers(0, 10, 3200)
@@ -54,7 +54,7 @@ def keras_cnn() -> tuple[keras.Model, tf.data.Dataset, tf.data.Dataset]:
 
 
 def keras_transformer() -> tuple[keras.Model, tf.data.Dataset, tf.data.Dataset]:
-    """One encoder block of a Transformer that classifies synthetic sentences of 32 tokens."""
+    """Build one encoder block of a Transformer that classifies synthetic sentences of 32 tokens."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 1000, (3200, 32))
     labels = rng.integers(0, 2, 3200)
@@ -95,13 +95,14 @@ def record(name: str) -> None:
                 validation_data=test,
                 epochs=EPOCHS,
                 verbose=0,
+                shuffle=False,  # the dataset shuffles itself
                 callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=save)],
             )
     steps = tp.steps(tp.load(run))
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     (target / "about.toml").write_text(
         f'name = "{name}"\n'
-        f'what = "{build.__doc__}"\n'
+        f'what = "{(build.__doc__ or "").removeprefix("Build ")}"\n'
         f'run = "{EPOCHS} epochs of 100 training steps of 32 samples, 20 evaluation steps after each, '
         'a tf.train checkpoint after every 25th training step"\n'
         f'recorded = "{datetime.now(UTC):%Y-%m-%d}"\n'

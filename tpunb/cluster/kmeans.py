@@ -77,6 +77,8 @@ class KMeans(Parameters):
 
     def __call__(self, steps: Steps) -> Labels:
         """Return one label a step, and ``sweeps["k"]``: the sum of squared distances at each k tried."""
+        if not len(steps):
+            return Labels([])
         points = SPACES[self.features](steps)
         merged = cells(points)
         most = len(merged.weights)
