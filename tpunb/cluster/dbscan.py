@@ -24,16 +24,17 @@ PAPER_SWEEP = tuple(range(5, 201, 25))
 
 _FLAT = 0.02  # a noise curve that rises by less than this share of the steps has no elbow
 _LOSS = 0.005  # of the steps: what an elbow of our own sweep may cost
-_GAP = 10  # a gap is a leap by a factor of 1 + 10 / steps: among few steps wide leaps come by chance
+_GAP = 10  # clusters stay over a factor of 1 + 10 / steps or more: among few steps wide gaps come by chance
+_STEADY = 0.5  # and several, besides, by a half: one cluster and a far stray is always there to be found
+_MOST_INSIDE = 0.9  # of the steps are in a cluster, where the clusters are to be believed
 
 
 @dataclass(frozen=True, repr=False)
 class DBSCAN(Parameters):
     """Density-based phases (Ester et al. 1996), that choose their own parameters unless given.
 
-    The paper names no ``eps``. Ours lies in the widest gap of the k-distance curve: each step's distance to its
-    k-th nearest step, sorted, on a log scale, between the half and 99.95 % of the steps; ``eps`` is the gap's
-    geometric middle. Steps of a phase lie below it, strays above.
+    The paper names no ``eps``. Ours is the middle of the widest range of distances, on a log scale, over which the
+    number of dense clusters stays the same while nine steps in ten are in one (:func:`steadiest`).
 
     ``min_samples`` is chosen as the paper does, at the elbow of the share of noise over ``min_samples``, and the
     smallest value where that curve is flat. Without a `sweep` of your own the elbow may cost 0.5 % of the steps
@@ -111,7 +112,7 @@ def _nearest(n: int) -> int:
 
 def _values(n: int) -> list[int]:
     """Return the values of ``min_samples`` to try on `n` steps."""
-    least = min(n, max(2, min(n // 100, 5)))
+    least = min(n, max(2, min(n // 50, 5)))
     most = max(least, n // 5)
     return sorted({*range(least, min(most, 30) + 1), *(value for value in PAPER_SWEEP if least <= value <= most)})
 
@@ -142,7 +143,7 @@ class Graph:
     merged
         The points.
     eps
-        Distance up to which two are neighbours; if None, in the widest gap of the k-distances.
+        Distance up to which two are neighbours; if None, where the clusters are steadiest.
     k
         Of the k-distances, in steps, a step itself included.
     """
@@ -152,7 +153,7 @@ class Graph:
 
         self.merged = merged
         distance = cdist(merged.centres, merged.centres)
-        self.eps = widest_gap(distance, merged, k) if eps is None else float(eps)
+        self.eps = steadiest(distance, merged, k) if eps is None else float(eps)
         self.near: NDArray[np.bool_] = distance <= self.eps
         self.reach: Floats = self.near @ merged.weights
 
@@ -202,11 +203,12 @@ class Graph:
         return label[self.merged.cell]
 
 
-def widest_gap(distance: Floats, merged: Cells, k: int) -> float:
-    """Return ``eps``: the geometric middle of the widest gap of the sorted log k-distances.
+def steadiest(distance: Floats, merged: Cells, k: int) -> float:
+    """Return ``eps``: the middle, on a log scale, of the widest range of distances over which the clusters stay.
 
-    Where no gap is wide, the largest k-distance: every step then has `k` steps within ``eps``. Where all
-    k-distances are 0, half the least distance of two unlike steps; where all steps are alike, 1.0.
+    As ``eps`` grows, dense clouds of `k` steps appear, grow together and swallow the strays between them. What holds
+    over the widest range of scales, with nine steps in ten in a cloud, is there in the data; what lasts for a moment
+    is chance. Where all steps are alike, 1.0.
 
     Parameters
     ----------
@@ -215,25 +217,53 @@ def widest_gap(distance: Floats, merged: Cells, k: int) -> float:
     merged
         The cells, for their weights and the size of their grid.
     k
-        In steps, a step itself included.
+        Steps that make a cloud, and the k of the k-distances.
     """
+    from scipy.cluster.hierarchy import linkage
+    from scipy.spatial.distance import squareform
+
     weights, n = merged.weights, float(merged.weights.sum())
     if not len(weights) or not distance.any():
         return 1.0
-    reach = np.sort(_k_distance(distance, weights, min(k, n)))
-    order = np.argsort(_k_distance(distance, weights, min(k, n)))
-    if not reach[-1]:
-        return float(distance[distance > 0].min()) / 2
-    # Within a cell of the grid distances are unknown, and far below the spread of all they say nothing.
+    core = _k_distance(distance, weights, min(k, n))
+    # two cells are together from the distance on at which both are dense and near enough: a single linkage
+    together = np.maximum(distance, np.maximum(core[:, None], core[None, :]))
+    np.fill_diagonal(together, 0)
+    merges = linkage(squareform(together, checks=False), "single")
+    heights = np.concatenate([[0.0], merges[:, 2]])
+    clouds, inside = _clouds(merges, weights, min(k, n))
+    # within a cell of the grid distances are unknown, and far below the spread of all they say nothing
     spread = float(np.sqrt(np.average(distance @ weights / n, weights=weights)))
-    reach = np.maximum(reach, max(merged.side / 2, 1e-2 * spread))
-    share = np.cumsum(weights[order]) / n
-    low, high = np.searchsorted(share, [0.5, 0.9995])
-    leaps = np.diff(np.log(reach))[low:high]
-    if not len(leaps) or leaps.max() < np.log1p(_GAP / n):
-        return float(reach[-1])
-    at = low + int(leaps.argmax())
-    return float(np.sqrt(reach[at] * reach[at + 1]))
+    scale = np.log(np.maximum(heights, max(merged.side / 2, 1e-2 * spread)))
+    begins = np.flatnonzero(np.diff(clouds, prepend=-1))
+    ends = np.append(begins[1:], len(heights) - 1)  # that all steps are one at last says nothing
+    lasts = [
+        (scale[end] - scale[begin], begin, end)
+        for first, end in zip(begins, ends, strict=True)
+        if (begin := first + int((inside[first:end] < _MOST_INSIDE * n).sum())) < end
+    ]
+    several = [last for last in lasts if clouds[last[1]] > 1 and last[0] >= np.log1p(max(_STEADY, _GAP / n))]
+    single = [last for last in lasts if clouds[last[1]] == 1 and last[0] >= np.log1p(_GAP / n)]
+    if not several and not single:
+        return float(heights[-1]) or 1.0
+    _, begin, end = max(several or single)
+    return float(np.exp((scale[begin] + scale[end]) / 2))
+
+
+def _clouds(merges: Floats, weights: Floats, least: float) -> tuple[Ints, Floats]:
+    """Return, before a linkage and after each of its merges, how many clusters weigh `least` or more, and how much is in them."""
+    weight = np.concatenate([weights, np.zeros(len(merges))])
+    clouds, inside = int((weights >= least).sum()), float(weights[weights >= least].sum())
+    history = [(clouds, inside)]
+    for row, (one, other) in enumerate(merges[:, :2].astype(int), start=len(weights)):
+        weight[row] = weight[one] + weight[other]
+        for member, sign in ((row, 1), (one, -1), (other, -1)):
+            if weight[member] >= least:
+                clouds += sign
+                inside += sign * weight[member]
+        history.append((clouds, inside))
+    found = np.array(history)
+    return found[:, 0].astype(np.int64), found[:, 1]
 
 
 def _k_distance(distance: Floats, weights: Floats, k: float) -> Floats:
