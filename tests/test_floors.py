@@ -17,6 +17,7 @@ FLOORS = [
     {"io", "stepping", "cluster", "marking"},
     {"sources"},
     {"recorder"},
+    {"pictures"},
     {"charts"},
     {"widgets"},
     {"magic"},
@@ -24,8 +25,8 @@ FLOORS = [
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONLY_IN = {
-    "altair": {"charts", "widgets", "magic"},
-    "vl_convert": {"charts", "widgets", "magic"},
+    "altair": {"pictures", "charts", "widgets", "magic"},
+    "vl_convert": {"pictures"},
     "IPython": {"magic"},
     "grpc": {"io"},
     "numba": {"io", "self_time"},

@@ -1,28 +1,22 @@
 """Frames in, Altair charts out: a chart is a value, made and returned, never shown.
 
-Every chart brings its own pictures, an SVG in the colours of the page around it and a PNG on white, drawn
-without a browser or a network: it shows in JupyterLab, in exported notebooks and offline, whatever Altair
-renderer is chosen. Frames are aggregated before Altair sees them. Names in them are not trusted.
+Frames are aggregated before Altair sees them. Names in them are not trusted. How a chart draws itself, in a notebook
+and offline, is in :mod:`tpunb.pictures`.
 """
 
 from __future__ import annotations
 
-import base64
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-from uuid import uuid4
-from xml.etree import ElementTree
 
 import altair as alt
 import polars as pl
 import polars.selectors as cs
-import vl_convert
 
 from tpunb.errors import TpunbError
 from tpunb.export import phase_name, segments, slices
 from tpunb.frames import Phases
+from tpunb.pictures import LayerPicture, VConcatPicture
 
 _PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito, 2008
 _NOISE, _OTHERS, _GREY = "#8c8c8c", "#7f6a4d", "#7f7f7f"
@@ -32,78 +26,6 @@ _MARKS, _ROWS = 2_000, 4_000  # more marks than the first are binned, into fewer
 _HOSTS, _BARS = 8, 20  # as many in one picture
 _FULL = (pl.lit(0.0).alias("low"), pl.lit(1.0).alias("high"))  # a mark as high as its lane
 _WHOLE = alt.Axis(tickCount=8, tickMinStep=1, format="d")
-_VEGA_LITE = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-
-
-class _Drawn(alt.TopLevelMixin):
-    """Shows itself as SVG, PNG and text."""
-
-    def _repr_mimebundle_(self, *args: Any, **kwds: Any) -> dict[str, Any]:
-        style = "color:var(--jp-content-font-color1,currentColor);overflow-x:auto"
-        return {
-            "text/html": f'<div class="tpunb-chart" style="{style}">{svg(self)}</div>',
-            "image/png": base64.b64encode(png(self)).decode(),
-            "text/plain": _description(self),
-        }
-
-
-class LayerPicture(_Drawn, alt.LayerChart):
-    """An ``altair.LayerChart`` that draws itself."""
-
-
-class VConcatPicture(_Drawn, alt.VConcatChart):
-    """An ``altair.VConcatChart`` that draws itself."""
-
-
-def svg(chart: alt.TopLevelMixin) -> str:
-    """Return an inline SVG: transparent, in the text colour of the page around it, its ids its own."""
-    spec = _themed(chart, "currentColor", "transparent")
-    root = ElementTree.fromstring(vl_convert.vegalite_to_svg(spec, _VEGA_LITE, allowed_base_urls=[]))
-    prefix = f"t{uuid4().hex[:10]}-"
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-        label = element.get("aria-label")
-        for name, value in list(element.items()):
-            if name == "role" or name.startswith("aria-"):  # the picture is one image with one label
-                del element.attrib[name]
-            else:
-                value = re.sub(r"url\(['\"]?#(.+?)['\"]?\)", rf"url(#{prefix}\1)", value)
-                element.set(name, prefix + value if name == "id" else value)
-        if label is not None and element.tag == "path":
-            ElementTree.SubElement(element, "title").text = label  # what a browser shows under the pointer
-    look = {"xmlns": "http://www.w3.org/2000/svg", "style": "max-width:100%;height:auto"}
-    root.attrib |= look | {"role": "img", "aria-label": _description(chart)}
-    return ElementTree.tostring(root, encoding="unicode")
-
-
-def png(chart: alt.TopLevelMixin) -> bytes:
-    """Return a PNG on white, two pixels a point."""
-    spec = _themed(chart, "#1a1a1a", "white")
-    return vl_convert.vegalite_to_png(spec, _VEGA_LITE, scale=2, allowed_base_urls=[])
-
-
-def _themed(chart: alt.TopLevelMixin, ink: str, paper: str) -> dict[str, Any]:
-    """Return the spec with every colour that the chart leaves open set to `ink` on `paper`."""
-    with alt.data_transformers.enable("default"):  # whatever the user chose: the rows must be in the spec
-        spec: dict[str, Any] = chart.to_dict()
-    text = {"labelColor": ink, "titleColor": ink}
-    lines = {"domainColor": ink, "tickColor": ink, "gridColor": ink, "gridOpacity": 0.12}
-    ours: dict[str, dict[str, Any]] = {
-        "axis": text | lines | {"labelLimit": 300},
-        "legend": text | {"labelLimit": 300, "padding": 6, "columnPadding": 16},
-        "rule": {"color": ink},
-        "title": {"color": ink, "subtitleColor": ink, "anchor": "start", "offset": 12},
-        "text": {"color": ink},
-        "view": {"stroke": None},
-    }
-    theirs = spec.get("config", {})
-    spec["config"] = theirs | {part: values | theirs.get(part, {}) for part, values in ours.items()}
-    spec["config"].setdefault("background", paper)
-    return spec
-
-
-def _description(chart: alt.TopLevelMixin) -> str:
-    return str(getattr(chart, "description", "a chart"))
 
 
 def _clean(text: pl.Expr) -> pl.Expr:
@@ -370,13 +292,19 @@ def _curve(title: str, sweep: pl.DataFrame, x: alt.X, y: alt.Y, about: str) -> L
     )
 
 
+def _counts(values: pl.Series) -> alt.Axis:
+    """Return an axis of counts: every one where they are few, for Vega would draw halves and call them whole."""
+    most = max([0, *values])
+    return alt.Axis(values=[*range(most + 1)], format="d") if most <= 8 else _WHOLE
+
+
 def kmeans_elbow(phases: Phases) -> LayerPicture:
     """Return the sum of squared distances by the number of clusters, the chosen one marked."""
     sweep = _swept(phases, "k", "KMeans").with_columns(pl.col("sse").round(6))
     x = alt.X("k:Q", title="clusters, k", axis=_WHOLE).scale(zero=False)
     y = alt.Y("sse:Q", title="sum of squared distances")
     title = _named(phases, "k-means: squared distances by k")
-    return _curve(title, sweep, x, y, "k = {k}, sum of squared distances {sse} (feature units²)")
+    return _curve(title, sweep, x, y, "k = {k}, sum of squared distances {sse:.4g} (feature units²)")
 
 
 def dbscan_noise(phases: Phases) -> VConcatPicture:
@@ -386,7 +314,7 @@ def dbscan_noise(phases: Phases) -> VConcatPicture:
     title = _named(phases, "DBSCAN: noise and clusters by min_samples")
     about = "min_samples = {min_samples}, {clusters} clusters, {percent} % noise"
     noise = _curve(title, sweep, x, alt.Y("percent:Q", title="noise (% of steps)"), about)
-    clusters = _curve(title, sweep, x, alt.Y("clusters:Q", title="clusters", axis=_WHOLE), about)
+    clusters = _curve(title, sweep, x, alt.Y("clusters:Q", title="clusters", axis=_counts(sweep["clusters"])), about)
     clusters.title, clusters.height = alt.Undefined, 110
     return VConcatPicture(vconcat=[noise, clusters], description=noise.description)
 
@@ -395,6 +323,6 @@ def ols_phases(phases: Phases) -> LayerPicture:
     """Return the number of phases by similarity threshold, the chosen one marked."""
     sweep = _swept(phases, "threshold", "OLS").with_columns(pl.col("threshold").round(6))
     x = alt.X("threshold:Q", title="similarity threshold (0 to 1)", axis=alt.Axis(tickCount=10))
-    y = alt.Y("phases:Q", title="phases", axis=_WHOLE)
+    y = alt.Y("phases:Q", title="phases", axis=_counts(sweep["phases"]))
     title = _named(phases, "OLS: phases by threshold")
     return _curve(title, sweep, x, y, "threshold = {threshold}, {phases} phases")

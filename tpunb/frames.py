@@ -67,7 +67,7 @@ class Steps:
 
     def __repr__(self) -> str:
         full = self.frame.filter(pl.col("seen") == "full").height
-        return f"Steps({len(self)} steps, {self.ops['op'].n_unique()} ops, {full} seen in full)"
+        return f"Steps({_plural(len(self), 'step')}, {_plural(self.ops['op'].n_unique(), 'op')}, {full} seen in full)"
 
     def full(self) -> Steps:
         """Return the steps that were seen in full, with their operations."""
@@ -144,7 +144,7 @@ class Profile:
     def gaps(self) -> pl.DataFrame:
         """When no window watched: (host, start_ps, dur_ps), in order of time."""
         watched = self.windows.filter(pl.col("dur_ps") > 0).sort("host", "start_ps")
-        hosts = watched["host"].unique(maintain_order=True).to_list() or [""]
+        hosts = self.windows["host"].unique(maintain_order=True).to_list() or [""]  # those never watched too
         edges = pl.concat(
             [
                 watched.select("host", "start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps")),
@@ -158,6 +158,8 @@ class Profile:
                 ),
             ]
         ).sort("host", "start_ps")
+        # the last window may begin when the run has just ended
+        edges = edges.with_columns(pl.col("start_ps", "end_ps").clip(0, max(self.span_ps, 0)))
         before = pl.col("end_ps").cum_max().shift(1, fill_value=0).over("host")
         return edges.select("host", start_ps=before, dur_ps=pl.col("start_ps") - before).filter(pl.col("dur_ps") > 0)
 
@@ -176,7 +178,7 @@ class Profile:
             kinds[kind] = kinds.get(kind, 0) + 1
         parts = [_plural(max(self.windows["host"].n_unique(), 1), "host")]
         parts += [_plural(n, kind) for kind, n in sorted(kinds.items()) if kind != "CPU"]
-        parts += [f"{_count(int(self.windows['events'].sum()))} events", f"{self.span_ps / 1e12:.3g} s"]
+        parts += [f"{_count(int(self.windows['events'].sum()))} events", f"{_short(self.span_ps / 1e12)} s"]
         return f"Profile({self.name}, {', '.join(parts)}, {self.observed:.0%} of the run observed)"
 
     def to_pandas(self) -> pd.DataFrame:
@@ -187,8 +189,12 @@ class Profile:
 def _count(n: int) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if n >= size:
-            return f"{n / size:.3g}{letter}"
+            return f"{_short(n / size)}{letter}"
     return str(n)
+
+
+def _short(number: float) -> str:
+    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"  # never 1.23e+03
 
 
 PhaseMethod = Callable[[Steps], Sequence[int]]

@@ -82,7 +82,8 @@ def canonical(name: str, tf_op: str | None = None, hlo_op: str | None = None) ->
         name = hlo_op
     elif found := FRAMEWORK_OP.fullmatch(name):
         name = found["type"]
-    name = name.removeprefix(_EAGER).removeprefix("%").partition(" = ")[0].removeprefix("void ")
+    bare = name.removeprefix(_EAGER).removeprefix("%").partition(" = ")[0].removeprefix("void ")
+    name = bare or name
     name = _TEMPLATE.sub("", name).strip() or name
     name = _NUMBER.sub("", name) or name
     name = _VENDOR.sub(r"\g<op>", name)

@@ -251,7 +251,7 @@ def steadiest(distance: Floats, merged: Cells, k: int) -> float:
 
 
 def _clouds(merges: Floats, weights: Floats, least: float) -> tuple[Ints, Floats]:
-    """Return, before a linkage and after each of its merges, how many clusters weigh `least` or more, and how much is in them."""
+    """Return how many clusters weigh `least` or more, and how much they hold, before a linkage and after each merge."""
     weight = np.concatenate([weights, np.zeros(len(merges))])
     clouds, inside = int((weights >= least).sum()), float(weights[weights >= least].sum())
     history = [(clouds, inside)]

@@ -58,9 +58,12 @@ def load(path: PathLike | Iterable[PathLike]) -> Profile:
             f"{where} holds no profile: no run.json and no file ending in {', '.join(_ENDINGS)}",
             hint=_nearby(where),
         )
-    twins = {_stem(file) for file in files if ".xplane.pb" in file.name}
-    kept = [file for file in files if ".xplane.pb" in file.name or _stem(file) not in twins]
-    return _load_files(kept, where.name, where)
+    best: dict[tuple[Path, str], Path] = {}
+    for ending in _ENDINGS:
+        for file in files:
+            if file.name.endswith(ending):
+                best.setdefault(_stem(file), file)
+    return _load_files(sorted(best.values()), where.name, where)
 
 
 def sample(name: str) -> Profile:
@@ -107,6 +110,8 @@ def _bytes(file: Path) -> bytes:
 def _load_files(files: Sequence[Path], name: str, source: Path) -> Profile:
     """Read raw files, one a host or session; the earliest begin is the profile's time 0."""
     parts = [_read_file(file) for file in files]
+    if len(parts) > 1:
+        parts = [_with_host(part, _stem(file)[1]) for part, file in zip(parts, files, strict=True)]
     origins = [part["start_ns"] for part in parts if part["start_ns"] is not None]
     origin = min(origins) if len(origins) == len(parts) else None
     moves = [0 if origin is None else (part["start_ns"] - origin) * 1000 for part in parts]
@@ -141,6 +146,14 @@ def _load_files(files: Sequence[Path], name: str, source: Path) -> Profile:
         origin_ns=origin,
         read_events=partial(pl.concat, events),
     )
+
+
+def _with_host(part: dict[str, Any], name: str) -> dict[str, Any]:
+    """Name the host after its file where the format does not, so that the steps of two hosts stay apart."""
+    if part["host"]:
+        return part
+    events = part["events"].with_columns(host=pl.lit(name, schema.NAME))
+    return {**part, "host": name, "events": events, "hardware": part["hardware"].with_columns(host=pl.lit(name))}
 
 
 def _span(events: pl.DataFrame, part: dict[str, Any]) -> tuple[int, int]:

@@ -111,20 +111,15 @@ def read(folder: Path, read_raw: Callable[[list[Path], list[int]], pl.DataFrame]
         When ``run.json`` is not one, or a window's file cannot be read.
     """
     facts = _facts(folder / RUN)
-    entries = facts.get("windows", [])
-    host = str(facts.get("host", ""))
+    windows, hardware, known_ps = _tables(facts, folder / RUN)
     # what lies on disk counts, not what run.json had come to list: a kill may fall between the two
     folders = sorted(path for path in (folder / "windows").glob("[0-9]*") if path.is_dir())
     ticks = _stack(folders, "ticks.parquet", TICKS)
     seen = _stack(folders, "steps.parquet", schema.STEPS)
     ops = _stack(folders, "ops.parquet", schema.OPS)
     devices = _stack(folders, "devices.parquet", schema.DEVICES)
-    windows = pl.DataFrame(
-        [{"host": host, **{name: entry.get(name) for name in list(schema.WINDOWS)[1:]}} for entry in entries],
-        schema=schema.WINDOWS,
-    )
     ends = [windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item(), ticks["end_ps"].max()]
-    span = facts.get("span_ps") or max((int(end) for end in ends if end is not None), default=0)
+    span = known_ps or max((int(end) for end in ends if end is not None), default=0)
     begins = dict(windows.select("window", "start_ps").iter_rows())
     raw = [path for path in folders if (path / "raw.xplane.pb").is_file() and int(path.name) in begins]
     name = str(facts.get("name", folder.name))
@@ -132,7 +127,7 @@ def read(folder: Path, read_raw: Callable[[list[Path], list[int]], pl.DataFrame]
         name=name,
         source=folder,
         windows=windows,
-        hardware=pl.DataFrame(facts.get("hardware", []), schema=schema.HARDWARE),
+        hardware=hardware,
         span_ps=span,
         origin_ns=facts.get("origin_ns"),
         stored=Steps(*_whole_run(ticks, seen, ops, devices), windows, name),
@@ -151,10 +146,12 @@ def read(folder: Path, read_raw: Callable[[list[Path], list[int]], pl.DataFrame]
 def _facts(path: Path) -> dict[str, Any]:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadProfile(f"{path}: not a run's run.json: {error}") from error
     if not isinstance(facts, dict) or "tpunb" not in facts:
         raise BadProfile(f"{path}: not a run's run.json: no 'tpunb' in it")
+    if not isinstance(facts["tpunb"], int):
+        raise BadProfile(f"{path}: not a run's run.json: its version is {facts['tpunb']!r:.40}")
     if facts["tpunb"] > VERSION:
         raise BadProfile(
             f"{path}: a run folder of version {facts['tpunb']}, by a later tpunb; this one reads {VERSION}",
@@ -163,10 +160,29 @@ def _facts(path: Path) -> dict[str, Any]:
     return facts
 
 
+def _tables(facts: dict[str, Any], path: Path) -> tuple[pl.DataFrame, pl.DataFrame, int]:
+    """Return what ``run.json`` says as windows, hardware and the run's length, 0 where a kill left none."""
+    host = str(facts.get("host", ""))
+    try:
+        rows = [
+            {"host": host, **{name: entry.get(name) for name in list(schema.WINDOWS)[1:]}}
+            for entry in facts.get("windows", [])
+        ]
+        windows = pl.DataFrame(rows, schema=schema.WINDOWS)
+        hardware = pl.DataFrame(facts.get("hardware", []), schema=schema.HARDWARE)
+        return windows, hardware, int(facts.get("span_ps", 0))
+    except (AttributeError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        reason = str(error).partition("\n")[0]
+        raise BadProfile(f"{path}: not a run's run.json: {reason}") from error
+
+
 def _parquet(path: Path, columns: schema.Schema) -> pl.DataFrame:
     try:
-        return schema.check(pl.read_parquet(path), columns, path.stem)
-    except (OSError, pl.exceptions.PolarsError) as error:
+        frame = pl.read_parquet(path, glob=False)  # a run's name may hold [ or *
+        return schema.check(frame, columns, path.stem)
+    except BadProfile as error:
+        raise BadProfile(f"{path}: {error}") from error
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         reason = str(error).partition("\n")[0]
         raise BadProfile(f"{path}: cannot be read: {reason}") from error
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import polars as pl
 
-from tpunb import charts
+from tpunb import charts, pictures
 from tpunb.export import phase_name
 from tpunb.frames import Phases, Profile, Steps
 
@@ -108,7 +108,7 @@ class Summary:
         return tables
 
     @cached_property
-    def _chart(self) -> charts.LayerPicture | None:
+    def _chart(self) -> pictures.LayerPicture | None:
         return None if self.phases is None or not len(self.phases.steps) else charts.timeline(self.phases)
 
     def __repr__(self) -> str:
@@ -121,7 +121,7 @@ class Summary:
         colours = {} if self.phases is None else {phase_name(k): v for k, v in charts.colours(self.phases).items()}
         notes = "".join(f'<p class="tpunb-note" role="note">{_safe(note)}</p>' for note in self._notes)
         tables = "".join(_table(*table, colours) for table in self._tables)
-        picture = "" if self._chart is None else charts.svg(self._chart)
+        picture = "" if self._chart is None else pictures.svg(self._chart)
         return (
             f'<div class="tpunb-summary"><style>{_STYLE}</style>'
             f'<p class="tpunb-headline">{_safe(self.headline)}</p><p class="tpunb-quiet">{_safe(self._facts)}</p>'
@@ -131,7 +131,7 @@ class Summary:
     def _repr_mimebundle_(self, *args: Any, **kwds: Any) -> dict[str, Any]:
         bundle = {"text/html": self._repr_html_(), "text/plain": repr(self)}
         if self._chart is not None:
-            bundle["image/png"] = base64.b64encode(charts.png(self._chart)).decode()
+            bundle["image/png"] = base64.b64encode(pictures.png(self._chart)).decode()
         return bundle
 
 

@@ -1,0 +1,89 @@
+"""How a chart draws itself: without a browser or a network, whatever Altair renderer is chosen.
+
+An SVG in the colours of the page around it, light or dark, for JupyterLab and exported notebooks; a PNG on white where
+HTML is not trusted.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any
+from uuid import uuid4
+from xml.etree import ElementTree
+
+import altair as alt
+import vl_convert
+
+_VEGA_LITE = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+
+
+class Picture(alt.TopLevelMixin):
+    """Shows itself as SVG, PNG and text."""
+
+    def _repr_mimebundle_(self, *args: Any, **kwds: Any) -> dict[str, Any]:
+        style = "color:var(--jp-content-font-color1,currentColor);overflow-x:auto"
+        return {
+            "text/html": f'<div class="tpunb-chart" style="{style}">{svg(self)}</div>',
+            "image/png": base64.b64encode(png(self)).decode(),
+            "text/plain": _description(self),
+        }
+
+
+class LayerPicture(Picture, alt.LayerChart):
+    """An ``altair.LayerChart`` that draws itself."""
+
+
+class VConcatPicture(Picture, alt.VConcatChart):
+    """An ``altair.VConcatChart`` that draws itself."""
+
+
+def svg(chart: alt.TopLevelMixin) -> str:
+    """Return an inline SVG: transparent, in the text colour of the page around it, its ids its own."""
+    spec = _themed(chart, "currentColor", "transparent")
+    root = ElementTree.fromstring(vl_convert.vegalite_to_svg(spec, _VEGA_LITE, allowed_base_urls=[]))
+    prefix = f"t{uuid4().hex[:10]}-"
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        label = element.get("aria-label")
+        for name, value in list(element.items()):
+            if name == "role" or name.startswith("aria-"):  # the picture is one image with one label
+                del element.attrib[name]
+            else:
+                value = re.sub(r"url\(['\"]?#(.+?)['\"]?\)", rf"url(#{prefix}\1)", value)
+                element.set(name, prefix + value if name == "id" else value)
+        if label is not None and element.tag == "path":
+            ElementTree.SubElement(element, "title").text = label  # what a browser shows under the pointer
+    look = {"xmlns": "http://www.w3.org/2000/svg", "style": "max-width:100%;height:auto"}
+    root.attrib |= look | {"role": "img", "aria-label": _description(chart)}
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def png(chart: alt.TopLevelMixin) -> bytes:
+    """Return a PNG on white, two pixels a point."""
+    spec = _themed(chart, "#1a1a1a", "white")
+    return vl_convert.vegalite_to_png(spec, _VEGA_LITE, scale=2, allowed_base_urls=[])
+
+
+def _themed(chart: alt.TopLevelMixin, ink: str, paper: str) -> dict[str, Any]:
+    """Return the spec with every colour that the chart leaves open set to `ink` on `paper`."""
+    with alt.data_transformers.enable("default"):  # whatever the user chose: the rows must be in the spec
+        spec: dict[str, Any] = chart.to_dict()
+    text = {"labelColor": ink, "titleColor": ink}
+    lines = {"domainColor": ink, "tickColor": ink, "gridColor": ink, "gridOpacity": 0.12}
+    ours: dict[str, dict[str, Any]] = {
+        "axis": text | lines | {"labelLimit": 300},
+        "legend": text | {"labelLimit": 300, "padding": 6, "columnPadding": 16},
+        "rule": {"color": ink},
+        "title": {"color": ink, "subtitleColor": ink, "anchor": "start", "offset": 12},
+        "text": {"color": ink},
+        "view": {"stroke": None},
+    }
+    theirs = spec.get("config", {})
+    spec["config"] = theirs | {part: values | theirs.get(part, {}) for part, values in ours.items()}
+    spec["config"].setdefault("background", paper)
+    return spec
+
+
+def _description(chart: alt.TopLevelMixin) -> str:
+    return str(getattr(chart, "description", "a chart"))
