@@ -238,7 +238,7 @@ def csv(folder: Path, phases: pl.DataFrame, top: pl.DataFrame) -> list[Path]:
             pl.col("first_step").alias("first step"),
             _ms("start_ps").alias("start (ms)"),
             _ms("dur_ps").alias("total time (ms)"),
-            (pl.col("share") * 100).fill_nan(None).alias("share of the run (%)"),
+            (pl.col("share") * 100).fill_nan(None).round(4).alias("share of the run (%)"),
             _ms("step_ps").alias("median step time (ms)"),
             _ms("device_ps").alias("device time (ms)"),
             _ms("idle_ps").alias("idle time (ms)"),
@@ -252,13 +252,13 @@ def csv(folder: Path, phases: pl.DataFrame, top: pl.DataFrame) -> list[Path]:
             pl.col("count").alias("calls"),
             _ms("total_ps").alias("total time (ms)"),
             _ms("self_ps").alias("self time (ms)"),
-            (pl.col("share") * 100).fill_nan(None).alias("share of self time (%)"),
+            (pl.col("share") * 100).fill_nan(None).round(4).alias("share of self time (%)"),
         )
     return [_write(folder / name, table.write_csv().encode()) for name, table in tables.items()]
 
 
 def _ms(column: str) -> pl.Expr:
-    return pl.col(column) / 1e9
+    return (pl.col(column) / 1e9).round(6)  # to the nanosecond
 
 
 def _text(column: str) -> pl.Expr:

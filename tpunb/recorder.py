@@ -154,7 +154,8 @@ def capture(
     """
     if keep not in ("none", "all"):
         raise ValueError(f"The keep parameter of capture must be 'none' or 'all'. Got {keep!r} instead.")
-    path = Path("runs", f"{datetime.now():%Y%m%d-%H%M%S}") if dir is None else Path(dir)
+    # absolute: the block may change its working directory
+    path = (Path("runs", f"{datetime.now():%Y%m%d-%H%M%S}") if dir is None else Path(dir)).absolute()
     with ExitStack() as stack:
         stack.enter_context(_alone(path))
         recorder = _Recorder(path, source or Local(), schedule or Schedule.continuous(), keep)

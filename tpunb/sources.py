@@ -45,17 +45,19 @@ class Local:
     def start(self) -> dict[str, Any]:
         """Open the server, unless this process has one already, and wait until it answers."""
         tf = need("tensorflow", extra="tensorflow")
-        if Local._address is None:
+        address = Local._address
+        if address is None:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 port = free.getsockname()[1]
             tf.profiler.experimental.server.start(port)
-            Local._address = f"127.0.0.1:{port}"
-        self._client = ProfilerClient(Local._address)
+            address = f"127.0.0.1:{port}"
+        self._client = ProfilerClient(address)
         try:
             self._client.wait_ready(_READY_SECONDS)
         except ServiceError as error:
-            raise CaptureBusy(f"TensorFlow's profiler server: {error}") from error
+            raise CaptureBusy(f"TensorFlow's profiler server: {error}", hint="try again: its port was taken") from error
+        Local._address = address
         devices = [device.name for device in tf.config.list_logical_devices()]
         return {"framework": "tensorflow", "framework_version": tf.__version__, "devices": devices}
 

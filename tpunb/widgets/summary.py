@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -83,7 +84,9 @@ class Summary:
     @property
     def _facts(self) -> str:
         raw = "none (statistics only)" if self.profile.read_events is None else "kept"
-        return f"{self.profile.name} · raw windows: {raw} · {self.profile.source}"
+        source, here = self.profile.source, Path.cwd()
+        where = source.relative_to(here) if source.is_relative_to(here) else source  # paths say who works where
+        return f"{self.profile.name} · raw windows: {raw} · {where}"
 
     @property
     def _notes(self) -> list[str]:

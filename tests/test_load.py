@@ -1,0 +1,430 @@
+"""One verb reads them all: run folders, logdirs, files of every form, one host or several; and the samples."""
+
+import gzip
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import polars as pl
+import pytest
+from test_recorder import pb, xspace
+
+import tpunb as tp
+from tpunb import schema
+from tpunb.errors import BadProfile, ProfileNotFound
+from tpunb.io import run_folder
+from tpunb.testing import toy_steps
+
+T0 = 1_700_000_000_000_000_000  # when the toys began, in nanoseconds since 1970
+MS = 1_000_000  # nanoseconds
+SAMPLES = ["keras_cnn", "keras_transformer"]
+
+
+def window(host="a", begin=T0, steps=(0, 1), op="MatMul"):
+    """The XSpace of a host that watched for 10 ms: steps of 2 ms, each with an operation of 1 ms."""
+    spans = [(n, begin + i * 2 * MS, begin + (i + 1) * 2 * MS) for i, n in enumerate(steps)]
+    space = pb.XSpace.FromString(xspace(begin, begin + 10 * MS, spans, [(op, a, a + MS) for _, a, _ in spans]))
+    space.hostnames[:] = [host] if host else []
+    return space.SerializeToString()
+
+
+def trace(op="Relu", steps=(0, 1)):
+    """The same as a Chrome trace, which names no host; in microseconds."""
+    marks = [
+        {"ph": "X", "pid": 1, "tid": 1, "ts": i * 2000, "dur": 2000, "name": "train", "args": {"step_num": str(n)}}
+        for i, n in enumerate(steps)
+    ]
+    ops = [{"ph": "X", "pid": 1, "tid": 2, "ts": i * 2000, "dur": 1000, "name": op} for i in range(len(steps))]
+    host = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/host:CPU"}}
+    return json.dumps({"traceEvents": [host, *marks, *ops]}).encode()
+
+
+def put(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def ops(profile):
+    return sorted(set(tp.steps(profile).ops["op"]))
+
+
+# -- one file -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "op"),
+    [
+        ("a.xplane.pb", window(), "MatMul"),
+        ("a.xplane.pb.gz", gzip.compress(window()), "MatMul"),
+        ("a.xplane.pb", gzip.compress(window()), "MatMul"),  # the first bytes tell, not the name
+        ("a.trace.json", trace(), "Relu"),
+        ("a.trace.json.gz", gzip.compress(trace()), "Relu"),
+        ("worker0.pt.trace.json", trace(), "Relu"),
+        ("exported.json", trace(), "Relu"),
+        ("exported.json.gz", gzip.compress(b"\n " + trace()), "Relu"),
+    ],
+    ids=["xplane", "xplane.gz", "xplane gzipped", "json", "json.gz", "torch", "any json", "any json.gz"],
+)
+def test_a_file_of_every_form_loads_and_gives_its_steps(tmp_path, name, data, op):
+    file = put(tmp_path / name, data)
+    profile = tp.load(file)
+    steps = tp.steps(profile)
+    assert steps.frame["step"].to_list() == [0, 1]
+    assert ops(profile) == [op]
+    assert (profile.name, profile.source) == (name, file)
+    assert profile.events.schema == schema.EVENTS
+    assert profile.windows.select("window", "error").rows() == [(0, None)]
+
+
+def test_a_path_may_be_a_string_or_anything_that_is_one(tmp_path):
+    class Place:
+        def __fspath__(self):
+            return str(file)
+
+    file = put(tmp_path / "a.xplane.pb", window())
+    assert repr(tp.load(str(file))) == repr(tp.load(file)) == repr(tp.load(Place()))
+
+
+def test_a_file_says_when_it_was_watched_and_for_how_long(tmp_path):
+    data = window()
+    profile = tp.load(put(tmp_path / "a.xplane.pb", data))
+    assert profile.origin_ns == T0
+    assert profile.span_ps == 10 * MS * 1000
+    assert profile.windows.row(0) == ("a", 0, 0, 10 * MS * 1000, 10 * MS * 1000, len(data), 4, 2, None)
+    assert repr(profile) == "Profile(a.xplane.pb, 1 host, 4 events, 0.01 s, 100% of the run observed)"
+
+
+def test_a_trace_that_does_not_say_was_watched_from_its_first_event_to_its_last(tmp_path):
+    span = {"ph": "X", "pid": 1, "tid": 1, "ts": 30, "dur": 10, "name": "a"}
+    profile = tp.load(put(tmp_path / "a.trace.json", json.dumps([span]).encode()))
+    assert profile.origin_ns is None
+    assert profile.windows.select("start_ps", "dur_ps").row(0) == (30_000_000, 10_000_000)
+    assert profile.observed == pytest.approx(0.25)
+
+
+def test_a_trace_of_no_events_is_an_empty_profile(tmp_path):
+    profile = tp.load(put(tmp_path / "a.trace.json", b'{"traceEvents": []}'))
+    assert profile.events.is_empty()
+    assert (profile.span_ps, profile.observed) == (0, 0.0)
+    with pytest.raises(tp.TpunbError, match="holds no steps"):
+        tp.steps(profile)
+
+
+# -- several files --------------------------------------------------------------------------------------------
+
+
+def two_hosts(tmp_path):
+    """Host b began 3 ms after host a."""
+    first = put(tmp_path / "a.xplane.pb", window("a"))
+    second = put(tmp_path / "b.xplane.pb", window("b", T0 + 3 * MS, op="Relu"))
+    return first, second
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_two_hosts_are_one_profile_on_one_clock(tmp_path, order):
+    profile = tp.load(two_hosts(tmp_path)[::order])
+    assert set(profile.events["host"]) == {"a", "b"}
+    assert profile.windows.sort("host").select("host", "start_ps", "dur_ps").rows() == [
+        ("a", 0, 10 * MS * 1000),
+        ("b", 3 * MS * 1000, 10 * MS * 1000),
+    ]
+    assert profile.windows["window"].to_list() == [0, 1]
+    begins = profile.events.group_by("host").agg(pl.col("start_ps").min()).sort(pl.col("host").cast(pl.String))
+    assert begins["start_ps"].to_list() == [0, 3 * MS * 1000]
+    assert (profile.origin_ns, profile.span_ps) == (T0, 13 * MS * 1000)
+    assert profile.observed == pytest.approx(10 / 13)
+    assert repr(profile).split(", ")[1] == "2 hosts"
+
+
+def test_lanes_of_two_hosts_do_not_collide(tmp_path):
+    events = tp.load(two_hosts(tmp_path)).events
+    lanes = events.select("host", "plane", "line", "lane").unique()
+    assert lanes.height == lanes["lane"].n_unique() == 4  # a thread of marks and one of operations, each host
+
+
+def test_steps_of_two_hosts_stay_apart(tmp_path):
+    steps = tp.steps(tp.load(two_hosts(tmp_path)))
+    assert steps.frame.select("host", "step").rows() == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    assert set(steps.ops.select("host", "op").rows()) == {("a", "MatMul"), ("b", "Relu")}
+
+
+@pytest.mark.parametrize(
+    ("ending", "data"),
+    [(".trace.json.gz", gzip.compress(trace())), (".xplane.pb", window(host=""))],
+    ids=["trace", "xplane"],
+)
+def test_two_hosts_that_do_not_say_who_they_are_bear_the_names_of_their_files(tmp_path, ending, data):
+    files = [put(tmp_path / f"{name}{ending}", data) for name in ("tpu-0", "tpu-1")]
+    profile = tp.load(files)
+    assert profile.windows["host"].to_list() == ["tpu-0", "tpu-1"]
+    steps = tp.steps(profile)
+    assert steps.frame.select("host", "step").rows() == [("tpu-0", 0), ("tpu-0", 1), ("tpu-1", 0), ("tpu-1", 1)]
+    assert steps.ops["count"].to_list() == [1] * 4
+    assert set(tp.load(files[0]).events["host"]) == {""}  # one alone needs no name
+
+
+def test_devices_of_two_hosts_are_told_apart(tmp_path):
+    device = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:TPU:0"}}
+    data = json.dumps([device, {"ph": "X", "pid": 1, "tid": 1, "ts": 0, "dur": 1, "name": "dot"}]).encode()
+    profile = tp.load([put(tmp_path / f"{host}.trace.json", data) for host in "ab"])
+    assert profile.hardware.select("host", "device").rows() == [("a", "/device:TPU:0"), ("b", "/device:TPU:0")]
+    assert "2 hosts, 2 TPUs" in repr(profile)
+
+
+def test_any_collection_of_paths_will_do(tmp_path):
+    files = two_hosts(tmp_path)
+    assert repr(tp.load(str(file) for file in files)) == repr(tp.load(tuple(files)))
+
+
+# -- folders --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_folder_loads_what_the_capture_stored(tmp_path):
+    steps = toy_steps("ab")
+    ticks = steps.frame.select("host", "step", "mark", "start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+    run_folder.write_window(tmp_path, 0, steps, ticks, None)
+    run_folder.write_run(tmp_path, {"name": "toy"})
+    profile = tp.load(tmp_path)
+    assert profile.source == tmp_path
+    assert tp.steps(profile).frame.rows() == steps.frame.rows()
+    with pytest.raises(tp.TpunbError, match="toy holds no raw events: its capture kept statistics only"):
+        profile.events  # noqa: B018
+
+
+def test_raw_windows_of_a_run_lie_where_they_were_watched(tmp_path):
+    for number in range(2):
+        run_folder.write_window(tmp_path, number, None, pl.DataFrame(schema=run_folder.TICKS), window(steps=[number]))
+    entries = [{"window": n, "start_ps": n * 10**12, "dur_ps": 10**10, "events": 2} for n in range(2)]
+    run_folder.write_run(tmp_path, {"name": "toy", "windows": entries})
+    events = tp.load(tmp_path).events
+    marks = events.filter(pl.col("step_num").is_not_null())
+    assert marks.select("step_num", "start_ps").rows() == [(0, 0), (1, 10**12)]
+    assert events["lane"].n_unique() == 4
+
+
+def test_a_logdir_gives_every_host_of_its_session(tmp_path):
+    session = tmp_path / "logs" / "plugins" / "profile" / "2024_01_01_00_00_00"
+    put(session / "a.xplane.pb", window("a"))
+    put(session / "b.xplane.pb", window("b"))
+    put(session / "a.input_pipeline.json", b"{}")  # other files of a session are no profiles
+    put(tmp_path / "logs" / "train" / "events.out.tfevents.1", b"scalars")
+    profile = tp.load(tmp_path / "logs")
+    assert profile.windows["host"].to_list() == ["a", "b"]
+    assert (profile.name, profile.source) == ("logs", tmp_path / "logs")
+
+
+def test_the_sessions_of_a_logdir_follow_one_another(tmp_path):
+    for number in range(2):
+        put(
+            tmp_path / "plugins" / "profile" / f"session {number}" / "a.xplane.pb",
+            window("a", T0 + number * 1000 * MS, steps=[number]),
+        )
+    profile = tp.load(tmp_path)
+    assert profile.windows.select("host", "start_ps").rows() == [("a", 0), ("a", 1000 * MS * 1000)]
+    assert tp.steps(profile).frame.select("step", "start_ps").rows() == [(0, 0), (1, 1000 * MS * 1000)]
+    assert profile.gaps.rows() == [("a", 10 * MS * 1000, 990 * MS * 1000)]
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        (("a.xplane.pb", window()), ("a.trace.json.gz", gzip.compress(trace()))),
+        (("a.xplane.pb.gz", gzip.compress(window())), ("a.trace.json", trace())),
+        (("a.xplane.pb", window()), ("a.xplane.pb.gz", gzip.compress(window()))),
+    ],
+    ids=["json.gz", "json", "packed"],
+)
+def test_a_twin_of_the_same_host_is_not_counted_again(tmp_path, better, worse):
+    for name, data in (worse, better):
+        put(tmp_path / name, data)
+    profile = tp.load(tmp_path)
+    assert profile.windows.height == 1
+    assert ops(profile) == ["MatMul"]
+    assert tp.steps(profile).ops["count"].to_list() == [1, 1]
+
+
+def test_a_trace_without_a_twin_is_read_beside_the_xplanes(tmp_path):
+    put(tmp_path / "a.xplane.pb", window("a"))
+    put(tmp_path / "b.trace.json.gz", gzip.compress(trace()))
+    put(tmp_path / "elsewhere" / "a.trace.json.gz", gzip.compress(trace()))  # another session's: no twin
+    assert sorted(tp.load(tmp_path).windows["host"]) == ["a", "a", "b"]
+
+
+# -- what cannot be read --------------------------------------------------------------------------------------
+
+
+def test_nothing_there_is_told_with_what_is(tmp_path):
+    for name in ("bert", "resnet"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(ProfileNotFound) as caught:
+        tp.load(tmp_path / "brt")
+    assert str(caught.value) == f"nothing is at {tmp_path / 'brt'}"
+    assert caught.value.hint == f"{tmp_path} holds bert, resnet"
+    with pytest.raises(FileNotFoundError) as caught:
+        tp.load(tmp_path / "no" / "where")
+    assert caught.value.hint == f"{tmp_path / 'no'} is no folder either"
+
+
+def test_an_empty_folder_is_told(tmp_path):
+    with pytest.raises(ProfileNotFound, match=r"holds no profile: no run\.json and no file ending in") as caught:
+        tp.load(tmp_path)
+    assert caught.value.hint == f"{tmp_path} is empty"
+
+
+def test_a_folder_of_other_things_is_told_with_what_it_holds(tmp_path):
+    put(tmp_path / "model.keras", b"weights")
+    with pytest.raises(ProfileNotFound, match="holds no profile") as caught:
+        tp.load(tmp_path)
+    assert caught.value.hint == f"{tmp_path} holds model.keras"
+
+
+@pytest.mark.parametrize("empty", [[], (), iter(())], ids=["list", "tuple", "iterator"])
+def test_no_paths_at_all_are_told(empty):
+    with pytest.raises(ProfileNotFound, match="the list of profiles is empty"):
+        tp.load(empty)
+
+
+def test_the_one_missing_file_of_a_list_is_named(tmp_path):
+    here = put(tmp_path / "a.xplane.pb", window())
+    with pytest.raises(ProfileNotFound, match=re.escape(f"nothing is at {tmp_path / 'b.xplane.pb'}")) as caught:
+        tp.load([here, tmp_path / "b.xplane.pb"])
+    assert caught.value.hint == f"{tmp_path} holds a.xplane.pb"
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)
+ZIPPED = gzip.compress(window())
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "seen"),
+    [
+        ("a.xplane.pb", b"", "the file is empty"),
+        ("a.xplane.pb", window()[:-9], "bytes"),
+        ("a.xplane.pb", PNG, "PNG"),
+        ("a.xplane.pb", b"plain words", "plain words"),
+        ("a.xplane.pb.gz", ZIPPED[: len(ZIPPED) // 2], "cannot be read"),
+        ("a.xplane.pb.gz", ZIPPED[:-8] + bytes(8), "cannot be read"),
+        ("a.xplane.pb.gz", gzip.compress(b""), "the file is empty"),
+        ("a.trace.json", b"", "the file is empty"),
+        ("a.trace.json", trace()[:-9], "no JSON"),
+        ("a.trace.json.gz", gzip.compress(trace())[:-12], "cannot be read"),
+        ("a.trace.json", b'{"rows": 1}', r"no Chrome trace: an object with \['rows'\]"),
+        ("plot.png", PNG, r"not a profile by its name or its first bytes b'\\x89PNG"),
+        ("notes.txt", b"plain words", r"first bytes b'plain wo'"),
+        ("empty.bin", b"", r"first bytes b''"),
+        ("notes.txt", b"[not json]", "no JSON"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_what_is_no_profile_is_named_with_what_was_seen(tmp_path, name, data, seen):
+    file = put(tmp_path / name, data)
+    for where in (file, [file]):
+        with pytest.raises(BadProfile, match=re.escape(str(file)) + ".*" + seen) as caught:
+            tp.load(where)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_folder_in_a_list_of_files_is_told(tmp_path):
+    with pytest.raises(BadProfile, match=re.escape(str(tmp_path)) + ": cannot be read"):
+        tp.load([tmp_path])
+
+
+# -- real captures --------------------------------------------------------------------------------------------
+
+
+def test_a_real_capture_says_what_it_is(real_profiles):
+    profile = tp.load(real_profiles / "tpu-v6e-4_jax_host-offload.xplane.pb")
+    assert repr(profile) == (
+        "Profile(tpu-v6e-4_jax_host-offload.xplane.pb, 1 host, 4 TPUs, 26.7k events, 98.6 s, 100% of the run observed)"
+    )
+    assert profile.hardware["kind"].unique().to_list() == ["TPU v6 Lite"]
+    assert (profile.hardware["peak_flops"] > 1e14).all()
+
+
+def test_a_folder_of_real_captures_is_read_with_one_window_a_host(real_profiles):
+    profile = tp.load(real_profiles)
+    captures = {
+        path.name.partition(".")[0] for kind in ("*.xplane.pb", "*.trace.json.gz") for path in real_profiles.glob(kind)
+    }
+    assert len(captures) >= 5
+    assert profile.windows.height == len(captures)
+    assert profile.events.height == profile.windows["events"].sum()
+
+
+# -- samples --------------------------------------------------------------------------------------------------
+
+
+def folder_of(name):
+    return tp.sample(name).source
+
+
+def test_an_unknown_sample_lists_those_there_are():
+    with pytest.raises(ProfileNotFound, match="no sample is named 'kears_cnn'") as caught:
+        tp.sample("kears_cnn")
+    assert caught.value.hint == f"there are {', '.join(SAMPLES)}"
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_sample_is_small_and_holds_statistics_only(name):
+    files = [path for path in folder_of(name).rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".toml", ".parquet"}
+    assert sum(path.stat().st_size for path in files) < 1_000_000
+    with pytest.raises(tp.TpunbError, match="statistics only"):
+        tp.sample(name).events  # noqa: B018
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_sample_says_what_it_is_and_how_to_record_it_again(name):
+    about = tomllib.loads((folder_of(name) / "about.toml").read_text(encoding="utf-8"))
+    steps = tp.steps(tp.sample(name))
+    assert about["name"] == tp.sample(name).name == name
+    assert (about["steps"], about["seen_in_full"]) == (len(steps), len(steps.full()))
+    assert {"what", "run", "recorded", "device", "versions"} <= set(about)
+    python, script, which = about["again"].split()
+    assert (python, which) == ("python", name)
+    assert (Path(tp.__file__).parents[1] / script).is_file()
+
+
+def words(value):
+    """Every string of a JSON or TOML value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield key
+            yield from words(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from words(one)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_sample_tells_nothing_of_the_machine_it_was_recorded_on(name):
+    folder = folder_of(name)
+    texts = [
+        *words(json.loads((folder / "run.json").read_text(encoding="utf-8"))),
+        *words(tomllib.loads((folder / "about.toml").read_text(encoding="utf-8"))),
+    ]
+    for file in folder.rglob("*.parquet"):
+        frame = pl.read_parquet(file).select(
+            pl.col(pl.String, pl.Categorical, pl.Enum).cast(pl.String).unique().implode()
+        )
+        texts += [text for column in frame.row(0) for text in column if text is not None]
+    assert len(texts) > 100
+    absolute = re.compile(r"(?:^|[\s'\"=(])(?:/(?!device:|host:)|~|[A-Za-z]:\\|file:)")
+    assert [text for text in texts if absolute.search(text)] == []
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_phases_of_a_sample_keep_training_and_testing_apart(name):
+    phases = tp.phases(tp.steps(tp.sample(name)))
+    counts = phases.labelled.group_by("mark", "phase").len().sort("len")
+    marks = {mark: counts.filter(pl.col("mark") == mark) for mark in counts["mark"].unique()}
+    assert set(marks) == {"train", "test"}
+    homes = {mark: rows["phase"][-1] for mark, rows in marks.items()}
+    assert -1 not in homes.values()
+    assert homes["train"] != homes["test"]
+    for rows in marks.values():
+        assert rows["len"][-1] / rows["len"].sum() > 0.5
