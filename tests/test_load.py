@@ -96,12 +96,12 @@ def test_a_file_says_when_it_was_watched_and_for_how_long(tmp_path):
     assert repr(profile) == "Profile(a.xplane.pb, 1 host, 4 events, 0.01 s, 100% of the run observed)"
 
 
-def test_a_trace_that_does_not_say_was_watched_from_its_first_event_to_its_last(tmp_path):
+def test_a_trace_that_does_not_say_was_watched_until_its_last_event(tmp_path):
     span = {"ph": "X", "pid": 1, "tid": 1, "ts": 30, "dur": 10, "name": "a"}
     profile = tp.load(put(tmp_path / "a.trace.json", json.dumps([span]).encode()))
     assert profile.origin_ns is None
-    assert profile.windows.select("start_ps", "dur_ps").row(0) == (30_000_000, 10_000_000)
-    assert profile.observed == pytest.approx(0.25)
+    assert profile.windows.select("start_ps", "dur_ps").row(0) == (0, 40_000_000)
+    assert profile.observed == 1
 
 
 def test_a_trace_of_no_events_is_an_empty_profile(tmp_path):
@@ -227,6 +227,25 @@ def test_the_sessions_of_a_logdir_follow_one_another(tmp_path):
     assert profile.gaps.rows() == [("a", 10 * MS * 1000, 990 * MS * 1000)]
 
 
+def test_sessions_whose_steps_bear_the_same_numbers_stay_apart(tmp_path):
+    for number in range(2):
+        put(
+            tmp_path / "plugins" / "profile" / f"session {number}" / "a.xplane.pb",
+            window("a", T0 + number * 1000 * MS, steps=[7]),
+        )
+    steps = tp.steps(tp.load(tmp_path))
+    assert steps.frame.select("host", "step").rows() == [("a session 0", 7), ("a session 1", 7)]
+    assert steps.ops["host"].unique().sort().to_list() == ["a session 0", "a session 1"]
+
+
+def test_a_folder_of_runs_names_them(tmp_path):
+    for name in ("bert", "resnet"):
+        run_folder.write_run(tmp_path / name, {"name": name, "windows": []})
+    with pytest.raises(ProfileNotFound, match="is no run but holds 2") as caught:
+        tp.load(tmp_path)
+    assert caught.value.hint == "load one of bert, resnet"
+
+
 @pytest.mark.parametrize(
     ("better", "worse"),
     [
@@ -249,7 +268,7 @@ def test_a_trace_without_a_twin_is_read_beside_the_xplanes(tmp_path):
     put(tmp_path / "a.xplane.pb", window("a"))
     put(tmp_path / "b.trace.json.gz", gzip.compress(trace()))
     put(tmp_path / "elsewhere" / "a.trace.json.gz", gzip.compress(trace()))  # another session's: no twin
-    assert sorted(tp.load(tmp_path).windows["host"]) == ["a", "a", "b"]
+    assert sorted(tp.load(tmp_path).windows["host"]) == sorted([f"a {tmp_path.name}", "a elsewhere", "b"])
 
 
 # -- what cannot be read --------------------------------------------------------------------------------------

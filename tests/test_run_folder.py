@@ -219,8 +219,8 @@ def test_raw_windows_are_read_from_where_they_began(tmp_path):
     run_folder.write_run(tmp_path, facts(entry(0, 5), entry(1, 15), entry(2, 25)))
     asked = []
 
-    def read_raw(files, begins):
-        asked.extend((file.read_bytes(), begin) for file, begin in zip(files, begins, strict=True))
+    def read_raw(files, origin_ns, begins):
+        asked.extend((file.read_bytes(), begins[number]) for number, file in files.items())
         return schema.empty(schema.EVENTS)
 
     profile = run_folder.read(tmp_path, read_raw)

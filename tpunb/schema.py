@@ -129,7 +129,7 @@ def check(frame: pl.DataFrame, schema: Schema, what: str) -> pl.DataFrame:
     if missing:
         raise BadProfile(
             f"the {what} frame lacks {missing}; it has {frame.columns}",
-            hint=f"its columns are listed in tpunb.schema.{what.upper()}",
+            hint=f"its columns are listed in tpunb.schema.{what.upper()}" if what.upper() in globals() else None,
         )
     try:
         return frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items())

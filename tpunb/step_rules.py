@@ -70,7 +70,7 @@ def from_clock(events: pl.DataFrame, ticks: pl.DataFrame) -> pl.DataFrame:
             seen=pl.when(pl.col("step").is_in(marked.implode())).then(pl.lit("full")).otherwise(pl.lit("partial")),
         ).sort("start_ps"),
         INTERVALS,
-        "steps",
+        "intervals",
     )
 
 
@@ -83,7 +83,7 @@ def find(events: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     for rule, look in (("marks", _by_marks), ("steps line", _by_steps_line), ("modules", _by_modules)):
         found = look(events)
         if found.height:
-            return schema.check(found, INTERVALS, "steps"), rule
+            return schema.check(found, INTERVALS, "intervals"), rule
     return schema.empty(INTERVALS), "none"
 
 

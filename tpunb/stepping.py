@@ -80,7 +80,7 @@ def _from_rule(rows: pl.DataFrame, rule: StepRule) -> pl.DataFrame:
             seen=seen,
         ),
         step_rules.INTERVALS,
-        "steps",
+        "intervals",
     )
 
 

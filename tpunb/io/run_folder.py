@@ -30,6 +30,7 @@ from tpunb.frames import Profile, Steps
 
 RUN = "run.json"
 VERSION = 1
+_RAW = "raw.xplane.pb"
 
 TICKS: schema.Schema = {
     "host": pl.String(),
@@ -59,7 +60,7 @@ def write_window(folder: Path, number: int, steps: Steps | None, ticks: pl.DataF
         steps.ops.write_parquet(aside / "ops.parquet")
         steps.devices.write_parquet(aside / "devices.parquet")
     if raw is not None:
-        (aside / "raw.xplane.pb").write_bytes(raw)
+        (aside / _RAW).write_bytes(raw)
     aside.rename(folder / "windows" / f"{number:05d}")
 
 
@@ -95,7 +96,7 @@ def is_run(folder: Path) -> bool:
     return (folder / RUN).is_file()
 
 
-def read(folder: Path, read_raw: Callable[[list[Path], list[int]], pl.DataFrame]) -> Profile:
+def read(folder: Path, read_raw: Callable[[dict[int, Path], int | None, dict[int, int]], pl.DataFrame]) -> Profile:
     """Read a run, finished or not.
 
     Parameters
@@ -103,7 +104,7 @@ def read(folder: Path, read_raw: Callable[[list[Path], list[int]], pl.DataFrame]
     folder
         The run's.
     read_raw
-        Decodes raw XPlane files to EVENTS, each moved by as many picoseconds.
+        Decodes the raw windows, by number, to EVENTS in the run's time, given its origin and when each began.
 
     Raises
     ------
@@ -120,8 +121,8 @@ def read(folder: Path, read_raw: Callable[[list[Path], list[int]], pl.DataFrame]
     devices = _stack(folders, "devices.parquet", schema.DEVICES)
     ends = [windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item(), ticks["end_ps"].max()]
     span = known_ps or max((int(end) for end in ends if end is not None), default=0)
+    raw = {int(path.name): path / _RAW for path in folders if (path / _RAW).is_file()}
     begins = dict(windows.select("window", "start_ps").iter_rows())
-    raw = [path for path in folders if (path / "raw.xplane.pb").is_file() and int(path.name) in begins]
     name = str(facts.get("name", folder.name))
     return Profile(
         name=name,
@@ -131,15 +132,7 @@ def read(folder: Path, read_raw: Callable[[list[Path], list[int]], pl.DataFrame]
         span_ps=span,
         origin_ns=facts.get("origin_ns"),
         stored=Steps(*_whole_run(ticks, seen, ops, devices), windows, name),
-        read_events=(
-            partial(
-                read_raw,
-                [path / "raw.xplane.pb" for path in raw],
-                [begins[int(path.name)] for path in raw],
-            )
-            if raw
-            else None
-        ),
+        read_events=partial(read_raw, raw, facts.get("origin_ns"), begins) if raw else None,
     )
 
 
