@@ -1,5 +1,3 @@
-import base64
-import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -52,35 +50,6 @@ def test_a_chart_is_an_altair_value_that_says_what_it_is(chart, tmp_path):
     assert "mine" in pictures.svg(again)
     made.save(tmp_path / "chart.svg")
     assert "currentColor" not in (tmp_path / "chart.svg").read_text()
-
-
-@pytest.mark.parametrize("chart", ALL, ids=lambda c: c.__name__)
-def test_a_chart_shows_itself_without_a_network(chart):
-    before = alt.renderers.active
-    bundle = chart(phases_of())._repr_mimebundle_()
-    assert set(bundle) == {"text/html", "image/png", "text/plain"}
-    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
-    html = bundle["text/html"]
-    assert not re.search(r"<script|src=|href=|url\(['\"]?http|@import", html)
-    assert 'role="img"' in html
-    assert 'aria-label="' in html
-    assert "currentColor" in html
-    assert 'fill="white"' not in html
-    assert alt.renderers.active == before
-
-
-def test_ids_differ_between_renderings_and_are_found():
-    chart = charts.timeline(phases_of())
-    one, two = pictures.svg(chart), pictures.svg(chart)
-    ids = [set(re.findall(r'\bid="(.+?)"', text)) for text in (one, two)]
-    assert not ids[0] & ids[1]
-    clipped = (chart.layer[0] + chart.layer[0]).properties(description="clipped")
-    clipped.layer[0].mark = alt.MarkDef("rect", clip=True)
-    one, two = pictures.svg(clipped), pictures.svg(clipped)
-    ids = [set(re.findall(r'\bid="(.+?)"', text)) for text in (one, two)]
-    assert ids[0]
-    assert not ids[0] & ids[1]
-    assert set(re.findall(r"url\(#(.+?)\)", one)) <= ids[0]
 
 
 def test_the_timeline_merges_consecutive_steps_of_a_phase_in_seconds():
