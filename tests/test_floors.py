@@ -16,6 +16,7 @@ FLOORS = [
     {"frames"},
     {"io", "stepping", "cluster", "marking"},
     {"sources"},
+    {"watcher"},
     {"recorder"},
     {"pictures"},
     {"charts"},

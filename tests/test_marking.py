@@ -53,7 +53,7 @@ def test_the_times_are_those_of_the_wall(clock):
 
 def test_steps_may_bring_their_own_rising_numbers(clock):
     for number in (10, 20, 30):
-        clock.begin("train", number)
+        clock.begin("train", step=number)
     clock.end()
     assert [step for step, _ in steps_of(clock)] == [10, 20, 30]
 
@@ -62,10 +62,10 @@ def test_a_number_that_was_used_is_replaced_and_told_once(clock):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for number in (0, 1, 0, 1):  # two epochs that both count from 0
-            clock.begin("train", number)
+            clock.begin("train", step=number)
         clock.end()
     assert [step for step, _ in steps_of(clock)] == [0, 1, 2, 3]
-    assert [str(warning.message) for warning in told] == ["step 0 was marked before; steps are numbered on from 2"]
+    assert [str(warning.message) for warning in told] == ["step 0 is not above the last; steps are numbered on from 2"]
 
 
 def test_a_step_that_never_did_its_work_is_given_to_the_one_before(clock):

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 import tpunb as tp
-from tpunb import recorder
+from tpunb import watcher
 from tpunb.errors import CaptureBusy
 from tpunb.recorder import Schedule
 
@@ -137,14 +137,14 @@ def test_the_last_window_is_ended_not_waited_for(tmp_path):
 
 def test_the_next_window_is_asked_for_while_the_last_is_written(tmp_path, monkeypatch):
     writing, go_on = threading.Event(), threading.Event()
-    write = recorder.run_folder.write_window
+    write = watcher.run_folder.write_window
 
     def slow(*args):
         writing.set()
         assert go_on.wait(20)
         write(*args)
 
-    monkeypatch.setattr(recorder.run_folder, "write_window", slow)
+    monkeypatch.setattr(watcher.run_folder, "write_window", slow)
     source = StandIn()
     with tp.capture(tmp_path / "run", source=source, schedule=SHORT):
         source.wait_asked()
@@ -162,7 +162,7 @@ def test_an_exception_goes_on_unchanged_and_what_was_recorded_stays(tmp_path):
                 if i == 50:
                     raise error
     assert caught.value is error
-    assert facts(run)["state"] == "ended by an exception"
+    assert facts(run)["state"] == "ended by ValueError"
     assert tp.load(run).stored.frame["step"].to_list() == list(range(51))
 
 
@@ -203,7 +203,7 @@ def test_a_disk_that_is_full_is_told_at_the_end_and_never_ends_the_training(tmp_
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(recorder.run_folder, "write_window", full)
+    monkeypatch.setattr(watcher.run_folder, "write_window", full)
     source = StandIn()
     with (
         pytest.warns(RuntimeWarning, match="No space left"),
@@ -384,7 +384,7 @@ def test_an_interrupt_from_outside_ends_the_run_in_order(tmp_path):
     process = running(tmp_path / "run")
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(60) == -signal.SIGINT
-    assert facts(tmp_path / "run")["state"] == "ended by an exception"
+    assert facts(tmp_path / "run")["state"] == "ended by KeyboardInterrupt"
     assert len(tp.steps(tp.load(tmp_path / "run")).full()) > 10
 
 

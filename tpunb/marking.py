@@ -1,7 +1,7 @@
 """Marks the steps of a running program: our own clock for every step, and the framework's annotation.
 
 A step that Keras runs lasts until the next one begins, so that what happens between batches (a checkpoint saved, a
-callback) belongs to the step after which it happened and no time is lost.
+callback) belongs to the step after which it happened. Within a step that the user marked himself, Keras marks none.
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, NamedTuple
+
+_KINDS = ("train", "test", "predict")
+_INHERITED = object()
 
 Annotate = Callable[[str, int], AbstractContextManager[Any]]
 """Opens the framework's own step annotation: (mark, step number) -> context manager."""
@@ -26,17 +30,18 @@ class Tick(NamedTuple):
     end_ns: int
 
 
-@dataclass
+@dataclass(eq=False)
 class _Open:
     step: int
     mark: str
     start_ns: int
     annotation: AbstractContextManager[Any]
     complete: bool
+    explicit: bool
 
 
 class StepClock:
-    """Notes every step of a run: its number, mark, begin and end.
+    """Notes every step of a run: its number, mark, begin and end. One thread at a time marks.
 
     Parameters
     ----------
@@ -51,8 +56,10 @@ class StepClock:
         self._ticks: list[Tick] = []
         self._warned = False
 
-    def begin(self, mark: str, step: int | None = None, *, complete: bool = True) -> None:
-        """Begin a step, which ends the one before.
+    def begin(self, mark: str, *, step: int | None = None, complete: bool = True, explicit: bool = False) -> object:
+        """Begin a step, which ends the one before; return it, for `end`.
+
+        Within a step that the user marked himself there are no others: None comes back, and nothing changes.
 
         Parameters
         ----------
@@ -62,47 +69,61 @@ class StepClock:
             Its number; numbers rise through a run, so one that does not is replaced by the next, with a warning.
         complete
             False where `finished` will tell that the step did its work.
+        explicit
+            Whether the user marked it himself.
         """
+        if self._open is not None and self._open.explicit:
+            return None
         self.end()
-        number = self._next if step is None else int(step)
+        number = self._next if step is None else step
         if number < self._next:
             if not self._warned:
                 self._warned = True
-                warnings.warn(f"step {number} was marked before; steps are numbered on from {self._next}", stacklevel=4)
+                warnings.warn(
+                    f"step {number} is not above the last; steps are numbered on from {self._next}", stacklevel=4
+                )
             number = self._next
         self._next = number + 1
         annotation = self._annotate(mark, number)
         start_ns = time.time_ns()
         annotation.__enter__()
-        self._open = _Open(number, mark, start_ns, annotation, complete)
+        self._open = _Open(number, mark, start_ns, annotation, complete, explicit)
+        return self._open
 
     def finished(self) -> None:
         """Tell that the open step did its work; it goes on until the next begins."""
         if self._open is not None:
             self._open.complete = True
 
-    def end(self) -> None:
-        """End the open step, if there is one.
+    def end(self, step: object = None) -> None:
+        """End the open step, if there is one; where `step` is given, only if it is that one.
 
         A step that never did its work (Keras begins one more at the end of data of unknown length) is no step: its
         time is given to the one before, and the next takes its number.
         """
-        step, self._open = self._open, None
-        if step is None:
+        ending = self._open
+        if ending is None or (step is not None and step is not ending):
             return
-        step.annotation.__exit__(None, None, None)
-        number = step.step
-        if not step.complete:
+        self._open = None
+        ending.annotation.__exit__(None, None, None)
+        number = ending.step
+        if not ending.complete:
             self._next = number
             number -= 1
         if number >= 0:
-            self._ticks.append(Tick(number, step.mark, step.start_ns, time.time_ns()))
+            self._ticks.append(Tick(number, ending.mark, ending.start_ns, time.time_ns()))
+
+    def leave(self, *, done: bool) -> None:
+        """End the open step of a framework's loop that is over; a step cut short by an exception is forgotten."""
+        if self._open is not None and not self._open.explicit:
+            (self.end if done else self.abandon)()
 
     def abandon(self) -> None:
         """End the open step; one that did not finish its work is forgotten."""
         step = self._open
         if step is not None and not step.complete:
             self._open = None
+            self._next = step.step
             step.annotation.__exit__(None, None, None)
         self.end()
 
@@ -122,56 +143,61 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
     """Mark every batch of ``fit``, ``evaluate`` and ``predict`` while the block runs.
 
     Every list of Keras callbacks goes through ``keras.callbacks.CallbackList``; for the time of the block its hooks
-    tell the clock too, and then they are as they were. The hooks run in the training thread even where Keras hands
-    its callbacks to another.
+    tell the clock too, in the training thread even where Keras hands its callbacks to another. The last step ends
+    when the outermost of the three methods does. Afterwards all is as it was.
     """
-    from keras.callbacks import CallbackList
+    import keras
 
-    training: list[Any] = []
+    depth = 0
 
-    def begin(mark: str) -> Callable[..., None]:
-        return lambda _: clock.begin(mark, complete=False)
+    def batches(kind: str, hook: str) -> Callable[[], object]:
+        return lambda: clock.begin(kind, complete=False) if hook == "begin" else clock.finished()
 
-    def end_of(kind: str) -> Callable[..., None]:
-        def ended(callbacks: Any) -> None:
-            if kind == "train":
-                training.clear()
-            # an evaluation inside `fit` shares its list: the run goes on, and with it the last step
-            if not any(callbacks is outer for outer in training):
-                clock.end()
-
-        return ended
-
-    def train_begins(callbacks: Any) -> None:
-        training[:] = [callbacks]
-
-    before: dict[str, Callable[[Any], None]] = {"on_train_begin": train_begins}
-    after: dict[str, Callable[[Any], None]] = {}
-    for kind in ("train", "test", "predict"):
-        before[f"on_{kind}_batch_begin"] = begin(kind)
-        before[f"on_{kind}_batch_end"] = lambda _: clock.finished()
-        after[f"on_{kind}_end"] = end_of(kind)
-
-    originals = {name: CallbackList.__dict__[name] for name in (*before, *after)}
-
-    def told(name: str) -> Callable[..., Any]:
-        original, first, last = originals[name], before.get(name), after.get(name)
-
+    def told(original: Callable[..., Any], tell: Callable[[], object]) -> Callable[..., Any]:
+        @wraps(original)
         def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if first is not None:
-                first(self)
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                if last is not None:
-                    last(self)
+            tell()
+            return original(self, *args, **kwargs)
 
         return hook
 
-    for name in originals:
-        setattr(CallbackList, name, told(name))
+    def enclosed(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
+            __tracebackhide__ = True
+            depth += 1
+            done = False
+            try:
+                value = original(self, *args, **kwargs)
+                done = True
+            finally:
+                depth -= 1
+                if depth == 0:
+                    clock.leave(done=done)
+            return value
+
+        return method
+
+    hooks = {f"on_{kind}_batch_{hook}": batches(kind, hook) for kind in _KINDS for hook in ("begin", "end")}
+    with ExitStack() as replaced:
+        for name, tell in hooks.items():
+            owner = keras.callbacks.CallbackList
+            replaced.enter_context(_replaced(owner, name, told(getattr(owner, name), tell)))
+        for name in ("fit", "evaluate", "predict"):
+            replaced.enter_context(_replaced(keras.Model, name, enclosed(getattr(keras.Model, name))))
+        yield
+
+
+@contextmanager
+def _replaced(owner: type, name: str, value: object) -> Iterator[None]:
+    """Give a class an attribute for the time of the block, its own or one that hides an inherited one."""
+    own = vars(owner).get(name, _INHERITED)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        for name, original in originals.items():
-            setattr(CallbackList, name, original)
+        if own is _INHERITED:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)

@@ -16,11 +16,11 @@ Times in the Parquet files are picoseconds since the run's ``origin_ns``.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import polars as pl
 
@@ -45,14 +45,14 @@ TICKS: schema.Schema = {
 def write_run(folder: Path, facts: dict[str, Any]) -> None:
     """Write ``run.json`` to the side and rename it, so that a reader never sees half of it."""
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".{RUN}.{os.getpid()}"
+    aside = folder / f".{RUN}.{uuid4().hex[:8]}"
     aside.write_text(json.dumps({"tpunb": VERSION, **facts}, indent=1), encoding="utf-8")
     aside.replace(folder / RUN)
 
 
 def write_window(folder: Path, number: int, steps: Steps | None, ticks: pl.DataFrame, raw: bytes | None) -> None:
     """Write one window as a folder to the side and rename it."""
-    aside = folder / "windows" / f".{number:05d}.{os.getpid()}"
+    aside = folder / "windows" / f".{number:05d}.{uuid4().hex[:8]}"
     aside.mkdir(parents=True)
     ticks.write_parquet(aside / "ticks.parquet")
     if steps is not None:
