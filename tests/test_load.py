@@ -345,9 +345,27 @@ def test_what_is_no_profile_is_named_with_what_was_seen(tmp_path, name, data, se
         assert "\n" not in str(caught.value)
 
 
-def test_a_folder_in_a_list_of_files_is_told(tmp_path):
-    with pytest.raises(BadProfile, match=re.escape(str(tmp_path)) + ": cannot be read"):
+def test_a_list_may_hold_logdirs(tmp_path):
+    put(tmp_path / "one" / "a.xplane.pb", window("a"))
+    put(tmp_path / "b.xplane.pb", window("b"))
+    assert tp.load([tmp_path / "one", tmp_path / "b.xplane.pb"]).windows["host"].to_list() == ["a", "b"]
+
+
+def test_an_empty_logdir_in_a_list_is_told(tmp_path):
+    with pytest.raises(ProfileNotFound, match=re.escape(str(tmp_path)) + " holds no profile"):
         tp.load([tmp_path])
+
+
+def test_a_run_in_a_list_is_told(tmp_path):
+    run_folder.write_run(tmp_path / "bert", {"name": "bert", "windows": []})
+    with pytest.raises(tp.TpunbError, match="is a run"):
+        tp.load([tmp_path / "bert"])
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"runs/bert"])
+def test_what_is_no_path_is_told_in_a_sentence(wrong):
+    with pytest.raises(TypeError, match="The path parameter of load must be a path or a list of paths"):
+        tp.load(wrong)
 
 
 # -- real captures --------------------------------------------------------------------------------------------

@@ -141,6 +141,41 @@ def test_bad_options_are_usage_errors_and_run_nothing(shell, line, said):
     assert "ran" not in shell.user_ns
 
 
+def test_a_folder_that_holds_something_else_is_a_usage_error(shell, tmp_path):
+    from IPython.core.error import UsageError
+
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="holds something else"):
+        shell.run_line_magic("tpupoint", f"--run {tmp_path} 1 + 1")
+
+
+def test_top_level_await_is_a_usage_error_that_says_what_to_do(shell):
+    from IPython.core.error import UsageError
+
+    with pytest.raises(UsageError, match=r"with tp\.capture"):
+        shell.run_cell_magic("tpupoint", "", "import asyncio\nawait asyncio.sleep(0)")
+
+
+BREAK = "import tpunb.magic\ndef broken(*_):\n    raise RuntimeError('ours')\ntpunb.magic.phases = broken"
+
+
+def test_what_goes_wrong_in_showing_never_hides_the_users_exception(notebook):
+    (_, cell), stopped = notebook(BREAK, f"%%tpupoint --window 0.05\n{WORK}raise KeyError('mine')")
+    assert stopped is not None
+    (error,) = errors(cell)
+    assert error.ename == "KeyError"
+    told = "\n".join(error.traceback)
+    assert told.count("Traceback (most recent call last)") == 1
+    assert "could not be shown: RuntimeError('ours')" in told
+
+
+def test_what_goes_wrong_in_showing_never_takes_the_cells_value(notebook):
+    (_, cell), stopped = notebook(BREAK, f"%%tpupoint --window 0.05\n{WORK}6 * 7")
+    assert stopped is None
+    assert results(cell) == ["42"]
+    assert "could not be shown" in text(cell)
+
+
 def test_a_run_that_is_not_there_is_a_usage_error(shell, tmp_path):
     from IPython.core.error import UsageError
 
@@ -166,10 +201,15 @@ def test_help_lists_the_options(shell, capsys, flag):
 def test_options_are_cut_from_the_statement_and_the_statement_left_alone():
     from tpunb.magic import _split
 
-    assert _split("--run 'a b' --keep=all f(x)  # c") == ("--run 'a b' --keep=all", "f(x)  # c")
-    assert _split("print('--run x')") == ("", "print('--run x')")
-    assert _split("-h") == ("-h", "")
-    assert _split("--load there") == ("--load there", "")
+    assert _split("--run 'a b' --keep=all f(x)  # c") == (["--run", "a b", "--keep=all"], "f(x)  # c")
+    assert _split("print('--run x')") == ([], "print('--run x')")
+    assert _split("-h") == (["-h"], "")
+    assert _split("--load there") == (["--load", "there"], "")
+    assert _split("--run='r/with q' x = 1") == (["--run=r/with q"], "x = 1")
+    assert _split("--run r -3 + 5") == (["--run", "r"], "-3 + 5")
+    assert _split("--run r -- --x") == (["--run", "r"], "--x")
+    with pytest.raises(ValueError, match="closing quotation"):
+        _split("--run 'unclosed work()")
 
 
 def test_unloading_makes_the_shell_as_it_was(shell):

@@ -88,6 +88,24 @@ def test_what_an_exception_cut_short_is_no_step(clock, marks):
     assert marks[-1] == ("-", "train", 1)  # the framework's annotation is closed all the same
 
 
+def test_within_a_step_of_the_users_own_there_are_no_others(clock, marks):
+    mine = clock.begin("train", step=5, explicit=True)
+    assert clock.begin("predict", complete=False) is None
+    clock.finished()
+    clock.leave(done=True)
+    clock.end(mine)
+    assert steps_of(clock) == [(5, "train")]
+    assert marks == [("+", "train", 5), ("-", "train", 5)]
+
+
+def test_ending_a_step_that_is_over_ends_no_other(clock):
+    first = clock.begin("train", explicit=True)
+    clock.end(first)
+    clock.begin("train", explicit=True)
+    clock.end(first)
+    assert clock.open_tick().step == 1
+
+
 def test_take_gives_each_step_once(clock):
     clock.begin("train")
     clock.end()
@@ -151,6 +169,31 @@ def test_keras_is_as_it_was_afterwards(clock, model, rows):
     assert dict(vars(CallbackList)) == before
     model.fit(*rows, batch_size=4, verbose=0)
     assert steps_of(clock) == []
+
+
+def test_an_evaluation_in_a_callback_leaves_no_time_without_a_step(clock, model, rows):
+    import keras
+
+    def evaluate(batch, logs):
+        model.evaluate(*rows, batch_size=12, verbose=0)
+        time.sleep(0.02)
+
+    with keras_marks(clock):
+        model.fit(
+            *rows, batch_size=6, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=evaluate)]
+        )
+    ticks = clock.take()
+    assert [tick.mark for tick in ticks] == ["train", "test", "train", "test"]
+    assert all(tick.end_ns - tick.start_ns >= 20_000_000 for tick in ticks if tick.mark == "test")
+
+
+def test_predictions_inside_a_step_of_the_users_own_are_part_of_it(clock, model, rows):
+    with keras_marks(clock):
+        for number in range(3):
+            mine = clock.begin("train", step=number, explicit=True)
+            model.predict(rows[0], batch_size=6, verbose=0)
+            clock.end(mine)
+    assert steps_of(clock) == [(0, "train"), (1, "train"), (2, "train")]
 
 
 def test_a_fit_that_raised_does_not_mislead_the_next_evaluation(clock, model, rows):

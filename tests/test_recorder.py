@@ -156,7 +156,7 @@ def test_the_next_window_is_asked_for_while_the_last_is_written(tmp_path, monkey
 def test_an_exception_goes_on_unchanged_and_what_was_recorded_stays(tmp_path):
     source = StandIn()
     error = ValueError("the user's own")
-    with pytest.raises(ValueError, match="own") as caught, tp.capture(tmp_path / "run", source=source) as run:  # noqa: PT012
+    with pytest.raises(ValueError, match="own") as caught, tp.capture(tmp_path / "run", source=source) as run:
         for i in range(100):
             with run.step(i):
                 if i == 50:
@@ -210,6 +210,154 @@ def test_a_disk_that_is_full_is_told_at_the_end_and_never_ends_the_training(tmp_
         tp.capture(tmp_path / "run", source=source, schedule=SHORT),
     ):
         source.wait_asked(2)
+
+
+def test_steps_after_the_last_window_are_noted_too(tmp_path):
+    source = StandIn()
+    with tp.capture(tmp_path / "run", source=source, schedule=Schedule(window=0.05, every=60)) as run:
+        source.wait_asked()
+        for i in range(20):
+            with run.step(i):
+                time.sleep(0.01)
+    assert tp.load(run).stored.frame["step"].to_list() == list(range(20))
+
+
+@pytest.mark.parametrize("broken", [RuntimeError("a bug"), pl.exceptions.ComputeError("File too large")])
+def test_whatever_breaks_the_recording_is_told_and_the_steps_are_kept(tmp_path, monkeypatch, broken):
+    write = watcher.run_folder.write_window
+
+    def at_first(folder, number, *rest):
+        if number == 0:
+            raise broken
+        write(folder, number, *rest)
+
+    monkeypatch.setattr(watcher.run_folder, "write_window", at_first)
+    source = StandIn()
+    with (
+        pytest.warns(RuntimeWarning, match="incomplete"),
+        tp.capture(tmp_path / "run", source=source, schedule=SHORT) as run,
+    ):
+        for i in range(5):
+            with run.step(i):
+                pass
+        source.wait_asked(3)
+    assert facts(run)["state"] == "finished, incomplete"
+    assert tp.load(run).stored.frame["step"].to_list() == list(range(5))
+
+
+def test_a_source_that_breaks_is_told_and_closing_does_not_wait(tmp_path):
+    source = StandIn(None, RuntimeError("a bug of the source"))
+    began = time.monotonic()
+    with (
+        pytest.warns(RuntimeWarning, match="a bug of the source"),
+        tp.capture(tmp_path / "run", source=source, schedule=SHORT) as run,
+    ):
+        source.wait_asked(2)
+        with run.step(0):
+            pass
+    assert time.monotonic() - began < 60
+    assert tp.load(run).stored.frame["step"].to_list() == [0]
+
+
+def test_a_recording_that_fails_never_hides_the_users_exception(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    source = StandIn()
+    with pytest.raises(KeyError, match="mine") as caught, tp.capture(tmp_path / "run", source=source):
+        monkeypatch.setattr(watcher.run_folder, "write_run", full)
+        monkeypatch.setattr(watcher.run_folder, "write_window", full)
+        raise KeyError("mine")
+    assert "No space left on device" in caught.value.__notes__[0]
+
+
+def test_an_interrupted_close_keeps_the_steps_and_leaves_nobody_writing(tmp_path, monkeypatch):
+    class Slow(StandIn):
+        def window(self, seconds):
+            answer = super().window(0.01)
+            time.sleep(1.0)  # a collection that takes its time
+            return answer
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    source = Slow()
+    with monkeypatch.context() as patched:
+        patched.setattr(watcher.Watcher, "_hurry_home", interrupted)
+        with pytest.raises(KeyboardInterrupt), tp.capture(tmp_path / "run", source=source) as run:
+            source.wait_asked()
+            with run.step(0):
+                pass
+    assert facts(run)["state"] == "interrupted while closing"
+    assert tp.load(run).stored.frame["step"].to_list() == [0]
+    before = sorted(str(path) for path in Path(run).rglob("*"))
+    for thread in [t for t in threading.enumerate() if t.name.startswith("tpunb-")]:
+        thread.join(10)
+    assert sorted(str(path) for path in Path(run).rglob("*")) == before
+
+
+def test_marks_of_the_users_own_keep_their_numbers_in_every_window(tmp_path):
+    def window(first):
+        now = time.time_ns()
+        steps = [(first + i, now + i * 1000, now + (i + 1) * 1000) for i in range(3)]
+        return xspace(now, now + 10_000, steps, [("MatMul", begin, end) for _, begin, end in steps])
+
+    source = StandIn(window(10), window(20), window(30))
+    with tp.capture(tmp_path / "run", source=source, schedule=SHORT) as run:
+        source.wait_asked(4)
+    assert tp.load(run).stored.frame["step"].to_list() == [10, 11, 12, 20, 21, 22, 30, 31, 32]
+
+
+def test_a_step_inside_a_step_is_part_of_it(tmp_path):
+    with tp.capture(tmp_path / "run", source=StandIn()) as run, run.step(3), run.step(4):
+        pass
+    assert tp.load(run).stored.frame["step"].to_list() == [3]
+
+
+def test_a_loop_that_is_left_early_ends_its_step_and_no_other(tmp_path):
+    with tp.capture(tmp_path / "run", source=StandIn()) as run:
+        for batch in run.steps(range(10)):
+            if batch == 2:
+                break
+        with run.step(7):
+            pass
+    assert tp.load(run).stored.frame["step"].to_list() == [0, 1, 2, 7]
+
+
+@pytest.mark.parametrize("number", [-1, 2.5, 2**63, "3"])
+def test_a_number_that_is_none_is_refused(tmp_path, number):
+    with (
+        tp.capture(tmp_path / "run", source=StandIn()) as run,
+        pytest.raises(ValueError, match="The number parameter of step must be an int of 0 or more"),
+        run.step(number),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("mark", ["a#b=c#", "", None, "two\nlines"])
+def test_a_mark_that_a_profiler_would_misread_is_refused(tmp_path, mark):
+    with (
+        tp.capture(tmp_path / "run", source=StandIn()) as run,
+        pytest.raises(ValueError, match="The mark parameter of step"),
+        run.step(0, mark),
+    ):
+        pass
+
+
+def test_a_home_folder_is_understood(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with tp.capture("~/run", source=StandIn()):
+        pass
+    assert tp.load("~/run").name == "run"
+
+
+def test_the_block_may_change_its_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with tp.capture("run", source=StandIn()) as run, run.step(0):
+        os.chdir(tmp_path / "elsewhere")
+    assert tp.load(run).stored.frame["step"].to_list() == [0]
+    assert (tmp_path / "run" / "run.json").is_file()
 
 
 def test_raw_windows_are_kept_when_asked_for_and_give_the_same_steps(tmp_path):

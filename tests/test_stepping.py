@@ -68,6 +68,34 @@ def test_device_time_is_unknown_without_a_device():
     assert reduced(MARKED).frame["device_ps"].to_list() == [None, None]
 
 
+def test_numbers_that_come_again_are_numbered_on():
+    events = toy_events(
+        *((CPU, "python", "train", 1000 * epoch + 10 * k, 9, k) for epoch in range(3) for k in range(4))
+    )
+    frame = reduced(events).frame
+    assert frame["step"].to_list() == list(range(12))
+    assert set(frame["dur_ps"]) == {9 * US}
+
+
+def test_a_training_and_an_evaluation_step_of_one_number_are_two():
+    events = toy_events(
+        (CPU, "python", "train", 0, 10, 0), (CPU, "python", "train", 10, 10, 1), (CPU, "python", "eval", 20, 10, 0)
+    )
+    assert reduced(events).frame.select("step", "mark").rows() == [(0, "train"), (1, "train"), (2, "eval")]
+
+
+def test_a_step_marked_on_two_threads_is_one():
+    events = toy_events((CPU, "python", "train", 0, 100, 3), (CPU, "worker", "train", 20, 100, 3))
+    assert reduced(events).frame.select("step", "start_ps", "dur_ps").rows() == [(3, 0, 120 * US)]
+
+
+def test_a_run_whose_windows_all_failed_says_why():
+    windows = pl.DataFrame([("toy", 0, 0, 0, 1, 0, 0, 0, "busy")], schema=schema.WINDOWS, orient="row")
+    failed = Profile("toy", None, windows, schema.empty(schema.HARDWARE), 0, stored=toy_steps(""))
+    with pytest.raises(NoSteps, match="all 1 windows failed, the first with 'busy'"):
+        tp.steps(failed)
+
+
 def test_marks_come_before_modules():
     events = toy_events(
         (CPU, "python", "train", 0, 100, 3),

@@ -197,6 +197,11 @@ def _short(number: float) -> str:
     return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"  # never 1.23e+03
 
 
+def _check_count(n: int, method: str) -> None:
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n < 2**31:
+        raise ValueError(f"The n parameter of {method} must be an int of 1 or more. Got {n!r} instead.")
+
+
 PhaseMethod = Callable[[Steps], Sequence[int]]
 """A phase method: the steps seen in full in, one label a step out, -1 for noise."""
 
@@ -315,7 +320,8 @@ class Phases:
         KeyError
             When no step bears that label.
         """
-        row = self.frame.filter(pl.col("phase") == phase)
+        known = isinstance(phase, int) and not isinstance(phase, bool)
+        row = self.frame.filter(pl.col("phase") == phase) if known else self.frame.clear()
         if row.is_empty():
             raise KeyError(f"no phase {phase!r}; there are {sorted(self.frame['phase'].to_list())}")
         steps = self.steps.frame.filter(self.labels == phase)
@@ -338,8 +344,7 @@ class Phases:
 
         Noise counts as a group of its own (paper VI.A, Figures 7 to 9).
         """
-        if n < 1:
-            raise ValueError(f"The n parameter of coverage must be an int of 1 or more. Got {n!r} instead.")
+        _check_count(n, "coverage")
         return float(self.frame["share"].head(n).sum())
 
     def top(self, n: int = 5) -> pl.DataFrame:
@@ -347,8 +352,7 @@ class Phases:
 
         By self time in the steps seen in full (paper VI.B, Tables II and III): ``tpunb.schema.TOP``.
         """
-        if n < 1:
-            raise ValueError(f"The n parameter of top must be an int of 1 or more. Got {n!r} instead.")
+        _check_count(n, "top")
         full = self.labelled.filter(pl.col("seen") == "full").select("host", "step", "phase")
         rows = (
             self.steps.ops.join(full, on=["host", "step"], how="inner")
@@ -366,8 +370,7 @@ class Phases:
 
         Only steps seen in full are candidates. Noise has no centre and no representative.
         """
-        if n < 1:
-            raise ValueError(f"The n parameter of representatives must be an int of 1 or more. Got {n!r} instead.")
+        _check_count(n, "representatives")
         return (
             self.labelled.filter((pl.col("phase") >= 0) & pl.col("distance").is_not_null())
             .sort("phase", "distance", "start_ps")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import io
 import keyword
+import re
 import shlex
-from pathlib import Path
+import warnings
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -30,6 +32,7 @@ from tpunb.stepping import steps
 from tpunb.widgets.summary import Summary
 
 _METHODS = ("dbscan", "kmeans", "ols")
+_FLAGS = ("-h", "--help")
 
 
 @magics_class
@@ -87,11 +90,10 @@ class TpupointMagics(Magics):
 
     def _options(self, line: str, *, is_cell: bool) -> tuple[Any, str]:
         """Split the line into options and, for the line magic, the statement as it was typed."""
-        options, statement = (line, "") if is_cell else _split(line)
         try:
-            words = shlex.split(options, comments=True)
+            words, statement = (shlex.split(line, comments=True), "") if is_cell else _split(line)
         except ValueError as error:
-            raise UsageError(f"cannot read the options {options!r}: {error}") from None
+            raise UsageError(f"cannot read the options {line!r}: {error}") from None
         parsed = self.tpupoint.parser.parse_args(words)
         if parsed.statement:
             raise UsageError(f"unknown: {' '.join(parsed.statement)} (the code of %%tpupoint goes on the next line)")
@@ -109,27 +111,45 @@ class TpupointMagics(Magics):
     ) -> Any:
         __tracebackhide__ = True  # a traceback shows the user's lines, not ours
         run: Run | None = None
-        note: str | None = None
         code = self._compiled(source)
         try:
             with capture(options.run, schedule=schedule, keep=options.keep) as run:
                 self.shell.user_ns[options.var] = run  # in reach of the code: `with tpu.step(i):`
-                return self._execute(code, local_ns)
+                value = self._execute(code, local_ns)
         except BaseException as error:
-            note = f"the cell raised {type(error).__name__}: what was recorded before is here"
-            raise
-        finally:
+            if run is None and isinstance(error, (TpunbError, ValueError, OSError)):  # the capture never began
+                raise UsageError("; ".join(filter(None, [str(error), getattr(error, "hint", None)]))) from None
             if run is not None:
-                self._show(load(run), method, options.var, run, note)
+                note = f"the cell raised {type(error).__name__}: what was recorded before is here"
+                try:
+                    self._show(load(run), method, options.var, run, note)
+                except Exception as ours:  # noqa: BLE001  the user's exception is the one to see
+                    error.add_note(f"the partial capture in {run.path} could not be shown: {ours!r}")
+            raise
+        self._show_if_possible(run, method, options.var)
+        return value
+
+    def _show_if_possible(self, run: Run, method: PhaseMethod, var: str) -> None:
+        """Show a run; what goes wrong in that is told, and the cell keeps its value."""
+        try:
+            self._show(load(run), method, var, run, None)
+        except Exception as ours:  # noqa: BLE001  the cell did its work: its value must not be lost to ours
+            warnings.warn(f"the capture in {run.path} could not be shown: {ours!r}", RuntimeWarning, stacklevel=2)
 
     def _compiled(self, source: str) -> tuple[Any, Any]:
         """Compile code as ``%%time`` does: its last expression apart, so that it can be the cell's value."""
+        __tracebackhide__ = True
         shell = self.shell
-        tree = shell.transform_ast(shell.compile.ast_parse(shell.transform_cell(source)))
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         file = shell.compile.cache(source, shell.execution_count)  # so that tracebacks show the lines
-        body = shell.compile(tree, file, "exec") if tree.body else None
-        value = shell.compile(ast.Expression(last.value), file, "eval") if last is not None else None
+        try:
+            tree = shell.transform_ast(shell.compile.ast_parse(shell.transform_cell(source), filename=file))
+            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+            body = shell.compile(tree, file, "exec") if tree.body else None
+            value = shell.compile(ast.Expression(last.value), file, "eval") if last is not None else None
+        except SyntaxError as error:
+            if "outside" in str(error) and ("await" in str(error) or "async" in str(error)):
+                raise UsageError(f"{error.msg}: use `with tp.capture(...)` around code that awaits") from None
+            raise
         return body, value
 
     def _execute(self, code: tuple[Any, Any], local_ns: dict[str, Any] | None) -> Any:
@@ -152,20 +172,35 @@ class TpupointMagics(Magics):
         display(summary)
 
 
-def _split(line: str) -> tuple[str, str]:
-    """Cut a line after its leading options: what follows is code, not to be touched."""
+_OPTION = re.compile(r"--(?=\s|$)|--[a-z]|-h(?=\s|$)")
+
+
+def _split(line: str) -> tuple[list[str], str]:
+    """Cut a line after its leading options, which ``--`` may end: what follows is code, not to be touched.
+
+    >>> _split("--run 'a b' -3 + 5  # c")
+    (['--run', 'a b'], '-3 + 5  # c')
+    """
+    words: list[str] = []
     rest = line.strip()
-    taken = []
-    flags = {"-h", "--help"}
-    while rest.startswith("-"):
-        word, _, rest = rest.partition(" ")
-        taken.append(word)
-        rest = rest.lstrip()
-        if word not in flags and "=" not in word and rest:
-            value = shlex.split(rest, posix=False)[0]
-            taken.append(value)
-            rest = rest[len(value) :].lstrip()
-    return " ".join(taken), rest
+    while _OPTION.match(rest):
+        word, rest = _word(rest)
+        if word == "--":
+            break
+        words.append(word)
+        if word not in _FLAGS and "=" not in word and rest:
+            word, rest = _word(rest)
+            words.append(word)
+    return words, rest
+
+
+def _word(text: str) -> tuple[str, str]:
+    """Return the first word, as a shell reads it, and the rest as it is."""
+    stream = io.StringIO(text)
+    lexer = shlex.shlex(stream, posix=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    word = lexer.get_token() or ""
+    return word, text[stream.tell() :].lstrip()
 
 
 def _method(options: Any) -> PhaseMethod:
@@ -183,7 +218,7 @@ def _method(options: Any) -> PhaseMethod:
 
 def _load(path: str) -> Profile:
     try:
-        return load(Path(path))
+        return load(path)
     except TpunbError as error:
         raise UsageError("; ".join(filter(None, [str(error), error.hint]))) from None
 

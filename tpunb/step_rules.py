@@ -95,14 +95,26 @@ def _by_marks(events: pl.DataFrame) -> pl.DataFrame:
         start_ps="start_ps",
         end_ps=pl.col("start_ps") + pl.col("dur_ps"),
     )
-    steps = marks.group_by("host", "step").agg(
-        pl.col("mark").sort_by("start_ps").first(), pl.col("start_ps").min(), pl.col("end_ps").max()
+    # marks of one number that overlap are one step, marked by several threads; others are steps of their own
+    key = ["host", "mark", "step"]
+    marks = marks.sort("start_ps", "end_ps").with_columns(
+        again=(pl.col("start_ps") >= pl.col("end_ps").cum_max().shift(1)).fill_null(False).cum_sum().over(key)
     )
+    steps = marks.group_by(*key, "again").agg(pl.col("start_ps").min(), pl.col("end_ps").max())
+    rows = steps.with_columns(plane=pl.lit(None, pl.String), seen=pl.lit("full", schema.SEEN)).drop("again")
+    rows = apart(_numbered_on(rows))
     own = _by_steps_line(events)  # where a device says itself which step it ran, its word counts for it
     if own.height:
-        own = own.join(steps.select("host", "step"), on=["host", "step"], how="semi")
-    rows = steps.with_columns(plane=pl.lit(None, pl.String), seen=pl.lit("full", schema.SEEN))
-    return pl.concat([apart(rows), own], how="diagonal")
+        own = own.join(rows.select("host", "step"), on=["host", "step"], how="semi")
+    return pl.concat([rows, own], how="diagonal")
+
+
+def _numbered_on(rows: pl.DataFrame) -> pl.DataFrame:
+    """Give the steps of a host whose numbers come again (an epoch counts from 0) rising ones, as a capture does."""
+    place = pl.int_range(pl.len(), dtype=pl.Int64)
+    rising = (place + (pl.col("step") - place).cum_max()).over("host")
+    again = pl.col("step").is_duplicated().any().over("host")
+    return rows.sort("host", "start_ps", "step").with_columns(step=pl.when(again).then(rising).otherwise("step"))
 
 
 def apart(rows: pl.DataFrame) -> pl.DataFrame:

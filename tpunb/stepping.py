@@ -42,21 +42,27 @@ def steps(profile: Profile, by: StepRule | None = None) -> Steps:
     """
     if by is None and profile.stored is not None:
         if len(profile.stored) == 0:
-            raise _no_steps(profile.name)
+            raise _no_steps(profile)
         return profile.stored
     events = profile.events
     if by is None:
         intervals, _ = step_rules.find(events)
         if intervals.is_empty():
-            raise _no_steps(profile.name)
+            raise _no_steps(profile)
     else:
         intervals = _from_rule(by(profile), by)
     return replace(reduce(events, intervals), windows=profile.windows, name=profile.name)
 
 
-def _no_steps(name: str) -> NoSteps:
+def _no_steps(profile: Profile) -> NoSteps:
+    failures = profile.windows["error"].drop_nulls()
+    if profile.windows.height and failures.len() == profile.windows.height:
+        return NoSteps(
+            f"{profile.name} holds no steps: all {failures.len()} windows failed, the first with {failures[0]!r}",
+            hint="end whatever else profiles this program, and capture again",
+        )
     return NoSteps(
-        f"{name} holds no steps: no event carries step_num, no device has a Steps line, and no module ran twice",
+        f"{profile.name} holds no steps: no event carries step_num, no device has a Steps line, no module ran twice",
         hint="mark them: `with run.step(i):` or `for batch in run.steps(data):` in the captured block "
         "(Keras marks its own), or give tp.steps(profile, by=rule) a rule",
     )

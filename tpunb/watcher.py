@@ -91,6 +91,7 @@ class Watcher:
         self._facts: dict[str, Any] = {}
         self._unmarked = 0  # steps found by repeated modules: numbered on from window to window
         self._asked = 0
+        self._facts_due = 0.0
         self._failure: BaseException | None = None
         self._asking = threading.Thread(target=self._ask, name="tpunb-profiling", daemon=True)
         self._writing = threading.Thread(target=self._record, name="tpunb-recording", daemon=True)
@@ -228,7 +229,11 @@ class Watcher:
         self._unwritten = []
         self._recent = [tick for tick in self._recent if tick.end_ns > window.asked_ns]
         self._entries.append(entry)
-        self._write_facts()
+        began = time.monotonic()
+        if began >= self._facts_due:
+            self._write_facts()
+            # it grows with the run: what writing it takes stays a fiftieth of the time
+            self._facts_due = time.monotonic() + 50 * (time.monotonic() - began)
 
     def _ticks(self) -> pl.DataFrame:
         """Return the steps that no file holds yet, in the run's time."""

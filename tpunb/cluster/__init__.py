@@ -73,6 +73,12 @@ def _no_steps(steps: Steps) -> NoSteps:
         return NoSteps(
             f"{name} holds no steps", hint="mark them: `with run.step(i):` or `for batch in run.steps(data):`"
         )
+    failures = steps.windows["error"].drop_nulls()
+    if failures.len() and failures.len() == steps.windows.height:
+        return NoSteps(
+            f"{name} holds no step that was seen: all {failures.len()} windows failed, the first with {failures[0]!r}",
+            hint="end whatever else profiles this program, and capture again",
+        )
     kinds = [f"{(steps.frame['seen'] == kind).sum()} {kind}" for kind in ("partial", "tick")]
     return NoSteps(
         f"{name} holds no step that was seen in full, but {' and '.join(kinds)}",

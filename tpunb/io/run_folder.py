@@ -169,20 +169,28 @@ def _tables(facts: dict[str, Any], path: Path) -> tuple[pl.DataFrame, pl.DataFra
         raise BadProfile(f"{path}: not a run's run.json: {reason}") from error
 
 
+_UNREADABLE = (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
+
+
 def _parquet(path: Path, columns: schema.Schema) -> pl.DataFrame:
     try:
         frame = pl.read_parquet(path, glob=False)  # a run's name may hold [ or *
         return schema.check(frame, columns, path.stem)
     except BadProfile as error:
         raise BadProfile(f"{path}: {error}") from error
-    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+    except _UNREADABLE as error:
         reason = str(error).partition("\n")[0]
         raise BadProfile(f"{path}: cannot be read: {reason}") from error
 
 
 def _stack(folders: list[Path], file: str, columns: schema.Schema) -> pl.DataFrame:
-    frames = [_parquet(path / file, columns) for path in folders if (path / file).is_file()]
-    return pl.concat([schema.empty(columns), *frames])
+    files = [path / file for path in folders if (path / file).is_file()]
+    if not files:
+        return schema.empty(columns)
+    try:
+        return schema.check(pl.read_parquet(files, glob=False), columns, Path(file).stem)
+    except (BadProfile, *_UNREADABLE):  # one by one, to name the one that cannot be read
+        return pl.concat([_parquet(path, columns) for path in files])
 
 
 def _whole_run(
