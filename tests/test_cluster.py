@@ -1,5 +1,7 @@
 """The rule-book of phase methods, and the verb that puts them to work."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -188,6 +190,20 @@ def test_others_take_the_label_of_the_nearest_full_step():
 
 def test_of_two_as_near_the_earlier():
     assert labelled("aaa", "ftf") == [0, 0, 1]
+
+
+def test_near_is_among_steps_of_the_same_mark():
+    steps = toy_steps("aaabba", seen="fftftf")
+    marks = pl.Series("mark", ["train", "train", "test", "test", "train", "train"])
+    steps = replace(steps, frame=steps.frame.with_columns(marks))
+    # step 2 lies beside training, but is evaluation as step 3 is; step 4 the other way round
+    assert phases(steps, every_step).labels.to_list() == [0, 1, 2, 2, 3, 3]
+
+
+def test_noise_does_not_spread():
+    steps = toy_steps("aaaa", seen="fftt")
+    assert phases(steps, lambda _: [0, -1]).labels.to_list() == [0, -1, 0, 0]
+    assert phases(steps, lambda _: [-1, -1]).labels.to_list() == [-1, -1, -1, -1]
 
 
 def test_before_the_first_and_after_the_last():

@@ -4,7 +4,8 @@
 2. a device's ``Steps`` line;
 3. repeated runs of one compiled module on a device: a step lasts from one run to the next.
 
-A capture of our own knows its steps by the clock besides: :func:`from_clock`.
+A capture of our own knows its steps by the clock besides: :func:`from_clock`. Where a host's marks are all that is
+known, a device's operations belong to the step in whose time they ran, be it later than the one that sent them.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from tpunb.cluster.dbscan import DBSCAN
 from tpunb.cluster.features import SPACES, Floats, Ints
@@ -22,7 +23,8 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
     """Return the steps grouped into phases.
 
     The method sees the steps that were seen in full. Every other step takes the label of the nearest of them in time
-    on its host, by the middle of the step; of two as near, the earlier. A host without any takes them from all hosts.
+    of its host and its mark that is in a phase (an odd step makes no others odd), by the middle of the step; of two
+    as near, the earlier. Where none was of its mark, or of its host, it takes that of the nearest there is.
 
     Parameters
     ----------
@@ -52,9 +54,9 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
     answer = method(full)
     fitted = _checked(answer, len(full), method)
     seen = (steps.frame["seen"] == "full").to_numpy()
-    labels = np.empty(len(steps), dtype=np.int64)
+    labels = np.full(len(steps), -1, dtype=np.int64)
     labels[seen] = fitted
-    labels[~seen] = fitted[_nearest(steps.frame, seen)]
+    labels[~seen] = labels[_nearest(steps.frame, ~seen, labels >= 0 if (labels >= 0).any() else seen)]
     distance = np.full(len(steps), np.nan)
     distance[seen] = _distances(SPACES["default"](full), fitted)
     sweeps = getattr(answer, "sweeps", None)
@@ -100,23 +102,23 @@ def _checked(labels: object, n: int, method: PhaseMethod) -> Ints:
     return np.array(values, dtype=np.int64)
 
 
-def _nearest(frame: pl.DataFrame, seen: np.ndarray) -> Ints:
-    """Return, for each step not seen in full, the place of the nearest one among those that were."""
+def _nearest(frame: pl.DataFrame, asking: NDArray[np.bool_], among: NDArray[np.bool_]) -> Ints:
+    """Return, for each asking step, the row of the nearest in time `among` those of its host and its mark, if any."""
     # twice the middle of a step, to stay in whole picoseconds
     middle = (frame["start_ps"].fill_null(0) * 2 + frame["dur_ps"].fill_null(0)).to_numpy()
-    host = frame["host"].to_numpy()
-    place = np.cumsum(seen) - 1  # among the steps seen in full
+    host, mark = (frame[name].fill_null("").to_numpy() for name in ("host", "mark"))
     nearest = np.zeros(len(frame), dtype=np.int64)
-    for name in set(host[~seen]):
-        own = np.flatnonzero(seen & (host == name))
-        own = own if len(own) else np.flatnonzero(seen)
+    for name, word in set(zip(host[asking], mark[asking], strict=True)):
+        of_host, of_mark = host == name, mark == word
+        asked = np.flatnonzero(asking & of_host & of_mark)
+        candidates = (among & of_host & of_mark, among & of_host, among)
+        own = np.flatnonzero(next(these for these in candidates if these.any()))
         own = own[np.argsort(middle[own], kind="stable")]
-        asked = np.flatnonzero(~seen & (host == name))
         after = np.searchsorted(middle[own], middle[asked], side="right").clip(1, max(len(own) - 1, 1))
         before, after = own[after - 1], own[after.clip(max=len(own) - 1)]
         earlier = middle[asked] - middle[before] <= middle[after] - middle[asked]
-        nearest[asked] = place[np.where(earlier, before, after)]
-    return np.asarray(nearest[~seen], dtype=np.int64)
+        nearest[asked] = np.where(earlier, before, after)
+    return np.asarray(nearest[asking], dtype=np.int64)
 
 
 def _distances(points: Floats, labels: Ints) -> Floats:

@@ -88,8 +88,11 @@ class DBSCAN(Parameters):
     def __call__(self, steps: Steps) -> Labels:
         """Return one label a step, and ``sweeps["min_samples"]``: noise (0 to 1) and clusters at each value."""
         n = len(steps)
-        graph = Graph(cells(SPACES[self.features](steps)), self.eps, k=self.min_samples or _nearest(n))
-        values = np.array([self.min_samples] if self.min_samples else self.sweep or _values(n), dtype=np.int64)
+        k = _nearest(n) if self.min_samples is None else self.min_samples
+        graph = Graph(cells(SPACES[self.features](steps)), self.eps, k=k)
+        values = np.array(
+            (self.sweep or _values(n)) if self.min_samples is None else [self.min_samples], dtype=np.int64
+        )
         noise = graph.noise(values)
         at = _chosen(values, noise, most=1.0 if self.sweep else _LOSS)
         sweep = pl.DataFrame(

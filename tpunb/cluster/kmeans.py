@@ -82,12 +82,12 @@ class KMeans(Parameters):
         points = SPACES[self.features](steps)
         merged = cells(points)
         most = len(merged.weights)
-        tried = [min(self.k, most)] if self.k else list(range(1, min(self.k_max, most) + 1))
+        tried = [min(self.k, most)] if self.k is not None else list(range(1, min(self.k_max, most) + 1))
         fits = [self._fit(merged, k) for k in tried]
         inside = max(0.0, float((points**2).sum() - (merged.weights @ merged.centres**2).sum()))
         # a larger k never fits worse; where it seems so, ten starts were too few
         error = np.minimum.accumulate([sse + inside for _, sse in fits])
-        k = tried[0] if self.k else self._choose(tried, error, fits, merged)
+        k = tried[0] if self.k is not None else self._choose(tried, error, fits, merged)
         sweep = pl.DataFrame(
             {"k": tried, "sse": error, "chosen": [value == k for value in tried]},
             schema={"k": pl.Int64, "sse": pl.Float64, "chosen": pl.Boolean},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,7 @@ _CHUNK = 2**25  # bytes that are dense at one time
 
 
 def _check(threshold: float, owner: str) -> None:
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= threshold <= 1:
         raise ValueError(f"The threshold parameter of {owner} must be in [0, 1]. Got {threshold!r} instead.")
 
 
