@@ -30,36 +30,23 @@ def _sweep_lanes(lanes: npt.NDArray[np.uint32], starts: Ints, durs: Ints) -> Int
     own = np.zeros(starts.size, np.int64)
     stack = np.zeros(starts.size, np.int64)  # rows of the events still open, innermost last
     depth = 0
-    now = np.int64(0)
-    for row in range(starts.size):
-        if row > 0 and lanes[row] != lanes[row - 1]:
-            while depth > 0:
-                depth -= 1
-                end = starts[stack[depth]] + durs[stack[depth]]
-                if end > now:
-                    own[stack[depth]] += end - now
-                    now = end
-            now = np.int64(0)
-        start = starts[row]
+    now = np.int64(0)  # up to where time is given away
+    for row in range(starts.size + 1):
+        lane_over = row == starts.size or (row > 0 and lanes[row] != lanes[row - 1])
         while depth > 0:
             top = stack[depth - 1]
             end = starts[top] + durs[top]
-            if end > start:
-                own[top] += max(start - now, 0)
+            if not lane_over and end > starts[row]:
+                own[top] += max(starts[row] - now, 0)
                 break
             if end > now:
                 own[top] += end - now
                 now = end
             depth -= 1
-        now = start
-        stack[depth] = row
-        depth += 1
-    while depth > 0:
-        depth -= 1
-        end = starts[stack[depth]] + durs[stack[depth]]
-        if end > now:
-            own[stack[depth]] += end - now
-            now = end
+        if row < starts.size:
+            now = starts[row]
+            stack[depth] = row
+            depth += 1
     return own
 
 
