@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from test_recorder import pb, xspace
+from stand_in import pb, xspace
 
 import tpunb as tp
 from tpunb import schema

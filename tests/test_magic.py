@@ -11,7 +11,7 @@ from nbclient.exceptions import CellExecutionError
 INIT = """
 import sys
 sys.path.insert(0, {tests!r})
-from test_recorder import StandIn
+from stand_in import StandIn
 from tpunb import recorder
 recorder.Local = StandIn  # a source that needs no framework
 %load_ext tpunb

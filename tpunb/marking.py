@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class StepClock:
         self._annotate = annotate
         self._open: _Open | None = None
         self._next = 0
-        self._ticks: list[Tick] = []
+        self._ticks: deque[Tick] = deque()
         self._warned = False
 
     def begin(self, mark: str, *, step: int | None = None, complete: bool = True, explicit: bool = False) -> object:
@@ -134,7 +135,9 @@ class StepClock:
 
     def take(self) -> list[Tick]:
         """Return the steps that ended since the last call, in order."""
-        taken, self._ticks = self._ticks, []
+        taken = []
+        while self._ticks:  # one by one: the training may end a step at any moment
+            taken.append(self._ticks.popleft())
         return taken
 
 

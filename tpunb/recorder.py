@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
+from importlib.util import find_spec
 from numbers import Integral
 from pathlib import Path
 from typing import TypeVar
@@ -145,7 +146,8 @@ def _alone(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _marks(clock: StepClock) -> Iterator[None]:
+    """Mark Keras' steps where Keras is or may come into use; without it there is nothing to mark."""
     with ExitStack() as stack:
-        if "keras" in sys.modules or "tensorflow" in sys.modules:
+        if "keras" in sys.modules or ("tensorflow" in sys.modules and find_spec("keras")):
             stack.enter_context(keras_marks(clock))
         yield
