@@ -149,6 +149,15 @@ def test_a_folder_that_holds_something_else_is_a_usage_error(shell, tmp_path):
         shell.run_line_magic("tpupoint", f"--run {tmp_path} 1 + 1")
 
 
+def test_a_second_capture_is_busy_in_the_magic_too(shell, monkeypatch):
+    from tpunb.errors import CaptureBusy
+
+    monkeypatch.setattr("tpunb.recorder._running", ["runs/first"])
+    with pytest.raises(CaptureBusy, match="a capture into runs/first is running"):
+        shell.run_cell_magic("tpupoint", "", "ran = True")
+    assert "ran" not in shell.user_ns
+
+
 def test_top_level_await_is_a_usage_error_that_says_what_to_do(shell):
     from IPython.core.error import UsageError
 

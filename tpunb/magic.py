@@ -117,8 +117,8 @@ class TpupointMagics(Magics):
                 self.shell.user_ns[options.var] = run  # in reach of the code: `with tpu.step(i):`
                 value = self._execute(code, local_ns)
         except BaseException as error:
-            if run is None and isinstance(error, (TpunbError, ValueError, OSError)):  # the capture never began
-                raise UsageError("; ".join(filter(None, [str(error), getattr(error, "hint", None)]))) from None
+            if run is None and isinstance(error, (ValueError, OSError)):  # a folder that cannot be written to
+                raise UsageError(str(error)) from None
             if run is not None:
                 note = f"the cell raised {type(error).__name__}: what was recorded before is here"
                 try:
