@@ -12,10 +12,10 @@ def test_the_server_is_opened_once_a_process():
     pytest.importorskip("tensorflow")
     first, second = Local(), Local()
     first.start()
-    client = Local._opened
+    address = Local._address
     second.start()
-    assert Local._opened is client
-    assert first._client is second._client
+    assert Local._address == address
+    assert address.startswith("127.0.0.1:")
 
 
 def test_starting_says_with_what():
@@ -37,12 +37,12 @@ def test_without_tensorflow_the_extra_is_named(monkeypatch):
 
 def test_a_server_that_does_not_answer_is_told_and_not_kept(monkeypatch):
     tf = pytest.importorskip("tensorflow")
-    monkeypatch.setattr(Local, "_opened", None)
+    monkeypatch.setattr(Local, "_address", None)
     monkeypatch.setattr("tpunb.sources._READY_SECONDS", 0.3)
     monkeypatch.setattr(tf.profiler.experimental.server, "start", lambda port: None)
     with pytest.raises(CaptureBusy, match="no profiler service answered"):
         Local().start()
-    assert Local._opened is None
+    assert Local._address is None
 
 
 def test_a_step_is_annotated_for_the_profiler():

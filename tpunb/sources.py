@@ -36,9 +36,7 @@ class Local:
     machine and offers no other way; we reach it by loopback.
     """
 
-    _opened: ProfilerClient | None = None  # of the one server of this process
-
-    _client: ProfilerClient
+    _address: str | None = None  # of the one server of this process
 
     def __init__(self) -> None:
         self._session = ""
@@ -47,20 +45,19 @@ class Local:
     def start(self) -> dict[str, Any]:
         """Open the server, unless this process has one already, and wait until it answers."""
         tf = need("tensorflow", extra="tensorflow")
-        client = Local._opened
-        if client is None:
+        address = Local._address
+        if address is None:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 port = free.getsockname()[1]
             tf.profiler.experimental.server.start(port)
-            client = ProfilerClient(f"127.0.0.1:{port}")
+            address = f"127.0.0.1:{port}"
+        self._client = ProfilerClient(address)
         try:
-            client.wait_ready(_READY_SECONDS)
+            self._client.wait_ready(_READY_SECONDS)
         except ServiceError as error:
-            client.close()
-            Local._opened = None
             raise CaptureBusy(f"TensorFlow's profiler server: {error}", hint="try again: its port was taken") from error
-        Local._opened = self._client = client
+        Local._address = address
         devices = [device.name for device in tf.config.list_logical_devices()]
         return {"framework": "tensorflow", "framework_version": tf.__version__, "devices": devices}
 
