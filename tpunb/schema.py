@@ -25,11 +25,17 @@ EVENTS: Schema = {
     "name": NAME,
     "tf_op": NAME,  # framework op behind a device event, or null
     "hlo_op": NAME,  # HLO instruction behind a device event, or null
+    "category": NAME,  # of that instruction, in XProf's words: "convolution fusion", "all-reduce"
     "step_num": pl.Int64(),  # on step marks only
     "start_ps": pl.Int64(),
     "dur_ps": pl.Int64(),
+    "flops": pl.Int64(),  # of this one run of the operation
+    "bytes": pl.Int64(),  # that it reads and writes
+    "sends": pl.UInt64(),  # a hand-over: whoever of the host receives this id works for this event
+    "receives": pl.UInt64(),
+    "launch": pl.UInt64(),  # shared by the event of the host that launches and what then runs on a device
 }
-"""One row an event."""
+"""One row an event. Ids are hashes or the profiler's own numbers, signed ones made unsigned; they name, not count."""
 
 STEPS: Schema = {
     "host": pl.String(),
@@ -37,9 +43,24 @@ STEPS: Schema = {
     "mark": pl.String(),  # what marked it: "train", "test", the name of a module, ...
     "start_ps": pl.Int64(),
     "dur_ps": pl.Int64(),
-    "device_ps": pl.Int64(),  # busy time, mean over the devices that ran the step
-    "idle_ps": pl.Int64(),  # step time less busy time, mean over those devices
     "seen": SEEN,
+    # means over the devices that ran the step
+    "device_ps": pl.Int64(),  # busy time
+    "idle_ps": pl.Int64(),  # step time less busy time
+    "infeed_ps": pl.Int64(),  # waiting for and taking in data by the infeed; TPU
+    "outfeed_ps": pl.Int64(),
+    "transfer_ps": pl.Int64(),  # between host and device: copies of a GPU, sends and receives of a TPU
+    "collective_ps": pl.Int64(),  # all-reduce and its kin
+    "duty_cycle": pl.Float64(),  # busy time by step time, 0 to 1
+    "mxu_util": pl.Float64(),  # of the matrix unit, by the hardware's own count, 0 to 1
+    "flops_util": pl.Float64(),  # achieved FLOP/s by the device's peak, 0 to 1
+    "hbm_util": pl.Float64(),  # achieved bytes/s by the peak of its memory, 0 to 1
+    # sums over those devices
+    "flops": pl.Float64(),
+    "bytes": pl.Float64(),
+    # on the host
+    "input_ps": pl.Int64(),  # waiting for the input pipeline
+    "compile_ps": pl.Int64(),
 }
 """One row a (host, step)."""
 
@@ -48,11 +69,35 @@ OPS: Schema = {
     "step": pl.Int64(),
     "op": NAME,
     "side": SIDE,
+    "category": NAME,  # that most of its self time is of, or null
     "count": pl.Int64(),
     "total_ps": pl.Int64(),
     "self_ps": pl.Int64(),  # less the time of what ran nested inside
 }
 """One row a (host, step, op, side)."""
+
+LAYERS: Schema = {
+    "host": pl.String(),
+    "step": pl.Int64(),
+    "side": SIDE,
+    "layer": NAME,  # of the model, by the scopes of the framework op; null where none is told
+    "tf_op": NAME,  # framework op in full, or null
+    "hlo_op": NAME,  # HLO instruction, or null
+    "op": NAME,  # canonical name, that of OPS
+    "category": NAME,
+    "count": pl.Int64(),
+    "total_ps": pl.Int64(),
+    "self_ps": pl.Int64(),
+    "flops": pl.Float64(),
+    "bytes": pl.Float64(),
+}
+"""One row a (host, step, side, layer, framework op, HLO instruction)."""
+
+DEVICE_FACTS = [
+    *("device_ps", "idle_ps", "infeed_ps", "outfeed_ps", "transfer_ps", "collective_ps"),
+    *("duty_cycle", "mxu_util", "flops_util", "hbm_util", "flops", "bytes"),
+]
+"""What is known of a step a device."""
 
 DEVICES: Schema = {
     "host": pl.String(),
@@ -60,10 +105,9 @@ DEVICES: Schema = {
     "step": pl.Int64(),
     "start_ps": pl.Int64(),
     "dur_ps": pl.Int64(),
-    "device_ps": pl.Int64(),
-    "idle_ps": pl.Int64(),
+    **{name: STEPS[name] for name in DEVICE_FACTS},
 }
-"""One row a (host, device, step)."""
+"""One row a (host, device, step): of the same meaning as in STEPS, each of its device alone."""
 
 HARDWARE: Schema = {
     "host": pl.String(),
@@ -73,6 +117,17 @@ HARDWARE: Schema = {
     "hbm_bandwidth": pl.Float64(),  # bytes per second
 }
 """One row a device of a profile."""
+
+CLOCKS: Schema = {
+    "host": pl.String(),
+    "device": pl.String(),
+    "link": pl.String(),  # "flow", "run" or "correlation"; null where nothing links
+    "launches": pl.Int64(),  # module runs or kernels of the device
+    "linked": pl.Int64(),  # of them, those whose launch on the host was found
+    "delay_ps": pl.Int64(),  # median time from launch to start, the clocks set right; never negative
+    "skew_ps": pl.Int64(),  # by how much the device's clock is behind the host's, at least: 0 where no start shows it
+}
+"""One row a (host, device): how the host meets the device, and how far their clocks disagree."""
 
 WINDOWS: Schema = {
     "host": pl.String(),
@@ -115,8 +170,15 @@ TOP: Schema = {
 """One row a (phase, side, rank)."""
 
 
+_MAY_LACK = {
+    *("category", "flops", "bytes", "sends", "receives", "launch"),
+    *(set(STEPS) - {"host", "step", "mark", "start_ps", "dur_ps", "device_ps", "idle_ps", "seen"}),
+}
+"""Facts that few captures know: a frame may leave their columns out, and they are null then."""
+
+
 def check(frame: pl.DataFrame, schema: Schema, what: str) -> pl.DataFrame:
-    """Return `frame` with the columns of `schema`, in its order and its types.
+    """Return `frame` with the columns of `schema`, in its order and its types; null for a fact that it leaves out.
 
     Raises
     ------
@@ -125,14 +187,17 @@ def check(frame: pl.DataFrame, schema: Schema, what: str) -> pl.DataFrame:
     """
     if frame.schema == schema:
         return frame
-    missing = [name for name in schema if name not in frame.columns]
+    absent = [name for name in schema if name not in frame.columns]
+    missing = [name for name in absent if name not in _MAY_LACK]
     if missing:
         raise BadProfile(
             f"the {what} frame lacks {missing}; it has {frame.columns}",
             hint=f"its columns are listed in tpunb.schema.{what.upper()}" if what.upper() in globals() else None,
         )
     try:
-        return frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+        return frame.with_columns(pl.lit(None).alias(name) for name in absent).select(
+            pl.col(name).cast(dtype) for name, dtype in schema.items()
+        )
     except pl.exceptions.PolarsError as error:
         reason = str(error).partition("\n")[0]
         raise BadProfile(f"the {what} frame has a column of the wrong type: {reason}") from error

@@ -46,7 +46,7 @@ def toy_steps(pattern: str = "aaabbb", *, host: str = "toy", seen: str | None = 
             "idle_ps": busy,
             "seen": marks,
         },
-        schema_overrides={**schema.STEPS},
+        schema_overrides={name: schema.STEPS[name] for name in ("device_ps", "idle_ps")},
     )
     rows = [
         (host, step, f"{letter}{i}", "device", i + 1, durs[step] // 8 * (i + 1), durs[step] // 12 * (i + 1))
@@ -58,9 +58,10 @@ def toy_steps(pattern: str = "aaabbb", *, host: str = "toy", seen: str | None = 
         for step, letter in enumerate(pattern)
         if marks[step] != "tick"
     ]
-    ops = pl.DataFrame(rows, schema=schema.OPS, orient="row")
+    columns = {name: dtype for name, dtype in schema.OPS.items() if name != "category"}
+    ops = pl.DataFrame(rows, schema=columns, orient="row")
     devices = frame.filter(pl.col("seen") == "full").select(
-        "host", pl.lit("/device:TOY:0").alias("device"), *list(schema.DEVICES)[2:]
+        "host", "step", "start_ps", "dur_ps", "device_ps", "idle_ps", device=pl.lit("/device:TOY:0")
     )
     windows = pl.DataFrame(
         [(host, 0, 0, sum(durs), sum(durs), 1000, len(rows), marks.count("full"), None)],
@@ -86,12 +87,12 @@ def toy_events(
             line,
             lanes.setdefault((plane, line), len(lanes)),
             name,
-            None,
-            None,
             *number,
             start * _US,
             dur * _US,
         )
         for plane, line, name, start, dur, *number in (row if len(row) == 6 else (*row, None) for row in rows)
     ]
-    return pl.DataFrame(spelled, schema=schema.EVENTS, orient="row")
+    columns = ["host", "plane", "line", "lane", "name", "step_num", "start_ps", "dur_ps"]
+    frame = pl.DataFrame(spelled, schema={name: schema.EVENTS[name] for name in columns}, orient="row")
+    return schema.check(frame.with_columns(tf_op=None, hlo_op=None), schema.EVENTS, "events")
