@@ -10,10 +10,13 @@ import pytest
 ROOT = Path(__file__).parents[1] / "tpunb"
 FLOORS = [
     {"errors"},
-    {"schema", "op_names", "self_time"},
+    {"schema", "op_names", "self_time", "ids"},
+    {"links"},
     {"step_rules"},
     {"export"},
     {"frames"},
+    {"operations"},
+    {"step_facts"},
     {"io", "stepping", "cluster", "marking"},
     {"sources"},
     {"watcher"},

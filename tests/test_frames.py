@@ -18,10 +18,11 @@ MS = 1_000_000_000
 
 
 def steps_of(*rows, ops=()):
-    """Steps spelled as rows of STEPS, operations as rows of OPS."""
-    return Steps(
-        pl.DataFrame(rows, schema=schema.STEPS, orient="row"), pl.DataFrame(ops, schema=schema.OPS, orient="row")
-    )
+    """Steps spelled as (host, step, mark, start, dur, device, idle, seen), operations without their categories."""
+    columns = ["host", "step", "mark", "start_ps", "dur_ps", "device_ps", "idle_ps", "seen"]
+    frame = pl.DataFrame(rows, schema={name: schema.STEPS[name] for name in columns}, orient="row")
+    columns = {name: dtype for name, dtype in schema.OPS.items() if name != "category"}
+    return Steps(frame, pl.DataFrame(ops, schema=columns, orient="row"))
 
 
 class Spelled:
@@ -45,7 +46,9 @@ def profile_of(*windows, span=100, events=0, devices=(), **more):
     rows = [
         (host, i, start, dur, dur, 10, events if i == 0 else 0, 0, None) for i, (host, start, dur) in enumerate(windows)
     ]
-    hardware = pl.DataFrame([("a", name, "kind", None, None) for name in devices], schema=schema.HARDWARE, orient="row")
+    hardware = pl.DataFrame(
+        [("a", name, "kind", None, None, None) for name in devices], schema=schema.HARDWARE, orient="row"
+    )
     return Profile("toy", Path("toy"), pl.DataFrame(rows, schema=schema.WINDOWS, orient="row"), hardware, span, **more)
 
 

@@ -1,11 +1,13 @@
 """Names of operations: one name an operation, and bookkeeping left out."""
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tpunb as tp
-from tpunb.op_names import FUNCTION_CALL, canonical, is_noise
+from tpunb.io import xplane
+from tpunb.op_names import FUNCTION_CALL, canonical, category, is_noise, kind, layer
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,14 @@ def test_what_stands_behind_a_kernel_names_it(tf_op, hlo_op, known_as):
         "end: Iterator::Map",
         "$train.py:33 step",
         "XprofSession",
+        # JAX
+        "ParseArguments",
+        "PythonRefManager::CollectGarbage",
+        "Wait for usage holds",
+        "Handle inputs",
+        "CommonPjRtClient::CreateOutputs",
+        "AllocateOutputBuffersWithInputReuse",
+        "ThunkExecutor::Execute (wait for completion)",
     ],
 )
 def test_bookkeeping_of_the_host_is_noise(name):
@@ -107,6 +117,9 @@ def test_bookkeeping_of_the_host_is_noise(name):
         "ParallelForEach",
         "TransferBufferFromDevice",
         "convert_to_tensor_2",
+        "TPUCompile",
+        "PjitFunction(step)",
+        "CommonPjRtBuffer::Await",
         "the end: not at the beginning",
         "",
     ],
@@ -159,3 +172,256 @@ def test_names_of_real_captures_are_named_once_and_never_lost(real_profiles):
     assert {op for op in named.values() if canonical(op) != op} == set()
     assert {row for row, op in named.items() if not op and any(row)} == set()
     assert len(set(named.values())) < len(named) / 4  # many names, few operations
+
+
+@pytest.mark.parametrize(
+    ("name", "goes_into"),
+    [
+        ("MemcpyH2D", "host to device copy"),
+        ("MemcpyD2H", "device to host copy"),
+        ("Memcpy HtoD (Pinned -> Device)", "host to device copy"),
+        ("MemcpyD2D", "device copy"),
+        ("MemcpyP2P", "device copy"),
+        ("CopyDeviceToDevice", "device copy"),
+        ("CopyHostToDevice", "host to device copy"),
+        ("MemcpyOther", None),
+        ("Memset", "memset"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "collective"),
+        ("void ncclKernel_AllGather", "collective"),
+        ("all-reduce.1", "all-reduce"),
+        ("all-gather-start.12", "all-gather-start"),
+        ("%infeed = ((f32[8]), token[]) infeed(token[] %t)", "infeed"),
+        ("send-done", "send-done"),
+        ("all-reduce-scatter.3", "all-reduce-scatter"),
+        ("fusion.3", None),
+        ("all-reduce_fusion", None),  # what it does besides is not in its name
+        ("copy-done.2", None),
+        ("IteratorGetNextOp::DoCompute", None),
+        ("", None),
+    ],
+)
+def test_what_the_time_of_a_device_goes_into(name, goes_into):
+    assert category(name, side="device") == goes_into
+
+
+@pytest.mark.parametrize(
+    ("name", "goes_into"),
+    [
+        # where the step stands still for its input, as Keras and TensorFlow captures name it
+        ("IteratorGetNextOp::DoCompute", "input wait"),
+        ("IteratorGetNextAsOptionalOp::DoCompute", "input wait"),
+        ("EagerLocalExecute: IteratorGetNext", None),  # the call around it: the wait is nested in it
+        ("IteratorGetNext:IteratorGetNext", "input wait"),
+        ("cond/IteratorGetNextAsOptional_4:IteratorGetNextAsOptional", "input wait"),
+        ("IteratorGetNext/_12:_Recv", None),
+        ("MultiDeviceIteratorGetNextFromShard", "input pipeline"),
+        ("Iterator::Root::Prefetch", "input pipeline"),
+        ("MakeIterator::PrefetchDataset", "input pipeline"),
+        ("EagerLocalExecute: MakeIterator", None),
+        ("PrefetchProduce", "input pipeline"),
+        ("MapAndBatchConsume", "input pipeline"),
+        ("Iterators", None),
+        # compiling begins with tracing
+        ("trace_to_jaxpr_dynamic", "compile"),
+        ("lower_sharding_computation", "compile"),
+        ("backend_compile", "compile"),
+        ("backend_compile_and_load", "compile"),
+        ("PjRtCpuClient::Compile", "compile"),
+        ("TfrtTpuCompiler::Compile", "compile"),
+        ("CpuCompiler::RunBackend", "compile"),
+        ("XlaCompilationCache::Compile", "compile"),
+        ("TPUCompile", "compile"),
+        ("cluster_0/xla_compile:_XlaCompile", "compile"),
+        ("tf.function-graph_building", "compile"),
+        ("HLO passes through layout assignment", "compile"),
+        ("XLA::TPU run backend", "compile"),
+        ("CompiledFunction::Call", None),
+        ("PjitFunction(compile_me)", None),
+        # between host and device
+        ("tpu::System::TransferToDevice=>IssueEvent", "transfer"),
+        ("TransferFromDevice", "transfer"),
+        ("TransferBufferFromDevice", "transfer"),
+        ("TfrtTpuClient::BufferFromHostBuffer::TfrtTpuBuffer", "transfer"),
+        ("TfrtTpuBuffer::ToLiteral", "transfer"),
+        ("MapDmaBuffer", "transfer"),
+        ("XlaLinearize", "transfer"),
+        ("TpuClient::LinearizeIntoImpl", "transfer"),
+        ("D2H Dispatch", "transfer"),
+        ("DevicePutWithSharding", "transfer"),
+        ("InfeedEnqueueTuple:InfeedEnqueueTuple", "transfer"),
+        ("MemcpyH2D", "transfer"),
+        ("cuMemcpyDtoHAsync_v2", "transfer"),
+        ("hipMemcpyDtoDAsync", None),
+        ("np.asarray(jax.Array)", None),  # waits for the computation first
+        ("model/dense/MatMul:MatMul", None),
+        ("", None),
+    ],
+)
+def test_what_the_time_of_a_host_goes_into(name, goes_into):
+    assert category(name, side="host") == goes_into
+
+
+@pytest.mark.parametrize(
+    ("column", "categories"),
+    [
+        ("infeed", ["infeed"]),
+        ("outfeed", ["outfeed"]),
+        ("input", ["input wait"]),
+        ("compile", ["compile"]),
+        ("transfer", ["send", "recv-done", "host send", "host recv", "host send-done", "host recv-done"]),
+        ("transfer", ["host to device copy", "device to host copy", "transfer"]),
+        ("collective", ["all-reduce", "all-reduce-start", "all-gather-done", "all-to-all", "reduce-scatter"]),
+        ("collective", ["collective-permute-start", "collective-broadcast", "ragged-all-to-all", "collective"]),
+        ("collective", ["all-reduce fusion", "all-gather fusion", "all-reduce-scatter fusion"]),
+        (None, ["device copy", "memset", "input pipeline", "copy-done", "async-start", "data formatting", "while"]),
+        (None, ["loop fusion", "convolution fusion", "all-reduced", "", "host", " fusion"]),
+    ],
+)
+def test_the_time_of_a_step_that_a_category_counts_for(column, categories):
+    assert {kind(word) for word in categories} == {column}
+
+
+@pytest.mark.parametrize(
+    ("tf_op", "of"),
+    [
+        # TensorFlow: the op is not the layer, nor is what a function of TensorFlow opens within it
+        ("model/dense_1/MatMul:MatMul", "model/dense_1"),
+        ("model/dense_1/MatMul", "model/dense_1"),
+        ("model/dense_1/BiasAdd/ReadVariableOp:ReadVariableOp", "model/dense_1"),
+        ("model/dense_1/Tensordot/MatMul:MatMul", "model/dense_1"),
+        ("functional_1/conv2d_1/convolution", "functional_1/conv2d_1"),
+        ("model/batch_normalization/moments/SquaredDifference:SquaredDifference", "model/batch_normalization"),
+        ("model/layer_norm/batchnorm/mul/ReadVariableOp:ReadVariableOp", "model/layer_norm"),
+        ("model/dropout/dropout/random_uniform/RandomUniform:RandomUniform", "model/dropout"),
+        ("model/dropout_3/dropout/Mul:Mul", "model/dropout_3"),
+        ("model/add/add:AddV2", "model/add"),  # a layer of Keras, not an operator
+        ("model/add/Cast:Cast", "model"),  # what an operator reads or casts
+        ("MyModel/Encoder/MatMul:MatMul", "MyModel/Encoder"),
+        # what it wraps around them
+        ("replica_4/bert/layer_0/query/einsum/Einsum/Cast:Cast", "bert/layer_0/query"),
+        ("StatefulPartitionedCall/model/dense/MatMul:MatMul", "model/dense"),
+        ("StatefulPartitionedCall_1/PartitionedCall/model/dense/MatMul:MatMul", "model/dense"),
+        ("while/body/_1/while/Adam/Sub:Sub", "Adam"),
+        ("while/body/_1/Adam/Sub:Sub", "Adam"),
+        ("cond_17/then/_256/cond_17/Adam/WarmUp/else/_9/cond_17/Adam/WarmUp/Decay/sub:Sub", "Adam/WarmUp/Decay"),
+        ("ConstantFolding/model/layer_norm/moments/truediv_recip", "model/layer_norm"),
+        ("model/embedding/ArithmeticOptimizer/ReorderCast_float_Cast:Cast", "model/embedding"),
+        # gradients are of the layer that they are gradients of
+        ("gradient_tape/model/dense/MatMul/MatMul_1:MatMul", "model/dense"),
+        ("gradient_tape/model/dense/BiasAdd/BiasAddGrad", "model/dense"),
+        ("gradient_tape/model/conv2d_1/ReluGrad:ReluGrad", "model/conv2d_1"),
+        ("gradient_tape/replica_4/model/norm/batchnorm/mul_1/Mul:Mul", "model/norm"),
+        ("gradients/model/dense/MatMul_grad/MatMul_1:MatMul", "model/dense"),
+        # of no layer
+        ("MatMul:MatMul", None),
+        ("replica_4/Cast_4:Cast", None),
+        ("gradient_tape/replica_4/truediv/RealDiv:Mul", None),
+        ("XlaModule:", None),
+        ("tf.function", None),
+        ("_send_model/dense/MatMul_0:_Send", None),
+        ("IteratorGetNextAsOptional_3/_36:Identity", None),
+        ("", None),
+        # JAX
+        ("jit(f)/jit(main)/layer_0/attn/dot_general", "layer_0/attn"),
+        ("jit(f)/jit(main)/layer_0/attn/dot_general:", "layer_0/attn"),
+        ("jit(step)/jit(main)/jvp(Model)/Dense_0/dot_general", "Model/Dense_0"),
+        ("jit(step)/jit(main)/transpose(jvp(Model))/Dense_0/dot_general", "Model/Dense_0"),
+        ("jvp(Model)/Dense_0/dot_general", "Model/Dense_0"),
+        ("jit(step)/jvp(vmap(layer_0))/attn/tanh", "layer_0/attn"),
+        ("jit(step)/transpose(jvp(vmap(jvp(vmap()))))/checkpoint/rematted_computation/mlp/dot_general", "mlp"),
+        ("jit(step)/jvp(vmap(scanned))/while/body/closed_call/sin", "scanned"),
+        ("jit(step)/jvp(vmap(scanned))/while/cond/lt", "scanned"),
+        ("jit(step)/jvp(vmap(scanned))/while", "scanned"),
+        ("jit(step)/scan/while/body/Block_0/add", "Block_0"),
+        ("jit(step)/cond/branch_1_fun/Block_0/add", "Block_0"),
+        ("jit(step)/jvp(mlp)/jit(relu)/max", "mlp"),
+        ("pmap(step)/shard_map/mlp/add", "mlp"),
+        ("jit(step)/body/head/add", "body/head"),  # a model of a body and a head, no loop
+        ("jit(step_fun)/QKVParallelLinear/mn,pn->mp/dot_general", "QKVParallelLinear"),
+        ("jit(step)/transpose(jvp())/mul;jit(step)/transpose(jvp(Model))/Dense_0/add", "Model/Dense_0"),
+        ("jit(step_fun)/aten::view/reshape", None),
+        ("jit(f)/add", None),
+        ("args[0]", None),
+        ("arg1 (path=(:args, 1))", None),
+    ],
+)
+def test_the_layer_of_a_framework_op(tf_op, of):
+    assert layer(tf_op) == of
+
+
+@given(
+    scopes=st.lists(st.sampled_from(["model", "dense_1", "layer_0", "attention", "Block_3"]), min_size=1, max_size=4),
+    wrapped=st.sampled_from(
+        [
+            "{0}/MatMul:MatMul",
+            "gradient_tape/{0}/MatMul/MatMul_1:MatMul",
+            "StatefulPartitionedCall/replica_1/{0}/BiasAdd:BiasAdd",
+            "while/body/_1/while/{0}/add:AddV2",
+            "jit(f)/jit(main)/{0}/dot_general",
+            "jit(f)/transpose(jvp())/while/body/closed_call/{0}/dot_general",
+        ]
+    ),
+)
+def test_a_layer_is_found_in_whatever_wraps_it(scopes, wrapped):
+    assert layer(wrapped.format("/".join(scopes))) == "/".join(scopes)
+
+
+PIECES = ["jit(", "jvp(", ")", "/", "while", "body", "_1", ":", ";", "ArithmeticOptimizer", "gradient_tape", "x", "::"]
+
+
+@given(text=st.text() | st.lists(st.sampled_from(PIECES)).map("".join))
+@settings(deadline=None, max_examples=500)
+def test_any_text_has_a_layer_or_none_and_a_category_or_none(text):
+    assert layer(text) is None or (layer(text) and len(layer(text)) < len(text))
+    for side in ("host", "device"):
+        assert category(text, side=side) is None or kind(category(text, side=side)) in {*KINDS, None}
+    assert kind(text) in {*KINDS, None}
+
+
+KINDS = {"infeed", "outfeed", "transfer", "collective", "input", "compile"}
+
+
+@pytest.mark.parametrize(
+    "piece", ["jvp(", "/_1", "Compile", "a/", "then/_1/", "x_grad/", "a;", "-done", ".1", "::", "Dataset"]
+)
+def test_long_names_end(piece):
+    text = piece * 50_000 + "!"
+    assert len(layer(text) or "") <= len(text)
+    assert {category(text, side="host"), category(text, side="device")} <= {None, "compile"}
+    assert kind(text) is None
+
+
+def test_the_layers_of_a_real_gpu_capture_are_scopes_that_its_profiler_drew_over_the_same_kernels(real_profiles):
+    data = (real_profiles / "gpu-v100_tf2_bert_steps.xplane.pb").read_bytes()
+    events = xplane.events(data, source="v100").with_columns(pl.col("plane", "line", "name", "tf_op").cast(pl.String))
+    scopes = events.filter(pl.col("line") == "TensorFlow Name Scope")
+    kernels = events.filter(pl.col("line").str.ends_with("(Compute)")).with_row_index("kernel")
+    drawn = (
+        kernels.join(scopes.select("plane", scope="name", at="start_ps", dur="dur_ps"), on="plane")
+        .filter(
+            pl.col("at") <= pl.col("start_ps"), pl.col("at") + pl.col("dur") >= pl.col("start_ps") + pl.col("dur_ps")
+        )
+        .group_by("kernel", "tf_op")
+        .agg("scope")
+    )
+    rows = [(layer(tf_op), set(drawn_over)) for _, tf_op, drawn_over in drawn.rows()]
+    assert len(rows) == 1330
+    assert sum(of is None for of, _ in rows) == 14  # the loss's, which has no layer
+    assert [row for row in rows if row[0] is not None and not set(row[0].split("/")) <= row[1]] == []
+    assert len({of for of, _ in rows}) == 246
+
+
+def test_categories_in_real_captures(real_profiles):
+    def seconds(file, side):
+        events = xplane.events((real_profiles / file).read_bytes(), source=file)
+        on_side = events.filter(pl.col("plane").cast(pl.String).str.starts_with("/device:") == (side == "device"))
+        by_name = on_side.group_by(pl.col("name").cast(pl.String)).agg(pl.col("dur_ps").sum() / 1e12)
+        rows = pl.DataFrame([(category(name, side=side), dur) for name, dur in by_name.rows()], orient="row")
+        return dict(rows.group_by("column_0").agg(pl.col("column_1").sum().round(5)).rows())
+
+    v100 = "gpu-v100_tf2_bert_steps.xplane.pb"
+    waits = {"input wait": 0.01404, "input pipeline": 0.03993, "transfer": 0.00587}
+    assert seconds(v100, "host").items() >= waits.items()
+    assert seconds(v100, "device").keys() == {"host to device copy", "device to host copy", None}
+    assert seconds("tpu-v6e-4_jax_host-offload.xplane.pb", "host").keys() == {"compile", "transfer", None}
+    assert seconds("gpu-mi300x_jax_conv.xplane.pb", "device").keys() == {"device copy", None}

@@ -70,10 +70,10 @@ def test_the_next_window_is_asked_for_while_the_last_is_written(tmp_path, monkey
     writing, go_on = threading.Event(), threading.Event()
     write = watcher.run_folder.write_window
 
-    def slow(*args):
+    def slow(*args, **more):
         writing.set()
         assert go_on.wait(20)
-        write(*args)
+        write(*args, **more)
 
     monkeypatch.setattr(watcher.run_folder, "write_window", slow)
     source = StandIn()
@@ -131,7 +131,7 @@ def test_a_window_that_fails_says_why_and_the_others_go_on(tmp_path):
 
 
 def test_a_disk_that_is_full_is_told_at_the_end_and_never_ends_the_training(tmp_path, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(watcher.run_folder, "write_window", full)
@@ -157,10 +157,10 @@ def test_steps_after_the_last_window_are_noted_too(tmp_path):
 def test_whatever_breaks_the_recording_is_told_and_the_steps_are_kept(tmp_path, monkeypatch, broken):
     write = watcher.run_folder.write_window
 
-    def at_first(folder, number, *rest):
+    def at_first(folder, number, *rest, **more):
         if number == 0:
             raise broken
-        write(folder, number, *rest)
+        write(folder, number, *rest, **more)
 
     monkeypatch.setattr(watcher.run_folder, "write_window", at_first)
     source = StandIn()
@@ -191,7 +191,7 @@ def test_a_source_that_breaks_is_told_and_closing_does_not_wait(tmp_path):
 
 
 def test_a_recording_that_fails_never_hides_the_users_exception(tmp_path, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     source = StandIn()

@@ -14,7 +14,7 @@ import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.frames import Steps
-from tpunb.io import run_folder
+from tpunb.io import raw_files, run_folder
 from tpunb.testing import toy_steps
 
 MS = 1_000_000_000
@@ -212,18 +212,18 @@ def test_the_name_of_a_run_may_hold_any_letter(tmp_path):
         assert sums(tp.load(tmp_path / name).stored) == sums(steps)
 
 
-def test_raw_windows_are_read_from_where_they_began(tmp_path):
-    run_folder.write_window(tmp_path, 0, None, ticks(), b"one")
-    run_folder.write_window(tmp_path, 1, None, ticks(), None)
-    run_folder.write_window(tmp_path, 2, None, ticks(), b"two")
+def test_raw_windows_are_read_from_where_they_began(tmp_path, monkeypatch):
+    for number, raw in enumerate([b"one", None, b"two"]):
+        run_folder.write_window(tmp_path, number, None, ticks(), raw)
     run_folder.write_run(tmp_path, facts(entry(0, 5), entry(1, 15), entry(2, 25)))
     asked = []
 
     def read_raw(files, origin_ns, begins):
-        asked.extend((file.read_bytes(), begins[number]) for number, file in files.items())
+        asked.extend((file.source.read_bytes(), begins[number]) for number, file in files.items())
         return schema.empty(schema.EVENTS)
 
-    profile = run_folder.read(tmp_path, read_raw)
+    monkeypatch.setattr(raw_files, "windows", read_raw)
+    profile = tp.load(tmp_path)
     assert asked == []  # nothing is decoded before it is asked for
     assert profile.events.is_empty()
     assert asked == [(b"one", 5 * MS), (b"two", 25 * MS)]
@@ -246,7 +246,8 @@ def test_a_step_that_no_window_saw_is_a_tick_of_unknown_device_time(tmp_path):
     run_folder.write_window(tmp_path, 0, None, ticks((0, 0, 2)), None)
     run_folder.write_run(tmp_path, facts())
     profile = tp.load(tmp_path)
-    assert profile.stored.frame.row(0) == ("toy", 0, "train", 0, 2 * MS, None, None, "tick")
+    known = {"host": "toy", "step": 0, "mark": "train", "start_ps": 0, "dur_ps": 2 * MS, "seen": "tick"}
+    assert profile.stored.frame.row(0, named=True) == dict.fromkeys(schema.STEPS) | known
     assert profile.stored.ops.is_empty()
 
 
@@ -269,6 +270,95 @@ def test_device_time_of_the_parts_adds_up_and_an_unknown_part_adds_nothing(tmp_p
         run_folder.write_window(tmp_path, number, window, ticks(), None)
     run_folder.write_run(tmp_path, facts())
     assert tp.load(tmp_path).stored.frame.select("device_ps", "seen").row(0) == (MS, "partial")
+
+
+def cut_in_two(first, second):
+    """A step that two windows cut: each knows facts of it, the first for 1 ms, the second for 3 ms."""
+    steps = toy_steps("a")
+    for facts_known, dur in ((first, 1), (second, 3)):
+        known = {name: pl.lit(value, schema.STEPS[name]) for name, value in facts_known.items()}
+        on_devices = {name: value for name, value in known.items() if name in schema.DEVICE_FACTS}
+        yield Steps(
+            steps.frame.with_columns(dur_ps=pl.lit(dur * MS), **known),
+            steps.ops,
+            steps.devices.with_columns(dur_ps=pl.lit(dur * MS), **on_devices),
+        )
+
+
+@pytest.mark.parametrize(
+    ("fact", "first", "second", "whole"),
+    [
+        ("infeed_ps", 2, 3, 5),
+        ("infeed_ps", 2, None, 2),
+        ("infeed_ps", None, None, None),
+        ("collective_ps", 0, 7, 7),
+        ("input_ps", 1, 1, 2),
+        ("compile_ps", None, 4, 4),
+        ("flops", 1e12, 2e12, 3e12),
+        ("bytes", None, 5.0, 5.0),
+        ("duty_cycle", 1.0, 0.5, 0.625),  # 1 ms of the one, 3 ms of the other
+        ("mxu_util", 0.3, None, 0.3),
+        ("flops_util", None, None, None),
+        ("hbm_util", 0.7, 0.7, 0.7),  # to the last bit
+    ],
+)
+def test_facts_of_a_step_cut_by_two_windows_are_summed_or_weighed_by_time(tmp_path, fact, first, second, whole):
+    for number, window in enumerate(cut_in_two({fact: first}, {fact: second})):
+        run_folder.write_window(tmp_path, number, window, ticks(), None)
+    run_folder.write_run(tmp_path, facts())
+    stored = tp.load(tmp_path).stored
+    assert stored.frame[fact].to_list() == [whole]
+    if fact in schema.DEVICE_FACTS:
+        assert stored.devices[fact].to_list() == [whole]
+
+
+def test_an_operation_is_of_the_category_that_most_of_its_self_time_is_of(tmp_path):
+    steps = toy_steps("a")
+    for number, (category, self_ps) in enumerate([("copy", 3), (None, 9), ("fusion", 5)]):
+        ops = steps.ops.head(1).with_columns(category=pl.lit(category, schema.NAME), self_ps=pl.lit(self_ps))
+        run_folder.write_window(tmp_path, number, Steps(steps.frame, ops), ticks(), None)
+    run_folder.write_run(tmp_path, facts())
+    assert tp.load(tmp_path).stored.ops.select("category", "self_ps").rows() == [("fusion", 17)]
+
+
+def test_clocks_of_the_windows_are_one_row_a_link(tmp_path):
+    rows = [
+        [("a", "/device:TPU:0", "flow", 10, 10, 400, 3), ("a", "/device:TPU:1", None, 5, 0, None, None)],
+        [("a", "/device:TPU:0", "flow", 40, 30, 800, 1), ("a", "/device:TPU:1", None, 2, 0, None, None)],
+    ]
+    for number, window in enumerate(rows):
+        clocks = pl.DataFrame(window, schema=schema.CLOCKS, orient="row")
+        run_folder.write_window(tmp_path, number, None, ticks(), None, clocks=clocks)
+    run_folder.write_window(tmp_path, 2, None, ticks(), None)
+    run_folder.write_run(tmp_path, facts())
+    assert tp.load(tmp_path).clocks.rows() == [
+        ("a", "/device:TPU:0", "flow", 50, 40, 700, 3),  # (10 x 400 + 30 x 800) / 40
+        ("a", "/device:TPU:1", None, 7, 0, None, None),
+    ]
+
+
+def test_a_run_that_noted_no_clocks_has_none_stored(tmp_path):
+    a_run(tmp_path)
+    assert tp.load(tmp_path).stored_clocks is None
+
+
+@pytest.mark.parametrize("old", [{0}, {1}, {0, 1}], ids=["first", "second", "both"])
+def test_windows_of_an_earlier_version_lack_facts_and_load(tmp_path, old):
+    steps = a_run(tmp_path)
+    for number in old:
+        window = tmp_path / "windows" / f"{number:05d}"
+        for file, known in [
+            ("steps", ["host", "step", "mark", "start_ps", "dur_ps", "device_ps", "idle_ps", "seen"]),
+            ("ops", ["host", "step", "op", "side", "count", "total_ps", "self_ps"]),
+            ("devices", ["host", "device", "step", "start_ps", "dur_ps", "device_ps", "idle_ps"]),
+        ]:
+            frame = pl.read_parquet(window / f"{file}.parquet")
+            frame.select(known).write_parquet(window / f"{file}.parquet")
+    stored = tp.load(tmp_path).stored
+    assert sums(stored) == sums(steps)
+    assert stored.frame["dur_ps"].to_list() == steps.frame["dur_ps"].to_list()
+    assert stored.frame.schema == schema.STEPS
+    assert stored.devices.height == steps.devices.height
 
 
 def test_steps_that_only_windows_saw_are_there_too(tmp_path):

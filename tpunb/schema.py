@@ -29,8 +29,10 @@ EVENTS: Schema = {
     "step_num": pl.Int64(),  # on step marks only
     "start_ps": pl.Int64(),
     "dur_ps": pl.Int64(),
+    "device_dur_ps": pl.Int64(),  # by the device's own clock: a TPU's start and dur are the host's idea of them
     "flops": pl.Int64(),  # of this one run of the operation
     "bytes": pl.Int64(),  # that it reads and writes
+    "hbm_bytes": pl.Int64(),  # of them, those of the device's main memory
     "sends": pl.UInt64(),  # a hand-over: whoever of the host receives this id works for this event
     "receives": pl.UInt64(),
     "launch": pl.UInt64(),  # shared by the event of the host that launches and what then runs on a device
@@ -51,7 +53,7 @@ STEPS: Schema = {
     "outfeed_ps": pl.Int64(),
     "transfer_ps": pl.Int64(),  # between host and device: copies of a GPU, sends and receives of a TPU
     "collective_ps": pl.Int64(),  # all-reduce and its kin
-    "duty_cycle": pl.Float64(),  # busy time by step time, 0 to 1
+    "duty_cycle": pl.Float64(),  # busy time by step time, waiting for the host not counted as busy; 0 to 1
     "mxu_util": pl.Float64(),  # of the matrix unit, by the hardware's own count, 0 to 1
     "flops_util": pl.Float64(),  # achieved FLOP/s by the device's peak, 0 to 1
     "hbm_util": pl.Float64(),  # achieved bytes/s by the peak of its memory, 0 to 1
@@ -115,6 +117,7 @@ HARDWARE: Schema = {
     "kind": pl.String(),  # "TPU v6 Lite", "GPU", "CPU"
     "peak_flops": pl.Float64(),  # per second
     "hbm_bandwidth": pl.Float64(),  # bytes per second
+    "mxu_util": pl.Float64(),  # of the matrix unit while the profiler watched, where hardware counted it, 0 to 1
 }
 """One row a device of a profile."""
 
@@ -171,7 +174,7 @@ TOP: Schema = {
 
 
 _MAY_LACK = {
-    *("category", "flops", "bytes", "sends", "receives", "launch"),
+    *("category", "device_dur_ps", "flops", "bytes", "hbm_bytes", "sends", "receives", "launch"),
     *(set(STEPS) - {"host", "step", "mark", "start_ps", "dur_ps", "device_ps", "idle_ps", "seen"}),
 }
 """Facts that few captures know: a frame may leave their columns out, and they are null then."""

@@ -2,10 +2,12 @@
 
 1. step marks: host events that carry ``step_num`` (TensorFlow's ``Trace``, JAX's ``StepTraceAnnotation``);
 2. a device's ``Steps`` line;
-3. repeated runs of one compiled module on a device: a step lasts from one run to the next.
+3. repeated runs of one compiled module on a device: a step lasts from one run to the next;
+4. repeated calls of one compiled function on the host (JAX's ``PjitFunction``), from one call to the next.
 
-A capture of our own knows its steps by the clock besides: :func:`from_clock`. Where a host's marks are all that is
-known, a device's operations belong to the step in whose time they ran, be it later than the one that sent them.
+A capture of our own knows its steps by the clock besides: :func:`from_clock`. To the steps of a host belong, on a
+device, the runs that it launched in their time (:mod:`tpunb.links`), however much later they start; where nothing
+links, what ran in their time.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tpunb import schema
+from tpunb import links, schema
+from tpunb.links import DEVICE
 
 INTERVALS: schema.Schema = {
     "host": pl.String(),
@@ -28,9 +31,6 @@ INTERVALS: schema.Schema = {
     "seen": schema.SEEN,
 }
 """One row a (host, plane, step): intervals of a host and plane never overlap."""
-
-DEVICE = "/device:"
-"""How the planes of devices are named."""
 
 _EDGE_PS = 2_000_000_000  # a mark and our own clock agree to far less than these 2 ms
 
@@ -64,15 +64,9 @@ def from_clock(events: pl.DataFrame, ticks: pl.DataFrame) -> pl.DataFrame:
         .join(recorded, how="cross")
         .filter((pl.col("end_ps") > pl.col("first")) & (pl.col("start_ps") < pl.col("last")))
     )
-    return schema.check(
-        rows.with_columns(
-            host=pl.lit(host),
-            plane=pl.lit(None, pl.String),
-            seen=pl.when(pl.col("step").is_in(marked.implode())).then(pl.lit("full")).otherwise(pl.lit("partial")),
-        ).sort("start_ps"),
-        INTERVALS,
-        "intervals",
-    )
+    seen = pl.when(pl.col("step").is_in(marked.implode())).then(pl.lit("full")).otherwise(pl.lit("partial"))
+    steps = rows.with_columns(host=pl.lit(host), plane=pl.lit(None, pl.String), seen=seen).sort("start_ps")
+    return with_devices(schema.check(steps, INTERVALS, "intervals"), events)
 
 
 def _first_host(events: pl.DataFrame) -> str:
@@ -80,8 +74,8 @@ def _first_host(events: pl.DataFrame) -> str:
 
 
 def find(events: pl.DataFrame) -> tuple[pl.DataFrame, str]:
-    """Return where the steps lie, and the rule that found them: "marks", "steps line", "modules" or "none"."""
-    for rule, look in (("marks", _by_marks), ("steps line", _by_steps_line), ("modules", _by_modules)):
+    """Return where the steps lie, and the rule that found them, "none" if no one did."""
+    for rule, look in _RULES.items():
         found = look(events)
         if found.height:
             return schema.check(found, INTERVALS, "intervals"), rule
@@ -89,12 +83,16 @@ def find(events: pl.DataFrame) -> tuple[pl.DataFrame, str]:
 
 
 def _by_marks(events: pl.DataFrame) -> pl.DataFrame:
-    marks = events.filter(pl.col("step_num").is_not_null()).select(
-        pl.col("host").cast(pl.String),
-        step="step_num",
-        mark=pl.col("name").cast(pl.String),
-        start_ps="start_ps",
-        end_ps=pl.col("start_ps") + pl.col("dur_ps"),
+    marks = (
+        events.filter(pl.col("step_num").is_not_null())
+        .filter(~on_device())
+        .select(
+            pl.col("host").cast(pl.String),
+            step="step_num",
+            mark=pl.col("name").cast(pl.String),
+            start_ps="start_ps",
+            end_ps=pl.col("start_ps") + pl.col("dur_ps"),
+        )
     )
     # marks of one number that overlap are one step, marked by several threads; others are steps of their own
     key = ["host", "mark", "step"]
@@ -103,11 +101,19 @@ def _by_marks(events: pl.DataFrame) -> pl.DataFrame:
     )
     steps = marks.group_by(*key, "again").agg(pl.col("start_ps").min(), pl.col("end_ps").max())
     rows = steps.with_columns(plane=pl.lit(None, pl.String), seen=pl.lit("full", schema.SEEN)).drop("again")
-    rows = apart(_numbered_on(rows))
-    own = _by_steps_line(events)  # where a device says itself which step it ran, its word counts for it
-    if own.height:
-        own = own.join(rows.select("host", "step"), on=["host", "step"], how="semi")
-    return pl.concat([rows, own], how="diagonal")
+    return with_devices(schema.check(apart(_numbered_on(rows)), INTERVALS, "intervals"), events)
+
+
+def with_devices(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """Add, to the intervals of a host, those of its devices: by their own word, else by their launches."""
+    said = _by_steps_line(events).join(rows.select("host", "step"), on=["host", "step"], how="semi")
+    linked = links.on_devices(events, rows).join(said.select("host", "plane"), on=["host", "plane"], how="anti")
+    return pl.concat([rows, *(schema.check(part, INTERVALS, "intervals") for part in (said, linked) if part.height)])
+
+
+def on_device() -> pl.Expr:
+    """Say which events lie on the plane of a device."""
+    return pl.col("plane").cat.starts_with(DEVICE)
 
 
 def _numbered_on(rows: pl.DataFrame) -> pl.DataFrame:
@@ -129,13 +135,13 @@ _LAST_NUMBER = re.compile(r"(\d+)\D*$")
 
 
 def _by_steps_line(events: pl.DataFrame) -> pl.DataFrame:
-    line = events.filter(
-        (pl.col("line").cast(pl.String) == "Steps") & pl.col("plane").cast(pl.String).str.starts_with(DEVICE)
-    )
+    line = events.filter(pl.col("line") == "Steps").filter(on_device())
     rows = line.select(
         pl.col("host").cast(pl.String),
         pl.col("plane").cast(pl.String),
-        step=pl.col("name").cast(pl.String).str.extract(_LAST_NUMBER.pattern).cast(pl.Int64, strict=False),
+        step=pl.coalesce(
+            "step_num", pl.col("name").cast(pl.String).str.extract(_LAST_NUMBER.pattern).cast(pl.Int64, strict=False)
+        ),
         mark=pl.lit("step"),
         start_ps="start_ps",
         end_ps=pl.col("start_ps") + pl.col("dur_ps"),
@@ -150,14 +156,16 @@ def _by_steps_line(events: pl.DataFrame) -> pl.DataFrame:
 
 def _by_modules(events: pl.DataFrame) -> pl.DataFrame:
     """Take each run of the module that takes the most time for a step, lined up over the devices."""
-    runs = events.filter(
-        (pl.col("line").cast(pl.String) == "XLA Modules") & pl.col("plane").cast(pl.String).str.starts_with(DEVICE)
-    ).select(
-        pl.col("host").cast(pl.String),
-        pl.col("plane").cast(pl.String),
-        mark=pl.col("name").cast(pl.String).str.replace(r"\(\d+\)$", ""),
-        start_ps="start_ps",
-        end_ps=pl.col("start_ps") + pl.col("dur_ps"),
+    runs = (
+        events.filter(pl.col("line") == "XLA Modules")
+        .filter(on_device())
+        .select(
+            pl.col("host").cast(pl.String),
+            pl.col("plane").cast(pl.String),
+            mark=pl.col("name").cast(pl.String).str.replace(r"\(\d+\)$", ""),
+            start_ps="start_ps",
+            end_ps=pl.col("start_ps") + pl.col("dur_ps"),
+        )
     )
     repeated = (
         runs.group_by("mark")
@@ -191,6 +199,47 @@ def _by_modules(events: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+_CALL = r"^PjitFunction\((.+)\)$"
+
+
+def _by_calls(events: pl.DataFrame) -> pl.DataFrame:
+    """Take each call of the compiled function that takes the most of the host's time for a step."""
+    calls = (
+        events.lazy()
+        .filter(~on_device())
+        .select(
+            pl.col("host").cast(pl.String),
+            "lane",
+            mark=pl.col("name").cast(pl.String).str.extract(_CALL),
+            start_ps="start_ps",
+            end_ps=pl.col("start_ps") + pl.col("dur_ps"),
+        )
+        .drop_nulls("mark")
+        .sort("start_ps", "end_ps", descending=[False, True])
+        # the profiler notes a call twice, one within the other
+        .filter(
+            (pl.col("start_ps") >= pl.col("end_ps").cum_max().shift(1).over("host", "lane", "mark")).fill_null(True)
+        )
+        .collect()
+    )
+    busiest = (
+        calls.group_by("host", "lane", "mark")
+        .agg((pl.col("end_ps") - pl.col("start_ps")).sum().alias("busy"), pl.len())
+        .filter(pl.col("len") > 1)
+        .sort("busy", "mark", descending=[True, False])
+        .unique("host", keep="first", maintain_order=True)
+    )
+    if busiest.is_empty():
+        return schema.empty(INTERVALS)
+    rows = calls.join(busiest, on=["host", "lane", "mark"], how="semi").with_columns(
+        step=pl.int_range(pl.len(), dtype=pl.Int64).over("host"),
+        plane=pl.lit(None, pl.String),
+        end_ps=pl.coalesce(pl.col("start_ps").shift(-1).over("host"), "end_ps"),
+        seen=pl.lit("full", schema.SEEN),
+    )
+    return with_devices(schema.check(rows, INTERVALS, "intervals"), events)
+
+
 def _shift(reference: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> int:
     """Return how many runs later in `reference` the first of `starts` is: a device may miss runs at a window's edge."""
     if len(reference) == len(starts):
@@ -205,3 +254,6 @@ def _shift(reference: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> i
         return (float(np.median(differences)), abs(shift))
 
     return min(candidates, key=apart)
+
+
+_RULES = {"marks": _by_marks, "steps line": _by_steps_line, "modules": _by_modules, "calls": _by_calls}

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import polars as pl
 
-from tpunb import step_rules, stepping
+from tpunb import links, step_rules, stepping
 from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames import Steps
 from tpunb.io import run_folder
@@ -216,16 +216,16 @@ class Watcher:
             "steps": 0,
             "error": window.error,
         }
-        steps = None
+        steps = clocks = None
         if window.error is None:
             try:
-                steps = self._reduce(window, entry)
+                steps, clocks = self._reduce(window, entry)
             except BadProfile as error:
                 entry["error"] = str(error)
         if self._abandoned.is_set():
             return
         raw = window.data if self.keep == "all" and window.data else None
-        run_folder.write_window(self.path, window.number, steps, self._ticks(), raw)
+        run_folder.write_window(self.path, window.number, steps, self._ticks(), raw, clocks=clocks)
         self._unwritten = []
         self._recent = [tick for tick in self._recent if tick.end_ns > window.asked_ns]
         self._entries.append(entry)
@@ -244,13 +244,12 @@ class Watcher:
         ]
         return pl.DataFrame(rows, schema=run_folder.TICKS, orient="row")
 
-    def _reduce(self, window: _Window, entry: dict[str, Any]) -> Steps:
-        """Reduce one window to its steps, in the run's time, and note in `entry` what it held."""
+    def _reduce(self, window: _Window, entry: dict[str, Any]) -> tuple[Steps, pl.DataFrame]:
+        """Reduce one window to its steps, in the run's time, and its clocks; note in `entry` what it held."""
         from tpunb.io import xplane
 
         source = f"window {window.number}"
-        facts = xplane.facts(window.data, source=source)
-        events = xplane.events(window.data, source=source)
+        events, facts = xplane.read(window.data, source=source)
         start_ns = window.asked_ns if facts.start_ns is None else facts.start_ns
         stop_ns = window.answered_ns if facts.stop_ns is None else facts.stop_ns
         ticks = [*self._recent, *filter(None, [self.clock.open_tick()])]
@@ -267,7 +266,7 @@ class Watcher:
             if rule == "modules":  # which number their steps anew in every window
                 intervals = intervals.with_columns(pl.col("step") + self._unmarked)
                 self._unmarked = intervals.select(pl.col("step").max()).item() + 1
-        steps = stepping.reduce(events, intervals)
+        steps = stepping.reduce(events, intervals, facts.hardware)
         move = (start_ns - self._origin_ns) * 1000
         host = str(self._facts["host"])
         entry |= {
@@ -280,11 +279,12 @@ class Watcher:
             entry["profiler_said"] = said
         if facts.hardware.height and not self._facts["hardware"]:
             self._facts["hardware"] = facts.hardware.with_columns(host=pl.lit(host)).to_dicts()
-        return Steps(
+        in_run = Steps(
             steps.frame.with_columns(pl.col("start_ps") + move, host=pl.lit(host)),
             steps.ops.with_columns(host=pl.lit(host)),
             steps.devices.with_columns(pl.col("start_ps") + move, host=pl.lit(host)),
         )
+        return in_run, links.clocks(events).with_columns(host=pl.lit(host))
 
     def _write_facts(self) -> None:
         run_folder.write_run(self.path, {**self._facts, "windows": self._entries})

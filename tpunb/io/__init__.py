@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from tpunb.errors import ProfileNotFound, TpunbError
+from tpunb.errors import BadProfile, ProfileNotFound, TpunbError
 from tpunb.frames import Profile
-from tpunb.io import raw_files, run_folder
-from tpunb.io.raw_files import ENDINGS, nearby
-
-PathLike = str | os.PathLike[str]
+from tpunb.io import places, raw_files, run_folder, xprof_tables
+from tpunb.io.places import PathLike, Place
+from tpunb.io.raw_files import ENDINGS
 
 
 def load(path: PathLike | Iterable[PathLike]) -> Profile:
@@ -21,8 +22,9 @@ def load(path: PathLike | Iterable[PathLike]) -> Profile:
     ----------
     path
         A run folder that ``tp.capture`` wrote, a profiler's logdir, one ``*.xplane.pb`` or ``*.trace.json`` (each also
-        gzipped), or a list of such files, one a host. Where a session of a logdir holds both forms of a host's
-        profile, the XPlane is read; of several sessions, all.
+        gzipped), or a list of such files, one a host; local, or the URL of any file system that fsspec knows, such as
+        ``gs://bucket/logdir``. Where a session of a logdir holds both forms of a host's profile, the XPlane is read;
+        of several sessions, all. Without a raw profile, XProf's tables (``*.overview_page.json`` and others) do.
 
     Raises
     ------
@@ -30,49 +32,109 @@ def load(path: PathLike | Iterable[PathLike]) -> Profile:
         Nothing is there, or nothing that is a profile.
     BadProfile
         A file is empty, cut, corrupt or something else; the message names it and what was seen.
+    MissingExtra
+        The package that speaks a URL's protocol is not installed.
+    TpunbError
+        A server cannot be reached.
     """
     if not isinstance(path, (str, os.PathLike)):
         return _load_list(path)
-    where = Path(path).expanduser()
-    if not where.exists():
-        raise ProfileNotFound(f"nothing is at {where}", hint=nearby(where))
-    if where.is_file():
-        return raw_files.read([where], where.name, where)
-    if run_folder.is_run(where):
-        return run_folder.read(where, raw_files.windows)
-    if runs := sorted(path.parent.name for path in where.glob(f"*/{run_folder.RUN}")):
+    where = places.find(path)
+    if not where.is_folder:
+        return _file(where)
+    files = where.below()
+    if run_folder.RUN in files:
+        return _run(where, files)
+    runs = sorted(found[1] for name in files if (found := re.fullmatch(rf"([^/]+)/{re.escape(run_folder.RUN)}", name)))
+    if runs:
         raise ProfileNotFound(f"{where} is no run but holds {len(runs)}", hint=f"load one of {', '.join(runs[:8])}")
-    return raw_files.read(_files_below(where), where.name, where)
+    tables = [file for name, file in files.items() if name.endswith(xprof_tables.ENDINGS)]
+    if tables and not _raw(files):
+        return _tables(tables, where)
+    return raw_files.read(_found(where, files), where.name, where.source)
 
 
 def _load_list(paths: Iterable[PathLike]) -> Profile:
     """Read several logdirs and files as one profile."""
     if isinstance(paths, (bytes, bytearray)) or not isinstance(paths, Iterable):
         raise TypeError(f"The path parameter of load must be a path or a list of paths. Got {paths!r} instead.")
-    files: list[Path] = []
-    for path in (Path(one).expanduser() for one in paths):
-        if run_folder.is_run(path):
-            raise TpunbError(f"{path} is a run: a list holds raw profiles", hint="load runs one by one")
-        files += _files_below(path) if path.is_dir() else [path]
-    if not files:
+    every: list[Place] = []
+    for where in map(places.find, paths):
+        if not where.is_folder:
+            every.append(where)
+            continue
+        files = where.below()
+        if run_folder.RUN in files:
+            raise TpunbError(f"{where} is a run: a list holds raw profiles", hint="load runs one by one")
+        every += _found(where, files)
+    if not every:
         raise ProfileNotFound("the list of profiles is empty")
-    return raw_files.read(files, files[0].name, files[0].parent)
+    return raw_files.read(every, every[0].name, every[0].parent.source)
 
 
-def _files_below(folder: Path) -> list[Path]:
+def _found(folder: Place, files: Mapping[str, Place]) -> list[Place]:
     """Return the profiles of a logdir, in the best form of each."""
-    every = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]
-    files = sorted(file for file in every if file.name.endswith(ENDINGS))
-    if not files:
-        raise ProfileNotFound(
-            f"{folder} holds no profile: no run.json and no file ending in {', '.join(ENDINGS)}", hint=nearby(folder)
-        )
-    best: dict[tuple[Path, str], Path] = {}
+    if found := _raw(files):
+        return found
+    raise ProfileNotFound(
+        f"{folder} holds no profile: no run.json and no file ending in {', '.join(ENDINGS)}", hint=folder.holds()
+    )
+
+
+def _raw(files: Mapping[str, Place]) -> list[Place]:
+    best: dict[str, Place] = {}
     for ending in ENDINGS:
-        for file in files:
-            if file.name.endswith(ending):
-                best.setdefault(raw_files.stem(file), file)
-    return sorted(best.values())
+        for name in sorted(files):
+            if name.endswith(ending):
+                best.setdefault(raw_files.stem(name), files[name])
+    return [best[name] for name in sorted(best)]
+
+
+def _file(file: Place) -> Profile:
+    """Read one file: a raw profile, or a table of XProf with those beside it that bear the same prefix."""
+    if ending := next((ending for ending in xprof_tables.ENDINGS if file.name.endswith(ending)), None):
+        family = [file.name.removesuffix(ending) + other for other in xprof_tables.ENDINGS]
+        return _tables([one for one in file.parent.children() if one.name in family], file)
+    try:
+        return raw_files.read([file], file.name, file.source)
+    except BadProfile:
+        data = b"" if file.name.endswith(ENDINGS) else places.read(file).tobytes()
+        if not xprof_tables.is_table(data):
+            raise
+        return xprof_tables.profile({file.name: data}, file.name, file.source)
+
+
+def _tables(files: Sequence[Place], where: Place) -> Profile:
+    """Read the tables that XProf made of one session."""
+    folders = sorted({str(file.parent) for file in files})
+    if len(folders) > 1:
+        raise ProfileNotFound(
+            f"{where} holds no raw profile, but the tables of {len(folders)} sessions",
+            hint=f"load one of {', '.join(folders[:8])}",
+        )
+    tables = {file.name: places.read(file).tobytes() for file in files}
+    return xprof_tables.profile(tables, where.name, where.source)
+
+
+_STATISTICS = re.compile(r"run\.json|windows/[0-9]+/[a-z]+\.parquet")
+
+
+def _run(folder: Place, files: Mapping[str, Place]) -> Profile:
+    """Read a run folder; of one behind a URL first all but the raw windows, those when they are asked for."""
+    raw = {int(found[1]): files[name] for name in files if (found := re.fullmatch(run_folder.RAW, name))}
+    if not folder.url:
+        return run_folder.read(Path(folder.path), raw, raw_files.windows)
+    wanted = {name: files[name] for name in sorted(files) if _STATISTICS.fullmatch(name)}
+    with TemporaryDirectory(prefix="tpunb-") as aside:
+        for name, data in zip(wanted, places.fetch([*wanted.values()]), strict=True):
+            if data is not None:  # a run that is still being written may have lost it since
+                path = Path(aside, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+        try:
+            return run_folder.read(Path(aside), raw, raw_files.windows, source=folder.url)
+        except BadProfile as error:
+            raise BadProfile(str(error).replace(aside, str(folder)), hint=error.hint) from error
 
 
 def sample(name: str) -> Profile:
@@ -82,10 +144,10 @@ def sample(name: str) -> Profile:
     'keras_cnn'
     """
     here = Path(__file__).resolve().parents[1]
-    places = [here / "_samples", here.parent / "datasets" / "sample_profiles"]
+    known = [here / "_samples", here.parent / "datasets" / "sample_profiles"]
     names: set[str] = set()
-    for place in places:
-        if run_folder.is_run(place / name):
-            return load(place / name)
-        names |= {path.name for path in place.glob("*") if run_folder.is_run(path)}
+    for folder in known:
+        if run_folder.is_run(folder / name):
+            return load(folder / name)
+        names |= {path.name for path in folder.glob("*") if run_folder.is_run(path)}
     raise ProfileNotFound(f"no sample is named {name!r}", hint=f"there are {', '.join(sorted(names)) or 'none'}")

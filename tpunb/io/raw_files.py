@@ -2,49 +2,53 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import BadProfile, ProfileNotFound
+from tpunb.errors import BadProfile
 from tpunb.frames import Profile
+from tpunb.io import decoded, places
+from tpunb.io.decoded import Decoded
+from tpunb.io.places import Place
 
 ENDINGS = (".xplane.pb", ".xplane.pb.gz", ".trace.json", ".trace.json.gz")
 """How the names of profiles end, best first: where two hold the same, the first is read."""
 
-_GZIP = b"\x1f\x8b"
+SLOW_S = 1.0
+"""What takes longer than this to read and decode is kept decoded; a local XPlane mostly decodes as fast as it reads."""
+
+_AT_ONCE = 8  # files in work side by side: a network wants more than there are cores, memory fewer
+_BAR_AFTER_S = 2.0
 
 
-def nearby(where: Path) -> str:
-    """Return what lies there or beside it: the hint of an error that found nothing."""
-    parent = where if where.is_dir() else where.parent
-    if not parent.is_dir():
-        return f"{parent} is no folder either"
-    seen = sorted(path.name for path in parent.iterdir())[:8]
-    return f"{parent} holds {', '.join(seen)}" if seen else f"{parent} is empty"
+def stem(name: str) -> str:
+    """Return the name without its ending: the same for all forms of one capture.
 
-
-def stem(file: Path) -> tuple[Path, str]:
-    """Return the folder and the name without its ending: the same for all forms of one capture."""
-    name = file.name
+    >>> stem("s/a.xplane.pb.gz")
+    's/a'
+    """
     for ending in ENDINGS:
         name = name.removesuffix(ending)
-    return file.parent, name
+    return name
 
 
-def read(files: Sequence[Path], name: str, source: Path) -> Profile:
+def read(files: Sequence[Place], name: str, source: Path | str) -> Profile:
     """Read raw files as one profile; the earliest begin is its time 0.
 
     Files of one host, of several sessions, stay one host where step marks tell their steps apart; else each is a
     host of its own, named after its session.
     """
-    parts = _told_apart([_read(file) for file in files], files)
+    parts = _told_apart(_parts(files), files)
     origins = [part.start_ns for part in parts if part.start_ns is not None]
     origin = min(origins) if len(origins) == len(parts) else None
     lanes = 0
@@ -65,17 +69,17 @@ def read(files: Sequence[Path], name: str, source: Path) -> Profile:
         span_ps=int(windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0),
         origin_ns=origin,
         read_events=partial(pl.concat, events),
+        reused=all(part.reused for part in parts),
     )
 
 
-def windows(files: Mapping[int, Path], origin_ns: int | None, begins_ps: Mapping[int, int]) -> pl.DataFrame:
+def windows(files: Mapping[int, Place], origin_ns: int | None, begins_ps: Mapping[int, int]) -> pl.DataFrame:
     """Return the events of the raw windows of a run, by their numbers, each where it lies in the run.
 
     A window begins when it says itself, in the run's time since `origin_ns`; else when it was asked for, `begins_ps`.
     """
     frames, lanes = [], 0
-    for number, file in files.items():
-        part = _read(file)
+    for number, part in zip(files, _parts([*files.values()]), strict=True):
         begin = begins_ps.get(number, 0)
         if part.start_ns is not None and origin_ns is not None:
             begin = (part.start_ns - origin_ns) * 1000
@@ -84,37 +88,12 @@ def windows(files: Mapping[int, Path], origin_ns: int | None, begins_ps: Mapping
     return pl.concat(frames)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What one file holds."""
-
-    host: str
-    events: pl.DataFrame
-    hardware: pl.DataFrame
-    size: int  # bytes, unzipped
-    start_ns: int | None = None  # since the epoch
-    stop_ns: int | None = None
-
-    def watched(self) -> tuple[int, int]:
-        """Return from when and how long the profiler watched: by its own word, else until the last event ends."""
-        if self.start_ns is not None and self.stop_ns is not None:
-            return 0, (self.stop_ns - self.start_ns) * 1000
-        ends = self.events.select(pl.col("start_ps").min(), end_ps=(pl.col("start_ps") + pl.col("dur_ps")).max())
-        begin, end = ends.row(0) if self.events.height else (0, 0)
-        return min(0, begin), end - min(0, begin)
-
-    def renamed(self, host: str) -> _Part:
-        """Return the same of a host of another name."""
-        events = self.events.with_columns(host=pl.lit(host, schema.NAME))
-        return replace(self, host=host, events=events, hardware=self.hardware.with_columns(host=pl.lit(host)))
-
-
-def _told_apart(parts: Sequence[_Part], files: Sequence[Path]) -> list[_Part]:
+def _told_apart(parts: Sequence[Decoded], files: Sequence[Place]) -> list[Decoded]:
     """Name hosts so that no two steps are one: after the file, then the session's folder, and a number at last."""
     if len(parts) == 1:
         return [*parts]
-    names = [part.host or stem(file)[1] for part, file in zip(parts, files, strict=True)]
-    for suffixes in ([file.parent.name for file in files], [str(number) for number in range(len(files))]):
+    names = [part.host or stem(file.name) for part, file in zip(parts, files, strict=True)]
+    for suffixes in ([file.session for file in files], [str(number) for number in range(len(files))]):
         clashing = {
             name for name in names if _clash([part for part, own in zip(parts, names, strict=True) if own == name])
         }
@@ -122,7 +101,7 @@ def _told_apart(parts: Sequence[_Part], files: Sequence[Path]) -> list[_Part]:
     return [part if part.host == name else part.renamed(name) for part, name in zip(parts, names, strict=True)]
 
 
-def _clash(parts: Sequence[_Part]) -> bool:
+def _clash(parts: Sequence[Decoded]) -> bool:
     """Say whether the steps of files of one host cannot be told apart by the numbers of their marks."""
     marks = [set(part.events["step_num"].drop_nulls()) for part in parts]
     return len(parts) > 1 and (not all(marks) or len(set().union(*marks)) < sum(map(len, marks)))
@@ -137,32 +116,87 @@ def _lanes(events: pl.DataFrame) -> int:
     return int(events.select(pl.col("lane").max() + 1).item() or 0)
 
 
-def _bytes(file: Path) -> bytes:
-    try:
-        data = file.read_bytes()
-        return gzip.decompress(data) if data.startswith(_GZIP) else data
-    except FileNotFoundError:
-        raise ProfileNotFound(f"nothing is at {file}", hint=nearby(file)) from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadProfile(f"{file}: cannot be read: {error}") from error
+def _parts(files: Sequence[Place]) -> list[Decoded]:
+    """Return what each file holds, several read and decoded side by side."""
+    with _Bar(files) as bar, ThreadPoolExecutor(min(len(files), _AT_ONCE)) as pool:
+        try:
+            return list(pool.map(partial(_part, bar=bar), files))
+        except BaseException:  # the first that fails ends the load, and so does whoever interrupts it
+            bar.over = True
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
-def _read(file: Path) -> _Part:
-    data = _bytes(file)
-    source = str(file)
+def _part(file: Place, bar: _Bar) -> Decoded:
+    """Return what a file holds, from the cache where it is there."""
+    entry = decoded.entry(file)
+    if entry is not None and (kept := decoded.get(entry)):
+        bar(file.info.get("size") or 0)
+        return kept
+    if ".xplane.pb" in file.name:
+        _warm()
+    begin = time.monotonic()
+    part = _decoded(file, places.read(file, bar))
+    if entry is not None and (file.url or time.monotonic() - begin > SLOW_S):
+        decoded.keep(entry, part)
+    return part
+
+
+@cache
+def _warm() -> None:
+    """Compile the decoder, once a process: the time that this takes makes no file a slow one."""
+    from tpunb.io import xplane
+
+    xplane.warm()
+
+
+def _decoded(file: Place, data: places.Bytes) -> Decoded:
     if ".xplane.pb" in file.name:
         from tpunb.io import xplane
 
-        facts = xplane.facts(data, source=source)
-        events = xplane.events(data, source=source)
+        facts = xplane.facts(data, source=str(file))
+        events = xplane.events(data, source=str(file))
         host = facts.hosts[0] if facts.hosts else ""
-        return _Part(host, events, facts.hardware, len(data), facts.start_ns, facts.stop_ns)
-    if ".trace.json" in file.name or data.lstrip()[:1] in (b"{", b"["):
+        return Decoded(host, events, facts.hardware, data.size, facts.start_ns, facts.stop_ns)
+    if ".trace.json" in file.name or data[:64].tobytes().lstrip()[:1] in (b"{", b"["):
         from tpunb.io import trace_json
 
-        events = trace_json.events(data, source=source)
-        return _Part("", events, trace_json.hardware(events), len(data))
+        events = trace_json.events(data.tobytes(), source=str(file))
+        return Decoded("", events, trace_json.hardware(events), data.size)
     raise BadProfile(
-        f"{file}: not a profile by its name or its first bytes {data[:8]!r}",
+        f"{file}: not a profile by its name or its first bytes {data[:8].tobytes()!r}",
         hint=f"a profile's name ends in {', '.join(ENDINGS)}",
     )
+
+
+class _Bar:
+    """The progress of a load in bytes, shown when it takes longer than two seconds."""
+
+    over = False  # the load was given up: whoever still reads shall stop
+
+    def __init__(self, files: Sequence[Place]) -> None:
+        self._total = sum(file.info.get("size") or 0 for file in files) or None
+        self._began = time.monotonic()
+        self._done = 0
+        self._bar: Any = None
+        self._lock = threading.Lock()
+
+    def __call__(self, count: int) -> None:
+        if self.over:
+            raise CancelledError
+        with self._lock:
+            self._done += count
+            if self._bar is not None:
+                self._bar.update(count)
+            elif time.monotonic() - self._began > _BAR_AFTER_S:
+                with suppress(ImportError):  # a bar is no reason to fail a load
+                    from tqdm.auto import tqdm
+
+                    self._bar = tqdm(total=self._total, initial=self._done, unit="B", unit_scale=True, leave=False)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.close()

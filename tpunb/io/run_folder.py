@@ -7,6 +7,7 @@
         steps.parquet           STEPS of the steps the window saw, in full or cut by its edge
         ops.parquet             OPS
         devices.parquet         DEVICES
+        clocks.parquet          CLOCKS
         ticks.parquet           every step by our own clock, those that no window saw too
         raw.xplane.pb           only with keep="all"
 
@@ -16,9 +17,10 @@ Times in the Parquet files are picoseconds since the run's ``origin_ns``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 from uuid import uuid4
 
@@ -27,10 +29,13 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.frames import Profile, Steps
+from tpunb.io.places import Place
 
 RUN = "run.json"
+RAW = re.compile(r"windows/([0-9]+)/raw\.xplane\.pb")
+"""The path of a raw window in the run folder, and its number."""
+
 VERSION = 1
-_RAW = "raw.xplane.pb"
 
 TICKS: schema.Schema = {
     "host": pl.String(),
@@ -50,7 +55,15 @@ def write_run(folder: Path, facts: dict[str, Any]) -> None:
     aside.replace(folder / RUN)
 
 
-def write_window(folder: Path, number: int, steps: Steps | None, ticks: pl.DataFrame, raw: bytes | None) -> None:
+def write_window(
+    folder: Path,
+    number: int,
+    steps: Steps | None,
+    ticks: pl.DataFrame,
+    raw: bytes | None,
+    *,
+    clocks: pl.DataFrame | None = None,
+) -> None:
     """Write one window as a folder to the side and rename it."""
     aside = folder / "windows" / f".{number:05d}.{uuid4().hex[:8]}"
     aside.mkdir(parents=True)
@@ -59,8 +72,10 @@ def write_window(folder: Path, number: int, steps: Steps | None, ticks: pl.DataF
         steps.frame.write_parquet(aside / "steps.parquet")
         steps.ops.write_parquet(aside / "ops.parquet")
         steps.devices.write_parquet(aside / "devices.parquet")
+    if clocks is not None:
+        clocks.write_parquet(aside / "clocks.parquet")
     if raw is not None:
-        (aside / _RAW).write_bytes(raw)
+        (aside / "raw.xplane.pb").write_bytes(raw)
     aside.rename(folder / "windows" / f"{number:05d}")
 
 
@@ -96,15 +111,22 @@ def is_run(folder: Path) -> bool:
     return (folder / RUN).is_file()
 
 
-def read(folder: Path, read_raw: Callable[[dict[int, Path], int | None, dict[int, int]], pl.DataFrame]) -> Profile:
+_ReadRaw = Callable[[Mapping[int, Place], int | None, Mapping[int, int]], pl.DataFrame]
+
+
+def read(folder: Path, raw: Mapping[int, Place], read_raw: _ReadRaw, *, source: Path | str | None = None) -> Profile:
     """Read a run, finished or not.
 
     Parameters
     ----------
     folder
         The run's.
+    raw
+        The raw windows that were kept, by number.
     read_raw
-        Decodes the raw windows, by number, to EVENTS in the run's time, given its origin and when each began.
+        Decodes them to EVENTS in the run's time, given its origin and when each began.
+    source
+        Where the folder was fetched from, if it was.
 
     Raises
     ------
@@ -119,20 +141,22 @@ def read(folder: Path, read_raw: Callable[[dict[int, Path], int | None, dict[int
     seen = _stack(folders, "steps.parquet", schema.STEPS)
     ops = _stack(folders, "ops.parquet", schema.OPS)
     devices = _stack(folders, "devices.parquet", schema.DEVICES)
+    clocks = _stack(folders, "clocks.parquet", schema.CLOCKS)
     ends = [windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item(), ticks["end_ps"].max()]
     span = known_ps or max((int(end) for end in ends if end is not None), default=0)
-    raw = {int(path.name): path / _RAW for path in folders if (path / _RAW).is_file()}
     begins = dict(windows.select("window", "start_ps").iter_rows())
-    name = str(facts.get("name", folder.name))
+    source = source or folder
+    name = str(facts.get("name", PurePath(source).name))
     return Profile(
         name=name,
-        source=folder,
+        source=source,
         windows=windows,
         hardware=hardware,
         span_ps=span,
         origin_ns=facts.get("origin_ns"),
         stored=Steps(*_whole_run(ticks, seen, ops, devices), windows, name),
         read_events=partial(read_raw, raw, facts.get("origin_ns"), begins) if raw else None,
+        stored_clocks=None if clocks.is_empty() else _of_run(clocks),
     )
 
 
@@ -202,8 +226,8 @@ def _whole_run(
         pl.col("mark").first(),
         pl.col("start_ps").min(),
         pl.col("dur_ps").max(),
-        *(pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()) for name in ("device_ps", "idle_ps")),
         pl.col("seen").max(),  # "partial" where any window cut it
+        *map(_merged, _STEP_FACTS),
     )
     by_clock = ticks.group_by(key).agg(
         pl.col("mark").sort_by("start_ps").first().alias("tick_mark"),
@@ -216,12 +240,39 @@ def _whole_run(
         mark=pl.coalesce("tick_mark", "mark"),
         start_ps=pl.coalesce("tick_start_ps", "start_ps"),
         dur_ps=pl.coalesce(pl.col("tick_end_ps") - pl.col("tick_start_ps"), "dur_ps"),
-        device_ps="device_ps",
-        idle_ps="idle_ps",
         seen=pl.col("seen").fill_null("tick"),
+        **{name: pl.col(name) for name in _STEP_FACTS},
     )
-    table = ops.group_by(*key, "op", "side").agg(pl.col("count", "total_ps", "self_ps").sum())
+    # the category of the row with most self time: a group keeps the order of its rows
+    table = (
+        ops.sort("self_ps", descending=True)
+        .group_by(*key, "op", "side")
+        .agg(pl.col("category").drop_nulls().first(), pl.col("count", "total_ps", "self_ps").sum())
+    )
     per_device = devices.group_by("host", "device", "step").agg(
-        pl.col("start_ps").min(), pl.col("dur_ps", "device_ps", "idle_ps").sum()
+        pl.col("start_ps").min(), pl.col("dur_ps").sum(), *map(_merged, schema.DEVICE_FACTS)
     )
     return frame, table, per_device
+
+
+_STEP_FACTS = [name for name in schema.STEPS if name not in {"host", "step", "mark", "start_ps", "dur_ps", "seen"}]
+
+
+def _merged(fact: str) -> pl.Expr:
+    """Return a fact over the windows that know it: sums of times and work, means of shares by the time seen."""
+    one = pl.col(fact)
+    if not fact.endswith(("_util", "_cycle")):
+        return pl.when(one.count() > 0).then(one.sum())
+    weight = pl.col("dur_ps").filter(one.is_not_null()).sum()
+    mean = (one * pl.col("dur_ps")).sum() / pl.when(weight > 0).then(weight)
+    return pl.when(one.min() == one.max()).then(one.min()).otherwise(mean).alias(fact)
+
+
+def _of_run(clocks: pl.DataFrame) -> pl.DataFrame:
+    """Return how host and devices met over all windows, one row a link."""
+    linked = pl.col("linked").filter(pl.col("delay_ps").is_not_null()).sum()
+    return clocks.group_by("host", "device", "link", maintain_order=True).agg(
+        pl.col("launches", "linked").sum(),
+        delay_ps=((pl.col("delay_ps") * pl.col("linked")).sum() // pl.when(linked > 0).then(linked)),
+        skew_ps=pl.col("skew_ps").max(),
+    )

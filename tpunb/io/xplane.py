@@ -1,20 +1,23 @@
 """XPlane profiles (``*.xplane.pb``), what TensorFlow's and JAX's profilers write, as events.
 
 An XSpace holds planes (devices, a host's CPU), a plane lines (streams, threads), a line events. Names, and on
-TPU most statistics, lie once in the plane's event metadata, to which events point.
+TPU most statistics, lie once in the plane's event metadata, to which events point; a statistic of the event wins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
-from tpunb.io.protobuf_table import Bytes, Ints, MessageMap, Messages, integer, text
+from tpunb.io.protobuf_table import Bytes, Ints, MessageMap, Messages, Rows, integer, text
+from tpunb.io.xstats import StatNames, Stats, first, gather
 from tpunb.op_names import FRAMEWORK_OP, FUNCTION_CALL
 
 # tags of tsl/profiler/protobuf/xplane.proto
@@ -22,19 +25,27 @@ _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = text(1), text(2), text(3), text(4)
 _PLANE_NAME, _LINES, _EVENT_METADATA, _STAT_METADATA, _PLANE_STATS = (text(field) for field in range(2, 7))
 _LINE_NAME, _TIMESTAMP_NS, _EVENTS, _LINE_DISPLAY_NAME = text(2), integer(3), text(4), text(11)
 _METADATA_ID, _OFFSET_PS, _DURATION_PS, _EVENT_STATS = integer(1), integer(2), integer(3), text(4)
-# of event metadata; a stat's has only a name
 _NAME, _DISPLAY_NAME, _METADATA_STATS = text(2), text(4), text(5)
-# a stat's value
-_DOUBLE, _UINT64, _INT64, _STR, _REF = 2 << 3 | 1, integer(3), integer(4), text(5), integer(7)
 
-_HARDWARE_STATS = [
+_HAND_OVERS = ["_pt", "_p", "_ct", "_c", "run_id", "correlation_id"]
+_ON_HOST = ["step_num", "hlo_op", "program_id", "tf_function_call", "device_ordinal", *_HAND_OVERS]
+_COSTS = ["hlo_category", "model_flops", "flops", "bytes_accessed", "memory_access_breakdown", "tf_op"]
+_ACCESS, _MEMORY_SPACE, _ACCESSED, _HBM = text(1), integer(2), integer(3), 1  # of a memory_access_breakdown
+_ON_DEVICE = [
+    *("step_num", "hlo_op", "program_id", "annotation", "step_name", "device_duration_ps"),
+    *_COSTS,
+    *_HAND_OVERS,
+]
+_HARDWARE = [
     "device_type_string",
     "gpu_device_name",
     "peak_teraflops_per_second",
     "peak_hbm_bw_gigabytes_per_second",
     "memory_bandwidth",
 ]
+_MXU = "matrix_unit_utilization_percent"
 _MOST_NS = (2**63 - 1) // 1000
+_CHUNK = 1 << 18  # events read at a time: what is needed on the way stays small
 
 
 @dataclass(frozen=True)
@@ -49,8 +60,11 @@ class XSpaceFacts:
     warnings: list[str]
 
 
-def events(data: bytes, *, source: str) -> pl.DataFrame:
+def events(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
     """Return the events of one XSpace, in file order: ``tpunb.schema.EVENTS``.
+
+    Events lie where the host's clock puts them; how long a device itself says that one took is kept beside: single ones
+    can differ by a multiple, and the two clocks wander against each other by more than a module lasts.
 
     Parameters
     ----------
@@ -65,34 +79,10 @@ def events(data: bytes, *, source: str) -> pl.DataFrame:
         When the bytes are cut, corrupt or of another format, hold no plane, or have an event that starts
         beyond Int64 picoseconds (106 days).
     """
-    space = _XSpace(data, source)
-    lines = space.planes.sub(_LINES)
-    rows = lines.sub(_EVENTS)
-    plane = lines.parent[rows.parent]
-    metadata = MessageMap(space.planes, _EVENT_METADATA)
-    identity, offset, duration = rows.columns(_METADATA_ID, _OFFSET_PS, _DURATION_PS)
-    row = metadata.rows(plane, identity)
-    full, short = (metadata.values.text(refs) for refs in metadata.values.columns(_NAME, _DISPLAY_NAME))
-    stats = space.stats(rows, _EVENT_STATS, plane, ["hlo_op", "step_num", "tf_function_call"])
-    own = space.framework_ops(rows, _EVENT_STATS, plane)
-    shared = [*space.operations(metadata.values, full), None]
-    calls = stats.text("tf_function_call", lambda word: word and FUNCTION_CALL)
-    frame = {
-        "host": pl.Series([space.host], dtype=schema.NAME).new_from_index(0, len(rows)),
-        "plane": _gather(space.plane_names, plane),
-        "line": _gather(_line_names(lines), rows.parent),
-        "lane": pl.Series(rows.parent, dtype=pl.UInt32),
-        "name": _gather([*(b or a for a, b in zip(full, short, strict=True)), ""], row),
-        "tf_op": _first(calls, _first(own, _gather(shared, row))),
-        "hlo_op": stats.text("hlo_op"),
-        "step_num": stats.whole("step_num"),
-        "start_ps": _starts(lines.columns(_TIMESTAMP_NS)[0][rows.parent], offset, source),
-        "dur_ps": duration,
-    }
-    return pl.DataFrame(frame, schema=schema.EVENTS)
+    return _XSpace(data, source).events()
 
 
-def facts(data: bytes, *, source: str) -> XSpaceFacts:
+def facts(data: bytes | Bytes, *, source: str) -> XSpaceFacts:
     """Return what one XSpace says beside its events.
 
     Raises
@@ -100,19 +90,13 @@ def facts(data: bytes, *, source: str) -> XSpaceFacts:
     BadProfile
         When the bytes are cut, corrupt or of another format, or hold no plane.
     """
+    return _XSpace(data, source).facts()
+
+
+def read(data: bytes | Bytes, *, source: str) -> tuple[pl.DataFrame, XSpaceFacts]:
+    """Return what :func:`events` and :func:`facts` do, at the price of one."""
     space = _XSpace(data, source)
-    names = ["profile_start_time", "profile_stop_time", *_HARDWARE_STATS]
-    stats = space.stats(space.planes, _PLANE_STATS, np.arange(len(space.planes)), names)
-    watch = pl.Series([name == "Task Environment" for name in space.plane_names])
-    start, stop = (stats.whole(name).filter(watch).drop_nulls().to_list() for name in names[:2])
-    return XSpaceFacts(
-        hosts=space.hosts,
-        start_ns=start[0] if start else None,
-        stop_ns=stop[0] if stop else None,
-        hardware=_hardware(space, stats),
-        errors=space.top.strings(_ERRORS),
-        warnings=space.top.strings(_WARNINGS),
-    )
+    return space.events(), space.facts()
 
 
 def warm() -> None:
@@ -122,140 +106,241 @@ def warm() -> None:
         return bytes([tag, len(content)]) + content
 
     stat_name = field(_STAT_METADATA, b"\x08\x01" + field(text(2), field(_NAME, b"hlo_op")))
-    event = b"\x08\x01" + field(_EVENT_STATS, b"\x08\x01" + field(_STR, b"dot"))
+    event = b"\x08\x01" + field(_EVENT_STATS, b"\x08\x01" + field(text(5), b"dot"))
     plane = field(_PLANE_NAME, b"/device:TPU:0") + stat_name + field(_LINES, field(_EVENTS, event))
     space = field(_PLANES, plane)
-    events(space, source="warm-up")
-    facts(space, source="warm-up")
+    read(space, source="warm-up")
 
 
 class _XSpace:
-    """The planes of one profile, and the names of their statistics."""
+    """The planes of one profile."""
 
-    def __init__(self, data: bytes, source: str) -> None:
-        seen = f"{len(data)} bytes, the first {data[:16]!r}"
-        if not data:
+    def __init__(self, data: bytes | Bytes, source: str) -> None:
+        if not len(data):
             raise BadProfile(f"{source}: the file is empty", hint="the capture failed, or its copy did")
-        try:
-            self.top = Messages.of(data, source=source)
-            self.planes = self.top.sub(_PLANES)
-        except BadProfile as error:
-            raise BadProfile(f"{error}; {seen}", hint=error.hint) from None
-        if not len(self.planes):
+        self.top = Messages.of(data, source=source)
+        planes = self.top.sub(_PLANES)
+        if not len(planes):
+            seen = f"{len(data)} bytes, the first {bytes(data[:16])!r}"
             raise BadProfile(f"{source}: no plane in {seen}", hint="this may be a protobuf of another kind")
         self.hosts = self.top.strings(_HOSTNAMES)
         self.host = self.hosts[0] if self.hosts else ""
-        self.plane_names = self.planes.text(self.planes.columns(_PLANE_NAME)[0])
-        self.on_device = [name.startswith("/device:") for name in self.plane_names]
-        self.stat_metadata = MessageMap(self.planes, _STAT_METADATA)
-        self.stat_names = self.stat_metadata.values.text(self.stat_metadata.values.columns(_NAME)[0])
+        self.planes = [_Plane(planes[row : row + 1]) for row in range(len(planes))]
 
-    def stats(self, messages: Messages, tag: int, plane: Ints, names: Sequence[str], *, on_host: bool = True) -> _Stats:
-        """Return the statistics `names`, the field `tag` of messages that lie in the rows `plane`."""
-        column = {name: number for number, name in enumerate(names)}
-        planes, keys = self.stat_metadata.values.parent.tolist(), self.stat_metadata.keys.tolist()
-        identity = {  # of equal names the last, as in a dictionary of the plane
-            (of, name): key
-            for of, key, name in zip(planes, keys, self.stat_names, strict=True)
-            if name in column and (on_host or self.on_device[of])
-        }
-        wanted: list[dict[int, int]] = [{} for _ in self.plane_names]
-        for (of, name), key in identity.items():
-            wanted[of][key] = column[name]
-        values, kinds = messages.pick(tag, plane, wanted, len(names))
-        return _Stats(self, messages, plane, column, values, kinds)
+    def events(self) -> pl.DataFrame:
+        frames = [schema.empty(schema.EVENTS)]
+        lane = 0
+        for plane in self.planes:
+            frames += plane.events(lane, self)
+            lane += len(plane.lines)
+        return pl.concat(frames)
 
-    def framework_ops(self, messages: Messages, tag: int, plane: Ints) -> pl.Series:
-        """Return the framework op that statistics of device events, or of their metadata, name."""
-        stats = self.stats(messages, tag, plane, ["tf_op", "annotation"], on_host=False)
-        annotation = stats.text("annotation", lambda word: word.partition("#")[0].removesuffix(":"))
-        return _first(stats.text("tf_op", lambda word: word.removesuffix(":")), annotation)
+    def facts(self) -> XSpaceFacts:
+        told = [plane.stats("profile_start_time", "profile_stop_time") for plane in self.planes if plane.is_task]
+        start, stop = (
+            [one for stats in told if (one := stats.whole(name).item()) is not None]
+            for name in ("profile_start_time", "profile_stop_time")
+        )
+        used = [plane.stats(_MXU).real(_MXU).item() for plane in self.planes if plane.name == "/host:CPU"]
+        mxu_util = next((percent / 100 for percent in used if percent is not None), None)
+        rows = [(*plane.hardware(self.host), mxu_util) for plane in self.planes if plane.on_device and plane.active]
+        return XSpaceFacts(
+            hosts=self.hosts,
+            start_ns=start[0] if start else None,
+            stop_ns=stop[0] if stop else None,
+            hardware=pl.DataFrame(rows, schema=schema.HARDWARE, orient="row"),
+            errors=self.top.strings(_ERRORS),
+            warnings=self.top.strings(_WARNINGS),
+        )
 
-    def operations(self, metadata: Messages, names: Sequence[str]) -> list[str | None]:
-        """Return the framework op that each event metadata gives to its events."""
-        known = self.framework_ops(metadata, _METADATA_STATS, metadata.parent).to_list()
-        return [
-            op if self.on_device[plane] else name if FRAMEWORK_OP.fullmatch(name) else None
-            for op, name, plane in zip(known, names, metadata.parent.tolist(), strict=True)
+    @cached_property
+    def programs(self) -> pl.DataFrame:
+        """What the HLO in the file tells of instructions: (program, hlo_op, hlo_tf_op, hlo_category)."""
+        known = [plane.programs() for plane in self.planes if plane.name == "/host:metadata"]
+        return pl.concat(known or [_NO_PROGRAMS])
+
+
+_NO_PROGRAMS = pl.DataFrame(
+    schema={"program": pl.Int64, "hlo_op": schema.NAME, "hlo_tf_op": schema.NAME, "hlo_category": schema.NAME}
+)
+
+
+class _Plane:
+    """One plane: its lines, the names of its events and of their statistics."""
+
+    def __init__(self, plane: Messages) -> None:
+        self._plane = plane
+        self.name = plane.text(plane.columns(_PLANE_NAME)[0])[0]
+        self.is_task = self.name == "Task Environment"
+        self.on_device = self.name.startswith("/device:")
+        self.lines = plane.sub(_LINES)
+
+    @cached_property
+    def _names(self) -> StatNames:
+        return StatNames(self._plane, _STAT_METADATA)
+
+    @cached_property
+    def _metadata(self) -> MessageMap:
+        return MessageMap(self._plane, _EVENT_METADATA)
+
+    @cached_property
+    def _rows(self) -> Messages:
+        return self.lines.sub(_EVENTS)
+
+    @property
+    def active(self) -> bool:
+        """Whether it has an event."""
+        return len(self._rows) > 0
+
+    def stats(self, *names: str) -> Stats:
+        """Return statistics of the plane itself."""
+        return self._names.read(self._plane, [], _PLANE_STATS, names)[1]
+
+    def hardware(self, host: str) -> tuple[str, str, str, float | None, float | None]:
+        """Return the row of ``tpunb.schema.HARDWARE`` of a device."""
+        stats = self.stats(*_HARDWARE)
+        kind = first(stats.text("device_type_string"), stats.text("gpu_device_name")).cast(pl.String).item()
+        peak = (stats.real("peak_teraflops_per_second") * 1e12).item() or None  # 0 is not known
+        hbm = first(stats.real("peak_hbm_bw_gigabytes_per_second") * 1e9, stats.real("memory_bandwidth")).item() or None
+        return host, self.name, kind or self.name.split(":")[1], peak, hbm
+
+    def programs(self) -> pl.DataFrame:
+        """Return what the HLO protos in the plane's event metadata tell, as ``_XSpace.programs``."""
+        entries = self._metadata.values
+        stats = self._names.read(entries, [], _METADATA_STATS, ["Hlo Proto"])[1]
+        refs, known = stats.bytes("Hlo Proto")
+        bears = np.flatnonzero(known)
+        if not bears.size:
+            return _NO_PROGRAMS
+        from tpunb.io import hlo
+
+        told = hlo.instructions(entries.at(refs[bears]))
+        return told.select(
+            program=pl.Series(self._metadata.keys[bears]).gather(told["proto"]),
+            hlo_op=pl.col("hlo_op").cast(schema.NAME),
+            hlo_tf_op=pl.col("tf_op").cast(schema.NAME),
+            hlo_category=pl.col("category").cast(schema.NAME),
+        ).unique(["program", "hlo_op"], keep="first", maintain_order=True)
+
+    def events(self, lane: int, space: _XSpace) -> Iterator[pl.DataFrame]:
+        """Yield the events in frames of at most ``_CHUNK`` rows, lanes counted from `lane`."""
+        if not self.active:
+            return
+        shared = self._shared()
+        name, display_name, time_ns = self.lines.columns(_LINE_NAME, _LINE_DISPLAY_NAME, _TIMESTAMP_NS)
+        names = [
+            short or full for full, short in zip(self.lines.text(name), self.lines.text(display_name), strict=True)
         ]
+        for begin in range(0, len(self._rows), _CHUNK):
+            rows = self._rows[begin : begin + _CHUNK]
+            tags = (_METADATA_ID, _OFFSET_PS, _DURATION_PS)
+            wanted = _ON_DEVICE if self.on_device else _ON_HOST
+            (identity, offset, dur), stats = self._names.read(rows, tags, _EVENT_STATS, wanted)
+            row = self._metadata.rows(identity)
+            start = _starts(time_ns[rows.parent], offset, rows.source)
+            frame = {
+                "host": pl.Series([space.host], dtype=schema.NAME).new_from_index(0, len(rows)),
+                "plane": pl.Series([self.name], dtype=schema.NAME).new_from_index(0, len(rows)),
+                "line": gather(names, rows.parent),
+                "lane": pl.Series(rows.parent.astype(np.uint32) + np.uint32(lane)),
+                "name": gather(shared.names, row),
+                **(self._device(stats, shared, row) if self.on_device else self._host(stats, shared, row)),
+                "step_num": stats.whole("step_num"),
+                "program": stats.whole("program_id"),
+                "sends": stats.flow("_pt", "_p"),
+                "receives": stats.flow("_ct", "_c"),
+                "launch": stats.launch(self._ordinal if self.on_device else None),
+            }
+            columns = {"start_ps": pl.Series(start), "dur_ps": pl.Series(dur)} | frame
+            yield schema.check(_with_programs(pl.DataFrame(columns), space), schema.EVENTS, "events")
+
+    @property
+    def _ordinal(self) -> int:
+        found = re.search(r":(\d{1,9})$", self.name)
+        return int(found[1]) if found else 0
+
+    def _shared(self) -> _Shared:
+        entries = self._metadata.values
+        (name, display_name), stats = self._names.read(entries, [_NAME, _DISPLAY_NAME], _METADATA_STATS, _COSTS)
+        full, short = entries.text(name), entries.text(display_name)
+        return _Shared([*(b or a for a, b in zip(full, short, strict=True)), ""], [*full, ""], stats)
+
+    def _host(self, stats: Stats, shared: _Shared, row: Rows) -> dict[str, pl.Series]:
+        calls = stats.text("tf_function_call", lambda word: word and FUNCTION_CALL)
+        ops = [name if FRAMEWORK_OP.fullmatch(name) else None for name in shared.full]
+        return {
+            "tf_op": first(calls, gather(ops, row)),
+            "hlo_op": stats.text("hlo_op"),
+        }
+
+    def _device(self, stats: Stats, shared: _Shared, row: Rows) -> dict[str, pl.Series]:
+        annotation = stats.text("annotation", lambda word: word.partition("#")[0].removesuffix(":"))
+        category = first(stats.text("hlo_category"), shared.text("hlo_category", row))
+        name = gather(shared.names, row)
+        of_steps = stats.text("step_name").cast(pl.String)  # a step of 2020 bears its number there
+        flops = [stats.whole("model_flops"), stats.whole("flops")]
+        return {
+            "name": name if of_steps.null_count() == len(of_steps) else first(of_steps.cast(schema.NAME), name),
+            "tf_op": first(stats.text("tf_op", _bare), annotation, shared.text("tf_op", row)),
+            "hlo_op": first(stats.text("hlo_op"), name.set(category.is_null(), None)),
+            "category": category,
+            "device_dur_ps": stats.whole("device_duration_ps"),
+            "flops": first(*flops, shared.whole("model_flops", row), shared.whole("flops", row)),
+            "bytes": first(stats.whole("bytes_accessed"), shared.whole("bytes_accessed", row)),
+            "hbm_bytes": shared.hbm_bytes(row),
+        }
 
 
 @dataclass(frozen=True, eq=False)
-class _Stats:
-    """Statistics of messages: one may be a string here, a reference there, a number elsewhere."""
+class _Shared:
+    """What the metadata of events tells all their events; the last row is of events without."""
 
-    space: _XSpace
-    messages: Messages
-    plane: Ints
-    column: Mapping[str, int]
-    values: Ints
-    kinds: Bytes
+    names: list[str]
+    full: list[str]
+    stats: Stats
 
-    def _column(self, name: str) -> tuple[Ints, Bytes]:
-        return self.values[self.column[name]], self.kinds[self.column[name]]
+    def text(self, name: str, row: Rows) -> pl.Series:
+        words = self.stats.text(name, _bare).cast(pl.String).to_list()
+        return gather([*words, None], row)
 
-    def text(self, name: str, clean: Callable[[str], str] = str) -> pl.Series:
-        """Return a statistic as words, each cleaned; null where it is empty, no text, or not there."""
-        value, kind = self._column(name)
-        words = [""]
-        code = np.zeros(kind.size, np.int64)
-        refs, strings = np.flatnonzero(kind == _REF), np.flatnonzero(kind == _STR)
-        if refs.size:
-            code[refs] = len(words) + self.space.stat_metadata.rows(self.plane[refs], value[refs])
-            words += [*self.space.stat_names, ""]
-        if strings.size:
-            row, own = self.messages.distinct(value[strings])
-            code[strings] = len(words) + row
-            words += own
-        return _gather([clean(word) or None for word in words], code)
+    def whole(self, name: str, row: Rows) -> pl.Series:
+        values = self.stats.whole(name)
+        return values.extend(pl.Series([None], dtype=pl.Int64)).gather(pl.Series(row))
 
-    def whole(self, name: str) -> pl.Series:
-        """Return a statistic as Int64: whole numbers, and strings of digits; null elsewhere."""
-        value, kind = self._column(name)
-        number = (kind == _INT64) | ((kind == _UINT64) & (value >= 0))
-        digits = self.text(name).cast(pl.String)
-        read = digits.set(~digits.str.contains(r"^[0-9]{1,18}$"), None).cast(pl.Int64)
-        return pl.Series(value).zip_with(pl.Series(number), read)
-
-    def real(self, name: str) -> pl.Series:
-        """Return a statistic as Float64; null where it is 0, for then it is not known, or not there."""
-        value, kind = self._column(name)
-        number = np.where(kind == _DOUBLE, value.view(np.float64), value.astype(np.float64))
-        known = np.isin(kind, (_DOUBLE, _INT64, _UINT64)) & (number > 0) & np.isfinite(number)
-        return pl.Series(number).set(pl.Series(~known), None)
+    def hbm_bytes(self, row: Rows) -> pl.Series:
+        refs, known = self.stats.bytes("memory_access_breakdown")
+        accesses = self.stats.messages.at(refs).sub(_ACCESS)
+        space, accessed = accesses.columns(_MEMORY_SPACE, _ACCESSED)
+        sums = np.zeros(refs.size, np.int64)
+        np.add.at(sums, accesses.parent, np.where(space == _HBM, accessed, 0))
+        values = pl.Series(sums).set(pl.Series(~known), None)
+        return values.extend(pl.Series([None], dtype=pl.Int64)).gather(pl.Series(row))
 
 
-def _hardware(space: _XSpace, stats: _Stats) -> pl.DataFrame:
-    lines = space.planes.sub(_LINES)
-    active = np.bincount(lines.parent[lines.sub(_EVENTS).parent], minlength=len(space.planes)) > 0
-    by_name = [
-        name.split(":")[1] if device else None for name, device in zip(space.plane_names, space.on_device, strict=True)
-    ]
-    told = _first(stats.text("device_type_string"), stats.text("gpu_device_name")).cast(pl.String)
-    tpu_bandwidth, bandwidth = (
-        stats.real("peak_hbm_bw_gigabytes_per_second") * 1e9,
-        stats.real("memory_bandwidth"),
+def _bare(op: str) -> str:
+    """Return a framework op without the colon of an empty type; "XlaModule:" stands for one that is not known."""
+    bare = op.removesuffix(":")
+    return "" if bare == "XlaModule" else bare
+
+
+def _with_programs(frame: pl.DataFrame, space: _XSpace) -> pl.DataFrame:
+    """Add what the HLO in the file tells of the instructions that an event itself says little of."""
+    known = frame.get_column("program", default=None)
+    if known is None or known.null_count() == len(known) or frame["hlo_op"].null_count() == len(frame):
+        return frame
+    if space.programs.is_empty():
+        return frame
+    joined = frame.join(space.programs, on=["program", "hlo_op"], how="left", maintain_order="left")
+    own = [name for name in ("tf_op", "category") if name in joined.columns]
+    return joined.with_columns(
+        **{name: pl.coalesce(*([name] if name in own else []), f"hlo_{name}") for name in ("tf_op", "category")}
     )
-    frame = {
-        "host": [space.host] * len(by_name),
-        "device": space.plane_names,
-        "kind": _first(told, pl.Series(by_name, dtype=pl.String)),
-        "peak_flops": stats.real("peak_teraflops_per_second") * 1e12,
-        "hbm_bandwidth": _first(tpu_bandwidth, bandwidth),
-    }
-    return pl.DataFrame(frame, schema=schema.HARDWARE).filter(pl.Series(space.on_device), pl.Series(active))
-
-
-def _line_names(lines: Messages) -> list[str]:
-    name, display_name = (lines.text(refs) for refs in lines.columns(_LINE_NAME, _LINE_DISPLAY_NAME))
-    return [short or full for full, short in zip(name, display_name, strict=True)]
 
 
 def _starts(line_ns: Ints, offset: Ints, source: str) -> Ints:
     """Return when events start, in picoseconds."""
-    line_ps = line_ns * 1000
-    starts: Ints = line_ps + offset
-    wrapped = ((line_ps ^ starts) & (offset ^ starts)) < 0
+    starts: Ints = line_ns * 1000 + offset
+    wrapped = ((line_ns * 1000 ^ starts) & (offset ^ starts)) < 0
     beyond = np.flatnonzero(wrapped | (line_ns > _MOST_NS) | (line_ns < -_MOST_NS))
     if beyond.size:
         at = beyond[0]
@@ -264,12 +349,3 @@ def _starts(line_ns: Ints, offset: Ints, source: str) -> Ints:
             hint="times count from the start of the capture; these look absolute or corrupt",
         )
     return starts
-
-
-def _gather(words: Sequence[str | None], code: Ints) -> pl.Series:
-    return pl.Series(words, dtype=schema.NAME).gather(pl.Series(code))
-
-
-def _first(one: pl.Series, other: pl.Series) -> pl.Series:
-    """Return `other` where `one` is null."""
-    return one.zip_with(one.is_not_null(), other)

@@ -84,8 +84,9 @@ class Summary:
     @property
     def _facts(self) -> str:
         raw = "none (statistics only)" if self.profile.read_events is None else "kept"
-        source, here = self.profile.source, Path.cwd()
-        where = source.relative_to(here) if source.is_relative_to(here) else source  # paths say who works where
+        where, here = self.profile.source, Path.cwd()
+        if isinstance(where, Path) and where.is_relative_to(here):
+            where = where.relative_to(here)  # paths say who works where
         return f"{self.profile.name} · raw windows: {raw} · {where}"
 
     @property

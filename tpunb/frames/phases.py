@@ -1,13 +1,10 @@
-"""The nouns that flow through the house: Profile, Steps, Phases.
-
-Each is frozen and holds Polars frames; their columns are listed in :mod:`tpunb.schema`.
-"""
+"""Phases: steps in groups, and each group by itself."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,186 +12,11 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tpunb import export, schema
-from tpunb.errors import TpunbError, need
+from tpunb.frames.steps import Steps
+from tpunb.frames.words import plural, to_pandas
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def _to_pandas(frame: pl.DataFrame) -> pd.DataFrame:
-    need("pandas", extra="pandas")
-    need("pyarrow", extra="pandas")
-    return frame.to_pandas()
-
-
-def _plural(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Steps:
-    """One row a (host, step), and the operations that ran in it.
-
-    Parameters
-    ----------
-    frame
-        ``tpunb.schema.STEPS``, sorted by host and start.
-    ops
-        ``tpunb.schema.OPS``: one row a (host, step, op, side).
-    devices
-        ``tpunb.schema.DEVICES``: the figures of `frame` a device.
-    windows
-        ``tpunb.schema.WINDOWS``: when the profiler watched.
-    name
-        Of the run, for titles.
-    """
-
-    frame: pl.DataFrame
-    ops: pl.DataFrame
-    devices: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.DEVICES))
-    windows: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.WINDOWS))
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        frame = schema.check(self.frame, schema.STEPS, "steps").sort("host", "start_ps", "step")
-        object.__setattr__(self, "frame", frame)
-        object.__setattr__(self, "ops", schema.check(self.ops, schema.OPS, "ops"))
-        object.__setattr__(self, "devices", schema.check(self.devices, schema.DEVICES, "devices"))
-        object.__setattr__(self, "windows", schema.check(self.windows, schema.WINDOWS, "windows"))
-
-    def __len__(self) -> int:
-        return self.frame.height
-
-    def __repr__(self) -> str:
-        full = self.frame.filter(pl.col("seen") == "full").height
-        return f"Steps({_plural(len(self), 'step')}, {_plural(self.ops['op'].n_unique(), 'op')}, {full} seen in full)"
-
-    def full(self) -> Steps:
-        """Return the steps that were seen in full, with their operations."""
-        if (self.frame["seen"] == "full").all():
-            return self
-        frame = self.frame.filter(pl.col("seen") == "full")
-        key = frame.select("host", "step")
-        return replace(
-            self,
-            frame=frame,
-            ops=self.ops.join(key, on=["host", "step"], how="semi"),
-            devices=self.devices.join(key, on=["host", "step"], how="semi"),
-        )
-
-    def to_pandas(self) -> pd.DataFrame:
-        """Return `frame` as a pandas DataFrame (needs the extra ``pandas``)."""
-        return _to_pandas(self.frame)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Profile:
-    """What a profiler recorded: the events of raw captures, or the steps a capture stored.
-
-    Parameters
-    ----------
-    name
-        Of the run: its folder's or its file's.
-    source
-        Where it was read from.
-    windows
-        ``tpunb.schema.WINDOWS``: when the profiler watched, and why it did not.
-    hardware
-        ``tpunb.schema.HARDWARE``: the devices and their peaks.
-    span_ps
-        How long the run lasted, in picoseconds.
-    origin_ns
-        Nanoseconds since the epoch of the profile's time 0, or None where the source does not know.
-    stored
-        The steps a capture stored.
-    read_events
-        Decodes the raw events when they are asked for; None where none were kept.
-    """
-
-    name: str
-    source: Path
-    windows: pl.DataFrame
-    hardware: pl.DataFrame
-    span_ps: int
-    origin_ns: int | None = None
-    stored: Steps | None = None
-    read_events: Callable[[], pl.DataFrame] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "windows", schema.check(self.windows, schema.WINDOWS, "windows"))
-        object.__setattr__(self, "hardware", schema.check(self.hardware, schema.HARDWARE, "hardware"))
-
-    @cached_property
-    def events(self) -> pl.DataFrame:
-        """The raw events, ``tpunb.schema.EVENTS``.
-
-        Raises
-        ------
-        TpunbError
-            When the capture kept statistics only.
-        """
-        if self.read_events is None:
-            raise TpunbError(
-                f"{self.name} holds no raw events: its capture kept statistics only",
-                hint="capture with keep='all' (in the magic: --keep all) to keep the raw windows",
-            )
-        return schema.check(self.read_events(), schema.EVENTS, "events")
-
-    @property
-    def gaps(self) -> pl.DataFrame:
-        """When no window watched: (host, start_ps, dur_ps), in order of time."""
-        watched = self.windows.filter(pl.col("dur_ps") > 0).sort("host", "start_ps")
-        hosts = self.windows["host"].unique(maintain_order=True).to_list() or [""]  # those never watched too
-        edges = pl.concat(
-            [
-                watched.select("host", "start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps")),
-                pl.DataFrame(
-                    {
-                        "host": hosts,
-                        "start_ps": [self.span_ps] * len(hosts),
-                        "end_ps": [self.span_ps] * len(hosts),
-                    },
-                    schema_overrides={"host": pl.String},
-                ),
-            ]
-        ).sort("host", "start_ps")
-        # the last window may begin when the run has just ended
-        edges = edges.with_columns(pl.col("start_ps", "end_ps").clip(0, max(self.span_ps, 0)))
-        before = pl.col("end_ps").cum_max().shift(1, fill_value=0).over("host")
-        return edges.select("host", start_ps=before, dur_ps=pl.col("start_ps") - before).filter(pl.col("dur_ps") > 0)
-
-    @property
-    def observed(self) -> float:
-        """Share of the run's time in which a window watched, mean over the hosts, 0 to 1."""
-        hosts = max(self.windows["host"].n_unique(), 1)
-        if self.span_ps <= 0:
-            return 0.0
-        return max(0.0, 1.0 - int(self.gaps["dur_ps"].sum()) / (self.span_ps * hosts))
-
-    def __repr__(self) -> str:
-        kinds: dict[str, int] = {}
-        for device in self.hardware["device"]:
-            kind = str(device).removeprefix("/device:").removeprefix("/host:").partition(":")[0]
-            kinds[kind] = kinds.get(kind, 0) + 1
-        parts = [_plural(max(self.windows["host"].n_unique(), 1), "host")]
-        parts += [_plural(n, kind) for kind, n in sorted(kinds.items()) if kind != "CPU"]
-        parts += [f"{_count(int(self.windows['events'].sum()))} events", f"{_short(self.span_ps / 1e12)} s"]
-        return f"Profile({self.name}, {', '.join(parts)}, {self.observed:.0%} of the run observed)"
-
-    def to_pandas(self) -> pd.DataFrame:
-        """Return `windows` as a pandas DataFrame (needs the extra ``pandas``)."""
-        return _to_pandas(self.windows)
-
-
-def _count(n: int) -> str:
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if n >= size:
-            return f"{_short(n / size)}{letter}"
-    return str(n)
-
-
-def _short(number: float) -> str:
-    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"  # never 1.23e+03
 
 
 def _check_count(n: int, method: str) -> None:
@@ -242,7 +64,7 @@ class Phase:
 
     def __repr__(self) -> str:
         name = "noise" if self.id < 0 else f"phase {self.id}"
-        return f"Phase({name}, {_plural(self.steps.height, 'step')}, {self.share:.1%} of the time)"
+        return f"Phase({name}, {plural(self.steps.height, 'step')}, {self.share:.1%} of the time)"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -329,7 +151,7 @@ class Phases:
 
     def __repr__(self) -> str:
         return (
-            f"Phases({_plural(len(self), 'phase')} over {_plural(len(self.steps), 'step')}, {self.method!r}, "
+            f"Phases({plural(len(self), 'phase')} over {plural(len(self.steps), 'step')}, {self.method!r}, "
             f"top 3 cover {self.coverage(3):.1%})"
         )
 
@@ -392,4 +214,4 @@ class Phases:
 
     def to_pandas(self) -> pd.DataFrame:
         """Return `frame` as a pandas DataFrame (needs the extra ``pandas``)."""
-        return _to_pandas(self.frame)
+        return to_pandas(self.frame)

@@ -1,0 +1,45 @@
+"""How nouns speak of themselves in a line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from tpunb.errors import need
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def to_pandas(frame: pl.DataFrame) -> pd.DataFrame:
+    """Return a frame as pandas' (needs the extra ``pandas``)."""
+    need("pandas", extra="pandas")
+    need("pyarrow", extra="pandas")
+    return frame.to_pandas()
+
+
+def plural(n: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    >>> plural(1, "step"), plural(3, "step")
+    ('1 step', '3 steps')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def count(n: int) -> str:
+    """Return a number in three digits.
+
+    >>> count(999), count(1_234_567)
+    ('999', '1.23M')
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if n >= size:
+            return f"{short(n / size)}{letter}"
+    return str(n)
+
+
+def short(number: float) -> str:
+    """Return a number in three digits, never with an exponent."""
+    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"  # never 1.23e+03

@@ -1,0 +1,207 @@
+"""Where the host meets the device: which launch on the host each run on a device answers to.
+
+A launch and its run share an id: a hand-over that one event sends and another receives (``_p`` and ``_c``), the
+number of a run on a device (``run_id``), or a correlation id; see :mod:`tpunb.ids`. From the launch the way leads
+back, hand-over by hand-over, to the thread that marks the steps: a run may start long after its step has ended.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tpunb import schema
+
+DEVICE = "/device:"
+"""How the planes of devices are named."""
+
+CPU = "/device:CPU:0"
+"""What runs XLA programs on the host's own threads: its operations are events of the host with an HLO instruction."""
+
+_EXECUTE = r"Executable::ExecuteHelper"  # the host asks XLA for a run of a program
+_PLANE = ["host", "plane"]
+_HOPS = 8  # hand-overs between a launch and the thread of the step; four were the most seen
+
+_LAUNCHES: schema.Schema = {
+    "host": pl.String(),
+    "device": pl.String(),
+    "start_ps": pl.Int64(),  # of the run on the device
+    "end_ps": pl.Int64(),
+    "link": pl.String(),
+    "lane": pl.UInt32(),  # of the event of the host that launched it,
+    "sent_ps": pl.Int64(),  # and its start; null where none is found
+}
+"""One row a run of a module, or of a kernel, on a device."""
+
+
+def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return when each device worked for each step, by the launches made in its time.
+
+    A step's time on a device lasts from its first run to the next step's: what waits between is the earlier one's.
+    The last one's lasts until its runs and the host's step are over. A device that has always finished before the
+    host's step was over has no time of its own: the host waited for it, and the host's steps are its.
+
+    Parameters
+    ----------
+    events
+        ``tpunb.schema.EVENTS``.
+    steps
+        (host, step, mark, start_ps, end_ps, seen), of the host: not overlapping.
+
+    Returns
+    -------
+    pl.DataFrame
+        (host, plane, step, mark, start_ps, end_ps, seen), one row a step and device with a time of its own.
+    """
+    marks = events.filter(pl.col("step_num").is_not_null())["lane"].unique()
+    sent = _traced_back(_launches(events).filter(pl.col("sent_ps").is_not_null()), events, marks)
+    begun = steps.select("host", "step", "mark", "seen", pl.col("start_ps").alias("from_ps"), until_ps="end_ps")
+    runs = (
+        sent.sort("sent_ps")
+        .join_asof(begun.sort("from_ps"), left_on="sent_ps", right_on="from_ps", by="host", check_sortedness=False)
+        .filter(pl.col("sent_ps") < pl.col("until_ps"))
+    )
+    own = (
+        runs.group_by("host", pl.col("device").alias("plane"), "step")
+        .agg(pl.col("mark", "seen", "from_ps").first(), pl.col("start_ps").min(), pl.col("end_ps", "until_ps").max())
+        .filter(
+            ~((pl.col("start_ps") >= pl.col("from_ps")) & (pl.col("end_ps") <= pl.col("until_ps"))).all().over(_PLANE)
+        )
+        .sort("host", "plane", "start_ps", "step")
+    )
+    following = pl.col("start_ps").shift(-1).over(_PLANE)
+    whole = own.with_columns(end_ps=pl.coalesce(following, pl.max_horizontal("end_ps", "until_ps")))
+    return whole.drop("from_ps", "until_ps")
+
+
+def clocks(events: pl.DataFrame) -> pl.DataFrame:
+    """Return how launches meet their runs on each device, and how far its clock is behind: ``tpunb.schema.CLOCKS``.
+
+    No run can start before it was launched: the most that one seems to is what the clocks disagree by, at least.
+    """
+    delay = pl.col("start_ps") - pl.col("sent_ps")
+    found = _launches(events).filter(pl.col("device") != CPU)
+    skew = (-delay.min()).clip(0)
+    rows = found.group_by("host", "device").agg(
+        link=pl.col("link").drop_nulls().mode().sort().first(),
+        launches=pl.len(),
+        linked=pl.col("sent_ps").count(),
+        delay_ps=(delay + skew).median().round().cast(pl.Int64),
+        skew_ps=skew,
+    )
+    return schema.check(rows.sort("host", "device"), schema.CLOCKS, "clocks")
+
+
+def _launches(events: pl.DataFrame) -> pl.DataFrame:
+    """Return each run on a device with the event of the host that launched it, ``_LAUNCHES``."""
+    known = events.filter(pl.col("launch").is_not_null() | pl.col("receives").is_not_null())
+    on_device = pl.col("plane").cat.starts_with(DEVICE)
+    thunk = ~on_device & pl.col("hlo_op").is_not_null()
+    at = {"lane": "lane", "sent_ps": "start_ps"}
+    senders = events.filter(pl.col("sends").is_not_null()).select(
+        "host", receives="sends", **{f"by_flow_{key}": column for key, column in at.items()}
+    )
+    launchers = known.filter(~on_device & ~thunk & pl.col("launch").is_not_null()).select(
+        "host", "launch", **{f"by_launch_{key}": column for key, column in at.items()}
+    )
+    runs = (
+        known.filter(on_device)
+        .select("host", pl.col("plane").alias("device"), "start_ps", "dur_ps", "receives", "launch")
+        .join(_first_of(senders, "receives"), on=["host", "receives"], how="left")
+        .join(_first_of(launchers, "launch"), on=["host", "launch"], how="left")
+        .select(
+            "host",
+            "device",
+            "start_ps",
+            end_ps=pl.col("start_ps") + pl.col("dur_ps"),
+            # a device tells both numbers of one run; a kernel, which has no line of modules, a correlation id
+            link=pl.when(pl.col("by_flow_sent_ps").is_not_null())
+            .then(pl.lit("flow"))
+            .when(pl.col("by_launch_sent_ps").is_not_null())
+            .then(
+                pl.when(pl.col("device").cat.starts_with("/device:TPU"))
+                .then(pl.lit("run"))
+                .otherwise(pl.lit("correlation"))
+            ),
+            **{key: pl.coalesce(f"by_flow_{key}", f"by_launch_{key}") for key in at},
+        )
+    )
+    own = _on_own_threads(known.filter(thunk & pl.col("launch").is_not_null()), events)
+    return pl.concat([schema.check(part, _LAUNCHES, "launches") for part in (runs, own)])
+
+
+def _on_own_threads(thunks: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """Return the runs of programs on the host's own threads with their launches: one after another, in one order.
+
+    A run that waits for the one before it bears no trace of who asked for it. A window that saw more runs than launches
+    missed launches before it began; one that saw more launches than runs ended before these were run.
+    """
+    runs = (
+        thunks.sort("start_ps")
+        .group_by("host", "launch", maintain_order=True)
+        .agg(
+            pl.col("lane").first(),
+            pl.col("start_ps").first(),
+            end_ps=(pl.col("start_ps") + pl.col("dur_ps")).max(),
+        )
+    )
+    name = pl.col("name").cast(pl.String)
+    asked = (
+        events.filter(name.str.contains(_EXECUTE))
+        .select("host", by_lane="lane", sent_ps="start_ps")
+        .sort("sent_ps")
+        .with_columns(place=pl.int_range(pl.len()).over("host"), asked=pl.len().cast(pl.Int64).over("host"))
+    )
+    if asked.is_empty():  # the thread that took the work up may still tell who handed it over
+        return runs.with_columns(device=pl.lit(CPU), link=pl.lit("flow"), sent_ps="start_ps")
+    place = pl.int_range(pl.len()).over("host")
+    paired = (
+        runs.with_columns(place=place, n=pl.len().cast(pl.Int64).over("host"))
+        .join(asked.select("host", "asked").unique(), on="host")
+        .with_columns(place=pl.col("place") - (pl.col("n") - pl.col("asked")).clip(0))
+        .join(asked.drop("asked"), on=["host", "place"], how="left")
+    )
+    sound = (pl.col("sent_ps") <= pl.col("start_ps")).all().over("host")
+    return paired.select(
+        *("host", "start_ps", "end_ps"),
+        device=pl.lit(CPU),
+        link=pl.lit("order"),
+        lane=pl.coalesce("by_lane", "lane"),
+        sent_ps=pl.when(sound).then("sent_ps"),
+    )
+
+
+def _first_of(rows: pl.DataFrame, key: str) -> pl.DataFrame:
+    """Return the earliest of the events of a host that bear the same id."""
+    time = next(name for name in rows.columns if name.endswith("sent_ps"))
+    return rows.sort(time).unique(["host", key], keep="first", maintain_order=True)
+
+
+def _traced_back(runs: pl.DataFrame, events: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
+    """Follow hand-overs back from each launch until a lane that marks steps, or as far as they lead."""
+    within = events.filter(pl.col("receives").is_not_null()).select(
+        "lane", received_ps="start_ps", received="receives", over_ps=pl.col("start_ps") + pl.col("dur_ps")
+    )
+    senders = (
+        events.filter(pl.col("sends").is_not_null())
+        .sort("start_ps")
+        .unique("sends", keep="first", maintain_order=True)
+        .select(received="sends", from_lane="lane", from_ps="start_ps")
+    )
+    within = within.join(senders, on="received").sort("received_ps")
+    if within.is_empty():
+        return runs
+    for _ in range(_HOPS):
+        back = runs.sort("sent_ps").join_asof(
+            within, left_on="sent_ps", right_on="received_ps", by="lane", check_sortedness=False
+        )
+        # an event without length only marks where a thread took the work up
+        works = (pl.col("over_ps") >= pl.col("sent_ps")) | (pl.col("over_ps") == pl.col("received_ps"))
+        moves = works & ~pl.col("lane").is_in(marks.implode()) & (pl.col("from_ps") <= pl.col("sent_ps"))
+        moves = moves.fill_null(False)
+        if not back.select(moves.any()).item():
+            break
+        runs = back.with_columns(
+            lane=pl.when(moves).then("from_lane").otherwise("lane"),
+            sent_ps=pl.when(moves).then("from_ps").otherwise("sent_ps"),
+        ).select(runs.columns)
+    return runs

@@ -1,0 +1,159 @@
+"""Events that count as operations, each under its canonical name, with its self time and the step it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+
+from tpunb import links, op_names, schema, step_rules
+
+_OP_LINES = ["XLA Ops", "TensorFlow Ops", "Framework Ops"]
+"""Lines of a device that hold its operations, best first: they repeat each other, so one is counted."""
+
+_READ = [
+    *("host", "plane", "line", "lane", "name", "tf_op", "hlo_op", "category", "step_num"),
+    *("start_ps", "dur_ps", "device_dur_ps", "flops", "bytes", "hbm_bytes"),
+]
+_WORK = ["flops", "bytes", "hbm_bytes"]
+
+
+def find(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the operations among events.
+
+    Lines that repeat each other are counted once. An operation that XLA ran on the host's own threads is one of the
+    device :data:`tpunb.links.CPU`. Self time is by a sweep over the nested events of a line.
+
+    Returns
+    -------
+    pl.DataFrame
+        (host, plane, side, op, category, tf_op, hlo_op, start_ps, dur_ps, total_ps, self_ps, flops, bytes, hbm_bytes),
+        a row an event; texts are Categorical. The last times are by the device's own clock where it tells; the first
+        say when it ran.
+    """
+    rows = events.select(_READ).filter(pl.col("step_num").is_null() & pl.col("lane").is_in(_op_lanes(events).implode()))
+    on_device = rows["plane"].cat.starts_with(links.DEVICE)
+    thunk = ~on_device & rows["hlo_op"].is_not_null()
+    counts = on_device | thunk | ~_noise(rows)
+    rows = rows.with_columns(device=on_device | thunk, thunk=thunk)
+    rows = _in_nested_order(rows if counts.all() else rows.filter(counts))
+    category = pl.coalesce("category", words(rows["name"], lambda name: op_names.category(name, side="device")))
+    on_host = words(rows["name"], lambda name: op_names.category(name, side="host"))
+    from tpunb.self_time import self_times  # compiled: loaded when there is something to sweep
+
+    own = self_times(rows["lane"].to_numpy(), rows["start_ps"].to_numpy(), rows["dur_ps"].to_numpy())
+    inside = pl.col("dur_ps") - pl.Series(own, dtype=pl.Int64)  # of what ran nested in it
+    total = pl.coalesce("device_dur_ps", "dur_ps")
+    return rows.select(
+        "host",
+        pl.when("thunk").then(pl.lit(links.CPU, schema.NAME)).otherwise("plane").alias("plane"),
+        pl.when("device").then(pl.lit("device")).otherwise(pl.lit("host")).cast(schema.SIDE).alias("side"),
+        op=_op(rows),
+        category=pl.when("device").then(category).otherwise(on_host),
+        tf_op="tf_op",
+        hlo_op="hlo_op",
+        start_ps="start_ps",
+        dur_ps="dur_ps",
+        total_ps=total,
+        self_ps=(total - inside).clip(0),
+        **{name: pl.col(name) for name in _WORK},
+    )
+
+
+def words(column: pl.Series, function: Callable[[str], object], dtype: pl.DataType = schema.NAME) -> pl.Series:
+    """Return what a function makes of each word; it is called once a distinct word."""
+    code = column.to_physical()
+    spoken = column.unique().drop_nulls()
+    if spoken.is_empty():
+        return pl.Series([None], dtype=dtype).new_from_index(0, len(column))
+    made = pl.Series([function(word) for word in spoken.cast(pl.String)], dtype=dtype)
+    place = np.zeros(int(spoken.to_physical().max()) + 1, np.uint32)  # type: ignore[arg-type]
+    place[spoken.to_physical().to_numpy()] = np.arange(len(spoken))
+    return made.gather(pl.Series(place).gather(code))
+
+
+def _noise(rows: pl.DataFrame) -> pl.Series:
+    calls = words(rows["tf_op"], lambda op: op_names.is_noise("", op), pl.Boolean())
+    return calls.fill_null(False) | (rows["tf_op"].is_null() & words(rows["name"], op_names.is_noise, pl.Boolean()))
+
+
+def _op(rows: pl.DataFrame) -> pl.Expr:
+    """Return the canonical name of each operation, by the best that is known of it."""
+    framework = words(rows["tf_op"], lambda op: op_names.canonical("", op) or None)
+    instruction = words(rows["hlo_op"], lambda op: op_names.canonical("", None, op))
+    return pl.coalesce(framework, instruction, words(rows["name"], op_names.canonical))
+
+
+def _in_nested_order(rows: pl.DataFrame) -> pl.DataFrame:
+    """Sort by lane and start, and what begins at once by length, the longest first."""
+    lane, start, dur = (rows[name].to_numpy() for name in ("lane", "start_ps", "dur_ps"))
+    order = np.arange(lane.size)
+    if ((lane[1:] < lane[:-1]) | (lane[1:] == lane[:-1]) & (start[1:] < start[:-1])).any():
+        order = np.lexsort((start, lane))
+        lane, start = lane[order], start[order]
+    ties = np.flatnonzero((lane[1:] == lane[:-1]) & (start[1:] == start[:-1]))
+    if ties.size:
+        tied = np.union1d(ties, ties + 1)
+        order[tied] = order[tied][np.lexsort((-dur[order[tied]], start[tied], lane[tied]))]
+    return rows if (order[1:] > order[:-1]).all() else rows[order]
+
+
+def _op_lanes(events: pl.DataFrame) -> pl.Series:
+    """Return the lanes that hold operations, each once: all of a host, a GPU's streams, a TPU's XLA ops."""
+    lines = events.group_by("lane").agg(pl.col("plane", "line").first().cast(pl.String))
+    rank = pl.Series(range(len(_OP_LINES)), dtype=pl.Int64)
+    ranked = lines.with_columns(
+        device=pl.col("plane").str.starts_with(links.DEVICE),
+        stream=pl.col("line").str.starts_with("Stream #"),
+        rank=pl.col("line").replace_strict(pl.Series(_OP_LINES), rank, default=None),
+    )
+    best = ranked.with_columns(streams=pl.col("stream").any().over("plane"), best=pl.col("rank").min().over("plane"))
+    chosen = (
+        pl.when(~pl.col("device"))
+        .then(pl.lit(True))
+        .when(pl.col("streams"))
+        .then(pl.col("stream"))
+        .otherwise((pl.col("rank") == pl.col("best")).fill_null(False))
+    )
+    return best.filter(chosen)["lane"]
+
+
+def assign(ops: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Give each operation the interval, of its device or else of its host, in which it starts; drop the others.
+
+    Returns
+    -------
+    ops
+        With the column `at`, a row of the second frame.
+    places
+        (at, host, plane, step, start_ps, end_ps): the steps of each plane that has operations.
+    """
+    planes = ops.select("host", "plane").unique(maintain_order=True).with_row_index("place")
+    named = planes.with_columns(pl.col("host", "plane").cast(pl.String))
+    own = intervals.filter(pl.col("plane").is_not_null())
+    shared = intervals.filter(pl.col("plane").is_null()).drop("plane")
+    if shared.is_empty():  # the devices alone know the steps: the host's are where the first of them begins
+        of_host = own.group_by("host", "step").agg(
+            pl.lit(None, pl.String).alias("plane"), pl.col("start_ps").min(), pl.col("end_ps").max()
+        )
+        shared = step_rules.apart(of_host).drop("plane")
+    columns = ["place", "host", "plane", "step", "start_ps", "end_ps"]
+    places = pl.concat(
+        [
+            named.join(own, on=["host", "plane"]).select(columns),
+            named.join(own, on=["host", "plane"], how="anti").join(shared, on="host").select(columns),
+        ]
+    ).sort("place", "start_ps")
+    places = places.with_row_index("at")
+    place = ops.select("host", "plane").join(planes, on=["host", "plane"], maintain_order="left")["place"].to_numpy()
+    start = ops["start_ps"].to_numpy()
+    at = np.full(len(ops), len(places), np.uint32)
+    order = np.argsort(place, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(place[order])) + 1) if order.size else []:
+        steps = places.filter(pl.col("place") == place[rows[0]])
+        found = np.searchsorted(steps["start_ps"].to_numpy(), start[rows], side="right")
+        at[rows] = np.append(steps["at"].to_numpy(), len(places))[found - 1]  # -1: before the first
+    ended = np.append(places["end_ps"].to_numpy(), np.iinfo(np.int64).min)[at]
+    inside = start < ended
+    return ops.with_columns(at=pl.Series(at), end_ps=pl.Series(ended)).filter(pl.Series(inside)), places.drop("place")
