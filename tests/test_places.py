@@ -433,11 +433,13 @@ def store():
 def bucket(store, monkeypatch):
     """A bucket, empty: call it with a path and bytes to put an object there, from outside; with None to remove it."""
     from fsspec.config import conf
+    from fsspec.registry import _registry
+    from gcsfs.core import GCSFileSystem
 
     address = "http://{}:{}".format(*store._api._httpd.server_address)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     monkeypatch.setitem(conf, "gs", {"token": "anon"})
+    monkeypatch.setitem(_registry, "gs", GCSFileSystem)  # gcsfs' default one speaks gRPC besides, the server does not
 
     def change(path, data):
         if data is None:

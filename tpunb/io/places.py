@@ -15,8 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
@@ -35,7 +34,7 @@ PADDING = 32
 LIMIT = 2**31 - PADDING
 """Bytes before which a profile ends, unzipped: protobuf's own limit."""
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """How long a server may take to say whether something is there: its client may well try again for half an hour."""
 
 _BLOCK = 16 << 20  # bytes read at a time: many for a network, few beside a large profile
@@ -81,6 +80,7 @@ class Place:
     path: str
     url: str = ""
     listed: Mapping[str, Any] | None = None  # what a listing told of it
+    _seen: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.url or self.path
@@ -117,14 +117,15 @@ class Place:
             return local(Path(self.path).parent)
         return Place(self.fs, self.fs._parent(self.path), self.url.rstrip("/").rpartition("/")[0])
 
-    @cached_property
+    @property
     def info(self) -> Mapping[str, Any]:
-        """What the file system knows of it; raises ``ProfileNotFound`` where nothing is."""
+        """What the file system knows of it, asked once; raises ``ProfileNotFound`` where nothing is."""
         if self.listed and self.listed.get("size") is not None and _changes(self.listed):
             return self.listed
-        with _told(self):
-            seen: Mapping[str, Any] = self.fs.info(self.path)
-        return seen
+        if not self._seen:  # no cached_property: in Python 3.11 all of its kind share one lock, and servers are slow
+            with _told(self):
+                self._seen.update(self.fs.info(self.path))
+        return self._seen
 
     @property
     def is_folder(self) -> bool:

@@ -161,7 +161,7 @@ class _XSpace:
 
 
 _NO_PROGRAMS = pl.DataFrame(
-    schema={"program": pl.Int64, "hlo_op": schema.NAME, "hlo_tf_op": schema.NAME, "hlo_category": schema.NAME}
+    schema={"hlo_op": schema.NAME, "program": pl.Int64, "hlo_tf_op": schema.NAME, "hlo_category": schema.NAME}
 )
 
 
@@ -207,7 +207,7 @@ class _Plane:
     def programs(self) -> pl.DataFrame:
         """Return what the HLO protos in the plane's event metadata tell, as ``_XSpace.programs``."""
         entries = self._metadata.values
-        stats = self._names.read(entries, [], _METADATA_STATS, ["Hlo Proto"])[1]
+        (names,), stats = self._names.read(entries, [_NAME], _METADATA_STATS, ["Hlo Proto"])
         refs, known = stats.bytes("Hlo Proto")
         bears = np.flatnonzero(known)
         if not bears.size:
@@ -215,11 +215,9 @@ class _Plane:
         from tpunb.io import hlo
 
         told = hlo.instructions(entries.at(refs[bears]))
+        programs = pl.Series([hlo.program(name) for name in entries.text(names[bears])], dtype=pl.Int64)
         return told.select(
-            program=pl.Series(self._metadata.keys[bears]).gather(told["proto"]),
-            hlo_op=pl.col("hlo_op").cast(schema.NAME),
-            hlo_tf_op=pl.col("tf_op").cast(schema.NAME),
-            hlo_category=pl.col("category").cast(schema.NAME),
+            "hlo_op", program=programs.gather(told["proto"]), hlo_tf_op="tf_op", hlo_category="category"
         ).unique(["program", "hlo_op"], keep="first", maintain_order=True)
 
     def events(self, lane: int, space: _XSpace) -> Iterator[pl.DataFrame]:
@@ -246,7 +244,7 @@ class _Plane:
                 "name": gather(shared.names, row),
                 **(self._device(stats, shared, row) if self.on_device else self._host(stats, shared, row)),
                 "step_num": stats.whole("step_num"),
-                "program": stats.whole("program_id"),
+                "program": stats.number("program_id"),
                 "sends": stats.flow("_pt", "_p"),
                 "receives": stats.flow("_ct", "_c"),
                 "launch": stats.launch(self._ordinal if self.on_device else None),

@@ -135,6 +135,13 @@ class Stats:
         ids = np.where(correlated, correlations, runs * _FLOW + devices + np.uint64(1))
         return _known(ids, correlated | known & named)
 
+    def number(self, name: str) -> pl.Series:
+        """Return a statistic that is a name rather than a count as Int64, numbers of 2^63 and more wrapped."""
+        if name not in self.column:
+            return _nulls(pl.Int64(), len(self.messages))
+        numbers, known = self._numbers(name)
+        return _known(numbers.view(np.int64), known)
+
     def _numbers(self, name: str) -> tuple[Ids, Mask]:
         """Return a statistic as unsigned numbers, 0 where it is none, and where it is one."""
         if name not in self.column:
