@@ -61,7 +61,7 @@ class Plan:
 
 
 FULL = Plan(620, (TINY, 30_000, PART, 300_000, MADE_UP, 3_000_000))
-QUICK = Plan(100, (TINY, 30_000, PART, 300_000, MADE_UP))
+QUICK = Plan(200, (TINY, 30_000, PART, 300_000, MADE_UP))
 
 
 # -- what runs in a process of its own, and answers in JSON ----------------------------------------------------

@@ -3,6 +3,8 @@
 import gzip
 import json
 import re
+import threading
+import time
 import tomllib
 from pathlib import Path
 
@@ -13,12 +15,18 @@ from stand_in import pb, xspace
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile, ProfileNotFound
-from tpunb.io import run_folder
+from tpunb.io import places, raw_files, run_folder
 from tpunb.testing import toy_steps
 
 T0 = 1_700_000_000_000_000_000  # when the toys began, in nanoseconds since 1970
 MS = 1_000_000  # nanoseconds
 SAMPLES = ["keras_cnn", "keras_transformer"]
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch):
+    """Every file is decoded."""
+    monkeypatch.setenv("TPUNB_CACHE", "off")
 
 
 def window(host="a", begin=T0, steps=(0, 1), op="MatMul"):
@@ -176,6 +184,50 @@ def test_devices_of_two_hosts_are_told_apart(tmp_path):
 def test_any_collection_of_paths_will_do(tmp_path):
     files = two_hosts(tmp_path)
     assert repr(tp.load(str(file) for file in files)) == repr(tp.load(tuple(files)))
+
+
+def test_hosts_are_decoded_side_by_side(tmp_path, monkeypatch):
+    together = threading.Barrier(3)
+    decode = raw_files._decoded
+
+    def waits_for_the_others(file, data):
+        together.wait(timeout=20)
+        return decode(file, data)
+
+    monkeypatch.setattr(raw_files, "_decoded", waits_for_the_others)
+    files = [put(tmp_path / f"{host}.xplane.pb", window(host)) for host in "cab"]
+    assert tp.load(files).windows["host"].to_list() == ["c", "a", "b"]
+
+
+class Trickle:
+    """A file system whose files come a byte at a time, for ten seconds."""
+
+    def __init__(self):
+        self.came = 0
+
+    def info(self, path):
+        return {"type": "file", "size": 10_000}
+
+    def open(self, path, **_):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def readinto(self, buffer):
+        time.sleep(0.001)
+        self.came += 1
+        return 1
+
+
+def test_what_is_still_being_read_stops_when_a_host_fails(tmp_path):
+    slow, bad = Trickle(), put(tmp_path / "a.xplane.pb", b"no profile")
+    with pytest.raises(BadProfile, match=r"a\.xplane\.pb: "):
+        raw_files.read([places.find(bad), places.Place(slow, "b.xplane.pb", "slow://b.xplane.pb")], "toy", tmp_path)
+    assert slow.came < 10_000
 
 
 # -- folders --------------------------------------------------------------------------------------------------

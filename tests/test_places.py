@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import tracemalloc
+import urllib.parse
 import urllib.request
 from functools import partial
 from subprocess import run
@@ -437,8 +438,7 @@ def bucket(store, monkeypatch):
     from gcsfs.core import GCSFileSystem
 
     address = "http://{}:{}".format(*store._api._httpd.server_address)
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
-    monkeypatch.setitem(conf, "gs", {"token": "anon"})
+    monkeypatch.setitem(conf, "gs", {"token": "anon", "endpoint_url": address})
     monkeypatch.setitem(_registry, "gs", GCSFileSystem)  # gcsfs' default one speaks gRPC besides, the server does not
 
     def change(path, data):
@@ -543,17 +543,20 @@ def test_a_missing_object_is_told_with_what_is_there(bucket):
     assert caught.value.hint == "gs://bucket/other holds notes.txt"
 
 
-def test_an_empty_object_is_a_bad_profile(bucket):
-    bucket("a.xplane.pb", b"")
-    with pytest.raises(BadProfile, match=r"^gs://bucket/a\.xplane\.pb: the file is empty"):
-        tp.load("gs://bucket/a.xplane.pb")
+@pytest.mark.parametrize("data", [b"", gzip.compress(b"")], ids=["plain", "zipped"])
+def test_an_empty_file_behind_a_url_is_a_bad_profile(memory, data):
+    memory.pipe("/bucket/a.xplane.pb", data)
+    with pytest.raises(BadProfile, match=r"^memory://bucket/a\.xplane\.pb: the file is empty"):
+        tp.load("memory://bucket/a.xplane.pb")
 
 
 def test_a_store_that_cannot_be_reached_ends_in_bounded_time(bucket, monkeypatch):
-    monkeypatch.setattr(places, "PATIENCE_S", 1.0)
+    from fsspec.config import conf
+
     with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        address = "http://{}:{}".format(*closed.getsockname())
+    monkeypatch.setitem(conf, "gs", {"token": "anon", "endpoint_url": address})
+    monkeypatch.setattr(places, "PATIENCE_S", 1.0)  # its client tries six times, for half a minute
     with pytest.raises(tp.TpunbError, match=r"^gs://bucket/logs: no answer within 1 s") as caught:
         tp.load("gs://bucket/logs")
     assert caught.value.hint.startswith("check the address, the network")

@@ -182,7 +182,9 @@ def timeline(phases: Phases) -> LayerPicture:
             canvas.draw(canvas.watched(), 66, 10).mark_rect(color=_GREY).encode(**box),
             canvas.label(["profiler"] * len(canvas.hosts), 71),
         ]
-    facts = f"{len(phases)} phases over {len(phases.steps):,} steps; top 3 cover {_percent(phases.coverage(3))}"
+    found, steps = len(phases), len(phases.steps)
+    facts = f"{found} phase{'s'[: found != 1]} over {steps:,} step{'s'[: steps != 1]}"
+    facts += f"; top 3 cover {_percent(phases.coverage(3))}"
     if failed := windows["error"].is_not_null().sum():
         facts += f"; {failed} of {windows.height} windows failed"
     if len(every) > _HOSTS:
@@ -233,13 +235,15 @@ def top_ops(phases: Phases, phase: int | None = None, n: int = 5) -> VConcatPict
     KeyError
         When no step is in that phase.
     TpunbError
-        When none of its steps was seen in full.
+        When none of its steps was seen in full, or the profile holds no operations.
     """
     chosen = phases.longest if phase is None else phases[phase]
     top = phases.top(n).filter(pl.col("phase") == chosen.id)
     if top.is_empty():
-        what = f"{phase_name(chosen.id)} has no operations: none of its steps was seen in full"
-        raise TpunbError(what, hint="choose another phase, or capture with more windows")
+        seen = (chosen.steps["seen"] == "full").any()
+        why = "its profile holds none" if seen else "none of its steps was seen in full"
+        hint = "XProf's tables keep none: load the XPlane" if seen else "choose another phase, or capture more windows"
+        raise TpunbError(f"{phase_name(chosen.id)} has no operations: {why}", hint=hint)
     percent = pl.col("share") * 100
     text = pl.format("{} % · {} ms", percent.round(1), (pl.col("self_ps") / 1e9).round(3))
     about = pl.format("{}: {}, {} calls", pl.col("op").cast(pl.String), text, "count")

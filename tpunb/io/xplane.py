@@ -45,6 +45,7 @@ _HARDWARE = [
 ]
 _MXU = "matrix_unit_utilization_percent"
 _MOST_NS = (2**63 - 1) // 1000
+_MOST_PLANES = 4096  # each takes its time, however empty
 _CHUNK = 1 << 18  # events read at a time: what is needed on the way stays small
 
 
@@ -78,6 +79,11 @@ def events(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
     BadProfile
         When the bytes are cut, corrupt or of another format, hold no plane, or have an event that starts
         beyond Int64 picoseconds (106 days).
+
+    Notes
+    -----
+    Real captures take some four times their size in memory; no file takes more than 64 times, and those of nothing but
+    empty events come near.
     """
     return _XSpace(data, source).events()
 
@@ -123,6 +129,8 @@ class _XSpace:
         if not len(planes):
             seen = f"{len(data)} bytes, the first {bytes(data[:16])!r}"
             raise BadProfile(f"{source}: no plane in {seen}", hint="this may be a protobuf of another kind")
+        if len(planes) > _MOST_PLANES:
+            raise BadProfile(f"{source}: {len(planes)} planes; a profile has hundreds at most: this is no profile")
         self.hosts = self.top.strings(_HOSTNAMES)
         self.host = self.hosts[0] if self.hosts else ""
         self.planes = [_Plane(planes[row : row + 1]) for row in range(len(planes))]
