@@ -182,8 +182,8 @@ def timeline(phases: Phases) -> LayerPicture:
             canvas.draw(canvas.watched(), 66, 10).mark_rect(color=_GREY).encode(**box),
             canvas.label(["profiler"] * len(canvas.hosts), 71),
         ]
-    found, steps = len(phases), len(phases.steps)
-    facts = f"{found} phase{'s'[: found != 1]} over {steps:,} step{'s'[: steps != 1]}"
+    found, whole = len(phases), len(phases.steps)
+    facts = f"{found} phase{'s'[: found != 1]} over {whole:,} step{'s'[: whole != 1]}"
     facts += f"; top 3 cover {_percent(phases.coverage(3))}"
     if failed := windows["error"].is_not_null().sum():
         facts += f"; {failed} of {windows.height} windows failed"

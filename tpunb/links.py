@@ -96,6 +96,8 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
     known = events.filter(pl.col("launch").is_not_null() | pl.col("receives").is_not_null())
     on_device = pl.col("plane").cat.starts_with(DEVICE)
     thunk = ~on_device & pl.col("hlo_op").is_not_null()
+    if not known.select((on_device | thunk).any()).item():  # a host alone
+        return schema.empty(_LAUNCHES)
     at = {"lane": "lane", "sent_ps": "start_ps"}
     senders = events.filter(pl.col("sends").is_not_null()).select(
         "host", receives="sends", **{f"by_flow_{key}": column for key, column in at.items()}

@@ -38,8 +38,9 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
     counts = on_device | thunk | ~_noise(rows)
     rows = rows.with_columns(device=on_device | thunk, thunk=thunk)
     rows = _in_nested_order(rows if counts.all() else rows.filter(counts))
-    category = pl.coalesce("category", words(rows["name"], lambda name: op_names.category(name, side="device")))
-    on_host = words(rows["name"], lambda name: op_names.category(name, side="host"))
+    silent = _where(rows, pl.col("device") & pl.col("category").is_null())
+    category = pl.coalesce("category", words(silent, lambda name: op_names.category(name, side="device")))
+    on_host = words(_where(rows, ~pl.col("device")), lambda name: op_names.category(name, side="host"))
     from tpunb.self_time import self_times  # compiled: loaded when there is something to sweep
 
     own = self_times(rows["lane"].to_numpy(), rows["start_ps"].to_numpy(), rows["dur_ps"].to_numpy())
@@ -64,12 +65,16 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
 def words(column: pl.Series, function: Callable[[str], object], dtype: pl.DataType = schema.NAME) -> pl.Series:
     """Return what a function makes of each word; it is called once a distinct word."""
     code = column.to_physical()
-    spoken = column.unique().drop_nulls()
-    if spoken.is_empty():
+    if column.null_count() == len(column):
         return pl.Series([None], dtype=dtype).new_from_index(0, len(column))
-    made = pl.Series([function(word) for word in spoken.cast(pl.String)], dtype=dtype)
-    place = np.zeros(int(spoken.to_physical().max()) + 1, np.uint32)  # type: ignore[arg-type]
-    place[spoken.to_physical().to_numpy()] = np.arange(len(spoken))
+    known = code.drop_nulls().to_numpy()
+    bearer = np.full(int(known.max()) + 1, -1, np.int64)
+    bearer[known] = np.arange(known.size)  # of each word the row of one that bears it
+    spoken = np.flatnonzero(bearer >= 0)
+    place = np.zeros(bearer.size, np.uint32)
+    place[spoken] = np.arange(spoken.size)
+    distinct = column.drop_nulls().gather(bearer[spoken]).cast(pl.String)
+    made = pl.Series([function(word) for word in distinct], dtype=dtype)
     return made.gather(pl.Series(place).gather(code))
 
 
@@ -82,7 +87,13 @@ def _op(rows: pl.DataFrame) -> pl.Expr:
     """Return the canonical name of each operation, by the best that is known of it."""
     framework = words(rows["tf_op"], lambda op: op_names.canonical("", op) or None)
     instruction = words(rows["hlo_op"], lambda op: op_names.canonical("", None, op))
-    return pl.coalesce(framework, instruction, words(rows["name"], op_names.canonical))
+    unnamed = _where(rows, pl.Series(framework.is_null() & instruction.is_null()))
+    return pl.coalesce(framework, instruction, words(unnamed, op_names.canonical))
+
+
+def _where(rows: pl.DataFrame, asked: pl.Expr | pl.Series) -> pl.Series:
+    """Return the names of some of the rows, null elsewhere: what nobody asks about is not looked at."""
+    return rows.select(pl.when(asked).then("name"))["name"]
 
 
 def _in_nested_order(rows: pl.DataFrame) -> pl.DataFrame:
@@ -101,7 +112,9 @@ def _in_nested_order(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _op_lanes(events: pl.DataFrame) -> pl.Series:
     """Return the lanes that hold operations, each once: all of a host, a GPU's streams, a TPU's XLA ops."""
-    lines = events.group_by("lane").agg(pl.col("plane", "line").first().cast(pl.String))
+    begins = pl.col("lane") != pl.col("lane").shift()
+    lines = events.select("lane", "plane", "line").filter(begins.fill_null(True)).unique("lane")
+    lines = lines.with_columns(pl.col("plane", "line").cast(pl.String))
     rank = pl.Series(range(len(_OP_LINES)), dtype=pl.Int64)
     ranked = lines.with_columns(
         device=pl.col("plane").str.starts_with(links.DEVICE),
@@ -129,7 +142,11 @@ def assign(ops: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl
     places
         (at, host, plane, step, start_ps, end_ps): the steps of each plane that has operations.
     """
-    planes = ops.select("host", "plane").unique(maintain_order=True).with_row_index("place")
+    # neighbours mostly lie on one plane: those where it changes stand for all
+    host, plane = (ops[name].to_physical().to_numpy() for name in ("host", "plane"))
+    begins = np.flatnonzero(np.append(len(ops) > 0, (host[1:] != host[:-1]) | (plane[1:] != plane[:-1])))
+    runs = ops.select("host", "plane")[begins]
+    planes = runs.unique(maintain_order=True).with_row_index("place")
     named = planes.with_columns(pl.col("host", "plane").cast(pl.String))
     own = intervals.filter(pl.col("plane").is_not_null())
     shared = intervals.filter(pl.col("plane").is_null()).drop("plane")
@@ -146,7 +163,8 @@ def assign(ops: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl
         ]
     ).sort("place", "start_ps")
     places = places.with_row_index("at")
-    place = ops.select("host", "plane").join(planes, on=["host", "plane"], maintain_order="left")["place"].to_numpy()
+    of_runs = runs.join(planes, on=["host", "plane"], maintain_order="left")["place"].to_numpy()
+    place = np.repeat(of_runs, np.diff(np.append(begins, len(ops))))
     start = ops["start_ps"].to_numpy()
     at = np.full(len(ops), len(places), np.uint32)
     order = np.argsort(place, kind="stable")

@@ -12,6 +12,7 @@ from tpunb import links, op_names, schema
 from tpunb.operations import words
 
 _TIMES = ["infeed", "outfeed", "transfer", "collective"]
+_WORK = ["flops", "bytes", "hbm_bytes"]
 _WAITS = ["infeed", "outfeed", "transfer"]  # not the device's own work: XProf's duty cycle leaves it out too
 _WHOLE = ["while", "conditional", "call"]  # count what their bodies count again
 
@@ -28,12 +29,11 @@ def of_devices(ops: pl.DataFrame, places: pl.DataFrame, hardware: pl.DataFrame) 
     """
     ops = ops.select("at", "host", "plane", "category", "start_ps", "dur_ps", "end_ps", "flops", "bytes", "hbm_bytes")
     kinds = words(ops["category"], op_names.kind)
-    leaf = ~words(ops["category"], lambda category: category in _WHOLE, pl.Boolean()).fill_null(False)
-    sums = (
-        ops.with_columns(leaf=leaf)
-        .group_by("at")
-        .agg(_sum(pl.col(name).filter("leaf")) for name in ("flops", "bytes", "hbm_bytes"))
-    )
+    whole = words(ops["category"], lambda category: category in _WHOLE, pl.Boolean()).fill_null(False)
+    work = [name for name in _WORK if ops[name].null_count() < len(ops)]
+    counted = ops.select("at", *work) if not whole.any() else ops.select("at", *work).filter(~whole)
+    sums = ops.select("at").unique().join(counted.group_by("at").agg(_sum(pl.col(work))), on="at", how="left")
+    sums = sums.with_columns(pl.lit(None, pl.Float64).alias(name) for name in _WORK if name not in work)
     rows = sums.join(places, on="at").join(_union(ops, "device_ps"), on="at", how="left")
     waits = words(ops["category"], lambda category: op_names.kind(category) in _WAITS, pl.Boolean()).fill_null(False)
     rows = (

@@ -46,7 +46,7 @@ _HARDWARE = [
 _MXU = "matrix_unit_utilization_percent"
 _MOST_NS = (2**63 - 1) // 1000
 _MOST_PLANES = 4096  # each takes its time, however empty
-_CHUNK = 1 << 18  # events read at a time: what is needed on the way stays small
+_CHUNK = 1 << 17  # events read at a time: what is needed on the way stays small
 
 
 @dataclass(frozen=True)
