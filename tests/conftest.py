@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("unhurried", deadline=None)  # machines are busy with other things too
+settings.load_profile("unhurried")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 

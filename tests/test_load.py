@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import threading
 import time
@@ -195,6 +196,7 @@ def test_hosts_are_decoded_side_by_side(tmp_path, monkeypatch):
         return decode(file, data)
 
     monkeypatch.setattr(raw_files, "_decoded", waits_for_the_others)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
     files = [put(tmp_path / f"{host}.xplane.pb", window(host)) for host in "cab"]
     assert tp.load(files).windows["host"].to_list() == ["c", "a", "b"]
 

@@ -307,7 +307,7 @@ def read(file: Place, tell: Callable[[int], None] = lambda _: None) -> Bytes:
     if file.info["type"] != "file":
         raise BadProfile(f"{file}: neither a file nor a folder")
     with _told(file), file.fs.open(file.path, mode="rb", block_size=_BLOCK, cache_type="none") as raw:
-        stream = io.BufferedReader(_Heard(raw, tell), _BLOCK)
+        stream = io.BufferedReader(_Heard(raw, tell), _BLOCK if file.url else io.DEFAULT_BUFFER_SIZE)
         if stream.peek(2)[:2] != _GZIP:
             return _whole(stream, size, file)
         try:
@@ -328,7 +328,7 @@ class _Heard(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        count = int(self._file.readinto(buffer))
+        count = int(self._file.readinto(buffer[:_BLOCK]))
         self._tell(count)
         return count
 
@@ -342,7 +342,7 @@ def _whole(stream: io.BufferedIOBase | gzip.GzipFile, size: int, file: Place) ->
     while True:
         room = whole.size - PADDING
         if used < room:
-            count = stream.readinto(whole.data[used : min(used + _BLOCK, room)])
+            count = stream.readinto(whole.data[used:room])
             used += count
             if not count:
                 break

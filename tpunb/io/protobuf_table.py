@@ -9,7 +9,7 @@ protobuf. Positions fit 31 bits, so a string is one Int64: position << 32 | leng
 
 from __future__ import annotations
 
-import re
+import codecs
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
@@ -227,7 +227,6 @@ def _intern(data: Bytes, refs: Ints, table: Rows, firsts: Rows, out: Rows) -> in
     return int(found)
 
 
-_REPLACED, _HIGH = b"\xef\xbf\xbd", re.compile(rb"[\x80-\xff]")  # what decoding as UTF-8 makes of other bytes
 _SMALL = 1 << 16  # keys below are looked up in a table
 
 
@@ -273,8 +272,8 @@ class Messages:
         seen = f"the message at byte {self.start[~outcome]} of {size} is cut or corrupt"
         seen += f"; the first bytes are {first[:16]!r}"
         hint = "the file was cut while written or copied, or is of another format"
-        if _REPLACED in first and not _HIGH.search(first.replace(_REPLACED, b"")):
-            seen += "; every byte of 0x80 and above was replaced by EF BF BD"
+        if _saved_as_text(first):
+            seen += "; bytes of 0x80 and above were replaced by EF BF BD"
             hint = "the file was once read and saved as text, which cannot be undone: copy the original as binary"
         raise BadProfile(f"{self.source}: no whole protobuf: {seen}", hint=hint)
 
@@ -356,6 +355,14 @@ def _room_behind(data: bytes | Bytes) -> Bytes | None:
     whole = data.base
     fits = whole.dtype == data.dtype == np.uint8 and whole.ndim == 1 and whole.size == data.size + PADDING
     return whole if fits and whole.ctypes.data == data.ctypes.data and not whole[data.size :].any() else None
+
+
+def _saved_as_text(first: bytes) -> bool:
+    """Say whether these bytes were decoded and encoded as UTF-8, which binary ones are by the least of chances."""
+    try:
+        return "\ufffd" in codecs.getincrementaldecoder("utf8")().decode(first)
+    except UnicodeDecodeError:
+        return False
 
 
 def _slots(tags: Sequence[int]) -> Ints:

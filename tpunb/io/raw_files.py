@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ ENDINGS = (".xplane.pb", ".xplane.pb.gz", ".trace.json", ".trace.json.gz")
 SLOW_S = 1.0
 """What takes longer than this to read and decode is kept decoded; a local XPlane mostly decodes as fast as it reads."""
 
-_AT_ONCE = 8  # files in work side by side: a network wants more than there are cores, memory fewer
+_FETCHES = 8  # files that come over a network side by side
 _BAR_AFTER_S = 2.0
 
 
@@ -118,7 +119,8 @@ def _lanes(events: pl.DataFrame) -> int:
 
 def _parts(files: Sequence[Place]) -> list[Decoded]:
     """Return what each file holds, several read and decoded side by side."""
-    with _Bar(files) as bar, ThreadPoolExecutor(min(len(files), _AT_ONCE)) as pool:
+    workers = _FETCHES if any(file.url for file in files) else os.cpu_count() or 1
+    with _Bar(files) as bar, ThreadPoolExecutor(min(len(files), workers)) as pool:
         try:
             return list(pool.map(partial(_part, bar=bar), files))
         except BaseException:  # the first that fails ends the load, and so does whoever interrupts it

@@ -69,9 +69,12 @@ def profile(tables: Mapping[str, bytes], name: str, source: Path | str) -> Profi
     BadProfile
         When a file is no JSON or no table, none of them tells of steps, or a time does not fit.
     """
-    found = _Tables(tables)
-    cores = found.cores()
-    steps = _laid_out(found.steps(), cores, found.host)
+    try:
+        found = _Tables(tables)
+        cores = found.cores()
+        steps = _laid_out(found.steps(), cores, found.host)
+    except BadProfile as error:
+        raise BadProfile(f"{source}: {error}", hint=error.hint) from error.__cause__
     # one figure of the whole run, which is all that the tables tell: every step and every device bears it
     of_run = {key: pl.lit(share, pl.Float64) for key, share in found.utilisation.items()}
     begins = steps.select("host", "step", "start_ps")

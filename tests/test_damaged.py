@@ -1,0 +1,166 @@
+"""Files cut, flipped and blown up: each ends in a frame or in BadProfile, and no byte outside is read."""
+
+import gzip
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stand_in import xspace
+
+import tpunb as tp
+from tpunb.errors import BadProfile
+from tpunb.io import trace_json, xplane, xprof_tables
+
+TRACE = b"""{"traceEvents": [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/host:CPU"}},
+ {"ph": "X", "pid": 1, "tid": 7, "ts": 1.5, "dur": 2, "name": "train", "args": {"step_num": "3"}}, {}]}"""
+TABLE = b"""{"cols": [{"id": "stepnum", "type": "string"}, {"id": "computeTimeMs", "type": "number"},
+ {"id": "idleTimeMs", "type": "number"}], "rows": [{"c": [{"v": "1"}, {"v": 12.5}, {"v": 0.5}]}], "p": {}}"""
+READERS = {
+    "xplane.pb": lambda data: xplane.read(data, source="damaged"),
+    "trace.json": lambda data: trace_json.events(data, source="damaged"),
+    "overview_page.json": lambda data: xprof_tables.profile({"damaged.overview_page.json": data}, "damaged", "damaged"),
+}
+
+
+def small(kind):
+    """Return a small whole file: a real one where they are at hand."""
+    root = os.environ.get("TPUNB_DATA")
+    if kind == "xplane.pb" and root:
+        return Path(root, "profiles", "cpu_julia.xplane.pb").read_bytes()
+    steps = [(i, 1000 * i, 1000 * i + 900) for i in range(5)]
+    made = xspace(0, 10_000, steps, [("MatMul", begin, end) for _, begin, end in steps])
+    return {"xplane.pb": made, "trace.json": TRACE, "overview_page.json": TABLE}[kind]
+
+
+def flipped(data, rng):
+    """Return a copy of which one to four bytes, or bits, are others."""
+    copy = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(copy))
+        copy[place] = rng.randrange(256) if rng.random() < 0.5 else copy[place] ^ 1 << rng.randrange(8)
+    return bytes(copy)
+
+
+def ends_well(read, data):
+    """Say whether `data` was read; where it was not, the error is one line that names the file."""
+    try:
+        read(data)
+    except BadProfile as error:
+        said = str(error)
+    else:
+        return True
+    assert said.startswith("damaged")
+    assert "\n" not in said
+    return False
+
+
+def flips(read, data, n):
+    rng = random.Random(0)
+    return [ends_well(read, flipped(data, rng)) for _ in range(n)]
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_whole_file_is_read(kind):
+    assert ends_well(READERS[kind], small(kind))
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_flipped_bytes_end_in_a_frame_or_a_bad_profile(kind):
+    outcomes = flips(READERS[kind], small(kind), 500)
+    assert True in outcomes  # some damage lies where nobody reads, or makes another sound file
+    assert False in outcomes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", READERS)
+def test_ten_thousand_files_with_flipped_bytes(kind):
+    flips(READERS[kind], small(kind), 10_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", READERS)
+def test_every_beginning_of_a_file(kind):
+    data = small(kind)
+    outcomes = [ends_well(READERS[kind], data[:n]) for n in range(len(data))]
+    assert not outcomes[0]
+
+
+def test_some_beginnings_of_a_file():
+    data = small("xplane.pb")
+    rng = random.Random(1)
+    for n in rng.sample(range(len(data)), 200):
+        ends_well(READERS["xplane.pb"], data[:n])
+
+
+def test_a_file_saved_as_text_is_told_as_such(tmp_path):
+    mangled = small("xplane.pb").decode("utf8", "replace").encode("utf8")
+    path = tmp_path / "host.xplane.pb"
+    path.write_bytes(mangled)
+    with pytest.raises(BadProfile, match=r"bytes of 0x80 and above were replaced by EF BF BD") as caught:
+        tp.load(path)
+    assert "saved as text" in caught.value.hint
+    assert str(path) in str(caught.value)
+
+
+def test_a_damaged_gzip_is_a_bad_profile(tmp_path):
+    whole = gzip.compress(small("xplane.pb"), mtime=0)
+    rng = random.Random(2)
+    path = tmp_path / "host.xplane.pb.gz"
+    for _ in range(40):
+        path.write_bytes(flipped(whole, rng)[: rng.choice([len(whole), rng.randrange(len(whole))])])
+        try:
+            tp.load(path)
+        except BadProfile as error:
+            assert str(path) in str(error)  # noqa: PT017  either end is right
+
+
+def subprocess_says(code, *args, **environment):
+    run = subprocess.run(
+        [sys.executable, "-c", code, *args],
+        capture_output=True,
+        text=True,
+        timeout=570,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), **environment},
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    return run.stdout.split()
+
+
+@pytest.mark.slow
+def test_no_byte_is_read_outside_the_file(tmp_path):
+    """The compiled loops once more, compiled with a check of every index."""
+    code = """
+import sys, test_damaged
+kind = "xplane.pb"
+outcomes = test_damaged.flips(test_damaged.READERS[kind], test_damaged.small(kind), 3000)
+data = test_damaged.small(kind)
+outcomes += [test_damaged.ends_well(test_damaged.READERS[kind], data[:n]) for n in range(0, len(data), 7)]
+print(len(outcomes))
+"""
+    checked = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    assert int(subprocess_says(code, **checked)[-1]) > 3000
+
+
+def test_memory_stays_below_64_times_the_file():
+    """A file of nothing but empty events, two bytes each, which become rows."""
+    code = """
+import resource
+from tpunb.io import xplane
+def field(tag, content):
+    size, n = b"", len(content)
+    while n >= 128:
+        size, n = size + bytes([n & 127 | 128]), n >> 7
+    return bytes([tag]) + size + bytes([n]) + content
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+xplane.warm()
+data = field(10, field(18, b"/device:TPU:0") + field(26, b"\\x22\\x00" * 4_000_000))
+before = peak()
+events = xplane.events(data, source="empty events")
+print(len(events), (peak() - before) / len(data))
+"""
+    rows, times = subprocess_says(code)
+    assert int(rows) == 4_000_000
+    assert float(times) < 64
