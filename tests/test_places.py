@@ -365,6 +365,13 @@ def test_the_web_gives_files_and_the_folders_it_lists(tmp_path, web):
         tp.load(f"{web}/logs/three.xplane.pb")
 
 
+def test_a_table_on_the_web_is_read_alone(tmp_path, web, asked):
+    for table in TABLES:
+        put(tmp_path / f"a.{table}", b"[]")
+    tp.load(f"{web}/a.{TABLES[0]}")
+    assert asked == [([f"a.{TABLES[0]}"], f"a.{TABLES[0]}", f"{web}/a.{TABLES[0]}")]
+
+
 def test_a_server_that_never_answers_is_given_up(monkeypatch):
     pytest.importorskip("aiohttp")
     monkeypatch.setattr(places, "PATIENCE_S", 0.3)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tpunb import ids, schema
 from tpunb.errors import BadProfile
-from tpunb.io import protobuf_table, trace_json, xplane
+from tpunb.io import protobuf_loops, trace_json, xplane
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -337,7 +337,7 @@ def test_large_statistics_that_nobody_asked_for_cost_nothing(pb2):
 
 def test_warm_leaves_nothing_to_compile(pb2):
     xplane.warm()
-    kernels = [one for one in vars(protobuf_table).values() if hasattr(one, "signatures")]
+    kernels = [one for one in vars(protobuf_loops).values() if hasattr(one, "signatures")]
     before = [len(kernel.signatures) for kernel in kernels]
     stats = [("tf_op", "str_value", "a"), ("hlo_op", "ref_value", "b"), ("step_num", "int64_value", 1)]
     space = pb2.XSpace(planes=[toy_plane(pb2, event_stats=stats)], hostnames=["a"], errors=["e"])

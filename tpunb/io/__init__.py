@@ -94,7 +94,7 @@ def _file(file: Place) -> Profile:
     """Read one file: a raw profile, or a table of XProf with those beside it that bear the same prefix."""
     if ending := next((ending for ending in xprof_tables.ENDINGS if file.name.endswith(ending)), None):
         family = [file.name.removesuffix(ending) + other for other in xprof_tables.ENDINGS]
-        return _tables([one for one in file.parent.children() if one.name in family], file)
+        return _tables([one for one in file.parent.children() if one.name in family] or [file], file)
     try:
         return raw_files.read([file], file.name, file.source)
     except BadProfile:

@@ -80,7 +80,7 @@ class Place:
     path: str
     url: str = ""
     listed: Mapping[str, Any] | None = None  # what a listing told of it
-    _seen: dict[str, Any] = field(default_factory=dict)
+    _seen: dict[str, Any] = field(default_factory=dict, init=False)
 
     def __str__(self) -> str:
         return self.url or self.path
@@ -149,7 +149,9 @@ class Place:
         return files
 
     def children(self) -> list[Place]:
-        """Return what lies in a folder itself."""
+        """Return what lies in a folder itself; nothing where a web server would have to list it."""
+        if self._is_web:
+            return []
         with _told(self):
             paths = sorted(self.fs.ls(self.path, detail=False))
         return [
@@ -304,7 +306,7 @@ def read(file: Place, tell: Callable[[int], None] = lambda _: None) -> Bytes:
         When it cannot be read, its zip is cut or corrupt, or it has 2 GiB or more.
     """
     size = file.info.get("size") or 0
-    if file.info["type"] != "file":
+    if file.info["type"] in ("directory", "other"):
         raise BadProfile(f"{file}: neither a file nor a folder")
     with _told(file), file.fs.open(file.path, mode="rb", block_size=_BLOCK, cache_type="none") as raw:
         stream = io.BufferedReader(_Heard(raw, tell), _BLOCK if file.url else io.DEFAULT_BUFFER_SIZE)
