@@ -12,6 +12,7 @@ settings.register_profile("unhurried", deadline=None)  # machines are busy with 
 settings.load_profile("unhurried")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TPUNB_CACHE", "off")  # nobody's own cache is filled or asked
 
 
 def pytest_addoption(parser):

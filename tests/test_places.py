@@ -115,11 +115,11 @@ def test_what_was_read_is_decoded_without_a_copy(tmp_path):
 
 
 def test_a_local_file_is_read_in_blocks_and_says_how_far_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "_BLOCK", 1000)
+    monkeypatch.setattr(places, "_BLOCK", 10_000)
     told = []
-    data = places.read(places.find(put(tmp_path / "a", b"x" * 4500)), told.append)
-    assert (data.size, sum(told)) == (4500, 4500)
-    assert max(told) <= 1000
+    data = places.read(places.find(put(tmp_path / "a", b"x" * 45_000)), told.append)
+    assert (data.size, sum(told)) == (45_000, 45_000)
+    assert max(told) <= 10_000
 
 
 @given(kept=st.floats(0, 1, exclude_max=True))
@@ -131,11 +131,11 @@ def test_a_zip_cut_anywhere_is_a_bad_profile(kept):
         read(cut, len(cut))
 
 
-@given(at=st.integers(10, 5000), byte=st.integers(1, 255))
+@given(at=st.integers(20, 5000), byte=st.integers(1, 255))
 @settings(max_examples=50, deadline=None)
 def test_a_damaged_zip_is_a_bad_profile(at, byte):
     data = bytearray(gzip.compress(random.Random(1).randbytes(5000)))
-    data[at] ^= byte
+    data[at] ^= byte  # of what was stored, and not of its first bytes: some bits of those mean nothing
     with pytest.raises(BadProfile, match=r"^toy://a: cannot be read: "):
         read(bytes(data), len(data))
 
@@ -149,7 +149,7 @@ def test_a_bomb_is_refused_in_bounded_memory(monkeypatch):
         read(bomb, len(bomb))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 4 << 20
+    assert peak < 3 << 19  # the limit, and what was in the buffers
 
 
 @pytest.mark.parametrize("told", [None, 3000])

@@ -330,7 +330,7 @@ class _Heard(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        count = int(self._file.readinto(buffer[:_BLOCK]))
+        count = int(self._file.readinto(buffer))
         self._tell(count)
         return count
 
@@ -344,7 +344,9 @@ def _whole(stream: io.BufferedIOBase | gzip.GzipFile, size: int, file: Place) ->
     while True:
         room = whole.size - PADDING
         if used < room:
-            count = stream.readinto(whole.data[used:room])
+            count = stream.readinto(
+                whole.data[used : min(used + _BLOCK, room)]
+            )  # gzip makes a copy of what is asked for
             used += count
             if not count:
                 break

@@ -188,9 +188,8 @@ class MessageMap:
         entries = message.sub(tag)
         self.keys, refs = entries.columns(integer(1), text(2))
         self.values = entries.at(refs)
-        rows = dict(zip(self.keys.tolist(), range(len(entries)), strict=True))  # the last of equals wins
-        keys = np.array(sorted(rows), np.int64)
-        self._sorted, self._row = keys, np.array([*(rows[key] for key in keys.tolist()), len(entries)], np.int32)
+        keys, last = np.unique(self.keys[::-1], return_index=True)  # the last of equals wins
+        self._sorted, self._row = keys, np.append(len(entries) - 1 - last, len(entries)).astype(np.int32)
         self._dense = keys.size > 0 and keys[0] >= 0 and keys[-1] < _SMALL
         if self._dense:
             self._table = np.full(int(keys[-1]) + 2, len(entries), np.int32)

@@ -268,8 +268,9 @@ class _Plane:
     def _shared(self) -> _Shared:
         entries = self._metadata.values
         (name, display_name), stats = self._names.read(entries, [_NAME, _DISPLAY_NAME], _METADATA_STATS, _COSTS)
-        full, short = entries.text(name), entries.text(display_name)
-        return _Shared([*(b or a for a, b in zip(full, short, strict=True)), ""], [*full, ""], stats)
+        names = entries.text(np.where(display_name & 0xFFFFFFFF, display_name, name))
+        full = [] if self.on_device else entries.text(name)  # of HLO instructions whole lines of text, of no use here
+        return _Shared([*names, ""], [*full, ""], stats)
 
     def _host(self, stats: Stats, shared: _Shared, row: Rows) -> dict[str, pl.Series]:
         calls = stats.text("tf_function_call", lambda word: word and FUNCTION_CALL)
