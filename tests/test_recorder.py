@@ -304,6 +304,9 @@ def test_raw_windows_are_kept_when_asked_for_and_give_the_same_steps(tmp_path):
     raw = profile.events.filter(pl.col("step_num").is_not_null()).select(step="step_num", raw_ps="start_ps")
     apart = seen.join(raw, on="step").select((pl.col("start_ps") - pl.col("raw_ps")).abs().max()).item()
     assert apart < 1e9  # our clock and the window's agree to a millisecond
+    steps = tp.steps(profile)
+    once = steps.full().layers.select("step", "op", "count")  # each step runs one operation
+    assert sorted(once.rows()) == [(step, "MatMul", 1) for step in sorted(steps.full().frame["step"])]
 
 
 def test_statistics_alone_say_so_when_events_are_asked_for(tmp_path):
@@ -311,6 +314,7 @@ def test_statistics_alone_say_so_when_events_are_asked_for(tmp_path):
         pass
     with pytest.raises(tp.TpunbError, match="statistics only"):
         tp.load(run).events  # noqa: B018
+    assert tp.load(run).clocks.is_empty()
 
 
 def test_an_earlier_run_is_renamed_never_overwritten(tmp_path):

@@ -41,7 +41,9 @@ def steps(profile: Profile, by: StepRule | None = None) -> Steps:
     if by is None and profile.stored is not None:
         if len(profile.stored) == 0:
             raise _no_steps(profile)
-        return profile.stored
+        if profile.read_events is None:
+            return profile.stored
+        return replace(profile.stored, read_layers=partial(_layers_of_run, profile))
     events = profile.events
     if by is None:
         intervals, _ = step_rules.find(events)
@@ -153,6 +155,22 @@ def _layers(events: pl.DataFrame, intervals: pl.DataFrame) -> pl.DataFrame:
         .with_columns(layer=layer)
         .sort("host", "step", "side", "self_ps", descending=[False, False, True, True])
     )
+
+
+def _layers_of_run(profile: Profile) -> pl.DataFrame:
+    """Return the layers of the steps that a run stored, from the raw windows it kept."""
+    stored = profile.stored or Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS))
+    end_ps = pl.col("start_ps") + pl.col("dur_ps")
+    seen = stored.frame.filter(pl.col("seen") != "tick")
+    marked = seen.select("host", "step", "mark", "start_ps", "seen", plane=pl.lit(None, pl.String), end_ps=end_ps)
+    own = stored.devices.select("host", "step", "start_ps", plane="device", end_ps=end_ps)
+    own = own.join(seen.select("host", "step", "mark", "seen"), on=["host", "step"])
+    intervals = [schema.check(part, step_rules.INTERVALS, "intervals") for part in (marked, own)]
+    hosts = stored.frame["host"].unique()
+    events = profile.events
+    if hosts.len() == 1:  # the profiler may know the host by another name than the capture
+        events = events.with_columns(host=pl.lit(hosts[0], schema.NAME))
+    return _layers(events, pl.concat([step_rules.apart(part) for part in intervals]))
 
 
 def _known_sum(name: str) -> pl.Expr:

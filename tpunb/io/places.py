@@ -344,9 +344,7 @@ def _whole(stream: io.BufferedIOBase | gzip.GzipFile, size: int, file: Place) ->
     while True:
         room = whole.size - PADDING
         if used < room:
-            count = stream.readinto(
-                whole.data[used : min(used + _BLOCK, room)]
-            )  # gzip makes a copy of what is asked for
+            count = stream.readinto(whole.data[used : min(used + _BLOCK, room)])  # of which gzip makes a copy
             used += count
             if not count:
                 break

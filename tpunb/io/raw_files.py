@@ -109,6 +109,8 @@ def _clash(parts: Sequence[Decoded]) -> bool:
 
 
 def _moved(events: pl.DataFrame, by_ps: int, lanes: int) -> pl.DataFrame:
+    if not by_ps and not lanes:
+        return events
     return events.with_columns(pl.col("start_ps") + by_ps, pl.col("lane") + pl.lit(lanes, pl.UInt32))
 
 
@@ -156,15 +158,15 @@ def _decoded(file: Place, data: places.Bytes) -> Decoded:
     if ".xplane.pb" in file.name:
         from tpunb.io import xplane
 
-        facts = xplane.facts(data, source=str(file))
-        events = xplane.events(data, source=str(file))
+        events, facts = xplane.read(data, source=str(file))
         host = facts.hosts[0] if facts.hosts else ""
         return Decoded(host, events, facts.hardware, data.size, facts.start_ns, facts.stop_ns)
     if ".trace.json" in file.name or data[:64].tobytes().lstrip()[:1] in (b"{", b"["):
         from tpunb.io import trace_json
 
         events = trace_json.events(data.tobytes(), source=str(file))
-        return Decoded("", events, trace_json.hardware(events), data.size)
+        host = str(events["host"][0]) if events.height else ""
+        return Decoded(host, events, trace_json.hardware(events), data.size)
     raise BadProfile(
         f"{file}: not a profile by its name or its first bytes {data[:8].tobytes()!r}",
         hint=f"a profile's name ends in {', '.join(ENDINGS)}",
