@@ -235,3 +235,20 @@ def test_runs_and_ordinals_link_the_v6e_capture_as_well_as_hand_overs(real_profi
     by_run = links.clocks(events.with_columns(receives=pl.lit(None, pl.UInt64)))
     assert by_run["link"].to_list() == ["run"] * 4
     assert by_run["linked"].to_list() == by_run["launches"].to_list() == [105, 103, 103, 103]
+
+
+def test_ids_of_one_host_mean_nothing_on_another():
+    """Two hosts count their hand-overs from 1: the pool of b takes up what b's own step 2 handed over, not a's."""
+    a = linked(toy_events((CPU, "python", "train", 0, 40, 9), (CPU, "python", "Execute", 1, 1), host="a"), sends={1: 1})
+    b = linked(
+        toy_events(
+            *STEPS,
+            (CPU, "python", "Execute", 12, 1),
+            (CPU, "pool", "DoEnqueueProgram", 45, 10),
+            (TPU, "XLA Modules", "jit_f", 60, 10),
+            host="b",
+        ),
+        sends={3: 1, 4: 2},
+        receives={4: 1, 5: 2},
+    ).with_columns(pl.col("lane") + 10)
+    assert on_device(pl.concat([a, b])) == [(2, 60, 70)]

@@ -181,15 +181,15 @@ def _first_of(rows: pl.DataFrame, key: str) -> pl.DataFrame:
 def _traced_back(runs: pl.DataFrame, events: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
     """Follow hand-overs back from each launch until a lane that marks steps, or as far as they lead."""
     within = events.filter(pl.col("receives").is_not_null()).select(
-        "lane", received_ps="start_ps", received="receives", over_ps=pl.col("start_ps") + pl.col("dur_ps")
+        "host", "lane", received_ps="start_ps", received="receives", over_ps=pl.col("start_ps") + pl.col("dur_ps")
     )
     senders = (
         events.filter(pl.col("sends").is_not_null())
         .sort("start_ps")
-        .unique("sends", keep="first", maintain_order=True)
-        .select(received="sends", from_lane="lane", from_ps="start_ps")
+        .unique(["host", "sends"], keep="first", maintain_order=True)
+        .select("host", received="sends", from_lane="lane", from_ps="start_ps")
     )
-    within = within.join(senders, on="received").sort("received_ps")
+    within = within.join(senders, on=["host", "received"]).drop("host").sort("received_ps")
     if within.is_empty():
         return runs
     for _ in range(_HOPS):
