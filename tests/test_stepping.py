@@ -132,6 +132,24 @@ def test_repeated_modules_make_steps_from_one_run_to_the_next():
     assert [ps // US for ps in steps.frame["idle_ps"]] == [8, 8, 3]
 
 
+def test_repeated_calls_of_a_compiled_function_make_steps_from_one_call_to_the_next():
+    name = "PjitFunction(step)"
+    events = toy_events(
+        *((CPU, "python", name, 10 * i, 3) for i in range(3)),
+        *((CPU, "python", name, 10 * i + 1, 1) for i in range(3)),  # the profiler notes each call twice
+        (CPU, "python", "PjitFunction(init)", 40, 9),  # longer, but once
+        (CPU, "worker", "MatMul", 12, 4),
+    )
+    assert step_rules.find(events)[1] == "calls"
+    steps = reduced(events)
+    assert steps.frame.select("step", "mark", "start_ps", "dur_ps").rows() == [
+        (0, "step", 0, 10 * US),
+        (1, "step", 10 * US, 10 * US),
+        (2, "step", 20 * US, 3 * US),
+    ]
+    assert table(steps)[1, "host", "MatMul"] == (1, 4, 4)
+
+
 def test_eight_skewed_cores_make_one_step_not_eight():
     rows = []
     for core in range(8):
