@@ -56,13 +56,23 @@ LATE = toy_events(
 )
 def test_a_run_belongs_to_the_step_that_launched_it_however_late(ids):
     events = linked(LATE, **ids)
-    assert on_device(events) == [(1, 100, 150), (2, 150, 200), (3, 200, 240)]
+    assert on_device(events) == [
+        (1, 0, 140),
+        (2, 140, 190),
+        (3, 190, 240),
+    ]  # from the host's begin, or the device's end
     steps = stepping.reduce(events, step_rules.find(events)[0])
     assert steps.frame.select("step", "start_ps", "dur_ps", "device_ps", "idle_ps").rows() == [
-        (1, 100 * US, 50 * US, 40 * US, 10 * US),
-        (2, 150 * US, 50 * US, 40 * US, 10 * US),
-        (3, 200 * US, 40 * US, 40 * US, 0),
+        (1, 0, 140 * US, 40 * US, 100 * US),
+        (2, 140 * US, 50 * US, 40 * US, 10 * US),
+        (3, 190 * US, 50 * US, 40 * US, 10 * US),
     ]
+
+
+def test_what_a_device_did_before_is_no_part_of_the_first_step():
+    earlier = toy_events((TPU, "XLA Modules", "jit_f", 20, 70), (TPU, "XLA Ops", "fusion.1", 20, 70))
+    events = linked(pl.concat([LATE, earlier]), launch={3: 7, 4: 8, 5: 9, 6: 7, 7: 8, 8: 9, LATE.height: 6})
+    assert on_device(events) == [(1, 90, 140), (2, 140, 190), (3, 190, 240)]
 
 
 def test_without_links_what_ran_in_a_steps_time_is_its():
@@ -85,7 +95,7 @@ def test_the_way_leads_back_through_the_threads_that_handed_the_work_on():
         sends={3: 100, 5: 101, 7: 102},
         receives={4: 100, 6: 101, 8: 102},
     )
-    assert on_device(events) == [(2, 90, 100)]
+    assert on_device(events) == [(2, 10, 100)]
 
 
 def test_a_launch_outside_every_step_makes_none():
@@ -124,7 +134,7 @@ def test_kernels_are_linked_one_by_one():
         ),
         launch={3: 1, 4: 2, 5: 3, 6: 1, 7: 2, 8: 3},
     )
-    assert on_device(events) == [(1, 9, 17), (2, 17, 20)]
+    assert on_device(events) == [(1, 0, 16), (2, 16, 20)]
     ops = stepping.reduce(events, step_rules.find(events)[0]).ops
     assert sorted(ops.filter(pl.col("side") == "device").select("step", "op", "count").rows()) == [
         (1, "gemm", 2),
@@ -151,7 +161,7 @@ def on_threads(*, launches, runs):
 
 def test_runs_on_the_hosts_own_threads_follow_the_order_of_their_launches():
     events = on_threads(launches=range(4), runs=range(4))
-    assert on_device(events) == [(0, 50, 70), (1, 70, 90), (2, 90, 110), (3, 110, 125)]
+    assert on_device(events) == [(0, 0, 65), (1, 65, 85), (2, 85, 105), (3, 105, 125)]
     steps = stepping.reduce(events, step_rules.find(events)[0])
     assert steps.devices["device"].unique().to_list() == [links.CPU]
     assert steps.frame["device_ps"].to_list() == [15 * US] * 4
@@ -167,8 +177,27 @@ def test_launches_that_had_not_run_when_a_window_ended_are_the_last():
     assert [step for step, *_ in on_device(on_threads(launches=range(4), runs=[0, 1, 2]))] == [0, 1, 2]
 
 
-def test_an_order_that_would_run_before_its_launch_is_none():
-    assert on_device(on_threads(launches=range(4), runs=[-3, -2, -1, 0])) == []
+def test_no_run_is_paired_with_a_launch_after_it():
+    """Three runs were queued before the window: they are nobody's, and the last one is the first launch's."""
+    assert [step for step, *_ in on_device(on_threads(launches=range(4), runs=[-3, -2.9, -2.8, 0]))] == [0]
+
+
+def test_runs_of_many_devices_meet_their_launch_by_its_number():
+    """JAX over several CPU devices: one launch names no device, and four runs bear its number."""
+    steps = [(CPU, "python", "train", 10 * i, 10, i) for i in range(2)]
+    asked = [(CPU, "python", "CommonPjRtLoadedExecutable::Execute (jit_f)", 10 * i + 2, 1) for i in range(2)]
+    ran = [(CPU, f"pool/{device}", "dot.1", 50 + 20 * i, 15) for i in range(2) for device in range(4)]
+    events = toy_events(*steps, *asked, *ran)
+    run_of = [None, None, 0, 1, *(i for i in range(2) for _ in range(4))]
+    events = linked(events, launch={row: 100 + run for row, run in enumerate(run_of) if run is not None})
+    hlo = [None] * 4 + ["dot.1"] * 8
+    assert on_device(events.with_columns(hlo_op=pl.Series(hlo, dtype=schema.NAME))) == [(0, 0, 65), (1, 65, 85)]
+
+
+def test_steps_whose_work_the_window_no_longer_saw_are_partial():
+    intervals, _ = step_rules.find(on_threads(launches=range(4), runs=[0, 1]))
+    seen = intervals.filter(pl.col("plane").is_null()).sort("step")["seen"].to_list()
+    assert seen == ["full", "full", "partial", "partial"]
 
 
 # -- clocks ---------------------------------------------------------------------------------------------------
@@ -251,4 +280,4 @@ def test_ids_of_one_host_mean_nothing_on_another():
         sends={3: 1, 4: 2},
         receives={4: 1, 5: 2},
     ).with_columns(pl.col("lane") + 10)
-    assert on_device(pl.concat([a, b])) == [(2, 60, 70)]
+    assert on_device(pl.concat([a, b])) == [(2, 10, 70)]

@@ -290,3 +290,36 @@ def test_a_real_gpu_capture_has_its_stored_step(real_profiles):
         "/device:GPU:6": 21.31,
     }
     assert steps.frame["dur_ps"].item() == steps.devices["dur_ps"].max()
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (None, "gave a NoneType, not a frame"),
+        ([("toy", 0, None, 5)], r"gave a null: \('toy', 0, None, 5"),
+        ([("toy", 0, 0, -5)], "gave a step below 0 ps"),
+        ([("toy", 0, 0, 5), ("toy", 0, 9, 5)], "gave one step twice"),
+        ([("toy", 0, "soon", 5)], "wrong type"),
+    ],
+    ids=["nothing", "null", "negative", "twice", "text"],
+)
+def test_a_rule_that_gives_what_cannot_be_steps_is_told_so(rows, said):
+    frame = rows and pl.DataFrame(rows, schema=["host", "step", "start_ps", "dur_ps"], orient="row")
+    with pytest.raises(BadProfile, match=said):
+        tp.steps(profile_of(MARKED), by=lambda _: frame)
+
+
+def test_a_rule_may_answer_lazily_and_with_nothing():
+    rows = pl.DataFrame({"host": ["toy"], "step": [3], "start_ps": [0], "dur_ps": [100 * US]})
+    assert tp.steps(profile_of(MARKED), by=lambda _: rows.lazy()).frame["step"].to_list() == [3]
+    with pytest.raises(NoSteps, match="by the rule"):
+        tp.steps(profile_of(MARKED), by=lambda _: rows.clear())
+
+
+def test_each_host_is_cut_by_the_first_rule_that_knows_it():
+    marked = toy_events((CPU, "python", "train", 0, 10, 1), (CPU, "python", "train", 10, 10, 2), host="a")
+    modules = toy_events(*((TPU, "XLA Modules", "jit_f(1)", 20 * i, 5) for i in range(3)), host="b")
+    modules = modules.with_columns(pl.col("lane") + 10)
+    found, rule = step_rules.find(pl.concat([marked, modules]))
+    assert rule == "marks, modules"
+    assert sorted(found.select("host", "step").rows()) == [("a", 1), ("a", 2), ("b", 0), ("b", 1), ("b", 2)]

@@ -124,7 +124,9 @@ def test_what_an_operation_of_a_device_tells(args, said):
     [
         ("/device:TPU:3", {"run_id": "850"}, run_launch(850, 3)),
         ("/host:CPU", {"run_id": "850", "device_ordinal": "3"}, run_launch(850, 3)),
-        ("/host:CPU", {"run_id": "850"}, None),
+        ("/host:CPU", {"run_id": "850"}, run_launch(850, -1)),
+        ("/host:CPU", {"run_id": "850", "device_ordinal": "3", "hlo_op": "dot.1"}, run_launch(850, -1)),
+        ("/host:CPU", {"run_id": "-1", "device_ordinal": "-1", "hlo_op": "dot.1"}, None),  # TensorFlow's
         ("/host:CPU", {"device_ordinal": "3"}, None),
         ("/device:CUSTOM:Megascale", {"run_id": "-1"}, run_launch(2**64 - 1, 0)),
         ("/device:GPU:0", {"correlation_id": "77", "run_id": "850"}, 77),

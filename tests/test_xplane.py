@@ -81,11 +81,13 @@ def hand_over(stats, kind, number):
 def launch(stats, plane):
     ordinal = re.search(r":([0-9]{1,9})$", plane.name)
     device = plane.name.startswith("/device:")
-    number = (int(ordinal[1]) if ordinal else 0) if device else unsigned(stats.get("device_ordinal"))
+    named = unsigned(stats.get("device_ordinal"))
+    on_host = -1 if named is None or "hlo_op" in stats else named
+    number = (int(ordinal[1]) if ordinal else 0) if device else on_host
     if correlation := unsigned(stats.get("correlation_id")):
         return correlation
     run = unsigned(stats.get("run_id"))
-    return None if run is None or number is None else ids.run_launch(run, number)
+    return None if run is None or named == 2**64 - 1 else ids.run_launch(run, number)
 
 
 def first_whole(*places):
@@ -117,7 +119,7 @@ def expected_events(space):
                     "category": None,
                     "step_num": whole(own.get("step_num")),
                     "start_ps": line.timestamp_ns * 1000 + event.offset_ps,
-                    "dur_ps": event.duration_ps,
+                    "dur_ps": max(event.duration_ps, 0),
                     "device_dur_ps": whole(own.get("device_duration_ps")) if device else None,
                     "flops": None,
                     "bytes": None,
@@ -419,7 +421,9 @@ def spaces(draw, pb2):
             line = plane.lines.add(id=draw(INT64), name=draw(words), display_name=draw(words), timestamp_ns=time_ns)
             for _ in range(draw(st.integers(0, 4))):
                 offset = draw(st.integers(-(2**62), 2**62))
-                event = line.events.add(metadata_id=draw(ids), offset_ps=offset, duration_ps=draw(INT64))
+                event = line.events.add(
+                    metadata_id=draw(ids), offset_ps=offset, duration_ps=draw(st.integers(-(2**63), 2**61))
+                )
                 for stat in draw(some):
                     event.stats.add(**stat)
     return space

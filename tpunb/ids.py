@@ -36,7 +36,8 @@ def run_launch(run_id: int, ordinal: int) -> int:
     run_id
         The number of the run on its device.
     ordinal
-        Of the device: 3 of ``/device:TPU:3``, ``device_ordinal`` of an event of the host.
+        Of the device: 3 of ``/device:TPU:3``, ``device_ordinal`` of an event of the host; -1 of the host's own threads,
+        where a run is one of all its devices.
 
     >>> run_launch(850, 0) == run_launch(850, 1), run_launch(0, 0)
     (False, 1)

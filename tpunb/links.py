@@ -36,9 +36,10 @@ _LAUNCHES: schema.Schema = {
 def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return when each device worked for each step, by the launches made in its time.
 
-    A step's time on a device lasts from its first run to the next step's: what waits between is the earlier one's.
-    The last one's lasts until its runs and the host's step are over. A device that has always finished before the
-    host's step was over has no time of its own: the host waited for it, and the host's steps are its.
+    A step's time on a device begins once the host has begun it and the device is done with all it did before, at its
+    first run at the latest; it lasts until the next one's. The last one's lasts until its runs and the host's step are
+    over. A device that has always finished before the host's step was over has no time of its own: the host waited for
+    it, and the host's steps are its.
 
     Parameters
     ----------
@@ -53,7 +54,8 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         (host, plane, step, mark, start_ps, end_ps, seen), one row a step and device with a time of its own.
     """
     marks = events.filter(pl.col("step_num").is_not_null())["lane"].unique()
-    sent = _traced_back(_launches(events).filter(pl.col("sent_ps").is_not_null()), events, marks)
+    launches = _launches(events)
+    sent = _traced_back(launches.filter(pl.col("sent_ps").is_not_null()), events, marks)
     begun = steps.select("host", "step", "mark", "seen", pl.col("start_ps").alias("from_ps"), until_ps="end_ps")
     runs = (
         sent.sort("sent_ps")
@@ -68,9 +70,27 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         )
         .sort("host", "plane", "start_ps", "step")
     )
+    if own.is_empty():
+        return own.drop("from_ps", "until_ps")
+    before = launches.sort("start_ps", "end_ps").select(
+        "host",
+        pl.col("device").alias("plane"),
+        run_ps="start_ps",
+        free_ps=pl.col("end_ps").cum_max().over("host", "device"),
+    )
+    own = own.sort("start_ps").join_asof(
+        before,
+        left_on="start_ps",
+        right_on="run_ps",
+        by=_PLANE,
+        check_sortedness=False,
+        allow_exact_matches=False,
+    )
+    begin = pl.min_horizontal("start_ps", pl.max_horizontal("from_ps", "free_ps"))
+    own = own.with_columns(start_ps=begin).sort("host", "plane", "start_ps", "step")
     following = pl.col("start_ps").shift(-1).over(_PLANE)
     whole = own.with_columns(end_ps=pl.coalesce(following, pl.max_horizontal("end_ps", "until_ps")))
-    return whole.drop("from_ps", "until_ps")
+    return whole.drop("from_ps", "until_ps", "run_ps", "free_ps")
 
 
 def clocks(events: pl.DataFrame) -> pl.DataFrame:
@@ -127,8 +147,21 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
             **{key: pl.coalesce(f"by_flow_{key}", f"by_launch_{key}") for key in at},
         )
     )
-    own = _on_own_threads(known.filter(thunk & pl.col("launch").is_not_null()), events)
-    return pl.concat([schema.check(part, _LAUNCHES, "launches") for part in (runs, own)])
+    thunks = known.filter(thunk & pl.col("launch").is_not_null())
+    told = _first_of(launchers, "launch")
+    by_run = (
+        thunks.group_by("host", "launch")
+        .agg(pl.col("start_ps").min(), end_ps=(pl.col("start_ps") + pl.col("dur_ps")).max())
+        .join(told, on=["host", "launch"])
+        .select(
+            *("host", "start_ps", "end_ps"),
+            **{key: pl.col(f"by_launch_{key}") for key in at},
+            device=pl.lit(CPU),
+            link=pl.lit("run"),
+        )
+    )
+    untold = _on_own_threads(thunks.join(told, on=["host", "launch"], how="anti"), events)
+    return pl.concat([schema.check(part, _LAUNCHES, "launches") for part in (runs, by_run, untold)])
 
 
 def _on_own_threads(thunks: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
@@ -155,20 +188,26 @@ def _on_own_threads(thunks: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     )
     if asked.is_empty():  # the thread that took the work up may still tell who handed it over
         return runs.with_columns(device=pl.lit(CPU), link=pl.lit("flow"), sent_ps="start_ps")
-    place = pl.int_range(pl.len()).over("host")
-    paired = (
+    # the first runs were asked for before the window began: as many as there are too many, and as leave no run that
+    # would start before it was asked for
+    place = pl.int_range(pl.len(), dtype=pl.Int64).over("host")
+    until = asked.select("host", asked_ps="sent_ps", before=pl.col("place") + 1).sort("asked_ps")
+    numbered = (
         runs.with_columns(place=place, n=pl.len().cast(pl.Int64).over("host"))
         .join(asked.select("host", "asked").unique(), on="host")
-        .with_columns(place=pl.col("place") - (pl.col("n") - pl.col("asked")).clip(0))
-        .join(asked.drop("asked"), on=["host", "place"], how="left")
+        .sort("start_ps")
+        .join_asof(until, left_on="start_ps", right_on="asked_ps", by="host", check_sortedness=False)
+        .with_columns(early=(pl.col("place") + 1 - pl.col("before").fill_null(0)).max().over("host"))
     )
-    sound = (pl.col("sent_ps") <= pl.col("start_ps")).all().over("host")
+    earlier = pl.max_horizontal(pl.col("n") - pl.col("asked"), "early", 0)
+    paired = numbered.with_columns(place=pl.col("place") - earlier).join(
+        asked.drop("asked"), on=["host", "place"], how="left"
+    )
     return paired.select(
-        *("host", "start_ps", "end_ps"),
+        *("host", "start_ps", "end_ps", "sent_ps"),
         device=pl.lit(CPU),
         link=pl.lit("order"),
         lane=pl.coalesce("by_lane", "lane"),
-        sent_ps=pl.when(sound).then("sent_ps"),
     )
 
 

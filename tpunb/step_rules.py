@@ -75,11 +75,17 @@ def _first_host(events: pl.DataFrame) -> str:
 
 def find(events: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     """Return where the steps lie, and the rule that found them, "none" if no one did."""
-    for rule, look in _RULES.items():
-        found = look(events)
-        if found.height:
-            return schema.check(found, INTERVALS, "intervals"), rule
-    return schema.empty(INTERVALS), "none"
+    found, rules = [schema.empty(INTERVALS)], []
+    for rule, look in _RULES.items():  # each for the hosts that none before it knew
+        if events.is_empty():
+            break
+        rows = look(events)
+        if rows.height:
+            found.append(schema.check(rows, INTERVALS, "intervals"))
+            rules.append(rule)
+            unknown = set(events["host"].unique()) - set(rows["host"])
+            events = events.filter(pl.col("host").is_in(list(unknown)))
+    return pl.concat(found), ", ".join(rules) or "none"
 
 
 def _by_marks(events: pl.DataFrame) -> pl.DataFrame:
@@ -108,6 +114,12 @@ def with_devices(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Add, to the intervals of a host, those of its devices: by their own word, else by their launches."""
     said = _by_steps_line(events).join(rows.select("host", "step"), on=["host", "step"], how="semi")
     linked = links.on_devices(events, rows).join(said.select("host", "plane"), on=["host", "plane"], how="anti")
+    # of what the host began after the last step that a device was seen to work for, the window may have missed the work
+    last = linked.join(rows.select("host", "step", from_ps="start_ps"), on=["host", "step"])
+    rows = rows.join(last.group_by("host").agg(last_ps=pl.col("from_ps").max()), on="host", how="left").with_columns(
+        seen=pl.when(pl.col("start_ps") > pl.col("last_ps")).then(pl.lit("partial", schema.SEEN)).otherwise("seen")
+    )
+    rows = schema.check(rows, INTERVALS, "intervals")
     return pl.concat([rows, *(schema.check(part, INTERVALS, "intervals") for part in (said, linked) if part.height)])
 
 

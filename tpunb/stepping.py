@@ -51,6 +51,8 @@ def steps(profile: Profile, by: StepRule | None = None) -> Steps:
             raise _no_steps(profile)
     else:
         intervals = _from_rule(by(profile), by)
+        if intervals.is_empty():
+            raise NoSteps(f"{profile.name} holds no steps by the rule {by!r}")
     found = reduce(events, intervals, profile.hardware)
     return replace(found, windows=profile.windows, name=profile.name, read_layers=partial(_layers, events, intervals))
 
@@ -70,26 +72,30 @@ def _no_steps(profile: Profile) -> NoSteps:
     )
 
 
-def _from_rule(rows: pl.DataFrame, rule: StepRule) -> pl.DataFrame:
-    wanted = ["host", "step", "start_ps", "dur_ps"]
-    missing = [name for name in wanted if name not in rows.columns]
+_RULED = {name: schema.STEPS[name] for name in ("host", "step", "start_ps", "dur_ps", "mark", "seen")}
+
+
+def _from_rule(rows: pl.DataFrame | pl.LazyFrame, rule: StepRule) -> pl.DataFrame:
+    """Return the intervals of the steps that a rule gave; where two overlap, the earlier ends as the next begins."""
+    rows = rows.collect() if isinstance(rows, pl.LazyFrame) else rows
+    if not isinstance(rows, pl.DataFrame):
+        raise BadProfile(f"the step rule {rule!r} gave a {type(rows).__name__}, not a frame")
+    missing = [name for name in _RULED if name not in (*rows.columns, "mark", "seen")]
     if missing:
         raise BadProfile(f"the step rule {rule!r} gave no {missing}; it gave {rows.columns}")
-    mark = pl.col("mark") if "mark" in rows.columns else pl.lit("rule")
-    seen = pl.col("seen") if "seen" in rows.columns else pl.lit("full")
-    return schema.check(
-        rows.select(
-            "host",
-            "step",
-            "start_ps",
-            plane=pl.lit(None, pl.String),
-            mark=mark,
-            end_ps=pl.col("start_ps") + pl.col("dur_ps"),
-            seen=seen,
-        ),
-        step_rules.INTERVALS,
-        "intervals",
-    )
+    told = {"mark": "rule", "seen": "full"}
+    rows = rows.with_columns(**{name: pl.lit(word) for name, word in told.items() if name not in rows.columns})
+    rows = schema.check(rows, _RULED, "steps")
+    wrong = {
+        "a null": rows.select(pl.any_horizontal(pl.all().is_null())).to_series(),
+        "a step below 0 ps": rows["dur_ps"] < 0,
+        "one step twice": rows.select("host", "step").is_duplicated(),
+    }
+    for what, where in wrong.items():
+        if where.any():
+            raise BadProfile(f"the step rule {rule!r} gave {what}: {rows.filter(where).row(0)}")
+    columns = {"plane": pl.lit(None, pl.String), "end_ps": pl.col("start_ps") + pl.col("dur_ps")}
+    return step_rules.apart(schema.check(rows.with_columns(**columns), step_rules.INTERVALS, "intervals"))
 
 
 def reduce(events: pl.DataFrame, intervals: pl.DataFrame, hardware: pl.DataFrame | None = None) -> Steps:

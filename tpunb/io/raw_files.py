@@ -56,7 +56,7 @@ def read(files: Sequence[Place], name: str, source: Path | str) -> Profile:
     events, rows = [], []
     for number, part in enumerate(parts):
         move = 0 if origin is None or part.start_ns is None else (part.start_ns - origin) * 1000
-        events.append(_moved(part.events, move, lanes))
+        events.append(_moved(part.events, move, lanes, number))
         lanes += _lanes(part.events)
         begin, dur = part.watched()
         marks = part.events["step_num"].drop_nulls().n_unique()
@@ -84,7 +84,7 @@ def windows(files: Mapping[int, Place], origin_ns: int | None, begins_ps: Mappin
         begin = begins_ps.get(number, 0)
         if part.start_ns is not None and origin_ns is not None:
             begin = (part.start_ns - origin_ns) * 1000
-        frames.append(_moved(part.events, begin, lanes))
+        frames.append(_moved(part.events, begin, lanes, number))
         lanes += _lanes(part.events)
     return pl.concat(frames)
 
@@ -108,10 +108,16 @@ def _clash(parts: Sequence[Decoded]) -> bool:
     return len(parts) > 1 and (not all(marks) or len(set().union(*marks)) < sum(map(len, marks)))
 
 
-def _moved(events: pl.DataFrame, by_ps: int, lanes: int) -> pl.DataFrame:
+def _moved(events: pl.DataFrame, by_ps: int, lanes: int, number: int) -> pl.DataFrame:
+    """Return the events of file `number` where they lie in the profile, their ids apart from those of other files."""
     if not by_ps and not lanes:
         return events
-    return events.with_columns(pl.col("start_ps") + by_ps, pl.col("lane") + pl.lit(lanes, pl.UInt32))
+    salt = pl.lit(number * 0xD1B54A32D192ED03 % 2**64, pl.UInt64)  # every process counts its launches from 1
+    return events.with_columns(
+        pl.col("start_ps") + by_ps,
+        pl.col("lane") + pl.lit(lanes, pl.UInt32),
+        pl.col("sends", "receives", "launch") ^ salt,
+    )
 
 
 def _lanes(events: pl.DataFrame) -> int:

@@ -238,8 +238,11 @@ def _whole_run(
         "host",
         "step",
         mark=pl.coalesce("tick_mark", "mark"),
-        start_ps=pl.coalesce("tick_start_ps", "start_ps"),
-        dur_ps=pl.coalesce(pl.col("tick_end_ps") - pl.col("tick_start_ps"), "dur_ps"),
+        # what a window saw in full it knows best: on a device that runs ahead, a step is not when the host says
+        start_ps=pl.when(pl.col("seen") == "full").then("start_ps").otherwise(pl.coalesce("tick_start_ps", "start_ps")),
+        dur_ps=pl.when(pl.col("seen") == "full")
+        .then("dur_ps")
+        .otherwise(pl.coalesce(pl.col("tick_end_ps") - pl.col("tick_start_ps"), "dur_ps")),
         seen=pl.col("seen").fill_null("tick"),
         **{name: pl.col(name) for name in _STEP_FACTS},
     )

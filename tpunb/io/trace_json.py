@@ -208,11 +208,13 @@ class _Told:
             return pl.Series([None], dtype=pl.UInt64).new_from_index(0, len(self._args))
         distinct = {plane: _ordinal(plane) for plane in planes.unique()}
         told = [self._ids(key) for key in ("correlation_id", "correlation", "run_id", "device_ordinal")]
+        thunks = self.text("hlo_op").is_not_null().to_list()
         ids = []
-        for plane, one, other, run, named in zip(planes.to_list(), *told, strict=True):
+        for plane, thunk, one, other, run, named in zip(planes.to_list(), thunks, *told, strict=True):
             device = distinct[plane]
-            ordinal = named if device is None else device
-            known = None if run is None or ordinal is None else run_launch(run, ordinal)
+            ordinal = device if device is not None else -1 if thunk or named is None else named
+            counted = run is not None and (named is None or named % 2**64 != 2**64 - 1)  # TensorFlow counts no thunks
+            known = run_launch(run, ordinal) if counted else None
             ids.append((one or other or 0) % 2**64 or known)
         return pl.Series(ids, dtype=pl.UInt64)
 

@@ -17,7 +17,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.io.protobuf_table import Bytes, Ints, MessageMap, Messages, Rows, integer, text
-from tpunb.io.xstats import StatNames, Stats, first, gather
+from tpunb.io.xstats import StatNames, Stats, as_words, first, gather
 from tpunb.op_names import FRAMEWORK_OP, FUNCTION_CALL
 
 # tags of tsl/profiler/protobuf/xplane.proto
@@ -44,7 +44,8 @@ _HARDWARE = [
     "memory_bandwidth",
 ]
 _MXU = "matrix_unit_utilization_percent"
-_MOST_NS = (2**63 - 1) // 1000
+_MOST_PS = 2**63 - 1
+_MOST_NS = _MOST_PS // 1000
 _MOST_PLANES = 4096  # each takes its time, however empty
 _CHUNK = 1 << 17  # events read at a time: what is needed on the way stays small
 
@@ -243,11 +244,12 @@ class _Plane:
             wanted = _ON_DEVICE if self.on_device else _ON_HOST
             (identity, offset, dur), stats = self._names.read(rows, tags, _EVENT_STATS, wanted)
             row = self._metadata.rows(identity)
-            start = _starts(time_ns[rows.parent], offset, rows.source)
+            dur = np.maximum(dur, 0)  # a length below none is a fault of the profiler
+            start = _starts(time_ns[rows.parent], offset, dur, rows.source)
             frame = {
                 "host": pl.Series([space.host], dtype=schema.NAME).new_from_index(0, len(rows)),
                 "plane": pl.Series([self.name], dtype=schema.NAME).new_from_index(0, len(rows)),
-                "line": gather(names, rows.parent),
+                "line": gather(as_words(names), rows.parent),
                 "lane": pl.Series(rows.parent.astype(np.uint32) + np.uint32(lane)),
                 "name": gather(shared.names, row),
                 **(self._device(stats, shared, row) if self.on_device else self._host(stats, shared, row)),
@@ -270,13 +272,13 @@ class _Plane:
         (name, display_name), stats = self._names.read(entries, [_NAME, _DISPLAY_NAME], _METADATA_STATS, _COSTS)
         names = entries.text(np.where(display_name & 0xFFFFFFFF, display_name, name))
         full = [] if self.on_device else entries.text(name)  # of HLO instructions whole lines of text, of no use here
-        return _Shared([*names, ""], [*full, ""], stats)
+        ops = [op if FRAMEWORK_OP.fullmatch(op) else None for op in full]
+        return _Shared(as_words([*names, ""]), as_words([*ops, None]), stats)
 
     def _host(self, stats: Stats, shared: _Shared, row: Rows) -> dict[str, pl.Series]:
         calls = stats.text("tf_function_call", lambda word: word and FUNCTION_CALL)
-        ops = [name if FRAMEWORK_OP.fullmatch(name) else None for name in shared.full]
         return {
-            "tf_op": first(calls, gather(ops, row)),
+            "tf_op": first(calls, gather(shared.ops, row)),
             "hlo_op": stats.text("hlo_op"),
         }
 
@@ -302,13 +304,13 @@ class _Plane:
 class _Shared:
     """What the metadata of events tells all their events; the last row is of events without."""
 
-    names: list[str]
-    full: list[str]
+    names: pl.Series
+    ops: pl.Series  # framework ops, by their full names
     stats: Stats
 
     def text(self, name: str, row: Rows) -> pl.Series:
-        words = self.stats.text(name, _bare).cast(pl.String).to_list()
-        return gather([*words, None], row)
+        words = self.stats.text(name, _bare)
+        return gather(words.extend(as_words([None])), row)
 
     def whole(self, name: str, row: Rows) -> pl.Series:
         values = self.stats.whole(name)
@@ -344,15 +346,16 @@ def _with_programs(frame: pl.DataFrame, space: _XSpace) -> pl.DataFrame:
     )
 
 
-def _starts(line_ns: Ints, offset: Ints, source: str) -> Ints:
-    """Return when events start, in picoseconds."""
+def _starts(line_ns: Ints, offset: Ints, dur: Ints, source: str) -> Ints:
+    """Return when events start, in picoseconds; neither that nor when they end may go beyond Int64."""
     starts: Ints = line_ns * 1000 + offset
     wrapped = ((line_ns * 1000 ^ starts) & (offset ^ starts)) < 0
-    beyond = np.flatnonzero(wrapped | (line_ns > _MOST_NS) | (line_ns < -_MOST_NS))
+    beyond = np.flatnonzero(wrapped | (line_ns > _MOST_NS) | (line_ns < -_MOST_NS) | (starts > _MOST_PS - dur))
     if beyond.size:
         at = beyond[0]
         raise BadProfile(
-            f"{source}: an event starts at {line_ns[at]} ns + {offset[at]} ps, beyond Int64 picoseconds",
+            f"{source}: an event starts at {line_ns[at]} ns + {offset[at]} ps and lasts {dur[at]} ps, "
+            "beyond Int64 picoseconds",
             hint="times count from the start of the capture; these look absolute or corrupt",
         )
     return starts

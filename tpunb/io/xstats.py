@@ -23,6 +23,7 @@ _DOUBLE, _UINT64, _INT64, _STR, _BYTES, _REF = 2 << 3 | 1, integer(3), integer(4
 Ids = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
+_NONE = np.uint64(2**64 - 1)
 _FLOW = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -78,7 +79,7 @@ class Stats:
             row, own = self.messages.distinct(value[strings])
             code[strings] = len(words) + row
             words += own
-        return gather([clean(word) or None for word in words], code)
+        return gather(as_words([clean(word) or None for word in words]), code)
 
     def whole(self, name: str) -> pl.Series:
         """Return a statistic as Int64: whole numbers, and strings of digits; null elsewhere."""
@@ -122,18 +123,23 @@ class Stats:
         Parameters
         ----------
         ordinal
-            Of the device whose events these are; None for a host, whose events name the device.
+            Of the device whose events these are; None for a host, whose events name the device: those that name none
+            ask for a run on the host's own threads, as an operation that ran there says itself.
         """
         if "run_id" not in self and "correlation_id" not in self:
             return _nulls(pl.UInt64(), len(self.messages))
         runs, known = self._numbers("run_id")
         devices, named = self._numbers("device_ordinal")
-        if ordinal is not None:
-            devices, named = np.full_like(runs, ordinal), np.ones_like(known)
+        known &= ~named | (devices != _NONE)  # TensorFlow counts no runs of XLA on the host's threads: all are -1
+        if ordinal is None:
+            own = self.has("hlo_op") | ~named
+            devices = np.where(own, _NONE, devices)
+        else:
+            devices = np.full_like(runs, ordinal)
         correlations, _ = self._numbers("correlation_id")
         correlated = correlations != 0  # 0 stands for none
         ids = np.where(correlated, correlations, runs * _FLOW + devices + np.uint64(1))
-        return _known(ids, correlated | known & named)
+        return _known(ids, correlated | known)
 
     def number(self, name: str) -> pl.Series:
         """Return a statistic that is a name rather than a count as Int64, numbers of 2^63 and more wrapped."""
@@ -151,11 +157,16 @@ class Stats:
         return np.where(whole, value, 0).view(np.uint64), whole
 
 
-def gather(words: Sequence[str | None], code: Rows | Ints) -> pl.Series:
+def as_words(words: Sequence[str | None]) -> pl.Series:
+    """Return words as a column of frames."""
+    return pl.Series(words, dtype=schema.NAME)
+
+
+def gather(words: pl.Series, code: Rows | Ints) -> pl.Series:
     """Return the word of each code."""
-    if all(word is None for word in words):
+    if words.null_count() == len(words):
         return _nulls(schema.NAME, code.size)
-    return pl.Series(words, dtype=schema.NAME).gather(pl.Series(code))
+    return words.gather(pl.Series(code))
 
 
 def first(one: pl.Series, *others: pl.Series) -> pl.Series:
