@@ -246,24 +246,57 @@ def size(entry):
     return sum(path.stat().st_size for path in entry.iterdir())
 
 
+A = 64 * "a"  # entries are named by 64 digits of a hash
+
+
 def test_what_was_not_used_for_longest_goes_first(tmp_path, monkeypatch):
     folder = tmp_path / "decoded"
     for age, key in enumerate("abc"):
-        decoded.keep(folder / key, a_part())
-        os.utime(folder / key, ns=(10**18 + age, 10**18 + age))
-    decoded.get(folder / "a")  # used now
-    monkeypatch.setenv("TPUNB_CACHE_LIMIT", str(3 * size(folder / "a")))
-    decoded.keep(folder / "d", a_part())
-    assert entries(folder) == ["a", "c", "d"]
+        decoded.keep(folder / (64 * key), a_part())
+        os.utime(folder / (64 * key), ns=(10**18 + age, 10**18 + age))
+    decoded.get(folder / A)  # used now
+    monkeypatch.setenv("TPUNB_CACHE_LIMIT", str(3 * size(folder / A)))
+    decoded.keep(folder / (64 * "d"), a_part())
+    assert [name[0] for name in entries(folder)] == ["a", "c", "d"]
 
 
 def test_what_is_larger_than_the_limit_alone_does_not_drive_out_the_rest(tmp_path, monkeypatch):
     folder = tmp_path / "decoded"
-    decoded.keep(folder / "a", a_part())
-    monkeypatch.setenv("TPUNB_CACHE_LIMIT", str(2 * size(folder / "a")))
+    decoded.keep(folder / A, a_part())
+    monkeypatch.setenv("TPUNB_CACHE_LIMIT", str(2 * size(folder / A)))
     events = pl.DataFrame({name: [None] for name in schema.EVENTS}, schema=schema.EVENTS)
     names = pl.DataFrame({"name": [f"{n:x}" * 9 for n in range(5000)]}, schema={"name": schema.NAME})
     decoded.keep(
-        folder / "b", a_part(events=schema.check(pl.concat([events, names], how="diagonal"), schema.EVENTS, "events"))
+        folder / (64 * "b"),
+        a_part(events=schema.check(pl.concat([events, names], how="diagonal"), schema.EVENTS, "events")),
     )
-    assert entries(folder) == ["a"]
+    assert entries(folder) == [A]
+
+
+def test_what_others_put_into_the_folder_is_theirs(tmp_path, monkeypatch):
+    folder = tmp_path / "decoded"
+    theirs = folder / "my_results" / "thesis.bin"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(bytes(10_000))
+    (folder / ".DS_Store").write_bytes(b"x")
+    monkeypatch.setenv("TPUNB_CACHE_LIMIT", "1")
+    decoded.keep(folder / A, a_part())
+    assert theirs.is_file()
+    assert entries(folder) == [".DS_Store", "my_results"]  # our own was beyond the limit
+
+
+def test_a_flipped_bit_of_an_entry_is_noticed(tmp_path):
+    decoded.keep(tmp_path / A, a_part())
+    path = tmp_path / A / "events.parquet"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert decoded.get(tmp_path / A) is None
+    assert not (tmp_path / A).exists()
+
+
+@pytest.mark.parametrize("facts", ['[1, [], 2, "x", null, 138]', '[{"a": 1}, [], 2, null, null, 0]', "[]", "7"])
+def test_facts_of_other_kinds_are_no_entry(tmp_path, facts):
+    decoded.keep(tmp_path / A, a_part())
+    (tmp_path / A / "facts.json").write_text(facts)
+    assert decoded.get(tmp_path / A) is None

@@ -115,7 +115,7 @@ def test_what_was_read_is_decoded_without_a_copy(tmp_path):
 
 
 def test_a_local_file_is_read_in_blocks_and_says_how_far_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "_BLOCK", 10_000)
+    monkeypatch.setattr(places, "_PIECE", 2_500)
     told = []
     data = places.read(places.find(put(tmp_path / "a", b"x" * 45_000)), told.append)
     assert (data.size, sum(told)) == (45_000, 45_000)
@@ -143,7 +143,7 @@ def test_a_damaged_zip_is_a_bad_profile(at, byte):
 def test_a_bomb_is_refused_in_bounded_memory(monkeypatch):
     bomb = gzip.compress(bytes(100 << 20))
     monkeypatch.setattr(places, "LIMIT", 1 << 20)
-    monkeypatch.setattr(places, "_BLOCK", 1 << 16)
+    monkeypatch.setattr(places, "_PIECE", 1 << 14)
     tracemalloc.start()
     with pytest.raises(BadProfile, match="2 GiB or more once unzipped: a decompression bomb, or not a profile"):
         read(bomb, len(bomb))

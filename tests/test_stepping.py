@@ -212,7 +212,8 @@ def test_noise_is_no_operation():
 def test_a_profile_without_steps_says_what_was_looked_for():
     with pytest.raises(NoSteps, match=r"step_num.*Steps line.*module") as caught:
         tp.steps(profile_of(toy_events((CPU, "main", "MatMul", 0, 10))))
-    assert "run.step(i)" in caught.value.hint
+    assert "StepTraceAnnotation" in caught.value.hint
+    assert "host, step, start_ps and dur_ps" in caught.value.hint
 
 
 def test_the_callers_rule_makes_steps():

@@ -64,11 +64,16 @@ def _no_steps(profile: Profile) -> NoSteps:
             f"{profile.name} holds no steps: all {failures.len()} windows failed, the first with {failures[0]!r}",
             hint="end whatever else profiles this program, and capture again",
         )
+    marks = "`with run.step(i):` or `for batch in run.steps(data):` in the captured block (Keras marks its own)"
+    if profile.stored is None:
+        marks = (
+            "jax.profiler.StepTraceAnnotation or tf.profiler.experimental.Trace, each with step_num, and record again"
+        )
     return NoSteps(
         f"{profile.name} holds no steps: no event carries step_num, no device has a Steps line, "
-        "no module ran and no compiled function was called twice",
-        hint="mark them: `with run.step(i):` or `for batch in run.steps(data):` in the captured block "
-        "(Keras marks its own), or give tp.steps(profile, by=rule) a rule",
+        "no module ran twice and no compiled function was called twice",
+        hint=f"mark them: {marks}; or give tp.steps(profile, by=rule) a rule, "
+        "a function of the profile to one row a step with host, step, start_ps and dur_ps",
     )
 
 

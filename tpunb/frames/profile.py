@@ -74,7 +74,7 @@ class Profile:
         if self.read_events is None:
             raise TpunbError(
                 f"{self.name} holds no raw events: its capture kept statistics only",
-                hint="capture with keep='all' (in the magic: --keep all) to keep the raw windows",
+                hint="capture with keep='all' (in the magic: --keep all); for XProf's tables, load their XPlane",
             )
         return schema.check(self.read_events(), schema.EVENTS, "events")
 

@@ -63,7 +63,7 @@ class Steps:
         if self.read_layers is None:
             raise TpunbError(
                 f"{self.name or 'this run'} holds no layers: its capture kept statistics only",
-                hint="capture with keep='all' (in the magic: --keep all) to keep the raw windows",
+                hint="capture with keep='all' (in the magic: --keep all); for XProf's tables, load their XPlane",
             )
         rows = schema.check(self.read_layers(), schema.LAYERS, "layers")
         return rows.join(self.frame.select("host", "step"), on=["host", "step"], how="semi", maintain_order="left")

@@ -60,6 +60,8 @@ def _load_list(paths: Iterable[PathLike]) -> Profile:
         raise TypeError(f"The path parameter of load must be a path or a list of paths. Got {paths!r} instead.")
     every: list[Place] = []
     for where in map(places.find, paths):
+        if where.name.endswith(xprof_tables.ENDINGS):
+            raise TpunbError(f"{where} is a table of XProf: a list holds raw profiles", hint="load its folder")
         if not where.is_folder:
             every.append(where)
             continue
@@ -69,6 +71,7 @@ def _load_list(paths: Iterable[PathLike]) -> Profile:
         every += _found(where, files)
     if not every:
         raise ProfileNotFound("the list of profiles is empty")
+    every = _once(every)
     return raw_files.read(every, every[0].name, every[0].parent.source)
 
 
@@ -87,7 +90,12 @@ def _raw(files: Mapping[str, Place]) -> list[Place]:
         for name in sorted(files):
             if name.endswith(ending):
                 best.setdefault(raw_files.stem(name), files[name])
-    return [best[name] for name in sorted(best)]
+    return _once([best[name] for name in sorted(best)])
+
+
+def _once(files: Sequence[Place]) -> list[Place]:
+    """Return each file once, by whatever names and links it is given."""
+    return list({file.url or os.path.realpath(file.path): file for file in reversed(files)}.values())[::-1]
 
 
 def _file(file: Place) -> Profile:

@@ -7,9 +7,12 @@ A folder an entry, in ``TPUNB_CACHE`` ("off": none) or the user's own cache fold
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import re
 import shutil
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +23,12 @@ import polars as pl
 from tpunb import schema
 from tpunb.io.places import Place
 
-DECODER = 1
+DECODER = 2
 """To be raised when the decoders answer otherwise than before: what was kept until then is not read any more."""
 
 _LIMIT = 2 << 30
 _EVENTS, _FACTS = "events.parquet", "facts.json"
+_ENTRY = re.compile(r"\.?[0-9a-f]{64}(\.[0-9a-f]{8})?")
 
 
 @dataclass(frozen=True)
@@ -71,9 +75,13 @@ def entry(file: Place) -> Path | None:
 def get(entry: Path) -> Decoded | None:
     """Return what was kept, or None; an entry that cannot be read is dropped."""
     try:
-        host, hardware, size, start_ns, stop_ns, rows = json.loads((entry / _FACTS).read_text(encoding="utf-8"))
-        events = pl.read_parquet(entry / _EVENTS, glob=False)
-        if events.schema != schema.EVENTS or events.height != rows:
+        host, hardware, size, start_ns, stop_ns, check = json.loads((entry / _FACTS).read_text(encoding="utf-8"))
+        kept = (entry / _EVENTS).read_bytes()
+        whole = isinstance(host, str) and isinstance(size, int) and zlib.crc32(kept) == check
+        if not whole or not all(isinstance(time, int | None) for time in (start_ns, stop_ns)):
+            raise ValueError("not what was kept")
+        events = pl.read_parquet(io.BytesIO(kept))
+        if events.schema != schema.EVENTS:
             raise ValueError("other events than were kept")
         devices = pl.DataFrame(hardware, schema=schema.HARDWARE, orient="row")
     except (OSError, ValueError, TypeError, RecursionError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
@@ -87,11 +95,12 @@ def get(entry: Path) -> Decoded | None:
 def keep(entry: Path, part: Decoded) -> None:
     """Write an entry to the side and rename it, then make room; a full disk or one not to be written keeps nothing."""
     aside = entry.with_name(f".{entry.name}.{uuid4().hex[:8]}")
-    facts = [part.host, part.hardware.rows(), part.size, part.start_ns, part.stop_ns, part.events.height]
     try:
         entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         aside.mkdir()
         part.events.write_parquet(aside / _EVENTS)
+        check = zlib.crc32((aside / _EVENTS).read_bytes())  # Parquet of its own would not notice a flipped bit
+        facts = [part.host, part.hardware.rows(), part.size, part.start_ns, part.stop_ns, check]
         (aside / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
         aside.rename(entry)
         _make_room(entry.parent)
@@ -103,7 +112,8 @@ def _make_room(folder: Path) -> None:
     """Remove what was not used for longest, until the rest is within the limit."""
     limit = os.environ.get("TPUNB_CACHE_LIMIT", "")
     left = int(limit) if limit.isdecimal() else _LIMIT
-    used = sorted(((one.stat().st_mtime_ns, one) for one in folder.iterdir()), reverse=True)
+    own = [one for one in folder.iterdir() if _ENTRY.fullmatch(one.name)]  # what others put there is theirs
+    used = sorted(((one.stat().st_mtime_ns, one) for one in own), reverse=True)
     for _, one in used:
         size = sum(file.stat().st_size for file in one.iterdir())
         if size > left:

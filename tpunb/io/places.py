@@ -11,9 +11,10 @@ import os
 import re
 import stat
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -38,6 +39,7 @@ PATIENCE_S = 120.0
 """How long a server may take to say whether something is there: its client may well try again for half an hour."""
 
 _BLOCK = 16 << 20  # bytes read at a time: many for a network, few beside a large profile
+_PIECE = 1 << 18  # after so many whoever waits hears how far it is
 _GZIP = b"\x1f\x8b"
 _URL = re.compile(r"(?i)[a-z][a-z0-9+.-]*(://|::.*://)")
 _CHANGES = ["etag", "generation", "contentmd5", "md5hash", "updated", "lastmodified", "mtime", "ctime", "created"]
@@ -58,7 +60,7 @@ class _Local:
     def find(self, path: str, **_: object) -> dict[str, None]:
         """Return every file below; links to folders are followed, and each folder is visited once."""
         files, visited = [], set()
-        for parent, folders, names in os.walk(path, followlinks=True):
+        for parent, folders, names in os.walk(path, followlinks=True, onerror=_raised):
             real = os.path.realpath(parent)
             if real in visited:
                 folders.clear()
@@ -70,6 +72,10 @@ class _Local:
 
     def open(self, path: str, **_: object) -> io.FileIO:
         return io.FileIO(path)
+
+
+def _raised(error: OSError) -> None:
+    raise error  # half a pod must not pass for a whole one
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,8 +207,13 @@ def find(path: PathLike) -> Place:
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise TypeError(f"The path parameter of load must be a path or a list of paths. Got {path!r} instead.")
-    if text.startswith("file://"):
-        text = unquote(text.removeprefix("file://"))
+    if not text:
+        raise ValueError("The path parameter of load must be a path or a URL. Got '' instead.")
+    if isinstance(path, Path) and (slash := re.match(r"[a-z][a-z0-9+.-]+:/(?!/)", text)) and not path.exists():
+        hint = f"give a URL as text: a Path makes one slash of two in {slash[0]}"
+        raise ProfileNotFound(f"nothing is at {text}", hint=hint)
+    if text.lower().startswith("file://"):
+        text = unquote(text[len("file://") :].removeprefix("localhost"))
     if _URL.match(text):
         return _asked(text)
     place = local(Path(os.path.expanduser(text)))  # noqa: PTH111  Path's own raises for a user that is not
@@ -221,10 +232,23 @@ def _asked(url: str) -> Place:
             answer.set_exception(error)
 
     threading.Thread(target=ask, daemon=True).start()
-    try:
-        return answer.result(PATIENCE_S)
-    except TimeoutError:
-        raise TpunbError(f"{url}: no answer within {PATIENCE_S:g} s", hint=_NETWORK) from None
+    if awaited([answer], PATIENCE_S):
+        return answer.result()
+    raise TpunbError(f"{url}: no answer within {PATIENCE_S:g} s", hint=_NETWORK)
+
+
+def awaited(answers: Sequence[Future[Any]], seconds: float = float("inf")) -> bool:
+    """Wait until all have answered, one has failed, or so many seconds are over; say whether one of the first two.
+
+    In short turns: a wait without end in the main thread would hear of an interrupt only when it is over.
+    """
+    until = time.monotonic() + seconds
+    pending = set(answers)
+    while pending and time.monotonic() < until:
+        done, pending = wait(pending, timeout=0.1, return_when=FIRST_EXCEPTION)
+        if any(answer.exception() for answer in done):
+            return True
+    return not pending
 
 
 _NETWORK = "check the address, the network and your credentials, then load again"
@@ -239,7 +263,8 @@ def _contact(url: str) -> Place:
         with _told(url):
             fs, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        hint = "pip install 'tpunb[gcs]'" if "gcsfs" in str(error) else "install the package that it names"
+        extra = next((extra for name, extra in (("gcsfs", "gcs"), ("aiohttp", "http")) if name in str(error)), None)
+        hint = f"pip install 'tpunb[{extra}]'" if extra else "install the package that it names"
         raise MissingExtra(f"{url}: {_line(error)}", hint=hint) from error
     fs.invalidate_cache()  # a listing of an earlier load may be of another day
     place = Place(fs, path, url)
@@ -254,7 +279,9 @@ def _told(place: Place | str) -> Iterator[None]:
         yield
     except (TpunbError, ImportError, MemoryError):
         raise
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+            raise TpunbError(f"{place}: cannot be reached: {_line(error.__cause__)}", hint=_NETWORK) from error
         hint = place.parent.holds() if isinstance(place, Place) else None
         raise ProfileNotFound(f"nothing is at {place}", hint=hint) from None
     except Exception as error:
@@ -308,8 +335,10 @@ def read(file: Place, tell: Callable[[int], None] = lambda _: None) -> Bytes:
     size = file.info.get("size") or 0
     if file.info["type"] in ("directory", "other"):
         raise BadProfile(f"{file}: neither a file nor a folder")
-    with _told(file), file.fs.open(file.path, mode="rb", block_size=_BLOCK, cache_type="none") as raw:
-        stream = io.BufferedReader(_Heard(raw, tell), _BLOCK if file.url else io.DEFAULT_BUFFER_SIZE)
+    # from the web in one stream: a server of files may know nothing of ranges
+    block = 0 if file._is_web else _BLOCK
+    with _told(file), file.fs.open(file.path, mode="rb", block_size=block, cache_type="none") as raw:
+        stream = io.BufferedReader(_Heard(raw, tell), _PIECE)
         if stream.peek(2)[:2] != _GZIP:
             return _whole(stream, size, file)
         try:
@@ -344,7 +373,7 @@ def _whole(stream: io.BufferedIOBase | gzip.GzipFile, size: int, file: Place) ->
     while True:
         room = whole.size - PADDING
         if used < room:
-            count = stream.readinto(whole.data[used : min(used + _BLOCK, room)])  # of which gzip makes a copy
+            count = stream.readinto(whole.data[used : min(used + 4 * _PIECE, room)])  # of which gzip makes a copy
             used += count
             if not count:
                 break

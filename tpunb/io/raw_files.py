@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import BadProfile
+from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames import Profile
 from tpunb.io import decoded, places
 from tpunb.io.decoded import Decoded
@@ -30,6 +30,7 @@ SLOW_S = 1.0
 
 _FETCHES = 8  # files that come over a network side by side
 _BAR_AFTER_S = 2.0
+_MOST_DAYS = 50  # apart; Int64 picoseconds end after 106
 
 
 def stem(name: str) -> str:
@@ -52,6 +53,9 @@ def read(files: Sequence[Place], name: str, source: Path | str) -> Profile:
     parts = _told_apart(_parts(files), files)
     origins = [part.start_ns for part in parts if part.start_ns is not None]
     origin = min(origins) if len(origins) == len(parts) else None
+    if origin is not None and (days := (max(origins) - origin) / 86_400e9) > _MOST_DAYS:
+        sessions = ", ".join(sorted({file.session for file in files})[:8])
+        raise TpunbError(f"{source}: sessions {days:.0f} days apart are no one profile", hint=f"load one of {sessions}")
     lanes = 0
     events, rows = [], []
     for number, part in enumerate(parts):
@@ -129,11 +133,16 @@ def _parts(files: Sequence[Place]) -> list[Decoded]:
     """Return what each file holds, several read and decoded side by side."""
     workers = _FETCHES if any(file.url for file in files) else os.cpu_count() or 1
     with _Bar(files) as bar, ThreadPoolExecutor(min(len(files), workers)) as pool:
+        answers = [pool.submit(_part, file, bar) for file in files]
         try:
-            return list(pool.map(partial(_part, bar=bar), files))
-        except BaseException:  # the first that fails ends the load, and so does whoever interrupts it
+            places.awaited(answers)
+            for answer in answers:
+                if answer.done():  # the first that failed ends the load
+                    answer.result()
+            return [answer.result() for answer in answers]
+        except BaseException:  # and so does whoever interrupts it
             bar.over = True
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 

@@ -74,7 +74,8 @@ def profile(tables: Mapping[str, bytes], name: str, source: Path | str) -> Profi
         cores = found.cores()
         steps = _laid_out(found.steps(), cores, found.host)
     except BadProfile as error:
-        raise BadProfile(f"{source}: {error}", hint=error.hint) from error.__cause__
+        where = Path(source).parent if isinstance(source, Path) and source.name in tables else source
+        raise BadProfile(f"{where}: {error}", hint=error.hint) from error.__cause__
     # one figure of the whole run, which is all that the tables tell: every step and every device bears it
     of_run = {key: pl.lit(share, pl.Float64) for key, share in found.utilisation.items()}
     begins = steps.select("host", "step", "start_ps")
