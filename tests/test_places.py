@@ -6,12 +6,14 @@ import json
 import os
 import random
 import socket
+import subprocess
 import sys
 import threading
 import tracemalloc
 import urllib.parse
 import urllib.request
 from functools import partial
+from pathlib import Path
 from subprocess import run
 from types import SimpleNamespace
 
@@ -567,3 +569,81 @@ def test_a_store_that_cannot_be_reached_ends_in_bounded_time(bucket, monkeypatch
     with pytest.raises(tp.TpunbError, match=r"^gs://bucket/logs: no answer within 1 s") as caught:
         tp.load("gs://bucket/logs")
     assert caught.value.hint.startswith("check the address, the network")
+
+
+# -- what happens to loads in the wild ------------------------------------------------------------------------
+
+
+def test_a_server_that_knows_no_ranges_gives_large_files_too(tmp_path, web, monkeypatch):
+    monkeypatch.setattr(places, "_BLOCK", 100)  # files of many blocks
+    put(tmp_path / "a.xplane.pb", window())
+    assert names(tp.load(f"{web}/a.xplane.pb")) == {"train", "MatMul"}
+
+
+def test_a_server_that_is_not_there_is_not_called_an_empty_place():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(tp.TpunbError, match="cannot be reached") as caught:
+        tp.load(f"http://127.0.0.1:{port}/a.xplane.pb")
+    assert not isinstance(caught.value, ProfileNotFound)
+
+
+def test_a_folder_below_that_may_not_be_read_ends_the_load(tmp_path, monkeypatch):
+    put(tmp_path / "one" / "a.xplane.pb", window())
+    put(tmp_path / "two" / "b.xplane.pb", window())
+    scandir = os.scandir
+
+    def refused(path):
+        if str(path).endswith("two"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(BadProfile, match="Permission denied"):
+        tp.load(tmp_path)
+
+
+def test_sessions_a_season_apart_are_no_one_profile(tmp_path):
+    day = 86_400 * 10**9
+    put(tmp_path / "spring" / "a.xplane.pb", window())
+    put(tmp_path / "summer" / "a.xplane.pb", window(begin=T0 + 107 * day))
+    with pytest.raises(tp.TpunbError, match="107 days apart") as caught:
+        tp.load(tmp_path)
+    assert caught.value.hint == "load one of spring, summer"
+
+
+def test_a_file_counts_once_by_whatever_names(tmp_path):
+    path = put(tmp_path / "a.xplane.pb", window())
+    (tmp_path / "latest.xplane.pb").symlink_to(path)
+    once = tp.load(path).events.height
+    assert tp.load(tmp_path).events.height == tp.load([path, path]).events.height == once
+
+
+@pytest.mark.parametrize("path", ["", Path("gs://bucket/logdir")], ids=["empty", "a Path of a URL"])
+def test_what_is_no_path_is_told_so(path):
+    with pytest.raises((ValueError, ProfileNotFound)) as caught:
+        tp.load(path)
+    assert "Got ''" in str(caught.value) or "as text" in caught.value.hint
+
+
+def test_an_interrupt_ends_a_load_at_once(tmp_path):
+    """The main thread waits for others that read: an interrupt has to reach it while they do."""
+    code = """
+import os, signal, sys, threading, time
+import tpunb as tp
+from tpunb.io import places
+def slowly(file, tell):
+    for _ in range(600):
+        time.sleep(0.1)
+        tell(1)
+places.read = slowly
+threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    tp.load(sys.argv[1])
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    path = put(tmp_path / "a.xplane.pb", window())
+    run = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=50)
+    assert run.stdout == "interrupted\n", run.stderr[-2000:]
