@@ -324,3 +324,26 @@ def test_each_host_is_cut_by_the_first_rule_that_knows_it():
     found, rule = step_rules.find(pl.concat([marked, modules]))
     assert rule == "marks, modules"
     assert sorted(found.select("host", "step").rows()) == [("a", 1), ("a", 2), ("b", 0), ("b", 1), ("b", 2)]
+
+
+TWICE = [(0, 0), (1, 10), (0, 30), (1, 40), (2, 60)]  # training counts 0 1, evaluation 0 1, training 2: number and time
+
+
+def test_numbers_that_come_again_on_a_steps_line_are_other_steps():
+    events = toy_events(*((TPU, "Steps", str(number), begin, 8) for number, begin in TWICE))
+    assert reduced(events).frame.select("step", "start_ps").rows() == [
+        (step, begin * US) for step, (_, begin) in enumerate(TWICE)
+    ]
+
+
+def test_a_steps_line_and_marks_whose_numbers_come_again_meet_in_their_order():
+    marks = [
+        (CPU, "python", "train" if i < 2 or i > 3 else "test", begin, 9, number)
+        for i, (number, begin) in enumerate(TWICE)
+    ]
+    told = [(TPU, "Steps", str(number), begin + 100, 8) for number, begin in TWICE]
+    ops = [(TPU, "XLA Ops", "fusion.1", begin + 100, 1 + i) for i, (_, begin) in enumerate(TWICE)]
+    steps = reduced(toy_events(*marks, *told, *ops))
+    assert steps.frame.select("step", "mark", "device_ps").rows() == [
+        (step, mark, (1 + step) * US) for step, mark in enumerate(["train", "train", "test", "test", "train"])
+    ]

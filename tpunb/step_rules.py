@@ -107,12 +107,25 @@ def _by_marks(events: pl.DataFrame) -> pl.DataFrame:
     )
     steps = marks.group_by(*key, "again").agg(pl.col("start_ps").min(), pl.col("end_ps").max())
     rows = steps.with_columns(plane=pl.lit(None, pl.String), seen=pl.lit("full", schema.SEEN)).drop("again")
-    return with_devices(schema.check(apart(_numbered_on(rows)), INTERVALS, "intervals"), events)
+    told = _numbered_on(_nth(rows.with_columns(number="step"), "host"), "host")
+    return with_devices(schema.check(apart(told), INTERVALS, "intervals"), events, told)
 
 
-def with_devices(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
-    """Add, to the intervals of a host, those of its devices: by their own word, else by their launches."""
-    said = _by_steps_line(events).join(rows.select("host", "step"), on=["host", "step"], how="semi")
+def with_devices(rows: pl.DataFrame, events: pl.DataFrame, told: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Add, to the intervals of a host, those of its devices: by their own word, else by their launches.
+
+    Parameters
+    ----------
+    rows
+        The intervals of hosts.
+    events
+        Among them those of the devices.
+    told
+        (host, number, nth, step): which step the nth of a number is; each number is its step unless given.
+    """
+    if told is None:
+        told = rows.select("host", "step", number="step", nth=pl.lit(0, pl.UInt32))
+    said = _said(events).join(told.select("host", "number", "nth", "step"), on=["host", "number", "nth"])
     linked = links.on_devices(events, rows).join(said.select("host", "plane"), on=["host", "plane"], how="anti")
     # of what the host began after the last step that a device was seen to work for, the window may have missed the work
     last = linked.join(rows.select("host", "step", from_ps="start_ps"), on=["host", "step"])
@@ -128,12 +141,17 @@ def on_device() -> pl.Expr:
     return pl.col("plane").cat.starts_with(DEVICE)
 
 
-def _numbered_on(rows: pl.DataFrame) -> pl.DataFrame:
-    """Give the steps of a host whose numbers come again (an epoch counts from 0) rising ones, as a capture does."""
+def _numbered_on(rows: pl.DataFrame, *by: str) -> pl.DataFrame:
+    """Give steps whose numbers come again (an epoch counts from 0) rising ones, as a capture does."""
     place = pl.int_range(pl.len(), dtype=pl.Int64)
-    rising = (place + (pl.col("step") - place).cum_max()).over("host")
-    again = pl.col("step").is_duplicated().any().over("host")
-    return rows.sort("host", "start_ps", "step").with_columns(step=pl.when(again).then(rising).otherwise("step"))
+    rising = (place + (pl.col("number") - place).cum_max()).over(by)
+    again = pl.col("number").is_duplicated().any().over(by)
+    return rows.sort(*by, "start_ps", "number").with_columns(step=pl.when(again).then(rising).otherwise("number"))
+
+
+def _nth(rows: pl.DataFrame, *by: str) -> pl.DataFrame:
+    """Say of each row how many before it bear the same number."""
+    return rows.sort(*by, "start_ps").with_columns(nth=pl.int_range(pl.len(), dtype=pl.UInt32).over(*by, "number"))
 
 
 def apart(rows: pl.DataFrame) -> pl.DataFrame:
@@ -147,23 +165,31 @@ _LAST_NUMBER = re.compile(r"(\d+)\D*$")
 
 
 def _by_steps_line(events: pl.DataFrame) -> pl.DataFrame:
+    return _numbered_on(_said(events), "host", "plane")
+
+
+def _said(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps that devices tell of themselves, with the number of each and how many before it bore that."""
     line = events.filter(pl.col("line") == "Steps").filter(on_device())
     rows = line.select(
         pl.col("host").cast(pl.String),
         pl.col("plane").cast(pl.String),
-        step=pl.coalesce(
+        number=pl.coalesce(
             "step_num", pl.col("name").cast(pl.String).str.extract(_LAST_NUMBER.pattern).cast(pl.Int64, strict=False)
         ),
         mark=pl.lit("step"),
         start_ps="start_ps",
         end_ps=pl.col("start_ps") + pl.col("dur_ps"),
         seen=pl.lit("full", schema.SEEN),
-    ).drop_nulls("step")
-    # a step shattered on its line is one step
-    whole = rows.group_by("host", "plane", "step").agg(
+    ).drop_nulls("number")
+    # a step shattered on its line is one step; where numbers fall, another series of steps has begun
+    by = ["host", "plane"]
+    falls = (pl.col("number") < pl.col("number").shift()).fill_null(False)
+    rows = rows.sort(*by, "start_ps").with_columns(series=falls.cum_sum().over(by))
+    whole = rows.group_by(*by, "series", "number").agg(
         pl.col("mark").first(), pl.col("start_ps").min(), pl.col("end_ps").max(), pl.col("seen").first()
     )
-    return apart(whole)
+    return _nth(apart(whole), *by)
 
 
 def _by_modules(events: pl.DataFrame) -> pl.DataFrame:
