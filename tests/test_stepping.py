@@ -326,6 +326,15 @@ def test_each_host_is_cut_by_the_first_rule_that_knows_it():
     assert sorted(found.select("host", "step").rows()) == [("a", 1), ("a", 2), ("b", 0), ("b", 1), ("b", 2)]
 
 
+def test_a_host_that_only_its_devices_tell_of_keeps_its_own_operations_beside_one_with_marks():
+    marked = toy_events((CPU, "python", "train", 0, 10, 1), (CPU, "python", "MatMul", 2, 3), host="a")
+    modules = toy_events(
+        *((TPU, "XLA Modules", "jit_f(1)", 20 * i, 5) for i in range(2)), (CPU, "python", "Relu", 3, 2), host="b"
+    )
+    ops = reduced(pl.concat([marked, modules.with_columns(pl.col("lane") + 10)])).ops
+    assert sorted(ops.select("host", "step", "op").rows()) == [("a", 1, "MatMul"), ("b", 0, "Relu")]
+
+
 TWICE = [(0, 0), (1, 10), (0, 30), (1, 40), (2, 60)]  # training counts 0 1, evaluation 0 1, training 2: number and time
 
 

@@ -118,18 +118,17 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
     thunk = ~on_device & pl.col("hlo_op").is_not_null()
     if not known.select((on_device | thunk).any()).item():  # a host alone
         return schema.empty(_LAUNCHES)
-    at = {"lane": "lane", "sent_ps": "start_ps"}
-    senders = events.filter(pl.col("sends").is_not_null()).select(
-        "host", receives="sends", **{f"by_flow_{key}": column for key, column in at.items()}
+    senders = _first_of(events, "sends").select(
+        "host", receives="sends", by_flow_lane="lane", by_flow_sent_ps="start_ps"
     )
-    launchers = known.filter(~on_device & ~thunk & pl.col("launch").is_not_null()).select(
-        "host", "launch", **{f"by_launch_{key}": column for key, column in at.items()}
+    launchers = _first_of(known.filter(~on_device & ~thunk), "launch").select(
+        "host", "launch", by_launch_lane="lane", by_launch_sent_ps="start_ps"
     )
     runs = (
         known.filter(on_device)
         .select("host", pl.col("plane").alias("device"), "start_ps", "dur_ps", "receives", "launch")
-        .join(_first_of(senders, "receives"), on=["host", "receives"], how="left")
-        .join(_first_of(launchers, "launch"), on=["host", "launch"], how="left")
+        .join(senders, on=["host", "receives"], how="left")
+        .join(launchers, on=["host", "launch"], how="left")
         .select(
             "host",
             "device",
@@ -144,23 +143,24 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
                 .then(pl.lit("run"))
                 .otherwise(pl.lit("correlation"))
             ),
-            **{key: pl.coalesce(f"by_flow_{key}", f"by_launch_{key}") for key in at},
+            lane=pl.coalesce("by_flow_lane", "by_launch_lane"),
+            sent_ps=pl.coalesce("by_flow_sent_ps", "by_launch_sent_ps"),
         )
     )
     thunks = known.filter(thunk & pl.col("launch").is_not_null())
-    told = _first_of(launchers, "launch")
     by_run = (
         thunks.group_by("host", "launch")
         .agg(pl.col("start_ps").min(), end_ps=(pl.col("start_ps") + pl.col("dur_ps")).max())
-        .join(told, on=["host", "launch"])
+        .join(launchers, on=["host", "launch"])
         .select(
             *("host", "start_ps", "end_ps"),
-            **{key: pl.col(f"by_launch_{key}") for key in at},
+            lane="by_launch_lane",
+            sent_ps="by_launch_sent_ps",
             device=pl.lit(CPU),
             link=pl.lit("run"),
         )
     )
-    untold = _on_own_threads(thunks.join(told, on=["host", "launch"], how="anti"), events)
+    untold = _on_own_threads(thunks.join(launchers, on=["host", "launch"], how="anti"), events)
     return pl.concat([schema.check(part, _LAUNCHES, "launches") for part in (runs, by_run, untold)])
 
 
@@ -211,10 +211,10 @@ def _on_own_threads(thunks: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _first_of(rows: pl.DataFrame, key: str) -> pl.DataFrame:
-    """Return the earliest of the events of a host that bear the same id."""
-    time = next(name for name in rows.columns if name.endswith("sent_ps"))
-    return rows.sort(time).unique(["host", key], keep="first", maintain_order=True)
+def _first_of(events: pl.DataFrame, key: str) -> pl.DataFrame:
+    """Return, of the events of a host that bear the same id, the earliest."""
+    rows = events.filter(pl.col(key).is_not_null()).sort("start_ps")
+    return rows.unique(["host", key], keep="first", maintain_order=True)
 
 
 def _traced_back(runs: pl.DataFrame, events: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
@@ -222,12 +222,7 @@ def _traced_back(runs: pl.DataFrame, events: pl.DataFrame, marks: pl.Series) -> 
     within = events.filter(pl.col("receives").is_not_null()).select(
         "host", "lane", received_ps="start_ps", received="receives", over_ps=pl.col("start_ps") + pl.col("dur_ps")
     )
-    senders = (
-        events.filter(pl.col("sends").is_not_null())
-        .sort("start_ps")
-        .unique(["host", "sends"], keep="first", maintain_order=True)
-        .select("host", received="sends", from_lane="lane", from_ps="start_ps")
-    )
+    senders = _first_of(events, "sends").select("host", received="sends", from_lane="lane", from_ps="start_ps")
     within = within.join(senders, on=["host", "received"]).drop("host").sort("received_ps")
     if within.is_empty():
         return runs

@@ -150,11 +150,11 @@ def assign(ops: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl
     named = planes.with_columns(pl.col("host", "plane").cast(pl.String))
     own = intervals.filter(pl.col("plane").is_not_null())
     shared = intervals.filter(pl.col("plane").is_null()).drop("plane")
-    if shared.is_empty():  # the devices alone know the steps: the host's are where the first of them begins
-        of_host = own.group_by("host", "step").agg(
-            pl.lit(None, pl.String).alias("plane"), pl.col("start_ps").min(), pl.col("end_ps").max()
-        )
-        shared = step_rules.apart(of_host).drop("plane")
+    # of a host whose devices alone know the steps: its own are where the first of theirs begins
+    of_devices = own.join(shared, on="host", how="anti").group_by("host", "step")
+    told = of_devices.agg(pl.lit(None, pl.String).alias("plane"), pl.col("start_ps").min(), pl.col("end_ps").max())
+    span = ["host", "step", "start_ps", "end_ps"]
+    shared = pl.concat([shared.select(span), step_rules.apart(told).select(span)])
     columns = ["place", "host", "plane", "step", "start_ps", "end_ps"]
     places = pl.concat(
         [

@@ -35,12 +35,8 @@ def of_devices(ops: pl.DataFrame, places: pl.DataFrame, hardware: pl.DataFrame) 
     sums = ops.select("at").unique().join(counted.group_by("at").agg(_sum(pl.col(work))), on="at", how="left")
     sums = sums.with_columns(pl.lit(None, pl.Float64).alias(name) for name in _WORK if name not in work)
     rows = sums.join(places, on="at").join(_union(ops, "device_ps"), on="at", how="left")
-    waits = words(ops["category"], lambda category: op_names.kind(category) in _WAITS, pl.Boolean()).fill_null(False)
-    rows = (
-        rows.join(_union(ops.filter(~waits), "working_ps"), on="at", how="left")
-        if waits.any()
-        else (rows.with_columns(working_ps="device_ps"))
-    )
+    waits = words(kinds, _WAITS.__contains__, pl.Boolean()).fill_null(False)
+    rows = rows.join(_union(ops.filter(~waits), "working_ps"), on="at", how="left")
     for kind in _TIMES:
         rows = rows.join(_union(ops.filter(kinds == kind), f"{kind}_ps"), on="at", how="left")
     peaks = hardware.select("host", "peak_flops", "hbm_bandwidth", "mxu_util", plane="device")
@@ -93,7 +89,7 @@ def of_hosts(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
     # a host whose profile has no event of an input pipeline may still have waited for data, by other means
     piped = pl.col("input_ps").is_not_null().any().over("host")
     rows = rows.with_columns(pl.coalesce("input_ps", pl.when(piped).then(0)), pl.col("compile_ps").fill_null(0))
-    return rows.group_by("host", "step").agg(_total("input_ps"), _total("compile_ps"))
+    return rows.group_by("host", "step").agg(total("input_ps"), total("compile_ps"))
 
 
 def of_steps(devices: pl.DataFrame) -> pl.DataFrame:
@@ -121,7 +117,8 @@ def _sum(column: pl.Expr) -> pl.Expr:
     return pl.when(column.count() > 0).then(column.cast(pl.Float64).sum())
 
 
-def _total(name: str) -> pl.Expr:
+def total(name: str) -> pl.Expr:
+    """Return the sum of a column, null where it knows nothing."""
     return pl.when(pl.col(name).count() > 0).then(pl.col(name).sum())
 
 

@@ -43,7 +43,7 @@ def steps(profile: Profile, by: StepRule | None = None) -> Steps:
             raise _no_steps(profile)
         if profile.read_events is None:
             return profile.stored
-        return replace(profile.stored, read_layers=partial(_layers_of_run, profile))
+        return replace(profile.stored, read_layers=partial(_layers_of_run, profile, profile.stored))
     events = profile.events
     if by is None:
         intervals, _ = step_rules.find(events)
@@ -157,20 +157,19 @@ def _layers(events: pl.DataFrame, intervals: pl.DataFrame) -> pl.DataFrame:
     ops, places = operations.assign(operations.find(events), intervals)
     words = ["side", "tf_op", "hlo_op", "op", "category"]
     sums = ["count", "total_ps", "self_ps", "flops", "bytes"]
-    by_place = ops.group_by("at", *words).agg(pl.len().alias("count"), *(_known_sum(name) for name in sums[1:]))
+    by_place = ops.group_by("at", *words).agg(pl.len().alias("count"), *(step_facts.total(name) for name in sums[1:]))
     layers = {op: op_names.layer(op) for op in ops["tf_op"].unique().drop_nulls().cast(pl.String)}
     layer = pl.col("tf_op").cast(pl.String).replace_strict(layers, default=None, return_dtype=pl.String)
     rows = by_place.join(places.select("at", "host", "step"), on="at").group_by("host", "step", *words)
     return (
-        rows.agg(_known_sum(name) for name in sums)
+        rows.agg(step_facts.total(name) for name in sums)
         .with_columns(layer=layer)
         .sort("host", "step", "side", "self_ps", descending=[False, False, True, True])
     )
 
 
-def _layers_of_run(profile: Profile) -> pl.DataFrame:
+def _layers_of_run(profile: Profile, stored: Steps) -> pl.DataFrame:
     """Return the layers of the steps that a run stored, from the raw windows it kept."""
-    stored = profile.stored or Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS))
     end_ps = pl.col("start_ps") + pl.col("dur_ps")
     seen = stored.frame.filter(pl.col("seen") != "tick")
     marked = seen.select("host", "step", "mark", "start_ps", "seen", plane=pl.lit(None, pl.String), end_ps=end_ps)
@@ -182,7 +181,3 @@ def _layers_of_run(profile: Profile) -> pl.DataFrame:
     if hosts.len() == 1:  # the profiler may know the host by another name than the capture
         events = events.with_columns(host=pl.lit(hosts[0], schema.NAME))
     return _layers(events, pl.concat([step_rules.apart(part) for part in intervals]))
-
-
-def _known_sum(name: str) -> pl.Expr:
-    return pl.when(pl.col(name).count() > 0).then(pl.col(name).sum())

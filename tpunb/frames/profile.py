@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tpunb import links, schema
-from tpunb.errors import TpunbError
 from tpunb.frames.steps import Steps
-from tpunb.frames.words import count, plural, short, to_pandas
+from tpunb.frames.words import count, not_kept, plural, short, to_pandas
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,10 +71,7 @@ class Profile:
             When the capture kept statistics only.
         """
         if self.read_events is None:
-            raise TpunbError(
-                f"{self.name} holds no raw events: its capture kept statistics only",
-                hint="capture with keep='all' (in the magic: --keep all); for XProf's tables, load their XPlane",
-            )
+            raise not_kept(self.name, "raw events")
         return schema.check(self.read_events(), schema.EVENTS, "events")
 
     @cached_property

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import TpunbError
-from tpunb.frames.words import plural, to_pandas
+from tpunb.frames.words import not_kept, plural, to_pandas
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,10 +60,7 @@ class Steps:
             When the capture kept statistics only.
         """
         if self.read_layers is None:
-            raise TpunbError(
-                f"{self.name or 'this run'} holds no layers: its capture kept statistics only",
-                hint="capture with keep='all' (in the magic: --keep all); for XProf's tables, load their XPlane",
-            )
+            raise not_kept(self.name, "layers")
         rows = schema.check(self.read_layers(), schema.LAYERS, "layers")
         return rows.join(self.frame.select("host", "step"), on=["host", "step"], how="semi", maintain_order="left")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tpunb.errors import need
+from tpunb.errors import TpunbError, need
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,3 +43,11 @@ def count(n: int) -> str:
 def short(number: float) -> str:
     """Return a number in three digits, never with an exponent."""
     return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"  # never 1.23e+03
+
+
+def not_kept(name: str, what: str) -> TpunbError:
+    """Return the error for what only raw events tell."""
+    return TpunbError(
+        f"{name or 'this run'} holds no {what}: its capture kept statistics only",
+        hint="capture with keep='all' (in the magic: --keep all); for XProf's tables, load their XPlane",
+    )

@@ -19,7 +19,7 @@ from tpunb.errors import BadProfile
 from tpunb.io import protobuf_loops as loops
 from tpunb.io.protobuf_loops import PADDING, Bytes, Ints, Rows
 
-__all__ = ["LIMIT", "PADDING", "Bytes", "Ints", "MessageMap", "Messages", "Rows", "integer", "text", "with_room"]
+__all__ = ["LIMIT", "PADDING", "Bytes", "Ints", "MessageMap", "Messages", "Rows", "integer", "text"]
 
 LIMIT = 2**31 - PADDING
 """A protobuf message ends before 2 GiB."""
@@ -52,7 +52,7 @@ class Messages:
 
     @classmethod
     def of(cls, data: bytes | Bytes, *, source: str) -> Messages:
-        """Return the table of one row that `data` is, without a copy where zeros lie behind it (:func:`with_room`).
+        """Return the table of one row that `data` is; where `PADDING` zeros lie behind it in its array, without a copy.
 
         Raises
         ------
@@ -151,11 +151,6 @@ class Messages:
         firsts, row = np.empty(refs.size, np.int32), np.empty(refs.size, np.int32)
         found = loops.intern(self.buffer, refs, table, firsts, row)
         return row, self.text(refs[firsts[:found]])
-
-
-def with_room(size: int) -> Bytes:
-    """Return `size` zero bytes to be filled, with the room behind them that spares :meth:`Messages.of` a copy."""
-    return np.zeros(size + PADDING, np.uint8)[:size]
 
 
 def _room_behind(data: bytes | Bytes) -> Bytes | None:

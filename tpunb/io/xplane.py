@@ -83,8 +83,7 @@ def events(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
 
     Notes
     -----
-    Real captures take some four times their size in memory; no file takes more than 64 times, and those of nothing but
-    empty events come near.
+    Reading takes some four to six times the size of a real capture in memory, and 64 times that of any file at most.
     """
     return _XSpace(data, source).events()
 

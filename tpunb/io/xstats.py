@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tpunb import schema
+from tpunb import ids, schema
 from tpunb.io.protobuf_table import Bytes, Ints, MessageMap, Messages, Rows, integer, text
 
 _NAME = text(2)
@@ -24,7 +24,7 @@ Ids = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
 _NONE = np.uint64(2**64 - 1)
-_FLOW = np.uint64(0x9E3779B97F4A7C15)
+_FLOW = np.uint64(ids.MULTIPLIER)
 
 
 class StatNames:
@@ -138,8 +138,8 @@ class Stats:
             devices = np.full_like(runs, ordinal)
         correlations, _ = self._numbers("correlation_id")
         correlated = correlations != 0  # 0 stands for none
-        ids = np.where(correlated, correlations, runs * _FLOW + devices + np.uint64(1))
-        return _known(ids, correlated | known)
+        numbers = np.where(correlated, correlations, runs * _FLOW + devices + np.uint64(1))
+        return _known(numbers, correlated | known)
 
     def number(self, name: str) -> pl.Series:
         """Return a statistic that is a name rather than a count as Int64, numbers of 2^63 and more wrapped."""
