@@ -1,34 +1,9 @@
-"""A source of windows that needs no framework, and the bytes of a window spelled out."""
+"""A source of windows that needs no framework."""
 
 import threading
 import time
 
-import pytest
-
-pb = pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
-
-
-def xspace(start_ns, stop_ns, steps=(), ops=()):
-    """The bytes of a window: steps are (number, begin_ns, end_ns) and ops (name, begin_ns, end_ns), since the epoch."""
-    space = pb.XSpace(hostnames=["stand-in"])
-    cpu = space.planes.add(name="/host:CPU")
-    cpu.stat_metadata[1].CopyFrom(pb.XStatMetadata(id=1, name="step_num"))
-    names = {name: i for i, name in enumerate(["train", *(name for name, *_ in ops)], start=1)}
-    for name, i in names.items():
-        cpu.event_metadata[i].CopyFrom(pb.XEventMetadata(id=i, name=name))
-    python, worker = cpu.lines.add(id=1, name="python"), cpu.lines.add(id=2, name="worker")
-    for number, begin, end in steps:
-        event = python.events.add(metadata_id=names["train"], offset_ps=(begin - start_ns) * 1000)
-        event.duration_ps = (end - begin) * 1000
-        event.stats.add(metadata_id=1, int64_value=number)
-    for name, begin, end in ops:
-        event = worker.events.add(metadata_id=names[name], offset_ps=(begin - start_ns) * 1000)
-        event.duration_ps = (end - begin) * 1000
-    task = space.planes.add(name="Task Environment")
-    for i, (name, value) in enumerate([("profile_start_time", start_ns), ("profile_stop_time", stop_ns)], start=1):
-        task.stat_metadata[i].CopyFrom(pb.XStatMetadata(id=i, name=name))
-        task.stats.add(metadata_id=i, uint64_value=value)
-    return space.SerializeToString()
+from tpunb.testing import toy_window as xspace
 
 
 class StandIn:
@@ -40,7 +15,13 @@ class StandIn:
         self.marks = []
         self.stopped = threading.Event()
 
+    def __repr__(self):
+        return "StandIn()"
+
     def start(self):
+        pass
+
+    def facts(self):
         return {"framework": "none", "framework_version": "0", "devices": ["/device:CPU:0"]}
 
     def window(self, seconds):

@@ -1,4 +1,4 @@
-"""The tour in JupyterLab in a real browser, with no network beyond the machine: light, dark, nothing empty."""
+"""JupyterLab in a real browser, with no network beyond the machine: the tour, light and dark, and the live line."""
 
 import os
 import re
@@ -11,10 +11,31 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import nbformat
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TOUR = Path(__file__).parents[1] / "notebooks" / "00_tour.ipynb"
+
+LIVE = (
+    f"""
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from stand_in import StandIn
+from tpunb import recorder
+recorder.Local = StandIn  # a source that needs no framework
+%load_ext tpunb
+""",
+    """%%tpupoint --run runs/live
+print("before the training")
+step = 0
+while not Path("enough").exists():  # the test says when
+    with tpu.step(step, "<b>train</b>" if step % 2 else "train"):
+        time.sleep(0.01)
+    step += 1
+step > 0""",
+)
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
@@ -24,6 +45,9 @@ def lab(tmp_path_factory):
     """A JupyterLab of its own on loopback, with the tour in its folder; yields its address."""
     root = tmp_path_factory.mktemp("lab")
     shutil.copy(TOUR, root)
+    cells = [nbformat.v4.new_code_cell(source) for source in LIVE]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), root / "live.ipynb")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -53,15 +77,14 @@ def lab(tmp_path_factory):
             except (urllib.error.URLError, OSError):
                 assert server.poll() is None, "JupyterLab ended by itself"
                 time.sleep(0.25)
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", root
     finally:
         server.terminate()
         server.wait(20)
 
 
 @pytest.fixture(scope="module")
-def page(lab):
-    """The tour, run from top to bottom in the browser; what it complained of is in ``page.complaints``."""
+def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -75,28 +98,41 @@ def page(lab):
                 "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
             ],
         )
-        page = browser.new_page(viewport={"width": 1200, "height": 1000})
-        complaints = []
-        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("requestfailed", lambda request: complaints.append(f"request failed: {request.url}"))
-        page.complaints = complaints
-        page.goto(f"{lab}/lab/tree/00_tour.ipynb?reset")
-        page.locator(".jp-CodeCell").first.wait_for(timeout=60_000)
-        page.evaluate("async () => { await window.jupyterapp.restored; }")
-        page.wait_for_function(
-            "() => !!window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel", timeout=60_000
-        )
-        del complaints[:]  # what JupyterLab itself complains of while it starts is not ours
-        done = page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells')", None)
-        assert done is not False
-        page.wait_for_function(
-            "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'"
-            " && document.querySelectorAll('.jp-CodeCell .jp-OutputArea-output svg.marks').length >= 7",
-            timeout=240_000,
-        )
-        yield page
+        yield browser
         browser.close()
+
+
+def opened(browser, lab, notebook):
+    """Open a notebook with a kernel of its own; what the page complains of from then on is in ``page.complaints``."""
+    page = browser.new_page(viewport={"width": 1200, "height": 1000})
+    complaints = []
+    page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("requestfailed", lambda request: complaints.append(f"request failed: {request.url}"))
+    page.complaints = complaints
+    page.goto(f"{lab[0]}/lab/tree/{notebook}?reset")
+    page.locator(".jp-CodeCell").first.wait_for(timeout=60_000)
+    page.evaluate("async () => { await window.jupyterapp.restored; }")
+    page.wait_for_function(
+        "() => !!window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel", timeout=60_000
+    )
+    del complaints[:]  # what JupyterLab itself complains of while it starts is not ours
+    return page
+
+
+@pytest.fixture(scope="module")
+def page(browser, lab):
+    """The tour, run from top to bottom in the browser."""
+    page = opened(browser, lab, "00_tour.ipynb")
+    done = page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells')", None)
+    assert done is not False
+    page.wait_for_function(
+        "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'"
+        " && document.querySelectorAll('.jp-CodeCell .jp-OutputArea-output svg.marks').length >= 7",
+        timeout=240_000,
+    )
+    yield page
+    page.close()
 
 
 def shot(page, tmp_path_factory, name):
@@ -160,3 +196,38 @@ def test_light_and_dark_are_both_legible(page, tmp_path_factory):
 
 def test_nothing_was_asked_of_the_network_and_nothing_complained(page):
     assert page.complaints == []
+
+
+def test_the_line_changes_in_place_while_the_cell_runs_and_gives_way_to_the_summary(browser, lab, tmp_path_factory):
+    page = opened(browser, lab, "live.ipynb")
+    page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
+    line = page.locator(".jp-OutputArea-output .tpunb-live")
+    seen = "() => document.querySelector('.jp-OutputArea-output .tpunb-live')?.textContent ?? ''"
+    page.wait_for_function(f"() => / [1-9][0-9,]* steps.* in [1-9]/.test(({seen})())", timeout=120_000)
+    for _ in range(2):
+        before = page.evaluate(seen)
+        page.wait_for_function("before => (" + seen + ")() !== before", arg=before, timeout=60_000)
+    assert line.count() == 1
+    assert line.get_attribute("role") == "status"
+    assert page.locator(".tpunb-live b").count() == 0  # a mark's name is no markup
+    folder = Path(os.environ.get("TPUNB_SHOTS") or tmp_path_factory.mktemp("shots"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, legible in (("Light", lambda ink: ink < 110), ("Dark", lambda ink: ink > 150)):
+        theme(page, f"JupyterLab {name}")
+        page.locator(".jp-Notebook").screenshot(path=folder / f"live-{name.lower()}.png")
+        colour = "() => getComputedStyle(document.querySelector('.tpunb-live')).color"
+        assert legible(brightness(page.evaluate(colour)))
+
+    (lab[1] / "enough").touch()
+    page.locator(".tpunb-summary").wait_for(timeout=120_000)
+    page.wait_for_function(
+        "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'", timeout=60_000
+    )
+    assert line.count() == 0
+    page.locator(".jp-Notebook").screenshot(path=folder / "live-after.png")
+    page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save'); }")
+    saved = nbformat.read(lab[1] / "live.ipynb", as_version=4).cells[1].outputs
+    assert [output.output_type for output in saved] == ["display_data", "stream", "execute_result"]
+    assert "observed" in saved[0]["data"]["text/plain"]
+    assert page.complaints == []
+    page.close()

@@ -282,3 +282,22 @@ def test_what_a_method_returns_is_checked(answer, seen):
 @pytest.mark.parametrize("answer", [(0, 1, 1), np.array([0, 1, 1]), pl.Series([0, 1, 1]), range(3)], ids=type)
 def test_any_sequence_of_ints_will_do(answer):
     assert phases(toy_steps("aaa"), lambda steps: answer).labels.to_list() == list(answer)
+
+
+def test_steps_of_a_mark_that_no_window_saw_are_a_phase_of_their_own():
+    steps = toy_steps("aabbcc", seen="ffffff")
+    known = steps.frame.with_columns(
+        mark=pl.Series(["train"] * 4 + ["test"] * 2), seen=pl.Series(["full"] * 4 + ["tick"] * 2, dtype=schema.SEEN)
+    )
+    found = phases(replace(steps, frame=known))
+    assert found.labels.to_list() == [0, 0, 1, 1, 2, 2]
+    rows = found.frame.sort("phase").select("phase", "steps", "full", "marks").rows()
+    assert rows == [(0, 2, 2, "train"), (1, 2, 2, "train"), (2, 2, 0, "test")]
+
+
+def test_steps_of_a_host_that_no_window_saw_take_the_phase_of_their_mark_elsewhere():
+    one, two = toy_steps("aab", host="one"), toy_steps("aab", host="two", seen="ttt")
+    marked = [each.frame.with_columns(mark=pl.Series(["train", "train", "test"])) for each in (one, two)]
+    found = phases(Steps(pl.concat(marked), one.ops))
+    by_host = found.labelled.group_by("host", maintain_order=True).agg("phase").rows()
+    assert by_host[0][1] == by_host[1][1]

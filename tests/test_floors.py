@@ -17,8 +17,9 @@ FLOORS = [
     {"frames"},
     {"operations"},
     {"step_facts"},
-    {"io", "stepping", "cluster", "marking"},
-    {"sources"},
+    {"io", "stepping", "cluster", "marking", "neighbours", "schedule"},
+    {"sources", "windows"},
+    {"recording"},
     {"watcher"},
     {"recorder"},
     {"pictures"},
@@ -31,8 +32,8 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONLY_IN = {
     "altair": {"pictures", "charts", "widgets", "magic"},
     "vl_convert": {"pictures"},
-    "IPython": {"magic"},
-    "grpc": {"io"},
+    "IPython": {"magic", "widgets"},
+    "grpc": {"io", "testing"},
     "numba": {"io", "self_time"},
 }
 NEVER_AT_THE_TOP = {"tensorflow", "keras", "jax", "sklearn", "hdbscan", "pandas", "scipy", "kneed"}

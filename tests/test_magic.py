@@ -13,7 +13,9 @@ import sys
 sys.path.insert(0, {tests!r})
 from stand_in import StandIn
 from tpunb import recorder
+from tpunb.widgets import live_line
 recorder.Local = StandIn  # a source that needs no framework
+live_line.InCell.every_s = 0.01  # not to wait for a second each time
 %load_ext tpunb
 """
 
@@ -27,15 +29,28 @@ def notebook(tmp_path):
     def run(*cells):
         init = INIT.format(tests=str(__file__).rsplit("/", 1)[0])
         book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (init, *cells)])
-        client = NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+        client = Client(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
         stopped = None
         try:
             client.execute()
         except CellExecutionError as error:
             stopped = error
+        run.messages = client.messages
         return book.cells[1:], stopped
 
     return run
+
+
+class Client(NotebookClient):
+    """Keeps what the kernel sends besides: (type, content)."""
+
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        self.messages = []
+
+    def process_message(self, message, *args):
+        self.messages.append((message["msg_type"], message["content"]))
+        return super().process_message(message, *args)
 
 
 def text(cell, kind="stream"):
@@ -63,6 +78,176 @@ def test_the_cells_value_stays_its_out_and_the_summary_is_shown(notebook):
     (summary,) = shown(cell)
     assert {"text/html", "text/plain"} <= set(summary)
     assert text(after).startswith("41 Phases(")
+
+
+LONG = """
+import time
+from tpunb.widgets import live_line
+shown, line = [], live_line.InCell.line
+live_line.InCell.line = lambda place, text: (shown.append(text), line(place, text))
+def train(tpu, numbers, lines):  # steps until so many lines were shown
+    until = len(shown) + lines
+    for i in numbers:
+        with tpu.step(i):
+            time.sleep(0.01)
+        if len(shown) >= until:
+            return i
+    raise AssertionError("no line came")
+"""
+
+
+def lines(messages):
+    """What the kernel sent of one display after another: texts by display."""
+    told = {}
+    for kind, content in messages:
+        if kind in ("display_data", "update_display_data") and "display_id" in content.get("transient", {}):
+            told.setdefault(content["transient"]["display_id"], []).append(content["data"].get("text/plain"))
+    return told
+
+
+def test_one_line_is_updated_while_the_cell_runs_and_the_summary_takes_its_place(notebook):
+    (_, cell, after), stopped = notebook(
+        LONG,
+        "%%tpupoint --window 0.05\ntrain(tpu, range(2000), 5)\nprint('done')",
+        "import threading\nprint([t.name for t in threading.enumerate() if 'tpunb' in t.name])",
+    )
+    assert stopped is None
+    ((first, *updates, summary),) = lines(notebook.messages).values()
+    assert first == "watching · 0 steps · no phase yet · no window yet"
+    assert len(updates) >= 5
+    assert all(" steps" in text for text in updates)
+    (saved,) = shown(cell)
+    assert saved["text/plain"] == summary
+    assert "top 3 cover" in summary
+    assert text(cell) == "done\n"
+    assert text(after) == "[]\n"  # nobody goes on
+
+
+def test_after_an_exception_the_partial_summary_takes_the_lines_place(notebook):
+    (_, cell), stopped = notebook(LONG, "%%tpupoint --window 0.05\ntrain(tpu, range(2000), 3)\n1 / 0")
+    assert stopped is not None
+    (saved,) = shown(cell)
+    assert "raised ZeroDivisionError" in saved["text/plain"]
+    assert len(errors(cell)) == 1
+
+
+def test_quiet_shows_nothing_and_the_result_is_in_the_variable(notebook):
+    (cell, after, again, last), stopped = notebook(
+        f"%%tpupoint --quiet --window 0.05 --run here\n{WORK}",
+        "print(len(tpu.steps), tpu.phases is not None)",
+        "%tpupoint --load here --quiet --var earlier",
+        "print(len(earlier.steps))",
+    )
+    assert stopped is None
+    assert cell.outputs == []
+    assert text(after) == "8 True\n"
+    assert again.outputs == []
+    assert text(last) == "8\n"
+
+
+def test_what_the_cell_collects_holds_no_line_of_ours(notebook):
+    (_, cell, after), stopped = notebook(
+        LONG,
+        "%%tpupoint --window 0.05\nfrom IPython.utils.capture import capture_output\n"
+        "with capture_output() as kept:\n    print('mine')\n    train(tpu, range(2000), 3)",
+        "print(repr(kept.stdout), kept.outputs, repr(kept.stderr))",
+    )
+    assert stopped is None
+    assert text(after) == "'mine\\n' [] ''\n"
+    assert "top 3 cover" in shown(cell)[0]["text/plain"]
+
+
+def test_under_capture_the_summary_is_collected_and_no_line(notebook):
+    (cell, after), stopped = notebook(
+        f"%%capture kept\n%%tpupoint --window 0.05\n{WORK}",
+        "print(len(kept.outputs), kept.outputs[0].data['text/plain'])",
+    )
+    assert stopped is None
+    assert cell.outputs == []
+    assert text(after).startswith("1 ")
+    assert "8 steps" in text(after)
+
+
+def test_a_cell_that_clears_its_output_still_ends_with_the_summary(notebook):
+    (_, cell), stopped = notebook(
+        LONG,
+        "%%tpupoint --window 0.05\nfrom IPython.display import clear_output\ntrain(tpu, range(2000), 2)\n"
+        "clear_output()\ntrain(tpu, range(2000, 4000), 2)",
+    )
+    assert stopped is None
+    (saved,) = shown(cell)
+    assert "top 3 cover" in saved["text/plain"]
+
+
+def test_a_capture_that_was_stopped_says_where(notebook):
+    (cell, stop), stopped = notebook(
+        f"%%tpupoint --until 5 --run here\n{WORK}i", f"%%tpupoint --run there\n{WORK}tpu.stop()\nprint('went on')"
+    )
+    assert stopped is None
+    assert results(cell) == ["7"]  # the cell went on
+    (summary,) = shown(cell)
+    assert "! stopped at step 5: what the cell did after that was not watched" in summary["text/plain"]
+    assert "5 steps" in summary["text/plain"]
+    assert "! stopped: what" in shown(stop)[0]["text/plain"]
+    assert text(stop) == "went on\n"
+
+
+def test_runs_lie_in_folders_by_their_date_where_none_is_given(notebook, tmp_path):
+    (cell,), stopped = notebook(f"%%tpupoint --window 0.05\n{WORK}")
+    assert stopped is None
+    (run,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"\d{8}-\d{6}", run.name)
+    assert str(run.relative_to(tmp_path)) in shown(cell)[0]["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("line", "schedule"),
+    [
+        ("", {"window": 1.0, "every": 10.0, "burst": 3, "budget": 0.02}),
+        ("--budget 0.1", {"window": 1.0, "every": 10.0, "burst": 3, "budget": 0.1}),
+        ("--window 0.5", {"window": 0.5, "every": 10.0, "burst": 0, "budget": None}),
+        ("--every 4", {"window": 1.0, "every": 4.0, "burst": 0, "budget": None}),
+        ("--window 0.5 --every 2", {"window": 0.5, "every": 2.0, "burst": 0, "budget": None}),
+        ("--continuous", {"window": 1.0, "every": 0.0, "burst": 0, "budget": None}),
+        ("--continuous --window 0.2", {"window": 0.2, "every": 0.0, "burst": 0, "budget": None}),
+    ],
+)
+def test_windows_are_asked_for_as_the_options_say(asked, line, schedule):
+    assert vars(asked(line)["schedule"]) == schedule
+
+
+@pytest.mark.parametrize(
+    ("line", "source"),
+    [
+        ("", "None"),
+        ("--address a:1", "Address('a:1')"),
+        ("--address a:1,b:2 --address=[::1]:3", "Address('a:1', 'b:2', '[::1]:3')"),
+        ("--address 'a:1, b:2'", "Address('a:1', 'b:2')"),
+        ("--tpu bert", "TPU('bert')"),
+        (
+            "--tpu bert --zone us-central2-b --project mine --port 9999",
+            "TPU('bert', zone='us-central2-b', project='mine', port=9999)",
+        ),
+    ],
+)
+def test_windows_come_from_where_the_options_say(asked, line, source):
+    assert repr(asked(line)["source"]) == source
+
+
+@pytest.mark.parametrize(
+    ("line", "keep", "until"), [("", "phases", None), ("--keep all --until 7", "all", 7), ("--keep none", "none", None)]
+)
+def test_what_stays_and_until_when_is_as_the_options_say(asked, line, keep, until):
+    assert (asked(line)["keep"], asked(line)["until"]) == (keep, until)
+
+
+@pytest.fixture
+def asked(shell):
+    """What `capture` is asked for by a line of options."""
+    from tpunb.magic import _asked
+
+    (magics,) = [one for one in shell.magics_manager.registry.values() if hasattr(one, "tpupoint")]
+    return lambda line: _asked(magics._options(line, is_cell=True)[0])
 
 
 def test_a_semicolon_silences_the_value(notebook):
@@ -122,6 +307,16 @@ def test_an_earlier_run_is_shown_again_and_nothing_is_run(notebook):
     [
         ("--window x", "invalid float value"),
         ("--window 0", "The window parameter of Schedule"),
+        ("--budget 2", "The budget parameter of Schedule must be in [0, 1]"),
+        ("--budget 0.1 --window 2", "--budget says when to watch: it takes no --window, --every or --continuous"),
+        ("--budget 0.1 --continuous", "--budget says when to watch"),
+        ("--continuous --every 2", "--continuous watches back to back: it takes no --every"),
+        ("--until 0", "The until parameter of capture must be an int of 1 or more"),
+        ("--until soon", "invalid int value"),
+        ("--address nowhere", "The addresses parameter of Address must be 'host:port'"),
+        ("--address a:1 --tpu bert", "--tpu finds the addresses by itself: it takes no --address"),
+        ("--zone here", "--zone is of --tpu NAME, which is not given"),
+        ("--tpu bert --port 0", "The port parameter of TPU must be in [1, 65535]"),
         ("--keep some", "invalid choice"),
         ("--var not-a-name", "must be a variable's name"),
         ("--threshold 0.5", "--threshold is of --method ols"),
@@ -149,13 +344,38 @@ def test_a_folder_that_holds_something_else_is_a_usage_error(shell, tmp_path):
         shell.run_line_magic("tpupoint", f"--run {tmp_path} 1 + 1")
 
 
-def test_a_second_capture_is_busy_in_the_magic_too(shell, monkeypatch):
-    from tpunb.errors import CaptureBusy
+def test_a_second_capture_is_a_usage_error(shell, monkeypatch):
+    from IPython.core.error import UsageError
 
     monkeypatch.setattr("tpunb.recorder._running", ["runs/first"])
-    with pytest.raises(CaptureBusy, match="a capture into runs/first is running"):
+    with pytest.raises(UsageError, match="a capture into runs/first is running; end it first"):
         shell.run_cell_magic("tpupoint", "", "ran = True")
     assert "ran" not in shell.user_ns
+
+
+def test_a_source_that_cannot_begin_is_a_usage_error_of_one_line(shell, monkeypatch, tmp_path):
+    from IPython.core.error import UsageError
+
+    from tpunb.errors import MissingExtra, TpunbError
+
+    for error in (TpunbError("no worker answered", hint="is it on?"), MissingExtra("x is not installed", hint="pip")):
+
+        def refuse(_, error=error):
+            raise error
+
+        monkeypatch.setattr("tpunb.sources.address.Address.start", refuse)
+        with pytest.raises(UsageError) as caught:
+            shell.run_cell_magic("tpupoint", f"--address a:1 --run {tmp_path / 'run'}", "ran = True")
+        assert str(caught.value) == f"{error}; {error.hint}"
+        assert "ran" not in shell.user_ns
+
+
+@pytest.mark.parametrize("option", ["--address a:1", "--tpu x", "--every 3", "--continuous", "--until 0", "--keep all"])
+def test_loading_takes_no_option_of_a_run(shell, option):
+    from IPython.core.error import UsageError
+
+    with pytest.raises(UsageError, match=f"--load shows an earlier run: it takes no {option.split()[0]}"):
+        shell.run_line_magic("tpupoint", f"{option} --load here")
 
 
 def test_top_level_await_is_a_usage_error_that_says_what_to_do(shell):
@@ -200,11 +420,18 @@ def test_an_empty_cell_is_a_usage_error(shell):
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_lists_the_options(shell, capsys, flag):
+def test_help_lists_the_options_each_with_what_it_does(shell, capsys, flag):
     shell.run_line_magic("tpupoint", flag)
     said = capsys.readouterr().out
-    for option in ("--run", "--window", "--every", "--keep", "--method", "--threshold", "--var", "--load"):
-        assert option in said
+    (magics,) = [one for one in shell.magics_manager.registry.values() if hasattr(one, "tpupoint")]
+    actions = magics.tpupoint.parser._actions
+    assert {"--address", "--tpu", "--every", "--budget", "--until", "--quiet", "--load"} < {
+        word for action in actions for word in action.option_strings
+    }
+    assert all(action.help for action in actions)
+    assert all(word in said for action in actions for word in action.option_strings)
+    assert len(said.splitlines()) < 80
+    assert "%%" not in said.replace("%%tpupoint", "")
 
 
 def test_options_are_cut_from_the_statement_and_the_statement_left_alone():
@@ -217,6 +444,8 @@ def test_options_are_cut_from_the_statement_and_the_statement_left_alone():
     assert _split("--run='r/with q' x = 1") == (["--run=r/with q"], "x = 1")
     assert _split("--run r -3 + 5") == (["--run", "r"], "-3 + 5")
     assert _split("--run r -- --x") == (["--run", "r"], "--x")
+    for flag in ("--quiet", "--continuous"):
+        assert _split(f"{flag} f(x)") == ([flag], "f(x)")
     with pytest.raises(ValueError, match="closing quotation"):
         _split("--run 'unclosed work()")
 

@@ -1,15 +1,21 @@
-"""The client of tensorflow.ProfilerService: against a stand-in on loopback, and against TensorFlow's own server."""
+"""The client of tensorflow.ProfilerService: against stand-ins on loopback, and the servers of TensorFlow and JAX."""
 
+import os
 import socket
+import subprocess
+import sys
 import threading
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib.util import find_spec
 
 import grpc
 import pytest
 
 from tpunb.io import xplane
-from tpunb.io.profiler_service import ProfilerClient, ServiceError, _messages
+from tpunb.io.profiler_service import ProfilerClient, ServiceError, messages
+from tpunb.testing import ProfilerStandIn
 
 SERVICE = "/tensorflow.ProfilerService/"
 
@@ -17,15 +23,19 @@ SERVICE = "/tensorflow.ProfilerService/"
 class StandIn(grpc.GenericRpcHandler):
     """A service that keeps the bytes it was sent and gives the answer it was told: bytes, or (code, words)."""
 
-    def __init__(self, answer=b""):
-        self.answer, self.asked = answer, []
+    def __init__(self, answer=b"", lacks=()):
+        self.answer, self.lacks, self.asked, self.tried = answer, lacks, [], []
 
     def service(self, details):
-        if not details.method.startswith(SERVICE):
+        method = details.method.removeprefix(SERVICE)
+        self.tried.append(method)
+        if not details.method.startswith(SERVICE) or method in self.lacks:
             return None
 
         def respond(request, context):
-            self.asked.append((details.method.removeprefix(SERVICE), request))
+            if request == b"\xff":  # is no message; nothing is done
+                context.abort(grpc.StatusCode.INTERNAL, "")
+            self.asked.append((method, request))
             if isinstance(self.answer, tuple):
                 context.abort(*self.answer)
             return self.answer
@@ -187,6 +197,85 @@ def test_terminate_names_the_session(connect):
     assert fields(request) == {1: b"session-7"}
 
 
+def test_monitor_asks_for_a_level_over_some_time_and_returns_the_words(connect):
+    service = StandIn(b"\x0a\x0dTPU idle: 3 %\x52\x02\x08\x01")  # field 1, and field 10, which we do not read
+    assert connect(service).monitor(2, seconds=0.5) == "TPU idle: 3 %"
+    [(method, request)] = service.asked
+    assert method == "Monitor"
+    assert fields(request) == {1: 500, 2: 2}
+
+
+def test_a_continuous_session_watches_as_a_window_does_but_without_end(connect):
+    service = StandIn(answer(b"planes"))
+    client = connect(service)
+    client.start_continuous("mine")
+    assert client.snapshot() == b"planes"
+    client.stop_continuous()
+    assert [method for method, _ in service.asked] == [
+        "StartContinuousProfiling",
+        "GetSnapshot",
+        "StopContinuousProfiling",
+    ]
+    sent = fields(service.asked[0][1])
+    assert fields(sent.pop(4)) == {1: 1, 2: 2, 3: 1, 5: 1}
+    assert sent == {2: 1_000_000, 6: b"mine", 9: 1}
+    assert [request for _, request in service.asked[1:]] == [b"", b""]
+
+
+def test_names_of_other_versions_are_tried_and_the_one_that_answered_is_kept(connect):
+    service = StandIn(answer(b"planes"), lacks=["StartContinuousProfiling", "GetSnapshot"])
+    client = connect(service)
+    client.start_continuous()
+    assert [client.snapshot(), client.snapshot()] == [b"planes", b"planes"]
+    assert [method for method, _ in service.asked] == ["ContinuousProfiling", "GetSnapShot", "GetSnapShot"]
+    assert service.tried.count("GetSnapshot") == 1
+    service.lacks = ["GetSnapShot"]  # another version serves at that address now
+    assert client.snapshot() == b"planes"
+    assert service.asked[-1][0] == "GetSnapshot"
+
+
+def test_where_no_name_is_known_all_are_told(connect):
+    lacks = ["StartContinuousProfiling", "ContinuousProfiling", "GetSnapshot", "GetSnapShot"]
+    client = connect(StandIn(lacks=lacks))
+    for ask, line in (
+        (client.start_continuous, "UNIMPLEMENTED: the service has no StartContinuousProfiling or ContinuousProfiling"),
+        (client.snapshot, "UNIMPLEMENTED: the service has no GetSnapshot or GetSnapShot"),
+    ):
+        with pytest.raises(ServiceError) as caught:
+            ask()
+        assert (str(caught.value), caught.value.code) == (line, "UNIMPLEMENTED")
+
+
+def test_what_could_not_be_ended_is_not_begun(connect):
+    service = StandIn(lacks=["StopContinuousProfiling"])
+    client = connect(service)
+    for ask in (client.start_continuous, client.stop_continuous):
+        with pytest.raises(ServiceError, match=r"^UNIMPLEMENTED: the service has no StopContinuousProfiling$"):
+            ask()
+    assert service.asked == []
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "busy"),
+    [
+        (grpc.StatusCode.INTERNAL, "Another profiling session active.", True),
+        (grpc.StatusCode.INTERNAL, "Failed to create profiler session: Another profiling session active.", True),
+        (grpc.StatusCode.ALREADY_EXISTS, "A profiling session is already running.", True),
+        (grpc.StatusCode.INTERNAL, "out of memory", False),
+        (grpc.StatusCode.UNAUTHENTICATED, "who are you", False),
+        (grpc.StatusCode.PERMISSION_DENIED, "not you", False),
+        (grpc.StatusCode.UNAVAILABLE, "", False),
+    ],
+)
+def test_a_refusal_says_its_code_and_whether_somebody_else_profiles(connect, code, words, busy):
+    client = connect(StandIn((code, words)))
+    asks = [lambda: client.window(0.01, "s"), client.monitor, client.start_continuous, client.snapshot]
+    for ask in asks:
+        with pytest.raises(ServiceError) as caught:
+            ask()
+        assert (caught.value.code, caught.value.busy) == (code.name, busy)
+
+
 def test_an_address_may_say_grpc(connect):
     service = StandIn(answer(b"planes"))
     server = grpc.server(ThreadPoolExecutor(1), handlers=[service])
@@ -200,8 +289,9 @@ def test_an_address_may_say_grpc(connect):
 
 def test_where_nothing_listens_waiting_ends(nowhere):
     client = ProfilerClient(nowhere)
-    with pytest.raises(ServiceError, match=r"^no profiler service answered within 0\.2 s$"):
+    with pytest.raises(ServiceError, match=r"^no profiler service answered within 0\.2 s$") as caught:
         client.wait_ready(0.2)
+    assert caught.value.code == "UNAVAILABLE"
     client.close()
 
 
@@ -253,7 +343,7 @@ def test_our_messages_leave_those_of_the_framework_alone():
     pytest.importorskip("tensorflow.tsl.profiler.protobuf.profiler_options_pb2")
     from google.protobuf import descriptor_pool
 
-    ours = _messages()["ProfileOptions"].DESCRIPTOR
+    ours = messages()["ProfileOptions"].DESCRIPTOR
     assert ours.full_name == "tensorflow.ProfileOptions"
     theirs = descriptor_pool.Default().FindMessageTypeByName("tensorflow.ProfileOptions")
     assert ours.file.pool is not descriptor_pool.Default()
@@ -261,29 +351,98 @@ def test_our_messages_leave_those_of_the_framework_alone():
     assert {field.name: field.number for field in ours.fields}.items() <= numbers.items()
 
 
-# -- the profiler server of TensorFlow ------------------------------------------------------------------------
+# -- the stand-in that the package offers ---------------------------------------------------------------------
+
+
+def test_a_client_finds_a_service_that_died_and_came_back():
+    with ProfilerStandIn([b"x"], instant=True) as server:
+        client = ProfilerClient(server.address)
+        for life in range(3):
+            assert client.window(1, f"before {life}") == b"x"
+            server.misbehave = "dies"
+            with pytest.raises(ServiceError, match=r"^UNAVAILABLE"):
+                client.window(1, f"cut {life}")
+            server.misbehave = None
+            server.restart()
+            client.wait_ready(20)
+        client.close()
+
+
+# -- the profiler servers of TensorFlow and JAX ---------------------------------------------------------------
+
+TENSORFLOW = """
+import tensorflow as tf
+tf.profiler.experimental.server.start(port)
+x = tf.ones((8, 8))
+def step(i):
+    with tf.profiler.experimental.Trace("train", step_num=i, _r=1):
+        tf.linalg.matmul(x, x)
+"""
+
+JAX = """
+import jax
+server = jax.profiler.start_server(port)
+x = jax.numpy.ones((8, 8))
+def step(i):
+    with jax.profiler.StepTraceAnnotation("train", step_num=i):
+        (x @ x).block_until_ready()
+"""
+
+TRAINING = """
+import itertools, socket, sys, threading, time
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+{framework}
+step(0)
+def train():
+    for i in itertools.count(1):
+        step(i)
+        time.sleep(0.005)
+threading.Thread(target=train, daemon=True).start()
+print("port", port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module", params=["tensorflow", "jax"])
+def address(request):
+    """The address of the profiler server of a process that trains."""
+    if find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    code = TRAINING.format(framework={"tensorflow": TENSORFLOW, "jax": JAX}[request.param])
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | quiet,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        said = next(line for line in process.stdout if line.startswith("port "))
+        yield f"127.0.0.1:{int(said.split()[1])}"
+        process.kill()
 
 
 @pytest.fixture(scope="module")
-def real():
-    """A client of the profiler server of this process; it has one, whoever opens it."""
-    pytest.importorskip("tensorflow")
-    from tpunb.sources import Local
-
-    Local().start()
-    client = ProfilerClient(Local._address)
+def real(address):
+    client = ProfilerClient(address)
     client.wait_ready(20)
     yield client
     client.close()
 
 
-def end(client, session, window):
-    """End a window now; it may not have begun to watch yet, so ask until it comes back."""
-    while not window.done():
-        with suppress(ServiceError):
-            client.terminate(session)
-        wait([window], timeout=0.1)
-    return window.result()
+def running(pool, client, session, *, probe):
+    """Begin a window of a minute and return it once it watches: no other is let in then."""
+    while True:
+        window = pool.submit(client.window, 60, session)
+        while not window.done():
+            try:
+                probe.window(0.01, "real-probe")
+            except ServiceError as refused:
+                if refused.busy:
+                    return window
 
 
 def watched_ns(data):
@@ -297,21 +456,89 @@ def test_a_real_window_is_an_xspace_that_says_when_it_watched(real):
     assert said.hosts
     assert said.errors == []
     assert watched_ns(data) >= 0.1e9
-    xplane.events(data, source="window")
+
+
+def marked(data):
+    events = xplane.events(data, source="window")
+    return events.filter(name="train")["step_num"].drop_nulls().to_list()
+
+
+def test_a_real_window_holds_the_steps_of_its_time(real):
+    steps = marked(real.window(1.0, "real-steps"))
+    assert steps
+    assert steps == list(range(steps[0], steps[-1] + 1))
 
 
 def test_a_real_window_can_be_ended_early_and_gives_what_it_saw(real):
     with ThreadPoolExecutor(1) as pool:
-        data = end(real, "real-long", pool.submit(real.window, 60, "real-long"))
-    assert 0 < watched_ns(data) < 30e9
+        window = running(pool, real, "real-long", probe=real)
+        real.terminate("real-long")
+        assert 0 < watched_ns(window.result(30)) < 30e9
 
 
 def test_a_real_second_window_is_refused_while_one_runs_and_the_first_goes_on(real):
-    with ThreadPoolExecutor(2) as pool:
-        windows = {pool.submit(real.window, 60, session): session for session in ("real-a", "real-b")}
-        [refused], [running] = wait(windows, timeout=30, return_when=FIRST_COMPLETED)
-        data = end(real, windows[running], running)
-    with pytest.raises(ServiceError, match="Another profiling session"):
-        refused.result()
-    assert watched_ns(data) > 0
+    with ThreadPoolExecutor(1) as pool:
+        window = running(pool, real, "real-a", probe=real)
+        with pytest.raises(ServiceError, match="Another profiling session") as refused:
+            real.window(0.05, "real-b")
+        assert refused.value.busy
+        real.terminate("real-a")
+        assert watched_ns(window.result(30)) > 0
     assert real.window(0.05, "real-after")  # and then the profiler is free again
+
+
+def test_a_real_terminate_that_comes_first_ends_the_window_at_once(real):
+    real.terminate("real-first")
+    assert 0 < watched_ns(real.window(60, "real-first")) < 30e9
+
+
+def test_a_real_window_that_nobody_waits_for_any_more_frees_the_profiler(real, address):
+    leaver = ProfilerClient(address)
+    with ThreadPoolExecutor(1) as pool:
+        window = running(pool, leaver, "real-left", probe=real)
+        leaver.close()
+        with pytest.raises(ServiceError, match=r"^CANCELLED"):
+            window.result(30)
+    deadline, data = time.monotonic() + 30, b""
+    while not data and time.monotonic() < deadline:  # the service hears of it soon after
+        with suppress(ServiceError):
+            data = real.window(0.05, "real-next")
+    assert data
+
+
+def test_a_real_monitor_is_for_cloud_tpus(real):
+    with pytest.raises(ServiceError, match=r"^UNIMPLEMENTED") as caught:
+        real.monitor(seconds=0.1)
+    assert (caught.value.code, caught.value.busy) == ("UNIMPLEMENTED", False)
+
+
+def test_a_real_continuous_session_gives_snapshots_and_keeps_windows_out(real):
+    with pytest.raises(ServiceError, match=r"^NOT_FOUND"):
+        real.snapshot()
+    real.start_continuous("real-continuous")
+    try:
+        for ask in (real.start_continuous, lambda: real.window(0.05, "real-beside")):
+            with pytest.raises(ServiceError) as refused:
+                ask()
+            assert refused.value.busy
+        seen = []
+        while len(seen) < 3:
+            seen += [data] if marked(data := real.snapshot()) else []
+        first, second, third = map(marked, seen)
+        assert first[-1] < second[0]
+        assert second[-1] < third[0]
+    finally:
+        real.stop_continuous()
+    with pytest.raises(ServiceError, match=r"^NOT_FOUND"):
+        real.stop_continuous()
+    assert real.window(0.05, "real-again")
+
+
+def test_a_real_continuous_session_is_refused_while_a_window_runs(real):
+    with ThreadPoolExecutor(1) as pool:
+        window = running(pool, real, "real-window", probe=real)
+        with pytest.raises(ServiceError, match="Another profiling session") as refused:
+            real.start_continuous()
+        assert refused.value.busy
+        real.terminate("real-window")
+        window.result(30)

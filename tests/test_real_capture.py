@@ -25,7 +25,7 @@ def test_a_real_keras_fit_is_captured_whole(tmp_path):
     model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(256), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     rows = np.ones((3200, 64), "float32"), np.ones((3200, 1), "float32")
-    with tp.capture(tmp_path / "run", schedule=Schedule(window=0.5)) as run:
+    with tp.capture(tmp_path / "run", schedule=Schedule.continuous(window=0.5)) as run:
         model.fit(*rows, batch_size=32, epochs=4, validation_data=rows, verbose=0)
     profile = tp.load(run)
     steps = tp.steps(profile)
@@ -48,7 +48,7 @@ def test_a_real_loop_without_keras_is_captured(tmp_path):
     def train_step(x):
         return tf.matmul(x, weight)
 
-    with tp.capture(tmp_path / "run", schedule=Schedule(window=0.3)) as run:
+    with tp.capture(tmp_path / "run", schedule=Schedule.continuous(window=0.3)) as run:
         end, done = time.monotonic() + 1.5, 0  # long enough for a window, however slow its beginning
         while time.monotonic() < end:
             with run.step(done):
@@ -65,7 +65,7 @@ BODY = """
 import sys, time, numpy as np
 from tpunb.recorder import Schedule
 import tpunb as tp, tensorflow as tf
-with tp.capture(sys.argv[1], schedule=Schedule(window=0.5)) as run:
+with tp.capture(sys.argv[1], schedule=Schedule.continuous(window=0.5)) as run:
     for i in range(100_000):
         with run.step(i):
             tf.matmul(tf.ones((64, 64)), tf.ones((64, 64)))
@@ -81,7 +81,7 @@ def running(folder):
     )
     assert process.stdout.readline().strip() == "running"
     deadline = time.monotonic() + 60
-    while not list(Path(folder).glob("windows/0000[1-9]")):
+    while not list(Path(folder).glob("parts/0000[1-9]")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return process
@@ -116,7 +116,8 @@ from tpunb.recorder import Schedule
 data = open(sys.argv[1], "rb").read()
 class Canned:
     def __init__(self): self.left = 3; self.done = threading.Event()
-    def start(self): return {}
+    def start(self): pass
+    def facts(self): return {}
     def window(self, seconds):
         if self.left == 0:
             self.done.wait(30); raise tp.TpunbError("no more")
@@ -128,7 +129,7 @@ class Canned:
         return nullcontext()
 
 longest = 0.0
-with tp.capture(sys.argv[2], source=Canned(), schedule=Schedule(window=0.05)) as run:
+with tp.capture(sys.argv[2], source=Canned(), schedule=Schedule.continuous(window=0.05)) as run:
     last = time.perf_counter()
     end = last + 4
     while last < end:
@@ -159,8 +160,9 @@ def test_decoding_never_holds_the_gil_for_long(tmp_path):
             check=True,
         )
         longest.append(float(seen.stdout))
-        windows = facts(tmp_path / f"run{attempt}")["windows"]
-        assert sum(window["events"] > 100_000 for window in windows) == 3, "the windows were not decoded"
+        assert (tp.load(tmp_path / f"run{attempt}").windows["events"] > 100_000).sum() == 3, (
+            "the windows were not decoded"
+        )
         if longest[-1] < 0.05:
             return
     raise AssertionError(f"a spinning thread stood still for {[f'{s * 1e3:.0f} ms' for s in longest]}")

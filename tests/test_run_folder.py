@@ -14,39 +14,40 @@ import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.frames import Steps
-from tpunb.io import raw_files, run_folder
+from tpunb.io import packed, raw_files, run_folder
+from tpunb.io.run_writer import RunWriter
 from tpunb.testing import toy_steps
+from tpunb.testing import toy_window as xspace
 
 MS = 1_000_000_000
-FILES = ["steps.parquet", "ops.parquet", "devices.parquet", "ticks.parquet"]
+TABLES = ["steps", "ops", "ticks", "windows"]
 
 
 def ticks(*rows, host="toy"):
     """What our own clock noted: (step, start, end) in milliseconds."""
-    spelled = [(host, step, "train", start * MS, end * MS) for step, start, end in rows]
+    spelled = [(host, step, "train", start * MS, end * MS, None) for step, start, end in rows]
     return pl.DataFrame(spelled, schema=run_folder.TICKS, orient="row")
 
 
 def ticks_of(steps):
-    return steps.frame.select("host", "step", "mark", "start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+    end_ps = pl.col("start_ps") + pl.col("dur_ps")
+    return steps.frame.select("host", "step", "mark", "start_ps", end_ps=end_ps, input_ps=pl.lit(None, pl.Int64))
 
 
-def entry(number, start=0, dur=10, **more):
-    """What run.json says of a window, in milliseconds."""
-    return {
-        "window": number,
-        "start_ps": start * MS,
-        "dur_ps": dur * MS,
-        "answer_ps": dur * MS,
-        "bytes": 100,
-        "events": 7,
-        "steps": 1,
-        "error": None,
-    } | more
+def watched(number, start=0, dur=10, *, host="toy", events=7, error=None):
+    """What a part says of a window, in milliseconds."""
+    row = (host, number, start * MS, dur * MS, dur * MS, 100, events, 1, error, "evenly")
+    return pl.DataFrame([row], schema=schema.WINDOWS, orient="row")
 
 
-def facts(*entries, **more):
-    return {"name": "toy", "host": "toy", "origin_ns": 1, "state": "finished", "windows": list(entries)} | more
+def write(folder, number, steps=None, clock=None, **more):
+    """Write a part: the steps of its windows, the ticks of our own clock, and other tables."""
+    tables = {} if steps is None else {"steps": steps.frame, "ops": steps.ops, "devices": steps.devices}
+    RunWriter(folder).part(number, tables | {"ticks": ticks() if clock is None else clock} | more)
+
+
+def say(folder, **more):
+    RunWriter(folder).facts({"name": "toy", "host": "toy", "origin_ns": 1, "state": "finished"} | more)
 
 
 def part(steps, numbers, seen="full"):
@@ -57,11 +58,12 @@ def part(steps, numbers, seen="full"):
 
 
 def a_run(folder):
-    """Two windows, of steps 0 and 1, and of step 2."""
+    """Two parts, of steps 0 and 1, and of step 2."""
     steps = toy_steps("aab")
-    run_folder.write_window(folder, 0, part(steps, [0, 1]), ticks_of(part(steps, [0, 1])), None)
-    run_folder.write_window(folder, 1, part(steps, [2]), ticks_of(part(steps, [2])), None)
-    run_folder.write_run(folder, facts(entry(0, 0, 2), entry(1, 2, 2), span_ps=5 * MS))
+    for number, numbers in enumerate([[0, 1], [2]]):
+        mine = part(steps, numbers)
+        write(folder, number, mine, ticks_of(mine), windows=watched(number, 2 * number, 2))
+    say(folder, span_ps=5 * MS)
     return steps
 
 
@@ -75,82 +77,6 @@ def sums(steps):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-# -- writing: in whole or not at all --------------------------------------------------------------------------
-
-
-def test_a_window_is_a_folder_of_its_files_and_leaves_nothing_aside(tmp_path):
-    a_run(tmp_path)
-    assert names(tmp_path) == ["run.json", "windows"]
-    assert names(tmp_path / "windows") == ["00000", "00001"]
-    assert names(tmp_path / "windows" / "00000") == sorted(FILES)
-
-
-def test_raw_bytes_lie_beside_the_statistics_untouched(tmp_path):
-    run_folder.write_window(tmp_path, 7, None, ticks((0, 0, 1)), b"\x00raw\xff")
-    assert names(tmp_path / "windows" / "00007") == ["raw.xplane.pb", "ticks.parquet"]
-    assert (tmp_path / "windows" / "00007" / "raw.xplane.pb").read_bytes() == b"\x00raw\xff"
-
-
-def test_a_reader_in_the_midst_of_a_write_sees_the_windows_before(tmp_path, monkeypatch):
-    steps = a_run(tmp_path)
-    write, seen = pl.DataFrame.write_parquet, []
-
-    def watched(frame, file):
-        write(frame, file)
-        seen.append(tp.load(tmp_path).stored.frame["step"].to_list())
-
-    monkeypatch.setattr(pl.DataFrame, "write_parquet", watched)
-    late = part(steps, [2])
-    run_folder.write_window(tmp_path, 2, late, ticks((3, 4, 5)), b"raw")
-    assert seen == [[0, 1, 2]] * len(FILES)
-    assert tp.load(tmp_path).stored.frame["step"].to_list() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("written", range(len(FILES)))
-def test_a_window_whose_writing_broke_off_is_not_there_and_the_run_loads(tmp_path, monkeypatch, written):
-    steps = a_run(tmp_path)
-    write, left = pl.DataFrame.write_parquet, [written]
-
-    def breaks(frame, file):
-        if not left[0]:
-            raise OSError(28, "No space left on device")
-        left[0] -= 1
-        write(frame, file)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pl.DataFrame, "write_parquet", breaks)
-        with pytest.raises(OSError, match="No space left"):
-            run_folder.write_window(tmp_path, 2, part(steps, [2]), ticks((3, 4, 5)), None)
-    assert not (tmp_path / "windows" / "00002").exists()
-    stored = tp.load(tmp_path).stored
-    assert stored.frame["step"].to_list() == [0, 1, 2]
-    assert sums(stored) == sums(steps)
-
-
-def test_run_json_is_the_old_one_until_the_new_one_is_whole(tmp_path, monkeypatch):
-    run_folder.write_run(tmp_path, facts(name="old"))
-    write, replace, seen = Path.write_text, Path.replace, []
-
-    def watched(path, target):
-        seen.append(tp.load(tmp_path).name)
-        return replace(path, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", watched)
-        run_folder.write_run(tmp_path, facts(name="new"))
-    assert seen == ["old"]
-    assert tp.load(tmp_path).name == "new"
-
-    def half(path, text, **how):
-        write(path, text[: len(text) // 2], **how)
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", half)
-    with pytest.raises(OSError, match="No space left"):
-        run_folder.write_run(tmp_path, facts(name="newest"))
-    assert tp.load(tmp_path).name == "new"
 
 
 # -- reading what a kill left ---------------------------------------------------------------------------------
@@ -170,18 +96,21 @@ def test_a_run_of_two_windows_reads_back_whole(tmp_path):
     assert repr(profile) == "Profile(toy, 1 host, 14 events, 0.005 s, 80% of the run observed)"
 
 
-def test_what_lies_on_disk_counts_not_what_run_json_had_come_to_list(tmp_path):
+def test_a_run_that_is_still_being_written_loads_as_far_as_it_is(tmp_path):
     steps = a_run(tmp_path)
-    run_folder.write_run(tmp_path, facts(entry(0, 0, 2), state="running"))
+    say(tmp_path, state="running")
+    (tmp_path / "parts" / ".00002.0badcafe").mkdir()  # a part on its way
+    (tmp_path / "parts" / ".00002.0badcafe" / "ops.parquet").write_bytes(b"PAR1")
+    (tmp_path / ".run.json.0badcafe").write_bytes(b"{")
     profile = tp.load(tmp_path)
     assert sums(profile.stored) == sums(steps)
-    assert profile.windows.height == 1
+    assert profile.windows.height == 2
     assert profile.span_ps == 4 * MS  # until the last thing known, since nobody came to write how long it took
     assert len(tp.phases(tp.steps(profile))) >= 1
 
 
-def test_a_run_killed_before_its_first_window_loads_and_says_it_holds_no_steps(tmp_path):
-    run_folder.write_run(tmp_path, facts(state="running"))
+def test_a_run_killed_before_its_first_part_loads_and_says_it_holds_no_steps(tmp_path):
+    say(tmp_path, state="running")
     profile = tp.load(tmp_path)
     assert (len(profile.stored), profile.span_ps, profile.observed) == (0, 0, 0.0)
     with pytest.raises(tp.TpunbError, match="toy holds no steps"):
@@ -190,20 +119,42 @@ def test_a_run_killed_before_its_first_window_loads_and_says_it_holds_no_steps(t
 
 def test_a_window_without_steps_still_gives_its_ticks(tmp_path):
     a_run(tmp_path)
-    run_folder.write_window(tmp_path, 2, None, ticks((3, 4, 5)), None)
-    run_folder.write_run(tmp_path, facts(entry(0), entry(2, 4, 0, error="INTERNAL: refused", events=0, steps=0)))
+    refused = watched(2, 4, 0, error="INTERNAL: refused", events=0)
+    write(tmp_path, 2, clock=ticks((3, 4, 5)), windows=refused)
     profile = tp.load(tmp_path)
     assert profile.stored.frame.select("step", "seen").rows()[-1] == (3, "tick")
-    assert profile.windows["error"].to_list() == [None, "INTERNAL: refused"]
+    assert profile.windows["error"].to_list() == [None, None, "INTERNAL: refused"]
 
 
-@pytest.mark.parametrize("lost", FILES)
-def test_a_window_that_lost_a_file_still_loads(tmp_path, lost):
+@pytest.mark.parametrize("lost", TABLES)
+def test_a_part_that_lost_a_table_still_loads_but_without_ticks_it_is_not_whole(tmp_path, lost):
     a_run(tmp_path)
-    (tmp_path / "windows" / "00001" / lost).unlink()
-    stored = tp.load(tmp_path).stored
-    assert stored.frame["step"].to_list() == [0, 1, 2]
-    assert stored.frame["seen"].to_list() == ["full", "full", "tick" if lost == "steps.parquet" else "full"]
+    (tmp_path / "parts" / "00001" / f"{lost}.parquet").unlink()
+    profile = tp.load(tmp_path)
+    last = {"steps": ["tick"], "ticks": []}.get(lost, ["full"])
+    assert profile.stored.frame["seen"].to_list() == ["full", "full", *last]
+    assert profile.windows.height == (1 if lost in ("windows", "ticks") else 2)
+
+
+def test_parts_follow_one_another_by_their_numbers(tmp_path):
+    for number, step in [(100_000, 2), (99_999, 1), (7, 0)]:
+        write(tmp_path, number, clock=ticks((0, step, step + 1), host=f"host {step}"))
+    say(tmp_path)
+    assert tp.load(tmp_path).stored.frame["host"].to_list() == ["host 0", "host 1", "host 2"]
+
+
+def test_several_hosts_of_a_window_are_a_row_each(tmp_path):
+    rows = [watched(number, 10 * number, host=host) for number, host in [(1, "a"), (1, "b"), (0, "b"), (0, "a")]]
+    write(tmp_path, 0, windows=pl.concat(rows[:2]))
+    write(tmp_path, 1, windows=pl.concat(rows[2:]))  # which took longer to come
+    say(tmp_path)
+    assert tp.load(tmp_path).windows.select("window", "host").rows() == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
+
+
+@pytest.mark.parametrize(("said", "known"), [({}, None), ({"overhead": None}, None), ({"overhead": 0.02}, 0.02)])
+def test_the_overhead_is_what_the_run_says(tmp_path, said, known):
+    say(tmp_path, **said)
+    assert tp.load(tmp_path).overhead == known
 
 
 def test_the_name_of_a_run_may_hold_any_letter(tmp_path):
@@ -213,29 +164,48 @@ def test_the_name_of_a_run_may_hold_any_letter(tmp_path):
 
 
 def test_raw_windows_are_read_from_where_they_began(tmp_path, monkeypatch):
-    for number, raw in enumerate([b"one", None, b"two"]):
-        run_folder.write_window(tmp_path, number, None, ticks(), raw)
-    run_folder.write_run(tmp_path, facts(entry(0, 5), entry(1, 15), entry(2, 25)))
+    writer = RunWriter(tmp_path)
+    for number, host, raw in [(0, "a", b"one"), (2, "b/c", b"three"), (2, "a", b"two")]:
+        writer.raw(number, host, raw)
+    for number in range(3):
+        hosts = [watched(number, 5 + 10 * number, host=host) for host in ("a", "b/c")]
+        write(tmp_path, number, windows=pl.concat(hosts))
+    say(tmp_path)
     asked = []
 
     def read_raw(files, origin_ns, begins):
-        asked.extend((file.source.read_bytes(), begins[number]) for number, file in files.items())
+        asked.extend((key, file.source.read_bytes(), begins[key]) for key, file in files.items())
         return schema.empty(schema.EVENTS)
 
     monkeypatch.setattr(raw_files, "windows", read_raw)
     profile = tp.load(tmp_path)
     assert asked == []  # nothing is decoded before it is asked for
     assert profile.events.is_empty()
-    assert asked == [(b"one", 5 * MS), (b"two", 25 * MS)]
+    assert asked == [
+        ((0, "a"), b"one", 5 * MS),
+        ((2, "a"), b"two", 25 * MS),
+        ((2, "b/c"), b"three", 25 * MS),
+    ]
+
+
+def test_raw_windows_of_several_hosts_bear_the_names_that_the_statistics_have(tmp_path):
+    writer = RunWriter(tmp_path)
+    for number, host in [(0, "a"), (0, "b"), (1, "a")]:
+        begin = 1 + 1000 * number
+        writer.raw(number, host, xspace(begin, begin + 900, [(number, begin, begin + 500)]))
+    say(tmp_path)
+    marks = tp.load(tmp_path).events
+    assert marks.select("host", "step_num", "start_ps").rows() == [("a", 0, 0), ("b", 0, 0), ("a", 1, 1_000_000)]
+    assert marks["lane"].n_unique() == 3
 
 
 # -- one row a step -------------------------------------------------------------------------------------------
 
 
 def test_a_step_of_several_ticks_is_one(tmp_path):
-    run_folder.write_window(tmp_path, 0, None, ticks((0, 0, 2), (0, 3, 4)), None)
-    run_folder.write_window(tmp_path, 1, None, ticks((0, 5, 9), (1, 9, 10)), None)
-    run_folder.write_run(tmp_path, facts())
+    write(tmp_path, 0, clock=ticks((0, 0, 2), (0, 3, 4)))
+    write(tmp_path, 1, clock=ticks((0, 5, 9), (1, 9, 10)))
+    say(tmp_path)
     assert tp.load(tmp_path).stored.frame.select("step", "mark", "start_ps", "dur_ps").rows() == [
         (0, "train", 0, 9 * MS),
         (1, "train", 9 * MS, 1 * MS),
@@ -243,8 +213,8 @@ def test_a_step_of_several_ticks_is_one(tmp_path):
 
 
 def test_a_step_that_no_window_saw_is_a_tick_of_unknown_device_time(tmp_path):
-    run_folder.write_window(tmp_path, 0, None, ticks((0, 0, 2)), None)
-    run_folder.write_run(tmp_path, facts())
+    write(tmp_path, 0, clock=ticks((0, 0, 2)))
+    say(tmp_path)
     profile = tp.load(tmp_path)
     known = {"host": "toy", "step": 0, "mark": "train", "start_ps": 0, "dur_ps": 2 * MS, "seen": "tick"}
     assert profile.stored.frame.row(0, named=True) == dict.fromkeys(schema.STEPS) | known
@@ -253,9 +223,9 @@ def test_a_step_that_no_window_saw_is_a_tick_of_unknown_device_time(tmp_path):
 
 def test_a_step_cut_by_two_windows_is_partial_and_its_ops_add_up(tmp_path):
     first, second = toy_steps("a", seen="p"), toy_steps("a", seen="p")
-    run_folder.write_window(tmp_path, 0, first, ticks(), None)
-    run_folder.write_window(tmp_path, 1, second, ticks((0, 0, 3)), None)
-    run_folder.write_run(tmp_path, facts(entry(0), entry(1, 10)))
+    write(tmp_path, 0, first)
+    write(tmp_path, 1, second, ticks((0, 0, 3)))
+    say(tmp_path)
     stored = tp.load(tmp_path).stored
     assert stored.frame.select("step", "dur_ps", "seen").rows() == [(0, 3 * MS, "partial")]
     assert sums(stored) == {key: tuple(2 * n for n in row) for key, row in sums(first).items()}
@@ -267,8 +237,8 @@ def test_device_time_of_the_parts_adds_up_and_an_unknown_part_adds_nothing(tmp_p
     known = part(whole, [0], seen="partial")  # busy for 0.5 ms
     unknown = Steps(known.frame.with_columns(device_ps=pl.lit(None), idle_ps=pl.lit(None)), known.ops)
     for number, window in enumerate([known, unknown, known]):
-        run_folder.write_window(tmp_path, number, window, ticks(), None)
-    run_folder.write_run(tmp_path, facts())
+        write(tmp_path, number, window)
+    say(tmp_path)
     assert tp.load(tmp_path).stored.frame.select("device_ps", "seen").row(0) == (MS, "partial")
 
 
@@ -304,8 +274,8 @@ def cut_in_two(first, second):
 )
 def test_facts_of_a_step_cut_by_two_windows_are_summed_or_weighed_by_time(tmp_path, fact, first, second, whole):
     for number, window in enumerate(cut_in_two({fact: first}, {fact: second})):
-        run_folder.write_window(tmp_path, number, window, ticks(), None)
-    run_folder.write_run(tmp_path, facts())
+        write(tmp_path, number, window)
+    say(tmp_path)
     stored = tp.load(tmp_path).stored
     assert stored.frame[fact].to_list() == [whole]
     if fact in schema.DEVICE_FACTS:
@@ -316,8 +286,8 @@ def test_an_operation_is_of_the_category_that_most_of_its_self_time_is_of(tmp_pa
     steps = toy_steps("a")
     for number, (category, self_ps) in enumerate([("copy", 3), (None, 9), ("fusion", 5)]):
         ops = steps.ops.head(1).with_columns(category=pl.lit(category, schema.NAME), self_ps=pl.lit(self_ps))
-        run_folder.write_window(tmp_path, number, Steps(steps.frame, ops), ticks(), None)
-    run_folder.write_run(tmp_path, facts())
+        write(tmp_path, number, Steps(steps.frame, ops))
+    say(tmp_path)
     assert tp.load(tmp_path).stored.ops.select("category", "self_ps").rows() == [("fusion", 17)]
 
 
@@ -328,9 +298,9 @@ def test_clocks_of_the_windows_are_one_row_a_link(tmp_path):
     ]
     for number, window in enumerate(rows):
         clocks = pl.DataFrame(window, schema=schema.CLOCKS, orient="row")
-        run_folder.write_window(tmp_path, number, None, ticks(), None, clocks=clocks)
-    run_folder.write_window(tmp_path, 2, None, ticks(), None)
-    run_folder.write_run(tmp_path, facts())
+        write(tmp_path, number, clocks=clocks)
+    write(tmp_path, 2, clock=None)
+    say(tmp_path)
     assert tp.load(tmp_path).clocks.rows() == [
         ("a", "/device:TPU:0", "flow", 50, 40, 700, 3),  # (10 x 400 + 30 x 800) / 40
         ("a", "/device:TPU:1", None, 7, 0, None, None),
@@ -342,29 +312,20 @@ def test_a_run_that_noted_no_clocks_has_none_stored(tmp_path):
     assert tp.load(tmp_path).stored_clocks is None
 
 
-@pytest.mark.parametrize("old", [{0}, {1}, {0, 1}], ids=["first", "second", "both"])
-def test_windows_of_an_earlier_version_lack_facts_and_load(tmp_path, old):
-    steps = a_run(tmp_path)
-    for number in old:
-        window = tmp_path / "windows" / f"{number:05d}"
-        for file, known in [
-            ("steps", ["host", "step", "mark", "start_ps", "dur_ps", "device_ps", "idle_ps", "seen"]),
-            ("ops", ["host", "step", "op", "side", "count", "total_ps", "self_ps"]),
-            ("devices", ["host", "device", "step", "start_ps", "dur_ps", "device_ps", "idle_ps"]),
-        ]:
-            frame = pl.read_parquet(window / f"{file}.parquet")
-            frame.select(known).write_parquet(window / f"{file}.parquet")
-    stored = tp.load(tmp_path).stored
-    assert sums(stored) == sums(steps)
-    assert stored.frame["dur_ps"].to_list() == steps.frame["dur_ps"].to_list()
-    assert stored.frame.schema == schema.STEPS
-    assert stored.devices.height == steps.devices.height
+@pytest.mark.parametrize("input_of_window", [None, 3])
+def test_the_wait_for_input_is_the_windows_word_else_that_of_our_own_clock(tmp_path, input_of_window):
+    steps = toy_steps("a")
+    known = Steps(steps.frame.with_columns(input_ps=pl.lit(input_of_window, pl.Int64)), steps.ops)
+    clock = ticks((0, 0, 1), (0, 1, 2), (1, 2, 3)).with_columns(input_ps=pl.Series([5, None, 7]))
+    write(tmp_path, 0, known, clock)
+    say(tmp_path)
+    assert tp.load(tmp_path).stored.frame["input_ps"].to_list() == [input_of_window or 5, 7]
 
 
 def test_steps_that_only_windows_saw_are_there_too(tmp_path):
     steps = toy_steps("ab")
-    run_folder.write_window(tmp_path, 0, steps, ticks(), None)
-    run_folder.write_run(tmp_path, facts(entry(0)))
+    write(tmp_path, 0, steps)
+    say(tmp_path)
     assert tp.load(tmp_path).stored.frame.rows() == steps.frame.rows()
 
 
@@ -392,8 +353,8 @@ def test_steps_cut_into_windows_give_their_sums_back(pattern, data):
             parts = [part(steps, [step], how).frame for step, _, how in seen]
             frame = pl.concat([schema.empty(schema.STEPS), *parts])
             ops = pl.concat([schema.empty(schema.OPS), *(rows for _, rows, _ in seen)])
-            run_folder.write_window(Path(folder), number, Steps(frame, ops), ticks(), None)
-        run_folder.write_run(Path(folder), facts())
+            write(Path(folder), number, Steps(frame, ops))
+        say(Path(folder))
         stored = tp.load(folder).stored
     assert sums(stored) == sums(steps)
     assert stored.frame["step"].to_list() == list(range(len(pattern)))
@@ -401,31 +362,73 @@ def test_steps_cut_into_windows_give_their_sums_back(pattern, data):
     assert stored.frame["dur_ps"].to_list() == steps.frame["dur_ps"].to_list()
 
 
-# -- making way -----------------------------------------------------------------------------------------------
+# -- tables as few bytes --------------------------------------------------------------------------------------
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+VALUES = {
+    pl.String: st.text(max_size=5),
+    pl.Categorical: st.sampled_from(["MatMul", "größe", "a/b", ""]),
+    pl.Enum: st.sampled_from(["host", "device"]),
+    pl.Int64: INT64 | st.integers(-5, 5).map(lambda thousands: 1000 * thousands),
+    pl.Float64: st.floats(allow_nan=False),
+}
 
 
-def test_earlier_runs_are_renamed_one_after_the_other(tmp_path):
-    run = tmp_path / "run"
-    moved = []
-    for number in range(3):
-        moved.append(run_folder.make_way(run))
-        run_folder.write_run(run, facts(name=f"run {number}"))
-    assert moved == [None, tmp_path / "run-1", tmp_path / "run-2"]
-    assert [tp.load(tmp_path / name).name for name in ("run-1", "run-2", "run")] == ["run 0", "run 1", "run 2"]
+@st.composite
+def tables(draw):
+    """A table of a part: any rows, of which some columns are null throughout."""
+    name = draw(st.sampled_from([*run_folder.TABLES]))
+    columns = run_folder.TABLES[name]
+    rows = draw(st.integers(0, 4))
+    unit = draw(st.sampled_from([1, 1000]))
+    values = {}
+    for column, dtype in columns.items():
+        one = st.sampled_from(dtype.categories.to_list()) if isinstance(dtype, pl.Enum) else VALUES[type(dtype)]
+        if unit == 1000 and column.endswith("_ps"):
+            one = st.integers(-(2**63) // 1000 + 1, 2**63 // 1000 - 1).map(lambda number: 1000 * number)
+        if column not in {"host", "step", "op", "side", "total_ps", "self_ps"}:  # which are always known
+            one = draw(st.sampled_from([one, one | st.none(), st.none()]))
+        values[column] = draw(st.lists(one, min_size=rows, max_size=rows))
+    return name, pl.DataFrame(values, schema=columns)
 
 
-def test_a_new_or_an_empty_folder_is_free(tmp_path):
-    assert run_folder.make_way(tmp_path) is None
-    assert run_folder.make_way(tmp_path / "new") is None
-    assert names(tmp_path) == []
+@given(table=tables())
+@settings(max_examples=200, deadline=None)
+def test_a_table_that_was_packed_is_what_it_was(table):
+    name, frame = table
+    columns = run_folder.TABLES[name]
+    back = packed.unpack(pl.read_parquet(packed.pack(frame, columns)), columns)
+    assert back.schema == columns
+    assert sorted(back.rows(), key=repr) == sorted(frame.rows(), key=repr)
+    if name != "ops":  # whose rows have no order
+        assert back.rows() == frame.rows()
 
 
-def test_what_is_not_a_run_is_refused_and_untouched(tmp_path):
-    (tmp_path / "thesis.txt").write_text("years of work")
-    for place in (tmp_path, tmp_path / "thesis.txt"):
-        with pytest.raises(ValueError, match=re.escape(f"Got {str(place)!r} instead, which holds something else")):
-            run_folder.make_way(place)
-    assert names(tmp_path) == ["thesis.txt"]
+@given(parts=st.lists(tables(), min_size=1, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_what_was_written_in_parts_is_what_is_read(parts):
+    with tempfile.TemporaryDirectory() as folder:
+        writer = RunWriter(folder)
+        for number, (name, frame) in enumerate(parts):
+            writer.part(number, {name: frame})
+        folders = [Path(folder, "parts", f"{number:05d}") for number in range(len(parts))]
+        for table, columns in run_folder.TABLES.items():
+            written = [row for name, frame in parts if name == table for row in frame.rows()]
+            files = [path for one in folders if (path := one / f"{table}.parquet").exists()]
+            read = packed.read(files, columns).rows() if files else []
+            assert sorted(read, key=repr) == sorted(written, key=repr)
+
+
+def test_a_table_on_disk_holds_small_numbers_and_no_empty_columns():
+    times = pl.col("total_ps", "self_ps") // 1000 * 1000  # whole nanoseconds
+    ops = toy_steps("ab").ops.with_columns(times)
+    file = pl.read_parquet(packed.pack(ops, schema.OPS))
+    assert file["unit_ps"].unique().to_list() == [1000]
+    assert "category" not in file.columns
+    lowest, rest = file["total_units_byte0"].cast(pl.Int64), file["total_units"] * 256
+    assert ((rest + file["total_units_byte1"]) * 256 + lowest).sum() * 1000 == ops["total_ps"].sum()
+    odd = ops.with_columns(pl.col("self_ps") + 1)
+    assert pl.read_parquet(packed.pack(odd, schema.OPS))["unit_ps"].unique().to_list() == [1]
 
 
 # -- damage ---------------------------------------------------------------------------------------------------
@@ -437,7 +440,7 @@ def other_columns(whole):
         return Path(file.name).read_bytes()
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", TABLES)
 @pytest.mark.parametrize(
     "damage",
     [
@@ -452,7 +455,7 @@ def other_columns(whole):
 )
 def test_a_damaged_file_is_named(tmp_path, file, damage):
     a_run(tmp_path)
-    broken = tmp_path / "windows" / "00001" / file
+    broken = tmp_path / "parts" / "00001" / f"{file}.parquet"
     broken.write_bytes(damage(broken.read_bytes()))
     with pytest.raises(BadProfile, match=re.escape(str(broken))) as caught:
         tp.load(tmp_path)
@@ -464,7 +467,7 @@ def test_a_damaged_file_is_named(tmp_path, file, damage):
 def test_a_file_cut_anywhere_is_a_bad_profile(kept):
     with tempfile.TemporaryDirectory() as folder:
         a_run(Path(folder))
-        broken = Path(folder, "windows", "00001", "ops.parquet")
+        broken = Path(folder, "parts", "00001", "ops.parquet")
         whole = broken.read_bytes()
         broken.write_bytes(whole[: int(len(whole) * kept)])
         with pytest.raises(BadProfile, match=re.escape(str(broken))):
@@ -477,7 +480,7 @@ def test_bytes_that_the_parquet_reader_itself_stumbles_over_are_a_bad_profile(tm
     def stumbles(path, **_):
         raise pl.exceptions.PanicException("range end index 9 out of range")
 
-    monkeypatch.setattr(pl, "read_parquet", stumbles)
+    monkeypatch.setattr(pl, "scan_parquet", stumbles)
     with pytest.raises(BadProfile, match=r"ticks\.parquet: cannot be read: range end index"):
         tp.load(tmp_path)
 
@@ -493,11 +496,11 @@ def test_bytes_that_the_parquet_reader_itself_stumbles_over_are_a_bad_profile(tm
         "[" * 100_000,
         '{"tpunb": "1"}',
         '{"tpunb": null}',
-        '{"tpunb": 1, "windows": null}',
-        '{"tpunb": 1, "windows": [3]}',
-        '{"tpunb": 1, "windows": [{"window": "first"}]}',
-        '{"tpunb": 1, "hardware": 4}',
-        '{"tpunb": 1, "span_ps": "long"}',
+        '{"tpunb": 2, "hardware": 4}',
+        '{"tpunb": 2, "span_ps": "long"}',
+        '{"tpunb": 2, "span_ps": 1e999}',
+        '{"tpunb": 2, "overhead": "little"}',
+        '{"tpunb": 2, "overhead": []}',
     ],
     ids=lambda text: text[:40],
 )
@@ -508,9 +511,16 @@ def test_a_damaged_run_json_is_named(tmp_path, text):
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_of_a_later_version_says_how_to_read_it(tmp_path):
-    later = run_folder.VERSION + 1
-    (tmp_path / "run.json").write_text(json.dumps({"tpunb": later}))
-    with pytest.raises(BadProfile, match=rf"run\.json: a run folder of version {later}, by a later tpunb") as caught:
+@pytest.mark.parametrize(
+    ("version", "whose", "hint"),
+    [
+        (run_folder.VERSION + 1, "a later", "pip install --upgrade tpunb"),
+        (1, "an earlier", "record it again, or read it with the tpunb that wrote it"),
+    ],
+)
+def test_a_run_of_another_version_says_how_to_read_it(tmp_path, version, whose, hint):
+    (tmp_path / "run.json").write_text(json.dumps({"tpunb": version}))
+    said = f"run.json: a run folder of version {version}, by {whose} tpunb; this one reads {run_folder.VERSION}"
+    with pytest.raises(BadProfile, match=re.escape(said)) as caught:
         tp.load(tmp_path)
-    assert caught.value.hint == "pip install --upgrade tpunb"
+    assert caught.value.hint == hint

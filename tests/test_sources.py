@@ -1,53 +1,176 @@
-"""Sources: this process by TensorFlow's own profiler server, opened once and reached by loopback."""
+"""The source that is this process: the framework in use is watched, found late if it comes late, never imported."""
 
+import subprocess
 import sys
+import threading
+import types
 
 import pytest
 
-from tpunb.errors import CaptureBusy, MissingExtra
-from tpunb.sources import Local
+from tpunb.errors import CaptureBusy, MissingExtra, TpunbError
+from tpunb.io import xplane
+from tpunb.sources import local
+from tpunb.sources.local import Local, in_use, serve
 
 
-def test_the_server_is_opened_once_a_process():
-    pytest.importorskip("tensorflow")
-    first, second = Local(), Local()
-    first.start()
-    address = Local._address
-    second.start()
-    assert Local._address == address
-    assert address.startswith("127.0.0.1:")
+def run(code):
+    """Run a program of its own; what it prints."""
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return seen.stdout.split()
 
 
-def test_starting_says_with_what():
+@pytest.mark.parametrize("framework", ["tensorflow", "jax"])
+def test_a_server_is_opened_once_a_process(framework):
+    pytest.importorskip(framework)
+    assert serve(framework) == serve(framework)
+    assert serve(framework).startswith("127.0.0.1:")
+
+
+def test_it_says_which_framework_was_watched():
     tf = pytest.importorskip("tensorflow")
-    said = Local().start()
-    assert said == {
-        "framework": "tensorflow",
-        "framework_version": tf.__version__,
-        "devices": [device.name for device in tf.config.list_logical_devices()],
-    }
+    tf.ones(3)
+    source = Local()
+    source.start()
+    source.window(0.01)
+    said = source.facts()
+    if said["framework"] == "tensorflow":  # another test of this process may have computed with JAX
+        assert said["framework_version"] == tf.__version__
+        assert said["devices"] == [device.name for device in tf.config.list_logical_devices()]
 
 
-def test_without_tensorflow_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(MissingExtra, match="tensorflow is not installed") as caught:
+def test_a_jax_program_is_watched_by_jax_and_never_imports_tensorflow():
+    pytest.importorskip("jax")
+    code = """
+import sys, jax, jax.numpy as jnp
+from tpunb.sources.local import Local, in_use
+from tpunb.io import xplane
+print(in_use())
+jnp.ones(3).sum().block_until_ready()
+print(in_use())
+source = Local(); source.start()
+events, facts = xplane.read(source.window(0.1), source="window")
+print(source.facts()["framework"], "tensorflow" in sys.modules, facts.errors == [])
+"""
+    assert run(code) == ["None", "jax", "jax", "False", "True"]
+
+
+def test_what_is_merely_imported_is_not_watched():
+    pytest.importorskip("jax")
+    pytest.importorskip("tensorflow")
+    code = """
+import tensorflow as tf, jax
+from tpunb.sources.local import in_use
+print(in_use())
+tf.ones(3)
+print(in_use())
+jax.devices()
+print(in_use())
+"""
+    assert run(code) == ["None", "tensorflow", "jax"]
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_what_keras_computes_with_is_watched(backend):
+    pytest.importorskip("keras")
+    pytest.importorskip(backend)
+    code = f"""
+import os; os.environ["KERAS_BACKEND"] = "{backend}"
+import numpy as np, tensorflow as tf, jax, keras
+import tpunb as tp
+tf.ones(3); jax.devices()
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+with tp.capture() as run:
+    while run.status.windows < 3:  # the first may have begun before Keras
+        model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
+said = run._watcher.source.facts()
+print(said["framework"], tp.steps(tp.load(run)).full().ops.height > 0)
+"""
+    assert run(code) == [backend, "True"]
+
+
+def fake(monkeypatch, **modules):
+    for name in ("tensorflow", "jax", "keras"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name, initialising in modules.items():
+        module = types.ModuleType(name)
+        module.__spec__ = types.SimpleNamespace(_initializing=initialising)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_a_framework_in_the_midst_of_its_import_is_not_in_use_yet(monkeypatch):
+    fake(monkeypatch, tensorflow=True)
+    assert in_use() is None
+    fake(monkeypatch, jax=True)
+    assert in_use() is None
+
+
+def test_a_framework_that_comes_late_is_waited_for(monkeypatch):
+    pytest.importorskip("tensorflow")
+    frameworks = iter([None, None, "tensorflow"])
+    monkeypatch.setattr(local, "in_use", lambda: next(frameworks, "tensorflow"))
+    source = Local()
+    assert xplane.facts(source.window(0.05), source="window").errors == []
+
+
+def test_where_none_comes_waiting_ends_with_the_capture(monkeypatch):
+    monkeypatch.setattr(local, "in_use", lambda: None)
+    source, said = Local(), []
+
+    def window():
+        try:
+            source.window(60)
+        except TpunbError as error:
+            said.append(str(error))
+
+    asking = threading.Thread(target=window)
+    asking.start()
+    while asking.is_alive():
+        source.stop()
+        asking.join(0.05)
+    assert said == ["neither TensorFlow nor JAX has come into use"]
+
+
+def test_without_any_framework_the_extras_are_named(monkeypatch):
+    for name in ("tensorflow", "jax"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtra, match="neither tensorflow nor jax is installed") as caught:
         Local().start()
-    assert caught.value.hint == "pip install 'tpunb[tensorflow]'"
+    assert caught.value.hint == "pip install 'tpunb[tensorflow]' or 'tpunb[jax]'"
 
 
 def test_a_server_that_does_not_answer_is_told_and_not_kept(monkeypatch):
-    tf = pytest.importorskip("tensorflow")
-    monkeypatch.setattr(Local, "_address", None)
-    monkeypatch.setattr("tpunb.sources._READY_SECONDS", 0.3)
-    monkeypatch.setattr(tf.profiler.experimental.server, "start", lambda port: None)
+    monkeypatch.setattr(local, "_servers", {})
+    monkeypatch.setattr(local, "_READY_S", 0.3)
+    monkeypatch.setitem(local._open, "tensorflow", lambda port: None)
     with pytest.raises(CaptureBusy, match="no profiler service answered"):
-        Local().start()
-    assert Local._address is None
+        serve("tensorflow")
+    assert local._servers == {}
 
 
-def test_a_step_is_annotated_for_the_profiler():
+def test_a_window_of_jax_and_one_of_the_programs_own_server_do_not_meet():
+    pytest.importorskip("jax")
+    code = """
+import socket, jax
+from tpunb.sources.local import Local
+jax.devices()
+source = Local(); source.start()
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0)); port = free.getsockname()[1]
+jax.profiler.start_server(port)
+jax.profiler.stop_server()
+print(len(source.window(0.05)) > 0)
+"""
+    assert run(code) == ["True"]
+
+
+def test_a_step_is_annotated_by_the_framework_in_use(monkeypatch):
     pytest.importorskip("tensorflow")
-    source = Local()
-    source.start()
-    with source.step("train", 7) as annotation:
-        assert type(annotation).__name__ == "Trace"
+    pytest.importorskip("jax")
+    import jax  # noqa: F401
+    import tensorflow as tf  # noqa: F401
+
+    for framework, kind in (("tensorflow", "Trace"), ("jax", "StepTraceAnnotation"), (None, "nullcontext")):
+        monkeypatch.setattr(local, "in_use", lambda framework=framework: framework)
+        with Local().step("train", 7) as _:
+            assert type(Local().step("train", 7)).__name__ == kind

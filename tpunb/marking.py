@@ -6,6 +6,7 @@ callback) belongs to the step after which it happened. Within a step that the us
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections import deque
@@ -18,6 +19,14 @@ from typing import Any, NamedTuple
 _KINDS = ("train", "test", "predict")
 _INHERITED = object()
 
+_keras_depth = 0  # of the methods of Keras that run, one within another
+
+
+def keras_runs() -> bool:
+    """Say whether a method of a Keras model that is being marked runs now."""
+    return _keras_depth > 0
+
+
 Annotate = Callable[[str, int], AbstractContextManager[Any]]
 """Opens the framework's own step annotation: (mark, step number) -> context manager."""
 
@@ -29,9 +38,10 @@ class Tick(NamedTuple):
     mark: str
     start_ns: int  # since the epoch
     end_ns: int
+    input_ns: int | None = None  # of it, waiting for input, where that is known
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Open:
     step: int
     mark: str
@@ -39,6 +49,7 @@ class _Open:
     annotation: AbstractContextManager[Any]
     complete: bool
     explicit: bool
+    input_ns: int | None = None
 
 
 class StepClock:
@@ -48,19 +59,30 @@ class StepClock:
     ----------
     annotate
         Opens the framework's step annotation, so that a profile knows the step too.
+    until
+        The step at which marking ends, if any.
+    reached
+        Called once when that step would begin.
     """
 
-    def __init__(self, annotate: Annotate) -> None:
+    def __init__(
+        self, annotate: Annotate, *, until: int | None = None, reached: Callable[[], None] = lambda: None
+    ) -> None:
         self._annotate = annotate
+        self._until = math.inf if until is None else until
+        self._reached = reached
+        self._closed = False
         self._open: _Open | None = None
         self._next = 0
+        self.count = 0  # steps that ended
         self._ticks: deque[Tick] = deque()
         self._warned = False
 
     def begin(self, mark: str, *, step: int | None = None, complete: bool = True, explicit: bool = False) -> object:
         """Begin a step, which ends the one before; return it, for `end`.
 
-        Within a step that the user marked himself there are no others: None comes back, and nothing changes.
+        Within a step that the user marked himself there are no others: None comes back, and nothing changes. Nor are
+        there once the clock is closed.
 
         Parameters
         ----------
@@ -76,6 +98,8 @@ class StepClock:
         if self._open is not None and self._open.explicit:
             return None
         self.end()
+        if self._closed:
+            return None
         number = self._next if step is None else step
         if number < self._next:
             if not self._warned:
@@ -84,6 +108,10 @@ class StepClock:
                     f"step {number} is not above the last; steps are numbered on from {self._next}", stacklevel=4
                 )
             number = self._next
+        if number >= self._until:
+            self.close()
+            self._reached()
+            return None
         self._next = number + 1
         annotation = self._annotate(mark, number)
         start_ns = time.time_ns()
@@ -91,10 +119,20 @@ class StepClock:
         self._open = _Open(number, mark, start_ns, annotation, complete, explicit)
         return self._open
 
+    def close(self) -> None:
+        """Mark no step from now on; the one that is open ends when it does."""
+        self._closed = True
+
     def finished(self) -> None:
         """Tell that the open step did its work; it goes on until the next begins."""
         if self._open is not None:
             self._open.complete = True
+
+    def fed(self) -> None:
+        """Tell that the open step has waited for its input until now."""
+        if self._open is not None:
+            self._open.complete = True
+            self._open.input_ns = time.time_ns() - self._open.start_ns
 
     def end(self, step: object = None) -> None:
         """End the open step, if there is one; where `step` is given, only if it is that one.
@@ -112,7 +150,8 @@ class StepClock:
             self._next = number
             number -= 1
         if number >= 0:
-            self._ticks.append(Tick(number, ending.mark, ending.start_ns, time.time_ns()))
+            self._ticks.append(Tick(number, ending.mark, ending.start_ns, time.time_ns(), ending.input_ns))
+            self.count += ending.complete
 
     def leave(self, *, done: bool) -> None:
         """End the open step of a framework's loop that is over; a step cut short by an exception is forgotten."""
@@ -131,7 +170,7 @@ class StepClock:
     def open_tick(self) -> Tick | None:
         """Return the open step, as if it ended now."""
         step = self._open
-        return None if step is None else Tick(step.step, step.mark, step.start_ns, time.time_ns())
+        return None if step is None else Tick(step.step, step.mark, step.start_ns, time.time_ns(), step.input_ns)
 
     def take(self) -> list[Tick]:
         """Return the steps that ended since the last call, in order."""
@@ -151,8 +190,6 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
     """
     import keras
 
-    depth = 0
-
     def batches(kind: str, hook: str) -> Callable[[], object]:
         return lambda: clock.begin(kind, complete=False) if hook == "begin" else clock.finished()
 
@@ -167,16 +204,16 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
     def enclosed(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal depth
+            global _keras_depth
             __tracebackhide__ = True
-            depth += 1
+            _keras_depth += 1
             done = False
             try:
                 value = original(self, *args, **kwargs)
                 done = True
             finally:
-                depth -= 1
-                if depth == 0:
+                _keras_depth -= 1
+                if _keras_depth == 0:
                     clock.leave(done=done)
             return value
 

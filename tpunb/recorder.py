@@ -7,38 +7,58 @@ our own clock besides, since windows have gaps between them.
 
 from __future__ import annotations
 
-import sys
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import datetime
 from importlib.util import find_spec
 from numbers import Integral
-from pathlib import Path
 from typing import TypeVar
 
 from tpunb.errors import CaptureBusy
+from tpunb.io.run_writer import RunWriter
 from tpunb.marking import StepClock, keras_marks
-from tpunb.sources import Local, Source
-from tpunb.watcher import Keep, Schedule, Watcher
+from tpunb.neighbours import Neighbours
+from tpunb.recording import Keep
+from tpunb.schedule import Schedule
+from tpunb.sources import TPU, Address, Local, Replay, Source
+from tpunb.sources.local import loaded
+from tpunb.watcher import Status, Watcher
 
-__all__ = ["Keep", "Local", "Run", "Schedule", "Source", "capture"]
+__all__ = ["TPU", "Address", "Keep", "Local", "Replay", "Run", "Schedule", "Source", "Status", "capture"]
 
 T = TypeVar("T")
 
 
 class Run:
-    """A capture in progress, and the folder it writes; a path for ``tp.load``."""
+    """A capture in progress, and where it writes; a path for ``tp.load``.
 
-    def __init__(self, path: Path, clock: StepClock) -> None:
-        self.path = path
-        self._clock = clock
+    Parameters
+    ----------
+    watcher
+        The threads that record it.
+    """
+
+    def __init__(self, watcher: Watcher) -> None:
+        self.path = watcher.writer.source
+        self._keeper = watcher.writer.keeper  # what was recorded in memory lasts as long as this
+        self._watcher = watcher
+        self._clock = watcher.clock
 
     def __fspath__(self) -> str:
         return str(self.path)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
+
+    @property
+    def status(self) -> Status:
+        """How the capture stands: steps, windows, observed share, estimated slow-down."""
+        return self._watcher.status
+
+    def stop(self) -> None:
+        """End the capture here; the block goes on unwatched, and what was recorded is complete when it ends."""
+        self._watcher.stop("stopped")
 
     @contextmanager
     def step(self, number: int, mark: str = "train") -> Iterator[None]:
@@ -63,7 +83,7 @@ class Run:
                     batch = next(batches)
                 except StopIteration:
                     return
-                self._clock.finished()
+                self._clock.fed()
                 yield batch
                 if step is not None:
                     self._clock.end(step)
@@ -79,17 +99,18 @@ def _word(mark: str) -> str:
     return mark
 
 
-_running: list[Path] = []
+_running: list[str] = []
 _lock = threading.Lock()
 
 
 @contextmanager
 def capture(
-    dir: str | Path | None = None,  # noqa: A002  the word everybody looks for
+    dir: str | os.PathLike[str] | None = None,  # noqa: A002  the word everybody looks for
     *,
     source: Source | None = None,
     schedule: Schedule | None = None,
-    keep: Keep = "none",
+    keep: Keep = "phases",
+    until: int | None = None,
 ) -> Iterator[Run]:
     """Watch the block from its first line to its last, and write what was seen into a run folder.
 
@@ -98,56 +119,85 @@ def capture(
     Parameters
     ----------
     dir
-        The run folder; an earlier run there is renamed, not overwritten. ``runs/<date and time>`` if not given.
+        The run folder, here or at any URL that fsspec knows; an earlier run there is renamed, not overwritten.
+        In memory if not given: ``tp.load(run)`` reads it while `run` is in reach.
     source
-        Where windows come from; this process unless given.
+        Where windows come from: ``Local()`` unless given; ``Address``, ``TPU`` and ``Replay`` are in `tpunb.sources`.
     schedule
-        When they are asked for; ``Schedule.continuous()`` unless given.
+        When they are asked for: ``Schedule()`` unless given, which slows the run by no more than 2 %.
     keep
-        Which raw windows stay beside the statistics: "none" or "all".
+        Which raw windows stay beside the statistics: "none", "phases" (one a phase), or "all".
+    until
+        The step at which to stop, as ``run.stop()`` does.
 
     Raises
     ------
     CaptureBusy
-        Another capture runs in this process.
+        Another capture runs in this process, or another process captures into that folder.
     MissingExtra
-        TensorFlow is not installed.
+        Neither TensorFlow nor JAX is installed, or not what the source needs.
+    TpunbError
+        The source cannot be reached.
     """
-    if keep not in ("none", "all"):
-        raise ValueError(f"The keep parameter of capture must be 'none' or 'all'. Got {keep!r} instead.")
-    # absolute: the block may change its working directory
-    path = (Path("runs", f"{datetime.now():%Y%m%d-%H%M%S}") if dir is None else Path(dir).expanduser()).absolute()
+    if keep not in ("none", "phases", "all"):
+        raise ValueError(f"The keep parameter of capture must be 'none', 'phases' or 'all'. Got {keep!r} instead.")
+    if until is not None and (isinstance(until, bool) or not isinstance(until, Integral) or until < 1):
+        raise ValueError(f"The until parameter of capture must be an int of 1 or more. Got {until!r} instead.")
+    writer = RunWriter(dir)
     with ExitStack() as stack:
-        stack.enter_context(_alone(path))
+        stack.enter_context(_alone(str(writer.source)))
         watcher = Watcher(
-            path,
+            writer,
             Local() if source is None else source,
-            Schedule.continuous() if schedule is None else schedule,
-            keep,
+            Schedule() if schedule is None else schedule,
+            keep=keep,
+            until=None if until is None else int(until),
         )
+        neighbours = stack.enter_context(Neighbours(watcher.give_way, watcher.go_on))
+        marks = stack.enter_context(_KerasMarks(watcher.clock))
+        watcher.lookouts += [neighbours.look, marks.look]
         stack.enter_context(watcher)
-        stack.enter_context(_marks(watcher.clock))
-        yield Run(path, watcher.clock)
+        yield Run(watcher)
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(where: str) -> Iterator[None]:
     with _lock:
         if _running:
             raise CaptureBusy(
                 f"a capture into {_running[0]} is running", hint="end it first: one process has one profiler"
             )
-        _running.append(path)
+        _running.append(where)
     try:
         yield
     finally:
         _running.clear()
 
 
-@contextmanager
-def _marks(clock: StepClock) -> Iterator[None]:
-    """Mark Keras' steps where Keras is or may come into use; without it there is nothing to mark."""
-    with ExitStack() as stack:
-        if "keras" in sys.modules or ("tensorflow" in sys.modules and find_spec("keras")):
-            stack.enter_context(keras_marks(clock))
-        yield
+class _KerasMarks:
+    """Marks Keras' steps from when Keras is there, which may be later than the capture begins."""
+
+    def __init__(self, clock: StepClock) -> None:
+        self._clock = clock
+        self._stack = ExitStack()
+        self._lock = threading.Lock()
+        self._open = True
+
+    def __enter__(self) -> _KerasMarks:
+        if loaded("tensorflow") and find_spec("keras"):
+            import keras  # noqa: F401  TensorFlow would bring it at the first word of tf.keras
+        self.look()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._open = False
+        self._stack.close()
+
+    def look(self) -> None:
+        """Begin to mark if Keras has come."""
+        if self._open and loaded("keras"):
+            with self._lock:
+                if self._open:
+                    self._open = False
+                    self._stack.enter_context(keras_marks(self._clock))

@@ -142,6 +142,7 @@ WINDOWS: Schema = {
     "events": pl.Int64(),
     "steps": pl.Int64(),  # seen in full
     "error": pl.String(),  # why the window failed, or null
+    "why": pl.String(),  # why it was asked for: "start", "new phase", ... (tpunb.schedule); null if not by us
 }
 """One row a (host, window) that was asked for."""
 
@@ -174,7 +175,7 @@ TOP: Schema = {
 
 
 _MAY_LACK = {
-    *("category", "device_dur_ps", "flops", "bytes", "hbm_bytes", "sends", "receives", "launch"),
+    *("category", "device_dur_ps", "flops", "bytes", "hbm_bytes", "sends", "receives", "launch", "why"),
     *(set(STEPS) - {"host", "step", "mark", "start_ps", "dur_ps", "device_ps", "idle_ps", "seen"}),
 }
 """Facts that few captures know: a frame may leave their columns out, and they are null then."""

@@ -5,300 +5,328 @@ Paper III.A: while the recording thread stores a profile, the profiling thread a
 
 from __future__ import annotations
 
+import os
 import queue
-import socket
-import sys
 import threading
 import time
 import warnings
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib import metadata
-from pathlib import Path
-from typing import Any, Literal
+from typing import NamedTuple
 
 import polars as pl
 
-from tpunb import links, step_rules, stepping
-from tpunb.errors import BadProfile, TpunbError
-from tpunb.frames import Steps
-from tpunb.io import run_folder
-from tpunb.marking import StepClock, Tick
+from tpunb.errors import TpunbError
+from tpunb.io.run_writer import RunWriter
+from tpunb.marking import StepClock
+from tpunb.recording import Keep, Recording
+from tpunb.schedule import Ask, Schedule, Seen
 from tpunb.sources import Source
+from tpunb.windows import OURS, Answer
 
-Keep = Literal["none", "all"]
+_COLLECT_S = 120.0  # how long the last window may take to come back
+_YIELD_S = 30.0  # how long the program's own profiler waits for ours to end
+_LOOK_S = 0.1  # how often the plan is looked at again
+_TURN_S = 0.2  # how often waiting hears of an interrupt
+_NOTED_S = 10.0  # how often steps are written where no window is
+_BEAT_S = 30.0  # how often run.json says that the run goes on
 
-_COLLECT_SECONDS = 120.0  # how long the last window may take to come back
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """When windows are asked for.
-
-    Parameters
-    ----------
-    window
-        Seconds a window watches.
-    every
-        Seconds from one window's beginning to the next's; None asks back to back, as the paper did.
-
-    >>> Schedule.continuous()
-    Schedule(window=1.0, every=None)
-    """
-
-    window: float = 1.0
-    every: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0.01 <= self.window <= 60:
-            raise ValueError(
-                f"The window parameter of Schedule must be in [0.01, 60] seconds. Got {self.window!r} instead."
-            )
-        if self.every is not None and not self.every >= self.window:
-            raise ValueError(
-                f"The every parameter of Schedule must be at least the window of {self.window} seconds. "
-                f"Got {self.every!r} instead."
-            )
-
-    @classmethod
-    def continuous(cls, window: float = 1.0) -> Schedule:
-        """Ask for one window right after another."""
-        return cls(window, None)
+_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
 
-@dataclass(frozen=True)
-class _Window:
-    number: int
-    asked_ns: int
-    answered_ns: int
-    data: bytes
-    error: str | None
+class Status(NamedTuple):
+    """How a capture stands."""
+
+    steps: int  # that ended
+    mark: str | None  # of the step that runs
+    phase: int | None  # of the last step seen in full, by the online scan
+    phases: int  # that the scan has found so far
+    windows: int  # that came back
+    failed: int  # that did not
+    observed: float  # share of the time in which a window watched, 0 to 1
+    overhead: float  # estimated slow-down by watching: 0.02 is 2 %
+    seconds: float  # since the beginning
+    state: str  # "running", "finished", or why it ended
+
+    def __str__(self) -> str:
+        """Return it as one plain line, for a log or for the eye."""
+        lag = f"about {100 * self.overhead:.1f} %" if self.overhead >= 0.0005 else "under 0.1 %"
+        windows = f"{self.windows:,} window{'' if self.windows == 1 else 's'}"
+        windows += f" ({self.failed:,} failed)" if self.failed else ""
+        parts = [
+            "watching" if self.state == "running" else self.state,
+            f"{self.steps:,} step{'' if self.steps == 1 else 's'}" + (f", {self.mark} now" if self.mark else ""),
+            "no phase yet" if self.phase is None else f"phase {self.phase + 1:,} of {self.phases:,} so far",
+            f"observed {100 * self.observed:.0f} % in {windows}",
+            f"slow-down {lag}",
+        ]
+        return " · ".join(parts if self.windows or self.failed else [*parts[:3], "no window yet"])
 
 
 class Watcher:
-    """The two threads of a capture, and what they share."""
+    """The two threads of a capture, and what they share.
 
-    def __init__(self, path: Path, source: Source, schedule: Schedule, keep: Keep) -> None:
-        self.path, self.source, self.schedule, self.keep = path, source, schedule, keep
-        self.clock = StepClock(source.step)
+    Parameters
+    ----------
+    writer
+        Where the run is written.
+    source
+        Where windows come from.
+    schedule
+        When they are asked for.
+    keep
+        Which raw windows stay.
+    until
+        The step at which the capture ends, if any.
+    """
+
+    def __init__(
+        self, writer: RunWriter, source: Source, schedule: Schedule, *, keep: Keep, until: int | None = None
+    ) -> None:
+        self.writer, self.source, self.schedule, self.keep, self.until = writer, source, schedule, keep, until
+        self.clock = StepClock(source.step, until=until, reached=lambda: self.stop(f"stopped at step {until}"))
+        self.lookouts: list[Callable[[], None]] = []  # told now and then: has something been imported since?
         self._ended = threading.Event()
         self._abandoned = threading.Event()  # closing was interrupted: whoever is late writes nothing any more
-        self._windows: queue.Queue[_Window | None] = queue.Queue(maxsize=4)
-        self._unwritten: list[Tick] = []
-        self._recent: list[Tick] = []  # those that a coming window may still overlap
-        self._entries: list[dict[str, Any]] = []
-        self._facts: dict[str, Any] = {}
-        self._unmarked = 0  # steps found by repeated modules: numbered on from window to window
+        self._foreign = False  # whether we are a copy in a forked process, without threads
+        self._guest: str | None = None  # the program's own profiler, while it runs
+        self._watching = threading.Event()  # a window is under way
+        self._answers: queue.Queue[Answer | None] = queue.Queue(maxsize=4)
         self._asked = 0
-        self._facts_due = 0.0
+        self._state = "running"
+        self._span_ns: int | None = None  # how long the run lasted, once it is over
         self._failure: BaseException | None = None
+        self._once = threading.Lock()
+        self._worded = False
         self._asking = threading.Thread(target=self._ask, name="tpunb-profiling", daemon=True)
         self._writing = threading.Thread(target=self._record, name="tpunb-recording", daemon=True)
+        self._closing = threading.Thread(target=self._close, name="tpunb-closing", daemon=True)
+
+    # -- the block -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Watcher:
         from tpunb import self_time  # noqa: F401  compiled by its import: now, not beside the training
         from tpunb.io import xplane
 
         xplane.warm()
-        found = self.source.start()
-        moved = run_folder.make_way(self.path)
-        self._origin_ns = time.time_ns()
-        self._facts = {
-            "name": self.path.name,
-            "started": _iso(self._origin_ns),
-            "origin_ns": self._origin_ns,
-            "host": socket.gethostname(),
-            **found,
-            "options": {
-                "window": self.schedule.window,
-                "every": self.schedule.every,
-                "keep": self.keep,
-                "source": type(self.source).__name__,
-            },
-            "versions": {"python": sys.version.split()[0], **_versions("tpunb", "tensorflow", "keras", "polars")},
-            "earlier_run": None if moved is None else moved.name,
-            "hardware": [],
-            "state": "running",
-        }
-        self._write_facts()
+        self.writer.open()
+        try:
+            self.source.start()
+            self.recording = Recording(self.writer, self.clock, self.schedule, self.keep)
+            self._tell()
+        except BaseException:
+            self.writer.close()
+            raise
+        _watchers.add(self)
         self._asking.start()
         self._writing.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if self._foreign:  # a child that left the block too: the run is its parent's
+            return
         self.clock.abandon()
-        self._facts["span_ps"] = (time.time_ns() - self._origin_ns) * 1000
-        self._facts["state"] = "finished" if kind is None else f"ended by {kind.__name__}"
-        self._ended.set()
+        self.stop("finished" if kind is None else f"ended by {kind.__name__}")
         try:
-            self._hurry_home()
+            while self._closing.is_alive():
+                self._closing.join(_TURN_S)  # in short turns: a wait without end would not hear of an interrupt
         except BaseException:
             self._abandoned.set()
-            self._facts["state"] = "interrupted while closing"
+            self._state = "interrupted while closing"
+            self._last_words()
             raise
         finally:
-            self._close()
+            _watchers.discard(self)
         if self._failure is not None:
-            told = f"the recording of {self.path} is incomplete: {self._failure!r}"
+            told = f"the recording of {self.writer.source} is incomplete: {self._failure!r}"
             if error is None:
                 warnings.warn(told, RuntimeWarning, stacklevel=3)
             else:
                 error.add_note(told)  # the exception of the block goes on, and stays the one that is seen
 
-    def _hurry_home(self) -> None:
-        """End the last window now rather than when its time is up, and wait until all is written."""
-        deadline = time.monotonic() + _COLLECT_SECONDS
-        while self._asking.is_alive() and time.monotonic() < deadline:
+    def stop(self, state: str = "stopped") -> None:
+        """End the capture now; the block goes on unwatched. Returns at once."""
+        if self._foreign:
+            return
+        with self._once:
+            if self._ended.is_set():
+                return
+            self._state = state
+            self._span_ns = time.time_ns() - self.recording.origin_ns
+            self.clock.close()
+            self._ended.set()
+            self._closing.start()
+
+    @property
+    def _seconds(self) -> float:
+        """How long the run has lasted."""
+        return (time.time_ns() - self.recording.origin_ns if self._span_ns is None else self._span_ns) / 1e9
+
+    @property
+    def status(self) -> Status:
+        """How it stands."""
+        tick, recording, seconds = self.clock.open_tick(), self.recording, self._seconds
+        return Status(
+            steps=self.clock.count,
+            mark=None if tick is None else tick.mark,
+            phase=recording.reducer.phase,
+            phases=len(recording.reducer.scan),
+            windows=recording.came,
+            failed=recording.failed,
+            observed=min(1.0, recording.watched_ps / 1e12 / max(seconds, 1e-9)),
+            overhead=recording.planner.overhead(recording.origin_ns / 1e9 + seconds),
+            seconds=seconds,
+            state=self._state if self._failure is None else f"{self._state}, incomplete: {self._failure}",
+        )
+
+    # -- beside other profilers, and after a fork ------------------------------------------------------------------
+
+    def give_way(self, who: str) -> None:
+        """End the running window and ask for none while the program's own profiler runs; return when it is free."""
+        self._guest = who
+        until = time.monotonic() + _YIELD_S
+        while self._watching.is_set() and not self._ended.is_set() and time.monotonic() < until:
             with suppress(TpunbError):  # the window may have ended by itself between two looks
                 self.source.stop()
-            self._asking.join(timeout=0.2)
-        self._writing.join(timeout=max(1.0, deadline - time.monotonic()))
-        if self._writing.is_alive():
-            self._abandoned.set()
-            self._failure = self._failure or TimeoutError("the last window did not come back in time")
+            time.sleep(0.05)
 
-    def _close(self) -> None:
-        """Write what is left: the steps since the last window, and how it ended."""
-        try:
-            self._unwritten += self.clock.take()
-            if self._unwritten:
-                run_folder.write_window(self.path, self._asked, None, self._ticks(), None)
-            if self._failure is not None:
-                self._facts["state"] += ", incomplete"
-            self._write_facts()
-        except (OSError, pl.exceptions.PolarsError) as failure:
-            self._failure = self._failure or failure
+    def go_on(self) -> None:
+        """Ask for windows again."""
+        self._guest = None
+
+    def disown(self) -> None:
+        """Become a copy that records nothing: after a fork the run stays the parent's, and its threads with it."""
+        self._foreign = True
+        self.clock.close()
+        self._ended.set()
+
+    # -- the profiling thread --------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """Ask for windows until the block ends: the profiling thread."""
-        pause = 0.0
         try:
-            while not self._ended.wait(pause):
-                asked = time.time_ns()
-                data, error = b"", None
-                try:
-                    data = self.source.window(self.schedule.window)
-                except TpunbError as refused:
-                    error = str(refused)
-                self._windows.put(_Window(self._asked, asked, time.time_ns(), data, error))
-                self._asked += 1
-                due = 0.0 if self.schedule.every is None else asked / 1e9 + self.schedule.every - time.time()
-                pause = max(due, 0.0 if error is None else min(5.0, max(0.2, 2 * pause)))
+            while not self._ended.is_set():
+                tick, now_s = self.clock.open_tick(), time.time()
+                mark = None if tick is None else tick.mark
+                plan = self.recording.planner.ask(now_s, mark)
+                if plan.due_s > now_s:
+                    self._ended.wait(min(plan.due_s - now_s, _LOOK_S))
+                    continue
+                self._look_out()
+                self._watch(plan, mark)
         except Exception as broken:  # noqa: BLE001  a source of the user's own may do anything; told at the end
             self._failure = self._failure or broken
         finally:
-            self._windows.put(None)
+            self._watching.clear()
+            self._answers.put(None)
+
+    def _watch(self, plan: Ask, mark: str | None) -> None:
+        """Ask for one window, and hand on what came of it."""
+        planner, asked_ns = self.recording.planner, time.time_ns()
+        planner.tell_asked(asked_ns / 1e9, mark)
+        self._watching.set()
+        try:
+            if self._guest is not None:  # looked at while `_watching` is set: who gives way waits for that
+                raise TpunbError(f"given up: {self._guest} was profiling")
+            answer = self.source.window(plan.seconds)
+        except TpunbError as refused:
+            answer = {OURS: refused}
+        finally:
+            self._watching.clear()
+        workers = {OURS: answer} if isinstance(answer, bytes) else answer
+        answered_ns = time.time_ns()
+        if all(isinstance(data, TpunbError) for data in workers.values()):
+            planner.tell_window(Seen(asked_ns / 1e9, 0.0, answered_ns / 1e9))
+        self._answers.put(Answer(self._asked, plan.why, asked_ns, answered_ns, workers))
+        self._asked += 1
+
+    def _look_out(self) -> None:
+        for look in self.lookouts:
+            look()
+
+    # -- the recording thread --------------------------------------------------------------------------------------
 
     def _record(self) -> None:
-        """Write windows as they come: the recording thread."""
-        while (window := self._windows.get()) is not None:
-            if self._abandoned.is_set():
-                continue
+        self._beat_s = self._noted_s = time.monotonic()
+        answer: Answer | None
+        while True:
             try:
-                self._write(window)
-            except Exception as broken:  # noqa: BLE001  nothing here may end the training; told at the end
-                self._failure = self._failure or broken
+                answer = self._answers.get(timeout=_TURN_S)
+                if answer is None:
+                    return
+            except queue.Empty:
+                answer = None
+            if self._failure is None and not self._abandoned.is_set():
+                try:
+                    self._look_out()
+                    self._turn(answer)
+                except (Exception, pl.exceptions.PanicException) as broken:  # noqa: BLE001  must not end the training
+                    self._failure = self._failure or broken
+                    self.stop("stopped")
 
-    def _write(self, window: _Window) -> None:
-        ended = self.clock.take()
-        self._unwritten += ended
-        self._recent += ended
-        entry: dict[str, Any] = {
-            "window": window.number,
-            "asked": _iso(window.asked_ns),
-            "answered": _iso(window.answered_ns),
-            "start_ps": (window.asked_ns - self._origin_ns) * 1000,
-            "dur_ps": 0,
-            "answer_ps": (window.answered_ns - window.asked_ns) * 1000,
-            "bytes": len(window.data),
-            "events": 0,
-            "steps": 0,
-            "error": window.error,
-        }
-        steps = clocks = None
-        if window.error is None:
-            try:
-                steps, clocks = self._reduce(window, entry)
-            except BadProfile as error:
-                entry["error"] = str(error)
-        if self._abandoned.is_set():
-            return
-        raw = window.data if self.keep == "all" and window.data else None
-        run_folder.write_window(self.path, window.number, steps, self._ticks(), raw, clocks=clocks)
-        self._unwritten = []
-        self._recent = [tick for tick in self._recent if tick.end_ns > window.asked_ns]
-        self._entries.append(entry)
-        began = time.monotonic()
-        if began >= self._facts_due:
-            self._write_facts()
-            # it grows with the run: what writing it takes stays a fiftieth of the time
-            self._facts_due = time.monotonic() + 50 * (time.monotonic() - began)
+    def _turn(self, answer: Answer | None) -> None:
+        """Write a window if there is one, the steps now and then, and more seldom that the run goes on."""
+        recording, now_s = self.recording, time.monotonic()
+        if answer is not None:
+            recording.write(answer)
+            self._noted_s = now_s
+        recording.note()
+        if now_s - self._noted_s > _NOTED_S:
+            recording.part()
+            self._noted_s = now_s
+        if now_s - self._beat_s > _BEAT_S:
+            self._tell()
+            self._beat_s = now_s
 
-    def _ticks(self) -> pl.DataFrame:
-        """Return the steps that no file holds yet, in the run's time."""
-        host, origin = str(self._facts["host"]), self._origin_ns
-        rows = [
-            (host, tick.step, tick.mark, (tick.start_ns - origin) * 1000, (tick.end_ns - origin) * 1000)
-            for tick in self._unwritten
-        ]
-        return pl.DataFrame(rows, schema=run_folder.TICKS, orient="row")
-
-    def _reduce(self, window: _Window, entry: dict[str, Any]) -> tuple[Steps, pl.DataFrame]:
-        """Reduce one window to its steps, in the run's time, and its clocks; note in `entry` what it held."""
-        from tpunb.io import xplane
-
-        source = f"window {window.number}"
-        events, facts = xplane.read(window.data, source=source)
-        start_ns = window.asked_ns if facts.start_ns is None else facts.start_ns
-        stop_ns = window.answered_ns if facts.stop_ns is None else facts.stop_ns
-        ticks = [*self._recent, *filter(None, [self.clock.open_tick()])]
-        within = [
-            (tick.step, tick.mark, (tick.start_ns - start_ns) * 1000, (tick.end_ns - start_ns) * 1000)
-            for tick in ticks
-            if tick.end_ns > start_ns and tick.start_ns < stop_ns
-        ]
-        if within:
-            columns = {name: run_folder.TICKS[name] for name in list(run_folder.TICKS)[1:]}
-            intervals = step_rules.from_clock(events, pl.DataFrame(within, schema=columns, orient="row"))
-        else:
-            intervals, rule = step_rules.find(events)
-            if rule == "modules":  # which number their steps anew in every window
-                intervals = intervals.with_columns(pl.col("step") + self._unmarked)
-                self._unmarked = intervals.select(pl.col("step").max()).item() + 1
-        steps = stepping.reduce(events, intervals, facts.hardware)
-        move = (start_ns - self._origin_ns) * 1000
-        host = str(self._facts["host"])
-        entry |= {
-            "start_ps": move,
-            "dur_ps": (stop_ns - start_ns) * 1000,
-            "events": events.height,
-            "steps": steps.frame.filter(pl.col("seen") == "full").height,
-        }
-        if said := [*facts.errors, *facts.warnings]:
-            entry["profiler_said"] = said
-        if facts.hardware.height and not self._facts["hardware"]:
-            self._facts["hardware"] = facts.hardware.with_columns(host=pl.lit(host)).to_dicts()
-        in_run = Steps(
-            steps.frame.with_columns(pl.col("start_ps") + move, host=pl.lit(host)),
-            steps.ops.with_columns(host=pl.lit(host)),
-            steps.devices.with_columns(pl.col("start_ps") + move, host=pl.lit(host)),
+    def _tell(self) -> None:
+        """Write how the run stands."""
+        self.recording.tell(
+            {
+                **self.source.facts(),
+                "options": {**vars(self.schedule), "keep": self.keep, "until": self.until, "source": repr(self.source)},
+                "state": self._state if self._failure is None else f"{self._state}, incomplete",
+                **({} if self._span_ns is None else {"span_ps": self._span_ns * 1000}),
+            },
+            self._seconds,
         )
-        return in_run, links.clocks(events).with_columns(host=pl.lit(host))
 
-    def _write_facts(self) -> None:
-        run_folder.write_run(self.path, {**self._facts, "windows": self._entries})
+    # -- the end -----------------------------------------------------------------------------------------------
 
+    def _close(self) -> None:
+        """End the last window now rather than when its time is up, and write what is left."""
+        deadline = time.monotonic() + _COLLECT_S
+        while self._asking.is_alive() and time.monotonic() < deadline and not self._abandoned.is_set():
+            with suppress(TpunbError):  # the window may have ended by itself between two looks
+                self.source.stop()
+            self._asking.join(_TURN_S)
+        while self._writing.is_alive() and time.monotonic() < deadline and not self._abandoned.is_set():
+            self._writing.join(_TURN_S)
+        if not self._abandoned.is_set():
+            if self._writing.is_alive():
+                self._abandoned.set()
+                self._failure = self._failure or TimeoutError("the last window did not come back in time")
+            self._last_words()
 
-def _iso(since_epoch_ns: int) -> str:
-    return datetime.fromtimestamp(since_epoch_ns / 1e9, UTC).isoformat()
-
-
-def _versions(*names: str) -> dict[str, str]:
-    found = {}
-    for name in names:
+    def _last_words(self) -> None:
+        """Write the steps since the last part, and how it ended; once, whoever comes first."""
+        with self._once:
+            if self._worded:
+                return
+            self._worded = True
         try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+            self.recording.note()
+            self.recording.part()
+            self._tell()
+        except (OSError, TpunbError, pl.exceptions.PolarsError) as failure:
+            self._failure = self._failure or failure
+        finally:
+            self.writer.close()
+
+
+def _after_fork() -> None:
+    for watcher in list(_watchers):
+        watcher.disown()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

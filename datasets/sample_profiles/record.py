@@ -22,6 +22,7 @@ import tensorflow as tf
 from keras import layers
 
 import tpunb as tp
+from tpunb.recorder import Schedule
 
 HERE = Path(__file__).resolve().parent
 EPOCHS = 4
@@ -89,7 +90,7 @@ def record(name: str) -> None:
             if batch % 25 == 24:
                 manager.save()
 
-        with tp.capture(target) as run:
+        with tp.capture(target, schedule=Schedule.continuous(), keep="none") as run:
             model.fit(
                 train,
                 validation_data=test,

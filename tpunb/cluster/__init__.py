@@ -24,7 +24,8 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
 
     The method sees the steps that were seen in full. Every other step takes the label of the nearest of them in time
     of its host and its mark that is in a phase (an odd step makes no others odd), by the middle of the step; of two
-    as near, the earlier. Where none was of its mark, or of its host, it takes that of the nearest there is.
+    as near, the earlier. Where none is of its host, those of other hosts serve. Steps of a mark that no window saw in
+    full are a phase of their own, known by the clock alone: its ``full`` is 0.
 
     Parameters
     ----------
@@ -56,7 +57,12 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
     seen = (steps.frame["seen"] == "full").to_numpy()
     labels = np.full(len(steps), -1, dtype=np.int64)
     labels[seen] = fitted
-    labels[~seen] = labels[_nearest(steps.frame, ~seen, labels >= 0 if (labels >= 0).any() else seen)]
+    mark = steps.frame["mark"].fill_null("").to_numpy()
+    unseen = ~np.isin(mark, mark[seen])
+    among = labels >= 0 if (labels >= 0).any() else seen
+    labels[~seen & ~unseen] = labels[_nearest(steps.frame, ~seen & ~unseen, among)]
+    for number, name in enumerate(dict.fromkeys(mark[unseen]), start=max(int(fitted.max()), -1) + 1):
+        labels[unseen & (mark == name)] = number
     distance = np.full(len(steps), np.nan)
     distance[seen] = _distances(SPACES["default"](full), fitted)
     sweeps = getattr(answer, "sweeps", None)
@@ -111,7 +117,7 @@ def _nearest(frame: pl.DataFrame, asking: NDArray[np.bool_], among: NDArray[np.b
     for name, word in set(zip(host[asking], mark[asking], strict=True)):
         of_host, of_mark = host == name, mark == word
         asked = np.flatnonzero(asking & of_host & of_mark)
-        candidates = (among & of_host & of_mark, among & of_host, among)
+        candidates = (among & of_host & of_mark, among & of_mark, among & of_host, among)
         own = np.flatnonzero(next(these for these in candidates if these.any()))
         own = own[np.argsort(middle[own], kind="stable")]
         after = np.searchsorted(middle[own], middle[asked], side="right").clip(1, max(len(own) - 1, 1))

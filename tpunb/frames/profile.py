@@ -44,6 +44,8 @@ class Profile:
         ``tpunb.schema.CLOCKS`` as a capture stored them; of raw captures they are read from the events.
     reused
         Whether the events came decoded from the cache.
+    overhead
+        By how much watching slowed the run, as the capture itself estimates it: 0.02 is 2 %; None where it does not.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Profile:
     read_events: Callable[[], pl.DataFrame] | None = None
     stored_clocks: pl.DataFrame | None = None
     reused: bool = False
+    overhead: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "windows", schema.check(self.windows, schema.WINDOWS, "windows"))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import polars as pl
+
 from tpunb.errors import BadProfile, ProfileNotFound, TpunbError
 from tpunb.frames import Profile
-from tpunb.io import places, raw_files, run_folder, xprof_tables
+from tpunb.io import places, raw_files, run_folder, run_writer, xprof_tables
 from tpunb.io.places import PathLike, Place
 from tpunb.io.raw_files import ENDINGS
 
@@ -124,25 +127,33 @@ def _tables(files: Sequence[Place], where: Place) -> Profile:
     return xprof_tables.profile(tables, where.name, where.source)
 
 
-_STATISTICS = re.compile(r"run\.json|windows/[0-9]+/[a-z]+\.parquet")
-
-
 def _run(folder: Place, files: Mapping[str, Place]) -> Profile:
     """Read a run folder; of one behind a URL first all but the raw windows, those when they are asked for."""
-    raw = {int(found[1]): files[name] for name in files if (found := re.fullmatch(run_folder.RAW, name))}
+    raw = run_folder.raw_windows(files)
     if not folder.url:
         return run_folder.read(Path(folder.path), raw, raw_files.windows)
-    wanted = {name: files[name] for name in sorted(files) if _STATISTICS.fullmatch(name)}
+    wanted = run_folder.statistics(files)
+    # a run in memory is there as long as anybody may ask for its raw windows
+    read_raw = partial(_kept_windows, run_writer.keeper(folder.url))
     with TemporaryDirectory(prefix="tpunb-") as aside:
         for name, data in zip(wanted, places.fetch([*wanted.values()]), strict=True):
-            if data is not None:  # a run that is still being written may have lost it since
+            if data is not None:  # a run that is being moved may have lost it since
                 path = Path(aside, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
         try:
-            return run_folder.read(Path(aside), raw, raw_files.windows, source=folder.url)
+            return run_folder.read(Path(aside), raw, read_raw, source=folder.url)
         except BadProfile as error:
             raise BadProfile(str(error).replace(aside, str(folder)), hint=error.hint) from error
+
+
+def _kept_windows(
+    _: object,
+    files: Mapping[tuple[int, str], Place],
+    origin_ns: int | None,
+    begins_ps: Mapping[tuple[int, str], int],
+) -> pl.DataFrame:
+    return raw_files.windows(files, origin_ns, begins_ps)
 
 
 def sample(name: str) -> Profile:

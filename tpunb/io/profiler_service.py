@@ -1,4 +1,4 @@
-"""A client of tensorflow.ProfilerService: one window of profile, as XSpace bytes in memory.
+"""A client of tensorflow.ProfilerService: windows of profile, as XSpace bytes in memory.
 
 TensorFlow's and JAX's own profiler servers speak it, as the profiler of a Cloud TPU does. The messages are
 declared here, in a descriptor pool of our own: no framework is imported, and none of theirs can clash with them.
@@ -7,6 +7,7 @@ Field numbers are those of tensorflow/core/profiler (tsl/profiler/protobuf), ver
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ import grpc
 HOST_LEVEL = 2
 """Host tracer level: 1 has no operation names, 3 has every one at three times the cost."""
 
+_SERVICE = "/tensorflow.ProfilerService"
 _MESSAGES = {
     "ProfileOptions": [
         ("include_dataset_ops", 1, "bool"),
@@ -36,11 +38,34 @@ _MESSAGES = {
     "ProfileResponse": [("empty_trace", 7, "bool"), ("xspace", 8, "bytes")],
     "TerminateRequest": [("session_id", 1, "string")],
     "TerminateResponse": [],
+    "MonitorRequest": [("duration_ms", 1, "uint64"), ("monitoring_level", 2, "int32"), ("timestamp", 3, "bool")],
+    "MonitorResponse": [("data", 1, "string")],
+    "ContinuousProfilingResponse": [],
+    "GetSnapshotRequest": [],
+    "StopContinuousProfilingRequest": [],
+    "StopContinuousProfilingResponse": [],
 }
+
+_ANSWERS = {
+    "Profile": "ProfileResponse",
+    "Terminate": "TerminateResponse",
+    "Monitor": "MonitorResponse",
+    "StartContinuousProfiling": "ContinuousProfilingResponse",
+    "ContinuousProfiling": "ContinuousProfilingResponse",
+    "GetSnapshot": "ProfileResponse",
+    "GetSnapShot": "ProfileResponse",
+    "StopContinuousProfiling": "StopContinuousProfilingResponse",
+}
+"""What each call answers with."""
+
+_START = ("StartContinuousProfiling", "ContinuousProfiling")  # newest first: what servers of some versions call it
+_SNAPSHOT = ("GetSnapshot", "GetSnapShot")
+_STOP = ("StopContinuousProfiling",)
 
 
 @cache
-def _messages() -> dict[str, Any]:
+def messages() -> dict[str, Any]:
+    """Return the classes of the messages by their names."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     kinds = descriptor_pb2.FieldDescriptorProto
@@ -63,7 +88,26 @@ def _messages() -> dict[str, Any]:
 
 
 class ServiceError(Exception):
-    """The profiler service refused or did not answer: one line of why."""
+    """The profiler service refused or did not answer: one line of why.
+
+    Parameters
+    ----------
+    message
+        The line.
+    code
+        The name of the gRPC status, as ``"UNAVAILABLE"``, ``"UNAUTHENTICATED"``, ``"PERMISSION_DENIED"``,
+        ``"UNIMPLEMENTED"``, ``"DEADLINE_EXCEEDED"``.
+    """
+
+    def __init__(self, message: str, *, code: str = "UNKNOWN") -> None:
+        super().__init__(message)
+        self.code = code
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody else profiles there now: later the same call may do."""
+        # servers say it by INTERNAL and these words, and by a code of its own where a session goes on and on
+        return self.code == "ALREADY_EXISTS" or "another profiling session" in str(self).lower()
 
 
 class ProfilerClient:
@@ -76,25 +120,62 @@ class ProfilerClient:
     """
 
     def __init__(self, address: str) -> None:
-        # the default limit on an answer is 4 MB; a window is easily ten times that
-        options = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
+        options = [
+            ("grpc.max_receive_message_length", -1),  # it is 4 MB by default; a window is easily ten times that
+            ("grpc.enable_http_proxy", 0),
+            # a service that comes back is found within seconds, not minutes
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2000),
+        ]
         self._channel = grpc.insecure_channel(address.removeprefix("grpc://"), options)
-        self._profile = self._call("Profile")
-        self._terminate = self._call("Terminate")
+        self._calls = {name: self._call(name, messages()[answer].FromString) for name, answer in _ANSWERS.items()}
+        self._answered: dict[tuple[str, ...], str] = {}  # of the names of one call: the one that the service knows
 
-    def _call(self, name: str) -> Any:
+    def _call(self, name: str, read: Callable[[bytes], Any]) -> Any:
         return self._channel.unary_unary(
-            f"/tensorflow.ProfilerService/{name}",
-            request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=_messages()[f"{name}Response"].FromString,
+            f"{_SERVICE}/{name}",
+            request_serializer=_serialized,
+            response_deserializer=read,
         )
+
+    def _ask(self, name: str, request: Any, timeout: float) -> Any:
+        try:
+            return self._calls[name](request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise ServiceError(_reason(error), code=error.code().name) from None
+
+    def _ask_any(self, names: tuple[str, ...], request: Any, timeout: float) -> Any:
+        """Ask by the first name that the service knows, from then on by that one first."""
+        for name in sorted(names, key=lambda name: name != self._answered.get(names)):
+            try:
+                answer = self._ask(name, request, timeout)
+            except ServiceError as error:
+                if error.code != "UNIMPLEMENTED":
+                    raise
+            else:
+                self._answered[names] = name
+                return answer
+        raise _unknown(names)
+
+    def _knows(self, name: str) -> bool:
+        """Whether the service has that call; what is sent is no message, and refused before anything is done."""
+        try:
+            self._channel.unary_unary(f"{_SERVICE}/{name}")(b"\xff", timeout=10)
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise ServiceError(_reason(error), code=error.code().name) from None
+            return error.code() is not grpc.StatusCode.UNIMPLEMENTED
+        return True
 
     def wait_ready(self, timeout: float) -> None:
         """Wait until the service takes calls; `ServiceError` after `timeout` seconds."""
+        ready = grpc.channel_ready_future(self._channel)
         try:
-            grpc.channel_ready_future(self._channel).result(timeout=timeout)
+            ready.result(timeout=timeout)
         except grpc.FutureTimeoutError:
-            raise ServiceError(f"no profiler service answered within {timeout:g} s") from None
+            ready.cancel()
+            message = f"no profiler service answered within {timeout:g} s"
+            raise ServiceError(message, code="UNAVAILABLE") from None
 
     def window(self, seconds: float, session: str, *, timeout: float = 60.0) -> bytes:
         """Watch for `seconds` and return the XSpace; blocks until it is collected.
@@ -113,36 +194,89 @@ class ProfilerClient:
         ServiceError
             With the service's own reason, in one line.
         """
-        kinds = _messages()
-        milliseconds = max(1, round(seconds * 1000))
-        options = kinds["ProfileOptions"](
-            version=1,  # with version 0 the service ignores the levels
-            include_dataset_ops=True,
-            host_tracer_level=HOST_LEVEL,
-            device_tracer_level=1,
-            python_tracer_level=0,
-            enable_hlo_proto=False,
-            duration_ms=milliseconds,  # the length that counts
-        )
-        request = kinds["ProfileRequest"](
-            duration_ms=milliseconds, max_events=1_000_000, opts=options, session_id=session, emit_xspace=True
-        )
-        try:
-            return bytes(self._profile(request, timeout=seconds + timeout).xspace)
-        except grpc.RpcError as error:
-            raise ServiceError(_reason(error)) from None
+        request = _profile_request(seconds, session)
+        return bytes(self._ask("Profile", request, seconds + timeout).xspace)
 
     def terminate(self, session: str) -> None:
         """End a running window now; its `window` returns with what it has seen so far."""
-        request = _messages()["TerminateRequest"](session_id=session)
-        try:
-            self._terminate(request, timeout=10)
-        except grpc.RpcError as error:
-            raise ServiceError(_reason(error)) from None
+        self._ask("Terminate", messages()["TerminateRequest"](session_id=session), 10)
+
+    def monitor(self, level: int = 1, *, seconds: float = 1.0) -> str:
+        """Return what the service says of the last moments: how busy the device was, in words and lines of its own.
+
+        Cloud TPUs answer it; the servers of TensorFlow and JAX on CPU and GPU do not.
+
+        Parameters
+        ----------
+        level
+            1 costs next to nothing; 2 tells more, of steps and the device.
+        seconds
+            How long the service looks.
+
+        Raises
+        ------
+        ServiceError
+            Of code ``UNIMPLEMENTED`` where the service does not know how.
+        """
+        request = messages()["MonitorRequest"](duration_ms=_milliseconds(seconds), monitoring_level=level)
+        return str(self._ask("Monitor", request, seconds + 30).data)
+
+    def start_continuous(self, session: str = "tpunb") -> None:
+        """Begin to watch until `stop_continuous`; meanwhile the service gives no windows.
+
+        Raises
+        ------
+        ServiceError
+            Of code ``UNIMPLEMENTED`` also where the service could begin but not end it: it would watch for ever.
+        """
+        if not any(map(self._knows, _STOP)):
+            raise _unknown(_STOP)
+        self._ask_any(_START, _profile_request(0, session), 30)
+
+    def snapshot(self, *, timeout: float = 60.0) -> bytes:
+        """Return the XSpace of what was watched since `start_continuous` or the last snapshot, and watch on.
+
+        Watching stops while the service collects: between two snapshots there is a gap, as between two windows.
+        """
+        return bytes(self._ask_any(_SNAPSHOT, messages()["GetSnapshotRequest"](), timeout).xspace)
+
+    def stop_continuous(self) -> None:
+        """End what `start_continuous` began; what was watched since the last snapshot is lost."""
+        self._ask_any(_STOP, messages()["StopContinuousProfilingRequest"](), 30)
 
     def close(self) -> None:
         """Close the channel; a window still running fails."""
         self._channel.close()
+
+
+def _unknown(names: tuple[str, ...]) -> ServiceError:
+    return ServiceError(f"UNIMPLEMENTED: the service has no {' or '.join(names)}", code="UNIMPLEMENTED")
+
+
+def _serialized(request: Any) -> bytes:
+    return bytes(request.SerializeToString())
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _profile_request(seconds: float, session: str) -> Any:
+    """Return the request for a window; of 0 seconds for one without end."""
+    kinds = messages()
+    milliseconds = _milliseconds(seconds) if seconds else 0
+    options = kinds["ProfileOptions"](
+        version=1,  # with version 0 the service ignores the levels
+        include_dataset_ops=True,
+        host_tracer_level=HOST_LEVEL,
+        device_tracer_level=1,
+        python_tracer_level=0,
+        enable_hlo_proto=False,
+        duration_ms=milliseconds,  # the length that counts
+    )
+    return kinds["ProfileRequest"](
+        duration_ms=milliseconds, max_events=1_000_000, opts=options, session_id=session, emit_xspace=True
+    )
 
 
 def _reason(error: Any) -> str:

@@ -78,17 +78,19 @@ def read(files: Sequence[Place], name: str, source: Path | str) -> Profile:
     )
 
 
-def windows(files: Mapping[int, Place], origin_ns: int | None, begins_ps: Mapping[int, int]) -> pl.DataFrame:
-    """Return the events of the raw windows of a run, by their numbers, each where it lies in the run.
+def windows(
+    files: Mapping[tuple[int, str], Place], origin_ns: int | None, begins_ps: Mapping[tuple[int, str], int]
+) -> pl.DataFrame:
+    """Return the events of the raw windows of a run, by their numbers and hosts, each where it lies in the run.
 
     A window begins when it says itself, in the run's time since `origin_ns`; else when it was asked for, `begins_ps`.
     """
     frames, lanes = [], 0
-    for number, part in zip(files, _parts([*files.values()]), strict=True):
-        begin = begins_ps.get(number, 0)
+    for number, (key, part) in enumerate(zip(files, _parts([*files.values()]), strict=True)):
+        begin = begins_ps.get(key, 0)
         if part.start_ns is not None and origin_ns is not None:
             begin = (part.start_ns - origin_ns) * 1000
-        frames.append(_moved(part.events, begin, lanes, number))
+        frames.append(_moved(part.renamed(key[1]).events, begin, lanes, number))  # the host that the statistics name
         lanes += _lanes(part.events)
     return pl.concat(frames)
 

@@ -2,40 +2,44 @@
 
 ::
 
-    run.json                    when, where, with what; an entry a window
-    windows/00000/              one a window, there in whole or not at all
-        steps.parquet           STEPS of the steps the window saw, in full or cut by its edge
+    run.json                    when, where, with what, and how it ended
+    parts/00000/                there in whole or not at all: without ticks.parquet it is not there
+        ticks.parquet           TICKS: every step by our own clock, those that no window saw too
+        windows.parquet         WINDOWS: the windows that the part reduced, one row a host
+        steps.parquet           STEPS of the steps they saw, in full or cut by their edges
         ops.parquet             OPS
         devices.parquet         DEVICES
         clocks.parquet          CLOCKS
-        ticks.parquet           every step by our own clock, those that no window saw too
-        raw.xplane.pb           only with keep="all"
+    plugins/profile/00007/      a raw window that was kept, by its number: what XProf and TensorBoard open
+        vm.xplane.pb            one file a host
+    .lock                       while a process writes here
 
-Times in the Parquet files are picoseconds since the run's ``origin_ns``.
+A table of no rows is left out, but for the ticks. How the tables lie in their files is told in `packed`. Times are
+picoseconds since the run's ``origin_ns``. Names that begin with a dot are of no concern to a reader: what a killed
+writer left of its last write is among them.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
-from uuid import uuid4
+from urllib.parse import quote, unquote
 
 import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.frames import Profile, Steps
+from tpunb.io import packed
 from tpunb.io.places import Place
 
 RUN = "run.json"
-RAW = re.compile(r"windows/([0-9]+)/raw\.xplane\.pb")
-"""The path of a raw window in the run folder, and its number."""
 
-VERSION = 1
+VERSION = 2
 
 TICKS: schema.Schema = {
     "host": pl.String(),
@@ -43,67 +47,44 @@ TICKS: schema.Schema = {
     "mark": pl.String(),
     "start_ps": pl.Int64(),
     "end_ps": pl.Int64(),
+    "input_ps": pl.Int64(),  # waiting for the input, where our clock knows it
 }
 """One row a step that ended, by our own clock; a step may have several rows."""
 
+TABLES: Mapping[str, schema.Schema] = {
+    "ticks": TICKS,
+    "windows": schema.WINDOWS,
+    "steps": schema.STEPS,
+    "ops": schema.OPS,
+    "devices": schema.DEVICES,
+    "clocks": schema.CLOCKS,
+}
+"""The tables of a part."""
 
-def write_run(folder: Path, facts: dict[str, Any]) -> None:
-    """Write ``run.json`` to the side and rename it, so that a reader never sees half of it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".{RUN}.{uuid4().hex[:8]}"
-    aside.write_text(json.dumps({"tpunb": VERSION, **facts}, indent=1), encoding="utf-8")
-    aside.replace(folder / RUN)
-
-
-def write_window(
-    folder: Path,
-    number: int,
-    steps: Steps | None,
-    ticks: pl.DataFrame,
-    raw: bytes | None,
-    *,
-    clocks: pl.DataFrame | None = None,
-) -> None:
-    """Write one window as a folder to the side and rename it."""
-    aside = folder / "windows" / f".{number:05d}.{uuid4().hex[:8]}"
-    aside.mkdir(parents=True)
-    ticks.write_parquet(aside / "ticks.parquet")
-    if steps is not None:
-        steps.frame.write_parquet(aside / "steps.parquet")
-        steps.ops.write_parquet(aside / "ops.parquet")
-        steps.devices.write_parquet(aside / "devices.parquet")
-    if clocks is not None:
-        clocks.write_parquet(aside / "clocks.parquet")
-    if raw is not None:
-        (aside / "raw.xplane.pb").write_bytes(raw)
-    aside.rename(folder / "windows" / f"{number:05d}")
+_PART = re.compile(r"parts/([0-9]+)/([a-z]+)\.parquet")
+_RAW = re.compile(r"plugins/profile/([0-9]+)/([^/]*)\.xplane\.pb")
 
 
-def make_way(folder: Path) -> Path | None:
-    """Make `folder` free for a new run; an earlier run there is renamed, never overwritten.
+def raw_name(window: int, host: str) -> str:
+    """Return where a raw window lies in the run folder.
 
-    Returns
-    -------
-    Path or None
-        Where the earlier run went.
-
-    Raises
-    ------
-    ValueError
-        When the folder holds something that is not a run.
+    >>> raw_name(7, "10.0.0.2:8466")
+    'plugins/profile/00007/10.0.0.2:8466.xplane.pb'
     """
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return None
-    if not (folder / RUN).is_file():
-        raise ValueError(
-            f"The dir parameter of capture must be a new folder or an earlier run's. Got {str(folder)!r} instead, "
-            "which holds something else."
-        )
-    number = 1
-    while (moved := folder.with_name(f"{folder.name}-{number}")).exists():
-        number += 1
-    folder.rename(moved)
-    return moved
+    return f"plugins/profile/{window:05d}/{quote(host, safe=' :@+=,()')}.xplane.pb"
+
+
+def raw_windows(files: Mapping[str, Place]) -> dict[tuple[int, str], Place]:
+    """Return the raw windows among the files of a run, by number and host."""
+    found = {(int(name[1]), unquote(name[2])): file for path, file in files.items() if (name := _RAW.fullmatch(path))}
+    return dict(sorted(found.items()))
+
+
+def statistics(files: Mapping[str, Place]) -> dict[str, Place]:
+    """Return those of a run's files that `read` reads: ``run.json``, and the tables of the parts that are whole."""
+    parts = {path: name for path in files if (name := _PART.fullmatch(path)) and name[2] in TABLES}
+    whole = {name[1] for name in parts.values() if name[2] == "ticks"}
+    return {path: files[path] for path in sorted(files) if path == RUN or (path in parts and parts[path][1] in whole)}
 
 
 def is_run(folder: Path) -> bool:
@@ -111,10 +92,13 @@ def is_run(folder: Path) -> bool:
     return (folder / RUN).is_file()
 
 
-_ReadRaw = Callable[[Mapping[int, Place], int | None, Mapping[int, int]], pl.DataFrame]
+ReadRaw = Callable[[Mapping[tuple[int, str], Place], int | None, Mapping[tuple[int, str], int]], pl.DataFrame]
+"""Decodes raw windows, by number and host, to EVENTS in the run's time: given its origin, and when each began."""
 
 
-def read(folder: Path, raw: Mapping[int, Place], read_raw: _ReadRaw, *, source: Path | str | None = None) -> Profile:
+def read(
+    folder: Path, raw: Mapping[tuple[int, str], Place], read_raw: ReadRaw, *, source: Path | str | None = None
+) -> Profile:
     """Read a run, finished or not.
 
     Parameters
@@ -122,29 +106,24 @@ def read(folder: Path, raw: Mapping[int, Place], read_raw: _ReadRaw, *, source: 
     folder
         The run's.
     raw
-        The raw windows that were kept, by number.
+        The raw windows that were kept, by number and host.
     read_raw
-        Decodes them to EVENTS in the run's time, given its origin and when each began.
+        Decodes them.
     source
         Where the folder was fetched from, if it was.
 
     Raises
     ------
     BadProfile
-        When ``run.json`` is not one, or a window's file cannot be read.
+        When ``run.json`` is not one, or a table cannot be read.
     """
     facts = _facts(folder / RUN)
-    windows, hardware, known_ps = _tables(facts, folder / RUN)
-    # what lies on disk counts, not what run.json had come to list: a kill may fall between the two
-    folders = sorted(path for path in (folder / "windows").glob("[0-9]*") if path.is_dir())
-    ticks = _stack(folders, "ticks.parquet", TICKS)
-    seen = _stack(folders, "steps.parquet", schema.STEPS)
-    ops = _stack(folders, "ops.parquet", schema.OPS)
-    devices = _stack(folders, "devices.parquet", schema.DEVICES)
-    clocks = _stack(folders, "clocks.parquet", schema.CLOCKS)
+    hardware, known_ps, overhead = _told(facts, folder / RUN)
+    parts = [path.parent for path in sorted((folder / "parts").glob("[0-9]*/ticks.parquet"), key=_number)]
+    tables = {name: _stack(parts, name) for name in TABLES}
+    windows, ticks, clocks = tables["windows"].sort("window", "host"), tables["ticks"], tables["clocks"]
     ends = [windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item(), ticks["end_ps"].max()]
-    span = known_ps or max((int(end) for end in ends if end is not None), default=0)
-    begins = dict(windows.select("window", "start_ps").iter_rows())
+    begins = {(window, host): start for window, host, start in windows.select("window", "host", "start_ps").iter_rows()}
     source = source or folder
     name = str(facts.get("name", PurePath(source).name))
     return Profile(
@@ -152,12 +131,18 @@ def read(folder: Path, raw: Mapping[int, Place], read_raw: _ReadRaw, *, source: 
         source=source,
         windows=windows,
         hardware=hardware,
-        span_ps=span,
+        # a run that is not over, or was killed, lasts until the last thing known of it
+        span_ps=known_ps or max((int(end) for end in ends if end is not None), default=0),
         origin_ns=facts.get("origin_ns"),
-        stored=Steps(*_whole_run(ticks, seen, ops, devices), windows, name),
+        stored=Steps(*_whole_run(tables), windows, name),
         read_events=partial(read_raw, raw, facts.get("origin_ns"), begins) if raw else None,
         stored_clocks=None if clocks.is_empty() else _of_run(clocks),
+        overhead=overhead,
     )
+
+
+def _number(path: Path) -> int:
+    return int(path.parent.name)
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -167,28 +152,27 @@ def _facts(path: Path) -> dict[str, Any]:
         raise BadProfile(f"{path}: not a run's run.json: {error}") from error
     if not isinstance(facts, dict) or "tpunb" not in facts:
         raise BadProfile(f"{path}: not a run's run.json: no 'tpunb' in it")
-    if not isinstance(facts["tpunb"], int):
-        raise BadProfile(f"{path}: not a run's run.json: its version is {facts['tpunb']!r:.40}")
-    if facts["tpunb"] > VERSION:
+    version = facts["tpunb"]
+    if not isinstance(version, int):
+        raise BadProfile(f"{path}: not a run's run.json: its version is {version!r:.40}")
+    if version != VERSION:
+        whose, hint = ("a later", "pip install --upgrade tpunb") if version > VERSION else ("an earlier", _RECORD_ANEW)
         raise BadProfile(
-            f"{path}: a run folder of version {facts['tpunb']}, by a later tpunb; this one reads {VERSION}",
-            hint="pip install --upgrade tpunb",
+            f"{path}: a run folder of version {version}, by {whose} tpunb; this one reads {VERSION}", hint=hint
         )
     return facts
 
 
-def _tables(facts: dict[str, Any], path: Path) -> tuple[pl.DataFrame, pl.DataFrame, int]:
-    """Return what ``run.json`` says as windows, hardware and the run's length, 0 where a kill left none."""
-    host = str(facts.get("host", ""))
+_RECORD_ANEW = "record it again, or read it with the tpunb that wrote it"
+
+
+def _told(facts: dict[str, Any], path: Path) -> tuple[pl.DataFrame, int, float | None]:
+    """Return what ``run.json`` says: hardware, the run's length, 0 where a kill left none, and the overhead."""
     try:
-        rows = [
-            {"host": host, **{name: entry.get(name) for name in list(schema.WINDOWS)[1:]}}
-            for entry in facts.get("windows", [])
-        ]
-        windows = pl.DataFrame(rows, schema=schema.WINDOWS)
         hardware = pl.DataFrame(facts.get("hardware", []), schema=schema.HARDWARE)
-        return windows, hardware, int(facts.get("span_ps", 0))
-    except (AttributeError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        overhead = facts.get("overhead")
+        return hardware, int(facts.get("span_ps", 0)), None if overhead is None else float(overhead)
+    except (AttributeError, TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
         reason = str(error).partition("\n")[0]
         raise BadProfile(f"{path}: not a run's run.json: {reason}") from error
 
@@ -196,43 +180,49 @@ def _tables(facts: dict[str, Any], path: Path) -> tuple[pl.DataFrame, pl.DataFra
 _UNREADABLE = (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
-def _parquet(path: Path, columns: schema.Schema) -> pl.DataFrame:
+def _stack(parts: Sequence[Path], table: str) -> pl.DataFrame:
+    """Return a table of all parts, one below the other."""
+    columns = TABLES[table]
+    files = [path for part in parts if (path := part / f"{table}.parquet").is_file()]
+    if not files:
+        return schema.empty(columns)
     try:
-        frame = pl.read_parquet(path, glob=False)  # a run's name may hold [ or *
-        return schema.check(frame, columns, path.stem)
-    except BadProfile as error:
-        raise BadProfile(f"{path}: {error}") from error
+        return packed.read(files, columns)
+    except _UNREADABLE:  # one by one, to name the one that cannot be read
+        return pl.concat([_table(path, columns) for path in files])
+
+
+def _table(path: Path, columns: schema.Schema) -> pl.DataFrame:
+    try:
+        return packed.read([path], columns)
     except _UNREADABLE as error:
         reason = str(error).partition("\n")[0]
         raise BadProfile(f"{path}: cannot be read: {reason}") from error
 
 
-def _stack(folders: list[Path], file: str, columns: schema.Schema) -> pl.DataFrame:
-    files = [path / file for path in folders if (path / file).is_file()]
-    if not files:
-        return schema.empty(columns)
-    try:
-        return schema.check(pl.read_parquet(files, glob=False), columns, Path(file).stem)
-    except (BadProfile, *_UNREADABLE):  # one by one, to name the one that cannot be read
-        return pl.concat([_parquet(path, columns) for path in files])
-
-
-def _whole_run(
-    ticks: pl.DataFrame, seen: pl.DataFrame, ops: pl.DataFrame, devices: pl.DataFrame
-) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+def _whole_run(tables: Mapping[str, pl.DataFrame]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Join the windows: one row a step of the run, with what the windows saw of it."""
     key = ["host", "step"]
-    of_windows = seen.group_by(key).agg(
-        pl.col("mark").first(),
-        pl.col("start_ps").min(),
-        pl.col("dur_ps").max(),
-        pl.col("seen").max(),  # "partial" where any window cut it
-        *map(_merged, _STEP_FACTS),
+    of_windows = (
+        tables["steps"]
+        .group_by(key)
+        .agg(
+            pl.col("mark").first(),
+            pl.col("start_ps").min(),
+            pl.col("dur_ps").max(),
+            pl.col("seen").max(),  # "partial" where any window cut it
+            *map(_merged, _STEP_FACTS),
+        )
     )
-    by_clock = ticks.group_by(key).agg(
-        pl.col("mark").sort_by("start_ps").first().alias("tick_mark"),
-        pl.col("start_ps").min().alias("tick_start_ps"),
-        pl.col("end_ps").max().alias("tick_end_ps"),
+    by_clock = (
+        tables["ticks"]
+        .group_by(key)
+        .agg(
+            pl.col("mark").sort_by("start_ps").first().alias("tick_mark"),
+            pl.col("start_ps").min().alias("tick_start_ps"),
+            pl.col("end_ps").max().alias("tick_end_ps"),
+            _merged("input_ps").alias("tick_input_ps"),
+        )
     )
     frame = by_clock.join(of_windows, on=key, how="full", coalesce=True).select(
         "host",
@@ -244,18 +234,31 @@ def _whole_run(
         .then("dur_ps")
         .otherwise(pl.coalesce(pl.col("tick_end_ps") - pl.col("tick_start_ps"), "dur_ps")),
         seen=pl.col("seen").fill_null("tick"),
-        **{name: pl.col(name) for name in _STEP_FACTS},
+        **{name: pl.col(name) for name in _STEP_FACTS if name != "input_ps"},
+        input_ps=pl.coalesce("input_ps", "tick_input_ps"),
     )
+    per_device = (
+        tables["devices"]
+        .group_by("host", "device", "step")
+        .agg(pl.col("start_ps").min(), pl.col("dur_ps").sum(), *map(_merged, schema.DEVICE_FACTS))
+    )
+    return frame, _merged_ops(tables["ops"], tables["steps"]), per_device
+
+
+def _merged_ops(ops: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return one row an operation of a step: most steps were seen by one window, and theirs are so already."""
+    key = ["host", "step"]
+    seen_once = steps.group_by(key).len().filter(pl.col("len") == 1).select(key)
+    others = ops.join(seen_once, on=key, how="anti")
+    if others.is_empty():
+        return ops
     # the category of the row with most self time: a group keeps the order of its rows
-    table = (
-        ops.sort("self_ps", descending=True)
+    merged = (
+        others.sort("self_ps", descending=True)
         .group_by(*key, "op", "side")
         .agg(pl.col("category").drop_nulls().first(), pl.col("count", "total_ps", "self_ps").sum())
     )
-    per_device = devices.group_by("host", "device", "step").agg(
-        pl.col("start_ps").min(), pl.col("dur_ps").sum(), *map(_merged, schema.DEVICE_FACTS)
-    )
-    return frame, table, per_device
+    return pl.concat([ops.join(seen_once, on=key, how="semi"), merged.select(ops.columns)])
 
 
 _STEP_FACTS = [name for name in schema.STEPS if name not in {"host", "step", "mark", "start_ps", "dur_ps", "seen"}]

@@ -7,7 +7,9 @@ a terminal. Names of runs, marks and operations, and the reasons of errors, are 
 from __future__ import annotations
 
 import base64
+import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +24,18 @@ from tpunb.export import phase_name
 from tpunb.frames import Phases, Profile, Steps
 
 _ROWS = 12  # phases in the table
+_GROUPS = 4  # kinds of failures that are told
+_NAMES = 8  # of hosts
+_GIVEN_UP = "given up: "
+_RAW = "plugins/profile"
+_WHY = {
+    "start": "at the start",
+    "evenly": "evenly",
+    "continuous": "back to back",
+    "new phase": "for a new phase",
+    "under-sampled": "for steps hardly seen yet",
+}
+_MOMENT = re.compile(r"; asked again in [\d.]+ s|, [\d.]+ s after it was asked")  # else no two failures are alike
 _STYLE = """
 .tpunb-summary{color:var(--jp-content-font-color1,currentColor);font-size:13px;line-height:1.45;max-width:960px}
 .tpunb-summary .tpunb-headline{font-size:14px;font-weight:600;margin:0 0 2px}
@@ -70,28 +84,40 @@ class Summary:
         else:
             found = f"{_many(len(self.phases), 'phase')} over {_many(len(self.phases.steps), 'step')}"
             found += f"; top 3 cover {self.phases.coverage(3):.0%}".replace("%", " %")
-        windows = self.profile.windows.filter(pl.col("dur_ps") > 0).height
+        windows = _watched(self.profile.windows)["window"].n_unique()
         observed = f"{100 * self.profile.observed:.0f} % of the run"
         return f"{found}; observed {observed} in {_many(windows, 'window')}"
 
     @property
-    def _failures(self) -> str | None:
-        errors = self.profile.windows.sort("start_ps")["error"].drop_nulls()
-        if errors.is_empty():
-            return None
-        return f"{errors.len()} of {_many(self.profile.windows.height, 'window')} failed; the first: {errors[0]}"
+    def _facts(self) -> list[str]:
+        """What is known besides, in a few quiet lines."""
+        windows = self.profile.windows
+        watched = " · ".join(filter(None, [_reasons(windows), _slower(self.profile.overhead), _hosts(windows)]))
+        return [*filter(None, [watched, " · ".join(filter(None, [self.profile.name, self._raw, self._where]))])]
 
     @property
-    def _facts(self) -> str:
-        raw = "none (statistics only)" if self.profile.read_events is None else "kept"
+    def _where(self) -> str | None:
         where, here = self.profile.source, Path.cwd()
         if isinstance(where, Path) and where.is_relative_to(here):
             where = where.relative_to(here)  # paths say who works where
-        return f"{self.profile.name} · raw windows: {raw} · {where}"
+        return None if self._in_memory else str(where)
+
+    @property
+    def _in_memory(self) -> bool:
+        return str(self.profile.source).startswith("memory:")
+
+    @property
+    def _raw(self) -> str:
+        """What is left of the windows themselves."""
+        if self.profile.read_events is None:
+            return "raw windows: none (statistics only)"
+        if self._in_memory or (isinstance(self.profile.source, Path) and not (self.profile.source / _RAW).is_dir()):
+            return "raw windows: kept"
+        return f"raw windows of the phases, for XProf: {_RAW} of the run folder"
 
     @property
     def _notes(self) -> list[str]:
-        return [note for note in (self.note, self._failures) if note]
+        return [note for note in (self.note, *_failures(self.profile.windows)) if note]
 
     @cached_property
     def _tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
@@ -116,19 +142,20 @@ class Summary:
         return None if self.phases is None or not len(self.phases.steps) else charts.timeline(self.phases)
 
     def __repr__(self) -> str:
-        lines = [self.headline, self._facts, *(f"! {note}" for note in self._notes)]
+        lines = [self.headline, *self._facts, *(f"! {note}" for note in self._notes)]
         for caption, header, rows in self._tables:
             lines += ["", caption, *_aligned([header, *rows])]
-        return "\n".join(_plain(line) for line in lines)
+        return "\n".join(plain(line) for line in lines)
 
     def _repr_html_(self) -> str:
         colours = {} if self.phases is None else {phase_name(k): v for k, v in charts.colours(self.phases).items()}
-        notes = "".join(f'<p class="tpunb-note" role="note">{_safe(note)}</p>' for note in self._notes)
+        notes = "".join(f'<p class="tpunb-note" role="note">{safe(note)}</p>' for note in self._notes)
         tables = "".join(_table(*table, colours) for table in self._tables)
         picture = "" if self._chart is None else pictures.svg(self._chart)
         return (
             f'<div class="tpunb-summary"><style>{_STYLE}</style>'
-            f'<p class="tpunb-headline">{_safe(self.headline)}</p><p class="tpunb-quiet">{_safe(self._facts)}</p>'
+            f'<p class="tpunb-headline">{safe(self.headline)}</p>'
+            f'<p class="tpunb-quiet">{"<br>".join(map(safe, self._facts))}</p>'
             f'{notes}<div class="tpunb-tables">{tables}</div>{picture}</div>'
         )
 
@@ -137,6 +164,52 @@ class Summary:
         if self._chart is not None:
             bundle["image/png"] = base64.b64encode(pictures.png(self._chart)).decode()
         return bundle
+
+
+def _watched(windows: pl.DataFrame) -> pl.DataFrame:
+    return windows.filter(pl.col("dur_ps") > 0)
+
+
+def _reasons(windows: pl.DataFrame) -> str | None:
+    """Say why windows were asked for, as far as that is known."""
+    asked = _watched(windows).drop_nulls("why").sort("start_ps").unique("window", keep="first", maintain_order=True)
+    why = asked.group_by("why", maintain_order=True).len()
+    if why.is_empty():
+        return None
+    return "windows: " + ", ".join(f"{n:,} {_WHY.get(reason, reason)}" for reason, n in why.iter_rows())
+
+
+def _slower(overhead: float | None) -> str | None:
+    if overhead is None:
+        return None
+    return f"watching slowed it by an estimated {100 * overhead:.1f} %".replace(" 0.0 %", " 0.1 % at most")
+
+
+def _hosts(windows: pl.DataFrame) -> str | None:
+    names = sorted(windows["host"].unique())
+    if len(names) < 2:
+        return None
+    more = f" and {len(names) - _NAMES:,} more" if len(names) > _NAMES else ""
+    return f"{len(names):,} hosts: {', '.join(names[:_NAMES])}{more}"
+
+
+def _failures(windows: pl.DataFrame) -> list[str]:
+    """Say how many windows did not come and why, host by host where there are several; alike reasons together."""
+    several = windows["host"].n_unique() > 1
+    told: Counter[tuple[str, str]] = Counter()
+    for host, error in windows.drop_nulls("error").sort("start_ps").select("host", "error").iter_rows():
+        told[host if several else "", _MOMENT.sub("", error).removeprefix(f"{host}: ")] += 1
+    asked = dict(windows.group_by("host").len().iter_rows()) | {"": windows.height}
+    said = []
+    for (host, error), n in told.most_common(_GROUPS):
+        happened, reason = "failed", error
+        if error.startswith(_GIVEN_UP):  # for the program's own profiler
+            happened, reason = _GIVEN_UP.rstrip(": "), error.removeprefix(_GIVEN_UP)
+        said.append(f"{n:,} of {_many(asked[host], 'window')}{f' of {host}' if host else ''} {happened}: {reason}")
+    others = told.most_common()[_GROUPS:]
+    if others:
+        said.append(f"{sum(n for _, n in others):,} more failed for {_many(len(others), 'other reason')}")
+    return said
 
 
 def _phases(phases: Phases) -> tuple[list[str], list[list[str]]]:
@@ -149,6 +222,7 @@ def _phases(phases: Phases) -> tuple[list[str], list[list[str]]]:
                 phase_name(row["phase"]),
                 row["marks"] or "–",
                 f"{row['steps']:,}",
+                f"{row['full']:,}" if row["full"] else "clock alone",
                 f"{100 * row['share']:.1f} %",
                 f"{row['step_ps'] / 1e9:,.3f}",
                 f"{100 * idle / (busy + idle):.0f} %" if known else "–",
@@ -157,15 +231,17 @@ def _phases(phases: Phases) -> tuple[list[str], list[list[str]]]:
     if phases.frame.height > _ROWS:
         rest = phases.frame.slice(_ROWS)
         share = f"{100 * rest['share'].sum():.1f} %"
-        rows.append([f"{rest.height} more", "–", f"{rest['steps'].sum():,}", share, "–", "–"])
-    return ["Phase", "Marks", "Steps", "Share", "Step (ms)", "Idle"], rows
+        full = f"{rest['full'].sum():,}"
+        rows.append([f"{rest.height} more", "–", f"{rest['steps'].sum():,}", full, share, "–", "–"])
+    return ["Phase", "Marks", "Steps", "In full", "Share", "Step (ms)", "Idle"], rows
 
 
 def _windows(windows: pl.DataFrame) -> tuple[list[str], list[list[str]]]:
     shown = windows.sort("host", "start_ps").head(_ROWS)
+    several = windows["host"].n_unique() > 1
     rows = [
         [
-            f"Profile {row['window']}",
+            f"Profile {row['window']}" + (f" of {row['host']}" if several else ""),
             row["error"] or "–",
             f"{row['start_ps'] / 1e12:,.2f}",
             f"{row['dur_ps'] / 1e12:,.2f}",
@@ -184,21 +260,21 @@ _LEFT = {"Phase", "Marks", "Operation", "Window", "Error"}
 
 def _table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], colours: dict[str, str]) -> str:
     kinds = [' class="tpunb-text"' if name in _LEFT else "" for name in header]
-    head = "".join(f'<th scope="col"{kind}>{_safe(name)}</th>' for name, kind in zip(header, kinds, strict=True))
+    head = "".join(f'<th scope="col"{kind}>{safe(name)}</th>' for name, kind in zip(header, kinds, strict=True))
     body = ""
     for row in rows:
         colour = colours.get(row[0]) if header[0] == "Phase" else None
         chip = f'<span class="tpunb-chip" aria-hidden="true" style="background:{colour}"></span>' if colour else ""
-        cells = [f"<td{kind}>{_safe(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)]
-        first = f'<th scope="row"{kinds[0]} style="font-weight:normal">{chip}{_safe(row[0])}</th>'
+        cells = [f"<td{kind}>{safe(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)]
+        first = f'<th scope="row"{kinds[0]} style="font-weight:normal">{chip}{safe(row[0])}</th>'
         body += f"<tr>{first}{''.join(cells[1:])}</tr>"
-    caption = f"<caption>{_safe(caption)}</caption>"
+    caption = f"<caption>{safe(caption)}</caption>"
     return f'<table class="tpunb-table">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows of a table as lines; long names are cut in the middle."""
-    cells = [[_short(_plain(cell)) for cell in row] for row in rows]
+    cells = [[_short(plain(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     left = [name in _LEFT for name in rows[0]]
     return [
@@ -215,10 +291,11 @@ def _many(n: int, noun: str) -> str:
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return `text` without the characters that command a terminal or turn a line around."""
     return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in text)
 
 
-def _safe(text: str) -> str:
-    return escape(_plain(text))
+def safe(text: str) -> str:
+    """Return `text` as HTML that says just that."""
+    return escape(plain(text))

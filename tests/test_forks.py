@@ -1,0 +1,318 @@
+"""A program that forks while it is captured: the run stays the parent's, whole, and no child writes, waits or hangs."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+import tpunb as tp
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"),
+    pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed"),
+]
+
+BEGINNING = """
+import faulthandler, os, sys, threading, time
+import tpunb as tp
+from tpunb.recorder import Schedule
+
+FOLDER = sys.argv[1]
+SCHEDULE = Schedule.fixed(0.1, 0.15)
+
+
+def listen():
+    '''Note, from now on, what this process opens to write, renames or removes below the run's folder.'''
+    touched = []
+
+    def hook(event, given):
+        if event == "open" and given[0] is not None and not isinstance(given[0], int):
+            if FOLDER in os.fsdecode(given[0]) and not (given[1] or "r").startswith("r"):
+                touched.append((event, given[0]))
+        elif event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link"):
+            if any(FOLDER in os.fsdecode(one) for one in given if isinstance(one, (str, bytes))):
+                touched.append((event, *given))
+
+    sys.addaudithook(hook)
+    return touched
+
+
+def fail(*seen):
+    print("a child:", *seen, file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def child(body):
+    '''Run `body` in a forked process, and wait for its end.'''
+    pid = os.fork()
+    if pid == 0:
+        faulthandler.dump_traceback_later(60, exit=True)
+        touched = listen()
+        try:
+            body()
+        except BaseException as error:
+            fail(repr(error))
+        if touched:
+            fail("touched", touched)
+        os._exit(0)
+    ended = os.waitpid(pid, 0)[1]
+    assert ended == 0, f"the child ended with {ended}"
+"""
+
+JAX = """
+import jax
+multiply = jax.jit(lambda x: x @ x)
+
+
+def compute():
+    multiply(jax.numpy.ones((64, 64))).block_until_ready()
+
+
+compute()
+"""
+
+WATCHED = """
+def wait_windows(run, more=1):
+    goal, end = run.status.windows + more, time.monotonic() + 60
+    while run.status.windows < goal:
+        assert time.monotonic() < end, run.status
+        compute()
+"""
+
+
+def captured(folder, code, *, framework=JAX):
+    """Run a program in a process of its own; return the run that it captured."""
+    script = folder / "program.py"
+    script.write_text("\n".join([BEGINNING, framework, WATCHED, code]))
+    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-W", "ignore", str(script), str(folder / "run")]
+    seen = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240, check=False)
+    assert seen.returncode == 0, seen.stderr[-4000:]
+    assert "a child:" not in seen.stderr, seen.stderr[-4000:]
+    assert seen.stdout.endswith("fine\n"), seen.stdout
+    return tp.load(folder / "run")
+
+
+def assert_whole(profile, steps):
+    assert profile.stored.frame["step"].to_list() == list(range(steps))
+    assert profile.windows["error"].null_count() == profile.windows.height >= 2
+
+
+BETWEEN = """
+with tp.capture(FOLDER, schedule=SCHEDULE) as run:
+    for step in range(6):
+        with run.step(step):
+            compute()
+            if step in (2, 4):
+                wait_windows(run)
+                child(body)
+            elif step == 5:
+                wait_windows(run)
+assert not [thread for thread in threading.enumerate() if thread.name.startswith("tpunb-")]
+print("fine")
+"""
+
+
+def test_a_child_that_marks_steps_and_is_gone_leaves_no_trace(tmp_path):
+    body = """
+def body():
+    for step in range(100, 103):
+        with run.step(step):
+            pass
+    for _ in run.steps(range(3)):
+        pass
+    run.stop()
+    repr(run), run.status
+"""
+    assert_whole(captured(tmp_path, body + BETWEEN), 6)
+
+
+LEAVING = """
+class Leave(Exception):
+    pass
+
+
+parent, pids, touched, failed = os.getpid(), [], [], False
+began = time.monotonic()
+try:
+    with tp.capture(FOLDER, schedule=SCHEDULE) as run:
+        for step in range(6):
+            with run.step(step):
+                compute()
+                if step == 3:
+                    wait_windows(run)
+                    pids.append(os.fork())
+                    if pids[-1] == 0:
+                        faulthandler.dump_traceback_later(60, exit=True)
+                        touched = listen()
+                        {leave}
+                elif step == 5:
+                    wait_windows(run)
+except Leave:
+    assert os.getpid() != parent
+if os.getpid() != parent:
+    if touched:
+        fail("touched", touched)
+    {end}
+for pid in pids:
+    ended = os.waitpid(pid, 0)[1]
+    assert ended == 0, f"the child ended with {{ended}}"
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("leave", ["raise Leave", "break"])
+def test_a_child_that_leaves_the_block_too_ends_at_once_and_writes_nothing(tmp_path, leave):
+    # not by sys.exit: a child of JAX alone, without any profiler, hangs in it
+    assert_whole(captured(tmp_path, LEAVING.format(leave=leave, end="os._exit(0)")), 6)
+
+
+def test_a_capture_in_a_child_into_the_parents_folder_is_refused(tmp_path):
+    body = """
+def body():
+    try:
+        with tp.capture(FOLDER, schedule=SCHEDULE):
+            pass
+    except tp.TpunbError:
+        return
+    fail("captured into the folder of its parent")
+"""
+    assert_whole(captured(tmp_path, body + BETWEEN), 6)
+
+
+POOL = """
+import multiprocessing
+
+
+def square(x):
+    return x * x
+
+
+if __name__ == "__main__":
+    with tp.capture(FOLDER, schedule=SCHEDULE) as run:
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            for step in range(20):
+                with run.step(step):
+                    compute()
+                    assert pool.map(square, range(4)) == [0, 1, 4, 9]
+                    if step in (5, 19):
+                        wait_windows(run)
+    print("fine")
+"""
+
+
+def test_a_pool_of_forked_workers_leaves_the_run_whole(tmp_path):
+    assert_whole(captured(tmp_path, POOL), 20)
+
+
+LOADER = """
+import multiprocessing
+
+
+def load(wanted, loaded):
+    for index in iter(wanted.get, None):
+        loaded.put((index, [index] * 4))
+
+
+def batches(context, count):
+    '''A loader with two processes, as data loaders have them: asked ahead, handed on in order.'''
+    wanted, loaded = context.Queue(), context.Queue()
+    workers = [context.Process(target=load, args=(wanted, loaded), daemon=True) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for index in range(count):
+        wanted.put(index)
+    ready = {{}}
+    for index in range(count):
+        while index not in ready:
+            key, batch = loaded.get(timeout=60)
+            ready[key] = batch
+        yield ready.pop(index)
+    for _ in workers:
+        wanted.put(None)
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0, worker
+
+
+if __name__ == "__main__":
+    with tp.capture(FOLDER, schedule=SCHEDULE) as run:
+        for epoch in range(2):
+            for batch in run.steps(batches(multiprocessing.get_context({method!r}), 10)):
+                compute()
+                if batch[0] in (3, 9):
+                    wait_windows(run)
+    print("fine")
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_loader_with_worker_processes_leaves_the_run_whole(tmp_path, method):
+    assert_whole(captured(tmp_path, LOADER.format(method=method)), 20)
+
+
+TENSORFLOW = """
+import tensorflow as tf
+multiply = tf.function(lambda x: x @ x)
+
+
+def compute():
+    multiply(tf.ones((64, 64)))
+
+
+compute()
+"""
+
+DATASET = """
+import multiprocessing
+
+
+def square(x):
+    return float(x * x)
+
+
+def numbers():
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        yield from pool.imap(square, range(8))
+
+
+if __name__ == "__main__":
+    data = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec((), tf.float32)).prefetch(2)
+    with tp.capture(FOLDER, schedule=SCHEDULE) as run:
+        for epoch in range(2):
+            seen = []
+            for batch in run.steps(data):
+                seen.append(float(batch))
+                wait_windows(run)
+            assert seen == [0, 1, 4, 9, 16, 25, 36, 49], seen
+    print("fine")
+"""
+
+
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="tensorflow is not installed")
+def test_a_dataset_fed_by_a_pool_leaves_the_run_whole(tmp_path):
+    assert_whole(captured(tmp_path, DATASET, framework=TENSORFLOW), 16)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="tensorflow is not installed")
+@pytest.mark.parametrize("leave", ["raise Leave", "break"])
+def test_a_child_of_tensorflow_that_ends_its_interpreter_does_so_at_once(tmp_path, leave):
+    assert_whole(captured(tmp_path, LEAVING.format(leave=leave, end="sys.exit(0)"), framework=TENSORFLOW), 6)
+
+
+@pytest.mark.slow
+def test_a_hundred_forks_leave_the_run_whole(tmp_path):
+    code = """
+with tp.capture(FOLDER, schedule=SCHEDULE) as run:
+    for step in range(100):
+        with run.step(step):
+            compute()
+            child(lambda: None)
+            if step in (50, 99):
+                wait_windows(run)
+print("fine")
+"""
+    assert_whole(captured(tmp_path, code), 100)

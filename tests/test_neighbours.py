@@ -1,0 +1,619 @@
+"""The program's own profiler gets its profile while windows of ours run, and all is as it was afterwards."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+import time
+import types
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import tpunb as tp
+from tpunb import neighbours
+from tpunb.io.profiler_service import ProfilerClient, ServiceError
+from tpunb.neighbours import Neighbours
+from tpunb.recorder import Schedule
+from tpunb.sources import local
+
+ROUNDS = 5
+
+
+class Windows:
+    """Real windows of this process, one right after another; `give_way` and `go_on` as a capture's."""
+
+    def __init__(self, address):
+        self.address, self.guest, self.told = address, None, []
+        self._client = ProfilerClient(address)
+        self._watching, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self.came = 0
+
+    def __enter__(self):
+        self._client.wait_ready(20)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ended.set()
+        self.give_way("the test")
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        self._client.close()
+
+    def _watch(self):
+        while not self._ended.is_set():
+            self._watching.set()
+            try:
+                if self.guest is None:
+                    self.came += len(self._client.window(30, "ours")) > 0
+            except ServiceError:
+                pass  # the probe was first
+            finally:
+                self._watching.clear()
+            self._ended.wait(0.01)
+
+    def give_way(self, who):
+        self.told.append(who)
+        self.guest = who
+        while self._watching.is_set():
+            self._client.terminate("ours")
+            time.sleep(0.02)
+
+    def go_on(self):
+        self.told.append("go on")
+        self.guest = None
+
+    def wait_running(self):
+        """Wait until a window has the profiler: another one is refused."""
+        probe, end = ProfilerClient(self.address), time.monotonic() + 60
+        try:
+            while time.monotonic() < end:
+                probe.window(0.001, "probe")
+        except ServiceError as error:
+            if "Another profiling session" not in str(error):
+                raise
+        else:
+            raise AssertionError("no window began")
+        finally:
+            probe.close()
+
+
+@contextmanager
+def watched(framework):
+    with Windows(local.serve(framework)) as windows, Neighbours(windows.give_way, windows.go_on):
+        yield windows
+
+
+@contextmanager
+def listening(told):
+    """Listen without any window: what is told is noted."""
+    with Neighbours(told.append, lambda: told.append("go on")) as us:
+        yield us
+
+
+def files(folder):
+    return sorted(path.name for path in folder.rglob("*.xplane.pb") if path.stat().st_size)
+
+
+def quiet_scalars(monkeypatch):
+    """Let Keras' TensorBoard callback do without the package that writes its scalars, and nothing of its profile."""
+    if find_spec("tensorboard") is None:
+        monkeypatch.setattr(import_module("tensorflow.summary"), "scalar", lambda *_, **__: True)
+
+
+@pytest.fixture
+def tf():
+    return pytest.importorskip("tensorflow")
+
+
+@pytest.fixture
+def jax():
+    module = pytest.importorskip("jax")
+    module.numpy.ones(3) + 1  # it has found its devices
+    return module
+
+
+# -- TensorFlow ------------------------------------------------------------------------------------------------------
+
+
+def test_start_and_stop_of_tensorflow_get_their_file_each_time_while_windows_run(tf, tmp_path):
+    with watched("tensorflow") as windows:
+        for i in range(ROUNDS):
+            windows.wait_running()
+            tf.profiler.experimental.start(str(tmp_path / str(i)))
+            tf.matmul(tf.ones((8, 8)), tf.ones((8, 8)))
+            tf.profiler.experimental.stop()
+    assert [len(files(tmp_path / str(i))) for i in range(ROUNDS)] == [1] * ROUNDS
+    assert windows.came >= ROUNDS
+    tf.profiler.experimental.start(str(tmp_path / "later"))
+    tf.profiler.experimental.stop()
+    assert len(files(tmp_path / "later")) == 1
+
+
+def test_functions_that_were_taken_before_the_block_are_heard_too(tf, tmp_path):
+    from tensorflow.profiler.experimental import Profile, start, stop
+
+    with watched("tensorflow") as windows:
+        windows.wait_running()
+        start(str(tmp_path / "functions"))
+        stop()
+        windows.wait_running()
+        with Profile(str(tmp_path / "context")):
+            tf.ones(3)
+    assert len(files(tmp_path / "functions")) == len(files(tmp_path / "context")) == 1
+
+
+def test_a_tensorboard_callback_gets_its_profile_while_windows_run(tf, tmp_path, monkeypatch):
+    import keras
+    import numpy as np
+
+    quiet_scalars(monkeypatch)
+
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    rows = np.ones((64, 4), "float32"), np.ones((64, 1), "float32")
+    with watched("tensorflow") as windows:
+        for i in range(ROUNDS):
+            windows.wait_running()
+            board = keras.callbacks.TensorBoard(str(tmp_path / str(i)), profile_batch=(3, 5))
+            windows.wait_running()  # the callback profiles for a moment when it is made, to warm up
+            model.fit(*rows, batch_size=8, verbose=0, callbacks=[board])
+    assert [len(files(tmp_path / str(i))) for i in range(ROUNDS)] == [1] * ROUNDS
+
+
+def test_a_summarys_trace_gets_its_profile_while_windows_run(tf, tmp_path):
+    with watched("tensorflow") as windows, tf.summary.create_file_writer(str(tmp_path)).as_default():
+        windows.wait_running()
+        tf.summary.trace_on(graph=True, profiler=True, profiler_outdir=str(tmp_path))
+        tf.function(lambda x: x + 1)(tf.ones(3))
+        tf.summary.trace_export("toy", step=0)
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_client_in_the_program_gets_its_trace_while_windows_run(tf, tmp_path):
+    done = threading.Event()
+
+    def compute():
+        while not done.is_set():
+            tf.matmul(tf.ones((8, 8)), tf.ones((8, 8)))
+
+    busy = threading.Thread(target=compute)  # of an idle program there is no trace
+    busy.start()
+    try:
+        with watched("tensorflow") as windows:
+            windows.wait_running()
+            tf.profiler.experimental.client.trace(f"grpc://{windows.address}", str(tmp_path), 200)
+            windows.wait_running()
+    finally:
+        done.set()
+        busy.join(60)
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_start_that_is_refused_all_the_same_leaves_nothing_stuck(tf, tmp_path):
+    told = []
+    with Windows(local.serve("tensorflow")) as windows, listening(told):
+        windows.wait_running()
+        with pytest.raises(tf.errors.AlreadyExistsError, match="Another profiler is running"):
+            tf.profiler.experimental.start(str(tmp_path))
+        windows.give_way("the test")
+        assert told == ["tensorflow", "go on"]
+        tf.profiler.experimental.start(str(tmp_path))
+        tf.profiler.experimental.stop()
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_second_start_is_refused_as_always_and_the_first_goes_on(tf, tmp_path):
+    told = []
+    with listening(told):
+        tf.profiler.experimental.start(str(tmp_path))
+        with pytest.raises(tf.errors.AlreadyExistsError):
+            tf.profiler.experimental.start(str(tmp_path))
+        assert told == ["tensorflow"]
+        tf.profiler.experimental.stop()
+        assert told == ["tensorflow", "go on"]
+        with pytest.raises(tf.errors.UnavailableError):
+            tf.profiler.experimental.stop()
+    assert told == ["tensorflow", "go on"]
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_profile_that_is_not_saved_has_ended_too(tf):
+    told = []
+    with listening(told):
+        tf.profiler.experimental.start("")
+        tf.profiler.experimental.stop(save=False)
+        assert told == ["tensorflow", "go on"]
+
+
+def test_a_profiler_that_is_left_running_is_never_told_as_stopped(tf, tmp_path):
+    told = []
+    with listening(told):
+        tf.profiler.experimental.start(str(tmp_path))
+    tf.profiler.experimental.stop()
+    assert told == ["tensorflow"]
+    assert len(files(tmp_path)) == 1
+
+
+def test_wrong_arguments_of_the_users_go_through_and_are_told_as_stopped(tf):
+    told = []
+    with listening(told), pytest.raises(TypeError):
+        tf.profiler.experimental.start(3)
+    assert told == ["tensorflow", "go on"]
+    tf.profiler.experimental.start("")
+    tf.profiler.experimental.stop(save=False)
+
+
+# -- JAX -------------------------------------------------------------------------------------------------------------
+
+
+def test_traces_of_jax_get_their_file_each_time_while_windows_run(jax, tmp_path):
+    with watched("jax") as windows:
+        for i in range(ROUNDS):
+            windows.wait_running()
+            with jax.profiler.trace(str(tmp_path / str(i))):
+                jax.numpy.ones(3).block_until_ready()
+        windows.wait_running()
+        jax.profiler.start_trace(str(tmp_path / "functions"))
+        jax.profiler.stop_trace()
+    assert [len(files(tmp_path / str(i))) for i in [*range(ROUNDS), "functions"]] == [1] * (ROUNDS + 1)
+    assert windows.came > ROUNDS
+    with jax.profiler.trace(str(tmp_path / "later")):
+        pass
+    assert len(files(tmp_path / "later")) == 1
+
+
+def test_a_trace_of_jax_that_never_began_leaves_nothing_stuck(jax, tmp_path):
+    told = []
+    with Windows(local.serve("jax")) as windows, listening(told):
+        windows.wait_running()
+        jax.profiler.start_trace(str(tmp_path / "refused"))
+        with pytest.raises(RuntimeError, match="Another profiling session"):
+            jax.profiler.stop_trace()
+        windows.give_way("the test")
+        assert told == ["jax", "go on"]
+        with jax.profiler.trace(str(tmp_path / "later")):
+            pass
+    assert len(files(tmp_path / "later")) == 1
+
+
+def test_tensorflow_and_jax_side_by_side_are_both_waited_for(tf, jax, tmp_path):
+    told = []
+    with listening(told):
+        with jax.profiler.trace(str(tmp_path / "jax")):
+            tf.profiler.experimental.start(str(tmp_path / "tensorflow"))
+            tf.profiler.experimental.stop()
+            assert told == ["jax", "tensorflow"]
+        assert told == ["jax", "tensorflow", "go on"]
+    assert len(files(tmp_path)) == 2
+
+
+# -- beside a whole capture ------------------------------------------------------------------------------------------
+
+
+def wait_more(run, count):
+    """Wait until the capture has two more windows that came, or that failed: by then another one is under way."""
+    goal, end = getattr(run.status, count) + 2, time.monotonic() + 60
+    while getattr(run.status, count) < goal:
+        assert time.monotonic() < end, run.status
+        time.sleep(0.01)
+
+
+def test_a_capture_gives_windows_up_for_the_programs_profiler_says_so_and_goes_on(tf, tmp_path):
+    with tp.capture(tmp_path / "run", schedule=Schedule.continuous(0.3)) as run:
+        for name in ("first", "second"):
+            wait_more(run, "windows")
+            with tf.profiler.experimental.Profile(str(tmp_path / name)), run.step(run.status.steps):
+                tf.ones(3) + 1
+                wait_more(run, "failed")
+        wait_more(run, "windows")
+    assert len(files(tmp_path / "first")) == len(files(tmp_path / "second")) == 1
+    windows = tp.load(run).windows
+    assert set(windows["error"].drop_nulls()) == {"given up: tensorflow was profiling"}
+    assert windows["error"].null_count() >= 6
+    tf.profiler.experimental.start(str(tmp_path / "later"))
+    tf.profiler.experimental.stop()
+    assert len(files(tmp_path / "later")) == 1
+
+
+CAPTURED = """
+import sys, jax, tpunb as tp
+from tpunb.recorder import Schedule
+from test_neighbours import wait_more
+jax.numpy.ones(3) + 1
+with tp.capture(sys.argv[1] + "/run", schedule=Schedule.continuous(0.3)) as run:
+    for name in ("first", "second"):
+        wait_more(run, "windows")
+        with jax.profiler.trace(sys.argv[1] + "/" + name), run.step(run.status.steps):
+            (jax.numpy.ones(3) + 1).block_until_ready()
+            wait_more(run, "failed")
+    wait_more(run, "windows")
+windows = tp.load(run).windows
+print(sorted(set(windows["error"].drop_nulls())), windows["error"].null_count() >= 6)
+"""
+
+
+def test_a_capture_of_jax_gives_windows_up_for_the_programs_traces(tmp_path):
+    pytest.importorskip("jax")
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", CAPTURED, str(tmp_path)]
+    seen = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert seen.stdout == "['given up: jax was profiling'] True\n", seen.stderr
+    assert len(files(tmp_path / "first")) == len(files(tmp_path / "second")) == 1
+
+
+def test_a_tensorboard_callback_in_a_captured_fit_gets_its_profile(tf, tmp_path, monkeypatch):
+    import keras
+    import numpy as np
+
+    quiet_scalars(monkeypatch)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    rows = np.ones((64, 4), "float32"), np.ones((64, 1), "float32")
+    board = keras.callbacks.TensorBoard(str(tmp_path / "board"), profile_batch=(3, 5))
+    with tp.capture(tmp_path / "run", schedule=Schedule.continuous(0.3)) as run:
+        wait_more(run, "windows")
+        model.fit(*rows, batch_size=8, verbose=0, callbacks=[board])
+    assert len(files(tmp_path / "board")) == 1
+    assert tp.load(run).stored.frame["step"].to_list() == list(range(8))
+
+
+# -- afterwards, and frameworks that come later ----------------------------------------------------------------------
+
+
+def test_afterwards_all_is_as_it_was(tf, jax):
+    from tensorflow.python.profiler import profiler_client, profiler_v2
+
+    def places():
+        classes = profiler_v2._pywrap_profiler.ProfilerSession, jax._src.profiler._profiler.ProfilerSession
+        return [*classes, profiler_client._pywrap_profiler_plugin.trace, *sys.meta_path]
+
+    before = places()
+    with listening([]):
+        assert not set(places()) & set(before[:3])
+    assert places() == before
+    with pytest.raises(KeyError), listening([]):
+        raise KeyError
+    assert places() == before
+
+
+ARRIVAL = """
+import sys
+from tpunb.neighbours import Neighbours
+told = []
+with Neighbours(told.append, lambda: told.append("go on")):
+    assert not {{"tensorflow", "jax"}} & set(sys.modules)
+    {code}
+    assert told == [{name!r}, "go on"], told
+    import {name} as module
+    assert "tpunb" not in type(module.__spec__.loader).__module__
+    assert module.__loader__ is module.__spec__.loader
+assert "tpunb" not in str(sys.meta_path)
+print("fine")
+"""
+
+LATE = {
+    "tensorflow": "import tensorflow as tf; tf.profiler.experimental.start(''); tf.profiler.experimental.stop(False)",
+    "jax": "import jax.profiler, tempfile; jax.profiler.start_trace(tempfile.mkdtemp()); jax.profiler.stop_trace()",
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_framework_that_is_imported_during_the_block_is_heard_from_its_import_on(name):
+    pytest.importorskip(name)
+    code = ARRIVAL.format(name=name, code=LATE[name])
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    assert seen.stdout == "fine\n", seen.stderr
+
+
+def test_an_import_that_fails_fails_as_always():
+    with listening([]), pytest.raises(ModuleNotFoundError, match="no_such_module_at_all"):
+        __import__("no_such_module_at_all")
+
+
+# -- a framework spelled out: sessions, functions, threads, forks -----------------------------------------------------
+
+
+TOY = """
+class binding:
+    class ProfilerSession:
+        def start(self, fails=False):
+            if fails:
+                raise RuntimeError("taken")
+        def stop(self):
+            pass
+
+session = None
+
+def start(fails=False):
+    global session
+    session = binding.ProfilerSession()
+    session.start(fails)
+
+def stop():
+    global session
+    if session is None:
+        raise ValueError("none runs")
+    session.stop()
+    session = None
+"""
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """A framework of a few lines, and the only one that is listened to."""
+    module = types.ModuleType("toy")
+    monkeypatch.setitem(sys.modules, "toy", module)
+    exec(TOY, vars(module))
+    module.profiler = types.SimpleNamespace(start=module.start, stop=module.stop)
+    place = neighbours._Framework(
+        "toy",
+        module="toy",
+        binding="binding",
+        begins="start",
+        ends=("stop",),
+        keeps="session",
+        public="profiler",
+        start="start",
+        stop="stop",
+    )
+    monkeypatch.setattr(neighbours, "_FRAMEWORKS", (place,))
+    return module
+
+
+def test_what_is_not_there_is_not_listened_to(toy, monkeypatch):
+    monkeypatch.delitem(sys.modules, "toy")
+    with listening([]) as us:
+        us.look()
+
+
+def test_a_framework_in_the_midst_of_its_import_is_heard_from_the_next_look_on(toy, monkeypatch):
+    told = []
+    monkeypatch.setattr(toy, "__spec__", types.SimpleNamespace(_initializing=True))
+    with listening(told) as us:
+        toy.start()
+        toy.stop()
+        assert told == []
+        toy.__spec__._initializing = False
+        us.look()
+        toy.start()
+        toy.stop()
+        assert told == ["toy", "go on"]
+    us.look()  # a thread that is late
+    toy.start()
+    toy.stop()
+    assert told == ["toy", "go on"]
+
+
+def test_a_refused_start_is_freed_only_where_it_is_the_one_that_is_kept(toy):
+    told = []
+    with listening(told):
+        with pytest.raises(RuntimeError, match="taken"):
+            toy.start(fails=True)
+        assert toy.session is None
+        toy.start()
+        running = toy.session
+        with pytest.raises(RuntimeError, match="taken"):
+            toy.binding.ProfilerSession().start(fails=True)
+        assert toy.session is running
+        assert told == ["toy", "go on", "toy", "toy"]
+        toy.stop()
+    assert told == ["toy", "go on", "toy", "toy", "go on"]
+
+
+def test_without_a_session_class_that_we_know_the_public_functions_are_listened_to(toy, monkeypatch):
+    (place,) = neighbours._FRAMEWORKS
+    monkeypatch.setattr(neighbours, "_FRAMEWORKS", (dataclasses.replace(place, binding="renamed"),))
+    told = []
+    start, stop = toy.start, toy.stop
+    with listening(told):
+        assert toy.profiler.start is toy.start is not start
+        assert toy.profiler.stop is toy.stop is not stop
+        with pytest.raises(RuntimeError, match="taken"):
+            toy.profiler.start(fails=True)
+        assert told == ["toy", "go on"]
+        toy.start()
+        with pytest.raises(RuntimeError, match="taken"):
+            toy.start(fails=True)
+        assert told == ["toy", "go on", "toy", "toy"]
+        toy.profiler.stop()
+        with pytest.raises(ValueError, match="none runs"):
+            toy.profiler.stop()
+        assert told == ["toy", "go on", "toy", "toy", "go on"]
+    assert (toy.profiler.start, toy.start, toy.profiler.stop, toy.stop) == (start, start, stop, stop)
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "jax"])
+def test_the_public_functions_are_a_way_for_real_frameworks_too(name, tmp_path, monkeypatch):
+    module = pytest.importorskip(name)
+    known = {framework.name: framework for framework in neighbours._FRAMEWORKS}
+    monkeypatch.setattr(neighbours, "_FRAMEWORKS", (dataclasses.replace(known[name], binding="_renamed"),))
+    told = []
+    with listening(told):
+        if name == "jax":
+            with module.profiler.trace(str(tmp_path)):
+                assert told == ["jax"]
+        else:
+            with module.profiler.experimental.Profile(str(tmp_path)):
+                assert told == ["tensorflow"]
+        assert told == [name, "go on"]
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_version_without_a_profiler_is_let_be(toy):
+    del toy.binding, toy.profiler
+    with listening([]):
+        pass
+
+
+def test_sessions_of_many_threads_end_with_the_last(toy):
+    told, at_once = [], threading.Barrier(8)
+
+    def profile():
+        session = toy.binding.ProfilerSession()
+        session.start()
+        at_once.wait(20)  # all eight run
+        session.stop()
+        session.stop()  # once too often
+
+    with listening(told):
+        threads = [threading.Thread(target=profile) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert told == ["toy"] * 8 + ["go on"]
+
+
+def test_a_failure_to_give_way_is_told_and_the_start_goes_on(toy):
+    def broken(_):
+        raise OSError("no route")
+
+    with Neighbours(broken, lambda: None), pytest.warns(RuntimeWarning, match="did not give way to toy.*no route"):
+        toy.start()
+    assert toy.session is not None
+
+
+def test_an_interrupt_while_giving_way_goes_through_and_leaves_nothing_stuck(toy):
+    told = []
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with Neighbours(interrupted, lambda: told.append("go on")):
+        with pytest.raises(KeyboardInterrupt):
+            toy.start()
+        assert toy.session is None
+    assert told == ["go on"]
+
+
+def test_a_block_within_a_block_puts_back_what_it_found(toy):
+    outer, inner = [], []
+    original = toy.binding.ProfilerSession
+    with listening(outer):
+        with listening(inner):
+            toy.start()
+            toy.stop()
+        toy.start()
+        toy.stop()
+    assert (outer, inner) == (["toy", "go on"] * 2, ["toy", "go on"])
+    assert toy.binding.ProfilerSession is original
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_profiles_and_tells_nobody(toy):
+    told = []
+    with listening(told) as us, us._lock:  # held by the thread that the child does not have
+        child = os.fork()
+        if child == 0:
+            toy.start()
+            toy.stop()
+            os._exit(3 if told else 0)
+        assert os.waitpid(child, 0)[1] == 0

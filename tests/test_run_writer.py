@@ -1,0 +1,709 @@
+"""Writing a run: anywhere, whole or not at all, one writer at a time, whatever ends it."""
+
+import gc
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import tpunb as tp
+from tpunb import schema
+from tpunb.errors import BadProfile, CaptureBusy, ProfileNotFound
+from tpunb.io import packed, places, run_folder, run_places
+from tpunb.io.folder_lock import LOCK, FolderLock
+from tpunb.io.run_writer import RunWriter, keeper
+from tpunb.testing import toy_steps
+from tpunb.testing import toy_window as xspace
+
+MS = 1_000_000_000
+
+
+def ticks(*numbers):
+    """Steps of these numbers, 1 ms each."""
+    rows = [("toy", number, "train", number * MS, (number + 1) * MS, None) for number in numbers]
+    return pl.DataFrame(rows, schema=run_folder.TICKS, orient="row")
+
+
+def tables(*numbers):
+    """All tables of a part, of steps of these numbers."""
+    steps = toy_steps("abc" * (max(numbers) // 3 + 1))
+    mine = pl.col("step").is_in(numbers)
+    window = ("toy", numbers[0], numbers[0] * MS, MS, MS, 1000, 7, 1, None, "evenly")
+    return {
+        "steps": steps.frame.filter(mine),
+        "ops": steps.ops.filter(mine),
+        "devices": steps.devices.filter(mine),
+        "clocks": pl.DataFrame([("toy", "/device:TOY:0", "run", 1, 1, 0, 0)], schema=schema.CLOCKS, orient="row"),
+        "windows": pl.DataFrame([window], schema=schema.WINDOWS, orient="row"),
+        "ticks": ticks(*numbers),
+    }
+
+
+FILES = [f"{name}.parquet" for name in tables(0)]
+
+
+def begun(where, **facts):
+    """A writer of a run that goes on."""
+    writer = RunWriter(where)
+    writer.open()
+    writer.facts({"name": "toy", "host": "toy", "origin_ns": 1, "state": "running", **facts})
+    return writer
+
+
+def finished(where, name="toy"):
+    """A run of the step 0, whole."""
+    writer = begun(where)
+    writer.part(0, tables(0))
+    writer.facts({"name": name, "state": "finished"})
+    writer.close()
+    return writer
+
+
+def steps_of(where):
+    return tp.load(where).stored.frame["step"].to_list()
+
+
+def below(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def memory():
+    """fsspec's memory, empty."""
+    fs = pytest.importorskip("fsspec").filesystem("memory")
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+    yield fs
+    fs.store.clear()
+
+
+@pytest.fixture(scope="module")
+def store():
+    """A server on loopback that speaks the protocol of Google's object store."""
+    pytest.importorskip("gcsfs")
+    server = pytest.importorskip("gcp_storage_emulator.server").create_server(
+        "127.0.0.1", 0, in_memory=True, default_bucket="bucket"
+    )
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(store, monkeypatch):
+    """A bucket, empty: the names of its objects when called."""
+    from fsspec.config import conf
+    from fsspec.registry import _registry
+    from gcsfs.core import GCSFileSystem
+
+    address = "http://{}:{}".format(*store._api._httpd.server_address)
+    monkeypatch.setitem(conf, "gs", {"token": "anon", "endpoint_url": address})
+    monkeypatch.setitem(_registry, "gs", GCSFileSystem)  # gcsfs' default one speaks gRPC besides, the server does not
+
+    def objects():
+        fs = GCSFileSystem()
+        fs.invalidate_cache()
+        return sorted(path.removeprefix("bucket/") for path in fs.find("bucket"))
+
+    yield objects
+    store._storage.wipe(keep_buckets=True)
+
+
+@pytest.fixture(params=["folder", "memory", "bucket"])
+def where(request, tmp_path):
+    """A place for a run: a local one, fsspec's memory, an object store."""
+    if request.param == "folder":
+        return str(tmp_path / "runs" / "toy")
+    request.getfixturevalue(request.param)
+    return {"memory": "memory://runs/toy", "bucket": "gs://bucket/runs/toy"}[request.param]
+
+
+# -- anywhere -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_read_while_it_is_written(where):
+    writer = begun(where)
+    assert steps_of(where) == []
+    for number in range(3):
+        writer.part(number, tables(number))
+        assert steps_of(where) == [*range(number + 1)]
+    writer.part(3, {"ticks": ticks(3)})  # steps that no window saw
+    writer.facts({"name": "done", "state": "finished", "span_ps": 9 * MS, "overhead": 0.01})
+    writer.close()
+    profile = tp.load(where)
+    assert (profile.name, profile.span_ps, profile.overhead) == ("done", 9 * MS, 0.01)
+    assert profile.stored.frame["seen"].to_list() == ["full"] * 3 + ["tick"]
+    assert profile.windows["window"].to_list() == [0, 1, 2]
+    assert profile.clocks["launches"].to_list() == [3]
+    expected = toy_steps("abc").ops.sort("step", "op").rows()
+    assert [row[:4] + row[5:] for row in profile.stored.ops.sort("step", "op").rows()] == [
+        row[:4] + row[5:] for row in expected
+    ]
+
+
+def test_the_writer_says_where_the_run_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert (RunWriter("~/runs/bert").source, RunWriter("~/runs/bert").name) == (tmp_path / "runs" / "bert", "bert")
+    assert RunWriter(Path("bert")).source == tmp_path / "bert"
+    assert RunWriter(f"file://{tmp_path}/a%20b").source == tmp_path / "a b"
+    assert (RunWriter("gs://b/runs/bert/").source, RunWriter("gs://b/runs/bert/").name) == ("gs://b/runs/bert", "bert")
+    assert RunWriter(None).name == "in memory"
+    assert RunWriter(None).source != RunWriter(None).source
+
+
+@pytest.mark.parametrize("wrong", ["", b"run", 3])
+def test_what_is_no_place_is_told_so(wrong):
+    with pytest.raises((ValueError, TypeError)):
+        RunWriter(wrong)
+
+
+def test_a_protocol_that_nobody_knows_is_a_wrong_argument():
+    with pytest.raises(ValueError, match=r"must be a folder or a URL that fsspec knows. Got 'gopher://x/y' instead"):
+        RunWriter("gopher://x/y").open()
+
+
+@pytest.mark.parametrize("name", ["lr=0.1", "run[1]", "a*b?", "größe 2", "{x}", "50%"])
+@pytest.mark.parametrize("root", ["", "memory://runs"])
+def test_the_name_of_a_run_may_hold_any_letter(memory, tmp_path, root, name):
+    where = f"{root or tmp_path}/{name}"
+    for number in range(3):
+        writer = begun(where)
+        writer.part(0, tables(number))
+        writer.raw(0, "10.0.0.2:84/66", b"raw")
+        assert steps_of(where) == [number]
+        assert tp.load(where).read_events is not None
+        writer.drop_raw(0)
+        assert tp.load(where).read_events is None
+        writer.facts({"state": "finished"})
+        writer.close()
+    assert [steps_of(f"{where}-{number}") for number in (1, 2)] == [[0], [1]]
+
+
+def test_a_table_that_is_none_or_has_other_columns_is_refused(tmp_path):
+    writer = begun(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"The tables of a part must be of .* Got \['layers'\] instead"):
+        writer.part(0, {"layers": ticks(0)})
+    with pytest.raises(BadProfile, match="the steps frame lacks"):
+        writer.part(0, {"steps": ticks(0)})
+    assert below(tmp_path / "run") == [LOCK, "run.json"]
+
+
+# -- whole or not at all --------------------------------------------------------------------------------------
+
+
+def test_a_part_is_a_folder_of_its_tables_and_nothing_is_left_aside(tmp_path):
+    finished(tmp_path / "run")
+    assert below(tmp_path / "run") == sorted(["run.json", *(f"parts/00000/{file}" for file in FILES)])
+    said = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert said["tpunb"] == run_folder.VERSION
+    assert said["written_by"].startswith(f"process {os.getpid()} on ")
+    assert 0 <= time.time() - said["updated"] < 600
+
+
+def test_tables_without_rows_are_left_out_but_for_the_ticks(tmp_path):
+    writer = begun(tmp_path / "run")
+    writer.part(0, {name: frame.clear() for name, frame in tables(0).items()})
+    writer.part(1, {})
+    assert below(tmp_path / "run" / "parts") == ["00000/ticks.parquet", "00001/ticks.parquet"]
+    assert steps_of(tmp_path / "run") == []
+
+
+def test_a_reader_in_the_midst_of_a_part_sees_the_parts_before(tmp_path, monkeypatch):
+    writer, write, seen = begun(tmp_path / "run"), run_places._write, []
+    writer.part(0, tables(0))
+
+    def watched(path, data):
+        write(path, data)
+        seen.append(steps_of(tmp_path / "run"))
+
+    monkeypatch.setattr(run_places, "_write", watched)
+    writer.part(1, tables(1))
+    assert seen == [[0]] * len(FILES)
+    assert steps_of(tmp_path / "run") == [0, 1]
+
+
+def test_of_objects_a_part_counts_once_its_ticks_are_there(memory, monkeypatch):
+    writer, put, seen = begun("memory://run"), type(memory).pipe_file, []
+
+    def watched(fs, path, data, **more):
+        put(fs, path, data, **more)
+        seen.append((path.rpartition("/")[2], steps_of("memory://run")))
+
+    monkeypatch.setattr(type(memory), "pipe_file", watched)
+    writer.part(0, tables(0))
+    assert seen == [*((file, []) for file in FILES[:-1]), ("ticks.parquet", [0])]
+
+
+@pytest.mark.parametrize("written", range(len(FILES)))
+def test_a_part_whose_writing_broke_off_is_not_there_and_the_next_one_is(tmp_path, monkeypatch, written):
+    writer, write, left = begun(tmp_path / "run"), run_places._write, [written]
+    writer.part(0, tables(0))
+    before = below(tmp_path / "run")
+
+    def breaks(path, data):
+        if not left[0]:
+            path.write_bytes(data[: len(data) // 2])
+            raise OSError(28, "No space left on device")
+        left[0] -= 1
+        write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_places, "_write", breaks)
+        with pytest.raises(OSError, match="No space left"):
+            writer.part(1, tables(1))
+    assert below(tmp_path / "run") == before
+    assert [path.name for path in (tmp_path / "run" / "parts").iterdir()] == ["00000"]
+    writer.part(1, tables(2))
+    assert steps_of(tmp_path / "run") == [0, 2]
+
+
+@pytest.mark.parametrize("written", range(len(FILES)))
+def test_a_part_whose_objects_broke_off_is_not_there(memory, monkeypatch, written):
+    writer, put, left = begun("memory://run"), type(memory).pipe_file, [written]
+    before = memory.find("/run")
+
+    def breaks(fs, path, data, **more):
+        if not left[0]:
+            raise RuntimeError("quota exceeded\nand much more")
+        left[0] -= 1
+        put(fs, path, data, **more)
+
+    monkeypatch.setattr(type(memory), "pipe_file", breaks)
+    with pytest.raises(tp.TpunbError, match=r"^memory://run: cannot be written: quota exceeded\n"):
+        writer.part(0, tables(0))
+    assert memory.find("/run") == before
+
+
+def test_run_json_is_the_old_one_until_the_new_one_is_whole(tmp_path, monkeypatch):
+    writer, write, seen = begun(tmp_path / "run", name="old"), run_places._write, []
+
+    def watched(path, data):
+        write(path, data)
+        seen.append(tp.load(tmp_path / "run").name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_places, "_write", watched)
+        writer.facts({"name": "new"})
+    assert (seen, tp.load(tmp_path / "run").name) == (["old"], "new")
+
+    def half(path, data):
+        write(path, data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_places, "_write", half)
+    with pytest.raises(OSError, match="No space left"):
+        writer.facts({"name": "newest"})
+    assert tp.load(tmp_path / "run").name == "new"
+    assert below(tmp_path / "run") == [LOCK, "run.json"]
+
+
+# -- raw windows ----------------------------------------------------------------------------------------------
+
+
+def test_raw_windows_come_and_go(where):
+    writer = begun(where)
+    for number, host in [(0, "a"), (7, "a"), (7, "b")]:
+        begin = 1 + number
+        writer.raw(number, host, xspace(begin, begin + 9, [(number, begin, begin + 5)]))
+    events = tp.load(where).events
+    assert events.select("host", "step_num").rows() == [("a", 0), ("a", 7), ("b", 7)]
+    writer.drop_raw(7)
+    writer.drop_raw(8)  # which is not there
+    assert tp.load(where).events["step_num"].to_list() == [0]
+    writer.drop_raw(0)
+    writer.drop_raw(0)
+    with pytest.raises(tp.TpunbError, match="statistics only"):
+        tp.load(where).events  # noqa: B018
+
+
+def test_the_run_folder_is_a_logdir_of_profiles(tmp_path):
+    writer = begun(tmp_path)
+    writer.raw(7, "vm", xspace(1, 9, [(0, 1, 5)]))
+    assert below(tmp_path) == [LOCK, "plugins/profile/00007/vm.xplane.pb", "run.json"]
+    assert tp.load(tmp_path / "plugins" / "profile").events["step_num"].to_list() == [0]
+    writer.drop_raw(7)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, "run.json"]
+
+
+# -- an earlier run -------------------------------------------------------------------------------------------
+
+
+def test_earlier_runs_are_renamed_one_after_the_other(where):
+    moved = [finished(where, name=f"run {number}").moved for number in range(3)]
+    assert moved == [None, f"{where}-1", f"{where}-2"]
+    assert [tp.load(place).name for place in (f"{where}-1", f"{where}-2", where)] == ["run 0", "run 1", "run 2"]
+    assert [steps_of(place) for place in (f"{where}-1", f"{where}-2", where)] == [[0]] * 3
+
+
+def test_a_new_or_an_empty_folder_is_free(tmp_path):
+    assert finished(tmp_path).moved is None
+    assert finished(tmp_path / "new" / "run").moved is None
+
+
+def test_what_a_writer_left_that_was_killed_before_its_first_word_is_nothing(tmp_path):
+    (tmp_path / LOCK).touch()
+    (tmp_path / ".run.json.0badcafe").touch()
+    assert finished(tmp_path).moved is None
+
+
+def test_what_is_not_a_run_is_refused_and_untouched(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    for place in (tmp_path, tmp_path / "thesis.txt"):
+        with pytest.raises(ValueError, match=re.escape(f"Got {str(place)!r} instead, which holds something else")):
+            RunWriter(place).open()
+    assert below(tmp_path) == ["thesis.txt"]
+
+
+def test_objects_that_are_no_run_are_refused_and_untouched(memory):
+    memory.pipe("/work/thesis.txt", b"years of work")
+    for place in ("memory://work", "memory://work/thesis.txt"):
+        with pytest.raises(ValueError, match=re.escape(f"Got {place!r} instead, which holds something else")):
+            RunWriter(place).open()
+    assert memory.find("") == ["/work/thesis.txt"]
+
+
+def test_a_run_that_loses_its_writer_while_it_moves_is_in_one_place_whole(memory, monkeypatch):
+    finished("memory://run")
+    remove = type(memory).rm_file
+
+    def dies(fs, path):
+        if path.endswith("ops.parquet"):
+            raise RuntimeError("the machine was taken")
+        remove(fs, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), "rm_file", dies)
+        with pytest.raises(tp.TpunbError, match="the machine was taken"):
+            RunWriter("memory://run").open()
+    assert steps_of("memory://run-1") == [0]
+    assert finished("memory://run").moved == "memory://run-2"  # what was left of it
+    assert [steps_of(f"memory://{name}") for name in ("run", "run-1")] == [[0], [0]]
+
+
+# -- one writer at a time -------------------------------------------------------------------------------------
+
+
+def test_a_second_writer_is_refused_and_the_first_goes_on(tmp_path):
+    first = begun(tmp_path / "run")
+    with pytest.raises(CaptureBusy, match=rf"run is being written by process {os.getpid()} on \S+\n") as caught:
+        RunWriter(tmp_path / "run").open()
+    assert caught.value.hint == "give this capture another folder, or end that one"
+    first.part(0, tables(0))
+    assert steps_of(tmp_path / "run") == [0]
+    first.close()
+    first.close()
+    assert begun(tmp_path / "run").moved == str(tmp_path / "run-1")
+    assert LOCK not in below(tmp_path / "run-1")
+
+
+def test_a_writer_that_was_dropped_holds_nothing(tmp_path):
+    begun(tmp_path / "run")
+    gc.collect()
+    begun(tmp_path / "run")
+
+
+CHILD = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import test_run_writer as own
+from tpunb.errors import CaptureBusy
+def main():
+    {body}
+try:
+    main()
+except CaptureBusy as busy:
+    print("busy", busy, flush=True)
+"""
+
+
+@contextmanager
+def child(where, body):
+    """A process of its own that does something to a run, at `where`; it ends with the block."""
+    code = CHILD.format(body=body.replace("\n", "\n    "))
+    run = [sys.executable, "-c", code, str(where), str(Path(__file__).parent)]
+    with subprocess.Popen(run, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+HOLD = """writer = own.begun(sys.argv[1])
+print("began", flush=True)
+sys.stdin.readline()
+writer.close()"""
+
+
+def test_another_process_is_refused_and_a_killed_one_holds_nothing(tmp_path):
+    with child(tmp_path / "run", HOLD) as holder:
+        assert holder.stdout.readline() == "began\n"
+        with pytest.raises(CaptureBusy, match=f"being written by process {holder.pid} on "):
+            RunWriter(tmp_path / "run").open()
+        holder.kill()
+    assert finished(tmp_path / "run").moved == str(tmp_path / "run-1")
+    assert tp.load(tmp_path / "run-1").name == "toy"
+
+
+def test_of_processes_that_want_one_folder_at_once_one_gets_it(tmp_path):
+    finished(tmp_path / "run", name="earlier")  # so that each has to move it away first
+    wait = "print('ready', flush=True)\nsys.stdin.readline()\n"
+    with ExitStack() as stack:
+        children = [stack.enter_context(child(tmp_path / "run", wait + HOLD)) for _ in range(3)]
+        for one in children:
+            assert one.stdout.readline() == "ready\n"
+        for one in children:
+            one.stdin.write("go\n")
+            one.stdin.flush()
+        said = sorted(one.stdout.readline().split()[0] for one in children)
+        for one in children:
+            one.communicate("end\n", timeout=60)
+    assert said == ["began", "busy", "busy"]
+    assert tp.load(tmp_path / "run-1").name == "earlier"
+    assert not (tmp_path / "run-2").exists()
+
+
+FORK = """import os
+import time
+writer = own.begun(sys.argv[1])
+if not os.fork():
+    writer.close()  # as would whatever a child runs at its end
+    print("child", flush=True)
+    sys.stdin.readline()
+    os._exit(0)
+time.sleep(600)"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_neither_frees_the_folder_nor_holds_it_after_its_parent(tmp_path):
+    with child(tmp_path / "run", FORK) as holder:
+        assert holder.stdout.readline() == "child\n"
+        assert (tmp_path / "run" / LOCK).exists()
+        with pytest.raises(CaptureBusy):
+            RunWriter(tmp_path / "run").open()
+        holder.send_signal(signal.SIGKILL)
+        os.waitpid(holder.pid, 0)
+        finished(tmp_path / "run")  # while the child still lives
+        holder.stdin.close()
+
+
+def test_a_lock_of_a_folder_that_was_moved_away_meanwhile_is_none(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    flock, moves = fcntl.flock, [True]
+    (tmp_path / "run").mkdir()
+
+    def moved_first(file, how):
+        if moves:
+            moves.pop()
+            (tmp_path / "run").rename(tmp_path / "run-1")
+            (tmp_path / "run").mkdir()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", moved_first)
+    lock = FolderLock.take(tmp_path / "run")
+    with pytest.raises(CaptureBusy):
+        FolderLock.take(tmp_path / "run")
+    lock.release()
+    assert below(tmp_path / "run") == []
+
+
+def test_where_there_are_no_locks_the_runs_own_word_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(FolderLock, "take", lambda folder: None)
+    begun(tmp_path / "run")
+    with pytest.raises(CaptureBusy, match=f"being written by process {os.getpid()}"):
+        RunWriter(tmp_path / "run").open()
+    assert not (tmp_path / "run-1").exists()
+    monkeypatch.setattr(run_places, "ALIVE_S", 0.0)
+    assert finished(tmp_path / "run").moved == str(tmp_path / "run-1")
+    assert finished(tmp_path / "run").moved == str(tmp_path / "run-2")
+
+
+def test_a_file_system_that_knows_no_locks_is_written_without(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def flock(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    finished(tmp_path / "run")
+    assert LOCK not in below(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("state", "age_s", "is_busy"),
+    [("running", 0, True), ("running", 170, True), ("running", 190, False), ("finished", 0, False)],
+)
+@pytest.mark.parametrize("scheme", ["memory", "bucket"])
+def test_behind_a_url_a_run_is_busy_while_its_writer_gives_signs_of_life(request, scheme, state, age_s, is_busy):
+    request.getfixturevalue(scheme)
+    where = {"memory": "memory://run", "bucket": "gs://bucket/run"}[scheme]
+    with pytest.MonkeyPatch.context() as patch:
+        now = time.time()
+        patch.setattr(time, "time", lambda: now - age_s)
+        begun(where, state=state)
+    if not is_busy:
+        assert begun(where).moved == f"{where}-1"
+        return
+    with pytest.raises(CaptureBusy, match=rf"^{where} is being written by process {os.getpid()} on ") as caught:
+        RunWriter(where).open()
+    assert caught.value.hint == "give this capture another place; a run whose writer died is free 3 minutes later"
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"state": "running"}', b'{"state": "running", "updated": "now"}'])
+def test_a_word_that_cannot_be_read_holds_nobody_off(memory, text):
+    memory.pipe("/run/run.json", text)
+    assert finished("memory://run").moved == "memory://run-1"
+
+
+# -- in memory ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_in_memory_lives_as_long_as_anybody_may_want_it(memory):
+    writer = begun(None)
+    source = writer.source
+    writer.part(0, tables(0))
+    writer.raw(0, "toy", xspace(1, 9, [(0, 1, 5)]))
+    assert keeper(source) is writer.keeper
+    profile = tp.load(source)
+    del writer
+    gc.collect()
+    assert profile.events["step_num"].to_list() == [0]  # read only now
+    assert steps_of(source) == [0]
+    del profile
+    gc.collect()
+    assert memory.find("") == []
+    assert keeper(source) is None
+    with pytest.raises(ProfileNotFound):
+        tp.load(source)
+
+
+def test_a_run_in_the_users_own_memory_stays(memory):
+    finished("memory://mine")
+    gc.collect()
+    assert steps_of("memory://mine") == [0]
+
+
+# -- servers that fail ----------------------------------------------------------------------------------------
+
+
+def test_a_server_that_does_not_answer_is_given_up(bucket, monkeypatch):
+    writer = begun("gs://bucket/run")
+    go_on = threading.Event()
+    monkeypatch.setattr(run_places.RemoteFiles, "_put", lambda *_: go_on.wait(60))
+    monkeypatch.setattr(places, "PATIENCE_S", 0.2)
+    with pytest.raises(tp.TpunbError, match=r"^gs://bucket/run: no answer within 0\.2 s"):
+        writer.part(0, tables(0))
+    go_on.set()
+
+
+def test_a_bucket_that_is_not_there_is_not_made(bucket):
+    writer = RunWriter("gs://no-such/runs/toy")
+    with pytest.raises(tp.TpunbError, match="gs://no-such/runs/toy"):
+        writer.open()
+        writer.facts({})
+    with pytest.raises(ProfileNotFound):
+        tp.load("gs://no-such/runs/toy")
+
+
+# -- whatever ends a process ----------------------------------------------------------------------------------
+
+WRITE = """writer = own.begun(sys.argv[1])
+for number in range(100_000):
+    writer.raw(number, "toy", b"raw")
+    writer.part(number, own.tables(number % 50))
+    print(number, flush=True)"""
+
+
+@pytest.mark.parametrize("turn", [*range(3), *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(3, 20))])
+def test_every_part_that_was_written_before_a_kill_loads_and_none_is_half(tmp_path, turn):
+    at = random.Random(turn)
+    with child(tmp_path / "run", WRITE) as writer:
+        assert writer.stdout.readline() == "0\n"
+        time.sleep(at.uniform(0, 0.5))  # the moment is what is tried
+        writer.kill()
+        told = [0, *map(int, re.findall(r"(\d+)\n", writer.stdout.read()))]
+    profile = tp.load(tmp_path / "run")
+    assert profile.windows.height in (len(told), len(told) + 1)  # the last may be whole and not yet told
+    parts = sorted(path for path in (tmp_path / "run" / "parts").iterdir() if not path.name.startswith("."))
+    assert [path.name for path in parts[: len(told)]] == [f"{number:05d}" for number in told]
+    for path in parts:
+        assert sorted(file.name for file in path.iterdir()) == sorted(FILES)
+    raw = run_folder.raw_windows(places.find(tmp_path / "run").below())
+    assert [number for number, _ in raw][: len(told)] == told
+    assert all(file.info["size"] == 3 for file in raw.values())
+    assert finished(tmp_path / "run").moved == str(tmp_path / "run-1")
+
+
+FULL = """import resource
+writer = own.begun(sys.argv[1])
+writer.part(0, own.tables(0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+for write in (lambda: writer.part(1, own.tables(1)), lambda: writer.raw(1, "toy", bytes(2000))):
+    try:
+        write()
+    except OSError as error:
+        print(error.errno, flush=True)
+writer.facts({"name": "limited"})  # which is small enough
+writer.close()"""
+
+
+def test_a_file_that_grows_too_large_is_an_error_and_leaves_nothing(tmp_path):
+    with child(tmp_path / "run", FULL) as limited:
+        assert limited.communicate(timeout=60)[0] == "27\n27\n"
+    assert steps_of(tmp_path / "run") == [0]
+    assert tp.load(tmp_path / "run").name == "limited"
+    assert below(tmp_path / "run") == sorted(["run.json", *(f"parts/00000/{file}" for file in FILES)])
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 96 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96k", "tpunb", str(disk)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no disk may be mounted here: {error}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_an_error_and_what_was_written_loads(small_disk):
+    writer = begun(small_disk / "run")
+    written = 0
+    with pytest.raises(OSError, match="No space left on device"):
+        for number in range(100):
+            writer.part(number, tables(number))
+            written += 1
+    assert written > 0
+    assert steps_of(small_disk / "run") == [*range(written)]
+    assert not [path for path in (small_disk / "run").rglob(".*") if path.name != LOCK]
+    writer.close()
+
+
+# -- as few bytes ---------------------------------------------------------------------------------------------
+
+
+def test_the_statistics_of_many_steps_take_few_bytes(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [
+        ("toy", step, f"op{op}", "host", None, 1, int(ns) * 1000, int(ns * (1 if op % 8 else 0.7)) * 1000)
+        for op in range(40)
+        for step, ns in enumerate(rng.lognormal(9 + op % 4, 0.2, 150))
+    ]
+    ops = pl.DataFrame(rows, schema=schema.OPS, orient="row")
+    plain = tmp_path / "plain.parquet"
+    ops.sample(fraction=1.0, shuffle=True, seed=0).write_parquet(plain)
+    assert len(packed.pack(ops, schema.OPS)) < 0.4 * plain.stat().st_size

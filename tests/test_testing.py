@@ -1,0 +1,467 @@
+"""What tests are made of: toy windows against the decoder, and the stand-in of a profiler service before a client."""
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from tpunb.io import xplane
+from tpunb.io.profiler_service import ProfilerClient, ServiceError
+from tpunb.testing import ProfilerStandIn, toy_steps, toy_window
+from tpunb.testing.windows import crowded_window
+from tpunb.testing.wire import Wire
+
+SEC = 1_000_000_000  # nanoseconds
+THEN = 1_700_000_000 * SEC
+
+
+@pytest.fixture
+def serve():
+    """Start a stand-in and a client of it; both end with the test."""
+    opened = []
+
+    def start(*args, **kwargs):
+        server = ProfilerStandIn(*args, **kwargs)
+        server.start()
+        client = ProfilerClient(server.address)
+        opened.append((server, client))
+        client.wait_ready(20)
+        return server, client
+
+    yield start
+    for server, client in opened:
+        client.close()
+        server.stop()
+
+
+# -- toys -----------------------------------------------------------------------------------------------------
+
+
+def test_the_toys_come_without_grpc():
+    code = "import sys, tpunb.testing; print([name for name in ('grpc', 'google.protobuf') if name in sys.modules])"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert seen.stdout.strip() == "[]"
+
+
+def test_what_the_room_does_not_hold_is_told():
+    with pytest.raises(ImportError, match="nonsense"):
+        from tpunb.testing import nonsense  # noqa: F401
+
+
+def test_a_toy_of_steps_is_of_one_window_that_failed_in_nothing():
+    [window] = toy_steps("aab").windows.to_dicts()
+    assert (window["steps"], window["dur_ps"], window["error"]) == (3, 4 * SEC // 1000 * 1000, None)
+
+
+def test_a_toy_window_reads_as_it_was_spelled():
+    data = toy_window(
+        THEN,
+        THEN + SEC,
+        steps=[(7, THEN + 10, THEN + 30), (8, THEN + 30, THEN + 70)],
+        ops=[("MatMul", THEN + 12, THEN + 20), ("Relu", THEN + 20, THEN + 21), ("MatMul", THEN + 32, THEN + 60)],
+        host="worker-3",
+    )
+    events, facts = xplane.read(data, source="toy")
+    assert events.select("line", "name", "step_num", "start_ps", "dur_ps").rows() == [
+        ("python", "train", 7, 10_000, 20_000),
+        ("python", "train", 8, 30_000, 40_000),
+        ("worker", "MatMul", None, 12_000, 8_000),
+        ("worker", "Relu", None, 20_000, 1_000),
+        ("worker", "MatMul", None, 32_000, 28_000),
+    ]
+    assert events["host"].unique().to_list() == ["worker-3"]
+    assert (facts.hosts, facts.start_ns, facts.stop_ns) == (["worker-3"], THEN, THEN + SEC)
+
+
+def test_a_toy_window_in_which_nothing_happened_has_no_event():
+    events, facts = xplane.read(toy_window(THEN, THEN + 5), source="toy")
+    assert (events.height, facts.stop_ns - facts.start_ns) == (0, 5)
+
+
+def test_a_step_that_began_before_its_window_begins_before_0():
+    events = xplane.events(toy_window(THEN, THEN + SEC, [(1, THEN - 5, THEN + 5)]), source="toy")
+    assert events.select("start_ps", "dur_ps").row(0) == (-5_000, 10_000)
+
+
+def test_an_operation_may_be_named_as_steps_are():
+    events = xplane.events(toy_window(THEN, THEN + 9, [(1, THEN, THEN + 5)], [("train", THEN, THEN + 1)]), source="toy")
+    assert events.select("name", "step_num").rows() == [("train", 1), ("train", None)]
+
+
+def by_tensorflow(start_ns, stop_ns, steps, ops):
+    """The same window, spelled by TensorFlow's protobuf."""
+    pb = pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
+    space = pb.XSpace(hostnames=["toy"])
+    cpu = space.planes.add(name="/host:CPU")
+    cpu.stat_metadata[1].CopyFrom(pb.XStatMetadata(id=1, name="step_num"))
+    names = {}
+    for name in ["train", *(name for name, *_ in ops)]:
+        number = names.setdefault(name, len(names) + 1)
+        cpu.event_metadata[number].CopyFrom(pb.XEventMetadata(id=number, name=name))
+    python, worker = cpu.lines.add(id=1, name="python"), cpu.lines.add(id=2, name="worker")
+    for line, events in (python, [("train", a, b) for _, a, b in steps]), (worker, ops):
+        for name, begin, end in events:
+            event = line.events.add(metadata_id=names[name], offset_ps=(begin - start_ns) * 1000)
+            event.duration_ps = (end - begin) * 1000
+    for event, (number, *_) in zip(python.events, steps, strict=True):
+        event.stats.add(metadata_id=1, int64_value=number)
+    task = space.planes.add(name="Task Environment")
+    for i, (name, value) in enumerate([("profile_start_time", start_ns), ("profile_stop_time", stop_ns)], start=1):
+        task.stat_metadata[i].CopyFrom(pb.XStatMetadata(id=i, name=name))
+        task.stats.add(metadata_id=i, uint64_value=value)
+    return pb, space
+
+
+MOMENT = st.integers(-(10**12), 10**12).map(lambda ns: THEN + ns)
+NAME = st.sampled_from(["MatMul", "Relu", "ein Wörtchen", "x" * 30, "train"])
+
+
+@given(
+    st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), MOMENT, st.integers(0, 10**12)), max_size=4),
+    st.lists(st.tuples(NAME, MOMENT, st.integers(0, 10**12)), max_size=4),
+    st.integers(0, 10**12),
+)
+def test_tensorflow_reads_the_bytes_of_a_toy_window_as_we_meant_them(steps, ops, length):
+    steps = [(number, begin, begin + dur) for number, begin, dur in steps]
+    ops = [(name, begin, begin + dur) for name, begin, dur in ops]
+    pb, meant = by_tensorflow(THEN, THEN + length, steps, ops)
+    data = toy_window(THEN, THEN + length, steps, ops)
+    assert pb.XSpace.FromString(data) == meant
+    theirs, ours = (xplane.events(one, source="toy") for one in (meant.SerializeToString(), data))
+    assert_frame_equal(theirs, ours)
+
+
+def test_a_crowded_window_is_of_events_back_to_back():
+    events, facts = xplane.read(crowded_window(THEN, THEN + SEC, 1000), source="crowd")
+    assert events["start_ps"].to_list() == [i * SEC for i in range(1000)]
+    assert events["dur_ps"].unique().to_list() == [SEC]
+    assert events["name"].unique().to_list() == ["Crowd"]
+    assert facts.stop_ns - facts.start_ns == SEC
+
+
+def test_a_wire_lets_through_as_many_bytes_as_it_was_told_and_then_nobody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as behind:
+        wire = Wire(0, behind.getsockname()[1])
+        with socket.create_connection(("127.0.0.1", wire.port), timeout=20) as client:
+            server, _ = behind.accept()
+            with server:
+                server.sendall(b"abc")
+                assert client.recv(99) == b"abc"
+                wire.cut_after(50)
+                client.sendall(b"question")  # what goes the other way does not count
+                assert server.recv(99) == b"question"
+                server.sendall(b"x" * 100)
+                assert client.makefile("rb").read() == b"x" * 50
+                assert server.recv(99) == b""
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", wire.port))
+        wire.close()
+        wire.close()
+
+
+# -- the stand-in as it behaves -------------------------------------------------------------------------------
+
+
+def test_windows_come_in_turn_and_again(serve):
+    _, client = serve([b"a", b"b"], instant=True)
+    assert [client.window(1, f"s{i}") for i in range(5)] == [b"a", b"b", b"a", b"b", b"a"]
+
+
+def test_files_of_a_folder_come_in_the_order_of_their_names(serve, tmp_path):
+    for name in ("b/2.xplane.pb", "a/9.xplane.pb", "b/10.xplane.pb", "a/trace.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    _, client = serve(tmp_path, instant=True)
+    assert [client.window(1, f"s{i}") for i in range(3)] == [b"a/9.xplane.pb", b"b/10.xplane.pb", b"b/2.xplane.pb"]
+    for windows in (tmp_path / "b/2.xplane.pb", str(tmp_path / "b/2.xplane.pb"), [tmp_path / "b/2.xplane.pb"]):
+        assert serve(windows, instant=True)[1].window(1, "s") == b"b/2.xplane.pb"
+
+
+@pytest.mark.parametrize("windows", [[], "."], ids=["list", "folder"])
+def test_no_window_at_all_is_told_at_once(windows, tmp_path):
+    with pytest.raises(ValueError, match="windows parameter of ProfilerStandIn must hold at least one"):
+        ProfilerStandIn(tmp_path if windows == "." else windows)
+
+
+def test_a_function_answers_with_the_seconds_that_were_watched(serve):
+    watched = []
+    server, client = serve(lambda seconds: watched.append(seconds) or b"x", instant=True)
+    client.window(12.5, "s")
+    server.instant = False
+    client.window(0.02, "t")
+    client.terminate("u")
+    client.window(30, "u")
+    assert watched[0] == 12.5
+    assert watched[1] >= 0.02
+    assert 0 <= watched[2] < 29
+
+
+def test_without_windows_it_answers_one_of_that_time(serve):
+    _, client = serve(instant=True)
+    facts = xplane.facts(client.window(2.5, "s"), source="window")
+    assert facts.stop_ns - facts.start_ns == 2.5 * SEC
+
+
+def test_it_tells_what_it_was_asked(serve):
+    server, client = serve(instant=True)
+    client.window(0.25, "session-1")
+    client.terminate("session-1")
+    assert server.asked == [("Profile", 250, "session-1"), ("Terminate", 0, "session-1")]
+    assert server.asked[0].duration_ms == 250
+
+
+def test_a_window_lasts_its_time(serve):
+    _, client = serve([b"x"])
+    began = time.monotonic()
+    client.window(0.3, "s")
+    assert time.monotonic() - began >= 0.3
+
+
+def test_terminate_ends_the_window_of_that_session_alone(serve):
+    server, client = serve([b"x"])
+    with ThreadPoolExecutor(1) as pool:
+        window = pool.submit(client.window, 30, "mine")
+        server.wait_asked()
+        client.terminate("yours")
+        assert not window.done()
+        client.terminate("mine")
+        assert window.result(20) == b"x"
+
+
+def test_a_terminate_that_comes_first_ends_the_window_at_once_and_only_that_one(serve):
+    server, client = serve([b"x"])
+    client.terminate("s")
+    assert client.window(30, "s") == b"x"
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(client.window, 30, "s")
+        server.wait_asked(2)
+        with pytest.raises(ServiceError, match="Another profiling session"):
+            client.window(1, "beside")
+        client.terminate("s")
+        assert again.result(20) == b"x"
+
+
+def test_a_second_session_is_refused_and_the_first_goes_on(serve):
+    server, client = serve([b"x"])
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.window, 30, "first")
+        server.wait_asked()
+        with pytest.raises(ServiceError, match=r"^INTERNAL: Another profiling session active\.$") as refused:
+            client.window(1, "second")
+        assert refused.value.busy
+        client.terminate("first")
+        assert first.result(20) == b"x"
+    client.terminate("third")
+    assert client.window(1, "third") == b"x"
+
+
+def test_a_window_that_nobody_waits_for_any_more_frees_the_profiler(serve):
+    server, client = serve([b"a", b"b"])
+    leaver = ProfilerClient(server.address)
+    with ThreadPoolExecutor(1) as pool:
+        window = pool.submit(leaver.window, 30, "given up")
+        server.wait_asked()
+        leaver.close()
+        with pytest.raises(ServiceError, match=r"^CANCELLED"):
+            window.result(20)
+    deadline, data = time.monotonic() + 20, None
+    while data is None and time.monotonic() < deadline:  # the server hears of it soon after
+        client.terminate("next")
+        with suppress(ServiceError):
+            data = client.window(30, "next")
+    assert data == b"a"  # nothing was collected for the other
+
+
+def test_monitor_answers_its_words_where_it_has_any(serve):
+    server, client = serve(monitor="TPU idle: 3 %")
+    assert client.monitor(2, seconds=0.5) == "TPU idle: 3 %"
+    assert server.asked == [("Monitor", 500, "")]
+
+
+def test_a_continuous_session_gives_snapshots_until_it_is_stopped(serve):
+    server, client = serve([b"a", b"b"])
+    client.start_continuous("mine")
+    assert [client.snapshot(), client.snapshot()] == [b"a", b"b"]
+    with pytest.raises(ServiceError, match="Another profiling session") as refused:
+        client.window(1, "s")
+    assert refused.value.busy
+    with pytest.raises(ServiceError, match=r"^ALREADY_EXISTS") as refused:
+        client.start_continuous()
+    assert refused.value.busy
+    client.stop_continuous()
+    for ask in (client.snapshot, client.stop_continuous):
+        with pytest.raises(ServiceError, match=r"^NOT_FOUND") as missing:
+            ask()
+        assert not missing.value.busy
+    assert server.asked[0] == ("StartContinuousProfiling", 0, "mine")
+
+
+def test_a_continuous_session_waits_for_nobody(serve):
+    server, client = serve([b"x"])
+    with ThreadPoolExecutor(1) as pool:
+        window = pool.submit(client.window, 30, "s")
+        server.wait_asked()
+        with pytest.raises(ServiceError, match=r"^INTERNAL: .*Another profiling session active") as refused:
+            client.start_continuous()
+        assert refused.value.busy
+        client.terminate("s")
+        window.result(20)
+
+
+def test_waiting_to_be_asked_ends(serve):
+    server, _ = serve()
+    with pytest.raises(TimeoutError, match="less than 1 times"):
+        server.wait_asked(timeout=0.01)
+
+
+# -- the stand-in as it misbehaves ----------------------------------------------------------------------------
+
+
+def test_late_it_answers_after_the_time_and_is_taken_till_then(serve):
+    server, client = serve([b"x"], misbehave="late", instant=True)
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(client.window, 0.01, "s", timeout=20)
+        server.wait_asked()
+        client.terminate("s")  # does not hurry it
+        with pytest.raises(ServiceError) as refused:
+            client.window(0.01, "t")
+        assert refused.value.busy
+        assert not late.done()
+        server.stop()
+        with pytest.raises(ServiceError, match=r"^(UNAVAILABLE|CANCELLED)"):
+            late.result(20)
+
+
+def test_how_late_it_is_can_be_set(serve):
+    server, client = serve([b"x"], misbehave="late", instant=True)
+    server.late_s = 0.05
+    assert client.window(0.01, "s") == b"x"
+    server.late_s = 300.0
+    with pytest.raises(ServiceError, match=r"^DEADLINE_EXCEEDED"):
+        client.window(0.01, "t", timeout=0.2)
+
+
+def test_empty_it_answers_without_an_xspace(serve):
+    server, client = serve([b"x"], misbehave="empty", instant=True)
+    assert client.window(1, "s") == b""
+    server.misbehave = None
+    assert client.window(1, "t") == b"x"
+
+
+def test_over_size_it_answers_more_events_than_were_asked_for(serve):
+    _, client = serve([b"x"], misbehave="over-size", instant=True)
+    data = client.window(1, "s")
+    assert len(data) > 20_000_000
+    events, facts = xplane.read(data, source="window")
+    assert events.height == 1_250_000  # of the million that the client asks for
+    assert facts.stop_ns - facts.start_ns == SEC
+    assert events.select(pl.col("start_ps") + pl.col("dur_ps")).max().item() <= SEC * 1000
+
+
+def test_it_dies_with_half_of_the_answer_on_its_way_and_nothing_listens(serve):
+    server, client = serve([b"x" * 50_000_000], misbehave="dies", instant=True)
+    with pytest.raises(ServiceError, match=r"^UNAVAILABLE") as cut:
+        client.window(1, "s")
+    assert (cut.value.code, cut.value.busy) == ("UNAVAILABLE", False)
+    other = ProfilerClient(server.address)
+    with pytest.raises(ServiceError, match="no profiler service answered"):
+        other.wait_ready(0.3)
+    other.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 100])
+def test_it_dies_in_the_midst_of_a_small_answer_too(serve, size):
+    _, client = serve([b"x" * size], misbehave="dies", instant=True)
+    with pytest.raises(ServiceError, match=r"^UNAVAILABLE"):
+        client.window(1, "s")
+
+
+def test_it_comes_back_at_the_same_port_and_the_same_client_finds_it(serve):
+    server, client = serve([b"a", b"b"], misbehave="dies")
+    address = server.address
+    client.terminate("s")
+    with pytest.raises(ServiceError, match=r"^UNAVAILABLE"):
+        client.window(30, "s")
+    server.misbehave = None
+    server.restart()
+    assert server.address == address
+    client.wait_ready(20)
+    client.terminate("s")
+    assert client.window(30, "s") == b"b"  # no session was left behind
+    assert [asked.method for asked in server.asked].count("Profile") == 2
+
+
+def test_stopped_while_a_window_runs_it_is_gone_like_a_process_that_was_killed(serve):
+    server, client = serve()
+    with ThreadPoolExecutor(1) as pool:
+        window = pool.submit(client.window, 30, "s")
+        server.wait_asked()
+        server.stop()
+        with pytest.raises(ServiceError, match=r"^(UNAVAILABLE|CANCELLED)"):
+            window.result(20)
+    with pytest.raises(ServiceError, match=r"^UNAVAILABLE"):
+        client.window(1, "t", timeout=5)
+    server.restart()
+    client.wait_ready(20)
+    client.terminate("u")
+    assert client.window(30, "u")
+
+
+def test_busy_it_refuses_windows_and_continuous_sessions(serve):
+    server, client = serve([b"x"], misbehave="busy", instant=True)
+    for ask in (lambda: client.window(1, "s"), client.start_continuous):
+        with pytest.raises(ServiceError, match=r"^INTERNAL: .*Another profiling session active") as refused:
+            ask()
+        assert refused.value.busy
+    server.misbehave = None
+    assert client.window(1, "s") == b"x"
+
+
+def test_unauthorised_it_refuses_every_call(serve):
+    _, client = serve(misbehave="unauthorised", monitor="words")
+    for ask in (lambda: client.window(1, "s"), lambda: client.terminate("s"), client.monitor, client.snapshot):
+        with pytest.raises(ServiceError, match=r"^UNAUTHENTICATED: ") as refused:
+            ask()
+        assert (refused.value.code, refused.value.busy) == ("UNAUTHENTICATED", False)
+
+
+def test_silent_it_takes_calls_and_never_answers(serve):
+    server, client = serve([b"x"], misbehave="silent", instant=True)
+    with pytest.raises(ServiceError, match=r"^DEADLINE_EXCEEDED"):
+        client.window(0.01, "s", timeout=0.2)
+    assert server.asked == [("Profile", 10, "s")]
+    server.misbehave = None
+    assert client.window(0.01, "t") == b"x"
+
+
+def test_a_misbehaviour_that_it_does_not_know_is_told():
+    with pytest.raises(ValueError, match=r"must be one of 'late', .* Got 'rude' instead"):
+        ProfilerStandIn(misbehave="rude")
+    server = ProfilerStandIn()
+    with pytest.raises(ValueError, match="Got '' instead"):
+        server.misbehave = ""
+
+
+def test_a_port_that_is_taken_is_told_and_leaves_nothing_running(serve):
+    server, _ = serve()
+    threads = [thread.name for thread in threading.enumerate()].count("tpunb-wire")
+    other = ProfilerStandIn(port=server.port)
+    with pytest.raises(OSError, match=r"in use"):
+        other.start()
+    other.stop()
+    assert [thread.name for thread in threading.enumerate()].count("tpunb-wire") == threads
+
+
+def test_stopping_twice_is_stopping_once():
+    with ProfilerStandIn() as server:
+        server.stop()
+    server.stop()

@@ -1,0 +1,166 @@
+"""Writing a run while it goes on: to a local folder, to any URL that fsspec knows, or to memory.
+
+What lies there is whole at every moment. Locally files are written to the side and renamed. Object stores know no
+renaming, but put an object in whole or not at all: there a part counts once its ``ticks.parquet`` lies there, which
+is put last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote
+from uuid import uuid4
+
+import polars as pl
+
+from tpunb import schema
+from tpunb.io import packed, places
+from tpunb.io.folder_lock import holder_here
+from tpunb.io.run_folder import RUN, TABLES, VERSION, raw_name
+from tpunb.io.run_places import LocalFiles, RemoteFiles
+
+
+class _Files(Protocol):
+    """Where a run's files go: names are relative to the run, with slashes."""
+
+    def open(self) -> str | None:
+        """Make the place free, and say where an earlier run of it went."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file in whole or not at all, over one of that name."""
+
+    def put_folder(self, name: str, files: Mapping[str, bytes]) -> None:
+        """Write a folder of files, the last one last."""
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files, and the folders that they leave empty."""
+
+    def close(self) -> None:
+        """Let others write here."""
+
+
+class Keeper:
+    """Lives as long as somebody may want what it keeps."""
+
+
+_kept: weakref.WeakValueDictionary[str, Keeper] = weakref.WeakValueDictionary()
+
+
+def keeper(url: str) -> Keeper | None:
+    """Return what keeps a run in memory while it lives; None for a run that lies elsewhere."""
+    return _kept.get(url.rstrip("/"))
+
+
+class RunWriter:
+    """Writes a run while it goes on.
+
+    Parameters
+    ----------
+    where
+        A folder, a URL, or None for memory.
+
+    Attributes
+    ----------
+    source
+        What `tp.load` takes.
+    name
+        The last part of it; of a run in memory "in memory".
+    moved
+        Where an earlier run of that place went, once open.
+    keeper
+        What keeps a run in memory: it is gone when this writer and whoever else holds this object are.
+
+    >>> writer = RunWriter(None)
+    >>> writer.open()
+    >>> writer.facts({"name": "toy"})
+    >>> writer.close()
+    """
+
+    def __init__(self, where: str | os.PathLike[str] | None) -> None:
+        self.source: Path | str
+        self.moved: str | None = None
+        self.keeper = Keeper()
+        self._raw: dict[int, set[str]] = {}
+        self._files: _Files
+        if where is None:
+            self.name, self.source = "in memory", f"memory://tpunb/{uuid4().hex}"
+            _kept[self.source] = self.keeper
+            files = RemoteFiles(self.source)
+            weakref.finalize(self.keeper, files.forget).atexit = False
+            self._files = files
+            return
+        text = os.fspath(where)
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"The dir parameter of capture must be a path, a URL or None. Got {where!r} instead.")
+        if text.lower().startswith("file://"):
+            text = unquote(text[len("file://") :].removeprefix("localhost"))
+        if places._URL.match(text):
+            self.source = text.rstrip("/")
+            self.name = self.source.rpartition("/")[2]
+            self._files = RemoteFiles(self.source)
+        else:
+            self.source = Path(os.path.expanduser(text)).absolute()  # noqa: PTH111  Path's own raises for an unknown user
+            self.name = self.source.name
+            self._files = LocalFiles(self.source)
+
+    def open(self) -> None:
+        """Make the place free for a run: an earlier run there is renamed, never overwritten.
+
+        Raises
+        ------
+        CaptureBusy
+            When another process, or this one, captures into it.
+        ValueError
+            When it holds something that is not a run.
+        TpunbError
+            When a URL cannot be reached; `MissingExtra` when the package that speaks its protocol is not installed.
+        OSError
+            When a folder cannot be made.
+        """
+        self.moved = self._files.open()
+
+    def facts(self, facts: Mapping[str, Any]) -> None:
+        """Write ``run.json``; it says besides when it was written, and by whom."""
+        said = {"tpunb": VERSION, **facts, "updated": time.time(), "written_by": holder_here()}
+        self._files.put(RUN, json.dumps(said, indent=1).encode())
+
+    def part(self, number: int, tables: Mapping[str, pl.DataFrame]) -> None:
+        """Write a part: any of the tables of `run_folder.TABLES`.
+
+        Raises
+        ------
+        BadProfile
+            When a table has other columns.
+        OSError
+            When it cannot be written to a folder; nothing of it is left then where that can be helped.
+        TpunbError
+            When it cannot be written to a URL.
+        """
+        if unknown := tables.keys() - TABLES.keys():
+            raise ValueError(f"The tables of a part must be of {[*TABLES]}. Got {sorted(unknown)} instead.")
+        checked = {name: schema.check(frame, TABLES[name], name) for name, frame in tables.items() if name != "ticks"}
+        ticks = schema.check(tables.get("ticks", schema.empty(TABLES["ticks"])), TABLES["ticks"], "ticks")
+        whole = {name: frame for name, frame in checked.items() if frame.height} | {"ticks": ticks}
+        files = {f"{name}.parquet": packed.pack(frame, TABLES[name]) for name, frame in whole.items()}
+        self._files.put_folder(f"parts/{number:05d}", files)
+
+    def raw(self, window: int, host: str, data: bytes) -> None:
+        """Write a raw window, where XProf and TensorBoard look for it too."""
+        name = raw_name(window, host)
+        self._files.put(name, data)
+        self._raw.setdefault(window, set()).add(name)
+
+    def drop_raw(self, window: int) -> None:
+        """Remove the raw windows of that number, of all hosts; nothing where there are none."""
+        self._files.remove(sorted(self._raw.get(window, ())))
+        self._raw.pop(window, None)
+
+    def close(self) -> None:
+        """Let others write here; a second time does nothing."""
+        self._files.close()

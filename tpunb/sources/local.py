@@ -1,0 +1,207 @@
+"""Our own process, by the profiler server of the framework that it uses."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from tpunb import marking
+from tpunb.errors import CaptureBusy, MissingExtra, TpunbError
+from tpunb.io.profiler_service import ProfilerClient, ServiceError
+
+_READY_S = 20.0
+_LOOK_S = 0.05  # how often we look whether a framework has come into use
+
+_servers: dict[str, tuple[str, Any]] = {}
+"""The profiler servers of this process: by framework, the address and what keeps it open."""
+
+
+def loaded(name: str) -> Any | None:
+    """Return a module if it has been imported, in whole; it is never imported here."""
+    module = sys.modules.get(name)
+    return None if module is None or getattr(module.__spec__, "_initializing", False) else module
+
+
+def in_use() -> str | None:
+    """Return the framework that this process computes with: "tensorflow", "jax", or None while there is none.
+
+    While Keras runs, the one that it computes with. Else the one that has found its devices; of both JAX, for
+    TensorFlow often stands beside it to read data. That one is imported says nothing: TensorFlow imports JAX and Keras.
+    """
+    keras = loaded("keras") if marking.keras_runs() else None
+    if keras is not None and (backend := keras.config.backend()) in _annotations:
+        return str(backend)
+    return next(
+        (name for name, awake in (("jax", _jax_is_awake), ("tensorflow", _tensorflow_is_awake)) if awake()), None
+    )
+
+
+def _jax_is_awake() -> bool:
+    if loaded("jax") is None:
+        return False
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    asked = getattr(bridge, "backends_are_initialized", None)
+    return bool(asked()) if callable(asked) else True  # where this version does not tell: once it is imported
+
+
+def _tensorflow_is_awake() -> bool:
+    if loaded("tensorflow") is None:
+        return False
+    asked = getattr(sys.modules.get("tensorflow.python.eager.context"), "context_safe", None)
+    if not callable(asked):
+        return True
+    return bool(getattr(asked(), "_initialized", True)) if asked() is not None else False
+
+
+def _installed(name: str) -> bool:
+    return (name not in sys.modules or sys.modules[name] is not None) and find_spec(name) is not None
+
+
+def annotation(mark: str, number: int) -> AbstractContextManager[Any]:
+    """Return the annotation of a step by the framework in use; one that does nothing where there is none."""
+    opened = _annotations.get(in_use() or "")
+    return nullcontext() if opened is None else opened(mark, number)
+
+
+def _by_tensorflow(mark: str, number: int) -> AbstractContextManager[Any]:
+    trace: AbstractContextManager[Any] = sys.modules["tensorflow"].profiler.experimental.Trace(
+        mark, step_num=number, _r=1
+    )
+    return trace
+
+
+def _by_jax(mark: str, number: int) -> AbstractContextManager[Any]:
+    trace: AbstractContextManager[Any] = sys.modules["jax"].profiler.StepTraceAnnotation(mark, step_num=number)
+    return trace
+
+
+_annotations = {"tensorflow": _by_tensorflow, "jax": _by_jax}
+
+
+def serve(framework: str) -> str:
+    """Return the address of this process's own profiler server of a framework, opened unless it is.
+
+    It listens on a free port, is opened once a process, and stays. Both frameworks bind it to all interfaces of the
+    machine and offer no other way; we reach it by loopback. A server of the program's own is none of our business.
+
+    Raises
+    ------
+    CaptureBusy
+        When it does not answer.
+    """
+    if framework not in _servers:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        address = f"127.0.0.1:{port}"
+        server = _open[framework](port)
+        client = ProfilerClient(address)
+        try:
+            client.wait_ready(_READY_S)
+        except ServiceError as error:
+            raise CaptureBusy(
+                f"the profiler server of {framework}: {error}", hint="try again: its port was taken"
+            ) from error
+        finally:
+            client.close()
+        _servers[framework] = (address, server)
+    return _servers[framework][0]
+
+
+def _open_tensorflow(port: int) -> None:
+    sys.modules["tensorflow"].profiler.experimental.server.start(port)
+
+
+def _open_jax(port: int) -> Any:
+    """Open a server beside the one that ``jax.profiler.start_server`` allows, which stays the program's own."""
+    library = import_module("jax._src.lib")
+    profiler = getattr(library, "_profiler", None) or library.xla_client.profiler
+    return profiler.start_server(port)  # which lives as long as what comes back
+
+
+_open = {"tensorflow": _open_tensorflow, "jax": _open_jax}
+
+
+def _devices(framework: str) -> list[str]:
+    module = sys.modules[framework]
+    if framework == "jax":
+        return [str(device) for device in module.local_devices()]
+    return [device.name for device in module.config.list_logical_devices()]
+
+
+class Local:
+    """Our own process, whichever framework it uses; one that comes into use later is waited for.
+
+    Raises
+    ------
+    MissingExtra
+        When started where neither TensorFlow nor JAX is installed.
+    """
+
+    def __init__(self) -> None:
+        self._windows = 0
+        self._session = ""
+        self._clients: dict[str, ProfilerClient] = {}
+        self._watching: ProfilerClient | None = None
+        self._stopped = threading.Event()
+        self._facts: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return "Local()"
+
+    def start(self) -> None:
+        """Open the server of the framework in use, if there is one yet."""
+        if not any(loaded(name) or _installed(name) for name in ("tensorflow", "jax")):
+            raise MissingExtra(
+                "neither tensorflow nor jax is installed", hint="pip install 'tpunb[tensorflow]' or 'tpunb[jax]'"
+            )
+        if framework := in_use():
+            self._client(framework)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the framework that was watched last, its version and devices."""
+        return dict(self._facts)
+
+    def _client(self, framework: str) -> ProfilerClient:
+        if framework not in self._clients:
+            self._clients[framework] = ProfilerClient(serve(framework))
+            version = sys.modules[framework].__version__
+            self._facts = {"framework": framework, "framework_version": version, "devices": _devices(framework)}
+        return self._clients[framework]
+
+    def window(self, seconds: float) -> bytes:
+        """Watch for `seconds`; before that wait for a framework, as long as it takes."""
+        self._stopped.clear()
+        while (framework := in_use()) is None:
+            if self._stopped.wait(_LOOK_S):
+                raise TpunbError(
+                    "neither TensorFlow nor JAX has come into use", hint="nothing else has a profiler that we know"
+                )
+        self._windows += 1
+        self._session = f"tpunb-{id(self):x}-{self._windows}"  # unique, so that `stop` ends this window alone
+        self._watching = self._client(framework)
+        try:
+            return self._watching.window(seconds, self._session)
+        except ServiceError as error:
+            raise TpunbError(str(error)) from error
+        finally:
+            self._watching = None
+
+    def stop(self) -> None:
+        """End the running window; it returns with what it has seen."""
+        self._stopped.set()
+        if (client := self._watching) is None:
+            return
+        try:
+            client.terminate(self._session)
+        except ServiceError as error:
+            raise TpunbError(str(error)) from error
+
+    def step(self, mark: str, number: int) -> AbstractContextManager[Any]:
+        """Open the annotation of a step by the framework in use."""
+        return annotation(mark, number)

@@ -1,0 +1,23 @@
+"""What tests are made of: toy steps, events and windows, and a profiler service that replays windows or misbehaves.
+
+No TPU, no network beyond loopback, no randomness.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tpunb.testing.toys import toy_events, toy_steps
+from tpunb.testing.windows import toy_window
+
+if TYPE_CHECKING:
+    from tpunb.testing.stand_in import ProfilerStandIn
+
+__all__ = ["ProfilerStandIn", "toy_events", "toy_steps", "toy_window"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ProfilerStandIn":  # with it comes grpc, which the toys do without
+        return import_module("tpunb.testing.stand_in").ProfilerStandIn
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
