@@ -332,9 +332,9 @@ def test_raw_windows_are_kept_when_asked_for_and_give_the_same_steps(tmp_path):
     source = StandIn()
     with tp.capture(tmp_path / "run", source=source, schedule=SHORT, keep="all") as run:
         source.wait_asked()
-        for batch in run.steps(range(10)):
-            assert batch in range(10)
-            time.sleep(0.01)
+        for i in range(10):
+            with run.step(i):
+                time.sleep(0.01)
     profile = tp.load(run)
     assert profile.events["step_num"].drop_nulls().len() > 0
     seen = profile.stored.full().frame.select("step", "start_ps")
@@ -410,3 +410,11 @@ def test_gaps_between_windows_are_reported(tmp_path):
     assert profile.gaps.height >= 2
     assert 0 < profile.observed < 1
     assert f"{profile.observed:.0%} of the run observed" in repr(profile)
+
+
+def test_a_program_hears_of_the_run_by_its_log(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(watcher, "_LOG_S", 0.0)
+    source = StandIn()
+    with caplog.at_level("INFO", logger="tpunb"), tp.capture(tmp_path / "mine", source=source, schedule=SHORT):
+        source.wait_asked(3)
+    assert caplog.messages[0].startswith("mine: watching")

@@ -139,7 +139,8 @@ class Planner:
         self._spans: deque[tuple[float, float]] = deque(maxlen=8)  # when windows watched and were reduced
         self._times: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_RECENT))  # of steps, by mark
         self._outside: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_RECENT))  # of those unwatched
-        self._inside: dict[str, list[float]] = defaultdict(list)  # of those that the last windows watched
+        # of those that the last windows watched
+        self._inside: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=4 * _RECENT))
         self._ratios: deque[float] = deque(maxlen=15)  # slow-downs by a window
         self._watched_s = 0.0  # by all windows, with their collection and reduction
         self._full: Counter[str] = Counter()
@@ -166,14 +167,15 @@ class Planner:
         """Hear what became of the window that was asked for last; of its steps first."""
         with self._lock:
             self._last = seen
-            self._until_s = seen.done_s
+            done_s, self._until_s = self._until_s, seen.done_s
             self._spans.append((seen.asked_s, seen.done_s))
             self._failures = 0 if seen.watched_s else self._failures + 1
             self._full.update(seen.full)
             for mark in seen.full:
                 if times := [*(self._outside[mark] or self._times[mark])][-_NOW:]:
                     self._paces[mark] = [*self._paces[mark], median(times)][-_RECENT:]
-            self._watched_s += seen.done_s - seen.asked_s
+            # one is reduced while the next one watches
+            self._watched_s += max(0.0, seen.done_s - max(seen.asked_s, done_s))
 
     def tell_asked(self, now_s: float, mark: str | None = None) -> None:
         """Hear that a window is being asked for, and the mark of the step that runs."""

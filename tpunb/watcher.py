@@ -5,6 +5,7 @@ Paper III.A: while the recording thread stores a profile, the profiling thread a
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -31,6 +32,9 @@ _LOOK_S = 0.1  # how often the plan is looked at again
 _TURN_S = 0.2  # how often waiting hears of an interrupt
 _NOTED_S = 10.0  # how often steps are written where no window is
 _BEAT_S = 30.0  # how often run.json says that the run goes on
+_LOG_S = 60.0  # how often the log does
+
+_log = logging.getLogger("tpunb")
 
 _watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
@@ -247,7 +251,7 @@ class Watcher:
     # -- the recording thread --------------------------------------------------------------------------------------
 
     def _record(self) -> None:
-        self._beat_s = self._noted_s = time.monotonic()
+        self._beat_s = self._noted_s = self._log_s = time.monotonic()
         answer: Answer | None
         while True:
             try:
@@ -277,6 +281,9 @@ class Watcher:
         if now_s - self._beat_s > _BEAT_S:
             self._tell()
             self._beat_s = now_s
+        if now_s - self._log_s > _LOG_S:
+            _log.info("%s: %s", self.writer.name, self.status)
+            self._log_s = now_s
 
     def _tell(self) -> None:
         """Write how the run stands."""

@@ -1,0 +1,364 @@
+"""A capture from its first step to its last: ended early, by the clock alone, in memory, beside what hangs or is slow."""
+
+import gc
+import threading
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+from stand_in import StandIn, xspace
+from test_recorder import facts
+
+import tpunb as tp
+from tpunb import watcher
+from tpunb.io.run_writer import RunWriter
+from tpunb.recorder import Schedule
+
+SHORT = Schedule.continuous(window=0.05)
+
+
+def until(true):
+    """Wait until something is true, for a machine that is busy with other things too."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def watching():
+    """The threads of a capture that run."""
+    return {one.name for one in threading.enumerate()} & {"tpunb-profiling", "tpunb-recording", "tpunb-closing"}
+
+
+def train(run, numbers, mark="train", seconds=0.002):
+    for i in numbers:
+        with run.step(i, mark):
+            time.sleep(seconds)
+
+
+def steps_of(run):
+    return tp.load(run).stored.frame["step"].to_list()
+
+
+# -- ended early --------------------------------------------------------------------------------------------------
+
+
+def test_until_ends_the_capture_at_that_step_and_the_block_goes_on_unwatched(tmp_path):
+    source = StandIn()
+    with tp.capture(tmp_path / "run", source=source, schedule=SHORT, until=30) as run:
+        source.wait_asked()
+        train(run, range(50))
+        until(lambda: not watching())
+        asked = source.asked._value
+        train(run, range(50, 80))
+        assert steps_of(run) == list(range(30))  # complete before the block is
+        assert source.asked._value == asked
+    assert facts(run)["state"] == "stopped at step 30"
+    assert [number for number, *_ in source.marks] == list(range(30))
+    assert steps_of(run) == list(range(30))
+    assert tp.load(run).span_ps < 60e12
+
+
+def test_stop_ends_the_capture_and_exactly_the_steps_before_it_are_there(tmp_path):
+    source = StandIn()
+    with tp.capture(tmp_path / "run", source=source, schedule=SHORT) as run:
+        source.wait_asked()
+        train(run, range(20))
+        began = time.monotonic()
+        run.stop()
+        assert time.monotonic() - began < 5  # it does not wait for what it ends
+        run.stop()
+        train(run, range(20, 40))
+        until(lambda: not watching())
+        assert run.status.state == "stopped"
+    assert steps_of(run) == list(range(20))
+    assert tp.load(run).windows["error"].null_count() == tp.load(run).windows.height
+
+
+def test_a_step_that_runs_when_another_thread_stops_the_capture_ends_when_it_does(tmp_path):
+    source = StandIn()
+    with tp.capture(tmp_path / "run", source=source, schedule=SHORT) as run:
+        source.wait_asked()
+        train(run, range(5))
+        with run.step(5):
+            other = threading.Thread(target=run.stop)
+            other.start()
+            other.join()
+            until(lambda: not watching())
+    assert [number for number, *_ in source.marks] == list(range(6))
+    frame = tp.load(run).stored.frame
+    assert frame["step"].to_list()[:5] == list(range(5))
+    assert set(frame.filter(pl.col("step") == 5)["seen"]) <= {"partial", "tick"}  # nobody saw it whole
+
+
+def test_a_capture_that_was_stopped_hides_no_exception_and_is_not_ended_by_it(tmp_path):
+    with pytest.raises(KeyError, match="mine"), tp.capture(tmp_path / "run", source=StandIn(), schedule=SHORT) as run:
+        train(run, range(10))
+        run.stop()
+        raise KeyError("mine")
+    assert facts(run)["state"] == "stopped"
+    assert steps_of(run) == list(range(10))
+
+
+def test_after_an_early_end_the_next_capture_may_begin_only_when_the_block_is_left(tmp_path):
+    with tp.capture(tmp_path / "run", source=StandIn(), schedule=SHORT) as run:
+        run.stop()
+        until(lambda: not watching())
+        with pytest.raises(tp.TpunbError, match="is running"), tp.capture(tmp_path / "next", source=StandIn()):
+            pass
+    with tp.capture(tmp_path / "next", source=StandIn()):
+        pass
+
+
+# -- by the clock alone -------------------------------------------------------------------------------------------
+
+
+def test_without_windows_every_step_is_there_by_the_clock_and_phases_are_those_of_its_marks(tmp_path):
+    source = StandIn()
+    with tp.capture(tmp_path / "run", source=source, schedule=Schedule.ticks()) as run:
+        train(run, range(20))
+        train(run, range(20, 30), mark="eval")
+    profile = tp.load(run)
+    steps = tp.steps(profile)
+    assert not source.asked.acquire(blocking=False)
+    assert profile.windows.is_empty()
+    assert profile.observed == 0
+    assert steps.frame["step"].to_list() == list(range(30))
+    assert set(steps.frame["seen"]) == {"tick"}
+    phases = tp.phases(steps)
+    assert phases.frame.select("steps", "full", "marks").rows() == [(20, 0, "train"), (10, 0, "eval")]
+    assert phases.coverage(2) == pytest.approx(1.0)
+    assert phases.top(3).is_empty()
+
+
+def test_without_windows_what_was_noted_is_written_while_the_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(watcher, "_NOTED_S", 0.1)
+    with tp.capture(tmp_path / "run", source=StandIn(), schedule=Schedule.ticks()) as run:
+        train(run, range(10))
+        until(lambda: (tmp_path / "run" / "parts" / "00000" / "ticks.parquet").is_file())
+        before = steps_of(run)
+        assert before == list(range(len(before)))
+        assert before
+        assert len(tp.phases(tp.steps(tp.load(run)))) == 1
+        train(run, range(10, 20))
+    assert steps_of(run) == list(range(20))
+
+
+def test_without_windows_the_steps_that_were_written_are_let_go_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(watcher, "_NOTED_S", 0.05)
+    with tp.capture(tmp_path / "run", source=StandIn(), schedule=Schedule.ticks()) as run:
+        train(run, range(200), seconds=0)
+        until(lambda: steps_of(run) == list(range(200)))
+        recording = run._watcher.recording
+        until(lambda: len(recording._recent) < 200)
+
+
+# -- raw windows ----------------------------------------------------------------------------------------------------
+
+
+class Phased(StandIn):
+    """A source whose steps run other operations from step 40 on, and again those of the beginning from step 80."""
+
+    def window(self, seconds):
+        start = time.time_ns()
+        self.asked.release()
+        self.stopped.wait(seconds)
+        self.stopped.clear()
+        stop = time.time_ns()
+        inside = [(n, a, b) for n, a, b in self.marks if a >= start and b <= stop]
+        ops = [(f"{'second' if 40 <= n < 80 else 'first'}{k}", a, b) for n, a, b in inside for k in range(3)]
+        return xspace(start, stop, inside, ops)
+
+
+def raw_of(run):
+    return sorted(Path(run).glob("plugins/profile/*/*.xplane.pb"))
+
+
+def test_of_each_phase_at_most_one_raw_window_stays_and_the_run_is_a_logdir(tmp_path):
+    with tp.capture(tmp_path / "run", source=Phased(), schedule=SHORT, keep="phases") as run:
+        train(run, range(120), seconds=0.004)
+        phases = run.status.phases
+    files = raw_of(run)
+    assert 1 <= len(files) <= run.status.phases
+    assert phases <= 3
+    seen = tp.load(run).windows.filter(pl.col("steps") > 0)
+    assert {int(file.parent.name) for file in files} <= set(seen["window"])
+    assert len(seen) > len(files)
+    ops = {name for file in files for name in tp.load(file).events["name"].unique()}
+    assert {"first0", "second0"} <= ops
+    marked = tp.load(run).events["step_num"].drop_nulls().n_unique()
+    assert sum(tp.load(file.parent).events["step_num"].drop_nulls().n_unique() for file in files) == marked
+    assert len(tp.load(Path(run) / "plugins" / "profile").windows) == len(files)
+    assert not list(Path(run).rglob(".*"))  # nothing on its way, no folder of a window that went
+
+
+def test_of_a_run_at_a_url_at_most_one_raw_window_a_phase_stays_too():
+    import fsspec
+
+    url = "memory://whole/run"
+    try:
+        with tp.capture(url, source=Phased(), schedule=SHORT, keep="phases") as run:
+            train(run, range(120), seconds=0.004)
+        files = [name for name in fsspec.filesystem("memory").find("/whole/run") if name.endswith(".pb")]
+        assert 1 <= len(files) <= run.status.phases
+        assert {"first0", "second0"} <= set(tp.load(url).events["name"])
+    finally:
+        fsspec.filesystem("memory").rm("/whole", recursive=True)
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("none", 0), ("all", None)])
+def test_none_and_all_raw_windows_are_kept_where_that_is_asked_for(tmp_path, keep, kept):
+    with tp.capture(tmp_path / "run", source=Phased(), schedule=SHORT, keep=keep) as run:
+        train(run, range(60), seconds=0.004)
+    assert len(raw_of(run)) == (tp.load(run).windows.height if kept is None else kept)
+
+
+def test_a_raw_window_whose_statistics_a_kill_left_unwritten_does_no_harm(tmp_path, monkeypatch):
+    write = RunWriter.part
+
+    def cut(writer, number, tables):
+        if number == 1:
+            raise OSError("killed between the raw window and its part")
+        write(writer, number, tables)
+
+    monkeypatch.setattr(RunWriter, "part", cut)
+    source = Phased()
+    with (
+        pytest.warns(RuntimeWarning, match="incomplete"),
+        tp.capture(tmp_path / "run", source=source, schedule=SHORT, keep="all") as run,
+    ):
+        train(run, range(60), seconds=0.004)
+    assert len(raw_of(run)) == 2
+    profile = tp.load(run)
+    assert profile.windows["window"].to_list() == [0]
+    assert profile.events.height > 0
+
+
+# -- in memory ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_in_memory_is_read_while_it_goes_on_and_until_it_is_let_go_of():
+    source = Phased()
+    with tp.capture(source=source, schedule=SHORT) as run:
+        train(run, range(30), seconds=0.004)
+        until(lambda: run.status.windows)
+        now = steps_of(run)
+        assert now == list(range(len(now)))
+        train(run, range(30, 40), seconds=0.004)
+    profile = tp.load(run)
+    assert profile.stored.frame["step"].to_list() == list(range(40))
+    where = run.path
+    assert str(where).startswith("memory://")
+    del run
+    gc.collect()
+    assert profile.events.height > 0  # who may still ask for its raw windows keeps it
+    del profile
+    gc.collect()
+    with pytest.raises(tp.TpunbError, match="nothing is there|holds no") as gone:
+        tp.load(where)
+    assert str(where) in str(gone.value)
+
+
+def test_two_captures_in_memory_are_two_runs():
+    runs = []
+    for size in (3, 5):
+        with tp.capture(source=StandIn(), schedule=SHORT) as run:
+            train(run, range(size))
+        runs.append(run)
+    assert [steps_of(run) for run in runs] == [[0, 1, 2], [0, 1, 2, 3, 4]]
+    assert runs[0].path != runs[1].path
+
+
+# -- training is never blocked ----------------------------------------------------------------------------------------
+
+
+class Hanging(StandIn):
+    """A source whose windows never come, whatever it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.let_go = threading.Event()
+
+    def window(self, seconds):
+        self.asked.release()
+        self.let_go.wait(120)
+        raise tp.TpunbError("too late")
+
+
+def test_a_window_that_never_comes_ends_neither_the_training_nor_the_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(watcher, "_COLLECT_S", 0.5)
+    source = Hanging()
+    try:
+        with (
+            pytest.warns(RuntimeWarning, match="did not come back in time"),
+            tp.capture(tmp_path / "run", source=source, schedule=SHORT) as run,
+        ):
+            source.wait_asked()
+            train(run, range(20))
+        assert facts(run)["state"] == "finished, incomplete"
+        assert steps_of(run) == list(range(20))
+        before = sorted(Path(run).rglob("*"))
+    finally:
+        source.let_go.set()
+    until(lambda: not watching())
+    assert sorted(Path(run).rglob("*")) == before  # who comes too late writes nothing
+
+
+def test_a_hanging_window_does_not_keep_the_steps_from_being_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(watcher, "_COLLECT_S", 0.5)
+    monkeypatch.setattr(watcher, "_NOTED_S", 0.05)
+    source = Hanging()
+    try:
+        with (
+            pytest.warns(RuntimeWarning, match="did not come back in time"),
+            tp.capture(tmp_path / "run", source=source, schedule=SHORT) as run,
+        ):
+            source.wait_asked()
+            train(run, range(20))
+            until(lambda: (Path(run) / "parts").is_dir() and steps_of(run) == list(range(20)))
+    finally:
+        source.let_go.set()
+    until(lambda: not watching())
+
+
+def test_a_slow_disk_holds_up_the_windows_and_never_the_steps(tmp_path, monkeypatch):
+    stuck, go_on = threading.Event(), threading.Event()
+    write = RunWriter.part
+
+    def slow(*args):
+        stuck.set()
+        assert go_on.wait(60)
+        write(*args)
+
+    monkeypatch.setattr(RunWriter, "part", slow)
+    source = StandIn()
+    with tp.capture(tmp_path / "run", source=source, schedule=SHORT) as run:
+        assert stuck.wait(60)
+        answers = run._watcher._answers
+        until(answers.full)  # so many windows wait at most
+        train(run, range(100), seconds=0)
+        assert run.status.steps == 100
+        assert answers.full()
+        go_on.set()
+    assert steps_of(run) == list(range(100))
+
+
+@pytest.mark.parametrize("method", ["stop", "facts"])
+def test_a_source_that_breaks_where_nobody_expects_it_is_told_and_the_run_is_whole(tmp_path, method):
+    source = StandIn()
+
+    def broken():
+        raise RuntimeError("a bug of the source")
+
+    with (
+        pytest.warns(RuntimeWarning, match="a bug of the source"),
+        tp.capture(tmp_path / "run", source=source, schedule=SHORT) as run,
+    ):
+        source.wait_asked()
+        train(run, range(20))
+        setattr(source, method, broken)
+    assert facts(run)["state"] == "finished, incomplete"
+    assert steps_of(run) == list(range(20))
+    with tp.capture(tmp_path / "run", source=StandIn()) as run:
+        pass
