@@ -19,6 +19,8 @@ SWEEPS = {
 }
 ALL = [charts.timeline, charts.coverage, charts.top_ops, charts.kmeans_elbow, charts.dbscan_noise, charts.ols_phases]
 
+WINDOWS = {name: dtype for name, dtype in schema.WINDOWS.items() if name != "why"}
+
 
 def phases_of(pattern="aaabbb", labels=None, sweeps=SWEEPS, seen=None, **changes):
     steps = replace(toy_steps(pattern, seen=seen), **changes)
@@ -69,7 +71,7 @@ def test_the_timeline_tells_apart_how_well_steps_were_seen():
 def test_the_timeline_shows_windows_and_counts_failed_ones():
     windows = pl.DataFrame(
         [("toy", 0, 0, 10**9, 1, 1, 1, 1, None), ("toy", 1, 2 * 10**9, 0, 1, 0, 0, 0, "deadline")],
-        schema=schema.WINDOWS,
+        schema=WINDOWS,
         orient="row",
     )
     chart = charts.timeline(phases_of("aab", windows=windows))

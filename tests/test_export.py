@@ -10,6 +10,8 @@ from tpunb import export, schema
 from tpunb.frames import Phases
 from tpunb.testing import toy_steps
 
+WINDOWS = {name: dtype for name, dtype in schema.WINDOWS.items() if name != "why"}
+
 
 def phases_of(pattern, labels=None, **changes):
     steps = replace(toy_steps(pattern), **changes)
@@ -18,7 +20,7 @@ def phases_of(pattern, labels=None, **changes):
 
 
 def windows_of(*rows):
-    return pl.DataFrame(rows, schema=schema.WINDOWS, orient="row")
+    return pl.DataFrame(rows, schema=WINDOWS, orient="row")
 
 
 def renamed(steps, **names):

@@ -16,6 +16,8 @@ from tpunb.testing import toy_events, toy_steps
 
 MS = 1_000_000_000
 
+WINDOWS = {name: dtype for name, dtype in schema.WINDOWS.items() if name != "why"}
+
 
 def steps_of(*rows, ops=()):
     """Steps spelled as (host, step, mark, start, dur, device, idle, seen), operations without their categories."""
@@ -49,7 +51,7 @@ def profile_of(*windows, span=100, events=0, devices=(), **more):
     hardware = pl.DataFrame(
         [("a", name, "kind", None, None, None) for name in devices], schema=schema.HARDWARE, orient="row"
     )
-    return Profile("toy", Path("toy"), pl.DataFrame(rows, schema=schema.WINDOWS, orient="row"), hardware, span, **more)
+    return Profile("toy", Path("toy"), pl.DataFrame(rows, schema=WINDOWS, orient="row"), hardware, span, **more)
 
 
 # -- Steps ----------------------------------------------------------------------------------------------------

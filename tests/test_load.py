@@ -11,13 +11,16 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from stand_in import pb, xspace
+from stand_in import xspace
 
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile, ProfileNotFound
-from tpunb.io import places, raw_files, run_folder
+from tpunb.io import places, raw_files
+from tpunb.io.run_writer import RunWriter
 from tpunb.testing import toy_steps
+
+pb = pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
 
 T0 = 1_700_000_000_000_000_000  # when the toys began, in nanoseconds since 1970
 MS = 1_000_000  # nanoseconds
@@ -101,7 +104,7 @@ def test_a_file_says_when_it_was_watched_and_for_how_long(tmp_path):
     profile = tp.load(put(tmp_path / "a.xplane.pb", data))
     assert profile.origin_ns == T0
     assert profile.span_ps == 10 * MS * 1000
-    assert profile.windows.row(0) == ("a", 0, 0, 10 * MS * 1000, 10 * MS * 1000, len(data), 4, 2, None)
+    assert profile.windows.row(0) == ("a", 0, 0, 10 * MS * 1000, 10 * MS * 1000, len(data), 4, 2, None, None)
     assert repr(profile) == "Profile(a.xplane.pb, 1 host, 4 events, 0.01 s, 100% of the run observed)"
 
 
@@ -237,9 +240,9 @@ def test_what_is_still_being_read_stops_when_a_host_fails(tmp_path):
 
 def test_a_run_folder_loads_what_the_capture_stored(tmp_path):
     steps = toy_steps("ab")
-    ticks = steps.frame.select("host", "step", "mark", "start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
-    run_folder.write_window(tmp_path, 0, steps, ticks, None)
-    run_folder.write_run(tmp_path, {"name": "toy"})
+    writer = RunWriter(tmp_path)
+    writer.part(0, {"steps": steps.frame, "ops": steps.ops, "devices": steps.devices})
+    writer.facts({"name": "toy"})
     profile = tp.load(tmp_path)
     assert profile.source == tmp_path
     assert tp.steps(profile).frame.rows() == steps.frame.rows()
@@ -248,10 +251,12 @@ def test_a_run_folder_loads_what_the_capture_stored(tmp_path):
 
 
 def test_raw_windows_of_a_run_lie_where_they_were_watched(tmp_path):
+    writer = RunWriter(tmp_path)
     for number in range(2):
-        run_folder.write_window(tmp_path, number, None, pl.DataFrame(schema=run_folder.TICKS), window(steps=[number]))
-    entries = [{"window": n, "start_ps": n * 10**12, "dur_ps": 10**10, "events": 2} for n in range(2)]
-    run_folder.write_run(tmp_path, {"name": "toy", "windows": entries})
+        known = {"host": "toy", "window": number, "start_ps": number * 10**12, "dur_ps": 10**10, "events": 2}
+        writer.part(number, {"windows": pl.DataFrame([known], schema=schema.WINDOWS)})
+        writer.raw(number, "toy", window(steps=[number]))
+    writer.facts({"name": "toy"})
     events = tp.load(tmp_path).events
     marks = events.filter(pl.col("step_num").is_not_null())
     assert marks.select("step_num", "start_ps").rows() == [(0, 0), (1, 10**12)]
@@ -294,7 +299,7 @@ def test_sessions_whose_steps_bear_the_same_numbers_stay_apart(tmp_path):
 
 def test_a_folder_of_runs_names_them(tmp_path):
     for name in ("bert", "resnet"):
-        run_folder.write_run(tmp_path / name, {"name": name, "windows": []})
+        RunWriter(tmp_path / name).facts({"name": name})
     with pytest.raises(ProfileNotFound, match="is no run but holds 2") as caught:
         tp.load(tmp_path)
     assert caught.value.hint == "load one of bert, resnet"
@@ -411,7 +416,7 @@ def test_an_empty_logdir_in_a_list_is_told(tmp_path):
 
 
 def test_a_run_in_a_list_is_told(tmp_path):
-    run_folder.write_run(tmp_path / "bert", {"name": "bert", "windows": []})
+    RunWriter(tmp_path / "bert").facts({"name": "bert"})
     with pytest.raises(tp.TpunbError, match="is a run"):
         tp.load([tmp_path / "bert"])
 

@@ -27,7 +27,8 @@ from stand_in import xspace
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile, MissingExtra, ProfileNotFound
-from tpunb.io import places, protobuf_table, raw_files, run_folder
+from tpunb.io import places, protobuf_table, raw_files
+from tpunb.io.run_writer import RunWriter
 from tpunb.testing import toy_steps
 
 T0 = 1_700_000_000_000_000_000
@@ -496,12 +497,15 @@ def test_a_profile_of_which_one_host_is_new_is_not_called_reused(bucket):
 
 
 def a_run(folder, put_object):
-    """A run of two windows, the second raw too, put under runs/toy."""
+    """A run of two parts, the second's window raw too, put under runs/toy."""
     steps = toy_steps("ab")
-    ticks = steps.frame.select("host", "step", "mark", "start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
-    run_folder.write_window(folder, 0, steps, ticks, None)
-    run_folder.write_window(folder, 1, None, pl.DataFrame(schema=run_folder.TICKS), window())
-    run_folder.write_run(folder, {"name": "toy", "windows": []})
+    end_ps = pl.col("start_ps") + pl.col("dur_ps")
+    ticks = steps.frame.select("host", "step", "mark", "start_ps", end_ps=end_ps, input_ps=pl.lit(None, pl.Int64))
+    writer = RunWriter(folder)
+    writer.part(0, {"steps": steps.frame, "ops": steps.ops, "devices": steps.devices, "ticks": ticks})
+    writer.part(1, {})
+    writer.raw(1, "toy", window())
+    writer.facts({"name": "toy"})
     for path in folder.rglob("*"):
         if path.is_file():
             put_object(f"runs/toy/{path.relative_to(folder).as_posix()}", path.read_bytes())
@@ -515,7 +519,7 @@ def test_a_run_folder_loads_from_a_bucket_and_its_raw_windows_when_asked(bucket,
     assert profile.stored.frame.rows() == steps.frame.rows()
     assert profile.stored.ops.height == steps.ops.height
     assert names(profile) == {"train", "MatMul"}
-    bucket("runs/toy/windows/00001/raw.xplane.pb", None)
+    bucket("runs/toy/plugins/profile/00001/toy.xplane.pb", None)
     listed = tp.load("gs://bucket/runs/toy")
     assert listed.read_events is None  # no raw window any more
     with pytest.raises(ProfileNotFound, match=r"is no run but holds 1") as caught:
@@ -526,15 +530,17 @@ def test_a_run_folder_loads_from_a_bucket_and_its_raw_windows_when_asked(bucket,
 def test_a_raw_window_of_a_run_in_a_bucket_is_not_fetched_before_it_is_asked_for(bucket, tmp_path):
     a_run(tmp_path, bucket)
     profile = tp.load("gs://bucket/runs/toy")
-    bucket("runs/toy/windows/00001/raw.xplane.pb", None)
-    with pytest.raises(ProfileNotFound, match=r"nothing is at gs://bucket/runs/toy/windows/00001/raw\.xplane\.pb"):
+    bucket("runs/toy/plugins/profile/00001/toy.xplane.pb", None)
+    with pytest.raises(
+        ProfileNotFound, match=r"nothing is at gs://bucket/runs/toy/plugins/profile/00001/toy\.xplane\.pb"
+    ):
         profile.events  # noqa: B018
 
 
 def test_a_damaged_file_of_a_run_in_a_bucket_is_named_by_its_url(bucket, tmp_path):
     a_run(tmp_path, bucket)
-    bucket("runs/toy/windows/00000/ops.parquet", b"PAR1")
-    with pytest.raises(BadProfile, match=r"^gs://bucket/runs/toy/windows/00000/ops\.parquet: cannot be read"):
+    bucket("runs/toy/parts/00000/ops.parquet", b"PAR1")
+    with pytest.raises(BadProfile, match=r"^gs://bucket/runs/toy/parts/00000/ops\.parquet: cannot be read"):
         tp.load("gs://bucket/runs/toy")
 
 

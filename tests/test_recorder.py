@@ -57,7 +57,7 @@ def test_the_run_folder_says_when_where_and_with_what(tmp_path):
     }
     assert said["versions"]["tpunb"]
     assert said["host"]
-    assert said["overhead"] >= 0
+    assert said["overhead"] is None  # without steps nothing is measured
     first = windows(run).row(0, named=True)
     assert (first["window"], first["why"], first["error"]) == (0, "continuous", None)
     assert first["bytes"] > 0

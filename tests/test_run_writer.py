@@ -163,7 +163,7 @@ def test_the_writer_says_where_the_run_is(tmp_path, monkeypatch):
     assert RunWriter(None).source != RunWriter(None).source
 
 
-@pytest.mark.parametrize("wrong", ["", b"run", 3])
+@pytest.mark.parametrize("wrong", ["", b"run", 3, Path("gs://bucket/run")])
 def test_what_is_no_place_is_told_so(wrong):
     with pytest.raises((ValueError, TypeError)):
         RunWriter(wrong)

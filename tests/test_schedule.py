@@ -250,7 +250,8 @@ def test_whatever_runs_a_plan_answers_and_its_windows_are_within_limits(stretche
         training.mark, training.step_s, training.slow = mark, step_s, slow
         training.run(20 * step_s)
     assert all(0.01 <= seconds <= LONGEST_S for _, seconds, _ in training.windows)
-    assert training.plan.overhead(training.now) >= 0
+    overhead = training.plan.overhead(training.now)
+    assert overhead is None or overhead >= 0
     assert not math.isnan(training.plan.ask(training.now).due_s)
 
 
@@ -275,3 +276,15 @@ def test_whatever_runs_a_plan_answers_and_its_windows_are_within_limits(stretche
 def test_wrong_parameters_are_told(wrong, words):
     with pytest.raises(ValueError, match=words):
         Schedule(**wrong)
+
+
+def test_a_slow_down_is_told_once_it_was_measured_a_few_times():
+    training = Training(Schedule(), step_s=0.005, slow=1.5)
+    training.run(3)
+    assert training.plan.overhead(training.now) is None
+    training.run(300)
+    assert training.plan.overhead(training.now) > 0.01
+
+
+def test_a_run_without_windows_is_slowed_by_none():
+    assert Planner(Schedule.ticks(), 0.0).overhead(10.0) == 0.0

@@ -33,6 +33,13 @@ _LAUNCHES: schema.Schema = {
 """One row a run of a module, or of a kernel, on a device."""
 
 
+def any_device(events: pl.DataFrame) -> bool:
+    """Say whether an event ran on a device, or for one on the host's own threads."""
+    if events["hlo_op"].null_count() < len(events):
+        return True
+    return bool(events.select(pl.col("plane").cat.starts_with(DEVICE).any()).item())
+
+
 def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return when each device worked for each step, by the launches made in its time.
 
@@ -98,6 +105,8 @@ def clocks(events: pl.DataFrame) -> pl.DataFrame:
 
     No run can start before it was launched: the most that one seems to is what the clocks disagree by, at least.
     """
+    if not any_device(events):
+        return schema.empty(schema.CLOCKS)
     delay = pl.col("start_ps") - pl.col("sent_ps")
     found = _launches(events).filter(pl.col("device") != CPU)
     skew = (-delay.min()).clip(0)

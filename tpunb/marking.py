@@ -120,7 +120,7 @@ class StepClock:
         return self._open
 
     def close(self) -> None:
-        """Mark no step from now on; the one that is open ends when it does."""
+        """Mark no step from now on; the one that is open is none of ours any more."""
         self._closed = True
 
     def finished(self) -> None:
@@ -149,7 +149,7 @@ class StepClock:
         if not ending.complete:
             self._next = number
             number -= 1
-        if number >= 0:
+        if number >= 0 and not self._closed:
             self._ticks.append(Tick(number, ending.mark, ending.start_ns, time.time_ns(), ending.input_ns))
             self.count += ending.complete
 

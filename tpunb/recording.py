@@ -5,10 +5,12 @@ One thread uses it at a time.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
@@ -23,6 +25,8 @@ from tpunb.schedule import Planner, Schedule, Seen
 from tpunb.windows import Answer, Kept, Reduced, Reducer
 
 Keep = Literal["none", "phases", "all"]
+
+_MOMENT_NS = 1_000_000_000
 
 
 class Recording:
@@ -47,6 +51,7 @@ class Recording:
         self.planner = Planner(schedule, self.origin_ns / 1e9)
         self.came, self.failed, self.watched_ps = 0, 0, 0  # windows, and for how long
         self.said: set[str] = set()  # by the profiler itself
+        self.under_way: deque[int] = deque()  # when each window was asked for that is not written yet
         self._kept = Kept()
         self._parts = 0
         self._unwritten: list[Tick] = []
@@ -58,6 +63,9 @@ class Recording:
         self.planner.tell_steps((tick.mark, tick.start_ns / 1e9, tick.end_ns / 1e9) for tick in ended)
         self._unwritten += ended
         self._recent += ended
+        # a window that is being asked for this very moment may not be among those under way yet
+        asked_ns = min(self.under_way[0] if self.under_way else math.inf, time.time_ns() - _MOMENT_NS)
+        self._recent = [tick for tick in self._recent if tick.end_ns > asked_ns]
 
     def write(self, answer: Answer) -> None:
         """Reduce an answer and write what came of it."""
@@ -70,7 +78,7 @@ class Recording:
         self.said |= set(reduced.said[: 20 - len(self.said)])
         self._keep_raw(answer.number, reduced)
         self.part(reduced.tables())
-        self._recent = [tick for tick in self._recent if tick.end_ns > answer.asked_ns]
+        self.under_way.popleft()
         self.note()
         seen = Seen(
             answer.asked_ns / 1e9,

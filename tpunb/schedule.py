@@ -26,8 +26,10 @@ _STEPS = 50  # of a window that follows a budget: its cost goes with its length,
 _EDGES = 2  # steps that a window cuts, one at each end
 _TRIES = 3  # windows without one whole step of a kind, before it is left alone
 _SHORTEST_S = 0.1  # below it the window costs more than it watches
+_BLIND_S = 0.25  # of a window before any step has ended: more would be compiling, or more steps than teach anything
 _GUESS = 1.2  # slow-down of a watched step, until it is measured: a small model on a shared CPU
 _PACE = 1.5  # a step this many times slower or faster than any that was watched is another kind of step
+_MEASURED = 3  # times, before a slow-down is told
 _RECENT = 50  # steps that tell how long a step takes
 _NOW = 10  # steps that tell how long it takes now
 
@@ -184,10 +186,16 @@ class Planner:
             self._asks += 1
             self._tries[mark or ""] += 1
 
-    def overhead(self, now_s: float) -> float:
-        """Return by how much the windows have slowed the run so far, as a share of its time without them."""
+    def overhead(self, now_s: float) -> float | None:
+        """Return by how much the windows have slowed the run so far, as a share of its time without them.
+
+        None until the slow-down was measured a few times: steps inside windows beside steps outside.
+        """
         with self._lock:
-            return self._overhead(now_s)
+            if self._watched_s and len(self._ratios) < _MEASURED:
+                return None
+            rest_s = now_s - self._began_s - self._spent_s
+            return self._spent_s / rest_s if rest_s > 0 else 0.0
 
     def ask(self, now_s: float, mark: str | None = None) -> Ask:
         """Return the next window, as things stand; ask again before it is due.
@@ -243,7 +251,7 @@ class Planner:
     def _seconds(self, mark: str | None) -> float:
         if self._budget is None:
             return self.schedule.window
-        seconds = self.schedule.window
+        seconds = min(self.schedule.window, math.inf if self._times else _BLIND_S)
         if steps := self._times.get(mark or "") or self._times.get(self._mark or ""):
             step_s = median(steps)
             seconds = max((ENOUGH + _EDGES) * step_s, min(seconds, max(_SHORTEST_S, _STEPS * step_s)))
@@ -267,10 +275,6 @@ class Planner:
         last = self._last
         stretch = (last.done_s - last.asked_s) / last.watched_s if last.watched_s else 1.5
         return seconds * max(1.0, min(stretch, 10.0)) * self._share
-
-    def _overhead(self, now_s: float) -> float:
-        rest_s = now_s - self._began_s - self._spent_s
-        return self._spent_s / rest_s if rest_s > 0 else 0.0
 
     def _after_failures(self, due_s: float) -> float:
         """Put a window off after others that failed: 0.2 s, then twice as long, up to 5 s."""

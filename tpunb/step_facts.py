@@ -27,6 +27,8 @@ def of_devices(ops: pl.DataFrame, places: pl.DataFrame, hardware: pl.DataFrame) 
     hardware
         ``tpunb.schema.HARDWARE``: the peaks that utilisation is measured by.
     """
+    if ops.is_empty():
+        return schema.empty(schema.DEVICES)
     ops = ops.select("at", "host", "plane", "category", "start_ps", "dur_ps", "end_ps", "flops", "bytes", "hbm_bytes")
     kinds = words(ops["category"], op_names.kind)
     whole = words(ops["category"], lambda category: category in _WHOLE, pl.Boolean()).fill_null(False)

@@ -49,13 +49,16 @@ class Status(NamedTuple):
     windows: int  # that came back
     failed: int  # that did not
     observed: float  # share of the time in which a window watched, 0 to 1
-    overhead: float  # estimated slow-down by watching: 0.02 is 2 %
+    overhead: float | None  # estimated slow-down by watching: 0.02 is 2 %; None while nothing is measured yet
     seconds: float  # since the beginning
     state: str  # "running", "finished", or why it ended
 
     def __str__(self) -> str:
         """Return it as one plain line, for a log or for the eye."""
-        lag = f"about {100 * self.overhead:.1f} %" if self.overhead >= 0.0005 else "under 0.1 %"
+        if self.overhead is None:
+            lag = "not measured yet"
+        else:
+            lag = f"about {100 * self.overhead:.1f} %" if self.overhead >= 0.0005 else "under 0.1 %"
         windows = f"{self.windows:,} window{'' if self.windows == 1 else 's'}"
         windows += f" ({self.failed:,} failed)" if self.failed else ""
         parts = [
@@ -228,13 +231,14 @@ class Watcher:
         """Ask for one window, and hand on what came of it."""
         planner, asked_ns = self.recording.planner, time.time_ns()
         planner.tell_asked(asked_ns / 1e9, mark)
+        self.recording.under_way.append(asked_ns)
         self._watching.set()
         try:
             if self._guest is not None:  # looked at while `_watching` is set: who gives way waits for that
                 raise TpunbError(f"given up: {self._guest} was profiling")
             answer = self.source.window(plan.seconds)
         except TpunbError as refused:
-            answer = {OURS: refused}
+            answer = dict.fromkeys(self.source.facts().get("workers", [OURS]), refused)
         finally:
             self._watching.clear()
         workers = {OURS: answer} if isinstance(answer, bytes) else answer
@@ -253,19 +257,19 @@ class Watcher:
     def _record(self) -> None:
         self._beat_s = self._noted_s = self._log_s = time.monotonic()
         answer: Answer | None
-        while True:
+        asking = writable = True
+        while asking or not self._ended.is_set():  # steps are noted though the source has broken
             try:
                 answer = self._answers.get(timeout=_TURN_S)
-                if answer is None:
-                    return
+                asking = asking and answer is not None
             except queue.Empty:
                 answer = None
-            if self._failure is None and not self._abandoned.is_set():
+            if writable and not self._abandoned.is_set():
                 try:
                     self._look_out()
                     self._turn(answer)
                 except (Exception, pl.exceptions.PanicException) as broken:  # noqa: BLE001  must not end the training
-                    self._failure = self._failure or broken
+                    self._failure, writable = self._failure or broken, False
                     self.stop("stopped")
 
     def _turn(self, answer: Answer | None) -> None:
@@ -287,9 +291,13 @@ class Watcher:
 
     def _tell(self) -> None:
         """Write how the run stands."""
+        try:
+            facts = self.source.facts()
+        except Exception as broken:  # noqa: BLE001  a source of the user's own may do anything; told at the end
+            self._failure, facts = self._failure or broken, {}
         self.recording.tell(
             {
-                **self.source.facts(),
+                **facts,
                 "options": {**vars(self.schedule), "keep": self.keep, "until": self.until, "source": repr(self.source)},
                 "state": self._state if self._failure is None else f"{self._state}, incomplete",
                 **({} if self._span_ns is None else {"span_ps": self._span_ns * 1000}),
@@ -303,8 +311,12 @@ class Watcher:
         """End the last window now rather than when its time is up, and write what is left."""
         deadline = time.monotonic() + _COLLECT_S
         while self._asking.is_alive() and time.monotonic() < deadline and not self._abandoned.is_set():
-            with suppress(TpunbError):  # the window may have ended by itself between two looks
+            try:
                 self.source.stop()
+            except TpunbError:  # the window may have ended by itself between two looks
+                pass
+            except Exception as broken:  # noqa: BLE001  a source of the user's own may do anything; told at the end
+                self._failure = self._failure or broken
             self._asking.join(_TURN_S)
         while self._writing.is_alive() and time.monotonic() < deadline and not self._abandoned.is_set():
             self._writing.join(_TURN_S)
@@ -321,11 +333,11 @@ class Watcher:
                 return
             self._worded = True
         try:
-            self.recording.note()
-            self.recording.part()
-            self._tell()
-        except (OSError, TpunbError, pl.exceptions.PolarsError) as failure:
-            self._failure = self._failure or failure
+            for word in (self.recording.note, self.recording.part, self._tell):
+                try:
+                    word()
+                except (Exception, pl.exceptions.PanicException) as broken:  # noqa: BLE001  told; the next may be heard
+                    self._failure = self._failure or broken
         finally:
             self.writer.close()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -15,6 +16,9 @@ from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames import Steps
 from tpunb.io import run_folder
 from tpunb.marking import Tick
+
+if TYPE_CHECKING:
+    from tpunb.io.xplane import XSpaceFacts
 
 OURS = ""
 """The key of a window of our own process, where a source watches nothing else."""
@@ -89,8 +93,8 @@ class Reducer:
         self.hardware: dict[str, list[dict[str, Any]]] = {}
         self.scan = PhaseScan()
         self.phase: int | None = None  # of the last step seen in full
-        self._names: dict[str, str] = {}  # hosts, by worker
         self._own: str | None = None  # the worker that is this process: its marks are those of our clock
+        self._here: set[str] = set()  # the workers on this machine
         self._unmarked: Counter[str] = Counter()  # steps found by repeated modules are numbered on, host by host
 
     def reduce(self, answer: Answer, ticks: Sequence[Tick]) -> Reduced:
@@ -103,70 +107,66 @@ class Reducer:
         ticks
             The steps of our own clock that may overlap it.
         """
-        reduced = Reduced()
+        from tpunb.io import xplane
+
+        reduced, decoded = Reduced(), dict[str, _Decoded]()
+        errors = {worker: str(data) for worker, data in answer.workers.items() if isinstance(data, TpunbError)}
+        for worker, data in answer.workers.items():
+            if not isinstance(data, TpunbError):
+                source = f"window {answer.number}" + (f" of {worker}" if worker else "")
+                with _told(worker, answer, errors):
+                    decoded[worker] = _Decoded(*xplane.read(data, source=source), answer, ticks)
+        self._look_for_ourselves(decoded)
         for worker, data in answer.workers.items():
             row: dict[str, Any] = {
-                "host": self._names.get(worker, worker or self.host),
+                "host": self._name(worker),
                 "window": answer.number,
                 "start_ps": (answer.asked_ns - self.origin_ns) * 1000,
                 "dur_ps": 0,
                 "answer_ps": (answer.answered_ns - answer.asked_ns) * 1000,
-                "bytes": 0,
+                "bytes": 0 if isinstance(data, TpunbError) else len(data),
                 "events": 0,
                 "steps": 0,
-                "error": str(data) if isinstance(data, TpunbError) else None,
                 "why": answer.why,
             }
-            if not isinstance(data, TpunbError):
-                try:
-                    self._worker(worker, data, answer, ticks, row, reduced)
-                except BadProfile as error:
-                    row["error"] = str(error)
-                except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  the others can be reduced
-                    row["error"] = f"window {answer.number} could not be reduced: {error!r}"
-            reduced.windows.append(row)
+            if worker in decoded:
+                with _told(worker, answer, errors):
+                    row |= self._worker(worker, decoded[worker], reduced)
+                    reduced.raw[row["host"]] = bytes(answer.workers[worker])  # type: ignore[arg-type]  # no error
+            reduced.windows.append({**row, "error": errors.get(worker)})
         self._follow(reduced)
         return reduced
 
-    def _worker(
-        self, worker: str, data: bytes, answer: Answer, ticks: Sequence[Tick], row: dict[str, Any], reduced: Reduced
-    ) -> None:
-        from tpunb.io import xplane
+    def _look_for_ourselves(self, decoded: Mapping[str, _Decoded]) -> None:
+        """Find the worker that is this process: on this machine, with the marks nearest to the ticks of our clock."""
+        self._here |= {worker for worker, one in decoded.items() if worker == OURS or self.host in one.facts.hosts}
+        if self._own is None and OURS in decoded:
+            self._own = OURS
+        elif self._own is None:
+            apart = {worker: one.apart_ps() for worker, one in decoded.items() if worker in self._here}
+            near = {worker: ps for worker, ps in apart.items() if ps is not None and ps < _SAME_PS}
+            self._own = min(near, key=near.__getitem__, default=None)
 
-        row["bytes"] = len(data)
-        events, facts = xplane.read(data, source=f"window {answer.number}" + (f" of {worker}" if worker else ""))
-        start_ns = answer.asked_ns if facts.start_ns is None else facts.start_ns
-        stop_ns = answer.answered_ns if facts.stop_ns is None else facts.stop_ns
-        within = [
-            (tick.step, tick.mark, (tick.start_ns - start_ns) * 1000, (tick.end_ns - start_ns) * 1000)
-            for tick in ticks
-            if tick.end_ns > start_ns and tick.start_ns < stop_ns
-        ]
-        columns = {name: run_folder.TICKS[name] for name in ("step", "mark", "start_ps", "end_ps")}
-        noted = pl.DataFrame(within, schema=columns, orient="row")
-        if self._own is None and (worker == OURS or (self.host in facts.hosts and _marked(events, noted))):
-            self._own, self._names[worker] = worker, self.host
-        ours = worker == self._own
-        host = self._named(worker, facts.hosts)
-        if ours and noted.height:
-            intervals = step_rules.from_clock(events, noted)
+    def _name(self, worker: str) -> str:
+        """Return a host: this machine's name for this process, or the only worker on it; else the address."""
+        ourselves = self._own if self._own is not None or len(self._here) != 1 else next(iter(self._here))
+        return self.host if worker in (ourselves, OURS) else worker
+
+    def _worker(self, worker: str, one: _Decoded, reduced: Reduced) -> dict[str, Any]:
+        """Take in what a worker saw; return what is to be said of its window."""
+        host = self._name(worker)
+        if worker == self._own and one.noted.height:
+            intervals = step_rules.from_clock(one.events, one.noted)
         else:
-            intervals, rule = step_rules.find(events)
+            intervals, rule = step_rules.find(one.events)
             if rule == "modules":  # which number their steps anew in every window
                 intervals = intervals.with_columns(pl.col("step") + self._unmarked[host])
                 self._unmarked[host] = int(intervals.select(pl.col("step").max()).item() or 0) + 1
-        steps = stepping.reduce(events, intervals, facts.hardware)
-        move = (start_ns - self.origin_ns) * 1000
-        row |= {
-            "host": host,
-            "start_ps": move,
-            "dur_ps": (stop_ns - start_ns) * 1000,
-            "events": events.height,
-            "steps": steps.frame.filter(pl.col("seen") == "full").height,
-        }
-        reduced.said += [*facts.errors, *facts.warnings]
-        if facts.hardware.height:
-            self.hardware.setdefault(host, facts.hardware.with_columns(host=pl.lit(host)).to_dicts())
+        steps = stepping.reduce(one.events, intervals, one.facts.hardware)
+        move = (one.start_ns - self.origin_ns) * 1000
+        reduced.said += [*one.facts.errors, *one.facts.warnings]
+        if one.facts.hardware.height:
+            self.hardware.setdefault(host, one.facts.hardware.with_columns(host=pl.lit(host)).to_dicts())
         reduced.frames.append(
             Steps(
                 steps.frame.with_columns(pl.col("start_ps") + move, host=pl.lit(host)),
@@ -174,15 +174,14 @@ class Reducer:
                 steps.devices.with_columns(pl.col("start_ps") + move, host=pl.lit(host)),
             )
         )
-        reduced.clocks.append(links.clocks(events).with_columns(host=pl.lit(host)))
-        reduced.raw[host] = data
-
-    def _named(self, worker: str, told: Sequence[str]) -> str:
-        """Return a worker's host: what it calls itself, if no other does."""
-        if worker not in self._names:
-            name = told[0] if len(told) == 1 else worker
-            self._names[worker] = worker if name in self._names.values() else name
-        return self._names[worker]
+        reduced.clocks.append(links.clocks(one.events).with_columns(host=pl.lit(host)))
+        return {
+            "host": host,
+            "start_ps": move,
+            "dur_ps": (one.stop_ns - one.start_ns) * 1000,
+            "events": one.events.height,
+            "steps": steps.frame.filter(pl.col("seen") == "full").height,
+        }
 
     def _follow(self, reduced: Reduced) -> None:
         """Tell the scan of the steps that the first worker saw in full."""
@@ -198,11 +197,37 @@ class Reducer:
         reduced.opened = bool(reduced.phases) and self.phase is not None and self.phase >= known
 
 
-def _marked(events: pl.DataFrame, ticks: pl.DataFrame) -> bool:
-    """Say whether a profile holds a mark of our own: of that number, at that time."""
-    marks = events.filter(pl.col("step_num").is_not_null()).select("step_num", "start_ps")
-    met = marks.join(ticks.select("step", clock_ps="start_ps"), left_on="step_num", right_on="step")
-    return met.filter((pl.col("start_ps") - pl.col("clock_ps")).abs() < _SAME_PS).height > 0
+class _Decoded:
+    """What one worker saw, and the ticks of our clock at that time, in the window's own time."""
+
+    def __init__(self, events: pl.DataFrame, facts: XSpaceFacts, answer: Answer, ticks: Sequence[Tick]) -> None:
+        self.events, self.facts = events, facts
+        self.start_ns = start_ns = answer.asked_ns if facts.start_ns is None else facts.start_ns
+        self.stop_ns = stop_ns = answer.answered_ns if facts.stop_ns is None else facts.stop_ns
+        within = [
+            (tick.step, tick.mark, (tick.start_ns - start_ns) * 1000, (tick.end_ns - start_ns) * 1000)
+            for tick in ticks
+            if tick.end_ns > start_ns and tick.start_ns < stop_ns
+        ]
+        columns = {name: run_folder.TICKS[name] for name in ("step", "mark", "start_ps", "end_ps")}
+        self.noted = pl.DataFrame(within, schema=columns, orient="row")
+
+    def apart_ps(self) -> float | None:
+        """Return how far its marks lie from our ticks of the same numbers, the median; None where none are the same."""
+        marks = self.events.filter(pl.col("step_num").is_not_null()).select("step_num", "start_ps")
+        met = marks.join(self.noted.select("step", clock_ps="start_ps"), left_on="step_num", right_on="step")
+        return met.select((pl.col("start_ps") - pl.col("clock_ps")).abs().median()).item()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _told(worker: str, answer: Answer, errors: dict[str, str]) -> Iterator[None]:
+    """Note why a window of a worker cannot be used; the others can."""
+    try:
+        yield
+    except BadProfile as error:
+        errors[worker] = str(error)
+    except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  the others can be reduced
+        errors[worker] = f"window {answer.number} could not be reduced: {error!r}"
 
 
 class Kept:

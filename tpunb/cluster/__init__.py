@@ -87,6 +87,11 @@ def _no_steps(steps: Steps) -> NoSteps:
             f"{name} holds no step that was seen: all {failures.len()} windows failed, the first with {failures[0]!r}",
             hint="end whatever else profiles this program, and capture again",
         )
+    if steps.windows.is_empty() and (steps.frame["seen"] == "tick").all():
+        return NoSteps(
+            f"{name} holds no step that was seen, but {len(steps)} that were noted by the clock: it had no windows",
+            hint="phases are found by what windows see: capture longer, and without Schedule.ticks()",
+        )
     kinds = [f"{(steps.frame['seen'] == kind).sum()} {kind}" for kind in ("partial", "tick")]
     return NoSteps(
         f"{name} holds no step that was seen in full, but {' and '.join(kinds)}",

@@ -308,8 +308,8 @@ def fetch(files: Sequence[Place]) -> list[bytes | None]:
     if not files:
         return []
     with _told(files[0]):
-        found = files[0].fs.cat([file.path for file in files], on_error="return")
-    told = [found.get(file.path) for file in files]
+        # not `cat`, which takes the [ and * of names for patterns
+        told = files[0].fs.cat_ranges([file.path for file in files], None, None, on_error="return")
     for file, data in zip(files, told, strict=True):
         if isinstance(data, Exception) and not isinstance(data, FileNotFoundError):
             with _told(file):

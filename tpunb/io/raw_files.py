@@ -64,7 +64,7 @@ def read(files: Sequence[Place], name: str, source: Path | str) -> Profile:
         lanes += _lanes(part.events)
         begin, dur = part.watched()
         marks = part.events["step_num"].drop_nulls().n_unique()
-        rows.append((part.host, number, begin + move, dur, dur, part.size, part.events.height, marks, None))
+        rows.append((part.host, number, begin + move, dur, dur, part.size, part.events.height, marks, None, None))
     windows = pl.DataFrame(rows, schema=schema.WINDOWS, orient="row")
     return Profile(
         name=name,

@@ -210,7 +210,7 @@ def _whole_run(tables: Mapping[str, pl.DataFrame]) -> tuple[pl.DataFrame, pl.Dat
             pl.col("mark").first(),
             pl.col("start_ps").min(),
             pl.col("dur_ps").max(),
-            pl.col("seen").max(),  # "partial" where any window cut it
+            pl.col("seen").sort().last(),  # "partial" where any window cut it; Polars 1.32 knows no max of an Enum
             *map(_merged, _STEP_FACTS),
         )
     )

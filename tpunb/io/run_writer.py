@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import weakref
 from collections.abc import Iterable, Mapping
@@ -98,6 +99,10 @@ class RunWriter:
         text = os.fspath(where)
         if not isinstance(text, str) or not text:
             raise ValueError(f"The dir parameter of capture must be a path, a URL or None. Got {where!r} instead.")
+        if isinstance(where, Path) and re.match(r"[a-z][a-z0-9+.-]+:/(?!/)", text):
+            raise ValueError(
+                f"The dir parameter of capture must be text if it is a URL: a Path makes its slashes one. Got {text!r}."
+            )
         if text.lower().startswith("file://"):
             text = unquote(text[len("file://") :].removeprefix("localhost"))
         if places._URL.match(text):

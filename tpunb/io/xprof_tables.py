@@ -83,7 +83,7 @@ def profile(tables: Mapping[str, bytes], name: str, source: Path | str) -> Profi
     span_ps = int(steps.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0)
     size = sum(map(len, tables.values()))
     counts = steps.group_by("host", maintain_order=True).len().rows() or [(found.host, 0)]
-    rows = [(host, 0, 0, span_ps, span_ps, size, 0, count, None) for host, count in counts]
+    rows = [(host, 0, 0, span_ps, span_ps, size, 0, count, None, None) for host, count in counts]
     windows = pl.DataFrame(rows, schema=schema.WINDOWS, orient="row")
     stored = Steps(steps.with_columns(**of_run), schema.empty(schema.OPS), devices, windows, name)
     return Profile(name, source, windows, found.hardware(cores), span_ps, stored=stored)

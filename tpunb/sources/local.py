@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -19,6 +20,18 @@ _LOOK_S = 0.05  # how often we look whether a framework has come into use
 
 _servers: dict[str, tuple[str, Any]] = {}
 """The profiler servers of this process: by framework, the address and what keeps it open."""
+
+_of_the_parent: list[Any] = []
+
+
+def _leave_to_the_parent() -> None:
+    """Know of no server in a forked process; but let none go either, for their threads are not there to end them."""
+    _of_the_parent.extend(_servers.values())
+    _servers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 def loaded(name: str) -> Any | None:

@@ -237,12 +237,12 @@ def _phases(phases: Phases) -> tuple[list[str], list[list[str]]]:
 
 
 def _windows(windows: pl.DataFrame) -> tuple[list[str], list[list[str]]]:
-    shown = windows.sort("host", "start_ps").head(_ROWS)
+    shown = windows.sort("window", "host", "start_ps").head(_ROWS)
     several = windows["host"].n_unique() > 1
     rows = [
         [
             f"Profile {row['window']}" + (f" of {row['host']}" if several else ""),
-            row["error"] or "–",
+            (row["error"] or "–").removeprefix(f"{row['host']}: "),
             f"{row['start_ps'] / 1e12:,.2f}",
             f"{row['dur_ps'] / 1e12:,.2f}",
             "–" if row["events"] is None else f"{row['events']:,}",

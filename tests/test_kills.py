@@ -1,0 +1,263 @@
+"""What ends a process, for real: a kernel killed or interrupted in the midst of a cell, a disk that is full."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import polars as pl
+import pytest
+from stand_in import StandIn
+from test_recorder import facts
+
+import tpunb as tp
+
+jupyter_client = pytest.importorskip("jupyter_client")
+
+MODEL = """
+%load_ext tpunb
+import keras, numpy as np
+model = keras.Sequential([keras.layers.Input((32,)), keras.layers.Dense(64), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+rows = np.ones((3200, 32), "float32"), np.ones((3200, 1), "float32")
+model.fit(*rows, batch_size=32, verbose=0)
+"""
+
+
+class Kernel:
+    """A Jupyter kernel of its own process."""
+
+    def __init__(self, folder):
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        self.manager, self.client = jupyter_client.manager.start_new_kernel(cwd=str(folder), env=environment)
+
+    def begin(self, code):
+        return self.client.execute(code)
+
+    def messages(self, begun, timeout=180):
+        """What a cell sends, (type, content), until it has ended."""
+        sent, end = [], time.monotonic() + timeout
+        while True:
+            message = self.client.get_iopub_msg(timeout=max(1, end - time.monotonic()))
+            if message["parent_header"].get("msg_id") != begun:
+                continue
+            if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+                return sent
+            sent.append((message["msg_type"], message["content"]))
+
+    def run(self, code):
+        sent = self.messages(self.begin(code))
+        assert [content for kind, content in sent if kind == "error"] == []
+        return "".join(content["text"] for kind, content in sent if kind == "stream")
+
+    def kill(self):
+        self.manager.signal_kernel(signal.SIGKILL)
+        end = time.monotonic() + 20
+        while self.manager.is_alive():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+
+@contextmanager
+def kernel(folder):
+    """A kernel, which ends with the block."""
+    one = Kernel(folder)
+    try:
+        yield one
+    finally:
+        one.client.stop_channels()
+        one.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A kernel with a model that has been trained a little."""
+    if find_spec("tensorflow") is None or find_spec("ipykernel") is None:
+        pytest.skip("tensorflow or ipykernel is not installed")
+    with kernel(tmp_path) as one:
+        one.run(MODEL)
+        yield one
+
+
+def recorded(run, enough=2):
+    """Wait until so many windows of a run that another process writes are there; return the profile."""
+    end = time.monotonic() + 120
+    while True:
+        assert time.monotonic() < end
+        if list(run.glob("parts/*/windows.parquet")):
+            profile = tp.load(run)
+            if profile.windows.filter(pl.col("steps") > 0).height >= enough:
+                return profile
+        time.sleep(0.02)
+
+
+# -- SIGKILL --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "attempt", [*range(3), *(pytest.param(number, marks=pytest.mark.slow) for number in range(3, 20))]
+)
+def test_a_kernel_killed_at_any_moment_leaves_every_window_that_was_recorded_and_none_by_half(
+    tmp_path, trained, attempt
+):
+    run, chance = tmp_path / "run", random.Random(attempt)
+    keep = ("all", "phases")[attempt % 2]
+    trained.begin(
+        f"%%tpupoint --run {run} --continuous --window 0.15 --keep {keep}\nmodel.fit(*rows, epochs=10_000, verbose=0)"
+    )
+    before = recorded(run)
+    end = time.monotonic() + chance.uniform(0, 1.5)
+    while time.monotonic() < end:
+        before = tp.load(run)
+    trained.kill()
+    profile = tp.load(run)
+    assert facts(run)["state"] == "running"
+    windows, frame = profile.windows, profile.stored.frame
+    assert windows.join(before.windows, on=windows.columns, nulls_equal=True).height == before.windows.height
+    full = before.stored.full()
+    known = full.frame.select("step", "start_ps", "dur_ps", "seen")
+    assert frame.join(known, on=known.columns).height == known.height
+    ops = full.ops.select("step", pl.col("op").cast(pl.String), "side", "count", "self_ps")
+    now = profile.stored.ops.with_columns(pl.col("op").cast(pl.String))
+    assert now.join(ops, on=ops.columns).height == ops.height
+    assert windows["steps"].sum() == (frame["seen"] == "full").sum()  # a window and its steps are there together
+    noted = frame["step"].to_list()
+    assert noted == list(range(len(noted)))
+    raw = {int(file.parent.name): file for file in run.glob("plugins/profile/*/*.xplane.pb")}
+    for file in raw.values():
+        assert tp.load(file).events.height > 0
+    if keep == "all":
+        assert set(windows["window"]) <= set(raw)
+    assert profile.events.height > 0
+    assert len(tp.phases(tp.steps(profile))) >= 1
+    with tp.capture(run, source=StandIn()) as again, again.step(0):
+        pass
+    assert facts(run)["earlier_run"] == str(tmp_path / "run-1")
+    assert tp.load(tmp_path / "run-1").stored.frame.equals(frame)
+    assert tp.load(run).stored.frame["step"].to_list() == [0]
+
+
+# -- an interrupt and an exception in the cell ------------------------------------------------------------------------
+
+
+def pages(sent):
+    """What is displayed last."""
+    return [content["data"] for kind, content in sent if kind in ("display_data", "update_display_data")][-1]
+
+
+def test_an_interrupt_or_an_exception_in_the_cell_is_all_the_user_sees_beside_what_was_recorded(tmp_path, trained):
+    run = tmp_path / "run"
+    begun = trained.begin(
+        f"%%tpupoint --run {run} --continuous --window 0.15\nmodel.fit(*rows, epochs=10_000, verbose=0)"
+    )
+    recorded(run)
+    trained.manager.interrupt_kernel()
+    sent = trained.messages(begun)
+    assert [content["ename"] for kind, content in sent if kind == "error"] == ["KeyboardInterrupt"]
+    assert "the cell raised KeyboardInterrupt: what was recorded before is here" in pages(sent)["text/html"]
+    assert facts(run)["state"] == "ended by KeyboardInterrupt"
+    steps = tp.steps(tp.load(run))
+    assert steps.frame["step"].to_list() == list(range(len(steps)))
+    assert len(steps.full()) >= 20
+
+    after = tmp_path / "after"
+    sent = trained.messages(
+        trained.begin(f"""%%tpupoint --run {after} --continuous --window 0.15
+class Broken(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if tpu.status.windows >= 2:
+            raise ValueError("the user's own")
+
+model.fit(*rows, epochs=10_000, verbose=0, callbacks=[Broken()])
+""")
+    )
+    (error,) = [content for kind, content in sent if kind == "error"]
+    assert (error["ename"], error["evalue"]) == ("ValueError", "the user's own")
+    assert "During handling of" not in "".join(error["traceback"])
+    assert "the cell raised ValueError: what was recorded before is here" in pages(sent)["text/html"]
+    assert facts(after)["state"] == "ended by ValueError"
+    assert len(tp.phases(tp.steps(tp.load(after)))) >= 1
+    assert trained.run("print(tpu.steps is not None)") == "True\n"
+
+
+# -- a full disk ----------------------------------------------------------------------------------------------------
+
+FULL = """
+import resource, sys, time, warnings
+sys.path.insert(0, sys.argv[1])
+from stand_in import StandIn
+import tpunb as tp
+from tpunb.recorder import Schedule
+
+warnings.simplefilter("always")
+folder, limit = sys.argv[2], int(sys.argv[3])
+done = 0
+with tp.capture(folder, source=StandIn(), schedule=Schedule.continuous(window=0.05), keep="all") as run:
+    end = time.monotonic() + 60
+    while "incomplete" not in run.status.state:
+        assert time.monotonic() < end, run.status
+        with run.step(done):
+            time.sleep(0.002)
+        done += 1
+        if limit and run.status.windows >= 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    for i in range(done, done + 50):
+        with run.step(i):
+            pass
+print("trained to its end", done)
+"""
+
+
+def trained_on_a_full_disk(folder, limit=0):
+    command = [sys.executable, "-c", FULL, str(Path(__file__).parent), str(folder), str(limit)]
+    seen = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert seen.returncode == 0, seen.stderr
+    assert seen.stdout.startswith("trained to its end")
+    assert seen.stderr.count("RuntimeWarning") == 1
+    assert "Traceback" not in seen.stderr
+    return seen.stderr
+
+
+def check_what_was_written_before(folder):
+    profile = tp.load(folder)
+    assert profile.windows["error"].null_count() == profile.windows.height >= 2
+    steps = tp.steps(profile)
+    assert len(steps.full()) >= 1
+    assert steps.frame["step"].to_list() == list(range(len(steps)))
+    assert profile.events.height > 0
+    assert len(tp.phases(steps)) == 1
+    assert not [path for path in folder.rglob(".*") if path.name != ".lock"]
+
+
+@pytest.mark.parametrize("limit", [1, 2500])
+def test_where_files_may_not_grow_the_recording_ends_with_one_warning_and_the_training_goes_on(tmp_path, limit):
+    pytest.importorskip("resource")
+    told = trained_on_a_full_disk(tmp_path / "run", limit)
+    assert "File too large" in told
+    check_what_was_written_before(tmp_path / "run")
+    with tp.capture(tmp_path / "run", source=StandIn()):  # nobody holds it
+        pass
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A file system of 400 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system may be mounted here: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_is_full_ends_the_recording_with_one_warning_and_the_training_goes_on(tiny_disk):
+    told = trained_on_a_full_disk(tiny_disk / "run")
+    assert "No space left on device" in told
+    check_what_was_written_before(tiny_disk / "run")
+    assert facts(tiny_disk / "run")["state"] in ("stopped, incomplete", "running")
