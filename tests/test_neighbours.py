@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -609,11 +610,24 @@ def test_a_block_within_a_block_puts_back_what_it_found(toy):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_process_profiles_and_tells_nobody(toy):
-    told = []
-    with listening(told) as us, us._lock:  # held by the thread that the child does not have
+    told, held, done = [], threading.Event(), threading.Event()
+
+    def hold(lock):
+        with lock:
+            held.set()
+            done.wait(60)
+
+    with listening(told) as us:
+        holder = threading.Thread(target=hold, args=[us._lock])  # a thread that the child does not have
+        holder.start()
+        held.wait(60)
         child = os.fork()
         if child == 0:
+            signal.alarm(30)
             toy.start()
             toy.stop()
             os._exit(3 if told else 0)
-        assert os.waitpid(child, 0)[1] == 0
+        ended = os.waitpid(child, 0)[1]
+        done.set()
+        holder.join(60)
+    assert ended == 0

@@ -172,10 +172,10 @@ def test_a_phase_that_opens_is_looked_at_again_at_once():
     training = Training(Schedule())
     training.run(95)
     training.opens = True  # the next window ends in operations that none before it saw
-    training.run(10)
-    begins = [begin for begin, _, why in training.windows if why == "new phase"]
+    training.run(15)
+    at = training.whys.index("new phase")
     assert training.whys.count("new phase") == 1
-    assert begins[0] - training.windows[-2][0] < 6
+    assert training.windows[at][0] - training.windows[at - 1][0] < 6
 
 
 def test_steps_of_a_new_kind_are_looked_at_when_they_run():
@@ -288,3 +288,28 @@ def test_a_slow_down_is_told_once_it_was_measured_a_few_times():
 
 def test_a_run_without_windows_is_slowed_by_none():
     assert Planner(Schedule.ticks(), 0.0).overhead(10.0) == 0.0
+
+
+def test_a_phase_of_which_hardly_a_step_was_seen_is_looked_at_again_at_once():
+    plan = Planner(Schedule(burst=1), 0.0)
+    plan.tell_asked(0.0, "train")
+    plan.tell_window(Seen(0.0, 1.0, 1.0, 1000, {"train": 30}, scarce=True))
+    plan.tell_steps([("train", i / 10, (i + 1) / 10) for i in range(100)])
+    assert plan.ask(60.0, "train")[::2] == (60.0, "under-sampled")
+
+
+def test_of_workers_elsewhere_the_windows_tell_that_steps_run_and_how_long_they_take():
+    plan = Planner(Schedule(), 0.0)
+    plan.tell_asked(0.0)
+    plan.tell_window(Seen(0.0, 1.0, 1.2, 1000, {"train": 9}, step_s=0.1))
+    assert plan.ask(1.3) == (1.3, pytest.approx(2.2), "start")
+
+
+def test_once_what_made_windows_fail_is_over_the_next_is_asked_for_at_once():
+    plan = Planner(Schedule.continuous(), 0.0)
+    for asked in range(8):
+        plan.tell_asked(float(asked))
+        plan.tell_window(Seen(float(asked), 0.0, float(asked)))
+    assert plan.ask(7.0).due_s == 12.0
+    plan.forgive()
+    assert plan.ask(7.5).due_s <= 7.5

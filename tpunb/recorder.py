@@ -153,10 +153,10 @@ def capture(
             keep=keep,
             until=None if until is None else int(until),
         )
+        stack.enter_context(watcher)
         neighbours = stack.enter_context(Neighbours(watcher.give_way, watcher.go_on))
         marks = stack.enter_context(_KerasMarks(watcher.clock))
         watcher.lookouts += [neighbours.look, marks.look]
-        stack.enter_context(watcher)
         yield Run(watcher)
 
 

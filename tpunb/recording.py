@@ -50,6 +50,7 @@ class Recording:
         self.reducer = Reducer(socket.gethostname(), self.origin_ns)
         self.planner = Planner(schedule, self.origin_ns / 1e9)
         self.came, self.failed, self.watched_ps = 0, 0, 0  # windows, and for how long
+        self.full = 0  # steps seen in full, of the first worker
         self.said: set[str] = set()  # by the profiler itself
         self.under_way: deque[int] = deque()  # when each window was asked for that is not written yet
         self._kept = Kept()
@@ -72,12 +73,13 @@ class Recording:
         self.note()
         open_tick = self.clock.open_tick()
         reduced = self.reducer.reduce(answer, [*self._recent, *([open_tick] if open_tick else [])])
-        came = reduced.watched_ps > 0
-        self.came, self.failed = self.came + came, self.failed + (not came)
-        self.watched_ps += reduced.watched_ps
-        self.said |= set(reduced.said[: 20 - len(self.said)])
         self._keep_raw(answer.number, reduced)
         self.part(reduced.tables())
+        came = reduced.watched_ps > 0  # and is counted once it is there to be loaded
+        self.came, self.failed = self.came + came, self.failed + (not came)
+        self.full += reduced.full.total()
+        self.watched_ps += reduced.watched_ps
+        self.said |= set(reduced.said[: 20 - len(self.said)])
         self.under_way.popleft()
         self.note()
         seen = Seen(
@@ -87,6 +89,8 @@ class Recording:
             reduced.events,
             dict(reduced.full),
             reduced.opened,
+            reduced.scarce,
+            reduced.step_ps / 1e12,
             reduced.queue_ps / 1e12,
         )
         if came:

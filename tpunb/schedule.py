@@ -115,6 +115,8 @@ class Seen(NamedTuple):
     events: int = 0
     full: Mapping[str, int] = {}  # steps seen in full, by their mark
     new_phase: bool = False  # whether it ended in a phase that no window before it saw
+    scarce: bool = False  # whether it ended in a phase of which hardly a step was seen yet
+    step_s: float = 0.0  # median of the steps it saw in full; 0 for none
     queue_s: float = 0.0  # by how much the devices lagged behind the host
 
 
@@ -186,6 +188,11 @@ class Planner:
             self._asks += 1
             self._tries[mark or ""] += 1
 
+    def forgive(self) -> None:
+        """Hear that what made windows fail is over."""
+        with self._lock:
+            self._failures = 0
+
     def overhead(self, now_s: float) -> float | None:
         """Return by how much the windows have slowed the run so far, as a share of its time without them.
 
@@ -228,13 +235,13 @@ class Planner:
         evenly_s = max(self._asked_s, self._began_s) + self.schedule.every
         if self._asks < self.schedule.burst:
             # what runs before the first step is mostly tracing and compiling: one window of that is enough
-            running = not self._asks or bool(self._times)
+            running = not self._asks or bool(self._times or self._full)  # of a remote worker only windows tell
             return (now_s if running else evenly_s), "start"
         if not self._last.watched_s:
             return evenly_s, "evenly"
         if self._last.new_phase:
             return now_s, "new phase"
-        if mark is not None and self._is_new(mark):
+        if self._last.scarce or (mark is not None and self._is_new(mark)):
             return now_s, "under-sampled"
         return evenly_s, "evenly"
 
@@ -252,8 +259,8 @@ class Planner:
         if self._budget is None:
             return self.schedule.window
         seconds = min(self.schedule.window, math.inf if self._times else _BLIND_S)
-        if steps := self._times.get(mark or "") or self._times.get(self._mark or ""):
-            step_s = median(steps)
+        steps = self._times.get(mark or "") or self._times.get(self._mark or "")
+        if step_s := median(steps) if steps else self._last.step_s:
             seconds = max((ENOUGH + _EDGES) * step_s, min(seconds, max(_SHORTEST_S, _STEPS * step_s)))
         # work that a window's steps launch must still run in it
         seconds = max(seconds, 2 * self._last.queue_s)

@@ -42,7 +42,7 @@ _watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
 class Status(NamedTuple):
     """How a capture stands."""
 
-    steps: int  # that ended
+    steps: int  # that ended; of remote workers those seen in full
     mark: str | None  # of the step that runs
     phase: int | None  # of the last step seen in full, by the online scan
     phases: int  # that the scan has found so far
@@ -175,7 +175,7 @@ class Watcher:
         """How it stands."""
         tick, recording, seconds = self.clock.open_tick(), self.recording, self._seconds
         return Status(
-            steps=self.clock.count,
+            steps=max(self.clock.count, recording.full),  # of remote workers only windows tell
             mark=None if tick is None else tick.mark,
             phase=recording.reducer.phase,
             phases=len(recording.reducer.scan),
@@ -199,8 +199,9 @@ class Watcher:
             time.sleep(0.05)
 
     def go_on(self) -> None:
-        """Ask for windows again."""
+        """Ask for windows again, from now on."""
         self._guest = None
+        self.recording.planner.forgive()
 
     def disown(self) -> None:
         """Become a copy that records nothing: after a fork the run stays the parent's, and its threads with it."""
@@ -239,6 +240,9 @@ class Watcher:
             answer = self.source.window(plan.seconds)
         except TpunbError as refused:
             answer = dict.fromkeys(self.source.facts().get("workers", [OURS]), refused)
+        except BaseException:
+            self.recording.under_way.pop()  # nothing comes of it
+            raise
         finally:
             self._watching.clear()
         workers = {OURS: answer} if isinstance(answer, bytes) else answer

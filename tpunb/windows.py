@@ -16,6 +16,7 @@ from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames import Steps
 from tpunb.io import run_folder
 from tpunb.marking import Tick
+from tpunb.schedule import ENOUGH
 
 if TYPE_CHECKING:
     from tpunb.io.xplane import XSpaceFacts
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 OURS = ""
 """The key of a window of our own process, where a source watches nothing else."""
 
+_TRIES = 3  # windows that end in a phase of few steps, before it is left alone
 _SAME_PS = 200_000_000  # our clock and our mark in the profile agree to microseconds; clocks of two machines seldom
 
 
@@ -48,6 +50,7 @@ class Reduced:
     full: Counter[str] = field(default_factory=Counter)  # steps of the first host seen in full, by mark
     phases: Counter[int] = field(default_factory=Counter)  # the same, by phase of the scan
     opened: bool = False  # whether it ends in a phase that no window before it saw
+    scarce: bool = False  # whether it ends in one of which all windows so far saw few steps
     said: list[str] = field(default_factory=list)  # by the profiler itself
 
     @property
@@ -59,6 +62,12 @@ class Reduced:
     def events(self) -> int:
         """How many events the largest of the workers had."""
         return max((row["events"] for row in self.windows), default=0)
+
+    @property
+    def step_ps(self) -> float:
+        """How long a step took that the first worker saw in full, the median."""
+        full = self.frames[0].frame.filter(pl.col("seen") == "full") if self.frames else None
+        return 0.0 if full is None or full.is_empty() else float(full.select(pl.col("dur_ps").median()).item())
 
     @property
     def queue_ps(self) -> int:
@@ -93,6 +102,8 @@ class Reducer:
         self.hardware: dict[str, list[dict[str, Any]]] = {}
         self.scan = PhaseScan()
         self.phase: int | None = None  # of the last step seen in full
+        self._steps_of: Counter[int] = Counter()  # seen in full, by phase
+        self._windows_of: Counter[int] = Counter()  # that ended in it
         self._own: str | None = None  # the worker that is this process: its marks are those of our clock
         self._here: set[str] = set()  # the workers on this machine
         self._unmarked: Counter[str] = Counter()  # steps found by repeated modules are numbered on, host by host
@@ -194,7 +205,12 @@ class Reducer:
             self.phase = self.scan.feed(mark or "", ops)
             reduced.full[mark or ""] += 1
             reduced.phases[self.phase] += 1
-        reduced.opened = bool(reduced.phases) and self.phase is not None and self.phase >= known
+        if self.phase is not None and reduced.phases:
+            self._steps_of.update(reduced.phases)
+            self._windows_of[self.phase] += 1
+            reduced.opened = self.phase >= known
+            few = self._steps_of[self.phase] < ENOUGH and self._windows_of[self.phase] <= _TRIES
+            reduced.scarce = few and not reduced.opened
 
 
 class _Decoded:
@@ -239,7 +255,7 @@ class Kept:
         Steps of a phase beyond which no window of more steps replaces the one that is kept.
     """
 
-    def __init__(self, enough: int = 20) -> None:
+    def __init__(self, enough: int = ENOUGH) -> None:
         self._enough = enough
         self._best: dict[int, tuple[int, int]] = {}  # by phase: steps, window
 

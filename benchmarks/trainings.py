@@ -1,0 +1,51 @@
+"""Trainings of one shape and any size: dense layers of a width, by Keras on TensorFlow, and in JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from tpunb.recorder import Run
+
+BATCH, LAYERS = 64, 4
+
+Train = Callable[[int, "Run | None"], None]
+"""Trains for some steps; a loop of one's own marks them with the run."""
+
+
+def by_keras(width: int) -> Train:
+    """Return the training of a Keras model: dense layers of that width, Adam, batches by tf.data."""
+    import keras
+    import tensorflow as tf
+
+    rng = np.random.default_rng(0)
+    rows = rng.random((8 * BATCH, width), "float32"), rng.integers(0, 10, 8 * BATCH)
+    data = tf.data.Dataset.from_tensor_slices(rows).repeat().batch(BATCH).prefetch(2)
+    layers = [keras.layers.Dense(width, "relu") for _ in range(LAYERS)]
+    model = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(10)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    return lambda steps, _: model.fit(data, steps_per_epoch=steps, shuffle=False, verbose=0)
+
+
+def by_jax(width: int) -> Train:
+    """Return the training of such a model in JAX: a compiled step of gradient descent, in a loop of one's own."""
+    import jax
+
+    rows, first = jax.numpy.ones((BATCH, width)), jax.numpy.stack([jax.numpy.eye(width)] * LAYERS)
+
+    def loss(weights: Any) -> Any:
+        return (reduce(lambda out, weight: jax.nn.relu(out @ weight), weights, rows) ** 2).mean()
+
+    step = jax.jit(lambda weights: weights - jax.grad(loss)(weights) / 100)
+
+    def train(steps: int, run: Run | None) -> None:
+        weights = first
+        for number in range(steps):
+            with run.step(number) if run else nullcontext():
+                weights = step(weights).block_until_ready()
+
+    return train
