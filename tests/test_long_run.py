@@ -92,7 +92,7 @@ def check_a_long_run(folder, windows, more_mb, keep="phases"):
 
 
 def test_memory_stays_as_it_is_over_a_run_of_some_windows(tmp_path):
-    check_a_long_run(tmp_path / "run", windows=100, more_mb=30)
+    check_a_long_run(tmp_path / "run", windows=60, more_mb=30)
 
 
 @pytest.mark.slow

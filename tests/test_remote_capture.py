@@ -146,6 +146,7 @@ def test_a_worker_that_is_late_keeps_the_run_whole(tmp_path, workers):
     assert set(tp.steps(profile).full().frame["host"]) == {good.address, late.address}
 
 
+@pytest.mark.slow
 def test_a_window_past_the_services_limit_of_events_is_reduced_as_far_as_it_goes(tmp_path, workers):
     good, crowded = workers(None, "over-size")
     with tp.capture(tmp_path / "run", source=of(good, crowded), schedule=SHORT) as run:
@@ -303,10 +304,8 @@ def captured(tmp_path, framework, beside):
     return json.loads(seen.stdout), tp.load(tmp_path / "run")
 
 
-BOTH = pytest.mark.parametrize("framework", ["jax", pytest.param("tensorflow", marks=pytest.mark.slow)])
-
-
-@BOTH
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["jax", "tensorflow"])
 def test_this_process_at_its_own_address_is_one_host_with_the_steps_of_its_own_clock(tmp_path, framework):
     said, profile = captured(tmp_path, framework, "alone")
     frame = profile.stored.frame
@@ -317,7 +316,7 @@ def test_this_process_at_its_own_address_is_one_host_with_the_steps_of_its_own_c
     assert profile.windows["error"].null_count() == profile.windows.height
 
 
-@BOTH
+@pytest.mark.parametrize("framework", ["jax", pytest.param("tensorflow", marks=pytest.mark.slow)])
 def test_another_process_of_this_machine_is_another_host_and_its_steps_are_its_own(tmp_path, framework):
     said, profile = captured(tmp_path, framework, "beside")
     other, _ = said["addresses"]

@@ -13,8 +13,8 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -33,6 +33,8 @@ _TURN_S = 0.2  # how often waiting hears of an interrupt
 _NOTED_S = 10.0  # how often steps are written where no window is
 _BEAT_S = 30.0  # how often run.json says that the run goes on
 _LOG_S = 60.0  # how often the log does
+
+_NOTHING = nullcontext()
 
 _log = logging.getLogger("tpunb")
 
@@ -92,7 +94,7 @@ class Watcher:
         self, writer: RunWriter, source: Source, schedule: Schedule, *, keep: Keep, until: int | None = None
     ) -> None:
         self.writer, self.source, self.schedule, self.keep, self.until = writer, source, schedule, keep, until
-        self.clock = StepClock(source.step, until=until, reached=lambda: self.stop(f"stopped at step {until}"))
+        self.clock = StepClock(self._annotate, until=until, reached=lambda: self.stop(f"stopped at step {until}"))
         self.lookouts: list[Callable[[], None]] = []  # told now and then: has something been imported since?
         self._ended = threading.Event()
         self._abandoned = threading.Event()  # closing was interrupted: whoever is late writes nothing any more
@@ -164,6 +166,10 @@ class Watcher:
             self.clock.close()
             self._ended.set()
             self._closing.start()
+
+    def _annotate(self, mark: str, number: int) -> AbstractContextManager[Any]:
+        """Mark a step in the profile, where one is being taken: no profiler records what began before it did."""
+        return self.source.step(mark, number) if self._watching.is_set() or self._guest is not None else _NOTHING
 
     @property
     def _seconds(self) -> float:

@@ -129,22 +129,33 @@ def _tables(files: Sequence[Place], where: Place) -> Profile:
 
 def _run(folder: Place, files: Mapping[str, Place]) -> Profile:
     """Read a run folder; of one behind a URL first all but the raw windows, those when they are asked for."""
-    raw = run_folder.raw_windows(files)
     if not folder.url:
-        return run_folder.read(Path(folder.path), raw, raw_files.windows)
-    wanted = run_folder.statistics(files)
+        return run_folder.read(Path(folder.path), run_folder.raw_windows(files), raw_files.windows)
+    for _ in range(run_folder.TRIES):
+        fetched, before = _fetched(files), run_folder.parts(files)
+        files = places.find(folder.url).below()
+        if fetched is not None and run_folder.is_settled(before, run_folder.parts(files)):
+            break
+    else:
+        raise run_folder.restless(folder)
     # a run in memory is there as long as anybody may ask for its raw windows
-    read_raw = partial(_kept_windows, run_writer.keeper(folder.url))
+    raw, read_raw = run_folder.raw_windows(files), partial(_kept_windows, run_writer.keeper(folder.url))
     with TemporaryDirectory(prefix="tpunb-") as aside:
-        for name, data in zip(wanted, places.fetch([*wanted.values()]), strict=True):
-            if data is not None:  # a run that is being moved may have lost it since
-                path = Path(aside, name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
+        for name, data in fetched.items():
+            path = Path(aside, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
         try:
             return run_folder.read(Path(aside), raw, read_raw, source=folder.url)
         except BadProfile as error:
             raise BadProfile(str(error).replace(aside, str(folder)), hint=error.hint) from error
+
+
+def _fetched(files: Mapping[str, Place]) -> dict[str, bytes] | None:
+    """Return what `run_folder.read` reads of a run's files; None where any is gone since they were listed."""
+    wanted = run_folder.statistics(files)
+    came = {name: data for name, data in zip(wanted, places.fetch([*wanted.values()]), strict=True) if data is not None}
+    return came if len(came) == len(wanted) else None
 
 
 def _kept_windows(

@@ -3,7 +3,8 @@
 ::
 
     run.json                    when, where, with what, and how it ended
-    parts/00000/                there in whole or not at all: without ticks.parquet it is not there
+    parts/00000-00015/          16 parts that were written as one once all were there
+    parts/00016/                there in whole or not at all: without ticks.parquet it is not there
         ticks.parquet           TICKS: every step by our own clock, those that no window saw too
         windows.parquet         WINDOWS: the windows that the part reduced, one row a host
         steps.parquet           STEPS of the steps they saw, in full or cut by their edges
@@ -14,6 +15,7 @@
         vm.xplane.pb            one file a host
     .lock                       while a process writes here
 
+A part that lies within the range of another whole one does not count: it is about to be removed, or a kill left it.
 A table of no rows is left out, but for the ticks. How the tables lie in their files is told in `packed`. Times are
 picoseconds since the run's ``origin_ns``. Names that begin with a dot are of no concern to a reader: what a killed
 writer left of its last write is among them.
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
@@ -32,7 +34,7 @@ from urllib.parse import quote, unquote
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import BadProfile
+from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames import Profile, Steps
 from tpunb.io import packed
 from tpunb.io.places import Place
@@ -61,7 +63,10 @@ TABLES: Mapping[str, schema.Schema] = {
 }
 """The tables of a part."""
 
-_PART = re.compile(r"parts/([0-9]+)/([a-z]+)\.parquet")
+TRIES = 16
+"""How often a run is read because parts became one meanwhile."""
+
+_PART = re.compile(r"parts/([0-9]+(?:-[0-9]+)?)/([a-z]+)\.parquet")
 _RAW = re.compile(r"plugins/profile/([0-9]+)/([^/]*)\.xplane\.pb")
 
 
@@ -81,10 +86,49 @@ def raw_windows(files: Mapping[str, Place]) -> dict[tuple[int, str], Place]:
 
 
 def statistics(files: Mapping[str, Place]) -> dict[str, Place]:
-    """Return those of a run's files that `read` reads: ``run.json``, and the tables of the parts that are whole."""
-    parts = {path: name for path in files if (name := _PART.fullmatch(path)) and name[2] in TABLES}
-    whole = {name[1] for name in parts.values() if name[2] == "ticks"}
-    return {path: files[path] for path in sorted(files) if path == RUN or (path in parts and parts[path][1] in whole)}
+    """Return those of a run's files that `read` reads: ``run.json``, and the tables of the parts that count."""
+    count = set(parts(files))
+    tables = {path for path in files if (name := _PART.fullmatch(path)) and name[2] in TABLES and name[1] in count}
+    return {path: files[path] for path in sorted(files) if path == RUN or path in tables}
+
+
+def parts(files: Iterable[str]) -> list[str]:
+    """Return the names of the parts that count, in their order, given the names of a run's files.
+
+    >>> parts(f"parts/{part}/ticks.parquet" for part in ["00002", "00000-00001", "00001"])
+    ['00000-00001', '00002']
+    """
+    whole = {name[1]: _range(name[1]) for path in files if (name := _PART.fullmatch(path)) and name[2] == "ticks"}
+    count, known = [], -1
+    for part in sorted(whole, key=lambda part: (whole[part][0], -whole[part][1])):
+        if whole[part][1] > known:  # else it lies within one before
+            count.append(part)
+            known = whole[part][1]
+    return count
+
+
+def _range(part: str) -> tuple[int, int]:
+    first, _, last = part.partition("-")
+    return int(first), int(last or first)
+
+
+def is_settled(before: Sequence[str], after: Sequence[str]) -> bool:
+    """Say whether what was read between two listings of the parts is the whole run as it was at the first one.
+
+    It is unless parts became one meanwhile: then some may have been gone, from the first listing too, before they were
+    read, and the one not there yet. Other parts that came are of later steps.
+
+    >>> is_settled(["00000", "00001"], ["00000", "00001", "00002"])
+    True
+    >>> is_settled(["00000", "00001"], ["00000-00001"])
+    False
+    """
+    return [*before] == [*after[: len(before)]] and not any("-" in part for part in after[len(before) :])
+
+
+def restless(place: Path | Place) -> TpunbError:
+    """Return the error of a run whose parts become one faster than it can be read."""
+    return TpunbError(f"{place}: changes faster than it can be read", hint="load it again")
 
 
 def is_run(folder: Path) -> bool:
@@ -116,11 +160,12 @@ def read(
     ------
     BadProfile
         When ``run.json`` is not one, or a table cannot be read.
+    TpunbError
+        When its parts become one faster than they can be read.
     """
     facts = _facts(folder / RUN)
     hardware, known_ps, overhead = _told(facts, folder / RUN)
-    parts = [path.parent for path in sorted((folder / "parts").glob("[0-9]*/ticks.parquet"), key=_number)]
-    tables = {name: _stack(parts, name) for name in TABLES}
+    tables = _tables(folder)
     windows, ticks, clocks = tables["windows"].sort("window", "host"), tables["ticks"], tables["clocks"]
     ends = [windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item(), ticks["end_ps"].max()]
     begins = {(window, host): start for window, host, start in windows.select("window", "host", "start_ps").iter_rows()}
@@ -139,10 +184,6 @@ def read(
         stored_clocks=None if clocks.is_empty() else _of_run(clocks),
         overhead=overhead,
     )
-
-
-def _number(path: Path) -> int:
-    return int(path.parent.name)
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -178,6 +219,29 @@ def _told(facts: dict[str, Any], path: Path) -> tuple[pl.DataFrame, int, float |
 
 
 _UNREADABLE = (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
+
+
+def _tables(folder: Path) -> dict[str, pl.DataFrame]:
+    """Return the tables of a run, which may be being written."""
+    listed = _listed(folder)
+    for _ in range(TRIES):
+        before = listed
+        tables, unreadable = dict[str, pl.DataFrame](), None
+        try:
+            tables = {name: _stack([folder / "parts" / part for part in before], name) for name in TABLES}
+        except BadProfile as error:  # or a part that is gone since
+            unreadable = error
+        listed = _listed(folder)
+        if is_settled(before, listed):
+            if unreadable is not None:
+                raise unreadable
+            return tables
+    raise restless(folder)
+
+
+def _listed(folder: Path) -> list[str]:
+    found = (folder / "parts").glob("[0-9]*/ticks.parquet")
+    return parts(path.relative_to(folder).as_posix() for path in found)
 
 
 def _stack(parts: Sequence[Path], table: str) -> pl.DataFrame:

@@ -21,9 +21,13 @@ from tpunb.io.run_folder import RUN
 ALIVE_S = 180.0
 """How old the last sign of a run's writer may be where nothing else tells whether it still writes."""
 
-_MOVES = 16  # objects that move side by side
+_MOVES = 16  # objects that are moved or removed side by side
 
 _T = TypeVar("_T")
+
+
+class NoAnswer(TpunbError):
+    """A server does not say in time whether it did what it was asked for; it may still do it."""
 
 
 class LocalFiles:
@@ -168,8 +172,15 @@ class RemoteFiles:
         self._bounded(put)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files; folders are only names there."""
-        self._bounded(lambda: self._remove(names))
+        """Remove files, side by side; folders are only names there."""
+        every = [*names]
+
+        def remove() -> None:
+            with ThreadPoolExecutor(_MOVES) as pool:
+                [*pool.map(lambda name: self._remove([name]), every)]
+
+        if every:
+            self._bounded(remove)
 
     def close(self) -> None:
         """Do nothing: the run's own word says that it has ended."""
@@ -230,7 +241,7 @@ class RemoteFiles:
         else:
             threading.Thread(target=do, daemon=True).start()
         if not places.awaited([answer], places.PATIENCE_S):
-            raise TpunbError(f"{self._url}: no answer within {places.PATIENCE_S:g} s", hint=_NETWORK)
+            raise NoAnswer(f"{self._url}: no answer within {places.PATIENCE_S:g} s", hint=_NETWORK)
         try:
             return answer.result()
         except (TpunbError, MemoryError):
