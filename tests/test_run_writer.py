@@ -20,7 +20,7 @@ import pytest
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile, CaptureBusy, ProfileNotFound
-from tpunb.io import packed, places, run_folder, run_places
+from tpunb.io import packed, places, run_folder, run_places, run_writer
 from tpunb.io.folder_lock import LOCK, FolderLock
 from tpunb.io.run_writer import RunWriter, keeper
 from tpunb.testing import toy_steps
@@ -50,6 +50,15 @@ def tables(*numbers):
     }
 
 
+def window(number):
+    """All tables of a part, the one window of that number."""
+    of_window = tables(number % 50)
+    return of_window | {
+        "windows": of_window["windows"].with_columns(window=pl.lit(number, pl.Int64)),
+        "ticks": ticks(number),
+    }
+
+
 FILES = [f"{name}.parquet" for name in tables(0)]
 
 
@@ -72,6 +81,11 @@ def finished(where, name="toy"):
 
 def steps_of(where):
     return tp.load(where).stored.frame["step"].to_list()
+
+
+def folders_of(where):
+    """The names of the folders of parts, those too that do not count."""
+    return sorted({path.split("/")[1] for path in places.find(where).below() if path.startswith("parts/")})
 
 
 def below(folder):
@@ -307,6 +321,307 @@ def test_run_json_is_the_old_one_until_the_new_one_is_whole(tmp_path, monkeypatc
         writer.facts({"name": "newest"})
     assert tp.load(tmp_path / "run").name == "new"
     assert below(tmp_path / "run") == [LOCK, "run.json"]
+
+
+# -- parts that become one ------------------------------------------------------------------------------------
+
+
+def once_each(profile, count):
+    """Whether all of so many windows are there, and none twice."""
+    return (profile.windows["window"].to_list(), profile.clocks["launches"].sum()) == ([*range(count)], count)
+
+
+def test_sixteen_parts_become_one_and_at_the_end_what_is_left(where):
+    writer = begun(where)
+    for number in range(15):
+        writer.part(number, window(number))
+    apart = tp.load(where)
+    assert folders_of(where) == [f"{number:05d}" for number in range(15)]
+    for number in range(15, 19):
+        writer.part(number, window(number))
+        assert once_each(tp.load(where), number + 1)
+    assert folders_of(where) == ["00000-00015", "00016", "00017", "00018"]
+    writer.facts({"name": "toy", "state": "finished"})
+    assert folders_of(where) == ["00000-00015", "00016-00018"]
+    writer.close()
+    profile = tp.load(where)
+    assert once_each(profile, 19)
+    for name in ("frame", "ops", "devices"):
+        before, after = (getattr(one.stored, name).filter(pl.col("step") < 15) for one in (apart, profile))
+        assert sorted(after.rows()) == sorted(before.rows())
+
+
+def test_what_has_become_one_does_not_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_writer, "_TOGETHER", 2)
+    writer = begun(tmp_path)
+    for number in range(9):
+        writer.part(number, window(number))
+    writer.close()
+    writer.close()
+    assert folders_of(tmp_path) == ["00000-00001", "00002-00003", "00004-00005", "00006-00007", "00008"]
+    assert once_each(tp.load(tmp_path), 9)
+
+
+def test_the_range_of_numbers_with_gaps_is_from_the_first_to_the_last(tmp_path):
+    writer = begun(tmp_path)
+    for number in (2, 5, 100_000):
+        writer.part(number, {"ticks": ticks(number)})
+    writer.close()
+    assert folders_of(tmp_path) == ["00002-100000"]
+    assert steps_of(tmp_path) == [2, 5, 100_000]
+    assert below(tmp_path / "parts") == ["00002-100000/ticks.parquet"]
+
+
+def test_numbers_of_parts_rise(tmp_path):
+    writer = begun(tmp_path)
+    writer.part(3, {})
+    for number in (3, 2):
+        with pytest.raises(ValueError, match=rf"The number of a part must be above 3. Got {number} instead"):
+            writer.part(number, {})
+
+
+@pytest.fixture(params=["folder", "memory"])
+def no_room(request, tmp_path, monkeypatch, memory):
+    """A place where parts cannot become one as long as the list holds something."""
+    no_room, kind = [True], {"folder": run_places.LocalFiles, "memory": run_places.RemoteFiles}[request.param]
+    method = {"folder": "put_folder", "memory": "_put"}[request.param]
+    write = getattr(kind, method)
+
+    def fails(files, name, data):
+        if no_room and "-" in name:
+            raise OSError(28, "No space left on device")
+        write(files, name, data)
+
+    monkeypatch.setattr(kind, method, fails)
+    return str(tmp_path / "run") if request.param == "folder" else "memory://run", no_room
+
+
+def test_parts_that_cannot_become_one_stay_as_they_are_and_few_are_kept_in_memory(no_room):
+    where, left = no_room
+    writer = begun(where)
+    for number in range(40):
+        writer.part(number, window(number))
+        assert once_each(tp.load(where), number + 1)
+        assert len(writer._apart) <= 16
+    assert folders_of(where) == [f"{number:05d}" for number in range(40)]
+    left.clear()
+    for number in range(40, 45):
+        writer.part(number, window(number))
+    assert folders_of(where) == ["00000-00015", *(f"{number:05d}" for number in range(16, 45))]
+    writer.close()
+    assert folders_of(where) == ["00000-00015", *(f"{number:05d}" for number in range(16, 40)), "00040-00044"]
+    assert once_each(tp.load(where), 45)
+
+
+def test_parts_that_could_not_become_one_do_at_the_end_where_they_can(no_room):
+    where, left = no_room
+    writer = begun(where)
+    for number in range(16):
+        writer.part(number, window(number))
+    left.clear()
+    writer.close()
+    assert folders_of(where) == ["00000-00015"]
+    assert once_each(tp.load(where), 16)
+
+
+def test_an_end_at_which_parts_cannot_become_one_is_an_end(no_room):
+    where, _ = no_room
+    writer = begun(where)
+    for number in range(2):
+        writer.part(number, window(number))
+    writer.close()
+    assert once_each(tp.load(where), 2)
+    assert LOCK not in folders_of(where)
+
+
+@pytest.mark.parametrize("allowed", range(0, 12, 5))
+def test_parts_that_cannot_be_removed_once_they_are_one_count_no_more(where, monkeypatch, allowed):
+    monkeypatch.setattr(run_writer, "_TOGETHER", 2)
+    kind = run_places.RemoteFiles if "://" in where else run_places.LocalFiles
+    remove, left = kind.remove, [allowed]
+
+    def denied(files, names):
+        remove(files, [*names][: left[0]])
+        raise tp.TpunbError("403: may not remove")
+
+    writer = begun(where)
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "remove", denied)
+        for number in range(4):
+            writer.part(number, window(number))
+            assert once_each(tp.load(where), number + 1)
+    assert {"00000-00001", "00001", "00002-00003", "00003"} <= set(folders_of(where))
+    writer.facts({"state": "finished"})
+    assert folders_of(where) == ["00000-00001", "00002-00003"]
+    assert once_each(tp.load(where), 4)
+
+
+def test_parts_stay_where_a_server_does_not_say_whether_they_have_become_one(bucket, monkeypatch):
+    writer, put, go_on = begun("gs://bucket/run"), run_places.RemoteFiles._put, threading.Event()
+    failed = threading.Event()
+
+    def hangs(files, name, data):
+        if "-" not in name:
+            return put(files, name, data)
+        go_on.wait(60)
+        if name.endswith("ticks.parquet"):
+            failed.set()
+            raise ConnectionResetError("by peer")
+        return put(files, name, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_places.RemoteFiles, "_put", hangs)
+        for number in range(16):
+            patch.setattr(places, "PATIENCE_S", 0.2 if number == 15 else 60)
+            writer.part(number, window(number))
+        go_on.set()  # long after it was given up it fails, and takes back what it wrote
+        assert failed.wait(60)
+    writer.close()
+    assert {f"{number:05d}" for number in range(16)} <= set(folders_of("gs://bucket/run"))
+    assert once_each(tp.load("gs://bucket/run"), 16)
+
+
+def test_nobody_waits_again_for_a_server_that_did_not_answer(bucket, monkeypatch):
+    writer, waited, go_on = begun("gs://bucket/run"), [], threading.Event()
+    for number in range(2):
+        writer.part(number, window(number))
+
+    def hangs(files, name, data):
+        waited.append(name)
+        go_on.wait(60)
+
+    monkeypatch.setattr(run_places.RemoteFiles, "_put", hangs)
+    monkeypatch.setattr(places, "PATIENCE_S", 0.2)
+    with pytest.raises(tp.TpunbError, match="no answer within"):
+        writer.part(2, window(2))
+    writer.close()
+    assert waited == ["parts/00002/steps.parquet"]
+    go_on.set()
+
+
+class Reading:
+    """Reads a run again and again, beside whoever writes it."""
+
+    def __init__(self, where, load):
+        self.where, self.load, self.done, self.seen = where, load, threading.Event(), []
+        self.thread = threading.Thread(target=self._go_on)
+        self.error = None
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def _go_on(self):
+        try:
+            while not self.done.is_set():
+                self.seen.append(self.load(self.where))
+        except BaseException as error:  # noqa: BLE001  raised in the test
+            self.error = error
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.thread.join()
+        if self.error is not None:
+            raise self.error
+
+
+def test_who_reads_while_parts_become_one_misses_none_and_sees_none_twice(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_writer, "_TOGETHER", 4)
+    writer, written = begun(tmp_path), [0]
+
+    def load(folder):
+        at_least = written[0]
+        return at_least, run_folder.read(folder, {}, None), written[0] + 1
+
+    with Reading(tmp_path, load) as reading:
+        while written[0] < 100 or len(reading.seen) < 10:
+            writer.part(written[0], window(written[0]))
+            written[0] += 1
+            assert reading.error is None
+    for at_least, profile, at_most in reading.seen:
+        count = profile.windows.height
+        assert at_least <= count <= at_most
+        assert once_each(profile, count)
+
+
+def test_who_reads_objects_while_they_become_one_misses_none_and_sees_none_twice(bucket, monkeypatch):
+    monkeypatch.setattr(run_writer, "_TOGETHER", 4)
+    writer, written = begun("gs://bucket/run"), [0]
+
+    def load(where):
+        at_least = written[0]
+        return at_least, tp.load(where), written[0] + 1
+
+    with Reading("gs://bucket/run", load) as reading:
+        while written[0] < 17 or len(reading.seen) < 3:
+            writer.part(written[0], window(written[0]))
+            written[0] += 1
+            assert reading.error is None
+    for at_least, profile, at_most in reading.seen:
+        count = profile.windows.height
+        assert at_least <= count <= at_most
+        assert once_each(profile, count)
+
+
+def fifteen(where):
+    """A run of which the next part is the sixteenth."""
+    writer = begun(where)
+    for number in range(15):
+        writer.part(number, window(number))
+    return writer
+
+
+@pytest.mark.parametrize("table", run_folder.TABLES)
+def test_a_reader_whose_parts_become_one_between_two_tables_reads_anew(tmp_path, monkeypatch, table):
+    writer, stack, turns = fifteen(tmp_path), run_folder._stack, [15]
+
+    def stacked(parts, name):
+        if name == table and turns:
+            writer.part(turns.pop(), window(15))
+        return stack(parts, name)
+
+    monkeypatch.setattr(run_folder, "_stack", stacked)
+    assert once_each(tp.load(tmp_path), 16)
+
+
+@pytest.mark.parametrize("missed", ["all", "some"])
+def test_a_listing_that_missed_what_became_one_is_made_anew(where, monkeypatch, missed):
+    fifteen(where).part(15, window(15))
+    kept, turns = 0 if missed == "all" else 5, [True]
+
+    def misses(files):
+        """As if parts were removed, and the whole put there, behind and before the place that was just listed."""
+        if turns:
+            turns.pop()
+            return [f"{number:05d}" for number in range(kept)]
+        return listed(files)
+
+    listed = run_folder.parts
+    monkeypatch.setattr(run_folder, "parts", misses)
+    assert once_each(tp.load(where), 16)
+
+
+@pytest.mark.parametrize("scheme", ["memory", "bucket"])
+def test_a_reader_of_objects_that_become_one_before_they_are_fetched_lists_them_anew(request, monkeypatch, scheme):
+    request.getfixturevalue(scheme)
+    where = {"memory": "memory://run", "bucket": "gs://bucket/run"}[scheme]
+    writer, fetch, turns = fifteen(where), places.fetch, [15]
+
+    def fetched(files):
+        if turns:
+            writer.part(turns.pop(), window(15))
+        return fetch(files)
+
+    monkeypatch.setattr(places, "fetch", fetched)
+    assert once_each(tp.load(where), 16)
+
+
+def test_a_run_that_is_never_still_is_told_so(where, monkeypatch):
+    fifteen(where)
+    monkeypatch.setattr(run_folder, "is_settled", lambda *_: False)
+    with pytest.raises(tp.TpunbError, match=rf"^{re.escape(where)}: changes faster than it can be read") as caught:
+        tp.load(where)
+    assert caught.value.hint == "load it again"
 
 
 # -- raw windows ----------------------------------------------------------------------------------------------
@@ -618,27 +933,30 @@ def test_a_bucket_that_is_not_there_is_not_made(bucket):
 
 # -- whatever ends a process ----------------------------------------------------------------------------------
 
-WRITE = """writer = own.begun(sys.argv[1])
+WRITE = """own.run_writer._TOGETHER = {together}
+writer = own.begun(sys.argv[1])
 for number in range(100_000):
     writer.raw(number, "toy", b"raw")
-    writer.part(number, own.tables(number % 50))
+    writer.part(number, own.window(number))
     print(number, flush=True)"""
 
 
 @pytest.mark.parametrize("turn", [*range(3), *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(3, 20))])
 def test_every_part_that_was_written_before_a_kill_loads_and_none_is_half(tmp_path, turn):
     at = random.Random(turn)
-    with child(tmp_path / "run", WRITE) as writer:
+    with child(tmp_path / "run", WRITE.format(together=(2, 16, 3)[turn % 3])) as writer:
         assert writer.stdout.readline() == "0\n"
         time.sleep(at.uniform(0, 0.5))  # the moment is what is tried
         writer.kill()
         told = [0, *map(int, re.findall(r"(\d+)\n", writer.stdout.read()))]
+    assert told == [*range(len(told))]
     profile = tp.load(tmp_path / "run")
     assert profile.windows.height in (len(told), len(told) + 1)  # the last may be whole and not yet told
-    parts = sorted(path for path in (tmp_path / "run" / "parts").iterdir() if not path.name.startswith("."))
-    assert [path.name for path in parts[: len(told)]] == [f"{number:05d}" for number in told]
-    for path in parts:
-        assert sorted(file.name for file in path.iterdir()) == sorted(FILES)
+    assert once_each(profile, profile.windows.height)
+    assert set(profile.stored.frame["step"]) >= set(told)
+    parts = run_folder.parts(places.find(tmp_path / "run").below())
+    for part in parts:
+        assert sorted(file.name for file in (tmp_path / "run" / "parts" / part).iterdir()) == sorted(FILES)
     raw = run_folder.raw_windows(places.find(tmp_path / "run").below())
     assert [number for number, _ in raw][: len(told)] == told
     assert all(file.info["size"] == 3 for file in raw.values())
@@ -664,6 +982,29 @@ def test_a_file_that_grows_too_large_is_an_error_and_leaves_nothing(tmp_path):
     assert steps_of(tmp_path / "run") == [0]
     assert tp.load(tmp_path / "run").name == "limited"
     assert below(tmp_path / "run") == sorted(["run.json", *(f"parts/00000/{file}" for file in FILES)])
+
+
+TOO_LARGE = """import resource
+from pathlib import Path
+writer = own.begun(sys.argv[1])
+for number in range(15):
+    writer.part(number, own.window(number))
+largest = max(file.stat().st_size for file in Path(sys.argv[1]).glob("parts/*/*"))
+resource.setrlimit(resource.RLIMIT_FSIZE, (largest + 100, resource.RLIM_INFINITY))
+for number in range(15, 20):
+    writer.part(number, own.window(number))
+    print(number, flush=True)
+writer.close()
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(own.folders_of(sys.argv[1]) == ["%05d" % number for number in range(20)], flush=True)
+writer.facts({{"name": "limited", "state": "finished"}})"""
+
+
+def test_parts_that_would_be_one_file_too_large_stay_as_they_are_until_they_may(tmp_path):
+    with child(tmp_path / "run", TOO_LARGE.replace("{{", "{").replace("}}", "}")) as limited:
+        assert limited.communicate(timeout=60)[0] == "15\n16\n17\n18\n19\nTrue\n"
+    assert once_each(tp.load(tmp_path / "run"), 20)
+    assert folders_of(tmp_path / "run") == ["00000-00015", *(f"{number:05d}" for number in range(16, 20))]
 
 
 @pytest.fixture

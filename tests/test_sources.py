@@ -4,13 +4,15 @@ import subprocess
 import sys
 import threading
 import types
+from contextlib import nullcontext
 
 import pytest
 
 from tpunb.errors import CaptureBusy, MissingExtra, TpunbError
 from tpunb.io import xplane
-from tpunb.sources import local
-from tpunb.sources.local import Local, in_use, serve
+from tpunb.sources import frameworks, local
+from tpunb.sources.frameworks import in_use
+from tpunb.sources.local import Local, serve
 
 
 def run(code):
@@ -42,11 +44,12 @@ def test_a_jax_program_is_watched_by_jax_and_never_imports_tensorflow():
     pytest.importorskip("jax")
     code = """
 import sys, jax, jax.numpy as jnp
-from tpunb.sources.local import Local, in_use
+from tpunb.sources.frameworks import in_use
+from tpunb.sources.local import Local
 from tpunb.io import xplane
-print(in_use())
+print(*in_use() or ['None'], sep='+')
 jnp.ones(3).sum().block_until_ready()
-print(in_use())
+print(*in_use() or ['None'], sep='+')
 source = Local(); source.start()
 events, facts = xplane.read(source.window(0.1), source="window")
 print(source.facts()["framework"], "tensorflow" in sys.modules, facts.errors == [])
@@ -59,14 +62,14 @@ def test_what_is_merely_imported_is_not_watched():
     pytest.importorskip("tensorflow")
     code = """
 import tensorflow as tf, jax
-from tpunb.sources.local import in_use
-print(in_use())
+from tpunb.sources.frameworks import in_use
+print(*in_use() or ['None'], sep='+')
 tf.ones(3)
-print(in_use())
+print(*in_use() or ['None'], sep='+')
 jax.devices()
-print(in_use())
+print(*in_use() or ['None'], sep='+')
 """
-    assert run(code) == ["None", "tensorflow", "jax"]
+    assert run(code) == ["None", "tensorflow", "jax+tensorflow"]
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
@@ -100,21 +103,21 @@ def fake(monkeypatch, **modules):
 
 def test_a_framework_in_the_midst_of_its_import_is_not_in_use_yet(monkeypatch):
     fake(monkeypatch, tensorflow=True)
-    assert in_use() is None
+    assert in_use() == ()
     fake(monkeypatch, jax=True)
-    assert in_use() is None
+    assert in_use() == ()
 
 
 def test_a_framework_that_comes_late_is_waited_for(monkeypatch):
     pytest.importorskip("tensorflow")
-    frameworks = iter([None, None, "tensorflow"])
-    monkeypatch.setattr(local, "in_use", lambda: next(frameworks, "tensorflow"))
+    frameworks = iter([(), (), ("tensorflow",)])
+    monkeypatch.setattr(local, "in_use", lambda: next(frameworks, ("tensorflow",)))
     source = Local()
     assert xplane.facts(source.window(0.05), source="window").errors == []
 
 
 def test_where_none_comes_waiting_ends_with_the_capture(monkeypatch):
-    monkeypatch.setattr(local, "in_use", lambda: None)
+    monkeypatch.setattr(local, "in_use", lambda: ())
     source, said = Local(), []
 
     def window():
@@ -164,13 +167,43 @@ print(len(source.window(0.05)) > 0)
     assert run(code) == ["True"]
 
 
-def test_a_step_is_annotated_by_the_framework_in_use(monkeypatch):
+def test_a_step_is_annotated_by_every_framework_in_use(monkeypatch):
     pytest.importorskip("tensorflow")
     pytest.importorskip("jax")
-    import jax  # noqa: F401
-    import tensorflow as tf  # noqa: F401
+    opened = []
+    for name in frameworks.KNOWN:
+        monkeypatch.setitem(
+            frameworks._ANNOTATIONS, name, lambda *what, name=name: opened.append((name, *what)) or nullcontext()
+        )
+    for using in ((), ("jax",), ("jax", "tensorflow")):
+        monkeypatch.setattr(frameworks, "in_use", lambda using=using: using)
+        opened.clear()
+        with Local().step("train", 7):
+            assert opened == [(name, "train", 7) for name in using]
 
-    for framework, kind in (("tensorflow", "Trace"), ("jax", "StepTraceAnnotation"), (None, "nullcontext")):
-        monkeypatch.setattr(local, "in_use", lambda framework=framework: framework)
-        with Local().step("train", 7) as _:
-            assert type(Local().step("train", 7)).__name__ == kind
+
+def test_of_two_frameworks_the_one_that_computes_is_watched():
+    pytest.importorskip("jax")
+    pytest.importorskip("tensorflow")
+    code = """
+import threading, tensorflow as tf, jax, jax.numpy as jnp
+from tpunb.sources.local import Local
+tf.ones(3); jax.devices()
+source = Local(); source.start()
+def watched(compute):
+    ended = threading.Event()
+    def busy():
+        while not ended.is_set():
+            compute()
+    thread = threading.Thread(target=busy); thread.start()
+    seen = []
+    for _ in range(3):
+        source.window(0.2); seen.append(source.facts()["framework"])
+    ended.set(); thread.join()
+    return seen[-1]
+print(watched(lambda: tf.matmul(tf.ones((9, 9)), tf.ones((9, 9)))))
+source._jax_rests = 0
+step = jax.jit(lambda x: x @ x)
+print(watched(lambda: step(jnp.ones((9, 9)))))
+"""
+    assert run(code) == ["tensorflow", "jax"]

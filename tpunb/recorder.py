@@ -22,7 +22,7 @@ from tpunb.neighbours import Neighbours
 from tpunb.recording import Keep
 from tpunb.schedule import Schedule
 from tpunb.sources import TPU, Address, Local, Replay, Source
-from tpunb.sources.local import loaded
+from tpunb.sources.frameworks import loaded
 from tpunb.watcher import Status, Watcher
 
 __all__ = ["TPU", "Address", "Keep", "Local", "Replay", "Run", "Schedule", "Source", "Status", "capture"]

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from tpunb.errors import TpunbError
 from tpunb.io.profiler_service import ProfilerClient, ServiceError
-from tpunb.sources.local import annotation
+from tpunb.sources.frameworks import annotation
 
 _READY_S = 20.0  # until the first worker has to answer
 _COLLECT_S = 60.0  # how long a worker may collect beyond its window

@@ -14,7 +14,7 @@ from typing import Any
 from tpunb.errors import MissingExtra, TpunbError
 from tpunb.io import places
 from tpunb.sources.address import Address
-from tpunb.sources.local import annotation
+from tpunb.sources.frameworks import annotation
 
 NODE_PORT = 8466
 """Where the profiler of a TPU node listens."""

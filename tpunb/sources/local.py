@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
-from tpunb import marking
 from tpunb.errors import CaptureBusy, MissingExtra, TpunbError
 from tpunb.io.profiler_service import ProfilerClient, ServiceError
+from tpunb.sources.frameworks import annotation, in_use, installed
 
 _READY_S = 20.0
+_COMPUTED = re.compile(rb"Pjit|PjRt")  # what JAX calls on the host when it computes
+_REST = 8
 _LOOK_S = 0.05  # how often we look whether a framework has come into use
 
 _servers: dict[str, tuple[str, Any]] = {}
@@ -32,68 +34,6 @@ def _leave_to_the_parent() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_the_parent)
-
-
-def loaded(name: str) -> Any | None:
-    """Return a module if it has been imported, in whole; it is never imported here."""
-    module = sys.modules.get(name)
-    return None if module is None or getattr(module.__spec__, "_initializing", False) else module
-
-
-def in_use() -> str | None:
-    """Return the framework that this process computes with: "tensorflow", "jax", or None while there is none.
-
-    While Keras runs, the one that it computes with. Else the one that has found its devices; of both JAX, for
-    TensorFlow often stands beside it to read data. That one is imported says nothing: TensorFlow imports JAX and Keras.
-    """
-    keras = loaded("keras") if marking.keras_runs() else None
-    if keras is not None and (backend := keras.config.backend()) in _annotations:
-        return str(backend)
-    return next(
-        (name for name, awake in (("jax", _jax_is_awake), ("tensorflow", _tensorflow_is_awake)) if awake()), None
-    )
-
-
-def _jax_is_awake() -> bool:
-    if loaded("jax") is None:
-        return False
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    asked = getattr(bridge, "backends_are_initialized", None)
-    return bool(asked()) if callable(asked) else True  # where this version does not tell: once it is imported
-
-
-def _tensorflow_is_awake() -> bool:
-    if loaded("tensorflow") is None:
-        return False
-    asked = getattr(sys.modules.get("tensorflow.python.eager.context"), "context_safe", None)
-    if not callable(asked):
-        return True
-    return bool(getattr(asked(), "_initialized", True)) if asked() is not None else False
-
-
-def _installed(name: str) -> bool:
-    return (name not in sys.modules or sys.modules[name] is not None) and find_spec(name) is not None
-
-
-def annotation(mark: str, number: int) -> AbstractContextManager[Any]:
-    """Return the annotation of a step by the framework in use; one that does nothing where there is none."""
-    opened = _annotations.get(in_use() or "")
-    return nullcontext() if opened is None else opened(mark, number)
-
-
-def _by_tensorflow(mark: str, number: int) -> AbstractContextManager[Any]:
-    trace: AbstractContextManager[Any] = sys.modules["tensorflow"].profiler.experimental.Trace(
-        mark, step_num=number, _r=1
-    )
-    return trace
-
-
-def _by_jax(mark: str, number: int) -> AbstractContextManager[Any]:
-    trace: AbstractContextManager[Any] = sys.modules["jax"].profiler.StepTraceAnnotation(mark, step_num=number)
-    return trace
-
-
-_annotations = {"tensorflow": _by_tensorflow, "jax": _by_jax}
 
 
 def serve(framework: str) -> str:
@@ -161,6 +101,7 @@ class Local:
         self._session = ""
         self._clients: dict[str, ProfilerClient] = {}
         self._watching: ProfilerClient | None = None
+        self._jax_rests = 0  # windows that are TensorFlow's, where both are in use
         self._stopped = threading.Event()
         self._facts: dict[str, Any] = {}
 
@@ -169,11 +110,11 @@ class Local:
 
     def start(self) -> None:
         """Open the server of the framework in use, if there is one yet."""
-        if not any(loaded(name) or _installed(name) for name in ("tensorflow", "jax")):
+        if not installed():
             raise MissingExtra(
                 "neither tensorflow nor jax is installed", hint="pip install 'tpunb[tensorflow]' or 'tpunb[jax]'"
             )
-        if framework := in_use():
+        for framework in in_use()[:1]:
             self._client(framework)
 
     def facts(self) -> dict[str, Any]:
@@ -183,27 +124,41 @@ class Local:
     def _client(self, framework: str) -> ProfilerClient:
         if framework not in self._clients:
             self._clients[framework] = ProfilerClient(serve(framework))
-            version = sys.modules[framework].__version__
-            self._facts = {"framework": framework, "framework_version": version, "devices": _devices(framework)}
+        version = sys.modules[framework].__version__
+        self._facts = {"framework": framework, "framework_version": version, "devices": _devices(framework)}
         return self._clients[framework]
+
+    def _likely(self, frameworks: tuple[str, ...]) -> str:
+        """Return which of the frameworks in use to watch: of both JAX, unless it was lately seen to compute nothing.
+
+        TensorFlow often stands beside JAX to read its data, and JAX in a notebook where it was used before.
+        """
+        if len(frameworks) == 1 or not self._jax_rests:
+            return frameworks[0]
+        self._jax_rests -= 1
+        return frameworks[1]
 
     def window(self, seconds: float) -> bytes:
         """Watch for `seconds`; before that wait for a framework, as long as it takes."""
         self._stopped.clear()
-        while (framework := in_use()) is None:
+        while not (frameworks := in_use()):
             if self._stopped.wait(_LOOK_S):
                 raise TpunbError(
                     "neither TensorFlow nor JAX has come into use", hint="nothing else has a profiler that we know"
                 )
         self._windows += 1
         self._session = f"tpunb-{id(self):x}-{self._windows}"  # unique, so that `stop` ends this window alone
+        framework = self._likely(frameworks)
         self._watching = self._client(framework)
         try:
-            return self._watching.window(seconds, self._session)
+            data = self._watching.window(seconds, self._session)
         except ServiceError as error:
             raise TpunbError(str(error)) from error
         finally:
             self._watching = None
+        if framework == "jax":
+            self._jax_rests = 0 if _COMPUTED.search(data) else _REST
+        return data
 
     def stop(self) -> None:
         """End the running window; it returns with what it has seen."""

@@ -13,7 +13,7 @@ from typing import Any
 from tpunb.errors import ProfileNotFound, TpunbError
 from tpunb.io import places, raw_files
 from tpunb.io.places import PathLike, Place
-from tpunb.sources.local import annotation
+from tpunb.sources.frameworks import annotation
 
 _ENDINGS = (".xplane.pb", ".xplane.pb.gz")
 
