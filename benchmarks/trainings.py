@@ -25,6 +25,9 @@ def by_keras(width: int) -> Train:
     rng = np.random.default_rng(0)
     rows = rng.random((8 * BATCH, width), "float32"), rng.integers(0, 10, 8 * BATCH)
     data = tf.data.Dataset.from_tensor_slices(rows).repeat().batch(BATCH).prefetch(2)
+    options = tf.data.Options()
+    options.autotune.enabled = False  # there is nothing to tune, and ending that thread may take `fit` as long again
+    data = data.with_options(options)
     layers = [keras.layers.Dense(width, "relu") for _ in range(LAYERS)]
     model = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(10)])
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)

@@ -37,4 +37,4 @@ class Source(Protocol):
         """End the window that is being watched, if there is one; called from another thread, maybe again and again."""
 
     def step(self, mark: str, number: int) -> AbstractContextManager[Any]:
-        """Mark a step in the profile."""
+        """Mark a step in the profile; called for those that begin while a window is under way."""
