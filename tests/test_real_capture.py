@@ -81,7 +81,7 @@ def running(folder):
     )
     assert process.stdout.readline().strip() == "running"
     deadline = time.monotonic() + 60
-    while not list(Path(folder).glob("parts/0000[1-9]")):
+    while not list(Path(folder).glob("parts/*[1-9]")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return process
