@@ -42,7 +42,7 @@ import trainings
 import tpunb as tp
 from tpunb.marking import StepClock, keras_marks
 from tpunb.recorder import Run, Schedule
-from tpunb.sources.local import annotation
+from tpunb.sources.frameworks import annotation
 
 MINUTE_WINDOWS = 3 + 5  # of a minute by the default schedule, where nothing is new: three, then one in ten seconds
 QUICK_S = 36.0  # when `--quick` begins no further pair

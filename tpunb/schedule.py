@@ -29,6 +29,7 @@ _SHORTEST_S = 0.1  # below it the window costs more than it watches
 _BLIND_S = 0.25  # of a window before any step has ended: more would be compiling, or more steps than teach anything
 _GUESS = 1.2  # slow-down of a watched step, until it is measured: a small model on a shared CPU
 _PACE = 1.5  # a step this many times slower or faster than any that was watched is another kind of step
+_LEAST = 1.05  # until it was measured a few times: one lucky measurement is not to make windows free
 _MEASURED = 3  # times, before a slow-down is told
 _RECENT = 50  # steps that tell how long a step takes
 _NOW = 10  # steps that tell how long it takes now
@@ -275,7 +276,8 @@ class Planner:
     @property
     def _share(self) -> float:
         """The part of a watched time by which the run was slowed: 1 less the inverse of the slow-down."""
-        return 1.0 - 1.0 / max(float(median(self._ratios or [_GUESS])), 1.0)
+        least = _LEAST if len(self._ratios) < _MEASURED else 1.0
+        return 1.0 - 1.0 / max(float(median(self._ratios or [_GUESS])), least)
 
     def _cost(self, seconds: float) -> float:
         """Return by how many seconds a window will slow the run, collection and reduction included."""
