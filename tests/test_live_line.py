@@ -67,12 +67,12 @@ def ours():
         (BEGUN, "watching · 0 steps · no phase yet · no window yet"),
         (
             LATER,
-            "watching · 1,204 steps, train now · phase 2 of 3 so far · observed 12 % in 14 windows"
+            "watching · 1,204 steps, train now · phase 1 now, 3 so far · observed 12 % in 14 windows"
             " · slow-down about 1.3 %",
         ),
         (
             BEGUN._replace(steps=1, windows=1, observed=0.5, phase=0, phases=1),
-            "watching · 1 step · phase 1 of 1 so far · observed 50 % in 1 window · slow-down under 0.1 %",
+            "watching · 1 step · phase 0 now, 1 so far · observed 50 % in 1 window · slow-down under 0.1 %",
         ),
         (
             BEGUN._replace(failed=2, state="stopped at step 100"),

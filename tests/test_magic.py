@@ -2,6 +2,7 @@
 
 import ast
 import re
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -347,7 +348,8 @@ def test_a_folder_that_holds_something_else_is_a_usage_error(shell, tmp_path):
 def test_a_second_capture_is_a_usage_error(shell, monkeypatch):
     from IPython.core.error import UsageError
 
-    monkeypatch.setattr("tpunb.recorder._running", ["runs/first"])
+    first = SimpleNamespace(is_over=False, writer=SimpleNamespace(source="runs/first"))
+    monkeypatch.setattr("tpunb.recorder._running", [first])
     with pytest.raises(UsageError, match="a capture into runs/first is running; end it first"):
         shell.run_cell_magic("tpupoint", "", "ran = True")
     assert "ran" not in shell.user_ns

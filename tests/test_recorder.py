@@ -420,3 +420,53 @@ def test_a_program_hears_of_the_run_by_its_log(tmp_path, monkeypatch, caplog):
         while not caplog.messages and time.monotonic() < deadline:
             time.sleep(0.01)
     assert caplog.messages[0].startswith("mine: watching")
+
+
+def test_a_capture_that_cannot_begin_leaves_an_earlier_run_where_it_is(tmp_path):
+    class Unreachable(StandIn):
+        def start(self):
+            raise tp.TpunbError("nobody answers")
+
+    with tp.capture(tmp_path / "run", source=StandIn()) as run, run.step(0):
+        pass
+    with pytest.raises(tp.TpunbError, match="nobody answers"), tp.capture(tmp_path / "run", source=Unreachable()):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert tp.load(tmp_path / "run").stored.frame["step"].to_list() == [0]
+
+
+def test_a_source_whose_annotation_breaks_is_told_and_the_training_goes_on(tmp_path):
+    class Broken(StandIn):
+        def step(self, mark, number):
+            raise RuntimeError("a bug of the source")
+
+    source = Broken()
+    with (
+        pytest.warns(RuntimeWarning, match="a bug of the source"),
+        tp.capture(tmp_path / "run", source=source, schedule=Schedule.continuous(window=30)) as run,
+    ):
+        source.wait_asked()
+        for i in range(3):
+            with run.step(i):
+                pass
+    assert tp.load(run).stored.frame["step"].to_list() == [0, 1, 2]
+
+
+def test_the_wait_of_an_inner_loop_is_not_taken_for_that_of_the_step_around_it(tmp_path):
+    with tp.capture(tmp_path / "run", source=StandIn(), schedule=Schedule.ticks()) as run, run.step(0):
+        for _ in run.steps(range(3)):
+            pass
+    assert tp.load(run).stored.frame["input_ps"].to_list() == [None]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"source": "10.0.0.2:8466"}, "The source parameter of capture must be a source"),
+        ({"schedule": "continuous"}, "The schedule parameter of capture must be a Schedule. Got 'continuous' instead."),
+        ({"dir": 3}, "The dir parameter of capture must be a path, a URL or None. Got 3 instead."),
+    ],
+)
+def test_a_value_of_another_kind_is_told(wrong, words):
+    with pytest.raises(TypeError, match=words), tp.capture(**wrong):
+        pass

@@ -585,3 +585,35 @@ def test_a_run_of_another_version_says_how_to_read_it(tmp_path, version, whose, 
     with pytest.raises(BadProfile, match=re.escape(said)) as caught:
         tp.load(tmp_path)
     assert caught.value.hint == hint
+
+
+def test_steps_that_nobody_marked_count_where_nobody_marked_any(tmp_path):
+    steps = toy_steps("aab")
+    below = {
+        name: frame.with_columns(step=-1 - pl.col("step"))
+        for name, frame in {"steps": steps.frame, "ops": steps.ops, "devices": steps.devices}.items()
+    }
+    writer = RunWriter(tmp_path / "unmarked")
+    writer.part(0, below)
+    writer.facts({"name": "toy"})
+    read = tp.load(tmp_path / "unmarked").stored
+    assert read.frame["step"].to_list() == [0, 1, 2]
+    assert set(read.ops["step"]) == {0, 1, 2}
+    noted = pl.DataFrame([("toy", 0, "train", 10**13, 2 * 10**13, None)], schema=run_folder.TICKS, orient="row")
+    writer = RunWriter(tmp_path / "marked")
+    writer.part(0, {**below, "ticks": noted})
+    writer.facts({"name": "toy"})
+    read = tp.load(tmp_path / "marked").stored
+    assert read.frame.select("step", "mark", "start_ps", "seen").rows() == [(0, "train", 10**13, "tick")]
+    assert read.ops.is_empty()
+
+
+def test_the_worker_that_was_this_process_is_read_under_its_host(tmp_path):
+    steps = toy_steps("ab", host="127.0.0.1:9")
+    noted = pl.DataFrame([("here", 1, "train", 0, 10**9, None)], schema=run_folder.TICKS, orient="row")
+    writer = RunWriter(tmp_path)
+    writer.part(0, {"steps": steps.frame, "ops": steps.ops, "windows": steps.windows, "ticks": noted})
+    writer.facts({"name": "toy", "host": "here", "own_worker": "127.0.0.1:9"})
+    profile = tp.load(tmp_path)
+    assert profile.windows["host"].to_list() == ["here"]
+    assert profile.stored.frame.select("host", "step").rows() == [("here", 0), ("here", 1)]

@@ -313,3 +313,14 @@ def test_once_what_made_windows_fail_is_over_the_next_is_asked_for_at_once():
     assert plan.ask(7.0).due_s == 12.0
     plan.forgive()
     assert plan.ask(7.5).due_s <= 7.5
+
+
+def test_windows_given_up_at_the_start_do_not_use_up_the_burst():
+    training = Training(Schedule())
+    training.fails = True
+    training.run(5)
+    training.fails = False
+    training.plan.forgive()
+    begun = len(training.windows)
+    training.run(8)
+    assert training.whys[begun : begun + 3] == ["start"] * 3

@@ -1,5 +1,6 @@
 """An answer of a source becomes steps in the run's time, under the right host, and tells which raw windows stay."""
 
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +9,7 @@ from tpunb import stepping
 from tpunb.errors import TpunbError
 from tpunb.marking import Tick
 from tpunb.testing import toy_window
-from tpunb.windows import OURS, Answer, Kept, Reducer
+from tpunb.windows import OURS, Answer, Kept, Reducer, _Numbers
 
 MS = 1_000_000  # nanoseconds
 ORIGIN = 1_700_000_000_000_000_000
@@ -76,7 +77,8 @@ def test_several_workers_are_several_hosts_by_their_addresses():
     for number in range(2):
         reduced = reducer.reduce(answer(number, pair), [])
         assert [row["host"] for row in reduced.windows] == [*pair]
-        assert rows(reduced, "host", "step") == [(host, step) for host in pair for step in (3, 4)]
+        steps = (3, 4) if number == 0 else (5, 6)  # the same numbers again go on
+        assert rows(reduced, "host", "step") == [(host, step) for host in pair for step in steps]
         assert set(reduced.raw) == set(pair)
         assert reduced.watched_ps == 100_000 * MS
         assert reduced.full == {"train": 2}  # of the first host alone
@@ -87,7 +89,7 @@ def test_a_worker_that_fails_is_told_by_its_name():
     reducer.reduce(answer(0, {"127.0.0.1:1": window(0, 100, STEPS)}), ticks(*STEPS))
     reduced = reducer.reduce(answer(1, {"127.0.0.1:1": TpunbError("it is gone"), "10.0.0.3:1": TpunbError("so")}), [])
     assert [(row["host"], row["error"], row["dur_ps"]) for row in reduced.windows] == [
-        (HERE, "it is gone", 0),
+        ("127.0.0.1:1", "it is gone", 0),
         ("10.0.0.3:1", "so", 0),
     ]
     assert reduced.watched_ps == 0
@@ -129,13 +131,14 @@ def test_a_worker_whose_reduction_breaks_is_told_and_the_others_are_there(monkey
 def test_a_worker_at_an_address_is_this_process_where_it_holds_our_marks():
     reducer = Reducer(HERE, ORIGIN)
     reduced = reducer.reduce(answer(0, {"127.0.0.1:9": window(0, 100, STEPS)}), ticks(*STEPS, mark="fit"))
-    assert reduced.windows[0]["host"] == HERE
-    assert rows(reduced, "host", "step", "mark") == [(HERE, 3, "fit"), (HERE, 4, "fit")]
+    assert reducer.own == "127.0.0.1:9"  # of whom `run.json` tells the host
+    assert rows(reduced, "host", "step", "mark") == [("127.0.0.1:9", 3, "fit"), ("127.0.0.1:9", 4, "fit")]
 
 
 def test_a_worker_on_another_machine_with_the_same_numbers_is_not_this_process():
     reducer = Reducer(HERE, ORIGIN)
     reduced = reducer.reduce(answer(0, {"10.0.0.2:1": window(0, 100, STEPS, host="vm")}), ticks(*STEPS, mark="fit"))
+    assert reducer.own is None
     assert rows(reduced, "host", "step", "mark") == [("10.0.0.2:1", 3, "train"), ("10.0.0.2:1", 4, "train")]
 
 
@@ -145,7 +148,11 @@ def test_another_process_of_this_machine_is_a_host_of_its_own_whichever_is_liste
     other, own = window(0, 100, [(50, 5, 15), (51, 15, 25)]), window(0, 100, STEPS)
     workers = {"127.0.0.1:1": own, "127.0.0.1:2": other} if first else {"127.0.0.1:2": other, "127.0.0.1:1": own}
     reduced = reducer.reduce(answer(0, workers), ticks(*STEPS))
-    assert rows(reduced, "host", "step") == [("127.0.0.1:2", 50), ("127.0.0.1:2", 51), (HERE, 3), (HERE, 4)]
+    assert reducer.own == "127.0.0.1:1"
+    assert sorted(rows(reduced, "host", "step")) == [
+        *(("127.0.0.1:1", 3), ("127.0.0.1:1", 4)),
+        *(("127.0.0.1:2", 50), ("127.0.0.1:2", 51)),
+    ]
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -154,12 +161,43 @@ def test_of_processes_in_lockstep_ours_is_the_one_whose_marks_are_ours(first):
     other, own = window(0, 100, [(3, 14, 24), (4, 24, 44)]), window(0, 100, STEPS)  # 4 ms behind us
     workers = {"127.0.0.1:1": own, "127.0.0.1:2": other} if first else {"127.0.0.1:2": other, "127.0.0.1:1": own}
     reduced = reducer.reduce(answer(0, workers), ticks(*STEPS))
-    assert rows(reduced, "host", "start_ps") == [
-        ("127.0.0.1:2", 14_000 * MS),
-        ("127.0.0.1:2", 24_000 * MS),
-        (HERE, 10_000 * MS),
-        (HERE, 20_000 * MS),
+    assert reducer.own == "127.0.0.1:1"
+    assert sorted(rows(reduced, "host", "start_ps")) == [
+        *(("127.0.0.1:1", 10_000 * MS), ("127.0.0.1:1", 20_000 * MS)),
+        *(("127.0.0.1:2", 14_000 * MS), ("127.0.0.1:2", 24_000 * MS)),
     ]
+
+
+# -- steps that only the profile tells of ---------------------------------------------------------------------------
+
+
+def intervals(*steps):
+    return pl.DataFrame({"step": list(steps)}, schema={"step": pl.Int64})
+
+
+def numbered(*windows):
+    numbers = _Numbers()
+    return [numbers.on(intervals(*steps), rule)["step"].to_list() for rule, *steps in windows]
+
+
+def test_marked_steps_keep_their_numbers_while_they_rise():
+    assert numbered(("marks", 3, 4), ("marks", 4, 5), ("marks", 9)) == [[3, 4], [4, 5], [9]]
+
+
+def test_a_program_that_counts_every_epoch_from_0_has_its_steps_numbered_on():
+    assert numbered(("marks", 0, 1, 2), ("marks", 0, 1), ("marks", 2, 3)) == [[0, 1, 2], [3, 4], [5, 6]]
+
+
+@pytest.mark.parametrize("rule", ["modules", "calls", "modules, calls"])
+def test_steps_that_nobody_marked_are_numbered_below_0_from_window_to_window(rule):
+    assert numbered((rule, 0, 1), (rule,), (rule, 0, 1, 2)) == [[-1, -2], [], [-3, -4, -5]]
+
+
+def test_a_window_that_seems_of_another_day_lies_where_it_was_asked_for():
+    reduced = Reducer(HERE, ORIGIN).reduce(answer(0, {"a:1": window(-86_400_000, -86_399_900, host="vm")}), [])
+    row = reduced.windows[0]
+    assert row["dur_ps"] == 100_000 * MS
+    assert 0 <= row["start_ps"] < 1_000_000 * MS
 
 
 # -- the phases that the scan follows --------------------------------------------------------------------------------

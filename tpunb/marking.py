@@ -150,7 +150,8 @@ class StepClock:
             self._next = number
             number -= 1
         if number >= 0 and not self._closed:
-            self._ticks.append(Tick(number, ending.mark, ending.start_ns, time.time_ns(), ending.input_ns))
+            end_ns = max(ending.start_ns, time.time_ns())  # the machine's clock may be set back
+            self._ticks.append(Tick(number, ending.mark, ending.start_ns, end_ns, ending.input_ns))
             self.count += ending.complete
 
     def leave(self, *, done: bool) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from numbers import Integral
 from typing import TypeVar
@@ -83,7 +83,8 @@ class Run:
                     batch = next(batches)
                 except StopIteration:
                     return
-                self._clock.fed()
+                if step is not None:
+                    self._clock.fed()
                 yield batch
                 if step is not None:
                     self._clock.end(step)
@@ -99,7 +100,8 @@ def _word(mark: str) -> str:
     return mark
 
 
-_running: list[str] = []
+_SOURCE = ("start", "facts", "window", "stop", "step")
+_running: list[Watcher] = []
 _lock = threading.Lock()
 
 
@@ -122,9 +124,9 @@ def capture(
         The run folder, here or at any URL that fsspec knows; an earlier run there is renamed, not overwritten.
         In memory if not given: ``tp.load(run)`` reads it while `run` is in reach.
     source
-        Where windows come from: ``Local()`` unless given; ``Address``, ``TPU`` and ``Replay`` are in `tpunb.sources`.
+        Where windows come from: ``Local()`` unless given; ``Address``, ``TPU`` and ``Replay`` are here too.
     schedule
-        When they are asked for: ``Schedule()`` unless given, which slows the run by no more than 2 %.
+        When they are asked for: ``Schedule()`` unless given, which spends 2 % of a run's time on them.
     keep
         Which raw windows stay beside the statistics: "none", "phases" (one a phase), or "all".
     until
@@ -139,13 +141,18 @@ def capture(
     TpunbError
         The source cannot be reached.
     """
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise TypeError(f"The schedule parameter of capture must be a Schedule. Got {schedule!r} instead.")
+    if source is not None and not all(callable(getattr(source, name, None)) for name in _SOURCE):
+        raise TypeError(
+            f"The source parameter of capture must be a source, as Address(...) is. Got {source!r} instead."
+        )
     if keep not in ("none", "phases", "all"):
         raise ValueError(f"The keep parameter of capture must be 'none', 'phases' or 'all'. Got {keep!r} instead.")
     if until is not None and (isinstance(until, bool) or not isinstance(until, Integral) or until < 1):
         raise ValueError(f"The until parameter of capture must be an int of 1 or more. Got {until!r} instead.")
     writer = RunWriter(dir)
     with ExitStack() as stack:
-        stack.enter_context(_alone(str(writer.source)))
         watcher = Watcher(
             writer,
             Local() if source is None else source,
@@ -153,6 +160,7 @@ def capture(
             keep=keep,
             until=None if until is None else int(until),
         )
+        stack.enter_context(_alone(watcher))
         stack.enter_context(watcher)
         neighbours = stack.enter_context(Neighbours(watcher.give_way, watcher.go_on))
         marks = stack.enter_context(_KerasMarks(watcher.clock))
@@ -161,17 +169,18 @@ def capture(
 
 
 @contextmanager
-def _alone(where: str) -> Iterator[None]:
+def _alone(watcher: Watcher) -> Iterator[None]:
     with _lock:
-        if _running:
+        if busy := next((other for other in _running if not other.is_over), None):
             raise CaptureBusy(
-                f"a capture into {_running[0]} is running", hint="end it first: one process has one profiler"
+                f"a capture into {busy.writer.source} is running", hint="end it first: one process has one profiler"
             )
-        _running.append(where)
+        _running[:] = [watcher]
     try:
         yield
     finally:
-        _running.clear()
+        if watcher in _running:
+            _running.remove(watcher)
 
 
 class _KerasMarks:
@@ -185,7 +194,8 @@ class _KerasMarks:
 
     def __enter__(self) -> _KerasMarks:
         if loaded("tensorflow") and find_spec("keras"):
-            import keras  # noqa: F401  TensorFlow would bring it at the first word of tf.keras
+            with suppress(ImportError):  # a Keras that cannot be imported has nothing to mark
+                import keras  # noqa: F401  TensorFlow would bring it at the first word of tf.keras
         self.look()
         return self
 

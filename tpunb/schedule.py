@@ -135,10 +135,12 @@ class Planner:
     def __init__(self, schedule: Schedule, began_s: float) -> None:
         self.schedule = schedule
         self._began_s = began_s
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer of the program's own profiler may forgive in the midst of it
         self._asked_s = -math.inf  # when the last window was asked for
         self._until_s = began_s  # when the last one, and its reduction, was done
         self._asks = 0
+        self._came = 0
+        self._came_s = began_s  # when the last window that came was asked for
         self._failures = 0
         self._last = Seen(began_s, 0.0, began_s)
         self._spans: deque[tuple[float, float]] = deque(maxlen=8)  # when windows watched and were reduced
@@ -171,16 +173,20 @@ class Planner:
     def tell_window(self, seen: Seen) -> None:
         """Hear what became of the window that was asked for last; of its steps first."""
         with self._lock:
-            self._last = seen
+            if seen.watched_s:
+                self._last = seen
             done_s, self._until_s = self._until_s, seen.done_s
-            self._spans.append((seen.asked_s, seen.done_s))
             self._failures = 0 if seen.watched_s else self._failures + 1
             self._full.update(seen.full)
             for mark in seen.full:
                 if times := [*(self._outside[mark] or self._times[mark])][-_NOW:]:
                     self._paces[mark] = [*self._paces[mark], median(times)][-_RECENT:]
-            # one is reduced while the next one watches
-            self._watched_s += max(0.0, seen.done_s - max(seen.asked_s, done_s))
+            if seen.watched_s:
+                self._came += 1
+                self._came_s = seen.asked_s
+                self._spans.append((seen.asked_s, seen.done_s))
+                # one is reduced while the next one watches
+                self._watched_s += max(0.0, seen.done_s - max(seen.asked_s, done_s))
 
     def tell_asked(self, now_s: float, mark: str | None = None) -> None:
         """Hear that a window is being asked for, and the mark of the step that runs."""
@@ -200,7 +206,7 @@ class Planner:
         None until the slow-down was measured a few times: steps inside windows beside steps outside.
         """
         with self._lock:
-            if self._watched_s and len(self._ratios) < _MEASURED:
+            if self._asks and len(self._ratios) < _MEASURED:
                 return None
             rest_s = now_s - self._began_s - self._spent_s
             return self._spent_s / rest_s if rest_s > 0 else 0.0
@@ -233,13 +239,11 @@ class Planner:
 
     def _wish(self, mark: str | None, now_s: float) -> tuple[float, str]:
         """Return when a window would teach most, and why."""
-        evenly_s = max(self._asked_s, self._began_s) + self.schedule.every
-        if self._asks < self.schedule.burst:
+        evenly_s = self._came_s + self.schedule.every
+        if self._came < self.schedule.burst:
             # what runs before the first step is mostly tracing and compiling: one window of that is enough
             running = not self._asks or bool(self._times or self._full)  # of a remote worker only windows tell
             return (now_s if running else evenly_s), "start"
-        if not self._last.watched_s:
-            return evenly_s, "evenly"
         if self._last.new_phase:
             return now_s, "new phase"
         if self._last.scarce or (mark is not None and self._is_new(mark)):

@@ -66,7 +66,7 @@ class Status(NamedTuple):
         parts = [
             "watching" if self.state == "running" else self.state,
             f"{self.steps:,} step{'' if self.steps == 1 else 's'}" + (f", {self.mark} now" if self.mark else ""),
-            "no phase yet" if self.phase is None else f"phase {self.phase + 1:,} of {self.phases:,} so far",
+            "no phase yet" if self.phase is None else f"phase {self.phase:,} now, {self.phases:,} so far",
             f"observed {100 * self.observed:.0f} % in {windows}",
             f"slow-down {lag}",
         ]
@@ -98,6 +98,7 @@ class Watcher:
         self.lookouts: list[Callable[[], None]] = []  # told now and then: has something been imported since?
         self._ended = threading.Event()
         self._abandoned = threading.Event()  # closing was interrupted: whoever is late writes nothing any more
+        self._left = False
         self._foreign = False  # whether we are a copy in a forked process, without threads
         self._guest: str | None = None  # the program's own profiler, while it runs
         self._watching = threading.Event()  # a window is under way
@@ -106,7 +107,7 @@ class Watcher:
         self._state = "running"
         self._span_ns: int | None = None  # how long the run lasted, once it is over
         self._failure: BaseException | None = None
-        self._once = threading.Lock()
+        self._once = threading.RLock()  # a signal handler may stop the run in the midst of its end
         self._worded = False
         self._asking = threading.Thread(target=self._ask, name="tpunb-profiling", daemon=True)
         self._writing = threading.Thread(target=self._record, name="tpunb-recording", daemon=True)
@@ -119,9 +120,9 @@ class Watcher:
         from tpunb.io import xplane
 
         xplane.warm()
+        self.source.start()  # first: a capture that cannot begin must not have moved an earlier run away
         self.writer.open()
         try:
-            self.source.start()
             self.recording = Recording(self.writer, self.clock, self.schedule, self.keep)
             self._tell()
         except BaseException:
@@ -133,11 +134,14 @@ class Watcher:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        self._left = True
         if self._foreign:  # a child that left the block too: the run is its parent's
             return
-        self.clock.abandon()
-        self.stop("finished" if kind is None else f"ended by {kind.__name__}")
         try:
+            try:
+                self.clock.abandon()
+            finally:
+                self.stop("finished" if kind is None else f"ended by {kind.__name__}")
             while self._closing.is_alive():
                 self._closing.join(_TURN_S)  # in short turns: a wait without end would not hear of an interrupt
         except BaseException:
@@ -169,7 +173,13 @@ class Watcher:
 
     def _annotate(self, mark: str, number: int) -> AbstractContextManager[Any]:
         """Mark a step in the profile, where one is being taken: no profiler records what began before it did."""
-        return self.source.step(mark, number) if self._watching.is_set() or self._guest is not None else _NOTHING
+        if not self._watching.is_set() and self._guest is None:
+            return _NOTHING
+        try:
+            return self.source.step(mark, number)
+        except Exception as broken:  # noqa: BLE001  a source of the user's own must not end the training
+            self._failure = self._failure or broken
+            return _NOTHING
 
     @property
     def _seconds(self) -> float:
@@ -208,6 +218,11 @@ class Watcher:
         """Ask for windows again, from now on."""
         self._guest = None
         self.recording.planner.forgive()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its block has been left."""
+        return self._left
 
     def disown(self) -> None:
         """Become a copy that records nothing: after a fork the run stays the parent's, and its threads with it."""
@@ -285,9 +300,12 @@ class Watcher:
     def _turn(self, answer: Answer | None) -> None:
         """Write a window if there is one, the steps now and then, and more seldom that the run goes on."""
         recording, now_s = self.recording, time.monotonic()
+        own = recording.reducer.own
         if answer is not None:
             recording.write(answer)
             self._noted_s = now_s
+        if recording.reducer.own != own:  # under whose name its windows are read
+            self._tell()
         recording.note()
         if now_s - self._noted_s > _NOTED_S:
             recording.part()
@@ -343,11 +361,14 @@ class Watcher:
                 return
             self._worded = True
         try:
-            for word in (self.recording.note, self.recording.part, self._tell):
-                try:
-                    word()
-                except (Exception, pl.exceptions.PanicException) as broken:  # noqa: BLE001  told; the next may be heard
-                    self._failure = self._failure or broken
+            with self.recording.last() as free:
+                if not free:
+                    self._failure = self._failure or TimeoutError("what was being written did not come to an end")
+                for word in (self.recording.note, self.recording.part, self._tell) if free else ():
+                    try:
+                        word()
+                    except (Exception, pl.exceptions.PanicException) as broken:  # noqa: BLE001  the next may be heard
+                        self._failure = self._failure or broken
         finally:
             self.writer.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 OURS = ""
 """The key of a window of our own process, where a source watches nothing else."""
 
+_ASTRAY_NS = 10_000_000_000  # by which a window may seem to begin before it was asked for, or after it came
 _TRIES = 3  # windows that end in a phase of few steps, before it is left alone
-_SAME_PS = 200_000_000  # our clock and our mark in the profile agree to microseconds; clocks of two machines seldom
+_SAME_PS = 50_000_000  # our clock and our mark in the profile agree to microseconds; clocks of two machines seldom
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,11 @@ class Reduced:
     """An answer in the run's time."""
 
     windows: list[dict[str, Any]] = field(default_factory=list)  # rows of WINDOWS
-    frames: list[Steps] = field(default_factory=list)
+    frames: dict[str, Steps] = field(default_factory=dict)  # by host
+    followed: Steps | None = None  # those of the worker that the scan follows
     clocks: list[pl.DataFrame] = field(default_factory=list)
     raw: dict[str, bytes] = field(default_factory=dict)  # by host
-    full: Counter[str] = field(default_factory=Counter)  # steps of the first host seen in full, by mark
+    full: Counter[str] = field(default_factory=Counter)  # steps that it saw in full, by mark
     phases: Counter[int] = field(default_factory=Counter)  # the same, by phase of the scan
     opened: bool = False  # whether it ends in a phase that no window before it saw
     scarce: bool = False  # whether it ends in one of which all windows so far saw few steps
@@ -65,9 +67,10 @@ class Reduced:
 
     @property
     def step_ps(self) -> float:
-        """How long a step took that the first worker saw in full, the median."""
-        full = self.frames[0].frame.filter(pl.col("seen") == "full") if self.frames else None
-        return 0.0 if full is None or full.is_empty() else float(full.select(pl.col("dur_ps").median()).item())
+        """How long a step took that was seen in full, the median; 0 for none."""
+        if self.followed is None or not len(full := self.followed.full()):
+            return 0.0
+        return float(full.frame.select(pl.col("dur_ps").median()).item())
 
     @property
     def queue_ps(self) -> int:
@@ -79,9 +82,9 @@ class Reduced:
         """Return what is written of it, by the names of the files of a part."""
         tables = {"windows": pl.DataFrame(self.windows, schema=schema.WINDOWS)}
         if self.frames:
-            tables["steps"] = pl.concat([steps.frame for steps in self.frames])
-            tables["ops"] = pl.concat([steps.ops for steps in self.frames])
-            tables["devices"] = pl.concat([steps.devices for steps in self.frames])
+            tables["steps"] = pl.concat([steps.frame for steps in self.frames.values()])
+            tables["ops"] = pl.concat([steps.ops for steps in self.frames.values()])
+            tables["devices"] = pl.concat([steps.devices for steps in self.frames.values()])
             tables["clocks"] = pl.concat(self.clocks)
         return tables
 
@@ -104,9 +107,9 @@ class Reducer:
         self.phase: int | None = None  # of the last step seen in full
         self._steps_of: Counter[int] = Counter()  # seen in full, by phase
         self._windows_of: Counter[int] = Counter()  # that ended in it
-        self._own: str | None = None  # the worker that is this process: its marks are those of our clock
-        self._here: set[str] = set()  # the workers on this machine
-        self._unmarked: Counter[str] = Counter()  # steps found by repeated modules are numbered on, host by host
+        self.own: str | None = None  # the worker that is this process: its marks are those of our clock
+        self._followed: str | None = None  # the worker whose phases the scan follows
+        self._numbers: defaultdict[str, _Numbers] = defaultdict(_Numbers)  # by host
 
     def reduce(self, answer: Answer, ticks: Sequence[Tick]) -> Reduced:
         """Return the steps of an answer, in the run's time, and what it held.
@@ -130,7 +133,7 @@ class Reducer:
         self._look_for_ourselves(decoded)
         for worker, data in answer.workers.items():
             row: dict[str, Any] = {
-                "host": self._name(worker),
+                "host": worker or self.host,  # of our own worker `run.json` tells the host
                 "window": answer.number,
                 "start_ps": (answer.asked_ns - self.origin_ns) * 1000,
                 "dur_ps": 0,
@@ -150,40 +153,29 @@ class Reducer:
 
     def _look_for_ourselves(self, decoded: Mapping[str, _Decoded]) -> None:
         """Find the worker that is this process: on this machine, with the marks nearest to the ticks of our clock."""
-        self._here |= {worker for worker, one in decoded.items() if worker == OURS or self.host in one.facts.hosts}
-        if self._own is None and OURS in decoded:
-            self._own = OURS
-        elif self._own is None:
-            apart = {worker: one.apart_ps() for worker, one in decoded.items() if worker in self._here}
+        if self.own is None and OURS in decoded:
+            self.own = OURS
+        elif self.own is None:
+            apart = {worker: one.apart_ps() for worker, one in decoded.items() if self.host in one.facts.hosts}
             near = {worker: ps for worker, ps in apart.items() if ps is not None and ps < _SAME_PS}
-            self._own = min(near, key=near.__getitem__, default=None)
-
-    def _name(self, worker: str) -> str:
-        """Return a host: this machine's name for this process, or the only worker on it; else the address."""
-        ourselves = self._own if self._own is not None or len(self._here) != 1 else next(iter(self._here))
-        return self.host if worker in (ourselves, OURS) else worker
+            self.own = min(near, key=near.__getitem__, default=None)
 
     def _worker(self, worker: str, one: _Decoded, reduced: Reduced) -> dict[str, Any]:
         """Take in what a worker saw; return what is to be said of its window."""
-        host = self._name(worker)
-        if worker == self._own and one.noted.height:
+        host = worker or self.host
+        if worker == self.own and one.noted.height:
             intervals = step_rules.from_clock(one.events, one.noted)
         else:
-            intervals, rule = step_rules.find(one.events)
-            if rule == "modules":  # which number their steps anew in every window
-                intervals = intervals.with_columns(pl.col("step") + self._unmarked[host])
-                self._unmarked[host] = int(intervals.select(pl.col("step").max()).item() or 0) + 1
+            intervals = self._numbers[host].on(*step_rules.find(one.events))
         steps = stepping.reduce(one.events, intervals, one.facts.hardware)
         move = (one.start_ns - self.origin_ns) * 1000
         reduced.said += [*one.facts.errors, *one.facts.warnings]
         if one.facts.hardware.height:
             self.hardware.setdefault(host, one.facts.hardware.with_columns(host=pl.lit(host)).to_dicts())
-        reduced.frames.append(
-            Steps(
-                steps.frame.with_columns(pl.col("start_ps") + move, host=pl.lit(host)),
-                steps.ops.with_columns(host=pl.lit(host)),
-                steps.devices.with_columns(pl.col("start_ps") + move, host=pl.lit(host)),
-            )
+        reduced.frames[host] = Steps(
+            steps.frame.with_columns(pl.col("start_ps") + move, host=pl.lit(host)),
+            steps.ops.with_columns(host=pl.lit(host)),
+            steps.devices.with_columns(pl.col("start_ps") + move, host=pl.lit(host)),
         )
         reduced.clocks.append(links.clocks(one.events).with_columns(host=pl.lit(host)))
         return {
@@ -195,10 +187,12 @@ class Reducer:
         }
 
     def _follow(self, reduced: Reduced) -> None:
-        """Tell the scan of the steps that the first worker saw in full."""
-        if not reduced.frames:
+        """Tell the scan of the steps that one worker saw in full: the first that ever answered."""
+        self._followed = self._followed or next(iter(reduced.frames), None)
+        if self._followed not in reduced.frames:
             return
-        full = reduced.frames[0].full()
+        reduced.followed = reduced.frames[self._followed]
+        full = reduced.followed.full()
         known = len(self.scan)
         ran = full.ops.group_by("step").agg(pl.col("op").cast(pl.String).alias("ops"))
         for mark, ops in full.frame.select("step", "mark").join(ran, on="step").select("mark", "ops").iter_rows():
@@ -213,13 +207,45 @@ class Reducer:
             reduced.scarce = few and not reduced.opened
 
 
+class _Numbers:
+    """Numbers the steps of one host on, from window to window, where its profile alone tells of them."""
+
+    def __init__(self) -> None:
+        self._unmarked = 0  # steps so far
+        self._last = -1  # number of a marked step
+        self._offset = 0
+
+    def on(self, intervals: pl.DataFrame, rule: str) -> pl.DataFrame:
+        """Return the intervals of a window's steps under numbers that no other step has.
+
+        Marked ones keep theirs while they rise; where a program counts from 0 again they go on from the last. Steps
+        that only repeat, found in every window anew, are numbered down from -1: should the same host mark steps later,
+        they were not those (`run_folder`).
+        """
+        if intervals.is_empty():
+            return intervals
+        first, last = intervals.select(first=pl.col("step").min(), last=pl.col("step").max()).row(0)
+        if {"modules", "calls"} & set(rule.split(", ")):
+            numbered = intervals.with_columns(step=-1 - (pl.col("step") - first + self._unmarked))
+            self._unmarked += last - first + 1
+            return numbered
+        if first + self._offset < self._last:
+            self._offset = self._last + 1 - first
+        self._last = last + self._offset
+        return intervals.with_columns(pl.col("step") + self._offset)
+
+
 class _Decoded:
     """What one worker saw, and the ticks of our clock at that time, in the window's own time."""
 
     def __init__(self, events: pl.DataFrame, facts: XSpaceFacts, answer: Answer, ticks: Sequence[Tick]) -> None:
         self.events, self.facts = events, facts
-        self.start_ns = start_ns = answer.asked_ns if facts.start_ns is None else facts.start_ns
-        self.stop_ns = stop_ns = answer.answered_ns if facts.stop_ns is None else facts.stop_ns
+        start_ns = answer.asked_ns if facts.start_ns is None else facts.start_ns
+        stop_ns = answer.answered_ns if facts.stop_ns is None else facts.stop_ns
+        if not answer.asked_ns - _ASTRAY_NS < start_ns < answer.answered_ns + _ASTRAY_NS:
+            # another machine's clock is wrong, or the window is of another day
+            start_ns, stop_ns = answer.asked_ns, answer.asked_ns + stop_ns - start_ns
+        self.start_ns, self.stop_ns = start_ns, stop_ns
         within = [
             (tick.step, tick.mark, (tick.start_ns - start_ns) * 1000, (tick.end_ns - start_ns) * 1000)
             for tick in ticks

@@ -74,9 +74,9 @@ def raw_name(window: int, host: str) -> str:
     """Return where a raw window lies in the run folder.
 
     >>> raw_name(7, "10.0.0.2:8466")
-    'plugins/profile/00007/10.0.0.2:8466.xplane.pb'
+    'plugins/profile/00007/10.0.0.2%3A8466.xplane.pb'
     """
-    return f"plugins/profile/{window:05d}/{quote(host, safe=' :@+=,()')}.xplane.pb"
+    return f"plugins/profile/{window:05d}/{quote(host, safe=' @+=,()')}.xplane.pb"
 
 
 def raw_windows(files: Mapping[str, Place]) -> dict[tuple[int, str], Place]:
@@ -165,7 +165,10 @@ def read(
     """
     facts = _facts(folder / RUN)
     hardware, known_ps, overhead = _told(facts, folder / RUN)
-    tables = _tables(folder)
+    hosts = _own_host(facts)
+    tables = {name: frame.with_columns(pl.col("host").replace(hosts)) for name, frame in _tables(folder).items()}
+    hardware = hardware.with_columns(pl.col("host").replace(hosts))
+    raw = {(window, hosts.get(host, host)): place for (window, host), place in raw.items()}
     windows, ticks, clocks = tables["windows"].sort("window", "host"), tables["ticks"], tables["clocks"]
     ends = [windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item(), ticks["end_ps"].max()]
     begins = {(window, host): start for window, host, start in windows.select("window", "host", "start_ps").iter_rows()}
@@ -205,6 +208,12 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 _RECORD_ANEW = "record it again, or read it with the tpunb that wrote it"
+
+
+def _own_host(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the host of the worker that was the capture's own process: known only once it was watched."""
+    worker, host = facts.get("own_worker"), facts.get("host")
+    return {worker: host} if isinstance(worker, str) and worker and isinstance(host, str) else {}
 
 
 def _told(facts: dict[str, Any], path: Path) -> tuple[pl.DataFrame, int, float | None]:
@@ -267,6 +276,7 @@ def _table(path: Path, columns: schema.Schema) -> pl.DataFrame:
 def _whole_run(tables: Mapping[str, pl.DataFrame]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Join the windows: one row a step of the run, with what the windows saw of it."""
     key = ["host", "step"]
+    tables = _numbered(tables)
     of_windows = (
         tables["steps"]
         .group_by(key)
@@ -307,6 +317,22 @@ def _whole_run(tables: Mapping[str, pl.DataFrame]) -> tuple[pl.DataFrame, pl.Dat
         .agg(pl.col("start_ps").min(), pl.col("dur_ps").sum(), *map(_merged, schema.DEVICE_FACTS))
     )
     return frame, _merged_ops(tables["ops"], tables["steps"]), per_device
+
+
+def _numbered(tables: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+    """Return the tables without steps that nobody marked where others were: their numbers are below 0 on disk."""
+    steps = pl.concat([tables["steps"].select("host", "step"), tables["ticks"].select("host", "step")])
+    marked = steps.filter(pl.col("step") >= 0)["host"].unique().implode()
+    if steps.filter(pl.col("step") < 0).is_empty():
+        return dict(tables)
+    unmarked = pl.col("step") < 0
+    number = pl.when(unmarked).then(-1 - pl.col("step")).otherwise("step")
+    return {
+        name: frame.filter(~(unmarked & pl.col("host").is_in(marked))).with_columns(step=number)
+        if "step" in TABLES[name]
+        else frame
+        for name, frame in tables.items()
+    }
 
 
 def _merged_ops(ops: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:

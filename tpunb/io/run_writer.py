@@ -105,12 +105,15 @@ class RunWriter:
             weakref.finalize(self.keeper, files.forget).atexit = False
             self._files = files
             return
-        text = os.fspath(where)
-        if not isinstance(text, str) or not text:
+        text = os.fspath(where) if isinstance(where, (str, os.PathLike)) else None
+        if not isinstance(text, str):
+            raise TypeError(f"The dir parameter of capture must be a path, a URL or None. Got {where!r} instead.")
+        if not text:
             raise ValueError(f"The dir parameter of capture must be a path, a URL or None. Got {where!r} instead.")
-        if isinstance(where, Path) and re.match(r"[a-z][a-z0-9+.-]+:/(?!/)", text):
+        if re.match(r"[a-z][a-z0-9+.-]+:/(?!/)", text):
             raise ValueError(
-                f"The dir parameter of capture must be text if it is a URL: a Path makes its slashes one. Got {text!r}."
+                f"The dir parameter of capture must be text with '://' if it is a URL (a Path makes one slash of two). "
+                f"Got {text!r} instead."
             )
         if text.lower().startswith("file://"):
             text = unquote(text[len("file://") :].removeprefix("localhost"))
