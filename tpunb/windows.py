@@ -195,7 +195,8 @@ class Reducer:
         full = reduced.followed.full()
         known = len(self.scan)
         ran = full.ops.group_by("step").agg(pl.col("op").cast(pl.String).alias("ops"))
-        for mark, ops in full.frame.select("step", "mark").join(ran, on="step").select("mark", "ops").iter_rows():
+        in_order = full.frame.select("step", "mark").join(ran, on="step", maintain_order="left")
+        for mark, ops in in_order.select("mark", "ops").iter_rows():
             self.phase = self.scan.feed(mark or "", ops)
             reduced.full[mark or ""] += 1
             reduced.phases[self.phase] += 1
