@@ -416,8 +416,9 @@ def test_categories_in_real_captures(real_profiles):
         events = xplane.events((real_profiles / file).read_bytes(), source=file)
         on_side = events.filter(pl.col("plane").cast(pl.String).str.starts_with("/device:") == (side == "device"))
         by_name = on_side.group_by(pl.col("name").cast(pl.String)).agg(pl.col("dur_ps").sum() / 1e12)
-        rows = pl.DataFrame([(category(name, side=side), dur) for name, dur in by_name.rows()], orient="row")
-        return dict(rows.group_by("column_0").agg(pl.col("column_1").sum().round(5)).rows())
+        found = [(category(name, side=side), dur) for name, dur in by_name.rows()]
+        rows = pl.DataFrame(found, schema={"category": pl.String, "seconds": pl.Float64}, orient="row")
+        return dict(rows.group_by("category").agg(pl.col("seconds").sum().round(5)).rows())
 
     v100 = "gpu-v100_tf2_bert_steps.xplane.pb"
     waits = {"input wait": 0.01404, "input pipeline": 0.03993, "transfer": 0.00587}
