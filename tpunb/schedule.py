@@ -29,7 +29,6 @@ _SHORTEST_S = 0.1  # below it the window costs more than it watches
 _BLIND_S = 0.25  # of a window before any step has ended: more would be compiling, or more steps than teach anything
 _GUESS = 1.2  # slow-down of a watched step, until it is measured: a small model on a shared CPU
 _PACE = 1.5  # a step this many times slower or faster than any that was watched is another kind of step
-_LEAST = 1.05  # until it was measured a few times: one lucky measurement is not to make windows free
 _MEASURED = 3  # times, before a slow-down is told
 _RECENT = 50  # steps that tell how long a step takes
 _NOW = 10  # steps that tell how long it takes now
@@ -148,6 +147,7 @@ class Planner:
         self._outside: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_RECENT))  # of those unwatched
         # of those that the last windows watched
         self._inside: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=4 * _RECENT))
+        self._unmeasured: list[tuple[str, float]] = []  # step times in windows, by mark, one a window
         self._ratios: deque[float] = deque(maxlen=15)  # slow-downs by a window
         self._watched_s = 0.0  # by all windows, with their collection and reduction
         self._full: Counter[str] = Counter()
@@ -164,11 +164,11 @@ class Planner:
                 watched = now or any(begin < end_s and start_s < end for begin, end in self._spans)
                 self._times[mark].append(end_s - start_s)
                 (self._inside if watched else self._outside)[mark].append(end_s - start_s)
-            for mark, times in self._inside.items():
+            for mark, time_s in [*self._unmeasured]:
                 # the first windows are measured by the steps after them: before them there were none
-                if len(times) >= 3 and len(outside := self._outside[mark]) >= _NOW:
-                    self._ratios.append(median(times) / max(median(outside), 1e-9))
-                    times.clear()
+                if len(outside := self._outside[mark]) >= _NOW:
+                    self._ratios.append(time_s / max(median(outside), 1e-9))
+                    self._unmeasured.remove((mark, time_s))
 
     def tell_window(self, seen: Seen) -> None:
         """Hear what became of the window that was asked for last; of its steps first."""
@@ -177,6 +177,9 @@ class Planner:
                 self._last = seen
             done_s, self._until_s = self._until_s, seen.done_s
             self._failures = 0 if seen.watched_s else self._failures + 1
+            self._unmeasured += [(mark, median(times)) for mark, times in self._inside.items() if len(times) >= 3]
+            del self._unmeasured[:-_RECENT]
+            self._inside.clear()
             self._full.update(seen.full)
             for mark in seen.full:
                 if times := [*(self._outside[mark] or self._times[mark])][-_NOW:]:
@@ -280,8 +283,9 @@ class Planner:
     @property
     def _share(self) -> float:
         """The part of a watched time by which the run was slowed: 1 less the inverse of the slow-down."""
-        least = _LEAST if len(self._ratios) < _MEASURED else 1.0
-        return 1.0 - 1.0 / max(float(median(self._ratios or [_GUESS])), least)
+        if len(self._ratios) < _MEASURED:  # one lucky measurement is not to make windows free
+            return 1.0 - 1.0 / max(_GUESS, *self._ratios, 0.0)
+        return 1.0 - 1.0 / max(float(median(self._ratios)), 1.0)
 
     def _cost(self, seconds: float) -> float:
         """Return by how many seconds a window will slow the run, collection and reduction included."""
