@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from sklearn import cluster as sklearn_cluster
 
 from tpunb.cluster import DBSCAN
+from tpunb.cluster.cells import cells
 from tpunb.cluster.dbscan import Graph, steadiest
-from tpunb.cluster.features import cells, features
+from tpunb.cluster.features import space
 from tpunb.testing import toy_steps
 
 GRID = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=40)
@@ -84,7 +85,7 @@ def test_every_min_samples_equals_scikit_learn(seed, n, d):
 
 def test_steps_equal_scikit_learn_on_their_features():
     steps = toy_steps("aaaabbbbbcccdaaaa")
-    expected = sklearn_cluster.DBSCAN(eps=1.0, min_samples=3).fit(features(steps)).labels_
+    expected = sklearn_cluster.DBSCAN(eps=1.0, min_samples=3).fit(space(steps).points).labels_
     assert DBSCAN(eps=1.0, min_samples=3)(steps) == expected.tolist()
 
 

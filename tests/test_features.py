@@ -5,86 +5,65 @@ import polars as pl
 import pytest
 
 from tpunb import schema
-from tpunb.cluster.features import MOST_CELLS, MOST_COMPONENTS, cells, features, matrix, paper_features, presence
+from tpunb.cluster.features import BLOCKS, MOST_COMPONENTS, space
 from tpunb.frames import Steps
-from tpunb.testing import toy_steps
+from tpunb.testing import known_run, toy_steps
 
 OPS = {name: dtype for name, dtype in schema.OPS.items() if name != "category"}
 
-SPACES = pytest.mark.parametrize("space", [features, paper_features])
-
-
-def test_the_matrix_has_one_row_a_step_and_one_column_a_side_and_op():
-    steps = toy_steps("ab")
-    counts, sides = matrix(steps, "count")
-    assert counts.toarray().tolist() == [[2, 0, 1, 2, 3, 0, 0, 0], [0, 2, 0, 0, 0, 1, 2, 3]]
-    assert sides.tolist() == [0, 0, 1, 1, 1, 1, 1, 1]
-
-
-def test_a_host_op_and_a_device_op_of_one_name_are_two_columns():
-    steps = toy_steps("a")
-    ops = pl.concat([steps.ops, steps.ops.with_columns(side=pl.lit("host", dtype=schema.SIDE))]).filter(
-        pl.col("op") == "a0"
-    )
-    assert matrix(Steps(steps.frame, ops), "count")[0].toarray().tolist() == [[1, 1]]
-
-
-def test_an_op_of_no_time_is_present():
-    steps = toy_steps("a")
-    still = Steps(steps.frame, steps.ops.with_columns(self_ps=pl.lit(0), count=pl.lit(0)))
-    assert presence(still).toarray().tolist() == [[1, 1, 1, 1]]
+FEATURES = pytest.mark.parametrize("features", ["default", "paper", tuple(BLOCKS)])
 
 
 def test_rows_follow_the_frame():
     one, two = toy_steps("ab", host="one"), toy_steps("ba", host="two")
     steps = Steps(pl.concat([two.frame, one.frame]), pl.concat([two.ops, one.ops]))
-    points = features(steps)
+    points = space(steps).points
     assert points.shape[0] == 4
     assert points[0].tolist() == points[3].tolist()
     assert points[1].tolist() == points[2].tolist()
     assert points[0].tolist() != points[1].tolist()
 
 
-@SPACES
+@FEATURES
 @pytest.mark.parametrize("pattern", ["", "a", "aaaa"])
-def test_steps_all_alike_lie_on_one_point(space, pattern):
-    points = space(toy_steps(pattern))
+def test_steps_all_alike_lie_on_one_point(features, pattern):
+    points = space(toy_steps(pattern), features).points
     assert points.shape[0] == len(pattern)
     assert points.shape[1] >= 1
     assert not points.any()
 
 
-@SPACES
-def test_steps_without_ops(space):
+@FEATURES
+def test_steps_without_ops(features):
     steps = toy_steps("aab")
-    points = space(Steps(steps.frame, schema.empty(schema.OPS)))
+    points = space(Steps(steps.frame, schema.empty(schema.OPS)), features).points
     assert points.shape[0] == 3
     assert np.isfinite(points).all()
 
 
 def test_the_step_time_alone_tells_steps_apart():
     steps = toy_steps("aab")
-    points = features(Steps(steps.frame, schema.empty(schema.OPS)))
+    points = space(Steps(steps.frame, schema.empty(schema.OPS))).points
     assert points[0] == points[1]
     assert points[0] != points[2]
 
 
-@SPACES
-def test_unknown_and_negative_figures_count_as_nothing(space):
+@FEATURES
+def test_unknown_and_negative_figures_count_as_nothing(features):
     steps = toy_steps("aab")
     odd = steps.ops.with_columns(self_ps=pl.lit(None, pl.Int64), total_ps=pl.lit(-5))
-    assert np.isfinite(space(Steps(steps.frame, odd))).all()
+    assert np.isfinite(space(Steps(steps.frame, odd), features).points).all()
 
 
-@SPACES
-def test_the_same_twice_and_read_only(space):
-    once, again = space(toy_steps("abcabc")), space(toy_steps("abcabc"))
+@FEATURES
+def test_the_same_twice_and_read_only(features):
+    once, again = (space(toy_steps("abcabc"), features).points for _ in range(2))
     assert once.tolist() == again.tolist()
     assert not once.flags.writeable
 
 
-@SPACES
-def test_at_most_a_hundred_components(space):
+@FEATURES
+def test_at_most_a_hundred_components(features):
     random = np.random.default_rng(0)
     n, d = 150, 130
     frame = pl.DataFrame(
@@ -105,37 +84,50 @@ def test_at_most_a_hundred_components(space):
         for j in range(d)
         if random.random() < 0.5
     ]
-    points = space(Steps(frame, pl.DataFrame(rows, schema=OPS, orient="row")))
+    points = space(Steps(frame, pl.DataFrame(rows, schema=OPS, orient="row")), features).points
     assert 50 < points.shape[1] <= MOST_COMPONENTS
 
 
 def test_thousands_of_ops_that_run_together_are_few_columns():
     base = toy_steps("aaabbb")
     many = pl.concat([base.ops.with_columns(op=pl.col("op").cast(pl.String) + f".{i}") for i in range(500)])
-    points = features(Steps(base.frame, schema.check(many, schema.OPS, "ops")))
+    points = space(Steps(base.frame, schema.check(many, schema.OPS, "ops"))).points
     assert np.unique(points, axis=0).shape[0] == 2
 
 
-# cells
+def test_points_are_what_the_columns_say_times_the_loadings():
+    steps = toy_steps("aab")
+    found = space(steps)
+    assert found.columns.rows()[-1] == ("step_time", "host", "step time")
+    assert found.loadings.shape == (found.columns.height, found.points.shape[1])
+    told = np.log1p(steps.frame["dur_ps"].to_numpy() * 1e-6) - found.mean[-1]
+    ran = found.columns["block"].to_list()
+    assert ran.count("presence") == 2  # the ops of a, and those of b
+    assert np.sign(found.points[:, 0]).tolist() == np.sign(told * found.loadings[-1, 0]).tolist()
 
 
-def test_equal_rows_share_a_cell_in_order_of_first_row():
-    merged = cells(np.array([[2.0], [1.0], [2.0], [0.0]]))
-    assert merged.centres.tolist() == [[2], [1], [0]]
-    assert merged.weights.tolist() == [2, 1, 1]
-    assert merged.cell.tolist() == [0, 1, 0, 2]
-    assert merged.side == 0
+@FEATURES
+def test_the_same_steps_are_placed_where_they_lie(features):
+    run = known_run(300, 60)
+    found = space(run.steps, features)
+    again = Steps(run.steps.frame, run.steps.ops)
+    assert found.place(again) == pytest.approx(found.points, abs=1e-5)
 
 
-def test_minus_0_is_0():
-    assert cells(np.array([[0.0], [-0.0]])).weights.tolist() == [2]
+def test_later_steps_are_placed_by_the_operations_that_are_known():
+    found = space(toy_steps("aabb"))
+    later = found.place(toy_steps("bz"))
+    assert later[0] == pytest.approx(found.points[2], abs=1e-5)
+    assert np.isfinite(later).all()
 
 
-def test_many_points_share_a_bounded_number_of_cells():
-    points = np.random.default_rng(0).normal(size=(3 * MOST_CELLS, 3))
-    merged = cells(points)
-    assert 100 < len(merged.weights) <= MOST_CELLS
-    assert merged.weights.sum() == len(points)
-    assert merged.side > 0
-    assert (np.abs(points - merged.centres[merged.cell]) <= merged.side).all()
-    assert merged.weights @ merged.centres == pytest.approx(points.sum(axis=0))
+def test_components_tell_ever_less_and_99_percent_together():
+    found = space(known_run(300, 60, hard=True).steps)
+    assert (np.diff(found.explained) <= 0).all()
+    assert 0.99 <= found.explained.sum() <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("wrong", ["best", (), ("presence", "colour"), None, 3])
+def test_wrong_features(wrong):
+    with pytest.raises(ValueError, match="The features parameter of space must be one of"):
+        space(toy_steps("ab"), wrong)

@@ -3,7 +3,7 @@ import pytest
 from sklearn.cluster import KMeans as Lloyd
 
 from tpunb.cluster import KMeans
-from tpunb.cluster.features import features, paper_features
+from tpunb.cluster.features import space
 from tpunb.testing import toy_steps
 
 BOTH = pytest.mark.parametrize("method", [KMeans(), KMeans.paper()], ids=repr)
@@ -43,12 +43,12 @@ def test_the_error_never_rises(method):
     assert (np.diff(sweep["sse"]) <= 0).all()
 
 
-@pytest.mark.parametrize(("method", "space"), [(KMeans(), features), (KMeans.paper(), paper_features)])
-def test_the_error_is_that_of_every_step(method, space):
+@pytest.mark.parametrize(("method", "features"), [(KMeans(), "default"), (KMeans.paper(), "paper")])
+def test_the_error_is_that_of_every_step(method, features):
     steps = toy_steps("aaaaabbbccd")
     sweep = method(steps).sweeps["k"]
     for k, sse, _ in sweep.rows():
-        whole = Lloyd(k, n_init=10, random_state=0).fit(space(steps))
+        whole = Lloyd(k, n_init=10, random_state=0).fit(space(steps, features).points)
         assert sse == pytest.approx(whole.inertia_, abs=1e-6)
 
 

@@ -10,9 +10,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tpunb.cluster.dbscan import DBSCAN
-from tpunb.cluster.features import SPACES, Floats, Ints
+from tpunb.cluster.features import space
 from tpunb.cluster.kmeans import KMeans
 from tpunb.cluster.ols import OLS, OnlineOLS
+from tpunb.cluster.op_matrix import Floats, Ints
 from tpunb.errors import BadProfile, NoSteps
 from tpunb.frames import PhaseMethod, Phases, Steps
 
@@ -64,7 +65,7 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
     for number, name in enumerate(dict.fromkeys(mark[unseen]), start=max(int(fitted.max()), -1) + 1):
         labels[unseen & (mark == name)] = number
     distance = np.full(len(steps), np.nan)
-    distance[seen] = _distances(SPACES["default"](full), fitted)
+    distance[seen] = _distances(space(full).points, fitted)
     sweeps = getattr(answer, "sweeps", None)
     return Phases(
         steps=steps,

@@ -9,14 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
-from typing import Literal
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tpunb.cluster.features import SPACES, Cells, Floats, Ints, Parameters, cells, in_order
+from tpunb.cluster.cells import Cells, cells
+from tpunb.cluster.features import Features, check, space
 from tpunb.cluster.knee import knee
+from tpunb.cluster.methods import Parameters, in_order
+from tpunb.cluster.op_matrix import Floats, Ints
 from tpunb.frames import Labels, Steps
 
 PAPER_SWEEP = tuple(range(5, 201, 25))
@@ -47,7 +49,7 @@ class DBSCAN(Parameters):
     eps
         Distance in feature space up to which steps are neighbours; chosen if None.
     features
-        The space: "default" or "paper" (:mod:`tpunb.cluster.features`).
+        The space: "default", "paper", or a tuple of blocks (:mod:`tpunb.cluster.features`).
     sweep
         The values of `min_samples` to choose from; if None, from 2 up for few steps, from 5 up for many.
 
@@ -63,7 +65,7 @@ class DBSCAN(Parameters):
 
     min_samples: int | None = None
     eps: float | None = None
-    features: Literal["default", "paper"] = "default"
+    features: Features = "default"
     sweep: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -75,10 +77,7 @@ class DBSCAN(Parameters):
             raise ValueError("The sweep parameter of DBSCAN must hold a value. Got () instead.")
         if self.eps is not None and (not isinstance(self.eps, Real) or not 0 < self.eps < np.inf):
             raise ValueError(f"The eps parameter of DBSCAN must be a float above 0. Got {self.eps!r} instead.")
-        if self.features not in SPACES:
-            raise ValueError(
-                f"The features parameter of DBSCAN must be one of {tuple(SPACES)}. Got {self.features!r} instead."
-            )
+        check(self.features, "DBSCAN")
 
     @classmethod
     def paper(cls) -> DBSCAN:
@@ -89,7 +88,7 @@ class DBSCAN(Parameters):
         """Return one label a step, and ``sweeps["min_samples"]``: noise (0 to 1) and clusters at each value."""
         n = len(steps)
         k = _nearest(n) if self.min_samples is None else self.min_samples
-        graph = Graph(cells(SPACES[self.features](steps)), self.eps, k=k)
+        graph = Graph(cells(space(steps, self.features).points), self.eps, k=k)
         values = np.array(
             (self.sweep or _values(n)) if self.min_samples is None else [self.min_samples], dtype=np.int64
         )

@@ -1,208 +1,344 @@
 """Steps as points: one row a step, so that steps that do alike lie together.
 
-Two spaces: :func:`features`, the default, and :func:`paper_features`, the paper's (section IV.A). Both start
-from sparse step x op matrices, where a host op and a device op of one name are two columns, and end in principal
-components. Beside them stands what every phase method needs: cells of like rows, and labels in order of time.
+A space is made of blocks of columns, each a reading of the step × operation matrix, and ends in principal components.
+Its loadings are kept, so that what sets phases apart can be told in operations, and steps that come later can be
+placed. Two have names: the default one, and the paper's (section IV.A).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import wraps
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from tpunb.cluster.op_matrix import Floats, Ints, OpMatrix, op_matrix
 from tpunb.frames import Steps
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
 MOST_COMPONENTS = 100
 """Principal components at most: the paper's "at most 100 distinct operations"."""
 MOST_COLUMNS = 512
 """Columns of a block at most; beyond them the ones that vary least are left out."""
-MOST_CELLS = 3000
-"""Points that a method works on at most; beyond them like rows are merged."""
 
 _VARIANCE = 0.99  # share that the components keep: a rare phase owns little of the variance, yet is a phase
 _QUIET = 0.1  # a block that varies by less than this (10 %) is not blown up to the size of the others
 _CHUNK = 2**22  # numbers that are dense at one time: 32 MiB
+_ENTRIES = 2**22  # of a sparse matrix that are summed at one time
+
+Features = str | tuple[str, ...]
+"""A space by its name in `SPACES`, or a tuple of the names of its blocks in `BLOCKS`."""
 
 
-def _remembered(space: Callable[[Steps], Floats]) -> Callable[[Steps], Floats]:
-    """Compute a space once for as long as its steps live: a method and the distances both ask for it."""
-    known: WeakKeyDictionary[Steps, Floats] = WeakKeyDictionary()
-
-    @wraps(space)
-    def remembering(steps: Steps) -> Floats:
-        if steps not in known:
-            points = space(steps)
-            points.flags.writeable = False  # it is handed to everyone who asks
-            known[steps] = points
-        return known[steps]
-
-    return remembering
+def _presence(ops: OpMatrix, steps: Steps) -> csr_array:
+    return ops.presence()
 
 
-@_remembered
-def features(steps: Steps) -> Floats:
-    """Return the default space: which ops ran, how long each took, and how long the step took.
+def _counts(ops: OpMatrix, steps: Steps) -> csr_array:
+    counts = ops.values("count")
+    np.log1p(counts.data, out=counts.data)
+    return counts
 
-    Three blocks, each centred and divided by its first singular value (multiple factor analysis), so that none
-    outshouts the others:
 
-    - presence of each op, 0 or 1;
-    - log1p of each op's self time in microseconds, weighted by the square root of the op's share of its side's
-      self time, so that a distance is about the relative change of the step's time;
-    - log of the step time.
+def _time_share(ops: OpMatrix, steps: Steps) -> csr_array:
+    own = ops.values("self_ps", scale=1e-6)
+    of_side = np.repeat(np.arange(own.shape[0]) * 2, np.diff(own.indptr)) + ops.sides[own.indices]
+    whole = np.bincount(of_side, own.data, minlength=2 * own.shape[0])[of_side]
+    np.divide(own.data, whole, out=own.data, where=whole > 0, casting="unsafe")
+    np.sqrt(own.data, out=own.data)
+    return own
 
-    A block that hardly varies stays small. Then principal components, 100 at most.
 
-    Parameters
-    ----------
-    steps
-        To place; rows follow ``steps.frame``.
+def _log_self(ops: OpMatrix, steps: Steps) -> csr_array:
+    own = ops.values("self_ps", scale=1e-6)
+    np.log1p(own.data, out=own.data)
+    return own
 
-    Returns
-    -------
-    Floats
-        (steps, components), without a unit; at least one column, and read-only.
-    """
+
+def _step_time(ops: OpMatrix, steps: Steps) -> csr_array:
     from scipy.sparse import csr_array
 
-    micros, sides = matrix(steps, "self_ps", scale=1e-6)
-    ran = _alike_once(_where_present(micros))
-    totals = _sums(micros)
-    whole = np.bincount(sides, totals, minlength=2)[sides]
-    share = np.divide(totals, whole, out=np.zeros_like(totals), where=whole > 0)
-    np.log1p(micros.data, out=micros.data)
-    micros.data *= np.sqrt(share).astype(np.float32)[micros.indices]
-    step_us = steps.frame["dur_ps"].fill_null(0).clip(0).to_numpy() * 1e-6
-    blocks = [ran, micros, csr_array(np.log1p(step_us)[:, None])]
-    return _components([_most_varying(block) for block in blocks], _by_block, _VARIANCE)
+    micros = steps.frame["dur_ps"].fill_null(0).clip(0).to_numpy() * 1e-6
+    return csr_array(np.log1p(micros)[:, None])
 
 
-@_remembered
-def paper_features(steps: Steps) -> Floats:
-    """Return the paper's space: how often each op ran in a step, and for how long (paper IV.A, k-means stage 1).
+BLOCKS: dict[str, Callable[[OpMatrix, Steps], csr_array]] = {
+    "presence": _presence,
+    "counts": _counts,
+    "time_share": _time_share,
+    "log_self": _log_self,
+    "step_time": _step_time,
+    "invocations": lambda ops, steps: ops.values("count"),
+    "durations": lambda ops, steps: ops.values("total_ps", scale=1e-6),
+}
+"""What a block says of a step, by its name; (steps, ops), but for ``step_time``, (steps, 1).
 
-    Invocations and total durations, then principal components, 100 at most. The paper does not say how counts and
-    durations share one space; here each column is standardised (mean 0, variance 1), because durations would bury
-    the counts otherwise.
+- ``presence``: which ops ran, 0 or 1
+- ``counts``: log1p of how often each ran
+- ``time_share``: square root of each op's share of its side's self time in the step (Hellinger)
+- ``log_self``: log1p of each op's self time in microseconds, weighted by the square root of the op's share of its
+  side's self time in the run, so that a distance is about the relative change of the step's time
+- ``step_time``: log1p of the step's time in microseconds
+- ``invocations``, ``durations``: how often each op ran, and for how many microseconds in total, as they are
+"""
 
-    Parameters
-    ----------
-    steps
-        To place; rows follow ``steps.frame``.
-
-    Returns
-    -------
-    Floats
-        (steps, components), without a unit; at least one column, and read-only.
-    """
-    blocks = [matrix(steps, column, scale=scale)[0] for column, scale in (("count", 1.0), ("total_ps", 1e-6))]
-    return _components([_most_varying(block) for block in blocks], _by_column, 1.0)
+SPACES: dict[str, tuple[str, ...]] = {
+    "default": ("presence", "log_self", "step_time"),
+    "paper": ("invocations", "durations"),
+}
+"""Spaces by their names, as the blocks that they are made of."""
 
 
-SPACES: dict[str, Callable[[Steps], Floats]] = {"default": features, "paper": paper_features}
-"""The spaces by the name that a method's parameter gives them."""
-
-
-def matrix(steps: Steps, column: str, *, scale: float = 1.0) -> tuple[csr_array, Ints]:
-    """Return one column of ``steps.ops`` as a sparse step x op matrix, and the side of each op.
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """Which columns a block keeps of those it reads.
 
     Parameters
     ----------
-    steps
-        Rows follow ``steps.frame``.
+    block
+        A key of `BLOCKS`.
+    ops
+        (side, op) of each column that it reads; of one row for ``step_time``.
     column
-        Of ``tpunb.schema.OPS``: ``count``, ``total_ps`` or ``self_ps``.
-    scale
-        What its values are multiplied by.
-
-    Returns
-    -------
-    matrix : csr_array
-        (steps, ops) of float32. Every op that ran has an entry, be it 0.
-    sides : Ints
-        (ops,): 0 on the host, 1 on a device.
+        (ops,): the number of each among those that are kept, or -1.
+    weight
+        (ops,): what the values of each are multiplied by.
     """
-    from scipy.sparse import csr_array
 
-    rows = steps.frame.select("host", "step").with_columns(row=pl.int_range(pl.len(), dtype=pl.Int32))
-    # sorted by name, for the same numbers whatever the order of the rows of `ops`
-    names = (
-        steps.ops.select("side", "op")
-        .unique()
-        .sort("side", pl.col("op").cast(pl.String))
-        .with_columns(column=pl.int_range(pl.len(), dtype=pl.Int32))
-    )
-    entries = (
-        steps.ops.lazy()
-        .join(rows.lazy(), on=["host", "step"])
-        .join(names.lazy(), on=["side", "op"])
-        .select("row", "column", value=(pl.col(column).fill_null(0).clip(0) * scale).cast(pl.Float32))
-        .collect()
-    )
-    where = (entries["row"].to_numpy(), entries["column"].to_numpy())
-    sparse = csr_array((entries["value"].to_numpy(), where), shape=(rows.height, names.height))
-    sparse.sum_duplicates()  # also sorts: no trace is left of the order of the rows of `ops`
-    return sparse, names["side"].to_physical().to_numpy().astype(np.int64)
+    block: str
+    ops: pl.DataFrame
+    column: Ints
+    weight: Floats
+
+    @property
+    def width(self) -> int:
+        """How many columns are kept."""
+        return int(self.column.max(initial=-1)) + 1
+
+    def of(self, values: csr_array) -> csr_array:
+        """Return the kept columns of `values`, weighted."""
+        from scipy.sparse import csr_array
+
+        column = self.column[values.indices]
+        kept = column >= 0
+        data = (values.data * self.weight.astype(np.float32)[values.indices])[kept]
+        indptr = np.concatenate([[0], np.cumsum(kept, dtype=values.indptr.dtype)])[values.indptr]
+        return csr_array((data, column[kept], indptr), shape=(values.shape[0], self.width))
+
+    def of_others(self, ops: OpMatrix, steps: Steps) -> csr_array:
+        """Return the kept columns of other steps; operations that were not there when it was made count as nothing."""
+        values = BLOCKS[self.block](ops, steps)
+        if self.block == "step_time":
+            return self.of(values)
+        own = self.ops.with_columns(column=pl.Series(self.column), weight=pl.Series(self.weight))
+        met = ops.ops.join(own, on=["side", "op"], how="left", maintain_order="left")
+        there = Fold(
+            self.block, ops.ops, met["column"].fill_null(-1).to_numpy(), met["weight"].fill_null(0.0).to_numpy()
+        )
+        kept = there.of(values)
+        kept.resize(values.shape[0], self.width)
+        return kept
 
 
-def presence(steps: Steps) -> csr_array:
-    """Return which op ran in which step: (steps, ops) of ones, rows as in ``steps.frame``."""
-    return _where_present(matrix(steps, "count")[0])
+@dataclass(frozen=True, eq=False)
+class Space:
+    """Where the steps of a run lie.
+
+    Parameters
+    ----------
+    points
+        (steps, components), without a unit; at least one column, read-only; rows follow ``Steps.frame``.
+    loadings
+        (columns, components): what a step does in each column, less `mean`, times these is its point.
+    mean
+        (columns,): over the steps.
+    explained
+        (components,): the share of the variance that each tells, 0 to 1, falling.
+    folds
+        Where the columns come from, in their order.
+    """
+
+    points: Floats
+    loadings: Floats
+    mean: Floats
+    explained: Floats
+    folds: tuple[Fold, ...]
+
+    @property
+    def columns(self) -> pl.DataFrame:
+        """(block, side, op) of each column; of ops that ran in the very same steps presence names the first alone."""
+        kept = [
+            fold.ops.with_columns(block=pl.lit(fold.block), column=pl.Series(fold.column, dtype=pl.Int64))
+            .filter(pl.col("column") >= 0)
+            .sort("column")
+            .select("block", pl.col("side").cast(pl.String), pl.col("op").cast(pl.String))
+            for fold in self.folds
+        ]
+        return pl.concat(kept)
+
+    def place(self, steps: Steps) -> Floats:
+        """Return where other steps lie in this space, (steps, components)."""
+        ops = op_matrix(steps)
+        blocks = [fold.of_others(ops, steps) for fold in self.folds]
+        return _rounded(np.vstack([chunk @ self.loadings for chunk in _dense(blocks, self.mean)] or [self.points[:0]]))
 
 
-def _where_present(values: csr_array) -> csr_array:
-    from scipy.sparse import csr_array
-
-    ones = np.ones(values.nnz, dtype=np.float32)
-    return csr_array((ones, values.indices, values.indptr), shape=values.shape)
+_KNOWN: WeakKeyDictionary[Steps, dict[Features, Space]] = WeakKeyDictionary()
 
 
-def _alike_once(ran: csr_array) -> csr_array:
-    """Return presence with one column for all ops that ran in the very same steps.
+def check(features: Features, owner: str) -> None:
+    """Refuse what is no space.
+
+    Raises
+    ------
+    ValueError
+        When `features` is neither the name of a space nor a tuple of names of blocks.
+    """
+    named = isinstance(features, str) and features in SPACES
+    blocks = isinstance(features, tuple) and features and set(features) <= set(BLOCKS)
+    if not named and not blocks:
+        raise ValueError(
+            f"The features parameter of {owner} must be one of {tuple(SPACES)} or a tuple of blocks, of "
+            f"{tuple(BLOCKS)}. Got {features!r} instead."
+        )
+
+
+def space(steps: Steps, features: Features = "default") -> Space:
+    """Return the space of `steps`: made once for as long as they live.
+
+    Each block is centred and divided by its first singular value, so that none outshouts the others (multiple factor
+    analysis); one that hardly varies stays small. The paper's does not say how counts and durations share one space;
+    there each column is standardised (mean 0, variance 1), because durations would bury the counts otherwise. Then
+    principal components, 100 at most.
+
+    Parameters
+    ----------
+    steps
+        To place.
+    features
+        "default", "paper", or a tuple of names of `BLOCKS`.
+
+    Raises
+    ------
+    ValueError
+        When `features` is none of these.
+
+    >>> from tpunb.testing import toy_steps
+    >>> space(toy_steps("aab")).points.shape
+    (3, 1)
+    """
+    check(features, "space")
+    known = _KNOWN.setdefault(steps, {})
+    if features not in known:
+        known[features] = _made(steps, features)
+    return known[features]
+
+
+def _made(steps: Steps, features: Features) -> Space:
+    ops = op_matrix(steps)
+    blocks, folds = [], []
+    for name in SPACES[features] if isinstance(features, str) else features:
+        values = BLOCKS[name](ops, steps)
+        fold = _fold(name, values, ops)
+        folds.append(fold)
+        blocks.append(fold.of(values))
+    n, widths = len(steps), [fold.width for fold in folds]
+    if not n or not sum(widths):
+        return Space(
+            _read_only(np.zeros((n, 1))), np.zeros((sum(widths), 1)), np.zeros(sum(widths)), np.ones(1), tuple(folds)
+        )
+    mean = np.concatenate([_sums(block) / n for block in blocks])
+    gram = np.zeros((len(mean), len(mean)))
+    for chunk in _dense(blocks, mean):
+        gram += chunk.T @ chunk
+    gram /= n
+    factor = _by_column(gram) if features == "paper" else _by_block(gram, widths)
+    values, axes = np.linalg.eigh(gram * np.outer(factor, factor))
+    values, axes = values[::-1].clip(0), axes[:, ::-1]
+    share = 1.0 if features == "paper" else _VARIANCE
+    kept = 1 + int(np.searchsorted(values.cumsum(), share * values.sum() * (1 - 1e-9)))
+    axes = axes[:, : min(kept, MOST_COMPONENTS, len(mean))]
+    strongest = np.abs(axes).argmax(axis=0)
+    axes = axes * np.where(axes[strongest, np.arange(axes.shape[1])] < 0, -1.0, 1.0)  # an axis has no sign
+    loadings = axes * factor[:, None]
+    points = np.vstack([chunk @ loadings for chunk in _dense(blocks, mean)])
+    explained = values[: axes.shape[1]] / max(values.sum(), np.finfo(float).tiny)
+    return Space(_read_only(_rounded(points)), loadings, mean, explained, tuple(folds))
+
+
+def _rounded(points: Floats) -> Floats:
+    return points.round(9)  # like rows stay like: matrix products differ in the last digits
+
+
+def _read_only(points: Floats) -> Floats:
+    points.flags.writeable = False  # it is handed to everyone who asks
+    return points
+
+
+def _fold(name: str, values: csr_array, ops: OpMatrix) -> Fold:
+    """Return which columns a block keeps: those that vary, ``MOST_COLUMNS`` of them at most."""
+    d = values.shape[1]
+    weight = np.ones(d)
+    if name == "log_self":
+        own = _sums(ops.values("self_ps", scale=1e-6))
+        whole = np.bincount(ops.sides, own, minlength=2)[ops.sides]
+        weight = np.sqrt(np.divide(own, whole, out=np.zeros(d), where=whole > 0))
+    elif name == "presence":
+        weight = _once(values)
+    n = max(values.shape[0], 1)
+    square = _sums(values, power=2) / n * weight**2
+    variance = square - (_sums(values) / n * weight) ** 2
+    varies = np.flatnonzero((variance > 1e-9 * square) & (weight > 0))
+    kept = np.sort(varies[np.argsort(-variance[varies], kind="stable")[:MOST_COLUMNS]])
+    column = np.full(d, -1, dtype=np.int64)
+    column[kept] = np.arange(len(kept))
+    named = pl.DataFrame({"side": ["host"], "op": ["step time"]}) if name == "step_time" else ops.ops
+    return Fold(name, named, column, weight)
+
+
+def _once(ran: csr_array) -> Floats:
+    """Return the weight of each column of presence: one column for all ops that ran in the very same steps.
 
     m equal columns are one column times sqrt(m): every distance stays, and thousands of ops become a handful.
     """
-    columns = ran[:, _sums(ran) > 0].tocsc()
-    if not columns.shape[1]:
-        return columns.tocsr()
-    # The sum of one random number a step names the set of steps; two sets share a sum once in 2**64.
-    names = np.random.default_rng(0).integers(2**64, size=ran.shape[0], dtype=np.uint64)
-    sums = np.add.reduceat(names[columns.indices], columns.indptr[:-1])
-    _, first, times = np.unique(sums, return_index=True, return_counts=True)
-    kept = columns[:, first].tocsr()
-    kept.data = np.sqrt(times).astype(np.float32)[kept.indices]
-    return kept
+    n, d = ran.shape
+    # The sums of two random numbers a step name the set of steps; below 2**53, so that they are exact.
+    random = np.random.default_rng(0)
+    most = 2**53 // max(n, 1)
+    lengths = np.diff(ran.indptr)
+    names = [
+        np.bincount(ran.indices, np.repeat(random.integers(1, most, size=n).astype(np.float64), lengths), minlength=d)
+        for _ in range(2)
+    ]
+    _, first, times = np.unique(np.stack(names), axis=1, return_index=True, return_counts=True)
+    weight = np.zeros(d)
+    weight[first] = np.sqrt(times)
+    return weight
 
 
-def _most_varying(block: csr_array) -> csr_array:
-    """Return the columns that vary, ``MOST_COLUMNS`` of them at most."""
-    n = max(block.shape[0], 1)
-    square = _sums(block, power=2) / n
-    variance = square - (_sums(block) / n) ** 2
-    varies = np.flatnonzero(variance > 1e-9 * square)
-    if len(varies) == block.shape[1] <= MOST_COLUMNS:
-        return block
-    most = varies[np.argsort(-variance[varies], kind="stable")[:MOST_COLUMNS]]
-    return block[:, np.sort(most)].tocsr()
-
-
-def _sums(block: csr_array, power: int = 1) -> Floats:
+def _sums(values: csr_array, power: int = 1) -> Floats:
     """Return the sum of each column's values to a power, in float64, which scipy's own sums of float32 are not."""
-    sums = np.bincount(block.indices, block.data.astype(np.float64) ** power, minlength=block.shape[1])
-    return np.asarray(sums, dtype=np.float64)
+    sums = np.zeros(values.shape[1])
+    for start in range(0, values.nnz, _ENTRIES):
+        data = values.data[start : start + _ENTRIES].astype(np.float64)
+        indices = values.indices[start : start + _ENTRIES]
+        sums += np.bincount(indices, data**power if power > 1 else data, minlength=len(sums))
+    return sums
+
+
+def _dense(blocks: list[csr_array], mean: Floats) -> Iterator[Floats]:
+    """Yield blocks side by side, less the mean, a chunk of rows at a time: nothing of the size steps x ops is dense."""
+    n = blocks[0].shape[0] if blocks else 0
+    size = max(1, _CHUNK // max(len(mean), 1))
+    for start in range(0, n, size):
+        chunk = np.hstack([block[start : start + size].toarray() for block in blocks], dtype=np.float64)
+        chunk -= mean
+        yield chunk
 
 
 def _by_block(gram: Floats, widths: list[int]) -> Floats:
@@ -215,128 +351,6 @@ def _by_block(gram: Floats, widths: list[int]) -> Floats:
     return np.concatenate(factors)
 
 
-def _by_column(gram: Floats, widths: list[int]) -> Floats:
+def _by_column(gram: Floats) -> Floats:
     """Return the factor of each column that gives it variance 1."""
     return np.asarray(1 / np.sqrt(np.maximum(gram.diagonal(), np.finfo(float).tiny)), dtype=np.float64)
-
-
-def _components(blocks: list[csr_array], factors: Callable[[Floats, list[int]], Floats], variance: float) -> Floats:
-    """Return the leading principal components of blocks side by side.
-
-    Through the covariance of the columns, a chunk of rows at a time: nothing of the size steps x ops gets dense.
-
-    Parameters
-    ----------
-    blocks
-        Sparse, of (steps, columns) each.
-    factors
-        From the covariance and the blocks' widths to what each column is multiplied by.
-    variance
-        Share of the variance to keep, 0 to 1.
-    """
-    from scipy.sparse import hstack
-
-    whole = hstack(blocks, format="csr")
-    n, d = whole.shape
-    if not n or not d:
-        return np.zeros((n, 1))
-    mean = _sums(whole) / n
-    size = max(1, _CHUNK // d)
-    gram = np.zeros((d, d))
-    for start in range(0, n, size):
-        chunk = whole[start : start + size].toarray() - mean
-        gram += chunk.T @ chunk
-    gram /= n
-    factor = factors(gram, [block.shape[1] for block in blocks])
-    values, axes = np.linalg.eigh(gram * np.outer(factor, factor))
-    values, axes = values[::-1].clip(0), axes[:, ::-1]
-    kept = 1 + int(np.searchsorted(values.cumsum(), variance * values.sum() * (1 - 1e-9)))
-    axes = axes[:, : min(kept, MOST_COMPONENTS, d)]
-    strongest = np.abs(axes).argmax(axis=0)
-    axes = axes * np.where(axes[strongest, np.arange(axes.shape[1])] < 0, -1.0, 1.0)  # an axis has no sign
-    axes = axes * factor[:, None]
-    return np.vstack([(whole[start : start + size].toarray() - mean) @ axes for start in range(0, n, size)]).round(
-        9
-    )  # like rows stay like: matrix products differ in the last digits
-
-
-@dataclass(frozen=True, eq=False)
-class Cells:
-    """Points with like rows merged, in order of their first row.
-
-    Parameters
-    ----------
-    centres
-        (cells, columns): the mean of a cell's rows.
-    weights
-        (cells,): how many rows a cell holds.
-    cell
-        (rows,): the cell of each row.
-    side
-        Of the grid that merged them; 0.0 where only equal rows share a cell.
-    """
-
-    centres: Floats
-    weights: Floats
-    cell: Ints
-    side: float
-
-
-def cells(points: Floats) -> Cells:
-    """Return `points` with like rows merged: so that a method's cost does not grow with the length of a run.
-
-    Equal rows always share a cell. Only where more than ``MOST_CELLS`` differ, a grid over the ten leading columns
-    is laid, as fine as that number allows.
-
-    Parameters
-    ----------
-    points
-        (rows, columns), the columns in order of weight, as principal components are.
-    """
-    key, side = points, 0.0
-    while True:
-        _, first, cell, counts = np.unique(_as_bytes(key), return_index=True, return_inverse=True, return_counts=True)
-        if len(counts) <= MOST_CELLS:
-            break
-        side = side * 1.5 or float(np.ptp(points, axis=0).max()) / 1000
-        key = np.round(points[:, :10] / side)
-    order = np.argsort(first)
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    cell, weights = place[cell.ravel()], counts[order].astype(np.float64)
-    if not side:  # the rows of a cell are equal: take one, a mean would round
-        return Cells(points[np.sort(first)], weights, cell, side)
-    by_cell = np.argsort(cell, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(counts[order])[:-1]])
-    return Cells(np.add.reduceat(points[by_cell], starts, axis=0) / weights[:, None], weights, cell, side)
-
-
-def _as_bytes(rows: Floats) -> NDArray[np.void]:
-    """Return each row as one value, which sorts faster than a row does; -0.0 counts as 0.0."""
-    rows = np.ascontiguousarray(rows + 0.0)
-    return rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
-
-
-def in_order(labels: NDArray[np.integer[Any]], steps: Steps) -> list[int]:
-    """Return `labels` numbered 0, 1, 2, ... by first appearance in time; -1, noise, stays.
-
-    >>> from tpunb.testing import toy_steps
-    >>> in_order(np.array([7, -1, 3, 7]), toy_steps("abca"))
-    [0, -1, 1, 0]
-    """
-    in_time = labels[np.argsort(steps.frame["start_ps"].to_numpy(), kind="stable")]
-    found, first = np.unique(in_time[in_time >= 0], return_index=True)
-    number = dict(zip(found[np.argsort(first)].tolist(), range(len(found)), strict=True))
-    return [number.get(label, -1) for label in labels.tolist()]
-
-
-class Parameters:
-    """A phase method's parameters; its repr names those that are not the default."""
-
-    def __repr__(self) -> str:
-        told = [
-            f"{field.name}={getattr(self, field.name)!r}"
-            for field in fields(self)  # type: ignore[arg-type]  # every child is a dataclass
-            if getattr(self, field.name) != field.default
-        ]
-        return f"{type(self).__name__}({', '.join(told)})"

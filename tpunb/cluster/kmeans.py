@@ -9,8 +9,11 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from tpunb.cluster.features import SPACES, Cells, Floats, Ints, Parameters, cells, in_order
+from tpunb.cluster.cells import Cells, cells
+from tpunb.cluster.features import Features, check, space
 from tpunb.cluster.knee import knee
+from tpunb.cluster.methods import Parameters, in_order
+from tpunb.cluster.op_matrix import Floats, Ints
 from tpunb.frames import Labels, Steps
 
 _RESTARTS = 10
@@ -54,7 +57,7 @@ class KMeans(Parameters):
     k: int | None = None
     k_max: int = 15
     seed: int = 0
-    features: Literal["default", "paper"] = "default"
+    features: Features = "default"
     elbow: Literal["log", "linear"] = "log"
 
     def __post_init__(self) -> None:
@@ -65,7 +68,8 @@ class KMeans(Parameters):
                 raise ValueError(
                     f"The {name} parameter of KMeans must be an int of {least} or more. Got {value!r} instead."
                 )
-        choices = {"features": (self.features, tuple(SPACES)), "elbow": (self.elbow, ("log", "linear"))}
+        check(self.features, "KMeans")
+        choices = {"elbow": (self.elbow, ("log", "linear"))}
         for name, (choice, known) in choices.items():
             if choice not in known:
                 raise ValueError(f"The {name} parameter of KMeans must be one of {known}. Got {choice!r} instead.")
@@ -79,14 +83,13 @@ class KMeans(Parameters):
         """Return one label a step, and ``sweeps["k"]``: the sum of squared distances at each k tried."""
         if not len(steps):
             return Labels([])
-        points = SPACES[self.features](steps)
+        points = space(steps, self.features).points
         merged = cells(points)
         most = len(merged.weights)
         tried = [min(self.k, most)] if self.k is not None else list(range(1, min(self.k_max, most) + 1))
         fits = [self._fit(merged, k) for k in tried]
-        inside = max(0.0, float((points**2).sum() - (merged.weights @ merged.centres**2).sum()))
         # a larger k never fits worse; where it seems so, ten starts were too few
-        error = np.minimum.accumulate([sse + inside for _, sse in fits])
+        error = np.minimum.accumulate([sse + merged.within for _, sse in fits])
         k = tried[0] if self.k is not None else self._choose(tried, error, fits, merged)
         sweep = pl.DataFrame(
             {"k": tried, "sse": error, "chosen": [value == k for value in tried]},

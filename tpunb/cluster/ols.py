@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from tpunb.cluster.features import Floats, Ints, Parameters, presence
+from tpunb.cluster.methods import Parameters
+from tpunb.cluster.op_matrix import Floats, Ints, op_matrix
 from tpunb.frames import Labels, Steps
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def similarities(steps: Steps) -> tuple[Floats, Ints]:
     starts : Ints
         (steps,) of bool: whether a step is the first of its host.
     """
-    ran = presence(steps)
+    ran = op_matrix(steps).presence()
     n = ran.shape[0]
     host = steps.frame["host"].to_numpy()
     starts = np.ones(n, dtype=bool)

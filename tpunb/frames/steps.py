@@ -73,6 +73,10 @@ class Steps:
 
     def full(self) -> Steps:
         """Return the steps that were seen in full, with their operations."""
+        return self._full
+
+    @cached_property
+    def _full(self) -> Steps:  # once: what methods find out of steps, they remember by them
         if (self.frame["seen"] == "full").all():
             return self
         frame = self.frame.filter(pl.col("seen") == "full")

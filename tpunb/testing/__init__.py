@@ -1,6 +1,6 @@
-"""What tests are made of: toy steps, events and windows, and a profiler service that replays windows or misbehaves.
+"""What tests are made of: toy steps, events and windows, trainings whose phases are known, and a profiler service.
 
-No TPU, no network beyond loopback, no randomness.
+No TPU, no network beyond loopback, no randomness that a seed does not fix.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tpunb.testing.known_runs import KINDS, KnownRun, known_run
 from tpunb.testing.toys import toy_events, toy_steps
 from tpunb.testing.windows import toy_window
 
 if TYPE_CHECKING:
     from tpunb.testing.stand_in import ProfilerStandIn
 
-__all__ = ["ProfilerStandIn", "toy_events", "toy_steps", "toy_window"]
+__all__ = ["KINDS", "KnownRun", "ProfilerStandIn", "known_run", "toy_events", "toy_steps", "toy_window"]
 
 
 def __getattr__(name: str) -> Any:
