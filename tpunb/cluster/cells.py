@@ -68,22 +68,25 @@ def cells(points: Floats) -> Cells:
     >>> cells(np.array([[0.0], [1.0], [0.0]])).weights.tolist()
     [2.0, 1.0]
     """
-    first, cell, counts = _unique(points + 0.0)  # -0.0 counts as 0.0
+    from scipy.sparse import csr_array
+
+    first, cell, counts = _unique(points)
     side = 0.0
     while len(counts) > MOST_CELLS:
         side = side * 1.5 or float(np.ptp(points[:, :_GRID], axis=0).max()) / _FINEST
-        first, cell, counts = _unique(np.round(points[:, :_GRID] / side) + 0.0)
+        first, cell, counts = _unique(np.round(points[:, :_GRID] / side))
     order = np.argsort(first)
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     cell, weights = place[cell], counts[order].astype(np.float64)
     if not side:  # the rows of a cell are equal: take one, a mean would round
         return Cells(points[np.sort(first)], weights, cell, side, 0.0, 0.0)
-    by_cell = np.argsort(cell, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(counts[order])[:-1]])
-    centres = np.add.reduceat(points[by_cell], starts, axis=0) / weights[:, None]
-    scatter = float(np.square(points - points.mean(axis=0)).sum())
-    within = max(0.0, float(np.square(points).sum() - weights @ np.square(centres).sum(axis=1)))
+    n = len(points)
+    held = csr_array((np.ones(n), (cell, np.arange(n))), shape=(len(weights), n))
+    centres = held @ points / weights[:, None]
+    squares = float(np.einsum("ij,ij->", points, points))
+    scatter = squares - n * float(np.square(points.mean(axis=0)).sum())
+    within = max(0.0, squares - float(weights @ np.square(centres).sum(axis=1)))
     if within > MOST_LOST * scatter:
         raise TpunbError(
             f"{len(points)} steps differ too much to be merged: {len(weights)} cells hide {within / scatter:.0%} of "
@@ -96,10 +99,10 @@ def cells(points: Floats) -> Cells:
 def _unique(rows: Floats) -> tuple[Ints, Ints, Ints]:
     """Return the first row of each kind, the kind of each row, and how many rows are of each kind."""
     # Each row as one sum of well mixed bits: unlike rows share one once in 2**64, and numbers sort fast.
-    bits = np.ascontiguousarray(rows).view(np.uint64)
     names = np.zeros(len(rows), dtype=np.uint64)
     for column in range(rows.shape[1]):
-        mixed = bits[:, column] ^ np.uint64(column * _STEP % 2**64)
+        number = rows[:, column] + 0.0  # -0.0 counts as 0.0
+        mixed = number.view(np.uint64) ^ np.uint64(column * _STEP % 2**64)
         for shift, factor in _MIX:  # Stafford's finaliser: every bit of a number sways every bit of the result
             mixed = (mixed ^ (mixed >> shift)) * factor
         names += mixed ^ (mixed >> np.uint64(31))

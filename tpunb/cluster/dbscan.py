@@ -28,6 +28,7 @@ _FLAT = 0.02  # a noise curve that rises by less than this share of the steps ha
 _LOSS = 0.005  # of the steps: what an elbow of our own sweep may cost
 _GAP = 10  # clusters stay over a factor of 1 + 10 / steps or more: among few steps wide gaps come by chance
 _STEADY = 0.5  # and several, besides, by a half: one cluster and a far stray is always there to be found
+_ROWS = 256  # of distances that are sorted at one time
 _MOST_INSIDE = 0.9  # of the steps are in a cluster, where the clusters are to be believed
 
 
@@ -163,7 +164,7 @@ class Graph:
         """Return the share of steps that are noise at each value of ``min_samples``, 0 to 1."""
         if not len(self.reach):
             return np.zeros(len(values))
-        most = np.where(self.near, self.reach, 0).max(axis=1)
+        most = np.array([self.reach[near].max() for near in self.near])  # every cell is near itself
         order = np.argsort(most)
         weight = np.concatenate([[0.0], np.cumsum(self.merged.weights[order])])
         return np.asarray(weight[np.searchsorted(most[order], values)] / weight[-1], dtype=np.float64)
@@ -229,7 +230,8 @@ def steadiest(distance: Floats, merged: Cells, k: int) -> float:
         return 1.0
     core = _k_distance(distance, weights, min(k, n))
     # two cells are together from the distance on at which both are dense and near enough: a single linkage
-    together = np.maximum(distance, np.maximum(core[:, None], core[None, :]))
+    together = np.maximum(distance, core[:, None], dtype=np.float32, casting="same_kind")
+    np.maximum(together, core.astype(np.float32), out=together)
     np.fill_diagonal(together, 0)
     merges = linkage(squareform(together, checks=False), "single")
     heights = np.concatenate([[0.0], merges[:, 2]])
@@ -271,12 +273,13 @@ def _clouds(merges: Floats, weights: Floats, least: float) -> tuple[Ints, Floats
 def _k_distance(distance: Floats, weights: Floats, k: float) -> Floats:
     """Return how far from each cell `k` steps lie, its own included."""
     most = min(int(np.ceil(k)), len(weights))
-    nearest = np.argpartition(distance, most - 1, axis=1)[:, :most]
-    reach = np.take_along_axis(distance, nearest, axis=1)
-    order = np.argsort(reach, axis=1, kind="stable")
-    reach, held = (
-        np.take_along_axis(reach, order, axis=1),
-        weights[np.take_along_axis(nearest, order, axis=1)],
-    )
-    enough = (np.cumsum(held, axis=1) >= k).argmax(axis=1)
-    return np.asarray(reach[np.arange(len(reach)), enough], dtype=np.float64)
+    reach = np.empty(len(weights))
+    for start in range(0, len(weights), _ROWS):
+        chunk = distance[start : start + _ROWS]
+        nearest = np.argpartition(chunk, most - 1, axis=1)[:, :most]
+        own = np.take_along_axis(chunk, nearest, axis=1)
+        order = np.argsort(own, axis=1, kind="stable")
+        held = weights[np.take_along_axis(nearest, order, axis=1)]
+        enough = (np.cumsum(held, axis=1) >= k).argmax(axis=1)
+        reach[start : start + _ROWS] = np.take_along_axis(own, order, axis=1)[np.arange(len(chunk)), enough]
+    return reach

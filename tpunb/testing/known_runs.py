@@ -97,9 +97,8 @@ def _typical(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return how often each op ran in each step, and for how many microseconds: like steps by 2 % unlike."""
     n = len(phase)
-    part = {name: round(ops * share) for name, share in _PARTS.items()}
-    edges = np.cumsum([0, *part.values()])
-    of = {name: np.arange(edges[i], edges[i + 1]) for i, name in enumerate(part)}
+    edges = np.round(np.cumsum([0, *_PARTS.values()]) * ops).astype(int)
+    of = {name: np.arange(edges[i], edges[i + 1]) for i, name in enumerate(_PARTS)}
     train = np.concatenate([of["forward"], of["backward"], of["feed"]])
     calls = random.integers(1, 12, ops).astype(np.float32)
     calls[random.choice(ops, ops // 30, replace=False)] *= 20

@@ -1,0 +1,12 @@
+"""Frames in, Altair charts out: a chart is a value, made and returned, never shown.
+
+Frames are aggregated before Altair sees them. Names in them are not trusted. How a chart draws itself, in a notebook
+and offline, is in :mod:`tpunb.pictures`.
+"""
+
+from tpunb.charts.curves import dbscan_noise, kmeans_elbow, ols_phases
+from tpunb.charts.ribbon import timeline
+from tpunb.charts.rows import colours
+from tpunb.charts.shares import coverage, top_ops
+
+__all__ = ["colours", "coverage", "dbscan_noise", "kmeans_elbow", "ols_phases", "timeline", "top_ops"]
