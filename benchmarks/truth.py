@@ -1,7 +1,7 @@
-"""Are the phases that are found the phases that are there?
+"""Whether the phases that are found are those that are there.
 
 ``python benchmarks/truth.py [--quick] [--seeds 11,12,13,14,15] [--hard]``: made-up trainings of 112,590 steps × 300
-operations whose phases are known (`tpunb.testing.known_run`), cut by each method. ``--quick`` takes the first seed alone.
+operations whose phases are known (`tpunb.testing.known_run`), cut by each method. ``--quick`` takes the first seed.
 The last line is one JSON object, the worst over the seeds:
 
 - ``ari``: adjusted Rand index of ``DBSCAN()`` over the steps that are not corrupted; 1.0 is the truth itself
@@ -59,9 +59,7 @@ def main() -> None:
         found.append(measure(seed, hard=asked.hard))
         told = "  ".join(f"{name} {value:.4f}" for name, value in found[-1].items())
         print(f"{'hard' if asked.hard else 'easy'}, seed {seed}: {told}", flush=True)
-    worst = {
-        name: (max if name.startswith("error") else min)(figures[name] for figures in found) for name in found[0]
-    }
+    worst = {name: (max if name.startswith("error") else min)(figures[name] for figures in found) for name in found[0]}
     print(json.dumps({name: round(float(value), 4) for name, value in worst.items()}))
 
 

@@ -11,13 +11,34 @@ from tpunb.frames import Phases, Steps
 from tpunb.testing import toy_steps
 
 SWEEPS = {
-    "k": pl.DataFrame({"k": [1, 2, 3], "sse": [9.0, 2.0, 1.0], "chosen": [False, True, False]}),
+    "k": pl.DataFrame(
+        {
+            "k": [1, 2, 3],
+            "sse": [9.0, 2.0, 1.0],
+            "bic": [-30.0, -12.0, -11.0],
+            "by_elbow": [False, True, False],
+            "by_log": [False, True, False],
+            "by_bic": [False, False, True],
+            "chosen": [False, True, False],
+        }
+    ),
+    "eps": pl.DataFrame(
+        {
+            "low": [0.0, 0.5, 2.0],
+            "high": [0.5, 2.0, 8.0],
+            "clusters": [4, 2, 1],
+            "inside": [0.6, 0.95, 1.0],
+            "eps": [None, 1.0, 4.0],
+            "chosen": [False, True, False],
+        }
+    ),
     "min_samples": pl.DataFrame(
         {"min_samples": [5, 30], "noise": [0.0, 0.25], "clusters": [3, 2], "chosen": [False, True]}
     ),
     "threshold": pl.DataFrame({"threshold": [0.5, 0.7, 0.9], "phases": [1, 2, 6], "chosen": [False, True, False]}),
 }
-ALL = [charts.timeline, charts.coverage, charts.top_ops, charts.kmeans_elbow, charts.dbscan_noise, charts.ols_phases]
+CURVES = [charts.kmeans_elbow, charts.dbscan_noise, charts.dbscan_eps, charts.ols_phases]
+ALL = [charts.timeline, charts.coverage, charts.top_ops, *CURVES]
 
 WINDOWS = {name: dtype for name, dtype in schema.WINDOWS.items() if name != "why"}
 
@@ -143,36 +164,6 @@ def test_top_operations_are_of_the_longest_phase_unless_given():
     with pytest.raises(TpunbError, match="Phase 1 has no operations") as caught:
         charts.top_ops(phases_of("aab", seen="ffp"), 1)
     assert caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("chart", "says"),
-    [
-        (charts.kmeans_elbow, "k = 2, sum of squared distances 2 "),
-        (charts.dbscan_noise, "min_samples = 30, 2 clusters, 25.0 % noise"),
-        (charts.ols_phases, "threshold = 0.7, 2 phases"),
-    ],
-)
-def test_a_sweep_marks_its_choice(chart, says):
-    made = chart(phases_of())
-    assert says in made.description
-    assert says in pictures.svg(made)
-
-
-@pytest.mark.parametrize(
-    ("chart", "hint"), [(charts.kmeans_elbow, "KMeans"), (charts.dbscan_noise, "DBSCAN"), (charts.ols_phases, "OLS")]
-)
-def test_a_missing_sweep_names_the_method_that_gives_it(chart, hint):
-    with pytest.raises(TpunbError, match="swept") as caught:
-        chart(phases_of(sweeps={}))
-    assert f"tp.{hint}()" in caught.value.hint
-
-
-def test_a_sweep_without_a_choice_or_with_nan_still_draws():
-    sweep = pl.DataFrame({"k": [1, 2], "sse": [1.0, float("nan")], "chosen": [False, False]})
-    chart = charts.kmeans_elbow(phases_of(sweeps={"k": sweep}))
-    assert "none was chosen" in chart.description
-    assert pictures.png(chart)
 
 
 def test_colours_are_of_the_longest_and_noise_is_grey():

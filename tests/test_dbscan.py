@@ -9,7 +9,7 @@ from sklearn import cluster as sklearn_cluster
 
 from tpunb.cluster import DBSCAN
 from tpunb.cluster.cells import cells
-from tpunb.cluster.dbscan import Graph, steadiest
+from tpunb.cluster.dbscan import Graph
 from tpunb.cluster.features import space
 from tpunb.testing import toy_steps
 
@@ -89,41 +89,13 @@ def test_steps_equal_scikit_learn_on_their_features():
     assert DBSCAN(eps=1.0, min_samples=3)(steps) == expected.tolist()
 
 
-def gap(values, k=2):
-    points = np.array(values, dtype=float)[:, None]
-    merged = cells(points)
-    return steadiest(np.abs(merged.centres - merged.centres.T), merged, k)
-
-
-def test_eps_lies_where_the_clusters_stay_longest():
-    # two clouds 9 apart with neighbours 0.1 apart, and strays: the clouds stay two from 0.1 to 9, not the strays
-    clouds = [place / 10 for place in range(30)] + [12 + place / 10 for place in range(30)]
-    assert gap([*clouds, 200, 3000]) == pytest.approx(np.sqrt(0.1 * 9.1), rel=0.3)
-
-
-def test_eps_of_one_cloud_leaves_out_its_stray():
-    # neighbours 1 apart, and one stray 100 away: the geometric middle is 10
-    assert gap([*range(20), 119]) == pytest.approx(10)
-
-
-def test_eps_without_a_gap_reaches_every_step():
-    assert gap([0, 1, 2.1, 3.2]) == pytest.approx(1.1)
-
-
-def test_eps_of_exact_repetitions_keeps_them_apart():
-    assert 0 < gap([0, 0, 4, 4, 10, 10]) < 4
-
-
-def test_eps_of_steps_all_alike():
-    assert gap([3, 3, 3]) == 1.0
-    assert gap([3]) == 1.0
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"min_samples": 0}, "The min_samples parameter of DBSCAN must be an int of 1 or more. Got 0 instead."),
         ({"min_samples": 1.5}, "The min_samples parameter of DBSCAN must be an int of 1 or more. Got 1.5 instead."),
+        ({"min_samples": True}, "The min_samples parameter of DBSCAN must be an int of 1 or more. Got True instead."),
+        ({"eps": True}, "The eps parameter of DBSCAN must be a float above 0. Got True instead."),
         ({"eps": 0}, "The eps parameter of DBSCAN must be a float above 0. Got 0 instead."),
         ({"eps": float("nan")}, "The eps parameter of DBSCAN must be a float above 0. Got nan instead."),
         ({"features": "raw"}, "The features parameter of DBSCAN must be one of .* Got 'raw' instead."),

@@ -47,13 +47,31 @@ def _counts(values: pl.Series) -> alt.Axis:
     return alt.Axis(values=[*range(most + 1)], format="d") if most <= 8 else WHOLE
 
 
-def kmeans_elbow(phases: Phases) -> LayerPicture:
-    """Return the sum of squared distances by the number of clusters, the chosen one marked."""
-    sweep = _swept(phases, "k", "KMeans").with_columns(pl.col("sse").round(6))
+def kmeans_elbow(phases: Phases) -> VConcatPicture:
+    """Return the squared error and the information criterion by the number of clusters, with each rule's choice.
+
+    The three rules: the elbow of the error (the paper's), that of its logarithm, and the Bayesian information
+    criterion. The one that chose is the diamond.
+    """
+    sweep = _swept(phases, "k", "KMeans").with_columns(pl.col("sse", "bic").round(6))
     x = alt.X("k:Q", title="clusters, k", axis=WHOLE).scale(zero=False)
-    y = alt.Y("sse:Q", title="sum of squared distances")
     title = titled(phases, "k-means: squared distances by k")
-    return _curve(title, sweep, x, y, "k = {k}, sum of squared distances {sse:.4g} (feature units²)")
+    about = "k = {k}, sum of squared distances {sse:.4g} (feature units²)"
+    error = _curve(title, sweep, x, alt.Y("sse:Q", title="sum of squared distances"), about)
+    said = {"by_elbow": "elbow", "by_log": "elbow of the log", "by_bic": "BIC"}
+    rules = (
+        sweep.unpivot(list(said), index=["k", "sse"], variable_name="rule")
+        .filter("value")
+        .group_by("k", "sse")
+        .agg(pl.col("rule").replace_strict(said).str.join(" · "))
+        .with_columns(about=pl.format("{}: k = {}", "rule", "k"))
+    )
+    names = rows_of(rules).mark_text(dy=-14, dx=4, align="left").encode(x=x, y=alt.Y("sse:Q"), text="rule:N")
+    error.layer.append(names)
+    about = "k = {k}, Bayesian information criterion {bic:.4g}"
+    score = _curve(title, sweep, x, alt.Y("bic:Q", title="BIC").scale(zero=False), about)
+    score.title, score.height = alt.Undefined, 110
+    return VConcatPicture(vconcat=[error, score], description=error.description)
 
 
 def dbscan_noise(phases: Phases) -> VConcatPicture:
@@ -68,10 +86,49 @@ def dbscan_noise(phases: Phases) -> VConcatPicture:
     return VConcatPicture(vconcat=[noise, clusters], description=noise.description)
 
 
+def dbscan_eps(phases: Phases) -> LayerPicture:
+    """Return the number of dense clusters by the distance up to which steps are neighbours, the chosen one marked.
+
+    A bar is a range of eps over which the clusters stay the same; a full one has nine steps in ten in a cluster.
+    """
+    ranges = _swept(phases, "eps", "DBSCAN").filter(pl.col("high") > pl.col("low").clip(0))
+    least = ranges.filter(pl.col("low") > 0)["low"].min()
+    floor = float(least) / 2 if isinstance(least, float) else 0.1
+    rows = ranges.with_columns(pl.col("low").clip(floor)).with_columns(
+        inside_percent=(pl.col("inside") * 100).round(1),
+        seen=pl.when(pl.col("eps").is_null()).then(0.35).otherwise(1.0),
+    )
+    told = "eps from {low:.3g} to {high:.3g}: {clusters} clusters, {inside_percent} % of the steps inside"
+    rows = rows.with_columns(
+        about=pl.Series([told.format(**row) for row in rows.iter_rows(named=True)], dtype=pl.String)
+    )
+    chosen = _swept(phases, "eps", "DBSCAN").filter("chosen")
+    eps = chosen["eps"].item()
+    what = f"chosen (diamond): eps = {eps:.3g}, {chosen['clusters'].item()} clusters"
+    x = alt.X("low:Q", title="eps (feature units)").scale(type="log", nice=False)
+    y = alt.Y("clusters:Q", title="clusters", axis=_counts(rows["clusters"]))
+    bars = rows_of(rows).mark_rule(strokeWidth=5, color=PALETTE[0])
+    at = chosen.select("eps", "clusters", about=pl.lit(what))
+    diamond = rows_of(at).mark_point(color=PALETTE[5], filled=True, opacity=1, size=170, shape="diamond")
+    title = titled(phases, "DBSCAN: clusters by eps")
+    return LayerPicture(
+        layer=[
+            bars.encode(x=x, x2="high", y=y, opacity=alt.Opacity("seen:Q", scale=None)),
+            diamond.encode(x=alt.X("eps:Q"), y=y),
+        ],
+        title=alt.TitleParams(title, subtitle=[what, "faint: fewer than nine steps in ten are in a cluster"]),
+        description=f"{title}; {what}.",
+        width=WIDTH,
+        height=200,
+    )
+
+
 def ols_phases(phases: Phases) -> LayerPicture:
     """Return the number of phases by similarity threshold, the chosen one marked."""
     sweep = _swept(phases, "threshold", "OLS").with_columns(pl.col("threshold").round(6))
     x = alt.X("threshold:Q", title="similarity threshold (0 to 1)", axis=alt.Axis(tickCount=10))
     y = alt.Y("phases:Q", title="phases", axis=_counts(sweep["phases"]))
     title = titled(phases, "OLS: phases by threshold")
-    return _curve(title, sweep, x, y, "threshold = {threshold}, {phases} phases")
+    turns = pl.col("phases") != pl.col("phases").shift(), pl.col("phases") != pl.col("phases").shift(-1)
+    corners = sweep.filter(pl.any_horizontal(*turns, "chosen") | pl.col("threshold").is_in([0.0, 1.0]))
+    return _curve(title, corners, x, y, "threshold = {threshold}, {phases} phases")

@@ -15,6 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tpunb.cluster.cells import Cells, cells
+from tpunb.cluster.eps import scales
 from tpunb.cluster.features import Features, check, space
 from tpunb.cluster.knee import knee
 from tpunb.cluster.methods import Parameters, in_order
@@ -26,10 +27,6 @@ PAPER_SWEEP = tuple(range(5, 201, 25))
 
 _FLAT = 0.02  # a noise curve that rises by less than this share of the steps has no elbow
 _LOSS = 0.005  # of the steps: what an elbow of our own sweep may cost
-_GAP = 10  # clusters stay over a factor of 1 + 10 / steps or more: among few steps wide gaps come by chance
-_STEADY = 0.5  # and several, besides, by a half: one cluster and a far stray is always there to be found
-_ROWS = 256  # of distances that are sorted at one time
-_MOST_INSIDE = 0.9  # of the steps are in a cluster, where the clusters are to be believed
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,7 +34,7 @@ class DBSCAN(Parameters):
     """Density-based phases (Ester et al. 1996), that choose their own parameters unless given.
 
     The paper names no ``eps``. Ours is the middle of the widest range of distances, on a log scale, over which the
-    number of dense clusters stays the same while nine steps in ten are in one (:func:`steadiest`).
+    number of dense clusters stays the same while nine steps in ten are in one (:func:`tpunb.cluster.eps.scales`).
 
     ``min_samples`` is chosen as the paper does, at the elbow of the share of noise over ``min_samples``, and the
     smallest value where that curve is flat. Without a `sweep` of your own the elbow may cost 0.5 % of the steps
@@ -71,12 +68,14 @@ class DBSCAN(Parameters):
 
     def __post_init__(self) -> None:
         for value in (self.min_samples, *(self.sweep or ())):
-            if value is not None and (not isinstance(value, Integral) or value < 1):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
                 name = "sweep" if self.min_samples is None else "min_samples"
                 raise ValueError(f"The {name} parameter of DBSCAN must be an int of 1 or more. Got {value!r} instead.")
         if self.sweep is not None and not self.sweep:
             raise ValueError("The sweep parameter of DBSCAN must hold a value. Got () instead.")
-        if self.eps is not None and (not isinstance(self.eps, Real) or not 0 < self.eps < np.inf):
+        if self.eps is not None and (
+            isinstance(self.eps, bool) or not isinstance(self.eps, Real) or not 0 < self.eps < np.inf
+        ):
             raise ValueError(f"The eps parameter of DBSCAN must be a float above 0. Got {self.eps!r} instead.")
         check(self.features, "DBSCAN")
 
@@ -86,7 +85,10 @@ class DBSCAN(Parameters):
         return cls(features="paper", sweep=PAPER_SWEEP)
 
     def __call__(self, steps: Steps) -> Labels:
-        """Return one label a step, and ``sweeps["min_samples"]``: noise (0 to 1) and clusters at each value."""
+        """Return one label a step, and ``sweeps["min_samples"]``: noise (0 to 1) and clusters at each value.
+
+        Where `eps` was chosen, ``sweeps["eps"]`` are the ranges it was chosen from (:func:`tpunb.cluster.eps.scales`).
+        """
         n = len(steps)
         k = _nearest(n) if self.min_samples is None else self.min_samples
         graph = Graph(cells(space(steps, self.features).points), self.eps, k=k)
@@ -103,9 +105,9 @@ class DBSCAN(Parameters):
                 "chosen": np.arange(len(values)) == at,
             }
         )
-        eps = pl.DataFrame({"eps": [graph.eps], "chosen": [True]})
         labels = graph.labels(int(values[at]))
-        return Labels(in_order(labels, steps), {"min_samples": sweep, "eps": eps})
+        sweeps = {"min_samples": sweep} if graph.scales is None else {"min_samples": sweep, "eps": graph.scales}
+        return Labels(in_order(labels, steps), sweeps)
 
 
 def _nearest(n: int) -> int:
@@ -156,7 +158,8 @@ class Graph:
 
         self.merged = merged
         distance = cdist(merged.centres, merged.centres)
-        self.eps = steadiest(distance, merged, k) if eps is None else float(eps)
+        self.scales = scales(distance, merged, k) if eps is None else None
+        self.eps = float(self.scales.filter("chosen")["eps"].item() if self.scales is not None else eps or 0.0)
         self.near: NDArray[np.bool_] = distance <= self.eps
         self.reach: Floats = self.near @ merged.weights
 
@@ -204,82 +207,3 @@ class Graph:
             first = np.where(self.near[np.ix_(rest, core)], label[core], none).min(axis=1)
             label[rest] = np.where(first < none, first, -1)
         return label[self.merged.cell]
-
-
-def steadiest(distance: Floats, merged: Cells, k: int) -> float:
-    """Return ``eps``: the middle, on a log scale, of the widest range of distances over which the clusters stay.
-
-    As ``eps`` grows, dense clouds of `k` steps appear, grow together and swallow the strays between them. What holds
-    over the widest range of scales, with nine steps in ten in a cloud, is there in the data; what lasts for a moment
-    is chance. Where all steps are alike, 1.0.
-
-    Parameters
-    ----------
-    distance
-        (cells, cells).
-    merged
-        The cells, for their weights and the size of their grid.
-    k
-        Steps that make a cloud, and the k of the k-distances.
-    """
-    from scipy.cluster.hierarchy import linkage
-    from scipy.spatial.distance import squareform
-
-    weights, n = merged.weights, float(merged.weights.sum())
-    if not len(weights) or not distance.any():
-        return 1.0
-    core = _k_distance(distance, weights, min(k, n))
-    # two cells are together from the distance on at which both are dense and near enough: a single linkage
-    together = np.maximum(distance, core[:, None], dtype=np.float32, casting="same_kind")
-    np.maximum(together, core.astype(np.float32), out=together)
-    np.fill_diagonal(together, 0)
-    merges = linkage(squareform(together, checks=False), "single")
-    heights = np.concatenate([[0.0], merges[:, 2]])
-    clouds, inside = _clouds(merges, weights, min(k, n))
-    # within a cell of the grid distances are unknown, and far below the spread of all they say nothing
-    spread = float(np.sqrt(np.average(distance @ weights / n, weights=weights)))
-    scale = np.log(np.maximum(heights, max(merged.side / 2, 1e-2 * spread)))
-    begins = np.flatnonzero(np.diff(clouds, prepend=-1))
-    ends = np.append(begins[1:], len(heights) - 1)  # that all steps are one at last says nothing
-    lasts = [
-        (scale[end] - scale[begin], begin, end)
-        for first, end in zip(begins, ends, strict=True)
-        if (begin := first + int((inside[first:end] < _MOST_INSIDE * n).sum())) < end
-    ]
-    several = [last for last in lasts if clouds[last[1]] > 1 and last[0] >= np.log1p(max(_STEADY, _GAP / n))]
-    single = [last for last in lasts if clouds[last[1]] == 1 and last[0] >= np.log1p(_GAP / n)]
-    if not several and not single:
-        return float(heights[-1]) or 1.0
-    _, begin, end = max(several or single)
-    return float(np.exp((scale[begin] + scale[end]) / 2))
-
-
-def _clouds(merges: Floats, weights: Floats, least: float) -> tuple[Ints, Floats]:
-    """Return how many clusters weigh `least` or more, and how much they hold, before a linkage and after each merge."""
-    weight = np.concatenate([weights, np.zeros(len(merges))])
-    clouds, inside = int((weights >= least).sum()), float(weights[weights >= least].sum())
-    history = [(clouds, inside)]
-    for row, (one, other) in enumerate(merges[:, :2].astype(int), start=len(weights)):
-        weight[row] = weight[one] + weight[other]
-        for member, sign in ((row, 1), (one, -1), (other, -1)):
-            if weight[member] >= least:
-                clouds += sign
-                inside += sign * weight[member]
-        history.append((clouds, inside))
-    found = np.array(history)
-    return found[:, 0].astype(np.int64), found[:, 1]
-
-
-def _k_distance(distance: Floats, weights: Floats, k: float) -> Floats:
-    """Return how far from each cell `k` steps lie, its own included."""
-    most = min(int(np.ceil(k)), len(weights))
-    reach = np.empty(len(weights))
-    for start in range(0, len(weights), _ROWS):
-        chunk = distance[start : start + _ROWS]
-        nearest = np.argpartition(chunk, most - 1, axis=1)[:, :most]
-        own = np.take_along_axis(chunk, nearest, axis=1)
-        order = np.argsort(own, axis=1, kind="stable")
-        held = weights[np.take_along_axis(nearest, order, axis=1)]
-        enough = (np.cumsum(held, axis=1) >= k).argmax(axis=1)
-        reach[start : start + _ROWS] = np.take_along_axis(own, order, axis=1)[np.arange(len(chunk)), enough]
-    return reach

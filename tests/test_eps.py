@@ -1,0 +1,58 @@
+"""The scale at which steps are neighbours: where the clusters stay what they are."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tpunb.cluster.cells import cells
+from tpunb.cluster.eps import scales
+
+
+def ranges(values, k=2):
+    points = np.array(values, dtype=float)[:, None]
+    merged = cells(points)
+    return scales(np.abs(merged.centres - merged.centres.T), merged, k)
+
+
+def chosen(values, k=2):
+    return ranges(values, k).filter("chosen")["eps"].item()
+
+
+def test_eps_lies_where_the_clusters_stay_longest():
+    # two clouds 9 apart with neighbours 0.1 apart, and strays: the clouds stay two from 0.1 to 9, not the strays
+    clouds = [place / 10 for place in range(30)] + [12 + place / 10 for place in range(30)]
+    assert chosen([*clouds, 200, 3000]) == pytest.approx(np.sqrt(0.1 * 9.1), rel=0.3)
+
+
+def test_eps_of_one_cloud_leaves_out_its_stray():
+    # neighbours 1 apart, and one stray 100 away: the geometric middle is 10
+    assert chosen([*range(20), 119]) == pytest.approx(10)
+
+
+def test_eps_without_a_gap_reaches_every_step():
+    assert chosen([0, 1, 2.1, 3.2]) == pytest.approx(1.1)
+
+
+def test_eps_of_exact_repetitions_keeps_them_apart():
+    assert 0 < chosen([0, 0, 4, 4, 10, 10]) < 4
+
+
+def test_eps_of_steps_all_alike():
+    assert chosen([3, 3, 3]) == 1.0
+    assert chosen([3]) == 1.0
+
+
+def test_every_range_is_told_from_the_first_cloud_to_one():
+    found = ranges([0, 1, 2, 100, 101, 102])
+    assert found["low"].to_list() == found["low"].sort().to_list()
+    assert (found["high"] >= found["low"]).all()
+    assert found.filter("chosen").select("clusters", "inside").row(0) == (2, 1.0)
+    assert found["chosen"].sum() == 1
+
+
+def test_a_range_with_too_few_inside_has_no_eps():
+    # two pairs close together among eight strays: clusters, but not of the run
+    found = ranges([0, 0.1, 5, 5.1, *(100 * place**2 for place in range(1, 9))])
+    first = found.filter(pl.col("clusters") == 2).row(0, named=True)
+    assert first["inside"] < 0.9
+    assert first["eps"] is None
