@@ -28,7 +28,7 @@ SWEEPS = {
             "high": [0.5, 2.0, 8.0],
             "clusters": [4, 2, 1],
             "inside": [0.6, 0.95, 1.0],
-            "eps": [None, 1.0, 4.0],
+            "eps": [None, 1.0, None],
             "chosen": [False, True, False],
         }
     ),

@@ -244,7 +244,7 @@ def test_noise_and_steps_not_in_full_have_no_distance():
     found = phases(toy_steps("aaat", seen="ftff"), lambda steps: [0, 0, -1])
     assert found.labels.to_list() == [0, 0, 0, -1]
     assert found.distance.is_null().to_list() == [False, True, False, True]
-    assert found.representatives(5)["step"].to_list() == [0, 2]
+    assert found.representatives(5).frame["step"].to_list() == [3, 0, 2]
 
 
 # refusals

@@ -3,6 +3,9 @@
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial.distance import cdist
 
 from tpunb.cluster.cells import cells
 from tpunb.cluster.eps import scales
@@ -50,9 +53,27 @@ def test_every_range_is_told_from_the_first_cloud_to_one():
     assert found["chosen"].sum() == 1
 
 
-def test_a_range_with_too_few_inside_has_no_eps():
-    # two pairs close together among eight strays: clusters, but not of the run
+def test_few_pairs_among_strays_are_no_clusters_of_the_run():
+    # two pairs close together among eight strays: the scale is that of the strays
     found = ranges([0, 0.1, 5, 5.1, *(100 * place**2 for place in range(1, 9))])
-    first = found.filter(pl.col("clusters") == 2).row(0, named=True)
-    assert first["inside"] < 0.9
-    assert first["eps"] is None
+    assert found.filter(pl.col("clusters") == 2)["inside"][0] < 0.9
+    assert found["eps"].drop_nulls().item() > 100
+
+
+def test_a_cluster_far_away_does_not_hide_the_gap_between_two_near_ones():
+    near = [place / 10 for place in range(20)] + [5 + place / 10 for place in range(20)]
+    assert 0.1 < chosen([*near, *(900 + place / 10 for place in range(20))]) < 3.1
+
+
+def test_a_stray_between_two_clusters_is_not_their_grain():
+    clouds = [place / 10 for place in range(20)] + [12 + place / 10 for place in range(20)]
+    assert 0.1 < chosen([*clouds, 7]) < 5
+
+
+@given(st.integers(0, 50), st.sampled_from([1, 2, 8]))
+@settings(max_examples=25, deadline=None)
+def test_one_cloud_of_chance_is_one_cluster(seed, d):
+    points = np.random.default_rng(seed).normal(size=(400, d))
+    merged = cells(points)
+    found = scales(cdist(merged.centres, merged.centres), merged, 5).filter("chosen")
+    assert found["clusters"].item() == 1

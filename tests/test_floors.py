@@ -34,7 +34,7 @@ ONLY_IN = {
     "vl_convert": {"pictures"},
     "IPython": {"magic", "widgets"},
     "grpc": {"io", "testing"},
-    "numba": {"io", "self_time"},
+    "numba": {"io", "self_time", "cluster"},
 }
 NEVER_AT_THE_TOP = {"tensorflow", "keras", "jax", "sklearn", "hdbscan", "pandas", "scipy", "kneed"}
 

@@ -235,10 +235,11 @@ def test_a_phase_has_its_numbers():
     frame = phases_of(SPELLED, [0, 0, 0, 1, -1]).frame
     assert frame.schema == schema.PHASES
     assert frame.rows() == [
-        # phase, steps, full, marks, first_step, start, dur, share, step (median), device, idle
-        (0, 3, 2, "train, test", 0, 0, 42, 0.42, 12, 9, 13),
-        (-1, 1, 1, None, 4, 60, 40, 0.40, 40, None, None),
-        (1, 1, 0, "eval", 3, 42, 18, 0.18, 18, None, None),
+        # phase, steps, full, marks, first_step, start, dur, share, step (median), device, idle, input;
+        # then spread, and as shares idle and MXU
+        (0, 3, 2, "train, test", 0, 0, 42, 0.42, 12, 9, 13, None, pytest.approx((56 / 3) ** 0.5 / 14), 13 / 22, None),
+        (-1, 1, 1, None, 4, 60, 40, 0.40, 40, None, None, None, 0.0, None, None),
+        (1, 1, 0, "eval", 3, 42, 18, 0.18, 18, None, None, None, 0.0, None, None),
     ]
 
 
@@ -264,6 +265,22 @@ def test_device_time_that_is_known_to_be_none_is_not_unknown():
 def test_steps_of_no_length_have_shares_too():
     still = steps_of(*[("a", i, "train", 0, 0, None, None, "full") for i in range(2)])
     assert phases_of(still, [0, 1]).frame["share"].to_list() == [0.0, 0.0]
+
+
+def test_what_few_steps_know_is_their_mean_over_their_time():
+    run = steps_of(
+        ("a", 0, "train", 0, 10, 4, 6, "full"),
+        ("a", 1, "train", 10, 30, 12, 3, "full"),
+        ("a", 2, "train", 40, 60, None, None, "tick"),
+    )
+    run = Steps(run.frame.with_columns(mxu_util=pl.Series([0.8, 0.4, None]), input_ps=pl.Series([1, 2, None])), run.ops)
+    known = phases_of(run, [0, 0, 0]).frame.select("idle", "mxu_util", "input_ps").row(0)
+    assert known == pytest.approx((9 / 40, 0.5, 3))
+
+
+def test_the_spread_of_step_times_is_of_all_steps_of_the_phase():
+    spread = phases_of(SPELLED, [0, 0, 1, 1, 2]).frame.sort("phase")["spread"].to_list()
+    assert spread == pytest.approx([5 / 15, 3 / 15, 0.0])  # 10 and 20, 12 and 18, 40 alone
 
 
 def test_coverage_counts_noise_as_a_group():
@@ -335,7 +352,7 @@ def test_phases_say_how_many_by_which_method_and_how_much_they_cover(pattern, la
     assert repr(toy_phases(pattern, labels)) == said
 
 
-# -- Phases: operations and representatives -------------------------------------------------------------------
+# -- Phases: operations -------------------------------------------------------------------
 
 
 def test_top_are_the_operations_of_the_most_self_time_by_hand():
@@ -388,18 +405,6 @@ def test_shares_of_operations_without_time_are_nought():
     assert phases_of(steps, [0]).top()["share"].to_list() == [0.0]
 
 
-def test_the_representatives_are_the_steps_nearest_the_centre_of_each_phase():
-    phases = phases_of(toy_steps("aaabbz"), [0, 0, 0, 1, 1, -1], [0.3, 0.1, None, 0.5, 0.5, 0.0])
-    assert phases.representatives().select("phase", "step", "distance").rows() == [(0, 1, 0.1), (1, 3, 0.5)]
-    # of equal distance the earlier; a step not seen in full and noise never
-    assert phases.representatives(9)["step"].to_list() == [1, 0, 3, 4]
-    assert set(phases.representatives().columns) == {*schema.STEPS, "phase", "distance"}
-
-
-def test_noise_alone_has_no_representatives():
-    assert toy_phases("ab", [-1, -1]).representatives().is_empty()
-
-
 def test_labels_are_whole_numbers_with_their_sweeps():
     sweep = pl.DataFrame({"k": [2], "chosen": [True]})
     labels = Labels(pl.Series([0, 1, -1], dtype=pl.Int8), {"k": sweep})
@@ -416,6 +421,7 @@ NOUNS = {
     "Steps": (toy_steps("ab"), "frame"),
     "Profile": (profile_of(("a", 0, 10)), "windows"),
     "Phases": (toy_phases("aab", [0, 0, 1]), "frame"),
+    "Representatives": (toy_phases("aab", [0, 0, 1]).representatives(), "frame"),
 }
 
 
@@ -425,9 +431,10 @@ NOUNS = {
         (NOUNS["Steps"][0], "name"),
         (NOUNS["Profile"][0], "name"),
         (NOUNS["Phases"][0], "labels"),
+        (NOUNS["Representatives"][0], "frame"),
         (Phase(0, None, 1.0), "id"),
     ],
-    ids=["Steps", "Profile", "Phases", "Phase"],
+    ids=["Steps", "Profile", "Phases", "Representatives", "Phase"],
 )
 def test_a_noun_never_changes(noun, field):
     with pytest.raises(FrozenInstanceError):

@@ -7,8 +7,8 @@ import pytest
 
 import tpunb as tp
 
-VERBS = ["capture", "load", "phases", "sample", "steps"]
-METHODS = ["DBSCAN", "KMeans", "OLS"]
+VERBS = ["capture", "compare", "load", "phases", "sample", "steps"]
+METHODS = ["DBSCAN", "HDBSCAN", "KMeans", "OLS", "OLSPlus"]
 NOUNS = ["Phases", "Profile", "Steps", "TpunbError"]
 
 
@@ -50,6 +50,7 @@ def test_one_class_to_catch_and_each_kind_a_built_in_too():
         errors.ProfileNotFound: FileNotFoundError,
         errors.BadProfile: ValueError,
         errors.NoSteps: ValueError,
+        errors.Unlike: ValueError,
         errors.CaptureBusy: RuntimeError,
         errors.MissingExtra: ImportError,
     }

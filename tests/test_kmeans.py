@@ -1,15 +1,28 @@
+from dataclasses import replace
+from itertools import pairwise, product
+
 import numpy as np
+import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.cluster import KMeans as Lloyd
+from sklearn.metrics import adjusted_rand_score
 
+from tpunb import schema
 from tpunb.cluster import KMeans
+from tpunb.cluster.cells import MOST_CELLS, cells
 from tpunb.cluster.features import space
+from tpunb.cluster.kmeans import fits
+from tpunb.frames import Steps
 from tpunb.testing import toy_steps
+from tpunb.testing.known_runs import known_run
 
-BOTH = pytest.mark.parametrize("method", [KMeans(), KMeans.paper()], ids=repr)
+ALL = [KMeans(), KMeans(choose="log"), KMeans(choose="elbow"), KMeans.paper()]
+EACH = pytest.mark.parametrize("method", ALL, ids=repr)
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
@@ -19,16 +32,34 @@ BOTH = pytest.mark.parametrize("method", [KMeans(), KMeans.paper()], ids=repr)
         ("bbbaaa", [0, 0, 0, 1, 1, 1]),
         ("aaaaaa", [0] * 6),
         ("a", [0]),
+        ("", []),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_finds_the_letters(method, pattern, expected):
     assert method(toy_steps(pattern)) == expected
+
+
+@EACH
+def test_without_operations_the_time_of_a_step_is_left(method):
+    steps = Steps(toy_steps("aaaaee").frame, schema.empty(schema.OPS))
+    expected = [0] * 6 if method.features == "paper" else [0, 0, 0, 0, 1, 1]
+    assert method(steps) == expected
+
+
+@EACH
+def test_times_that_are_not_known(method):
+    steps = toy_steps("aaaabbbb")
+    unknown = pl.lit(None, dtype=pl.Int64)
+    frame, ops = steps.frame.with_columns(dur_ps=unknown), steps.ops.with_columns(total_ps=unknown, self_ps=unknown)
+    assert method(replace(steps, frame=frame, ops=ops)) == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_k_is_what_you_say():
     labels = KMeans(k=2)(toy_steps("aaaabbbbcccc"))
     assert set(labels) == {0, 1}
-    assert labels.sweeps["k"].select("k", "chosen").rows() == [(2, True)]
+    by = ["by_elbow", "by_log", "by_bic"]
+    assert labels.sweeps["k"].select("k", *by, "chosen").rows() == [(2, None, None, None, True)]
 
 
 @pytest.mark.filterwarnings("error")
@@ -36,20 +67,106 @@ def test_no_more_phases_than_steps_that_differ():
     assert KMeans(k=5)(toy_steps("aabb")) == [0, 0, 1, 1]
 
 
-@BOTH
+def test_the_sweep_shows_what_each_rule_takes():
+    steps = known_run(1000, 60, seed=3).steps
+    sweeps = {method.choose: method(steps).sweeps["k"] for method in ALL[:3]}
+    first = sweeps["bic"].drop("chosen")
+    assert first["k"].to_list() == list(range(1, 16))
+    assert first.schema == {
+        "k": pl.Int64,
+        "sse": pl.Float64,
+        "bic": pl.Float64,
+        **dict.fromkeys(["by_elbow", "by_log", "by_bic"], pl.Boolean),
+    }
+    for rule, sweep in sweeps.items():
+        assert sweep.drop("chosen").equals(first)
+        assert sweep["chosen"].to_list() == sweep[f"by_{rule}"].to_list()
+        assert sweep["chosen"].sum() == 1
+    assert len({sweep.filter("chosen")["k"].item() for sweep in sweeps.values()}) > 1
+
+
+def test_the_labels_are_those_of_the_chosen_k():
+    labels = KMeans()(known_run(1000, 60, seed=3).steps)
+    assert len(set(labels)) == labels.sweeps["k"].filter("chosen")["k"].item()
+
+
+@pytest.mark.parametrize("method", [KMeans(), KMeans.paper()], ids=repr)
 def test_the_error_never_rises(method):
     sweep = method(toy_steps("abcdefghijklmnopqr" * 2)).sweeps["k"]
     assert sweep["k"].to_list() == list(range(1, 16))
     assert (np.diff(sweep["sse"]) <= 0).all()
 
 
+def squares(points, labels):
+    return sum(np.square(points[labels == k] - points[labels == k].mean(axis=0)).sum() for k in np.unique(labels))
+
+
 @pytest.mark.parametrize(("method", "features"), [(KMeans(), "default"), (KMeans.paper(), "paper")])
-def test_the_error_is_that_of_every_step(method, features):
+def test_the_error_is_the_least_of_all_ways_to_group_the_letters(method, features):
     steps = toy_steps("aaaaabbbccd")
-    sweep = method(steps).sweeps["k"]
-    for k, sse, _ in sweep.rows():
-        whole = Lloyd(k, n_init=10, random_state=0).fit(space(steps, features).points)
-        assert sse == pytest.approx(whole.inertia_, abs=1e-6)
+    points = space(steps, features).points
+    letters = np.array([ord(letter) - ord("a") for letter in "aaaaabbbccd"])
+    for k, sse in method(steps).sweeps["k"].select("k", "sse").rows():
+        ways = product(range(k), repeat=4)
+        least = min(squares(points, np.array(way)[letters]) for way in ways if len(set(way)) == k)
+        assert sse == pytest.approx(least, abs=1e-6)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 60), st.integers(1, 30))
+@settings(max_examples=15, deadline=None)
+def test_labels_have_the_error_that_is_told_and_it_never_rises(seed, n, d):
+    random = np.random.default_rng(seed)
+    points = random.normal(size=(n, d)) + random.integers(0, 4, size=(n, 1)) * 5
+    merged = cells(np.repeat(points, 2, axis=0))
+    found = fits(merged, range(1, min(n, 9) + 1), seed=0)
+    for k, fit in enumerate(found, 1):
+        assert len(np.unique(fit.labels)) == k
+        assert fit.sse == pytest.approx(2 * squares(points, fit.labels), rel=1e-9, abs=1e-9)
+    assert all(more.sse <= less.sse * (1 + 1e-9) for less, more in pairwise(found))
+
+
+def test_of_merged_steps_the_error_is_that_of_every_step():
+    random = np.random.default_rng(0)
+    n = 2 * MOST_CELLS
+    centre = random.normal(size=(5, 30)) * 20
+    points = centre[random.integers(0, 5, n)] + random.normal(size=(n, 30)) * np.geomspace(1, 0.01, 30)
+    points -= points.mean(axis=0)
+    points = points @ np.linalg.svd(points, full_matrices=False)[2].T
+    merged = cells(points)
+    assert merged.within > 0
+    for k, fit in enumerate(fits(merged, range(1, 6), seed=0), 1):
+        whole = Lloyd(k, n_init=10, random_state=0).fit(points).inertia_
+        assert fit.sse + merged.within == pytest.approx(squares(points, fit.labels[merged.cell]), rel=1e-9)
+        assert fit.sse + merged.within <= 1.001 * whole
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_bic_finds_the_phases_of_a_known_run(seed):
+    run = known_run(3000, 60, seed=seed)
+    labels = np.array(KMeans()(run.steps))
+    clean = run.phase >= 0
+    assert adjusted_rand_score(run.phase[clean], labels[clean]) >= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [11, 12, 13])
+def test_bic_finds_the_phases_of_the_papers_longest_run(seed):
+    run = known_run(seed=seed)
+    labels = KMeans()(run.steps)
+    clean = run.phase >= 0
+    assert adjusted_rand_score(run.phase[clean], np.array(labels)[clean]) >= 0.95
+    points = space(run.steps).points
+    sweep = labels.sweeps["k"]
+    for k in (1, 3, 6):
+        assert sweep["sse"][k - 1] <= 1.001 * Lloyd(k, n_init=10, random_state=0).fit(points).inertia_
+
+
+@pytest.mark.parametrize("choose", ["bic", "log"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_one_cloud_is_one_phase(choose, seed):
+    run = known_run(1000, 60, seed=seed)
+    steady = pl.Series(run.phase == 1)
+    assert set(KMeans(choose=choose)(Steps(run.steps.frame.filter(steady), run.steps.ops))) == {0}
 
 
 @pytest.mark.parametrize(
@@ -57,10 +174,13 @@ def test_the_error_is_that_of_every_step(method, features):
     [
         ({"k": 0}, "The k parameter of KMeans must be an int of 1 or more. Got 0 instead."),
         ({"k": 2.5}, "The k parameter of KMeans must be an int of 1 or more. Got 2.5 instead."),
+        ({"k": True}, "The k parameter of KMeans must be an int of 1 or more. Got True instead."),
         ({"k_max": 0}, "The k_max parameter of KMeans must be an int of 1 or more. Got 0 instead."),
+        ({"k_max": True}, "The k_max parameter of KMeans must be an int of 1 or more. Got True instead."),
         ({"seed": -1}, "The seed parameter of KMeans must be an int of 0 or more. Got -1 instead."),
+        ({"seed": False}, "The seed parameter of KMeans must be an int of 0 or more. Got False instead."),
         ({"features": "raw"}, "The features parameter of KMeans must be one of .* Got 'raw' instead."),
-        ({"elbow": "bent"}, "The elbow parameter of KMeans must be one of .* Got 'bent' instead."),
+        ({"choose": "bent"}, "The choose parameter of KMeans must be one of .* Got 'bent' instead."),
     ],
 )
 def test_wrong_parameters(wrong, message):
@@ -70,4 +190,4 @@ def test_wrong_parameters(wrong, message):
 
 def test_says_what_it_is():
     assert repr(KMeans()) == "KMeans()"
-    assert repr(KMeans.paper()) == "KMeans(features='paper', elbow='linear')"
+    assert repr(KMeans.paper()) == "KMeans(features='paper', choose='elbow')"

@@ -1,6 +1,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tpunb.cluster.knee import knee
 
@@ -37,11 +39,30 @@ def test_a_knee_at_0_is_a_knee():
         [0.5, 0.4, 0.3, 0.2, 0.1, 0.0],
         [5, 4, float("nan"), 2, 1],
         [float("inf"), 4, 3, 2, 1],
+        [100, 99, 96, 91, 84, 75, 64, 51],  # falls ever faster
+        [1, 1, 1, 1, 1, 0],
     ],
 )
 @pytest.mark.filterwarnings("error")
 def test_no_knee_is_none_without_a_warning(y):
     assert knee(range(len(y)), y) is None
+
+
+@pytest.mark.parametrize("direction", ["decreasing", "increasing"])
+def test_a_curve_that_bends_the_other_way_has_no_knee(direction):
+    squares = [x * x for x in range(8)]
+    hollow = squares if direction == "increasing" else squares[::-1]
+    round_ = [-y for y in (squares if direction == "decreasing" else squares[::-1])]
+    assert knee(range(8), hollow, curve="concave", direction=direction) is None
+    assert knee(range(8), round_, curve="convex", direction=direction) is None
+    assert knee(range(8), hollow, curve="convex", direction=direction) is not None
+    assert knee(range(8), round_, curve="concave", direction=direction) is not None
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=12))
+def test_a_knee_is_an_x_or_none(y):
+    x = [3 * i - 1 for i in range(len(y))]
+    assert knee(x, y) in {None, *x}
 
 
 def test_lengths_must_agree():

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tpunb.marking import StepClock, keras_marks
+from tpunb.marking import StepClock, keras_about, keras_marks
 
 
 class Marks(list):
@@ -209,3 +209,76 @@ def test_a_fit_that_raised_does_not_mislead_the_next_evaluation(clock, model, ro
         model.evaluate(*rows, batch_size=12, verbose=0)
         assert clock.open_tick() is None
     assert [mark for _, mark in steps_of(clock)] == ["train", "test"]
+
+
+# -- what runs ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_fitted_is_noted_and_what_is_evaluated_only_where_nothing_is(clock, model, rows):
+    assert clock.about == {}
+    with keras_marks(clock):
+        model.evaluate(*rows, batch_size=6, verbose=0)
+        assert clock.about["batch"] == "6"
+        model.fit(*rows, batch_size=4, validation_data=rows, verbose=0)
+        model.predict(rows[0], batch_size=12, verbose=0)
+    assert clock.about == {
+        "model": "Sequential of 1 Dense",
+        "weights": "3",
+        "dtype": "float32",
+        "optimizer": "SGD",
+        "batch": "4",
+    }
+
+
+def test_the_weights_of_a_model_that_its_first_batch_makes_are_counted_then(clock, rows):
+    import keras
+
+    inner = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization()])
+    late = keras.Sequential([inner, keras.layers.Dense(1)])
+    late.compile("adam", "mse")
+    assert "weights" not in keras_about(late)
+    with keras_marks(clock):
+        late.fit(*rows, verbose=0)
+    assert clock.about["weights"] == "33"
+    assert clock.about["model"] == "Sequential of 2 Dense, 1 BatchNormalization"  # whatever holds them
+    assert clock.about["batch"] == "32"  # Keras' own default
+
+
+def test_the_precision_is_that_of_most_layers_with_weights():
+    keras = pytest.importorskip("keras")
+    layers = keras.layers
+    half = [layers.Dense(2, dtype="mixed_bfloat16"), layers.ReLU(), layers.ReLU(), layers.ReLU()]
+    built = keras.Sequential([layers.Input((2,)), *half, layers.Dense(2, dtype="mixed_bfloat16"), layers.Dense(1)])
+    assert keras_about(built)["dtype"] == "mixed_bfloat16"
+
+
+def test_a_batch_is_known_without_a_look_at_the_data(model, rows):
+    tf = pytest.importorskip("tensorflow")
+    data = tf.data.Dataset.from_tensor_slices(rows)
+
+    class Loader:
+        batch_size = 7
+
+    def batch(*args, **kwargs):
+        return keras_about(model, *args, **kwargs).get("batch")
+
+    assert batch(data.batch(3, drop_remainder=True)) == "3"
+    assert batch(data.map(lambda x, y: ({"x": x}, y)).batch(3, drop_remainder=True)) == "3"
+    assert batch(data.batch(3)) is None  # the last may be smaller: only the data would tell
+    assert batch(Loader()) == "7"
+    assert batch(*rows, batch_size=5) == "5"
+    assert batch(rows[0]) == "32"
+    assert batch(iter([])) is None
+    assert batch() is None
+
+
+def test_a_model_that_cannot_be_asked_is_trained_all_the_same(clock, model, rows, monkeypatch):
+    monkeypatch.setattr(type(model), "count_params", lambda self: 1 / 0)
+    monkeypatch.setattr(type(model), "layers", property(lambda self: {}["none"]))
+    with keras_marks(clock):
+        model.fit(*rows, batch_size=4, verbose=0)
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            model.fit(*rows, model=1)
+    assert len(steps_of(clock)) == 3
+    assert set(clock.about) == {"optimizer", "batch"}
+    assert keras_about(None) == {}

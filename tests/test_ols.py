@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tpunb import schema
 from tpunb.cluster import OLS, OnlineOLS
+from tpunb.cluster.ols import similarities
 from tpunb.frames import Steps
 from tpunb.testing import toy_steps
 
@@ -58,6 +59,11 @@ def test_a_subset_is_as_similar_as_can_be():
     assert OLS(1.0)(steps_of([{"a", "b", "c"}, {"a", "b"}, {"a", "b", "c", "d"}])) == [0, 0, 0]
 
 
+def test_similarity_is_never_more_than_1():
+    similar, _ = similarities(steps_of([{"a", "b"}, {"a", "b", "c"}, {"a", "b"}, {"x"}, set(), {"x", "y"}]))
+    assert similar.tolist() == [1, 1, 1, 0, 1, 1]
+
+
 def test_a_step_without_ops_is_similar_to_any():
     assert OLS(1.0)(steps_of([{"a"}, set(), {"b"}])) == [0, 0, 0]
 
@@ -101,13 +107,20 @@ def test_the_sweep_counts_the_phases_of_every_threshold(sets, threshold):
     sweep = OLS(threshold)(steps_of(sets)).sweeps["threshold"]
     assert sweep.schema == {"threshold": pl.Float64, "phases": pl.Int64, "chosen": pl.Boolean}
     assert sweep.filter("chosen")["threshold"].to_list() == [threshold]
-    for value, found, _ in sweep.rows():
-        assert found == equation_1(sets, value)[-1] + 1
+    assert sweep["phases"].to_list() == [equation_1(sets, value)[-1] + 1 for value in sweep["threshold"]]
 
 
-def test_the_sweep_goes_from_0_to_1_by_a_hundredth():
+def test_the_sweep_goes_from_0_to_1_by_a_thousandth():
     sweep = OLS()(toy_steps("ab")).sweeps["threshold"]
-    assert sweep["threshold"].to_list() == [i / 100 for i in range(101)]
+    assert sweep["threshold"].to_list() == [i / 1000 for i in range(1001)]
+    assert sweep.filter(pl.col("threshold") == 0.7)["chosen"].to_list() == [True]
+
+
+@given(st.lists(st.frozensets(st.integers(0, 200), min_size=60), min_size=2, max_size=6))
+def test_long_steps_are_counted_as_short_ones(sets):
+    similar, starts = similarities(steps_of([{f"op{op}" for op in ops} for ops in sets]))
+    assert starts.tolist() == [True] + [False] * (len(sets) - 1)
+    assert similar[1:].tolist() == [len(one & two) / min(len(one), len(two)) for one, two in pairwise(sets)]
 
 
 @pytest.mark.parametrize("threshold", [1.3, -0.1, float("nan"), "0.7", None, True])

@@ -1,11 +1,15 @@
 """What ran in each step, as a sparse matrix: the same whatever the order of the rows it comes from."""
 
+import gc
+import weakref
+
 import numpy as np
 import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tpunb import schema
+from tpunb.cluster.features import space
 from tpunb.cluster.op_matrix import op_matrix
 from tpunb.frames import Steps
 from tpunb.testing import toy_steps
@@ -71,3 +75,13 @@ def test_it_is_made_once_for_as_long_as_its_steps_live():
     steps = toy_steps("ab")
     assert op_matrix(steps) is op_matrix(steps)
     assert np.shares_memory(op_matrix(steps).presence().indices, op_matrix(steps).values("count").indices)
+
+
+def test_steps_that_nobody_holds_are_forgotten():
+    steps = toy_steps("ab")
+    op_matrix(steps)
+    space(steps)
+    gone = weakref.ref(steps)
+    del steps
+    gc.collect()
+    assert gone() is None

@@ -33,6 +33,10 @@ def test_a_real_keras_fit_is_captured_whole(tmp_path):
     assert steps.frame["mark"].value_counts().sort("mark").rows() == [("test", 400), ("train", 400)]
     assert len(steps.full()) > 80
     assert "MatMul" in steps.full().ops["op"]
+    assert steps.about == {
+        **{"model": "Sequential of 2 Dense", "weights": "16897", "dtype": "float32", "optimizer": "SGD"},
+        **{"batch": "32", "device kind": "CPU"},
+    }
     assert profile.windows["error"].null_count() == profile.windows.height
     phases = tp.phases(steps)
     assert 0 < phases.coverage(3) <= 1

@@ -58,6 +58,7 @@ def test_the_run_folder_says_when_where_and_with_what(tmp_path):
     assert said["versions"]["tpunb"]
     assert said["host"]
     assert said["overhead"] is None  # without steps nothing is measured
+    assert said["about"] == {}  # nor does anybody say what ran
     first = windows(run).row(0, named=True)
     assert (first["window"], first["why"], first["error"]) == (0, "continuous", None)
     assert first["bytes"] > 0

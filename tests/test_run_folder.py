@@ -209,6 +209,22 @@ def test_the_overhead_is_what_the_run_says(tmp_path, said, known):
     assert tp.load(tmp_path).overhead == known
 
 
+def test_what_ran_is_what_the_run_says_and_of_an_earlier_one_nothing(tmp_path):
+    a_run(tmp_path)
+    assert tp.steps(tp.load(tmp_path)).about == {}
+    say(tmp_path, about={"model": "Sequential of 1 Dense", "weights": 3}, devices=["/device:CPU:0"])
+    assert tp.steps(tp.load(tmp_path)).about == {
+        "model": "Sequential of 1 Dense",
+        "weights": "3",
+        "device kind": "CPU",
+    }
+    device = dict.fromkeys(schema.HARDWARE) | {"host": "toy", "device": "/device:TPU:0", "kind": "TPU v2"}
+    say(tmp_path, hardware=[device, device], devices=["/device:CPU:0", "/device:TPU:0"])
+    steps = tp.steps(tp.load(tmp_path))
+    assert steps.about == {"device kind": "TPU v2"}
+    assert steps.full().about == steps.about
+
+
 def test_the_name_of_a_run_may_hold_any_letter(tmp_path):
     for name in ["lr=0.1", "run[1]", "a*b?", "größe 2", "{x}"]:
         steps = a_run(tmp_path / name)
@@ -562,6 +578,8 @@ def test_bytes_that_the_parquet_reader_itself_stumbles_over_are_a_bad_profile(tm
         '{"tpunb": 2, "span_ps": 1e999}',
         '{"tpunb": 2, "overhead": "little"}',
         '{"tpunb": 2, "overhead": []}',
+        '{"tpunb": 2, "about": ["a model"]}',
+        '{"tpunb": 2, "devices": [1]}',
     ],
     ids=lambda text: text[:40],
 )

@@ -1,5 +1,7 @@
 """Steps: found by marks, a Steps line, repeated modules or a rule; reduced with every instant counted once."""
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -358,3 +360,10 @@ def test_a_steps_line_and_marks_whose_numbers_come_again_meet_in_their_order():
     assert steps.frame.select("step", "mark", "device_ps").rows() == [
         (step, mark, (1 + step) * US) for step, mark in enumerate(["train", "train", "test", "test", "train"])
     ]
+
+
+def test_the_kind_of_device_is_told_and_the_host_is_none():
+    devices = [("a", CPU, "CPU", None, None, None), ("a", TPU, "TPU v2", None, None, None)]
+    hardware = pl.DataFrame(devices, schema=schema.HARDWARE, orient="row")
+    assert tp.steps(replace(profile_of(MARKED), hardware=hardware)).about == {"device kind": "TPU v2"}
+    assert tp.steps(profile_of(MARKED)).about == {}

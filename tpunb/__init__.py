@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tpunb.errors import TpunbError
 
 if TYPE_CHECKING:
-    from tpunb.cluster import DBSCAN, OLS, KMeans, phases
+    from tpunb.cluster import DBSCAN, HDBSCAN, OLS, KMeans, OLSPlus, compare, phases
     from tpunb.frames import Phases, Profile, Steps
     from tpunb.io import load, sample
     from tpunb.recorder import capture
@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DBSCAN",
+    "HDBSCAN",
     "OLS",
     "KMeans",
+    "OLSPlus",
     "Phases",
     "Profile",
     "Steps",
     "TpunbError",
     "capture",
+    "compare",
     "load",
     "phases",
     "sample",
@@ -39,7 +42,7 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "tpunb.cluster": ("DBSCAN", "OLS", "KMeans", "phases"),
+    "tpunb.cluster": ("DBSCAN", "HDBSCAN", "OLS", "KMeans", "OLSPlus", "compare", "phases"),
     "tpunb.frames": ("Phases", "Profile", "Steps"),
     "tpunb.io": ("load", "sample"),
     "tpunb.magic": ("load_ipython_extension", "unload_ipython_extension"),

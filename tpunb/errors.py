@@ -6,6 +6,7 @@
     ├── ProfileNotFound  (FileNotFoundError)  nothing to read at that path
     ├── BadProfile       (ValueError)         bytes or columns that cannot be trusted
     ├── NoSteps          (ValueError)         a profile without steps
+    ├── Unlike           (ValueError)         runs that are not to be compared unasked
     ├── CaptureBusy      (RuntimeError)       two captures at once
     └── MissingExtra     (ImportError)        an optional package is not installed
 
@@ -38,6 +39,10 @@ class BadProfile(TpunbError, ValueError):
 
 class NoSteps(TpunbError, ValueError):
     """The profile holds no steps."""
+
+
+class Unlike(TpunbError, ValueError):
+    """The runs are of another model or another precision: what differs between them is no change."""
 
 
 class CaptureBusy(TpunbError, RuntimeError):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, NamedTuple
@@ -75,6 +75,7 @@ class StepClock:
         self._open: _Open | None = None
         self._next = 0
         self.count = 0  # steps that ended
+        self.about: dict[str, str] = {}  # what runs, as far as it is known
         self._ticks: deque[Tick] = deque()
         self._warned = False
 
@@ -202,6 +203,10 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
 
         return hook
 
+    def note(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        with suppress(TypeError):  # arguments that Keras itself is about to refuse
+            clock.about = keras_about(model, *args[:3], **kwargs)
+
     def enclosed(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -209,10 +214,15 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
             __tracebackhide__ = True
             _keras_depth += 1
             done = False
+            known = clock.about
+            if _keras_depth == 1 and (original.__name__ == "fit" or not known):
+                note(self, args, kwargs)
             try:
                 value = original(self, *args, **kwargs)
                 done = True
             finally:
+                if clock.about is not known and "weights" not in clock.about:  # they are made by its first batch
+                    note(self, args, kwargs)
                 _keras_depth -= 1
                 if _keras_depth == 0:
                     clock.leave(done=done)
@@ -228,6 +238,70 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
         for name in ("fit", "evaluate", "predict"):
             replaced.enter_context(_replaced(keras.Model, name, enclosed(getattr(keras.Model, name))))
         yield
+
+
+def keras_about(
+    model: Any, x: object = None, y: object = None, batch_size: object = None, **_: object
+) -> dict[str, str]:
+    """Return what is known of a Keras model and of how it is trained; what cannot be told is left out.
+
+    Its name is not: Keras numbers the models of a process. So "model" is its class and what its layers are; data are
+    looked at from outside only.
+
+    Parameters
+    ----------
+    model
+        The model.
+    x, y, batch_size
+        As ``fit`` was given them.
+    """
+    about: dict[str, str] = {}
+
+    def tell(fact: str, word: Callable[[], object]) -> None:
+        with suppress(Exception):  # a model may do anything when it is asked, and its training must go on
+            if (told := word()) is not None:
+                about[fact] = str(told)
+
+    tell("model", lambda: _architecture(model))
+    tell("weights", lambda: model.count_params() if model.built else None)
+    tell("dtype", lambda: _dtype(model))
+    tell("optimizer", lambda: None if model.optimizer is None else type(model.optimizer).__name__)
+    tell("batch", lambda: _batch(x, batch_size))
+    return about
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    """Yield the layers of a model that hold no others."""
+    for layer in model.layers:
+        if getattr(layer, "layers", None):
+            yield from _layers(layer)
+        elif type(layer).__name__ != "InputLayer":
+            yield layer
+
+
+def _architecture(model: Any) -> str:
+    kinds = Counter(type(layer).__name__ for layer in _layers(model))
+    return f"{type(model).__name__} of {', '.join(f'{number} {kind}' for kind, number in kinds.items())}"
+
+
+def _dtype(model: Any) -> str:
+    """Return the policy of most layers that have weights: a model of one may hold layers of another."""
+    policies = Counter(layer.dtype_policy.name for layer in _layers(model) if layer.weights)
+    return str((policies.most_common(1) or [(model.dtype_policy.name, 1)])[0][0])
+
+
+def _batch(x: Any, batch_size: object) -> object:
+    """Return how many samples a batch holds; None where only the data themselves would tell."""
+    if batch_size is not None:
+        return batch_size
+    if hasattr(x, "batch_size"):  # a loader
+        return x.batch_size
+    if not hasattr(x, "element_spec"):
+        return 32 if hasattr(x, "shape") else None  # Keras' default for arrays
+    spec = x.element_spec  # of a dataset
+    while isinstance(spec, (tuple, list, dict)):
+        spec = next(iter(spec.values() if isinstance(spec, dict) else spec))
+    return spec.shape[0]
 
 
 @contextmanager

@@ -140,6 +140,7 @@ class Recording:
             "hardware": [row for rows in self.reducer.hardware.values() for row in rows],
             "overhead": self.planner.overhead(self.origin_ns / 1e9 + seconds),
             "profiler_said": sorted(self.said),
+            "about": dict(self.clock.about),
             "versions": _versions("tpunb", "tensorflow", "keras", "jax", "polars"),
         }
         with self._lock:

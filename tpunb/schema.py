@@ -158,6 +158,10 @@ PHASES: Schema = {
     "step_ps": pl.Int64(),  # median step time
     "device_ps": pl.Int64(),  # sums over steps; null where no step knows it
     "idle_ps": pl.Int64(),
+    "input_ps": pl.Int64(),
+    "spread": pl.Float64(),  # coefficient of variation of the step time: standard deviation by mean, from 0
+    "idle": pl.Float64(),  # idle time by step time, of the steps that know it, 0 to 1; null where none does
+    "mxu_util": pl.Float64(),  # of the matrix unit, mean over the time of the steps that know it, 0 to 1
 }
 """One row a phase, longest first."""
 
@@ -172,6 +176,131 @@ TOP: Schema = {
     "share": pl.Float64(),  # of the self time of the phase on that side, 0 to 1
 }
 """One row a (phase, side, rank)."""
+
+ADVICE: Schema = {
+    "phase": pl.Int64(),  # -1 is noise
+    "rule": pl.String(),  # of tpunb.cluster.advice.RULES
+    "saves_ps": pl.Int64(),  # at most; null where nothing can be said
+    "saves": pl.Float64(),  # the same as a share of the time of all steps, 0 to 1
+    "sentence": pl.String(),  # what is seen, with its figures
+    "knob": pl.String(),  # what to try
+}
+"""One row a (phase, rule) that has something to say, most time saved first."""
+
+REPRESENTATIVES: Schema = {
+    "host": pl.String(),
+    "step": pl.Int64(),
+    "phase": pl.Int64(),
+    "weight": pl.Float64(),  # the steps that it stands for
+    "mark": pl.String(),
+    "start_ps": pl.Int64(),
+    "dur_ps": pl.Int64(),
+    "device_ps": pl.Int64(),
+    "idle_ps": pl.Int64(),
+    "mxu_util": pl.Float64(),
+    "input_ps": pl.Int64(),
+    "distance": pl.Float64(),  # to the centre of its phase, in feature space; null for noise, which has none
+}
+"""One row a step to look at, those of the longest phase first."""
+
+REPRESENTED: Schema = {
+    "side": SIDE,
+    "op": NAME,
+    "self_ps": pl.Int64(),  # in the whole run, as a few steps would have it
+    "low_ps": pl.Int64(),  # between which it is in 95 of 100 draws; null where they were not drawn
+    "high_ps": pl.Int64(),
+    "true_ps": pl.Int64(),  # as all steps seen in full have it
+    "share": pl.Float64(),  # of the self time on that side, as estimated, 0 to 1
+}
+"""One row a (side, op), of the most self time first."""
+
+AGREEMENT: Schema = {
+    "a": pl.String(),
+    "b": pl.String(),
+    "ari": pl.Float64(),  # adjusted Rand index, noise a group of its own
+    "ami": pl.Float64(),  # adjusted mutual information, likewise
+    "ari_inside": pl.Float64(),  # of the steps that are noise to neither; null where there are none
+}
+"""One row a pair of methods."""
+
+APART: Schema = {
+    "phase": pl.Int64(),
+    "rank": pl.Int64(),  # from 1
+    "block": pl.String(),  # of the feature space: what of the operation differs (tpunb.cluster.features)
+    "side": pl.String(),
+    "op": pl.String(),  # of those that ran in the very same steps, presence names the first; "step time" is none
+    "share": pl.Float64(),  # of the squared distance from the phase to the rest; of all columns 1.0
+    "inside_ps": pl.Int64(),  # mean self time of the op per step of the phase; step time for "step time"
+    "outside_ps": pl.Int64(),  # per step of the rest
+    "inside_ran": pl.Float64(),  # share of the phase's steps in which it ran, 0 to 1
+    "outside_ran": pl.Float64(),
+}
+"""One row a (phase, rank)."""
+
+COMPARED: Schema = {
+    "phase_a": pl.Int64(),
+    "phase_b": pl.Int64(),
+    "similarity": pl.Float64(),  # 0 to 1
+    "by": pl.Enum(["operations", "marks"]),  # what they were matched by
+    "marks": pl.String(),  # of both, most frequent first; "in a / in b" where they differ
+    "steps_a": pl.Int64(),
+    "steps_b": pl.Int64(),
+    "dur_a_ps": pl.Int64(),  # time of the phase, mean over the hosts of its run
+    "dur_b_ps": pl.Int64(),
+    "step_a_ps": pl.Int64(),  # step time, geometric mean
+    "step_b_ps": pl.Int64(),
+    "ratio": pl.Float64(),  # of these, b by a, with the ends of its 95 % interval
+    "ratio_low": pl.Float64(),
+    "ratio_high": pl.Float64(),
+    "idle_a": pl.Float64(),  # share of a step in which its devices were idle, 0 to 1
+    "idle_b": pl.Float64(),
+    "idle_change": pl.Float64(),  # b less a, with the ends of its 95 % interval
+    "idle_low": pl.Float64(),
+    "idle_high": pl.Float64(),
+    "mxu_a": pl.Float64(),  # use of the matrix unit, 0 to 1
+    "mxu_b": pl.Float64(),
+    "duty_a": pl.Float64(),  # duty cycle, 0 to 1
+    "duty_b": pl.Float64(),
+    "input_a": pl.Float64(),  # share of a step that its host waited for input, 0 to 1
+    "input_b": pl.Float64(),
+}
+"""One row a pair of phases, one of each run, longest first."""
+
+COMPARED_OPS: Schema = {
+    "phase_a": pl.Int64(),
+    "phase_b": pl.Int64(),
+    "side": SIDE,
+    "op": NAME,
+    "state": pl.Enum(["gained", "lost", "both"]),
+    "self_a_ps": pl.Int64(),  # self time a step seen in full, 0 in those in which it did not run
+    "self_b_ps": pl.Int64(),
+    "change_ps": pl.Int64(),  # b less a, with the ends of its 95 % interval
+    "low_ps": pl.Int64(),
+    "high_ps": pl.Int64(),
+}
+"""One row an operation of a pair of phases, the largest change first."""
+
+EXPLAINED: Schema = {
+    "phase_a": pl.Int64(),  # null for a phase of b that has no counterpart; -1 is noise
+    "phase_b": pl.Int64(),
+    "marks": pl.String(),
+    "steps_a": pl.Int64(),
+    "steps_b": pl.Int64(),
+    "dur_a_ps": pl.Int64(),  # mean over the hosts of its run; 0 where there is no such phase
+    "dur_b_ps": pl.Int64(),
+    "change_ps": pl.Int64(),  # b less a
+    "by_steps_ps": pl.Int64(),  # of it, by more steps, the rest by longer ones; null without a counterpart
+    "by_step_time_ps": pl.Int64(),
+    "share": pl.Float64(),  # of the difference between the runs; null where they do not differ
+}
+"""One row a phase of either run, and one of noise; `change_ps` adds up to the difference between the runs."""
+
+SETTINGS: Schema = {
+    "fact": pl.String(),
+    "a": pl.String(),
+    "b": pl.String(),
+}
+"""One row a fact that is known of what either run did."""
 
 
 _MAY_LACK = {

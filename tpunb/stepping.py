@@ -15,6 +15,7 @@ import polars as pl
 from tpunb import op_names, operations, schema, step_facts, step_rules
 from tpunb.errors import BadProfile, NoSteps
 from tpunb.frames import Profile, Steps
+from tpunb.frames.words import kinds
 
 StepRule = Callable[[Profile], pl.DataFrame]
 """A caller's rule: a profile in, one row a (host, step) out: ``start_ps``, ``dur_ps`` (and ``mark``, ``seen``)."""
@@ -54,7 +55,13 @@ def steps(profile: Profile, by: StepRule | None = None) -> Steps:
         if intervals.is_empty():
             raise NoSteps(f"{profile.name} holds no steps by the rule {by!r}")
     found = reduce(events, intervals, profile.hardware)
-    return replace(found, windows=profile.windows, name=profile.name, read_layers=partial(_layers, events, intervals))
+    return replace(
+        found,
+        windows=profile.windows,
+        name=profile.name,
+        read_layers=partial(_layers, events, intervals),
+        about={"device kind": kind} if (kind := kinds(profile.hardware)) else {},
+    )
 
 
 def _no_steps(profile: Profile) -> NoSteps:

@@ -91,12 +91,12 @@ def dbscan_eps(phases: Phases) -> LayerPicture:
 
     A bar is a range of eps over which the clusters stay the same; a full one has nine steps in ten in a cluster.
     """
-    ranges = _swept(phases, "eps", "DBSCAN").filter(pl.col("high") > pl.col("low").clip(0))
+    ranges = _swept(phases, "eps", "DBSCAN").sort("low").filter(pl.col("high") > pl.col("low"))
     least = ranges.filter(pl.col("low") > 0)["low"].min()
     floor = float(least) / 2 if isinstance(least, float) else 0.1
     rows = ranges.with_columns(pl.col("low").clip(floor)).with_columns(
         inside_percent=(pl.col("inside") * 100).round(1),
-        seen=pl.when(pl.col("eps").is_null()).then(0.35).otherwise(1.0),
+        seen=pl.when(pl.col("inside") < 0.9).then(0.35).otherwise(1.0),
     )
     told = "eps from {low:.3g} to {high:.3g}: {clusters} clusters, {inside_percent} % of the steps inside"
     rows = rows.with_columns(

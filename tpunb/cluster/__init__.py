@@ -1,144 +1,28 @@
-"""Steps into phases: the verb, and the methods it takes (paper IV.A)."""
+"""Steps into phases: the verb, the methods it takes (paper IV.A), and what the phases are worth."""
 
-from __future__ import annotations
-
-import operator
-from collections.abc import Mapping
-
-import numpy as np
-import polars as pl
-from numpy.typing import NDArray
-
+from tpunb.cluster.advice import advise
+from tpunb.cluster.comparing import compare
 from tpunb.cluster.dbscan import DBSCAN
-from tpunb.cluster.features import space
+from tpunb.cluster.hdbscan import HDBSCAN
 from tpunb.cluster.kmeans import KMeans
 from tpunb.cluster.ols import OLS, OnlineOLS
-from tpunb.cluster.op_matrix import Floats, Ints
-from tpunb.errors import BadProfile, NoSteps
-from tpunb.frames import PhaseMethod, Phases, Steps
+from tpunb.cluster.ols_plus import OLSPlus, OnlineOLSPlus
+from tpunb.cluster.phasing import phases
+from tpunb.cluster.quality import agreement, apart, assess, stability
 
-__all__ = ["DBSCAN", "OLS", "KMeans", "OnlineOLS", "phases"]
-
-
-def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
-    """Return the steps grouped into phases.
-
-    The method sees the steps that were seen in full. Every other step takes the label of the nearest of them in time
-    of its host and its mark that is in a phase (an odd step makes no others odd), by the middle of the step; of two
-    as near, the earlier. Where none is of its host, those of other hosts serve. Steps of a mark that no window saw in
-    full are a phase of their own, known by the clock alone: its ``full`` is 0.
-
-    Parameters
-    ----------
-    steps
-        To group.
-    method
-        ``DBSCAN()`` unless given; ``OLS()``, ``KMeans()``, or any function from `Steps` to one int a step, -1 for
-        noise.
-
-    Raises
-    ------
-    NoSteps
-        When there are no steps, or none was seen in full.
-    BadProfile
-        When the method does not return one int of -1 or more a step.
-
-    >>> from tpunb.testing import toy_steps
-    >>> phases(toy_steps("aaabbb"))
-    Phases(2 phases over 6 steps, DBSCAN(), top 3 cover 100.0%)
-    >>> phases(toy_steps("aaabbb"), lambda steps: range(len(steps))).labels.to_list()
-    [0, 1, 2, 3, 4, 5]
-    """
-    method = DBSCAN() if method is None else method
-    full = steps.full()
-    if not len(full):
-        raise _no_steps(steps)
-    answer = method(full)
-    fitted = _checked(answer, len(full), method)
-    seen = (steps.frame["seen"] == "full").to_numpy()
-    labels = np.full(len(steps), -1, dtype=np.int64)
-    labels[seen] = fitted
-    mark = steps.frame["mark"].fill_null("").to_numpy()
-    unseen = ~np.isin(mark, mark[seen])
-    among = labels >= 0 if (labels >= 0).any() else seen
-    labels[~seen & ~unseen] = labels[_nearest(steps.frame, ~seen & ~unseen, among)]
-    for number, name in enumerate(dict.fromkeys(mark[unseen]), start=max(int(fitted.max()), -1) + 1):
-        labels[unseen & (mark == name)] = number
-    distance = np.full(len(steps), np.nan)
-    distance[seen] = _distances(space(full).points, fitted)
-    sweeps = getattr(answer, "sweeps", None)
-    return Phases(
-        steps=steps,
-        labels=pl.Series("phase", labels),
-        method=method,
-        distance=pl.Series("distance", distance, nan_to_null=True),
-        sweeps=sweeps if isinstance(sweeps, Mapping) else {},
-    )
-
-
-def _no_steps(steps: Steps) -> NoSteps:
-    name = steps.name or "the profile"
-    if not len(steps):
-        return NoSteps(
-            f"{name} holds no steps", hint="mark them: `with run.step(i):` or `for batch in run.steps(data):`"
-        )
-    failures = steps.windows["error"].drop_nulls()
-    if failures.len() and failures.len() == steps.windows.height:
-        return NoSteps(
-            f"{name} holds no step that was seen: all {failures.len()} windows failed, the first with {failures[0]!r}",
-            hint="end whatever else profiles this program, and capture again",
-        )
-    if steps.windows.is_empty() and (steps.frame["seen"] == "tick").all():
-        return NoSteps(
-            f"{name} holds no step that was seen, but {len(steps)} that were noted by the clock: it had no windows",
-            hint="phases are found by what windows see: capture longer, and without Schedule.ticks()",
-        )
-    kinds = [f"{(steps.frame['seen'] == kind).sum()} {kind}" for kind in ("partial", "tick")]
-    return NoSteps(
-        f"{name} holds no step that was seen in full, but {' and '.join(kinds)}",
-        hint="capture longer windows: a window must hold a whole step",
-    )
-
-
-def _checked(labels: object, n: int, method: PhaseMethod) -> Ints:
-    """Return what a method gave as an array, if it is one int of -1 or more a step."""
-    hint = "a phase method returns one int a step that it was given, -1 for noise"
-    try:
-        values = [operator.index(label) for label in labels]  # type: ignore[attr-defined]  # that is the question
-    except TypeError as error:
-        raise BadProfile(f"{method!r} returned labels that are no ints: {error}", hint=hint) from error
-    if len(values) != n:
-        raise BadProfile(f"{method!r} returned {len(values)} labels for {n} steps", hint=hint)
-    if min(values) < -1:
-        raise BadProfile(f"{method!r} returned the label {min(values)}", hint=hint)
-    return np.array(values, dtype=np.int64)
-
-
-def _nearest(frame: pl.DataFrame, asking: NDArray[np.bool_], among: NDArray[np.bool_]) -> Ints:
-    """Return, for each asking step, the row of the nearest in time `among` those of its host and its mark, if any."""
-    # twice the middle of a step, to stay in whole picoseconds
-    middle = (frame["start_ps"].fill_null(0) * 2 + frame["dur_ps"].fill_null(0)).to_numpy()
-    host, mark = (frame[name].fill_null("").to_numpy() for name in ("host", "mark"))
-    nearest = np.zeros(len(frame), dtype=np.int64)
-    for name, word in set(zip(host[asking], mark[asking], strict=True)):
-        of_host, of_mark = host == name, mark == word
-        asked = np.flatnonzero(asking & of_host & of_mark)
-        candidates = (among & of_host & of_mark, among & of_mark, among & of_host, among)
-        own = np.flatnonzero(next(these for these in candidates if these.any()))
-        own = own[np.argsort(middle[own], kind="stable")]
-        after = np.searchsorted(middle[own], middle[asked], side="right").clip(1, max(len(own) - 1, 1))
-        before, after = own[after - 1], own[after.clip(max=len(own) - 1)]
-        earlier = middle[asked] - middle[before] <= middle[after] - middle[asked]
-        nearest[asked] = np.where(earlier, before, after)
-    return np.asarray(nearest[asking], dtype=np.int64)
-
-
-def _distances(points: Floats, labels: Ints) -> Floats:
-    """Return how far each step lies from the mean of its phase; NaN for noise, which has no centre."""
-    found, phase = np.unique(labels, return_inverse=True)
-    centre = np.zeros((len(found), points.shape[1]))
-    np.add.at(centre, phase, points)
-    centre /= np.bincount(phase)[:, None]
-    distance = np.linalg.norm(points - centre[phase], axis=1)
-    distance[labels < 0] = np.nan
-    return np.asarray(distance, dtype=np.float64)
+__all__ = [
+    "DBSCAN",
+    "HDBSCAN",
+    "OLS",
+    "KMeans",
+    "OLSPlus",
+    "OnlineOLS",
+    "OnlineOLSPlus",
+    "advise",
+    "agreement",
+    "apart",
+    "assess",
+    "compare",
+    "phases",
+    "stability",
+]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from dataclasses import dataclass
 
 import polars as pl
@@ -10,7 +9,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.cluster.facts import facts
 from tpunb.frames import Phases
-from tpunb.frames.words import short
+from tpunb.frames.words import cut, plain, short
 
 _HIGH = 0.7  # of the matrix unit or of the memory: XProf's smart suggestions call it high
 _LOW = 0.5  # and this low
@@ -246,8 +245,7 @@ def _word(name: str, value: object) -> str:
     ('41.4 %', 'under 0.1 %', '18.3 ms')
     """
     if isinstance(value, str):  # of the program: not to be trusted
-        text = "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in value)
-        return text if len(text) <= 48 else f"{text[:23]}…{text[-24:]}"
+        return cut(plain(value))
     if name.endswith("_ps") and isinstance(value, int | float):
         size, unit = next((one for one in _UNITS if value >= one[0]), (1e6, "µs"))
         return f"{short(value / size)} {unit}"

@@ -33,8 +33,8 @@ _LOSS = 0.005  # of the steps: what an elbow of our own sweep may cost
 class DBSCAN(Parameters):
     """Density-based phases (Ester et al. 1996), that choose their own parameters unless given.
 
-    The paper names no ``eps``. Ours is the middle of the widest range of distances, on a log scale, over which the
-    number of dense clusters stays the same while nine steps in ten are in one (:func:`tpunb.cluster.eps.scales`).
+    The paper names no ``eps``. Ours lies between the grain of the clusters and the narrowest of the gaps that are wide
+    against it (:func:`tpunb.cluster.eps.scales`).
 
     ``min_samples`` is chosen as the paper does, at the elbow of the share of noise over ``min_samples``, and the
     smallest value where that curve is flat. Without a `sweep` of your own the elbow may cost 0.5 % of the steps

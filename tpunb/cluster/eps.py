@@ -1,4 +1,4 @@
-"""How far apart steps may be and still be neighbours: the scale over which the clusters stay what they are."""
+"""How far apart steps may be and still be neighbours: wider than the grain of the clusters, less than their gaps."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ import polars as pl
 from tpunb.cluster.cells import Cells
 from tpunb.cluster.op_matrix import Floats, Ints
 
-_SCALES = {"low": pl.Float64, "high": pl.Float64, "clusters": pl.Int64, "inside": pl.Float64, "eps": pl.Float64}
-_GAP = 10  # clusters stay over a factor of 1 + 10 / steps or more: among few steps wide gaps come by chance
-_STEADY = 0.5  # and several, besides, by a half: one cluster and a far stray is always there to be found
+_APART = 1.7  # times its own grain that a cluster lies from the next; a cloud cut by chance seldom comes to that
+_ROOM = 1.2  # times: a narrower range of scales is none
+_GAP = 10  # one cluster stays over a factor of 1 + 10 / steps or more: among few steps wide gaps come by chance
+_INSIDE = 0.9  # of the steps are in a cluster, where the clusters are to be believed
 _ROWS = 256  # of distances that are sorted at one time
-_MOST_INSIDE = 0.9  # of the steps are in a cluster, where the clusters are to be believed
+_SCALES = {"low": pl.Float64, "high": pl.Float64, "clusters": pl.Int64, "inside": pl.Float64}
 
 
 def scales(distance: Floats, merged: Cells, k: int) -> pl.DataFrame:
-    """Return the ranges of distances over which the number of clusters stays the same, and the one to take.
+    """Return how many dense clusters there are at each scale of distance, and the ``eps`` to take.
 
-    As ``eps`` grows, dense clouds of `k` steps appear, grow together and swallow the strays between them. What holds
-    over the widest range of scales, with nine steps in ten in a cloud, is there in the data; what lasts for a moment
-    is chance. The k-distances of the paper's elbow are where the clouds appear; their widest gap alone joins phases
-    that lie closer together than their strays lie apart.
+    As distances grow, dense clouds of `k` steps appear, grow together and swallow the strays between them. Two clouds
+    are clusters of their own where the gap between them is 1.7 times as wide as their grain: the distance at which
+    nine in ten of their own steps had come together. ``eps`` is the middle, on a log scale, between the grain of the
+    clusters and the narrowest such gap, where nine steps in ten are in a cluster; without a gap, the middle of the
+    widest range over which there is one cluster.
+
+    The k-distances of the paper's elbow are where clouds appear. Neither their widest gap nor the longest range of
+    scales over which the number of clusters stays the same will do: one phase far from all others joins the rest.
 
     Parameters
     ----------
@@ -35,41 +40,82 @@ def scales(distance: Floats, merged: Cells, k: int) -> pl.DataFrame:
     Returns
     -------
     pl.DataFrame
-        One row a range: ``low`` and ``high`` in feature units, ``clusters``, ``inside`` (the share of the steps in one
-        at its end, 0 to 1), ``eps`` (the middle of its part with nine steps in ten inside, on a log scale; null where
-        it has none), ``chosen``.
+        One row a range of scales over which the number of clusters stays the same: ``low`` and ``high`` in feature
+        units, ``clusters``, ``inside`` (the share of the steps in one at its end, 0 to 1), ``chosen``, and ``eps``,
+        null where not chosen.
     """
     weights, n = merged.weights, float(merged.weights.sum())
     if not len(weights) or not distance.any():
-        return _chosen(pl.DataFrame(schema={**_SCALES, "lasts": pl.Float64}), n)
-    merges = _linkage(distance, _k_distance(distance, weights, min(k, n)))
-    heights = np.concatenate([[0.0], merges[:, 2]])
-    clouds, inside = _clouds(merges, weights, min(k, n))
+        only = pl.DataFrame([(0.0, 0.0, min(len(weights), 1), 1.0)], _SCALES, orient="row")
+        return only.with_columns(eps=pl.lit(1.0), chosen=pl.lit(True))
+    least = min(k, n)
+    grain = _k_distance(distance, weights, least)
     # within a cell of the grid distances are unknown, and far below the spread of all they say nothing
     spread = float(np.sqrt(np.average(distance @ weights / n, weights=weights)))
-    scale = np.log(np.maximum(heights, max(merged.side / 2, 1e-2 * spread)))
+    floor = max(merged.side, 1e-2 * spread)
+    merges = _linkage(distance, grain)
+    heights = np.concatenate([[0.0], merges[:, 2]])
+    clouds, held = _clouds(merges, weights, least)
     firsts = np.flatnonzero(np.diff(clouds, prepend=-1))
-    rows = []
-    for first, end in zip(firsts, np.append(firsts[1:], len(heights) - 1), strict=True):  # one at last says nothing
-        begin = first + int((inside[first:end] < _MOST_INSIDE * n).sum())
-        lasts = scale[end] - scale[min(begin, end)]
-        middle = np.exp(scale[end] - lasts / 2) if begin < end else None
-        rows.append((heights[first], heights[end], clouds[first], inside[max(end - 1, first)] / n, middle, lasts))
-    return _chosen(pl.DataFrame(rows, {**_SCALES, "lasts": pl.Float64}, orient="row", strict=False), n)
+    ends = np.append(firsts[1:], len(heights) - 1)  # that all steps are one at last says nothing
+    ranges = pl.DataFrame(
+        {"low": heights[firsts], "high": heights[ends], "clusters": clouds[firsts], "inside": held[ends - 1] / n},
+        schema=_SCALES,
+    )
+    enough = max(float(heights[(held >= _INSIDE * n).argmax()]), floor)
+    gaps = [gap for gap in _gaps(merges, weights, grain, least, floor) if gap[1] > _ROOM * enough]
+    if gaps:
+        narrowest = min(wide for _, wide in gaps)
+        low = max([enough, *(fine for fine, _ in gaps if fine < narrowest)])
+        eps = float(np.sqrt(low * narrowest))
+    else:
+        eps = _of_one(heights, clouds, held / n, n, floor)
+    at = max(int(np.searchsorted(ranges["low"].to_numpy(), eps, side="right")) - 1, 0)
+    chosen = pl.int_range(pl.len()) == at
+    return ranges.with_columns(eps=pl.when(chosen).then(eps), chosen=chosen)
 
 
-def _chosen(ranges: pl.DataFrame, n: float) -> pl.DataFrame:
-    """Return the ranges with the one to take marked: of several clusters the one that lasts longest, else of one."""
-    several = pl.col("clusters") > 1
-    enough = pl.when(several).then(np.log1p(max(_STEADY, _GAP / max(n, 1)))).otherwise(np.log1p(_GAP / max(n, 1)))
-    real = ranges.with_row_index("at").filter(pl.col("eps").is_not_null(), pl.col("lasts") >= enough)
-    ranges = ranges.drop("lasts")
-    if real.is_empty():  # no gap: every step is in reach
-        last = 0.0 if ranges.is_empty() else ranges["high"][-1]
-        whole = pl.DataFrame([(last, last, 1, 1.0, last or 1.0)], _SCALES, orient="row")
-        return pl.concat([ranges.with_columns(chosen=pl.lit(False)), whole.with_columns(chosen=pl.lit(True))])
-    best = real.sort(several, "lasts", "at", descending=True)["at"][0]
-    return ranges.with_columns(chosen=pl.int_range(pl.len()) == best)
+def _gaps(merges: Floats, weights: Floats, grain: Floats, least: float, floor: float) -> list[tuple[float, float]]:
+    """Return the grain of each two clusters that are so of their own right, and the distance between them."""
+    n = len(weights)
+    weight = np.concatenate([weights, np.zeros(len(merges))])
+    height = np.maximum(np.concatenate([grain, merges[:, 2]]), floor)
+    heavier = np.full(len(weight), -1)
+    several: dict[int, float] = {}  # nodes of more than one cluster, and the coarsest grain of these
+    gaps = []
+
+    def grain_of(node: int) -> float:
+        if node in several:
+            return several[node]
+        most = min(_INSIDE * weight[node], weight[node] - 1)  # a stray or two are not its grain
+        while node >= n and weight[heavier[node]] >= most:
+            node = heavier[node]
+        return float(height[node])
+
+    for node, (one, other) in enumerate(merges[:, :2].astype(int).tolist(), start=n):
+        weight[node] = weight[one] + weight[other]
+        heavier[node] = one if weight[one] >= weight[other] else other
+        lighter = min(weight[one], weight[other])
+        if lighter >= least:
+            fine = max(grain_of(one), grain_of(other))
+            if height[node] >= _APART * (1 + 1 / lighter) * fine:  # few steps lie apart by chance
+                several[node] = fine
+                gaps.append((fine, float(height[node])))
+                continue
+        parts = [several[part] for part in (one, other) if part in several]
+        if parts:
+            several[node] = max(parts)
+    return gaps
+
+
+def _of_one(heights: Floats, clouds: Ints, inside: Floats, n: float, floor: float) -> float:
+    """Return the middle of the widest range over which there is one cluster that leaves out its strays, if any."""
+    scale = np.log(np.maximum(heights, floor))
+    single = np.flatnonzero((clouds[:-1] == 1) & (inside[:-1] >= _INSIDE))
+    best = max(single, key=lambda at: scale[at + 1] - scale[at], default=None)
+    if best is None or scale[best + 1] - scale[best] < np.log(max(_ROOM, 1 + _GAP / n)):
+        return float(heights[-1]) or 1.0
+    return float(np.exp((scale[best] + scale[best + 1]) / 2))
 
 
 def _linkage(distance: Floats, core: Floats) -> Floats:

@@ -18,8 +18,9 @@ def knee(
 ) -> int | None:
     """Return the x at which the curve bends, or None where it does not.
 
-    None for fewer than four points, a flat or a straight line, and values that are not finite. A knee at 0 is a
-    knee: ask ``is None``. The Kneedle algorithm (Satopaa et al. 2011) as kneed has it.
+    None for fewer than four points, a flat or a straight line, a curve that bends the other way all along, and values
+    that are not finite. A knee at 0 is a knee: ask ``is None``. The Kneedle algorithm (Satopaa et al. 2011) as kneed
+    has it.
 
     Parameters
     ----------
@@ -45,9 +46,9 @@ def knee(
         raise ValueError(f"The y parameter of knee must be as long as x, {len(xs)}. Got {len(ys)} instead.")
     if len(xs) < 4 or not np.isfinite(ys).all() or np.ptp(ys) == 0:
         return None
-    line = np.interp(xs, xs[[0, -1]], ys[[0, -1]])
-    if np.abs(ys - line).max() <= 1e-9 * np.ptp(ys):
-        return None  # kneed finds knees in the rounding of a straight line
+    bend = np.interp(xs, xs[[0, -1]], ys[[0, -1]]) - ys  # how far the curve hangs below the line between its ends
+    if (bend if curve == "convex" else -bend).max() <= 1e-9 * np.ptp(ys):
+        return None  # kneed finds knees in the rounding of a straight line, and at the ends of what bends the other way
 
     from kneed import KneeLocator
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from tpunb.cluster.methods import Parameters
-from tpunb.cluster.op_matrix import Floats, Ints, op_matrix
+from tpunb.cluster.op_matrix import Floats, op_matrix
 from tpunb.frames import Labels, Steps
 
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
-
-_CHUNK = 2**25  # bytes that are dense at one time
+_THRESHOLDS = 1000  # of the sweep, above 0
 
 
 def _check(threshold: float, owner: str) -> None:
@@ -57,7 +54,7 @@ class OLS(Parameters):
         _check(self.threshold, "OLS")
 
     def __call__(self, steps: Steps) -> Labels:
-        """Return one label a step, and ``sweeps["threshold"]``: the number of phases at each threshold.
+        """Return one label a step, and ``sweeps["threshold"]``: the number of phases from 0 to 1 by a thousandth.
 
         Each host is scanned on its own, in order of time; the next host's numbers go on where the last one's ended.
         """
@@ -68,7 +65,7 @@ class OLS(Parameters):
 
     def _sweep(self, similar: Floats, hosts: int) -> pl.DataFrame:
         """Return the phases of all thresholds from one sort: one a host, and one a similarity below it."""
-        thresholds = np.union1d(np.arange(101) / 100, [self.threshold])
+        thresholds = np.union1d(np.arange(_THRESHOLDS + 1) / _THRESHOLDS, [self.threshold])
         below = np.searchsorted(np.sort(similar), thresholds, side="left")
         return pl.DataFrame(
             {"threshold": thresholds, "phases": below + hosts, "chosen": thresholds == self.threshold},
@@ -76,38 +73,43 @@ class OLS(Parameters):
         )
 
 
-def similarities(steps: Steps) -> tuple[Floats, Ints]:
+def similarities(steps: Steps) -> tuple[Floats, NDArray[np.bool_]]:
     """Return the similarity of each step to the one before it on its host, and where a host's steps start.
 
     Returns
     -------
     similar : Floats
         (steps,): equation 1, 0 to 1; 1.0 for the first step of a host, which has none before it.
-    starts : Ints
-        (steps,) of bool: whether a step is the first of its host.
+    starts : NDArray[np.bool_]
+        (steps,): whether a step is the first of its host.
     """
-    ran = op_matrix(steps).presence()
-    n = ran.shape[0]
-    host = steps.frame["host"].to_numpy()
-    starts = np.ones(n, dtype=bool)
-    starts[1:] = host[1:] != host[:-1]
+    from tpunb.cluster import step_loops  # compiled: it takes half a second, and those who only import need not wait
+
+    ran = op_matrix(steps)
+    shared = np.zeros(len(steps), dtype=np.int64)
+    step_loops.shared(ran.indptr.astype(np.int64, copy=False), ran.indices.astype(np.int32, copy=False), shared)
+    starts = first_of_host(steps)
     size = np.diff(ran.indptr)
     smaller = np.minimum(size[1:], size[:-1])
-    similar = np.ones(n)
-    np.divide(_shared(ran), smaller, out=similar[1:], where=smaller > 0)
+    similar = np.ones(len(steps))
+    np.divide(shared[1:], smaller, out=similar[1:], where=smaller > 0)
     similar[starts] = 1.0
     return similar, starts
 
 
-def _shared(ran: csr_array) -> Ints:
-    """Return how many ops each row shares with the row before it, from the second row on."""
-    n, d = ran.shape
-    rows = max(1, _CHUNK // max(d, 1))
-    shared = np.zeros(max(n - 1, 0), dtype=np.int64)
-    for start in range(0, n - 1, rows):
-        dense = ran[start : start + rows + 1].toarray() > 0
-        shared[start : start + rows] = (dense[1:] & dense[:-1]).sum(axis=1)
-    return shared
+def first_of_host(steps: Steps) -> NDArray[np.bool_]:
+    """Return whether each step is the first of its host: (steps,).
+
+    >>> from tpunb.testing import toy_steps
+    >>> first_of_host(toy_steps("abc")).tolist()
+    [True, False, False]
+    """
+    host = steps.frame["host"]
+    first = np.zeros(len(host), dtype=bool)
+    first[:1] = True
+    if len(host) and host[0] != host[-1]:  # they are sorted
+        first[1:] = (host[1:] != host[:-1]).to_numpy()
+    return first
 
 
 class OnlineOLS:

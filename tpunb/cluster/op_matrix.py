@@ -32,16 +32,16 @@ class OpMatrix:
     indices
         (entries,): the column of each, rising within a step. Every op that ran has one, be it of no time.
     order
-        (entries,): the row of ``Steps.ops`` that each entry comes from.
-    steps
-        Whose operations these are.
+        (entries,): the row of `told` that each entry comes from.
+    told
+        ``Steps.ops``. The steps themselves are not held: as long as they were, they would be remembered for ever.
     """
 
     ops: pl.DataFrame
     indptr: Ints
     indices: NDArray[np.int32]
     order: NDArray[Any]
-    steps: Steps
+    told: pl.DataFrame
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -63,7 +63,7 @@ class OpMatrix:
         scale
             What its values are multiplied by.
         """
-        told = self.steps.ops[column].cast(pl.Float32).fill_null(0).to_numpy()[self.order]
+        told = self.told[column].cast(pl.Float32).fill_null(0).to_numpy()[self.order]
         return self._sparse(np.maximum(told, 0, out=told) * np.float32(scale))
 
     def presence(self) -> csr_array:
@@ -105,12 +105,12 @@ def _made(steps: Steps) -> OpMatrix:
     if not key_falls.any():
         indptr = np.zeros(n + 1, dtype=np.int64)
         np.cumsum(np.bincount(rows, minlength=n), out=indptr[1:])
-        return OpMatrix(ops, indptr, columns, order, steps)
+        return OpMatrix(ops, indptr, columns, order, steps.ops)
     matrix = csr_array((order, (rows, columns)), shape=(n, d))
     if matrix.nnz < len(order):  # an operation told twice of one step
         own = pl.col("count", "total_ps", "self_ps").sum()
         return _made(replace(steps, ops=steps.ops.group_by("host", "step", "op", "side", maintain_order=True).agg(own)))
-    return OpMatrix(ops, matrix.indptr, matrix.indices, matrix.data, steps)
+    return OpMatrix(ops, matrix.indptr, matrix.indices, matrix.data, steps.ops)
 
 
 def _rows(steps: Steps) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tpunb import export, schema
+from tpunb.frames.representatives import Population, Representatives, representatives
 from tpunb.frames.steps import Steps
 from tpunb.frames.words import plural, to_pandas
 
@@ -114,6 +115,10 @@ class Phases:
         def known(column: str) -> pl.Expr:
             return pl.when(pl.col(column).count() > 0).then(pl.col(column).sum()).alias(column)
 
+        def mean(column: str, weight: pl.Expr | int) -> pl.Expr:  # over the time of the steps that know it
+            time = pl.col("dur_ps").filter(pl.col(column).is_not_null()).sum()
+            return pl.when(pl.col(column).count() > 0, time > 0).then((pl.col(column) * weight).sum() / time)
+
         rows = self.labelled.group_by("phase").agg(
             pl.len().alias("steps"),
             (pl.col("seen") == "full").sum().alias("full"),
@@ -124,6 +129,10 @@ class Phases:
             pl.col("dur_ps").median().round().alias("step_ps"),
             known("device_ps"),
             known("idle_ps"),
+            known("input_ps"),
+            (pl.col("dur_ps").std(ddof=0) / pl.col("dur_ps").mean().clip(1)).alias("spread"),
+            mean("idle_ps", 1).alias("idle"),
+            mean("mxu_util", pl.col("dur_ps")).alias("mxu_util"),
         )
         rows = rows.join(marks, on="phase", how="left").sort("dur_ps", "phase", descending=[True, False])
         return schema.check(rows, schema.PHASES, "phases")
@@ -169,6 +178,25 @@ class Phases:
         _check_count(n, "coverage")
         return float(self.frame["share"].head(n).sum())
 
+    @property
+    def noise(self) -> float:
+        """Share of the time of all steps that is noise, 0 to 1."""
+        return float(self.frame.filter(pl.col("phase") < 0)["share"].sum())
+
+    @cached_property
+    def homogeneity(self) -> float:
+        """How much of what sets the run's steps apart the phases tell, 0 to 1: what `coverage` alone does not say.
+
+        A step is where its time goes: the square roots of its operations' shares of self time, between which a
+        distance is Hellinger's. The scatter of a set of steps is the mean squared distance to their centre, weighted
+        by step time; homogeneity is 1 less the scatter left inside the phases by that of the run. One phase for
+        everything has 0.0, a phase for each step 1.0. A run that scatters less than one whose operations' times
+        vary by 10 % is held to be of that scatter: where all steps are alike, one phase for all has 1.0 too.
+
+        Noise counts as a group of its own, as in `coverage`. Steps not seen in full are left out.
+        """
+        return self._population.homogeneity()
+
     def top(self, n: int = 5) -> pl.DataFrame:
         """Return the `n` most time-consuming operations of each phase, host and device apart.
 
@@ -187,18 +215,42 @@ class Phases:
         )
         return schema.check(rows, schema.TOP, "top")
 
-    def representatives(self, n: int = 1) -> pl.DataFrame:
-        """Return the `n` steps nearest each phase's centre: ``steps.frame`` with ``phase`` and ``distance``.
+    def representatives(self, n: int | None = None, *, seed: int | None = None) -> Representatives:
+        """Return the fewest steps to look at to know the run, and how far they can be trusted.
 
-        Only steps seen in full are candidates. Noise has no centre and no representative.
+        Noise is a group like the phases. Only steps seen in full can be looked at.
+
+        Parameters
+        ----------
+        n
+            How many, 1 or more; one a phase, and one for noise, if None. More than these go where they help most;
+            of fewer, the phases of the most time have one.
+        seed
+            Draws the steps of each phase at random, and tells the 95 % interval of what they say of the run. If
+            None, they are the ones that stand for their phase best, which no interval is for.
+
+        Raises
+        ------
+        ValueError
+            When `n` or `seed` is out of its range.
+
+        >>> from tpunb.testing import toy_steps
+        >>> import tpunb as tp
+        >>> chosen = tp.phases(toy_steps("aaabbb")).representatives()
+        >>> chosen, chosen.frame.select("phase", "step", "weight").rows()
+        (Representatives(2 of 6 steps, op profile within 0.0 %), [(1, 3, 3.0), (0, 0, 3.0)])
         """
-        _check_count(n, "representatives")
-        return (
-            self.labelled.filter((pl.col("phase") >= 0) & pl.col("distance").is_not_null())
-            .sort("phase", "distance", "start_ps")
-            .group_by("phase", maintain_order=True)
-            .head(n)
-        )
+        if n is not None:
+            _check_count(n, "representatives")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+            raise ValueError(
+                f"The seed parameter of representatives must be an int of 0 or more. Got {seed!r} instead."
+            )
+        return representatives(self._population, n, seed)
+
+    @cached_property
+    def _population(self) -> Population:
+        return Population(self.labelled, self.steps.ops)
 
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> Path:
         """Write the phases as a trace for chrome://tracing and Perfetto (paper IV.B, Figure 3).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -34,6 +34,8 @@ class Steps:
         Of the run, for titles.
     read_layers
         Reduces the raw events to `layers` when they are asked for; None where none were kept.
+    about
+        What ran, as far as it is known: "model", "weights", "dtype", "optimizer", "batch", "device kind".
     """
 
     frame: pl.DataFrame
@@ -42,6 +44,7 @@ class Steps:
     windows: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.WINDOWS))
     name: str = ""
     read_layers: Callable[[], pl.DataFrame] | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         frame = schema.check(self.frame, schema.STEPS, "steps").sort("host", "start_ps", "step")

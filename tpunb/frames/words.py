@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -43,6 +44,29 @@ def count(n: int) -> str:
 def short(number: float) -> str:
     """Return a number in three digits, never with an exponent."""
     return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"  # never 1.23e+03
+
+
+def plain(text: str) -> str:
+    """Return `text` without the characters that command a terminal, turn a line around or end it."""
+    return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
+
+
+def cut(text: str, limit: int = 48) -> str:
+    """Return `text` in `limit` characters, without its middle where it is longer.
+
+    >>> cut("abcdefghij", 6)
+    'ab…hij'
+    """
+    return text if len(text) <= limit else f"{text[: limit // 2 - 1]}…{text[-limit // 2 :]}"
+
+
+def kinds(hardware: pl.DataFrame) -> str:
+    """Return what devices ``tpunb.schema.HARDWARE`` tells of, hosts aside: "" where of none.
+
+    >>> kinds(pl.DataFrame({"kind": ["TPU v2", "CPU", "TPU v2"]}))
+    'TPU v2'
+    """
+    return " and ".join(sorted({*hardware["kind"].drop_nulls()} - {"CPU"}))
 
 
 def not_kept(name: str, what: str) -> TpunbError:

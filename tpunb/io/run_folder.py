@@ -36,6 +36,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames import Profile, Steps
+from tpunb.frames.words import kinds
 from tpunb.io import packed
 from tpunb.io.places import Place
 
@@ -164,7 +165,7 @@ def read(
         When its parts become one faster than they can be read.
     """
     facts = _facts(folder / RUN)
-    hardware, known_ps, overhead = _told(facts, folder / RUN)
+    hardware, known_ps, overhead, about = _told(facts, folder / RUN)
     hosts = _own_host(facts)
     tables = {name: frame.with_columns(pl.col("host").replace(hosts)) for name, frame in _tables(folder).items()}
     hardware = hardware.with_columns(pl.col("host").replace(hosts))
@@ -182,7 +183,7 @@ def read(
         # a run that is not over, or was killed, lasts until the last thing known of it
         span_ps=known_ps or max((int(end) for end in ends if end is not None), default=0),
         origin_ns=facts.get("origin_ns"),
-        stored=Steps(*_whole_run(tables), windows, name),
+        stored=Steps(*_whole_run(tables), windows, name, about=about),
         read_events=partial(read_raw, raw, facts.get("origin_ns"), begins) if raw else None,
         stored_clocks=None if clocks.is_empty() else _of_run(clocks),
         overhead=overhead,
@@ -216,12 +217,16 @@ def _own_host(facts: Mapping[str, Any]) -> dict[str, str]:
     return {worker: host} if isinstance(worker, str) and worker and isinstance(host, str) else {}
 
 
-def _told(facts: dict[str, Any], path: Path) -> tuple[pl.DataFrame, int, float | None]:
-    """Return what ``run.json`` says: hardware, the run's length, 0 where a kill left none, and the overhead."""
+def _told(facts: dict[str, Any], path: Path) -> tuple[pl.DataFrame, int, float | None, dict[str, str]]:
+    """Return what ``run.json`` says: hardware, the run's length, 0 where a kill left none, overhead, what ran."""
     try:
         hardware = pl.DataFrame(facts.get("hardware", []), schema=schema.HARDWARE)
         overhead = facts.get("overhead")
-        return hardware, int(facts.get("span_ps", 0)), None if overhead is None else float(overhead)
+        about = {str(fact): str(word) for fact, word in facts.get("about", {}).items()}
+        only_cpu = all("CPU" in name for name in facts.get("devices") or [""])
+        if kind := kinds(hardware) or ("CPU" if only_cpu else ""):
+            about["device kind"] = kind
+        return hardware, int(facts.get("span_ps", 0)), None if overhead is None else float(overhead), about
     except (AttributeError, TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
         reason = str(error).partition("\n")[0]
         raise BadProfile(f"{path}: not a run's run.json: {reason}") from error

@@ -17,8 +17,9 @@ from IPython import display as ipython
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
+from tpunb.frames.words import plain
 from tpunb.watcher import Status
-from tpunb.widgets.summary import plain, safe
+from tpunb.widgets.summary import safe
 
 _LOOK = (
     "color:var(--jp-content-font-color1,currentColor);font-size:13px;line-height:1.45;"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +19,16 @@ from typing import Any
 import polars as pl
 
 from tpunb import charts, pictures
+from tpunb.cluster import advise
 from tpunb.export import phase_name
 from tpunb.frames import Phases, Profile, Steps
+from tpunb.frames.words import cut, plain
 
 _ROWS = 12  # phases in the table
 _GROUPS = 4  # kinds of failures that are told
 _NAMES = 8  # of hosts
+_PIECES = 3  # of advice
+_ADVICE = "What would save time, at most"
 _GIVEN_UP = "given up: "
 _RAW = "plugins/profile"
 _WHY = {
@@ -41,6 +44,7 @@ _STYLE = """
 .tpunb-summary .tpunb-headline{font-size:14px;font-weight:600;margin:0 0 2px}
 .tpunb-summary .tpunb-quiet{opacity:.8;margin:0 0 8px;overflow-wrap:anywhere}
 .tpunb-summary .tpunb-note{border-left:4px solid #D55E00;padding:2px 10px;margin:8px 0;overflow-wrap:anywhere}
+.tpunb-summary .tpunb-advice ul{margin:2px 0 12px;padding-left:18px;overflow-wrap:anywhere}
 .tpunb-summary .tpunb-tables{display:flex;flex-wrap:wrap;gap:8px 32px;align-items:flex-start;margin:8px 0 12px}
 .tpunb-summary table.tpunb-table{border-collapse:collapse;margin:0;font-size:13px;color:inherit;border:0}
 .tpunb-summary table.tpunb-table caption{caption-side:top;text-align:left;font-weight:600;padding:4px 0;color:inherit}
@@ -83,7 +87,8 @@ class Summary:
             found = f"{len(self.steps):,} steps, no phases" if self.steps is not None else "no steps"
         else:
             found = f"{_many(len(self.phases), 'phase')} over {_many(len(self.phases.steps), 'step')}"
-            found += f"; top 3 cover {self.phases.coverage(3):.0%}".replace("%", " %")
+            found += f"; top 3 cover {100 * self.phases.coverage(3):.0f} %, homogeneity {self.phases.homogeneity:.2f}, "
+            found += f"noise {100 * self.phases.noise:.0f} % of the time"
         windows = _watched(self.profile.windows)["window"].n_unique()
         observed = f"{100 * self.profile.observed:.0f} % of the run"
         return f"{found}; observed {observed} in {_many(windows, 'window')}"
@@ -138,6 +143,14 @@ class Summary:
         return tables
 
     @cached_property
+    def _advice(self) -> list[str]:
+        """What would save most time."""
+        if self.phases is None:
+            return []
+        rows = advise(self.phases).drop_nulls("saves_ps").head(_PIECES)
+        return [f"{row['sentence']} Try: {row['knob']}." for row in rows.iter_rows(named=True)]
+
+    @cached_property
     def _chart(self) -> pictures.LayerPicture | None:
         return None if self.phases is None or not len(self.phases.steps) else charts.timeline(self.phases)
 
@@ -145,6 +158,8 @@ class Summary:
         lines = [self.headline, *self._facts, *(f"! {note}" for note in self._notes)]
         for caption, header, rows in self._tables:
             lines += ["", caption, *_aligned([header, *rows])]
+        if self._advice:
+            lines += ["", _ADVICE, *(f"  {advice}" for advice in self._advice)]
         return "\n".join(plain(line) for line in lines)
 
     def _repr_html_(self) -> str:
@@ -152,11 +167,13 @@ class Summary:
         notes = "".join(f'<p class="tpunb-note" role="note">{safe(note)}</p>' for note in self._notes)
         tables = "".join(_table(*table, colours) for table in self._tables)
         picture = "" if self._chart is None else pictures.svg(self._chart)
+        items = "".join(f"<li>{safe(advice)}</li>" for advice in self._advice)
+        advice = f'<div class="tpunb-advice"><b>{_ADVICE}</b><ul>{items}</ul></div>' if items else ""
         return (
             f'<div class="tpunb-summary"><style>{_STYLE}</style>'
             f'<p class="tpunb-headline">{safe(self.headline)}</p>'
             f'<p class="tpunb-quiet">{"<br>".join(map(safe, self._facts))}</p>'
-            f'{notes}<div class="tpunb-tables">{tables}</div>{picture}</div>'
+            f'{notes}<div class="tpunb-tables">{tables}</div>{advice}{picture}</div>'
         )
 
     def _repr_mimebundle_(self, *args: Any, **kwds: Any) -> dict[str, Any]:
@@ -225,6 +242,7 @@ def _phases(phases: Phases) -> tuple[list[str], list[list[str]]]:
                 f"{row['full']:,}" if row["full"] else "clock alone",
                 f"{100 * row['share']:.1f} %",
                 f"{row['step_ps'] / 1e9:,.3f}",
+                f"{100 * row['spread']:.0f} %",
                 f"{100 * idle / (busy + idle):.0f} %" if known else "–",
             ]
         )
@@ -232,8 +250,8 @@ def _phases(phases: Phases) -> tuple[list[str], list[list[str]]]:
         rest = phases.frame.slice(_ROWS)
         share = f"{100 * rest['share'].sum():.1f} %"
         full = f"{rest['full'].sum():,}"
-        rows.append([f"{rest.height} more", "–", f"{rest['steps'].sum():,}", full, share, "–", "–"])
-    return ["Phase", "Marks", "Steps", "In full", "Share", "Step (ms)", "Idle"], rows
+        rows.append([f"{rest.height} more", "–", f"{rest['steps'].sum():,}", full, share, "–", "–", "–"])
+    return ["Phase", "Marks", "Steps", "In full", "Share", "Step (ms)", "Spread", "Idle"], rows
 
 
 def _windows(windows: pl.DataFrame) -> tuple[list[str], list[list[str]]]:
@@ -274,7 +292,7 @@ def _table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], c
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows of a table as lines; long names are cut in the middle."""
-    cells = [[_short(plain(cell)) for cell in row] for row in rows]
+    cells = [[cut(plain(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     left = [name in _LEFT for name in rows[0]]
     return [
@@ -283,17 +301,8 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _short(text: str, limit: int = 48) -> str:
-    return text if len(text) <= limit else f"{text[: limit // 2 - 1]}…{text[-limit // 2 :]}"
-
-
 def _many(n: int, noun: str) -> str:
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
-
-
-def plain(text: str) -> str:
-    """Return `text` without the characters that command a terminal or turn a line around."""
-    return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in text)
 
 
 def safe(text: str) -> str:

@@ -1,0 +1,330 @@
+"""Two runs compared: which phase is which, what changed, and intervals that hold."""
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tpunb as tp
+from tpunb import schema
+from tpunb.cluster import intervals
+from tpunb.cluster.comparing import compare
+from tpunb.errors import Unlike
+from tpunb.frames import Comparison, Phases, Steps
+from tpunb.recorder import Schedule
+from tpunb.testing import KINDS, known_run, toy_steps
+
+MS = 1_000_000_000
+
+
+def by_letter(pattern, **more):
+    """Toy phases, one a letter: phase 0 is the letter a."""
+    steps = toy_steps(pattern, **more)
+    return tp.phases(steps, lambda full: [ord(pattern[step]) - ord("a") for step in full.frame["step"]])
+
+
+def stretched(run, factor):
+    """The same phases, their steps and operations `factor` times as long."""
+    times = (pl.col("^.*_ps$") * factor).round().cast(pl.Int64)
+    steps = replace(run.steps, frame=run.steps.frame.with_columns(times), ops=run.steps.ops.with_columns(times))
+    return replace(run, steps=steps)
+
+
+EVERY = pl.lit(True)
+
+
+def renamed(run, of=EVERY):
+    """The same phases, their operations of other names."""
+    name = pl.when(of).then(pl.format("other_{}", "op")).otherwise(pl.col("op").cast(pl.String))
+    return replace(run, steps=replace(run.steps, ops=run.steps.ops.with_columns(op=name)))
+
+
+def about(run, **facts):
+    return replace(run, steps=replace(run.steps, about={fact.replace("_", " "): word for fact, word in facts.items()}))
+
+
+def matched(comparison):
+    return comparison.frame.select("phase_a", "phase_b").sort("phase_a").rows()
+
+
+# -- what is said -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_as_itself():
+    run = by_letter("aabbbbc")
+    same = compare(run, run)
+    assert matched(same) == [(0, 0), (1, 1), (2, 2)]
+    assert same.frame["similarity"].to_list() == pytest.approx([1, 1, 1])
+    assert same.frame["phase_a"][0] == 1  # the longest
+    assert same.frame["ratio"].to_list() == [1, 1, 1]
+    assert same.ratio == 1
+    assert same.unmatched.is_empty()
+    assert same.explained["change_ps"].to_list() == [0, 0, 0]
+    assert same.explained["share"].null_count() == 3  # of no difference there are no shares
+    assert set(same.ops["state"]) == {"both"}
+    assert set(same.ops["change_ps"]) == {0}
+
+
+def test_times_that_doubled_are_twice_as_long_and_nothing_else_changed():
+    run = by_letter("aaabbbb")
+    doubled = compare(run, stretched(run, 2))
+    assert doubled.frame["ratio"].to_list() == pytest.approx([2, 2])
+    assert doubled.ratio == 2
+    row = doubled.frame.row(0, named=True)
+    assert (row["steps_a"], row["steps_b"]) == (4, 4)
+    assert (row["dur_a_ps"], row["dur_b_ps"]) == (8 * MS, 16 * MS)
+    assert (row["step_a_ps"], row["step_b_ps"]) == (2 * MS, 4 * MS)
+    assert (row["idle_a"], row["idle_b"], row["idle_change"]) == (0.5, 0.5, 0)
+    assert (row["marks"], row["by"]) == ("train", "operations")
+    assert doubled.ops["self_b_ps"].to_list() == pytest.approx([2 * own for own in doubled.ops["self_a_ps"]], rel=1e-6)
+
+
+def test_the_difference_in_time_is_shared_out_among_the_phases_and_noise():
+    a = tp.phases(toy_steps("aaabbz"), lambda steps: [0, 0, 0, 1, 1, -1])
+    b = tp.phases(toy_steps("aaaac"), lambda steps: [0, 0, 0, 0, 1])
+    told = compare(a, b)
+    assert matched(told) == [(0, 0)]
+    assert told.explained.select("phase_a", "phase_b", "steps_a", "steps_b", "change_ps").rows() == [
+        (-1, -1, 1, 0, -26 * MS),
+        (1, None, 2, 0, -4 * MS),
+        (None, 1, 0, 1, 3 * MS),
+        (0, 0, 3, 4, 1 * MS),
+    ]
+    assert told.explained["share"].sum() == pytest.approx(1)
+    assert told.explained.row(3, named=True)["by_steps_ps"] == 1 * MS  # one more step of 1 ms, none longer
+    assert told.explained["by_steps_ps"].null_count() == 3
+    assert told.unmatched.select("phase_a", "phase_b").rows() == [(1, None), (None, 1)]
+    assert told.ratio == pytest.approx(7 / 33)
+
+
+def test_more_and_longer_steps_are_told_apart():
+    a, b = by_letter("aa"), stretched(by_letter("aaaa"), 3)
+    row = compare(a, b).explained.row(0, named=True)
+    assert row["change_ps"] == 10 * MS  # from 2 steps of 1 ms to 4 of 3 ms: 4 by their number, 6 by their length
+    assert (row["by_steps_ps"], row["by_step_time_ps"]) == (4 * MS, 6 * MS)
+
+
+def test_hosts_do_not_add_up():
+    one = toy_steps("aabb")
+    pair = [toy_steps("aabb", host=host) for host in ("x", "y")]
+    two = Steps(*(pl.concat([getattr(run, name) for run in pair]) for name in ("frame", "ops", "devices", "windows")))
+    told = compare(one, two)
+    assert told.ratio == 1
+    assert told.frame["steps_a"].to_list() == told.frame["steps_b"].to_list() == [2, 2]
+    assert set(told.explained["change_ps"]) == {0}
+
+
+def test_ops_gained_and_lost_are_told():
+    run = by_letter("aaaa")
+    swapped = renamed(run, pl.col("op").cast(pl.String) == "a0")
+    told = compare(run, swapped)
+    states = dict(told.ops.select("op", "state").rows())
+    assert states == {"a0": "lost", "other_a0": "gained", "a1": "both", "a2": "both", "a_host": "both"}
+    gained = told.ops.filter(pl.col("op") == "other_a0").row(0, named=True)
+    assert gained["self_a_ps"] == 0
+    assert gained["self_b_ps"] == gained["change_ps"] == pytest.approx(83_333_333, rel=1e-6)
+    assert told.ops["change_ps"].abs().is_sorted(descending=True)
+
+
+def test_its_line_says_how_much_longer_the_steps_of_the_longest_phase_are():
+    run, noisy = by_letter("aaabbb"), known_run(400, 60)
+    assert repr(compare(run, stretched(run, 2))) == ("Comparison(2 phases matched, steps of the longest 2.00x as long)")
+    noisy = tp.phases(noisy.steps, lambda steps: noisy.phase)
+    told = compare(noisy, stretched(noisy, 2))
+    low, high = told.frame.select("ratio_low", "ratio_high").row(0)
+    assert low < told.frame["ratio"][0] < high
+    assert repr(told) == f"Comparison(6 phases matched, steps of the longest 2.00x [{low:.2f}, {high:.2f}] as long)"
+    nothing = tp.phases(toy_steps("abc"), lambda steps: [-1] * 3)
+    assert repr(compare(nothing, run)) == "Comparison(0 phases matched)"
+
+
+def test_steps_are_cut_by_the_default_method_and_others_refused():
+    steps = toy_steps("aaabbb")
+    assert isinstance(compare(steps, tp.phases(steps)), Comparison)
+    with pytest.raises(TypeError, match=r"must be Phases, as tp\.phases gives\. Got 'run' instead\."):
+        compare("run", steps)
+
+
+@given(st.text("abc", min_size=1, max_size=12), st.text("abc", min_size=1, max_size=12))
+@settings(max_examples=40)
+def test_whatever_the_runs_each_phase_is_told_once_and_backwards_is_the_inverse(one, other):
+    a, b = by_letter(one), by_letter(other)
+    told, back = compare(a, b, unlike=True), compare(b, a, unlike=True)
+    for run, column in ((a, "phase_a"), (b, "phase_b")):
+        assert sorted(told.explained[column].drop_nulls()) == sorted(run.frame["phase"])
+    assert told.explained["change_ps"].sum() == b.frame["dur_ps"].sum() - a.frame["dur_ps"].sum()
+    assert sorted(matched(told)) == sorted((x, y) for y, x in matched(back))
+    assert told.ratio == pytest.approx(1 / back.ratio)
+    ratios = dict(zip(matched(told), told.frame.sort("phase_a")["ratio"], strict=True))
+    for (y, x), ratio in zip(matched(back), back.frame.sort("phase_a")["ratio"], strict=True):
+        assert ratio * ratios[x, y] == pytest.approx(1)
+    for frame in (told.frame, told.ops, told.explained):
+        assert not any(frame[name].is_nan().any() for name, dtype in frame.schema.items() if dtype == pl.Float64)
+
+
+# -- what may not be compared -----------------------------------------------------------------------------------------
+
+
+def test_another_model_is_refused_by_what_it_does():
+    run = by_letter("aaabb")
+    with pytest.raises(Unlike, match=r"longest phases are 0\.00 alike by their operations.*b2, b1 in one") as caught:
+        compare(run, renamed(run))
+    assert caught.value.hint == "compare(a, b, unlike=True) compares them all the same"
+    assert "\n" not in str(caught.value)
+    assert matched(compare(run, renamed(run), unlike=True)) == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("fact", "one", "other"),
+    [("model", "Sequential of 2 Dense", "Sequential of 3 Dense"), ("dtype", "float32", "mixed_bfloat16")],
+)
+def test_what_is_known_of_the_runs_may_refuse_them_too(fact, one, other):
+    run = by_letter("aaabb")
+    with pytest.raises(Unlike, match=f"the {fact} is '{one}' in one, '{other}' in the other"):
+        compare(about(run, **{fact: one}), about(run, **{fact: other}))
+    assert len(compare(about(run, **{fact: one}), about(run, **{fact: other}), unlike=True)) == 2
+    assert len(compare(about(run, **{fact: one}), run)) == 2  # what is unknown is not unlike
+    assert len(compare(about(run, **{fact: one}), about(run, **{fact: one}))) == 2
+
+
+def test_one_model_is_not_refused_though_its_operations_have_other_names():
+    run = about(by_letter("aaabb"), model="Sequential of 2 Dense")
+    assert set(compare(run, renamed(run)).frame["by"]) == {"marks"}
+
+
+def test_other_batches_and_optimizers_are_settings_not_refused():
+    run = by_letter("aaabb")
+    told = compare(about(run, batch="32", optimizer="Adam"), about(run, batch="64"))
+    assert told.settings.rows() == [("batch", "32", "64"), ("optimizer", "Adam", None)]
+
+
+# -- what is not known -------------------------------------------------------------------------------------------------
+
+
+def test_one_step_has_no_interval():
+    told = compare(by_letter("ab"), stretched(by_letter("ab"), 2))
+    assert told.frame["ratio"].to_list() == pytest.approx([2, 2])
+    for name in ("ratio_low", "ratio_high", "idle_low", "idle_high"):
+        assert told.frame[name].null_count() == 2
+    assert told.ops["low_ps"].null_count() == told.ops.height
+
+
+def test_what_nobody_measured_is_null():
+    told = compare(by_letter("aab"), by_letter("aab"))
+    for name in ("mxu_a", "mxu_b", "duty_a", "duty_b", "input_a", "input_b"):
+        assert told.frame[name].null_count() == 2
+
+
+def test_steps_of_no_time_have_no_ratio():
+    run = by_letter("aab")
+    still = stretched(run, 0)
+    told = compare(still, run, unlike=True)
+    assert told.frame["ratio"].null_count() == 2
+    assert told.frame["step_a_ps"].to_list() == [0, 0]
+    assert told.frame["idle_a"].null_count() == 2
+    assert told.ratio is None
+    assert compare(run, still, unlike=True).ratio == 0
+
+
+def test_phases_known_by_the_clock_alone_are_compared_by_their_time():
+    steps = toy_steps("aabbb", seen="ffttt")
+    steps = replace(steps, frame=steps.frame.with_columns(mark=pl.Series(["train"] * 2 + ["test"] * 3)))
+    run = tp.phases(steps, lambda full: [0] * len(full))
+    told = compare(run, stretched(run, 2))
+    assert (0, 0) in matched(told)
+    assert set(told.ops["phase_a"]) <= {0}
+    assert told.ratio == 2
+
+
+def test_tables_without_operations_are_compared_by_marks():
+    run = by_letter("aabbb")
+    bare = replace(run, steps=replace(run.steps, ops=schema.empty(schema.OPS)))
+    told = compare(bare, bare)
+    assert set(told.frame["by"]) == {"marks"}
+    assert matched(told) == [(0, 0), (1, 1)]
+    assert told.ops.is_empty()
+    assert compare(bare, run).ops.is_empty()  # what is not told is not gained
+
+
+def test_shares_are_of_the_steps_that_tell_them():
+    run = by_letter("aaaa")
+    mxu = pl.Series([0.2, None, 0.4, float("nan")])
+    waits = pl.Series([0, MS // 2, MS // 4, None])
+    told = replace(run, steps=replace(run.steps, frame=run.steps.frame.with_columns(mxu_util=mxu, input_ps=waits)))
+    row = compare(run, told).frame.row(0, named=True)
+    assert (row["mxu_a"], row["input_a"]) == (None, None)
+    assert row["mxu_b"] == pytest.approx(0.3)
+    assert row["input_b"] == pytest.approx(0.25)
+
+
+def test_the_interval_of_an_operation_is_that_of_its_times_step_by_step():
+    run = known_run(400, 60, seed=8)
+    a = tp.phases(run.steps, lambda steps: run.phase)
+    b = stretched(a, 1.5)
+    steady = KINDS.index("steady")
+    row = compare(a, b).ops.filter((pl.col("phase_a") == steady) & (pl.col("op") == "infeed")).row(0, named=True)
+    steps = a.labelled.filter(pl.col("phase") == steady).select("host", "step")
+    own = steps.join(a.steps.ops.filter(pl.col("op") == "infeed"), on=["host", "step"], how="left")
+    times = own.sort("step")["self_ps"].fill_null(0).to_numpy().astype(float)
+    expected = intervals.difference(times, times * 1.5)
+    assert (row["change_ps"], row["low_ps"], row["high_ps"]) == pytest.approx(
+        [float(end) for end in expected], rel=1e-4
+    )
+
+
+# -- real runs -------------------------------------------------------------------------------------------------------
+
+
+def test_the_samples_are_of_two_models():
+    cnn, transformer = (tp.steps(tp.sample(name)) for name in ("keras_cnn", "keras_transformer"))
+    with pytest.raises(Unlike, match=r"^keras_cnn and keras_transformer are unlike: .*Conv2D.* in one, BatchMatMulV2"):
+        compare(cnn, transformer)
+    told = compare(cnn, transformer, unlike=True)
+    marks = dict(zip(matched(told), told.frame.sort("phase_a")["marks"], strict=True))
+    assert {"train", "test"} == set(marks.values())
+
+
+def captured(folder, batch, policy="float32"):
+    """A small CNN trained and tested on random images for two epochs, as its steps."""
+    keras = pytest.importorskip("keras")
+    layers, rows = keras.layers, np.random.default_rng(0)
+    images, labels = rows.random((40 * batch, 16, 16, 3), dtype="float32"), rows.integers(0, 4, 40 * batch)
+    form = [layers.Input((16, 16, 3)), *(layers.Conv2D(8, 3, activation="relu", dtype=policy) for _ in range(2))]
+    model = keras.Sequential([*form, layers.Flatten(), layers.Dense(4, dtype=policy)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    test = images[: 20 * batch], labels[: 20 * batch]
+    with tp.capture(folder, schedule=Schedule.continuous(window=0.5), keep="none") as run:
+        model.fit(images, labels, batch_size=batch, epochs=3, validation_data=test, verbose=0)
+    return tp.steps(tp.load(run))
+
+
+@pytest.mark.slow
+def test_a_real_training_with_another_batch_is_compared_and_with_another_precision_refused(tmp_path):
+    small = captured(tmp_path / "small", 32)
+    large = captured(tmp_path / "large", 64)
+    told = compare(small, large)
+    assert {"train", "test"} <= set(told.frame["marks"])
+    assert set(told.frame["by"]) == {"operations"}
+    settings = {fact: (a, b) for fact, a, b in told.settings.iter_rows()}
+    assert settings["batch"] == ("32", "64")
+    assert settings["dtype"] == ("float32", "float32")
+    assert settings["model"] == ("Sequential of 2 Conv2D, 1 Flatten, 1 Dense",) * 2
+    assert settings["device kind"] == ("CPU", "CPU")
+    half = captured(tmp_path / "half", 32, "mixed_bfloat16")
+    with pytest.raises(Unlike, match="the dtype is 'float32' in one, 'mixed_bfloat16' in the other"):
+        compare(small, half)
+    assert isinstance(compare(small, half, unlike=True), Comparison)
+
+
+def test_what_is_compared_is_the_phases_given():
+    run = by_letter("aaabbb")
+    told = compare(run, run)
+    assert told.a is run
+    assert isinstance(told.b, Phases)
+    assert told.frame.schema == schema.COMPARED
+    assert told.ops.schema == schema.COMPARED_OPS
+    assert told.explained.schema == schema.EXPLAINED
+    assert told.to_pandas().shape == told.frame.shape

@@ -1,0 +1,305 @@
+"""The repaired scan: phases come back, supersets are no equals, times count; in bulk and online."""
+
+import math
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import adjusted_rand_score
+
+from tpunb import schema
+from tpunb.cluster.ols_plus import MOST, SWEEP, OLSPlus, OnlineOLSPlus
+from tpunb.frames import Steps
+from tpunb.testing import toy_steps
+from tpunb.testing.known_runs import known_run
+
+OPS = {name: dtype for name, dtype in schema.OPS.items() if name != "category"}
+NAMES = st.sampled_from("abcdef")
+SIDE = st.dictionaries(NAMES, st.sampled_from([0, 1, 2, 5, 40]), max_size=6)
+STEPS = st.lists(st.tuples(SIDE, SIDE), min_size=1, max_size=40)
+LIMIT = st.sampled_from([0.0, 0.5, 0.8, 0.97, 1.0]) | st.floats(0, 1)
+
+
+def steps_of(told, host="h"):
+    """One step a pair of mappings of operations to their self times, the device's and the host's."""
+    n = len(told)
+    frame = pl.DataFrame(
+        {
+            "host": [host] * n,
+            "step": range(n),
+            "mark": ["train"] * n,
+            "start_ps": range(0, 10 * n, 10),
+            "dur_ps": [10] * n,
+            "device_ps": [5] * n,
+            "idle_ps": [5] * n,
+            "seen": ["full"] * n,
+        }
+    )
+    rows = [
+        (host, step, op, side, 1, own, own)
+        for step, sides in enumerate(told)
+        for side, ops in zip(("device", "host"), sides, strict=True)
+        for op, own in ops.items()
+    ]
+    return Steps(frame, pl.DataFrame(rows, schema=OPS, orient="row"))
+
+
+def fed(told, ops=0.97, time=0.8):
+    scan = OnlineOLSPlus(ops, time)
+    return [scan.feed(device, host) for device, host in told]
+
+
+def on_device(*told):
+    return [(device, {}) for device in told]
+
+
+def spelled_out(told, ops, time):
+    """Return what the scan answers, by the definitions alone: every phase keeps all of its steps."""
+    phases, labels = [], []
+    for step in told:
+        willing = [phase for phase in phases if will_have(phase, step, ops, time)]
+        home = max(willing, key=lambda phase: (len(phase["steps"]), phase is phases[labels[-1]]), default=None)
+        if home is None:
+            home = {"steps": [], "apart": ([], [])}
+            phases.append(home)
+        if home["steps"]:
+            for side in (0, 1):
+                home["apart"][side].append(1 - times_alike(home, step, side))
+        home["steps"].append(step)
+        labels.append(next(i for i, phase in enumerate(phases) if phase is home))
+    return labels
+
+
+def will_have(phase, step, ops, time):
+    sets = [{(side, op) for side in (0, 1) for op in one[side]} for one in (*phase["steps"], step)]
+    n, now = len(phase["steps"]), sets.pop()
+    often = {op: sum(op in one for one in sets) / n for op in now.union(*sets)}
+    either = sum(max(often[op], op in now) for op in often)
+    if either and sum(min(often[op], op in now) for op in often) / either < ops - 1e-9:
+        return False
+    for side in (0, 1):
+        most = 1 - time
+        if n > 10:
+            most = min(most, max(8 * sum(phase["apart"][side]) / (n - 1), most / 4))
+        if 1 - times_alike(phase, step, side) > most + 1e-9:
+            return False
+    return True
+
+
+def times_alike(phase, step, side):
+    """Return the cosine of the roots of a step's shares and their mean over a phase."""
+    one, mean = roots(step[side]), {}
+    for other in phase["steps"]:
+        for op, root in roots(other[side]).items():
+            mean[op] = mean.get(op, 0) + root
+    if not mean:
+        return 0.0 if one else 1.0
+    return sum(root * mean.get(op, 0) for op, root in one.items()) / math.hypot(*mean.values())
+
+
+def roots(ops):
+    whole = sum(ops.values())
+    return {op: math.sqrt(own / whole) for op, own in ops.items() if own}
+
+
+# what is told from what
+
+
+@pytest.mark.parametrize(
+    ("pattern", "labels"),
+    [("", []), ("a", [0]), ("aabba", [0, 0, 1, 1, 0]), ("abcab", [0, 1, 2, 0, 1]), ("zzz", [0, 0, 0])],
+)
+def test_phases_come_back(pattern, labels):
+    assert OLSPlus()(toy_steps(pattern)) == labels
+
+
+def test_a_superset_is_another_phase():
+    train = {f"op{i}": 5 for i in range(20)}
+    save = train | {"save": 1}
+    told = on_device(train, train, save, train, save)
+    assert OLSPlus()(steps_of(told)) == fed(told) == [0, 0, 1, 0, 1]
+    assert OLSPlus(ops=0.95)(steps_of(told)) == [0, 0, 0, 0, 0]
+
+
+def test_the_same_operations_in_other_times_are_another_phase():
+    told = on_device({"infeed": 1, "matmul": 9}, {"infeed": 9, "matmul": 1}, {"infeed": 1, "matmul": 8})
+    assert OLSPlus()(steps_of(told)) == fed(told) == [0, 1, 0]
+    assert OLSPlus(time=0.5)(steps_of(told)) == [0, 0, 0]
+
+
+def test_a_step_twice_as_long_is_no_other():
+    told = on_device({"infeed": 1, "matmul": 9}, {"infeed": 2, "matmul": 18})
+    assert OLSPlus(time=1)(steps_of(told)) == fed(told, time=1) == [0, 0]
+
+
+def test_the_host_does_not_drown_the_device():
+    # nearly all time is the host's, and alike; on the device the two operations change places
+    told = [({"a": 9, "b": 1}, {"wait": 1000}), ({"a": 1, "b": 9}, {"wait": 1000})]
+    assert OLSPlus()(steps_of(told)) == fed(told) == [0, 1]
+
+
+def test_a_host_op_is_not_a_device_op_of_its_name():
+    told = [({"a": 1}, {}), ({}, {"a": 1})]
+    assert OLSPlus()(steps_of(told)) == fed(told) == [0, 1]
+
+
+def test_steps_without_operations_are_a_phase():
+    told = on_device({}, {}, {"a": 1}, {})
+    assert OLSPlus()(steps_of(told)) == fed(told) == [0, 0, 1, 0]
+
+
+def test_operations_of_no_time_count_as_operations():
+    told = on_device({"a": 0}, {"a": 0}, {"b": 0}, {"a": float("nan")}, {"a": -3})
+    assert fed(told) == [0, 0, 1, 0, 0]
+
+
+def test_a_phase_whose_steps_are_all_alike_wants_more():
+    steady, shifted = {"a": 80, "b": 20}, {"a": 45, "b": 55}  # Bhattacharyya 0.932
+    assert fed(on_device(*[steady] * 5, shifted)) == [0] * 6
+    assert fed(on_device(*[steady] * 20, shifted)) == [0] * 20 + [1]
+
+
+def test_a_phase_whose_steps_scatter_wants_less():
+    shifted = {"a": 40, "b": 60}
+    narrow, wide = ([{"a": 80 + by, "b": 20 - by} for by in (-x, x)] for x in (2, 15))
+    assert fed(on_device(*narrow * 10, shifted)) == [0] * 20 + [1]
+    assert fed(on_device(*wide * 10, shifted)) == [0] * 21
+
+
+def test_of_two_phases_that_would_have_a_step_the_one_of_more_steps_does():
+    few, many, between = {"a": 1, "b": 9}, {"a": 9, "b": 1}, {"a": 5, "b": 5}
+    told = on_device(few, few, many, many, many, few, between)
+    assert fed(told, time=0.8) == [0, 0, 1, 1, 1, 0, 0]  # as many each: that of the step before
+    assert fed(on_device(many, *(device for device, _ in told)), time=0.8) == [0, 1, 1, 0, 0, 0, 1, 0]
+
+
+def test_hosts_share_their_phases():
+    one, two = toy_steps("aaabbb", host="one"), toy_steps("bbbaaa", host="two")
+    both = Steps(pl.concat([one.frame, two.frame]), pl.concat([one.ops, two.ops]))
+    labels = OLSPlus()(both)
+    assert labels == [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0]
+
+
+# noise
+
+
+def test_short_runs_have_no_noise_unless_asked():
+    assert OLSPlus()(toy_steps("aabac")) == [0, 0, 1, 0, 2]
+    assert OLSPlus(least=2)(toy_steps("aabac")) == [0, 0, -1, 0, -1]
+    assert OLSPlus(least=9)(toy_steps("aabac")) == [-1] * 5
+
+
+def test_longer_runs_have():
+    labels = OLSPlus()(toy_steps("a" * 120 + "b" + "c" * 129))
+    assert labels[120] == -1
+    assert set(labels) == {0, -1, 1}
+
+
+@pytest.mark.parametrize("hard", [False, True], ids=["easy", "hard"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_finds_the_phases_of_a_known_run_and_its_corrupted_steps(seed, hard):
+    run = known_run(4000, 150, seed=seed, hard=hard)
+    labels = np.array(OLSPlus()(run.steps))
+    clean = run.phase >= 0
+    assert adjusted_rand_score(run.phase[clean], labels[clean]) >= 0.95
+    assert (labels[~clean] < 0).mean() >= 0.95
+    assert (~clean)[labels < 0].mean() >= 0.8
+
+
+# in bulk, online, spelled out
+
+
+@given(STEPS, LIMIT, LIMIT)
+def test_bulk_is_online_is_what_is_spelled_out(told, ops, time):
+    expected = spelled_out(told, ops, time)
+    assert fed(told, ops, time) == expected
+    assert OLSPlus(ops, time, least=1)(steps_of(told)) == expected
+
+
+@given(st.lists(st.sampled_from([2, 5, 10, 20, 40]), min_size=15, max_size=60))
+def test_scatter_is_learnt_as_it_is_spelled_out(times):
+    told = [({"a": 50, "b": own}, {"c": own, "d": 9}) for own in times]
+    assert fed(told) == OLSPlus(least=1)(steps_of(told)) == spelled_out(told, 0.97, 0.8)
+
+
+@given(STEPS, st.permutations("abcdef"))
+def test_the_names_and_the_order_of_operations_say_nothing(told, names):
+    other = dict(zip("abcdef", names, strict=True))
+    renamed = [tuple({other[op]: own for op, own in reversed(side.items())} for side in step) for step in told]
+    assert OLSPlus()(steps_of(renamed)) == OLSPlus()(steps_of(told))
+    assert fed(renamed) == fed(told)
+
+
+def test_what_is_kept_is_bounded_and_the_large_phases_stay():
+    train = {"matmul": 3}
+    scan = OnlineOLSPlus()
+    labels = [scan.feed(step) for i in range(1000) for step in (train, {f"op{i}": 1})]
+    assert labels[::2] == [0] * 1000
+    assert labels[1::2] == list(range(1, 1001))
+    assert len(scan.steps) == MOST
+    assert scan.steps[0] == 1000
+    assert scan.steps[1000] == 1
+    assert 1 not in scan.steps
+    told = on_device(*(step for i in range(1000) for step in (train, {f"op{i}": 1})))
+    assert OLSPlus(least=1)(steps_of(told)) == labels
+
+
+# the sweep
+
+
+def test_the_sweep_marks_the_choice_and_tells_it_exactly():
+    run = known_run(2000, 100, seed=4)
+    labels = OLSPlus()(run.steps)
+    sweep = labels.sweeps["ops"]
+    assert sweep.schema == {"ops": pl.Float64, "phases": pl.Int64, "noise": pl.Float64, "chosen": pl.Boolean}
+    assert sweep["ops"].to_list() == sorted({*SWEEP, 0.97})
+    (chosen,) = sweep.filter("chosen").rows()
+    assert chosen == (0.97, len(set(labels) - {-1}), pytest.approx(labels.count(-1) / 2000), True)
+
+
+def test_the_sweep_shows_what_other_values_would_find():
+    run = known_run(2000, 100, seed=4)
+    sweep = OLSPlus()(run.steps).sweeps["ops"]
+    for value in (0.6, 0.9, 0.99):
+        labels = OLSPlus(value)(run.steps)
+        (told,) = sweep.filter(pl.col("ops") == value).rows(named=True)
+        assert told["phases"] == pytest.approx(len(set(labels) - {-1}), abs=1)
+        assert told["noise"] == pytest.approx(labels.count(-1) / 2000, abs=0.01)
+
+
+def test_the_sweep_of_many_stretches_goes_by_a_sample():
+    told = on_device(*[{"a": 1}, {"b": 1}] * 1500)  # 3,000 stretches
+    sweep = OLSPlus()(steps_of(told)).sweeps["ops"]
+    assert sweep["phases"].to_list() == [2] * len(sweep)
+    assert sweep["noise"].to_list() == [0.0] * len(sweep)
+
+
+def test_the_sweep_of_no_steps():
+    sweep = OLSPlus()(toy_steps("")).sweeps["ops"]
+    assert sweep["phases"].to_list() == [0] * len(sweep)
+    assert sweep["noise"].to_list() == [0.0] * len(sweep)
+    assert sweep["chosen"].sum() == 1
+
+
+# wrong arguments
+
+
+@pytest.mark.parametrize("value", [1.3, -0.1, float("nan"), "0.7", None, True])
+@pytest.mark.parametrize("name", ["ops", "time"])
+@pytest.mark.parametrize("method", [OLSPlus, OnlineOLSPlus])
+def test_a_wrong_similarity(method, name, value):
+    with pytest.raises(ValueError, match=rf"The {name} parameter of {method.__name__} must be in \[0, 1\]\. Got"):
+        method(**{name: value})
+
+
+@pytest.mark.parametrize("least", [0, -1, 2.5, "3", True])
+def test_a_wrong_least(least):
+    with pytest.raises(ValueError, match=r"The least parameter of OLSPlus must be an int of 1 or more\. Got"):
+        OLSPlus(least=least)
+
+
+def test_says_what_it_is():
+    assert repr(OLSPlus()) == "OLSPlus()"
+    assert repr(OLSPlus(0.9, least=5)) == "OLSPlus(ops=0.9, least=5)"
