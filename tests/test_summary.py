@@ -46,7 +46,10 @@ def summary_of(pattern="aaabbb", *, labels=None, note=None, names=None, name="to
 
 def test_the_headline_is_the_run_in_one_line():
     summary = summary_of()
-    assert summary.headline == "2 phases over 6 steps; top 3 cover 100 %; observed 50 % of the run in 1 window"
+    assert summary.headline == (
+        "2 phases over 6 steps; top 3 cover 100 %, homogeneity 1.00, noise 0 % of the time; "
+        "observed 50 % of the run in 1 window"
+    )
     assert summary_of("a").headline.startswith("1 phase over 1 step;")
 
 
@@ -54,14 +57,14 @@ def test_the_text_is_an_aligned_table():
     assert (
         repr(summary_of(note="the cell raised ValueError: partial capture"))
         == """\
-2 phases over 6 steps; top 3 cover 100 %; observed 50 % of the run in 1 window
+2 phases over 6 steps; top 3 cover 100 %, homogeneity 1.00, noise 0 % of the time; observed 50 % of the run in 1 window
 toy · raw windows: none (statistics only) · runs/toy
 ! the cell raised ValueError: partial capture
 
 Phases, longest first
-  Phase    Marks  Steps  In full   Share  Step (ms)  Idle
-  Phase 1  train      3        3  66.7 %      2.000  50 %
-  Phase 0  train      3        3  33.3 %      1.000  50 %
+  Phase    Marks  Steps  In full   Share  Step (ms)  Spread  Idle
+  Phase 1  train      3        3  66.7 %      2.000     0 %  50 %
+  Phase 0  train      3        3  33.3 %      1.000     0 %  50 %
 
 Top operations of Phase 1, device
   Operation  Self time     ms  Calls
@@ -71,7 +74,13 @@ Top operations of Phase 1, device
 
 Top operations of Phase 1, host
   Operation  Self time     ms  Calls
-  b_host       100.0 %  1.500      6"""
+  b_host       100.0 %  1.500      6
+
+What would save time, at most
+  Phase 1 (train, 66.7 % of the run): the device idles 50 % of its time, and no known wait explains it: up to 33.3 % \
+of the run. Try: more steps a call (Keras' steps_per_execution, a lax.scan), fewer values fetched by the host.
+  Phase 0 (train, 33.3 % of the run): the device idles 50 % of its time, and no known wait explains it: up to 16.7 % \
+of the run. Try: more steps a call (Keras' steps_per_execution, a lax.scan), fewer values fetched by the host."""
     )
 
 

@@ -26,6 +26,7 @@ from tpunb.recorder import Schedule
 
 HERE = Path(__file__).resolve().parent
 EPOCHS = 4
+SAVES = 10  # training steps from one checkpoint to the next
 
 
 def keras_cnn() -> tuple[keras.Model, tf.data.Dataset, tf.data.Dataset]:
@@ -87,7 +88,7 @@ def record(name: str) -> None:
         manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=2)
 
         def save(batch: int, logs: object) -> None:
-            if batch % 25 == 24:
+            if batch % SAVES == SAVES - 1:
                 manager.save()
 
         with tp.capture(target, schedule=Schedule.continuous(), keep="none") as run:
@@ -105,7 +106,7 @@ def record(name: str) -> None:
         f'name = "{name}"\n'
         f'what = "{(build.__doc__ or "").removeprefix("Build ")}"\n'
         f'run = "{EPOCHS} epochs of 100 training steps of 32 samples, 20 evaluation steps after each, '
-        'a tf.train checkpoint after every 25th training step"\n'
+        f'a tf.train checkpoint after every {SAVES}th training step"\n'
         f'recorded = "{datetime.now(UTC):%Y-%m-%d}"\n'
         f'device = "CPU, {os.cpu_count()} cores, {platform.machine()}"\n'
         f'versions = "tensorflow {tf.__version__}, keras {keras.__version__}, python {platform.python_version()}"\n'

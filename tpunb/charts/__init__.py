@@ -4,9 +4,23 @@ Frames are aggregated before Altair sees them. Names in them are not trusted. Ho
 and offline, is in :mod:`tpunb.pictures`.
 """
 
-from tpunb.charts.curves import dbscan_eps, dbscan_noise, kmeans_elbow, ols_phases
+from tpunb.charts.compared import agreed, compared
+from tpunb.charts.curves import dbscan_eps, dbscan_noise, hdbscan_tree, kmeans_elbow, ols_phases, olsplus_phases
 from tpunb.charts.ribbon import timeline
 from tpunb.charts.rows import colours
 from tpunb.charts.shares import coverage, top_ops
 
-__all__ = ["colours", "coverage", "dbscan_eps", "dbscan_noise", "kmeans_elbow", "ols_phases", "timeline", "top_ops"]
+__all__ = [
+    "agreed",
+    "colours",
+    "compared",
+    "coverage",
+    "dbscan_eps",
+    "dbscan_noise",
+    "hdbscan_tree",
+    "kmeans_elbow",
+    "ols_phases",
+    "olsplus_phases",
+    "timeline",
+    "top_ops",
+]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import altair as alt
 import polars as pl
 
-from tpunb.charts.rows import PALETTE, WHOLE, WIDTH, rows_of, titled
+from tpunb.charts.rows import GREY, PALETTE, WHOLE, WIDTH, rows_of, titled
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases
 from tpunb.pictures import LayerPicture, VConcatPicture
@@ -17,7 +19,8 @@ def _swept(phases: Phases, column: str, method: str) -> pl.DataFrame:
             f"{phases.method!r} swept no {column}; it swept {sorted(phases.sweeps) or 'nothing'}",
             hint=f"tp.phases(steps, tp.{method}()) chooses its {column} from a sweep",
         )
-    return phases.sweeps[column].sort(column)
+    sweep = phases.sweeps[column]
+    return sweep.sort(sweep.columns[0])  # what was swept
 
 
 def _curve(title: str, sweep: pl.DataFrame, x: alt.X, y: alt.Y, about: str) -> LayerPicture:
@@ -91,7 +94,7 @@ def dbscan_eps(phases: Phases) -> LayerPicture:
 
     A bar is a range of eps over which the clusters stay the same; a full one has nine steps in ten in a cluster.
     """
-    ranges = _swept(phases, "eps", "DBSCAN").sort("low").filter(pl.col("high") > pl.col("low"))
+    ranges = _swept(phases, "eps", "DBSCAN").filter(pl.col("high") > pl.col("low"))
     least = ranges.filter(pl.col("low") > 0)["low"].min()
     floor = float(least) / 2 if isinstance(least, float) else 0.1
     rows = ranges.with_columns(pl.col("low").clip(floor)).with_columns(
@@ -132,3 +135,64 @@ def ols_phases(phases: Phases) -> LayerPicture:
     turns = pl.col("phases") != pl.col("phases").shift(), pl.col("phases") != pl.col("phases").shift(-1)
     corners = sweep.filter(pl.any_horizontal(*turns, "chosen") | pl.col("threshold").is_in([0.0, 1.0]))
     return _curve(title, corners, x, y, "threshold = {threshold}, {phases} phases")
+
+
+def olsplus_phases(phases: Phases) -> VConcatPicture:
+    """Return the number of phases and the share of noise by the similarity that a phase asks for, the chosen marked."""
+    sweep = _swept(phases, "ops", "OLSPlus").with_columns(
+        pl.col("ops").round(6), percent=(pl.col("noise") * 100).round(1)
+    )
+    x = alt.X("ops:Q", title="similarity of the operations (0 to 1)", axis=alt.Axis(tickCount=10)).scale(zero=False)
+    title = titled(phases, "OLSPlus: phases by similarity")
+    about = "similarity {ops}: {phases} phases, {percent} % noise"
+    found = _curve(title, sweep, x, alt.Y("phases:Q", title="phases", axis=_counts(sweep["phases"])), about)
+    noise = _curve(title, sweep, x, alt.Y("percent:Q", title="noise (% of steps)"), about)
+    noise.title, noise.height = alt.Undefined, 110
+    return VConcatPicture(vconcat=[found, noise], description=found.description)
+
+
+def hdbscan_tree(phases: Phases) -> LayerPicture:
+    """Return the condensed tree: the clusters that steps fall into as the distance shrinks, the phases among them.
+
+    A cluster is as wide as the steps that it holds, and reaches from the distance at which it parts from the rest to
+    that at which it falls apart.
+    """
+    tree = _swept(phases, "tree", "HDBSCAN").sort("lambda_val", nulls_last=False)
+    if tree.is_empty():
+        raise TpunbError("one step has no tree", hint="capture more steps")
+    kin: dict[int | None, list[dict[str, Any]]] = {}
+    for row in tree.iter_rows(named=True):
+        kin.setdefault(row["parent"], []).append(row)
+    parts = [
+        1 / row["lambda_val"] for row in tree.iter_rows(named=True) if row["lambda_val"] and row["parent"] is not None
+    ]
+    widest, finest = 1.5 * max(parts, default=1.0), min(parts, default=1.0) / 1.5
+    rows, todo = [], [(row, 0.0) for row in kin.get(None, [])]
+    while todo:
+        row, left = todo.pop()
+        children = kin.get(row["child"], [])
+        top = widest if row["parent"] is None else 1 / row["lambda_val"]
+        bottom = 1 / children[0]["lambda_val"] if children else finest
+        what = "a phase" if row["chosen"] else "a cluster"
+        rows.append((left, left + row["steps"], top, bottom, row["chosen"], f"{what} of {row['steps']} steps"))
+        for child in children:
+            todo.append((child, left))
+            left += child["steps"]
+    frame = pl.DataFrame(rows, schema=["left", "right", "top", "bottom", "chosen", "about"], orient="row")
+    frame = frame.with_columns(colour=pl.when("chosen").then(pl.lit(PALETTE[0])).otherwise(pl.lit(GREY)))
+    what = f"{frame['chosen'].sum()} of {frame.height} clusters are phases (blue)"
+    title = titled(phases, "HDBSCAN: condensed tree")
+    box = rows_of(frame).encode(
+        x=alt.X("left:Q", title="steps").scale(nice=False),
+        x2="right",
+        y=alt.Y("top:Q", title="distance (feature units)").scale(type="log", nice=False),
+        y2="bottom",
+        color=alt.Color("colour:N", scale=None),
+    )
+    return LayerPicture(
+        layer=[box.mark_rect(opacity=0.8, stroke="white", strokeWidth=1)],
+        title=alt.TitleParams(title, subtitle=[what]),
+        description=f"{title}; {what}.",
+        width=WIDTH,
+        height=240,
+    )

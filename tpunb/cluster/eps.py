@@ -8,7 +8,7 @@ import polars as pl
 from tpunb.cluster.cells import Cells
 from tpunb.cluster.op_matrix import Floats, Ints
 
-_APART = 1.7  # times its own grain that a cluster lies from the next; a cloud cut by chance seldom comes to that
+_APART = 1.5  # times its own grain that a cluster lies from the next; a cloud cut by chance seldom comes to that
 _ROOM = 1.2  # times: a narrower range of scales is none
 _GAP = 10  # one cluster stays over a factor of 1 + 10 / steps or more: among few steps wide gaps come by chance
 _INSIDE = 0.9  # of the steps are in a cluster, where the clusters are to be believed
@@ -20,7 +20,7 @@ def scales(distance: Floats, merged: Cells, k: int) -> pl.DataFrame:
     """Return how many dense clusters there are at each scale of distance, and the ``eps`` to take.
 
     As distances grow, dense clouds of `k` steps appear, grow together and swallow the strays between them. Two clouds
-    are clusters of their own where the gap between them is 1.7 times as wide as their grain: the distance at which
+    are clusters of their own where the gap between them is 1.5 times as wide as their grain: the distance at which
     nine in ten of their own steps had come together. ``eps`` is the middle, on a log scale, between the grain of the
     clusters and the narrowest such gap, where nine steps in ten are in a cluster; without a gap, the middle of the
     widest range over which there is one cluster.
@@ -98,7 +98,7 @@ def _gaps(merges: Floats, weights: Floats, grain: Floats, least: float, floor: f
         lighter = min(weight[one], weight[other])
         if lighter >= least:
             fine = max(grain_of(one), grain_of(other))
-            if height[node] >= _APART * (1 + 1 / lighter) * fine:  # few steps lie apart by chance
+            if height[node] >= _APART * (1 + 2 / lighter) * fine:  # few steps lie apart by chance
                 several[node] = fine
                 gaps.append((fine, float(height[node])))
                 continue

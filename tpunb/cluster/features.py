@@ -285,11 +285,9 @@ def _fold(name: str, values: csr_array, ops: OpMatrix) -> Fold:
     d = values.shape[1]
     weight = np.ones(d)
     if name == "log_self":
-        own = _sums(ops.values("self_ps", scale=1e-6))
-        whole = np.bincount(ops.sides, own, minlength=2)[ops.sides]
-        weight = np.sqrt(np.divide(own, whole, out=np.zeros(d), where=whole > 0))
+        weight = np.sqrt(_shares(ops))
     elif name == "presence":
-        weight = _once(values)
+        weight = _once(values, _shares(ops) / np.maximum(_sums(values) / max(len(values.indptr) - 1, 1), 1e-300))
     n = max(values.shape[0], 1)
     square = _sums(values, power=2) / n * weight**2
     variance = square - (_sums(values) / n * weight) ** 2
@@ -301,10 +299,19 @@ def _fold(name: str, values: csr_array, ops: OpMatrix) -> Fold:
     return Fold(name, named, column, weight)
 
 
-def _once(ran: csr_array) -> Floats:
+def _shares(ops: OpMatrix) -> Floats:
+    """Return the share of each op of the self time of its side in the run; alike where none is known."""
+    own = _sums(ops.values("self_ps", scale=1e-6))
+    whole = np.bincount(ops.sides, own, minlength=2)
+    alike = 1 / np.maximum(np.bincount(ops.sides, minlength=2), 1)
+    return np.where(whole[ops.sides] > 0, own / np.maximum(whole, 1e-300)[ops.sides], alike[ops.sides])
+
+
+def _once(ran: csr_array, square: Floats) -> Floats:
     """Return the weight of each column of presence: one column for all ops that ran in the very same steps.
 
-    m equal columns are one column times sqrt(m): every distance stays, and thousands of ops become a handful.
+    Equal columns are one, of the root of the sum of their squared weights: every distance stays, and thousands of ops
+    become a handful.
     """
     n, d = ran.shape
     # The sums of two random numbers a step name the set of steps; below 2**53, so that they are exact.
@@ -315,9 +322,9 @@ def _once(ran: csr_array) -> Floats:
         np.bincount(ran.indices, np.repeat(random.integers(1, most, size=n).astype(np.float64), lengths), minlength=d)
         for _ in range(2)
     ]
-    _, first, times = np.unique(np.stack(names), axis=1, return_index=True, return_counts=True)
+    _, first, kind = np.unique(np.stack(names), axis=1, return_index=True, return_inverse=True)
     weight = np.zeros(d)
-    weight[first] = np.sqrt(times)
+    weight[first] = np.sqrt(np.bincount(kind.ravel(), square, minlength=len(first)))
     return weight
 
 

@@ -28,7 +28,6 @@ MOST_ROWS = 10_000
 
 _STEADY = 1.5  # a phase holds over distances that differ by this factor, or it is a ripple
 _FAR = 10.0  # times as far from its neighbours as is typical of its phase: a stray
-_ACROSS = 10**0.5  # sides of the grid from corner to corner of a cell
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,7 +102,7 @@ class HDBSCAN(Parameters):
         rows, stands_for, most = _sample(merged, max(size, samples))
         # what comes later is held against twice as many others
         least = Least(size, max(2, min(size, most)), max(1, min(samples - 1, most - 1, len(rows) // 2)))
-        cloud = Cloud(where.points[rows], stands_for, least, merged.side * _ACROSS)
+        cloud = Cloud(where.points[rows], stands_for, least, merged.side)
         votes = np.zeros((len(merged.weights), int(cloud.labels.max()) + 2))
         np.add.at(votes, (merged.cell[rows], cloud.labels + 1), 1)
         found = (votes.argmax(axis=1) - 1)[merged.cell]

@@ -1,0 +1,130 @@
+"""The rule-book of phase methods, and what all of them find in runs whose phases are known."""
+
+import numpy as np
+import polars as pl
+import pytest
+from sklearn.metrics import adjusted_rand_score
+
+from tpunb import schema
+from tpunb.cluster import DBSCAN, HDBSCAN, OLS, KMeans, OLSPlus, phases
+from tpunb.frames import Steps
+from tpunb.testing import KINDS, check_method, known_run, toy_steps
+
+
+def every_other(steps):
+    """A method of a user's own."""
+    return [i % 2 for i in range(len(steps))]
+
+
+METHODS = [OLS(), OLSPlus(), KMeans(), KMeans.paper(), DBSCAN(), DBSCAN.paper(), HDBSCAN(), every_other]
+OURS = METHODS[:-1]
+
+
+def two_hosts(pattern="aaabbb", other="aaabbb"):
+    one, two = toy_steps(pattern, host="one"), toy_steps(other, host="two")
+    return Steps(pl.concat([two.frame, one.frame]), pl.concat([one.ops, two.ops]))
+
+
+def no_ops(n=4):
+    return Steps(toy_steps("a" * n).frame, schema.empty(schema.OPS))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_holds_to_the_rules_for_all_methods(method):
+    check_method(method)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        (lambda steps: [0] * (len(steps) + 1), "one label a step"),
+        (lambda steps: [-2] * len(steps), "no label below -1"),
+        (lambda steps: np.random.default_rng().integers(1000, size=len(steps)), "the same twice"),
+    ],
+)
+def test_the_rules_catch_who_breaks_them(wrong, rule):
+    with pytest.raises(AssertionError, match=rule):
+        check_method(wrong)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        toy_steps("a"),
+        toy_steps("aaabbb"),
+        toy_steps("abcdefgh"),
+        toy_steps("abc", seen="ftp"),
+        two_hosts(),
+        two_hosts("a", "b"),
+        no_ops(),
+        no_ops(1),
+        toy_steps("ab" * 20),
+    ],
+    ids=lambda steps: repr(steps),
+)
+def test_one_label_a_step_the_same_twice(method, steps):
+    found = phases(steps, method)
+    again = phases(Steps(steps.frame, steps.ops), method)
+    assert len(found.labels) == len(steps)
+    assert found.labels.dtype == pl.Int64
+    assert found.labels.min() >= -1
+    assert found.labels.null_count() == 0
+    assert found.labels.to_list() == again.labels.to_list()
+    assert found.distance.to_list() == pytest.approx(again.distance.to_list())
+    assert sum(len(phase.steps) for phase in found) == len(steps)
+    assert found.top(3).height > 0 or steps.ops.is_empty()
+
+
+@pytest.mark.parametrize("method", OURS, ids=repr)
+def test_labels_are_numbered_by_first_appearance(method):
+    labels = phases(two_hosts("aaaabbbbaaaacccc" * 3), method).labels
+    found = [label for label in labels.unique(maintain_order=True) if label >= 0]
+    assert sorted(found) == list(range(len(found)))
+    assert labels[0] <= 0
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_no_steps_have_no_labels(method):
+    assert method(toy_steps("")) == []
+
+
+@pytest.mark.parametrize("method", OURS, ids=repr)
+def test_every_sweep_marks_one_choice(method):
+    sweeps = phases(toy_steps("aaaaabbbbb"), method).sweeps
+    assert sweeps
+    assert all(sweep["chosen"].sum() == 1 for name, sweep in sweeps.items() if name != "tree")  # of which it takes some
+
+
+@pytest.mark.parametrize("method", OURS, ids=repr)
+def test_the_order_and_the_names_of_ops_say_nothing(method):
+    steps = known_run(300, 60).steps
+    renamed = {
+        op: f"op_{i}" for i, op in enumerate(reversed(steps.ops["op"].cast(pl.String).unique().sort().to_list()))
+    }
+    shuffled = steps.ops.sample(fraction=1.0, shuffle=True, seed=1)
+    other = shuffled.with_columns(pl.col("op").cast(pl.String).replace_strict(renamed))
+    expected = method(steps)
+    assert method(Steps(steps.frame, shuffled)) == expected
+    assert method(Steps(steps.frame, other)) == expected
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("method", [DBSCAN(), HDBSCAN(), OLSPlus()], ids=repr)
+def test_finds_the_phases_of_a_known_run(method, hard):
+    run = known_run(3000, 100, seed=7, hard=hard)
+    clean = run.phase >= 0
+    assert adjusted_rand_score(run.phase[clean], np.array(method(run.steps))[clean]) >= 0.98
+
+
+@pytest.mark.parametrize("method", [DBSCAN(), HDBSCAN(), KMeans(), OLSPlus()], ids=repr)
+def test_a_run_of_one_kind_is_one_phase(method):
+    run = known_run(600, 60)
+    steady = run.steps.frame.filter(pl.Series(run.phase == KINDS.index("steady")))
+    labels = phases(Steps(steady, run.steps.ops), method).labels
+    assert (labels == 0).mean() > 0.98
+
+
+@pytest.mark.parametrize("method", [DBSCAN(), HDBSCAN(), KMeans(), OLSPlus()], ids=repr)
+def test_hosts_share_their_phases(method):
+    assert phases(two_hosts("aaabbb", "bbbaaa"), method).labels.to_list() == [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0]
