@@ -112,7 +112,7 @@ class DBSCAN(Parameters):
 
 def _nearest(n: int) -> int:
     """Return the k of the k-distances of `n` steps: enough to be steady, fewer than a rare phase has steps."""
-    return max(2, min(n // 50, 5), min(n // 200, 30))
+    return max(2, min(n // 20, 5), min(n // 200, 30))
 
 
 def _values(n: int) -> list[int]:

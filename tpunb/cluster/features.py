@@ -78,7 +78,8 @@ BLOCKS: dict[str, Callable[[OpMatrix, Steps], csr_array]] = {
 }
 """What a block says of a step, by its name; (steps, ops), but for ``step_time``, (steps, 1).
 
-- ``presence``: which ops ran, 0 or 1
+- ``presence``: which ops ran, 0 or 1, weighted by the fourth root of the share of its side's self time that the op
+  takes in a step that runs it: an op of hardly any time, which a profiler may tell or not, sets no phase apart
 - ``counts``: log1p of how often each ran
 - ``time_share``: square root of each op's share of its side's self time in the step (Hellinger)
 - ``log_self``: log1p of each op's self time in microseconds, weighted by the square root of the op's share of its
@@ -287,7 +288,8 @@ def _fold(name: str, values: csr_array, ops: OpMatrix) -> Fold:
     if name == "log_self":
         weight = np.sqrt(_shares(ops))
     elif name == "presence":
-        weight = _once(values, _shares(ops) / np.maximum(_sums(values) / max(len(values.indptr) - 1, 1), 1e-300))
+        often = _sums(values) / max(values.shape[0], 1)
+        weight = _once(values, np.sqrt(_shares(ops) / np.maximum(often, np.finfo(float).tiny)))
     n = max(values.shape[0], 1)
     square = _sums(values, power=2) / n * weight**2
     variance = square - (_sums(values) / n * weight) ** 2
@@ -304,7 +306,7 @@ def _shares(ops: OpMatrix) -> Floats:
     own = _sums(ops.values("self_ps", scale=1e-6))
     whole = np.bincount(ops.sides, own, minlength=2)
     alike = 1 / np.maximum(np.bincount(ops.sides, minlength=2), 1)
-    return np.where(whole[ops.sides] > 0, own / np.maximum(whole, 1e-300)[ops.sides], alike[ops.sides])
+    return np.where(whole[ops.sides] > 0, own / np.maximum(whole, np.finfo(float).tiny)[ops.sides], alike[ops.sides])
 
 
 def _once(ran: csr_array, square: Floats) -> Floats:
