@@ -97,6 +97,15 @@ def test_near_is_by_the_middle_of_a_step():
     assert labelled("aaja", "ftff") == [0, 0, 1, 2]
 
 
+def test_a_timed_step_goes_with_those_that_took_as_long():
+    # steps of 1, 1, 1 and 3 ms seen, then two of 1 ms and one of 3 ms that only the clock knows
+    assert labelled("aaacaac", "fffftttf"[:7]) == [0, 1, 2, 3, 2, 2, 3]
+
+
+def test_a_step_cut_by_a_window_goes_by_time_alone():
+    assert labelled("aaca", "fffp") == [0, 1, 2, 2]
+
+
 def test_hosts_keep_apart_in_time():
     one = toy_steps("aaaa", host="one", seen="fttt")
     two = toy_steps("aaaa", host="two", seen="tttf")

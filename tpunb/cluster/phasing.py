@@ -15,13 +15,18 @@ from tpunb.cluster.op_matrix import Floats, Ints
 from tpunb.errors import BadProfile, NoSteps
 from tpunb.frames import PhaseMethod, Phases, Steps
 
+_AROUND = 8  # full steps on either side that a step may take after
+_ALIKE = 1.1  # times: step times that are as like as the likest, within 10 %
+
 
 def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
     """Return the steps grouped into phases.
 
     The method sees the steps that were seen in full. Every other step takes the label of the nearest of them in time
     of its host and its mark that is in a phase (an odd step makes no others odd), by the middle of the step; of two
-    as near, the earlier. Where none is of its host, those of other hosts serve. Steps of a mark that no window saw in
+    as near, the earlier. A step that the clock timed goes with those around it that took about as long: one that
+    saves a checkpoint does not lend its label to the quick ones that follow. Where none is of its host, those of
+    other hosts serve. Steps of a mark that no window saw in
     full are a phase of their own, known by the clock alone: its ``full`` is 0.
 
     Parameters
@@ -111,10 +116,15 @@ def _checked(labels: object, n: int, method: PhaseMethod) -> Ints:
 
 
 def _nearest(frame: pl.DataFrame, asking: NDArray[np.bool_], among: NDArray[np.bool_]) -> Ints:
-    """Return, for each asking step, the row of the nearest in time `among` those of its host and its mark, if any."""
+    """Return, for each asking step, the row of the nearest in time `among` those of its host and its mark, if any.
+
+    Of the eight on either side those whose time is like its own come first, where the clock knows its time.
+    """
     # twice the middle of a step, to stay in whole picoseconds
     middle = (frame["start_ps"].fill_null(0) * 2 + frame["dur_ps"].fill_null(0)).to_numpy()
     host, mark = (frame[name].fill_null("").to_numpy() for name in ("host", "mark"))
+    size = np.log(frame["dur_ps"].fill_null(0).clip(1).to_numpy())
+    timed = ((frame["seen"] == "tick") & (frame["dur_ps"] > 0)).fill_null(False).to_numpy()
     nearest = np.zeros(len(frame), dtype=np.int64)
     for name, word in set(zip(host[asking], mark[asking], strict=True)):
         of_host, of_mark = host == name, mark == word
@@ -122,10 +132,13 @@ def _nearest(frame: pl.DataFrame, asking: NDArray[np.bool_], among: NDArray[np.b
         candidates = (among & of_host & of_mark, among & of_mark, among & of_host, among)
         own = np.flatnonzero(next(these for these in candidates if these.any()))
         own = own[np.argsort(middle[own], kind="stable")]
-        after = np.searchsorted(middle[own], middle[asked], side="right").clip(1, max(len(own) - 1, 1))
-        before, after = own[after - 1], own[after.clip(max=len(own) - 1)]
-        earlier = middle[asked] - middle[before] <= middle[after] - middle[asked]
-        nearest[asked] = np.where(earlier, before, after)
+        after = np.searchsorted(middle[own], middle[asked], side="right")
+        near = own[(after[:, None] + np.arange(-_AROUND, _AROUND)).clip(0, len(own) - 1)]
+        far = np.abs(middle[asked][:, None] - middle[near])
+        unlike = np.abs(size[asked][:, None] - size[near]) * timed[asked][:, None]
+        alike = unlike <= unlike.min(axis=1, keepdims=True) + np.log(_ALIKE)
+        best = np.where(alike, far, np.iinfo(np.int64).max).argmin(axis=1)  # the earlier of two
+        nearest[asked] = near[np.arange(len(asked)), best]
     return np.asarray(nearest[asking], dtype=np.int64)
 
 
