@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.cluster.cells import MOST_CELLS, MOST_LOST, cells
+from tpunb.cluster.cells import MOST_CELLS, MOST_LOST, cells, leading_cells
 from tpunb.errors import TpunbError
 
 
@@ -59,4 +59,17 @@ def test_cells_that_would_hide_too_much_are_refused():
     points = np.random.default_rng(0).normal(size=(2 * MOST_CELLS, 40))
     with pytest.raises(TpunbError, match="6000 steps differ too much to be merged") as caught:
         cells(points)
-    assert "choose features" in caught.value.__notes__[0]
+    assert "merge fewer columns" in caught.value.__notes__[0]
+
+
+def test_columns_that_cannot_be_told_apart_are_given_up_with_a_warning():
+    noise = np.random.default_rng(0).normal(size=(2 * MOST_CELLS, 40))
+    with pytest.warns(UserWarning, match=r"phases are sought in \d+ of 40 components, which hold \d\d% of the scatter"):
+        merged = leading_cells(noise)
+    assert merged.lost <= MOST_LOST
+    assert merged.centres.shape[1] < 40
+
+
+def test_nothing_is_given_up_where_all_can_be_told_apart():
+    points = np.random.default_rng(0).normal(size=(100, 40))
+    assert leading_cells(points).centres.tolist() == cells(points).centres.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,9 +92,39 @@ def cells(points: Floats) -> Cells:
         raise TpunbError(
             f"{len(points)} steps differ too much to be merged: {len(weights)} cells hide {within / scatter:.0%} of "
             "what sets them apart",
-            hint="choose features in which fewer columns vary, such as features=('time_share', 'step_time')",
+            hint="merge fewer columns",
         )
     return Cells(centres, weights, cell, side, within, within / scatter)
+
+
+def leading_cells(points: Floats) -> Cells:
+    """Return the cells of as many leading columns as so few can tell apart: all of them, as a rule.
+
+    Where all steps vary in many ways at once, the trailing columns are given up, the halves of them by turns, and a
+    warning says how much of the scatter is left.
+
+    Parameters
+    ----------
+    points
+        (rows, columns), as for `cells`.
+    """
+    width = points.shape[1]
+    while True:
+        try:
+            merged = cells(points[:, :width])
+        except TpunbError:
+            if width == 1:
+                raise
+            width = (width + 1) // 2
+            continue
+        if width < points.shape[1]:
+            kept = float(points[:, :width].var(axis=0).sum() / points.var(axis=0).sum())
+            warnings.warn(
+                f"{len(points)} steps differ in too many ways: phases are sought in {width} of {points.shape[1]} "
+                f"components, which hold {kept:.0%} of the scatter",
+                stacklevel=2,
+            )
+        return merged
 
 
 def _unique(rows: Floats) -> tuple[Ints, Ints, Ints]:

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tpunb.cluster.cells import Cells, cells
+from tpunb.cluster.cells import Cells, leading_cells
 from tpunb.cluster.eps import scales
 from tpunb.cluster.features import Features, check, space
 from tpunb.cluster.knee import knee
@@ -91,7 +91,7 @@ class DBSCAN(Parameters):
         """
         n = len(steps)
         k = _nearest(n) if self.min_samples is None else self.min_samples
-        graph = Graph(cells(space(steps, self.features).points), self.eps, k=k)
+        graph = Graph(leading_cells(space(steps, self.features).points), self.eps, k=k)
         values = np.array(
             (self.sweep or _values(n)) if self.min_samples is None else [self.min_samples], dtype=np.int64
         )

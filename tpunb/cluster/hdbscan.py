@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import polars as pl
 
-from tpunb.cluster.cells import Cells, cells
+from tpunb.cluster.cells import Cells, leading_cells
 from tpunb.cluster.features import Features, Space, check, space
 from tpunb.cluster.methods import Parameters, in_order
 from tpunb.cluster.op_matrix import Floats, Ints
@@ -96,7 +96,7 @@ class HDBSCAN(Parameters):
         where = space(steps, self.features)
         if len(steps) < 2:  # nothing to compare
             return FittedHDBSCAN(Labels([0] * len(steps), {"tree": pl.DataFrame(schema=_TREE)}), where, None)
-        merged = cells(where.points)
+        merged = leading_cells(where.points)
         size = self.min_cluster_size or _least(len(steps))
         samples = self.min_samples or size
         rows, stands_for, most = _sample(merged, max(size, samples))

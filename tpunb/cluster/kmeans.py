@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import polars as pl
 
-from tpunb.cluster.cells import Cells, cells
+from tpunb.cluster.cells import Cells, leading_cells
 from tpunb.cluster.features import Features, check, space
 from tpunb.cluster.knee import knee
 from tpunb.cluster.methods import Parameters, in_order
@@ -108,7 +108,7 @@ class KMeans(Parameters):
             return Labels([])
         from threadpoolctl import threadpool_limits
 
-        merged = cells(space(steps, self.features).points)
+        merged = leading_cells(space(steps, self.features).points)
         most = len(merged.weights)
         tried = range(1, min(self.k_max, most) + 1) if self.k is None else [min(self.k, most)]
         with threadpool_limits(1):  # points are few: threads would spin more than they work
