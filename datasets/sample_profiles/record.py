@@ -25,15 +25,15 @@ import tpunb as tp
 from tpunb.recorder import Schedule
 
 HERE = Path(__file__).resolve().parent
-EPOCHS = 4
+EPOCHS, TRAIN, TEST = 4, 100, 20  # steps an epoch
 SAVES = 10  # training steps from one checkpoint to the next
 
 
 def keras_cnn() -> tuple[keras.Model, tf.data.Dataset, tf.data.Dataset]:
     """Build a small convolutional classifier of synthetic 32x32 images, with flips and crops in the input pipeline."""
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (3200, 36, 36, 3), dtype=np.uint8)
-    labels = rng.integers(0, 10, 3200)
+    images = rng.integers(0, 256, (32 * TRAIN, 36, 36, 3), dtype=np.uint8)
+    labels = rng.integers(0, 10, 32 * TRAIN)
 
     def augment(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image = tf.image.random_flip_left_right(tf.image.random_crop(image, (32, 32, 3)))
@@ -49,17 +49,17 @@ def keras_cnn() -> tuple[keras.Model, tf.data.Dataset, tf.data.Dataset]:
             layers.Dense(10),
         ]
     )
-    data = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(3200, seed=0)
+    data = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(32 * TRAIN, seed=0)
     train = data.map(augment, num_parallel_calls=2).batch(32).prefetch(2)
-    test = tf.data.Dataset.from_tensor_slices((images[:640], labels[:640])).map(augment).batch(32)
+    test = tf.data.Dataset.from_tensor_slices((images[: 32 * TEST], labels[: 32 * TEST])).map(augment).batch(32)
     return model, train, test
 
 
 def keras_transformer() -> tuple[keras.Model, tf.data.Dataset, tf.data.Dataset]:
     """Build one encoder block of a Transformer that classifies synthetic sentences of 32 tokens."""
     rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 1000, (3200, 32))
-    labels = rng.integers(0, 2, 3200)
+    tokens = rng.integers(0, 1000, (32 * TRAIN, 32))
+    labels = rng.integers(0, 2, 32 * TRAIN)
     words = layers.Input((32,), dtype="int32")
     x = layers.Embedding(1000, 64)(words)
     attended = layers.MultiHeadAttention(4, 16)(x, x)
@@ -67,8 +67,8 @@ def keras_transformer() -> tuple[keras.Model, tf.data.Dataset, tf.data.Dataset]:
     hidden = layers.Dense(64)(layers.Dense(128, activation="gelu")(x))
     x = layers.LayerNormalization()(x + hidden)
     model = keras.Model(words, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
-    train = tf.data.Dataset.from_tensor_slices((tokens, labels)).shuffle(3200, seed=0).batch(32).prefetch(2)
-    test = tf.data.Dataset.from_tensor_slices((tokens[:640], labels[:640])).batch(32)
+    train = tf.data.Dataset.from_tensor_slices((tokens, labels)).shuffle(32 * TRAIN, seed=0).batch(32).prefetch(2)
+    test = tf.data.Dataset.from_tensor_slices((tokens[: 32 * TEST], labels[: 32 * TEST])).batch(32)
     return model, train, test
 
 
@@ -105,11 +105,14 @@ def record(name: str) -> None:
     (target / "about.toml").write_text(
         f'name = "{name}"\n'
         f'what = "{(build.__doc__ or "").removeprefix("Build ")}"\n'
-        f'run = "{EPOCHS} epochs of 100 training steps of 32 samples, 20 evaluation steps after each, '
+        f'run = "{EPOCHS} epochs of {TRAIN} training steps of 32 samples, {TEST} evaluation steps after each, '
         f'a tf.train checkpoint after every {SAVES}th training step"\n'
         f'recorded = "{datetime.now(UTC):%Y-%m-%d}"\n'
         f'device = "CPU, {os.cpu_count()} cores, {platform.machine()}"\n'
         f'versions = "tensorflow {tf.__version__}, keras {keras.__version__}, python {platform.python_version()}"\n'
+        f"train_steps = {TRAIN}\n"
+        f"test_steps = {TEST}\n"
+        f"saves_every = {SAVES}\n"
         f"steps = {len(steps)}\n"
         f"seen_in_full = {len(steps.full())}\n"
         'keeps = "statistics only"\n'

@@ -42,8 +42,8 @@ class OLSPlus(Parameters):
     shares). A phase is the mean of its steps. One of which every step shares out its time alike grants no more than a
     few times its own scatter; of several that would have a step, the one of the most steps does.
 
-    Sets vary in the wild too: in a host's trace operations of hardly any time come and go, and the training of the
-    sample ``keras_cnn`` falls apart at 0.97 that is one phase at 0.8. ``sweeps["ops"]`` shows how much hangs on it.
+    Sets vary in the wild too: in a host's trace operations of hardly any time come and go, and a training may fall
+    apart at 0.97 that is one phase at 0.8. ``sweeps["ops"]`` shows how much hangs on it.
 
     Parameters
     ----------

@@ -1,0 +1,67 @@
+"""Whether the phases that are found are those that are there: made-up runs at length, and the project's own samples."""
+
+import importlib.util
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import adjusted_rand_score
+
+import tpunb as tp
+from tpunb.testing import known_run
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLES = ["keras_cnn", "keras_transformer"]
+
+
+def script_says(name):
+    """What each step of a sample did, by the numbers in ``about.toml`` that its script wrote."""
+    about = tomllib.loads((ROOT / "datasets" / "sample_profiles" / name / "about.toml").read_text())
+    steps = tp.steps(tp.sample(name))
+    place = steps.frame["step"].to_numpy() % (about["train_steps"] + about["test_steps"])
+    saves = place % about["saves_every"] == about["saves_every"] - 1
+    return steps, np.where(place >= about["train_steps"], "test", np.where(saves, "save", "train"))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_marks_of_a_sample_are_those_of_its_script(name):
+    steps, truth = script_says(name)
+    assert ((steps.frame["mark"] == "test").to_numpy() == (truth == "test")).all()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_default_finds_training_evaluation_and_checkpoints_of_the_samples(name):
+    steps, truth = script_says(name)
+    full = (steps.frame["seen"] == "full").to_numpy()
+    labels = tp.phases(steps).labels.to_numpy()
+    assert adjusted_rand_score(truth[full], labels[full]) >= 0.9
+    main = {kind: np.bincount(labels[full & (truth == kind)] + 1).argmax() - 1 for kind in ("train", "test", "save")}
+    assert len(set(main.values())) == 3
+    assert -1 not in main.values()
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("seed", range(61, 66))
+def test_the_default_finds_the_phases_of_known_runs(seed, hard):
+    run = known_run(5000, 100, seed=seed, hard=hard)
+    noise, corrupted = np.array(tp.DBSCAN()(run.steps)) < 0, run.phase < 0
+    labels = np.array(tp.DBSCAN()(run.steps))
+    assert adjusted_rand_score(run.phase[~corrupted], labels[~corrupted]) >= 0.98
+    assert (noise & corrupted).sum() >= 0.9 * max(noise.sum(), corrupted.sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hard", [False, True])
+def test_the_papers_longest_run(hard, monkeypatch):
+    """The benchmark's own figures, one seed of each kind; it shows more."""
+    spec = importlib.util.spec_from_file_location("truth", ROOT / "benchmarks" / "truth.py")
+    truth = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(truth)
+    found = truth.measure(16, hard=hard)
+    assert found["ari"] >= 0.98
+    assert min(found["noise_precision"], found["noise_recall"]) >= 0.99
+    assert found["ari_ols_plus"] >= 0.95
+    assert found["error_10"] <= (0.05 if hard else 0.02)
+    assert found["error_30"] <= (0.03 if hard else 0.01)
+    assert hard or found["ari_bic"] >= 0.95
