@@ -42,7 +42,7 @@ class Representatives:
     profile
         ``tpunb.schema.REPRESENTED``: each operation's self time in the whole run, as estimated and as it was.
     time_ps
-        Of all steps, as estimated from the times of these alone.
+        Of all steps, as estimated from the times of these; that of steps not seen in full is the clock's.
     interval
         In which the time of all steps is in 95 of 100 draws; None where the steps were not drawn at random.
     time_error
@@ -255,7 +255,7 @@ class Population:
             # the variance of a mean of m of n steps is that of one step times (1 - m / n) / m
             narrower = np.sqrt((1 / m - 1 / n) / (1 / taken - 1 / len(part))) if len(part) > 1 else 1.0
             off[:, :d] += narrower * group.time * (sum_own / sum_dur[:, None] - own.sum(axis=0) / dur.sum())
-            off[:, d] += narrower * group.steps * (sum_dur / taken - dur.mean())
+            off[:, d] += narrower * len(group.rows) * (sum_dur / taken - dur.mean())
         return off
 
 
@@ -292,8 +292,9 @@ def representatives(of: Population, n: int | None, seed: int | None) -> Represen
     # the phases of which no step was asked for are as the others
     fold = sum(group.time for group in of.seen) / max(sum(group.time for group, _ in some), 1)
     times = of.estimate(chosen) * fold
-    steps = sum(group.steps for group in of.seen) / max(sum(group.steps for group, _ in some), 1)
-    whole = steps * sum(group.steps * float(of.dur[own].mean()) for group, own in some)
+    steps = sum(len(group.rows) for group in of.seen) / max(sum(len(group.rows) for group, _ in some), 1)
+    unseen = sum(group.time - float(of.dur[group.rows].sum()) for group in of.seen)
+    whole = unseen + steps * sum(len(group.rows) * float(of.dur[own].mean()) for group, own in some)
     true = sum(group.time for group in of.seen)
     missing = 1 - sum(group.time for group, _ in some) / max(sum(group.time for group in of.groups), 1)
     return Representatives(
