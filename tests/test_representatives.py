@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tpunb as tp
 from tpunb import schema
 from tpunb.frames import Phases, Steps
 from tpunb.frames.op_times import OpTimes
