@@ -34,7 +34,7 @@ from sklearn import cluster as sklearn_cluster
 import tpunb as tp
 from tpunb.cluster.cells import cells
 from tpunb.cluster.features import space
-from tpunb.cluster.op_matrix import op_matrix
+from tpunb.frames.op_matrix import op_matrix
 from tpunb.testing import known_run
 
 KS = range(1, 16)

@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 
 from tpunb import schema
-from tpunb.cluster.op_matrix import op_matrix
+from tpunb.frames.op_matrix import op_matrix
 from tpunb.testing import KINDS, known_run
 
 EITHER = pytest.mark.parametrize("hard", [False, True])

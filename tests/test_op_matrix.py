@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tpunb import schema
 from tpunb.cluster.features import space
-from tpunb.cluster.op_matrix import op_matrix
 from tpunb.frames import Steps
+from tpunb.frames.op_matrix import op_matrix
 from tpunb.testing import toy_steps
 
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 import tpunb as tp
 from tpunb import schema
 from tpunb.frames import Phases, Steps
-from tpunb.frames.op_times import OpTimes
 from tpunb.testing import toy_steps
 
 OPS = ["a", "b", "c"]
@@ -292,30 +291,6 @@ def test_whatever_the_phases_the_books_balance(labels, seen, n, seed):
     assert (chosen.interval is None) == (seed is None or len(chosen) < len(there))
     if n is not None and n >= len(full):
         assert chosen.error == pytest.approx(0, abs=1e-6)
-
-
-@given(rows=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(OPS), st.integers(0, 9)), max_size=30))
-@settings(deadline=None)
-def test_op_times_are_those_of_the_frame_in_whatever_order(rows):
-    ops = pl.DataFrame(
-        [("toy", step, op, "host", 1, own, own) for step, op, own in rows],
-        schema={name: dtype for name, dtype in schema.OPS.items() if name != "category"},
-        orient="row",
-    )
-    frame = pl.DataFrame({"host": ["toy"] * 4, "step": [3, 0, 1, 2]})  # steps 4 and 5 are not there
-    times = OpTimes(frame, schema.check(ops, schema.OPS, "ops"))
-    there = [row for row in rows if row[0] < 4]
-    assert times.names["op"].to_list() == sorted({op for _, op, _ in there})
-    table = [
-        [sum(own for at, name, own in there if (at, name) == (step, op)) for op in times.names["op"]]
-        for step in (3, 0, 1, 2)
-    ]
-    every = np.arange(4)
-    assert times.dense(every).tolist() == table
-    assert times.wholes(every).tolist() == [sum(row) for row in table]
-    assert times.sums(every, np.array([1.0, 2.0, 0.0, 4.0])).tolist() == [
-        row3 + 2 * row0 + 4 * row2 for row3, row0, _, row2 in zip(*table, strict=True)
-    ]
 
 
 @pytest.mark.parametrize("name", ["keras_cnn", "keras_transformer"])

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpunb.cluster.op_matrix import Floats, Ints
 from tpunb.errors import TpunbError
+from tpunb.frames.op_matrix import Floats, Ints
 
 MOST_CELLS = 3000
 """Points that a method works on at most; beyond them like rows are merged."""

@@ -11,9 +11,9 @@ import polars as pl
 from tpunb import schema
 from tpunb.cluster import intervals, phasing
 from tpunb.cluster.matching import ALIKE, by_operations, likeness, matched, traits_of
-from tpunb.cluster.op_matrix import Floats, Ints, op_matrix
 from tpunb.errors import Unlike
 from tpunb.frames import Comparison, Phases, Steps
+from tpunb.frames.op_matrix import Floats, Ints, op_matrix
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

@@ -19,8 +19,8 @@ from tpunb.cluster.eps import scales
 from tpunb.cluster.features import Features, check, space
 from tpunb.cluster.knee import knee
 from tpunb.cluster.methods import Parameters, in_order
-from tpunb.cluster.op_matrix import Floats, Ints
 from tpunb.frames import Labels, Steps
+from tpunb.frames.op_matrix import Floats, Ints
 
 PAPER_SWEEP = tuple(range(5, 201, 25))
 """The values of ``min_samples`` that the paper tries: 5 to 200 in steps of 25 (IV.A)."""

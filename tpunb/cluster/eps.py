@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from tpunb.cluster.cells import Cells
-from tpunb.cluster.op_matrix import Floats, Ints
+from tpunb.frames.op_matrix import Floats, Ints
 
 _APART = 1.5  # times its own grain that a cluster lies from the next; a cloud cut by chance seldom comes to that
 _ROOM = 1.2  # times: a narrower range of scales is none

@@ -7,9 +7,9 @@ import re
 import numpy as np
 import polars as pl
 
-from tpunb.cluster.op_matrix import op_matrix
 from tpunb.export import phase_name
 from tpunb.frames import Phases, Steps
+from tpunb.frames.op_matrix import op_matrix
 
 _SPOKEN_OF = {
     "formatting": r"device (data formatting|device copy|copy|transpose|reshape):"

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import polars as pl
 
-from tpunb.cluster.op_matrix import Floats, Ints, OpMatrix, op_matrix
 from tpunb.frames import Steps
+from tpunb.frames.op_matrix import Floats, Ints, OpMatrix, op_matrix
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

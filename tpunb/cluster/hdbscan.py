@@ -16,8 +16,8 @@ import polars as pl
 from tpunb.cluster.cells import Cells, leading_cells
 from tpunb.cluster.features import Features, Space, check, space
 from tpunb.cluster.methods import Parameters, in_order
-from tpunb.cluster.op_matrix import Floats, Ints
 from tpunb.frames import Labels, Steps
+from tpunb.frames.op_matrix import Floats, Ints
 
 if TYPE_CHECKING:
     import hdbscan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tpunb.cluster.op_matrix import Floats
+from tpunb.frames.op_matrix import Floats
 
 BATCHES = 20
 """Means of neighbouring steps that an interval is made from at least, where there are as many steps."""

@@ -14,8 +14,8 @@ from tpunb.cluster.cells import Cells, leading_cells
 from tpunb.cluster.features import Features, check, space
 from tpunb.cluster.knee import knee
 from tpunb.cluster.methods import Parameters, in_order
-from tpunb.cluster.op_matrix import Floats, Ints
 from tpunb.frames import Labels, Steps
+from tpunb.frames.op_matrix import Floats, Ints
 
 CHOICES = ("elbow", "log", "bic")
 """The rules by which k is chosen."""

@@ -9,8 +9,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tpunb import schema
-from tpunb.cluster.op_matrix import Floats, op_matrix
 from tpunb.frames import Phases
+from tpunb.frames.op_matrix import Floats, op_matrix
 
 ALIKE = 0.75
 """Similarity from which on two phases are one by their operations, and two runs are of one model by their longest.

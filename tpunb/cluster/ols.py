@@ -15,8 +15,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tpunb.cluster.methods import Parameters
-from tpunb.cluster.op_matrix import Floats, op_matrix
 from tpunb.frames import Labels, Steps
+from tpunb.frames.op_matrix import Floats, op_matrix
 
 _THRESHOLDS = 1000  # of the sweep, above 0
 

@@ -16,8 +16,8 @@ import polars as pl
 
 from tpunb.cluster.methods import Parameters, in_order
 from tpunb.cluster.ols import first_of_host
-from tpunb.cluster.op_matrix import Floats, Ints, op_matrix
 from tpunb.frames import Labels, Steps
+from tpunb.frames.op_matrix import Floats, Ints, op_matrix
 
 MOST = 256
 """Phases known at one time: beyond them the one of the fewest steps is forgotten."""

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from tpunb.cluster.dbscan import DBSCAN
 from tpunb.cluster.features import space
-from tpunb.cluster.op_matrix import Floats, Ints
 from tpunb.errors import BadProfile, NoSteps
 from tpunb.frames import PhaseMethod, Phases, Steps
+from tpunb.frames.op_matrix import Floats, Ints
 
 _AROUND = 8  # full steps on either side that a step may take after
 _ALIKE = 1.1  # times: step times that are as like as the likest, within 10 %

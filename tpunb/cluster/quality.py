@@ -13,9 +13,9 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.cluster import features, phasing
-from tpunb.cluster.op_matrix import Floats, Ints, op_matrix
 from tpunb.errors import TpunbError
 from tpunb.frames import PhaseMethod, Phases, Representatives, Steps
+from tpunb.frames.op_matrix import Floats, Ints, op_matrix
 from tpunb.frames.words import plural
 
 if TYPE_CHECKING:

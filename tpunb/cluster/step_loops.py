@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from tpunb.cluster.op_matrix import Floats, Ints
+from tpunb.frames.op_matrix import Floats, Ints
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     Parameters
     ----------
     indptr, indices, order
-        As in :class:`~tpunb.cluster.op_matrix.OpMatrix`.
+        As in :class:`~tpunb.frames.op_matrix.OpMatrix`.
     own
         Self time of each row of ``Steps.ops``, in any unit; what is not above 0 counts as 0.
     device

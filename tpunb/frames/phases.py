@@ -250,7 +250,7 @@ class Phases:
 
     @cached_property
     def _population(self) -> Population:
-        return Population(self.labelled, self.steps.ops)
+        return Population(self.steps, self.labelled)
 
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> Path:
         """Write the phases as a trace for chrome://tracing and Perfetto (paper IV.B, Figure 3).

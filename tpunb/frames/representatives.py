@@ -11,7 +11,8 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
-from tpunb.frames.op_times import Floats, Ints, OpTimes
+from tpunb.frames.op_matrix import Floats, Ints, op_matrix
+from tpunb.frames.steps import Steps
 from tpunb.frames.words import plural, to_pandas
 
 if TYPE_CHECKING:
@@ -108,15 +109,16 @@ class Population:
 
     Parameters
     ----------
+    steps
+        Of the run.
     labelled
-        ``tpunb.schema.STEPS`` with ``phase`` and ``distance``.
-    ops
-        ``tpunb.schema.OPS``.
+        Their frame with ``phase`` and ``distance``.
     """
 
-    def __init__(self, labelled: pl.DataFrame, ops: pl.DataFrame) -> None:
+    def __init__(self, steps: Steps, labelled: pl.DataFrame) -> None:
         self.labelled = labelled
-        self.times = OpTimes(labelled, ops)
+        matrix = op_matrix(steps)
+        self.names, self.own = matrix.ops, matrix.values("self_ps")
         # a step of no time counts as one picosecond: its operations' time by the step's is a number then
         self.dur = labelled["dur_ps"].fill_null(0).clip(1).to_numpy().astype(np.float64)
         self.groups = self._groups()
@@ -149,7 +151,15 @@ class Population:
         scale = [
             group.time / self.dur[own].sum() if len(own) else 0.0 for group, own in zip(self.seen, chosen, strict=True)
         ]
-        return self.times.sums(rows, np.repeat(scale, [len(own) for own in chosen]))
+        return self._sums(rows, np.repeat(scale, [len(own) for own in chosen]))
+
+    def _sums(self, rows: Ints, weight: Floats | None = None) -> Floats:
+        """Return the self time of each operation in some steps, weighted."""
+        return np.asarray(self.own.T @ np.bincount(rows, weight, minlength=self.own.shape[0]).astype(np.float64))
+
+    def _dense(self, rows: Ints) -> Floats:
+        """Return the self times of a few steps, (steps, ops)."""
+        return np.asarray(self.own[rows].toarray(), dtype=np.float64)
 
     def counts(self, n: int | None) -> Ints:
         """Return how many steps to look at of each group of `seen`, `n` in all where there are as many.
@@ -170,12 +180,14 @@ class Population:
 
     def homogeneity(self) -> float:
         """Return how much alike the steps of a phase are beside how unlike those of the run are, 0 to 1."""
-        parts, rows = [], [group.rows for group in self.seen]
-        for own in rows:
-            dur, whole = self.dur[own], self.times.wholes(own)
-            dur[whole == 0] = 0.0
-            parts.append((dur.sum(), self.times.sums(own, dur / np.sqrt(whole.clip(1)), power=0.5)))
-        times, sums = np.array([time for time, _ in parts]), np.array([own for _, own in parts])
+        whole = self.own.sum(axis=1, dtype=np.float64)
+        dur = np.where(whole > 0, self.dur, 0.0)
+        weight = dur / np.sqrt(whole.clip(1))
+        of_phase = np.zeros((len(self.seen), len(dur)))
+        for row, group in zip(of_phase, self.seen, strict=True):
+            row[group.rows] = weight[group.rows]
+        times = np.array([dur[group.rows].sum() for group in self.seen])
+        sums = (self.own.sqrt().T @ of_phase.T).T
         known = times > 0
         if not known.any():
             return 1.0
@@ -190,13 +202,13 @@ class Population:
         if len(group.rows) == 1:
             return 0.0
         rows = _evenly(group.rows, min(_SPREAD, self._most))
-        own, dur = self.times.dense(rows), self.dur[rows]
+        own, dur = self._dense(rows), self.dur[rows]
         off = own - np.outer(dur, own.sum(axis=0) / dur.sum())
         return float(off.std(axis=0).sum() + 1e-9 * dur.mean())  # among steps all alike, by the time
 
     @property
     def _most(self) -> int:
-        return max(1, min(_POOL, _POOL_NUMBERS // max(self.times.names.height, 1)))
+        return max(1, min(_POOL, _POOL_NUMBERS // max(self.names.height, 1)))
 
     def best(self, group: Group, n: int) -> Ints:
         """Return the `n` rows of a group that stand for it best, the best first.
@@ -207,10 +219,10 @@ class Population:
         if n == 0 or n == len(group.rows) or n > _GREEDY:
             return _evenly(group.rows, n)
         typical = group.time / group.steps
-        target = self.times.sums(group.rows) / self.dur[group.rows].sum()
+        target = self._sums(group.rows) / self.dur[group.rows].sum()
         whole = max(target.sum(), np.finfo(float).tiny)
         rows = _evenly(group.rows, max(self._most, n))
-        dur, own = self.dur[rows] / typical, self.times.dense(rows) / (typical * whole)
+        dur, own = self.dur[rows] / typical, self._dense(rows) / (typical * whole)
         sum_dur, sum_own, chosen = 0.0, np.zeros(len(target)), np.zeros(0, dtype=np.int64)
         for k in range(1, n + 1):
             off = np.abs((sum_own + own) / (sum_dur + dur)[:, None] - target / whole).sum(axis=1)
@@ -239,7 +251,7 @@ class Population:
     def _off(self, counts: Ints) -> Floats:
         """Return by how much draws of so many steps are wrong: (draws, ops + 1), as `offsets` has it."""
         random = np.random.default_rng(0)
-        d = self.times.names.height
+        d = self.names.height
         open_ = [(group, int(m)) for group, m in zip(self.seen, counts, strict=True) if m < len(group.rows)]
         draws = int(np.clip(_DRAWN_NUMBERS // ((d + 1) * (sum(m for _, m in open_) + 1)), *_DRAWS))
         off = np.zeros((draws, d + 1))
@@ -247,7 +259,7 @@ class Population:
             n = len(group.rows)
             part = random.permutation(group.rows)[: self._most] if n > self._most else group.rows
             taken = min(m, max(1, len(part) // 2))
-            dur, own = self.dur[part], self.times.dense(part)
+            dur, own = self.dur[part], self._dense(part)
             sum_dur, sum_own = np.zeros(draws), np.zeros((draws, d))
             for rows in _draws(len(part), taken, draws, random).T:
                 sum_dur += dur[rows]
@@ -316,7 +328,7 @@ def _frame(of: Population, some: Sequence[tuple[Group, Ints]]) -> pl.DataFrame:
 
 
 def _profile(of: Population, times: Floats, offsets: tuple[Floats, Floats] | None) -> pl.DataFrame:
-    rows = of.times.names.with_columns(
+    rows = of.names.with_columns(
         self_ps=times.round(),
         low_ps=np.floor((times - offsets[0][:-1]).clip(0)) if offsets else None,
         high_ps=np.ceil(times + offsets[1][:-1]) if offsets else None,

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tpunb.frames import Steps
+from tpunb.frames.steps import Steps
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
