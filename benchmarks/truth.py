@@ -59,6 +59,8 @@ def main() -> None:
         found.append(measure(seed, hard=asked.hard))
         told = "  ".join(f"{name} {value:.4f}" for name, value in found[-1].items())
         print(f"{'hard' if asked.hard else 'easy'}, seed {seed}: {told}", flush=True)
+    if asked.quick:
+        print(f"quick: of {len(seeds)} seeds {seeds[0]} alone; left out: {seeds[1:] or 'none'}")
     worst = {name: (max if name.startswith("error") else min)(figures[name] for figures in found) for name in found[0]}
     print(json.dumps({name: round(float(value), 4) for name, value in worst.items()}))
 

@@ -366,3 +366,9 @@ def test_of_real_captures_it_says_what_is_known_of_them(real_profiles, name):
     answer = advise(tp.phases(tp.steps(tp.load(real_profiles / name))))
     assert set(answer["rule"]) == REAL[name]
     assert answer["saves"].sum() > 0.2
+
+
+def test_steps_are_no_phases():
+    with pytest.raises(TypeError, match=r"phases parameter of advise must be Phases\. Got Steps") as caught:
+        advise(toy_steps("ab"))
+    assert caught.value.__notes__ == ["Hint: tp.phases(steps)"]

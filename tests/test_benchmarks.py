@@ -230,3 +230,33 @@ def test_the_quick_benchmark_ends_in_its_ratios():
         *("of_c", "memory_of_file", "cold_s", "steps_s"),
     ]
     assert last["vs_protobuf"] > 1
+
+
+# -- what the phases are worth, and what they cost ------------------------------------------------------------------
+
+
+def quick(name):
+    """Return what a benchmark says in short, and its last line."""
+    done = subprocess.run([sys.executable, FOLDER / name, "--quick"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    *said, last = done.stdout.splitlines()
+    return "\n".join(said), json.loads(last)
+
+
+@pytest.mark.slow
+def test_the_quick_benchmark_of_phases_ends_in_its_ratios():
+    said, last = quick("phases.py")
+    assert list(last) == ["kmeans", "dbscan_cpu_s", "dbscan_mb", "ols", "ols_plus_us", "all_wall_s"]
+    assert all(value > 0 for value in last.values())
+    assert min(last["kmeans"], last["ols"]) > 1  # we are the faster side
+    assert said.count("extrapolated") == 3  # k-means, scikit-learn's DBSCAN, Python's sets
+
+
+@pytest.mark.slow
+def test_the_quick_benchmark_of_truth_ends_in_its_figures_and_says_what_it_left_out():
+    said, last = quick("truth.py")
+    shares = ["ari", "noise_precision", "noise_recall", "ari_bic", "ari_ols_plus"]
+    assert list(last) == [*shares, "error_10", "error_30"]
+    assert all(0.5 < last[name] <= 1 for name in shares)
+    assert 0 <= last["error_30"] <= last["error_10"] < 0.5
+    assert "left out: [12, 13, 14, 15]" in said

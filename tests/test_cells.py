@@ -59,17 +59,18 @@ def test_cells_that_would_hide_too_much_are_refused():
     points = np.random.default_rng(0).normal(size=(2 * MOST_CELLS, 40))
     with pytest.raises(TpunbError, match="6000 steps differ too much to be merged") as caught:
         cells(points)
-    assert "merge fewer columns" in caught.value.__notes__[0]
+    assert "choose features" in caught.value.__notes__[0]
 
 
-def test_columns_that_cannot_be_told_apart_are_given_up_with_a_warning():
+def test_trailing_columns_give_way_with_a_warning_and_are_not_forgotten():
     noise = np.random.default_rng(0).normal(size=(2 * MOST_CELLS, 40))
-    with pytest.warns(UserWarning, match=r"phases are sought in \d+ of 40 components, which hold \d\d% of the scatter"):
+    with pytest.warns(UserWarning, match=r"merged by \d+ of 40 components, which hides \d\d% of the scatter"):
         merged = leading_cells(noise)
-    assert merged.lost <= MOST_LOST
-    assert merged.centres.shape[1] < 40
+    apart = np.square(noise - merged.centres[merged.cell]).sum()
+    assert merged.within == pytest.approx(apart)  # in all columns
+    assert merged.lost == pytest.approx(apart / np.square(noise - noise.mean(axis=0)).sum())
 
 
-def test_nothing_is_given_up_where_all_can_be_told_apart():
+def test_nothing_gives_way_where_all_can_be_told_apart():
     points = np.random.default_rng(0).normal(size=(100, 40))
     assert leading_cells(points).centres.tolist() == cells(points).centres.tolist()

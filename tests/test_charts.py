@@ -36,8 +36,23 @@ SWEEPS = {
         {"min_samples": [5, 30], "noise": [0.0, 0.25], "clusters": [3, 2], "chosen": [False, True]}
     ),
     "threshold": pl.DataFrame({"threshold": [0.5, 0.7, 0.9], "phases": [1, 2, 6], "chosen": [False, True, False]}),
+    "ops": pl.DataFrame(
+        {"ops": [0.5, 0.9, 1.0], "phases": [1, 2, 5], "noise": [0.0, 0.05, 0.5], "chosen": [False, True, False]}
+    ),
+    "tree": pl.DataFrame(
+        {
+            "parent": [None, 0, 0, 2, 2],
+            "child": [0, 1, 2, 3, 4],
+            "lambda_val": [0.0, 0.25, 0.25, 1.0, 1.0],
+            "steps": [100, 60, 38, 36, 1],
+            "chosen": [False, True, False, True, False],
+        }
+    ),
 }
-CURVES = [charts.kmeans_elbow, charts.dbscan_noise, charts.dbscan_eps, charts.ols_phases]
+CURVES = [
+    *(charts.kmeans_elbow, charts.dbscan_noise, charts.dbscan_eps),
+    *(charts.ols_phases, charts.olsplus_phases, charts.hdbscan_tree),
+]
 ALL = [charts.timeline, charts.coverage, charts.top_ops, *CURVES]
 
 WINDOWS = {name: dtype for name, dtype in schema.WINDOWS.items() if name != "why"}
@@ -152,6 +167,10 @@ def test_coverage_stacks_the_shares_and_calls_out_the_top_three():
         ("Phase 1", 70, 90),
         ("Phase 0", 90, 100),
     ]
+    assert rows_of(chart)[0]["about"] == "1 step, 40.0 % of the time; 40.0 % with the longer ones"
+    assert {"40.0 %", "30.0 %", "20.0 %", "10.0 %"} == {row["text"] for row in rows_of(chart) if "text" in row}
+    texts = next(layer for layer in chart.to_dict()["layer"] if layer["mark"]["type"] == "text")
+    assert texts["encoding"]["x"] == {"value": "width"}  # beside the plot, where no line is
     assert "top 3 cover 90.0 %" in chart.to_dict()["title"]["subtitle"][0]
 
 
@@ -172,18 +191,30 @@ def test_colours_are_of_the_longest_and_noise_is_grey():
     assert len({found[phase] for phase in range(-1, 7)}) == 8
 
 
+EVIL = "<script>alert(1)</script>", '<img src=x onerror="alert(1)">\x00\x1b[31m\u202e', "]]>&amp;' --><!--"
+
+
+def texts_of(chart):
+    """What the picture of a chart says, when nothing in it is more than text."""
+    html = chart._repr_mimebundle_()["text/html"]
+    assert "<script" not in html
+    assert "<img" not in html
+    root = ElementTree.fromstring(html)
+    assert {element.tag.rpartition("}")[2] for element in root.iter()} <= {
+        *("div", "svg", "g", "path", "rect", "line", "text", "title", "defs", "clipPath", "tspan"),
+        *("linearGradient", "stop"),  # of legends
+    }
+    assert not [name for element in root.iter() for name in element.attrib if name.startswith("on")]
+    return " ".join(root.itertext())
+
+
 def test_names_cannot_become_markup():
-    evil = "<script>alert(1)</script>", '<img src=x onerror="alert(1)">\x00\x1b[31m\u202e', "]]>&amp;' --><!--"
-    phases = renamed(phases_of("aab", name=evil[0]), a0=evil[0], a1=evil[1], a_host=evil[2])
-    for chart in (charts.timeline, charts.top_ops):
-        html = chart(phases)._repr_mimebundle_()["text/html"]
-        assert "<script" not in html
-        assert "<img" not in html
-        root = ElementTree.fromstring(html)
-        assert {element.tag.rpartition("}")[2] for element in root.iter()} <= {
-            *("div", "svg", "g", "path", "rect", "line", "text", "title", "defs", "clipPath", "tspan")
-        }
-        assert not [name for element in root.iter() for name in element.attrib if name.startswith("on")]
+    phases = renamed(phases_of("aab", name=EVIL[0]), a0=EVIL[0], a1=EVIL[1], a_host=EVIL[2])
+    assert EVIL[0] in texts_of(charts.timeline(phases))
+    assert EVIL[2] in texts_of(charts.top_ops(phases))
+    for chart in CURVES:
+        for name in EVIL:
+            assert name[:9] in texts_of(chart(replace(phases, steps=replace(phases.steps, name=name))))
 
 
 def test_no_steps_and_one_step():

@@ -144,8 +144,11 @@ def test_its_line_says_how_much_longer_the_steps_of_the_longest_phase_are():
 def test_steps_are_cut_by_the_default_method_and_others_refused():
     steps = toy_steps("aaabbb")
     assert isinstance(compare(steps, tp.phases(steps)), Comparison)
-    with pytest.raises(TypeError, match=r"must be Phases, as tp\.phases gives\. Got 'run' instead\."):
+    with pytest.raises(TypeError, match=r"a parameter of compare must be Phases or Steps\. Got 'run'") as caught:
         compare("run", steps)
+    assert caught.value.__notes__ == ["Hint: tp.steps(tp.load(...))"]
+    with pytest.raises(TypeError, match=r"b parameter of compare must be Phases or Steps\. Got None"):
+        compare(steps, None)
 
 
 @given(st.text("abc", min_size=1, max_size=12), st.text("abc", min_size=1, max_size=12))
@@ -280,8 +283,11 @@ def test_the_interval_of_an_operation_is_that_of_its_times_step_by_step():
 
 def test_the_samples_are_of_two_models():
     cnn, transformer = (tp.steps(tp.sample(name)) for name in ("keras_cnn", "keras_transformer"))
-    with pytest.raises(Unlike, match=r"^keras_cnn and keras_transformer are unlike: .*Conv2D.* in one, BatchMatMulV2"):
+    unlike = "^keras_cnn and keras_transformer are unlike: "
+    with pytest.raises(Unlike, match=unlike + "the model is .*Conv2D.* in one, .*MultiHeadAttention.* in the other"):
         compare(cnn, transformer)
+    with pytest.raises(Unlike, match=unlike + ".*Conv2D.* in one, BatchMatMulV2"):  # by what ran, where none is told
+        compare(replace(cnn, about={}), replace(transformer, about={}))
     told = compare(cnn, transformer, unlike=True)
     marks = dict(zip(matched(told), told.frame.sort("phase_a")["marks"], strict=True))
     assert {"train", "test"} == set(marks.values())

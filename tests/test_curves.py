@@ -1,8 +1,10 @@
 """The curves that a method chose its parameters from."""
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
-from test_charts import SWEEPS, phases_of, rows_of
+from test_charts import CURVES, SWEEPS, phases_of, rows_of
 
 import tpunb as tp
 from tpunb import charts, pictures
@@ -15,8 +17,10 @@ from tpunb.testing import toy_steps
     [
         (charts.kmeans_elbow, "k = 2, sum of squared distances 2 "),
         (charts.dbscan_noise, "min_samples = 30, 2 clusters, 25.0 % noise"),
-        (charts.dbscan_eps, "eps = 1, 2 clusters"),
+        (charts.dbscan_eps, "eps = 1, 2 dense clusters"),
         (charts.ols_phases, "threshold = 0.7, 2 phases"),
+        (charts.olsplus_phases, "similarity 0.9: 2 phases, 5.0 % noise"),
+        (charts.hdbscan_tree, "2 of 5 clusters are phases"),
     ],
 )
 def test_a_sweep_marks_its_choice(chart, says):
@@ -32,6 +36,8 @@ def test_a_sweep_marks_its_choice(chart, says):
         (charts.dbscan_noise, "DBSCAN"),
         (charts.dbscan_eps, "DBSCAN"),
         (charts.ols_phases, "OLS"),
+        (charts.olsplus_phases, "OLSPlus"),
+        (charts.hdbscan_tree, "HDBSCAN"),
     ],
 )
 def test_a_missing_sweep_names_the_method_that_gives_it(chart, hint):
@@ -72,6 +78,105 @@ def test_of_a_thousand_thresholds_the_turns_are_drawn():
     ]
 
 
+@pytest.mark.parametrize("chart", CURVES, ids=lambda c: c.__name__)
+def test_one_is_not_said_as_many(chart):
+    sweeps = {
+        name: sweep.with_columns(pl.lit(1).alias(count) for count in ("clusters", "phases", "steps") if count in sweep)
+        for name, sweep in SWEEPS.items()
+    }
+    said = {row["about"] for row in rows_of(chart(phases_of(sweeps=sweeps)))}
+    assert said
+    assert not [text for text in said if "1 clusters" in text or "1 phases" in text or "1 steps" in text]
+
+
+def test_a_method_of_any_repr_is_told_in_a_line():
+    class Mine:
+        def __call__(self, steps):
+            return [0] * len(steps)
+
+        def __repr__(self):
+            return "Mine(\x1b[31m\n" + "x" * 500 + ")"
+
+    with pytest.raises(TpunbError, match="swept no threshold; it swept nothing") as caught:
+        charts.ols_phases(replace(phases_of(sweeps={}), method=Mine()))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 120
+
+
+def test_names_of_rules_that_would_meet_are_in_lines_of_their_own():
+    k = range(1, 16)
+    takes = {"by_elbow": 3, "by_log": 4, "by_bic": 12}
+    sweep = pl.DataFrame({"k": k, "sse": [100.0 / i for i in k], "bic": [float(i) for i in k]}).with_columns(
+        *((pl.col("k") == at).alias(rule) for rule, at in takes.items()), chosen=pl.col("k") == 12
+    )
+    chart = charts.kmeans_elbow(phases_of(sweeps={"k": sweep}))
+    assert {row["rule"]: row["line"] for row in rows_of(chart) if "rule" in row} == {
+        "elbow": 0,
+        "elbow of the log": 1,
+        "BIC": 0,
+    }
+
+
+def test_the_criterion_is_held_against_nine_tenths_of_its_range():
+    def lines(sweep):
+        chart = charts.kmeans_elbow(phases_of(sweeps={"k": sweep}))
+        return [row["bic"] for row in rows_of(chart) if row["about"] == "90 % of its range"], "stops short" in str(
+            chart.to_dict()["vconcat"][0]["title"]
+        )
+
+    reached = SWEEPS["k"]  # from -30 to -11
+    assert lines(reached) == ([pytest.approx(-12.9)], False)
+    short = reached.with_columns(by_bic=pl.Series([True, False, False]))
+    assert lines(short) == ([pytest.approx(-12.9)], True)
+    given = reached.filter(pl.col("k") == 2).with_columns(
+        pl.lit(None, pl.Boolean).alias(f"by_{r}") for r in ("elbow", "log", "bic")
+    )
+    assert lines(given) == ([], False)
+
+
+def test_the_chosen_eps_is_inside_the_frame_and_under_a_line():
+    chart = charts.dbscan_eps(phases_of()).to_dict()
+    rule, bars, diamond = chart["layer"]
+    assert rule["mark"]["type"] == "rule"
+    assert rule["encoding"]["x"]["field"] == "eps"
+    assert diamond["encoding"]["y"]["scale"]["domain"] == [0, 4.5]
+    assert bars["encoding"]["y"]["title"] == "dense clusters"
+
+
+def test_similarity_is_drawn_with_its_phases_and_noise():
+    rows = rows_of(charts.olsplus_phases(phases_of()))
+    assert {(row["ops"], row["phases"], row["percent"]) for row in rows} == {(0.5, 1, 0), (0.9, 2, 5), (1, 5, 50)}
+    assert "similarity 0.5: 1 phase, 0.0 % noise" in {row["about"] for row in rows}
+
+
+def test_a_tree_is_blocks_of_steps_between_distances():
+    chart = charts.hdbscan_tree(phases_of())
+    blocks = {(row["left"], row["right"]): row for row in rows_of(chart)}
+    assert {at: (round(row["top"], 3), round(row["bottom"], 3)) for at, row in blocks.items()} == {
+        (0, 100): (6, 4),  # all steps, from half as far again as the first parting
+        (0, 60): (4, 0.667),  # a leaf reaches below the last parting
+        (60, 98): (4, 1),  # two steps fell out before
+        (60, 96): (1, 0.667),
+        (96, 97): (1, 0.667),
+    }
+    assert {row["about"] for row in blocks.values()} == {
+        "a cluster of 100 steps",
+        "a phase of 60 steps",
+        "a cluster of 38 steps",
+        "a phase of 36 steps",
+        "a cluster of 1 step",
+    }
+    assert {row["text"] for row in blocks.values()} == {"100", "60", "38", "36", None}  # no room for 1
+    assert not any(chart.to_dict()["layer"][0]["encoding"][axis]["axis"]["grid"] for axis in "xy")
+
+
+def test_one_step_has_no_tree_and_one_cluster_is_one_phase():
+    with pytest.raises(TpunbError, match="one step has no tree") as caught:
+        charts.hdbscan_tree(tp.phases(toy_steps("a"), tp.HDBSCAN()))
+    assert caught.value.hint
+    assert "1 of 1 cluster is a phase" in charts.hdbscan_tree(tp.phases(toy_steps("aaa"), tp.HDBSCAN())).description
+
+
 @pytest.mark.parametrize("pattern", ["a", "aaa", "aaabbbab", "abcdefghij"])
 def test_what_the_methods_swept_can_be_drawn(pattern):
     steps = toy_steps(pattern)
@@ -80,5 +185,9 @@ def test_what_the_methods_swept_can_be_drawn(pattern):
         (tp.DBSCAN(), charts.dbscan_noise),
         (tp.DBSCAN(), charts.dbscan_eps),
         (tp.OLS(), charts.ols_phases),
+        (tp.OLSPlus(), charts.olsplus_phases),
+        (tp.HDBSCAN(), charts.hdbscan_tree),
     ]:
+        if pattern == "a" and chart is charts.hdbscan_tree:
+            continue  # one step has no tree
         assert pictures.svg(chart(tp.phases(steps, method)))

@@ -83,6 +83,25 @@ def test_every_min_samples_equals_scikit_learn(seed, n, d):
         assert graph.labels(value).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_every_min_samples_equals_scikit_learn_on_weighted_cells(seed):
+    random = np.random.default_rng(seed)
+    points = np.concatenate([random.normal(size=(4500, 2)), random.normal(6, 0.3, size=(1500, 2))])
+    merged = cells(points)
+    assert merged.side > 0
+    assert merged.weights.max() > 1
+    values = np.array([1, 2, 3, 5, 10, 30, 80, 200, 1000])
+    graph = Graph(merged, 3 * merged.side, k=2)
+    noise, clusters = graph.noise(values), graph.clusters(values)
+    assert 0 < noise[4] < noise[6] < 1 == noise[-1]  # of each kind there is some
+    for at, value in enumerate(values):
+        fit = sklearn_cluster.DBSCAN(eps=graph.eps, min_samples=value)
+        expected = fit.fit(merged.centres, sample_weight=merged.weights).labels_
+        assert noise[at] == pytest.approx((expected[merged.cell] < 0).mean())
+        assert clusters[at] == expected.max() + 1
+        assert graph.labels(value).tolist() == expected[merged.cell].tolist()
+
+
 def test_steps_equal_scikit_learn_on_their_features():
     steps = toy_steps("aaaabbbbbcccdaaaa")
     expected = sklearn_cluster.DBSCAN(eps=1.0, min_samples=3).fit(space(steps).points).labels_
@@ -101,11 +120,17 @@ def test_steps_equal_scikit_learn_on_their_features():
         ({"features": "raw"}, "The features parameter of DBSCAN must be one of .* Got 'raw' instead."),
         ({"sweep": ()}, "The sweep parameter of DBSCAN must hold a value"),
         ({"sweep": (5, 0)}, "The sweep parameter of DBSCAN must be an int of 1 or more. Got 0 instead."),
+        ({"min_samples": 3, "sweep": (0,)}, "The sweep parameter of DBSCAN must be an int of 1 or more. Got 0"),
     ],
 )
 def test_wrong_parameters(wrong, message):
     with pytest.raises(ValueError, match=message):
         DBSCAN(**wrong)
+
+
+def test_a_sweep_is_more_than_a_number():
+    with pytest.raises(TypeError, match=r"The sweep parameter of DBSCAN must be a tuple of ints\. Got 5 instead\."):
+        DBSCAN(sweep=5)
 
 
 def test_says_what_it_is():

@@ -77,3 +77,15 @@ def test_one_cloud_of_chance_is_one_cluster(seed, d):
     merged = cells(points)
     found = scales(cdist(merged.centres, merged.centres), merged, 5).filter("chosen")
     assert found["clusters"].item() == 1
+
+
+@given(st.integers(0, 50), st.sampled_from([1e-6, 1e-3, 10.0, 1e6]))
+@settings(max_examples=25, deadline=None)
+def test_the_unit_says_nothing(seed, unit):
+    random = np.random.default_rng(seed)
+    points = random.normal(size=(120, 2))
+    points[:60, 0] += 9
+    merged, wide = cells(points), cells(points * unit)
+    one, other = (scales(cdist(m.centres, m.centres), m, 5).filter("chosen") for m in (merged, wide))
+    assert one["clusters"].item() == other["clusters"].item()
+    assert other["eps"].item() == pytest.approx(one["eps"].item() * unit, rel=1e-4)

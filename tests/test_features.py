@@ -5,6 +5,7 @@ import polars as pl
 import pytest
 
 from tpunb import schema
+from tpunb.cluster import DBSCAN
 from tpunb.cluster.features import BLOCKS, MOST_COMPONENTS, space
 from tpunb.frames import Steps
 from tpunb.testing import known_run, toy_steps
@@ -127,7 +128,20 @@ def test_components_tell_ever_less_and_99_percent_together():
     assert 0.99 <= found.explained.sum() <= 1 + 1e-9
 
 
-@pytest.mark.parametrize("wrong", ["best", (), ("presence", "colour"), None, 3])
+@pytest.mark.parametrize("wrong", ["best", (), [], ("presence", "colour"), (["presence"],), None, 3])
 def test_wrong_features(wrong):
     with pytest.raises(ValueError, match="The features parameter of space must be one of"):
         space(toy_steps("ab"), wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        (["presence"], r"\('presence',\)"),
+        (["counts", "step_time"], r"\('counts', 'step_time'\)"),
+        ("counts", r"\('counts',\)"),
+    ],
+)
+def test_blocks_that_are_no_tuple_are_shown_as_one(wrong, right):
+    with pytest.raises(ValueError, match=rf"The features parameter of DBSCAN must be a tuple: {right}\. Got"):
+        DBSCAN(features=wrong)

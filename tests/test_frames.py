@@ -4,6 +4,7 @@ import sys
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -237,7 +238,7 @@ def test_a_phase_has_its_numbers():
     assert frame.rows() == [
         # phase, steps, full, marks, first_step, start, dur, share, step (median), device, idle, input;
         # then spread, and as shares idle and MXU
-        (0, 3, 2, "train, test", 0, 0, 42, 0.42, 12, 9, 13, None, pytest.approx((56 / 3) ** 0.5 / 14), 13 / 22, None),
+        (0, 3, 2, "train, test", 0, 0, 42, 0.42, 12, 9, 13, None, pytest.approx(1 / 11), 13 / 22, None),
         (-1, 1, 1, None, 4, 60, 40, 0.40, 40, None, None, None, 0.0, None, None),
         (1, 1, 0, "eval", 3, 42, 18, 0.18, 18, None, None, None, 0.0, None, None),
     ]
@@ -278,15 +279,33 @@ def test_what_few_steps_know_is_their_mean_over_their_time():
     assert known == pytest.approx((9 / 40, 0.5, 3))
 
 
-def test_the_spread_of_step_times_is_of_all_steps_of_the_phase():
-    spread = phases_of(SPELLED, [0, 0, 1, 1, 2]).frame.sort("phase")["spread"].to_list()
-    assert spread == pytest.approx([5 / 15, 3 / 15, 0.0])  # 10 and 20, 12 and 18, 40 alone
+def test_the_spread_of_step_times_is_of_the_steps_seen_in_full():
+    run = steps_of(*[("a", i, "train", 40 * i, dur, None, None, seen) for i, (dur, seen) in enumerate(TIMES)])
+    spread = phases_of(run, [0, 0, 0, 1, 1]).frame.sort("phase")["spread"].to_list()
+    assert spread == pytest.approx([5 / 15, 3 / 15])  # 10 and 20, but not 90; 12 and 18, none of them in full
+
+
+TIMES = [(10, "full"), (20, "full"), (90, "partial"), (12, "tick"), (18, "tick")]
 
 
 def test_coverage_counts_noise_as_a_group():
     phases = phases_of(SPELLED, [0, 0, 0, 1, -1])
     assert [phases.coverage(n) for n in (1, 2, 3, 99)] == pytest.approx([0.42, 0.82, 1.0, 1.0])
     assert phases.coverage() == phases.coverage(3)
+
+
+@pytest.mark.parametrize("n", [np.int64(9), 2**40, 2**70])
+def test_more_than_there_are_is_all_of_them(n):
+    phases = toy_phases("aab", [0, 0, 1])
+    assert phases.coverage(n) == pytest.approx(1.0)
+    assert phases.top(n).equals(phases.top(phases.steps.ops.height))
+    assert len(phases.representatives(n)) == len(phases.representatives(n, seed=np.int64(1))) == 3
+
+
+def test_fitted_are_the_labels_of_the_steps_seen_in_full():
+    phases = phases_of(toy_steps("aabbc", seen="ftfpf"), [0, 1, 2, 3, -1])
+    assert phases.fitted.to_list() == [0, 2, -1]
+    assert phases.fitted.len() == len(phases.steps.full())
 
 
 @pytest.mark.parametrize("what", ["coverage", "top", "representatives"])

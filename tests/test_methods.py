@@ -84,6 +84,72 @@ def test_labels_are_numbered_by_first_appearance(method):
     assert labels[0] <= 0
 
 
+@pytest.mark.parametrize(
+    ("numpys", "pythons"),
+    [
+        (KMeans(np.int64(2), np.int8(5), np.uint8(1)), KMeans(2, 5, 1)),
+        (DBSCAN(np.int64(2)), DBSCAN(2)),
+        (HDBSCAN(np.int64(2), np.int64(1)), HDBSCAN(2, 1)),
+        (OLSPlus(least=np.int64(2)), OLSPlus(least=2)),
+    ],
+    ids=repr,
+)
+def test_numpys_ints_are_as_good_as_pythons(numpys, pythons):
+    assert repr(numpys) == repr(pythons)
+    assert numpys(toy_steps("aaabbb")) == pythons(toy_steps("aaabbb")) == [0, 0, 0, 1, 1, 1]
+
+
+def labels_of(steps, method):
+    """The label of each step, by host and number."""
+    return dict(zip(steps.frame.select("host", "step").rows(), method(steps), strict=True))
+
+
+@pytest.mark.parametrize("method", OURS, ids=repr)
+def test_the_order_of_hosts_says_nothing(method):
+    hosts = [toy_steps("aaaabbbbbcccaaz" * 2, host="one"), toy_steps("bbbbccccaaaaadd" * 2, host="two")]
+    found = [
+        labels_of(Steps(pl.concat([run.frame for run in runs]), pl.concat([run.ops for run in runs])), method)
+        for runs in (hosts, hosts[::-1])
+    ]
+    assert found[0] == found[1]
+    assert len(set(found[0].values())) > 1
+
+
+def every(number, *values):
+    """These values, one after the other and again, each so often."""
+    turn = pl.int_range(pl.len()) // number % len(values)
+    return turn.replace_strict(range(len(values)), values, return_dtype=pl.Int64)
+
+
+GAPS = {
+    "null": every(1, None),
+    "negative": every(1, -(10**9)),
+    "the least": every(1, -(2**62)),
+    "now and then null": every(5, None, 10**9, 3 * 10**9),
+    "of either sign": every(5, -(10**9), 10**9, -3 * 10**9),
+}
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # of the logarithm and the root of what is below 0
+@pytest.mark.parametrize("method", OURS, ids=repr)
+@pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.parametrize("columns", [("self_ps", "total_ps", "count"), ("dur_ps", "device_ps", "idle_ps")], ids=str)
+def test_what_is_unknown_or_negative_is_nothing(method, gap, columns):
+    steps = two_hosts("aaaabbbbccc", "aaaabbbbccc")
+    odd, plain = (
+        Steps(
+            *(frame.with_columns(told(c) for c in columns if c in frame.columns) for frame in (steps.frame, steps.ops))
+        )
+        for told in (GAPS[gap].alias, lambda column: GAPS[gap].fill_null(0).clip(0).alias(column))
+    )
+    found = phases(odd, method)
+    assert found.labels.to_list() == phases(plain, method).labels.to_list()
+    assert found.distance.is_null().to_list() == (found.labels < 0).to_list()
+    assert not found.distance.is_nan().any()
+    for sweep in found.sweeps.values():
+        assert not any(sweep[name].is_nan().any() for name, dtype in sweep.schema.items() if dtype.is_float())
+
+
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_no_steps_have_no_labels(method):
     assert method(toy_steps("")) == []

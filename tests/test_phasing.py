@@ -7,30 +7,10 @@ import polars as pl
 import pytest
 
 from tpunb import schema
-from tpunb.cluster import DBSCAN, OLS, KMeans, phases
+from tpunb.cluster import DBSCAN, phases
 from tpunb.errors import BadProfile, NoSteps
 from tpunb.frames import Labels, Steps
 from tpunb.testing import toy_steps
-
-OPS = {name: dtype for name, dtype in schema.OPS.items() if name != "category"}
-
-
-def every_other(steps):
-    """A method of a user's own."""
-    return [i % 2 for i in range(len(steps))]
-
-
-METHODS = [OLS(), KMeans(), KMeans.paper(), DBSCAN(), DBSCAN.paper(), every_other]
-OURS = METHODS[:-1]
-
-
-def two_hosts(pattern="aaabbb", other="aaabbb"):
-    one, two = toy_steps(pattern, host="one"), toy_steps(other, host="two")
-    return Steps(pl.concat([two.frame, one.frame]), pl.concat([one.ops, two.ops]))
-
-
-def no_ops(n=4):
-    return Steps(toy_steps("a" * n).frame, schema.empty(schema.OPS))
 
 
 def test_a_method_sees_the_full_steps_only():
@@ -99,11 +79,17 @@ def test_near_is_by_the_middle_of_a_step():
 
 def test_a_timed_step_goes_with_those_that_took_as_long():
     # steps of 1, 1, 1 and 3 ms seen, then two of 1 ms and one of 3 ms that only the clock knows
-    assert labelled("aaacaac", "fffftttf"[:7]) == [0, 1, 2, 3, 2, 2, 3]
+    assert labelled("aaacaac", "ffffttt") == [0, 1, 2, 3, 2, 2, 3]
 
 
-def test_a_step_cut_by_a_window_goes_by_time_alone():
-    assert labelled("aaca", "fffp") == [0, 1, 2, 2]
+def test_a_step_cut_by_a_window_is_timed_too():
+    assert labelled("aaca", "fffp") == [0, 1, 2, 1]
+
+
+def test_a_step_whose_time_is_unknown_goes_by_when_it_ran():
+    steps = toy_steps("aaca", seen="ffft")
+    unknown = steps.frame.with_columns(dur_ps=pl.when(pl.col("seen") == "full").then("dur_ps"))
+    assert phases(replace(steps, frame=unknown), every_step).labels.to_list() == [0, 1, 2, 2]
 
 
 def test_hosts_keep_apart_in_time():
@@ -137,6 +123,22 @@ def test_noise_and_steps_not_in_full_have_no_distance():
 
 
 # refusals
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen"),
+    [
+        (lambda steps: phases(phases(steps)), r"The steps parameter of phases must be Steps\. Got Phases\(2 phases"),
+        (lambda steps: phases(steps.frame), "The steps parameter of phases must be Steps"),
+        (lambda steps: phases(None), r"must be Steps\. Got None instead\."),
+        (lambda steps: phases(steps, "dbscan"), r"method such as tp\.DBSCAN\(\)\. Got 'dbscan' instead\."),
+        (lambda steps: phases(steps, DBSCAN), r"The method parameter of phases must be a method .* Got <class"),
+    ],
+)
+def test_wrong_arguments(asked, seen):
+    with pytest.raises(TypeError, match=seen) as caught:
+        asked(toy_steps("aaabbb"))
+    assert ("must be Steps" in seen) == (getattr(caught.value, "__notes__", None) == ["Hint: tp.steps(profile)"])
 
 
 def test_no_steps():

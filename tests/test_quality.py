@@ -5,6 +5,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score
 
 import tpunb as tp
 from tpunb import schema
@@ -115,6 +116,21 @@ def test_every_pair_has_a_row_and_the_scores_by_hand():
     assert (frame["ami"] <= 1).all()
 
 
+LABELS = st.lists(st.tuples(*[st.integers(-1, 3)] * 2), min_size=1, max_size=20)
+
+
+@given(labels=LABELS)
+@settings(deadline=None, max_examples=50)
+def test_the_scores_are_those_of_scikit_learn(labels):
+    one, other = zip(*labels, strict=True)
+    row = agreement(toy_steps("a" * len(labels)), {"a": lambda _: one, "b": lambda _: other}).row(0, named=True)
+    assert row["ami"] == pytest.approx(adjusted_mutual_info_score(one, other))
+    assert row["ari"] == pytest.approx(adjusted_rand_score(one, other))
+    inside = [(x, y) for x, y in labels if min(x, y) >= 0]
+    expected = adjusted_rand_score(*zip(*inside, strict=True)) if inside else None
+    assert row["ari_inside"] == (expected if expected is None else pytest.approx(expected))
+
+
 def test_methods_are_named_for_themselves():
     frame = agreement(toy_steps("aaabbb"), [DBSCAN(), OLS(0.5), KMeans(2)])
     assert frame.select("a", "b").row(1) == ("DBSCAN()", "KMeans(k=2)")
@@ -131,6 +147,19 @@ def test_agreement_is_over_the_steps_seen_in_full():
     asked = []
     agreement(toy_steps("aab", seen="ftf"), [lambda steps: asked.append(len(steps)) or [0] * len(steps)] * 2)
     assert asked == [2, 2]
+
+
+@pytest.mark.parametrize("methods", [DBSCAN(), DBSCAN, "dbscan", None])
+def test_one_method_agrees_with_none(methods):
+    with pytest.raises(TypeError, match="The methods parameter of agreement must be two methods or more") as caught:
+        agreement(toy_steps("ab"), methods)
+    assert caught.value.__notes__ == ["Hint: agreement(steps, [tp.DBSCAN(), tp.OLS()])"]
+
+
+def test_agreement_is_of_steps():
+    with pytest.raises(TypeError, match="The steps parameter of agreement must be Steps") as caught:
+        agreement(tp.phases(toy_steps("ab")), [DBSCAN(), OLS()])
+    assert caught.value.__notes__ == ["Hint: tp.steps(profile)"]
 
 
 def test_agreement_needs_two_methods_and_labels_that_fit():
@@ -228,6 +257,14 @@ def test_draws_are_a_count(draws):
 
 
 # -- the whole ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("judge", [assess, apart, stability])
+def test_phases_are_judged_not_steps(judge):
+    seen = rf"The phases parameter of {judge.__name__} must be Phases\. Got Steps\(2 steps"
+    with pytest.raises(TypeError, match=seen) as caught:
+        judge(toy_steps("ab"))
+    assert caught.value.__notes__ == ["Hint: tp.phases(steps)"]
 
 
 def test_coverage_never_stands_alone():

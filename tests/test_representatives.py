@@ -1,5 +1,7 @@
 """The few steps to look at: which they are, what they say of the run, and that their interval holds."""
 
+import tracemalloc
+
 import numpy as np
 import polars as pl
 import pytest
@@ -300,3 +302,12 @@ def test_the_interval_of_a_sample_holds_though_a_part_of_its_steps_was_not_seen(
     phases, whole = tp.phases(steps), steps.frame["dur_ps"].sum()
     inside = [low <= whole <= high for low, high in (phases.representatives(20, seed=i).interval for i in range(200))]
     assert np.mean(inside) >= 0.9
+
+
+def test_thousands_of_phases_take_no_square_of_memory():
+    phases = toy_phases("ab" * 2000, [*range(4000)])
+    tracemalloc.start()
+    assert phases.homogeneity == pytest.approx(1.0)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 40e6  # 4000 x 4000 numbers would be 128 MB

@@ -10,12 +10,14 @@
     ├── CaptureBusy      (RuntimeError)       two captures at once
     └── MissingExtra     (ImportError)        an optional package is not installed
 
-Wrong arguments are plain ``ValueError`` or ``TypeError``.
+Wrong arguments are plain ``ValueError`` or ``TypeError``, in scikit-learn's sentence; some are asked for so often that
+their check stands here.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from numbers import Integral, Real
 from types import ModuleType
 
 
@@ -65,3 +67,47 @@ def need(module: str, *, extra: str) -> ModuleType:
         return import_module(module)
     except ImportError as error:
         raise MissingExtra(f"{module} is not installed", hint=f"pip install 'tpunb[{extra}]'") from error
+
+
+def wrong(owner: str, name: str, must: str, got: object, *, hint: str | None = None) -> TypeError:
+    """Return the error for an argument of the wrong kind; ``hint`` says what to do next.
+
+    >>> wrong("phases", "steps", "be Steps", 3)
+    TypeError('The steps parameter of phases must be Steps. Got 3 instead.')
+    """
+    error = TypeError(f"The {name} parameter of {owner} must {must}. Got {got!r} instead.")
+    if hint is not None:
+        error.add_note(f"Hint: {hint}")
+    return error
+
+
+def whole(owner: str, name: str, value: object, least: int) -> int:
+    """Return a parameter that is a whole number of `least` or more: Python's or NumPy's, but no bool.
+
+    Raises
+    ------
+    ValueError
+        When it is not.
+
+    >>> whole("KMeans", "k", 3, 1)
+    3
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"The {name} parameter of {owner} must be an int of {least} or more. Got {value!r} instead.")
+    return int(value)
+
+
+def share(owner: str, name: str, value: object) -> float:
+    """Return a parameter that is a number from 0 to 1, but no bool.
+
+    Raises
+    ------
+    ValueError
+        When it is not.
+
+    >>> share("OLS", "threshold", 0.7)
+    0.7
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
+        raise ValueError(f"The {name} parameter of {owner} must be in [0, 1]. Got {value!r} instead.")
+    return float(value)

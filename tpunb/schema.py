@@ -159,7 +159,7 @@ PHASES: Schema = {
     "device_ps": pl.Int64(),  # sums over steps; null where no step knows it
     "idle_ps": pl.Int64(),
     "input_ps": pl.Int64(),
-    "spread": pl.Float64(),  # coefficient of variation of the step time: standard deviation by mean, from 0
+    "spread": pl.Float64(),  # standard deviation of the step time by its mean, from 0; of steps seen in full, if any
     "idle": pl.Float64(),  # idle time by step time, of the steps that know it, 0 to 1; null where none does
     "mxu_util": pl.Float64(),  # of the matrix unit, mean over the time of the steps that know it, 0 to 1
 }

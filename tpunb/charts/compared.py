@@ -5,13 +5,16 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from tpunb.charts.rows import GREY, PALETTE, WIDTH, rows_of
+from tpunb.charts.rows import GREY, PALETTE, WIDTH, cleaned, counted, rows_of
 from tpunb.errors import TpunbError
 from tpunb.export import phase_name
 from tpunb.frames import Comparison
+from tpunb.frames.words import cut
 from tpunb.pictures import LayerPicture
 
 _BARS = 20  # as many in one picture
+_RUN, _MARKS, _METHOD = 32, 24, 26  # letters of a name
+_WIDEST = 300  # points on the page for these: Vega would cut off their ends
 
 
 def compared(comparison: Comparison) -> LayerPicture:
@@ -25,21 +28,26 @@ def compared(comparison: Comparison) -> LayerPicture:
     frame = comparison.frame.drop_nulls("ratio").head(_BARS)
     if frame.is_empty():
         raise TpunbError("no phase of one run was matched with one of the other", hint="see comparison.unmatched")
-    a, b = (run.steps.name or name for run, name in ((comparison.a, "a"), (comparison.b, "b")))
+    a, b = (cut(cleaned(run.steps.name), _RUN) or name for run, name in ((comparison.a, "a"), (comparison.b, "b")))
     numbers = (pl.col(name).map_elements(phase_name, return_dtype=pl.String) for name in ("phase_a", "phase_b"))
+    marks = pl.col("marks").fill_null("–").map_elements(lambda marks: cut(marks, _MARKS), return_dtype=pl.String)
     known = pl.col("ratio_low").is_not_null()
-    within = pl.format(" [{}, {}]", pl.col("ratio_low").round(2), pl.col("ratio_high").round(2))
-    text = pl.format("{}x{}", pl.col("ratio").round(2), pl.when(known).then(within).otherwise(pl.lit("")))
+    ratio, low, high = (
+        pl.col(name).map_elements("{:.2f}".format, return_dtype=pl.String)
+        for name in ("ratio", "ratio_low", "ratio_high")
+    )
+    within = pl.format(" [{}, {}]", low, high)
+    text = pl.format("{}x{}", ratio, pl.when(known).then(within).otherwise(pl.lit("")))
     rows = frame.select(
         *("ratio", "ratio_low", "ratio_high"),
-        name=pl.format("{} → {} ({})", *numbers, pl.col("marks").fill_null("–")),
+        name=pl.format("{} → {} ({})", *numbers, marks),
         text=text,
-        about=pl.format("{} steps before, {} after: {} as long", "steps_a", "steps_b", text),
+        about=pl.format("{} before, {} after: {} as long", counted("steps_a", "step"), "steps_b", text),
     )
     ends = [*rows["ratio"], *rows["ratio_low"].drop_nulls(), *rows["ratio_high"].drop_nulls(), 1.0]
-    scale = alt.Scale(type="log", domain=[min(ends) / 1.1, max(ends) * 1.4], nice=False)
+    scale = alt.Scale(type="log", domain=[min(ends) / 1.1, max(ends) * 1.1], nice=False)
     x = alt.X("ratio:Q", title="step time, second run by first (1 is as before)", scale=scale)
-    base = rows_of(rows).encode(y=alt.Y("name:N", sort=None, title=None))
+    base = rows_of(rows).encode(y=alt.Y("name:N", sort=None, title=None, axis=alt.Axis(labelLimit=_WIDEST)))
     same = rows_of(pl.DataFrame({"ratio": [1.0], "about": ["as long as before"]}))
     what = repr(comparison).removeprefix("Comparison(").removesuffix(")")
     return LayerPicture(
@@ -49,7 +57,8 @@ def compared(comparison: Comparison) -> LayerPicture:
                 x=alt.X("ratio_low:Q", scale=scale), x2="ratio_high"
             ),
             base.mark_point(filled=True, opacity=1, size=80, color=PALETTE[0]).encode(x=x),
-            base.mark_text(align="left", dx=8, dy=-9).encode(x=x, text="text:N"),
+            # beside the plot: next to their points the dashed line would cross them
+            base.mark_text(align="left", dx=6).encode(x=alt.value("width"), text="text:N"),
         ],
         title=alt.TitleParams(
             f"Step times by phase: {a} → {b}", subtitle=[what, "phase of the first run → phase of the second"]
@@ -62,28 +71,43 @@ def compared(comparison: Comparison) -> LayerPicture:
 
 def agreed(agreement: pl.DataFrame) -> LayerPicture:
     """Return how well every two methods agree on the phases, 1 the same and 0 chance: `tpunb.cluster.agreement`."""
+    if agreement.is_empty():
+        raise TpunbError("no two methods to compare", hint="tpunb.cluster.agreement(steps, methods) takes two or more")
     names = list(dict.fromkeys([*agreement["a"], *agreement["b"]]))
-    both = pl.concat([agreement.select("a", "b", "ari"), agreement.select(a="b", b="a", ari="ari")])
-    rows = both.with_columns(
-        pl.col("ari").round(2),
+    label = dict(zip(names, _apart([cut(cleaned(name), _METHOD) for name in names]), strict=True))
+    pairs = agreement.select(pl.col("a", "b").replace_strict(label, return_dtype=pl.String), "ari")
+    itself = pl.DataFrame({"a": label.values(), "b": label.values()}).with_columns(ari=pl.lit(1.0))
+    rows = pl.concat([pairs, pairs.select(a="b", b="a", ari="ari"), itself]).with_columns(
         shade=pl.col("ari").clip(0, 1),
         about=pl.format("{} and {}: adjusted Rand index {}", "a", "b", pl.col("ari").round(3)),
     )
-    x = alt.X("a:N", sort=names, title=None, axis=alt.Axis(labelAngle=-30))
-    base = rows_of(rows).encode(x=x, y=alt.Y("b:N", sort=names, title=None))
+    rows = rows.unique(["a", "b"], keep="first", maintain_order=True)
+    worst = pairs.sort("ari").row(0, named=True)
+    what = f"least: {worst['a']} and {worst['b']}, {round(worst['ari'], 2) + 0.0:.2f}"  # never -0.00
+    order = [*label.values()]
+    x = alt.X("a:N", sort=order, title=None, axis=alt.Axis(labelAngle=-30, labelLimit=_WIDEST))
+    y = alt.Y("b:N", sort=order, title=None, axis=alt.Axis(labelLimit=_WIDEST))
+    base = rows_of(rows).encode(x=x, y=y)
     colour = alt.Color("shade:Q", title="agreement", scale=alt.Scale(domain=[0, 1], range=["#e8eef4", PALETTE[0]]))
-    dark = alt.datum.shade > 0.6
-    worst = agreement.sort("ari").row(0, named=True)
-    what = f"least: {worst['a']} and {worst['b']}, {worst['ari']:.2f}"
+    own, dark = alt.datum.a == alt.datum.b, alt.datum.shade > 0.6
+    ink = alt.when(own).then(alt.value(GREY)).when(dark).then(alt.value("white")).otherwise(alt.value("black"))
     return LayerPicture(
         layer=[
-            base.mark_rect().encode(color=colour),
-            base.mark_text().encode(
-                text="ari:Q", color=alt.when(dark).then(alt.value("white")).otherwise(alt.value("black"))
+            base.mark_rect().encode(
+                color=alt.when(own).then(alt.value(GREY)).otherwise(colour),
+                opacity=alt.when(own).then(alt.value(0.15)).otherwise(alt.value(1)),
             ),
+            base.mark_text().encode(text=alt.Text("ari:Q", format=".2f"), color=ink),
         ],
         title=alt.TitleParams("Agreement of the methods (adjusted Rand index)", subtitle=[what]),
         description=f"How well every two methods agree on the phases, 1 is the same and 0 chance; {what}.",
         width=alt.Step(96),
         height=alt.Step(44),
     )
+
+
+def _apart(labels: list[str]) -> list[str]:
+    """Return the labels, those that came before with their number behind them."""
+    return [
+        f"{label} ({labels[:i].count(label) + 1})" if label in labels[:i] else label for i, label in enumerate(labels)
+    ]

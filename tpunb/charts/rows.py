@@ -8,6 +8,7 @@ import polars.selectors as cs
 
 from tpunb.export import phase_name
 from tpunb.frames import Phases
+from tpunb.frames.words import plural
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito, 2008
 NOISE, OTHERS, GREY = "#8c8c8c", "#7f6a4d", "#7f7f7f"
@@ -18,6 +19,17 @@ WHOLE = alt.Axis(tickCount=8, tickMinStep=1, format="d")
 def clean(text: pl.Expr) -> pl.Expr:
     """Return `text` without the characters that XML forbids or that turn a line around."""
     return text.cast(pl.String).str.replace_all(r"[\p{Cc}\p{Cf}\x{FFFE}\x{FFFF}]", "\ufffd")
+
+
+def cleaned(text: str) -> str:
+    """Return what `clean` makes of one text: titles and descriptions are not of a frame."""
+    found: str = pl.select(clean(pl.lit(text))).item()
+    return found
+
+
+def counted(column: str, noun: str) -> pl.Expr:
+    """Return a column of counts with their noun, as :func:`tpunb.frames.words.plural` has it."""
+    return pl.col(column).map_elements(lambda n: plural(n, noun), return_dtype=pl.String)
 
 
 def rows_of(frame: pl.DataFrame) -> alt.Chart:
@@ -33,7 +45,7 @@ def percent_of(share: float) -> str:
 
 def titled(phases: Phases, text: str) -> str:
     """Return a title with the name of the run behind it."""
-    name: str = pl.select(clean(pl.lit(phases.steps.name))).item()
+    name = cleaned(phases.steps.name)
     return f"{text} · {name}" if name else text
 
 

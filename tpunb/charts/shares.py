@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from tpunb.charts.rows import WIDTH, colours, percent_of, rows_of, titled
+from tpunb.charts.rows import WIDTH, colours, counted, percent_of, rows_of, titled
 from tpunb.errors import TpunbError
 from tpunb.export import phase_name
 from tpunb.frames import Phases
@@ -23,7 +23,7 @@ def coverage(phases: Phases) -> LayerPicture:
         before=until.shift(1, fill_value=0),
         until=until,
         text=pl.format("{} %", share),
-        about=pl.format("{} steps, {} % of the time; {} % with the longer ones", "steps", share, until),
+        about=pl.format("{}, {} % of the time; {} % with the longer ones", counted("steps", "step"), share, until),
     )
     x = alt.X("before:Q", title="cumulative share of the time of all steps (%)").scale(domain=[0, 100])
     base = rows_of(rows).encode(y=alt.Y("name:N", sort=None, title="phase, longest first"))
@@ -34,7 +34,8 @@ def coverage(phases: Phases) -> LayerPicture:
         layer=[
             base.mark_bar().encode(x=x, x2="until", color=alt.Color("colour:N", scale=None)),
             third.mark_rule(strokeDash=[4, 3]).encode(x="until:Q"),
-            base.mark_text(align="left", dx=6).encode(x="until:Q", text="text:N"),
+            # beside the plot: behind their bars the dashed line would cross them
+            base.mark_text(align="left", dx=6).encode(x=alt.value("width"), text="text:N"),
         ],
         title=alt.TitleParams(titled(phases, "Coverage by phase"), subtitle=[f"{top} (dashed line){cut}"]),
         description=f"Phases by share of the time of all steps: {top}.",
@@ -62,7 +63,7 @@ def top_ops(phases: Phases, phase: int | None = None, n: int = 5) -> VConcatPict
         raise TpunbError(f"{phase_name(chosen.id)} has no operations: {why}", hint=hint)
     percent = pl.col("share") * 100
     text = pl.format("{} % · {} ms", percent.round(1), (pl.col("self_ps") / 1e9).round(3))
-    about = pl.format("{}: {}, {} calls", pl.col("op").cast(pl.String), text, "count")
+    about = pl.format("{}: {}, {}", pl.col("op").cast(pl.String), text, counted("count", "call"))
     rows = top.select("op", "side", percent=percent, text=text, about=about)
     charts = []
     for side in [side for side in ("device", "host") if side in rows["side"]]:
@@ -72,7 +73,8 @@ def top_ops(phases: Phases, phase: int | None = None, n: int = 5) -> VConcatPict
         layer = [base.mark_bar(color=colours(phases)[chosen.id]), texts]
         title = alt.TitleParams(f"On the {side}", fontSize=11, offset=4, frame="group")
         charts.append(alt.LayerChart(layer=layer, title=title, width=WIDTH - 240, height=alt.Step(24)))
-    what = f"{phase_name(chosen.id)}: {chosen.steps.height:,} steps, {percent_of(chosen.share)} of step time"
+    whole = chosen.steps.height
+    what = f"{phase_name(chosen.id)}: {whole:,} step{'s'[: whole != 1]}, {percent_of(chosen.share)} of step time"
     return VConcatPicture(
         vconcat=charts,
         bounds="flush",

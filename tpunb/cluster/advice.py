@@ -8,6 +8,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.cluster.facts import facts
+from tpunb.errors import wrong
 from tpunb.frames import Phases
 from tpunb.frames.words import cut, plain, short
 
@@ -135,9 +136,9 @@ RULES = (
     Rule(
         "compile",
         when=pl.col("compile") > 0.1,
-        saves=pl.col("compile"),
-        sentence="it compiles {compile} of its time, once",
-        knob="a cache of compiled programs (jax_compilation_cache_dir); a longer run needs no more of it",
+        saves=pl.col("compiled_ps") / pl.col("typical_ps"),
+        sentence="it compiles {compiled_ps}, once",
+        knob="a cache of compiled programs (JAX: jax_compilation_cache_dir); a longer run needs no more of it",
         source="https://docs.jax.dev/en/latest/persistent_compilation_cache.html; 10 % is ours",
     ),
     Rule(
@@ -198,9 +199,9 @@ def advise(phases: Phases) -> pl.DataFrame:
 
     A row a (phase, rule of :data:`RULES`) that fires. What a rule would save is an upper bound: all of the wait that
     it speaks of, or all time beyond a high utilisation. Rows of one phase may speak of the same time, so they do not
-    add up. Figures are those of the steps seen in full, and hold for all steps of the phase; where the profiler does
-    not tell a figure, the rules that need it stay silent. What the host does counts as far as the device idles
-    meanwhile, and in full where nothing is known of a device. A phase of which nothing is known comes last, with
+    add up. Figures are those of the steps seen in full, and hold for as many such steps as the phase has; where the
+    profiler does not tell a figure, the rules that need it stay silent. What the host does counts as far as the device
+    idles meanwhile, and in full where nothing is known of a device. A phase of which nothing is known comes last, with
     nulls. Noise is advised on as a phase is. What would save less than a thousandth of the run is left out.
 
     Observations are those of the paper (VI), thresholds those of XProf's smart suggestions where it has them
@@ -211,21 +212,29 @@ def advise(phases: Phases) -> pl.DataFrame:
     phases
         Of a run.
 
+    Raises
+    ------
+    TypeError
+        When `phases` is something else.
+
     >>> from tpunb.cluster import phases
     >>> from tpunb.testing import toy_steps
     >>> print(advise(phases(toy_steps("aaabbb")))["sentence"][0])
     Phase 1 (train, 66.7 % of the run): the device idles 50 % of its time, and no known wait explains it: up to 33.3 % \
 of the run.
     """
+    if not isinstance(phases, Phases):
+        raise wrong("advise", "phases", "be Phases", phases, hint="tp.phases(steps)")
+    whole = max(int(phases.frame["dur_ps"].sum()), 1)
     known = facts(phases)
     rows = []
     for number, rule in enumerate(RULES):
         fires = rule.when & pl.all_horizontal(pl.col(rule.needs).is_not_null())
-        fired = known.with_columns(saved=rule.saves.clip(0, 1) * pl.col("share")).filter(fires)
+        fired = known.with_columns(saves_ps=rule.saves.clip(0, 1) * pl.col("typical_ps")).filter(fires)
+        fired = fired.with_columns(saved=pl.col("saves_ps") / whole)
         for row in fired.filter((pl.col("saved") >= _LEAST).fill_null(True)).iter_rows(named=True):
-            saved = row["saved"]
-            saves_ps = None if saved is None else round(saved / row["share"] * row["dur_ps"])
-            rows.append((row["phase"], rule.name, saves_ps, saved, _sentence(rule, row), rule.knob, number))
+            saves_ps = None if row["saves_ps"] is None else round(row["saves_ps"])
+            rows.append((row["phase"], rule.name, saves_ps, row["saved"], _sentence(rule, row), rule.knob, number))
     frame = pl.DataFrame(rows, schema={**schema.ADVICE, "number": pl.Int64()}, orient="row")
     frame = frame.sort("saves_ps", "phase", "number", descending=[True, False, False], nulls_last=True)
     return schema.check(frame, schema.ADVICE, "advice")

@@ -50,7 +50,7 @@ class Cells:
     lost: float
 
 
-def cells(points: Floats) -> Cells:
+def cells(points: Floats, columns: int | None = None) -> Cells:
     """Return `points` with like rows merged.
 
     Equal rows always share a cell. Only where more than ``MOST_CELLS`` differ, a grid over the ten leading columns
@@ -60,22 +60,25 @@ def cells(points: Floats) -> Cells:
     ----------
     points
         (rows, columns), the columns in order of weight, as principal components are.
+    columns
+        How many of the leading ones must not be merged too far; all unless given.
 
     Raises
     ------
     TpunbError
-        When cells that few hide more than ``MOST_LOST`` of the scatter.
+        When cells that few hide more than ``MOST_LOST`` of the scatter in these columns.
 
     >>> cells(np.array([[0.0], [1.0], [0.0]])).weights.tolist()
     [2.0, 1.0]
     """
     from scipy.sparse import csr_array
 
+    width = points.shape[1] if columns is None else columns
     first, cell, counts = _unique(points)
-    side = 0.0
+    side, leading = 0.0, points[:, : min(width, _GRID)]
     while len(counts) > MOST_CELLS:
-        side = side * 1.5 or float(np.ptp(points[:, :_GRID], axis=0).max()) / _FINEST
-        first, cell, counts = _unique(np.round(points[:, :_GRID] / side))
+        side = side * 1.5 or float(np.ptp(leading, axis=0).max()) / _FINEST
+        first, cell, counts = _unique(np.round(leading / side))
     order = np.argsort(first)
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
@@ -85,44 +88,54 @@ def cells(points: Floats) -> Cells:
     n = len(points)
     held = csr_array((np.ones(n), (cell, np.arange(n))), shape=(len(weights), n))
     centres = held @ points / weights[:, None]
-    squares = float(np.einsum("ij,ij->", points, points))
-    scatter = squares - n * float(np.square(points.mean(axis=0)).sum())
-    within = max(0.0, squares - float(weights @ np.square(centres).sum(axis=1)))
-    if within > MOST_LOST * scatter:
+    squares = np.einsum("ij,ij->j", points, points)
+    scatter = squares - n * np.square(points.mean(axis=0))
+    within = (squares - weights @ np.square(centres)).clip(0)
+    lost = within[:width].sum() / scatter[:width].sum()
+    if lost > MOST_LOST:
         raise TpunbError(
-            f"{len(points)} steps differ too much to be merged: {len(weights)} cells hide {within / scatter:.0%} of "
-            "what sets them apart",
-            hint="merge fewer columns",
+            f"{len(points)} steps differ too much to be merged: {len(weights)} cells hide {lost:.0%} of what sets them "
+            "apart",
+            hint="choose features in which fewer columns vary, such as features=('time_share', 'step_time')",
         )
-    return Cells(centres, weights, cell, side, within, within / scatter)
+    return Cells(centres, weights, cell, side, float(within.sum()), float(within.sum() / scatter.sum()))
 
 
 def leading_cells(points: Floats) -> Cells:
     """Return the cells of as many leading columns as so few can tell apart: all of them, as a rule.
 
-    Where all steps vary in many ways at once, the trailing columns are given up, the halves of them by turns, and a
-    warning says how much of the scatter is left.
+    Where steps vary in many ways at once, as noise does, fewer leading columns rule the merging, half as many by
+    turns; the error within the cells stays that of all columns.
 
     Parameters
     ----------
     points
         (rows, columns), as for `cells`.
+
+    Warns
+    -----
+    UserWarning
+        Where not all columns rule, of how much of the scatter the cells hide.
+
+    Raises
+    ------
+    TpunbError
+        When not even the first column can be told apart.
     """
     width = points.shape[1]
     while True:
         try:
-            merged = cells(points[:, :width])
+            merged = cells(points, width)
         except TpunbError:
             if width == 1:
                 raise
             width = (width + 1) // 2
             continue
         if width < points.shape[1]:
-            kept = float(points[:, :width].var(axis=0).sum() / points.var(axis=0).sum())
             warnings.warn(
-                f"{len(points)} steps differ in too many ways: phases are sought in {width} of {points.shape[1]} "
-                f"components, which hold {kept:.0%} of the scatter",
-                stacklevel=2,
+                f"{len(points)} steps differ in too many ways: like ones are merged by {width} of {points.shape[1]} "
+                f"components, which hides {merged.lost:.0%} of the scatter",
+                stacklevel=3,
             )
         return merged
 

@@ -11,7 +11,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.cluster import intervals, phasing
 from tpunb.cluster.matching import ALIKE, by_operations, likeness, matched, traits_of
-from tpunb.errors import Unlike
+from tpunb.errors import Unlike, wrong
 from tpunb.frames import Comparison, Phases, Steps
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
 
@@ -41,6 +41,8 @@ def compare(a: Phases | Steps, b: Phases | Steps, *, unlike: bool = False) -> Co
 
     Raises
     ------
+    TypeError
+        When a run is neither.
     Unlike
         When both are known and differ, or when the longest phases, on one kind of device, share too little of what
         they do to be of one model.
@@ -49,7 +51,7 @@ def compare(a: Phases | Steps, b: Phases | Steps, *, unlike: bool = False) -> Co
     >>> compare(toy_steps("aaabbb"), toy_steps("aaaabb"))
     Comparison(2 phases matched, steps of the longest 1.00x as long)
     """
-    a, b = _cut(a), _cut(b)
+    a, b = _cut(a, "a"), _cut(b, "b")
     traits = traits_of(a), traits_of(b)
     similarity = by_operations(*traits)
     alike = None if similarity is None else likeness(*traits, similarity)
@@ -68,11 +70,11 @@ def compare(a: Phases | Steps, b: Phases | Steps, *, unlike: bool = False) -> Co
     return Comparison(a, b, frame, _ops(a, b, frame.select("phase_a", "phase_b").rows()), explained)
 
 
-def _cut(run: Phases | Steps) -> Phases:
+def _cut(run: Phases | Steps, name: str) -> Phases:
     if isinstance(run, Steps):
         return phasing.phases(run)
     if not isinstance(run, Phases):
-        raise TypeError(f"The runs of compare must be Phases, as tp.phases gives. Got {run!r} instead.")
+        raise wrong("compare", name, "be Phases or Steps", run, hint="tp.steps(tp.load(...))")
     return run
 
 

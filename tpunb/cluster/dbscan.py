@@ -6,9 +6,10 @@ are. It is built on cells of like steps, so its size is bounded whatever the len
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral, Real
+from numbers import Real
 
 import numpy as np
 import polars as pl
@@ -19,6 +20,7 @@ from tpunb.cluster.eps import scales
 from tpunb.cluster.features import Features, check, space
 from tpunb.cluster.knee import knee
 from tpunb.cluster.methods import Parameters, in_order
+from tpunb.errors import whole, wrong
 from tpunb.frames import Labels, Steps
 from tpunb.frames.op_matrix import Floats, Ints
 
@@ -67,10 +69,11 @@ class DBSCAN(Parameters):
     sweep: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for value in (self.min_samples, *(self.sweep or ())):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
-                name = "sweep" if self.min_samples is None else "min_samples"
-                raise ValueError(f"The {name} parameter of DBSCAN must be an int of 1 or more. Got {value!r} instead.")
+        self._hold_whole(min_samples=1)
+        if not isinstance(self.sweep, Sequence | None):
+            raise wrong("DBSCAN", "sweep", "be a tuple of ints", self.sweep)
+        for value in self.sweep or ():
+            whole("DBSCAN", "sweep", value, 1)
         if self.sweep is not None and not self.sweep:
             raise ValueError("The sweep parameter of DBSCAN must hold a value. Got () instead.")
         if self.eps is not None and (

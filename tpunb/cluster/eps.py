@@ -9,6 +9,7 @@ from tpunb.cluster.cells import Cells
 from tpunb.frames.op_matrix import Floats, Ints
 
 _APART = 1.5  # times its own grain that a cluster lies from the next; a cloud cut by chance seldom comes to that
+_ON_A_LINE = 3.0  # the same in one dimension, where wide gaps come by chance
 _ROOM = 1.2  # times: a narrower range of scales is none
 _GAP = 10  # one cluster stays over a factor of 1 + 10 / steps or more: among few steps wide gaps come by chance
 _INSIDE = 0.9  # of the steps are in a cluster, where the clusters are to be believed
@@ -20,10 +21,10 @@ def scales(distance: Floats, merged: Cells, k: int) -> pl.DataFrame:
     """Return how many dense clusters there are at each scale of distance, and the ``eps`` to take.
 
     As distances grow, dense clouds of `k` steps appear, grow together and swallow the strays between them. Two clouds
-    are clusters of their own where the gap between them is 1.5 times as wide as their grain: the distance at which
-    nine in ten of their own steps had come together. ``eps`` is the middle, on a log scale, between the grain of the
-    clusters and the narrowest such gap, where nine steps in ten are in a cluster; without a gap, the middle of the
-    widest range over which there is one cluster.
+    are clusters of their own where the gap between them is half as wide again as their grain, three times on a line;
+    the grain is the distance at which nine in ten of their own steps had come together. ``eps`` is the middle, on a
+    log scale, between the grain of the clusters and the narrowest such gap, where nine steps in ten are in a cluster;
+    without a gap, the middle of the widest range over which there is one cluster.
 
     The k-distances of the paper's elbow are where clouds appear. Neither their widest gap nor the longest range of
     scales over which the number of clusters stays the same will do: one phase far from all others joins the rest.
@@ -51,8 +52,8 @@ def scales(distance: Floats, merged: Cells, k: int) -> pl.DataFrame:
     least = min(k, n)
     grain = _k_distance(distance, weights, least)
     # within a cell of the grid distances are unknown, and far below the spread of all they say nothing
-    spread = float(np.sqrt(np.average(distance @ weights / n, weights=weights)))
-    floor = max(merged.side, 1e-2 * spread)
+    spread = float(np.average(distance @ weights / n, weights=weights))
+    floor = max(merged.side, 1e-3 * spread)
     merges = _linkage(distance, grain)
     heights = np.concatenate([[0.0], merges[:, 2]])
     clouds, held = _clouds(merges, weights, least)
@@ -63,7 +64,7 @@ def scales(distance: Floats, merged: Cells, k: int) -> pl.DataFrame:
         schema=_SCALES,
     )
     enough = max(float(heights[(held >= _INSIDE * n).argmax()]), floor)
-    gaps = [gap for gap in _gaps(merges, weights, grain, least, floor) if gap[1] > _ROOM * enough]
+    gaps = [gap for gap in _gaps(merges, merged, grain, least, floor) if gap[1] > _ROOM * enough]
     if gaps:
         narrowest = min(wide for _, wide in gaps)
         low = max([enough, *(fine for fine, _ in gaps if fine < narrowest)])
@@ -75,10 +76,11 @@ def scales(distance: Floats, merged: Cells, k: int) -> pl.DataFrame:
     return ranges.with_columns(eps=pl.when(chosen).then(eps), chosen=chosen)
 
 
-def _gaps(merges: Floats, weights: Floats, grain: Floats, least: float, floor: float) -> list[tuple[float, float]]:
+def _gaps(merges: Floats, merged: Cells, grain: Floats, least: float, floor: float) -> list[tuple[float, float]]:
     """Return the grain of each two clusters that are so of their own right, and the distance between them."""
-    n = len(weights)
-    weight = np.concatenate([weights, np.zeros(len(merges))])
+    n = len(merged.weights)
+    apart = _APART if merged.centres.shape[1] > 1 else _ON_A_LINE
+    weight = np.concatenate([merged.weights, np.zeros(len(merges))])
     height = np.maximum(np.concatenate([grain, merges[:, 2]]), floor)
     heavier = np.full(len(weight), -1)
     several: dict[int, float] = {}  # nodes of more than one cluster, and the coarsest grain of these
@@ -98,7 +100,7 @@ def _gaps(merges: Floats, weights: Floats, grain: Floats, least: float, floor: f
         lighter = min(weight[one], weight[other])
         if lighter >= least:
             fine = max(grain_of(one), grain_of(other))
-            if height[node] >= _APART * (1 + 2 / lighter) * fine:  # few steps lie apart by chance
+            if height[node] >= apart * (1 + 2 / lighter) * fine:  # few steps lie apart by chance
                 several[node] = fine
                 gaps.append((fine, float(height[node])))
                 continue

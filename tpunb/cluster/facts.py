@@ -28,7 +28,7 @@ _NOW_AND_THEN = {"checkpoint": r"(?i)check.?point|\bsav(e|ing)\b", "summary": r"
 _TIMES = ["device", "idle", "infeed", "outfeed", "transfer", "collective", "input", "compile"]
 _SHARES = [
     *("input", "idle", "any_idle", "busy", "infeed", "outfeed", "transfer", "collective", "formatting", "copies"),
-    *("compile", "recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm"),
+    *("recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm"),
 ]
 _LONGEST = 300  # letters of a name that are looked at
 _SLOWER = 1.25  # than its twin, where a phase is called stalled
@@ -40,15 +40,17 @@ def facts(phases: Phases) -> pl.DataFrame:
     Shares of the time of its steps seen in full, 0 to 1: ``input`` (the device waits in its infeed, or idles while
     the host waits for input), ``any_idle``, ``idle`` (with no known wait that explains it), ``busy``, ``infeed``,
     ``outfeed``, ``transfer``, ``collective``, ``formatting`` (reshapes, transposes and copies on the device),
-    ``copies`` (the device waits for copies to end), ``waits`` (all of those that are waits), ``compile`` (in the first
-    step of a mark), ``recompile`` (in others), ``callbacks``, ``checkpoint``, ``summary``, and ``stall`` (waiting that
-    a longer phase of the same operations does not know). What a host does counts as far as the device idles
-    meanwhile; in full where nothing is known of a device.
+    ``copies`` (the device waits for copies to end), ``waits`` (all of those that are waits), ``recompile`` (in other
+    steps than the first of a mark), ``callbacks``, ``checkpoint``, ``summary``, and ``stall`` (waiting that a longer
+    phase of the same operations does not know). What a host does counts as far as the device idles meanwhile; in full
+    where nothing is known of a device.
 
-    Besides: ``name``, ``marks``, ``share`` (of the run), ``dur_ps`` and ``full`` as in ``tpunb.schema.PHASES``; ``mxu``
-    (of the matrix unit, else of the device's peak FLOP/s) and ``hbm``, 0 to 1; ``step_ps``, the mean step;
-    ``formatting_op`` and the like, the operation that takes most of that share; ``twin``, ``twin_ps``, ``stall_ps``,
-    ``stalled_side`` and ``stalled``, which phase a stalled one is held against, and how.
+    Besides: ``name``, ``marks``, ``share`` (of the run), ``dur_ps``, ``steps`` and ``full`` as in
+    ``tpunb.schema.PHASES``; ``mxu`` (of the matrix unit, else of the device's peak FLOP/s) and ``hbm``, 0 to 1;
+    ``step_ps``, the mean step, and ``typical_ps``, as many of them as the phase has steps; ``compiled_ps``, by the
+    first steps of marks, and ``compile``, the same as a share of the phase's time; ``formatting_op`` and the like, the
+    operation that takes most of that share; ``twin``, ``twin_ps``, ``stall_ps``, ``stalled_side`` and ``stalled``,
+    which phase a stalled one is held against, and how.
 
     >>> from tpunb.cluster import phases
     >>> from tpunb.testing import toy_steps
@@ -65,13 +67,23 @@ def facts(phases: Phases) -> pl.DataFrame:
 
     often = ((pl.col(kind) > 0).mean().alias(f"{kind}_often") for kind in _NOW_AND_THEN)
     told = steps.group_by("phase").agg(*(share(name) for name in _SHARES), *often, step_ps=dur.mean())
-    rows = phases.frame.select("phase", "full", "marks", "share", "dur_ps")
+    rows = phases.frame.select("phase", "steps", "full", "marks", "share", "dur_ps")
     rows = rows.join(told, on="phase", how="left", maintain_order="left").with_columns(
         name=pl.col("phase").map_elements(phase_name, return_dtype=pl.String),
         waits=pl.sum_horizontal("infeed", "outfeed", "transfer", "collective", "copies"),
+        typical_ps=pl.min_horizontal(pl.col("step_ps") * pl.col("steps"), pl.col("dur_ps").cast(pl.Float64)),
     )
+    rows = rows.join(_compiled(phases), on="phase", how="left", maintain_order="left")
+    rows = rows.with_columns(compile=pl.col("compiled_ps") / pl.col("dur_ps"))
     rows = _with_stalls(_with_work(rows), _signatures(phases))
     return rows.join(_culprits(spoken, steps), on="phase", how="left", maintain_order="left")
+
+
+def _compiled(phases: Phases) -> pl.DataFrame:
+    """Return (phase, compiled_ps): what the first steps of each mark compiled, were they seen in full or not."""
+    firsts = phases.labelled.filter(pl.int_range(pl.len()).over("host", "mark") == 0).drop_nulls("compile_ps")
+    compiled = pl.min_horizontal("compile_ps", "dur_ps").clip(0)
+    return firsts.group_by("phase").agg(compiled_ps=compiled.sum().cast(pl.Float64))
 
 
 def _spoken_of(steps: Steps) -> pl.DataFrame:
@@ -129,7 +141,6 @@ def _shared_out(steps: pl.DataFrame) -> pl.DataFrame:
     waiting = (time["input"], time["compile"], *(host[kind] for kind in ("checkpoint", "summary", "transfers")))
     explained = pl.sum_horizontal(*(held(wait) for wait in waiting), host["callbacks"])
     other = (idle - pl.sum_horizontal(*(held(wait) for wait in waiting[:-1]))).clip(0)  # than for what has a name
-    once = pl.when(pl.col("first"))
     return steps.select(
         *("phase", "host", "step", "dur_ps"),
         *(time[name].alias(name) for name in ("infeed", "outfeed", "collective")),
@@ -140,8 +151,7 @@ def _shared_out(steps: pl.DataFrame) -> pl.DataFrame:
         transfer=either(time["transfer"], held(host["transfers"], other)),
         formatting=of_device("formatting"),
         copies=of_device("copies"),
-        compile=held(once.then(time["compile"]).otherwise(time["compile"] * 0)),
-        recompile=held(once.then(time["compile"] * 0).otherwise(time["compile"])),
+        recompile=held(pl.when("first").then(time["compile"] * 0).otherwise(time["compile"])),
         callbacks=held(host["callbacks"], idle + handed),  # a device may wait for its host by receiving from it
         checkpoint=held(host["checkpoint"]),
         summary=held(host["summary"]),
@@ -180,7 +190,7 @@ def _signatures(phases: Phases) -> pl.DataFrame:
 
     full = phases.steps.full()
     matrix = op_matrix(full)
-    labels = phases.labels.filter(phases.steps.frame["seen"] == "full").to_numpy()
+    labels = phases.fitted.to_numpy()
     found, phase, size = np.unique(labels, return_inverse=True, return_counts=True)
     of_phase = csr_array((np.ones(len(labels), np.float32), (phase, np.arange(len(labels)))), (len(found), len(labels)))
     runs = csr_array(of_phase @ matrix.presence())

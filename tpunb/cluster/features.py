@@ -7,7 +7,7 @@ placed. Two have names: the default one, and the paper's (section IV.A).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -200,9 +200,13 @@ def check(features: Features, owner: str) -> None:
     ValueError
         When `features` is neither the name of a space nor a tuple of names of blocks.
     """
-    named = isinstance(features, str) and features in SPACES
-    blocks = isinstance(features, tuple) and features and set(features) <= set(BLOCKS)
-    if not named and not blocks:
+    if isinstance(features, str) and features in SPACES:
+        return
+    names = tuple([features] if isinstance(features, str) else features if isinstance(features, Iterable) else [])
+    blocks = bool(names) and all(isinstance(name, str) and name in BLOCKS for name in names)
+    if blocks and not isinstance(features, tuple):
+        raise ValueError(f"The features parameter of {owner} must be a tuple: {names!r}. Got {features!r} instead.")
+    if not blocks:
         raise ValueError(
             f"The features parameter of {owner} must be one of {tuple(SPACES)} or a tuple of blocks, of "
             f"{tuple(BLOCKS)}. Got {features!r} instead."

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -73,12 +72,7 @@ class HDBSCAN(Parameters):
     features: Features = "default"
 
     def __post_init__(self) -> None:
-        numbers = {"min_cluster_size": (self.min_cluster_size, 2), "min_samples": (self.min_samples, 1)}
-        for name, (value, least) in numbers.items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < least):
-                raise ValueError(
-                    f"The {name} parameter of HDBSCAN must be an int of {least} or more. Got {value!r} instead."
-                )
+        self._hold_whole(min_cluster_size=2, min_samples=1)
         check(self.features, "HDBSCAN")
 
     def __call__(self, steps: Steps) -> Labels:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -44,8 +43,8 @@ class KMeans(Parameters):
 
     The last two go no further than the last k whose phases lie apart: beyond it centres only cut one cloud in pieces.
     On eight trainings of 112,590 steps in six known phases (:func:`tpunb.testing.known_run`) "bic" finds them, with an
-    adjusted Rand index of 1.00, where "log" gives 0.93 to 1.00 and "elbow" 0.93; on the samples all three say the
-    same. Where times vary as they do in the wild k-means itself falls short, at 0.93 or less.
+    adjusted Rand index of 1.00, where "log" gives 0.93 to 1.00 and "elbow" 0.93. Where times vary as they do in
+    the wild k-means itself falls short, at 0.93 or less.
 
     Like steps are merged (:mod:`tpunb.cluster.cells`). Ten starts search the leading principal components; what they
     find is held against the next larger k with two phases joined and the next smaller with one split, and the best
@@ -81,13 +80,7 @@ class KMeans(Parameters):
     choose: Literal["elbow", "log", "bic"] = "bic"
 
     def __post_init__(self) -> None:
-        numbers = {"k": (self.k, 1), "k_max": (self.k_max, 1), "seed": (self.seed, 0)}
-        for name, (value, least) in numbers.items():
-            chosen_later = name == "k" and value is None
-            if not chosen_later and (isinstance(value, bool) or not isinstance(value, Integral) or value < least):
-                raise ValueError(
-                    f"The {name} parameter of KMeans must be an int of {least} or more. Got {value!r} instead."
-                )
+        self._hold_whole(k=1, k_max=1, seed=0)
         check(self.features, "KMeans")
         if self.choose not in CHOICES:
             raise ValueError(f"The choose parameter of KMeans must be one of {CHOICES}. Got {self.choose!r} instead.")

@@ -70,7 +70,7 @@ def traits_of(phases: Phases) -> Traits:
     """Return what the phases of a run are known by."""
     ids = [int(phase) for phase in phases.frame["phase"] if phase >= 0]
     full = phases.steps.full()
-    labels = phases.labels.filter(phases.steps.frame["seen"] == "full").to_numpy()
+    labels = phases.fitted.to_numpy()
     ops = op_matrix(full)
     own, ran = ops.values("self_ps", scale=1e-6), ops.presence()
     micros, often = np.zeros((len(ids), ops.shape[1])), np.zeros((len(ids), ops.shape[1]))

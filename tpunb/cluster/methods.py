@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tpunb.errors import whole
 from tpunb.frames import Steps
 
 
@@ -34,3 +35,10 @@ class Parameters:
             if getattr(self, field.name) != field.default
         ]
         return f"{type(self).__name__}({', '.join(told)})"
+
+    def _hold_whole(self, **least: int) -> None:
+        """Hold parameters as Python's ints, each of its `least` or more; None where that is the default."""
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None or getattr(type(self), name) is not None:
+                object.__setattr__(self, name, whole(type(self).__name__, name, value, low))

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from numbers import Real
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from tpunb.cluster.methods import Parameters
+from tpunb.errors import share
 from tpunb.frames import Labels, Steps
 from tpunb.frames.op_matrix import Floats, op_matrix
 
 _THRESHOLDS = 1000  # of the sweep, above 0
-
-
-def _check(threshold: float, owner: str) -> None:
-    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= threshold <= 1:
-        raise ValueError(f"The threshold parameter of {owner} must be in [0, 1]. Got {threshold!r} instead.")
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,7 +46,7 @@ class OLS(Parameters):
     threshold: float = 0.7
 
     def __post_init__(self) -> None:
-        _check(self.threshold, "OLS")
+        share("OLS", "threshold", self.threshold)
 
     def __call__(self, steps: Steps) -> Labels:
         """Return one label a step, and ``sweeps["threshold"]``: the number of phases from 0 to 1 by a thousandth.
@@ -131,7 +126,7 @@ class OnlineOLS:
     """
 
     def __init__(self, threshold: float = 0.7) -> None:
-        _check(threshold, "OnlineOLS")
+        share("OnlineOLS", "threshold", threshold)
         self.threshold = threshold
         self._label = -1
         self._before: frozenset[str] = frozenset()

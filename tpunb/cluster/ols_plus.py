@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Integral, Real
 
 import numpy as np
 import polars as pl
 
 from tpunb.cluster.methods import Parameters, in_order
 from tpunb.cluster.ols import first_of_host
+from tpunb.errors import share
 from tpunb.frames import Labels, Steps
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
 
@@ -25,12 +25,6 @@ SWEEP = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.98, 0.99, 1.0)
 """The values of ``ops`` that are tried beside the chosen one."""
 
 _STRETCHES = 2048  # of like steps that the sweep goes by at most
-
-
-def _check(owner: str, **similarities: float) -> None:
-    for name, value in similarities.items():
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
-            raise ValueError(f"The {name} parameter of {owner} must be in [0, 1]. Got {value!r} instead.")
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,10 +64,9 @@ class OLSPlus(Parameters):
     least: int | None = None
 
     def __post_init__(self) -> None:
-        _check("OLSPlus", ops=self.ops, time=self.time)
-        least = self.least
-        if least is not None and (isinstance(least, bool) or not isinstance(least, Integral) or least < 1):
-            raise ValueError(f"The least parameter of OLSPlus must be an int of 1 or more. Got {least!r} instead.")
+        share("OLSPlus", "ops", self.ops)
+        share("OLSPlus", "time", self.time)
+        self._hold_whole(least=1)
 
     def __call__(self, steps: Steps) -> Labels:
         """Return one label a step, and ``sweeps["ops"]``: phases and noise (0 to 1) at each value of `ops`.
@@ -179,7 +172,8 @@ class OnlineOLSPlus:
     def __init__(self, ops: float = OLSPlus.ops, time: float = OLSPlus.time) -> None:
         from tpunb.cluster import step_loops
 
-        _check("OnlineOLSPlus", ops=ops, time=time)
+        share("OnlineOLSPlus", "ops", ops)
+        share("OnlineOLSPlus", "time", time)
         self.ops, self.time = ops, time
         self._loops = step_loops
         self._limits = np.array([ops, time], dtype=np.float64)

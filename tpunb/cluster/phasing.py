@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tpunb.cluster.dbscan import DBSCAN
 from tpunb.cluster.features import space
-from tpunb.errors import BadProfile, NoSteps
+from tpunb.errors import BadProfile, NoSteps, wrong
 from tpunb.frames import PhaseMethod, Phases, Steps
 from tpunb.frames.op_matrix import Floats, Ints
 
@@ -34,11 +34,13 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
     steps
         To group.
     method
-        ``DBSCAN()`` unless given; ``OLS()``, ``KMeans()``, or any function from `Steps` to one int a step, -1 for
-        noise.
+        ``DBSCAN()`` unless given; ``OLS()``, ``OLSPlus()``, ``KMeans()``, ``HDBSCAN()``, or any function from `Steps`
+        to one int a step, -1 for noise.
 
     Raises
     ------
+    TypeError
+        When `steps` are none, or `method` is no function of them.
     NoSteps
         When there are no steps, or none was seen in full.
     BadProfile
@@ -50,7 +52,11 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
     >>> phases(toy_steps("aaabbb"), lambda steps: range(len(steps))).labels.to_list()
     [0, 1, 2, 3, 4, 5]
     """
+    if not isinstance(steps, Steps):
+        raise wrong("phases", "steps", "be Steps", steps, hint="tp.steps(profile)")
     method = DBSCAN() if method is None else method
+    if not callable(method) or isinstance(method, type):
+        raise wrong("phases", "method", "be a method such as tp.DBSCAN()", method)
     full = steps.full()
     if not len(full):
         raise _no_steps(steps)
@@ -124,7 +130,7 @@ def _nearest(frame: pl.DataFrame, asking: NDArray[np.bool_], among: NDArray[np.b
     middle = (frame["start_ps"].fill_null(0) * 2 + frame["dur_ps"].fill_null(0)).to_numpy()
     host, mark = (frame[name].fill_null("").to_numpy() for name in ("host", "mark"))
     size = np.log(frame["dur_ps"].fill_null(0).clip(1).to_numpy())
-    timed = ((frame["seen"] == "tick") & (frame["dur_ps"] > 0)).fill_null(False).to_numpy()
+    timed = (frame["dur_ps"] > 0).fill_null(False).to_numpy()
     nearest = np.zeros(len(frame), dtype=np.int64)
     for name, word in set(zip(host[asking], mark[asking], strict=True)):
         of_host, of_mark = host == name, mark == word

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +12,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.cluster import features, phasing
-from tpunb.errors import TpunbError
+from tpunb.errors import TpunbError, whole, wrong
 from tpunb.frames import PhaseMethod, Phases, Representatives, Steps
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
 from tpunb.frames.words import plural
@@ -42,6 +41,8 @@ def agreement(steps: Steps, methods: Sequence[PhaseMethod] | Mapping[str, PhaseM
 
     Raises
     ------
+    TypeError
+        When `steps` are none, or `methods` is one.
     ValueError
         When there are fewer than two methods.
 
@@ -52,6 +53,11 @@ def agreement(steps: Steps, methods: Sequence[PhaseMethod] | Mapping[str, PhaseM
     """
     from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score
 
+    if not isinstance(steps, Steps):
+        raise wrong("agreement", "steps", "be Steps", steps, hint="tp.steps(profile)")
+    if not isinstance(methods, Mapping | Sequence) or isinstance(methods, str):
+        hint = "agreement(steps, [tp.DBSCAN(), tp.OLS()])"
+        raise wrong("agreement", "methods", "be two methods or more", methods, hint=hint)
     named = methods.items() if isinstance(methods, Mapping) else [(repr(method), method) for method in methods]
     if len(named) < 2:
         raise ValueError(f"The methods parameter of agreement must be two methods or more. Got {len(named)} instead.")
@@ -124,15 +130,15 @@ def stability(phases: Phases, *, draws: int = 20, seed: int = 0) -> Stability:
     """
     from sklearn.metrics import adjusted_rand_score
 
-    if isinstance(draws, bool) or not isinstance(draws, Integral) or draws < 1:
-        raise ValueError(f"The draws parameter of stability must be an int of 1 or more. Got {draws!r} instead.")
+    _check(phases, "stability")
+    draws = whole("stability", "draws", draws, 1)
     full = phases.steps.full()
     name, unit = _units(full)
     n = len(np.unique(unit))
     of = f"{max(1, round(n * _PART))} of {n} {name}"
     if len(full) < 2:
         return Stability(None, None, None, 0, of, f"{plural(len(full), 'step')} seen in full")
-    labels = phases.labels.filter(phases.steps.frame["seen"] == "full").to_numpy()
+    labels = phases.fitted.to_numpy()
     random = np.random.default_rng(seed)
     scores, why = [], ""
     for _ in range(draws):
@@ -148,6 +154,11 @@ def stability(phases: Phases, *, draws: int = 20, seed: int = 0) -> Stability:
         return Stability(None, None, None, 0, of, why)
     low, high = np.quantile(scores, [0.025, 0.975])
     return Stability(float(np.mean(scores)), float(low), float(high), len(scores), of)
+
+
+def _check(phases: object, owner: str) -> None:
+    if not isinstance(phases, Phases):
+        raise wrong(owner, "phases", "be Phases", phases, hint="tp.phases(steps)")
 
 
 def _units(full: Steps) -> tuple[str, Ints]:
@@ -259,6 +270,7 @@ def assess(phases: Phases, *, draws: int = 10, seed: int = 0) -> Quality:
       stability        1.00 [1.00, 1.00] (ARI, 10 draws of 8 of 10 steps)
       representatives  2: op profile within 0.0%, time within 0.0%
     """
+    _check(phases, "assess")
     return Quality(phases, stability(phases, draws=draws, seed=seed), phases.representatives())
 
 
@@ -286,10 +298,10 @@ def apart(phases: Phases, n: int = 5) -> pl.DataFrame:
     >>> apart(tp.phases(toy_steps("aaabbb")), n=1).select("phase", "op", "inside_ps", "outside_ps").rows()
     [(0, 'step time', 1000000000, 2000000000), (1, 'step time', 2000000000, 1000000000)]
     """
-    if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
-        raise ValueError(f"The n parameter of apart must be an int of 1 or more. Got {n!r} instead.")
+    _check(phases, "apart")
+    n = whole("apart", "n", n, 1)
     full = phases.steps.full()
-    labels = phases.labels.filter(phases.steps.frame["seen"] == "full").to_numpy()
+    labels = phases.fitted.to_numpy()
     known, size = np.unique(labels[labels >= 0], return_counts=True)
     if not len(known) or size[0] == len(full):  # no phase, or no rest
         return schema.empty(schema.APART)
@@ -297,7 +309,8 @@ def apart(phases: Phases, n: int = 5) -> pl.DataFrame:
     ops = op_matrix(full)
     member = _membership(labels, known)
     blocks = [_means(member, fold.of(features.BLOCKS[fold.block](ops, full))) for fold in space.folds]
-    place, column, rank, share = _most_apart(space, *map(np.hstack, zip(*blocks, strict=True)), n)
+    inside, outside = map(np.hstack, zip(*blocks, strict=True))
+    place, column, rank, share = _most_apart(space, inside, outside, n)
     dur = full.frame.select(pl.col("dur_ps").fill_null(0).cast(pl.Float64)).to_numpy()
     at = place, _figure(space, ops.ops.height)[column]
     own = [_means(member, ops.values("self_ps")), _means(member, dur)]

@@ -12,17 +12,13 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tpunb import export, schema
+from tpunb.errors import whole
 from tpunb.frames.representatives import Population, Representatives, representatives
 from tpunb.frames.steps import Steps
 from tpunb.frames.words import plural, to_pandas
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def _check_count(n: int, method: str) -> None:
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n < 2**31:
-        raise ValueError(f"The n parameter of {method} must be an int of 1 or more. Got {n!r} instead.")
 
 
 PhaseMethod = Callable[[Steps], Sequence[int]]
@@ -100,6 +96,11 @@ class Phases:
         )
 
     @cached_property
+    def fitted(self) -> pl.Series:
+        """The labels of the steps seen in full, which are those of ``steps.full().frame``."""
+        return self.labels.filter(self.steps.frame["seen"] == "full")
+
+    @cached_property
     def frame(self) -> pl.DataFrame:
         """One row a phase, longest first: ``tpunb.schema.PHASES``."""
         whole = max(self.steps.frame["dur_ps"].sum(), 1)
@@ -119,6 +120,8 @@ class Phases:
             time = pl.col("dur_ps").filter(pl.col(column).is_not_null()).sum()
             return pl.when(pl.col(column).count() > 0, time > 0).then((pl.col(column) * weight).sum() / time)
 
+        full = pl.col("seen") == "full"  # a window's edge makes the step that it cuts long
+        timed = pl.col("dur_ps").filter(full | ~full.any())
         rows = self.labelled.group_by("phase").agg(
             pl.len().alias("steps"),
             (pl.col("seen") == "full").sum().alias("full"),
@@ -130,7 +133,7 @@ class Phases:
             known("device_ps"),
             known("idle_ps"),
             known("input_ps"),
-            (pl.col("dur_ps").std(ddof=0) / pl.col("dur_ps").mean().clip(1)).alias("spread"),
+            (timed.std(ddof=0) / timed.mean().clip(1)).alias("spread"),
             mean("idle_ps", 1).alias("idle"),
             mean("mxu_util", pl.col("dur_ps")).alias("mxu_util"),
         )
@@ -175,8 +178,8 @@ class Phases:
 
         Noise counts as a group of its own (paper VI.A, Figures 7 to 9).
         """
-        _check_count(n, "coverage")
-        return float(self.frame["share"].head(n).sum())
+        n = whole("coverage", "n", n, 1)
+        return float(self.frame["share"].head(min(n, self.frame.height)).sum())
 
     @property
     def noise(self) -> float:
@@ -202,7 +205,7 @@ class Phases:
 
         By self time in the steps seen in full (paper VI.B, Tables II and III): ``tpunb.schema.TOP``.
         """
-        _check_count(n, "top")
+        n = whole("top", "n", n, 1)
         full = self.labelled.filter(pl.col("seen") == "full").select("host", "step", "phase")
         rows = (
             self.steps.ops.join(full, on=["host", "step"], how="inner")
@@ -211,7 +214,7 @@ class Phases:
             .with_columns(share=pl.col("self_ps") / pl.col("self_ps").sum().clip(1).over("phase", "side"))
             .sort("phase", "side", "self_ps", "op", descending=[False, False, True, False])
             .with_columns(rank=pl.int_range(1, pl.len() + 1).over("phase", "side"))
-            .filter(pl.col("rank") <= n)
+            .filter(pl.col("rank") <= min(n, self.steps.ops.height))
         )
         return schema.check(rows, schema.TOP, "top")
 
@@ -241,11 +244,9 @@ class Phases:
         (Representatives(2 of 6 steps, op profile within 0.0 %), [(1, 3, 3.0), (0, 0, 3.0)])
         """
         if n is not None:
-            _check_count(n, "representatives")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-            raise ValueError(
-                f"The seed parameter of representatives must be an int of 0 or more. Got {seed!r} instead."
-            )
+            n = whole("representatives", "n", n, 1)
+        if seed is not None:
+            seed = whole("representatives", "seed", seed, 0)
         return representatives(self._population, n, seed)
 
     @cached_property

@@ -180,18 +180,20 @@ class Population:
 
     def homogeneity(self) -> float:
         """Return how much alike the steps of a phase are beside how unlike those of the run are, 0 to 1."""
+        from scipy.sparse import csr_array
+
         whole = self.own.sum(axis=1, dtype=np.float64)
         dur = np.where(whole > 0, self.dur, 0.0)
         weight = dur / np.sqrt(whole.clip(1))
-        of_phase = np.zeros((len(self.seen), len(dur)))
-        for row, group in zip(of_phase, self.seen, strict=True):
-            row[group.rows] = weight[group.rows]
-        times = np.array([dur[group.rows].sum() for group in self.seen])
-        sums = (self.own.sqrt().T @ of_phase.T).T
+        phase = np.repeat(np.arange(len(self.seen)), [len(group.rows) for group in self.seen])
+        rows = np.concatenate([*(group.rows for group in self.seen), np.zeros(0, dtype=np.int64)])
+        of_phase = csr_array((weight[rows], (phase, rows)), shape=(len(self.seen), len(dur)))
+        times = np.bincount(phase, dur[rows], minlength=len(self.seen))
+        sums = of_phase @ self.own.sqrt()
         known = times > 0
         if not known.any():
             return 1.0
-        told = float((np.square(sums[known]).sum(axis=1) / times[known]).sum())
+        told = float((sums.power(2).sum(axis=1)[known] / times[known]).sum())
         whole_time = float(times.sum())
         scatter = whole_time - float(np.square(sums.sum(axis=0)).sum()) / whole_time
         left = max(0.0, whole_time - told)

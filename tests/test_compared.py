@@ -1,0 +1,154 @@
+"""Two runs, and what methods make of one, side by side."""
+
+import re
+from dataclasses import replace
+
+import polars as pl
+import pytest
+from test_charts import EVIL, rows_of, texts_of
+
+import tpunb as tp
+from tpunb import charts, pictures, schema
+from tpunb.cluster import agreement
+from tpunb.errors import TpunbError
+from tpunb.testing import toy_steps
+
+
+def run_of(pattern, name="toy", marks=None, stretch=1):
+    """Phases, one a letter, of steps `stretch` times as long, with a mark a letter."""
+    steps = toy_steps(pattern)
+    frame = steps.frame.with_columns(
+        pl.col("dur_ps") * stretch, mark=pl.Series([(marks or {}).get(letter, letter) for letter in pattern])
+    )
+    labels = [ord(letter) - ord("a") for letter in pattern]
+    return tp.phases(replace(steps, frame=frame, name=name), lambda full: [labels[step] for step in full.frame["step"]])
+
+
+def agreements(*rows):
+    pairs = [(a, b, ari, ari, ari) for a, b, ari in rows]
+    return pl.DataFrame(pairs, schema=schema.AGREEMENT, orient="row")
+
+
+# -- compared ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_pair_of_phases_is_a_row_with_its_ratio_and_interval():
+    found = tp.compare(run_of("aaaabbbb"), run_of("aaaabbbb", stretch=2))
+    within = {"ratio_low": [1.5, None], "ratio_high": [2.5, None]}
+    frame = found.frame.with_columns(
+        pl.col("ratio").round(6), **{name: pl.Series(ends) for name, ends in within.items()}
+    )
+    chart = charts.compared(replace(found, frame=frame))
+    long = "2.00x [1.50, 2.50]"
+    columns = "name", "ratio", "ratio_low", "ratio_high", "text", "about"
+    assert [tuple(row[name] for name in columns) for row in rows_of(chart) if "name" in row] == [
+        ("Phase 1 → Phase 1 (b)", 2, 1.5, 2.5, long, f"4 steps before, 4 after: {long} as long"),
+        ("Phase 0 → Phase 0 (a)", 2, None, None, "2.00x", "4 steps before, 4 after: 2.00x as long"),
+    ]
+    assert [row["ratio"] for row in rows_of(chart) if row["about"] == "as long as before"] == [1]
+    texts = next(layer for layer in chart.to_dict()["layer"] if layer["mark"]["type"] == "text")
+    assert texts["encoding"]["x"] == {"value": "width"}  # beside the plot, where no line is
+    assert "2 phases matched" in chart.description
+    assert "toy" in chart.description
+    assert pictures.png(chart)
+
+
+def test_one_step_has_a_ratio_and_no_interval():
+    chart = charts.compared(tp.compare(run_of("a"), run_of("a", stretch=3)))
+    row = next(row for row in rows_of(chart) if "name" in row)
+    assert (row["text"], row["ratio_low"], row["about"]) == ("3.00x", None, "1 step before, 1 after: 3.00x as long")
+    assert pictures.svg(chart)
+
+
+def test_runs_without_a_pair_cannot_be_drawn():
+    run = run_of("aabb")
+    none = replace(tp.compare(run, run), frame=schema.empty(schema.COMPARED))
+    with pytest.raises(TpunbError, match="no phase of one run") as caught:
+        charts.compared(none)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_names_of_runs_and_marks_stay_text(evil):
+    run = run_of("aabb", name=evil, marks={"a": evil})
+    chart = charts.compared(tp.compare(run, run))
+    assert texts_of(chart).count(evil[:9]) >= 3  # both runs, and the phase
+    assert evil[:9] in chart.description
+
+
+def test_long_names_of_runs_and_marks_are_cut_in_the_middle():
+    run = run_of("aabb", name="run " + "x" * 300 + " end", marks={"a": "mark " + "y" * 300 + " end"})
+    chart = charts.compared(tp.compare(run, run))
+    names = [row["name"] for row in rows_of(chart) if "name" in row]
+    assert max(map(len, names)) < 48
+    assert any("(mark y" in name and "y end)" in name for name in names)
+    assert len(chart.to_dict()["title"]["text"]) < 100
+    assert texts_of(chart).count("y end)") >= 2  # under the pointer and on the axis, where Vega has not cut it again
+    assert len(chart.description) < 250
+
+
+# -- agreed -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_two_methods_are_two_cells_and_each_by_itself_is_one():
+    chart = charts.agreed(agreements(("x", "y", 0.5), ("x", "z", -0.001), ("y", "z", 1.0)))
+    cells = {(row["a"], row["b"]): row for row in rows_of(chart)}
+    assert {at: row["ari"] for at, row in cells.items()} == {
+        ("x", "x"): 1,
+        ("y", "y"): 1,
+        ("z", "z"): 1,
+        ("x", "y"): 0.5,
+        ("y", "x"): 0.5,
+        ("x", "z"): -0.001,
+        ("z", "x"): -0.001,
+        ("y", "z"): 1,
+        ("z", "y"): 1,
+    }
+    assert len(rows_of(chart)) == 9
+    assert cells["x", "y"]["about"] == "x and y: adjusted Rand index 0.5"
+    assert cells["x", "z"]["shade"] == 0
+    assert "least: x and z, 0.00" in chart.description  # never -0.00
+    said = texts_of(chart)
+    assert "1.00" in said
+    assert "0.50" in said
+    assert "0.00" in said
+    assert not re.search(r"[-\N{MINUS SIGN}]0\.00\b", said)
+
+
+def test_what_methods_agree_on_can_be_drawn():
+    methods = [tp.DBSCAN(), tp.OLS()]
+    for pattern in ("a", "aaabbbaab"):
+        chart = charts.agreed(agreement(toy_steps(pattern), methods))
+        assert {row["a"] for row in rows_of(chart)} == {"DBSCAN()", "OLS()"}
+        assert pictures.png(chart)
+
+
+def test_no_methods_are_no_picture():
+    with pytest.raises(TpunbError, match="no two methods") as caught:
+        charts.agreed(schema.empty(schema.AGREEMENT))
+    assert caught.value.hint
+
+
+def test_long_names_of_methods_are_cut_and_stay_apart():
+    features = "x" * 300
+    names = [f"KMeans(k={k}, features='{features}')" for k in (3, 4)] + [
+        f"KMeans(features='{k + features}')" for k in "ab"
+    ]
+    pairs = [(a, b, 0.5) for i, a in enumerate(names) for b in names[i + 1 :]]
+    labels = {row["a"] for row in rows_of(charts.agreed(agreements(*pairs)))}
+    assert len(labels) == 4
+    assert max(map(len, labels)) <= 30
+    assert len(rows_of(charts.agreed(agreements(*pairs)))) == 16
+
+
+def test_two_methods_of_one_name_are_one_cell():
+    chart = charts.agreed(agreement(toy_steps("aaabbb"), [tp.OLS(), tp.OLS()]))
+    assert [(row["a"], row["b"], row["ari"]) for row in rows_of(chart)] == [("OLS()", "OLS()", 1)]
+    assert pictures.svg(chart)
+
+
+def test_names_of_methods_stay_text():
+    chart = charts.agreed(agreements(*((evil, "\\\"'] + alert(1) + ['", 0.5) for evil in EVIL)))
+    said = texts_of(chart)
+    assert all(evil[:9] in said for evil in EVIL)
+    assert "alert(1)" in said
