@@ -45,14 +45,32 @@ def test_intervals_hold_where_steps_resemble_their_neighbours():
     assert naive.mean() < 0.8  # as if each step told something new
 
 
+@pytest.mark.parametrize(("like", "n"), [(0.3, 20), (0.6, 39), (0.6, 100), (0.9, 300)])
+def test_intervals_hold_however_like_their_neighbours_few_steps_are(like, n):
+    random = np.random.default_rng(3)
+    a, b = random.normal(size=(2, n, 2000))
+    for step in range(1, n):
+        for run in (a, b):
+            run[step] = like * run[step - 1] + math.sqrt(1 - like**2) * run[step]
+    assert coverage(a, b + 0.27, 0.27) >= 0.93
+
+
+def up_and_down(values):
+    """The same values, low ones and high ones by turns."""
+    sorted_ = np.sort(values)
+    half = (len(values) + 1) // 2
+    values[::2], values[1::2] = sorted_[:half], sorted_[half:]
+    return values
+
+
 @given(st.integers(2, 60), st.integers(2, 60), st.integers(0, 99))
 @settings(max_examples=30)
-def test_without_batches_the_interval_is_welchs(n, m, seed):
+def test_of_steps_unlike_their_neighbours_the_interval_is_welchs(n, m, seed):
     from scipy.stats import ttest_ind
 
     random = np.random.default_rng(seed)
     n, m = min(n, 39), min(m, 39)  # from 40 on steps are put together
-    a, b = random.normal(0, 1, n), random.normal(1, 3, m)
+    a, b = up_and_down(random.normal(0, 1, n)), up_and_down(random.normal(1, 3, m))
     found = ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
     change, low, high = intervals.difference(a, b)
     assert (low, high) == pytest.approx((found.low, found.high))

@@ -39,6 +39,8 @@ def test_holds_to_the_rules_for_all_methods(method):
     [
         (lambda steps: [0] * (len(steps) + 1), "one label a step"),
         (lambda steps: [-2] * len(steps), "no label below -1"),
+        (lambda steps: np.zeros(len(steps)), "one int a step"),
+        (lambda steps: None, "one int a step"),
         (lambda steps: np.random.default_rng().integers(1000, size=len(steps)), "the same twice"),
     ],
 )

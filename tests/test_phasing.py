@@ -187,8 +187,24 @@ def test_steps_of_a_mark_that_no_window_saw_are_a_phase_of_their_own():
 
 
 def test_steps_of_a_host_that_no_window_saw_take_the_phase_of_their_mark_elsewhere():
-    one, two = toy_steps("aab", host="one"), toy_steps("aab", host="two", seen="ttt")
-    marked = [each.frame.with_columns(mark=pl.Series(["train", "train", "test"])) for each in (one, two)]
+    one, two = toy_steps("aabb", host="one"), toy_steps("aabb", host="two", seen="tttt")
+    marked = [each.frame.with_columns(mark=pl.Series(["train", "train", "test", "test"])) for each in (one, two)]
     found = phases(Steps(pl.concat(marked), one.ops))
     by_host = found.labelled.group_by("host", maintain_order=True).agg("phase").rows()
     assert by_host[0][1] == by_host[1][1]
+
+
+def test_two_steps_of_one_number_are_refused():
+    steps = toy_steps("aab")
+    twice = Steps(steps.frame.with_columns(step=pl.Series([0, 1, 1])), steps.ops)
+    with pytest.raises(BadProfile, match="step 1 of host 'toy' is there 2 times"):
+        phases(twice)
+
+
+@pytest.mark.parametrize(("frame", "column"), [("frame", "seen"), ("ops", "op"), ("ops", "side")])
+def test_rows_without_a_name_are_refused(frame, column):
+    steps = toy_steps("aab")
+    first = pl.int_range(pl.len()) == 0
+    holed = getattr(steps, frame).with_columns(pl.when(~first).then(column))
+    with pytest.raises(BadProfile, match=f"1 of {holed.height} rows have no {column}"):
+        phases(replace(steps, **{frame: holed}))

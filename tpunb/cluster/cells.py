@@ -40,6 +40,8 @@ class Cells:
         squared error of the rows is that of the cells, weighted, plus this.
     lost
         `within` as a share of the scatter of all rows about their mean, 0 to 1.
+    spread
+        (cells, columns): the variance of a cell's rows about its centre.
     """
 
     centres: Floats
@@ -48,6 +50,7 @@ class Cells:
     side: float
     within: float
     lost: float
+    spread: Floats
 
 
 def cells(points: Floats, columns: int | None = None) -> Cells:
@@ -84,7 +87,8 @@ def cells(points: Floats, columns: int | None = None) -> Cells:
     place[order] = np.arange(len(order))
     cell, weights = place[cell], counts[order].astype(np.float64)
     if not side:  # the rows of a cell are equal: take one, a mean would round
-        return Cells(points[np.sort(first)], weights, cell, side, 0.0, 0.0)
+        centres = points[np.sort(first)]
+        return Cells(centres, weights, cell, side, 0.0, 0.0, np.zeros(centres.shape))
     n = len(points)
     held = csr_array((np.ones(n), (cell, np.arange(n))), shape=(len(weights), n))
     centres = held @ points / weights[:, None]
@@ -98,7 +102,8 @@ def cells(points: Floats, columns: int | None = None) -> Cells:
             "apart",
             hint="choose features in which fewer columns vary, such as features=('time_share', 'step_time')",
         )
-    return Cells(centres, weights, cell, side, float(within.sum()), float(within.sum() / scatter.sum()))
+    spread = (held @ np.square(points) / weights[:, None] - np.square(centres)).clip(0)
+    return Cells(centres, weights, cell, side, float(within.sum()), float(within.sum() / scatter.sum()), spread)
 
 
 def leading_cells(points: Floats) -> Cells:

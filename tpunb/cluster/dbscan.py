@@ -96,7 +96,7 @@ class DBSCAN(Parameters):
         k = _nearest(n) if self.min_samples is None else self.min_samples
         graph = Graph(leading_cells(space(steps, self.features).points), self.eps, k=k)
         values = np.array(
-            (self.sweep or _values(n)) if self.min_samples is None else [self.min_samples], dtype=np.int64
+            (sorted(self.sweep or ()) or _values(n)) if self.min_samples is None else [self.min_samples], dtype=np.int64
         )
         noise = graph.noise(values)
         at = _chosen(values, noise, most=1.0 if self.sweep else _LOSS)

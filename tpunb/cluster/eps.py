@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from tpunb.cluster.cells import Cells
 from tpunb.frames.op_matrix import Floats, Ints
@@ -63,14 +64,15 @@ def scales(distance: Floats, merged: Cells, k: int) -> pl.DataFrame:
         {"low": heights[firsts], "high": heights[ends], "clusters": clouds[firsts], "inside": held[ends - 1] / n},
         schema=_SCALES,
     )
-    enough = max(float(heights[(held >= _INSIDE * n).argmax()]), floor)
+    most = min(_INSIDE * n, n - 1)  # a stray there may be among however few
+    enough = max(float(heights[(held >= most).argmax()]), floor)
     gaps = [gap for gap in _gaps(merges, merged, grain, least, floor) if gap[1] > _ROOM * enough]
     if gaps:
         narrowest = min(wide for _, wide in gaps)
         low = max([enough, *(fine for fine, _ in gaps if fine < narrowest)])
         eps = float(np.sqrt(low * narrowest))
     else:
-        eps = _of_one(heights, clouds, held / n, n, floor)
+        eps = _of_one(heights, (clouds == 1) & (held >= most), n, floor)
     at = max(int(np.searchsorted(ranges["low"].to_numpy(), eps, side="right")) - 1, 0)
     chosen = pl.int_range(pl.len()) == at
     return ranges.with_columns(eps=pl.when(chosen).then(eps), chosen=chosen)
@@ -79,7 +81,7 @@ def scales(distance: Floats, merged: Cells, k: int) -> pl.DataFrame:
 def _gaps(merges: Floats, merged: Cells, grain: Floats, least: float, floor: float) -> list[tuple[float, float]]:
     """Return the grain of each two clusters that are so of their own right, and the distance between them."""
     n = len(merged.weights)
-    apart = _APART if merged.centres.shape[1] > 1 else _ON_A_LINE
+    apart, few = (_APART, 2) if merged.centres.shape[1] > 1 else (_ON_A_LINE, 10)
     weight = np.concatenate([merged.weights, np.zeros(len(merges))])
     height = np.maximum(np.concatenate([grain, merges[:, 2]]), floor)
     heavier = np.full(len(weight), -1)
@@ -100,7 +102,7 @@ def _gaps(merges: Floats, merged: Cells, grain: Floats, least: float, floor: flo
         lighter = min(weight[one], weight[other])
         if lighter >= least:
             fine = max(grain_of(one), grain_of(other))
-            if height[node] >= apart * (1 + 2 / lighter) * fine:  # few steps lie apart by chance
+            if height[node] >= apart * (1 + few / lighter) * fine:  # few steps lie apart by chance
                 several[node] = fine
                 gaps.append((fine, float(height[node])))
                 continue
@@ -110,10 +112,10 @@ def _gaps(merges: Floats, merged: Cells, grain: Floats, least: float, floor: flo
     return gaps
 
 
-def _of_one(heights: Floats, clouds: Ints, inside: Floats, n: float, floor: float) -> float:
+def _of_one(heights: Floats, one: NDArray[np.bool_], n: float, floor: float) -> float:
     """Return the middle of the widest range over which there is one cluster that leaves out its strays, if any."""
     scale = np.log(np.maximum(heights, floor))
-    single = np.flatnonzero((clouds[:-1] == 1) & (inside[:-1] >= _INSIDE))
+    single = np.flatnonzero(one[:-1])
     best = max(single, key=lambda at: scale[at + 1] - scale[at], default=None)
     if best is None or scale[best + 1] - scale[best] < np.log(max(_ROOM, 1 + _GAP / n)):
         return float(heights[-1]) or 1.0

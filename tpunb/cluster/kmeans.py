@@ -249,7 +249,8 @@ def _apart(fit: Fit, merged: Cells) -> bool:
     for own, centre in enumerate(fit.centres):
         cell = fit.labels == own
         along = (merged.centres[cell] - centre) @ (fit.centres - centre).T
-        spread[own] = np.sqrt(merged.weights[cell] @ along**2 / size[own])
+        inside = merged.spread[cell] @ np.square(fit.centres - centre).T  # what the cells themselves hide
+        spread[own] = np.sqrt(merged.weights[cell] @ (along**2 + inside) / size[own])
     length = np.square(fit.centres[:, None] - fit.centres).sum(axis=2)
     needed = _APART * (1 + 4 / (size[:, None] + size)) * (spread + spread.T)
     return bool((length >= needed)[np.triu_indices(len(size), 1)].all())

@@ -116,10 +116,15 @@ def by_operations(a: Traits, b: Traits) -> Floats | None:
             both = (set_a[:, own] * weight[own]) @ set_b[:, own].T
             either = (set_a @ (own * weight))[:, None] + (set_b @ (own * weight))[None, :] - both
             jaccard = np.divide(both, either, out=np.zeros_like(both), where=either > 0)
-            sides.append(np.sqrt(affinity * jaccard).clip(0, 1))
+            similar = np.sqrt(affinity * jaccard).clip(0, 1)
+            # of two phases that ran nothing on a side, as a rule or at all, the other side alone tells
+            neither = np.outer(~set_a[:, own].any(axis=1), ~set_b[:, own].any(axis=1))
+            sides.append(np.where(neither, np.nan, similar))
     if not sides:
         return None
-    return np.asarray(np.mean(sides, axis=0) * (_marks(a, b) > 0), dtype=np.float64)
+    known_of = np.isfinite(sides).sum(axis=0)
+    mean = np.divide(np.nansum(sides, axis=0), known_of, out=np.zeros(known_of.shape), where=known_of > 0)
+    return np.asarray(mean * (_marks(a, b) > 0), dtype=np.float64)
 
 
 def by_marks(a: Traits, b: Traits) -> Floats:

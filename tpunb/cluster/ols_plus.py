@@ -119,7 +119,7 @@ class _Told:
             ran.indptr.astype(np.int64, copy=False),
             ran.indices.astype(np.int32, copy=False),
             ran.order,
-            steps.ops["self_ps"].fill_null(0).to_numpy(),
+            ran.told["self_ps"].fill_null(0).to_numpy(),
             int((ran.sides == 0).sum()),
         )
         self._starts = first_of_host(steps)

@@ -44,7 +44,8 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
     NoSteps
         When there are no steps, or none was seen in full.
     BadProfile
-        When the method does not return one int of -1 or more a step.
+        When the method does not return one int of -1 or more a step; when a host has two steps of one number, or a
+        step or an operation has no name.
 
     >>> from tpunb.testing import toy_steps
     >>> phases(toy_steps("aaabbb"))
@@ -57,6 +58,7 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
     method = DBSCAN() if method is None else method
     if not callable(method) or isinstance(method, type):
         raise wrong("phases", "method", "be a method such as tp.DBSCAN()", method)
+    _check(steps)
     full = steps.full()
     if not len(full):
         raise _no_steps(steps)
@@ -81,6 +83,21 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
         distance=pl.Series("distance", distance, nan_to_null=True),
         sweeps=sweeps if isinstance(sweeps, Mapping) else {},
     )
+
+
+def _check(steps: Steps) -> None:
+    """Refuse steps that cannot be told apart."""
+    for frame, columns in ((steps.frame, ("host", "step", "seen")), (steps.ops, ("host", "step", "op", "side"))):
+        for column in columns:
+            if frame[column].null_count():
+                raise BadProfile(f"{frame[column].null_count()} of {frame.height} rows have no {column}")
+    twice = steps.frame.filter(pl.struct("host", "step").is_duplicated())
+    if twice.height:
+        host, step = twice.select("host", "step").row(0)
+        raise BadProfile(
+            f"step {step} of host {host!r} is there {twice.filter(host=host, step=step).height} times",
+            hint="give each step of a host a number of its own",
+        )
 
 
 def _no_steps(steps: Steps) -> NoSteps:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 import polars as pl
 
@@ -34,14 +36,21 @@ def check_method(method: PhaseMethod) -> None:
     AssertionError: one label a step: 1 for Steps(0 steps, 0 ops, 0 seen in full)
     """
     for steps in (*map(toy_steps, _PATTERNS), _two_hosts(), _idle()):
-        labels = [int(label) for label in method(steps)]
-        again = [int(label) for label in method(Steps(steps.frame, steps.ops))]
+        labels = _ints(method(steps))
+        again = _ints(method(Steps(steps.frame, steps.ops)))
         if len(labels) != len(steps):
             raise AssertionError(f"one label a step: {len(labels)} for {steps!r}")
         if min(labels, default=0) < -1:
             raise AssertionError(f"no label below -1: {min(labels)} for {steps!r}")
         if labels != again:
             raise AssertionError(f"the same twice: {np.sum(np.array(labels) != again)} differ for {steps!r}")
+
+
+def _ints(labels: object) -> list[int]:
+    try:
+        return [operator.index(label) for label in labels]  # type: ignore[attr-defined]  # that is the question
+    except TypeError as error:
+        raise AssertionError(f"one int a step: {error}") from error
 
 
 def _two_hosts() -> Steps:
