@@ -48,3 +48,9 @@ def test_a_png_is_on_white_at_two_pixels_a_point():
 def test_the_users_own_configuration_wins():
     chart = charts.coverage(phases_of()).configure_axis(labelColor="#123456")
     assert "#123456" in pictures.svg(chart)
+
+
+def test_a_title_of_control_characters_does_not_end_the_process():
+    chart = charts.timeline(phases_of()).properties(title=["red \x1b[31m", "and \u202eback"])
+    assert "\ufffd" in pictures.svg(chart)
+    assert pictures.png(chart)

@@ -15,6 +15,8 @@ from xml.etree import ElementTree
 import altair as alt
 import vl_convert
 
+from tpunb.frames.words import plain
+
 _VEGA_LITE = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
 
 
@@ -68,7 +70,7 @@ def png(chart: alt.TopLevelMixin) -> bytes:
 def _themed(chart: alt.TopLevelMixin, ink: str, paper: str) -> dict[str, Any]:
     """Return the spec with every colour that the chart leaves open set to `ink` on `paper`."""
     with alt.data_transformers.enable("default"):  # whatever the user chose: the rows must be in the spec
-        spec: dict[str, Any] = chart.to_dict()
+        spec: dict[str, Any] = _plain(chart.to_dict())
     text = {"labelColor": ink, "titleColor": ink}
     lines = {"domainColor": ink, "tickColor": ink, "gridColor": ink, "gridOpacity": 0.12}
     ours: dict[str, dict[str, Any]] = {
@@ -83,6 +85,15 @@ def _themed(chart: alt.TopLevelMixin, ink: str, paper: str) -> dict[str, Any]:
     spec["config"] = theirs | {part: values | theirs.get(part, {}) for part, values in ours.items()}
     spec["config"].setdefault("background", paper)
     return spec
+
+
+def _plain(spec: Any) -> Any:
+    """Return a spec whose texts hold no control characters: the drawing library ends the process over some."""
+    if isinstance(spec, dict):
+        return {name: _plain(value) for name, value in spec.items()}
+    if isinstance(spec, list):
+        return [_plain(value) for value in spec]
+    return plain(spec) if isinstance(spec, str) and not spec.isprintable() else spec
 
 
 def _description(chart: alt.TopLevelMixin) -> str:
