@@ -89,3 +89,24 @@ def test_the_unit_says_nothing(seed, unit):
     one, other = (scales(cdist(m.centres, m.centres), m, 5).filter("chosen") for m in (merged, wide))
     assert one["clusters"].item() == other["clusters"].item()
     assert other["eps"].item() == pytest.approx(one["eps"].item() * unit, rel=1e-4)
+
+
+def grids(*corners):
+    """Five by five points 0.1 apart, the fifth nearest at most 0.2 away, from each corner; and how they fall apart."""
+    points = np.array([(x + i / 10, y + j / 10) for x, y in corners for i in range(5) for j in range(5)])
+    merged = cells(points)
+    return scales(cdist(merged.centres, merged.centres), merged, 5).filter("chosen").row(0, named=True)
+
+
+@pytest.mark.parametrize(("gap", "clusters"), [(0.12, 1), (0.28, 1), (0.4, 2), (1.0, 2)])
+def test_two_clouds_are_clusters_where_their_gap_is_half_as_wide_again_as_their_grain(gap, clusters):
+    assert grids((0, 0), (0.4 + gap, 0))["clusters"] == clusters
+
+
+def test_eps_is_wider_than_the_grain_of_the_coarsest_cluster():
+    fine = np.array([(i / 10, j / 10) for i in range(15) for j in range(15)])
+    coarse = np.array([(6.0 + i, j * 1.0) for i in range(4) for j in range(4)])  # fewer than a tenth of all
+    merged = cells(np.concatenate([fine, coarse]))
+    found = scales(cdist(merged.centres, merged.centres), merged, 5).filter("chosen").row(0, named=True)
+    assert found["clusters"] == 2
+    assert found["eps"] > 1.0

@@ -145,3 +145,20 @@ def test_wrong_features(wrong):
 def test_blocks_that_are_no_tuple_are_shown_as_one(wrong, right):
     with pytest.raises(ValueError, match=rf"The features parameter of DBSCAN must be a tuple: {right}\. Got"):
         DBSCAN(features=wrong)
+
+
+def test_what_hardly_varies_is_not_blown_up():
+    steps = toy_steps("a" * 10)
+    jitter = [1_000_000_000 + 1_000_000 * (i % 2) for i in range(10)]  # a thousandth
+    points = space(Steps(steps.frame.with_columns(dur_ps=pl.Series(jitter)), steps.ops)).points
+    assert 0 < np.abs(points).max() < 0.01
+
+
+def test_presence_counts_by_the_time_that_an_operation_takes_where_it_runs():
+    steps = toy_steps("a" * 8)
+    rare = [("toy", 0, "rare", "device", 1, 0, 500_000_000), ("toy", 1, "cheap", "device", 1, 0, 500)]
+    ops = pl.concat([steps.ops.drop("category"), pl.DataFrame(rare, schema=OPS, orient="row")])
+    fold = space(Steps(steps.frame, schema.check(ops, schema.OPS, "ops"))).folds[0]
+    weight = dict(zip(fold.ops["op"].cast(pl.String), fold.weight, strict=True))
+    assert weight["rare"] == pytest.approx(weight["cheap"] * 1e6**0.25)
+    assert weight["rare"] > weight["a2"] * 0.9  # which runs in all steps, for half as long in each
