@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.cluster.cells import MOST_CELLS, MOST_LOST, cells, leading_cells
+from tpunb.cluster.cells import MOST_CELLS, MOST_LOST, cells, leading_cells, strays
 from tpunb.errors import TpunbError
 
 
@@ -74,3 +74,20 @@ def test_trailing_columns_give_way_with_a_warning_and_are_not_forgotten():
 def test_nothing_gives_way_where_all_can_be_told_apart():
     points = np.random.default_rng(0).normal(size=(100, 40))
     assert leading_cells(points).centres.tolist() == cells(points).centres.tolist()
+
+
+def test_strays_are_the_rows_that_the_grid_put_with_others_that_lie_far_away():
+    random = np.random.default_rng(0)
+    points = np.zeros((3 * MOST_CELLS, 12))
+    points[:, :2] = random.normal(size=(len(points), 2))
+    points[[5, 77], 11] = 3.0  # beyond the ten columns of the grid
+    merged = cells(points)
+    assert np.flatnonzero(strays(points, merged, 1.0)).tolist() == [5, 77]
+    assert not strays(points[:100], cells(points[:100]), 1.0).any()  # equal rows alone share a cell
+
+
+def test_in_noise_of_many_columns_no_row_is_a_stray():
+    noise = np.random.default_rng(0).normal(size=(2 * MOST_CELLS, 40))
+    with pytest.warns(UserWarning, match="merged by"):
+        merged = leading_cells(noise)
+    assert not strays(noise, merged, 0.5).any()

@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tpunb.errors import TpunbError
 from tpunb.frames.op_matrix import Floats, Ints
@@ -17,6 +18,7 @@ MOST_LOST = 0.1
 
 _GRID = 10  # leading columns that the grid is laid over
 _FINEST = 1000  # cells along the widest column, at first
+_ROWS = 8192  # whose distances are taken at one time
 _STEP = 0x9E3779B97F4A7C15
 _MIX = [(np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB))]
 
@@ -143,6 +145,23 @@ def leading_cells(points: Floats) -> Cells:
                 stacklevel=3,
             )
         return merged
+
+
+def strays(points: Floats, merged: Cells, distance: float) -> NDArray[np.bool_]:
+    """Return the rows that lie farther than `distance` from the centre of their cell, no neighbours of the others there.
+
+    A grid over the leading columns cannot tell them; none where the rows of a cell are equal. Where all rows lie far
+    from their centres, as in noise of many columns, only those are strays that lie four times as far as is typical.
+    """
+    if not merged.side:
+        return np.zeros(len(points), dtype=np.bool_)
+    square = np.concatenate(
+        [
+            np.square(points[start : start + _ROWS] - merged.centres[merged.cell[start : start + _ROWS]]).sum(axis=1)
+            for start in range(0, len(points), _ROWS)
+        ]
+    )
+    return np.asarray(square > max(distance**2, 16 * merged.within / len(points)))
 
 
 def _unique(rows: Floats) -> tuple[Ints, Ints, Ints]:

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tpunb.cluster.cells import Cells, leading_cells
+from tpunb.cluster.cells import Cells, leading_cells, strays
 from tpunb.cluster.eps import scales
 from tpunb.cluster.features import Features, check, space
 from tpunb.cluster.knee import knee
@@ -94,11 +94,14 @@ class DBSCAN(Parameters):
         """
         n = len(steps)
         k = _nearest(n) if self.min_samples is None else self.min_samples
-        graph = Graph(leading_cells(space(steps, self.features).points), self.eps, k=k)
+        points = space(steps, self.features).points
+        merged = leading_cells(points)
+        graph = Graph(merged, self.eps, k=k)
+        alone = strays(points, merged, graph.eps)
         values = np.array(
             (sorted(self.sweep or ()) or _values(n)) if self.min_samples is None else [self.min_samples], dtype=np.int64
         )
-        noise = graph.noise(values)
+        noise = (graph.noise(values) + alone.mean() if n else graph.noise(values)).clip(max=1.0)
         at = _chosen(values, noise, most=1.0 if self.sweep else _LOSS)
         sweep = pl.DataFrame(
             {
@@ -108,7 +111,7 @@ class DBSCAN(Parameters):
                 "chosen": np.arange(len(values)) == at,
             }
         )
-        labels = graph.labels(int(values[at]))
+        labels = np.where(alone, -1, graph.labels(int(values[at])))
         sweeps = {"min_samples": sweep} if graph.scales is None else {"min_samples": sweep, "eps": graph.scales}
         return Labels(in_order(labels, steps), sweeps)
 
