@@ -148,7 +148,7 @@ def leading_cells(points: Floats) -> Cells:
 
 
 def strays(points: Floats, merged: Cells, distance: float) -> NDArray[np.bool_]:
-    """Return the rows that lie farther than `distance` from the centre of their cell, no neighbours of the others there.
+    """Return the rows farther than `distance` from the centre of their cell: no neighbours of the others there.
 
     A grid over the leading columns cannot tell them; none where the rows of a cell are equal. Where all rows lie far
     from their centres, as in noise of many columns, only those are strays that lie four times as far as is typical.
