@@ -334,3 +334,9 @@ def test_what_is_compared_is_the_phases_given():
     assert told.ops.schema == schema.COMPARED_OPS
     assert told.explained.schema == schema.EXPLAINED
     assert told.to_pandas().shape == told.frame.shape
+
+
+@pytest.mark.parametrize("pattern", ["a", "aaaabbbb", "abcdefghijklmnopqrst"])
+def test_a_run_is_like_itself(pattern):
+    run = tp.phases(toy_steps(pattern))
+    assert compare(run, run).frame["similarity"].to_list() == pytest.approx([1.0] * len(run))

@@ -11,7 +11,7 @@ from tpunb.cluster import DBSCAN
 from tpunb.cluster.cells import cells
 from tpunb.cluster.dbscan import Graph
 from tpunb.cluster.features import space
-from tpunb.testing import toy_steps
+from tpunb.testing import known_run, toy_steps
 
 GRID = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=40)
 
@@ -136,3 +136,10 @@ def test_a_sweep_is_more_than_a_number():
 def test_says_what_it_is():
     assert repr(DBSCAN()) == "DBSCAN()"
     assert repr(DBSCAN(min_samples=5)) == "DBSCAN(min_samples=5)"
+
+
+def test_the_noise_of_the_sweep_is_that_of_the_labels():
+    run = known_run(8000, 100, seed=3, hard=True)  # longer than there are cells, so that strays share some
+    labels = DBSCAN()(run.steps)
+    chosen = labels.sweeps["min_samples"].filter("chosen")["noise"].item()
+    assert chosen == pytest.approx(labels.count(-1) / len(labels))

@@ -98,10 +98,11 @@ class DBSCAN(Parameters):
         merged = leading_cells(points)
         graph = Graph(merged, self.eps, k=k)
         alone = strays(points, merged, graph.eps)
+        held = merged.weights - np.bincount(merged.cell[alone], minlength=len(merged.weights))
         values = np.array(
             (sorted(self.sweep or ()) or _values(n)) if self.min_samples is None else [self.min_samples], dtype=np.int64
         )
-        noise = (graph.noise(values) + alone.mean() if n else graph.noise(values)).clip(max=1.0)
+        noise = graph.noise(values, held)
         at = _chosen(values, noise, most=1.0 if self.sweep else _LOSS)
         sweep = pl.DataFrame(
             {
@@ -154,7 +155,7 @@ class Graph:
     merged
         The points.
     eps
-        Distance up to which two are neighbours; if None, where the clusters are steadiest.
+        Distance up to which two are neighbours; if None, that of :func:`tpunb.cluster.eps.scales`.
     k
         Of the k-distances, in steps, a step itself included.
     """
@@ -164,19 +165,26 @@ class Graph:
 
         self.merged = merged
         distance = cdist(merged.centres, merged.centres)
-        self.scales = scales(distance, merged, k) if eps is None else None
-        self.eps = float(self.scales.filter("chosen")["eps"].item() if self.scales is not None else eps or 0.0)
+        self.scales = None
+        if eps is None:
+            self.scales = scales(distance, merged, k)
+            eps = self.scales.filter("chosen")["eps"].item()
+        self.eps = float(eps)
         self.near: NDArray[np.bool_] = distance <= self.eps
         self.reach: Floats = self.near @ merged.weights
 
-    def noise(self, values: Ints) -> Floats:
-        """Return the share of steps that are noise at each value of ``min_samples``, 0 to 1."""
+    def noise(self, values: Ints, held: Floats | None = None) -> Floats:
+        """Return the share of steps that are noise at each value of ``min_samples``, 0 to 1.
+
+        All that a cell stands for go with it, or as many as are `held` (cells,); the others are noise at any value.
+        """
         if not len(self.reach):
             return np.zeros(len(values))
         most = np.array([self.reach[near].max() for near in self.near])  # every cell is near itself
         order = np.argsort(most)
-        weight = np.concatenate([[0.0], np.cumsum(self.merged.weights[order])])
-        return np.asarray(weight[np.searchsorted(most[order], values)] / weight[-1], dtype=np.float64)
+        inside = np.cumsum((self.merged.weights if held is None else held)[order][::-1])[::-1]
+        inside = np.append(inside, 0.0)[np.searchsorted(most[order], values)]
+        return np.asarray(1 - inside / self.merged.weights.sum(), dtype=np.float64)
 
     def clusters(self, values: Ints) -> Ints:
         """Return the number of clusters at each value of ``min_samples``.

@@ -42,9 +42,8 @@ class KMeans(Parameters):
       Sherwood et al. 2002), of spherical clusters of one variance (Pelleg and Moore 2000).
 
     The last two go no further than the last k whose phases lie apart: beyond it centres only cut one cloud in pieces.
-    On eight trainings of 112,590 steps in six known phases (:func:`tpunb.testing.known_run`) "bic" finds them, with an
-    adjusted Rand index of 1.00, where "log" gives 0.93 to 1.00 and "elbow" 0.93. Where times vary as they do in
-    the wild k-means itself falls short, at 0.93 or less.
+    Of a known run (:func:`tpunb.testing.known_run`) "bic" finds the phases; where times vary as they do in the wild
+    k-means itself falls short, and by how much ``benchmarks/truth.py`` prints.
 
     Like steps are merged (:mod:`tpunb.cluster.cells`). Ten starts search the leading principal components; what they
     find is held against the next larger k with two phases joined and the next smaller with one split, and the best

@@ -101,8 +101,9 @@ def by_operations(a: Traits, b: Traits) -> Floats | None:
     On each side that both runs know, host and devices apart, the geometric mean of two affinities: that of the
     operations' shares of the self time, the sum of sqrt(p q) (Bhattacharyya 1943; 1 less the square of the Hellinger
     distance), and that of the sets of operations that run in most steps (Jaccard 1901), where one that most phases of
-    a run have counts little, as it tells none from another. Then the mean of the sides; 0 where the marks of two
-    phases have nothing in common. None where the runs have no side in common.
+    a run have counts little, as it tells none from another; the first alone where neither phase has such operations.
+    Then the mean of the sides on which either phase ran anything; 0 where their marks have nothing in common. None
+    where the runs have no side in common.
     """
     known = pl.concat([a.ops, b.ops]).unique(maintain_order=True).with_row_index("at")
     side = known["side"].to_physical().to_numpy()
@@ -116,9 +117,8 @@ def by_operations(a: Traits, b: Traits) -> Floats | None:
             both = (set_a[:, own] * weight[own]) @ set_b[:, own].T
             either = (set_a @ (own * weight))[:, None] + (set_b @ (own * weight))[None, :] - both
             jaccard = np.divide(both, either, out=np.zeros_like(both), where=either > 0)
-            similar = np.sqrt(affinity * jaccard).clip(0, 1)
-            # of two phases that ran nothing on a side, as a rule or at all, the other side alone tells
-            neither = np.outer(~set_a[:, own].any(axis=1), ~set_b[:, own].any(axis=1))
+            similar = np.where(either > 0, np.sqrt(affinity * jaccard), affinity).clip(0, 1)
+            neither = np.outer(~time_a[:, own].any(axis=1), ~time_b[:, own].any(axis=1))
             sides.append(np.where(neither, np.nan, similar))
     if not sides:
         return None

@@ -78,7 +78,7 @@ class OLSPlus(Parameters):
         told = _Told(steps)
         numbers = told.scan(self.ops, self.time, np.arange(len(steps)), np.ones(len(steps)))
         n = len(steps)
-        least = max(1, min(n // 50, 5), min(n // 5000, 30)) if self.least is None else int(self.least)
+        least = max(1, min(n // 50, 5), min(n // 5000, 30)) if self.least is None else self.least
         labels = np.where(np.bincount(numbers, minlength=1)[numbers] < least, -1, numbers)
         return Labels(in_order(labels, steps), {"ops": self._sweep(told, numbers, least)})
 
@@ -108,9 +108,7 @@ class _Told:
     """The steps of a run as the compiled loops read them."""
 
     def __init__(self, steps: Steps) -> None:
-        from tpunb.cluster import (
-            step_loops,
-        )  # compiled: it takes half a second, and those who only import need not wait
+        from tpunb.cluster import step_loops  # as late as in `ols.similarities`
 
         self._loops = step_loops
         ran = op_matrix(steps)

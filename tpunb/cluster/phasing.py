@@ -26,8 +26,8 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
     of its host and its mark that is in a phase (an odd step makes no others odd), by the middle of the step; of two
     as near, the earlier. A step that the clock timed goes with those around it that took about as long: one that
     saves a checkpoint does not lend its label to the quick ones that follow. Where none is of its host, those of
-    other hosts serve. Steps of a mark that no window saw in
-    full are a phase of their own, known by the clock alone: its ``full`` is 0.
+    other hosts serve. Steps of a mark that no window saw in full are a phase of their own, known by the clock alone:
+    its ``full`` is 0.
 
     Parameters
     ----------

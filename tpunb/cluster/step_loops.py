@@ -33,7 +33,7 @@ class Rows(NamedTuple):
     indptr, indices, order
         As in :class:`~tpunb.frames.op_matrix.OpMatrix`.
     own
-        Self time of each row of ``Steps.ops``, in any unit; what is not above 0 counts as 0.
+        Self time of each row that `order` points to, in any unit; what is not above 0 counts as 0.
     device
         The first column of a device: those before it are the host's.
     """
