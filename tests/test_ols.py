@@ -7,13 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb import schema
 from tpunb.cluster import OLS, OnlineOLS
 from tpunb.cluster.ols import similarities
 from tpunb.frames import Steps
-from tpunb.testing import toy_steps
-
-OPS = {name: dtype for name, dtype in schema.OPS.items() if name != "category"}
+from tpunb.testing import spelled_steps, toy_steps
 
 SETS = st.lists(st.frozensets(st.sampled_from("abcdefgh")), min_size=1, max_size=25)
 THRESHOLD = st.sampled_from([0.0, 0.25, 1 / 3, 0.5, 0.7, 0.75, 1.0]) | st.floats(0, 1)
@@ -21,21 +18,7 @@ THRESHOLD = st.sampled_from([0.0, 0.25, 1 / 3, 0.5, 0.7, 0.75, 1.0]) | st.floats
 
 def steps_of(sets, host="h"):
     """One step a set of operations."""
-    n = len(sets)
-    frame = pl.DataFrame(
-        {
-            "host": [host] * n,
-            "step": range(n),
-            "mark": ["train"] * n,
-            "start_ps": range(0, 10 * n, 10),
-            "dur_ps": [10] * n,
-            "device_ps": [5] * n,
-            "idle_ps": [5] * n,
-            "seen": ["full"] * n,
-        }
-    )
-    rows = [(host, step, op, "device", 1, 1, 1) for step, ops in enumerate(sets) for op in ops]
-    return Steps(frame, pl.DataFrame(rows, schema=OPS, orient="row"))
+    return spelled_steps(*((dict.fromkeys(ops, 1), {}) for ops in sets), host=host)
 
 
 def equation_1(sets, threshold):

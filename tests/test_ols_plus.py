@@ -9,41 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
-from tpunb import schema
 from tpunb.cluster.ols_plus import MOST, SWEEP, OLSPlus, OnlineOLSPlus
 from tpunb.frames import Steps
-from tpunb.testing import toy_steps
+from tpunb.testing import spelled_steps, toy_steps
 from tpunb.testing.known_runs import known_run
 
-OPS = {name: dtype for name, dtype in schema.OPS.items() if name != "category"}
 NAMES = st.sampled_from("abcdef")
 SIDE = st.dictionaries(NAMES, st.sampled_from([0, 1, 2, 5, 40]), max_size=6)
 STEPS = st.lists(st.tuples(SIDE, SIDE), min_size=1, max_size=40)
 LIMIT = st.sampled_from([0.0, 0.5, 0.8, 0.97, 1.0]) | st.floats(0, 1)
-
-
-def steps_of(told, host="h"):
-    """One step a pair of mappings of operations to their self times, the device's and the host's."""
-    n = len(told)
-    frame = pl.DataFrame(
-        {
-            "host": [host] * n,
-            "step": range(n),
-            "mark": ["train"] * n,
-            "start_ps": range(0, 10 * n, 10),
-            "dur_ps": [10] * n,
-            "device_ps": [5] * n,
-            "idle_ps": [5] * n,
-            "seen": ["full"] * n,
-        }
-    )
-    rows = [
-        (host, step, op, side, 1, own, own)
-        for step, sides in enumerate(told)
-        for side, ops in zip(("device", "host"), sides, strict=True)
-        for op, own in ops.items()
-    ]
-    return Steps(frame, pl.DataFrame(rows, schema=OPS, orient="row"))
 
 
 def fed(told, ops=0.97, time=0.8):
@@ -119,35 +93,35 @@ def test_a_superset_is_another_phase():
     train = {f"op{i}": 5 for i in range(20)}
     save = train | {"save": 1}
     told = on_device(train, train, save, train, save)
-    assert OLSPlus()(steps_of(told)) == fed(told) == [0, 0, 1, 0, 1]
-    assert OLSPlus(ops=0.95)(steps_of(told)) == [0, 0, 0, 0, 0]
+    assert OLSPlus()(spelled_steps(*told)) == fed(told) == [0, 0, 1, 0, 1]
+    assert OLSPlus(ops=0.95)(spelled_steps(*told)) == [0, 0, 0, 0, 0]
 
 
 def test_the_same_operations_in_other_times_are_another_phase():
     told = on_device({"infeed": 1, "matmul": 9}, {"infeed": 9, "matmul": 1}, {"infeed": 1, "matmul": 8})
-    assert OLSPlus()(steps_of(told)) == fed(told) == [0, 1, 0]
-    assert OLSPlus(time=0.5)(steps_of(told)) == [0, 0, 0]
+    assert OLSPlus()(spelled_steps(*told)) == fed(told) == [0, 1, 0]
+    assert OLSPlus(time=0.5)(spelled_steps(*told)) == [0, 0, 0]
 
 
 def test_a_step_twice_as_long_is_no_other():
     told = on_device({"infeed": 1, "matmul": 9}, {"infeed": 2, "matmul": 18})
-    assert OLSPlus(time=1)(steps_of(told)) == fed(told, time=1) == [0, 0]
+    assert OLSPlus(time=1)(spelled_steps(*told)) == fed(told, time=1) == [0, 0]
 
 
 def test_the_host_does_not_drown_the_device():
     # nearly all time is the host's, and alike; on the device the two operations change places
     told = [({"a": 9, "b": 1}, {"wait": 1000}), ({"a": 1, "b": 9}, {"wait": 1000})]
-    assert OLSPlus()(steps_of(told)) == fed(told) == [0, 1]
+    assert OLSPlus()(spelled_steps(*told)) == fed(told) == [0, 1]
 
 
 def test_a_host_op_is_not_a_device_op_of_its_name():
     told = [({"a": 1}, {}), ({}, {"a": 1})]
-    assert OLSPlus()(steps_of(told)) == fed(told) == [0, 1]
+    assert OLSPlus()(spelled_steps(*told)) == fed(told) == [0, 1]
 
 
 def test_steps_without_operations_are_a_phase():
     told = on_device({}, {}, {"a": 1}, {})
-    assert OLSPlus()(steps_of(told)) == fed(told) == [0, 0, 1, 0]
+    assert OLSPlus()(spelled_steps(*told)) == fed(told) == [0, 0, 1, 0]
 
 
 def test_operations_of_no_time_count_as_operations():
@@ -215,20 +189,20 @@ def test_finds_the_phases_of_a_known_run_and_its_corrupted_steps(seed, hard):
 def test_bulk_is_online_is_what_is_spelled_out(told, ops, time):
     expected = spelled_out(told, ops, time)
     assert fed(told, ops, time) == expected
-    assert OLSPlus(ops, time, least=1)(steps_of(told)) == expected
+    assert OLSPlus(ops, time, least=1)(spelled_steps(*told)) == expected
 
 
 @given(st.lists(st.sampled_from([2, 5, 10, 20, 40]), min_size=15, max_size=60))
 def test_scatter_is_learnt_as_it_is_spelled_out(times):
     told = [({"a": 50, "b": own}, {"c": own, "d": 9}) for own in times]
-    assert fed(told) == OLSPlus(least=1)(steps_of(told)) == spelled_out(told, 0.97, 0.8)
+    assert fed(told) == OLSPlus(least=1)(spelled_steps(*told)) == spelled_out(told, 0.97, 0.8)
 
 
 @given(STEPS, st.permutations("abcdef"))
 def test_the_names_and_the_order_of_operations_say_nothing(told, names):
     other = dict(zip("abcdef", names, strict=True))
     renamed = [tuple({other[op]: own for op, own in reversed(side.items())} for side in step) for step in told]
-    assert OLSPlus()(steps_of(renamed)) == OLSPlus()(steps_of(told))
+    assert OLSPlus()(spelled_steps(*renamed)) == OLSPlus()(spelled_steps(*told))
     assert fed(renamed) == fed(told)
 
 
@@ -243,7 +217,7 @@ def test_what_is_kept_is_bounded_and_the_large_phases_stay():
     assert scan.steps[1000] == 1
     assert 1 not in scan.steps
     told = on_device(*(step for i in range(1000) for step in (train, {f"op{i}": 1})))
-    assert OLSPlus(least=1)(steps_of(told)) == labels
+    assert OLSPlus(least=1)(spelled_steps(*told)) == labels
 
 
 # the sweep
@@ -271,7 +245,7 @@ def test_the_sweep_shows_what_other_values_would_find():
 
 def test_the_sweep_of_many_stretches_goes_by_a_sample():
     told = on_device(*[{"a": 1}, {"b": 1}] * 1500)  # 3,000 stretches
-    sweep = OLSPlus()(steps_of(told)).sweeps["ops"]
+    sweep = OLSPlus()(spelled_steps(*told)).sweeps["ops"]
     assert sweep["phases"].to_list() == [2] * len(sweep)
     assert sweep["noise"].to_list() == [0.0] * len(sweep)
 

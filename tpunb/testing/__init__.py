@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from tpunb.testing.known_runs import KINDS, KnownRun, known_run
 from tpunb.testing.rules import check_method
-from tpunb.testing.toys import toy_events, toy_steps
+from tpunb.testing.toys import spelled_steps, toy_events, toy_steps
 from tpunb.testing.windows import toy_window
 
 if TYPE_CHECKING:
     from tpunb.testing.stand_in import ProfilerStandIn
 
-__all__ = ["KINDS", "KnownRun", "ProfilerStandIn", "check_method", "known_run", "toy_events", "toy_steps", "toy_window"]
+__all__ = [
+    "KINDS",
+    "KnownRun",
+    "ProfilerStandIn",
+    "check_method",
+    "known_run",
+    "spelled_steps",
+    "toy_events",
+    "toy_steps",
+    "toy_window",
+]
 
 
 def __getattr__(name: str) -> Any:

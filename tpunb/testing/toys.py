@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import polars as pl
 
 from tpunb import schema
@@ -75,6 +77,35 @@ def toy_steps(pattern: str = "aaabbb", *, host: str = "toy", seen: str | None = 
     }
     windows = pl.DataFrame([window], schema=schema.WINDOWS)  # what it does not know is null
     return Steps(frame, ops, devices, windows, name="toy")
+
+
+def spelled_steps(*told: tuple[Mapping[str, int], Mapping[str, int]], host: str = "toy") -> Steps:
+    """Return one step of 10 ps a pair of mappings of operations to their self times, the device's and the host's.
+
+    >>> spelled_steps(({"matmul": 7}, {"feed": 2}), ({}, {})).ops["self_ps"].to_list()
+    [7, 2]
+    """
+    n = len(told)
+    frame = pl.DataFrame(
+        {
+            "host": [host] * n,
+            "step": range(n),
+            "mark": ["train"] * n,
+            "start_ps": range(0, 10 * n, 10),
+            "dur_ps": [10] * n,
+            "device_ps": [5] * n,
+            "idle_ps": [5] * n,
+            "seen": ["full"] * n,
+        }
+    )
+    rows = [
+        (host, step, op, side, 1, own, own)
+        for step, sides in enumerate(told)
+        for side, ops in zip(("device", "host"), sides, strict=True)
+        for op, own in ops.items()
+    ]
+    columns = {name: dtype for name, dtype in schema.OPS.items() if name != "category"}
+    return Steps(frame, pl.DataFrame(rows, schema=columns, orient="row"))
 
 
 def toy_events(
