@@ -69,6 +69,28 @@ class Leaders(NamedTuple):
     told: Ints
 
 
+class Step(NamedTuple):
+    """One step as phases are asked to have it.
+
+    Parameters
+    ----------
+    columns
+        Of the operations that ran, the host's first.
+    roots
+        The square roots of their shares of the self time of their side.
+    split
+        How many of them are the host's.
+    host, device
+        1.0 where that side took time at all, else 0.0.
+    """
+
+    columns: NDArray[np.int32]
+    roots: Floats
+    split: int
+    host: float
+    device: float
+
+
 def leaders(phases: int, ops: int) -> Leaders:
     """Return room for so many phases, none of them known yet."""
     return Leaders(
@@ -170,10 +192,11 @@ def tell(
     limits
         As in `scan`.
     """
-    step = (split, _roots(root, 0, split), _roots(root, split, columns.size))
+    host, device = _roots(root, 0, split), _roots(root, split, columns.size)
+    step = Step(columns, root, split, host, device)
     products = np.zeros(2)
-    slot = _home(known, before, columns, root, step, limits, products)
-    _join(known, slot, columns, root, step, weight, products)
+    slot = _home(known, before, step, limits, products)
+    _join(known, slot, step, weight, products)
     return slot
 
 
@@ -191,27 +214,19 @@ def _roots(root: Floats, begin: int, end: int) -> float:
 
 
 @_compiled
-def _home(
-    known: Leaders,
-    before: int,
-    columns: NDArray[np.int32],
-    root: Floats,
-    step: tuple[int, float, float],
-    limits: Floats,
-    products: Floats,
-) -> int:
+def _home(known: Leaders, before: int, step: Step, limits: Floats, products: Floats) -> int:
     """Return the phase of the most steps that will have a step, else one that is opened for it.
 
     Not the most alike: strays about a large phase gather in small ones, that would draw its ordinary steps over.
     """
-    home = before if before >= 0 and _alike(known, before, columns, root, step, limits, products) else -1
+    home = before if before >= 0 and _alike(known, before, step, limits, products) else -1
     least = 0
     for slot in range(known.used.shape[0]):
         if known.used[slot, 0] < 0:
             least = slot
             break
         more = home < 0 or known.facts[slot, 6] > known.facts[home, 6]
-        if more and _alike(known, slot, columns, root, step, limits, products):
+        if more and _alike(known, slot, step, limits, products):
             home = slot
         fewer = known.facts[slot, 6] - known.facts[least, 6]
         if fewer < 0 or (fewer == 0 and known.used[slot, 1] < known.used[least, 1]):
@@ -226,21 +241,14 @@ def _home(
 
 
 @_compiled
-def _alike(
-    known: Leaders,
-    slot: int,
-    columns: NDArray[np.int32],
-    root: Floats,
-    step: tuple[int, float, float],
-    limits: Floats,
-    products: Floats,
-) -> bool:
+def _alike(known: Leaders, slot: int, step: Step, limits: Floats, products: Floats) -> bool:
     """Return whether a phase will have a step; if so, write the products of their roots on either side.
 
     The sets: sum of min over sum of max of the step's presence, 0 or 1, and how often the phase ran each op; Jaccard's
     similarity, as it is for a phase of one step. The times: the cosine of the roots of the shares and their mean over
     the phase; Bhattacharyya's coefficient, as it is for a phase of one step.
     """
+    columns, roots = step.columns, step.roots
     own, steps, total = known.sums[slot], known.facts[slot, 0], known.facts[slot, 1]
     size = columns.size * steps
     if min(size, total) < (limits[0] - _CLOSE) * max(size, total):
@@ -252,12 +260,12 @@ def _alike(
         if missing < 0:
             return False
     host, device = 0.0, 0.0
-    for k in range(step[0]):
-        host += root[k] * own[np.uint64(columns[k]), 1]
-    for k in range(step[0], columns.size):
-        device += root[k] * own[np.uint64(columns[k]), 1]
-    if 1 - _cosine(host, known.facts[slot, 2], step[1]) > _tolerance(known, slot, 4, limits) or 1 - _cosine(
-        device, known.facts[slot, 3], step[2]
+    for k in range(step.split):
+        host += roots[k] * own[np.uint64(columns[k]), 1]
+    for k in range(step.split, columns.size):
+        device += roots[k] * own[np.uint64(columns[k]), 1]
+    if 1 - _cosine(host, known.facts[slot, 2], step.host) > _tolerance(known, slot, 4, limits) or 1 - _cosine(
+        device, known.facts[slot, 3], step.device
     ) > _tolerance(known, slot, 5, limits):
         return False
     products[0], products[1] = host, device
@@ -283,28 +291,20 @@ def _cosine(product: float, square: float, there: float) -> float:
 
 
 @_compiled
-def _join(
-    known: Leaders,
-    slot: int,
-    columns: NDArray[np.int32],
-    root: Floats,
-    step: tuple[int, float, float],
-    weight: float,
-    products: Floats,
-) -> None:
+def _join(known: Leaders, slot: int, step: Step, weight: float, products: Floats) -> None:
     """Add a step to a phase: once to its means, whatever it weighs, for those it stands for are not known."""
     facts, own = known.facts[slot], known.sums[slot]
     host, device = products
     if facts[0] > 0:
-        facts[4] += 1 - _cosine(host, facts[2], step[1])
-        facts[5] += 1 - _cosine(device, facts[3], step[2])
+        facts[4] += 1 - _cosine(host, facts[2], step.host)
+        facts[5] += 1 - _cosine(device, facts[3], step.device)
     facts[0] += 1
-    facts[1] += columns.size
-    facts[2] += 2 * host + step[1]
-    facts[3] += 2 * device + step[2]
+    facts[1] += step.columns.size
+    facts[2] += 2 * host + step.host
+    facts[3] += 2 * device + step.device
     facts[6] += weight
-    for k in range(columns.size):
-        own[np.uint64(columns[k]), 0] += 1
-        own[np.uint64(columns[k]), 1] += root[k]
+    for k in range(step.columns.size):
+        own[np.uint64(step.columns[k]), 0] += 1
+        own[np.uint64(step.columns[k]), 1] += step.roots[k]
     known.used[slot, 1] = known.told[1]
     known.told[1] += 1
