@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tpunb.cluster import intervals
@@ -55,22 +55,21 @@ def test_intervals_hold_however_like_their_neighbours_few_steps_are(like, n):
     assert coverage(a, b + 0.27, 0.27) >= 0.93
 
 
-def up_and_down(values):
-    """The same values, low ones and high ones by turns."""
-    sorted_ = np.sort(values)
-    half = (len(values) + 1) // 2
-    values[::2], values[1::2] = sorted_[:half], sorted_[half:]
-    return values
+def up_and_down(mean, spread, n, random):
+    """`n` values below the mean and above it by turns, each between one and two spreads away."""
+    away = spread * random.uniform(1, 2, n)
+    return mean + away * (-1) ** np.arange(1, n + 1)
 
 
 @given(st.integers(2, 60), st.integers(2, 60), st.integers(0, 99))
 @settings(max_examples=30)
+@example(4, 2, 0)
 def test_of_steps_unlike_their_neighbours_the_interval_is_welchs(n, m, seed):
     from scipy.stats import ttest_ind
 
     random = np.random.default_rng(seed)
     n, m = min(n, 39), min(m, 39)  # from 40 on steps are put together
-    a, b = up_and_down(random.normal(0, 1, n)), up_and_down(random.normal(1, 3, m))
+    a, b = up_and_down(0, 1, n, random), up_and_down(1, 3, m, random)
     found = ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
     change, low, high = intervals.difference(a, b)
     assert (low, high) == pytest.approx((found.low, found.high))
