@@ -1,4 +1,4 @@
-"""What several test files share: the option --slow, and where real captures lie."""
+"""What several test files share: the option --slow, where real captures lie, and Jupyter in a browser."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests that take minutes too")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
+    # Playwright keeps an event loop in the thread of the tests: what calls asyncio.run has its turn before
+    items.sort(key=lambda item: "browser" in getattr(item, "fixturenames", ()))
     if config.getoption("--slow"):
         return
     for item in items:
@@ -34,3 +37,35 @@ def real_profiles():
     if not root:
         pytest.skip("TPUNB_DATA is unset: real captures are not part of the project")
     return Path(root) / "profiles"
+
+
+@pytest.fixture(scope="session")
+def browser_type_launch_args(browser_type_launch_args):
+    """Debian's Chromium, with no network beyond the machine; without one, the tests of pages skip."""
+    from jupyter_pages import CHROMIUM, LAUNCH
+
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    return {**browser_type_launch_args, **LAUNCH}
+
+
+@pytest.fixture(scope="session")
+def jupyter(browser, tmp_path_factory):
+    """One Jupyter server and one page for all tests; see `jupyter_pages.Jupyter`."""
+    from jupyter_pages import VIEWPORT, Jupyter, listened, served
+
+    folder = tmp_path_factory.mktemp("jupyter")
+    with served(folder) as address:
+        page = listened(browser.new_page(viewport=VIEWPORT))
+        shown = Jupyter(address, folder, page)
+        yield shown
+        shown.close()
+        page.close()
+
+
+@pytest.fixture(scope="session")
+def shots(tmp_path_factory):
+    """The folder of pictures for people to look at: TPUNB_SHOTS, where it is set."""
+    folder = Path(os.environ.get("TPUNB_SHOTS") or tmp_path_factory.mktemp("shots"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

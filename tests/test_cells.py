@@ -1,12 +1,15 @@
 """Like steps merged: which share a cell, and what the merging hides."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.cluster.cells import MOST_CELLS, MOST_LOST, cells, leading_cells, strays
+from tpunb.cluster.cells import MOST_CELLS, MOST_LOST, cells, cells_of, leading_cells, strays
 from tpunb.errors import TpunbError
+from tpunb.testing import toy_steps
 
 
 def test_equal_rows_share_a_cell_in_order_of_first_row():
@@ -91,3 +94,13 @@ def test_in_noise_of_many_columns_no_row_is_a_stray():
     with pytest.warns(UserWarning, match="merged by"):
         merged = leading_cells(noise)
     assert not strays(noise, merged, 0.5).any()
+
+
+def test_where_steps_are_merged_by_few_columns_it_says_so_each_time(monkeypatch):
+    noise = np.random.default_rng(0).normal(size=(2 * MOST_CELLS, 40))
+    steps = toy_steps("a" * len(noise))
+    monkeypatch.setattr("tpunb.cluster.cells.space", lambda *_: SimpleNamespace(points=noise))
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="merged by") as caught:
+            cells_of(steps, "default")
+        assert len(caught) == 1

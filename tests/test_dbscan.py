@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import cluster as sklearn_cluster
 
-from tpunb.cluster import DBSCAN
+from tpunb.cluster import DBSCAN, dbscan
 from tpunb.cluster.cells import cells
-from tpunb.cluster.dbscan import Graph
+from tpunb.cluster.dbscan import Graph, distances
 from tpunb.cluster.features import space
+from tpunb.frames import Steps
 from tpunb.testing import known_run, toy_steps
 
 GRID = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=40)
@@ -61,7 +62,7 @@ def test_a_wide_eps_is_one_phase():
 def test_equals_scikit_learn(points, eps, min_samples):
     points = np.array(points, dtype=float)
     expected = sklearn_cluster.DBSCAN(eps=eps, min_samples=min_samples).fit(points).labels_
-    graph = Graph(cells(points), eps, k=2)
+    graph = Graph(merged := cells(points), distances(merged), eps)
     found = graph.labels(min_samples)
     values = np.array([min_samples])
     assert found.tolist() == expected.tolist()
@@ -73,7 +74,7 @@ def test_equals_scikit_learn(points, eps, min_samples):
 @settings(max_examples=50)
 def test_every_min_samples_equals_scikit_learn(seed, n, d):
     points = np.random.default_rng(seed).normal(size=(n, d)) * 2
-    graph = Graph(cells(points), 1.3, k=2)
+    graph = Graph(merged := cells(points), distances(merged), 1.3)
     values = np.arange(1, 25)
     noise, clusters = graph.noise(values), graph.clusters(values)
     for value in values:
@@ -91,7 +92,7 @@ def test_every_min_samples_equals_scikit_learn_on_weighted_cells(seed):
     assert merged.side > 0
     assert merged.weights.max() > 1
     values = np.array([1, 2, 3, 5, 10, 30, 80, 200, 1000])
-    graph = Graph(merged, 3 * merged.side, k=2)
+    graph = Graph(merged, distances(merged), 3 * merged.side)
     noise, clusters = graph.noise(values), graph.clusters(values)
     assert 0 < noise[4] < noise[6] < 1 == noise[-1]  # of each kind there is some
     for at, value in enumerate(values):
@@ -143,3 +144,30 @@ def test_the_noise_of_the_sweep_is_that_of_the_labels():
     labels = DBSCAN()(run.steps)
     chosen = labels.sweeps["min_samples"].filter("chosen")["noise"].item()
     assert chosen == pytest.approx(labels.count(-1) / len(labels))
+
+
+@pytest.mark.parametrize("n", [100, 4000])  # as many cells as steps differ, and fewer
+def test_other_values_of_the_eps_that_was_chosen_share_the_graph(n, monkeypatch):
+    steps = known_run(n, 60, seed=1, hard=True).steps
+    chosen = DBSCAN()(steps)
+    eps = chosen.sweeps["eps"].filter("chosen")["eps"].item()
+    own = {m: DBSCAN(min_samples=m, eps=eps)(Steps(steps.frame, steps.ops)) for m in (2, 9, 40)}
+    monkeypatch.setattr(dbscan, "distances", None)  # nobody asks for them again
+    monkeypatch.setattr(dbscan, "Graph", None)
+    sweep = chosen.sweeps["min_samples"]
+    for m, labels in own.items():
+        again = DBSCAN(min_samples=m, eps=eps)(steps)
+        assert again == labels
+        assert again.sweeps["min_samples"].equals(labels.sweeps["min_samples"])
+        assert list(again.sweeps) == ["min_samples"]
+        for noise in sweep.filter(min_samples=m)["noise"]:
+            assert noise == pytest.approx(again.count(-1) / len(again))
+    value = sweep.filter("chosen")["min_samples"].item()
+    assert DBSCAN(min_samples=value, eps=eps)(steps) == chosen
+
+
+def test_without_an_eps_the_k_of_the_distances_is_min_samples():
+    steps = known_run(1000, 60, seed=1, hard=True).steps
+    one = DBSCAN(min_samples=2)(steps).sweeps["eps"]
+    assert not one.equals(DBSCAN(min_samples=60)(steps).sweeps["eps"])
+    assert one.equals(DBSCAN(min_samples=2)(Steps(steps.frame, steps.ops)).sweeps["eps"])

@@ -31,10 +31,10 @@ FLOORS = [
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONLY_IN = {
     "altair": {"pictures", "charts", "widgets", "magic"},
-    "vl_convert": {"pictures"},
+    "vl_convert": {"pictures", "widgets"},
     "IPython": {"magic", "widgets"},
     "grpc": {"io", "testing"},
-    "numba": {"io", "self_time", "cluster"},
+    "numba": {"io", "self_time", "frames", "cluster"},
 }
 NEVER_AT_THE_TOP = {"tensorflow", "keras", "jax", "sklearn", "hdbscan", "pandas", "scipy", "kneed"}
 

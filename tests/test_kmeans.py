@@ -62,6 +62,27 @@ def test_k_is_what_you_say():
     assert labels.sweeps["k"].select("k", *by, "chosen").rows() == [(2, None, None, None, True)]
 
 
+@pytest.mark.parametrize("k", [1, 2, 5, 15])
+def test_a_k_of_the_sweep_is_what_the_sweep_found(k):
+    steps = known_run(1000, 60, seed=3).steps
+    row = KMeans()(steps).sweeps["k"].row(k - 1, named=True)
+    labels = KMeans(k=k)(steps)
+    assert len(set(labels)) == k
+    assert labels.sweeps["k"].select("k", "sse", "bic").row(0, named=True) == {
+        at: row[at] for at in ("k", "sse", "bic")
+    }
+    assert squares(space(steps).points, np.array(labels)) == pytest.approx(row["sse"])
+    assert KMeans(k=k)(Steps(steps.frame, steps.ops)) == labels  # be the sweep asked for before or not
+
+
+def test_a_k_beyond_the_sweep_is_searched_for_by_itself():
+    steps = known_run(1000, 60, seed=3).steps
+    labels = KMeans(k=7, k_max=3)(steps)
+    assert len(set(labels)) == 7
+    assert labels.sweeps["k"]["k"].to_list() == [7]
+    assert labels.sweeps["k"]["sse"][0] == pytest.approx(KMeans(k=7)(steps).sweeps["k"]["sse"][0], rel=0.1)
+
+
 @pytest.mark.filterwarnings("error")
 def test_no_more_phases_than_steps_that_differ():
     assert KMeans(k=5)(toy_steps("aabb")) == [0, 0, 1, 1]

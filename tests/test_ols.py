@@ -47,6 +47,13 @@ def test_similarity_is_never_more_than_1():
     assert similar.tolist() == [1, 1, 1, 0, 1, 1]
 
 
+def test_similarities_are_worked_out_once_and_nobody_writes_into_them():
+    steps = toy_steps("aab")
+    assert similarities(steps) is similarities(steps)
+    with pytest.raises(ValueError, match="read-only"):
+        similarities(steps)[0][0] = 0.0
+
+
 def test_a_step_without_ops_is_similar_to_any():
     assert OLS(1.0)(steps_of([{"a"}, set(), {"b"}])) == [0, 0, 0]
 

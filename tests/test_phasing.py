@@ -208,3 +208,21 @@ def test_rows_without_a_name_are_refused(frame, column):
     holed = getattr(steps, frame).with_columns(pl.when(~first).then(column))
     with pytest.raises(BadProfile, match=f"1 of {holed.height} rows have no {column}"):
         phases(replace(steps, **{frame: holed}))
+
+
+@pytest.mark.parametrize("value", ["0", 0.0, None, [0]], ids=repr)
+def test_labels_that_were_written_into_are_checked_as_a_strangers(value):
+    def spoilt(steps):
+        labels = Labels([0] * len(steps))
+        labels[1] = value
+        return labels
+
+    with pytest.raises(BadProfile, match="returned labels that are no ints"):
+        phases(toy_steps("aaa"), spoilt)
+
+
+def test_steps_are_placed_anew_where_others_are_noise():
+    steps = toy_steps("aaaa", seen="fttf")
+    answers = [[0, 1], [-1, 1], [0, -1], [1, 0]]
+    found = [phases(steps, lambda _, answer=answer: answer).labels.to_list() for answer in answers]
+    assert found == [[0, 0, 1, 1], [-1, 1, 1, 1], [0, 0, 0, -1], [1, 1, 0, 0]]

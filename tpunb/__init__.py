@@ -1,6 +1,6 @@
 """TPUPoint for notebooks: what an accelerator did for the whole run, cut into phases.
 
-One line runs through it: capture → load → steps → phases → charts.
+One line runs through it: capture → load → steps → phases → explore.
 
 >>> import tpunb as tp
 >>> profile = tp.sample("keras_cnn")
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tpunb.io import load, sample
     from tpunb.recorder import capture
     from tpunb.stepping import steps
+    from tpunb.widgets.explorer import explore
 
 __all__ = [
     "DBSCAN",
@@ -35,6 +36,7 @@ __all__ = [
     "TpunbError",
     "capture",
     "compare",
+    "explore",
     "load",
     "phases",
     "sample",
@@ -48,6 +50,7 @@ _ROOMS = {
     "tpunb.magic": ("load_ipython_extension", "unload_ipython_extension"),
     "tpunb.recorder": ("capture",),
     "tpunb.stepping": ("steps",),
+    "tpunb.widgets.explorer": ("explore",),
 }
 _ROOM = {name: room for room, names in _ROOMS.items() for name in names}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 from xml.etree import ElementTree
@@ -17,7 +18,12 @@ import vl_convert
 
 from tpunb.frames.words import plain
 
-_VEGA_LITE = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+VEGA_LITE = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+"""The version of Vega-Lite that Altair writes, as vl-convert wants it."""
+
+
+Tables = Mapping[str, list[dict[str, Any]]]
+"""The rows of the tables that a chart only names."""
 
 
 class Picture(alt.TopLevelMixin):
@@ -40,10 +46,10 @@ class VConcatPicture(Picture, alt.VConcatChart):
     """An ``altair.VConcatChart`` that draws itself."""
 
 
-def svg(chart: alt.TopLevelMixin) -> str:
+def svg(chart: alt.TopLevelMixin, tables: Tables | None = None) -> str:
     """Return an inline SVG: transparent, in the text colour of the page around it, its ids its own."""
-    spec = _themed(chart, "currentColor", "transparent")
-    root = ElementTree.fromstring(vl_convert.vegalite_to_svg(spec, _VEGA_LITE, allowed_base_urls=[]))
+    drawn = _filled(spec(chart), tables)
+    root = ElementTree.fromstring(vl_convert.vegalite_to_svg(drawn, VEGA_LITE, allowed_base_urls=[]))
     prefix = f"t{uuid4().hex[:10]}-"
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
@@ -61,10 +67,19 @@ def svg(chart: alt.TopLevelMixin) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def png(chart: alt.TopLevelMixin) -> bytes:
+def spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
+    """Return the Vega-Lite spec of a chart as it is drawn in a page: transparent, in the colour of its text."""
+    return _themed(chart, "currentColor", "transparent")
+
+
+def png(chart: alt.TopLevelMixin, tables: Tables | None = None) -> bytes:
     """Return a PNG on white, two pixels a point."""
-    spec = _themed(chart, "#1a1a1a", "white")
-    return vl_convert.vegalite_to_png(spec, _VEGA_LITE, scale=2, allowed_base_urls=[])
+    drawn = _filled(_themed(chart, "#1a1a1a", "white"), tables)
+    return vl_convert.vegalite_to_png(drawn, VEGA_LITE, scale=2, allowed_base_urls=[])
+
+
+def _filled(spec: dict[str, Any], tables: Tables | None) -> dict[str, Any]:
+    return spec if not tables else {**spec, "datasets": {**spec.get("datasets", {}), **tables}}
 
 
 def _themed(chart: alt.TopLevelMixin, ink: str, paper: str) -> dict[str, Any]:

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tpunb.cluster.features import Features, space
 from tpunb.errors import TpunbError
+from tpunb.frames import Steps
+from tpunb.frames.memory import remembered
 from tpunb.frames.op_matrix import Floats, Ints
 
 MOST_CELLS = 3000
@@ -129,22 +132,59 @@ def leading_cells(points: Floats) -> Cells:
     TpunbError
         When not even the first column can be told apart.
     """
+    merged, width = _leading(points)
+    _warn_of(merged, width)
+    return merged
+
+
+def cells_of(steps: Steps, features: Features) -> Cells:
+    """Return the `leading_cells` of `steps` in a space: made once for as long as they live.
+
+    Parameters
+    ----------
+    steps, features
+        As for :func:`tpunb.cluster.features.space`.
+
+    Warns
+    -----
+    UserWarning
+        As for `leading_cells`, each time.
+
+    Raises
+    ------
+    TpunbError
+        As for `leading_cells`.
+    """
+    merged, width = _known_cells(steps, features)
+    _warn_of(merged, width)
+    return merged
+
+
+@remembered
+def _known_cells(steps: Steps, features: Features) -> tuple[Cells, int]:
+    return _leading(space(steps, features).points)
+
+
+def _leading(points: Floats) -> tuple[Cells, int]:
+    """Return the leading cells, and how many columns rule them."""
     width = points.shape[1]
     while True:
         try:
-            merged = cells(points, width)
+            return cells(points, width), width
         except TpunbError:
             if width == 1:
                 raise
             width = (width + 1) // 2
-            continue
-        if width < points.shape[1]:
-            warnings.warn(
-                f"{len(points)} steps differ in too many ways: like ones are merged by {width} of {points.shape[1]} "
-                f"components, which hides {merged.lost:.0%} of the scatter",
-                stacklevel=3,
-            )
-        return merged
+
+
+def _warn_of(merged: Cells, width: int) -> None:
+    columns = merged.centres.shape[1]
+    if width < columns:
+        warnings.warn(
+            f"{len(merged.cell)} steps differ in too many ways: like ones are merged by {width} of {columns} "
+            f"components, which hides {merged.lost:.0%} of the scatter",
+            stacklevel=4,
+        )
 
 
 def strays(points: Floats, merged: Cells, distance: float) -> NDArray[np.bool_]:

@@ -10,18 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tpunb.cluster.cells import Cells, leading_cells, strays
+from tpunb.cluster.cells import Cells, cells_of, strays
 from tpunb.cluster.eps import scales
 from tpunb.cluster.features import Features, check, space
 from tpunb.cluster.knee import knee
 from tpunb.cluster.methods import Parameters, in_order
 from tpunb.errors import whole, wrong
 from tpunb.frames import Labels, Steps
+from tpunb.frames.memory import last_remembered, remembered
 from tpunb.frames.op_matrix import Floats, Ints
 
 PAPER_SWEEP = tuple(range(5, 201, 25))
@@ -94,11 +96,12 @@ class DBSCAN(Parameters):
         """
         n = len(steps)
         k = _nearest(n) if self.min_samples is None else self.min_samples
-        points = space(steps, self.features).points
-        merged = leading_cells(points)
-        graph = Graph(merged, self.eps, k=k)
-        alone = strays(points, merged, graph.eps)
-        held = merged.weights - np.bincount(merged.cell[alone], minlength=len(merged.weights))
+        merged = cells_of(steps, self.features)
+        eps, ranges = self.eps, None
+        if eps is None:
+            ranges = _scales(steps, merged, k)
+            eps = ranges.filter("chosen")["eps"].item()
+        graph, alone, held = _near(steps, self.features, merged, float(eps))
         values = np.array(
             (sorted(self.sweep or ()) or _values(n)) if self.min_samples is None else [self.min_samples], dtype=np.int64
         )
@@ -113,8 +116,33 @@ class DBSCAN(Parameters):
             }
         )
         labels = np.where(alone, -1, graph.labels(int(values[at])))
-        sweeps = {"min_samples": sweep} if graph.scales is None else {"min_samples": sweep, "eps": graph.scales}
+        sweeps = {"min_samples": sweep} if ranges is None else {"min_samples": sweep, "eps": ranges}
         return Labels(in_order(labels, steps), sweeps)
+
+
+class _Near(NamedTuple):
+    """The neighbours at one eps, the steps that are strays of their cells, and how many others each cell holds."""
+
+    graph: Graph
+    alone: NDArray[np.bool_]
+    held: Floats
+
+
+@remembered
+def _scales(steps: Steps, merged: Cells, k: int) -> pl.DataFrame:
+    return scales(_distances(steps, merged), merged, k)
+
+
+@last_remembered  # of one space: of 3,000 cells they are 72 MB, and a slider moves within one
+def _distances(steps: Steps, merged: Cells) -> Floats:
+    return distances(merged)
+
+
+@last_remembered  # of one eps: another 9 MB, and another min_samples asks for the same
+def _near(steps: Steps, features: Features, merged: Cells, eps: float) -> _Near:
+    alone = strays(space(steps, features).points, merged, eps)
+    held = merged.weights - np.bincount(merged.cell[alone], minlength=len(merged.weights))
+    return _Near(Graph(merged, _distances(steps, merged), eps), alone, held)
 
 
 def _nearest(n: int) -> int:
@@ -154,23 +182,16 @@ class Graph:
     ----------
     merged
         The points.
+    distance
+        Theirs: (cells, cells), as :func:`distances` gives them.
     eps
-        Distance up to which two are neighbours; if None, that of :func:`tpunb.cluster.eps.scales`.
-    k
-        Of the k-distances, in steps, a step itself included.
+        Distance up to which two are neighbours.
     """
 
-    def __init__(self, merged: Cells, eps: float | None, *, k: int) -> None:
-        from scipy.spatial.distance import cdist
-
+    def __init__(self, merged: Cells, distance: Floats, eps: float) -> None:
         self.merged = merged
-        distance = cdist(merged.centres, merged.centres)
-        self.scales = None
-        if eps is None:
-            self.scales = scales(distance, merged, k)
-            eps = self.scales.filter("chosen")["eps"].item()
-        self.eps = float(eps)
-        self.near: NDArray[np.bool_] = distance <= self.eps
+        self.eps = eps
+        self.near: NDArray[np.bool_] = distance <= eps
         self.reach: Floats = self.near @ merged.weights
 
     def noise(self, values: Ints, held: Floats | None = None) -> Floats:
@@ -180,7 +201,7 @@ class Graph:
         """
         if not len(self.reach):
             return np.zeros(len(values))
-        most = np.array([self.reach[near].max() for near in self.near])  # every cell is near itself
+        most = self._most
         order = np.argsort(most)
         inside = np.cumsum((self.merged.weights if held is None else held)[order][::-1])[::-1]
         inside = np.append(inside, 0.0)[np.searchsorted(most[order], values)]
@@ -193,18 +214,26 @@ class Graph:
         ``min(N, N')``, because an edge joins two cores exactly if both its ends are cores.
         """
         cores = len(self.reach) - np.searchsorted(np.sort(self.reach), values)
-        return np.asarray(cores - (len(self._forest) - np.searchsorted(self._forest, values)), dtype=np.int64)
+        least = self._forest[2]
+        return np.asarray(cores - (len(least) - np.searchsorted(least, values)), dtype=np.int64)
 
     @cached_property
-    def _forest(self) -> Floats:
-        """The least N at the two ends of each edge of the spanning forest, sorted."""
+    def _most(self) -> Floats:
+        """The largest N among each cell and its neighbours."""
+        return np.array([self.reach[near].max() for near in self.near])  # every cell is near itself
+
+    @cached_property
+    def _forest(self) -> tuple[Ints, Ints, Floats]:
+        """The two ends of each edge of the spanning forest and the least N at them, by which they are sorted."""
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import minimum_spanning_tree
 
         one, other = np.nonzero(np.triu(self.near, 1))
         least = np.minimum(self.reach[one], self.reach[other])
         edges = csr_array((-least, (one, other)), shape=self.near.shape)
-        return np.sort(-minimum_spanning_tree(edges).data)
+        forest = minimum_spanning_tree(edges).tocoo()
+        order = np.argsort(-forest.data, kind="stable")
+        return forest.row[order], forest.col[order], -forest.data[order]
 
     def labels(self, min_samples: int) -> Ints:
         """Return one label a step, -1 for noise; those of scikit-learn's DBSCAN on the same points."""
@@ -214,10 +243,22 @@ class Graph:
         core = np.flatnonzero(self.reach >= min_samples)
         label = np.full(len(self.reach), -1, dtype=np.int64)
         if len(core):
-            _, label[core] = connected_components(csr_array(self.near[np.ix_(core, core)]), directed=False)
+            one, other, least = self._forest  # its edges between cores join the same cores as all edges do
+            both = slice(np.searchsorted(least, min_samples), None)
+            edges = csr_array((np.ones(len(least[both])), (one[both], other[both])), shape=self.near.shape)
+            component = connected_components(edges, directed=False)[1][core]
+            label[core] = np.unique(component, return_inverse=True)[1]
             # a step at the border of two clusters belongs to the one that was found first
             rest = np.flatnonzero(label < 0)
-            none = len(label)
-            first = np.where(self.near[np.ix_(rest, core)], label[core], none).min(axis=1)
-            label[rest] = np.where(first < none, first, -1)
+            by_label = core[np.argsort(label[core], kind="stable")]
+            beside = self.near[np.ix_(rest, by_label)]
+            first = beside.argmax(axis=1)
+            label[rest] = np.where(beside[np.arange(len(rest)), first], label[by_label[first]], -1)
         return label[self.merged.cell]
+
+
+def distances(merged: Cells) -> Floats:
+    """Return how far the centres of cells lie from each other: (cells, cells)."""
+    from scipy.spatial.distance import cdist
+
+    return np.asarray(cdist(merged.centres, merged.centres))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from tpunb.export import phase_name
 from tpunb.frames import Phases, Steps
+from tpunb.frames.memory import remembered
 from tpunb.frames.op_matrix import op_matrix
 
 _SPOKEN_OF = {
@@ -57,8 +59,8 @@ def facts(phases: Phases) -> pl.DataFrame:
     >>> facts(phases(toy_steps("aaab"))).select("phase", "busy", "idle", "input").row(0)
     (0, 0.5, 0.5, None)
     """
-    spoken = _spoken_of(phases.steps.full())
-    steps = _shared_out(_full_steps(phases, spoken))
+    known = _known(phases.steps)
+    steps, spoken = (frame.with_columns(_phase(phases, frame["row"])) for frame in (known.shares, known.spoken))
     dur = pl.col("dur_ps")
 
     def share(name: str) -> pl.Expr:
@@ -76,14 +78,49 @@ def facts(phases: Phases) -> pl.DataFrame:
     rows = rows.join(_compiled(phases), on="phase", how="left", maintain_order="left")
     rows = rows.with_columns(compile=pl.col("compiled_ps") / pl.col("dur_ps"))
     rows = _with_stalls(_with_work(rows), _signatures(phases))
-    return rows.join(_culprits(spoken, steps), on="phase", how="left", maintain_order="left")
+    return rows.join(_culprits(spoken), on="phase", how="left", maintain_order="left")
+
+
+def _phase(phases: Phases, rows: pl.Series) -> pl.Series:
+    """Return the phase of each of some rows of ``steps.frame``."""
+    return phases.labels.cast(pl.Int64).gather(rows).alias("phase")
+
+
+class _Known(NamedTuple):
+    """What is known of steps, whatever their phases.
+
+    Parameters
+    ----------
+    shares
+        One row a step seen in full: its ``row`` in ``steps.frame``, and its time by what it goes to.
+    spoken
+        (row, kind, op, self_ps): what these steps do that advice speaks of.
+    firsts
+        (row, compiled_ps): what the first steps of each mark compiled, were they seen in full or not.
+    """
+
+    shares: pl.DataFrame
+    spoken: pl.DataFrame
+    firsts: pl.DataFrame
+
+
+@remembered
+def _known(steps: Steps) -> _Known:
+    first = pl.int_range(pl.len()).over("host", "mark") == 0
+    frame = steps.frame.with_row_index("row").with_columns(first=first)
+    compiled = pl.min_horizontal("compile_ps", "dur_ps").clip(0)
+    firsts = frame.filter("first").drop_nulls("compile_ps").select("row", compiled_ps=compiled)
+    spoken = _spoken_of(steps.full())
+    full = _full_steps(steps, frame, spoken)
+    spoken = spoken.join(full.select("host", "step", "row"), on=["host", "step"])
+    return _Known(_shared_out(full), spoken.select("row", "kind", "op", "self_ps"), firsts)
 
 
 def _compiled(phases: Phases) -> pl.DataFrame:
-    """Return (phase, compiled_ps): what the first steps of each mark compiled, were they seen in full or not."""
-    firsts = phases.labelled.filter(pl.int_range(pl.len()).over("host", "mark") == 0).drop_nulls("compile_ps")
-    compiled = pl.min_horizontal("compile_ps", "dur_ps").clip(0)
-    return firsts.group_by("phase").agg(compiled_ps=compiled.sum().cast(pl.Float64))
+    """Return (phase, compiled_ps): what the first steps of each mark compiled."""
+    firsts = _known(phases.steps).firsts
+    firsts = firsts.with_columns(_phase(phases, firsts["row"]))
+    return firsts.group_by("phase").agg(pl.col("compiled_ps").sum().cast(pl.Float64))
 
 
 def _spoken_of(steps: Steps) -> pl.DataFrame:
@@ -102,18 +139,16 @@ def _spoken_of(steps: Steps) -> pl.DataFrame:
     return rows.select("host", "step", "kind", "op", pl.col("self_ps").clip(0))
 
 
-def _full_steps(phases: Phases, spoken: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps seen in full: `phase`, whether each is the `first` of its mark, and what `spoken` took."""
-    first = pl.int_range(pl.len()).over("host", "mark") == 0
-    steps = phases.labelled.with_columns(first=first).filter(pl.col("seen") == "full")
-    matrix = op_matrix(phases.steps.full())
+def _full_steps(steps: Steps, frame: pl.DataFrame, spoken: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of `frame` seen in full and of some time, with what their devices and what `spoken` took."""
+    matrix = op_matrix(steps.full())
     of_devices = matrix.values("self_ps") @ matrix.sides.astype(np.float32)
     took = spoken.group_by("host", "step").agg(
         pl.col("self_ps").filter(pl.col("kind") == kind).sum().alias(kind) for kind in _SPOKEN_OF
     )
-    steps = steps.with_columns(of_devices=pl.Series(of_devices, dtype=pl.Float64))
-    steps = steps.join(took, on=["host", "step"], how="left", maintain_order="left")
-    return steps.filter(pl.col("dur_ps") > 0).with_columns(
+    full = frame.filter(pl.col("seen") == "full").with_columns(of_devices=pl.Series(of_devices, dtype=pl.Float64))
+    full = full.join(took, on=["host", "step"], how="left", maintain_order="left")
+    return full.filter(pl.col("dur_ps") > 0).with_columns(
         pl.col([*_SPOKEN_OF]).cast(pl.Float64).fill_null(0), pl.col("dur_ps").cast(pl.Float64)
     )
 
@@ -142,7 +177,7 @@ def _shared_out(steps: pl.DataFrame) -> pl.DataFrame:
     explained = pl.sum_horizontal(*(held(wait) for wait in waiting), host["callbacks"])
     other = (idle - pl.sum_horizontal(*(held(wait) for wait in waiting[:-1]))).clip(0)  # than for what has a name
     return steps.select(
-        *("phase", "host", "step", "dur_ps"),
+        *("row", "dur_ps"),
         *(time[name].alias(name) for name in ("infeed", "outfeed", "collective")),
         busy=time["device"],
         any_idle=idle,
@@ -186,26 +221,19 @@ def _signatures(phases: Phases) -> pl.DataFrame:
 
     Those of devices, if there are any: hosts do this and that besides. Noise has none, nor has a phase without any.
     """
-    from scipy.sparse import csr_array
-
-    full = phases.steps.full()
-    matrix = op_matrix(full)
-    labels = phases.fitted.to_numpy()
-    found, phase, size = np.unique(labels, return_inverse=True, return_counts=True)
-    of_phase = csr_array((np.ones(len(labels), np.float32), (phase, np.arange(len(labels)))), (len(found), len(labels)))
-    runs = csr_array(of_phase @ matrix.presence())
-    runs.sort_indices()
-    side = "device" if matrix.sides.any() else "host"
-    if side == "device":
-        runs = runs[:, np.flatnonzero(matrix.sides)]
-    known: dict[bytes, int] = {b"": -1}
-    signatures = []
-    for i, steps in enumerate(size):
-        ran = slice(runs.indptr[i], runs.indptr[i + 1])
-        ops = runs.indices[ran][runs.data[ran] * 2 >= steps]
-        signatures.append(known.setdefault(ops.tobytes(), len(known)))
-    rows = pl.DataFrame({"phase": found, "signature": signatures}, schema={"phase": pl.Int64, "signature": pl.Int64})
-    return rows.filter(pl.col("phase") >= 0, pl.col("signature") >= 0).with_columns(stalled_side=pl.lit(side))
+    sides = op_matrix(phases.steps.full()).sides
+    side = "device" if sides.any() else "host"
+    size = phases.fitted.cast(pl.Int64).alias("phase").value_counts(name="size")
+    often = phases.totals.filter(pl.Series(sides[phases.totals["column"]] == sides.max(initial=0)))
+    often = often.join(size, on="phase", maintain_order="left").filter(
+        pl.col("phase") >= 0, pl.col("ran") * 2 >= pl.col("size")
+    )
+    rows = often.group_by("phase", maintain_order=True).agg("column")
+    known: dict[bytes, int] = {}
+    signatures = [known.setdefault(ops.to_numpy().tobytes(), len(known)) for ops in rows["column"]]
+    return rows.select(
+        "phase", signature=pl.Series(signatures, dtype=pl.Int64), stalled_side=pl.lit(side, dtype=pl.String)
+    )
 
 
 def _with_stalls(rows: pl.DataFrame, signatures: pl.DataFrame) -> pl.DataFrame:
@@ -232,11 +260,10 @@ def _with_stalls(rows: pl.DataFrame, signatures: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _culprits(spoken: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def _culprits(spoken: pl.DataFrame) -> pl.DataFrame:
     """Return (phase, formatting_op, ...): of each kind the operation that takes most of its time in each phase."""
-    took = spoken.join(steps.select("host", "step", "phase"), on=["host", "step"])
-    took = took.group_by("phase", "kind", "op").agg(pl.col("self_ps").sum()).with_columns(pl.col("op").cast(pl.String))
-    took = took.sort("self_ps", "op", descending=[True, False])
+    took = spoken.group_by("phase", "kind", "op").agg(pl.col("self_ps").sum())
+    took = took.with_columns(pl.col("op").cast(pl.String)).sort("self_ps", "op", descending=[True, False])
     return took.group_by("phase").agg(
         pl.col("op").filter(pl.col("kind") == kind).first().alias(f"{kind}_op") for kind in _SPOKEN_OF
     )

@@ -9,11 +9,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 import polars as pl
 
-from tpunb.cluster.cells import Cells, leading_cells
-from tpunb.cluster.features import Features, check, space
+from tpunb.cluster.cells import Cells, cells_of
+from tpunb.cluster.features import Features, check
 from tpunb.cluster.knee import knee
 from tpunb.cluster.methods import Parameters, in_order
 from tpunb.frames import Labels, Steps
+from tpunb.frames.memory import remembered
 from tpunb.frames.op_matrix import Floats, Ints
 
 CHOICES = ("elbow", "log", "bic")
@@ -52,9 +53,10 @@ class KMeans(Parameters):
     Parameters
     ----------
     k
-        Number of phases; chosen if None. Fewer come back where fewer steps differ.
+        Number of phases; chosen if None. Fewer come back where fewer steps differ. Up to `k_max` they are those that
+        the sweep from 1 to `k_max` finds at this k, so that its curve tells their error.
     k_max
-        Largest k to try.
+        Largest k to try. A larger `k` is searched for by itself.
     seed
         Of the random starts, ten a k.
     features
@@ -94,26 +96,28 @@ class KMeans(Parameters):
 
         Its columns: ``k``; ``sse``, the sum of squared distances of all steps to the centres of their phases, which
         never rises; ``bic``; ``by_elbow``, ``by_log`` and ``by_bic``, whether that rule takes this k, null where k
-        was given; ``chosen``.
+        was given; ``chosen``. A `k` that was given has one row.
         """
         if not len(steps):
             return Labels([])
-        from threadpoolctl import threadpool_limits
-
-        merged = leading_cells(space(steps, self.features).points)
+        merged = cells_of(steps, self.features)
         most = len(merged.weights)
-        tried = range(1, min(self.k_max, most) + 1) if self.k is None else [min(self.k, most)]
-        with threadpool_limits(1):  # points are few: threads would spin more than they work
-            found = fits(merged, tried, self.seed)
-            bic = [_bic(fit, merged) for fit in found]
-            said = _choices(found, bic, merged, self.k_max) if self.k is None else dict.fromkeys(CHOICES, tried[0])
+        tried = range(1, min(self.k_max, most) + 1)
+        k = None if self.k is None else min(self.k, most)
+        if k is not None and k not in tried:
+            tried = range(k, k + 1)
+        found = _fits(steps, merged, tried, self.seed)
+        if k is not None:
+            tried, found = range(k, k + 1), [found[tried.index(k)]]
+        bic = [_bic(fit, merged) for fit in found]
+        said = _choices(found, bic, merged, self.k_max) if k is None else dict.fromkeys(CHOICES, k)
         at = tried.index(said[self.choose])
         sweep = pl.DataFrame(
             {
                 "k": tried,
                 "sse": [fit.sse + merged.within for fit in found],
                 "bic": bic,
-                **{f"by_{rule}": [k == said[rule] if self.k is None else None for k in tried] for rule in CHOICES},
+                **{f"by_{rule}": [n == said[rule] if k is None else None for n in tried] for rule in CHOICES},
                 "chosen": [i == at for i in range(len(tried))],
             },
             schema=_SWEEP,
@@ -138,6 +142,14 @@ class Fit(NamedTuple):
     labels: Ints
     centres: Floats
     sse: float
+
+
+@remembered  # the labels of cells, not of steps: some 40 kB a k
+def _fits(steps: Steps, merged: Cells, tried: range, seed: int) -> list[Fit]:
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):  # points are few: threads would spin more than they work
+        return fits(merged, tried, seed)
 
 
 def fits(merged: Cells, tried: Sequence[int], seed: int) -> list[Fit]:

@@ -19,10 +19,15 @@ def in_order(labels: NDArray[np.integer[Any]], steps: Steps) -> list[int]:
     >>> in_order(np.array([7, -1, 3, 7]), toy_steps("abca"))
     [0, -1, 1, 0]
     """
-    in_time = labels[np.argsort(steps.frame["start_ps"].to_numpy(), kind="stable")]
-    found, first = np.unique(in_time[in_time >= 0], return_index=True)
-    number = dict(zip(found[np.argsort(first)].tolist(), range(len(found)), strict=True))
-    return [number.get(label, -1) for label in labels.tolist()]
+    backwards = labels[np.argsort(steps.frame["start_ps"].to_numpy(), kind="stable")[::-1]]
+    first = np.full(int(labels.max(initial=-1)) + 2, len(labels))  # and, for noise, a last one that none is before
+    first[backwards] = np.arange(len(labels))[::-1]  # of several the last to be written stays
+    first[-1] = len(labels)
+    number = np.empty(len(first), dtype=np.int64)
+    number[np.argsort(first, kind="stable")] = np.arange(len(first))
+    number[-1] = -1
+    told: list[int] = number[labels].tolist()
+    return told
 
 
 class Parameters:

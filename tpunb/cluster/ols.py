@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tpunb.cluster.methods import Parameters
 from tpunb.errors import share
 from tpunb.frames import Labels, Steps
+from tpunb.frames.memory import remembered
 from tpunb.frames.op_matrix import Floats, op_matrix
 
 _THRESHOLDS = 1000  # of the sweep, above 0
@@ -68,8 +69,11 @@ class OLS(Parameters):
         )
 
 
+@remembered
 def similarities(steps: Steps) -> tuple[Floats, NDArray[np.bool_]]:
     """Return the similarity of each step to the one before it on its host, and where a host's steps start.
+
+    They are worked out once for as long as the steps live, and read-only.
 
     Returns
     -------
@@ -89,6 +93,7 @@ def similarities(steps: Steps) -> tuple[Floats, NDArray[np.bool_]]:
     similar = np.ones(len(steps))
     np.divide(shared[1:], smaller, out=similar[1:], where=smaller > 0)
     similar[starts] = 1.0
+    similar.flags.writeable = starts.flags.writeable = False  # they are handed to everyone who asks
     return similar, starts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -12,10 +13,12 @@ from numpy.typing import NDArray
 from tpunb.cluster.dbscan import DBSCAN
 from tpunb.cluster.features import space
 from tpunb.errors import BadProfile, NoSteps, wrong
-from tpunb.frames import PhaseMethod, Phases, Steps
+from tpunb.frames import Labels, PhaseMethod, Phases, Steps
+from tpunb.frames.memory import last_remembered, remembered
 from tpunb.frames.op_matrix import Floats, Ints
 
 _AROUND = 8  # full steps on either side that a step may take after
+_ROWS = 2048  # that are worked on at one time: few enough to stay near the processor
 _ALIKE = 1.1  # times: step times that are as like as the likest, within 10 %
 
 
@@ -64,17 +67,9 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
         raise _no_steps(steps)
     answer = method(full)
     fitted = _checked(answer, len(full), method)
-    seen = (steps.frame["seen"] == "full").to_numpy()
-    labels = np.full(len(steps), -1, dtype=np.int64)
-    labels[seen] = fitted
-    mark = steps.frame["mark"].fill_null("").to_numpy()
-    unseen = ~np.isin(mark, list(set(mark[seen])))  # of objects it looks at each in turn: give it few
-    among = labels >= 0 if (labels >= 0).any() else seen
-    labels[~seen & ~unseen] = labels[_nearest(steps.frame, ~seen & ~unseen, among)]
-    for number, name in enumerate(dict.fromkeys(mark[unseen]), start=max(int(fitted.max()), -1) + 1):
-        labels[unseen & (mark == name)] = number
-    distance = np.full(len(steps), np.nan)
-    distance[seen] = _distances(space(full).points, fitted)
+    labels, distance = fitted, _distances(space(full).points, fitted)
+    if full is not steps:
+        labels, distance = _with_others(steps, labels, distance)
     sweeps = getattr(answer, "sweeps", None)
     return Phases(
         steps=steps,
@@ -85,6 +80,7 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
     )
 
 
+@remembered
 def _check(steps: Steps) -> None:
     """Refuse steps that cannot be told apart."""
     for frame, columns in ((steps.frame, ("host", "step", "seen")), (steps.ops, ("host", "step", "op", "side"))):
@@ -128,49 +124,133 @@ def _checked(labels: object, n: int, method: PhaseMethod) -> Ints:
     """Return what a method gave as an array, if it is one int of -1 or more a step."""
     hint = "a phase method returns one int a step that it was given, -1 for noise"
     try:
-        values = [operator.index(label) for label in labels]  # type: ignore[attr-defined]  # that is the question
+        if type(labels) is Labels and set(map(type, labels)) == {int}:  # ours, and nobody wrote into them since
+            values: list[int] = labels
+        else:
+            values = [operator.index(label) for label in labels]  # type: ignore[attr-defined]  # that is the question
     except TypeError as error:
         raise BadProfile(f"{method!r} returned labels that are no ints: {error}", hint=hint) from error
     if len(values) != n:
         raise BadProfile(f"{method!r} returned {len(values)} labels for {n} steps", hint=hint)
-    if min(values) < -1:
-        raise BadProfile(f"{method!r} returned the label {min(values)}", hint=hint)
-    return np.array(values, dtype=np.int64)
+    checked = np.array(values, dtype=np.int64)
+    if checked.min() < -1:
+        raise BadProfile(f"{method!r} returned the label {checked.min()}", hint=hint)
+    return checked
 
 
-def _nearest(frame: pl.DataFrame, asking: NDArray[np.bool_], among: NDArray[np.bool_]) -> Ints:
-    """Return, for each asking step, the row of the nearest in time `among` those of its host and its mark, if any.
+class _Others(NamedTuple):
+    """What tells steps that were not seen in full where they belong, whatever the phases: (steps,) each.
+
+    Parameters
+    ----------
+    seen
+        Whether a step was seen in full.
+    asking
+        Whether it was not, though others of its mark were.
+    host, mark
+        Numbers for their names.
+    middle
+        Twice the middle of the step, to stay in whole picoseconds.
+    size
+        The logarithm of its time.
+    timed
+        Whether the clock knows its time.
+    """
+
+    seen: NDArray[np.bool_]
+    asking: NDArray[np.bool_]
+    host: Ints
+    mark: Ints
+    middle: Ints
+    size: Floats
+    timed: NDArray[np.bool_]
+
+
+@remembered
+def _others(steps: Steps) -> _Others:
+    frame = steps.frame
+    dur = frame["dur_ps"].fill_null(0)
+    host, mark = (frame[name].fill_null("").rank("dense").to_numpy().astype(np.int64) for name in ("host", "mark"))
+    seen = (frame["seen"] == "full").to_numpy()
+    return _Others(
+        seen,
+        ~seen & np.isin(mark, mark[seen]),
+        host,
+        mark,
+        (frame["start_ps"].fill_null(0) * 2 + dur).to_numpy(),
+        np.log(dur.clip(1).to_numpy()),
+        (dur > 0).to_numpy(),
+    )
+
+
+def _with_others(steps: Steps, fitted: Ints, distance: Floats) -> tuple[Ints, Floats]:
+    """Return the label of every step, by those `fitted` of the steps seen in full, and the distance, else NaN."""
+    others = _others(steps)
+    labels = np.full(len(steps), -1, dtype=np.int64)
+    labels[others.seen] = fitted
+    among = labels >= 0 if (labels >= 0).any() else others.seen
+    labels[others.asking] = labels[_nearest(steps, among.tobytes())]
+    unseen = ~others.seen & ~others.asking
+    for number, mark in enumerate(dict.fromkeys(others.mark[unseen].tolist()), start=max(int(fitted.max()), -1) + 1):
+        labels[unseen & (others.mark == mark)] = number
+    distances = np.full(len(steps), np.nan)
+    distances[others.seen] = distance
+    return labels, distances
+
+
+@last_remembered  # by whom steps are placed: most methods find no noise, and ask for the same again
+def _nearest(steps: Steps, placed: bytes) -> Ints:
+    """Return, for each asking step, the row of the nearest in time of those of its host and its mark, if any.
 
     Of the eight on either side those whose time is like its own come first, where the clock knows its time.
+
+    Parameters
+    ----------
+    steps
+        All of them.
+    placed
+        The bytes of one bool a step: whether others may be placed by it.
     """
-    # twice the middle of a step, to stay in whole picoseconds
-    middle = (frame["start_ps"].fill_null(0) * 2 + frame["dur_ps"].fill_null(0)).to_numpy()
-    host, mark = (frame[name].fill_null("").to_numpy() for name in ("host", "mark"))
-    size = np.log(frame["dur_ps"].fill_null(0).clip(1).to_numpy())
-    timed = (frame["dur_ps"] > 0).fill_null(False).to_numpy()
-    nearest = np.zeros(len(frame), dtype=np.int64)
-    for name, word in set(zip(host[asking], mark[asking], strict=True)):
-        of_host, of_mark = host == name, mark == word
-        asked = np.flatnonzero(asking & of_host & of_mark)
+    others, among = _others(steps), np.frombuffer(placed, dtype=np.bool_)
+    nearest = np.zeros(len(steps), dtype=np.int64)
+    for name, word in set(zip(others.host[others.asking].tolist(), others.mark[others.asking].tolist(), strict=True)):
+        of_host, of_mark = others.host == name, others.mark == word
         candidates = (among & of_host & of_mark, among & of_mark, among & of_host, among)
         own = np.flatnonzero(next(these for these in candidates if these.any()))
-        own = own[np.argsort(middle[own], kind="stable")]
-        after = np.searchsorted(middle[own], middle[asked], side="right")
-        near = own[(after[:, None] + np.arange(-_AROUND, _AROUND)).clip(0, len(own) - 1)]
-        far = np.abs(middle[asked][:, None] - middle[near])
-        unlike = np.abs(size[asked][:, None] - size[near]) * timed[asked][:, None]
-        alike = unlike <= unlike.min(axis=1, keepdims=True) + np.log(_ALIKE)
-        best = np.where(alike, far, np.iinfo(np.int64).max).argmin(axis=1)  # the earlier of two
-        nearest[asked] = near[np.arange(len(asked)), best]
-    return np.asarray(nearest[asking], dtype=np.int64)
+        own = own[np.argsort(others.middle[own], kind="stable")]
+        asked = np.flatnonzero(others.asking & of_host & of_mark)
+        after = np.searchsorted(others.middle[own], others.middle[asked], side="right")
+        for start in range(0, len(asked), _ROWS):
+            rows = slice(start, start + _ROWS)
+            nearest[asked[rows]] = _nearest_of(own, after[rows], asked[rows], others)
+    return nearest[others.asking]
+
+
+def _nearest_of(own: Ints, after: Ints, asked: Ints, others: _Others) -> Ints:
+    """Return, for each of some steps, the nearest of its `own`, which are sorted by time; it comes `after` so many."""
+    middle, size = others.middle, others.size
+    near = own[(after[:, None] + np.arange(-_AROUND, _AROUND)).clip(0, len(own) - 1)]
+    far = np.abs(middle[asked][:, None] - middle[near])
+    unlike = np.abs(size[asked][:, None] - size[near]) * others.timed[asked][:, None]
+    alike = unlike <= unlike.min(axis=1, keepdims=True) + np.log(_ALIKE)
+    best = np.where(alike, far, np.iinfo(np.int64).max).argmin(axis=1)  # the earlier of two
+    return np.asarray(near[np.arange(len(asked)), best], dtype=np.int64)
 
 
 def _distances(points: Floats, labels: Ints) -> Floats:
     """Return how far each step lies from the mean of its phase; NaN for noise, which has no centre."""
+    from scipy.sparse import csr_array
+
+    n = len(labels)
     found, phase = np.unique(labels, return_inverse=True)
-    centre = np.zeros((len(found), points.shape[1]))
-    np.add.at(centre, phase, points)
+    centre = csr_array((np.ones(n), phase, np.arange(n + 1)), shape=(n, len(found))).T @ points
     centre /= np.bincount(phase)[:, None]
-    distance = np.linalg.norm(points - centre[phase], axis=1)
+    distance = np.empty(n)
+    for start in range(0, n, _ROWS):
+        rows = slice(start, start + _ROWS)
+        off = centre[phase[rows]]
+        off -= points[rows]
+        np.einsum("ij,ij->i", off, off, out=distance[rows])
+    np.sqrt(distance, out=distance)
     distance[labels < 0] = np.nan
-    return np.asarray(distance, dtype=np.float64)
+    return distance

@@ -12,13 +12,14 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.cluster import features, phasing
+from tpunb.cluster.groups import Groups
 from tpunb.errors import TpunbError, whole, wrong
 from tpunb.frames import PhaseMethod, Phases, Representatives, Steps
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
 from tpunb.frames.words import plural
 
 if TYPE_CHECKING:
-    from scipy.sparse import csr_array
+    pass
 
 _PART = 0.8  # of the hosts, windows or steps are in a draw: fewer would lose rare phases
 _MOST = 20_000  # steps in a draw
@@ -302,22 +303,20 @@ def apart(phases: Phases, n: int = 5) -> pl.DataFrame:
     n = whole("apart", "n", n, 1)
     full = phases.steps.full()
     labels = phases.fitted.to_numpy()
-    known, size = np.unique(labels[labels >= 0], return_counts=True)
-    if not len(known) or size[0] == len(full):  # no phase, or no rest
+    of = Groups.of(labels)
+    if not of.known.any() or of.size[of.known][0] == len(full):  # no phase, or no rest
         return schema.empty(schema.APART)
     space = features.space(full, _features(phases.method))
-    ops = op_matrix(full)
-    member = _membership(labels, known)
-    blocks = [_means(member, fold.of(features.BLOCKS[fold.block](ops, full))) for fold in space.folds]
-    inside, outside = map(np.hstack, zip(*blocks, strict=True))
+    ops = op_matrix(full).ops.height
+    ran, spent = (of.spread(phases.totals, name, ops) for name in ("ran", "spent_ps"))
+    inside, outside = of.means(np.hstack([of.sums(full, fold, ran) for fold in space.folds]))
     place, column, rank, share = _most_apart(space, inside, outside, n)
-    dur = full.frame.select(pl.col("dur_ps").fill_null(0).cast(pl.Float64)).to_numpy()
-    at = place, _figure(space, ops.ops.height)[column]
-    own = [_means(member, ops.values("self_ps")), _means(member, dur)]
-    ran = [_means(member, ops.presence()), _means(member, np.ones_like(dur))]
-    (inside_ps, outside_ps), (inside_ran, outside_ran) = (map(np.hstack, zip(*two, strict=True)) for two in (own, ran))
+    at = place, _figure(space, ops)[column]
+    dur = full.frame["dur_ps"].fill_null(0).to_numpy()
+    inside_ps, outside_ps = of.means(np.column_stack([spent, np.bincount(of.group, dur)]))
+    inside_ran, outside_ran = of.means(np.column_stack([ran, of.size]))
     rows = space.columns[column].with_columns(
-        phase=known[place],
+        phase=of.found[of.known][place],
         rank=rank,
         share=share,
         inside_ps=inside_ps[at].round(),
@@ -336,24 +335,6 @@ def _features(method: PhaseMethod) -> features.Features:
     except (TypeError, ValueError):  # a method of someone else's, that means something else by the word
         return "default"
     return named
-
-
-def _membership(labels: Ints, known: Ints) -> csr_array:
-    """Return which step is in which phase, as ones, and in a last row that each is in the run: (phases + 1, steps)."""
-    from scipy.sparse import csr_array
-
-    n = len(labels)
-    step = np.flatnonzero(labels >= 0)
-    row = np.concatenate([np.searchsorted(known, labels[step]), np.full(n, len(known))])
-    return csr_array((np.ones(len(row)), (row, np.concatenate([step, np.arange(n)]))), shape=(len(known) + 1, n))
-
-
-def _means(member: csr_array, values: csr_array | Floats) -> tuple[Floats, Floats]:
-    """Return the mean of each column over the steps of each phase, and over all others: two of (phases, columns)."""
-    product = member @ values
-    sums = product if isinstance(product, np.ndarray) else product.toarray()
-    size = np.diff(member.indptr).astype(np.float64)[:, None]
-    return sums[:-1] / size[:-1], (sums[-1] - sums[:-1]) / (size[-1] - size[:-1])
 
 
 def _most_apart(space: features.Space, inside: Floats, outside: Floats, n: int) -> tuple[Ints, Ints, Ints, Floats]:

@@ -9,10 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from tpunb import export, schema
 from tpunb.errors import whole
+from tpunb.frames.op_matrix import op_matrix
+from tpunb.frames.phase_sums import totals
 from tpunb.frames.representatives import Population, Representatives, representatives
 from tpunb.frames.steps import Steps
 from tpunb.frames.words import plural, to_pandas
@@ -37,7 +40,8 @@ class Labels(list[int]):
     """
 
     def __init__(self, labels: Sequence[int], sweeps: Mapping[str, pl.DataFrame] | None = None) -> None:
-        super().__init__(int(label) for label in labels)
+        told = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
+        super().__init__(told if set(map(type, told)) <= {int} else map(int, told))
         self.sweeps = dict(sweeps or {})
 
 
@@ -206,17 +210,20 @@ class Phases:
         By self time in the steps seen in full (paper VI.B, Tables II and III): ``tpunb.schema.TOP``.
         """
         n = whole("top", "n", n, 1)
-        full = self.labelled.filter(pl.col("seen") == "full").select("host", "step", "phase")
         rows = (
-            self.steps.ops.join(full, on=["host", "step"], how="inner")
-            .group_by("phase", "side", "op")
-            .agg(pl.col("count", "total_ps", "self_ps").sum())
+            self.totals.select("phase", "count", "total_ps", "self_ps")
+            .with_columns(op_matrix(self.steps.full()).ops[self.totals["column"]])
             .with_columns(share=pl.col("self_ps") / pl.col("self_ps").sum().clip(1).over("phase", "side"))
             .sort("phase", "side", "self_ps", "op", descending=[False, False, True, False])
             .with_columns(rank=pl.int_range(1, pl.len() + 1).over("phase", "side"))
             .filter(pl.col("rank") <= min(n, self.steps.ops.height))
         )
         return schema.check(rows, schema.TOP, "top")
+
+    @cached_property
+    def totals(self) -> pl.DataFrame:
+        """What each operation adds up to in each phase: :func:`tpunb.frames.phase_sums.totals`, of the full steps."""
+        return totals(self.steps.full(), self.fitted.to_numpy())
 
     def representatives(self, n: int | None = None, *, seed: int | None = None) -> Representatives:
         """Return the fewest steps to look at to know the run, and how far they can be trusted.

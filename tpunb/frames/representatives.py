@@ -11,12 +11,15 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
+from tpunb.frames.memory import remembered
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
+from tpunb.frames.phase_sums import root_sums
 from tpunb.frames.steps import Steps
 from tpunb.frames.words import plural, to_pandas
 
 if TYPE_CHECKING:
     import pandas as pd
+    from scipy.sparse import csr_array
 
 _POOL = 2000  # steps of a phase that are weighed against each other
 _POOL_NUMBERS = 2**23  # and numbers of them that are dense at one time
@@ -104,6 +107,13 @@ class Group:
     time: float
 
 
+@remembered
+def _own(steps: Steps) -> tuple[csr_array, Floats]:
+    """Return the self times of each step, (steps, ops), and their sum: they are the same for all phases."""
+    own = op_matrix(steps).values("self_ps")
+    return own, np.asarray(own.sum(axis=1, dtype=np.float64))
+
+
 class Population:
     """All steps of a run in their phases, to choose some from.
 
@@ -117,8 +127,8 @@ class Population:
 
     def __init__(self, steps: Steps, labelled: pl.DataFrame) -> None:
         self.labelled = labelled
-        matrix = op_matrix(steps)
-        self.names, self.own = matrix.ops, matrix.values("self_ps")
+        self.names = op_matrix(steps).ops
+        self.own, self.whole = _own(steps)
         # a step of no time counts as one picosecond: its operations' time by the step's is a number then
         self.dur = labelled["dur_ps"].fill_null(0).clip(1).to_numpy().astype(np.float64)
         self.groups = self._groups()
@@ -180,22 +190,20 @@ class Population:
 
     def homogeneity(self) -> float:
         """Return how much alike the steps of a phase are beside how unlike those of the run are, 0 to 1."""
-        from scipy.sparse import csr_array
-
-        whole = self.own.sum(axis=1, dtype=np.float64)
-        dur = np.where(whole > 0, self.dur, 0.0)
-        weight = dur / np.sqrt(whole.clip(1))
-        phase = np.repeat(np.arange(len(self.seen)), [len(group.rows) for group in self.seen])
-        rows = np.concatenate([*(group.rows for group in self.seen), np.zeros(0, dtype=np.int64)])
-        of_phase = csr_array((weight[rows], (phase, rows)), shape=(len(self.seen), len(dur)))
-        times = np.bincount(phase, dur[rows], minlength=len(self.seen))
-        sums = of_phase @ self.own.sqrt()
-        known = times > 0
-        if not known.any():
-            return 1.0
-        told = float((sums.power(2).sum(axis=1)[known] / times[known]).sum())
+        dur = np.where(self.whole > 0, self.dur, 0.0)
+        phase = np.full(len(dur), -1, dtype=np.int64)
+        for number, group in enumerate(self.seen):
+            phase[group.rows] = number
+        times = np.bincount(phase[phase >= 0], dur[phase >= 0], minlength=len(self.seen))
         whole_time = float(times.sum())
-        scatter = whole_time - float(np.square(sums.sum(axis=0)).sum()) / whole_time
+        if not whole_time:
+            return 1.0
+        told, centre = 0.0, np.zeros(self.names.height)
+        for first, sums in root_sums(self.own, phase, dur / np.sqrt(self.whole.clip(1))):
+            time = times[first : first + len(sums)]
+            told += float(np.square(sums)[time > 0].sum(axis=1) @ (1 / time[time > 0]))
+            centre += sums.sum(axis=0)
+        scatter = whole_time - float(np.square(centre).sum()) / whole_time
         left = max(0.0, whole_time - told)
         return min(1.0, 1 - left / max(scatter, _QUIET * whole_time))
 

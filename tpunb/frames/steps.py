@@ -49,7 +49,8 @@ class Steps:
     def __post_init__(self) -> None:
         frame = schema.check(self.frame, schema.STEPS, "steps").sort("host", "start_ps", "step")
         object.__setattr__(self, "frame", frame)
-        object.__setattr__(self, "ops", schema.check(self.ops, schema.OPS, "ops"))
+        # in one piece: columns of millions of rows are read as arrays again and again
+        object.__setattr__(self, "ops", schema.check(self.ops, schema.OPS, "ops").rechunk())
         object.__setattr__(self, "devices", schema.check(self.devices, schema.DEVICES, "devices"))
         object.__setattr__(self, "windows", schema.check(self.windows, schema.WINDOWS, "windows"))
 

@@ -19,14 +19,13 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from tpunb.frames.words import plain
 from tpunb.watcher import Status
-from tpunb.widgets.summary import safe
+from tpunb.widgets.tables import safe
 
 _LOOK = (
     "color:var(--jp-content-font-color1,currentColor);font-size:13px;line-height:1.45;"
     "font-variant-numeric:tabular-nums;overflow-wrap:anywhere"
 )
-_display: Callable[..., object] = ipython.display  # IPython gives neither a type
-_update: Callable[..., object] = ipython.update_display
+_display: Callable[..., object] = ipython.display  # IPython gives it no type
 _LAST_S = 5.0  # how long the end of a cell waits for the thread
 
 
@@ -157,12 +156,13 @@ class InCell:
 
     def result(self, value: object) -> None:
         """Show what came out in the line's place; anew where the cell cleared its output."""
-        if self._shown and not self._cleared:
-            _update(value, display_id=self._name)
-            return
-        if self._shown:  # what was cleared may have been the output of a widget, and the line still there
+        update = self._shown and not self._cleared
+        if self._shown and self._cleared:  # it may have been the output of a widget, and the line still there
             self._publish({})
-        _display(value)
+            self._name = f"tpunb-{uuid4().hex}"
+        _display(value, display_id=self._name, update=update)
+        if hasattr(value, "shown_at"):
+            value.shown_at(self._name)
 
     def _publish(self, data: dict[str, str]) -> None:
         self._publisher.publish(data=data, metadata={}, transient={"display_id": self._name}, update=self._shown)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import base64
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -22,9 +20,14 @@ from tpunb import charts, pictures
 from tpunb.cluster import advise
 from tpunb.export import phase_name
 from tpunb.frames import Phases, Profile, Steps
-from tpunb.frames.words import cut, plain
+from tpunb.frames.words import plain
+from tpunb.widgets import tables
+from tpunb.widgets.panel import sheet
+from tpunb.widgets.tables import many, safe
 
-_ROWS = 12  # phases in the table
+if TYPE_CHECKING:
+    from tpunb.widgets.explorer import PhaseExplorer
+
 _GROUPS = 4  # kinds of failures that are told
 _NAMES = 8  # of hosts
 _PIECES = 3  # of advice
@@ -39,21 +42,6 @@ _WHY = {
     "under-sampled": "for steps hardly seen yet",
 }
 _MOMENT = re.compile(r"; asked again in [\d.]+ s|, [\d.]+ s after it was asked")  # else no two failures are alike
-_STYLE = """
-.tpunb-summary{color:var(--jp-content-font-color1,currentColor);font-size:13px;line-height:1.45;max-width:960px}
-.tpunb-summary .tpunb-headline{font-size:14px;font-weight:600;margin:0 0 2px}
-.tpunb-summary .tpunb-quiet{opacity:.8;margin:0 0 8px;overflow-wrap:anywhere}
-.tpunb-summary .tpunb-note{border-left:4px solid #D55E00;padding:2px 10px;margin:8px 0;overflow-wrap:anywhere}
-.tpunb-summary .tpunb-advice ul{margin:2px 0 12px;padding-left:18px;overflow-wrap:anywhere}
-.tpunb-summary .tpunb-tables{display:flex;flex-wrap:wrap;gap:8px 32px;align-items:flex-start;margin:8px 0 12px}
-.tpunb-summary table.tpunb-table{border-collapse:collapse;margin:0;font-size:13px;color:inherit;border:0}
-.tpunb-summary table.tpunb-table caption{caption-side:top;text-align:left;font-weight:600;padding:4px 0;color:inherit}
-.tpunb-summary table.tpunb-table tr{background:none;border-bottom:1px solid rgba(127,127,127,.35)}
-.tpunb-summary table.tpunb-table :is(th,td){padding:3px 10px 3px 0;text-align:right;background:none;color:inherit;
-border:0;vertical-align:top;max-width:none}
-.tpunb-summary table.tpunb-table :is(th,td).tpunb-text{text-align:left;overflow-wrap:anywhere;max-width:340px}
-.tpunb-summary .tpunb-chip{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:6px}
-"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,12 +74,12 @@ class Summary:
         if self.phases is None:
             found = f"{len(self.steps):,} steps, no phases" if self.steps is not None else "no steps"
         else:
-            found = f"{_many(len(self.phases), 'phase')} over {_many(len(self.phases.steps), 'step')}"
+            found = f"{many(len(self.phases), 'phase')} over {many(len(self.phases.steps), 'step')}"
             found += f"; top 3 cover {100 * self.phases.coverage(3):.0f} %, homogeneity {self.phases.homogeneity:.2f}, "
             found += f"noise {100 * self.phases.noise:.0f} % of the time"
         windows = _watched(self.profile.windows)["window"].n_unique()
         observed = f"{100 * self.profile.observed:.0f} % of the run"
-        return f"{found}; observed {observed} in {_many(windows, 'window')}"
+        return f"{found}; observed {observed} in {many(windows, 'window')}"
 
     @property
     def _facts(self) -> list[str]:
@@ -125,22 +113,10 @@ class Summary:
         return [note for note in (self.note, *_failures(self.profile.windows)) if note]
 
     @cached_property
-    def _tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
-        """Each table: its caption, its header and its rows; text stands left, figures right."""
+    def _tables(self) -> list[tables.Table]:
         if self.phases is None:
-            return [("Windows of the profiler", *_windows(self.profile.windows))]
-        tables = [("Phases, longest first", *_phases(self.phases))]
-        longest = self.phases.longest.id
-        top = self.phases.top(5).filter(pl.col("phase") == longest)
-        for side in ("device", "host"):
-            rows = [
-                [row["op"], f"{100 * row['share']:.1f} %", f"{row['self_ps'] / 1e9:,.3f}", f"{row['count']:,}"]
-                for row in top.filter(pl.col("side") == side).iter_rows(named=True)
-            ]
-            if rows:
-                caption = f"Top operations of {phase_name(longest)}, {side}"
-                tables.append((caption, ["Operation", "Self time", "ms", "Calls"], rows))
-        return tables
+            return [tables.Table("Windows of the profiler", *_windows(self.profile.windows))]
+        return tables.of_phases(self.phases)
 
     @cached_property
     def _advice(self) -> list[str]:
@@ -157,7 +133,7 @@ class Summary:
     def __repr__(self) -> str:
         lines = [self.headline, *self._facts, *(f"! {note}" for note in self._notes)]
         for caption, header, rows in self._tables:
-            lines += ["", caption, *_aligned([header, *rows])]
+            lines += ["", caption, *tables.text([header, *rows])]
         if self._advice:
             lines += ["", _ADVICE, *(f"  {advice}" for advice in self._advice)]
         return "\n".join(plain(line) for line in lines)
@@ -165,22 +141,54 @@ class Summary:
     def _repr_html_(self) -> str:
         colours = {} if self.phases is None else {phase_name(k): v for k, v in charts.colours(self.phases).items()}
         notes = "".join(f'<p class="tpunb-note" role="note">{safe(note)}</p>' for note in self._notes)
-        tables = "".join(_table(*table, colours) for table in self._tables)
+        shown = "".join(tables.html(table, colours) for table in self._tables)
         picture = "" if self._chart is None else pictures.svg(self._chart)
         items = "".join(f"<li>{safe(advice)}</li>" for advice in self._advice)
         advice = f'<div class="tpunb-advice"><b>{_ADVICE}</b><ul>{items}</ul></div>' if items else ""
         return (
-            f'<div class="tpunb-summary"><style>{_STYLE}</style>'
+            f'<div class="tpunb-summary"><style>{sheet("summary.css")}</style>'
             f'<p class="tpunb-headline">{safe(self.headline)}</p>'
             f'<p class="tpunb-quiet">{"<br>".join(map(safe, self._facts))}</p>'
-            f'{notes}<div class="tpunb-tables">{tables}</div>{advice}{picture}</div>'
+            f'{notes}<div class="tpunb-tables">{shown}</div>{advice}{picture}</div>'
         )
 
-    def _repr_mimebundle_(self, *args: Any, **kwds: Any) -> dict[str, Any]:
+    @cached_property
+    def explorer(self) -> PhaseExplorer | None:
+        """The panel in which the run is seen and cut; None where it has no phases."""
+        if self.phases is None:
+            return None
+        from tpunb.widgets.explorer import PhaseExplorer
+
+        return PhaseExplorer(self.phases, about=([self.headline, *self._facts], self._notes))
+
+    def freeze(self) -> None:
+        """Put pictures and tables where the panel is shown: a notebook saved then needs no kernel to show them."""
+        if self.explorer is not None:
+            self.explorer.places.freeze(self._still())
+
+    def shown_at(self, display_id: str) -> None:
+        """Note in which output this is shown."""
+        if _in_kernel() and self.explorer is not None:
+            self.explorer.places.add(display_id)
+
+    def _still(self) -> dict[str, str]:
         bundle = {"text/html": self._repr_html_(), "text/plain": repr(self)}
         if self._chart is not None:
             bundle["image/png"] = base64.b64encode(pictures.png(self._chart)).decode()
         return bundle
+
+    def _repr_mimebundle_(self, *args: Any, **kwds: Any) -> dict[str, Any]:
+        bundle = self._still()
+        if _in_kernel() and self.explorer is not None:
+            bundle |= self.explorer.view_bundle()
+        return bundle
+
+
+def _in_kernel() -> bool:
+    """Return whether there is a front end that could show a widget."""
+    from IPython.core.getipython import get_ipython
+
+    return getattr(get_ipython(), "kernel", None) is not None
 
 
 def _watched(windows: pl.DataFrame) -> pl.DataFrame:
@@ -222,40 +230,15 @@ def _failures(windows: pl.DataFrame) -> list[str]:
         happened, reason = "failed", error
         if error.startswith(_GIVEN_UP):  # for the program's own profiler
             happened, reason = _GIVEN_UP.rstrip(": "), error.removeprefix(_GIVEN_UP)
-        said.append(f"{n:,} of {_many(asked[host], 'window')}{f' of {host}' if host else ''} {happened}: {reason}")
+        said.append(f"{n:,} of {many(asked[host], 'window')}{f' of {host}' if host else ''} {happened}: {reason}")
     others = told.most_common()[_GROUPS:]
     if others:
-        said.append(f"{sum(n for _, n in others):,} more failed for {_many(len(others), 'other reason')}")
+        said.append(f"{sum(n for _, n in others):,} more failed for {many(len(others), 'other reason')}")
     return said
 
 
-def _phases(phases: Phases) -> tuple[list[str], list[list[str]]]:
-    rows = []
-    for row in phases.frame.head(_ROWS).iter_rows(named=True):
-        busy, idle = row["device_ps"], row["idle_ps"]
-        known = busy is not None and idle is not None and busy + idle > 0
-        rows.append(
-            [
-                phase_name(row["phase"]),
-                row["marks"] or "–",
-                f"{row['steps']:,}",
-                f"{row['full']:,}" if row["full"] else "clock alone",
-                f"{100 * row['share']:.1f} %",
-                f"{row['step_ps'] / 1e9:,.3f}",
-                f"{100 * row['spread']:.0f} %",
-                f"{100 * idle / (busy + idle):.0f} %" if known else "–",
-            ]
-        )
-    if phases.frame.height > _ROWS:
-        rest = phases.frame.slice(_ROWS)
-        share = f"{100 * rest['share'].sum():.1f} %"
-        full = f"{rest['full'].sum():,}"
-        rows.append([f"{rest.height} more", "–", f"{rest['steps'].sum():,}", full, share, "–", "–", "–"])
-    return ["Phase", "Marks", "Steps", "In full", "Share", "Step (ms)", "Spread", "Idle"], rows
-
-
 def _windows(windows: pl.DataFrame) -> tuple[list[str], list[list[str]]]:
-    shown = windows.sort("window", "host", "start_ps").head(_ROWS)
+    shown = windows.sort("window", "host", "start_ps").head(tables.ROWS)
     several = windows["host"].n_unique() > 1
     rows = [
         [
@@ -268,43 +251,6 @@ def _windows(windows: pl.DataFrame) -> tuple[list[str], list[list[str]]]:
         ]
         for row in shown.iter_rows(named=True)
     ]
-    if windows.height > _ROWS:
-        rows.append([f"{windows.height - _ROWS} more", *["–"] * 5])
+    if windows.height > tables.ROWS:
+        rows.append([f"{windows.height - tables.ROWS} more", *["–"] * 5])
     return ["Window", "Error", "Start (s)", "Length (s)", "Events", "Steps"], rows
-
-
-_LEFT = {"Phase", "Marks", "Operation", "Window", "Error"}
-
-
-def _table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], colours: dict[str, str]) -> str:
-    kinds = [' class="tpunb-text"' if name in _LEFT else "" for name in header]
-    head = "".join(f'<th scope="col"{kind}>{safe(name)}</th>' for name, kind in zip(header, kinds, strict=True))
-    body = ""
-    for row in rows:
-        colour = colours.get(row[0]) if header[0] == "Phase" else None
-        chip = f'<span class="tpunb-chip" aria-hidden="true" style="background:{colour}"></span>' if colour else ""
-        cells = [f"<td{kind}>{safe(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)]
-        first = f'<th scope="row"{kinds[0]} style="font-weight:normal">{chip}{safe(row[0])}</th>'
-        body += f"<tr>{first}{''.join(cells[1:])}</tr>"
-    caption = f"<caption>{safe(caption)}</caption>"
-    return f'<table class="tpunb-table">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows of a table as lines; long names are cut in the middle."""
-    cells = [[cut(plain(cell)) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    left = [name in _LEFT for name in rows[0]]
-    return [
-        "  " + "  ".join(c.ljust(w) if to else c.rjust(w) for c, w, to in zip(row, widths, left, strict=True)).rstrip()
-        for row in cells
-    ]
-
-
-def _many(n: int, noun: str) -> str:
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
-
-
-def safe(text: str) -> str:
-    """Return `text` as HTML that says just that."""
-    return escape(plain(text))

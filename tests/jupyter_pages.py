@@ -1,0 +1,241 @@
+"""Notebooks in a real browser: a Jupyter server on loopback, and the one page that shows JupyterLab or Notebook 7."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+LAUNCH = {
+    "executable_path": CHROMIUM,
+    "args": [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # no network beyond the machine
+    ],
+}
+VIEWPORT = {"width": 1200, "height": 1000}
+ADDRESSES = {"lab": "lab/tree/{name}?reset", "notebook": "notebooks/{name}"}
+# no question after news over the pictures, and each notebook opens in the light theme
+SETTINGS = {
+    "notification": '{"fetchNews": "false", "checkForUpdates": false}',
+    "themes": '{"theme": "JupyterLab Light"}',
+}
+
+KERNEL = "window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel"
+CHARTS = ".jp-OutputArea-output svg.marks"
+# Notebook 7 says these each time that it starts, over any notebook
+OF_NOTEBOOK_7 = (
+    "Cannot read properties of undefined (reading 'schema')",
+    "Command 'filebrowser:open-path' not registered.",
+)
+
+
+@dataclass(frozen=True)
+class Jupyter:
+    """A server and one page: ``open`` shows a notebook in it, and the notebook before goes, with its kernel.
+
+    ``address`` has no slash at its end; ``folder`` is where the server finds notebooks and their kernels work.
+    """
+
+    address: str
+    folder: Path
+    page: Any
+
+    def open(self, name, *cells, app="lab"):
+        """Show a notebook with a new kernel, in ``lab`` or ``notebook``; the page.
+
+        With the code of cells, a new notebook of them is written first, without outputs; else the file of that name
+        is shown as it lies in the folder. What the page complains of meanwhile and from then on is in
+        ``page.complaints``: errors in the console, exceptions, requests that failed.
+        """
+        self.close()
+        self.page.complaints.clear()  # what the notebook before complained of as its kernel went
+        _settle(self.folder)
+        if cells:
+            nbformat.write(_book(cells), self.folder / name)
+        self.page.goto(f"{self.address}/{ADDRESSES[app].format(name=name)}")
+        _wait_for_its_kernel(self.page)
+        return self.page
+
+    def reload(self):
+        """Show the same notebook anew, as last saved, with the kernel it has; complaints stay and are added to."""
+        address, before = self.page.url, list(self.page.complaints)
+        self.page.goto("about:blank")
+        self.page.complaints[:] = before  # without the requests that leaving cut short
+        self.page.goto(address)
+        _wait_for_its_kernel(self.page)
+        return self.page
+
+    def saved(self, name):
+        """The notebook as it lies in the folder."""
+        return nbformat.read(self.folder / name, as_version=4)
+
+    def close(self):
+        """End the kernel of the notebook that is shown, and leave it."""
+        self.page.evaluate("async () => { await window.jupyterapp?.serviceManager.sessions.shutdownAll(); }")
+        self.page.goto("about:blank")
+
+
+@contextmanager
+def served(folder):
+    """The address of a Jupyter server of its own, for /lab and /notebooks; its log is .server.log in ``folder``."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folders = {f"JUPYTER_{name}_DIR": str(folder / f".{name}") for name in ("CONFIG", "DATA", "RUNTIME")}
+    options = [
+        "--no-browser",
+        "--allow-root",
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.port={port}",
+        "--ServerApp.port_retries=0",
+        f"--ServerApp.root_dir={folder}",
+        "--IdentityProvider.token=",
+        "--LabApp.news_url=",
+        "--LabApp.expose_app_in_browser=True",
+        "--JupyterNotebookApp.expose_app_in_browser=True",
+    ]
+    with (folder / ".server.log").open("wb") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *options],
+            env={**os.environ, **folders, "IPYTHONDIR": str(folder / ".ipython")},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _wait_until_it_answers(server, f"http://127.0.0.1:{port}/api", log.name)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def _wait_until_it_answers(server, address, log, limit_s=60):
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        try:
+            urllib.request.urlopen(address, timeout=1).close()
+        except (urllib.error.URLError, OSError):
+            assert server.poll() is None, f"the Jupyter server ended by itself: {Path(log).read_text()[-2000:]}"
+            time.sleep(0.25)
+        else:
+            return
+    raise AssertionError(f"no Jupyter server within {limit_s} s: {Path(log).read_text()[-2000:]}")
+
+
+def _book(cells):
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    made = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    return nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": kernel})
+
+
+def _settle(folder):
+    settings = folder / ".CONFIG" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
+    settings.mkdir(parents=True, exist_ok=True)
+    for name, text in SETTINGS.items():
+        (settings / f"{name}.jupyterlab-settings").write_text(text)
+
+
+def listened(page):
+    """The same page, which from now on keeps what it complains of in ``page.complaints``."""
+    page.complaints = []
+
+    def complain(text):
+        if not ("/notebooks/" in page.url and text in OF_NOTEBOOK_7):
+            page.complaints.append(text)
+
+    page.on("console", lambda said: complain(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: complain(str(error)))
+    page.on("requestfailed", lambda request: complain(f"request failed: {request.url}"))
+    return page
+
+
+def _wait_for_its_kernel(page):
+    page.locator(".jp-CodeCell").first.wait_for(timeout=60_000)
+    page.evaluate("async () => { await window.jupyterapp.restored; }")
+    page.wait_for_function(f"() => !!{KERNEL}", timeout=60_000)
+
+
+def idle(page, timeout_s=120):
+    """Wait until the kernel has nothing left to do."""
+    page.wait_for_function(f"() => {KERNEL}?.status === 'idle'", timeout=timeout_s * 1000)
+
+
+def start_all(page):
+    """Run all cells, and come back at once."""
+    page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
+
+
+def run_all(page, charts=0, timeout_s=240):
+    """Run all cells, and wait until the kernel is idle and so many charts are drawn; no cell may fail."""
+    done = page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells')")
+    assert done, errors(page)
+    idle(page, timeout_s)
+    page.wait_for_function(
+        "([charts, least]) => document.querySelectorAll(charts).length >= least",
+        arg=[CHARTS, charts],
+        timeout=timeout_s * 1000,
+    )
+
+
+def errors(page):
+    """The exceptions of the cells, as the notebook itself holds them: "ValueError: no steps"."""
+    return page.evaluate(
+        "() => window.jupyterapp.shell.currentWidget.content.widgets"
+        ".flatMap(cell => cell.model.toJSON().outputs ?? [])"
+        ".filter(output => output.output_type === 'error')"
+        ".map(output => `${output.ename}: ${output.evalue}`)"
+    )
+
+
+def save(page):
+    """Save the notebook, with its outputs and the state of its widgets."""
+    page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save'); }")
+
+
+def theme(page, name):
+    """Change the theme to ``Light`` or ``Dark``."""
+    page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", f"JupyterLab {name}")
+    light = "true" if name == "Light" else "false"
+    page.wait_for_function("light => document.body.dataset.jpThemeLight === light", arg=light, timeout=30_000)
+    # it lies over the page while the theme loads, and JupyterLab stumbles over a second one before the first is gone
+    page.wait_for_function("() => document.querySelector('#jupyterlab-splash') === null", timeout=30_000)
+
+
+def ink(page):
+    """The colours of the text in the charts, as the browser paints them."""
+    return set(
+        page.evaluate(
+            "charts => [...document.querySelectorAll(charts + ' text')]"
+            ".filter(text => text.getAttribute('fill') === 'currentColor')"
+            ".map(text => getComputedStyle(text).fill)",
+            CHARTS,
+        )
+    )
+
+
+def brightness(colour):
+    """How bright a colour of the browser is, from 0 to 255."""
+    return sum(int(part) for part in re.findall(r"\d+", colour)[:3]) / 3  # rgb(...) or rgba(...)
+
+
+def shot(page, folder, name):
+    """Save a picture of each chart of the notebook."""
+    pictures = page.locator(".jp-OutputArea-output:has(svg.marks)")
+    for number in range(pictures.count()):
+        pictures.nth(number).scroll_into_view_if_needed()
+        pictures.nth(number).screenshot(path=folder / f"{name}-{number:02d}.png")

@@ -1,0 +1,87 @@
+"""What operations add up to in each phase, held against a group by of the same rows."""
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+
+from tpunb.frames import Steps, phase_sums
+from tpunb.frames.op_matrix import op_matrix
+from tpunb.frames.phase_sums import root_sums, sums, totals
+from tpunb.testing import toy_steps
+
+PATTERN = "aabbcabcc"
+LABELS = np.array([0, 0, 2, 2, -1, 0, 2, -1, -1])
+
+
+def by_hand(steps, labels):
+    """Totals as Polars has them."""
+    columns = op_matrix(steps).ops.with_row_index("column")
+    told = steps.frame.select("host", "step", phase=pl.Series(labels, dtype=pl.Int64))
+    rows = steps.ops.join(told, on=["host", "step"]).join(columns, on=["side", "op"])
+    return (
+        rows.group_by("phase", pl.col("column").cast(pl.Int64))
+        .agg(
+            pl.col("step").n_unique().cast(pl.Int64).alias("ran"),
+            pl.col("count", "total_ps", "self_ps").sum(),
+            pl.col("self_ps").clip(0).sum().alias("spent_ps"),
+        )
+        .sort("phase", "column")
+    )
+
+
+def with_ops(change):
+    steps = toy_steps(PATTERN)
+    return Steps(steps.frame, change(steps.ops))
+
+
+WAYS = {
+    "as they are": lambda ops: ops,
+    "shuffled": lambda ops: ops.sample(fraction=1.0, shuffle=True, seed=1),
+    "backwards": lambda ops: ops.reverse(),
+    "told twice": lambda ops: pl.concat([ops, ops.head(7)]),
+    "of other steps too": lambda ops: pl.concat([ops, ops.head(3).with_columns(step=pl.lit(99, dtype=pl.Int64))]),
+    "null and below 0": lambda ops: ops.with_columns(
+        self_ps=pl.when(pl.int_range(pl.len()) % 3 == 0).then(None).otherwise(5 - pl.int_range(pl.len()) % 9)
+    ),
+    "beyond float64": lambda ops: ops.with_columns(self_ps=pl.lit(2**53 + 1)),
+    "in pieces": lambda ops: pl.concat([ops.head(5), ops.slice(5)], rechunk=False),
+    "none": lambda ops: ops.clear(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_totals_are_exact(way):
+    steps = with_ops(WAYS[way])
+    assert totals(steps, LABELS).equals(by_hand(steps, LABELS))
+
+
+def test_phases_are_added_up_a_few_at_a_time(monkeypatch):
+    steps = toy_steps(PATTERN)
+    each = np.arange(len(PATTERN)) * 3 - 1
+    whole = totals(steps, each)
+    monkeypatch.setattr(phase_sums, "_NUMBERS", 2 * op_matrix(steps).ops.height)  # two phases
+    assert totals(steps, each).equals(whole)
+    assert whole.equals(by_hand(steps, each))
+
+
+def test_of_no_steps_there_are_none():
+    assert totals(toy_steps(""), np.zeros(0, dtype=np.int64)).rows() == []
+
+
+@given(st.integers(0, 1000), st.integers(1, 40), st.integers(1, 6), st.integers(1, 5))
+@settings(deadline=None)
+def test_sums_of_values_are_those_of_the_dense_matrix(seed, n, d, phases):
+    random = np.random.default_rng(seed)
+    dense = np.where(random.random((n, d)) < 0.5, random.random((n, d)), 0).astype(np.float32)
+    phase, weight = random.integers(0, phases, n), random.random(n)
+    found = sums(csr_array(dense), phase, phases)
+    assert found == pytest.approx(np.array([dense[phase == k].sum(axis=0, dtype=float) for k in range(phases)]))
+    phase[random.random(n) < 0.3] = -1
+    rooted = np.zeros((phases, d))
+    for first, some in root_sums(csr_array(dense), phase, weight):
+        rooted[first : first + len(some)] = some
+    by_root = np.sqrt(dense) * weight[:, None]
+    assert rooted == pytest.approx(np.array([by_root[phase == k].sum(axis=0) for k in range(phases)]))

@@ -1,0 +1,474 @@
+// The explorer's page: controls on the left of each trait, pictures of what the kernel has cut.
+
+const WAIT_MS = 120; // of rest, before what takes longer is asked for
+const BUSY_MS = 100; // of silence, before the page says that it waits
+
+const percent = (part) => (part === null || part === undefined ? "–" : `${(100 * part).toFixed(1)} %`);
+const number = (value) => value.toLocaleString("en-US");
+const exact = (value) => String(Math.round(value * 1e6) / 1e6);
+
+// The rows of the ribbon as Vega takes them, from the few letters in which they came.
+function unpacked({ ribbon, ranks, numbers }, { edges: [low, high] }, { slices, lane, top, height }) {
+  const one = ribbon.step !== undefined;
+  const width = (high - low) / slices;
+  const column = (call) => ribbon.rank.map((_, i) => call(i));
+  const lanes = one ? ribbon.lane : ribbon.slice.map((at) => Math.floor(at / slices));
+  const start = one ? ribbon.start : ribbon.slice.map((at) => low + (at % slices) * width);
+  const y = (part) => (i) => lane * lanes[i] + top + (one ? (part === "low" ? 0 : height) : (height * ribbon[part][i]) / 100);
+  return { numbers, ribbon: {
+    start, end: one ? ribbon.end : start.map((at) => at + width), y: column(y("low")), y2: column(y("high")),
+    phase: column((i) => ranks.phase[ribbon.rank[i]]), shade: column((i) => ranks.shade[ribbon.rank[i]]), seen: ribbon.seen,
+    ...(one ? { step: ribbon.step } : { part: column((i) => ribbon.high[i] - ribbon.low[i]) }) } };
+}
+
+class Explorer {
+  constructor(model, root) {
+    this.model = model;
+    this.root = root;
+    this.name = `tpunb-${page.next++}`;
+    this.undo = [];
+    this.still = model.get("_details") !== undefined && model.get("_details") !== null; // a saved page: no kernel
+    this.build();
+    this.on("change:_cut", () => this.cut());
+    this.on("change:_curve", () => this.curve());
+    this.on("change:_scene", () => { this.moved = true; }); // a new cut follows
+    this.on("change:phase", () => this.chosen());
+    this.on("change:window", () => this.window());
+    this.on("change:method", () => this.method());
+    this.on("change:error", () => this.complain(model.get("error")));
+    this.undo.push(onTheme(() => { this.ribbon.recolour(); this.compared?.recolour(); }));
+    this.start();
+  }
+
+  on(what, call) {
+    this.model.on(what, call);
+    this.undo.push(() => this.model.off(what, call));
+  }
+
+  get(name) { return this.model.get(name); }
+
+  // Change a trait; the kernel's answer is a new cut.
+  set(traits) {
+    for (const [name, value] of Object.entries(traits)) this.model.set(name, value);
+    this.complain("");
+    this.model.save_changes();
+    this.waiting();
+  }
+
+  // ---- what stands on the page
+
+  build() {
+    const frame = this.get("_frame");
+    const id = (what) => `${this.name}-${what}`;
+    const button = (text, label, call, extra = {}) =>
+      make("button", { type: "button", class: "tpunb-button", title: label, onclick: call, ...extra }, text);
+    this.title = make("h3", { class: "tpunb-title" }, frame.name || "Phases of the run");
+    this.headline = make("p", { class: "tpunb-headline", role: "status" });
+    this.busy = make("span", { class: "tpunb-busy", role: "status", hidden: true }, "working …");
+    this.alert = make("p", { class: "tpunb-alert", role: "alert", hidden: true });
+    this.select = make("select", { id: id("method"), disabled: this.still,
+      onchange: () => this.set({ method: this.select.value }) },
+      frame.methods.map(({ word, title }) => make("option", { value: word }, title)));
+    const head = make("header", {}, make("div", { class: "tpunb-names" }, this.title, this.headline),
+      make("div", { class: "tpunb-pick" }, this.busy, make("label", { for: id("method") }, "Method"), this.select));
+    const lines = frame.lines.map((line) => make("p", { class: "tpunb-line" }, line));
+    const warnings = frame.warnings.map((line) => make("p", { class: "tpunb-warning", role: "note" }, line));
+
+    this.ribbon = this.chart("Ribbon of the run");
+    const field = (what, label) => make("input", { type: "number", step: "any", id: id(what), "aria-label": label,
+      disabled: this.still, onchange: () => this.typed() });
+    this.from = field("from", "Show from (seconds)");
+    this.until = field("until", "Show until (seconds)");
+    this.all = button("Whole run", "Show the whole run again", () => this.set({ window: null }), { disabled: true });
+    this.quietly = button("All phases alike", "Let no phase stand out", () => this.pick(null), { disabled: true });
+    const zoom = make("div", { class: "tpunb-zoom" }, make("span", {}, "Shown, in seconds:"), this.from, "to", this.until,
+      this.all, this.quietly,
+      make("span", { class: "tpunb-hint" }, this.still ? "" : "drag over the ribbon to zoom, click a phase to pick it"));
+
+    this.graph = this.chart("Curve of the method");
+    this.slider = make("input", { type: "range", id: id("slider"), class: "tpunb-slider", disabled: this.still,
+      oninput: () => this.slid() });
+    this.output = make("output", { for: id("slider") });
+    this.knob = make("label", { for: id("slider"), class: "tpunb-knob" });
+    this.sliding = make("div", { class: "tpunb-sliding" }, make("div", { class: "tpunb-rail" }, this.slider),
+      make("div", { class: "tpunb-told" }, this.knob, this.output));
+    this.numbers = make("details", {}, make("summary", {}, "The curve as a table"), make("div"));
+    this.numbers.addEventListener("toggle", () => this.tabulate());
+    const left = make("section", { class: "tpunb-card", "aria-label": "Method and its curve" },
+      make("h4", {}, "How it is cut"), this.graph.host, this.sliding, this.numbers);
+
+    this.shares = this.chart("Coverage");
+    this.top = make("p", { class: "tpunb-top" });
+    this.table = make("table", { class: "tpunb-phases", "aria-label": "Phases, longest first" });
+    const right = make("section", { class: "tpunb-card", "aria-label": "Coverage and phases" },
+      make("h4", {}, "Coverage"), this.top, this.shares.host, make("div", { class: "tpunb-scroll" }, this.table));
+    this.about = make("section", { class: "tpunb-card tpunb-about", "aria-label": "The phase that stands out",
+      "aria-live": "polite" });
+
+    this.second = make("section", { class: "tpunb-card tpunb-second", "aria-label": "Comparison", hidden: !frame.second });
+    this.code = make("code", { class: "tpunb-code" });
+    const files = [["html", "Save HTML", "this page in one file"], ["png", "PNG", "the ribbon as a PNG"],
+      ["svg", "SVG", "the ribbon as an SVG"], ["trace", "Chrome trace", "the phases for Perfetto"]];
+    this.said = make("span", { class: "tpunb-said", role: "status" });
+    const foot = make("footer", {},
+      button("Copy as code", "Copy the line of Python that gives this cut", () => this.copy()), this.code,
+      ...(this.still ? [] : files.map(([kind, text, label]) => button(text, `Save ${label}`, () => this.save(kind)))),
+      this.said);
+
+    this.root.replaceChildren(make("div", { class: "tpunb-explorer", role: "region",
+      onkeydown: (event) => event.stopPropagation(), // the notebook's own keys: its arrows fold headings
+      "aria-label": `Explorer of phases${frame.name ? `: ${frame.name}` : ""}` },
+      head, ...warnings, ...lines, this.alert, this.ribbon.host, zoom,
+      make("div", { class: "tpunb-two" }, left, right), this.about, this.second, foot));
+  }
+
+  chart(label) {
+    const chart = new Chart(this.model, label);
+    chart.failed = (error) => this.complain(`a chart could not be drawn: ${error.message}`);
+    this.undo.push(() => chart.end());
+    return chart;
+  }
+
+  start() {
+    this.method();
+    this.window();
+    this.quietly.disabled = this.get("phase") === null;
+    this.scene();
+    this.cut(true);
+    this.draw();
+    if (this.get("_frame").second) this.compare();
+  }
+
+  draw() {
+    const frame = this.get("_frame"), cut = this.get("_cut");
+    const [low, high] = this.get("_scene").edges;
+    this.ribbon.show(frame.ribbon, { ...this.steps(), ...this.get("_scene").tables },
+      { low, high, chosen: this.get("phase") }, { canvas: true, drawn: (view) => this.listen(view) });
+    this.shares.show(frame.coverage, { phases: this.covered() },
+      { chosen: this.get("phase"), top3: 100 * cut.top3 }, { drawn: (view) => this.clickable(view) });
+    this.curve();
+  }
+
+  // ---- the ribbon
+
+  steps() { return unpacked(this.get("_cut").tables, this.get("_scene"), this.get("_frame").layout); }
+
+  // A stretch drawn over the ribbon is what it shows next; a click picks the phase under it.
+  listen(view) {
+    let drawn = null;
+    this.ended?.();
+    this.clickable(view, () => drawn === null);
+    if (this.still) return;
+    view.addSignalListener("brush_x", (_, value) => { drawn = Math.abs(value[1] - value[0]) > 4 ? value : drawn; });
+    const end = async () => {
+      await view.runAsync();
+      if (!drawn) return;
+      const [low, high] = drawn.map((x) => view.scale("x").invert(x)).sort((a, b) => a - b);
+      setTimeout(() => { drawn = null; }); // after the click that ends it
+      view.signal("brush_x", [0, 0]).runAsync();
+      this.set({ window: [low, high] });
+    };
+    window.addEventListener("pointerup", end);
+    this.ended = () => window.removeEventListener("pointerup", end);
+    view.addEventListener("dblclick", () => this.set({ window: null }));
+  }
+
+  clickable(view, meant = () => true) {
+    view.addEventListener("click", (_, item) => {
+      const phase = item?.datum?.phase;
+      if (meant() && phase !== undefined && phase !== null) this.pick(phase === this.get("phase") ? null : phase);
+    });
+  }
+
+  typed() {
+    const [low, high] = [Number(this.from.value), Number(this.until.value)];
+    this.set({ window: [low, high] });
+  }
+
+  window() {
+    this.all.disabled = this.get("window") === null;
+  }
+
+  // What the ribbon shows: new rows, and where they begin and end if that has changed.
+  scene() {
+    const { edges: [low, high], tables } = this.get("_scene");
+    if (document.activeElement !== this.from) this.from.value = exact(low);
+    if (document.activeElement !== this.until) this.until.value = exact(high);
+    const [more, ends] = this.moved ? [tables, { low, high }] : [{}, {}];
+    this.moved = false;
+    this.ribbon.put({ ...this.steps(), ...more }, ends);
+  }
+
+  // ---- the method, its curve and its slider
+
+  method() { this.select.value = this.get("method"); }
+
+  curve() {
+    const { spec, knob } = this.get("_curve");
+    this.sliding.hidden = !knob;
+    this.numbers.hidden = !knob;
+    if (knob) {
+      Object.assign(this.slider, { min: knob.least, max: knob.most, step: knob.step });
+      this.slider.value = this.get(knob.parameter);
+      this.knob.textContent = knob.label;
+    }
+    this.tell();
+    this.tabulate();
+    if (spec) this.graph.show(spec, {}, knob ? { at: this.get(knob.parameter) } : {}, { drawn: () => this.align() });
+    else this.graph.host.replaceChildren(make("p", { class: "tpunb-hint" }, "This method has no curve."));
+  }
+
+  // The slider's thumb goes along the axis of the curve.
+  align() {
+    const plot = this.graph.plot();
+    if (!plot) return;
+    const thumb = 16;
+    this.slider.style.marginLeft = `${plot.left - thumb / 2}px`;
+    this.slider.style.width = `${plot.width + thumb}px`;
+  }
+
+  slid() {
+    const { knob, method } = this.get("_curve");
+    const at = Number(this.slider.value);
+    this.graph.put({}, { at }); // the rule follows the thumb, whatever the kernel does meanwhile
+    this.tell();
+    this.set({ [knob.parameter]: at, method });
+  }
+
+  tell() {
+    const { knob } = this.get("_curve");
+    if (!knob) return;
+    this.output.textContent = exact(Number(this.slider.value));
+    this.slider.setAttribute("aria-valuetext", `${knob.label} ${this.output.textContent}`);
+  }
+
+  tabulate() {
+    const { table } = this.get("_curve");
+    if (!table || !this.numbers.open) return;
+    const names = Object.keys(table);
+    const cell = (value) => make("td", {}, value === true ? "yes" : value === false || value === null ? "–" : String(value));
+    this.numbers.lastChild.replaceChildren(make("table", { class: "tpunb-phases" },
+      make("thead", {}, make("tr", {}, names.map((name) => make("th", { scope: "col" }, name.replaceAll("_", " "))))),
+      make("tbody", {}, rows(table).map((row) => make("tr", {}, names.map((name) => cell(row[name])))))));
+  }
+
+  // ---- the phases
+
+  cut(first = false) {
+    const cut = this.get("_cut"), { knob } = this.get("_curve");
+    this.arrived();
+    this.headline.textContent = cut.headline;
+    this.code.textContent = cut.code;
+    if (knob && cut.at !== null && document.activeElement !== this.slider && !first) {
+      this.slider.value = cut.at;
+      this.graph.put({}, { at: cut.at });
+      this.tell();
+    }
+    if (!first) {
+      this.scene();
+      this.shares.put({ phases: this.covered() }, { top3: 100 * cut.top3 });
+    }
+    this.top.replaceChildren(make("strong", {}, `${percent(cut.top3)} of the time`),
+      cut.phases.length > 3 ? " in the 3 longest" : ` in ${cut.phases.length === 1 ? "the one phase" : "them all"}`, this.alike ??= make("span"));
+    this.alike.textContent = "";
+    this.listPhases();
+    this.rest();
+  }
+
+  covered() {
+    const phases = this.get("_cut").phases;
+    const column = (call) => phases.map(call);
+    return { name: column((p) => p.name), colour: column((p) => p.colour), phase: column((p) => p.phase),
+      share: column((p) => 100 * p.share), until: column((p) => 100 * p.until) };
+  }
+
+  listPhases() {
+    const { phases, rest } = this.get("_cut");
+    const chosen = this.get("phase");
+    const held = this.table.contains(document.activeElement) ? document.activeElement.value : null;
+    const known = ["idle", "mxu"].filter((name) => phases.some((p) => p[name] !== null)); // of a device, where there is one
+    const heads = ["Phase", "Marks", "Steps", "Share", "Cumulative", "Step (ms)", "Spread",
+      ...known.map((name) => ({ idle: "Idle", mxu: "MXU" })[name])];
+    const row = (p) => make("tr", { class: p.phase === chosen ? "tpunb-chosen" : null },
+      make("th", { scope: "row" }, make("label", {},
+        make("input", { type: "radio", name: `${this.name}-phase`, value: p.phase, checked: p.phase === chosen,
+          "aria-label": p.name, onchange: () => this.pick(p.phase) }),
+        make("span", { class: "tpunb-chip", "aria-hidden": "true", style: `background:${p.colour}` }), p.name)),
+      [p.marks || "–", number(p.steps), percent(p.share), percent(p.until),
+        p.step_ms.toLocaleString("en-US", { maximumSignificantDigits: 4 }), percent(p.spread), ...known.map((name) => percent(p[name])),
+      ].map((text) => make("td", {}, text)));
+    this.table.replaceChildren(make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))),
+      make("tbody", {}, phases.map(row),
+        rest ? make("tr", {}, make("td", { colspan: heads.length }, `${number(rest)} more`)) : null));
+    if (held !== null) this.table.querySelector(`input[value="${held}"]`)?.focus();
+  }
+
+  pick(phase) {
+    this.model.set("phase", phase);
+    if (!this.still) this.model.save_changes();
+  }
+
+  chosen() {
+    const phase = this.get("phase");
+    this.quietly.disabled = phase === null;
+    this.ribbon.put({}, { chosen: phase });
+    this.shares.put({}, { chosen: phase });
+    this.listPhases();
+    this.rest();
+  }
+
+  // What takes longer is asked for when the hand rests.
+  rest() {
+    clearTimeout(this.resting);
+    this.about.setAttribute("aria-busy", "true");
+    this.resting = setTimeout(() => this.describe(), this.still ? 0 : WAIT_MS);
+  }
+
+  async describe() {
+    const cut = this.get("_cut").number, phase = this.get("phase");
+    let told;
+    try {
+      told = this.still ? this.kept() : await ask(this.model, "details");
+    } catch (error) {
+      return this.complain(error.message);
+    }
+    if (cut !== this.get("_cut").number || phase !== this.get("phase")) return null; // another is on its way
+    this.alike.textContent = `, homogeneity ${told.homogeneity.toFixed(2)} (1: the steps of a phase are all alike)`;
+    const { name, facts, ops, apart, advice } = told.details;
+    const list = (title, texts) => (texts.length ? [make("h5", {}, title),
+      make("ul", {}, texts.map((text) => make("li", {}, text)))] : []);
+    const bars = (side) => (ops[side].length ? [make("h5", {}, `Top operations, ${side}`), this.operations(ops[side])] : []);
+    const column = (...parts) => make("div", {}, ...parts);
+    this.about.replaceChildren(make("h4", {}, phase === null ? `${name}, the longest` : name),
+      make("div", { class: "tpunb-columns" },
+        column(make("dl", {}, facts.map(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]))),
+        column(...bars("device"), ...bars("host")),
+        column(...list("What sets it apart", apart), ...list("What would save time", advice))));
+    this.about.removeAttribute("aria-busy");
+    return null;
+  }
+
+  kept() {
+    const { homogeneity, phases, longest } = this.get("_details");
+    return { homogeneity, details: phases[this.get("phase") ?? longest] };
+  }
+
+  operations(ops) {
+    const heads = ["Operation", "Self time", "ms", "Calls"];
+    const most = Math.max(...ops.map(({ share }) => share), 1e-9);
+    const row = ({ op, share, self_ms, count }) => make("tr", {}, make("th", { scope: "row", title: op }, op),
+      make("td", {}, make("span", { class: "tpunb-bar", "aria-hidden": "true", style: `width:${(60 * share) / most}px` }),
+        percent(share)),
+      make("td", {}, self_ms.toLocaleString("en-US", { maximumSignificantDigits: 4 })), make("td", {}, number(count)));
+    return make("table", { class: "tpunb-phases tpunb-ops" },
+      make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))),
+      make("tbody", {}, ops.map(row)));
+  }
+
+  // ---- the second run
+
+  async compare(unlike = false) {
+    this.second.setAttribute("aria-busy", "true");
+    this.second.replaceChildren(make("h4", {}, "Beside another run"), make("p", { class: "tpunb-hint" }, "comparing …"));
+    try {
+      const told = this.still ? this.get("_compared") : await ask(this.model, "compare", { unlike });
+      if (told.error) throw new Error(told.error);
+      this.beside(told);
+    } catch (error) {
+      const anyway = () => make("button", { type: "button", class: "tpunb-button", onclick: () => this.compare(true) },
+        "Compare all the same");
+      this.second.replaceChildren(make("h4", {}, "Beside another run"),
+        make("p", { class: "tpunb-warning", role: "note" }, error.message), ...(this.still || unlike ? [] : [anyway()]));
+    }
+    this.second.removeAttribute("aria-busy");
+  }
+
+  beside({ title, told, ribbon, edges, tables, scene, chart, pairs }) {
+    this.compared?.end();
+    this.ratios?.end();
+    this.compared = this.chart("Ribbon of the other run");
+    this.ratios = this.chart("Step times by phase");
+    const heads = ["Phase", "Marks", "Step", "Ratio, with its interval", "Idle", "MXU", "Gained", "Lost"];
+    const row = (p) => make("tr", {}, make("th", { scope: "row" }, p.name),
+      [p.marks, p.step, p.ratio, p.idle, p.mxu, p.gained.join(", ") || "–", p.lost.join(", ") || "–"]
+        .map((text) => make("td", {}, text)));
+    const again = make("button", { type: "button", class: "tpunb-button", disabled: this.still, onclick: () => this.compare() },
+      "Compare the cut of now");
+    this.second.replaceChildren(make("h4", {}, `Beside ${title}: ${told}`), this.compared.host,
+      make("div", { class: "tpunb-scroll" }, make("table", { class: "tpunb-phases" },
+        make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))),
+        make("tbody", {}, pairs.map(row)))), this.ratios.host, again);
+    const drawn = { ...unpacked(tables, { edges }, this.get("_frame").layout), ...scene };
+    this.compared.show(ribbon, drawn, { low: edges[0], high: edges[1], chosen: null }, { canvas: true });
+    if (chart) this.ratios.show(chart);
+  }
+
+  // ---- buttons, and how it stands
+
+  async copy() {
+    try {
+      await copied(this.code.textContent);
+      this.say("copied");
+    } catch (error) { this.complain(error.message); }
+  }
+
+  async save(kind) {
+    this.waiting(0);
+    try {
+      const { name, type, buffers } = await ask(this.model, "export", { kind });
+      download(name, type, buffers[0]);
+      this.say(`saved ${name}`);
+    } catch (error) { this.complain(error.message); }
+    this.arrived();
+  }
+
+  say(text) {
+    this.said.textContent = text;
+    clearTimeout(this.saying);
+    this.saying = setTimeout(() => { this.said.textContent = ""; }, 4000);
+  }
+
+  waiting(after = BUSY_MS) {
+    clearTimeout(this.silence);
+    this.silence = setTimeout(() => { this.busy.hidden = false; }, after);
+  }
+
+  arrived() {
+    clearTimeout(this.silence);
+    this.busy.hidden = true;
+  }
+
+  complain(text) {
+    this.alert.textContent = text;
+    this.alert.hidden = !text;
+    if (text) this.arrived();
+  }
+
+  end() {
+    clearTimeout(this.resting);
+    clearTimeout(this.silence);
+    clearTimeout(this.saying);
+    this.ended?.();
+    for (const call of this.undo) call();
+  }
+}
+
+// A model for a page without a kernel: what the kernel said last.
+function stored(state) {
+  const calls = {};
+  return {
+    get: (name) => state[name] ?? null,
+    set: (name, value) => { state[name] = value; for (const call of calls[`change:${name}`] ?? []) call(); },
+    save_changes: () => {},
+    on: (what, call) => { (calls[what] ??= []).push(call); },
+    off: (what, call) => { calls[what] = (calls[what] ?? []).filter((one) => one !== call); },
+    send: () => {},
+  };
+}
+
+function render({ model, el }) {
+  const explorer = new Explorer(model, el);
+  return () => explorer.end();
+}
+
+export default { render };

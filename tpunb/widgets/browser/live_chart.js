@@ -1,0 +1,27 @@
+// One chart by itself.
+
+function render({ model, el }) {
+  const chart = new Chart(model, "");
+  const alert = make("p", { role: "alert", hidden: true });
+  chart.failed = (error) => {
+    alert.textContent = `the chart could not be drawn: ${error.message}`;
+    alert.hidden = false;
+  };
+  const picture = model.get("_picture"); // until Vega is there, and where no kernel can send it
+  if (picture) chart.host.innerHTML = picture; // drawn by the kernel, its texts escaped
+  el.replaceChildren(chart.host, alert);
+  const [tables, signals] = ["tables", "signals"].map((name) => () => model.get(name));
+  const draw = () => chart.show(model.get("spec"), { ...tables() }, { ...signals() }, { canvas: model.get("canvas") });
+  const heard = [["change:spec", draw], ["change:tables", () => chart.put(tables())],
+    ["change:signals", () => chart.put({}, signals())]];
+  for (const [what, call] of heard) model.on(what, call);
+  const away = onTheme(() => chart.recolour());
+  draw();
+  return () => {
+    for (const [what, call] of heard) model.off(what, call);
+    away();
+    chart.end();
+  };
+}
+
+export default { render };

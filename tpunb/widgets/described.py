@@ -1,0 +1,168 @@
+"""Phases in rows and words: what the panel says of them. Names in it are text, never markup."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from tpunb import charts
+from tpunb.cluster import advise, apart
+from tpunb.export import phase_name
+from tpunb.frames import Phase, Phases
+from tpunb.frames.words import cut, plain, short
+from tpunb.widgets.saved_steps import nearest
+from tpunb.widgets.tables import many
+
+ROWS = 12
+"""Phases in the table."""
+
+_TOP = 5
+_PIECES = 3
+_BLOCKS = {
+    "presence": "whether it runs",
+    "counts": "how often it runs",
+    "invocations": "how often it runs",
+    "time_share": "its share of the time",
+    "log_self": "how long it takes",
+    "durations": "how long it takes",
+    "step_time": "how long a step takes",
+}
+
+
+def rows(phases: Phases) -> list[dict[str, Any]]:
+    """Return the longest phases, a row each; what is not known is None."""
+    colours = charts.colours(phases)
+    until = phases.frame["share"].cum_sum()
+    return [
+        {
+            "phase": row["phase"],
+            "name": phase_name(row["phase"]),
+            "colour": colours[row["phase"]],
+            "marks": cut(plain(row["marks"] or "")),
+            "steps": row["steps"],
+            "full": row["full"],
+            "share": row["share"],
+            "until": reached,
+            "step_ms": row["step_ps"] / 1e9,
+            "spread": row["spread"],
+            "idle": row["idle"],
+            "mxu": row["mxu_util"],
+        }
+        for row, reached in zip(phases.frame.head(ROWS).iter_rows(named=True), until, strict=False)
+    ]
+
+
+def headline(phases: Phases) -> str:
+    """Return what was found, in a line."""
+    found = f"{many(len(phases), 'phase')} over {many(len(phases.steps), 'step')}"
+    return f"{found}; top 3 cover {percent(phases.coverage(3))}; noise {percent(phases.noise)} of the time"
+
+
+def describe(phases: Phases, number: int, checkpoints: Mapping[str, int]) -> dict[str, Any]:
+    """Return what one phase is: its figures, its operations, what sets it apart, and what would make it faster.
+
+    Parameters
+    ----------
+    phases
+        All of them.
+    number
+        Of the phase.
+    checkpoints
+        The step of each, by its name.
+    """
+    phase = phases[number]
+    return {
+        "phase": number,
+        "name": phase_name(number),
+        "facts": [[plain(name), plain(value)] for name, value in _facts(phases, phase, checkpoints)],
+        "ops": {side: _top(phases, number, side) for side in ("device", "host")},
+        "apart": _apart(phases, number),
+        "advice": _advice(phases, number),
+    }
+
+
+def _facts(phases: Phases, phase: Phase, checkpoints: Mapping[str, int]) -> list[tuple[str, str]]:
+    row = phases.frame.row(by_predicate=pl.col("phase") == phase.id, named=True)
+    facts = [
+        ("Steps", f"{row['steps']:,} ({row['full']:,} seen in full)"),
+        ("Time", f"{seconds(row['dur_ps'])}, {percent(row['share'])} of all steps"),
+        ("Step", f"{seconds(row['step_ps'])} (median), spread {_known(row['spread'])}"),
+        ("Idle", _known(row["idle"])),
+        ("MXU", _known(row["mxu_util"])),
+    ]
+    if row["input_ps"] is not None:
+        facts.append(("Waits for input", f"{seconds(row['input_ps'])} in all"))
+    chosen = phases.representatives().frame.filter(pl.col("phase") == phase.id)
+    if chosen.height:
+        one = chosen.row(0, named=True)
+        many = phases.steps.frame["host"].n_unique() > 1
+        where = f" of {cut(one['host'])}" if many else ""
+        facts.append(("Representative", f"step {one['step']:,}{where}, {seconds(one['dur_ps'])}"))
+    if (found := nearest(phase, checkpoints)) is not None:
+        name, step = found
+        facts.append(("Nearest checkpoint", f"{cut(name)} (step {step:,})"))
+    return facts
+
+
+def _top(phases: Phases, number: int, side: str) -> list[dict[str, Any]]:
+    found = phases.top(_TOP).filter((pl.col("phase") == number) & (pl.col("side").cast(pl.String) == side))
+    return [
+        {
+            "op": plain(str(row["op"])),
+            "share": row["share"],
+            "self_ms": (row["self_ps"] or 0) / 1e9,
+            "count": row["count"],
+        }
+        for row in found.iter_rows(named=True)
+    ]
+
+
+def _apart(phases: Phases, number: int) -> list[str]:
+    """Return in sentences what the phase's steps do that others do not."""
+    said = []
+    for row in apart(phases, _TOP).filter(pl.col("phase") == number).iter_rows(named=True):
+        inside, outside = seconds(row["inside_ps"]), seconds(row["outside_ps"])
+        if row["op"] == "step time":
+            said.append(f"a step takes {inside}, {outside} elsewhere")
+        elif row["inside_ran"] != row["outside_ran"] and row["block"] == "presence":
+            said.append(
+                f"{cut(plain(row['op']))} runs in {percent(row['inside_ran'])} of its steps, "
+                f"{percent(row['outside_ran'])} of the others"
+            )
+        else:
+            what = _BLOCKS.get(row["block"], row["block"])
+            said.append(f"{cut(plain(row['op']))}, {what}: {inside} a step, {outside} elsewhere")
+    return list(dict.fromkeys(said))
+
+
+def _advice(phases: Phases, number: int) -> list[str]:
+    found = advise(phases).filter(pl.col("phase") == number).head(_PIECES)
+    return [plain(f"{row['sentence']} Try: {row['knob']}.") for row in found.iter_rows(named=True)]
+
+
+def _known(part: float | None) -> str:
+    return "not known" if part is None else percent(part)
+
+
+def percent(part: float) -> str:
+    """Return a share as percent.
+
+    >>> percent(0.1234), percent(1.0)
+    ('12.3 %', '100 %')
+    """
+    return f"{short(100 * part)} %"
+
+
+def seconds(picoseconds: float) -> str:
+    """Return a time in the unit that suits it.
+
+    >>> seconds(1_500_000_000), seconds(2_000_000_000_000)
+    ('1.5 ms', '2 s')
+    """
+    size, unit = next(one for one in _UNITS if picoseconds >= one[0] or one is _UNITS[-1])
+    return f"{short(picoseconds / size)} {unit}"
+
+
+_UNITS = [(1e12, "s"), (1e9, "ms"), (1e6, "µs"), (1e3, "ns")]

@@ -1,0 +1,360 @@
+"""The explorer: a run on its time axis, cut into phases by a method whose slider lies on its own curve.
+
+The panel's truth are its traits; a browser is optional. The page draws what the kernel has aggregated.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from traitlets import Dict, Enum, Float, Instance, Int, List, TraitError, observe, validate
+
+from tpunb import pictures
+from tpunb.charts.live_curve import slid
+from tpunb.charts.live_ribbon import Ribbon, layout, ribbon
+from tpunb.charts.live_shares import live_coverage
+from tpunb.cluster import phases as cut_into_phases
+from tpunb.errors import wrong
+from tpunb.frames import PhaseMethod, Phases, Steps
+from tpunb.frames.words import plain
+from tpunb.widgets import described, exports, knobs, second_run
+from tpunb.widgets.knobs import KNOBS, METHODS
+from tpunb.widgets.panel import Answer, Panel, module, sheet
+from tpunb.widgets.saved_steps import Checkpoints, ends_of, steps_of
+
+_OWN = "own"  # the word of a method that is none of ours
+_PARAMETERS = {knob.parameter: word for word, knob in KNOBS.items()}
+
+
+class PhaseExplorer(Panel):
+    """A run seen and cut: every control is a trait, and ``value`` the phases that they give.
+
+    To set a method's parameter chooses the method: ``view.threshold = 0.8`` cuts by ``OLS(0.8)``.
+
+    Parameters
+    ----------
+    run
+        Its steps, or its phases to begin with.
+    method
+        To begin with; ``DBSCAN()`` if None, or that of the phases.
+    checkpoints
+        The step of each, by its name; or the steps alone; or objects with a ``step``.
+    other
+        A second run to compare with: its steps, which are cut by the same method, or its phases.
+    about
+        Lines that stand above, and what went wrong, as (lines, warnings).
+
+    Raises
+    ------
+    TypeError
+        When an argument is something else.
+    NoSteps
+        When there is nothing to cut.
+
+    >>> from tpunb.testing import toy_steps
+    >>> view = PhaseExplorer(toy_steps("aaabbb"))
+    >>> view.threshold = 0.0
+    >>> view.value
+    Phases(1 phase over 6 steps, OLS(threshold=0.0), top 3 cover 100.0%)
+    """
+
+    _esm = module("explorer.js")
+    _css = sheet("explorer.css")
+
+    method = Enum([*METHODS, _OWN], help="by what the steps are grouped").tag(sync=True)
+    min_samples = Int(None, allow_none=True, help="of DBSCAN; None until it was used").tag(sync=True)
+    k = Int(None, allow_none=True, help="of k-means; None until it was used").tag(sync=True)
+    threshold = Float(None, allow_none=True, help="of OLS; None until it was used").tag(sync=True)
+    ops = Float(None, allow_none=True, help="of OLSPlus; None until it was used").tag(sync=True)
+    phase = Int(None, allow_none=True, help="the phase that stands out, if one does").tag(sync=True)
+    window: List[Any] = List(None, allow_none=True, help="from and to, in seconds; the whole run if None").tag(
+        sync=True
+    )
+    value = Instance(Phases, help="the phases as they are cut now")
+
+    _frame = Dict(help="what never changes: titles, methods, charts without rows").tag(sync=True)
+    _curve = Dict(help="the method's curve and its slider").tag(sync=True)
+    _scene = Dict(help="what hangs on the window alone").tag(sync=True)
+    _cut = Dict(help="the phases: rows of the ribbon, of the coverage, of the table").tag(sync=True)
+
+    def __init__(
+        self,
+        run: Steps | Phases,
+        *,
+        method: PhaseMethod | None = None,
+        checkpoints: Checkpoints | None = None,
+        other: Steps | Phases | None = None,
+        about: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    ) -> None:
+        if isinstance(run, Phases):
+            first = run if method is None else cut_into_phases(run.steps, method)
+        else:
+            first = cut_into_phases(run, method)
+        if other is not None and not isinstance(other, Steps | Phases):
+            raise wrong("explore", "other", "be Steps or Phases", other)
+        self.steps, self.other = first.steps, other
+        self.checkpoints = steps_of(checkpoints)
+        self._ribbon = Ribbon(self.steps)
+        own = knobs.word(first.method) or _OWN
+        self._base: dict[str, PhaseMethod] = {word: make() for word, make in METHODS.items()} | {own: first.method}
+        self._first = {own: first}  # of each method, as it was given or chooses by itself
+        self._swept: dict[str, Phases] = {}  # what its curve is drawn of
+        self._told: dict[int, Any] = {}  # of the phases of `value`
+        self.places = exports.Places()
+        self._quiet = True  # traits set in here ask for nothing
+        super().__init__(method=own, value=first)
+        self._frame = self._framed(about)
+        self._visit(own)
+        self._show(first)
+        self._quiet = False
+
+    @property
+    def code(self) -> str:
+        """The line of Python that gives this cut."""
+        method = self.value.method
+        own = knobs.word(method) == ""
+        return f"tp.phases(steps, {getattr(method, '__name__', repr(method)) if own else f'tp.{method!r}'})"
+
+    @property
+    def swept(self) -> Phases:
+        """The phases whose sweep the method's curve is drawn of."""
+        return self._swept.get(self.method, self._first[self.method])
+
+    def details(self, phase: int | None = None) -> dict[str, Any]:
+        """Return what one phase is, in words and rows: the one that stands out, or the longest, if None.
+
+        Raises
+        ------
+        KeyError
+            When no step is in that phase.
+        """
+        if phase is None:
+            phase = self.value.longest.id if self.phase is None else self.phase
+        with self._turn:
+            if phase not in self._told:
+                self._told[phase] = described.describe(self.value, phase, self.checkpoints)
+            return dict(self._told[phase])
+
+    def save_html(self, path: str | Path) -> Path:
+        """Write the explorer as one file that needs neither a kernel nor a network, but for the sliders."""
+        return exports.written(path, exports.page(self))
+
+    def save_svg(self, path: str | Path) -> Path:
+        """Write the ribbon as it is cut now."""
+        return exports.written(path, exports.svg(self.value))
+
+    def save_png(self, path: str | Path) -> Path:
+        """Write the ribbon as it is cut now, on white, two pixels a point."""
+        return exports.written(path, exports.png(self.value))
+
+    def freeze(self) -> None:
+        """Put pictures and tables where the panel is shown: a notebook saved then needs no kernel to show them."""
+        self.places.freeze(exports.still(self.value))
+
+    def view_bundle(self) -> dict[str, Any]:
+        """Return what a front end shows the live panel by, by media type."""
+        if os.environ.get("TPUNB_WIDGETS") == "plain":  # a front end that cannot load widgets of others
+            from tpunb.widgets.plain_explorer import PlainExplorer
+
+            data = PlainExplorer(self)._repr_mimebundle_()
+        else:
+            data, _ = super()._repr_mimebundle_() or ({}, {})
+        return {kind: content for kind, content in data.items() if kind.startswith("application/")}
+
+    def _repr_mimebundle_(self, **kwds: Any) -> Any:
+        return {**exports.still(self.value), **self.view_bundle()}, {}
+
+    def _ipython_display_(self) -> None:
+        self.places.show(self)
+
+    # What the traits may be
+
+    @validate(*_PARAMETERS)
+    def _possible(self, proposal: Any) -> Any:
+        word = _PARAMETERS[proposal["trait"].name]
+        if proposal["value"] is not None and not self._quiet:
+            METHODS[word](**{proposal["trait"].name: proposal["value"]})  # says what it must be
+        return proposal["value"]
+
+    @validate("phase")
+    def _there(self, proposal: Any) -> Any:
+        if proposal["value"] is not None:
+            self._label(proposal["value"])
+        return proposal["value"]
+
+    def _label(self, phase: int) -> None:
+        if not (self.value.labels == phase).any():
+            known = sorted(self.value.frame["phase"].to_list())
+            raise TraitError(f"There is no phase {phase}; there are {known}.")
+
+    @validate("window")
+    def _ordered(self, proposal: Any) -> Any:
+        window = proposal["value"]
+        if window is None:
+            return None
+        numbers = [end for end in window if isinstance(end, int | float) and math.isfinite(end)]
+        if len(window) != 2 or len(numbers) != 2 or numbers[0] >= numbers[1]:
+            raise TraitError(f"The window must be [from, to] in seconds, from before to. Got {window!r} instead.")
+        return [float(end) for end in window]
+
+    # What follows from them
+
+    @observe("method", *_PARAMETERS)
+    def _asked_for(self, change: Any) -> None:
+        if self._quiet:
+            return
+        with self._turn, self._undone(change), self.hold_sync():
+            if change["name"] in _PARAMETERS:
+                self._set(method=_PARAMETERS[change["name"]])
+            self._visit(self.method)
+            self._show(self._cut_again())
+
+    @observe("phase")
+    def _stands_out(self, _: Any) -> None:
+        drawn = self._cut.get("tables", {}).get("ribbon", {}).get("phase", ())
+        if not self._quiet and self.phase is not None and self.phase not in drawn:  # it is among the others
+            with self._turn:
+                self._show(self.value)
+
+    @observe("window")
+    def _zoomed(self, _: Any) -> None:
+        with self._turn:
+            within = None if self.window is None else (self.window[0], self.window[1])
+            self._ribbon = Ribbon(self.steps, within)
+            self._show(self.value)
+
+    def _visit(self, word: str) -> None:
+        """Let a method choose by itself when it is first asked for, and put its slider where it chose."""
+        knob = KNOBS.get(word)
+        if word not in self._base:
+            raise TraitError(f"No method of yours was given; there are {[*METHODS]}.")
+        if word not in self._first:
+            self._first[word] = cut_into_phases(self.steps, self._base[word])
+        first = self._first[word]
+        if knob is not None and word not in self._swept:
+            free = knob.free(self._base[word], first)
+            self._swept[word] = first if free == first.method else cut_into_phases(self.steps, free)
+        if knob is not None and getattr(self, knob.parameter) is None:
+            self._set(**{knob.parameter: knob.chosen(first)})
+        if self._curve.get("method") != word:
+            self._curve = {"method": word, **self._curved(knob, self._swept.get(word, first))}
+
+    def _cut_again(self) -> Phases:
+        knob, first = KNOBS.get(self.method), self._first[self.method]
+        if knob is None or getattr(self, knob.parameter) == knob.chosen(first):
+            return first
+        at = getattr(self, knob.parameter)
+        return cut_into_phases(self.steps, knob.at(at, self._base[self.method], self._swept[self.method]))
+
+    def _show(self, found: Phases) -> None:
+        if found is not self.value:
+            self._told = {}
+        self.value = found
+        if self.phase is not None and not (found.labels == self.phase).any():
+            self._set(phase=None)
+        if self._scene.get("edges") != [*self._ribbon.edges]:
+            marks = self._ribbon.marks(ends_of(self.steps, self.checkpoints))
+            tables = {"watched": self._ribbon.watched(), "checkpoints": marks}
+            self._scene = {"edges": [*self._ribbon.edges], "tables": tables}
+        self._cut = {
+            "number": self._cut.get("number", 0) + 1,
+            "code": plain(self.code),
+            "headline": described.headline(found),
+            "tables": self._ribbon.rows(found, self.phase),
+            "phases": described.rows(found),
+            "rest": max(found.frame.height - described.ROWS, 0),
+            "top3": found.coverage(3),
+            "at": self._at(),
+        }
+
+    def _at(self) -> float | None:
+        knob = KNOBS.get(self.method)
+        return None if knob is None else getattr(self, knob.parameter)
+
+    @contextmanager
+    def _undone(self, change: Any) -> Iterator[None]:
+        """Set the traits back where what was asked for cannot be had."""
+        method = self._curve["method"]
+        try:
+            yield
+        except Exception:
+            self._set(**{"method": method, change["name"]: change["old"]})
+            raise
+
+    def _set(self, **traits: Any) -> None:
+        """Set traits of our own accord."""
+        before, self._quiet = self._quiet, True
+        try:
+            for name, value in traits.items():
+                setattr(self, name, value)
+        finally:
+            self._quiet = before
+
+    # What the page is told, and may ask for
+
+    def _framed(self, about: tuple[Sequence[str], Sequence[str]]) -> dict[str, Any]:
+        own = [{"word": _OWN, "title": plain(repr(self._base[_OWN]))}] if _OWN in self._base else []
+        return {
+            "name": plain(self.steps.name or ""),
+            "methods": [*own, *({"word": word, "title": knobs.TITLES[word]} for word in METHODS)],
+            "ribbon": pictures.spec(ribbon(self._ribbon.hosts)),
+            "coverage": pictures.spec(live_coverage()),
+            "layout": layout(),
+            "lines": [plain(line) for line in about[0]],
+            "warnings": [plain(line) for line in about[1]],
+            "second": self.other is not None,
+        }
+
+    def _curved(self, knob: knobs.Knob | None, swept: Phases) -> dict[str, Any]:
+        chart = knobs.chart(self.method, swept)
+        if knob is None or chart is None:
+            return {"spec": None if chart is None else knobs.untitled(pictures.spec(chart)), "knob": None}
+        least, most = knob.stops(swept)
+        stops = {"parameter": knob.parameter, "label": knob.label, "least": least, "most": most, "step": knob.step}
+        spec = slid(chart, knob.parameter, (least, most), knob.chosen(self._first[self.method]))
+        return {"spec": knobs.untitled(spec), "knob": stops, "table": knobs.table(knob, swept)}
+
+    def answers(self) -> Mapping[str, Callable[..., Answer]]:
+        """Return what the page may ask for."""
+        return {
+            **super().answers(),
+            "details": self._detailed,
+            "compare": lambda unlike=False: (second_run.compared(self, unlike=bool(unlike)), []),
+            "export": lambda kind: exports.export(self, kind),
+        }
+
+    def _detailed(self) -> Answer:
+        quality = {"homogeneity": self.value.homogeneity, "number": self._cut["number"]}
+        return {**quality, "details": self.details()}, []
+
+
+def explore(
+    steps: Steps | Phases,
+    *,
+    method: PhaseMethod | None = None,
+    checkpoints: Checkpoints | None = None,
+    other: Steps | Phases | None = None,
+) -> PhaseExplorer:
+    """Return the panel in which a run is seen and cut: :class:`PhaseExplorer`.
+
+    Parameters
+    ----------
+    steps
+        Of the run, or its phases.
+    method
+        To begin with.
+    checkpoints
+        The step of each, by its name; or the steps alone; or objects with a ``step``: marks on the ribbon.
+    other
+        A second run, beside the first: its steps or its phases.
+
+    >>> from tpunb.testing import toy_steps
+    >>> explore(toy_steps("aaabbb")).value
+    Phases(2 phases over 6 steps, DBSCAN(), top 3 cover 100.0%)
+    """
+    return PhaseExplorer(steps, method=method, checkpoints=checkpoints, other=other)

@@ -1,0 +1,99 @@
+"""A chart that stays on the page while its rows and signals change: offline, without flicker, light and dark."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import altair as alt
+import polars as pl
+import polars.selectors as cs
+from traitlets import Bool, Dict, Unicode
+
+from tpunb import pictures
+from tpunb.charts.rows import clean
+from tpunb.errors import wrong
+from tpunb.widgets.panel import Panel, module
+
+_SMALL = 16_000  # letters of a picture that is saved with the widget
+_SAFE = 2**53  # what JavaScript counts to
+
+
+class LiveChart(Panel):
+    """A chart of Altair, drawn in the page by Vega from the kernel; its rows go as columns.
+
+    Parameters
+    ----------
+    chart
+        It may name tables (``alt.NamedData("rows")``) and parameters (``alt.param("at", value=0)``).
+    tables
+        The rows of each named table: a frame that is aggregated already.
+    signals
+        Values of its parameters.
+    canvas
+        Draw on a canvas: for a thousand marks and more.
+
+    >>> chart = alt.Chart(alt.NamedData("rows")).mark_point().encode(x="x:Q")
+    >>> live = LiveChart(chart, tables={"rows": pl.DataFrame({"x": [1, 2]})})
+    >>> live.put(rows=pl.DataFrame({"x": [3]}))
+    >>> live.tables
+    {'rows': {'x': [3]}}
+    """
+
+    _esm = module("live_chart.js")
+
+    spec = Dict(help="in Vega-Lite").tag(sync=True)
+    tables = Dict(help="columns by the name of their table").tag(sync=True)
+    signals = Dict(help="values by the name of their parameter").tag(sync=True)
+    canvas = Bool(False, help="whether it is drawn on a canvas").tag(sync=True)
+    _picture = Unicode("", help="an SVG for where no kernel is").tag(sync=True)
+
+    def __init__(
+        self,
+        chart: alt.TopLevelMixin,
+        *,
+        tables: Mapping[str, pl.DataFrame] | None = None,
+        signals: Mapping[str, Any] | None = None,
+        canvas: bool = False,
+    ) -> None:
+        if not isinstance(chart, alt.TopLevelMixin):
+            raise wrong("LiveChart", "chart", "be a chart of Altair", chart)
+        named = {name: columns(frame) for name, frame in (tables or {}).items()}
+        self._chart = chart
+        super().__init__(spec=pictures.spec(chart), tables=named, signals=dict(signals or {}), canvas=canvas)
+        if len(drawn := pictures.svg(chart, self._rows())) < _SMALL:
+            self._picture = drawn
+
+    def put(self, **tables: pl.DataFrame) -> None:
+        """Give named tables new rows; the others stay."""
+        self.tables = {**self.tables, **{name: columns(frame) for name, frame in tables.items()}}
+
+    def _rows(self) -> dict[str, list[dict[str, Any]]]:
+        return {name: pl.DataFrame(table, strict=False).to_dicts() for name, table in self.tables.items()}
+
+    def _repr_mimebundle_(self, **kwds: Any) -> Any:
+        rows = self._rows()
+        still = {
+            "text/html": pictures.svg(self._chart, rows),
+            "image/png": base64.b64encode(pictures.png(self._chart, rows)).decode(),
+            "text/plain": str(self.spec.get("description", "a chart")),
+        }
+        data, metadata = super()._repr_mimebundle_(**kwds) or ({}, {})
+        return {**data, **still}, metadata
+
+
+def columns(frame: pl.DataFrame) -> dict[str, list[Any]]:
+    """Return a frame as columns that JSON and JavaScript can hold: no NaN, no number too large, no text that commands.
+
+    >>> columns(pl.DataFrame({"id": [2**60], "x": [float("nan")]}))
+    {'id': ['1152921504606846976'], 'x': [None]}
+    """
+    wide = [
+        name
+        for name, dtype in frame.schema.items()
+        if dtype.is_integer() and frame[name].drop_nulls().abs().gt(_SAFE).any()
+    ]
+    texts = cs.string() | cs.categorical() | cs.enum()
+    finite = pl.when(cs.float().is_finite()).then(cs.float())
+    return frame.with_columns(clean(texts), finite, cs.by_name(wide).cast(pl.String)).to_dict(as_series=False)

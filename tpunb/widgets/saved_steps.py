@@ -1,0 +1,74 @@
+"""Checkpoints as the panel takes them: the step of each, by its name, and when that step was over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import polars as pl
+
+from tpunb.errors import wrong
+from tpunb.frames import Phase, Steps
+
+Checkpoints = Mapping[str, int] | Iterable[Any]
+"""The step of each by its name; or the steps alone; or objects that bear a ``step``, and a ``path`` or a ``name``."""
+
+
+def steps_of(checkpoints: Checkpoints | None) -> dict[str, int]:
+    """Return the step of each checkpoint by its name, in order of the steps.
+
+    Raises
+    ------
+    TypeError
+        When they are something else.
+
+    >>> steps_of([20, 10])
+    {'step 10': 10, 'step 20': 20}
+    """
+    if checkpoints is None:
+        return {}
+    if not isinstance(checkpoints, Mapping | Iterable) or isinstance(checkpoints, str | bytes):
+        raise wrong("explore", "checkpoints", "be steps, or objects with a step", checkpoints)
+    named = checkpoints.items() if isinstance(checkpoints, Mapping) else map(_named, checkpoints)
+    found = {str(name): step for name, step in named}
+    for step in found.values():
+        if isinstance(step, bool) or not isinstance(step, int):
+            raise wrong("explore", "checkpoints", "be steps, or objects with a step", step)
+    return dict(sorted(found.items(), key=lambda one: one[1]))
+
+
+def _named(one: Any) -> tuple[str, Any]:
+    step = getattr(one, "step", one)
+    return str(getattr(one, "path", None) or getattr(one, "name", None) or f"step {step}"), step
+
+
+def ends_of(steps: Steps, checkpoints: Mapping[str, int]) -> dict[str, float]:
+    """Return when the step of each checkpoint ended, in seconds since the run began; those of other runs are left out.
+
+    >>> from tpunb.testing import toy_steps
+    >>> ends_of(toy_steps("aab"), {"x": 1, "y": 99})
+    {'x': 0.002}
+    """
+    if not checkpoints:
+        return {}
+    own = steps.frame.filter(pl.col("step").is_in([*checkpoints.values()]))
+    ends = own.group_by("step").agg((pl.col("start_ps") + pl.col("dur_ps")).max() / 1e12)
+    known = dict(ends.iter_rows())
+    return {name: known[step] for name, step in checkpoints.items() if step in known}
+
+
+def nearest(phase: Phase, checkpoints: Mapping[str, int]) -> tuple[str, int] | None:
+    """Return the checkpoint of the smallest distance to the steps of a phase, the earlier of two as near (paper IV.C).
+
+    >>> nearest(Phase(0, pl.DataFrame({"step": [10, 11, 12]}), 0.5), {"a": 2, "b": 9, "c": 13})
+    ('b', 9)
+    """
+    steps = phase.steps["step"]
+    if not checkpoints or not len(steps):
+        return None
+
+    def far(name: str) -> tuple[Any, int]:
+        return (steps - checkpoints[name]).abs().min(), checkpoints[name]
+
+    name = min(checkpoints, key=far)
+    return name, checkpoints[name]
