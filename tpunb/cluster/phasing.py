@@ -67,15 +67,13 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
         raise _no_steps(steps)
     answer = method(full)
     fitted = _checked(answer, len(full), method)
-    labels, distance = fitted, _distances(space(full).points, fitted)
-    if full is not steps:
-        labels, distance = _with_others(steps, labels, distance)
+    labels = fitted if full is steps else _with_others(steps, fitted)
     sweeps = getattr(answer, "sweeps", None)
     return Phases(
         steps=steps,
         labels=pl.Series("phase", labels),
         method=method,
-        distance=pl.Series("distance", distance, nan_to_null=True),
+        far=lambda: _read_distance(steps, fitted),
         sweeps=sweeps if isinstance(sweeps, Mapping) else {},
     )
 
@@ -183,8 +181,8 @@ def _others(steps: Steps) -> _Others:
     )
 
 
-def _with_others(steps: Steps, fitted: Ints, distance: Floats) -> tuple[Ints, Floats]:
-    """Return the label of every step, by those `fitted` of the steps seen in full, and the distance, else NaN."""
+def _with_others(steps: Steps, fitted: Ints) -> Ints:
+    """Return the label of every step, by those `fitted` of the steps seen in full."""
     others = _others(steps)
     labels = np.full(len(steps), -1, dtype=np.int64)
     labels[others.seen] = fitted
@@ -193,9 +191,7 @@ def _with_others(steps: Steps, fitted: Ints, distance: Floats) -> tuple[Ints, Fl
     unseen = ~others.seen & ~others.asking
     for number, mark in enumerate(dict.fromkeys(others.mark[unseen].tolist()), start=max(int(fitted.max()), -1) + 1):
         labels[unseen & (others.mark == mark)] = number
-    distances = np.full(len(steps), np.nan)
-    distances[others.seen] = distance
-    return labels, distances
+    return labels
 
 
 @last_remembered  # by whom steps are placed: most methods find no noise, and ask for the same again
@@ -235,6 +231,13 @@ def _nearest_of(own: Ints, after: Ints, asked: Ints, others: _Others) -> Ints:
     alike = unlike <= unlike.min(axis=1, keepdims=True) + np.log(_ALIKE)
     best = np.where(alike, far, np.iinfo(np.int64).max).argmin(axis=1)  # the earlier of two
     return np.asarray(near[np.arange(len(asked)), best], dtype=np.int64)
+
+
+def _read_distance(steps: Steps, fitted: Ints) -> pl.Series:
+    """Return ``Phases.distance``, by the labels `fitted` of the steps seen in full."""
+    distances = np.full(len(steps), np.nan)
+    distances[(steps.frame["seen"] == "full").to_numpy()] = _distances(space(steps.full()).points, fitted)
+    return pl.Series("distance", distances, nan_to_null=True)
 
 
 def _distances(points: Floats, labels: Ints) -> Floats:

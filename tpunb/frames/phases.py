@@ -80,8 +80,8 @@ class Phases:
         One label a row of ``steps.frame``; -1 is noise.
     method
         The method that gave them.
-    distance
-        Of each step to the centre of its phase, in feature space; null where the step was not seen in full.
+    far
+        `distance`, or what finds it when it is asked for.
     sweeps
         Every sweep a choice was made from, by the name of the parameter.
     """
@@ -89,15 +89,23 @@ class Phases:
     steps: Steps
     labels: pl.Series
     method: PhaseMethod
-    distance: pl.Series
+    far: pl.Series | Callable[[], pl.Series]
     sweeps: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+
+    @cached_property
+    def distance(self) -> pl.Series:
+        """Of each step to the centre of its phase, in feature space; null where the step was not seen in full."""
+        found = self.far if isinstance(self.far, pl.Series) else self.far()
+        return found.cast(pl.Float64).alias("distance")
 
     @cached_property
     def labelled(self) -> pl.DataFrame:
         """``steps.frame`` with the columns ``phase`` and ``distance``."""
-        return self.steps.frame.with_columns(
-            self.labels.cast(pl.Int64).alias("phase"), self.distance.cast(pl.Float64).alias("distance")
-        )
+        return self._phased.with_columns(self.distance)
+
+    @cached_property
+    def _phased(self) -> pl.DataFrame:
+        return self.steps.frame.with_columns(self.labels.cast(pl.Int64).alias("phase"))
 
     @cached_property
     def fitted(self) -> pl.Series:
@@ -109,7 +117,7 @@ class Phases:
         """One row a phase, longest first: ``tpunb.schema.PHASES``."""
         whole = max(self.steps.frame["dur_ps"].sum(), 1)
         marks = (
-            self.labelled.group_by("phase", "mark")
+            self._phased.group_by("phase", "mark")
             .len()
             .drop_nulls("mark")
             .sort("len", "mark", descending=[True, False])
@@ -126,10 +134,10 @@ class Phases:
 
         full = pl.col("seen") == "full"  # a window's edge makes the step that it cuts long
         timed = pl.col("dur_ps").filter(full | ~full.any())
-        rows = self.labelled.group_by("phase").agg(
+        rows = self._phased.group_by("phase").agg(
             pl.len().alias("steps"),
             (pl.col("seen") == "full").sum().alias("full"),
-            pl.col("step").sort_by("start_ps").first().alias("first_step"),
+            pl.col("step").get(pl.col("start_ps").arg_min()).alias("first_step"),
             pl.col("start_ps").min(),
             pl.col("dur_ps").sum(),
             (pl.col("dur_ps").sum() / whole).alias("share"),
