@@ -34,9 +34,9 @@ SLICES = 480
 """Into which time is cut where steps share them."""
 
 _HOSTS = 8
-_LANE = 84  # points on the page down for each host
+_LANE = 88  # points on the page down for each host
 _TOP, _HEIGHT = 16, 44  # of the steps in their lane
-_BELOW, _THIN = 66, 8  # of the profiler's windows
+_BELOW, _THIN = 71, 8  # of the profiler's windows
 _LEAST = 1e-3  # of a slice: what is drawn of it
 _WIDE = 0.03  # of the stretch: a run of one phase that has room for its number
 
@@ -198,7 +198,8 @@ class Ribbon:
         inside = {name: at for name, at in checkpoints.items() if low <= at <= high}
         return {
             "at": [at for _ in self.hosts for at in self._short(np.array([*inside.values()]))],
-            "y": [lane * _LANE + _TOP for lane in range(len(self.hosts)) for _ in inside],
+            "y": [lane * _LANE + _TOP + _HEIGHT for lane in range(len(self.hosts)) for _ in inside],
+            "y2": [lane * _LANE + _TOP for lane in range(len(self.hosts)) for _ in inside],
             "about": [f"checkpoint {cleaned(name)}" for _ in self.hosts for name in inside],
         }
 
@@ -275,16 +276,16 @@ def _ranked(phases: Phases, chosen: int | None, alias: Mapping[int, int] | None)
     return rank, ranks
 
 
-def layout() -> dict[str, int]:
-    """Return where things lie on the ribbon, in points on the page: what its rows are unpacked by."""
-    return {"slices": SLICES, "lane": _LANE, "top": _TOP, "height": _HEIGHT}
+def layout() -> dict[str, Any]:
+    """Return what the rows of the ribbon are unpacked by: where things lie, in points on the page, and the shades."""
+    return {"slices": SLICES, "lane": _LANE, "top": _TOP, "height": _HEIGHT, "shades": [*SHADES]}
 
 
-def ribbon(hosts: Sequence[str]) -> LayerPicture:
+def ribbon(hosts: Sequence[str], *, watched: bool = True) -> LayerPicture:
     """Return the ribbon as a chart without rows, for the tables "ribbon", "numbers", "watched" and "checkpoints".
 
     Its signals: ``low`` and ``high``, the seconds from and to which it is drawn; ``chosen``, the phase that stands out,
-    or null.
+    or null. Where the profiler `watched`, there is a band for it.
     """
     low, high, chosen = alt.param("low", value=0), alt.param("high", value=1), alt.param("chosen", value=None)
     within = alt.Scale(domain=[alt.ExprRef("low"), alt.ExprRef("high")], nice=False)
@@ -313,14 +314,15 @@ def ribbon(hosts: Sequence[str]) -> LayerPicture:
     left, right = alt.value(0), alt.value("width")
     gaps = alt.Chart(lanes).mark_rect(color=GREY, opacity=0.18).encode(y=y, y2="y2", x=left, x2=right)
     brush = alt.selection_interval(name="brush", encodings=["x"])
-    pin = alt.MarkDef("point", shape="triangle-down", filled=True, size=90, yOffset=-6, opacity=1, color=INK)
-    marked = _named("checkpoints").properties(mark=pin)
+    pin = alt.MarkDef("point", shape="triangle-up", filled=True, size=55, yOffset=5, opacity=1, color=INK)
+    pins = _named("checkpoints")
     layers = [
-        gaps,
+        *([gaps] if watched else []),
         steps.mark_rect(opacity=faint, clip=True).encode(**box, color=shade, **told).add_params(brush),
         _named("watched").mark_rect(color=GREY, clip=True, tooltip="the profiler watched").encode(**box),
         _named("numbers").mark_text(baseline="middle").encode(x=at, y=y, text="name:N"),
-        marked.encode(x=at, y=y, **told),
+        pins.mark_rule(color=INK, strokeDash=[3, 3]).encode(x=at, y=y, y2="y2"),
+        pins.properties(mark=pin).encode(x=at, y=y, **told),
     ]
     if len(hosts) > 1:
         label = alt.Chart(lanes).mark_text(align="right", baseline="middle", dx=-8, limit=110)

@@ -9,7 +9,7 @@ import polars as pl
 
 from tpunb import charts
 from tpunb.cluster import advise, apart
-from tpunb.export import phase_name
+from tpunb.export import phase_name, segments
 from tpunb.frames import Phase, Phases
 from tpunb.frames.words import cut, plain, short
 from tpunb.widgets.saved_steps import nearest
@@ -17,6 +17,9 @@ from tpunb.widgets.tables import many
 
 ROWS = 12
 """Phases in the table."""
+
+RUNS = 100
+"""Rows of the ribbon as a table."""
 
 _TOP = 5
 _PIECES = 3
@@ -52,6 +55,25 @@ def rows(phases: Phases) -> list[dict[str, Any]]:
         }
         for row, reached in zip(phases.frame.head(ROWS).iter_rows(named=True), until, strict=False)
     ]
+
+
+def runs(phases: Phases, edges: tuple[float, float]) -> dict[str, list[Any]]:
+    """Return the ribbon as a table: the runs of consecutive steps of one phase, between two times, in seconds.
+
+    The longest :data:`RUNS` of them where there are more, in order of time.
+    """
+    start, end = pl.col("start_ps") / 1e12, pl.col("end_ps") / 1e12
+    found = segments(phases.labelled, "phase").with_columns(start=start, end=end)
+    inside = found.filter(pl.col("start") < edges[1], pl.col("end") > edges[0])
+    longest = inside.top_k(RUNS, by=pl.col("end") - pl.col("start")).sort("start", "host")
+    return longest.select(
+        *(["host"] if longest["host"].n_unique() > 1 else []),
+        pl.col("phase").map_elements(phase_name, return_dtype=pl.String),
+        first_step="first_step",
+        last_step="last_step",
+        from_s=pl.col("start").round_sig_figs(6),
+        to_s=pl.col("end").round_sig_figs(6),
+    ).to_dict(as_series=False)
 
 
 def headline(phases: Phases) -> str:

@@ -5,14 +5,13 @@ The panel's truth are its traits; a browser is optional. The page draws what the
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from traitlets import Dict, Enum, Float, Instance, Int, List, TraitError, observe, validate
+from traitlets import Dict, Enum, Float, Instance, Int, List, observe, validate
 
 from tpunb import pictures
 from tpunb.charts.live_curve import slid
@@ -24,9 +23,10 @@ from tpunb.frames import PhaseMethod, Phases, Steps
 from tpunb.frames.words import plain
 from tpunb.widgets import described, exports, knobs, second_run
 from tpunb.widgets.knobs import KNOBS, METHODS
-from tpunb.widgets.panel import Answer, Panel, module, sheet
+from tpunb.widgets.panel import Answer, Panel, Refused, module, sheet
 from tpunb.widgets.saved_steps import Checkpoints, ends_of, steps_of
 
+_FAR = 1e9  # seconds that a window may lie from the beginning of a run: thirty years
 _OWN = "own"  # the word of a method that is none of ours
 _PARAMETERS = {knob.parameter: word for word, knob in KNOBS.items()}
 
@@ -63,7 +63,7 @@ class PhaseExplorer(Panel):
     Phases(1 phase over 6 steps, OLS(threshold=0.0), top 3 cover 100.0%)
     """
 
-    _esm = module("explorer.js")
+    _esm = module("parts.js", "second_run.js", "explorer.js")
     _css = sheet("explorer.css")
 
     method = Enum([*METHODS, _OWN], help="by what the steps are grouped").tag(sync=True)
@@ -72,9 +72,9 @@ class PhaseExplorer(Panel):
     threshold = Float(None, allow_none=True, help="of OLS; None until it was used").tag(sync=True)
     ops = Float(None, allow_none=True, help="of OLSPlus; None until it was used").tag(sync=True)
     phase = Int(None, allow_none=True, help="the phase that stands out, if one does").tag(sync=True)
-    window: List[Any] = List(None, allow_none=True, help="from and to, in seconds; the whole run if None").tag(
-        sync=True
-    )
+    window: List[Any] = List(
+        default_value=None, allow_none=True, help="from and to, in seconds; the whole run if None"
+    ).tag(sync=True)
     value = Instance(Phases, help="the phases as they are cut now")
 
     _frame = Dict(help="what never changes: titles, methods, charts without rows").tag(sync=True)
@@ -110,6 +110,7 @@ class PhaseExplorer(Panel):
         super().__init__(method=own, value=first)
         self._frame = self._framed(about)
         self._visit(own)
+        self._draw_curve()
         self._show(first)
         self._quiet = False
 
@@ -174,11 +175,20 @@ class PhaseExplorer(Panel):
 
     # What the traits may be
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        word = _PARAMETERS.get(name)
+        if word is not None and value is not None and not self._quiet:
+            self.method = word  # of a value that is there already traitlets tells nobody
+
     @validate(*_PARAMETERS)
     def _possible(self, proposal: Any) -> Any:
         word = _PARAMETERS[proposal["trait"].name]
         if proposal["value"] is not None and not self._quiet:
-            METHODS[word](**{proposal["trait"].name: proposal["value"]})  # says what it must be
+            try:
+                METHODS[word](**{proposal["trait"].name: proposal["value"]})  # says what it must be
+            except ValueError as error:
+                raise Refused(str(error)) from None
         return proposal["value"]
 
     @validate("phase")
@@ -190,16 +200,16 @@ class PhaseExplorer(Panel):
     def _label(self, phase: int) -> None:
         if not (self.value.labels == phase).any():
             known = sorted(self.value.frame["phase"].to_list())
-            raise TraitError(f"There is no phase {phase}; there are {known}.")
+            raise Refused(f"There is no phase {phase}; there are {known}.")
 
     @validate("window")
     def _ordered(self, proposal: Any) -> Any:
         window = proposal["value"]
         if window is None:
             return None
-        numbers = [end for end in window if isinstance(end, int | float) and math.isfinite(end)]
+        numbers = [end for end in window if isinstance(end, int | float) and abs(end) <= _FAR]
         if len(window) != 2 or len(numbers) != 2 or numbers[0] >= numbers[1]:
-            raise TraitError(f"The window must be [from, to] in seconds, from before to. Got {window!r} instead.")
+            raise Refused(f"The window must be [from, to] in seconds, from before to. Got {window!r} instead.")
         return [float(end) for end in window]
 
     # What follows from them
@@ -208,11 +218,14 @@ class PhaseExplorer(Panel):
     def _asked_for(self, change: Any) -> None:
         if self._quiet:
             return
-        with self._turn, self._undone(change), self.hold_sync():
-            if change["name"] in _PARAMETERS:
-                self._set(method=_PARAMETERS[change["name"]])
-            self._visit(self.method)
-            self._show(self._cut_again())
+        with self._turn, self.hold_sync():
+            with self._undone(change):
+                if change["name"] in _PARAMETERS:
+                    self._set(method=_PARAMETERS[change["name"]])
+                self._visit(self.method)
+                found = self._cut_again()
+            self._draw_curve()
+            self._show(found)
 
     @observe("phase")
     def _stands_out(self, _: Any) -> None:
@@ -232,7 +245,7 @@ class PhaseExplorer(Panel):
         """Let a method choose by itself when it is first asked for, and put its slider where it chose."""
         knob = KNOBS.get(word)
         if word not in self._base:
-            raise TraitError(f"No method of yours was given; there are {[*METHODS]}.")
+            raise Refused(f"No method of yours was given; there are {[*METHODS]}.")
         if word not in self._first:
             self._first[word] = cut_into_phases(self.steps, self._base[word])
         first = self._first[word]
@@ -241,15 +254,17 @@ class PhaseExplorer(Panel):
             self._swept[word] = first if free == first.method else cut_into_phases(self.steps, free)
         if knob is not None and getattr(self, knob.parameter) is None:
             self._set(**{knob.parameter: knob.chosen(first)})
-        if self._curve.get("method") != word:
-            self._curve = {"method": word, **self._curved(knob, self._swept.get(word, first))}
+
+    def _draw_curve(self) -> None:
+        if self._curve.get("method") != self.method:
+            self._curve = {"method": self.method, **self._curved(KNOBS.get(self.method), self.swept)}
 
     def _cut_again(self) -> Phases:
         knob, first = KNOBS.get(self.method), self._first[self.method]
         if knob is None or getattr(self, knob.parameter) == knob.chosen(first):
             return first
-        at = getattr(self, knob.parameter)
-        return cut_into_phases(self.steps, knob.at(at, self._base[self.method], self._swept[self.method]))
+        method = knob.at(getattr(self, knob.parameter), self._base[self.method], self._swept[self.method])
+        return self.value if method == self.value.method else cut_into_phases(self.steps, method)
 
     def _show(self, found: Phases) -> None:
         if found is not self.value:
@@ -302,7 +317,7 @@ class PhaseExplorer(Panel):
         return {
             "name": plain(self.steps.name or ""),
             "methods": [*own, *({"word": word, "title": knobs.TITLES[word]} for word in METHODS)],
-            "ribbon": pictures.spec(ribbon(self._ribbon.hosts)),
+            "ribbon": pictures.spec(ribbon(self._ribbon.hosts, watched=self.steps.windows.height > 0)),
             "coverage": pictures.spec(live_coverage()),
             "layout": layout(),
             "lines": [plain(line) for line in about[0]],
@@ -325,6 +340,7 @@ class PhaseExplorer(Panel):
             **super().answers(),
             "details": self._detailed,
             "compare": lambda unlike=False: (second_run.compared(self, unlike=bool(unlike)), []),
+            "runs": lambda: ({"table": described.runs(self.value, self._ribbon.edges)}, []),
             "export": lambda kind: exports.export(self, kind),
         }
 

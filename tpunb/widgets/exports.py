@@ -43,11 +43,14 @@ render({{ model: stored(state), el: document.getElementById("explorer") }});
 def page(view: PhaseExplorer) -> bytes:
     """Return the explorer as one HTML file that asks nothing of any network: all but the sliders and the zoom work."""
     state: dict[str, Any] = {name: getattr(view, name) for name in _STATE}
+    numbers = {row["phase"] for row in described.rows(view.value)}
+    numbers |= set() if view.phase is None else {view.phase}
     state["_details"] = {
         "homogeneity": view.value.homogeneity,
-        "phases": {str(row["phase"]): view.details(row["phase"]) for row in described.rows(view.value)},
+        "phases": {str(number): view.details(number) for number in sorted(numbers)},
         "longest": view.value.longest.id,
     }
+    state["_runs"] = described.runs(view.value, view._ribbon.edges)
     if view.other is not None:
         try:
             state["_compared"] = view.answers()["compare"]()[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from tpunb.charts.rows import clean
 from tpunb.errors import wrong
 from tpunb.widgets.panel import Panel, module
 
-_SMALL = 16_000  # letters of a picture that is saved with the widget
+_SAVED = 20_000  # letters of JSON that a notebook saves of the widget; a picture that has no room is left out
 _SAFE = 2**53  # what JavaScript counts to
 
 
@@ -62,7 +63,8 @@ class LiveChart(Panel):
         named = {name: columns(frame) for name, frame in (tables or {}).items()}
         self._chart = chart
         super().__init__(spec=pictures.spec(chart), tables=named, signals=dict(signals or {}), canvas=canvas)
-        if len(drawn := pictures.svg(chart, self._rows())) < _SMALL:
+        drawn = pictures.svg(chart, self._rows())
+        if len(json.dumps({**self.get_state(), "_picture": drawn}, default=str)) < _SAVED:
             self._picture = drawn
 
     def put(self, **tables: pl.DataFrame) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
-from traitlets import Unicode
+from traitlets import TraitError, Unicode
 
 from tpunb.errors import TpunbError
 from tpunb.frames.words import plain
@@ -33,6 +33,10 @@ def module(*files: str) -> str:
 def sheet(file: str) -> str:
     """Return a style sheet of ``widgets/browser``."""
     return (_BROWSER / file).read_text(encoding="utf-8")
+
+
+class Refused(TraitError, ValueError):
+    """A value that a trait cannot have: a wrong argument like any other, which traitlets takes back."""
 
 
 class Panel(anywidget.AnyWidget):
@@ -60,7 +64,7 @@ class Panel(anywidget.AnyWidget):
                 super().set_state(sync_data)
             except Exception as error:  # noqa: BLE001  the front end would not show it
                 self.error = told(error)
-                self.send_state(list(sync_data))
+                self.send_state([name for name in self.keys if name in sync_data])
 
     def _asked(self, _: Any, content: Any, buffers: list[memoryview]) -> None:
         if not isinstance(content, dict) or "ask" not in content:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Any
 
 import polars as pl
@@ -32,9 +33,9 @@ def steps_of(checkpoints: Checkpoints | None) -> dict[str, int]:
     named = checkpoints.items() if isinstance(checkpoints, Mapping) else map(_named, checkpoints)
     found = {str(name): step for name, step in named}
     for step in found.values():
-        if isinstance(step, bool) or not isinstance(step, int):
+        if isinstance(step, bool) or not isinstance(step, Integral):
             raise wrong("explore", "checkpoints", "be steps, or objects with a step", step)
-    return dict(sorted(found.items(), key=lambda one: one[1]))
+    return dict(sorted(((name, int(step)) for name, step in found.items()), key=lambda one: one[1]))
 
 
 def _named(one: Any) -> tuple[str, Any]:

@@ -32,7 +32,7 @@ def compared(view: PhaseExplorer, *, unlike: bool = False) -> dict[str, Any]:
     second = other if isinstance(other, Phases) else phases(other, view.value.method)  # type: ignore[arg-type]
     found = compare(view.value, second, unlike=unlike)
     drawn = Ribbon(second.steps)
-    spec = pictures.spec(ribbon(drawn.hosts))
+    spec = pictures.spec(ribbon(drawn.hosts, watched=second.steps.windows.height > 0))
     rows = drawn.rows(second, alias=_shades(found))
     return {
         "title": plain(second.steps.name or "the other run"),
@@ -41,9 +41,15 @@ def compared(view: PhaseExplorer, *, unlike: bool = False) -> dict[str, Any]:
         "edges": [*drawn.edges],
         "tables": rows,
         "scene": {"watched": drawn.watched(), "checkpoints": drawn.marks({})},
-        "chart": pictures.spec(charts.compared(found)) if found.frame["ratio"].drop_nulls().len() else None,
+        "chart": _ratios(found),
         "pairs": [_pair(found, row) for row in found.frame.iter_rows(named=True)],
     }
+
+
+def _ratios(found: Comparison) -> dict[str, Any] | None:
+    if not found.frame["ratio"].drop_nulls().len():
+        return None
+    return pictures.spec(charts.compared(found)) | {"usermeta": {"room": 300}}  # for the names and the figures
 
 
 def _shades(found: Comparison) -> dict[int, int]:

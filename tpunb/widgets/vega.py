@@ -33,8 +33,11 @@ def bundle() -> bytes:
         with suppress(OSError):  # a disk that is full, or a folder not to be written
             kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             aside = kept.with_name(f".{uuid4().hex}")
-            aside.write_bytes(made)
-            aside.rename(kept)
+            try:
+                aside.write_bytes(made)
+                aside.rename(kept)
+            finally:
+                aside.unlink(missing_ok=True)
     return made
 
 

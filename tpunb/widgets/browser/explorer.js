@@ -3,24 +3,6 @@
 const WAIT_MS = 120; // of rest, before what takes longer is asked for
 const BUSY_MS = 100; // of silence, before the page says that it waits
 
-const percent = (part) => (part === null || part === undefined ? "–" : `${(100 * part).toFixed(1)} %`);
-const number = (value) => value.toLocaleString("en-US");
-const exact = (value) => String(Math.round(value * 1e6) / 1e6);
-
-// The rows of the ribbon as Vega takes them, from the few letters in which they came.
-function unpacked({ ribbon, ranks, numbers }, { edges: [low, high] }, { slices, lane, top, height }) {
-  const one = ribbon.step !== undefined;
-  const width = (high - low) / slices;
-  const column = (call) => ribbon.rank.map((_, i) => call(i));
-  const lanes = one ? ribbon.lane : ribbon.slice.map((at) => Math.floor(at / slices));
-  const start = one ? ribbon.start : ribbon.slice.map((at) => low + (at % slices) * width);
-  const y = (part) => (i) => lane * lanes[i] + top + (one ? (part === "low" ? 0 : height) : (height * ribbon[part][i]) / 100);
-  return { numbers, ribbon: {
-    start, end: one ? ribbon.end : start.map((at) => at + width), y: column(y("low")), y2: column(y("high")),
-    phase: column((i) => ranks.phase[ribbon.rank[i]]), shade: column((i) => ranks.shade[ribbon.rank[i]]), seen: ribbon.seen,
-    ...(one ? { step: ribbon.step } : { part: column((i) => ribbon.high[i] - ribbon.low[i]) }) } };
-}
-
 class Explorer {
   constructor(model, root) {
     this.model = model;
@@ -36,7 +18,7 @@ class Explorer {
     this.on("change:window", () => this.window());
     this.on("change:method", () => this.method());
     this.on("change:error", () => this.complain(model.get("error")));
-    this.undo.push(onTheme(() => { this.ribbon.recolour(); this.compared?.recolour(); }));
+    this.undo.push(onTheme(() => { this.ribbon.recolour(); this.second?.ribbon.recolour(); }));
     this.start();
   }
 
@@ -80,10 +62,10 @@ class Explorer {
     this.from = field("from", "Show from (seconds)");
     this.until = field("until", "Show until (seconds)");
     this.all = button("Whole run", "Show the whole run again", () => this.set({ window: null }), { disabled: true });
-    this.quietly = button("All phases alike", "Let no phase stand out", () => this.pick(null), { disabled: true });
+    this.quietly = button("Clear selection", "Let no phase stand out", () => this.pick(null), { disabled: true });
     const zoom = make("div", { class: "tpunb-zoom" }, make("span", {}, "Shown, in seconds:"), this.from, "to", this.until,
       this.all, this.quietly,
-      make("span", { class: "tpunb-hint" }, this.still ? "" : "drag over the ribbon to zoom, click a phase to pick it"));
+      make("span", { class: "tpunb-hint" }, this.still ? "" : "drag over the ribbon to zoom, click a phase to select it"));
 
     this.graph = this.chart("Curve of the method");
     this.slider = make("input", { type: "range", id: id("slider"), class: "tpunb-slider", disabled: this.still,
@@ -92,8 +74,10 @@ class Explorer {
     this.knob = make("label", { for: id("slider"), class: "tpunb-knob" });
     this.sliding = make("div", { class: "tpunb-sliding" }, make("div", { class: "tpunb-rail" }, this.slider),
       make("div", { class: "tpunb-told" }, this.knob, this.output));
-    this.numbers = make("details", {}, make("summary", {}, "The curve as a table"), make("div"));
-    this.numbers.addEventListener("toggle", () => this.tabulate());
+    this.numbers = make("details", { ontoggle: () => this.tabulate() },
+      make("summary", {}, "The curve as a table"), make("div"));
+    this.runs = make("details", { ontoggle: () => this.listRuns() },
+      make("summary", {}, "The ribbon as a table"), make("div"));
     const left = make("section", { class: "tpunb-card", "aria-label": "Method and its curve" },
       make("h4", {}, "How it is cut"), this.graph.host, this.sliding, this.numbers);
 
@@ -105,7 +89,7 @@ class Explorer {
     this.about = make("section", { class: "tpunb-card tpunb-about", "aria-label": "The phase that stands out",
       "aria-live": "polite" });
 
-    this.second = make("section", { class: "tpunb-card tpunb-second", "aria-label": "Comparison", hidden: !frame.second });
+    this.second = frame.second ? new SecondRun(this) : null;
     this.code = make("code", { class: "tpunb-code" });
     const files = [["html", "Save HTML", "this page in one file"], ["png", "PNG", "the ribbon as a PNG"],
       ["svg", "SVG", "the ribbon as an SVG"], ["trace", "Chrome trace", "the phases for Perfetto"]];
@@ -118,8 +102,8 @@ class Explorer {
     this.root.replaceChildren(make("div", { class: "tpunb-explorer", role: "region",
       onkeydown: (event) => event.stopPropagation(), // the notebook's own keys: its arrows fold headings
       "aria-label": `Explorer of phases${frame.name ? `: ${frame.name}` : ""}` },
-      head, ...warnings, ...lines, this.alert, this.ribbon.host, zoom,
-      make("div", { class: "tpunb-two" }, left, right), this.about, this.second, foot));
+      head, ...warnings, ...lines, this.alert, this.ribbon.host, zoom, this.runs,
+      make("div", { class: "tpunb-two" }, left, right), this.about, this.second?.host ?? null, foot));
   }
 
   chart(label) {
@@ -136,10 +120,10 @@ class Explorer {
     this.scene();
     this.cut(true);
     this.draw();
-    if (this.get("_frame").second) this.compare();
   }
 
   draw() {
+    this.ribbon.host.replaceChildren(sketched(this.get("_frame"), this.get("_scene").edges, this.steps().ribbon));
     const frame = this.get("_frame"), cut = this.get("_cut");
     const [low, high] = this.get("_scene").edges;
     this.ribbon.show(frame.ribbon, { ...this.steps(), ...this.get("_scene").tables },
@@ -178,6 +162,14 @@ class Explorer {
       const phase = item?.datum?.phase;
       if (meant() && phase !== undefined && phase !== null) this.pick(phase === this.get("phase") ? null : phase);
     });
+  }
+
+  async listRuns() {
+    if (!this.runs.open) return;
+    try {
+      const table = this.still ? this.get("_runs") : (await ask(this.model, "runs")).table;
+      this.runs.lastChild.replaceChildren(tabled(table));
+    } catch (error) { this.complain(error.message); }
   }
 
   typed() {
@@ -245,11 +237,7 @@ class Explorer {
   tabulate() {
     const { table } = this.get("_curve");
     if (!table || !this.numbers.open) return;
-    const names = Object.keys(table);
-    const cell = (value) => make("td", {}, value === true ? "yes" : value === false || value === null ? "–" : String(value));
-    this.numbers.lastChild.replaceChildren(make("table", { class: "tpunb-phases" },
-      make("thead", {}, make("tr", {}, names.map((name) => make("th", { scope: "col" }, name.replaceAll("_", " "))))),
-      make("tbody", {}, rows(table).map((row) => make("tr", {}, names.map((name) => cell(row[name])))))));
+    this.numbers.lastChild.replaceChildren(tabled(table));
   }
 
   // ---- the phases
@@ -284,22 +272,8 @@ class Explorer {
 
   listPhases() {
     const { phases, rest } = this.get("_cut");
-    const chosen = this.get("phase");
     const held = this.table.contains(document.activeElement) ? document.activeElement.value : null;
-    const known = ["idle", "mxu"].filter((name) => phases.some((p) => p[name] !== null)); // of a device, where there is one
-    const heads = ["Phase", "Marks", "Steps", "Share", "Cumulative", "Step (ms)", "Spread",
-      ...known.map((name) => ({ idle: "Idle", mxu: "MXU" })[name])];
-    const row = (p) => make("tr", { class: p.phase === chosen ? "tpunb-chosen" : null },
-      make("th", { scope: "row" }, make("label", {},
-        make("input", { type: "radio", name: `${this.name}-phase`, value: p.phase, checked: p.phase === chosen,
-          "aria-label": p.name, onchange: () => this.pick(p.phase) }),
-        make("span", { class: "tpunb-chip", "aria-hidden": "true", style: `background:${p.colour}` }), p.name)),
-      [p.marks || "–", number(p.steps), percent(p.share), percent(p.until),
-        p.step_ms.toLocaleString("en-US", { maximumSignificantDigits: 4 }), percent(p.spread), ...known.map((name) => percent(p[name])),
-      ].map((text) => make("td", {}, text)));
-    this.table.replaceChildren(make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))),
-      make("tbody", {}, phases.map(row),
-        rest ? make("tr", {}, make("td", { colspan: heads.length }, `${number(rest)} more`)) : null));
+    this.table.replaceChildren(...listed(phases, rest, this.get("phase"), this.name, (phase) => this.pick(phase)));
     if (held !== null) this.table.querySelector(`input[value="${held}"]`)?.focus();
   }
 
@@ -327,17 +301,25 @@ class Explorer {
   async describe() {
     const cut = this.get("_cut").number, phase = this.get("phase");
     let told;
+    this.waiting();
     try {
       told = this.still ? this.kept() : await ask(this.model, "details");
     } catch (error) {
       return this.complain(error.message);
     }
+    this.arrived();
+    this.listRuns();
     if (cut !== this.get("_cut").number || phase !== this.get("phase")) return null; // another is on its way
     this.alike.textContent = `, homogeneity ${told.homogeneity.toFixed(2)} (1: the steps of a phase are all alike)`;
+    if (!told.details) {
+      this.about.replaceChildren(make("h4", {}, `Phase ${phase}`), make("p", { class: "tpunb-hint" },
+        "This file tells of the longest phases only."));
+      return null;
+    }
     const { name, facts, ops, apart, advice } = told.details;
     const list = (title, texts) => (texts.length ? [make("h5", {}, title),
       make("ul", {}, texts.map((text) => make("li", {}, text)))] : []);
-    const bars = (side) => (ops[side].length ? [make("h5", {}, `Top operations, ${side}`), this.operations(ops[side])] : []);
+    const bars = (side) => (ops[side].length ? [make("h5", {}, `Top operations, ${side}`), operations(ops[side])] : []);
     const column = (...parts) => make("div", {}, ...parts);
     this.about.replaceChildren(make("h4", {}, phase === null ? `${name}, the longest` : name),
       make("div", { class: "tpunb-columns" },
@@ -345,62 +327,12 @@ class Explorer {
         column(...bars("device"), ...bars("host")),
         column(...list("What sets it apart", apart), ...list("What would save time", advice))));
     this.about.removeAttribute("aria-busy");
-    return null;
+    return this.second?.compare();
   }
 
   kept() {
     const { homogeneity, phases, longest } = this.get("_details");
     return { homogeneity, details: phases[this.get("phase") ?? longest] };
-  }
-
-  operations(ops) {
-    const heads = ["Operation", "Self time", "ms", "Calls"];
-    const most = Math.max(...ops.map(({ share }) => share), 1e-9);
-    const row = ({ op, share, self_ms, count }) => make("tr", {}, make("th", { scope: "row", title: op }, op),
-      make("td", {}, make("span", { class: "tpunb-bar", "aria-hidden": "true", style: `width:${(60 * share) / most}px` }),
-        percent(share)),
-      make("td", {}, self_ms.toLocaleString("en-US", { maximumSignificantDigits: 4 })), make("td", {}, number(count)));
-    return make("table", { class: "tpunb-phases tpunb-ops" },
-      make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))),
-      make("tbody", {}, ops.map(row)));
-  }
-
-  // ---- the second run
-
-  async compare(unlike = false) {
-    this.second.setAttribute("aria-busy", "true");
-    this.second.replaceChildren(make("h4", {}, "Beside another run"), make("p", { class: "tpunb-hint" }, "comparing …"));
-    try {
-      const told = this.still ? this.get("_compared") : await ask(this.model, "compare", { unlike });
-      if (told.error) throw new Error(told.error);
-      this.beside(told);
-    } catch (error) {
-      const anyway = () => make("button", { type: "button", class: "tpunb-button", onclick: () => this.compare(true) },
-        "Compare all the same");
-      this.second.replaceChildren(make("h4", {}, "Beside another run"),
-        make("p", { class: "tpunb-warning", role: "note" }, error.message), ...(this.still || unlike ? [] : [anyway()]));
-    }
-    this.second.removeAttribute("aria-busy");
-  }
-
-  beside({ title, told, ribbon, edges, tables, scene, chart, pairs }) {
-    this.compared?.end();
-    this.ratios?.end();
-    this.compared = this.chart("Ribbon of the other run");
-    this.ratios = this.chart("Step times by phase");
-    const heads = ["Phase", "Marks", "Step", "Ratio, with its interval", "Idle", "MXU", "Gained", "Lost"];
-    const row = (p) => make("tr", {}, make("th", { scope: "row" }, p.name),
-      [p.marks, p.step, p.ratio, p.idle, p.mxu, p.gained.join(", ") || "–", p.lost.join(", ") || "–"]
-        .map((text) => make("td", {}, text)));
-    const again = make("button", { type: "button", class: "tpunb-button", disabled: this.still, onclick: () => this.compare() },
-      "Compare the cut of now");
-    this.second.replaceChildren(make("h4", {}, `Beside ${title}: ${told}`), this.compared.host,
-      make("div", { class: "tpunb-scroll" }, make("table", { class: "tpunb-phases" },
-        make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))),
-        make("tbody", {}, pairs.map(row)))), this.ratios.host, again);
-    const drawn = { ...unpacked(tables, { edges }, this.get("_frame").layout), ...scene };
-    this.compared.show(ribbon, drawn, { low: edges[0], high: edges[1], chosen: null }, { canvas: true });
-    if (chart) this.ratios.show(chart);
   }
 
   // ---- buttons, and how it stands

@@ -1,0 +1,69 @@
+// What the explorer shows, made of what the kernel says: no state, no kernel.
+
+const percent = (part) => (part === null || part === undefined ? "–" : `${(100 * part).toFixed(1)} %`);
+const number = (value) => value.toLocaleString("en-US");
+// Digits, without what binary fractions add to them.
+const exact = (value) => String(Math.round(value * 1e6) / 1e6);
+
+// The rows of the ribbon as Vega takes them, from the few letters in which they came.
+function unpacked({ ribbon, ranks, numbers }, { edges: [low, high] }, { slices, lane, top, height }) {
+  const one = ribbon.step !== undefined;
+  const width = (high - low) / slices;
+  const column = (call) => ribbon.rank.map((_, i) => call(i));
+  const lanes = one ? ribbon.lane : ribbon.slice.map((at) => Math.floor(at / slices));
+  const start = one ? ribbon.start : ribbon.slice.map((at) => low + (at % slices) * width);
+  const y = (part) => (i) => lane * lanes[i] + top + (one ? (part === "low" ? 0 : height) : (height * ribbon[part][i]) / 100);
+  return { numbers, ribbon: {
+    start, end: one ? ribbon.end : start.map((at) => at + width), y: column(y("low")), y2: column(y("high")),
+    phase: column((i) => ranks.phase[ribbon.rank[i]]), shade: column((i) => ranks.shade[ribbon.rank[i]]), seen: ribbon.seen,
+    ...(one ? { step: ribbon.step } : { part: column((i) => ribbon.high[i] - ribbon.low[i]) }) } };
+}
+
+// The ribbon without Vega: until that is there, and where no kernel can send it.
+function sketched({ ribbon, layout }, [low, high], { start, end, y, y2, shade }) {
+  const across = (time) => ((1000 * (time - low)) / (high - low)).toFixed(1);
+  const paths = layout.shades.map(() => []);
+  start.forEach((from, i) => paths[shade[i]].push(`M${across(from)} ${y[i]}H${across(end[i])}V${y2[i]}H${across(from)}Z`));
+  const look = { viewBox: `0 0 1000 ${ribbon.height}`, preserveAspectRatio: "none", role: "img", class: "tpunb-sketch",
+    "aria-label": ribbon.description, style: `width:calc(100% - 24px);height:${ribbon.height}px` };
+  return make("svg", look, paths.map((parts, i) => make("path", { d: parts.join(""), fill: layout.shades[i] })));
+}
+
+const header = (names) => make("thead", {}, make("tr", {}, names.map((name) => make("th", { scope: "col" }, name))));
+
+const table = (names, body, kind = "") =>
+  make("table", { class: `tpunb-phases ${kind}` }, header(names), make("tbody", {}, body));
+
+// Columns as a table.
+function tabled(columns) {
+  const names = Object.keys(columns);
+  const cell = (value) => make("td", {}, value === true ? "yes" : value === false || value === null ? "–" : String(value));
+  return table(names.map((name) => name.replaceAll("_", " ")),
+    rows(columns).map((row) => make("tr", {}, names.map((name) => cell(row[name])))));
+}
+
+// The head and the body of the phases' table; a phase is picked by its radio button.
+function listed(phases, rest, chosen, name, pick) {
+  const known = ["idle", "mxu"].filter((name) => phases.some((p) => p[name] !== null)); // of a device, where there is one
+  const heads = ["Phase", "Marks", "Steps", "Share", "Cumulative", "Step (ms)", "Spread",
+    ...known.map((name) => ({ idle: "Idle", mxu: "MXU" })[name])];
+  const row = (p) => make("tr", { class: p.phase === chosen ? "tpunb-chosen" : null },
+    make("th", { scope: "row" }, make("label", {},
+      make("input", { type: "radio", name: `${name}-phase`, value: p.phase, checked: p.phase === chosen,
+        "aria-label": p.name, onchange: () => pick(p.phase) }),
+      make("span", { class: "tpunb-chip", "aria-hidden": "true", style: `background:${p.colour}` }), p.name)),
+    [p.marks || "–", number(p.steps), percent(p.share), percent(p.until),
+      p.step_ms.toLocaleString("en-US", { maximumSignificantDigits: 4 }), percent(p.spread), ...known.map((name) => percent(p[name])),
+    ].map((text) => make("td", {}, text)));
+  return [header(heads), make("tbody", {}, phases.map(row),
+    rest ? make("tr", {}, make("td", { colspan: heads.length }, `${number(rest)} more`)) : null)];
+}
+
+function operations(ops) {
+  const most = Math.max(...ops.map(({ share }) => share), 1e-9);
+  const row = ({ op, share, self_ms, count }) => make("tr", {}, make("th", { scope: "row", title: op }, op),
+    make("td", {}, make("span", { class: "tpunb-bar", "aria-hidden": "true", style: `width:${(60 * share) / most}px` }),
+      percent(share)),
+    make("td", {}, self_ms.toLocaleString("en-US", { maximumSignificantDigits: 4 })), make("td", {}, number(count)));
+  return table(["Operation", "Self time", "ms", "Calls"], ops.map(row), "tpunb-ops");
+}
