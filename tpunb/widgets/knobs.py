@@ -85,8 +85,8 @@ class Knob:
 
     def free(self, base: PhaseMethod, phases: Phases) -> PhaseMethod:
         """Return the method that sweeps this parameter, for a curve where it was given."""
-        if self.method in ("ols", "olsplus"):
-            return base  # theirs are swept, given or not
+        if self.of(base) is None or self.method in ("ols", "olsplus"):
+            return base  # it sweeps; the last two do so given or not
         fixed = {"eps": _eps(phases)} if self.method == "dbscan" else {}
         return replace(base, **{self.parameter: None}, **fixed)  # type: ignore[type-var]
 

@@ -77,9 +77,12 @@ class Summary:
             found = f"{many(len(self.phases), 'phase')} over {many(len(self.phases.steps), 'step')}"
             found += f"; top 3 cover {100 * self.phases.coverage(3):.0f} %, homogeneity {self.phases.homogeneity:.2f}, "
             found += f"noise {100 * self.phases.noise:.0f} % of the time"
+        return f"{found}; {self._observed}"
+
+    @property
+    def _observed(self) -> str:
         windows = _watched(self.profile.windows)["window"].n_unique()
-        observed = f"{100 * self.profile.observed:.0f} % of the run"
-        return f"{found}; observed {observed} in {many(windows, 'window')}"
+        return f"observed {100 * self.profile.observed:.0f} % of the run in {many(windows, 'window')}"
 
     @property
     def _facts(self) -> list[str]:
@@ -159,7 +162,7 @@ class Summary:
             return None
         from tpunb.widgets.explorer import PhaseExplorer
 
-        return PhaseExplorer(self.phases, about=([self.headline, *self._facts], self._notes))
+        return PhaseExplorer(self.phases, about=([self._observed, *self._facts], self._notes))
 
     def freeze(self) -> None:
         """Put pictures and tables where the panel is shown: a notebook saved then needs no kernel to show them."""

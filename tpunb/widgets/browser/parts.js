@@ -62,7 +62,7 @@ function listed(phases, rest, chosen, name, pick) {
 function operations(ops) {
   const most = Math.max(...ops.map(({ share }) => share), 1e-9);
   const row = ({ op, share, self_ms, count }) => make("tr", {}, make("th", { scope: "row", title: op }, op),
-    make("td", {}, make("span", { class: "tpunb-bar", "aria-hidden": "true", style: `width:${(60 * share) / most}px` }),
+    make("td", {}, make("span", { class: "tpunb-bar", "aria-hidden": "true", style: `width:${(36 * share) / most}px` }),
       percent(share)),
     make("td", {}, self_ms.toLocaleString("en-US", { maximumSignificantDigits: 4 })), make("td", {}, number(count)));
   return table(["Operation", "Self time", "ms", "Calls"], ops.map(row), "tpunb-ops");
