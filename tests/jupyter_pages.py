@@ -202,6 +202,24 @@ def errors(page):
     )
 
 
+def python(page, code):
+    """What a line of code prints in the kernel of the notebook that is shown, beside its cells; it may not fail."""
+    return page.evaluate(
+        "async code => {"
+        f"  const asked = {KERNEL}.requestExecute({{code, store_history: false}});"
+        "  const said = [];"
+        "  asked.onIOPub = ({header, content}) => {"
+        "    if (header.msg_type === 'stream') said.push(content.text);"
+        "    if (header.msg_type === 'error') said.push(content.traceback.join('\\n'));"
+        "  };"
+        "  const {content} = await asked.done;"
+        "  if (content.status !== 'ok') throw new Error(said.join(''));"
+        "  return said.join('');"
+        "}",
+        code,
+    ).strip()
+
+
 def save(page):
     """Save the notebook, with its outputs and the state of its widgets."""
     page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save'); }")

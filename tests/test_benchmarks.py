@@ -260,3 +260,108 @@ def test_the_quick_benchmark_of_truth_ends_in_its_figures_and_says_what_it_left_
     assert all(0.5 < last[name] <= 1 for name in shares)
     assert 0 <= last["error_30"] <= last["error_10"] < 0.5
     assert "left out: [12, 13, 14, 15]" in said
+
+
+# -- how long a slider takes to redraw -------------------------------------------------------------------------------
+
+PANEL = """
+<div class="tpunb-explorer">
+  <canvas width="200" height="40"></canvas>
+  <div aria-label="Coverage: toy"><svg width="20" height="20"><g class="mark-rect"><path d="M0,0h9v9"/></g></svg></div>
+  <input type="range" min="0" max="9" value="0"><code class="tpunb-code">0</code>
+</div>
+<script>
+  const [canvas, slider, code, bar] = ["canvas", "input", "code", "path"].map((one) => document.querySelector(one));
+  const context = canvas.getContext("2d");
+  const paint = (shade) => {
+    context.clearRect(0, 0, 200, 40);
+    context.fillStyle = `rgb(${20 * shade}, 0, 0)`;
+    context.beginPath();
+    context.rect(0, 0, 200, 40);
+    context.fill();
+  };
+  const cut = (value) => { code.textContent = value; paint(value); };
+  paint(0);
+  slider.oninput = () => setTimeout(() => cut(slider.value), 40);
+</script>
+"""
+
+
+@pytest.fixture
+def slider(monkeypatch):
+    """The benchmark of the slider, without a kernel."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import slider
+
+    monkeypatch.setattr(slider, "asked", lambda *_: [])
+    return slider
+
+
+def shown(page, slider, panel=PANEL):
+    """Show a panel in a page that is listened to, its slider in focus."""
+    page.evaluate(slider.PAGE.read_text())
+    page.set_content(panel)
+    page.locator("input").focus()
+
+
+def test_a_move_is_timed_until_its_cut_is_painted(page, slider):
+    shown(page, slider)
+    found = slider.measured(page, slider.OURS, 2, 4, 20)
+    assert len(found.each) == 4
+    assert all(40 < move["painted"] <= move["frame"] for move in found.each)  # which the page waits
+    assert all(move["changed"] for move in found.each)
+    assert found.drag["cuts"] > 0 == found.drag["blank"]
+    assert len(found.soon_ms) == 2
+    assert "4 of 4 changed the picture" in found.said()
+    assert page.locator("input").input_value() == "0"  # where the drag ended
+
+
+@pytest.mark.parametrize(
+    ("whole", "broken", "said"),
+    [
+        ("paint(value); };", "};", "the ribbon was not painted"),
+        ("code.textContent = value;", "", "the line is still 0"),
+        ("cut(slider.value), 40", "0", "the line is still 0"),
+    ],
+)
+def test_a_panel_that_does_not_show_its_cut_is_told(page, slider, whole, broken, said):
+    shown(page, slider, PANEL.replace(whole, broken))
+    with pytest.raises(Exception, match=f"no new cut within 0.5 s: {said}"):
+        slider.move(page, slider.OURS, "ArrowRight", limit_s=0.5)
+
+
+def test_a_ribbon_that_always_looks_the_same_is_told(page, slider):
+    shown(page, slider, PANEL.replace("paint(value)", "paint(0)"))
+    with pytest.raises(RuntimeError, match=r"no move changed what \.tpunb-explorer shows"):
+        slider.measured(page, slider.OURS, 2, 4, 20)
+
+
+@pytest.mark.parametrize("blank", ["context.clearRect(0, 0, 200, 40)", "canvas.hidden = true", "bar.remove()"])
+def test_blank_frames_are_counted(page, slider, blank):
+    shown(page, slider, PANEL.replace("=> setTimeout", f"=> {blank} || setTimeout"))
+    assert slider.drag(page, slider.OURS, 20)["blank"] > 0
+
+
+def test_the_keys_go_where_most_changes(slider):
+    import slider_cells
+
+    assert slider_cells.busiest([5, 7, 8], range(1, 10), 3) == (3, 6)  # stops 4 to 7: those that 5 and 7 end
+    assert slider_cells.busiest([], [0.5, 1.0], 20) == (0, 1)
+    assert [next(keys) for keys in [slider.keys(2)] for _ in range(5)] == [
+        *["ArrowRight"] * 2,
+        *["ArrowLeft"] * 2,
+        "ArrowRight",
+    ]
+
+
+@pytest.mark.slow
+def test_the_quick_benchmark_of_the_slider_ends_in_its_figures_and_says_what_it_left_out(slider):
+    if slider.CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    said, last = quick("slider.py")
+    assert list(last) == ["median_ms", "jupyterchart_ms", "blank_frames", "kb_per_move"]
+    assert 0 < last["median_ms"] < last["jupyterchart_ms"]  # we are the faster side
+    assert last["blank_frames"] == 0
+    assert 0 < last["kb_per_move"] <= 100
+    assert said.count("changed the picture") == 4
+    assert "left out: JupyterChart with k-means and OLS" in said

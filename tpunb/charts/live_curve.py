@@ -28,7 +28,7 @@ def slid(chart: alt.TopLevelMixin, parameter: str, ends: tuple[float, float], at
     rule = {
         "data": {"values": [{}]},
         "transform": [{"calculate": "at", "as": parameter}],
-        "mark": {"type": "rule", "strokeWidth": 2, "color": PALETTE[5]},
+        "mark": {"type": "rule", "strokeWidth": 2, "clip": True, "color": PALETTE[5]},
         "encoding": {"x": {"field": parameter, "type": "quantitative"}},
     }
     for part in spec.get("vconcat", [spec]):

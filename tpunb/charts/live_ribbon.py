@@ -139,7 +139,8 @@ class Ribbon:
         place, rank, seen = code // (3 * many), code // 3 % many, code % 3
         first = np.flatnonzero(np.diff(place, prepend=-1))
         high = np.cumsum(part)
-        high -= np.repeat(np.append(0.0, high[first[1:] - 1]), np.diff(np.append(first, len(code))))
+        below = np.append(0.0, high[first[1:] - 1])[: len(first)]  # of no slice, where nothing is long enough
+        high -= np.repeat(below, np.diff(np.append(first, len(code))))
         drawn = {
             "slice": place.tolist(),
             "low": _percent(high - part),

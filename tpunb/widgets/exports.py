@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from tpunb import charts, pictures
 from tpunb.export import phase_name
@@ -132,7 +133,7 @@ class Places:
 
     def show(self, view: PhaseExplorer) -> None:
         """Show the panel in an output of its own."""
-        name = f"tpunb-{id(view)}-{len(self._shown)}"
+        name = f"tpunb-{uuid4().hex}"
         data, metadata = view._repr_mimebundle_() or ({}, {})
         _publish(data, metadata, transient={"display_id": name})
         self._shown.append(name)

@@ -1,4 +1,4 @@
-// The explorer's page: controls on the left of each trait, pictures of what the kernel has cut.
+// The explorer's page: a control for each trait, and pictures of what the kernel has cut.
 
 const WAIT_MS = 120; // of rest, before what takes longer is asked for
 const BUSY_MS = 100; // of silence, before the page says that it waits
@@ -11,9 +11,8 @@ class Explorer {
     this.undo = [];
     this.still = model.get("_details") !== undefined && model.get("_details") !== null; // a saved page: no kernel
     this.build();
-    this.on("change:_cut", () => this.cut());
-    this.on("change:_curve", () => this.curve());
-    this.on("change:_scene", () => { this.moved = true; }); // a new cut follows
+    this.news = new Set();
+    for (const part of ["_curve", "_scene", "_cut"]) this.on(`change:${part}`, () => this.hear(part));
     this.on("change:phase", () => this.chosen());
     this.on("change:window", () => this.window());
     this.on("change:method", () => this.method());
@@ -25,6 +24,18 @@ class Explorer {
   on(what, call) {
     this.model.on(what, call);
     this.undo.push(() => this.model.off(what, call));
+  }
+
+  // What changes in one message is told in any order; it is shown in this one.
+  hear(part) {
+    if (!this.news.size) queueMicrotask(() => {
+      const news = new Set(this.news);
+      this.news.clear();
+      if (news.has("_curve")) this.curve();
+      if (news.has("_scene")) this.moved = true; // a new cut is beside it, or follows
+      if (news.has("_cut")) this.cut();
+    });
+    this.news.add(part);
   }
 
   get(name) { return this.model.get(name); }
@@ -86,8 +97,7 @@ class Explorer {
     this.table = make("table", { class: "tpunb-phases", "aria-label": "Phases, longest first" });
     const right = make("section", { class: "tpunb-card", "aria-label": "Coverage and phases" },
       make("h4", {}, "Coverage"), this.top, this.shares.host, make("div", { class: "tpunb-scroll" }, this.table));
-    this.about = make("section", { class: "tpunb-card tpunb-about", "aria-label": "The phase that stands out",
-      "aria-live": "polite" });
+    this.about = make("section", { class: "tpunb-card tpunb-about", "aria-label": "The phase that stands out" });
 
     this.second = frame.second ? new SecondRun(this) : null;
     this.code = make("code", { class: "tpunb-code" });
@@ -223,14 +233,14 @@ class Explorer {
     const { knob, method } = this.get("_curve");
     const at = Number(this.slider.value);
     this.graph.put({}, { at }); // the rule follows the thumb, whatever the kernel does meanwhile
-    this.tell();
     this.set({ [knob.parameter]: at, method });
+    this.tell();
   }
 
   tell() {
     const { knob } = this.get("_curve");
     if (!knob) return;
-    this.output.textContent = exact(Number(this.slider.value));
+    this.output.textContent = exact(this.get(knob.parameter)); // which may lie beyond the slider's ends
     this.slider.setAttribute("aria-valuetext", `${knob.label} ${this.output.textContent}`);
   }
 
@@ -256,9 +266,9 @@ class Explorer {
       this.scene();
       this.shares.put({ phases: this.covered() }, { top3: 100 * cut.top3 });
     }
-    this.top.replaceChildren(make("strong", {}, `${percent(cut.top3)} of the time`),
-      cut.phases.length > 3 ? " in the 3 longest" : ` in ${cut.phases.length === 1 ? "the one phase" : "them all"}`, this.alike ??= make("span"));
-    this.alike.textContent = "";
+    const where = cut.phases.length > 3 ? " in the 3 longest" : cut.phases.length > 1 ? " in them all" : " in the one phase";
+    this.top.replaceChildren(make("strong", {}, `${percent(cut.top3)} of the time`), where, this.alike ??= make("span"));
+    this.alike.setAttribute("aria-busy", "true");
     this.listPhases();
     this.rest();
   }
@@ -310,6 +320,7 @@ class Explorer {
     this.arrived();
     this.listRuns();
     if (cut !== this.get("_cut").number || phase !== this.get("phase")) return null; // another is on its way
+    this.alike.removeAttribute("aria-busy");
     this.alike.textContent = `, homogeneity ${told.homogeneity.toFixed(2)} (1: the steps of a phase are all alike)`;
     if (!told.details) {
       this.about.replaceChildren(make("h4", {}, `Phase ${phase}`), make("p", { class: "tpunb-hint" },

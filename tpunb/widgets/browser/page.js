@@ -11,6 +11,8 @@ function make(tag, attributes = {}, ...children) {
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
   }
+  // Notebook 7 takes arrows and Enter for itself before a control hears them, unless the very control says no
+  if (["button", "input", "select", "summary"].includes(tag)) element.setAttribute("data-lm-suppress-shortcuts", "");
   element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return element;
 }
@@ -65,6 +67,7 @@ class Chart {
     this.tables = {};
     this.signals = {};
     this.wide = 0;
+    this.puts = 0;
     this.turn = Promise.resolve();
     this.watch = new ResizeObserver(() => {
       const wide = this.host.clientWidth;
@@ -75,6 +78,7 @@ class Chart {
 
   show(spec, tables = {}, signals = {}, { drawn = () => {}, canvas = false } = {}) {
     Object.assign(this, { spec, drawn, canvas });
+    this.view = null; // what is still to be seen is of another spec: rows and signals wait for the new one
     this.tables = tables;
     this.signals = signals;
     this.host.setAttribute("aria-label", spec.description ?? "");
@@ -90,7 +94,8 @@ class Chart {
     const { vegaEmbed } = await vega(this.model);
     const wide = this.host.clientWidth;
     if (!this.spec || wide < 50) return; // out of sight; drawn when it comes in
-    let spec = fitted(structuredClone(this.spec), wide);
+    const { puts, spec: own } = this;
+    let spec = fitted(structuredClone(own), wide);
     this.ink = getComputedStyle(this.host).color;
     if (this.canvas) spec = JSON.parse(JSON.stringify(spec).replaceAll("currentColor", this.ink)); // it knows no other
     spec.datasets = { ...spec.datasets, ...Object.fromEntries(Object.entries(this.tables).map(([k, v]) => [k, rows(v)])) };
@@ -100,12 +105,19 @@ class Chart {
     place.style.position = "absolute";
     this.host.append(place);
     const embedded = await vegaEmbed(place, spec, { actions: false, renderer: this.canvas ? "canvas" : "svg" });
+    if (own !== this.spec) { // another chart is wanted by now
+      embedded.finalize();
+      place.remove();
+      return;
+    }
     this.embedded?.finalize();
     this.wide = wide;
     this.embedded = embedded;
     place.style.visibility = place.style.position = "";
     this.host.replaceChildren(place);
-    this.drawn(embedded.view);
+    this.view = embedded.view;
+    this.drawn(this.view);
+    if (puts !== this.puts) this.put(this.tables, this.signals); // they came while it was drawn
   }
 
   // Draw a canvas anew once the text around it has another colour; style sheets come when they come.
@@ -118,7 +130,8 @@ class Chart {
   put(tables, signals = {}) {
     Object.assign(this.tables, tables);
     Object.assign(this.signals, signals);
-    const view = this.embedded?.view;
+    this.puts += 1;
+    const { view } = this;
     if (!view) return null;
     for (const [name, columns] of Object.entries(tables))
       view.change(name, view.changeset().remove(() => true).insert(rows(columns)));

@@ -1,0 +1,361 @@
+"""The explorer in a real browser: every control by its role and name, by keys and by mouse, in Lab and Notebook 7."""
+
+import pytest
+from jupyter_pages import VIEWPORT, brightness, errors, ink, python, run_all, theme
+from playwright.sync_api import expect
+
+expect.set_options(timeout=30_000)
+
+CELLS = (
+    "import tpunb as tp\nsteps = tp.steps(tp.sample('keras_cnn'))",
+    "view = tp.explore(steps, checkpoints=[100, 200, 300])\nview",
+    "# the last cell",
+)
+BEGINNING = "view.min_samples = 30; view.phase = view.window = None"
+FIRST = "tp.phases(steps, tp.DBSCAN())"
+UNTIL = "5.980819"
+SLIDERS = {  # of each method: its title, what its slider is called, and its trait
+    "dbscan": ("DBSCAN", "min_samples (steps)", "min_samples"),
+    "kmeans": ("k-means", "clusters, k", "k"),
+    "ols": ("OLS (the paper's scan)", "similarity threshold", "threshold"),
+    "olsplus": ("OLSPlus", "similarity of the operations", "ops"),
+}
+NAMES = (
+    ("combobox", "Method"),
+    ("spinbutton", "Show from (seconds)"),
+    ("spinbutton", "Show until (seconds)"),
+    ("button", "Whole run"),
+    ("button", "Clear selection"),
+    ("slider", "min_samples (steps)"),
+    ("radio", "Phase 0"),
+    ("radio", "Noise"),
+    ("button", "Copy as code"),
+    ("button", "Save HTML"),
+    ("button", "PNG"),
+    ("button", "SVG"),
+    ("button", "Chrome trace"),
+    ("region", "Method and its curve"),
+    ("region", "Coverage and phases"),
+    ("region", "The phase that stands out"),
+    ("table", "Phases, longest first"),
+)
+FOCUSED = """() => {
+  const at = document.activeElement;
+  return (at.ariaLabel ?? at.labels?.[0]?.innerText ?? at.innerText).trim();
+}"""
+SETTLED_MS = 400  # of no news, after which the page has asked for all that it will
+
+
+@pytest.fixture(scope="module", params=["lab", "notebook"])
+def shown(request, jupyter):
+    """The explorer of a sample, in JupyterLab and in Notebook 7."""
+    page = jupyter.open("explorer.ipynb", *CELLS, app=request.param)
+    run_all(page, charts=2)
+    assert errors(page) == []
+    return page
+
+
+@pytest.fixture
+def panel(shown):
+    """The panel as it began; the page complains of nothing that a test did."""
+    shown.evaluate("() => document.activeElement.blur()")  # a field that is typed in keeps what is typed
+    python(shown, BEGINNING)
+    found = shown.get_by_role("region", name="Explorer of phases: keras_cnn")
+    expect(found.locator("code")).to_have_text(FIRST)
+    expect(found.get_by_role("spinbutton", name="Show until (seconds)")).to_have_value(UNTIL)
+    expect(found.get_by_role("button", name="Clear selection")).to_be_disabled()
+    yield found
+    expect(found.get_by_role("alert")).to_have_count(0)
+    assert shown.complaints == []
+
+
+def settled(panel):
+    """Wait until the line of Python stays as it is."""
+    panel.page.wait_for_timeout(SETTLED_MS)
+    expect(panel.get_by_role("region", name="The phase that stands out")).not_to_have_attribute("aria-busy", "true")
+
+
+def trait(panel, name):
+    return python(panel.page, f"print(view.{name})")
+
+
+def is_what_the_kernel_holds(panel):
+    """The line of Python on the page gives the phases that the panel holds, and the page shows as many."""
+    settled(panel)
+    line = panel.locator("code").text_content()
+    seen = f"found = {line}; print(view.code == {line!r}, view.value.labels.equals(found.labels), len(found))"
+    same, alike, many = python(panel.page, seen).split()
+    assert (same, alike) == ("True", "True")
+    assert panel.get_by_role("status").first.text_content().startswith(f"{many} phase")
+
+
+def choose(panel, method):
+    """Pick a method; its slider."""
+    title, name, _ = SLIDERS[method]
+    panel.get_by_role("combobox", name="Method").select_option(label=title)
+    slider = panel.get_by_role("slider", name=name)
+    expect(slider).to_be_visible()
+    settled(panel)
+    return slider
+
+
+def at(panel, slider, method):
+    """Where the slider is; what is said beside it, the trait and the line of Python are there too."""
+    value = float(slider.input_value())
+    assert panel.locator("output").text_content() == f"{value:g}"
+    assert slider.get_attribute("aria-valuetext") == f"{SLIDERS[method][1]} {value:g}"
+    is_what_the_kernel_holds(panel)
+    assert float(trait(panel, SLIDERS[method][2])) == pytest.approx(value)
+    return value
+
+
+def ends(slider):
+    return float(slider.get_attribute("min")), float(slider.get_attribute("max"))
+
+
+def drag(page, start, end, steps=10):
+    page.mouse.move(*start)
+    page.mouse.down()
+    page.mouse.move(*end, steps=steps)
+    page.mouse.up()
+
+
+def ribbon(panel):
+    """Where the ribbon lies on the page, and how high in it the steps are."""
+    canvas = panel.locator("canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    return box, box["y"] + 38
+
+
+def picked(panel):
+    """The phase that stands out: in the kernel, by the radios and by the heading of what is said of it."""
+    settled(panel)
+    phase = trait(panel, "phase")
+    told = panel.get_by_role("region", name="The phase that stands out").get_by_role("heading").first.text_content()
+    if phase == "None":
+        expect(panel.get_by_role("radio", checked=True)).to_have_count(0)
+        expect(panel.get_by_role("button", name="Clear selection")).to_be_disabled()
+        assert told.endswith(", the longest")
+        return None
+    name = "Noise" if phase == "-1" else f"Phase {phase}"
+    expect(panel.get_by_role("radio", name=name)).to_be_checked()
+    assert told == name
+    return int(phase)
+
+
+def shown_seconds(panel):
+    """From when to when the ribbon is drawn, by the number fields and by the kernel."""
+    settled(panel)
+    fields = [panel.get_by_role("spinbutton").nth(i).input_value() for i in (0, 1)]
+    low, high = (float(field) for field in fields)
+    edges = python(panel.page, "print(*view._scene['edges'])").split()
+    assert [low, high] == pytest.approx([float(edge) for edge in edges], abs=1e-5)
+    return low, high
+
+
+# -- names, order, keys -----------------------------------------------------------------------------------------------
+
+
+def test_everything_has_a_role_and_a_name(panel):
+    for role, name in NAMES:
+        expect(panel.get_by_role(role, name=name, exact=True), f"{role} {name}").to_have_count(1)
+    figures = panel.get_by_role("figure")
+    assert figures.count() == 3
+    for number in range(3):
+        assert len(figures.nth(number).get_attribute("aria-label")) > 20
+
+
+def test_tab_goes_from_the_method_to_the_buttons_as_they_stand(panel):
+    expect(panel.get_by_role("button", name="Whole run")).to_be_disabled()  # the whole run is shown
+    panel.get_by_role("combobox", name="Method").focus()
+    reached = []
+    for _ in range(12):
+        reached.append(panel.page.evaluate(FOCUSED))
+        panel.page.keyboard.press("Tab")
+    assert reached == [
+        "Method",
+        "Show from (seconds)",
+        "Show until (seconds)",
+        "The ribbon as a table",
+        "min_samples (steps)",
+        "The curve as a table",
+        "Phase 0",
+        *("Copy as code", "Save HTML", "PNG", "SVG", "Chrome trace"),
+    ]
+
+
+@pytest.mark.parametrize("method", SLIDERS)
+def test_keys_move_each_slider(panel, method):
+    slider = choose(panel, method)
+    before = at(panel, slider, method)
+    slider.focus()
+    for key in ("ArrowLeft", "ArrowLeft", "ArrowLeft", "ArrowRight"):
+        panel.page.keyboard.press(key)
+    assert at(panel, slider, method) == pytest.approx(before - 2 * float(slider.get_attribute("step")))
+    for key, end in zip(("Home", "End"), ends(slider), strict=True):
+        panel.page.keyboard.press(key)
+        assert at(panel, slider, method) == end
+
+
+@pytest.mark.parametrize("method", SLIDERS)
+def test_the_mouse_drags_each_slider_to_the_value_under_it(panel, method):
+    slider = choose(panel, method)
+    slider.scroll_into_view_if_needed()
+    least, most = ends(slider)
+    box = slider.bounding_box()
+    middle = box["y"] + box["height"] / 2
+
+    def place(value):
+        return box["x"] + 8 + (value - least) / (most - least) * (box["width"] - 16), middle
+
+    target = least + 0.6 * (most - least)
+    drag(panel.page, place(float(slider.input_value())), place(target), steps=20)
+    assert at(panel, slider, method) == pytest.approx(
+        target, abs=max(0.02 * (most - least), 0.5 * float(slider.get_attribute("step")))
+    )
+
+
+def test_a_method_without_a_slider_and_back(panel):
+    method = panel.get_by_role("combobox", name="Method")
+    method.focus()
+    method.select_option(label="HDBSCAN")
+    expect(panel.get_by_role("slider")).to_have_count(0)
+    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.HDBSCAN())")
+    is_what_the_kernel_holds(panel)
+    at(panel, choose(panel, "ols"), "ols")
+
+
+def test_a_method_is_chosen_by_keys(panel):
+    panel.get_by_role("combobox", name="Method").focus()
+    panel.page.keyboard.press("o")  # as in any list
+    expect(panel.get_by_role("slider", name="similarity threshold")).to_be_visible()
+    is_what_the_kernel_holds(panel)
+
+
+def test_a_trait_set_in_the_kernel_moves_the_control(panel):
+    python(panel.page, "view.threshold = 0.83")
+    expect(panel.get_by_role("slider", name="similarity threshold")).to_have_value("0.83")
+    expect(panel.get_by_role("combobox", name="Method")).to_have_value("ols")
+    is_what_the_kernel_holds(panel)
+
+
+def test_the_curve_is_a_table_too(panel):
+    choose(panel, "kmeans")
+    panel.get_by_text("The curve as a table").click()
+    table = panel.get_by_role("group").get_by_role("table")
+    assert table.get_by_role("columnheader").first.text_content() == "k"
+    assert table.get_by_role("row").count() == 16
+    panel.get_by_text("The curve as a table").click()
+
+
+def test_no_key_of_the_notebook_fires_from_inside(panel):
+    cells = "() => window.jupyterapp.shell.currentWidget.content.widgets.map(cell => cell.model.type).join()"
+    active = "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex"
+    panel.page.locator(".jp-Cell .jp-InputPrompt").nth(1).click()  # the notebook's own keys are in force
+    before, where = panel.page.evaluate(cells), panel.page.evaluate(active)
+    for control in (panel.get_by_role("slider"), panel.get_by_role("radio").first, panel.locator("summary").first):
+        control.focus()
+        for key in ("a", "b", "m", "x", "d", "d", "z", "j", "k", "ArrowDown", "ArrowUp", "ArrowLeft", "ArrowRight"):
+            panel.page.keyboard.press(key)
+    panel.get_by_role("spinbutton").first.press("b")
+    assert panel.page.evaluate(cells) == before
+    assert panel.page.evaluate(active) == where
+
+
+# -- phases and the ribbon --------------------------------------------------------------------------------------------
+
+
+def test_a_phase_is_picked_by_its_radio_and_left_again(panel):
+    panel.get_by_role("radio", name="Phase 1").check()
+    assert picked(panel) == 1
+    panel.get_by_role("radio", name="Phase 1").focus()
+    panel.page.keyboard.press("ArrowDown")  # the next of the table
+    assert picked(panel) == -1
+    panel.get_by_role("button", name="Clear selection").click()
+    assert picked(panel) is None
+
+
+def test_a_phase_is_picked_on_the_ribbon_and_by_the_same_click_left(panel):
+    box, middle = ribbon(panel)
+    for phase in (0, None):
+        panel.page.mouse.click(box["x"] + 0.1 * box["width"], middle)
+        assert picked(panel) == phase
+
+
+def test_a_phase_is_picked_on_the_coverage(panel):
+    bar = panel.get_by_role("figure").locator("path[aria-label^='Phase 2:']")
+    bar.click()
+    assert picked(panel) == 2
+    bar.click()
+    assert picked(panel) is None
+
+
+def test_a_stretch_drawn_over_the_ribbon_is_shown_and_the_whole_run_again(panel):
+    whole = shown_seconds(panel)
+    box, middle = ribbon(panel)
+    drag(panel.page, (box["x"] + 0.4 * box["width"], middle), (box["x"] + 0.6 * box["width"], middle))
+    low, high = shown_seconds(panel)
+    span = whole[1] - whole[0]
+    assert [low, high] == pytest.approx([whole[0] + 0.4 * span, whole[0] + 0.6 * span], abs=0.03 * span)
+    assert picked(panel) is None  # the click that ends it is none
+    panel.get_by_role("button", name="Whole run").click()
+    assert shown_seconds(panel) == whole
+    expect(panel.get_by_role("button", name="Whole run")).to_be_disabled()
+
+
+def test_a_stretch_is_typed(panel):
+    low, high = panel.get_by_role("spinbutton").all()
+    high.fill("4")
+    high.press("Enter")
+    assert shown_seconds(panel) == (0, 4)
+    low.fill("2.5")
+    low.press("Tab")
+    assert shown_seconds(panel) == (2.5, 4)
+
+
+def test_what_is_refused_is_said_and_changes_nothing(panel):
+    high = panel.get_by_role("spinbutton", name="Show until (seconds)")
+    high.fill("4")
+    high.press("Enter")
+    assert shown_seconds(panel) == (0, 4)
+    high.fill("-1")
+    high.press("Enter")
+    expect(panel.get_by_role("alert")).to_contain_text("The window must be [from, to] in seconds")
+    assert trait(panel, "window") == "[0.0, 4.0]"
+    expect(panel.locator("code")).to_have_text(FIRST)
+    high.fill("3")
+    high.press("Enter")
+    expect(panel.get_by_role("alert")).to_have_count(0)
+    assert shown_seconds(panel) == (0, 3)
+
+
+# -- light and dark ---------------------------------------------------------------------------------------------------
+
+# how bright the ribbon's axis is: its figures and title are all that is drawn at the foot of the canvas
+AXIS = """panel => {
+  const canvas = panel.querySelector("canvas");
+  const high = Math.round(canvas.height / 4);
+  const {data} = canvas.getContext("2d").getImageData(0, canvas.height - high, canvas.width, high);
+  let sum = 0, seen = 0;
+  for (let i = 0; i < data.length; i += 4)
+    if (data[i + 3] > 250) {
+      sum += (data[i] + data[i + 1] + data[i + 2]) / 3;
+      seen += 1;
+    }
+  return sum / seen;
+}"""
+
+
+def test_light_and_dark_are_both_legible(panel, shots, request):
+    page = panel.page
+    name = "notebook-7" if "/notebooks/" in page.url else "lab"
+    page.set_viewport_size({"width": 1500, "height": 2200})  # all of it in one picture
+    for colour, legible in (("Dark", lambda ink: ink > 150), ("Light", lambda ink: ink < 110)):
+        theme(page, colour)
+        page.wait_for_timeout(2000)  # style sheets come when they come
+        panel.screenshot(path=shots / f"explorer-{name}-{colour.lower()}.png")
+        assert legible(brightness(panel.evaluate("panel => getComputedStyle(panel).color")))
+        assert {legible(brightness(one)) for one in ink(page)} == {True}
+        assert legible(panel.evaluate(AXIS))
+    page.set_viewport_size(VIEWPORT)

@@ -1,0 +1,211 @@
+"""The explorer in a real browser where something is amiss: names that are markup, errors, a busy kernel, a reload."""
+
+import pytest
+from jupyter_pages import errors, idle, python, run_all, save
+from playwright.sync_api import expect
+
+expect.set_options(timeout=30_000)
+
+CELLS = (
+    """import time
+import polars as pl
+import tpunb as tp
+from dataclasses import replace
+from tpunb.testing import toy_steps
+from tpunb.widgets import explorer, knobs
+
+BAD = "<img src=x onerror='window.ran = true'>"
+def marked(steps):
+    name = lambda column: (pl.lit(BAD) + pl.col(column).cast(pl.String)).alias(column)
+    frame = steps.frame.with_columns(name("host"), name("mark"))
+    ops = steps.ops.with_columns(name("host"), name("op"))
+    devices = steps.devices.with_columns(name("host"), name("device"))
+    windows = steps.windows.with_columns(name("host"))
+    return replace(steps, frame=frame, ops=ops, devices=devices, windows=windows, name=BAD)
+really = explorer.cut_into_phases
+steps = toy_steps("aaaabbbbbbccccc" * 4)""",
+    "view = tp.explore(steps)\nview",
+    "bad = tp.explore(marked(steps), checkpoints={BAD: 7}, other=marked(toy_steps('aaabbb')))\nbad",
+    "def longer(steps):\n"
+    "    twice = pl.col('^.*_ps$') * 2\n"
+    "    return replace(steps, frame=steps.frame.with_columns(twice), ops=steps.ops.with_columns(twice), name='slow')\n"
+    "both = tp.explore(replace(steps, name='fast'), other=longer(steps))\nboth",
+    "model = lambda name: replace(steps, name='unlike', about={'model': name})\n"
+    "unlike = tp.explore(model('a'), other=model('b'))\nunlike",
+)
+DIFFERENT = "view.k = {k}"  # a value at which the toy is cut anew
+BROKEN = "def broken(*_): raise RuntimeError('no <b>luck</b>')\n"
+MEND = "explorer.cut_into_phases = really; view.method = 'ols'; view.threshold = 0.7; view.error = ''"
+
+
+@pytest.fixture(scope="module")
+def shown(jupyter):
+    """Four explorers below each other, in JupyterLab."""
+    page = jupyter.open("troubles.ipynb", *CELLS)
+    run_all(page)
+    assert errors(page) == []
+    return page
+
+
+@pytest.fixture
+def panel(shown):
+    """The first of them, cut by OLS, nothing amiss any more."""
+    python(shown, MEND)
+    found = region(shown, "toy")
+    found.scroll_into_view_if_needed()
+    expect(found.locator("code")).to_have_text("tp.phases(steps, tp.OLS())")
+    expect(found.get_by_role("slider")).to_have_value("0.7")
+    expect(found.get_by_role("alert")).to_have_count(0)
+    yield found
+    assert shown.complaints == []
+
+
+def region(page, name):
+    return page.get_by_role("region", name=f"Explorer of phases: {name}", exact=True)
+
+
+def press(panel, *keys):
+    panel.get_by_role("slider").focus()
+    for key in keys:
+        panel.page.keyboard.press(key)
+
+
+# -- errors and a busy kernel -----------------------------------------------------------------------------------------
+
+
+def test_an_exception_is_said_in_the_panel_and_the_last_cut_stays(panel):
+    python(panel.page, BROKEN + "explorer.cut_into_phases = broken")
+    before = panel.get_by_role("status").first.text_content()
+    press(panel, "ArrowRight")
+    expect(panel.get_by_role("alert")).to_have_text("RuntimeError: no <b>luck</b>")
+    assert panel.get_by_role("status").first.text_content() == before
+    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS())")
+    assert python(panel.page, "print(view.threshold, view.value.method)") == "0.7 OLS(threshold=0.7)"
+
+    python(panel.page, "explorer.cut_into_phases = really")
+    press(panel, "ArrowLeft", "ArrowLeft")
+    expect(panel.get_by_role("alert")).to_have_count(0)
+    value = panel.get_by_role("slider").input_value()
+    expect(panel.locator("code")).to_have_text(f"tp.phases(steps, tp.OLS(threshold={value}))")
+
+
+def test_a_chart_that_cannot_be_made_leaves_the_method_as_it_was(panel):
+    python(panel.page, BROKEN + "drawn = knobs.chart; knobs.chart = broken")
+    method = panel.get_by_role("combobox", name="Method")
+    method.select_option(label="OLSPlus")
+    expect(panel.get_by_role("alert")).to_have_text("RuntimeError: no <b>luck</b>")
+    expect(method).to_have_value("ols")
+    assert python(panel.page, "knobs.chart = drawn; print(view.method)") == "ols"
+    method.select_option(label="OLSPlus")
+    expect(panel.get_by_role("alert")).to_have_count(0)
+    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLSPlus())")
+
+
+def test_it_says_that_it_is_busy_and_then_no_more(panel):
+    python(panel.page, "def slow(*a):\n    time.sleep(1)\n    return really(*a)\nexplorer.cut_into_phases = slow")
+    busy = panel.get_by_text("working …")
+    assert busy.count() == 0 or not busy.is_visible()
+    press(panel, "ArrowLeft")
+    expect(busy).to_be_visible()
+    expect(busy).to_be_hidden()
+    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.69))")
+
+
+def test_sliding_while_a_cell_runs_does_no_harm_and_the_last_value_holds(panel):
+    counted = "total = 0\nfor i in range(20):\n    time.sleep(0.1)\n    total += i"
+    panel.page.evaluate(
+        "code => { window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({code}); }",
+        counted,
+    )
+    press(panel, *["ArrowLeft"] * 8)
+    expect(panel.get_by_role("slider")).to_have_value("0.62")  # the thumb follows the hand at once
+    assert python(panel.page, "print(total)") == "190"  # when the cell has ended
+    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.62))")
+    assert python(panel.page, "print(view.threshold, view.value.method)") == "0.62 OLS(threshold=0.62)"
+
+
+def test_what_arrives_while_a_chart_is_drawn_is_drawn_too(panel):
+    """The page is slow to draw; meanwhile the kernel sends another cut."""
+    late = """panel => {
+      const draw = tpunbVega.vegaEmbed;
+      tpunbVega.vegaEmbed = async (...all) => {
+        await new Promise((on) => setTimeout(on, 1000));
+        tpunbVega.vegaEmbed = draw;
+        return draw(...all);
+      };
+    }"""
+    panel.evaluate(late)
+    python(panel.page, "view.method = 'kmeans'; view.k = 3")  # another curve
+    panel.page.wait_for_timeout(300)
+    python(panel.page, "view.k = 2")
+    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.KMeans(k=2))")
+    expect(panel.get_by_role("slider")).to_have_value("2")
+    panel.page.wait_for_timeout(1500)
+    rule = panel.get_by_role("figure").nth(1).locator("svg .mark-rule line").last.bounding_box()
+    slider = panel.get_by_role("slider").bounding_box()
+    least, most = (float(panel.get_by_role("slider").get_attribute(end)) for end in ("min", "max"))
+    thumb = slider["x"] + 8 + (2 - least) / (most - least) * (slider["width"] - 16)
+    assert rule["x"] + rule["width"] / 2 == pytest.approx(thumb, abs=2)
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_names_that_are_markup_are_text(shown):
+    bad = "<img src=x onerror='window.ran = true'>"
+    panel = region(shown, bad)
+    panel.scroll_into_view_if_needed()
+    panel.get_by_role("table", name="Phases, longest first").wait_for()
+    panel.get_by_role("radio").first.check()
+    operations = panel.get_by_role("region", name="The phase that stands out").get_by_role("table").first
+    expect(operations).to_contain_text(bad)
+    for text in (panel.get_by_role("heading").first, panel.get_by_role("region", name="Comparison")):
+        expect(text).to_contain_text(bad)
+    assert shown.locator("img[src=x]").count() == 0
+    assert shown.evaluate("() => window.ran") is None
+    assert shown.complaints == []
+
+
+# -- a second run -----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_has_its_ribbon_and_its_phases_matched(shown, shots):
+    panel = region(shown, "fast")
+    panel.scroll_into_view_if_needed()
+    beside = panel.get_by_role("region", name="Comparison")
+    expect(beside.get_by_role("heading").first).to_contain_text("Beside slow")
+    expect(beside.locator("canvas")).to_have_count(1)
+    rows = beside.get_by_role("rowheader")
+    expect(rows).to_have_count(3)
+    assert [row.text_content() for row in rows.all()] == [f"Phase {n} → Phase {n}" for n in (2, 1, 0)]
+    assert [cell.text_content()[:5] for cell in beside.get_by_role("cell", name="2.00x").all()] == ["2.00x"] * 3
+    panel.screenshot(path=shots / "explorer-second-run.png")
+    assert shown.complaints == []
+
+
+def test_unlike_runs_are_compared_when_asked(shown):
+    panel = region(shown, "unlike")
+    panel.scroll_into_view_if_needed()
+    beside = panel.get_by_role("region", name="Comparison")
+    expect(beside.get_by_role("note")).to_contain_text("model")
+    beside.get_by_role("button", name="Compare all the same").click()
+    expect(beside.get_by_role("rowheader")).to_have_count(3)
+    expect(beside.get_by_role("note")).to_have_count(0)
+    assert shown.complaints == []
+
+
+# -- a reload ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_reloaded_page_has_the_panel_as_the_kernel_holds_it(jupyter, shown):
+    save(shown)
+    python(shown, MEND + "; view.phase = 1")
+    page = jupyter.reload()
+    panel = region(page, "toy")
+    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS())")
+    expect(panel.get_by_role("radio", name="Phase 1")).to_be_checked()
+    expect(panel.locator("canvas")).to_have_count(1)
+    press(panel, "ArrowRight")
+    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.71))")
+    idle(page)
+    assert page.complaints == []

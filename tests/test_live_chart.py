@@ -1,0 +1,113 @@
+"""A chart that stays on the page: its rows as columns, its state small."""
+
+import base64
+import json
+from xml.etree import ElementTree
+
+import altair as alt
+import polars as pl
+import pytest
+
+import tpunb as tp
+from tpunb import charts
+from tpunb.testing import toy_steps
+from tpunb.widgets.live_chart import LiveChart, columns
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def points(**more):
+    chart = alt.Chart(alt.NamedData("rows"), description="points").mark_text().encode(x="x:Q", text="name:N")
+    return LiveChart(chart, tables={"rows": pl.DataFrame({"x": [1, 2], "name": ["a", EVIL]})}, **more)
+
+
+def saved(live):
+    return json.dumps(live.get_state(), allow_nan=False, default=str)
+
+
+def test_rows_come_and_go():
+    live = points(signals={"at": 3}, canvas=True)
+    heard = []
+    live.observe(lambda change: heard.append(change["name"]), ["spec", "tables", "signals"])
+    live.put(rows=pl.DataFrame({"x": [5]}))
+    assert live.tables == {"rows": {"x": [5]}}
+    live.put(more=pl.DataFrame({"y": [1]}))
+    assert {*live.tables} == {"rows", "more"}
+    live.signals = {"at": 4}
+    assert heard == ["tables", "tables", "signals"]
+    assert live.canvas is True
+
+
+def test_it_takes_charts_alone():
+    with pytest.raises(TypeError, match="The chart parameter of LiveChart must be a chart of Altair"):
+        LiveChart({"mark": "bar"})
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [
+        ({"x": [2**53, -(2**60)]}, {"x": [str(2**53), str(-(2**60))]}),
+        ({"x": [2**53, -(2**53)]}, {"x": [2**53, -(2**53)]}),
+        ({"x": [1.5, float("nan"), float("inf"), None]}, {"x": [1.5, None, None, None]}),
+        ({"x": ["a\x1b[31m\u202e", None]}, {"x": ["a\ufffd[31m\ufffd", None]}),
+        ({"x": [None, None]}, {"x": [None, None]}),
+        ({"x": []}, {"x": []}),
+        ({"x": [True]}, {"x": [True]}),
+    ],
+    ids=str,
+)
+def test_columns_are_what_json_and_javascript_can_hold(frame, expected):
+    assert columns(pl.DataFrame(frame)) == expected
+    json.dumps(columns(pl.DataFrame(frame)), allow_nan=False)
+
+
+def test_categories_are_text():
+    frame = pl.DataFrame({"x": ["a\x1b"]}, schema={"x": pl.Categorical})
+    assert columns(frame) == {"x": ["a\ufffd"]}
+
+
+def test_the_bundle_shows_its_rows_without_a_kernel():
+    data, _ = points()._repr_mimebundle_()
+    assert {"text/html", "image/png", "text/plain", "application/vnd.jupyter.widget-view+json"} <= {*data}
+    picture = ElementTree.fromstring(data["text/html"])
+    assert picture.tag.endswith("svg")
+    assert EVIL in "".join(picture.itertext())
+    assert "<img" not in data["text/html"]
+    assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
+    assert data["text/plain"] == "points"
+
+
+def test_the_picture_follows_the_rows():
+    live = points()
+    live.put(rows=pl.DataFrame({"x": [1], "name": ["new"]}))
+    data, _ = live._repr_mimebundle_()
+    assert ">new<" in data["text/html"]
+
+
+DRAW = [charts.dbscan_noise, charts.coverage]
+
+
+@pytest.mark.parametrize("draw", DRAW, ids=lambda draw: draw.__name__)
+def test_a_saved_chart_is_20_kb_at_most(draw):
+    live = LiveChart(draw(tp.phases(tp.steps(tp.sample("keras_cnn")))))
+    assert len(saved(live)) < 20_000
+
+
+def test_a_small_picture_is_saved_and_a_large_one_is_not():
+    assert points()._picture.startswith("<svg")
+    chart = alt.Chart(alt.NamedData("rows")).mark_point().encode(x="x:Q", y="x:Q")
+    many = LiveChart(chart, tables={"rows": pl.DataFrame({"x": range(200)})})
+    assert many._picture == ""
+    assert len(saved(many)) < 20_000
+
+
+def test_a_page_may_ask_for_vega_and_change_signals():
+    live = LiveChart(charts.dbscan_noise(tp.phases(toy_steps("aaabbb"))))
+    sent = []
+    live.send = lambda content, buffers=None: sent.append((content, buffers))
+    live._asked(None, {"ask": "vega", "id": 1, "with": {}}, [])
+    ((content, (bundle,)),) = sent
+    assert content == {"answer": 1}
+    assert b"vegaEmbed" in bundle
+    live.set_state({"signals": {"at": 2}})
+    assert live.signals == {"at": 2}

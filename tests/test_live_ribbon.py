@@ -1,0 +1,294 @@
+"""The ribbon while it changes: its rows by hand on spelled runs, and against a loop."""
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpunb import pictures, schema
+from tpunb.charts import live_ribbon
+from tpunb.charts.live_ribbon import SHADES, Ribbon, layout, ribbon
+from tpunb.charts.rows import PALETTE, colours
+from tpunb.frames import Phases, Steps
+from tpunb.testing import toy_steps
+
+MS = 10**9
+KINDS = ("full", "partial", "tick")
+
+
+def spelled(*rows, windows=()):
+    """Steps of (host, start, length, kind) in milliseconds, and the profiler's windows as (host, start, length)."""
+    hosts, starts, lengths, seen = zip(*rows, strict=True)
+    frame = pl.DataFrame(
+        {
+            "host": hosts,
+            "step": range(len(rows)),
+            "mark": ["train"] * len(rows),
+            "start_ps": [start * MS for start in starts],
+            "dur_ps": [length * MS for length in lengths],
+            "device_ps": pl.Series([None] * len(rows), dtype=pl.Int64),
+            "idle_ps": pl.Series([None] * len(rows), dtype=pl.Int64),
+            "seen": seen,
+        }
+    )
+    watched = [
+        (host, i, start * MS, length * MS, 0, 0, 0, 0, None, None) for i, (host, start, length) in enumerate(windows)
+    ]
+    return Steps(frame, schema.empty(schema.OPS), windows=pl.DataFrame(watched, schema=schema.WINDOWS, orient="row"))
+
+
+def cut(steps, labels):
+    """Phases of given labels, one a row of the sorted frame."""
+    return Phases(steps, pl.Series(labels), lambda steps: [], pl.Series([0.0] * len(labels)))
+
+
+def by_letter(pattern, **more):
+    return cut(toy_steps(pattern, **more), [ord(letter) - ord("a") for letter in pattern])
+
+
+def drawn(phases, within=None, chosen=None):
+    return Ribbon(phases.steps, within).rows(phases, chosen)
+
+
+@pytest.fixture
+def in_slices(monkeypatch):
+    """Steps share slices however few they are, 4 to the whole."""
+    monkeypatch.setattr(live_ribbon, "_EACH", 0)
+    monkeypatch.setattr(live_ribbon, "SLICES", 4)
+
+
+def test_few_steps_are_drawn_one_by_one():
+    rows = drawn(by_letter("aab", seen="fpt"))
+    assert rows["ribbon"] == {
+        "start": [0.0, 0.001, 0.002],
+        "end": [0.001, 0.002, 0.004],
+        "lane": [0, 0, 0],
+        "rank": [0, 0, 1],
+        "seen": [0, 1, 2],
+        "step": [0, 1, 2],
+    }
+    assert rows["ranks"] == {"phase": [0, 1, None, -1], "shade": [0, 1, 6, 7]}
+    assert rows["numbers"] == {"at": [0.001, 0.003], "y": [8, 8], "name": ["0", "1"], "phase": [0, 1]}
+
+
+def test_each_host_has_its_lane():
+    steps = spelled(("h2", 0, 1, "full"), ("h1", 0, 2, "full"), ("h1", 2, 2, "full"))
+    rows = drawn(cut(steps, [0, 0, 1]))  # sorted by host and start
+    assert rows["ribbon"]["lane"] == [0, 0, 1]
+    assert rows["ribbon"]["end"] == [0.002, 0.004, 0.001]
+    assert rows["ribbon"]["step"] == [1, 2, 0]
+    assert Ribbon(steps).hosts == ["h1", "h2"]
+    assert rows["numbers"]["y"] == [8, layout()["lane"] + 8]
+
+
+def test_more_than_eight_hosts_are_cut_off():
+    steps = spelled(*((f"h{i}", 0, 1, "full") for i in range(10)))
+    assert Ribbon(steps).hosts == [f"h{i}" for i in range(8)]
+    assert drawn(cut(steps, [0] * 10))["ribbon"]["lane"] == list(range(8))
+
+
+def test_a_step_ends_where_the_next_of_its_host_begins():
+    steps = spelled(("h", 0, 5, "full"), ("h", 2, 1, "full"), ("h", 6, 1, "full"))
+    assert drawn(cut(steps, [0, 1, 0]))["ribbon"]["end"] == [0.002, 0.003, 0.007]
+
+
+def test_a_zoom_cuts_what_its_edges_cross():
+    rows = drawn(by_letter("abab"), (0.002, 0.0035))
+    assert rows["ribbon"]["start"] == [0.002, 0.003]
+    assert rows["ribbon"]["end"] == [0.003, 0.0035]
+    assert rows["ribbon"]["step"] == [1, 2]
+
+
+@pytest.mark.parametrize("within", [(5.0, 6.0), (-2.0, -1.0)])
+@pytest.mark.parametrize("each", [600, 0])
+def test_a_stretch_without_steps_is_empty(monkeypatch, within, each):
+    monkeypatch.setattr(live_ribbon, "_EACH", each)
+    phases = by_letter("aabb")
+    empty = Ribbon(phases.steps, within)
+    rows = empty.rows(phases)
+    assert all(column == [] for name in ("ribbon", "numbers") for column in rows[name].values())
+    assert all(column == [] for column in empty.watched().values())
+    assert all(column == [] for column in empty.marks({"a": 0.001}).values())
+
+
+def test_the_whole_run_holds_its_windows():
+    steps = spelled(("h", 2, 1, "full"), windows=[("h", 1, 4), ("h", 9, 1)])
+    assert Ribbon(steps).whole == (0.0, 0.010)
+    watched = Ribbon(steps).watched()
+    assert (watched["start"], watched["end"]) == ([0.001, 0.009], [0.005, 0.010])
+    assert len({*watched["y"]}) == 1
+    assert watched["y2"][0] - watched["y"][0] == 8
+    assert Ribbon(toy_steps("ab")).whole == (0.0, 0.003)
+
+
+def test_many_windows_fill_their_slices(in_slices):
+    steps = spelled(("h", 0, 8, "full"), windows=[("h", 0, 2), ("h", 2, 1), ("h", 6, 1)])
+    watched = Ribbon(steps).watched()
+    assert (watched["start"], watched["end"]) == ([0.0, 0.002, 0.006], [0.002, 0.004, 0.008])
+    assert [low - high for low, high in zip(watched["y2"], watched["y"], strict=True)] == [8, 4, 4]
+
+
+def test_slices_hold_their_phases_the_longest_first(in_slices):
+    phases = by_letter("abca")  # 1, 2, 3 and 1 ms: slices of 1.75 ms
+    rows = drawn(phases)["ribbon"]
+    assert phases.frame["phase"].to_list() == [2, 0, 1]
+    spans = list(zip(*(rows[name] for name in ("slice", "rank", "low", "high")), strict=True))
+    assert spans == [
+        (0, 1, 0, 57),
+        (0, 2, 57, 100),
+        (1, 0, 0, 29),
+        (1, 2, 29, 100),
+        (2, 0, 0, 100),
+        (3, 0, 0, 43),
+        (3, 1, 43, 100),
+    ]
+
+
+def test_steps_too_short_to_be_seen_are_not_drawn(in_slices):
+    phases = by_letter("aabb")
+    rows = drawn(phases, (0.0, 1e6))
+    assert rows["ribbon"]["slice"] == rows["numbers"]["at"] == []
+
+
+def test_marks_stand_on_every_lane():
+    steps = spelled(("h1", 0, 4, "full"), ("h2", 0, 4, "full"))
+    marks = Ribbon(steps).marks({"a\u202e": 0.001, "far": 9.0})
+    assert marks["at"] == [0.001, 0.001]
+    assert marks["about"] == ["checkpoint a\ufffd"] * 2
+    assert marks["y"][1] - marks["y"][0] == layout()["lane"]
+
+
+def test_more_phases_than_colours_are_others():
+    phases = by_letter("aabbccddeeffgghhii")
+    real = phases.frame["phase"].to_list()  # i, the longest, first
+    rows = drawn(phases)
+    assert rows["ranks"] == {"phase": [*real[:6], None, -1], "shade": [*range(8)]}
+    shown = {
+        real.index(label): SHADES[rows["ranks"]["shade"][rank]]
+        for label, rank in zip(phases.labels, rows["ribbon"]["rank"], strict=True)
+    }
+    assert shown == {at: colours(phases)[phase] for at, phase in enumerate(real)}
+    assert "others" in rows["numbers"]["name"]
+
+
+def test_the_chosen_one_of_the_others_is_drawn_as_itself():
+    phases = by_letter("aabbccddeeffgghhii")
+    plain, rows = drawn(phases), drawn(phases, chosen=0)
+    assert rows["ranks"]["phase"] == [8, 7, 6, 5, 4, 3, 0, None, -1]
+    assert rows["ranks"]["shade"] == [0, 1, 2, 3, 4, 5, 6, 6, 7]  # in the colour of the others
+    assert [rows["ranks"]["phase"][rank] for rank in rows["ribbon"]["rank"][:4]] == [0, 0, None, None]
+    assert drawn(phases, chosen=8) == drawn(phases, chosen=99) == plain
+
+
+def test_noise_has_its_own_shade():
+    rows = drawn(cut(toy_steps("aaz"), [0, 0, -1]))
+    assert [rows["ranks"]["phase"][rank] for rank in rows["ribbon"]["rank"]] == [0, 0, -1]
+    assert rows["ranks"]["shade"] == [0, 6, 7]
+    assert rows["numbers"]["name"] == ["0", "noise"]
+    assert drawn(cut(toy_steps("az"), [-1, -1]))["ribbon"]["rank"] == [1, 1]
+
+
+def test_a_second_run_wears_the_colours_of_the_first():
+    phases = by_letter("aabbcc")
+    ranks = Ribbon(phases.steps).rows(phases, alias={2: 1, 0: 0})["ranks"]
+    assert ranks == {"phase": [2, 1, 0, None, -1], "shade": [1, 6, 0, 6, 7]}
+    assert Ribbon(phases.steps).rows(phases, alias={2: 9})["ranks"]["shade"][0] == len(PALETTE)
+
+
+STEP = st.tuples(
+    st.sampled_from(["h1", "h2"]), st.integers(0, 40), st.integers(0, 9), st.sampled_from(KINDS), st.integers(-1, 7)
+)
+EDGES = st.none() | st.tuples(st.integers(-5, 30), st.integers(1, 40)).map(lambda one: (one[0] / 1e3, sum(one) / 1e3))
+
+
+def by_a_loop(steps, labels, ranks, edges):
+    """The part of each slice that steps of each rank and kind took."""
+    taken, slices = {}, live_ribbon.SLICES
+    width = (edges[1] - edges[0]) / slices
+    rows = list(steps.frame.select("host", "start_ps", "dur_ps", "seen").iter_rows())
+    rank = {phase: at for at, phase in enumerate(ranks["phase"])}
+    for i, (host, start, length, seen) in enumerate(rows):
+        follows = [rows[i + 1][1]] if i + 1 < len(rows) and rows[i + 1][0] == host else []
+        start, end = start / 1e12, min([start + length, *follows]) / 1e12
+        for at in range(slices):
+            low = edges[0] + at * width
+            part = (min(end, low + width) - max(start, low)) / width
+            if part > 0:
+                key = (
+                    Ribbon(steps).hosts.index(host) * slices + at,
+                    rank.get(labels[i], rank[None]),
+                    KINDS.index(seen),
+                )
+                taken[key] = taken.get(key, 0) + part
+    return taken
+
+
+@given(st.lists(STEP, min_size=1, max_size=30), EDGES)
+def test_slices_add_up_to_what_a_loop_finds(rows, within):
+    steps = spelled(*(row[:4] for row in rows))
+    labels = [row[4] for row in sorted(rows, key=lambda row: row[:2])]
+    phases = cut(steps, labels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live_ribbon, "_EACH", 0)
+        patch.setattr(live_ribbon, "SLICES", 7)
+        told = Ribbon(steps, within)
+        found = told.rows(phases)
+        expected = by_a_loop(steps, labels, found["ranks"], told.edges)
+    names = ("slice", "rank", "seen", "low", "high")
+    if "slice" not in found["ribbon"]:  # no step is there
+        assert not expected
+        return
+    parts, tops = {}, {}
+    for place, rank, seen, low, high in zip(*(found["ribbon"][name] for name in names), strict=True):
+        assert abs(low - tops.get(place, 0)) <= 1  # one on the other, but for what is rounded
+        parts[place, rank, seen], tops[place] = high - low, high
+    assert {key for key, part in expected.items() if part > 0.002} <= {*parts} <= {*expected}
+    assert all(abs(part - 100 * expected[key]) <= 1.2 for key, part in parts.items())
+    for place, top in tops.items():
+        assert abs(top - 100 * sum(part for key, part in expected.items() if key[0] == place)) <= 3
+
+
+def long_run(hosts, n=112_590, seed=0):
+    """A run as long as the longest known, in phases of a few hundred steps."""
+    each = n // hosts
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(rng.integers(-1, 9, each // 300 + 1), 300)[:each]
+    frames = [
+        toy_steps("a", host=f"h{i}")
+        .frame.drop("step", "start_ps")
+        .join(pl.DataFrame({"step": range(each), "start_ps": np.arange(each) * MS}), how="cross")
+        for i in range(hosts)
+    ]
+    return frames, np.tile(labels, hosts)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_longest_run_is_100_kb_at_most_and_the_same_in_any_order_of_hosts(hosts):
+    frames, labels = long_run(hosts)
+    found = []
+    for order in (frames, frames[::-1]):
+        phases = cut(Steps(pl.concat(order, how="diagonal"), schema.empty(schema.OPS)), labels)
+        found.append(drawn(phases))
+    assert found[0] == found[1]
+    assert len(json.dumps(found[0])) <= 100_000
+    assert max(found[0]["ribbon"]["high"]) == 100
+
+
+def test_the_chart_names_its_tables_and_draws_them():
+    names = ["<img src=x onerror=alert(1)>", "b\x1b[31m"]
+    spec = pictures.spec(ribbon(names))
+    assert {param["name"] for param in spec["params"]} >= {"low", "high", "chosen", "brush"}
+    tables = {layer["data"]["name"] for layer in spec["layer"]}
+    assert {"ribbon", "numbers", "watched", "checkpoints"} <= tables
+    assert "\x1b" not in json.dumps(spec, ensure_ascii=False)
+    picture = pictures.svg(ribbon(names), {name: [] for name in ("ribbon", "numbers", "watched", "checkpoints")})
+    assert "<img" not in picture
+    assert "&lt;img src=x" in picture
+
+
+def test_the_layout_tells_the_page_what_the_rows_are():
+    assert {"slices", "lane", "top", "height"} <= set(layout())
+    assert json.loads(json.dumps(layout())) == layout()

@@ -1,0 +1,71 @@
+"""Checkpoints as the panel takes them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpunb.frames import Phase, Steps
+from tpunb.testing import toy_steps
+from tpunb.widgets.saved_steps import ends_of, nearest, steps_of
+
+
+def saved(step, **more):
+    return SimpleNamespace(step=step, **more)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (None, {}),
+        ([], {}),
+        ([20, 10], {"step 10": 10, "step 20": 20}),
+        (range(0, 4, 2), {"step 0": 0, "step 2": 2}),
+        (np.array([3]), {"step 3": 3}),
+        (pl.Series([3]), {"step 3": 3}),
+        ({"b": 2, "a": 1}, {"a": 1, "b": 2}),
+        ([saved(2, path="ckpt/2"), saved(1, name="one"), saved(3)], {"one": 1, "ckpt/2": 2, "step 3": 3}),
+        (iter([1]), {"step 1": 1}),
+    ],
+    ids=str,
+)
+def test_steps_by_their_names_in_order(given, found):
+    assert steps_of(given) == found
+    assert [*steps_of(found)] == [*found]
+    assert {type(step) for step in steps_of(found).values()} <= {int}
+
+
+@pytest.mark.parametrize("wrong", [3, "ckpt", b"x", [1.5], ["a"], [True], {"a": None}, [None]], ids=str)
+def test_what_is_no_checkpoint(wrong):
+    with pytest.raises(TypeError, match="The checkpoints parameter of explore must be steps, or objects with a step"):
+        steps_of(wrong)
+
+
+def test_a_checkpoint_lies_where_its_step_ends_on_the_last_host():
+    one, two = toy_steps("aab", host="h1"), toy_steps("abb", host="h2")
+    steps = Steps(pl.concat([one.frame, two.frame]), pl.concat([one.ops, two.ops]))
+    assert ends_of(steps, {"x": 0, "y": 1, "other run": 99}) == {"x": 0.001, "y": 0.003}
+    assert ends_of(steps, {}) == {}
+
+
+def phase(*steps):
+    return Phase(0, pl.DataFrame({"step": steps}, schema={"step": pl.Int64}), 0.5)
+
+
+def test_the_nearest_is_that_of_the_smallest_distance_and_of_two_the_earlier():
+    assert nearest(phase(10, 11, 12), {"a": 2, "b": 14, "c": 30}) == ("b", 14)
+    assert nearest(phase(10), {"late": 12, "early": 8}) == ("early", 8)
+    assert nearest(phase(10, 20), {"late": 19, "early": 11}) == ("early", 11)
+    assert nearest(phase(10), {"in it": 10, "a": 9}) == ("in it", 10)
+    assert nearest(phase(10), {}) is None
+    assert nearest(phase(), {"a": 1}) is None
+
+
+@given(st.lists(st.integers(0, 50), min_size=1), st.lists(st.integers(0, 50), min_size=1, unique=True))
+def test_no_checkpoint_is_nearer(steps, checkpoints):
+    found = nearest(phase(*steps), steps_of(checkpoints))
+    far = {at: min(abs(at - step) for step in steps) for at in checkpoints}
+    assert found[1] == min(at for at in checkpoints if far[at] == min(far.values()))

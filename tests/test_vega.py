@@ -1,0 +1,94 @@
+"""Vega for the page: made once, kept where it may be kept, never half of it."""
+
+from importlib.metadata import version
+
+import pytest
+import vl_convert
+
+from tpunb.widgets import vega
+
+MADE = "globalThis.tpunbVega = {};"
+
+
+@pytest.fixture
+def made(monkeypatch, tmp_path):
+    """How often it was made; without waiting for it."""
+    calls = []
+    monkeypatch.setattr(vl_convert, "javascript_bundle", lambda *args, **more: calls.append(args) or MADE)
+    monkeypatch.setenv("TPUNB_CACHE", str(tmp_path / "cache"))
+    vega.bundle.cache_clear()
+    yield calls
+    vega.bundle.cache_clear()
+
+
+def another_kernel():
+    vega.bundle.cache_clear()
+    return vega.bundle()
+
+
+def test_it_is_made_once_and_kept(made, tmp_path):
+    first = vega.bundle()
+    assert first.startswith(MADE.encode())
+    assert vega.bundle() is first
+    assert another_kernel() == first
+    assert len(made) == 1
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert kept.read_bytes() == first
+    assert kept.name == f"vega-{vega.VEGA_LITE}-{version('vl-convert-python')}.js"
+    assert kept.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("damage", [lambda whole: whole[:10], lambda whole: b"", lambda whole: b"<html>no</html>"])
+def test_a_damaged_file_is_made_anew(made, tmp_path, damage):
+    whole = vega.bundle()
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_bytes(damage(whole))
+    assert another_kernel() == whole
+    assert kept.read_bytes() == whole
+    assert len(made) == 2
+
+
+def test_a_folder_that_is_none_does_no_harm(made, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setenv("TPUNB_CACHE", str(tmp_path / "file"))
+    assert vega.bundle().startswith(MADE.encode())
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_cannot_be_put_in_place_leaves_nothing_behind(made, tmp_path):
+    vega._place().mkdir(parents=True)
+    assert vega.bundle().startswith(MADE.encode())
+    assert [*(tmp_path / "cache").iterdir()] == [vega._place()]
+
+
+def test_a_disk_that_is_full_does_no_harm(made, tmp_path, monkeypatch):
+    def full(path, content):
+        with path.open("wb") as file:
+            file.write(content[:5])
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    assert vega.bundle().startswith(MADE.encode())
+    assert [*(tmp_path / "cache").iterdir()] == []
+
+
+def test_off_keeps_nothing(made, tmp_path, monkeypatch):
+    monkeypatch.setenv("TPUNB_CACHE", "off")
+    another_kernel()
+    another_kernel()
+    assert len(made) == 2
+    assert not (tmp_path / "cache").exists()
+
+
+def test_without_a_word_it_is_kept_where_the_system_keeps_such_things(monkeypatch, tmp_path):
+    monkeypatch.delenv("TPUNB_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert vega._place().parent.name == "tpunb"
+
+
+def test_the_real_one_is_one_module_that_a_page_can_bear():
+    code = vega.bundle().decode()
+    assert "globalThis.tpunbVega" in code
+    assert "vegaEmbed" in code
+    assert len(code) < 2_000_000
+    assert "<!--" not in code or "<script" not in code  # within a script element that pair hides its end
