@@ -118,6 +118,7 @@
     // Look at each animation frame, until `looked` is called.
     look(panel) {
       const place = document.querySelector(panel.root), whole = paint(found(panel));
+      const least = found(panel) instanceof HTMLCanvasElement ? whole / 2 : 1; // the bars of an SVG come and go with its phases
       const cut = () => (panel.line ? place.querySelector(panel.line).textContent : found(panel));
       const told = { frames: 0, blank: 0, cuts: 0 };
       let going = true, before = cut();
@@ -127,7 +128,7 @@
         const now = cut();
         told.frames += 1;
         told.cuts += now !== before;
-        told.blank += bare || whole === 0 || paint(found(panel)) < whole / 2;
+        told.blank += bare || whole === 0 || paint(found(panel)) < least;
         before = now;
         requestAnimationFrame(frame);
       };

@@ -13,8 +13,8 @@ there it is the frame after its SVG was drawn anew, and moves that leave the cha
 many keys come 300 ms after each new cut, whatever page and kernel still do for the one before: their median is told.
 
 Then the mouse drags each slider over its whole length in 60 moves, to and fro, and each animation frame is looked at:
-it is blank where the ribbon is not seen, has no height or less than half of the paint that it has at rest, and where
-the coverage is not there, has no height or no bar.
+it is blank where the ribbon is not seen, has no height or less than half of the paint that it has at rest (an SVG: no
+bar), and where the coverage is not there, has no height or no bar.
 
 ``--quick`` takes 60 operations, 5 keys a slider and drags of 20 moves, and JupyterChart with DBSCAN alone; it says so.
 The last line is one JSON object:
@@ -99,7 +99,7 @@ class Moves(NamedTuple):
             f"{at['frame']:.0f} ms [{low:.0f}, {high:.0f}]: sent after {at['sent']:.0f}, "
             f"answered after {at['heard']:.0f}{kernel}, painted after {at['painted']:.0f}; {self.median('kb'):.1f} kB; "
             f"{sum(move['changed'] for move in self.each):.0f} of {len(self.each)} changed the picture; "
-            f"{soon}{self.drag['blank']} of {self.drag['frames']} frames blank in a drag that showed {self.drag['cuts']} cuts"
+            f"{soon}a drag showed {self.drag['cuts']} cuts, {self.drag['blank']} of {self.drag['frames']} frames blank"
         )
 
 

@@ -15,7 +15,9 @@ FIRST = toy_steps("aaabbb")
 
 
 def told(first=FIRST, second=FIRST, **more):
-    return compared(explore(first, other=second, **more), unlike=True)
+    view = explore(first, other=second, **more)
+    view.unlike = True
+    return compared(view)
 
 
 def test_a_run_beside_itself():
@@ -47,7 +49,8 @@ def test_it_wears_the_colours_of_the_phases_it_was_matched_with():
 def test_it_is_cut_as_the_first_is_now():
     view = explore(FIRST, other=toy_steps("aaabbbccc"))
     view.threshold = 0.0
-    found = compared(view, unlike=True)
+    view.unlike = True
+    found = compared(view)
     assert found["told"].startswith("1 phase matched")
     assert {*found["tables"]["ribbon"]["rank"]} == {0}
 
@@ -55,7 +58,8 @@ def test_it_is_cut_as_the_first_is_now():
 def test_phases_of_a_second_run_stay_as_they_were_cut():
     second = tp.phases(toy_steps("aabb"), lambda steps: [0, 0, 0, 0])
     view = explore(FIRST, other=second)
-    assert {*compared(view, unlike=True)["tables"]["ribbon"]["rank"]} == {0}
+    view.unlike = True
+    assert {*compared(view)["tables"]["ribbon"]["rank"]} == {0}
 
 
 @pytest.mark.parametrize("method", [lambda steps: [-1] * len(steps), lambda steps: [-1, *[0] * (len(steps) - 1)]])
@@ -70,7 +74,8 @@ def test_runs_that_are_not_to_be_compared_unasked():
     view = explore(a, other=b)
     with pytest.raises(Unlike, match="bert"):
         compared(view)
-    assert compared(view, unlike=True)["pairs"]
+    view.unlike = True
+    assert compared(view)["pairs"]
 
 
 def test_the_page_asks_first_and_then_all_the_same():

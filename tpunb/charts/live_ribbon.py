@@ -31,13 +31,13 @@ _SEEN = ("seen in full", "seen in part", "inferred")
 _KINDS = ("full", "partial", "tick")
 _EACH = 600  # steps that are drawn one by one; more share slices
 SLICES = 480
-"""Into which time is cut where steps share them."""
+"""Into which time is cut where steps share them, on all lanes together."""
 
 _HOSTS = 8
 _LANE = 88  # points on the page down for each host
 _TOP, _HEIGHT = 16, 44  # of the steps in their lane
 _BELOW, _THIN = 71, 8  # of the profiler's windows
-_LEAST = 1e-3  # of a slice: what is drawn of it
+_LEAST = 0.01  # of a slice: what is drawn of it
 _WIDE = 0.03  # of the stretch: a run of one phase that has room for its number
 
 
@@ -96,9 +96,10 @@ class Ribbon:
         """Return as columns what the tables "ribbon" and "numbers" of :func:`ribbon` hold, in few letters.
 
         In "ribbon", steps one by one have ``start``, ``end`` (seconds), ``lane`` and ``step``; where many share slices
-        of time, a row has its ``slice`` (``lane * SLICES`` and on) and from where to where it reaches in it, ``low``
-        and ``high`` in percent. ``rank`` is the row of "ranks" that says the ``phase`` (null: several) and the
-        ``shade``; ``seen`` is 0 in full, 1 in part, 2 inferred. :func:`layout` is what a page unpacks them by.
+        of time, a row has its ``slice`` (those of the second lane come after those of the first) and from where to
+        where it reaches in it, ``low`` and ``high`` in percent. ``rank`` is the row of "ranks" that says the ``phase``
+        (null: several) and the ``shade``; ``seen`` is 0 in full, 1 in part, 2 inferred, in a slice what most of it is.
+        :func:`layout` is what a page unpacks them by.
 
         Parameters
         ----------
@@ -132,11 +133,13 @@ class Ribbon:
     def _in_slices(self, of_step: Ints, ranks: _Ranks) -> dict[str, Columns]:
         """Return each slice of time cut by the parts that its phases took, the longest phase on top."""
         spans, many = self._steps, len(ranks.phase)
-        code = (spans.slice * many + of_step[spans.row]) * 3 + self._seen[spans.row]
-        part = np.bincount(code, spans.part)
-        code = np.flatnonzero(part > _LEAST)
-        part = part[code]
-        place, rank, seen = code // (3 * many), code // 3 % many, code % 3
+        kind = (spans.slice * many + of_step[spans.row]) * 3 + self._seen[spans.row]
+        parts = np.bincount(kind, spans.part, minlength=3 * many * _slices(len(self.hosts)) * len(self.hosts)).reshape(
+            -1, 3
+        )
+        code = np.flatnonzero(parts.sum(axis=1) > _LEAST)
+        part, seen = parts[code].sum(axis=1), parts[code].argmax(axis=1)  # seen as most of it was
+        place, rank = code // many, code % many
         first = np.flatnonzero(np.diff(place, prepend=-1))
         high = np.cumsum(part)
         below = np.append(0.0, high[first[1:] - 1])[: len(first)]  # of no slice, where nothing is long enough
@@ -150,13 +153,14 @@ class Ribbon:
         }
         most = np.lexsort((-part, place))[first]  # of each slice, what took most of it
         start, end = self._slice(place[most])
-        numbers = self._numbers(rank[most], place[most] // SLICES, start, end, ranks)
+        numbers = self._numbers(rank[most], place[most] // _slices(len(self.hosts)), start, end, ranks)
         return {"ribbon": drawn, "ranks": ranks.told, "numbers": numbers}
 
     def _slice(self, place: Ints) -> tuple[Floats, Floats]:
         """Return from when to when slices last, in seconds."""
-        width = (self.edges[1] - self.edges[0]) / SLICES
-        start = np.asarray(self.edges[0] + place % SLICES * width, dtype=np.float64)
+        slices = _slices(len(self.hosts))
+        width = (self.edges[1] - self.edges[0]) / slices
+        start = np.asarray(self.edges[0] + place % slices * width, dtype=np.float64)
         return start, start + width
 
     def _numbers(self, rank: Ints, lane: Ints, start: Floats, end: Floats, ranks: _Ranks) -> Columns:
@@ -183,7 +187,7 @@ class Ribbon:
         else:
             part = np.bincount(spans.slice, spans.part).clip(0, 1)
             place = np.flatnonzero(part)
-            lane, part = place // SLICES, part[place]
+            lane, part = place // _slices(len(self.hosts)), part[place]
             start, end = self._slice(place)
         low = lane * _LANE + _BELOW + _THIN
         return {
@@ -219,7 +223,7 @@ class _Spans:
     start: Floats  # seconds
     end: Floats
     each: bool
-    slice: Ints  # lane * SLICES + slice; of rows that were cut, one an overlap
+    slice: Ints  # those of the second lane come after those of the first; of rows that were cut, one an overlap
     part: Floats  # of the slice
 
     @classmethod
@@ -233,15 +237,16 @@ class _Spans:
         none = np.zeros(0)
         if len(row) <= _EACH:
             return cls(row, lane, start, end, True, none.astype(np.int64), none)
-        width = (high - low) / SLICES
-        first = ((start - low) / width).astype(np.int64).clip(0, SLICES - 1)
-        last = np.ceil((end - low) / width).astype(np.int64).clip(first + 1, SLICES) - 1
+        slices = _slices(len(hosts))
+        width = (high - low) / slices
+        first = ((start - low) / width).astype(np.int64).clip(0, slices - 1)
+        last = np.ceil((end - low) / width).astype(np.int64).clip(first + 1, slices) - 1
         times = last - first + 1
         of = np.repeat(np.arange(len(row)), times)
         at = np.arange(len(of)) - np.repeat(np.cumsum(times) - times, times) + first[of]
         left = low + at * width
         part = (np.minimum(end[of], left + width) - np.maximum(start[of], left)).clip(0) / width
-        return cls(row[of], lane[of], start[of], end[of], False, lane[of] * SLICES + at, part)
+        return cls(row[of], lane[of], start[of], end[of], False, lane[of] * slices + at, part)
 
 
 @dataclass(frozen=True)
@@ -277,9 +282,14 @@ def _ranked(phases: Phases, chosen: int | None, alias: Mapping[int, int] | None)
     return rank, ranks
 
 
-def layout() -> dict[str, Any]:
-    """Return what the rows of the ribbon are unpacked by: where things lie, in points on the page, and the shades."""
-    return {"slices": SLICES, "lane": _LANE, "top": _TOP, "height": _HEIGHT, "shades": [*SHADES]}
+def _slices(hosts: int) -> int:
+    """Return into how many slices each lane is cut: all lanes together into as many as one."""
+    return max(SLICES // max(hosts, 1), 1)
+
+
+def layout(hosts: int) -> dict[str, Any]:
+    """Return what a page unpacks the rows of so many hosts by: where things lie, in points, and the shades."""
+    return {"slices": _slices(hosts), "lane": _LANE, "top": _TOP, "height": _HEIGHT, "shades": [*SHADES]}
 
 
 def ribbon(hosts: Sequence[str], *, watched: bool = True) -> LayerPicture:

@@ -119,8 +119,8 @@ def _facts(phases: Phases, phase: Phase, checkpoints: Mapping[str, int]) -> list
     chosen = phases.representatives().frame.filter(pl.col("phase") == phase.id)
     if chosen.height:
         one = chosen.row(0, named=True)
-        many = phases.steps.frame["host"].n_unique() > 1
-        where = f" of {cut(one['host'])}" if many else ""
+        several = phases.steps.frame["host"].n_unique() > 1
+        where = f" of {cut(one['host'])}" if several else ""
         facts.append(("Representative", f"step {one['step']:,}{where}, {seconds(one['dur_ps'])}"))
     if (found := nearest(phase, checkpoints)) is not None:
         name, step = found
@@ -142,21 +142,19 @@ def _top(phases: Phases, number: int, side: str) -> list[dict[str, Any]]:
 
 
 def _apart(phases: Phases, number: int) -> list[str]:
-    """Return in sentences what the phase's steps do that others do not."""
-    said = []
+    """Return in sentences what the phase's steps do that others do not; of an operation what tells most."""
+    said: dict[str, str] = {}
     for row in apart(phases, _TOP).filter(pl.col("phase") == number).iter_rows(named=True):
-        inside, outside = seconds(row["inside_ps"]), seconds(row["outside_ps"])
+        op, inside, outside = cut(plain(row["op"])), seconds(row["inside_ps"]), seconds(row["outside_ps"])
         if row["op"] == "step time":
-            said.append(f"a step takes {inside}, {outside} elsewhere")
+            sentence = f"a step takes {inside}, {outside} elsewhere"
         elif row["inside_ran"] != row["outside_ran"] and row["block"] == "presence":
-            said.append(
-                f"{cut(plain(row['op']))} runs in {percent(row['inside_ran'])} of its steps, "
-                f"{percent(row['outside_ran'])} of the others"
-            )
+            others = percent(row["outside_ran"])
+            sentence = f"{op} runs in {percent(row['inside_ran'])} of its steps, {others} of the others"
         else:
-            what = _BLOCKS.get(row["block"], row["block"])
-            said.append(f"{cut(plain(row['op']))}, {what}: {inside} a step, {outside} elsewhere")
-    return list(dict.fromkeys(said))
+            sentence = f"{op}, {_BLOCKS.get(row['block'], row['block'])}: {inside} a step, {outside} elsewhere"
+        said.setdefault(op, sentence)
+    return [*said.values()]
 
 
 def _advice(phases: Phases, number: int) -> list[str]:

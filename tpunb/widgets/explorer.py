@@ -105,6 +105,7 @@ class PhaseExplorer(Panel):
         self._first = {own: first}  # of each method, as it was given or chooses by itself
         self._swept: dict[str, Phases] = {}  # what its curve is drawn of
         self._told: dict[int, Any] = {}  # of the phases of `value`
+        self.unlike = False  # whether runs of other models are compared
         self.places = exports.Places()
         self._quiet = True  # traits set in here ask for nothing
         super().__init__(method=own, value=first)
@@ -117,9 +118,7 @@ class PhaseExplorer(Panel):
     @property
     def code(self) -> str:
         """The line of Python that gives this cut."""
-        method = self.value.method
-        own = knobs.word(method) == ""
-        return f"tp.phases(steps, {getattr(method, '__name__', repr(method)) if own else f'tp.{method!r}'})"
+        return knobs.code(self.value.method)
 
     @property
     def swept(self) -> Phases:
@@ -193,14 +192,10 @@ class PhaseExplorer(Panel):
 
     @validate("phase")
     def _there(self, proposal: Any) -> Any:
-        if proposal["value"] is not None:
-            self._label(proposal["value"])
-        return proposal["value"]
-
-    def _label(self, phase: int) -> None:
-        if not (self.value.labels == phase).any():
-            known = sorted(self.value.frame["phase"].to_list())
-            raise Refused(f"There is no phase {phase}; there are {known}.")
+        phase = proposal["value"]
+        if phase is not None and not (self.value.labels == phase).any():
+            raise Refused(f"There is no phase {phase}; there are {sorted(self.value.frame['phase'].to_list())}.")
+        return phase
 
     @validate("window")
     def _ordered(self, proposal: Any) -> Any:
@@ -224,15 +219,15 @@ class PhaseExplorer(Panel):
                     self._set(method=_PARAMETERS[change["name"]])
                 self._visit(self.method)
                 found = self._cut_again()
-            self._draw_curve()
+                self._draw_curve()
             self._show(found)
+            self.value = found  # last: who watches it sees a panel that is whole
 
     @observe("phase")
     def _stands_out(self, _: Any) -> None:
-        drawn = self._cut.get("tables", {}).get("ribbon", {}).get("phase", ())
-        if not self._quiet and self.phase is not None and self.phase not in drawn:  # it is among the others
+        if not self._quiet and self.phase not in (None, *self._cut["tables"]["ranks"]["phase"]):
             with self._turn:
-                self._show(self.value)
+                self._show(self.value)  # it was among the others
 
     @observe("window")
     def _zoomed(self, _: Any) -> None:
@@ -269,7 +264,6 @@ class PhaseExplorer(Panel):
     def _show(self, found: Phases) -> None:
         if found is not self.value:
             self._told = {}
-        self.value = found
         if self.phase is not None and not (found.labels == self.phase).any():
             self._set(phase=None)
         if self._scene.get("edges") != [*self._ribbon.edges]:
@@ -278,18 +272,14 @@ class PhaseExplorer(Panel):
             self._scene = {"edges": [*self._ribbon.edges], "tables": tables}
         self._cut = {
             "number": self._cut.get("number", 0) + 1,
-            "code": plain(self.code),
+            "code": plain(knobs.code(found.method)),
             "headline": described.headline(found),
             "tables": self._ribbon.rows(found, self.phase),
             "phases": described.rows(found),
             "rest": max(found.frame.height - described.ROWS, 0),
             "top3": found.coverage(3),
-            "at": self._at(),
+            "at": None if self.method not in KNOBS else getattr(self, KNOBS[self.method].parameter),
         }
-
-    def _at(self) -> float | None:
-        knob = KNOBS.get(self.method)
-        return None if knob is None else getattr(self, knob.parameter)
 
     @contextmanager
     def _undone(self, change: Any) -> Iterator[None]:
@@ -319,7 +309,7 @@ class PhaseExplorer(Panel):
             "methods": [*own, *({"word": word, "title": knobs.TITLES[word]} for word in METHODS)],
             "ribbon": pictures.spec(ribbon(self._ribbon.hosts, watched=self.steps.windows.height > 0)),
             "coverage": pictures.spec(live_coverage()),
-            "layout": layout(),
+            "layout": layout(len(self._ribbon.hosts)),
             "lines": [plain(line) for line in about[0]],
             "warnings": [plain(line) for line in about[1]],
             "second": self.other is not None,
@@ -339,10 +329,14 @@ class PhaseExplorer(Panel):
         return {
             **super().answers(),
             "details": self._detailed,
-            "compare": lambda unlike=False: (second_run.compared(self, unlike=bool(unlike)), []),
+            "compare": self._compared,
             "runs": lambda: ({"table": described.runs(self.value, self._ribbon.edges)}, []),
             "export": lambda kind: exports.export(self, kind),
         }
+
+    def _compared(self, unlike: object = False) -> Answer:
+        self.unlike = self.unlike or unlike is True
+        return second_run.compared(self), []
 
     def _detailed(self) -> Answer:
         quality = {"homogeneity": self.value.homogeneity, "number": self._cut["number"]}

@@ -114,6 +114,18 @@ def word(method: PhaseMethod) -> str:
     return next((name for name, kind in METHODS.items() if type(method) is kind), "")
 
 
+def code(method: PhaseMethod) -> str:
+    """Return the line of Python that cuts ``steps`` by a method.
+
+    >>> code(OLS(0.8))
+    'tp.phases(steps, tp.OLS(threshold=0.8))'
+    """
+    if word(method):
+        return f"tp.phases(steps, tp.{method!r})"
+    name = getattr(method, "__name__", repr(method))
+    return f"tp.phases(steps, {'method' if name.startswith('<') else name})"  # as of a lambda
+
+
 def chart(method: str, phases: Phases) -> alt.TopLevelMixin | None:
     """Return the curve that a method chose from, None where it has none."""
     draw = charts.hdbscan_tree if method == "hdbscan" else KNOBS[method].chart if method in KNOBS else None

@@ -61,7 +61,7 @@ class Panel(anywidget.AnyWidget):
         with self._turn:
             try:
                 self.error = ""
-                super().set_state(sync_data)
+                super().set_state({name: value for name, value in sync_data.items() if _theirs(name)})
             except Exception as error:  # noqa: BLE001  the front end would not show it
                 self.error = told(error)
                 self.send_state([name for name in self.keys if name in sync_data])
@@ -79,8 +79,13 @@ class Panel(anywidget.AnyWidget):
         self.send({**answer, "answer": content.get("id")}, parts)
 
 
+def _theirs(name: str) -> bool:
+    """Return whether a page may set a trait: the kernel's own begin with a line below, as does the count of views."""
+    return not name.startswith("_") or name == "_view_count"
+
+
 def told(error: Exception) -> str:
     """Return an error in a line."""
     hint = getattr(error, "hint", None) if isinstance(error, TpunbError) else None
-    kind = "" if isinstance(error, (TpunbError, ValueError)) else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, (TpunbError, ValueError, TraitError)) else f"{type(error).__name__}: "
     return plain("; ".join(filter(None, [f"{kind}{error}", hint])))

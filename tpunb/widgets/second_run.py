@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tpunb import charts, pictures
-from tpunb.charts.live_ribbon import Ribbon, ribbon
+from tpunb.charts.live_ribbon import Ribbon, layout, ribbon
 from tpunb.cluster import compare, phases
 from tpunb.export import phase_name
 from tpunb.frames import Comparison, Phases
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 _OPS = 3  # gained or lost, of a pair
 
 
-def compared(view: PhaseExplorer, *, unlike: bool = False) -> dict[str, Any]:
+def compared(view: PhaseExplorer) -> dict[str, Any]:
     """Return the second run cut as the first is, and what changed.
 
     Raises
     ------
     Unlike
-        When the runs are of another model or precision, and `unlike` is false.
+        When the runs are of another model or precision, and ``view.unlike`` is false.
     """
     other = view.other
     second = other if isinstance(other, Phases) else phases(other, view.value.method)  # type: ignore[arg-type]
-    found = compare(view.value, second, unlike=unlike)
+    found = compare(view.value, second, unlike=view.unlike)
     drawn = Ribbon(second.steps)
     spec = pictures.spec(ribbon(drawn.hosts, watched=second.steps.windows.height > 0))
     rows = drawn.rows(second, alias=_shades(found))
@@ -39,6 +39,7 @@ def compared(view: PhaseExplorer, *, unlike: bool = False) -> dict[str, Any]:
         "told": plain(repr(found).removeprefix("Comparison(").removesuffix(")")),
         "ribbon": spec,
         "edges": [*drawn.edges],
+        "layout": layout(len(drawn.hosts)),
         "tables": rows,
         "scene": {"watched": drawn.watched(), "checkpoints": drawn.marks({})},
         "chart": _ratios(found),

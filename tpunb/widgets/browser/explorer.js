@@ -13,6 +13,7 @@ class Explorer {
     this.build();
     this.news = new Set();
     for (const part of ["_curve", "_scene", "_cut"]) this.on(`change:${part}`, () => this.hear(part));
+    for (const parameter of ["min_samples", "k", "threshold", "ops"]) this.on(`change:${parameter}`, () => this.back());
     this.on("change:phase", () => this.chosen());
     this.on("change:window", () => this.window());
     this.on("change:method", () => this.method());
@@ -237,6 +238,16 @@ class Explorer {
     this.tell();
   }
 
+  // Set in the kernel, or refused there: the thumb goes where the method is.
+  back() {
+    const { knob } = this.get("_curve");
+    const at = knob && this.get(knob.parameter);
+    if (!knob || at === null || Number(this.slider.value) === at) return;
+    this.slider.value = at;
+    this.graph.put({}, { at });
+    this.tell();
+  }
+
   tell() {
     const { knob } = this.get("_curve");
     if (!knob) return;
@@ -253,15 +264,10 @@ class Explorer {
   // ---- the phases
 
   cut(first = false) {
-    const cut = this.get("_cut"), { knob } = this.get("_curve");
+    const cut = this.get("_cut");
     this.arrived();
     this.headline.textContent = cut.headline;
     this.code.textContent = cut.code;
-    if (knob && cut.at !== null && document.activeElement !== this.slider && !first) {
-      this.slider.value = cut.at;
-      this.graph.put({}, { at: cut.at });
-      this.tell();
-    }
     if (!first) {
       this.scene();
       this.shares.put({ phases: this.covered() }, { top3: 100 * cut.top3 });

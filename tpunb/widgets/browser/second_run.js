@@ -42,7 +42,7 @@ class SecondRun {
         [make("button", { type: "button", class: "tpunb-button", onclick: anyway }, "Compare all the same")]));
   }
 
-  show({ title, told, ribbon, edges, tables, scene, chart, pairs }) {
+  show({ title, told, ribbon, edges, layout, tables, scene, chart, pairs }) {
     const heads = ["Phase", "Marks", "Step", "Ratio, with its interval", "Idle", "MXU", "Gained", "Lost"];
     const row = (p) => make("tr", {}, make("th", { scope: "row" }, p.name),
       [p.marks, p.step, p.ratio, p.idle, p.mxu, p.gained.join(", ") || "–", p.lost.join(", ") || "–"]
@@ -51,7 +51,7 @@ class SecondRun {
     this.said.replaceChildren();
     this.rows.replaceChildren(table(heads, pairs.map(row)));
     this.body.hidden = false;
-    this.ribbon.show(ribbon, { ...unpacked(tables, { edges }, this.explorer.get("_frame").layout), ...scene },
+    this.ribbon.show(ribbon, { ...unpacked(tables, { edges }, layout), ...scene },
       { low: edges[0], high: edges[1], chosen: null }, { canvas: true });
     this.ratios.host.hidden = !chart;
     if (chart) this.ratios.show(chart);

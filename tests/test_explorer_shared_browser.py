@@ -1,0 +1,128 @@
+"""The explorer handed on: its buttons' files, its page without a kernel, and a notebook saved and opened again."""
+
+import json
+
+import nbformat
+import pytest
+from jupyter_pages import errors, idle, python, run_all, save
+from playwright.sync_api import expect
+
+expect.set_options(timeout=30_000)
+
+CELLS = (
+    "import tpunb as tp\nsteps = tp.steps(tp.sample('keras_cnn'))\n"
+    "view = tp.explore(steps, checkpoints=[100, 200, 300], other=steps)\nview",
+)
+NAME = "Explorer of phases: keras_cnn"
+
+
+@pytest.fixture(scope="module")
+def panel(jupyter):
+    """The explorer of a sample, in JupyterLab."""
+    page = jupyter.open("shared.ipynb", *CELLS)
+    run_all(page, charts=2)
+    assert errors(page) == []
+    return page.get_by_role("region", name=NAME)
+
+
+def test_the_line_of_python_is_copied(panel, jupyter):
+    panel.page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=jupyter.address)
+    panel.get_by_role("button", name="Copy as code").click()
+    expect(panel.get_by_role("status").filter(has_text="copied")).to_be_visible()
+    assert panel.page.evaluate("() => navigator.clipboard.readText()") == "tp.phases(steps, tp.DBSCAN())"
+    assert panel.page.complaints == []
+
+
+@pytest.mark.parametrize(
+    ("button", "name", "first"),
+    [
+        ("PNG", "keras-cnn.png", b"\x89PNG\r\n"),
+        ("SVG", "keras-cnn.svg", b"<svg"),
+        ("Chrome trace", "keras-cnn.trace.json", b"{"),
+        ("Save HTML", "keras-cnn.html", b"<!doctype html>"),
+    ],
+)
+def test_each_button_gives_a_file(panel, button, name, first, tmp_path):
+    with panel.page.expect_download() as found:
+        panel.get_by_role("button", name=button, exact=True).click()
+    assert found.value.suggested_filename == name
+    found.value.save_as(tmp_path / name)
+    content = (tmp_path / name).read_bytes()
+    assert content.startswith(first)
+    if name.endswith(".json"):
+        assert json.loads(content)
+    expect(panel.get_by_text("working …")).to_be_hidden()
+    assert panel.page.complaints == []
+
+
+@pytest.fixture(scope="module")
+def files(panel, tmp_path_factory):
+    """The page as the button gives it, and as `save_html` writes it."""
+    folder = tmp_path_factory.mktemp("pages")
+    python(panel.page, f"view.save_html({str(folder / 'written.html')!r})")
+    with panel.page.expect_download() as found:
+        panel.get_by_role("button", name="Save HTML").click()
+    found.value.save_as(folder / "button.html")
+    return folder
+
+
+def test_a_notebook_that_was_frozen_shows_pictures_and_tables_without_a_kernel(panel, files, jupyter, shots):
+    python(panel.page, "view.freeze()")
+    expect(panel).to_have_count(0)
+    idle(panel.page)
+    save(panel.page)
+    (output,) = jupyter.saved("shared.ipynb").cells[0].outputs
+    assert {*output.data} == {"text/html", "image/png", "text/plain"}
+    page = jupyter.open("shared.ipynb")
+    shown = page.locator(".tpunb-summary")
+    expect(shown.get_by_role("table", name="Phases, longest first").get_by_role("row")).to_have_count(5)
+    expect(shown.locator("svg, img")).not_to_have_count(0)
+    page.screenshot(path=shots / "explorer-frozen.png")
+    assert page.complaints == []
+
+
+def test_a_frozen_notebook_of_somebody_else_shows_tables_and_no_code_runs(jupyter, files, shots):
+    """JupyterLab does not trust it: what it cannot show must not become loose text."""
+    book = jupyter.saved("shared.ipynb")
+    book.cells[0].source += "  # changed elsewhere: its outputs are not trusted"
+    book.cells[0].metadata.pop("trusted", None)
+    nbformat.write(book, jupyter.folder / "untrusted.ipynb")
+    page = jupyter.open("untrusted.ipynb")
+    shown = page.locator(".jp-OutputArea-output")
+    expect(shown.get_by_role("table", name="Phases, longest first").get_by_role("row")).to_have_count(5)
+    page.screenshot(path=shots / "explorer-untrusted.png")
+    assert "time since the start of the run" not in shown.inner_text()
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("name", ["written.html", "button.html"])
+def test_the_saved_page_needs_no_kernel_and_no_network(jupyter, files, shots, name):
+    jupyter.close()
+    page, asked = jupyter.page, []
+    page.complaints.clear()
+    listen = lambda request: asked.append(request.url)  # noqa: E731  it is taken off again
+    page.on("request", listen)
+    page.goto((files / name).as_uri())
+    panel = page.get_by_role("region", name=NAME)
+    expect(panel.locator("canvas")).to_have_count(2)
+    expect(panel.get_by_role("figure").locator("svg.marks")).not_to_have_count(0)
+    expect(panel.get_by_role("slider")).to_be_disabled()
+    expect(panel.get_by_role("combobox", name="Method")).to_be_disabled()
+    told = panel.get_by_role("region", name="The phase that stands out").get_by_role("heading").first
+    expect(told).to_have_text("Phase 0, the longest")
+    panel.get_by_role("radio", name="Phase 2").check()
+    expect(told).to_have_text("Phase 2")
+    panel.get_by_role("figure").locator("path[aria-label^='Phase 1:']").first.click()
+    expect(told).to_have_text("Phase 1")
+    expect(panel.get_by_role("radio", name="Phase 1")).to_be_checked()
+    panel.get_by_role("button", name="Clear selection").click()
+    expect(told).to_have_text("Phase 0, the longest")
+    expect(panel.get_by_role("alert")).to_have_count(0)
+    for colour in ("dark", "light"):
+        page.emulate_media(color_scheme=colour)
+        page.wait_for_timeout(500)
+        page.screenshot(path=shots / f"explorer-page-{colour}.png", full_page=True)
+    page.emulate_media(color_scheme="null")
+    page.remove_listener("request", listen)
+    assert asked == [(files / name).as_uri()]
+    assert page.complaints == []
