@@ -34,7 +34,9 @@ steps = toy_steps("aaaabbbbbbccccc" * 4)""",
     "unlike = tp.explore(model('a'), other=model('b'))\nunlike",
 )
 BROKEN = "def broken(*_): raise RuntimeError('no <b>luck</b>')\n"
-MEND = (
+MEND = """explorer.cut_into_phases, knobs.chart = really, drawn
+view.method, view.threshold, view.error = "ols", 0.7, ""
+"""
     "explorer.cut_into_phases = really; knobs.chart = drawn; view.method = 'ols'; view.threshold = 0.7; view.error = ''"
 )
 
@@ -197,7 +199,7 @@ def test_unlike_runs_are_compared_when_asked(shown):
 
 def test_a_reloaded_page_has_the_panel_as_the_kernel_holds_it(jupyter, shown):
     save(shown)
-    python(shown, MEND + "; view.phase = 1")
+    python(shown, MEND + "view.phase = 1")
     page = jupyter.reload()
     panel = region(page, "toy")
     expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS())")

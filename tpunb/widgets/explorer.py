@@ -18,12 +18,12 @@ from tpunb.charts.live_curve import slid
 from tpunb.charts.live_ribbon import Ribbon, layout, ribbon
 from tpunb.charts.live_shares import live_coverage
 from tpunb.cluster import phases as cut_into_phases
-from tpunb.errors import wrong
+from tpunb.errors import Unlike, wrong
 from tpunb.frames import PhaseMethod, Phases, Steps
 from tpunb.frames.words import plain
 from tpunb.widgets import described, exports, knobs, second_run
 from tpunb.widgets.knobs import KNOBS, METHODS
-from tpunb.widgets.panel import Answer, Panel, Refused, module, sheet
+from tpunb.widgets.panel import Answer, Panel, Refused, module, sheet, told
 from tpunb.widgets.saved_steps import Checkpoints, ends_of, steps_of
 
 _FAR = 1e9  # seconds that a window may lie from the beginning of a run: thirty years
@@ -336,7 +336,10 @@ class PhaseExplorer(Panel):
 
     def _compared(self, unlike: object = False) -> Answer:
         self.unlike = self.unlike or unlike is True
-        return second_run.compared(self), []
+        try:
+            return second_run.compared(self), []
+        except Unlike as error:  # said where the comparison would stand, with a button
+            return {"error": told(error)}, []
 
     def _detailed(self) -> Answer:
         quality = {"homogeneity": self.value.homogeneity, "number": self._cut["number"]}

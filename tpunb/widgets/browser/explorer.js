@@ -2,6 +2,7 @@
 
 const WAIT_MS = 120; // of rest, before what takes longer is asked for
 const BUSY_MS = 100; // of silence, before the page says that it waits
+const ALONE_MS = 8000; // of silence at the start, before it says that there may be no kernel
 
 class Explorer {
   constructor(model, root) {
@@ -131,6 +132,18 @@ class Explorer {
     this.scene();
     this.cut(true);
     this.draw();
+    this.greet();
+  }
+
+  // Say so where no kernel answers: it is busy, or the notebook was opened without it.
+  greet() {
+    const alone = "The kernel does not answer: it is busy, or this is a saved notebook. What is shown is as it was then.";
+    const timer = setTimeout(() => this.complain(alone), ALONE_MS);
+    this.undo.push(() => clearTimeout(timer));
+    vega(this.model).then(() => {
+      clearTimeout(timer);
+      if (this.alert.textContent === alone) this.complain("");
+    }).catch(() => {});
   }
 
   draw() {

@@ -43,13 +43,15 @@ class SecondRun {
   }
 
   show({ title, told, ribbon, edges, layout, tables, scene, chart, pairs }) {
-    const heads = ["Phase", "Marks", "Step", "Ratio, with its interval", "Idle", "MXU", "Gained", "Lost"];
+    const known = ["idle", "mxu"].filter((name) => pairs.some((p) => p[name] !== "–"));
+    const heads = ["Phase", "Marks", "Step", "Ratio, with its interval",
+      ...known.map((name) => ({ idle: "Idle", mxu: "MXU" })[name]), "Gained", "Lost"];
     const row = (p) => make("tr", {}, make("th", { scope: "row" }, p.name),
-      [p.marks, p.step, p.ratio, p.idle, p.mxu, p.gained.join(", ") || "–", p.lost.join(", ") || "–"]
+      [p.marks, p.step, p.ratio, ...known.map((name) => p[name]), p.gained.join(", ") || "–", p.lost.join(", ") || "–"]
         .map((text) => make("td", {}, text)));
     this.title.textContent = `Beside ${title}: ${told}`;
     this.said.replaceChildren();
-    this.rows.replaceChildren(table(heads, pairs.map(row)));
+    this.rows.replaceChildren(table(heads, pairs.map(row), "tpunb-pairs"));
     this.body.hidden = false;
     this.ribbon.show(ribbon, { ...unpacked(tables, { edges }, layout), ...scene },
       { low: edges[0], high: edges[1], chosen: null }, { canvas: true });
