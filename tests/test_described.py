@@ -94,7 +94,7 @@ def test_operations_are_those_of_top():
 
 
 def test_what_sets_a_phase_apart_is_a_sentence():
-    said = described.describe(cut("aaabbb"), 1, {})["apart"]
+    said = described.explain(cut("aaabbb"), 1)["apart"]
     assert "a step takes 2 ms, 1 ms elsewhere" in said
     assert "b_host runs in 100 % of its steps, 0 % of the others" in said
     assert len({*said}) == len(said)
@@ -102,7 +102,7 @@ def test_what_sets_a_phase_apart_is_a_sentence():
 
 def test_advice_names_its_phase_and_what_to_try():
     found = toy_steps("aaabbb")
-    advice = described.describe(tp.phases(found), 1, {})["advice"]
+    advice = described.explain(tp.phases(found), 1)["advice"]
     assert advice
     assert all(piece.startswith("Phase 1") and " Try: " in piece for piece in advice)
 

@@ -262,11 +262,11 @@ def test_the_window_cuts_the_ribbon_and_nothing_else():
     view.window = (0.001, 0.003)
     assert view.window == [0.001, 0.003]
     assert view._scene["edges"] == [0.001, 0.003]
-    assert view._cut["tables"]["ribbon"]["step"] == [1, 2]
+    assert json.loads(view._cut["tables"])["ribbon"]["step"] == [1, 2]
     view.window = (500, 501)
-    assert view._cut["tables"]["ribbon"]["step"] == []
+    assert json.loads(view._cut["tables"])["ribbon"]["step"] == []
     view.window = None
-    assert len(view._cut["tables"]["ribbon"]["step"]) == len(TOY)
+    assert len(json.loads(view._cut["tables"])["ribbon"]["step"]) == len(TOY)
     assert (view.value, heard) == (found, [])
 
 
@@ -389,7 +389,8 @@ view.send = lambda content, buffers=None: content.get("error") and sys.exit(cont
 for name, value in dict(min_samples=3, k=2, threshold=0.5, ops=0.9, method="hdbscan", phase=0, window=[0, 1]).items():
     view.set_state({name: value})
     assert not view.error, view.error
-for ask, more in (("details", {}), ("runs", {}), ("compare", {"unlike": True}), ("export", {"kind": "svg"})):
+asked = {"figures": {}, "reasons": {}, "runs": {}, "compare": {"unlike": True}, "export": {"kind": "svg"}}
+for ask, more in asked.items():
     view._asked(None, {"ask": ask, "id": 1, "with": more}, [])
 assert not {"tensorflow", "jax", "torch"} & {*sys.modules}, "by a callback"
 """

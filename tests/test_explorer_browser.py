@@ -43,7 +43,7 @@ FOCUSED = """() => {
   const at = document.activeElement;
   return (at.ariaLabel ?? at.labels?.[0]?.innerText ?? at.innerText).trim();
 }"""
-SETTLED_MS = 400  # of no news, after which the page has asked for all that it will
+SETTLED_MS = 250  # of no news, after which the page has asked for all that it will
 
 
 @pytest.fixture(scope="module", params=["lab", "notebook"])
@@ -339,7 +339,7 @@ AXIS = """panel => {
   const {data} = canvas.getContext("2d").getImageData(0, canvas.height - high, canvas.width, high);
   let sum = 0, seen = 0;
   for (let i = 0; i < data.length; i += 4)
-    if (data[i + 3] > 250) {
+    if (data[i + 3] > 128) {
       sum += (data[i] + data[i + 1] + data[i + 2]) / 3;
       seen += 1;
     }

@@ -37,8 +37,6 @@ BROKEN = "def broken(*_): raise RuntimeError('no <b>luck</b>')\n"
 MEND = """explorer.cut_into_phases, knobs.chart = really, drawn
 view.method, view.threshold, view.error = "ols", 0.7, ""
 """
-    "explorer.cut_into_phases = really; knobs.chart = drawn; view.method = 'ols'; view.threshold = 0.7; view.error = ''"
-)
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,7 @@ def test_two_threads_leave_the_explorer_whole():
     def page(first):
         for i in range(12):
             view.set_state({"k": 1 + (first + i) % 4} if i % 2 else {"threshold": ((first + i) % 10) / 10})
-            view._asked(None, {"ask": "details", "id": i}, [])
+            view._asked(None, {"ask": "figures", "id": i}, [])
             view.set_state({"window": [0, 0.001 * (1 + i)]})
 
     threads = [threading.Thread(target=page, args=(first,)) for first in (0, 5)]

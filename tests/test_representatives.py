@@ -311,3 +311,17 @@ def test_thousands_of_phases_take_no_square_of_memory():
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 40e6  # 4000 x 4000 numbers would be 128 MB
+
+
+@pytest.mark.parametrize("name", ["keras_cnn", "keras_transformer"])
+def test_the_representative_of_one_phase_is_that_of_all(name):
+    found = tp.phases(tp.steps(tp.sample(name)))
+    every = found.representatives().frame
+    for phase in found.frame["phase"]:
+        assert found.representative(phase).rows() == every.filter(pl.col("phase") == phase).rows()
+    with pytest.raises(KeyError, match="99"):
+        found.representative(99)
+
+
+def test_of_a_phase_that_no_window_saw_in_full_no_step_is_its_representative():
+    assert toy_phases("aab", [0, 0, 1], "fft").representative(1).is_empty()

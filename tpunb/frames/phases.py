@@ -16,7 +16,7 @@ from tpunb import export, schema
 from tpunb.errors import whole
 from tpunb.frames.op_matrix import op_matrix
 from tpunb.frames.phase_sums import totals
-from tpunb.frames.representatives import Population, Representatives, representatives
+from tpunb.frames.representatives import Population, Representatives, representative, representatives
 from tpunb.frames.steps import Steps
 from tpunb.frames.words import plural, to_pandas
 
@@ -263,6 +263,18 @@ class Phases:
         if seed is not None:
             seed = whole("representatives", "seed", seed, 0)
         return representatives(self._population, n, seed)
+
+    def representative(self, phase: int) -> pl.DataFrame:
+        """Return the step to look at to know one phase, as ``representatives().frame`` has it.
+
+        No row where none of its steps was seen in full. How far it can be trusted is not asked, which takes longer.
+
+        Raises
+        ------
+        KeyError
+            When no step bears that label.
+        """
+        return representative(self._population, self[phase].id)
 
     @cached_property
     def _population(self) -> Population:

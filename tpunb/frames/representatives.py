@@ -297,6 +297,11 @@ def _draws(n: int, m: int, draws: int, random: np.random.Generator) -> Ints:
     )
 
 
+def representative(of: Population, phase: int) -> pl.DataFrame:
+    """Return the step that stands for a phase best, ``tpunb.schema.REPRESENTATIVES``; no row where none can."""
+    return _frame(of, [(group, of.best(group, 1)) for group in of.seen if group.phase == phase])
+
+
 def representatives(of: Population, n: int | None, seed: int | None) -> Representatives:
     """Return the steps that stand for a run: `n` of them, or one a phase; drawn at random where a seed is given."""
     counts = of.counts(n)

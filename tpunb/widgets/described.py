@@ -83,7 +83,7 @@ def headline(phases: Phases) -> str:
 
 
 def describe(phases: Phases, number: int, checkpoints: Mapping[str, int]) -> dict[str, Any]:
-    """Return what one phase is: its figures, its operations, what sets it apart, and what would make it faster.
+    """Return what one phase is: its figures and its operations.
 
     Parameters
     ----------
@@ -100,8 +100,15 @@ def describe(phases: Phases, number: int, checkpoints: Mapping[str, int]) -> dic
         "name": phase_name(number),
         "facts": [[plain(name), plain(value)] for name, value in _facts(phases, phase, checkpoints)],
         "ops": {side: _top(phases, number, side) for side in ("device", "host")},
+    }
+
+
+def explain(phases: Phases, number: int) -> dict[str, Any]:
+    """Return what sets one phase apart, what would make it faster, and how alike the steps of all phases are."""
+    return {
         "apart": _apart(phases, number),
         "advice": _advice(phases, number),
+        "homogeneity": phases.homogeneity,
     }
 
 
@@ -116,7 +123,7 @@ def _facts(phases: Phases, phase: Phase, checkpoints: Mapping[str, int]) -> list
     ]
     if row["input_ps"] is not None:
         facts.append(("Waits for input", f"{seconds(row['input_ps'])} in all"))
-    chosen = phases.representatives().frame.filter(pl.col("phase") == phase.id)
+    chosen = phases.representative(phase.id)
     if chosen.height:
         one = chosen.row(0, named=True)
         several = phases.steps.frame["host"].n_unique() > 1

@@ -5,6 +5,7 @@ The panel's truth are its traits; a browser is optional. The page draws what the
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,7 +64,7 @@ class PhaseExplorer(Panel):
     Phases(1 phase over 6 steps, OLS(threshold=0.0), top 3 cover 100.0%)
     """
 
-    _esm = module("parts.js", "second_run.js", "explorer.js")
+    _esm = module("parts.js", "phase_facts.js", "second_run.js", "explorer.js")
     _css = sheet("explorer.css")
 
     method = Enum([*METHODS, _OWN], help="by what the steps are grouped").tag(sync=True)
@@ -104,7 +105,7 @@ class PhaseExplorer(Panel):
         self._base: dict[str, PhaseMethod] = {word: make() for word, make in METHODS.items()} | {own: first.method}
         self._first = {own: first}  # of each method, as it was given or chooses by itself
         self._swept: dict[str, Phases] = {}  # what its curve is drawn of
-        self._told: dict[int, Any] = {}  # of the phases of `value`
+        self._told: dict[tuple[str, int], dict[str, Any]] = {}  # of the phases of `value`
         self.unlike = False  # whether runs of other models are compared
         self.places = exports.Places()
         self._quiet = True  # traits set in here ask for nothing
@@ -133,12 +134,25 @@ class PhaseExplorer(Panel):
         KeyError
             When no step is in that phase.
         """
-        if phase is None:
-            phase = self.value.longest.id if self.phase is None else self.phase
         with self._turn:
-            if phase not in self._told:
-                self._told[phase] = described.describe(self.value, phase, self.checkpoints)
-            return dict(self._told[phase])
+            phase = self._shown if phase is None else phase
+            return self._figures(phase) | self._reasons(phase)
+
+    def _figures(self, phase: int) -> dict[str, Any]:
+        return self._once("figures", phase, lambda: described.describe(self.value, phase, self.checkpoints))
+
+    def _reasons(self, phase: int) -> dict[str, Any]:
+        return self._once("reasons", phase, lambda: described.explain(self.value, phase))
+
+    def _once(self, what: str, phase: int, tell: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        if (what, phase) not in self._told:
+            self._told[what, phase] = tell()
+        return dict(self._told[what, phase])
+
+    @property
+    def _shown(self) -> int:
+        """The phase that is told of: the one that stands out, or the longest."""
+        return self.value.longest.id if self.phase is None else self.phase
 
     def save_html(self, path: str | Path) -> Path:
         """Write the explorer as one file that needs neither a kernel nor a network, but for the sliders."""
@@ -225,7 +239,7 @@ class PhaseExplorer(Panel):
 
     @observe("phase")
     def _stands_out(self, _: Any) -> None:
-        if not self._quiet and self.phase not in (None, *self._cut["tables"]["ranks"]["phase"]):
+        if not self._quiet and self.phase not in (None, *self._drawn):
             with self._turn:
                 self._show(self.value)  # it was among the others
 
@@ -270,11 +284,13 @@ class PhaseExplorer(Panel):
             marks = self._ribbon.marks(ends_of(self.steps, self.checkpoints))
             tables = {"watched": self._ribbon.watched(), "checkpoints": marks}
             self._scene = {"edges": [*self._ribbon.edges], "tables": tables}
+        tables = self._ribbon.rows(found, self.phase)
+        self._drawn = tables["ranks"]["phase"]
         self._cut = {
             "number": self._cut.get("number", 0) + 1,
             "code": plain(knobs.code(found.method)),
             "headline": described.headline(found),
-            "tables": self._ribbon.rows(found, self.phase),
+            "tables": json.dumps(tables, separators=(",", ":")),  # a text: the way of numbers is longer
             "phases": described.rows(found),
             "rest": max(found.frame.height - described.ROWS, 0),
             "top3": found.coverage(3),
@@ -328,7 +344,8 @@ class PhaseExplorer(Panel):
         """Return what the page may ask for."""
         return {
             **super().answers(),
-            "details": self._detailed,
+            "figures": lambda: (self._figures(self._shown), []),
+            "reasons": lambda: (self._reasons(self._shown), []),
             "compare": self._compared,
             "runs": lambda: ({"table": described.runs(self.value, self._ribbon.edges)}, []),
             "export": lambda kind: exports.export(self, kind),
@@ -340,10 +357,6 @@ class PhaseExplorer(Panel):
             return second_run.compared(self), []
         except Unlike as error:  # said where the comparison would stand, with a button
             return {"error": told(error)}, []
-
-    def _detailed(self) -> Answer:
-        quality = {"homogeneity": self.value.homogeneity, "number": self._cut["number"]}
-        return {**quality, "details": self.details()}, []
 
 
 def explore(

@@ -47,7 +47,6 @@ def page(view: PhaseExplorer) -> bytes:
     numbers = {row["phase"] for row in described.rows(view.value)}
     numbers |= set() if view.phase is None else {view.phase}
     state["_details"] = {
-        "homogeneity": view.value.homogeneity,
         "phases": {str(number): view.details(number) for number in sorted(numbers)},
         "longest": view.value.longest.id,
     }

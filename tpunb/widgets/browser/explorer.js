@@ -99,7 +99,7 @@ class Explorer {
     this.table = make("table", { class: "tpunb-phases", "aria-label": "Phases, longest first" });
     const right = make("section", { class: "tpunb-card", "aria-label": "Coverage and phases" },
       make("h4", {}, "Coverage"), this.top, this.shares.host, make("div", { class: "tpunb-scroll" }, this.table));
-    this.about = make("section", { class: "tpunb-card tpunb-about", "aria-label": "The phase that stands out" });
+    this.about = new PhaseFacts(this);
 
     this.second = frame.second ? new SecondRun(this) : null;
     this.code = make("code", { class: "tpunb-code" });
@@ -115,7 +115,7 @@ class Explorer {
       onkeydown: (event) => event.stopPropagation(), // the notebook's own keys: its arrows fold headings
       "aria-label": `Explorer of phases${frame.name ? `: ${frame.name}` : ""}` },
       head, ...warnings, ...lines, this.alert, this.ribbon.host, zoom, this.runs,
-      make("div", { class: "tpunb-two" }, left, right), this.about, this.second?.host ?? null, foot));
+      make("div", { class: "tpunb-two" }, left, right), this.about.host, this.second?.host ?? null, foot));
   }
 
   chart(label) {
@@ -159,7 +159,7 @@ class Explorer {
 
   // ---- the ribbon
 
-  steps() { return unpacked(this.get("_cut").tables, this.get("_scene"), this.get("_frame").layout); }
+  steps() { return unpacked(JSON.parse(this.get("_cut").tables), this.get("_scene"), this.get("_frame").layout); }
 
   // A stretch drawn over the ribbon is what it shows next; a click picks the phase under it.
   listen(view) {
@@ -323,46 +323,14 @@ class Explorer {
   // What takes longer is asked for when the hand rests.
   rest() {
     clearTimeout(this.resting);
-    this.about.setAttribute("aria-busy", "true");
-    this.resting = setTimeout(() => this.describe(), this.still ? 0 : WAIT_MS);
+    this.about.host.setAttribute("aria-busy", "true");
+    this.resting = setTimeout(() => this.about.ask(), this.still ? 0 : WAIT_MS);
   }
 
-  async describe() {
-    const cut = this.get("_cut").number, phase = this.get("phase");
-    let told;
-    this.waiting();
-    try {
-      told = this.still ? this.kept() : await ask(this.model, "details");
-    } catch (error) {
-      return this.complain(error.message);
-    }
-    this.arrived();
-    this.listRuns();
-    if (cut !== this.get("_cut").number || phase !== this.get("phase")) return null; // another is on its way
+  // How far the coverage can be trusted.
+  trust(homogeneity) {
     this.alike.removeAttribute("aria-busy");
-    this.alike.textContent = `, homogeneity ${told.homogeneity.toFixed(2)} (1: the steps of a phase are all alike)`;
-    if (!told.details) {
-      this.about.replaceChildren(make("h4", {}, `Phase ${phase}`), make("p", { class: "tpunb-hint" },
-        "This file tells of the longest phases only."));
-      return null;
-    }
-    const { name, facts, ops, apart, advice } = told.details;
-    const list = (title, texts) => (texts.length ? [make("h5", {}, title),
-      make("ul", {}, texts.map((text) => make("li", {}, text)))] : []);
-    const bars = (side) => (ops[side].length ? [make("h5", {}, `Top operations, ${side}`), operations(ops[side])] : []);
-    const column = (...parts) => make("div", {}, ...parts);
-    this.about.replaceChildren(make("h4", {}, phase === null ? `${name}, the longest` : name),
-      make("div", { class: "tpunb-columns" },
-        column(make("dl", {}, facts.map(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]))),
-        column(...bars("device"), ...bars("host")),
-        column(...list("What sets it apart", apart), ...list("What would save time", advice))));
-    this.about.removeAttribute("aria-busy");
-    return this.second?.compare();
-  }
-
-  kept() {
-    const { homogeneity, phases, longest } = this.get("_details");
-    return { homogeneity, details: phases[this.get("phase") ?? longest] };
+    this.alike.textContent = `, homogeneity ${homogeneity.toFixed(2)} (1: the steps of a phase are all alike)`;
   }
 
   // ---- buttons, and how it stands

@@ -12,8 +12,14 @@ function render({ model, el }) {
   el.replaceChildren(chart.host, alert);
   const [tables, signals] = ["tables", "signals"].map((name) => () => model.get(name));
   const draw = () => chart.show(model.get("spec"), { ...tables() }, { ...signals() }, { canvas: model.get("canvas") });
-  const heard = [["change:spec", draw], ["change:tables", () => chart.put(tables())],
-    ["change:signals", () => chart.put({}, signals())]];
+  const put = async (...what) => {
+    try {
+      await chart.put(...what);
+      alert.hidden = true;
+    } catch (error) { chart.failed(error); }
+  };
+  const heard = [["change:spec", draw], ["change:tables", () => put(tables())],
+    ["change:signals", () => put({}, signals())]];
   for (const [what, call] of heard) model.on(what, call);
   const away = onTheme(() => chart.recolour());
   draw();
