@@ -37,6 +37,19 @@ SETTINGS = {
 
 KERNEL = "window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel"
 CHARTS = ".jp-OutputArea-output svg.marks"
+# how bright the axis of an explorer's ribbon is: its figures and title are all that is drawn at the foot of the canvas
+AXIS = """panel => {
+  const canvas = panel.querySelector("canvas");
+  const high = Math.round(canvas.height / 4);
+  const {data} = canvas.getContext("2d").getImageData(0, canvas.height - high, canvas.width, high);
+  let sum = 0, seen = 0;
+  for (let i = 0; i < data.length; i += 4)
+    if (data[i + 3] > 128) {
+      sum += (data[i] + data[i + 1] + data[i + 2]) / 3;
+      seen += 1;
+    }
+  return sum / seen;
+}"""
 # Notebook 7 says these each time that it starts, over any notebook
 OF_NOTEBOOK_7 = (
     "Cannot read properties of undefined (reading 'schema')",

@@ -1,7 +1,7 @@
 """The explorer in a real browser: every control by its role and name, by keys and by mouse, in Lab and Notebook 7."""
 
 import pytest
-from jupyter_pages import VIEWPORT, brightness, errors, ink, python, run_all, theme
+from jupyter_pages import AXIS, VIEWPORT, brightness, errors, ink, python, run_all, theme
 from playwright.sync_api import expect
 
 expect.set_options(timeout=30_000)
@@ -331,20 +331,6 @@ def test_what_is_refused_is_said_and_changes_nothing(panel):
 
 
 # -- light and dark ---------------------------------------------------------------------------------------------------
-
-# how bright the ribbon's axis is: its figures and title are all that is drawn at the foot of the canvas
-AXIS = """panel => {
-  const canvas = panel.querySelector("canvas");
-  const high = Math.round(canvas.height / 4);
-  const {data} = canvas.getContext("2d").getImageData(0, canvas.height - high, canvas.width, high);
-  let sum = 0, seen = 0;
-  for (let i = 0; i < data.length; i += 4)
-    if (data[i + 3] > 128) {
-      sum += (data[i] + data[i + 1] + data[i + 2]) / 3;
-      seen += 1;
-    }
-  return sum / seen;
-}"""
 
 
 def test_light_and_dark_are_both_legible(panel, shots, request):

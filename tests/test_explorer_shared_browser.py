@@ -4,7 +4,7 @@ import json
 
 import nbformat
 import pytest
-from jupyter_pages import errors, idle, python, run_all, save
+from jupyter_pages import AXIS, errors, idle, python, run_all, save
 from playwright.sync_api import expect
 
 expect.set_options(timeout=30_000)
@@ -119,9 +119,10 @@ def test_the_saved_page_needs_no_kernel_and_no_network(jupyter, files, shots, na
     panel.get_by_role("button", name="Clear selection").click()
     expect(told).to_have_text("Phase 0, the longest")
     expect(panel.get_by_role("alert")).to_have_count(0)
-    for colour in ("dark", "light"):
+    for colour, legible in (("dark", lambda ink: ink > 150), ("light", lambda ink: ink < 110)):
         page.emulate_media(color_scheme=colour)
-        page.wait_for_timeout(500)
+        page.wait_for_timeout(1000)
+        assert legible(panel.evaluate(AXIS))
         page.screenshot(path=shots / f"explorer-page-{colour}.png", full_page=True)
     page.emulate_media(color_scheme="null")
     page.remove_listener("request", listen)

@@ -61,7 +61,7 @@ def view():
 
 
 @pytest.fixture(scope="module")
-def page(view):
+def written(view):
     return exports.page(view).decode()
 
 
@@ -115,15 +115,15 @@ def test_the_name_of_a_file_is_no_path(name, file):
     assert told["name"].removesuffix(".svg").strip("-").replace("--", "-") == file
 
 
-def test_the_page_asks_nothing_of_any_network(page):
-    seen = Page(page)
+def test_the_page_asks_nothing_of_any_network(written):
+    seen = Page(written)
     (policy,) = [value for name, value in seen.attributes if name == "content" and "default-src" in value]
     assert policy.startswith("default-src 'none'; ")
     assert "connect-src" not in policy
     assert "http" not in policy
     assert [value for name, value in seen.attributes if name in ("src", "href")] == []
     assert not {"link", "iframe", "object", "base"} & {*seen.tags}
-    ours = page.replace(seen.scripts[0], "")  # Vega's own names of formats aside
+    ours = written.replace(seen.scripts[0], "")  # Vega's own names of formats aside
     assert {*re.findall(r"https?://[^\s\"'\\)]+", ours)} <= {
         "http://www.w3.org/2000/svg",
         "http://www.w3.org/1999/xlink",
@@ -131,8 +131,8 @@ def test_the_page_asks_nothing_of_any_network(page):
     }
 
 
-def test_the_page_holds_what_the_panel_shows(view, page):
-    state = state_of(page)
+def test_the_page_holds_what_the_panel_shows(view, written):
+    state = state_of(written)
     assert state["method"] == view.method
     assert state["_cut"]["code"] == view.code
     assert state["_details"]["longest"] == view.value.longest.id
@@ -141,9 +141,11 @@ def test_the_page_holds_what_the_panel_shows(view, page):
     assert "_compared" not in state
 
 
-def test_without_scripts_the_page_is_pictures_and_tables(view, page):
-    (still,) = re.findall(r"<noscript>(.*?)</noscript>", page, re.DOTALL)
-    same = [re.sub(r"t[0-9a-f]{10}-", "", one) for one in (still, exports.static(view.value))]  # each picture's own ids
+def test_without_scripts_the_page_is_pictures_and_tables(view, written):
+    (still,) = re.findall(r"<noscript>(.*?)</noscript>", written, re.DOTALL)
+    same = [
+        re.sub(r"t[0-9a-f]{10}-", "", one) for one in (still, exports.still(view)["text/html"])
+    ]  # each picture's own ids
     assert same[0] == same[1]
     assert {"svg", "table", "caption"} <= {*Page(still).tags}
     assert "script" not in Page(still).tags
@@ -181,7 +183,7 @@ def test_names_are_text_in_page_picture_and_state():
 
 
 def test_what_a_front_end_shows_without_a_kernel(view):
-    still = exports.still(view.value)
+    still = exports.still(view)
     assert {*still} == {"text/html", "image/png", "text/plain"}
     assert still["text/plain"] == repr(view.value)
     assert b64decode(still["image/png"]).startswith(b"\x89PNG")

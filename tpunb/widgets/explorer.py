@@ -168,7 +168,7 @@ class PhaseExplorer(Panel):
 
     def freeze(self) -> None:
         """Put pictures and tables where the panel is shown: a notebook saved then needs no kernel to show them."""
-        self.places.freeze(exports.still(self.value))
+        self.places.freeze(exports.still(self))
 
     def view_bundle(self) -> dict[str, Any]:
         """Return what a front end shows the live panel by, by media type."""
@@ -181,7 +181,7 @@ class PhaseExplorer(Panel):
         return {kind: content for kind, content in data.items() if kind.startswith("application/")}
 
     def _repr_mimebundle_(self, **kwds: Any) -> Any:
-        return {**exports.still(self.value), **self.view_bundle()}, {}
+        return {**exports.still(self), **self.view_bundle()}, {}
 
     def _ipython_display_(self) -> None:
         self.places.show(self)

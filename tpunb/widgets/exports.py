@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import altair as alt
+
 from tpunb import charts, pictures
 from tpunb.export import phase_name
 from tpunb.frames import Phases
 from tpunb.frames.words import plain
-from tpunb.widgets import described, tables
+from tpunb.widgets import described, knobs, tables
 from tpunb.widgets.panel import Answer, sheet, told
 from tpunb.widgets.tables import safe
 from tpunb.widgets.vega import bundle as vega
@@ -59,7 +61,7 @@ def page(view: PhaseExplorer) -> bytes:
     filled = _PAGE.format(
         title=safe(f"Phases of {view.steps.name}" if view.steps.name else "Phases of a run"),
         style=view._css,  # a class attribute of anywidget's
-        still=static(view.value),
+        still=still(view)["text/html"],
         vega=vega().decode().replace("</script", "<\\/script"),
         module=str(view._esm).replace("</script", "<\\/script"),
         state=json.dumps(state, allow_nan=False).replace("<", "\\u003c"),
@@ -104,23 +106,25 @@ def written(path: str | Path, content: bytes) -> Path:
     return place
 
 
-def static(phases: Phases) -> str:
-    """Return the phases as HTML without scripts: the ribbon, and tables."""
+def static(phases: Phases, *more: alt.TopLevelMixin) -> str:
+    """Return the phases as HTML without scripts: tables, the ribbon, and `more` charts."""
     colours = {phase_name(number): colour for number, colour in charts.colours(phases).items()}
     shown = "".join(tables.html(table, colours) for table in tables.of_phases(phases))
     return (
         f'<div class="tpunb-summary"><style>{sheet("summary.css")}</style>'
         f'<p class="tpunb-headline">{safe(described.headline(phases))}</p>'
-        f'<div class="tpunb-tables">{shown}</div>{svg(phases).decode()}</div>'
+        f'<div class="tpunb-tables">{shown}</div>{svg(phases).decode()}'
+        f"{''.join(map(pictures.svg, more))}</div>"
     )
 
 
-def still(phases: Phases) -> dict[str, str]:
+def still(view: PhaseExplorer) -> dict[str, str]:
     """Return what a front end shows without a kernel, by media type."""
+    curve = knobs.chart(view.method, view.swept)
     return {
-        "text/html": static(phases),
-        "image/png": base64.b64encode(png(phases)).decode(),
-        "text/plain": plain(repr(phases)),
+        "text/html": static(view.value, charts.coverage(view.value), *([] if curve is None else [curve])),
+        "image/png": base64.b64encode(png(view.value)).decode(),
+        "text/plain": plain(repr(view.value)),
     }
 
 

@@ -49,6 +49,7 @@ class Panel(anywidget.AnyWidget):
 
     def __init__(self, **traits: Any) -> None:
         self._turn = threading.RLock()
+        self._unanswered = ""  # the error of the question before
         super().__init__(**traits)
         self.on_msg(self._asked)
 
@@ -71,10 +72,11 @@ class Panel(anywidget.AnyWidget):
             return
         with self._turn:
             try:
-                self.error = ""
                 answer, parts = self.answers()[content["ask"]](**content.get("with", {}))
+                if self.error == self._unanswered:  # what was refused stays said until something is taken
+                    self.error = ""
             except Exception as error:  # noqa: BLE001  the front end would not show it
-                self.error = told(error)
+                self.error = self._unanswered = told(error)
                 answer, parts = {"error": self.error}, []
         self.send({**answer, "answer": content.get("id")}, parts)
 

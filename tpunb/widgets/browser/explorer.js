@@ -277,8 +277,9 @@ class Explorer {
   // ---- the phases
 
   cut(first = false) {
-    const cut = this.get("_cut");
+    const cut = this.get("_cut"), { knob } = this.get("_curve");
     this.arrived();
+    if (knob && cut.at !== this.get(knob.parameter)) this.waiting(); // the hand is further by now
     this.headline.textContent = cut.headline;
     this.code.textContent = cut.code;
     if (!first) {

@@ -166,7 +166,12 @@ function onTheme(call) {
   const watch = new MutationObserver(call);
   for (const element of [document.body, document.documentElement])
     watch.observe(element, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-theme", "theme", "class"] });
-  return () => watch.disconnect();
+  const dark = matchMedia("(prefers-color-scheme: dark)"); // what a page by itself follows
+  dark.addEventListener("change", call);
+  return () => {
+    watch.disconnect();
+    dark.removeEventListener("change", call);
+  };
 }
 
 function download(name, type, bytes) {
