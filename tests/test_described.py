@@ -10,6 +10,7 @@ from tpunb import charts, schema
 from tpunb.frames import Phases, Steps
 from tpunb.testing import toy_steps
 from tpunb.widgets import described
+from tpunb.widgets.tables import ROWS
 
 EVIL = "<img src=x onerror=alert(1)>\x1b[31m\u202e"
 TEXT = "<img src=x onerror=alert(1)>\ufffd[31m\ufffd"
@@ -53,7 +54,7 @@ def test_rows_are_those_of_the_frame():
 
 def test_twelve_rows_at_most():
     rows = described.rows(cut("abcdefghijklmnop"))
-    assert len(rows) == described.ROWS == 12
+    assert len(rows) == ROWS == 12
     assert rows[-1]["until"] < 1
     json.dumps(rows, allow_nan=False)
 

@@ -81,7 +81,6 @@ def test_a_notebook_that_was_frozen_shows_pictures_and_tables_without_a_kernel(p
     assert page.complaints == []
 
 
-@pytest.mark.xfail(strict=True, reason="JupyterLab drops the SVG of notebooks that it does not trust, not its texts")
 def test_a_frozen_notebook_of_somebody_else_shows_tables_and_no_code_runs(jupyter, files, shots):
     """JupyterLab does not trust it: what it cannot show must not become loose text."""
     book = jupyter.saved("shared.ipynb")

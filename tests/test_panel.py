@@ -9,7 +9,7 @@ from traitlets import Int, TraitError, validate
 from tpunb.errors import NoSteps
 from tpunb.testing import toy_steps
 from tpunb.widgets.explorer import explore
-from tpunb.widgets.panel import Panel, Refused, module, sheet, told
+from tpunb.widgets.panel import Panel, Refused, asset, module, told
 
 
 class Toy(Panel):
@@ -175,5 +175,5 @@ def test_modules_come_without_comments_and_ask_no_network():
         assert "export default { render };" in code
         assert "http" not in code.replace("http://www.w3.org/2000/svg", "")
         assert "innerHTML" not in code or file == "live_chart.js"  # of what the kernel drew
-    assert "@import" not in sheet("explorer.css")
-    assert "url(" not in sheet("explorer.css")
+    assert "@import" not in asset("explorer.css")
+    assert "url(" not in asset("explorer.css")

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from tpunb.charts.rows import GREY, INK, NOISE, OTHERS, PALETTE, cleaned
 from tpunb.frames import Phases, Steps
+from tpunb.frames.op_matrix import Floats, Ints
 from tpunb.pictures import LayerPicture
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Columns = dict[str, list[Any]]
 
 SHADES = (*PALETTE, OTHERS, NOISE)
@@ -70,8 +69,9 @@ class Ribbon:
     def whole(self) -> tuple[float, float]:
         """From and to of the whole run, in seconds."""
         spans = pl.concat([one.select("start_ps", "dur_ps") for one in (self.steps.frame, self.steps.windows)])
-        end = spans.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 1
-        return min(0, *spans["start_ps"]) / 1e12, end / 1e12
+        first, last = pl.col("start_ps").min(), (pl.col("start_ps") + pl.col("dur_ps")).max()
+        start, end = spans.select(first.fill_null(0).alias("first"), last.fill_null(0).alias("last")).row(0)
+        return min(0, start) / 1e12, (end or 1) / 1e12
 
     @cached_property
     def _steps(self) -> _Spans:
@@ -111,8 +111,8 @@ class Ribbon:
             The rank, from 0, in whose colour each phase is drawn, in place of its own; of those left out, the colour
             of the others.
         """
-        rank, ranks = _ranked(phases, chosen, alias)
-        of_step, spans = rank[phases.labels.to_numpy() + 1], self._steps
+        of_step, ranks = _ranked(phases, chosen, alias)
+        spans = self._steps
         if spans.each:
             return self._one_by_one(of_step[spans.row], ranks)
         return self._in_slices(of_step, ranks)
@@ -267,7 +267,7 @@ def _percent(part: NDArray[Any]) -> list[int]:
 
 
 def _ranked(phases: Phases, chosen: int | None, alias: Mapping[int, int] | None) -> tuple[Ints, _Ranks]:
-    """Return the rank of each label, that of -1 first, and what is drawn of each rank."""
+    """Return the rank of each step, and what is drawn of each rank."""
     others, noise = len(PALETTE), len(PALETTE) + 1  # shades
     real = [phase for phase in phases.frame["phase"] if phase >= 0]
     alone = real[: len(PALETTE)]
@@ -276,10 +276,14 @@ def _ranked(phases: Phases, chosen: int | None, alias: Mapping[int, int] | None)
     own = dict(zip(real, range(len(PALETTE)), strict=False)) if alias is None else alias
     shades = [min(own.get(phase, others), others) for phase in alone]
     ranks = _Ranks([*alone, None, -1], [*shades, others, noise], [*map(str, alone), "others", "noise"])
-    rank = np.full(max([*real, -1]) + 2, len(alone), dtype=np.int64)
-    rank[np.array(alone, dtype=np.int64) + 1] = np.arange(len(alone))
-    rank[0] = len(alone) + 1
-    return rank, ranks
+    rank = dict(zip(alone, range(len(alone)), strict=True)) | {-1: len(alone) + 1}
+    labels = phases.labels.to_numpy()
+    low, high = int(labels.min(initial=0)), int(labels.max(initial=0))
+    if high - low < len(labels) + _EACH:  # as a rule they count from 0
+        named = np.array([rank.get(label, len(alone)) for label in range(low, high + 1)], dtype=np.int64)
+        return named[labels - low], ranks
+    found, at = np.unique(labels, return_inverse=True)
+    return np.array([rank.get(label, len(alone)) for label in found.tolist()], dtype=np.int64)[at], ranks
 
 
 def _slices(hosts: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -17,9 +16,6 @@ from tpunb.errors import TpunbError, whole, wrong
 from tpunb.frames import PhaseMethod, Phases, Representatives, Steps
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
 from tpunb.frames.words import plural
-
-if TYPE_CHECKING:
-    pass
 
 _PART = 0.8  # of the hosts, windows or steps are in a draw: fewer would lose rare phases
 _MOST = 20_000  # steps in a draw

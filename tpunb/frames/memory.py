@@ -49,7 +49,7 @@ def _remembering(make: _Asked[_P, _R], forgets: bool) -> _Asked[_P, _R]:
         if (told := answers.get(asked)) is not None:
             return told[0]
         if forgets:
-            answers.clear()  # before the next is made: there is never room for two
+            answers.clear()  # before the next is made: there is no room for two
         answer = make(steps, *args, **kwargs)
         answers[asked] = (answer,)  # so that None is an answer too
         return answer

@@ -13,10 +13,7 @@ from tpunb.export import phase_name, segments
 from tpunb.frames import Phase, Phases
 from tpunb.frames.words import cut, plain, short
 from tpunb.widgets.saved_steps import nearest
-from tpunb.widgets.tables import many
-
-ROWS = 12
-"""Phases in the table."""
+from tpunb.widgets.tables import ROWS, many
 
 RUNS = 100
 """Rows of the ribbon as a table."""

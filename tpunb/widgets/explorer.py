@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from tpunb.frames import PhaseMethod, Phases, Steps
 from tpunb.frames.words import plain
 from tpunb.widgets import described, exports, knobs, second_run
 from tpunb.widgets.knobs import KNOBS, METHODS
-from tpunb.widgets.panel import Answer, Panel, Refused, module, sheet, told
+from tpunb.widgets.panel import Answer, Panel, Refused, asset, module, told
 from tpunb.widgets.saved_steps import Checkpoints, ends_of, steps_of
+from tpunb.widgets.tables import ROWS
 
 _FAR = 1e9  # seconds that a window may lie from the beginning of a run: thirty years
 _OWN = "own"  # the word of a method that is none of ours
@@ -65,7 +66,7 @@ class PhaseExplorer(Panel):
     """
 
     _esm = module("parts.js", "phase_facts.js", "second_run.js", "explorer.js")
-    _css = sheet("explorer.css")
+    _css = asset("explorer.css")
 
     method = Enum([*METHODS, _OWN], help="by what the steps are grouped").tag(sync=True)
     min_samples = Int(None, allow_none=True, help="of DBSCAN; None until it was used").tag(sync=True)
@@ -76,7 +77,7 @@ class PhaseExplorer(Panel):
     window: List[Any] = List(
         default_value=None, allow_none=True, help="from and to, in seconds; the whole run if None"
     ).tag(sync=True)
-    value = Instance(Phases, help="the phases as they are cut now")
+    value = Instance(Phases, read_only=True, help="the phases as they are cut now")
 
     _frame = Dict(help="what never changes: titles, methods, charts without rows").tag(sync=True)
     _curve = Dict(help="the method's curve and its slider").tag(sync=True)
@@ -90,7 +91,7 @@ class PhaseExplorer(Panel):
         method: PhaseMethod | None = None,
         checkpoints: Checkpoints | None = None,
         other: Steps | Phases | None = None,
-        about: tuple[Sequence[str], Sequence[str]] = ((), ()),
+        about: exports.About = ((), ()),
     ) -> None:
         if isinstance(run, Phases):
             first = run if method is None else cut_into_phases(run.steps, method)
@@ -105,16 +106,19 @@ class PhaseExplorer(Panel):
         self._base: dict[str, PhaseMethod] = {word: make() for word, make in METHODS.items()} | {own: first.method}
         self._first = {own: first}  # of each method, as it was given or chooses by itself
         self._swept: dict[str, Phases] = {}  # what its curve is drawn of
-        self._told: dict[tuple[str, int], dict[str, Any]] = {}  # of the phases of `value`
+        self._told: tuple[Phases, dict[Any, dict[str, Any]]] = (first, {})  # what was told of a cut
+        self.about = about
+        self._plain: Any = None  # the same out of ipywidgets alone, where it was asked for
         self.unlike = False  # whether runs of other models are compared
         self.places = exports.Places()
-        self._quiet = True  # traits set in here ask for nothing
-        super().__init__(method=own, value=first)
-        self._frame = self._framed(about)
+        self._by_us = {"method", "phase", *_PARAMETERS}  # traits that we set ourselves: they ask for nothing
+        super().__init__(method=own)
+        self.set_trait("value", first)
+        self._frame = self._framed()
         self._visit(own)
         self._draw_curve()
         self._show(first)
-        self._quiet = False
+        self._by_us = set()
 
     @property
     def code(self) -> str:
@@ -139,15 +143,18 @@ class PhaseExplorer(Panel):
             return self._figures(phase) | self._reasons(phase)
 
     def _figures(self, phase: int) -> dict[str, Any]:
-        return self._once("figures", phase, lambda: described.describe(self.value, phase, self.checkpoints))
+        return self._once(("figures", phase), lambda: described.describe(self.value, phase, self.checkpoints))
 
     def _reasons(self, phase: int) -> dict[str, Any]:
-        return self._once("reasons", phase, lambda: described.explain(self.value, phase))
+        return self._once(("reasons", phase), lambda: described.explain(self.value, phase))
 
-    def _once(self, what: str, phase: int, tell: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        if (what, phase) not in self._told:
-            self._told[what, phase] = tell()
-        return dict(self._told[what, phase])
+    def _once(self, what: object, tell: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what is told of the cut of now, found out once."""
+        if self._told[0] is not self.value:
+            self._told = (self.value, {})
+        if what not in self._told[1]:
+            self._told[1][what] = tell()
+        return dict(self._told[1][what])
 
     @property
     def _shown(self) -> int:
@@ -156,7 +163,8 @@ class PhaseExplorer(Panel):
 
     def save_html(self, path: str | Path) -> Path:
         """Write the explorer as one file that needs neither a kernel nor a network, but for the sliders."""
-        return exports.written(path, exports.page(self))
+        with self._turn:
+            return exports.written(path, exports.page(self))
 
     def save_svg(self, path: str | Path) -> Path:
         """Write the ribbon as it is cut now."""
@@ -168,20 +176,23 @@ class PhaseExplorer(Panel):
 
     def freeze(self) -> None:
         """Put pictures and tables where the panel is shown: a notebook saved then needs no kernel to show them."""
-        self.places.freeze(exports.still(self))
+        with self._turn:
+            self.places.freeze(exports.still(self))
 
     def view_bundle(self) -> dict[str, Any]:
         """Return what a front end shows the live panel by, by media type."""
         if os.environ.get("TPUNB_WIDGETS") == "plain":  # a front end that cannot load widgets of others
             from tpunb.widgets.plain_explorer import PlainExplorer
 
-            data = PlainExplorer(self)._repr_mimebundle_()
+            self._plain = self._plain or PlainExplorer(self)
+            data = self._plain._repr_mimebundle_()
         else:
             data, _ = super()._repr_mimebundle_() or ({}, {})
         return {kind: content for kind, content in data.items() if kind.startswith("application/")}
 
     def _repr_mimebundle_(self, **kwds: Any) -> Any:
-        return {**exports.still(self), **self.view_bundle()}, {}
+        with self._turn:
+            return {**exports.still(self), **self.view_bundle()}, {}
 
     def _ipython_display_(self) -> None:
         self.places.show(self)
@@ -189,17 +200,20 @@ class PhaseExplorer(Panel):
     # What the traits may be
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        word = _PARAMETERS.get(name)
-        if word is not None and value is not None and not self._quiet:
-            self.method = word  # of a value that is there already traitlets tells nobody
+        if not self.has_trait(name):
+            super().__setattr__(name, value)
+            return
+        with self._turn:
+            super().__setattr__(name, value)
+            if name in _PARAMETERS and value is not None and name not in self._by_us:
+                self.method = _PARAMETERS[name]  # of a value that is there already traitlets tells nobody
 
     @validate(*_PARAMETERS)
     def _possible(self, proposal: Any) -> Any:
-        word = _PARAMETERS[proposal["trait"].name]
-        if proposal["value"] is not None and not self._quiet:
+        name = proposal["trait"].name
+        if proposal["value"] is not None and name not in self._by_us:
             try:
-                METHODS[word](**{proposal["trait"].name: proposal["value"]})  # says what it must be
+                METHODS[_PARAMETERS[name]](**{name: proposal["value"]})  # says what it must be
             except ValueError as error:
                 raise Refused(str(error)) from None
         return proposal["value"]
@@ -225,27 +239,25 @@ class PhaseExplorer(Panel):
 
     @observe("method", *_PARAMETERS)
     def _asked_for(self, change: Any) -> None:
-        if self._quiet:
+        if change["name"] in self._by_us:
             return
         with self._turn, self.hold_sync():
             with self._undone(change):
-                if change["name"] in _PARAMETERS:
-                    self._set(method=_PARAMETERS[change["name"]])
+                self._set(method=_PARAMETERS.get(change["name"], change["new"]))  # the last that was asked for
                 self._visit(self.method)
                 found = self._cut_again()
                 self._draw_curve()
             self._show(found)
-            self.value = found  # last: who watches it sees a panel that is whole
+            self.set_trait("value", found)  # last: who watches it sees a panel that is whole
 
     @observe("phase")
     def _stands_out(self, _: Any) -> None:
-        if not self._quiet and self.phase not in (None, *self._drawn):
-            with self._turn:
-                self._show(self.value)  # it was among the others
+        if "phase" not in self._by_us and self.phase not in (None, *self._drawn):
+            self._show(self.value)  # it was among the others
 
     @observe("window")
     def _zoomed(self, _: Any) -> None:
-        with self._turn:
+        with self._turn, self.hold_sync():
             within = None if self.window is None else (self.window[0], self.window[1])
             self._ribbon = Ribbon(self.steps, within)
             self._show(self.value)
@@ -276,8 +288,6 @@ class PhaseExplorer(Panel):
         return self.value if method == self.value.method else cut_into_phases(self.steps, method)
 
     def _show(self, found: Phases) -> None:
-        if found is not self.value:
-            self._told = {}
         if self.phase is not None and not (found.labels == self.phase).any():
             self._set(phase=None)
         if self._scene.get("edges") != [*self._ribbon.edges]:
@@ -292,7 +302,7 @@ class PhaseExplorer(Panel):
             "headline": described.headline(found),
             "tables": json.dumps(tables, separators=(",", ":")),  # a text: the way of numbers is longer
             "phases": described.rows(found),
-            "rest": max(found.frame.height - described.ROWS, 0),
+            "rest": max(found.frame.height - ROWS, 0),
             "top3": found.coverage(3),
             "at": None if self.method not in KNOBS else getattr(self, KNOBS[self.method].parameter),
         }
@@ -309,16 +319,16 @@ class PhaseExplorer(Panel):
 
     def _set(self, **traits: Any) -> None:
         """Set traits of our own accord."""
-        before, self._quiet = self._quiet, True
+        before, self._by_us = self._by_us, self._by_us | set(traits)
         try:
             for name, value in traits.items():
                 setattr(self, name, value)
         finally:
-            self._quiet = before
+            self._by_us = before
 
     # What the page is told, and may ask for
 
-    def _framed(self, about: tuple[Sequence[str], Sequence[str]]) -> dict[str, Any]:
+    def _framed(self) -> dict[str, Any]:
         own = [{"word": _OWN, "title": plain(repr(self._base[_OWN]))}] if _OWN in self._base else []
         return {
             "name": plain(self.steps.name or ""),
@@ -326,8 +336,8 @@ class PhaseExplorer(Panel):
             "ribbon": pictures.spec(ribbon(self._ribbon.hosts, watched=self.steps.windows.height > 0)),
             "coverage": pictures.spec(live_coverage()),
             "layout": layout(len(self._ribbon.hosts)),
-            "lines": [plain(line) for line in about[0]],
-            "warnings": [plain(line) for line in about[1]],
+            "lines": [plain(line) for line in self.about[0]],
+            "warnings": [plain(line) for line in self.about[1]],
             "second": self.other is not None,
         }
 
@@ -354,7 +364,7 @@ class PhaseExplorer(Panel):
     def _compared(self, unlike: object = False) -> Answer:
         self.unlike = self.unlike or unlike is True
         try:
-            return second_run.compared(self), []
+            return self._once(("compared", self.unlike), lambda: second_run.compared(self)), []
         except Unlike as error:  # said where the comparison would stand, with a button
             return {"error": told(error)}, []
 

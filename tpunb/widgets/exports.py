@@ -5,19 +5,17 @@ from __future__ import annotations
 import base64
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
-
-import altair as alt
 
 from tpunb import charts, pictures
 from tpunb.export import phase_name
 from tpunb.frames import Phases
 from tpunb.frames.words import plain
 from tpunb.widgets import described, knobs, tables
-from tpunb.widgets.panel import Answer, sheet, told
+from tpunb.widgets.panel import Answer, asset, told
 from tpunb.widgets.tables import safe
 from tpunb.widgets.vega import bundle as vega
 
@@ -61,9 +59,9 @@ def page(view: PhaseExplorer) -> bytes:
     filled = _PAGE.format(
         title=safe(f"Phases of {view.steps.name}" if view.steps.name else "Phases of a run"),
         style=view._css,  # a class attribute of anywidget's
-        still=still(view)["text/html"],
+        still=static(view.value),
         vega=vega().decode().replace("</script", "<\\/script"),
-        module=str(view._esm).replace("</script", "<\\/script"),
+        module=f"{view._esm}\n{asset('saved.js')}".replace("</script", "<\\/script"),
         state=json.dumps(state, allow_nan=False).replace("<", "\\u003c"),
     )
     return filled.encode()
@@ -106,26 +104,37 @@ def written(path: str | Path, content: bytes) -> Path:
     return place
 
 
-def static(phases: Phases, *more: alt.TopLevelMixin) -> str:
-    """Return the phases as HTML without scripts: tables, the ribbon, and `more` charts."""
-    colours = {phase_name(number): colour for number, colour in charts.colours(phases).items()}
-    shown = "".join(tables.html(table, colours) for table in tables.of_phases(phases))
-    return (
-        f'<div class="tpunb-summary"><style>{sheet("summary.css")}</style>'
-        f'<p class="tpunb-headline">{safe(described.headline(phases))}</p>'
-        f'<div class="tpunb-tables">{shown}</div>{svg(phases).decode()}'
-        f"{''.join(map(pictures.svg, more))}</div>"
-    )
+def static(phases: Phases) -> str:
+    """Return the phases as HTML without scripts: tables, and the ribbon in the colours of the page."""
+    return _block(phases, svg(phases).decode())
 
 
 def still(view: PhaseExplorer) -> dict[str, str]:
-    """Return what a front end shows without a kernel, by media type."""
+    """Return what a front end shows without a kernel, by media type; also one that does not trust the notebook."""
     curve = knobs.chart(view.method, view.swept)
+    drawn = [charts.timeline(view.value), charts.coverage(view.value), *([] if curve is None else [curve])]
     return {
-        "text/html": static(view.value, charts.coverage(view.value), *([] if curve is None else [curve])),
+        "text/html": _block(view.value, "".join(f"<div>{pictures.image(chart)}</div>" for chart in drawn), view.about),
         "image/png": base64.b64encode(png(view.value)).decode(),
         "text/plain": plain(repr(view.value)),
     }
+
+
+def _block(phases: Phases, drawn: str, about: About = ((), ())) -> str:
+    lines, warnings = about
+    colours = {phase_name(number): colour for number, colour in charts.colours(phases).items()}
+    shown = "".join(tables.html(table, colours) for table in tables.of_phases(phases))
+    return (
+        f'<div class="tpunb-summary"><style>{asset("summary.css")}</style>'
+        f'<p class="tpunb-headline">{safe(described.headline(phases))}</p>'
+        f'<p class="tpunb-quiet">{"<br>".join(map(safe, lines))}</p>'
+        f'{"".join(f"""<p class="tpunb-note" role="note">{safe(line)}</p>""" for line in warnings)}'
+        f'<div class="tpunb-tables">{shown}</div>{drawn}</div>'
+    )
+
+
+About = tuple[Sequence[str], Sequence[str]]
+"""What stands above a panel: lines, and what went wrong."""
 
 
 class Places:

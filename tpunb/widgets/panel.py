@@ -30,8 +30,8 @@ def module(*files: str) -> str:
     return "\n".join(line for line in bare if line and not line.startswith("// "))
 
 
-def sheet(file: str) -> str:
-    """Return a style sheet of ``widgets/browser``."""
+def asset(file: str) -> str:
+    """Return a file of ``widgets/browser``."""
     return (_BROWSER / file).read_text(encoding="utf-8")
 
 

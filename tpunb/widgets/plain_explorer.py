@@ -5,6 +5,7 @@ The same panel without a page of its own: its traits behind a list and a slider,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
@@ -16,6 +17,7 @@ from tpunb.widgets.panel import told
 from tpunb.widgets.tables import safe
 
 if TYPE_CHECKING:
+    from tpunb.frames import Phases
     from tpunb.widgets.explorer import PhaseExplorer
 
 
@@ -38,45 +40,48 @@ class PlainExplorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets carrie
         self.view = view
         titles = [(method["title"], method["word"]) for method in view._frame["methods"]]
         self.method = ipywidgets.Dropdown(options=titles, value=view.method, description="Method")
-        self.slider: Any = ipywidgets.IntSlider()
-        self.curve, self.shown = ipywidgets.HTML(), ipywidgets.HTML()
-        self.alert = ipywidgets.HTML()
+        self.slider: Any = None
+        self.curve, self.shown, self.alert = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
         super().__init__()
         self.method.observe(self._picked, "value")
-        view.observe(self._show, "value")
-        self._turn()
+        view.observe(self._follow, "value")  # told last of all: the panel is whole
+        self._follow()
 
     def _picked(self, change: Any) -> None:
-        with self._heard():
+        with _Heard(self.alert):
             self.view.method = change["new"]
-            self._turn()
+        self.method.value = self.view.method  # as it was, where it was refused
 
-    def _slid(self, change: Any) -> None:
-        with self._heard():
-            setattr(self.view, KNOBS[self.view.method].parameter, change["new"])
+    def _slid(self, parameter: str, change: Any) -> None:
+        with _Heard(self.alert):
+            setattr(self.view, parameter, change["new"])
 
-    def _turn(self) -> None:
-        """Put the slider of the method in place."""
+    def _follow(self, _: Any = None) -> None:
+        """Show the phases of now, and the slider of their method where it stands."""
+        self.method.value = self.view.method
         knob, swept = KNOBS.get(self.view.method), self.view.swept
-        children = [self.method, self.curve, self.alert, self.shown]
-        if knob is not None:
-            least, most = knob.stops(swept)
-            kind = ipywidgets.FloatSlider if knob.step < 1 else ipywidgets.IntSlider
-            at = getattr(self.view, knob.parameter)
-            self.slider = kind(value=at, min=least, max=max(most, at), step=knob.step, description=knob.label)
-            self.slider.style.description_width = "initial"
-            self.slider.observe(self._slid, "value")
-            children.insert(1, self.slider)
-        chart = knobs.chart(self.view.method, swept)
-        self.curve.value = "" if chart is None else pictures.svg(chart)
-        self.children = children
-        self._show()
-
-    def _show(self, _: Any = None) -> None:
+        if self._swept is not swept:
+            self._swept = swept
+            chart = knobs.chart(self.view.method, swept)
+            self.curve.value = "" if chart is None else pictures.svg(chart)
+            self.slider = None if knob is None else self._slider(knob, swept)
+            controls = [self.method] if self.slider is None else [self.method, self.slider]
+            self.children = [*controls, self.curve, self.alert, self.shown]
+        if knob is not None and self.slider.value != (at := getattr(self.view, knob.parameter)):
+            self.slider.value = at
         self.shown.value = exports.static(self.view.value)
 
-    def _heard(self) -> _Heard:
-        return _Heard(self.alert)
+    _swept: Phases | None = None  # what the curve is drawn of
+
+    def _slider(self, knob: knobs.Knob, swept: Phases) -> Any:
+        (least, most), at = knob.stops(swept), getattr(self.view, knob.parameter)
+        kind = ipywidgets.FloatSlider if knob.step < 1 else ipywidgets.IntSlider
+        ends = {"min": min(least, at), "max": max(most, at)}
+        slider = kind(value=at, **ends, step=knob.step, description=knob.label)
+        slider.style.description_width = "initial"
+        slider.layout.width = "480px"
+        slider.observe(partial(self._slid, knob.parameter), "value")
+        return slider
 
 
 class _Heard:

@@ -69,6 +69,7 @@ def _pair(found: Comparison, row: dict[str, Any]) -> dict[str, Any]:
     )
     return {
         "phase": row["phase_a"],
+        "other": row["phase_b"],
         "name": f"{phase_name(row['phase_a'])} → {phase_name(row['phase_b'])}",
         "marks": cut(plain(row["marks"] or "–")),
         "step": "–" if row["ratio"] is None else f"{seconds(row['step_a_ps'])} → {seconds(row['step_b_ps'])}",

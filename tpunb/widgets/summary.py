@@ -22,7 +22,7 @@ from tpunb.export import phase_name
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.words import plain
 from tpunb.widgets import tables
-from tpunb.widgets.panel import sheet
+from tpunb.widgets.panel import asset
 from tpunb.widgets.tables import many, safe
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Summary:
         items = "".join(f"<li>{safe(advice)}</li>" for advice in self._advice)
         advice = f'<div class="tpunb-advice"><b>{_ADVICE}</b><ul>{items}</ul></div>' if items else ""
         return (
-            f'<div class="tpunb-summary"><style>{sheet("summary.css")}</style>'
+            f'<div class="tpunb-summary"><style>{asset("summary.css")}</style>'
             f'<p class="tpunb-headline">{safe(self.headline)}</p>'
             f'<p class="tpunb-quiet">{"<br>".join(map(safe, self._facts))}</p>'
             f'{notes}<div class="tpunb-tables">{shown}</div>{advice}{picture}</div>'
@@ -167,21 +167,17 @@ class Summary:
     def freeze(self) -> None:
         """Put pictures and tables where the panel is shown: a notebook saved then needs no kernel to show them."""
         if self.explorer is not None:
-            self.explorer.places.freeze(self._still())
+            self.explorer.freeze()
 
     def shown_at(self, display_id: str) -> None:
         """Note in which output this is shown."""
         if _in_kernel() and self.explorer is not None:
             self.explorer.places.add(display_id)
 
-    def _still(self) -> dict[str, str]:
+    def _repr_mimebundle_(self, *args: Any, **kwds: Any) -> dict[str, Any]:
         bundle = {"text/html": self._repr_html_(), "text/plain": repr(self)}
         if self._chart is not None:
             bundle["image/png"] = base64.b64encode(pictures.png(self._chart)).decode()
-        return bundle
-
-    def _repr_mimebundle_(self, *args: Any, **kwds: Any) -> dict[str, Any]:
-        bundle = self._still()
         if _in_kernel() and self.explorer is not None:
             bundle |= self.explorer.view_bundle()
         return bundle

@@ -41,22 +41,19 @@ def of_phases(phases: Phases) -> list[Table]:
 
 
 def _phases(phases: Phases) -> tuple[list[str], list[list[str]]]:
-    rows = []
-    for row in phases.frame.head(ROWS).iter_rows(named=True):
-        busy, idle = row["device_ps"], row["idle_ps"]
-        known = busy is not None and idle is not None and busy + idle > 0
-        rows.append(
-            [
-                phase_name(row["phase"]),
-                row["marks"] or "–",
-                f"{row['steps']:,}",
-                f"{row['full']:,}" if row["full"] else "clock alone",
-                f"{100 * row['share']:.1f} %",
-                f"{row['step_ps'] / 1e9:,.3f}",
-                f"{100 * row['spread']:.0f} %",
-                f"{100 * idle / (busy + idle):.0f} %" if known else "–",
-            ]
-        )
+    rows = [
+        [
+            phase_name(row["phase"]),
+            row["marks"] or "–",
+            f"{row['steps']:,}",
+            f"{row['full']:,}" if row["full"] else "clock alone",
+            f"{100 * row['share']:.1f} %",
+            f"{row['step_ps'] / 1e9:,.3f}",
+            f"{100 * row['spread']:.0f} %",
+            "–" if row["idle"] is None else f"{100 * row['idle']:.0f} %",
+        ]
+        for row in phases.frame.head(ROWS).iter_rows(named=True)
+    ]
     if phases.frame.height > ROWS:
         rest = phases.frame.slice(ROWS)
         share = f"{100 * rest['share'].sum():.1f} %"

@@ -17,7 +17,7 @@ class Explorer {
     for (const parameter of ["min_samples", "k", "threshold", "ops"]) this.on(`change:${parameter}`, () => this.back());
     this.on("change:phase", () => this.chosen());
     this.on("change:window", () => this.window());
-    this.on("change:method", () => this.method());
+    this.on("change:method", () => { this.select.value = this.get("method"); });
     this.on("change:error", () => this.complain(model.get("error")));
     this.undo.push(onTheme(() => { this.ribbon.recolour(); this.second?.ribbon.recolour(); }));
     this.start();
@@ -59,7 +59,7 @@ class Explorer {
       make("button", { type: "button", class: "tpunb-button", title: label, onclick: call, ...extra }, text);
     this.title = make("h3", { class: "tpunb-title" }, frame.name || "Phases of the run");
     this.headline = make("p", { class: "tpunb-headline", role: "status" });
-    this.busy = make("span", { class: "tpunb-busy", role: "status", hidden: true }, "working …");
+    this.busy = make("span", { class: "tpunb-busy", role: "status" });
     this.alert = make("p", { class: "tpunb-alert", role: "alert", hidden: true });
     this.select = make("select", { id: id("method"), disabled: this.still,
       onchange: () => this.set({ method: this.select.value }) },
@@ -71,7 +71,7 @@ class Explorer {
 
     this.ribbon = this.chart("Ribbon of the run");
     const field = (what, label) => make("input", { type: "number", step: "any", id: id(what), "aria-label": label,
-      disabled: this.still, onchange: () => this.typed() });
+      disabled: this.still, oninput: () => { this.typing = true; }, onchange: () => this.typed() });
     this.from = field("from", "Show from (seconds)");
     this.until = field("until", "Show until (seconds)");
     this.all = button("Whole run", "Show the whole run again", () => this.set({ window: null }), { disabled: true });
@@ -83,7 +83,7 @@ class Explorer {
     this.graph = this.chart("Curve of the method");
     this.slider = make("input", { type: "range", id: id("slider"), class: "tpunb-slider", disabled: this.still,
       oninput: () => this.slid() });
-    this.output = make("output", { for: id("slider") });
+    this.output = make("output", { for: id("slider"), "aria-live": "off" }); // the slider says it
     this.knob = make("label", { for: id("slider"), class: "tpunb-knob" });
     this.sliding = make("div", { class: "tpunb-sliding" }, make("div", { class: "tpunb-rail" }, this.slider),
       make("div", { class: "tpunb-told" }, this.knob, this.output));
@@ -126,7 +126,7 @@ class Explorer {
   }
 
   start() {
-    this.method();
+    this.select.value = this.get("method");
     this.window();
     this.quietly.disabled = this.get("phase") === null;
     this.scene();
@@ -190,15 +190,22 @@ class Explorer {
 
   async listRuns() {
     if (!this.runs.open) return;
+    const turn = (this.listing = (this.listing ?? 0) + 1);
+    this.waiting();
     try {
       const table = this.still ? this.get("_runs") : (await ask(this.model, "runs")).table;
-      this.runs.lastChild.replaceChildren(tabled(table));
+      if (turn === this.listing) this.runs.lastChild.replaceChildren(tabled(table, "Runs of steps of one phase"));
     } catch (error) { this.complain(error.message); }
+    this.arrived();
   }
 
+  // Both ends are sent together, once they make a window.
   typed() {
-    const [low, high] = [Number(this.from.value), Number(this.until.value)];
-    this.set({ window: [low, high] });
+    this.typing = false;
+    const [low, high] = [this.from, this.until].map(({ value }) => Number(value));
+    if (this.from.value === "" || this.until.value === "") this.scene(); // no number: as it was
+    else if (low < high) this.set({ window: [low, high] });
+    else this.complain(`The window must be [from, to] in seconds, from before to. Got [${low}, ${high}] instead.`);
   }
 
   window() {
@@ -208,16 +215,13 @@ class Explorer {
   // What the ribbon shows: new rows, and where they begin and end if that has changed.
   scene() {
     const { edges: [low, high], tables } = this.get("_scene");
-    if (document.activeElement !== this.from) this.from.value = exact(low);
-    if (document.activeElement !== this.until) this.until.value = exact(high);
+    if (!this.typing) [this.from.value, this.until.value] = [exact(low), exact(high)];
     const [more, ends] = this.moved ? [tables, { low, high }] : [{}, {}];
     this.moved = false;
     this.ribbon.put({ ...this.steps(), ...more }, ends);
   }
 
   // ---- the method, its curve and its slider
-
-  method() { this.select.value = this.get("method"); }
 
   curve() {
     const { spec, knob } = this.get("_curve");
@@ -231,7 +235,7 @@ class Explorer {
     this.tell();
     this.tabulate();
     if (spec) this.graph.show(spec, {}, knob ? { at: this.get(knob.parameter) } : {}, { drawn: () => this.align() });
-    else this.graph.host.replaceChildren(make("p", { class: "tpunb-hint" }, "This method has no curve."));
+    else this.graph.none("This method has no curve.");
   }
 
   // The slider's thumb goes along the axis of the curve.
@@ -270,16 +274,14 @@ class Explorer {
 
   tabulate() {
     const { table } = this.get("_curve");
-    if (!table || !this.numbers.open) return;
-    this.numbers.lastChild.replaceChildren(tabled(table));
+    if (table && this.numbers.open) this.numbers.lastChild.replaceChildren(tabled(table, "The curve"));
   }
 
   // ---- the phases
 
   cut(first = false) {
-    const cut = this.get("_cut"), { knob } = this.get("_curve");
+    const cut = this.get("_cut");
     this.arrived();
-    if (knob && cut.at !== this.get(knob.parameter)) this.waiting(); // the hand is further by now
     this.headline.textContent = cut.headline;
     this.code.textContent = cut.code;
     if (!first) {
@@ -304,7 +306,7 @@ class Explorer {
     const { phases, rest } = this.get("_cut");
     const held = this.table.contains(document.activeElement) ? document.activeElement.value : null;
     this.table.replaceChildren(...listed(phases, rest, this.get("phase"), this.name, (phase) => this.pick(phase)));
-    if (held !== null) this.table.querySelector(`input[value="${held}"]`)?.focus();
+    if (held !== null) (this.table.querySelector(`input[value="${held}"]`) ?? this.table.querySelector("input"))?.focus();
   }
 
   pick(phase) {
@@ -317,7 +319,9 @@ class Explorer {
     this.quietly.disabled = phase === null;
     this.ribbon.put({}, { chosen: phase });
     this.shares.put({}, { chosen: phase });
+    this.second?.choose(phase);
     this.listPhases();
+    this.say(phase === null ? "no phase selected" : `phase ${phase} selected`);
     this.rest();
   }
 
@@ -361,18 +365,25 @@ class Explorer {
 
   waiting(after = BUSY_MS) {
     clearTimeout(this.silence);
-    this.silence = setTimeout(() => { this.busy.hidden = false; }, after);
+    this.silence = setTimeout(() => { this.busy.textContent = "working …"; }, after);
   }
 
+  // An answer came; the hand may be further by now than what it answers.
   arrived() {
+    const { knob } = this.get("_curve");
+    this.rested();
+    if (knob && this.get("_cut").at !== this.get(knob.parameter)) this.waiting();
+  }
+
+  rested() {
     clearTimeout(this.silence);
-    this.busy.hidden = true;
+    this.busy.textContent = "";
   }
 
   complain(text) {
     this.alert.textContent = text;
     this.alert.hidden = !text;
-    if (text) this.arrived();
+    if (text) this.rested();
   }
 
   end() {
@@ -382,19 +393,6 @@ class Explorer {
     this.ended?.();
     for (const call of this.undo) call();
   }
-}
-
-// A model for a page without a kernel: what the kernel said last.
-function stored(state) {
-  const calls = {};
-  return {
-    get: (name) => state[name] ?? null,
-    set: (name, value) => { state[name] = value; for (const call of calls[`change:${name}`] ?? []) call(); },
-    save_changes: () => {},
-    on: (what, call) => { (calls[what] ??= []).push(call); },
-    off: (what, call) => { calls[what] = (calls[what] ?? []).filter((one) => one !== call); },
-    send: () => {},
-  };
 }
 
 function render({ model, el }) {

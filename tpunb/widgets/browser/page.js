@@ -1,10 +1,12 @@
 // What every widget of tpunb does in the page. No network: Vega comes from the kernel, once a page.
 
-const page = (globalThis.__tpunb ??= { vega: null, next: 0 });
+const page = (globalThis.__tpunb ??= { vega: null, asked: 0, next: 0 });
+const AGAIN_MS = 10_000; // after which another kernel is asked for Vega
+const A_DAY = 86_400; // seconds: a kernel that runs a cell answers when that has ended
 
 // An element. Children that are no elements are text, never markup: names in a profile are not trusted.
 function make(tag, attributes = {}, ...children) {
-  const svg = ["svg", "path", "title"].includes(tag);
+  const svg = ["svg", "path"].includes(tag);
   const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
@@ -39,12 +41,19 @@ function ask(model, what, content = {}, seconds = 120) {
 
 function vega(model) {
   if (globalThis.tpunbVega) return Promise.resolve(globalThis.tpunbVega);
-  page.vega ??= ask(model, "vega").then(async ({ buffers }) => {
-    const url = URL.createObjectURL(new Blob([buffers[0]], { type: "text/javascript" }));
-    try { await import(url); } finally { URL.revokeObjectURL(url); }
-    return globalThis.tpunbVega;
-  });
-  page.vega.catch(() => { page.vega = null; });
+  const now = Date.now();
+  if (!page.vega || now - page.asked > AGAIN_MS) { // its kernel may be gone or busy: another's is asked then
+    page.asked = now;
+    const mine = ask(model, "vega", {}, A_DAY).then(async ({ buffers }) => {
+      if (!globalThis.tpunbVega) {
+        const url = URL.createObjectURL(new Blob([buffers[0]], { type: "text/javascript" }));
+        try { await import(url); } finally { URL.revokeObjectURL(url); }
+      }
+      return globalThis.tpunbVega;
+    });
+    page.vega = page.vega ? Promise.any([page.vega, mine]) : mine;
+    page.vega.catch(() => { page.vega = null; });
+  }
   return page.vega;
 }
 
@@ -68,6 +77,7 @@ class Chart {
     this.signals = {};
     this.wide = 0;
     this.puts = 0;
+    this.timers = [];
     this.turn = Promise.resolve();
     this.watch = new ResizeObserver(() => {
       const wide = this.host.clientWidth;
@@ -122,8 +132,8 @@ class Chart {
 
   // Draw a canvas anew once the text around it has another colour; style sheets come when they come.
   recolour() {
-    for (const wait of [0, 200, 600, 1500, 4000])
-      setTimeout(() => { if (this.canvas && this.spec && getComputedStyle(this.host).color !== this.ink) this.draw(); }, wait);
+    this.timers = [0, 200, 600, 1500, 4000].map((wait) =>
+      setTimeout(() => { if (this.canvas && this.spec && getComputedStyle(this.host).color !== this.ink) this.draw(); }, wait));
   }
 
   // New rows, new values of signals, or both; what is not named stays.
@@ -139,6 +149,12 @@ class Chart {
     return view.runAsync();
   }
 
+  // Nothing to draw, and why.
+  none(why) {
+    this.spec = this.view = null;
+    this.host.replaceChildren(make("p", { class: "tpunb-hint" }, why));
+  }
+
   // Where the plot lies in the host: its left edge and its width, in points.
   plot() {
     const frame = this.host.querySelector("g.role-scope path.background") ?? this.host.querySelector("path.background");
@@ -148,6 +164,8 @@ class Chart {
   }
 
   end() {
+    this.spec = null; // a drawing that is under way is not wanted any more
+    for (const timer of this.timers) clearTimeout(timer);
     this.watch.disconnect();
     this.embedded?.finalize();
   }

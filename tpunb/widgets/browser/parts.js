@@ -31,14 +31,14 @@ function sketched({ ribbon, layout }, [low, high], { start, end, y, y2, shade })
 
 const header = (names) => make("thead", {}, make("tr", {}, names.map((name) => make("th", { scope: "col" }, name))));
 
-const table = (names, body, kind = "") =>
-  make("table", { class: `tpunb-phases ${kind}` }, header(names), make("tbody", {}, body));
+const table = (label, names, body, kind = "") =>
+  make("table", { class: `tpunb-phases ${kind}`, "aria-label": label }, header(names), make("tbody", {}, body));
 
-// Columns as a table.
-function tabled(columns) {
+// Columns as a table of that name.
+function tabled(columns, label) {
   const names = Object.keys(columns);
   const cell = (value) => make("td", {}, value === true ? "yes" : value === false || value === null ? "–" : String(value));
-  return table(names.map((name) => name.replaceAll("_", " ")),
+  return table(label, names.map((name) => name.replaceAll("_", " ")),
     rows(columns).map((row) => make("tr", {}, names.map((name) => cell(row[name])))));
 }
 
@@ -50,7 +50,7 @@ function listed(phases, rest, chosen, name, pick) {
   const row = (p) => make("tr", { class: p.phase === chosen ? "tpunb-chosen" : null },
     make("th", { scope: "row" }, make("label", {},
       make("input", { type: "radio", name: `${name}-phase`, value: p.phase, checked: p.phase === chosen,
-        "aria-label": p.name, onchange: () => pick(p.phase) }),
+        onchange: () => pick(p.phase) }),
       make("span", { class: "tpunb-chip", "aria-hidden": "true", style: `background:${p.colour}` }), p.name)),
     [p.marks || "–", number(p.steps), percent(p.share), percent(p.until),
       p.step_ms.toLocaleString("en-US", { maximumSignificantDigits: 4 }), percent(p.spread), ...known.map((name) => percent(p[name])),
@@ -59,11 +59,11 @@ function listed(phases, rest, chosen, name, pick) {
     rest ? make("tr", {}, make("td", { colspan: heads.length }, `${number(rest)} more`)) : null)];
 }
 
-function operations(ops) {
+function operations(ops, side) {
   const most = Math.max(...ops.map(({ share }) => share), 1e-9);
   const row = ({ op, share, self_ms, count }) => make("tr", {}, make("th", { scope: "row", title: op }, op),
     make("td", {}, make("span", { class: "tpunb-bar", "aria-hidden": "true", style: `width:${(36 * share) / most}px` }),
       percent(share)),
     make("td", {}, self_ms.toLocaleString("en-US", { maximumSignificantDigits: 4 })), make("td", {}, number(count)));
-  return table(["Operation", "Self time", "ms", "Calls"], ops.map(row), "tpunb-ops");
+  return table(`Top operations, ${side}`, ["Operation", "Self time", "ms", "Calls"], ops.map(row), "tpunb-ops");
 }

@@ -40,7 +40,7 @@ class PhaseFacts {
   }
 
   show({ name, facts, ops }, longest) {
-    const bars = (side) => (ops[side].length ? [make("h5", {}, `Top operations, ${side}`), operations(ops[side])] : []);
+    const bars = (side) => (ops[side].length ? [make("h5", {}, `Top operations, ${side}`), operations(ops[side], side)] : []);
     this.host.replaceChildren(make("h4", {}, longest ? `${name}, the longest` : name),
       make("div", { class: "tpunb-columns" },
         make("div", {}, make("dl", {}, facts.map(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]))),

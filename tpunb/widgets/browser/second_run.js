@@ -31,6 +31,11 @@ class SecondRun {
     this.host.removeAttribute("aria-busy");
   }
 
+  // The phase of this run that was matched with the one that stands out.
+  choose(phase) {
+    this.ribbon.put({}, { chosen: phase === null ? null : this.matched?.get(phase) ?? null });
+  }
+
   refuse(why) {
     const anyway = () => {
       this.unlike = true;
@@ -51,10 +56,12 @@ class SecondRun {
         .map((text) => make("td", {}, text)));
     this.title.textContent = `Beside ${title}: ${told}`;
     this.said.replaceChildren();
-    this.rows.replaceChildren(table(heads, pairs.map(row), "tpunb-pairs"));
+    this.rows.replaceChildren(table("Phases of both runs", heads, pairs.map(row), "tpunb-pairs"));
     this.body.hidden = false;
+    this.matched = new Map(pairs.map((p) => [p.phase, p.other]));
     this.ribbon.show(ribbon, { ...unpacked(tables, { edges }, layout), ...scene },
       { low: edges[0], high: edges[1], chosen: null }, { canvas: true });
+    this.choose(this.explorer.get("phase"));
     this.ratios.host.hidden = !chart;
     if (chart) this.ratios.show(chart);
   }
