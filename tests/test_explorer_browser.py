@@ -34,6 +34,7 @@ NAMES = (
     ("button", "PNG"),
     ("button", "SVG"),
     ("button", "Chrome trace"),
+    ("button", "Freeze"),
     ("region", "Method and its curve"),
     ("region", "Coverage and phases"),
     ("region", "The phase that stands out"),
@@ -181,7 +182,7 @@ def test_tab_goes_from_the_method_to_the_buttons_as_they_stand(panel):
         "min_samples (steps)",
         "The curve as a table",
         "Phase 0",
-        *("Copy as code", "Save HTML", "PNG", "SVG", "Chrome trace"),
+        *("Copy as code", "Save HTML", "PNG", "SVG", "Chrome trace", "Freeze"),
     ]
 
 

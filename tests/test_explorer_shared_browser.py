@@ -67,7 +67,7 @@ def files(panel, tmp_path_factory):
 
 
 def test_a_notebook_that_was_frozen_shows_pictures_and_tables_without_a_kernel(panel, files, jupyter, shots):
-    python(panel.page, "view.freeze()")
+    panel.get_by_role("button", name="Freeze").click()
     expect(panel).to_have_count(0)
     idle(panel.page)
     save(panel.page)
@@ -76,7 +76,7 @@ def test_a_notebook_that_was_frozen_shows_pictures_and_tables_without_a_kernel(p
     page = jupyter.open("shared.ipynb")
     shown = page.locator(".tpunb-summary")
     expect(shown.get_by_role("table", name="Phases, longest first").get_by_role("row")).to_have_count(5)
-    expect(shown.locator("svg, img")).not_to_have_count(0)
+    expect(shown.locator("img")).to_have_count(3)
     page.screenshot(path=shots / "explorer-frozen.png")
     assert page.complaints == []
 

@@ -358,6 +358,7 @@ class PhaseExplorer(Panel):
             "reasons": lambda: (self._reasons(self._shown), []),
             "compare": self._compared,
             "runs": lambda: ({"table": described.runs(self.value, self._ribbon.edges)}, []),
+            "freeze": lambda: exports.frozen(self),
             "export": lambda kind: exports.export(self, kind),
         }
 

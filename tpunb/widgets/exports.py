@@ -97,6 +97,12 @@ def export(view: PhaseExplorer, kind: str) -> Answer:
     raise ValueError(f"An export must be html, svg, png or trace. Got {kind!r} instead.")
 
 
+def frozen(view: PhaseExplorer) -> Answer:
+    """Put pictures in the panel's place, as its page asks."""
+    view.freeze()
+    return {}, []
+
+
 def written(path: str | Path, content: bytes) -> Path:
     """Write `content` and return where."""
     place = Path(path)

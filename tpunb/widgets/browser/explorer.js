@@ -108,9 +108,9 @@ class Explorer {
     this.said = make("span", { class: "tpunb-said", role: "status" });
     const foot = make("footer", {},
       button("Copy as code", "Copy the line of Python that gives this cut", () => this.copy()), this.code,
-      ...(this.still ? [] : files.map(([kind, text, label]) => button(text, `Save ${label}`, () => this.save(kind)))),
+      ...(this.still ? [] : [...files.map(([kind, text, label]) => button(text, `Save ${label}`, () => this.save(kind))),
+        button("Freeze", "Put pictures in the panel's place, which the notebook shows without a kernel", () => this.freeze())]),
       this.said);
-
     this.root.replaceChildren(make("div", { class: "tpunb-explorer", role: "region",
       onkeydown: (event) => event.stopPropagation(), // the notebook's own keys: its arrows fold headings
       "aria-label": `Explorer of phases${frame.name ? `: ${frame.name}` : ""}` },
@@ -356,6 +356,8 @@ class Explorer {
     } catch (error) { this.complain(error.message); }
     this.arrived();
   }
+
+  freeze() { ask(this.model, "freeze").catch((error) => this.complain(error.message)); }
 
   say(text) {
     this.said.textContent = text;
