@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import nbformat
 import polars as pl
 import pytest
-from nbclient import NotebookClient
+from kernel_client import Client
 from nbconvert import HTMLExporter
 
 from tpunb import schema
@@ -187,18 +187,6 @@ def test_what_a_front_end_shows_without_a_kernel(view):
     assert b64decode(still["image/png"]).startswith(b"\x89PNG")
     data, _ = view._repr_mimebundle_()
     assert {*data} == {*still, WIDGET}
-
-
-class Client(NotebookClient):
-    """Keeps what the kernel sends besides: (type, content)."""
-
-    def __init__(self, *args, **more):
-        super().__init__(*args, **more)
-        self.messages = []
-
-    def process_message(self, message, *args):
-        self.messages.append((message["msg_type"], message["content"]))
-        return super().process_message(message, *args)
 
 
 CELLS = (

@@ -36,9 +36,9 @@ def test_a_slider_goes_over_what_was_swept(word, least):
     knob, swept = KNOBS[word], cut(word)
     first, last = knob.stops(swept)
     assert first == least
-    assert last == (1.0 if knob.step < 1 else swept.sweeps[knob.sweep][knob.parameter].max())
+    assert last == (1.0 if knob.step < 1 else swept.sweeps[knob.parameter][knob.parameter].max())
     assert first <= knob.chosen(swept) <= last
-    assert knob.chosen(swept) == swept.sweeps[knob.sweep].filter("chosen")[knob.parameter].item()
+    assert knob.chosen(swept) == swept.sweeps[knob.parameter].filter("chosen")[knob.parameter].item()
 
 
 def test_one_step_has_a_slider_of_one_stop():

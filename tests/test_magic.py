@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
+from kernel_client import Client
 from nbclient.exceptions import CellExecutionError
 
 INIT = """
@@ -40,18 +40,6 @@ def notebook(tmp_path):
         return book.cells[1:], stopped
 
     return run
-
-
-class Client(NotebookClient):
-    """Keeps what the kernel sends besides: (type, content)."""
-
-    def __init__(self, *args, **more):
-        super().__init__(*args, **more)
-        self.messages = []
-
-    def process_message(self, message, *args):
-        self.messages.append((message["msg_type"], message["content"]))
-        return super().process_message(message, *args)
 
 
 def text(cell, kind="stream"):

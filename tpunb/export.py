@@ -130,7 +130,7 @@ def chrome_trace(
         ],
     }
     text = json.dumps(trace, allow_nan=False, separators=(",", ":")).encode()
-    return _write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    return write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
 def _metadata(pids: dict[str, int]) -> Iterator[dict[str, Any]]:
@@ -254,7 +254,7 @@ def csv(folder: Path, phases: pl.DataFrame, top: pl.DataFrame) -> list[Path]:
             _ms("self_ps").alias("self time (ms)"),
             (pl.col("share") * 100).fill_nan(None).round(4).alias("share of self time (%)"),
         )
-    return [_write(folder / name, table.write_csv().encode()) for name, table in tables.items()]
+    return [write(folder / name, table.write_csv().encode()) for name, table in tables.items()]
 
 
 def _ms(column: str) -> pl.Expr:
@@ -266,7 +266,7 @@ def _text(column: str) -> pl.Expr:
     return pl.when(text.str.contains(r"^[=+\-@\t\r\n]")).then("'" + text).otherwise(text)
 
 
-def _write(path: Path, content: bytes) -> Path:
+def write(path: Path, content: bytes) -> Path:
     """Write to the side and rename: nobody ever reads half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")

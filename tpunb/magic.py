@@ -25,16 +25,16 @@ from IPython.core.magic import (
 )
 from IPython.core.magic_arguments import argument, argument_group, magic_arguments
 
-from tpunb.cluster import DBSCAN, HDBSCAN, OLS, KMeans, OLSPlus, phases
+from tpunb.cluster import OLS, phases
 from tpunb.errors import NoSteps, TpunbError
 from tpunb.frames import PhaseMethod, Profile
 from tpunb.io import load
 from tpunb.recorder import TPU, Address, Run, Schedule, Source, capture
 from tpunb.stepping import steps
+from tpunb.widgets.knobs import METHODS
 from tpunb.widgets.live_line import LiveLine, place
 from tpunb.widgets.summary import Summary
 
-_METHODS = {"dbscan": DBSCAN, "hdbscan": HDBSCAN, "kmeans": KMeans, "ols": OLS, "olsplus": OLSPlus}
 _KEEP = ("none", "phases", "all")
 _FLAGS = ("-h", "--help", "--continuous", "--quiet")
 _OF_A_TPU = ("zone", "project", "port")
@@ -74,7 +74,7 @@ class TpupointMagics(Magics):
     @argument("--run", metavar="DIR", help="the run folder or its URL (default: runs/<date and time>)")
     @argument("--keep", choices=_KEEP, help="raw windows, for XProf: none, one a phase (default), or all")
     @argument_group("what is shown")
-    @argument("--method", choices=tuple(_METHODS), default="dbscan", help="how steps are grouped (default: dbscan)")
+    @argument("--method", choices=tuple(METHODS), default="dbscan", help="how steps are grouped (default: dbscan)")
     @argument("--threshold", metavar="X", type=float, help="similarity at which ols merges steps (default: 0.7)")
     @argument("--var", metavar="NAME", default="tpu", help="variable that gets the result (default: tpu)")
     @argument("--quiet", action="store_true", help="show nothing; the result is in the variable")
@@ -236,7 +236,7 @@ def _method(options: Any) -> PhaseMethod:
     if options.threshold is not None and options.method != "ols":
         raise UsageError(f"--threshold is of --method ols. Got --method {options.method} instead.")
     try:
-        return _METHODS[options.method]() if options.threshold is None else OLS(options.threshold)
+        return METHODS[options.method]() if options.threshold is None else OLS(options.threshold)
     except ValueError as error:
         raise UsageError(str(error)) from None
 

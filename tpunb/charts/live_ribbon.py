@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tpunb.charts.rows import GREY, INK, NOISE, OTHERS, PALETTE, cleaned
+from tpunb.charts.rows import GREY, HOSTS, INK, NOISE, OTHERS, PALETTE, SEEN, TIME, cleaned
 from tpunb.frames import Phases, Steps
 from tpunb.frames.op_matrix import Floats, Ints
 from tpunb.pictures import LayerPicture
@@ -25,14 +25,10 @@ Columns = dict[str, list[Any]]
 SHADES = (*PALETTE, OTHERS, NOISE)
 """A colour a rank: the longest phases by themselves, all the others, noise."""
 
-_TIME = "time since the start of the run (s)"
-_SEEN = ("seen in full", "seen in part", "inferred")
-_KINDS = ("full", "partial", "tick")
 _EACH = 600  # steps that are drawn one by one; more share slices
 SLICES = 480
 """Into which time is cut where steps share them, on all lanes together."""
 
-_HOSTS = 8
 _LANE = 88  # points on the page down for each host
 _TOP, _HEIGHT = 16, 44  # of the steps in their lane
 _BELOW, _THIN = 71, 8  # of the profiler's windows
@@ -58,7 +54,7 @@ class Ribbon:
     @cached_property
     def hosts(self) -> list[str]:
         """The hosts that are drawn, a lane each."""
-        return self.steps.frame["host"].unique().sort().to_list()[:_HOSTS]
+        return self.steps.frame["host"].unique().sort().to_list()[:HOSTS]
 
     @cached_property
     def edges(self) -> tuple[float, float]:
@@ -87,7 +83,9 @@ class Ribbon:
 
     @cached_property
     def _seen(self) -> Ints:
-        kinds = self.steps.frame["seen"].cast(pl.String).replace_strict(_KINDS, range(3), return_dtype=pl.Int64)
+        kinds = (
+            self.steps.frame["seen"].cast(pl.String).replace_strict([*SEEN], range(len(SEEN)), return_dtype=pl.Int64)
+        )
         return kinds.to_numpy()
 
     def rows(
@@ -134,9 +132,8 @@ class Ribbon:
         """Return each slice of time cut by the parts that its phases took, the longest phase on top."""
         spans, many = self._steps, len(ranks.phase)
         kind = (spans.slice * many + of_step[spans.row]) * 3 + self._seen[spans.row]
-        parts = np.bincount(kind, spans.part, minlength=3 * many * _slices(len(self.hosts)) * len(self.hosts)).reshape(
-            -1, 3
-        )
+        places = _slices(len(self.hosts)) * len(self.hosts)
+        parts = np.bincount(kind, spans.part, minlength=places * many * 3).reshape(-1, 3)
         code = np.flatnonzero(parts.sum(axis=1) > _LEAST)
         part, seen = parts[code].sum(axis=1), parts[code].argmax(axis=1)  # seen as most of it was
         place, rank = code // many, code % many
@@ -306,14 +303,14 @@ def ribbon(hosts: Sequence[str], *, watched: bool = True) -> LayerPicture:
     within = alt.Scale(domain=[alt.ExprRef("low"), alt.ExprRef("high")], nice=False)
     page = alt.Scale(domain=[_LANE * len(hosts) - 4, 0], nice=False)
     time = alt.Axis(grid=False, tickCount=10)
-    x, at = (alt.X(f"{one}:Q", title=_TIME, scale=within, axis=time) for one in ("start", "at"))
+    x, at = (alt.X(f"{one}:Q", title=TIME, scale=within, axis=time) for one in ("start", "at"))
     y = alt.Y("y:Q", axis=None, scale=page)
     box: dict[str, Any] = {"x": x, "x2": alt.X2("end"), "y": y, "y2": alt.Y2("y2")}
     steps = _named("ribbon").transform_calculate(
         who="datum.phase === null ? 'other phases' : datum.phase < 0 ? 'noise' : 'phase ' + datum.phase",
         seconds="format(datum.start, '.6~r') + ' s to ' + format(datum.end, '.6~r') + ' s'",
         about="datum.who + (isValid(datum.step) ? ', step ' + datum.step : ', ' + datum.part + ' % of this slice')"
-        f" + ', ' + {[*_SEEN]}[datum.seen] + ': ' + datum.seconds",
+        f" + ', ' + {[*SEEN.values()]}[datum.seen] + ': ' + datum.seconds",
     )
     shade = alt.Color("shade:O", legend=None, scale=alt.Scale(domain=[*range(len(SHADES))], range=[*SHADES]))
     faint = alt.ExprRef("[1, 0.72, 0.5][datum.seen] * (chosen !== null && datum.phase !== chosen ? 0.22 : 1)")

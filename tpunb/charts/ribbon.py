@@ -9,16 +9,15 @@ import altair as alt
 import polars as pl
 import polars.selectors as cs
 
-from tpunb.charts.rows import GREY, WIDTH, legend_of, percent_of, rows_of, titled
+from tpunb.charts.rows import GREY, HOSTS, SEEN, TIME, WIDTH, legend_of, percent_of, rows_of, titled
 from tpunb.errors import TpunbError
 from tpunb.export import segments, slices
 from tpunb.frames import Phases
 from tpunb.pictures import LayerPicture
 
-_SEEN = {"full": ("seen in full", 1), "partial": ("seen in part", 0.7), "tick": ("inferred", 0.45)}
+_SHADES = {"seen in full": 1, "seen in part": 0.7, "inferred": 0.45}
 _LANE = 92  # points on the page down for each host
 _MARKS, _ROWS = 2_000, 4_000  # more marks than the first are binned, into fewer rows than the second
-_HOSTS = 8  # as many in one picture
 _FULL = (pl.lit(0.0).alias("low"), pl.lit(1.0).alias("high"))  # a mark as high as its lane
 
 
@@ -52,7 +51,7 @@ class _Canvas:
         )
         time = alt.Scale(domain=[edge / 1e12 for edge in self.edges], nice=False)
         page = alt.Scale(domain=[_LANE * len(self.hosts) - 6, 0], nice=False)
-        x = alt.X("start:Q", title="time since the start of the run (s)", axis=alt.Axis(grid=False), scale=time)
+        x = alt.X("start:Q", title=TIME, axis=alt.Axis(grid=False), scale=time)
         chart: alt.Chart = rows_of(rows).encode(x=x, y=alt.Y("y:Q", axis=None, scale=page))
         return chart
 
@@ -62,8 +61,7 @@ class _Canvas:
 
     def ribbon(self) -> tuple[pl.DataFrame, list[str]]:
         """Return the marks of the ribbon, with `group` and `seen`; and how time was sliced, if it was."""
-        words = {seen: text for seen, (text, _) in _SEEN.items()}
-        seen = pl.col("seen").cast(pl.String).replace_strict(words, return_dtype=pl.String)
+        seen = pl.col("seen").cast(pl.String).replace_strict(SEEN, return_dtype=pl.String)
         steps = self.mine(self.phases.labelled).with_columns(seen=seen)
         runs = segments(steps, "phase", "seen").join(legend_of(self.phases), on="phase", maintain_order="left")
         if runs.height <= _MARKS:
@@ -112,11 +110,11 @@ def timeline(phases: Phases) -> LayerPicture:
     every = steps["host"].unique().sort().to_list()
     spans = pl.concat([frame.select("start_ps", "dur_ps") for frame in (steps, windows)])
     end = int(spans.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item())
-    canvas = _Canvas(phases, every[:_HOSTS], (min(0, *spans["start_ps"]), end))
+    canvas = _Canvas(phases, every[:HOSTS], (min(0, *spans["start_ps"]), end))
     marks, sliced = canvas.ribbon()
     groups = legend_of(phases).unique("group", maintain_order=True)
     names, box = groups["group"].to_list(), {"x2": alt.X2("end"), "y2": alt.Y2("y2")}
-    shades = {text: shade for text, shade in _SEEN.values() if text in marks["seen"]}
+    shades = {text: shade for text, shade in _SHADES.items() if text in marks["seen"]}
     legend = alt.Legend(orient="bottom", columns=4, symbolType="square", symbolOpacity=1)
     faint = alt.Legend(orient="bottom", symbolType="square", symbolFillColor=GREY)
     colour = alt.Color("group:N", title="phase · share of step time", legend=legend)
@@ -140,8 +138,8 @@ def timeline(phases: Phases) -> LayerPicture:
     facts += f"; top 3 cover {percent_of(phases.coverage(3))}"
     if failed := windows["error"].is_not_null().sum():
         facts += f"; {failed} of {windows.height} windows failed"
-    if len(every) > _HOSTS:
-        facts += f"; {_HOSTS} of {len(every)} hosts shown"
+    if len(every) > HOSTS:
+        facts += f"; {HOSTS} of {len(every)} hosts shown"
     return LayerPicture(
         layer=layers,
         title=alt.TitleParams(titled(phases, "Phases of the run"), subtitle=[facts, *sliced]),

@@ -13,6 +13,9 @@ from tpunb.frames.words import plural
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito, 2008
 NOISE, OTHERS, GREY = "#8c8c8c", "#7f6a4d", "#7f7f7f"
 INK = "currentColor"  # that of the text of the page
+HOSTS = 8  # as many in one picture
+TIME = "time since the start of the run (s)"
+SEEN = {"full": "seen in full", "partial": "seen in part", "tick": "inferred"}
 WIDTH = 640  # points on the page
 WHOLE = alt.Axis(tickCount=8, tickMinStep=1, format="d")
 

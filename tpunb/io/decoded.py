@@ -57,19 +57,27 @@ class Decoded:
         return replace(self, host=host, events=events, hardware=self.hardware.with_columns(host=pl.lit(host)))
 
 
+def folder() -> Path | None:
+    """Return the folder of all that is kept for later; None where nothing is to be."""
+    where = os.environ.get("TPUNB_CACHE")
+    if where == "off":
+        return None
+    if where:
+        return Path(where).expanduser()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("tpunb")
+
+
 def entry(file: Place) -> Path | None:
     """Return where what a file holds is kept, there or not; None where nobody tells whether it has changed."""
-    where = os.environ.get("TPUNB_CACHE")
-    if where == "off" or file.stamp is None:
+    where = folder()
+    if where is None or file.stamp is None:
         return None
-    if not where:
-        from platformdirs import user_cache_path
-
-        where = str(user_cache_path("tpunb"))
     columns = {name: str(dtype) for name, dtype in schema.EVENTS.items()}
     what = [file.url or str(Path(file.path).absolute()), file.stamp, DECODER, columns]
     key = hashlib.sha256(json.dumps(what).encode("utf8", "surrogatepass")).hexdigest()
-    return Path(where).expanduser() / "decoded" / key
+    return where / "decoded" / key
 
 
 def get(entry: Path) -> Decoded | None:

@@ -104,7 +104,7 @@ def explain(phases: Phases, number: int) -> dict[str, Any]:
     """Return what sets one phase apart, what would make it faster, and how alike the steps of all phases are."""
     return {
         "apart": _apart(phases, number),
-        "advice": _advice(phases, number),
+        "advice": advised(advise(phases).filter(pl.col("phase") == number)),
         "homogeneity": phases.homogeneity,
     }
 
@@ -161,9 +161,9 @@ def _apart(phases: Phases, number: int) -> list[str]:
     return [*said.values()]
 
 
-def _advice(phases: Phases, number: int) -> list[str]:
-    found = advise(phases).filter(pl.col("phase") == number).head(_PIECES)
-    return [plain(f"{row['sentence']} Try: {row['knob']}.") for row in found.iter_rows(named=True)]
+def advised(advice: pl.DataFrame) -> list[str]:
+    """Return the first pieces of ``tpunb.schema.ADVICE`` in sentences."""
+    return [plain(f"{row['sentence']} Try: {row['knob']}.") for row in advice.head(_PIECES).iter_rows(named=True)]
 
 
 def _known(part: float | None) -> str:

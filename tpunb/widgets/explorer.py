@@ -20,6 +20,7 @@ from tpunb.charts.live_ribbon import Ribbon, layout, ribbon
 from tpunb.charts.live_shares import live_coverage
 from tpunb.cluster import phases as cut_into_phases
 from tpunb.errors import Unlike, wrong
+from tpunb.export import write
 from tpunb.frames import PhaseMethod, Phases, Steps
 from tpunb.frames.words import plain
 from tpunb.widgets import described, exports, knobs, second_run
@@ -164,15 +165,15 @@ class PhaseExplorer(Panel):
     def save_html(self, path: str | Path) -> Path:
         """Write the explorer as one file that needs neither a kernel nor a network, but for the sliders."""
         with self._turn:
-            return exports.written(path, exports.page(self))
+            return write(Path(path), exports.page(self))
 
     def save_svg(self, path: str | Path) -> Path:
         """Write the ribbon as it is cut now."""
-        return exports.written(path, exports.svg(self.value))
+        return write(Path(path), exports.svg(self.value))
 
     def save_png(self, path: str | Path) -> Path:
         """Write the ribbon as it is cut now, on white, two pixels a point."""
-        return exports.written(path, exports.png(self.value))
+        return write(Path(path), exports.png(self.value))
 
     def freeze(self) -> None:
         """Put pictures and tables where the panel is shown: a notebook saved then needs no kernel to show them."""
@@ -344,11 +345,13 @@ class PhaseExplorer(Panel):
     def _curved(self, knob: knobs.Knob | None, swept: Phases) -> dict[str, Any]:
         chart = knobs.chart(self.method, swept)
         if knob is None or chart is None:
-            return {"spec": None if chart is None else knobs.untitled(pictures.spec(chart)), "knob": None}
+            spec = None if chart is None else knobs.untitled(pictures.spec(chart))
+            tree = swept.sweeps.get("tree")
+            return {"spec": spec, "knob": None, "table": None if tree is None else knobs.table(tree)}
         least, most = knob.stops(swept)
         stops = {"parameter": knob.parameter, "label": knob.label, "least": least, "most": most, "step": knob.step}
         spec = slid(chart, knob.parameter, (least, most), knob.chosen(self._first[self.method]))
-        return {"spec": knobs.untitled(spec), "knob": stops, "table": knobs.table(knob, swept)}
+        return {"spec": knobs.untitled(spec), "knob": stops, "table": knobs.table(swept.sweeps[knob.parameter])}
 
     def answers(self) -> Mapping[str, Callable[..., Answer]]:
         """Return what the page may ask for."""

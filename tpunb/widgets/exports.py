@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from tpunb import charts, pictures
-from tpunb.export import phase_name
 from tpunb.frames import Phases
 from tpunb.frames.words import plain
 from tpunb.widgets import described, knobs, tables
@@ -103,40 +102,21 @@ def frozen(view: PhaseExplorer) -> Answer:
     return {}, []
 
 
-def written(path: str | Path, content: bytes) -> Path:
-    """Write `content` and return where."""
-    place = Path(path)
-    place.write_bytes(content)
-    return place
-
-
 def static(phases: Phases) -> str:
     """Return the phases as HTML without scripts: tables, and the ribbon in the colours of the page."""
-    return _block(phases, svg(phases).decode())
+    return tables.block(described.headline(phases), [], [], tables.of_phases(phases), svg(phases).decode())
 
 
 def still(view: PhaseExplorer) -> dict[str, str]:
     """Return what a front end shows without a kernel, by media type; also one that does not trust the notebook."""
     curve = knobs.chart(view.method, view.swept)
     drawn = [charts.timeline(view.value), charts.coverage(view.value), *([] if curve is None else [curve])]
+    below = "".join(f"<div>{pictures.image(chart)}</div>" for chart in drawn)
     return {
-        "text/html": _block(view.value, "".join(f"<div>{pictures.image(chart)}</div>" for chart in drawn), view.about),
+        "text/html": tables.block(described.headline(view.value), *view.about, tables.of_phases(view.value), below),
         "image/png": base64.b64encode(png(view.value)).decode(),
         "text/plain": plain(repr(view.value)),
     }
-
-
-def _block(phases: Phases, drawn: str, about: About = ((), ())) -> str:
-    lines, warnings = about
-    colours = {phase_name(number): colour for number, colour in charts.colours(phases).items()}
-    shown = "".join(tables.html(table, colours) for table in tables.of_phases(phases))
-    return (
-        f'<div class="tpunb-summary"><style>{asset("summary.css")}</style>'
-        f'<p class="tpunb-headline">{safe(described.headline(phases))}</p>'
-        f'<p class="tpunb-quiet">{"<br>".join(map(safe, lines))}</p>'
-        f'{"".join(f"""<p class="tpunb-note" role="note">{safe(line)}</p>""" for line in warnings)}'
-        f'<div class="tpunb-tables">{shown}</div>{drawn}</div>'
-    )
 
 
 About = tuple[Sequence[str], Sequence[str]]

@@ -38,9 +38,7 @@ class Knob:
     method
         Its word.
     parameter
-        Its name, which is that of the panel's trait.
-    sweep
-        The sweep of `Phases` that it was chosen from; its first column is the parameter.
+        Its name, which is that of the panel's trait and of the sweep that it is chosen from.
     label
         What it is called beside the slider.
     step
@@ -53,7 +51,6 @@ class Knob:
 
     method: str
     parameter: str
-    sweep: str
     label: str
     step: float
     chart: Callable[[Phases], alt.TopLevelMixin]
@@ -63,7 +60,7 @@ class Knob:
         """Return the first stop and the last."""
         if self.step < 1:
             return self.least, 1.0
-        most = swept.sweeps[self.sweep][self.parameter].max()
+        most = swept.sweeps[self.parameter][self.parameter].max()
         return self.least, max(self.least, most if isinstance(most, int) else 1)
 
     def of(self, method: PhaseMethod) -> Any:
@@ -72,7 +69,7 @@ class Knob:
 
     def chosen(self, phases: Phases) -> Any:
         """Return the value that was chosen, or given."""
-        sweep = phases.sweeps.get(self.sweep)
+        sweep = phases.sweeps.get(self.parameter)
         found = None if sweep is None else sweep.filter("chosen")[self.parameter]
         return self.of(phases.method) if found is None or found.is_empty() else found[0]
 
@@ -100,10 +97,10 @@ def _eps(phases: Phases) -> float | None:
 KNOBS = {
     knob.method: knob
     for knob in (
-        Knob("dbscan", "min_samples", "min_samples", "min_samples (steps)", 1, charts.dbscan_noise, 1),
-        Knob("kmeans", "k", "k", "clusters, k", 1, charts.kmeans_elbow, 1),
-        Knob("ols", "threshold", "threshold", "similarity threshold", 0.01, charts.ols_phases, 0.0),
-        Knob("olsplus", "ops", "ops", "similarity of the operations", 0.01, charts.olsplus_phases, 0.5),
+        Knob("dbscan", "min_samples", "min_samples (steps)", 1, charts.dbscan_noise, 1),
+        Knob("kmeans", "k", "clusters, k", 1, charts.kmeans_elbow, 1),
+        Knob("ols", "threshold", "similarity threshold", 0.01, charts.ols_phases, 0.0),
+        Knob("olsplus", "ops", "similarity of the operations", 0.01, charts.olsplus_phases, 0.5),
     )
 }
 """The knobs by their method's word; HDBSCAN has none, its condensed tree holds the answer."""
@@ -145,9 +142,8 @@ def untitled(spec: dict[str, Any]) -> dict[str, Any]:
     return spec
 
 
-def table(knob: Knob, swept: Phases) -> dict[str, list[Any]]:
-    """Return the curve as a table, some 60 rows at most: the parameter first."""
-    sweep = swept.sweeps[knob.sweep]
+def table(sweep: pl.DataFrame) -> dict[str, list[Any]]:
+    """Return a curve or a tree as a table, some 60 rows at most."""
     every = max(1, math.ceil(sweep.height / 60))
     kept = sweep.filter((pl.int_range(pl.len()) % every == 0) | pl.col("chosen")).drop("chosen")
     rounded = kept.with_columns(cs.float().fill_nan(None).round_sig_figs(4))

@@ -12,7 +12,7 @@ from tpunb.cluster import compare, phases
 from tpunb.export import phase_name
 from tpunb.frames import Comparison, Phases
 from tpunb.frames.words import cut, plain
-from tpunb.widgets.described import percent, seconds
+from tpunb.widgets.described import percent, runs, seconds
 
 if TYPE_CHECKING:
     from tpunb.widgets.explorer import PhaseExplorer
@@ -41,6 +41,7 @@ def compared(view: PhaseExplorer) -> dict[str, Any]:
         "edges": [*drawn.edges],
         "layout": layout(len(drawn.hosts)),
         "tables": rows,
+        "runs": runs(second, drawn.edges),
         "scene": {"watched": drawn.watched(), "checkpoints": drawn.marks({})},
         "chart": _ratios(found),
         "pairs": [_pair(found, row) for row in found.frame.iter_rows(named=True)],

@@ -18,11 +18,10 @@ import polars as pl
 
 from tpunb import charts, pictures
 from tpunb.cluster import advise
-from tpunb.export import phase_name
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.words import plain
 from tpunb.widgets import tables
-from tpunb.widgets.panel import asset
+from tpunb.widgets.described import advised
 from tpunb.widgets.tables import many, safe
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 _GROUPS = 4  # kinds of failures that are told
 _NAMES = 8  # of hosts
-_PIECES = 3  # of advice
 _ADVICE = "What would save time, at most"
 _GIVEN_UP = "given up: "
 _RAW = "plugins/profile"
@@ -126,8 +124,7 @@ class Summary:
         """What would save most time."""
         if self.phases is None:
             return []
-        rows = advise(self.phases).drop_nulls("saves_ps").head(_PIECES)
-        return [f"{row['sentence']} Try: {row['knob']}." for row in rows.iter_rows(named=True)]
+        return advised(advise(self.phases).drop_nulls("saves_ps"))
 
     @cached_property
     def _chart(self) -> pictures.LayerPicture | None:
@@ -135,25 +132,17 @@ class Summary:
 
     def __repr__(self) -> str:
         lines = [self.headline, *self._facts, *(f"! {note}" for note in self._notes)]
-        for caption, header, rows in self._tables:
+        for caption, header, rows, _ in self._tables:
             lines += ["", caption, *tables.text([header, *rows])]
         if self._advice:
             lines += ["", _ADVICE, *(f"  {advice}" for advice in self._advice)]
         return "\n".join(plain(line) for line in lines)
 
     def _repr_html_(self) -> str:
-        colours = {} if self.phases is None else {phase_name(k): v for k, v in charts.colours(self.phases).items()}
-        notes = "".join(f'<p class="tpunb-note" role="note">{safe(note)}</p>' for note in self._notes)
-        shown = "".join(tables.html(table, colours) for table in self._tables)
         picture = "" if self._chart is None else pictures.svg(self._chart)
         items = "".join(f"<li>{safe(advice)}</li>" for advice in self._advice)
         advice = f'<div class="tpunb-advice"><b>{_ADVICE}</b><ul>{items}</ul></div>' if items else ""
-        return (
-            f'<div class="tpunb-summary"><style>{asset("summary.css")}</style>'
-            f'<p class="tpunb-headline">{safe(self.headline)}</p>'
-            f'<p class="tpunb-quiet">{"<br>".join(map(safe, self._facts))}</p>'
-            f'{notes}<div class="tpunb-tables">{shown}</div>{advice}{picture}</div>'
-        )
+        return tables.block(self.headline, self._facts, self._notes, self._tables, advice + picture)
 
     @cached_property
     def explorer(self) -> PhaseExplorer | None:

@@ -8,27 +8,31 @@ from typing import NamedTuple
 
 import polars as pl
 
+from tpunb import charts
 from tpunb.export import phase_name
 from tpunb.frames import Phases
 from tpunb.frames.words import cut, plain
+from tpunb.widgets.panel import asset
 
 ROWS = 12
 """Rows of a table at most."""
 
 
 class Table(NamedTuple):
-    """A caption, a header, and rows of as many cells."""
+    """A caption, a header, rows of as many cells, and the colours of rows by their first cell."""
 
     caption: str
     header: list[str]
     rows: list[list[str]]
+    colours: Mapping[str, str] = {}
 
 
 def of_phases(phases: Phases) -> list[Table]:
     """Return the phases, longest first, and the most time-consuming operations of the longest."""
     longest = phases.longest.id
     top = phases.top(5).filter(pl.col("phase") == longest)
-    tables = [Table("Phases, longest first", *_phases(phases))]
+    colours = {phase_name(number): colour for number, colour in charts.colours(phases).items()}
+    tables = [Table("Phases, longest first", *_phases(phases), colours)]
     for side in ("device", "host"):
         rows = [
             [row["op"], f"{100 * row['share']:.1f} %", f"{row['self_ps'] / 1e9:,.3f}", f"{row['count']:,}"]
@@ -65,20 +69,31 @@ def _phases(phases: Phases) -> tuple[list[str], list[list[str]]]:
 _LEFT = {"Phase", "Marks", "Operation", "Window", "Error"}
 
 
-def html(table: Table, colours: Mapping[str, str]) -> str:
-    """Return a table as HTML, with the colour of each phase beside its name."""
-    caption, header, rows = table
+def html(table: Table) -> str:
+    """Return a table as HTML, with the colour of a row beside its name."""
+    caption, header, rows, colours = table
     kinds = [' class="tpunb-text"' if name in _LEFT else "" for name in header]
     head = "".join(f'<th scope="col"{kind}>{safe(name)}</th>' for name, kind in zip(header, kinds, strict=True))
     body = ""
     for row in rows:
-        colour = colours.get(row[0]) if header[0] == "Phase" else None
+        colour = colours.get(row[0])
         chip = f'<span class="tpunb-chip" aria-hidden="true" style="background:{colour}"></span>' if colour else ""
         cells = [f"<td{kind}>{safe(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)]
         first = f'<th scope="row"{kinds[0]} style="font-weight:normal">{chip}{safe(row[0])}</th>'
         body += f"<tr>{first}{''.join(cells[1:])}</tr>"
     caption = f"<caption>{safe(caption)}</caption>"
     return f'<table class="tpunb-table">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def block(headline: str, lines: Sequence[str], notes: Sequence[str], shown: Sequence[Table], below: str = "") -> str:
+    """Return tables under a headline, quiet lines and notes, as HTML without scripts; `below` is HTML already."""
+    quiet = "<br>".join(map(safe, lines))
+    told = "".join(f'<p class="tpunb-note" role="note">{safe(note)}</p>' for note in notes)
+    return (
+        f'<div class="tpunb-summary"><style>{asset("summary.css")}</style>'
+        f'<p class="tpunb-headline">{safe(headline)}</p><p class="tpunb-quiet">{quiet}</p>'
+        f'{told}<div class="tpunb-tables">{"".join(map(html, shown))}</div>{below}</div>'
+    )
 
 
 def text(rows: Sequence[Sequence[str]]) -> list[str]:

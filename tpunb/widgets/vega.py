@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
-from uuid import uuid4
 
+from tpunb.export import write
+from tpunb.io import decoded
 from tpunb.pictures import VEGA_LITE
 
 _END = b"\n// whole"
@@ -21,7 +20,8 @@ def bundle() -> bytes:
     Made in a second or two, in which no other thread of the kernel runs, and kept in the user's cache folder (README,
     ``TPUNB_CACHE``) for the kernels to come.
     """
-    kept = _place()
+    where = decoded.folder()
+    kept = None if where is None else where / f"vega-{VEGA_LITE}-{version('vl-convert-python')}.js"
     if kept is not None:
         with suppress(OSError):
             if (found := kept.read_bytes()).endswith(_END):
@@ -32,21 +32,5 @@ def bundle() -> bytes:
     if kept is not None:
         with suppress(OSError):  # a disk that is full, or a folder not to be written
             kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            aside = kept.with_name(f".{uuid4().hex}")
-            try:
-                aside.write_bytes(made)
-                aside.rename(kept)
-            finally:
-                aside.unlink(missing_ok=True)
+            write(kept, made)
     return made
-
-
-def _place() -> Path | None:
-    where = os.environ.get("TPUNB_CACHE")
-    if where == "off":
-        return None
-    if not where:
-        from platformdirs import user_cache_path
-
-        where = str(user_cache_path("tpunb"))
-    return Path(where).expanduser() / f"vega-{VEGA_LITE}-{version('vl-convert-python')}.js"

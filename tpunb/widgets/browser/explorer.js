@@ -57,14 +57,14 @@ class Explorer {
     const id = (what) => `${this.name}-${what}`;
     const button = (text, label, call, extra = {}) =>
       make("button", { type: "button", class: "tpunb-button", title: label, onclick: call, ...extra }, text);
-    this.title = make("h3", { class: "tpunb-title" }, frame.name || "Phases of the run");
+    this.title = make("h3", {}, frame.name || "Phases of the run");
     this.headline = make("p", { class: "tpunb-headline", role: "status" });
     this.busy = make("span", { class: "tpunb-busy", role: "status" });
     this.alert = make("p", { class: "tpunb-alert", role: "alert", hidden: true });
     this.select = make("select", { id: id("method"), disabled: this.still,
       onchange: () => this.set({ method: this.select.value }) },
       frame.methods.map(({ word, title }) => make("option", { value: word }, title)));
-    const head = make("header", {}, make("div", { class: "tpunb-names" }, this.title, this.headline),
+    const head = make("header", {}, make("div", {}, this.title, this.headline),
       make("div", { class: "tpunb-pick" }, this.busy, make("label", { for: id("method") }, "Method"), this.select));
     const lines = frame.lines.map((line) => make("p", { class: "tpunb-line" }, line));
     const warnings = frame.warnings.map((line) => make("p", { class: "tpunb-warning", role: "note" }, line));
@@ -84,8 +84,8 @@ class Explorer {
     this.slider = make("input", { type: "range", id: id("slider"), class: "tpunb-slider", disabled: this.still,
       oninput: () => this.slid() });
     this.output = make("output", { for: id("slider"), "aria-live": "off" }); // the slider says it
-    this.knob = make("label", { for: id("slider"), class: "tpunb-knob" });
-    this.sliding = make("div", { class: "tpunb-sliding" }, make("div", { class: "tpunb-rail" }, this.slider),
+    this.knob = make("label", { for: id("slider") });
+    this.sliding = make("div", {}, make("div", { class: "tpunb-rail" }, this.slider),
       make("div", { class: "tpunb-told" }, this.knob, this.output));
     this.numbers = make("details", { ontoggle: () => this.tabulate() },
       make("summary", {}, "The curve as a table"), make("div"));
@@ -105,7 +105,7 @@ class Explorer {
     this.code = make("code", { class: "tpunb-code" });
     const files = [["html", "Save HTML", "this page in one file"], ["png", "PNG", "the ribbon as a PNG"],
       ["svg", "SVG", "the ribbon as an SVG"], ["trace", "Chrome trace", "the phases for Perfetto"]];
-    this.said = make("span", { class: "tpunb-said", role: "status" });
+    this.said = make("span", { role: "status" });
     const foot = make("footer", {},
       button("Copy as code", "Copy the line of Python that gives this cut", () => this.copy()), this.code,
       ...(this.still ? [] : [...files.map(([kind, text, label]) => button(text, `Save ${label}`, () => this.save(kind))),
@@ -224,9 +224,9 @@ class Explorer {
   // ---- the method, its curve and its slider
 
   curve() {
-    const { spec, knob } = this.get("_curve");
+    const { spec, knob, table } = this.get("_curve");
     this.sliding.hidden = !knob;
-    this.numbers.hidden = !knob;
+    this.numbers.hidden = !table;
     if (knob) {
       Object.assign(this.slider, { min: knob.least, max: knob.most, step: knob.step });
       this.slider.value = this.get(knob.parameter);

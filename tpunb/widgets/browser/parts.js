@@ -24,7 +24,7 @@ function sketched({ ribbon, layout }, [low, high], { start, end, y, y2, shade })
   const across = (time) => ((1000 * (time - low)) / (high - low)).toFixed(1);
   const paths = layout.shades.map(() => []);
   start.forEach((from, i) => paths[shade[i]].push(`M${across(from)} ${y[i]}H${across(end[i])}V${y2[i]}H${across(from)}Z`));
-  const look = { viewBox: `0 0 1000 ${ribbon.height}`, preserveAspectRatio: "none", role: "img", class: "tpunb-sketch",
+  const look = { viewBox: `0 0 1000 ${ribbon.height}`, preserveAspectRatio: "none", role: "img",
     "aria-label": ribbon.description, style: `width:calc(100% - 24px);height:${ribbon.height}px` };
   return make("svg", look, paths.map((parts, i) => make("path", { d: parts.join(""), fill: layout.shades[i] })));
 }
@@ -42,11 +42,15 @@ function tabled(columns, label) {
     rows(columns).map((row) => make("tr", {}, names.map((name) => cell(row[name])))));
 }
 
+// The figures of devices that any row has; without a device there are none.
+const DEVICES = { idle: "Idle", mxu: "MXU" };
+const ofDevices = (all, none) => Object.keys(DEVICES).filter((name) => all.some((row) => row[name] !== none));
+
 // The head and the body of the phases' table; a phase is picked by its radio button.
 function listed(phases, rest, chosen, name, pick) {
-  const known = ["idle", "mxu"].filter((name) => phases.some((p) => p[name] !== null)); // of a device, where there is one
+  const known = ofDevices(phases, null);
   const heads = ["Phase", "Marks", "Steps", "Share", "Cumulative", "Step (ms)", "Spread",
-    ...known.map((name) => ({ idle: "Idle", mxu: "MXU" })[name])];
+    ...known.map((name) => DEVICES[name])];
   const row = (p) => make("tr", { class: p.phase === chosen ? "tpunb-chosen" : null },
     make("th", { scope: "row" }, make("label", {},
       make("input", { type: "radio", name: `${name}-phase`, value: p.phase, checked: p.phase === chosen,

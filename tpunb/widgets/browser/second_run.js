@@ -11,7 +11,8 @@ class SecondRun {
     this.ratios = explorer.chart("Step times by phase");
     this.body = make("div", { hidden: true });
     this.rows = make("div", { class: "tpunb-scroll" });
-    this.body.append(this.ribbon.host, this.rows, this.ratios.host);
+    this.runs = make("details", {}, make("summary", {}, "The other ribbon as a table"), make("div"));
+    this.body.append(this.ribbon.host, this.runs, this.rows, this.ratios.host);
     this.host.append(this.title, this.said, this.body);
   }
 
@@ -47,16 +48,17 @@ class SecondRun {
         [make("button", { type: "button", class: "tpunb-button", onclick: anyway }, "Compare all the same")]));
   }
 
-  show({ title, told, ribbon, edges, layout, tables, scene, chart, pairs }) {
-    const known = ["idle", "mxu"].filter((name) => pairs.some((p) => p[name] !== "–"));
+  show({ title, told, ribbon, edges, layout, tables, runs, scene, chart, pairs }) {
+    const known = ofDevices(pairs, "–");
     const heads = ["Phase", "Marks", "Step", "Ratio, with its interval",
-      ...known.map((name) => ({ idle: "Idle", mxu: "MXU" })[name]), "Gained", "Lost"];
+      ...known.map((name) => DEVICES[name]), "Gained", "Lost"];
     const row = (p) => make("tr", {}, make("th", { scope: "row" }, p.name),
       [p.marks, p.step, p.ratio, ...known.map((name) => p[name]), p.gained.join(", ") || "–", p.lost.join(", ") || "–"]
         .map((text) => make("td", {}, text)));
     this.title.textContent = `Beside ${title}: ${told}`;
     this.said.replaceChildren();
     this.rows.replaceChildren(table("Phases of both runs", heads, pairs.map(row), "tpunb-pairs"));
+    this.runs.lastChild.replaceChildren(tabled(runs, "Runs of steps of one phase of the other run"));
     this.body.hidden = false;
     this.matched = new Map(pairs.map((p) => [p.phase, p.other]));
     this.ribbon.show(ribbon, { ...unpacked(tables, { edges }, layout), ...scene },
