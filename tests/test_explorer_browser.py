@@ -171,7 +171,7 @@ def test_tab_goes_from_the_method_to_the_buttons_as_they_stand(panel):
     expect(panel.get_by_role("button", name="Whole run")).to_be_disabled()  # the whole run is shown
     panel.get_by_role("combobox", name="Method").focus()
     reached = []
-    for _ in range(12):
+    for _ in range(13):
         reached.append(panel.page.evaluate(FOCUSED))
         panel.page.keyboard.press("Tab")
     assert reached == [

@@ -84,7 +84,7 @@ def test_the_curve_of_a_given_parameter_is_swept_anew_in_the_same_space():
 @pytest.mark.parametrize("word", KNOBS)
 def test_the_curve_as_a_table_has_the_parameter_first_and_the_choice_in_it(word):
     knob, swept = KNOBS[word], cut(word)
-    table = knobs.table(knob, swept)
+    table = knobs.table(swept.sweeps[knob.parameter])
     assert next(iter(table)) == knob.parameter
     assert "chosen" not in table
     assert len({len(column) for column in table.values()}) == 1

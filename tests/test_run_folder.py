@@ -300,6 +300,27 @@ def test_a_step_cut_by_two_windows_is_partial_and_its_ops_add_up(tmp_path):
     assert len(stored.full()) == 0
 
 
+def test_a_step_that_began_but_was_none_is_of_the_one_before(tmp_path):
+    """A loop asked for more data, a window ended, and there was no more."""
+    steps = toy_steps("ab")  # 1 ms each, one after the other
+    write(tmp_path, 0, part(steps, [0]), ticks((0, 0, 1)))
+    write(tmp_path, 1, part(steps, [1], seen="partial"), ticks((0, 1, 5)))
+    say(tmp_path)
+    stored = tp.load(tmp_path).stored
+    assert stored.frame.select("step", "dur_ps", "seen").rows() == [(0, 5 * MS, "partial")]
+    assert {step for step, _, _ in sums(stored)} == {0}
+    assert stored.devices["step"].unique().to_list() == [0]
+
+
+def test_a_step_cut_by_a_kill_stays(tmp_path):
+    steps = toy_steps("ab")
+    write(tmp_path, 0, part(steps, [0]), ticks((0, 0, 1)))
+    write(tmp_path, 1, part(steps, [1], seen="partial"), ticks())
+    say(tmp_path)
+    seen = tp.load(tmp_path).stored.frame.select("step", "dur_ps", "seen").rows()
+    assert seen == [(0, MS, "full"), (1, 2 * MS, "partial")]
+
+
 def test_device_time_of_the_parts_adds_up_and_an_unknown_part_adds_nothing(tmp_path):
     whole = toy_steps("a")
     known = part(whole, [0], seen="partial")  # busy for 0.5 ms

@@ -281,7 +281,7 @@ def _table(path: Path, columns: schema.Schema) -> pl.DataFrame:
 def _whole_run(tables: Mapping[str, pl.DataFrame]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Join the windows: one row a step of the run, with what the windows saw of it."""
     key = ["host", "step"]
-    tables = _numbered(tables)
+    tables = _taken_back(_numbered(tables))
     of_windows = (
         tables["steps"]
         .group_by(key)
@@ -334,6 +334,25 @@ def _numbered(tables: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
     number = pl.when(unmarked).then(-1 - pl.col("step")).otherwise("step")
     return {
         name: frame.filter(~(unmarked & pl.col("host").is_in(marked))).with_columns(step=number)
+        if "step" in TABLES[name]
+        else frame
+        for name, frame in tables.items()
+    }
+
+
+def _taken_back(tables: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+    """Return the tables without steps that were none in the end: a loop that waits for data which does not come.
+
+    A window may have seen such a step begin; its time is the step's before, and there our clock noted it.
+    """
+    key, ticks = ["host", "step"], tables["ticks"].select("host", "step", "start_ps")
+    unknown = tables["steps"].join(ticks, on=key, how="anti").select(*key, "start_ps")
+    before = ticks.select("host", "start_ps", step=pl.col("step") + 1, _to="step")
+    moved = unknown.join(before, on=[*key, "start_ps"]).select(*key, "_to").unique(key)
+    if moved.is_empty():
+        return dict(tables)
+    return {
+        name: frame.join(moved, on=key, how="left").with_columns(step=pl.coalesce("_to", "step")).drop("_to")
         if "step" in TABLES[name]
         else frame
         for name, frame in tables.items()
