@@ -136,7 +136,7 @@ def test_a_method_of_ones_own_is_one_of_the_list(method):
     view = tp.explore(TOY, method=method)
     assert view.method == "own"
     assert is_cut(view, method)
-    assert view._curve == {"method": "own", "spec": None, "knob": None}
+    assert view._curve == {"method": "own", "spec": None, "knob": None, "table": None}
     assert next(choice["word"] for choice in view._frame["methods"]) == "own"
     view.k = 2
     view.method = "own"
