@@ -75,7 +75,7 @@ def stops(view: Any, moves: int) -> tuple[list[float], int, int]:
     knob = KNOBS[view.method]
     least, most = knob.stops(view.swept)
     every = [round(least + at * knob.step, 6) for at in range(round((most - least) / knob.step) + 1)]
-    sweep = view.swept.sweeps[knob.sweep].select(knob.parameter, *FIGURES[knob.method])
+    sweep = view.swept.sweeps[knob.parameter].select(knob.parameter, *FIGURES[knob.method])
     rows = sweep.rows()
     changes = [now[0] for before, now in pairwise(rows) if before[1:] != now[1:]]
     return every, *busiest(changes, every, moves // 2)

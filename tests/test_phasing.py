@@ -210,17 +210,6 @@ def test_rows_without_a_name_are_refused(frame, column):
         phases(replace(steps, **{frame: holed}))
 
 
-@pytest.mark.parametrize("value", ["0", 0.0, None, [0]], ids=repr)
-def test_labels_that_were_written_into_are_checked_as_a_strangers(value):
-    def spoilt(steps):
-        labels = Labels([0] * len(steps))
-        labels[1] = value
-        return labels
-
-    with pytest.raises(BadProfile, match="returned labels that are no ints"):
-        phases(toy_steps("aaa"), spoilt)
-
-
 def test_steps_are_placed_anew_where_others_are_noise():
     steps = toy_steps("aaaa", seen="fttf")
     answers = [[0, 1], [-1, 1], [0, -1], [1, 0]]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tpunb.charts.rows import GREY, HOSTS, INK, NOISE, OTHERS, PALETTE, SEEN, TIME, cleaned
 from tpunb.frames import Phases, Steps
 from tpunb.frames.op_matrix import Floats, Ints
+from tpunb.frames.phase_sums import indexed
 from tpunb.pictures import LayerPicture
 
 Columns = dict[str, list[Any]]
@@ -274,12 +275,7 @@ def _ranked(phases: Phases, chosen: int | None, alias: Mapping[int, int] | None)
     shades = [min(own.get(phase, others), others) for phase in alone]
     ranks = _Ranks([*alone, None, -1], [*shades, others, noise], [*map(str, alone), "others", "noise"])
     rank = dict(zip(alone, range(len(alone)), strict=True)) | {-1: len(alone) + 1}
-    labels = phases.labels.to_numpy()
-    low, high = int(labels.min(initial=0)), int(labels.max(initial=0))
-    if high - low < len(labels) + _EACH:  # as a rule they count from 0
-        named = np.array([rank.get(label, len(alone)) for label in range(low, high + 1)], dtype=np.int64)
-        return named[labels - low], ranks
-    found, at = np.unique(labels, return_inverse=True)
+    found, at = indexed(phases.labels.to_numpy())
     return np.array([rank.get(label, len(alone)) for label in found.tolist()], dtype=np.int64)[at], ranks
 
 

@@ -43,7 +43,8 @@ class Groups:
         >>> Groups.of(np.array([3, -1, 3])).size.tolist()
         [1, 2]
         """
-        return cls(*np.unique(labels, return_inverse=True, return_counts=True))
+        found, group = phase_sums.indexed(labels)
+        return cls(found, group, np.bincount(group, minlength=len(found)))
 
     @property
     def known(self) -> NDArray[np.bool_]:

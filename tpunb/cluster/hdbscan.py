@@ -101,7 +101,7 @@ class HDBSCAN(Parameters):
         found = (votes.argmax(axis=1) - 1)[merged.cell]
         found[rows] = cloud.labels
         labels = in_order(found, steps)
-        number = dict(zip(found.tolist(), labels, strict=True))
+        number = dict(zip(found.tolist(), labels.tolist(), strict=True))
         return FittedHDBSCAN(Labels(labels, {"tree": cloud.tree}), where, cloud, number)
 
 

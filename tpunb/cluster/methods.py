@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from tpunb.errors import whole
 from tpunb.frames import Steps
+from tpunb.frames.op_matrix import Ints
 
 
-def in_order(labels: NDArray[np.integer[Any]], steps: Steps) -> list[int]:
+def in_order(labels: NDArray[np.integer[Any]], steps: Steps) -> Ints:
     """Return `labels` numbered 0, 1, 2, ... by first appearance in time; -1, noise, stays.
 
     >>> from tpunb.testing import toy_steps
-    >>> in_order(np.array([7, -1, 3, 7]), toy_steps("abca"))
+    >>> in_order(np.array([7, -1, 3, 7]), toy_steps("abca")).tolist()
     [0, -1, 1, 0]
     """
     backwards = labels[np.argsort(steps.frame["start_ps"].to_numpy(), kind="stable")[::-1]]
@@ -26,8 +27,7 @@ def in_order(labels: NDArray[np.integer[Any]], steps: Steps) -> list[int]:
     number = np.empty(len(first), dtype=np.int64)
     number[np.argsort(first, kind="stable")] = np.arange(len(first))
     number[-1] = -1
-    told: list[int] = number[labels].tolist()
-    return told
+    return np.asarray(number[labels])
 
 
 class Parameters:

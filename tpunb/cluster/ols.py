@@ -57,7 +57,7 @@ class OLS(Parameters):
         similar, starts = similarities(steps)
         breaks = (similar < self.threshold) | starts
         labels = np.cumsum(breaks) - 1
-        return Labels(labels.tolist(), {"threshold": self._sweep(similar[~starts], int(starts.sum()))})
+        return Labels(labels, {"threshold": self._sweep(similar[~starts], int(starts.sum()))})
 
     def _sweep(self, similar: Floats, hosts: int) -> pl.DataFrame:
         """Return the phases of all thresholds from one sort: one a host, and one a similarity below it."""

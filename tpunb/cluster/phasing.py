@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from tpunb.errors import BadProfile, NoSteps, wrong
 from tpunb.frames import Labels, PhaseMethod, Phases, Steps
 from tpunb.frames.memory import last_remembered, remembered
 from tpunb.frames.op_matrix import Floats, Ints
+from tpunb.frames.phase_sums import indexed
 
 _AROUND = 8  # full steps on either side that a step may take after
 _ROWS = 2048  # that are worked on at one time: few enough to stay near the processor
@@ -122,15 +122,11 @@ def _checked(labels: object, n: int, method: PhaseMethod) -> Ints:
     """Return what a method gave as an array, if it is one int of -1 or more a step."""
     hint = "a phase method returns one int a step that it was given, -1 for noise"
     try:
-        if type(labels) is Labels and set(map(type, labels)) == {int}:  # ours, and nobody wrote into them since
-            values: list[int] = labels
-        else:
-            values = [operator.index(label) for label in labels]  # type: ignore[attr-defined]  # that is the question
+        checked = (labels if isinstance(labels, Labels) else Labels(labels)).values  # type: ignore[arg-type]  # asked
     except TypeError as error:
         raise BadProfile(f"{method!r} returned labels that are no ints: {error}", hint=hint) from error
-    if len(values) != n:
-        raise BadProfile(f"{method!r} returned {len(values)} labels for {n} steps", hint=hint)
-    checked = np.array(values, dtype=np.int64)
+    if len(checked) != n:
+        raise BadProfile(f"{method!r} returned {len(checked)} labels for {n} steps", hint=hint)
     if checked.min() < -1:
         raise BadProfile(f"{method!r} returned the label {checked.min()}", hint=hint)
     return checked
@@ -245,7 +241,7 @@ def _distances(points: Floats, labels: Ints) -> Floats:
     from scipy.sparse import csr_array
 
     n = len(labels)
-    found, phase = np.unique(labels, return_inverse=True)
+    found, phase = indexed(labels)
     centre = csr_array((np.ones(n), phase, np.arange(n + 1)), shape=(n, len(found))).T @ points
     centre /= np.bincount(phase)[:, None]
     distance = np.empty(n)

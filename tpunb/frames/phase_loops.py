@@ -120,3 +120,37 @@ def roots(
         own = out[phase[i]]
         for k in range(indptr[rows[i]], indptr[rows[i] + 1]):
             own[np.uint64(indices[k])] += weight[i] * np.sqrt(values[k])
+
+
+@_compiled
+def add_up(phase: Ints, values: Ints, out: Ints) -> None:
+    """Add up the rows of `values`, (steps, columns), by phase: `out` is (phases, columns)."""
+    for i in range(phase.size):
+        own = out[phase[i]]
+        for k in range(values.shape[1]):
+            own[k] += values[i, k]
+
+
+@_compiled
+def middles(phase: Ints, rising: Ints, values: Ints, size: Ints, out: Ints) -> None:
+    """Write the two values in the middle of each phase, which are one where their number is odd.
+
+    Parameters
+    ----------
+    phase, values
+        Of each step.
+    rising
+        The steps by their values, lowest first, as many as `size` says.
+    size
+        How many of them are in each phase.
+    out
+        (phases, 2).
+    """
+    come = np.zeros(size.size, np.int64)
+    for row in rising:
+        own = phase[row]
+        if come[own] == (size[own] - 1) // 2:
+            out[own, 0] = values[row]
+        if come[own] == size[own] // 2:
+            out[own, 1] = values[row]
+        come[own] += 1

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
 from tpunb.frames.steps import Steps
@@ -16,6 +17,21 @@ if TYPE_CHECKING:
 
 _NUMBERS = 2**20  # that are dense at one time: a phase each step must not cost steps × ops of memory
 _FIGURES = ("ran", "count", "total_ps", "self_ps", "spent_ps")
+
+
+def indexed(labels: NDArray[np.integer[Any]]) -> tuple[Ints, Ints]:
+    """Return the labels that there are, rising, and the place of each one among them: ``np.unique``, without sorting.
+
+    >>> found, at = indexed(np.array([3, -1, 3]))
+    >>> found.tolist(), at.tolist()
+    ([-1, 3], [1, 0, 1])
+    """
+    low, high = int(labels.min(initial=0)), int(labels.max(initial=0))
+    if high - low > len(labels) + 1000:  # as a rule they count from 0
+        found, at = np.unique(labels, return_inverse=True)
+        return found.astype(np.int64), at
+    there = np.bincount(labels - low, minlength=1) > 0
+    return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[labels - low]
 
 
 def totals(steps: Steps, labels: Ints) -> pl.DataFrame:
@@ -45,7 +61,7 @@ def totals(steps: Steps, labels: Ints) -> pl.DataFrame:
         matrix.order,
         *(matrix.told[name].fill_null(0).to_numpy() for name in ("count", "total_ps", "self_ps")),
     )
-    found, phase = np.unique(labels, return_inverse=True)
+    found, phase = indexed(labels)
     d = matrix.shape[1]
     told = [np.zeros((0, 2 + len(_FIGURES)), dtype=np.int64)]
     for first, size, rows in _blocks(phase, len(found), d):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from tpunb import export, schema
 from tpunb.errors import whole
 from tpunb.frames.op_matrix import op_matrix
+from tpunb.frames.phase_rows import rows
 from tpunb.frames.phase_sums import totals
 from tpunb.frames.representatives import Population, Representatives, representative, representatives
 from tpunb.frames.steps import Steps
@@ -28,7 +31,7 @@ PhaseMethod = Callable[[Steps], Sequence[int]]
 """A phase method: the steps seen in full in, one label a step out, -1 for noise."""
 
 
-class Labels(list[int]):
+class Labels(Sequence[int]):
     """One label a step, with every sweep the choice was made from.
 
     Parameters
@@ -37,12 +40,51 @@ class Labels(list[int]):
         One int a step, -1 for noise.
     sweeps
         Frames by the name of the parameter that was swept; the column ``chosen`` marks the choice.
+
+    Raises
+    ------
+    TypeError
+        When a label is no int.
+
+    >>> labels = Labels([0, 0, -1])
+    >>> labels, labels == [0, 0, -1], labels.values.dtype
+    ([0, 0, -1], True, dtype('int64'))
     """
 
-    def __init__(self, labels: Sequence[int], sweeps: Mapping[str, pl.DataFrame] | None = None) -> None:
-        told = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
-        super().__init__(told if set(map(type, told)) <= {int} else map(int, told))
+    def __init__(self, labels: Iterable[int], sweeps: Mapping[str, pl.DataFrame] | None = None) -> None:
+        if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu":
+            labels = np.array([operator.index(label) for label in labels], dtype=np.int64)
+        self.values = labels.astype(np.int64)
+        self.values.setflags(write=False)
         self.sweeps = dict(sweeps or {})
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        """Return one label, or some, as Python's ints."""
+        found: int | list[int] = self.values[index].tolist()
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.values.tolist())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.values, dtype=dtype, copy=copy is not False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self.values.tolist() == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as a list's
+
+    def __repr__(self) -> str:
+        return repr(self.values.tolist())
 
 
 @dataclass(frozen=True)
@@ -101,11 +143,7 @@ class Phases:
     @cached_property
     def labelled(self) -> pl.DataFrame:
         """``steps.frame`` with the columns ``phase`` and ``distance``."""
-        return self._phased.with_columns(self.distance)
-
-    @cached_property
-    def _phased(self) -> pl.DataFrame:
-        return self.steps.frame.with_columns(self.labels.cast(pl.Int64).alias("phase"))
+        return self.steps.frame.with_columns(self.labels.cast(pl.Int64).alias("phase"), self.distance)
 
     @cached_property
     def fitted(self) -> pl.Series:
@@ -115,45 +153,10 @@ class Phases:
     @cached_property
     def frame(self) -> pl.DataFrame:
         """One row a phase, longest first: ``tpunb.schema.PHASES``."""
-        whole = max(self.steps.frame["dur_ps"].sum(), 1)
-        marks = (
-            self._phased.group_by("phase", "mark")
-            .len()
-            .drop_nulls("mark")
-            .sort("len", "mark", descending=[True, False])
-            .group_by("phase", maintain_order=True)
-            .agg(pl.col("mark").str.join(", ").alias("marks"))
-        )
-
-        def known(column: str) -> pl.Expr:
-            return pl.when(pl.col(column).count() > 0).then(pl.col(column).sum()).alias(column)
-
-        def mean(column: str, weight: pl.Expr | int) -> pl.Expr:  # over the time of the steps that know it
-            time = pl.col("dur_ps").filter(pl.col(column).is_not_null()).sum()
-            return pl.when(pl.col(column).count() > 0, time > 0).then((pl.col(column) * weight).sum() / time)
-
-        full = pl.col("seen") == "full"  # a window's edge makes the step that it cuts long
-        timed = pl.col("dur_ps").filter(full | ~full.any())
-        rows = self._phased.group_by("phase").agg(
-            pl.len().alias("steps"),
-            (pl.col("seen") == "full").sum().alias("full"),
-            pl.col("step").get(pl.col("start_ps").arg_min()).alias("first_step"),
-            pl.col("start_ps").min(),
-            pl.col("dur_ps").sum(),
-            (pl.col("dur_ps").sum() / whole).alias("share"),
-            pl.col("dur_ps").median().round().alias("step_ps"),
-            known("device_ps"),
-            known("idle_ps"),
-            known("input_ps"),
-            (timed.std(ddof=0) / timed.mean().clip(1)).alias("spread"),
-            mean("idle_ps", 1).alias("idle"),
-            mean("mxu_util", pl.col("dur_ps")).alias("mxu_util"),
-        )
-        rows = rows.join(marks, on="phase", how="left").sort("dur_ps", "phase", descending=[True, False])
-        return schema.check(rows, schema.PHASES, "phases")
+        return rows(self.steps, self.labels)
 
     def __len__(self) -> int:
-        return self.labels.filter(self.labels >= 0).n_unique()
+        return int((self.frame["phase"] >= 0).sum())
 
     def __iter__(self) -> Iterator[Phase]:
         return (self[phase] for phase in self.frame["phase"])

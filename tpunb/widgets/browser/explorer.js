@@ -218,7 +218,7 @@ class Explorer {
     if (!this.typing) [this.from.value, this.until.value] = [exact(low), exact(high)];
     const [more, ends] = this.moved ? [tables, { low, high }] : [{}, {}];
     this.moved = false;
-    this.ribbon.put({ ...this.steps(), ...more }, ends);
+    return this.ribbon.put({ ...this.steps(), ...more }, ends);
   }
 
   // ---- the method, its curve and its slider
@@ -284,10 +284,14 @@ class Explorer {
     this.arrived();
     this.headline.textContent = cut.headline;
     this.code.textContent = cut.code;
-    if (!first) {
-      this.scene();
-      this.shares.put({ phases: this.covered() }, { top3: 100 * cut.top3 });
-    }
+    if (first) this.summed();
+    else Promise.resolve(this.scene()).then(() => this.summed()); // the ribbon is what the hand follows
+  }
+
+  // Coverage and phases of the newest cut.
+  summed() {
+    const cut = this.get("_cut");
+    this.shares.put({ phases: this.covered() }, { top3: 100 * cut.top3 });
     const where = cut.phases.length > 3 ? " in the 3 longest" : cut.phases.length > 1 ? " in them all" : " in the one phase";
     this.top.replaceChildren(make("strong", {}, `${percent(cut.top3)} of the time`), where, this.alike ??= make("span"));
     this.alike.setAttribute("aria-busy", "true");
