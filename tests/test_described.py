@@ -56,7 +56,11 @@ def test_twelve_rows_at_most():
     rows = described.rows(cut("abcdefghijklmnop"))
     assert len(rows) == ROWS == 12
     assert rows[-1]["until"] < 1
-    json.dumps(rows, allow_nan=False)
+    every = described.rows(cut("abcdefghijklmnop"), described.PHASES)
+    assert every[:12] == rows
+    assert every[-1]["until"] == pytest.approx(1)
+    assert [row["phase"] for row in every] == [*range(15, -1, -1)]
+    json.dumps(every, allow_nan=False)
 
 
 def test_the_headline():

@@ -346,31 +346,6 @@ def test_nothing_to_cut():
         tp.explore(toy_steps(""))
 
 
-def state_of(view):
-    """What a front end saves: JSON without NaN, as JavaScript writes it."""
-    return json.dumps(view.get_state(), allow_nan=False, default=str, separators=(",", ":"))
-
-
-def test_the_saved_state_is_small_and_holds_no_steps():
-    steps = tp.steps(tp.sample("keras_cnn"))
-    names = [op for op in steps.ops["op"].cast(pl.String).unique() if len(op) > 8]
-    assert len(names) > 20
-    view = tp.explore(steps)
-    for method in ("dbscan", *WORDS.values(), "hdbscan"):
-        view.method = method
-        saved = state_of(view)
-        assert len(saved) < 80_000, method  # four charts
-        assert not any(word in saved for word in ("dur_ps", "start_ps", "device_ps", *names))
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_every_state_is_json(name):
-    view = tp.explore(RUNS[name])
-    for method in ("hdbscan", *WORDS.values()):
-        view.method = method
-        assert json.loads(state_of(view))["method"] == method
-
-
 def test_all_of_it_is_noise():
     view = tp.explore(TOY, method=lambda steps: [-1] * len(steps))
     assert view._cut["headline"] == "0 phases over 11 steps; top 3 cover 100 %; noise 100 % of the time"

@@ -186,6 +186,20 @@ def test_tab_goes_from_the_method_to_the_buttons_as_they_stand(panel):
     ]
 
 
+def test_phases_that_have_no_row_are_listed_when_asked_for(panel):
+    python(panel.page, "view.threshold = 1.0")
+    every = int(python(panel.page, "print(view.value.frame.height)"))
+    table = panel.get_by_role("table", name="Phases, longest first")
+    expect(table.get_by_role("radio")).to_have_count(12)
+    panel.get_by_role("button", name=f"Show {every - 12} more").press("Enter")
+    expect(table.get_by_role("radio")).to_have_count(every)
+    expect(table.get_by_role("button")).to_have_count(0)
+    python(panel.page, "view.threshold = 0.7")
+    fewer = int(python(panel.page, "print(view.value.frame.height)"))
+    expect(table.get_by_role("radio")).to_have_count(fewer)  # the next cut is another
+    assert fewer < every
+
+
 @pytest.mark.parametrize("method", SLIDERS)
 def test_keys_move_each_slider(panel, method):
     slider = choose(panel, method)

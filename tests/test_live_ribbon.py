@@ -53,6 +53,24 @@ def drawn(phases, within=None, chosen=None):
     return Ribbon(phases.steps, within).rows(phases, chosen)
 
 
+def digits(ribbon, name):
+    """The numbers of a column of digits, as a page unpacks them."""
+    many = len(ribbon["step" if "step" in ribbon else "after"])
+    text = ribbon[name] if len(ribbon[name]) == many else ribbon[name] * many
+    return [int(digit, 36) for digit in text]
+
+
+def stacked(ribbon):
+    """The rows that share slices, as a page unpacks them: (slice, rank, seen, low, high)."""
+    rows, place, high = [], 0, 0
+    columns = (ribbon["after"], ribbon["part"], digits(ribbon, "rank"), digits(ribbon, "seen"))
+    for after, part, rank, seen in zip(*columns, strict=True):
+        place, low = place + after, 0 if after else high
+        high = low + part
+        rows.append((place, rank, seen, low, high))
+    return rows
+
+
 @pytest.fixture
 def in_slices(monkeypatch):
     """Steps share slices however few they are, 4 to the whole."""
@@ -66,8 +84,8 @@ def test_few_steps_are_drawn_one_by_one():
         "start": [0.0, 0.001, 0.002],
         "end": [0.001, 0.002, 0.004],
         "lane": [0, 0, 0],
-        "rank": [0, 0, 1],
-        "seen": [0, 1, 2],
+        "rank": "001",
+        "seen": "012",
         "step": [0, 1, 2],
     }
     assert rows["ranks"] == {"phase": [0, 1, None, -1], "shade": [0, 1, 6, 7]}
@@ -109,7 +127,7 @@ def test_a_stretch_without_steps_is_empty(monkeypatch, within, each):
     phases = by_letter("aabb")
     empty = Ribbon(phases.steps, within)
     rows = empty.rows(phases)
-    assert all(column == [] for name in ("ribbon", "numbers") for column in rows[name].values())
+    assert not any(column for name in ("ribbon", "numbers") for column in rows[name].values())
     assert all(column == [] for column in empty.watched().values())
     assert all(column == [] for column in empty.marks({"a": 0.001}).values())
 
@@ -135,22 +153,21 @@ def test_slices_hold_their_phases_the_longest_first(in_slices):
     phases = by_letter("abca")  # 1, 2, 3 and 1 ms: slices of 1.75 ms
     rows = drawn(phases)["ribbon"]
     assert phases.frame["phase"].to_list() == [2, 0, 1]
-    spans = list(zip(*(rows[name] for name in ("slice", "rank", "low", "high")), strict=True))
-    assert spans == [
-        (0, 1, 0, 57),
-        (0, 2, 57, 100),
-        (1, 0, 0, 29),
-        (1, 2, 29, 100),
-        (2, 0, 0, 100),
-        (3, 0, 0, 43),
-        (3, 1, 43, 100),
+    assert stacked(rows) == [
+        (0, 1, 0, 0, 57),
+        (0, 2, 0, 57, 100),
+        (1, 0, 0, 0, 29),
+        (1, 2, 0, 29, 100),
+        (2, 0, 0, 0, 100),
+        (3, 0, 0, 0, 43),
+        (3, 1, 0, 43, 100),
     ]
 
 
 def test_steps_too_short_to_be_seen_are_not_drawn(in_slices):
     phases = by_letter("aabb")
     rows = drawn(phases, (0.0, 1e6))
-    assert rows["ribbon"]["slice"] == rows["numbers"]["at"] == []
+    assert rows["ribbon"]["after"] == rows["numbers"]["at"] == []
 
 
 def test_marks_stand_on_every_lane():
@@ -168,7 +185,7 @@ def test_more_phases_than_colours_are_others():
     assert rows["ranks"] == {"phase": [*real[:6], None, -1], "shade": [*range(8)]}
     shown = {
         real.index(label): SHADES[rows["ranks"]["shade"][rank]]
-        for label, rank in zip(phases.labels, rows["ribbon"]["rank"], strict=True)
+        for label, rank in zip(phases.labels, digits(rows["ribbon"], "rank"), strict=True)
     }
     assert shown == {at: colours(phases)[phase] for at, phase in enumerate(real)}
     assert "others" in rows["numbers"]["name"]
@@ -179,23 +196,24 @@ def test_the_chosen_one_of_the_others_is_drawn_as_itself():
     plain, rows = drawn(phases), drawn(phases, chosen=0)
     assert rows["ranks"]["phase"] == [8, 7, 6, 5, 4, 3, 0, None, -1]
     assert rows["ranks"]["shade"] == [0, 1, 2, 3, 4, 5, 6, 6, 7]  # in the colour of the others
-    assert [rows["ranks"]["phase"][rank] for rank in rows["ribbon"]["rank"][:4]] == [0, 0, None, None]
+    assert [rows["ranks"]["phase"][rank] for rank in digits(rows["ribbon"], "rank")[:4]] == [0, 0, None, None]
     assert drawn(phases, chosen=8) == drawn(phases, chosen=99) == plain
 
 
 def test_noise_has_its_own_shade():
     rows = drawn(cut(toy_steps("aaz"), [0, 0, -1]))
-    assert [rows["ranks"]["phase"][rank] for rank in rows["ribbon"]["rank"]] == [0, 0, -1]
+    assert [rows["ranks"]["phase"][rank] for rank in digits(rows["ribbon"], "rank")] == [0, 0, -1]
     assert rows["ranks"]["shade"] == [0, 6, 7]
     assert rows["numbers"]["name"] == ["0", "noise"]
-    assert drawn(cut(toy_steps("az"), [-1, -1]))["ribbon"]["rank"] == [1, 1]
+    assert drawn(cut(toy_steps("az"), [-1, -1]))["ribbon"]["rank"] == "1"
 
 
 def test_a_second_run_wears_the_colours_of_the_first():
     phases = by_letter("aabbcc")
-    ranks = Ribbon(phases.steps).rows(phases, alias={2: 1, 0: 0})["ranks"]
-    assert ranks == {"phase": [2, 1, 0, None, -1], "shade": [1, 6, 0, 6, 7]}
-    assert Ribbon(phases.steps).rows(phases, alias={2: 9})["ranks"]["shade"][0] == len(PALETTE)
+    rows = Ribbon(phases.steps).rows(phases, alias={2: (1, "1 → 2"), 0: (0, "0 → 0")})
+    assert rows["ranks"] == {"phase": [2, 1, 0, None, -1], "shade": [1, 6, 0, 6, 7]}
+    assert rows["numbers"]["name"] == ["0 → 0", "1", "1 → 2"]  # of the one that was matched with none its own
+    assert Ribbon(phases.steps).rows(phases, alias={2: (9, "9 → 2")})["ranks"]["shade"][0] == len(PALETTE)
 
 
 STEP = st.tuples(
@@ -234,17 +252,16 @@ def test_slices_add_up_to_what_a_loop_finds(rows, within):
         told = Ribbon(steps, within)
         found = told.rows(phases)
         expected = by_a_loop(steps, labels, found["ranks"], told.edges)
-    names = ("slice", "rank", "seen", "low", "high")
-    if "slice" not in found["ribbon"]:  # no step is there
+    if "after" not in found["ribbon"]:  # no step is there
         assert not expected
         return
-    parts, tops = {}, {}
-    for place, rank, seen, low, high in zip(*(found["ribbon"][name] for name in names), strict=True):
-        assert abs(low - tops.get(place, 0)) <= 1  # one on the other, but for what is rounded
-        parts[place, rank], tops[place] = high - low, high
+    parts = {}
+    for place, rank, seen, low, high in stacked(found["ribbon"]):
+        parts[place, rank] = high - low
         assert expected[place, rank][seen] == pytest.approx(max(expected[place, rank]))  # as most of it was seen
     assert {key for key, kinds in expected.items() if sum(kinds) > 0.011} <= {*parts} <= {*expected}
     assert all(abs(part - 100 * sum(expected[key])) <= 1.2 for key, part in parts.items())
+    tops = {place: high for place, *_, high in stacked(found["ribbon"])}
     for place, top in tops.items():
         told = sum(sum(kinds) for key, kinds in expected.items() if key[0] == place and key in parts)
         assert abs(top - 100 * told) <= 3
@@ -273,7 +290,7 @@ def test_the_longest_run_is_100_kb_at_most_and_the_same_in_any_order_of_hosts(ho
         found.append(drawn(phases))
     assert found[0] == found[1]
     assert len(json.dumps(found[0])) <= 100_000
-    assert max(found[0]["ribbon"]["high"]) == 100
+    assert max(high for *_, high in stacked(found[0]["ribbon"])) == 100
 
 
 @pytest.mark.parametrize("hosts", [1, 4, 8])

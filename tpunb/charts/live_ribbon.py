@@ -13,7 +13,6 @@ from typing import Any
 import altair as alt
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from tpunb.charts.rows import GREY, HOSTS, INK, NOISE, OTHERS, PALETTE, SEEN, TIME, cleaned
 from tpunb.frames import Phases, Steps
@@ -21,7 +20,7 @@ from tpunb.frames.op_matrix import Floats, Ints
 from tpunb.frames.phase_sums import indexed
 from tpunb.pictures import LayerPicture
 
-Columns = dict[str, list[Any]]
+Columns = dict[str, list[Any] | str]
 
 SHADES = (*PALETTE, OTHERS, NOISE)
 """A colour a rank: the longest phases by themselves, all the others, noise."""
@@ -90,14 +89,15 @@ class Ribbon:
         return kinds.to_numpy()
 
     def rows(
-        self, phases: Phases, chosen: int | None = None, *, alias: Mapping[int, int] | None = None
+        self, phases: Phases, chosen: int | None = None, *, alias: Mapping[int, tuple[int, str]] | None = None
     ) -> dict[str, Columns]:
         """Return as columns what the tables "ribbon" and "numbers" of :func:`ribbon` hold, in few letters.
 
-        In "ribbon", steps one by one have ``start``, ``end`` (seconds), ``lane`` and ``step``; where many share slices
-        of time, a row has its ``slice`` (those of the second lane come after those of the first) and from where to
-        where it reaches in it, ``low`` and ``high`` in percent. ``rank`` is the row of "ranks" that says the ``phase``
-        (null: several) and the ``shade``; ``seen`` is 0 in full, 1 in part, 2 inferred, in a slice what most of it is.
+        In "ribbon", steps one by one have ``start``, ``end`` (seconds), ``lane`` and ``step``. Where many share slices
+        of time (those of the second lane come after those of the first), the rows of a slice lie on each other: each
+        has by how many slices it comes ``after`` the one before, and its ``part`` of it, in percent. ``rank`` is the
+        row of "ranks" that says the ``phase`` (null: several) and the ``shade``; ``seen`` is 0 in full, 1 in part, 2
+        inferred, in a slice what most of it is: of both, a digit of base 36 a row, or one where all are the same.
         :func:`layout` is what a page unpacks them by.
 
         Parameters
@@ -107,8 +107,8 @@ class Ribbon:
         chosen
             A phase that is drawn as itself though it be among the others.
         alias
-            The rank, from 0, in whose colour each phase is drawn, in place of its own; of those left out, the colour
-            of the others.
+            The rank, from 0, in whose colour each phase is drawn in place of its own, and what is written above it; of
+            those left out, the colour of the others.
         """
         of_step, ranks = _ranked(phases, chosen, alias)
         spans = self._steps
@@ -118,12 +118,12 @@ class Ribbon:
 
     def _one_by_one(self, rank: Ints, ranks: _Ranks) -> dict[str, Columns]:
         spans = self._steps
-        drawn = {
+        drawn: Columns = {
             "start": self._short(spans.start),
             "end": self._short(spans.end),
             "lane": spans.lane.tolist(),
-            "rank": rank.tolist(),
-            "seen": self._seen[spans.row].tolist(),
+            "rank": _digits(rank),
+            "seen": _digits(self._seen[spans.row]),
             "step": self.steps.frame["step"].to_numpy()[spans.row].tolist(),
         }
         numbers = self._numbers(rank, spans.lane, spans.start, spans.end, ranks)
@@ -142,12 +142,14 @@ class Ribbon:
         high = np.cumsum(part)
         below = np.append(0.0, high[first[1:] - 1])[: len(first)]  # of no slice, where nothing is long enough
         high -= np.repeat(below, np.diff(np.append(first, len(code))))
-        drawn = {
-            "slice": place.tolist(),
-            "low": _percent(high - part),
-            "high": _percent(high),
-            "rank": rank.tolist(),
-            "seen": seen.tolist(),
+        top = np.rint((100 * high).clip(0, 100)).astype(np.int64)
+        under = np.append(0, top[:-1])[: len(top)]
+        under[first] = 0
+        drawn: Columns = {
+            "after": np.diff(place, prepend=0).tolist(),
+            "part": (top - under).tolist(),
+            "rank": _digits(rank),
+            "seen": _digits(seen),
         }
         most = np.lexsort((-part, place))[first]  # of each slice, what took most of it
         start, end = self._slice(place[most])
@@ -260,20 +262,25 @@ class _Ranks:
         return {"phase": [*self.phase], "shade": [*self.shade]}
 
 
-def _percent(part: NDArray[Any]) -> list[int]:
-    return [round(one) for one in (100 * part).clip(0, 100).tolist()]
+def _digits(values: Ints) -> str:
+    """Return one digit of base 36 a value, or one for all."""
+    return _DIGITS[values[:1] if len(values) and (values == values[0]).all() else values].tobytes().decode()
 
 
-def _ranked(phases: Phases, chosen: int | None, alias: Mapping[int, int] | None) -> tuple[Ints, _Ranks]:
+_DIGITS = np.frombuffer(b"0123456789abcdefghijklmnopqrstuvwxyz", dtype="S1")
+
+
+def _ranked(phases: Phases, chosen: int | None, alias: Mapping[int, tuple[int, str]] | None) -> tuple[Ints, _Ranks]:
     """Return the rank of each step, and what is drawn of each rank."""
     others, noise = len(PALETTE), len(PALETTE) + 1  # shades
     real = [phase for phase in phases.frame["phase"] if phase >= 0]
     alone = real[: len(PALETTE)]
     if chosen in real and chosen not in alone:
         alone.append(chosen)
-    own = dict(zip(real, range(len(PALETTE)), strict=False)) if alias is None else alias
-    shades = [min(own.get(phase, others), others) for phase in alone]
-    ranks = _Ranks([*alone, None, -1], [*shades, others, noise], [*map(str, alone), "others", "noise"])
+    own = {phase: (at, str(phase)) for at, phase in enumerate(real)} if alias is None else alias
+    looks = [own.get(phase, (others, str(phase))) for phase in alone]
+    shades, names = [min(shade, others) for shade, _ in looks], [name for _, name in looks]
+    ranks = _Ranks([*alone, None, -1], [*shades, others, noise], [*names, "others", "noise"])
     rank = dict(zip(alone, range(len(alone)), strict=True)) | {-1: len(alone) + 1}
     found, at = indexed(phases.labels.to_numpy())
     return np.array([rank.get(label, len(alone)) for label in found.tolist()], dtype=np.int64)[at], ranks

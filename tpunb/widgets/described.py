@@ -18,6 +18,9 @@ from tpunb.widgets.tables import ROWS, many
 RUNS = 100
 """Rows of the ribbon as a table."""
 
+PHASES = 1000
+"""Rows of the table of phases, where all are asked for."""
+
 _TOP = 5
 _PIECES = 3
 _BLOCKS = {
@@ -31,7 +34,7 @@ _BLOCKS = {
 }
 
 
-def rows(phases: Phases) -> list[dict[str, Any]]:
+def rows(phases: Phases, most: int = ROWS) -> list[dict[str, Any]]:
     """Return the longest phases, a row each; what is not known is None."""
     colours = charts.colours(phases)
     until = phases.frame["share"].cum_sum()
@@ -50,7 +53,7 @@ def rows(phases: Phases) -> list[dict[str, Any]]:
             "idle": row["idle"],
             "mxu": row["mxu_util"],
         }
-        for row, reached in zip(phases.frame.head(ROWS).iter_rows(named=True), until, strict=False)
+        for row, reached in zip(phases.frame.head(most).iter_rows(named=True), until, strict=False)
     ]
 
 

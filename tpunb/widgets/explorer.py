@@ -66,7 +66,7 @@ class PhaseExplorer(Panel):
     Phases(1 phase over 6 steps, OLS(threshold=0.0), top 3 cover 100.0%)
     """
 
-    _esm = module("parts.js", "phase_facts.js", "second_run.js", "explorer.js")
+    _esm = module("parts.js", "phase_facts.js", "second_run.js", "buttons.js", "explorer.js")
     _css = asset("explorer.css")
 
     method = Enum([*METHODS, _OWN], help="by what the steps are grouped").tag(sync=True)
@@ -346,8 +346,7 @@ class PhaseExplorer(Panel):
         chart = knobs.chart(self.method, swept)
         if knob is None or chart is None:
             spec = None if chart is None else knobs.untitled(pictures.spec(chart))
-            tree = swept.sweeps.get("tree")
-            return {"spec": spec, "knob": None, "table": None if tree is None else knobs.table(tree)}
+            return {"spec": spec, "knob": None, "table": knobs.table(swept.sweeps.get("tree"))}
         least, most = knob.stops(swept)
         stops = {"parameter": knob.parameter, "label": knob.label, "least": least, "most": most, "step": knob.step}
         spec = slid(chart, knob.parameter, (least, most), knob.chosen(self._first[self.method]))
@@ -359,6 +358,7 @@ class PhaseExplorer(Panel):
             **super().answers(),
             "figures": lambda: (self._figures(self._shown), []),
             "reasons": lambda: (self._reasons(self._shown), []),
+            "phases": lambda: ({"phases": described.rows(self.value, described.PHASES)}, []),
             "compare": self._compared,
             "runs": lambda: ({"table": described.runs(self.value, self._ribbon.edges)}, []),
             "freeze": lambda: exports.frozen(self),

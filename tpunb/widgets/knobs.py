@@ -142,8 +142,10 @@ def untitled(spec: dict[str, Any]) -> dict[str, Any]:
     return spec
 
 
-def table(sweep: pl.DataFrame) -> dict[str, list[Any]]:
-    """Return a curve or a tree as a table, some 60 rows at most."""
+def table(sweep: pl.DataFrame | None) -> dict[str, list[Any]] | None:
+    """Return a curve or a tree as a table, some 60 rows at most; None of none."""
+    if sweep is None:
+        return None
     every = max(1, math.ceil(sweep.height / 60))
     kept = sweep.filter((pl.int_range(pl.len()) % every == 0) | pl.col("chosen")).drop("chosen")
     rounded = kept.with_columns(cs.float().fill_nan(None).round_sig_figs(4))

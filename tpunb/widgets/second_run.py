@@ -33,7 +33,7 @@ def compared(view: PhaseExplorer) -> dict[str, Any]:
     found = compare(view.value, second, unlike=view.unlike)
     drawn = Ribbon(second.steps)
     spec = pictures.spec(ribbon(drawn.hosts, watched=second.steps.windows.height > 0))
-    rows = drawn.rows(second, alias=_shades(found))
+    rows = drawn.rows(second, alias=_looks(found))
     return {
         "title": plain(second.steps.name or "the other run"),
         "told": plain(repr(found).removeprefix("Comparison(").removesuffix(")")),
@@ -54,10 +54,11 @@ def _ratios(found: Comparison) -> dict[str, Any] | None:
     return pictures.spec(charts.compared(found)) | {"usermeta": {"room": 300}}  # for the names and the figures
 
 
-def _shades(found: Comparison) -> dict[int, int]:
-    """Return the rank of the first run's phase that each phase of the second was matched with."""
+def _looks(found: Comparison) -> dict[int, tuple[int, str]]:
+    """Return of each phase of the second the rank of the first's that it was matched with, and the name of the pair."""
     rank = {phase: at for at, phase in enumerate(p for p in found.a.frame["phase"] if p >= 0)}
-    return {row["phase_b"]: rank[row["phase_a"]] for row in found.frame.iter_rows(named=True)}
+    pairs = found.frame.select("phase_a", "phase_b").iter_rows()
+    return {second: (rank[first], f"{first} → {second}") for first, second in pairs}
 
 
 def _pair(found: Comparison, row: dict[str, Any]) -> dict[str, Any]:

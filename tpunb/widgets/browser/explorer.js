@@ -55,8 +55,6 @@ class Explorer {
   build() {
     const frame = this.get("_frame");
     const id = (what) => `${this.name}-${what}`;
-    const button = (text, label, call, extra = {}) =>
-      make("button", { type: "button", class: "tpunb-button", title: label, onclick: call, ...extra }, text);
     this.title = make("h3", {}, frame.name || "Phases of the run");
     this.headline = make("p", { class: "tpunb-headline", role: "status" });
     this.busy = make("span", { class: "tpunb-busy", role: "status" });
@@ -102,20 +100,12 @@ class Explorer {
     this.about = new PhaseFacts(this);
 
     this.second = frame.second ? new SecondRun(this) : null;
-    this.code = make("code", { class: "tpunb-code" });
-    const files = [["html", "Save HTML", "this page in one file"], ["png", "PNG", "the ribbon as a PNG"],
-      ["svg", "SVG", "the ribbon as an SVG"], ["trace", "Chrome trace", "the phases for Perfetto"]];
-    this.said = make("span", { role: "status" });
-    const foot = make("footer", {},
-      button("Copy as code", "Copy the line of Python that gives this cut", () => this.copy()), this.code,
-      ...(this.still ? [] : [...files.map(([kind, text, label]) => button(text, `Save ${label}`, () => this.save(kind))),
-        button("Freeze", "Put pictures in the panel's place, which the notebook shows without a kernel", () => this.freeze())]),
-      this.said);
+    this.buttons = new Buttons(this);
     this.root.replaceChildren(make("div", { class: "tpunb-explorer", role: "region",
       onkeydown: (event) => event.stopPropagation(), // the notebook's own keys: its arrows fold headings
       "aria-label": `Explorer of phases${frame.name ? `: ${frame.name}` : ""}` },
       head, ...warnings, ...lines, this.alert, this.ribbon.host, zoom, this.runs,
-      make("div", { class: "tpunb-two" }, left, right), this.about.host, this.second?.host ?? null, foot));
+      make("div", { class: "tpunb-two" }, left, right), this.about.host, this.second?.host ?? null, this.buttons.host));
   }
 
   chart(label) {
@@ -283,7 +273,7 @@ class Explorer {
     const cut = this.get("_cut");
     this.arrived();
     this.headline.textContent = cut.headline;
-    this.code.textContent = cut.code;
+    this.buttons.code.textContent = cut.code;
     if (first) this.summed();
     else Promise.resolve(this.scene()).then(() => this.summed()); // the ribbon is what the hand follows
   }
@@ -307,10 +297,23 @@ class Explorer {
   }
 
   listPhases() {
-    const { phases, rest } = this.get("_cut");
+    const { number: cut, phases, rest } = this.get("_cut");
+    const every = this.every?.cut === cut ? this.every.phases : null; // asked for, of this very cut
+    const shown = every ?? phases;
+    const more = every || this.still ? null : () => this.listAll(cut);
     const held = this.table.contains(document.activeElement) ? document.activeElement.value : null;
-    this.table.replaceChildren(...listed(phases, rest, this.get("phase"), this.name, (phase) => this.pick(phase)));
+    this.table.replaceChildren(...listed(shown, phases.length + rest - shown.length, this.get("phase"), this.name,
+      (phase) => this.pick(phase), more));
     if (held !== null) (this.table.querySelector(`input[value="${held}"]`) ?? this.table.querySelector("input"))?.focus();
+  }
+
+  async listAll(cut) {
+    this.waiting();
+    try {
+      this.every = { cut, ...(await ask(this.model, "phases")) };
+      this.listPhases();
+    } catch (error) { this.complain(error.message); }
+    this.arrived();
   }
 
   pick(phase) {
@@ -325,7 +328,7 @@ class Explorer {
     this.shares.put({}, { chosen: phase });
     this.second?.choose(phase);
     this.listPhases();
-    this.say(phase === null ? "no phase selected" : `phase ${phase} selected`);
+    this.buttons.say(phase === null ? "no phase selected" : `phase ${phase} selected`);
     this.rest();
   }
 
@@ -342,32 +345,7 @@ class Explorer {
     this.alike.textContent = `, homogeneity ${homogeneity.toFixed(2)} (1: the steps of a phase are all alike)`;
   }
 
-  // ---- buttons, and how it stands
-
-  async copy() {
-    try {
-      await copied(this.code.textContent);
-      this.say("copied");
-    } catch (error) { this.complain(error.message); }
-  }
-
-  async save(kind) {
-    this.waiting(0);
-    try {
-      const { name, type, buffers } = await ask(this.model, "export", { kind });
-      download(name, type, buffers[0]);
-      this.say(`saved ${name}`);
-    } catch (error) { this.complain(error.message); }
-    this.arrived();
-  }
-
-  freeze() { ask(this.model, "freeze").catch((error) => this.complain(error.message)); }
-
-  say(text) {
-    this.said.textContent = text;
-    clearTimeout(this.saying);
-    this.saying = setTimeout(() => { this.said.textContent = ""; }, 4000);
-  }
+  // ---- how it stands
 
   waiting(after = BUSY_MS) {
     clearTimeout(this.silence);
@@ -395,7 +373,7 @@ class Explorer {
   end() {
     clearTimeout(this.resting);
     clearTimeout(this.silence);
-    clearTimeout(this.saying);
+    this.buttons.end();
     this.ended?.();
     for (const call of this.undo) call();
   }

@@ -7,16 +7,25 @@ const exact = (value) => String(Math.round(value * 1e6) / 1e6);
 
 // The rows of the ribbon as Vega takes them, from the few letters in which they came.
 function unpacked({ ribbon, ranks, numbers }, { edges: [low, high] }, { slices, lane, top, height }) {
-  const one = ribbon.step !== undefined;
+  const many = (ribbon.step ?? ribbon.after).length;
+  const digits = (text) => Array.from(text.length === many ? text : text.repeat(many), (digit) => parseInt(digit, 36));
+  const rank = digits(ribbon.rank);
+  const column = (call) => rank.map((_, i) => call(i));
+  const drawn = { phase: column((i) => ranks.phase[rank[i]]), shade: column((i) => ranks.shade[rank[i]]),
+    seen: digits(ribbon.seen) };
+  if (ribbon.step !== undefined) {
+    const { start, end, step } = ribbon;
+    const y = ribbon.lane.map((at) => lane * at + top);
+    return { numbers, ribbon: { ...drawn, start, end, step, y, y2: y.map((at) => at + height) } };
+  }
   const width = (high - low) / slices;
-  const column = (call) => ribbon.rank.map((_, i) => call(i));
-  const lanes = one ? ribbon.lane : ribbon.slice.map((at) => Math.floor(at / slices));
-  const start = one ? ribbon.start : ribbon.slice.map((at) => low + (at % slices) * width);
-  const y = (part) => (i) => lane * lanes[i] + top + (one ? (part === "low" ? 0 : height) : (height * ribbon[part][i]) / 100);
-  return { numbers, ribbon: {
-    start, end: one ? ribbon.end : start.map((at) => at + width), y: column(y("low")), y2: column(y("high")),
-    phase: column((i) => ranks.phase[ribbon.rank[i]]), shade: column((i) => ranks.shade[ribbon.rank[i]]), seen: ribbon.seen,
-    ...(one ? { step: ribbon.step } : { part: column((i) => ribbon.high[i] - ribbon.low[i]) }) } };
+  let slice = 0, reached = 0;
+  const at = ribbon.after.map((more) => (slice += more));
+  const until = ribbon.part.map((part, i) => (reached = ribbon.after[i] ? part : reached + part));
+  const y = (call) => column((i) => lane * Math.floor(at[i] / slices) + top + (height * call(i)) / 100);
+  const start = at.map((one) => low + (one % slices) * width);
+  return { numbers, ribbon: { ...drawn, start, end: start.map((one) => one + width), part: ribbon.part,
+    y: y((i) => until[i] - ribbon.part[i]), y2: y((i) => until[i]) } };
 }
 
 // The ribbon without Vega: until that is there, and where no kernel can send it.
@@ -46,8 +55,9 @@ function tabled(columns, label) {
 const DEVICES = { idle: "Idle", mxu: "MXU" };
 const ofDevices = (all, none) => Object.keys(DEVICES).filter((name) => all.some((row) => row[name] !== none));
 
-// The head and the body of the phases' table; a phase is picked by its radio button.
-function listed(phases, rest, chosen, name, pick) {
+// The head and the body of the phases' table; a phase is picked by its radio button. What is left out is counted, or
+// listed by a click where it can be asked for.
+function listed(phases, rest, chosen, name, pick, more) {
   const known = ofDevices(phases, null);
   const heads = ["Phase", "Marks", "Steps", "Share", "Cumulative", "Step (ms)", "Spread",
     ...known.map((name) => DEVICES[name])];
@@ -60,7 +70,9 @@ function listed(phases, rest, chosen, name, pick) {
       p.step_ms.toLocaleString("en-US", { maximumSignificantDigits: 4 }), percent(p.spread), ...known.map((name) => percent(p[name])),
     ].map((text) => make("td", {}, text)));
   return [header(heads), make("tbody", {}, phases.map(row),
-    rest ? make("tr", {}, make("td", { colspan: heads.length }, `${number(rest)} more`)) : null)];
+    rest ? make("tr", {}, make("td", { colspan: heads.length }, more
+      ? make("button", { type: "button", class: "tpunb-button", onclick: more }, `Show ${number(rest)} more`)
+      : `${number(rest)} more`)) : null)];
 }
 
 function operations(ops, side) {
