@@ -3,8 +3,10 @@
 import shutil
 from pathlib import Path
 
+import nbformat
 import pytest
 from jupyter_pages import brightness, errors, idle, ink, run_all, save, shot, start_all, theme
+from playwright.sync_api import expect
 
 TOUR = Path(__file__).parents[1] / "notebooks" / "00_tour.ipynb"
 
@@ -125,4 +127,24 @@ def test_notebook_7_shows_the_charts_in_light_and_dark_and_complains_of_nothing(
     assert charts.count() == 2
     has_marks_and_a_description(charts)
     is_legible_in_light_and_dark(page, shots, "notebook-7")
+    assert page.complaints == []
+
+
+def test_charts_of_a_notebook_that_is_not_trusted_are_images_without_loose_letters(jupyter, shots):
+    page = jupyter.open("seen.ipynb", *CHARTS)
+    run_all(page, charts=2)
+    save(page)
+    book = jupyter.saved("seen.ipynb")
+    book.cells[0].source += "  # changed elsewhere"
+    for cell in book.cells:
+        cell.metadata.pop("trusted", None)
+    nbformat.write(book, jupyter.folder / "untrusted-charts.ipynb")
+    page = jupyter.open("untrusted-charts.ipynb")
+    images = page.locator(".jp-OutputArea-output img")
+    expect(images).to_have_count(2)
+    for number in range(2):
+        expect(images.nth(number)).to_be_visible()
+    page.screenshot(path=shots / "charts-untrusted.png")
+    assert page.locator("svg.marks").count() == 0
+    assert "time since the start of the run" not in page.locator(".jp-Notebook").inner_text()
     assert page.complaints == []

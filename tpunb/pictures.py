@@ -1,7 +1,7 @@
 """How a chart draws itself: without a browser or a network, whatever Altair renderer is chosen.
 
-An SVG in the colours of the page around it, light or dark, for JupyterLab and exported notebooks; a PNG on white where
-HTML is not trusted.
+An SVG in the colours of the page around it, light or dark, for JupyterLab and exported notebooks; an image on white
+where the notebook is not trusted.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ class Picture(alt.TopLevelMixin):
     """Shows itself as SVG, PNG and text."""
 
     def _repr_mimebundle_(self, *args: Any, **kwds: Any) -> dict[str, Any]:
-        style = "color:var(--jp-content-font-color1,currentColor);overflow-x:auto"
         return {
-            "text/html": f'<div class="tpunb-chart" style="{style}">{svg(self)}</div>',
+            "text/html": inline(self),
             "image/png": base64.b64encode(png(self)).decode(),
             "text/plain": _description(self),
         }
@@ -45,6 +44,15 @@ class LayerPicture(Picture, alt.LayerChart):
 
 class VConcatPicture(Picture, alt.VConcatChart):
     """An ``altair.VConcatChart`` that draws itself."""
+
+
+def inline(chart: alt.TopLevelMixin, tables: Tables | None = None) -> str:
+    """Return HTML that shows a chart as `svg`, or as `image` where a front end drops styles and SVG as not trusted."""
+    own = f"tpunb-{uuid4().hex[:10]}"  # a style is for the whole page, and there a notebook may be that is not trusted
+    either = f"<style>.{own}>[hidden]{{display:block}}.{own}>img{{display:none}}</style>"
+    look = "color:var(--jp-content-font-color1,currentColor);overflow-x:auto"
+    both = f'<div hidden="hidden">{svg(chart, tables)}</div>{image(chart, tables)}'
+    return f'<div class="{own}" style="{look}">{either}{both}</div>'
 
 
 def svg(chart: alt.TopLevelMixin, tables: Tables | None = None) -> str:
@@ -68,11 +76,12 @@ def svg(chart: alt.TopLevelMixin, tables: Tables | None = None) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def image(chart: alt.TopLevelMixin) -> str:
+def image(chart: alt.TopLevelMixin, tables: Tables | None = None) -> str:
     """Return an ``<img>`` that holds its SVG, on white: front ends keep it where they do not trust the page."""
-    drawn = vl_convert.vegalite_to_svg(_themed(chart, "#1a1a1a", "white"), VEGA_LITE, allowed_base_urls=[])
+    themed = _filled(_themed(chart, "#1a1a1a", "white"), tables)
+    drawn = vl_convert.vegalite_to_svg(themed, VEGA_LITE, allowed_base_urls=[])
     source = base64.b64encode(drawn.encode()).decode()
-    return f'<img alt="{escape(_description(chart))}" src="data:image/svg+xml;base64,{source}" style="max-width:100%">'
+    return f'<img alt="{escape(_description(chart))}" src="data:image/svg+xml;base64,{source}" style="max-width:100%"/>'
 
 
 def spec(chart: alt.TopLevelMixin) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class LiveChart(Panel):
     def _repr_mimebundle_(self, **kwds: Any) -> Any:
         rows = self._rows()
         still = {
-            "text/html": pictures.svg(self._chart, rows),
+            "text/html": pictures.inline(self._chart, rows),
             "image/png": base64.b64encode(pictures.png(self._chart, rows)).decode(),
             "text/plain": str(self.spec.get("description", "a chart")),
         }
