@@ -7,7 +7,7 @@ import pytest
 
 import tpunb as tp
 
-VERBS = ["capture", "compare", "explore", "load", "phases", "sample", "steps"]
+VERBS = ["capture", "checkpointing", "checkpoints", "compare", "explore", "load", "phases", "resume", "sample", "steps"]
 METHODS = ["DBSCAN", "HDBSCAN", "KMeans", "OLS", "OLSPlus"]
 NOUNS = ["Phases", "Profile", "Steps", "TpunbError"]
 

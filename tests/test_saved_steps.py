@@ -28,6 +28,7 @@ def saved(step, **more):
         (pl.Series([3]), {"step 3": 3}),
         ({"b": 2, "a": 1}, {"a": 1, "b": 2}),
         ([saved(2, path="ckpt/2"), saved(1, name="one"), saved(3)], {"one": 1, "ckpt/2": 2, "step 3": 3}),
+        ([saved(2), saved(None, path="ckpt/of-which-nothing-is-known")], {"step 2": 2}),
         (iter([1]), {"step 1": 1}),
     ],
     ids=str,

@@ -1,6 +1,6 @@
 """TPUPoint for notebooks: what an accelerator did for the whole run, cut into phases.
 
-One line runs through it: capture → load → steps → phases → explore.
+One line runs through it: capture → load → steps → phases → explore, and from a phase's checkpoint on again.
 
 >>> import tpunb as tp
 >>> profile = tp.sample("keras_cnn")
@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from tpunb.errors import TpunbError
 
 if TYPE_CHECKING:
+    from tpunb.checkpoint import checkpoints
     from tpunb.cluster import DBSCAN, HDBSCAN, OLS, KMeans, OLSPlus, compare, phases
     from tpunb.frames import Phases, Profile, Steps
     from tpunb.io import load, sample
     from tpunb.recorder import capture
+    from tpunb.resuming import checkpointing, resume
     from tpunb.stepping import steps
     from tpunb.widgets.explorer import explore
 
@@ -35,20 +37,25 @@ __all__ = [
     "Steps",
     "TpunbError",
     "capture",
+    "checkpointing",
+    "checkpoints",
     "compare",
     "explore",
     "load",
     "phases",
+    "resume",
     "sample",
     "steps",
 ]
 
 _ROOMS = {
+    "tpunb.checkpoint": ("checkpoints",),
     "tpunb.cluster": ("DBSCAN", "HDBSCAN", "OLS", "KMeans", "OLSPlus", "compare", "phases"),
     "tpunb.frames": ("Phases", "Profile", "Steps"),
     "tpunb.io": ("load", "sample"),
     "tpunb.magic": ("load_ipython_extension", "unload_ipython_extension"),
     "tpunb.recorder": ("capture",),
+    "tpunb.resuming": ("checkpointing", "resume"),
     "tpunb.stepping": ("steps",),
     "tpunb.widgets.explorer": ("explore",),
 }

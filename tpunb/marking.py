@@ -231,12 +231,12 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
         return method
 
     hooks = {f"on_{kind}_batch_{hook}": batches(kind, hook) for kind in _KINDS for hook in ("begin", "end")}
-    with ExitStack() as replaced:
+    with ExitStack() as stack:
         for name, tell in hooks.items():
             owner = keras.callbacks.CallbackList
-            replaced.enter_context(_replaced(owner, name, told(getattr(owner, name), tell)))
+            stack.enter_context(replaced(owner, name, told(getattr(owner, name), tell)))
         for name in ("fit", "evaluate", "predict"):
-            replaced.enter_context(_replaced(keras.Model, name, enclosed(getattr(keras.Model, name))))
+            stack.enter_context(replaced(keras.Model, name, enclosed(getattr(keras.Model, name))))
         yield
 
 
@@ -305,7 +305,7 @@ def _batch(x: Any, batch_size: object) -> object:
 
 
 @contextmanager
-def _replaced(owner: type, name: str, value: object) -> Iterator[None]:
+def replaced(owner: type, name: str, value: object) -> Iterator[None]:
     """Give a class an attribute for the time of the block, its own or one that hides an inherited one."""
     own = vars(owner).get(name, _INHERITED)
     setattr(owner, name, value)

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from numbers import Integral
 from typing import TypeVar
 
+from tpunb import phase_news
 from tpunb.errors import CaptureBusy
 from tpunb.io.run_writer import RunWriter
 from tpunb.marking import StepClock, keras_marks
@@ -159,6 +160,7 @@ def capture(
             Schedule() if schedule is None else schedule,
             keep=keep,
             until=None if until is None else int(until),
+            opened=stack.enter_context(phase_news.telling()),
         )
         stack.enter_context(_alone(watcher))
         stack.enter_context(watcher)

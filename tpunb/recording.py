@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
@@ -42,10 +42,14 @@ class Recording:
         When windows are asked for.
     keep
         Which raw windows stay.
+    opened
+        Told of each phase that the scan opens, by its number.
     """
 
-    def __init__(self, writer: RunWriter, clock: StepClock, schedule: Schedule, keep: Keep) -> None:
-        self.writer, self.clock, self.keep = writer, clock, keep
+    def __init__(
+        self, writer: RunWriter, clock: StepClock, schedule: Schedule, keep: Keep, opened: Callable[[int], None]
+    ) -> None:
+        self.writer, self.clock, self.keep, self._opened = writer, clock, keep, opened
         self.origin_ns = time.time_ns()
         self.reducer = Reducer(socket.gethostname(), self.origin_ns)
         self.planner = Planner(schedule, self.origin_ns / 1e9)
@@ -81,6 +85,8 @@ class Recording:
                 return
             self._keep_raw(answer.number, reduced)
             self.part(reduced.tables())
+        if reduced.opened and self.reducer.phase is not None:
+            self._opened(self.reducer.phase)
         came = reduced.watched_ps > 0  # and is counted once it is there to be loaded
         self.came, self.failed = self.came + came, self.failed + (not came)
         self.full += reduced.full.total()

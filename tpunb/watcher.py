@@ -88,12 +88,22 @@ class Watcher:
         Which raw windows stay.
     until
         The step at which the capture ends, if any.
+    opened
+        Told of each phase that the run comes to for the first time.
     """
 
     def __init__(
-        self, writer: RunWriter, source: Source, schedule: Schedule, *, keep: Keep, until: int | None = None
+        self,
+        writer: RunWriter,
+        source: Source,
+        schedule: Schedule,
+        *,
+        keep: Keep,
+        until: int | None = None,
+        opened: Callable[[int], None] = lambda phase: None,
     ) -> None:
         self.writer, self.source, self.schedule, self.keep, self.until = writer, source, schedule, keep, until
+        self._opened = opened
         self.clock = StepClock(self._annotate, until=until, reached=lambda: self.stop(f"stopped at step {until}"))
         self.lookouts: list[Callable[[], None]] = []  # told now and then: has something been imported since?
         self._ended = threading.Event()
@@ -123,7 +133,7 @@ class Watcher:
         self.source.start()  # first: a capture that cannot begin must not have moved an earlier run away
         self.writer.open()
         try:
-            self.recording = Recording(self.writer, self.clock, self.schedule, self.keep)
+            self.recording = Recording(self.writer, self.clock, self.schedule, self.keep, self._opened)
             self._tell()
         except BaseException:
             self.writer.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from tpunb.checkpoint import nearest_of
 from tpunb.errors import wrong
 from tpunb.frames import Phase, Steps
 
@@ -30,7 +31,10 @@ def steps_of(checkpoints: Checkpoints | None) -> dict[str, int]:
         return {}
     if not isinstance(checkpoints, Mapping | Iterable) or isinstance(checkpoints, str | bytes):
         raise wrong("explore", "checkpoints", "be steps, or objects with a step", checkpoints)
-    named = checkpoints.items() if isinstance(checkpoints, Mapping) else map(_named, checkpoints)
+    if isinstance(checkpoints, Mapping):
+        named = list(checkpoints.items())
+    else:  # not every checkpoint tells its step
+        named = [_named(one) for one in checkpoints if getattr(one, "step", 0) is not None]
     found = {str(name): step for name, step in named}
     for step in found.values():
         if isinstance(step, bool) or not isinstance(step, Integral):
@@ -64,12 +68,5 @@ def nearest(phase: Phase, checkpoints: Mapping[str, int]) -> tuple[str, int] | N
     >>> nearest(Phase(0, pl.DataFrame({"step": [10, 11, 12]}), 0.5), {"a": 2, "b": 9, "c": 13})
     ('b', 9)
     """
-    steps = phase.steps["step"]
-    if not checkpoints or not len(steps):
-        return None
-
-    def far(name: str) -> tuple[Any, int]:
-        return (steps - checkpoints[name]).abs().min(), checkpoints[name]
-
-    name = min(checkpoints, key=far)
-    return name, checkpoints[name]
+    name = nearest_of(phase.steps["step"], checkpoints)
+    return None if name is None else (name, checkpoints[name])

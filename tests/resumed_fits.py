@@ -1,0 +1,150 @@
+"""Fits that are saved and resumed: each the same cell in both; as a program, it resumes them in a fresh process."""
+
+import hashlib
+import json
+import random
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from tpunb.checkpoint import checkpoints
+from tpunb.resuming import checkpointing, resume
+
+SAMPLES, BATCH = 48, 4
+
+
+def arrays():
+    numbers = np.random.default_rng(7)
+    return numbers.normal(size=(SAMPLES, 6)).astype("f"), numbers.normal(size=(SAMPLES, 1)).astype("f")
+
+
+def rows():
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices(arrays())
+
+
+def interleaved():
+    import tensorflow as tf
+
+    x, y = map(tf.constant, arrays())
+    part = tf.data.Dataset.range(4).interleave(
+        lambda at: tf.data.Dataset.range(at * 12, at * 12 + 12), cycle_length=3, num_parallel_calls=2
+    )
+    return part.map(lambda at: (tf.gather(x, at), tf.gather(y, at)))
+
+
+def odd(x, y):
+    return x[0] > -0.5
+
+
+FITS = {
+    "plain": (lambda: rows().batch(BATCH), {}),
+    "shuffled": (lambda: rows().shuffle(20).batch(BATCH), {}),
+    "seeded": (lambda: rows().shuffle(20, seed=3).batch(BATCH).prefetch(2), {}),
+    "same order": (lambda: rows().shuffle(20, reshuffle_each_iteration=False).batch(BATCH), {}),
+    "repeated": (lambda: rows().shuffle(20).repeat().batch(BATCH), {"steps_per_epoch": 10}),
+    "interleaved": (lambda: interleaved().shuffle(9).batch(BATCH), {}),
+    "unknown length": (lambda: rows().filter(odd).shuffle(20, seed=1).batch(BATCH), {}),
+    "several a turn": (lambda: rows().shuffle(20).batch(BATCH), {"steps_per_execution": 3}),
+    "scheduled": (lambda: rows().shuffle(20).batch(BATCH), {"scheduled": True}),
+    "validated": (lambda: rows().shuffle(20).batch(BATCH), {"validated": True}),
+    "unbuilt": (lambda: rows().shuffle(20).batch(BATCH), {"unbuilt": True}),
+    "augmented": (lambda: rows().shuffle(20).batch(BATCH), {"augmented": True}),
+    "arrays": (None, {"shuffle": False}),
+}
+EVERY = {"repeated": 5, "unknown length": 3}
+"""Steps from one checkpoint to the next, half an epoch or a third; of the others 6."""
+"""By name: the data, and what else the fit is given."""
+
+QUICK = ("shuffled", "seeded", "repeated", "interleaved", "scheduled", "augmented")
+"""Those that are resumed at every run of the tests."""
+
+
+def model(*, unbuilt=False, augmented=False, steps_per_execution=1):
+    import keras
+
+    known = [] if unbuilt else [keras.Input((6,))]
+    layers = [
+        keras.layers.GaussianNoise(0.1),
+        keras.layers.Dense(8, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.3),
+        keras.layers.Dense(1),
+    ]
+    if augmented:
+        turned = [keras.layers.RandomFlip(), keras.layers.RandomTranslation(0.2, 0.2, seed=5), keras.layers.Flatten()]
+        layers = [keras.layers.Reshape((2, 3, 1)), *turned, *layers]
+    made = keras.Sequential([*known, *layers])
+    rate = keras.optimizers.schedules.ExponentialDecay(1e-2, 10, 0.9)
+    made.compile(
+        keras.optimizers.Adam(1e-2 if unbuilt else rate),
+        "mse",
+        metrics=["mae"],
+        steps_per_execution=steps_per_execution,
+    )
+    return made
+
+
+def cell(name, *, epochs=3):
+    """Train; return what was seen: the losses by step, the history, and the last state."""
+    import keras
+
+    data, more = FITS[name]
+    more = dict(more)
+    scheduled, validated = (more.pop(key, False) for key in ("scheduled", "validated"))
+    of_model = {key: more.pop(key) for key in ("unbuilt", "augmented", "steps_per_execution") if key in more}
+    one = model(**of_model | {"unbuilt": True} if scheduled else of_model)
+    losses, draws = [], []
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            losses.append([self.params["epochs"], batch, float(logs["loss"]).hex(), float(logs["mae"]).hex()])
+            draws.append([random.random(), float(np.random.random())])
+
+    callbacks = [Note()]
+    if scheduled:
+        callbacks.append(keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5))
+    if validated:
+        more |= {"validation_data": rows().batch(8), "validation_freq": 2}
+    x, y = arrays() if data is None else (data(), None)
+    if data is None:
+        more |= {"batch_size": BATCH}
+    history = one.fit(x, y, epochs=epochs, verbose=0, callbacks=callbacks, **more)
+    state = hashlib.sha256()
+    for variable in [*one.variables, *one.optimizer.variables]:
+        state.update(np.asarray(keras.ops.convert_to_numpy(variable)).tobytes())
+    kept = {key: [float(value).hex() for value in values] for key, values in history.history.items()}
+    return {"losses": losses, "draws": draws, "history": kept, "epochs": history.epoch, "state": state.hexdigest()}
+
+
+def saved(folder, name):
+    """Train and save; return what was seen."""
+    with checkpointing(folder, every=EVERY.get(name, 6)):
+        return cell(name)
+
+
+def resumed(checkpoint, name):
+    """Train on from a checkpoint; return what was seen."""
+    with resume(checkpoint):
+        return cell(name)
+
+
+def chosen(folder):
+    """Return some of the checkpoints: in the first epoch, at its edge, in a later epoch, and when all are over."""
+    found = checkpoints(folder)
+    edge = next(one for one in found if is_edge(one))
+    return [found[0], edge, found[-2]]
+
+
+def is_edge(checkpoint):
+    return json.loads((checkpoint.path / "tpunb.json").read_text())["step_in_epoch"] == 0
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    top = Path(sys.argv[1])
+    seen = {name: {one.path.name: resumed(one, name) for one in chosen(top / name)} for name in sys.argv[2:]}
+    (top / "resumed.json").write_text(json.dumps(seen))

@@ -1,0 +1,397 @@
+"""Resuming: a fit that was cut goes on in a fresh process, bit for bit as the one that never was."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import resumed_fits
+from resumed_fits import BATCH, FITS, QUICK, arrays, chosen, is_edge, model, rows, saved
+
+import tpunb as tp
+from tpunb import phase_news
+from tpunb.checkpoint import checkpoints
+from tpunb.errors import TpunbError
+from tpunb.recorder import Schedule
+from tpunb.resuming import checkpointing, datasets, folders, resume
+
+keras = pytest.importorskip("keras")
+tf = pytest.importorskip("tensorflow")
+
+OTHERS = [name for name in FITS if name not in QUICK]
+
+
+def cut_and_resumed(top, names):
+    """Return, by name, what the uninterrupted fits saw and what the resumed ones saw in a fresh process."""
+    whole = {name: saved(top / name, name) for name in names}
+    subprocess.run([sys.executable, resumed_fits.__file__, top, *names], check=True, capture_output=True, text=True)
+    return top, whole, json.loads((top / "resumed.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return cut_and_resumed(tmp_path_factory.mktemp("runs"), QUICK)
+
+
+@pytest.fixture(scope="module")
+def other_runs(tmp_path_factory):
+    return cut_and_resumed(tmp_path_factory.mktemp("other_runs"), OTHERS)
+
+
+def same(runs, name):
+    """Assert that the resumed fits of a name saw what the uninterrupted one saw from there on."""
+    top, whole, resumed = runs
+    known, at = whole[name], chosen(top / name)
+    assert [one.exact for one in at] == [True] * len(at)
+    assert {is_edge(one) for one in at} == {True, False}
+    assert sorted(resumed[name]) == sorted(one.path.name for one in at)
+    for one in at:
+        seen = resumed[name][one.path.name]
+        left = len(seen["losses"])
+        assert 0 < left < len(known["losses"])
+        assert seen["losses"] == known["losses"][-left:]
+        assert seen["draws"] == known["draws"][-left:]
+        assert seen["state"] == known["state"]
+        assert seen["epochs"] == known["epochs"][-len(seen["epochs"]) :]
+        for figure, values in seen["history"].items():
+            assert values == known["history"][figure][-len(values) :]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_resumed_fit_is_the_uninterrupted_one(runs, name):
+    same(runs, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_resumed_fits_are_the_uninterrupted_ones(other_runs, name):
+    same(other_runs, name)
+
+
+def test_what_is_saved_is_told(runs):
+    top, _, _ = runs
+    found = checkpoints(top / "shuffled")
+    assert [one.step for one in found] == [6, 12, 18, 24, 30, 36]
+    assert {one.holds for one in found} == {("weights", "optimizer", "metrics", "data position", "random state")}
+    about = json.loads((found[0].path / "tpunb.json").read_text())
+    assert 0 < about["seconds"] < 60
+    assert not [path for path in (top / "shuffled").iterdir() if path.name.startswith(".")]
+
+
+def test_an_epoch_of_unknown_length_is_saved_once_at_its_end(tmp_path):
+    saved(tmp_path, "unknown length")
+    found = checkpoints(tmp_path)
+    assert [one.path.name for one in found] == [f"tpunb-{step}" for step in range(3, 28, 3)]
+    assert [is_edge(one) for one in found] == [False, False, True] * 3
+
+
+def test_when_all_epochs_are_over_the_last_state_is_put_back(tmp_path):
+    with checkpointing(tmp_path):
+        whole = fit()
+    with resume(tmp_path / "tpunb-12"):
+        again = fit()
+    for one, other in zip(whole.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_keras_callbacks_count_goes_on(tmp_path):
+    def stopping():
+        return keras.callbacks.EarlyStopping(monitor="loss", patience=4, min_delta=1e9)
+
+    with checkpointing(tmp_path) as saved:
+        fit(epochs=9, callbacks=[stopping()])
+    assert len(saved.saved) == 5  # the first is the best, and four are waited for
+    waited = stopping()
+    with resume(saved.saved[2]), checkpointing(tmp_path / "on") as after:
+        fit(epochs=9, callbacks=[waited])
+    assert len(after.saved) == 2
+    assert (waited.wait, waited.stopped_epoch) == (4, 4)
+    keeps = keras.callbacks.EarlyStopping(monitor="loss", restore_best_weights=True)
+    with pytest.warns(UserWarning, match="keeps weights that are not saved"), checkpointing(tmp_path / "best"):
+        fit(callbacks=[keeps])
+
+
+def small():
+    made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    made.compile("sgd", "mse")
+    return made
+
+
+def fit(data=None, made=None, **more):
+    made = made or small()
+    made.fit(rows().batch(BATCH) if data is None else data, verbose=0, **more)
+    return made
+
+
+def generated():
+    pairs = list(zip(*arrays(), strict=True))
+    spec = (tf.TensorSpec((6,)), tf.TensorSpec((1,)))
+    return tf.data.Dataset.from_generator(lambda: iter(pairs), output_signature=spec).batch(BATCH)
+
+
+def diced(dice, x, y):
+    return x + dice.normal(()), y
+
+
+def within():
+    return tf.data.Dataset.range(4).flat_map(lambda _: rows().shuffle(4, seed=1)).batch(BATCH)
+
+
+NOT_EXACT = {
+    "PyFunc": generated,
+    "EagerPyFunc": lambda: rows().map(lambda x, y: (tf.ensure_shape(tf.py_function(abs, [x], "float32"), (6,)), y)),
+    "RandomUniform": lambda: rows().map(lambda x, y: (x + tf.random.uniform(()), y)),
+    "RngReadAndSkip": lambda: rows().map(partial(diced, tf.random.Generator.from_seed(1))),
+    "DummySeedGenerator": within,
+}
+
+
+@pytest.mark.parametrize("op", NOT_EXACT)
+def test_what_cannot_be_exact_is_said_before_training_by_name_of_the_op(tmp_path, op):
+    data = NOT_EXACT[op]()
+    data = data if op in ("PyFunc", "DummySeedGenerator") else data.batch(BATCH)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the position in the data")
+        with pytest.raises(UserWarning, match=rf"resuming will not be exact. {op}: "), checkpointing(tmp_path, every=1):
+            fit(data)
+    assert len(checkpoints(tmp_path)) == 0  # it was said before the first step
+
+
+def test_shuffled_arrays_cannot_be_exact(tmp_path):
+    with pytest.warns(UserWarning, match="RandomShuffle: arrays are shuffled"), checkpointing(tmp_path, every=5):
+        small().fit(*arrays(), batch_size=BATCH, verbose=0)
+    one = checkpoints(tmp_path)[0]
+    assert (one.exact, one.holds) == (False, ("weights", "optimizer", "metrics", "random state"))
+    assert one.why.startswith("RandomShuffle: ")
+
+
+def test_what_the_data_are_told_to_ignore_is_said_all_the_same(tmp_path):
+    options = tf.data.Options()
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    data = NOT_EXACT["RandomUniform"]().batch(BATCH).with_options(options)
+    with pytest.warns(UserWarning, match="RandomUniform: an operation"), checkpointing(tmp_path, every=5):
+        fit(data)
+    assert not checkpoints(tmp_path)[0].exact
+    with warnings.catch_warnings(), checkpointing(tmp_path / "pure", every=5):
+        warnings.filterwarnings("error", "the position")
+        fit(rows().map(lambda x, y: (x + 1, y)).batch(BATCH).with_options(options))
+    assert checkpoints(tmp_path / "pure")[0].exact
+
+
+def test_where_it_cannot_be_exact_resume_refuses_and_can_draw_again(tmp_path):
+    with pytest.warns(UserWarning, match="PyFunc"), checkpointing(tmp_path, every=5):
+        whole = fit(generated(), epochs=2)
+    first = checkpoints(tmp_path)[0]
+    with pytest.raises(TpunbError, match="tpunb-5 cannot be resumed exactly: PyFunc"), resume(first):
+        pass
+    with resume(first, exact=False):
+        again = fit(generated(), epochs=2)  # this generator yields the same each time
+    for one, other in zip(whole.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_resumed_fit_can_be_saved_further(tmp_path):
+    with checkpointing(tmp_path / "a", every=4):
+        whole = fit()
+    with resume(tmp_path / "a/tpunb-4"), checkpointing(tmp_path / "b", every=4) as saved:
+        fit()
+    assert [one.step for one in saved.saved] == [8, 12]
+    with resume(saved.saved[0]):
+        again = fit()
+    for one, other in zip(whole.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_old_ones_stay_and_the_new_ones_are_nearer(tmp_path):
+    for _ in range(2):
+        with checkpointing(tmp_path, every=6):
+            fit()
+    found = checkpoints(tmp_path)
+    assert sorted(one.path.name for one in found) == ["tpunb-12", "tpunb-12-2", "tpunb-6", "tpunb-6-2"]
+    assert found.before(11).path.name == "tpunb-6-2"
+
+
+def test_evaluations_within_do_not_disturb(tmp_path):
+    data, inner = rows().batch(BATCH), small()
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.model.evaluate(rows().batch(8), verbose=0)
+            inner.fit(rows().batch(8), verbose=0)
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.predict(rows().batch(8), verbose=0)
+
+    with checkpointing(tmp_path, every=6):
+        whole = fit(data, epochs=2, validation_data=rows().batch(8), callbacks=[Looks()])
+    assert [one.step for one in checkpoints(tmp_path)] == [6, 12, 18, 24]
+    with resume(tmp_path / "tpunb-18"):
+        again = fit(data, epochs=2, validation_data=rows().batch(8), callbacks=[Looks()])
+    for one, other in zip(whole.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_without_a_number_each_epoch_is_saved(tmp_path):
+    with checkpointing(tmp_path) as saved:
+        fit(epochs=2)
+    assert [one.step for one in saved.saved] == [12, 24]
+    assert repr(saved).startswith(f"Saving({tmp_path}, 2 checkpoints, ")
+    assert saved.seconds > 0
+
+
+def test_a_phase_that_opens_is_saved_at_the_next_step(tmp_path):
+    def tell_at(batch, logs=None):
+        if batch == 4:
+            thread = threading.Thread(target=tell, args=(1,))
+            thread.start()
+            thread.join()
+
+    with phase_news.telling() as tell, checkpointing(tmp_path, at_phases=True) as saved, warnings.catch_warnings():
+        warnings.filterwarnings("error", "no capture runs")
+        fit(callbacks=[keras.callbacks.LambdaCallback(on_train_batch_begin=tell_at)])
+    assert [one.step for one in saved.saved] == [5]
+
+
+def test_a_phase_that_a_capture_sees_open_is_saved(tmp_path):
+    schedule = Schedule.fixed(0.1, 0.15)
+    data = rows().repeat(40).batch(BATCH)
+    with tp.capture(tmp_path / "run", schedule=schedule), checkpointing(tmp_path / "saved", at_phases=True) as saved:
+        fit(data, epochs=2)
+    found = checkpoints(tmp_path / "saved")
+    assert [one.step for one in found] == [one.step for one in saved.saved]
+    assert len(found) >= 1
+    assert all(one.exact for one in found)
+
+
+def test_at_phases_without_a_capture_is_said(tmp_path):
+    with pytest.warns(UserWarning, match="no capture runs"), checkpointing(tmp_path, at_phases=True):
+        fit()
+    assert len(checkpoints(tmp_path)) == 0
+
+
+def test_keras_is_as_it_was_afterwards(tmp_path):
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+
+    def known():
+        return [
+            keras.Model.fit,
+            keras.Model.evaluate,
+            keras.callbacks.CallbackList.on_epoch_end,
+            TFEpochIterator.reset,
+            TFEpochIterator._enumerate_iterator,
+        ]
+
+    before = known()
+    with pytest.raises(ZeroDivisionError), checkpointing(tmp_path):
+        assert known() != before
+        1 / 0  # noqa: B018
+    assert known() == before
+
+
+def test_another_model_or_other_data_are_told(tmp_path):
+    with checkpointing(tmp_path, every=5):
+        fit()
+    first = tmp_path / "tpunb-5"
+    with pytest.raises(TpunbError, match=r"is of another model: .* of its weights"), resume(first):
+        fit(made=model())
+    with pytest.raises(TpunbError, match="tpunb-5 is of other data"), resume(first):
+        fit(rows().batch(BATCH).shuffle(3, seed=1))
+    with pytest.raises(TpunbError, match="the epoch has no step 5"), resume(first):
+        fit(rows().batch(BATCH).take(3))
+    turns = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    turns.compile("sgd", "mse", steps_per_execution=3)
+    with pytest.raises(TpunbError, match="step 5 of the epoch begins no turn"), resume(first):
+        fit(made=turns)
+    with pytest.raises(TpunbError, match="the block called no fit"), resume(first):
+        pass
+
+
+def test_data_that_cannot_be_looked_into_are_not_called_exact(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, "graph_of", lambda dataset: None)
+    with pytest.warns(UserWarning, match="cannot be looked into"), checkpointing(tmp_path):
+        fit()
+    assert not checkpoints(tmp_path)[0].exact
+
+
+def test_only_our_own_can_be_resumed_exactly(tmp_path):
+    made = small()
+    made.save_weights(tmp_path / "x.weights.h5")
+    (other,) = checkpoints(tmp_path)
+    with pytest.raises(TpunbError, match="is of keras: it lacks data position and random state"), resume(other):
+        pass
+    with pytest.raises(TpunbError, match="it is no checkpoint of tpunb"), resume(tmp_path):
+        pass
+
+
+def test_the_second_fit_of_a_block_is_not_resumed_for_the_first(tmp_path):
+    made = small()
+    with checkpointing(tmp_path, every=12) as saved:
+        fit(made=made)
+        fit(made=made)
+    assert [one.step for one in saved.saved] == [12, 24]
+    with pytest.raises(TpunbError, match="was saved in fit number 2 of its block"), resume(saved.saved[1]):
+        pass
+
+
+def test_a_kill_leaves_no_half_one_that_counts(tmp_path):
+    code = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_resuming import fit
+from tpunb.resuming import checkpointing, datasets
+original = datasets.write
+def dies(prefix, iterator):
+    if ".tpunb-8." in str(prefix):
+        os.kill(os.getpid(), 9)
+    return original(prefix, iterator)
+datasets.write = dies
+with checkpointing({str(tmp_path)!r}, every=4):
+    fit()
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == -9
+    found = checkpoints(tmp_path)
+    assert [one.step for one in found] == [4]
+    assert list(found.skipped.values()) == ["was still being written"]
+    with resume(found[0]):
+        fit()
+
+
+def test_a_full_disk_does_not_end_the_training(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folders, "write_arrays", full)
+    warned = pytest.warns(UserWarning, match=r"step 4 was not saved, and training goes on: .*No space")
+    with warned, checkpointing(tmp_path, every=4) as saved:
+        made = fit()
+    assert int(made.optimizer.iterations) == 12
+    assert saved.saved == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_types_that_numpy_does_not_know_are_kept(tmp_path):
+    halves = np.asarray(tf.cast(tf.range(5), tf.bfloat16))
+    folders.write_arrays(tmp_path, {"weights": [halves, np.arange(3)]})
+    back = folders.read_arrays(tmp_path, {"weights": [halves * 0, np.arange(3) * 0]})["weights"]
+    assert back[0].dtype == halves.dtype
+    np.testing.assert_array_equal(back[0].astype("f"), np.arange(5))
+    with pytest.raises(TpunbError, match=r"a variable of its weights was uint16 \(5,\), and is float16 \(5,\) here"):
+        folders.read_arrays(tmp_path, {"weights": [np.zeros(5, "float16"), np.arange(3)]})
+
+
+def test_the_arguments_are_checked(tmp_path):
+    with pytest.raises(ValueError, match="every parameter of checkpointing must be an int of 1 or more"):
+        checkpointing(tmp_path, every=0).__enter__()
+    with pytest.raises(TypeError, match="at_phases"):
+        checkpointing(tmp_path, at_phases=3).__enter__()
+    with pytest.raises(TpunbError, match="is not on this machine"):
+        checkpointing("gs://bucket/x").__enter__()
+    shutil.rmtree(tmp_path)
+    with pytest.raises(TpunbError, match="it is no checkpoint of tpunb"):
+        resume(tmp_path).__enter__()
