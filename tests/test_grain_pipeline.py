@@ -1,0 +1,151 @@
+"""Grain pipelines by the same protocol."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tpunb.errors import TpunbError
+from tpunb.tuning import grain_pipeline
+from tpunb.tuning.grain_pipeline import GrainPipeline
+
+grain = pytest.importorskip("grain")
+
+
+def rows():
+    return grain.MapDataset.range(23).shuffle(seed=4).map(lambda x: x * 3)
+
+
+def elements(dataset):
+    return [np.asarray(element).tolist() for element in dataset]
+
+
+def noisy(x, rng):
+    return x + int(rng.integers(100))
+
+
+PIPELINES = {
+    "map dataset": lambda: rows().batch(4),
+    "batched after reading": lambda: rows().to_iter_dataset(grain.ReadOptions(num_threads=1)).batch(4),
+    "random map": lambda: rows().seed(3).random_map(noisy).to_iter_dataset().batch(5),
+    "filtered": lambda: rows().filter(lambda x: x % 2 == 0).to_iter_dataset().filter(lambda x: x > 9).batch(2),
+    "repeated": lambda: rows().repeat(2).to_iter_dataset().map(lambda x: x + 1),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize(("threads", "buffer"), [(0, 1), (1, 2), (4, 16), (2, 500)])
+def test_the_same_elements_whatever_the_threads(name, threads, buffer):
+    pipeline = GrainPipeline(PIPELINES[name]())
+    built = pipeline.build({"read threads": threads, "read buffer": buffer})
+    assert elements(built) == elements(PIPELINES[name]())
+
+
+def test_one_state_restores_into_every_value():
+    pipeline = GrainPipeline(PIPELINES["batched after reading"]())
+    iterator = iter(pipeline.canonical)
+    for _ in range(2):
+        next(iterator)
+    state, rest = iterator.get_state(), elements(iterator)
+    assert len(rest) == 4
+    for values in ({"read threads": 0}, {"read threads": 8, "read buffer": 16}):
+        other = iter(pipeline.build(values))
+        other.set_state(state)
+        assert elements(other) == rest
+
+
+def test_what_is_read_of_a_dataset():
+    data = rows().to_iter_dataset(grain.ReadOptions(num_threads=3, prefetch_buffer_size=9)).batch(4)
+    knobs = {knob.name: knob for knob in GrainPipeline(data).knobs}
+    assert {name: knob.present for name, knob in knobs.items()} == {
+        "read threads": 3,
+        "read buffer": 9,
+        "worker processes": 0,
+    }
+    assert 3 in knobs["read threads"].domain
+    assert knobs["read threads"].verdict == "to be verified"
+    assert knobs["worker processes"].verdict == "refused"
+    assert "BatchIterDataset" in knobs["worker processes"].why
+
+
+def test_workers_are_for_what_is_one_for_one_after_reading():
+    (workers,) = (knob for knob in GrainPipeline(rows().batch(4)).knobs if knob.name == "worker processes")
+    assert workers.verdict == "to be verified"
+    assert workers.domain[0] == 0
+    with pytest.raises(TpunbError, match="reads a slice"):
+        GrainPipeline(rows().to_iter_dataset().batch(4)).build({"worker processes": 1})
+
+
+@pytest.fixture
+def parsed():
+    """Says whether the flags of the command line count as parsed, for the time of a test."""
+    from absl import flags
+
+    before = flags.FLAGS.is_parsed()
+
+    def mark(value):
+        flags.FLAGS.mark_as_parsed() if value else flags.FLAGS.unparse_flags()
+
+    yield mark
+    mark(before)
+
+
+def test_workers_that_grain_would_not_start_are_declined_with_the_way_out(parsed):
+    parsed(False)
+    with pytest.raises(TpunbError, match="flags of the command line") as raised:
+        GrainPipeline(rows()).build({"worker processes": 1})
+    assert "mark_as_parsed" in raised.value.hint
+
+
+def test_worker_processes_give_the_same(parsed):
+    parsed(True)
+    pipeline = GrainPipeline(grain.MapDataset.range(23).shuffle(seed=4).batch(5))
+    iterator = iter(pipeline.build({"worker processes": 2}))
+    given = elements(iterator)
+    iterator.close()
+    assert given == elements(pipeline.canonical)
+
+
+def test_a_slice_of_filtered_rows_would_come_in_another_order():
+    (workers,) = (knob for knob in GrainPipeline(PIPELINES["filtered"]()).knobs if knob.name == "worker processes")
+    assert workers.verdict == "refused"
+    kept = GrainPipeline(rows().filter(lambda x: x % 2 == 0))
+    assert "FilterMapDataset" in kept.knobs[-1].why
+
+
+def test_every_input_of_a_mix_is_read_by_its_own_threads():
+    def make():
+        return grain.IterDataset.mix([rows().to_iter_dataset(), grain.MapDataset.range(9).to_iter_dataset()])
+
+    pipeline = GrainPipeline(make())
+    names = [knob.name for knob in pipeline.knobs]
+    assert names == ["1/read threads", "1/read buffer", "2/read threads", "2/read buffer", "worker processes"]
+    assert elements(pipeline.build({"1/read threads": 0, "2/read threads": 2})) == elements(make())
+
+
+def test_the_program_keeps_its_own():
+    data = rows().to_iter_dataset(grain.ReadOptions(num_threads=1)).batch(4)
+    GrainPipeline(data).build({"read threads": 0})
+    assert {knob.name: knob.present for knob in GrainPipeline(data).knobs}["read threads"] == 1
+
+
+def test_code_to_paste():
+    pipeline = GrainPipeline(rows().batch(4))
+    assert pipeline.as_code({"read threads": 4, "read buffer": 16, "worker processes": 2}).splitlines() == [
+        "ds = ds.to_iter_dataset(grain.ReadOptions(num_threads=4, prefetch_buffer_size=16))",
+        "ds = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))",
+    ]
+    assert pipeline.as_code({"read threads": 16}) == ""
+
+
+def test_only_grain_datasets():
+    with pytest.raises(TypeError, match="must be a grain"):
+        GrainPipeline([1, 2])
+
+
+def test_another_grain_is_declined_with_a_sentence(monkeypatch):
+    grain_pipeline._self_check.cache_clear()
+    monkeypatch.setattr(grain_pipeline, "_rebuilt", lambda node, options: node)
+    with pytest.raises(TpunbError, match="Grain keeps its datasets otherwise than tpunb knows"):
+        GrainPipeline(rows())
+    grain_pipeline._self_check.cache_clear()

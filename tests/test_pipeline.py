@@ -1,0 +1,529 @@
+"""A pipeline's knobs, and that what they build gives the same elements."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpunb.errors import TpunbError
+from tpunb.tuning import orders
+from tpunb.tuning.pipeline import Pipeline
+
+tf = pytest.importorskip("tensorflow")
+
+
+def double(x):
+    return 2 * x
+
+
+def halved(x):
+    return tf.cast(x, tf.float32) / 2
+
+
+def epochs(dataset, n=2):
+    """Return the elements of some epochs: each a list of arrays with their types."""
+    return [[tf.nest.map_structure(_plain, element) for element in dataset] for _ in range(n)]
+
+
+def _plain(part):
+    if isinstance(part, tf.RaggedTensor):
+        return "ragged", part.dtype.name, part.to_list()
+    if isinstance(part, tf.data.Dataset):
+        return [tf.nest.map_structure(_plain, element) for element in part]
+    array = np.asarray(part)
+    return array.dtype.name, array.shape, array.tolist()
+
+
+def named(pipeline):
+    return {knob.name: knob for knob in pipeline.knobs}
+
+
+def proved(pipeline):
+    return [knob for knob in pipeline.knobs if knob.verdict == "proved"]
+
+
+def ranged():
+    return tf.data.Dataset.range(11)
+
+
+# ---- what is read
+
+
+def test_a_pipeline_is_read_stage_by_stage():
+    data = ranged().map(double).shuffle(4, seed=1).map(lambda x: x + 1, num_parallel_calls=3).batch(2).prefetch(5)
+    knobs = named(Pipeline(data))
+    assert list(knobs) == [
+        "map:1(double) parallel calls",
+        "shuffle:2 buffer",
+        "map:3 parallel calls",
+        "batch:4 parallel copy",
+        "batch:4 size",
+        "prefetch:5 buffer",
+        "options private threads",
+        "shuffle:2 order",
+        "batch:4 before map:3",
+    ]
+    present = {name: knob.present for name, knob in knobs.items()}
+    assert present["map:3 parallel calls"] == 3
+    assert present["shuffle:2 buffer"] == 4
+    assert present["prefetch:5 buffer"] == 5
+    assert present["shuffle:2 order"] == "as written"
+    assert [name for name, knob in knobs.items() if knob.verdict == "refused"] == [
+        "shuffle:2 buffer",
+        "batch:4 size",
+        "batch:4 before map:3",
+    ]
+    assert all(knob.present in knob.domain for knob in knobs.values() if knob.verdict != "refused")
+    assert all(not knob.domain for knob in knobs.values() if knob.verdict == "refused")
+    assert knobs["map:3 parallel calls"].stage == "map:3"
+
+
+def test_a_plain_map_is_what_tf_data_makes_of_it():
+    assert named(Pipeline(ranged().map(double)))["map:1(double) parallel calls"].present == -1
+    options = tf.data.Options()
+    options.experimental_optimization.map_parallelization = False
+    off = Pipeline(ranged().map(double).with_options(options))
+    assert named(off)["map:1(double) parallel calls"].present == 1
+
+
+def test_an_interleave_runs_no_more_calls_than_its_cycle_is_long():
+    knobs = named(Pipeline(ranged().interleave(nested, cycle_length=3, block_length=2)))
+    assert knobs["interleave:1(nested) parallel calls"].domain == (1, 2, 3, -1)
+    assert knobs["interleave:1(nested) cycle length"].verdict == "refused"
+    assert knobs["interleave:1(nested) block length"].present == 2
+
+
+def test_every_input_of_a_zip_is_walked():
+    left, right = ranged().map(double), ranged().batch(2).map(halved)
+    data = tf.data.Dataset.zip(left, tf.data.Dataset.zip(right, ranged())).map(lambda x, y: x)
+    names = [stage.name for stage in Pipeline(data).stages]
+    assert names == [
+        "1/range:0",
+        "1/map:1(double)",
+        "2.1/range:0",
+        "2.1/batch:1",
+        "2.1/map:2(halved)",
+        "2.2/range:0",
+        "2/zip:3",
+        "zip:4",
+        "map:5",
+    ]
+
+
+def test_two_stages_never_share_a_name():
+    data = ranged().map(double)
+    pipeline = Pipeline(tf.data.Dataset.zip(data, data.concatenate(data), data.enumerate()))
+    assert len({knob.name for knob in pipeline.knobs}) == len(pipeline.knobs)
+    assert len({stage.name for stage in pipeline.stages}) == len(pipeline.stages)
+
+
+def generating():
+    generator = tf.random.Generator.from_seed(1)
+    return ranged().map(lambda x: generator.normal(()))
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: ranged().map(double).cache("never-written"), "caches in files"),
+        (generating, "keeps or changes state"),
+        (lambda: tf.data.Dataset.random(seed=1, rerandomize_each_iteration=True).take(3), "random"),
+    ],
+)
+def test_what_a_copy_would_disturb_is_not_rebuilt(build, words):
+    pipeline = Pipeline(build())
+    assert words in pipeline.refusal
+    assert {knob.verdict for knob in pipeline.knobs} == {"refused"}
+    with pytest.raises(TpunbError, match="this pipeline is not rebuilt"):
+        pipeline.build({})
+
+
+def test_python_is_to_be_verified_and_so_is_all_around_it():
+    pipeline = Pipeline(ranged().map(double).map(lambda x: tf.py_function(double, [x], tf.int64)).batch(2))
+    verdicts = {knob.name: knob.verdict for knob in pipeline.knobs}
+    assert verdicts["map:2 parallel calls"] == "to be verified"
+    assert verdicts["map:1(double) parallel calls"] == "to be verified"
+    assert verdicts["end prefetch"] == "to be verified"
+    assert "map:2 runs Python" in named(pipeline)["end prefetch"].why
+    assert "map:2 cached" not in verdicts
+
+
+def test_a_map_that_draws_stays_as_it_is():
+    pipeline = Pipeline(ranged().map(lambda x: tf.random.uniform(())).shuffle(3))
+    knob = named(pipeline)["map:1 parallel calls"]
+    assert knob.verdict == "refused"
+    assert "RandomUniform" in knob.why
+    assert named(pipeline)["shuffle:2 order"].verdict == "refused"
+
+
+def test_a_variable_is_read_as_it_stands_and_so_to_be_verified():
+    variable = tf.Variable(2, dtype=tf.int64)
+    pipeline = Pipeline(ranged().map(lambda x: x * variable))
+    assert {knob.verdict for knob in pipeline.knobs} == {"to be verified"}
+    built = pipeline.build({})
+    variable.assign(5)
+    assert next(iter(built.skip(1))) == 2
+    assert variable.numpy() == 5
+
+
+def test_elements_free_in_their_order_are_to_be_verified():
+    data = ranged().map(double, num_parallel_calls=4, deterministic=False)
+    assert {knob.verdict for knob in Pipeline(data).knobs} <= {"to be verified", "refused"}
+
+
+def test_a_value_that_is_none_is_refused():
+    pipeline = Pipeline(ranged().map(double).shuffle(3, seed=1).batch(2))
+    with pytest.raises(ValueError, match="no knob is named 'map:9 parallel calls'"):
+        pipeline.build({"map:9 parallel calls": 2})
+    with pytest.raises(ValueError, match=r"must be a whole number from 1 to \d+ or -1"):
+        pipeline.build({"map:1(double) parallel calls": 0})
+    with pytest.raises(ValueError, match="must be a whole number"):
+        pipeline.build({"map:1(double) parallel calls": True})
+    with pytest.raises(TpunbError, match="another batch size gives other batches"):
+        pipeline.build({"batch:3 size": 4})
+    with pytest.raises(ValueError, match="one of 'as written'"):
+        pipeline.build({"shuffle:2 order": "backwards"})
+    pipeline.build({"batch:3 size": 2, "map:1(double) parallel calls": 3})  # as it is; and between two of the domain
+
+
+def test_only_a_dataset_is_a_pipeline():
+    with pytest.raises(TypeError, match=r"tf\.data\.Dataset"):
+        Pipeline([1, 2])
+
+
+# ---- what is built
+
+
+def test_the_shuffle_of_the_program_does_not_advance():
+    def make():
+        return ranged().shuffle(11, seed=3).batch(4)
+
+    data, untouched = make(), make()
+    pipeline = Pipeline(data)
+    built = pipeline.build({"end prefetch": 2})
+    assert epochs(built, 3) == epochs(untouched, 3)
+    assert epochs(data, 3) == epochs(make(), 3)
+    assert epochs(pipeline.build({}), 2) == epochs(make(), 2)  # every build begins anew
+
+
+def test_two_uses_of_one_shuffle_still_share_it():
+    def make():
+        shuffled = ranged().shuffle(11, seed=3)
+        return tf.data.Dataset.zip(shuffled, shuffled.map(double))
+
+    assert epochs(Pipeline(make()).build({}), 3) == epochs(make(), 3)
+
+
+def test_the_cache_of_the_program_is_not_filled():
+    seen = []
+
+    def note(x):
+        seen.append(int(x))
+        return x
+
+    data = ranged().map(lambda x: tf.py_function(note, [x], tf.int64)).cache()
+    list(Pipeline(data).build({}))
+    assert len(seen) == 11
+    list(data)
+    assert len(seen) == 22  # its own is filled by itself
+
+
+def test_options_of_the_program_are_kept():
+    options = tf.data.Options()
+    options.threading.max_intra_op_parallelism = 1
+    options.threading.private_threadpool_size = 3
+    pipeline = Pipeline(ranged().map(double).with_options(options))
+    assert named(pipeline)["options private threads"].present == 3
+    for values, threads in (({}, 3), ({"options private threads": 8}, 8)):
+        built = pipeline.build(values).options()
+        assert built.threading.private_threadpool_size == threads
+        assert built.threading.max_intra_op_parallelism == 1
+
+
+def test_what_is_built_outlives_the_pipeline():
+    def build():
+        return Pipeline(ranged().map(lambda x: tf.numpy_function(double, [x], tf.int64)).shuffle(3, seed=1)).build({})
+
+    assert len(epochs(build().batch(2), 1)[0]) == 6
+
+
+def test_spec_and_cardinality_stay():
+    data = ranged().map(lambda x: {"x": x, "y": (halved(x), tf.strings.as_string(x))}).padded_batch(3)
+    built = Pipeline(data).build({"end prefetch": 2})
+    assert built.element_spec == data.element_spec
+    assert int(built.cardinality()) == int(data.cardinality()) == 4
+
+
+# ---- one iterator checkpoint for all values
+
+
+def checkpoint_chain():
+    return (
+        tf.data.Dataset.range(6)
+        .interleave(lambda i: tf.data.Dataset.range(i, i + 4), cycle_length=3)
+        .map(double)
+        .shuffle(7, seed=5)
+        .repeat(3)
+        .batch(5)
+    )
+
+
+PARAMETERS = {
+    "interleave:1 parallel calls": (1, 3),
+    "map:2(double) parallel calls": (1, 4, -1),
+    "batch:5 parallel copy": (True,),
+    "end prefetch": (0, 4, -1),
+    "options private threads": (0, 2),
+}
+
+
+@pytest.mark.parametrize("position", [1, 9])
+def test_one_iterator_checkpoint_restores_into_every_value(tmp_path, position):
+    pipeline = Pipeline(checkpoint_chain())
+    iterator = iter(pipeline.canonical)
+    for _ in range(position):
+        next(iterator)
+    path = tf.train.Checkpoint(it=iterator).write(str(tmp_path / "at"))
+    rest = [batch.numpy().tolist() for batch in iterator]
+    assert len(rest) == 15 - position
+    for combination in itertools.product(*PARAMETERS.values()):
+        values = dict(zip(PARAMETERS, combination, strict=True))
+        other = iter(pipeline.build(values))
+        tf.train.Checkpoint(it=other).read(path).assert_consumed()
+        assert [batch.numpy().tolist() for batch in other] == rest, values
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_later_epochs_go_on_as_they_would_have(tmp_path, seed):
+    def make():
+        return ranged().shuffle(11, seed=seed).map(double).batch(3)
+
+    pipeline = Pipeline(make())
+    canonical = pipeline.canonical
+    list(canonical)
+    iterator = iter(canonical)
+    next(iterator)
+    path = tf.train.Checkpoint(it=iterator).write(str(tmp_path / "at"))
+    rest = [batch.numpy().tolist() for batch in iterator]
+    later = epochs(canonical)
+    same = Pipeline(make(), entropy=pipeline.entropy)  # as in another process
+    for built in (pipeline.build({"map:2(double) parallel calls": 4, "end prefetch": 2}), same.canonical):
+        other = iter(built)
+        tf.train.Checkpoint(it=other).read(path).assert_consumed()
+        assert [batch.numpy().tolist() for batch in other] == rest
+        assert epochs(built) == later
+    assert (epochs(Pipeline(make()).canonical, 3)[2] == later[0]) == (seed is not None)
+
+
+def test_an_order_is_another_shape_and_its_checkpoint_is_refused_loudly(tmp_path):
+    pipeline = Pipeline(ranged().shuffle(5, seed=1).map(double).batch(3))
+    path = tf.train.Checkpoint(it=iter(pipeline.canonical)).write(str(tmp_path / "at"))
+    other = iter(pipeline.build({"shuffle:1 order": "after map:2(double), cached"}))
+    with pytest.raises((tf.errors.OpError, ValueError)):
+        tf.train.Checkpoint(it=other).read(path)
+
+
+# ---- orders
+
+
+def test_a_shuffle_moves_past_maps_and_a_cache_comes_between():
+    def make():
+        return ranged().map(double).shuffle(4, seed=2).map(halved).map(lambda x: x + 1).batch(3)
+
+    pipeline = Pipeline(make())
+    knob = named(pipeline)["shuffle:2 order"]
+    assert knob.domain == (
+        "as written",
+        "cached before it",
+        "after map:3(halved)",
+        "after map:3(halved), cached",
+        "after map:4",
+        "after map:4, cached",
+        "before map:1(double)",
+    )
+    assert knob.verdict == "proved"
+    expected = epochs(make(), 3)
+    for value in knob.domain:
+        assert epochs(pipeline.build({"shuffle:2 order": value}), 3) == expected, value
+
+
+def test_a_cache_spares_the_map_in_later_epochs():
+    calls = tf.data.Dataset.range(3).shuffle(3, seed=1).map(halved)
+    built = Pipeline(calls).build({"shuffle:1 order": "after map:2(halved), cached"})
+    stages = [stage.kind for stage in Pipeline(built).stages if stage.kind in ("map", "cache", "shuffle")]
+    assert stages == ["map", "cache", "shuffle"]
+
+
+def test_a_shuffle_that_tf_data_fuses_with_its_repeat_stays_there():
+    pipeline = Pipeline(ranged().map(double).shuffle(4, seed=2).repeat(2))
+    knob = named(pipeline)["shuffle:2 order"]
+    assert knob.domain == ("as written", "cached before it")
+    assert "fuses" in knob.why
+
+
+def test_a_shuffle_that_comes_to_lie_below_a_repeat_is_kept_from_being_fused():
+    def make():
+        return ranged().shuffle(4, seed=2).map(double).repeat(2)
+
+    pipeline = Pipeline(make())
+    value = {"shuffle:1 order": "after map:2(double)"}
+    assert epochs(pipeline.build(value), 3) == epochs(make(), 3)
+    assert "shuffle_and_repeat_fusion = False" in pipeline.as_code(value)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: ranged().repeat().map(double).batch(2), "infinite"),
+        (lambda: ranged().filter(lambda x: x > 1).map(double).batch(2), "unknown"),
+        (lambda: ranged().map(tf.range).batch(1), "size of its elements"),
+        (lambda: ranged().shuffle(3).batch(2).map(double), "another order in every epoch"),
+    ],
+)
+def test_a_cache_needs_the_same_elements_and_room(build, words):
+    knob = next(knob for knob in Pipeline(build()).knobs if knob.name.endswith("cached"))
+    assert knob.verdict == "refused"
+    assert words in knob.why
+
+
+def test_a_cache_without_room_is_refused(monkeypatch):
+    monkeypatch.setattr(orders, "_free_bytes", lambda: 150)
+    assert named(Pipeline(ranged().map(halved).batch(2)))["map:1(halved) cached"].verdict == "proved"
+    monkeypatch.setattr(orders, "_free_bytes", lambda: 80)
+    assert "do not fit" in named(Pipeline(ranged().map(halved).batch(2)))["map:1(halved) cached"].why
+
+
+def test_a_cache_and_the_map_of_whole_batches_go_together():
+    def make():
+        return ranged().map(double).batch(3)
+
+    pipeline = Pipeline(make())
+    assert epochs(pipeline.build({"map:1(double) cached": True, "batch:2 before map:1(double)": True})) == epochs(
+        make()
+    )
+
+
+def test_a_map_of_whole_batches_where_each_number_is_its_own():
+    scale = np.array([1, 2, 3])
+
+    def make():
+        rows = tf.data.Dataset.from_tensor_slices(np.arange(33).reshape(11, 3))
+        return rows.filter(lambda x: True).map(lambda x: x * scale + tf.cast(x > 4, tf.int64)).batch(4)
+
+    pipeline = Pipeline(make())
+    knob = named(pipeline)["batch:3 before map:2"]
+    assert knob.verdict == "proved"
+    built = pipeline.build({"batch:3 before map:2": True})
+    assert built.element_spec == make().element_spec
+    assert epochs(built) == epochs(make())
+    assert [stage.kind for stage in Pipeline(built).stages][2:4] == ["batch", "map"]
+
+
+@pytest.mark.parametrize(
+    ("function", "verdict"),
+    [
+        (lambda x: x + 1, "proved"),
+        (lambda x: tf.cast(x, tf.float32), "proved"),
+        (lambda x: tf.cast(x, tf.float32) / 3, "to be verified"),
+        (lambda x: x - tf.reduce_mean(x), "refused"),
+        (lambda x: x[::-1], "refused"),
+        (lambda x: x + np.ones((2, 3), np.int64), "refused"),  # it broadcasts beyond the element
+        (lambda x: x + x[0], "refused"),
+        (lambda x: (x, tf.constant(1)), "refused"),
+        (lambda x: tf.ones(3), "refused"),
+    ],
+)
+def test_only_what_counts_number_by_number_takes_batches(function, verdict):
+    rows = tf.data.Dataset.from_tensor_slices(np.arange(33).reshape(11, 3)).filter(lambda x: True)
+    assert named(Pipeline(rows.map(function).batch(4)))["batch:3 before map:2"].verdict == verdict
+
+
+# ---- as code
+
+
+def test_code_to_paste_says_where():
+    data = ranged().interleave(nested, cycle_length=4).map(double).map(lambda x: x + 1).batch(2)
+    values = {
+        "interleave:1(nested) parallel calls": 4,
+        "map:2(double) parallel calls": 8,
+        "map:3 parallel calls": 2,
+        "end prefetch": 2,
+        "options private threads": 32,
+    }
+    assert Pipeline(data).as_code(values).splitlines() == [
+        "ds = ds.interleave(nested, ..., num_parallel_calls=4)  # stage 1 from the source",
+        "ds = ds.map(double, num_parallel_calls=8)  # stage 2 from the source",
+        "ds = ds.map(..., num_parallel_calls=2)  # stage 3 from the source",
+        "options = tf.data.Options()",
+        "options.threading.private_threadpool_size = 32",
+        "ds = ds.with_options(options)",
+        "ds = ds.prefetch(2)",
+    ]
+    assert Pipeline(data).as_code({}) == ""
+
+
+def test_code_of_orders_is_said_in_words():
+    pipeline = Pipeline(ranged().shuffle(3, seed=1).map(double).batch(2).prefetch(1))
+    code = pipeline.as_code({"shuffle:1 order": "after map:2(double), cached", "prefetch:4 buffer": -1})
+    assert code.splitlines() == [
+        "ds = ds.prefetch(tf.data.AUTOTUNE)  # stage 4 from the source",
+        "# shuffle:1: call it right after map:2(double), and .cache() right after map:2(double)",
+    ]
+
+
+# ---- random chains
+
+
+def nested(x):
+    return tf.data.Dataset.range(x % 4)
+
+
+def drawn(x):
+    return tf.random.stateless_uniform((), seed=tf.stack([x, x]), maxval=50, dtype=tf.int64)
+
+
+FLAT = {
+    "map": lambda ds: ds.map(double),
+    "drawn": lambda ds: ds.map(drawn),
+    "parallel": lambda ds: ds.map(lambda x: x + 7, num_parallel_calls=3),
+    "shuffle": lambda ds: ds.shuffle(4, seed=3),
+    "fixed": lambda ds: ds.shuffle(6, seed=4, reshuffle_each_iteration=False),
+    "repeat": lambda ds: ds.repeat(2),
+    "take": lambda ds: ds.take(13),
+    "skip": lambda ds: ds.skip(2),
+    "filter": lambda ds: ds.filter(lambda x: x % 3 > 0),
+    "cache": lambda ds: ds.cache(),
+    "prefetch": lambda ds: ds.prefetch(1),
+    "interleave": lambda ds: ds.interleave(nested, cycle_length=3, block_length=2),
+    "flat": lambda ds: ds.flat_map(nested),
+    "rebatched": lambda ds: ds.batch(3).map(double).unbatch(),
+    "scan": lambda ds: ds.scan(np.int64(0), lambda s, x: (s + x, s + x)),
+    "zip": lambda ds: tf.data.Dataset.zip(ds, ranged().repeat()).map(lambda x, y: x - y),
+    "concatenate": lambda ds: ds.concatenate(ranged().map(double).shuffle(3, seed=9)),
+}
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.sampled_from(sorted(FLAT)), min_size=1, max_size=6),
+    st.booleans(),
+    st.data(),
+)
+def test_random_chains_with_random_proved_values_give_the_same(names, batched, data):
+    def make():
+        dataset = ranged()
+        for name in names:
+            dataset = FLAT[name](dataset).take(60)
+        return dataset.batch(4) if batched else dataset
+
+    pipeline = Pipeline(make())
+    assert pipeline.refusal is None
+    expected = epochs(make(), 3)
+    for _ in range(2):
+        values = {knob.name: data.draw(st.sampled_from(knob.domain), label=knob.name) for knob in proved(pipeline)}
+        assert epochs(pipeline.build(values), 3) == expected
+        pipeline.as_code(values)
