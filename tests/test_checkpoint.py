@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.checkpoint import Checkpoint, Checkpoints, checkpoints, nearest_of, own_files
+from tpunb.checkpoint import Checkpoint, Checkpoints, checkpoints, own_files
 from tpunb.errors import ProfileNotFound, TpunbError
 from tpunb.frames import Phase
+from tpunb.saved_steps import nearest_of
 
 
 def the_only(folder):

@@ -91,9 +91,24 @@ def test_events_of_a_thread_are_sorted_and_never_overlap(tmp_path):
 def test_noise_is_called_noise_and_no_number_is_nan(tmp_path):
     phases = phases_of("aab", [0, 0, -1])
     top = phases.top().with_columns(share=pl.lit(float("nan")))
-    path = export.chrome_trace(tmp_path / "t.json", phases.labelled, phases.frame, top, schema.empty(schema.WINDOWS))
+    path = export.chrome_trace(
+        tmp_path / "t.json", phases.labelled, phases.frame, top, schema.empty(schema.WINDOWS), {}
+    )
     assert events_of(path)[-1]["name"] == "Noise"
     assert "NaN" not in path.read_text()
+
+
+def test_a_phase_names_its_nearest_checkpoint(tmp_path):
+    path = phases_of("aaabbb").to_chrome_trace(tmp_path / "t.json", {"ckpt/1": 1, "ckpt/9": 9})
+    named = [event["args"].get("nearest checkpoint") for event in events_of(path, "Phase breakdown")]
+    assert named == ["ckpt/1 (step 1)", "ckpt/1 (step 1)"]  # 3 is nearer to 1 than 5 to 9
+    path = phases_of("aaabbb").to_chrome_trace(tmp_path / "t.json", [1, 7])
+    named = [event["args"].get("nearest checkpoint") for event in events_of(path, "Phase breakdown")]
+    assert named == ["step 1 (step 1)", "step 1 (step 1)"]  # of two as near the earlier
+    path = phases_of("aaabbb").to_chrome_trace(tmp_path / "t.json")
+    assert "nearest checkpoint" not in path.read_text()
+    with pytest.raises(TypeError, match="checkpoints parameter of to_chrome_trace"):
+        phases_of("ab").to_chrome_trace(tmp_path / "t.json", 3)
 
 
 def test_a_trace_ending_in_gz_is_gzipped_and_no_scrap_stays(tmp_path):
@@ -120,7 +135,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 def test_no_steps_and_no_windows_still_make_a_trace(tmp_path):
     none = [schema.empty(s) for s in (schema.PHASES, schema.TOP, schema.WINDOWS)]
     steps = schema.empty(schema.STEPS).with_columns(phase=pl.lit(0, pl.Int64))
-    assert events_of(export.chrome_trace(tmp_path / "t.json", steps, *none)) == []
+    assert events_of(export.chrome_trace(tmp_path / "t.json", steps, *none, {})) == []
 
 
 def test_segments_are_the_runs_of_equal_columns():

@@ -100,7 +100,8 @@ def test_the_page_is_handed_files(view, kind, suffix, media):
 
 def test_the_trace_is_that_of_the_phases(view, tmp_path):
     _, (data,) = exports.export(view, "trace")
-    assert data == view.value.to_chrome_trace(tmp_path / "t.json").read_bytes()
+    assert data == view.value.to_chrome_trace(tmp_path / "t.json", view.checkpoints).read_bytes()
+    assert b"nearest checkpoint" in data
 
 
 def test_a_file_of_no_kind(view):

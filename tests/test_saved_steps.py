@@ -1,4 +1,4 @@
-"""Checkpoints as the panel takes them."""
+"""At which steps a run was saved, and which is nearest."""
 
 from types import SimpleNamespace
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.frames import Phase, Steps
+from tpunb.frames import Steps
+from tpunb.saved_steps import ends_of, nearest_of, steps_of
 from tpunb.testing import toy_steps
-from tpunb.widgets.saved_steps import ends_of, nearest, steps_of
 
 
 def saved(step, **more):
@@ -52,21 +52,18 @@ def test_a_checkpoint_lies_where_its_step_ends_on_the_last_host():
     assert ends_of(steps, {}) == {}
 
 
-def phase(*steps):
-    return Phase(0, pl.DataFrame({"step": steps}, schema={"step": pl.Int64}), 0.5)
-
-
 def test_the_nearest_is_that_of_the_smallest_distance_and_of_two_the_earlier():
-    assert nearest(phase(10, 11, 12), {"a": 2, "b": 14, "c": 30}) == ("b", 14)
-    assert nearest(phase(10), {"late": 12, "early": 8}) == ("early", 8)
-    assert nearest(phase(10, 20), {"late": 19, "early": 11}) == ("early", 11)
-    assert nearest(phase(10), {"in it": 10, "a": 9}) == ("in it", 10)
-    assert nearest(phase(10), {}) is None
-    assert nearest(phase(), {"a": 1}) is None
+    assert nearest_of([10, 11, 12], {"a": 2, "b": 14, "c": 30}) == "b"
+    assert nearest_of([10], {"late": 12, "early": 8}) == "early"
+    assert nearest_of([10, 20], {"late": 19, "early": 11}) == "early"
+    assert nearest_of([10], {"in it": 10, "a": 9}) == "in it"
+    assert nearest_of([10], {}) is None
+    assert nearest_of([], {"a": 1}) is None
 
 
 @given(st.lists(st.integers(0, 50), min_size=1), st.lists(st.integers(0, 50), min_size=1, unique=True))
 def test_no_checkpoint_is_nearer(steps, checkpoints):
-    found = nearest(phase(*steps), steps_of(checkpoints))
+    saved = steps_of(checkpoints)
+    found = saved[nearest_of(steps, saved)]
     far = {at: min(abs(at - step) for step in steps) for at in checkpoints}
-    assert found[1] == min(at for at in checkpoints if far[at] == min(far.values()))
+    assert found == min(at for at in checkpoints if far[at] == min(far.values()))

@@ -11,7 +11,7 @@ import gzip
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,12 @@ def slices(runs: pl.DataFrame, key: Sequence[str], edges: tuple[int, int], n: in
 
 
 def chrome_trace(
-    path: Path, steps: pl.DataFrame, phases: pl.DataFrame, top: pl.DataFrame, windows: pl.DataFrame
+    path: Path,
+    steps: pl.DataFrame,
+    phases: pl.DataFrame,
+    top: pl.DataFrame,
+    windows: pl.DataFrame,
+    checkpoints: Mapping[int, str],
 ) -> Path:
     """Write a trace for chrome://tracing and Perfetto; return `path`.
 
@@ -117,6 +122,8 @@ def chrome_trace(
         ``tpunb.schema.TOP``.
     windows
         ``tpunb.schema.WINDOWS``.
+    checkpoints
+        The nearest of each phase that has one.
     """
     hosts = pl.concat([steps["host"], windows["host"]]).unique().sort().to_list()
     pids = {host: pid for pid, host in enumerate(hosts, 1)}
@@ -126,7 +133,7 @@ def chrome_trace(
         "traceEvents": [
             *_metadata(pids),
             *_window_events(windows, pids),
-            *_phase_events(segments(steps, "phase"), _descriptions(phases, top), pids),
+            *_phase_events(segments(steps, "phase"), _descriptions(phases, top, checkpoints), pids),
         ],
     }
     text = json.dumps(trace, allow_nan=False, separators=(",", ":")).encode()
@@ -191,7 +198,7 @@ def _phase_events(
         yield event | {"args": args}
 
 
-def _descriptions(phases: pl.DataFrame, top: pl.DataFrame) -> dict[int, dict[str, Any]]:
+def _descriptions(phases: pl.DataFrame, top: pl.DataFrame, checkpoints: Mapping[int, str]) -> dict[int, dict[str, Any]]:
     """Return what to say of each phase, by its number."""
     about: dict[int, dict[str, Any]] = {
         row["phase"]: {
@@ -208,6 +215,8 @@ def _descriptions(phases: pl.DataFrame, top: pl.DataFrame) -> dict[int, dict[str
             share = _percent(row["share"])
             text = row["op"] if share is None else f"{row['op']} ({share:.1f} %)"
             about[row["phase"]][f"top {row['side']} operations"].append(text)
+    for phase, name in checkpoints.items():
+        about[phase]["nearest checkpoint"] = name
     return about
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tpunb.checkpoint import keras_files, orbax_files, own_files, tensorflow_files
-from tpunb.checkpoint.nouns import Checkpoint, Checkpoints, Skipped, nearest_of
+from tpunb.checkpoint.nouns import Checkpoint, Checkpoints, Skipped
 from tpunb.errors import ProfileNotFound, TpunbError
 
-__all__ = ["Checkpoint", "Checkpoints", "checkpoints", "nearest_of"]
+__all__ = ["Checkpoint", "Checkpoints", "checkpoints"]
 
 _SAVED_MODEL = "saved_model.pb"  # a program to serve: its variables are no state of a run
 

@@ -6,16 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple, TypeVar, overload
+from typing import NamedTuple, overload
 
-import numpy as np
 import polars as pl
 
 from tpunb.errors import whole
 from tpunb.frames import Phase
 from tpunb.frames.words import count, plain, plural
-
-K = TypeVar("K")
+from tpunb.saved_steps import nearest_of
 
 WEIGHTS, OPTIMIZER, METRICS = "weights", "optimizer", "metrics"
 DATA, RANDOM = "data position", "random state"
@@ -87,20 +85,6 @@ class Skipped(NamedTuple):
 
     path: Path
     reason: str
-
-
-def nearest_of(steps: Iterable[int], saved: Mapping[K, int]) -> K | None:
-    """Return the key of the step of the smallest distance to any of `steps` (paper IV.C); None where there is none.
-
-    Of two as near it is the earlier step, and of two of that step the one that comes first.
-
-    >>> nearest_of([10, 11, 12], {"a": 2, "b": 9, "c": 13}), nearest_of([], {"a": 2})
-    ('b', None)
-    """
-    own = np.fromiter(steps, dtype=np.int64)
-    if not len(own) or not saved:
-        return None
-    return min(saved, key=lambda name: (int(np.abs(own - saved[name]).min()), saved[name]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -22,6 +22,7 @@ from tpunb.frames.phase_sums import totals
 from tpunb.frames.representatives import Population, Representatives, representative, representatives
 from tpunb.frames.steps import Steps
 from tpunb.frames.words import plural, to_pandas
+from tpunb.saved_steps import Checkpoints, nearest_of, steps_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -283,12 +284,24 @@ class Phases:
     def _population(self) -> Population:
         return Population(self.steps, self.labelled)
 
-    def to_chrome_trace(self, path: str | os.PathLike[str]) -> Path:
-        """Write the phases as a trace for chrome://tracing and Perfetto (paper IV.B, Figure 3).
+    def to_chrome_trace(self, path: str | os.PathLike[str], checkpoints: Checkpoints | None = None) -> Path:
+        """Write the phases as a trace for chrome://tracing and Perfetto (paper IV.B and C, Figure 3).
 
-        Time runs as it ran: one track of the windows in which the profiler watched, one of the phases.
+        Time runs as it ran: one track of the windows in which the profiler watched, one of the phases, each with its
+        operations and its nearest checkpoint.
+
+        Parameters
+        ----------
+        path
+            Where to; gzipped where it ends in ``.gz``.
+        checkpoints
+            Those of ``tp.checkpoints``; or the step of each by its name, or the steps alone.
         """
-        return export.chrome_trace(Path(path), self.labelled, self.frame, self.top(5), self.steps.windows)
+        saved = steps_of(checkpoints, "to_chrome_trace")
+        by_phase = self.labelled.group_by("phase").agg("step").iter_rows()
+        near = {phase: name for phase, steps in by_phase if (name := nearest_of(steps, saved)) is not None}
+        told = {phase: f"{name} (step {saved[name]})" for phase, name in near.items()}
+        return export.chrome_trace(Path(path), self.labelled, self.frame, self.top(5), self.steps.windows, told)
 
     def to_csv(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write ``phases.csv`` and the operations of each phase, host and device apart, into `folder`."""

@@ -12,7 +12,7 @@ from tpunb.cluster import advise, apart
 from tpunb.export import phase_name, segments
 from tpunb.frames import Phase, Phases
 from tpunb.frames.words import cut, plain, short
-from tpunb.widgets.saved_steps import nearest
+from tpunb.saved_steps import nearest_of
 from tpunb.widgets.tables import ROWS, many
 
 RUNS = 100
@@ -129,9 +129,8 @@ def _facts(phases: Phases, phase: Phase, checkpoints: Mapping[str, int]) -> list
         several = phases.steps.frame["host"].n_unique() > 1
         where = f" of {cut(one['host'])}" if several else ""
         facts.append(("Representative", f"step {one['step']:,}{where}, {seconds(one['dur_ps'])}"))
-    if (found := nearest(phase, checkpoints)) is not None:
-        name, step = found
-        facts.append(("Nearest checkpoint", f"{cut(name)} (step {step:,})"))
+    if (name := nearest_of(phase.steps["step"], checkpoints)) is not None:
+        facts.append(("Nearest checkpoint", f"{cut(name)} (step {checkpoints[name]:,})"))
     return facts
 
 

@@ -23,10 +23,10 @@ from tpunb.errors import Unlike, wrong
 from tpunb.export import write
 from tpunb.frames import PhaseMethod, Phases, Steps
 from tpunb.frames.words import plain
+from tpunb.saved_steps import Checkpoints, ends_of, steps_of
 from tpunb.widgets import described, exports, knobs, second_run
 from tpunb.widgets.knobs import KNOBS, METHODS
 from tpunb.widgets.panel import Answer, Panel, Refused, asset, module, told
-from tpunb.widgets.saved_steps import Checkpoints, ends_of, steps_of
 from tpunb.widgets.tables import ROWS
 
 _FAR = 1e9  # seconds that a window may lie from the beginning of a run: thirty years

@@ -76,10 +76,10 @@ def png(phases: Phases) -> bytes:
     return pictures.png(charts.timeline(phases))
 
 
-def trace(phases: Phases) -> bytes:
+def trace(view: PhaseExplorer) -> bytes:
     """Return the phases as a trace for chrome://tracing and Perfetto."""
     with tempfile.TemporaryDirectory() as folder:
-        return phases.to_chrome_trace(Path(folder) / "trace.json").read_bytes()
+        return view.value.to_chrome_trace(Path(folder) / "trace.json", view.checkpoints).read_bytes()
 
 
 def export(view: PhaseExplorer, kind: str) -> Answer:
@@ -92,7 +92,7 @@ def export(view: PhaseExplorer, kind: str) -> Answer:
     if kind == "png":
         return {"name": f"{name}.png", "type": "image/png"}, [png(view.value)]
     if kind == "trace":
-        return {"name": f"{name}.trace.json", "type": "application/json"}, [trace(view.value)]
+        return {"name": f"{name}.trace.json", "type": "application/json"}, [trace(view)]
     raise ValueError(f"An export must be html, svg, png or trace. Got {kind!r} instead.")
 
 

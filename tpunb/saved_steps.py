@@ -1,22 +1,26 @@
-"""Checkpoints as the panel takes them: the step of each, by its name, and when that step was over."""
+"""At which steps a run was saved, whoever saved it; and which of them is nearest (paper IV.C)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import polars as pl
 
-from tpunb.checkpoint import nearest_of
 from tpunb.errors import wrong
-from tpunb.frames import Phase, Steps
+
+if TYPE_CHECKING:
+    from tpunb.frames import Steps
+
+K = TypeVar("K")
 
 Checkpoints = Mapping[str, int] | Iterable[Any]
 """The step of each by its name; or the steps alone; or objects that bear a ``step``, and a ``path`` or a ``name``."""
 
 
-def steps_of(checkpoints: Checkpoints | None) -> dict[str, int]:
+def steps_of(checkpoints: Checkpoints | None, verb: str = "explore") -> dict[str, int]:
     """Return the step of each checkpoint by its name, in order of the steps.
 
     Raises
@@ -30,7 +34,7 @@ def steps_of(checkpoints: Checkpoints | None) -> dict[str, int]:
     if checkpoints is None:
         return {}
     if not isinstance(checkpoints, Mapping | Iterable) or isinstance(checkpoints, str | bytes):
-        raise wrong("explore", "checkpoints", "be steps, or objects with a step", checkpoints)
+        raise wrong(verb, "checkpoints", "be steps, or objects with a step", checkpoints)
     if isinstance(checkpoints, Mapping):
         named = list(checkpoints.items())
     else:  # not every checkpoint tells its step
@@ -38,13 +42,27 @@ def steps_of(checkpoints: Checkpoints | None) -> dict[str, int]:
     found = {str(name): step for name, step in named}
     for step in found.values():
         if isinstance(step, bool) or not isinstance(step, Integral):
-            raise wrong("explore", "checkpoints", "be steps, or objects with a step", step)
+            raise wrong(verb, "checkpoints", "be steps, or objects with a step", step)
     return dict(sorted(((name, int(step)) for name, step in found.items()), key=lambda one: one[1]))
 
 
 def _named(one: Any) -> tuple[str, Any]:
     step = getattr(one, "step", one)
     return str(getattr(one, "path", None) or getattr(one, "name", None) or f"step {step}"), step
+
+
+def nearest_of(steps: Iterable[int], saved: Mapping[K, int]) -> K | None:
+    """Return the key of the step of the smallest distance to any of `steps` (paper IV.C); None where there is none.
+
+    Of two as near it is the earlier step, and of two of that step the one that comes first.
+
+    >>> nearest_of([10, 11, 12], {"a": 2, "b": 9, "c": 13}), nearest_of([], {"a": 2})
+    ('b', None)
+    """
+    own = np.fromiter(steps, dtype=np.int64)
+    if not len(own) or not saved:
+        return None
+    return min(saved, key=lambda name: (int(np.abs(own - saved[name]).min()), saved[name]))
 
 
 def ends_of(steps: Steps, checkpoints: Mapping[str, int]) -> dict[str, float]:
@@ -60,13 +78,3 @@ def ends_of(steps: Steps, checkpoints: Mapping[str, int]) -> dict[str, float]:
     ends = own.group_by("step").agg((pl.col("start_ps") + pl.col("dur_ps")).max() / 1e12)
     known = dict(ends.iter_rows())
     return {name: known[step] for name, step in checkpoints.items() if step in known}
-
-
-def nearest(phase: Phase, checkpoints: Mapping[str, int]) -> tuple[str, int] | None:
-    """Return the checkpoint of the smallest distance to the steps of a phase, the earlier of two as near (paper IV.C).
-
-    >>> nearest(Phase(0, pl.DataFrame({"step": [10, 11, 12]}), 0.5), {"a": 2, "b": 9, "c": 13})
-    ('b', 9)
-    """
-    name = nearest_of(phase.steps["step"], checkpoints)
-    return None if name is None else (name, checkpoints[name])
