@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 
 from tpunb.export import write
 from tpunb.io import decoded
@@ -20,8 +21,7 @@ def bundle() -> bytes:
     Made in a second or two, in which no other thread of the kernel runs, and kept in the user's cache folder (README,
     ``TPUNB_CACHE``) for the kernels to come.
     """
-    where = decoded.folder()
-    kept = None if where is None else where / f"vega-{VEGA_LITE}-{version('vl-convert-python')}.js"
+    kept = _place()
     if kept is not None:
         with suppress(OSError):
             if (found := kept.read_bytes()).endswith(_END):
@@ -34,3 +34,9 @@ def bundle() -> bytes:
             kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write(kept, made)
     return made
+
+
+def _place() -> Path | None:
+    """Return where it is kept; None where nothing is to be."""
+    folder = decoded.folder()
+    return None if folder is None else folder / f"vega-{VEGA_LITE}-{version('vl-convert-python')}.js"
