@@ -50,6 +50,12 @@ def ranged():
     return tf.data.Dataset.range(11)
 
 
+@pytest.fixture(autouse=True)
+def no_seed_for_all():
+    """TensorFlow's global seed as a new process has it: unset, whatever other tests did."""
+    tf.random.set_seed(None)
+
+
 # ---- what is read
 
 
@@ -440,6 +446,37 @@ def test_a_map_of_whole_batches_where_each_number_is_its_own():
 def test_only_what_counts_number_by_number_takes_batches(function, verdict):
     rows = tf.data.Dataset.from_tensor_slices(np.arange(33).reshape(11, 3)).filter(lambda x: True)
     assert named(Pipeline(rows.map(function).batch(4)))["batch:3 before map:2"].verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: ranged().shuffle(4, seed=1).cache().take(5).map(double), "take:3 may end before cache:2 does"),
+        (lambda: ranged().shuffle(4, seed=1).repeat().take(30).map(double), "take:3 may end before repeat:2 does"),
+        (lambda: ranged().concatenate(ranged().shuffle(4, seed=1)).take(9).map(double), "before concatenate:2 does"),
+        (lambda: tf.data.Dataset.zip(ranged(), ranged().shuffle(4, seed=1).repeat()), "before 2/repeat:2 does"),
+    ],
+    ids=["cache", "repeat", "concatenate", "zip"],
+)
+def test_a_shuffle_that_may_begin_anew_unseen_is_to_be_verified(build, words):
+    """How far a stage reads ahead then says how often the shuffle begins, and its next order with it."""
+    pipeline = Pipeline(build())
+    assert {knob.verdict for knob in pipeline.knobs} == {"to be verified", "refused"}
+    assert words in named(pipeline)["end prefetch"].why
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: ranged().cache().take(5).map(double),
+        lambda: ranged().shuffle(4, seed=1).cache().map(double),
+        lambda: ranged().shuffle(4, seed=1).take(5).map(double),
+        lambda: ranged().shuffle(4, seed=1).repeat(2).map(double),
+        lambda: ranged().concatenate(ranged().shuffle(4, seed=1)).map(double),
+    ],
+)
+def test_what_cannot_end_between_is_proved(build):
+    assert proved(Pipeline(build()))
 
 
 # ---- as code

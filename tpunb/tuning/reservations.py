@@ -54,6 +54,7 @@ def _doubts(graph: Any, of: tuple[Stage, ...], purity: dict[str, Purity], option
             yield f"{stage.name} draws random numbers"
         if not stage.known:
             yield f"{stage.name} is a stage that tpunb does not know"
+    yield from _cut_short(of)
     if options.deterministic is False or not all(map(in_order, graph.node)):
         yield "the pipeline leaves the order of its elements free (deterministic=False)"
     for node in graph.node:
@@ -61,3 +62,31 @@ def _doubts(graph: Any, of: tuple[Stage, ...], purity: dict[str, Purity], option
             yield "a function reads a variable: rebuilt, it reads a copy of what the variable holds now"
         if node.op.startswith("MutableHashTable") or node.op.startswith("MutableDenseHashTable"):
             yield "a function reads a table that may change: rebuilt, it reads a copy of what the table holds now"
+
+
+_ENDS_EARLY = {"take", "take_while"}
+_BEGINS_ANEW = {
+    "cache",
+    "concatenate",
+    "repeat",
+    "shuffle_and_repeat",
+}  # what lies below, or not: as often as it is asked
+
+
+def _cut_short(of: tuple[Stage, ...]) -> Iterator[str]:
+    """Yield why later epochs may hang on how far was read ahead: a shuffle goes on each time that it is begun."""
+    named = {stage.node: stage for stage in of}
+
+    def within(stage: Stage) -> Iterator[Stage]:
+        yield stage
+        for node in stage.inputs:
+            if node in named:
+                yield from within(named[node])
+
+    def ends_early(stage: Stage) -> bool:
+        return stage.kind in _ENDS_EARLY or (len(stage.inputs) > 1 and stage.kind != "concatenate")
+
+    for above in filter(ends_early, of):
+        for stage in within(above):
+            if stage.kind in _BEGINS_ANEW and any(one.kind.startswith("shuffle") for one in within(stage)):
+                yield f"{above.name} may end before {stage.name} does, so that later orders hang on what was read ahead"
