@@ -1,6 +1,6 @@
 """TPUPoint for notebooks: what an accelerator did for the whole run, cut into phases.
 
-One line runs through it: capture → load → steps → phases → explore, and from a phase's checkpoint on again.
+One line runs through it: capture → load → steps → phases → explore, and from a phase's checkpoint on: tune, resume.
 
 >>> import tpunb as tp
 >>> profile = tp.sample("keras_cnn")
@@ -24,18 +24,23 @@ if TYPE_CHECKING:
     from tpunb.recorder import capture
     from tpunb.resuming import checkpointing, resume
     from tpunb.stepping import steps
+    from tpunb.tuning.job import Job
+    from tpunb.tuning.nouns import Tuning
+    from tpunb.tuning.tuner import tune
     from tpunb.widgets.explorer import explore
 
 __all__ = [
     "DBSCAN",
     "HDBSCAN",
     "OLS",
+    "Job",
     "KMeans",
     "OLSPlus",
     "Phases",
     "Profile",
     "Steps",
     "TpunbError",
+    "Tuning",
     "capture",
     "checkpointing",
     "checkpoints",
@@ -46,6 +51,7 @@ __all__ = [
     "resume",
     "sample",
     "steps",
+    "tune",
 ]
 
 _ROOMS = {
@@ -57,6 +63,9 @@ _ROOMS = {
     "tpunb.recorder": ("capture",),
     "tpunb.resuming": ("checkpointing", "resume"),
     "tpunb.stepping": ("steps",),
+    "tpunb.tuning.job": ("Job",),
+    "tpunb.tuning.nouns": ("Tuning",),
+    "tpunb.tuning.tuner": ("tune",),
     "tpunb.widgets.explorer": ("explore",),
 }
 _ROOM = {name: room for room, names in _ROOMS.items() for name in names}

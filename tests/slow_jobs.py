@@ -1,0 +1,98 @@
+"""Jobs of which it is certain what they wait for: each reading sleeps, and the model is little."""
+
+import time
+
+import numpy as np
+
+from tpunb.tuning.job import Job
+
+SLEEP = 0.004
+"""Seconds that one reading takes."""
+
+
+def fetch(i):
+    time.sleep(SLEEP)
+    return np.sin(np.arange(4, dtype="f") + np.float32(i))
+
+
+def with_label(x):
+    import tensorflow as tf
+
+    return x, tf.reduce_sum(x, keepdims=True)
+
+
+def fetched(i):
+    import tensorflow as tf
+
+    return with_label(tf.ensure_shape(tf.numpy_function(fetch, [i], tf.float32), [4]))
+
+
+def reading(n=64, batch=4):
+    """Return batches of what a sleeping Python function reads."""
+    import tensorflow as tf
+
+    return tf.data.Dataset.range(n).map(fetched, num_parallel_calls=1).batch(batch)
+
+
+def shuffled(n=64, batch=4):
+    import tensorflow as tf
+
+    return tf.data.Dataset.range(n).shuffle(16).map(fetched, num_parallel_calls=1).batch(batch)
+
+
+def at_hand(n=64, batch=4):
+    """Return batches for which nothing is waited."""
+    import tensorflow as tf
+
+    rows = np.random.default_rng(1).normal(size=(n, 4)).astype("f")
+    return tf.data.Dataset.from_tensor_slices(rows).map(with_label).batch(batch)
+
+
+def broken(n=64, batch=4):
+    """Return batches of a function that fails when it is called by several threads at once."""
+    import tensorflow as tf
+
+    busy = []
+
+    def alone(i):
+        if busy:
+            raise ValueError("no more than one reader")
+        busy.append(i)
+        time.sleep(SLEEP)
+        busy.clear()
+        return np.full(4, i, "f")
+
+    def read(i):
+        return with_label(tf.ensure_shape(tf.numpy_function(alone, [i], tf.float32), [4]))
+
+    return tf.data.Dataset.range(n).map(read, num_parallel_calls=1).batch(batch)
+
+
+def counting(n=64, batch=4):
+    """Return batches of a function that remembers how often it was called."""
+    import tensorflow as tf
+
+    calls = []
+
+    def count(i):
+        calls.append(i)
+        return np.full(4, len(calls), "f")
+
+    def read(i):
+        return with_label(tf.ensure_shape(tf.numpy_function(count, [i], tf.float32), [4]))
+
+    return tf.data.Dataset.range(n).map(read, num_parallel_calls=1).batch(batch)
+
+
+def little(units=8):
+    import keras
+
+    keras.utils.set_random_seed(5)
+    layers = [keras.Input((4,)), keras.layers.Dense(units), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
+    model = keras.Sequential(layers, name="little")
+    model.compile("adam", "mse")
+    return model
+
+
+def job(data=reading, **sizes):
+    return Job(lambda: (little(), data(**sizes)))

@@ -1,0 +1,243 @@
+"""Jobs: a model and its data, stepped as the program steps them, and put back as if no step had been taken."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tpunb.errors import TpunbError
+from tpunb.tuning.grain_pipeline import GrainPipeline
+from tpunb.tuning.job import Job
+from tpunb.tuning.pipeline import Pipeline
+from tpunb.tuning.state import arrays, digest
+
+tf = pytest.importorskip("tensorflow")
+keras = pytest.importorskip("keras")
+
+
+def data(n=24):
+    numbers = np.random.default_rng(7)
+    x, y = numbers.normal(size=(n, 6)).astype("f"), numbers.normal(size=(n, 1)).astype("f")
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+
+
+def little(*, built=True, **compiled):
+    keras.utils.set_random_seed(3)
+    first = [keras.Input((6,))] if built else []
+    layers = [
+        keras.layers.Dense(5),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.4),
+        keras.layers.Dense(1),
+    ]
+    model = keras.Sequential([*first, *layers], name="little")
+    model.compile("adam", "mse", metrics=["mae"], **compiled)
+    return model
+
+
+def everything(model):
+    """Return all that the next step depends on, as plain values."""
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    return [variable.numpy().tolist() for variable in variables], random.getstate(), np.random.get_state()[1].tolist()
+
+
+def losses(history):
+    return [float(loss).hex() for loss in history.history["loss"]]
+
+
+# ---- Keras
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_turn_is_a_step_of_fit(built):
+    model, other = little(), little()
+    training = Job(lambda: (little(built=built), data())).training
+    told = None
+    for iterator in [iter(data())]:
+        for _ in range(6):
+            told = training.turn(iterator)
+    history = model.fit(data(), epochs=1, shuffle=False, verbose=0)
+    assert float(told["loss"]) == history.history["loss"][0]
+    assert float(told["mae"]) == history.history["mae"][0]
+    assert losses(history) == losses(other.fit(data(), epochs=1, shuffle=False, verbose=0)), "it can be told apart"
+
+
+def test_after_trials_the_run_is_what_it_would_have_been():
+    job = Job(lambda: (little(), data()))
+    training = job.training
+    model = job.parts[0]
+    before, state = everything(model), training.state()
+    assert len(before[0]) > 15
+    for _ in range(2):
+        iterator = iter(data())
+        for _ in range(3):
+            training.turn(iterator)
+        random.random(), np.random.random()
+        assert everything(model) != before
+        training.put_back(state)
+        assert everything(model) == before
+    untouched = little()
+    assert losses(model.fit(data(), epochs=2, verbose=0)) == losses(untouched.fit(data(), epochs=2, verbose=0))
+
+
+def test_keras_global_seeds_are_put_back():
+    training = Job(lambda: (little(), data())).training
+
+    def drawn():
+        state = training.state()
+        first = keras.random.normal((2,)).numpy().tolist()
+        training.put_back(state)
+        return first
+
+    assert drawn() == drawn()
+    keras.utils.set_random_seed(4)
+    assert keras.random.normal((2,)).numpy().tolist() != drawn()
+
+
+def test_several_steps_are_one_turn_where_the_program_has_it_so():
+    training = Job(lambda: (little(steps_per_execution=3), data())).training
+    assert training.steps == 3
+    iterator = iter(data())
+    training.turn(iterator)
+    training.turn(iterator)
+    assert int(training.model.optimizer.iterations) == 6
+    with pytest.raises(StopIteration):
+        training.turn(iterator)
+
+
+def test_the_digest_tells_runs_apart_by_the_last_bit():
+    training = Job(lambda: (little(), data())).training
+    state = training.state()
+
+    def run():
+        training.put_back(state)
+        return training.digest([training.turn(iter(data()))])
+
+    first = run()
+    assert run() == first
+    weight = state.values[0]
+    weight[0, 0] = np.nextafter(weight[0, 0], 9, dtype="f")
+    assert run() != first
+
+
+# ---- a loop of one's own
+
+
+def test_a_loop_of_tensorflow_is_put_back():
+    model, optimizer = little(), keras.optimizers.SGD(0.1, momentum=0.9)
+    parts = {"model": model, "optimizer": optimizer, "seen": [0]}
+
+    def step(parts, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((parts["model"](x, training=True) - y) ** 2)
+        variables = parts["model"].trainable_variables
+        parts["optimizer"].apply(tape.gradient(loss, variables), variables)
+        parts["seen"][0] += 1
+        return loss
+
+    training = Job(lambda: (parts, data()), step).training
+    state, before = training.state(), everything(model)
+    momenta = [variable.numpy().tolist() for variable in optimizer.variables]
+    digests = []
+    for _ in range(2):
+        training.put_back(state)
+        iterator = iter(data())
+        digests.append(training.digest([training.turn(iterator) for _ in range(3)]))
+    assert digests[0] == digests[1]
+    assert everything(model) != before
+    training.put_back(state)
+    assert everything(model) == before
+    assert [variable.numpy().tolist() for variable in optimizer.variables] == momenta
+    assert parts["seen"] == [0]
+
+
+@dataclass
+class Counting:
+    weights: np.ndarray
+    steps: int = 0
+
+
+def test_a_loop_of_anything_else_runs_on_a_copy():
+    own = Counting(np.zeros(2))
+
+    def step(model, batch):
+        model.weights += batch[0].numpy().mean()
+        model.steps += 1
+        return model.weights.sum()
+
+    training = Job(lambda: (own, data()), step).training
+    state = training.state()
+    digests = []
+    for _ in range(2):
+        training.put_back(state)
+        iterator = iter(data())
+        digests.append(training.digest([training.turn(iterator), training.turn(iterator)]))
+    assert digests[0] == digests[1]
+    training.put_back(state)
+    assert training.digest([]) != digests[0]
+    assert own.steps == 0
+    assert own.weights.tolist() == [0, 0]
+
+
+# ---- words and refusals
+
+
+def test_a_job_builds_when_it_is_needed_and_once():
+    built = []
+
+    def bert():
+        built.append(1)
+        return little(), data()
+
+    job = Job(bert)
+    assert repr(job) == "Job(bert, not built yet)"
+    assert built == []
+    assert isinstance(job.pipeline, Pipeline)
+    assert job.training
+    assert built == [1]
+    assert repr(job) == "Job(little, tf.data, 1 model)"
+
+
+def test_grain_needs_a_step_of_ones_own():
+    grain = pytest.importorskip("grain")
+    job = Job(lambda: (little(), grain.MapDataset.range(9)))
+    assert isinstance(job.pipeline, GrainPipeline)
+    assert repr(job) == "Job(little, Grain, 1 model)"
+    with pytest.raises(TpunbError, match="Grain"):
+        _ = job.training
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: 3, r"return \(model, data\)"),
+        (lambda: (3, data()), "a compiled Keras model"),
+        (lambda: (keras.Sequential([keras.layers.Dense(1)]), data()), "a compiled Keras model"),
+    ],
+)
+def test_what_is_no_job_is_told(build, words):
+    with pytest.raises(TypeError, match=words):
+        _ = Job(build).training
+
+
+def test_what_cannot_be_called_is_told_at_once():
+    with pytest.raises(TypeError, match="build parameter"):
+        Job(3)
+    with pytest.raises(TypeError, match="step parameter"):
+        Job(little, 3)
+
+
+def test_a_model_of_other_data_is_told():
+    with pytest.raises(TpunbError, match="little cannot be built"):
+        _ = Job(
+            lambda: (little(), tf.data.Dataset.from_tensors((np.zeros((4, 7), "f"), np.zeros((4, 1), "f"))))
+        ).training
+
+
+def test_arrays_are_found_where_they_lie():
+    assert [a.tolist() for a in arrays([Counting(np.ones(2)), "a", {"b": np.float32(3)}])] == [[1, 1], 0, 3]
+    assert digest([1.0], []) != digest([1], [])

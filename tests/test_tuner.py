@@ -1,0 +1,232 @@
+"""Tuning: what is found is parallel, gives the same output, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import polars as pl
+import pytest
+from slow_jobs import at_hand, broken, counting, job, little, reading
+
+from tpunb.checkpoint import checkpoints
+from tpunb.cluster import phases
+from tpunb.errors import TpunbError
+from tpunb.resuming import checkpointing
+from tpunb.testing import toy_steps
+from tpunb.tuning.contest import Budget
+from tpunb.tuning.job import Job
+from tpunb.tuning.knob import AUTOTUNE
+from tpunb.tuning.loads import loads
+from tpunb.tuning.nouns import Journal, Speedup, Trial, Tuning
+from tpunb.tuning.pipeline import Pipeline
+from tpunb.tuning.search import hill_climb
+from tpunb.tuning.trial import Track
+from tpunb.tuning.tuner import Tuner, _budget, tune
+
+tf = pytest.importorskip("tensorflow")
+
+CALLS = "map:1(fetched) parallel calls"
+
+
+def everything(model):
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    return [variable.numpy().tolist() for variable in variables], random.getstate(), np.random.get_state()[1].tolist()
+
+
+def elements(data):
+    return [[part.numpy().tolist() for part in batch] for batch in data]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """Return a tuning of a job that waits, the job, its folder, and the state of its model before and after."""
+    one, folder = job(n=240), tmp_path_factory.mktemp("tuned")
+    _ = one.training  # builds the optimizer, as the first step of fit does
+    model = one.parts[0]
+    before = everything(model)
+    found = tune(one, budget=20, folder=folder)
+    return found, one, folder, before, everything(model)
+
+
+def test_a_pipeline_that_waits_becomes_parallel(tuned):
+    found, *_ = tuned
+    assert found.best[CALLS] == AUTOTUNE or found.best[CALLS] > 1
+    assert 1 < found.speedup.low <= found.speedup.ratio <= found.speedup.high
+    assert "and the same output" in found.said[-1]
+
+
+def test_its_output_is_the_same(tuned):
+    found, one, *_ = tuned
+    assert all(trial.equal for trial in found.trials)
+    assert elements(found.apply(reading())) == elements(reading())
+    with Track(one, warm=1, window=3) as track:
+        assert track.run(found.best).digest == track.run({}).digest
+
+
+def test_nothing_is_left_of_it(tuned):
+    _, one, _, before, after = tuned
+    assert after == before
+    again = little()
+    tuned_losses = one.parts[0].fit(reading(), epochs=1, verbose=0).history["loss"]
+    assert tuned_losses == again.fit(reading(), epochs=1, verbose=0).history["loss"]
+
+
+def test_it_is_told_in_a_frame_and_in_code(tuned):
+    found, *_ = tuned
+    assert found.frame.height == len(found.trials)
+    assert found.frame["verdict"][0] == "default"
+    assert found.frame["values"][0] == "as written"
+    assert found.frame.filter(pl.col("verdict") == "faster").height >= 1
+    assert "ds.map(fetched, num_parallel_calls=" in found.as_code()
+    assert repr(found).startswith(f"Tuning({len(found.trials)} trials, {found.speedup.ratio:.2f}x [")
+    assert found.seconds > 0
+
+
+def test_it_is_read_again_from_its_folder(tuned):
+    found, _, folder, *_ = tuned
+    again = Tuning.read(folder)
+    assert again.frame.equals(found.frame)
+    assert (again.best, again.speedup, again.said, again.code) == (found.best, found.speedup, found.said, found.code)
+    assert repr(again) == repr(found)
+
+
+def test_where_nothing_waits_it_stops_at_once():
+    one = Job(lambda: (little(), at_hand()), step=lambda model, batch: [model.train_on_batch(*batch) for _ in range(4)])
+    found = tune(one, budget=Budget(5, trials=2))
+    assert found.best == {}
+    if found.said[0].startswith("Nothing to gain"):  # by the clock
+        assert len(found.trials) == 1
+    data = at_hand()
+    assert found.apply(data) is data
+    assert found.as_code() == ""
+    assert found.speedup == (1, 1, 1)
+
+
+def test_outputs_that_cannot_be_compared_are_told():
+    found = tune(job(counting), budget=20)
+    assert found.trials == ()
+    assert "gave two outputs" in found.said[0]
+    assert repr(found) == "Tuning(0 trials, the values stay as they are)"
+
+
+def test_what_raises_is_refused_with_the_error():
+    found = tune(job(broken), budget=20)
+    assert found.best == {}
+    assert "no more than one reader" in found.refused["map:1(read) parallel calls = AUTOTUNE"]
+
+
+def test_what_may_not_be_rebuilt_is_not_tried():
+    generator = tf.random.Generator.from_seed(1)
+
+    def data():
+        return at_hand().map(lambda x, y: (x + generator.normal(()), y))
+
+    found = tune(job(data), budget=5)
+    assert found.trials == ()
+    assert found.said[0].startswith("Nothing was tried: map:3 keeps or changes state")
+
+
+def test_a_checkpoint_is_a_start(tmp_path):
+    def data():
+        return reading(n=80).shuffle(3)
+
+    with checkpointing(tmp_path, every=8):
+        little().fit(data(), epochs=1, verbose=0)
+    saved = checkpoints(tmp_path)
+    found = tune(job(data), start=saved[0], budget=Budget(30, trials=3))
+    assert len(found.trials) <= 3
+    assert all(trial.equal for trial in found.trials)
+    assert found.best.get(CALLS, 1) != 1
+
+
+def test_it_may_be_stopped_between_trials(tmp_path):
+    tuner = Tuner(job(), None, hill_climb, Budget(30), Journal(tmp_path))
+    trials = tuner.trials()
+    first = next(trials)
+    trials.close()
+    assert (first.number, first.verdict) == (0, "default")
+    assert tuner.tuning.trials == (first,)
+    assert tuner.tuning.said[-1] == "It was stopped before its end."
+    assert Tuning.read(tmp_path).said == tuner.tuning.said
+
+
+def test_a_tuning_that_was_cut_is_read_as_far_as_it_came(tmp_path):
+    journal = Journal(tmp_path)
+    journal.note(Trial(0, {}, "default", 0.5))
+    journal.note(Trial(1, {CALLS: 8}, "faster", 0.25, 0, 2.0, 1.9, 2.1, 3, True))
+    with (tmp_path / "tuning.jsonl").open("a") as file:
+        file.write('{"trial": {"num')
+    found = Tuning.read(tmp_path)
+    assert found.trials[1].values == {CALLS: 8}
+    assert found.best == {}
+    assert found.said == ("It was cut after 2 trials: nothing was chosen.",)
+
+
+def test_what_is_no_tuning_is_told(tmp_path):
+    with pytest.raises(TpunbError, match="no tuning in"):
+        Tuning.read(tmp_path)
+    (tmp_path / "tuning.jsonl").write_text(json.dumps({"trial": {"warp": 9}}) + "\n")
+    with pytest.raises(TpunbError, match="cannot be read"):
+        Tuning.read(tmp_path)
+
+
+def test_an_untold_end_is_nothing_in_the_frame():
+    frame = Tuning((Trial(0, {"a": -1, "b": True}, "refused", error="no"),)).frame
+    assert frame["values"].to_list() == ["a = AUTOTUNE, b = True"]
+    assert frame["ratio"].to_list() == [None]
+    assert Tuning(()).frame.height == 0
+    assert repr(Tuning((), {"prefetch": 8}, Speedup(1.31, 1.27, 1.35))) == (
+        "Tuning(0 trials, 1.31x [1.27, 1.35], {'prefetch': 8})"
+    )
+
+
+# ---- arguments
+
+
+def test_the_budget_is_a_part_of_the_run():
+    run = phases(toy_steps("aaabbb"))
+    assert _budget(None, run).seconds == pytest.approx(0.05 * 9e-3)
+    assert _budget(None, None) == Budget(60)
+    assert _budget(7, run) == Budget(7)
+    assert _budget(Budget(7, 3), None) == Budget(7, 3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "words"),
+    [
+        ({"budget": 0}, ValueError, "budget parameter"),
+        ({"budget": True}, ValueError, "budget parameter"),
+        ({"phases": 3}, TypeError, "phases parameter"),
+        ({"search": 3}, TypeError, "search parameter"),
+        ({"start": 3}, TypeError, "start parameter"),
+    ],
+)
+def test_wrong_arguments_are_told(wrong, kind, words):
+    with pytest.raises(kind, match=words):
+        tune(job(), **wrong)
+
+
+# ---- what each stage takes
+
+
+def test_the_load_of_a_stage_is_its_own():
+    found = {load.stage: load for load in loads(Pipeline(reading(batch=4)))}
+    assert list(found) == ["range:0", "map:1(fetched)"]
+    assert found["map:1(fetched)"].seconds >= 4 * 0.004, "four readings, one after the other"
+    assert found["map:1(fetched)"].waits
+
+
+def test_loads_of_pipelines_of_all_kinds_are_found():
+    def rows():
+        return tf.data.Dataset.range(50)
+
+    data = tf.data.Dataset.zip(
+        rows().map(lambda x: x + 1, num_parallel_calls=4).shuffle(40).prefetch(8),
+        rows().interleave(lambda x: tf.data.Dataset.range(x, x + 3), cycle_length=2).filter(lambda x: x % 2 == 0),
+    ).batch(5)
+    found = loads(Pipeline(data))
+    assert [load.stage.split(":")[0] for load in found] == ["1/range", "1/map", "2/range", "2/interleave", "2/filter"]
+    assert all(load.seconds >= 0 for load in found)
+    assert loads(Pipeline(tf.data.Dataset.range(0).map(lambda x: x)))[0].seconds == 0

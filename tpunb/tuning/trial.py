@@ -1,0 +1,213 @@
+"""Trials: short runs of a job, all from the same place, with other values of its pipeline (paper VII.B).
+
+A trial puts the state back and the data to the place, lets buffers fill, runs a window of steps, and tells how long one
+took and, in a digest, what came out. Two trials of the same values that differ in their digests mean that outputs
+cannot be compared: such a job is not tuned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+from tpunb.checkpoint import Checkpoint, own_files
+from tpunb.errors import TpunbError, whole, wrong
+from tpunb.frames.words import plain
+from tpunb.resuming import datasets, folders
+from tpunb.resuming.fits import Fit, Start
+from tpunb.tuning.grain_pipeline import GrainPipeline
+from tpunb.tuning.job import Job
+from tpunb.tuning.knob import Value
+from tpunb.tuning.pipeline import Pipeline
+from tpunb.tuning.place import Feed, GrainPlace, Place, TfPlace
+from tpunb.tuning.refused import Refused, in_words
+from tpunb.tuning.state import State, arrays
+
+WARM = 8
+"""Turns before the window: a buffer that holds no more batches is emptied, or filled, by then."""
+
+_SECONDS, _LEAST, _MOST = 0.5, 6, 100
+"""A window takes about so long in the present values, in this many turns."""
+
+_SLOW = 0.3
+"""Seconds of a turn from which on less is warmed up."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a trial told.
+
+    Attributes
+    ----------
+    seconds
+        A step, in the window.
+    digest
+        Of losses, metrics and the state after the last step.
+    spent
+        Seconds of the whole trial.
+    """
+
+    seconds: float
+    digest: str
+    spent: float
+
+
+class Track:
+    """A job at one place of its run, from which any values can be tried: ``with Track(job) as track: ...``.
+
+    After the block the model, its optimizer, metrics and seeds, and Python's and NumPy's random numbers are what they
+    were before, however it ends. Files are written to a temporary folder only.
+
+    Parameters
+    ----------
+    job
+        What is run.
+    start
+        A checkpoint of its ``fit``, of `tpunb.resuming.checkpointing`; None for the beginning. The position in the
+        data is reached by drawing what was drawn, once: it need not be in the checkpoint.
+    warm, window
+        Turns before the window, and in it; None to choose them by the time of a turn.
+
+    Raises
+    ------
+    TpunbError
+        The checkpoint cannot be tuned from; or, in the block, it is of another job.
+    """
+
+    def __init__(
+        self, job: Job, start: Checkpoint | None = None, *, warm: int | None = None, window: int | None = None
+    ) -> None:
+        if not isinstance(job, Job):
+            raise wrong("tune", "job", "be a Job", job, hint="tpunb.Job(build), where build() returns (model, data)")
+        self.job, self.start = job, _checked(job, start)
+        self._turns = warm, window
+        self.warm = WARM if warm is None else whole("Track", "warm", warm, 1)
+        self.window = _LEAST if window is None else whole("Track", "window", window, 1)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.callback(State.of(()).put_back)  # build() may draw random numbers, and seed them
+            self.pipeline: Pipeline | GrainPipeline = self.job.pipeline
+            self.training = self.job.training
+            self.refusal: str | None = getattr(self.pipeline, "refusal", None)
+            users = self.training.state()
+            stack.callback(lambda: self.training.put_back(users))
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="tpunb-")))
+            if self.refusal is None:  # else there is nothing to try
+                self._place = self._placed(folder)
+            self._state = self.training.state()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def __repr__(self) -> str:
+        where = "its beginning" if self.start is None else f"step {self.start.step}"
+        return f"Track({self.job!r} at {where}, {self.warm} + {self.window} turns a trial)"
+
+    @property
+    def why_slow(self) -> str:
+        """Why a trial must draw all batches before its place again, in a sentence; "" where it need not."""
+        return self._place.why
+
+    def settle(self) -> Outcome:
+        """Run the present values, to compile what is to be compiled; and choose how many turns a trial has."""
+        first = self._run({}, 2, 3)
+        if self._turns[0] is None and first.seconds * self.training.steps > _SLOW:
+            self.warm = 3
+        if self._turns[1] is None:
+            turns = _SECONDS / max(first.seconds * self.training.steps, 1e-6)
+            self.window = round(min(max(turns, _LEAST), _MOST))
+        return first
+
+    def run(self, values: Mapping[str, Value]) -> Outcome:
+        """Return what a trial of some values tells.
+
+        Raises
+        ------
+        Refused
+            When anything raises in it.
+        """
+        try:
+            return self._run(values, self.warm, self.window)
+        except Exception as error:
+            raise Refused(in_words(error)) from error
+
+    def alone(self, turns: int = 10) -> float:
+        """Return the seconds of a step for which no data must be waited: of the model alone, on one batch."""
+        self.training.put_back(self._state)
+        feed = Feed(*self._at_hand())
+        return _timed(lambda: feed.turn(self.training), 3, turns)[0] / self.training.steps
+
+    def _run(self, values: Mapping[str, Value], warm: int, window: int) -> Outcome:
+        begun = time.perf_counter()
+        self.training.put_back(self._state)
+        feed = self._place.feed(values)
+        seconds, told = _timed(lambda: feed.turn(self.training), warm, window)
+        digest = self.training.digest(told)
+        return Outcome(seconds / self.training.steps, digest, time.perf_counter() - begun)
+
+    def _at_hand(self) -> tuple[Any, Any]:
+        """Return a dataset of one batch without end, that is kept in memory, and an iterator over it."""
+        if isinstance(self.pipeline, GrainPipeline):
+            batch = next(iter(self.pipeline.canonical))
+            return (), repeat(batch)
+        dataset = self.pipeline.canonical.take(1).cache().repeat()
+        return dataset, iter(dataset)
+
+    def _placed(self, folder: Path) -> Place:
+        """Put the training into the state of the start, and return the place in the data."""
+        if isinstance(self.pipeline, GrainPipeline):
+            return GrainPlace(self.pipeline)
+        if self.start is None:
+            return TfPlace(self.pipeline, folder)
+        about = own_files.read(self.start.path)
+        data = self.job.parts[1]
+        graph = datasets.graph_of(data)
+        if graph is not None and datasets.unseeded(graph):
+            data = datasets.seeded(data, graph, about["seeds"])
+        Fit(self.job.parts[0], about["fit"], (), Start(self.start.path, about)).put_back(metrics=True)
+        return TfPlace(Pipeline(data), folder, begun=about["iterators"], drawn=about["drawn"])
+
+
+def _checked(job: Job, start: Checkpoint | None) -> Checkpoint | None:
+    """Return the checkpoint, where a job can be put to it exactly."""
+    if start is None:
+        return None
+    if not isinstance(start, Checkpoint):
+        raise wrong("tune", "start", "be a checkpoint of tpunb.checkpoints(dir), or None", start)
+    if start.kind != "tpunb":
+        raise TpunbError(
+            f"{plain(start.path.name)} does not hold all that a trial needs: it is of {start.kind}",
+            hint="save with `with tp.checkpointing(dir):` around fit, or leave start= out",
+        )
+    found = folders.read(start.path)
+    if job.step is not None or "fit" not in own_files.read(found.path):
+        raise TpunbError(
+            f"{plain(start.path.name)} is of a {'fit' if job.step else 'loop'}: trials start from one of Keras' fit",
+            hint="leave start= out: a loop is tuned from its beginning",
+        )
+    return found
+
+
+def _timed(turn: Callable[[], Any], warm: int, window: int) -> tuple[float, list[Any]]:
+    """Return the seconds of a turn in the window, and what all turns told: all is computed when the clock is read."""
+    told = [turn() for _ in range(warm)]
+    _wait(told[-1:])
+    begun = time.perf_counter()
+    told += [turn() for _ in range(window)]
+    _wait(told[-1:])
+    return (time.perf_counter() - begun) / window, told
+
+
+def _wait(told: list[Any]) -> None:
+    for _ in arrays(told):
+        pass
