@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("unhurried", deadline=None)  # machines are busy with other things too
-settings.load_profile("unhurried")
+# no deadlines: machines are busy with other things too
+settings.register_profile("the same", deadline=None, derandomize=True)  # what was right yesterday is right today
+settings.register_profile("others", deadline=None)  # and with --slow each time others, that find what is not
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TPUNB_CACHE", "off")  # nobody's own cache is filled or asked
+
+
+def pytest_configure(config):
+    settings.load_profile("others" if config.getoption("--slow") else "the same")
 
 
 def pytest_addoption(parser):
