@@ -10,6 +10,7 @@ import pytest
 
 from tpunb.errors import CaptureBusy, MissingExtra, TpunbError
 from tpunb.io import xplane
+from tpunb.io.profiler_service import ServiceError
 from tpunb.sources import frameworks, local
 from tpunb.sources.frameworks import in_use
 from tpunb.sources.local import Local, serve
@@ -47,6 +48,7 @@ import sys, jax, jax.numpy as jnp
 from tpunb.sources.frameworks import in_use
 from tpunb.sources.local import Local
 from tpunb.io import xplane
+from tpunb.io.profiler_service import ServiceError
 print(*in_use() or ['None'], sep='+')
 jnp.ones(3).sum().block_until_ready()
 print(*in_use() or ['None'], sep='+')
@@ -207,3 +209,35 @@ step = jax.jit(lambda x: x @ x)
 print(watched(lambda: step(jnp.ones((9, 9)))))
 """
     assert run(code) == ["tensorflow", "jax"]
+
+
+class Client:
+    """A service that is busy for some calls."""
+
+    def __init__(self, busy):
+        self.busy, self.sessions = busy, []
+
+    def window(self, seconds, session):
+        self.sessions.append(session)
+        if len(self.sessions) in self.busy:
+            raise ServiceError("Another profiling session active.", code="INTERNAL")
+        return b"seen"
+
+
+@pytest.mark.parametrize(
+    ("busy", "told"),
+    [((), ["seen", "seen"]), ((1,), ["seen", "seen"]), ((1, 2), ["busy", "seen"]), ((2,), ["seen", "busy"])],
+)
+def test_the_first_window_is_asked_for_again_where_a_session_runs_that_nobody_knows(monkeypatch, busy, told):
+    client = Client(busy)
+    monkeypatch.setattr(local, "in_use", lambda: ("tensorflow",))
+    monkeypatch.setattr(local, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(Local, "_client", lambda self, framework: client)
+    source, seen = Local(), []
+    for _ in range(2):
+        try:
+            seen.append(source.window(0.01).decode())
+        except TpunbError as error:
+            seen.append("busy" if "Another profiling session" in str(error) else str(error))
+    assert seen == told
+    assert len({*client.sessions}) == len(client.sessions)  # each has a name of its own

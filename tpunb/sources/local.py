@@ -18,6 +18,7 @@ from tpunb.sources.frameworks import annotation, in_use, installed
 _READY_S = 20.0
 _COMPUTED = re.compile(rb"Pjit|PjRt")  # what JAX calls on the host when it computes
 _REST = 8
+_AGAIN_S = 0.5  # beyond a window's length, until a session that is not known must be over
 _LOOK_S = 0.05  # how often we look whether a framework has come into use
 
 _servers: dict[str, tuple[str, Any]] = {}
@@ -146,12 +147,9 @@ class Local:
                 raise TpunbError(
                     "neither TensorFlow nor JAX has come into use", hint="nothing else has a profiler that we know"
                 )
-        self._windows += 1
-        self._session = f"tpunb-{id(self):x}-{self._windows}"  # unique, so that `stop` ends this window alone
         framework = self._likely(frameworks)
-        self._watching = self._client(framework)
         try:
-            data = self._watching.window(seconds, self._session)
+            data = self._ask(self._client(framework), seconds)
         except ServiceError as error:
             raise TpunbError(str(error)) from error
         finally:
@@ -159,6 +157,21 @@ class Local:
         if framework == "jax":
             self._jax_rests = 0 if _COMPUTED.search(data) else _REST
         return data
+
+    def _ask(self, client: ProfilerClient, seconds: float) -> bytes:
+        """Ask for a window; for the first once more, where the service says that another session runs.
+
+        Under load that has been seen of a server that was just opened, and of which nobody else knew.
+        """
+        self._windows += 1
+        self._session = f"tpunb-{id(self):x}-{self._windows}"  # unique, so that `stop` ends this window alone
+        self._watching = client
+        try:
+            return client.window(seconds, self._session)
+        except ServiceError as error:
+            if not error.busy or self._windows > 1 or self._stopped.wait(seconds + _AGAIN_S):
+                raise
+        return self._ask(client, seconds)
 
     def stop(self) -> None:
         """End the running window; it returns with what it has seen."""
