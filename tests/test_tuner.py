@@ -111,6 +111,7 @@ def test_outputs_that_cannot_be_compared_are_told():
     assert repr(found) == "Tuning(0 trials, the values stay as they are)"
 
 
+@pytest.mark.slow  # as a busy machine may have two readers or none at once
 def test_what_raises_is_refused_with_the_error():
     found = tune(job(broken), budget=20)
     assert found.best == {}
