@@ -73,7 +73,12 @@
       Object.assign(wire, { bytes: 0, most: 0, sent: undefined, heard: undefined });
       const before = look(found(panel));
       let pressed = null, last = null;
+      this.listed = null;
       addEventListener("keydown", (event) => { pressed = event.timeStamp; }, { capture: true, once: true });
+      const table = panel.table && document.querySelector(`${panel.root} ${panel.table}`);
+      this.rows?.disconnect();
+      this.rows = new MutationObserver(() => requestAnimationFrame(() => { this.listed ??= now() - pressed; }));
+      if (table) this.rows.observe(table, { childList: true });
       this.move = new Promise((resolve, reject) => {
         const finish = () => {
           const times = { sent: wire.sent, heard: wire.heard, painted: last, frame: now() };

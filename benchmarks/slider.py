@@ -9,8 +9,9 @@ finished with the one before, what the page asks for when the hand rests include
 
 A move's time goes from the key's own time stamp to the animation frame after the ribbon's canvas was painted by a cut
 that the panel's line of code bears already; the headline is written with that line. A JupyterChart has no such line:
-there it is the frame after its SVG was drawn anew, and moves that leave the chart as it was do not count. Then half as
-many keys come 300 ms after each new cut, whatever page and kernel still do for the one before: their median is told.
+there it is the frame after its SVG was drawn anew, and moves that leave the chart as it was do not count. Coverage and
+the list of phases follow the ribbon by a frame: when they stand there is told beside it. Then half as many keys come
+300 ms after each new cut, whatever page and kernel still do for the one before: their median is told.
 
 Then the mouse drags each slider over its whole length in 60 moves, to and fro, and each animation frame is looked at:
 it is blank where the ribbon is not seen, has no height or less than half of the paint that it has at rest (an SVG: no
@@ -70,10 +71,17 @@ class Panel:
     ribbon: str  # a canvas, or an SVG
     line: str | None = None  # of code, of the cut that is shown
     coverage: str | None = None
+    table: str | None = None  # of the phases, listed anew with each cut
 
 
 OURS = Panel(
-    ".tpunb-explorer", "input[type=range]", "input[type=range]", "canvas", ".tpunb-code", '[aria-label^="Coverage"] svg'
+    ".tpunb-explorer",
+    "input[type=range]",
+    "input[type=range]",
+    "canvas",
+    ".tpunb-code",
+    '[aria-label^="Coverage"] svg',
+    '[aria-label^="Phases"]',
 )
 
 
@@ -95,9 +103,11 @@ class Moves(NamedTuple):
         at = {name: self.median(name) for name in ("sent", "heard", "painted", "frame")}
         kernel = f", the callback {statistics.median(self.kernel_ms):.0f} of it" if self.kernel_ms else ""
         soon = f"without rest between the keys {statistics.median(self.soon_ms):.0f} ms; " if self.soon_ms else ""
+        listed = f", the phases listed after {self.median('listed'):.0f}" if "listed" in self.each[0] else ""
         return (
             f"{at['frame']:.0f} ms [{low:.0f}, {high:.0f}]: sent after {at['sent']:.0f}, "
-            f"answered after {at['heard']:.0f}{kernel}, painted after {at['painted']:.0f}; {self.median('kb'):.1f} kB; "
+            f"answered after {at['heard']:.0f}{kernel}, painted after {at['painted']:.0f}{listed}; "
+            f"{self.median('kb'):.1f} kB; "
             f"{sum(move['changed'] for move in self.each):.0f} of {len(self.each)} changed the picture; "
             f"{soon}a drag showed {self.drag['cuts']} cuts, {self.drag['blank']} of {self.drag['frames']} frames blank"
         )
@@ -212,7 +222,8 @@ def move(page: Any, panel: Panel, key: str, limit_s: float = 20) -> dict[str, fl
     found = page.evaluate("() => bench.move") if panel.line else None
     kb = quiet(page, panel) / 1e3
     found = found or page.evaluate("() => Promise.race([bench.move, null])")
-    return found and {**found, "kb": kb}
+    listed = {"listed": page.evaluate("() => bench.listed")} if panel.table else {}
+    return found and {**found, **listed, "kb": kb}
 
 
 def press(page: Any, panel: Panel, key: str, limit_s: float = 20) -> None:

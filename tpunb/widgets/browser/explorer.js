@@ -275,7 +275,14 @@ class Explorer {
     this.headline.textContent = cut.headline;
     this.buttons.code.textContent = cut.code;
     if (first) this.summed();
-    else Promise.resolve(this.scene()).then(() => this.summed()); // the ribbon is what the hand follows
+    else Promise.resolve(this.scene()).then(() => this.follow()); // the ribbon is what the hand follows
+  }
+
+  // What stands below the ribbon is drawn once that is on the screen: of several new cuts, the newest.
+  follow() {
+    cancelAnimationFrame(this.frame);
+    clearTimeout(this.below);
+    this.frame = requestAnimationFrame(() => { this.below = setTimeout(() => this.summed()); });
   }
 
   // Coverage and phases of the newest cut.
@@ -371,8 +378,8 @@ class Explorer {
   }
 
   end() {
-    clearTimeout(this.resting);
-    clearTimeout(this.silence);
+    for (const timer of [this.resting, this.silence, this.below]) clearTimeout(timer);
+    cancelAnimationFrame(this.frame);
     this.buttons.end();
     this.ended?.();
     for (const call of this.undo) call();
