@@ -25,7 +25,7 @@ from tpunb.tuning.grain_pipeline import GrainPipeline
 from tpunb.tuning.job import Job
 from tpunb.tuning.knob import Value
 from tpunb.tuning.pipeline import Pipeline
-from tpunb.tuning.place import Feed, GrainPlace, Place, TfPlace
+from tpunb.tuning.place import Feed, GrainPlace, Midst, Place, TfPlace
 from tpunb.tuning.refused import Refused, in_words
 from tpunb.tuning.state import State, arrays
 
@@ -70,7 +70,8 @@ class Track:
         What is run.
     start
         A checkpoint of its ``fit``, of `tpunb.resuming.checkpointing`; None for the beginning. The position in the
-        data is reached by drawing what was drawn, once: it need not be in the checkpoint.
+        data is reached by drawing what was drawn, once: it need not be in the checkpoint. Of a fit that is running,
+        its `Midst`: trials start from the model as it is.
     warm, window
         Turns before the window, and in it; None to choose them by the time of a turn.
 
@@ -81,7 +82,7 @@ class Track:
     """
 
     def __init__(
-        self, job: Job, start: Checkpoint | None = None, *, warm: int | None = None, window: int | None = None
+        self, job: Job, start: Checkpoint | Midst | None = None, *, warm: int | None = None, window: int | None = None
     ) -> None:
         if not isinstance(job, Job):
             raise wrong("tune", "job", "be a Job", job, hint="tpunb.Job(build), where build() returns (model, data)")
@@ -121,11 +122,9 @@ class Track:
     def settle(self) -> Outcome:
         """Run the present values, to compile what is to be compiled; and choose how many turns a trial has."""
         first = self._run({}, 2, 3)
-        if self._turns[0] is None and first.seconds * self.training.steps > _SLOW:
-            self.warm = 3
-        if self._turns[1] is None:
-            turns = _SECONDS / max(first.seconds * self.training.steps, 1e-6)
-            self.window = round(min(max(turns, _LEAST), _MOST))
+        warm, window = turns(first.seconds * self.training.steps)
+        self.warm = warm if self._turns[0] is None else self.warm
+        self.window = window if self._turns[1] is None else self.window
         return first
 
     def run(self, values: Mapping[str, Value]) -> Outcome:
@@ -138,8 +137,9 @@ class Track:
         """
         try:
             return self._run(values, self.warm, self.window)
-        except Exception as error:
-            raise Refused(in_words(error)) from error
+        except Exception as error:  # noqa: BLE001  whatever it is, these values are not for this program
+            told = in_words(error)
+        raise Refused(told)  # without what was raised: its frames would keep the iterator, which would read on
 
     def alone(self, turns: int = 10) -> float:
         """Return the seconds of a step for which no data must be waited: of the model alone, on one batch."""
@@ -167,6 +167,8 @@ class Track:
         """Put the training into the state of the start, and return the place in the data."""
         if isinstance(self.pipeline, GrainPipeline):
             return GrainPlace(self.pipeline)
+        if isinstance(self.start, Midst):
+            return self.start.place
         if self.start is None:
             return TfPlace(self.pipeline, folder)
         about = own_files.read(self.start.path)
@@ -178,10 +180,20 @@ class Track:
         return TfPlace(Pipeline(data), folder, begun=about["iterators"], drawn=about["drawn"])
 
 
-def _checked(job: Job, start: Checkpoint | None) -> Checkpoint | None:
-    """Return the checkpoint, where a job can be put to it exactly."""
-    if start is None:
-        return None
+def turns(seconds: float) -> tuple[int, int]:
+    """Return how many turns a trial has before its window and in it, where one takes so many seconds.
+
+    >>> turns(0.05), turns(1.0)
+    ((8, 10), (3, 6))
+    """
+    window = _SECONDS / max(seconds, 1e-6)
+    return 3 if seconds > _SLOW else WARM, round(min(max(window, _LEAST), _MOST))
+
+
+def _checked(job: Job, start: Checkpoint | Midst | None) -> Checkpoint | Midst | None:
+    """Return where trials start, where a job can be put to it exactly."""
+    if start is None or isinstance(start, Midst):
+        return start
     if not isinstance(start, Checkpoint):
         raise wrong("tune", "start", "be a checkpoint of tpunb.checkpoints(dir), or None", start)
     if start.kind != "tpunb":
