@@ -292,7 +292,7 @@ def some(*found):
 
 
 def phase(*steps):
-    return Phase(0, pl.DataFrame({"step": pl.Series(steps, dtype=pl.Int64)}), 0.5)
+    return Phase(0, pl.DataFrame({"trained": pl.Series(steps, dtype=pl.Int64)}), 0.5)
 
 
 @pytest.mark.parametrize(

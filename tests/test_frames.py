@@ -337,7 +337,8 @@ def test_every_step_is_in_one_phase(labels):
 def test_a_phase_is_its_steps_and_its_share():
     phase = toy_phases("aab", [0, 0, 1])[1]
     assert (phase.id, phase.steps["step"].to_list(), phase.share) == (1, [2], 0.5)
-    assert phase.steps.schema == schema.STEPS
+    assert phase.steps.drop("trained").schema == schema.STEPS
+    assert phase.steps["trained"].to_list() == [2]
     assert repr(phase) == "Phase(phase 1, 1 step, 50.0% of the time)"
     assert repr(toy_phases("aab", [-1, -1, 0])[-1]) == "Phase(noise, 2 steps, 50.0% of the time)"
 

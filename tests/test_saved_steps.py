@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpunb.frames import Steps
-from tpunb.saved_steps import ends_of, nearest_of, steps_of
+from tpunb.saved_steps import ends_of, nearest_of, steps_of, trained
 from tpunb.testing import toy_steps
 
 
@@ -50,6 +50,18 @@ def test_a_checkpoint_lies_where_its_step_ends_on_the_last_host():
     steps = Steps(pl.concat([one.frame, two.frame]), pl.concat([one.ops, two.ops]))
     assert ends_of(steps, {"x": 0, "y": 1, "other run": 99}) == {"x": 0.001, "y": 0.003}
     assert ends_of(steps, {}) == {}
+
+
+def test_checkpoints_count_the_steps_that_trained():
+    frame = toy_steps("abba").frame.with_columns(mark=pl.Series(["train", "test", None, "train"]))
+    other = toy_steps("ab", host="h2").frame.with_columns(mark=pl.Series(["test", "train"]))
+    steps = Steps(pl.concat([frame, other]), toy_steps("a").ops)
+    found = steps.frame.with_columns(trained()).sort("host", "step")["trained"].to_list()
+    assert found == [0, 0, *[0, 1, 1, 1]]
+    assert toy_steps("aab").frame.with_columns(mark=pl.lit("eval")).select(trained()).to_series().to_list() == [0, 1, 2]
+    assert ends_of(Steps(frame, steps.ops), {"after an epoch": 1}) == {
+        "after an epoch": ends_of(toy_steps("abba"), {"x": 3})["x"]
+    }
 
 
 def test_the_nearest_is_that_of_the_smallest_distance_and_of_two_the_earlier():

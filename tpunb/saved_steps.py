@@ -51,6 +51,22 @@ def _named(one: Any) -> tuple[str, Any]:
     return str(getattr(one, "path", None) or getattr(one, "name", None) or f"step {step}"), step
 
 
+def trained() -> pl.Expr:
+    """Return the step by which checkpoints count, of each row of ``Steps.frame``.
+
+    That is its number less the steps before it, of its host, that trained nothing, as those of an evaluation. In a run
+    without steps of the mark "train" it is the number.
+
+    >>> from tpunb.testing import toy_steps
+    >>> run = toy_steps("aba").frame.with_columns(mark=pl.Series(["train", "test", "train"]))
+    >>> run.select("step", trained()).rows()
+    [(0, 0), (1, 1), (2, 1)]
+    """
+    train = (pl.col("mark").cast(pl.String) == "train").fill_null(value=False)
+    others = (~train).cast(pl.Int64)
+    return (pl.col("step") - train.any() * (others.cum_sum() - others).over("host")).alias("trained")
+
+
 def nearest_of(steps: Iterable[int], saved: Mapping[K, int]) -> K | None:
     """Return the key of the step of the smallest distance to any of `steps` (paper IV.C); None where there is none.
 
@@ -74,7 +90,8 @@ def ends_of(steps: Steps, checkpoints: Mapping[str, int]) -> dict[str, float]:
     """
     if not checkpoints:
         return {}
-    own = steps.frame.filter(pl.col("step").is_in([*checkpoints.values()]))
-    ends = own.group_by("step").agg((pl.col("start_ps") + pl.col("dur_ps")).max() / 1e12)
+    rows = steps.frame.select("start_ps", "dur_ps", trained())
+    own = rows.filter(pl.col("trained").is_in([*checkpoints.values()]))
+    ends = own.group_by("trained").agg((pl.col("start_ps") + pl.col("dur_ps")).max() / 1e12)
     known = dict(ends.iter_rows())
     return {name: known[step] for name, step in checkpoints.items() if step in known}

@@ -149,7 +149,7 @@ class Checkpoints(Sequence[Checkpoint]):
         Of two as near it is the earlier; of two of the same step one that is exact, then the one written last. None
         where no checkpoint has a known step, or the phase no step.
         """
-        return nearest_of(phase.steps["step"], self._steps)
+        return nearest_of(phase.steps["trained"], self._steps)
 
     def before(self, step: int) -> Checkpoint | None:
         """Return the last checkpoint from which a run still comes to `step`: at that step or before; None if none is.

@@ -22,7 +22,7 @@ from tpunb.frames.phase_sums import totals
 from tpunb.frames.representatives import Population, Representatives, representative, representatives
 from tpunb.frames.steps import Steps
 from tpunb.frames.words import plural, to_pandas
-from tpunb.saved_steps import Checkpoints, nearest_of, steps_of
+from tpunb.saved_steps import Checkpoints, nearest_of, steps_of, trained
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,7 +97,7 @@ class Phase:
     id
         The label; -1 is noise.
     steps
-        The rows of ``Steps.frame`` in the phase.
+        The rows of ``Steps.frame`` in the phase, and ``trained``: the step as checkpoints count it.
     share
         Of the time of all steps, 0 to 1.
     """
@@ -143,8 +143,8 @@ class Phases:
 
     @cached_property
     def labelled(self) -> pl.DataFrame:
-        """``steps.frame`` with the columns ``phase`` and ``distance``."""
-        return self.steps.frame.with_columns(self.labels.cast(pl.Int64).alias("phase"), self.distance)
+        """``steps.frame`` with the columns ``phase``, ``distance`` and ``trained``: the step as checkpoints count it."""
+        return self.steps.frame.with_columns(self.labels.cast(pl.Int64).alias("phase"), self.distance, trained())
 
     @cached_property
     def fitted(self) -> pl.Series:
@@ -174,7 +174,7 @@ class Phases:
         row = self.frame.filter(pl.col("phase") == phase) if known else self.frame.clear()
         if row.is_empty():
             raise KeyError(f"no phase {phase!r}; there are {sorted(self.frame['phase'].to_list())}")
-        steps = self.steps.frame.filter(self.labels == phase)
+        steps = self.steps.frame.with_columns(trained()).filter(self.labels == phase)
         return Phase(int(phase), steps, row["share"].item())
 
     def __repr__(self) -> str:
@@ -298,7 +298,7 @@ class Phases:
             Those of ``tp.checkpoints``; or the step of each by its name, or the steps alone.
         """
         saved = steps_of(checkpoints, "to_chrome_trace")
-        by_phase = self.labelled.group_by("phase").agg("step").iter_rows()
+        by_phase = self.labelled.group_by("phase").agg("trained").iter_rows()
         near = {phase: name for phase, steps in by_phase if (name := nearest_of(steps, saved)) is not None}
         told = {phase: f"{name} (step {saved[name]})" for phase, name in near.items()}
         return export.chrome_trace(Path(path), self.labelled, self.frame, self.top(5), self.steps.windows, told)

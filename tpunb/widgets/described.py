@@ -129,7 +129,7 @@ def _facts(phases: Phases, phase: Phase, checkpoints: Mapping[str, int]) -> list
         several = phases.steps.frame["host"].n_unique() > 1
         where = f" of {cut(one['host'])}" if several else ""
         facts.append(("Representative", f"step {one['step']:,}{where}, {seconds(one['dur_ps'])}"))
-    if (name := nearest_of(phase.steps["step"], checkpoints)) is not None:
+    if (name := nearest_of(phase.steps["trained"], checkpoints)) is not None:
         facts.append(("Nearest checkpoint", f"{cut(name)} (step {checkpoints[name]:,})"))
     return facts
 
