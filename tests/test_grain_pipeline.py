@@ -139,7 +139,7 @@ def test_code_to_paste():
 
 
 def test_only_grain_datasets():
-    with pytest.raises(TypeError, match="must be a grain"):
+    with pytest.raises(TypeError, match="must be a dataset of Grain"):
         GrainPipeline([1, 2])
 
 
@@ -149,3 +149,44 @@ def test_another_grain_is_declined_with_a_sentence(monkeypatch):
     with pytest.raises(TpunbError, match="Grain keeps its datasets otherwise than tpunb knows"):
         GrainPipeline(rows())
     grain_pipeline._self_check.cache_clear()
+
+
+def loader(**options):
+    sampler = grain.samplers.IndexSampler(
+        num_records=23, shuffle=True, seed=4, num_epochs=2, shard_options=grain.sharding.NoSharding()
+    )
+    return grain.DataLoader(
+        data_source=list(range(23)), sampler=sampler, operations=[grain.transforms.Batch(4)], **options
+    )
+
+
+@pytest.mark.parametrize(("threads", "buffer"), [(0, 1), (2, 3), (8, 64)])
+def test_a_loader_gives_the_same_elements_and_takes_the_same_state(threads, buffer):
+    given = loader()
+    built = GrainPipeline(given).build({"read threads": threads, "read buffer": buffer})
+    assert isinstance(built, grain.DataLoader)
+    assert elements(built) == elements(loader())
+    iterator = iter(given)
+    next(iterator)
+    other = iter(built)
+    other.set_state(iterator.get_state())
+    assert np.asarray(next(other)).tolist() == np.asarray(next(iterator)).tolist()
+    assert given._dataset is GrainPipeline(given)._root, "the program's own stays as it is"
+
+
+def test_what_is_read_of_a_loader():
+    pipeline = GrainPipeline(loader(read_options=grain.ReadOptions(num_threads=3, prefetch_buffer_size=9)))
+    knobs = {knob.name: knob for knob in pipeline.knobs}
+    assert {name: (knob.present, knob.verdict) for name, knob in knobs.items()} == {
+        "read threads": (3, "to be verified"),
+        "read buffer": (9, "to be verified"),
+        "worker processes": (0, "refused"),
+    }
+    code = pipeline.as_code({"read threads": 8})
+    assert code == "read_options=grain.ReadOptions(num_threads=8, prefetch_buffer_size=9),  # of grain.DataLoader(...)"
+    assert elements(loader(**eval(f"dict({code.partition('#')[0]})", {"grain": grain}))) == elements(loader())
+
+
+def test_a_loader_with_workers_has_nothing_to_change():
+    (only,) = GrainPipeline(loader(worker_count=2)).knobs
+    assert (only.name, only.verdict) == ("worker processes", "refused")

@@ -26,28 +26,32 @@ _HINT = "set grain.ReadOptions by hand; everything else of tpunb works without"
 
 
 class GrainPipeline:
-    """The adjustable parameters of a ``grain.MapDataset`` or ``grain.IterDataset``, and the same with others.
+    """The adjustable parameters of Grain's MapDataset, IterDataset or DataLoader, and the same with others.
 
     Parameters
     ----------
     dataset
-        The program's dataset. What is iterated as it stands, a MapDataset, is read as ``to_iter_dataset()`` reads it.
+        The program's data. What is iterated as it stands, a MapDataset, is read as ``to_iter_dataset()`` reads it.
 
     Raises
     ------
     TypeError
-        When it is none of the two.
+        When it is none of the three.
     TpunbError
         When Grain keeps its datasets otherwise than known.
     """
 
     def __init__(self, dataset: Any) -> None:
         grain = need("grain", extra="jax")
-        if not isinstance(dataset, grain.MapDataset | grain.IterDataset):
-            raise wrong("GrainPipeline", "dataset", "be a grain.MapDataset or a grain.IterDataset", dataset)
+        if not isinstance(dataset, grain.MapDataset | grain.IterDataset | grain.DataLoader):
+            raise wrong("GrainPipeline", "dataset", "be a dataset of Grain, or a grain.DataLoader", dataset)
         _self_check()
         self.dataset = dataset
-        self._root = dataset.to_iter_dataset() if isinstance(dataset, grain.MapDataset) else dataset
+        self._loads = isinstance(dataset, grain.DataLoader)
+        if self._loads:
+            self._root = dataset._dataset
+        else:
+            self._root = dataset.to_iter_dataset() if isinstance(dataset, grain.MapDataset) else dataset
 
     def __repr__(self) -> str:
         free = sum(knob.verdict != "refused" for knob in self.knobs)
@@ -68,7 +72,7 @@ class GrainPipeline:
         return (*found, self._workers())
 
     def build(self, values: Mapping[str, Value]) -> Any:
-        """Return a ``grain.IterDataset`` that gives the same elements, with other parameters.
+        """Return a ``grain.IterDataset``, or a DataLoader of a DataLoader, with the same elements and other parameters.
 
         Its iterators' states are those of the program's, whatever the threads and buffers; but not with other workers.
 
@@ -88,7 +92,7 @@ class GrainPipeline:
             grain = need("grain", extra="jax")
             _flags_are_parsed()
             built = built.mp_prefetch(grain.MultiprocessingOptions(num_workers=int(workers)))
-        return built
+        return _loader(self.dataset, built) if self._loads else built
 
     @property
     def canonical(self) -> Any:
@@ -110,7 +114,10 @@ class GrainPipeline:
                 options = _read_options(reading, changed, prefix)
                 asked = f"num_threads={options.num_threads}, prefetch_buffer_size={options.prefetch_buffer_size}"
                 which = f"  # input {prefix.rstrip('/')}" if prefix else ""
-                lines.append(f"ds = ds.to_iter_dataset(grain.ReadOptions({asked})){which}")
+                if self._loads:
+                    lines.append(f"read_options=grain.ReadOptions({asked}),  # of grain.DataLoader(...)")
+                else:
+                    lines.append(f"ds = ds.to_iter_dataset(grain.ReadOptions({asked})){which}")
         if workers := changed.get("worker processes"):
             lines.append(f"ds = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers={workers}))")
         return "\n".join(lines)
@@ -182,9 +189,16 @@ def _rebuilt(node: Any, options: Mapping[int, Any]) -> Any:
     return again
 
 
+def _loader(loader: Any, dataset: Any) -> Any:
+    """Return a copy of a DataLoader that draws from another dataset."""
+    again = copy.copy(loader)
+    again._dataset = dataset
+    return again
+
+
 @cache
 def _self_check() -> None:
-    """Rebuild a tiny dataset, once a process."""
+    """Rebuild a tiny dataset and a tiny DataLoader, once a process."""
     grain = need("grain", extra="jax")
     try:
         tiny = grain.MapDataset.range(5).to_iter_dataset(grain.ReadOptions(num_threads=0)).batch(2)
@@ -193,5 +207,9 @@ def _self_check() -> None:
         asked = again.parents[0]._read_options.num_threads, reading._read_options.num_threads
         if asked != (2, 0) or [list(batch) for batch in again] != [[0, 1], [2, 3], [4]]:
             raise TypeError("it rebuilt another")
+        sampler = grain.samplers.IndexSampler(num_records=3, num_epochs=1, shard_options=grain.sharding.NoSharding())
+        loader = grain.DataLoader(data_source=range(3), sampler=sampler)
+        if [list(batch) for batch in _loader(loader, tiny)] != [[0, 1], [2, 3], [4]] or [*loader] != [0, 1, 2]:
+            raise TypeError("its DataLoader draws from elsewhere")
     except Exception as error:
         raise TpunbError(f"Grain keeps its datasets otherwise than tpunb knows: {error}", hint=_HINT) from error
