@@ -9,7 +9,7 @@ import tpunb as tp
 
 VERBS = [
     *("capture", "checkpointing", "checkpoints", "compare", "explore", "load", "phases", "resume", "sample", "steps"),
-    "tune",
+    *("tune", "tuning_panel"),
 ]
 METHODS = ["DBSCAN", "HDBSCAN", "KMeans", "OLS", "OLSPlus"]
 NOUNS = ["Job", "Phases", "Profile", "Steps", "TpunbError", "Tuning"]
@@ -27,8 +27,8 @@ def test_every_name_is_there_and_says_what_it_is(name):
 
 
 def test_what_is_not_on_the_door_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'tuning_panel'"):
-        tp.tuning_panel  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'panel'"):
+        tp.panel  # noqa: B018
 
 
 def test_dir_lists_the_door():

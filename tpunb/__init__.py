@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tpunb.tuning.nouns import Tuning
     from tpunb.tuning.tuner import tune
     from tpunb.widgets.explorer import explore
+    from tpunb.widgets.tuning_panel import tuning_panel
 
 __all__ = [
     "DBSCAN",
@@ -52,6 +53,7 @@ __all__ = [
     "sample",
     "steps",
     "tune",
+    "tuning_panel",
 ]
 
 _ROOMS = {
@@ -67,6 +69,7 @@ _ROOMS = {
     "tpunb.tuning.nouns": ("Tuning",),
     "tpunb.tuning.tuner": ("tune",),
     "tpunb.widgets.explorer": ("explore",),
+    "tpunb.widgets.tuning_panel": ("tuning_panel",),
 }
 _ROOM = {name: room for room, names in _ROOMS.items() for name in names}
 

@@ -9,6 +9,7 @@ from tpunb.charts.curves import dbscan_eps, dbscan_noise, hdbscan_tree, kmeans_e
 from tpunb.charts.ribbon import timeline
 from tpunb.charts.rows import colours
 from tpunb.charts.shares import coverage, top_ops
+from tpunb.charts.trials import trials
 
 __all__ = [
     "agreed",
@@ -23,4 +24,5 @@ __all__ = [
     "olsplus_phases",
     "timeline",
     "top_ops",
+    "trials",
 ]

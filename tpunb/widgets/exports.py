@@ -14,7 +14,7 @@ from tpunb import charts, pictures
 from tpunb.frames import Phases
 from tpunb.frames.words import plain
 from tpunb.widgets import described, knobs, tables
-from tpunb.widgets.panel import Answer, asset, told
+from tpunb.widgets.panel import Answer, Panel, asset, told
 from tpunb.widgets.tables import safe
 from tpunb.widgets.vega import bundle as vega
 
@@ -129,7 +129,7 @@ class Places:
     def __init__(self) -> None:
         self._shown: list[str] = []
 
-    def show(self, view: PhaseExplorer) -> None:
+    def show(self, view: Panel) -> None:
         """Show the panel in an output of its own."""
         name = f"tpunb-{uuid4().hex}"
         data, metadata = view._repr_mimebundle_() or ({}, {})

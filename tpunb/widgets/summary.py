@@ -18,6 +18,7 @@ import polars as pl
 
 from tpunb import charts, pictures
 from tpunb.cluster import advise
+from tpunb.errors import TpunbError
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.words import plain
 from tpunb.widgets import tables
@@ -25,6 +26,10 @@ from tpunb.widgets.described import advised
 from tpunb.widgets.tables import many, safe
 
 if TYPE_CHECKING:
+    from tpunb.recorder import Run
+    from tpunb.tuning.job import Job
+    from tpunb.tuning.nouns import Tuning
+    from tpunb.tuning.online import Online
     from tpunb.widgets.explorer import PhaseExplorer
 
 _GROUPS = 4  # kinds of failures that are told
@@ -58,13 +63,34 @@ class Summary:
         What went wrong, or why something is missing.
     run
         The capture that recorded it.
+    online
+        What was tuned while it ran.
     """
 
     profile: Profile
     steps: Steps | None = None
     phases: Phases | None = None
     note: str | None = None
-    run: Any | None = None
+    run: Run | None = None
+    online: Online | None = None
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """What tuning found while it ran; None where nothing was tried."""
+        return None if self.online is None else self.online.tuning
+
+    @property
+    def job(self) -> Job:
+        """The model and the dataset of the last ``fit``, to be run again by ``tp.tune``.
+
+        Raises
+        ------
+        TpunbError
+            When the run was loaded, or as `tpunb.recorder.Run.job`.
+        """
+        if self.run is None:
+            raise TpunbError("an earlier run holds no model and no data", hint="make a tp.Job(build)")
+        return self.run.job
 
     @property
     def headline(self) -> str:
@@ -86,8 +112,16 @@ class Summary:
     def _facts(self) -> list[str]:
         """What is known besides, in a few quiet lines."""
         windows = self.profile.windows
-        watched = " · ".join(filter(None, [_reasons(windows), _slower(self.profile.overhead), _hosts(windows)]))
-        return [*filter(None, [watched, " · ".join(filter(None, [self.profile.name, self._raw, self._where]))])]
+        slower, saving = _slower(self.profile.overhead), self._saving
+        watched = " · ".join(filter(None, [_reasons(windows), slower, saving, _hosts(windows)]))
+        where = " · ".join(filter(None, [self.profile.name, self._raw, self._where]))
+        return [*filter(None, [watched, *([] if self.online is None else self.online.facts), where])]
+
+    @property
+    def _saving(self) -> str | None:
+        """Say how long checkpoints took, which is part of the slow-down."""
+        seconds = 0.0 if self.run is None else self.run.status.saving
+        return f"of it, saving took {seconds:.1f} s" if seconds >= 0.05 else None
 
     @property
     def _where(self) -> str | None:

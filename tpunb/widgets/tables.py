@@ -66,7 +66,8 @@ def _phases(phases: Phases) -> tuple[list[str], list[list[str]]]:
     return ["Phase", "Marks", "Steps", "In full", "Share", "Step (ms)", "Spread", "Idle"], rows
 
 
-_LEFT = {"Phase", "Marks", "Operation", "Window", "Error"}
+_LEFT = {"Phase", "Marks", "Operation", "Window", "Error"}  # of texts; columns of figures end on the right
+_LEFT |= {"Place", "Parameter", "Values", "Verdict", "Why"}
 
 
 def html(table: Table) -> str:

@@ -1,8 +1,5 @@
 // What leaves the panel: its line of Python, files, and pictures in its place.
 
-const button = (text, label, call, extra = {}) =>
-  make("button", { type: "button", class: "tpunb-button", title: label, onclick: call, ...extra }, text);
-
 class Buttons {
   constructor(explorer) {
     this.explorer = explorer;

@@ -1,9 +1,12 @@
-// What the explorer shows, made of what the kernel says: no state, no kernel.
+// What the panels show, made of what the kernel says: no state, no kernel.
 
 const percent = (part) => (part === null || part === undefined ? "–" : `${(100 * part).toFixed(1)} %`);
 const number = (value) => value.toLocaleString("en-US");
 // Digits, without what binary fractions add to them.
 const exact = (value) => String(Math.round(value * 1e6) / 1e6);
+
+const button = (text, label, call, extra = {}) =>
+  make("button", { type: "button", class: "tpunb-button", title: label, onclick: call, ...extra }, text);
 
 // The rows of the ribbon as Vega takes them, from the few letters in which they came.
 function unpacked({ ribbon, ranks, numbers }, { edges: [low, high] }, { slices, lane, top, height }) {

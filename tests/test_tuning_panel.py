@@ -1,0 +1,458 @@
+"""The tuning panel without a browser: traits in, a tuning out; a thread that is heard, stopped, and leaves nothing."""
+
+import json
+import random
+import threading
+
+import numpy as np
+import pytest
+from slow_jobs import at_hand, job, little, reading
+
+import tpunb as tp
+from tpunb.errors import TpunbError
+from tpunb.frames import Phases
+from tpunb.testing import toy_steps
+from tpunb.tuning.contest import Budget
+from tpunb.tuning.job import Job
+from tpunb.tuning.nouns import Journal, Speedup, Trial, Tuning
+from tpunb.widgets import tuning_panel as room
+from tpunb.widgets.trial_starts import start_of
+from tpunb.widgets.tuning_panel import TuningPanel, tuning_panel
+
+tf = pytest.importorskip("tensorflow")
+
+CALLS = "map:1(fetched) parallel calls"
+THREADS = "options private threads"
+EVIL = "<img src=x onerror=alert(1)>"
+SECONDS = 120  # for what ends long before
+
+
+@pytest.fixture(scope="module")
+def one_job():
+    return job(n=240)
+
+
+@pytest.fixture
+def phases():
+    return tp.phases(toy_steps("aaabbbbbbbcc"))
+
+
+def panel_of(job, folder, *args, **more):
+    return tuning_panel(job, *args, folder=folder, **more)
+
+
+class Played:
+    """Plays a tuner: its trials come when they are let, and may end with an error."""
+
+    trials_to_come = (
+        Trial(0, {}, "default", 0.016, equal=True, spent=1.0),
+        Trial(1, {CALLS: 8}, "faster", 0.004, 0, 4.0, 3.5, 4.5, 3, True, spent=2.0),
+        Trial(2, {CALLS: 16}, "refused", against=1, error=f"ValueError: {EVIL}", spent=0.5),
+    )
+
+    def __init__(self, job, start, search, budget, journal):
+        self.given = {"start": start, "search": search, "budget": budget}
+        self.said, self.tuning, self.closed, self.thread = [], Tuning(()), False, None
+        self.next = threading.Semaphore(0)
+        self.error = None
+
+    def trials(self):
+        self.thread = threading.current_thread()
+        ran = []
+        try:
+            self.said.append("A step takes 16 ms.")
+            for trial in self.trials_to_come:
+                assert self.next.acquire(timeout=SECONDS)
+                if self.error is not None:
+                    raise self.error
+                ran.append(trial)
+                yield trial
+        except GeneratorExit:
+            self.closed = True
+            raise
+        finally:
+            best = {CALLS: 8} if len(ran) > 1 else {}
+            self.tuning = Tuning(tuple(ran), best, Speedup(4, 3.5, 4.5), tuple(self.said), 3.5, "ds = ...")
+
+
+@pytest.fixture
+def played(monkeypatch, one_job, tmp_path):
+    """Return a panel, and what it plays with once it runs; the thread is over at the end of the test."""
+    made = []
+    monkeypatch.setattr(room, "Tuner", lambda *args: made.append(Played(*args)) or made[-1])
+    panel = panel_of(one_job, tmp_path)
+    yield panel, made
+    for one in made:
+        one.next.release(9)
+    if panel._thread is not None:
+        panel._thread.join(SECONDS)
+
+
+def arrived(panel, many):
+    """Wait until so many trials are in the panel."""
+    there = threading.Event()
+    look = lambda _: len(panel.trials) >= many and there.set()  # noqa: E731  taken off again
+    panel.observe(look, "trials")
+    look(None)
+    assert there.wait(SECONDS)
+    panel.unobserve(look, "trials")
+
+
+# ---- before anything runs
+
+
+def test_a_panel_begins_with_the_knobs_and_writes_nothing(one_job, tmp_path):
+    panel = panel_of(one_job, tmp_path / "tuning")
+    assert (panel.state, panel.value, panel.trials, panel.phase, panel.budget) == ("ready", None, [], None, 60)
+    knobs = {row["name"]: row for row in panel._frame["knobs"]}
+    assert list(knobs) == [knob.name for knob in one_job.pipeline.knobs]
+    assert (knobs[CALLS]["place"], knobs[CALLS]["parameter"]) == ("map:1(fetched)", "parallel calls")
+    assert (knobs[CALLS]["present"], knobs[CALLS]["verdict"]) == ("1", "to be verified")
+    assert knobs["batch:2 size"]["verdict"] == "refused"
+    assert not (tmp_path / "tuning").exists()
+    assert repr(panel) == "TuningPanel(Job(little, tf.data, 1 model), ready)"
+    assert panel.wait() is None
+    with pytest.raises(TpunbError, match="no tuning is over") as caught:
+        panel.apply(reading())
+    assert caught.value.hint == "run() one first"
+
+
+def test_to_build_the_job_moves_no_random_numbers(tmp_path):
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    panel_of(job(), tmp_path)  # it sets the seeds
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def test_a_pipeline_that_is_not_rebuilt_is_told(tmp_path):
+    generator = tf.random.Generator.from_seed(1)
+    data = at_hand().map(lambda x, y: (x + generator.normal(()), y))
+    panel = panel_of(Job(lambda: (little(), data)), tmp_path)
+    assert "keeps or changes state" in panel._frame["refusal"]
+    assert {row["verdict"] for row in panel._frame["knobs"]} == {"refused"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "words"),
+    [
+        ({"job": 3}, TypeError, "job parameter"),
+        ({"phases": 3}, TypeError, "phases parameter"),
+        ({"saved": 3}, TypeError, "saved parameter"),
+        ({"search": 3}, TypeError, "search parameter"),
+        ({"search": "luck"}, ValueError, "no search 'luck'"),
+        ({"budget": 0}, ValueError, "above 0"),
+    ],
+)
+def test_wrong_arguments_are_told(one_job, tmp_path, wrong, kind, words):
+    with pytest.raises(kind, match=words):
+        tuning_panel(**{"job": one_job, "folder": tmp_path, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("trait", "value", "sentence"),
+    [
+        ("budget", -1, "The budget must be above 0 seconds. Got -1.0 instead."),
+        ("budget", float("inf"), "The budget must be above 0 seconds. Got inf instead."),
+        ("phase", 7, "There is no phase 7; there are [0, 1, 2]."),
+        ("search", "luck", "There is no search 'luck'; there are ['hill climb', 'model'"),
+    ],
+)
+def test_a_refused_value_changes_nothing(one_job, tmp_path, phases, trait, value, sentence):
+    panel = panel_of(one_job, tmp_path, phases)
+    before = getattr(panel, trait)
+    panel.set_state({trait: value})  # what the page sends
+    assert panel.error.startswith(sentence)
+    assert getattr(panel, trait) == before
+    with pytest.raises(ValueError, match=r"budget|phase|search"):
+        setattr(panel, trait, value)
+
+
+def test_the_page_cannot_say_how_the_tuning_stands(one_job, tmp_path):
+    panel = panel_of(one_job, tmp_path)
+    before = panel._run
+    panel.set_state({"state": "done", "_run": {}, "trials": [1], "value": 3})
+    assert (panel.state, panel._run, panel.trials, panel.value) == ("ready", before, [], None)
+
+
+# ---- where trials start
+
+
+def test_the_hot_phase_is_picked_and_told(one_job, tmp_path, phases):
+    panel = panel_of(one_job, tmp_path, phases)
+    assert panel.phase == 1
+    assert dict(panel._start["facts"])["Steps"] == "7 (7 seen in full)"
+    assert dict(panel._start["facts"])["Trials start"] == "at the beginning: no checkpoints were given"
+    panel.phase = 0
+    assert dict(panel._start["facts"])["Steps"] == "3 (3 seen in full)"
+    panel.phase = None
+    assert dict(panel._start["facts"]) == {"Trials start": "at the beginning: no phases of a run were given"}
+
+
+def test_noise_alone_can_be_picked_too(one_job, tmp_path):
+    steps = toy_steps("abc")
+    noise = tp.phases(steps, lambda steps: [-1] * len(steps))
+    assert isinstance(noise, Phases)
+    assert panel_of(one_job, tmp_path, noise).phase == -1
+
+
+def test_the_nearest_checkpoint_that_holds_all_is_the_start(one_job, tmp_path, phases):
+    with tp.checkpointing(tmp_path / "saved", every=4):
+        little().fit(reading(), epochs=1, verbose=0)
+    panel = panel_of(one_job, tmp_path, phases, tmp_path / "saved")
+    assert (panel.start.checkpoint.step, panel.start.said) == (4, "step 4, within it (tpunb-4)")
+    panel.phase = 0
+    assert panel.start.said == "step 4, 2 steps after it (tpunb-4)"
+    panel.phase = 2
+    assert panel.start.said == "step 12, 1 step after it (tpunb-12)"
+    loop = Job(one_job.build, step=lambda model, batch: 0)
+    start = start_of(loop, phases[1], tp.checkpoints(tmp_path / "saved"))
+    assert start.checkpoint is None
+    assert "trials start from one of Keras' fit" in start.said
+
+
+def test_a_checkpoint_of_weights_alone_is_no_start(one_job, tmp_path, phases):
+    little().save_weights(tmp_path / "epoch-04.weights.h5")
+    panel = panel_of(one_job, tmp_path, phases, tmp_path)
+    why = "epoch-04.weights.h5 does not hold all that a trial needs: it is of keras"
+    assert panel.start == (None, f"at the beginning: {why}")
+
+
+def test_no_checkpoint_is_an_answer(one_job, tmp_path, phases):
+    (tmp_path / "none").mkdir()
+    panel = panel_of(one_job, tmp_path, phases, tp.checkpoints(tmp_path / "none"))
+    assert panel.start == (None, "at the beginning: no checkpoint of a known step in none")
+
+
+# ---- a tuning, played
+
+
+def test_trials_arrive_one_by_one_and_then_it_is_done(played):
+    panel, made = played
+    states = []
+    panel.observe(lambda change: states.append(change["new"]), "state")
+    panel.run()
+    (tuner,) = made
+    assert (panel.state, panel._run["headline"]) == ("running", "running: the values as written come first")
+    tuner.next.release()
+    arrived(panel, 1)
+    assert panel._run["said"] == ["A step takes 16 ms."]
+    assert panel._run["since"] >= 0
+    tuner.next.release(2)
+    found = panel.wait(SECONDS)
+    assert found is panel.value is tuner.tuning
+    assert states == ["running", "done"]
+    assert [row["verdict"] for row in panel.trials] == ["default", "faster", "refused"]
+    assert panel.trials[1] == {
+        "trial": 1,
+        "values": f"{CALLS} = 8",
+        "verdict": "faster",
+        "step": "4 ms",
+        "ratio": "4.00x [3.5, 4.5] vs 0",
+        "output": "the same",
+        "spent": "2 s",
+    }
+    assert panel._run["chosen"] == {CALLS: "8"}
+    assert panel._run["code"] == "ds = ..."
+    assert panel._run["refused"] == [[f"{CALLS} = 16", f"ValueError: {EVIL}"]]
+    assert panel._run["headline"] == "3 trials: 4.00 times as fast, between 3.50 and 4.50, and the same output"
+    assert panel._run["since"] is None
+    assert panel._run["chart"]["description"].startswith("Trials by")
+    json.dumps(panel.get_state(), allow_nan=False, default=str)
+
+
+def test_it_runs_in_a_thread_of_its_own_with_what_the_traits_say(played):
+    panel, made = played
+    panel.budget, panel.search = 7, "hill climb"
+    panel.run()
+    made[0].next.release(3)
+    panel.wait(SECONDS)
+    assert made[0].thread.name == "tpunb-tuning"
+    assert made[0].given["budget"] == Budget(7)
+    assert made[0].given["search"].__name__ == "hill_climb"
+    assert made[0].given["start"] is None
+
+
+def test_a_search_of_ones_own_and_a_limit_of_trials(monkeypatch, one_job, tmp_path):
+    def mine(space):
+        yield {}
+
+    panel = panel_of(one_job, tmp_path, search=mine, budget=Budget(9, trials=4))
+    assert panel._frame["searches"][-1] == panel.search == "own"
+    tuner = panel._tuner()
+    assert (tuner._search, tuner._budget) == (mine, Budget(9, 4))
+
+
+def test_stop_ends_it_after_the_trial_that_runs(played):
+    panel, made = played
+    panel.stop()  # nothing runs: nothing to stop
+    assert panel.state == "ready"
+    panel.run()
+    made[0].next.release()
+    arrived(panel, 1)
+    panel.stop()
+    assert panel.state == "stopping"
+    with pytest.raises(TimeoutError, match="still runs after 0 s"):
+        panel.wait(0)
+    with pytest.raises(TpunbError, match="no tuning is over") as caught:
+        panel.apply(reading())
+    assert "stop() it" in caught.value.hint
+    made[0].next.release()
+    assert len(panel.wait(SECONDS).trials) == 2
+    assert made[0].closed
+    assert panel.state == "done"
+
+
+def test_a_second_one_is_refused_whoever_runs(played, one_job, tmp_path):
+    panel, made = played
+    other = panel_of(one_job, tmp_path / "other")
+    panel.run()
+    for one in (panel, other):
+        with pytest.raises(TpunbError, match="a tuning runs in this kernel") as caught:
+            one.run()
+        assert caught.value.hint
+    assert (panel.state, other.state) == ("running", "ready")
+    made[0].next.release(3)
+    panel.wait(SECONDS)
+    other.run()
+    made[1].next.release(3)
+    assert len(other.wait(SECONDS).trials) == 3
+
+
+@pytest.mark.parametrize("error", [RuntimeError(EVIL), SystemExit(3)])
+def test_what_ends_it_is_kept_and_the_next_one_can_run(played, error):
+    panel, made = played
+    panel.run()
+    made[0].next.release()
+    arrived(panel, 1)
+    made[0].error = error
+    made[0].next.release()
+    with pytest.raises((RuntimeError, TpunbError)) as caught:
+        panel.wait(SECONDS)
+    assert caught.value is panel.failure
+    assert (panel.state, panel._run["headline"]) == ("failed", "it failed after 1 trial")
+    assert panel._run["failed"] in (f"RuntimeError: {EVIL}", "the tuning was ended by SystemExit")
+    assert len(panel.value.trials) == 1
+    assert EVIL not in panel.still()["text/html"]
+    panel.run()
+    made[1].next.release(3)
+    assert panel.wait(SECONDS).best
+    assert (panel.failure, panel._run["failed"]) == (None, "")
+
+
+def test_what_is_wrong_from_the_start_is_raised_at_once(monkeypatch, one_job, tmp_path):
+    def refuse(*_):
+        raise TpunbError("no such luck", hint="none")
+
+    monkeypatch.setattr(room, "Tuner", refuse)
+    panel = panel_of(one_job, tmp_path)
+    for _ in range(2):  # nothing is held
+        with pytest.raises(TpunbError, match="no such luck"):
+            panel.run()
+    assert panel.state == "ready"
+
+
+def test_the_page_runs_and_stops_it(played):
+    panel, _ = played
+    sent = []
+    panel.send = lambda content, buffers=None: sent.append(content)
+    for what in ("run", "run", "stop", "freeze"):
+        panel._asked(panel, {"ask": what, "id": what}, [])
+    assert [content.get("error", "") for content in sent] == [
+        "",
+        "a tuning runs in this kernel; stop() its panel, or wait() for its end",
+        "",
+        "",
+    ]
+    assert panel.state == "stopping"
+
+
+# ---- what is shown without a kernel, and after a restart
+
+
+def test_names_stay_text_in_what_a_saved_notebook_shows(played):
+    panel, made = played
+    panel.run()
+    made[0].next.release(3)
+    panel.wait(SECONDS)
+    shown = panel._repr_mimebundle_()[0]
+    assert EVIL not in shown["text/html"]
+    assert "&lt;img src=x" in shown["text/html"]
+    assert "4.00x [3.5, 4.5] vs 0" in shown["text/html"]
+    assert "data:image/svg+xml" in shown["text/html"]
+    assert shown["text/plain"] == repr(panel)
+    assert "application/vnd.jupyter.widget-view+json" in shown
+
+
+def test_where_widgets_of_others_cannot_be_the_tables_are(monkeypatch, one_job, tmp_path):
+    monkeypatch.setenv("TPUNB_WIDGETS", "plain")
+    assert {*panel_of(one_job, tmp_path)._repr_mimebundle_()[0]} == {"text/html", "text/plain"}
+
+
+def written(folder, *trials, end=True):
+    journal = Journal(folder)
+    for trial in trials:
+        journal.note(trial)
+    if end:
+        journal.end(Tuning(trials, {CALLS: 8}, Speedup(4, 3.5, 4.5), ("It was 4 times as fast.",), 3.0, "ds = ..."))
+
+
+def test_an_earlier_tuning_is_shown_and_applied(one_job, tmp_path):
+    written(tmp_path, *Played.trials_to_come)
+    panel = panel_of(one_job, tmp_path)
+    assert (panel.state, len(panel.trials), panel.value.best) == ("done", 3, {CALLS: 8})
+    assert panel._run["notes"] == [f"What is shown is from an earlier tuning, in the folder {tmp_path}."]
+    assert panel._run["code"] == "ds = ..."
+    assert [b[0].shape for b in panel.apply(reading(n=8))] == [(4, 4), (4, 4)]
+
+
+def test_of_a_kernel_that_died_the_trials_are_shown(one_job, tmp_path):
+    written(tmp_path, *Played.trials_to_come[:2], end=False)
+    panel = panel_of(one_job, tmp_path)
+    assert len(panel.trials) == 2
+    assert panel._run["said"] == ["It was cut after 2 trials: nothing was chosen."]
+    data = reading()
+    assert panel.apply(data) is data
+
+
+def test_trials_of_another_pipeline_are_not_taken_for_its_own(one_job, tmp_path):
+    written(tmp_path, Trial(0, {}, "default"), Trial(1, {"map:9 parallel calls": 2}, "faster"))
+    panel = panel_of(one_job, tmp_path)
+    assert (panel.state, panel.value) == ("ready", None)
+    assert "holds trials of another pipeline" in panel._run["notes"][0]
+
+
+def test_a_file_that_cannot_be_read_is_told(one_job, tmp_path):
+    written(tmp_path, Trial(0, {}, "default"))
+    (tmp_path / "tuning.jsonl").write_text('{"trial": {"warp": 9}}\n')
+    panel = panel_of(one_job, tmp_path)
+    assert (panel.state, panel.value) == ("ready", None)
+    assert "cannot be read" in panel._run["notes"][0]
+
+
+# ---- a tuning, in earnest
+
+
+def everything(model):
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    return [variable.numpy().tolist() for variable in variables], random.getstate(), np.random.get_state()[1].tolist()
+
+
+def test_it_tunes_in_the_thread_and_leaves_nothing_behind(tmp_path):
+    def parallel(space):
+        yield {CALLS: 8, THREADS: 8}
+
+    one = job(n=240)
+    panel = panel_of(one, tmp_path, search=parallel, budget=Budget(SECONDS, trials=4))
+    assert isinstance(panel, TuningPanel)
+    _ = one.training  # builds the optimizer, as the first step of fit does
+    before = everything(one.parts[0])
+    panel.run()
+    found = panel.wait(SECONDS)
+    assert everything(one.parts[0]) == before
+    assert found.best.get(CALLS) not in (None, 1)
+    assert all(trial.equal for trial in found.trials)
+    assert len(panel.trials) == len(found.trials)
+    fresh = little().fit(reading(), epochs=1, verbose=0).history["loss"]
+    assert one.parts[0].fit(panel.apply(reading()), epochs=1, verbose=0).history["loss"] == fresh
+    again = panel_of(one, tmp_path)
+    assert again.trials == panel.trials
+    assert again.value.frame.equals(found.frame)

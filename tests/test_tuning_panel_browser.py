@@ -1,0 +1,190 @@
+"""The tuning panel in a real browser: Run, trials that arrive, Stop, what is applied; and after a restart all again."""
+
+import pytest
+from jupyter_pages import KERNEL, VIEWPORT, brightness, errors, idle, ink, python, run_all, theme
+from playwright.sync_api import expect
+
+expect.set_options(timeout=30_000)
+
+JOB = """import time
+import keras
+import numpy as np
+import tensorflow as tf
+import tpunb as tp
+
+def read(number):  # what waits for a disk or a network
+    time.sleep(0.004)
+    return np.full(8, number, dtype="float32")
+
+def pair(row):
+    row = tf.ensure_shape(row, [8])
+    return row, row[:1]
+
+def build():
+    data = tf.data.Dataset.range(4096).map(lambda n: tf.numpy_function(read, [n], tf.float32, stateful=False))
+    data = data.map(pair).shuffle(4, seed=1).batch(4)
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model, data"""
+SAVE = """model, data = build()
+with tp.checkpointing("saved", every=8):
+    model.fit(data.take(16), verbose=0)"""
+PANEL = """from tpunb.tuning.contest import Budget
+
+def eight(space):  # a gain that is seen on any machine
+    yield {"map:1 parallel calls": 8, "options private threads": 8}
+
+def beginning(full):  # and the rest
+    return [int(step >= 12) for step in full.frame["step"]]
+
+phases = tp.phases(tp.steps(tp.sample("keras_cnn")), beginning)
+limits = Budget(300, trials=4)
+panel = tp.tuning_panel(tp.Job(build), phases, "saved", search=eight, budget=limits, folder="trials")
+panel"""
+NAMES = (
+    ("combobox", "Phase"),
+    ("combobox", "Search"),
+    ("spinbutton", "Budget (s)"),
+    ("button", "Run"),
+    ("button", "Stop"),
+    ("button", "Apply"),
+    ("button", "Freeze"),
+    ("region", "Where trials start"),
+    ("region", "The tuning"),
+    ("region", "Parameters of the pipeline"),
+    ("region", "Trials as they ran"),
+    ("region", "Trials as a table"),
+    ("table", "Parameters of the pipeline"),
+)
+
+
+@pytest.fixture(scope="module")
+def shown(jupyter):
+    """The panel of a job that waits for its data, in JupyterLab."""
+    page = jupyter.open("tuning-panel.ipynb", JOB, SAVE, PANEL)
+    run_all(page)
+    assert errors(page) == []
+    return page
+
+
+@pytest.fixture
+def panel(shown):
+    yield shown.get_by_role("region", name="Tuning of Job(")
+    assert shown.complaints == []
+
+
+def button(panel, name):
+    return panel.get_by_role("button", name=name, exact=True)
+
+
+def headline(panel):
+    return panel.locator(".tpunb-headline")
+
+
+def rows(panel):
+    return panel.get_by_role("table", name="Trials").locator("tbody tr")
+
+
+def trait(panel, name):
+    return python(panel.page, f"print(panel.{name})")
+
+
+def test_everything_has_a_role_and_a_name(panel):
+    for role, name in NAMES:
+        expect(panel.get_by_role(role, name=name, exact=True), f"{role} {name}").to_have_count(1)
+    expect(headline(panel)).to_have_text("nothing was tried yet")
+    expect(button(panel, "Stop")).to_be_disabled()
+    expect(button(panel, "Apply")).to_be_disabled()
+
+
+def test_the_phase_tells_its_checkpoint_and_what_bounds_it(panel):
+    where = panel.get_by_role("region", name="Where trials start")
+    expect(where.get_by_text("step 16, within it (tpunb-16)")).to_have_count(1)
+    expect(where.get_by_role("listitem")).not_to_have_count(0)  # what bounds it
+    other = panel.get_by_role("combobox", name="Phase")
+    before = other.input_value()
+    other.select_option(index=1)
+    expect(where.get_by_text("step 8, within it (tpunb-8)")).to_have_count(1)
+    assert trait(panel, "phase") == other.input_value() != before
+    other.select_option(before)
+    expect(where.get_by_text("step 16, within it (tpunb-16)")).to_have_count(1)
+
+
+def test_what_is_refused_is_said_and_changes_nothing(panel):
+    field = panel.get_by_role("spinbutton", name="Budget (s)")
+    field.fill("-3")
+    field.press("Enter")
+    expect(panel.get_by_role("alert")).to_have_text("The budget must be above 0 seconds. Got -3 instead.")
+    expect(field).to_have_value("300")
+    field.fill("200")
+    field.press("Enter")
+    expect(panel.get_by_role("alert")).to_have_count(0)
+    assert trait(panel, "budget") == "200.0"
+
+
+def test_trials_arrive_and_what_won_is_seen(panel, shots):
+    button(panel, "Run").press("Enter")  # by key
+    expect(headline(panel)).to_contain_text("running")
+    expect(rows(panel)).not_to_have_count(0)
+    expect(button(panel, "Run")).to_be_disabled()
+    expect(panel.get_by_role("progressbar")).to_be_visible()
+    panel.screenshot(path=shots / "tuning-panel-running.png")
+    expect(headline(panel)).to_contain_text("times as fast", timeout=120_000)
+    assert rows(panel).count() == int(python(panel.page, "print(len(panel.value.trials))"))
+    expect(panel.get_by_role("figure").locator("svg.marks")).to_have_count(1)
+    assert panel.locator(".tpunb-won").count() == int(python(panel.page, "print(len(panel.value.best))"))
+    button(panel, "Apply").press("Enter")
+    lines = panel.get_by_role("region", name="Lines to paste")
+    assert lines.locator("pre code").text_content() == trait(panel, "value.as_code()")
+    expect(lines.get_by_role("button", name="Copy")).to_be_visible()
+    assert python(panel.page, "print(panel.apply(build()[1]).element_spec[0].shape)") == "(None, 8)"
+
+
+def test_light_and_dark_are_both_legible(panel, shots):
+    page = panel.page
+    page.set_viewport_size({"width": 1560, "height": 1700})  # all of it at once, for people to look at
+    for name, legible in (("Dark", lambda light: light > 150), ("Light", lambda light: light < 100)):
+        theme(page, name)
+        page.wait_for_timeout(500)
+        assert all(legible(brightness(colour)) for colour in ink(page))
+        panel.screenshot(path=shots / f"tuning-panel-{name.lower()}.png")
+    page.set_viewport_size({"width": 1200, "height": 1700})
+    page.wait_for_timeout(500)
+    panel.screenshot(path=shots / "tuning-panel-narrow.png")
+    page.set_viewport_size(VIEWPORT)
+
+
+def test_stop_ends_it_after_the_trial_that_runs(panel):
+    button(panel, "Run").click()
+    expect(rows(panel)).to_have_count(1)
+    button(panel, "Stop").click()
+    expect(headline(panel)).to_contain_text("stopping")
+    expect(panel.get_by_text("It was stopped before its end.")).to_have_count(1)
+    expect(button(panel, "Run")).to_be_enabled()
+    assert trait(panel, "state") == "done"
+
+
+def test_names_and_errors_stay_text(panel):
+    evil = "<img src=x onerror=window.hit=1>"
+    told = f"from tpunb.tuning.nouns import Trial, Tuning; trial = Trial(0, {{{evil!r}: 1}}, 'refused', error={evil!r})"
+    python(panel.page, f"{told}; before = panel._found; panel._heard(Tuning((trial,), said=({evil!r},)))")
+    refused = panel.get_by_role("region", name="Refused, with the reasons")
+    expect(refused.get_by_role("listitem")).to_have_text(f"{evil} = 1: {evil}")
+    expect(rows(panel)).to_contain_text(evil)
+    expect(panel.locator("img")).to_have_count(0)
+    assert panel.page.evaluate("() => window.hit") is None
+    python(panel.page, "panel._heard(before)")
+    expect(refused).to_have_count(0)
+
+
+def test_a_restart_of_the_kernel_shows_the_trials_again(panel):
+    page = panel.page
+    known = rows(panel).all_text_contents()
+    page.evaluate(f"async () => {{ await {KERNEL}.restart(); }}")
+    idle(page)
+    run_all(page)
+    assert errors(page) == []
+    expect(panel.get_by_text("What is shown is from an earlier tuning, in the folder trials.")).to_have_count(1)
+    expect(rows(panel)).to_have_count(len(known))
+    assert rows(panel).all_text_contents() == known
+    assert trait(panel, "value.said[-1]") == "It was stopped before its end."
