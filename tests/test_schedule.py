@@ -324,3 +324,17 @@ def test_windows_given_up_at_the_start_do_not_use_up_the_burst():
     begun = len(training.windows)
     training.run(8)
     assert training.whys[begun : begun + 3] == ["start"] * 3
+
+
+def test_checkpoints_are_paid_from_the_budget_and_windows_wait_for_it():
+    def windows(saved_s):
+        training = Training(Schedule(every=1.0), slow=1.2)
+        training.run(30)
+        training.plan.tell_saved(saved_s)
+        training.run(60)
+        return len(training.windows), training
+
+    (without, _), (some, training) = windows(0.0), windows(1.0)
+    assert some < without
+    assert training.plan.saved_s == 1.0
+    assert training.plan.overhead(training.now) > 1.0 / 90

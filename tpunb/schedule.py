@@ -52,7 +52,8 @@ class Schedule:
     burst
         Windows in a row at the beginning.
     budget
-        By how much the windows may slow the whole run: 0.02 is 2 %. None follows `window` and `every` to the letter.
+        By how much the windows may slow the whole run: 0.02 is 2 %. Checkpoints that are saved meanwhile are paid from
+        it too. None follows `window` and `every` to the letter.
 
     Raises
     ------
@@ -149,6 +150,7 @@ class Planner:
         self._inside: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=4 * _RECENT))
         self._unmeasured: list[tuple[str, float]] = []  # step times in windows, by mark, one a window
         self._ratios: deque[float] = deque(maxlen=15)  # slow-downs by a window
+        self._saved_s = 0.0  # by checkpoints
         self._watched_s = 0.0  # by all windows, with their collection and reduction
         self._full: Counter[str] = Counter()
         self._tries: Counter[str] = Counter()  # windows asked for while a mark ran
@@ -198,13 +200,23 @@ class Planner:
             self._asks += 1
             self._tries[mark or ""] += 1
 
+    def tell_saved(self, seconds: float) -> None:
+        """Hear that saving a checkpoint took so long: it is paid from the same budget."""
+        with self._lock:
+            self._saved_s += seconds
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds that saving checkpoints took."""
+        return self._saved_s
+
     def forgive(self) -> None:
         """Hear that what made windows fail is over."""
         with self._lock:
             self._failures = 0
 
     def overhead(self, now_s: float) -> float | None:
-        """Return by how much the windows have slowed the run so far, as a share of its time without them.
+        """Return by how much windows and checkpoints have slowed the run so far, as a share of its time without them.
 
         None until the slow-down was measured a few times: steps inside windows beside steps outside.
         """
@@ -278,7 +290,7 @@ class Planner:
 
     @property
     def _spent_s(self) -> float:
-        return self._watched_s * self._share
+        return self._saved_s + self._watched_s * self._share
 
     @property
     def _share(self) -> float:

@@ -6,18 +6,17 @@ Paper III.A: while the recording thread stores a profile, the profiling thread a
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import polars as pl
 
+from tpunb import forks
 from tpunb.errors import TpunbError
 from tpunb.io.run_writer import RunWriter
 from tpunb.marking import StepClock
@@ -38,8 +37,6 @@ _NOTHING = nullcontext()
 
 _log = logging.getLogger("tpunb")
 
-_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
-
 
 class Status(NamedTuple):
     """How a capture stands."""
@@ -54,6 +51,7 @@ class Status(NamedTuple):
     overhead: float | None  # estimated slow-down by watching: 0.02 is 2 %; None while nothing is measured yet
     seconds: float  # since the beginning
     state: str  # "running", "finished", or why it ended
+    saving: float = 0.0  # seconds that checkpoints took
 
     def __str__(self) -> str:
         """Return it as one plain line, for a log or for the eye."""
@@ -70,7 +68,8 @@ class Status(NamedTuple):
             f"observed {100 * self.observed:.0f} % in {windows}",
             f"slow-down {lag}",
         ]
-        return " · ".join(parts if self.windows or self.failed else [*parts[:3], "no window yet"])
+        parts = parts if self.windows or self.failed else [*parts[:3], "no window yet"]
+        return " · ".join([*parts, *([f"saving took {self.saving:.1f} s"] if self.saving >= 0.05 else [])])
 
 
 class Watcher:
@@ -112,6 +111,7 @@ class Watcher:
         self._foreign = False  # whether we are a copy in a forked process, without threads
         self._guest: str | None = None  # the program's own profiler, while it runs
         self._watching = threading.Event()  # a window is under way
+        self.settled = threading.Event()  # the first is over, or none is near
         self._answers: queue.Queue[Answer | None] = queue.Queue(maxsize=4)
         self._asked = 0
         self._state = "running"
@@ -138,7 +138,7 @@ class Watcher:
         except BaseException:
             self.writer.close()
             raise
-        _watchers.add(self)
+        forks.begun(self)
         self._asking.start()
         self._writing.start()
         return self
@@ -160,7 +160,7 @@ class Watcher:
             self._last_words()
             raise
         finally:
-            _watchers.discard(self)
+            forks.ended(self)
         if self._failure is not None:
             told = f"the recording of {self.writer.source} is incomplete: {self._failure!r}"
             if error is None:
@@ -211,7 +211,12 @@ class Watcher:
             overhead=recording.planner.overhead(recording.origin_ns / 1e9 + seconds),
             seconds=seconds,
             state=self._state if self._failure is None else f"{self._state}, incomplete: {self._failure}",
+            saving=recording.planner.saved_s,
         )
+
+    def saved(self, seconds: float) -> None:
+        """Hear that saving a checkpoint took so long."""
+        self.recording.planner.tell_saved(seconds)
 
     # -- beside other profilers, and after a fork ------------------------------------------------------------------
 
@@ -248,6 +253,8 @@ class Watcher:
                 tick, now_s = self.clock.open_tick(), time.time()
                 mark = None if tick is None else tick.mark
                 plan = self.recording.planner.ask(now_s, mark)
+                if plan.due_s > now_s + forks.WAIT_S:
+                    self.settled.set()
                 if plan.due_s > now_s:
                     self._ended.wait(min(plan.due_s - now_s, _LOOK_S))
                     continue
@@ -257,6 +264,7 @@ class Watcher:
             self._failure = self._failure or broken
         finally:
             self._watching.clear()
+            self.settled.set()
             self._answers.put(None)
 
     def _watch(self, plan: Ask, mark: str | None) -> None:
@@ -276,6 +284,7 @@ class Watcher:
             raise
         finally:
             self._watching.clear()
+            self.settled.set()
         workers = {OURS: answer} if isinstance(answer, bytes) else answer
         answered_ns = time.time_ns()
         if all(isinstance(data, TpunbError) for data in workers.values()):
@@ -381,12 +390,3 @@ class Watcher:
                         self._failure = self._failure or broken
         finally:
             self.writer.close()
-
-
-def _after_fork() -> None:
-    for watcher in list(_watchers):
-        watcher.disown()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
