@@ -1,0 +1,301 @@
+"""Naive input pipelines, as people write them first, beside what a careful user writes; and twelve small ones.
+
+The naive ones wait, or compute, for a batch longer than the model does: `KINDS`. Each is there again with AUTOTUNE for
+every call and a prefetch at its end, which is what TensorFlow's guide advises. The twelve hold every dataset operation
+in common use, among them those that the tuner of the original TPUPoint crashed on or changed the output of.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpunb.tuning.job import Job
+
+PICTURES, SHARDS, BATCH = 256, 16, 16
+SIDE, SIZE = 64, 32  # of the pictures on disk, and as the model takes them
+FEATURES = SIZE * SIZE * 3
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of naive pipeline.
+
+    Attributes
+    ----------
+    about
+        What it is, in words.
+    data
+        ``data(folder, auto)`` returns its dataset, endless; where `auto` is AUTOTUNE, as a careful user writes it.
+    job
+        ``job(build)`` with ``build()`` that returns the dataset: the training on it.
+    """
+
+    about: str
+    data: Callable[[Path, Any], Any]
+    job: Callable[[Callable[[], Any]], Job]
+
+
+def pictures(folder: Path) -> list[str]:
+    """Return the files of small JPEG pictures, written where they are missing."""
+    import tensorflow as tf
+
+    paths = [folder / f"{number:03d}.jpg" for number in range(PICTURES)]
+    dice = np.random.default_rng(0)
+    for path in paths:
+        if not path.exists():
+            picture = dice.integers(0, 255, (SIDE, SIDE, 3), dtype="uint8")
+            path.write_bytes(tf.io.encode_jpeg(picture).numpy())
+    return [str(path) for path in paths]
+
+
+def shards(folder: Path) -> list[str]:
+    """Return TFRecord files, each of all the pictures, written where they are missing."""
+    import tensorflow as tf
+
+    paths = [folder / f"{shard:02d}.tfrecord" for shard in range(SHARDS)]
+    for path in paths:
+        if not path.exists():
+            with tf.io.TFRecordWriter(str(path)) as writer:
+                for picture in pictures(folder):
+                    writer.write(Path(picture).read_bytes())
+    return [str(path) for path in paths]
+
+
+def late(seconds: float, rows: Any) -> Any:
+    """Return a dataset of texts of which each takes so long to arrive: it waits without a core, as a disk does."""
+    import tensorflow as tf
+
+    slow = tf.raw_ops.SleepDataset(
+        input_dataset=tf.data.experimental.to_variant(rows),
+        sleep_microseconds=tf.constant(round(seconds * 1e6), tf.int64),
+        output_types=[tf.string],
+        output_shapes=[[]],
+    )
+    return tf.data.experimental.from_variant(slow, rows.element_spec)
+
+
+def decoded(record: Any, resized: int = 1) -> Any:
+    """Return a picture's numbers and its mean colour; to resize it more often only takes time."""
+    import tensorflow as tf
+
+    picture = tf.cast(tf.io.decode_jpeg(record, channels=3), tf.float32)
+    for turn in range(resized):
+        picture = tf.image.resize(picture, [(2 + turn % 2) * SIZE] * 2)
+    picture = tf.image.resize(picture, [SIZE, SIZE]) / 255
+    return tf.reshape(picture, [FEATURES]), tf.reduce_mean(picture, axis=[0, 1])
+
+
+def asked(seconds: float, number: Any) -> Any:
+    """Return what a Python function gives for a number after so long, and its label."""
+    import tensorflow as tf
+
+    def wait(number: Any) -> Any:
+        time.sleep(seconds)
+        return np.random.default_rng(int(number)).random(FEATURES, "float32")
+
+    row = tf.ensure_shape(tf.numpy_function(wait, [number], tf.float32), [FEATURES])
+    return row, row[:3]
+
+
+def checked(seconds: float, record: Any, number: Any) -> Any:
+    """Return a record that a Python function has looked at for so long."""
+    import tensorflow as tf
+
+    def look(number: Any) -> Any:
+        time.sleep(seconds)
+        return number
+
+    with tf.control_dependencies([tf.numpy_function(look, [number], tf.int64)]):
+        return tf.identity(record)
+
+
+def from_far(folder: Path, auto: Any) -> Any:
+    """Return pictures of which each is a file that takes 3 ms to arrive, as from a bucket or a shared disk.
+
+    It is fetched in a map. In an ``interleave`` AUTOTUNE does well by itself: its readers have threads of their own.
+    """
+    import tensorflow as tf
+
+    def fetched(path: Any) -> Any:
+        arrived = late(0.0015, tf.data.Dataset.from_tensors(path)).get_single_element()  # asks twice: is there more?
+        return decoded(tf.io.read_file(arrived))
+
+    paths = tf.data.Dataset.from_tensor_slices(pictures(folder)).shuffle(PICTURES, seed=5).repeat()
+    return _ended(paths.map(fetched, num_parallel_calls=auto), auto)
+
+
+def from_python(_: Path, auto: Any) -> Any:
+    """Return rows that a Python function fetches in 4 ms each."""
+    import tensorflow as tf
+
+    numbers = tf.data.Dataset.range(2**20)
+    return _ended(numbers.map(partial(asked, 0.004), num_parallel_calls=auto), auto)
+
+
+def computed(folder: Path, auto: Any) -> Any:
+    """Return pictures whose decoding and resizing keeps the cores busy."""
+    import tensorflow as tf
+
+    records = _files(folder).interleave(tf.data.TFRecordDataset, cycle_length=8, num_parallel_calls=auto)
+    pictures = records.shuffle(128, seed=5).map(partial(decoded, resized=64), num_parallel_calls=auto)
+    return _ended(pictures, auto)
+
+
+def mixed(folder: Path, auto: Any) -> Any:
+    """Return pictures of which each takes 1.5 ms to arrive, 2 ms in Python, and is decoded."""
+    import tensorflow as tf
+
+    def arriving(file: Any) -> Any:
+        return late(0.0015, tf.data.TFRecordDataset(file))
+
+    records = _files(folder).interleave(arriving, cycle_length=8, num_parallel_calls=auto)
+    known = records.enumerate().map(lambda n, record: checked(0.002, record, n), num_parallel_calls=auto)
+    return _ended(known.shuffle(128, seed=5).map(decoded, num_parallel_calls=auto), auto)
+
+
+def of_the_original(_: Path, auto: Any) -> Any:
+    """Return the original's example: a generator that reads for 15 ms, a map of 30 ms, batches of 8."""
+    import tensorflow as tf
+
+    def read(rows: int) -> Any:
+        time.sleep(0.03)
+        for row in range(rows):
+            time.sleep(0.015)
+            yield (row,)
+
+    def worked_on(row: Any) -> Any:
+        tf.py_function(lambda: time.sleep(0.03), [], ())
+        return row
+
+    rows = tf.data.Dataset.from_generator(read, args=(300,), output_signature=tf.TensorSpec((1,), tf.int64))
+    batches = rows.map(worked_on, num_parallel_calls=auto).batch(8)
+    return batches.prefetch(3 if auto is None else auto).repeat()
+
+
+def dense(width: int, build: Callable[[], Any]) -> Job:
+    """Return the training of three dense layers of a width by Keras on such data."""
+
+    def both() -> tuple[Any, Any]:
+        import keras
+
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(width, activation="relu") for _ in range(3)]
+        model = keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dropout(0.1), keras.layers.Dense(3)])
+        model.compile("adam", "mse", jit_compile=False)
+        return model, build()
+
+    return Job(both)
+
+
+def taken(build: Callable[[], Any]) -> Job:
+    """Return a loop that takes batches and does nothing with them, as the original's example does."""
+    return Job(lambda: ({}, build()), step=lambda _, batch: batch)
+
+
+KINDS = {
+    "io": Kind("each picture takes 3 ms to arrive", from_far, partial(dense, 384)),
+    "python": Kind("each row takes 4 ms in Python", from_python, partial(dense, 384)),
+    "cpu": Kind("decoding and resizing keep the cores busy", computed, partial(dense, 384)),
+    "mixed": Kind("1.5 ms to arrive, 2 ms in Python, and decoding", mixed, partial(dense, 384)),
+    "original": Kind("the original's: read 15 ms, map 30 ms, batch 8", of_the_original, taken),
+}
+
+
+def _files(folder: Path) -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices(shards(folder)).repeat()
+
+
+def _ended(rows: Any, auto: Any) -> Any:
+    """Return batches; of a careful user with a prefetch."""
+    batches = rows.batch(BATCH, drop_remainder=True)
+    return batches if auto is None else batches.prefetch(auto)
+
+
+# -- twelve small ones ---------------------------------------------------------------------------------------------
+
+
+def twelve(folder: Path) -> dict[str, Callable[[], Any]]:
+    """Return what makes each of twelve small pipelines, by its name.
+
+    Those that the original TPUPoint crashed on, or whose output it changed, are the first ten; batches are of 8, and
+    the last one holds fewer.
+    """
+    import tensorflow as tf
+
+    data = tf.data.Dataset
+    files = _lines(folder)
+    generator = tf.random.Generator.from_seed(3)
+
+    def twenty() -> Any:
+        return data.range(20).map(lambda x: 2 * x)
+
+    def counted() -> Any:
+        yield from range(20)
+
+    def as_options(one: Any) -> Any:
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = 2
+        options.experimental_optimization.map_and_batch_fusion = False
+        return one.with_options(options)
+
+    return {
+        "range, enumerate, unbatch": lambda: twenty().enumerate(3).map(lambda n, x: n * x).batch(6).unbatch().batch(8),
+        "from_tensor_slices, nested": lambda: (
+            data.from_tensor_slices({"x": np.eye(20), "y": np.arange(20)})
+            .map(lambda row: (row["x"] * 2, {"y": (row["y"],)}))
+            .batch(8)
+        ),
+        "padded_batch": lambda: twenty().map(lambda x: tf.range(x % 5)).padded_batch(8),
+        "filter, scan, take_while": lambda: (
+            twenty()
+            .filter(lambda x: x % 3 == 0)
+            .scan(np.int64(0), lambda total, x: (total + x, total))
+            .take_while(lambda x: x < 90)
+            .map(lambda x: x + 1)
+            .batch(8)
+        ),
+        "from_generator": lambda: (
+            data.from_generator(counted, output_signature=tf.TensorSpec((), tf.int64)).map(lambda x: 2 * x).batch(8)
+        ),
+        "TFRecord, interleave": lambda: (
+            data.from_tensor_slices(files)
+            .interleave(tf.data.TFRecordDataset, cycle_length=3)
+            .map(tf.strings.length)
+            .shuffle(6, seed=1)
+            .batch(8)
+        ),
+        "zip, concatenate, sample_from_datasets": lambda: data.zip(
+            twenty().concatenate(twenty().map(lambda x: x + 1)),
+            data.sample_from_datasets([twenty(), twenty().batch(1).unbatch()], [0.3, 0.7], seed=4),
+        ).batch(8),
+        "cache, repeat": lambda: twenty().cache().shuffle(20, seed=1).repeat(2).batch(8).prefetch(2),
+        "with_options, window, flat_map": lambda: as_options(
+            twenty().window(4, shift=2).flat_map(lambda window: window.batch(4)).map(lambda x: x + 1)
+        ),
+        "shuffle, take and skip between map and batch": lambda: (
+            twenty().shuffle(7, seed=2).skip(2).take(13).map(lambda x: x - 1).batch(8)
+        ),
+        "a map with a random state": lambda: twenty().map(lambda x: x + generator.uniform((), 0, 9, tf.int64)).batch(8),
+        "a cache in a file": lambda: twenty().cache(str(folder / "cache")).batch(8),
+    }
+
+
+def _lines(folder: Path) -> list[str]:
+    """Return four small TFRecord files."""
+    import tensorflow as tf
+
+    paths = [folder / f"small-{shard}.tfrecord" for shard in range(4)]
+    for shard, path in enumerate(paths):
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for row in range(5):
+                writer.write(b"x" * (5 * shard + row))
+    return [str(path) for path in paths]

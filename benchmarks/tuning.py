@@ -1,0 +1,308 @@
+"""What tuning gains on naive input pipelines, beside AUTOTUNE and the best of an exhaustive grid, and that it is safe.
+
+``python benchmarks/tuning.py [--quick]``, in one process. Each kind of naive pipeline (`pipelines.KINDS`) is tuned by
+``tpunb.tune`` with its default search. A grid tries the same parallel calls for all stages, private threads and sizes
+of the prefetch, each with each. Then the naive pipeline, a careful user's with AUTOTUNE, the best of the grid and what
+was found train in turns, each with data begun anew; AUTOTUNE is given seconds to settle in every turn. Medians of the
+turns' ratios stand with their intervals: order statistics that hold the median at 95 %, of fewer than six turns the
+least and the greatest. ``--quick`` takes ``io`` with a smaller grid and search, the original's example with two points
+for a grid and a search of one proposal, and the twelve small pipelines. The last line is one JSON object:
+
+``io``, ``python``, ``cpu``, ``mixed``, ``original``
+    ``vs_naive`` and ``vs_autotune``, milliseconds of a step by ours; ``of_best``, those of the grid's best by ours;
+    ``search_s``, the seconds of all of ``tune``.
+``pipelines``
+    Of twelve small ones, how many were ``rewritten`` and gave the same elements, ``refused`` with a reason,
+    ``crashed`` or gave ``different`` ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # for who runs this file by another way than its name
+
+import pipelines
+from overhead import interval
+
+import tpunb as tp
+from tpunb.errors import TpunbError
+from tpunb.tuning.contest import Budget
+from tpunb.tuning.knob import AUTOTUNE, Knob, Value
+from tpunb.tuning.nouns import in_words
+from tpunb.tuning.pipeline import END_PREFETCH, THREADS, Pipeline
+from tpunb.tuning.place import Feed
+from tpunb.tuning.refused import Refused
+from tpunb.tuning.state import arrays
+from tpunb.tuning.trial import Track
+
+Values = Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a kind is measured.
+
+    Attributes
+    ----------
+    calls, threads, prefetch
+        Of the grid: the values to take; None for all that the knobs have up to `MOST`.
+    short
+        Steps before and in the measurement of a point of the grid.
+    again
+        How many of the best points are measured again, longer.
+    turns, warm, steps
+        Of the measurement in turns, and steps before and in each of them.
+    settle_s
+        Seconds for AUTOTUNE to settle, in every turn.
+    budget
+        Of the search.
+    """
+
+    calls: tuple[int, ...] | None = None
+    threads: tuple[int, ...] | None = None
+    prefetch: tuple[int, ...] | None = None
+    short: tuple[int, int] = (4, 6)
+    again: int = 3
+    turns: int = 6
+    warm: int = 8
+    steps: int = 25
+    settle_s: float = 3.0
+    budget: Budget | None = None
+
+
+MOST = {"calls": 16, "threads": 32, "prefetch": 2}
+"""The bounds of the grid; AUTOTUNE besides, where a knob takes it."""
+
+ONE_BY_ONE = Plan((2, 4, 16, AUTOTUNE), (0, 8, 32), (0,), (2, 3), again=0, turns=4, warm=3, steps=5)
+FULL = {"io": Plan(), "python": Plan(), "cpu": Plan(), "mixed": Plan(), "original": ONE_BY_ONE}
+QUICK = {
+    "io": Plan((8, 16), (0, 32), (2,), again=0, turns=2, warm=5, steps=10, settle_s=1, budget=Budget(60, 2)),
+    "original": Plan((4, 16), (32,), (0,), (1, 2), 0, turns=1, warm=3, steps=3, settle_s=0, budget=Budget(60, 2)),
+}
+
+
+def grid(knobs: Iterable[Knob], plan: Plan) -> list[dict[str, Value]]:
+    """Return the points of a grid: one number of calls for all stages, with threads, with sizes of the prefetch.
+
+    A stage that does not take so many calls gets as many as it takes.
+    """
+    free = [knob for knob in knobs if knob.verdict != "refused"]
+    calls = [knob for knob in free if knob.name.endswith(" parallel calls")]
+    threads = [knob for knob in free if knob.name == THREADS]
+    buffers = [knob for knob in free if knob.name == END_PREFETCH]
+    axes = [
+        _values(calls, plan.calls, MOST["calls"]),
+        _values(threads, plan.threads, MOST["threads"]),
+        _values(buffers, plan.prefetch, MOST["prefetch"]),
+    ]
+    points = []
+    for values in product(*axes):
+        point = {}
+        for knobs_of, value in zip((calls, threads, buffers), values, strict=True):
+            point.update({knob.name: _taken(knob, value) for knob in knobs_of})
+        points.append(point)
+    return points
+
+
+def _values(knobs: list[Knob], wanted: tuple[int, ...] | None, most: int) -> list[int]:
+    if wanted is not None:
+        return list(wanted)
+    return sorted({int(value) for knob in knobs for value in knob.domain if int(value) <= most})
+
+
+def _taken(knob: Knob, value: int) -> Value:
+    """Return a value of a knob, or the greatest below it."""
+    if value == AUTOTUNE:
+        return AUTOTUNE if AUTOTUNE in knob.domain else knob.present
+    return max(int(known) for known in knob.domain if int(known) <= value)
+
+
+def best_of(job: tp.Job, plan: Plan) -> dict[str, Value]:
+    """Return the point of the grid with the least time of a step; print how many there were."""
+    begun = time.perf_counter()
+    warm, window = plan.short
+    with Track(job, warm=warm, window=window) as track:
+        points = grid(track.pipeline.knobs, plan)
+
+        def seconds(point: Values) -> float:
+            try:
+                return track.run(point).seconds
+            except Refused:
+                return float("inf")
+
+        best = sorted(points, key=seconds)
+        if plan.again:
+            best = sorted(best[: plan.again], key=lambda point: statistics.median(seconds(point) for _ in range(5)))
+    taken = time.perf_counter() - begun
+    print(f"  grid: {len(points)} points in {taken:.0f} s, best {in_words(best[0])}")
+    return best[0]
+
+
+def in_turns(job: tp.Job, data: Mapping[str, Any], plan: Plan) -> dict[str, list[float]]:
+    """Return the milliseconds of a step for each dataset, one figure a turn; in each, they run in random order.
+
+    Every turn begins the data anew: an iterator that stood while others ran would have filled its buffers, and that
+    of AUTOTUNE, twice as large whenever it is found empty, would last for the whole turn.
+    """
+    training = job.training
+
+    def run(feed: Feed, steps: int) -> float:
+        told, begun = None, time.perf_counter()
+        for _ in range(steps):
+            told = feed.turn(training)
+        for _ in arrays([told]):  # waits until it is computed
+            pass
+        return (time.perf_counter() - begun) / steps * 1e3
+
+    def turn(name: str) -> float:
+        feed = Feed(data[name], iter(data[name]))
+        settled = time.perf_counter() + (plan.settle_s if name == "autotune" else 0)
+        run(feed, plan.warm)
+        while time.perf_counter() < settled:
+            run(feed, 2)
+        return run(feed, plan.steps)
+
+    taken: dict[str, list[float]] = {name: [] for name in data}
+    for _ in range(plan.turns):
+        for name in random.sample(list(data), len(data)):
+            taken[name].append(turn(name))
+    return taken
+
+
+def ratios(taken: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """Return the median and interval of each time by ours, turn by turn."""
+    names = {"vs_naive": "naive", "vs_autotune": "autotune", "of_best": "grid"}
+    pairs = {figure: zip(taken[name], taken["ours"], strict=True) for figure, name in names.items()}
+    return {figure: interval([other / ours for other, ours in pair]) for figure, pair in pairs.items()}
+
+
+def measured(name: str, folder: Path, plan: Plan) -> dict[str, float]:
+    """Return the figures of a kind; print what was found."""
+    kind = pipelines.KINDS[name]
+
+    def naive() -> Any:
+        import keras  # noqa: F401
+
+        return kind.data(folder, None)
+
+    print(f"{name}: {kind.about}", flush=True)
+    naive()  # writes the files, and imports what a program has imported when it is tuned
+    tuning = tp.tune(kind.job(naive), budget=plan.budget)
+    print(f"  tuned in {tuning.seconds:.1f} s: {tuning}")
+    for told in tuning.said:
+        print(f"  {told}")
+    job = kind.job(naive)
+    best = best_of(job, plan)
+    data = {
+        "naive": naive(),
+        "autotune": kind.data(folder, AUTOTUNE),
+        "grid": Pipeline(naive()).build(best),
+        "ours": tuning.apply(naive()),
+    }
+    taken = in_turns(job, data, plan)
+    print("  " + ", ".join(f"{one} {statistics.median(each):.1f} ms" for one, each in taken.items()))
+    found = ratios(taken)
+    print("  " + ", ".join("{} {:.2f} [{:.2f}, {:.2f}]".format(one, *each) for one, each in found.items()), flush=True)
+    return {one: round(each[0], 3) for one, each in found.items()} | {"search_s": round(tuning.seconds, 1)}
+
+
+def late_trial(folder: Path, steps: int = 150) -> None:
+    """Print the time of a trial from a checkpoint late in a run, beside a run to that point."""
+    kind = pipelines.KINDS["io"]
+    job = kind.job(lambda: kind.data(folder, None))
+    model, data = job.parts
+    begun = time.perf_counter()
+    with tp.checkpointing(folder / "late", every=steps), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a delay cannot be saved; trials find their place without
+        model.fit(data, epochs=1, steps_per_epoch=steps, shuffle=False, verbose=0)
+    ran = time.perf_counter() - begun
+    saved = tp.checkpoints(folder / "late")
+    begun = time.perf_counter()
+    with Track(kind.job(lambda: kind.data(folder, None)), saved[-1]) as track:
+        once = time.perf_counter() - begun
+        track.settle()
+        spent = track.run({}).spent
+        turns = track.warm + track.window
+    print(
+        f"A trial at step {saved[-1].step}: {spent:.2f} s for its {turns} steps, after {once:.1f} s, once, to find the "
+        f"place; to run to that step again takes {ran:.1f} s, {ran / spent:.0f} times as long, and at step 5,000, "
+        f"extrapolated, {ran / steps * 5000:.0f} s"
+    )
+
+
+def judged(make: Callable[[], Any], tries: int = 2) -> tuple[str, str]:
+    """Return what becomes of a pipeline when its parameters change, and why: rewritten, refused, crashed, different."""
+    try:
+        pipeline = Pipeline(make())
+        if pipeline.refusal is not None:
+            return "refused", pipeline.refusal
+        expected, dice = _elements(make()), random.Random(5)
+        free = [knob for knob in pipeline.knobs if knob.verdict != "refused"]
+        drawn = [{knob.name: dice.choice(knob.domain) for knob in free} for _ in range(tries)]
+        for values in ({}, {knob.name: knob.domain[-1] for knob in free}, *drawn):
+            if _elements(pipeline.build(values)) != expected:
+                return "different", in_words(values)
+    except TpunbError as error:
+        return "refused", str(error)
+    except Exception as error:  # noqa: BLE001  that is what is counted
+        return "crashed", f"{type(error).__name__}: {error}".splitlines()[0]
+    return "rewritten", f"{len(free)} parameters"
+
+
+def small_ones(folder: Path) -> dict[str, int]:
+    """Return what became of the twelve; print a line each."""
+    counts = {"rewritten": 0, "refused": 0, "crashed": 0, "different": 0}
+    print("Twelve small pipelines, two epochs each, element by element:")
+    for name, make in pipelines.twelve(folder).items():
+        what, why = judged(make)
+        counts[what] += 1
+        print(f"  {name}: {what}, {why}")
+    return counts
+
+
+def _elements(dataset: Any, epochs: int = 2) -> list[Any]:
+    """Return the elements of some epochs as plain values."""
+    import tensorflow as tf
+
+    def plain(part: Any) -> Any:
+        return part.dtype.name, part.shape.as_list(), part.numpy().tolist()
+
+    return [[tf.nest.map_structure(plain, element) for element in dataset] for _ in range(epochs)]
+
+
+def main() -> None:
+    """Print what was measured, and the ratios."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--quick", action="store_true", help="two kinds, coarsely, and the small pipelines")
+    quick = options.parse_args().quick
+    os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    plans = QUICK if quick else FULL
+    bounds = ", ".join(f"{name} up to {most}" for name, most in MOST.items())
+    print("quick: smaller grids, shorter searches" if quick else f"grids: {bounds}, and AUTOTUNE; original: fewer")
+    if quick:
+        print(f"left out: {', '.join(name for name in FULL if name not in QUICK)}, and the trial late in a run")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        result: dict[str, Any] = {kind: measured(kind, folder, plan) for kind, plan in plans.items()}
+        if not quick:
+            late_trial(folder)
+        result["pipelines"] = small_ones(folder)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

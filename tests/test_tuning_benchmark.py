@@ -1,0 +1,102 @@
+"""The benchmark of tuning: its grid, its ratios, and what it counts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tpunb.tuning.knob import Knob
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+
+tf = pytest.importorskip("tensorflow")
+
+
+@pytest.fixture
+def tuning(monkeypatch):
+    """The benchmark of tuning."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import tuning
+
+    return tuning
+
+
+def knob(name, *domain, verdict="proved"):
+    return Knob(name, name.split()[0], domain[0], domain, verdict, "")
+
+
+def test_a_grid_takes_each_value_with_each_up_to_its_bounds(tuning):
+    knobs = [
+        knob("interleave:1 parallel calls", 1, 4, -1),
+        knob("map:2 parallel calls", 1, 4, 16, 32, -1),
+        knob("shuffle:3 buffer", 7, verdict="refused"),
+        knob("end prefetch", 0, 2, 8, -1),
+        knob("options private threads", 0, 8, 64),
+    ]
+    points = tuning.grid(knobs, tuning.Plan())
+    assert len(points) == 4 * 2 * 3 == len({tuple(point.values()) for point in points})
+    assert {tuple(point.values())[:2] for point in points} == {(1, 1), (4, 4), (4, 16), (-1, -1)}
+    assert {point["options private threads"] for point in points} == {0, 8}
+    assert {point["end prefetch"] for point in points} == {0, 2, -1}
+    assert tuning.grid(knobs, tuning.Plan((16,), (64,), (8,))) == [
+        {
+            "interleave:1 parallel calls": 4,
+            "map:2 parallel calls": 16,
+            "options private threads": 64,
+            "end prefetch": 8,
+        }
+    ]
+
+
+def test_ratios_of_tuning_are_of_the_same_turn(tuning):
+    taken = {"naive": [50.0, 100.0, 60.0], "autotune": [25.0, 50.0, 30.0], "grid": [9.0, 21.0, 9.0]}
+    assert tuning.ratios(taken | {"ours": [10.0, 20.0, 10.0]}) == {
+        "vs_naive": [5.0, 5.0, 6.0],
+        "vs_autotune": [2.5, 2.5, 3.0],
+        "of_best": [0.9, 0.9, 1.05],
+    }
+
+
+def test_twelve_pipelines_are_rewritten_or_refused(tuning, tmp_path, capsys):
+    assert tuning.small_ones(tmp_path) == {"rewritten": 10, "refused": 2, "crashed": 0, "different": 0}
+    assert "a cache in a file: refused, cache:2 caches in files" in capsys.readouterr().out
+
+
+def test_what_differs_or_crashes_is_counted_as_such(tuning, monkeypatch):
+    def make(n=20):
+        return tf.data.Dataset.range(n).map(lambda x: x + 1).batch(8)
+
+    assert tuning.judged(make)[0] == "rewritten"
+    monkeypatch.setattr(tuning.Pipeline, "build", lambda self, values: make(16))
+    assert tuning.judged(make)[0] == "different"
+    monkeypatch.setattr(tuning.Pipeline, "build", lambda self, values: 1 / 0)
+    assert tuning.judged(make) == ("crashed", "ZeroDivisionError: division by zero")
+
+
+def test_a_careful_user_trains_on_the_same(tuning, tmp_path):
+    for kind in tuning.pipelines.KINDS.values():
+        naive, auto = (kind.data(tmp_path, calls).take(2).as_numpy_iterator() for calls in (None, -1))
+        for one, other in zip(naive, auto, strict=True):
+            parts = zip(np.atleast_1d(one), np.atleast_1d(other), strict=True) if isinstance(one, np.ndarray) else ()
+            assert all(np.array_equal(*both) for both in parts or zip(one, other, strict=True))
+
+
+@pytest.mark.slow
+def test_the_quick_benchmark_of_tuning_ends_in_its_ratios_and_says_what_it_left_out():
+    done = subprocess.run(
+        [sys.executable, FOLDER / "tuning.py", "--quick"], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    said, last = done.stdout, json.loads(done.stdout.splitlines()[-1])
+    assert list(last) == ["io", "original", "pipelines"]
+    for kind in ("io", "original"):
+        assert list(last[kind]) == ["vs_naive", "vs_autotune", "of_best", "search_s"]
+        assert min(last[kind].values()) > 0
+    assert last["original"]["vs_naive"] > 1  # two thirds of a step is sleep that need not be
+    assert last["pipelines"] == {"rewritten": 10, "refused": 2, "crashed": 0, "different": 0}
+    assert "left out: python, cpu, mixed, and the trial late in a run" in said
