@@ -103,3 +103,18 @@ def little(units=8):
 
 def job(data=reading, **sizes):
     return Job(lambda: (little(), data(**sizes)))
+
+
+def noisy():
+    """Return a model that draws from Keras' global seed generator, which is not there before it first does."""
+    import keras
+
+    class Noise(keras.layers.Layer):
+        def call(self, x, training=False):
+            return x + keras.random.normal(keras.ops.shape(x)) if training else x
+
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential([keras.Input((4,)), Noise(), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model

@@ -9,22 +9,22 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 FLOORS = [
-    {"errors"},
-    {"schema", "op_names", "self_time", "ids", "phase_news", "saved_steps"},
+    {"errors", "hardware"},
+    {"schema", "op_names", "self_time", "ids", "phase_news", "saving_news", "saved_steps"},
     {"links"},
     {"step_rules"},
     {"export"},
     {"frames"},
     {"operations"},
     {"step_facts"},
-    {"io", "stepping", "cluster", "checkpoint", "marking", "neighbours", "schedule"},
+    {"io", "stepping", "cluster", "checkpoint", "marking", "neighbours", "schedule", "forks"},
     {"sources", "windows", "resuming"},
     {"recording"},
     {"watcher"},
     {"recorder", "tuning"},
     {"pictures"},
     {"charts"},
-    {"widgets"},
+    {"widgets", "workloads"},
     {"magic"},
     {"__init__", "testing"},
 ]

@@ -457,3 +457,68 @@ def shell():
     made.run_line_magic("load_ext", "tpunb")
     yield made
     InteractiveShell.clear_instance()
+
+
+TUNES = """
+import tensorflow as tf
+from slow_jobs import at_hand, little
+from test_online import Chosen
+from tpunb.tuning import online
+online._SECONDS, online._FIRST, online.Tuner = 0.0, 5, Chosen
+online.Online._is_hot = lambda *_: True
+online._Tunable.rest = lambda *_: 1e6
+"""
+
+
+def test_a_cell_is_tuned_while_it_runs_and_the_values_are_shown(notebook):
+    (_, cell, after), stopped = notebook(
+        TUNES,
+        "%%tpupoint --tune --tune-budget 60 --run here\nhistory = little().fit(at_hand(), epochs=3, verbose=0).history",
+        "again = little().fit(at_hand(), epochs=3, verbose=0).history\n"
+        "print(tpu.tuning.best['end prefetch'], tpu.job, history == again)\n"
+        "print(tpu.steps.frame.filter(tpu.steps.frame['mark'] == 'tune').height)",
+    )
+    assert stopped is None
+    (summary,) = shown(cell)
+    for form in summary["text/plain"], summary["text/html"]:
+        assert "tuning while it ran: " in form
+        assert "end prefetch = AUTOTUNE" in form
+        assert "2.00 times as fast (1.50 to 3.00)" in form
+        assert "in all, tuning included; at the pace before: about" in form
+    assert text(after).endswith("-1 Job(little, tf.data, 1 model) True\n1\n")  # Keras warns before it
+
+
+def test_where_nothing_was_tuned_the_summary_tells_why(notebook):
+    (cell, after), stopped = notebook(f"%%tpupoint --tune --window 0.05\n{WORK}", "print(tpu.tuning)")
+    assert stopped is None
+    assert "tuning while it ran: no fit was seen" in shown(cell)[0]["text/plain"]
+    assert text(after) == "None\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--tune --tune-budget 0", "The budget parameter of tuned must be above 0 seconds. Got 0.0 instead."),
+        ("--tune-budget 3", "--tune-budget is of --tune, which is not given"),
+        ("--tune --load here", "takes no code"),
+    ],
+)
+def test_bad_options_of_tuning_are_usage_errors(shell, line, said):
+    from IPython.core.error import UsageError
+
+    with pytest.raises(UsageError) as caught:
+        shell.run_cell_magic("tpupoint", line, "ran = True")
+    assert said in str(caught.value)
+    assert "ran" not in shell.user_ns
+
+
+def test_without_keras_tuning_is_a_usage_error(shell, monkeypatch):
+    from IPython.core.error import UsageError
+
+    from tpunb.resuming import keras_fit
+
+    keras_fit._check.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "keras", None)
+    with pytest.raises(UsageError, match=r"keras.*pip install"):
+        shell.run_cell_magic("tpupoint", "--tune", "ran = True")
+    assert "ran" not in shell.user_ns

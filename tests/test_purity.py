@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tpunb.tuning import purity as module
@@ -141,3 +142,45 @@ def test_a_dataset_within_a_function_is_pure_unless_it_shuffles():
 def test_the_worst_of_a_function_gives_the_verdict():
     assert Purity(python=("PyFunc",), draws=("RandomUniform",)).verdict == "refused"
     assert Purity(python=("PyFunc",)).verdict == "to be verified"
+
+
+def read(number):
+    return np.float32(number)
+
+
+TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [3, 4]), 0)
+COUNT = tf.Variable(1.0)
+MAPS = {
+    "arithmetic": lambda x: x + 1,
+    "assert": lambda x: (tf.debugging.Assert(x >= 0, [x]), x)[1],
+    "cond": lambda x: tf.cond(x > 3, lambda: x + 1, lambda: x),
+    "loop": lambda x: tf.while_loop(lambda y: y < 9, lambda y: y + 1, [x]),
+    "checked": lambda x: tf.debugging.check_numerics(tf.cast(x, tf.float32), "x"),
+    "table": lambda x: TABLE.lookup(tf.cast(x, tf.int32)),
+    "variable": lambda x: tf.cast(x, tf.float32) + COUNT,
+    "random": lambda x: tf.random.uniform([], seed=1),
+    "stateless random": lambda x: tf.random.stateless_uniform([], [x, x]),
+    "Python": lambda x: tf.numpy_function(read, [x], tf.float32),
+    "stateless Python": lambda x: tf.numpy_function(read, [x], tf.float32, stateful=False),
+    "nested data": lambda x: tf.data.Dataset.range(x).reduce(np.int64(0), lambda a, b: a + b),
+    "printing": lambda x: (tf.print(x), x)[1],
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_what_tf_data_itself_calls_in_parallel(name):
+    """By the optimization that it runs by default, over the graph."""
+    dataset = tf.data.Dataset.range(5).map(MAPS[name])
+    optimized = tf.raw_ops.OptimizeDatasetV2(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        optimizations_enabled=["map_parallelization"],
+        optimizations_disabled=[],
+        optimizations_default=[],
+        output_types=[tf.int64],
+        output_shapes=[tf.TensorShape(())],
+        optimization_configs=["map_parallelization:autotune:true"],
+    )
+    graph = tf.raw_ops.DatasetToGraphV2(input_dataset=optimized, external_state_policy=1).numpy()
+    nodes = {node.op for node in tf.compat.v1.GraphDef.FromString(graph).node}
+    assert len(nodes & {"MapDataset", "ParallelMapDatasetV2"}) == 1
+    assert purity_of(MAPS[name]).is_made_parallel == ("ParallelMapDatasetV2" in nodes)

@@ -73,12 +73,21 @@ def test_less_than_is_worth_a_change_is_not_faster():
 
 
 def test_the_interval_is_students_with_its_error_shared_among_the_looks():
-    pairs = [(1.1, 1.0), (0.9, 1.0), (1.2, 1.1)]
+    pairs = [(1.1, 1.0), (1.0, 1.0), (1.2, 1.1)]
     told = race(pairs, fewest=2, most=5)
     logs = np.log([present / other for present, other in pairs])
     low, high = stats.t.interval(1 - 0.05 / 4, 2, logs.mean(), stats.sem(logs))
     assert (told.low, told.high) == pytest.approx((math.exp(low), math.exp(high)))
     assert told.decision == "undecided"
+
+
+def test_a_race_that_shows_no_gain_is_given_up():
+    ran = iter([(1.0, 0.9), (0.9, 1.0), (1.0, 1.0), (2.0, 1.0), (2.0, 1.0)])
+    told = race(ran)
+    assert (told.decision, told.pairs) == ("not faster", 3)
+    assert told.low < 1 < told.high
+    assert race([(1.0, 1.1), (1.0, 1.2), (9.0, 1.0)]).pairs == 2
+    assert race([(1.0, 1.1), (1.0, 1.01), (9.0, 1.0)]).pairs == 3
 
 
 def test_one_pair_has_no_interval():

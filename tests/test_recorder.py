@@ -14,7 +14,7 @@ from stand_in import StandIn, xspace
 
 import tpunb as tp
 from tpunb import stepping, watcher
-from tpunb.errors import CaptureBusy
+from tpunb.errors import CaptureBusy, TpunbError
 from tpunb.io.run_writer import RunWriter
 from tpunb.recorder import Schedule
 
@@ -471,3 +471,64 @@ def test_the_wait_of_an_inner_loop_is_not_taken_for_that_of_the_step_around_it(t
 def test_a_value_of_another_kind_is_told(wrong, words):
     with pytest.raises(TypeError, match=words), tp.capture(**wrong):
         pass
+
+
+def test_what_is_done_between_steps_of_a_framework_is_a_step_of_its_own_kind(tmp_path):
+    with tp.capture(tmp_path / "run", source=StandIn(), schedule=Schedule.ticks()) as run:
+        for i in range(2):
+            with run.step(i):
+                pass
+        with run.between("tune"), run.step(7):  # an inner one is part of it
+            pass
+    assert tp.load(run).stored.frame.select("step", "mark").rows() == [(0, "train"), (1, "train"), (2, "tune")]
+
+
+class Batches:
+    """As an iterator of Grain."""
+
+    def get_state(self):
+        time.sleep(0.06)
+        return {"next_index": 7}
+
+    def set_state(self, state):
+        pass
+
+
+def test_a_loop_is_saved_in_its_run_folder_and_the_capture_pays(tmp_path):
+    with tp.capture(tmp_path / "run", source=StandIn(), schedule=Schedule.ticks()) as run:
+        assert run.status.saving == 0
+        assert "saving" not in str(run.status)
+        saved = run.save(3, data=Batches())
+        elsewhere = run.save(4, tmp_path / "mine", data=Batches())
+        status = run.status
+    assert saved.path == tmp_path / "run" / "checkpoints" / "tpunb-3"
+    assert elsewhere.path == tmp_path / "mine" / "tpunb-4"
+    assert 0.12 <= status.saving < 60
+    assert status.overhead > 0
+    assert str(status).endswith(f"saving took {status.saving:.1f} s")
+    assert [one.step for one in tp.checkpoints(run.path)] == [3]
+    assert tp.load(run).name == "run"  # they do not disturb it
+
+
+def test_a_run_in_memory_wants_to_know_where_to_save(tmp_path):
+    with tp.capture(source=StandIn(), schedule=Schedule.ticks()) as run:
+        with pytest.raises(TpunbError, match="is not a folder on this machine"):
+            run.save(3, data=Batches())
+        assert run.save(3, tmp_path, data=Batches()).step == 3
+
+
+def test_what_fit_was_given_is_the_job_of_a_run():
+    tf = pytest.importorskip("tensorflow")
+    from slow_jobs import at_hand, little
+
+    model, data = little(), at_hand()
+    with tp.capture(source=StandIn(), schedule=Schedule.ticks()) as run:
+        with pytest.raises(TpunbError, match="the capture saw no fit"):
+            _ = run.job
+        model.fit(tf.ones((8, 4)), tf.ones((8, 1)), verbose=0)
+        with pytest.raises(TpunbError, match="fit was given EagerTensor, of which nothing can be tuned"):
+            _ = run.job
+        model.fit(x=data, validation_data=at_hand(), verbose=0)
+    assert run.job.parts[0] is model
+    assert run.job.parts[1] is data
+    assert repr(run.job) == "Job(little, tf.data, 1 model)"

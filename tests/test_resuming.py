@@ -401,3 +401,37 @@ def test_the_arguments_are_checked(tmp_path):
     shutil.rmtree(tmp_path)
     with pytest.raises(TpunbError, match="it is no checkpoint of tpunb"):
         resume(tmp_path).__enter__()
+
+
+def test_a_capture_around_pays_for_what_is_saved(tmp_path):
+    with tp.capture(schedule=Schedule.ticks()) as run, checkpointing(tmp_path, every=4) as saving:
+        fit()
+        status = run.status
+    assert status.saving == pytest.approx(saving.seconds, rel=0.5)
+    assert status.overhead > 0
+
+
+def ahead():
+    return rows().shuffle(20, seed=3).batch(BATCH).prefetch(4)
+
+
+@pytest.mark.parametrize("step", [11, 23])
+def test_where_the_end_of_an_epoch_was_read_ahead_later_ones_are_in_order_too(tmp_path, step):
+    def losses():
+        keras.utils.set_random_seed(3)
+        tf.random.set_seed(None)
+        return small().fit(ahead(), epochs=4, verbose=0).history["loss"]
+
+    with checkpointing(tmp_path, every=1) as saved:
+        whole = losses()
+    with resume(saved.saved[step - 1]):
+        assert losses() == whole[step // 12 :]
+
+
+def test_a_shuffle_that_begins_in_the_midst_of_an_epoch_cannot_be_exact(tmp_path):
+    data = rows().batch(BATCH).concatenate(rows().shuffle(9, seed=5).batch(BATCH))
+    with pytest.warns(UserWarning, match=r"ConcatenateDataset: a shuffle stands in a part"), checkpointing(tmp_path):
+        fit(data)
+    with warnings.catch_warnings(), checkpointing(tmp_path / "first", every=5):
+        warnings.filterwarnings("error", "the position")
+        fit(rows().shuffle(9, seed=5).batch(BATCH).concatenate(rows().batch(BATCH)))

@@ -13,7 +13,7 @@ from tpunb.errors import MissingExtra
 from tpunb.tuning.contest import Budget, Contest
 from tpunb.tuning.knob import AUTOTUNE, Knob
 from tpunb.tuning.loads import Load
-from tpunb.tuning.model_based import model_based, predicted
+from tpunb.tuning.model_based import least_step, model_based, predicted
 from tpunb.tuning.optuna_search import optuna_search
 from tpunb.tuning.refused import Refused
 from tpunb.tuning.search import Needs, Space, hill_climb
@@ -122,8 +122,16 @@ def test_a_search_stays_in_its_number_of_trials(search, most):
 def test_the_default_and_autotune_are_in_the_race(search):
     _, trials = contest(Toy(), search)
     assert (trials[0].values, trials[0].verdict) == ({}, "default")
-    assert trials[1].values == {READ: AUTOTUNE, MAP: AUTOTUNE, END: AUTOTUNE}
+    assert trials[2].values == {READ: AUTOTUNE, MAP: AUTOTUNE, END: AUTOTUNE}
     assert trials[1].against == 0
+
+
+def test_autotune_is_tried_though_a_search_proposes_nothing():
+    def default(space):
+        yield {}
+
+    _, trials = contest(Toy(), default)
+    assert [trial.values for trial in trials] == [{}, {READ: AUTOTUNE, MAP: AUTOTUNE, END: AUTOTUNE}]
 
 
 @pytest.mark.parametrize("search", SEARCHES)
@@ -179,7 +187,8 @@ def test_known_proposals_are_not_run_again_and_end_a_search_that_knows_no_end():
 
     toy = Toy()
     _, trials = contest(toy, stubborn)
-    assert [trial.values for trial in trials[2:]] == [{END: 2}]
+    assert [trial.values for trial in trials].count({END: 2}) == 1
+    assert len(trials) == 4, "the default, AUTOTUNE and its last race besides"
 
 
 def test_what_wins_over_another_meets_the_default_once_more():
@@ -190,12 +199,24 @@ def test_what_wins_over_another_meets_the_default_once_more():
     one, trials = contest(Toy(), two)
     assert [(trial.verdict, trial.against) for trial in trials[1:]] == [
         ("faster", 0),
-        ("not faster", 1),
         ("faster", 1),
+        ("faster", 2),
         ("faster", 0),
     ]
     assert one.best.values == {READ: 8, THREADS: 8}
     assert one.best.number == trials[-1].number
+
+
+def test_the_run_of_the_default_that_is_there_spares_the_first_race_one():
+    toy = Toy()
+
+    def two(space):
+        yield {READ: 2}
+        yield {READ: 4}
+
+    one, _ = contest(toy, two, Budget(1e9, trials=2))
+    assert one.trials[1].pairs == 3
+    assert toy.ran == [{}, {READ: 2}, {}, {READ: 2}, {READ: 2}, {}]
 
 
 def test_proposals_are_mappings():
@@ -259,6 +280,23 @@ def test_who_waits_gets_calls_and_threads_who_computes_gets_cores():
 def test_who_keeps_up_is_let_be():
     assert predicted(space(read=(5.0, 0.1), mapped=(4.0, 0.9))) == {END: 2}
     assert predicted(space(model=1e3)) == {END: 2}
+
+
+def test_no_stage_needs_to_be_faster_than_one_that_goes_one_by_one():
+    mapped = Load("map:2", 240.0, 0.1)
+    of = Space(knobs(), lambda: Needs(0.1, (Load("from_generator:0", 120.0, 0.1, certain=True), mapped)), cores=2)
+    assert least_step(of) == 120.0
+    assert predicted(of) == {MAP: 4, END: 2, THREADS: 8}
+    unsure = Space(knobs(), lambda: Needs(0.1, (Load("from_generator:0", 120.0, 0.1), mapped)), cores=2)
+    assert least_step(unsure) == 0.1
+    assert predicted(unsure)[MAP] == 8
+
+
+def test_a_step_that_is_as_short_as_it_can_be_ends_the_search():
+    of = space(model=20.0, read=(40.0, 0.1))
+    assert len(costs(model_based, of, lambda values: 20.5)) == 1
+    assert len(costs(model_based, of, lambda values: 30.0)) > 3
+    assert len(costs(model_based, of, lambda values: None)) > 3, "refused"
 
 
 def test_autotune_is_let_be_where_the_stage_computes():

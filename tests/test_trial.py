@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from slow_jobs import TWO_READERS, at_hand, broken, counting, job, little, reading, shuffled
+from slow_jobs import TWO_READERS, at_hand, broken, counting, job, little, noisy, reading, shuffled
 
 from tpunb.checkpoint import checkpoints
 from tpunb.errors import TpunbError
 from tpunb.resuming import checkpointing
 from tpunb.resuming import save as save_loop
+from tpunb.tuning import trial
 from tpunb.tuning.job import Job
 from tpunb.tuning.knob import AUTOTUNE
 from tpunb.tuning.pipeline import Pipeline
@@ -122,6 +123,18 @@ def test_a_turn_of_the_model_alone_draws_one_batch():
         assert len(read) < 4 * 50 / 2
 
 
+def test_global_seeds_that_the_first_trial_would_make_are_put_back_and_leave_nothing():
+    def fitted(model):
+        return model.fit(at_hand(), epochs=1, verbose=0).history["loss"]
+
+    tf.random.set_seed(None)
+    fresh = fitted(noisy())
+    model = noisy()
+    with Track(Job(lambda: (model, at_hand())), warm=1, window=2) as track:
+        assert track.run({}).digest == track.run({}).digest
+    assert fitted(model) == fresh
+
+
 def test_data_that_fail_by_themselves_are_told():
     def fails():
         return reading().map(lambda x, y: (tf.debugging.check_numerics(x / 0, "no number"), y))
@@ -133,10 +146,73 @@ def test_data_that_fail_by_themselves_are_told():
 def test_windows_are_as_long_as_can_be_measured():
     with Track(job(at_hand)) as track:
         track.settle()
-        assert 6 <= track.window <= 100
+        assert 3 <= track.window <= 100
     with Track(job(), warm=2, window=3) as track:
         track.settle()
         assert (track.warm, track.window) == (2, 3)
+
+
+class Clock:
+    """Stands in for the module `time`: a turn takes two seconds, and three of processor time."""
+
+    def __init__(self):
+        self.turns = 0
+
+    def perf_counter(self):
+        return 2.0 * self.turns
+
+    def process_time(self):
+        return 3.0 * self.turns
+
+    def turn(self):
+        self.turns += 1
+        return self.turns
+
+
+def test_a_window_is_timed_by_the_clock_and_by_the_processors(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(trial, "time", clock)
+    timed = trial._timed(clock.turn, 2, 3)
+    assert (timed.seconds, timed.busy, timed.told) == (2.0, 1.5, [1, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize(("limit", "turns"), [(5, 3), (7, 4)])
+def test_what_takes_too_long_is_ended_between_two_turns(monkeypatch, limit, turns):
+    clock = Clock()
+    monkeypatch.setattr(trial, "time", clock)
+    with pytest.raises(TpunbError, match=f"{turns} turns took over {limit} s: that is much too slow"):
+        trial._timed(clock.turn, 2, 30, limit=limit)
+    assert clock.turns == turns
+
+
+def test_values_that_are_much_too_slow_are_refused_and_never_the_programs_own(monkeypatch):
+    monkeypatch.setattr(trial, "_PATIENCE", 0)
+    monkeypatch.setattr(trial, "_HICCUP", 0)
+    with Track(job(), warm=1, window=2) as track:
+        assert track.run({"end prefetch": 2}).seconds > 0, "the limit is not known yet"
+        for _ in range(2):
+            assert track.run({}).seconds > 0
+        with pytest.raises(Refused, match="much too slow"):
+            track.run({"end prefetch": 2})
+
+
+def test_a_short_window_is_timed_once_more_after_the_output(monkeypatch):
+    with Track(job(at_hand)) as track:
+        expected = track.settle().digest
+        taken = []
+        turn = track.training.turn
+        monkeypatch.setattr(track.training, "turn", lambda iterator: taken.append(1) or turn(iterator))
+        monkeypatch.setattr(track, "_short", float("inf"))
+        assert track.run({"end prefetch": 2}).digest == expected
+        assert len(taken) > 2 * track.warm + track.window
+
+
+def test_the_first_trial_of_slow_turns_is_like_the_others(monkeypatch):
+    monkeypatch.setattr(trial, "_SLOW", 0.0)
+    monkeypatch.setattr(trial, "_SECONDS", 0.0)
+    with Track(job()) as track:
+        assert track.settle().digest == track.run({}).digest
+        assert (track.warm, track.window) == (3, 3)
 
 
 def test_epochs_that_are_over_begin_anew():
@@ -283,4 +359,4 @@ def test_errors_are_told_in_a_line():
     assert in_words(TpunbError("too\x1b[31m red")) == "too\ufffd[31m red"
     assert in_words(ValueError()) == "ValueError"
     assert len(in_words(ValueError("x" * 999))) == 300
-    assert repr(Track(job())) == "Track(Job(<lambda>, not built yet) at its beginning, 8 + 6 turns a trial)"
+    assert repr(Track(job())) == "Track(Job(<lambda>, not built yet) at its beginning, 8 + 3 turns a trial)"

@@ -15,6 +15,7 @@ from tpunb.cluster import phases
 from tpunb.errors import TpunbError
 from tpunb.resuming import checkpointing
 from tpunb.testing import toy_steps
+from tpunb.tuning import tuner
 from tpunb.tuning.contest import Budget
 from tpunb.tuning.job import Job
 from tpunb.tuning.knob import AUTOTUNE
@@ -22,7 +23,7 @@ from tpunb.tuning.loads import loads
 from tpunb.tuning.nouns import Journal, Speedup, Trial, Tuning, in_words
 from tpunb.tuning.pipeline import Pipeline
 from tpunb.tuning.search import hill_climb
-from tpunb.tuning.trial import Track
+from tpunb.tuning.trial import Outcome, Track
 from tpunb.tuning.tuner import Tuner, _budget, tune
 
 tf = pytest.importorskip("tensorflow")
@@ -102,6 +103,19 @@ def test_where_nothing_waits_it_stops_at_once():
     assert found.apply(data) is data
     assert found.as_code() == ""
     assert found.speedup == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("step", "busy", "words"),
+    [
+        (0.011, 0.5, "a step takes 11 ms, the model alone 10 ms, so that it hardly waits for its data"),
+        (0.030, 1.9, "a step takes 30 ms, and keeps 1.9 of 2 cores busy"),
+        (0.030, 1.5, ""),
+    ],
+)
+def test_what_bounds_a_step_is_told(monkeypatch, step, busy, words):
+    monkeypatch.setattr(tuner, "_CORES", 2)
+    assert tuner._bound(Outcome(step, "", 1.0, busy), 0.01) == words
 
 
 def test_outputs_that_cannot_be_compared_are_told():
@@ -232,4 +246,5 @@ def test_loads_of_pipelines_of_all_kinds_are_found():
     found = loads(Pipeline(data))
     assert [load.stage.split(":")[0] for load in found] == ["1/range", "1/map", "2/range", "2/interleave", "2/filter"]
     assert all(load.seconds >= 0 for load in found)
+    assert [load.certain for load in found] == [True, True, False, False, True], "an interleave makes many of one"
     assert loads(Pipeline(tf.data.Dataset.range(0).map(lambda x: x)))[0].seconds == 0

@@ -9,6 +9,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,14 +32,16 @@ from tpunb.frames import PhaseMethod, Profile
 from tpunb.io import load
 from tpunb.recorder import TPU, Address, Run, Schedule, Source, capture
 from tpunb.stepping import steps
+from tpunb.tuning.online import Online, tuned
 from tpunb.widgets.knobs import METHODS
 from tpunb.widgets.live_line import LiveLine, place
 from tpunb.widgets.summary import Summary
 
 _KEEP = ("none", "phases", "all")
-_FLAGS = ("-h", "--help", "--continuous", "--quiet")
+_FLAGS = ("-h", "--help", "--continuous", "--tune", "--quiet")
 _OF_A_TPU = ("zone", "project", "port")
-_OF_A_RUN = ("address", "tpu", *_OF_A_TPU, "budget", "window", "every", "continuous", "until", "run", "keep")
+_WHEN = ("budget", "window", "every", "continuous", "until")
+_OF_A_RUN = ("address", "tpu", *_OF_A_TPU, *_WHEN, "run", "keep", "tune", "tune_budget")
 
 
 class _Look(NamedTuple):
@@ -47,6 +50,7 @@ class _Look(NamedTuple):
     method: PhaseMethod
     var: str  # that gets it
     show: Callable[[object], None]
+    online: Online | None = None  # what was tuned meanwhile
 
 
 @magics_class
@@ -70,6 +74,9 @@ class TpupointMagics(Magics):
     @argument("--every", metavar="SECONDS", type=float, help="watch this often, whatever it costs (10)")
     @argument("--continuous", action="store_true", help="watch back to back, as the paper did")
     @argument("--until", metavar="STEP", type=int, help="stop watching at this step; the cell goes on")
+    @argument_group("what is changed (default: nothing)")
+    @argument("--tune", action="store_true", help="tune the input pipeline of fit while it runs, the output unchanged")
+    @argument("--tune-budget", metavar="SECONDS", type=float, help="for tuning (default: 5 %% of the run)")
     @argument_group("what stays")
     @argument("--run", metavar="DIR", help="the run folder or its URL (default: runs/<date and time>)")
     @argument("--keep", choices=_KEEP, help="raw windows, for XProf: none, one a phase (default), or all")
@@ -108,7 +115,7 @@ class TpupointMagics(Magics):
         if options.load is not None:
             if statement or cell is not None:
                 raise UsageError("--load shows an earlier run: it takes no code")
-            if given := [f"--{name}" for name in _OF_A_RUN if _given(getattr(options, name))]:
+            if given := [f"--{name.replace('_', '-')}" for name in _OF_A_RUN if _given(getattr(options, name))]:
                 raise UsageError(f"--load shows an earlier run: it takes no {', '.join(given)}")
             shown = LiveLine(place(self.shell, quiet=options.quiet)).show
             self._show(_load(options.load), _Look(method, options.var, shown))
@@ -134,12 +141,15 @@ class TpupointMagics(Magics):
     def _watch(self, source: str, options: Any, method: PhaseMethod, local_ns: dict[str, Any] | None) -> Any:
         __tracebackhide__ = True  # a traceback shows the user's lines, not ours
         run: Run | None = None
+        online: Online | None = None
         asked = _asked(options)
         code = self._compiled(source)
         line = LiveLine(place(self.shell, quiet=options.quiet))
         look = _Look(method, options.var, line.show)
         try:
-            with line, capture(options.run or _dated(), **asked) as run:
+            with line, _tuned(options) as online, capture(options.run or _dated(), **asked) as run:
+                if online is not None:
+                    online.run, online.folder = run, run.path if isinstance(run.path, Path) else None
                 self.shell.user_ns[options.var] = run  # in reach of the code: `with tpu.step(i):`
                 line.follow(run)
                 value = self._execute(code, local_ns)
@@ -149,11 +159,11 @@ class TpupointMagics(Magics):
             if run is not None:
                 note = f"the cell raised {type(error).__name__}: what was recorded before is here"
                 try:
-                    self._show(load(run), look, run, note)
+                    self._show(load(run), look._replace(online=online), run, note)
                 except Exception as ours:  # noqa: BLE001  the user's exception is the one to see
                     error.add_note(f"the partial capture in {run.path} could not be shown: {ours!r}")
             raise
-        self._show_if_possible(run, look)
+        self._show_if_possible(run, look._replace(online=online))
         return value
 
     def _show_if_possible(self, run: Run, look: _Look) -> None:
@@ -196,7 +206,7 @@ class TpupointMagics(Magics):
         except NoSteps as error:
             reason = _one_line(error)
             note = f"{note}. {reason}" if note else reason
-        summary = Summary(profile=profile, steps=found, phases=grouped, note=note, run=run)
+        summary = Summary(profile=profile, steps=found, phases=grouped, note=note, run=run, online=look.online)
         self.shell.user_ns[look.var] = summary
         look.show(summary)
 
@@ -282,6 +292,14 @@ def _schedule(options: Any) -> Schedule:
     if options.continuous:
         return Schedule.continuous(**fixed)
     return Schedule.fixed(**fixed) if fixed else Schedule()
+
+
+def _tuned(options: Any) -> AbstractContextManager[Online | None]:
+    if options.tune:
+        return tuned(budget=options.tune_budget)
+    if options.tune_budget is not None:
+        raise UsageError("--tune-budget is of --tune, which is not given")
+    return nullcontext()
 
 
 def _dated() -> Path:

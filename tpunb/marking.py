@@ -76,6 +76,7 @@ class StepClock:
         self._next = 0
         self.count = 0  # steps that ended
         self.about: dict[str, str] = {}  # what runs, as far as it is known
+        self.fitted: tuple[Any, Any] | None = None  # the model and the data of the last fit
         self._ticks: deque[Tick] = deque()
         self._warned = False
 
@@ -217,6 +218,8 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
             known = clock.about
             if _keras_depth == 1 and (original.__name__ == "fit" or not known):
                 note(self, args, kwargs)
+            if _keras_depth == 1 and original.__name__ == "fit":
+                clock.fitted = self, args[0] if args else kwargs.get("x")
             try:
                 value = original(self, *args, **kwargs)
                 done = True

@@ -13,20 +13,26 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from numbers import Integral
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tpunb import phase_news
-from tpunb.errors import CaptureBusy
+from tpunb import phase_news, saving_news
+from tpunb.checkpoint import Checkpoint
+from tpunb.errors import CaptureBusy, TpunbError
 from tpunb.io.run_writer import RunWriter
 from tpunb.marking import StepClock, keras_marks
 from tpunb.neighbours import Neighbours
 from tpunb.recording import Keep
+from tpunb.resuming.loops import save
 from tpunb.schedule import Schedule
 from tpunb.sources import TPU, Address, Local, Replay, Source
 from tpunb.sources.frameworks import loaded
 from tpunb.watcher import Status, Watcher
 
 __all__ = ["TPU", "Address", "Keep", "Local", "Replay", "Run", "Schedule", "Source", "Status", "capture"]
+
+if TYPE_CHECKING:
+    from tpunb.tuning.job import Job
 
 T = TypeVar("T")
 
@@ -60,6 +66,66 @@ class Run:
     def stop(self) -> None:
         """End the capture here; the block goes on unwatched, and what was recorded is complete when it ends."""
         self._watcher.stop("stopped")
+
+    @property
+    def job(self) -> Job:
+        """The model and the dataset of the last ``fit`` that was seen, to be run again by ``tp.tune``.
+
+        Raises
+        ------
+        TpunbError
+            When there was none, or its data were no ``tf.data.Dataset``.
+        """
+        from tpunb.tuning.job import Job  # a neighbour
+
+        if self._clock.fitted is None:
+            raise TpunbError(
+                "the capture saw no fit", hint="call model.fit(data) in its block, or make a tp.Job(build)"
+            )
+        model, data = self._clock.fitted
+        if not hasattr(data, "element_spec") or not hasattr(data, "options"):
+            raise TpunbError(
+                f"fit was given {type(data).__name__}, of which nothing can be tuned",
+                hint="give fit a tf.data.Dataset",
+            )
+        job = Job(lambda: (model, data))
+        _ = job.parts
+        return job
+
+    def save(self, step: int, dir: str | os.PathLike[str] | None = None, **parts: Any) -> Checkpoint:  # noqa: A002
+        """Return the checkpoint of a loop of one's own, as `tpunb.resuming.save` writes it; the capture pays for it.
+
+        Parameters
+        ----------
+        step
+            How many steps were taken: of a loop that counts from 0, the number of the next.
+        dir
+            The folder for the checkpoints; "checkpoints" in the run folder, if None.
+        **parts
+            All that the next step depends on, by names of one's own.
+
+        Raises
+        ------
+        ValueError, MissingExtra
+            As `tpunb.resuming.save`.
+        TpunbError
+            When the run is not in a folder on this machine, and `dir` is not given.
+        """
+        if dir is None and not isinstance(self.path, Path):
+            raise TpunbError(
+                f"{self.path} is not a folder on this machine", hint="say where to: run.save(step, dir, ...)"
+            )
+        return save(Path(self.path) / "checkpoints" if dir is None else dir, step, **parts)
+
+    @contextmanager
+    def between(self, mark: str) -> Iterator[None]:
+        """Mark the block, between two steps of a framework, as a step of its own kind."""
+        step = self._clock.begin(_word(mark), explicit=True)
+        try:
+            yield
+        finally:
+            if step is not None:
+                self._clock.end(step)
 
     @contextmanager
     def step(self, number: int, mark: str = "train") -> Iterator[None]:
@@ -164,6 +230,7 @@ def capture(
         )
         stack.enter_context(_alone(watcher))
         stack.enter_context(watcher)
+        stack.enter_context(saving_news.heard(watcher.saved))
         neighbours = stack.enter_context(Neighbours(watcher.give_way, watcher.go_on))
         marks = stack.enter_context(_KerasMarks(watcher.clock))
         watcher.lookouts += [neighbours.look, marks.look]

@@ -143,7 +143,7 @@ class Phases:
 
     @cached_property
     def labelled(self) -> pl.DataFrame:
-        """``steps.frame`` with the columns ``phase``, ``distance`` and ``trained``: the step as checkpoints count it."""
+        """``steps.frame`` with ``phase``, ``distance`` and ``trained``, which is the step as checkpoints count it."""
         return self.steps.frame.with_columns(self.labels.cast(pl.Int64).alias("phase"), self.distance, trained())
 
     @cached_property

@@ -162,6 +162,49 @@ def seeded(dataset: Any, graph: Any, seeds: Iterable[int]) -> Any:
     return tf.data.experimental.from_variant(variant, dataset.element_spec)
 
 
+def apart(dataset: Any) -> Any:
+    """Return the dataset with seed generators of its own; itself, where its shuffles draw from none.
+
+    To read a position begins the data once more, where a shuffle was over already and is not in it. Read into this,
+    it leaves the generators of the dataset itself where they are.
+    """
+    import tensorflow as tf
+
+    graph = graph_of(dataset)
+    nodes = [] if graph is None else [node for node in graph.node if node.op in _SEEDED]
+    if not nodes:
+        return dataset
+    for number, node in enumerate(nodes):
+        generator = graph.node.add(name=f"tpunb_apart_{number}", op="AnonymousSeedGenerator")
+        again = _constant(graph, f"tpunb_anew_{number}", bool(node.attr["reshuffle_each_iteration"].b), tf.bool)
+        first = _SEED[node.op]
+        generator.input.extend([*node.input[first : first + 2], again])
+        node.input[_GENERATOR[node.op]] = generator.name
+    variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
+    return tf.data.experimental.from_variant(variant, dataset.element_spec)
+
+
+def begun_late(graph: Any) -> str:
+    """Return why no position tells the order of later epochs: a shuffle begins when another part is over; or ""."""
+    nodes = {node.name: node for node in graph.node}
+    for node in graph.node:
+        if node.op == "ConcatenateDataset" and any(_shuffles(nodes, name) for name in node.input[1:]):
+            return "ConcatenateDataset: a shuffle stands in a part of it that begins when the one before is over"
+    return ""
+
+
+def _shuffles(nodes: Any, name: str) -> bool:
+    """Say whether a shuffle that draws anew lies in a node, or below it."""
+    todo = [name]
+    while todo:
+        node = nodes.get(todo.pop().split(":")[0].removeprefix("^"))
+        if node is not None:
+            if node.op in _SEEDED and node.attr["reshuffle_each_iteration"].b:
+                return True
+            todo += node.input
+    return False
+
+
 def _constant(graph: Any, name: str, value: Any, kind: Any) -> str:
     import tensorflow as tf
 

@@ -29,8 +29,22 @@ class Start(NamedTuple):
     about: Mapping[str, Any]
 
 
+class Stand(NamedTuple):
+    """Where a fit stands in its data."""
+
+    iterator: Any  # that feeds the next step
+    begun: int  # how often its data were begun before
+    drawn: int  # batches of the iterator
+
+
 class Listener(Protocol):
     """Whom a fit tells of itself."""
+
+    def taken(self, fit: Fit, data: Any) -> Any:
+        """Return the dataset that the fit is to take: its own, or the same elements made in another way.
+
+        Of the program's own datasets alone; nothing was drawn from it, and its shuffles have seeds.
+        """
 
     def begun(self, fit: Fit) -> None:
         """Take notice that a fit begins: its data are known, and nothing was drawn from them."""
@@ -45,9 +59,8 @@ class Listener(Protocol):
 class Counted:
     """A dataset that counts how often it was begun: each time its shuffles go on to another order."""
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        self.begun = 0
+    def __init__(self, dataset: Any, begun: int = 0) -> None:
+        self.dataset, self.begun = dataset, begun
 
     def __iter__(self) -> Iterator[Any]:
         self.begun += 1
@@ -84,6 +97,9 @@ class Fit:
     _seeds: list[int] = field(default_factory=list)  # of the shuffles that had none
     _iterator: Any = None  # that feeds the steps
     _drawn: int = 0  # batches of it
+    _replaced: Any = None  # another, that Keras still holds
+    _aside: Any = None  # the data into which a position was read
+    _own: Counted | None = None  # the program's data, where others took their place
     _state_due: bool = False  # what was saved is still to be put back
     _data_due: bool = False
     _told: int = -1  # the steps of the last notice
@@ -99,9 +115,14 @@ class Fit:
             self.why = "the data cannot be looked into (their graph is over 2 GB, or distributed)"
         elif datasets.is_told_to_ignore(dataset):
             self.why = datasets.kept(graph) if users_own else _saved_aside(datasets.strict(dataset))
+        if graph is not None:
+            self.why = self.why or datasets.begun_late(graph)
         if graph is not None and datasets.unseeded(graph):
             self._seeds = self.start.about["seeds"] if self.start else datasets.draw_seeds(graph)
             dataset = self._seeded(dataset, graph)
+        if graph is not None:
+            for listener in self.listeners:
+                dataset = listener.taken(self, dataset)
         self._data = epochs._distributed_dataset = Counted(dataset)
         self.steps = int(self.model.optimizer.iterations)
         if self.start is not None:
@@ -151,7 +172,8 @@ class Fit:
         The turns before are Keras' own too, and not handed on: they draw nothing.
         """
         resumed = self.step_in_epoch if self._data_due else 0
-        for first, last, iterator in original(epochs):
+        for first, last, own in original(epochs):
+            iterator = self._iterator if own is self._replaced else own
             if first < resumed:
                 continue
             if self._data_due and first > resumed:
@@ -162,7 +184,9 @@ class Fit:
                 self._take(iterator)
             if self._data_due:
                 self._go_on_in_data(last + 1 - first)
+                iterator = self._iterator
             yield first, last, iterator
+            del own, iterator  # others may take their place now, and these are to end
             self.steps += last + 1 - first
             self._drawn += last + 1 - first
             self.step_in_epoch = last + 1
@@ -182,7 +206,7 @@ class Fit:
 
     def end_epoch(self, epoch: int) -> None:
         """Take notice that an epoch has ended and its callbacks have run."""
-        self.epoch, self.step_in_epoch = epoch + 1, 0
+        self.epoch, self.step_in_epoch, self._replaced = epoch + 1, 0, None
         self._tell()
 
     def _tell(self) -> None:
@@ -196,6 +220,51 @@ class Fit:
         if self.step_in_epoch:
             return self._iterator
         return self._epochs._current_iterator if self._epochs.steps_per_epoch else None
+
+    @property
+    def left(self) -> int | None:
+        """How many steps are still to come; None where that is not known."""
+        epochs = next((one.params.get("epochs") for one in self.callbacks if getattr(one, "params", None)), None)
+        steps = self._epochs.num_batches
+        return None if epochs is None or steps is None else (epochs - self.epoch) * steps - self.step_in_epoch
+
+    @property
+    def stand(self) -> Stand | None:
+        """Where it stands in its data, within an epoch; None where the next step may begin them anew."""
+        if not self.step_in_epoch:
+            return None
+        return Stand(self._iterator, self._data.begun - 1, self._drawn)
+
+    def feed_from(self, dataset: Any, iterator: Any, why: str) -> None:
+        """Go on with other data that give the same elements, within an epoch.
+
+        Parameters
+        ----------
+        dataset
+            That later epochs begin; begun as often as the fit's own was.
+        iterator
+            Of it, that stands where the fit's own does.
+        why
+            The position in it is none that the program's own data know, in a sentence.
+        """
+        self._own = self._own or self._data
+        self._data = self._epochs._distributed_dataset = Counted(dataset, self._data.begun)
+        self._put(iterator)
+        self.why = self.why or why
+
+    def _put(self, iterator: Any) -> None:
+        """Let another iterator feed the epoch."""
+        if self._epochs._current_iterator is self._iterator:
+            self._epochs._current_iterator = iterator
+        else:  # of data of unknown length, Keras keeps it to itself
+            self._replaced = self._iterator
+        self._iterator = iterator
+
+    def close(self) -> None:
+        """Begin the program's own data as often as others were in their place: their shuffles go on from there."""
+        if self._own is not None:
+            for _ in range(self._data.begun - self._own.begun):
+                iter(self._own.dataset)
 
     def fill(self, folder: Path) -> dict[str, Any]:
         """Write all that the next step depends on; return what is to be told of it."""
@@ -269,7 +338,10 @@ class Fit:
         self._epochs._steps_seen = about["steps_seen"] + taken
         self._drawn = about["drawn"]
         if about["exact"]:
-            datasets.read(folder / ITERATOR, self._iterator)
+            self._aside = datasets.apart(self._data.dataset)
+            iterator = self._iterator if self._aside is self._data.dataset else iter(self._aside)
+            datasets.read(folder / ITERATOR, iterator)
+            self._put(iterator)
             return
         try:
             for _ in range(self._drawn):

@@ -132,6 +132,7 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
                 fit.put_back()
         finally:
             _hooks.fit = None
+            fit.close()
         return value
 
     return fit

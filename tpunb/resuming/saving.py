@@ -6,8 +6,9 @@ import threading
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
-from tpunb import phase_news
+from tpunb import phase_news, saving_news
 from tpunb.checkpoint import Checkpoint
 from tpunb.frames.words import plain, plural
 from tpunb.resuming import folders
@@ -42,6 +43,10 @@ class Saving:
     def opened(self, phase: int) -> None:
         """Take notice that the run has come to a phase that it had not seen: the next step is saved."""
         self._wished.set()
+
+    def taken(self, fit: Fit, data: Any) -> Any:
+        """Return the data as they are: they are saved as the program makes them."""
+        return data
 
     def begun(self, fit: Fit) -> None:
         """Warn, before a batch is drawn, of what will be missing."""
@@ -79,7 +84,8 @@ class Saving:
         self._wished.clear()
         self._last = fit.steps
         try:
-            self.saved.append(folders.write(self.folder, fit.steps, fit.fill, instead_of=instead_of))
+            with saving_news.telling():
+                self.saved.append(folders.write(self.folder, fit.steps, fit.fill, instead_of=instead_of))
         except OSError as error:
             if not self._failed:
                 self._failed = True

@@ -1,7 +1,8 @@
 """The contest for the best values: each that a search proposes races the best so far, within a budget (paper VII.B).
 
-The program's own values run first and stay the best until others have won a race. AUTOTUNE everywhere is tried next,
-whatever the search does. What wins in the end has won against the program's own values, not only against others.
+The program's own values run first and stay the best until others have won a race. AUTOTUNE everywhere comes after the
+first proposal, whatever the search does: what waits is seldom fast with AUTOTUNE, so that a good proposal spares it the
+long race against the program's own. What wins in the end has won against those, not only against others.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from tpunb.tuning.knob import Value
 from tpunb.tuning.nouns import SAME, Speedup, Trial, verdict
 from tpunb.tuning.race import alternating, race
 from tpunb.tuning.refused import Refused
-from tpunb.tuning.search import Proposals, Search, Space, Values
+from tpunb.tuning.search import Search, Space, Values
 from tpunb.tuning.trial import Outcome
 
-FEWEST, MOST = 3, 8
+FEWEST, MOST = 3, 6
 """Pairs of a race."""
 
 Key = frozenset[tuple[str, Value]]
@@ -80,6 +81,7 @@ class Contest:
     ) -> None:
         self._track, self._digest, self._budget, self._clock = track, default.digest, budget, clock
         self._begun = clock() if begun is None else begun
+        self._fresh: float | None = default.seconds  # spares the first race one run of it
         first = Trial(0, {}, "default", default.seconds, equal=True, spent=default.spent)
         self.trials = [first]
         self._best = self._proved = first
@@ -101,10 +103,10 @@ class Contest:
         return Speedup(best.ratio, best.low, best.high)
 
     def run(self, search: Search, space: Space) -> Generator[Trial, None, None]:
-        """Yield trials as they are over: the program's own values, AUTOTUNE, the search's, and a last race."""
+        """Yield trials as they are over: the program's own values, the search's with AUTOTUNE, and a last race."""
         yield self.trials[0]
-        yield from self._propose(_autotune, space)
         yield from self._propose(search, space)
+        yield from self._entered(space.autotune, space)  # where a search had nothing to propose
         if self._best is not self._proved and self._spent() + self._last_race() <= self._budget.seconds:
             last = self._tried(self._best.values, self.trials[0])
             if last.verdict == "faster":
@@ -112,33 +114,38 @@ class Contest:
             yield last
 
     def _propose(self, search: Search, space: Space) -> Iterator[Trial]:
-        proposals, cost, known = search(space), None, 0
+        proposals, known = search(space), 0
         try:
             values = next(proposals)
             while known < _REPEATED:
-                changed = _changed(values, space)
-                key = _key(changed)
+                key = _key(_changed(values, space))
                 known = known + 1 if key in self._costs else 0
-                if not known:
-                    if not self._has_time():
-                        self.over = True
-                        return
-                    yield self._entered(changed, key)
-                cost = self._costs[key]
-                values = proposals.send(cost)
+                yield from self._entered(values, space)
+                if len(self.trials) == 2:
+                    yield from self._entered(space.autotune, space)
+                if self.over:
+                    return
+                values = proposals.send(self._costs[key])
         except StopIteration:
             pass
         finally:
             proposals.close()
 
-    def _entered(self, values: Values, key: Key) -> Trial:
-        trial = self._tried(values, self._best)
+    def _entered(self, values: Values, space: Space) -> Iterator[Trial]:
+        """Yield the trial of values, unless they are known or there is no time."""
+        changed = _changed(values, space)
+        if (key := _key(changed)) in self._costs or self.over:
+            return
+        if not self._has_time():
+            self.over = True
+            return
+        trial = self._tried(changed, self._best)
         self._costs[key] = trial.seconds
         if trial.verdict == "faster":
             if trial.against == 0:
                 self._proved = trial
             self._best = trial
-        return trial
+        yield trial
 
     def _tried(self, values: Values, against: Trial) -> Trial:
         """Return the trial of a race with another."""
@@ -162,8 +169,10 @@ class Contest:
     def _pairs(self, present: Values, other: Values) -> Iterator[tuple[float, float]]:
         """Yield pairs while there is time for another, and for the last race."""
         first = self._seconds(other)  # what is refused is refused before anything else runs
+        fresh, self._fresh = self._fresh, None
+        known = fresh if fresh is not None and not present else self._seconds(present)
         rest = alternating(lambda: self._seconds(present), lambda: self._seconds(other))
-        for pair in chain([(self._seconds(present), first)], rest):
+        for pair in chain([(known, first)], rest):
             yield pair
             last = 0.0 if not present else self._last_race()  # which is against the program's own values
             if self._spent() + self._run_of(present) + self._run_of(other) + last > self._budget.seconds:
@@ -202,11 +211,6 @@ class _OtherOutput(Exception):
 
 def _key(values: Values) -> Key:
     return frozenset(values.items())
-
-
-def _autotune(space: Space) -> Proposals:
-    """Propose AUTOTUNE everywhere."""
-    yield space.autotune
 
 
 def _changed(values: object, space: Space) -> dict[str, Value]:

@@ -23,6 +23,9 @@ LIMIT = 0.4
 _BATCHES = 3
 """Batches after which a stage is measured well enough."""
 
+_STEADY = {"batch", "padded_batch", "map_and_batch", "map", "enumerate", "prefetch", "shuffle", "repeat", "zip"}
+"""Kinds of stages that take as much from below for every batch."""
+
 
 @dataclass(frozen=True)
 class Load:
@@ -36,11 +39,15 @@ class Load:
         Of its own, for all elements of a step's batch, one after the other.
     busy
         Share of them in which the process computed: 1 is one core all the time.
+    certain
+        Whether every step takes them, as far as the graph tells: nothing above makes several elements of one, takes
+        some of several, or keeps them.
     """
 
     stage: str
     seconds: float
     busy: float
+    certain: bool = False
 
     @property
     def waits(self) -> bool:
@@ -65,7 +72,7 @@ def _of_tf(pipeline: Pipeline, limit: float) -> tuple[Load, ...]:
     work = Rewriting.of_copy(there(pipeline.dataset))
     resources_of_its_own(work, pipeline.entropy)
     _make_plain(work)
-    needed = _elements_a_batch(pipeline.stages, work)
+    needed, certain = _elements_a_batch(pipeline.stages, work), _certain(pipeline.stages)
     found: list[Load] = []
     whole: dict[str, tuple[float, float]] = {}  # with all below it: seconds, and those of the processors
     for stage in pipeline.stages:
@@ -77,7 +84,8 @@ def _of_tf(pipeline: Pipeline, limit: float) -> tuple[Load, ...]:
         wall, busy = _measured(_prefix(work, stage.node), needed[stage.node], limit)
         whole[stage.node] = max(wall, below[0]), max(busy, below[1])
         own = whole[stage.node][0] - below[0]
-        found.append(Load(stage.name, own, (whole[stage.node][1] - below[1]) / own if own > 0 else 1.0))
+        busy = (whole[stage.node][1] - below[1]) / own if own > 0 else 1.0
+        found.append(Load(stage.name, own, busy, stage.node in certain))
     return tuple(found)
 
 
@@ -103,6 +111,15 @@ def _elements_a_batch(of: tuple[Stage, ...], work: Rewriting) -> dict[str, int]:
         for node in stage.inputs:
             needed[node] = max(needed.get(node, 1), own)
     return needed
+
+
+def _certain(of: tuple[Stage, ...]) -> set[str]:
+    """Return the stages of which every batch of the whole takes as much."""
+    found = {of[-1].node}
+    for stage in reversed(of):
+        if stage.node in found and (stage.kind in _STEADY or stage.helper):
+            found.update(stage.inputs)
+    return found
 
 
 def _prefix(work: Rewriting, node: str) -> Any:

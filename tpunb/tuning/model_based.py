@@ -18,15 +18,20 @@ from tpunb.tuning.search import Proposals, Space, Values, is_better
 _AMPLE = 1.5
 """Calls by those that would just do: some take longer than others."""
 
+_NEAR = 1.05
+"""A step that takes less than so many times what it must take is fast enough."""
+
 _CALLS = (" parallel calls", " threads")
 _THREADS = "options private threads"
 
 
 def model_based(space: Space) -> Proposals:
-    """Propose what the stages need, then a few neighbours of the best so far."""
-    best = predicted(space)
+    """Propose what the stages need, then a few neighbours of the best so far, while there is something to gain."""
+    best, least = predicted(space), least_step(space)
     cost = yield dict(best)
     for move in _MOVES:
+        if cost is not None and cost < _NEAR * least:
+            return
         neighbour = move(space, best)
         if neighbour != best:
             told = yield dict(neighbour)
@@ -57,14 +62,20 @@ def predicted(space: Space) -> dict[str, Value]:
     return _with_threads(space, values)
 
 
+def least_step(space: Space) -> float:
+    """Return the seconds that a step takes at least: those of the model, or of a stage that goes one by one."""
+    alone = [load.seconds for load in space.needs.loads if load.certain and _calls_of(space, load) is None]
+    return max(space.needs.model, *alone, 1e-4)
+
+
 def _calls_of(space: Space, load: Load) -> str | None:
     return next((name for name in (load.stage + ending for ending in _CALLS) if name in space), None)
 
 
 def _calls(space: Space, load: Load, name: str) -> Value:
-    """Return how many calls of a stage keep up with the model."""
+    """Return how many calls of a stage keep up with the model, and with what goes one by one."""
     present = space.default[name]
-    needed = _AMPLE * load.seconds / max(space.needs.model, 1e-4)
+    needed = _AMPLE * load.seconds / least_step(space)
     if needed <= 1:
         return present
     if not load.waits:

@@ -10,10 +10,10 @@ from typing import Any
 from tpunb.errors import TpunbError, whole
 from tpunb.tuning.dataset_graph import back, is_dataset, there
 from tpunb.tuning.knob import AUTOTUNE, Knob, Value, Verdict, buffers, calls, checked, strictest, threads
-from tpunb.tuning.orders import Change, Order, orders
+from tpunb.tuning.orders import Order, orders
 from tpunb.tuning.pasting import as_code
 from tpunb.tuning.purity import Purity, purity
-from tpunb.tuning.reservations import doubt, refusal
+from tpunb.tuning.reservations import doubt, immovable, refusal
 from tpunb.tuning.rewriting import (
     CYCLE_INPUT,
     PARALLEL_INPUT,
@@ -77,6 +77,7 @@ class Pipeline:
         self._purity: dict[str, Purity] = {stage.node: purity(library, *stage.functions) for stage in self.stages}
         self._options = dataset.options()
         self.refusal: str | None = refusal(self._graph, self.stages, self._purity)
+        self.immovable: str | None = immovable(self._graph, self.stages, self._purity)
         self._doubt = doubt(self._graph, self.stages, self._purity, self._options)
 
     def __repr__(self) -> str:
@@ -97,6 +98,11 @@ class Pipeline:
         """
         return self.build({})
 
+    @property
+    def in_place(self) -> Any:
+        """The `canonical` dataset on the program's own shuffle seeds and caches: to iterate it goes on with them."""
+        return self._built(self._rewriting(), {})
+
     def build(self, values: Mapping[str, Value]) -> Any:
         """Return a ``tf.data.Dataset`` that gives the same elements, with other parameters.
 
@@ -112,22 +118,10 @@ class Pipeline:
         TpunbError
             When a refused knob would change, or the pipeline may not be rebuilt.
         """
-        if self.refusal is not None:
-            raise TpunbError(
-                f"this pipeline is not rebuilt: {self.refusal}", hint="set its parameters by hand, in its code"
-            )
+        work = self._rewriting()
         changed = checked(self.knobs, values)
-        work = Rewriting.of_copy(self._graph)
         resources_of_its_own(work, self.entropy)
-        for knob, change in self._parameters:
-            if change is not None:
-                change(work, changed.get(knob.name, knob.present))
-        for order in self._orders:
-            if order.knob.name in changed:
-                order.changes[changed[order.knob.name]](work)
-        built = back(work.graph, self.dataset.element_spec).with_options(self._options_with(changed))
-        built._tpunb_kept = (self.dataset, work.kept)
-        return built
+        return self._built(work, changed)
 
     def as_code(self, values: Mapping[str, Value]) -> str:
         """Return the lines that give a program these values, to be pasted; comments where no method has a parameter.
@@ -139,6 +133,25 @@ class Pipeline:
         """
         changed = checked(self.knobs, values)
         return as_code(self.stages, changed, unfused=self._unfused(changed))
+
+    def _rewriting(self) -> Rewriting:
+        if self.refusal is not None:
+            raise TpunbError(
+                f"this pipeline is not rebuilt: {self.refusal}", hint="set its parameters by hand, in its code"
+            )
+        return Rewriting.of_copy(self._graph)
+
+    def _built(self, work: Rewriting, changed: Mapping[str, Value]) -> Any:
+        """Return the dataset of a graph, its parameters set."""
+        for knob, change in self._parameters:
+            if change is not None:
+                change(work, changed.get(knob.name, knob.present))
+        for order in self._orders:
+            if order.knob.name in changed:
+                order.changes[changed[order.knob.name]](work)
+        built = back(work.graph, self.dataset.element_spec).with_options(self._options_with(changed))
+        built._tpunb_kept = (self.dataset, work.kept)
+        return built
 
     def _options_with(self, changed: Mapping[str, Value]) -> Any:
         """Return the dataset's options with what the values ask of them."""
@@ -231,7 +244,7 @@ class Pipeline:
 
     def _unwritten(self, stage: Stage, node: Any) -> int:
         """Return how many calls run in parallel where the program says nothing: of pure maps, tf.data decides."""
-        pure = self._purity[stage.node].verdict == "proved" and not flag(node, "force_synchronous")
+        pure = self._purity[stage.node].is_made_parallel and not flag(node, "force_synchronous")
         return AUTOTUNE if stage.kind == "map" and pure and self._tuned("map_parallelization") else 1
 
     def _tuned(self, optimization: str) -> bool:
@@ -244,7 +257,7 @@ class Pipeline:
         last = self._last
         if last.kind == "batch":  # it is fused with a map below it
             last = next(stage for stage in self.stages if stage.node == last.inputs[0])
-        ahead = last.kind in _ASYNCHRONOUS or (last.kind == "map" and self._purity[last.node].verdict == "proved")
+        ahead = last.kind in _ASYNCHRONOUS or (last.kind == "map" and self._purity[last.node].is_made_parallel)
         return self._tuned("inject_prefetch") and not ahead
 
 
@@ -263,6 +276,3 @@ def _set_number(work: Rewriting, value: int, *, node: str, at: int) -> None:
 
 def _set_flag(work: Rewriting, value: bool, *, node: str) -> None:
     work.nodes[node].attr["parallel_copy"].b = value
-
-
-__all__ = ["Change", "Knob", "Pipeline"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tpunb.errors import TpunbError
 from tpunb.resuming import datasets
@@ -37,7 +37,7 @@ class Feed:
     """
 
     def __init__(self, dataset: Any, iterator: Iterator[Any]) -> None:
-        self._dataset, self._iterator = dataset, iterator
+        self.dataset, self.iterator = dataset, iterator
 
     def turn(self, training: Training) -> Any:
         """Take a turn of training; return what it tells.
@@ -48,11 +48,11 @@ class Feed:
             When an epoch holds no batch.
         """
         try:
-            return training.turn(self._iterator)
+            return training.turn(self.iterator)
         except StopIteration:
-            self._iterator = iter(self._dataset)
+            self.iterator = iter(self.dataset)
         try:
-            return training.turn(self._iterator)
+            return training.turn(self.iterator)
         except StopIteration:
             raise TpunbError("the data hold no batch", hint="see what build() returns") from None
 
@@ -65,6 +65,14 @@ class Place(Protocol):
 
     def feed(self, values: Mapping[str, Value]) -> Feed:
         """Return the data from the place on, as these values build them."""
+
+
+class Midst(NamedTuple):
+    """The midst of a running fit."""
+
+    step: int  # how many it has taken
+    place: Place  # where it stands in its data
+    turn_s: float  # how long a turn took as yet: a trial's own first ones find what was read ahead
 
 
 class TfPlace:
@@ -80,12 +88,16 @@ class TfPlace:
         How often the program had begun its data before: each time its shuffles go on to another order.
     drawn
         Batches that it had drawn since. At least one is drawn, which fills the buffers of shuffles.
+    iterator
+        One that stands there already, of `movable` data; without it, what was drawn is drawn again.
     """
 
-    def __init__(self, pipeline: Pipeline, folder: Path, *, begun: int = 0, drawn: int = 0) -> None:
+    def __init__(
+        self, pipeline: Pipeline, folder: Path, *, begun: int = 0, drawn: int = 0, iterator: Any = None
+    ) -> None:
         self._pipeline, self._begun, self._drawn = pipeline, begun, max(drawn, 1)
         self._prefix = folder / "position"
-        self.why = datasets.write(self._prefix, self._reached())
+        self.why = datasets.write(self._prefix, self._reached() if iterator is None else iterator)
 
     def feed(self, values: Mapping[str, Value]) -> Feed:
         """Return the data from the place on.
@@ -110,16 +122,19 @@ class TfPlace:
             iterator = self._by_drawing(self._built(values))
         return Feed(dataset, iterator)
 
-    def _built(self, values: Mapping[str, Value]) -> Any:
-        """Return the dataset of these values; its position may be written although Python feeds it.
+    def later(self, values: Mapping[str, Value]) -> Any:
+        """Return the data as later epochs begin them, with these values.
 
-        Whether Python keeps a state of its own is told by the outputs, which are compared.
+        To read a position begins the data once more, where a shuffle in them was over already and is not in it. So
+        these are data of their own, begun as often as the program's.
         """
-        import tensorflow as tf
+        dataset = self._built(values)
+        for _ in range(self._begun + 1):
+            iter(dataset)
+        return dataset
 
-        options = tf.data.Options()
-        options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-        return self._pipeline.build(values).with_options(options)
+    def _built(self, values: Mapping[str, Value]) -> Any:
+        return movable(self._pipeline.build(values))
 
     def _reached(self) -> Iterator[Any]:
         """Return an iterator at the place, that holds no more in its buffers than the program's own would.
@@ -152,6 +167,18 @@ class TfPlace:
         for _ in range(self._begun):
             iter(dataset)
         return _after(lambda: iter(dataset), self._drawn if drawn is None else drawn)
+
+
+def movable(dataset: Any) -> Any:
+    """Return a dataset whose position may be written although Python feeds it.
+
+    Whether Python keeps a state of its own is told by the outputs, which are compared.
+    """
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    return dataset.with_options(options)
 
 
 class GrainPlace:

@@ -53,6 +53,10 @@ _PRINTS = {"PrintV2", "Print"}
 _HARMLESS = _READS | _CALLS | _SOURCES | _CHECKS
 
 
+_OVERLOOKED = {"Assert", "If", "While"}
+"""Of the stateful ones, those that do not keep tf.data from calling a map in parallel."""
+
+
 @dataclass(frozen=True)
 class Purity:
     """What a function does beyond computing from its input: the names of the operations, each sorted."""
@@ -62,6 +66,12 @@ class Purity:
     prints: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     python: tuple[str, ...] = ()
+    registered: bool = False  # whether TensorFlow's registry calls an operation stateful, harmless though it be
+
+    @property
+    def is_made_parallel(self) -> bool:
+        """Whether tf.data itself calls it in parallel where the program says nothing: what the registry calls pure."""
+        return not self.registered and not self.unknown
 
     @property
     def verdict(self) -> Verdict:
@@ -97,10 +107,12 @@ def purity(functions: dict[str, Any], *names: str) -> Purity:
         The functions to look at.
     """
     found: dict[str, set[str]] = {"draws": set(), "keeps": set(), "prints": set(), "unknown": set(), "python": set()}
+    registered = False
     for op in _ops(functions, names):
+        registered = registered or (op not in _OVERLOOKED and getattr(op_def(op), "is_stateful", False))
         if (kind := _kind(op)) is not None:
             found[kind].add(op)
-    return Purity(**{kind: tuple(sorted(ops)) for kind, ops in found.items()})
+    return Purity(**{kind: tuple(sorted(ops)) for kind, ops in found.items()}, registered=registered)
 
 
 def called(node: Any) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from tpunb.frames.words import plain
 from tpunb.tuning.purity import Purity
 from tpunb.tuning.rewriting import Rewriting, owned, resources
-from tpunb.tuning.stages import Stage, in_order
+from tpunb.tuning.stages import Stage, below, in_order
 
 _WRITES = {"SnapshotDataset", "SnapshotDatasetV2", "SaveDataset", "SaveDatasetV2"}
 _SERVED = ("DataServiceDataset", "DistributedSave")
@@ -22,6 +22,14 @@ def refusal(graph: Any, of: tuple[Stage, ...], purity: dict[str, Purity]) -> str
 def doubt(graph: Any, of: tuple[Stage, ...], purity: dict[str, Purity], options: Any) -> str | None:
     """Return why nothing of a pipeline is proved, only to be verified; None where there is no such reason."""
     return next(_doubts(graph, of, purity, options), None)
+
+
+def immovable(graph: Any, of: tuple[Stage, ...], purity: dict[str, Purity]) -> str | None:
+    """Return why an iterator's place cannot be moved to a rebuilt pipeline in the midst of a run; None where it can.
+
+    That is, what the elements to come hang on is neither in the state of an iterator nor in how often it was begun.
+    """
+    return next(_immovables(graph, of, purity), None)
 
 
 def _refusals(graph: Any, of: tuple[Stage, ...], purity: dict[str, Purity]) -> Iterator[str]:
@@ -57,11 +65,33 @@ def _doubts(graph: Any, of: tuple[Stage, ...], purity: dict[str, Purity], option
     yield from _cut_short(of)
     if options.deterministic is False or not all(map(in_order, graph.node)):
         yield "the pipeline leaves the order of its elements free (deterministic=False)"
+    yield from _copied(graph)
+
+
+def _copied(graph: Any) -> Iterator[str]:
     for node in graph.node:
         if node.op == "VarHandleOp":
             yield "a function reads a variable: rebuilt, it reads a copy of what the variable holds now"
         if node.op.startswith("MutableHashTable") or node.op.startswith("MutableDenseHashTable"):
             yield "a function reads a table that may change: rebuilt, it reads a copy of what the table holds now"
+
+
+def _immovables(graph: Any, of: tuple[Stage, ...], purity: dict[str, Purity]) -> Iterator[str]:
+    for stage in of:
+        if purity[stage.node].draws:
+            yield f"{stage.name} draws random numbers, and no position tells how many"
+        if not stage.known:
+            yield f"{stage.name} is a stage that tpunb does not know"
+        if _begins_by_itself(stage) and any(one.kind.startswith("shuffle") for one in below(stage, of)):
+            yield f"{stage.name} stands above a shuffle, and no position tells how often that was begun"
+    if any(node.op == "GeneratorDataset" for function in graph.library.function for node in function.node_def):
+        yield "a Python generator feeds it, which cannot be wound back"
+    yield from _copied(graph)
+
+
+def _begins_by_itself(stage: Stage) -> bool:
+    """Say whether a stage begins what lies below it, or not, at moments of its own."""
+    return stage.kind == "cache" or (len(stage.inputs) > 1 and stage.kind not in ("zip", "enumerate"))
 
 
 _ENDS_EARLY = {"take", "take_while"}

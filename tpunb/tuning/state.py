@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +125,24 @@ def arrays(value: Any) -> Iterator[NDArray[Any]]:
         value = list(getattr(value, "__dict__", {}).values())
     for part in value:
         yield from arrays(part)
+
+
+@contextmanager
+def global_seeds() -> Iterator[bool]:
+    """Have Keras' global seed generator in the block; give whether it was made for it, and is gone afterwards.
+
+    What the first trial would make, the next could not put back: what was compiled meanwhile would still hold it.
+    """
+    made = "keras" in sys.modules and _place().get_global_attribute(_name()) is None
+    if made:
+        from keras.src.random import seed_generator
+
+        seed_generator.global_seed_generator()
+    try:
+        yield made
+    finally:
+        if made:
+            _place().set_global_attribute(_name(), None)
 
 
 def _seeds() -> NDArray[Any] | None:

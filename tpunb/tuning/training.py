@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from tpunb.errors import TpunbError, need, wrong
-from tpunb.tuning.state import State, digest, holders, variables_of
+from tpunb.tuning.state import State, digest, global_seeds, holders, variables_of
 
 
 class Training(Protocol):
@@ -30,6 +31,9 @@ class Training(Protocol):
 
     def put_back(self, state: Any) -> None:
         """Make the state what it was."""
+
+    def seeded(self) -> AbstractContextManager[None]:
+        """Have what random numbers need in the block, so that `state` knows of it."""
 
     def digest(self, told: list[Any]) -> str:
         """Return a digest of what turns told and of the state after them."""
@@ -72,7 +76,6 @@ class KerasTraining:
         self.model = model
         self.steps = int(model.steps_per_execution)
         _build(model, spec)
-        self._function = model.make_train_function() or model.train_function
 
     def __repr__(self) -> str:
         return f"KerasTraining({self.model.name})"
@@ -82,7 +85,7 @@ class KerasTraining:
         import tensorflow as tf
 
         try:
-            return self._function(iterator)
+            return (self.model.make_train_function() or self.model.train_function)(iterator)
         except tf.errors.OutOfRangeError:  # the end of the data, as Keras takes it too
             raise StopIteration from None
 
@@ -93,6 +96,15 @@ class KerasTraining:
     def put_back(self, state: State) -> None:
         """Make them what they were."""
         state.put_back()
+
+    @contextmanager
+    def seeded(self) -> Iterator[None]:
+        """Have global seeds in the block; a step that was first compiled with such as are then gone is forgotten."""
+        fresh = self.model.train_function is None
+        with global_seeds() as made:
+            yield
+        if made and fresh:
+            self.model.train_function = None
 
     def digest(self, told: list[Any]) -> str:
         """Return a digest of losses and metrics, and of all variables after them."""
@@ -136,6 +148,12 @@ class LoopTraining:
         """Make them what they were."""
         state[0].put_back()
         self._at_work = self._copy(state[1])
+
+    @contextmanager
+    def seeded(self) -> Iterator[None]:
+        """Have global seeds in the block. A function of the program's own that is first compiled in it keeps them."""
+        with global_seeds():
+            yield
 
     def digest(self, told: list[Any]) -> str:
         """Return a digest of what steps returned, of all variables after them, and of all else that the model holds."""

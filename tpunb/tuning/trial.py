@@ -7,18 +7,19 @@ cannot be compared: such a job is not tuned.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from tpunb.checkpoint import Checkpoint, own_files
 from tpunb.errors import TpunbError, whole, wrong
-from tpunb.frames.words import plain
+from tpunb.frames.words import plain, plural
 from tpunb.resuming import datasets, folders
 from tpunb.resuming.fits import Fit, Start
 from tpunb.tuning.grain_pipeline import GrainPipeline
@@ -32,11 +33,20 @@ from tpunb.tuning.state import State, arrays
 WARM = 8
 """Turns before the window: a buffer that holds no more batches is emptied, or filled, by then."""
 
-_SECONDS, _LEAST, _MOST = 0.5, 6, 100
+_SECONDS, _LEAST, _MOST = 0.5, 3, 100
 """A window takes about so long in the present values, in this many turns."""
+
+_FIRST = 3, 3
+"""Turns before the window and in it, of the first trial: of slow ones, it is like the others."""
+
+_SHORT, _AGAIN = 0.15, 0.2
+"""Seconds of a window that are too few to tell of; and those that are then timed once more, after the output."""
 
 _SLOW = 0.3
 """Seconds of a turn from which on less is warmed up."""
+
+_PATIENCE, _HICCUP = 5, 2.0
+"""Trials of the program's own values that another trial may take in time, and seconds that any may."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +61,14 @@ class Outcome:
         Of losses, metrics and the state after the last step.
     spent
         Seconds of the whole trial.
+    busy
+        Cores that this process kept busy in the window.
     """
 
     seconds: float
     digest: str
     spent: float
+    busy: float = 0.0
 
 
 class Track:
@@ -87,7 +100,11 @@ class Track:
         if not isinstance(job, Job):
             raise wrong("tune", "job", "be a Job", job, hint="tpunb.Job(build), where build() returns (model, data)")
         self.job, self.start = job, _checked(job, start)
+        if isinstance(start, Midst):
+            known = turns(start.turn_s)
+            warm, window = known[0] if warm is None else warm, known[1] if window is None else window
         self._turns = warm, window
+        self._limit, self._short = math.inf, 0.0
         self.warm = WARM if warm is None else whole("Track", "warm", warm, 1)
         self.window = _LEAST if window is None else whole("Track", "window", window, 1)
         self._stack = ExitStack()
@@ -100,6 +117,7 @@ class Track:
             self.refusal: str | None = getattr(self.pipeline, "refusal", None)
             users = self.training.state()
             stack.callback(lambda: self.training.put_back(users))
+            stack.enter_context(self.training.seeded())
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="tpunb-")))
             if self.refusal is None:  # else there is nothing to try
                 self._place = self._placed(folder)
@@ -120,12 +138,13 @@ class Track:
         return self._place.why
 
     def settle(self) -> Outcome:
-        """Run the present values, to compile what is to be compiled; and choose how many turns a trial has."""
-        first = self._run({}, 2, 3)
+        """Return what a trial of the present values tells, once all is compiled; and choose how many turns it has."""
+        first = self._run({}, *_FIRST)
         warm, window = turns(first.seconds * self.training.steps)
         self.warm = warm if self._turns[0] is None else self.warm
         self.window = window if self._turns[1] is None else self.window
-        return first
+        self._short = _SHORT if self._turns[1] is None else 0.0
+        return first if (self.warm, self.window) == _FIRST else self.run({})
 
     def run(self, values: Mapping[str, Value]) -> Outcome:
         """Return what a trial of some values tells.
@@ -133,34 +152,54 @@ class Track:
         Raises
         ------
         Refused
-            When anything raises in it.
+            When anything raises in it; or when it takes five times as long as a whole trial of the present values, of
+            which the first ran before: between two turns it is ended then.
         """
         try:
-            return self._run(values, self.warm, self.window)
+            outcome = self._run(values, self.warm, self.window)
+            if not values:
+                self._limit = max(_PATIENCE * outcome.spent, _HICCUP)
+            return outcome
         except Exception as error:  # noqa: BLE001  whatever it is, these values are not for this program
             told = in_words(error)
         raise Refused(told)  # without what was raised: its frames would keep the iterator, which would read on
 
     def alone(self, turns: int = 10) -> float:
-        """Return the seconds of a step for which no data must be waited: of the model alone, on one batch."""
+        """Return the seconds of a step for which no data must be waited: of the model alone, on one batch.
+
+        It is the least of three windows: whatever else the machine does only adds.
+        """
         self.training.put_back(self._state)
         feed = Feed(*self._at_hand())
-        return _timed(lambda: feed.turn(self.training), 3, turns)[0] / self.training.steps
+        begun, least = time.perf_counter(), math.inf
+        for warm in (3, 1, 1):
+            least = min(least, _timed(lambda: feed.turn(self.training), warm, turns).seconds)
+            if time.perf_counter() - begun > _SECONDS:
+                break
+        return least / self.training.steps
 
     def _run(self, values: Mapping[str, Value], warm: int, window: int) -> Outcome:
         begun = time.perf_counter()
         self.training.put_back(self._state)
         feed = self._place.feed(values)
-        seconds, told = _timed(lambda: feed.turn(self.training), warm, window)
-        digest = self.training.digest(told)
-        return Outcome(seconds / self.training.steps, digest, time.perf_counter() - begun)
+        limit = self._limit if values else math.inf
+        timed = _timed(lambda: feed.turn(self.training), warm, window, limit=limit)
+        digest = self.training.digest(timed.told)
+        if window * timed.seconds < self._short:
+            again = min(math.ceil(_AGAIN / timed.seconds), _MOST)
+            timed = _timed(lambda: feed.turn(self.training), warm, again, limit=limit)
+        return Outcome(timed.seconds / self.training.steps, digest, time.perf_counter() - begun, timed.busy)
 
     def _at_hand(self) -> tuple[Any, Any]:
         """Return a dataset of one batch without end, that is kept in memory, and an iterator over it."""
+        feed = self._place.feed({})  # from the place: at the beginning a shuffle fills its buffer first
+        batch = next(chain(feed.iterator, feed.dataset))
         if isinstance(self.pipeline, GrainPipeline):
-            batch = next(iter(self.pipeline.canonical))
             return (), repeat(batch)
-        dataset = self.pipeline.canonical.take(1).cache().repeat()
+        import tensorflow as tf
+
+        endless = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(batch).repeat())
+        dataset = tf.data.experimental.from_variant(endless, feed.dataset.element_spec)
         return dataset, iter(dataset)
 
     def _placed(self, folder: Path) -> Place:
@@ -184,10 +223,10 @@ def turns(seconds: float) -> tuple[int, int]:
     """Return how many turns a trial has before its window and in it, where one takes so many seconds.
 
     >>> turns(0.05), turns(1.0)
-    ((8, 10), (3, 6))
+    ((8, 10), (3, 3))
     """
     window = _SECONDS / max(seconds, 1e-6)
-    return 3 if seconds > _SLOW else WARM, round(min(max(window, _LEAST), _MOST))
+    return _FIRST[0] if seconds > _SLOW else WARM, round(min(max(window, _LEAST), _MOST))
 
 
 def _checked(job: Job, start: Checkpoint | Midst | None) -> Checkpoint | Midst | None:
@@ -210,14 +249,37 @@ def _checked(job: Job, start: Checkpoint | Midst | None) -> Checkpoint | Midst |
     return found
 
 
-def _timed(turn: Callable[[], Any], warm: int, window: int) -> tuple[float, list[Any]]:
-    """Return the seconds of a turn in the window, and what all turns told: all is computed when the clock is read."""
-    told = [turn() for _ in range(warm)]
-    _wait(told[-1:])
-    begun = time.perf_counter()
-    told += [turn() for _ in range(window)]
-    _wait(told[-1:])
-    return (time.perf_counter() - begun) / window, told
+class _Timed(NamedTuple):
+    """Of turns: seconds of one in the window, cores that were busy in it, and what all of them told."""
+
+    seconds: float
+    busy: float
+    told: list[Any]
+
+
+def _timed(turn: Callable[[], Any], warm: int, window: int, *, limit: float = math.inf) -> _Timed:
+    """Return how long turns take in the window after some before it: all is computed when the clock is read.
+
+    Raises
+    ------
+    TpunbError
+        When more than `limit` seconds are over before a turn begins.
+    """
+    told: list[Any] = []
+    first = time.perf_counter()
+
+    def some(turns: int) -> None:
+        for _ in range(turns):
+            if time.perf_counter() - first > limit:
+                raise TpunbError(f"{plural(len(told), 'turn')} took over {limit:.3g} s: that is much too slow")
+            told.append(turn())
+        _wait(told[-1:])
+
+    some(warm)
+    begun, worked = time.perf_counter(), time.process_time()
+    some(window)
+    wall = time.perf_counter() - begun
+    return _Timed(wall / window, (time.process_time() - worked) / max(wall, 1e-9), told)
 
 
 def _wait(told: list[Any]) -> None:

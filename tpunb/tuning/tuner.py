@@ -17,13 +17,16 @@ from tpunb.tuning.job import Job
 from tpunb.tuning.loads import loads
 from tpunb.tuning.model_based import model_based
 from tpunb.tuning.nouns import Journal, Trial, Tuning, in_words
+from tpunb.tuning.place import Midst
 from tpunb.tuning.search import Needs, Search, Space
 from tpunb.tuning.trial import Outcome, Track
 
 WAITS = 1.15
-"""A step that takes less than so many times the model alone hardly waits for its data."""
+"""A step that takes less than so many times the model alone, or its work on all cores, hardly waits."""
 
-_SHARE = 0.05  # of the run
+SHARE = 0.05
+"""Of a run, where no budget is given."""
+
 _CORES = os.cpu_count() or 1
 
 
@@ -84,7 +87,7 @@ class Tuner:
     """
 
     def __init__(
-        self, job: Job, start: Checkpoint | None, search: Search, budget: Budget, journal: Journal | None = None
+        self, job: Job, start: Checkpoint | Midst | None, search: Search, budget: Budget, journal: Journal | None = None
     ) -> None:
         if not callable(search):
             raise wrong("tune", "search", "be a function of a space that yields proposals", search)
@@ -118,13 +121,10 @@ class Tuner:
             return
         self._contest = Contest(self._track, default, self._budget, begun=self._begun)
         model = self._track.alone()
-        if default.seconds < WAITS * model:
+        if why := _bound(default, model):
             self._journal.note(self._contest.trials[0])
             yield self._contest.trials[0]
-            self.said.append(
-                f"Nothing to gain: a step takes {_ms(default.seconds)}, the model alone {_ms(model)}, so that it "
-                "hardly waits for its data."
-            )
+            self.said.append(f"Nothing to gain: {why}.")
             return
         self.said.append(f"A step takes {_ms(default.seconds)}, the model alone {_ms(model)}.")
         if self._track.why_slow:
@@ -138,8 +138,7 @@ class Tuner:
 
     def _default(self) -> Outcome | None:
         """Return what the program's own values tell; None where they do not give the same output twice."""
-        self._track.settle()
-        one, two = self._track.run({}), self._track.run({})
+        one, two = self._track.settle(), self._track.run({})
         if one.digest != two.digest:
             self.said.append(
                 "Nothing was tried: with the values as they are, the same steps gave two outputs, so that it cannot "
@@ -181,7 +180,7 @@ def _budget(budget: float | Budget | None, phases: Phases | None) -> Budget:
     if not isinstance(phases, Phases):
         raise wrong("tune", "phases", "be Phases", phases)
     ran = int(phases.frame["dur_ps"].sum()) / 1e12
-    return Budget(_SHARE * ran) if ran > 0 else Budget()
+    return Budget(SHARE * ran) if ran > 0 else Budget()
 
 
 def _about(phases: Phases) -> str:
@@ -190,6 +189,16 @@ def _about(phases: Phases) -> str:
     if found is None:
         return "No phase takes over half of the time, or most of its time for its data."
     return f"Phase {found.id} is worth tuning: it takes {found.share:.0%} of the time."
+
+
+def _bound(default: Outcome, model: float) -> str:
+    """Return why no values can make a step much shorter, in words; "" where some might."""
+    if default.seconds < WAITS * model:
+        alone = f"a step takes {_ms(default.seconds)}, the model alone {_ms(model)}"
+        return f"{alone}, so that it hardly waits for its data"
+    if WAITS * default.busy > _CORES:
+        return f"a step takes {_ms(default.seconds)}, and keeps {default.busy:.1f} of {plural(_CORES, 'core')} busy"
+    return ""
 
 
 def _ms(seconds: float) -> str:
