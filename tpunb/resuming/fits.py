@@ -12,7 +12,8 @@ import numpy as np
 
 from tpunb.checkpoint.nouns import DATA, METRICS, OPTIMIZER, RANDOM, WEIGHTS
 from tpunb.errors import TpunbError
-from tpunb.resuming import datasets, folders
+from tpunb.resuming import datasets, folders, keras_seeds
+from tpunb.resuming.building import build
 from tpunb.resuming.callbacks import remembered, remind
 
 ITERATOR = "iterator"
@@ -136,26 +137,12 @@ class Fit:
 
     def _go_on(self, about: Mapping[str, Any], dataset: Any) -> None:
         self._state_due = self._data_due = True
-        self._build(dataset)
+        build(self.model, dataset.element_spec)
         for _ in range(about["iterators"]):
             iter(self._data)
         self.epoch, self.step_in_epoch, self.steps = about["epoch"], about["step_in_epoch"], about["step"]
         if self._epochs._num_batches is None:  # data of unknown length, which the first epoch has found out
             self._epochs._num_batches = about["batches"]
-
-    def _build(self, dataset: Any) -> None:
-        """Make the variables of the model, its optimizer and its metrics, without a batch being drawn."""
-        import keras
-        import tensorflow as tf
-
-        def symbol(spec: Any) -> Any:
-            return keras.KerasTensor(tuple(spec.shape), spec.dtype.name)
-
-        specs = tf.nest.flatten(dataset.element_spec)
-        if all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs):
-            self.model._symbolic_build(data_batch=tf.nest.map_structure(symbol, dataset.element_spec))
-        if not self.model.optimizer.built:
-            self.model.optimizer.build(self.model.trainable_variables)
 
     def begin_epoch(self, epoch: int, callbacks: Sequence[Any]) -> None:
         """Take notice that an epoch begins, before its callbacks do: they may set the learning rate."""
@@ -313,12 +300,7 @@ class Fit:
 
     def _variables(self, *, global_seed: bool | None = None) -> dict[str, list[Any]]:
         """Return the variables that the next step depends on; Keras' own seed where there is one, or as it is asked."""
-        from keras.src.backend.common import global_state
-        from keras.src.random import seed_generator
-
-        seeds = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
-        if seeds is None and global_seed:
-            seeds = seed_generator.global_seed_generator()
+        seeds = keras_seeds.make() if global_seed else keras_seeds.generator()
         return {
             WEIGHTS: list(self.model.variables),
             OPTIMIZER: list(self.model.optimizer.variables),

@@ -14,6 +14,7 @@ from typing import Any
 
 from tpunb.errors import TpunbError, need
 from tpunb.marking import replaced
+from tpunb.resuming import keras_seeds
 from tpunb.resuming.fits import Counted, Fit, Listener, Start
 
 _HINT = "a loop of one's own can be saved with tpunb.resuming.save"
@@ -197,6 +198,7 @@ def _check() -> None:
     keras = need("keras", extra="tensorflow")
     if keras.backend.backend() != "tensorflow":
         raise TpunbError(f"Keras runs on {keras.backend.backend()}: its fit can be resumed on TensorFlow", hint=_HINT)
+    keras_seeds.generator()
     try:
         known = _little_epoch() and {"data_batch"} <= {*inspect.signature(keras.Model._symbolic_build).parameters}
     except (ImportError, AttributeError, TypeError, ValueError, NotImplementedError):
@@ -208,9 +210,7 @@ def _check() -> None:
 def _little_epoch() -> bool:
     """Say whether an epoch of three batches begins its data twice, yields three turns and keeps account of them."""
     import tensorflow as tf
-    from keras.src.backend.common import global_state
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
-    from keras.src.random import seed_generator
 
     epochs = TFEpochIterator(
         x=tf.data.Dataset.range(3), shuffle=False, distribute_strategy=tf.distribute.get_strategy()
@@ -222,6 +222,4 @@ def _little_epoch() -> bool:
         turns == [(0, 0, 1), (1, 1, 2), (2, 2, 3)]
         and (data.begun, epochs._steps_seen, epochs._num_batches, epochs.steps_per_epoch) == (2, 0, 3, None)
         and epochs._current_iterator is not None
-        and callable(global_state.get_global_attribute)
-        and isinstance(seed_generator.GLOBAL_SEED_GENERATOR, str)
     )

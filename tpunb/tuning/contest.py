@@ -16,7 +16,7 @@ from typing import Protocol
 
 from tpunb.errors import wrong
 from tpunb.tuning.knob import Value
-from tpunb.tuning.nouns import SAME, Speedup, Trial, verdict
+from tpunb.tuning.nouns import SAME, Speedup, Trial
 from tpunb.tuning.race import alternating, race
 from tpunb.tuning.refused import Refused
 from tpunb.tuning.search import Search, Space, Values
@@ -160,7 +160,7 @@ class Contest:
         else:
             low, high = (None if math.isnan(end) else end for end in (raced.low, raced.high))
             seconds = None if against.seconds is None else against.seconds / raced.ratio
-            trial = replace(trial, verdict=verdict(raced.decision), seconds=seconds, equal=True)
+            trial = replace(trial, verdict=raced.decision, seconds=seconds, equal=True)
             trial = replace(trial, ratio=raced.ratio, low=low, high=high, pairs=raced.pairs)
         trial = replace(trial, spent=self._clock() - begun)
         self.trials.append(trial)

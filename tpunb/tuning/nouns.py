@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import polars as pl
 
@@ -215,8 +215,3 @@ def in_words(values: Mapping[str, Value]) -> str:
     """
     told = (f"{plain(name)} = {'AUTOTUNE' if value == -1 else value}" for name, value in values.items())
     return ", ".join(told) or "as written"
-
-
-def verdict(told: str) -> Verdict:
-    """Return the decision of a race as a verdict."""
-    return cast(Verdict, told)

@@ -1,7 +1,4 @@
-"""The state of what is trained, kept in memory: put back, it is as if no step had been taken since.
-
-Keras' own global seeds are no public part of Keras: where they lie elsewhere, `TpunbError` says so.
-"""
+"""The state of what is trained, kept in memory: put back, it is as if no step had been taken since."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tpunb.errors import TpunbError
-from tpunb.resuming import folders
+from tpunb.resuming import folders, keras_seeds
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,58 +129,24 @@ def global_seeds() -> Iterator[bool]:
 
     What the first trial would make, the next could not put back: what was compiled meanwhile would still hold it.
     """
-    made = "keras" in sys.modules and _place().get_global_attribute(_name()) is None
+    made = "keras" in sys.modules and keras_seeds.generator() is None
     if made:
-        from keras.src.random import seed_generator
-
-        seed_generator.global_seed_generator()
+        keras_seeds.make()
     try:
         yield made
     finally:
         if made:
-            _place().set_global_attribute(_name(), None)
+            keras_seeds.forget()
 
 
 def _seeds() -> NDArray[Any] | None:
-    if "keras" not in sys.modules:
-        return None
-    generator = _place().get_global_attribute(_name())
+    generator = keras_seeds.generator()
     return None if generator is None else np.array(folders.values([generator.state])[0])
 
 
 def _set_seeds(value: NDArray[Any] | None) -> None:
-    if "keras" not in sys.modules:
-        return
-    generator = _place().get_global_attribute(_name())
+    generator = keras_seeds.generator()
     if value is not None and generator is not None:
         generator.state.assign(value)
     elif generator is not None:  # Keras made it since
-        _place().set_global_attribute(_name(), None)
-
-
-def _place() -> Any:
-    try:
-        from keras.src.backend.common import global_state
-
-        _ = global_state.get_global_attribute, global_state.set_global_attribute
-    except (ImportError, AttributeError) as error:
-        raise _changed() from error
-    return global_state
-
-
-def _name() -> str:
-    try:
-        from keras.src.random import seed_generator
-
-        return str(seed_generator.GLOBAL_SEED_GENERATOR)
-    except (ImportError, AttributeError) as error:
-        raise _changed() from error
-
-
-def _changed() -> TpunbError:
-    import keras
-
-    return TpunbError(
-        f"Keras {keras.__version__} keeps its seeds otherwise than tpunb knows",
-        hint="tuning needs them: use an earlier Keras",
-    )
+        keras_seeds.forget()

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from tpunb.errors import TpunbError, need, wrong
+from tpunb.resuming.building import build
 from tpunb.tuning.state import State, digest, global_seeds, holders, variables_of
 
 
@@ -75,7 +76,7 @@ class KerasTraining:
             )
         self.model = model
         self.steps = int(model.steps_per_execution)
-        _build(model, spec)
+        build(model, spec)
 
     def __repr__(self) -> str:
         return f"KerasTraining({self.model.name})"
@@ -177,27 +178,6 @@ def _without(value: Any, held: set[int]) -> Any:
     if isinstance(value, dict):
         value = list(value.values())
     return [_without(part, held) for part in value] if isinstance(value, list | tuple) else value
-
-
-def _build(model: Any, spec: Any) -> None:
-    """Make the variables of a model, its optimizer and its metrics."""
-    import keras
-    import tensorflow as tf
-
-    def symbol(one: Any) -> Any:
-        return keras.KerasTensor(tuple(one.shape), one.dtype.name)
-
-    specs = tf.nest.flatten(spec)
-    try:
-        if all(isinstance(one, tf.TensorSpec) and one.shape.rank is not None for one in specs):
-            model._symbolic_build(data_batch=tf.nest.map_structure(symbol, spec))
-        elif not model.built:
-            raise ValueError("its data are of no known shape")
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-        told = (str(error).splitlines() or [type(error).__name__])[0]
-        raise TpunbError(f"{model.name} cannot be built: {told}", hint="let build() call it on a batch once") from error
 
 
 def _build_optimizers(found: list[Any]) -> None:
