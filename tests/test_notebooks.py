@@ -132,7 +132,7 @@ def test_a_fit_goes_on_exactly_and_is_tuned(executed):
     assert data(by_id["tune-16"])[0]["text/plain"] == "[True, True, True]"  # the elements of the tuned data
     assert "num_parallel_calls=" in by_id["tune-16"].outputs[0]["text"]
     assert "s in all, tuning included" in by_id["tune-20"].outputs[0]["text"]
-    assert {"saved", "runs"} <= {path.name for path in folder.iterdir()}
+    assert {"saved", "waits", "tuned"} <= {path.name for path in (folder / "runs").iterdir()}
     assert (folder / "runs" / "tuning" / "tuning.jsonl").is_file()
 
 

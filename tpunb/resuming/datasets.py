@@ -13,8 +13,10 @@ from typing import Any
 
 from tpunb.errors import TpunbError
 
-_STATEFUL = re.compile(r"(\w+) is stateful")
+_STATEFUL = re.compile(r"(\w+) (?:is stateful|does not support checkpointing)")
+_WHERE = re.compile(r"\{\{.*?\}\}|\[Op:.*")  # in which of TensorFlow's own functions
 _WHAT = {
+    "GeneratorDataset": "a Python function (from_generator) feeds it",
     "PyFunc": "a Python function (from_generator, numpy_function, or a Keras PyDataset) feeds it",
     "EagerPyFunc": "a Python function (py_function) feeds it",
     "RandomShuffle": "arrays are shuffled by an operation without a state that can be saved",
@@ -84,7 +86,8 @@ def stateful(error: Exception) -> str:
         return "data distributed over replicas have no position that can be saved"
     if found := _STATEFUL.search(str(error)):
         return f"{found[1]}: {_WHAT.get(found[1], _KEPT)}"
-    return str(error.message).splitlines()[0] if error.message else type(error).__name__
+    told = _WHERE.sub("", str(error.message).partition("\n")[0]).strip()
+    return told or type(error).__name__
 
 
 def is_told_to_ignore(dataset: Any) -> bool:
