@@ -17,7 +17,7 @@ FLOORS = [
     {"frames"},
     {"operations"},
     {"step_facts"},
-    {"io", "stepping", "cluster", "checkpoint", "marking", "neighbours", "schedule", "forks"},
+    {"io", "stepping", "cluster", "checkpoint", "what_if", "marking", "neighbours", "schedule", "forks"},
     {"sources", "windows", "resuming"},
     {"recording"},
     {"watcher"},

@@ -28,6 +28,8 @@ class Device:
         Bytes a second between that and the chip.
     source
         Where the figures are from.
+    kinds
+        As profiles call it.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Device:
     memory: float
     bandwidth: float
     source: str
+    kinds: tuple[str, ...] = ()
 
     @property
     def ridge(self) -> float:
@@ -60,12 +63,12 @@ def _named(*devices: Device) -> Mapping[str, Device]:
 
 DEVICES = _named(
     # of the board of four chips, 180 TFLOP/s, 64 GB and 2,400 GB/s are told
-    Device("TPU v2", 45e12, 16 * _GIB, 600e9, "ParaDnn, https://arxiv.org/abs/1907.10701"),
-    Device("TPU v3", 123e12, 32 * _GIB, 900e9, _CLOUD + "v3"),
-    Device("TPU v4", 275e12, 32 * _GIB, 1200e9, _CLOUD + "v4"),
-    Device("TPU v5e", 197e12, 16e9, 819e9, _CLOUD + "v5e"),
-    Device("TPU v5p", 459e12, 95e9, 2765e9, _CLOUD + "v5p"),
-    Device("TPU v6e", 918e12, 32e9, 1638e9, _CLOUD + "v6e"),
+    Device("TPU v2", 45e12, 16 * _GIB, 600e9, "ParaDnn, https://arxiv.org/abs/1907.10701", ("TPU v2",)),
+    Device("TPU v3", 123e12, 32 * _GIB, 900e9, _CLOUD + "v3", ("TPU v3",)),
+    Device("TPU v4", 275e12, 32 * _GIB, 1200e9, _CLOUD + "v4", ("TPU v4",)),
+    Device("TPU v5e", 197e12, 16e9, 819e9, _CLOUD + "v5e", ("TPU v5 lite", "TPU v5 Lite")),
+    Device("TPU v5p", 459e12, 95e9, 2765e9, _CLOUD + "v5p", ("TPU v5p", "TPU v5")),
+    Device("TPU v6e", 918e12, 32e9, 1638e9, _CLOUD + "v6e", ("TPU v6 lite", "TPU v6 Lite")),
     Device("V100", 125e12, 32e9, 900e9, _NVIDIA + "v100/"),
     Device("T4", 65e12, 16e9, 320e9, _NVIDIA + "tesla-t4/"),
     Device("A100 80GB", 312e12, 80e9, 2039e9, _NVIDIA + "a100/"),
