@@ -38,7 +38,7 @@ def beginning(full):  # and the rest
     return [int(step >= 12) for step in full.frame["step"]]
 
 phases = tp.phases(tp.steps(tp.sample("keras_cnn")), beginning)
-limits = Budget(300, trials=4)
+limits = Budget(300, trials=2)
 panel = tp.tuning_panel(tp.Job(build), phases, "saved", search=eight, budget=limits, folder="trials")
 panel"""
 NAMES = (
@@ -177,6 +177,7 @@ def test_names_and_errors_stay_text(panel):
     expect(refused).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_a_restart_of_the_kernel_shows_the_trials_again(panel):
     page = panel.page
     known = rows(panel).all_text_contents()
