@@ -214,12 +214,12 @@ def test_what_goes_wrong_in_tuning_leaves_the_fit_alone(at, monkeypatch):
 
 
 def test_data_that_cannot_be_rebuilt_for_whatever_reason_stay_as_they_are(at, monkeypatch):
-    def fails(pipeline):
+    def fails(pipeline, values):
         raise RuntimeError("ours")
 
     plain = fitted(at_hand())
     at(5)
-    monkeypatch.setattr(Pipeline, "in_place", property(fails))
+    monkeypatch.setattr(Pipeline, "in_place", fails)
     with tuned(budget=1e6) as found:
         assert fitted(at_hand()) == plain
     assert found.said == ["Nothing was tried: RuntimeError: ours."]
@@ -286,7 +286,7 @@ STAYS = {
     "draws random numbers": lambda: at_hand().map(lambda x, y: (x + tf.random.uniform((), seed=1), y)),
     "a Python generator feeds it": generated,
     "concatenate:4 stands above a shuffle": lambda: at_hand().concatenate(at_hand().shuffle(3, seed=1)),
-    "cache:4 stands above a shuffle": lambda: at_hand().shuffle(9, seed=1).cache(),
+    "cache:4 keeps what the first epoch made": lambda: at_hand().shuffle(9, seed=1).cache(),
 }
 
 
@@ -304,9 +304,10 @@ def test_what_cannot_be_moved_in_its_midst_stays_as_it_is(why, at):
 
 def test_beside_checkpoints_the_place_is_reached_by_drawing(at, tmp_path):
     def data():
-        return at_hand().shuffle(20, seed=2)
+        return at_hand().shuffle(20)  # with a seed it might have been begun elsewhere
 
-    plain = fitted(data())
+    with keras_fit.listening(Idle()):
+        plain = fitted(data())
     at(5)
     with tuned(budget=1e6) as found, checkpointing(tmp_path, every=4):
         assert fitted(data()) == plain
@@ -358,3 +359,87 @@ def test_a_capture_tells_when_the_hot_phase_runs(monkeypatch):
     assert found.tuning.best
     (said,) = [said for said in found.tuning.said if said.startswith("Phase ")]
     assert "is worth tuning" in said
+
+
+def shuffled_by_a_seed():
+    return reading(n=64).unbatch().shuffle(16, seed=3).batch(4)
+
+
+def test_a_shuffle_that_was_begun_before_goes_on_from_there(at):
+    at(5)
+
+    def run(*, tune):
+        data = shuffled_by_a_seed()
+        next(iter(data))  # a look at the first batch
+        if not tune:
+            return fitted(data), fitted(data)
+        with tuned(budget=1e6) as found:
+            first = fitted(data)
+        assert found.values
+        return first, fitted(data)  # and a second fit on the same data
+
+    assert run(tune=True) == run(tune=False)
+
+
+def test_a_shuffle_with_a_seed_is_left_alone_while_its_fit_is_saved(tmp_path, at):
+    at(5)
+    with checkpointing(tmp_path), tuned(budget=1e6) as found:
+        told = fitted(shuffled_by_a_seed())
+    assert "how often its shuffle was begun is not known" in found.said[0]
+    assert told == fitted(shuffled_by_a_seed())
+
+
+def test_what_a_cache_keeps_is_not_made_anew(at):
+    at(5)
+    calls = []
+
+    def fetch(i):
+        calls.append(i)
+        return np.full(4, i, "f")
+
+    rows = tf.data.Dataset.range(64).map(lambda i: tf.ensure_shape(tf.numpy_function(fetch, [i], tf.float32), [4]))
+    with tuned(budget=1e6) as found:
+        fitted(rows.cache().map(lambda x: (x, x[:1])).batch(4))
+    assert "keeps what the first epoch made" in found.said[0]
+    assert len(calls) == 64
+
+
+class Random(keras.layers.Layer):
+    """Draws by an operation of TensorFlow's that keeps its own state."""
+
+    def call(self, x, training=False):
+        return x + tf.random.normal(tf.shape(x)) if training else x
+
+
+def drawing():
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential([keras.Input((4,)), Random(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_a_model_that_draws_by_itself_is_left_alone(at):
+    def run():
+        model = drawing()
+        tf.random.set_seed(11)
+        return model.fit(reading(n=64), epochs=2, verbose=0).history["loss"]
+
+    at(5)
+    with tuned(budget=1e6) as found:
+        told = run()
+    assert found.values == {}
+    assert told == run()
+
+
+def test_a_model_without_an_optimizer_is_fitted_all_the_same():
+    class Still(keras.Model):
+        def call(self, x):
+            return x
+
+        def train_step(self, data):
+            return {"loss": tf.reduce_sum(data[0])}
+
+    model = Still()
+    model.compile(optimizer=None)
+    with tuned(budget=1e6):
+        model.fit(at_hand(), verbose=0)

@@ -435,3 +435,41 @@ def test_a_shuffle_that_begins_in_the_midst_of_an_epoch_cannot_be_exact(tmp_path
     with warnings.catch_warnings(), checkpointing(tmp_path / "first", every=5):
         warnings.filterwarnings("error", "the position")
         fit(rows().shuffle(9, seed=5).batch(BATCH).concatenate(rows().batch(BATCH)))
+
+
+def test_a_model_that_draws_by_itself_is_told_and_not_exact(tmp_path):
+    class Random(keras.layers.Layer):
+        def call(self, x, training=False):
+            return x + tf.random.normal(tf.shape(x)) if training else x
+
+    model = keras.Sequential([keras.Input((4,)), Random(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensor_slices((np.ones((16, 4), "f"), np.ones((16, 1), "f"))).batch(4)
+    with checkpointing(tmp_path, every=2), pytest.warns(UserWarning, match="RandomStandardNormal") as told:
+        model.fit(data, verbose=0)
+    assert sum("RandomStandardNormal" in str(one.message) for one in told) == 1
+    first = checkpoints(tmp_path)[0]
+    assert not first.exact
+    assert "keeps a state of its own" in first.why
+
+
+def test_another_thread_that_predicts_changes_nothing(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    other = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    over = threading.Event()
+
+    def predict():
+        while not over.is_set():
+            other.predict(np.ones((4, 4), "f"), verbose=0)
+
+    beside = threading.Thread(target=predict)
+    data = tf.data.Dataset.from_tensor_slices((np.ones((80, 4), "f"), np.ones((80, 1), "f"))).batch(2)
+    with checkpointing(tmp_path, every=4) as saving:
+        beside.start()
+        try:
+            model.fit(data, epochs=2, verbose=0)
+        finally:
+            over.set()
+            beside.join()
+    assert [saved.step for saved in saving.saved] == [*range(4, 80, 4), 80]

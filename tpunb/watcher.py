@@ -243,6 +243,7 @@ class Watcher:
         """Become a copy that records nothing: after a fork the run stays the parent's, and its threads with it."""
         self._foreign = True
         self.clock.close()
+        self._ended = threading.Event()  # the lock of the other may be held by a thread that is not here
         self._ended.set()
 
     # -- the profiling thread --------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def build(model: Any, spec: Any) -> None:
             model._symbolic_build(data_batch=tf.nest.map_structure(symbol, spec))
         elif not model.built:
             raise ValueError("its data are of no known shape")
-        if not model.optimizer.built:
+        if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         told = (str(error).splitlines() or [type(error).__name__])[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +16,7 @@ from tpunb.errors import TpunbError
 from tpunb.resuming import datasets, folders, keras_seeds
 from tpunb.resuming.building import build
 from tpunb.resuming.callbacks import remembered, remind
+from tpunb.resuming.hidden_state import hidden_state
 
 ITERATOR = "iterator"
 """The name that the files of a ``tf.data`` iterator share."""
@@ -100,7 +102,7 @@ class Fit:
     _drawn: int = 0  # batches of it
     _replaced: Any = None  # another, that Keras still holds
     _aside: Any = None  # the data into which a position was read
-    _own: Counted | None = None  # the program's data, where others took their place
+    _shuffles: bool = False  # there are shuffles with a seed of the program's own
     _state_due: bool = False  # what was saved is still to be put back
     _data_due: bool = False
     _told: int = -1  # the steps of the last notice
@@ -118,6 +120,7 @@ class Fit:
             self.why = datasets.kept(graph) if users_own else _saved_aside(datasets.strict(dataset))
         if graph is not None:
             self.why = self.why or datasets.begun_late(graph)
+            self._shuffles = datasets.reshuffles(graph)
         if graph is not None and datasets.unseeded(graph):
             self._seeds = self.start.about["seeds"] if self.start else datasets.draw_seeds(graph)
             dataset = self._seeded(dataset, graph)
@@ -125,7 +128,7 @@ class Fit:
             for listener in self.listeners:
                 dataset = listener.taken(self, dataset)
         self._data = epochs._distributed_dataset = Counted(dataset)
-        self.steps = int(self.model.optimizer.iterations)
+        self.steps = 0 if self.model.optimizer is None else int(self.model.optimizer.iterations)
         if self.start is not None:
             self._go_on(self.start.about, dataset)
 
@@ -234,7 +237,6 @@ class Fit:
         why
             The position in it is none that the program's own data know, in a sentence.
         """
-        self._own = self._own or self._data
         self._data = self._epochs._distributed_dataset = Counted(dataset, self._data.begun)
         self._put(iterator)
         self.why = self.why or why
@@ -247,16 +249,16 @@ class Fit:
             self._replaced = self._iterator
         self._iterator = iterator
 
-    def close(self) -> None:
-        """Begin the program's own data as often as others were in their place: their shuffles go on from there."""
-        if self._own is not None:
-            for _ in range(self._data.begun - self._own.begun):
-                iter(self._own.dataset)
+    @property
+    def owns_shuffles(self) -> bool:
+        """Whether nobody else begins the shuffles of its data: there are none, or they were given seeds here."""
+        return not self._shuffles or bool(self._seeds)
 
     def fill(self, folder: Path) -> dict[str, Any]:
         """Write all that the next step depends on; return what is to be told of it."""
         variables = {kind: folders.values(some) for kind, some in self._variables().items()}
         folders.write_arrays(folder, variables)
+        self.why = self.why or self.hidden
         live, why = self._live, self.why
         if live is not None and not why:
             why = datasets.write(folder / ITERATOR, live)
@@ -298,12 +300,20 @@ class Fit:
         """Whether what was saved is still to be put back."""
         return self._state_due
 
+    @cached_property
+    def hidden(self) -> str:
+        """What the step depends on beyond what is saved, in a sentence, or ""; known once a step was taken."""
+        if self._iterator is None:
+            return ""
+        known = [one for some in self._variables().values() for one in some]
+        return hidden_state(self.model.train_function, self._iterator, known)
+
     def _variables(self, *, global_seed: bool | None = None) -> dict[str, list[Any]]:
         """Return the variables that the next step depends on; Keras' own seed where there is one, or as it is asked."""
         seeds = keras_seeds.make() if global_seed else keras_seeds.generator()
         return {
             WEIGHTS: list(self.model.variables),
-            OPTIMIZER: list(self.model.optimizer.variables),
+            OPTIMIZER: list(getattr(self.model.optimizer, "variables", ())),
             METRICS: list(self.model.metrics_variables),
             RANDOM: [] if seeds is None or global_seed is False else [seeds.state],
         }

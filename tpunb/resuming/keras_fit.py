@@ -7,6 +7,7 @@ where they are not, `TpunbError` says so.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
@@ -30,12 +31,18 @@ class _Hooks:
         self.start: Start | None = None
         self.fits = 0
         self.fit: Fit | None = None
+        self.thread = 0  # of the fit
         self.inner = 0  # evaluations, predictions and fits within the fit
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the thread that asks is not the fit's."""
+        return self.fit is None or self.thread != threading.get_ident()
 
     @property
     def training(self) -> Fit | None:
         """The fit whose own hook is called now."""
-        return None if self.inner else self.fit
+        return None if self.inner or self.is_elsewhere else self.fit
 
 
 _hooks = _Hooks()
@@ -125,6 +132,7 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
             bound = signature.bind(model, *args, **kwargs)
             bound.arguments["initial_epoch"] = start.about["epoch"]
             args, kwargs = bound.args[1:], bound.kwargs
+        _hooks.thread = threading.get_ident()
         _hooks.fit = fit = Fit(model, _hooks.fits, tuple(_hooks.listeners), start)
         _hooks.fits += 1
         try:
@@ -133,7 +141,6 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
                 fit.put_back()
         finally:
             _hooks.fit = None
-            fit.close()
         return value
 
     return fit
@@ -142,6 +149,8 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
 def _elsewhere(original: Callable[..., Any]) -> Callable[..., Any]:
     def method(model: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
+        if _hooks.is_elsewhere:  # in a thread beside it, or before and after
+            return original(model, *args, **kwargs)
         _hooks.inner += 1
         try:
             return original(model, *args, **kwargs)

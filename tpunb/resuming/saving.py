@@ -36,6 +36,7 @@ class Saving:
         self._wished = threading.Event()
         self._last = 0  # the step at which it was saved last, or the first
         self._failed = False
+        self._told = False  # of what is missing
 
     def __repr__(self) -> str:
         return f"Saving({plain(str(self.folder))}, {plural(len(self.saved), 'checkpoint')}, {self.seconds:.2f} s)"
@@ -50,7 +51,7 @@ class Saving:
 
     def begun(self, fit: Fit) -> None:
         """Warn, before a batch is drawn, of what will be missing."""
-        self._last = fit.steps
+        self._last, self._told = fit.steps, bool(fit.why)
         if fit.why:
             warnings.warn(
                 f"the position in the data cannot be saved, so that resuming will not be exact. {fit.why}", stacklevel=2
@@ -86,6 +87,9 @@ class Saving:
         try:
             with saving_news.telling():
                 self.saved.append(folders.write(self.folder, fit.steps, fit.fill, instead_of=instead_of))
+            if self.saved[-1].why and not self._told:
+                self._told = True
+                warnings.warn(f"resuming will not be exact. {self.saved[-1].why}", stacklevel=2)
         except OSError as error:
             if not self._failed:
                 self._failed = True

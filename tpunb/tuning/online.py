@@ -150,6 +150,10 @@ class Online:
             now.over = True
             self.said.append(f"Nothing was tried: {now.refusal}.")
             return now.refusal
+        if now.fit.hidden:
+            now.over = True
+            self.said.append(f"Nothing was tried: {now.fit.hidden}, and a trial could not put it back.")
+            return now.fit.hidden
         budget, needed, rest = self._left(now), now.least(self.pace.step), now.rest(self.pace.step)
         if rest < needed:
             return f"what is left of the fit takes {rest:.1f} s, and to try anything about {needed:.1f} s"
@@ -261,7 +265,12 @@ class _Tunable:
         try:
             self.refusal = self._pipeline.refusal or self._pipeline.immovable or ""
             if not self.refusal and alone:
-                self.data, self._rebuilt = movable(self._pipeline.in_place), True
+                self.data, self._rebuilt = movable(self._pipeline.in_place({})), True
+            elif not self.refusal and not fit.owns_shuffles:
+                self.refusal = (
+                    "it is saved or resumed meanwhile, and how often its shuffle was begun is not known: "
+                    "leave out its seed, or tp.checkpointing"
+                )
         except Exception as error:  # noqa: BLE001  the fit must go on
             self.refusal = error_in_words(error)
 

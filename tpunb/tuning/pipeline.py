@@ -98,10 +98,9 @@ class Pipeline:
         """
         return self.build({})
 
-    @property
-    def in_place(self) -> Any:
-        """The `canonical` dataset on the program's own shuffle seeds and caches: to iterate it goes on with them."""
-        return self._built(self._rewriting(), {})
+    def in_place(self, values: Mapping[str, Value]) -> Any:
+        """Return what `build` does, on the program's own shuffle seeds and caches: to iterate it goes on with them."""
+        return self._built(self._rewriting(), checked(self.knobs, values))
 
     def build(self, values: Mapping[str, Value]) -> Any:
         """Return a ``tf.data.Dataset`` that gives the same elements, with other parameters.

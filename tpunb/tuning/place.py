@@ -125,13 +125,10 @@ class TfPlace:
     def later(self, values: Mapping[str, Value]) -> Any:
         """Return the data as later epochs begin them, with these values.
 
-        To read a position begins the data once more, where a shuffle in them was over already and is not in it. So
-        these are data of their own, begun as often as the program's.
+        They go on with the program's own shuffles, wherever and however often these were begun: what reads a position
+        has shuffles of its own.
         """
-        dataset = self._built(values)
-        for _ in range(self._begun + 1):
-            iter(dataset)
-        return dataset
+        return movable(self._pipeline.in_place(values))
 
     def _built(self, values: Mapping[str, Value]) -> Any:
         return movable(self._pipeline.build(values))

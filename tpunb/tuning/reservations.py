@@ -82,6 +82,8 @@ def _immovables(graph: Any, of: tuple[Stage, ...], purity: dict[str, Purity]) ->
             yield f"{stage.name} draws random numbers, and no position tells how many"
         if not stage.known:
             yield f"{stage.name} is a stage that tpunb does not know"
+        if stage.kind == "cache":
+            yield f"{stage.name} keeps what the first epoch made, and a copy would have to make it again"
         if _begins_by_itself(stage) and any(one.kind.startswith("shuffle") for one in below(stage, of)):
             yield f"{stage.name} stands above a shuffle, and no position tells how often that was begun"
     if any(node.op == "GeneratorDataset" for function in graph.library.function for node in function.node_def):
@@ -91,7 +93,7 @@ def _immovables(graph: Any, of: tuple[Stage, ...], purity: dict[str, Purity]) ->
 
 def _begins_by_itself(stage: Stage) -> bool:
     """Say whether a stage begins what lies below it, or not, at moments of its own."""
-    return stage.kind == "cache" or (len(stage.inputs) > 1 and stage.kind not in ("zip", "enumerate"))
+    return len(stage.inputs) > 1 and stage.kind not in ("zip", "enumerate")
 
 
 _ENDS_EARLY = {"take", "take_while"}

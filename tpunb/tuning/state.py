@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tpunb.resuming import folders, keras_seeds
+from tpunb.resuming import folders, keras_seeds, tf_seeds
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,19 +29,22 @@ class State:
         Of Keras' global seed generator; None where there was none.
     random
         As `tpunb.resuming.folders.random_state` gives it.
+    tf_seed
+        As `tpunb.resuming.tf_seeds.state` gives it.
     """
 
     variables: tuple[Any, ...]
     values: tuple[NDArray[Any], ...]
     seeds: NDArray[Any] | None
     random: Mapping[str, Any]
+    tf_seed: Any
 
     @classmethod
     def of(cls, variables: Iterable[Any]) -> State:
         """Return the state of some variables, and of all random numbers, as they are now."""
         kept = tuple(variables)
         values = tuple(np.array(value) for value in folders.values(kept)) if kept else ()
-        return cls(kept, values, _seeds(), folders.random_state())
+        return cls(kept, values, _seeds(), folders.random_state(), tf_seeds.state())
 
     def put_back(self) -> None:
         """Make everything what it was."""
@@ -49,6 +52,7 @@ class State:
             variable.assign(value)
         _set_seeds(self.seeds)
         folders.set_random_state(self.random)
+        tf_seeds.put_back(self.tf_seed)
 
 
 def holders(model: Any) -> list[Any]:

@@ -8,7 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from tpunb.errors import TpunbError, need, wrong
+from tpunb.resuming import keras_seeds
 from tpunb.resuming.building import build
+from tpunb.resuming.hidden_state import hidden_state
 from tpunb.tuning.state import State, digest, global_seeds, holders, variables_of
 
 
@@ -32,6 +34,9 @@ class Training(Protocol):
 
     def put_back(self, state: Any) -> None:
         """Make the state what it was."""
+
+    def hidden(self, iterator: Iterator[Any]) -> str:
+        """Return what a step depends on that `state` does not know, in a sentence, or ""; no step is taken."""
 
     def seeded(self) -> AbstractContextManager[None]:
         """Have what random numbers need in the block, so that `state` knows of it."""
@@ -98,6 +103,13 @@ class KerasTraining:
         """Make them what they were."""
         state.put_back()
 
+    def hidden(self, iterator: Iterator[Any]) -> str:
+        """Return what its compiled step depends on beyond its variables and seeds."""
+        function = self.model.make_train_function() or self.model.train_function
+        seeds = keras_seeds.generator()
+        known = [*variables_of(self.model), *([] if seeds is None else [seeds.state])]
+        return hidden_state(function, iterator, known)
+
     @contextmanager
     def seeded(self) -> Iterator[None]:
         """Have global seeds in the block; a step that was first compiled with such as are then gone is forgotten."""
@@ -149,6 +161,10 @@ class LoopTraining:
         """Make them what they were."""
         state[0].put_back()
         self._at_work = self._copy(state[1])
+
+    def hidden(self, iterator: Iterator[Any]) -> str:
+        """Return nothing: what a function of one's own depends on is not known here."""
+        return ""
 
     @contextmanager
     def seeded(self) -> Iterator[None]:

@@ -137,6 +137,11 @@ class Track:
         """Why a trial must draw all batches before its place again, in a sentence; "" where it need not."""
         return self._place.why
 
+    @property
+    def hidden(self) -> str:
+        """What a trial could not put back, since a step keeps it to itself, in a sentence; "" for nothing."""
+        return self.training.hidden(self._place.feed({}).iterator)
+
     def settle(self) -> Outcome:
         """Return what a trial of the present values tells, once all is compiled; and choose how many turns it has."""
         first = self._run({}, *_FIRST)

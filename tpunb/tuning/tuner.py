@@ -116,6 +116,9 @@ class Tuner:
         if self._track.refusal is not None:
             self.said.append(f"Nothing was tried: {self._track.refusal}.")
             return
+        if hidden := self._track.hidden:
+            self.said.append(f"Nothing was tried: {hidden}, and a trial could not put it back.")
+            return
         default = self._default()
         if default is None:
             return

@@ -151,8 +151,8 @@ class TuningPanel(Panel):
             self._thread = TuningThread(self._tuner, carry=self._carry, heard=self._heard, ended=self._end)
             self._found, self.failure, self._begun = Tuning(()), None, time.perf_counter()
             self._notes = []
+            self._thread.start()  # first: who watches the state may raise, and the thread ends by itself
             self._tell("running")
-            self._thread.start()
 
     def stop(self) -> None:
         """End the tuning after the trial that runs now; the job is then what it was before."""
