@@ -1,0 +1,277 @@
+"""The paper's workloads: what Table I says comes out of them, they train, and a seed is a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import tpunb as tp
+from tpunb.checkpoint.nouns import OPTIMIZER
+from tpunb.errors import TpunbError
+from tpunb.tuning.pipeline import Pipeline
+from tpunb.workloads import WORKLOADS, Workload, bert, dcgan, qanet, resnet, retinanet, table_1, workload
+from tpunb.workloads.images import Images
+from tpunb.workloads.scaling import Plan, between, rate
+
+tf = pytest.importorskip("tensorflow")
+keras = pytest.importorskip("keras")
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Where the tests of this file write examples, once for all."""
+    return tmp_path_factory.mktemp("records")
+
+
+@pytest.fixture(autouse=True)
+def _seeds_as_they_were():
+    yield
+    tf.random.set_seed(None)  # building a workload sets it
+
+
+class Short:
+    """A recipe with a plan of two short epochs on few examples."""
+
+    def __init__(self, recipe, every=1):
+        self.recipe, self.every = recipe, every
+
+    def __getattr__(self, name):
+        return getattr(self.recipe, name)
+
+    def plan(self, scale):
+        batch = self.recipe.plan(scale).batch
+        return Plan(batch, epochs=2, epoch_steps=3, eval_steps=2, examples=32, eval_every=self.every)
+
+
+def short(name, every=1):
+    whole = workload(name)
+    return replace(whole, recipe=Short(whole.recipe, every))
+
+
+def trained(of, folder, steps, **how):
+    model, data = of.build(folder=folder, **how)
+    losses = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(dict(logs)))
+    model.fit(data.take(steps), callbacks=[note], shuffle=False, verbose=0)
+    return losses
+
+
+# ---- Table I
+
+
+def test_table_1_is_the_papers():
+    table = table_1()
+    assert table["workload"].to_list() == [
+        *("bert-squad", "bert-mrpc", "bert-mnli", "bert-cola"),
+        *("dcgan-cifar10", "dcgan-mnist"),
+        *("qanet-squad", "retinanet-coco", "resnet-imagenet"),
+    ]
+    sizes = dict(table.select("dataset", "size_mib").iter_rows())
+    assert {name: round(size, 2) for name, size in sizes.items()} == {
+        **{"SQuAD": 422.27, "MRPC": 2.85, "MNLI": 430.61, "CoLA": 1.44},
+        **{"CIFAR-10": 178.87, "MNIST": 56.21, "COCO": round(48.49 * 1024, 2), "ImageNet": round(143.38 * 1024, 2)},
+    }
+    assert dict(table.select("model", "parameters").iter_rows()) == {
+        "BERT": "max seq length: 128\ntrain batch size: 32\nlearning rate: 2e-05\nnum train epochs: 3",
+        "DCGAN": "batch size: 1024\nnum shards: 8\ntrain steps: 10000\ntrain steps per eval: 1000\n"
+        "iterations per loop: 100\nlearning rate: 0.0002",
+        "QANet": "train batch size: 32\nsteps per epoch: 20000\nnum epochs: 5",
+        "RetinaNet": "train batch size: 64\nimage size: 640\nnum epochs: 15\nnum examples per epoch: 120000",
+        "ResNet": "default network depth: 50\ntrain steps: 112590\ndefault batch size: 1024",
+    }
+
+
+def test_the_reduced_ones_are_those_of_section_6c():
+    reduced = {name: one for name, one in WORKLOADS.items() if one.reduced}
+    assert [*reduced] == ["qanet-squad-half", "retinanet-coco-half", "resnet-cifar10"]
+    for name in ("qanet-squad", "retinanet-coco"):
+        whole, half = WORKLOADS[name], reduced[f"{name}-half"]
+        for scale in (0, 1):
+            assert abs(2 * half.plan(scale).examples - whole.plan(scale).examples) <= 1
+            assert abs(2 * half.plan(scale).epoch_steps - whole.plan(scale).epoch_steps) <= 1
+        assert half.batch_size == whole.batch_size
+
+
+def weights(model):
+    return sum(math.prod(variable.shape) for variable in model.trainable_variables)
+
+
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        # 30522 + 512 + 2 rows, 12 layers of 7,087,872, a pooler, and two classes: 109,482,240 are BERT-Base's own
+        (lambda: bert.classifier(bert.Size.at(1), 2), 109_482_240 + 2 * 768 + 2),
+        (lambda: bert.span(bert.Size.at(1)), 109_482_240 - (768 * 768 + 768) + 2 * 768 + 2),
+        (lambda: resnet.classifier(resnet.Size.at(1), 1000), 25_557_032),  # torchvision counts as many
+        # torchvision has 34,014,999 for 91 classes, and counts no normalisation of the backbone
+        (lambda: retinanet.detector(retinanet.Size.at(1), 90), 34_014_999 + 53_120 - 9 * (9 * 256 + 1)),
+    ],
+    ids=["bert-classes", "bert-span", "resnet-50", "retinanet-50"],
+)
+def test_at_scale_1_a_model_is_as_large_as_published(make, count):
+    with keras.StatelessScope():  # shapes alone, no values
+        assert weights(make()) == count
+
+
+@pytest.mark.parametrize("scale", [0, 0.5, 1])
+def test_shapes_come_out_as_they_should_at_any_scale(scale):
+    with keras.StatelessScope():
+        size = qanet.Size.at(scale)
+        assert {one.shape for one in qanet.span(size).outputs} == {(None, size.context)}
+        for images in (Images(32, 32, 10), Images(28, 28, 10, 1)):
+            small = dcgan.Size.at(scale, images)
+            shape = (None, images.height, images.width, images.channels)
+            assert dcgan.generator(small).output_shape == dcgan.discriminator(small).input_shape == shape
+        side = retinanet.Size.at(scale).backbone.image
+        cells = sum((side // 2**level) ** 2 for level in range(3, 8))
+        shapes = [one.shape for one in retinanet.detector(retinanet.Size.at(scale), 7).outputs]
+        assert sorted(shapes) == [(None, 9 * cells, 4), (None, 9 * cells, 7)]
+
+
+# ---- scales
+
+
+def test_between_ends_where_it_is_said_to():
+    assert [between(3, 112_590, scale) for scale in (0, 1)] == [3, 112_590]
+    assert between(16, 64, 0.4, of=8) % 8 == 0
+    assert rate(1e-3, 2e-5, 0) == 1e-3
+    assert rate(1e-2, 1e-4, 0.5) == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_plans_grow(name):
+    plans = [WORKLOADS[name].plan(scale) for scale in (0, 0.3, 0.7, 1)]
+    for small, large in pairwise(plans):
+        for what in ("batch", "epochs", "epoch_steps", "eval_steps", "examples"):
+            assert 1 <= getattr(small, what) <= getattr(large, what), what
+    assert plans[0].steps >= 200, "there is something to cut into phases"
+
+
+def test_a_plan_adds_up():
+    plan = Plan(batch=4, epochs=3, epoch_steps=10, eval_steps=5, examples=16)
+    assert plan.steps == 30
+    assert [plan.steps_of(split) for split in ("train", "eval")] == [10, 5]
+    assert [plan.records_of(split) for split in ("train", "eval")] == [16, 16]
+
+
+# ---- names and arguments
+
+
+def test_names_are_found_and_unknown_ones_told():
+    assert workload("ResNet-ImageNet") is WORKLOADS["resnet-imagenet"]
+    assert isinstance(workload("bert-cola"), Workload)
+    with pytest.raises(TpunbError, match="no workload is called 'bert-mrcp'") as told:
+        workload("bert-mrcp")
+    assert told.value.hint == "is it 'bert-mrpc'?"
+    with pytest.raises(TpunbError, match="�") as told:
+        workload("\x1b[31m")
+    assert "dcgan-mnist" in told.value.hint
+
+
+@pytest.mark.parametrize("how", [{"scale": 2}, {"scale": -0.1}, {"scale": True}, {"seed": -1}, {"seed": 0.5}])
+def test_wrong_arguments_are_told_before_anything_is_written(how, tmp_path):
+    with pytest.raises(ValueError, match="parameter of Workload must be"):
+        workload("bert-cola").build(folder=tmp_path, **how)
+    assert not any(tmp_path.iterdir())
+
+
+# ---- training
+
+
+# their models are those of others in the list
+ALIKE = {"bert-mnli", "qanet-squad-half", "retinanet-coco-half", "resnet-imagenet"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in WORKLOADS]
+)
+def test_each_trains(name, kept):
+    losses = trained(short(name), kept, 2)
+    assert len(losses) == 2
+    assert all(np.isfinite(value) for told in losses for value in told.values())
+
+
+@pytest.mark.parametrize("name", ["bert-mrpc", "resnet-cifar10"])
+def test_labels_can_be_learned(name, tmp_path):
+    told = [one["loss"] for one in trained(workload(name), tmp_path, 30)]  # means up to each step
+    assert told[29] < 0.9 * told[3]
+
+
+def test_a_seed_is_a_run_and_another_is_another(kept, tmp_path):
+    of = short("dcgan-mnist")
+    once = trained(of, kept, 2)
+    assert trained(of, tmp_path, 2, naive=True) == once
+    assert batches(of.build(folder=tmp_path, seed=1)[1], 1) != batches(of.build(folder=kept)[1], 1)
+
+
+def batches(data, count=3):
+    return [tf.nest.map_structure(lambda one: one.tolist(), batch) for batch in data.take(count).as_numpy_iterator()]
+
+
+@pytest.mark.parametrize("name", ["bert-squad", "qanet-squad", "retinanet-coco-half", "resnet-cifar10", "dcgan-mnist"])
+def test_the_naive_form_gives_the_same_batches(name, kept):
+    tuned, naive = (short(name).build(folder=kept, naive=naive)[1] for naive in (False, True))
+    assert batches(tuned) == batches(naive)
+    assert len(tuned) == len(naive) == 3
+
+
+def test_an_epoch_after_another_has_another_order(kept):
+    of = short("dcgan-mnist")
+    _, data = of.build(folder=kept)
+    assert batches(data, 1) != batches(data, 1)
+    asked = of.evaluation(folder=kept)
+    assert batches(asked) == batches(asked)
+
+
+@pytest.mark.parametrize("name", ["bert-mrpc", "qanet-squad", "retinanet-coco-half", "resnet-cifar10", "dcgan-mnist"])
+def test_the_naive_form_can_be_tuned(name, kept):
+    _, data = short(name).build(folder=kept, naive=True)
+    knobs = {knob.name.split("(")[0]: knob for knob in Pipeline(data).knobs}
+    for told, present in (("interleave:1 parallel calls", 1), ("end prefetch", 0)):
+        assert (knobs[told].present, knobs[told].verdict) == (present, "proved")
+    (mapped,) = (knob for knob in Pipeline(data).knobs if knob.name.startswith("map:") and "calls" in knob.name)
+    assert (mapped.present, mapped.verdict) == (1, "proved")
+
+
+def test_a_job_takes_steps_and_is_put_back(kept):
+    job = short("dcgan-mnist").job(folder=kept, naive=True)
+    assert isinstance(job, tp.Job)
+    assert repr(job) == "Job(dcgan-mnist, not built yet)"
+    training, data = job.training, job.parts[1]
+    state = training.state()
+    first = training.digest([training.turn(iter(data))])
+    training.put_back(state)
+    # the shuffle of the data goes on: the same batch is a new dataset's first
+    again = short("dcgan-mnist").build(folder=kept, naive=True)[1]
+    training.put_back(state)
+    assert training.digest([training.turn(iter(again))]) == first
+
+
+# ---- whole runs
+
+
+@pytest.mark.parametrize(("name", "every"), [("dcgan-mnist", 1), ("bert-cola", 2)])
+def test_a_whole_run_evaluates_and_saves(name, every, tmp_path):
+    history = short(name, every).fit(tmp_path).history
+    losses = {key: values for key, values in history.items() if "loss" in key}
+    assert {len(values) for key, values in losses.items() if not key.startswith("val_")} == {2}
+    assert {len(values) for key, values in losses.items() if key.startswith("val_")} == {2 // every}
+    assert all(np.isfinite(value) for values in losses.values() for value in values)
+    saved = tp.checkpoints(tmp_path / "checkpoints")
+    assert [one.step for one in saved] == [3, 6]
+    assert all(OPTIMIZER in one.holds for one in saved)
+
+
+def test_a_folder_of_ones_own_is_read(kept, tmp_path):
+    of = short("bert-cola")
+    _, data = of.build(folder=kept)
+    (written,) = kept.glob("bert-cola-*")
+    assert batches(of.build(data=written, folder=tmp_path)[1]) == batches(data)
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(TpunbError, match="holds no records of the split 'train'") as told:
+        workload("bert-cola").build(data=tmp_path)
+    assert "train-00000-of-00004.tfrecord" in told.value.hint

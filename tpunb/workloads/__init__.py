@@ -1,0 +1,6 @@
+"""The five workloads of the paper (section V), from a minute on two cores to the sizes of its Table I."""
+
+from tpunb.workloads.catalogue import WORKLOADS, table_1, workload
+from tpunb.workloads.workload import Workload
+
+__all__ = ["WORKLOADS", "Workload", "table_1", "workload"]

@@ -1,0 +1,201 @@
+"""BERT (Devlin et al., 2019): a transformer's encoder, with a head for classes or for the span of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpunb.errors import need
+from tpunb.workloads.records import Decode
+from tpunb.workloads.scaling import Plan, between, rate
+from tpunb.workloads.text_input import paragraphs, sentence_pairs
+from tpunb.workloads.texts import Questions, Sentences
+from tpunb.workloads.wordpiece import tokens_of
+
+_EPOCHS, _BATCH = 3, 32
+_HEAD = 64  # width of one attention head, at any scale
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the model is.
+
+    Attributes
+    ----------
+    layers, hidden, heads
+        Of the encoder; each feed-forward part is 4 times as wide as `hidden`.
+    vocabulary, positions
+        Rows of the embeddings.
+    length
+        Tokens of an input.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    positions: int
+    length: int = 128
+
+    @classmethod
+    def at(cls, scale: float) -> Size:
+        """Return the size at a scale, up to BERT-Base at 1. The length is Table I's at any.
+
+        >>> Size.at(1)
+        Size(layers=12, hidden=768, heads=12, vocabulary=30522, positions=512, length=128)
+        """
+        hidden = between(128, 768, scale, of=_HEAD)
+        return cls(
+            layers=between(2, 12, scale),
+            hidden=hidden,
+            heads=hidden // _HEAD,
+            vocabulary=between(1024, 30522, scale),
+            positions=between(128, 512, scale),
+        )
+
+
+@dataclass(frozen=True)
+class Bert:
+    """BERT on one dataset: what `tpunb.workloads.Workload` asks of a recipe.
+
+    Attributes
+    ----------
+    texts
+        What the dataset holds: sentences with classes, or questions.
+    examples
+        Of its training data.
+    small
+        Steps of an epoch at scale 0.
+    """
+
+    texts: Sentences | Questions
+    examples: int
+    small: int
+
+    def facts(self) -> Mapping[str, object]:
+        """Return its parameters, as in Table I."""
+        return {
+            "max seq length": Size.at(1).length,
+            "train batch size": self.plan(1).batch,
+            "learning rate": _learning_rate(1),
+            "num train epochs": self.plan(1).epochs,
+        }
+
+    def plan(self, scale: float) -> Plan:
+        """Return how long it trains: what grows with the scale is the batch, the steps and the examples.
+
+        It is evaluated once, when all epochs are over.
+        """
+        batch = between(16, _BATCH, scale)
+        steps = between(self.small, self.examples // _BATCH, scale)
+        examples = between(self.small * 16, self.examples, scale)
+        return Plan(batch, _EPOCHS, steps, max(1, steps // 4), examples, eval_every=_EPOCHS)
+
+    def made(self, scale: float) -> Sentences | Questions:
+        """Return what makes records: texts of the real lengths at any scale."""
+        return self.texts
+
+    def decode(self, scale: float, split: str, seed: int, folder: Path) -> Decode:
+        """Return what turns a record into input and target."""
+        size = Size.at(scale)
+        tokens = tokens_of(folder, size.vocabulary)
+        prepare = sentence_pairs if isinstance(self.texts, Sentences) else paragraphs
+        return prepare(tokens, size.length)
+
+    def model(self, scale: float) -> Any:
+        """Return the compiled model."""
+        keras = need("keras", extra="tensorflow")
+        crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        plan = self.plan(scale)
+        decay = keras.optimizers.schedules.PolynomialDecay(_learning_rate(scale), plan.steps, 0.0)
+        optimizer = keras.optimizers.AdamW(decay, weight_decay=0.01, global_clipnorm=1.0)
+        if isinstance(self.texts, Sentences):
+            model = classifier(Size.at(scale), self.texts.classes)
+            model.compile(optimizer, crossentropy, metrics=["accuracy"])
+        else:
+            model = span(Size.at(scale))
+            model.compile(optimizer, {"start": crossentropy, "end": crossentropy})
+        return model
+
+
+def classifier(size: Size, classes: int) -> Any:
+    """Return BERT with a class for each text: logits of shape (batch, classes)."""
+    import keras
+
+    inputs, hidden = _encoder(size)
+    pooled = keras.layers.Dense(size.hidden, activation="tanh", name="pooler", **_init())(hidden[:, 0])
+    pooled = keras.layers.Dropout(0.1)(pooled)
+    logits = keras.layers.Dense(classes, name="classes", **_init())(pooled)
+    return keras.Model(inputs, logits, name="bert_classifier")
+
+
+def span(size: Size) -> Any:
+    """Return BERT with the span of an answer: logits ``start`` and ``end`` of shape (batch, length)."""
+    import keras
+
+    inputs, hidden = _encoder(size)
+    logits = keras.layers.Dense(2, name="span", **_init())(hidden)
+    return keras.Model(inputs, {"start": logits[..., 0], "end": logits[..., 1]}, name="bert_span")
+
+
+def _encoder(size: Size) -> tuple[Any, Any]:
+    """Return the inputs, and the hidden states of shape (batch, length, hidden)."""
+    import keras
+
+    shape = (size.length,)
+    inputs = {name: keras.Input(shape, dtype="int32", name=name) for name in ("tokens", "segments")}
+    tokens = inputs["tokens"]
+    places = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=1) - 1
+    hidden = (
+        _embedding(size.vocabulary, size.hidden, "token_embedding")(tokens)
+        + _embedding(2, size.hidden, "segment_embedding")(inputs["segments"])
+        + _embedding(size.positions, size.hidden, "position_embedding")(places)
+    )
+    hidden = keras.layers.Dropout(0.1)(_norm("embedding_norm")(hidden))
+    seen = keras.ops.not_equal(tokens, 0)[:, None, :]
+    for number in range(size.layers):
+        hidden = _layer(hidden, seen, size, f"layer_{number}")
+    return inputs, hidden
+
+
+def _layer(hidden: Any, seen: Any, size: Size, name: str) -> Any:
+    """Return the hidden states behind one layer: attention and feed-forward, each added to its input and normed."""
+    import keras
+
+    attention = keras.layers.MultiHeadAttention(
+        size.heads, size.hidden // size.heads, dropout=0.1, name=f"{name}_attention", **_init()
+    )
+    attended = keras.layers.Dropout(0.1)(attention(hidden, hidden, attention_mask=seen))
+    hidden = _norm(f"{name}_attention_norm")(hidden + attended)
+    wide = keras.layers.Dense(4 * size.hidden, activation="gelu", name=f"{name}_wide", **_init())(hidden)
+    narrow = keras.layers.Dense(size.hidden, name=f"{name}_narrow", **_init())(wide)
+    return _norm(f"{name}_norm")(hidden + keras.layers.Dropout(0.1)(narrow))
+
+
+def _embedding(rows: int, hidden: int, name: str) -> Any:
+    import keras
+
+    return keras.layers.Embedding(rows, hidden, embeddings_initializer=_normal(), name=name)
+
+
+def _norm(name: str) -> Any:
+    import keras
+
+    return keras.layers.LayerNormalization(epsilon=1e-12, name=name)
+
+
+def _init() -> dict[str, Any]:
+    return {"kernel_initializer": _normal()}
+
+
+def _normal() -> Any:
+    import keras
+
+    return keras.initializers.TruncatedNormal(stddev=0.02)
+
+
+def _learning_rate(scale: float) -> float:
+    """Return the highest learning rate: a small model learns from nothing, and in few steps."""
+    return rate(1e-3, 2e-5, scale)
