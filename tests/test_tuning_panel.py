@@ -387,8 +387,28 @@ def test_where_widgets_of_others_cannot_be_the_tables_are(monkeypatch, one_job, 
     assert {*panel_of(one_job, tmp_path)._repr_mimebundle_()[0]} == {"text/html", "text/plain"}
 
 
-def written(folder, *trials, end=True):
+def test_who_watches_and_raises_does_not_keep_others_from_tuning(played):
+    panel, made = played
+
+    def watch(change):
+        if change["new"] == "running":
+            raise ValueError("mine")
+
+    panel.observe(watch, "state")
+    with pytest.raises(ValueError, match="mine"):
+        panel.run()
+    made[0].next.release(3)
+    panel.wait(SECONDS)
+    panel.unobserve(watch, "state")
+    panel.run()
+    made[1].next.release(3)
+    panel.wait(SECONDS)
+    assert panel.state == "done"
+
+
+def written(folder, of, *trials, end=True):
     journal = Journal(folder)
+    journal.begin(of)
     for trial in trials:
         journal.note(trial)
     if end:
@@ -396,7 +416,7 @@ def written(folder, *trials, end=True):
 
 
 def test_an_earlier_tuning_is_shown_and_applied(one_job, tmp_path):
-    written(tmp_path, *Played.trials_to_come)
+    written(tmp_path, one_job.fingerprint, *Played.trials_to_come)
     panel = panel_of(one_job, tmp_path)
     assert (panel.state, len(panel.trials), panel.value.best) == ("done", 3, {CALLS: 8})
     assert panel._run["notes"] == [f"What is shown is from an earlier tuning, in the folder {tmp_path}."]
@@ -405,7 +425,7 @@ def test_an_earlier_tuning_is_shown_and_applied(one_job, tmp_path):
 
 
 def test_of_a_kernel_that_died_the_trials_are_shown(one_job, tmp_path):
-    written(tmp_path, *Played.trials_to_come[:2], end=False)
+    written(tmp_path, one_job.fingerprint, *Played.trials_to_come[:2], end=False)
     panel = panel_of(one_job, tmp_path)
     assert len(panel.trials) == 2
     assert panel._run["said"] == ["It was cut after 2 trials: nothing was chosen."]
@@ -413,16 +433,19 @@ def test_of_a_kernel_that_died_the_trials_are_shown(one_job, tmp_path):
     assert panel.apply(data) is data
 
 
-def test_trials_of_another_pipeline_are_not_taken_for_its_own(one_job, tmp_path):
-    written(tmp_path, Trial(0, {}, "default"), Trial(1, {"map:9 parallel calls": 2}, "faster"))
+def test_trials_of_another_job_are_not_taken_for_its_own(one_job, tmp_path):
+    other = Job(lambda: (little(), reading(batch=8)))
+    written(tmp_path, other.fingerprint, Trial(0, {}, "default"), Trial(1, {CALLS: 2}, "faster"))
     panel = panel_of(one_job, tmp_path)
     assert (panel.state, panel.value) == ("ready", None)
-    assert "holds trials of another pipeline" in panel._run["notes"][0]
+    assert "holds trials of another job" in panel._run["notes"][0]
 
 
-def test_a_file_that_cannot_be_read_is_told(one_job, tmp_path):
-    written(tmp_path, Trial(0, {}, "default"))
-    (tmp_path / "tuning.jsonl").write_text('{"trial": {"warp": 9}}\n')
+@pytest.mark.parametrize(
+    "line", ['{"trial": {"warp": 9}}', '{"trial": {"number": 0, "values": 3, "verdict": "default"}}', "{"]
+)
+def test_a_file_that_cannot_be_read_is_told(one_job, tmp_path, line):
+    (tmp_path / "tuning.jsonl").write_text(line + "\n")
     panel = panel_of(one_job, tmp_path)
     assert (panel.state, panel.value) == ("ready", None)
     assert "cannot be read" in panel._run["notes"][0]

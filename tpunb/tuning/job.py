@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -81,6 +83,19 @@ class Job:
         """
         data = self.parts[1]
         return GrainPipeline(data) if _is_grain(data) else Pipeline(data)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells it from other jobs, also in another kernel: the kind of its model, and its data's parameters.
+
+        Raises
+        ------
+        TypeError, TpunbError
+            As `pipeline` does.
+        """
+        knobs = [[knob.name, str(knob.present), str(knob.domain), knob.verdict] for knob in self.pipeline.knobs]
+        told = [type(self.parts[0]).__qualname__, getattr(self.step, "__qualname__", ""), knobs]
+        return hashlib.blake2b(json.dumps(told).encode(), digest_size=8).hexdigest()
 
     @cached_property
     def training(self) -> Training:

@@ -108,6 +108,8 @@ class Tuning:
         That all of it took.
     code
         The lines of `as_code`.
+    of
+        The fingerprint of the job; "" where none was written.
     """
 
     trials: tuple[Trial, ...]
@@ -116,6 +118,7 @@ class Tuning:
     said: tuple[str, ...] = ()
     seconds: float = 0.0
     code: str = ""
+    of: str = ""
 
     def __repr__(self) -> str:
         gain = f"{self.speedup.ratio:.2f}x [{self.speedup.low:.2f}, {self.speedup.high:.2f}], {self.best}"
@@ -169,15 +172,24 @@ class Tuning:
             raise TpunbError(f"no tuning in {plain(str(folder))}", hint="give tune(..., folder=) the same folder")
         try:
             lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]  # the last may be half a line
-            trials = tuple(Trial(**line["trial"]) for line in lines if "trial" in line)
+            trials = tuple(_trial(**line["trial"]) for line in lines if "trial" in line)
+            of = next((str(line["of"]) for line in lines if "of" in line), "")
             ends = [line["end"] for line in lines if "end" in line]
             if not ends:
-                return cls(trials, said=(f"It was cut after {plural(len(trials), 'trial')}: nothing was chosen.",))
+                return cls(
+                    trials, said=(f"It was cut after {plural(len(trials), 'trial')}: nothing was chosen.",), of=of
+                )
             end = ends[-1]
             speedup = Speedup(*end["speedup"])
-            return cls(trials, end["best"], speedup, tuple(end["said"]), end["seconds"], end["code"])
+            return cls(trials, end["best"], speedup, tuple(end["said"]), end["seconds"], end["code"], of)
         except (ValueError, KeyError, TypeError) as error:
             raise TpunbError(f"{plain(str(path))} cannot be read: {plain(str(error))}") from error
+
+
+def _trial(*, values: object, **facts: Any) -> Trial:
+    if not isinstance(values, dict):
+        raise TypeError(f"values are {values!r}")
+    return Trial(values=values, **facts)
 
 
 class Journal:
@@ -191,6 +203,10 @@ class Journal:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_text("")
+
+    def begin(self, of: str) -> None:
+        """Write which job it is, by its fingerprint."""
+        self._write({"of": of})
 
     def note(self, trial: Trial) -> None:
         """Write a trial."""

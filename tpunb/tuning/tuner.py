@@ -113,6 +113,7 @@ class Tuner:
 
     def _trials(self) -> Generator[Trial, None, None]:
         pipeline = self._track.pipeline
+        self._journal.begin(self._track.job.fingerprint)
         if self._track.refusal is not None:
             self.said.append(f"Nothing was tried: {self._track.refusal}.")
             return

@@ -283,13 +283,12 @@ class TuningPanel(Panel):
                 self._notes = [told(error)]
             self._tell("ready")
             return
-        known = {knob.name for knob in self._knobs}
-        if {name for trial in found.trials for name in trial.values} <= known:
+        if found.of == self.job.fingerprint:
             self._found = found
             self._notes = [f"What is shown is from an earlier tuning, in the folder {plain(str(self.folder))}."]
             self._tell("done")
         else:
-            self._notes = [f"{plain(str(self.folder))} holds trials of another pipeline: those of a run replace them."]
+            self._notes = [f"{plain(str(self.folder))} holds trials of another job: those of a run replace them."]
             self._tell("ready")
 
     def _framed(self) -> dict[str, Any]:
