@@ -183,7 +183,7 @@ def test_wrong_arguments_are_told_before_anything_is_written(how, tmp_path):
 
 
 # their models are those of others in the list
-ALIKE = {"bert-mnli", "qanet-squad-half", "retinanet-coco-half", "resnet-imagenet"}
+ALIKE = {"bert-mnli", "bert-cola", "qanet-squad-half", "retinanet-coco-half", "resnet-imagenet", "dcgan-mnist"}
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_job_takes_steps_and_is_put_back(kept):
 # ---- whole runs
 
 
-@pytest.mark.parametrize(("name", "every"), [("dcgan-mnist", 1), ("bert-cola", 2)])
+@pytest.mark.parametrize(("name", "every"), [("dcgan-mnist", 1), pytest.param("bert-cola", 2, marks=pytest.mark.slow)])
 def test_a_whole_run_evaluates_and_saves(name, every, tmp_path):
     history = short(name, every).fit(tmp_path).history
     losses = {key: values for key, values in history.items() if "loss" in key}
