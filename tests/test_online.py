@@ -381,12 +381,18 @@ def test_a_shuffle_that_was_begun_before_goes_on_from_there(at):
     assert run(tune=True) == run(tune=False)
 
 
-def test_a_shuffle_with_a_seed_is_left_alone_while_its_fit_is_saved(tmp_path, at):
+@pytest.mark.parametrize("also", [False, True])
+def test_a_shuffle_with_a_seed_is_left_alone_while_its_fit_is_saved(tmp_path, at, also):
+    def data():
+        return shuffled_by_a_seed().shuffle(2) if also else shuffled_by_a_seed()  # one without a seed above it
+
+    with keras_fit.listening(Idle()):
+        plain = fitted(data())
     at(5)
     with checkpointing(tmp_path), tuned(budget=1e6) as found:
-        told = fitted(shuffled_by_a_seed())
+        told = fitted(data())
     assert "how often its shuffle was begun is not known" in found.said[0]
-    assert told == fitted(shuffled_by_a_seed())
+    assert told == plain
 
 
 def test_what_a_cache_keeps_is_not_made_anew(at):

@@ -499,7 +499,7 @@ def test_a_table_that_was_packed_is_what_it_was(table):
     together=st.integers(2, 5),
     is_closed=st.booleans(),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_was_written_in_parts_is_what_is_read(parts, gaps, together, is_closed):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_writer, "_TOGETHER", together)

@@ -127,9 +127,7 @@ def unseeded(graph: Any) -> list[Any]:
 
 def reshuffles(graph: Any) -> bool:
     """Say whether a graph has a shuffle with a seed: its order hangs on how often it was begun, by whomever."""
-    return any(node.op in _SEEDED for node in graph.node) and len(unseeded(graph)) < sum(
-        node.op in _SEEDED for node in graph.node
-    )
+    return len(unseeded(graph)) < sum(node.op in _SEEDED for node in graph.node)
 
 
 def _constants(nodes: Any, node: Any) -> Iterator[int]:

@@ -231,7 +231,7 @@ class Fit:
         Parameters
         ----------
         dataset
-            That later epochs begin; begun as often as the fit's own was.
+            That later epochs begin.
         iterator
             Of it, that stands where the fit's own does.
         why
@@ -251,8 +251,8 @@ class Fit:
 
     @property
     def owns_shuffles(self) -> bool:
-        """Whether nobody else begins the shuffles of its data: there are none, or they were given seeds here."""
-        return not self._shuffles or bool(self._seeds)
+        """Whether nobody else begins the shuffles of its data: there are none, or all were given seeds here."""
+        return not self._shuffles
 
     def fill(self, folder: Path) -> dict[str, Any]:
         """Write all that the next step depends on; return what is to be told of it."""
