@@ -52,6 +52,11 @@ def trace(op="Relu", steps=(0, 1)):
     return json.dumps({"traceEvents": [host, *marks, *ops]}).encode()
 
 
+def zipped(data):
+    """The same bytes at any time of the day."""
+    return gzip.compress(data, mtime=0)
+
+
 def put(path, data):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
@@ -69,13 +74,13 @@ def ops(profile):
     ("name", "data", "op"),
     [
         ("a.xplane.pb", window(), "MatMul"),
-        ("a.xplane.pb.gz", gzip.compress(window()), "MatMul"),
-        ("a.xplane.pb", gzip.compress(window()), "MatMul"),  # the first bytes tell, not the name
+        ("a.xplane.pb.gz", zipped(window()), "MatMul"),
+        ("a.xplane.pb", zipped(window()), "MatMul"),  # the first bytes tell, not the name
         ("a.trace.json", trace(), "Relu"),
-        ("a.trace.json.gz", gzip.compress(trace()), "Relu"),
+        ("a.trace.json.gz", zipped(trace()), "Relu"),
         ("worker0.pt.trace.json", trace(), "Relu"),
         ("exported.json", trace(), "Relu"),
-        ("exported.json.gz", gzip.compress(b"\n " + trace()), "Relu"),
+        ("exported.json.gz", zipped(b"\n " + trace()), "Relu"),
     ],
     ids=["xplane", "xplane.gz", "xplane gzipped", "json", "json.gz", "torch", "any json", "any json.gz"],
 )
@@ -164,7 +169,7 @@ def test_steps_of_two_hosts_stay_apart(tmp_path):
 
 @pytest.mark.parametrize(
     ("ending", "data"),
-    [(".trace.json.gz", gzip.compress(trace())), (".xplane.pb", window(host=""))],
+    [(".trace.json.gz", zipped(trace())), (".xplane.pb", window(host=""))],
     ids=["trace", "xplane"],
 )
 def test_two_hosts_that_do_not_say_who_they_are_bear_the_names_of_their_files(tmp_path, ending, data):
@@ -308,9 +313,9 @@ def test_a_folder_of_runs_names_them(tmp_path):
 @pytest.mark.parametrize(
     ("better", "worse"),
     [
-        (("a.xplane.pb", window()), ("a.trace.json.gz", gzip.compress(trace()))),
-        (("a.xplane.pb.gz", gzip.compress(window())), ("a.trace.json", trace())),
-        (("a.xplane.pb", window()), ("a.xplane.pb.gz", gzip.compress(window()))),
+        (("a.xplane.pb", window()), ("a.trace.json.gz", zipped(trace()))),
+        (("a.xplane.pb.gz", zipped(window())), ("a.trace.json", trace())),
+        (("a.xplane.pb", window()), ("a.xplane.pb.gz", zipped(window()))),
     ],
     ids=["json.gz", "json", "packed"],
 )
@@ -325,8 +330,8 @@ def test_a_twin_of_the_same_host_is_not_counted_again(tmp_path, better, worse):
 
 def test_a_trace_without_a_twin_is_read_beside_the_xplanes(tmp_path):
     put(tmp_path / "a.xplane.pb", window("a"))
-    put(tmp_path / "b.trace.json.gz", gzip.compress(trace()))
-    put(tmp_path / "elsewhere" / "a.trace.json.gz", gzip.compress(trace()))  # another session's: no twin
+    put(tmp_path / "b.trace.json.gz", zipped(trace()))
+    put(tmp_path / "elsewhere" / "a.trace.json.gz", zipped(trace()))  # another session's: no twin
     assert sorted(tp.load(tmp_path).windows["host"]) == sorted([f"a {tmp_path.name}", "a elsewhere", "b"])
 
 
@@ -372,7 +377,7 @@ def test_the_one_missing_file_of_a_list_is_named(tmp_path):
 
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)
-ZIPPED = gzip.compress(window())
+ZIPPED = zipped(window())
 
 
 @pytest.mark.parametrize(
@@ -384,10 +389,10 @@ ZIPPED = gzip.compress(window())
         ("a.xplane.pb", b"plain words", "plain words"),
         ("a.xplane.pb.gz", ZIPPED[: len(ZIPPED) // 2], "cannot be read"),
         ("a.xplane.pb.gz", ZIPPED[:-8] + bytes(8), "cannot be read"),
-        ("a.xplane.pb.gz", gzip.compress(b""), "the file is empty"),
+        ("a.xplane.pb.gz", zipped(b""), "the file is empty"),
         ("a.trace.json", b"", "the file is empty"),
         ("a.trace.json", trace()[:-9], "no JSON"),
-        ("a.trace.json.gz", gzip.compress(trace())[:-12], "cannot be read"),
+        ("a.trace.json.gz", zipped(trace())[:-12], "cannot be read"),
         ("a.trace.json", b'{"rows": 1}', r"no Chrome trace: an object with \['rows'\]"),
         ("plot.png", PNG, r"not a profile by its name or its first bytes b'\\x89PNG"),
         ("notes.txt", b"plain words", r"first bytes b'plain wo'"),

@@ -20,6 +20,11 @@ METHODS = [OLS(), OLSPlus(), KMeans(), KMeans.paper(), DBSCAN(), DBSCAN.paper(),
 OURS = METHODS[:-1]
 
 
+def called(given):
+    """What a test is called by, the same in every process."""
+    return getattr(given, "__name__", None) or repr(given)
+
+
 def two_hosts(pattern="aaabbb", other="aaabbb"):
     one, two = toy_steps(pattern, host="one"), toy_steps(other, host="two")
     return Steps(pl.concat([two.frame, one.frame]), pl.concat([one.ops, two.ops]))
@@ -29,7 +34,7 @@ def no_ops(n=4):
     return Steps(toy_steps("a" * n).frame, schema.empty(schema.OPS))
 
 
-@pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize("method", METHODS, ids=called)
 def test_holds_to_the_rules_for_all_methods(method):
     check_method(method)
 
@@ -49,7 +54,7 @@ def test_the_rules_catch_who_breaks_them(wrong, rule):
         check_method(wrong)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize("method", METHODS, ids=called)
 @pytest.mark.parametrize(
     "steps",
     [
@@ -152,7 +157,7 @@ def test_what_is_unknown_or_negative_is_nothing(method, gap, columns):
         assert not any(sweep[name].is_nan().any() for name, dtype in sweep.schema.items() if dtype.is_float())
 
 
-@pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize("method", METHODS, ids=called)
 def test_no_steps_have_no_labels(method):
     assert method(toy_steps("")) == []
 

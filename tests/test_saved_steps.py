@@ -31,7 +31,6 @@ def saved(step, **more):
         ([saved(2), saved(None, path="ckpt/of-which-nothing-is-known")], {"step 2": 2}),
         (iter([1]), {"step 1": 1}),
     ],
-    ids=str,
 )
 def test_steps_by_their_names_in_order(given, found):
     assert steps_of(given) == found
