@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tpunb.errors import TpunbError
 from tpunb.tuning import orders
+from tpunb.tuning.dataset_graph import there
 from tpunb.tuning.pipeline import Pipeline
 
 tf = pytest.importorskip("tensorflow")
@@ -477,6 +478,16 @@ def test_a_shuffle_that_may_begin_anew_unseen_is_to_be_verified(build, words):
 )
 def test_what_cannot_end_between_is_proved(build):
     assert proved(Pipeline(build()))
+
+
+@pytest.mark.parametrize("size", [-1, 0, 2])
+def test_a_buffer_that_tf_data_sizes_is_never_without_a_place(size):
+    """While it has none, who asks takes elements past it, and may overtake those that are put in as it grows."""
+    built = Pipeline(ranged().prefetch(-1).map(double).batch(2)).build({"end prefetch": size})
+    nodes = [node for node in there(built).node if node.op == "PrefetchDataset"]
+    assert len(nodes) == 2
+    assert all(node.attr["buffer_size_min"].i == 1 for node in nodes)
+    assert epochs(built) == epochs(ranged().map(double).batch(2))
 
 
 # ---- as code

@@ -19,6 +19,7 @@ from tpunb.tuning.rewriting import (
     PARALLEL_INPUT,
     Rewriting,
     insert_prefetch,
+    keep_order_ahead,
     make_parallel,
     resources_of_its_own,
 )
@@ -148,6 +149,7 @@ class Pipeline:
         for order in self._orders:
             if order.knob.name in changed:
                 order.changes[changed[order.knob.name]](work)
+        keep_order_ahead(work)
         built = back(work.graph, self.dataset.element_spec).with_options(self._options_with(changed))
         built._tpunb_kept = (self.dataset, work.kept)
         return built

@@ -203,6 +203,18 @@ def insert_prefetch(work: Rewriting, size: int) -> None:
     work.ends_in = node.name
 
 
+def keep_order_ahead(work: Rewriting) -> None:
+    """Let a prefetch whose buffer tf.data sizes have one place from the start.
+
+    While such a buffer has none, who asks for an element takes it past the buffer; where it gets its first places at
+    that moment, elements that are put there meanwhile come after one that was to follow them. Seen on
+    a machine with much else to do.
+    """
+    for node in work.graph.node:
+        if node.op == "PrefetchDataset":
+            node.attr["buffer_size_min"].i = max(1, node.attr["buffer_size_min"].i)
+
+
 def insert_cache(work: Rewriting, below: str) -> None:
     """Put a cache in memory above a stage."""
     proto, kept = memory_cache()
