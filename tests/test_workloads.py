@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from short_workloads import short
 
 import tpunb as tp
 from tpunb.checkpoint.nouns import OPTIMIZER
@@ -31,25 +31,6 @@ def kept(tmp_path_factory):
 def _seeds_as_they_were():
     yield
     tf.random.set_seed(None)  # building a workload sets it
-
-
-class Short:
-    """A recipe with a plan of two short epochs on few examples."""
-
-    def __init__(self, recipe, every=1):
-        self.recipe, self.every = recipe, every
-
-    def __getattr__(self, name):
-        return getattr(self.recipe, name)
-
-    def plan(self, scale):
-        batch = self.recipe.plan(scale).batch
-        return Plan(batch, epochs=2, epoch_steps=3, eval_steps=2, examples=32, eval_every=self.every)
-
-
-def short(name, every=1):
-    whole = workload(name)
-    return replace(whole, recipe=Short(whole.recipe, every))
 
 
 def trained(of, folder, steps, **how):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -174,7 +174,16 @@ class Workload:
         """Return the ``tf.data.Dataset`` of one evaluation; the arguments are those of `build`."""
         return self._data("eval", scale, naive, folder, data, seed)
 
-    def train(self, model: Any, training: Any, evaluation: Any, folder: PathLike, *, scale: float = 0.0) -> Any:
+    def train(
+        self,
+        model: Any,
+        training: Any,
+        evaluation: Any,
+        folder: PathLike,
+        *,
+        scale: float = 0.0,
+        callbacks: Sequence[Any] = (),
+    ) -> Any:
         """Train a model as the paper's run did, and return Keras' history.
 
         An epoch ends with a checkpoint in ``checkpoints`` of the folder; every epoch, or for BERT the last, with an
@@ -190,6 +199,8 @@ class Workload:
             Of the run.
         scale
             What they were built at.
+        callbacks
+            Of Keras, besides.
         """
         keras = need("keras", extra="tensorflow")
         plan, saved = self.plan(scale), Path(folder) / CHECKPOINTS
@@ -203,7 +214,7 @@ class Workload:
             epochs=plan.epochs,
             validation_data=evaluation,
             validation_freq=plan.eval_every,
-            callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=save)],
+            callbacks=[*callbacks, keras.callbacks.LambdaCallback(on_epoch_end=save)],
             shuffle=False,  # the data are already
             verbose=0,
         )

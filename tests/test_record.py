@@ -1,0 +1,128 @@
+"""Recording a workload, and reading it back."""
+
+import re
+
+import pytest
+from short_workloads import short
+
+import tpunb as tp
+from tpunb.errors import ProfileNotFound, TpunbError
+from tpunb.workloads import catalogue, record, recorded
+from tpunb.workloads.cost import Cost
+from tpunb.workloads.recordings import parted
+
+tf = pytest.importorskip("tensorflow")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A workload's three runs, each of ten steps."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalogue, "WORKLOADS", {"dcgan-mnist": short("dcgan-mnist")})
+        for name in ("dcgan-mnist", "dcgan-mnist-naive", "dcgan-mnist-tuned"):
+            record.record(name, folder)
+    tf.random.set_seed(None)  # building a workload sets it
+    return folder
+
+
+EPOCH = ["train"] * 3 + ["test"] * 2
+
+
+def test_what_each_step_did_is_what_the_capture_saw(runs):
+    for name in ("dcgan-mnist", "dcgan-mnist-naive"):
+        run = recorded(name, runs)
+        assert run.truth["did"].to_list() == run.steps.frame["mark"].to_list() == 2 * EPOCH
+        assert run.truth["step"].to_list() == run.steps.frame["step"].to_list()
+
+
+def test_how_it_was_made_is_told(runs):
+    plain, naive, tuned = (recorded(f"dcgan-mnist{form}", runs) for form in ("", "-naive", "-tuned"))
+    assert [run.form for run in (plain, naive, tuned)] == [None, "naive", "tuned"]
+    assert {run.workload.name for run in (plain, naive, tuned)} == {"dcgan-mnist"}
+    assert plain.about["what"] == "DCGAN on MNIST"
+    assert naive.about["what"] == "DCGAN on MNIST, the naive input pipeline"
+    assert plain.about["again"] == "python -m tpunb.workloads.record dcgan-mnist --scale 0"
+    assert all(run.about["seconds"] > 0 and run.about["matrix_flops"] > 1e9 for run in (plain, naive, tuned))
+    assert tuned.about["tuning_seconds"] >= 0
+    assert tuned.about["tuning"], "why nothing was tried, in so few steps"
+    assert "tuning" not in naive.about
+
+
+def test_what_a_step_costs_is_told(runs):
+    costs = recorded("dcgan-mnist", runs).costs
+    assert set(costs) == {"train", "test"}
+    assert all(isinstance(cost, Cost) for cost in costs.values())
+    assert costs["train"].flops > costs["test"].flops > 0
+
+
+def test_nothing_but_statistics_is_kept(runs):
+    assert tp.load(runs / "dcgan-mnist").observed > 0
+    kinds = {path.suffix for path in (runs / "dcgan-mnist").rglob("*") if path.is_file()}
+    assert kinds == {".json", ".parquet", ".toml"}
+    assert b"/tmp" not in (runs / "dcgan-mnist" / "about.toml").read_bytes()
+
+
+def test_a_name_tells_workload_and_form():
+    assert [(parted(name)[0].name, parted(name)[1]) for name in record.SAMPLES[-3:]] == [
+        ("retinanet-coco", "tuned"),
+        ("resnet-imagenet", "naive"),
+        ("resnet-imagenet", "tuned"),
+    ]
+    assert parted("qanet-squad-half")[0].reduced
+    with pytest.raises(TpunbError, match="no workload is called 'bert'"):
+        parted("bert-naive")
+
+
+def test_a_run_that_is_not_a_workloads_is_told(runs, tmp_path):
+    with pytest.raises(ProfileNotFound):
+        recorded("bert-mrpc", tmp_path)
+    with tp.capture(tmp_path / "bert-mrpc", keep="none") as run, run.step(0):
+        pass
+    with pytest.raises(ProfileNotFound, match=r"has no about\.toml") as told:
+        recorded("bert-mrpc", tmp_path)
+    assert "tpunb.workloads.record" in told.value.hint
+
+
+def test_the_command_says_what_it_wrote(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(catalogue, "WORKLOADS", {"bert-cola": short("bert-cola")})
+    record.main(["bert-cola", "--to", str(tmp_path)])
+    tf.random.set_seed(None)
+    assert re.fullmatch(r".*bert-cola: Steps\(10 steps, .*\), \d+ kB\n", capsys.readouterr().out)
+
+
+def test_the_command_lists_the_names(capsys):
+    with pytest.raises(SystemExit):
+        record.main(["--help"])
+    assert all(name in capsys.readouterr().out for name in ("bert-mrpc", "--tpu", "--address"))
+
+
+@pytest.mark.parametrize(
+    ("tpu", "address", "source"),
+    [
+        (None, None, "None"),
+        ("local", None, "None"),
+        (None, "10.0.0.2:8466,10.0.0.3:8466", "Address('10.0.0.2:8466', '10.0.0.3:8466')"),
+        ("my-tpu", "10.0.0.2:9012", "Address('10.0.0.2:9012')"),
+        ("my-tpu", None, "TPU('my-tpu')"),
+    ],
+)
+def test_what_is_profiled(tpu, address, source):
+    assert repr(record._source(tpu, address)) == source
+
+
+def test_a_workload_trains_under_a_strategy(monkeypatch, tmp_path):
+    """As on a Cloud TPU, whose strategy is found by address: here one of a device that is there."""
+    seen = []
+
+    def stand_in(tpu):
+        seen.append(tpu)
+        return tf.distribute.OneDeviceStrategy("/cpu:0").scope()
+
+    monkeypatch.setattr(record, "_on", stand_in)
+    monkeypatch.setattr(catalogue, "WORKLOADS", {"bert-cola": short("bert-cola")})
+    made = record.record("bert-cola", tmp_path, tpu="my-tpu")
+    tf.random.set_seed(None)
+    assert seen == ["my-tpu"]
+    assert recorded("bert-cola", tmp_path).about["device"] == "TPU my-tpu"
+    assert len(tp.steps(tp.load(made))) == 10
