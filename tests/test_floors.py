@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "tpunb"
 FLOORS = [
     {"errors", "hardware"},
-    {"schema", "op_names", "self_time", "ids", "phase_news", "saving_news", "saved_steps"},
+    {"schema", "op_names", "self_time", "ids", "news", "saved_steps"},
     {"links"},
     {"step_rules"},
     {"export"},

@@ -15,7 +15,7 @@ import resumed_fits
 from resumed_fits import BATCH, FITS, QUICK, arrays, chosen, is_edge, model, rows, saved
 
 import tpunb as tp
-from tpunb import phase_news
+from tpunb import news
 from tpunb.checkpoint import checkpoints
 from tpunb.errors import TpunbError
 from tpunb.recorder import Schedule
@@ -258,7 +258,7 @@ def test_a_phase_that_opens_is_saved_at_the_next_step(tmp_path):
             thread.start()
             thread.join()
 
-    with phase_news.telling() as tell, checkpointing(tmp_path, at_phases=True) as saved, warnings.catch_warnings():
+    with news.opened.told() as tell, checkpointing(tmp_path, at_phases=True) as saved, warnings.catch_warnings():
         warnings.filterwarnings("error", "no capture runs")
         fit(callbacks=[keras.callbacks.LambdaCallback(on_train_batch_begin=tell_at)])
     assert [one.step for one in saved.saved] == [5]

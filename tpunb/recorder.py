@@ -16,7 +16,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tpunb import phase_news, saving_news
+from tpunb import news
 from tpunb.checkpoint import Checkpoint
 from tpunb.errors import CaptureBusy, TpunbError
 from tpunb.io.run_writer import RunWriter
@@ -226,11 +226,11 @@ def capture(
             Schedule() if schedule is None else schedule,
             keep=keep,
             until=None if until is None else int(until),
-            opened=stack.enter_context(phase_news.telling()),
+            opened=stack.enter_context(news.opened.told()),
         )
         stack.enter_context(_alone(watcher))
         stack.enter_context(watcher)
-        stack.enter_context(saving_news.heard(watcher.saved))
+        stack.enter_context(news.saved.heard(watcher.saved))
         neighbours = stack.enter_context(Neighbours(watcher.give_way, watcher.go_on))
         marks = stack.enter_context(_KerasMarks(watcher.clock))
         watcher.lookouts += [neighbours.look, marks.look]

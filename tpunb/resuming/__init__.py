@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tpunb import phase_news
+from tpunb import news
 from tpunb.checkpoint import Checkpoint, own_files
 from tpunb.errors import TpunbError, whole
 from tpunb.resuming import folders, keras_fit
@@ -63,7 +63,7 @@ def checkpointing(
     saving = Saving(Path(dir), every, at_phases=at_phases)
     with ExitStack() as stack:
         if at_phases:
-            stack.enter_context(phase_news.heard(saving.opened))
+            stack.enter_context(news.opened.heard(saving.opened))
         stack.enter_context(keras_fit.listening(saving))
         yield saving
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tpunb import saving_news
+from tpunb import news
 from tpunb.checkpoint import Checkpoint, own_files
 from tpunb.checkpoint.nouns import DATA, HOLDABLE, OPTIMIZER, RANDOM, WEIGHTS
 from tpunb.errors import TpunbError, need, whole
@@ -69,7 +69,7 @@ def save(dir: str | os.PathLike[str], step: int, **parts: Any) -> Checkpoint:  #
         holds = [one for one in HOLDABLE if one in held]
         return {"holds": holds, "exact": not why, "why": why, "parts": kinds, "random": folders.random_state()}
 
-    with saving_news.telling():
+    with news.saving():
         saved = folders.write(Path(dir), step, fill)
     if not saved.exact and saved.why != _NO_DATA:
         warnings.warn(

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tpunb import phase_news, saving_news
+from tpunb import news
 from tpunb.checkpoint import Checkpoint
 from tpunb.frames.words import plain, plural
 from tpunb.resuming import folders
@@ -58,7 +58,7 @@ class Saving:
             )
         if lost := forgotten(fit.callbacks):
             warnings.warn(lost, stacklevel=2)
-        if self.at_phases and not phase_news.is_told():
+        if self.at_phases and not news.opened.is_told:
             warnings.warn(
                 "no capture runs, so that no phase will be seen to open and nothing saved for it: "
                 "put `with tp.capture(...)` around",
@@ -85,7 +85,7 @@ class Saving:
         self._wished.clear()
         self._last = fit.steps
         try:
-            with saving_news.telling():
+            with news.saving():
                 self.saved.append(folders.write(self.folder, fit.steps, fit.fill, instead_of=instead_of))
             if self.saved[-1].why and not self._told:
                 self._told = True
