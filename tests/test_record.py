@@ -42,7 +42,7 @@ def test_how_it_was_made_is_told(runs):
     assert {run.workload.name for run in (plain, naive, tuned)} == {"dcgan-mnist"}
     assert plain.about["what"] == "DCGAN on MNIST"
     assert naive.about["what"] == "DCGAN on MNIST, the naive input pipeline"
-    assert plain.about["again"] == "python -m tpunb.workloads.record dcgan-mnist --scale 0"
+    assert plain.about["again"] == "python -m tpunb.workloads.record --scale 0 dcgan-mnist"
     assert all(run.about["seconds"] > 0 and run.about["matrix_flops"] > 1e9 for run in (plain, naive, tuned))
     assert tuned.about["tuning_seconds"] >= 0
     assert tuned.about["tuning"], "why nothing was tried, in so few steps"

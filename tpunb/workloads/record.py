@@ -33,6 +33,7 @@ from tpunb.tuning.online import tuned
 from tpunb.workloads.catalogue import WORKLOADS
 from tpunb.workloads.cost import cost
 from tpunb.workloads.recordings import ABOUT, FORMS, NAIVE, TRUTH, TUNED, parted
+from tpunb.workloads.scaling import Plan
 
 COMPARED = ("qanet-squad", "retinanet-coco", "resnet-imagenet")
 """The workloads of Figures 14 to 16: those whose runs took the paper more than twenty minutes."""
@@ -96,6 +97,7 @@ def record(
     about = {
         "name": name,
         "what": f"{of.model} on {of.dataset}" + (f", the {form} input pipeline" if form else ""),
+        "run": _in_words(of.plan(scale)),
         "workload": of.name,
         "scale": scale,
         "data": "a folder of real data" if data is not None else "made by the workload, of the real shapes",
@@ -106,7 +108,7 @@ def record(
         "steps": len(found),
         "seen_in_full": len(found.full()),
         "keeps": "statistics only",
-        "again": f"python -m tpunb.workloads.record {name} --scale {scale:g}",
+        "again": f"python -m tpunb.workloads.record --scale {scale:g} {name}",
     }
     if form == TUNED and tuning is not None:
         about |= {"tuning_seconds": round(tuning.seconds, 2), "tuning": [*tuning.said], "values": _words(tuning.values)}
@@ -174,6 +176,14 @@ def _source(tpu: str | None, address: str | None) -> Source | None:
     if address:
         return Address(*address.split(","))
     return None if tpu in (None, "", "local") else TPU(tpu)
+
+
+def _in_words(plan: Plan) -> str:
+    every = "each" if plan.eval_every == 1 else f"every {plan.eval_every}"
+    return (
+        f"{plan.epochs} epochs of {plan.epoch_steps} training steps of {plan.batch} examples, "
+        f"{plan.eval_steps} evaluation steps after {every}, a checkpoint at the end of each epoch"
+    )
 
 
 def _words(values: Mapping[str, Any]) -> list[str]:
