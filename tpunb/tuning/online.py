@@ -220,7 +220,7 @@ class Online:
                 if trial.verdict in ("default", "faster") and trial.seconds is not None:
                     best = min(best, trial.seconds)
                 if now.rest(best) < trial.spent:
-                    tuner.said.append(f"What is left of the fit would take {now.rest(best):.1f} s: less than a trial.")
+                    tuner.why_closed = f"What is left of the fit would take {now.rest(best):.1f} s: less than a trial."
                     return
 
     @property

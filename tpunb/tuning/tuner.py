@@ -84,6 +84,11 @@ class Tuner:
         As of `tune`.
     journal
         Where trials are written.
+
+    Attributes
+    ----------
+    why_closed
+        What is said where its trials are closed before their end.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class Tuner:
         self._begun = time.perf_counter()
         self._contest: Contest | None = None
         self.said: list[str] = []
+        self.why_closed = "It was stopped before its end."
         self.tuning = Tuning(())
 
     def trials(self) -> Generator[Trial, None, None]:
@@ -105,7 +111,7 @@ class Tuner:
             with self._track:
                 yield from self._trials()
         except GeneratorExit:
-            self.said.append("It was stopped before its end.")
+            self.said.append(self.why_closed)
             raise
         finally:
             self.tuning = self._found()

@@ -66,7 +66,7 @@ class PhaseExplorer(Panel):
     Phases(1 phase over 6 steps, OLS(threshold=0.0), top 3 cover 100.0%)
     """
 
-    _esm = module("parts.js", "phase_facts.js", "second_run.js", "buttons.js", "explorer.js")
+    _esm = module("parts.js", "panel.js", "phase_facts.js", "second_run.js", "buttons.js", "explorer.js")
     _css = asset("explorer.css")
 
     method = Enum([*METHODS, _OWN], help="by what the steps are grouped").tag(sync=True)

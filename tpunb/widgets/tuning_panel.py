@@ -80,7 +80,7 @@ class TuningPanel(Panel):
         When the data of the job cannot be taken apart.
     """
 
-    _esm = module("parts.js", "tuning_panel.js")
+    _esm = module("parts.js", "panel.js", "tuning_panel.js")
     _css = asset("explorer.css") + asset("tuning_panel.css")
 
     phase = Int(None, allow_none=True, help="that is tuned; None for the beginning of the job").tag(sync=True)

@@ -2,14 +2,10 @@
 
 const WAIT_MS = 120; // of rest, before what takes longer is asked for
 const BUSY_MS = 100; // of silence, before the page says that it waits
-const ALONE_MS = 8000; // of silence at the start, before it says that there may be no kernel
 
-class Explorer {
+class Explorer extends Panel {
   constructor(model, root) {
-    this.model = model;
-    this.root = root;
-    this.name = `tpunb-${page.next++}`;
-    this.undo = [];
+    super(model, root);
     this.still = model.get("_details") !== undefined && model.get("_details") !== null; // a saved page: no kernel
     this.build();
     this.news = new Set();
@@ -23,11 +19,6 @@ class Explorer {
     this.start();
   }
 
-  on(what, call) {
-    this.model.on(what, call);
-    this.undo.push(() => this.model.off(what, call));
-  }
-
   // What changes in one message is told in any order; it is shown in this one.
   hear(part) {
     if (!this.news.size) queueMicrotask(() => {
@@ -39,8 +30,6 @@ class Explorer {
     });
     this.news.add(part);
   }
-
-  get(name) { return this.model.get(name); }
 
   // Change a trait; the kernel's answer is a new cut.
   set(traits) {
@@ -58,7 +47,6 @@ class Explorer {
     this.title = make("h3", {}, frame.name || "Phases of the run");
     this.headline = make("p", { class: "tpunb-headline", role: "status" });
     this.busy = make("span", { class: "tpunb-busy", role: "status" });
-    this.alert = make("p", { class: "tpunb-alert", role: "alert", hidden: true });
     this.select = make("select", { id: id("method"), disabled: this.still,
       onchange: () => this.set({ method: this.select.value }) },
       frame.methods.map(({ word, title }) => make("option", { value: word }, title)));
@@ -123,17 +111,6 @@ class Explorer {
     this.cut(true);
     this.draw();
     this.greet();
-  }
-
-  // Say so where no kernel answers: it is busy, or the notebook was opened without it.
-  greet() {
-    const alone = "The kernel does not answer: it is busy, or this is a saved notebook. What is shown is as it was then.";
-    const timer = setTimeout(() => this.complain(alone), ALONE_MS);
-    this.undo.push(() => clearTimeout(timer));
-    vega(this.model).then(() => {
-      clearTimeout(timer);
-      if (this.alert.textContent === alone) this.complain("");
-    }).catch(() => {});
   }
 
   draw() {
@@ -372,8 +349,7 @@ class Explorer {
   }
 
   complain(text) {
-    this.alert.textContent = text;
-    this.alert.hidden = !text;
+    super.complain(text);
     if (text) this.rested();
   }
 
@@ -382,7 +358,7 @@ class Explorer {
     cancelAnimationFrame(this.frame);
     this.buttons.end();
     this.ended?.();
-    for (const call of this.undo) call();
+    super.end();
   }
 }
 

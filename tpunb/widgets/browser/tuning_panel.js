@@ -1,14 +1,10 @@
 // The tuning panel's page: where trials start, the knobs, the trials as they arrive, and what to apply.
 
 const TICK_MS = 500; // of the bar of time
-const ALONE_MS = 8000; // of silence at the start, before it says that there may be no kernel
 
-class TuningPanel {
+class TuningPanel extends Panel {
   constructor(model, root) {
-    this.model = model;
-    this.root = root;
-    this.name = `tpunb-${page.next++}`;
-    this.undo = [];
+    super(model, root);
     this.build();
     this.on("change:_run", () => this.stands());
     this.on("change:_start", () => this.starts());
@@ -18,13 +14,6 @@ class TuningPanel {
     this.stands();
     this.complain(this.get("error"));
     this.greet();
-  }
-
-  get(name) { return this.model.get(name); }
-
-  on(what, call) {
-    this.model.on(what, call);
-    this.undo.push(() => this.model.off(what, call));
   }
 
   set(name, value) {
@@ -38,7 +27,6 @@ class TuningPanel {
   build() {
     const { job, folder, refusal } = this.get("_frame");
     this.headline = make("p", { class: "tpunb-headline", role: "status" });
-    this.alert = make("p", { class: "tpunb-alert", role: "alert", hidden: true });
     this.failed = make("p", { class: "tpunb-alert", role: "alert", hidden: true });
     this.notes = make("div");
     this.refused = make("section", { class: "tpunb-card tpunb-about", "aria-label": "Refused, with the reasons" });
@@ -231,26 +219,10 @@ class TuningPanel {
     } catch (error) { this.complain(error.message); }
   }
 
-  complain(text) {
-    this.alert.textContent = text;
-    this.alert.hidden = !text;
-  }
-
-  // Say so where no kernel answers: it is busy, or the notebook was opened without it.
-  greet() {
-    const alone = "The kernel does not answer: it is busy, or this is a saved notebook. What is shown is as it was then.";
-    const timer = setTimeout(() => this.complain(alone), ALONE_MS);
-    this.undo.push(() => clearTimeout(timer));
-    vega(this.model).then(() => {
-      clearTimeout(timer);
-      if (this.alert.textContent === alone) this.complain("");
-    }).catch(() => {});
-  }
-
   end() {
     clearTimeout(this.ticking);
     clearTimeout(this.quiet);
-    for (const call of this.undo) call();
+    super.end();
   }
 }
 
