@@ -90,8 +90,8 @@ MOST = {"calls": 16, "threads": 32, "prefetch": 2}
 ONE_BY_ONE = Plan((2, 4, 16, AUTOTUNE), (0, 8, 32), (0,), (2, 3), again=0, turns=4, warm=3, steps=5)
 FULL = {"io": Plan(), "python": Plan(), "cpu": Plan(), "mixed": Plan(), "original": ONE_BY_ONE}
 QUICK = {
-    "io": Plan((8, 16), (32,), (2,), again=0, turns=2, warm=5, steps=10, settle_s=1, budget=Budget(60, 2)),
-    "original": Plan((16,), (32,), (0,), (1, 2), 0, turns=1, warm=3, steps=3, settle_s=0, budget=Budget(60, 2)),
+    "io": Plan((8, 16), (32,), (2,), again=0, turns=1, warm=3, steps=10, settle_s=0.5, budget=Budget(60, 2)),
+    "original": Plan((16,), (32,), (0,), (1, 1), 0, turns=1, warm=1, steps=2, settle_s=0, budget=Budget(60, 2)),
 }
 
 

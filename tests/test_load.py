@@ -19,12 +19,14 @@ from tpunb.errors import BadProfile, ProfileNotFound
 from tpunb.io import places, raw_files
 from tpunb.io.run_writer import RunWriter
 from tpunb.testing import toy_steps
+from tpunb.workloads.record import SAMPLES as RECORDED
 
 pb = pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
 
 T0 = 1_700_000_000_000_000_000  # when the toys began, in nanoseconds since 1970
 MS = 1_000_000  # nanoseconds
-SAMPLES = ["keras_cnn", "keras_transformer"]
+OWN = ["keras_cnn", "keras_transformer"]
+SAMPLES = sorted([*OWN, *RECORDED])
 
 
 @pytest.fixture(autouse=True)
@@ -483,9 +485,16 @@ def test_a_sample_says_what_it_is_and_how_to_record_it_again(name):
     assert about["name"] == tp.sample(name).name == name
     assert (about["steps"], about["seen_in_full"]) == (len(steps), len(steps.full()))
     assert {"what", "run", "recorded", "device", "versions"} <= set(about)
-    python, script, which = about["again"].split()
+    python, *script, which = about["again"].split()
     assert (python, which) == ("python", name)
-    assert (Path(tp.__file__).parents[1] / script).is_file()
+    if name in OWN:
+        assert (Path(tp.__file__).parents[1] / script[0]).is_file()
+    else:
+        assert script == ["-m", "tpunb.workloads.record", "--scale", "0"]
+
+
+def test_all_samples_together_are_small():
+    assert sum(path.stat().st_size for name in SAMPLES for path in folder_of(name).rglob("*") if path.is_file()) < 15e6
 
 
 def words(value):
@@ -518,7 +527,7 @@ def test_a_sample_tells_nothing_of_the_machine_it_was_recorded_on(name):
     assert [text for text in texts if absolute.search(text)] == []
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", OWN)
 def test_phases_of_a_sample_keep_training_and_testing_apart(name):
     phases = tp.phases(tp.steps(tp.sample(name)))
     counts = phases.labelled.group_by("mark", "phase").len().sort("len")

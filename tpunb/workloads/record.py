@@ -29,10 +29,10 @@ from tpunb.errors import need
 from tpunb.io import load
 from tpunb.recorder import TPU, Address, Schedule, Source, capture
 from tpunb.stepping import steps
-from tpunb.tuning.online import tuned
+from tpunb.tuning.tuner import tune
 from tpunb.workloads.catalogue import WORKLOADS
 from tpunb.workloads.cost import cost
-from tpunb.workloads.recordings import ABOUT, FORMS, NAIVE, TRUTH, TUNED, parted
+from tpunb.workloads.recordings import ABOUT, FORMS, TRUTH, TUNED, parted
 from tpunb.workloads.scaling import Plan
 
 COMPARED = ("qanet-squad", "retinanet-coco", "resnet-imagenet")
@@ -40,8 +40,7 @@ COMPARED = ("qanet-squad", "retinanet-coco", "resnet-imagenet")
 SAMPLES = (*WORKLOADS, *(f"{name}-{form}" for name in COMPARED for form in FORMS))
 """The names of what this project records and ships."""
 
-_SCHEDULE = {None: Schedule.continuous(), NAIVE: Schedule(), TUNED: Schedule()}
-_BUDGET = 20.0  # seconds of tuning in a run
+_BUDGET = 40.0  # seconds of tuning
 _SIDE, _TIMES = 1536, 20
 
 
@@ -59,9 +58,8 @@ def record(
     Parameters
     ----------
     name
-        Of a workload; with "-naive" behind it, of its naive form; with "-tuned", of that form tuned while it runs.
-        The plain ones are watched back to back, as the paper did; these, whose times are compared, within the budget
-        of `tpunb.capture`.
+        Of a workload; with "-naive" behind it, of its naive form; with "-tuned", of that form with the values that
+        `tpunb.tune` finds for it. All are watched back to back, as the paper did.
     folder
         Where the run's own folder, of that name, is made; what is there by that name is replaced.
     scale, data
@@ -81,16 +79,18 @@ def record(
     shutil.rmtree(target, ignore_errors=True)
     did = Diary()
     with TemporaryDirectory() as scratch:
-        records = Path(scratch) / "records"
+        how: Any = {"naive": form is not None, "folder": Path(scratch) / "records", "data": data}
         with _on(tpu):
-            model, training = of.build(scale, naive=form is not None, folder=records, data=data)
-        asked = of.evaluation(scale, naive=form is not None, folder=records, data=data)
-        with capture(target, source=source, schedule=_SCHEDULE[form], keep="none") as run:
-            online = tuned(run=run, budget=_BUDGET) if form == TUNED else nullcontext()
-            with online as tuning:
-                begun = time.perf_counter()
-                of.train(model, training, asked, scratch, scale=scale, callbacks=[did.callback()])
-                seconds = time.perf_counter() - begun
+            begun = time.perf_counter()
+            tuning = tune(of.job(scale, **how), budget=_BUDGET) if form == TUNED else None
+            searched = time.perf_counter() - begun
+            model, training = of.build(scale, **how)
+        asked = of.evaluation(scale, **how)
+        fed = training if tuning is None else tuning.apply(training)
+        with capture(target, source=source, schedule=Schedule.continuous(), keep="none"):
+            begun = time.perf_counter()
+            of.train(model, fed, asked, scratch, scale=scale, callbacks=[did.callback()])
+            seconds = time.perf_counter() - begun
         costs = {split: cost(model, dataset, split) for split, dataset in (("train", training), ("eval", asked))}
     did.frame().write_parquet(target / TRUTH)
     found = steps(load(target))
@@ -110,8 +110,13 @@ def record(
         "keeps": "statistics only",
         "again": f"python -m tpunb.workloads.record --scale {scale:g} {name}",
     }
-    if form == TUNED and tuning is not None:
-        about |= {"tuning_seconds": round(tuning.seconds, 2), "tuning": [*tuning.said], "values": _words(tuning.values)}
+    if tuning is not None:
+        about |= {
+            "tuning_seconds": round(searched, 2),
+            "tuning": [*tuning.said],
+            "values": tuning.as_code().splitlines(),
+        }
+        about["speedup"] = [round(one, 4) for one in tuning.speedup]
     if tpu is None:
         about["matrix_flops"] = matrix_flops()
     tables = {split: {"flops": one.flops, "bytes": one.bytes} for split, one in costs.items()}
@@ -184,10 +189,6 @@ def _in_words(plan: Plan) -> str:
         f"{plan.epochs} epochs of {plan.epoch_steps} training steps of {plan.batch} examples, "
         f"{plan.eval_steps} evaluation steps after {every}, a checkpoint at the end of each epoch"
     )
-
-
-def _words(values: Mapping[str, Any]) -> list[str]:
-    return [f"{name} = {value}" for name, value in values.items()]
 
 
 def _toml(about: Mapping[str, Any], tables: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:

@@ -24,7 +24,7 @@ ABOUT, TRUTH = "about.toml", "truth.parquet"
 """Beside a run: how it was made, and what each step did."""
 NAIVE, TUNED = "naive", "tuned"
 FORMS = (NAIVE, TUNED)
-"""Of a run whose input pipeline is the naive one: as it is, or tuned while it ran."""
+"""Of a run whose input pipeline is the naive one: as it is, or tuned."""
 PathLike = str | os.PathLike[str]
 
 
@@ -43,7 +43,8 @@ class Recording:
     profile
         What was recorded.
     about
-        How it was made: "seconds" the training took, "device", "recorded"; "tuning_seconds" of a tuned one.
+        How it was made: "seconds" the training took, "device", "recorded"; of a tuned one "tuning_seconds" before it,
+        the "speedup" of a step and its interval, what was "tuning" and the "values" it went with.
     folder
         Where it is.
     """
