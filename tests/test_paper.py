@@ -109,10 +109,13 @@ def test_speed_ups_are_those_of_pairs_of_trials():
         [
             run("qanet-squad-naive", seconds=30.0),
             run("bert-mrpc", seconds=1.0),
-            run("qanet-squad-tuned", seconds=20.0, tuning_seconds=4.0, speedup=[1.5, 1.4, 1.6]),
+            run("qanet-squad-tuned", seconds=20.0, tuning_seconds=4.0, speedup=[1.5, 1.4, 1.6], values=["ds.map()"]),
             run("retinanet-coco-naive", seconds=1.0),
         ]
     )
+    stays = {"seconds": 1.0, "tuning_seconds": 1.0, "speedup": [1.0, 1.0, 1.0], "values": []}
+    same = speedups([run("bert-mrpc-naive", **stays), run("bert-mrpc-tuned", **stays)])
+    assert same.rows() == [("bert-mrpc", 1.0, None, None, "measured", 1.0, 1.0, 1.0)]
     assert table.rows() == [("qanet-squad", 1.5, 1.4, 1.6, "measured", 30.0, 20.0, 4.0)]
 
 

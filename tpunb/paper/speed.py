@@ -32,7 +32,7 @@ def speedups(runs: Iterable[Recording]) -> pl.DataFrame:
     -------
     DataFrame
         One row a workload with both: ``run``; ``value``, ``low`` and ``high``, the step time of the naive form by that
-        of the tuned in interleaved pairs of trials, and its interval: 1 where the values stayed; ``how``, "measured";
+        of the tuned in interleaved pairs of trials, and its interval: 1 and none where the values stayed; ``how``, "measured";
         ``naive_s`` and ``tuned_s``, seconds of each whole training, one run each; ``tuning_s``, those of the tuning.
     """
     forms: dict[str, dict[str | None, Recording]] = {}
@@ -42,7 +42,6 @@ def speedups(runs: Iterable[Recording]) -> pl.DataFrame:
     for name, found in forms.items():
         if NAIVE in found and TUNED in found:
             naive, tuned = found[NAIVE].about, found[TUNED].about
-            rows.append(
-                (name, *tuned["speedup"], "measured", naive["seconds"], tuned["seconds"], tuned["tuning_seconds"])
-            )
+            faster = tuned["speedup"] if tuned["values"] else (1.0, None, None)
+            rows.append((name, *faster, "measured", naive["seconds"], tuned["seconds"], tuned["tuning_seconds"]))
     return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
