@@ -32,8 +32,9 @@ def speedups(runs: Iterable[Recording]) -> pl.DataFrame:
     -------
     DataFrame
         One row a workload with both: ``run``; ``value``, ``low`` and ``high``, the step time of the naive form by that
-        of the tuned in interleaved pairs of trials, and its interval: 1 and none where the values stayed; ``how``, "measured";
-        ``naive_s`` and ``tuned_s``, seconds of each whole training, one run each; ``tuning_s``, those of the tuning.
+        of the tuned in interleaved pairs of trials, and its interval: 1 and none where the values stayed; ``how``,
+        "measured"; ``naive_s`` and ``tuned_s``, seconds of each whole training, one run each; ``tuning_s``, those of
+        the tuning.
     """
     forms: dict[str, dict[str | None, Recording]] = {}
     for run in runs:
