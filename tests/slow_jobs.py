@@ -64,7 +64,7 @@ def broken(n=64, batch=4):
         if not _reading.acquire(blocking=False):
             raise ValueError("no more than one reader")
         try:
-            time.sleep(0.1 if i % 4 == 0 else SLEEP)  # the others of a batch come meanwhile, on a busy machine too
+            time.sleep(0.4 if i % 8 == 0 else SLEEP)  # the others of a batch come meanwhile, on a busy machine too
             return np.full(4, i, "f")
         finally:
             _reading.release()

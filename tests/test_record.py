@@ -94,7 +94,18 @@ def test_the_command_says_what_it_wrote(monkeypatch, tmp_path, capsys):
 def test_the_command_lists_the_names(capsys):
     with pytest.raises(SystemExit):
         record.main(["--help"])
-    assert all(name in capsys.readouterr().out for name in ("bert-mrpc", "--tpu", "--address"))
+    told = capsys.readouterr().out
+    assert all(name in told for name in (*record.SAMPLES, "--tpu", "--address"))
+
+
+def test_what_is_no_run_is_not_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalogue, "WORKLOADS", {"dcgan-mnist": short("dcgan-mnist")})
+    (tmp_path / "dcgan-mnist").mkdir()
+    (tmp_path / "dcgan-mnist" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ValueError, match="which holds something else"):
+        record.record("dcgan-mnist", tmp_path)
+    tf.random.set_seed(None)
+    assert (tmp_path / "dcgan-mnist" / "thesis.txt").read_text() == "years of work"
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,10 @@ import numpy as np
 import polars as pl
 
 from tpunb.errors import need
-from tpunb.io import load
+from tpunb.io import load, run_folder
 from tpunb.recorder import TPU, Address, Schedule, Source, capture
 from tpunb.stepping import steps
+from tpunb.tuning.nouns import Tuning
 from tpunb.tuning.tuner import tune
 from tpunb.workloads.catalogue import WORKLOADS
 from tpunb.workloads.cost import cost
@@ -61,7 +62,8 @@ def record(
         Of a workload; with "-naive" behind it, of its naive form; with "-tuned", of that form with the values that
         `tpunb.tune` finds for it. All are watched back to back, as the paper did.
     folder
-        Where the run's own folder, of that name, is made; what is there by that name is replaced.
+        Where the run's own folder, of that name, is made; a run that is there by that name is replaced, anything else
+        refused.
     scale, data
         As `Workload.build` takes them.
     tpu
@@ -76,7 +78,8 @@ def record(
     """
     of, form = parted(name)
     target = Path(folder) / name
-    shutil.rmtree(target, ignore_errors=True)
+    if run_folder.is_run(target):
+        shutil.rmtree(target)
     did = Diary()
     with TemporaryDirectory() as scratch:
         how: Any = {"naive": form is not None, "folder": Path(scratch) / "records", "data": data}
@@ -93,16 +96,29 @@ def record(
             seconds = time.perf_counter() - begun
         costs = {split: cost(model, dataset, split) for split, dataset in (("train", training), ("eval", asked))}
     did.frame().write_parquet(target / TRUTH)
+    about = _how_it_was_made(name, scale, target, seconds) | {
+        "data": "a folder of real data" if data is not None else "made by the workload, of the real shapes",
+        "device": f"TPU {tpu}" if tpu else _device(),
+    }
+    if tuning is not None:
+        about |= _how_it_was_tuned(tuning, searched)
+    if tpu is None:
+        about["matrix_flops"] = matrix_flops()
+    tables = {split: {"flops": one.flops, "bytes": one.bytes} for split, one in costs.items()}
+    (target / ABOUT).write_text(_toml(about, {"cost": tables}), encoding="utf-8")
+    return target
+
+
+def _how_it_was_made(name: str, scale: float, target: Path, seconds: float) -> dict[str, Any]:
+    of, form = parted(name)
     found = steps(load(target))
-    about = {
+    return {
         "name": name,
         "what": f"{of.model} on {of.dataset}" + (f", the {form} input pipeline" if form else ""),
         "run": _in_words(of.plan(scale)),
         "workload": of.name,
         "scale": scale,
-        "data": "a folder of real data" if data is not None else "made by the workload, of the real shapes",
         "recorded": f"{datetime.now(UTC):%Y-%m-%d}",
-        "device": f"TPU {tpu}" if tpu else f"CPU, {os.cpu_count()} cores, {platform.machine()}",
         "versions": f"tensorflow {version('tensorflow')}, keras {version('keras')}, python {platform.python_version()}",
         "seconds": round(seconds, 2),
         "steps": len(found),
@@ -110,18 +126,26 @@ def record(
         "keeps": "statistics only",
         "again": f"python -m tpunb.workloads.record --scale {scale:g} {name}",
     }
-    if tuning is not None:
-        about |= {
-            "tuning_seconds": round(searched, 2),
-            "tuning": [*tuning.said],
-            "values": tuning.as_code().splitlines(),
-        }
-        about["speedup"] = [round(one, 4) for one in tuning.speedup]
-    if tpu is None:
-        about["matrix_flops"] = matrix_flops()
-    tables = {split: {"flops": one.flops, "bytes": one.bytes} for split, one in costs.items()}
-    (target / ABOUT).write_text(_toml(about, {"cost": tables}), encoding="utf-8")
-    return target
+
+
+def _how_it_was_tuned(tuning: Tuning, seconds: float) -> dict[str, Any]:
+    return {
+        "tuning_seconds": round(seconds, 2),
+        "tuning": [*tuning.said],
+        "values": tuning.as_code().splitlines(),
+        "speedup": [round(one, 4) for one in tuning.speedup],
+    }
+
+
+def _device() -> str:
+    """Return what TensorFlow computes on."""
+    tf = need("tensorflow", extra="tensorflow")
+    graphics = tf.config.list_physical_devices("GPU")
+    if not graphics:
+        return f"CPU, {os.cpu_count()} cores, {platform.machine()}"
+    return (
+        f"GPU, {len(graphics)} x {tf.config.experimental.get_device_details(graphics[0]).get('device_name', 'unknown')}"
+    )
 
 
 class Diary:
