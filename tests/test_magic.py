@@ -488,7 +488,6 @@ def test_a_cell_is_tuned_while_it_runs_and_the_values_are_shown(notebook):
     assert text(after).endswith("-1 Job(little, tf.data, 1 model) True\n1\n")  # Keras warns before it
 
 
-@pytest.mark.slow
 def test_where_nothing_was_tuned_the_summary_tells_why(notebook):
     (cell, after), stopped = notebook(f"%%tpupoint --tune --window 0.05\n{WORK}", "print(tpu.tuning)")
     assert stopped is None

@@ -135,10 +135,8 @@ def test_a_fit_goes_on_exactly_and_is_tuned(executed):
     by_id = {cell.id: cell for cell in code(book)}
     assert data(by_id["tune-08"])[0]["text/plain"] == "True"  # the weights of the resumed run
     assert data(by_id["tune-16"])[0]["text/plain"] == "[True, True, True]"  # the elements of the tuned data
-    stays = "stay as they are"  # on a machine so busy that no gain can be shown
-    tuned, online = shown(book), by_id["tune-20"].outputs[0]["text"]
-    assert "num_parallel_calls=" in by_id["tune-16"].outputs[0]["text"] or stays in tuned
-    assert "s in all, tuning included" in online or stays in online or "Nothing was tried" in online
+    assert "num_parallel_calls=" in by_id["tune-16"].outputs[0]["text"]
+    assert "s in all, tuning included" in by_id["tune-20"].outputs[0]["text"]
     assert {"saved", "waits", "tuned"} <= {path.name for path in (folder / "runs").iterdir()}
     assert (folder / "runs" / "tuning" / "tuning.jsonl").is_file()
 

@@ -207,8 +207,7 @@ def keep_order_ahead(work: Rewriting) -> None:
     """Let a prefetch whose buffer tf.data sizes have one place from the start.
 
     While such a buffer has none, who asks for an element takes it past the buffer; where it gets its first places at
-    that moment, elements that are put there meanwhile come after one that was to follow them. Seen on
-    a machine with much else to do.
+    that moment, elements that are put there meanwhile come after one that was to follow them.
     """
     for node in work.graph.node:
         if node.op == "PrefetchDataset":
