@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import nbformat
+import polars as pl
 import pytest
 from nbclient import NotebookClient
 
@@ -81,15 +82,17 @@ def test_the_tour_ends_with_phases_coverage_and_top_ops(tour):
     assert "self time (ms)" in shown
 
 
-def test_training_and_evaluation_are_told_apart(tour):
+def test_training_and_evaluation_are_separate_phases(tour):
     import tpunb as tp
 
     _, folder = tour
     steps = tp.steps(tp.load(folder / "runs" / "tour"))
     assert len(steps) == 480
-    labelled = tp.phases(steps).labelled
-    most = {mark: labelled.filter(mark=mark, seen="full")["phase"].mode()[0] for mark in ("train", "test")}
-    assert most["train"] != most["test"]
+    phases = tp.phases(steps)
+    names = phases.labelled.join(phases.frame.select("phase", "name"), on="phase")
+    most = {kind: names.filter(kind=kind)["name"].value_counts(sort=True)["name"][0] for kind in ("train", "eval")}
+    assert most == {"train": "train", "eval": "evaluation"}
+    assert names.filter(pl.col("traced") == "full").height >= 20
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,7 @@ def test_training_and_evaluation_are_told_apart(tour):
         ("paper/5_tuning.ipynb", 3),
     ],
 )
-def test_pictures_are_static_and_ask_no_network(executed, name, least):
+def test_pictures_are_static_and_need_no_network(executed, name, least):
     book, _ = executed(name)
     pictures = [bundle for cell in code(book) for bundle in data(cell) if "image/png" in bundle]
     assert len(pictures) >= least
@@ -119,7 +122,7 @@ def test_a_profile_is_read_down_to_its_layers(executed):
     assert {"phases.json", "csv", "ops.parquet", "logs", "runs"} <= {path.name for path in folder.iterdir()}
 
 
-def test_the_panel_is_set_from_python_and_frozen(executed):
+def test_the_panel_is_set_from_python_and_made_static(executed):
     book, folder = executed("02_phases.ipynb")
     text = shown(book)
     assert "tp.phases(steps, tp.OLS(threshold=0.8))" in text
@@ -130,18 +133,19 @@ def test_the_panel_is_set_from_python_and_frozen(executed):
     assert [widget in bundle for bundle in drawn] == [True, True, False]  # two live panels; the third is frozen
 
 
-def test_a_fit_goes_on_exactly_and_is_tuned(executed):
+def test_a_fit_resumes_exactly_and_is_tuned(executed):
     book, folder = executed("03_tune.ipynb")
     by_id = {cell.id: cell for cell in code(book)}
     assert data(by_id["tune-08"])[0]["text/plain"] == "True"  # the weights of the resumed run
     assert data(by_id["tune-16"])[0]["text/plain"] == "[True, True, True]"  # the elements of the tuned data
-    assert "num_parallel_calls=" in by_id["tune-16"].outputs[0]["text"]
-    assert "s in all, tuning included" in by_id["tune-20"].outputs[0]["text"]
+    settings = by_id["tune-16"].outputs[0]["text"]  # which of two ways to more readers won differs from run to run
+    assert "num_parallel_calls=" in settings or "private_threadpool_size" in settings
+    assert "s in all, including tuning" in by_id["tune-20"].outputs[0]["text"]
     assert {"saved", "waits", "tuned"} <= {path.name for path in (folder / "runs").iterdir()}
     assert (folder / "runs" / "tuning" / "tuning.jsonl").is_file()
 
 
-def test_notebooks_are_kept_without_outputs_and_paths():
+def test_notebooks_are_stored_without_outputs_and_paths():
     for path in NOTEBOOKS.rglob("*.ipynb"):
         book = nbformat.read(path, as_version=4)
         assert all(cell.outputs == [] and cell.execution_count is None for cell in code(book)), path
