@@ -1,17 +1,16 @@
-"""Everything that can go wrong, named once.
+"""Errors of tpunb, and checks of arguments.
 
 ::
 
     TpunbError
-    ├── ProfileNotFound  (FileNotFoundError)  nothing to read at that path
-    ├── BadProfile       (ValueError)         bytes or columns that cannot be trusted
-    ├── NoSteps          (ValueError)         a profile without steps
-    ├── Unlike           (ValueError)         runs that are not to be compared unasked
-    ├── CaptureBusy      (RuntimeError)       two captures at once
-    └── MissingExtra     (ImportError)        an optional package is not installed
+    ├── ProfileNotFound   (FileNotFoundError)  no profile at a path
+    ├── BadProfile        (ValueError)         invalid data or columns
+    ├── NoSteps           (ValueError)         a profile without steps
+    ├── IncompatibleRuns  (ValueError)         a comparison of runs of different models
+    ├── CaptureBusy       (RuntimeError)       two captures at once
+    └── MissingExtra      (ImportError)        an optional package that is not installed
 
-Wrong arguments are plain ``ValueError`` or ``TypeError``, in scikit-learn's sentence; some are asked for so often that
-their check stands here.
+Wrong arguments are plain ``ValueError`` or ``TypeError`` in scikit-learn's sentence.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from types import ModuleType
 
 
 class TpunbError(Exception):
-    """The one class to catch; ``hint`` says what to do next."""
+    """Base class of all errors; ``hint`` says what to do next."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -32,27 +31,27 @@ class TpunbError(Exception):
 
 
 class ProfileNotFound(TpunbError, FileNotFoundError):
-    """No profile lies at the given path."""
+    """There is no profile at the given path."""
 
 
 class BadProfile(TpunbError, ValueError):
-    """The file or the frame is not what a profile must be."""
+    """The file or the frame is not a valid profile."""
 
 
 class NoSteps(TpunbError, ValueError):
-    """The profile holds no steps."""
+    """The profile has no steps."""
 
 
-class Unlike(TpunbError, ValueError):
-    """The runs are of another model or another precision: what differs between them is no change."""
+class IncompatibleRuns(TpunbError, ValueError):
+    """The runs have different models or precisions, so their difference is not the effect of a change."""
 
 
 class CaptureBusy(TpunbError, RuntimeError):
-    """A capture already runs in this process, or the profiler is taken."""
+    """A capture already runs in this process, or another program uses the profiler."""
 
 
 class MissingExtra(TpunbError, ImportError):
-    """An optional package is needed and not installed."""
+    """A required optional package is not installed."""
 
 
 def need(module: str, *, extra: str) -> ModuleType:
@@ -61,7 +60,7 @@ def need(module: str, *, extra: str) -> ModuleType:
     Raises
     ------
     MissingExtra
-        When it is not installed; the hint names the extra that brings it.
+        When it is not installed; the hint names the extra.
     """
     try:
         return import_module(module)
@@ -70,7 +69,7 @@ def need(module: str, *, extra: str) -> ModuleType:
 
 
 def wrong(owner: str, name: str, must: str, got: object, *, hint: str | None = None) -> TypeError:
-    """Return the error for an argument of the wrong kind; ``hint`` says what to do next.
+    """Return the error for an argument of the wrong type; ``hint`` says what to do next.
 
     >>> wrong("phases", "steps", "be Steps", 3)
     TypeError('The steps parameter of phases must be Steps. Got 3 instead.')
@@ -82,7 +81,7 @@ def wrong(owner: str, name: str, must: str, got: object, *, hint: str | None = N
 
 
 def whole(owner: str, name: str, value: object, least: int) -> int:
-    """Return a parameter that is a whole number of `least` or more: Python's or NumPy's, but no bool.
+    """Return a parameter that is an integer of at least `least`, of Python or NumPy, but not a bool.
 
     Raises
     ------
@@ -98,7 +97,7 @@ def whole(owner: str, name: str, value: object, least: int) -> int:
 
 
 def share(owner: str, name: str, value: object) -> float:
-    """Return a parameter that is a number from 0 to 1, but no bool.
+    """Return a parameter that is a number from 0 to 1, but not a bool.
 
     Raises
     ------
@@ -111,3 +110,11 @@ def share(owner: str, name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
         raise ValueError(f"The {name} parameter of {owner} must be in [0, 1]. Got {value!r} instead.")
     return float(value)
+
+
+def not_kept(name: str, what: str) -> TpunbError:
+    """Return the error for data that only raw events contain."""
+    return TpunbError(
+        f"{name or 'this run'} holds no {what}: its capture kept statistics only",
+        hint="capture with keep='all' (in the magic: --keep all); for XProf's tables, load their XPlane",
+    )

@@ -1,341 +1,551 @@
-"""The vocabulary: the columns of every frame, their types and units.
+"""Columns of every frame: type, unit, definition, and how a column is aggregated. The home of the glossary.
 
-Times are Int64 picoseconds relative to the profile's origin; a duration ends in ``_ps``. A figure that the
-capture does not know is null, never 0.
+Times are Int64 picoseconds relative to the profile's origin; a duration ends in ``_ps``. A figure that the capture
+does not contain is null, never 0. ``docs/glossary.md`` is generated from this module.
 """
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 import polars as pl
 
 from tpunb.errors import BadProfile
+from tpunb.text import format_error
 
 Schema = dict[str, pl.DataType]
 
+Aggregation = Literal["first", "min", "max", "sum", "mean"]
+"""How values become one, nulls left out. "mean" is weighted by ``dur_ps`` over windows and plain over devices."""
+
 NAME = pl.Categorical()
 SIDE = pl.Enum(["host", "device"])
-SEEN = pl.Enum(["full", "partial", "tick"])
-"""How well a step was observed: in full, cut by a window's edge, or known by our own clock alone."""
+TRACED = pl.Enum(["full", "partial", "none"])
 
-EVENTS: Schema = {
-    "host": NAME,
-    "plane": NAME,  # a device or a host's CPU: "/device:TPU:0", "/host:CPU"
-    "line": NAME,  # a thread, a stream, or a device's "XLA Ops"
-    "lane": pl.UInt32(),  # one number a (host, plane, line): names of lines repeat
-    "name": NAME,
-    "tf_op": NAME,  # framework op behind a device event, or null
-    "hlo_op": NAME,  # HLO instruction behind a device event, or null
-    "category": NAME,  # of that instruction, in XProf's words: "convolution fusion", "all-reduce"
-    "step_num": pl.Int64(),  # on step marks only
-    "start_ps": pl.Int64(),
-    "dur_ps": pl.Int64(),
-    "device_dur_ps": pl.Int64(),  # by the device's own clock: a TPU's start and dur are the host's idea of them
-    "flops": pl.Int64(),  # of this one run of the operation
-    "bytes": pl.Int64(),  # that it reads and writes
-    "hbm_bytes": pl.Int64(),  # of them, those of the device's main memory
-    "sends": pl.UInt64(),  # a hand-over: whoever of the host receives this id works for this event
-    "receives": pl.UInt64(),
-    "launch": pl.UInt64(),  # shared by the event of the host that launches and what then runs on a device
+_INT, _ID, _FLOAT, _TEXT = pl.Int64(), pl.UInt64(), pl.Float64(), pl.String()
+
+TERMS: dict[str, str] = {
+    "run": "One execution of a training program under a capture.",
+    "step": "One pass of the training loop, from one batch to the next, or one step of evaluation or prediction.",
+    "window": "A time span in which the profiler traced the run.",
+    "event": "One record of a raw profile, such as a function on a host thread or a kernel on a device.",
+    "operation": "All events with one canonical name on one side, host or device, such as MatMul or fusion.",
+    "host": "A machine that runs a part of the job.",
+    "device": "One TPU core, one GPU, or the XLA CPU client of a host.",
+    "self time": "Time of an operation without the time of the operations nested inside it.",
+    "busy time": "Time in which at least one operation of a device runs.",
+    "layer": "A layer of the model, derived from the scopes in the name of a framework op.",
+    "phase": "A group of steps with similar operations.",
+    "productive time": "Time of steps without callbacks and input wait, of each step up to the median of its phase.",
+    "outliers": "Steps that a method assigns to no phase, or that last far longer than their phase, labelled -1.",
+    "checkpoint": "The saved state of a training, from which a run can resume.",
 }
-"""One row an event. Ids are hashes or the profiler's own numbers, signed ones made unsigned; they name, not count."""
+"""Nouns of the field that are not columns, each in one sentence."""
 
-STEPS: Schema = {
-    "host": pl.String(),
-    "step": pl.Int64(),
-    "mark": pl.String(),  # what marked it: "train", "test", the name of a module, ...
-    "start_ps": pl.Int64(),
-    "dur_ps": pl.Int64(),
-    "seen": SEEN,
-    # means over the devices that ran the step
-    "device_ps": pl.Int64(),  # busy time
-    "idle_ps": pl.Int64(),  # step time less busy time
-    "infeed_ps": pl.Int64(),  # waiting for and taking in data by the infeed; TPU
-    "outfeed_ps": pl.Int64(),
-    "transfer_ps": pl.Int64(),  # between host and device: copies of a GPU, sends and receives of a TPU
-    "collective_ps": pl.Int64(),  # all-reduce and its kin
-    "duty_cycle": pl.Float64(),  # busy time by step time, waiting for the host not counted as busy; 0 to 1
-    "mxu_util": pl.Float64(),  # of the matrix unit, by the hardware's own count, 0 to 1
-    "flops_util": pl.Float64(),  # achieved FLOP/s by the device's peak, 0 to 1
-    "hbm_util": pl.Float64(),  # achieved bytes/s by the peak of its memory, 0 to 1
-    # sums over those devices
-    "flops": pl.Float64(),
-    "bytes": pl.Float64(),
-    # on the host
-    "input_ps": pl.Int64(),  # waiting for the input pipeline
-    "compile_ps": pl.Int64(),
+
+class Column(NamedTuple):
+    """A column of a frame."""
+
+    dtype: pl.DataType
+    term: str
+    """What the column holds: one sentence with unit and base."""
+    windows: Aggregation | None = None
+    """How the values of one row that several windows traced become one; None for a key."""
+    devices: Aggregation | None = None
+    """How the values of the devices of one host become one; None for what is not measured on a device."""
+
+
+class Frame(NamedTuple):
+    """A frame: what one row is, and its columns."""
+
+    row: str
+    columns: dict[str, Column]
+
+
+FRAMES: dict[str, Frame] = {}
+"""Every frame of this module by its name, such as "STEPS"."""
+
+
+def _frame(name: str, row: str, /, **columns: Column) -> Schema:
+    FRAMES[name] = Frame(row, columns)
+    return {column: dtype for column, (dtype, *_) in columns.items()}
+
+
+def _in_both(name: str, dtype: pl.DataType, term: str) -> dict[str, Column]:
+    """Return a column for each of two runs that are compared."""
+    return {name.format(run): Column(dtype, term.format(run)) for run in ("a", "b")}
+
+
+_HOST = Column(_TEXT, "Name of the host.")
+_STEP = Column(_INT, "Number of the step.")
+_PHASE = Column(_INT, "Number of the phase, -1 for outliers.")
+_NAMED = Column(_TEXT, 'Name of the phase, unique in the run, such as "train (input-bound)".')
+_DEVICE = Column(_TEXT, 'Name of the device, such as "/device:TPU:0".')
+_SIDE = Column(SIDE, 'Where the operation runs: "host" or "device".')
+_OP = Column(NAME, "Canonical name of the operation.")
+_KIND = Column(_TEXT, 'Kind of the step: "train", "eval", "predict", or the name of its annotation.', "first")
+_KINDS = Column(_TEXT, "Kinds of the steps of the phase, most frequent first.")
+_START = Column(_INT, "Start in picoseconds since the origin of the profile.", "min")
+_TF_OP = Column(NAME, "Full name of the framework op, or null.")
+_HLO_OP = Column(NAME, "Name of the HLO instruction, or null.")
+_COUNT = Column(_INT, "Number of events of the operation.", "sum")
+_TOTAL = Column(_INT, "Total time of the operation in picoseconds.", "sum")
+_SELF = Column(_INT, "Self time of the operation in picoseconds.", "sum")
+_RANK = Column(_INT, "Rank within the phase, from 1.")
+_PLACE = Column(_TEXT, 'Innermost frame of user code, such as "train.py:12 in on_epoch_end ← time.sleep".')
+_STALL_KIND = Column(_TEXT, 'Account in which the stall began, such as "callbacks", or null.')
+
+
+EVENTS = _frame(
+    "EVENTS",
+    "One row per event of a raw profile.",
+    host=_HOST._replace(dtype=NAME),
+    plane=Column(NAME, 'Device or host CPU of the event, such as "/device:TPU:0" or "/host:CPU".'),
+    line=Column(NAME, 'Thread, stream, or line of a device such as "XLA Ops".'),
+    lane=Column(pl.UInt32(), "Number of the (host, plane, line), because names of lines repeat."),
+    name=Column(NAME, "Name of the event as the profiler recorded it."),
+    tf_op=Column(NAME, "Framework op behind the event, or null."),
+    hlo_op=Column(NAME, "HLO instruction behind the event, or null."),
+    category=Column(NAME, 'XProf\'s category of the HLO instruction, such as "convolution fusion".'),
+    step_num=Column(_INT, "Step number of a step annotation, null for other events."),
+    start_ps=Column(_INT, "Start by the clock of the host, in picoseconds since the origin of the profile."),
+    dur_ps=Column(_INT, "Duration by the clock of the host, in picoseconds."),
+    device_dur_ps=Column(_INT, "Duration by the clock of the device, in picoseconds."),
+    flops=Column(_INT, "Floating-point operations of this event."),
+    bytes=Column(_INT, "Bytes that this event reads and writes."),
+    hbm_bytes=Column(_INT, "Bytes that this event reads from and writes to the main memory of the device."),
+    flow_out=Column(_ID, "Id of the flow that starts at this event."),
+    flow_in=Column(_ID, "Id of the flow that ends at this event."),
+    correlation_id=Column(_ID, "Id shared by a launch on the host and the events that it starts on a device."),
+)
+
+_DEVICE_STATS: dict[str, Column] = {
+    "device_ps": Column(_INT, "Busy time of the device in picoseconds.", "sum", "mean"),
+    "idle_ps": Column(_INT, "Step time without busy time, in picoseconds.", "sum", "mean"),
+    "infeed_ps": Column(_INT, "Time in which a TPU waits for or reads infeed, in picoseconds.", "sum", "mean"),
+    "outfeed_ps": Column(_INT, "Time in which a TPU writes outfeed, in picoseconds.", "sum", "mean"),
+    "transfer_ps": Column(_INT, "Time of transfers between host and device, in picoseconds.", "sum", "mean"),
+    "collective_ps": Column(_INT, "Time of collectives such as all-reduce, in picoseconds.", "sum", "mean"),
+    "duty_cycle": Column(
+        _FLOAT, "Share of step time in which the device is busy and not waiting for its host, 0 to 1.", "mean", "mean"
+    ),
+    "mxu_util": Column(_FLOAT, "Utilisation of the matrix unit by its hardware counter, 0 to 1.", "mean", "mean"),
+    "flops_util": Column(_FLOAT, "Achieved FLOP/s as a share of the peak of the device, 0 to 1.", "mean", "mean"),
+    "hbm_util": Column(_FLOAT, "Achieved bytes/s as a share of peak memory bandwidth, 0 to 1.", "mean", "mean"),
+    "flops": Column(_FLOAT, "Floating-point operations, summed over devices.", "sum", "sum"),
+    "bytes": Column(_FLOAT, "Bytes read and written by operations, summed over devices.", "sum", "sum"),
 }
-"""One row a (host, step)."""
+DEVICE_FACTS = [*_DEVICE_STATS]
+"""Columns of STEPS and DEVICES that are measured on devices; STEPS has the mean or the sum over devices."""
 
-OPS: Schema = {
-    "host": pl.String(),
-    "step": pl.Int64(),
-    "op": NAME,
-    "side": SIDE,
-    "category": NAME,  # that most of its self time is of, or null
-    "count": pl.Int64(),
-    "total_ps": pl.Int64(),
-    "self_ps": pl.Int64(),  # less the time of what ran nested inside
+STEPS = _frame(
+    "STEPS",
+    "One row per (host, step).",
+    host=_HOST,
+    step=_STEP,
+    kind=_KIND,
+    start_ps=_START,
+    dur_ps=Column(_INT, "Step time in picoseconds.", "max"),
+    traced=Column(TRACED, 'How much of the step a window traced: "full", "partial" or "none".', "max"),
+    **_DEVICE_STATS,
+    input_ps=Column(_INT, "Time in which the host waits for the input pipeline, in picoseconds.", "sum"),
+    compile_ps=Column(_INT, "Time in which the host compiles, in picoseconds.", "sum"),
+    callbacks_ps=Column(_INT, "Time in callbacks of the framework by the host clock, in picoseconds.", "max"),
+    dispatch_ps=Column(
+        _INT, "Time before the step is dispatched, without input wait and callbacks, in picoseconds.", "max"
+    ),
+)
+
+OPS = _frame(
+    "OPS",
+    "One row per (host, step, op, side).",
+    host=_HOST,
+    step=_STEP,
+    op=_OP,
+    side=_SIDE,
+    category=Column(NAME, "Category with the most self time of the operation, or null.", "first"),
+    count=_COUNT,
+    total_ps=_TOTAL,
+    self_ps=_SELF,
+)
+
+LAYERS = _frame(
+    "LAYERS",
+    "One row per (host, step, side, layer, framework op, HLO instruction).",
+    host=_HOST,
+    step=_STEP,
+    side=_SIDE,
+    layer=Column(NAME, "Layer of the model, or null."),
+    tf_op=_TF_OP,
+    hlo_op=_HLO_OP,
+    op=_OP,
+    category=Column(NAME, "Category of the operation, or null."),
+    count=_COUNT,
+    total_ps=_TOTAL,
+    self_ps=_SELF,
+    flops=Column(_FLOAT, "Floating-point operations.", "sum"),
+    bytes=Column(_FLOAT, "Bytes read and written.", "sum"),
+)
+
+DEVICES = _frame(
+    "DEVICES",
+    "One row per (host, device, step).",
+    host=_HOST,
+    device=_DEVICE,
+    step=_STEP,
+    start_ps=_START,
+    dur_ps=Column(_INT, "Step time on this device in picoseconds.", "sum"),
+    **_DEVICE_STATS
+    | {
+        "flops": Column(_FLOAT, "Floating-point operations of the device.", "sum", "sum"),
+        "bytes": Column(_FLOAT, "Bytes read and written by operations of the device.", "sum", "sum"),
+    },
+)
+
+HARDWARE = _frame(
+    "HARDWARE",
+    "One row per device of a profile.",
+    host=_HOST,
+    device=_DEVICE,
+    kind=Column(_TEXT, 'Kind of the device, such as "TPU v6 Lite", "GPU" or "CPU".'),
+    peak_flops=Column(_FLOAT, "Peak floating-point operations per second."),
+    hbm_bandwidth=Column(_FLOAT, "Peak bandwidth of the main memory of the device, in bytes per second."),
+    mxu_util=Column(_FLOAT, "Utilisation of the matrix unit during the profile by its hardware counter, 0 to 1."),
+)
+
+CLOCKS = _frame(
+    "CLOCKS",
+    "One row per (host, device).",
+    host=_HOST,
+    device=_DEVICE,
+    link=Column(_TEXT, 'What links launches to runs: "flow", "run" or "correlation", or null.'),
+    launches=Column(_INT, "Number of module runs or kernels of the device.", "sum"),
+    linked=Column(_INT, "Number of launches whose event on the host was matched.", "sum"),
+    delay_ps=Column(_INT, "Median time from launch to start after clock correction, in picoseconds.", "mean"),
+    skew_ps=Column(_INT, "Lower bound of the delay of the device clock behind the host clock, in picoseconds.", "max"),
+)
+
+WINDOWS = _frame(
+    "WINDOWS",
+    "One row per (host, window) requested.",
+    host=_HOST,
+    window=Column(_INT, "Number of the window."),
+    start_ps=Column(_INT, "Start of tracing in picoseconds since the origin of the profile."),
+    dur_ps=Column(_INT, "Duration of tracing in picoseconds, 0 for a failed window."),
+    latency_ps=Column(_INT, "Time from request to response, collection included, in picoseconds."),
+    bytes=Column(_INT, "Size of the raw window in bytes."),
+    events=Column(_INT, "Number of events in the window."),
+    steps=Column(_INT, "Number of steps traced in full."),
+    error=Column(_TEXT, "Error of a failed window, or null."),
+    reason=Column(_TEXT, 'Why the scheduler requested the window, such as "start" or "new phase", or null.'),
+)
+
+PHASES = _frame(
+    "PHASES",
+    "One row per phase, most productive time first.",
+    phase=_PHASE,
+    name=_NAMED,
+    steps=Column(_INT, "Number of steps."),
+    full=Column(_INT, "Number of steps traced in full."),
+    kinds=_KINDS,
+    first_step=Column(_INT, "Number of the first step."),
+    start_ps=Column(_INT, "Start of the first step in picoseconds since the origin of the profile."),
+    dur_ps=Column(_INT, "Sum of step times in picoseconds."),
+    productive_ps=Column(
+        _INT, "Productive time: of each step, without callbacks and input wait, up to the median, in picoseconds."
+    ),
+    share=Column(_FLOAT, "Share of the productive time of all steps, 0 to 1."),
+    step_ps=Column(_INT, "Median step time in picoseconds."),
+    device_ps=Column(_INT, "Busy time of devices, summed over steps, in picoseconds."),
+    idle_ps=Column(_INT, "Idle time of devices, summed over steps, in picoseconds."),
+    input_ps=Column(_INT, "Time in which hosts wait for input, summed over steps, in picoseconds."),
+    input=Column(_FLOAT, "Share of step time in which hosts wait for input, of steps where this is measured, 0 to 1."),
+    step_time_cv=Column(_FLOAT, "Coefficient of variation of step time, without steps that a window cuts."),
+    drift=Column(
+        _FLOAT, "Change of median step time without waits from the first to the last tenth of 20 steps or more."
+    ),
+    idle=Column(_FLOAT, "Share of step time in which devices are idle, of steps where this is measured, 0 to 1."),
+    mxu_util=Column(_FLOAT, "Mean utilisation of the matrix unit, weighted by step time, 0 to 1."),
+    confidence=Column(_FLOAT, "Confidence that the steps are one phase, see `Phases.confidence`, 0 to 1, or null."),
+)
+
+ACCOUNTS = (
+    "productive",
+    "step time deviation",
+    "data loading",
+    "callbacks",
+    "checkpoint save",
+    "checkpoint restore",
+    "evaluation",
+    "program startup",
+    "preparation",
+    "between steps",
+    "profiler",
+    "tuning",
+    "resuming",
+    "other",
+)
+"""What the wall time of a run is spent on: every picosecond of a host is in one account."""
+
+SPANS = _frame(
+    "SPANS",
+    "One row per stretch of a run, outside or inside steps, whose cause the host clock knows.",
+    host=_HOST,
+    start_ps=_START,
+    dur_ps=Column(_INT, "Duration in picoseconds."),
+    account=Column(_TEXT, 'Account, or "fit", "garbage collection": a method of Keras, the reason of a slow step.'),
+    detail=Column(_TEXT, 'What took the time, such as "ModelCheckpoint.on_epoch_end", or null.'),
+)
+
+STALLS = _frame(
+    "STALLS",
+    "One row per (stall, place): where the program was while a step or the gap between steps lasted too long.",
+    host=_HOST,
+    start_ps=_START,
+    dur_ps=Column(_INT, "Duration of the stall in picoseconds."),
+    step=Column(_INT, "Number of the running step, null between steps."),
+    kind=_STALL_KIND,
+    place=_PLACE,
+    share=Column(_FLOAT, "Share of the samples of the stall at that place, 0 to 1."),
+    samples=Column(_INT, "Number of samples at that place."),
+    locked=Column(pl.Boolean(), "Whether the sample was late because other code held the interpreter lock."),
+)
+
+LOAD = _frame(
+    "LOAD",
+    "One row per second of a run.",
+    host=_HOST,
+    start_ps=_START,
+    cpu=Column(_FLOAT, "Share of all processors of the machine that the process uses, 0 to 1."),
+    machine_cpu=Column(_FLOAT, "Share of all processors of the machine in use, 0 to 1."),
+    rss_bytes=Column(_INT, "Resident memory of the process in bytes."),
+)
+
+GOODPUT = _frame(
+    "GOODPUT",
+    "One row per (host, account, phase, detail), which add up to the wall time of the host.",
+    host=_HOST,
+    account=Column(pl.Enum(ACCOUNTS), "Account, see tpunb.schema.ACCOUNTS."),
+    phase=Column(_INT, "Number of the phase, null outside of phases."),
+    detail=Column(_TEXT, "Callback and hook, place in the program, or reason, or null."),
+    time_ps=Column(_INT, "Time in picoseconds, null if the run has no record of it."),
+    share=Column(_FLOAT, "Share of the wall time of the host, 0 to 1."),
+    count=Column(_INT, "Number of steps, calls or stretches."),
+    median_ps=Column(_INT, "Median time of one of them in picoseconds."),
+    source=Column(
+        pl.Enum(["clock", "windows", "estimated"]),
+        'How the time is known: by the host "clock", from traced "windows", or "estimated" from other steps.',
+    ),
+    low_ps=Column(_INT, "Lower end of the 95 % interval of an estimated time in picoseconds, or null."),
+    high_ps=Column(_INT, "Upper end of the 95 % interval of an estimated time in picoseconds, or null."),
+)
+
+GOODPUT_SEGMENTS = _frame(
+    "GOODPUT_SEGMENTS",
+    "One row per stretch of the time of a host in one account, in order and without gaps.",
+    host=_HOST,
+    start_ps=_START,
+    dur_ps=Column(_INT, "Duration in picoseconds."),
+    account=Column(pl.Enum(ACCOUNTS), "Account, see tpunb.schema.ACCOUNTS."),
+    detail=Column(_TEXT, "Callback and hook, place in the program, or reason, or null."),
+    step=Column(_INT, "Number of the step, null outside of steps."),
+)
+
+GOODPUT_STALLS = _frame(
+    "GOODPUT_STALLS",
+    "One row per (place, kind), most time first.",
+    place=_PLACE,
+    kind=_STALL_KIND,
+    time_ps=Column(_INT, "Time of stalls at that place in picoseconds, by share of samples."),
+    count=Column(_INT, "Number of stalls with that place."),
+    median_ps=Column(_INT, "Median duration of these stalls in picoseconds."),
+    locked=Column(pl.Boolean(), "Whether code that holds the interpreter lock was at that place."),
+)
+
+TOP = _frame(
+    "TOP",
+    "One row per (phase, side, rank).",
+    phase=_PHASE,
+    side=_SIDE,
+    rank=_RANK,
+    op=_OP,
+    count=_COUNT,
+    total_ps=_TOTAL,
+    self_ps=_SELF,
+    share=Column(_FLOAT, "Share of the self time of the phase on that side, 0 to 1."),
+)
+
+ADVICE = _frame(
+    "ADVICE",
+    "One row per (phase, rule) that applies, largest saving first.",
+    phase=Column(_INT, "Number of the phase, -1 for outliers, null for the run as a whole."),
+    rule=Column(_TEXT, "Name of the rule in tpunb.analysis.advice."),
+    saves_ps=Column(_INT, "Upper bound of the time saved in picoseconds, or null."),
+    saves=Column(
+        _FLOAT, "Upper bound of the time saved as a share of total step time, of wall time for the whole run, 0 to 1."
+    ),
+    sentence=Column(_TEXT, "Observation, with its figures."),
+    action=Column(_TEXT, "Action to try."),
+)
+
+REPRESENTATIVES = _frame(
+    "REPRESENTATIVES",
+    "One row per representative step, longest phase first.",
+    host=_HOST,
+    step=_STEP,
+    phase=_PHASE,
+    weight=Column(_FLOAT, "Number of steps that this step represents."),
+    kind=_KIND,
+    start_ps=_START,
+    dur_ps=Column(_INT, "Step time in picoseconds."),
+    device_ps=Column(_INT, "Busy time of devices in picoseconds."),
+    idle_ps=Column(_INT, "Idle time of devices in picoseconds."),
+    mxu_util=Column(_FLOAT, "Utilisation of the matrix unit, 0 to 1."),
+    input_ps=Column(_INT, "Time in which the host waits for input, in picoseconds."),
+    distance=Column(_FLOAT, "Distance to the centroid of the phase in feature space, null for outliers."),
+)
+
+REPRESENTED = _frame(
+    "REPRESENTED",
+    "One row per (side, op), most self time first.",
+    side=_SIDE,
+    op=_OP,
+    self_ps=Column(_INT, "Self time in the whole run estimated from representative steps, in picoseconds."),
+    low_ps=Column(_INT, "Lower end of the 95 % interval of the estimate in picoseconds, or null."),
+    high_ps=Column(_INT, "Upper end of the 95 % interval of the estimate in picoseconds, or null."),
+    true_ps=Column(_INT, "Self time according to all steps traced in full, in picoseconds."),
+    share=Column(_FLOAT, "Share of the estimated self time on that side, 0 to 1."),
+)
+
+LABEL_AGREEMENT = _frame(
+    "LABEL_AGREEMENT",
+    "One row per pair of methods.",
+    a=Column(_TEXT, "First method."),
+    b=Column(_TEXT, "Second method."),
+    ari=Column(_FLOAT, "Adjusted Rand index, with outliers as one cluster."),
+    ami=Column(_FLOAT, "Adjusted mutual information, with outliers as one cluster."),
+    ari_inside=Column(_FLOAT, "Adjusted Rand index of the steps that are outliers for neither method, or null."),
+)
+
+DISTINGUISHING_OPS = _frame(
+    "DISTINGUISHING_OPS",
+    "One row per (phase, rank).",
+    phase=_PHASE,
+    rank=_RANK,
+    block=Column(_TEXT, "Block of the feature space in which the operation differs, see tpunb.cluster.features."),
+    side=Column(_TEXT, 'Where the operation runs: "host" or "device".'),
+    op=Column(_TEXT, 'Canonical name of the operation, or "step time".'),
+    share=Column(_FLOAT, "Share of the squared distance from the phase to all other steps, 0 to 1."),
+    inside_ps=Column(_INT, "Mean self time per step of the phase in picoseconds."),
+    outside_ps=Column(_INT, "Mean self time per step of all other phases in picoseconds."),
+    inside_ran=Column(
+        _FLOAT, "Share of the steps of the phase that contain the operation, 0 to 1, null if it may have been skipped."
+    ),
+    outside_ran=Column(
+        _FLOAT, "Share of all other steps that contain the operation, 0 to 1, null if it may have been skipped."
+    ),
+)
+
+COMPARED = _frame(
+    "COMPARED",
+    "One row per pair of matched phases of runs a and b, longest first.",
+    **_in_both("phase_{}", _INT, "Number of the phase in run {}, -1 for outliers."),
+    similarity=Column(_FLOAT, "Similarity of the phases, 0 to 1."),
+    by=Column(pl.Enum(["operations", "kinds"]), 'What the phases were matched by: "operations" or "kinds".'),
+    kinds=Column(_TEXT, 'Kinds of the steps, most frequent first, "in a / in b" where they differ.'),
+    **_in_both("steps_{}", _INT, "Number of steps in run {}."),
+    **_in_both("dur_{}_ps", _INT, "Time of the phase in run {}, mean over hosts, in picoseconds."),
+    **_in_both("step_{}_ps", _INT, "Geometric mean of step time in run {}, in picoseconds."),
+    ratio=Column(_FLOAT, "Step time in run b divided by step time in run a."),
+    ratio_low=Column(_FLOAT, "Lower end of the 95 % interval of the ratio."),
+    ratio_high=Column(_FLOAT, "Upper end of the 95 % interval of the ratio."),
+    **_in_both("idle_{}", _FLOAT, "Share of step time in which devices are idle in run {}, 0 to 1."),
+    idle_change=Column(_FLOAT, "Idle share in run b less idle share in run a."),
+    idle_low=Column(_FLOAT, "Lower end of the 95 % interval of the change in idle share."),
+    idle_high=Column(_FLOAT, "Upper end of the 95 % interval of the change in idle share."),
+    **_in_both("mxu_{}", _FLOAT, "Utilisation of the matrix unit in run {}, 0 to 1."),
+    **_in_both("duty_{}", _FLOAT, "Duty cycle in run {}, 0 to 1."),
+    **_in_both("input_{}", _FLOAT, "Share of step time in which hosts wait for input in run {}, 0 to 1."),
+)
+
+COMPARED_OPS = _frame(
+    "COMPARED_OPS",
+    "One row per operation of a pair of matched phases, largest change first.",
+    **_in_both("phase_{}", _INT, "Number of the phase in run {}, -1 for outliers."),
+    side=_SIDE,
+    op=_OP,
+    state=Column(
+        pl.Enum(["gained", "lost", "both", "unrecorded"]),
+        'Whether the operation is only in b ("gained"), a ("lost"), in "both", or perhaps skipped ("unrecorded").',
+    ),
+    **_in_both("self_{}_ps", _INT, "Self time per step traced in full in run {}, in picoseconds, null if unrecorded."),
+    change_ps=Column(_INT, "Self time in run b less self time in run a, in picoseconds."),
+    low_ps=Column(_INT, "Lower end of the 95 % interval of the change, in picoseconds."),
+    high_ps=Column(_INT, "Upper end of the 95 % interval of the change, in picoseconds."),
+)
+
+EXPLAINED = _frame(
+    "EXPLAINED",
+    "One row per phase of either run, and one for outliers.",
+    **_in_both("phase_{}", _INT, "Number of the phase in run {}, -1 for outliers, null without a counterpart."),
+    kinds=_KINDS,
+    **_in_both("steps_{}", _INT, "Number of steps in run {}."),
+    **_in_both(
+        "dur_{}_ps", _INT, "Time of the phase in run {}, mean over hosts, in picoseconds, 0 without a counterpart."
+    ),
+    change_ps=Column(_INT, "Time in run b less time in run a, in picoseconds."),
+    by_steps_ps=Column(_INT, "Part of the change caused by the number of steps, in picoseconds, or null."),
+    by_step_time_ps=Column(_INT, "Part of the change caused by step time, in picoseconds, or null."),
+    share=Column(_FLOAT, "Share of the difference between the runs, null where they do not differ."),
+)
+
+COMPARED_ACCOUNTS = _frame(
+    "COMPARED_ACCOUNTS",
+    "One row per account of either run, the largest change first.",
+    account=Column(_TEXT, "Account, see tpunb.schema.ACCOUNTS."),
+    **_in_both("time_{}_ps", _INT, "Time in run {}, mean over hosts, in picoseconds, null without a record of it."),
+    change_ps=Column(_INT, "Time in run b less time in run a, in picoseconds."),
+    share=Column(_FLOAT, "Share of the difference in wall time, null where the runs do not differ."),
+)
+
+SETTINGS = _frame(
+    "SETTINGS",
+    "One row per fact recorded about either run.",
+    fact=Column(_TEXT, 'Name of the fact, such as "optimizer" or "dtype".'),
+    a=Column(_TEXT, "Its value in run a, or null."),
+    b=Column(_TEXT, "Its value in run b, or null."),
+)
+
+_OPTIONAL = {
+    *("category", "device_dur_ps", "flops", "bytes", "hbm_bytes", "flow_out", "flow_in", "correlation_id", "reason"),
+    "confidence",
+    *(set(STEPS) - {"host", "step", "kind", "start_ps", "dur_ps", "device_ps", "idle_ps", "traced"}),
 }
-"""One row a (host, step, op, side)."""
-
-LAYERS: Schema = {
-    "host": pl.String(),
-    "step": pl.Int64(),
-    "side": SIDE,
-    "layer": NAME,  # of the model, by the scopes of the framework op; null where none is told
-    "tf_op": NAME,  # framework op in full, or null
-    "hlo_op": NAME,  # HLO instruction, or null
-    "op": NAME,  # canonical name, that of OPS
-    "category": NAME,
-    "count": pl.Int64(),
-    "total_ps": pl.Int64(),
-    "self_ps": pl.Int64(),
-    "flops": pl.Float64(),
-    "bytes": pl.Float64(),
-}
-"""One row a (host, step, side, layer, framework op, HLO instruction)."""
-
-DEVICE_FACTS = [
-    *("device_ps", "idle_ps", "infeed_ps", "outfeed_ps", "transfer_ps", "collective_ps"),
-    *("duty_cycle", "mxu_util", "flops_util", "hbm_util", "flops", "bytes"),
-]
-"""What is known of a step a device."""
-
-DEVICES: Schema = {
-    "host": pl.String(),
-    "device": pl.String(),
-    "step": pl.Int64(),
-    "start_ps": pl.Int64(),
-    "dur_ps": pl.Int64(),
-    **{name: STEPS[name] for name in DEVICE_FACTS},
-}
-"""One row a (host, device, step): of the same meaning as in STEPS, each of its device alone."""
-
-HARDWARE: Schema = {
-    "host": pl.String(),
-    "device": pl.String(),
-    "kind": pl.String(),  # "TPU v6 Lite", "GPU", "CPU"
-    "peak_flops": pl.Float64(),  # per second
-    "hbm_bandwidth": pl.Float64(),  # bytes per second
-    "mxu_util": pl.Float64(),  # of the matrix unit while the profiler watched, where hardware counted it, 0 to 1
-}
-"""One row a device of a profile."""
-
-CLOCKS: Schema = {
-    "host": pl.String(),
-    "device": pl.String(),
-    "link": pl.String(),  # "flow", "run" or "correlation"; null where nothing links
-    "launches": pl.Int64(),  # module runs or kernels of the device
-    "linked": pl.Int64(),  # of them, those whose launch on the host was found
-    "delay_ps": pl.Int64(),  # median time from launch to start, the clocks set right; never negative
-    "skew_ps": pl.Int64(),  # by how much the device's clock is behind the host's, at least: 0 where no start shows it
-}
-"""One row a (host, device): how the host meets the device, and how far their clocks disagree."""
-
-WINDOWS: Schema = {
-    "host": pl.String(),
-    "window": pl.Int64(),
-    "start_ps": pl.Int64(),  # when the profiler began to watch
-    "dur_ps": pl.Int64(),  # how long it watched; 0 for a window that failed
-    "answer_ps": pl.Int64(),  # from asking to the answer, collection included
-    "bytes": pl.Int64(),
-    "events": pl.Int64(),
-    "steps": pl.Int64(),  # seen in full
-    "error": pl.String(),  # why the window failed, or null
-    "why": pl.String(),  # why it was asked for: "start", "new phase", ... (tpunb.schedule); null if not by us
-}
-"""One row a (host, window) that was asked for."""
-
-PHASES: Schema = {
-    "phase": pl.Int64(),  # -1 is noise
-    "steps": pl.Int64(),
-    "full": pl.Int64(),  # of them, seen in full
-    "marks": pl.String(),  # what marked its steps, most frequent first
-    "first_step": pl.Int64(),
-    "start_ps": pl.Int64(),
-    "dur_ps": pl.Int64(),
-    "share": pl.Float64(),  # of the time of all steps, 0 to 1
-    "step_ps": pl.Int64(),  # median step time
-    "device_ps": pl.Int64(),  # sums over steps; null where no step knows it
-    "idle_ps": pl.Int64(),
-    "input_ps": pl.Int64(),
-    "spread": pl.Float64(),  # standard deviation of the step time by its mean, from 0; of steps seen in full, if any
-    "idle": pl.Float64(),  # idle time by step time, of the steps that know it, 0 to 1; null where none does
-    "mxu_util": pl.Float64(),  # of the matrix unit, mean over the time of the steps that know it, 0 to 1
-}
-"""One row a phase, longest first."""
-
-TOP: Schema = {
-    "phase": pl.Int64(),
-    "side": SIDE,
-    "rank": pl.Int64(),  # from 1
-    "op": NAME,
-    "count": pl.Int64(),
-    "total_ps": pl.Int64(),
-    "self_ps": pl.Int64(),
-    "share": pl.Float64(),  # of the self time of the phase on that side, 0 to 1
-}
-"""One row a (phase, side, rank)."""
-
-ADVICE: Schema = {
-    "phase": pl.Int64(),  # -1 is noise
-    "rule": pl.String(),  # of tpunb.cluster.advice.RULES
-    "saves_ps": pl.Int64(),  # at most; null where nothing can be said
-    "saves": pl.Float64(),  # the same as a share of the time of all steps, 0 to 1
-    "sentence": pl.String(),  # what is seen, with its figures
-    "knob": pl.String(),  # what to try
-}
-"""One row a (phase, rule) that has something to say, most time saved first."""
-
-REPRESENTATIVES: Schema = {
-    "host": pl.String(),
-    "step": pl.Int64(),
-    "phase": pl.Int64(),
-    "weight": pl.Float64(),  # the steps that it stands for
-    "mark": pl.String(),
-    "start_ps": pl.Int64(),
-    "dur_ps": pl.Int64(),
-    "device_ps": pl.Int64(),
-    "idle_ps": pl.Int64(),
-    "mxu_util": pl.Float64(),
-    "input_ps": pl.Int64(),
-    "distance": pl.Float64(),  # to the centre of its phase, in feature space; null for noise, which has none
-}
-"""One row a step to look at, those of the longest phase first."""
-
-REPRESENTED: Schema = {
-    "side": SIDE,
-    "op": NAME,
-    "self_ps": pl.Int64(),  # in the whole run, as a few steps would have it
-    "low_ps": pl.Int64(),  # between which it is in 95 of 100 draws; null where they were not drawn
-    "high_ps": pl.Int64(),
-    "true_ps": pl.Int64(),  # as all steps seen in full have it
-    "share": pl.Float64(),  # of the self time on that side, as estimated, 0 to 1
-}
-"""One row a (side, op), of the most self time first."""
-
-AGREEMENT: Schema = {
-    "a": pl.String(),
-    "b": pl.String(),
-    "ari": pl.Float64(),  # adjusted Rand index, noise a group of its own
-    "ami": pl.Float64(),  # adjusted mutual information, likewise
-    "ari_inside": pl.Float64(),  # of the steps that are noise to neither; null where there are none
-}
-"""One row a pair of methods."""
-
-APART: Schema = {
-    "phase": pl.Int64(),
-    "rank": pl.Int64(),  # from 1
-    "block": pl.String(),  # of the feature space: what of the operation differs (tpunb.cluster.features)
-    "side": pl.String(),
-    "op": pl.String(),  # of those that ran in the very same steps, presence names the first; "step time" is none
-    "share": pl.Float64(),  # of the squared distance from the phase to the rest; of all columns 1.0
-    "inside_ps": pl.Int64(),  # mean self time of the op per step of the phase; step time for "step time"
-    "outside_ps": pl.Int64(),  # per step of the rest
-    "inside_ran": pl.Float64(),  # share of the phase's steps in which it ran, 0 to 1
-    "outside_ran": pl.Float64(),
-}
-"""One row a (phase, rank)."""
-
-COMPARED: Schema = {
-    "phase_a": pl.Int64(),
-    "phase_b": pl.Int64(),
-    "similarity": pl.Float64(),  # 0 to 1
-    "by": pl.Enum(["operations", "marks"]),  # what they were matched by
-    "marks": pl.String(),  # of both, most frequent first; "in a / in b" where they differ
-    "steps_a": pl.Int64(),
-    "steps_b": pl.Int64(),
-    "dur_a_ps": pl.Int64(),  # time of the phase, mean over the hosts of its run
-    "dur_b_ps": pl.Int64(),
-    "step_a_ps": pl.Int64(),  # step time, geometric mean
-    "step_b_ps": pl.Int64(),
-    "ratio": pl.Float64(),  # of these, b by a, with the ends of its 95 % interval
-    "ratio_low": pl.Float64(),
-    "ratio_high": pl.Float64(),
-    "idle_a": pl.Float64(),  # share of a step in which its devices were idle, 0 to 1
-    "idle_b": pl.Float64(),
-    "idle_change": pl.Float64(),  # b less a, with the ends of its 95 % interval
-    "idle_low": pl.Float64(),
-    "idle_high": pl.Float64(),
-    "mxu_a": pl.Float64(),  # use of the matrix unit, 0 to 1
-    "mxu_b": pl.Float64(),
-    "duty_a": pl.Float64(),  # duty cycle, 0 to 1
-    "duty_b": pl.Float64(),
-    "input_a": pl.Float64(),  # share of a step that its host waited for input, 0 to 1
-    "input_b": pl.Float64(),
-}
-"""One row a pair of phases, one of each run, longest first."""
-
-COMPARED_OPS: Schema = {
-    "phase_a": pl.Int64(),
-    "phase_b": pl.Int64(),
-    "side": SIDE,
-    "op": NAME,
-    "state": pl.Enum(["gained", "lost", "both"]),
-    "self_a_ps": pl.Int64(),  # self time a step seen in full, 0 in those in which it did not run
-    "self_b_ps": pl.Int64(),
-    "change_ps": pl.Int64(),  # b less a, with the ends of its 95 % interval
-    "low_ps": pl.Int64(),
-    "high_ps": pl.Int64(),
-}
-"""One row an operation of a pair of phases, the largest change first."""
-
-EXPLAINED: Schema = {
-    "phase_a": pl.Int64(),  # null for a phase of b that has no counterpart; -1 is noise
-    "phase_b": pl.Int64(),
-    "marks": pl.String(),
-    "steps_a": pl.Int64(),
-    "steps_b": pl.Int64(),
-    "dur_a_ps": pl.Int64(),  # mean over the hosts of its run; 0 where there is no such phase
-    "dur_b_ps": pl.Int64(),
-    "change_ps": pl.Int64(),  # b less a
-    "by_steps_ps": pl.Int64(),  # of it, by more steps, the rest by longer ones; null without a counterpart
-    "by_step_time_ps": pl.Int64(),
-    "share": pl.Float64(),  # of the difference between the runs; null where they do not differ
-}
-"""One row a phase of either run, and one of noise; `change_ps` adds up to the difference between the runs."""
-
-SETTINGS: Schema = {
-    "fact": pl.String(),
-    "a": pl.String(),
-    "b": pl.String(),
-}
-"""One row a fact that is known of what either run did."""
+"""Columns that a frame may leave out because few captures contain them; they become null."""
 
 
-_MAY_LACK = {
-    *("category", "device_dur_ps", "flops", "bytes", "hbm_bytes", "sends", "receives", "launch", "why"),
-    *(set(STEPS) - {"host", "step", "mark", "start_ps", "dur_ps", "device_ps", "idle_ps", "seen"}),
-}
-"""Facts that few captures know: a frame may leave their columns out, and they are null then."""
-
-
-def check(frame: pl.DataFrame, schema: Schema, what: str) -> pl.DataFrame:
-    """Return `frame` with the columns of `schema`, in its order and its types; null for a fact that it leaves out.
+def check(frame: pl.DataFrame, schema: Schema, name: str) -> pl.DataFrame:
+    """Return `frame` with the columns of `schema`, in its order and types; optional columns may be absent.
 
     Raises
     ------
     BadProfile
-        When a column lacks, or its values do not fit the type.
+        When a column is missing, or its values do not fit the type.
     """
     if frame.schema == schema:
         return frame
-    absent = [name for name in schema if name not in frame.columns]
-    missing = [name for name in absent if name not in _MAY_LACK]
-    if missing:
-        raise BadProfile(
-            f"the {what} frame lacks {missing}; it has {frame.columns}",
-            hint=f"its columns are listed in tpunb.schema.{what.upper()}" if what.upper() in globals() else None,
-        )
+    absent = [column for column in schema if column not in frame.columns]
+    if missing := [column for column in absent if column not in _OPTIONAL]:
+        hint = f"its columns are listed in tpunb.schema.{name.upper()}" if name.upper() in FRAMES else None
+        raise BadProfile(f"the {name} frame lacks {missing}; it has {frame.columns}", hint=hint)
     try:
-        return frame.with_columns(pl.lit(None).alias(name) for name in absent).select(
-            pl.col(name).cast(dtype) for name, dtype in schema.items()
+        return frame.with_columns(pl.lit(None).alias(column) for column in absent).select(
+            pl.col(column).cast(dtype) for column, dtype in schema.items()
         )
     except pl.exceptions.PolarsError as error:
-        reason = str(error).partition("\n")[0]
-        raise BadProfile(f"the {what} frame has a column of the wrong type: {reason}") from error
+        raise BadProfile(f"the {name} frame has a column of the wrong type: {format_error(error)}") from error
 
 
 def empty(schema: Schema) -> pl.DataFrame:
-    """Return a frame of no rows with the columns of `schema`."""
+    """Return a frame without rows that has the columns of `schema`."""
     return pl.DataFrame(schema=schema)

@@ -1,0 +1,68 @@
+"""Signals between modules that must not import each other; called in the sender's thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Signal(Generic[T]):
+    """Call every connected receiver with each value sent; any thread may connect and send.
+
+    >>> numbers, signal = [], Signal()
+    >>> with signal.connect(numbers.append):
+    ...     signal.send(3)
+    >>> numbers, signal.receivers
+    ([3], ())
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.receivers: tuple[Callable[[T], None], ...] = ()
+
+    @contextmanager
+    def connect(self, receiver: Callable[[T], None]) -> Iterator[None]:
+        """Call `receiver` with each value sent while the block runs."""
+        with self._lock:
+            self.receivers = (*self.receivers, receiver)
+        try:
+            yield
+        finally:
+            with self._lock:
+                at = self.receivers.index(receiver)
+                self.receivers = self.receivers[:at] + self.receivers[at + 1 :]
+
+    def send(self, value: T) -> None:
+        """Call the receivers that are connected now, in the order of their connection."""
+        for receiver in self.receivers:
+            receiver(value)
+
+
+class Spent(NamedTuple):
+    """A stretch of time of known cause: nanoseconds since the epoch."""
+
+    account: str
+    detail: str | None
+    start_ns: int
+    end_ns: int
+
+
+phase_opened: Signal[int] = Signal()
+"""The online scan of a capture has found a new phase: its number."""
+spent: Signal[Spent] = Signal()
+"""Time went into an account of ``tpunb.schema.ACCOUNTS``. A running capture is connected."""
+
+
+@contextmanager
+def spending(account: str, detail: str | None = None) -> Iterator[None]:
+    """Send the time that the block takes as `spent`, also if it fails."""
+    start_ns = time.time_ns()
+    try:
+        yield
+    finally:
+        spent.send(Spent(account, detail, start_ns, max(start_ns, time.time_ns())))

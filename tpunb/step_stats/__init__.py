@@ -1,0 +1,1 @@
+"""Reduce events to statistics per step."""

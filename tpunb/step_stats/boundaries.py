@@ -1,0 +1,260 @@
+"""Rules that say where a step begins and ends. The first rule that finds steps of a host wins.
+
+1. step annotations: host events with ``step_num`` (TensorFlow's ``Trace``, JAX's ``StepTraceAnnotation``,
+   PyTorch's ``ProfilerStep#``);
+2. the ``Steps`` line of a device;
+3. repeated runs of one compiled module on a device: a step lasts from one run to the next;
+4. repeated calls of one compiled function on the host (JAX's ``PjitFunction``), from one call to the next.
+
+A capture also has its step clock: :func:`from_clock`. On a device, a step consists of the runs launched during the
+step of the host (:mod:`tpunb.step_stats.launches`), however late they start; without links, of what ran during it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tpunb import schema
+from tpunb.step_stats import launches
+from tpunb.step_stats.launches import DEVICE
+
+INTERVALS: schema.Schema = {
+    "host": pl.String(),
+    "plane": pl.String(),  # device of the interval; null: the host and all devices without intervals
+    "step": pl.Int64(),
+    "kind": pl.String(),
+    "start_ps": pl.Int64(),
+    "end_ps": pl.Int64(),
+    "traced": schema.TRACED,
+}
+"""One row per (host, plane, step): intervals of a host and plane never overlap."""
+
+PYTORCH_STEP = r"^ProfilerStep#([0-9]{1,18})$"
+"""Name of the event that PyTorch's profiler writes for a step: its only step annotation."""
+
+_TOLERANCE_PS = 2_000_000_000  # an annotation and the step clock agree to far less than 2 ms
+_LAST_NUMBER = r"(\d+)\D*$"
+_CALL = r"^PjitFunction\((.+)\)$"
+
+
+def intervals(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows as INTERVALS: of hosts unless there is a plane, traced in full unless they say otherwise."""
+    defaults = {"plane": pl.lit(None, pl.String), "traced": pl.lit("full")}
+    absent = {name: value for name, value in defaults.items() if name not in rows.columns}
+    return schema.check(rows.with_columns(**absent), INTERVALS, "intervals")
+
+
+def from_clock(events: pl.DataFrame, ticks: pl.DataFrame) -> pl.DataFrame:
+    """Return the intervals of steps that the step clock recorded during a window.
+
+    A step is traced in full if the window has its annotation, which the profiler records only for a step that began and
+    ended while it traced. A step without any event in the window is left out: a profiler starts to record some
+    milliseconds after it reports that it started.
+
+    Parameters
+    ----------
+    events
+        Events of the window.
+    ticks
+        Columns step, kind, start_ps, end_ps, in the time of the window; a step may have several rows.
+    """
+    annotated = (
+        events.select(step="step_num", annotated_ps="start_ps")
+        .join(ticks, on="step")
+        .filter(pl.col("annotated_ps").is_between(pl.col("start_ps") - _TOLERANCE_PS, pl.col("end_ps")))["step"]
+    )
+    host = str(events["host"][0]) if events.height else ""
+    recorded = events.select(first=pl.col("start_ps").min(), last=_END_PS.max())
+    rows = (
+        ticks.group_by("step")
+        .agg(pl.col("kind").sort_by("start_ps").first(), pl.col("start_ps").min(), pl.col("end_ps").max())
+        .join(recorded, how="cross")
+        .filter((pl.col("end_ps") > pl.col("first")) & (pl.col("start_ps") < pl.col("last")))
+    )
+    full = pl.col("step").is_in(annotated.implode())
+    traced = pl.when(full).then(pl.lit("full")).otherwise(pl.lit("partial"))
+    return with_devices(intervals(rows.with_columns(host=pl.lit(host), traced=traced).sort("start_ps")), events)
+
+
+_HOST, _NAME = (pl.col(column).cast(pl.String) for column in ("host", "name"))
+_END_PS = (pl.col("start_ps") + pl.col("dur_ps")).alias("end_ps")
+
+
+def find(events: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """Return INTERVALS and the names of the rules that found them, "none" without steps."""
+    frames, rules = [schema.empty(INTERVALS)], []
+    for name, rule in _RULES.items():  # each for the hosts without steps so far
+        if events.is_empty():
+            break
+        rows = rule(events)
+        if rows.height:
+            frames.append(intervals(rows))
+            rules.append(name)
+            rest = set(events["host"].unique()) - set(rows["host"])
+            events = events.filter(pl.col("host").is_in(list(rest)))
+    return pl.concat(frames), ", ".join(rules) or "none"
+
+
+def _by_annotations(events: pl.DataFrame) -> pl.DataFrame:
+    annotations = events.filter(pl.col("step_num").is_not_null(), ~on_device())
+    annotations = annotations.select(_HOST, "start_ps", _END_PS, step="step_num", kind=_NAME)
+    # annotations of one number that overlap are one step, annotated by several threads; others are separate steps
+    key = ["host", "kind", "step"]
+    annotations = annotations.sort("start_ps", "end_ps").with_columns(
+        again=(pl.col("start_ps") >= pl.col("end_ps").cum_max().shift(1)).fill_null(False).cum_sum().over(key)
+    )
+    steps = annotations.group_by(*key, "again").agg(pl.col("start_ps").min(), pl.col("end_ps").max())
+    numbers = _number(_count_repeats(steps.with_columns(number="step"), "host"), "host")
+    return with_devices(intervals(disjoint(numbers.with_columns(plane=pl.lit(None, pl.String)))), events, numbers)
+
+
+def with_devices(rows: pl.DataFrame, events: pl.DataFrame, numbers: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Add intervals of devices to those of hosts: from their Steps lines, else from their launches.
+
+    Parameters
+    ----------
+    rows
+        INTERVALS of hosts.
+    events
+        Events of hosts and devices.
+    numbers
+        Columns host, number, repeat, step: the step of each recorded number; by default each number is its step.
+    """
+    if not launches.any_device(events):  # quick, since a capture calls this during training
+        return rows
+    if numbers is None:
+        numbers = rows.select("host", "step", number="step", repeat=pl.lit(0, pl.UInt32))
+    key = ["host", "number", "repeat"]
+    lines = _steps_lines(events).join(numbers.select(*key, "step"), on=key)
+    linked = launches.on_devices(events, rows).join(lines.select("host", "plane"), on=["host", "plane"], how="anti")
+    # work for steps after the last one that a device ran may be missing from the window
+    last = linked.join(rows.select("host", "step", from_ps="start_ps"), on=["host", "step"])
+    rows = rows.join(last.group_by("host").agg(last_ps=pl.col("from_ps").max()), on="host", how="left").with_columns(
+        traced=pl.when(pl.col("start_ps") > pl.col("last_ps"))
+        .then(pl.lit("partial", schema.TRACED))
+        .otherwise("traced")
+    )
+    return pl.concat([intervals(rows), *(intervals(part) for part in (lines, linked) if part.height)])
+
+
+def on_device() -> pl.Expr:
+    """Return which events are on the plane of a device."""
+    return pl.col("plane").cat.starts_with(DEVICE)
+
+
+def _number(rows: pl.DataFrame, *by: str) -> pl.DataFrame:
+    """Add step numbers that keep rising where recorded ones repeat (an epoch counts from 0)."""
+    place = pl.int_range(pl.len(), dtype=pl.Int64)
+    rising = (place + (pl.col("number") - place).cum_max()).over(by)
+    repeats = pl.col("number").is_duplicated().any().over(by)
+    return rows.sort(*by, "start_ps", "number").with_columns(step=pl.when(repeats).then(rising).otherwise("number"))
+
+
+def _count_repeats(rows: pl.DataFrame, *by: str) -> pl.DataFrame:
+    """Count for each row the earlier rows with the same number."""
+    return rows.sort(*by, "start_ps").with_columns(repeat=pl.int_range(pl.len(), dtype=pl.UInt32).over(*by, "number"))
+
+
+def disjoint(rows: pl.DataFrame) -> pl.DataFrame:
+    """Cut each interval where the next of its host and plane begins: intervals never overlap."""
+    rows = rows.sort("host", "plane", "start_ps", "end_ps")
+    following = pl.col("start_ps").shift(-1).over("host", "plane")
+    return rows.with_columns(end_ps=pl.min_horizontal("end_ps", following))
+
+
+def _by_steps_line(events: pl.DataFrame) -> pl.DataFrame:
+    return _number(_steps_lines(events), "host", "plane")
+
+
+def _steps_lines(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps on the Steps lines of devices, with the number of each and how often it was used before."""
+    by = ["host", "plane"]
+    from_name = _NAME.str.extract(_LAST_NUMBER).cast(pl.Int64, strict=False)
+    rows = events.filter(pl.col("line") == "Steps", on_device()).select(
+        pl.col(by).cast(pl.String), "start_ps", _END_PS, number=pl.coalesce("step_num", from_name), kind=pl.lit("step")
+    )
+    rows = rows.drop_nulls("number")
+    # a step in several pieces is one step; where numbers fall, another series of steps has begun
+    falls = (pl.col("number") < pl.col("number").shift()).fill_null(False)
+    rows = rows.sort(*by, "start_ps").with_columns(series=falls.cum_sum().over(by))
+    whole = rows.group_by(*by, "series", "number").agg(
+        pl.col("kind").first(), pl.col("start_ps").min(), pl.col("end_ps").max()
+    )
+    return _count_repeats(disjoint(whole), *by)
+
+
+def _by_modules(events: pl.DataFrame) -> pl.DataFrame:
+    """Use each run of the module with the most device time as a step, aligned over the devices."""
+    runs = events.filter(pl.col("line") == "XLA Modules", on_device()).select(
+        pl.col("host", "plane").cast(pl.String), "start_ps", _END_PS, kind=_NAME.str.replace(r"\(\d+\)$", "")
+    )
+    repeated = (
+        runs.group_by("kind")
+        .agg(busy=(pl.col("end_ps") - pl.col("start_ps")).sum(), n=pl.len().over("plane").max())
+        .filter(pl.col("n") > 1)
+        .sort("busy", "kind", descending=[True, False])
+    )
+    if repeated.is_empty():
+        return schema.empty(INTERVALS)
+    runs = runs.filter(pl.col("kind") == repeated["kind"][0]).sort("host", "plane", "start_ps")
+    aligned = []
+    for (_,), of_host in runs.group_by("host", maintain_order=True):
+        planes = of_host.partition_by("plane", maintain_order=True)
+        reference = max(planes, key=len)["start_ps"].to_numpy()
+        for plane in planes:
+            shift = _shift(reference, plane["start_ps"].to_numpy())
+            aligned.append(plane.with_columns(step=pl.int_range(pl.len(), dtype=pl.Int64) + shift))
+    rows = pl.concat(aligned)
+    following = pl.col("start_ps").shift(-1).over("host", "plane")
+    # the time between two runs is part of the earlier step
+    return rows.with_columns(step=pl.col("step") - rows["step"].min(), end_ps=pl.coalesce(following, "end_ps"))
+
+
+def _by_calls(events: pl.DataFrame) -> pl.DataFrame:
+    """Use each call of the compiled function with the most host time as a step."""
+    calls = (
+        events.lazy()
+        .filter(~on_device())
+        .select(_HOST, "lane", "start_ps", _END_PS, kind=_NAME.str.extract(_CALL))
+        .drop_nulls("kind")
+        .sort("start_ps", "end_ps", descending=[False, True])
+        # the profiler records a call twice, one inside the other
+        .filter(
+            (pl.col("start_ps") >= pl.col("end_ps").cum_max().shift(1).over("host", "lane", "kind")).fill_null(True)
+        )
+        .collect()
+    )
+    busiest = (
+        calls.group_by("host", "lane", "kind")
+        .agg((pl.col("end_ps") - pl.col("start_ps")).sum().alias("busy"), pl.len())
+        .filter(pl.col("len") > 1)
+        .sort("busy", "kind", descending=[True, False])
+        .unique("host", keep="first", maintain_order=True)
+    )
+    if busiest.is_empty():
+        return schema.empty(INTERVALS)
+    rows = calls.join(busiest, on=["host", "lane", "kind"], how="semi").with_columns(
+        step=pl.int_range(pl.len(), dtype=pl.Int64).over("host"),
+        end_ps=pl.coalesce(pl.col("start_ps").shift(-1).over("host"), "end_ps"),
+    )
+    return with_devices(intervals(rows), events)
+
+
+def _shift(reference: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> int:
+    """Return the index in `reference` of the first of `starts`: a device may miss runs at the edge of a window."""
+    if len(reference) == len(starts):
+        return 0  # however large the skew between the devices is
+
+    def distance(shift: int) -> tuple[float, int]:
+        low, high = max(0, -shift), min(len(starts), len(reference) - shift)
+        if high - low < 1:
+            return (np.inf, abs(shift))
+        differences = np.abs(reference[low + shift : high + shift].astype(float) - starts[low:high])
+        return (float(np.median(differences)), abs(shift))
+
+    return min(range(-2, len(reference) - len(starts) + 3), key=distance)
+
+
+_RULES = {"annotations": _by_annotations, "steps line": _by_steps_line, "modules": _by_modules, "calls": _by_calls}

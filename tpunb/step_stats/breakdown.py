@@ -1,0 +1,112 @@
+"""Step-time breakdown per device and per host: sections V and VI of the TPUPoint paper, Tables II and III.
+
+All times are unions: what two streams run at once counts once. What the profiler does not record is null.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from tpunb import schema
+from tpunb.step_stats import launches, op_names
+from tpunb.step_stats.aggregate import over_devices, total
+from tpunb.step_stats.ops import WORK, map_names
+
+_TIMES = ["infeed", "outfeed", "transfer", "collective"]
+_WAITS = ["infeed", "outfeed", "transfer"]  # not part of XProf's duty cycle either
+_CONTAINERS = ["while", "conditional", "call"]  # count what their bodies count again
+
+
+def of_devices(ops: pl.DataFrame, places: pl.DataFrame, hardware: pl.DataFrame) -> pl.DataFrame:
+    """Return the statistics of each device in each step: ``tpunb.schema.DEVICES``.
+
+    Parameters
+    ----------
+    ops, places
+        Operations of devices, from :func:`tpunb.step_stats.ops.assign`.
+    hardware
+        ``tpunb.schema.HARDWARE``, for the peaks of utilisation.
+    """
+    if ops.is_empty():
+        return schema.empty(schema.DEVICES)
+    kinds = map_names(ops["category"], op_names.kind)
+    containers = map_names(ops["category"], _CONTAINERS.__contains__, pl.Boolean()).fill_null(False)
+    counted = ops.filter(~containers).select("at", pl.col(WORK).cast(pl.Float64))
+    sums = counted.group_by("at").agg(map(total, WORK))
+    rows = ops.select("at").unique().join(sums, on="at", how="left")
+    rows = rows.join(places, on="at").join(_union(ops, "device_ps"), on="at", how="left")
+    waits = map_names(kinds, _WAITS.__contains__, pl.Boolean()).fill_null(False)
+    rows = rows.join(_union(ops.filter(~waits), "working_ps"), on="at", how="left")
+    for kind in _TIMES:
+        rows = rows.join(_union(ops.filter(kinds == kind), f"{kind}_ps"), on="at", how="left")
+    peaks = hardware.select("host", "peak_flops", "hbm_bandwidth", "mxu_util", plane="device")
+    rows = rows.join(_reported(ops), on=["host", "plane"], how="left").join(
+        peaks.unique(["host", "plane"]), on=["host", "plane"], how="left"
+    )
+    dur_ps = pl.col("end_ps") - pl.col("start_ps")
+    return schema.check(
+        rows.with_columns(
+            *(_zero_if(f"{kind}_ps", "programs") for kind in ("infeed", "outfeed")),
+            *(_zero_if(f"{kind}_ps", "kinds") for kind in ("transfer", "collective")),
+            device=pl.col("plane"),
+            dur_ps=dur_ps,
+            idle_ps=dur_ps - pl.col("device_ps"),
+            duty_cycle=_share(pl.col("working_ps").fill_null(0), dur_ps),
+            flops_util=_share(pl.col("flops"), dur_ps / 1e12 * pl.col("peak_flops")),
+            hbm_util=_share(pl.col("hbm_bytes"), dur_ps / 1e12 * pl.col("hbm_bandwidth")),
+        ),
+        schema.DEVICES,
+        "devices",
+    ).sort("host", "device", "start_ps")
+
+
+def _reported(ops: pl.DataFrame) -> pl.DataFrame:
+    """Return which devices report categories of programs, and which report copies at all."""
+    rows = ops.group_by("host", "plane").agg(categories=pl.col("category").is_not_null().any())
+    rows = rows.with_columns(pl.col("host", "plane").cast(pl.String))
+    gpu = pl.col("plane").str.contains("GPU")
+    programs = pl.col("categories") & ~gpu & (pl.col("plane") != launches.CPU)
+    return rows.select("host", "plane", programs=programs, kinds=programs | gpu)
+
+
+def _zero_if(column: str, reported: str) -> pl.Expr:
+    """Return a time: 0 where the device reports such times and has none, null where it does not report them."""
+    return pl.coalesce(column, pl.when(pl.col(reported)).then(0))
+
+
+def of_hosts(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
+    """Return (host, step, input_ps, compile_ps): time in which a host waits for input, and compiles.
+
+    Parameters
+    ----------
+    ops, places
+        Operations of hosts, from :func:`tpunb.step_stats.ops.assign`.
+    """
+    kinds = map_names(ops["category"], op_names.kind)
+    rows = ops.select("at").unique().join(places, on="at")
+    for kind in ("input", "compile"):
+        rows = rows.join(_union(ops.filter(kinds == kind), f"{kind}_ps"), on="at", how="left")
+    # without any event of an input pipeline, a host may still have waited for data in another way
+    piped = pl.col("input_ps").is_not_null().any().over("host")
+    rows = rows.with_columns(pl.coalesce("input_ps", pl.when(piped).then(0)), pl.col("compile_ps").fill_null(0))
+    return rows.group_by("host", "step").agg(total("input_ps"), total("compile_ps"))
+
+
+def of_steps(devices: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per (host, step) over its devices."""
+    return devices.group_by("host", "step").agg(over_devices(schema.DEVICE_FACTS))
+
+
+def _union(ops: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Return how long at least one operation of each place and step ran, cut at the end of the step."""
+    from tpunb.step_stats.self_time import unions  # compiled
+
+    end = np.minimum((ops["start_ps"] + ops["dur_ps"]).to_numpy(), ops["end_ps"].to_numpy())
+    at, start = ops["at"].to_numpy(), ops["start_ps"].to_numpy()
+    groups = np.flatnonzero(np.bincount(at)).astype(np.uint32)
+    return pl.DataFrame({"at": groups, name: unions(at, start, end)})
+
+
+def _share(part: pl.Expr, whole: pl.Expr) -> pl.Expr:
+    return pl.when(whole > 0).then(part / whole)

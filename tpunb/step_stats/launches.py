@@ -1,0 +1,226 @@
+"""Link runs on a device to their launches on the host, and launches to steps.
+
+A launch and its run share a flow, a run id or a correlation id (:mod:`tpunb.io.event_ids`). From the launch, flows lead
+back to the thread with the step annotations, because a run may start long after its step has ended.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tpunb import schema
+
+DEVICE = "/device:"
+"""Prefix of the planes of devices."""
+
+CPU = "/device:CPU:0"
+"""XLA's CPU client, which runs programs on host threads: its operations are host events with an HLO instruction."""
+
+_EXECUTE = r"Executable::ExecuteHelper"  # the host requests a run of a program from XLA
+_PLANE = ["host", "plane"]
+_BY_ID = {True: "run", False: "correlation"}  # the link by an id, on a TPU and elsewhere
+_HOPS = 8  # flows between a launch and the thread of the step; at most four were seen
+
+_LAUNCHES: schema.Schema = {
+    "host": pl.String(),
+    "device": pl.String(),
+    "start_ps": pl.Int64(),  # of the run on the device
+    "end_ps": pl.Int64(),
+    "link": pl.String(),
+    "lane": pl.UInt32(),  # of the launch on the host
+    "sent_ps": pl.Int64(),  # start of the launch, or null
+}
+"""One row per run of a module, or of a kernel, on a device."""
+
+
+def any_device(events: pl.DataFrame) -> bool:
+    """Return whether an event ran on a device, XLA's CPU client included."""
+    if events["hlo_op"].null_count() < len(events):
+        return True
+    return bool(events.select(pl.col("plane").cat.starts_with(DEVICE).any()).item())
+
+
+def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return when each device ran each step, by the launches made during the step of the host.
+
+    On a device, a step begins when it has begun on the host and the device has finished all earlier runs, at its first
+    run at the latest. It ends where the next one begins; the last ends with its runs and with the step of the host. A
+    device that always finishes within the step of the host has no intervals: the host waited for it.
+
+    Parameters
+    ----------
+    events
+        ``tpunb.schema.EVENTS``.
+    steps
+        Columns host, step, kind, start_ps, end_ps, traced: steps of the host that do not overlap.
+
+    Returns
+    -------
+    pl.DataFrame
+        (host, plane, step, kind, start_ps, end_ps, traced), one row per step and device.
+    """
+    annotated = events.filter(pl.col("step_num").is_not_null())["lane"].unique()
+    launches = _launches(events)
+    sent = _trace_back(launches.filter(pl.col("sent_ps").is_not_null()), events, annotated)
+    begun = steps.select("host", "step", "kind", "traced", pl.col("start_ps").alias("from_ps"), until_ps="end_ps")
+    runs = (
+        sent.sort("sent_ps")
+        .join_asof(begun.sort("from_ps"), left_on="sent_ps", right_on="from_ps", by="host", check_sortedness=False)
+        .filter(pl.col("sent_ps") < pl.col("until_ps"))
+    )
+    within = (pl.col("start_ps") >= pl.col("from_ps")) & (pl.col("end_ps") <= pl.col("until_ps"))
+    rows = (
+        runs.group_by("host", pl.col("device").alias("plane"), "step")
+        .agg(pl.col("kind", "traced", "from_ps").first(), pl.col("start_ps").min(), pl.col("end_ps", "until_ps").max())
+        .filter(~within.all().over(_PLANE))
+        .sort("host", "plane", "start_ps", "step")
+    )
+    if rows.is_empty():
+        return rows.drop("from_ps", "until_ps")
+    free_ps = pl.col("end_ps").cum_max().over("host", "device")
+    before = launches.sort("start_ps", "end_ps").select("host", plane="device", run_ps="start_ps", free_ps=free_ps)
+    rows = rows.sort("start_ps").join_asof(
+        before, left_on="start_ps", right_on="run_ps", by=_PLANE, check_sortedness=False, allow_exact_matches=False
+    )
+    begin = pl.min_horizontal("start_ps", pl.max_horizontal("from_ps", "free_ps"))
+    rows = rows.with_columns(start_ps=begin).sort("host", "plane", "start_ps", "step")
+    following = pl.col("start_ps").shift(-1).over(_PLANE)
+    rows = rows.with_columns(end_ps=pl.coalesce(following, pl.max_horizontal("end_ps", "until_ps")))
+    return rows.drop("from_ps", "until_ps", "run_ps", "free_ps")
+
+
+def clocks(events: pl.DataFrame) -> pl.DataFrame:
+    """Return delays between launches and runs on each device, and its clock skew: ``tpunb.schema.CLOCKS``.
+
+    No run starts before its launch: the largest delay below 0 is a lower bound of the clock skew.
+    """
+    if not any_device(events):
+        return schema.empty(schema.CLOCKS)
+    delay = pl.col("start_ps") - pl.col("sent_ps")
+    runs = _launches(events).filter(pl.col("device") != CPU)
+    skew = (-delay.min()).clip(0)
+    rows = runs.group_by("host", "device").agg(
+        link=pl.col("link").drop_nulls().mode().sort().first(),
+        launches=pl.len(),
+        linked=pl.col("sent_ps").count(),
+        delay_ps=(delay + skew).median().round().cast(pl.Int64),
+        skew_ps=skew,
+    )
+    return schema.check(rows.sort("host", "device"), schema.CLOCKS, "clocks")
+
+
+def _launches(events: pl.DataFrame) -> pl.DataFrame:
+    """Return each run on a device with its launch on the host, ``_LAUNCHES``."""
+    linked = events.filter(pl.any_horizontal(pl.col("correlation_id", "flow_in").is_not_null()))
+    on_device = pl.col("plane").cat.starts_with(DEVICE)
+    thunk = ~on_device & pl.col("hlo_op").is_not_null()
+    if not linked.select((on_device | thunk).any()).item():  # a host alone
+        return schema.empty(_LAUNCHES)
+    senders = _first_of(events, "flow_out").select(
+        "host", flow_in="flow_out", by_flow_lane="lane", by_flow_sent_ps="start_ps"
+    )
+    launchers = _first_of(linked.filter(~on_device & ~thunk), "correlation_id").select(
+        "host", "correlation_id", by_launch_lane="lane", by_launch_sent_ps="start_ps"
+    )
+    runs = (
+        linked.filter(on_device)
+        .select("host", pl.col("plane").alias("device"), "start_ps", "dur_ps", "flow_in", "correlation_id")
+        .join(senders, on=["host", "flow_in"], how="left")
+        .join(launchers, on=["host", "correlation_id"], how="left")
+        .select(
+            *("host", "device", "start_ps"),
+            end_ps=pl.col("start_ps") + pl.col("dur_ps"),
+            # devices record flow and run id of a run; kernels, without a line of modules, a correlation id
+            link=pl.when(pl.col("by_flow_sent_ps").is_not_null())
+            .then(pl.lit("flow"))
+            .when(pl.col("by_launch_sent_ps").is_not_null())
+            .then(pl.col("device").cat.starts_with("/device:TPU").replace_strict(_BY_ID)),
+            lane=pl.coalesce("by_flow_lane", "by_launch_lane"),
+            sent_ps=pl.coalesce("by_flow_sent_ps", "by_launch_sent_ps"),
+        )
+    )
+    thunks = linked.filter(thunk & pl.col("correlation_id").is_not_null())
+    by_run = (
+        thunks.group_by("host", "correlation_id")
+        .agg(pl.col("start_ps").min(), end_ps=(pl.col("start_ps") + pl.col("dur_ps")).max())
+        .join(launchers, on=["host", "correlation_id"])
+        .select(
+            *("host", "start_ps", "end_ps"),
+            lane="by_launch_lane",
+            sent_ps="by_launch_sent_ps",
+            device=pl.lit(CPU),
+            link=pl.lit("run"),
+        )
+    )
+    unlinked = _on_host_threads(thunks.join(launchers, on=["host", "correlation_id"], how="anti"), events)
+    return pl.concat([schema.check(part, _LAUNCHES, "launches") for part in (runs, by_run, unlinked)])
+
+
+def _on_host_threads(thunks: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """Return runs of XLA's CPU client with their launches, paired in order: such runs have no id of a launch."""
+    runs = (
+        thunks.sort("start_ps")
+        .group_by("host", "correlation_id", maintain_order=True)
+        .agg(pl.col("lane").first(), pl.col("start_ps").first(), end_ps=(pl.col("start_ps") + pl.col("dur_ps")).max())
+    )
+    name = pl.col("name").cast(pl.String)
+    requests = (
+        events.filter(name.str.contains(_EXECUTE))
+        .select("host", by_lane="lane", sent_ps="start_ps")
+        .sort("sent_ps")
+        .with_columns(place=pl.int_range(pl.len()).over("host"), requests=pl.len().cast(pl.Int64).over("host"))
+    )
+    if requests.is_empty():  # a flow may still lead to the thread of the step
+        return runs.with_columns(device=pl.lit(CPU), link=pl.lit("flow"), sent_ps="start_ps")
+    # the first runs were requested before the window began: as many as exceed the requests, and as many as would
+    # otherwise start before their request
+    place = pl.int_range(pl.len(), dtype=pl.Int64).over("host")
+    until = requests.select("host", requested_ps="sent_ps", before=pl.col("place") + 1).sort("requested_ps")
+    numbered = (
+        runs.with_columns(place=place, n=pl.len().cast(pl.Int64).over("host"))
+        .join(requests.select("host", "requests").unique(), on="host")
+        .sort("start_ps")
+        .join_asof(until, left_on="start_ps", right_on="requested_ps", by="host", check_sortedness=False)
+        .with_columns(early=(pl.col("place") + 1 - pl.col("before").fill_null(0)).max().over("host"))
+    )
+    earlier = pl.max_horizontal(pl.col("n") - pl.col("requests"), "early", 0)
+    paired = numbered.with_columns(place=pl.col("place") - earlier).join(
+        requests.drop("requests"), on=["host", "place"], how="left"
+    )
+    return paired.select(
+        *("host", "start_ps", "end_ps", "sent_ps"),
+        device=pl.lit(CPU),
+        link=pl.lit("order"),
+        lane=pl.coalesce("by_lane", "lane"),
+    )
+
+
+def _first_of(events: pl.DataFrame, key: str) -> pl.DataFrame:
+    """Return the earliest of the events of a host with the same id."""
+    rows = events.filter(pl.col(key).is_not_null()).sort("start_ps")
+    return rows.unique(["host", key], keep="first", maintain_order=True)
+
+
+def _trace_back(runs: pl.DataFrame, events: pl.DataFrame, annotated: pl.Series) -> pl.DataFrame:
+    """Follow flows back from each launch to a lane with step annotations, or as far as they lead."""
+    within = events.filter(pl.col("flow_in").is_not_null()).select(
+        "host", "lane", received_ps="start_ps", received="flow_in", over_ps=pl.col("start_ps") + pl.col("dur_ps")
+    )
+    senders = _first_of(events, "flow_out").select("host", received="flow_out", from_lane="lane", from_ps="start_ps")
+    within = within.join(senders, on=["host", "received"]).drop("host").sort("received_ps")
+    if within.is_empty():
+        return runs
+    for _ in range(_HOPS):
+        back = runs.sort("sent_ps").join_asof(
+            within, left_on="sent_ps", right_on="received_ps", by="lane", check_sortedness=False
+        )
+        # an event without length only says where a thread started the work
+        works = (pl.col("over_ps") >= pl.col("sent_ps")) | (pl.col("over_ps") == pl.col("received_ps"))
+        moves = works & ~pl.col("lane").is_in(annotated.implode()) & (pl.col("from_ps") <= pl.col("sent_ps"))
+        if not back.select(moves.any()).item():
+            break
+        runs = back.with_columns(
+            lane=pl.when(moves).then("from_lane").otherwise("lane"),
+            sent_ps=pl.when(moves).then("from_ps").otherwise("sent_ps"),
+        ).select(runs.columns)
+    return runs

@@ -1,0 +1,78 @@
+"""Number the steps of a run whose windows are reduced one by one: on writing by window, on reading over all of them.
+
+Annotated steps keep the numbers of the program; steps inferred from repetition are numbered down from -1 on disk, since
+the host may annotate other steps later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import polars as pl
+
+Tables = Mapping[str, pl.DataFrame]
+
+_KEY = ["host", "step"]
+
+
+class StepNumbering:
+    """Number the steps of one host across windows where only its profile gives them."""
+
+    def __init__(self) -> None:
+        self._inferred = 0  # steps without annotation so far
+        self._last = -1  # number of an annotated step
+        self._offset = 0
+
+    def renumber(self, intervals: pl.DataFrame, rule: str) -> pl.DataFrame:
+        """Return the intervals of a window's steps with numbers that are unique in the run.
+
+        Annotated steps keep their numbers while these rise; where a program counts from 0 again, they continue from
+        the last.
+        """
+        if intervals.is_empty():
+            return intervals
+        first, last = intervals.select(first=pl.col("step").min(), last=pl.col("step").max()).row(0)
+        if {"modules", "calls"} & set(rule.split(", ")):
+            below = intervals.with_columns(step=-1 - (pl.col("step") - first + self._inferred))
+            self._inferred += last - first + 1
+            return below
+        if first + self._offset < self._last:
+            self._offset = self._last + 1 - first
+        self._last = last + self._offset
+        return intervals.with_columns(pl.col("step") + self._offset)
+
+
+def numbered(tables: Tables) -> Tables:
+    """Return the tables of a run with the final numbers of its steps.
+
+    Inferred steps are counted from 0, and dropped for hosts that have annotated steps. Statistics of a step that began
+    but got no data move to the step before, where the host clock counted it.
+    """
+    return _without_phantom_steps(_with_inferred_steps(tables))
+
+
+def _with_inferred_steps(tables: Tables) -> Tables:
+    steps = pl.concat([tables["steps"].select(_KEY), tables["ticks"].select(_KEY)])
+    inferred = pl.col("step") < 0
+    if steps.filter(inferred).is_empty():
+        return tables
+    annotated = steps.filter(~inferred)["host"].unique().implode()
+    number = pl.when(inferred).then(-1 - pl.col("step")).otherwise("step")
+    dropped = inferred & pl.col("host").is_in(annotated)
+    return _changed(tables, lambda frame: frame.filter(~dropped).with_columns(step=number))
+
+
+def _without_phantom_steps(tables: Tables) -> Tables:
+    clocked = tables["ticks"].select(*_KEY, "start_ps")
+    unknown = tables["steps"].join(clocked, on=_KEY, how="anti").select(*_KEY, "start_ps")
+    before = clocked.select("host", "start_ps", step=pl.col("step") + 1, to="step")
+    moved = unknown.join(before, on=[*_KEY, "start_ps"]).select(*_KEY, "to").unique(_KEY)
+    if moved.is_empty():
+        return tables
+    step = pl.coalesce("to", "step")
+    return _changed(tables, lambda frame: frame.join(moved, on=_KEY, how="left").with_columns(step=step).drop("to"))
+
+
+def _changed(tables: Tables, change: Callable[[pl.DataFrame], pl.DataFrame]) -> Tables:
+    """Return the tables, those with steps changed."""
+    return {name: change(frame) if "step" in frame.columns else frame for name, frame in tables.items()}

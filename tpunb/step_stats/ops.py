@@ -1,0 +1,177 @@
+"""Operations among events: canonical name, self time, and the step of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+
+from tpunb import schema
+from tpunb.step_stats import boundaries, launches, op_names
+
+_OP_LINES = ["XLA Ops", "TensorFlow Ops", "Framework Ops"]
+"""Lines of a device with operations, best first: they repeat each other, so one is counted."""
+
+WORK = ["flops", "bytes", "hbm_bytes"]
+"""Columns of operations that say how much they computed and moved."""
+
+_READ = [
+    *("host", "plane", "line", "lane", "name", "tf_op", "hlo_op", "category", "step_num"),
+    *("start_ps", "dur_ps", "device_dur_ps", *WORK),
+]
+
+
+def find(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the operations among events.
+
+    Lines that repeat each other are counted once. Operations that XLA ran on host threads are assigned to the device
+    :data:`tpunb.step_stats.launches.CPU`.
+
+    Returns
+    -------
+    pl.DataFrame
+        (host, plane, side, op, category, tf_op, hlo_op, start_ps, dur_ps, total_ps, self_ps, flops, bytes, hbm_bytes),
+        one row per event, texts Categorical; `total_ps` and `self_ps` by the clock of the device where it is recorded.
+    """
+    rows = events.select(_READ).filter(pl.col("step_num").is_null() & pl.col("lane").is_in(_op_lanes(events).implode()))
+    on_device = rows["plane"].cat.starts_with(launches.DEVICE)
+    thunk = ~on_device & rows["hlo_op"].is_not_null()
+    counts = on_device | thunk | ~_noise(rows)
+    rows = rows.with_columns(device=on_device | thunk, thunk=thunk)
+    rows = _in_nested_order(rows if counts.all() else rows.filter(counts))
+    uncategorised = _where(rows, pl.col("device") & pl.col("category").is_null())
+    category = pl.coalesce("category", map_names(uncategorised, lambda name: op_names.category(name, side="device")))
+    on_host = map_names(_where(rows, ~pl.col("device")), lambda name: op_names.category(name, side="host"))
+    from tpunb.step_stats.self_time import self_times  # compiled: loaded when there is something to sweep
+
+    times = self_times(rows["lane"].to_numpy(), rows["start_ps"].to_numpy(), rows["dur_ps"].to_numpy())
+    inside = pl.col("dur_ps") - pl.Series(times, dtype=pl.Int64)  # time of nested operations
+    total = pl.coalesce("device_dur_ps", "dur_ps")
+    return rows.select(
+        *("host", "tf_op", "hlo_op", "start_ps", "dur_ps", *WORK),
+        pl.when("thunk").then(pl.lit(launches.CPU, schema.NAME)).otherwise("plane").alias("plane"),
+        pl.when("device").then(pl.lit("device")).otherwise(pl.lit("host")).cast(schema.SIDE).alias("side"),
+        op=_op(rows),
+        category=pl.when("device").then(category).otherwise(on_host),
+        total_ps=total,
+        self_ps=(total - inside).clip(0),
+    )
+
+
+def map_names(column: pl.Series, function: Callable[[str], object], dtype: pl.DataType = schema.NAME) -> pl.Series:
+    """Apply a function to a Categorical column, calling it once per distinct name."""
+    code = column.to_physical()
+    if column.null_count() == len(column):
+        return pl.Series([None], dtype=dtype).new_from_index(0, len(column))
+    codes = code.drop_nulls().to_numpy()
+    row = np.full(int(codes.max()) + 1, -1, np.int64)
+    row[codes] = np.arange(codes.size)  # a row with each code
+    used = np.flatnonzero(row >= 0)
+    place = np.zeros(row.size, np.uint32)
+    place[used] = np.arange(used.size)
+    distinct = column.drop_nulls().gather(row[used]).cast(pl.String)
+    results = pl.Series([function(name) for name in distinct], dtype=dtype)
+    return results.gather(pl.Series(place).gather(code))
+
+
+def _noise(rows: pl.DataFrame) -> pl.Series:
+    calls = map_names(rows["tf_op"], lambda op: op_names.is_noise("", op), pl.Boolean())
+    return calls.fill_null(False) | (rows["tf_op"].is_null() & map_names(rows["name"], op_names.is_noise, pl.Boolean()))
+
+
+def _op(rows: pl.DataFrame) -> pl.Expr:
+    """Return the canonical name of each operation: from framework op, HLO instruction, or event."""
+    framework = map_names(rows["tf_op"], lambda op: op_names.canonical("", op) or None)
+    instruction = map_names(rows["hlo_op"], lambda op: op_names.canonical("", None, op))
+    unnamed = _where(rows, pl.Series(framework.is_null() & instruction.is_null()))
+    return pl.coalesce(framework, instruction, map_names(unnamed, op_names.canonical))
+
+
+def _where(rows: pl.DataFrame, condition: pl.Expr | pl.Series) -> pl.Series:
+    """Return the names of the rows that meet a condition, null elsewhere."""
+    return rows.select(pl.when(condition).then("name"))["name"]
+
+
+def _in_nested_order(rows: pl.DataFrame) -> pl.DataFrame:
+    """Sort by lane, start, and length, longest first."""
+    lane, start, dur = (rows[name].to_numpy() for name in ("lane", "start_ps", "dur_ps"))
+    order = np.arange(lane.size)
+    if ((lane[1:] < lane[:-1]) | (lane[1:] == lane[:-1]) & (start[1:] < start[:-1])).any():
+        order = np.lexsort((start, lane))
+        lane, start = lane[order], start[order]
+    ties = np.flatnonzero((lane[1:] == lane[:-1]) & (start[1:] == start[:-1]))
+    if ties.size:
+        tied = np.union1d(ties, ties + 1)
+        order[tied] = order[tied][np.lexsort((-dur[order[tied]], start[tied], lane[tied]))]
+    return rows if (order[1:] > order[:-1]).all() else rows[order]
+
+
+def _op_lanes(events: pl.DataFrame) -> pl.Series:
+    """Return the lanes with operations: all of a host, streams of a GPU, the XLA ops of a TPU."""
+    begins = pl.col("lane") != pl.col("lane").shift()
+    lines = events.select("lane", "plane", "line").filter(begins.fill_null(True)).unique("lane")
+    lines = lines.with_columns(pl.col("plane", "line").cast(pl.String))
+    rank = pl.Series(range(len(_OP_LINES)), dtype=pl.Int64)
+    ranked = lines.with_columns(
+        device=pl.col("plane").str.starts_with(launches.DEVICE),
+        stream=pl.col("line").str.starts_with("Stream #"),
+        rank=pl.col("line").replace_strict(pl.Series(_OP_LINES), rank, default=None),
+    )
+    best = ranked.with_columns(streams=pl.col("stream").any().over("plane"), best=pl.col("rank").min().over("plane"))
+    chosen = (
+        pl.when(~pl.col("device"))
+        .then(pl.lit(True))
+        .when(pl.col("streams"))
+        .then(pl.col("stream"))
+        .otherwise((pl.col("rank") == pl.col("best")).fill_null(False))
+    )
+    return best.filter(chosen)["lane"]
+
+
+def assign(ops: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Assign each operation to the interval of its device, else of its host, in which it starts; drop the others.
+
+    Returns
+    -------
+    ops
+        Operations with the column `at`, a row of `places`.
+    places
+        (at, host, plane, step, start_ps, end_ps): the steps of each plane with operations.
+    """
+    # consecutive operations mostly share a plane, so each change of plane starts a run
+    host, plane = (ops[name].to_physical().to_numpy() for name in ("host", "plane"))
+    begins = np.flatnonzero(np.append(len(ops) > 0, (host[1:] != host[:-1]) | (plane[1:] != plane[:-1])))
+    runs = ops.select("host", "plane")[begins]
+    planes = runs.unique(maintain_order=True).with_row_index("place")
+    named = planes.with_columns(pl.col("host", "plane").cast(pl.String))
+    of_devices = intervals.filter(pl.col("plane").is_not_null())
+    shared = intervals.filter(pl.col("plane").is_null()).drop("plane")
+    # a host without intervals has a step from the first begin to the last end on its devices
+    derived = (
+        of_devices.join(shared, on="host", how="anti")
+        .group_by("host", "step")
+        .agg(pl.lit(None, pl.String).alias("plane"), pl.col("start_ps").min(), pl.col("end_ps").max())
+    )
+    span = ["host", "step", "start_ps", "end_ps"]
+    shared = pl.concat([shared.select(span), boundaries.disjoint(derived).select(span)])
+    columns = ["place", "host", "plane", "step", "start_ps", "end_ps"]
+    places = pl.concat(
+        [
+            named.join(of_devices, on=["host", "plane"]).select(columns),
+            named.join(of_devices, on=["host", "plane"], how="anti").join(shared, on="host").select(columns),
+        ]
+    ).sort("place", "start_ps")
+    places = places.with_row_index("at")
+    of_runs = runs.join(planes, on=["host", "plane"], maintain_order="left")["place"].to_numpy()
+    place = np.repeat(of_runs, np.diff(np.append(begins, len(ops))))
+    start = ops["start_ps"].to_numpy()
+    at = np.full(len(ops), len(places), np.uint32)
+    order = np.argsort(place, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(place[order])) + 1) if order.size else []:
+        steps = places.filter(pl.col("place") == place[rows[0]])
+        last = np.searchsorted(steps["start_ps"].to_numpy(), start[rows], side="right")
+        at[rows] = np.append(steps["at"].to_numpy(), len(places))[last - 1]  # -1: before the first
+    ended = np.append(places["end_ps"].to_numpy(), np.iinfo(np.int64).min)[at]
+    inside = start < ended
+    return ops.with_columns(at=pl.Series(at), end_ps=pl.Series(ended)).filter(pl.Series(inside)), places.drop("place")

@@ -1,0 +1,180 @@
+"""Reduce events to statistics per step.
+
+A capture reduces window by window and :mod:`tpunb.step_stats.merge_windows` merges the results; :func:`steps` reduces
+the events of a raw profile, or returns what a capture stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import polars as pl
+
+from tpunb import schema
+from tpunb.errors import BadProfile, NoSteps
+from tpunb.frames import Profile, Steps
+from tpunb.frames.profile import device_kinds
+from tpunb.step_stats import boundaries, breakdown, op_names
+from tpunb.step_stats.aggregate import total
+from tpunb.step_stats.ops import assign, find
+
+StepRule = Callable[[Profile], pl.DataFrame]
+"""A rule of the caller: takes a profile, returns one row per (host, step) with ``start_ps`` and ``dur_ps``."""
+
+
+def steps(profile: Profile, by: StepRule | None = None) -> Steps:
+    """Return the steps of a profile.
+
+    Parameters
+    ----------
+    profile
+        From ``tp.load`` or ``tp.sample``.
+    by
+        Step rule: a function of the profile that returns one row per (host, step) with ``start_ps`` and ``dur_ps`` in
+        picoseconds of the profile, optionally ``kind`` and ``traced``. Requires raw events.
+
+    Raises
+    ------
+    NoSteps
+        When no rule finds a step; the message lists the rules.
+    TpunbError
+        When `by` is given and the profile has no raw events.
+    """
+    if by is None and profile.stored is not None:
+        if len(profile.stored) == 0:
+            raise _no_steps(profile)
+        if profile.read_events is None:
+            return profile.stored
+        return replace(profile.stored, read_layers=partial(_layers_of_run, profile, profile.stored))
+    events = profile.events
+    if by is None:
+        intervals, _ = boundaries.find(events)
+        if intervals.is_empty():
+            raise _no_steps(profile)
+    else:
+        intervals = _from_rule(by(profile), by)
+        if intervals.is_empty():
+            raise NoSteps(f"{profile.name} holds no steps by the rule {by!r}")
+    return replace(
+        reduce(events, intervals, profile.hardware),
+        windows=profile.windows,
+        name=profile.name,
+        read_layers=partial(_layers, events, intervals),
+        metadata={"device kind": kind} if (kind := device_kinds(profile.hardware)) else {},
+    )
+
+
+def _no_steps(profile: Profile) -> NoSteps:
+    failures = profile.windows["error"].drop_nulls()
+    if profile.windows.height and failures.len() == profile.windows.height:
+        return NoSteps(
+            f"{profile.name} holds no steps: all {failures.len()} windows failed, the first with {failures[0]!r}",
+            hint="stop other profilers of this program, and capture again",
+        )
+    annotate = "`with run.step(i):` or `for batch in run.batches(data):` in the captured block (Keras needs neither)"
+    if profile.stored is None:
+        annotate = (
+            "jax.profiler.StepTraceAnnotation or tf.profiler.experimental.Trace, each with step_num, and record again"
+        )
+    return NoSteps(
+        f"{profile.name} holds no steps: no event has step_num, no device has a Steps line, "
+        "no module ran twice and no compiled function was called twice",
+        hint=f"annotate them: {annotate}; or pass a rule to tp.steps(profile, by=rule), "
+        "a function of the profile that returns one row per step with host, step, start_ps and dur_ps",
+    )
+
+
+_RULE_COLUMNS = {name: schema.STEPS[name] for name in ("host", "step", "start_ps", "dur_ps", "kind", "traced")}
+
+
+def _from_rule(rows: pl.DataFrame | pl.LazyFrame, rule: StepRule) -> pl.DataFrame:
+    """Return the intervals of the steps of a rule; where two overlap, the earlier ends as the next begins."""
+    rows = rows.collect() if isinstance(rows, pl.LazyFrame) else rows
+    if not isinstance(rows, pl.DataFrame):
+        raise BadProfile(f"the step rule {rule!r} returned a {type(rows).__name__}, not a frame")
+    defaults = {"kind": "rule", "traced": "full"}
+    if missing := [name for name in _RULE_COLUMNS if name not in (*rows.columns, *defaults)]:
+        raise BadProfile(f"the step rule {rule!r} returned no {missing}; it returned {rows.columns}")
+    rows = rows.with_columns(**{name: pl.lit(text) for name, text in defaults.items() if name not in rows.columns})
+    rows = schema.check(rows, _RULE_COLUMNS, "steps")
+    problems = {
+        "a null": rows.select(pl.any_horizontal(pl.all().is_null())).to_series(),
+        "a step below 0 ps": rows["dur_ps"] < 0,
+        "one step twice": rows.select("host", "step").is_duplicated(),
+    }
+    for problem, where in problems.items():
+        if where.any():
+            raise BadProfile(f"the step rule {rule!r} returned {problem}: {rows.filter(where).row(0)}")
+    return boundaries.disjoint(boundaries.intervals(rows.with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"))))
+
+
+def reduce(events: pl.DataFrame, intervals: pl.DataFrame, hardware: pl.DataFrame | None = None) -> Steps:
+    """Reduce events to one row per (host, step) and one per (host, step, op, side).
+
+    An operation is part of the step in whose interval it starts: an interval of its device, else of its host. Self time
+    excludes nested events of a line; device time is the union of the operations of a device.
+
+    Parameters
+    ----------
+    events
+        ``tpunb.schema.EVENTS``.
+    intervals
+        From :func:`tpunb.step_stats.boundaries.find` or :func:`tpunb.step_stats.boundaries.from_clock`.
+    hardware
+        ``tpunb.schema.HARDWARE``, for the peaks of utilisation.
+    """
+    ops, places = assign(find(events), intervals)
+    on_device = pl.col("side") == "device"
+    peaks = schema.empty(schema.HARDWARE) if hardware is None else hardware
+    devices = breakdown.of_devices(ops.filter(on_device), places, peaks)
+    by_step = ["host", "step"]
+    # intervals of devices win: the host may have continued long before
+    of_device = pl.col("plane").is_not_null()
+    used = of_device | ~of_device.any()
+    frame = intervals.group_by(by_step).agg(
+        pl.col("kind").sort_by("start_ps").first(),
+        pl.col("start_ps").filter(used).min(),
+        dur_ps=(pl.col("end_ps") - pl.col("start_ps")).filter(used).max(),
+        traced=pl.col("traced").max(),
+    )
+    frame = frame.join(breakdown.of_steps(devices), on=by_step, how="left")
+    frame = frame.join(breakdown.of_hosts(ops.filter(~on_device), places), on=by_step, how="left")
+    return Steps(frame, _ops(ops, places), devices)
+
+
+def _ops(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per (host, step, op, side), ``tpunb.schema.OPS``."""
+    by_place = ops.group_by("at", "op", "side", "category").agg(
+        pl.len().cast(pl.Int64).alias("count"), pl.col("total_ps", "self_ps").sum()
+    )
+    rows = by_place.join(places.select("at", "host", "step"), on="at").group_by("host", "step", "op", "side")
+    category = pl.col("category").sort_by("self_ps", descending=True).first()
+    return rows.agg(category, pl.col("count", "total_ps", "self_ps").sum())
+
+
+def _layers(events: pl.DataFrame, intervals: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per (host, step, side, layer, framework op, HLO instruction), ``tpunb.schema.LAYERS``."""
+    ops, places = assign(find(events), intervals)
+    names = ["side", "tf_op", "hlo_op", "op", "category"]
+    sums = ["count", "total_ps", "self_ps", "flops", "bytes"]
+    by_place = ops.group_by("at", *names).agg(pl.len().alias("count"), *map(total, sums[1:]))
+    layers = {op: op_names.layer(op) for op in ops["tf_op"].unique().drop_nulls().cast(pl.String)}
+    layer = pl.col("tf_op").cast(pl.String).replace_strict(layers, default=None, return_dtype=pl.String)
+    rows = by_place.join(places.select("at", "host", "step"), on="at").group_by("host", "step", *names)
+    return (
+        rows.agg(map(total, sums))
+        .with_columns(layer=layer)
+        .sort("host", "step", "side", "self_ps", descending=[False, False, True, True])
+    )
+
+
+def _layers_of_run(profile: Profile, stored: Steps) -> pl.DataFrame:
+    """Return the layers of stored steps, from the raw windows of their run."""
+    traced = stored.frame.filter(pl.col("traced") != "none")
+    on_devices = stored.devices.select("host", "step", "start_ps", "dur_ps", plane="device")
+    on_devices = on_devices.join(traced.select("host", "step", "kind", "traced"), on=["host", "step"])
+    end_ps = pl.col("start_ps") + pl.col("dur_ps")
+    intervals = [boundaries.intervals(rows.with_columns(end_ps=end_ps)) for rows in (traced, on_devices)]
+    return _layers(profile.events, pl.concat([boundaries.disjoint(rows) for rows in intervals]))

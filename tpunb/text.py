@@ -1,0 +1,111 @@
+"""Text for people: counts, percentages, errors in a line, names that are not trusted."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_FRAMING = re.compile(r"Graph execution error:|Detected at node|File \"|\[\[|Traceback|\(\d+\) [A-Z]+:|\d+ root error")
+_RAISED = re.compile(r"[A-Z]\w*(Error|Exception): ")
+"""In TensorFlow's multi-line messages: the lines around the reason, and what Python raised."""
+
+
+def format_error(error: BaseException) -> str:
+    r"""Return an error in one line that is safe to show: its type, what happened, and the hint if it has one.
+
+    >>> format_error(FileNotFoundError("no such file\nin the second line")), format_error(KeyError())
+    ('FileNotFoundError: no such file', 'KeyError')
+    """
+    lines = [line.strip() for line in str(getattr(error, "message", None) or error).splitlines()]
+    lines = [line for line in lines if line and not _FRAMING.match(line)]
+    raised = [line for line in lines if _RAISED.match(line)]
+    line = cut(plain((raised or lines or [""])[0]), 300)
+    if hasattr(error, "hint"):  # a TpunbError: its message says what kind it is
+        return "; ".join(filter(None, [line, plain(error.hint or "")]))
+    return line if raised else ": ".join(filter(None, [type(error).__name__, line]))
+
+
+def percent(share: float, digits: int | None = 0) -> str:
+    """Return a share as a percentage with so many decimals; with three digits in all if None.
+
+    >>> percent(0.256), percent(0.0312, 1), percent(0.1234, None)
+    ('26 %', '3.1 %', '12.3 %')
+    """
+    return f"{short(100 * share) if digits is None else f'{100 * share:.{digits}f}'} %"
+
+
+def estimated_overhead(share: float, interval: tuple[float, float] | None = None) -> str:
+    """Return an estimated profiling overhead with its base, and its 95 % interval if there is one.
+
+    >>> estimated_overhead(0.013), estimated_overhead(0.0001, (0.0, 0.021))
+    ('1.3 % of run time (estimated)', 'under 0.1 % of run time (estimated, 0.0 to 2.1 %)')
+    """
+    value = percent(share, 1) if share >= 0.0005 else "under 0.1 %"
+    bounds = "" if interval is None else f", {100 * interval[0]:.1f} to {percent(interval[1], 1)}"
+    return f"{value} of run time (estimated{bounds})"
+
+
+def plural(n: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    >>> plural(1, "step"), plural(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{n:,} {noun}{'s'[: n != 1]}"
+
+
+def count(n: int) -> str:
+    """Return a number in three digits.
+
+    >>> count(999), count(1_234_567)
+    ('999', '1.23M')
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if n >= size:
+            return f"{short(n / size)}{letter}"
+    return str(n)
+
+
+def short(number: float) -> str:
+    """Return a number in three digits, never with an exponent."""
+    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"  # never 1.23e+03
+
+
+def short_time(picoseconds: float) -> str:
+    """Return a time in three digits, from nanoseconds to seconds.
+
+    >>> short_time(1_500_000_000), short_time(2_000_000_000_000)
+    ('1.5 ms', '2 s')
+    """
+    size, unit = next((unit for unit in _UNITS if picoseconds >= unit[0]), _UNITS[-1])
+    return f"{short(picoseconds / size)} {unit}"
+
+
+_UNITS = [(1e12, "s"), (1e9, "ms"), (1e6, "µs"), (1e3, "ns")]
+
+
+def duration(picoseconds: float) -> str:
+    """Return a time in milliseconds, seconds, minutes or hours.
+
+    >>> duration(24_200_000_000_000), duration(2_500_000_000), duration(150 * 10**12), duration(0)
+    ('24.2 s', '2.5 ms', '2.5 min', '0 s')
+    """
+    seconds = picoseconds / 1e12
+    if 0 < seconds < 0.9995:
+        return f"{short(1e3 * seconds)} ms"
+    size, unit = (3600, "h") if seconds >= 7200 else (60, "min") if seconds >= 120 else (1, "s")
+    return f"{seconds / size:.1f} {unit}" if seconds else "0 s"
+
+
+def plain(text: str) -> str:
+    """Return `text` without the characters that command a terminal, turn a line around or end it."""
+    return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
+
+
+def cut(text: str, limit: int = 48) -> str:
+    """Return `text` in `limit` characters, without its middle where it is longer.
+
+    >>> cut("abcdefghij", 6)
+    'ab…hij'
+    """
+    return text if len(text) <= limit else f"{text[: limit // 2 - 1]}…{text[-limit // 2 :]}"
