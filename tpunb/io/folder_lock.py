@@ -1,4 +1,4 @@
-"""Who writes a folder: a lock that is gone when its holder is, however that ends."""
+"""Lock of a folder that is released when its process ends, however that happens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tpunb.errors import CaptureBusy
 
 LOCK = ".lock"
 
-_UNKNOWN = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-"""What file systems answer that know no locks."""
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+"""Errors of file systems without locks."""
 
 
 class FolderLock:
-    """The lock of a folder, held; `take` gives one."""
+    """A held lock of a folder, returned by `take`."""
 
     def __init__(self, path: Path, file: FileIO) -> None:
         self._path = path
@@ -28,14 +28,14 @@ class FolderLock:
 
     @classmethod
     def take(cls, folder: Path) -> FolderLock | None:
-        """Return the lock of a folder; None where the file system or the platform knows none.
+        """Acquire the lock of a folder; None where the file system or the platform has no locks.
 
         Raises
         ------
         CaptureBusy
-            When a process holds it, this one too.
+            When this or another process holds it.
         FileNotFoundError
-            When the folder went away meanwhile.
+            When the folder was removed in the meantime.
         """
         try:
             import fcntl
@@ -52,21 +52,21 @@ class FolderLock:
                 holder = file.read(200).decode("utf-8", "replace") or "another process"
                 file.close()
                 raise CaptureBusy(
-                    f"{folder} is being written by {holder}", hint="give this capture another folder, or end that one"
+                    f"{folder} is being written by {holder}", hint="choose another folder, or end that capture"
                 ) from None
             except OSError as error:
                 file.close()
-                if error.errno in _UNKNOWN:
+                if error.errno in _UNSUPPORTED:
                     path.unlink(missing_ok=True)
                     return None
                 raise
-            file.close()  # whoever had it took the folder aside or the file away: once more
+            file.close()  # the previous holder renamed the folder or removed the file: try again
         file.truncate(0)
         file.write(holder_here().encode())
         return cls(path, file)
 
     def release(self) -> None:
-        """Free the folder; a second time, or in a process forked since, does nothing."""
+        """Release the lock; a second call, or one in a forked process, does nothing."""
         if (file := self._file) is None:
             return
         import fcntl
@@ -74,27 +74,22 @@ class FolderLock:
         self._file = None
         with file:
             if _is_at(file, self._path):
-                with suppress(OSError):  # an empty file that stays is in nobody's way
+                with suppress(OSError):  # an empty file does no harm
                     self._path.unlink()
             fcntl.flock(file, fcntl.LOCK_UN)
 
     def moved(self, folder: Path) -> None:
-        """Say that the folder is elsewhere now."""
+        """Update the path after the folder was renamed."""
         self._path = folder / LOCK
-
-    def _forget(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
 
 def holder_here() -> str:
-    """Return this process in words."""
+    """Return this process as text."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _is_at(file: FileIO, path: Path) -> bool:
-    """Say whether an open file is still the one at its path."""
+    """Return whether an open file is still the one at its path."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -104,11 +99,13 @@ def _is_at(file: FileIO, path: Path) -> bool:
 _held: WeakSet[FolderLock] = WeakSet()
 
 
-def _leave_to_the_parent() -> None:
-    """Close, in a process just forked, what it has of locks: else they would be held as long as any child lives."""
+def _close_in_child() -> None:
+    """Close the locks of a forked process: else they would be held as long as any child lives."""
     for lock in list(_held):
-        lock._forget()
+        if lock._file is not None:
+            lock._file.close()
+            lock._file = None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_the_parent)
+    os.register_at_fork(after_in_child=_close_in_child)

@@ -1,13 +1,13 @@
-"""Compiled programs: what an XPlane's ``Hlo Proto`` bytes tell of each HLO instruction.
+"""HLO instructions of compiled programs, from the ``Hlo Proto`` of an XPlane.
 
-A capture holds the program beside its events, and on GPU and CPU alone the program knows which framework op, and
-which category of operation, is behind an instruction. Where in the source an instruction comes from is never read:
-it holds people's paths.
+On GPU and CPU only the program says which framework op and which category an instruction has. Source locations are
+never read, because they contain private paths.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 import numpy as np
 import polars as pl
@@ -22,7 +22,7 @@ _NAME, _OPCODE, _FUSION_KIND = text(1), text(2), text(11)
 _OP_TYPE, _OP_NAME = text(1), text(2)
 
 INSTRUCTIONS: schema.Schema = {
-    "proto": pl.UInt32(),  # row of the program among those asked about
+    "proto": pl.UInt32(),  # row of the program in the input
     "module": schema.NAME,  # name of the program
     "hlo_op": schema.NAME,  # name of the instruction
     "tf_op": schema.NAME,  # framework op that it comes from, or null
@@ -30,15 +30,10 @@ INSTRUCTIONS: schema.Schema = {
     "opcode": schema.NAME,
     "category": schema.NAME,
 }
-"""One row an instruction."""
+"""One row per instruction."""
 
 _PROGRAM = re.compile(r"\(([0-9]{1,20})\)\Z")
-_FUSIONS = {
-    "kLoop": "loop fusion",
-    "kInput": "input fusion",
-    "kOutput": "output fusion",
-    "kCustom": "custom fusion",
-}
+_FUSIONS = {"kLoop": "loop fusion", "kInput": "input fusion", "kOutput": "output fusion", "kCustom": "custom fusion"}
 _FORMATTING = ["copy", "dynamic-reshape", "reshape", "transpose"]
 _ELEMENTWISE = [
     *("abs", "add", "and", "atan2", "bitcast-convert", "cbrt", "ceil", "clamp", "compare", "complex", "constant"),
@@ -52,9 +47,9 @@ _CATEGORIES = dict.fromkeys(_FORMATTING, "data formatting") | dict.fromkeys(_ELE
 
 
 def category(opcode: str, fusion_kind: str = "") -> str:
-    """Return the category of an instruction, in the words that XProf's HLO statistics have for it.
+    """Return the category of an instruction, as in XProf's HLO statistics.
 
-    A TPU's own profiler, which knows what is fused, says "convolution fusion" of its output fusions.
+    The profiler of a TPU, which has the contents of fusions, writes "convolution fusion" for output fusions.
 
     >>> category("fusion", "kLoop"), category("copy"), category("all-reduce")
     ('loop fusion', 'data formatting', 'all-reduce')
@@ -65,18 +60,18 @@ def category(opcode: str, fusion_kind: str = "") -> str:
 
 
 def program(name: str) -> int | None:
-    """Return the id of a program, by which events refer to it, as Int64; None where its name bears none.
+    """Return the id of a program, as events refer to it, as Int64; None if its name has none.
 
     Parameters
     ----------
     name
-        Of the event metadata that holds the program. Their own keys are other numbers in some captures.
+        Name of the event metadata with the program; its key is another number in some captures.
 
     >>> program("jit_step(6)"), program("jit_f(12190760917235803885)")
     (6, -6255983156473747731)
     """
-    found = _PROGRAM.search(name)
-    return None if found is None else (int(found[1]) + 2**63) % 2**64 - 2**63
+    number = _PROGRAM.search(name)
+    return None if number is None else (int(number[1]) + 2**63) % 2**64 - 2**63
 
 
 def instructions(protos: Messages) -> pl.DataFrame:
@@ -85,19 +80,16 @@ def instructions(protos: Messages) -> pl.DataFrame:
     Parameters
     ----------
     protos
-        ``HloProto`` messages. A damaged one has no rows: the events of its capture can be read without it.
+        ``HloProto`` messages; a damaged one has no rows, since events can be read without it.
     """
     try:
         return _instructions(protos)
-    except BadProfile:
-        return pl.concat([schema.empty(INSTRUCTIONS), *(_alone(protos, row) for row in range(len(protos)))])
-
-
-def _alone(protos: Messages, row: int) -> pl.DataFrame:
-    try:
-        return _instructions(protos[row : row + 1]).with_columns(proto=pl.lit(row, pl.UInt32))
-    except BadProfile:
-        return schema.empty(INSTRUCTIONS)
+    except BadProfile:  # one by one, without the damaged ones
+        frames = [schema.empty(INSTRUCTIONS)]
+        for row in range(len(protos)):
+            with suppress(BadProfile):
+                frames.append(_instructions(protos[row : row + 1]).with_columns(proto=pl.lit(row, pl.UInt32)))
+        return pl.concat(frames)
 
 
 def _instructions(protos: Messages) -> pl.DataFrame:

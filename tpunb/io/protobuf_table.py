@@ -1,10 +1,7 @@
-"""A list of protobuf messages is a table: sub-messages are rows, scalar fields are columns.
+"""Protobuf messages as tables: sub-messages are rows, scalar fields are columns.
 
-Nothing is decoded before it is asked for, so what nobody reads (the HLO of a program) costs one jump. A
-broken byte ends as ``BadProfile``.
-
-A field is named by its tag, ``integer(3)`` or ``text(2)``: one of another wire type is unknown, as it is to
-protobuf. Positions fit 31 bits, so a string is one Int64: position << 32 | length.
+Fields are decoded on request. A field is identified by its tag, ``integer(3)`` or ``text(2)``; one of another wire type
+is unknown, as in protobuf. Positions fit 31 bits, so a string is one Int64: position << 32 | length.
 """
 
 from __future__ import annotations
@@ -16,15 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tpunb.errors import BadProfile
-from tpunb.io import protobuf_loops as loops
-from tpunb.io.protobuf_loops import PADDING, Bytes, Ints, Rows
+from tpunb.io import protobuf_kernels as loops
+from tpunb.io.protobuf_kernels import Bytes, Ints, Rows
+from tpunb.io.storage import LIMIT, PADDING
 
 __all__ = ["LIMIT", "PADDING", "Bytes", "Ints", "MessageMap", "Messages", "Rows", "integer", "text"]
 
-LIMIT = 2**31 - PADDING
-"""A protobuf message ends before 2 GiB."""
-
-_TAGS = 128  # tags below take one byte; no field of interest has another
+_TAGS = 128  # tags below take one byte; all fields of interest do
 
 
 def integer(field: int) -> int:
@@ -46,23 +41,23 @@ class Messages:
 
     source: str  # of the bytes, for errors
     buffer: Bytes  # the file, and zeros after it
-    start: Rows  # where each message begins,
-    stop: Rows  # and ends
-    parent: Rows  # row, in the table it was taken from, of the message that each lies in
+    start: Rows  # position of the first byte of each message
+    stop: Rows  # position after the last byte
+    parent: Rows  # row of the enclosing message, in the table of those
 
     @classmethod
     def of(cls, data: bytes | Bytes, *, source: str) -> Messages:
-        """Return the table of one row that `data` is; where `PADDING` zeros lie behind it in its array, without a copy.
+        """Return `data` as a table of one row, without a copy if `PADDING` zeros follow it in its array.
 
         Raises
         ------
         BadProfile
-            From 2 GiB on.
+            When it has 2 GiB or more.
         """
         size = len(data)
         if size >= LIMIT:
-            raise BadProfile(f"{source}: {size} bytes; a protobuf message ends before 2 GiB")
-        buffer = _room_behind(data)
+            raise BadProfile(f"{source}: {size} bytes; a protobuf message has less than 2 GiB")
+        buffer = _with_padding(data)
         if buffer is None:
             buffer = np.zeros(size + PADDING, np.uint8)
             buffer[:size] = np.frombuffer(data, np.uint8)
@@ -74,31 +69,31 @@ class Messages:
     def __getitem__(self, rows: slice) -> Messages:
         return Messages(self.source, self.buffer, self.start[rows], self.stop[rows], self.parent[rows])
 
-    def _sound(self, outcome: int) -> int:
+    def _checked(self, outcome: int) -> int:
         if outcome >= 0:
             return outcome
         size = self.buffer.size - PADDING
         first = bytes(self.buffer[: min(size, 1 << 20)])
-        seen = f"the message at byte {self.start[~outcome]} of {size} is cut or corrupt"
-        seen += f"; the first bytes are {first[:16]!r}"
-        hint = "the file was cut while written or copied, or is of another format"
+        problem = f"the message at byte {self.start[~outcome]} of {size} is cut or corrupt"
+        problem += f"; the first bytes are {first[:16]!r}"
+        hint = "copy the file again; it was truncated while written or copied, or is of another format"
         if _saved_as_text(first):
-            seen += "; bytes of 0x80 and above were replaced by EF BF BD"
-            hint = "the file was once read and saved as text, which cannot be undone: copy the original as binary"
-        raise BadProfile(f"{self.source}: no whole protobuf: {seen}", hint=hint)
+            problem += "; bytes of 0x80 and above were replaced by EF BF BD"
+            hint = "copy the original as binary; this file was read and saved as text"
+        raise BadProfile(f"{self.source}: no whole protobuf: {problem}", hint=hint)
 
     def sub(self, tag: int) -> Messages:
         """Return the sub-messages (or strings) of a field, in file order."""
         out = np.empty((3, 0), np.int32)
         for _ in range(2):  # count, then write
-            found = self._sound(loops.find(self.buffer, self.start, self.stop, tag, out))
-            out = out if out.shape[1] == found else np.empty((3, found), np.int32)
+            count = self._checked(loops.find(self.buffer, self.start, self.stop, tag, out))
+            out = out if out.shape[1] == count else np.empty((3, count), np.int32)
         return Messages(self.source, self.buffer, out[1], out[2], out[0])
 
     def columns(self, *tags: int) -> list[Ints]:
-        """Return one array a field: its values, or references to its strings; 0 where it is not set."""
+        """Return one array per field: values, or references to strings; 0 where it is not set."""
         out = np.zeros((len(tags), len(self)), np.int64)
-        self._sound(loops.read(self.buffer, self.start, self.stop, _slots(tags), out))
+        self._checked(loops.read(self.buffer, self.start, self.stop, _slots(tags), out))
         return list(out)
 
     def scan(self, tags: Sequence[int], tag: int, keys: Mapping[int, int], n: int) -> tuple[Ints, Ints, Bytes]:
@@ -107,15 +102,15 @@ class Messages:
         Parameters
         ----------
         tags
-            Of the fields.
+            Tags of the fields.
         tag
-            Of the entries: sub-messages with a key in field 1 and a value in any other.
+            Tag of the entries: sub-messages with a key in field 1 and a value in any other.
         keys
-            The column, below `n`, of each key that is wanted.
+            Column, below `n`, of each requested key.
 
         Returns
         -------
-        The fields (len(tags), rows); values of shape (n, rows), and their tags, 0 where there is no such entry.
+        The fields (len(tags), rows); values of shape (n, rows), and their tags, 0 without an entry.
         """
         out, values = np.zeros((len(tags), len(self)), np.int64), np.zeros((n, len(self)), np.int64)
         kinds = np.zeros((n, len(self)), np.uint8)
@@ -124,7 +119,7 @@ class Messages:
         place[list(near)] = list(near.values())
         far = np.array([*(keys.items() - near.items())], np.int64).reshape(-1, 2).T.copy()
         args = (_slots(tags), out, tag, place, far, values, kinds)
-        self._sound(loops.scan(self.buffer, self.start, self.stop, *args))
+        self._checked(loops.scan(self.buffer, self.start, self.stop, *args))
         return out, values, kinds
 
     def text(self, refs: Ints) -> list[str]:
@@ -134,8 +129,8 @@ class Messages:
 
     def strings(self, tag: int) -> list[str]:
         """Return every string of a repeated field."""
-        found = self.sub(tag)
-        start, stop = found.start.astype(np.int64), found.stop.astype(np.int64)
+        rows = self.sub(tag)
+        start, stop = rows.start.astype(np.int64), rows.stop.astype(np.int64)
         return self.text(start << 32 | (stop - start))
 
     def at(self, refs: Ints) -> Messages:
@@ -146,15 +141,15 @@ class Messages:
         return Messages(self.source, self.buffer, start.astype(np.int32), stop.astype(np.int32), rows)
 
     def distinct(self, refs: Ints) -> tuple[Rows, list[str]]:
-        """Return the row of each reference among the distinct strings, and these."""
+        """Return the index of each reference among the distinct strings, and these strings."""
         table = np.full(1 << max(4, (2 * refs.size).bit_length()), -1, np.int32)
         firsts, row = np.empty(refs.size, np.int32), np.empty(refs.size, np.int32)
-        found = loops.intern(self.buffer, refs, table, firsts, row)
-        return row, self.text(refs[firsts[:found]])
+        count = loops.intern(self.buffer, refs, table, firsts, row)
+        return row, self.text(refs[firsts[:count]])
 
 
-def _room_behind(data: bytes | Bytes) -> Bytes | None:
-    """Return the array that `data` is the beginning of, where the rest of it are the zeros that we need."""
+def _with_padding(data: bytes | Bytes) -> Bytes | None:
+    """Return the array that begins with `data` and ends with `PADDING` zeros, or None."""
     if not isinstance(data, np.ndarray) or not isinstance(data.base, np.ndarray):
         return None
     whole = data.base
@@ -163,7 +158,7 @@ def _room_behind(data: bytes | Bytes) -> Bytes | None:
 
 
 def _saved_as_text(first: bytes) -> bool:
-    """Say whether these bytes were decoded and encoded as UTF-8, which binary ones are by the least of chances."""
+    """Return whether these bytes were decoded and encoded as UTF-8, which is unlikely for binary data."""
     try:
         return "\ufffd" in codecs.getincrementaldecoder("utf8")().decode(first)
     except UnicodeDecodeError:
@@ -177,13 +172,13 @@ def _slots(tags: Sequence[int]) -> Ints:
 
 
 class MessageMap:
-    """A field ``map<int64, message>`` of one message: `keys` and `values`, one row an entry."""
+    """A field ``map<int64, message>`` of one message: `keys` and `values`, one row per entry."""
 
     def __init__(self, message: Messages, tag: int) -> None:
         entries = message.sub(tag)
         self.keys, refs = entries.columns(integer(1), text(2))
         self.values = entries.at(refs)
-        keys, last = np.unique(self.keys[::-1], return_index=True)  # the last of equals wins
+        keys, last = np.unique(self.keys[::-1], return_index=True)  # the last of equal keys wins
         self._sorted, self._row = keys, np.append(len(entries) - 1 - last, len(entries)).astype(np.int32)
         self._dense = keys.size > 0 and keys[0] >= 0 and keys[-1] < _SMALL
         if self._dense:
@@ -191,13 +186,13 @@ class MessageMap:
             self._table[keys] = self._row[:-1]
 
     def rows(self, key: Ints) -> Rows:
-        """Return the row in `values` of each key, ``len(values)`` where there is none."""
+        """Return the row in `values` of each key, ``len(values)`` if it is missing."""
         if self._dense:
             inside = (key >= 0) & (key < self._table.size)
-            found: Rows = self._table[np.where(inside, key, self._table.size - 1)]
-            return found
-        at = np.searchsorted(self._sorted, key)
-        hit = np.append(self._sorted, 0)[at] == key
-        hit &= at < self._sorted.size
-        elsewhere: Rows = self._row[np.where(hit, at, self._sorted.size)]
-        return elsewhere
+            at, rows = np.where(inside, key, self._table.size - 1), self._table
+        else:
+            place = np.searchsorted(self._sorted, key)
+            hit = (np.append(self._sorted, 0)[place] == key) & (place < self._sorted.size)
+            at, rows = np.where(hit, place, self._sorted.size), self._row
+        result: Rows = rows[at]
+        return result

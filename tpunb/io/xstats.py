@@ -1,7 +1,7 @@
-"""Statistics of an XPlane's events, event metadata and planes, by name.
+"""Stats of an XPlane's events, event metadata and planes, by name.
 
-One statistic may be a string here, a reference to a string there and a number elsewhere, signed or unsigned:
-each is read as what is asked for, and null where it is something else.
+A stat may be a string, a reference to a string, or a signed or unsigned number; each is read as the requested type, and
+null if it is of another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tpunb import ids, schema
+from tpunb import schema
+from tpunb.io import event_ids
 from tpunb.io.protobuf_table import Bytes, Ints, MessageMap, Messages, Rows, integer, text
 
 _NAME = text(2)
@@ -24,29 +25,29 @@ Ids = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
 _NONE = np.uint64(2**64 - 1)
-_FLOW = np.uint64(ids.MULTIPLIER)
+_FLOW = np.uint64(event_ids.MULTIPLIER)
 
 
 class StatNames:
-    """The statistics that a plane knows: their names, and the words that others refer to."""
+    """The stats metadata of a plane: names of stats, and strings that stats refer to."""
 
     def __init__(self, plane: Messages, tag: int) -> None:
         self.metadata = MessageMap(plane, tag)
         self.words = self.metadata.values.text(self.metadata.values.columns(_NAME)[0])
-        self._key = dict(zip(self.words, self.metadata.keys.tolist(), strict=True))  # of equal names the last
+        self._key = dict(zip(self.words, self.metadata.keys.tolist(), strict=True))  # the last of equal names
 
     def read(self, messages: Messages, tags: Sequence[int], tag: int, names: Sequence[str]) -> tuple[list[Ints], Stats]:
-        """Return fields of messages, and the statistics `names` in their field `tag`, read in one pass."""
-        known = {name: column for column, name in enumerate(name for name in names if name in self._key)}
-        keys = {self._key[name]: column for name, column in known.items()}
-        fields, values, kinds = messages.scan(tags, tag, keys, len(known))
-        seen = {name: column for name, column in known.items() if kinds[column].any()}
-        return list(fields), Stats(self, messages, seen, values, kinds)
+        """Return fields of messages, and the stats `names` in their field `tag`, read in one pass."""
+        columns = {name: column for column, name in enumerate(name for name in names if name in self._key)}
+        keys = {self._key[name]: column for name, column in columns.items()}
+        fields, values, kinds = messages.scan(tags, tag, keys, len(columns))
+        used = {name: column for name, column in columns.items() if kinds[column].any()}
+        return list(fields), Stats(self, messages, used, values, kinds)
 
 
 @dataclass(frozen=True, eq=False)
 class Stats:
-    """Statistics of messages, one value a message; `column` has the names of those that any message bears."""
+    """Stats of messages, one value per message; `column` has the names of those that any message has."""
 
     names: StatNames
     messages: Messages
@@ -54,21 +55,17 @@ class Stats:
     values: Ints
     kinds: Bytes
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.column
-
-    def has(self, name: str) -> Mask:
-        """Say which messages bear the statistic."""
-        if name not in self.column:
-            return np.zeros(len(self.messages), np.bool_)
-        there: Mask = self.kinds[self.column[name]] != 0
-        return there
+    def _column(self, name: str) -> tuple[Ints, Bytes]:
+        """Return values and types of a stat, 0 where a message does not have it."""
+        if name in self.column:
+            return self.values[self.column[name]], self.kinds[self.column[name]]
+        return np.zeros(len(self.messages), np.int64), np.zeros(len(self.messages), np.uint8)
 
     def text(self, name: str, clean: Callable[[str], str] = str) -> pl.Series:
-        """Return a statistic as words, each cleaned; null where it is empty, no text, or not there."""
+        """Return a stat as text, each cleaned; null if it is empty, of another type, or missing."""
         if name not in self.column:
             return _nulls(schema.NAME, len(self.messages))
-        value, kind = self.values[self.column[name]], self.kinds[self.column[name]]
+        value, kind = self._column(name)
         words = [""]
         code = np.zeros(kind.size, np.int32)
         refs, strings = np.flatnonzero(kind == _REF), np.flatnonzero(kind == _STR)
@@ -76,111 +73,104 @@ class Stats:
             code[refs] = len(words) + self.names.metadata.rows(value[refs])
             words += [*self.names.words, ""]
         if strings.size:
-            row, own = self.messages.distinct(value[strings])
+            row, distinct = self.messages.distinct(value[strings])
             code[strings] = len(words) + row
-            words += own
-        return gather(as_words([clean(word) or None for word in words]), code)
+            words += distinct
+        return gather(as_names([clean(word) or None for word in words]), code)
 
-    def whole(self, name: str) -> pl.Series:
-        """Return a statistic as Int64: whole numbers, and strings of digits; null elsewhere."""
-        if name not in self.column:
-            return _nulls(pl.Int64(), len(self.messages))
-        value, kind = self.values[self.column[name]], self.kinds[self.column[name]]
+    def integer(self, name: str) -> pl.Series:
+        """Return a stat as Int64: integers, and strings of digits; null elsewhere."""
+        value, kind = self._column(name)
         number = (kind == _INT64) | ((kind == _UINT64) & (value >= 0))
         if not ((kind == _STR) | (kind == _REF)).any():
-            return _known(value, number)
+            return _masked(value, number)
         digits = self.text(name).cast(pl.String)
         read = digits.set(~digits.str.contains(r"^[0-9]{1,18}$"), None).cast(pl.Int64)
         return pl.Series(value).zip_with(pl.Series(number), read)
 
     def bytes(self, name: str) -> tuple[Ints, Mask]:
-        """Return references to a statistic's bytes, empty where there are none, and where a message bears it."""
-        if name not in self.column:
-            return np.zeros(len(self.messages), np.int64), np.zeros(len(self.messages), np.bool_)
-        value, known = self.values[self.column[name]], self.kinds[self.column[name]] == _BYTES
-        return np.where(known, value, 0), known
+        """Return references to the bytes of a stat, empty if missing, and which messages have it."""
+        value, kind = self._column(name)
+        return np.where(kind == _BYTES, value, 0), kind == _BYTES
 
     def real(self, name: str) -> pl.Series:
-        """Return a statistic as Float64; null where it is negative, no number, or not there."""
-        if name not in self.column:
-            return _nulls(pl.Float64(), len(self.messages))
-        value, kind = self.values[self.column[name]], self.kinds[self.column[name]]
+        """Return a stat as Float64; null if it is negative, not a number, or missing."""
+        value, kind = self._column(name)
         number = np.where(kind == _DOUBLE, value.view(np.float64), value.astype(np.float64))
-        known = np.isin(kind, (_DOUBLE, _INT64, _UINT64)) & (number >= 0) & np.isfinite(number)
-        return _known(number, known)
+        valid = np.isin(kind, (_DOUBLE, _INT64, _UINT64)) & (number >= 0) & np.isfinite(number)
+        return _masked(number, valid)
 
     def flow(self, kind: str, number: str) -> pl.Series:
-        """Return the ids of hand-overs of a kind: see :func:`tpunb.ids.flow_id`."""
-        if number not in self.column:
-            return _nulls(pl.UInt64(), len(self.messages))
+        """Return ids of flows, see :func:`tpunb.io.event_ids.flow_id`."""
         kinds, _ = self._numbers(kind)
-        numbers, known = self._numbers(number)
-        return _known((kinds + np.uint64(1)) * _FLOW + numbers, known)
+        numbers, valid = self._numbers(number)
+        return _masked((kinds + np.uint64(1)) * _FLOW + numbers, valid)
 
     def launch(self, ordinal: int | None) -> pl.Series:
-        """Return the ids of launches: a correlation id, else the run and the device: see :mod:`tpunb.ids`.
+        """Return ids of launches from correlation id, else run and device, see :mod:`tpunb.io.event_ids`.
 
         Parameters
         ----------
         ordinal
-            Of the device whose events these are; None for a host, whose events name the device: those that name none
-            ask for a run on the host's own threads, as an operation that ran there says itself.
+            Number of the device of these events; None for a host, whose events name the device, or none for a run on
+            host threads.
         """
-        if "run_id" not in self and "correlation_id" not in self:
-            return _nulls(pl.UInt64(), len(self.messages))
-        runs, known = self._numbers("run_id")
+        runs, valid = self._numbers("run_id")
         devices, named = self._numbers("device_ordinal")
-        known &= ~named | (devices != _NONE)  # TensorFlow counts no runs of XLA on the host's threads: all are -1
+        valid &= ~named | (devices != _NONE)  # TensorFlow does not count runs on host threads: all are -1
         if ordinal is None:
-            own = self.has("hlo_op") | ~named
-            devices = np.where(own, _NONE, devices)
+            is_thunk = self._column("hlo_op")[1] != 0
+            devices = np.where(is_thunk | ~named, _NONE, devices)
         else:
             devices = np.full_like(runs, ordinal)
         correlations, _ = self._numbers("correlation_id")
-        correlated = correlations != 0  # 0 stands for none
+        correlated = correlations != 0
         numbers = np.where(correlated, correlations, runs * _FLOW + devices + np.uint64(1))
-        return _known(numbers, correlated | known)
+        return _masked(numbers, correlated | valid)
+
+    @property
+    def calls_driver(self) -> Mask:
+        """Which events are calls of a device's driver: only these have a correlation id."""
+        return np.asarray(self._numbers("correlation_id")[0] != 0)
 
     def number(self, name: str) -> pl.Series:
-        """Return a statistic that is a name rather than a count as Int64, numbers of 2^63 and more wrapped."""
-        if name not in self.column:
-            return _nulls(pl.Int64(), len(self.messages))
-        numbers, known = self._numbers(name)
-        return _known(numbers.view(np.int64), known)
+        """Return an id as Int64; numbers from 2^63 wrap."""
+        numbers, valid = self._numbers(name)
+        return _masked(numbers.view(np.int64), valid)
 
     def _numbers(self, name: str) -> tuple[Ids, Mask]:
-        """Return a statistic as unsigned numbers, 0 where it is none, and where it is one."""
-        if name not in self.column:
-            return np.zeros(len(self.messages), np.uint64), np.zeros(len(self.messages), np.bool_)
-        value, kind = self.values[self.column[name]], self.kinds[self.column[name]]
-        whole = (kind == _INT64) | (kind == _UINT64)
-        return np.where(whole, value, 0).view(np.uint64), whole
+        """Return a stat as unsigned integers, 0 if it is none, and where it is one."""
+        value, kind = self._column(name)
+        valid = (kind == _INT64) | (kind == _UINT64)
+        return np.where(valid, value, 0).view(np.uint64), valid
 
 
-def as_words(words: Sequence[str | None]) -> pl.Series:
-    """Return words as a column of frames."""
+def as_names(words: Sequence[str | None]) -> pl.Series:
+    """Return names as a column."""
     return pl.Series(words, dtype=schema.NAME)
 
 
 def gather(words: pl.Series, code: Rows | Ints) -> pl.Series:
-    """Return the word of each code."""
+    """Return the name of each code."""
     if words.null_count() == len(words):
         return _nulls(schema.NAME, code.size)
     return words.gather(pl.Series(code))
 
 
-def first(one: pl.Series, *others: pl.Series) -> pl.Series:
-    """Return, where a series is null, the next one's value."""
+def coalesce(values: pl.Series, *others: pl.Series) -> pl.Series:
+    """Return the first value that is not null of each row."""
     for other in others:
-        if one.null_count() and other.null_count() < len(other):
-            one = other if one.null_count() == len(one) else one.zip_with(one.is_not_null(), other)
-    return one
+        if values.null_count() and other.null_count() < len(other):
+            values = other if values.null_count() == len(values) else values.zip_with(values.is_not_null(), other)
+    return values
 
 
 def _nulls(dtype: pl.DataType, n: int) -> pl.Series:
     return pl.Series([None], dtype=dtype).new_from_index(0, n)
 
 
-def _known(value: npt.NDArray[Any], known: Mask) -> pl.Series:
-    series = pl.Series(value)
-    return series if known.all() else series.set(pl.Series(~known), None)
+def _masked(values: npt.NDArray[Any], valid: Mask) -> pl.Series:
+    series = pl.Series(values)
+    if not valid.any():
+        return _nulls(series.dtype, values.size)
+    return series if valid.all() else series.set(pl.Series(~valid), None)

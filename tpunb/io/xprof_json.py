@@ -1,7 +1,7 @@
-"""XProf's tables of a run as a profile of stored steps: what is left of a run whose events were thrown away.
+"""Read XProf's tables of a run, for runs without raw profiles, as a profile of stored steps.
 
-A table is ``{"cols": [{"id": ...}], "rows": [{"c": [{"v": ...}]}], "p": {...}}``; a file holds a list of them. The pod
-viewer's holds an object a step and core instead. Which columns a step has depends on the year and on the hardware.
+A table is ``{"cols": [{"id": ...}], "rows": [{"c": [{"v": ...}]}], "p": {...}}``; a file has a list of them. The pod
+viewer has an object per step and core instead.
 """
 
 from __future__ import annotations
@@ -10,37 +10,36 @@ import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.frames import Profile, Steps
-from tpunb.io.trace_json import parse
+from tpunb.io.chrome_trace import parse
 
 ENDINGS = ("overview_page.json", "input_pipeline.json", "pod_viewer.json")
-"""How the names of the tables end that tell of steps."""
+"""Endings of the names of tables with steps."""
 
 _POD = "podStatsSequence"
 _MS, _US = 10**9, 10**6  # in picoseconds
-_MOST_PS = 2**60  # 13 days, for one time: sums of some still fit Int64
+_MOST_PS = 2**60  # 13 days: sums of several times still fit Int64
 _MOST_CORES = 2**16
 _NUMBER = re.compile(r"-?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 
-_FACTS = [
+_STATS = [
     *("dur_ps", "device_ps", "idle_ps", "infeed_ps", "outfeed_ps", "transfer_ps", "collective_ps"),
     *("input_ps", "compile_ps", "duty_cycle"),
 ]
-_TYPES = {"step": pl.Int64(), **{name: schema.STEPS[name] for name in _FACTS}}
+_TYPES = {"step": pl.Int64(), **{name: schema.STEPS[name] for name in _STATS}}
 
 _Object = Mapping[str, Any]
-_Times = Mapping[str, int]
-_Facts = dict[str, int | float | None]
+_Stats = dict[str, int | float | None]
 
 
 def is_table(data: bytes) -> bool:
-    """Say whether JSON text looks like tables of XProf; it is not parsed.
+    """Return whether JSON text looks like tables of XProf, without parsing it.
 
     >>> is_table(b'[{"cols": [], "rows": []}]'), is_table(b'{"traceEvents": []}')
     (True, False)
@@ -51,42 +50,41 @@ def is_table(data: bytes) -> bool:
 
 
 def profile(tables: Mapping[str, bytes], name: str, source: Path | str) -> Profile:
-    """Return the profile that XProf's tables of one run tell: stored steps, without operations.
+    """Return the profile of XProf's tables of one run: stored steps without operations.
 
-    The tables know how long steps took, not when they began: steps lie end to end, from 0. A step lasts as long as on
-    its slowest core, and waits as long for its input as the core that waits longest; what only the pod viewer tells is
-    the mean over the cores.
+    The tables have durations of steps, but no start times: steps follow each other from 0. Step time and wait for input
+    are those of the slowest core; values from the pod viewer alone are means over cores.
 
     Parameters
     ----------
     tables
-        Contents of the files, not compressed, by their names.
+        Uncompressed contents of the files, by name.
     name, source
-        Of the profile.
+        Name and source of the profile.
 
     Raises
     ------
     BadProfile
-        When a file is no JSON or no table, none of them tells of steps, or a time does not fit.
+        When a file is not JSON or not a table, none has steps, or a time does not fit.
     """
     try:
-        found = _Tables(tables)
-        cores = found.cores()
-        steps = _laid_out(found.steps(), cores, found.host)
+        run = _Tables(tables)
+        cores = run.cores()
+        steps = _merge(run.steps(), cores, run.host)
     except BadProfile as error:
-        where = Path(source).parent if isinstance(source, Path) and source.name in tables else source
-        raise BadProfile(f"{where}: {error}", hint=error.hint) from error.__cause__
-    # one figure of the whole run, which is all that the tables tell: every step and every device bears it
-    of_run = {key: pl.lit(share, pl.Float64) for key, share in found.utilisation.items()}
+        folder = Path(source).parent if isinstance(source, Path) and source.name in tables else source
+        raise BadProfile(f"{folder}: {error}", hint=error.hint) from error.__cause__
+    # the tables have one utilisation for the whole run: every step and device gets it
+    of_run = {key: pl.lit(share, pl.Float64) for key, share in run.utilisation.items()}
     begins = steps.select("host", "step", "start_ps")
     devices = cores.join(begins, on=["host", "step"], how="inner", maintain_order="left").with_columns(**of_run)
     span_ps = int(steps.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0)
     size = sum(map(len, tables.values()))
-    counts = steps.group_by("host", maintain_order=True).len().rows() or [(found.host, 0)]
+    counts = steps.group_by("host", maintain_order=True).len().rows() or [(run.host, 0)]
     rows = [(host, 0, 0, span_ps, span_ps, size, 0, count, None, None) for host, count in counts]
     windows = pl.DataFrame(rows, schema=schema.WINDOWS, orient="row")
     stored = Steps(steps.with_columns(**of_run), schema.empty(schema.OPS), devices, windows, name)
-    return Profile(name, source, windows, found.hardware(cores), span_ps, stored=stored)
+    return Profile(name, source, windows, run.hardware(cores), span_ps, stored=stored)
 
 
 class _Tables:
@@ -100,125 +98,118 @@ class _Tables:
             if isinstance(top, dict) and _POD in top:
                 self._pod = top
                 continue
-            found = [one for one in (top if isinstance(top, list) else [top]) if "cols" in _object(one)]
-            if not found:
+            items = [item for item in (top if isinstance(top, list) else [top]) if "cols" in _object(item)]
+            if not items:
                 raise BadProfile(f"{file}: JSON, but no table of XProf: a {type(top).__name__}")
-            self._tables += found
-        every = [(key, value) for table in self._tables for key, value in _object(table.get("p")).items()]
-        self._told = {key: value for key, value in reversed(every) if isinstance(value, str) and value}
+            self._tables += items
+        properties = [item for table in self._tables for item in _object(table.get("p")).items()]
+        self._properties = {key: value for key, value in reversed(properties) if isinstance(value, str) and value}
         if not self._pod and not any("stepnum" in _columns(table) for table in self._tables):
             raise BadProfile(
-                f"no table of {', '.join(sorted(tables)) or 'none'} tells of steps",
-                hint=f"give the files of the run that end in {', '.join(ENDINGS)}",
+                f"no table of {', '.join(sorted(tables)) or 'none'} has steps",
+                hint=f"load the files of the run that end in {', '.join(ENDINGS)}",
             )
 
     @property
     def host(self) -> str:
-        """The only host of the run; "" where there are several, or none is named."""
-        listed = self._told.get("hostnames", "").split(", ")
+        """The host of the run; "" for several or an unnamed one."""
+        listed = self._properties.get("hostnames", "").split(", ")
         named = {_host(core) for _, _, core in self._cores()} or {*listed} - {"", "All-hosts-in-one-graph"}
         return named.pop() if len(named) == 1 else ""
 
     @property
     def _kind(self) -> str:
         of_pod = _object(self._pod.get("runEnvironment")).get("tpuType") or self._pod.get("deviceType")
-        return _word(of_pod) or self._told.get("device_type") or self._told.get("hardware_type") or ""
+        return _text(of_pod) or self._properties.get("device_type") or self._properties.get("hardware_type") or ""
 
     @property
     def _family(self) -> str:
-        found = re.search("TPU|GPU", self._kind)
-        return found[0] if found else ""
+        family = re.search("TPU|GPU", self._kind)
+        return family[0] if family else ""
 
     @property
     def utilisation(self) -> dict[str, float | None]:
-        """The shares of the whole run, 0 to 1; of a GPU XProf writes "0.0%" for what it does not know."""
-        known = self._told if self._family == "TPU" else {}
+        """Utilisation of the whole run, 0 to 1; for a GPU XProf writes "0.0%" for unknown values."""
+        properties = self._properties if self._family == "TPU" else {}
         return {
-            "mxu_util": _share(known.get("mxu_utilization_percent")),
-            "hbm_util": _share(known.get("memory_bw_utilization_relative_to_hw_limit")),
+            "mxu_util": _share(properties.get("mxu_utilization_percent")),
+            "hbm_util": _share(properties.get("memory_bw_utilization_relative_to_hw_limit")),
         }
 
     def steps(self) -> pl.DataFrame:
-        """Return (step, facts) of the table of steps that has most rows; no row where only the pod viewer knows."""
+        """Return the statistics of steps from the table with the most rows; none if only the pod viewer has steps."""
         tables = [[*_rows(table)] for table in self._tables if "stepnum" in _columns(table)]
         rows = max(tables, key=len, default=[])
         numbers = [_last_number(row.get("stepnum")) for row in rows]
         if None in numbers or len({*numbers}) < len(numbers):
             numbers = [*range(len(rows))]
-        facts = [{"step": step, **_facts(row)} for step, row in zip(numbers, rows, strict=True)]
-        return pl.DataFrame(facts, schema=_TYPES)
+        stats = [{"step": step, **_step_stats(row)} for step, row in zip(numbers, rows, strict=True)]
+        return pl.DataFrame(stats, schema=_TYPES)
 
     def cores(self) -> pl.DataFrame:
-        """Return (host, device, step, facts) of the pod viewer: one row a core and step."""
-        known = [one for one in self._cores() if _number(one[2].get("totalDurationUs")) is not None]
-        places = {(_host(core), key): (core.get("chipId"), core.get("nodeId")) for _, key, core in known}
+        """Return the statistics of the pod viewer: one row per (host, device, step)."""
+        timed = [row for row in self._cores() if _number(row[2].get("totalDurationUs")) is not None]
+        places = {(_host(core), key): (core.get("chipId"), core.get("nodeId")) for _, key, core in timed}
         ordinals, family = _ordinals(places), self._family or "TPU"
-        names = {
-            _whole(one.get("id")): _word(one.get("name")) for one in _objects(self._pod.get("stepBreakdownEvents"))
-        }
-        rows = [
-            {
-                "host": _host(core),
-                "device": f"/device:{family}:{ordinals[_host(core), key]}",
-                "step": step,
-                **_facts_of_core(core, names),
-            }
-            for step, key, core in known
-        ]
+        events = _objects(self._pod.get("stepBreakdownEvents"))
+        names = {_integer(event.get("id")): _text(event.get("name")) for event in events}
+        rows = []
+        for step, key, core in timed:
+            device = f"/device:{family}:{ordinals[_host(core), key]}"
+            rows.append({"host": _host(core), "device": device, "step": step, **_core_stats(core, names)})
         frame = pl.DataFrame(rows, schema={"host": pl.String(), "device": pl.String(), **_TYPES})
         return frame.unique(["host", "device", "step"], keep="first", maintain_order=True)
 
     def _cores(self) -> Iterator[tuple[int, str, _Object]]:
         for position, stats in enumerate(_objects(_object(self._pod.get(_POD)).get("podStatsMap"))):
-            step = _whole(stats.get("stepNum"))
+            step = _integer(stats.get("stepNum"))
             for key, core in _object(stats.get("podStatsPerCore")).items():
                 yield position if step is None else step, key, _object(core)
 
     def hardware(self, devices: pl.DataFrame) -> pl.DataFrame:
-        """Return ``tpunb.schema.HARDWARE``: the devices of the pod viewer, else as many as the overview counts."""
+        """Return ``tpunb.schema.HARDWARE``: devices of the pod viewer, else as many as in the overview."""
         rows = devices.select("host", "device").unique(maintain_order=True).rows()
         if not rows and self._family:
-            count = re.match("[0-9]{1,6}", self._told.get("device_core_count", ""))
+            count = re.match("[0-9]{1,6}", self._properties.get("device_core_count", ""))
             host, cores = self.host, range(min(int(count[0]), _MOST_CORES) if count else 0)
             rows = [(host, f"/device:{self._family}:{core}") for core in cores]
         kind, util = self._kind, self.utilisation["mxu_util"]
-        told = [(host, device, kind, None, None, util) for host, device in rows]
-        return pl.DataFrame(told, schema=schema.HARDWARE, orient="row")
+        rows = [(host, device, kind, None, None, util) for host, device in rows]
+        return pl.DataFrame(rows, schema=schema.HARDWARE, orient="row")
 
 
-def _laid_out(steps: pl.DataFrame, cores: pl.DataFrame, host: str) -> pl.DataFrame:
-    """Return (host, step, mark, start_ps, seen, facts): what the table tells of its steps, else what their cores do."""
-    times = [fact for fact in _FACTS if fact not in ("dur_ps", "duty_cycle")]
+def _merge(steps: pl.DataFrame, cores: pl.DataFrame, host: str) -> pl.DataFrame:
+    """Return STEPS without operations: statistics of the table of steps, else those of the cores."""
+    times = [name for name in _STATS if name not in ("dur_ps", "duty_cycle")]
     means = (
         cores.group_by("host", "step")
         .agg(pl.col("dur_ps").max(), pl.col(times).mean().round().cast(pl.Int64), pl.col("duty_cycle").mean())
         .sort("host", "step")
     )
-    both = means.join(
-        steps, on="step", how="left" if steps.is_empty() else "inner", suffix="_told", maintain_order="left"
-    )
-    rows = both.select("host", "step", *(pl.coalesce(f"{fact}_told", fact).alias(fact) for fact in _FACTS))
+    how: Literal["left", "inner"] = "left" if steps.is_empty() else "inner"
+    both = means.join(steps, on="step", how=how, suffix="_table", maintain_order="left")
+    rows = both.select("host", "step", *(pl.coalesce(f"{name}_table", name).alias(name) for name in _STATS))
     others = steps.join(means, on="step", how="anti", maintain_order="left").with_columns(host=pl.lit(host))
     rows = pl.concat([rows, others.select(rows.columns)])
     if (whole := sum(rows["dur_ps"])) > 2 * _MOST_PS:
         raise BadProfile(f"the {len(rows)} steps of XProf's tables last {whole} ps, beyond Int64")
     ends = pl.col("dur_ps").cum_sum().over("host")
-    return rows.with_columns(mark=pl.lit("step"), seen=pl.lit("full"), start_ps=ends - pl.col("dur_ps"))
+    return rows.with_columns(kind=pl.lit("step"), traced=pl.lit("full"), start_ps=ends - pl.col("dur_ps"))
 
 
-def _facts(row: _Object) -> _Facts:
-    """Return what a row of a table of steps tells, whichever year wrote it."""
-    known = {key: _ps(value, _MS) for key, value in row.items() if key.endswith("TimeMs")}
-    time = {key.removesuffix("TimeMs"): ps for key, ps in known.items() if ps is not None}
-    whole, transfer = time.pop("step", None), time.pop("hostTransfer", None)  # both hold what the others hold
+def _step_stats(row: _Object) -> _Stats:
+    """Return the statistics of a row of a table of steps, of any version of XProf."""
+    times = {key: _ps(value, _MS) for key, value in row.items() if key.endswith("TimeMs")}
+    time = {key.removesuffix("TimeMs"): ps for key, ps in times.items() if ps is not None}
+    whole, transfer = time.pop("step", None), time.pop("hostTransfer", None)  # both include other columns
     if whole is None and not time:
         raise BadProfile(f"step {row.get('stepnum')!r:.40} of XProf's table has no time; it has {sorted(row)!s:.200}")
     dur = sum(time.values()) if whole is None else whole
     if "deviceCompute" in time:  # a GPU, or a host alone
         busy = sum(ps for key, ps in time.items() if key.startswith("device"))
-        # its input is the wait for the pipeline with the copy to the device
-        told = {"input_ps": time.get("infeed"), "collective_ps": time.get("deviceCollectives")}
-        return {"compile_ps": time.get("compile"), **told, **_busy(dur, busy, busy)}
+        # infeed is the wait for the pipeline with the copy to the device
+        stats = {"input_ps": time.get("infeed"), "collective_ps": time.get("deviceCollectives")}
+        return {"compile_ps": time.get("compile"), **stats, **_busy(dur, busy, busy)}
     idle = time.get("idle", time.get("tcIdle"))
     compute = sum(time.get(key, 0) for key in ("compute", "tcCompute", "scv0Compute"))
     return {
@@ -229,26 +220,24 @@ def _facts(row: _Object) -> _Facts:
     }
 
 
-def _facts_of_core(core: _Object, names: Mapping[int | None, str]) -> _Facts:
-    """Return what the pod viewer tells of a step on one core: by fields of its own, or by numbered parts."""
+def _core_stats(core: _Object, names: Mapping[int | None, str]) -> _Stats:
+    """Return the statistics of the pod viewer of a step on one core, from fields or numbered parts."""
     ps = {key: _ps(value, _US) for key, value in core.items() if key.endswith("Us")}
-    parts = {names.get(_whole(key), ""): _ps(us, _US) for key, us in _object(core.get("stepBreakdownUs")).items()}
+    collective = _sum(ps.get("allReduceComputeDurationUs"), ps.get("allReduceSyncDurationUs"))
+    parts = {names.get(_integer(key), ""): _ps(us, _US) for key, us in _object(core.get("stepBreakdownUs")).items()}
     dur = ps["totalDurationUs"] or 0
     busy = [part or 0 for name, part in parts.items() if name.startswith("Device")]
     return {
         "infeed_ps": ps.get("hostInfeedDurationUs"),
         "outfeed_ps": ps.get("hostOutfeedDurationUs"),
         "transfer_ps": _sum(ps.get("sendDurationUs"), ps.get("recvDurationUs")),
-        "collective_ps": parts.get(
-            "Device collective communication",
-            _sum(ps.get("allReduceComputeDurationUs"), ps.get("allReduceSyncDurationUs")),
-        ),
+        "collective_ps": parts.get("Device collective communication", collective),
         **_busy(dur, sum(busy) if busy else None, sum(busy)),
     }
 
 
-def _busy(dur: int, busy: int | None, working: int) -> _Facts:
-    """Return the times of a device that was busy for a while, and in a part of it did not wait for its host."""
+def _busy(dur: int, busy: int | None, working: int) -> _Stats:
+    """Return the times of a device from step time, busy time, and busy time without waits for the host."""
     if max(dur, busy or 0) > 2 * _MOST_PS:
         raise BadProfile(f"a step of XProf's tables lasts {max(dur, busy or 0)} ps, beyond Int64")
     return {
@@ -260,11 +249,11 @@ def _busy(dur: int, busy: int | None, working: int) -> _Facts:
 
 
 def _ordinals(places: Mapping[tuple[str, str], tuple[Any, Any]]) -> Mapping[tuple[str, str], int | str]:
-    """Return the number of each (host, core) among the devices of its host, by its chip and its place there."""
-    numbers = {core: (_whole(chip), _whole(node)) for core, (chip, node) in places.items()}
-    a_chip = 1 + max((node or 0 for _, node in numbers.values()), default=0)
+    """Return the number of each (host, core) among the devices of its host, by chip and core of the chip."""
+    numbers = {core: (_integer(chip), _integer(node)) for core, (chip, node) in places.items()}
+    per_chip = 1 + max((node or 0 for _, node in numbers.values()), default=0)
     ordinals = {
-        core: chip * a_chip + node for core, (chip, node) in numbers.items() if chip is not None and node is not None
+        core: chip * per_chip + node for core, (chip, node) in numbers.items() if chip is not None and node is not None
     }
     distinct = {(host, ordinal) for (host, _), ordinal in ordinals.items()}
     return ordinals if len(distinct) == len(places) else {core: core[1] for core in places}
@@ -275,11 +264,11 @@ def _object(value: Any) -> _Object:
 
 
 def _objects(value: Any) -> list[_Object]:
-    return [_object(one) for one in value] if isinstance(value, list) else []
+    return [_object(item) for item in value] if isinstance(value, list) else []
 
 
 def _columns(table: _Object) -> list[str]:
-    return [_word(column.get("id")) for column in _objects(table.get("cols"))]
+    return [_text(column.get("id")) for column in _objects(table.get("cols"))]
 
 
 def _rows(table: _Object) -> Iterator[_Object]:
@@ -289,15 +278,15 @@ def _rows(table: _Object) -> Iterator[_Object]:
 
 
 def _host(core: _Object) -> str:
-    return _word(core.get("hostName"))
+    return _text(core.get("hostName"))
 
 
-def _word(value: Any) -> str:
+def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
 def _number(value: Any) -> Decimal | None:
-    """Return a number, or one written as text, as int64 is and what a year wrote as percent; None of all else."""
+    """Return a number, or one written as text (int64, or a percentage in some years); None for other values."""
     if type(value) in (int, Decimal):
         return Decimal(value)
     written = isinstance(value, str) and _NUMBER.fullmatch(value)
@@ -309,18 +298,18 @@ def _ps(value: Any, unit: int) -> int | None:
     if number is None or number < 0:
         return None
     if number > _MOST_PS or number * unit > _MOST_PS:
-        raise BadProfile(f"XProf's tables tell a time of {value!s:.40}, beyond Int64 picoseconds")
+        raise BadProfile(f"XProf's tables have a time of {value!s:.40}, beyond Int64 picoseconds")
     return round(number * unit)
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     number = _number(value)
     return int(number) if number is not None and 0 <= number < 10**15 and number == int(number) else None
 
 
 def _last_number(value: Any) -> int | None:
-    found = re.search(r"([0-9]{1,15})[^0-9]*$", value) if isinstance(value, str) else None
-    return int(found[1]) if found else _whole(value)
+    number = re.search(r"([0-9]{1,15})[^0-9]*$", value) if isinstance(value, str) else None
+    return int(number[1]) if number else _integer(value)
 
 
 def _share(percent: str | None) -> float | None:
@@ -328,5 +317,5 @@ def _share(percent: str | None) -> float | None:
     return float(number / 100) if number is not None and 0 <= number <= 100 else None
 
 
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+def _sum(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b

@@ -1,51 +1,47 @@
-"""Where the files of a run go: a local folder, or a URL that fsspec knows, memory too."""
+"""Write the files of a run to a local folder or to a URL that fsspec supports, memory included."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from tpunb.errors import CaptureBusy, ProfileNotFound, TpunbError
-from tpunb.io import places
+from tpunb.io import storage
 from tpunb.io.folder_lock import LOCK, FolderLock
 from tpunb.io.run_folder import RUN
+from tpunb.text import format_error
 
 ALIVE_S = 180.0
-"""How old the last sign of a run's writer may be where nothing else tells whether it still writes."""
+"""Seconds since the last update of ``run.json`` after which a run without a lock counts as abandoned."""
 
-_MOVES = 16  # objects that are moved or removed side by side
+_MOVES = 16  # objects moved or removed in parallel
 
 _T = TypeVar("_T")
 
 
-class NoAnswer(TpunbError):
-    """A server does not say in time whether it did what it was asked for; it may still do it."""
-
-
 class LocalFiles:
-    """A local folder: each file and each part is written to the side and renamed."""
+    """A local folder: files and parts are written under a temporary name and renamed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock: FolderLock | None = None
 
     def open(self) -> str | None:
-        """Lock the folder for a new run, and return where an earlier run of it went."""
+        """Lock the folder for a new run, and return the new path of an earlier run."""
         moved = None
         while True:
-            self._refuse_what_is_no_run()
+            self._refuse_other_content()
             self._folder.mkdir(parents=True, exist_ok=True)
             try:
                 lock = FolderLock.take(self._folder)
-            except FileNotFoundError:  # another capture has just moved it away
+            except FileNotFoundError:  # another capture has just renamed it
                 continue
             if not (self._folder / RUN).is_file():
                 self._lock = lock
@@ -55,16 +51,8 @@ class LocalFiles:
                 lock.release()
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file over one of that name."""
-        aside = self._folder / f".{RUN}.{uuid4().hex[:8]}"
-        (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            _write(aside, data)
-            aside.replace(self._folder / name)
-        except BaseException:
-            with suppress(OSError):  # the first error is the one to hear of
-                aside.unlink(missing_ok=True)
-            raise
+        """Write a file, replacing one of that name."""
+        storage.write_atomically(self._folder / name, data)
 
     def put_folder(self, name: str, files: Mapping[str, bytes]) -> None:
         """Write a folder of files."""
@@ -73,31 +61,31 @@ class LocalFiles:
         try:
             aside.mkdir(parents=True)
             for file, data in files.items():
-                _write(aside / file, data)
+                (aside / file).write_bytes(data)
             aside.rename(folder)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files, and the folders that they leave empty."""
+        """Remove files and folders that become empty."""
         for name in names:
             path = self._folder / name
             path.unlink(missing_ok=True)
             for parent in path.relative_to(self._folder).parents[:-1]:
                 try:
                     (self._folder / parent).rmdir()
-                except OSError:  # not empty, or gone
+                except OSError:  # not empty, or missing
                     break
 
     def close(self) -> None:
-        """Free the lock; a second time does nothing."""
+        """Release the lock, if held."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
-    def _refuse_what_is_no_run(self) -> None:
-        """Look before anything is written there; what a kill left before the first ``run.json`` is nothing."""
+    def _refuse_other_content(self) -> None:
+        """Raise if the folder has content that is not a run; remains of a killed capture are ignored."""
         with suppress(FileNotFoundError):
             is_folder = self._folder.is_dir() or not self._folder.exists()
             names = {path.name for path in self._folder.iterdir()} if is_folder else {""}
@@ -105,9 +93,9 @@ class LocalFiles:
                 raise refused(str(self._folder))
 
     def _move_aside(self, lock: FolderLock | None) -> Path:
-        """Give an earlier run the next free name."""
-        if lock is None:  # no locks here: its own word counts
-            refuse_the_living(str(self._folder), (self._folder / RUN).read_bytes())
+        """Rename an earlier run to the next free name."""
+        if lock is None:  # the file system has no locks
+            refuse_if_running(str(self._folder), (self._folder / RUN).read_bytes())
         number = 1
         while (aside := self._folder.with_name(f"{self._folder.name}-{number}")).exists():
             number += 1
@@ -117,14 +105,8 @@ class LocalFiles:
         return aside
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Write by Python's own means: a full disk is an `OSError`."""
-    with path.open("xb") as file:
-        file.write(data)
-
-
 class RemoteFiles:
-    """A folder behind a URL; in an object store a file is there in whole or not at all."""
+    """A folder behind a URL; an object store writes each file atomically."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -132,7 +114,7 @@ class RemoteFiles:
         self._path = ""
 
     def open(self) -> str | None:
-        """Refuse a place where somebody still writes; return where an earlier run of it went."""
+        """Refuse a folder with a running capture; return the new URL of an earlier run."""
         import fsspec
 
         if self._url.partition(":")[0].lower() not in fsspec.available_protocols():
@@ -140,8 +122,8 @@ class RemoteFiles:
                 f"The dir parameter of capture must be a folder or a URL that fsspec knows. Got {self._url!r} instead."
             )
         try:
-            place = places.find(self._url)
-            files = place.below() if place.is_folder else {"": place}
+            location = storage.find(self._url)
+            files = location.below() if location.is_folder else {"": location}
         except ProfileNotFound:
             files = {}
         self._fs, self._path = fsspec.core.url_to_fs(self._url)
@@ -149,15 +131,15 @@ class RemoteFiles:
             return None
         if RUN not in files:
             raise refused(self._url)
-        refuse_the_living(self._url, places.read(files[RUN]).tobytes())
+        refuse_if_running(self._url, storage.read(files[RUN]).tobytes())
         return self._bounded(lambda: self._move_aside(sorted(files)))
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file over one of that name."""
+        """Write a file, replacing one of that name."""
         self._bounded(lambda: self._put(name, data))
 
     def put_folder(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Write files one after the other, so that the last one says that all are there."""
+        """Write files one after the other; the last one makes the folder valid."""
         names = [f"{name}/{file}" for file in files]
 
         def put() -> None:
@@ -165,28 +147,22 @@ class RemoteFiles:
                 for path, data in zip(names, files.values(), strict=True):
                     self._put(path, data)
             except BaseException:
-                with suppress(Exception):  # the first error is the one to hear of
+                with suppress(Exception):  # report the first error
                     self._remove(reversed(names))
                 raise
 
         self._bounded(put)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files, side by side; folders are only names there."""
-        every = [*names]
-
-        def remove() -> None:
-            with ThreadPoolExecutor(_MOVES) as pool:
-                [*pool.map(lambda name: self._remove([name]), every)]
-
-        if every:
-            self._bounded(remove)
+        """Remove files in parallel."""
+        if paths := [*names]:
+            self._bounded(lambda: self._remove_all(paths))
 
     def close(self) -> None:
-        """Do nothing: the run's own word says that it has ended."""
+        """Do nothing: ``run.json`` says that the run has ended."""
 
     def forget(self) -> None:
-        """Remove all that lies there."""
+        """Remove all files."""
         if self._fs is not None:
             for path in self._fs.find(self._path):
                 self._fs.rm_file(path)
@@ -197,7 +173,7 @@ class RemoteFiles:
             self._fs.pipe_file(path, data)
         except FileNotFoundError:
             above = self._fs._parent(self._path)
-            if not above.strip("/") or not self._fs.exists(above):  # no bucket of a mistyped name is made
+            if not above.strip("/") or not self._fs.exists(above):  # never create a bucket
                 raise
             self._fs.makedirs(self._fs._parent(path), exist_ok=True)
             self._fs.pipe_file(path, data)
@@ -207,8 +183,12 @@ class RemoteFiles:
             with suppress(FileNotFoundError):
                 self._fs.rm_file(f"{self._path}/{name}")
 
+    def _remove_all(self, names: list[str]) -> None:
+        with ThreadPoolExecutor(_MOVES) as pool:
+            [*pool.map(lambda name: self._remove([name]), names)]
+
     def _move_aside(self, names: list[str]) -> str:
-        """Give an earlier run the next free name, ``run.json`` last: without it nothing passes for a run."""
+        """Rename an earlier run to the next free name, with ``run.json`` as the last file."""
         from fsspec import AbstractFileSystem
 
         number = 1
@@ -221,55 +201,40 @@ class RemoteFiles:
             names = [name for name in names if name != RUN]
             with ThreadPoolExecutor(_MOVES) as pool:
                 [*pool.map(lambda name: self._fs.cp_file(f"{self._path}/{name}", f"{path}/{name}"), names)]
-                self._fs.cp_file(f"{self._path}/{RUN}", f"{path}/{RUN}")
-                [*pool.map(lambda name: self._remove([name]), names)]
-                self._remove([RUN])
+            self._fs.cp_file(f"{self._path}/{RUN}", f"{path}/{RUN}")
+            self._remove_all(names)
+            self._remove([RUN])
         return f"{self._url}-{number}"
 
     def _bounded(self, work: Callable[[], _T]) -> _T:
-        """Return what comes of work on a server, in bounded time; what it raises is of any kind."""
-        answer: Future[_T] = Future()
-
-        def do() -> None:
-            try:
-                answer.set_result(work())
-            except BaseException as error:  # noqa: BLE001  raised where it was asked for
-                answer.set_exception(error)
-
-        if self._url.startswith("memory://"):  # which always answers
-            do()
-        else:
-            threading.Thread(target=do, daemon=True).start()
-        if not places.awaited([answer], places.PATIENCE_S):
-            raise NoAnswer(f"{self._url}: no answer within {places.PATIENCE_S:g} s", hint=_NETWORK)
+        """Return the result of work on a server in bounded time; its errors, of any type, become `TpunbError`."""
         try:
-            return answer.result()
+            return storage.bounded(work, self._url, _NETWORK)
         except (TpunbError, MemoryError):
             raise
         except Exception as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise TpunbError(f"{self._url}: cannot be written: {reason}", hint=_NETWORK) from error
+            raise TpunbError(f"{self._url}: cannot be written: {format_error(error)}", hint=_NETWORK) from error
 
 
-_NETWORK = "check the address, the network and whether you may write there"
+_NETWORK = "check the address, the network and your permission to write"
 
 
-def refused(place: str) -> ValueError:
-    """Return the error of a place that is no run's."""
+def refused(folder: str) -> ValueError:
+    """Return the error for a folder with content that is not a run."""
     return ValueError(
-        f"The dir parameter of capture must be a new folder or an earlier run's. Got {place!r} instead, "
+        f"The dir parameter of capture must be a new folder or an earlier run's. Got {folder!r} instead, "
         "which holds something else."
     )
 
 
-def refuse_the_living(place: str, run_json: bytes) -> None:
-    """Raise `CaptureBusy` where a run says that it goes on, and said so lately."""
+def refuse_if_running(folder: str, run_json: bytes) -> None:
+    """Raise `CaptureBusy` if ``run.json`` says that the run is running, and is recent."""
     try:
         facts = json.loads(run_json)
-        going_on = facts["state"] == "running" and time.time() - facts["updated"] < ALIVE_S
-    except (ValueError, KeyError, TypeError, RecursionError):  # nobody's who still writes
+        running = facts["state"] == "running" and time.time() - facts["updated"] < ALIVE_S
+    except (ValueError, KeyError, TypeError, RecursionError):  # not written by a capture
         return
-    if going_on:
+    if running:
         holder = facts.get("written_by", "another process")
-        hint = f"give this capture another place; a run whose writer died is free {ALIVE_S / 60:g} minutes later"
-        raise CaptureBusy(f"{place} is being written by {holder}", hint=hint)
+        hint = f"choose another folder; a run whose writer died is free {ALIVE_S / 60:g} minutes later"
+        raise CaptureBusy(f"{folder} is being written by {holder}", hint=hint)

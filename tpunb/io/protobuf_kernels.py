@@ -1,7 +1,7 @@
-"""The loops over protobuf's wire format: compiled, free of the GIL, and trusting no byte.
+"""Loops over protobuf's wire format: compiled, without the GIL, safe for corrupt input.
 
-Each takes messages as the positions where they start and stop in one buffer, and answers ``~row`` where the message of
-a row is corrupt. The zeros behind the buffer (:data:`PADDING`) are what lets them read ahead.
+Each takes messages as start and stop positions in one buffer, and returns ``~row`` if the message of a row is corrupt.
+Zeros after the buffer (:data:`tpunb.io.storage.PADDING`) allow reading ahead: a tag and a value take at most 20 bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _CORRUPT = np.int64(-1)
-PADDING = 32
-"""Zero bytes after the last one: a tag and a value (20 bytes at most) cannot run off the buffer."""
 
 
 def _compiled(loop: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -31,7 +29,7 @@ def _compiled(loop: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _inlined(part: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Compile into its callers: a call a field would double their time."""
+    """Compile into the callers: a call per field would double their time."""
     kernel: Callable[_P, _R] = njit(nogil=True, error_model="numpy", inline="always")(part)
     return kernel
 
@@ -43,7 +41,7 @@ def _varint(data: Bytes, at: Int) -> tuple[Int, Int]:
     if result < 128:  # most are short
         return result, at + 1
     result &= 127
-    # the next eight bytes in one word: no branch a byte, which a processor guesses wrong as often as lengths vary
+    # the next eight bytes in one word: a branch per byte would often be mispredicted
     word = np.uint64(0)
     for k in range(8):
         word |= np.uint64(data[np.uint64(at + 1 + k)]) << np.uint64(8 * k)
@@ -84,7 +82,7 @@ def _field(data: Bytes, at: Int, stop: Int) -> tuple[Int, Int, Int]:
         for k in range(8 if wire == 1 else 4):
             value |= np.int64(data[np.uint64(at)]) << (8 * k)
             at += 1
-    else:  # a group, or what was never defined
+    else:  # a group, or undefined
         at = _CORRUPT
     return tag, value, at if at <= stop else _CORRUPT
 
@@ -92,7 +90,7 @@ def _field(data: Bytes, at: Int, stop: Int) -> tuple[Int, Int, Int]:
 @_compiled
 def find(data: Bytes, start: Rows, stop: Rows, wanted: int, out: Rows) -> int:
     """Write (parent, start, stop) of each sub-message, or count where `out` is short; ~row if corrupt."""
-    found = 0
+    count = 0
     for row in range(start.size):
         at, end = np.int64(start[row]), np.int64(stop[row])
         while at < end:
@@ -100,10 +98,10 @@ def find(data: Bytes, start: Rows, stop: Rows, wanted: int, out: Rows) -> int:
             if at < 0:
                 return ~row
             if tag == wanted:
-                if found < out.shape[1]:
-                    out[0, found], out[1, found], out[2, found] = row, value >> 32, at
-                found += 1
-    return found
+                if count < out.shape[1]:
+                    out[0, count], out[1, count], out[2, count] = row, value >> 32, at
+                count += 1
+    return count
 
 
 @_compiled
@@ -133,7 +131,7 @@ def scan(
     values: Ints,
     kinds: Bytes,
 ) -> int:
-    """Do what `read` does, and write the values of key-value entries, by the column of their key, in the same pass.
+    """Read fields like `read`, and write the values of key-value entries by the column of their key.
 
     ``place[key]`` is the column of a small key or -1; rows of ``far`` are the other keys and their columns.
     """
@@ -163,7 +161,7 @@ def scan(
                             if far[0, k] == got:
                                 column = np.int64(far[1, k])
                     if column < 0:
-                        break  # nobody wants it, so nobody reads its value
+                        break  # the value is not requested
                 elif tag < 128:
                     value, last = got, tag
             if column >= 0:
@@ -173,11 +171,11 @@ def scan(
 
 @_compiled
 def intern(data: Bytes, refs: Ints, table: Rows, firsts: Rows, out: Rows) -> int:
-    """Write the number of each string among the distinct ones and the row where each is first; how many there are.
+    """Write the number of each string among the distinct ones and their first rows; return their count.
 
-    ``table`` is a hash table of numbers, -1 where free, its size a power of 2 and more than there are strings.
+    ``table`` is a hash table of numbers, -1 if free; its size is a power of 2 above the number of strings.
     """
-    found, mask = np.int64(0), np.uint64(table.size - 1)
+    count, mask = np.int64(0), np.uint64(table.size - 1)
     for row in range(refs.size):
         at, length = refs[row] >> 32, refs[row] & 0xFFFFFFFF
         digest = np.uint64(14695981039346656037)  # FNV-1a
@@ -187,10 +185,10 @@ def intern(data: Bytes, refs: Ints, table: Rows, firsts: Rows, out: Rows) -> int
         while True:
             number = np.int64(table[slot])
             if number < 0:
-                number = np.int64(found)
-                table[slot] = found
-                firsts[found] = row
-                found = found + 1
+                number = np.int64(count)
+                table[slot] = count
+                firsts[count] = row
+                count = count + 1
                 break
             other = refs[firsts[number]]
             same = (other & 0xFFFFFFFF) == length
@@ -202,4 +200,4 @@ def intern(data: Bytes, refs: Ints, table: Rows, firsts: Rows, out: Rows) -> int
                 break
             slot = np.int64((slot + 1) & mask)
         out[row] = number
-    return int(found)
+    return int(count)

@@ -1,7 +1,6 @@
-"""Chrome trace JSON as events: what XProf exports for TensorFlow and JAX, and what PyTorch writes.
+"""Decode Chrome trace JSON, as exported by XProf and written by PyTorch, to events.
 
-TensorFlow and JAX name planes and lines in "M" events, and every argument is a string. PyTorch has a
-category on each event instead, and its process and thread ids may be words.
+TensorFlow and JAX name planes and lines in "M" events; PyTorch has a category on each event instead.
 """
 
 from __future__ import annotations
@@ -19,13 +18,15 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
-from tpunb.ids import flow_id, run_launch
-from tpunb.op_names import FRAMEWORK_OP, FUNCTION_CALL
+from tpunb.io.event_ids import flow_id, run_launch
+from tpunb.step_stats.boundaries import PYTORCH_STEP
+from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL
+from tpunb.text import format_error
 
 _ON_STREAMS = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
-_BESIDE = {"gpu_user_annotation", "cuda_sync"}  # tell of a device's kernels, and are none
+_ANNOTATIONS = {"gpu_user_annotation", "cuda_sync"}  # describe kernels of a device, and are none
 _FRAME = "python_function"
-_WHOLE_RUN = "Trace"  # PyTorch's word for the time in which its profiler watched: no event of the run
+_TRACE = "Trace"  # PyTorch's category of the time span of the trace
 _SCALARS = (str, int, Decimal)
 _LIMIT = 2**63
 
@@ -35,7 +36,7 @@ _Names = Mapping[tuple[str | None, ...], str]
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Keep the collector from looking, over and over, through millions of objects that hold no cycle."""
+    """Pause garbage collection, which would search millions of objects without cycles again and again."""
     paused = gc.isenabled()
     gc.disable()
     try:
@@ -49,20 +50,20 @@ def _without_collector() -> Iterator[None]:
 def events(data: bytes, *, source: str) -> pl.DataFrame:
     """Return the events of a Chrome trace, in file order: ``tpunb.schema.EVENTS``.
 
-    The host is PyTorch's "rank 3" where it ran distributed, else "": the format does not name it. PyTorch's times, and
-    any that do not fit Int64 picoseconds, are moved so that the first event starts at 0.
+    The host is "rank 3" for a distributed PyTorch run, else "": the format has none. Times of PyTorch, and those that
+    do not fit Int64 picoseconds, are moved so that the first event starts at 0.
 
     Parameters
     ----------
     data
-        The JSON text, an object with ``traceEvents`` or the list itself; not compressed.
+        Uncompressed JSON: an object with ``traceEvents``, or the list itself.
     source
-        Where it came from, for errors.
+        Path or URL, for errors.
 
     Raises
     ------
     BadProfile
-        When the bytes are no JSON, the JSON no trace, or a time no number.
+        When the data is not JSON or not a trace, or a time is not a number.
 
     >>> trace = b'[{"ph": "X", "pid": 1, "tid": 2, "ts": 0.5, "dur": 2.25, "name": "fc/MatMul:MatMul"}, {}]'
     >>> events(trace, source="toy").select("plane", "line", "name", "start_ps", "dur_ps").row(0)
@@ -70,30 +71,33 @@ def events(data: bytes, *, source: str) -> pl.DataFrame:
     """
     top = parse(data, source)
     items = _items(top, source)
-    spans = [item for item in items if item.get("ph") == "X" and item.get("cat") != _WHOLE_RUN]
+    spans = [item for item in items if item.get("ph") == "X" and item.get("cat") != _TRACE]
     starts = _picoseconds(spans, [span.get("ts") for span in spans], "ts", source)
     durations = _picoseconds(spans, [span.get("dur", 0) for span in spans], "dur", source)
     if starts and (max(starts) >= _LIMIT or (isinstance(top, dict) and "schemaVersion" in top)):
         origin = min(starts)
         starts = [start - origin for start in starts]
-    told = _Told(spans)
-    words = ("tf_op", "annotation", "hlo_op", "hlo_category", "step_name", "long_name", "tf_function_call")
+    args = _Args(spans)
+    texts = ("tf_op", "annotation", "hlo_op", "hlo_category", "step_name", "long_name", "tf_function_call")
     numbers = ("step_num", "model_flops", "flops", "bytes_accessed", "device_duration_ps")
-    frame = told.places(_named(items, "process_name"), _named(items, "thread_name")).with_columns(
+    frame = args.places(_named(items, "process_name"), _named(items, "thread_name")).with_columns(
         host=pl.lit(_host(top), schema.NAME),
         start_ps=pl.Series(_fitting(starts, source), dtype=pl.Int64),
         dur_ps=pl.Series(_fitting(durations, source), dtype=pl.Int64),
         name=_texts([span.get("name") for span in spans]).fill_null(""),
-        **{word: told.text(word) for word in words},
-        **{number: told.whole(number) for number in numbers},
-        sends=told.flow("_pt", "_p"),
-        receives=told.flow("_ct", "_c"),
+        **{name: args.text(name) for name in texts},
+        **{name: args.integer(name) for name in numbers},
+        calls_driver=args.calls_driver(),
+        flow_out=args.flow("_pt", "_p"),
+        flow_in=args.flow("_ct", "_c"),
     )
-    return schema.check(frame.with_columns(**_meanings(), launch=told.launch(frame["plane"])), schema.EVENTS, "events")
+    return schema.check(
+        frame.with_columns(**_columns(), correlation_id=args.launch(frame["plane"])), schema.EVENTS, "events"
+    )
 
 
 def hardware(events: pl.DataFrame) -> pl.DataFrame:
-    """Return a row a device among the planes of `events`, ``tpunb.schema.HARDWARE``; its peaks are not known.
+    """Return ``tpunb.schema.HARDWARE``, one row per device among the planes of `events`, without peaks.
 
     >>> trace = b'[{"ph": "X", "cat": "kernel", "ts": 0, "dur": 1, "name": "gemm", "args": {"device": 3}}]'
     >>> hardware(events(trace, source="toy")).row(0)
@@ -109,49 +113,48 @@ def hardware(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def parse(data: bytes, source: str) -> Any:
-    """Return the value of JSON text; its fractions are exact, a NaN is None, half a character a question mark.
+    """Parse JSON text with exact fractions; a NaN becomes None, a half surrogate a question mark.
 
     Raises
     ------
     BadProfile
-        When it is no JSON.
+        When it is not JSON.
     """
     if not data:
         raise BadProfile(f"{source}: the file is empty", hint="the capture failed, or its copy did")
     try:
         text = data.decode(json.detect_encoding(data), "replace")
-        halves = _cleaned if re.search(r"\\u[dD][89a-fA-F]", text) else None  # Polars cannot spell them
-        # Decimal: microseconds since 1970 in a float step by 0.25 us
-        return json.loads(text, parse_float=Decimal, parse_constant=lambda word: None, object_pairs_hook=halves)
+        # surrogates, which Polars cannot encode
+        hook = _without_halves if re.search(r"\\u[dD][89a-fA-F]", text) else None
+        # Decimal: microseconds since 1970 as float have a resolution of 0.25 us
+        return json.loads(text, parse_float=Decimal, parse_constant=lambda word: None, object_pairs_hook=hook)
     except (ValueError, ArithmeticError, RecursionError) as error:
-        reason = str(error).partition("\n")[0]
         raise BadProfile(
-            f"{source}: no JSON: {reason}; {len(data)} bytes, the first {data[:16]!r}",
-            hint="the file was cut while written or copied, or is compressed, or is of another format",
+            f"{source}: not JSON: {format_error(error)}; {len(data)} bytes, the first {data[:16]!r}",
+            hint="copy the file again; it was truncated while written or copied, is compressed, or of another format",
         ) from error
 
 
-def _cleaned(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    return {_whole_text(key): _whole_text(value) if isinstance(value, str) else value for key, value in pairs}
+def _without_halves(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    def clean(text: str) -> str:
+        return text.encode("utf8", "replace").decode("utf8")
 
-
-def _whole_text(text: str) -> str:
-    return text.encode("utf8", "replace").decode("utf8")
+    return {clean(key): clean(value) if isinstance(value, str) else value for key, value in pairs}
 
 
 def _items(top: Any, source: str) -> Sequence[_Event]:
-    found = top.get("traceEvents") if isinstance(top, dict) else top
-    if isinstance(found, list):
-        items = [item for item in found if isinstance(item, dict)]
+    events = top.get("traceEvents") if isinstance(top, dict) else top
+    if isinstance(events, list):
+        items = [item for item in events if isinstance(item, dict)]
         if isinstance(top, dict) or any("ph" in item for item in items):
             return items
-    seen = f"an object with {sorted(top)[:8]}" if isinstance(top, dict) else f"a {type(top).__name__}"
-    raise BadProfile(f"{source}: JSON, but no Chrome trace: {seen}", hint="a trace has a list traceEvents")
+    content = f"an object with {sorted(top)[:8]}" if isinstance(top, dict) else f"a {type(top).__name__}"
+    raise BadProfile(f"{source}: JSON, but no Chrome trace: {content}", hint="a trace has a list traceEvents")
 
 
 def _host(top: Any) -> str:
-    told = top.get("distributedInfo") if isinstance(top, dict) else None
-    rank = told.get("rank") if isinstance(told, dict) else None
+    info = top.get("distributedInfo") if isinstance(top, dict) else None
+    rank = info.get("rank") if isinstance(info, dict) else None
     return f"rank {rank}" if isinstance(rank, int) else ""
 
 
@@ -161,7 +164,7 @@ def _args(item: _Event) -> _Event:
 
 
 def _texts(values: Sequence[Any]) -> pl.Series:
-    """Return values as words; null for what is no word and no number."""
+    """Return text and numbers as text, other values as null."""
     if not set(map(type, values)) <= {str, type(None)}:
         values = [str(value) if isinstance(value, _SCALARS) else None for value in values]
     return pl.Series(values, dtype=pl.String)
@@ -169,15 +172,15 @@ def _texts(values: Sequence[Any]) -> pl.Series:
 
 def _named(items: Sequence[_Event], kind: str) -> _Names:
     """Return the names that "M" events give to processes (by pid) or to threads (by pid and tid)."""
-    tellers = [item for item in items if item.get("ph") == "M" and item.get("name") == kind]
+    named = [item for item in items if item.get("ph") == "M" and item.get("name") == kind]
     keys = ["pid"] if kind == "process_name" else ["pid", "tid"]
-    ids = [_texts([item.get(key) for item in tellers]) for key in keys]
-    names = _texts([_args(item).get("name") for item in tellers])
+    ids = [_texts([item.get(key) for item in named]) for key in keys]
+    names = _texts([_args(item).get("name") for item in named])
     return {tuple(key): name for *key, name in zip(*ids, names, strict=True) if name is not None}
 
 
-class _Told:
-    """What events tell of themselves, a column a key."""
+class _Args:
+    """Arguments of events, one column per key."""
 
     def __init__(self, spans: Sequence[_Event]) -> None:
         self._spans = spans
@@ -185,71 +188,75 @@ class _Told:
         self._keys = set(chain.from_iterable(self._args))
 
     def text(self, key: str) -> pl.Series:
-        """Return an argument as words; null where it is empty, no word, or not there."""
+        """Return an argument as text; null if it is empty, of another type, or missing."""
         if key not in self._keys:
             return pl.Series([None], dtype=pl.String).new_from_index(0, len(self._args))
-        words = _texts([args.get(key) for args in self._args])
-        return words.set(words == "", None)
+        texts = _texts([args.get(key) for args in self._args])
+        return texts.set(texts == "", None)
 
-    def whole(self, key: str) -> pl.Series:
-        """Return an argument as Int64; null where it is no whole number of at most 18 digits."""
-        words = self.text(key)
-        return words.set(~words.str.contains(r"^[0-9]{1,18}$"), None).cast(pl.Int64)
+    def integer(self, key: str) -> pl.Series:
+        """Return an argument as Int64; null unless it is an integer of at most 18 digits."""
+        texts = self.text(key)
+        return texts.set(~texts.str.contains(r"^[0-9]{1,18}$"), None).cast(pl.Int64)
 
     def flow(self, kind: str, number: str) -> pl.Series:
-        """Return the ids of hand-overs: see :func:`tpunb.ids.flow_id`."""
+        """Return ids of flows, see :func:`tpunb.io.event_ids.flow_id`."""
         kinds, numbers = self._ids(kind), self._ids(number)
-        ids = [None if one is None else flow_id(of or 0, one) for of, one in zip(kinds, numbers, strict=True)]
+        ids = [None if n is None else flow_id(kind or 0, n) for kind, n in zip(kinds, numbers, strict=True)]
         return pl.Series(ids, dtype=pl.UInt64)
 
+    def calls_driver(self) -> pl.Series:
+        """Return which events are calls of a device's driver: only these have a correlation id."""
+        ids = [self._ids(key) for key in ("correlation_id", "correlation")]
+        return pl.Series([bool(one or other) for one, other in zip(*ids, strict=True)], dtype=pl.Boolean)
+
     def launch(self, planes: pl.Series) -> pl.Series:
-        """Return the ids of launches: a correlation id, else the run and the device: see :mod:`tpunb.ids`."""
+        """Return ids of launches from correlation id, else run and device, see :mod:`tpunb.io.event_ids`."""
         if not self._keys & {"correlation_id", "correlation", "run_id"}:
             return pl.Series([None], dtype=pl.UInt64).new_from_index(0, len(self._args))
         distinct = {plane: _ordinal(plane) for plane in planes.unique()}
-        told = [self._ids(key) for key in ("correlation_id", "correlation", "run_id", "device_ordinal")]
-        thunks = self.text("hlo_op").is_not_null().to_list()
+        devices = [distinct[plane] for plane in planes]
+        thunks = self.text("hlo_op").is_not_null()
+        values = [self._ids(key) for key in ("correlation_id", "correlation", "run_id", "device_ordinal")]
         ids = []
-        for plane, thunk, one, other, run, named in zip(planes.to_list(), thunks, *told, strict=True):
-            device = distinct[plane]
+        for device, thunk, correlation_id, correlation, run, named in zip(devices, thunks, *values, strict=True):
             ordinal = device if device is not None else -1 if thunk or named is None else named
             counted = run is not None and (named is None or named % 2**64 != 2**64 - 1)  # TensorFlow counts no thunks
-            known = run_launch(run, ordinal) if counted else None
-            ids.append((one or other or 0) % 2**64 or known)
+            by_run = run_launch(run, ordinal) if counted else None
+            ids.append((correlation_id or correlation or 0) % 2**64 or by_run)
         return pl.Series(ids, dtype=pl.UInt64)
 
     def places(self, processes: _Names, threads: _Names) -> pl.DataFrame:
-        """Return plane, line and lane of each event, and its kind, PyTorch's category."""
-        told = {key: _texts([span.get(key) for span in self._spans]) for key in ("cat", "pid", "tid")}
-        rows = pl.DataFrame({**told, "device": self.text("device"), "stream": self.text("stream")})
+        """Return plane, line and lane of each event, and PyTorch's category as `kind`."""
+        keys = {key: _texts([span.get(key) for span in self._spans]) for key in ("cat", "pid", "tid")}
+        rows = pl.DataFrame({**keys, "device": self.text("device"), "stream": self.text("stream")})
         distinct = rows.unique(maintain_order=True)
-        found = [(*_place(key, processes, threads), *key[1:3]) for key in distinct.rows()]
-        lanes = {place: lane for lane, place in enumerate(dict.fromkeys(found))}  # threads of one name stay apart
-        placed = distinct.with_columns(
-            plane=pl.Series([plane for plane, *_ in found], dtype=pl.String),
-            line=pl.Series([line for _, line, *_ in found], dtype=pl.String),
-            lane=pl.Series([lanes[place] for place in found], dtype=pl.UInt32),
+        places = [(*_place(key, processes, threads), *key[1:3]) for key in distinct.rows()]
+        lanes = {place: lane for lane, place in enumerate(dict.fromkeys(places))}  # threads of one name are distinct
+        columns = {"plane": pl.String, "line": pl.String, "lane": pl.UInt32}
+        placed = distinct.hstack(
+            pl.DataFrame([(*place[:2], lanes[place]) for place in places], schema=columns, orient="row")
         )
-        every = rows.join(placed, on=rows.columns, how="left", nulls_equal=True, maintain_order="left")
-        return every.select("plane", "line", "lane", kind="cat")
+        rows = rows.join(placed, on=rows.columns, how="left", nulls_equal=True, maintain_order="left")
+        return rows.select("plane", "line", "lane", kind="cat")
 
     def _ids(self, key: str) -> Sequence[int | None]:
-        """Return an argument as whole numbers, signed or not; None where it is none of 64 bits."""
-        words = self.text(key)
-        digits = words.set(~words.str.contains(r"^-?[0-9]{1,20}$"), None)
+        """Return an argument as signed or unsigned integers; None if it is not one of 64 bits."""
+        texts = self.text(key)
+        digits = texts.set(~texts.str.contains(r"^-?[0-9]{1,20}$"), None)
         return [None if number is None else int(number) for number in digits.to_list()]
 
 
 def _ordinal(plane: str) -> int | None:
-    """Return the number of a device; None of a host, whose events name the device."""
+    """Return the number of a device; None for a host, whose events name the device."""
     if not plane.startswith("/device:"):
         return None
-    found = re.search(r":([0-9]{1,9})$", plane)
-    return int(found[1]) if found else 0
+    number = re.search(r":([0-9]{1,9})$", plane)
+    return int(number[1]) if number else 0
 
 
 def _place(key: Sequence[str | None], processes: _Names, threads: _Names) -> tuple[str, str]:
-    """Return the plane and the line of the events of one category, process, thread, device and stream."""
+    """Return plane and line of events of one category, process, thread, device and stream."""
     category, pid, tid, device, stream = key
     plane, line = processes.get((pid,)), threads.get((pid, tid), tid or "")
     if plane is not None and plane.startswith("/"):
@@ -257,27 +264,27 @@ def _place(key: Sequence[str | None], processes: _Names, threads: _Names) -> tup
     kind = (category or "").lower()
     if kind in _ON_STREAMS:
         return f"/device:GPU:{device or pid or 0}", f"Stream #{stream or tid or 0}"
-    if kind in _BESIDE:
+    if kind in _ANNOTATIONS:
         return f"/device:GPU:{device or pid or 0}", "Annotations"
     return "/host:CPU" if plane is None or category else plane, line
 
 
-def _meanings() -> dict[str, pl.Expr]:
-    """Return the columns whose meaning depends on where an event lies, and on who wrote it."""
+def _columns() -> dict[str, pl.Expr]:
+    """Return the columns that depend on the plane of an event and on the profiler."""
     device, kind, name = pl.col("plane").str.starts_with("/device:"), pl.col("kind"), pl.col("name")
     call = pl.col("tf_function_call").is_not_null()
     framework = f"^(?:{FRAMEWORK_OP.pattern})$"
     full = pl.coalesce(*(pl.when(op.str.contains(framework)).then(op) for op in (name, pl.col("long_name"))))
-    full = pl.when(kind.is_null() & ~call).then(full)  # PyTorch's "nccl:all_reduce" is none
-    step = pl.when(~device).then(name.str.extract(r"^ProfilerStep#([0-9]{1,18})$"))
-    marks = pl.coalesce("step_num", step.cast(pl.Int64))
-    # before there was step_num, XProf named the step on the event that began it
-    older = pl.when(marks.is_null().all() & ~device).then(pl.col("step_name").str.extract(r"([0-9]{1,18})$"))
+    full = pl.when(kind.is_null() & ~call).then(full)  # not PyTorch's "nccl:all_reduce"
+    step = pl.when(~device).then(name.str.extract(PYTORCH_STEP))
+    step_num = pl.coalesce("step_num", step.cast(pl.Int64))
+    # before step_num, XProf named the step on its first event
+    older = pl.when(step_num.is_null().all() & ~device).then(pl.col("step_name").str.extract(r"([0-9]{1,18})$"))
     of_host = (
         pl.when(step.is_not_null())
         .then(pl.lit("ProfilerStep"))
         .when(kind == _FRAME)
-        .then("$" + name)  # as TensorFlow names the frames of its Python tracer
+        .then("$" + name)  # as in TensorFlow's Python tracer
         .otherwise(pl.coalesce(full.str.extract(framework), name))
     )
     op = pl.coalesce("tf_op", pl.col("annotation").str.splitn("#", 2).struct.field("field_0")).str.strip_suffix(":")
@@ -288,9 +295,12 @@ def _meanings() -> dict[str, pl.Expr]:
         .when(call)
         .then(pl.lit(FUNCTION_CALL))
         .otherwise(full),
-        "hlo_op": pl.coalesce("hlo_op", pl.when(device & pl.col("hlo_category").is_not_null()).then(name)),
+        "hlo_op": pl.coalesce(
+            pl.when(device | ~pl.col("calls_driver")).then("hlo_op"),
+            pl.when(device & pl.col("hlo_category").is_not_null()).then(name),
+        ),
         "category": pl.when(device).then("hlo_category"),
-        "step_num": pl.coalesce(marks, older.cast(pl.Int64)),
+        "step_num": pl.coalesce(step_num, older.cast(pl.Int64)),
         "device_dur_ps": pl.when(device).then("device_duration_ps"),
         "flops": pl.when(device).then(pl.coalesce("model_flops", "flops")),
         "bytes": pl.when(device).then("bytes_accessed"),
@@ -298,7 +308,7 @@ def _meanings() -> dict[str, pl.Expr]:
 
 
 def _picoseconds(spans: Sequence[_Event], values: Sequence[Any], key: str, source: str) -> list[int]:
-    # the bound keeps 1e999999999 from becoming an integer of a billion digits
+    # the bound prevents an integer of a billion digits from 1e999999999
     numbers = set(map(type, values)) <= {int, Decimal}
     if not numbers or min(values, default=0) <= -(10**30) or max(values, default=0) >= 10**30:
         for span, value in zip(spans, values, strict=True):

@@ -1,0 +1,146 @@
+"""Write phases as a trace for chrome://tracing and Perfetto.
+
+A trace has the description of each phase with its host and device operations, as in section IV.B and Figure 3 of the
+paper, and the account of every stretch of time. The time axis is the real one. Names of hosts, steps and operations are
+not trusted.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from tpunb.frames.segments import segments
+from tpunb.io.storage import write_atomically
+from tpunb.text import cut, plain
+
+if TYPE_CHECKING:
+    from tpunb.frames import Phases
+
+_WINDOWS, _PHASES, _ACCOUNTS = 1, 2, 3  # threads
+_DESCRIBED = 2_000  # segments above which only the first of a phase lists its operations
+
+
+def chrome_trace(
+    path: Path, phases: Phases, checkpoints: Mapping[int, str], accounts: pl.DataFrame | None = None
+) -> Path:
+    """Write a trace for chrome://tracing and Perfetto; return `path`.
+
+    Each host is a process with threads: "Profile breakdown", one event per window; "Phase breakdown", one event per run
+    of consecutive steps of one phase (section IV.B and Figure 3 of the paper); "accounts", one event per stretch of one
+    account.
+
+    Parameters
+    ----------
+    path
+        Target file, gzipped if it ends in ``.gz``; its folder is created.
+    phases
+        Phases of the run.
+    checkpoints
+        Nearest checkpoint of a phase, by number of the phase.
+    accounts
+        ``tpunb.schema.GOODPUT_SEGMENTS``, if there is a record of the wall time.
+    """
+    steps, windows = phases.labelled, phases.steps.windows
+    hosts = pl.concat([steps["host"], windows["host"]]).unique().sort().to_list()
+    pids = {host: pid for pid, host in enumerate(hosts, 1)}
+    trace = {
+        "displayTimeUnit": "ms",
+        "otherData": {"written by": "tpunb"},
+        "traceEvents": [
+            *_metadata(pids, accounts is not None),
+            *_window_events(windows, pids),
+            *_phase_events(segments(steps, "phase"), _descriptions(phases.frame, phases.top(5), checkpoints), pids),
+            *(() if accounts is None else _account_events(accounts, pids)),
+        ],
+    }
+    text = json.dumps(trace, allow_nan=False, separators=(",", ":")).encode()
+    return write_atomically(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+
+
+def _metadata(pids: dict[str, int], accounts: bool) -> Iterator[dict[str, Any]]:
+    for host, pid in pids.items():
+        yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": host or "host"}}
+        threads = {_WINDOWS: "Profile breakdown", _PHASES: "Phase breakdown"}
+        for tid, name in (threads | ({_ACCOUNTS: "accounts"} if accounts else {})).items():
+            yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
+            yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
+
+
+def _event(name: str, pid: int, tid: int, start_ps: int, end_ps: int) -> dict[str, Any]:
+    # whole nanoseconds, as in the viewers, so that adjacent events do not overlap
+    start, end = start_ps // 1000, end_ps // 1000
+    return {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": start / 1e3, "dur": max(end - start, 0) / 1e3}
+
+
+def _window_events(windows: pl.DataFrame, pids: dict[str, int]) -> Iterator[dict[str, Any]]:
+    traced = pl.when(pl.col("dur_ps") > 0).then("start_ps")  # a failed window has no duration and cuts no other
+    until = traced.shift(-1).backward_fill().over("host")
+    rows = windows.sort("host", "start_ps", "window").with_columns(
+        end_ps=pl.min_horizontal(pl.col("start_ps") + pl.col("dur_ps"), until)
+    )
+    for row in rows.iter_rows(named=True):
+        event = _event(f"Profile {row['window']}", pids[row["host"]], _WINDOWS, row["start_ps"], row["end_ps"])
+        args = {"bytes": row["bytes"], "events": row["events"], "steps traced": row["steps"]}
+        yield event | {"args": args if row["error"] is None else {"error": row["error"]}}
+
+
+def _phase_events(
+    runs: pl.DataFrame, described: dict[int, dict[str, Any]], pids: dict[str, int]
+) -> Iterator[dict[str, Any]]:
+    done: set[tuple[str, int]] = set()
+    for row in runs.iter_rows(named=True):
+        phase = row["phase"]
+        event = _event(described[phase]["name"], pids[row["host"]], _PHASES, row["start_ps"], row["end_ps"])
+        args = {"phase": phase} | {name: row[name.replace(" ", "_")] for name in ("first step", "last step", "steps")}
+        if runs.height <= _DESCRIBED or (row["host"], phase) not in done:
+            done.add((row["host"], phase))
+            args |= {name: value for name, value in described[phase].items() if name != "name"}
+        yield event | {"args": args}
+
+
+def _account_events(stretches: pl.DataFrame, pids: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """Return one event per stretch of an account, those of consecutive steps merged."""
+    look = ["host", "account", "detail"]
+    changed = pl.any_horizontal(pl.col(look).ne_missing(pl.col(look).shift())).fill_null(True)
+    merged = stretches.filter(pl.col("dur_ps") > 0).sort("host", "start_ps", maintain_order=True)
+    merged = merged.group_by(changed.cum_sum().alias("run"), maintain_order=True).agg(
+        pl.col(*look, "start_ps").first(), pl.col("dur_ps").sum(), first=pl.col("step").min(), last=pl.col("step").max()
+    )
+    for row in merged.filter(pl.col("host").is_in([*pids])).iter_rows(named=True):
+        event = _event(row["account"], pids[row["host"]], _ACCOUNTS, row["start_ps"], row["start_ps"] + row["dur_ps"])
+        args = {"detail": row["detail"] and cut(plain(row["detail"]), 120), "first step": row["first"]}
+        yield event | {"args": {**args, "last step": row["last"]}}
+
+
+def _descriptions(phases: pl.DataFrame, top: pl.DataFrame, checkpoints: Mapping[int, str]) -> dict[int, dict[str, Any]]:
+    """Return the description of each phase, by number."""
+    described: dict[int, dict[str, Any]] = {
+        row["phase"]: {
+            "name": row["name"],
+            "steps of the phase": row["steps"],
+            "share of productive time (%)": _percent(row["share"]),
+            "median step time (ms)": None if row["step_ps"] is None else row["step_ps"] / 1e9,
+            "top host operations": [],
+            "top device operations": [],
+        }
+        for row in phases.iter_rows(named=True)
+    }
+    for row in top.sort("phase", "side", "rank").iter_rows(named=True):
+        if row["phase"] in described:
+            share = _percent(row["share"])
+            text = row["op"] if share is None else f"{row['op']} ({share:.1f} %)"
+            described[row["phase"]][f"top {row['side']} operations"].append(text)
+    for phase, name in checkpoints.items():
+        described[phase]["nearest checkpoint"] = name
+    return described
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None or not math.isfinite(share) else round(100 * share, 4)
