@@ -1,0 +1,242 @@
+"""Capture the whole of a running block (paper III.A).
+
+Windows of the framework's profiler have gaps between them; a host clock records every step.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from importlib.util import find_spec
+from numbers import Integral
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tpunb import signals
+from tpunb.checkpoint import Checkpoint, save
+from tpunb.errors import CaptureBusy, TpunbError, whole, wrong
+from tpunb.io.run_writer import RunWriter
+from tpunb.profiler.framework_spans import FrameworkSpans
+from tpunb.profiler.keras import keras_marks
+from tpunb.profiler.other_profilers import ProfilerArbiter
+from tpunb.profiler.recorder import Keep
+from tpunb.profiler.schedule import Schedule
+from tpunb.profiler.session import CaptureSession, Status
+from tpunb.profiler.sources import TPU, Address, Local, Replay, Source
+from tpunb.profiler.sources.frameworks import loaded
+from tpunb.profiler.step_clock import StepClock
+
+__all__ = ["TPU", "Address", "Keep", "Local", "Replay", "Run", "Schedule", "Source", "Status", "capture"]
+
+T = TypeVar("T")
+
+
+class Run:
+    """A capture in progress; also the path of its run for ``tp.load``."""
+
+    def __init__(self, session: CaptureSession) -> None:
+        self.path = session.writer.source
+        self._session = session  # with its writer: a run in memory lives as long as that
+        self._clock = session.clock
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def status(self) -> Status:
+        """The state of the capture: steps, windows, observed share, estimated overhead."""
+        return self._session.status
+
+    @property
+    def fitted(self) -> tuple[Any, Any] | None:
+        """The model and the data of the last ``fit`` in the block; None without any."""
+        return self._clock.fitted
+
+    def stop(self) -> None:
+        """End the capture here; the block continues, and the run is complete when it ends."""
+        self._session.stop("stopped")
+
+    def save(self, step: int, dir: str | os.PathLike[str] | None = None, **parts: Any) -> Checkpoint:  # noqa: A002
+        """Save a checkpoint of a custom loop, as `tpunb.checkpoint.save` does, and charge it to the budget.
+
+        Parameters
+        ----------
+        step
+            Number of steps taken: in a loop that counts from 0, the number of the next.
+        dir
+            Folder of the checkpoints; "checkpoints" in the run folder, if None.
+        **parts
+            Everything that the next step depends on, by names of your choice.
+
+        Raises
+        ------
+        ValueError, MissingExtra
+            As `tpunb.checkpoint.save`.
+        TpunbError
+            If the run is not in a folder on this machine, and `dir` is not given.
+        """
+        if dir is None and not isinstance(self.path, Path):
+            raise TpunbError(f"{self.path} is not a folder on this machine", hint="give one: run.save(step, dir, ...)")
+        return save(Path(self.path) / "checkpoints" if dir is None else dir, step, **parts)
+
+    def between(self, kind: str) -> AbstractContextManager[None]:
+        """Mark the block, between two steps of a framework, as a step of this kind."""
+        return self._mark(kind, None)
+
+    def step(self, number: int, kind: str = "train") -> AbstractContextManager[None]:
+        """Mark the block as one step: ``with run.step(i): ...``; an inner one is part of the outer."""
+        if not isinstance(number, Integral) or not 0 <= number < 2**62:
+            raise ValueError(f"The number parameter of step must be an int of 0 or more. Got {number!r} instead.")
+        return self._mark(kind, int(number))
+
+    @contextmanager
+    def _mark(self, kind: str, number: int | None) -> Iterator[None]:
+        step = self._clock.begin(_checked(kind), step=number, explicit=True)
+        try:
+            yield
+        finally:
+            self._clock.end(step)
+
+    def batches(self, data: Iterable[T], kind: str = "train") -> Iterator[T]:
+        """Mark each iteration of a loop as a step, with its wait for data: ``for batch in run.batches(data): ...``."""
+        batches, step = iter(data), None
+        _checked(kind)
+        try:
+            while True:
+                step = self._clock.begin(kind, complete=False, explicit=True)
+                try:
+                    batch = next(batches) if step is None else self._clock.draw(next, batches)
+                except StopIteration:
+                    return
+                if step is not None:
+                    self._clock.complete()
+                yield batch
+                self._clock.end(step)
+        finally:
+            self._clock.end(step)
+
+
+def _checked(kind: str) -> str:
+    """Return `kind` if a profiler accepts it: it would parse what follows a ``#``."""
+    if not isinstance(kind, str) or not kind or "#" in kind or not kind.isprintable():
+        raise ValueError(f"The kind parameter of step must be a word without '#'. Got {kind!r} instead.")
+    return kind
+
+
+_SOURCE = ("start", "facts", "window", "stop", "step")
+_running: list[CaptureSession] = []
+_lock = threading.Lock()
+
+
+@contextmanager
+def capture(
+    dir: str | os.PathLike[str] | None = None,  # noqa: A002  the word everybody looks for
+    *,
+    source: Source | None = None,
+    schedule: Schedule | None = None,
+    keep: Keep = "phases",
+    until: int | None = None,
+    stacks: bool = True,
+) -> Iterator[Run]:
+    """Capture the block from its first line to its last into a run folder.
+
+    An exception or an interrupt in the block ends the capture, keeps what was recorded, and is raised unchanged.
+
+    Parameters
+    ----------
+    dir
+        Run folder, local or at any URL that fsspec supports; an earlier run there is renamed, not overwritten.
+        If None, the run is in memory: ``tp.load(run)`` reads it while `run` is referenced.
+    source
+        Source of the windows: ``Local()``, if None; also ``Address``, ``TPU`` and ``Replay``.
+    schedule
+        Schedule of the windows: ``Schedule()``, if None, which allows 2 % overhead, more in a run under a minute.
+    keep
+        Raw windows to keep beside the statistics: "none", "phases" (one per phase), or "all".
+    until
+        Step at which to stop, as ``run.stop()`` does.
+    stacks
+        Whether to sample the Python stack of the training while a step takes far longer than usual.
+
+    Raises
+    ------
+    CaptureBusy
+        If another capture runs in this process, or another process captures into that folder.
+    MissingExtra
+        If neither TensorFlow nor JAX is installed, or a package that the source requires.
+    TpunbError
+        If the source cannot be reached.
+    """
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise wrong("capture", "schedule", "be a Schedule", schedule)
+    if source is not None and not all(callable(getattr(source, name, None)) for name in _SOURCE):
+        raise wrong("capture", "source", "be a source, as Address(...) is", source)
+    if keep not in ("none", "phases", "all"):
+        raise ValueError(f"The keep parameter of capture must be 'none', 'phases' or 'all'. Got {keep!r} instead.")
+    session = CaptureSession(
+        RunWriter(dir),
+        Local() if source is None else source,
+        Schedule() if schedule is None else schedule,
+        keep=keep,
+        until=None if until is None else whole("capture", "until", until, 1),
+    )
+    session.stacks = stacks
+    with ExitStack() as stack:
+        stack.enter_context(_exclusive(session))
+        stack.enter_context(session)
+        stack.enter_context(signals.spent.connect(session.on_spent))
+        arbiter = stack.enter_context(ProfilerArbiter(session.on_profiler_start, session.on_profiler_stop))
+        keras_steps = stack.enter_context(_KerasSteps(session.clock))
+        spans = stack.enter_context(FrameworkSpans(session.clock))
+        session.import_watchers += [arbiter.patch_loaded, keras_steps.patch_loaded, spans.patch_loaded]
+        yield Run(session)
+
+
+@contextmanager
+def _exclusive(session: CaptureSession) -> Iterator[None]:
+    with _lock:
+        if busy := next((other for other in _running if not other.is_over), None):
+            raise CaptureBusy(
+                f"a capture into {busy.writer.source} is running", hint="end it first: one process has one profiler"
+            )
+        _running[:] = [session]
+    try:
+        yield
+    finally:
+        if session in _running:
+            _running.remove(session)
+
+
+class _KerasSteps:
+    """Mark Keras' steps once Keras is imported, which may be after the capture began."""
+
+    def __init__(self, clock: StepClock) -> None:
+        self._clock = clock
+        self._stack = ExitStack()
+        self._lock = threading.Lock()
+        self._waiting = True
+
+    def __enter__(self) -> _KerasSteps:
+        if loaded("tensorflow") and find_spec("keras"):
+            with suppress(ImportError):  # a Keras that cannot be imported has no steps
+                import keras  # noqa: F401  TensorFlow imports it on the first use of tf.keras
+        self.patch_loaded()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._waiting = False
+        self._stack.close()
+
+    def patch_loaded(self) -> None:
+        """Patch Keras if it has been imported."""
+        if self._waiting and loaded("keras"):
+            with self._lock:
+                if self._waiting:
+                    self._waiting = False
+                    self._stack.enter_context(keras_marks(self._clock))

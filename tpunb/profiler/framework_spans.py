@@ -1,0 +1,158 @@
+"""Record what frameworks do beside steps: tracing and compilation, checkpoints, garbage collection."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial, wraps
+from typing import Any
+
+from tpunb.profiler.keras import running_method
+from tpunb.profiler.sources.frameworks import loaded
+from tpunb.profiler.step_clock import SHORT_NS, StepClock
+from tpunb.signals import Spent
+from tpunb.text import cut
+from tpunb.training.patching import replaced
+
+_SAVES, _RESTORES = "checkpoint save", "checkpoint restore"
+_FILES: dict[str, dict[str | None, dict[str, str]]] = {
+    "tensorflow.python.checkpoint.checkpoint": {
+        "Checkpoint": {"save": _SAVES, "write": _SAVES, "restore": _RESTORES, "read": _RESTORES}
+    },
+    "tensorflow.python.checkpoint.checkpoint_management": {"CheckpointManager": {"save": _SAVES}},
+    "orbax.checkpoint.checkpoint_manager": {
+        "CheckpointManager": {"save": _SAVES, "wait_until_finished": _SAVES, "restore": _RESTORES}
+    },
+    "orbax.checkpoint._src.checkpointers.checkpointer": {"Checkpointer": {"save": _SAVES, "restore": _RESTORES}},
+    "orbax.checkpoint._src.checkpointers.async_checkpointer": {
+        "AsyncCheckpointer": {"save": _SAVES, "wait_until_finished": _SAVES}
+    },
+    "keras.src.saving.saving_lib": {None: {"load_model": _RESTORES}},
+}
+"""Accounts of functions, by module and class; saving in the background counts as far as the program waits for it."""
+
+_TRACING = "tensorflow.python.eager.polymorphic_function.tracing_compilation"
+_KERAS_STEP = "multi_step_on_iterator"  # Keras' name of the function that a method calls
+_JAX = "/jax/core/compile/"  # begins the names of JAX' events of tracing, lowering and compilation
+
+
+class FrameworkSpans:
+    """Send spans to a clock while the block runs, of frameworks as soon as they are imported."""
+
+    def __init__(self, clock: StepClock) -> None:
+        self._clock = clock
+        self._stack = ExitStack()
+        self._lock = threading.Lock()
+        self._open = True
+        self._patched: set[str] = set()
+        self._traced: dict[tuple[str, int], int] = {}  # how often each function of TensorFlow was
+        self._tracing = False
+        self._collecting_ns = 0
+
+    def __enter__(self) -> FrameworkSpans:
+        gc.callbacks.append(self._on_collection)
+        self.patch_loaded()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.callbacks.remove(self._on_collection)
+        with self._lock:
+            self._open = False
+        self._stack.close()
+
+    def patch_loaded(self) -> None:
+        """Patch what has been imported since the last call."""
+        for name in {*_FILES, _TRACING, "jax"} - self._patched:
+            if loaded(name) is not None:
+                with self._lock:
+                    if self._open and name not in self._patched:
+                        self._patched.add(name)
+                        self._patch(name, sys.modules[name])
+
+    def _patch(self, name: str, module: Any) -> None:
+        if name == "jax":
+            module.monitoring.register_event_duration_secs_listener(self._on_event)
+            self._stack.callback(_unregister, module, self._on_event)
+        elif name == _TRACING:
+            self._replace(module, "_create_concrete_function", self._timed_trace)
+        else:
+            for owner, functions in _FILES[name].items():
+                for function, account in functions.items():
+                    place = module if owner is None else getattr(module, owner, None)
+                    if place is not None:
+                        self._replace(place, function, partial(self._timed, account))
+
+    def _replace(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+        if (original := getattr(owner, name, None)) is not None:
+            self._stack.enter_context(replaced(owner, name, wraps(original)(wrapper(original))))
+
+    def _timed(self, account: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if not self._clock.trains_here:
+                return original(*args, **kwargs)
+            with self._clock.within(account, original.__qualname__):
+                return original(*args, **kwargs)
+
+        return function
+
+    def _timed_trace(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return TensorFlow's tracing of a function, timed where it is not within another."""
+
+        def trace(function_type: Any, type_context: Any, func_graph: Any, options: Any) -> Any:
+            if self._tracing or not self._clock.trains_here:
+                return original(function_type, type_context, func_graph, options)
+            self._tracing = True
+            name = str(getattr(options, "name", None) or "a function")
+            key = name, id(getattr(options, "function_cache", None))  # one a function
+            times = self._traced[key] = self._traced.get(key, 0) + 1
+            if name == _KERAS_STEP and (method := running_method()):
+                name = f"the step of {method}"
+            detail = f"tracing {name}" if times == 1 else f"tracing {name} again for {_signature(function_type)}"
+            try:
+                with self._clock.within("program startup", cut(detail)):
+                    return original(function_type, type_context, func_graph, options)
+            finally:
+                self._tracing = False
+
+        return trace
+
+    def _on_event(self, event: str, duration: float, **facts: Any) -> None:
+        if event.startswith(_JAX):
+            work = event.removeprefix(_JAX).removesuffix("_duration").replace("_", " ")
+            work = "compiling" if "compile" in work else "tracing" if "trace" in work else "lowering"
+            now_ns = time.time_ns()
+            detail = cut(f"{work} {facts.get('fun_name') or 'a function'}")
+            self._clock.on_spent(Spent("program startup", detail, now_ns - round(duration * 1e9), now_ns))
+
+    def _on_collection(self, phase: str, facts: dict[str, int]) -> None:
+        if phase == "start":
+            self._collecting_ns = time.time_ns()
+        else:
+            now_ns = time.time_ns()
+            if now_ns - self._collecting_ns >= SHORT_NS:  # most take microseconds
+                detail = f"generation {facts.get('generation')}"
+                self._clock.on_spent(Spent("garbage collection", detail, self._collecting_ns, now_ns))
+
+
+def _signature(function_type: Any) -> str:
+    """Return dtypes and shapes of the arguments of a trace."""
+    try:
+        nest = sys.modules["tensorflow"].nest
+        types = [parameter.type_constraint for parameter in function_type.parameters.values()]
+        specs = nest.flatten([getattr(kind, "element_spec", kind) for kind in types], expand_composites=True)
+        shapes = [f"{spec.dtype.name}{[*spec.shape]}" for spec in specs if hasattr(spec, "shape")]
+    except (AttributeError, TypeError, ValueError):  # of unknown rank, or internals that have changed
+        shapes = []
+    return ", ".join(shapes) or "other arguments"
+
+
+def _unregister(jax: Any, listener: Callable[..., None]) -> None:
+    public = getattr(jax.monitoring, "unregister_event_duration_listener", None)
+    private = getattr(sys.modules.get("jax._src.monitoring"), "_unregister_event_duration_listener_by_callback", None)
+    if (unregister := public or private) is not None:
+        unregister(listener)

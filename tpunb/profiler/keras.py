@@ -1,0 +1,243 @@
+"""Mark the steps of Keras' fit, evaluate and predict with their causes, and describe the model that they run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import wraps
+from typing import Any
+
+from tpunb.profiler import keras_input
+from tpunb.profiler.step_clock import StepClock
+from tpunb.training.patching import replaced
+
+_KINDS = {"train": "train", "test": "eval", "predict": "predict"}  # Keras' word in the names of hooks: kind of step
+_METHODS = {"fit": ("train", "fit"), "evaluate": ("eval", "evaluation"), "predict": ("predict", "fit")}
+"""Kind of the steps, and account of the time around them, of each method."""
+_HOOKS = (
+    *(f"on_{word}_{at}" for word in _KINDS for at in ("begin", "end", "batch_begin", "batch_end")),
+    *("on_epoch_begin", "on_epoch_end"),
+)
+_FILES = {
+    "save": "checkpoint save",
+    "save_weights": "checkpoint save",
+    "load_weights": "checkpoint restore",
+}
+
+_running: list[str] = []
+"""The marked methods of Keras models that run now, from the outermost."""
+
+
+def keras_runs() -> bool:
+    """Return whether a marked method of a Keras model runs now."""
+    return bool(_running)
+
+
+def running_method() -> str | None:
+    """Return the name of the innermost marked method that runs now."""
+    return _running[-1] if _running else None
+
+
+@contextmanager
+def keras_marks(clock: StepClock) -> Iterator[None]:
+    """Mark every batch of ``fit``, ``evaluate`` and ``predict`` while the block runs, and time every callback.
+
+    The hooks of ``keras.callbacks.CallbackList`` are patched during the block, so that they also run in the training
+    thread where Keras calls its callbacks in another. The last step ends with the method.
+    """
+    import keras
+    from keras.src.trainers.epoch_iterator import EpochIterator
+
+    def hook(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @wraps(original)
+        def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if timing.hook is not None:  # within another, whose time it is
+                return original(self, *args, **kwargs)
+            if type(self.callbacks) is list:
+                self.callbacks = _TimedCallbacks(self.callbacks, timing)
+            timing.hook = name
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                timing.hook = None
+
+        return patched
+
+    def batch_hook(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        kind, begins = _KINDS[name.split("_")[1]], name.endswith("begin")
+        timed = hook(original, name)
+
+        @wraps(original)
+        def patched(self: Any, batch: Any, logs: Any = None) -> None:
+            if begins:
+                clock.begin_batch(kind)
+            else:
+                clock.complete()
+            callbacks = self.callbacks
+            idle = type(callbacks) is _TimedCallbacks and callbacks.acts.get(name) is False
+            (original if idle else timed)(self, batch, logs)
+            if begins:
+                clock.dispatched()
+
+        return patched
+
+    def describe(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        with suppress(TypeError):  # arguments that Keras is about to refuse
+            clock.metadata = keras_metadata(model, *args[:3], **kwargs)
+
+    def method(original: Callable[..., Any]) -> Callable[..., Any]:
+        name = original.__name__
+
+        @wraps(original)
+        def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            done = False
+            before = clock.metadata
+            if not _running and (name == "fit" or not before):
+                describe(self, args, kwargs)
+            if not _running and name == "fit":
+                clock.fitted = self, args[0] if args else kwargs.get("x")
+            _running.append(name)
+            hook, timing.hook = timing.hook, None  # called by a callback, it has callbacks of its own
+            try:
+                with clock.within(_METHODS[name][1], name):
+                    value = original(self, *args, **kwargs)
+                done = True
+            finally:
+                timing.hook = hook
+                _running.pop()
+                if clock.metadata is not before and "weights" not in clock.metadata:  # made by the first batch
+                    describe(self, args, kwargs)
+                clock.exit(done=done)
+            return value
+
+        return patched
+
+    def file(original: Callable[..., Any], account: str) -> Callable[..., Any]:
+        @wraps(original)
+        def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            with clock.within(account, f"{type(self).__name__}.{original.__name__}"):
+                return original(self, *args, **kwargs)
+
+        return patched
+
+    def kind() -> str | None:
+        return _METHODS[_running[-1]][0] if _running and clock.trains_here else None
+
+    timing = _Timing(clock)
+    hooks = keras.callbacks.CallbackList
+    with ExitStack() as stack:
+        for name in _HOOKS:
+            patch = batch_hook if "_batch_" in name else hook
+            stack.enter_context(replaced(hooks, name, patch(getattr(hooks, name), name)))
+        for name in _METHODS:
+            stack.enter_context(replaced(keras.Model, name, method(getattr(keras.Model, name))))
+        for name, account in _FILES.items():
+            stack.enter_context(replaced(keras.Model, name, file(getattr(keras.Model, name), account)))
+        for iterator in (EpochIterator, *EpochIterator.__subclasses__()):
+            if "__next__" in vars(iterator):
+                turn = keras_input.timed(iterator.__next__, clock, kind)
+                stack.enter_context(replaced(iterator, "__next__", turn))
+            catch = keras_input.ended(iterator.catch_stop_iteration)
+            stack.enter_context(replaced(iterator, "catch_stop_iteration", catch))
+        stack.callback(timing.end)
+        yield
+
+
+class _Timing:
+    """Which hook of all callbacks runs now in the thread that trains, if any."""
+
+    def __init__(self, clock: StepClock) -> None:
+        self.clock: StepClock | None = clock
+        self.hook: str | None = None
+
+    def end(self) -> None:
+        self.clock = None
+
+
+def _acts(callback: Any, hook: str) -> bool:
+    """Return whether a callback has more than the base class's empty hook, which may call that of an earlier name."""
+    import keras
+
+    names = {hook, hook.replace("_train_batch_", "_batch_")}
+    base = keras.callbacks.Callback
+    return any(getattr(getattr(callback, name), "__func__", None) is not getattr(base, name) for name in names)
+
+
+_iterate = list.__iter__  # faster than by `super()`
+
+
+class _TimedCallbacks(list[Any]):
+    """Callbacks that are timed while a hook goes through them."""
+
+    def __init__(self, callbacks: list[Any], timing: _Timing) -> None:
+        super().__init__(callbacks)
+        self._timing = timing
+        self.acts: dict[str, bool] = {}  # whether any of them does something in a hook
+
+    def __iter__(self) -> Iterator[Any]:
+        hook, clock = self._timing.hook, self._timing.clock
+        if hook is None or clock is None or not clock.trains_here:
+            return _iterate(self)
+        if hook not in self.acts:
+            self.acts[hook] = any(_acts(callback, hook) for callback in _iterate(self))
+        return clock.calls(_iterate(self), hook) if self.acts[hook] else _iterate(self)
+
+
+def keras_metadata(
+    model: Any, x: object = None, y: object = None, batch_size: object = None, **_: object
+) -> dict[str, str]:
+    """Return the properties of a Keras model and its training that are available.
+
+    Its name is left out, since Keras numbers the models of a process: "model" is its class and the kinds of its
+    layers. Data are not iterated.
+    """
+    properties: dict[str, Callable[[], object]] = {
+        "model": lambda: _architecture(model),
+        "weights": lambda: model.count_params() if model.built else None,
+        "dtype": lambda: _dtype(model),
+        "optimizer": lambda: None if model.optimizer is None else type(model.optimizer).__name__,
+        "batch": lambda: _batch_size(x, batch_size),
+    }
+    metadata: dict[str, str] = {}
+    for name, read in properties.items():
+        with suppress(Exception):  # a user's model may raise anything, and its training must continue
+            if (value := read()) is not None:
+                metadata[name] = str(value)
+    return metadata
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    """Yield the layers that hold no others."""
+    for layer in model.layers:
+        if getattr(layer, "layers", None):
+            yield from _layers(layer)
+        elif type(layer).__name__ != "InputLayer":
+            yield layer
+
+
+def _architecture(model: Any) -> str:
+    kinds = Counter(type(layer).__name__ for layer in _layers(model))
+    return f"{type(model).__name__} of {', '.join(f'{number} {kind}' for kind, number in kinds.items())}"
+
+
+def _dtype(model: Any) -> str:
+    """Return the policy of most layers with weights: layers may differ from their model."""
+    policies = Counter(layer.dtype_policy.name for layer in _layers(model) if layer.weights)
+    return str((policies.most_common(1) or [(model.dtype_policy.name, 1)])[0][0])
+
+
+def _batch_size(x: Any, batch_size: object) -> object:
+    """Return the samples per batch; None if they are unknown before the data are iterated."""
+    if batch_size is not None:
+        return batch_size
+    if hasattr(x, "batch_size"):  # a loader
+        return x.batch_size
+    if not hasattr(x, "element_spec"):
+        return 32 if hasattr(x, "shape") else None  # Keras' default for arrays
+    spec = x.element_spec  # of a dataset
+    while isinstance(spec, (tuple, list, dict)):
+        spec = next(iter(spec.values() if isinstance(spec, dict) else spec))
+    return spec.shape[0]

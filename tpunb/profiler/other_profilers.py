@@ -1,0 +1,278 @@
+"""Give the profiler to the program when it asks: a process has one, and the program comes before the capture.
+
+While a window records, TensorFlow refuses the program's session and every later one; JAX fails when it is stopped.
+Every way to profile within the process creates a session object of the framework's C++ binding: its class is patched.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial, wraps
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from operator import attrgetter
+from typing import Any
+
+from tpunb.profiler.sources.frameworks import loaded
+
+
+@dataclass(frozen=True)
+class _Framework:
+    """Where supported versions of a framework have their profiler."""
+
+    name: str
+    module: str  # that implements the public functions
+    binding: str  # its name for the C++ binding with its ProfilerSession
+    begins: str  # the method of a session that begins it
+    ends: tuple[str, ...]  # those that end it; so does its deletion
+    keeps: str  # where the module keeps the running session
+    public: str  # the public functions' namespace in the framework
+    start: str
+    stop: str
+    client: str = ""  # the binding of a client of profiler services, which blocks in its `trace`
+
+    def sessions(self) -> Any | None:
+        """Return the C++ binding; None if this version has no known one."""
+        binding = getattr(sys.modules.get(self.module), self.binding, None)
+        kind = getattr(binding, "ProfilerSession", None)
+        return binding if isinstance(kind, type) and hasattr(kind, self.begins) else None
+
+    def _kept(self) -> object:
+        """Return the session that the module considers running."""
+        try:
+            return attrgetter(self.keeps)(sys.modules.get(self.module))
+        except AttributeError:
+            return None
+
+    def free(self, session: object) -> None:
+        """Clear the running session of the module if it is this one."""
+        if session is not None and self._kept() is session:
+            *path, name = self.keeps.split(".")
+            holder = sys.modules[self.module]
+            setattr(attrgetter(*path)(holder) if path else holder, name, None)
+
+
+_FRAMEWORKS = (
+    _Framework(
+        "tensorflow",
+        module="tensorflow.python.profiler.profiler_v2",
+        binding="_pywrap_profiler",
+        begins="start",
+        ends=("stop", "export_to_tb"),
+        keeps="_profiler",
+        public="profiler.experimental",
+        start="start",
+        stop="stop",
+        client="tensorflow.python.profiler.internal._pywrap_profiler_plugin",
+    ),
+    _Framework(
+        "jax",
+        module="jax._src.profiler",
+        binding="_profiler",
+        begins="__init__",
+        ends=("stop", "stop_and_export", "stop_and_get_profile_data"),
+        keeps="_profile_state.profile_session",
+        public="profiler",
+        start="start_trace",
+        stop="stop_trace",
+    ),
+)
+
+
+class ProfilerArbiter:
+    """Report when the program's own profiler runs, while the block does.
+
+    Frameworks that are imported during the block are patched after their import; none is imported here, and all
+    patches are removed afterwards. A profiler still running at the end of the block is never reported as stopped. A
+    forked process reports nothing.
+
+    `on_profiler_start` is called before each start, in the starting thread, with the framework's name, and returns when
+    the profiler is free; `on_profiler_stop`, which must not block, once no profiler of the program runs any more.
+    """
+
+    def __init__(self, on_profiler_start: Callable[[str], None], on_profiler_stop: Callable[[], None]) -> None:
+        self._on_start, self._on_stop = on_profiler_start, on_profiler_stop
+        self._lock = threading.RLock()  # deleting a session may end it in the midst of anything
+        self._running: set[object] = set()
+        self._active = False
+        self._patched: set[str] = set()
+        self._undo = ExitStack()
+        self._process = os.getpid()
+
+    def __enter__(self) -> ProfilerArbiter:
+        self._active = True
+        hook = ImportHook({framework.name: partial(self._patch, framework) for framework in _FRAMEWORKS})
+        sys.meta_path.insert(0, hook)
+        self._undo.callback(hook.exit)
+        self.patch_loaded()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._active = False
+            self._undo.close()
+
+    def patch_loaded(self) -> None:
+        """Patch frameworks whose import was in progress when the block began."""
+        for framework in _FRAMEWORKS:
+            if framework.name not in self._patched and loaded(framework.name) is not None:
+                self._patch(framework)
+
+    def _patch(self, framework: _Framework) -> None:
+        with self._lock:
+            if not self._active or framework.name in self._patched:
+                return
+            self._patched.add(framework.name)
+            binding = framework.sessions()
+            if binding is not None:
+                self._replace(binding, "ProfilerSession", self._session(framework, binding.ProfilerSession))
+            else:
+                self._replace_functions(framework)
+            client = sys.modules.get(framework.client)
+            if callable(trace := getattr(client, "trace", None)):
+                patched = self._reporting(trace, framework, lambda args: object(), begins=True, ends=True)
+                self._replace(client, "trace", patched)
+
+    def _replace(self, holder: Any, name: str, new: Any) -> None:
+        original = getattr(holder, name)
+
+        def restore() -> None:
+            if getattr(holder, name, None) is new:  # else the program has replaced the patch
+                setattr(holder, name, original)
+
+        setattr(holder, name, new)
+        self._undo.callback(restore)
+
+    def _session(self, framework: _Framework, original: type) -> type:
+        """Return a subclass of sessions that reports when they begin and end."""
+
+        def method(name: str, **role: bool) -> Callable[..., Any]:
+            return self._reporting(getattr(original, name), framework, lambda args: id(args[0]), **role)
+
+        methods: dict[str, Any] = {name: method(name, ends=True) for name in framework.ends if hasattr(original, name)}
+        methods |= {
+            framework.begins: method(framework.begins, begins=True),
+            "__del__": lambda session: self._stopped(id(session)),
+            "__module__": original.__module__,
+        }
+        return types.new_class(original.__name__, (original,), exec_body=lambda body: body.update(methods))
+
+    def _replace_functions(self, framework: _Framework) -> None:
+        """Patch the public functions of a version without a known session class."""
+        try:
+            users = attrgetter(framework.public)(sys.modules[framework.name])
+            start, stop = getattr(users, framework.start), getattr(users, framework.stop)
+        except AttributeError:
+            return  # a version without a profiler
+        roles: list[tuple[Any, dict[str, bool]]] = [(start, {"begins": True}), (stop, {"ends": True})]
+        for function, role in roles:
+            name, patched = function.__name__, self._reporting(function, framework, lambda args: framework.name, **role)
+            for holder in (users, sys.modules.get(function.__module__)):
+                if getattr(holder, name, None) is function:
+                    self._replace(holder, name, patched)
+
+    def _reporting(
+        self,
+        function: Callable[..., Any],
+        framework: _Framework,
+        key_of: Callable[[tuple[Any, ...]], object],
+        *,
+        begins: bool = False,
+        ends: bool = False,
+    ) -> Callable[..., Any]:
+        """Return `function` patched to report that it begins a session, ends it, or both."""
+
+        @wraps(function)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            key = key_of(args)
+            again = key in self._running  # a second start of a running session, to be refused
+            try:
+                if begins:
+                    self._free_profiler(framework.name, key)
+                return function(*args, **kwargs)
+            except BaseException as error:
+                # TensorFlow keeps a session that was refused, JAX one that never began: both would refuse later ones
+                if begins or "ALREADY_EXISTS" in str(error):
+                    framework.free(next(iter(args), None))
+                if begins and not again:
+                    self._stopped(key)
+                raise
+            finally:
+                if ends:
+                    self._stopped(key)
+
+        return patched
+
+    def _free_profiler(self, framework: str, key: object) -> None:
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            if not self._active:
+                return
+            self._running.add(key)
+        try:
+            self._on_start(framework)
+        except Exception as error:  # noqa: BLE001  a failure of the capture must not stop the program's profiler
+            warnings.warn(f"the capture could not free the profiler for {framework}: {error!r}", RuntimeWarning, 2)
+
+    def _stopped(self, key: object) -> None:
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            if key in self._running:
+                self._running.discard(key)
+                if not self._running and self._active:
+                    self._on_stop()
+
+
+class ImportHook(MetaPathFinder):
+    """Call back once a module of one of these names has been imported; find none itself."""
+
+    def __init__(self, calls: dict[str, Callable[[], None]]) -> None:
+        self._calls = calls
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of the other finders, with a loader that calls back."""
+        if fullname not in self._calls:
+            return None
+        others = (finder for finder in list(sys.meta_path) if finder is not self)
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _CallbackLoader(spec.loader, self._calls[fullname])
+        return spec
+
+    def exit(self) -> None:
+        """Remove the hook."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+class _CallbackLoader(Loader):
+    """Load a module by its own loader, leave no trace in it, and call back when it is complete."""
+
+    def __init__(self, loader: Any, call: Callable[[], None]) -> None:
+        self._loader, self._call = loader, call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        module: types.ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._call()

@@ -1,0 +1,236 @@
+"""Reduce the windows of a capture, write the run part by part, and report the results to the scheduler."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from statistics import median
+from typing import Any, Literal
+
+import polars as pl
+
+from tpunb import schema, signals
+from tpunb.io import run_folder
+from tpunb.io.run_writer import RunWriter
+from tpunb.profiler import stall_sampler
+from tpunb.profiler.process_load import ProcessLoad
+from tpunb.profiler.reducer import RawWindowPolicy, ReducedWindow, Reducer, WindowResponse
+from tpunb.profiler.schedule import WindowResult, WindowScheduler
+from tpunb.profiler.stall_sampler import StallSampler
+from tpunb.profiler.step_clock import StepClock, StepRecord
+from tpunb.profiler.window_cost import TimedStep
+from tpunb.signals import Spent
+
+Keep = Literal["none", "phases", "all"]
+
+_MOMENT_NS = 1_000_000_000
+_FINAL_S = 10.0  # how long the final write waits for the one in progress
+_MAX_MESSAGES = 20
+_LATEST = 100  # steps that the scheduler needs between windows: of very short ones there are thousands
+_RECENT = 31  # steps of a kind that the usual step time is taken from
+
+
+class RunRecorder:
+    """A run while it is written."""
+
+    def __init__(
+        self, writer: RunWriter, clock: StepClock, scheduler: WindowScheduler, keep: Keep, origin_ns: int
+    ) -> None:
+        self._writer, self._clock, self._scheduler, self._keep = writer, clock, scheduler, keep
+        self._origin_ns = origin_ns
+        self._reducer = Reducer(socket.gethostname(), origin_ns)
+        self.windows, self.failed, self.traced_ps = 0, 0, 0  # traced time: mean over the workers
+        self.full = 0  # fully traced steps of one worker
+        self._messages: set[str] = set()  # of the profiler
+        self._pending: deque[int] = deque()  # request times of windows that are not written yet
+        self._lock = threading.RLock()  # an interrupted end may write beside the recording thread
+        self._closed = False
+        self._raw_windows = RawWindowPolicy()
+        self._parts = 0
+        self._unwritten: list[StepRecord] = []
+        self._recent: list[StepRecord] = []  # that a pending window may overlap
+        self._spans: deque[Spent] = deque()  # that no part holds yet; threads add to it without the lock
+        self.stalls = StallSampler(clock.progress)
+        self._load = ProcessLoad()
+        self.productive_ns = 0  # about: by the median of recent steps
+        self._own: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=_RECENT))
+
+    @property
+    def phase(self) -> int | None:
+        """The phase of the last fully traced step."""
+        return self._reducer.phase
+
+    @property
+    def phases(self) -> int:
+        """The number of phases so far."""
+        return len(self._reducer.scan)
+
+    def on_request(self, requested_ns: int, seconds: float, kind: str | None) -> None:
+        """Record the request of a window, its length, and the kind of the running step."""
+        self._scheduler.on_request(requested_ns / 1e9, seconds, kind)
+        self._pending.append(requested_ns)
+
+    def cancel_request(self) -> None:
+        """Forget the last request: no window will come of it."""
+        self._pending.pop()
+        self._scheduler.on_cancel()
+
+    def collect_steps(self, *, wait: bool = True) -> None:
+        """Take the steps that ended since the last call; without `wait`, only if no write is in progress."""
+        if not self._lock.acquire(blocking=wait):
+            return
+        try:
+            ended = self._clock.take()
+            for record in ended:
+                own_ns = record.end_ns - record.start_ns - (record.input_ns or 0) - (record.callbacks_ns or 0)
+                recent = self._own[record.kind]
+                recent.append(own_ns)
+                self.productive_ns += max(0, round(min(own_ns, median(recent))))
+            self._unwritten += ended
+            self._recent += ended
+            self._spans += self._clock.take_spans()
+            self._scheduler.on_steps(map(_timed, ended if self._pending else ended[-_LATEST:]))
+            # a window that is requested at this moment may not be pending yet
+            oldest_ns = min([*self._pending, time.time_ns() - _MOMENT_NS])
+            self._recent = [record for record in self._recent if record.end_ns > oldest_ns]
+        finally:
+            self._lock.release()
+
+    def sample_load(self) -> None:
+        """Record the load of the process; for one thread."""
+        self._load.sample(time.time_ns())
+
+    def write(self, response: WindowResponse) -> bool:
+        """Reduce a window and write it; return whether ``run.json`` must be written again."""
+        self.collect_steps()
+        open_step, local_worker = self._clock.open_step(), self._reducer.local_worker
+        reduced = self._reducer.reduce(response, [*self._recent, *([open_step] if open_step else [])])
+        with self._lock:
+            if self._closed:
+                return False
+            self._write_raw(response.number, reduced)
+            self.write_part(reduced.tables())
+        if reduced.opened and self.phase is not None:
+            signals.phase_opened.send(self.phase)
+        succeeded = reduced.traced_ps > 0  # counted once the window can be loaded
+        self.windows, self.failed = self.windows + succeeded, self.failed + (not succeeded)
+        self.full += reduced.full.total()
+        self.traced_ps += sum(row["dur_ps"] for row in reduced.windows) // max(len(reduced.windows), 1)
+        self._messages |= set(reduced.messages[: _MAX_MESSAGES - len(self._messages)])
+        self.collect_steps()
+        self._pending.popleft()
+        answered = any(isinstance(data, bytes) for data in response.workers.values())
+        if not succeeded and answered:  # the session reports a window without any answer
+            self._scheduler.on_window(WindowResult(response.requested_ns / 1e9, 0.0, time.time()))
+        if succeeded:
+            start_ps = min(row["start_ps"] for row in reduced.windows if row["dur_ps"])
+            result = WindowResult(
+                # the source may have waited for a framework
+                max(response.requested_ns, self._origin_ns + start_ps // 1000) / 1e9,
+                reduced.traced_ps / 1e12,
+                time.time(),
+                reduced.events,
+                dict(reduced.full),
+                reduced.opened,
+                reduced.undersampled,
+                reduced.step_ps / 1e12,
+                reduced.queue_ps / 1e12,
+            )
+            self._scheduler.on_window(result)
+        return self._reducer.local_worker != local_worker
+
+    def _write_raw(self, window: int, reduced: ReducedWindow) -> None:
+        keep, replaced = self._keep == "all", list[int]()
+        if self._keep == "phases":
+            keep, replaced = self._raw_windows.offer(window, reduced.phases)
+        for host, data in reduced.raw.items() if keep else ():
+            self._writer.raw(window, host, data)
+        for other in replaced:
+            self._writer.drop_raw(other)
+
+    def write_part(self, tables: Mapping[str, pl.DataFrame] | None = None) -> None:
+        """Write a part: the tables of a window, if any, and the steps that no part holds yet."""
+        with self._lock:
+            stalls = [] if self._closed else self.stalls.take()
+            if self._closed or not (tables or self._unwritten or self._spans or stalls):
+                return
+            host, origin_ns = self._reducer.host, self._origin_ns
+            spans = [self._spans.popleft() for _ in range(len(self._spans))]
+            clocked = {
+                "spans": pl.DataFrame(map(self._span, spans), schema=schema.SPANS, orient="row"),
+                "stalls": stall_sampler.rows(stalls, host, origin_ns),
+                "load": self._load.take(host, origin_ns),
+                "ticks": pl.DataFrame(map(self._row, self._unwritten), schema=run_folder.TICKS, orient="row"),
+            }
+            self._writer.part(self._parts, {**(tables or {}), **clocked})
+            self._parts += 1
+            self._unwritten = []
+
+    def spend(self, detail: str, start_ns: int) -> None:
+        """Record work of the profiler since then, beside the training."""
+        self._spans.append(Spent("profiler", detail, start_ns, time.time_ns()))
+
+    def _row(self, record: StepRecord) -> tuple[object, ...]:
+        """Return a row of TICKS, in the run's time."""
+        times = (record.start_ns - self._origin_ns, record.end_ns - self._origin_ns, *record[4:])
+        return (self._reducer.host, record.step, record.kind, *(None if ns is None else ns * 1000 for ns in times))
+
+    def _span(self, spent: Spent) -> tuple[object, ...]:
+        """Return a row of SPANS, in the run's time."""
+        times = (spent.start_ns - self._origin_ns, max(0, spent.end_ns - spent.start_ns))
+        return (self._reducer.host, *(ns * 1000 for ns in times), spent.account, spent.detail)
+
+    def write_facts(self, facts: Mapping[str, Any], seconds: float) -> None:
+        """Write ``run.json``, `seconds` after the start; `facts` take precedence."""
+        overhead = self._scheduler.overhead(self._origin_ns / 1e9 + seconds)
+        recorded = {
+            "name": self._writer.name,
+            "started": datetime.fromtimestamp(self._origin_ns / 1e9, UTC).isoformat(),
+            "origin_ns": self._origin_ns,
+            "host": self._reducer.host,
+            "own_worker": self._reducer.local_worker or None,
+            "process": os.getpid(),
+            "earlier_run": self._writer.moved,
+            "hardware": [row for rows in self._reducer.hardware.values() for row in rows],
+            "overhead": None if overhead is None else overhead.value,
+            "overhead_interval": None if overhead is None else [overhead.low, overhead.high],
+            "profiler_messages": sorted(self._messages),
+            "metadata": dict(self._clock.metadata),
+            "causes": True,
+            "versions": _versions("tpunb", "tensorflow", "keras", "jax", "polars"),
+        }
+        with self._lock:
+            if not self._closed:
+                self._writer.facts({**recorded, **facts})
+
+    @contextmanager
+    def final(self) -> Iterator[bool]:
+        """Allow the last writes in the block; yield whether the write in progress has ended."""
+        free = self._lock.acquire(timeout=_FINAL_S)
+        try:
+            yield free
+        finally:
+            self._closed = True
+            if free:
+                self._lock.release()
+
+
+def _timed(record: StepRecord) -> TimedStep:
+    causes = (record.input_ns or 0) / 1e9, (record.callbacks_ns or 0) / 1e9
+    return TimedStep(record.kind, record.start_ns / 1e9, record.end_ns / 1e9, *causes)
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    versions = {"python": sys.version.split()[0]}
+    for package in packages:
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions

@@ -1,0 +1,247 @@
+"""Reduce the windows of a capture to statistics of the run, without threads or files."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from tpunb import schema
+from tpunb.cluster.ols import OnlineOLS
+from tpunb.errors import BadProfile, TpunbError
+from tpunb.frames import Steps
+from tpunb.io import run_folder
+from tpunb.profiler.schedule import ENOUGH
+from tpunb.profiler.step_clock import StepRecord
+from tpunb.step_stats import boundaries, launches, reduce
+from tpunb.step_stats.numbering import StepNumbering
+
+if TYPE_CHECKING:
+    from tpunb.io.xplane import XSpaceFacts
+
+LOCAL = ""
+"""The worker name of this process in the windows of a source that profiles nothing else."""
+
+_MAX_SKEW_NS = 10_000_000_000  # between the clocks of worker and host before the worker's is not used
+_TRIES = 3  # windows that end in an under-sampled phase before it is given up
+_SAME_PS = 50_000_000  # host clock and annotation agree to microseconds; clocks of two machines seldom do
+
+
+@dataclass(frozen=True)
+class WindowResponse:
+    """The response of a source to a request: an XSpace, or the error, by worker."""
+
+    number: int
+    reason: str
+    requested_ns: int
+    received_ns: int
+    workers: Mapping[str, bytes | TpunbError]
+
+
+@dataclass
+class ReducedWindow:
+    """The statistics of a window, in the run's time."""
+
+    windows: list[dict[str, Any]] = field(default_factory=list)  # rows of WINDOWS
+    steps: dict[str, Steps] = field(default_factory=dict)  # by host
+    scanned: Steps | None = None  # of the worker whose phases are scanned
+    clocks: list[pl.DataFrame] = field(default_factory=list)
+    raw: dict[str, bytes] = field(default_factory=dict)  # by host
+    full: Counter[str] = field(default_factory=Counter)  # fully traced steps by kind
+    phases: Counter[int] = field(default_factory=Counter)  # and by phase
+    opened: bool = False  # whether it ends in a phase that no earlier window saw
+    undersampled: bool = False  # whether it ends in a phase with few traced steps so far
+    messages: list[str] = field(default_factory=list)  # errors and warnings of the profiler
+
+    @property
+    def traced_ps(self) -> int:
+        """The time that the profiler recorded: the longest of the workers."""
+        return max((row["dur_ps"] for row in self.windows), default=0)
+
+    @property
+    def events(self) -> int:
+        """The number of events of the largest worker."""
+        return max((row["events"] for row in self.windows), default=0)
+
+    @property
+    def step_ps(self) -> float:
+        """The median time of a fully traced step; 0 without any."""
+        if self.scanned is None or not len(full := self.scanned.full()):
+            return 0.0
+        return float(full.frame.select(pl.col("dur_ps").median()).item())
+
+    @property
+    def queue_ps(self) -> int:
+        """The lag of the devices behind the host."""
+        return max((delay for clocks in self.clocks for delay in clocks["delay_ps"].drop_nulls()), default=0)
+
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Return its tables by the names of a part's files."""
+        tables = {"windows": pl.DataFrame(self.windows, schema=schema.WINDOWS)}
+        if self.steps:
+            tables["steps"] = pl.concat([steps.frame for steps in self.steps.values()])
+            tables["ops"] = pl.concat([steps.ops for steps in self.steps.values()])
+            tables["devices"] = pl.concat([steps.devices for steps in self.steps.values()])
+            tables["clocks"] = pl.concat(self.clocks)
+        return tables
+
+
+class Reducer:
+    """Reduce the windows of one run in order: name hosts, number steps without annotation, scan phases."""
+
+    def __init__(self, host: str, origin_ns: int) -> None:
+        self.host, self.origin_ns = host, origin_ns
+        self.hardware: dict[str, list[dict[str, Any]]] = {}
+        self.scan = OnlineOLS(recall=0.7)
+        self.phase: int | None = None  # of the last fully traced step
+        self.local_worker: str | None = None  # the worker that is this process: the host clock records its steps
+        self._scanned: str | None = None  # the host whose phases are scanned
+        self._steps_of: Counter[int] = Counter()  # fully traced, by phase
+        self._windows_of: Counter[int] = Counter()  # by the phase they end in
+        self._numbering: defaultdict[str, StepNumbering] = defaultdict(StepNumbering)  # by host
+
+    def reduce(self, response: WindowResponse, records: Sequence[StepRecord]) -> ReducedWindow:
+        """Return the statistics of a window; `records` are the steps of the host clock that may overlap it."""
+        from tpunb.io import xplane
+
+        reduced, decoded = ReducedWindow(), dict[str, _Decoded]()
+        errors = {worker: str(data) for worker, data in response.workers.items() if isinstance(data, TpunbError)}
+        for worker, data in response.workers.items():
+            if not isinstance(data, TpunbError):
+                source = f"window {response.number}" + (f" of {worker}" if worker else "")
+                with _collect_error(worker, response, errors):
+                    decoded[worker] = _Decoded(*xplane.read(data, source=source), response, records)
+        self._find_local_worker(decoded)
+        for worker, data in response.workers.items():
+            row: dict[str, Any] = {
+                "host": worker or self.host,  # of the local worker `run.json` gives the host
+                "window": response.number,
+                "start_ps": (response.requested_ns - self.origin_ns) * 1000,
+                "dur_ps": 0,
+                "latency_ps": (response.received_ns - response.requested_ns) * 1000,
+                "bytes": 0 if isinstance(data, TpunbError) else len(data),
+                "events": 0,
+                "steps": 0,
+                "reason": response.reason,
+            }
+            if worker in decoded:
+                with _collect_error(worker, response, errors):
+                    row |= self._reduce_worker(worker, decoded[worker], reduced)
+                    reduced.raw[row["host"]] = bytes(response.workers[worker])  # type: ignore[arg-type]  # no error
+            reduced.windows.append({**row, "error": errors.get(worker)})
+        self._scan(reduced)
+        return reduced
+
+    def _find_local_worker(self, decoded: Mapping[str, _Decoded]) -> None:
+        """Find the worker that is this process: on this machine, with annotations nearest to the host clock's steps."""
+        if self.local_worker is None and LOCAL in decoded:
+            self.local_worker = LOCAL
+        elif self.local_worker is None:
+            offsets = {worker: xspace.offset_ps() for worker, xspace in decoded.items() if self.host in xspace.hosts}
+            near = {worker: ps for worker, ps in offsets.items() if ps is not None and ps < _SAME_PS}
+            self.local_worker = min(near, key=near.__getitem__, default=None)
+
+    def _reduce_worker(self, worker: str, xspace: _Decoded, reduced: ReducedWindow) -> dict[str, Any]:
+        """Add the statistics of a worker; return its entries of the row in WINDOWS."""
+        host, events, facts = worker or self.host, xspace.events, xspace.facts
+        if worker == self.local_worker and xspace.records.height:
+            intervals = boundaries.from_clock(events, xspace.records)
+        else:
+            intervals = self._numbering[host].renumber(*boundaries.find(events))
+        steps = reduce.reduce(events, intervals, facts.hardware)
+        start_ps, name = (xspace.start_ns - self.origin_ns) * 1000, pl.lit(host)
+        reduced.messages += [*facts.errors, *facts.warnings]
+        if facts.hardware.height:
+            self.hardware.setdefault(host, facts.hardware.with_columns(host=name).to_dicts())
+        reduced.steps[host] = Steps(
+            steps.frame.with_columns(pl.col("start_ps") + start_ps, host=name),
+            steps.ops.with_columns(host=name),
+            steps.devices.with_columns(pl.col("start_ps") + start_ps, host=name),
+        )
+        reduced.clocks.append(launches.clocks(events).with_columns(host=name))
+        return {
+            "host": host,
+            "start_ps": start_ps,
+            "dur_ps": (xspace.stop_ns - xspace.start_ns) * 1000,
+            "events": events.height,
+            "steps": steps.frame.filter(pl.col("traced") == "full").height,
+        }
+
+    def _scan(self, reduced: ReducedWindow) -> None:
+        """Feed the scan the fully traced steps of one host: the first that ever responded."""
+        self._scanned = self._scanned or next(iter(reduced.steps), None)
+        if self._scanned not in reduced.steps:
+            return
+        reduced.scanned = reduced.steps[self._scanned]
+        full, phases = reduced.scanned.full(), len(self.scan)
+        ops = full.ops.group_by("step").agg(pl.col("op").cast(pl.String).alias("ops"))
+        in_order = full.frame.select("step", "kind").join(ops, on="step", maintain_order="left")
+        for kind, names in in_order.select("kind", "ops").iter_rows():
+            self.phase = self.scan.feed(names, kind or "")
+            reduced.full[kind or ""] += 1
+            reduced.phases[self.phase] += 1
+        if self.phase is not None and reduced.phases:
+            self._steps_of.update(reduced.phases)
+            self._windows_of[self.phase] += 1
+            reduced.opened = self.phase >= phases
+            few = self._steps_of[self.phase] < ENOUGH and self._windows_of[self.phase] <= _TRIES
+            reduced.undersampled = few and not reduced.opened
+
+
+class _Decoded:
+    """The events of one worker, and the host clock's steps at that time, in the window's own time."""
+
+    def __init__(
+        self, events: pl.DataFrame, facts: XSpaceFacts, response: WindowResponse, records: Sequence[StepRecord]
+    ) -> None:
+        self.events, self.facts, self.hosts = events, facts, facts.hosts
+        start_ns = response.requested_ns if facts.start_ns is None else facts.start_ns
+        stop_ns = response.received_ns if facts.stop_ns is None else facts.stop_ns
+        if not response.requested_ns - _MAX_SKEW_NS < start_ns < response.received_ns + _MAX_SKEW_NS:
+            start_ns, stop_ns = response.requested_ns, response.requested_ns + stop_ns - start_ns
+        self.start_ns, self.stop_ns = start_ns, stop_ns
+        overlapping = [
+            (record.step, record.kind, (record.start_ns - start_ns) * 1000, (record.end_ns - start_ns) * 1000)
+            for record in records
+            if record.end_ns > start_ns and record.start_ns < stop_ns
+        ]
+        columns = {name: run_folder.TICKS[name] for name in ("step", "kind", "start_ps", "end_ps")}
+        self.records = pl.DataFrame(overlapping, schema=columns, orient="row")
+
+    def offset_ps(self) -> float | None:
+        """Return the median offset of its annotations from the host clock's steps; None without common numbers."""
+        annotated = self.events.filter(pl.col("step_num").is_not_null()).select("step_num", "start_ps")
+        common = annotated.join(self.records.select("step", clock_ps="start_ps"), left_on="step_num", right_on="step")
+        return common.select((pl.col("start_ps") - pl.col("clock_ps")).abs().median()).item()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _collect_error(worker: str, response: WindowResponse, errors: dict[str, str]) -> Iterator[None]:
+    """Record why the window of a worker cannot be used; those of the others can."""
+    try:
+        yield
+    except BadProfile as error:
+        errors[worker] = str(error)
+    except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  the others can be reduced
+        errors[worker] = f"window {response.number} could not be reduced: {error!r}"
+
+
+class RawWindowPolicy:
+    """Choose the raw windows to keep: one per phase, the first with enough steps of it."""
+
+    def __init__(self) -> None:
+        self._best: dict[int, tuple[int, int]] = {}  # by phase: steps, window
+
+    def offer(self, window: int, phases: Mapping[int, int]) -> tuple[bool, list[int]]:
+        """Return whether to keep a window, and the kept windows that it replaces."""
+        before = {kept for _, kept in self._best.values()}
+        for phase, steps in phases.items():
+            most, _ = self._best.get(phase, (0, -1))
+            if most < min(steps, ENOUGH):
+                self._best[phase] = steps, window
+        after = {kept for _, kept in self._best.values()}
+        return window in after, sorted(before - after)

@@ -1,0 +1,395 @@
+"""The two threads of a capture (paper III.A).
+
+The recording thread reduces and writes a window while the profiling thread already requests the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from tpunb.errors import TpunbError
+from tpunb.io.run_writer import RunWriter
+from tpunb.profiler import forks
+from tpunb.profiler.recorder import Keep, RunRecorder
+from tpunb.profiler.reducer import LOCAL, WindowResponse
+from tpunb.profiler.schedule import Schedule, WindowRequest, WindowResult, WindowScheduler
+from tpunb.profiler.sources import Source
+from tpunb.profiler.step_clock import StepClock
+from tpunb.signals import Spent
+from tpunb.text import estimated_overhead, percent
+
+_COLLECT_S = 120.0  # how long the last window may take to be collected and written
+_YIELD_S = 30.0  # how long the program's profiler waits for the window to end
+_PLAN_S = 0.05  # between two looks at the plan
+_POLL_S = 0.2  # between two checks for an interrupt while waiting
+_PART_S = 10.0  # between two writes of steps without a window
+_FACTS_S = 30.0  # between two writes of run.json
+_LOG_S = 60.0  # between two lines in the log
+
+_log = logging.getLogger("tpunb")
+
+
+class Status(NamedTuple):
+    """The state of a capture."""
+
+    steps: int  # completed; of remote workers those traced in full
+    kind: str | None  # of the running step
+    phase: int | None  # of the last fully traced step
+    phases: int  # so far
+    windows: int  # without failed ones
+    failed: int
+    observed: float  # share of run time that windows recorded, 0 to 1
+    overhead: float | None  # estimated profiling overhead: 0.02 is 2 %; None until measured
+    seconds: float  # since the start
+    state: str  # "running", "finished", or why it ended
+    saving: float = 0.0  # seconds spent on checkpointing
+    productive: float | None = None  # share of run time in the usual work of steps, 0 to 1; None without steps
+    overhead_interval: tuple[float, float] | None = None  # 95 % interval of the overhead
+
+    def __str__(self) -> str:
+        """Return the status as one plain line."""
+        windows = f"{self.windows:,} window{'s cover' if self.windows != 1 else ' covers'} {100 * self.observed:.0f} %"
+        windows += " of run time" + (f" ({self.failed:,} failed)" if self.failed else "")
+        cost = "not measured yet"
+        if self.overhead is not None:
+            cost = estimated_overhead(self.overhead, self.overhead_interval)
+        parts = [
+            "profiling" if self.state == "running" else self.state,
+            f"{self.steps:,} step{'' if self.steps == 1 else 's'}" + (f", now {self.kind}" if self.kind else ""),
+            "no phase yet" if self.phase is None else f"phase {self.phase:,}, {self.phases:,} so far",
+            *([] if self.productive is None else [f"{percent(self.productive)} of run time productive"]),
+            *([windows, f"overhead {cost}"] if self.windows or self.failed else ["no window yet"]),
+        ]
+        return " · ".join([*parts, *([f"checkpointing {self.saving:.1f} s"] if self.saving >= 0.05 else [])])
+
+
+class CaptureSession:
+    """The two threads of a capture, and the state that they share."""
+
+    def __init__(
+        self, writer: RunWriter, source: Source, schedule: Schedule, *, keep: Keep, until: int | None = None
+    ) -> None:
+        self.writer, self.source, self._schedule, self._keep, self._until = writer, source, schedule, keep, until
+        self.clock = StepClock(self._annotate, until=until, reached=lambda: self.stop(f"stopped at step {until}"))
+        self.import_watchers: list[Callable[[], None]] = []  # called regularly: what has been imported since?
+        self.stacks = True  # whether to sample them in stalls
+        self.is_over = False  # whether its block has been left
+        self.settled = threading.Event()  # the first window is over, or none is due soon
+        self._ended = threading.Event()
+        self._abandoned = threading.Event()  # its end was interrupted or took too long: threads write no more
+        self._forked = False  # whether this is a copy in a forked process, without threads
+        self._other_profiler: str | None = None  # the program's own, while it runs
+        self._tracing = threading.Event()  # a window is requested
+        self._responses: queue.Queue[WindowResponse | None] = queue.Queue(maxsize=4)
+        self._requests = 0
+        self._state = "running"
+        self._span_ns: int | None = None  # length of the run, once it has ended
+        self._failure: BaseException | None = None
+        self._end_lock = threading.RLock()  # a signal handler may stop the run while it ends
+        self._finalized = False
+        self._profiling = threading.Thread(target=self._profile, name="tpunb-profiling", daemon=True)
+        self._recording = threading.Thread(target=self._record, name="tpunb-recording", daemon=True)
+        self._closing = threading.Thread(target=self._close, name="tpunb-closing", daemon=True)
+
+    # -- the block -----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> CaptureSession:
+        from tpunb.io import xplane
+        from tpunb.step_stats import self_time  # noqa: F401  compiles on import: now, not beside the training
+
+        xplane.warm()
+        self.source.start()  # first: a capture that cannot begin must not have moved an earlier run away
+        self.writer.open()
+        try:
+            self._origin_ns = time.time_ns()
+            self.scheduler = WindowScheduler(self._schedule, self._origin_ns / 1e9)
+            self.recorder = RunRecorder(self.writer, self.clock, self.scheduler, self._keep, self._origin_ns)
+            self._write_facts()
+        except BaseException:
+            self.writer.close()
+            raise
+        forks.captures.add(self)
+        self._profiling.start()
+        self._recording.start()
+        self.clock.mark_progress()
+        if self.stacks:
+            self.recorder.stalls.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        self.is_over = True
+        if self._forked:  # the run is the parent's
+            return
+        try:
+            try:
+                self.clock.discard()
+            finally:
+                self.stop("finished" if kind is None else f"ended by {kind.__name__}")
+            while self._closing.is_alive():
+                self._closing.join(_POLL_S)  # an unlimited wait would not be interruptible
+        except BaseException:
+            self._abandoned.set()
+            self._state = "interrupted while closing"
+            self._finalize()
+            raise
+        finally:
+            forks.captures.discard(self)
+        if self._failure is not None:
+            message = f"the recording of {self.writer.source} is incomplete: {self._failure!r}"
+            if error is None:
+                warnings.warn(message, RuntimeWarning, stacklevel=3)
+            else:
+                error.add_note(message)  # the block's exception must stay the one that is raised
+
+    def stop(self, state: str = "stopped") -> None:
+        """End the capture while the block continues; return at once."""
+        if self._forked:
+            return
+        with self._end_lock:
+            if self._ended.is_set():
+                return
+            self._state = state
+            self._span_ns = time.time_ns() - self._origin_ns
+            self.clock.close()
+            self._ended.set()
+            self._closing.start()
+            self.recorder.stalls.stop()
+
+    def on_spent(self, spent: Spent) -> None:
+        """Record time of known cause, and charge checkpoints to the budget."""
+        self.clock.on_spent(spent)
+        if spent.account == "checkpoint save" and spent.detail == "tpunb":
+            self.scheduler.on_saved((spent.end_ns - spent.start_ns) / 1e9)
+
+    def _annotate(self, kind: str, number: int) -> AbstractContextManager[Any] | None:
+        """Annotate a step while a profiler runs: none records what began before it did."""
+        if not self._tracing.is_set() and self._other_profiler is None:
+            return None
+        try:
+            return self.source.step(kind, number)
+        except Exception as error:  # noqa: BLE001  a user's source must not end the training
+            self._fail(error)
+            return None
+
+    def _fail(self, error: BaseException) -> None:
+        """Keep the first failure, which is reported at the end."""
+        self._failure = self._failure or error
+
+    @property
+    def _seconds(self) -> float:
+        """The length of the run so far."""
+        return (time.time_ns() - self._origin_ns if self._span_ns is None else self._span_ns) / 1e9
+
+    @property
+    def status(self) -> Status:
+        """The state of the capture."""
+        step, recorder, seconds = self.clock.open_step(), self.recorder, self._seconds
+        overhead = self.scheduler.overhead(self._origin_ns / 1e9 + seconds)
+        return Status(
+            steps=max(self.clock.count, recorder.full),  # steps of remote workers are known from windows only
+            kind=None if step is None else step.kind,
+            phase=recorder.phase,
+            phases=recorder.phases,
+            windows=recorder.windows,
+            failed=recorder.failed,
+            observed=min(1.0, recorder.traced_ps / 1e12 / max(seconds, 1e-9)),
+            overhead=None if overhead is None else overhead.value,
+            seconds=seconds,
+            state=self._state if self._failure is None else f"{self._state}, incomplete: {self._failure}",
+            saving=self.scheduler.saved_s,
+            productive=min(1.0, recorder.productive_ns / 1e9 / max(seconds, 1e-9)) if self.clock.count else None,
+            overhead_interval=None if overhead is None else (overhead.low, overhead.high),
+        )
+
+    # -- beside other profilers, and after a fork ------------------------------------------------------------------
+
+    def on_profiler_start(self, framework: str) -> None:
+        """End the running window and request none while the program's own profiler runs."""
+        self._other_profiler = framework
+        until = time.monotonic() + _YIELD_S
+        while self._tracing.is_set() and not self._ended.is_set() and time.monotonic() < until:
+            with suppress(TpunbError):  # the window may have just ended
+                self.source.stop()
+            time.sleep(0.05)
+
+    def on_profiler_stop(self) -> None:
+        """Request windows again."""
+        self._other_profiler = None
+        self.scheduler.reset_failures()
+
+    def disown(self) -> None:
+        """Become, in a forked process, a copy that records nothing: the run and its threads are the parent's."""
+        self._forked = True
+        self.clock.close()
+        self._ended = threading.Event()  # a thread of the parent may hold the lock of the other
+        self._ended.set()
+
+    # -- the profiling thread --------------------------------------------------------------------------------------
+
+    def _profile(self) -> None:
+        try:
+            while not self._ended.is_set():
+                if self._schedule.budget is not None:
+                    self.recorder.collect_steps(wait=False)
+                step, now_s = self.clock.open_step(), time.time()
+                kind = None if step is None else step.kind
+                running_s = 0.0 if step is None else (step.end_ns - step.start_ns) / 1e9
+                request = self.scheduler.next_window(now_s, kind, running_s)
+                if request.due_s > now_s + forks.WAIT_S:
+                    self.settled.set()
+                if request.due_s > now_s:
+                    look_s = _POLL_S if self._schedule.budget is None else _PLAN_S
+                    self._ended.wait(min(request.due_s - now_s, look_s))
+                    self.recorder.stalls.on_wake()
+                    continue
+                self._check_imports()
+                self._request(request, kind)
+        except Exception as error:  # noqa: BLE001  a user's source may raise anything
+            self._fail(error)
+        finally:
+            self._tracing.clear()
+            self.settled.set()
+            self._responses.put(None)
+
+    def _request(self, request: WindowRequest, kind: str | None) -> None:
+        """Request one window, and queue the response."""
+        if not self._requests:  # its threads start now
+            self.settled.clear()
+        requested_ns = time.time_ns()
+        self.recorder.on_request(requested_ns, request.seconds, kind)
+        self._tracing.set()
+        try:
+            if self._other_profiler is not None:  # checked while `_tracing` is set: `on_profiler_start` waits for it
+                raise TpunbError(f"given up: {self._other_profiler} was profiling")
+            response = self.source.window(request.seconds)
+        except TpunbError as error:
+            response = dict.fromkeys(self.source.facts().get("workers", [LOCAL]), error)
+        except BaseException:
+            self.recorder.cancel_request()
+            raise
+        finally:
+            self._tracing.clear()
+            self.settled.set()
+            self.recorder.spend("window", requested_ns)
+        workers = {LOCAL: response} if isinstance(response, bytes) else response
+        received_ns = time.time_ns()
+        if all(isinstance(data, TpunbError) for data in workers.values()):
+            self.scheduler.on_window(WindowResult(requested_ns / 1e9, 0.0, received_ns / 1e9))
+        self._responses.put(WindowResponse(self._requests, request.reason, requested_ns, received_ns, workers))
+        self._requests += 1
+
+    def _check_imports(self) -> None:
+        for check in self.import_watchers:
+            check()
+
+    # -- the recording thread --------------------------------------------------------------------------------------
+
+    def _record(self) -> None:
+        self._facts_s = self._part_s = self._log_s = time.monotonic()
+        response: WindowResponse | None
+        profiling = writable = True
+        while profiling or not self._ended.is_set():  # steps are recorded even if the source has failed
+            try:
+                response = self._responses.get(timeout=_POLL_S)
+                profiling = profiling and response is not None
+            except queue.Empty:
+                response = None
+                self.recorder.stalls.on_wake()
+            if writable and not self._abandoned.is_set():
+                try:
+                    self._check_imports()
+                    self._write(response)
+                except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  must not end the training
+                    self._fail(error)
+                    writable = False
+                    self.stop("stopped")
+
+    def _write(self, response: WindowResponse | None) -> None:
+        """Write a window if there is one, and regularly the steps and ``run.json``."""
+        now_s = time.monotonic()
+        if response is not None:
+            begun_ns = time.time_ns()
+            if self.recorder.write(response):
+                self._write_facts()
+            self.recorder.spend("reduction of a window", begun_ns)
+            self._part_s = now_s
+        self.recorder.collect_steps()
+        self.recorder.sample_load()
+        if now_s - self._part_s > _PART_S:
+            self.recorder.write_part()
+            self._part_s = now_s
+        if now_s - self._facts_s > _FACTS_S:
+            self._write_facts()
+            self._facts_s = now_s
+        if now_s - self._log_s > _LOG_S:
+            _log.info("%s: %s", self.writer.name, self.status)
+            self._log_s = now_s
+
+    def _write_facts(self) -> None:
+        """Write ``run.json``."""
+        try:
+            facts = self.source.facts()
+        except Exception as error:  # noqa: BLE001  a user's source may raise anything
+            self._fail(error)
+            facts = {}
+        options = {"keep": self._keep, "until": self._until, "source": repr(self.source)}
+        self.recorder.write_facts(
+            {
+                **facts,
+                "options": {**vars(self._schedule), **options},
+                "state": self._state if self._failure is None else f"{self._state}, incomplete",
+                **({} if self._span_ns is None else {"span_ps": self._span_ns * 1000}),
+            },
+            self._seconds,
+        )
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        """End the last window early, wait for the threads, and write the rest."""
+        deadline = time.monotonic() + _COLLECT_S
+        for thread in (self._profiling, self._recording):
+            while thread.is_alive() and time.monotonic() < deadline and not self._abandoned.is_set():
+                if thread is self._profiling:
+                    self._stop_source()
+                thread.join(_POLL_S)
+        if not self._abandoned.is_set():
+            if self._recording.is_alive():
+                self._abandoned.set()
+                self._fail(TimeoutError("the last window did not come back in time"))
+            self._finalize()
+
+    def _stop_source(self) -> None:
+        try:
+            self.source.stop()
+        except TpunbError:  # the window may have just ended
+            pass
+        except Exception as error:  # noqa: BLE001  a user's source may raise anything
+            self._fail(error)
+
+    def _finalize(self) -> None:
+        """Write the last steps and the final state, once."""
+        with self._end_lock:
+            if self._finalized:
+                return
+            self._finalized = True
+        try:
+            with self.recorder.final() as free:
+                if not free:
+                    self._fail(TimeoutError("the write in progress did not end"))
+                for write in (self.recorder.collect_steps, self.recorder.write_part, self._write_facts) if free else ():
+                    try:
+                        write()
+                    except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  the next may succeed
+                        self._fail(error)
+        finally:
+            self.writer.close()

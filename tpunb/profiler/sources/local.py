@@ -1,0 +1,180 @@
+"""Profile this process, by the profiler server of the framework that it uses."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import threading
+from importlib import import_module
+from typing import Any
+
+from tpunb.errors import CaptureBusy, MissingExtra, TpunbError
+from tpunb.profiler.service_client import ProfilerClient, ServiceError
+from tpunb.profiler.sources.frameworks import annotation, in_use, installed
+
+_READY_S = 20.0
+_COMPUTED = re.compile(rb"Pjit|PjRt")  # host events of JAX when it computes
+_REST = 8
+_AGAIN_S = 0.5  # beyond a window's length, until an unknown session must have ended
+_LOOK_S = 0.05  # between two checks whether a framework is in use
+
+_servers: dict[str, tuple[str, Any]] = {}
+"""The profiler servers of this process by framework: address, and the object that keeps it open."""
+
+_of_the_parent: list[Any] = []
+
+
+def _leave_to_the_parent() -> None:
+    """Forget the servers in a forked process, but keep them referenced: the threads to close them do not exist."""
+    _of_the_parent.extend(_servers.values())
+    _servers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_the_parent)
+
+
+def serve(framework: str) -> str:
+    """Return the address of this process's profiler server for a framework; open it if necessary.
+
+    It listens on a free port until the process ends. Both frameworks bind it to all interfaces of the machine and
+    offer no alternative; the capture connects by loopback. A server that the program opened is not used.
+    """
+    if framework not in _servers:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        address = f"127.0.0.1:{port}"
+        server = _open[framework](port)
+        client = ProfilerClient(address)
+        try:
+            client.wait_ready(_READY_S)
+        except ServiceError as error:
+            raise CaptureBusy(
+                f"the profiler server of {framework}: {error}", hint="try again: its port was taken"
+            ) from error
+        finally:
+            client.close()
+        _servers[framework] = (address, server)
+    return _servers[framework][0]
+
+
+def _open_tensorflow(port: int) -> None:
+    sys.modules["tensorflow"].profiler.experimental.server.start(port)
+
+
+def _open_jax(port: int) -> Any:
+    """Open a server beside the one that ``jax.profiler.start_server`` allows, which stays the program's."""
+    library = import_module("jax._src.lib")
+    profiler = getattr(library, "_profiler", None) or library.xla_client.profiler
+    return profiler.start_server(port)  # open as long as the returned object exists
+
+
+_open = {"tensorflow": _open_tensorflow, "jax": _open_jax}
+
+
+def _devices(framework: str) -> list[str]:
+    module = sys.modules[framework]
+    if framework == "jax":
+        return [str(device) for device in module.local_devices()]
+    return [device.name for device in module.config.list_logical_devices()]
+
+
+class Local:
+    """The process itself, whichever framework it uses; wait for one that is used later.
+
+    Raises
+    ------
+    MissingExtra
+        On start, if neither TensorFlow nor JAX is installed.
+    """
+
+    def __init__(self) -> None:
+        self._windows = 0
+        self._session = ""
+        self._clients: dict[str, ProfilerClient] = {}
+        self._active: ProfilerClient | None = None
+        self._jax_rests = 0  # windows left to TensorFlow, if both are in use
+        self._stopped = threading.Event()
+        self._facts: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return "Local()"
+
+    def start(self) -> None:
+        """Open the server of the framework in use, if there is one yet."""
+        if not installed():
+            raise MissingExtra(
+                "neither tensorflow nor jax is installed", hint="pip install 'tpunb[tensorflow]' or 'tpunb[jax]'"
+            )
+        for framework in in_use()[:1]:
+            self._client(framework)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the framework that was profiled last, its version and devices."""
+        return dict(self._facts)
+
+    def _client(self, framework: str) -> ProfilerClient:
+        if framework not in self._clients:
+            self._clients[framework] = ProfilerClient(serve(framework))
+        version = sys.modules[framework].__version__
+        self._facts = {"framework": framework, "framework_version": version, "devices": _devices(framework)}
+        return self._clients[framework]
+
+    def _choose(self, frameworks: tuple[str, ...]) -> str:
+        """Return the framework to profile: of both JAX, unless its last window showed no computation.
+
+        TensorFlow often reads the data of JAX, and JAX may have been used earlier in a notebook.
+        """
+        if len(frameworks) == 1 or not self._jax_rests:
+            return frameworks[0]
+        self._jax_rests -= 1
+        return frameworks[1]
+
+    def window(self, seconds: float) -> bytes:
+        """Profile for `seconds`, once a framework is in use."""
+        self._stopped.clear()
+        while not (frameworks := in_use()):
+            if self._stopped.wait(_LOOK_S):
+                raise TpunbError(
+                    "neither TensorFlow nor JAX has come into use", hint="compute with one of them in the block"
+                )
+        framework = self._choose(frameworks)
+        try:
+            data = self._request(self._client(framework), seconds)
+        except ServiceError as error:
+            raise TpunbError(str(error)) from error
+        finally:
+            self._active = None
+        if framework == "jax":
+            self._jax_rests = 0 if _COMPUTED.search(data) else _REST
+        return data
+
+    def _request(self, client: ProfilerClient, seconds: float) -> bytes:
+        """Request a window; retry the first once if the service reports another session.
+
+        Under load a server that was just opened does so, although no other client knows it.
+        """
+        self._windows += 1
+        self._session = f"tpunb-{id(self):x}-{self._windows}"  # unique, so that `stop` ends this window alone
+        self._active = client
+        try:
+            return client.window(seconds, self._session)
+        except ServiceError as error:
+            if not error.busy or self._windows > 1 or self._stopped.wait(seconds + _AGAIN_S):
+                raise
+        return self._request(client, seconds)
+
+    def stop(self) -> None:
+        """End the running window; it returns what it has recorded."""
+        self._stopped.set()
+        if (client := self._active) is None:
+            return
+        try:
+            client.terminate(self._session)
+        except ServiceError as error:
+            raise TpunbError(str(error)) from error
+
+    step = staticmethod(annotation)

@@ -1,0 +1,349 @@
+"""Sample the stack of the training thread while a step, or the gap between steps, lasts too long.
+
+The sampler's own thread checks the progress of the training at most 20 times a second and samples nothing until a
+stall. Code in C that holds the interpreter lock delays the sampler too; the first sample after it still finds the
+line that called the code, and is marked as locked. Of the threads of a capture that wait for the lock meanwhile, the
+first to get it takes this sample: the training continues as soon as that one releases it.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+import queue
+import re
+import selectors
+import sys
+import sysconfig
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from tpunb import schema
+from tpunb.text import cut, plain
+
+_MS = 1_000_000
+_SAMPLE_NS = 50 * _MS  # between two samples
+_IDLE_NS = 100 * _MS  # between two looks at a training that progresses
+_TYPICAL_STEPS, _SHORTEST_NS = 5, 100 * _MS  # a stall lasts longer than both
+_LATE_NS = 100 * _MS  # a later sample waited for the interpreter lock
+_JUMP_NS = 1000 * _MS  # difference between the clocks: the system clock was set, or the machine slept
+_DEPTH = 256  # frames of a stack
+_SPOTS, _PLACES, _STALLS = 512, 8, 4096  # at most: counted in a stall, kept of it, stalls between two takes
+_SOURCE, _TEXT = 10_000, 160  # characters of an expression that is parsed, of a place
+
+_CELL = re.compile(r"<ipython-input-|[\\/](?:ipykernel_|xpython_|ipython-input-)\d")
+_GENERATED = "__autograph_generated_file"
+_PACKAGES = re.compile(rf"[\\/](?:site-packages|dist-packages|debugpy|pydevd)[\\/]|{_GENERATED}")
+_STANDARD = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(os.__file__).parent)}
+_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in {*_STANDARD, str(Path(__file__).parents[1])})
+_WAITING = {module.__file__ for module in (threading, queue, selectors)}
+_IMPORT = re.compile(r"\s*(?:import|from)\s+([\w.]+)")
+
+
+_texts: dict[tuple[int, int], tuple[CodeType, str]] = {}
+"""Places by instruction; they hold its code, so that no other has its address."""
+
+
+class Progress(NamedTuple):
+    """Where the training is."""
+
+    thread: int | None  # that trains
+    since_ns: int | None  # last sign of progress, since the epoch
+    step: int | None  # None between steps
+    account: str | None  # of tpunb.schema.ACCOUNTS, None if unknown
+    typical_ns: int  # typical step time
+
+
+class Place(NamedTuple):
+    """Where samples of a stall were taken."""
+
+    text: str | None  # such as "train.py:12 in on_epoch_end ← time.sleep"; None outside of user code
+    samples: int  # a late sample counts as those that it replaces
+    locked: bool  # whether one was late
+
+
+class Stall(NamedTuple):
+    """A time without progress."""
+
+    start_ns: int
+    end_ns: int
+    step: int | None
+    account: str | None
+    samples: int
+    places: tuple[Place, ...]  # most samples first
+
+
+class _Seen(NamedTuple):
+    """A late sample of another thread."""
+
+    progress: Progress
+    text: str | None
+    late_ns: int
+
+
+@dataclass(slots=True)
+class _Open:
+    start_ns: int
+    step: int | None
+    account: str | None
+    texts: Counter[str | None] = field(default_factory=Counter)
+    locked: set[str | None] = field(default_factory=set)
+    samples: int = 0
+
+    def add(self, text: str | None, late_ns: int) -> None:
+        locked = late_ns > _LATE_NS
+        samples = 1 + (late_ns // _SAMPLE_NS if locked else 0)
+        self.samples += samples
+        if text in self.texts or len(self.texts) < _SPOTS:
+            self.texts[text] += samples
+            if locked:
+                self.locked.add(text)
+
+    def stall(self, end_ns: int) -> Stall:
+        places = tuple(Place(text, count, text in self.locked) for text, count in self.texts.most_common(_PLACES))
+        end_ns = max(self.start_ns, end_ns)  # the system clock may be set back
+        return Stall(self.start_ns, end_ns, self.step, self.account, self.samples, places)
+
+
+class StallSampler:
+    """Sample where the training is in stalls; `progress` is called in the sampler's thread."""
+
+    def __init__(
+        self, progress: Callable[[], Progress], *, enabled: bool = True, clock: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._progress, self._clock = progress, clock
+        # without an interpreter lock, the frames of a running thread cannot be read
+        self._enabled = enabled and getattr(sys, "_is_gil_enabled", lambda: True)()
+        self._process = os.getpid()
+        self._running = threading.Lock()  # released by `stop`; half of an event's cost per wait
+        self._thread = threading.Thread(target=self._run, name="tpunb-stalls", daemon=True)
+        self._open: _Open | None = None
+        self._seen: _Seen | None = None
+        self._due_ns = sys.maxsize  # when the sampler looks next, by the monotonic clock
+        self._skipped_ns: int | None = None  # the stall in which the clock jumped
+        self._finished: deque[Stall] = deque(maxlen=_STALLS)
+        self.failure: Exception | None = None  # that ended the sampling
+
+    def start(self) -> None:
+        """Start the sampler's thread."""
+        if self._enabled:
+            self._running.acquire()
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the sampling; an unfinished stall ends now."""
+        if self._process == os.getpid() and self._running.locked():  # a forked process has no sampler
+            self._running.release()
+            self._thread.join(1.0)
+
+    def take(self) -> list[Stall]:
+        """Return the stalls that ended since the last call, in order."""
+        return [self._finished.popleft() for _ in range(len(self._finished))]
+
+    def on_wake(self) -> None:
+        """Sample in another thread that wakes while the sampler is overdue."""
+        late_ns = time.monotonic_ns() - self._due_ns
+        if late_ns <= _LATE_NS or self._seen is not None or not self._running.locked():
+            return
+        progress, stack = self._progress(), sys._current_frames()
+        stack.pop(threading.get_ident(), None)
+        if progress.thread in stack and self._elapsed_ns(progress) > _limit_ns(progress):
+            text = _place(stack, progress.thread, progress.account)
+            self._seen = _Seen(progress, text, min(late_ns, self._elapsed_ns(progress)))
+
+    def _elapsed_ns(self, progress: Progress) -> int:
+        return 0 if progress.since_ns is None else self._clock() - progress.since_ns
+
+    def _run(self) -> None:
+        try:
+            delay_ns, times = 0, (time.monotonic_ns(), self._clock())
+            while not self._running.acquire(timeout=delay_ns / 1e9):
+                before, times = times, (time.monotonic_ns(), self._clock())
+                passed_ns, clock_ns = times[0] - before[0], times[1] - before[1]
+                delay_ns = self._look(passed_ns - delay_ns, abs(clock_ns - passed_ns) > _JUMP_NS)
+                self._due_ns = time.monotonic_ns() + delay_ns
+            self._finish(self._clock())
+        except Exception as error:  # noqa: BLE001  must never reach the training
+            self.failure = error.with_traceback(None)  # which would hold frames of the program
+
+    def _look(self, late_ns: int, jumped: bool) -> int:
+        """Sample in a stall; return the time until the next look."""
+        progress, now_ns = self._progress(), self._clock()
+        since_ns = progress.since_ns
+        if jumped:
+            self._open, self._seen, self._skipped_ns = None, None, since_ns
+        if self._seen is not None:
+            seen, self._seen, late_ns = self._seen, None, 0
+            self._add(seen.progress, seen.text, seen.late_ns)
+        if self._open is not None and since_ns != self._open.start_ns:
+            self._finish(now_ns if since_ns is None else since_ns)
+        if since_ns is None or progress.thread is None or since_ns == self._skipped_ns:
+            return _IDLE_NS
+        elapsed_ns, limit_ns = now_ns - since_ns, _limit_ns(progress)
+        if elapsed_ns <= limit_ns:
+            return min(max(limit_ns - elapsed_ns, _SAMPLE_NS), _IDLE_NS)
+        stack = sys._current_frames()
+        stack.pop(threading.get_ident(), None)  # this function's frame would keep itself alive
+        if progress.thread in stack:
+            self._add(progress, _place(stack, progress.thread, progress.account), min(late_ns, elapsed_ns))
+        return _SAMPLE_NS
+
+    def _add(self, progress: Progress, text: str | None, late_ns: int) -> None:
+        """Add a sample to the open stall, or to a new one."""
+        if self._open is not None and self._open.start_ns != progress.since_ns:
+            self._finish(progress.since_ns or self._clock())
+        self._open = self._open or _Open(progress.since_ns or self._clock(), progress.step, progress.account)
+        self._open.add(text, late_ns)
+
+    def _finish(self, end_ns: int) -> None:
+        """Keep the open stall, if any."""
+        if self._open is not None:
+            self._finished.append(self._open.stall(end_ns))
+            self._open = None
+
+
+def _limit_ns(progress: Progress) -> int:
+    """Return the time without progress after which it is a stall."""
+    return max(_TYPICAL_STEPS * progress.typical_ns, _SHORTEST_NS)
+
+
+def rows(stalls: Iterable[Stall], host: str, origin_ns: int) -> pl.DataFrame:
+    """Return stalls of a host as a frame of ``tpunb.schema.STALLS``; the origin is since the epoch."""
+    data = [
+        (
+            *(host, (stall.start_ns - origin_ns) * 1000, (stall.end_ns - stall.start_ns) * 1000),
+            *(stall.step, stall.account, place.text, place.samples / stall.samples, place.samples, place.locked),
+        )
+        for stall in stalls
+        for place in stall.places
+    ]
+    return pl.DataFrame(data, schema=schema.STALLS, orient="row")
+
+
+def _place(stack: Mapping[int, FrameType], thread: int, account: str | None) -> str | None:
+    """Return where a thread is, or the one that it waits for if it waits for data in a library."""
+    text, inner = _innermost(_outwards(stack[thread]))
+    if account not in (None, "data loading") or (text is not None and inner is None):
+        return text
+    found: list[tuple[int, str]] = []
+    for other, frame in stack.items():
+        if other == thread or frame.f_code.co_filename in _WAITING:
+            continue
+        frames = _outwards(frame)
+        busy = _innermost(frames)[0]
+        # a thread that no library started may be unrelated, such as one that logs
+        if busy and (account or any(_PACKAGES.search(outer.f_code.co_filename) for outer in frames)):
+            found.append((other, busy))
+    if not found:
+        return text
+    skipped = {other.ident for other in threading.enumerate() if other.name.startswith("tpunb-")}
+    skipped.add(threading.main_thread().ident)
+    texts = Counter(busy for other, busy in found if other not in skipped)
+    return texts.most_common(1)[0][0] if texts else text
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    for _ in range(_DEPTH):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+def _innermost(frames: Iterator[FrameType]) -> tuple[str | None, str | None]:
+    """Return the text of the innermost frame of user code, and the function of the next inner frame.
+
+    What is left of `frames` is outside of it.
+    """
+    inner = None
+    for frame in frames:
+        code = frame.f_code
+        if _is_user_code(code.co_filename) or (_GENERATED in code.co_filename and _origin(code, frame.f_lineno or 0)):
+            key = id(code), frame.f_lasti
+            if (kept := _texts.get(key)) is None:
+                if len(_texts) >= _SPOTS:
+                    _texts.clear()
+                kept = _texts[key] = code, _text(code, key[1], inner)
+            return kept[1], inner
+        inner = code.co_name
+    return None, inner
+
+
+def _origin(code: CodeType, line: int) -> Any:
+    """Return what TensorFlow knows of the user's line that AutoGraph made this one of; None if it is of a library."""
+    origin = _origins(code.co_filename).get(line)
+    return origin if origin is not None and _is_user_code(origin.loc.filename) else None
+
+
+@lru_cache(maxsize=256)
+def _origins(file: str) -> dict[int, Any]:
+    api = sys.modules.get("tensorflow.python.autograph.impl.api")
+    try:
+        made = [each for kinds in [*api._TRANSPILER._cache._cache.values()] for each in [*kinds.values()]]  # type: ignore[union-attr]
+        maps = [each.source_map for each in made if each.module.__file__ == file]
+    except (AttributeError, RuntimeError):  # its internals have changed, or another thread traces
+        return {}
+    return {at.lineno: origin for lines in maps for at, origin in lines.items()}
+
+
+@lru_cache(maxsize=4096)
+def _is_user_code(file: str) -> bool:
+    if _CELL.search(file):
+        return True
+    if file.startswith("<"):
+        return file in ("<stdin>", "<string>")
+    return not (file.startswith(_LIBRARIES) or _PACKAGES.search(file))
+
+
+def _text(code: CodeType, instruction: int, inner: str | None) -> str:
+    """Return a place for people, such as "train.py:12 in on_epoch_end ← time.sleep"."""
+    file, function = code.co_filename, code.co_name
+    line, last, start, end = next(islice(code.co_positions(), max(instruction, 0) // 2, None))
+    if _GENERATED in file and (origin := _origin(code, line or 0)):
+        file, line, function = origin.loc.filename, origin.loc.lineno, origin.function_name or function
+        callee = _callee(origin.source_code_line.strip())
+    else:
+        callee = _callee(_source(file, line or 0, last or 0, start or 0, end)) or inner
+    name = "cell" if _CELL.search(file) else re.split(r"[\\/]", file)[-1]
+    return cut(plain(f"{name}:{line or 0} in {function}" + (f" ← {callee}" if callee else "")), _TEXT)
+
+
+def _source(file: str, first: int, last: int, start: int, end: int | None) -> str:
+    lines = [line.encode() for line in linecache.getlines(file)[first - 1 : last]]
+    if not lines or not first or end is None:  # -X no_debug_ranges
+        return ""
+    lines[-1] = lines[-1][:end]  # columns are bytes
+    lines[0] = lines[0][start:]
+    return b"".join(lines).decode(errors="replace")
+
+
+def _callee(source: str) -> str | None:
+    """Return the name of what an expression calls or imports."""
+    if match := _IMPORT.match(source):
+        return f"import {match[1]}"
+    try:
+        node = ast.parse(f"({source[:_SOURCE]}\n)", mode="eval").body
+        node = node.value if isinstance(node, ast.Await) else node
+        return _dotted(node.func) if isinstance(node, ast.Call) else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the file has changed since
+        return None
+
+
+def _dotted(node: ast.expr) -> str:
+    """Return a name without arguments, keys and literals."""
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    if isinstance(node, ast.Call):
+        return f"{_dotted(node.func)}()"
+    return node.id if isinstance(node, ast.Name) else "…"

@@ -1,0 +1,306 @@
+"""Record every step of a run with a host clock, with its causes, and open the framework's step annotation.
+
+A Keras step lasts from the request of its batch to that of the next: what runs between batches (callbacks,
+checkpoints) counts towards the step before, and is recorded with its cause. Steps do not nest; inside a step that the
+program marks itself, Keras' steps are ignored.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from statistics import median
+from threading import get_ident
+from time import time_ns
+from typing import Any, NamedTuple, TypeVar
+
+from tpunb.profiler.stall_sampler import Progress
+from tpunb.signals import Spent
+
+Annotate = Callable[[str, int], AbstractContextManager[Any] | None]
+"""Opens the framework's step annotation: (kind, step number) -> context manager; None while nothing traces."""
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+_ANY = object()
+SHORT_NS = 1_000_000  # a shorter stretch is no span of its own: short callbacks are summed by step
+_WHOLE = ("fit", "evaluation", "checkpoint save", "checkpoint restore", "resuming", "tuning")  # spans of any length
+_RECENT = 31  # steps of a kind that the typical step time is taken from
+_FIRST_NS = 200_000_000  # longest typical step time before the second step has ended
+
+
+class StepRecord(NamedTuple):
+    """One step by the host clock."""
+
+    step: int
+    kind: str
+    start_ns: int  # since the epoch
+    end_ns: int
+    input_ns: int | None = None  # of it, waiting for input; None if unknown
+    callbacks_ns: int | None = None  # of it, in callbacks of the framework
+    dispatch_ns: int | None = None  # of it, before the framework is asked to compute
+
+
+@dataclass(eq=False, slots=True)
+class _Open:
+    step: int
+    kind: str
+    start_ns: int
+    annotation: AbstractContextManager[Any] | None
+    complete: bool
+    explicit: bool
+    input_ns: int | None = None
+    callbacks_ns: int | None = None
+    dispatch_ns: int | None = None
+    requested: bool = False  # its batch, while the batch itself has not begun
+
+    def record(self, number: int, end_ns: int) -> StepRecord:
+        end_ns = max(self.start_ns, end_ns)  # the clock may be set back
+        causes = self.input_ns, self.callbacks_ns, self.dispatch_ns
+        return StepRecord(number, self.kind, self.start_ns, end_ns, *causes)
+
+
+class StepClock:
+    """Record the number, kind, start and end of every step before `until`; one thread at a time calls it."""
+
+    def __init__(
+        self, annotate: Annotate, *, until: int | None = None, reached: Callable[[], None] = lambda: None
+    ) -> None:
+        self._annotate = annotate
+        self._until = sys.maxsize if until is None else until
+        self._reached = reached
+        self._closed = False
+        self._open: _Open | None = None
+        self._next = 0
+        self.count = 0  # completed steps
+        self.metadata: dict[str, str] = {}  # of the model that runs
+        self.fitted: tuple[Any, Any] | None = None  # model and data of the last fit
+        self._ended: deque[tuple[_Open, int, int]] = deque()  # with number and end; `take` makes records of them
+        self._warned = False
+        self._spans: deque[Spent] = deque()
+        self._thread = get_ident()  # that trains
+        self._accounts: list[str] = []  # that the program is in now
+        self._other_ns = 0  # spans within waits for input
+        self._progress_ns = time_ns()
+        self._recent: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=_RECENT))  # by kind
+        self._typical: tuple[tuple[int, str | None] | None, int] = (None, _FIRST_NS)  # and the steps it is of
+
+    def begin(
+        self, kind: str, *, step: int | None = None, complete: bool = True, explicit: bool = False
+    ) -> _Open | None:
+        """Begin a step, which ends the one before; return it for `end`.
+
+        Returns None, and changes nothing, inside an `explicit` step, which the program marks itself, and once the clock
+        is closed. A `step` number that is not above the last is replaced by the next, with a warning. A step that is
+        not `complete` waits for a call of `complete`.
+        """
+        if (ending := self._open) is not None:
+            if ending.explicit:
+                return None
+            self.end()
+        if self._closed:
+            return None
+        number = self._next if step is None else self._rising(step)
+        if number >= self._until:
+            self.close()
+            self._reached()
+            return None
+        self._next = number + 1
+        annotation = self._annotate(kind, number)
+        self._thread = get_ident()
+        start_ns = self._progress_ns = time_ns()
+        if annotation is not None:
+            annotation.__enter__()
+        opened = self._open = _Open(number, kind, start_ns, annotation, complete, explicit)
+        return opened
+
+    def _rising(self, step: int) -> int:
+        """Return a number of the program, or the next if it is not above the last."""
+        if step < self._next and not self._warned:
+            self._warned = True
+            warnings.warn(f"step {step} is not above the last; steps are numbered on from {self._next}", stacklevel=5)
+        return max(step, self._next)
+
+    def close(self) -> None:
+        """Stop recording steps and drop the open one."""
+        self._closed = True
+
+    def complete(self) -> None:
+        """Mark the open step as complete; it lasts until the next begins."""
+        self._progress_ns = time_ns()
+        if self._open is not None:
+            self._open.complete = True
+
+    def draw(self, function: Callable[[S], T], source: S) -> T:
+        """Return ``function(source)``, and record its time as input wait, but for checkpoints and trials within it."""
+        step, other_ns = self._open, self._other_ns
+        start_ns = self.enter("data loading")
+        try:
+            return function(source)
+        finally:
+            waited_ns = self.leave() - start_ns - (self._other_ns - other_ns)
+            if step is not None and step is self._open and self.trains_here:
+                step.input_ns = (step.input_ns or 0) + (waited_ns if waited_ns > 0 else 0)
+
+    def request(self, kind: str) -> None:
+        """Begin a step with the request of its batch."""
+        if (step := self.begin(kind, complete=False)) is not None:
+            step.requested = True
+
+    def begin_batch(self, kind: str) -> None:
+        """Begin a step, unless the request of its batch did."""
+        if (step := self._open) is not None and step.requested:
+            step.requested = False
+        else:
+            self.begin(kind, complete=False)
+
+    def dispatched(self) -> None:
+        """Record that the open step computes from now on."""
+        if (step := self._open) is not None and not step.explicit:
+            dispatch_ns = time_ns() - step.start_ns - (step.input_ns or 0) - (step.callbacks_ns or 0)
+            step.dispatch_ns = dispatch_ns if dispatch_ns > 0 else 0  # the clock may be set back
+
+    @contextmanager
+    def within(self, account: str, detail: str | None = None) -> Iterator[None]:
+        """Record the block as a span of an account."""
+        start_ns = self.enter(account)
+        try:
+            yield
+        finally:
+            self.on_spent(Spent(account, detail, start_ns, self.leave()))
+
+    def enter(self, account: str) -> int:
+        """Let `progress` say that the program is in this account until `leave`; return the time."""
+        self._accounts.append(account)
+        self._progress_ns = time_ns()
+        return self._progress_ns
+
+    def leave(self) -> int:
+        """End what `enter` began; return the time."""
+        self._accounts.pop()
+        self._progress_ns = time_ns()
+        return self._progress_ns
+
+    def calls(self, callbacks: Iterable[Any], hook: str) -> Iterator[Any]:
+        """Yield the callbacks whose hook is called, and record the time until the next is asked for."""
+        step, running = self._open, None
+        self._accounts.append("callbacks")
+        begun_ns = start_ns = end_ns = self._progress_ns = time_ns()
+        try:
+            for running in callbacks:
+                yield running
+                end_ns = self._progress_ns = time_ns()
+                if end_ns - start_ns >= SHORT_NS:
+                    self._called(running, hook, start_ns, end_ns)
+                start_ns = end_ns
+                running = None
+        finally:
+            self._accounts.pop()
+            if running is not None:  # the call raised
+                end_ns = time_ns()
+                self._called(running, hook, start_ns, end_ns)
+            if step is not None and self._open is step:
+                step.callbacks_ns = (step.callbacks_ns or 0) + max(0, end_ns - begun_ns)
+
+    def _called(self, callback: object, hook: str, start_ns: int, end_ns: int) -> None:
+        self.on_spent(Spent("callbacks", f"{type(callback).__name__}.{hook}", start_ns, end_ns))
+
+    def on_spent(self, spent: Spent) -> None:
+        """Record a span of the thread that trains, unless it is part of a wait for input."""
+        whole, dur_ns = spent.account in _WHOLE, spent.end_ns - spent.start_ns
+        waits = "data loading" in self._accounts
+        if self._closed or not self.trains_here or not (whole or (dur_ns >= SHORT_NS and not waits)):
+            return
+        self._spans.append(spent)
+        if waits:  # our own work as Keras asks for the next batch
+            self._other_ns += max(0, dur_ns)
+
+    @property
+    def trains_here(self) -> bool:
+        """Whether this thread trains."""
+        return self._thread == get_ident()
+
+    def progress(self) -> Progress:
+        """Return when the program last gave a sign of progress, and where it is."""
+        step, account = self._open, next(iter(self._accounts[-1:]), None)
+        # a callback is long by the shortest kind of step, whichever it is called in
+        key = self.count, None if step is None or account == "callbacks" else step.kind
+        if key != self._typical[0]:
+            of_kind = self._recent.get(key[1] or "")
+            usual = map(_usual_ns, [of_kind.copy()] if of_kind else [each.copy() for each in [*self._recent.values()]])
+            self._typical = key, min(usual, default=_FIRST_NS)
+        since_ns = None if self._closed else self._progress_ns
+        return Progress(self._thread, since_ns, None if step is None else step.step, account, self._typical[1])
+
+    def mark_progress(self) -> None:
+        """Give a sign of progress."""
+        self._progress_ns = time_ns()
+
+    def take_spans(self) -> list[Spent]:
+        """Return the spans that ended since the last call."""
+        taken = []
+        while self._spans:
+            taken.append(self._spans.popleft())
+        return taken
+
+    def end(self, step: object = _ANY) -> None:
+        """End the open step; if `step` is given, only if it is that one, and never for None.
+
+        An incomplete step is not recorded (Keras begins one too many at the end of data of unknown length): its time
+        is added to the step before, and the next step takes its number.
+        """
+        ending = self._open
+        if ending is None or (step is not _ANY and step is not ending):
+            return
+        self._open = None
+        if ending.annotation is not None:
+            ending.annotation.__exit__(None, None, None)
+            ending.annotation = None
+        number = ending.step
+        if not ending.complete:
+            self._next = number
+            number -= 1
+        if number >= 0 and not self._closed:
+            end_ns = self._progress_ns = time_ns()
+            self._ended.append((ending, number, end_ns))
+            if ending.complete:
+                self._recent[ending.kind].append(end_ns - ending.start_ns)
+                self.count += 1
+
+    def exit(self, *, done: bool) -> None:
+        """End the open step of a framework's loop; if an exception ended the loop, drop an incomplete one."""
+        if self._open is not None and not self._open.explicit:
+            (self.end if done else self.discard)()
+
+    def discard(self) -> None:
+        """End the open step, or drop it if it is incomplete."""
+        step = self._open
+        if step is not None and not step.complete:
+            self._open = None
+            self._next = step.step
+            if step.annotation is not None:
+                step.annotation.__exit__(None, None, None)
+        self.end()
+
+    def open_step(self) -> StepRecord | None:
+        """Return the open step as if it ended now."""
+        step = self._open
+        return None if step is None else step.record(step.step, time_ns())
+
+    def take(self) -> list[StepRecord]:
+        """Return the steps that ended since the last call, in order."""
+        taken = []
+        while self._ended:  # one by one: the training may end a step at any moment
+            step, number, end_ns = self._ended.popleft()
+            taken.append(step.record(number, end_ns))
+        return taken
+
+
+def _usual_ns(recent: deque[int]) -> int:
+    """Return the typical step time: the first steps may compile, so that the shortest of a few is usual."""
+    return int(median(recent)) if len(recent) > 4 else min([*recent, *[_FIRST_NS] * (len(recent) < 2)])
