@@ -1,0 +1,210 @@
+"""Hooks into Keras' ``fit`` on TensorFlow: its data, its turns and its epochs.
+
+They depend on Keras' internals, which an epoch of three batches checks before the first use.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, wraps
+from typing import Any
+
+from tpunb.errors import TpunbError, need
+from tpunb.training import seeds
+from tpunb.training.fit_state import CountingDataset, Fit, FitStart, Listener
+from tpunb.training.patching import replaced
+
+_HINT = "save a custom loop with tpunb.checkpoint.save"
+
+
+class _Hooks:
+    """Listeners, the start of the next fit, and the fit that runs."""
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+        self.users = 0
+        self.listeners: list[Listener] = []
+        self.start: FitStart | None = None
+        self.fits = 0
+        self.fit: Fit | None = None
+        self.thread = 0  # of the fit
+        self.depth = 0  # evaluations, predictions and fits within the fit
+
+    @property
+    def is_other_thread(self) -> bool:
+        """Whether no fit runs in this thread."""
+        return self.fit is None or self.thread != threading.get_ident()
+
+    @property
+    def training(self) -> Fit | None:
+        """The fit whose own hook is called now."""
+        return None if self.depth or self.is_other_thread else self.fit
+
+
+_hooks = _Hooks()
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Send the events of every fit in the block to a listener."""
+    with _installed():
+        _hooks.listeners.append(listener)
+        try:
+            yield
+        finally:
+            _hooks.listeners.remove(listener)
+
+
+@contextmanager
+def starting(start: FitStart) -> Iterator[None]:
+    """Start the first fit of the block from a checkpoint."""
+    with _installed():
+        if _hooks.start is not None:
+            raise TpunbError("a fit cannot be resumed from two checkpoints", hint="remove one of the resume blocks")
+        _hooks.start = start
+        try:
+            yield
+            if _hooks.start is not None:
+                raise TpunbError("nothing was resumed: the block called no fit", hint="call model.fit(...) in it")
+        finally:
+            _hooks.start = None
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    """Install the hooks while the outermost block runs."""
+    if _hooks.users == 0:
+        _check_keras()
+        _hooks.fits = 0
+        _install(_hooks.stack)
+    _hooks.users += 1
+    try:
+        yield
+    finally:
+        _hooks.users -= 1
+        if _hooks.users == 0:
+            _hooks.stack.close()
+
+
+def _install(stack: ExitStack) -> None:
+    import keras
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+
+    def begin_epoch(fit: Fit, callbacks: Any, epoch: int, logs: Any = None) -> None:
+        fit.begin_epoch(epoch, callbacks.callbacks)
+
+    def end_epoch(fit: Fit, callbacks: Any, epoch: int, logs: Any = None) -> None:
+        fit.end_epoch(epoch)
+
+    callbacks = keras.callbacks.CallbackList
+    for owner, name, hook in (
+        (keras.Model, "fit", _fit),
+        (keras.Model, "evaluate", _inner_call),
+        (keras.Model, "predict", _inner_call),
+        (callbacks, "on_epoch_begin", _event(begin_epoch, after=False)),
+        (callbacks, "on_epoch_end", _event(end_epoch)),
+        (TFEpochIterator, "reset", _event(Fit.attach)),
+        (TFEpochIterator, "_enumerate_iterator", _enumerate),
+    ):
+        original = getattr(owner, name)
+        stack.enter_context(replaced(owner, name, wraps(original)(hook(original))))
+
+
+def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if _hooks.fit is not None:
+            return _inner_call(original)(model, *args, **kwargs)
+        start, _hooks.start = _hooks.start, None
+        if start is not None:
+            bound = signature.bind(model, *args, **kwargs)
+            bound.arguments["initial_epoch"] = start.metadata["epoch"]
+            args, kwargs = bound.args[1:], bound.kwargs
+        _hooks.thread = threading.get_ident()
+        _hooks.fit = fit = Fit(model, _hooks.fits, tuple(_hooks.listeners), start)
+        _hooks.fits += 1
+        try:
+            value = original(model, *args, **kwargs)
+            if fit.restore_due:  # it was saved after the last epoch
+                fit.restore()
+        finally:
+            _hooks.fit = None
+        return value
+
+    return fit
+
+
+def _inner_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    def method(model: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if _hooks.is_other_thread:
+            return original(model, *args, **kwargs)
+        _hooks.depth += 1
+        try:
+            return original(model, *args, **kwargs)
+        finally:
+            _hooks.depth -= 1
+
+    return method
+
+
+def _event(handle: Callable[..., None], *, after: bool = True) -> Callable[..., Any]:
+    """Return a hook that calls `handle` with the running fit and the arguments, before or after the original."""
+
+    def hook(original: Callable[..., None]) -> Callable[..., None]:
+        def method(*args: Any, **kwargs: Any) -> None:
+            if not after and (fit := _hooks.training):
+                handle(fit, *args, **kwargs)
+            original(*args, **kwargs)
+            if after and (fit := _hooks.training):
+                handle(fit, *args, **kwargs)
+
+        return method
+
+    return hook
+
+
+def _enumerate(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    def turns(epochs: Any) -> Iterator[Any]:
+        fit = _hooks.training
+        return original(epochs) if fit is None else fit.turns(epochs, original)
+
+    return turns
+
+
+@cache
+def _check_keras() -> None:
+    """Check that Keras' internals are those that the hooks were written for."""
+    keras = need("keras", extra="tensorflow")
+    if keras.backend.backend() != "tensorflow":
+        raise TpunbError(f"Keras runs on {keras.backend.backend()}: fit is resumed on TensorFlow only", hint=_HINT)
+    seeds.keras_generator()
+    try:
+        works = _try_epoch() and "data_batch" in inspect.signature(keras.Model._symbolic_build).parameters
+    except (ImportError, AttributeError, TypeError, ValueError, NotImplementedError):
+        works = False
+    if not works:
+        raise TpunbError(f"the internals of fit in Keras {keras.__version__} are not supported", hint=_HINT)
+
+
+def _try_epoch() -> bool:
+    """Return whether an epoch of three batches creates two iterators, yields three turns and counts them."""
+    import tensorflow as tf
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+
+    epochs = TFEpochIterator(
+        x=tf.data.Dataset.range(3), shuffle=False, distribute_strategy=tf.distribute.get_strategy()
+    )
+    epochs.reset()
+    data = epochs._distributed_dataset = CountingDataset(epochs._distributed_dataset)
+    turns = [(first, last, epochs._steps_seen) for first, last, _ in epochs._enumerate_iterator()]
+    return bool(
+        turns == [(0, 0, 1), (1, 1, 2), (2, 2, 3)]
+        and (data.iterators, epochs._steps_seen, epochs._num_batches, epochs.steps_per_epoch) == (2, 0, 3, None)
+        and epochs._current_iterator is not None
+    )

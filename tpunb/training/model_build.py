@@ -1,0 +1,30 @@
+"""Creates the variables of a Keras model before the first batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpunb.errors import TpunbError
+from tpunb.text import format_error
+
+
+def build(model: Any, spec: Any) -> None:
+    """Create the variables of a compiled model, its optimizer and metrics, as the first batch of ``fit`` would."""
+    import keras
+    import tensorflow as tf
+
+    def symbol(part: Any) -> Any:
+        return keras.KerasTensor(tuple(part.shape), part.dtype.name)
+
+    specs = tf.nest.flatten(spec)
+    try:
+        if all(isinstance(part, tf.TensorSpec) and part.shape.rank is not None for part in specs):
+            model._symbolic_build(data_batch=tf.nest.map_structure(symbol, spec))
+        elif not model.built:
+            raise ValueError("the shape of its data is unknown")
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise TpunbError(
+            f"{model.name} cannot be built: {format_error(error)}", hint="call it on a batch once"
+        ) from error

@@ -1,0 +1,136 @@
+"""Random state of the process: Python, NumPy, Keras' global seed generator and TensorFlow's global seed.
+
+The last two are private: a moved generator raises `TpunbError`, a moved seed is left alone.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tpunb.errors import TpunbError
+
+
+@dataclass(frozen=True, eq=False)
+class RandomState:
+    """Random state of the process at one moment."""
+
+    host: Mapping[str, Any]  # of Python's and NumPy's random numbers, as `host_random_state` returns it
+    keras: NDArray[Any] | None  # of Keras' global seed generator; None if there was none
+    tensorflow: Any  # global seed and state of its generator; None without TensorFlow
+
+    @classmethod
+    def capture(cls) -> Self:
+        """Return the present random state."""
+        seeds = None
+        if (generator := keras_generator()) is not None:
+            import keras
+
+            seeds = np.array(keras.ops.convert_to_numpy(generator.state))
+        tensorflow = None
+        if (context := _tensorflow_context()) is not None:
+            drawn = context._rng.getstate() if isinstance(context._rng, random.Random) else None
+            tensorflow = context._seed, drawn
+        return cls(host_random_state(), seeds, tensorflow)
+
+    def restore(self) -> None:
+        """Restore it."""
+        generator = keras_generator()
+        if generator is not None and self.keras is not None:
+            generator.state.assign(self.keras)
+        elif generator is not None:  # Keras created it since
+            forget_keras_generator()
+        set_host_random_state(self.host)
+        if (context := _tensorflow_context()) is not None and self.tensorflow is not None:
+            context._seed, drawn = self.tensorflow
+            context._rng = None
+            if drawn is not None:
+                context._rng = random.Random()
+                context._rng.setstate(drawn)
+
+
+def host_random_state() -> dict[str, Any]:
+    """Return the state of Python's and NumPy's random numbers as JSON values."""
+    version, numbers, gauss = random.getstate()
+    name, key, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(numbers), gauss],
+        "numpy": [str(name), np.asarray(key).tolist(), int(position), int(has_gauss), float(cached)],
+    }
+
+
+def set_host_random_state(state: Mapping[str, Any]) -> None:
+    """Restore a state of `host_random_state`."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, key, *rest = state["numpy"]
+    np.random.set_state((name, np.array(key, dtype=np.uint32), *rest))
+
+
+def keras_generator() -> Any:
+    """Return Keras' global seed generator; None if Keras is not imported or has not created it."""
+    if "keras" not in sys.modules:
+        return None
+    global_state, seed_generator = _keras_modules()
+    return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+
+
+def make_keras_generator() -> Any:
+    """Return Keras' global seed generator; if there is none, Keras creates it from Python's random numbers."""
+    return _keras_modules()[1].global_seed_generator()
+
+
+def forget_keras_generator() -> None:
+    """Let Keras create a new global seed generator when it next needs one."""
+    global_state, seed_generator = _keras_modules()
+    global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, None)
+
+
+@contextmanager
+def ensured_keras_generator() -> Iterator[bool]:
+    """Have Keras' global seed generator in the block; yield whether it was created for the block and is then removed.
+
+    A generator that the first trial creates could not be restored before the next: compiled functions would hold it.
+    """
+    created = "keras" in sys.modules and keras_generator() is None
+    if created:
+        make_keras_generator()
+    try:
+        yield created
+    finally:
+        if created:
+            forget_keras_generator()
+
+
+def _keras_modules() -> tuple[Any, Any]:
+    try:
+        from keras.src.backend.common import global_state
+        from keras.src.random import seed_generator
+
+        _ = global_state.get_global_attribute, global_state.set_global_attribute
+        _ = seed_generator.global_seed_generator, seed_generator.GLOBAL_SEED_GENERATOR
+    except (ImportError, AttributeError) as error:
+        import keras
+
+        raise TpunbError(
+            f"the global seed generator of Keras {keras.__version__} is not supported", hint="use an earlier Keras"
+        ) from error
+    return global_state, seed_generator
+
+
+def _tensorflow_context() -> Any:
+    if "tensorflow" not in sys.modules:
+        return None
+    try:
+        from tensorflow.python.eager.context import context
+    except ImportError:
+        return None
+    current = context()
+    return current if hasattr(current, "_seed") and hasattr(current, "_rng") else None
