@@ -1,8 +1,8 @@
-"""Steps as points: one row a step, so that steps that do alike lie together.
+"""Feature spaces: one point per step, near each other for similar steps.
 
-A space is made of blocks of columns, each a reading of the step × operation matrix, and ends in principal components.
-Its loadings are kept, so that what sets phases apart can be told in operations, and steps that come later can be
-placed. Two have names: the default one, and the paper's (section IV.A).
+A space concatenates blocks of columns, each computed from the step × operation matrix, and keeps their principal
+components. Its loadings explain distances in operations and place later steps. Two spaces have names: the default, and
+the paper's (section IV.A).
 """
 
 from __future__ import annotations
@@ -10,54 +10,44 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import polars as pl
 
+from tpunb.cluster.recorded import Bools, incidental, patterns, piped
 from tpunb.frames import Steps
+from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints, OpMatrix, op_matrix
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 MOST_COMPONENTS = 100
-"""Principal components at most: the paper's "at most 100 distinct operations"."""
+"""Most principal components: the paper's "at most 100 distinct operations"."""
 MOST_COLUMNS = 512
-"""Columns of a block at most; beyond them the ones that vary least are left out."""
+"""Most columns of a block: those of the largest variance."""
 
-_VARIANCE = 0.99  # share that the components keep: a rare phase owns little of the variance, yet is a phase
-_QUIET = 0.1  # a block that varies by less than this (10 %) is not blown up to the size of the others
-_CHUNK = 2**22  # numbers that are dense at one time: 32 MiB
-_ENTRIES = 2**22  # of a sparse matrix that are summed at one time
+_VARIANCE = 0.99  # share that the components keep: a rare phase has little of the variance
+_LEAST_SCALE = 0.1  # a block that varies by less than 10 % is not scaled up to the size of the others
+_CHUNK = 2**22  # dense numbers at one time: 32 MiB
+_ENTRIES = 2**22  # entries of a sparse matrix summed at one time
 
 Features = str | tuple[str, ...]
 """A space by its name in `SPACES`, or a tuple of the names of its blocks in `BLOCKS`."""
 
 
-def _presence(ops: OpMatrix, steps: Steps) -> csr_array:
-    return ops.presence()
-
-
-def _counts(ops: OpMatrix, steps: Steps) -> csr_array:
-    counts = ops.values("count")
-    np.log1p(counts.data, out=counts.data)
-    return counts
+def _log1p(values: csr_array) -> csr_array:
+    np.log1p(values.data, out=values.data)
+    return values
 
 
 def _time_share(ops: OpMatrix, steps: Steps) -> csr_array:
-    own = ops.values("self_ps", scale=1e-6)
-    of_side = np.repeat(np.arange(own.shape[0]) * 2, np.diff(own.indptr)) + ops.sides[own.indices]
-    whole = np.bincount(of_side, own.data, minlength=2 * own.shape[0])[of_side]
-    np.divide(own.data, whole, out=own.data, where=whole > 0, casting="unsafe")
-    np.sqrt(own.data, out=own.data)
-    return own
-
-
-def _log_self(ops: OpMatrix, steps: Steps) -> csr_array:
-    own = ops.values("self_ps", scale=1e-6)
-    np.log1p(own.data, out=own.data)
-    return own
+    times = ops.values("self_ps", scale=1e-6)
+    side = np.repeat(np.arange(times.shape[0]) * 2, np.diff(times.indptr)) + ops.sides[times.indices]
+    total = np.bincount(side, times.data, minlength=2 * times.shape[0])[side]
+    np.divide(times.data, total, out=times.data, where=total > 0, casting="unsafe")
+    np.sqrt(times.data, out=times.data)
+    return times
 
 
 def _step_time(ops: OpMatrix, steps: Steps) -> csr_array:
@@ -68,111 +58,89 @@ def _step_time(ops: OpMatrix, steps: Steps) -> csr_array:
 
 
 BLOCKS: dict[str, Callable[[OpMatrix, Steps], csr_array]] = {
-    "presence": _presence,
-    "counts": _counts,
+    "presence": lambda ops, steps: ops.presence(),
+    "counts": lambda ops, steps: _log1p(ops.values("count")),
     "time_share": _time_share,
-    "log_self": _log_self,
+    "log_self": lambda ops, steps: _log1p(ops.values("self_ps", scale=1e-6)),
     "step_time": _step_time,
     "invocations": lambda ops, steps: ops.values("count"),
     "durations": lambda ops, steps: ops.values("total_ps", scale=1e-6),
 }
-"""What a block says of a step, by its name; (steps, ops), but for ``step_time``, (steps, 1).
+"""Blocks by name: (steps, ops), except ``step_time``, (steps, 1).
 
-- ``presence``: which ops ran, 0 or 1, weighted by the fourth root of the share of its side's self time that the op
-  takes in a step that runs it: an op of hardly any time, which a profiler may tell or not, sets no phase apart
-- ``counts``: log1p of how often each ran
+- ``presence``: which ops ran, 0 or 1, weighted by the fourth root of the op's share of its side's self time in the
+  steps that run it; without incidental ops, whose absence says nothing (:mod:`tpunb.cluster.recorded`)
+- ``counts``: log1p of each op's count
 - ``time_share``: square root of each op's share of its side's self time in the step (Hellinger)
 - ``log_self``: log1p of each op's self time in microseconds, weighted by the square root of the op's share of its
-  side's self time in the run, so that a distance is about the relative change of the step's time
-- ``step_time``: log1p of the step's time in microseconds
-- ``invocations``, ``durations``: how often each op ran, and for how many microseconds in total, as they are
+  side's self time in the run, so that a distance is about the relative change of step time; an incidental op that
+  is not in a step's record has the mean of the other steps, and ops of input pipelines, which run ahead, are left out
+- ``step_time``: log1p of the step time in microseconds
+- ``invocations``, ``durations``: each op's count, and its total time in microseconds, unscaled
 """
 
 SPACES: dict[str, tuple[str, ...]] = {
     "default": ("presence", "log_self", "step_time"),
     "paper": ("invocations", "durations"),
 }
-"""Spaces by their names, as the blocks that they are made of."""
+"""Blocks of each named space."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """Which columns a block keeps of those it reads.
+    """Columns that a space keeps of a block, and their weights."""
 
-    Parameters
-    ----------
-    block
-        A key of `BLOCKS`.
-    ops
-        (side, op) of each column that it reads; of one row for ``step_time``.
-    column
-        (ops,): the number of each among those that are kept, or -1.
-    weight
-        (ops,): what the values of each are multiplied by.
-    """
-
-    block: str
-    ops: pl.DataFrame
-    column: Ints
-    weight: Floats
+    block: str  # key of `BLOCKS`
+    ops: pl.DataFrame  # (side, op) of each column of the block; one row for ``step_time``
+    column: Ints  # number of each among the columns kept, or -1: (ops,)
+    weight: Floats  # factor of the values of each: (ops,)
+    mean: Floats  # subtracted from the recorded values of each, so that a missing one counts as the mean: (ops,)
 
     @property
     def width(self) -> int:
-        """How many columns are kept."""
+        """Number of columns kept."""
         return int(self.column.max(initial=-1)) + 1
 
-    def of(self, values: csr_array) -> csr_array:
+    def apply(self, values: csr_array) -> csr_array:
         """Return the kept columns of `values`, weighted."""
         from scipy.sparse import csr_array
 
         column = self.column[values.indices]
         kept = column >= 0
-        data = (values.data * self.weight.astype(np.float32)[values.indices])[kept]
+        data = (_less(values, self.mean).data * self.weight.astype(np.float32)[values.indices])[kept]
         indptr = np.concatenate([[0], np.cumsum(kept, dtype=values.indptr.dtype)])[values.indptr]
         return csr_array((data, column[kept], indptr), shape=(values.shape[0], self.width))
 
-    def of_others(self, ops: OpMatrix, steps: Steps) -> csr_array:
-        """Return the kept columns of other steps; operations that were not there when it was made count as nothing."""
+    def apply_to(self, steps: Steps) -> csr_array:
+        """Return the kept columns of other steps; unknown operations count as 0."""
+        ops = op_matrix(steps)
         values = BLOCKS[self.block](ops, steps)
         if self.block == "step_time":
-            return self.of(values)
-        own = self.ops.with_columns(column=pl.Series(self.column), weight=pl.Series(self.weight))
-        met = ops.ops.join(own, on=["side", "op"], how="left", maintain_order="left")
-        there = Fold(
-            self.block, ops.ops, met["column"].fill_null(-1).to_numpy(), met["weight"].fill_null(0.0).to_numpy()
-        )
-        kept = there.of(values)
-        kept.resize(values.shape[0], self.width)
-        return kept
+            return self.apply(values)
+        arrays = {"column": self.column, "weight": self.weight, "mean": self.mean}
+        kept = self.ops.with_columns(pl.Series(name, values) for name, values in arrays.items())
+        kept = ops.ops.join(kept, on=["side", "op"], how="left", maintain_order="left")
+        column, weight, mean = (kept[name].fill_null(-(name == "column")).to_numpy() for name in arrays)
+        placed = Fold(self.block, ops.ops, column, weight, mean).apply(values)
+        placed.resize(values.shape[0], self.width)
+        return placed
 
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Where the steps of a run lie.
+    """Feature space of a run."""
 
-    Parameters
-    ----------
-    points
-        (steps, components), without a unit; at least one column, read-only; rows follow ``Steps.frame``.
-    loadings
-        (columns, components): what a step does in each column, less `mean`, times these is its point.
-    mean
-        (columns,): over the steps.
-    explained
-        (components,): the share of the variance that each tells, 0 to 1, falling.
-    folds
-        Where the columns come from, in their order.
-    """
-
+    # point of each step, (steps, components), unitless, read-only; at least one column; rows as in
+    # ``Steps.frame``
     points: Floats
-    loadings: Floats
-    mean: Floats
-    explained: Floats
-    folds: tuple[Fold, ...]
+    loadings: Floats  # matrix of (columns, components): a step's columns minus `mean`, times these, is its point
+    mean: Floats  # mean of each column over the steps, (columns,)
+    explained: Floats  # share of the variance of each component, 0 to 1, descending: (components,)
+    folds: tuple[Fold, ...]  # sources of the columns, in their order
 
     @property
     def columns(self) -> pl.DataFrame:
-        """(block, side, op) of each column; of ops that ran in the very same steps presence names the first alone."""
+        """(block, side, op) of each column; presence has one column for ops that ran in the same steps: the first."""
         kept = [
             fold.ops.with_columns(block=pl.lit(fold.block), column=pl.Series(fold.column, dtype=pl.Int64))
             .filter(pl.col("column") >= 0)
@@ -183,22 +151,18 @@ class Space:
         return pl.concat(kept)
 
     def place(self, steps: Steps) -> Floats:
-        """Return where other steps lie in this space, (steps, components)."""
-        ops = op_matrix(steps)
-        blocks = [fold.of_others(ops, steps) for fold in self.folds]
+        """Return the points of other steps in this space, (steps, components)."""
+        blocks = [fold.apply_to(steps) for fold in self.folds]
         return _rounded(np.vstack([chunk @ self.loadings for chunk in _dense(blocks, self.mean)] or [self.points[:0]]))
 
 
-_KNOWN: WeakKeyDictionary[Steps, dict[Features, Space]] = WeakKeyDictionary()
-
-
 def check(features: Features, owner: str) -> None:
-    """Refuse what is no space.
+    """Raise if `features` is not a space.
 
     Raises
     ------
     ValueError
-        When `features` is neither the name of a space nor a tuple of names of blocks.
+        If `features` is neither the name of a space nor a tuple of names of blocks.
     """
     if isinstance(features, str) and features in SPACES:
         return
@@ -214,49 +178,44 @@ def check(features: Features, owner: str) -> None:
 
 
 def space(steps: Steps, features: Features = "default") -> Space:
-    """Return the space of `steps`: made once for as long as they live.
+    """Return the feature space of `steps`, made once per steps.
 
-    Each block is centred and divided by its first singular value, so that none outshouts the others (multiple factor
-    analysis); one that hardly varies stays small. The paper's does not say how counts and durations share one space;
-    there each column is standardised (mean 0, variance 1), because durations would bury the counts otherwise. Then
-    principal components, 100 at most.
+    Each block is centred and divided by its first singular value, so that none dominates (multiple factor analysis); a
+    block that hardly varies stays small. The paper does not say how counts and durations share a space; its columns are
+    standardised (mean 0, variance 1), because durations would hide the counts. At most 100 principal components follow.
 
     Parameters
     ----------
     steps
-        To place.
+        Steps to place.
     features
         "default", "paper", or a tuple of names of `BLOCKS`.
 
     Raises
     ------
     ValueError
-        When `features` is none of these.
+        If `features` is not one of these.
 
     >>> from tpunb.testing import toy_steps
     >>> space(toy_steps("aab")).points.shape
     (3, 1)
     """
     check(features, "space")
-    known = _KNOWN.setdefault(steps, {})
-    if features not in known:
-        known[features] = _made(steps, features)
-    return known[features]
+    return _space(steps, features)
 
 
-def _made(steps: Steps, features: Features) -> Space:
+@memoised
+def _space(steps: Steps, features: Features) -> Space:
     ops = op_matrix(steps)
     blocks, folds = [], []
     for name in SPACES[features] if isinstance(features, str) else features:
         values = BLOCKS[name](ops, steps)
-        fold = _fold(name, values, ops)
-        folds.append(fold)
-        blocks.append(fold.of(values))
+        folds.append(_fold(name, values, ops, incidental(steps)))
+        blocks.append(folds[-1].apply(values))
     n, widths = len(steps), [fold.width for fold in folds]
     if not n or not sum(widths):
-        return Space(
-            _read_only(np.zeros((n, 1))), np.zeros((sum(widths), 1)), np.zeros(sum(widths)), np.ones(1), tuple(folds)
-        )
+        d = sum(widths)
+        return Space(_read_only(np.zeros((n, 1))), np.zeros((d, 1)), np.zeros(d), np.ones(1), tuple(folds))
     mean = np.concatenate([_sums(block) / n for block in blocks])
     gram = np.zeros((len(mean), len(mean)))
     for chunk in _dense(blocks, mean):
@@ -277,24 +236,26 @@ def _made(steps: Steps, features: Features) -> Space:
 
 
 def _rounded(points: Floats) -> Floats:
-    return points.round(9)  # like rows stay like: matrix products differ in the last digits
+    return points.round(9)  # equal rows stay equal: matrix products differ in the last digits
 
 
 def _read_only(points: Floats) -> Floats:
-    points.flags.writeable = False  # it is handed to everyone who asks
+    points.flags.writeable = False  # it is shared
     return points
 
 
-def _fold(name: str, values: csr_array, ops: OpMatrix) -> Fold:
-    """Return which columns a block keeps: those that vary, ``MOST_COLUMNS`` of them at most."""
-    d = values.shape[1]
-    weight = np.ones(d)
+def _fold(name: str, values: csr_array, ops: OpMatrix, skipped: Bools) -> Fold:
+    """Return the columns to keep of a block: those that vary, ``MOST_COLUMNS`` at most."""
+    n, d = max(values.shape[0], 1), values.shape[1]
+    weight, mean = np.ones(d), np.zeros(d)
     if name == "log_self":
-        weight = np.sqrt(_shares(ops))
+        weight = np.where(piped(ops), 0.0, np.sqrt(_shares(ops)))
+        mean = np.where(skipped, _sums(values) / np.maximum(np.bincount(values.indices, minlength=d), 1), 0.0)
+        values = _less(values, mean)
     elif name == "presence":
-        often = _sums(values) / max(values.shape[0], 1)
-        weight = _once(values, np.sqrt(_shares(ops) / np.maximum(often, np.finfo(float).tiny)))
-    n = max(values.shape[0], 1)
+        frequency = _sums(values) / n
+        share = _shares(ops) / np.maximum(frequency, np.finfo(float).tiny)
+        weight = _merge_equal(ops, np.where(skipped, 0.0, np.sqrt(share)))
     square = _sums(values, power=2) / n * weight**2
     variance = square - (_sums(values) / n * weight) ** 2
     varies = np.flatnonzero((variance > 1e-9 * square) & (weight > 0))
@@ -302,40 +263,36 @@ def _fold(name: str, values: csr_array, ops: OpMatrix) -> Fold:
     column = np.full(d, -1, dtype=np.int64)
     column[kept] = np.arange(len(kept))
     named = pl.DataFrame({"side": ["host"], "op": ["step time"]}) if name == "step_time" else ops.ops
-    return Fold(name, named, column, weight)
+    return Fold(name, named, column, weight, mean)
+
+
+def _less(values: csr_array, mean: Floats) -> csr_array:
+    """Return a matrix with `mean` subtracted from the entries of each column."""
+    from scipy.sparse import csr_array
+
+    data = values.data - mean.astype(np.float32)[values.indices]
+    return csr_array((data, values.indices, values.indptr), shape=values.shape)
 
 
 def _shares(ops: OpMatrix) -> Floats:
-    """Return the share of each op of the self time of its side in the run; alike where none is known."""
-    own = _sums(ops.values("self_ps", scale=1e-6))
-    whole = np.bincount(ops.sides, own, minlength=2)
-    alike = 1 / np.maximum(np.bincount(ops.sides, minlength=2), 1)
-    return np.where(whole[ops.sides] > 0, own / np.maximum(whole, np.finfo(float).tiny)[ops.sides], alike[ops.sides])
+    """Return each op's share of the self time of its side in the run; equal shares if a side has none."""
+    times = _sums(ops.values("self_ps", scale=1e-6))
+    total = np.bincount(ops.sides, times, minlength=2)
+    equal = 1 / np.maximum(np.bincount(ops.sides, minlength=2), 1)
+    shares = times / np.maximum(total, np.finfo(float).tiny)[ops.sides]
+    return np.where(total[ops.sides] > 0, shares, equal[ops.sides])
 
 
-def _once(ran: csr_array, square: Floats) -> Floats:
-    """Return the weight of each column of presence: one column for all ops that ran in the very same steps.
-
-    Equal columns are one, of the root of the sum of their squared weights: every distance stays, and thousands of ops
-    become a handful.
-    """
-    n, d = ran.shape
-    # The sums of two random numbers a step name the set of steps; below 2**53, so that they are exact.
-    random = np.random.default_rng(0)
-    most = 2**53 // max(n, 1)
-    lengths = np.diff(ran.indptr)
-    names = [
-        np.bincount(ran.indices, np.repeat(random.integers(1, most, size=n).astype(np.float64), lengths), minlength=d)
-        for _ in range(2)
-    ]
-    _, first, kind = np.unique(np.stack(names), axis=1, return_index=True, return_inverse=True)
-    weight = np.zeros(d)
-    weight[first] = np.sqrt(np.bincount(kind.ravel(), square, minlength=len(first)))
+def _merge_equal(ops: OpMatrix, square: Floats) -> Floats:
+    """Return weights of presence that keep one of equal columns, and every distance: the root of summed squares."""
+    first, pattern = patterns(ops)
+    weight = np.zeros(len(square))
+    weight[first] = np.sqrt(np.bincount(pattern, square, minlength=len(first)))
     return weight
 
 
 def _sums(values: csr_array, power: int = 1) -> Floats:
-    """Return the sum of each column's values to a power, in float64, which scipy's own sums of float32 are not."""
+    """Return the sum of each column's values to a power, in float64; scipy's sums of float32 are not exact."""
     sums = np.zeros(values.shape[1])
     for start in range(0, values.nnz, _ENTRIES):
         data = values.data[start : start + _ENTRIES].astype(np.float64)
@@ -345,7 +302,7 @@ def _sums(values: csr_array, power: int = 1) -> Floats:
 
 
 def _dense(blocks: list[csr_array], mean: Floats) -> Iterator[Floats]:
-    """Yield blocks side by side, less the mean, a chunk of rows at a time: nothing of the size steps x ops is dense."""
+    """Yield chunks of rows of the blocks side by side, minus the mean; steps x ops is never dense."""
     n = blocks[0].shape[0] if blocks else 0
     size = max(1, _CHUNK // max(len(mean), 1))
     for start in range(0, n, size):
@@ -360,7 +317,7 @@ def _by_block(gram: Floats, widths: list[int]) -> Floats:
     for end, width in zip(np.cumsum(widths), widths, strict=True):
         block = gram[end - width : end, end - width : end]
         first = np.sqrt(max(np.linalg.eigvalsh(block)[-1], 0.0)) if width else 1.0
-        factors.append(np.full(width, 1 / max(first, _QUIET)))
+        factors.append(np.full(width, 1 / max(first, _LEAST_SCALE)))
     return np.concatenate(factors)
 
 

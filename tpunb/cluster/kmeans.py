@@ -1,73 +1,73 @@
-"""k-means: phases are round clouds of steps, as many as the curve of the error says (paper IV.A)."""
+"""k-means: phases are spherical clusters of steps, their number chosen from the curve of the error (paper IV.A)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from tpunb.cluster.cells import Cells, cells_of
+from tpunb.cluster.base import Curve, Parameters, SliderSpec, in_order
 from tpunb.cluster.features import Features, check
 from tpunb.cluster.knee import knee
-from tpunb.cluster.methods import Parameters, in_order
+from tpunb.cluster.micro_clusters import MicroClusters, micro_clusters_of
 from tpunb.frames import Labels, Steps
-from tpunb.frames.memory import remembered
+from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints
 
 CHOICES = ("elbow", "log", "bic")
-"""The rules by which k is chosen."""
+"""Rules that choose k."""
 
 _STARTS = 10
-_TURNS = 2  # ways from a neighbouring k that are tried
-_LEADING = 20  # columns that the starts search: k - 1 principal components span the centres (Ding and He 2004)
-_NOTHING = 1e-12  # squared error that is rounding
-_ALIKE = 1e-3  # of the error at k = 1: what is left below it is no structure
-_APART = 2.0
-_TOUCHING = 3  # k in a row whose phases are not apart
-_BIC_SHARE = 0.9  # SimPoint takes the least k that scores this share of the range of the criterion
+_MOVES = 2  # starts from a neighbouring k
+_LEADING = 20  # columns for the starts: k - 1 principal components span the centres (Ding and He 2004)
+_ROUNDING = 1e-12  # squared error that is rounding
+_FLOOR = 1e-3  # share of the error at k = 1 below which there is no structure
+_GAP = 2.0
+_TOUCHING = 3  # consecutive k without separate phases
+_BIC_SHARE = 0.9  # SimPoint takes the smallest k with this share of the range of the criterion
 
 
 @dataclass(frozen=True, repr=False)
 class KMeans(Parameters):
-    """k-means phases, for k = 1 to `k_max`, with k chosen from the curve of the error unless given.
+    """k-means phases for k = 1 to `k_max`, with k chosen from the curve of the error by default.
 
-    Three rules choose, and ``sweeps["k"]`` shows what each would have:
+    Three rules choose k; ``sweeps["k"]`` shows the choice of each:
 
-    - ``"elbow"``, the paper's: the knee of the sum of squared distances. One phase that holds most of the variance
-      bends that curve at k = 2 or 3 whatever follows.
+    - ``"elbow"``, the paper's: the knee of the sum of squared distances. A phase with most of the variance puts it at
+      k = 2 or 3, whatever follows.
     - ``"log"``: the knee of its logarithm, where each phase counts by the share of the remaining error it explains.
-    - ``"bic"``, the default: the least k whose Bayesian information criterion reaches 90 % of its range (SimPoint,
-      Sherwood et al. 2002), of spherical clusters of one variance (Pelleg and Moore 2000).
+    - ``"bic"``, the default: the smallest k whose Bayesian information criterion reaches 90 % of its range (SimPoint,
+      Sherwood et al. 2002), for spherical clusters of one variance (Pelleg and Moore 2000).
 
-    The last two go no further than the last k whose phases lie apart: beyond it centres only cut one cloud in pieces.
-    Of a known run (:func:`tpunb.testing.known_run`) "bic" finds the phases; where times vary as they do in the wild
-    k-means itself falls short, and by how much ``benchmarks/truth.py`` prints.
+    The last two choose no k beyond the last one with separate phases, where centres only split clusters. "bic" finds
+    the phases of a synthetic run (:func:`tpunb.testing.synthetic_run`); ``benchmarks/truth.py`` prints by how much it
+    misses them if step times vary a lot.
 
-    Like steps are merged (:mod:`tpunb.cluster.cells`). Ten starts search the leading principal components; what they
-    find is held against the next larger k with two phases joined and the next smaller with one split, and the best
-    goes on in all components. The error is that of every step.
+    Similar steps are merged (:mod:`tpunb.cluster.micro_clusters`). Ten starts search the leading principal components.
+    Each result competes with that of the next larger k with two phases joined, and of the next smaller k with one
+    split; the best is refined in all components. The error is that of every step.
 
     Parameters
     ----------
     k
-        Number of phases; chosen if None. Fewer come back where fewer steps differ. Up to `k_max` they are those that
-        the sweep from 1 to `k_max` finds at this k, so that its curve tells their error.
+        Number of phases; chosen if None. Fewer if fewer steps differ. Up to `k_max`, the phases of the sweep at this
+        k.
     k_max
-        Largest k to try. A larger `k` is searched for by itself.
+        Largest k of the sweep. A larger `k` is fitted alone.
     seed
-        Of the random starts, ten a k.
+        Seed of the random starts, ten per k.
     features
-        The space: "default", "paper", or a tuple of blocks (:mod:`tpunb.cluster.features`).
+        Feature space: "default", "paper", or a tuple of blocks (:mod:`tpunb.cluster.features`).
     choose
-        By which rule: "elbow", "log" or "bic".
+        Rule that chooses k: "elbow", "log" or "bic".
 
     Raises
     ------
     ValueError
-        When a parameter is out of its range.
+        If a parameter is out of its range.
 
     >>> from tpunb.testing import toy_steps
     >>> KMeans()(toy_steps("aaabbbaa"))
@@ -79,6 +79,26 @@ class KMeans(Parameters):
     seed: int = 0
     features: Features = "default"
     choose: Literal["elbow", "log", "bic"] = "bic"
+
+    title: ClassVar[str] = "k-means"
+    slider: ClassVar[SliderSpec] = SliderSpec(
+        "k",
+        "clusters, k",
+        step=1,
+        least=1,
+        title="k-means: squared distances by k",
+        curves=(
+            Curve("sse", "sum of squared distances"),
+            Curve(
+                "bic",
+                "BIC",
+                goal=_BIC_SHARE,
+                goal_rule="by_bic",
+                goal_missed="BIC's choice is below 90 % of its range: more clusters would overlap",
+            ),
+        ),
+        rules={"by_elbow": "elbow", "by_log": "elbow of the log", "by_bic": "BIC"},
+    )
 
     def __post_init__(self) -> None:
         self._hold_whole(k=1, k_max=1, seed=0)
@@ -92,86 +112,75 @@ class KMeans(Parameters):
         return cls(features="paper", choose="elbow")
 
     def __call__(self, steps: Steps) -> Labels:
-        """Return one label a step, and ``sweeps["k"]``: what was found at each k tried.
+        """Return one label per step, with the sweep of ``k``.
 
         Its columns: ``k``; ``sse``, the sum of squared distances of all steps to the centres of their phases, which
-        never rises; ``bic``; ``by_elbow``, ``by_log`` and ``by_bic``, whether that rule takes this k, null where k
-        was given; ``chosen``. A `k` that was given has one row.
+        never rises; ``bic``; ``by_elbow``, ``by_log`` and ``by_bic``, whether that rule takes this k, null if k was
+        given; ``chosen``. A given `k` has one row.
         """
         if not len(steps):
             return Labels([])
-        merged = cells_of(steps, self.features)
+        merged = micro_clusters_of(steps, self.features)
         most = len(merged.weights)
-        tried = range(1, min(self.k_max, most) + 1)
+        ks = range(1, min(self.k_max, most) + 1)
         k = None if self.k is None else min(self.k, most)
-        if k is not None and k not in tried:
-            tried = range(k, k + 1)
-        found = _fits(steps, merged, tried, self.seed)
+        if k is not None and k not in ks:
+            ks = range(k, k + 1)
+        results = _cached_fits(steps, merged, ks, self.seed)
         if k is not None:
-            tried, found = range(k, k + 1), [found[tried.index(k)]]
-        bic = [_bic(fit, merged) for fit in found]
-        said = _choices(found, bic, merged, self.k_max) if k is None else dict.fromkeys(CHOICES, k)
-        at = tried.index(said[self.choose])
+            ks, results = range(k, k + 1), [results[ks.index(k)]]
+        bic = [_bic(result, merged) for result in results]
+        choices = _choices(results, bic, merged, self.k_max) if k is None else dict.fromkeys(CHOICES, k)
+        chosen = ks.index(choices[self.choose])
         sweep = pl.DataFrame(
             {
-                "k": tried,
-                "sse": [fit.sse + merged.within for fit in found],
+                "k": ks,
+                "sse": [result.sse + merged.within for result in results],
                 "bic": bic,
-                **{f"by_{rule}": [n == said[rule] if k is None else None for n in tried] for rule in CHOICES},
-                "chosen": [i == at for i in range(len(tried))],
+                **{f"by_{rule}": [n == choices[rule] if k is None else None for n in ks] for rule in CHOICES},
+                "chosen": [n == ks[chosen] for n in ks],
             },
-            schema=_SWEEP,
+            schema_overrides={"k": pl.Int64, **{f"by_{rule}": pl.Boolean for rule in CHOICES}},
         )
-        return Labels(in_order(found[at].labels[merged.cell], steps), {"k": sweep})
-
-
-_SWEEP = {
-    "k": pl.Int64,
-    "sse": pl.Float64,
-    "bic": pl.Float64,
-    "by_elbow": pl.Boolean,
-    "by_log": pl.Boolean,
-    "by_bic": pl.Boolean,
-    "chosen": pl.Boolean,
-}
+        return Labels(in_order(results[chosen].labels[merged.labels], steps), {"k": sweep})
 
 
 class Fit(NamedTuple):
-    """k clusters of cells: the label of each, the clusters' centres, and the cells' squared error, weighted."""
+    """k clusters: the label of each micro-cluster, the centres, and the weighted squared error."""
 
     labels: Ints
     centres: Floats
     sse: float
 
 
-@remembered  # the labels of cells, not of steps: some 40 kB a k
-def _fits(steps: Steps, merged: Cells, tried: range, seed: int) -> list[Fit]:
+@memoised  # labels of micro-clusters, not of steps: some 40 kB per k
+def _cached_fits(steps: Steps, merged: MicroClusters, ks: range, seed: int) -> list[Fit]:
     from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(1):  # points are few: threads would spin more than they work
-        return fits(merged, tried, seed)
+    with threadpool_limits(1):  # points are few: threads would cost more than they gain
+        return fits(merged, ks, seed)
 
 
-def fits(merged: Cells, tried: Sequence[int], seed: int) -> list[Fit]:
-    """Return the clusters of `merged` at each k of `tried`, rising by one; a larger k never fits worse."""
+def fits(merged: MicroClusters, ks: Sequence[int], seed: int) -> list[Fit]:
+    """Return the clusters of `merged` at each of consecutive `ks`; a larger k never fits worse."""
     weights, points = merged.weights, merged.centres
-    leading = np.ascontiguousarray(points[:, : max(_LEADING, *tried)])
-    found = [_lloyd(leading, weights, k, seed) for k in tried]
-    for at in range(len(found) - 2, -1, -1):
-        found[at] = _best(found[at], leading, weights, _joined(found[at + 1], weights))
-    for at in range(1, len(found)):
-        found[at] = _best(found[at], leading, weights, _split(found[at - 1], leading, weights))
+    leading = np.ascontiguousarray(points[:, : max(_LEADING, *ks)])
+    results = [_lloyd(leading, weights, k, seed) for k in ks]
+    for at in range(len(results) - 2, -1, -1):
+        results[at] = _best(results[at], leading, weights, _joined(results[at + 1], weights))
+    for at in range(1, len(results)):
+        results[at] = _best(results[at], leading, weights, _split(results[at - 1], leading, weights))
     if leading.shape == points.shape:
-        return found
-    found = [_lloyd(points, weights, _fit(points, weights, fit.labels).centres) for fit in found]
-    for at in range(1, len(found)):
-        if found[at].sse > found[at - 1].sse:
-            found[at] = _best(found[at], points, weights, _split(found[at - 1], points, weights))
-    return found
+        return results
+    results = [_lloyd(points, weights, _fit(points, weights, result.labels).centres) for result in results]
+    for at in range(1, len(results)):
+        if results[at].sse > results[at - 1].sse:
+            results[at] = _best(results[at], points, weights, _split(results[at - 1], points, weights))
+    return results
 
 
 def _lloyd(points: Floats, weights: Floats, start: int | Floats, seed: int = 0) -> Fit:
-    """Return where Lloyd's algorithm comes to: from centres, or as the best of ten random starts of so many."""
+    """Run Lloyd's algorithm from centres, or from ten random starts of so many centres."""
     from sklearn.cluster import KMeans as Lloyd
 
     if isinstance(start, int):
@@ -182,8 +191,8 @@ def _lloyd(points: Floats, weights: Floats, start: int | Floats, seed: int = 0) 
 
 
 def _fit(points: Floats, weights: Floats, labels: Ints) -> Fit:
-    held = np.eye(int(labels.max()) + 1)[:, labels] * weights
-    centres = held @ points / _sizes(labels, weights)[:, None]
+    members = np.eye(int(labels.max()) + 1)[:, labels] * weights
+    centres = members @ points / _sizes(labels, weights)[:, None]
     return Fit(labels, centres, float(weights @ np.square(points - centres[labels]).sum(axis=1)))
 
 
@@ -192,86 +201,82 @@ def _sizes(labels: Ints, weights: Floats) -> Floats:
 
 
 def _best(fit: Fit, points: Floats, weights: Floats, starts: Iterable[Floats]) -> Fit:
-    """Return `fit`, or what Lloyd's algorithm finds from one of the starts where that is better."""
-    return min([fit, *(_lloyd(points, weights, start) for start in starts)], key=lambda found: found.sse)
+    """Return the best of `fit` and Lloyd's algorithm from each of the starts."""
+    return min([fit, *(_lloyd(points, weights, start) for start in starts)], key=lambda result: result.sse)
 
 
 def _split(fit: Fit, points: Floats, weights: Floats) -> Iterator[Floats]:
-    """Yield the centres with one more: the worst cell of each of the two clusters with the largest error."""
+    """Yield the centres and one more: the worst point of each of the two clusters with the largest error."""
     error = weights * np.square(points - fit.centres[fit.labels]).sum(axis=1)
-    for cluster in np.argsort(-np.bincount(fit.labels, error), kind="stable")[:_TURNS]:
+    for cluster in np.argsort(-np.bincount(fit.labels, error), kind="stable")[:_MOVES]:
         worst = np.where(fit.labels == cluster, error, -1.0).argmax()
         yield np.vstack([fit.centres, points[worst]])
 
 
 def _joined(fit: Fit, weights: Floats) -> Iterator[Floats]:
-    """Yield the centres with one less: each of the two pairs as one whose union adds least to the error (Ward 1963)."""
+    """Yield the centres with two joined: each of the two pairs that add least to the error (Ward 1963)."""
     from scipy.spatial.distance import cdist
 
     size = _sizes(fit.labels, weights)
-    one, other = np.triu_indices(len(size), 1)
-    cost = cdist(fit.centres, fit.centres, "sqeuclidean")[one, other] / (1 / size[one] + 1 / size[other])
-    for at in np.argsort(cost, kind="stable")[:_TURNS]:
-        pair = [one[at], other[at]]
-        yield np.vstack(
-            [np.delete(fit.centres, pair, axis=0), np.average(fit.centres[pair], axis=0, weights=size[pair])]
-        )
+    a, b = np.triu_indices(len(size), 1)
+    cost = cdist(fit.centres, fit.centres, "sqeuclidean")[a, b] / (1 / size[a] + 1 / size[b])
+    for at in np.argsort(cost, kind="stable")[:_MOVES]:
+        pair = [a[at], b[at]]
+        joined = np.average(fit.centres[pair], axis=0, weights=size[pair])
+        yield np.vstack([np.delete(fit.centres, pair, axis=0), joined])
 
 
-def _choices(found: list[Fit], bic: list[float], merged: Cells, k_max: int) -> dict[str, int]:
-    """Return the k that each rule takes; the criterion's where a curve has no knee."""
-    error = np.array([fit.sse for fit in found]) + merged.within
-    if error[0] <= _NOTHING:
+def _choices(results: list[Fit], bic: list[float], merged: MicroClusters, k_max: int) -> dict[str, int]:
+    """Return the k of each rule; that of the criterion if a curve has no knee."""
+    error = np.array([result.sse for result in results]) + merged.within
+    if error[0] <= _ROUNDING:
         return dict.fromkeys(CHOICES, 1)
-    last = _last_apart(found, merged)
+    last = _last_separate(results, merged)
     score = np.array(bic)
     least = int((score >= score.min() + _BIC_SHARE * np.ptp(score)).argmax()) + 1
-    # With as many centres as unlike steps the error is 0, and stays so: the curve goes on flat up to k_max.
-    ks = range(1, max(k_max, len(found) + 3) + 1)
-    curve = np.pad(error, (0, len(ks) - len(found)), mode="edge")
-    logs = np.log(np.maximum(curve, max(curve[last - 1], _ALIKE * curve[0])))
+    # with as many centres as different steps the error is 0: the curve continues flat up to k_max
+    ks = range(1, max(k_max, len(results) + 3) + 1)
+    curve = np.pad(error, (0, len(ks) - len(results)), mode="edge")
+    logs = np.log(np.maximum(curve, max(curve[last - 1], _FLOOR * curve[0])))
     elbow, log = knee(ks, curve.tolist()), knee(ks, logs.tolist())
     return {
-        "elbow": least if elbow is None else min(elbow, len(found)),
+        "elbow": least if elbow is None else min(elbow, len(results)),
         "log": min(least if log is None else log, last),
         "bic": min(least, last),
     }
 
 
-def _last_apart(found: list[Fit], merged: Cells) -> int:
-    """Return the last k whose phases lie apart, before three k in a row whose do not; then it is chance if they do."""
+def _last_separate(results: list[Fit], merged: MicroClusters) -> int:
+    """Return the last k with separate phases, before three consecutive k without; later ones are chance."""
     last, most = 1, merged.weights.sum() / 2
-    for k, fit in enumerate(found, 1):
+    for k, result in enumerate(results, 1):
         if k - last > _TOUCHING:
             break
-        if 1 < k <= most and _apart(fit, merged):
+        if 1 < k <= most and _separate(result, merged):
             last = k
     return last
 
 
-def _apart(fit: Fit, merged: Cells) -> bool:
-    """Return whether there is a gap between every two phases, seen along the line through their centres.
-
-    Their centres lie farther apart than ``_APART`` times the sum of their standard deviations along that line: one
-    normal cloud cut in two gives 1.3, one uniform cloud 1.7. Few steps look apart by chance, so they need more.
-    """
+def _separate(fit: Fit, merged: MicroClusters) -> bool:
+    """Return whether every two centres are farther apart than twice the sum of standard deviations along their line."""
+    # one normal cluster cut in two gives 1.3, a uniform one 1.7; few steps are separate by chance and need more
     size = _sizes(fit.labels, merged.weights)
     spread = np.zeros((len(size), len(size)))  # of each phase along the line to each other, times the line's length
-    for own, centre in enumerate(fit.centres):
-        cell = fit.labels == own
-        along = (merged.centres[cell] - centre) @ (fit.centres - centre).T
-        inside = merged.spread[cell] @ np.square(fit.centres - centre).T  # what the cells themselves hide
-        spread[own] = np.sqrt(merged.weights[cell] @ (along**2 + inside) / size[own])
+    for label, centre in enumerate(fit.centres):
+        member = fit.labels == label
+        along = (merged.centres[member] - centre) @ (fit.centres - centre).T
+        inside = merged.spread[member] @ np.square(fit.centres - centre).T  # variance inside the micro-clusters
+        spread[label] = np.sqrt(merged.weights[member] @ (along**2 + inside) / size[label])
     length = np.square(fit.centres[:, None] - fit.centres).sum(axis=2)
-    needed = _APART * (1 + 4 / (size[:, None] + size)) * (spread + spread.T)
+    needed = _GAP * (1 + 4 / (size[:, None] + size)) * (spread + spread.T)
     return bool((length >= needed)[np.triu_indices(len(size), 1)].all())
 
 
-def _bic(fit: Fit, merged: Cells) -> float:
+def _bic(fit: Fit, merged: MicroClusters) -> float:
     """Return the Bayesian information criterion of spherical clusters of one variance (Pelleg and Moore 2000)."""
     n, d, k = merged.weights.sum(), merged.centres.shape[1], len(fit.centres)
     size = _sizes(fit.labels, merged.weights)
-    variance = max((fit.sse + merged.within) / (n * d), _NOTHING)
-    likely = -n * d / 2 * (np.log(2 * np.pi * variance) + 1) - n * np.log(n)
-    likely += (size * np.log(size)).sum()
-    return float(likely - k * (d + 1) / 2 * np.log(n))
+    variance = max((fit.sse + merged.within) / (n * d), _ROUNDING)
+    likelihood = -n * d / 2 * (np.log(2 * np.pi * variance) + 1) - n * np.log(n)
+    likelihood += (size * np.log(size)).sum()
+    return float(likelihood - k * (d + 1) / 2 * np.log(n))

@@ -1,0 +1,268 @@
+"""Group steps into phases: the verb (paper IV.A)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from tpunb.cluster.confidence import confidences
+from tpunb.cluster.dbscan import DBSCAN
+from tpunb.cluster.features import space
+from tpunb.errors import BadProfile, NoSteps, wrong
+from tpunb.frames import Labels, PhaseMethod, Phases, Steps
+from tpunb.frames.cache import memoised, memoised_last
+from tpunb.frames.op_matrix import Floats, Ints, factorize
+from tpunb.frames.own_time import own_time
+from tpunb.frames.phase_names import saved_by_clock
+
+_CANDIDATES = 8  # full steps on each side that a step may take its label from
+_ROWS = 2048  # steps per chunk: few enough for the processor's caches
+_SIMILAR = 1.1  # factor between step times that count as equal
+_FAR, _FAR_PS = 5, 20_000_000_000  # a step is an outlier if it is so many times, and so much, longer than its phase
+
+
+def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
+    """Group steps into phases.
+
+    The method labels the steps traced in full. Every other step takes the label of the nearest of them in time, by the
+    middle of the step, that has its host and its kind, saved a checkpoint if it did, and is not an outlier; the earlier
+    of two as near. If the clock timed the step, candidates of similar step time come first: without callbacks, and
+    where it is known with and without input wait. If its host has no candidate, other hosts serve. A kind of which no
+    step was traced in full is a phase by itself, whose ``full`` is 0.
+
+    A step not traced in full is an outlier if it takes more than 5 times the median of its phase and more than 20 ms
+    longer, both without callbacks and known input wait; `Phases.labelled` has its reason. Both bounds leave out noise:
+    20 ms are time slices of a busy machine, and of short steps many take 5 times the median. The median is that of the
+    steps traced in full, of all if there are none; of an even number the lower, so one slow step of two is found.
+
+    Parameters
+    ----------
+    steps
+        Steps to group.
+    method
+        ``DBSCAN()`` by default; ``OLS()``, ``OLSPlus()``, ``KMeans()``, ``HDBSCAN()``, or any function from `Steps`
+        to one int per step, -1 for outliers.
+
+    Raises
+    ------
+    TypeError
+        If `steps` are not steps, or `method` is not a function of them.
+    NoSteps
+        If there are no steps, or none was traced in full.
+    BadProfile
+        If the method does not return one int of -1 or more per step; if a host has two steps of the same number, or
+        a step or an operation has no name.
+
+    >>> from tpunb.testing import toy_steps
+    >>> phases(toy_steps("aaabbb"))
+    Phases(2 phases over 6 steps, DBSCAN(), top 3 cover 100.0%)
+    >>> phases(toy_steps("aaabbb"), lambda steps: range(len(steps))).labels.to_list()
+    [0, 1, 2, 3, 4, 5]
+    """
+    if not isinstance(steps, Steps):
+        raise wrong("phases", "steps", "be Steps", steps, hint="tp.steps(profile)")
+    method = DBSCAN() if method is None else method
+    if not callable(method) or isinstance(method, type):
+        raise wrong("phases", "method", "be a method such as tp.DBSCAN()", method)
+    _check(steps)
+    full = steps.full()
+    if not len(full):
+        raise _no_steps(steps)
+    answer = method(full)
+    fitted = _checked(answer, len(full), method)
+    labels = fitted if full is steps else _with_others(steps, fitted)
+    sweeps = getattr(answer, "sweeps", None)
+    return Phases(
+        steps=steps,
+        labels=pl.Series("phase", labels),
+        method=method,
+        distances=lambda: _distances(steps, fitted),
+        sweeps=sweeps if isinstance(sweeps, Mapping) else {},
+        confidences=lambda: confidences(full, fitted),
+    )
+
+
+@memoised
+def _check(steps: Steps) -> None:
+    """Raise if steps or operations are not identified, or steps not unique."""
+    for frame, columns in ((steps.frame, ("host", "step", "traced")), (steps.ops, ("host", "step", "op", "side"))):
+        for column in columns:
+            if frame[column].null_count():
+                raise BadProfile(f"{frame[column].null_count()} of {frame.height} rows have no {column}")
+    repeated = steps.frame.filter(pl.struct("host", "step").is_duplicated())
+    if repeated.height:
+        host, step = repeated.select("host", "step").row(0)
+        raise BadProfile(
+            f"step {step} of host {host!r} is there {repeated.filter(host=host, step=step).height} times",
+            hint="give each step of a host a number of its own",
+        )
+
+
+def _no_steps(steps: Steps) -> NoSteps:
+    name = steps.name or "the profile"
+    if not len(steps):
+        hint = "mark steps: `with run.step(i):` or `for batch in run.batches(data):`"
+        return NoSteps(f"{name} has no steps", hint=hint)
+    failures = steps.windows["error"].drop_nulls()
+    if failures.len() and failures.len() == steps.windows.height:
+        return NoSteps(
+            f"{name} has no traced step: all {failures.len()} windows failed, the first with {failures[0]!r}",
+            hint="stop other profilers of this program, and capture again",
+        )
+    if steps.windows.is_empty() and (steps.frame["traced"] == "none").all():
+        return NoSteps(
+            f"{name} has no traced step: it has no windows, and {len(steps)} steps known by the clock only",
+            hint="capture longer, without Schedule.ticks(): phases need traced steps",
+        )
+    counts = [f"{(steps.frame['traced'] == traced).sum()} {traced}" for traced in ("partial", "none")]
+    return NoSteps(
+        f"{name} has no step traced in full, but {' and '.join(counts)}",
+        hint="capture longer windows: a window must hold a whole step",
+    )
+
+
+def _checked(labels: object, n: int, method: PhaseMethod) -> Ints:
+    """Return the labels of a method as an array, if it is one int of -1 or more per step."""
+    hint = "return one int per step of the argument, -1 for outliers"
+    try:
+        checked = (labels if isinstance(labels, Labels) else Labels(labels)).values  # type: ignore[arg-type]  # asked
+    except TypeError as error:
+        raise BadProfile(f"{method!r} returned labels that are not ints: {error}", hint=hint) from error
+    if len(checked) != n:
+        raise BadProfile(f"{method!r} returned {len(checked)} labels for {n} steps", hint=hint)
+    if checked.min() < -1:
+        raise BadProfile(f"{method!r} returned the label {checked.min()}", hint=hint)
+    return checked
+
+
+class _Columns(NamedTuple):
+    """What places the steps not traced in full, whatever the phases: arrays of (steps,).
+
+    `placeable` steps are not full, though others of their kind are; `middle` is twice the middle of the step, to stay
+    in whole picoseconds; `size` is the logarithm of the step time without callbacks, `own` also without input wait
+    where `fed` says that it is known; `long` has both in picoseconds; `saves` says which saved a checkpoint.
+    """
+
+    full: NDArray[np.bool_]
+    placeable: NDArray[np.bool_]
+    host: Ints
+    kind: Ints
+    middle: Ints
+    size: Floats
+    own: Floats
+    fed: NDArray[np.bool_]
+    timed: NDArray[np.bool_]
+    long: tuple[Ints, Ints]
+    saves: NDArray[np.bool_]
+
+
+@memoised
+def _columns(steps: Steps) -> _Columns:
+    frame = steps.frame
+    dur = frame["dur_ps"].fill_null(0)
+    host, kind = (frame[name].fill_null("").rank("dense").to_numpy().astype(np.int64) for name in ("host", "kind"))
+    full = (frame["traced"] == "full").to_numpy()
+    middle = (frame["start_ps"].fill_null(0) * 2 + dur).to_numpy()
+    placeable = ~full & np.isin(kind, kind[full])
+    times = frame.select(pl.col("dur_ps") - pl.col("callbacks_ps").fill_null(0), own_time())
+    long, own = (column.fill_null(0).clip(0).to_numpy() for column in times)
+    size, own_size = np.log(long.clip(1)), np.log(own.clip(long // 100 + 1))  # all input: no own time to go by
+    fed = frame["input_ps"].is_not_null().to_numpy()
+    timed = (dur > 0).to_numpy()
+    saves = saved_by_clock(steps).to_numpy()
+    return _Columns(full, placeable, host, kind, middle, size, own_size, fed, timed, (long, own), saves)
+
+
+def _with_others(steps: Steps, fitted: Ints) -> Ints:
+    """Return the label of every step, from those of the steps traced in full."""
+    columns = _columns(steps)
+    labels = np.full(len(steps), -1, dtype=np.int64)
+    labels[columns.full] = fitted
+    sources = labels >= 0 if (labels >= 0).any() else columns.full
+    labels[columns.placeable] = labels[_nearest(steps, sources.tobytes())]
+    unseen = ~columns.full & ~columns.placeable
+    for number, kind in enumerate(dict.fromkeys(columns.kind[unseen].tolist()), start=max(int(fitted.max()), -1) + 1):
+        labels[unseen & (columns.kind == kind)] = number
+    labels[_far(steps, labels, columns.full | unseen)] = -1
+    return labels
+
+
+def _far(steps: Steps, labels: Ints, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which steps not traced in full last far longer than the median of their phase's steps that are `among`."""
+    from tpunb.frames.phase_sums import middle_values  # compiled: half a second that importing need not wait
+
+    columns = _columns(steps)
+    ids, phase = factorize(labels)
+    among = among & columns.timed
+    size = np.bincount(phase[among], minlength=len(ids))
+    far = np.zeros(len(labels), np.bool_)
+    for fed, time, ascending in zip((False, True), columns.long, _ascending(steps), strict=True):
+        middle = np.zeros((len(ids), 2), dtype=np.int64)
+        middle_values(phase, ascending[among[ascending]], time, size, middle)
+        usual = middle[phase, 0]
+        far |= (columns.fed == fed) & (time > _FAR * usual) & (time - usual > _FAR_PS)
+    return far & ~columns.full & columns.timed & (labels >= 0) & (size > 0)[phase]
+
+
+@memoised
+def _ascending(steps: Steps) -> tuple[Ints, ...]:
+    return tuple(np.argsort(time, kind="stable") for time in _columns(steps).long)
+
+
+@memoised_last  # by the sources: most methods find no outliers, and have the same sources
+def _nearest(steps: Steps, sources: bytes) -> Ints:
+    """Return the row that each placeable step takes its label from; `sources` are the bytes of one bool per step."""
+    columns, among = _columns(steps), np.frombuffer(sources, dtype=np.bool_)
+    nearest = np.zeros(len(steps), dtype=np.int64)
+    placeable = columns.placeable
+    keys = (columns.host, columns.kind, columns.saves)
+    for host, kind, saves in set(zip(*(key[placeable].tolist() for key in keys), strict=True)):
+        of_host, of_kind, alike = columns.host == host, columns.kind == kind, columns.saves == saves
+        both = among & of_host & of_kind
+        candidates = (both & alike, both, among & of_kind, among & of_host, among)
+        rows = np.flatnonzero(next(mask for mask in candidates if mask.any()))
+        rows = rows[np.argsort(columns.middle[rows], kind="stable")]
+        queries = np.flatnonzero(placeable & of_host & of_kind & alike)
+        after = np.searchsorted(columns.middle[rows], columns.middle[queries], side="right")
+        for start in range(0, len(queries), _ROWS):
+            chunk = slice(start, start + _ROWS)
+            nearest[queries[chunk]] = _nearest_of(rows, after[chunk], queries[chunk], columns)
+    return nearest[placeable]
+
+
+def _nearest_of(rows: Ints, after: Ints, queries: Ints, columns: _Columns) -> Ints:
+    """Return the nearest of `rows`, sorted by time, for each query, which would be inserted at `after`."""
+    middle, size, own, fed = columns.middle, columns.size, columns.own, columns.fed
+    near = rows[(after[:, None] + np.arange(-_CANDIDATES, _CANDIDATES)).clip(0, len(rows) - 1)]
+    distance = np.abs(middle[queries][:, None] - middle[near])
+    difference = np.abs(size[queries][:, None] - size[near])
+    difference += np.abs(own[queries][:, None] - own[near]) * (fed[queries][:, None] & fed[near])
+    difference *= columns.timed[queries][:, None]
+    similar = difference <= difference.min(axis=1, keepdims=True) + np.log(_SIMILAR)
+    best = np.where(similar, distance, np.iinfo(np.int64).max).argmin(axis=1)  # the earlier of two
+    return np.asarray(near[np.arange(len(queries)), best], dtype=np.int64)
+
+
+def _distances(steps: Steps, fitted: Ints) -> pl.Series:
+    """Return ``Phases.distance``: of each full step to the mean of its phase; null for outliers, which have none."""
+    from scipy.sparse import csr_array
+
+    points, n = space(steps.full()).points, len(fitted)
+    ids, phase = factorize(fitted)
+    centre = csr_array((np.ones(n), phase, np.arange(n + 1)), shape=(n, len(ids))).T @ points
+    centre /= np.bincount(phase)[:, None]
+    distance = np.empty(n)
+    for start in range(0, n, _ROWS):
+        rows = slice(start, start + _ROWS)
+        off = centre[phase[rows]]
+        off -= points[rows]
+        np.einsum("ij,ij->i", off, off, out=distance[rows])
+    np.sqrt(distance, out=distance)
+    distance[fitted < 0] = np.nan
+    distances = np.full(len(steps), np.nan)
+    distances[(steps.frame["traced"] == "full").to_numpy()] = distance
+    return pl.Series("distance", distances, nan_to_null=True)

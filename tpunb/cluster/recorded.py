@@ -1,0 +1,140 @@
+"""Operations whose absence from a step says nothing: a profiler that did not record them may have skipped them.
+
+At its default level TensorFlow's host tracer records the operations that its executor deems expensive, by a running
+mean of their cost: above 8,000 cycles, some microseconds. Which of the cheap ones it records differs from window to
+window of one program, and changes within a window. Input pipelines run ahead of the steps, in other threads.
+
+So an operation that is in some steps and not in others is *incidental* if it takes less than 2 % of the time of its
+side, host or device, where it runs, together with the operations that run in nearly the same steps; 10 % for what a
+profiler may skip. Where it is absent it was not recorded: its time is unknown, not 0. Operations of a whole class, such
+as the optimizer, are never incidental if two or more of them come and go with the class; operations of input pipelines
+always are.
+
+Limits: a phase that differs from others in less than 2 % of the time of a side, and in no class, is no phase of its
+own, nor is one that differs in less than 10 % of it by cheap operations alone. Of steps so short that the cheap
+operations of a window take 10 % or more together, those that were skipped count as absent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from tpunb.frames import Steps
+from tpunb.frames.cache import memoised
+from tpunb.frames.op_matrix import Floats, Ints, OpMatrix, op_matrix
+from tpunb.step_stats import op_names
+
+EVIDENCE = 0.02
+"""Smallest share of the time of their side with which operations that come and go count as a difference."""
+SKIPPED = 0.1
+"""The same of operations that a profiler may skip."""
+
+_CHEAP_PS = 10_000_000  # median time of an event: three times the 8,000 cycles of a processor of 2.4 GHz
+_TOGETHER = 0.9  # correlation of presence from which two operations come and go together
+_MOST = 512  # different sets of steps that are correlated, those of most time
+_ROWS = 2**20  # of the table of operations, for medians
+
+Bools = NDArray[np.bool_]
+
+
+@memoised
+def incidental(steps: Steps) -> Bools:
+    """Return which operations are incidental, (ops,), in the order of `tpunb.frames.op_matrix.op_matrix`.
+
+    >>> from tpunb.testing import spelled_steps
+    >>> incidental(spelled_steps(({"dot": 80, "cast": 1}, {}), ({"dot": 80}, {}))).tolist()
+    [True, False]
+    """
+    ops = op_matrix(steps)
+    n, d = ops.shape
+    if not n or not d:
+        return np.zeros(d, np.bool_)
+    ran = np.bincount(ops.indices, minlength=d)
+    first, pattern = patterns(ops)
+    share = np.zeros((len(first), 2))
+    counted = _shares(steps, ops) * np.where(skippable(steps), EVIDENCE / SKIPPED, 1.0)
+    np.add.at(share, (pattern, ops.sides), counted)
+    together = share.copy()
+    most = np.argsort(-share.max(axis=1), kind="stable")[:_MOST]
+    near = _correlation(ops, first[most]) >= _TOGETHER
+    together[most] = np.maximum(near @ share[most], share[most])
+    small = (together.max(axis=1) < EVIDENCE)[pattern]
+    return np.asarray((ran < n) & ((small & ~_whole_classes(ops)) | piped(ops)))
+
+
+@memoised
+def skippable(steps: Steps) -> Bools:
+    """Return which operations a profiler may skip, (ops,): those of a host with short events, or in pipelines."""
+    ops = op_matrix(steps)
+    rows = steps.ops.gather_every(max(1, steps.ops.height // _ROWS))
+    events = rows.group_by("side", "op").agg(event_ps=(pl.col("self_ps") / pl.col("count").clip(1)).median())
+    event_ps = ops.ops.join(events, on=["side", "op"], how="left", maintain_order="left")["event_ps"].fill_null(0)
+    return np.asarray((ops.sides == 0) & ((event_ps.to_numpy() < _CHEAP_PS) | piped(ops)))
+
+
+def piped(ops: OpMatrix) -> Bools:
+    """Return which operations are of input pipelines, (ops,)."""
+    category = [op_names.category(name, side="host") for name in ops.ops["op"].cast(pl.String)]
+    return np.asarray((np.array(category, dtype=object) == op_names.PIPELINE) & (ops.sides == 0))
+
+
+def _shares(steps: Steps, ops: OpMatrix) -> Floats:
+    """Return the share of the self time of its side that each operation takes in the steps that run it, (ops,).
+
+    It is 1 if no time of the side is known.
+    """
+    n, d = ops.shape
+    micros = ops.values("self_ps", scale=1e-6)
+    row = np.repeat(np.arange(n), np.diff(ops.indptr))
+    sides = ops.sides[ops.indices]
+    base = np.bincount(row * 2 + sides, micros.data, minlength=2 * n).reshape(n, 2)
+    # of a side that does hardly anything the share of a tenth of the step time
+    base = np.maximum(base, steps.frame["dur_ps"].fill_null(0).to_numpy()[:, None] * 1e-7)
+    spent = np.bincount(ops.indices, micros.data, minlength=d)
+    share = spent / np.maximum(np.bincount(ops.indices, base[row, sides], minlength=d), 1e-30)
+    return np.where(np.bincount(ops.sides, spent, minlength=2)[ops.sides] > 0, share, 1.0)
+
+
+def patterns(ops: OpMatrix) -> tuple[Ints, Ints]:
+    """Return the first operation of each set of steps, and the set of steps of each operation."""
+    n, d = ops.shape
+    # sums of two random numbers per step identify the set of steps; below 2**53, so they are exact
+    random = np.random.default_rng(0)
+    most = 2**53 // max(n, 1)
+    lengths = np.diff(ops.indptr)
+    names = [
+        np.bincount(ops.indices, np.repeat(random.integers(1, most, size=n).astype(np.float64), lengths), minlength=d)
+        for _ in range(2)
+    ]
+    _, first, pattern = np.unique(np.stack(names), axis=1, return_index=True, return_inverse=True)
+    return first.astype(np.int64), pattern.ravel()
+
+
+def _correlation(ops: OpMatrix, columns: Ints) -> Floats:
+    """Return how the presences of operations correlate, (columns, columns); 0 for those that never vary."""
+    n, _ = ops.shape
+    ran = ops.presence()[:, columns]
+    gram = np.zeros((len(columns), len(columns)))
+    for start in range(0, n, 4096):
+        chunk = ran[start : start + 4096].toarray()
+        gram += chunk.T @ chunk
+    frequency = gram.diagonal() / n
+    covariance = gram / n - np.outer(frequency, frequency)
+    spread = np.sqrt(covariance.diagonal().clip(1e-30))
+    return np.asarray(covariance / np.outer(spread, spread))
+
+
+def _whole_classes(ops: OpMatrix) -> Bools:
+    """Return which operations come and go with the whole of their class, of two operations or more."""
+    classes = np.array([op_names.operation_class(name) or "" for name in ops.ops["op"].cast(pl.String)])
+    whole = np.zeros(len(classes), np.bool_)
+    ran = ops.presence()
+    count = np.bincount(ops.indices, minlength=len(classes))
+    for name in {*classes} - {""}:
+        members = np.flatnonzero(classes == name)
+        steps = len(np.unique(ran[:, members].nonzero()[0]))
+        whole_members = members[count[members] >= _TOGETHER * steps]
+        whole[whole_members] = len(whole_members) > 1
+    return whole
