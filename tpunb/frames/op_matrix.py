@@ -1,15 +1,15 @@
-"""What ran in each step, as one sparse matrix of steps × operations; from Polars, without a dense pivot."""
+"""Operations of each step as one sparse matrix, steps × operations; built from Polars without a dense pivot."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from tpunb.frames.cache import memoised
 from tpunb.frames.steps import Steps
 
 if TYPE_CHECKING:
@@ -21,27 +21,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class OpMatrix:
-    """Which operations ran in which step; a host op and a device op of one name are two.
+    """Which operations ran in which step; a host op and a device op of the same name are two columns."""
 
-    Parameters
-    ----------
-    ops
-        (side, op): one row a column of the matrix, sorted by side and name.
-    indptr
-        (steps + 1,): where each step's entries begin; steps as in ``Steps.frame``.
-    indices
-        (entries,): the column of each, rising within a step. Every op that ran has one, be it of no time.
-    order
-        (entries,): the row of `told` that each entry comes from.
-    told
-        ``Steps.ops``. The steps themselves are not held: as long as they were, they would be remembered for ever.
-    """
-
-    ops: pl.DataFrame
-    indptr: Ints
+    ops: pl.DataFrame  # side and name of each column, sorted by both: (side, op)
+    indptr: Ints  # first entry of each step, (steps + 1,); steps as in ``Steps.frame``
+    # column of each entry, (entries,), ascending within a step. An op that ran in no time has an entry too
     indices: NDArray[np.int32]
-    order: NDArray[Any]
-    told: pl.DataFrame
+    order: NDArray[Any]  # row of `table` of each entry, (entries,)
+    table: pl.DataFrame  # ``Steps.ops``. The steps themselves are not held: the cache would keep them alive
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -53,18 +40,22 @@ class OpMatrix:
         """(ops,): 0 on the host, 1 on a device."""
         return self.ops["side"].to_physical().to_numpy().astype(np.int64)
 
+    def column(self, name: str) -> Ints:
+        """Return a column of ``Steps.ops``, in the order of its rows; null is 0."""
+        return np.asarray(self.table[name].fill_null(0).to_numpy())
+
     def values(self, column: str, *, scale: float = 1.0) -> csr_array:
-        """Return one column of ``Steps.ops`` as a matrix of float32; what is unknown or negative is 0.
+        """Return a column of ``Steps.ops`` as a matrix of float32; null and negative values are 0.
 
         Parameters
         ----------
         column
-            Of ``tpunb.schema.OPS``: ``count``, ``total_ps`` or ``self_ps``.
+            Column of ``tpunb.schema.OPS``: ``count``, ``total_ps`` or ``self_ps``.
         scale
-            What its values are multiplied by.
+            Factor of the values.
         """
-        told = self.told[column].cast(pl.Float32).fill_null(0).to_numpy()[self.order]
-        return self._sparse(np.maximum(told, 0, out=told) * np.float32(scale))
+        values = self.table[column].cast(pl.Float32).fill_null(0).to_numpy()[self.order]
+        return self._sparse(np.maximum(values, 0, out=values) * np.float32(scale))
 
     def presence(self) -> csr_array:
         """Return which op ran in which step, as ones."""
@@ -76,66 +67,77 @@ class OpMatrix:
         return csr_array((values, self.indices, self.indptr), shape=self.shape)
 
 
-_KNOWN: WeakKeyDictionary[Steps, OpMatrix] = WeakKeyDictionary()
-
-
+@memoised
 def op_matrix(steps: Steps) -> OpMatrix:
-    """Return which operations ran in which of `steps`: made once for as long as they live.
+    """Return the operations of `steps` as a matrix, built once per steps.
 
     >>> from tpunb.testing import toy_steps
     >>> matrix = op_matrix(toy_steps("ab"))
     >>> matrix.shape, matrix.values("count").toarray()[0].tolist()
     ((2, 8), [2.0, 0.0, 1.0, 2.0, 3.0, 0.0, 0.0, 0.0])
     """
-    if steps not in _KNOWN:
-        _KNOWN[steps] = _made(steps)
-    return _KNOWN[steps]
+    return _build(steps)
 
 
-def _made(steps: Steps) -> OpMatrix:
+def _build(steps: Steps) -> OpMatrix:
     from scipy.sparse import csr_array
 
-    rows, known = _rows(steps)
+    rows = _rows(steps)
     columns, ops = _columns(steps.ops)
     order = np.arange(len(rows), dtype=np.int32 if len(rows) < 2**31 else np.int64)
-    if not known.all():  # operations of steps that are not there
-        rows, columns, order = rows[known], columns[known], order[known]
+    inside = rows >= 0
+    if not inside.all():  # operations of steps that are not in the frame
+        rows, columns, order = rows[inside], columns[inside], order[inside]
     n, d = len(steps), ops.height
-    key_falls = (rows[1:] < rows[:-1]) | ((rows[1:] == rows[:-1]) & (columns[1:] <= columns[:-1]))
-    if not key_falls.any():
+    unsorted = (rows[1:] < rows[:-1]) | ((rows[1:] == rows[:-1]) & (columns[1:] <= columns[:-1]))
+    if not unsorted.any():
         indptr = np.zeros(n + 1, dtype=np.int64)
         np.cumsum(np.bincount(rows, minlength=n), out=indptr[1:])
         return OpMatrix(ops, indptr, columns, order, steps.ops)
     matrix = csr_array((order, (rows, columns)), shape=(n, d))
-    if matrix.nnz < len(order):  # an operation told twice of one step
-        own = pl.col("count", "total_ps", "self_ps").sum()
-        return _made(replace(steps, ops=steps.ops.group_by("host", "step", "op", "side", maintain_order=True).agg(own)))
+    if matrix.nnz < len(order):  # an operation has two rows in one step
+        sums = pl.col("count", "total_ps", "self_ps").sum()
+        key = ("host", "step", "op", "side")
+        return _build(replace(steps, ops=steps.ops.group_by(key, maintain_order=True).agg(sums)))
     return OpMatrix(ops, matrix.indptr, matrix.indices, matrix.data, steps.ops)
 
 
-def _rows(steps: Steps) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Return of each row of ``steps.ops`` the row of its step in ``steps.frame``, and whether it has one."""
+def _rows(steps: Steps) -> NDArray[np.int32]:
+    """Return the row in ``steps.frame`` of each row of ``steps.ops``, -1 if its step is not there."""
     ops = steps.ops.select("host", "step")
-    # the operations of a step stand together, as a rule: one look-up a stretch of them
+    # the operations of a step are usually adjacent: one look-up per stretch of them
     first = (pl.col("step") != pl.col("step").shift()) | (pl.col("host") != pl.col("host").shift())
     heads = ops.lazy().with_row_index("begin").filter(first.fill_null(True)).collect()
     places = steps.frame.select("host", "step", place=pl.int_range(pl.len(), dtype=pl.Int32))
     place = heads.join(places, on=["host", "step"], how="left", maintain_order="left")["place"].fill_null(-1).to_numpy()
-    lengths = np.diff(heads["begin"].to_numpy().astype(np.int64), append=ops.height)
-    rows = np.repeat(place, lengths)
-    return rows, rows >= 0
+    return np.repeat(place, np.diff(heads["begin"].to_numpy().astype(np.int64), append=ops.height))
 
 
 def _columns(ops: pl.DataFrame) -> tuple[NDArray[np.int32], pl.DataFrame]:
     """Return the column of each row of `ops`, and (side, op) of each column."""
-    # categories and sides are numbers already; sorted by name, whatever the order of the rows
+    # categories and sides are numbers already; columns are sorted by name, whatever the order of the rows
     code = ops["op"].to_physical().to_numpy() * np.uint32(2) + ops["side"].to_physical().to_numpy()
-    there = np.zeros(int(code.max(initial=0)) + 1, dtype=bool)
-    there[code] = True
-    first = np.zeros(len(there), dtype=np.int64)
+    used = np.zeros(int(code.max(initial=0)) + 1, dtype=bool)
+    used[code] = True
+    first = np.zeros(len(used), dtype=np.int64)
     first[code[::-1]] = np.arange(len(code))[::-1]
-    named = ops[first[there]].select("side", "op").with_columns(code=np.flatnonzero(there))
+    named = ops[first[used]].select("side", "op").with_columns(code=np.flatnonzero(used))
     named = named.sort("side", pl.col("op").cast(pl.String))
-    column = np.zeros(len(there), dtype=np.int32)
+    column = np.zeros(len(used), dtype=np.int32)
     column[named["code"].to_numpy()] = np.arange(named.height)
     return column[code], named.drop("code")
+
+
+def factorize(labels: NDArray[np.integer[Any]]) -> tuple[Ints, Ints]:
+    """Return the distinct labels, ascending, and the place of each label among them: ``np.unique`` without a sort.
+
+    >>> distinct, place = factorize(np.array([3, -1, 3]))
+    >>> distinct.tolist(), place.tolist()
+    ([-1, 3], [1, 0, 1])
+    """
+    low, high = int(labels.min(initial=0)), int(labels.max(initial=0))
+    if high - low > len(labels) + 1000:  # labels usually count from 0
+        distinct, place = np.unique(labels, return_inverse=True)
+        return distinct.astype(np.int64), place
+    used = np.bincount(labels - low, minlength=1) > 0
+    return np.flatnonzero(used) + low, (np.cumsum(used) - 1)[labels - low]

@@ -1,4 +1,4 @@
-"""Phases as rows: what the steps of each add up to."""
+"""One row per phase: the aggregates of its steps."""
 
 from __future__ import annotations
 
@@ -9,82 +9,85 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tpunb import schema
-from tpunb.frames.memory import last_remembered, remembered
-from tpunb.frames.op_matrix import Floats, Ints
-from tpunb.frames.phase_sums import indexed
+from tpunb.frames.cache import memoised, memoised_last
+from tpunb.frames.op_matrix import Floats, Ints, factorize
+from tpunb.frames.own_time import by_own, medians, own_time
+from tpunb.frames.phase_names import phase_names, saving
 from tpunb.frames.steps import Steps
 
-_SUMS = ("device_ps", "idle_ps", "input_ps")  # null where no step knows it
+_SUMS = ("device_ps", "idle_ps", "input_ps")  # null if no step of the phase has it
+_DRIFTING = 20  # fewest steps whose drift is known
 
 
 def rows(steps: Steps, labels: pl.Series) -> pl.DataFrame:
-    """Return one row a phase, longest first: ``tpunb.schema.PHASES``.
+    """Return one row per phase, most productive time first: ``tpunb.schema.PHASES``.
 
     Parameters
     ----------
     steps
-        That are in phases.
+        Steps of the run.
     labels
-        Of each, -1 for noise.
+        Phase of each step, -1 for outliers.
 
     >>> from tpunb.testing import toy_steps
-    >>> rows(toy_steps("aab"), pl.Series([0, 0, 1])).select("phase", "steps", "marks", "step_ps").rows()
+    >>> rows(toy_steps("aab"), pl.Series([0, 0, 1])).select("phase", "steps", "kinds", "step_ps").rows()
     [(0, 2, 'train', 1000000000), (1, 1, 'train', 2000000000)]
     """
     return _rows(steps, labels.to_numpy().astype(np.int64).tobytes())
 
 
-@last_remembered  # a slider often moves without changing a label
+@memoised_last  # a slider often moves without changing a label
 def _rows(steps: Steps, labels: bytes) -> pl.DataFrame:
-    from tpunb.frames import phase_loops  # compiled: it takes half a second, and those who only import need not wait
+    from tpunb.frames.phase_sums import middle_values, row_sums
 
-    told = _told(steps)
-    found, phase = indexed(np.frombuffer(labels, dtype=np.int64))
-    sums = np.zeros((len(found), told.sums.shape[1]), dtype=np.int64)
-    phase_loops.add_up(phase, told.sums, sums)
-    sum_of = dict(zip(told.names, sums.T, strict=True))
-    middle = np.zeros((len(found), 2), dtype=np.int64)
-    phase_loops.middles(phase, told.by_time, told.time, sum_of["timed"], middle)
-    first = np.full(len(found), -1)
-    first[phase[told.by_start[::-1]]] = told.by_start[::-1]  # of several the last to be written stays
-    begins = steps.frame["start_ps", "step"][first.clip(0)]
+    columns = _columns(steps)
+    ids, phase = factorize(np.frombuffer(labels, dtype=np.int64))
+    sums = np.zeros((len(ids), columns.sums.shape[1]), dtype=np.int64)
+    row_sums(phase, columns.sums, sums)
+    sum_of = dict(zip(columns.names, sums.T, strict=True))
+    middle = np.zeros((len(ids), 2), dtype=np.int64)
+    middle_values(phase, columns.by_time, columns.time, sum_of["timed"], middle)
+    # as in goodput: the own time of a step up to the median of its phase, of outliers up to that of their kind
+    usual = np.where(ids[phase] < 0, columns.of_kind, medians(columns.own, phase, columns.by_own)[phase])
+    productive = np.zeros((len(ids), 1), dtype=np.int64)
+    row_sums(phase, np.minimum(columns.own, usual)[:, None], productive)  # in integers
+    first, last = np.full((2, len(ids)), -1)
+    first[phase[columns.by_start[::-1]]] = columns.by_start[::-1]  # the last one written stays
+    last[phase[columns.by_start]] = columns.by_start
+    begins, ends = (steps.frame["start_ps", "step"][rows.clip(0)] for rows in (first, last))
+    count = np.bincount(phase, minlength=len(ids))
     frame = pl.DataFrame(
         {
-            "phase": found,
-            "steps": np.bincount(phase, minlength=len(found)),
+            "phase": ids,
+            "steps": count,
             "full": sum_of["full"],
+            "kinds": _kinds(columns, phase, len(ids)),
             "first_step": _where(first >= 0, begins["step"]),
             "start_ps": _where(first >= 0, begins["start_ps"]),
             "dur_ps": sum_of["dur_ps"],
-            "share": sum_of["dur_ps"] / max(int(told.time.sum()), 1),
-            "step_ps": _part(middle.sum(axis=1), 2 * (sum_of["timed"] > 0)).round(),
-            **{name: _where(sum_of[f"{name} known"] > 0, sum_of[name]) for name in _SUMS},
-            "spread": _spread(told, phase, sum_of["full"]),
-            "idle": _part(sum_of["idle_ps"], sum_of["idle of"]),
-            "mxu_util": _part(np.bincount(phase, told.mxu, minlength=len(found)), sum_of["mxu of"]),
+            "productive_ps": productive[:, 0],
+            "share": productive[:, 0] / max(int(productive.sum()), 1),
+            "step_ps": _ratio(middle.sum(axis=1), 2 * (sum_of["timed"] > 0)).round(),
+            **{name: _where(sum_of[f"{name} steps"] > 0, sum_of[name]) for name in _SUMS},
+            "input": _ratio(sum_of["input_ps"], sum_of["input base_ps"]),
+            "step_time_cv": _step_time_cv(columns, phase, len(ids)),
+            "drift": _drift(columns, phase, ids, count),
+            "idle": _ratio(sum_of["idle_ps"], sum_of["idle base_ps"]),
+            "mxu_util": _ratio(np.bincount(phase, columns.mxu, minlength=len(ids)), sum_of["mxu base_ps"]),
         }
     )
-    frame = frame.join(_marks(told, found, phase), on="phase", how="left")
-    return schema.check(frame.sort("dur_ps", "phase", descending=[True, False]), schema.PHASES, "phases")
+    shares = {name: sum_of[name] / count for name in ("saving", "compiling")}
+    named = frame.with_columns(last_ps=_where(last >= 0, ends["start_ps"]), **shares)
+    frame = frame.with_columns(name=pl.Series(phase_names(named.to_dicts()), dtype=pl.String))
+    return schema.check(frame.sort("productive_ps", "phase", descending=[True, False]), schema.PHASES, "phases")
 
 
-class _Told(NamedTuple):
-    """What hangs on no phase, in numbers.
+class _Columns(NamedTuple):
+    """What depends on the steps alone, as arrays.
 
-    Parameters
-    ----------
-    names, sums
-        What is added up: (steps, names), 0 where it is not known.
-    time
-        (steps,): in picoseconds, 0 where it is not known.
-    mxu
-        (steps,): how busy the matrix unit was, by picoseconds.
-    by_time, by_start
-        The rows of those that know it, rising.
-    timed, full
-        (steps,): whether its time is known, and whether it was seen in full.
-    words, word
-        The marks, and that of each step, one more for none.
+    `sums` are the columns `names` to add up; `time` is 0 and `by_time`, `by_start` leave out rows where null; `mxu` is
+    utilisation times picoseconds; `kind` numbers `kinds`, with one more for none; `own` is the own time, `of_kind` its
+    median over the kind.
     """
 
     names: list[str]
@@ -94,73 +97,103 @@ class _Told(NamedTuple):
     by_time: Ints
     by_start: Ints
     timed: NDArray[np.bool_]
-    full: NDArray[np.bool_]
-    words: list[str]
-    word: Ints
+    partial: NDArray[np.bool_]
+    kinds: list[str]
+    kind: Ints
+    own: Ints
+    by_own: Ints
+    of_kind: Ints
 
 
-@remembered
-def _told(steps: Steps) -> _Told:
+@memoised
+def _columns(steps: Steps) -> _Columns:
     dur = pl.col("dur_ps").fill_null(0)
-    full = pl.col("seen") == "full"
-    known = {f"{name} known": pl.col(name).is_not_null() for name in _SUMS}
-    parts = {f"{name} of": dur * pl.col(column).is_not_null() for name, column in _OF.items()}
+    having = {f"{name} steps": pl.col(name).is_not_null() for name in _SUMS}
+    bases = {
+        "idle base_ps": dur * pl.col("idle_ps").is_not_null(),
+        "input base_ps": dur * pl.col("input_ps").is_not_null(),
+        "mxu base_ps": dur * pl.col("mxu_util").is_not_null(),
+    }
     added = steps.frame.select(
-        *_SUMS, full=full, timed=pl.col("dur_ps").is_not_null(), dur_ps=dur, **known, **parts
+        *_SUMS,
+        full=pl.col("traced") == "full",
+        timed=pl.col("dur_ps").is_not_null(),
+        dur_ps=dur,
+        saving=saving(steps),
+        compiling=pl.col("compile_ps") > 0,
+        **having,
+        **bases,
     ).select(pl.all().cast(pl.Int64).fill_null(0))
-    words = steps.frame["mark"].drop_nulls().unique().sort()
-    mark = steps.frame["mark"].rank("dense").cast(pl.Int64) - 1
-    return _Told(
+    kinds = steps.frame["kind"].drop_nulls().unique().sort()
+    kind = (steps.frame["kind"].rank("dense").cast(pl.Int64) - 1).fill_null(len(kinds)).to_numpy()
+    own = steps.frame.select(own_time().fill_null(0)).to_series().to_numpy()
+    ascending = by_own(own)
+    return _Columns(
         added.columns,
         np.ascontiguousarray(added.to_numpy()),
         added["dur_ps"].to_numpy(),
         steps.frame.select((pl.col("mxu_util") * dur).fill_null(0.0)).to_series().to_numpy(),
-        _rising(steps.frame["dur_ps"]),
-        _rising(steps.frame["start_ps"]),
+        _ascending(steps.frame["dur_ps"]),
+        _ascending(steps.frame["start_ps"]),
         added["timed"].to_numpy() > 0,
-        added["full"].to_numpy() > 0,
-        words.to_list(),
-        mark.fill_null(len(words)).to_numpy(),
+        (steps.frame["traced"] == "partial").to_numpy(),
+        kinds.to_list(),
+        kind,
+        own,
+        ascending,
+        medians(own, kind, ascending)[kind],
     )
 
 
-_OF = {"idle": "idle_ps", "mxu": "mxu_util"}
-
-
-def _rising(column: pl.Series) -> Ints:
-    """Return the rows of a column by what they hold, those of nothing left out."""
+def _ascending(column: pl.Series) -> Ints:
+    """Return the rows of a column in order of its values, without nulls."""
     order = np.argsort(column.fill_null(0).to_numpy(), kind="stable")
     return np.asarray(order[column.is_not_null().to_numpy()[order]])
 
 
-def _where(known: NDArray[np.bool_], values: NDArray[np.number] | pl.Series) -> pl.Series:
-    return pl.Series(values).set(pl.Series(~known), None)
+def _where(valid: NDArray[np.bool_], values: NDArray[np.number] | pl.Series) -> pl.Series:
+    return pl.Series(values).set(pl.Series(~valid), None)
 
 
-def _part(of: NDArray[np.number], whole: Ints) -> pl.Series:
-    """Return one by the other, null where that is 0."""
-    return _where(whole > 0, of / np.maximum(whole, 1))
+def _ratio(part: NDArray[np.number], base: Ints) -> pl.Series:
+    """Return a quotient, null if the base is 0."""
+    return _where(base > 0, part / np.maximum(base, 1))
 
 
-def _spread(told: _Told, phase: Ints, full: Ints) -> pl.Series:
-    """Return how far step times lie apart, by their mean; a window's edge makes the step that it cuts long."""
-    among = told.timed & (told.full | (full == 0)[phase])
-    of, time = phase[among], told.time[among].astype(np.float64)
-    size = np.bincount(of, minlength=len(full))
-    mean = np.bincount(of, time, minlength=len(full)) / np.maximum(size, 1)
-    variance = np.bincount(of, (time - mean[of]) ** 2, minlength=len(full)) / np.maximum(size, 1)
+def _step_time_cv(columns: _Columns, phase: Ints, phases: int) -> pl.Series:
+    """Return the coefficient of variation of step time, without partial steps (too long) where there are others."""
+    whole = columns.timed & ~columns.partial
+    among = whole | (columns.timed & (np.bincount(phase[whole], minlength=phases) == 0)[phase])
+    at, time = phase[among], columns.time[among].astype(np.float64)
+    size = np.bincount(at, minlength=phases)
+    mean = np.bincount(at, time, minlength=phases) / np.maximum(size, 1)
+    variance = np.bincount(at, (time - mean[at]) ** 2, minlength=phases) / np.maximum(size, 1)
     return _where(size > 0, np.sqrt(variance) / mean.clip(1))
 
 
-def _marks(told: _Told, found: Ints, phase: Ints) -> pl.DataFrame:
-    """Return (phase, marks): the words of each phase's steps in one text, that of most steps first."""
-    many = len(told.words) + 1
-    counts = np.bincount(phase * many + told.word, minlength=len(found) * many).reshape(-1, many)[:, :-1]
-    of, word = np.nonzero(counts)
-    columns = {"phase": found[of], "mark": pl.Series(told.words, dtype=pl.String).gather(word), "len": counts[of, word]}
-    return (
-        pl.DataFrame(columns)
-        .sort("len", "mark", descending=[True, False])
-        .group_by("phase", maintain_order=True)
-        .agg(pl.col("mark").str.join(", ").alias("marks"))
-    )
+def _drift(columns: _Columns, phase: Ints, ids: Ints, count: Ints) -> pl.Series:
+    """Return the median own time of the last tenth of each phase's steps by that of the first, less 1."""
+    order = columns.by_start[np.argsort(phase[columns.by_start], kind="stable")]
+    size = np.bincount(phase[order], minlength=len(ids))
+    place = np.arange(len(order)) - (np.cumsum(size) - size)[phase[order]]
+    tenth = -(-size // 10)[phase[order]]
+    end = np.full(len(phase), -1)
+    end[order[place < tenth]] = 0
+    end[order[place >= size[phase[order]] - tenth]] = 1
+    rows = columns.by_own[end[columns.by_own] >= 0]
+    middle = medians(columns.own, np.where(end < 0, 0, 2 * phase + end), rows)
+    first, last = np.append(middle, np.zeros(2 * len(ids) - len(middle), np.int64)).reshape(-1, 2).T
+    return _where((count >= _DRIFTING) & (ids >= 0) & (first > 0), last / np.maximum(first, 1) - 1)
+
+
+def _kinds(columns: _Columns, phase: Ints, phases: int) -> pl.Series:
+    """Return the kinds of the steps of each phase in one text, the most frequent first."""
+    width = len(columns.kinds) + 1
+    counts = np.bincount(phase * width + columns.kind, minlength=phases * width).reshape(-1, width)
+    counts[:, -1] = 0
+    different = (counts > 0).sum(axis=1)
+    texts = np.array([*columns.kinds, None], dtype=object)[np.where(different > 0, counts.argmax(axis=1), -1)]
+    for row in np.flatnonzero(different > 1):
+        order = np.argsort(-counts[row], kind="stable")
+        texts[row] = ", ".join(columns.kinds[kind] for kind in order if counts[row, kind])
+    return pl.Series(texts.tolist(), dtype=pl.String)

@@ -1,127 +1,224 @@
-"""What operations add up to in each phase, in one look at what ran in each step."""
+"""Sums over the steps of each phase, of what the step × operation matrix holds: compiled, and free of the GIL.
+
+Compiling takes half a second, so import this module inside the function that needs it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import polars as pl
+from numba import njit
 from numpy.typing import NDArray
 
-from tpunb.frames.op_matrix import Floats, Ints, op_matrix
+from tpunb.frames.op_matrix import Floats, Ints, factorize, op_matrix
 from tpunb.frames.steps import Steps
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-_NUMBERS = 2**20  # that are dense at one time: a phase each step must not cost steps × ops of memory
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_NUMBERS = 2**20  # dense at one time: a phase per step must not take steps × ops of memory
 _FIGURES = ("ran", "count", "total_ps", "self_ps", "spent_ps")
 
 
-def indexed(labels: NDArray[np.integer[Any]]) -> tuple[Ints, Ints]:
-    """Return the labels that there are, rising, and the place of each one among them: ``np.unique``, without sorting.
+class _Entries(NamedTuple):
+    """Entries of an `OpMatrix`, and the columns of the rows that `order` points to."""
 
-    >>> found, at = indexed(np.array([3, -1, 3]))
-    >>> found.tolist(), at.tolist()
-    ([-1, 3], [1, 0, 1])
-    """
-    low, high = int(labels.min(initial=0)), int(labels.max(initial=0))
-    if high - low > len(labels) + 1000:  # as a rule they count from 0
-        found, at = np.unique(labels, return_inverse=True)
-        return found.astype(np.int64), at
-    there = np.bincount(labels - low, minlength=1) > 0
-    return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[labels - low]
+    indptr: Ints
+    indices: NDArray[np.int32]
+    order: NDArray[Any]
+    counts: Ints
+    total_ps: Ints
+    self_ps: Ints
 
 
 def totals(steps: Steps, labels: Ints) -> pl.DataFrame:
-    """Return what each operation adds up to in each phase: one row a phase and an operation that ran in it, sorted.
+    """Return the totals of each operation in each phase: one row per phase and operation that ran in it, sorted.
 
-    Its columns: ``phase``; ``column``, the operation's in the `op_matrix` of `steps`; in how many steps it ``ran``;
-    ``count``, ``total_ps`` and ``self_ps``, as in ``tpunb.schema.OPS``, where what is unknown counts as 0; and
-    ``spent_ps``, its self time where what is below 0 counts as 0 too. All Int64, and exact.
+    Its columns: ``phase``; ``column``, that of the operation in the `op_matrix` of `steps`; the number of steps in
+    which it ``ran``; ``count``, ``total_ps`` and ``self_ps``, as in ``tpunb.schema.OPS``, with null as 0; and
+    ``spent_ps``, its self time with negative values as 0. All Int64, and exact.
 
     Parameters
     ----------
     steps
-        Whose operations.
+        Steps with their operations.
     labels
-        (steps,): the phase of each.
+        Phase of each step, (steps,).
 
     >>> from tpunb.testing import toy_steps
     >>> totals(toy_steps("aab"), np.array([0, 0, 1])).select("phase", "column", "ran", "count").row(0)
     (0, 0, 2, 4)
     """
-    from tpunb.frames import phase_loops  # compiled: it takes half a second, and those who only import need not wait
-
     matrix = op_matrix(steps)
-    entries = phase_loops.Entries(
-        matrix.indptr.astype(np.int64, copy=False),
-        matrix.indices.astype(np.int32, copy=False),
-        matrix.order,
-        *(matrix.told[name].fill_null(0).to_numpy() for name in ("count", "total_ps", "self_ps")),
+    entries = _Entries(
+        *_int_arrays(matrix), matrix.order, *(matrix.column(name) for name in ("count", "total_ps", "self_ps"))
     )
-    found, phase = indexed(labels)
+    distinct, phase = factorize(labels)
     d = matrix.shape[1]
-    told = [np.zeros((0, 2 + len(_FIGURES)), dtype=np.int64)]
-    for first, size, rows in _blocks(phase, len(found), d):
-        sums = np.zeros((size, d, len(_FIGURES)), dtype=np.int64)
-        phase_loops.totals(rows, phase[rows] - first, entries, sums)
-        of, column = np.nonzero(sums[:, :, 0])
-        told.append(np.column_stack([found[first + of], column, sums[of, column]]))
-    return pl.DataFrame(np.concatenate(told), schema=dict.fromkeys(("phase", "column", *_FIGURES), pl.Int64))
+    blocks = [np.zeros((0, 2 + len(_FIGURES)), dtype=np.int64)]
+    for first, size, rows in _blocks(phase, len(distinct), d):
+        out = np.zeros((size, d, len(_FIGURES)), dtype=np.int64)
+        _totals(rows, phase[rows] - first, entries, out)
+        at, column = np.nonzero(out[:, :, 0])
+        blocks.append(np.column_stack([distinct[first + at], column, out[at, column]]))
+    return pl.DataFrame(np.concatenate(blocks), schema=dict.fromkeys(("phase", "column", *_FIGURES), pl.Int64))
 
 
 def sums(values: csr_array, phase: Ints, phases: int) -> Floats:
-    """Return the sums of each column over the steps of each phase, in float64: (phases, columns).
+    """Return the sum of each column over the steps of each phase, in float64: (phases, columns).
 
     Parameters
     ----------
     values
-        (steps, columns), of float32.
+        Matrix of (steps, columns), in float32.
     phase
-        (steps,): the phase of each, from 0.
+        Phase of each step, from 0: (steps,).
     phases
-        How many there are.
+        Number of phases.
 
     >>> from scipy.sparse import csr_array
     >>> sums(csr_array(np.float32([[1, 0], [2, 3]])), np.array([0, 0]), 1)
     array([[3., 3.]])
     """
-    from tpunb.frames import phase_loops  # as late as in `totals`
-
     out = np.zeros((phases, values.shape[1]))
-    indptr, indices = values.indptr.astype(np.int64, copy=False), values.indices.astype(np.int32, copy=False)
-    phase_loops.sums(phase.astype(np.int64, copy=False), indptr, indices, values.data, out)
+    _sums(phase.astype(np.int64, copy=False), *_int_arrays(values), values.data, out)
     return out
 
 
 def root_sums(values: csr_array, phase: Ints, weight: Floats) -> Iterator[tuple[int, Floats]]:
-    """Yield the first of some phases, and the weighted sums of the square roots of their steps' values.
+    """Yield blocks of phases: the first of each, and the weighted sums of the square roots of their steps' values.
 
     Parameters
     ----------
     values
-        (steps, columns), of float32.
+        Matrix of (steps, columns), in float32.
     phase
-        (steps,): the phase of each, from 0; -1 for those that are left out.
+        Phase of each step, from 0, and -1 for steps to leave out: (steps,).
     weight
-        (steps,): what the roots of each are multiplied by.
+        Factor of each step's roots: (steps,).
     """
-    from tpunb.frames import phase_loops  # as late as in `totals`
-
-    indptr, indices = values.indptr.astype(np.int64, copy=False), values.indices.astype(np.int32, copy=False)
     for first, size, rows in _blocks(phase, int(phase.max(initial=-1)) + 1, values.shape[1]):
         out = np.zeros((size, values.shape[1]))
-        phase_loops.roots(rows, phase[rows] - first, weight[rows], indptr, indices, values.data, out)
+        _root_sums(rows, phase[rows] - first, weight[rows], *_int_arrays(values), values.data, out)
         yield first, out
 
 
+def _int_arrays(matrix: Any) -> tuple[Ints, NDArray[np.int32]]:
+    """Return the index arrays of a sparse matrix in the types that the kernels are compiled for."""
+    return matrix.indptr.astype(np.int64, copy=False), matrix.indices.astype(np.int32, copy=False)
+
+
 def _blocks(phase: Ints, phases: int, columns: int) -> Iterator[tuple[int, int, Ints]]:
-    """Yield phases that are added up at one time: the first, how many, and the rows of their steps, rising."""
+    """Yield the phases to sum at one time: the first, their number, and the rows of their steps, ascending."""
     most = max(1, _NUMBERS // max(columns, 1))
     block = phase // most
     rows = np.argsort(block, kind="stable")
     edges = np.searchsorted(block[rows], np.arange(-(-phases // most) + 1))
     for first, begin, end in zip(range(0, phases, most), edges[:-1], edges[1:], strict=True):
         yield first, min(most, phases - first), rows[begin:end]
+
+
+def _compiled(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
+    compiled: Callable[_P, _R] = njit(nogil=True, cache=True, error_model="numpy")(kernel)
+    return compiled
+
+
+@_compiled
+def _totals(rows: Ints, phase: Ints, entries: _Entries, out: Ints) -> None:
+    """Add the figures of each operation in each phase to `out`, (phases, ops, 5)."""
+    longest = 0
+    for i in range(rows.size):
+        longest = max(longest, entries.indptr[rows[i] + 1] - entries.indptr[rows[i]])
+    columns = np.empty(longest, np.uint32)
+    for i in range(rows.size):
+        begin, end = entries.indptr[rows[i]], entries.indptr[rows[i] + 1]
+        order, indices = entries.order[begin:end], entries.indices[begin:end]
+        sums = out[phase[i]]
+        first = _in_row_order(indices, order, columns)
+        if first >= 0:  # memory is read three times as fast in its own order
+            for k in range(order.size):
+                _add(sums, columns[k], entries, first + k)
+        else:
+            for k in range(order.size):
+                _add(sums, indices[k], entries, order[k])
+
+
+@_compiled
+def _in_row_order(indices: NDArray[np.int32], order: NDArray[Any], columns: NDArray[np.uint32]) -> int:
+    """Write the columns of a step in the order of its rows; return the first row, -1 if they are not adjacent."""
+    if not order.size:
+        return -1
+    first, last = order[0], order[0]
+    for k in range(order.size):
+        first, last = min(first, order[k]), max(last, order[k])
+    if last - first + 1 != order.size:
+        return -1
+    for k in range(order.size):
+        columns[np.uint64(order[k] - first)] = np.uint32(indices[k])
+    return int(first)
+
+
+@_compiled
+def _add(sums: Ints, column: int, entries: _Entries, row: int) -> None:
+    to, at = np.uint64(column), np.uint64(row)  # unsigned: no index counts from the end
+    self_ps = entries.self_ps[at]
+    sums[to, 0] += 1
+    sums[to, 1] += entries.counts[at]
+    sums[to, 2] += entries.total_ps[at]
+    sums[to, 3] += self_ps
+    sums[to, 4] += max(self_ps, 0)
+
+
+@_compiled
+def _sums(phase: Ints, indptr: Ints, indices: NDArray[np.int32], values: NDArray[np.float32], out: Floats) -> None:
+    for row in range(phase.size):
+        sums = out[phase[row]]
+        for k in range(indptr[row], indptr[row + 1]):
+            sums[np.uint64(indices[k])] += values[k]
+
+
+@_compiled
+def _root_sums(
+    rows: Ints,
+    phase: Ints,
+    weight: Floats,
+    indptr: Ints,
+    indices: NDArray[np.int32],
+    values: NDArray[np.float32],
+    out: Floats,
+) -> None:
+    for i in range(rows.size):
+        sums = out[phase[i]]
+        for k in range(indptr[rows[i]], indptr[rows[i] + 1]):
+            sums[np.uint64(indices[k])] += weight[i] * np.sqrt(values[k])
+
+
+@_compiled
+def row_sums(phase: Ints, values: Ints, out: Ints) -> None:
+    """Add the rows of `values`, (steps, columns), to those of their phases in `out`, (phases, columns)."""
+    for i in range(phase.size):
+        sums = out[phase[i]]
+        for k in range(values.shape[1]):
+            sums[k] += values[i, k]
+
+
+@_compiled
+def middle_values(phase: Ints, ascending: Ints, values: Ints, size: Ints, out: Ints) -> None:
+    """Write the two middle values of each phase to `out`, (phases, 2); equal if their number is odd.
+
+    `ascending` are the rows of the steps in order of their values, `size` of them in each phase.
+    """
+    count = np.zeros(size.size, np.int64)
+    for row in ascending:
+        at = phase[row]
+        if count[at] == (size[at] - 1) // 2:
+            out[at, 0] = values[row]
+        if count[at] == size[at] // 2:
+            out[at, 1] = values[row]
+        count[at] += 1

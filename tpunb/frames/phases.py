@@ -1,4 +1,4 @@
-"""Phases: steps in groups, and each group by itself."""
+"""Phases: the steps of a run in groups."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tpunb import export, schema
+from tpunb import schema
 from tpunb.errors import whole
+from tpunb.frames.conversion import to_pandas
 from tpunb.frames.op_matrix import op_matrix
+from tpunb.frames.own_time import reasons
 from tpunb.frames.phase_rows import rows
-from tpunb.frames.phase_sums import totals
-from tpunb.frames.representatives import Population, Representatives, representative, representatives
-from tpunb.frames.steps import Steps
-from tpunb.frames.words import plural, to_pandas
-from tpunb.saved_steps import Checkpoints, nearest_of, steps_of, trained
+from tpunb.frames.representatives import Representatives
+from tpunb.frames.steps import Steps, trained
+from tpunb.text import plural
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 PhaseMethod = Callable[[Steps], Sequence[int]]
-"""A phase method: the steps seen in full in, one label a step out, -1 for noise."""
+"""Phase method: from the steps traced in full to one label per step, -1 for outliers."""
 
 
 class Labels(Sequence[int]):
-    """One label a step, with every sweep the choice was made from.
+    """One label per step, with the sweeps that its parameters were chosen from.
 
     Parameters
     ----------
     labels
-        One int a step, -1 for noise.
+        One int per step, -1 for outliers.
     sweeps
-        Frames by the name of the parameter that was swept; the column ``chosen`` marks the choice.
+        Frames by the name of the swept parameter; the column ``chosen`` marks the choice.
 
     Raises
     ------
     TypeError
-        When a label is no int.
+        If a label is not an int.
 
     >>> labels = Labels([0, 0, -1])
     >>> labels, labels == [0, 0, -1], labels.values.dtype
@@ -69,9 +69,8 @@ class Labels(Sequence[int]):
     def __getitem__(self, index: slice) -> list[int]: ...
 
     def __getitem__(self, index: int | slice) -> int | list[int]:
-        """Return one label, or some, as Python's ints."""
-        found: int | list[int] = self.values[index].tolist()
-        return found
+        labels: int | list[int] = self.values[index].tolist()
+        return labels
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.values.tolist())
@@ -90,25 +89,28 @@ class Labels(Sequence[int]):
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase: its number, its steps and its share of the run's time.
+    """One phase: its label, its steps and its share of productive time.
 
     Parameters
     ----------
     id
-        The label; -1 is noise.
+        Label; -1 for outliers.
     steps
-        The rows of ``Steps.frame`` in the phase, and ``trained``: the step as checkpoints count it.
+        Rows of ``Steps.frame`` in the phase, with ``trained``, the step number that checkpoints use.
     share
-        Of the time of all steps, 0 to 1.
+        Share of the productive time of all steps, 0 to 1.
+    name
+        Name, unique in the run, such as "train (input-bound)".
     """
 
     id: int
     steps: pl.DataFrame
     share: float
+    name: str = ""
 
     def __repr__(self) -> str:
-        name = "noise" if self.id < 0 else f"phase {self.id}"
-        return f"Phase({name}, {plural(self.steps.height, 'step')}, {self.share:.1%} of the time)"
+        steps = plural(self.steps.height, "step")
+        return f"Phase({self.id}, {self.name!r}, {steps}, {self.share:.1%} of productive time)"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -118,49 +120,77 @@ class Phases:
     Parameters
     ----------
     steps
-        What was grouped.
+        Steps that were grouped.
     labels
-        One label a row of ``steps.frame``; -1 is noise.
+        One label per row of ``steps.frame``; -1 for outliers.
     method
-        The method that gave them.
-    far
-        `distance`, or what finds it when it is asked for.
+        Method that made the labels.
+    distances
+        `distance`, or a function that computes it on access.
     sweeps
-        Every sweep a choice was made from, by the name of the parameter.
+        Sweeps that parameters were chosen from, by the name of the parameter.
+    confidences
+        Function that computes the confidence in each phase and in all, by label and None, on access.
     """
 
     steps: Steps
     labels: pl.Series
     method: PhaseMethod
-    far: pl.Series | Callable[[], pl.Series]
+    distances: pl.Series | Callable[[], pl.Series]
     sweeps: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+    confidences: Callable[[], Mapping[int | None, float | None]] = dict
 
     @cached_property
     def distance(self) -> pl.Series:
-        """Of each step to the centre of its phase, in feature space; null where the step was not seen in full."""
-        found = self.far if isinstance(self.far, pl.Series) else self.far()
-        return found.cast(pl.Float64).alias("distance")
+        """Distance of each step to the centre of its phase in feature space; null if it was not traced in full."""
+        distances = self.distances if isinstance(self.distances, pl.Series) else self.distances()
+        return distances.cast(pl.Float64).alias("distance")
 
     @cached_property
     def labelled(self) -> pl.DataFrame:
-        """``steps.frame`` with ``phase``, ``distance`` and ``trained``, which is the step as checkpoints count it."""
-        return self.steps.frame.with_columns(self.labels.cast(pl.Int64).alias("phase"), self.distance, trained())
+        """``steps.frame`` with ``phase``, ``distance``, ``trained`` (step number of checkpoints) and ``reason``.
+
+        The reason says why a step is an outlier: the account that took most of it, such as "program startup", the
+        place of a stall, "operations" if the method left it out, or "slow step"; null for the steps of phases.
+        """
+        labels = self.labels.cast(pl.Int64).alias("phase")
+        return self.steps.frame.with_columns(labels, self.distance, trained(), reasons(self.steps, labels))
 
     @cached_property
     def fitted(self) -> pl.Series:
-        """The labels of the steps seen in full, which are those of ``steps.full().frame``."""
-        return self.labels.filter(self.steps.frame["seen"] == "full")
+        """Labels of the steps traced in full: one per row of ``steps.full().frame``."""
+        return self.labels.filter(self.steps.frame["traced"] == "full")
 
     @cached_property
     def frame(self) -> pl.DataFrame:
-        """One row a phase, longest first: ``tpunb.schema.PHASES``."""
+        """One row per phase, most productive time first: ``tpunb.schema.PHASES``."""
+        of_phase = [self._confidences.get(phase) for phase in self._rows["phase"]]
+        return self._rows.with_columns(confidence=pl.Series(of_phase, dtype=pl.Float64))
+
+    @cached_property
+    def _rows(self) -> pl.DataFrame:
+        """`frame` without the confidence, which takes longer."""
         return rows(self.steps, self.labels)
 
+    @cached_property
+    def _confidences(self) -> Mapping[int | None, float | None]:
+        return self.confidences()
+
+    @property
+    def confidence(self) -> float | None:
+        """Confidence in the phases, 0 to 1, or None if unknown: :mod:`tpunb.cluster.confidence`."""
+        return self._confidences.get(None)
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """Name of each phase, unique in the run, by label."""
+        return dict(self._rows.select("phase", "name").iter_rows())
+
     def __len__(self) -> int:
-        return int((self.frame["phase"] >= 0).sum())
+        return int((self._rows["phase"] >= 0).sum())
 
     def __iter__(self) -> Iterator[Phase]:
-        return (self[phase] for phase in self.frame["phase"])
+        return (self[phase] for phase in self._rows["phase"])
 
     def __getitem__(self, phase: int) -> Phase:
         """Return one phase by its label.
@@ -168,14 +198,14 @@ class Phases:
         Raises
         ------
         KeyError
-            When no step bears that label.
+            If no step has that label.
         """
-        known = isinstance(phase, int) and not isinstance(phase, bool)
-        row = self.frame.filter(pl.col("phase") == phase) if known else self.frame.clear()
+        valid = isinstance(phase, int) and not isinstance(phase, bool)
+        row = self._rows.filter(pl.col("phase") == phase) if valid else self._rows.clear()
         if row.is_empty():
-            raise KeyError(f"no phase {phase!r}; there are {sorted(self.frame['phase'].to_list())}")
+            raise KeyError(f"no phase {phase!r}; there are {sorted(self._rows['phase'].to_list())}")
         steps = self.steps.frame.with_columns(trained()).filter(self.labels == phase)
-        return Phase(int(phase), steps, row["share"].item())
+        return Phase(int(phase), steps, row["share"].item(), row["name"].item())
 
     def __repr__(self) -> str:
         return (
@@ -185,41 +215,41 @@ class Phases:
 
     @property
     def longest(self) -> Phase:
-        """The phase with the largest share of the time; noise only where there is nothing else."""
-        real = self.frame.filter(pl.col("phase") >= 0)
-        return self[(real if real.height else self.frame)["phase"][0]]
+        """Phase with the largest share of productive time; the outliers only if there is no phase."""
+        real = self._rows.filter(pl.col("phase") >= 0)
+        return self[(real if real.height else self._rows)["phase"][0]]
 
     def coverage(self, n: int = 3) -> float:
-        """Return the share of the time of all steps in the `n` longest phases, 0 to 1.
+        """Return the share of productive time in the `n` longest phases, 0 to 1.
 
-        Noise counts as a group of its own (paper VI.A, Figures 7 to 9).
+        Outliers are not covered. Productive time of a step is its time without callbacks and input wait, up to the
+        median of its phase; of outliers, up to that of their kind.
         """
         n = whole("coverage", "n", n, 1)
-        return float(self.frame["share"].head(min(n, self.frame.height)).sum())
+        return float(self._rows.filter(pl.col("phase") >= 0)["share"].head(min(n, self._rows.height)).sum())
 
     @property
     def noise(self) -> float:
-        """Share of the time of all steps that is noise, 0 to 1."""
-        return float(self.frame.filter(pl.col("phase") < 0)["share"].sum())
+        """Share of productive time in outliers, 0 to 1."""
+        return float(self._rows.filter(pl.col("phase") < 0)["share"].sum())
 
     @cached_property
-    def homogeneity(self) -> float:
-        """How much of what sets the run's steps apart the phases tell, 0 to 1: what `coverage` alone does not say.
+    def explained_variance(self) -> float | None:
+        """Share of the variance between the run's steps that the phases explain, 0 to 1; None if there is only one.
 
-        A step is where its time goes: the square roots of its operations' shares of self time, between which a
-        distance is Hellinger's. The scatter of a set of steps is the mean squared distance to their centre, weighted
-        by step time; homogeneity is 1 less the scatter left inside the phases by that of the run. One phase for
-        everything has 0.0, a phase for each step 1.0. A run that scatters less than one whose operations' times
-        vary by 10 % is held to be of that scatter: where all steps are alike, one phase for all has 1.0 too.
+        A step is the vector of the square roots of its operations' shares of self time (Hellinger distance). The
+        variance of a set of steps is the mean squared distance to their centre, weighted by step time; the value is 1
+        minus the variance left inside the phases by that of the run. A phase per step gives 1.0. The variance of the
+        run is taken to be at least that of operations whose times vary by 10 %, so alike steps give 1.0.
 
-        Noise counts as a group of its own, as in `coverage`. Steps not seen in full are left out.
+        The outliers count as a phase. Steps not traced in full are left out.
         """
-        return self._population.homogeneity()
+        return float(self._population.explained_variance()) if self.fitted.n_unique() > 1 else None
 
     def top(self, n: int = 5) -> pl.DataFrame:
-        """Return the `n` most time-consuming operations of each phase, host and device apart.
+        """Return the `n` operations of each phase with the most self time, host and device separately.
 
-        By self time in the steps seen in full (paper VI.B, Tables II and III): ``tpunb.schema.TOP``.
+        Sums over the steps traced in full (paper VI.B, Tables II and III): ``tpunb.schema.TOP``.
         """
         n = whole("top", "n", n, 1)
         rows = (
@@ -234,27 +264,29 @@ class Phases:
 
     @cached_property
     def totals(self) -> pl.DataFrame:
-        """What each operation adds up to in each phase: :func:`tpunb.frames.phase_sums.totals`, of the full steps."""
+        """Totals of each operation in each phase, over the full steps: :func:`tpunb.frames.phase_sums.totals`."""
+        from tpunb.frames.phase_sums import totals  # compiled: half a second that importing need not wait
+
         return totals(self.steps.full(), self.fitted.to_numpy())
 
     def representatives(self, n: int | None = None, *, seed: int | None = None) -> Representatives:
-        """Return the fewest steps to look at to know the run, and how far they can be trusted.
+        """Return representative steps of the run, and the run as estimated from them.
 
-        Noise is a group like the phases. Only steps seen in full can be looked at.
+        The outliers are a group like a phase. Representatives are traced in full.
 
         Parameters
         ----------
         n
-            How many, 1 or more; one a phase, and one for noise, if None. More than these go where they help most;
-            of fewer, the phases of the most time have one.
+            Number of steps, 1 or more; one per phase and one for the outliers if None. More steps go where they
+            reduce the error most; fewer go to the longest phases.
         seed
-            Draws the steps of each phase at random, and tells the 95 % interval of what they say of the run. If
-            None, they are the ones that stand for their phase best, which no interval is for.
+            Seed to draw the steps of each phase at random, with a 95 % interval of the estimates. If None, the steps
+            that represent their phase best, without an interval.
 
         Raises
         ------
         ValueError
-            When `n` or `seed` is out of its range.
+            If `n` or `seed` is out of its range.
 
         >>> from tpunb.testing import toy_steps
         >>> import tpunb as tp
@@ -266,48 +298,63 @@ class Phases:
             n = whole("representatives", "n", n, 1)
         if seed is not None:
             seed = whole("representatives", "seed", seed, 0)
+        from tpunb.analysis.representatives import representatives
+
         return representatives(self._population, n, seed)
 
     def representative(self, phase: int) -> pl.DataFrame:
-        """Return the step to look at to know one phase, as ``representatives().frame`` has it.
+        """Return the representative step of one phase: its row of ``representatives().frame``, without the estimate.
 
-        No row where none of its steps was seen in full. How far it can be trusted is not asked, which takes longer.
+        No row if no step of it was traced in full.
 
         Raises
         ------
         KeyError
-            When no step bears that label.
+            If no step has that label.
         """
+        from tpunb.analysis.representatives import representative
+
         return representative(self._population, self[phase].id)
 
     @cached_property
-    def _population(self) -> Population:
+    def _population(self) -> Any:
+        from tpunb.analysis.representatives import Population
+
         return Population(self.steps, self.labelled)
 
-    def to_chrome_trace(self, path: str | os.PathLike[str], checkpoints: Checkpoints | None = None) -> Path:
+    def to_chrome_trace(
+        self, path: str | os.PathLike[str], checkpoints: Mapping[str, int] | Iterable[Any] | None = None
+    ) -> Path:
         """Write the phases as a trace for chrome://tracing and Perfetto (paper IV.B and C, Figure 3).
 
-        Time runs as it ran: one track of the windows in which the profiler watched, one of the phases, each with its
-        operations and its nearest checkpoint.
+        On the time axis of the run: one track of the profiler's windows; one of the phases, each with its operations
+        and its nearest checkpoint; one of the accounts of ``tp.goodput``, if there is a record of the wall time.
 
         Parameters
         ----------
         path
             Where to; gzipped where it ends in ``.gz``.
         checkpoints
-            Those of ``tp.checkpoints``; or the step of each by its name, or the steps alone.
+            Checkpoints of ``tp.checkpoints``, or steps by checkpoint name, or steps.
         """
-        saved = steps_of(checkpoints, "to_chrome_trace")
+        from tpunb.checkpoint.nearest import checkpoint_steps, nearest_checkpoint
+
+        saved = checkpoint_steps(checkpoints, "to_chrome_trace")
         by_phase = self.labelled.group_by("phase").agg("trained").iter_rows()
-        near = {phase: name for phase, steps in by_phase if (name := nearest_of(steps, saved)) is not None}
+        near = {phase: name for phase, steps in by_phase if (name := nearest_checkpoint(steps, saved)) is not None}
         told = {phase: f"{name} (step {saved[name]})" for phase, name in near.items()}
-        return export.chrome_trace(Path(path), self.labelled, self.frame, self.top(5), self.steps.windows, told)
+        from tpunb.analysis.goodput import goodput
+        from tpunb.io.trace_writer import chrome_trace  # a higher room, as pandas' to_* methods do
+
+        accounts = None if self.steps.wall is None else goodput(self).segments
+        return chrome_trace(Path(path), self, told, accounts)
 
     def to_csv(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write ``phases.csv`` and the operations of each phase, host and device apart, into `folder`."""
-        every = self.top(max(self.steps.ops.height, 1))
-        return export.csv(Path(folder), self.frame, every)
+        """Write ``phases.csv`` and the operations of each phase, host and device separately, into `folder`."""
+        from tpunb.io.csv_writer import csv
+
+        return csv(Path(folder), self.frame, self.top(max(self.steps.ops.height, 1)))
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return `frame` as a pandas DataFrame (needs the extra ``pandas``)."""
+        """Convert `frame` to a pandas DataFrame (requires the extra ``pandas``)."""
         return to_pandas(self.frame)

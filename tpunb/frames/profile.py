@@ -1,7 +1,8 @@
-"""Profile: what a profiler recorded of a run."""
+"""Profile: the profiler's record of a run."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tpunb import links, schema
+from tpunb import schema
+from tpunb.errors import not_kept
+from tpunb.frames.conversion import to_pandas
 from tpunb.frames.steps import Steps
-from tpunb.frames.words import count, not_kept, plural, short, to_pandas
+from tpunb.text import count, plural, short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,32 +23,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile:
-    """What a profiler recorded: the events of raw captures, or the steps a capture stored.
+    """Record of a run: the events of raw captures, or the steps that a capture stored.
 
     Parameters
     ----------
     name
-        Of the run: its folder's or its file's.
+        Name of the run: that of its folder or file.
     source
-        Where it was read from.
+        Path or URL that it was read from.
     windows
-        ``tpunb.schema.WINDOWS``: when the profiler watched, and why it did not.
+        Capture windows, failed ones included: ``tpunb.schema.WINDOWS``.
     hardware
-        ``tpunb.schema.HARDWARE``: the devices and their peaks.
+        Devices and their peaks: ``tpunb.schema.HARDWARE``.
     span_ps
-        How long the run lasted, in picoseconds.
+        Duration of the run in picoseconds.
     origin_ns
-        Nanoseconds since the epoch of the profile's time 0, or None where the source does not know.
+        Time 0 of the profile in nanoseconds since the epoch; None if unknown.
     stored
-        The steps a capture stored.
+        Steps that a capture stored.
     read_events
-        Decodes the raw events when they are asked for; None where none were kept.
+        Function that decodes the raw events on access; None if none were kept.
     stored_clocks
-        ``tpunb.schema.CLOCKS`` as a capture stored them; of raw captures they are read from the events.
+        ``tpunb.schema.CLOCKS`` that a capture stored; raw captures read them from the events.
     reused
-        Whether the events came decoded from the cache.
+        Whether the decoded events came from the cache.
     overhead
-        By how much watching slowed the run, as the capture itself estimates it: 0.02 is 2 %; None where it does not.
+        Slowdown of the run by profiling, estimated by the capture: 0.02 is 2 %; None if unknown.
+    overhead_interval
+        Ends of its 95 % interval; None if unknown.
     """
 
     name: str
@@ -59,6 +64,7 @@ class Profile:
     stored_clocks: pl.DataFrame | None = None
     reused: bool = False
     overhead: float | None = None
+    overhead_interval: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "windows", schema.check(self.windows, schema.WINDOWS, "windows"))
@@ -71,7 +77,7 @@ class Profile:
         Raises
         ------
         TpunbError
-            When the capture kept statistics only.
+            If the capture kept statistics only.
         """
         if self.read_events is None:
             raise not_kept(self.name, "raw events")
@@ -79,32 +85,24 @@ class Profile:
 
     @cached_property
     def clocks(self) -> pl.DataFrame:
-        """How launches on the host and runs on the devices meet, and how far their clocks disagree.
-
-        ``tpunb.schema.CLOCKS``, one row a device; none where nothing is known.
-        """
+        """Launch delay and clock skew of each device, ``tpunb.schema.CLOCKS``; empty if unknown."""
         if self.stored_clocks is not None:
             return schema.check(self.stored_clocks, schema.CLOCKS, "clocks")
-        return schema.empty(schema.CLOCKS) if self.read_events is None else links.clocks(self.events)
+        if self.read_events is None:
+            return schema.empty(schema.CLOCKS)
+        from tpunb.step_stats.launches import clocks
+
+        return clocks(self.events)
 
     @property
     def gaps(self) -> pl.DataFrame:
-        """When no window watched: (host, start_ps, dur_ps), in order of time."""
-        watched = self.windows.filter(pl.col("dur_ps") > 0).sort("host", "start_ps")
-        hosts = self.windows["host"].unique(maintain_order=True).to_list() or [""]  # those never watched too
-        edges = pl.concat(
-            [
-                watched.select("host", "start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps")),
-                pl.DataFrame(
-                    {
-                        "host": hosts,
-                        "start_ps": [self.span_ps] * len(hosts),
-                        "end_ps": [self.span_ps] * len(hosts),
-                    },
-                    schema_overrides={"host": pl.String},
-                ),
-            ]
-        ).sort("host", "start_ps")
+        """Time between windows: (host, start_ps, dur_ps), in order of host and time."""
+        windows = self.windows.filter(pl.col("dur_ps") > 0)
+        windows = windows.select("host", "start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+        hosts = self.windows["host"].unique(maintain_order=True).to_list() or [""]  # hosts without a window too
+        end = pl.DataFrame({"host": hosts}, schema={"host": pl.String})
+        end = end.with_columns(start_ps=pl.lit(self.span_ps, pl.Int64), end_ps=pl.lit(self.span_ps, pl.Int64))
+        edges = pl.concat([windows, end]).sort("host", "start_ps")
         # the last window may begin when the run has just ended
         edges = edges.with_columns(pl.col("start_ps", "end_ps").clip(0, max(self.span_ps, 0)))
         before = pl.col("end_ps").cum_max().shift(1, fill_value=0).over("host")
@@ -112,17 +110,15 @@ class Profile:
 
     @property
     def observed(self) -> float:
-        """Share of the run's time in which a window watched, mean over the hosts, 0 to 1."""
+        """Share of run time inside a window, mean over the hosts, 0 to 1."""
         hosts = max(self.windows["host"].n_unique(), 1)
         if self.span_ps <= 0:
             return 0.0
         return max(0.0, 1.0 - int(self.gaps["dur_ps"].sum()) / (self.span_ps * hosts))
 
     def __repr__(self) -> str:
-        kinds: dict[str, int] = {}
-        for device in self.hardware["device"]:
-            kind = str(device).removeprefix("/device:").removeprefix("/host:").partition(":")[0]
-            kinds[kind] = kinds.get(kind, 0) + 1
+        devices = (str(device).removeprefix("/device:").removeprefix("/host:") for device in self.hardware["device"])
+        kinds = Counter(device.partition(":")[0] for device in devices)
         parts = [plural(max(self.windows["host"].n_unique(), 1), "host")]
         parts += [plural(n, kind) for kind, n in sorted(kinds.items()) if kind != "CPU"]
         parts += [f"{count(int(self.windows['events'].sum()))} events", f"{short(self.span_ps / 1e12)} s"]
@@ -131,5 +127,14 @@ class Profile:
         return f"Profile({self.name}, {', '.join(parts)})"
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return `windows` as a pandas DataFrame (needs the extra ``pandas``)."""
+        """Convert `windows` to a pandas DataFrame (requires the extra ``pandas``)."""
         return to_pandas(self.windows)
+
+
+def device_kinds(hardware: pl.DataFrame) -> str:
+    """Return the kinds of devices in ``tpunb.schema.HARDWARE``, CPUs left out; "" if there are none.
+
+    >>> device_kinds(pl.DataFrame({"kind": ["TPU v2", "CPU", "TPU v2"]}))
+    'TPU v2'
+    """
+    return " and ".join(sorted({*hardware["kind"].drop_nulls()} - {"CPU"}))

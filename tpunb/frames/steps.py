@@ -1,41 +1,42 @@
-"""Steps: what ran in each step of a run, and where its time went."""
+"""Steps: the operations and the step-time breakdown of each step of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from tpunb import schema
-from tpunb.frames.words import not_kept, plural, to_pandas
-
-if TYPE_CHECKING:
-    import pandas as pd
+from tpunb.errors import not_kept
+from tpunb.frames.conversion import Tabular
+from tpunb.frames.wall_clock import WallClock
+from tpunb.text import plural
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Steps:
-    """One row a (host, step), and the operations that ran in it.
+class Steps(Tabular):
+    """Steps of a run, one row per (host, step), with their operations.
 
     Parameters
     ----------
     frame
-        ``tpunb.schema.STEPS``, sorted by host and start.
+        One row per (host, step), sorted by host and start: ``tpunb.schema.STEPS``.
     ops
-        ``tpunb.schema.OPS``: one row a (host, step, op, side).
+        One row per (host, step, op, side): ``tpunb.schema.OPS``.
     devices
-        ``tpunb.schema.DEVICES``: the figures of `frame` a device.
+        Figures of `frame` by device: ``tpunb.schema.DEVICES``.
     windows
-        ``tpunb.schema.WINDOWS``: when the profiler watched.
+        Capture windows: ``tpunb.schema.WINDOWS``.
     name
-        Of the run, for titles.
+        Name of the run, for titles.
     read_layers
-        Reduces the raw events to `layers` when they are asked for; None where none were kept.
-    about
-        What ran, as far as it is known: "model", "weights", "dtype", "optimizer", "batch", "device kind".
+        Function that reduces the raw events to `layers` on access; None if none were kept.
+    metadata
+        Known facts of the run: "model", "weights", "dtype", "optimizer", "batch", "device kind".
+    wall
+        Wall time of the run, and what the host clock knows beside steps; None if there is no record of it.
     """
 
     frame: pl.DataFrame
@@ -44,46 +45,44 @@ class Steps:
     windows: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.WINDOWS))
     name: str = ""
     read_layers: Callable[[], pl.DataFrame] | None = None
-    about: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    wall: WallClock | None = None
 
     def __post_init__(self) -> None:
         frame = schema.check(self.frame, schema.STEPS, "steps").sort("host", "start_ps", "step")
         object.__setattr__(self, "frame", frame)
-        # in one piece: columns of millions of rows are read as arrays again and again
+        # one chunk: columns of millions of rows are often read as arrays
         object.__setattr__(self, "ops", schema.check(self.ops, schema.OPS, "ops").rechunk())
         object.__setattr__(self, "devices", schema.check(self.devices, schema.DEVICES, "devices"))
         object.__setattr__(self, "windows", schema.check(self.windows, schema.WINDOWS, "windows"))
 
     @cached_property
     def layers(self) -> pl.DataFrame:
-        """From step to layer to framework op to HLO instruction: ``tpunb.schema.LAYERS``.
+        """Self time by step, layer, framework op and HLO instruction: ``tpunb.schema.LAYERS``.
 
         Raises
         ------
         TpunbError
-            When the capture kept statistics only.
+            If the capture kept statistics only.
         """
         if self.read_layers is None:
             raise not_kept(self.name, "layers")
         rows = schema.check(self.read_layers(), schema.LAYERS, "layers")
         return rows.join(self.frame.select("host", "step"), on=["host", "step"], how="semi", maintain_order="left")
 
-    def __len__(self) -> int:
-        return self.frame.height
-
     def __repr__(self) -> str:
-        full = self.frame.filter(pl.col("seen") == "full").height
-        return f"Steps({plural(len(self), 'step')}, {plural(self.ops['op'].n_unique(), 'op')}, {full} seen in full)"
+        full = self.frame.filter(pl.col("traced") == "full").height
+        return f"Steps({plural(len(self), 'step')}, {plural(self.ops['op'].n_unique(), 'op')}, {full} traced in full)"
 
     def full(self) -> Steps:
-        """Return the steps that were seen in full, with their operations."""
+        """Return the steps that were traced in full, with their operations."""
         return self._full
 
     @cached_property
-    def _full(self) -> Steps:  # once: what methods find out of steps, they remember by them
-        if (self.frame["seen"] == "full").all():
+    def _full(self) -> Steps:  # one object: results are memoised per Steps
+        if (self.frame["traced"] == "full").all():
             return self
-        frame = self.frame.filter(pl.col("seen") == "full")
+        frame = self.frame.filter(pl.col("traced") == "full")
         key = frame.select("host", "step")
         return replace(
             self,
@@ -92,6 +91,18 @@ class Steps:
             devices=self.devices.join(key, on=["host", "step"], how="semi"),
         )
 
-    def to_pandas(self) -> pd.DataFrame:
-        """Return `frame` as a pandas DataFrame (needs the extra ``pandas``)."""
-        return to_pandas(self.frame)
+
+def trained() -> pl.Expr:
+    """Return the step number by which checkpoints count, for each row of ``Steps.frame``.
+
+    It is the step number less the steps of other kinds before it on its host, as those of an evaluation. In a run
+    without steps of kind "train" it is the step number.
+
+    >>> from tpunb.testing import toy_steps
+    >>> run = toy_steps("aba").frame.with_columns(kind=pl.Series(["train", "test", "train"]))
+    >>> run.select("step", trained()).rows()
+    [(0, 0), (1, 1), (2, 1)]
+    """
+    train = (pl.col("kind").cast(pl.String) == "train").fill_null(value=False)
+    others = (~train).cast(pl.Int64)
+    return (pl.col("step") - train.any() * (others.cum_sum() - others).over("host")).alias("trained")
