@@ -1,0 +1,299 @@
+"""Split the wall time of one host into stretches of one account each, without gaps or overlaps.
+
+A stretch of time belongs to what began last: a callback to itself and not to the step it runs in, an evaluation that a
+callback starts to the evaluation. What is left of a step is its own time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from tpunb import schema
+from tpunb.frames.op_matrix import Ints, factorize
+from tpunb.frames.own_time import by_clock, covered, input_wait, stall_places, typical
+
+_FIRST = {"fit": 0, "tuning": 2, "resuming": 2}  # the rank of a span that begins later or earlier than others
+_BESIDE = ["profiler", "garbage collection"]  # beside the training, or within a step
+_GC = "garbage collection"  # a reason of step time deviation
+_PARTS = ("data loading", "productive", "program startup", "profiler", _GC, "step time deviation", "callbacks")
+"""What the own time of a step is split into, in this order."""
+SHORT = "calls under 1 ms"
+REDUCTION = "reduction of a window"  # work of the profiler beside the training
+_SLOWED = 5  # steps beside the profiler that show how much it slows them down
+_OWN = ["fit", "evaluation", "between steps"]  # where a stall may be the own time of a step
+
+
+class HostRun(NamedTuple):
+    """What is known of one host.
+
+    `steps` has the columns of STEPS and ``phase``; `spans`, `stalls` and `windows` those of their schemas. `clocked`
+    says whether the clock of the host recorded steps, `complete` whether it recorded spans.
+    """
+
+    steps: pl.DataFrame
+    spans: pl.DataFrame
+    stalls: pl.DataFrame
+    windows: pl.DataFrame
+    start_ps: int
+    end_ps: int
+    clocked: bool
+    complete: bool
+
+
+class _Owned(NamedTuple):
+    """Cells of time: start, width, index of the step around it, of its span, -1 for none, and its owner."""
+
+    start: Ints
+    width: Ints
+    step: Ints
+    span: Ints
+    of_step: NDArray[np.bool_]
+    of_span: NDArray[np.bool_]
+
+
+def segments(run: HostRun) -> pl.DataFrame:
+    """Return the stretches of a host in order, without gaps: they add up to its wall time.
+
+    Columns: ``start_ps``, ``dur_ps``, ``account``, ``detail``, ``step``, ``phase``, ``unit`` (the number of the step,
+    span or gap that it is a part of) and ``source``.
+    """
+    start, end = _disjoint(run.steps, run.start_ps, run.end_ps)
+    spans = _sorted_spans(run)
+    cells = _cells(run, start, end, spans)
+    own = np.zeros(len(start), np.int64)
+    np.add.at(own, cells.step[cells.of_step], cells.width[cells.of_step])
+    parts = _parts(run, start, end, own, spans, cells)
+    return pl.concat(
+        [_step_pieces(run, cells, own, parts), _span_pieces(run, cells, spans), _gaps(run, cells, start, end, spans)]
+    ).sort("start_ps")
+
+
+def _disjoint(steps: pl.DataFrame, low: int, high: int) -> tuple[Ints, Ints]:
+    """Return start and end of the steps within the run; a step that begins before the last ended is cut."""
+    start = steps["start_ps"].fill_null(low).to_numpy().astype(np.int64).clip(low, high)
+    end = (start + steps["dur_ps"].fill_null(0).to_numpy().clip(0)).clip(low, high)
+    before = np.maximum.accumulate(np.concatenate([[low], end]))[:-1]
+    start = np.maximum(start, before)
+    return start, np.maximum(end, start)
+
+
+def _sorted_spans(run: HostRun) -> pl.DataFrame:
+    """Return the spans within the run in the order in which later ones win."""
+    low, high = run.start_ps, run.end_ps
+    spans = run.spans.filter(~pl.col("account").is_in(_BESIDE)).with_columns(
+        start_ps=pl.col("start_ps").clip(low, high),
+        end_ps=(pl.col("start_ps") + pl.col("dur_ps")).clip(low, high),
+        rank=pl.col("account").replace_strict(_FIRST, default=1, return_dtype=pl.Int8),
+    )
+    return spans.filter(pl.col("end_ps") > pl.col("start_ps")).sort(
+        "rank", "start_ps", "end_ps", descending=[False, False, True]
+    )
+
+
+def _cells(run: HostRun, start: Ints, end: Ints, spans: pl.DataFrame) -> _Owned:
+    begins, ends, rank = (spans[name].to_numpy().astype(np.int64) for name in ("start_ps", "end_ps", "rank"))
+    bounds = np.unique(np.concatenate([[run.start_ps, run.end_ps], start, end, begins, ends]))
+    at, width = bounds[:-1], np.diff(bounds)
+    step = np.searchsorted(start, at, side="right") - 1
+    if len(start):
+        step[at >= end[step]] = -1
+    span = np.full(len(at), -1)
+    low, high = np.searchsorted(bounds, begins), np.searchsorted(bounds, ends)
+    for number in range(len(begins)):
+        span[low[number] : high[number]] = number
+    in_step, in_span = step >= 0, span >= 0
+    of_span = in_span & ~in_step
+    both = in_step & in_span
+    later = (begins[span[both]] >= start[step[both]]) & (rank[span[both]] > 0)
+    of_span[both] = later | (rank[span[both]] == 2)
+    return _Owned(at, width, step, span, in_step & ~of_span, of_span)
+
+
+def _parts(run: HostRun, start: Ints, end: Ints, own: Ints, spans: pl.DataFrame, cells: _Owned) -> Ints:
+    """Return how the own time of each step is split: (steps, parts), whose rows add up to `own`."""
+    steps, left = run.steps, own.copy()
+    waits = np.minimum(steps.select(input_wait()).to_series().to_numpy().astype(np.int64), left)
+    left -= waits
+    calls = steps["callbacks_ps"].fill_null(0).to_numpy().astype(np.int64).copy()
+    called = spans.filter(account="callbacks")
+    within = np.searchsorted(start, called["start_ps"].to_numpy(), side="right") - 1
+    np.subtract.at(calls, within[within >= 0], (called["end_ps"] - called["start_ps"]).to_numpy()[within >= 0])
+    calls = np.minimum(calls.clip(0), left)
+    left -= calls
+    garbage = np.zeros(len(own), np.int64)
+    at, width = cells.start[cells.of_step], cells.width[cells.of_step]
+    np.add.at(garbage, cells.step[cells.of_step], covered(_intervals(run, _GC), at, at + width))
+    garbage = np.minimum(garbage, left)
+    left -= garbage
+    kind = factorize(steps["kind"].fill_null("").rank("dense").to_numpy().astype(np.int64))[1]
+    usual = np.minimum(left, typical(left, steps["phase"].fill_null(-1).to_numpy(), kind))
+    excess = left - usual
+
+    starts_up = np.zeros(len(own), np.bool_)
+    is_startup = (spans["account"] == "program startup").to_numpy()
+    starts_up[cells.step[(cells.step >= 0) & cells.of_span & np.isin(cells.span, np.flatnonzero(is_startup))]] = True
+    startup = np.where(starts_up, excess, 0)
+    excess = excess - startup
+    profiler = np.minimum(excess, _held_up(run, start, end, left))
+    return np.stack([waits, usual, startup, profiler, garbage, excess - profiler, calls], axis=1)
+
+
+def _intervals(run: HostRun, account: str) -> pl.DataFrame:
+    spans = run.spans.filter(account=account)
+    return spans.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+
+
+def _held_up(run: HostRun, start: Ints, end: Ints, own: Ints) -> Ints:
+    """Return the most that the profiler can have held up each step.
+
+    That is all of the time in which it starts and collects a window. Of a step that is traced, or beside which a
+    window is reduced, it is what the median one of its phase takes longer than the others.
+    """
+    busy = _intervals(run, "profiler")
+    if busy.is_empty():
+        return np.zeros(len(start), np.int64)
+    windows = run.windows.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+    reductions = busy.filter((run.spans.filter(account="profiler")["detail"] == REDUCTION).fill_null(False))
+    tracing, reducing = covered(windows, start, end), covered(reductions, start, end)
+    collecting = covered(pl.concat([busy, windows]), start, end) - covered(pl.concat([reductions, windows]), start, end)
+    beside = np.maximum(tracing, reducing)
+    frame = run.steps.select("phase", own=pl.Series(own, dtype=pl.Int64), slowed=pl.Series(beside > 0))
+    medians = frame.group_by("phase").agg(
+        # a stall in one of a few is no median
+        more=pl.when(pl.col("slowed").sum() >= _SLOWED).then(
+            pl.col("own").filter("slowed").median() - pl.col("own").filter(~pl.col("slowed")).median()
+        )
+    )
+    more = frame.join(medians, on="phase", how="left", maintain_order="left")["more"].fill_null(0).clip(0)
+    return np.asarray(collecting + np.minimum(more.cast(pl.Int64).to_numpy(), beside), dtype=np.int64)
+
+
+def _step_pieces(run: HostRun, cells: _Owned, own: Ints, parts: Ints) -> pl.DataFrame:
+    """Return the own time of the steps: both the cells and the parts are cut where the other ends."""
+    at, width, step = cells.start[cells.of_step], cells.width[cells.of_step], cells.step[cells.of_step]
+    cell_ends, part_ends = np.cumsum(width), np.cumsum(parts.reshape(-1))
+    ends = np.unique(np.concatenate([cell_ends, part_ends]))
+    ends = ends[ends > 0]
+    pieces = np.diff(ends, prepend=0)
+    cell = np.searchsorted(cell_ends, ends)
+    part = np.searchsorted(part_ends, ends)
+    begin = at[cell] + (ends - pieces - (cell_ends[cell] - width[cell])) if len(ends) else ends
+    which, of = part % len(_PARTS), step[cell] if len(ends) else part
+    return (
+        _frame(run, begin, pieces, of)
+        .with_columns(account=pl.Series(np.array(_PARTS)[which]), unit=pl.Series(of, dtype=pl.Int64))
+        .pipe(_explained, run)
+    )
+
+
+def _explained(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
+    """Name evaluation, and the reason of deviations and the source of each piece."""
+    steps = run.steps.with_row_index("unit").select(
+        pl.col("unit").cast(pl.Int64),
+        "kind",
+        "start_ps",
+        "dur_ps",
+        has_input=pl.col("input_ps").is_not_null(),
+        by_clock=by_clock(),
+    )
+    reasons = _reasons(run, steps)
+    account = pl.col("account")
+    estimated = account.is_in(["program startup", "profiler"]) | ((account == "data loading") & ~pl.col("has_input"))
+    windows = pl.lit(not run.clocked) | ((account == "data loading") & ~pl.col("by_clock"))
+    return (
+        pieces.drop("detail", "source")
+        .join(steps.drop("start_ps", "dur_ps"), on="unit", how="left", maintain_order="left")
+        .join(reasons, on="unit", how="left", maintain_order="left")
+        .with_columns(
+            account=pl.when(account.is_in(["productive", "data loading"]) & (pl.col("kind") == "eval"))
+            .then(pl.lit("evaluation"))
+            .when(account == _GC)
+            .then(pl.lit("step time deviation"))
+            .otherwise(account),
+            detail=pl.when(account == _GC)
+            .then(pl.lit(_GC))
+            .when(account == "step time deviation")
+            .then("reason")
+            .when(account == "callbacks")
+            .then(pl.lit(SHORT))
+            .when((account == "data loading") & (pl.col("kind") == "eval"))
+            .then(pl.lit("waiting for input"))
+            .when(account == "data loading")
+            .then("wait_place")
+            .when(account == "program startup")
+            .then(pl.lit("first run of what was traced")),
+            source=pl.when(estimated)
+            .then(pl.lit("estimated"))
+            .when(windows)
+            .then(pl.lit("windows"))
+            .otherwise(pl.lit("clock")),
+        )
+        .select(_COLUMNS)
+    )
+
+
+def _reasons(run: HostRun, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return where each step stalled longest, if it did: in its own time, and waiting for input."""
+    own = run.stalls.filter(pl.col("kind").is_null() | pl.col("kind").is_in(_OWN))
+    waits = run.stalls.filter(kind="data loading")
+    return steps.select("unit", reason=stall_places(steps, own), wait_place=stall_places(steps, waits))
+
+
+def _span_pieces(run: HostRun, cells: _Owned, spans: pl.DataFrame) -> pl.DataFrame:
+    of = cells.of_span
+    chosen = spans[cells.span[of]]
+    known = chosen["account"].is_in(schema.ACCOUNTS)  # the time of a method of Keras around its steps prepares them
+    return _frame(run, cells.start[of], cells.width[of], cells.step[of]).with_columns(
+        account=pl.when(known).then(chosen["account"]).otherwise(pl.lit("preparation")),
+        detail=chosen["detail"],
+        phase=pl.when(chosen["account"].is_in(["evaluation", "tuning", "resuming", "fit"]))
+        .then(pl.lit(None, pl.Int64))
+        .otherwise("phase"),
+        unit=pl.Series(cells.span[of], dtype=pl.Int64) + run.steps.height,
+    )
+
+
+def _gaps(run: HostRun, cells: _Owned, start: Ints, end: Ints, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the time outside of steps and spans."""
+    gap = ~cells.of_step & ~cells.of_span
+    at = cells.start[gap]
+    after, before = np.searchsorted(start, at), np.searchsorted(start, at, side="right") - 1
+    loop = np.ones(len(start) + 1, np.bool_)  # steps of a loop of the program, not of a method of Keras
+    methods = spans.filter(pl.col("account").is_in(["fit", "evaluation"])).select("start_ps", "end_ps")
+    loop[:-1] = covered(methods, start, np.maximum(end, start + 1)) == 0
+    inside = (before >= 0) & (after < len(start)) & loop[before] & loop[np.minimum(after, len(start))]
+    if run.complete:
+        account = np.where(inside, "between steps", "preparation")
+    else:
+        outer = (before < 0) | (after >= len(start))
+        account = np.where(outer & run.clocked & (len(start) > 0), "preparation", "other")
+    unit = run.steps.height + spans.height + after
+    return _frame(run, at, cells.width[gap], np.full(len(at), -1)).with_columns(
+        account=pl.Series(account, dtype=pl.String), unit=pl.Series(unit, dtype=pl.Int64)
+    )
+
+
+_COLUMNS = ["start_ps", "dur_ps", "account", "detail", "step", "phase", "unit", "source"]
+
+
+def _frame(run: HostRun, start: Ints, width: Ints, step: Ints) -> pl.DataFrame:
+    """Return pieces of the steps of these indices, -1 for none, without account and unit."""
+    named = run.steps.select("step", "phase").with_row_index("index").with_columns(pl.col("index").cast(pl.Int64))
+    pieces = pl.DataFrame(
+        {"start_ps": start, "dur_ps": width, "index": step},
+        schema=dict.fromkeys(["start_ps", "dur_ps", "index"], pl.Int64),
+    )
+    return (
+        pieces.join(named, on="index", how="left", maintain_order="left")
+        .with_columns(
+            account=pl.lit(None, pl.String),
+            detail=pl.lit(None, pl.String),
+            unit=pl.lit(None, pl.Int64),
+            source=pl.lit("clock" if run.clocked else "windows"),
+        )
+        .select(_COLUMNS)
+    )

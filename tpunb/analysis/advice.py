@@ -1,0 +1,359 @@
+"""Advice for each phase and for the run, ranked by the time it would save."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+
+import polars as pl
+
+from tpunb import schema
+from tpunb.analysis.account_metrics import account_metrics
+from tpunb.analysis.phase_metrics import phase_metrics
+from tpunb.errors import wrong
+from tpunb.frames import Phases
+from tpunb.text import cut, percent, plain, short_time
+
+_HIGH = 0.7  # share of MXU peak or HBM bandwidth that XProf's smart suggestions call high
+_LOW = 0.5  # and low
+_LEAST = 0.001  # share of all step time: advice that saves less is left out
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One piece of advice, and when to give it.
+
+    Its expressions are over :func:`tpunb.analysis.phase_metrics.phase_metrics`, those of `ACCOUNT_RULES` over
+    :func:`tpunb.analysis.account_metrics.account_metrics`. Unknown metrics are null, and a rule that needs one of them
+    does not apply.
+
+    Parameters
+    ----------
+    name
+        Name of the rule.
+    when
+        Condition.
+    saves
+        Largest share of the phase's time, or of the run's wall time, that it could save; null if unknown.
+    sentence
+        Observation: a format of the metrics, with one base for its percentages.
+    action
+        What to try, in the imperative.
+    source
+        Origin of the rule and of its threshold.
+    """
+
+    name: str
+    when: pl.Expr
+    saves: pl.Expr
+    sentence: str
+    action: str
+    source: str
+
+    @property
+    def needs(self) -> list[str]:
+        """Names of the metrics in its expressions.
+
+        >>> RULES[0].needs
+        ['input']
+        """
+        return sorted({*self.when.meta.root_names(), *self.saves.meta.root_names()})
+
+
+def _share(name: str, least: float, sentence: str, action: str, source: str, *, metric: str = "") -> Rule:
+    """Return a rule for a share of step time above `least` that could all be saved."""
+    share = pl.col(metric or name)
+    return Rule(name, when=share > least, saves=share, sentence=sentence, action=action, source=source)
+
+
+def _rare(name: str, sentence: str, action: str, source: str) -> Rule:
+    """Return a rule for work of some steps that takes over 1 % of all step time."""
+    when = pl.col(name) * pl.col("share") > 0.01
+    return Rule(name, when=when, saves=pl.col(name), sentence=sentence, action=action, source=source)
+
+
+_mxu, _hbm = pl.col("mxu"), pl.col("hbm")
+_to_high = pl.col("busy") * (1 - _mxu / _HIGH)  # the same work at a high utilisation
+
+RULES = (
+    _share(
+        "input",
+        0.1,
+        sentence="Waiting for input takes {input} of the phase's step time",
+        action="prefetch, run map and interleave in parallel, cache what every epoch reads",
+        source="TPUPoint VI.B, observations 3 and 4; over 10 % of step time: XProf's InputBoundRule",
+    ),
+    _share(
+        "idle",
+        0.1,
+        sentence="The device is idle for {idle} of the phase's step time without a known cause",
+        action="run more steps per call (Keras' steps_per_execution, a lax.scan), fetch fewer values on the host",
+        source="TPUPoint VI.B, Figure 10: 38.90 % (v2), 43.53 % (v3); over 10 %: XProf's TensorCoreIdleBoundRule",
+    ),
+    _share(
+        "formatting",
+        0.1,
+        sentence="Data formatting takes {formatting} of the phase's step time, mostly {formatting_op}",
+        action="use one layout throughout, batches and features in multiples of 8 and 128, fewer transposes",
+        source="TPUPoint VI.B, Table II; multiples: https://cloud.google.com/tpu/docs/performance-guide; 10 % is ours",
+    ),
+    _share(
+        "copies",
+        0.1,
+        sentence="Waiting for copies between memories takes {copies} of the phase's step time, mostly {copies_op}",
+        action="offload less to the host, keep on the device what every step uses, or start its copies earlier",
+        source="XLA's copy-done ends an asynchronous copy; over 10 %: as XProf for async-done",
+    ),
+    _share(
+        "outfeed",
+        0.1,
+        sentence="Outfeed takes {outfeed} of the phase's step time",
+        action="write summaries and metrics in fewer steps, make fewer host calls",
+        source="TPUPoint VI.B, Table II: OutfeedDequeueTuple; 10 % as for input",
+    ),
+    _share(
+        "transfer",
+        0.1,
+        sentence="Transfers between host and device take {transfer} of the phase's step time",
+        action="make fewer and larger transfers, prefetch to the device, leave on it what the host does not need",
+        source="TPUPoint VI.B, observation 4; XProf's DataTransferBoundRule; 10 % as for input",
+    ),
+    _share(
+        "collectives",
+        0.3,
+        sentence="Collectives take {collective} of the phase's step time",
+        action="use larger batches per device, bfloat16 gradients, collectives behind computation; find slow devices",
+        source="over 30 % of step time: XProf's CollectiveBoundRule",
+        metric="collective",
+    ),
+    _share(
+        "callbacks",
+        0.05,
+        sentence="Callbacks to Python take {callbacks} of the phase's step time, mostly {callbacks_op}",
+        action="remove debug_print, py_function and io_callback from the step, or run them in few steps",
+        source="over 5 % of step time: XProf's DebugPrintRule",
+    ),
+    _share(
+        "recompile",
+        0.05,
+        sentence="Recompilation after the first step takes {recompile} of the phase's step time",
+        action="use batches of one shape (drop_remainder, padding, buckets), pass no Python numbers as arguments",
+        source="https://www.tensorflow.org/guide/function, on retracing; 5 % is ours",
+    ),
+    Rule(
+        "compile",
+        when=pl.col("compile") > 0.1,
+        saves=pl.col("compiled_ps") / pl.col("typical_ps"),
+        sentence="Compilation takes {compiled_ps}",
+        action="enable the persistent compilation cache (jax_compilation_cache_dir); this cost is paid once per run",
+        source="https://docs.jax.dev/en/latest/persistent_compilation_cache.html; 10 % is ours",
+    ),
+    _rare(
+        "checkpoint",
+        sentence="Saving checkpoints takes {checkpoint} of the phase's step time",
+        action="save less often, or in the background (Orbax' AsyncCheckpointer, Keras' OrbaxCheckpoint)",
+        source="https://orbax.readthedocs.io/en/stable/guides/checkpoint/async_checkpointing.html; 1 % is ours",
+    ),
+    _rare(
+        "summary",
+        sentence="Writing summaries takes {summary} of the phase's step time",
+        action="write summaries less often, with fewer histograms and images",
+        source="TPUPoint VI.B, observation 3; 1 % of all step time is ours",
+    ),
+    Rule(
+        "memory",
+        when=(_hbm > _HIGH) & (_mxu < _LOW),
+        saves=_to_high,
+        sentence="Memory-bound: {hbm} of HBM bandwidth, but only {mxu} of MXU peak used",
+        action="use bfloat16, fewer and larger fusions, less rematerialisation, shapes in multiples of 8 and 128",
+        source="HBM bandwidth over 70 % and MXU under 50 %: XProf's MemoryBoundRule",
+    ),
+    Rule(
+        "batch",
+        when=(_mxu < _LOW) & (_hbm < _LOW) & (pl.col("any_idle") < 0.1) & (pl.col("waits") < 0.1),
+        saves=_to_high,
+        sentence="Not input-bound, but only {mxu} of MXU peak and {hbm} of HBM bandwidth used",
+        action="use larger batches, in multiples of 8 and 128",
+        source="TPUPoint VI.B, Figure 11: 22.72 % on TPUv2, 11.34 % on TPUv3; both under 50 %: XProf's latency bound",
+    ),
+    _share(
+        "stall",
+        0.1,
+        sentence="Its steps run the same {stalled_side} operations as those of {twin}, but take {step_ps} instead of "
+        "{twin_ps}; {stall_ps} of this is {stalled}",
+        action="check the input of these steps: the end of a shuffle buffer, slow files, other work on the host",
+        source="TPUPoint VI.C, observation 6: the bottleneck changes with the input; 10 % is ours",
+    ),
+    Rule(
+        "unseen",
+        when=(pl.col("full") == 0) & (pl.col("phase") >= 0),  # outliers by the clock are known by their reason
+        saves=pl.lit(None, pl.Float64),
+        sentence="No step of it was traced in full",
+        action="capture longer or more windows: tpunb.Schedule(window=..., every=..., budget=...)",
+        source="a step's metrics are known if a window holds all of it",
+    ),
+)
+"""Rules for phases. New advice needs a rule here and nothing else, unless it needs a new metric."""
+
+_every, _best = pl.col("save_every_ps"), pl.col("save_best_ps")
+_YOUNG = "the square root of 2 x save time x time between failures: Young 1974, https://doi.org/10.1145/361147.361115"
+
+ACCOUNT_RULES = (
+    Rule(
+        "slow callbacks",
+        when=(pl.col("callbacks") > 0.05) & pl.col("callback").is_not_null(),
+        saves=pl.col("callbacks"),
+        sentence="Callbacks take {callbacks} of wall time, mostly {callback}: {callback_ps}",
+        action="call it less often, or do its work in another thread or after training",
+        source="account of tp.goodput; 5 % as for callbacks of a step",
+    ),
+    Rule(
+        "checkpoint saves",
+        when=pl.col("unplanned") > 0.01,
+        saves=pl.col("unplanned"),
+        sentence="Saving checkpoints takes {unplanned} of wall time: {save_ps} each, once in {save_every_ps}",
+        action="save less often or in the background; advise(phases, failure_every_h=...) computes the best interval",
+        source="account of tp.goodput; 1 % as for checkpoints of a phase",
+    ),
+    Rule(
+        "checkpoint interval",
+        when=(_every < _best / 1.5) & (pl.col("saving") > 0.001),
+        saves=pl.col("saving") * (1 - _every / _best),
+        sentence="Checkpoints are saved once in {save_every_ps}, each in {save_ps}; least time is lost with one in "
+        "{save_best_ps}",
+        action="save less often",
+        source=_YOUNG,
+    ),
+    Rule(
+        "rare checkpoints",
+        when=_every > _best * 1.5,
+        saves=pl.lit(None, pl.Float64),
+        sentence="Checkpoints are saved once in {save_every_ps}; with these failures least time is lost with one in "
+        "{save_best_ps}",
+        action="save more often",
+        source=_YOUNG,
+    ),
+    Rule(
+        "retracing",
+        when=(pl.col("retracing") > 0.02) & pl.col("retraced").is_not_null(),
+        saves=pl.col("retracing"),
+        sentence="Tracing and compiling again what was traced before takes {retracing} of wall time, mostly {retraced}",
+        action="use batches of one shape (drop_remainder, padding, buckets), pass no Python numbers as arguments",
+        source="https://www.tensorflow.org/guide/function, on retracing; 2 % is ours",
+    ),
+    Rule(
+        "preparation",
+        when=pl.col("preparation") > pl.col("productive"),
+        saves=pl.col("preparation"),
+        sentence="Preparation takes {preparation_ps}, longer than the {productive_ps} of productive training",
+        action="cache prepared data, build the model once, train longer per run",
+        source="account of tp.goodput; longer than training is ours",
+    ),
+    Rule(
+        "long evaluation",
+        when=pl.col("evaluation") > pl.col("productive"),
+        saves=pl.col("evaluation"),
+        sentence="Evaluation takes {evaluation_ps}, longer than the {productive_ps} of productive training",
+        action="evaluate every few epochs, or on fewer batches (Keras' validation_freq, validation_steps)",
+        source="account of tp.goodput; longer than training is ours",
+    ),
+)
+"""Rules for the accounts of the run."""
+
+
+def advise(phases: Phases, *, failure_every_h: float | None = None) -> pl.DataFrame:
+    """Return advice on each phase and on the run, most time saved first: ``tpunb.schema.ADVICE``.
+
+    One row per phase and applicable rule of :data:`RULES`. The time saved is an upper bound: all of the wait, or all
+    time beyond a high utilisation. Rows of one phase may concern the same time, so they do not add up. Metrics are
+    those of the steps traced in full, extrapolated to all steps of the phase; rules with unknown metrics do not apply.
+    Host work counts as far as the device idles meanwhile, and in full if nothing is known of a device. Phases without
+    metrics come last, with nulls. Outliers count as a phase. Savings under 0.1 % of all step time are left out.
+
+    One row per applicable rule of :data:`ACCOUNT_RULES`, without a phase, if the run has a record of its wall time:
+    callbacks, checkpoints, retracing, preparation, evaluation (`tp.goodput`). Each saves at most the time of its
+    account, and shares are of wall time.
+
+    Observations are those of the paper (VI), thresholds those of XProf's smart suggestions if it has them
+    (https://github.com/openxla/xprof, ``convert/smart_suggestion``).
+
+    Parameters
+    ----------
+    phases
+        Phases of a run.
+    failure_every_h
+        Mean time between failures of the job in hours: the checkpoint interval is compared with Young's.
+
+    Raises
+    ------
+    TypeError
+        If `phases` is something else.
+    ValueError
+        If `failure_every_h` is not a number above 0.
+
+    >>> from tpunb.cluster import phases
+    >>> from tpunb.testing import toy_steps
+    >>> print(advise(phases(toy_steps("aaabbb")))["sentence"][0])
+    train (66.7 % of all step time) could save up to 33.3 % of all step time. \
+The device is idle for 50 % of the phase's step time without a known cause.
+    """
+    if not isinstance(phases, Phases):
+        raise wrong("advise", "phases", "be Phases", phases, hint="tp.phases(steps)")
+    valid = isinstance(failure_every_h, Real) and not isinstance(failure_every_h, bool)
+    if failure_every_h is not None and not (valid and 0 < failure_every_h < math.inf):
+        raise ValueError(
+            f"The failure_every_h parameter of advise must be a number above 0. Got {failure_every_h!r} instead."
+        )
+    rows = advise_phases(phases)
+    metrics = account_metrics(phases, failure_every_h)
+    if metrics.is_empty():
+        return rows
+    metrics = metrics.with_columns(phase=pl.lit(None, pl.Int64), typical_ps="wall_ps")
+    run = _applied(ACCOUNT_RULES, metrics, metrics["wall_ps"].item(), "of wall time")
+    return pl.concat([rows, run]).sort("saves_ps", descending=True, nulls_last=True, maintain_order=True)
+
+
+def advise_phases(phases: Phases) -> pl.DataFrame:
+    """Return the advice on phases alone, which costs no account of the run."""
+    return _applied(RULES, phase_metrics(phases), int(phases.frame["dur_ps"].sum()), "of all step time")
+
+
+def _applied(rules: tuple[Rule, ...], metrics: pl.DataFrame, run_ps: float, base: str) -> pl.DataFrame:
+    rows = []
+    for number, rule in enumerate(rules):
+        applies = rule.when & pl.all_horizontal(pl.col(rule.needs).is_not_null())
+        applied = metrics.with_columns(saves_ps=rule.saves.clip(0, 1) * pl.col("typical_ps")).filter(applies)
+        applied = applied.with_columns(saved=pl.col("saves_ps") / max(run_ps, 1))
+        for row in applied.filter((pl.col("saved") >= _LEAST).fill_null(True)).iter_rows(named=True):
+            saves_ps = None if row["saves_ps"] is None else round(row["saves_ps"])
+            sentence = _sentence(rule, row, base)
+            rows.append((row["phase"], rule.name, saves_ps, row["saved"], sentence, rule.action, number))
+    frame = pl.DataFrame(rows, schema={**schema.ADVICE, "number": pl.Int64()}, orient="row")
+    frame = frame.sort("saves_ps", "phase", "number", descending=[True, False, False], nulls_last=True)
+    return schema.check(frame, schema.ADVICE, "advice")
+
+
+def _sentence(rule: Rule, row: dict[str, object], base: str) -> str:
+    texts = {name: _text(name, value) for name, value in row.items()}
+    subject = f"The run ({texts['wall_ps']})" if "wall_ps" in row else ""
+    if not subject:
+        kinds = f"{texts['kinds']}, " if row["kinds"] and row["phase"] == -1 else ""
+        subject = f"{texts['name']} ({kinds}{texts['share']} {base})"
+    saved = "" if row["saved"] is None else f" could save up to {texts['saved']} {base}"
+    return f"{subject}{saved}. {rule.sentence.format(**texts)}."
+
+
+def _text(name: str, value: object) -> str:
+    """Return a metric as text.
+
+    >>> _text("idle", 0.4137), _text("mxu", 4e-6), _text("step_ps", 18_340_000_000)
+    ('41.4 %', 'under 0.1 %', '18.3 ms')
+    """
+    if isinstance(value, str):  # the program's: not to be trusted
+        return cut(plain(value))
+    if name.endswith("_ps") and isinstance(value, int | float):
+        return short_time(value)
+    if isinstance(value, float):
+        return "under 0.1 %" if 0 < value < 0.0005 else percent(value, None)
+    return str(value)

@@ -1,0 +1,279 @@
+"""Comparison of two runs, phase by phase, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tpunb import schema
+from tpunb.analysis import batch_means
+from tpunb.analysis.goodput import goodput
+from tpunb.analysis.phase_matching import SAME, by_operations, match, run_similarity, traits_of
+from tpunb.cluster import assign
+from tpunb.cluster.recorded import SKIPPED, incidental, skippable
+from tpunb.errors import IncompatibleRuns, wrong
+from tpunb.frames import Comparison, Phases, Steps
+from tpunb.frames.op_matrix import Floats, Ints, op_matrix
+
+
+def compare(a: Phases | Steps, b: Phases | Steps, *, allow_different_models: bool = False) -> Comparison:
+    """Compare run `b` with run `a`: other data, batch size, device or settings.
+
+    Phases are matched one to one by their operations; if these say nothing, as on different kinds of device or
+    without traced steps, by their kinds, order and numbers of steps (:mod:`tpunb.analysis.phase_matching`). Phases
+    without a counterpart stay alone, and outliers are not matched. The difference in wall time is explained by accounts
+    (`tp.goodput`) before phases.
+
+    Step times are compared by their logarithms: the ratio is that of geometric means over all steps of a phase,
+    untraced ones included. Shares and operations are over the steps traced in full. 95 % intervals are by Welch's t
+    (Welch 1947) on the means of 20 to 39 batches of adjacent steps, widened if steps are correlated (Schmeiser 1982).
+    They cover the steps of these two runs, not the differences between repeated runs. If a phase has one step, or
+    nothing varies, they are null.
+
+    An operation of one run alone is gained or lost if it is in most steps of the phase there, and its events are long
+    enough to be recorded in any window (:mod:`tpunb.cluster.recorded`) or take 10 % of the step time. The profiler may
+    have skipped any other in the other run: its state is "unrecorded", and its change null.
+
+    Parameters
+    ----------
+    a, b
+        Phases, or steps to group by the default method.
+    allow_different_models
+        Whether to compare runs of different models or precisions.
+
+    Raises
+    ------
+    TypeError
+        If a run is neither.
+    IncompatibleRuns
+        If model or precision are known and differ, or if the longest phases, on one kind of device, share too few
+        operations to be of one model.
+
+    >>> from tpunb.testing import toy_steps
+    >>> compare(toy_steps("aaabbb"), toy_steps("aaaabb"))
+    Comparison(2 phases matched, step time ratio of the longest 1.00)
+    """
+    a, b = _phases(a, "a"), _phases(b, "b")
+    traits = traits_of(a), traits_of(b)
+    matrix = by_operations(*traits)
+    similarity = None if matrix is None else run_similarity(*traits, matrix)
+    if not allow_different_models and (differences := [*_differences(a, b, similarity)]):
+        raise IncompatibleRuns(
+            f"{a.steps.name or 'run a'} and {b.steps.name or 'run b'} are not of one model: {'; '.join(differences)}",
+            hint="to compare them anyway: compare(a, b, allow_different_models=True)",
+        )
+    pairs = match(*traits, matrix if similarity is not None and similarity >= SAME else None)
+    explained = _explained(a, b, pairs)
+    rows = pairs.join(explained, on=["phase_a", "phase_b"], how="left")
+    rows = rows.sort(pl.col("dur_a_ps") + pl.col("dur_b_ps"), "phase_a", descending=[True, False])
+    changes = [_changes(_of(a, row["phase_a"]), _of(b, row["phase_b"])) for row in rows.iter_rows(named=True)]
+    columns = {name: dtype for name, dtype in schema.COMPARED.items() if name not in rows.columns}
+    frame = pl.concat([rows, pl.DataFrame(changes, schema=columns)], how="horizontal")
+    ops = _ops(a, b, frame.select("phase_a", "phase_b").rows())
+    return Comparison(a, b, frame, ops, explained, _accounts(a, b))
+
+
+def _phases(run: Phases | Steps, name: str) -> Phases:
+    if isinstance(run, Steps):
+        return assign.phases(run)
+    if not isinstance(run, Phases):
+        raise wrong("compare", name, "be Phases or Steps", run, hint="tp.steps(tp.load(...))")
+    return run
+
+
+def _differences(a: Phases, b: Phases, similarity: float | None) -> Iterator[str]:
+    """Yield the reasons why two runs are of different models, given their similarity by operations."""
+    values = {fact: (a.steps.metadata.get(fact), b.steps.metadata.get(fact)) for fact in ("model", "dtype")}
+    for fact, (in_a, in_b) in values.items():
+        if in_a and in_b and in_a != in_b:
+            yield f"{fact} is {in_a!r} in a, {in_b!r} in b"
+    devices = {_device(a.steps), _device(b.steps)} - {""}
+    if similarity is not None and similarity < SAME and len(devices) < 2 and not all(values["model"]):
+        yield (
+            f"similarity of operations in the longest phases is {similarity:.2f}, {SAME} or more in one model "
+            f"({_top_ops(a)} in a, {_top_ops(b)} in b)"
+        )
+
+
+def _device(steps: Steps) -> str:
+    """Return the kind of device that ran the steps; "" if unknown."""
+    names = steps.devices["device"].str.extract("([A-Z]+)").drop_nulls()
+    return steps.metadata.get("device kind") or " and ".join(sorted(set(names)))
+
+
+def _top_ops(run: Phases) -> str:
+    top = run.top(2).filter(pl.col("phase") == run.longest.id).sort("side", "rank", descending=[True, False])
+    return ", ".join(top["op"].cast(pl.String).head(2)) or "nothing"
+
+
+def _accounts(a: Phases, b: Phases) -> pl.DataFrame:
+    """Return ``tpunb.schema.COMPARED_ACCOUNTS``; what a run with a record of it does not have took no time."""
+    runs = goodput(a), goodput(b)
+    rows = pl.DataFrame({"account": schema.ACCOUNTS})
+    for run, name in zip(runs, "ab", strict=True):
+        unknown = run.frame.filter(pl.col("time_ps").is_null())["account"].cast(pl.String).to_list()
+        time = pl.col("account").map_elements(run.time_ps, return_dtype=pl.Int64)
+        rows = rows.with_columns(pl.when(~pl.col("account").is_in(unknown)).then(time).alias(f"time_{name}_ps"))
+    change = pl.col("time_b_ps") - pl.col("time_a_ps")
+    wall_ps = runs[1].wall_ps - runs[0].wall_ps
+    rows = rows.filter(pl.any_horizontal(pl.col("time_a_ps", "time_b_ps") > 0)).with_columns(
+        change_ps=change, share=change / wall_ps if wall_ps else None
+    )
+    rows = rows.sort(pl.col("change_ps").abs(), descending=True, nulls_last=True, maintain_order=True)
+    return schema.check(rows, schema.COMPARED_ACCOUNTS, "compared_accounts")
+
+
+def _explained(a: Phases, b: Phases, pairs: pl.DataFrame) -> pl.DataFrame:
+    """Return ``tpunb.schema.EXPLAINED`` of the matched phases and of all others, the largest change first."""
+    rows = pairs.select("phase_a", "phase_b")
+    if -1 in {*a.frame["phase"], *b.frame["phase"]}:
+        rows = pl.concat([rows, pl.DataFrame({"phase_a": [-1], "phase_b": [-1]})])
+    rows = rows.join(_totals(a, "a"), on="phase_a", how="full", coalesce=True)
+    rows = rows.join(_totals(b, "b"), on="phase_b", how="full", coalesce=True)
+    kinds_a, kinds_b = pl.col("kinds_a"), pl.col("kinds_b")
+    different = pl.when(kinds_a != kinds_b).then(pl.format("{} in a / {} in b", kinds_a, kinds_b))
+    change = pl.col("dur_b_ps").fill_null(0) - pl.col("dur_a_ps").fill_null(0)
+    # mean of both orders of "first more steps, then longer ones"
+    more = pl.col("number_b") - pl.col("number_a")
+    step = pl.col("dur_a_ps") / pl.col("number_a") + pl.col("dur_b_ps") / pl.col("number_b")
+    by_steps = pl.when(pl.col("phase_a") >= 0).then((more * step / 2).round().cast(pl.Int64))
+    rows = rows.with_columns(
+        pl.col("steps_a", "steps_b", "dur_a_ps", "dur_b_ps").fill_null(0),
+        kinds=different.otherwise(pl.coalesce(kinds_a, kinds_b)),
+        change_ps=change,
+        by_steps_ps=by_steps,
+        by_step_time_ps=change - by_steps,
+        share=pl.when(change.sum() != 0).then(change / change.sum()),
+    )
+    order = [pl.col("change_ps").abs(), pl.col("dur_a_ps") + pl.col("dur_b_ps"), "phase_a", "phase_b"]
+    return schema.check(rows.sort(order, descending=[True, True, False, False]), schema.EXPLAINED, "explained")
+
+
+def _totals(run: Phases, name: str) -> pl.DataFrame:
+    """Return the phases of a run with their steps, and number and time of steps as means over hosts."""
+    hosts = max(run.steps.frame["host"].n_unique(), 1)
+    rows = run.labelled.group_by("phase").agg(
+        pl.col("step").n_unique().cast(pl.Int64).alias(f"steps_{name}"),
+        (pl.len() / hosts).alias(f"number_{name}"),
+        (pl.col("dur_ps").sum() / hosts).round().cast(pl.Int64).alias(f"dur_{name}_ps"),
+    )
+    kinds = run.frame.select("phase", pl.col("kinds").alias(f"kinds_{name}"))
+    return rows.join(kinds, on="phase", how="left").rename({"phase": f"phase_{name}"})
+
+
+def _changes(a: pl.DataFrame, b: pl.DataFrame) -> dict[str, float | None]:
+    """Return the columns of ``tpunb.schema.COMPARED`` for the steps of two phases, in order of time."""
+    logs, row = (_logs(a), _logs(b)), dict[str, float | None]()
+    for run, log, steps in zip("ab", logs, (a, b), strict=True):
+        typical = float(np.exp(log.mean())) if len(log) else 0.0
+        row[f"step_{run}_ps"] = round(typical) if steps["dur_ps"].count() else None
+    ratio = [np.exp(end) for end in batch_means.difference(*logs)]
+    shares = {"mxu": pl.col("mxu_util"), "duty": pl.col("duty_cycle")}
+    shares |= {
+        name: pl.when(pl.col("dur_ps") > 0).then(pl.col(f"{name}_ps") / pl.col("dur_ps")) for name in ("idle", "input")
+    }
+    values_of = {name: (_values(a, share), _values(b, share)) for name, share in shares.items()}
+    idle = batch_means.difference(*values_of["idle"])
+    row |= {name: _number(end) for name, end in zip(("ratio", "ratio_low", "ratio_high"), ratio, strict=True)}
+    row |= {name: _number(end) for name, end in zip(("idle_change", "idle_low", "idle_high"), idle, strict=True)}
+    for name, values in values_of.items():
+        row |= {f"{name}_{run}": _number(batch_means.mean(sample)) for run, sample in zip("ab", values, strict=True)}
+    return row
+
+
+def _of(run: Phases, phase: int) -> pl.DataFrame:
+    """Return the steps of a phase, in order of time."""
+    return run.labelled.filter(pl.col("phase") == phase).sort("start_ps", "host")
+
+
+def _logs(steps: pl.DataFrame) -> Floats:
+    """Return the logarithms of the step times above 0."""
+    return np.asarray(np.log(steps.filter(pl.col("dur_ps") > 0)["dur_ps"].to_numpy()), dtype=np.float64)
+
+
+def _values(steps: pl.DataFrame, expression: pl.Expr) -> Floats:
+    """Return the values of an expression for the steps traced in full, without nulls and NaNs."""
+    full = steps.filter(pl.col("traced") == "full").select(value=expression.cast(pl.Float64).fill_nan(None))
+    return np.asarray(full["value"].drop_nulls().to_numpy(), dtype=np.float64)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _ops(a: Phases, b: Phases, pairs: list[tuple[int, int]]) -> pl.DataFrame:
+    """Return ``tpunb.schema.COMPARED_OPS`` of pairs of phases whose operations are known in both runs."""
+    rows_a, rows_b = _rows(a), _rows(b)
+    frames = [schema.empty(schema.COMPARED_OPS)]
+    for phase_a, phase_b in pairs:
+        if phase_a in rows_a and phase_b in rows_b:
+            left = _of_ops(a.steps.full(), rows_a[phase_a], "a")
+            right = _of_ops(b.steps.full(), rows_b[phase_b], "b")
+            if left.height and right.height:  # else a profile has no operations
+                rows = _changed_ops(left, right, len(rows_a[phase_a]), len(rows_b[phase_b]))
+                rows = rows.with_columns(phase_a=phase_a, phase_b=phase_b)
+                frames.append(schema.check(rows, schema.COMPARED_OPS, "compared_ops"))
+    return pl.concat(frames)
+
+
+def _rows(run: Phases) -> dict[int, Ints]:
+    """Return the rows of the steps traced in full of each phase, in order of time."""
+    full = run.labelled.filter(pl.col("traced") == "full").with_row_index("row").sort("start_ps", "host")
+    parts = full.partition_by("phase", as_dict=True)
+    return {int(phase): part["row"].to_numpy().astype(np.int64) for (phase,), part in parts.items()}
+
+
+def _of_ops(full: Steps, rows: Ints, run: str) -> pl.DataFrame:
+    """Return (side, op, mean, error, steady) of the operations that ran: self time per step in microseconds.
+
+    ``steady`` is whether the operation cannot have been skipped by the profiler where it is missing.
+    """
+    from scipy.sparse import csr_array
+
+    matrix, n = op_matrix(full), len(rows)
+    times = matrix.values("self_ps", scale=1e-6)[rows]
+    size = batch_means.batch(n)
+    steps = np.arange(n // size * size)
+    batches = csr_array((np.full(len(steps), 1 / size), (steps // size, steps)), shape=(n // size, n))
+    error = batch_means.error((batches @ times).toarray(), n)
+    ran = np.bincount(times.indices, minlength=len(error))
+    spent = np.bincount(times.indices, times.data.astype(np.float64), minlength=len(error))
+    skipped = incidental(full) & (ran < n)  # steps without a record of it say nothing
+    step_us = full.frame["dur_ps"].fill_null(0).to_numpy()[rows].mean() * 1e-6
+    steady = (2 * ran > n) & (~skippable(full) | (spent > SKIPPED * n * step_us))
+    columns = {
+        f"mean_{run}": spent / np.where(skipped, np.maximum(ran, 1), n),
+        f"error_{run}": np.where(skipped, np.nan, error),
+        f"steady_{run}": steady,
+    }
+    return matrix.ops.with_columns(pl.Series(name, values) for name, values in columns.items()).filter(
+        pl.Series(ran > 0)
+    )
+
+
+def _changed_ops(a: pl.DataFrame, b: pl.DataFrame, n_a: int, n_b: int) -> pl.DataFrame:
+    """Return the columns of ``tpunb.schema.COMPARED_OPS`` for two phases of so many steps, without their labels."""
+    both = a.join(b, on=["side", "op"], how="full", coalesce=True)
+    gained, lost = pl.col("mean_a").is_null(), pl.col("mean_b").is_null()
+    state = pl.when(gained).then(pl.lit("gained")).when(lost).then(pl.lit("lost")).otherwise(pl.lit("both"))
+    unrecorded = (gained | lost) & ~pl.coalesce("steady_a", "steady_b")
+    both = both.with_columns(state=pl.when(unrecorded).then(pl.lit("unrecorded")).otherwise(state))
+    # an operation that did not run took no time in each step; one step alone has no error
+    absent = pl.when(pl.col("state") == "unrecorded").then(np.nan)
+    errors = [
+        pl.col(f"error_{run}").fill_null(absent.otherwise(0.0 if n > 1 else np.nan))
+        for run, n in (("a", n_a), ("b", n_b))
+    ]
+    both = both.with_columns(pl.col("mean_a", "mean_b").fill_null(absent.otherwise(0.0)), *errors)
+    mean_a, mean_b, error_a, error_b = (both[name].to_numpy() for name in ("mean_a", "mean_b", "error_a", "error_b"))
+    change = mean_b - mean_a
+    low, high = batch_means.ends(change, (error_a, n_a), (error_b, n_b))
+    micros = {"self_a_ps": mean_a, "self_b_ps": mean_b, "change_ps": change, "low_ps": low, "high_ps": high}
+    times = [
+        (pl.Series(name, values, nan_to_null=True) * 1e6).round().cast(pl.Int64) for name, values in micros.items()
+    ]
+    order = [pl.col("change_ps").abs(), "side", pl.col("op").cast(pl.String)]
+    return both.with_columns(times).sort(order, descending=[True, True, False], nulls_last=True)

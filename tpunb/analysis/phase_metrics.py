@@ -1,0 +1,234 @@
+"""Metrics of each phase that advice is based on."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import polars as pl
+
+from tpunb.frames import Phases, Steps
+from tpunb.frames.cache import memoised
+from tpunb.frames.op_matrix import op_matrix
+
+_OPS = {
+    "formatting": r"device (data formatting|device copy|copy|transpose|reshape):"
+    r"|device [^:]*: (?i:((loop|input|wrapped|fused)_)*((copy|transpose|reshape|bitcast)_?)+(fusion)?)\Z",
+    "copies": r"device (copy-done:|[^:]*: copy-done\Z)",
+    "callbacks": r"\w+ [^:]*: .*(debug_print|(debug|pure|io|host)_callback|python_\w*callback|PyFunc|XlaHostCompute)",
+    "checkpoint": r"host [^:]*: (SaveV2|MergeV2Checkpoints)\Z",
+    "summary": r"host [^:]*: (Write\w*Summary|FlushSummaryWriter|(Merge|Scalar|Histogram|Image|Tensor)Summary(V2)?)\Z",
+    "transfers": r"host transfer: (?!.*Outfeed)",  # dequeuing an outfeed, the host waits for the device
+}
+"""Patterns of ``side category: op``, by the metric that the operations count for."""
+
+_RARE = {"checkpoint": r"(?i)check.?point|\bsav(e|ing)\b", "summary": r"(?i)\bsummar(y|ies)\b"}
+"""Work of some steps only, and patterns of the kinds of such steps."""
+
+_TIMES = ["device", "idle", "infeed", "outfeed", "transfer", "collective", "input", "compile"]
+_SHARES = [
+    *("input", "idle", "any_idle", "busy", "infeed", "outfeed", "transfer", "collective", "formatting", "copies"),
+    *("recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm"),
+]
+_LONGEST = 300  # characters of a name that are matched
+_SLOWER = 1.25  # step time of a stalled phase by that of its twin
+
+
+def phase_metrics(phases: Phases) -> pl.DataFrame:
+    """Return metrics of each phase, longest first; null if unknown.
+
+    Shares of the step time of its steps traced in full, 0 to 1: ``input`` (infeed wait of the device, or its idle time
+    while the host waits for input), ``any_idle``, ``idle`` (without a known cause), ``busy``, ``infeed``, ``outfeed``,
+    ``transfer``, ``collective``, ``formatting`` (reshapes, transposes and copies on the device), ``copies`` (waits for
+    copies to end), ``waits`` (sum of the waits), ``recompile`` (in all but the first step of a kind), ``callbacks``,
+    ``checkpoint``, ``summary``, and ``stall`` (waits beyond those of a longer phase of the same operations). Host work
+    counts as far as the device idles meanwhile; in full if nothing is known of a device.
+
+    Other columns: ``name``; ``kinds``, ``share`` (of all step time), ``dur_ps``, ``steps`` and ``full`` as in
+    ``tpunb.schema.PHASES``; ``mxu`` (utilisation of the MXU, else of the device's peak FLOP/s) and ``hbm``, 0 to 1;
+    ``step_ps``, the mean step time, and ``typical_ps``, that times the number of steps; ``compiled_ps``, compile time
+    of the first steps of kinds, and ``compile``, its share of the phase's time; ``formatting_op`` and the like, the
+    operation with most of that share; ``twin``, ``twin_ps``, ``stall_ps``, ``stalled_side`` and ``stalled``: the phase
+    that a stall is measured against, and the kind of wait.
+
+    >>> from tpunb.cluster import phases
+    >>> from tpunb.testing import toy_steps
+    >>> phase_metrics(phases(toy_steps("aaab"))).select("phase", "busy", "idle", "input").row(0)
+    (0, 0.5, 0.5, None)
+    """
+    shares, ops, firsts = (
+        frame.with_columns(phases.labels.cast(pl.Int64).gather(frame["row"]).alias("phase"))
+        for frame in _step_metrics(phases.steps)
+    )
+    dur = pl.col("dur_ps")
+
+    def share(name: str) -> pl.Expr:
+        valid = pl.col(name).is_not_null()
+        return pl.when(valid.any()).then(pl.col(name).sum() / dur.filter(valid).sum()).alias(name)
+
+    frequency = ((pl.col(work) > 0).mean().alias(f"{work}_frequency") for work in _RARE)
+    means = shares.group_by("phase").agg(*(share(name) for name in _SHARES), *frequency, step_ps=dur.mean())
+    compiled = firsts.group_by("phase").agg(pl.col("compiled_ps").sum().cast(pl.Float64))
+    rows = phases.frame.select("phase", "name", "steps", "full", "kinds", "dur_ps", share=dur / dur.sum().clip(1))
+    rows = rows.join(means, on="phase", how="left", maintain_order="left").with_columns(
+        waits=pl.sum_horizontal("infeed", "outfeed", "transfer", "collective", "copies"),
+        typical_ps=pl.min_horizontal(pl.col("step_ps") * pl.col("steps"), pl.col("dur_ps").cast(pl.Float64)),
+    )
+    rows = rows.join(compiled, on="phase", how="left", maintain_order="left")
+    rows = rows.with_columns(compile=pl.col("compiled_ps") / pl.col("dur_ps"))
+    rows = _with_stalls(_with_rare_work(rows), _signatures(phases))
+    return rows.join(_top_ops(ops), on="phase", how="left", maintain_order="left")
+
+
+@memoised
+def _step_metrics(steps: Steps) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """Return the shares of full steps, their matched operations, and the compile time of first steps, by ``row``."""
+    first = pl.int_range(pl.len()).over("host", "kind") == 0
+    frame = steps.frame.with_row_index("row").with_columns(first=first)
+    compiled = pl.min_horizontal("compile_ps", "dur_ps").clip(0)
+    firsts = frame.filter("first").drop_nulls("compile_ps").select("row", compiled_ps=compiled)
+    ops = _matched_ops(steps.full())
+    full = _full_steps(steps, frame, ops)
+    ops = ops.join(full.select("host", "step", "row"), on=["host", "step"])
+    return _shares(full), ops.select("row", "metric", "op", "self_ps"), firsts
+
+
+def _matched_ops(steps: Steps) -> pl.DataFrame:
+    """Return (host, step, metric, op, self_ps) of the operations that match a pattern."""
+    names = steps.ops.select("side", "category", "op").unique()
+    columns = (pl.col(name).cast(pl.String).fill_null("") for name in names.columns)
+    texts = names.select(pl.format("{} {}: {}", *columns)).to_series()
+    metrics = [
+        next((metric for metric, pattern in _OPS.items() if re.match(pattern, text[:_LONGEST])), None) for text in texts
+    ]
+    matched = names.with_columns(metric=pl.Series(metrics, dtype=pl.String)).drop_nulls("metric")
+    rows = steps.ops.select("host", "step", "side", "category", "op", "self_ps")
+    rows = rows.join(matched, on=["side", "category", "op"], nulls_equal=True)
+    return rows.select("host", "step", "metric", "op", pl.col("self_ps").clip(0))
+
+
+def _full_steps(steps: Steps, frame: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
+    """Return the full steps of `frame` longer than 0, with the self time of devices and of matched operations."""
+    matrix = op_matrix(steps.full())
+    of_devices = matrix.values("self_ps") @ matrix.sides.astype(np.float32)
+    times = ops.group_by("host", "step").agg(
+        pl.col("self_ps").filter(pl.col("metric") == metric).sum().alias(metric) for metric in _OPS
+    )
+    full = frame.filter(pl.col("traced") == "full").with_columns(of_devices=pl.Series(of_devices, dtype=pl.Float64))
+    full = full.join(times, on=["host", "step"], how="left", maintain_order="left")
+    return full.filter(pl.col("dur_ps") > 0).with_columns(
+        pl.col([*_OPS]).cast(pl.Float64).fill_null(0), pl.col("dur_ps").cast(pl.Float64)
+    )
+
+
+def _shares(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the time of each step by what it is spent on, in picoseconds."""
+    dur = pl.col("dur_ps")
+    time = {name: pl.col(f"{name}_ps").cast(pl.Float64).clip(0, dur) for name in _TIMES}
+    host = {metric: pl.min_horizontal(metric, dur) for metric in _OPS}
+    idle = time["idle"]
+
+    def within(wait: pl.Expr, limit: pl.Expr = idle) -> pl.Expr:
+        return pl.when(wait.is_not_null()).then(pl.min_horizontal(wait, limit))  # a null limit does not bound
+
+    def total(a: pl.Expr, b: pl.Expr) -> pl.Expr:
+        return pl.when(a.is_not_null() | b.is_not_null()).then(pl.min_horizontal(pl.sum_horizontal(a, b), dur))
+
+    def of_device(metric: str) -> pl.Expr:
+        return pl.when(pl.col("of_devices") > 0).then(pl.col(metric) / pl.col("of_devices") * time["device"])
+
+    def used(*names: str) -> pl.Expr:
+        return pl.coalesce(pl.col(f"{name}_util").fill_nan(None) for name in names) * dur
+
+    waits = (time["input"], time["compile"], *(host[metric] for metric in ("checkpoint", "summary", "transfers")))
+    explained = pl.sum_horizontal(*(within(wait) for wait in waits), host["callbacks"])
+    rest = (idle - pl.sum_horizontal(*(within(wait) for wait in waits[:-1]))).clip(0)
+    return steps.select(
+        *("row", "dur_ps"),
+        *(time[name].alias(name) for name in ("infeed", "outfeed", "collective")),
+        busy=time["device"],
+        any_idle=idle,
+        idle=(idle - explained).clip(0),
+        input=total(time["infeed"], within(time["input"])),
+        transfer=total(time["transfer"], within(host["transfers"], rest)),
+        formatting=of_device("formatting"),
+        copies=of_device("copies"),
+        recompile=within(pl.when("first").then(time["compile"] * 0).otherwise(time["compile"])),
+        callbacks=within(host["callbacks"], idle + time["transfer"].fill_null(0)),  # a wait may be a transfer
+        checkpoint=within(host["checkpoint"]),
+        summary=within(host["summary"]),
+        mxu=used("mxu", "flops"),
+        hbm=used("hbm"),
+    )
+
+
+def _with_rare_work(rows: pl.DataFrame) -> pl.DataFrame:
+    """Charge phases of rare work with all the time that they take longer than the others of their kind."""
+    rows = rows.with_columns(main=pl.col("kinds").str.split(", ").list.first())
+    phase = pl.col("phase") >= 0
+    does = {work: ((pl.col(f"{work}_frequency") >= 0.5) & phase).fill_null(False) for work in _RARE}
+    usual = rows.filter(phase, ~pl.any_horizontal(does.values()))
+    usual = usual.unique("main", keep="first", maintain_order=True).select("main", usual_ps="step_ps")
+    rows = rows.join(usual, on="main", how="left", nulls_equal=True, maintain_order="left")
+    extra = 1 - pl.col("usual_ps") / pl.col("step_ps")
+    return rows.with_columns(
+        pl.when(pl.col("main").str.contains(pattern))
+        .then(1.0)
+        .when(does[work] & (extra > 0))
+        .then(extra)
+        .otherwise(work)
+        .alias(work)
+        for work, pattern in _RARE.items()
+    )
+
+
+def _signatures(phases: Phases) -> pl.DataFrame:
+    """Return (phase, signature, stalled_side): the operations in at least half of its full steps, as a number.
+
+    Operations of devices if there are any. Outliers have no signature, nor has a phase without such operations.
+    """
+    sides = op_matrix(phases.steps.full()).sides
+    side = "device" if sides.any() else "host"
+    size = phases.fitted.cast(pl.Int64).alias("phase").value_counts(name="size")
+    usual = phases.totals.filter(pl.Series(sides[phases.totals["column"]] == sides.max(initial=0)))
+    usual = usual.join(size, on="phase", maintain_order="left")
+    usual = usual.filter(pl.col("phase") >= 0, pl.col("ran") * 2 >= pl.col("size"))
+    rows = usual.group_by("phase", maintain_order=True).agg("column")
+    numbers: dict[bytes, int] = {}
+    signatures = [numbers.setdefault(ops.to_numpy().tobytes(), len(numbers)) for ops in rows["column"]]
+    return rows.select(
+        "phase", signature=pl.Series(signatures, dtype=pl.Int64), stalled_side=pl.lit(side, dtype=pl.String)
+    )
+
+
+def _with_stalls(rows: pl.DataFrame, signatures: pl.DataFrame) -> pl.DataFrame:
+    """Return `rows` with the columns of stalls: the twin is the longest phase of the same operations."""
+    valid = pl.col("input").is_not_null() | pl.col("idle").is_not_null()
+    waits = pl.when(valid).then(pl.sum_horizontal("input", "idle"))
+    rows = rows.join(signatures, on="phase", how="left", maintain_order="left").with_columns(
+        wait_ps=waits * pl.col("step_ps"), input_ps=pl.col("input").fill_null(0) * pl.col("step_ps")
+    )
+    twins = rows.drop_nulls("signature").unique("signature", keep="first", maintain_order=True)
+    twins = twins.select(
+        "signature", *(pl.col(name).name.suffix("_twin") for name in ("step_ps", "wait_ps", "input_ps")), twin="name"
+    )
+    rows = rows.join(twins, on="signature", how="left", maintain_order="left")
+    longer = pl.col("step_ps") - pl.col("step_ps_twin")
+    waited = pl.col("wait_ps") - pl.col("wait_ps_twin")
+    stalled = (pl.col("step_ps") > _SLOWER * pl.col("step_ps_twin")) & (waited * 2 >= longer)
+    rows = rows.with_columns(stall_ps=pl.when(stalled).then(pl.min_horizontal(waited, longer)))
+    fed = pl.col("input_ps") - pl.col("input_ps_twin")
+    return rows.with_columns(
+        stall=pl.col("stall_ps") / pl.col("step_ps"),
+        stalled=pl.when(fed * 2 >= pl.col("stall_ps")).then(pl.lit("waiting for input")).otherwise(pl.lit("idling")),
+        twin_ps="step_ps_twin",
+    )
+
+
+def _top_ops(ops: pl.DataFrame) -> pl.DataFrame:
+    """Return (phase, formatting_op, ...): of each metric the operation with the most self time."""
+    times = ops.group_by("phase", "metric", "op").agg(pl.col("self_ps").sum())
+    times = times.with_columns(pl.col("op").cast(pl.String)).sort("self_ps", "op", descending=[True, False])
+    return times.group_by("phase").agg(
+        pl.col("op").filter(pl.col("metric") == metric).first().alias(f"{metric}_op") for metric in _OPS
+    )
