@@ -1,31 +1,30 @@
-"""Frames in, Altair charts out: a chart is a value, made and returned, never shown.
+"""Altair charts of frames: each function returns a chart and shows nothing.
 
-Frames are aggregated before Altair sees them. Names in them are not trusted. How a chart draws itself, in a notebook
-and offline, is in :mod:`tpunb.pictures`.
+Frames are aggregated before Altair sees them, and names in them are not trusted. :mod:`tpunb.charts.render` draws
+charts offline.
 """
 
-from tpunb.charts.across import coverages, sweeps
+from tpunb.charts.accounts import accounts
 from tpunb.charts.compared import agreed, compared
-from tpunb.charts.curves import dbscan_eps, dbscan_noise, hdbscan_tree, kmeans_elbow, ols_phases, olsplus_phases
+from tpunb.charts.curves import dbscan_eps, hdbscan_tree, sweep_curve
 from tpunb.charts.measures import measures
-from tpunb.charts.ribbon import timeline
 from tpunb.charts.rows import colours
+from tpunb.charts.runs import coverages, sweeps
 from tpunb.charts.shares import coverage, top_ops
+from tpunb.charts.timeline import timeline
 from tpunb.charts.trials import trials
 
 __all__ = [
+    "accounts",
     "agreed",
     "colours",
     "compared",
     "coverage",
     "coverages",
     "dbscan_eps",
-    "dbscan_noise",
     "hdbscan_tree",
-    "kmeans_elbow",
     "measures",
-    "ols_phases",
-    "olsplus_phases",
+    "sweep_curve",
     "sweeps",
     "timeline",
     "top_ops",

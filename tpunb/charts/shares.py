@@ -1,84 +1,127 @@
-"""Where the time went: by phase, and by operation within one."""
+"""Shares of time: of productive time by phase, of a phase's self time by operation."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import altair as alt
 import polars as pl
 
-from tpunb.charts.rows import WIDTH, colours, counted, percent_of, rows_of, titled
+from tpunb.charts.render import LayerPicture, VConcatPicture
+from tpunb.charts.rows import ABOUT, WIDTH, colours, counted, covered, rows_of, titled, with_signals
 from tpunb.errors import TpunbError
-from tpunb.export import phase_name
 from tpunb.frames import Phases
-from tpunb.pictures import LayerPicture, VConcatPicture
+from tpunb.text import percent, plural
 
-_BARS = 20  # as many in one picture
+_BARS = 20  # at most in one chart
 
 
 def coverage(phases: Phases) -> LayerPicture:
-    """Return the phases by share of the time of all steps, each from where the longer ones end."""
-    share, until = ((column * 100).round(1) for column in (pl.col("share"), pl.col("share").cum_sum()))
-    rows = phases.frame.head(_BARS).select(
-        name=pl.col("phase").map_elements(phase_name, return_dtype=pl.String),
+    """Return the phases by share of productive time, each from where the longer ones end."""
+    share, until, before = ((c * 100).round(1) for c in (pl.col("share"), covered(), covered() - pl.col("share")))
+    rows = phases.frame.select(
+        "name",
         colour=pl.col("phase").replace_strict(colours(phases)),
-        before=until.shift(1, fill_value=0),
+        before=before,
         until=until,
         text=pl.format("{} %", share),
-        about=pl.format("{}, {} % of the time; {} % with the longer ones", counted("steps", "step"), share, until),
+        about=pl.format("{}, {} % of productive time; {}", counted("steps", "step"), share, _cumulative(until)),
     )
-    x = alt.X("before:Q", title="cumulative share of the time of all steps (%)").scale(domain=[0, 100])
-    base = rows_of(rows).encode(y=alt.Y("name:N", sort=None, title="phase, longest first"))
-    top = f"top 3 cover {percent_of(phases.coverage(3))}"
+    rows = rows.head(_BARS)
+    top = f"top 3 cover {percent(phases.coverage(3), 1)} of productive time"
     third = rows_of(pl.DataFrame({"until": [100 * phases.coverage(3)], "about": [top]}))
     cut = f"; the first {_BARS} of {phases.frame.height} shown" if phases.frame.height > _BARS else ""
+    base = rows_of(rows).encode(y=alt.Y("name:N", sort=None, title="phase, longest first"))
     return LayerPicture(
-        layer=[
-            base.mark_bar().encode(x=x, x2="until", color=alt.Color("colour:N", scale=None)),
-            third.mark_rule(strokeDash=[4, 3]).encode(x="until:Q"),
-            # beside the plot: behind their bars the dashed line would cross them
-            base.mark_text(align="left", dx=6).encode(x=alt.value("width"), text="text:N"),
-        ],
+        layer=_bars(base, third.encode(x="until:Q")),
         title=alt.TitleParams(titled(phases, "Coverage by phase"), subtitle=[f"{top} (dashed line){cut}"]),
-        description=f"Phases by share of the time of all steps: {top}.",
+        description=f"Phases by share of productive time: {top}.",
         width=WIDTH,
         height=alt.Step(26),
     )
 
 
+def _cumulative(until: pl.Expr) -> pl.Expr:
+    return (
+        pl.when(pl.col("phase") < 0)
+        .then(pl.lit("not covered"))
+        .otherwise(pl.format("{} % with the longer ones", until))
+    )
+
+
+def live_coverage() -> LayerPicture:
+    """Return `coverage` without rows, for the table "phases": name, colour, phase, share and until (%).
+
+    Its signals: ``chosen``, the selected phase, or null; ``top3``, the share of the three longest (%).
+    """
+    base = alt.Chart(alt.NamedData("phases")).transform_calculate(
+        before="datum.until - datum.share",
+        text="format(datum.share, '.1f') + ' %'",
+        whole="format(datum.until, '.1f') + ' %'",
+        about="datum.name + ': ' + datum.text + ' of productive time, ' + "
+        "(datum.phase < 0 ? 'not covered' : datum.whole + ' with the longer ones')",
+    )
+    axis = alt.Axis(labelLimit=100)  # the tooltip has the whole name
+    base = base.encode(y=alt.Y("name:N", sort=alt.EncodingSortField("until", op="min"), title=None, axis=axis), **ABOUT)
+    third = alt.Chart(pl.DataFrame({"top3": [0]})).transform_calculate(top3="top3").encode(x="top3:Q")
+    faint = alt.ExprRef("chosen !== null && datum.phase !== chosen ? 0.3 : 1")
+    chart = LayerPicture(
+        layer=_bars(base, third, opacity=faint),
+        description="Coverage: the phases by share of productive time, each from where the longer ones end.",
+        width=400,
+        height=170,
+        usermeta={"room": 165},  # points beside the plot
+    )
+    return with_signals(chart, chosen=None, top3=0)
+
+
+def _bars(base: alt.Chart, third: alt.Chart, opacity: Any = alt.Undefined) -> list[alt.Chart]:
+    """Return the layers of a coverage: its bars, a dashed line, the figures beside the plot."""
+    x = alt.X("before:Q", title="cumulative share of productive time (%)").scale(domain=[0, 100], nice=False)
+    return [
+        base.mark_bar(opacity=opacity).encode(x=x, x2="until", color=alt.Color("colour:N", scale=None)),
+        third.mark_rule(strokeDash=[4, 3]),
+        base.mark_text(align="left", dx=6).encode(x=alt.value("width"), text="text:N"),
+    ]
+
+
 def top_ops(phases: Phases, phase: int | None = None, n: int = 5) -> VConcatPicture:
-    """Return the `n` most time-consuming operations of the longest or the given phase, host and device apart.
+    """Return the `n` most time-consuming operations of a phase, by default the longest, for each side.
 
     Raises
     ------
     KeyError
         When no step is in that phase.
     TpunbError
-        When none of its steps was seen in full, or the profile holds no operations.
+        When no step of it was traced in full, or the profile holds no operations.
     """
     chosen = phases.longest if phase is None else phases[phase]
     top = phases.top(n).filter(pl.col("phase") == chosen.id)
     if top.is_empty():
-        seen = (chosen.steps["seen"] == "full").any()
-        why = "its profile holds none" if seen else "none of its steps was seen in full"
-        hint = "XProf's tables keep none: load the XPlane" if seen else "choose another phase, or capture more windows"
-        raise TpunbError(f"{phase_name(chosen.id)} has no operations: {why}", hint=hint)
-    percent = pl.col("share") * 100
-    text = pl.format("{} % · {} ms", percent.round(1), (pl.col("self_ps") / 1e9).round(3))
+        traced = (chosen.steps["traced"] == "full").any()
+        why = "its profile holds none" if traced else "no step of it was traced in full"
+        hint = (
+            "XProf's tables hold none: load the XPlane" if traced else "choose another phase, or capture more windows"
+        )
+        raise TpunbError(f"{chosen.name} has no operations: {why}", hint=hint)
+    scaled = pl.col("share") * 100
+    text = pl.format("{} % · {} ms", scaled.round(1), (pl.col("self_ps") / 1e9).round(3))
     about = pl.format("{}: {}, {}", pl.col("op").cast(pl.String), text, counted("count", "call"))
-    rows = top.select("op", "side", percent=percent, text=text, about=about)
+    rows = top.select("op", "side", percent=scaled, text=text, about=about)
     charts = []
     for side in [side for side in ("device", "host") if side in rows["side"]]:
-        x = alt.X("percent:Q", title="share of the phase's self time on that side (%)").scale(domain=[0, 100])
+        x = alt.X("percent:Q", title=f"share of the phase's {side} self time (%)").scale(domain=[0, 100])
         base = rows_of(rows.filter(pl.col("side") == side)).encode(x=x, y=alt.Y("op:N", sort=None, title=None))
         texts = base.mark_text(align="left", dx=6).encode(text="text:N")
         layer = [base.mark_bar(color=colours(phases)[chosen.id]), texts]
         title = alt.TitleParams(f"On the {side}", fontSize=11, offset=4, frame="group")
         charts.append(alt.LayerChart(layer=layer, title=title, width=WIDTH - 240, height=alt.Step(24)))
-    whole = chosen.steps.height
-    what = f"{phase_name(chosen.id)}: {whole:,} step{'s'[: whole != 1]}, {percent_of(chosen.share)} of step time"
+    share = f"{percent(chosen.share, 1)} of productive time"
+    phase_facts = f"{chosen.name}: {plural(chosen.steps.height, 'step')}, {share}"
     return VConcatPicture(
         vconcat=charts,
         bounds="flush",
         spacing=80,
-        title=alt.TitleParams(titled(phases, "Most time-consuming operations"), subtitle=[what]),
-        description=f"The most time-consuming operations, by self time, of {what}.",
+        title=alt.TitleParams(titled(phases, "Most time-consuming operations"), subtitle=[phase_facts]),
+        description=f"The most time-consuming operations, by self time, of {phase_facts}.",
     )

@@ -1,4 +1,4 @@
-"""The trials of a tuning: a dot each with its interval, as they ran."""
+"""Chart of the trials of a tuning: one dot with its interval each, in order."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ import math
 import altair as alt
 import polars as pl
 
+from tpunb.charts.render import LayerPicture
 from tpunb.charts.rows import GREY, INK, PALETTE, WIDTH, rows_of
 from tpunb.errors import TpunbError
-from tpunb.frames.words import cut, plural, short
-from tpunb.pictures import LayerPicture
-from tpunb.tuning.nouns import Trial, Tuning, in_words
+from tpunb.text import cut, plural, short
+from tpunb.tuning.results import Trial, Tuning, format_values
 
-_LOOKS = {  # a colour that colour-blind eyes tell apart, and a shape
+_MARKS = {  # colours for colour-blind eyes, and shapes
     "default": (PALETTE[0], "square"),
     "faster": (PALETTE[2], "triangle-up"),
     "not faster": (GREY, "circle"),
     "undecided": (PALETTE[1], "diamond"),
-    "other output": (PALETTE[3], "triangle-down"),
-    "refused": (PALETTE[5], "cross"),
+    "different output": (PALETTE[3], "triangle-down"),
+    "failed": (PALETTE[5], "cross"),
 }
-_FEWEST = 8  # trials for which there is room from the beginning: the first ones do not jump
-_BEYOND = 2  # times the farthest dot: an interval of two pairs may reach a thousand times as far
+_FEWEST = 8  # trials with room on the axis from the start, so that the first ones do not move
+_BEYOND = 2  # times the farthest dot: an interval of two pairs may be a thousand times wider
 _FOOT = 12  # points above the axis, for trials without a time
 _PLAIN = alt.Axis(tickMinStep=1, format="d", grid=False)
 
 
 def trials(tuning: Tuning) -> LayerPicture:
-    """Return how many times as fast a step of each trial was as that of the best before it, with its 95 % interval.
+    """Return the chart of the speed-up of each trial over the best before it, with its 95 % interval.
 
-    Those that were refused, or gave another output, stand at the foot. A ring is around the values that won.
+    Trials that failed or changed the output are at the bottom. A ring marks the values that won.
 
     Raises
     ------
     TpunbError
-        When no trial ran.
+        If there are no trials.
     """
     if not tuning.trials:
-        raise TpunbError("no trial ran", hint="see tuning.said")
+        raise TpunbError("this tuning has no trials", hint="see tuning.messages")
     rows, domain = _rows(tuning)
     most = max(tuning.trials[-1].number + 1, _FEWEST)
     x = alt.X("trial:Q", title="trial", axis=_PLAIN, scale=alt.Scale(domain=[-0.5, most - 0.5], nice=False))
     scale = alt.Scale(type="log", domain=domain, nice=False)
-    y = alt.Y("ratio:Q", title="times as fast as the best before", scale=scale, axis=_ticks(domain))
+    y = alt.Y("ratio:Q", title="speed-up over the best before", scale=scale, axis=_ticks(domain))
     timed, ended = rows.filter(pl.col("ratio").is_not_null()), rows.filter(pl.col("ratio").is_null())
     raced = timed.drop_nulls(["low", "high"])
-    present = [name for name in _LOOKS if name in set(rows["verdict"])]
-    colours, shapes = zip(*(_LOOKS[name] for name in present), strict=True)
+    present = [name for name in _MARKS if name in set(rows["verdict"])]
+    colours, shapes = zip(*(_MARKS[name] for name in present), strict=True)
     legend = alt.Legend(orient="bottom", columns=6, title=None)
     colour = alt.Color("verdict:N", scale=alt.Scale(domain=present, range=colours), legend=legend)
     shape = alt.Shape("verdict:N", scale=alt.Scale(domain=present, range=shapes), legend=legend)
-    same = rows_of(pl.DataFrame({"ratio": [1.0], "about": ["as fast as the best before"]}))
+    same = rows_of(pl.DataFrame({"ratio": [1.0], "about": ["no speed-up"]}))
     return LayerPicture(
         layer=[
             same.mark_rule(strokeDash=[4, 3], color=GREY).encode(y=alt.Y("ratio:Q", scale=scale)),
@@ -64,15 +64,15 @@ def trials(tuning: Tuning) -> LayerPicture:
             .mark_point(filled=False, opacity=1, size=320, strokeWidth=1.5, color=INK, shape="circle")
             .encode(x=x, y=y),
         ],
-        title=alt.TitleParams("Trials", subtitle=[_found(tuning)]),
-        description=f"Trials by how many times as fast each was as the best before it: {_found(tuning)}.",
+        title=alt.TitleParams("Trials", subtitle=[_summary(tuning)]),
+        description=f"Trials by their speed-up over the best before: {_summary(tuning)}.",
         width=WIDTH,
         height=220,
     )
 
 
 def _rows(tuning: Tuning) -> tuple[pl.DataFrame, list[float]]:
-    """Return a row a trial, intervals cut to what is drawn, and the ends of the axis."""
+    """Return one row per trial, intervals clipped to the axis, and the ends of the axis."""
     chosen = _chosen(tuning)
     made = [
         {
@@ -96,7 +96,7 @@ def _rows(tuning: Tuning) -> tuple[pl.DataFrame, list[float]]:
 
 
 def _ticks(domain: list[float]) -> alt.Axis:
-    """Return an axis of round numbers: Vega would draw a line for every digit."""
+    """Return an axis with round numbers: Vega would draw a line for every digit."""
     low, high = domain
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     values = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5) if low <= digit * 10.0**decade <= high]
@@ -104,22 +104,22 @@ def _ticks(domain: list[float]) -> alt.Axis:
 
 
 def _chosen(tuning: Tuning) -> Trial | None:
-    """Return the trial of the values that won; that which showed it last."""
+    """Return the last trial of the values that won."""
     won = [trial for trial in tuning.trials if trial.verdict == "faster" and dict(trial.values) == tuning.best]
     return won[-1] if won and tuning.best else None
 
 
 def _about(trial: Trial) -> str:
-    told = f"trial {trial.number}, {trial.verdict}: {cut(in_words(trial.values), 120)}"
+    text = f"trial {trial.number}, {trial.verdict}: {cut(format_values(trial.values), 120)}"
     if trial.ratio is None:
-        return told if trial.error is None else f"{told}; {cut(trial.error, 120)}"
-    return f"{told}; {gain(trial)} as fast as trial {trial.against}, {plural(trial.pairs, 'pair')}"
+        return text if trial.error is None else f"{text}; {cut(trial.error, 120)}"
+    return f"{text}; {gain(trial)} vs trial {trial.against}, {plural(trial.pairs, 'pair')}"
 
 
 def gain(trial: Trial) -> str:
-    """Return how many times as fast a trial was as the best before it, with its interval where that is known.
+    """Return the speed-up of a trial over the best before it, with its interval.
 
-    >>> gain(Trial(1, {}, "faster", ratio=4.0, low=3.5, high=1e6)), gain(Trial(2, {}, "refused"))
+    >>> gain(Trial(1, {}, "faster", ratio=4.0, low=3.5, high=1e6)), gain(Trial(2, {}, "failed"))
     ('4.00x [3.5, >100]', '–')
     """
     if trial.ratio is None:
@@ -131,10 +131,9 @@ def gain(trial: Trial) -> str:
     return f"{trial.ratio:.2f}x [{low}, {high}]"
 
 
-def _found(tuning: Tuning) -> str:
-    """Return what there is to see, in a line."""
+def _summary(tuning: Tuning) -> str:
     ran = plural(len(tuning.trials), "trial")
     if not tuning.best:
         return f"{ran}, the values stay as they are"
     ratio, low, high = tuning.speedup
-    return f"{ran}; chosen (ring): {ratio:.2f}x [{low:.2f}, {high:.2f}] as fast as written"
+    return f"{ran}; chosen (ring): {ratio:.2f}x [{low:.2f}, {high:.2f}] vs the program's values"

@@ -1,0 +1,121 @@
+"""The wall time of a run as one bar: how long each account took."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from tpunb.charts.render import LayerPicture
+from tpunb.charts.rows import ABOUT, WIDTH, cleaned, rows_of, with_signals
+from tpunb.errors import TpunbError
+from tpunb.frames.goodput import Goodput, totals
+from tpunb.schema import ACCOUNTS
+from tpunb.text import cut, duration, percent, plural
+
+HUES = dict(
+    zip(
+        ACCOUNTS,
+        (  # Okabe and Ito, 2008, and eight more, which colour-blind readers too can distinguish, on white and on black
+            *("#009E73", "#9fdfc0", "#0072B2", "#D55E00", "#CC79A7", "#da0642", "#56B4E9"),
+            *("#E69F00", "#602d55", "#5a3208", "#7e71fa", "#2d2aad", "#4503fa", "#c7ca7a"),
+        ),
+        strict=True,
+    )
+)
+"""The colour of each account, the same in every chart."""
+
+_DETAILS = 3  # at most in a tooltip
+_ROOM = 0.06  # share of wall time, for a number in its part of the bar
+_ON_LIGHT = {"step time deviation", "evaluation", "program startup", "checkpoint save", "other"}  # black numbers
+
+
+def accounts(goodput: Goodput) -> LayerPicture:
+    """Return the wall time of a run as one bar of its accounts, mean over hosts, with a legend of their times.
+
+    Raises
+    ------
+    TpunbError
+        When no time was recorded.
+    """
+    rows = account_rows(goodput)
+    labels = {row["account"]: f"{row['account']} · {row['time']}" for row in rows.iter_rows(named=True)}
+    legend = alt.Legend(
+        orient="bottom",
+        columns=4,
+        title=None,
+        symbolType="square",
+        symbolStrokeWidth=0,
+        offset=6,
+        labelExpr=f"{json.dumps(labels)}[datum.label]",
+    )
+    n, wall = goodput.hosts, f"{duration(goodput.wall_ps)} wall time"
+    mean = f", mean of {plural(n, 'host')}" if n > 1 else ""
+    return _bar(
+        rows_of(rows),
+        legend,
+        [name for name in ACCOUNTS if name in labels],
+        title=alt.TitleParams(
+            "Wall time by account", subtitle=[f"{wall}{mean}, {percent(goodput.ratio)} of it productive"]
+        ),
+        description=f"Wall time by account: {wall}{mean}. {'; '.join(labels.values())}.",
+        width=WIDTH,
+    )
+
+
+def live_accounts() -> LayerPicture:
+    """Return `accounts` without rows and legend, for the table "accounts" of :func:`account_rows`.
+
+    Its signal ``account`` is the selected account, or null.
+    """
+    base = alt.Chart(alt.NamedData("accounts")).encode(**ABOUT)
+    faint = "account !== null && datum.account !== account"
+    text = "Wall time by account: how long each took, mean over hosts."
+    chart = _bar(base, None, [*ACCOUNTS], faint, description=text, width=900, usermeta={"room": 24})
+    return with_signals(chart, account=None)
+
+
+def account_rows(goodput: Goodput) -> pl.DataFrame:
+    """Return the parts of the bar in order: account, before and until (s), time, text, about and others."""
+    rows = totals(goodput).sort("account").with_columns(pl.col("account").cast(pl.String))  # in the order of ACCOUNTS
+    if rows.is_empty():
+        raise TpunbError("no time to draw", hint="pass the goodput of a run with a duration")
+    details, until = totals(goodput, "detail"), pl.col("time_ps").cum_sum() / 1e12
+    about = [
+        f"{name}: {duration(time)}, {percent(part, 1)} of wall time{_listed(details.filter(account=name))}"
+        for name, time, part in rows["account", "time_ps", "share"].iter_rows()
+    ]
+    return rows.select(
+        "account",
+        colour=pl.col("account").replace_strict(HUES),
+        before=(until - pl.col("time_ps") / 1e12).round(6),
+        until=until.round(6),
+        time=pl.Series([duration(time) for time in rows["time_ps"]]),
+        text=pl.Series([percent(part) if part >= _ROOM else "" for part in rows["share"]]),
+        dark=pl.col("account").is_in(_ON_LIGHT),
+        about=pl.Series(about),
+    )
+
+
+def _listed(details: pl.DataFrame) -> str:
+    """Return the largest details of an account with their times."""
+    named = details.drop_nulls("detail").sort("time_ps", descending=True)
+    texts = [f"{cut(cleaned(d), 80)} {duration(t)}" for d, t in named["detail", "time_ps"].head(_DETAILS).iter_rows()]
+    more = [f"{named.height - _DETAILS} more"] if named.height > _DETAILS else []
+    return "".join(f"; {text}" for text in (*texts, *more))
+
+
+def _bar(
+    base: alt.Chart, legend: alt.Legend | None, names: list[str], faint: str = "false", **more: Any
+) -> LayerPicture:
+    """Return the parts of the bar and the numbers in them; `faint` is an expression of Vega."""
+    x = alt.X("before:Q", title="wall time (s)", axis=alt.Axis(grid=False, tickCount=10)).scale(nice=False)
+    hue = alt.Color("account:N", scale=alt.Scale(domain=names, range=[HUES[name] for name in names]), legend=legend)
+    number = base.transform_calculate(middle="(datum.before + datum.until) / 2").encode(x="middle:Q", text="text:N")
+    layers = [base.mark_rect(opacity=alt.ExprRef(f"{faint} ? 0.3 : 1")).encode(x=x, x2="until:Q", color=hue)]
+    for dark, ink in (("datum.dark", "black"), ("!datum.dark", "white")):
+        shown: dict[str, Any] = {"opacity": alt.ExprRef(f"{faint} ? 0 : 1"), "tooltip": None}
+        layers.append(number.transform_filter(dark).mark_text(color=ink, fontWeight="bold", **shown))
+    return LayerPicture(layer=layers, height=30, **more)

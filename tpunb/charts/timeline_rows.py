@@ -1,0 +1,311 @@
+"""Rows of the timeline: a time range is cut into marks once, and coloured again for each clustering."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from tpunb.charts.rows import HOSTS, NOISE, OTHERS, PALETTE, cleaned
+from tpunb.frames import Phases, Steps
+from tpunb.frames.op_matrix import Floats, Ints, factorize
+
+Columns = dict[str, list[Any] | str]
+
+SHADES = (*PALETTE, OTHERS, NOISE)
+"""The colour of each shade: the longest phases by rank, all other phases, outliers."""
+
+SLICES = 480
+"""Slices of time, on all lanes together, where there are too many steps to draw each."""
+
+TRACED = {"full": ("traced in full", 1.0), "partial": ("traced in part", 0.72), "none": ("inferred", 0.5)}
+"""The name and the opacity of steps by how well they were traced."""
+
+LANE, TOP, HEIGHT = 88, 16, 44
+"""Points per host; from its top to its steps; of the steps."""
+
+BELOW, THIN = 71, 8
+"""Points from the top of a lane to the profiler's windows; of the windows."""
+
+_EACH = 600  # steps that are drawn one by one; more share slices
+_MARKED = 300  # stretches of an account that are drawn one by one
+_LEAST = 0.01  # smallest part of a slice that is drawn
+_WIDE, _LETTER = 0.03, 0.009  # least width of a run of one phase for its name, and per letter; shares of the range
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """A time range of a run, cut into marks that any clustering can colour.
+
+    Parameters
+    ----------
+    steps
+        Steps of the run.
+    time_range
+        Start and end in seconds since the run began; the whole run if None.
+    """
+
+    steps: Steps
+    time_range: tuple[float, float] | None = None
+
+    @cached_property
+    def hosts(self) -> list[str]:
+        """Hosts that are drawn, one lane each."""
+        return self.steps.frame["host"].unique().sort().to_list()[:HOSTS]
+
+    @cached_property
+    def edges(self) -> tuple[float, float]:
+        """Start and end in seconds."""
+        return self.time_range or self.whole
+
+    @cached_property
+    def whole(self) -> tuple[float, float]:
+        """Start and end of the whole run in seconds."""
+        spans = pl.concat([frame.select("start_ps", "dur_ps") for frame in (self.steps.frame, self.steps.windows)])
+        first, last = pl.col("start_ps").min(), (pl.col("start_ps") + pl.col("dur_ps")).max()
+        start, end = spans.select(first.fill_null(0).alias("first"), last.fill_null(0).alias("last")).row(0)
+        end = max(end, 0 if self.steps.wall is None else self.steps.wall.span_ps)
+        return min(0, start) / 1e12, (end or 1) / 1e12
+
+    @cached_property
+    def _steps(self) -> _Spans:
+        ends = (pl.col("start_ps") + pl.col("dur_ps")).alias("end_ps")
+        until = pl.min_horizontal(ends, pl.col("start_ps").shift(-1).over("host"))  # none hides the next
+        return _Spans.of(self.steps.frame.with_columns(end_ps=until), self.hosts, self.edges)
+
+    @cached_property
+    def _windows(self) -> _Spans:
+        frame = self.steps.windows.filter(pl.col("dur_ps") > 0)
+        return _Spans.of(frame.with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps")), self.hosts, self.edges)
+
+    @cached_property
+    def _seen(self) -> Ints:
+        seen = self.steps.frame["traced"].cast(pl.String)
+        return seen.replace_strict([*TRACED], range(len(TRACED)), return_dtype=pl.Int64).to_numpy()
+
+    def rows(
+        self, phases: Phases, chosen: int | None = None, *, alias: Mapping[int, tuple[int, str]] | None = None
+    ) -> dict[str, Columns]:
+        """Return the tables "timeline", "ranks" and "numbers" as compact columns, which :func:`layout` unpacks.
+
+        In "timeline", single steps have ``start``, ``end`` (seconds), ``lane`` and ``step``. Where steps share slices
+        of time (those of the second lane follow those of the first), each row has ``after``, the number of slices since
+        the previous row, and ``part``, its percentage of the slice; rows of one slice are stacked. ``rank`` is the row
+        of "ranks" with its ``phase`` (null: several) and ``shade``; ``seen`` is 0 traced in full, 1 in part, 2
+        inferred, in a slice what most of it is: both one base-36 digit per row, or one digit if all are equal.
+
+        Parameters
+        ----------
+        phases
+            Phases of the same steps.
+        chosen
+            Phase that gets a rank of its own even if it is not among the longest.
+        alias
+            Shade, from 0, and name for each phase, in place of its own; phases left out get the shade of the others.
+        """
+        marks = self.marks(phases, chosen, alias)
+        looks: Columns = {"rank": _digits(marks.rank), "traced": _digits(marks.seen)}
+        if marks.step is None:
+            looks |= {"after": np.diff(marks.place, prepend=0).tolist(), "part": (marks.high - marks.low).tolist()}
+        else:
+            looks |= {"start": self._short(marks.start), "end": self._short(marks.end)}
+            looks |= {"lane": marks.lane.tolist(), "step": marks.step.tolist()}
+        ranks: Columns = {"phase": [*marks.ranks.phase], "shade": [*marks.ranks.shade]}
+        return {"timeline": looks, "ranks": ranks, "numbers": self.numbers(marks)}
+
+    def marks(
+        self, phases: Phases, chosen: int | None = None, alias: Mapping[int, tuple[int, str]] | None = None
+    ) -> Marks:
+        """Return the steps as rectangles; see :meth:`rows` for the parameters."""
+        of_step, ranks = _ranked(phases, chosen, alias)
+        spans = self._steps
+        rank, seen = of_step[spans.row], self._seen[spans.row]
+        if not spans.each:
+            return self._sliced(rank, seen, ranks)
+        place, step = np.arange(len(rank)), self.steps.frame["step"].to_numpy()[spans.row]
+        high = np.full_like(rank, 100)
+        return Marks(ranks, rank, seen, place, spans.lane, spans.start, spans.end, 0 * high, high, step)
+
+    def _sliced(self, rank: Ints, seen: Ints, ranks: Ranks) -> Marks:
+        """Return each slice of time divided by the parts that its phases took, the longest phase on top."""
+        spans, many, each = self._steps, len(ranks.phase), _slices(len(self.hosts))
+        key = (spans.slice * many + rank) * 3 + seen
+        parts = np.bincount(key, spans.part, minlength=each * len(self.hosts) * many * 3).reshape(-1, 3)
+        code = np.flatnonzero(parts.sum(axis=1) > _LEAST)
+        part, seen = parts[code].sum(axis=1), parts[code].argmax(axis=1)  # traced as most of it was
+        place, rank = code // many, code % many
+        first = np.flatnonzero(np.diff(place, prepend=-1))
+        high = np.cumsum(part)
+        below = np.append(0.0, high[first[1:] - 1])[: len(first)]  # empty where nothing is long enough
+        high -= np.repeat(below, np.diff(np.append(first, len(code))))
+        top = np.rint((100 * high).clip(0, 100)).astype(np.int64)
+        under = np.append(0, top[:-1])[: len(top)]
+        under[first] = 0
+        return Marks(ranks, rank, seen, place, place // each, *self._slice(place), under, top, None)
+
+    def _slice(self, place: Ints) -> tuple[Floats, Floats]:
+        """Return start and end of slices in seconds."""
+        slices = _slices(len(self.hosts))
+        width = (self.edges[1] - self.edges[0]) / slices
+        start = np.asarray(self.edges[0] + place % slices * width, dtype=np.float64)
+        return start, start + width
+
+    def numbers(self, marks: Marks) -> Columns:
+        """Return the names of the phases above those of their runs that are wide enough."""
+        most = np.lexsort((marks.low - marks.high, marks.place))[np.flatnonzero(np.diff(marks.place, prepend=-1))]
+        rank, lane, start, end = (column[most] for column in (marks.rank, marks.lane, marks.start, marks.end))
+        first = np.flatnonzero((np.diff(rank, prepend=-1) != 0) | (np.diff(lane, prepend=-1) != 0))
+        start, end = start[first], end[np.append(first[1:], len(rank))[: len(first)] - 1]
+        rank, lane = rank[first], lane[first]
+        room = np.array([max(_WIDE, _LETTER * len(name)) for name in marks.ranks.name])[rank]
+        wide = end - start > room * (self.edges[1] - self.edges[0])
+        return {
+            "at": self._short(((start + end) / 2)[wide]),
+            "y": (lane[wide] * LANE + 8).tolist(),
+            "name": [marks.ranks.name[at] for at in rank[wide].tolist()],
+            "phase": [marks.ranks.phase[at] for at in rank[wide].tolist()],
+        }
+
+    def windows(self) -> Columns:
+        """Return the profiler's windows as columns."""
+        return self._parts(self._windows, BELOW, THIN)
+
+    def account(self, segments: pl.DataFrame) -> Columns:
+        """Return ``tpunb.schema.GOODPUT_SEGMENTS`` of one account as columns, in slices of time where they are many."""
+        ends = segments.with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+        spans = _Spans.of(ends, self.hosts, self.edges, _MARKED)
+        return self._parts(spans, TOP, HEIGHT)
+
+    def _parts(self, spans: _Spans, top: int, height: int) -> Columns:
+        """Return spans as columns; the height of a slice of time is the share of it that they fill."""
+        if spans.each:
+            lane, start, end, part = spans.lane, spans.start, spans.end, np.ones(len(spans.lane))
+        else:
+            slices = _slices(len(self.hosts))
+            filled = np.round(np.bincount(spans.slice, spans.part).clip(0, 1), 2)
+            place = np.flatnonzero(filled)
+            part = filled[place]
+            new = (np.diff(place, prepend=-2) > 1) | (np.diff(part, prepend=-1) != 0) | (place % slices == 0)
+            first = np.flatnonzero(new)  # neighbours of one height are one mark
+            last = np.append(first[1:], len(place))[: len(first)] - 1
+            lane, part = place[first] // slices, part[first]
+            start, end = self._slice(place[first])[0], self._slice(place[last])[1]
+        low = lane * LANE + top + height
+        return {
+            "start": self._short(start),
+            "end": self._short(end),
+            "y": (low - part * height).round(1).tolist(),
+            "y2": low.tolist(),
+        }
+
+    def checkpoints(self, seconds: Mapping[str, float]) -> Columns:
+        """Return where checkpoints are drawn, given the second of each by name."""
+        low, high = self.edges
+        inside = {name: at for name, at in seconds.items() if low <= at <= high}
+        tops = [lane * LANE + TOP for lane in range(len(self.hosts)) for _ in inside]
+        return {
+            "at": self._short(np.array([*inside.values()])) * len(self.hosts),
+            "y": [top + HEIGHT for top in tops],
+            "y2": tops,
+            "about": [f"checkpoint {cleaned(name)}" for name in inside] * len(self.hosts),
+        }
+
+    def _short(self, seconds: Floats) -> list[float]:
+        """Return times with as many digits as can be seen."""
+        digits = 5 - int(np.floor(np.log10(max(self.edges[1] - self.edges[0], 1e-9))))
+        return [round(second, max(digits, 0)) for second in seconds.tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class _Spans:
+    """Stretches of time on lanes: one by one if they are few, else divided into slices of time."""
+
+    row: Ints  # of the frame
+    lane: Ints
+    start: Floats  # seconds
+    end: Floats
+    each: bool
+    slice: Ints  # those of the second lane follow those of the first; one row per overlap
+    part: Floats  # of the slice
+
+    @classmethod
+    def of(cls, frame: pl.DataFrame, hosts: Sequence[str], edges: tuple[float, float], most: int = 0) -> _Spans:
+        lanes = dict(zip(hosts, range(len(hosts)), strict=True))
+        lane = frame["host"].cast(pl.String).replace_strict(lanes, default=-1, return_dtype=pl.Int64).to_numpy()
+        start, end = (frame[name].to_numpy() / 1e12 for name in ("start_ps", "end_ps"))
+        low, high = edges
+        row = np.flatnonzero((lane >= 0) & (start < high) & (end > low))
+        lane, start, end = lane[row], start[row].clip(low, high), end[row].clip(low, high)
+        if len(row) <= (most or _EACH):
+            return cls(row, lane, start, end, True, np.zeros(0, dtype=np.int64), np.zeros(0))
+        slices = _slices(len(hosts))
+        width = (high - low) / slices
+        first = ((start - low) / width).astype(np.int64).clip(0, slices - 1)
+        last = np.ceil((end - low) / width).astype(np.int64).clip(first + 1, slices) - 1
+        times = last - first + 1
+        of = np.repeat(np.arange(len(row)), times)
+        at = np.arange(len(of)) - np.repeat(np.cumsum(times) - times, times) + first[of]
+        left = low + at * width
+        part = (np.minimum(end[of], left + width) - np.maximum(start[of], left)).clip(0) / width
+        return cls(row[of], lane[of], start[of], end[of], False, lane[of] * slices + at, part)
+
+
+class Ranks(NamedTuple):
+    """The look of each rank."""
+
+    phase: list[int | None]  # None: several
+    shade: list[int]
+    name: list[str]
+
+
+class Marks(NamedTuple):
+    """Rectangles: single steps, or the parts of slices of time that phases took."""
+
+    ranks: Ranks
+    rank: Ints
+    seen: Ints
+    place: Ints  # the slice, or the position of a single step
+    lane: Ints
+    start: Floats  # seconds
+    end: Floats
+    low: Ints  # percent of the lane's height
+    high: Ints
+    step: Ints | None  # None: in slices
+
+
+_DIGITS = np.frombuffer(b"0123456789abcdefghijklmnopqrstuvwxyz", dtype="S1")
+
+
+def _digits(values: Ints) -> str:
+    """Return one base-36 digit per value, or one digit if all are equal."""
+    return _DIGITS[values[:1] if len(values) and (values == values[0]).all() else values].tobytes().decode()
+
+
+def _ranked(phases: Phases, chosen: int | None, alias: Mapping[int, tuple[int, str]] | None) -> tuple[Ints, Ranks]:
+    """Return the rank of each step, and the look of each rank."""
+    others, outliers = len(PALETTE), len(PALETTE) + 1  # shades
+    real = [phase for phase in phases.frame["phase"] if phase >= 0]
+    alone = real[: len(PALETTE)]
+    if chosen in real and chosen not in alone:
+        alone.append(chosen)
+    given = {phase: (at, str(phase)) for at, phase in enumerate(real)} if alias is None else alias
+    looks = [given.get(phase, (others, str(phase))) for phase in alone]
+    shades, names = [min(shade, others) for shade, _ in looks], [name for _, name in looks]
+    ranks = Ranks([*alone, None, -1], [*shades, others, outliers], [*names, "others", "outliers"])
+    rank = dict(zip(alone, range(len(alone)), strict=True)) | {-1: len(alone) + 1}
+    labels, at = factorize(phases.labels.to_numpy())
+    return np.array([rank.get(label, len(alone)) for label in labels.tolist()], dtype=np.int64)[at], ranks
+
+
+def _slices(hosts: int) -> int:
+    """Return the slices of each lane: all lanes together have as many as one."""
+    return max(SLICES // max(hosts, 1), 1)
+
+
+def layout(hosts: int) -> dict[str, Any]:
+    """Return what a page needs to unpack the rows of that many hosts: positions in points, and the shades."""
+    return {"slices": _slices(hosts), "lane": LANE, "top": TOP, "height": HEIGHT, "shades": [*SHADES]}
