@@ -1,4 +1,4 @@
-"""Checkpoints in a folder: of TensorFlow, Keras, Orbax and our own, each with its step, for a phase (paper IV.C)."""
+"""Checkpoints of TensorFlow, Keras, Orbax and tpunb: listing, saving and resuming from them (paper IV.C)."""
 
 from __future__ import annotations
 
@@ -6,30 +6,35 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpunb.checkpoint import keras_files, orbax_files, own_files, tensorflow_files
-from tpunb.checkpoint.nouns import Checkpoint, Checkpoints, Skipped
+from tpunb.checkpoint.catalog import Checkpoint, Checkpoints, Skipped
+from tpunb.checkpoint.formats import keras, native, orbax, tensorflow
+from tpunb.checkpoint.resume import checkpointing, restore, save
 from tpunb.errors import ProfileNotFound, TpunbError
+from tpunb.training.snapshot import is_temporary
 
-__all__ = ["Checkpoint", "Checkpoints", "checkpoints"]
+__all__ = ["Checkpoint", "Checkpoints", "Skipped", "checkpointing", "checkpoints", "restore", "save"]
 
-_SAVED_MODEL = "saved_model.pb"  # a program to serve: its variables are no state of a run
+_FOLDER_FORMATS, _FILE_FORMATS = (native, orbax), (tensorflow, keras)
+"""Formats whose checkpoint is a whole folder, and those whose checkpoints are files in one."""
+
+_SAVED_MODEL = "saved_model.pb"  # a model to serve: its variables are not the state of a run
 
 
-def checkpoints(dir: str | os.PathLike[str]) -> Checkpoints:  # noqa: A002  the word everybody looks for
-    """Return the checkpoints in a folder and the folders below it, in order of their steps.
+def checkpoints(dir: str | os.PathLike[str]) -> Checkpoints:  # noqa: A002  the usual word
+    """Return the checkpoints in a folder and its subfolders, in order of their steps.
 
-    No model is built, and hardly a variable read. Half-written ones are no checkpoints: `Checkpoints.skipped` names
-    them. Links to folders are not followed, and hidden folders not entered.
+    No model is built, and few variables are read. Incomplete checkpoints are listed in `Checkpoints.skipped`. Links to
+    folders are not followed, and hidden folders not entered.
 
     Parameters
     ----------
     dir
-        The folder, on this machine.
+        Folder on this machine.
 
     Raises
     ------
     ProfileNotFound
-        There is no such folder. An empty one is one without checkpoints.
+        The folder does not exist. An empty one has no checkpoints.
     TpunbError
         It is on another machine, or is a file.
     """
@@ -39,24 +44,18 @@ def checkpoints(dir: str | os.PathLike[str]) -> Checkpoints:  # noqa: A002  the 
     if not folder.exists():
         raise ProfileNotFound(f"no folder {folder}", hint="give the folder that your training saves checkpoints to")
     if not folder.is_dir():
-        raise TpunbError(f"{folder} is a file", hint=f"give the folder that holds it: {folder.parent}")
-    return Checkpoints.of(folder, _found(folder))
+        raise TpunbError(f"{folder} is a file", hint=f"give its folder: {folder.parent}")
+    return Checkpoints.of(folder, _scan(folder))
 
 
-def _found(top: Path) -> Iterator[Checkpoint | Skipped]:
+def _scan(top: Path) -> Iterator[Checkpoint | Skipped]:
     for path, below, files in os.walk(top):
-        folder = Path(path)
-        whole = own_files.of(folder, files) or orbax_files.of(folder, files)
-        if whole is not None:
+        folder, names = Path(path), sorted(files)
+        whole = [checkpoint for reader in _FOLDER_FORMATS for checkpoint in reader.find(folder, names)][:1]
+        if whole or _SAVED_MODEL in names:
             below.clear()
-            yield whole
-        elif _SAVED_MODEL in files:
-            below.clear()
+            yield from whole
         else:
-            below[:] = sorted(name for name in below if _is_ours_to_enter(folder / name))
-            yield from tensorflow_files.find(folder, sorted(files))
-            yield from keras_files.find(folder, sorted(files))
-
-
-def _is_ours_to_enter(folder: Path) -> bool:
-    return not folder.name.startswith(".") or own_files.is_temporary(folder)
+            below[:] = sorted(name for name in below if not name.startswith(".") or is_temporary(folder / name))
+            for reader in _FILE_FORMATS:
+                yield from reader.find(folder, names)

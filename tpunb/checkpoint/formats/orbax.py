@@ -1,18 +1,19 @@
-"""Checkpoints of Orbax: a folder a step, with what it holds by name."""
+"""Checkpoints of Orbax: one folder per step, with named items."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tpunb.checkpoint.from_name import last_number, size_of, step_in, time_of
-from tpunb.checkpoint.nouns import DATA, HOLDABLE, METRICS, OPTIMIZER, RANDOM, WEIGHTS, Checkpoint, Skipped
+from tpunb.checkpoint.catalog import Checkpoint, Skipped
+from tpunb.checkpoint.formats import last_number, size_of, step_in, time_of
+from tpunb.training.state import DATA, METRICS, OPTIMIZER, RANDOM, STATE_PARTS, WEIGHTS
 
-_ABOUT, _TREE = "_CHECKPOINT_METADATA", "_METADATA"
+_METADATA, _TREE = "_CHECKPOINT_METADATA", "_METADATA"
 _TEMPORARY = ".orbax-checkpoint-tmp"
 _WORDS = {
     METRICS: re.compile(r"metric", re.IGNORECASE),
@@ -25,29 +26,32 @@ _HANDLERS = {
 }
 
 
-def of(folder: Path, files: Sequence[str]) -> Checkpoint | Skipped | None:
-    """Return the checkpoint that a folder is; None where it is none of Orbax'."""
+def find(folder: Path, files: Sequence[str]) -> Iterator[Checkpoint | Skipped]:
+    """Yield the checkpoint that a folder is, if it is one."""
     if _TEMPORARY in folder.name:
-        return Skipped(folder, "was still being written")
-    if _ABOUT not in files:
-        return None
+        yield Skipped(folder, "was still being written")
+    elif _METADATA in files:
+        yield _read(folder)
+
+
+def _read(folder: Path) -> Checkpoint | Skipped:
     try:
-        about = json.loads((folder / _ABOUT).read_text())
-        committed = about.get("commit_timestamp_nsecs")
-        handlers = about.get("item_handlers") or {}
+        metadata = json.loads((folder / _METADATA).read_text())
+        committed = metadata.get("commit_timestamp_nsecs")
+        handlers = metadata.get("item_handlers") or {}
         items = handlers if isinstance(handlers, dict) else {"": handlers}
         holds = _holds(folder, items)
     except (ValueError, AttributeError, OSError) as error:
-        return Skipped(folder, f"{_ABOUT} cannot be read: {error}")
+        return Skipped(folder, f"{_METADATA} cannot be read: {error}")
     if committed is None:
-        return Skipped(folder, "was begun and never committed")
+        return Skipped(folder, "was not committed")
     if missing := sorted(name for name in items if not (folder / name).is_dir()):
         return Skipped(folder, f"lacks {', '.join(missing)}")
     every = [path for path in folder.rglob("*") if path.is_file()]
     time = datetime.fromtimestamp(committed / 1e9, UTC) if isinstance(committed, int) else time_of(every)
     step = int(folder.name) if re.fullmatch(r"\d{1,18}", folder.name) else step_in(folder.name)
     step = last_number(folder.name) if step is None else step
-    # a manager's folders bear the step as their name: that is no guess
+    # CheckpointManager names its folders by step
     step_from = "" if step is None else "counter" if isinstance(handlers, dict) else "name"
     return Checkpoint(folder, step, time, size_of(every), "orbax", holds, step_from=step_from)
 
@@ -57,11 +61,11 @@ def _holds(folder: Path, items: dict[str, Any]) -> tuple[str, ...]:
     for name, handler in items.items():
         kinds = [kind for kind, word in _HANDLERS.items() if word.search(str(handler))]
         held |= set(kinds) or _in_tree(folder / name / _TREE, name)
-    return tuple(one for one in HOLDABLE if one in held)
+    return tuple(part for part in STATE_PARTS if part in held)
 
 
 def _in_tree(path: Path, item: str) -> set[str]:
-    """Return what the arrays of a tree are, by the names on the way to them; those of no known name are weights."""
+    """Return the parts of the state in a tree of arrays, by the names in their paths; by default weights."""
     if not path.exists():
         return set()
     tree = json.loads(path.read_text()).get("tree_metadata", {})

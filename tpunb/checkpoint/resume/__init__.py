@@ -1,0 +1,107 @@
+"""Saves a training so that it can be resumed exactly: an unmodified ``fit``, or a custom loop.
+
+A checkpoint holds weights, optimizer, metrics, random state, the position in the data, and the counters of Keras' own
+callbacks; not the state of custom callbacks, nor that of a model outside its variables.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from tpunb import signals
+from tpunb.checkpoint.catalog import Checkpoint
+from tpunb.checkpoint.resume.custom_loops import restore, save
+from tpunb.checkpoint.resume.policy import Saving
+from tpunb.errors import TpunbError, whole
+from tpunb.training import keras_hooks
+from tpunb.training.fit_state import FitStart
+from tpunb.training.state import DATA, RANDOM
+
+__all__ = ["Saving", "checkpointing", "restore", "resume", "save"]
+
+
+@contextmanager
+def checkpointing(
+    dir: str | os.PathLike[str],  # noqa: A002  the usual word
+    *,
+    every: int | None = None,
+    at_phases: bool = False,
+) -> Iterator[Saving]:
+    """Save an unmodified ``model.fit(data, ...)`` in the block, for `resume` (paper IV.C).
+
+    If the position in the data cannot be saved (a Python generator, arrays that Keras shuffles, random operations in a
+    map), a warning names the operation before training begins, and the checkpoints are not exact. An unseeded shuffle
+    gets a random seed, which is saved. Nothing is overwritten or removed.
+
+    Parameters
+    ----------
+    dir
+        Folder of the checkpoints, on this machine; created if necessary.
+    every
+        Number of steps between checkpoints. By default, without `at_phases`: one checkpoint at the end of each epoch.
+    at_phases
+        Whether to save at the first step after the surrounding capture detects a new phase; without a capture, a
+        warning is given.
+
+    Raises
+    ------
+    ValueError
+        When `every` is not an int of 1 or more.
+    TpunbError
+        Keras runs on another backend than TensorFlow, or its internals have changed.
+    """
+    if every is not None:
+        every = whole("checkpointing", "every", every, 1)
+    if not isinstance(at_phases, bool):
+        raise TypeError(f"The at_phases parameter of checkpointing must be a bool. Got {at_phases!r} instead.")
+    if "://" in os.fspath(dir):
+        raise TpunbError(f"{os.fspath(dir)} is not on this machine", hint="save to a local folder, and copy it there")
+    saving = Saving(Path(dir), every, at_phases=at_phases)
+    phases = signals.phase_opened.connect(saving.on_phase) if at_phases else nullcontext()
+    with phases, keras_hooks.listening(saving):
+        yield saving
+
+
+@contextmanager
+def resume(checkpoint: Checkpoint | str | os.PathLike[str], *, exact: bool = True) -> Iterator[None]:
+    """Continue the ``model.fit(data, ...)`` of the block from a checkpoint, as if it had not been interrupted.
+
+    Run the cell that was saved, in the same process or a new one: `fit` keeps its arguments, and begins with the epoch
+    and step of the checkpoint. Its history holds the epochs from there on. It may be saved again:
+    ``with resume(checkpoint), checkpointing(dir, every=100): ...``.
+
+    Parameters
+    ----------
+    checkpoint
+        Checkpoint of `checkpointing`: from ``tp.checkpoints``, or its folder.
+    exact
+        Whether the run must be bit for bit the uninterrupted one. If False and the position in the data was not saved,
+        as many batches are drawn as before.
+
+    Raises
+    ------
+    TpunbError
+        The checkpoint is of another kind, or not exact; or, in the block, the model or the data differ.
+    """
+    if isinstance(checkpoint, Checkpoint) and checkpoint.kind != "tpunb":
+        missing = " and ".join(part for part in (DATA, RANDOM) if part not in checkpoint.holds)
+        raise TpunbError(
+            f"{checkpoint.path.name} is a checkpoint of {checkpoint.kind} without {missing or 'the state of fit'}",
+            hint="restore it with its own framework; tp.resume needs one of tp.checkpointing",
+        )
+    start = FitStart.read(checkpoint)
+    name, metadata = start.folder.name, start.metadata
+    if metadata["fit"]:
+        raise TpunbError(
+            f"{name} was saved in fit number {metadata['fit'] + 1} of its block", hint="use one block per fit"
+        )
+    if exact and not metadata["exact"]:
+        raise TpunbError(
+            f"{name} cannot be resumed exactly: {metadata['why']}",
+            hint="resume(..., exact=False) draws as many batches as before; random ones differ",
+        )
+    with keras_hooks.starting(start):
+        yield

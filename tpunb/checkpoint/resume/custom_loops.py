@@ -1,0 +1,211 @@
+"""Saves and restores a custom loop of TensorFlow or JAX, with the position in its data."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpunb.checkpoint.catalog import Checkpoint
+from tpunb.checkpoint.formats import native
+from tpunb.errors import TpunbError, need, whole
+from tpunb.text import format_error
+from tpunb.tfdata import position
+from tpunb.training import seeds, snapshot
+from tpunb.training.state import DATA, OPTIMIZER, RANDOM, STATE_PARTS, WEIGHTS, assign, is_from, own_variables, to_numpy
+
+_NO_DATA = "no iterator over the data was given"
+
+
+def save(dir: str | os.PathLike[str], step: int, **parts: Any) -> Checkpoint:  # noqa: A002  as in `checkpointing`
+    """Save the state of a custom loop, with Python's and NumPy's random state; return the checkpoint.
+
+    Parameters
+    ----------
+    dir
+        Folder of the checkpoints, on this machine; nothing in it is overwritten.
+    step
+        Number of steps taken: if the loop counts from 0, the number of the next step.
+    **parts
+        Everything that the next step depends on, by names that `restore` takes again: Keras' models, optimizers,
+        metrics and seed generators; ``tf.Variable``, ``tf.random.Generator``, an iterator of ``tf.data``; an iterator
+        of Grain; trees of arrays, as in JAX, which Orbax writes. Give shuffles of ``tf.data`` a seed: without one, a
+        new process shuffles later epochs differently.
+
+    Raises
+    ------
+    ValueError
+        When `step` is not an int of 0 or more, or no part is given.
+    MissingExtra
+        A tree of arrays is given, and Orbax is not installed.
+
+    >>> import tempfile
+    >>> class Batches:  # as an iterator of Grain
+    ...     at = 7
+    ...     def get_state(self): return {"next_index": self.at}
+    ...     def set_state(self, state): self.at = state["next_index"]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     saved = save(folder, 3, data=Batches())
+    ...     again = Batches()
+    ...     again.at = 0
+    ...     restore(saved, data=again), again.at
+    ({}, 7)
+    """
+    step = whole("save", "step", step, 0)
+    if not parts:
+        raise ValueError("The parts parameter of save must name what to save. Got {} instead.")
+
+    def write_parts(folder: Path) -> dict[str, Any]:
+        kinds = {name: _kind(part) for name, part in parts.items()}
+        reasons = [_FORMATS[kinds[name]][0](_path(folder, name), part) for name, part in parts.items()]
+        unsaved = next(filter(None, reasons), "")
+        reason = unsaved or ("" if any(map(_is_data, parts.values())) else _NO_DATA)
+        written = {RANDOM, *(_state_part(name, part) for name, part in parts.items())} - ({DATA} if unsaved else set())
+        holds = [part for part in STATE_PARTS if part in written]
+        random = seeds.host_random_state()
+        return {"holds": holds, "exact": not reason, "why": reason, "parts": kinds, "random": random}
+
+    saved = native.save(Path(dir), step, write_parts)
+    if not saved.exact and saved.reason != _NO_DATA:
+        warnings.warn(
+            f"the position in the data was not saved, so that resuming is not exact. {saved.reason}", stacklevel=2
+        )
+    return saved
+
+
+def restore(checkpoint: Checkpoint | str | os.PathLike[str], *, exact: bool = True, **parts: Any) -> dict[str, Any]:
+    """Restore the parts of a custom loop in place; return the trees of arrays by name.
+
+    Parameters
+    ----------
+    checkpoint
+        Checkpoint of `save`: from ``tp.checkpoints``, or its folder.
+    exact
+        Whether it must contain the position in the data.
+    **parts
+        Parts that were given to `save`, by the same names. Trees of arrays are not changed: they give the shapes, types
+        and devices of those returned.
+
+    Raises
+    ------
+    TpunbError
+        The checkpoint is of another kind, not exact, or of other parts.
+    """
+    folder = Path(checkpoint)
+    metadata = snapshot.read_metadata(folder)
+    if "parts" not in metadata:
+        raise TpunbError(
+            f"{folder.name} is a checkpoint of fit, not of a custom loop",
+            hint="`with tp.resume(checkpoint):` around the fit",
+        )
+    if exact and not metadata["exact"] and metadata["why"] != _NO_DATA:
+        raise TpunbError(
+            f"{folder.name} cannot be resumed exactly: {metadata['why']}",
+            hint="restore(..., exact=False) restores the rest",
+        )
+    kinds = {name: _kind(part) for name, part in parts.items()}
+    if kinds != metadata["parts"]:
+        saved, given = (
+            ", ".join(f"{name} ({kind})" for name, kind in each.items()) for each in (metadata["parts"], kinds)
+        )
+        raise TpunbError(f"{folder.name} holds {saved}; got {given or 'none'}", hint="give all parts that it holds")
+    trees = {}
+    for name, part in parts.items():
+        if _path(folder, name).with_suffix(".missing").exists():
+            continue
+        value = _FORMATS[kinds[name]][1](_path(folder, name), part)
+        if kinds[name] == "arrays":
+            trees[name] = value
+    seeds.set_host_random_state(metadata["random"])
+    return trees
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / f"part-{name}"
+
+
+def _kind(part: Any) -> str:
+    """Return how a part is written: its own state, its variables, by TensorFlow, or as arrays by Orbax."""
+    if callable(getattr(part, "get_state", None)) and callable(getattr(part, "set_state", None)):
+        return "state"
+    if is_from(part, "keras"):
+        return "variables"
+    return "tensorflow" if is_from(part, "tensorflow") else "arrays"
+
+
+def _is_data(part: Any) -> bool:
+    return hasattr(part, "__next__")
+
+
+def _state_part(name: str, part: Any) -> str:
+    if _is_data(part) or _kind(part) == "state":
+        return DATA
+    word = f"{name} {type(part).__name__}".lower()
+    if "optim" in word or name.startswith("opt"):
+        return OPTIMIZER
+    return RANDOM if any(sign in word for sign in ("seed", "random", "rng")) else WEIGHTS
+
+
+def _write_variables(path: Path, part: Any) -> None:
+    path.mkdir()
+    snapshot.write_arrays(path, {"variables": to_numpy(own_variables(part) or [])})
+
+
+def _read_variables(path: Path, part: Any) -> None:
+    variables = own_variables(part) or []
+    assign(variables, snapshot.read_arrays(path, {"variables": to_numpy(variables)})["variables"])
+
+
+def _write_state(path: Path, part: Any) -> None:
+    state = part.get_state()
+    encoded = {"bytes": base64.b64encode(state).decode()} if isinstance(state, bytes) else {"json": state}
+    path.with_suffix(".json").write_text(json.dumps(encoded, default=_number))
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"the state of an iterator holds a {type(value).__name__}")
+
+
+def _read_state(path: Path, part: Any) -> None:
+    encoded = json.loads(path.with_suffix(".json").read_text())
+    part.set_state(encoded["json"] if "json" in encoded else base64.b64decode(encoded["bytes"]))
+
+
+def _write_tensorflow(path: Path, part: Any) -> str:
+    reason = position.write(path, part)
+    if reason:
+        path.with_suffix(".missing").write_text(reason)
+    return reason
+
+
+def _write_arrays(path: Path, part: Any) -> None:
+    orbax = need("orbax.checkpoint", extra="jax")
+    with orbax.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path.absolute(), part)
+
+
+def _read_arrays(path: Path, part: Any) -> Any:
+    orbax = need("orbax.checkpoint", extra="jax")
+    with orbax.StandardCheckpointer() as checkpointer:
+        try:
+            return checkpointer.restore(path.absolute(), part)
+        except (ValueError, KeyError, TypeError) as error:
+            problem = f"{path.name} was saved with a different tree: {format_error(error)}"
+            raise TpunbError(problem, hint="give a tree as it was saved") from error
+
+
+_FORMATS: Mapping[str, tuple[Callable[[Path, Any], str | None], Callable[[Path, Any], Any]]] = {
+    "variables": (_write_variables, _read_variables),
+    "state": (_write_state, _read_state),
+    "tensorflow": (_write_tensorflow, position.read),
+    "arrays": (_write_arrays, _read_arrays),
+}
+"""How a kind of part is written, which returns why it cannot be, and read."""

@@ -1,0 +1,103 @@
+"""Decides when a fit is saved, and saves it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tpunb import signals
+from tpunb.checkpoint.catalog import Checkpoint
+from tpunb.checkpoint.formats import native
+from tpunb.text import plain, plural
+from tpunb.training.callbacks import unsaved_state
+from tpunb.training.fit_state import Fit
+
+
+class Saving:
+    """Checkpoints of the fits in a block of `checkpointing`.
+
+    Parameters
+    ----------
+    folder
+        Folder of the checkpoints.
+    every
+        Number of steps between checkpoints; None for no such checkpoints.
+    at_phases
+        Whether to save when a phase begins. Without either, each end of an epoch is saved.
+
+    Attributes
+    ----------
+    saved
+        Checkpoints so far.
+    seconds
+        Time spent on saving.
+    """
+
+    def __init__(self, folder: Path, every: int | None, *, at_phases: bool) -> None:
+        self.folder, self.every, self.at_phases = folder, every, at_phases
+        self.saved: list[Checkpoint] = []
+        self.seconds = 0.0
+        self._phase_began = threading.Event()
+        self._last = 0  # step of the last checkpoint, or the first step
+        self._has_failed = False
+        self._has_warned = False  # that resuming will not be exact
+
+    def __repr__(self) -> str:
+        return f"Saving({plain(str(self.folder))}, {plural(len(self.saved), 'checkpoint')}, {self.seconds:.2f} s)"
+
+    def on_phase(self, phase: int) -> None:
+        """Save at the next step: a phase has begun."""
+        self._phase_began.set()
+
+    def on_data(self, fit: Fit, data: Any) -> Any:
+        """Return the data unchanged."""
+        return data
+
+    def on_begin(self, fit: Fit) -> None:
+        """Warn, before the first batch is drawn, of what cannot be saved."""
+        self._last, self._has_warned = fit.steps, bool(fit.reason)
+        if fit.reason:
+            warnings.warn(
+                f"the position in the data cannot be saved, so that resuming will not be exact. {fit.reason}",
+                stacklevel=2,
+            )
+        if unsaved := unsaved_state(fit.callbacks):
+            warnings.warn(unsaved, stacklevel=2)
+        if self.at_phases and not signals.spent.receivers:
+            warnings.warn(
+                "at_phases=True saves nothing without a capture: put `with tp.capture(...)` around", stacklevel=2
+            )
+
+    def on_step(self, fit: Fit, *, repeated: bool) -> None:
+        """Save the state that the next step begins with, if due."""
+        if repeated and self.saved and self.saved[-1].step == fit.steps == self._last:
+            self._save(fit, replacing=self.saved.pop().path)
+        elif self._is_due(fit):
+            self._save(fit)
+
+    def _is_due(self, fit: Fit) -> bool:
+        if self.every is None and not self.at_phases:
+            return fit.step_in_epoch == 0
+        if self._phase_began.is_set():
+            return True
+        return self.every is not None and fit.steps // self.every > self._last // self.every
+
+    def _save(self, fit: Fit, *, replacing: Path | None = None) -> None:
+        """Save; a full disk does not end the training."""
+        begun = time.perf_counter()
+        self._phase_began.clear()
+        self._last = fit.steps
+        try:
+            self.saved.append(native.save(self.folder, fit.steps, fit.write, replacing=replacing))
+            if self.saved[-1].reason and not self._has_warned:
+                self._has_warned = True
+                warnings.warn(f"resuming will not be exact. {self.saved[-1].reason}", stacklevel=2)
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                warnings.warn(f"step {fit.steps} was not saved, and training continues: {error}", stacklevel=2)
+        finally:
+            self.seconds += time.perf_counter() - begun
