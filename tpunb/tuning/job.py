@@ -1,38 +1,68 @@
-"""What can be run again: how a model and its data are made, and how one step is taken."""
+"""Jobs that can be run again: how a model and its data are made, and how one step is taken."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
-from tpunb.errors import TpunbError, wrong
-from tpunb.frames.words import cut, plain
-from tpunb.tuning.grain_pipeline import GrainPipeline
+from tpunb.errors import TpunbError, need, wrong
+from tpunb.text import cut, plain
+from tpunb.training.hidden_state import hidden_state
+from tpunb.training.model_build import build
+from tpunb.training.seeds import ensured_keras_generator, keras_generator
+from tpunb.training.state import TrainingState, digest, find_trackables, variables_of
+from tpunb.tuning.grain import GrainPipeline, is_grain
 from tpunb.tuning.pipeline import Pipeline
-from tpunb.tuning.training import KerasTraining, LoopTraining, Training
+
+
+class Training(Protocol):
+    """What a trial needs of a program: executions of its steps, and its state, to be restored."""
+
+    steps: int
+    """Steps per execution."""
+
+    def execute(self, iterator: Iterator[Any]) -> Any:
+        """Run one execution on an iterator's next batches; StopIteration at the end of the data."""
+
+    def state(self) -> Any:
+        """Return the current state."""
+
+    def restore(self, state: Any) -> None:
+        """Restore a state."""
+
+    def untracked_state(self, iterator: Iterator[Any]) -> str:
+        """Return what a step depends on that `state` does not hold, or ""; no step is taken."""
+
+    def seeded(self) -> AbstractContextManager[object]:
+        """Create the seeds of random numbers for a block, so that `state` holds them."""
+
+    def digest(self, outputs: list[Any]) -> str:
+        """Return a digest of outputs and of the current state."""
 
 
 @dataclass(frozen=True, repr=False)
 class Job:
-    """What can be run again.
+    """A training that can be run again.
 
     Parameters
     ----------
     build
-        Returns (model, data): a compiled Keras model, and its ``tf.data.Dataset``. It is called when the job is first
-        needed, and once.
+        Function that returns (model, data): a compiled Keras model, and its ``tf.data.Dataset``. It is called once,
+        when first needed.
     step
-        ``step(model, batch)`` for a loop of one's own: changes `model` in place, and returns the loss, or whatever
-        must not change. `model` then is all that a step changes, of any kind; data may be Grain's too.
+        ``step(model, batch)`` for a custom loop: changes `model` in place, and returns the loss, or whatever must not
+        change. `model` then is all that a step changes, of any kind; data may be Grain's too.
 
     Raises
     ------
     TypeError
-        When one of them cannot be called.
+        If one of them is not callable.
 
     >>> Job(lambda: (None, None))
     Job(<lambda>, not built yet)
@@ -53,8 +83,7 @@ class Job:
         model, data = self.parts
         name = getattr(model, "name", None)
         name = name if isinstance(name, str) else type(model).__name__
-        kind = "Grain" if _is_grain(data) else "tf.data"
-        return f"Job({plain(cut(name))}, {kind}, 1 model)"
+        return f"Job({plain(cut(name))}, {'Grain' if is_grain(data) else 'tf.data'}, 1 model)"
 
     @cached_property
     def parts(self) -> tuple[Any, Any]:
@@ -63,39 +92,39 @@ class Job:
         Raises
         ------
         TypeError
-            When `build` returns no pair.
+            If `build` does not return a pair.
         """
-        made = self.build()
-        if not isinstance(made, tuple) or len(made) != 2:
-            raise wrong("Job", "build", "return (model, data)", type(made))
-        return made
+        parts = self.build()
+        if not isinstance(parts, tuple) or len(parts) != 2:
+            raise wrong("Job", "build", "return (model, data)", type(parts))
+        return parts
 
     @cached_property
     def pipeline(self) -> Pipeline | GrainPipeline:
-        """The data as values that can be changed.
+        """The data as adjustable parameters.
 
         Raises
         ------
         TypeError
-            When the data are neither of ``tf.data`` nor of Grain.
+            If the data are neither of ``tf.data`` nor of Grain.
         TpunbError
-            When they cannot be taken apart.
+            If their graph cannot be read.
         """
         data = self.parts[1]
-        return GrainPipeline(data) if _is_grain(data) else Pipeline(data)
+        return GrainPipeline(data) if is_grain(data) else Pipeline(data)
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells it from other jobs, also in another kernel: the kind of its model, and its data's parameters.
+        """A digest of the model's class and the parameters of the data, the same in another process.
 
         Raises
         ------
         TypeError, TpunbError
             As `pipeline` does.
         """
-        knobs = [[knob.name, str(knob.present), str(knob.domain), knob.verdict] for knob in self.pipeline.knobs]
-        told = [type(self.parts[0]).__qualname__, getattr(self.step, "__qualname__", ""), knobs]
-        return hashlib.blake2b(json.dumps(told).encode(), digest_size=8).hexdigest()
+        parameters = [[one.name, str(one.current), str(one.domain), one.verdict] for one in self.pipeline.parameters]
+        facts = [type(self.parts[0]).__qualname__, getattr(self.step, "__qualname__", ""), parameters]
+        return hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
 
     @cached_property
     def training(self) -> Training:
@@ -104,20 +133,170 @@ class Job:
         Raises
         ------
         TypeError
-            When there is no `step`, and the model is no compiled one of Keras.
+            If there is no `step`, and the model is not a compiled Keras model.
         TpunbError
-            When Keras' ``fit`` would not train it in a way that is known here.
+            If tuning does not support how Keras' ``fit`` would train it.
         """
         model, data = self.parts
         if self.step is not None:
-            return LoopTraining(model, self.step)
-        if _is_grain(data):
+            return _LoopTraining(model, self.step)
+        if is_grain(data):
             raise TpunbError(
-                "the data are Grain's, which Keras' fit hands on in its own way",
+                "Keras' fit on Grain data cannot be tuned",
                 hint="Job(build, step=lambda model, batch: model.train_on_batch(*batch))",
             )
-        return KerasTraining(model, data.element_spec)
+        return _KerasTraining(model, data.element_spec)
 
 
-def _is_grain(data: Any) -> bool:
-    return any(kind.__module__.partition(".")[0] == "grain" for kind in type(data).__mro__)
+class _KerasTraining:
+    """A compiled Keras model on TensorFlow, stepped as ``fit`` steps it, and built without reading a batch."""
+
+    def __init__(self, model: Any, spec: Any) -> None:
+        keras = need("keras", extra="tensorflow")
+        if not isinstance(model, keras.Model) or not model.compiled:
+            raise wrong("Job", "build", "return a compiled Keras model first, or step= be given", model)
+        if keras.backend.backend() != "tensorflow":
+            raise TpunbError(
+                f"Keras' fit on {keras.backend.backend()} cannot be tuned, only on TensorFlow",
+                hint="pass a step function: Job(build, step=...)",
+            )
+        if (replicas := model.distribute_strategy.num_replicas_in_sync) > 1:
+            raise TpunbError(
+                f"training on {replicas} replicas cannot be tuned",
+                hint="tune it on one, and apply the values to the distributed run",
+            )
+        self.model = model
+        self.steps = int(model.steps_per_execution)
+        build(model, spec)
+
+    @property
+    def _function(self) -> Any:
+        return self.model.make_train_function() or self.model.train_function
+
+    def execute(self, iterator: Iterator[Any]) -> Any:
+        import tensorflow as tf
+
+        try:
+            return self._function(iterator)
+        except tf.errors.OutOfRangeError:  # the end of the data, as in Keras
+            raise StopIteration from None
+
+    def state(self) -> TrainingState:
+        return TrainingState.capture(variables_of(self.model))
+
+    def restore(self, state: TrainingState) -> None:
+        state.restore()
+
+    def untracked_state(self, iterator: Iterator[Any]) -> str:
+        seeds = keras_generator()
+        tracked = [*variables_of(self.model), *([] if seeds is None else [seeds.state])]
+        return hidden_state(self._function, iterator, tracked)
+
+    @contextmanager
+    def seeded(self) -> Iterator[None]:
+        """Create global seeds for a block; a train function compiled with temporary ones is dropped afterwards."""
+        fresh = self.model.train_function is None
+        with ensured_keras_generator() as temporary:
+            yield
+        if temporary and fresh:
+            self.model.train_function = None
+
+    def digest(self, outputs: list[Any]) -> str:
+        return digest(outputs, variables_of(self.model))
+
+
+class _LoopTraining:
+    """A model of any kind, stepped by a function: its variables are restored, of other objects a copy is trained."""
+
+    steps = 1
+
+    def __init__(self, model: Any, step: Callable[[Any, Any], Any]) -> None:
+        self.model, self.step = model, step
+        self._holders = find_trackables(model)
+        _build_optimizers(self._holders)
+        self._copy = self._copied(model)
+
+    def execute(self, iterator: Iterator[Any]) -> Any:
+        return self.step(self._copy, next(iterator))
+
+    def state(self) -> tuple[TrainingState, Any]:
+        return TrainingState.capture(self._variables), self._copied(self._copy)
+
+    def restore(self, state: tuple[TrainingState, Any]) -> None:
+        state[0].restore()
+        self._copy = self._copied(state[1])
+
+    def untracked_state(self, iterator: Iterator[Any]) -> str:
+        return ""  # unknown of a custom function
+
+    def seeded(self) -> AbstractContextManager[object]:
+        return ensured_keras_generator()  # a function of the program that is first compiled in the block keeps them
+
+    def digest(self, outputs: list[Any]) -> str:
+        held = {id(holder) for holder in self._holders}
+        return digest([outputs, _without(self._copy, held)], self._variables)
+
+    @property
+    def _variables(self) -> list[Any]:
+        return variables_of(*self._holders)
+
+    def _copied(self, model: Any) -> Any:
+        """Return a copy that shares the objects with variables."""
+        return copy.deepcopy(model, {id(holder): holder for holder in self._holders})
+
+
+def _without(value: Any, held: set[int]) -> Any:
+    """Return the contents of a value as lists, without the objects with variables."""
+    if id(value) in held:
+        return None
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [_without(part, held) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _build_optimizers(objects: list[Any]) -> None:
+    """Create the variables of optimizers before the first step would."""
+    trained = [
+        variable for part in objects if not _is_optimizer(part) for variable in getattr(part, "trainable_variables", ())
+    ]
+    for part in (*objects, *(getattr(part, "optimizer", None) for part in objects)):
+        if _is_optimizer(part) and not part.built and trained:
+            part.build(trained)
+
+
+def _is_optimizer(part: Any) -> bool:
+    return hasattr(part, "apply_gradients") or (hasattr(part, "apply") and hasattr(part, "iterations"))
+
+
+class FittedRun(Protocol):
+    """A capture that has seen a fit, such as the `run` of ``tp.capture``."""
+
+    @property
+    def fitted(self) -> tuple[Any, Any] | None:
+        """The model and the data of the last fit; None without any."""
+
+
+def job_of(run: FittedRun) -> Job:
+    """Return the job of the last ``fit`` in a capture, to be run again by ``tp.tune``.
+
+    Parameters
+    ----------
+    run
+        Capture that has seen the fit.
+
+    Raises
+    ------
+    TpunbError
+        If there was no fit, or its data are not a ``tf.data.Dataset``.
+    """
+    if run.fitted is None:
+        raise TpunbError("the capture saw no fit", hint="call model.fit(data) in its block, or make a tp.Job(build)")
+    model, data = run.fitted
+    if not hasattr(data, "element_spec") or not hasattr(data, "options"):
+        raise TpunbError(
+            f"only a tf.data.Dataset can be tuned; fit was given {type(data).__name__}",
+            hint="give fit a tf.data.Dataset",
+        )
+    job = Job(lambda: (model, data))
+    _ = job.parts  # builds it now, so that its repr shows the model
+    return job

@@ -1,8 +1,7 @@
-"""Tunes the input pipeline of a ``fit`` that runs, between two of its steps, and lets it go on with what is found.
+"""Tunes the input pipeline of a running ``fit`` between two of its steps (paper VII).
 
-Section VII of the paper, in one cell: the program is watched until it is in the phase that takes most of its time;
-there trials run from where it stands (`tpunb.tuning.tuner`); then the model is put back, and the data go on from the
-same element with the values that won. What comes out is what would have come out without.
+In the phase that takes most of the time, trials run from the fit's own position; then the model is restored, and the
+data continue at the same element with the values that won. The output is the same as without.
 """
 
 from __future__ import annotations
@@ -10,309 +9,295 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from tpunb.cluster import OLS, phases
 from tpunb.errors import NoSteps, wrong
-from tpunb.frames.words import plain
 from tpunb.io import load
-from tpunb.resuming import keras_fit
-from tpunb.resuming.fits import Fit
-from tpunb.stepping import steps
-from tpunb.tuning.contest import FEWEST, Budget
-from tpunb.tuning.hot import hot
+from tpunb.signals import spending
+from tpunb.step_stats.reduce import steps
+from tpunb.text import format_error, plain
+from tpunb.training import keras_hooks
+from tpunb.training.fit_state import Fit
+from tpunb.tuning.hot_phase import hot_phase
 from tpunb.tuning.job import Job
-from tpunb.tuning.knob import Value
 from tpunb.tuning.model_based import model_based
-from tpunb.tuning.nouns import Journal, Tuning, in_words
-from tpunb.tuning.pace import Pace
+from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
-from tpunb.tuning.place import Midst, TfPlace, movable
-from tpunb.tuning.refused import in_words as error_in_words
+from tpunb.tuning.position import LivePosition, TfPosition, saveable
+from tpunb.tuning.results import Journal, Message, Tuning, format_values
 from tpunb.tuning.search import Search
-from tpunb.tuning.trial import turns
-from tpunb.tuning.tuner import SHARE, Tuner
+from tpunb.tuning.step_timer import StepTimer
+from tpunb.tuning.tournament import Budget, check_seconds
+from tpunb.tuning.tuner import SHARE, Tuner, least_seconds
 
 MARK = "tune"
-"""Of the step as which a capture notes the tuning."""
+"""Kind of the step as which a capture records the tuning."""
 
-_FIRST = 20  # steps of a fit before the first look at its phases
-_AGAIN = 1.5  # times the steps of one look, at the next
-_SECONDS = 1.0  # of training before the first look
-_TRIED = 5  # turns to see how long one takes
-_SWAPPED = "the pipeline was tuned in the midst of the fit"
+_FIRST = 20  # steps of a fit before the first check
+_AGAIN = 1.5  # steps of the next check, by those of the one before
+_SECONDS = 1.0  # of training before the first check
+_REASON = "the pipeline was tuned in the midst of the fit"
 
 
 class Run(Protocol):
-    """A capture around the fit: a `tpunb.recorder.Run`."""
+    """A capture around the fit: a `tpunb.profiler.capture.Run`."""
 
     def __fspath__(self) -> str:
-        """Return where it is read from."""
+        """Return the path to load it from."""
 
-    def between(self, mark: str) -> AbstractContextManager[None]:
-        """Mark what a block does between two steps."""
+    def between(self, kind: str) -> AbstractContextManager[None]:
+        """Record a block between two steps as a separate step."""
 
 
 class Online:
-    """A tuning of the fits of a block: `tuned` makes it.
-
-    Parameters
-    ----------
-    search, budget, folder, run
-        As of `tuned`.
+    """Tuning of the fits of a block: `tuned` makes it.
 
     Attributes
     ----------
     tuning
-        What was found; None where nothing was tried. Of several fits, by the last that was tuned.
+        Result of the last fit that was tuned; None if nothing was tried.
     values
-        With which that fit went on; none where its own stayed.
-    said
-        What there is to tell, in sentences: also why nothing was tried.
+        Values with which that fit continued; empty if its values stayed.
+    messages
+        Events, also why nothing was tried.
     seconds
-        That watching and tuning took, while the training waited.
-    pace
-        Of the steps before and after.
+        Time for which the training waited.
+    timer
+        Step times before and after.
     """
 
     def __init__(self, search: Search, budget: float | None, folder: Path | None, run: Run | None) -> None:
         self._search, self._budget, self.folder, self.run = search, budget, folder, run
-        self._begun = time.perf_counter()
-        self._took: float | None = None  # the whole block
+        self._started = time.perf_counter()
+        self._total: float | None = None  # seconds of the whole block
         self.tuning: Tuning | None = None
         self.values: dict[str, Value] = {}
-        self.said: list[str] = []
+        self.messages: list[Message] = []
         self.seconds = 0.0
-        self.pace = Pace()
-        self._fit: _Tunable | None = None
+        self.timer = StepTimer()
+        self._fit: _TunableFit | None = None
 
     def __repr__(self) -> str:
-        found = (
-            "nothing was tried" if self.tuning is None else repr(self.tuning).removeprefix("Tuning(").removesuffix(")")
-        )
-        return f"Online({found}, {self.seconds:.1f} s)"
+        result = "nothing was tried"
+        if self.tuning is not None:
+            result = repr(self.tuning).removeprefix("Tuning(").removesuffix(")")
+        return f"Online({result}, {self.seconds:.1f} s)"
 
-    # -- what a fit tells ------------------------------------------------------------------------------------------
+    # -- events of a fit -------------------------------------------------------------------------------------------
 
-    def taken(self, fit: Fit, data: Any) -> Any:
-        """Return the data of a fit in the form whose position any values can read; as they are, where there is none."""
-        self._end()
-        self._fit = _Tunable(fit, data, alone=fit.start is None and fit.listeners == (self,))
+    def on_data(self, fit: Fit, data: Any) -> Any:
+        """Return the data of a fit in a form whose position any values can restore, if there is one."""
+        self._end_fit()
+        self._fit = _TunableFit(fit, data, exclusive=fit.start is None and fit.listeners == (self,))
         return self._fit.data
 
-    def begun(self, fit: Fit) -> None:
-        """Begin to watch a fit."""
+    def on_begin(self, fit: Fit) -> None:
+        """Start to watch a fit."""
         if self._fit is None or self._fit.fit is not fit:
-            self._end()
-            self._fit = _Tunable(fit, None, alone=False)
-        self.pace.begin()
+            self._end_fit()
+            self._fit = _TunableFit(fit, None, exclusive=False)
+        self.timer.start()
 
-    def stepped(self, fit: Fit, *, anew: bool) -> None:
+    def on_step(self, fit: Fit, *, repeated: bool) -> None:
         """Tune the fit, if it is time."""
-        self.pace.note(fit.steps, within=fit.step_in_epoch > 0)
-        now = self._fit
-        if now is None or now.over or not fit.step_in_epoch or not now.is_due(self.pace):
+        self.timer.record(fit.steps, within_epoch=fit.step_in_epoch > 0)
+        current = self._fit
+        if current is None or current.done or not fit.step_in_epoch or not current.is_due(self.timer):
             return
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
-            now.why = self._why_not(now)
-            if not now.why and self._is_hot(now):
-                now.over = True
-                with self.run.between(MARK) if self.run is not None else nullcontext():
-                    self._tune(now, begun)
-        except Exception as error:  # noqa: BLE001  the training must go on
-            now.over = True
-            self.said.append(f"Tuning ended early, and the training went on as it was: {error_in_words(error)}.")
+            current.pending = self._obstacle(current) or self._phase_obstacle(current)
+            if current.pending is None:
+                current.done = True
+                with spending("tuning"), self.run.between(MARK) if self.run is not None else nullcontext():
+                    self._tune(current, started)
+        except Exception as error:  # noqa: BLE001  the training must continue
+            current.done = True
+            self._report("error", error=format_error(error))
         finally:
-            self.seconds += time.perf_counter() - begun
-            self.pace.pause()
+            self.seconds += time.perf_counter() - started
+            self.timer.pause()
 
     def close(self) -> None:
-        """Take notice that the block has ended."""
-        self._end()
-        self._took = time.perf_counter() - self._begun
+        """End the block."""
+        self._end_fit()
+        self._total = time.perf_counter() - self._started
 
-    def _end(self) -> None:
-        """Say of the fit before why nothing was tried."""
-        if self._fit is not None and not self._fit.over:
-            self.said.append(f"Nothing was tried: {self._fit.why or self._fit.refusal or 'the fit was over before'}.")
+    def _report(self, code: str, **facts: Any) -> None:
+        self.messages.append(Message(code, facts))
+
+    def _end_fit(self) -> None:
+        """Report why nothing was tried in the last fit."""
+        if self._fit is not None and not self._fit.done:
+            ended = Message("not tuned", {"reason": "the fit ended before"})
+            self.messages.append(self._fit.pending or self._fit.refusal or ended)
         self._fit = None
 
-    # -- when ------------------------------------------------------------------------------------------------------
+    # -- when to tune ----------------------------------------------------------------------------------------------
 
-    def _why_not(self, now: _Tunable) -> str:
-        """Return why a fit cannot be tuned, at least not yet; or ""."""
-        if now.refusal:
-            now.over = True
-            self.said.append(f"Nothing was tried: {now.refusal}.")
-            return now.refusal
-        if now.fit.hidden:
-            now.over = True
-            self.said.append(f"Nothing was tried: {now.fit.hidden}, and a trial could not put it back.")
-            return now.fit.hidden
-        budget, needed, rest = self._left(now), now.least(self.pace.step), now.rest(self.pace.step)
+    def _obstacle(self, current: _TunableFit) -> Message | None:
+        """Return why a fit cannot be tuned, or not yet."""
+        refusal = current.refusal
+        if refusal is None and current.fit.hidden_state:
+            refusal = Message("untracked state", {"state": current.fit.hidden_state})
+        if refusal is not None:
+            current.done = True
+            self.messages.append(refusal)
+            return refusal
+        step = self.timer.step
+        budget, needed, rest = self._left(current), current.least_seconds(step), current.rest(step)
         if rest < needed:
-            return f"what is left of the fit takes {rest:.1f} s, and to try anything about {needed:.1f} s"
+            return Message("fit too short", {"rest": rest, "needed": needed})
         if budget >= needed:
-            return ""
-        what = f"{SHARE:.0%} of the run" if self._budget is None else "what is left of the budget"
-        return (
-            f"{what}, {max(budget, 0):.1f} s, is too little: it would take about {needed:.1f} s; "
-            "--tune-budget, or budget=, gives it more"
-        )
+            return None
+        base = f"{SHARE:.0%} of the run" if self._budget is None else "what is left of it"
+        return Message("budget too small", {"budget": max(budget, 0.0), "base": base, "needed": needed})
 
-    def _left(self, now: _Tunable) -> float:
-        """Return the seconds that may be spent: what was given, or a share of the run so far and expected."""
+    def _left(self, current: _TunableFit) -> float:
+        """Return the seconds left of the budget, or of a share of the run so far and expected."""
         if self._budget is not None:
             return self._budget - self.seconds
-        so_far = time.perf_counter() - self._begun
-        return SHARE * (so_far + (now.fit.left or 0) * self.pace.step) - self.seconds
+        so_far = time.perf_counter() - self._started
+        return SHARE * (so_far + (current.fit.steps_left or 0) * self.timer.step) - self.seconds
 
-    def _is_hot(self, now: _Tunable) -> bool:
-        """Say whether the fit is in a phase that is worth tuning (paper VII.B); without a capture, once it is warm."""
+    def _phase_obstacle(self, current: _TunableFit) -> Message | None:
+        """Return why the fit is not in a phase worth tuning (paper VII.B); None without a capture."""
         if self.run is None:
-            return True
-        now.why = "no phase took over half of the time, or most of its time for its data"
+            return None
         try:
-            found = phases(steps(load(self.run)), OLS())
+            grouped = phases(steps(load(self.run)), OLS())
         except NoSteps:
-            now.why = "no step was seen in full"
-            return False
-        phase = hot(found)
-        if phase is None or int(found.labels[-1]) != phase.id:
-            return False
-        now.said = f"Phase {phase.id} is worth tuning: it takes {phase.share:.0%} of the time so far."
-        return True
+            return Message("not tuned", {"reason": "no step was fully traced"})
+        phase = hot_phase(grouped)
+        in_phases = grouped.labels.filter(grouped.labels >= 0)  # the last traced step is often an outlier
+        if phase is None or int(in_phases[-1]) != phase.id:
+            return Message("no hot phase")
+        current.phase = Message("hot phase", {"phase": phase.id, "share": phase.share})
+        return None
 
     # -- the tuning ------------------------------------------------------------------------------------------------
 
-    def _tune(self, now: _Tunable, begun: float) -> None:
-        """Try values from where the fit stands, and let it go on with those that win."""
+    def _tune(self, current: _TunableFit, started: float) -> None:
+        """Try values from the fit's position, and continue it with those that win."""
         with TemporaryDirectory(prefix="tpunb-") as folder:
-            place = now.place(Path(folder))
-            if place.why:
-                self.said.append(f"Nothing was tried: the position in the data cannot be saved. {place.why}.")
+            position = current.position(Path(folder))
+            if position.obstacle:
+                self._report("position", reason=position.obstacle)
                 return
-            left = Budget(max(self._left(now) - (time.perf_counter() - begun), 1e-3))
-            midst = Midst(now.fit.steps, place, now.turn(self.pace.step))
+            left = Budget(max(self._left(current) - (time.perf_counter() - started), 1e-3))
+            live = LivePosition(current.fit.steps, position, current.execution(self.timer.step))
             self.values = {}
-            tuner = Tuner(now.job, midst, self._search, left, Journal(self.folder))
-            tuner.said += [f"Tuned after {now.fit.steps:,} steps.", *filter(None, [now.said])]
+            tuner = Tuner(current.job, live, self._search, left, Journal(self.folder))
+            tuner.messages += [Message("tuned at", {"steps": current.fit.steps}), *filter(None, [current.phase])]
             try:
-                self._try(tuner, now)
+                self._try(tuner, current)
             finally:
                 self.tuning = tuner.tuning
-                self.said += tuner.tuning.said
-            if tuner.tuning.best:
-                now.go_on(place, tuner.tuning.best)
-                self.values = dict(tuner.tuning.best)
-                self.pace.swap()
+                self.messages += tuner.tuning.messages
+            if best := tuner.tuning.best:
+                later = saveable(current.pipeline.in_place(best))  # continues the program's shuffles
+                current.fit.replace_data(later, position.source(best).iterator, _REASON)
+                self.values = dict(best)
+                self.timer.swap()
 
-    def _try(self, tuner: Tuner, now: _Tunable) -> None:
-        """Run trials while what is left of the fit takes longer than another of them."""
+    def _try(self, tuner: Tuner, current: _TunableFit) -> None:
+        """Run trials while the rest of the fit takes longer than another one."""
         best = math.inf
         with closing(tuner.trials()) as trials:
             for trial in trials:
                 if trial.verdict in ("default", "faster") and trial.seconds is not None:
                     best = min(best, trial.seconds)
-                if now.rest(best) < trial.spent:
-                    tuner.why_closed = f"What is left of the fit would take {now.rest(best):.1f} s: less than a trial."
+                if current.rest(best) < trial.spent:
+                    tuner.closing = Message("fit ends", {"rest": current.rest(best)})
                     return
 
     @property
     def facts(self) -> list[str]:
-        """What there is to tell of it when all is over, in a few lines; the values that were chosen first."""
+        """Lines of the summary; the values that were chosen first."""
+        sentences = " ".join(map(str, self.messages))
         if self.tuning is None:
-            return [plain(f"tuning while it ran: {' '.join(self.said) or 'no fit was seen'}")]
+            return [plain(f"tuning: {sentences or 'no fit was seen'}")]
         chosen = "the values stay as they are"
         if self.values:
             ratio, low, high = self.tuning.speedup
-            chosen = f"{in_words(self.values)}, {ratio:.2f} times as fast ({low:.2f} to {high:.2f})"
-        lines = [f"tuning while it ran: {chosen}; {len(self.tuning.trials)} trials, {self.seconds:.1f} s"]
+            chosen = f"{format_values(self.values)}, {ratio:.2f} times as fast ({low:.2f} to {high:.2f})"
+        lines = [f"tuning: {chosen}; {len(self.tuning.trials)} trials, {self.seconds:.1f} s"]
         if not self.values:
-            lines.append(" ".join(self.said))
-        elif self._took is not None:
-            before = self._took - self.seconds + self.pace.saved
-            lines.append(f"{self._took:.1f} s in all, tuning included; at the pace before: about {before:.1f} s")
+            lines.append(sentences)
+        elif self._total is not None:
+            before = self._total - self.seconds + self.timer.saved
+            lines.append(f"{self._total:.1f} s in all, including tuning; without: about {before:.1f} s")
         return [plain(line) for line in lines]
 
 
-class _Tunable:
-    """A fit that may be tuned.
+class _TunableFit:
+    """A fit that may be tuned; `exclusive` if nothing else depends on how its data are made."""
 
-    Parameters
-    ----------
-    fit
-        That runs.
-    data
-        The program's own dataset; None where it is none.
-    alone
-        Whether nobody else depends on how the data are made.
-    """
-
-    def __init__(self, fit: Fit, data: Any, *, alone: bool) -> None:
-        self.fit, self.data, self.over, self.why, self.said = fit, data, False, "", ""
+    def __init__(self, fit: Fit, data: Any, *, exclusive: bool) -> None:
+        self.fit, self.data, self.done = fit, data, False
+        self.pending: Message | None = None  # why it is not tuned yet
+        self.phase: Message | None = None
         self.job = Job(lambda: (fit.model, data))
         self._first, self._next = fit.steps, 0
         self._rebuilt = False
-        self.refusal = "its data are no tf.data.Dataset that could be looked into: give fit one"
-        if data is None:
-            return
+        reason = "its data are not a tf.data.Dataset" if data is None else self._prepared(exclusive)
+        self.refusal = Message("not tuned", {"reason": reason}) if reason else None
+
+    def _prepared(self, exclusive: bool) -> str:
+        """Rebuild the data in a form whose position can be moved; return why they cannot, or ""."""
         try:
-            self.refusal = self._pipeline.refusal or self._pipeline.immovable or ""
-            if not self.refusal and alone:
-                self.data, self._rebuilt = movable(self._pipeline.in_place({})), True
-            elif not self.refusal and not fit.owns_shuffles:
-                self.refusal = (
-                    "it is saved or resumed meanwhile, and how often its shuffle was begun is not known: "
-                    "leave out its seed, or tp.checkpointing"
+            if reason := self.pipeline.refusal or self.pipeline.immovable:
+                return reason
+            if exclusive:
+                self.data, self._rebuilt = saveable(self.pipeline.in_place({})), True
+            elif not self.fit.owns_shuffles:
+                return (
+                    "it is also saved or resumed, and how often its shuffle was started is unknown: "
+                    "omit the shuffle's seed, or tp.checkpointing"
                 )
-        except Exception as error:  # noqa: BLE001  the fit must go on
-            self.refusal = error_in_words(error)
+        except Exception as error:  # noqa: BLE001  the fit must continue
+            return format_error(error)
+        return ""
 
     @property
-    def _pipeline(self) -> Pipeline:
+    def pipeline(self) -> Pipeline:
         pipeline = self.job.pipeline
         assert isinstance(pipeline, Pipeline)
         return pipeline
 
-    def is_due(self, pace: Pace) -> bool:
-        """Say whether it is time to look; after that, only when half as many steps again were taken."""
+    def is_due(self, timer: StepTimer) -> bool:
+        """Return whether to check it now; then again after half as many steps more."""
         taken = self.fit.steps - self._first
-        if taken < max(self._next, _FIRST) or pace.seconds < _SECONDS:
+        if taken < max(self._next, _FIRST) or timer.seconds < _SECONDS:
             return False
         self._next = round(_AGAIN * taken)
         return True
 
-    def least(self, step: float) -> float:
-        """Return the seconds that it takes to find anything: the program's own values twice, and one race."""
-        turn = self.turn(step)
-        stand = self.fit.stand
-        again = 0 if self._rebuilt or stand is None else stand.drawn  # to reach the place
-        return (_TRIED + (2 + 2 * FEWEST) * sum(turns(turn))) * turn + again * step
+    def least_seconds(self, step: float) -> float:
+        """Return the least duration of a tuning, including reading the data up to the position again."""
+        stand = self.fit.cursor
+        again = 0 if self._rebuilt or stand is None else stand.drawn
+        return least_seconds(self.execution(step)) + again * step
 
-    def turn(self, step: float) -> float:
-        """Return the seconds of a turn, of as many steps as Keras takes at once."""
+    def execution(self, step: float) -> float:
+        """Return the seconds of an execution."""
         return step * int(self.fit.model.steps_per_execution)
 
     def rest(self, step: float) -> float:
-        """Return how long the rest of the fit takes, at so many seconds a step; infinite where nobody knows its end."""
-        return math.inf if self.fit.left is None else self.fit.left * step
+        """Return the seconds of the rest of the fit; infinite if its end is unknown."""
+        return math.inf if self.fit.steps_left is None else self.fit.steps_left * step
 
-    def place(self, folder: Path) -> TfPlace:
-        """Return where the fit stands."""
-        stand = self.fit.stand
+    def position(self, folder: Path) -> TfPosition:
+        """Return the position of the fit in its data."""
+        stand = self.fit.cursor
         assert stand is not None
         live = stand.iterator if self._rebuilt else None
-        return TfPlace(self._pipeline, folder, begun=stand.begun, drawn=stand.drawn, iterator=live)
-
-    def go_on(self, place: TfPlace, values: Mapping[str, Value]) -> None:
-        """Let the fit go on from a place with other values."""
-        self.fit.feed_from(place.later(values), place.feed(values).iterator, _SWAPPED)
+        return TfPosition(self.pipeline, folder, begun=stand.iterators, drawn=stand.drawn, iterator=live)
 
 
 @contextmanager
@@ -325,35 +310,33 @@ def tuned(
 ) -> Iterator[Online]:
     """Tune every unmodified ``model.fit(data, ...)`` of the block while it runs; its output stays the same.
 
-    Each is tuned once: in the phase that takes most of its time, where a capture tells that, else after some steps.
-    The training waits meanwhile. Values that win a race are taken over at the same element, in the midst of an epoch;
-    weights, losses and whatever callbacks see are bit for bit what they would have been. Where that cannot be had,
-    nothing is tried, and `Online.said` tells why. A Python function in the data is called by trials too.
+    Each is tuned once: in the phase that takes most of its time with a capture, else after some steps. The training
+    waits meanwhile. Values that win a race take over at the same element, within an epoch; weights, losses and what
+    callbacks see are the same to the last bit. If that is impossible, nothing is tried, and `Online.messages` give the
+    reason. Trials also call the Python functions in the data.
 
     Parameters
     ----------
     search
-        What is tried, as of `tpunb.tuning.tuner.tune`.
+        Generator function of proposals, as of `tpunb.tuning.tuner.tune`.
     budget
-        Seconds for all fits of the block; 5 % of the run so far and expected, if None.
+        Seconds for all fits of the block; by default 5 % of the run so far and expected.
     folder
-        Where trials are written.
+        Folder to which trials are written.
     run
-        The capture around the block, whose phases are looked at and which marks the tuning as a step of its own.
+        Capture around the block: it gives the phases, and records the tuning as a separate step.
 
     Raises
     ------
     TypeError, ValueError
-        When an argument is none of these.
+        If an argument is invalid.
     TpunbError
-        Keras runs on another backend than TensorFlow, or its inside is not known to this version.
+        If Keras runs on another backend than TensorFlow, or this version of Keras is not supported.
     """
     if search is not None and not callable(search):
         raise wrong("tuned", "search", "be a function of a space that yields proposals", search)
-    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0):
-        raise ValueError(f"The budget parameter of tuned must be above 0 seconds. Got {budget!r} instead.")
+    if budget is not None:
+        check_seconds("budget", "tuned", budget)
     online = Online(search or model_based, budget, None if folder is None else Path(folder), run)
-    with ExitStack() as stack:
-        stack.enter_context(keras_fit.listening(online))
-        stack.callback(online.close)
+    with keras_hooks.listening(online), closing(online):
         yield online

@@ -1,124 +1,131 @@
-"""Searches: generators that propose values of knobs and are sent what they cost, in seconds a step.
+"""Searches: generators that propose parameter values and receive their cost in seconds per step.
 
-``search(space)`` yields mappings of knobs to values; those that it leaves out stay as they are. It is sent the cost of
-each, or None where the values were refused or changed the output. What is best is no affair of a search: values win
-that a race has shown to be faster.
+``search(space)`` yields mappings of parameter names to values, and receives the cost of each; None if the trial failed
+or changed the output. It need not find the best: values win if a race shows that they are faster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from tpunb.tuning.knob import AUTOTUNE, Knob, Value
-from tpunb.tuning.loads import Load
-from tpunb.tuning.race import GAIN
+from tpunb.errors import need, whole
+from tpunb.tfdata.graph import AUTOTUNE
+from tpunb.tuning.parameters import Kind, Parameter, Value
+from tpunb.tuning.racing import GAIN
+from tpunb.tuning.stage_costs import StageCost
 
 Values = Mapping[str, Value]
 Proposals = Generator[Values, float | None, None]
 
+BUFFERS = (Kind.PREFETCH, Kind.BUFFER)
+"""Kinds of parameters that count batches made ahead."""
+
 
 @dataclass(frozen=True)
-class Needs:
-    """What the data and the model take for a step, each alone: seconds of the model, and the load of each stage."""
+class StepCosts:
+    """Costs of one step: seconds of the model alone, and of each stage of the pipeline alone."""
 
     model: float
-    loads: tuple[Load, ...] = ()
+    stages: tuple[StageCost, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Space(Mapping[str, tuple[Value, ...]]):
-    """What may be tried: the values worth trying by the name of the knob.
+    """The search space: candidate values by parameter name.
 
     Parameters
     ----------
-    knobs
-        That may change without the output changing, or may be tried to see.
+    parameters
+        Parameters that are not locked.
     measure
-        Finds `needs` when they are asked for.
+        Function that measures `costs` when they are first needed.
     cores
-        Of the machine that feeds the model.
+        Cores of the machine that feeds the model.
     """
 
-    knobs: tuple[Knob, ...]
-    measure: Callable[[], Needs]
+    parameters: tuple[Parameter, ...]
+    measure: Callable[[], StepCosts]
     cores: int = 1
 
     @classmethod
-    def of(cls, knobs: tuple[Knob, ...], measure: Callable[[], Needs], *, cores: int, deepest: int) -> Space:
-        """Return the space of a pipeline's knobs, less what a short trial cannot tell.
+    def of(
+        cls, parameters: tuple[Parameter, ...], measure: Callable[[], StepCosts], *, cores: int, deepest: int
+    ) -> Space:
+        """Return the space of a pipeline, without what short trials cannot measure.
 
-        That is other orders of stages and caches, which pay in the next epoch; and buffers of more than `deepest`
-        batches, which a trial would find filled.
+        These are caches, which pay off in the next epoch, and buffers of more than `deepest` batches, which a trial
+        would find filled.
         """
-        free = [knob for knob in knobs if knob.verdict != "refused" and not _is_order(knob)]
-        return cls(tuple(_shallow(knob, deepest) for knob in free), measure, cores)
+        free = [parameter for parameter in parameters if parameter.verdict != "locked" and parameter.kind != Kind.CACHE]
+        return cls(tuple(_shallow(parameter, deepest) for parameter in free), measure, cores)
 
     def __getitem__(self, name: str) -> tuple[Value, ...]:
-        return self._named[name].domain
+        return self._by_name[name].domain
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._named)
+        return iter(self._by_name)
 
     def __len__(self) -> int:
-        return len(self.knobs)
+        return len(self.parameters)
 
     def __repr__(self) -> str:
         return f"Space({', '.join(self)})"
 
+    def of_kind(self, *kinds: Kind) -> list[Parameter]:
+        """Return the parameters of some kinds."""
+        return [parameter for parameter in self.parameters if parameter.kind in kinds]
+
     @cached_property
     def default(self) -> dict[str, Value]:
         """The values of the program."""
-        return {knob.name: knob.present for knob in self.knobs}
+        return {parameter.name: parameter.current for parameter in self.parameters}
 
     @cached_property
     def autotune(self) -> dict[str, Value]:
-        """AUTOTUNE wherever a knob takes it, the values of the program elsewhere."""
-        return {knob.name: AUTOTUNE if AUTOTUNE in knob.domain else knob.present for knob in self.knobs}
+        """AUTOTUNE for every parameter that accepts it, the program's values otherwise."""
+        return {name: AUTOTUNE if AUTOTUNE in self[name] else value for name, value in self.default.items()}
 
     @cached_property
-    def needs(self) -> Needs:
-        """What the data and the model take, measured when it is first asked for, in a few seconds."""
+    def costs(self) -> StepCosts:
+        """The costs of a step, measured on first use in a few seconds."""
         return self.measure()
 
     @cached_property
-    def _named(self) -> dict[str, Knob]:
-        return {knob.name: knob for knob in self.knobs}
+    def _by_name(self) -> dict[str, Parameter]:
+        return {parameter.name: parameter for parameter in self.parameters}
 
 
 Search = Callable[[Space], Proposals]
 
 
 def hill_climb(space: Space) -> Proposals:
-    """Propose the neighbours of one parameter after the other, going on in a direction while it helps (paper VII.B).
+    """Propose neighbours of one parameter after the other, continuing while they are better (paper VII.B).
 
-    If no neighbour is better than the present value, that stays.
-
-    >>> space = Space((Knob("prefetch", "end", 0, (0, 1, 2, 4), "proved", ""),), lambda: Needs(1.0))
+    >>> space = Space((Parameter(Kind.PREFETCH, "end", 0, (0, 1, 2, 4), "safe", ""),), lambda: StepCosts(1.0))
     >>> climb = hill_climb(space)
     >>> next(climb), climb.send(9.0), climb.send(5.0)
-    ({'prefetch': 0}, {'prefetch': 1}, {'prefetch': 2})
+    ({'end prefetch': 0}, {'end prefetch': 1}, {'end prefetch': 2})
     """
     best: dict[str, Value] = dict(space.default)
     cost = yield dict(best)
     for name, domain in space.items():
         for direction in (1, -1):
-            at = domain.index(best[name]) + direction
-            moved = False
-            while 0 <= at < len(domain):
+            start = best
+            while 0 <= (at := domain.index(best[name]) + direction) < len(domain):
                 neighbour = best | {name: domain[at]}
-                told = yield dict(neighbour)
-                if not is_better(told, cost):
+                neighbour_cost = yield dict(neighbour)
+                if not is_better(neighbour_cost, cost):
                     break
-                best, cost, moved = neighbour, told, True
-                at += direction
-            if moved:
+                best, cost = neighbour, neighbour_cost
+            if best is not start:
                 break
 
 
 def is_better(cost: float | None, than: float | None) -> bool:
-    """Say whether a cost is lower by more than a change is worth; None is no cost at all.
+    """Return whether a cost is lower by a relevant amount; None is no cost.
 
     >>> is_better(0.9, 1.0), is_better(0.99, 1.0), is_better(1.0, None), is_better(None, 1.0)
     (True, False, True, False)
@@ -126,13 +133,50 @@ def is_better(cost: float | None, than: float | None) -> bool:
     return cost is not None and (than is None or cost * GAIN < than)
 
 
-def _is_order(knob: Knob) -> bool:
-    return knob.name.endswith((" order", " cached")) or " before " in knob.name
+def optuna_search(*, trials: int = 24, seed: int = 0, sampler: Any = None) -> Search:
+    """Return a search by Optuna (extra ``optuna``): ``tune(job, search=optuna_search(trials=30))``.
+
+    Parameters
+    ----------
+    trials
+        Number of proposals, the program's values first.
+    seed
+        Seed of the default sampler.
+    sampler
+        Sampler of Optuna's; its tree-structured Parzen estimator by default.
+
+    Raises
+    ------
+    MissingExtra
+        If Optuna is not installed.
+    ValueError
+        If `trials` is below 1, or `seed` below 0.
+    """
+    optuna = need("optuna", extra="optuna")
+    trials, seed = whole("optuna_search", "trials", trials, 1), whole("optuna_search", "seed", seed, 0)
+
+    def search(space: Space) -> Proposals:
+        verbosity = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it logs that the study is new
+        try:
+            study = optuna.create_study(sampler=sampler or optuna.samplers.TPESampler(seed=seed))
+        finally:
+            optuna.logging.set_verbosity(verbosity)
+        study.enqueue_trial(space.default)
+        for _ in range(trials):
+            trial = study.ask()
+            cost = yield {name: trial.suggest_categorical(name, domain) for name, domain in space.items()}
+            if cost is None:
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            else:
+                study.tell(trial, cost)
+
+    return search
 
 
-def _shallow(knob: Knob, deepest: int) -> Knob:
-    """Return a knob without the buffers that hold more batches than a trial empties."""
-    if knob.name != "end prefetch" and not knob.name.startswith("prefetch:"):
-        return knob
-    domain = tuple(value for value in knob.domain if value == knob.present or int(value) <= deepest)
-    return Knob(knob.name, knob.stage, knob.present, domain, knob.verdict, knob.why)
+def _shallow(parameter: Parameter, deepest: int) -> Parameter:
+    """Return a parameter without buffer sizes that a trial does not empty."""
+    if parameter.kind not in BUFFERS:
+        return parameter
+    domain = tuple(value for value in parameter.domain if value == parameter.current or int(value) <= deepest)
+    return replace(parameter, domain=domain)

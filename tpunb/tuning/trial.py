@@ -1,13 +1,13 @@
-"""Trials: short runs of a job, all from the same place, with other values of its pipeline (paper VII.B).
+"""Trials: short runs of a job, all from the same place, with different values of its pipeline (paper VII.B).
 
-A trial puts the state back and the data to the place, lets buffers fill, runs a window of steps, and tells how long one
-took and, in a digest, what came out. Two trials of the same values that differ in their digests mean that outputs
-cannot be compared: such a job is not tuned.
+A trial restores the state and the position in the data, runs warm-up executions that fill the buffers, times a window
+of executions, and digests the outputs. Jobs whose trials of the same values differ cannot be tuned.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -17,110 +17,90 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
-from tpunb.checkpoint import Checkpoint, own_files
 from tpunb.errors import TpunbError, whole, wrong
-from tpunb.frames.words import plain, plural
-from tpunb.resuming import datasets, folders
-from tpunb.resuming.fits import Fit, Start
-from tpunb.tuning.grain_pipeline import GrainPipeline
+from tpunb.text import format_error, plain, plural
+from tpunb.training.fit_state import CheckpointPath, FitStart
+from tpunb.training.seeds import RandomState
+from tpunb.training.state import arrays
+from tpunb.tuning.grain import GrainPipeline
 from tpunb.tuning.job import Job
-from tpunb.tuning.knob import Value
+from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
-from tpunb.tuning.place import Feed, GrainPlace, Midst, Place, TfPlace
-from tpunb.tuning.refused import Refused, in_words
-from tpunb.tuning.state import State, arrays
+from tpunb.tuning.position import BatchSource, GrainPosition, LivePosition, TfPosition
 
-WARM = 8
-"""Turns before the window: a buffer that holds no more batches is emptied, or filled, by then."""
+WARMUP = 8
+"""Executions before the window: they empty, or fill, buffers of as many batches."""
 
 _SECONDS, _LEAST, _MOST = 0.5, 3, 100
-"""A window takes about so long in the present values, in this many turns."""
+"""Duration of a window with the current values, and limits of its executions."""
 
-_FIRST = 3, 3
-"""Turns before the window and in it, of the first trial: of slow ones, it is like the others."""
+SIZING = 3, 3
+"""Warm-up and window of the trial that chooses the sizes; of slow executions, it is like the others."""
 
-_SHORT, _AGAIN = 0.15, 0.2
-"""Seconds of a window that are too few to tell of; and those that are then timed once more, after the output."""
+_SHORT, _RETIMED = 0.15, 0.2
+"""Seconds of a window that is timed once more after the output, and of that second one."""
 
 _SLOW = 0.3
-"""Seconds of a turn from which on less is warmed up."""
+"""Seconds per execution from which the warm-up is shorter."""
 
 _PATIENCE, _HICCUP = 5, 2.0
-"""Trials of the program's own values that another trial may take in time, and seconds that any may."""
+"""Limit of a trial's duration: by the program's values, and at least, in seconds."""
+
+
+class TrialError(TpunbError):
+    """A trial raised an error: its values cannot be used (paper VII.A)."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a trial told.
+class TrialResult:
+    """Result of one trial."""
 
-    Attributes
-    ----------
-    seconds
-        A step, in the window.
-    digest
-        Of losses, metrics and the state after the last step.
-    spent
-        Seconds of the whole trial.
-    busy
-        Cores that this process kept busy in the window.
-    """
-
-    seconds: float
-    digest: str
-    spent: float
-    busy: float = 0.0
+    seconds: float  # per step, in the window
+    digest: str  # of losses, metrics and the final state
+    spent: float  # seconds of the whole trial
+    busy: float = 0.0  # cores that this process kept busy in the window
 
 
-class Track:
-    """A job at one place of its run, from which any values can be tried: ``with Track(job) as track: ...``.
+class TrialRunner:
+    """A job at one place of its run: ``with TrialRunner(job) as runner: baseline = runner.calibrate()``.
 
-    After the block the model, its optimizer, metrics and seeds, and Python's and NumPy's random numbers are what they
-    were before, however it ends. Files are written to a temporary folder only.
+    After the block the model, its optimizer, metrics and seeds, and the random numbers of Python and NumPy are what
+    they were before, however it ends. Files are written to a temporary folder only.
 
-    Parameters
-    ----------
-    job
-        What is run.
-    start
-        A checkpoint of its ``fit``, of `tpunb.resuming.checkpointing`; None for the beginning. The position in the
-        data is reached by drawing what was drawn, once: it need not be in the checkpoint. Of a fit that is running,
-        its `Midst`: trials start from the model as it is.
-    warm, window
-        Turns before the window, and in it; None to choose them by the time of a turn.
-
-    Raises
-    ------
-    TpunbError
-        The checkpoint cannot be tuned from; or, in the block, it is of another job.
+    It starts at a checkpoint of its ``fit``, or at the `LivePosition` of a running one, whose model is used as it is;
+    None is the beginning. The position in the data is reached by reading, once. The executions before the window, and
+    in it, are chosen by the time of an execution unless they are given.
     """
 
     def __init__(
-        self, job: Job, start: Checkpoint | Midst | None = None, *, warm: int | None = None, window: int | None = None
+        self,
+        job: Job,
+        start: CheckpointPath | LivePosition | None = None,
+        *,
+        warmup: int | None = None,
+        window: int | None = None,
     ) -> None:
         if not isinstance(job, Job):
             raise wrong("tune", "job", "be a Job", job, hint="tpunb.Job(build), where build() returns (model, data)")
         self.job, self.start = job, _checked(job, start)
-        if isinstance(start, Midst):
-            known = turns(start.turn_s)
-            warm, window = known[0] if warm is None else warm, known[1] if window is None else window
-        self._turns = warm, window
-        self._limit, self._short = math.inf, 0.0
-        self.warm = WARM if warm is None else whole("Track", "warm", warm, 1)
-        self.window = _LEAST if window is None else whole("Track", "window", window, 1)
+        if isinstance(start, LivePosition):
+            sizes = trial_sizes(start.seconds)
+            warmup, window = warmup or sizes[0], window or sizes[1]
+        self._warmup = None if warmup is None else whole("TrialRunner", "warmup", warmup, 1)
+        self._window = None if window is None else whole("TrialRunner", "window", window, 1)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.callback(State.of(()).put_back)  # build() may draw random numbers, and seed them
+            stack.callback(RandomState.capture().restore)  # build() may draw random numbers, and seed them
             self.pipeline: Pipeline | GrainPipeline = self.job.pipeline
             self.training = self.job.training
-            self.refusal: str | None = getattr(self.pipeline, "refusal", None)
-            users = self.training.state()
-            stack.callback(lambda: self.training.put_back(users))
+            program = self.training.state()
+            stack.callback(lambda: self.training.restore(program))
             stack.enter_context(self.training.seeded())
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="tpunb-")))
-            if self.refusal is None:  # else there is nothing to try
-                self._place = self._placed(folder)
+            if self.pipeline.refusal is None:  # else there is nothing to try
+                self.position = self._positioned(folder)
             self._state = self.training.state()
             self._stack = stack.pop_all()
         return self
@@ -130,163 +110,151 @@ class Track:
 
     def __repr__(self) -> str:
         where = "its beginning" if self.start is None else f"step {self.start.step}"
-        return f"Track({self.job!r} at {where}, {self.warm} + {self.window} turns a trial)"
+        return f"TrialRunner({self.job!r} at {where})"
 
-    @property
-    def why_slow(self) -> str:
-        """Why a trial must draw all batches before its place again, in a sentence; "" where it need not."""
-        return self._place.why
+    def untracked_state(self) -> str:
+        """Return the state of a step that a trial could not restore; "" for none."""
+        return self.training.untracked_state(self.position.source({}).iterator)
 
-    @property
-    def hidden(self) -> str:
-        """What a trial could not put back, since a step keeps it to itself, in a sentence; "" for nothing."""
-        return self.training.hidden(self._place.feed({}).iterator)
+    def calibrate(self) -> Baseline:
+        """Return the program's values, measured in a trial, with sizes chosen by a first short one."""
+        if self._warmup is not None and self._window is not None:
+            return Baseline(self, self._warmup, self._window)
+        first = self._run({}, *SIZING)
+        warmup, window = trial_sizes(first.seconds * self.training.steps)
+        warmup, window = self._warmup or warmup, self._window or window
+        short = _SHORT if self._window is None else 0.0
+        return Baseline(self, warmup, window, short, first if (warmup, window) == SIZING else None)
 
-    def settle(self) -> Outcome:
-        """Return what a trial of the present values tells, once all is compiled; and choose how many turns it has."""
-        first = self._run({}, *_FIRST)
-        warm, window = turns(first.seconds * self.training.steps)
-        self.warm = warm if self._turns[0] is None else self.warm
-        self.window = window if self._turns[1] is None else self.window
-        self._short = _SHORT if self._turns[1] is None else 0.0
-        return first if (self.warm, self.window) == _FIRST else self.run({})
+    def model_only_seconds(self, executions: int = 10) -> float:
+        """Return the seconds per step of the model alone, on one batch in memory.
 
-    def run(self, values: Mapping[str, Value]) -> Outcome:
-        """Return what a trial of some values tells.
-
-        Raises
-        ------
-        Refused
-            When anything raises in it; or when it takes five times as long as a whole trial of the present values, of
-            which the first ran before: between two turns it is ended then.
+        It is the minimum of three windows, since other load on the machine only adds.
         """
-        try:
-            outcome = self._run(values, self.warm, self.window)
-            if not values:
-                self._limit = max(_PATIENCE * outcome.spent, _HICCUP)
-            return outcome
-        except Exception as error:  # noqa: BLE001  whatever it is, these values are not for this program
-            told = in_words(error)
-        raise Refused(told)  # without what was raised: its frames would keep the iterator, which would read on
-
-    def alone(self, turns: int = 10) -> float:
-        """Return the seconds of a step for which no data must be waited: of the model alone, on one batch.
-
-        It is the least of three windows: whatever else the machine does only adds.
-        """
-        self.training.put_back(self._state)
-        feed = Feed(*self._at_hand())
-        begun, least = time.perf_counter(), math.inf
-        for warm in (3, 1, 1):
-            least = min(least, _timed(lambda: feed.turn(self.training), warm, turns).seconds)
-            if time.perf_counter() - begun > _SECONDS:
+        self.training.restore(self._state)
+        source = BatchSource(*self._one_batch())
+        started, least = time.perf_counter(), math.inf
+        for warmup in (3, 1, 1):
+            least = min(least, _timed(lambda: source.execute(self.training), warmup, executions).seconds)
+            if time.perf_counter() - started > _SECONDS:
                 break
         return least / self.training.steps
 
-    def _run(self, values: Mapping[str, Value], warm: int, window: int) -> Outcome:
-        begun = time.perf_counter()
-        self.training.put_back(self._state)
-        feed = self._place.feed(values)
-        limit = self._limit if values else math.inf
-        timed = _timed(lambda: feed.turn(self.training), warm, window, limit=limit)
-        digest = self.training.digest(timed.told)
-        if window * timed.seconds < self._short:
-            again = min(math.ceil(_AGAIN / timed.seconds), _MOST)
-            timed = _timed(lambda: feed.turn(self.training), warm, again, limit=limit)
-        return Outcome(timed.seconds / self.training.steps, digest, time.perf_counter() - begun, timed.busy)
+    def _run(
+        self, values: Mapping[str, Value], warmup: int, window: int, *, short: float = 0.0, limit: float = math.inf
+    ) -> TrialResult:
+        """Return the result of a trial; time windows shorter than `short` once more."""
+        started = time.perf_counter()
+        self.training.restore(self._state)
+        source = self.position.source(values)
 
-    def _at_hand(self) -> tuple[Any, Any]:
-        """Return a dataset of one batch without end, that is kept in memory, and an iterator over it."""
-        feed = self._place.feed({})  # from the place: at the beginning a shuffle fills its buffer first
-        batch = next(chain(feed.iterator, feed.dataset))
+        def timed(window: int) -> _Timed:
+            return _timed(lambda: source.execute(self.training), warmup, window, limit=limit)
+
+        result = timed(window)
+        digest = self.training.digest(result.outputs)
+        if window * result.seconds < short:
+            result = timed(min(math.ceil(_RETIMED / result.seconds), _MOST))
+        return TrialResult(result.seconds / self.training.steps, digest, time.perf_counter() - started, result.busy)
+
+    def _one_batch(self) -> tuple[Any, Any]:
+        """Return an endless dataset of one batch in memory, and an iterator over it."""
+        source = self.position.source({})  # from the position: at the beginning a shuffle fills its buffer first
+        batch = next(chain(source.iterator, source.dataset))
         if isinstance(self.pipeline, GrainPipeline):
             return (), repeat(batch)
         import tensorflow as tf
 
         endless = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(batch).repeat())
-        dataset = tf.data.experimental.from_variant(endless, feed.dataset.element_spec)
+        dataset = tf.data.experimental.from_variant(endless, source.dataset.element_spec)
         return dataset, iter(dataset)
 
-    def _placed(self, folder: Path) -> Place:
-        """Put the training into the state of the start, and return the place in the data."""
+    def _positioned(self, folder: Path) -> TfPosition | GrainPosition:
+        """Restore the training state of the start, and return the position in the data."""
         if isinstance(self.pipeline, GrainPipeline):
-            return GrainPlace(self.pipeline)
-        if isinstance(self.start, Midst):
-            return self.start.place
+            return GrainPosition(self.pipeline)
+        if isinstance(self.start, LivePosition):
+            return self.start.data
         if self.start is None:
-            return TfPlace(self.pipeline, folder)
-        about = own_files.read(self.start.path)
-        data = self.job.parts[1]
-        graph = datasets.graph_of(data)
-        if graph is not None and datasets.unseeded(graph):
-            data = datasets.seeded(data, graph, about["seeds"])
-        Fit(self.job.parts[0], about["fit"], (), Start(self.start.path, about)).put_back(metrics=True)
-        return TfPlace(Pipeline(data), folder, begun=about["iterators"], drawn=about["drawn"])
+            return TfPosition(self.pipeline, folder)
+        model, data = self.job.parts
+        self.start.restore(model)
+        pipeline, metadata = Pipeline(self.start.seed_shuffles(data)), self.start.metadata
+        return TfPosition(pipeline, folder, begun=metadata["iterators"], drawn=metadata["drawn"])
 
 
-def turns(seconds: float) -> tuple[int, int]:
-    """Return how many turns a trial has before its window and in it, where one takes so many seconds.
+class Baseline:
+    """The program's values at one place of a run, measured: `TrialRunner.calibrate` makes it."""
 
-    >>> turns(0.05), turns(1.0)
+    def __init__(
+        self, runner: TrialRunner, warmup: int, window: int, short: float = 0.0, result: TrialResult | None = None
+    ) -> None:
+        self._runner, self.warmup, self.window, self._short = runner, warmup, window, short
+        self._limit = math.inf
+        self.result = result or self.trial({})
+
+    def trial(self, values: Mapping[str, Value]) -> TrialResult:
+        """Return the result of a trial; raise a `TrialError` if it fails or takes five times the program's time."""
+        limit = self._limit if values else math.inf
+        try:
+            result = self._runner._run(values, self.warmup, self.window, short=self._short, limit=limit)
+        except Exception as error:  # noqa: BLE001  whatever it is, the values do not suit this program
+            line = format_error(error)
+        else:
+            if not values:
+                self._limit = max(_PATIENCE * result.spent, _HICCUP)
+            return result
+        raise TrialError(line)  # without its cause, whose frames would keep the iterator reading ahead
+
+
+def trial_sizes(seconds: float) -> tuple[int, int]:
+    """Return the executions of a trial before its window and in it, by the seconds of one.
+
+    >>> trial_sizes(0.05), trial_sizes(1.0)
     ((8, 10), (3, 3))
     """
     window = _SECONDS / max(seconds, 1e-6)
-    return _FIRST[0] if seconds > _SLOW else WARM, round(min(max(window, _LEAST), _MOST))
+    return SIZING[0] if seconds > _SLOW else WARMUP, round(min(max(window, _LEAST), _MOST))
 
 
-def _checked(job: Job, start: Checkpoint | Midst | None) -> Checkpoint | Midst | None:
-    """Return where trials start, where a job can be put to it exactly."""
-    if start is None or isinstance(start, Midst):
+def _checked(job: Job, start: CheckpointPath | LivePosition | None) -> FitStart | LivePosition | None:
+    """Return the start of the trials, if a job can be restored to it exactly."""
+    if start is None or isinstance(start, LivePosition):
         return start
-    if not isinstance(start, Checkpoint):
+    if not isinstance(start, str | os.PathLike):
         raise wrong("tune", "start", "be a checkpoint of tpunb.checkpoints(dir), or None", start)
-    if start.kind != "tpunb":
+    fit = FitStart.read(start)
+    if job.step is not None:
         raise TpunbError(
-            f"{plain(start.path.name)} does not hold all that a trial needs: it is of {start.kind}",
-            hint="save with `with tp.checkpointing(dir):` around fit, or leave start= out",
+            f"trials cannot start from {plain(fit.folder.name)}: it is of fit, and the job is a custom loop",
+            hint="omit start=: a custom loop is tuned from its beginning",
         )
-    found = folders.read(start.path)
-    if job.step is not None or "fit" not in own_files.read(found.path):
-        raise TpunbError(
-            f"{plain(start.path.name)} is of a {'fit' if job.step else 'loop'}: trials start from one of Keras' fit",
-            hint="leave start= out: a loop is tuned from its beginning",
-        )
-    return found
+    return fit
 
 
 class _Timed(NamedTuple):
-    """Of turns: seconds of one in the window, cores that were busy in it, and what all of them told."""
+    """Timing of executions: seconds each and busy cores in the window, and the outputs of all."""
 
     seconds: float
     busy: float
-    told: list[Any]
+    outputs: list[Any]
 
 
-def _timed(turn: Callable[[], Any], warm: int, window: int, *, limit: float = math.inf) -> _Timed:
-    """Return how long turns take in the window after some before it: all is computed when the clock is read.
-
-    Raises
-    ------
-    TpunbError
-        When more than `limit` seconds are over before a turn begins.
-    """
-    told: list[Any] = []
+def _timed(execute: Callable[[], Any], warmup: int, window: int, *, limit: float = math.inf) -> _Timed:
+    """Return the timing of executions; raise if one begins after `limit` seconds."""
+    outputs: list[Any] = []
     first = time.perf_counter()
 
-    def some(turns: int) -> None:
-        for _ in range(turns):
+    def run(executions: int) -> None:
+        for _ in range(executions):
             if time.perf_counter() - first > limit:
-                raise TpunbError(f"{plural(len(told), 'turn')} took over {limit:.3g} s: that is much too slow")
-            told.append(turn())
-        _wait(told[-1:])
+                raise TpunbError(f"{plural(len(outputs), 'execution')} took over {limit:.3g} s: much too slow")
+            outputs.append(execute())
+        for _ in arrays(outputs[-1:]):  # waits until they are computed
+            pass
 
-    some(warm)
-    begun, worked = time.perf_counter(), time.process_time()
-    some(window)
-    wall = time.perf_counter() - begun
-    return _Timed(wall / window, (time.process_time() - worked) / max(wall, 1e-9), told)
-
-
-def _wait(told: list[Any]) -> None:
-    for _ in arrays(told):
-        pass
+    run(warmup)
+    started, worked = time.perf_counter(), time.process_time()
+    run(window)
+    wall = time.perf_counter() - started
+    return _Timed(wall / window, (time.process_time() - worked) / max(wall, 1e-9), outputs)

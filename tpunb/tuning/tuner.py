@@ -1,4 +1,4 @@
-"""Tunes the input pipeline of a job by short trials, its output unchanged (paper VII.B)."""
+"""Tunes the input pipeline of a job by short trials, without changing its output (paper VII.B)."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import os
 import time
 from collections.abc import Generator
 from contextlib import closing
+from typing import Any
 
-from tpunb.checkpoint import Checkpoint
 from tpunb.errors import wrong
 from tpunb.frames import Phases
-from tpunb.frames.words import plural
-from tpunb.tuning.contest import Budget, Contest
-from tpunb.tuning.hot import hot
+from tpunb.training.fit_state import CheckpointPath
+from tpunb.tuning.hot_phase import hot_phase
 from tpunb.tuning.job import Job
-from tpunb.tuning.loads import loads
 from tpunb.tuning.model_based import model_based
-from tpunb.tuning.nouns import Journal, Trial, Tuning, in_words
-from tpunb.tuning.place import Midst
-from tpunb.tuning.search import Needs, Search, Space
-from tpunb.tuning.trial import Outcome, Track
+from tpunb.tuning.position import LivePosition
+from tpunb.tuning.results import Journal, Message, Trial, Tuning
+from tpunb.tuning.search import Search, Space, StepCosts
+from tpunb.tuning.stage_costs import stage_costs
+from tpunb.tuning.tournament import FEWEST_PAIRS, Budget, Tournament, check_seconds
+from tpunb.tuning.trial import Baseline, TrialResult, TrialRunner, trial_sizes
 
 WAITS = 1.15
-"""A step that takes less than so many times the model alone, or its work on all cores, hardly waits."""
+"""Step time by that of the model alone, or of its work on all cores, below which a step hardly waits."""
 
 SHARE = 0.05
-"""Of a run, where no budget is given."""
+"""Default budget, as a share of the run."""
 
 _CORES = os.cpu_count() or 1
 
@@ -33,157 +33,162 @@ _CORES = os.cpu_count() or 1
 def tune(
     job: Job,
     *,
-    start: Checkpoint | None = None,
+    start: CheckpointPath | None = None,
     search: Search | None = None,
     budget: float | Budget | None = None,
     phases: Phases | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> Tuning:
-    """Return the values of a job's input pipeline with which it is fastest, its output the same to the last bit.
+    """Return the fastest values of a job's input pipeline, with the same output to the last bit.
 
-    Every trial runs a few steps from the same place. Values win that a race of pairs has shown to be faster than the
-    program's own; where none are, those stay. The job's model, its random numbers and its data are afterwards what
-    they were before.
+    Every trial runs a few steps from the same place. Values win if a race of pairs shows that they are faster than the
+    program's own; otherwise these stay. Afterwards the job's model, its random numbers and its data are what they were
+    before.
 
     Parameters
     ----------
     job
-        What is run.
+        Job to tune.
     start
-        A checkpoint of its ``fit``, of `tpunb.resuming.checkpointing`; None for the beginning.
+        Checkpoint of its ``fit``, of `tpunb.checkpoint.checkpointing`; None for the beginning.
     search
-        What is tried: a generator of proposals; `tpunb.tuning.model_based.model_based` if None.
+        Generator function of proposals; `tpunb.tuning.model_based.model_based` by default.
     budget
-        Seconds, or a `Budget` of seconds and trials. If None, 5 % of the run that `phases` are of, else 60 s.
+        Seconds, or a `Budget` of seconds and trials; by default 5 % of the run of `phases`, or 60 s without.
     phases
-        Of a run of this job: they tell how long it takes, and which phase is worth tuning.
+        Phases of a run of this job: they give its duration, and the phase to tune.
     folder
-        Where trials are written as they arrive: `Tuning.read` finds them there.
+        Folder to which trials are written as they finish, for `Tuning.read`.
 
     Raises
     ------
     TypeError, ValueError
-        When an argument is none of these.
+        If an argument is invalid.
     TpunbError
-        When the checkpoint does not hold all that a trial needs, or the job cannot be run as ``fit`` would.
+        If the checkpoint does not hold all state that a trial needs, or the job cannot be run as ``fit`` would.
     """
     tuner = Tuner(job, start, search or model_based, _budget(budget, phases), Journal(folder))
     if phases is not None:
-        tuner.said.append(_about(phases))
+        phase = hot_phase(phases)
+        if phase is None:
+            tuner.report("no hot phase")
+        else:
+            tuner.report("hot phase", phase=phase.id, share=phase.share)
     for _ in tuner.trials():
         pass
     return tuner.tuning
 
 
+def least_seconds(execution: float) -> float:
+    """Return the least duration of a tuning, by the seconds of an execution: a baseline, its repeat, and one race."""
+    return (2 + 2 * FEWEST_PAIRS) * sum(trial_sizes(execution)) * execution
+
+
 class Tuner:
-    """A tuning that runs: trials as they arrive, and what is found so far.
-
-    Parameters
-    ----------
-    job, start, search, budget
-        As of `tune`.
-    journal
-        Where trials are written.
-
-    Attributes
-    ----------
-    why_closed
-        What is said where its trials are closed before their end.
-    """
+    """A running tuning: trials as they finish, and the result so far."""
 
     def __init__(
-        self, job: Job, start: Checkpoint | Midst | None, search: Search, budget: Budget, journal: Journal | None = None
+        self,
+        job: Job,
+        start: CheckpointPath | LivePosition | None,
+        search: Search,
+        budget: Budget,
+        journal: Journal | None = None,
     ) -> None:
         if not callable(search):
             raise wrong("tune", "search", "be a function of a space that yields proposals", search)
-        self._track = Track(job, start)
+        self._runner = TrialRunner(job, start)
         self._search, self._budget, self._journal = search, budget, journal or Journal(None)
-        self._begun = time.perf_counter()
-        self._contest: Contest | None = None
-        self.said: list[str] = []
-        self.why_closed = "It was stopped before its end."
+        self._started = time.perf_counter()
+        self._tournament: Tournament | None = None
+        self.messages: list[Message] = []
+        self.closing = Message("stopped")
+        """Event to report if its trials are closed before the end."""
         self.tuning = Tuning(())
 
+    def report(self, code: str, **facts: Any) -> None:
+        """Add an event."""
+        self.messages.append(Message(code, facts))
+
     def trials(self) -> Generator[Trial, None, None]:
-        """Yield trials as they are over; to close it ends the tuning, with what was found by then."""
-        self._begun = time.perf_counter()
+        """Yield finished trials; closing it ends the tuning, with the result so far."""
+        self._started = time.perf_counter()
         try:
-            with self._track:
+            with self._runner:
                 yield from self._trials()
         except GeneratorExit:
-            self.said.append(self.why_closed)
+            self.messages.append(self.closing)
             raise
         finally:
-            self.tuning = self._found()
+            self.tuning = self._result()
             self._journal.end(self.tuning)
 
     def _trials(self) -> Generator[Trial, None, None]:
-        pipeline = self._track.pipeline
-        self._journal.begin(self._track.job.fingerprint)
-        if self._track.refusal is not None:
-            self.said.append(f"Nothing was tried: {self._track.refusal}.")
+        runner = self._runner
+        self._journal.start(runner.job.fingerprint)
+        if runner.pipeline.refusal is not None:
+            self.report("not tuned", reason=runner.pipeline.refusal)
             return
-        if hidden := self._track.hidden:
-            self.said.append(f"Nothing was tried: {hidden}, and a trial could not put it back.")
+        if state := runner.untracked_state():
+            self.report("untracked state", state=state)
             return
-        default = self._default()
+        baseline = runner.calibrate()
+        default = self._default(baseline)
         if default is None:
             return
-        self._contest = Contest(self._track, default, self._budget, begun=self._begun)
-        model = self._track.alone()
-        if why := _bound(default, model):
-            self._journal.note(self._contest.trials[0])
-            yield self._contest.trials[0]
-            self.said.append(f"Nothing to gain: {why}.")
+        tournament = self._tournament = Tournament(baseline.trial, default, self._budget, started=self._started)
+        model = runner.model_only_seconds()
+        bound = _bound(default, model)
+        self.messages.append(bound or Message("step", {"step": default.seconds, "model": model}))
+        if bound is not None:
+            self._journal.record(tournament.trials[0])
+            yield tournament.trials[0]
             return
-        self.said.append(f"A step takes {_ms(default.seconds)}, the model alone {_ms(model)}.")
-        if self._track.why_slow:
-            self.said.append(f"Every trial draws what lies before it again: {self._track.why_slow}.")
-        space = Space.of(pipeline.knobs, lambda: Needs(model, loads(pipeline)), cores=_CORES, deepest=self._track.warm)
-        with closing(self._contest.run(self._search, space)) as trials:
+        if runner.position.obstacle:
+            self.report("slow start", reason=runner.position.obstacle)
+        space = Space.of(
+            runner.pipeline.parameters,
+            lambda: StepCosts(model, stage_costs(runner.pipeline)),
+            cores=_CORES,
+            deepest=baseline.warmup,
+        )
+        with closing(tournament.play(self._search, space)) as trials:
             for trial in trials:
-                self._journal.note(trial)
+                self._journal.record(trial)
                 yield trial
-        self._tell(self._contest)
+        self._report_winner(tournament)
 
-    def _default(self) -> Outcome | None:
-        """Return what the program's own values tell; None where they do not give the same output twice."""
-        one, two = self._track.settle(), self._track.run({})
-        if one.digest != two.digest:
-            self.said.append(
-                "Nothing was tried: with the values as they are, the same steps gave two outputs, so that it cannot "
-                "be seen whether others change it."
-            )
+    def _default(self, baseline: Baseline) -> TrialResult | None:
+        """Return the result of the program's values; None if its outputs are not repeatable."""
+        first, second = baseline.result, baseline.trial({})
+        if first.digest != second.digest:
+            self.report("not repeatable")
             return None
-        return min(one, two, key=lambda outcome: outcome.seconds)
+        return min(first, second, key=lambda result: result.seconds)
 
-    def _tell(self, contest: Contest) -> None:
-        best, tried = contest.best, len(contest.trials) - 1
-        if contest.over:
-            self.said.append(f"The budget was over after {plural(tried, 'trial')}.")
-        if best.number == 0:
-            self.said.append(f"Of {plural(tried, 'trial')} none was shown to be faster: the values stay as they are.")
-            return
-        ratio, low, high = contest.speedup
-        gain = f"{ratio:.2f} times as fast, between {low:.2f} and {high:.2f}"
-        self.said.append(f"{in_words(best.values)}: {gain}, and the same output.")
+    def _report_winner(self, tournament: Tournament) -> None:
+        winner, tried = tournament.winner, len(tournament.trials) - 1
+        if tournament.exhausted:
+            self.report("budget spent", trials=tried)
+        if winner.number == 0:
+            self.report("none faster", trials=tried)
+        else:
+            self.report("winner", values=dict(winner.values), **tournament.speedup._asdict())
 
-    def _found(self) -> Tuning:
-        spent = time.perf_counter() - self._begun
-        if self._contest is None:
-            return Tuning((), said=tuple(self.said), seconds=spent)
-        best = dict(self._contest.best.values)
-        code = self._track.pipeline.as_code(best) if best else ""
-        trials = tuple(self._contest.trials)
-        return Tuning(trials, best, self._contest.speedup, tuple(self.said), spent, code)
+    def _result(self) -> Tuning:
+        spent, messages = time.perf_counter() - self._started, tuple(self.messages)
+        if self._tournament is None:
+            return Tuning((), messages=messages, seconds=spent)
+        best = dict(self._tournament.winner.values)
+        code = self._runner.pipeline.as_code(best) if best else ""
+        return Tuning(tuple(self._tournament.trials), best, self._tournament.speedup, messages, spent, code)
 
 
 def _budget(budget: float | Budget | None, phases: Phases | None) -> Budget:
     if isinstance(budget, Budget):
         return budget
     if budget is not None:
-        if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0:
-            raise ValueError(f"The budget parameter of tune must be above 0 seconds. Got {budget!r} instead.")
+        check_seconds("budget", "tune", budget)
         return Budget(float(budget))
     if phases is None:
         return Budget()
@@ -193,23 +198,10 @@ def _budget(budget: float | Budget | None, phases: Phases | None) -> Budget:
     return Budget(SHARE * ran) if ran > 0 else Budget()
 
 
-def _about(phases: Phases) -> str:
-    """Return which phase is worth tuning, in a sentence."""
-    found = hot(phases)
-    if found is None:
-        return "No phase takes over half of the time, or most of its time for its data."
-    return f"Phase {found.id} is worth tuning: it takes {found.share:.0%} of the time."
-
-
-def _bound(default: Outcome, model: float) -> str:
-    """Return why no values can make a step much shorter, in words; "" where some might."""
+def _bound(default: TrialResult, model: float) -> Message | None:
+    """Return why no values can make a step much faster; None if some may."""
     if default.seconds < WAITS * model:
-        alone = f"a step takes {_ms(default.seconds)}, the model alone {_ms(model)}"
-        return f"{alone}, so that it hardly waits for its data"
+        return Message("model-bound", {"step": default.seconds, "model": model})
     if WAITS * default.busy > _CORES:
-        return f"a step takes {_ms(default.seconds)}, and keeps {default.busy:.1f} of {plural(_CORES, 'core')} busy"
-    return ""
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+        return Message("compute-bound", {"step": default.seconds, "busy": default.busy, "cores": _CORES})
+    return None

@@ -1,4 +1,4 @@
-"""How long the steps of a fit take, before its pipeline was changed in its midst and after."""
+"""Step times of a fit before and after its pipeline is changed."""
 
 from __future__ import annotations
 
@@ -7,22 +7,15 @@ import time
 from collections.abc import Callable
 
 
-class Pace:
-    """Hears of steps as they are taken.
-
-    Epochs' first steps are left out, with whatever lies between epochs.
-
-    Parameters
-    ----------
-    clock
-        Seconds.
+class StepTimer:
+    """Times steps, except the first of each epoch.
 
     >>> ticks = iter([0, 1, 3, 5, 6, 7])
-    >>> pace = Pace(lambda: next(ticks))
-    >>> pace.begin()
+    >>> timer = StepTimer(lambda: next(ticks))
+    >>> timer.start()
     >>> for step in (1, 2, 3):
-    ...     pace.note(step, within=True)
-    >>> pace.step, pace.swap(), pace.note(4, within=True), pace.note(5, within=True), pace.saved
+    ...     timer.record(step, within_epoch=True)
+    >>> timer.step, timer.swap(), timer.record(4, within_epoch=True), timer.record(5, within_epoch=True), timer.saved
     (2.0, None, None, None, 2.0)
     """
 
@@ -31,43 +24,43 @@ class Pace:
         self._before: list[float] = []
         self._after: list[float] = []
         self._swapped = False
-        self._saved = 0.0  # in the fits before
+        self._saved = 0.0  # in earlier fits
         self._last: tuple[int, float] | None = None
-        self._begun = 0.0
+        self._started = 0.0
         self.seconds = 0.0
-        """Since the fit began."""
+        """Since the fit started."""
 
-    def begin(self) -> None:
-        """Hear that a fit begins: it is another, until its pipeline is changed too."""
+    def start(self) -> None:
+        """Start a fit with a new pipeline."""
         self._saved = self.saved
         self._before, self._after, self._swapped = [], [], False
-        self._begun, self._last = self._clock(), None
+        self._started, self._last = self._clock(), None
 
-    def note(self, step: int, *, within: bool) -> None:
-        """Hear that so many steps are taken; `within` an epoch that goes on."""
+    def record(self, step: int, *, within_epoch: bool) -> None:
+        """Record the number of steps taken so far."""
         now = self._clock()
-        self.seconds = now - self._begun
+        self.seconds = now - self._started
         if self._last is not None and step > self._last[0]:
             taken = step - self._last[0]
             times = self._after if self._swapped else self._before
             times += [(now - self._last[1]) / taken] * taken
-        self._last = (step, now) if within else None
+        self._last = (step, now) if within_epoch else None
 
     def pause(self) -> None:
-        """Hear that the time since the last step was no step's."""
+        """Exclude the time since the last step."""
         if self._last is not None:
             self._last = self._last[0], self._clock()
 
     def swap(self) -> None:
-        """Hear that the pipeline was changed: all steps from now on are after it."""
+        """Count the following steps as after the change."""
         self._swapped = True
 
     @property
     def step(self) -> float:
-        """Seconds of a step before, the median."""
+        """Median seconds per step before the change."""
         return statistics.median(self._before) if self._before else 0.0
 
     @property
     def saved(self) -> float:
-        """Seconds that all steps after would have taken more at the pace before."""
+        """Seconds saved by the steps after the change."""
         return self._saved + len(self._after) * self.step - sum(self._after)

@@ -1,0 +1,263 @@
+"""Rewrites the graph of a pipeline: other parameters, other order, a cache or a prefetch inserted, other shuffle seeds.
+
+Every function that takes a `Rewriting` changes its GraphDef. Whether a change keeps the output is judged elsewhere.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tpunb.errors import TpunbError
+from tpunb.tfdata.graph import AUTOTUNE, from_graph, graph_or_none, op_def
+from tpunb.tfdata.stages import constant, flag, is_dataset_op
+
+# operation -> its input with the number of parallel calls
+PARALLEL_INPUT = {
+    "ParallelMapDatasetV2": -1,
+    "ParallelInterleaveDatasetV2": -1,
+    "ParallelInterleaveDatasetV3": -1,
+    "ParallelInterleaveDatasetV4": -1,
+    "ParallelBatchDataset": 2,
+    "MapAndBatchDataset": -2,
+}
+# operation -> its input with the cycle length
+CYCLE_INPUT = {
+    "InterleaveDataset": -2,
+    "ParallelInterleaveDatasetV2": -3,
+    "ParallelInterleaveDatasetV3": -3,
+    "ParallelInterleaveDatasetV4": -5,
+}
+# operation -> its input with a resource of the process: a generator of shuffle seeds, a cache in memory
+_RESOURCE_INPUT = {"ShuffleDatasetV3": 4, "ShuffleAndRepeatDatasetV2": 5, "CacheDatasetV2": 2}
+_SHUFFLES = ("ShuffleDatasetV3", "ShuffleAndRepeatDatasetV2")
+_SEED_INPUTS = slice(2, 4)  # of a shuffle
+_RESHUFFLES = "reshuffle_each_iteration"
+
+
+class Rewriting:
+    """A dataset's GraphDef, with its nodes by name."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        self.nodes = {node.name: node for node in self.graph.node}
+
+    @classmethod
+    def of_copy(cls, graph: Any) -> Rewriting:
+        """Return the rewriting of a copy of a graph."""
+        copied = type(graph)()
+        copied.CopyFrom(graph)
+        return cls(copied)
+
+    @property
+    def ends_in(self) -> str:
+        """Name of the last stage, whose elements are the dataset's."""
+        return str(self._end().input[0]).split(":")[0]
+
+    @ends_in.setter
+    def ends_in(self, name: str) -> None:
+        self._end().input[0] = name
+
+    def add(self, op: str, *inputs: str) -> Any:
+        """Return a new node; the same changes in the same order give the same names."""
+        name = f"tpunb/{op}_{sum(other.startswith('tpunb/') for other in self.nodes)}"
+        node = self.graph.node.add(name=name, op=op, input=inputs)
+        self.nodes[name] = node
+        return node
+
+    def const(self, value: object, dtype: Any = None) -> str:
+        """Return the name of a new constant; an int is of 64 bits by default."""
+        import tensorflow as tf
+
+        default = tf.string if isinstance(value, str) else tf.bool if isinstance(value, bool) else tf.int64
+        proto = tf.make_tensor_proto(value, dtype or default)
+        node = self.add("Const")
+        node.attr["dtype"].type = proto.dtype
+        node.attr["value"].tensor.CopyFrom(proto)
+        return str(node.name)
+
+    def number(self, node: str, at: int) -> Any:
+        """Return the value of a node's input if it is a constant, else None."""
+        return constant(self.nodes[self.nodes[node].input[at].split(":")[0]])
+
+    def set_number(self, node: str, at: int, value: int) -> None:
+        """Set a node's input to a constant of the same type."""
+        import tensorflow as tf
+
+        present = self.nodes[self.nodes[node].input[at].split(":")[0]]
+        dtype = tf.as_dtype(present.attr["dtype"].type) if present.op == "Const" else tf.int64
+        self.nodes[node].input[at] = self.const(value, dtype)
+
+    def below(self, node: str) -> str:
+        """Return the first dataset that a node reads."""
+        return str(self.nodes[node].input[0]).split(":")[0]
+
+    def put_above(self, name: str, node: Any) -> None:
+        """Insert a node, which reads another, between that and its readers."""
+        for reader in self.graph.node:
+            if reader.name != node.name:
+                reader.input[:] = [node.name if read.split(":")[0] == name else read for read in reader.input]
+
+    def element(self, name: str) -> tuple[Any, Any]:
+        """Return the types and shapes of a dataset's elements: two list attributes with one entry per component."""
+        node = self.nodes[name]
+        if node.op == "OptionsDataset":
+            return self.element(self.below(name))
+        types = next((node.attr[key] for key in ("output_types", "Toutput_types") if key in node.attr), None)
+        if types is None or "output_shapes" not in node.attr:
+            raise TpunbError(f"the types and shapes of the elements of {node.op} are unknown")
+        return types, node.attr["output_shapes"]
+
+    def set_element(self, name: str, element: tuple[Any, Any]) -> None:
+        """Set the types and shapes of a dataset's elements."""
+        attr = self.nodes[name].attr
+        key = "Toutput_types" if "Toutput_types" in attr else "output_types"
+        attr[key].CopyFrom(element[0])
+        attr["output_shapes"].CopyFrom(element[1])
+
+    def _end(self) -> Any:
+        return next(node for node in self.graph.node if node.op == "_Retval")
+
+
+def shuffles(graph: Any) -> list[Any]:
+    """Return the shuffle nodes of a graph."""
+    return [node for node in graph.node if node.op in _SHUFFLES]
+
+
+def is_reshuffling(node: Any) -> bool:
+    """Return whether a node is a shuffle with another order in each epoch."""
+    return node.op in _SHUFFLES and flag(node, _RESHUFFLES)
+
+
+def unseeded_shuffles(graph: Any) -> list[Any]:
+    """Return the shuffle nodes without a seed: no iterator state holds the order of their later epochs."""
+    work = Rewriting(graph)
+    return [node for node in shuffles(graph) if work.number(node.name, 2) == 0 and work.number(node.name, 3) == 0]
+
+
+def draw_seeds(graph: Any) -> list[int]:
+    """Return a seed for each unseeded shuffle; drawn from the system, so that no random state advances."""
+    return [secrets.randbelow(2**62) + 1 for _ in unseeded_shuffles(graph)]
+
+
+def seed_shuffles(dataset: Any, graph: Any, seeds: Sequence[int]) -> Any:
+    """Return a dataset whose unseeded shuffles have seeds; itself, if there are none. Changes its graph."""
+    unseeded, work = unseeded_shuffles(graph), Rewriting(graph)
+    for node, seed in zip(unseeded, seeds, strict=True):
+        node.input[_SEED_INPUTS] = [work.const(seed), work.const(seed >> 31)]
+        _renew_resources(work, [node])
+    return from_graph(graph, dataset.element_spec) if unseeded else dataset
+
+
+def with_own_shuffles(dataset: Any) -> Any:
+    """Return a dataset whose shuffles do not advance those of `dataset`; itself, if it has none.
+
+    Restoring a position begins the shuffles that ended before it once more.
+    """
+    graph = graph_or_none(dataset)
+    if graph is None or not shuffles(graph):
+        return dataset
+    _renew_resources(Rewriting(graph), shuffles(graph))
+    return from_graph(graph, dataset.element_spec)
+
+
+def use_own_resources(work: Rewriting, entropy: int) -> None:
+    """Give a pipeline its own shuffle seeds and caches: iterating it neither advances nor fills the program's.
+
+    Stages that shared one still share one. Unseeded shuffles get seeds from `entropy`: the same one gives the same
+    order in every epoch.
+    """
+    dice = random.Random(entropy)
+    nodes = [node for node in work.graph.node if is_reshuffling(node) or node.op == "CacheDatasetV2"]
+    drawn = {node.name: (dice.getrandbits(31) + 1, dice.getrandbits(31)) for node in filter(is_reshuffling, nodes)}
+    for node in unseeded_shuffles(work.graph):
+        if node.name in drawn:
+            node.input[_SEED_INPUTS] = [work.const(seed) for seed in drawn[node.name]]
+    _renew_resources(work, nodes)
+
+
+def _renew_resources(work: Rewriting, nodes: Sequence[Any]) -> None:
+    """Replace the resources of nodes by new ones; those that share a resource share the new one."""
+    created: dict[bytes, str] = {}
+    for node in nodes:
+        at = _RESOURCE_INPUT[node.op]
+        key = work.nodes[node.input[at].split(":")[0]].attr["value"].SerializeToString(deterministic=True)
+        if key not in created:
+            created[key] = _add_seed_generator(work, node) if node.op in _SHUFFLES else _add_cache(work)
+        node.input[at] = created[key]
+
+
+def _add_seed_generator(work: Rewriting, node: Any) -> str:
+    again = work.const(flag(node, _RESHUFFLES))
+    return str(work.add("AnonymousSeedGenerator", *node.input[_SEED_INPUTS], again).name)
+
+
+def _add_cache(work: Rewriting) -> str:
+    return str(work.add("AnonymousMemoryCache").name)
+
+
+def make_parallel(work: Rewriting, name: str, calls: int) -> None:
+    """Replace a map or an interleave by its parallel form, with the elements in the same order."""
+    node = work.nodes[name]
+    if node.op == "MapDataset":
+        node.op = "ParallelMapDatasetV2"
+        node.input.insert(len(_data_inputs(node)), work.const(calls))
+    elif node.op == "InterleaveDataset":
+        node.op = "ParallelInterleaveDatasetV4"
+        at = len(_data_inputs(node))
+        node.input[at:at] = [work.const(AUTOTUNE), work.const(AUTOTUNE), work.const(calls)]
+    else:
+        work.set_number(name, PARALLEL_INPUT[node.op], calls)
+        return
+    node.attr["deterministic"].s = b"true"
+    valid = {attr.name for attr in op_def(node.op).attr}
+    for attr in [attr for attr in node.attr if attr not in valid and not attr.startswith("_")]:
+        del node.attr[attr]
+
+
+def _data_inputs(node: Any) -> list[str]:
+    return [name for name in node.input if not name.startswith("^")]
+
+
+def insert_prefetch(work: Rewriting, size: int) -> None:
+    """Append a prefetch to the pipeline; one of size 0 passes its elements through."""
+    below = work.ends_in
+    node = work.add("PrefetchDataset", below, work.const(size))
+    node.attr["slack_period"].i = 0
+    node.attr["legacy_autotune"].b = False
+    work.set_element(node.name, work.element(below))
+    work.ends_in = node.name
+
+
+def keep_prefetch_order(work: Rewriting) -> None:
+    """Give prefetch buffers that tf.data sizes at least one place from the start.
+
+    While a buffer has none, elements bypass it; if it gets its first places at that moment, the elements put there
+    arrive after one that should follow them.
+    """
+    for node in work.graph.node:
+        if node.op == "PrefetchDataset":
+            node.attr["buffer_size_min"].i = max(1, node.attr["buffer_size_min"].i)
+
+
+def insert_cache(work: Rewriting, wanted: bool, below: str) -> None:
+    """Insert a cache in memory above a stage, if wanted."""
+    if not wanted:
+        return
+    node = work.add("CacheDatasetV2", below, work.const(""), _add_cache(work))
+    work.set_element(node.name, work.element(below))
+    work.put_above(below, node)
+
+
+def shared_resources(graph: Any) -> Iterator[Any]:
+    """Yield the dataset nodes that read a resource of the process which `use_own_resources` does not replace."""
+    import tensorflow as tf
+
+    resource = tf.resource.as_datatype_enum
+    held = {node.name for node in graph.node if node.op == "Const" and node.attr["dtype"].type == resource}
+    for node in filter(lambda node: is_dataset_op(node.op), graph.node):
+        read = {at for at, name in enumerate(node.input) if name.split(":")[0] in held}
+        if read - {_RESOURCE_INPUT.get(node.op)}:
+            yield node

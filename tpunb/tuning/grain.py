@@ -1,0 +1,215 @@
+"""A Grain pipeline as adjustable parameters: read threads, read buffer, worker processes.
+
+Each worker process reads a slice, which changes elements that are made of several after reading. Grain stores what it
+reads internally: the first use rebuilds a tiny dataset, and raises if this version does it differently.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from functools import cache, cached_property
+from typing import Any
+
+from tpunb.errors import TpunbError, need, wrong
+from tpunb.text import plain
+from tpunb.tuning.parameters import Kind, Parameter, Value, changes
+
+_ONE_TO_ONE = {"PrefetchIterDataset", "MapIterDataset"}  # and independent of the index, which differs in a slice
+_PYTHON = "Grain keeps the order of the indices, but functions and sources are Python, whose effects are unknown"
+_THREADS = (0, 1, 2, 4, 8, 16, 32)
+_BUFFERS = (1, 2, 4, 16, 64, 500)
+
+
+def is_grain(data: object) -> bool:
+    """Return whether data are Grain's, without importing Grain."""
+    return any(kind.__module__.partition(".")[0] == "grain" for kind in type(data).__mro__)
+
+
+class GrainPipeline:
+    """The adjustable parameters of Grain's MapDataset, IterDataset or DataLoader, and the same data with other values.
+
+    Parameters
+    ----------
+    dataset
+        Data of the program. A MapDataset is read as ``to_iter_dataset()`` reads it.
+
+    Raises
+    ------
+    TypeError
+        If it is of another type.
+    TpunbError
+        If this version of Grain is not supported.
+    """
+
+    refusal: str | None = None
+
+    def __init__(self, dataset: Any) -> None:
+        grain = need("grain", extra="jax")
+        if not isinstance(dataset, grain.MapDataset | grain.IterDataset | grain.DataLoader):
+            raise wrong("GrainPipeline", "dataset", "be a dataset of Grain, or a grain.DataLoader", dataset)
+        _self_check()
+        self.dataset = dataset
+        self._is_loader = isinstance(dataset, grain.DataLoader)
+        if self._is_loader:
+            self._root = dataset._dataset
+        else:
+            self._root = dataset.to_iter_dataset() if isinstance(dataset, grain.MapDataset) else dataset
+
+    def __repr__(self) -> str:
+        adjustable = sum(parameter.verdict != "locked" for parameter in self.parameters)
+        return f"GrainPipeline({adjustable} of {len(self.parameters)} parameters adjustable)"
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Threads and buffer of each read, and the worker processes."""
+        parameters = []
+        for stage, read in self._reads.items():
+            threads, buffer = _numbers(read)
+            for kind, current, candidates in (
+                (Kind.READ_THREADS, threads, _THREADS),
+                (Kind.ELEMENTS, buffer, _BUFFERS),
+            ):
+                domain = tuple(sorted({*candidates, current}))
+                parameters.append(Parameter(kind, stage, current, domain, "verify", _PYTHON))
+        return (*parameters, self._processes())
+
+    def build(self, values: Mapping[str, Value]) -> Any:
+        """Return a ``grain.IterDataset``, or a DataLoader for a DataLoader, with the same elements and other values.
+
+        Iterator states are interchangeable with the program's, whatever the threads and buffers, but not with worker
+        processes.
+
+        Raises
+        ------
+        ValueError
+            If a name or a value is invalid.
+        TpunbError
+            If a locked parameter would change, or Grain could not start the worker processes.
+        """
+        changed = self._changed(values)
+        options = {id(read): _read_options(read, changed, stage) for stage, read in self._reads.items()}
+        built = _rebuilt(self._root, options)
+        if workers := changed.get(("worker", Kind.PROCESSES)):
+            grain = need("grain", extra="jax")
+            _check_flags()
+            built = built.mp_prefetch(grain.MultiprocessingOptions(num_workers=int(workers)))
+        return _loader(self.dataset, built) if self._is_loader else built
+
+    def as_code(self, values: Mapping[str, Value]) -> str:
+        """Return the lines of code that set these values.
+
+        Raises
+        ------
+        ValueError, TpunbError
+            As `build` does.
+        """
+        changed = self._changed(values)
+        lines = []
+        for stage, read in self._reads.items():
+            if any(place == stage for place, _ in changed):
+                options = _read_options(read, changed, stage)
+                call = f"num_threads={options.num_threads}, prefetch_buffer_size={options.prefetch_buffer_size}"
+                branch = stage.rpartition("/")[0]
+                if self._is_loader:
+                    lines.append(f"read_options=grain.ReadOptions({call}),  # of grain.DataLoader(...)")
+                else:
+                    comment = f"  # input {branch}" if branch else ""
+                    lines.append(f"ds = ds.to_iter_dataset(grain.ReadOptions({call})){comment}")
+        if workers := changed.get(("worker", Kind.PROCESSES)):
+            lines.append(f"ds = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers={workers}))")
+        return "\n".join(lines)
+
+    def _changed(self, values: Mapping[str, Value]) -> dict[tuple[str, Kind], Value]:
+        changed = changes(self.parameters, values)
+        return {(parameter.stage, parameter.kind): value for parameter, value in changed.items()}
+
+    @cached_property
+    def _reads(self) -> dict[str, Any]:
+        """Where a MapDataset is read, by stage: "read", or "1/read" and so on for several inputs."""
+        reads = [node for node in _nodes(self._root) if _class(node) == "PrefetchIterDataset"]
+        return {(f"{i}/read" if len(reads) > 1 else "read"): node for i, node in enumerate(reads, 1)}
+
+    def _processes(self) -> Parameter:
+        grain = need("grain", extra="jax")
+        iterated = [_class(node) for node in _nodes(self._root) if isinstance(node, grain.IterDataset)]
+        others = [name for name in iterated if name not in _ONE_TO_ONE]
+        if other := next(iter(others or (name for name in map(_class, _nodes(self._root)) if "Filter" in name)), None):
+            reason = f"each process reads a slice, of which {plain(other)} would make different elements"
+            return Parameter(Kind.PROCESSES, "worker", 0, (), "locked", reason)
+        domain = tuple(sorted({0, 1, 2, os.cpu_count() or 1}))
+        reason = f"{_PYTHON}, and other processes do not share this one's state"
+        return Parameter(Kind.PROCESSES, "worker", 0, domain, "verify", reason)
+
+
+def _check_flags() -> None:
+    """Raise if Grain's workers would fail at the first element, because command-line flags are not parsed."""
+    if not need("absl.flags", extra="jax").FLAGS.is_parsed():
+        raise TpunbError(
+            "Grain's worker processes need parsed command-line flags, which a notebook does not have",
+            hint="from absl import flags; flags.FLAGS.mark_as_parsed()",
+        )
+
+
+def _class(node: Any) -> str:
+    return type(node).__name__
+
+
+def _nodes(root: Any) -> Iterator[Any]:
+    """Yield a dataset and all datasets it reads from, the last first."""
+    yield root
+    for parent in root.parents:
+        yield from _nodes(parent)
+
+
+def _numbers(read: Any) -> tuple[int, int]:
+    return int(read._read_options.num_threads), int(read._read_options.prefetch_buffer_size)
+
+
+def _read_options(read: Any, changed: Mapping[tuple[str, Kind], Value], stage: str) -> Any:
+    threads, buffer = _numbers(read)
+    return need("grain", extra="jax").ReadOptions(
+        num_threads=changed.get((stage, Kind.READ_THREADS), threads),
+        prefetch_buffer_size=changed.get((stage, Kind.ELEMENTS), buffer),
+    )
+
+
+def _rebuilt(node: Any, options: Mapping[int, Any]) -> Any:
+    """Return a copy of an IterDataset with other read options; the MapDatasets below are shared."""
+    if id(node) in options:
+        return node.parents[0].to_iter_dataset(options[id(node)], allow_nones=node._allow_nones)
+    grain = need("grain", extra="jax")
+    again = copy.copy(node)
+    again._parents = tuple(
+        _rebuilt(parent, options) if isinstance(parent, grain.IterDataset) else parent for parent in node.parents
+    )
+    return again
+
+
+def _loader(loader: Any, dataset: Any) -> Any:
+    """Return a copy of a DataLoader that draws from another dataset."""
+    again = copy.copy(loader)
+    again._dataset = dataset
+    return again
+
+
+@cache
+def _self_check() -> None:
+    """Rebuild a tiny dataset and a tiny DataLoader, once per process."""
+    grain = need("grain", extra="jax")
+    try:
+        tiny = grain.MapDataset.range(5).to_iter_dataset(grain.ReadOptions(num_threads=0)).batch(2)
+        read = tiny.parents[0]
+        again = _rebuilt(tiny, {id(read): grain.ReadOptions(num_threads=2, prefetch_buffer_size=3)})
+        threads = _numbers(again.parents[0])[0], _numbers(read)[0]
+        if threads != (2, 0) or [list(batch) for batch in again] != [[0, 1], [2, 3], [4]]:
+            raise TypeError("the rebuilt dataset differs")
+        sampler = grain.samplers.IndexSampler(num_records=3, num_epochs=1, shard_options=grain.sharding.NoSharding())
+        loader = grain.DataLoader(data_source=range(3), sampler=sampler)
+        if [list(batch) for batch in _loader(loader, tiny)] != [[0, 1], [2, 3], [4]] or [*loader] != [0, 1, 2]:
+            raise TypeError("the rebuilt DataLoader differs")
+    except Exception as error:
+        raise TpunbError(
+            f"this version of Grain is not supported: {error}", hint="set grain.ReadOptions in your code"
+        ) from error

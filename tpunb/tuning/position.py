@@ -1,0 +1,158 @@
+"""Positions in a job's data, from which trials of any values start at the same element.
+
+A position is reached once and saved: restoring takes hundredths of a second, reading again as long as the run did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tpunb.errors import TpunbError
+from tpunb.text import format_error
+from tpunb.tfdata import position
+from tpunb.tfdata.graph import AUTOTUNE
+from tpunb.tuning.grain import GrainPipeline
+from tpunb.tuning.job import Training
+from tpunb.tuning.parameters import Kind, Value
+from tpunb.tuning.pipeline import Pipeline
+
+_LAST = 8
+"""Batches before a position that are read with the program's values."""
+
+_FEW = 4
+"""Batches that are read again if a position cannot be restored: more would take too long in every trial."""
+
+
+class BatchSource:
+    """Data from a position on; after their end they start again, as in the next epoch."""
+
+    def __init__(self, dataset: Any, iterator: Iterator[Any]) -> None:
+        self.dataset, self.iterator = dataset, iterator
+
+    def execute(self, training: Training) -> Any:
+        """Run one execution of a training; return its outputs."""
+        try:
+            return training.execute(self.iterator)
+        except StopIteration:
+            self.iterator = iter(self.dataset)
+        try:
+            return training.execute(self.iterator)
+        except StopIteration:
+            raise _no_batch() from None
+
+
+class TfPosition:
+    """A position in a ``tf.data`` pipeline, saved to a folder.
+
+    It is reached by reading, unless an iterator of `saveable` data is there already: the program started `begun`
+    iterators before, each of which changes its shuffles, and drew batches since, at least one, which fills buffers.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, folder: Path, *, begun: int = 0, drawn: int = 0, iterator: Any = None
+    ) -> None:
+        self._pipeline, self._begun, self._drawn = pipeline, begun, max(drawn, 1)
+        self._prefix = folder / "position"
+        self.obstacle = position.write(self._prefix, self._reached() if iterator is None else iterator)
+        """Why the position cannot be saved; "" if it is."""
+
+    def source(self, values: Mapping[str, Value]) -> BatchSource:
+        """Return the data from the position on."""
+        dataset = self._built(values)
+        if self.obstacle:
+            return BatchSource(dataset, self._by_reading(dataset))
+        iterator = iter(dataset)
+        try:
+            position.read(self._prefix, iterator)
+        except TpunbError as error:
+            if self._begun or self._drawn > _FEW:
+                raise TpunbError(
+                    f"the position after {self._drawn} batches cannot be restored with these stages",
+                    hint="tune from the beginning: omit start=",
+                ) from error
+            iterator = self._by_reading(self._built(values))
+        return BatchSource(dataset, iterator)
+
+    def _built(self, values: Mapping[str, Value]) -> Any:
+        return saveable(self._pipeline.build(values))
+
+    def _reached(self) -> Iterator[Any]:
+        """Return an iterator at the position, with the contents of its buffers as in the program."""
+        import tensorflow as tf
+
+        if self._drawn > 2 * _LAST:  # most is read in parallel, the last part with the program's values
+            try:
+                return self._quickly()
+            except (tf.errors.OpError, TpunbError):  # functions that fail in parallel, positions that cannot be saved
+                pass
+        try:
+            return self._by_reading(self._built({}))
+        except tf.errors.OpError as error:
+            raise TpunbError(f"the data fail as they are: {format_error(error)}", hint="check build()") from error
+
+    def _quickly(self) -> Iterator[Any]:
+        parallel: dict[str, Value] = {
+            parameter.name: AUTOTUNE
+            for parameter in self._pipeline.parameters
+            if parameter.kind is Kind.CALLS and AUTOTUNE in parameter.domain
+        }
+        near = self._prefix.with_name("near")
+        if obstacle := position.write(near, self._by_reading(self._built(parallel), self._drawn - _LAST)):
+            raise TpunbError(obstacle)
+        dataset = self._built({})
+        iterator = iter(dataset)
+        position.read(near, iterator)
+        return _after(dataset, _LAST, iterator)
+
+    def _by_reading(self, dataset: Any, drawn: int | None = None) -> Iterator[Any]:
+        for _ in range(self._begun):
+            iter(dataset)
+        return _after(dataset, self._drawn if drawn is None else drawn)
+
+
+def saveable(dataset: Any) -> Any:
+    """Return a dataset whose iterators can be saved although Python feeds it: its state shows in the outputs."""
+    return position.with_external_state_policy(dataset, "IGNORE")
+
+
+class LivePosition(NamedTuple):
+    """The position of a running fit."""
+
+    step: int
+    data: TfPosition
+    seconds: float
+    """Per execution so far: the first ones of a trial would find batches made ahead."""
+
+
+class GrainPosition:
+    """The beginning of a Grain pipeline."""
+
+    obstacle = ""
+
+    def __init__(self, pipeline: GrainPipeline) -> None:
+        self._pipeline = pipeline
+
+    def source(self, values: Mapping[str, Value]) -> BatchSource:
+        """Return the data from the position on."""
+        dataset = self._pipeline.build(values)
+        return BatchSource(dataset, _after(dataset, 1))
+
+
+def _after(dataset: Any, drawn: int, iterator: Iterator[Any] | None = None) -> Iterator[Any]:
+    """Return an iterator after some batches; it starts again when the data end."""
+    iterator, left, fresh = iterator or iter(dataset), drawn, iterator is None
+    while left:
+        try:
+            next(iterator)
+            left, fresh = left - 1, False
+        except StopIteration:
+            if fresh:
+                raise _no_batch() from None
+            iterator, fresh = iter(dataset), True
+    return iterator
+
+
+def _no_batch() -> TpunbError:
+    return TpunbError("the data have no batch", hint="check build()")

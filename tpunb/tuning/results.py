@@ -1,0 +1,285 @@
+"""Results of tuning: its trials, the values that won, the speed-up, and messages about them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from string import Formatter
+from typing import Any, Literal, NamedTuple
+
+import polars as pl
+
+from tpunb.errors import TpunbError
+from tpunb.text import plain, plural
+from tpunb.tfdata.graph import AUTOTUNE
+from tpunb.tuning.grain import GrainPipeline, is_grain
+from tpunb.tuning.parameters import Value
+from tpunb.tuning.pipeline import Pipeline
+
+TrialVerdict = Literal["default", "faster", "not faster", "undecided", "different output", "failed"]
+
+_FILE = "tuning.jsonl"
+_COLUMNS: dict[str, pl.DataType | type[pl.DataType]] = {
+    "trial": pl.Int64,
+    "values": pl.String,
+    "verdict": pl.String,
+    "seconds": pl.Float64,
+    "against": pl.Int64,
+    "ratio": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "pairs": pl.Int64,
+    "equal": pl.Boolean,
+    "error": pl.String,
+    "spent": pl.Float64,
+}
+_SENTENCES = {
+    "not tuned": "Not tuned: {reason}.",
+    "not repeatable": "Not tuned: the program is not deterministic, so equality cannot be checked.",
+    "untracked state": "Not tuned: {state}, and a trial could not restore it.",
+    "position": "Not tuned: the position in the data cannot be saved. {reason}.",
+    "fit too short": "Not tuned: the rest of the fit takes {rest:.1f} s, one race about {needed:.1f} s.",
+    "budget too small": "Not tuned: the budget of {budget:.1f} s ({base}) is below the {needed:.1f} s of one race. "
+    "Raise it with --tune-budget or budget=.",
+    "no hot phase": "No phase takes over half of the step time or is input-bound.",
+    "hot phase": "Phase {phase} is worth tuning: it takes {share:.0%} of productive time.",
+    "tuned at": "Tuned after {steps:,} steps.",
+    "model-bound": "Nothing to gain: a step takes {step:ms}, the model alone {model:ms}.",
+    "compute-bound": "Nothing to gain: a step takes {step:ms}, and keeps {busy:.1f} of {cores:core} busy.",
+    "step": "A step takes {step:ms}, the model alone {model:ms}.",
+    "slow start": "Every trial reads all data before its start again: {reason}.",
+    "budget spent": "The budget ended after {trials:trial}.",
+    "none faster": "{trials:trial}, no value faster: the pipeline keeps its values.",
+    "winner": "{values:values}: {ratio:.2f} times as fast (95 % interval {low:.2f} to {high:.2f}), same output.",
+    "stopped": "Stopped before the end.",
+    "fit ends": "The rest of the fit takes {rest:.1f} s, less than a trial.",
+    "interrupted": "Interrupted after {trials:trial}: no values were chosen.",
+    "error": "Tuning ended with an error, and training continued unchanged: {error}.",
+}
+
+
+class Speedup(NamedTuple):
+    """Step time before by step time after, and its 95 % interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+SAME = Speedup(1.0, 1.0, 1.0)
+"""Speed-up of the program's values."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """An event of a tuning: its code and facts; ``str(message)`` is a sentence.
+
+    >>> print(Message("budget spent", {"trials": 3}))
+    The budget ended after 3 trials.
+    """
+
+    code: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return _Sentences().vformat(_SENTENCES[self.code], (), self.facts)
+
+
+class _Sentences(Formatter):
+    """Formats milliseconds, parameter values, and counts by their noun."""
+
+    def format_field(self, value: Any, spec: str) -> str:
+        if spec == "ms":
+            return f"{value * 1e3:.3g} ms"
+        if spec == "values":
+            return format_values(value)
+        return plural(value, spec) if spec in ("trial", "core") else str(super().format_field(value, spec))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Values that were tried.
+
+    Attributes
+    ----------
+    number
+        Number of the trial; 0 is the program's values.
+    values
+        Values that differ from the program's.
+    verdict
+        "faster", "not faster" or "undecided" by the race with trial `against`; "different output" or "failed".
+    seconds
+        Seconds per step; None if not measured.
+    against
+        Number of the best trial before this one.
+    ratio, low, high
+        Step time of that trial by step time of this one, and its 95 % interval.
+    pairs
+        Number of pairs of runs.
+    equal
+        Whether losses, metrics and the final state equal the program's, to the last bit.
+    error
+        Error that ended it.
+    spent
+        Duration in seconds.
+    """
+
+    number: int
+    values: Mapping[str, Value]
+    verdict: TrialVerdict
+    seconds: float | None = None
+    against: int | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    pairs: int = 0
+    equal: bool | None = None
+    error: str | None = None
+    spent: float = 0.0
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tuning:
+    """Result of a tuning.
+
+    Parameters
+    ----------
+    trials
+        Trials in the order in which they ran.
+    best
+        Values that won; empty if the program's values stay.
+    speedup
+        Speed-up of `best` against the program's values; 1.0 if these stay.
+    messages
+        Events; printed, they are sentences.
+    seconds
+        Duration in seconds.
+    code
+        Lines of `as_code`.
+    fingerprint
+        Fingerprint of the job; "" if unknown.
+    """
+
+    trials: tuple[Trial, ...]
+    best: dict[str, Value] = field(default_factory=dict)
+    speedup: Speedup = SAME
+    messages: tuple[Message, ...] = ()
+    seconds: float = 0.0
+    code: str = ""
+    fingerprint: str = ""
+
+    def __repr__(self) -> str:
+        gain = f"{self.speedup.ratio:.2f}x [{self.speedup.low:.2f}, {self.speedup.high:.2f}], {self.best}"
+        return f"Tuning({plural(len(self.trials), 'trial')}, {gain if self.best else 'the values stay as they are'})"
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """The trials, one per row, with the fields of `Trial`; values as text."""
+        rows = [asdict(trial) | {"trial": trial.number, "values": format_values(trial.values)} for trial in self.trials]
+        return pl.DataFrame([{name: row[name] for name in _COLUMNS} for row in rows], schema=_COLUMNS)
+
+    @property
+    def rejected(self) -> dict[str, str]:
+        """Why trials failed or changed the output, by their values as text."""
+        reasons = {"failed": "it raised an error", "different output": "the output differed"}
+        rejected = [trial for trial in self.trials if trial.verdict in reasons]
+        return {format_values(trial.values): trial.error or reasons[trial.verdict] for trial in rejected}
+
+    def apply(self, data: Any) -> Any:
+        """Return the program's data with the best values; unchanged if the program's values stay.
+
+        Parameters
+        ----------
+        data
+            Dataset made like the one that was tuned, of ``tf.data`` or of Grain.
+
+        Raises
+        ------
+        ValueError, TpunbError
+            If it is another pipeline.
+        """
+        if not self.best:
+            return data
+        return (GrainPipeline if is_grain(data) else Pipeline)(data).build(self.best)
+
+    def as_code(self) -> str:
+        """Return the lines of code that set the best values; "" if the program's values stay."""
+        return self.code
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> Tuning:
+        """Return the tuning that was written to a folder; of an interrupted one, its finished trials.
+
+        Raises
+        ------
+        TpunbError
+            If there is none, or it cannot be read.
+        """
+        path = Path(folder) / _FILE
+        if not path.is_file():
+            raise TpunbError(f"no tuning in {plain(str(folder))}", hint="pass the folder= that tune() wrote to")
+        try:
+            lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]  # the last may be incomplete
+            trials = tuple(_trial(**line["trial"]) for line in lines if "trial" in line)
+            fingerprint = next((str(line["fingerprint"]) for line in lines if "fingerprint" in line), "")
+            ends = [line["end"] for line in lines if "end" in line]
+            if not ends:
+                cut_off = Message("interrupted", {"trials": len(trials)})
+                return cls(trials, messages=(cut_off,), fingerprint=fingerprint)
+            end = ends[-1]
+            messages = tuple(Message(**message) for message in end["messages"])
+            _ = [*map(str, messages)]  # raises if a code is unknown
+            speedup = Speedup(*end["speedup"])
+            return cls(trials, end["best"], speedup, messages, end["seconds"], end["code"], fingerprint)
+        except (ValueError, KeyError, TypeError) as error:
+            raise TpunbError(f"{plain(str(path))} cannot be read: {plain(str(error))}") from error
+
+
+def _trial(*, values: object, **fields: Any) -> Trial:
+    if not isinstance(values, dict):
+        raise TypeError(f"values are {values!r}")
+    return Trial(values=values, **fields)
+
+
+class Journal:
+    """Writes trials to a folder as they finish, one JSON line each; to nowhere for None.
+
+    An earlier tuning in the folder is replaced.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
+        self._path = None if folder is None else Path(folder) / _FILE
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text("")
+
+    def start(self, fingerprint: str) -> None:
+        """Write the fingerprint of the job."""
+        self._write({"fingerprint": fingerprint})
+
+    def record(self, trial: Trial) -> None:
+        """Write a trial."""
+        self._write({"trial": asdict(trial)})
+
+    def end(self, tuning: Tuning) -> None:
+        """Write the result."""
+        fields = asdict(tuning)
+        self._write({"end": {name: fields[name] for name in ("best", "speedup", "messages", "seconds", "code")}})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def format_values(values: Mapping[str, Value]) -> str:
+    """Return values as text.
+
+    >>> format_values({"map:1 parallel calls": 8, "end prefetch": -1}), format_values({})
+    ('map:1 parallel calls = 8, end prefetch = AUTOTUNE', 'as written')
+    """
+    pairs = (f"{plain(name)} = {'AUTOTUNE' if value == AUTOTUNE else value}" for name, value in values.items())
+    return ", ".join(pairs) or "as written"

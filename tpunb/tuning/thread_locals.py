@@ -1,0 +1,40 @@
+"""Keras' thread-local state, copied to another thread so that trials there run as in the caller's.
+
+It holds the random number generator, the precision policy and the like, and is internal to Keras.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+
+from tpunb.errors import TpunbError
+
+
+def copy_thread_locals() -> Callable[[], None]:
+    """Return a function that gives its calling thread Keras' state of this thread.
+
+    The random number generator is shared, since trials restore it; lists and mappings are copied.
+    """
+    if "keras" not in sys.modules:
+        return lambda: None
+    try:
+        from keras.src.backend.common import global_state
+
+        state = vars(global_state.GLOBAL_STATE_TRACKER).items()
+        values = {name: copy.copy(value) if isinstance(value, list | dict) else value for name, value in state}
+        set_value = global_state.set_global_attribute
+    except (ImportError, AttributeError, TypeError) as error:
+        import keras
+
+        raise TpunbError(
+            f"the thread-local state of Keras {keras.__version__} is not supported",
+            hint="tune in the cell itself: tuning = tp.tune(job, ...)",
+        ) from error
+
+    def restore() -> None:
+        for name, value in values.items():
+            set_value(name, value)
+
+    return restore
