@@ -1,63 +1,72 @@
-"""The explorer: a run on its time axis, cut into phases by a method whose slider lies on its own curve.
+"""The explorer: a run on its time axis, grouped into phases by a method with a slider over its own curve.
 
-The panel's truth are its traits; a browser is optional. The page draws what the kernel has aggregated.
+The panel's traits hold its state; a browser is optional. The page draws what the kernel has aggregated.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from traitlets import Dict, Enum, Float, Instance, Int, List, observe, validate
+from traitlets import Dict, Instance, Int, List, Unicode, observe, validate
 
-from tpunb import pictures
-from tpunb.charts.live_curve import slid
-from tpunb.charts.live_ribbon import Ribbon, layout, ribbon
-from tpunb.charts.live_shares import live_coverage
-from tpunb.cluster import phases as cut_into_phases
-from tpunb.errors import Unlike, wrong
-from tpunb.export import write
+from tpunb.charts.timeline_rows import Timeline
+from tpunb.checkpoint.nearest import StepSource, checkpoint_steps
+from tpunb.cluster import METHODS
+from tpunb.cluster import phases as group_steps
+from tpunb.errors import IncompatibleRuns, wrong
 from tpunb.frames import PhaseMethod, Phases, Steps
-from tpunb.frames.words import plain
-from tpunb.saved_steps import Checkpoints, ends_of, steps_of
-from tpunb.widgets import described, exports, knobs, second_run
-from tpunb.widgets.knobs import KNOBS, METHODS
-from tpunb.widgets.panel import Answer, Panel, Refused, asset, module, told
-from tpunb.widgets.tables import ROWS
+from tpunb.io.storage import write_atomically
+from tpunb.text import format_error, plain
+from tpunb.widgets import exports, phase_view, second_run, sliders
+from tpunb.widgets.explorer_state import ExplorerState, Messages
+from tpunb.widgets.frontends import DisplayHandles, only_ipywidgets
+from tpunb.widgets.panel import Answer, Panel, Refused
 
-_FAR = 1e9  # seconds that a window may lie from the beginning of a run: thirty years
-_OWN = "own"  # the word of a method that is none of ours
-_PARAMETERS = {knob.parameter: word for word, knob in KNOBS.items()}
+_FAR = 1e9  # seconds from the start of a run: thirty years
+_OWN = "own"  # name of a method of the user's
+
+
+class _Parameter:
+    """A method's parameter as an attribute of the panel: reads and sets the trait ``clustering``."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, view: PhaseExplorer | None, owner: type | None = None) -> Any:
+        return self if view is None else view._positions.get(self._method)
+
+    def __set__(self, view: PhaseExplorer, value: Any) -> None:
+        if value is not None or self._method in view._positions:
+            view._choose({"method": self._method, self._name: value})
 
 
 class PhaseExplorer(Panel):
-    """A run seen and cut: every control is a trait, and ``value`` the phases that they give.
+    """A run in its phases: every control is a trait or a property, and ``value`` the phases that they give.
 
-    To set a method's parameter chooses the method: ``view.threshold = 0.8`` cuts by ``OLS(0.8)``.
+    A method's parameter, set as a property, selects the method: ``view.threshold = 0.8`` groups by ``OLS(0.8)``.
+    :func:`explore` documents the parameters; ``messages`` are lines and warnings above the panel.
 
-    Parameters
+    Attributes
     ----------
-    run
-        Its steps, or its phases to begin with.
-    method
-        To begin with; ``DBSCAN()`` if None, or that of the phases.
-    checkpoints
-        The step of each, by its name; or the steps alone; or objects with a ``step``.
-    other
-        A second run to compare with: its steps, which are cut by the same method, or its phases.
-    about
-        Lines that stand above, and what went wrong, as (lines, warnings).
-
-    Raises
-    ------
-    TypeError
-        When an argument is something else.
-    NoSteps
-        When there is nothing to cut.
+    clustering
+        Trait: the method and its slider's value, ``{"method": "ols", "threshold": 0.7}``. Without a value the method
+        takes its last one, with None it chooses.
+    phase
+        Trait: the selected phase, or None.
+    account
+        Trait: the selected account, whose time is marked on the timeline, or None.
+    time_range
+        Trait: first and last second that are shown; the whole run if None.
+    value
+        Trait, read-only: the phases.
+    min_samples, k, threshold, ops
+        Parameter of DBSCAN, k-means, OLS and OLSPlus; None before the method's first use.
 
     >>> from tpunb.testing import toy_steps
     >>> view = PhaseExplorer(toy_steps("aaabbb"))
@@ -66,332 +75,304 @@ class PhaseExplorer(Panel):
     Phases(1 phase over 6 steps, OLS(threshold=0.0), top 3 cover 100.0%)
     """
 
-    _esm = module("parts.js", "panel.js", "phase_facts.js", "second_run.js", "buttons.js", "explorer.js")
-    _css = asset("explorer.css")
+    _esm, _css = exports.SCRIPT, exports.STYLE
 
-    method = Enum([*METHODS, _OWN], help="by what the steps are grouped").tag(sync=True)
-    min_samples = Int(None, allow_none=True, help="of DBSCAN; None until it was used").tag(sync=True)
-    k = Int(None, allow_none=True, help="of k-means; None until it was used").tag(sync=True)
-    threshold = Float(None, allow_none=True, help="of OLS; None until it was used").tag(sync=True)
-    ops = Float(None, allow_none=True, help="of OLSPlus; None until it was used").tag(sync=True)
-    phase = Int(None, allow_none=True, help="the phase that stands out, if one does").tag(sync=True)
-    window: List[Any] = List(
-        default_value=None, allow_none=True, help="from and to, in seconds; the whole run if None"
-    ).tag(sync=True)
-    value = Instance(Phases, read_only=True, help="the phases as they are cut now")
+    clustering: Dict[str, Any] = Dict(help="method and its slider's value").tag(sync=True)
+    phase = Int(None, allow_none=True, help="selected phase").tag(sync=True)
+    account = Unicode(None, allow_none=True, help="selected account").tag(sync=True)
+    time_range: List[Any] = List(default_value=None, allow_none=True, help="seconds that are shown").tag(sync=True)
+    value = Instance(Phases, read_only=True, help="the phases")
+
+    min_samples = _Parameter("dbscan")
+    k = _Parameter("kmeans")
+    threshold = _Parameter("ols")
+    ops = _Parameter("olsplus")
 
     _frame = Dict(help="what never changes: titles, methods, charts without rows").tag(sync=True)
     _curve = Dict(help="the method's curve and its slider").tag(sync=True)
-    _scene = Dict(help="what hangs on the window alone").tag(sync=True)
-    _cut = Dict(help="the phases: rows of the ribbon, of the coverage, of the table").tag(sync=True)
+    _axis = Dict(help="what depends on the time range alone").tag(sync=True)
+    _clusters = Dict(help="the phases: rows of the timeline, of the coverage, of the table").tag(sync=True)
 
     def __init__(
         self,
         run: Steps | Phases,
         *,
         method: PhaseMethod | None = None,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: StepSource | None = None,
         other: Steps | Phases | None = None,
-        about: exports.About = ((), ()),
+        messages: Messages = ((), ()),
     ) -> None:
         if isinstance(run, Phases):
-            first = run if method is None else cut_into_phases(run.steps, method)
+            first = run if method is None else group_steps(run.steps, method)
         else:
-            first = cut_into_phases(run, method)
+            first = group_steps(run, method)
         if other is not None and not isinstance(other, Steps | Phases):
             raise wrong("explore", "other", "be Steps or Phases", other)
-        self.steps, self.other = first.steps, other
-        self.checkpoints = steps_of(checkpoints)
-        self._ribbon = Ribbon(self.steps)
-        own = knobs.word(first.method) or _OWN
-        self._base: dict[str, PhaseMethod] = {word: make() for word, make in METHODS.items()} | {own: first.method}
-        self._first = {own: first}  # of each method, as it was given or chooses by itself
-        self._swept: dict[str, Phases] = {}  # what its curve is drawn of
-        self._told: tuple[Phases, dict[Any, dict[str, Any]]] = (first, {})  # what was told of a cut
-        self.about = about
-        self._plain: Any = None  # the same out of ipywidgets alone, where it was asked for
-        self.unlike = False  # whether runs of other models are compared
-        self.places = exports.Places()
-        self._by_us = {"method", "phase", *_PARAMETERS}  # traits that we set ourselves: they ask for nothing
-        super().__init__(method=own)
-        self.set_trait("value", first)
-        self._frame = self._framed()
-        self._visit(own)
-        self._draw_curve()
-        self._show(first)
-        self._by_us = set()
+        name = sliders.name_of(first.method) or _OWN
+        self._methods: dict[str, PhaseMethod] = {word: make() for word, make in METHODS.items()} | {name: first.method}
+        self._first = {name: first}  # by method: as it was given, or chooses by itself
+        self._swept: dict[str, Phases] = {}  # by method: phases whose sweep is its curve
+        self._positions: dict[str, Any] = {}  # by method: value of its slider
+        self.displays = DisplayHandles()
+        self._static_explorer: Any = None  # of ipywidgets alone, where it was asked for
+        own = {_OWN: plain(repr(first.method))} if name == _OWN else {}
+        self._state = ExplorerState(
+            phases=first,
+            swept=self._sweep(name),
+            method=name,
+            methods=own | {word: sliders.title_of(word) for word in METHODS},
+            timeline=Timeline(first.steps),
+            checkpoints=checkpoint_steps(checkpoints),
+            other=other,
+            messages=messages,
+        )
+        super().__init__()
+        self._frame = self._state.frame()
+        self._show(self._state)
+
+    @property
+    def method(self) -> str:
+        """The name of the phase method: a key of `tpunb.cluster.METHODS`, or "own"."""
+        return self._state.method
+
+    @method.setter
+    def method(self, name: str) -> None:
+        self._choose({"method": name})
+
+    @property
+    def state(self) -> ExplorerState:
+        """Everything that is shown, as one value."""
+        return replace(self._state, phase=self.phase, account=self.account)
+
+    @property
+    def steps(self) -> Steps:
+        """The steps of the run."""
+        return self._state.steps
 
     @property
     def code(self) -> str:
-        """The line of Python that gives this cut."""
-        return knobs.code(self.value.method)
-
-    @property
-    def swept(self) -> Phases:
-        """The phases whose sweep the method's curve is drawn of."""
-        return self._swept.get(self.method, self._first[self.method])
+        """The line of Python that gives these phases."""
+        return self._state.code
 
     def details(self, phase: int | None = None) -> dict[str, Any]:
-        """Return what one phase is, in words and rows: the one that stands out, or the longest, if None.
+        """Return what the panel shows of a phase: the given one, the selected one, or the longest.
 
         Raises
         ------
         KeyError
-            When no step is in that phase.
+            When there is no such phase.
         """
         with self._turn:
-            phase = self._shown if phase is None else phase
-            return self._figures(phase) | self._reasons(phase)
-
-    def _figures(self, phase: int) -> dict[str, Any]:
-        return self._once(("figures", phase), lambda: described.describe(self.value, phase, self.checkpoints))
-
-    def _reasons(self, phase: int) -> dict[str, Any]:
-        return self._once(("reasons", phase), lambda: described.explain(self.value, phase))
-
-    def _once(self, what: object, tell: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return what is told of the cut of now, found out once."""
-        if self._told[0] is not self.value:
-            self._told = (self.value, {})
-        if what not in self._told[1]:
-            self._told[1][what] = tell()
-        return dict(self._told[1][what])
-
-    @property
-    def _shown(self) -> int:
-        """The phase that is told of: the one that stands out, or the longest."""
-        return self.value.longest.id if self.phase is None else self.phase
+            number = self.state.shown_phase if phase is None else phase
+            return self._state.figures(number) | self._state.reasons(number)
 
     def save_html(self, path: str | Path) -> Path:
-        """Write the explorer as one file that needs neither a kernel nor a network, but for the sliders."""
+        """Write the explorer as one file without sliders, which needs neither a kernel nor a network."""
         with self._turn:
-            return write(Path(path), exports.page(self))
+            return write_atomically(Path(path), exports.page(self.state))
 
     def save_svg(self, path: str | Path) -> Path:
-        """Write the ribbon as it is cut now."""
-        return write(Path(path), exports.svg(self.value))
+        """Write the timeline of the phases as an SVG."""
+        return write_atomically(Path(path), exports.svg(self.value))
 
     def save_png(self, path: str | Path) -> Path:
-        """Write the ribbon as it is cut now, on white, two pixels a point."""
-        return write(Path(path), exports.png(self.value))
+        """Write the timeline of the phases as a PNG, on white, two pixels a point."""
+        return write_atomically(Path(path), exports.png(self.value))
 
-    def freeze(self) -> None:
-        """Put pictures and tables where the panel is shown: a notebook saved then needs no kernel to show them."""
+    def to_static(self) -> None:
+        """Replace the shown panel by pictures and tables, which a saved notebook shows without a kernel."""
         with self._turn:
-            self.places.freeze(exports.still(self))
+            self.displays.update(exports.static_bundle(self.state))
 
     def view_bundle(self) -> dict[str, Any]:
-        """Return what a front end shows the live panel by, by media type."""
-        if os.environ.get("TPUNB_WIDGETS") == "plain":  # a front end that cannot load widgets of others
-            from tpunb.widgets.plain_explorer import PlainExplorer
-
-            self._plain = self._plain or PlainExplorer(self)
-            data = self._plain._repr_mimebundle_()
+        """Return the live panel by media type."""
+        if only_ipywidgets():
+            data = self._plain_view()._repr_mimebundle_()
         else:
             data, _ = super()._repr_mimebundle_() or ({}, {})
         return {kind: content for kind, content in data.items() if kind.startswith("application/")}
 
+    def _plain_view(self) -> Any:
+        """Return the panel of ipywidgets alone."""
+        from tpunb.widgets.static_explorer import StaticExplorer
+
+        if self._static_explorer is None:
+            panel = StaticExplorer(self.state, self._choose)
+            self.observe(lambda _: panel.show(self.state), "value")
+            self._static_explorer = panel
+        return self._static_explorer
+
+    def _choose(self, clustering: dict[str, Any]) -> None:
+        with self._turn:
+            self.clustering = clustering
+
     def _repr_mimebundle_(self, **kwds: Any) -> Any:
         with self._turn:
-            return {**exports.still(self), **self.view_bundle()}, {}
+            return {**exports.static_bundle(self.state), **self.view_bundle()}, {}
 
     def _ipython_display_(self) -> None:
-        self.places.show(self)
+        self.displays.show(self)
 
-    # What the traits may be
+    # Values of the traits
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not self.has_trait(name):
-            super().__setattr__(name, value)
-            return
-        with self._turn:
-            super().__setattr__(name, value)
-            if name in _PARAMETERS and value is not None and name not in self._by_us:
-                self.method = _PARAMETERS[name]  # of a value that is there already traitlets tells nobody
-
-    @validate(*_PARAMETERS)
-    def _possible(self, proposal: Any) -> Any:
-        name = proposal["trait"].name
-        if proposal["value"] is not None and name not in self._by_us:
+    @validate("clustering")
+    def _valid_clustering(self, proposal: Any) -> dict[str, Any]:
+        wanted = dict(proposal["value"])
+        name = wanted.pop("method", None)
+        if name not in self._methods:
+            raise Refused(f"The method of clustering must be one of {[*self._methods]}. Got {name!r} instead.")
+        method = self._methods[name]
+        slider = sliders.slider_of(method)
+        if unknown := [key for key in wanted if slider is None or key != slider.parameter]:
+            raise Refused(f"{type(method).__name__} has no slider for {unknown[0]}.")
+        if slider is None:
+            return {"method": name}
+        value = wanted.get(slider.parameter, self._positions.get(name))
+        if value is not None:
             try:
-                METHODS[_PARAMETERS[name]](**{name: proposal["value"]})  # says what it must be
-            except ValueError as error:
+                value = sliders.checked(slider, method, value)
+            except (TypeError, ValueError) as error:
                 raise Refused(str(error)) from None
-        return proposal["value"]
+        return {"method": name, slider.parameter: value}
 
     @validate("phase")
-    def _there(self, proposal: Any) -> Any:
+    def _valid_phase(self, proposal: Any) -> Any:
         phase = proposal["value"]
         if phase is not None and not (self.value.labels == phase).any():
             raise Refused(f"There is no phase {phase}; there are {sorted(self.value.frame['phase'].to_list())}.")
         return phase
 
-    @validate("window")
-    def _ordered(self, proposal: Any) -> Any:
-        window = proposal["value"]
-        if window is None:
+    @validate("account")
+    def _valid_account(self, proposal: Any) -> Any:
+        account = proposal["value"]
+        names = self._state.accounts().get("parts", {}).get("account", [])
+        if account not in (None, *names):
+            raise Refused(f"There is no account {account!r}; there are {names}.")
+        return account
+
+    @validate("time_range")
+    def _valid_time_range(self, proposal: Any) -> Any:
+        ends = proposal["value"]
+        if ends is None:
             return None
-        numbers = [end for end in window if isinstance(end, int | float) and abs(end) <= _FAR]
-        if len(window) != 2 or len(numbers) != 2 or numbers[0] >= numbers[1]:
-            raise Refused(f"The window must be [from, to] in seconds, from before to. Got {window!r} instead.")
-        return [float(end) for end in window]
+        numbers = [end for end in ends if isinstance(end, int | float) and abs(end) <= _FAR]
+        if len(ends) != 2 or len(numbers) != 2 or numbers[0] >= numbers[1]:
+            raise Refused(f"The time range must be [from, to] in seconds, from before to. Got {ends!r} instead.")
+        return [float(end) for end in ends]
 
     # What follows from them
 
-    @observe("method", *_PARAMETERS)
-    def _asked_for(self, change: Any) -> None:
-        if change["name"] in self._by_us:
-            return
+    @observe("clustering")
+    def _clustering_changed(self, _: Any) -> None:
         with self._turn, self.hold_sync():
-            with self._undone(change):
-                self._set(method=_PARAMETERS.get(change["name"], change["new"]))  # the last that was asked for
-                self._visit(self.method)
-                found = self._cut_again()
-                self._draw_curve()
-            self._show(found)
-            self.set_trait("value", found)  # last: who watches it sees a panel that is whole
+            if self.clustering == self._state.clustering:
+                return  # set by the panel itself
+            try:
+                self._show(self._clustered(self.clustering))
+            except Exception:
+                self.clustering = self._state.clustering
+                raise
 
     @observe("phase")
-    def _stands_out(self, _: Any) -> None:
-        if "phase" not in self._by_us and self.phase not in (None, *self._drawn):
-            self._show(self.value)  # it was among the others
+    def _phase_changed(self, _: Any) -> None:
+        if self.phase not in (None, *self._drawn):
+            self._show(self._state)  # it was drawn as one of the others
 
-    @observe("window")
-    def _zoomed(self, _: Any) -> None:
+    @observe("time_range")
+    def _time_range_changed(self, _: Any) -> None:
         with self._turn, self.hold_sync():
-            within = None if self.window is None else (self.window[0], self.window[1])
-            self._ribbon = Ribbon(self.steps, within)
-            self._show(self.value)
+            ends = None if self.time_range is None else (self.time_range[0], self.time_range[1])
+            self._show(replace(self._state, timeline=Timeline(self.steps, ends)))
 
-    def _visit(self, word: str) -> None:
-        """Let a method choose by itself when it is first asked for, and put its slider where it chose."""
-        knob = KNOBS.get(word)
-        if word not in self._base:
-            raise Refused(f"No method of yours was given; there are {[*METHODS]}.")
-        if word not in self._first:
-            self._first[word] = cut_into_phases(self.steps, self._base[word])
-        first = self._first[word]
-        if knob is not None and word not in self._swept:
-            free = knob.free(self._base[word], first)
-            self._swept[word] = first if free == first.method else cut_into_phases(self.steps, free)
-        if knob is not None and getattr(self, knob.parameter) is None:
-            self._set(**{knob.parameter: knob.chosen(first)})
+    def _clustered(self, clustering: Mapping[str, Any]) -> ExplorerState:
+        """Return the state of another clustering."""
+        name, method = clustering["method"], self._methods[clustering["method"]]
+        swept, phases = self._sweep(name), self._first[name]
+        slider = sliders.slider_of(method)
+        value = None if slider is None else clustering[slider.parameter]
+        if slider is not None and value is not None and value != sliders.position(slider, phases):
+            method = sliders.moved(slider, method, value, swept)
+            same = method == self.value.method
+            phases = self.value if same else group_steps(self.steps, method)
+        return replace(self._state, phases=phases, swept=swept, method=name, _results={})
 
-    def _draw_curve(self) -> None:
-        if self._curve.get("method") != self.method:
-            self._curve = {"method": self.method, **self._curved(KNOBS.get(self.method), self.swept)}
+    def _sweep(self, name: str) -> Phases:
+        """Return the phases whose sweep is a method's curve; the method chooses by itself when first used."""
+        method = self._methods[name]
+        if name not in self._first:
+            self._first[name] = group_steps(self.steps, method)
+        if name not in self._swept:
+            first = self._first[name]
+            free = sliders.sweeping(method, first)
+            self._swept[name] = first if free is method else group_steps(first.steps, free)
+        return self._swept[name]
 
-    def _cut_again(self) -> Phases:
-        knob, first = KNOBS.get(self.method), self._first[self.method]
-        if knob is None or getattr(self, knob.parameter) == knob.chosen(first):
-            return first
-        method = knob.at(getattr(self, knob.parameter), self._base[self.method], self._swept[self.method])
-        return self.value if method == self.value.method else cut_into_phases(self.steps, method)
+    def _show(self, state: ExplorerState) -> None:
+        """Show a state; ``value`` changes last, so that its observers see the panel complete."""
+        phase = self.phase if self.phase is not None and (state.phases.labels == self.phase).any() else None
+        drawn = replace(state, phase=phase)
+        curve = state.curve() if self._curve.get("method") != state.method else self._curve
+        axis = state.axis() if self._axis.get("edges") != [*state.edges] else self._axis
+        clusters = {"number": self._clusters.get("number", 0) + 1, **drawn.clusters()}
+        self._drawn = drawn.rows["ranks"]["phase"]
+        self._state = state
+        if state.slider is not None:
+            self._positions[state.method] = state.position
+        self.phase, self.clustering = phase, state.clustering
+        self._curve, self._axis, self._clusters = curve, axis, clusters
+        self.set_trait("value", state.phases)
 
-    def _show(self, found: Phases) -> None:
-        if self.phase is not None and not (found.labels == self.phase).any():
-            self._set(phase=None)
-        if self._scene.get("edges") != [*self._ribbon.edges]:
-            marks = self._ribbon.marks(ends_of(self.steps, self.checkpoints))
-            tables = {"watched": self._ribbon.watched(), "checkpoints": marks}
-            self._scene = {"edges": [*self._ribbon.edges], "tables": tables}
-        tables = self._ribbon.rows(found, self.phase)
-        self._drawn = tables["ranks"]["phase"]
-        self._cut = {
-            "number": self._cut.get("number", 0) + 1,
-            "code": plain(knobs.code(found.method)),
-            "headline": described.headline(found),
-            "tables": json.dumps(tables, separators=(",", ":")),  # a text: the way of numbers is longer
-            "phases": described.rows(found),
-            "rest": max(found.frame.height - ROWS, 0),
-            "top3": found.coverage(3),
-            "at": None if self.method not in KNOBS else getattr(self, KNOBS[self.method].parameter),
-        }
+    # What the page may ask for
 
-    @contextmanager
-    def _undone(self, change: Any) -> Iterator[None]:
-        """Set the traits back where what was asked for cannot be had."""
-        method = self._curve["method"]
-        try:
-            yield
-        except Exception:
-            self._set(**{"method": method, change["name"]: change["old"]})
-            raise
-
-    def _set(self, **traits: Any) -> None:
-        """Set traits of our own accord."""
-        before, self._by_us = self._by_us, self._by_us | set(traits)
-        try:
-            for name, value in traits.items():
-                setattr(self, name, value)
-        finally:
-            self._by_us = before
-
-    # What the page is told, and may ask for
-
-    def _framed(self) -> dict[str, Any]:
-        own = [{"word": _OWN, "title": plain(repr(self._base[_OWN]))}] if _OWN in self._base else []
-        return {
-            "name": plain(self.steps.name or ""),
-            "methods": [*own, *({"word": word, "title": knobs.TITLES[word]} for word in METHODS)],
-            "ribbon": pictures.spec(ribbon(self._ribbon.hosts, watched=self.steps.windows.height > 0)),
-            "coverage": pictures.spec(live_coverage()),
-            "layout": layout(len(self._ribbon.hosts)),
-            "lines": [plain(line) for line in self.about[0]],
-            "warnings": [plain(line) for line in self.about[1]],
-            "second": self.other is not None,
-        }
-
-    def _curved(self, knob: knobs.Knob | None, swept: Phases) -> dict[str, Any]:
-        chart = knobs.chart(self.method, swept)
-        if knob is None or chart is None:
-            spec = None if chart is None else knobs.untitled(pictures.spec(chart))
-            return {"spec": spec, "knob": None, "table": knobs.table(swept.sweeps.get("tree"))}
-        least, most = knob.stops(swept)
-        stops = {"parameter": knob.parameter, "label": knob.label, "least": least, "most": most, "step": knob.step}
-        spec = slid(chart, knob.parameter, (least, most), knob.chosen(self._first[self.method]))
-        return {"spec": knobs.untitled(spec), "knob": stops, "table": knobs.table(swept.sweeps[knob.parameter])}
-
-    def answers(self) -> Mapping[str, Callable[..., Answer]]:
-        """Return what the page may ask for."""
+    def answers(self) -> Mapping[str, Callable[..., Answer | None]]:
+        """Return the page's questions and their answers."""
         return {
             **super().answers(),
-            "figures": lambda: (self._figures(self._shown), []),
-            "reasons": lambda: (self._reasons(self._shown), []),
-            "phases": lambda: ({"phases": described.rows(self.value, described.PHASES)}, []),
-            "compare": self._compared,
-            "runs": lambda: ({"table": described.runs(self.value, self._ribbon.edges)}, []),
-            "freeze": lambda: exports.frozen(self),
-            "export": lambda kind: exports.export(self, kind),
+            "figures": lambda: (self._state.figures(self.state.shown_phase), []),
+            "reasons": lambda: (self._state.reasons(self.state.shown_phase), []),
+            "accounts": lambda account=None: (replace(self._state, account=account).accounts(), []),
+            "phases": lambda: ({"phases": phase_view.rows(self.value, phase_view.PHASES)}, []),
+            "compare": self._compare,
+            "runs": lambda: ({"table": phase_view.runs(self.value, self._state.edges)}, []),
+            "to_static": self.to_static,
+            "export": lambda kind: exports.export(self.state, kind),
         }
 
-    def _compared(self, unlike: object = False) -> Answer:
-        self.unlike = self.unlike or unlike is True
+    def _compare(self, allow_different_models: object = False) -> Answer:
+        if allow_different_models is True:
+            self._state = replace(self._state, allow_different_models=True)
         try:
-            return self._once(("compared", self.unlike), lambda: second_run.compared(self)), []
-        except Unlike as error:  # said where the comparison would stand, with a button
-            return {"error": told(error)}, []
+            return second_run.compared(self._state), []
+        except IncompatibleRuns as error:  # shown in place of the comparison, with a button
+            return {"error": format_error(error)}, []
 
 
 def explore(
     steps: Steps | Phases,
     *,
     method: PhaseMethod | None = None,
-    checkpoints: Checkpoints | None = None,
+    checkpoints: StepSource | None = None,
     other: Steps | Phases | None = None,
 ) -> PhaseExplorer:
-    """Return the panel in which a run is seen and cut: :class:`PhaseExplorer`.
+    """Return the explorer of a run: :class:`PhaseExplorer`.
 
     Parameters
     ----------
     steps
-        Of the run, or its phases.
+        Steps of the run, or its phases.
     method
-        To begin with.
+        Phase method to begin with; ``DBSCAN()`` if None, or that of the phases.
     checkpoints
-        The step of each, by its name; or the steps alone; or objects with a ``step``: marks on the ribbon.
+        Step of each checkpoint by name; or the steps alone; or objects with a ``step``: marks on the timeline.
     other
-        A second run, beside the first: its steps or its phases.
+        A second run to compare with: steps, which are grouped by the same method, or phases.
+
+    Raises
+    ------
+    TypeError
+        When an argument is of another type.
+    NoSteps
+        When there are no steps.
 
     >>> from tpunb.testing import toy_steps
     >>> explore(toy_steps("aaabbb")).value

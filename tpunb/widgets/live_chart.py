@@ -1,4 +1,4 @@
-"""A chart that stays on the page while its rows and signals change: offline, without flicker, light and dark."""
+"""A chart whose rows and signals change in place: offline, without flicker, light and dark."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import polars as pl
 import polars.selectors as cs
 from traitlets import Bool, Dict, Unicode
 
-from tpunb import pictures
+from tpunb.charts import render
 from tpunb.charts.rows import clean
 from tpunb.errors import wrong
 from tpunb.widgets.panel import Panel, module
 
-_SAVED = 20_000  # letters of JSON that a notebook saves of the widget; a picture that has no room is left out
-_SAFE = 2**53  # what JavaScript counts to
+_SAVED = 20_000  # characters of JSON in a saved notebook; a picture that exceeds them is left out
+_SAFE = 2**53  # largest integer of JavaScript
 
 
 class LiveChart(Panel):
-    """A chart of Altair, drawn in the page by Vega from the kernel; its rows go as columns.
+    """An Altair chart, drawn in the page by Vega from the kernel.
 
     Parameters
     ----------
     chart
-        It may name tables (``alt.NamedData("rows")``) and parameters (``alt.param("at", value=0)``).
+        Altair chart, which may name tables (``alt.NamedData("rows")``) and parameters (``alt.param("at", value=0)``).
     tables
-        The rows of each named table: a frame that is aggregated already.
+        Rows of each named table, already aggregated.
     signals
-        Values of its parameters.
+        Values of the parameters.
     canvas
-        Draw on a canvas: for a thousand marks and more.
+        Whether to draw on a canvas: faster from about a thousand marks.
 
     >>> chart = alt.Chart(alt.NamedData("rows")).mark_point().encode(x="x:Q")
     >>> live = LiveChart(chart, tables={"rows": pl.DataFrame({"x": [1, 2]})})
@@ -44,11 +44,11 @@ class LiveChart(Panel):
 
     _esm = module("live_chart.js")
 
-    spec = Dict(help="in Vega-Lite").tag(sync=True)
-    tables = Dict(help="columns by the name of their table").tag(sync=True)
-    signals = Dict(help="values by the name of their parameter").tag(sync=True)
-    canvas = Bool(False, help="whether it is drawn on a canvas").tag(sync=True)
-    _picture = Unicode("", help="an SVG for where no kernel is").tag(sync=True)
+    spec = Dict(help="Vega-Lite spec").tag(sync=True)
+    tables = Dict(help="columns by table").tag(sync=True)
+    signals = Dict(help="values by parameter").tag(sync=True)
+    canvas = Bool(False, help="whether to draw on a canvas").tag(sync=True)
+    _picture = Unicode("", help="SVG for pages without a kernel").tag(sync=True)
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class LiveChart(Panel):
             raise wrong("LiveChart", "chart", "be a chart of Altair", chart)
         named = {name: columns(frame) for name, frame in (tables or {}).items()}
         self._chart = chart
-        super().__init__(spec=pictures.spec(chart), tables=named, signals=dict(signals or {}), canvas=canvas)
-        drawn = pictures.svg(chart, self._rows())
+        super().__init__(spec=render.spec(chart), tables=named, signals=dict(signals or {}), canvas=canvas)
+        drawn = render.svg(chart, self._rows())
         if len(json.dumps({**self.get_state(), "_picture": drawn}, default=str)) < _SAVED:
             self._picture = drawn
 
     def put(self, **tables: pl.DataFrame) -> None:
-        """Give named tables new rows; the others stay."""
-        self.tables = {**self.tables, **{name: columns(frame) for name, frame in tables.items()}}
+        """Replace the rows of named tables."""
+        self.tables = self.tables | {name: columns(frame) for name, frame in tables.items()}
 
     def _rows(self) -> dict[str, list[dict[str, Any]]]:
         return {name: pl.DataFrame(table, strict=False).to_dicts() for name, table in self.tables.items()}
@@ -77,25 +77,21 @@ class LiveChart(Panel):
     def _repr_mimebundle_(self, **kwds: Any) -> Any:
         rows = self._rows()
         still = {
-            "text/html": pictures.inline(self._chart, rows),
-            "image/png": base64.b64encode(pictures.png(self._chart, rows)).decode(),
+            "text/html": render.inline(self._chart, rows),
+            "image/png": base64.b64encode(render.png(self._chart, rows)).decode(),
             "text/plain": str(self.spec.get("description", "a chart")),
         }
         data, metadata = super()._repr_mimebundle_(**kwds) or ({}, {})
-        return {**data, **still}, metadata
+        return data | still, metadata
 
 
 def columns(frame: pl.DataFrame) -> dict[str, list[Any]]:
-    """Return a frame as columns that JSON and JavaScript can hold: no NaN, no number too large, no text that commands.
+    """Return a frame as columns for JSON and JavaScript: without NaN, large integers and control characters.
 
     >>> columns(pl.DataFrame({"id": [2**60], "x": [float("nan")]}))
     {'id': ['1152921504606846976'], 'x': [None]}
     """
-    wide = [
-        name
-        for name, dtype in frame.schema.items()
-        if dtype.is_integer() and frame[name].drop_nulls().abs().gt(_SAFE).any()
-    ]
+    wide = [column.name for column in frame.select(cs.integer()) if column.drop_nulls().abs().gt(_SAFE).any()]
     texts = cs.string() | cs.categorical() | cs.enum()
     finite = pl.when(cs.float().is_finite()).then(cs.float())
     return frame.with_columns(clean(texts), finite, cs.by_name(wide).cast(pl.String)).to_dict(as_series=False)

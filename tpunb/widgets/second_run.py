@@ -1,87 +1,92 @@
-"""A second run beside the first: its ribbon in the first one's colours, and what changed, phase by phase."""
+"""A second run below the first: its timeline in the first one's colours, and the changes phase by phase."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
-from tpunb import charts, pictures
-from tpunb.charts.live_ribbon import Ribbon, layout, ribbon
-from tpunb.cluster import compare, phases
-from tpunb.export import phase_name
+from tpunb import charts
+from tpunb.analysis import compare
+from tpunb.charts import render
+from tpunb.charts.timeline import live_timeline
+from tpunb.charts.timeline_rows import Timeline, layout
+from tpunb.cluster import phases
+from tpunb.errors import TpunbError
 from tpunb.frames import Comparison, Phases
-from tpunb.frames.words import cut, plain
-from tpunb.widgets.described import percent, runs, seconds
+from tpunb.text import cut, percent, plain, short_time
+from tpunb.widgets.explorer_state import ExplorerState
+from tpunb.widgets.phase_view import runs
 
-if TYPE_CHECKING:
-    from tpunb.widgets.explorer import PhaseExplorer
-
-_OPS = 3  # gained or lost, of a pair
+_OPS = 3  # gained or lost, for each pair
 
 
-def compared(view: PhaseExplorer) -> dict[str, Any]:
-    """Return the second run cut as the first is, and what changed.
+def compared(state: ExplorerState) -> dict[str, Any]:
+    """Return the second run, grouped by the same method, and what changed.
 
     Raises
     ------
-    Unlike
-        When the runs are of another model or precision, and ``view.unlike`` is false.
+    TpunbError
+        When there is no second run.
+    IncompatibleRuns
+        When the runs are of different models or precisions, and the state does not allow that.
     """
-    other = view.other
-    second = other if isinstance(other, Phases) else phases(other, view.value.method)  # type: ignore[arg-type]
-    found = compare(view.value, second, unlike=view.unlike)
-    drawn = Ribbon(second.steps)
-    spec = pictures.spec(ribbon(drawn.hosts, watched=second.steps.windows.height > 0))
-    rows = drawn.rows(second, alias=_looks(found))
+    return state.once(("compared", state.allow_different_models), lambda: _compared(state))
+
+
+def _compared(state: ExplorerState) -> dict[str, Any]:
+    if state.other is None:
+        raise TpunbError("there is no second run", hint="tp.explore(steps, other=...) takes one")
+    second = state.other if isinstance(state.other, Phases) else phases(state.other, state.phases.method)
+    comparison = compare(state.phases, second, allow_different_models=state.allow_different_models)
+    timeline = Timeline(second.steps)
     return {
         "title": plain(second.steps.name or "the other run"),
-        "told": plain(repr(found).removeprefix("Comparison(").removesuffix(")")),
-        "ribbon": spec,
-        "edges": [*drawn.edges],
-        "layout": layout(len(drawn.hosts)),
-        "tables": rows,
-        "runs": runs(second, drawn.edges),
-        "scene": {"watched": drawn.watched(), "checkpoints": drawn.marks({})},
-        "chart": _ratios(found),
-        "pairs": [_pair(found, row) for row in found.frame.iter_rows(named=True)],
+        "result": plain(repr(comparison).removeprefix("Comparison(").removesuffix(")")),
+        "timeline": render.spec(live_timeline(timeline.hosts, windows=second.steps.windows.height > 0)),
+        "edges": [*timeline.edges],
+        "layout": layout(len(timeline.hosts)),
+        "tables": timeline.rows(second, alias=_aliases(comparison)),
+        "runs": runs(second, timeline.edges),
+        "axis": {"windows": timeline.windows(), "checkpoints": timeline.checkpoints({})},
+        "chart": _ratios(comparison),
+        "pairs": [_pair(comparison, row) for row in comparison.frame.iter_rows(named=True)],
     }
 
 
-def _ratios(found: Comparison) -> dict[str, Any] | None:
-    if not found.frame["ratio"].drop_nulls().len():
+def _ratios(comparison: Comparison) -> dict[str, Any] | None:
+    if not comparison.frame["ratio"].drop_nulls().len():
         return None
-    return pictures.spec(charts.compared(found)) | {"usermeta": {"room": 300}}  # for the names and the figures
+    return render.spec(charts.compared(comparison)) | {"usermeta": {"room": 300}}  # for names and figures
 
 
-def _looks(found: Comparison) -> dict[int, tuple[int, str]]:
-    """Return of each phase of the second the rank of the first's that it was matched with, and the name of the pair."""
-    rank = {phase: at for at, phase in enumerate(p for p in found.a.frame["phase"] if p >= 0)}
-    pairs = found.frame.select("phase_a", "phase_b").iter_rows()
+def _aliases(comparison: Comparison) -> dict[int, tuple[int, str]]:
+    """Return for each phase of the second run the rank of its match in the first, and the name of the pair."""
+    rank = {phase: at for at, phase in enumerate(p for p in comparison.a.frame["phase"] if p >= 0)}
+    pairs = comparison.frame.select("phase_a", "phase_b").iter_rows()
     return {second: (rank[first], f"{first} → {second}") for first, second in pairs}
 
 
-def _pair(found: Comparison, row: dict[str, Any]) -> dict[str, Any]:
-    """Return what changed in one pair of phases, in words."""
-    within = "" if row["ratio_low"] is None else f" [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
-    both = pl.col("phase_a") == row["phase_a"], pl.col("phase_b") == row["phase_b"]
-    ops = found.ops.filter(*both)
-    new, gone = (
+def _pair(comparison: Comparison, row: dict[str, Any]) -> dict[str, Any]:
+    """Return the changes in one pair of phases."""
+    interval = "" if row["ratio_low"] is None else f" [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
+    ops = comparison.ops.filter(pl.col("phase_a") == row["phase_a"], pl.col("phase_b") == row["phase_b"])
+    gained, lost = (
         [cut(plain(str(op))) for op in ops.filter(state=state)["op"].head(_OPS)] for state in ("gained", "lost")
     )
     return {
         "phase": row["phase_a"],
         "other": row["phase_b"],
-        "name": f"{phase_name(row['phase_a'])} → {phase_name(row['phase_b'])}",
-        "marks": cut(plain(row["marks"] or "–")),
-        "step": "–" if row["ratio"] is None else f"{seconds(row['step_a_ps'])} → {seconds(row['step_b_ps'])}",
-        "ratio": "–" if row["ratio"] is None else f"{row['ratio']:.2f}x{within}",
+        "name": f"{comparison.a.names[row['phase_a']]} → {comparison.b.names[row['phase_b']]}",
+        "kinds": cut(plain(row["kinds"] or "–")),
+        "step": "–" if row["ratio"] is None else f"{short_time(row['step_a_ps'])} → {short_time(row['step_b_ps'])}",
+        "ratio": "–" if row["ratio"] is None else f"{row['ratio']:.2f}x{interval}",
         "idle": _change(row["idle_a"], row["idle_b"]),
         "mxu": _change(row["mxu_a"], row["mxu_b"]),
-        "gained": new,
-        "lost": gone,
+        "gained": gained,
+        "lost": lost,
     }
 
 
 def _change(before: float | None, after: float | None) -> str:
-    return "–" if before is None or after is None else f"{percent(before)} → {percent(after)}"
+    return "–" if before is None or after is None else f"{percent(before, None)} → {percent(after, None)}"

@@ -1,7 +1,7 @@
-"""What a ``%%tpupoint`` cell shows when it ends.
+"""The summary that a ``%%tpupoint`` cell shows at its end.
 
-One block of HTML in the colours of the page, without scripts or a network; a PNG of the ribbon; and plain text for
-a terminal. Names of runs, marks and operations, and the reasons of errors, are not trusted.
+One block of HTML in the colours of the page, without scripts or a network; a PNG of the timeline; and plain text for
+terminals. Names of runs, kinds of steps and operations, and error messages are not trusted.
 """
 
 from __future__ import annotations
@@ -16,55 +16,56 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tpunb import charts, pictures
-from tpunb.cluster import advise
+from tpunb import charts
+from tpunb.analysis import advise
+from tpunb.charts import render
 from tpunb.errors import TpunbError
-from tpunb.frames import Phases, Profile, Steps
-from tpunb.frames.words import plain
-from tpunb.widgets import tables
-from tpunb.widgets.described import advised
-from tpunb.widgets.tables import many, safe
+from tpunb.frames import Goodput, Phases, Profile, Steps
+from tpunb.text import estimated_overhead, percent, plain, plural
+from tpunb.widgets import goodput_view, html_tables, phase_view
+from tpunb.widgets.frontends import in_kernel
+from tpunb.widgets.html_tables import safe
 
 if TYPE_CHECKING:
-    from tpunb.recorder import Run
+    from tpunb.profiler.capture import Run
     from tpunb.tuning.job import Job
-    from tpunb.tuning.nouns import Tuning
     from tpunb.tuning.online import Online
+    from tpunb.tuning.results import Tuning
     from tpunb.widgets.explorer import PhaseExplorer
 
-_GROUPS = 4  # kinds of failures that are told
-_NAMES = 8  # of hosts
-_ADVICE = "What would save time, at most"
+_GROUPS = 4  # most kinds of failures that are listed
+_NAMES = 8  # most hosts that are listed
+_ADVICE = "Bottlenecks"
 _GIVEN_UP = "given up: "
 _RAW = "plugins/profile"
-_WHY = {
+_REASONS = {
     "start": "at the start",
-    "evenly": "evenly",
+    "evenly": "evenly spaced",
     "continuous": "back to back",
     "new phase": "for a new phase",
-    "under-sampled": "for steps hardly seen yet",
+    "under-sampled": "for under-sampled steps",
 }
 _MOMENT = re.compile(r"; asked again in [\d.]+ s|, [\d.]+ s after it was asked")  # else no two failures are alike
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Summary:
-    """A run in one look: its phases, what took its time, and when the profiler watched.
+    """A run at a glance: its wall time, its phases, its most time-consuming operations and the profiler's windows.
 
     Parameters
     ----------
     profile
-        What was recorded.
+        Profile of the run.
     steps
-        Its steps, or None where there are none.
+        Steps of the run, or None if it has none.
     phases
-        Its phases, or None where there are none.
+        Phases of the run, or None if it has none.
     note
-        What went wrong, or why something is missing.
+        Warning: an error of the cell, or why something is missing.
     run
-        The capture that recorded it.
+        Capture that recorded the run.
     online
-        What was tuned while it ran.
+        Tuning during the run.
     """
 
     profile: Profile
@@ -76,58 +77,63 @@ class Summary:
 
     @property
     def tuning(self) -> Tuning | None:
-        """What tuning found while it ran; None where nothing was tried."""
+        """Result of the tuning during the run, or None if nothing was tried."""
         return None if self.online is None else self.online.tuning
 
     @property
     def job(self) -> Job:
-        """The model and the dataset of the last ``fit``, to be run again by ``tp.tune``.
+        """The model and the dataset of the last ``fit``, for ``tp.tune``.
 
         Raises
         ------
         TpunbError
-            When the run was loaded, or as `tpunb.recorder.Run.job`.
+            When the run was loaded, or as `tpunb.tuning.job.job_of`.
         """
+        from tpunb.tuning.job import job_of
+
         if self.run is None:
-            raise TpunbError("an earlier run holds no model and no data", hint="make a tp.Job(build)")
-        return self.run.job
+            raise TpunbError("a loaded run has no model and no data", hint="make a tp.Job(build)")
+        return job_of(self.run)
 
     @property
     def headline(self) -> str:
-        """What came out, in one line."""
+        """The result in one line; shares are of productive time."""
         if self.phases is None:
-            found = f"{len(self.steps):,} steps, no phases" if self.steps is not None else "no steps"
-        else:
-            found = f"{many(len(self.phases), 'phase')} over {many(len(self.phases.steps), 'step')}"
-            found += f"; top 3 cover {100 * self.phases.coverage(3):.0f} %, homogeneity {self.phases.homogeneity:.2f}, "
-            found += f"noise {100 * self.phases.noise:.0f} % of the time"
-        return f"{found}; {self._observed}"
+            return f"{plural(len(self.steps), 'step')}, no phases" if self.steps is not None else "no steps"
+        count = f"{plural(len(self.phases), 'phase')} over {plural(len(self.phases.steps), 'step')}"
+        top, outliers = map(percent, (self.phases.coverage(3), self.phases.noise))
+        parts = {"explained variance": self.phases.explained_variance, "confidence": self.phases.confidence}
+        measures = "".join(f"; {name} {value:.2f}" for name, value in parts.items() if value is not None)
+        return f"{count}; top 3 cover {top} of productive time, outliers {outliers}{measures}"
 
-    @property
-    def _observed(self) -> str:
-        windows = _watched(self.profile.windows)["window"].n_unique()
-        return f"observed {100 * self.profile.observed:.0f} % of the run in {many(windows, 'window')}"
+    @cached_property
+    def goodput(self) -> Goodput | None:
+        """Where the wall time went, or None if there is no record of it."""
+        return goodput_view.goodput_of(self.phases or self.profile)
 
     @property
     def _facts(self) -> list[str]:
-        """What is known besides, in a few quiet lines."""
-        windows = self.profile.windows
-        slower, saving = _slower(self.profile.overhead), self._saving
-        watched = " · ".join(filter(None, [_reasons(windows), slower, saving, _hosts(windows)]))
-        where = " · ".join(filter(None, [self.profile.name, self._raw, self._where]))
-        return [*filter(None, [watched, *([] if self.online is None else self.online.facts), where])]
+        """Return the windows, their cost, and where the run is kept; shares are of run time."""
+        windows, online = self.profile.windows, [] if self.online is None else self.online.facts
+        count = plural(_traced(windows)["window"].n_unique(), "window")
+        covered = f"{count} cover{'s' * (count == '1 window')} {percent(self.profile.observed)} of run time"
+        cost = [covered + _reasons(windows), self._overhead, _hosts(windows)]
+        where = [self.profile.name, self._raw, self._where]
+        return [" · ".join(filter(None, cost)), *online, " · ".join(filter(None, where))]
 
     @property
-    def _saving(self) -> str | None:
-        """Say how long checkpoints took, which is part of the slow-down."""
-        seconds = 0.0 if self.run is None else self.run.status.saving
-        return f"of it, saving took {seconds:.1f} s" if seconds >= 0.05 else None
+    def _overhead(self) -> str | None:
+        saving = 0.0 if self.run is None else self.run.status.saving
+        share, interval = self.profile.overhead, self.profile.overhead_interval
+        parts = [] if share is None else [estimated_overhead(share, interval)]
+        parts += [f"{'of which ' * bool(parts)}checkpointing {saving:.1f} s"] if saving >= 0.05 else []
+        return f"profiling overhead: {', '.join(parts)}" if parts else None
 
     @property
     def _where(self) -> str | None:
         where, here = self.profile.source, Path.cwd()
         if isinstance(where, Path) and where.is_relative_to(here):
-            where = where.relative_to(here)  # paths say who works where
+            where = where.relative_to(here)  # absolute paths contain user names
         return None if self._in_memory else str(where)
 
     @property
@@ -136,100 +142,85 @@ class Summary:
 
     @property
     def _raw(self) -> str:
-        """What is left of the windows themselves."""
         if self.profile.read_events is None:
             return "raw windows: none (statistics only)"
         if self._in_memory or (isinstance(self.profile.source, Path) and not (self.profile.source / _RAW).is_dir()):
             return "raw windows: kept"
-        return f"raw windows of the phases, for XProf: {_RAW} of the run folder"
+        return f"raw windows for XProf: {_RAW} in the run folder"
 
     @property
     def _notes(self) -> list[str]:
-        return [note for note in (self.note, *_failures(self.profile.windows)) if note]
+        disturbed = goodput_view.warnings(self.goodput)
+        return [note for note in (self.note, *disturbed, *_failures(self.profile.windows)) if note]
 
     @cached_property
-    def _tables(self) -> list[tables.Table]:
+    def _tables(self) -> list[html_tables.Table]:
         if self.phases is None:
-            return [tables.Table("Windows of the profiler", *_windows(self.profile.windows))]
-        return tables.of_phases(self.phases)
+            return [html_tables.Table("Profiler windows", *_windows(self.profile.windows))]
+        return phase_view.tables(self.phases)
 
     @cached_property
     def _advice(self) -> list[str]:
-        """What would save most time."""
-        if self.phases is None:
-            return []
-        return advised(advise(self.phases).drop_nulls("saves_ps"))
+        return [] if self.phases is None else phase_view.advised(advise(self.phases).drop_nulls("saves_ps"))
 
     @cached_property
-    def _chart(self) -> pictures.LayerPicture | None:
+    def _chart(self) -> render.LayerPicture | None:
         return None if self.phases is None or not len(self.phases.steps) else charts.timeline(self.phases)
 
     def __repr__(self) -> str:
-        lines = [self.headline, *self._facts, *(f"! {note}" for note in self._notes)]
+        first = [self.headline] if self.goodput is None else [self.goodput.sentence, self.headline]
+        lines = [*first, *self._facts, *(f"! {note}" for note in self._notes)]
         for caption, header, rows, _ in self._tables:
-            lines += ["", caption, *tables.text([header, *rows])]
+            lines += ["", caption, *html_tables.text([header, *rows])]
         if self._advice:
             lines += ["", _ADVICE, *(f"  {advice}" for advice in self._advice)]
         return "\n".join(plain(line) for line in lines)
 
     def _repr_html_(self) -> str:
-        picture = "" if self._chart is None else pictures.svg(self._chart)
+        picture = "" if self._chart is None else render.svg(self._chart)
         items = "".join(f"<li>{safe(advice)}</li>" for advice in self._advice)
         advice = f'<div class="tpunb-advice"><b>{_ADVICE}</b><ul>{items}</ul></div>' if items else ""
-        return tables.block(self.headline, self._facts, self._notes, self._tables, advice + picture)
+        (first, *lines), bar = goodput_view.headed(self.goodput, self.headline, render.svg)
+        messages = [*lines, *self._facts], self._notes
+        return html_tables.block(first, messages, self._tables, advice + picture, bar)
 
     @cached_property
     def explorer(self) -> PhaseExplorer | None:
-        """The panel in which the run is seen and cut; None where it has no phases."""
+        """The explorer of the run, or None if it has no phases."""
         if self.phases is None:
             return None
         from tpunb.widgets.explorer import PhaseExplorer
 
-        return PhaseExplorer(self.phases, about=([self._observed, *self._facts], self._notes))
+        return PhaseExplorer(self.phases, messages=(self._facts, self._notes))
 
-    def freeze(self) -> None:
-        """Put pictures and tables where the panel is shown: a notebook saved then needs no kernel to show them."""
+    def to_static(self) -> None:
+        """Replace the shown panel by pictures and tables, which a saved notebook shows without a kernel."""
         if self.explorer is not None:
-            self.explorer.freeze()
+            self.explorer.to_static()
 
     def shown_at(self, display_id: str) -> None:
-        """Note in which output this is shown."""
-        if _in_kernel() and self.explorer is not None:
-            self.explorer.places.add(display_id)
+        """Note the output in which this is shown."""
+        if in_kernel() and self.explorer is not None:
+            self.explorer.displays.add(display_id)
 
     def _repr_mimebundle_(self, *args: Any, **kwds: Any) -> dict[str, Any]:
         bundle = {"text/html": self._repr_html_(), "text/plain": repr(self)}
         if self._chart is not None:
-            bundle["image/png"] = base64.b64encode(pictures.png(self._chart)).decode()
-        if _in_kernel() and self.explorer is not None:
+            bundle["image/png"] = base64.b64encode(render.png(self._chart)).decode()
+        if in_kernel() and self.explorer is not None:
             bundle |= self.explorer.view_bundle()
         return bundle
 
 
-def _in_kernel() -> bool:
-    """Return whether there is a front end that could show a widget."""
-    from IPython.core.getipython import get_ipython
-
-    return getattr(get_ipython(), "kernel", None) is not None
-
-
-def _watched(windows: pl.DataFrame) -> pl.DataFrame:
+def _traced(windows: pl.DataFrame) -> pl.DataFrame:
     return windows.filter(pl.col("dur_ps") > 0)
 
 
-def _reasons(windows: pl.DataFrame) -> str | None:
-    """Say why windows were asked for, as far as that is known."""
-    asked = _watched(windows).drop_nulls("why").sort("start_ps").unique("window", keep="first", maintain_order=True)
-    why = asked.group_by("why", maintain_order=True).len()
-    if why.is_empty():
-        return None
-    return "windows: " + ", ".join(f"{n:,} {_WHY.get(reason, reason)}" for reason, n in why.iter_rows())
-
-
-def _slower(overhead: float | None) -> str | None:
-    if overhead is None:
-        return None
-    return f"watching slowed it by an estimated {100 * overhead:.1f} %".replace(" 0.0 %", " 0.1 % at most")
+def _reasons(windows: pl.DataFrame) -> str:
+    """Return how many windows were taken for which reason, if known."""
+    taken = _traced(windows).drop_nulls("reason").sort("start_ps").unique("window", keep="first", maintain_order=True)
+    counts = taken.group_by("reason", maintain_order=True).len().rows()
+    return ": " * bool(counts) + ", ".join(f"{n:,} {_REASONS.get(reason, reason)}" for reason, n in counts)
 
 
 def _hosts(windows: pl.DataFrame) -> str | None:
@@ -241,30 +232,28 @@ def _hosts(windows: pl.DataFrame) -> str | None:
 
 
 def _failures(windows: pl.DataFrame) -> list[str]:
-    """Say how many windows did not come and why, host by host where there are several; alike reasons together."""
+    """Return how many windows failed and why, for each host if there are several."""
     several = windows["host"].n_unique() > 1
-    told: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for host, error in windows.drop_nulls("error").sort("start_ps").select("host", "error").iter_rows():
-        told[host if several else "", _MOMENT.sub("", error).removeprefix(f"{host}: ")] += 1
-    asked = dict(windows.group_by("host").len().iter_rows()) | {"": windows.height}
-    said = []
-    for (host, error), n in told.most_common(_GROUPS):
-        happened, reason = "failed", error
-        if error.startswith(_GIVEN_UP):  # for the program's own profiler
-            happened, reason = _GIVEN_UP.rstrip(": "), error.removeprefix(_GIVEN_UP)
-        said.append(f"{n:,} of {many(asked[host], 'window')}{f' of {host}' if host else ''} {happened}: {reason}")
-    others = told.most_common()[_GROUPS:]
-    if others:
-        said.append(f"{sum(n for _, n in others):,} more failed for {many(len(others), 'other reason')}")
-    return said
+        counts[host if several else "", _MOMENT.sub("", error).removeprefix(f"{host}: ")] += 1
+    taken = dict(windows.group_by("host").len().iter_rows()) | {"": windows.height}
+    lines = []
+    for (host, error), n in counts.most_common(_GROUPS):
+        given_up = error.startswith(_GIVEN_UP)  # for the program's own profiler
+        result = f"{'given up' if given_up else 'failed'}: {error.removeprefix(_GIVEN_UP)}"
+        lines.append(f"{n:,} of {plural(taken[host], 'window')}{f' of {host}' if host else ''} {result}")
+    if others := counts.most_common()[_GROUPS:]:
+        lines.append(f"{sum(n for _, n in others):,} more failed for {plural(len(others), 'other reason')}")
+    return lines
 
 
 def _windows(windows: pl.DataFrame) -> tuple[list[str], list[list[str]]]:
-    shown = windows.sort("window", "host", "start_ps").head(tables.ROWS)
+    shown = windows.sort("window", "host", "start_ps").head(html_tables.ROWS)
     several = windows["host"].n_unique() > 1
     rows = [
         [
-            f"Profile {row['window']}" + (f" of {row['host']}" if several else ""),
+            f"Window {row['window']}" + (f" of {row['host']}" if several else ""),
             (row["error"] or "–").removeprefix(f"{row['host']}: "),
             f"{row['start_ps'] / 1e12:,.2f}",
             f"{row['dur_ps'] / 1e12:,.2f}",
@@ -273,6 +262,6 @@ def _windows(windows: pl.DataFrame) -> tuple[list[str], list[list[str]]]:
         ]
         for row in shown.iter_rows(named=True)
     ]
-    if windows.height > tables.ROWS:
-        rows.append([f"{windows.height - tables.ROWS} more", *["–"] * 5])
+    if windows.height > html_tables.ROWS:
+        rows.append([f"{windows.height - html_tables.ROWS} more", *["–"] * 5])
     return ["Window", "Error", "Start (s)", "Length (s)", "Events", "Steps"], rows

@@ -7,9 +7,9 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from tpunb.export import write
-from tpunb.io import decoded
-from tpunb.pictures import VEGA_LITE
+from tpunb.charts.render import VEGA_LITE
+from tpunb.io import cache as file_cache
+from tpunb.io.storage import write_atomically
 
 _END = b"\n// whole"
 
@@ -32,11 +32,11 @@ def bundle() -> bytes:
     if kept is not None:
         with suppress(OSError):  # a disk that is full, or a folder not to be written
             kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write(kept, made)
+            write_atomically(kept, made)
     return made
 
 
 def _place() -> Path | None:
     """Return where it is kept; None where nothing is to be."""
-    folder = decoded.folder()
+    folder = file_cache.folder()
     return None if folder is None else folder / f"vega-{VEGA_LITE}-{version('vl-convert-python')}.js"

@@ -1,99 +1,96 @@
-// The explorer's page: a control for each trait, and pictures of what the kernel has cut.
+// The explorer's page: controls that set traits, and charts of what the kernel has grouped.
 
-const WAIT_MS = 120; // of rest, before what takes longer is asked for
-const BUSY_MS = 100; // of silence, before the page says that it waits
+const WAIT_MS = 120; // without input, before the slower answers are asked for
+const BUSY_MS = 100; // without an answer, before the page says "working"
 
 class Explorer extends Panel {
   constructor(model, root) {
     super(model, root);
-    this.still = model.get("_details") !== undefined && model.get("_details") !== null; // a saved page: no kernel
+    this.still = Boolean(model.get("_details")); // a saved page has no kernel
     this.build();
-    this.news = new Set();
-    for (const part of ["_curve", "_scene", "_cut"]) this.on(`change:${part}`, () => this.hear(part));
-    for (const parameter of ["min_samples", "k", "threshold", "ops"]) this.on(`change:${parameter}`, () => this.back());
-    this.on("change:phase", () => this.chosen());
-    this.on("change:window", () => this.window());
-    this.on("change:method", () => { this.select.value = this.get("method"); });
+    this.changed = new Set();
+    for (const part of ["_curve", "_axis", "_clusters"]) this.on(`change:${part}`, () => this.update(part));
+    this.on("change:clustering", () => this.place());
+    this.on("change:phase", () => this.selected());
+    this.on("change:time_range", () => this.zoomed());
     this.on("change:error", () => this.complain(model.get("error")));
-    this.undo.push(onTheme(() => { this.ribbon.recolour(); this.second?.ribbon.recolour(); }));
+    this.undo.push(onTheme(() => { this.timeline.recolour(); this.second?.timeline.recolour(); }));
     this.start();
   }
 
-  // What changes in one message is told in any order; it is shown in this one.
-  hear(part) {
-    if (!this.news.size) queueMicrotask(() => {
-      const news = new Set(this.news);
-      this.news.clear();
-      if (news.has("_curve")) this.curve();
-      if (news.has("_scene")) this.moved = true; // a new cut is beside it, or follows
-      if (news.has("_cut")) this.cut();
+  // One message changes several traits in any order; they are shown together, in this order.
+  update(part) {
+    if (!this.changed.size) queueMicrotask(() => {
+      const changed = new Set(this.changed);
+      this.changed.clear();
+      if (changed.has("_curve")) this.drawCurve();
+      if (changed.has("_axis")) this.moved = true; // its phases are in this message or the next
+      if (changed.has("_clusters")) this.regrouped();
     });
-    this.news.add(part);
+    this.changed.add(part);
   }
 
-  // Change a trait; the kernel's answer is a new cut.
-  set(traits) {
-    for (const [name, value] of Object.entries(traits)) this.model.set(name, value);
+  // Set a trait; the kernel answers with new phases.
+  set(name, value) {
+    this.model.set(name, value);
     this.complain("");
     this.model.save_changes();
     this.waiting();
   }
 
-  // ---- what stands on the page
+  // ---- the page
 
   build() {
     const frame = this.get("_frame");
-    const id = (what) => `${this.name}-${what}`;
-    this.title = make("h3", {}, frame.name || "Phases of the run");
+    const id = (part) => `${this.name}-${part}`;
+    const card = (label, title, ...parts) =>
+      make("section", { class: "tpunb-card", "aria-label": label }, make("h4", {}, title), ...parts);
     this.headline = make("p", { class: "tpunb-headline", role: "status" });
     this.busy = make("span", { class: "tpunb-busy", role: "status" });
     this.select = make("select", { id: id("method"), disabled: this.still,
-      onchange: () => this.set({ method: this.select.value }) },
-      frame.methods.map(({ word, title }) => make("option", { value: word }, title)));
-    const head = make("header", {}, make("div", {}, this.title, this.headline),
+      onchange: () => this.set("clustering", { method: this.select.value }) },
+      frame.methods.map(({ name, title }) => make("option", { value: name }, title)));
+    const head = make("header", {}, make("div", {}, make("h3", {}, frame.name || "Phases of the run"), this.headline),
       make("div", { class: "tpunb-pick" }, this.busy, make("label", { for: id("method") }, "Method"), this.select));
     const lines = frame.lines.map((line) => make("p", { class: "tpunb-line" }, line));
     const warnings = frame.warnings.map((line) => make("p", { class: "tpunb-warning", role: "note" }, line));
 
-    this.ribbon = this.chart("Ribbon of the run");
-    const field = (what, label) => make("input", { type: "number", step: "any", id: id(what), "aria-label": label,
+    this.timeline = this.chart("Timeline");
+    this.accounts = frame.accounts ? new Accounts(this) : null;
+    const field = (part, label) => make("input", { type: "number", step: "any", id: id(part), "aria-label": label,
       disabled: this.still, oninput: () => { this.typing = true; }, onchange: () => this.typed() });
-    this.from = field("from", "Show from (seconds)");
-    this.until = field("until", "Show until (seconds)");
-    this.all = button("Whole run", "Show the whole run again", () => this.set({ window: null }), { disabled: true });
-    this.quietly = button("Clear selection", "Let no phase stand out", () => this.pick(null), { disabled: true });
-    const zoom = make("div", { class: "tpunb-zoom" }, make("span", {}, "Shown, in seconds:"), this.from, "to", this.until,
-      this.all, this.quietly,
-      make("span", { class: "tpunb-hint" }, this.still ? "" : "drag over the ribbon to zoom, click a phase to select it"));
+    this.from = field("from", "From (seconds)");
+    this.until = field("until", "To (seconds)");
+    this.whole = button("Whole run", "Show the whole run", () => this.set("time_range", null), { disabled: true });
+    this.clear = button("Clear selection", "Clear the selected phase", () => this.pick(null), { disabled: true });
+    const zoom = make("div", { class: "tpunb-zoom" }, make("span", {}, "Time range (s):"), this.from, "to", this.until,
+      this.whole, this.clear,
+      make("span", { class: "tpunb-hint" }, this.still ? "" : "Drag over the timeline to zoom, click to select a phase."));
+    this.runs = make("details", { ontoggle: () => this.listRuns() }, make("summary", {}, "Timeline table"), make("div"));
 
-    this.graph = this.chart("Curve of the method");
+    this.graph = this.chart("Sweep curve");
     this.slider = make("input", { type: "range", id: id("slider"), class: "tpunb-slider", disabled: this.still,
       oninput: () => this.slid() });
-    this.output = make("output", { for: id("slider"), "aria-live": "off" }); // the slider says it
-    this.knob = make("label", { for: id("slider") });
+    this.output = make("output", { for: id("slider"), "aria-live": "off" }); // the slider announces its value
+    this.label = make("label", { for: id("slider") });
     this.sliding = make("div", {}, make("div", { class: "tpunb-rail" }, this.slider),
-      make("div", { class: "tpunb-told" }, this.knob, this.output));
-    this.numbers = make("details", { ontoggle: () => this.tabulate() },
-      make("summary", {}, "The curve as a table"), make("div"));
-    this.runs = make("details", { ontoggle: () => this.listRuns() },
-      make("summary", {}, "The ribbon as a table"), make("div"));
-    const left = make("section", { class: "tpunb-card", "aria-label": "Method and its curve" },
-      make("h4", {}, "How it is cut"), this.graph.host, this.sliding, this.numbers);
-
+      make("div", { class: "tpunb-value" }, this.label, this.output));
+    this.numbers = make("details", { ontoggle: () => this.tabulate() }, make("summary", {}, "Curve table"), make("div"));
     this.shares = this.chart("Coverage");
     this.top = make("p", { class: "tpunb-top" });
     this.table = make("table", { class: "tpunb-phases", "aria-label": "Phases, longest first" });
-    const right = make("section", { class: "tpunb-card", "aria-label": "Coverage and phases" },
-      make("h4", {}, "Coverage"), this.top, this.shares.host, make("div", { class: "tpunb-scroll" }, this.table));
-    this.about = new PhaseFacts(this);
-
+    this.facts = new PhaseFacts(this);
     this.second = frame.second ? new SecondRun(this) : null;
     this.buttons = new Buttons(this);
     this.root.replaceChildren(make("div", { class: "tpunb-explorer", role: "region",
       onkeydown: (event) => event.stopPropagation(), // the notebook's own keys: its arrows fold headings
       "aria-label": `Explorer of phases${frame.name ? `: ${frame.name}` : ""}` },
-      head, ...warnings, ...lines, this.alert, this.ribbon.host, zoom, this.runs,
-      make("div", { class: "tpunb-two" }, left, right), this.about.host, this.second?.host ?? null, this.buttons.host));
+      head, ...warnings, ...lines, this.alert, this.accounts?.host ?? null, this.timeline.host, zoom,
+      this.accounts?.details ?? null, this.runs,
+      make("div", { class: "tpunb-two" },
+        card("Clustering", "Clustering", this.graph.host, this.sliding, this.numbers),
+        card("Coverage and phases", "Coverage", this.top, this.shares.host, make("div", { class: "tpunb-scroll" }, this.table))),
+      this.facts.host, this.second?.host ?? null, this.buttons.host));
   }
 
   chart(label) {
@@ -104,31 +101,27 @@ class Explorer extends Panel {
   }
 
   start() {
-    this.select.value = this.get("method");
-    this.window();
-    this.quietly.disabled = this.get("phase") === null;
-    this.scene();
-    this.cut(true);
-    this.draw();
+    const frame = this.get("_frame"), { edges: [low, high], tables } = this.get("_axis"), phase = this.get("phase");
+    this.zoomed();
+    this.clear.disabled = phase === null;
+    this.move();
+    this.regrouped(true);
+    const steps = this.steps();
+    this.timeline.host.replaceChildren(sketched(frame, [low, high], steps.timeline));
+    this.timeline.show(frame.timeline, { ...steps, ...tables }, { low, high, chosen: phase },
+      { canvas: true, drawn: (view) => this.listen(view) });
+    this.shares.show(frame.coverage, { phases: this.covered() },
+      { chosen: phase, top3: 100 * this.get("_clusters").top3 }, { drawn: (view) => this.clickable(view) });
+    this.drawCurve();
+    this.accounts?.start();
     this.greet();
   }
 
-  draw() {
-    this.ribbon.host.replaceChildren(sketched(this.get("_frame"), this.get("_scene").edges, this.steps().ribbon));
-    const frame = this.get("_frame"), cut = this.get("_cut");
-    const [low, high] = this.get("_scene").edges;
-    this.ribbon.show(frame.ribbon, { ...this.steps(), ...this.get("_scene").tables },
-      { low, high, chosen: this.get("phase") }, { canvas: true, drawn: (view) => this.listen(view) });
-    this.shares.show(frame.coverage, { phases: this.covered() },
-      { chosen: this.get("phase"), top3: 100 * cut.top3 }, { drawn: (view) => this.clickable(view) });
-    this.curve();
-  }
+  // ---- the timeline
 
-  // ---- the ribbon
+  steps() { return unpacked(JSON.parse(this.get("_clusters").tables), this.get("_axis"), this.get("_frame").layout); }
 
-  steps() { return unpacked(JSON.parse(this.get("_cut").tables), this.get("_scene"), this.get("_frame").layout); }
-
-  // A stretch drawn over the ribbon is what it shows next; a click picks the phase under it.
+  // A drag over the timeline zooms; a click selects the phase below it.
   listen(view) {
     let drawn = null;
     this.ended?.();
@@ -138,14 +131,14 @@ class Explorer extends Panel {
     const end = async () => {
       await view.runAsync();
       if (!drawn) return;
-      const [low, high] = drawn.map((x) => view.scale("x").invert(x)).sort((a, b) => a - b);
-      setTimeout(() => { drawn = null; }); // after the click that ends it
+      const range = drawn.map((x) => view.scale("x").invert(x)).sort((a, b) => a - b);
+      setTimeout(() => { drawn = null; }); // after the click that ends the drag
       view.signal("brush_x", [0, 0]).runAsync();
-      this.set({ window: [low, high] });
+      this.set("time_range", range);
     };
     window.addEventListener("pointerup", end);
     this.ended = () => window.removeEventListener("pointerup", end);
-    view.addEventListener("dblclick", () => this.set({ window: null }));
+    view.addEventListener("dblclick", () => this.set("time_range", null));
   }
 
   clickable(view, meant = () => true) {
@@ -155,53 +148,54 @@ class Explorer extends Panel {
     });
   }
 
-  async listRuns() {
-    if (!this.runs.open) return;
+  listRuns() {
+    if (!this.runs.open) return null;
     const turn = (this.listing = (this.listing ?? 0) + 1);
-    this.waiting();
-    try {
+    return this.during(async () => {
       const table = this.still ? this.get("_runs") : (await ask(this.model, "runs")).table;
       if (turn === this.listing) this.runs.lastChild.replaceChildren(tabled(table, "Runs of steps of one phase"));
-    } catch (error) { this.complain(error.message); }
-    this.arrived();
+    });
   }
 
-  // Both ends are sent together, once they make a window.
+  // Both ends are sent together, once they are in order.
   typed() {
     this.typing = false;
     const [low, high] = [this.from, this.until].map(({ value }) => Number(value));
-    if (this.from.value === "" || this.until.value === "") this.scene(); // no number: as it was
-    else if (low < high) this.set({ window: [low, high] });
-    else this.complain(`The window must be [from, to] in seconds, from before to. Got [${low}, ${high}] instead.`);
+    if (this.from.value === "" || this.until.value === "") this.move(); // no number: restore it
+    else if (low < high) this.set("time_range", [low, high]);
+    else this.complain(`The time range must be [from, to] in seconds, from before to. Got [${low}, ${high}] instead.`);
   }
 
-  window() {
-    this.all.disabled = this.get("window") === null;
-  }
+  zoomed() { this.whole.disabled = this.get("time_range") === null; }
 
-  // What the ribbon shows: new rows, and where they begin and end if that has changed.
-  scene() {
-    const { edges: [low, high], tables } = this.get("_scene");
+  // New rows on the timeline, and new edges if those have changed.
+  move() {
+    const { edges: [low, high], tables } = this.get("_axis");
     if (!this.typing) [this.from.value, this.until.value] = [exact(low), exact(high)];
     const [more, ends] = this.moved ? [tables, { low, high }] : [{}, {}];
     this.moved = false;
-    return this.ribbon.put({ ...this.steps(), ...more }, ends);
+    return this.timeline.put({ ...this.steps(), ...more }, ends);
   }
 
   // ---- the method, its curve and its slider
 
-  curve() {
-    const { spec, knob, table } = this.get("_curve");
-    this.sliding.hidden = !knob;
+  // The slider's value in the trait; null while it is of another method than the curve.
+  position() {
+    const { slider, method } = this.get("_curve"), clustering = this.get("clustering");
+    return slider && clustering.method === method ? clustering[slider.parameter] ?? null : null;
+  }
+
+  drawCurve() {
+    const { spec, slider, table } = this.get("_curve");
+    this.sliding.hidden = !slider;
     this.numbers.hidden = !table;
-    if (knob) {
-      Object.assign(this.slider, { min: knob.least, max: knob.most, step: knob.step });
-      this.slider.value = this.get(knob.parameter);
-      this.knob.textContent = knob.label;
+    if (slider) {
+      Object.assign(this.slider, { min: slider.least, max: slider.most, step: slider.step });
+      this.label.textContent = slider.label;
     }
-    this.tell();
+    this.place();
     this.tabulate();
-    if (spec) this.graph.show(spec, {}, knob ? { at: this.get(knob.parameter) } : {}, { drawn: () => this.align() });
+    if (spec) this.graph.show(spec, {}, slider ? { at: this.position() } : {}, { drawn: () => this.align() });
     else this.graph.none("This method has no curve.");
   }
 
@@ -215,89 +209,77 @@ class Explorer extends Panel {
   }
 
   slid() {
-    const { knob, method } = this.get("_curve");
-    const at = Number(this.slider.value);
-    this.graph.put({}, { at }); // the rule follows the thumb, whatever the kernel does meanwhile
-    this.set({ [knob.parameter]: at, method });
-    this.tell();
+    const { slider, method } = this.get("_curve");
+    this.set("clustering", { method, [slider.parameter]: Number(this.slider.value) });
   }
 
-  // Set in the kernel, or refused there: the thumb goes where the method is.
-  back() {
-    const { knob } = this.get("_curve");
-    const at = knob && this.get(knob.parameter);
-    if (!knob || at === null || Number(this.slider.value) === at) return;
-    this.slider.value = at;
-    this.graph.put({}, { at });
-    this.tell();
-  }
-
-  tell() {
-    const { knob } = this.get("_curve");
-    if (!knob) return;
-    this.output.textContent = exact(this.get(knob.parameter)); // which may lie beyond the slider's ends
-    this.slider.setAttribute("aria-valuetext", `${knob.label} ${this.output.textContent}`);
+  // The list and the slider as the trait has them; the rule follows the thumb before the kernel answers.
+  place() {
+    const { slider } = this.get("_curve"), at = this.position();
+    this.select.value = this.get("clustering").method;
+    if (at === null) return;
+    if (Number(this.slider.value) !== at) this.slider.value = at;
+    if ("at" in this.graph.signals) this.graph.put({}, { at }); // else its chart is still to be drawn
+    this.output.textContent = exact(at); // which may be beyond the slider's ends
+    this.slider.setAttribute("aria-valuetext", `${slider.label} ${this.output.textContent}`);
   }
 
   tabulate() {
     const { table } = this.get("_curve");
-    if (table && this.numbers.open) this.numbers.lastChild.replaceChildren(tabled(table, "The curve"));
+    if (table && this.numbers.open) this.numbers.lastChild.replaceChildren(tabled(table, "Sweep curve"));
   }
 
   // ---- the phases
 
-  cut(first = false) {
-    const cut = this.get("_cut");
+  regrouped(first = false) {
+    const { headline, code } = this.get("_clusters");
     this.arrived();
-    this.headline.textContent = cut.headline;
-    this.buttons.code.textContent = cut.code;
+    this.headline.textContent = headline;
+    this.buttons.code.textContent = code;
     if (first) this.summed();
-    else Promise.resolve(this.scene()).then(() => this.follow()); // the ribbon is what the hand follows
+    else Promise.resolve(this.move()).then(() => this.follow()); // the timeline first
   }
 
-  // What stands below the ribbon is drawn once that is on the screen: of several new cuts, the newest.
+  // What is below the timeline is drawn once that is on the screen, for the newest phases only.
   follow() {
     cancelAnimationFrame(this.frame);
     clearTimeout(this.below);
     this.frame = requestAnimationFrame(() => { this.below = setTimeout(() => this.summed()); });
   }
 
-  // Coverage and phases of the newest cut.
   summed() {
-    const cut = this.get("_cut");
-    this.shares.put({ phases: this.covered() }, { top3: 100 * cut.top3 });
-    const where = cut.phases.length > 3 ? " in the 3 longest" : cut.phases.length > 1 ? " in them all" : " in the one phase";
-    this.top.replaceChildren(make("strong", {}, `${percent(cut.top3)} of the time`), where, this.alike ??= make("span"));
-    this.alike.setAttribute("aria-busy", "true");
+    const { phases, top3 } = this.get("_clusters");
+    this.shares.put({ phases: this.covered() }, { top3: 100 * top3 });
+    const count = phases.length > 3 ? "top 3 phases" : phases.length > 1 ? "all phases" : "one phase";
+    this.top.replaceChildren(make("strong", {}, `${percent(top3)} of productive time`), ` in ${count}`,
+      this.explained ??= make("span"));
+    this.explained.setAttribute("aria-busy", "true");
     this.listPhases();
     this.rest();
   }
 
   covered() {
-    const phases = this.get("_cut").phases;
-    const column = (call) => phases.map(call);
+    const { phases } = this.get("_clusters"), column = (value) => phases.map(value);
     return { name: column((p) => p.name), colour: column((p) => p.colour), phase: column((p) => p.phase),
       share: column((p) => 100 * p.share), until: column((p) => 100 * p.until) };
   }
 
   listPhases() {
-    const { number: cut, phases, rest } = this.get("_cut");
-    const every = this.every?.cut === cut ? this.every.phases : null; // asked for, of this very cut
+    const { number: current, phases, rest } = this.get("_clusters");
+    const every = this.every?.current === current ? this.every.phases : null; // asked for, of these very phases
     const shown = every ?? phases;
-    const more = every || this.still ? null : () => this.listAll(cut);
+    const more = every || this.still ? null : () => this.listAll(current);
     const held = this.table.contains(document.activeElement) ? document.activeElement.value : null;
     this.table.replaceChildren(...listed(shown, phases.length + rest - shown.length, this.get("phase"), this.name,
       (phase) => this.pick(phase), more));
     if (held !== null) (this.table.querySelector(`input[value="${held}"]`) ?? this.table.querySelector("input"))?.focus();
   }
 
-  async listAll(cut) {
-    this.waiting();
-    try {
-      this.every = { cut, ...(await ask(this.model, "phases")) };
+  listAll(current) {
+    return this.during(async () => {
+      this.every = { current, ...(await ask(this.model, "phases")) };
       this.listPhases();
-    } catch (error) { this.complain(error.message); }
-    this.arrived();
+    });
   }
 
   pick(phase) {
@@ -305,10 +287,10 @@ class Explorer extends Panel {
     if (!this.still) this.model.save_changes();
   }
 
-  chosen() {
+  selected() {
     const phase = this.get("phase");
-    this.quietly.disabled = phase === null;
-    this.ribbon.put({}, { chosen: phase });
+    this.clear.disabled = phase === null;
+    this.timeline.put({}, { chosen: phase });
     this.shares.put({}, { chosen: phase });
     this.second?.choose(phase);
     this.listPhases();
@@ -316,31 +298,37 @@ class Explorer extends Panel {
     this.rest();
   }
 
-  // What takes longer is asked for when the hand rests.
+  // Slower answers are asked for when the input rests.
   rest() {
     clearTimeout(this.resting);
-    this.about.host.setAttribute("aria-busy", "true");
-    this.resting = setTimeout(() => this.about.ask(), this.still ? 0 : WAIT_MS);
+    this.facts.host.setAttribute("aria-busy", "true");
+    this.resting = setTimeout(() => this.facts.ask(), this.still ? 0 : WAIT_MS);
   }
 
-  // How far the coverage can be trusted.
-  trust(homogeneity) {
-    this.alike.removeAttribute("aria-busy");
-    this.alike.textContent = `, homogeneity ${homogeneity.toFixed(2)} (1: the steps of a phase are all alike)`;
+  showExplained(part) {
+    this.explained.removeAttribute("aria-busy");
+    this.explained.textContent = part === null ? ""
+      : `; explained variance ${part.toFixed(2)} (1: identical steps in each phase)`;
   }
 
-  // ---- how it stands
+  // ---- waiting
+
+  // Run what asks the kernel; "working" meanwhile, and its error in the panel.
+  async during(work, after = BUSY_MS) {
+    this.waiting(after);
+    try { await work(); } catch (error) { this.complain(error.message); }
+    this.arrived();
+  }
 
   waiting(after = BUSY_MS) {
     clearTimeout(this.silence);
     this.silence = setTimeout(() => { this.busy.textContent = "working …"; }, after);
   }
 
-  // An answer came; the hand may be further by now than what it answers.
+  // An answer came; the slider may have moved since.
   arrived() {
-    const { knob } = this.get("_curve");
     this.rested();
-    if (knob && this.get("_cut").at !== this.get(knob.parameter)) this.waiting();
+    if (this.position() !== this.get("_clusters").position) this.waiting();
   }
 
   rested() {

@@ -1,4 +1,4 @@
-// One chart by itself.
+// One chart.
 
 function render({ model, el }) {
   const chart = new Chart(model, "");
@@ -7,10 +7,10 @@ function render({ model, el }) {
     alert.textContent = `the chart could not be drawn: ${error.message}`;
     alert.hidden = false;
   };
-  const picture = model.get("_picture"); // until Vega is there, and where no kernel can send it
+  const picture = model.get("_picture"); // until Vega is loaded, or without a kernel
   if (picture) chart.host.innerHTML = picture; // drawn by the kernel, its texts escaped
   el.replaceChildren(chart.host, alert);
-  const [tables, signals] = ["tables", "signals"].map((name) => () => model.get(name));
+  const tables = () => model.get("tables"), signals = () => model.get("signals");
   const draw = () => chart.show(model.get("spec"), { ...tables() }, { ...signals() }, { canvas: model.get("canvas") });
   const put = async (...what) => {
     try {
@@ -18,14 +18,14 @@ function render({ model, el }) {
       alert.hidden = true;
     } catch (error) { chart.failed(error); }
   };
-  const heard = [["change:spec", draw], ["change:tables", () => put(tables())],
+  const handlers = [["change:spec", draw], ["change:tables", () => put(tables())],
     ["change:signals", () => put({}, signals())]];
-  for (const [what, call] of heard) model.on(what, call);
-  const away = onTheme(() => chart.recolour());
+  for (const [what, call] of handlers) model.on(what, call);
+  const stop = onTheme(() => chart.recolour());
   draw();
   return () => {
-    for (const [what, call] of heard) model.off(what, call);
-    away();
+    for (const [what, call] of handlers) model.off(what, call);
+    stop();
     chart.end();
   };
 }

@@ -1,10 +1,10 @@
-// What every widget of tpunb does in the page. No network: Vega comes from the kernel, once a page.
+// Shared by all widgets. No network: Vega comes from the kernel, once for each page.
 
 const page = (globalThis.__tpunb ??= { vega: null, asked: 0, next: 0 });
-const AGAIN_MS = 10_000; // after which another kernel is asked for Vega
-const A_DAY = 86_400; // seconds: a kernel that runs a cell answers when that has ended
+const AGAIN_MS = 10_000; // before another kernel is asked for Vega
+const A_DAY = 86_400; // seconds: a busy kernel answers after its cell
 
-// An element. Children that are no elements are text, never markup: names in a profile are not trusted.
+// An element. Strings are text, never markup: names in a profile are not trusted.
 function make(tag, attributes = {}, ...children) {
   const svg = ["svg", "path"].includes(tag);
   const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
@@ -13,36 +13,36 @@ function make(tag, attributes = {}, ...children) {
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
   }
-  // Notebook 7 takes arrows and Enter for itself before a control hears them, unless the very control says no
+  // Notebook 7 takes arrows and Enter before a control gets them, except where the control itself opts out
   if (["button", "input", "select", "summary"].includes(tag)) element.setAttribute("data-lm-suppress-shortcuts", "");
   element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return element;
 }
 
-// Ask the kernel; the answer's content and buffers, or an Error in its words.
-function ask(model, what, content = {}, seconds = 120) {
+// Ask the kernel: the answer's content and buffers, or an Error with its message.
+function ask(model, question, content = {}, seconds = 120) {
   const id = `${Date.now()}-${page.next++}`;
   return new Promise((resolve, reject) => {
     const stop = (then, value) => {
       clearTimeout(timer);
-      model.off("msg:custom", heard);
+      model.off("msg:custom", receive);
       then(value);
     };
-    const heard = (reply, buffers) => {
+    const receive = (reply, buffers) => {
       if (reply?.answer !== id) return;
       if (reply.error) stop(reject, new Error(reply.error));
       else stop(resolve, { ...reply, buffers: buffers ?? [] });
     };
     const timer = setTimeout(() => stop(reject, new Error("the kernel does not answer")), seconds * 1000);
-    model.on("msg:custom", heard);
-    model.send({ ask: what, id, with: content });
+    model.on("msg:custom", receive);
+    model.send({ ask: question, id, with: content });
   });
 }
 
 function vega(model) {
   if (globalThis.tpunbVega) return Promise.resolve(globalThis.tpunbVega);
   const now = Date.now();
-  if (!page.vega || now - page.asked > AGAIN_MS) { // its kernel may be gone or busy: another's is asked then
+  if (!page.vega || now - page.asked > AGAIN_MS) { // its kernel may be gone or busy: ask another
     page.asked = now;
     const mine = ask(model, "vega", {}, A_DAY).then(async ({ buffers }) => {
       if (!globalThis.tpunbVega) {
@@ -57,7 +57,7 @@ function vega(model) {
   return page.vega;
 }
 
-// Columns, as the kernel sends them, to the rows that Vega takes; numbers too large for JSON's readers are text.
+// Columns from the kernel as rows for Vega; numbers too large for JSON are text.
 function rows(columns) {
   const names = Object.keys(columns);
   const all = new Array(columns[names[0]]?.length ?? 0);
@@ -68,7 +68,7 @@ function rows(columns) {
   return all;
 }
 
-// A chart in the page: drawn once for a spec, then only its rows and signals change, so nothing flickers.
+// A chart: drawn once for a spec, then only its rows and signals change, so that nothing flickers.
 class Chart {
   constructor(model, label) {
     this.model = model;
@@ -88,7 +88,7 @@ class Chart {
 
   show(spec, tables = {}, signals = {}, { drawn = () => {}, canvas = false } = {}) {
     Object.assign(this, { spec, drawn, canvas });
-    this.view = null; // what is still to be seen is of another spec: rows and signals wait for the new one
+    this.view = null; // of another spec: rows and signals wait for the new one
     this.tables = tables;
     this.signals = signals;
     this.host.setAttribute("aria-label", spec.description ?? "");
@@ -103,19 +103,19 @@ class Chart {
   async embed() {
     const { vegaEmbed } = await vega(this.model);
     const wide = this.host.clientWidth;
-    if (!this.spec || wide < 50) return; // out of sight; drawn when it comes in
-    const { puts, spec: own } = this;
-    let spec = fitted(structuredClone(own), wide);
+    if (!this.spec || wide < 50) return; // hidden; drawn when it is shown
+    const { puts, spec: wanted } = this;
+    let spec = fitted(structuredClone(wanted), wide);
     this.ink = getComputedStyle(this.host).color;
-    if (this.canvas) spec = JSON.parse(JSON.stringify(spec).replaceAll("currentColor", this.ink)); // it knows no other
+    if (this.canvas) spec = JSON.parse(JSON.stringify(spec).replaceAll("currentColor", this.ink)); // a canvas has no currentColor
     spec.datasets = { ...spec.datasets, ...Object.fromEntries(Object.entries(this.tables).map(([k, v]) => [k, rows(v)])) };
     for (const param of spec.params ?? []) if (param.name in this.signals) param.value = this.signals[param.name];
     const place = make("div");
-    place.style.visibility = "hidden"; // the old picture stays until the new one is whole
+    place.style.visibility = "hidden"; // the old chart stays until the new one is complete
     place.style.position = "absolute";
     this.host.append(place);
     const embedded = await vegaEmbed(place, spec, { actions: false, renderer: this.canvas ? "canvas" : "svg" });
-    if (own !== this.spec) { // another chart is wanted by now
+    if (wanted !== this.spec) { // replaced meanwhile
       embedded.finalize();
       place.remove();
       return;
@@ -127,16 +127,16 @@ class Chart {
     this.host.replaceChildren(place);
     this.view = embedded.view;
     this.drawn(this.view);
-    if (puts !== this.puts) this.put(this.tables, this.signals); // they came while it was drawn
+    if (puts !== this.puts) this.put(this.tables, this.signals); // they came during the drawing
   }
 
-  // Draw a canvas anew once the text around it has another colour; style sheets come when they come.
+  // Redraw a canvas once the text around it has another colour; style sheets load with a delay.
   recolour() {
     this.timers = [0, 200, 600, 1500, 4000].map((wait) =>
       setTimeout(() => { if (this.canvas && this.spec && getComputedStyle(this.host).color !== this.ink) this.draw(); }, wait));
   }
 
-  // New rows, new values of signals, or both; what is not named stays.
+  // New rows and values of signals; the others stay.
   put(tables, signals = {}) {
     Object.assign(this.tables, tables);
     Object.assign(this.signals, signals);
@@ -149,29 +149,29 @@ class Chart {
     return view.runAsync();
   }
 
-  // Nothing to draw, and why.
-  none(why) {
+  // A reason in place of the chart.
+  none(reason) {
     this.spec = this.view = null;
-    this.host.replaceChildren(make("p", { class: "tpunb-hint" }, why));
+    this.host.replaceChildren(make("p", { class: "tpunb-hint" }, reason));
   }
 
-  // Where the plot lies in the host: its left edge and its width, in points.
+  // The plot's left edge in the host and its width, in points.
   plot() {
     const frame = this.host.querySelector("g.role-scope path.background") ?? this.host.querySelector("path.background");
     if (!frame) return null;
-    const [own, whole] = [frame.getBoundingClientRect(), this.host.getBoundingClientRect()];
-    return { left: own.left - whole.left, width: own.width };
+    const [plot, host] = [frame.getBoundingClientRect(), this.host.getBoundingClientRect()];
+    return { left: plot.left - host.left, width: plot.width };
   }
 
   end() {
-    this.spec = null; // a drawing that is under way is not wanted any more
+    this.spec = null; // cancels a drawing in progress
     for (const timer of this.timers) clearTimeout(timer);
     this.watch.disconnect();
     this.embedded?.finalize();
   }
 }
 
-// A spec as wide as its place: every plot in it, with room left for the axis and what stands beside.
+// A spec as wide as its host: each plot, with room for the axis and the text beside it.
 function fitted(spec, wide) {
   const room = spec.usermeta?.room ?? 76;
   for (const part of [spec, ...(spec.vconcat ?? [])])
@@ -179,12 +179,12 @@ function fitted(spec, wide) {
   return spec;
 }
 
-// Whether the page is dark, and a call when that changes.
+// Call when the page's theme changes.
 function onTheme(call) {
   const watch = new MutationObserver(call);
   for (const element of [document.body, document.documentElement])
     watch.observe(element, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-theme", "theme", "class"] });
-  const dark = matchMedia("(prefers-color-scheme: dark)"); // what a page by itself follows
+  const dark = matchMedia("(prefers-color-scheme: dark)"); // for a page outside a notebook
   dark.addEventListener("change", call);
   return () => {
     watch.disconnect();
@@ -204,7 +204,7 @@ function download(name, type, bytes) {
 async function copied(text) {
   try {
     await navigator.clipboard.writeText(text);
-  } catch { // a page that is not served securely has no clipboard
+  } catch { // an insecure page has no clipboard
     const field = make("textarea", { style: "position:fixed;opacity:0" });
     field.value = text;
     document.body.append(field);

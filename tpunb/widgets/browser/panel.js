@@ -1,21 +1,21 @@
-// What every panel's page does: it reads traits, hears of their changes, says what went wrong, and ends.
+// Base of the panels: reads traits, listens to their changes, shows errors, and ends.
 
-const ALONE_MS = 8000; // of silence at the start, before it says that there may be no kernel
+const ALONE_MS = 8000; // without an answer at the start, before the page says that there may be no kernel
 
 class Panel {
   constructor(model, root) {
     this.model = model;
     this.root = root;
-    this.name = `tpunb-${page.next++}`; // of its parts, for labels
-    this.undo = []; // when it ends
+    this.name = `tpunb-${page.next++}`; // prefix of its parts' ids
+    this.undo = []; // called at the end
     this.alert = make("p", { class: "tpunb-alert", role: "alert", hidden: true });
   }
 
   get(name) { return this.model.get(name); }
 
-  on(what, call) {
-    this.model.on(what, call);
-    this.undo.push(() => this.model.off(what, call));
+  on(event, call) {
+    this.model.on(event, call);
+    this.undo.push(() => this.model.off(event, call));
   }
 
   complain(text) {
@@ -23,9 +23,9 @@ class Panel {
     this.alert.hidden = !text;
   }
 
-  // Say so where no kernel answers: it is busy, or the notebook was opened without it.
+  // A message where no kernel answers.
   greet() {
-    const alone = "The kernel does not answer: it is busy, or this is a saved notebook. What is shown is as it was then.";
+    const alone = "The kernel does not answer: it is busy, or this is a saved notebook. The panel shows its last state.";
     const timer = setTimeout(() => this.complain(alone), ALONE_MS);
     this.undo.push(() => clearTimeout(timer));
     vega(this.model).then(() => {

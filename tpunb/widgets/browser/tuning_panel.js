@@ -1,17 +1,17 @@
-// The tuning panel's page: where trials start, the knobs, the trials as they arrive, and what to apply.
+// The page of the tuning panel: trial start, parameters, trials as they finish, and code to apply.
 
-const TICK_MS = 500; // of the bar of time
+const TICK_MS = 500; // between updates of the progress bar
 
 class TuningPanel extends Panel {
   constructor(model, root) {
     super(model, root);
     this.build();
-    this.on("change:_run", () => this.stands());
-    this.on("change:_start", () => this.starts());
+    this.on("change:_run", () => this.showRun());
+    this.on("change:_start", () => this.showStart());
     this.on("change:error", () => this.complain(this.get("error")));
     for (const name of ["phase", "budget", "search"]) this.on(`change:${name}`, () => this.controls());
-    this.starts();
-    this.stands();
+    this.showStart();
+    this.showRun();
     this.complain(this.get("error"));
     this.greet();
   }
@@ -22,69 +22,69 @@ class TuningPanel extends Panel {
     this.model.save_changes();
   }
 
-  // ---- what stands on the page
+  // ---- sections of the page
 
   build() {
     const { job, folder, refusal } = this.get("_frame");
     this.headline = make("p", { class: "tpunb-headline", role: "status" });
     this.failed = make("p", { class: "tpunb-alert", role: "alert", hidden: true });
     this.notes = make("div");
-    this.refused = make("section", { class: "tpunb-card tpunb-about", "aria-label": "Refused, with the reasons" });
+    this.rejected = make("section", { class: "tpunb-card tpunb-about", "aria-label": "Rejected values" });
     this.root.replaceChildren(make("div", { class: "tpunb-explorer tpunb-tuning", role: "region",
       onkeydown: (event) => event.stopPropagation(), // the notebook's own keys
       "aria-label": `Tuning of ${job}` },
       make("header", {}, make("div", {}, make("h3", {}, `Tuning of ${job}`), this.headline)),
-      refusal ? make("p", { class: "tpunb-warning", role: "note" }, `Nothing can be tried: ${refusal}.`) : null,
+      refusal ? make("p", { class: "tpunb-warning", role: "note" }, `This pipeline cannot be tuned: ${refusal}.`) : null,
       this.notes, this.alert, this.failed,
-      make("div", { class: "tpunb-two" }, this.whence(), this.work(folder)),
-      this.applied(), this.results(), this.parameters(), this.refused));
+      make("div", { class: "tpunb-two" }, this.start(), this.tuning(folder)),
+      this.lines(), this.results(), this.parameters(), this.rejected));
   }
 
-  // The phase, its checkpoint, what bounds it.
-  whence() {
+  // The phase, its checkpoint, its bottleneck.
+  start() {
     const { phases } = this.get("_frame");
     const option = ({ phase, name, share, steps }) =>
-      make("option", { value: phase }, `${name}: ${percent(share)} of the time, ${number(steps)} steps`);
+      make("option", { value: phase }, `${name}: ${percent(share)} of productive time, ${number(steps)} steps`);
     this.phase = make("select", { id: `${this.name}-phase`, onchange: () => this.set("phase", Number(this.phase.value)) },
       phases.map(option));
     this.facts = make("dl");
     this.bounds = make("ul");
-    this.bounded = make("div", {}, make("h5", {}, "What bounds it"), this.bounds);
-    return make("section", { class: "tpunb-card", "aria-label": "Where trials start" },
-      make("h4", {}, "Where trials start"),
+    this.bounded = make("div", {}, make("h5", {}, "Bottleneck"), this.bounds);
+    return make("section", { class: "tpunb-card", "aria-label": "Trial start" },
+      make("h4", {}, "Trial start"),
       phases.length ? make("p", { class: "tpunb-pick" }, make("label", { for: this.phase.id }, "Phase"), this.phase) : null,
       this.facts, this.bounded);
   }
 
-  // What is tried and for how long; the buttons; what there is to tell.
-  work(folder) {
+  // Search and budget, buttons, progress, messages.
+  tuning(folder) {
     const { searches } = this.get("_frame");
     const id = (what) => `${this.name}-${what}`;
     this.search = make("select", { id: id("search"), onchange: () => this.set("search", this.search.value) },
-      searches.map((word) => make("option", { value: word }, word)));
+      searches.map((name) => make("option", { value: name }, name)));
     this.budget = make("input", { type: "number", id: id("budget"), min: 1, step: "any",
-      onchange: () => this.spend(Number(this.budget.value)) });
-    this.go = button("Run", "Try values in a thread of the kernel", () => this.asked("run"));
-    this.halt = button("Stop", "End it after the trial that runs now", () => this.asked("stop"));
-    this.use = button("Apply", "Show the lines that give the program these values", () => this.show(this.lines.hidden),
-      { "aria-controls": id("lines") });
-    this.bar = make("progress", { "aria-label": "Time spent of the budget", max: 1, value: 0 });
+      onchange: () => this.setBudget(Number(this.budget.value)) });
+    this.runButton = button("Run", "Start trials in a thread of the kernel", () => this.request("run"));
+    this.stopButton = button("Stop", "End after the current trial", () => this.request("stop"));
+    this.applyButton = button("Apply", "Show code", () => this.show(this.code.hidden),
+      { "aria-controls": id("code") });
+    this.bar = make("progress", { "aria-label": "Budget used", max: 1, value: 0 });
     this.clock = make("span", { class: "tpunb-hint" });
-    this.said = make("ul", { "aria-label": "What it tells" });
-    return make("section", { class: "tpunb-card", "aria-label": "The tuning" }, make("h4", {}, "The tuning"),
+    this.messages = make("ul", { "aria-label": "Messages" });
+    return make("section", { class: "tpunb-card", "aria-label": "Tuning" }, make("h4", {}, "Tuning"),
       make("p", { class: "tpunb-pick" }, make("label", { for: id("search") }, "Search"), this.search,
         make("label", { for: id("budget") }, "Budget (s)"), this.budget),
-      make("p", { class: "tpunb-pick" }, this.go, this.halt, this.use,
-        button("Freeze", "Put tables and a picture in the panel's place, which the notebook shows without a kernel",
-          () => this.asked("freeze"))),
-      make("p", { class: "tpunb-pick tpunb-time" }, this.bar, this.clock), this.said,
+      make("p", { class: "tpunb-pick" }, this.runButton, this.stopButton, this.applyButton,
+        button("Freeze", "Replace the panel by tables and a picture, which a saved notebook shows without a kernel",
+          () => this.request("freeze"))),
+      make("p", { class: "tpunb-pick tpunb-time" }, this.bar, this.clock), this.messages,
       make("p", { class: "tpunb-hint" }, "Trials are written to the folder ", make("code", {}, folder), "."));
   }
 
   parameters() {
-    this.knobs = make("div", { class: "tpunb-scroll" });
-    return make("section", { class: "tpunb-card tpunb-about", "aria-label": "Parameters of the pipeline" },
-      make("h4", {}, "Parameters of the pipeline"), this.knobs);
+    this.parameterTable = make("div", { class: "tpunb-scroll" });
+    return make("section", { class: "tpunb-card tpunb-about", "aria-label": "Pipeline parameters" },
+      make("h4", {}, "Pipeline parameters"), this.parameterTable);
   }
 
   results() {
@@ -93,26 +93,26 @@ class TuningPanel extends Panel {
     this.undo.push(() => this.chart.end());
     this.trials = make("div", { class: "tpunb-scroll" });
     return make("div", { class: "tpunb-results" },
-      make("section", { class: "tpunb-card", "aria-label": "Trials as they ran" }, make("h4", {}, "Trials"), this.chart.host),
-      make("section", { class: "tpunb-card", "aria-label": "Trials as a table" }, make("h4", {}, "Trials as a table"),
+      make("section", { class: "tpunb-card", "aria-label": "Trial chart" }, make("h4", {}, "Trial chart"), this.chart.host),
+      make("section", { class: "tpunb-card", "aria-label": "Trial table" }, make("h4", {}, "Trial table"),
         this.trials));
   }
 
-  applied() {
-    this.code = make("code", { class: "tpunb-code" });
+  lines() {
+    this.text = make("code", { class: "tpunb-code" });
     this.copying = make("span", { role: "status" });
-    const copy = button("Copy", "Copy the lines", () => this.copy());
-    this.lines = make("section", { class: "tpunb-card tpunb-about", id: `${this.name}-lines`, hidden: true,
-      "aria-label": "Lines to paste" }, make("h4", {}, "Lines to paste"), make("pre", {}, this.code),
+    const copy = button("Copy", "Copy the code", () => this.copy());
+    this.code = make("section", { class: "tpunb-card tpunb-about", id: `${this.name}-code`, hidden: true,
+      "aria-label": "Code" }, make("h4", {}, "Code"), make("pre", {}, this.text),
       make("p", { class: "tpunb-pick" }, copy, this.copying),
-      make("p", { class: "tpunb-hint" }, "Or, without a change of the program: ", make("code", {}, "panel.apply(data)"),
-        " gives its dataset with these values."));
-    return this.lines;
+      make("p", { class: "tpunb-hint" }, "Or leave the program as it is, and use ", make("code", {}, "panel.apply(data)"),
+        ", which returns its dataset with these values."));
+    return this.code;
   }
 
-  // ---- what the kernel says
+  // ---- state from the kernel
 
-  starts() {
+  showStart() {
     const { facts, bounds } = this.get("_start");
     this.facts.replaceChildren(...facts.flatMap(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]));
     this.bounds.replaceChildren(...bounds.map((text) => make("li", {}, text)));
@@ -120,78 +120,79 @@ class TuningPanel extends Panel {
     this.controls();
   }
 
-  stands() {
-    const { headline, said, notes, failed, chart, since } = this.get("_run");
-    this.begun = since === null ? null : performance.now() / 1000 - since;
+  showRun() {
+    const { headline, messages, notes, failed, chart, since } = this.get("_run");
+    this.started = since === null ? null : performance.now() / 1000 - since;
     if (this.headline.textContent !== headline) this.headline.textContent = headline;
     this.notes.replaceChildren(...notes.map((text) => make("p", { class: "tpunb-line", role: "note" }, text)));
     this.failed.textContent = failed;
     this.failed.hidden = !failed;
-    this.said.replaceChildren(...said.map((text) => make("li", {}, text)));
+    this.messages.replaceChildren(...messages.map((text) => make("li", {}, text)));
     if (chart) this.chart.show(chart);
-    else this.chart.none("Trials arrive here: how many times as fast each was as the best before it.");
-    this.listKnobs();
+    else this.chart.none("Trials appear here, each with its speed-up over the best before it.");
+    this.listParameters();
     this.listTrials();
-    this.listRefused();
+    this.listRejected();
     this.controls();
     this.tick();
   }
 
-  listKnobs() {
+  listParameters() {
     const { chosen } = this.get("_run");
-    const row = ({ name, place, parameter, present, verdict, why }) =>
-      make("tr", { class: name in chosen ? "tpunb-chosen" : null }, make("th", { scope: "row" }, place),
-        [parameter, present, chosen[name] ?? "–", verdict, why].map((text, at) =>
+    const row = ({ name, stage, parameter, current, verdict, reason }) =>
+      make("tr", { class: name in chosen ? "tpunb-chosen" : null }, make("th", { scope: "row" }, stage),
+        [parameter, current, chosen[name] ?? "–", verdict, reason].map((text, at) =>
           make("td", { class: at === 2 && name in chosen ? "tpunb-won" : null }, text)));
-    const heads = ["Place", "Parameter", "Present", "Chosen", "Verdict", "Why"];
-    this.knobs.replaceChildren(table("Parameters of the pipeline", heads, this.get("_frame").knobs.map(row), "tpunb-knobs"));
+    const heads = ["Stage", "Parameter", "Current", "Chosen", "Verdict", "Reason"];
+    const { parameters } = this.get("_frame");
+    this.parameterTable.replaceChildren(table("Pipeline parameters", heads, parameters.map(row), "tpunb-parameters"));
   }
 
   listTrials() {
-    const row = (one) => make("tr", {}, make("th", { scope: "row" }, String(one.trial)),
-      [one.values, one.verdict, one.step, one.ratio, one.output, one.spent].map((text) => make("td", {}, text)));
-    const heads = ["Trial", "Values", "Verdict", "Step", "Times as fast", "Output", "Spent"];
+    const row = ({ trial, values, verdict, step, ratio, output, spent }) => make("tr", {},
+      make("th", { scope: "row" }, String(trial)), [values, verdict, step, ratio, output, spent].map((text) => make("td", {}, text)));
+    const heads = ["Trial", "Values", "Verdict", "Step", "Speed-up", "Output", "Duration"];
     const { trials } = this.get("_run");
     this.trials.replaceChildren(trials.length ? table("Trials", heads, trials.map(row), "tpunb-trials")
-      : make("p", { class: "tpunb-hint" }, "No trial yet."));
-    this.trials.scrollTop = this.trials.scrollHeight; // the newest is seen
+      : make("p", { class: "tpunb-hint" }, "No trials yet."));
+    this.trials.scrollTop = this.trials.scrollHeight; // show the newest
   }
 
-  listRefused() {
-    const { refused } = this.get("_run");
-    this.refused.hidden = !refused.length;
-    this.refused.replaceChildren(make("h4", {}, "Refused, with the reasons"),
-      make("ul", {}, refused.map(([values, why]) => make("li", {}, make("strong", {}, values), `: ${why}`))));
+  listRejected() {
+    const { rejected } = this.get("_run");
+    this.rejected.hidden = !rejected.length;
+    this.rejected.replaceChildren(make("h4", {}, "Rejected values"),
+      make("ul", {}, rejected.map(([values, reason]) => make("li", {}, make("strong", {}, values), `: ${reason}`))));
   }
 
-  // Which controls are in force, and where they stand.
+  // Enable the controls, and show their values.
   controls() {
     const { state, code } = this.get("_run");
-    const works = state === "running" || state === "stopping";
-    for (const control of [this.phase, this.search, this.budget, this.go]) control.disabled = works;
-    this.halt.disabled = state !== "running";
-    this.use.disabled = !code;
-    this.code.textContent = code;
+    const active = state === "running" || state === "stopping";
+    for (const control of [this.phase, this.search, this.budget, this.runButton]) control.disabled = active;
+    this.stopButton.disabled = state !== "running";
+    this.applyButton.disabled = !code;
+    this.text.textContent = code;
     if (!code) this.show(false);
     this.phase.value = this.get("phase");
     this.search.value = this.get("search");
     if (document.activeElement !== this.budget) this.budget.value = exact(this.get("budget"));
   }
 
-  // The bar of time, by the page's own clock between two words of the kernel.
+  // Advance the progress bar between updates from the kernel.
   tick() {
     clearTimeout(this.ticking);
-    this.bar.parentNode.hidden = this.begun === null;
-    if (this.begun === null) return;
-    const spent = performance.now() / 1000 - this.begun, budget = this.get("budget");
+    this.bar.parentNode.hidden = this.started === null;
+    if (this.started === null) return;
+    const spent = performance.now() / 1000 - this.started, budget = this.get("budget");
     this.bar.value = Math.min(spent / budget, 1);
     this.clock.textContent = `${spent.toFixed(0)} s of ${exact(budget)} s`;
     this.ticking = setTimeout(() => this.tick(), TICK_MS);
   }
 
-  // ---- what the hand does
+  // ---- actions
 
-  spend(seconds) {
+  setBudget(seconds) {
     if (seconds > 0) this.set("budget", seconds);
     else {
       this.complain(`The budget must be above 0 seconds. Got ${this.budget.value || "nothing"} instead.`);
@@ -199,29 +200,29 @@ class TuningPanel extends Panel {
     }
   }
 
-  async asked(what) {
+  async request(name) {
     this.complain("");
     try {
-      await ask(this.model, what);
+      await ask(this.model, name);
     } catch (error) { this.complain(error.message); }
   }
 
   show(open) {
-    this.lines.hidden = !open;
-    this.use.setAttribute("aria-expanded", String(open));
+    this.code.hidden = !open;
+    this.applyButton.setAttribute("aria-expanded", String(open));
   }
 
   async copy() {
     try {
-      await copied(this.code.textContent);
+      await copied(this.text.textContent);
       this.copying.textContent = "copied";
-      this.quiet = setTimeout(() => { this.copying.textContent = ""; }, 4000);
+      this.copiedTimer = setTimeout(() => { this.copying.textContent = ""; }, 4000);
     } catch (error) { this.complain(error.message); }
   }
 
   end() {
     clearTimeout(this.ticking);
-    clearTimeout(this.quiet);
+    clearTimeout(this.copiedTimer);
     super.end();
   }
 }

@@ -1,0 +1,201 @@
+"""State of the explorer as one frozen value: what the live panel, saved pages and pictures show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+from tpunb.charts import render
+from tpunb.charts.accounts import live_accounts
+from tpunb.charts.curves import with_slider
+from tpunb.charts.shares import live_coverage
+from tpunb.charts.timeline import live_timeline
+from tpunb.charts.timeline_rows import Timeline, layout
+from tpunb.checkpoint.nearest import checkpoint_times
+from tpunb.cluster import SliderSpec
+from tpunb.frames import Goodput, Phases, Steps
+from tpunb.text import plain
+from tpunb.widgets import goodput_view, phase_view, sliders
+from tpunb.widgets.html_tables import ROWS
+
+T = TypeVar("T")
+
+Messages = tuple[Sequence[str], Sequence[str]]
+"""Lines and warnings above a panel."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExplorerState:
+    """Everything that the explorer shows.
+
+    Parameters
+    ----------
+    phases
+        Phases that are shown.
+    swept
+        Phases whose sweep is the curve over the slider.
+    method
+        Name of the phase method.
+    methods
+        Titles of all methods by name.
+    timeline
+        The run between the edges that are shown.
+    checkpoints
+        Step of each checkpoint by name.
+    other
+        A second run to compare with.
+    messages
+        Lines and warnings above the panel.
+    phase
+        Selected phase, if any.
+    account
+        Selected account, if any.
+    allow_different_models
+        Whether runs of different models are compared.
+    """
+
+    phases: Phases
+    swept: Phases
+    method: str
+    methods: Mapping[str, str]
+    timeline: Timeline
+    checkpoints: Mapping[str, int] = field(default_factory=dict)
+    other: Steps | Phases | None = None
+    messages: Messages = ((), ())
+    phase: int | None = None
+    account: str | None = None
+    allow_different_models: bool = False
+    _results: dict[Any, Any] = field(default_factory=dict)  # of these phases, shared by states that differ otherwise
+
+    @property
+    def steps(self) -> Steps:
+        """Steps of the run."""
+        return self.phases.steps
+
+    @property
+    def edges(self) -> tuple[float, float]:
+        """First and last second that are shown."""
+        return self.timeline.edges
+
+    @property
+    def slider(self) -> SliderSpec | None:
+        """Slider of the method; None without one."""
+        return sliders.slider_of(self.phases.method)
+
+    @property
+    def clustering(self) -> dict[str, Any]:
+        """The method's name, and its slider's parameter and value."""
+        if self.slider is None:
+            return {"method": self.method}
+        return {"method": self.method, self.slider.parameter: self.position}
+
+    @property
+    def position(self) -> Any:
+        """Value of the slider; None without one."""
+        return None if self.slider is None else sliders.position(self.slider, self.phases)
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """First and last position of the slider; None without one."""
+        return None if self.slider is None else sliders.limits(self.slider, self.swept)
+
+    @property
+    def code(self) -> str:
+        """Line of Python that gives these phases."""
+        return plain(sliders.code(self.phases.method))
+
+    @property
+    def shown_phase(self) -> int:
+        """The selected phase, or the longest."""
+        return self.phases.longest.id if self.phase is None else self.phase
+
+    def once(self, key: object, compute: Callable[[], T]) -> T:
+        """Return a result about the phases, computed the first time."""
+        if key not in self._results:
+            self._results[key] = compute()
+        result: T = self._results[key]
+        return result
+
+    def figures(self, phase: int) -> dict[str, Any]:
+        """Return the facts and operations of a phase."""
+        return dict(self.once(("figures", phase), lambda: phase_view.describe(self.phases, phase, self.checkpoints)))
+
+    def reasons(self, phase: int) -> dict[str, Any]:
+        """Return the distinguishing operations, the bottlenecks and the explained variance; slower than `figures`."""
+        return dict(self.once(("reasons", phase), lambda: phase_view.explain(self.phases, phase)))
+
+    @property
+    def goodput(self) -> Goodput | None:
+        """Goodput of these phases, or None if there is no record of the wall time."""
+        return self.once("goodput", lambda: goodput_view.goodput_of(self.phases))
+
+    @property
+    def notes(self) -> tuple[list[str], list[str]]:
+        """Lines and warnings above the panel, with what disturbed the measurement."""
+        lines, warnings = self.messages
+        return [*lines], [*dict.fromkeys([*warnings, *goodput_view.warnings(self.goodput)])]
+
+    # What the page gets, as values of JSON
+
+    def frame(self) -> dict[str, Any]:
+        """Return what never changes: titles, methods, charts without rows."""
+        hosts = self.timeline.hosts
+        return {
+            "name": plain(self.steps.name or ""),
+            "methods": [{"name": name, "title": title} for name, title in self.methods.items()],
+            "timeline": render.spec(live_timeline(hosts, windows=self.steps.windows.height > 0)),
+            "coverage": render.spec(live_coverage()),
+            "layout": layout(len(hosts)),
+            "accounts": None if self.goodput is None else {"spec": render.spec(live_accounts()), **self.accounts()},
+            "lines": [plain(line) for line in self.notes[0]],
+            "warnings": [plain(line) for line in self.notes[1]],
+            "second": self.other is not None,
+        }
+
+    def accounts(self) -> dict[str, Any]:
+        """Return the sentence and the bar of accounts, and the time, the details and the stalls of the selected one."""
+        found = self.goodput
+        if found is None:
+            return {}
+        chosen = None if self.account is None else goodput_view.describe(found, self.account, self.timeline)
+        return {**goodput_view.bar(found), "selected": chosen}
+
+    def curve(self) -> dict[str, Any]:
+        """Return the method's curve and its slider."""
+        slider, limits, chart = self.slider, self.limits, sliders.chart(self.swept)
+        sweep = self.swept.sweeps.get("tree" if slider is None else slider.parameter)
+        curve: dict[str, Any] = {"method": self.method, "spec": None, "slider": None, "table": sliders.table(sweep)}
+        if slider is not None and limits is not None:
+            stops = {"least": limits[0], "most": limits[1], "step": slider.step}
+            curve["slider"] = {"parameter": slider.parameter, "label": slider.label, **stops}
+            if chart is not None:
+                curve["spec"] = with_slider(chart, slider.parameter, limits, self.position)
+        elif chart is not None:
+            curve["spec"] = render.spec(chart)
+        return curve
+
+    def axis(self) -> dict[str, Any]:
+        """Return what depends on the time range alone: windows and checkpoints."""
+        marks = self.timeline.checkpoints(checkpoint_times(self.steps, self.checkpoints))
+        tables = {"windows": self.timeline.windows(), "checkpoints": marks}
+        return {"edges": [*self.edges], "tables": tables}
+
+    @cached_property
+    def rows(self) -> dict[str, Any]:
+        """The rows of the timeline."""
+        return dict(self.timeline.rows(self.phases, self.phase))
+
+    def clusters(self) -> dict[str, Any]:
+        """Return the phases: rows of the timeline, of the coverage and of the table."""
+        return {
+            "code": self.code,
+            "headline": phase_view.headline(self.phases),
+            "tables": json.dumps(self.rows, separators=(",", ":")),  # text: faster than numbers through a trait
+            "phases": phase_view.rows(self.phases),
+            "rest": max(self.phases.frame.height - ROWS, 0),
+            "top3": self.phases.coverage(3),
+            "position": self.position,
+        }

@@ -1,0 +1,197 @@
+"""Phases as rows and sentences for the panels. Names in them are text, never markup."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from tpunb import charts
+from tpunb.analysis import distinguishing_ops
+from tpunb.analysis.advice import advise_phases
+from tpunb.charts.rows import covered
+from tpunb.checkpoint.nearest import nearest_checkpoint
+from tpunb.frames import Phase, Phases
+from tpunb.frames.segments import segments
+from tpunb.text import cut, percent, plain, plural, short_time
+from tpunb.widgets.html_tables import ROWS, Table
+
+RUNS = 100
+"""Most rows of the timeline as a table."""
+
+PHASES = 1000
+"""Most rows of the complete table of phases."""
+
+UNMEASURED = "not measured"
+"""Value of a fact that no capture measured."""
+
+_TOP = 5
+_PIECES = 3
+_BLOCKS = {
+    "presence": "presence",
+    "counts": "call count",
+    "invocations": "call count",
+    "time_share": "time share",
+    "log_self": "self time",
+    "durations": "self time",
+    "step_time": "step time",
+}
+
+
+def rows(phases: Phases, most: int = ROWS) -> list[dict[str, Any]]:
+    """Return the longest phases as rows; unknown values are None."""
+    return (
+        phases.frame.with_columns(until=covered())
+        .head(most)
+        .select(
+            *("phase", "name", "steps", "full", "share", "until", "step_time_cv", "idle"),
+            colour=pl.col("phase").replace_strict(charts.colours(phases)),
+            step_ms=pl.col("step_ps") / 1e9,
+            mxu="mxu_util",
+        )
+        .to_dicts()
+    )
+
+
+def tables(phases: Phases) -> list[Table]:
+    """Return the phases, longest first, and the top operations of the longest as tables."""
+    shown, longest, rest = rows(phases), phases.longest.id, phases.frame.slice(ROWS)
+    full = phases.frame.filter(phase=longest)["full"].item()
+    cells = [
+        [
+            *(row["name"], str(row["phase"]), f"{row['steps']:,}"),
+            f"{row['full']:,}" if row["full"] else "clock only",
+            *(f"{100 * row['share']:.1f}", _figure(row["step_ms"], ",.3f"), _figure(row["step_time_cv"], ".0f", 100)),
+            _figure(row["idle"], ".0f", 100),
+        ]
+        for row in shown
+    ]
+    if rest.height:
+        sums = [f"{rest['steps'].sum():,}", f"{rest['full'].sum():,}", f"{100 * rest['share'].sum():.1f}"]
+        cells.append([f"{rest.height} more", "–", *sums, "–", "–", "–"])
+    header = ["Phase", "Id", "Steps", "Traced", "% productive", "Step (ms)", "CV %", "Idle %"]
+    views = [Table("Phases, longest first", header, cells, {row["name"]: row["colour"] for row in shown})]
+    for side in ("device", "host"):
+        ops = [
+            [row["op"], f"{100 * row['share']:.1f}", f"{row['self_ms']:,.3f}", f"{row['count']:,}"]
+            for row in _top(phases, longest, side)
+        ]
+        if ops:
+            caption = f"Top operations of {phases.names[longest]}, {side}, {plural(full, 'step')} traced in full"
+            views.append(Table(caption, ["Operation", "% of self time", "Self time (ms)", "Calls"], ops))
+    return views
+
+
+def runs(phases: Phases, edges: tuple[float, float]) -> dict[str, list[Any]]:
+    """Return the timeline between two seconds as a table: the longest runs of consecutive steps of one phase."""
+    start, end = pl.col("start_ps") / 1e12, pl.col("end_ps") / 1e12
+    segmented = segments(phases.labelled, "phase").with_columns(start=start, end=end)
+    inside = segmented.filter(pl.col("start") < edges[1], pl.col("end") > edges[0])
+    longest = inside.top_k(RUNS, by=pl.col("end") - pl.col("start")).sort("start", "host")
+    return longest.select(
+        *(["host"] if longest["host"].n_unique() > 1 else []),
+        pl.col("phase").replace_strict(phases.names, return_dtype=pl.String),
+        first_step="first_step",
+        last_step="last_step",
+        from_s=pl.col("start").round_sig_figs(6),
+        to_s=pl.col("end").round_sig_figs(6),
+    ).to_dict(as_series=False)
+
+
+def headline(phases: Phases) -> str:
+    """Return the result of a clustering in a line."""
+    count = f"{plural(len(phases), 'phase')} over {plural(len(phases.steps), 'step')}"
+    top, outliers = percent(phases.coverage(3), None), percent(phases.noise, None)
+    return f"{count}; top 3 cover {top}, outliers {outliers} of productive time"
+
+
+def describe(phases: Phases, number: int, checkpoints: Mapping[str, int]) -> dict[str, Any]:
+    """Return the facts and the top operations of a phase.
+
+    Parameters
+    ----------
+    phases
+        Phases of the run.
+    number
+        Label of the phase.
+    checkpoints
+        Step of each checkpoint by name.
+    """
+    phase = phases[number]
+    return {
+        "phase": number,
+        "name": phases.names[number],
+        "facts": [[plain(name), plain(value)] for name, value in _facts(phases, phase, checkpoints)],
+        "ops": {side: _top(phases, number, side) for side in ("device", "host")},
+    }
+
+
+def explain(phases: Phases, number: int) -> dict[str, Any]:
+    """Return the distinguishing operations and the bottlenecks of a phase, and the explained variance of all phases."""
+    return {
+        "distinguishing": _distinguishing(phases, number),
+        "advice": advised(advise_phases(phases).filter(pl.col("phase") == number)),
+        "explained_variance": phases.explained_variance,
+    }
+
+
+def _facts(phases: Phases, phase: Phase, checkpoints: Mapping[str, int]) -> list[tuple[str, str]]:
+    row = phases.frame.row(by_predicate=pl.col("phase") == phase.id, named=True)
+    facts = [
+        ("Steps", f"{row['steps']:,} ({row['full']:,} traced in full)"),
+        ("Time", f"{short_time(row['dur_ps'])}, {percent(row['share'], None)} of productive time"),
+        ("Step", UNMEASURED if row["step_ps"] is None else f"{short_time(row['step_ps'])} (median)"),
+        ("Variation", _share(row["step_time_cv"], "mean step time")),
+        ("Idle", _share(row["idle"], "step time")),
+        ("MXU", _share(row["mxu_util"], "peak")),
+    ]
+    if row["drift"] is not None:
+        facts.append(("Drift", f"{100 * row['drift']:+.0f} % of step time, last tenth of steps by first"))
+    if row["input"] is not None:
+        facts.append(("Input wait", _share(row["input"], "step time")))
+    facts.append(("Confidence", UNMEASURED if row["confidence"] is None else f"{row['confidence']:.2f} of 1"))
+    chosen = phases.representative(phase.id)
+    if chosen.height:
+        step = chosen.row(0, named=True)
+        host = f" of {cut(step['host'])}" if phases.steps.frame["host"].n_unique() > 1 else ""
+        facts.append(("Representative", f"step {step['step']:,}{host}, {short_time(step['dur_ps'])}"))
+    if (name := nearest_checkpoint(phase.steps["trained"], checkpoints)) is not None:
+        facts.append(("Nearest checkpoint", f"{cut(name)} (step {checkpoints[name]:,})"))
+    return facts
+
+
+def _top(phases: Phases, number: int, side: str) -> list[dict[str, Any]]:
+    top = phases.top(_TOP).filter((pl.col("phase") == number) & (pl.col("side").cast(pl.String) == side))
+    op = pl.col("op").cast(pl.String).map_elements(plain, return_dtype=pl.String)
+    return top.select(op, "share", "count", self_ms=pl.col("self_ps").fill_null(0) / 1e9).to_dicts()
+
+
+def _distinguishing(phases: Phases, number: int) -> list[str]:
+    """Return the strongest differences between the phase's steps and the others, a sentence for each operation."""
+    sentences: dict[str, str] = {}
+    for row in distinguishing_ops(phases, _TOP).filter(pl.col("phase") == number).iter_rows(named=True):
+        op, inside, outside = cut(plain(row["op"])), short_time(row["inside_ps"]), short_time(row["outside_ps"])
+        if row["op"] == "step time":
+            sentence = f"step time: {inside} ({outside} in other phases)"
+        elif row["inside_ran"] != row["outside_ran"] and row["block"] == "presence":
+            ran, others = percent(row["inside_ran"], None), percent(row["outside_ran"], None)
+            sentence = f"{op}: in {ran} of steps ({others} in other phases)"
+        else:
+            block = _BLOCKS.get(row["block"], row["block"])
+            sentence = f"{op} ({block}): {inside} per step ({outside} in other phases)"
+        sentences.setdefault(op, sentence)
+    return [*sentences.values()]
+
+
+def advised(advice: pl.DataFrame) -> list[str]:
+    """Return the first pieces of ``tpunb.schema.ADVICE`` in sentences."""
+    return [plain(f"{row['sentence']} Try: {row['action']}.") for row in advice.head(_PIECES).iter_rows(named=True)]
+
+
+def _figure(value: float | None, form: str, factor: int = 1) -> str:
+    return "–" if value is None else format(factor * value, form)
+
+
+def _share(part: float | None, base: str) -> str:
+    return UNMEASURED if part is None else f"{percent(part, None)} of {base}"
