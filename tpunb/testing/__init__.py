@@ -1,6 +1,6 @@
-"""What tests are made of: toy steps, events and windows, trainings whose phases are known, and a profiler service.
+"""Builders of toy data, synthetic runs, a fake profiler service, and conformance tests of extension points.
 
-No TPU, no network beyond loopback, no randomness that a seed does not fix.
+They need no TPU and no network beyond loopback; all randomness is seeded.
 """
 
 from __future__ import annotations
@@ -8,21 +8,33 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tpunb.testing.known_runs import KINDS, KnownRun, known_run
-from tpunb.testing.rules import check_method
-from tpunb.testing.toys import spelled_steps, toy_events, toy_steps
-from tpunb.testing.windows import toy_window
+from tpunb.testing.builders import spelled_steps, toy_events, toy_steps, toy_window
+from tpunb.testing.conformance import (
+    check_checkpoint_format,
+    check_method,
+    check_search,
+    check_source,
+    check_step_rule,
+)
+from tpunb.testing.scenarios import SCENARIOS, scenario
+from tpunb.testing.synthetic_runs import KINDS, SyntheticRun, synthetic_run
 
 if TYPE_CHECKING:
-    from tpunb.testing.stand_in import ProfilerStandIn
+    from tpunb.testing.fake_profiler import FakeProfiler
 
 __all__ = [
     "KINDS",
-    "KnownRun",
-    "ProfilerStandIn",
+    "SCENARIOS",
+    "FakeProfiler",
+    "SyntheticRun",
+    "check_checkpoint_format",
     "check_method",
-    "known_run",
+    "check_search",
+    "check_source",
+    "check_step_rule",
+    "scenario",
     "spelled_steps",
+    "synthetic_run",
     "toy_events",
     "toy_steps",
     "toy_window",
@@ -30,6 +42,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ProfilerStandIn":  # with it comes grpc, which the toys do without
-        return import_module("tpunb.testing.stand_in").ProfilerStandIn
+    if name == "FakeProfiler":  # imports grpc
+        return import_module("tpunb.testing.fake_profiler").FakeProfiler
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,8 @@
-"""The five workloads of the paper (section V), from a minute on two cores to the sizes of its Table I."""
+"""The five workloads of the paper (section V), from a minute on two cores to the sizes in its Table I."""
 
+from tpunb.workloads import paper
 from tpunb.workloads.catalogue import WORKLOADS, table_1, workload
-from tpunb.workloads.recordings import Recording, recorded
+from tpunb.workloads.recordings import RecordedRun, recorded
 from tpunb.workloads.workload import Workload
 
-__all__ = ["WORKLOADS", "Recording", "Workload", "recorded", "table_1", "workload"]
+__all__ = ["WORKLOADS", "RecordedRun", "Workload", "paper", "recorded", "table_1", "workload"]

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al., 2019): a transformer's encoder, with a head for classes or for the span of an answer."""
+"""BERT (Devlin et al., 2019): a transformer encoder with a head for classes or for the span of an answer."""
 
 from __future__ import annotations
 
@@ -7,41 +7,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpunb.errors import need
+from tpunb.workloads.frameworks import keras
 from tpunb.workloads.records import Decode
 from tpunb.workloads.scaling import Plan, between, rate
 from tpunb.workloads.text_input import paragraphs, sentence_pairs
 from tpunb.workloads.texts import Questions, Sentences
 from tpunb.workloads.wordpiece import tokens_of
+from tpunb.workloads.workload import WorkloadSpec
 
 _EPOCHS, _BATCH = 3, 32
-_HEAD = 64  # width of one attention head, at any scale
+_HEAD = 64  # width of an attention head, at any scale
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the model is.
-
-    Attributes
-    ----------
-    layers, hidden, heads
-        Of the encoder; each feed-forward part is 4 times as wide as `hidden`.
-    vocabulary, positions
-        Rows of the embeddings.
-    length
-        Tokens of an input.
-    """
+    """Size of the model."""
 
     layers: int
-    hidden: int
+    hidden: int  # width; that of a feed-forward layer is four times as much
     heads: int
-    vocabulary: int
+    vocabulary: int  # rows of the embedding, as `positions`
     positions: int
-    length: int = 128
+    length: int = 128  # tokens of an input
 
     @classmethod
     def at(cls, scale: float) -> Size:
-        """Return the size at a scale, up to BERT-Base at 1. The length is Table I's at any.
+        """Return the size at a scale, up to BERT-Base at 1; the length is that of Table I.
 
         >>> Size.at(1)
         Size(layers=12, hidden=768, heads=12, vocabulary=30522, positions=512, length=128)
@@ -57,25 +48,15 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Bert:
-    """BERT on one dataset: what `tpunb.workloads.Workload` asks of a recipe.
+class Bert(WorkloadSpec):
+    """BERT on one dataset."""
 
-    Attributes
-    ----------
-    texts
-        What the dataset holds: sentences with classes, or questions.
-    examples
-        Of its training data.
-    small
-        Steps of an epoch at scale 0.
-    """
-
-    texts: Sentences | Questions
-    examples: int
-    small: int
+    data: Sentences | Questions
+    examples: int  # of training
+    small: int  # steps of an epoch at scale 0
 
     def facts(self) -> Mapping[str, object]:
-        """Return its parameters, as in Table I."""
+        """Return the parameters in Table I."""
         return {
             "max seq length": Size.at(1).length,
             "train batch size": self.plan(1).batch,
@@ -84,35 +65,26 @@ class Bert:
         }
 
     def plan(self, scale: float) -> Plan:
-        """Return how long it trains: what grows with the scale is the batch, the steps and the examples.
-
-        It is evaluated once, when all epochs are over.
-        """
+        """Return the plan: batch, steps and examples grow with the scale. It evaluates once, at the end."""
         batch = between(16, _BATCH, scale)
         steps = between(self.small, self.examples // _BATCH, scale)
         examples = between(self.small * 16, self.examples, scale)
         return Plan(batch, _EPOCHS, steps, max(1, steps // 4), examples, eval_every=_EPOCHS)
 
-    def made(self, scale: float) -> Sentences | Questions:
-        """Return what makes records: texts of the real lengths at any scale."""
-        return self.texts
-
     def decode(self, scale: float, split: str, seed: int, folder: Path) -> Decode:
-        """Return what turns a record into input and target."""
+        """Return the function from a record to input and target."""
         size = Size.at(scale)
         tokens = tokens_of(folder, size.vocabulary)
-        prepare = sentence_pairs if isinstance(self.texts, Sentences) else paragraphs
+        prepare = sentence_pairs if isinstance(self.data, Sentences) else paragraphs
         return prepare(tokens, size.length)
 
     def model(self, scale: float) -> Any:
         """Return the compiled model."""
-        keras = need("keras", extra="tensorflow")
         crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        plan = self.plan(scale)
-        decay = keras.optimizers.schedules.PolynomialDecay(_learning_rate(scale), plan.steps, 0.0)
+        decay = keras.optimizers.schedules.PolynomialDecay(_learning_rate(scale), self.plan(scale).steps, 0.0)
         optimizer = keras.optimizers.AdamW(decay, weight_decay=0.01, global_clipnorm=1.0)
-        if isinstance(self.texts, Sentences):
-            model = classifier(Size.at(scale), self.texts.classes)
+        if isinstance(self.data, Sentences):
+            model = classifier(Size.at(scale), self.data.classes)
             model.compile(optimizer, crossentropy, metrics=["accuracy"])
         else:
             model = span(Size.at(scale))
@@ -121,9 +93,7 @@ class Bert:
 
 
 def classifier(size: Size, classes: int) -> Any:
-    """Return BERT with a class for each text: logits of shape (batch, classes)."""
-    import keras
-
+    """Return BERT as a classifier: logits of shape (batch, classes)."""
     inputs, hidden = _encoder(size)
     pooled = keras.layers.Dense(size.hidden, activation="tanh", name="pooler", **_init())(hidden[:, 0])
     pooled = keras.layers.Dropout(0.1)(pooled)
@@ -132,42 +102,36 @@ def classifier(size: Size, classes: int) -> Any:
 
 
 def span(size: Size) -> Any:
-    """Return BERT with the span of an answer: logits ``start`` and ``end`` of shape (batch, length)."""
-    import keras
-
+    """Return BERT for answer spans: logits ``start`` and ``end`` of shape (batch, length)."""
     inputs, hidden = _encoder(size)
     logits = keras.layers.Dense(2, name="span", **_init())(hidden)
     return keras.Model(inputs, {"start": logits[..., 0], "end": logits[..., 1]}, name="bert_span")
 
 
 def _encoder(size: Size) -> tuple[Any, Any]:
-    """Return the inputs, and the hidden states of shape (batch, length, hidden)."""
-    import keras
-
+    """Return the inputs, and hidden states of shape (batch, length, hidden)."""
     shape = (size.length,)
     inputs = {name: keras.Input(shape, dtype="int32", name=name) for name in ("tokens", "segments")}
     tokens = inputs["tokens"]
-    places = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=1) - 1
+    positions = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=1) - 1
     hidden = (
         _embedding(size.vocabulary, size.hidden, "token_embedding")(tokens)
         + _embedding(2, size.hidden, "segment_embedding")(inputs["segments"])
-        + _embedding(size.positions, size.hidden, "position_embedding")(places)
+        + _embedding(size.positions, size.hidden, "position_embedding")(positions)
     )
     hidden = keras.layers.Dropout(0.1)(_norm("embedding_norm")(hidden))
-    seen = keras.ops.not_equal(tokens, 0)[:, None, :]
+    mask = keras.ops.not_equal(tokens, 0)[:, None, :]
     for number in range(size.layers):
-        hidden = _layer(hidden, seen, size, f"layer_{number}")
+        hidden = _layer(hidden, mask, size, f"layer_{number}")
     return inputs, hidden
 
 
-def _layer(hidden: Any, seen: Any, size: Size, name: str) -> Any:
-    """Return the hidden states behind one layer: attention and feed-forward, each added to its input and normed."""
-    import keras
-
+def _layer(hidden: Any, mask: Any, size: Size, name: str) -> Any:
+    """Return the hidden states after one layer: attention and feed-forward, both residual and normalised."""
     attention = keras.layers.MultiHeadAttention(
         size.heads, size.hidden // size.heads, dropout=0.1, name=f"{name}_attention", **_init()
     )
-    attended = keras.layers.Dropout(0.1)(attention(hidden, hidden, attention_mask=seen))
+    attended = keras.layers.Dropout(0.1)(attention(hidden, hidden, attention_mask=mask))
     hidden = _norm(f"{name}_attention_norm")(hidden + attended)
     wide = keras.layers.Dense(4 * size.hidden, activation="gelu", name=f"{name}_wide", **_init())(hidden)
     narrow = keras.layers.Dense(size.hidden, name=f"{name}_narrow", **_init())(wide)
@@ -175,14 +139,10 @@ def _layer(hidden: Any, seen: Any, size: Size, name: str) -> Any:
 
 
 def _embedding(rows: int, hidden: int, name: str) -> Any:
-    import keras
-
     return keras.layers.Embedding(rows, hidden, embeddings_initializer=_normal(), name=name)
 
 
 def _norm(name: str) -> Any:
-    import keras
-
     return keras.layers.LayerNormalization(epsilon=1e-12, name=name)
 
 
@@ -191,11 +151,9 @@ def _init() -> dict[str, Any]:
 
 
 def _normal() -> Any:
-    import keras
-
     return keras.initializers.TruncatedNormal(stddev=0.02)
 
 
 def _learning_rate(scale: float) -> float:
-    """Return the highest learning rate: a small model learns from nothing, and in few steps."""
+    """Return the highest learning rate; the small model is not pre-trained and trains for few steps."""
     return rate(1e-3, 2e-5, scale)

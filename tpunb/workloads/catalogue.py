@@ -1,15 +1,14 @@
-"""The workloads of the paper by name, and its Table I, made from them."""
+"""The workloads of the paper by name, and its Table I."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 
 import polars as pl
 
 from tpunb.errors import TpunbError
-from tpunb.frames.words import plain
+from tpunb.text import plain
 from tpunb.workloads.bert import Bert
 from tpunb.workloads.dcgan import Dcgan
 from tpunb.workloads.images import Images, Scenes
@@ -24,15 +23,12 @@ _OBJECTS, _CLASSES = "Object Detection", "Image Classification"
 _GIB = 1024.0  # MiB
 _SQUAD, _COCO, _CIFAR = 422.27, 48.49 * _GIB, 178.87  # MiB
 _SQUAD_EXAMPLES = 87_599
-_SMALL = Images(32, 32, 10, file="png")
+_SMALL, _PHOTOS, _SCENES = Images(32, 32, 10, file="png"), Images(375, 500, 1000), Scenes(480, 640, 90)
+_HALF_QANET = QANet(Questions(), _SQUAD_EXAMPLES, 0.5)
 
 
-def _named(*workloads: Workload) -> Mapping[str, Workload]:
-    return MappingProxyType({one.name: one for one in workloads})
-
-
-# words of a sentence, examples of the training data, and at scale 0 the steps of an epoch: fewer for smaller datasets
-WORKLOADS = _named(
+_ALL = (
+    # sentence lengths in words, examples, and at scale 0 the steps of an epoch: fewer for smaller datasets
     Workload("bert-squad", _LANGUAGE, "BERT", "SQuAD", _SQUAD, Bert(Questions(), _SQUAD_EXAMPLES, 128)),
     Workload("bert-mrpc", _LANGUAGE, "BERT", "MRPC", 2.85, Bert(Sentences(22, 22, 2), 3668, 80)),
     Workload("bert-mnli", _LANGUAGE, "BERT", "MNLI", 430.61, Bert(Sentences(20, 10, 3), 392_702, 144)),
@@ -40,41 +36,25 @@ WORKLOADS = _named(
     Workload("dcgan-cifar10", _IMAGES, "DCGAN", "CIFAR-10", _CIFAR, Dcgan(_SMALL, 50_000)),
     Workload("dcgan-mnist", _IMAGES, "DCGAN", "MNIST", 56.21, Dcgan(Images(28, 28, 10, 1, "png"), 60_000)),
     Workload("qanet-squad", _ANSWERS, "QANet", "SQuAD", _SQUAD, QANet(Questions(), _SQUAD_EXAMPLES)),
-    Workload("retinanet-coco", _OBJECTS, "RetinaNet", "COCO", _COCO, RetinaNet(Scenes(480, 640, 90))),
-    Workload(
-        "resnet-imagenet", _CLASSES, "ResNet", "ImageNet", 143.38 * _GIB, ResNet(Images(375, 500, 1000), 1_281_167)
-    ),
+    Workload("retinanet-coco", _OBJECTS, "RetinaNet", "COCO", _COCO, RetinaNet(_SCENES)),
+    Workload("resnet-imagenet", _CLASSES, "ResNet", "ImageNet", 143.38 * _GIB, ResNet(_PHOTOS, 1_281_167)),
     # section VI.C
-    Workload(
-        "qanet-squad-half",
-        _ANSWERS,
-        "QANet",
-        "half of SQuAD",
-        _SQUAD / 2,
-        QANet(Questions(), _SQUAD_EXAMPLES, 0.5),
-        True,
-    ),
-    Workload(
-        "retinanet-coco-half",
-        _OBJECTS,
-        "RetinaNet",
-        "half of COCO",
-        _COCO / 2,
-        RetinaNet(Scenes(480, 640, 90), 0.5),
-        True,
-    ),
+    Workload("qanet-squad-half", _ANSWERS, "QANet", "half of SQuAD", _SQUAD / 2, _HALF_QANET, True),
+    Workload("retinanet-coco-half", _OBJECTS, "RetinaNet", "half of COCO", _COCO / 2, RetinaNet(_SCENES, 0.5), True),
     Workload("resnet-cifar10", _CLASSES, "ResNet", "CIFAR-10", _CIFAR, ResNet(Images(32, 32, 10), 50_000), True),
 )
-"""By name."""
+
+WORKLOADS = MappingProxyType({each.name: each for each in _ALL})
+"""The workloads, by name."""
 
 
 def workload(name: str) -> Workload:
-    """Return the workload of that name, whatever its capitals.
+    """Return a workload by name, in any case.
 
     Raises
     ------
     TpunbError
-        There is none.
+        No workload has that name.
 
     >>> workload("BERT-MRPC")
     Workload(name='bert-mrpc', task='Natural Language', model='BERT', dataset='MRPC', size_mib=2.85, reduced=False)
@@ -82,28 +62,25 @@ def workload(name: str) -> Workload:
     if name.casefold() in WORKLOADS:
         return WORKLOADS[name.casefold()]
     near = get_close_matches(name.casefold(), WORKLOADS, n=1)
-    hint = f"is it {near[0]!r}?" if near else f"known are {', '.join(WORKLOADS)}"
-    raise TpunbError(f"no workload is called {plain(name)!r}", hint=hint)
+    hint = f"use {near[0]!r}" if near else f"use one of {', '.join(WORKLOADS)}"
+    raise TpunbError(f"no workload is named {plain(name)!r}", hint=hint)
 
 
 def table_1() -> pl.DataFrame:
-    """Return Table I of the paper: workload, task, model, dataset, its size, and the default training parameters.
+    """Return the paper's Table I: workload, task, model, dataset and its size, and the training parameters.
 
-    One row a model and dataset; the parameters are those that a run at scale 1 has.
+    One row per model and dataset; the parameters are those of a run at scale 1.
 
     >>> table_1().select("model", "dataset", "size_mib").row(1)
     ('BERT', 'MRPC', 2.85)
     """
     rows = [
         {
-            "workload": one.name,
-            "task": one.task,
-            "model": one.model,
-            "dataset": one.dataset,
-            "size_mib": one.size_mib,
-            "parameters": "\n".join(f"{name}: {value:g}" for name, value in one.table_1.items()),
+            "workload": each.name,
+            **{name: getattr(each, name) for name in ("task", "model", "dataset", "size_mib")},
+            "parameters": "\n".join(f"{name}: {value:g}" for name, value in each.table_1.items()),
         }
-        for one in WORKLOADS.values()
-        if not one.reduced
+        for each in WORKLOADS.values()
+        if not each.reduced
     ]
     return pl.DataFrame(rows)

@@ -1,4 +1,4 @@
-"""What a step of a Keras model costs: the operations and bytes of its matrix arithmetic, counted in its program."""
+"""Cost of a step of a Keras model: FLOPs and bytes of its matrix operations, counted in its graph."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import math
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
-from tpunb.errors import TpunbError, need
+from tpunb.errors import TpunbError
+from tpunb.workloads.frameworks import tf
 from tpunb.workloads.scaling import SPLITS
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one step.
+    """Cost of one step.
 
     Attributes
     ----------
     flops
-        Floating-point operations, of matrix products and convolutions alone: what a matrix unit would do. An addition
-        and a multiplication are two.
+        Floating-point operations of matrix products and convolutions, which run on a matrix unit. A multiplication and
+        an addition are two.
     bytes
-        That these read and write, if each read its operands and wrote its result once, and all else were fused into
-        them: what a memory would move at least.
+        Bytes that these read and write if each moves its operands and results once and all other operations are fused:
+        a lower bound.
     """
 
     flops: float
@@ -32,29 +32,28 @@ class Cost:
 
 
 def cost(model: Any, data: Any, split: str = "train") -> Cost:
-    """Return what a step of a compiled Keras model costs: counted in the traced graph, nothing is run.
+    """Return the cost of a step of a compiled Keras model, counted in the traced graph without running it.
 
     Parameters
     ----------
     model
-        With TensorFlow as its backend.
+        Model on the TensorFlow backend.
     data
-        A ``tf.data.Dataset`` of its batches, of which one is taken for its shape.
+        ``tf.data.Dataset`` of its batches; the shapes of the first are used.
     split
-        "train" for ``train_step``, gradients and all; "eval" for ``test_step``.
+        "train" for ``train_step`` with gradients, "eval" for ``test_step``.
 
     Raises
     ------
     ValueError
-        When the split is another.
+        The split is neither.
     TpunbError
-        When a shape is not known before the program runs.
+        A shape is dynamic.
     """
     if split not in SPLITS:
         raise ValueError(f"The split parameter of cost must be one of {SPLITS}. Got {split!r} instead.")
-    tf = need("tensorflow", extra="tensorflow")
     step = model.train_step if split == "train" else model.test_step
-    shapes = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), next(iter(data)))
+    shapes = tf.nest.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), next(iter(data)))
     graph = tf.function(lambda batch: step(batch), autograph=False).get_concrete_function(shapes).graph
     counted = [op for op in graph.get_operations() if op.type in _FLOPS]
     flops, moved = sum(_FLOPS[op.type](op) for op in counted), sum(_bytes(op) for op in counted)
@@ -64,7 +63,7 @@ def cost(model: Any, data: Any, split: str = "train") -> Cost:
 def _shape(tensor: Any) -> list[int]:
     if not tensor.shape.is_fully_defined():
         raise TpunbError(
-            f"the shape of {tensor.op.name} is {tensor.shape}: what it costs is not known before it runs",
+            f"the shape of {tensor.op.name} is {tensor.shape}: the cost of dynamic shapes is unknown",
             hint="give batches of one shape: batch(n, drop_remainder=True), padded_batch with padded_shapes",
         )
     return list(tensor.shape)
@@ -75,21 +74,16 @@ def _size(tensor: Any) -> int:
 
 
 def _bytes(op: Any) -> int:
-    return sum(_size(one) * one.dtype.size for one in (*op.inputs, *op.outputs))
+    return sum(_size(each) * each.dtype.size for each in (*op.inputs, *op.outputs))
 
 
 def _matmul(op: Any) -> int:
-    inner = _shape(op.inputs[0])[0 if op.get_attr("transpose_a") else 1]
-    return 2 * _size(op.outputs[0]) * inner
-
-
-def _batch_matmul(op: Any) -> int:
-    inner = _shape(op.inputs[0])[-2 if op.get_attr("adj_x") else -1]
-    return 2 * _size(op.outputs[0]) * inner
+    transposed = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
+    return 2 * _size(op.outputs[0]) * _shape(op.inputs[0])[-2 if transposed else -1]
 
 
 def _einsum(op: Any) -> int:
-    """Count a product for each combination of the indices; one operand alone is moved or summed, not multiplied."""
+    """Count a product per combination of the indices; one operand alone is not multiplied."""
     if len(op.inputs) < 2:
         return 0
     sides = op.get_attr("equation").decode().split("->")[0].split(",")
@@ -98,48 +92,23 @@ def _einsum(op: Any) -> int:
         shape = _shape(tensor)
         before, _, after = letters.partition("...")
         rest = len(shape) - len(before) - len(after)
-        dots = string.digits[:rest]  # the dimensions that "..." stands for, counted from the last
+        dots = string.digits[:rest]  # the dimensions of "...", from the last
         sizes.update(zip((*before, *reversed(dots), *after), shape, strict=True))
     return 2 * math.prod(sizes.values())
 
 
-def _convolution(filters: Callable[[Any], Any], there: Callable[[Any], Any], *, deep: bool) -> Callable[[Any], int]:
-    """Return what counts a convolution, or one of its gradients: each does what the other two do.
-
-    Parameters
-    ----------
-    filters, there
-        The tensor of the filters' shape, and that on the far side of the convolution.
-    deep
-        Whether each filter reads all channels, not one.
-    """
-
-    def count(op: Any) -> int:
-        height, width, channels, _ = _shape(filters(op))
-        return 2 * _size(there(op)) * height * width * (channels if deep else 1)
-
-    return count
+def _convolution(op: Any) -> int:
+    """Count a convolution or one of its gradients: the product of filters and the tensor at their far side."""
+    filters = op.outputs[0] if op.type.endswith("BackpropFilter") else op.inputs[1]
+    result = op.inputs[2] if "Backprop" in op.type else op.outputs[0]
+    height, width, channels, _ = _shape(filters)
+    return 2 * _size(result) * height * width * (1 if op.type.startswith("Depthwise") else channels)
 
 
-def _input(number: int) -> Callable[[Any], Any]:
-    return lambda op: op.inputs[number]
-
-
-def _output(op: Any) -> Any:
-    return op.outputs[0]
-
-
-_FLOPS: Mapping[str, Callable[[Any], int]] = MappingProxyType(
-    {
-        "MatMul": _matmul,
-        "BatchMatMulV2": _batch_matmul,
-        "BatchMatMulV3": _batch_matmul,
-        "Einsum": _einsum,
-        "Conv2D": _convolution(_input(1), _output, deep=True),
-        "Conv2DBackpropInput": _convolution(_input(1), _input(2), deep=True),
-        "Conv2DBackpropFilter": _convolution(_output, _input(2), deep=True),
-        "DepthwiseConv2dNative": _convolution(_input(1), _output, deep=False),
-        "DepthwiseConv2dNativeBackpropInput": _convolution(_input(1), _input(2), deep=False),
-        "DepthwiseConv2dNativeBackpropFilter": _convolution(_output, _input(2), deep=False),
-    }
-)
+_GRADIENTS = ("", "BackpropInput", "BackpropFilter")
+_FLOPS: Mapping[str, Callable[[Any], int]] = {
+    **dict.fromkeys(("MatMul", "BatchMatMulV2", "BatchMatMulV3"), _matmul),
+    "Einsum": _einsum,
+    **dict.fromkeys((f"Conv2D{gradient}" for gradient in _GRADIENTS), _convolution),
+    **dict.fromkeys((f"DepthwiseConv2dNative{gradient}" for gradient in _GRADIENTS), _convolution),
+}

@@ -1,6 +1,6 @@
-"""Images with the sizes of the real datasets, smooth and a little grainy as photographs are, each with its class.
+"""Synthetic images with the sizes of the real datasets: smooth backgrounds, grain, and ellipses.
 
-What can be learned is the colour and the place of ellipses: those of a class are of one hue.
+Labels can be learned: ellipses of a class have one hue.
 """
 
 from __future__ import annotations
@@ -12,71 +12,50 @@ from typing import Any
 
 import numpy as np
 
+from tpunb.workloads.frameworks import tf
 from tpunb.workloads.records import example
 
-_GRAIN = 10.0  # of 255; so much that files are as large as photographs' of that size
+_GRAIN = 10.0  # of 255; makes files as large as those of photographs
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images of one class each: the shape of ImageNet, CIFAR-10 and MNIST.
-
-    Attributes
-    ----------
-    height, width
-        Pixels.
-    classes
-        How many labels there are.
-    channels
-        3, or 1 for grey.
-    file
-        "jpeg", or "png" where small images are kept as they are.
-    """
+    """Images with a class: the shape of ImageNet, CIFAR-10 and MNIST; `height` and `width` in pixels."""
 
     height: int
     width: int
     classes: int
-    channels: int = 3
-    file: str = "jpeg"
+    channels: int = 3  # or 1 for grey
+    file: str = "jpeg"  # or "png"
 
     def records(self, numbers: np.random.Generator) -> Iterator[bytes]:
         """Yield records without end: ``image/encoded`` and ``image/class/label``, from 0."""
         while True:
             label = int(numbers.integers(self.classes))
             image = backdrop(numbers, self.height, self.width)
-            size = (self.height, self.width)
             for _ in range(3):
-                paint(image, _anywhere(numbers, *size), hue(label, self.classes, numbers))
-            yield example(
-                {"image/encoded": encoded(image, numbers, self.channels, self.file), "image/class/label": label}
-            )
+                paint(image, _random_box(numbers, self.height, self.width), hue(label, self.classes, numbers))
+            data = encoded(image, numbers, self.channels, self.file)
+            yield example({"image/encoded": data, "image/class/label": label})
 
 
 @dataclass(frozen=True)
 class Scenes:
-    """Images with some objects each, in boxes: the shape of COCO.
-
-    Attributes
-    ----------
-    height, width
-        Pixels.
-    classes
-        How many labels there are.
-    """
+    """Images with objects in boxes: the shape of COCO; `height`, `width` in pixels, `classes` of objects."""
 
     height: int
     width: int
     classes: int
 
     def records(self, numbers: np.random.Generator) -> Iterator[bytes]:
-        """Yield records without end: ``image/encoded``, and of the objects ``image/object/bbox/ymin`` and so on.
+        """Yield records without end: ``image/encoded``, ``image/object/bbox/ymin`` and so on.
 
-        Edges are shares of the image, and ``image/object/class/label`` counts from 1, as in the real records.
+        Edges are relative to the image, and ``image/object/class/label`` starts at 1, as in the real records.
         """
         while True:
             image = backdrop(numbers, self.height, self.width)
-            count = int(np.clip(numbers.poisson(7), 1, 20))  # COCO has 7 on average
-            boxes = [_anywhere(numbers, self.height, self.width) for _ in range(count)]
+            count = int(np.clip(numbers.poisson(7), 1, 20))  # the mean of COCO
+            boxes = [_random_box(numbers, self.height, self.width) for _ in range(count)]
             labels = [int(label) for label in numbers.integers(self.classes, size=count)]
             for box, label in zip(boxes, labels, strict=True):
                 paint(image, box, hue(label, self.classes, numbers))
@@ -92,14 +71,14 @@ class Scenes:
 
 
 def backdrop(numbers: np.random.Generator, height: int, width: int) -> Any:
-    """Return an image of soft colours, float32 of shape (height, width, 3), from 0 to 255."""
+    """Return a smooth image from 0 to 255, float32 of shape (height, width, 3)."""
     coarse = numbers.uniform(60, 196, size=(6, 8, 3)).astype("float32")
-    rows, columns = _stretching(height, 6), _stretching(width, 8)
+    rows, columns = _interpolation(height, 6), _interpolation(width, 8)
     return np.einsum("hr,rcd,wc->hwd", rows, coarse, columns, optimize=True).astype("float32")
 
 
 def paint(image: Any, box: tuple[float, float, float, float], colour: Any) -> None:
-    """Fill the ellipse within a box (ymin, xmin, ymax, xmax, in pixels) of an image with a colour."""
+    """Fill the ellipse in a box (ymin, xmin, ymax, xmax, in pixels) with a colour."""
     top, left, bottom, right = box
     rows = np.arange(int(top), int(np.ceil(bottom)))[: image.shape[0]]
     columns = np.arange(int(left), int(np.ceil(right)))[: image.shape[1]]
@@ -111,30 +90,28 @@ def paint(image: Any, box: tuple[float, float, float, float], colour: Any) -> No
 
 
 def hue(label: int, classes: int, numbers: np.random.Generator) -> Any:
-    """Return a colour of a class, from 0 to 255: its hue is the class, its brightness at random."""
+    """Return a colour from 0 to 255, with the hue of the class and a random brightness."""
     return 255 * np.array(colorsys.hsv_to_rgb(label / classes, 0.9, numbers.uniform(0.6, 1.0)), "float32")
 
 
 def encoded(image: Any, numbers: np.random.Generator, channels: int, file: str) -> bytes:
-    """Return an image as a JPEG or PNG file, with grain."""
-    import tensorflow as tf
-
+    """Return an image with grain as a JPEG or PNG file."""
     grain = numbers.standard_normal(image.shape[:2], dtype="float32")[..., None] * _GRAIN
     pixels = np.clip(image + grain, 0, 255).astype("uint8")
     if channels == 1:
         pixels = pixels.max(2, keepdims=True)
-    made = tf.io.encode_png(pixels) if file == "png" else tf.io.encode_jpeg(pixels, quality=92)
-    return bytes(made.numpy())
+    data = tf.io.encode_png(pixels) if file == "png" else tf.io.encode_jpeg(pixels, quality=92)
+    return bytes(data.numpy())
 
 
-def _anywhere(numbers: np.random.Generator, height: int, width: int) -> tuple[float, float, float, float]:
-    """Return a box within an image, in pixels."""
+def _random_box(numbers: np.random.Generator, height: int, width: int) -> tuple[float, float, float, float]:
+    """Return a random box in an image, in pixels."""
     tall, wide = numbers.uniform(0.15, 0.6, size=2) * (height, width)
     top, left = numbers.uniform(0, height - tall), numbers.uniform(0, width - wide)
     return top, left, top + tall, left + wide
 
 
-def _stretching(size: int, coarse: int) -> Any:
-    """Return the matrix that stretches `coarse` values to `size`, linearly between them."""
+def _interpolation(size: int, coarse: int) -> Any:
+    """Return the matrix that interpolates `coarse` values linearly to `size`."""
     at = np.linspace(0, coarse - 1, size)
     return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(coarse))).astype("float32")

@@ -1,4 +1,4 @@
-"""QANet (Yu et al., 2018): separable convolutions and self-attention over a question and the text that answers it."""
+"""QANet (Yu et al., 2018): separable convolutions and self-attention over a question and its context."""
 
 from __future__ import annotations
 
@@ -9,48 +9,39 @@ from typing import Any
 
 import numpy as np
 
-from tpunb.errors import need
+from tpunb.workloads.frameworks import keras
 from tpunb.workloads.records import Decode
 from tpunb.workloads.scaling import Plan, between
 from tpunb.workloads.text_input import words_and_letters
 from tpunb.workloads.texts import Questions
 from tpunb.workloads.wordpiece import LETTERS, tokens_of
+from tpunb.workloads.workload import WorkloadSpec
 
 _EPOCHS, _EPOCH_STEPS, _BATCH = 5, 20_000, 32
 _DROPOUT = 0.1
 _BYTES = 256
-_EMBEDDING_CONVOLUTIONS, _MODEL_CONVOLUTIONS = (4, 7), (2, 5)  # how many of a block, and their kernel
-_PASSES = 3  # over the same blocks
+_EMBEDDING_CONVOLUTIONS, _MODEL_CONVOLUTIONS = (4, 7), (2, 5)  # per block, and kernel size
+_PASSES = 3  # over the model encoder
 
 Layer = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the model is.
+    """Size of the model."""
 
-    Attributes
-    ----------
-    hidden, heads, blocks
-        Of the encoders, and of the blocks that read context and question together.
-    context, question
-        Words of each that are read.
-    vocabulary, word, letter
-        Rows of the embedding of words, and the widths of both embeddings.
-    """
-
-    hidden: int
+    hidden: int  # width of the encoders
     heads: int
-    blocks: int
-    context: int
+    blocks: int  # of the model encoder
+    context: int  # words that are read, as `question`
     question: int
-    vocabulary: int
-    word: int
+    vocabulary: int  # rows of the word embedding
+    word: int  # width of an embedding, as `letter`
     letter: int
 
     @classmethod
     def at(cls, scale: float) -> Size:
-        """Return the size at a scale, up to the one of QANet's paper at 1.
+        """Return the size at a scale, up to that of QANet's paper at 1.
 
         >>> Size.at(1)
         Size(hidden=128, heads=8, blocks=7, context=400, question=50, vocabulary=90000, word=300, letter=200)
@@ -68,47 +59,32 @@ class Size:
 
 
 @dataclass(frozen=True)
-class QANet:
-    """QANet on SQuAD, or on a share of it: what `tpunb.workloads.Workload` asks of a recipe.
+class QANet(WorkloadSpec):
+    """QANet on SQuAD, or on a share of it."""
 
-    Attributes
-    ----------
-    texts
-        What the dataset holds.
-    examples
-        Of its training data.
-    share
-        Of the dataset that is read; an epoch has that share of the steps (paper VI.C).
-    """
-
-    texts: Questions
-    examples: int
-    share: float = 1.0
+    data: Questions
+    examples: int  # of training, in all of SQuAD
+    share: float = 1.0  # of the dataset that is read; an epoch has that share of the steps (paper VI.C)
 
     def facts(self) -> Mapping[str, object]:
-        """Return its parameters, as in Table I."""
+        """Return the parameters in Table I."""
         plan = self.plan(1)
         return {"train batch size": plan.batch, "steps per epoch": plan.epoch_steps, "num epochs": plan.epochs}
 
     def plan(self, scale: float) -> Plan:
-        """Return how long it trains: what grows with the scale is the batch, the steps and the examples."""
+        """Return the plan: batch, steps and examples grow with the scale."""
         batch = between(8, _BATCH, scale)
         steps = round(between(80, _EPOCH_STEPS, scale) * self.share)
         examples = round(between(512, self.examples, scale) * self.share)
         return Plan(batch, _EPOCHS, steps, between(10, 10_570 // _BATCH, scale), examples)
 
-    def made(self, scale: float) -> Questions:
-        """Return what makes records: texts of the real lengths at any scale."""
-        return self.texts
-
     def decode(self, scale: float, split: str, seed: int, folder: Path) -> Decode:
-        """Return what turns a record into input and target."""
+        """Return the function from a record to input and target."""
         size = Size.at(scale)
         return words_and_letters(tokens_of(folder, size.vocabulary), size.context, size.question)
 
     def model(self, scale: float) -> Any:
         """Return the compiled model."""
-        keras = need("keras", extra="tensorflow")
         crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         optimizer = keras.optimizers.Adam(1e-3, beta_1=0.8, epsilon=1e-7, global_clipnorm=5.0)
         model = span(Size.at(scale))
@@ -118,33 +94,29 @@ class QANet:
 
 def span(size: Size) -> Any:
     """Return QANet: logits ``start`` and ``end`` of shape (batch, words of the context)."""
-    import keras
-
     lengths = {"context": size.context, "question": size.question}
     inputs = {name: keras.Input((length,), dtype="int32", name=name) for name, length in lengths.items()}
     for name, length in lengths.items():
         inputs[f"{name}_letters"] = keras.Input((length, LETTERS), dtype="int32", name=f"{name}_letters")
     embed, encode = _embedding(size), _encoder(size, 1, *_EMBEDDING_CONVOLUTIONS, "embedding")
-    seen = {name: keras.ops.not_equal(inputs[name], 0) for name in lengths}
-    context, question = (encode(embed(inputs[name], inputs[f"{name}_letters"]), seen[name]) for name in lengths)
-    hidden = _attended(context, question, seen["context"], seen["question"])
+    masks = {name: keras.ops.not_equal(inputs[name], 0) for name in lengths}
+    context, question = (encode(embed(inputs[name], inputs[f"{name}_letters"]), masks[name]) for name in lengths)
+    hidden = _attended(context, question, masks["context"], masks["question"])
     hidden = keras.layers.Conv1D(size.hidden, 1, use_bias=False, name="attended")(hidden)
     model = _encoder(size, size.blocks, *_MODEL_CONVOLUTIONS, "model")
     passes = []
     for _ in range(_PASSES):
-        hidden = model(hidden, seen["context"])
+        hidden = model(hidden, masks["context"])
         passes.append(hidden)
     logits = {
-        name: _pointer(keras.ops.concatenate([passes[0], other], axis=-1), seen["context"], name)
+        name: _pointer(keras.ops.concatenate([passes[0], other], axis=-1), masks["context"], name)
         for name, other in (("start", passes[1]), ("end", passes[2]))
     }
     return keras.Model(inputs, logits, name="qanet")
 
 
 def _embedding(size: Size) -> Layer:
-    """Return what embeds words by their numbers and their letters: two highway layers above both."""
-    import keras
-
+    """Return the embedding of words by number and letters, with two highway layers on top."""
     words = keras.layers.Embedding(size.vocabulary, size.word, name="words")
     letters = keras.layers.Embedding(_BYTES, size.letter, name="letters")
     spelling = keras.layers.Conv2D(size.letter, (1, 5), padding="same", activation="relu", name="spelling")
@@ -159,90 +131,76 @@ def _embedding(size: Size) -> Layer:
     narrow = keras.layers.Conv1D(size.hidden, 1, use_bias=False, name="embedded")
 
     def embed(numbers: Any, spelled: Any) -> Any:
-        heard = keras.ops.max(spelling(letters(spelled)), axis=2)
-        hidden = keras.layers.Dropout(_DROPOUT)(keras.ops.concatenate([words(numbers), heard], axis=-1))
+        spelt = keras.ops.max(spelling(letters(spelled)), axis=2)
+        hidden = keras.layers.Dropout(_DROPOUT)(keras.ops.concatenate([words(numbers), spelt], axis=-1))
         for gate, change in highways:
-            opened = gate(hidden)
-            hidden = opened * change(hidden) + (1 - opened) * hidden
+            share = gate(hidden)
+            hidden = share * change(hidden) + (1 - share) * hidden
         return narrow(hidden)
 
     return embed
 
 
 def _encoder(size: Size, blocks: int, convolutions: int, kernel: int, name: str) -> Layer:
-    """Return encoder blocks: convolutions, self-attention and feed-forward, each normed first and then added.
-
-    What is returned is called on hidden states and which of them count; each call shares the weights.
-    """
-    import keras
-
-    residuals: list[tuple[Any, Layer, bool]] = []  # norm, what is added, whether it asks which states count
+    """Return a function of hidden states and mask: residual convolutions, self-attention and feed-forward."""
+    residuals: list[tuple[Any, Layer, bool]] = []  # normalisation, layer, whether it takes the mask
     for number in range(blocks):
         at = f"{name}_{number}"
         parts: list[Layer] = [
             keras.layers.SeparableConv1D(
-                size.hidden, kernel, padding="same", activation="relu", name=f"{at}_convolution_{one}"
+                size.hidden, kernel, padding="same", activation="relu", name=f"{at}_convolution_{i}"
             )
-            for one in range(convolutions)
+            for i in range(convolutions)
         ]
         parts += [
             keras.layers.MultiHeadAttention(size.heads, size.hidden // size.heads, name=f"{at}_attention"),
-            _chained(keras.layers.Dense(size.hidden, activation="relu"), keras.layers.Dense(size.hidden)),
+            _chain(keras.layers.Dense(size.hidden, activation="relu"), keras.layers.Dense(size.hidden)),
         ]
         residuals += [(keras.layers.LayerNormalization(), part, part is parts[convolutions]) for part in parts]
     starts = range(0, len(residuals), convolutions + 2)
 
-    def encode(hidden: Any, seen: Any) -> Any:
+    def encode(hidden: Any, mask: Any) -> Any:
         for number, (norm, part, attends) in enumerate(residuals):
             if number in starts:
                 hidden = hidden + _positions(hidden.shape[1], size.hidden)
             normed = norm(hidden)
-            added = part(normed, normed, attention_mask=seen[:, None, :]) if attends else part(normed)
+            added = part(normed, normed, attention_mask=mask[:, None, :]) if attends else part(normed)
             hidden = hidden + keras.layers.Dropout(_DROPOUT)(added)
         return hidden
 
     return encode
 
 
-def _chained(first: Layer, then: Layer) -> Layer:
+def _chain(first: Layer, then: Layer) -> Layer:
     return lambda hidden: then(first(hidden))
 
 
-def _attended(context: Any, question: Any, context_seen: Any, question_seen: Any) -> Any:
-    """Return the context with what of the question belongs to each word, and what of the context to that.
-
-    The likeness of a word of either is trilinear: a weighed sum of both and of their product.
-    """
-    import keras
-
+def _attended(context: Any, question: Any, context_mask: Any, question_mask: Any) -> Any:
+    """Return the context with context-to-question and question-to-context attention, by trilinear similarity."""
     ops = keras.ops
     width = context.shape[-1]
     of_context = keras.layers.Dense(1, use_bias=False, name="likeness_context")(context)
     of_question = keras.layers.Dense(1, use_bias=False, name="likeness_question")(question)
-    weighed = keras.layers.EinsumDense("bcd,d->bcd", (None, width), name="likeness_product")(context)
-    likeness = of_context + ops.transpose(of_question, (0, 2, 1)) + ops.einsum("bcd,bqd->bcq", weighed, question)
-    to_question = ops.softmax(_only(likeness, question_seen[:, None, :]), axis=2)
-    to_context = ops.softmax(_only(likeness, context_seen[:, :, None]), axis=1)
-    asked = ops.matmul(to_question, question)
+    weighted = keras.layers.EinsumDense("bcd,d->bcd", (None, width), name="likeness_product")(context)
+    similarity = of_context + ops.transpose(of_question, (0, 2, 1)) + ops.einsum("bcd,bqd->bcq", weighted, question)
+    to_question = ops.softmax(_masked(similarity, question_mask[:, None, :]), axis=2)
+    to_context = ops.softmax(_masked(similarity, context_mask[:, :, None]), axis=1)
+    answered = ops.matmul(to_question, question)
     back = ops.matmul(ops.matmul(to_question, ops.transpose(to_context, (0, 2, 1))), context)
-    return ops.concatenate([context, asked, context * asked, context * back], axis=-1)
+    return ops.concatenate([context, answered, context * answered, context * back], axis=-1)
 
 
-def _pointer(hidden: Any, seen: Any, name: str) -> Any:
-    """Return a logit for each word of the context, as good as none where there is no word."""
-    import keras
-
+def _pointer(hidden: Any, mask: Any, name: str) -> Any:
+    """Return a logit per word of the context; padding gets a very low one."""
     logits = keras.layers.Dense(1, use_bias=False, name=name)(hidden)
-    return _only(logits[..., 0], seen)
+    return _masked(logits[..., 0], mask)
 
 
-def _only(logits: Any, seen: Any) -> Any:
-    import keras
-
-    return keras.ops.where(seen, logits, -1e9)
+def _masked(logits: Any, mask: Any) -> Any:
+    return keras.ops.where(mask, logits, -1e9)
 
 
 def _positions(length: int, width: int) -> Any:
-    """Return sines and cosines of each position, float32 of shape (length, width)."""
+    """Return sinusoidal position encodings, float32 of shape (length, width)."""
     angles = np.arange(length)[:, None] / 10_000 ** (np.arange(width // 2) / (width // 2))
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype("float32")

@@ -1,4 +1,4 @@
-"""Runs of workloads as they were recorded: this project's own, or yours in the same form."""
+"""Recorded runs of workloads: those of this project, or yours in the same form."""
 
 from __future__ import annotations
 
@@ -15,101 +15,97 @@ import polars as pl
 from tpunb.errors import ProfileNotFound
 from tpunb.frames import Profile, Steps
 from tpunb.io import load, sample
-from tpunb.stepping import steps
+from tpunb.step_stats.reduce import steps
 from tpunb.workloads.catalogue import workload
 from tpunb.workloads.cost import Cost
 from tpunb.workloads.workload import Workload
 
 ABOUT, TRUTH = "about.toml", "truth.parquet"
-"""Beside a run: how it was made, and what each step did."""
+"""Files in a run folder: facts about the recording, and the kind of each step."""
 NAIVE, TUNED = "naive", "tuned"
 FORMS = (NAIVE, TUNED)
-"""Of a run whose input pipeline is the naive one: as it is, or tuned."""
+"""Forms of a run with the naive input pipeline: as it is, or tuned."""
 PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, eq=False)
-class Recording:
-    """A whole run of a workload.
+class RecordedRun:
+    """A recorded run of a workload.
 
     Attributes
     ----------
     name
-        Of the run.
+        Name of the run.
     workload
-        What ran.
+        Workload that was trained.
     form
-        None, "naive" or "tuned", of the input pipeline.
+        Form of the input pipeline: None, "naive" or "tuned".
     profile
-        What was recorded.
-    about
-        How it was made: "seconds" the training took, "device", "recorded"; of a tuned one "tuning_seconds" before it,
-        the "speedup" of a step and its interval, what was "tuning" and the "values" it went with.
+        Profile of the run.
+    metadata
+        Facts about the recording: "seconds" of training, "device", "recorded"; of a tuned run the "tuning_seconds"
+        before, the "speedup" of a step with its interval, the events of "tuning" and the "values".
     folder
-        Where it is.
+        Folder of the run.
     """
 
     name: str
     workload: Workload = field(repr=False)
     form: str | None = field(repr=False)
     profile: Profile = field(repr=False)
-    about: Mapping[str, Any] = field(repr=False)
+    metadata: Mapping[str, Any] = field(repr=False)
     folder: Path = field(repr=False)
 
     @cached_property
     def steps(self) -> Steps:
-        """What ran in each of its steps."""
+        """Steps of the run."""
         return steps(self.profile)
 
     @property
     def costs(self) -> Mapping[str, Cost]:
-        """What a step costs by its mark, "train" or "test"; nothing where it is not known."""
-        known = self.about.get("cost", {})
-        marks = {"train": "train", "eval": "test"}
-        return {marks[split]: Cost(**facts) for split, facts in known.items()}
+        """Cost of a step by kind, "train" or "eval"; empty if unknown."""
+        return {kind: Cost(**facts) for kind, facts in self.metadata.get("cost", {}).items()}
 
     @cached_property
     def truth(self) -> pl.DataFrame:
-        """What each step did, by Keras' own callbacks: ``step``, ``did``."""
-        return pl.read_parquet(self.folder / TRUTH)
+        """Kind of each step from Keras' callbacks: ``step``, ``did``."""
+        return pl.read_parquet(self.folder / TRUTH).with_columns(pl.col("did").replace({"test": "eval"}))  # older runs
 
 
-def recorded(name: str, folder: PathLike | None = None) -> Recording:
-    """Return a run that ``python -m tpunb.workloads.record`` wrote.
+def recorded(name: str, folder: PathLike | None = None) -> RecordedRun:
+    """Return a run recorded by ``python -m tpunb.workloads.record``.
 
     Parameters
     ----------
     name
-        Of a workload, with "-naive" or "-tuned" behind it where it is the run of that form.
+        Name of a workload, followed by "-naive" or "-tuned" for a run of that form.
     folder
-        That of the runs; those that come with this package, if None.
+        Folder of the runs; by default those of this package.
 
     Raises
     ------
     TpunbError
-        When no workload is called so.
+        No workload has that name.
     ProfileNotFound, BadProfile
-        When there is no such run, or it cannot be read.
+        The run does not exist, or cannot be read.
 
     >>> recorded("bert-mrpc")
-    Recording(name='bert-mrpc')
+    RecordedRun(name='bert-mrpc')
     """
-    of, form = parted(name)
+    spec, form = parted(name)
     profile = sample(name) if folder is None else load(Path(folder) / name)
-    where = Path(profile.source)
-    about = where / ABOUT
+    source = Path(profile.source)
+    about = source / ABOUT
     if not about.exists():
-        raise ProfileNotFound(
-            f"{where} has no {ABOUT}", hint="runs of workloads are recorded by tpunb.workloads.record"
-        )
-    return Recording(name, of, form, profile, tomllib.loads(about.read_text(encoding="utf-8")), where)
+        raise ProfileNotFound(f"{source} has no {ABOUT}", hint="record runs of workloads by tpunb.workloads.record")
+    return RecordedRun(name, spec, form, profile, tomllib.loads(about.read_text(encoding="utf-8")), source)
 
 
 def parted(name: str) -> tuple[Workload, str | None]:
-    """Return the workload and the form that the name of a run tells.
+    """Return the workload and the form of a run from its name.
 
-    >>> of, form = parted("qanet-squad-naive")
-    >>> of.name, form
+    >>> run, form = parted("qanet-squad-naive")
+    >>> run.name, form
     ('qanet-squad', 'naive')
     """
     for form in FORMS:

@@ -1,4 +1,4 @@
-"""ResNet (He et al., 2015): bottleneck blocks, each added to its input."""
+"""ResNet (He et al., 2015): bottleneck blocks with residual connections."""
 
 from __future__ import annotations
 
@@ -7,33 +7,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tpunb.errors import need
+from tpunb.workloads.frameworks import keras
 from tpunb.workloads.image_input import cropped
 from tpunb.workloads.images import Images
 from tpunb.workloads.records import Decode
 from tpunb.workloads.scaling import Plan, between, rate
+from tpunb.workloads.workload import WorkloadSpec
 
-_BLOCKS = (3, 4, 6, 3)  # of ResNet-50, in each of its four stages
+_BLOCKS = (3, 4, 6, 3)  # ResNet-50
 _STEPS, _BATCH = 112590, 1024
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the model is.
+    """Size of the model."""
 
-    Attributes
-    ----------
-    blocks
-        In each of the four stages.
-    filters
-        Of the first stage; each next has twice as many.
-    image
-        Pixels a side.
-    """
-
-    blocks: tuple[int, ...]
-    filters: int
-    image: int
+    blocks: tuple[int, ...]  # of the four stages
+    filters: int  # of the first stage; each next stage has twice as many
+    image: int  # side, in pixels
 
     @classmethod
     def at(cls, scale: float) -> Size:
@@ -47,27 +38,19 @@ class Size:
 
     @property
     def depth(self) -> int:
-        """Layers with weights: three a block, the first and the last."""
+        """Layers with weights: three per block, the first and the last."""
         return 3 * sum(self.blocks) + 2
 
 
 @dataclass(frozen=True)
-class ResNet:
-    """ResNet on one dataset: what `tpunb.workloads.Workload` asks of a recipe.
+class ResNet(WorkloadSpec):
+    """ResNet on one dataset, whose images are cropped and resized as those of ImageNet."""
 
-    Attributes
-    ----------
-    images
-        What the dataset holds. Whatever their size, they are cropped and resized as ImageNet's are.
-    examples
-        Of its training data.
-    """
-
-    images: Images
-    examples: int
+    data: Images
+    examples: int  # of training
 
     def facts(self) -> Mapping[str, object]:
-        """Return its parameters, as in Table I."""
+        """Return the parameters in Table I."""
         return {
             "default network depth": Size.at(1).depth,
             "train steps": self.plan(1).steps,
@@ -75,38 +58,35 @@ class ResNet:
         }
 
     def plan(self, scale: float) -> Plan:
-        """Return how long it trains: what grows with the scale is the batch, the epochs, their steps and the examples.
+        """Return the plan: batch, epochs, steps and examples grow with the scale.
 
-        At scale 1 these are 90 epochs of 1251 steps, which is ImageNet once, each evaluated.
+        At scale 1 these are 90 epochs of 1251 steps, one pass over ImageNet each.
         """
         epochs = between(4, 90, scale)
         batch, examples = between(16, _BATCH, scale), between(384, self.examples, scale)
         return Plan(batch, epochs, between(150, _STEPS // 90, scale), between(12, 49, scale), examples)
 
-    def made(self, scale: float) -> Images:
-        """Return what makes records: images of the real sizes at any scale; their classes grow from 10."""
-        return replace(self.images, classes=between(10, self.images.classes, scale))
+    def factory(self, scale: float) -> Images:
+        """Return the generator of images of the real sizes; the classes grow from 10."""
+        return replace(self.data, classes=between(10, self.data.classes, scale))
 
     def decode(self, scale: float, split: str, seed: int, folder: Path) -> Decode:
-        """Return what turns a record into input and target."""
+        """Return the function from a record to input and target."""
         return cropped(Size.at(scale).image, training=split == "train", seed=seed)
 
     def model(self, scale: float) -> Any:
-        """Return the compiled model: momentum, and a learning rate that falls to a tenth three times."""
-        keras = need("keras", extra="tensorflow")
+        """Return the compiled model, with momentum and three drops of the learning rate to a tenth."""
         plan, top = self.plan(scale), rate(0.02, 0.1 * _BATCH / 256, scale)
         falls = [plan.steps * epoch // 90 for epoch in (30, 60, 80)]
         steps = keras.optimizers.schedules.PiecewiseConstantDecay(falls, [top, top / 10, top / 100, top / 1000])
-        model = classifier(Size.at(scale), self.made(scale).classes)
+        model = classifier(Size.at(scale), self.factory(scale).classes)
         crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(steps, momentum=0.9), crossentropy, metrics=["accuracy"])
         return model
 
 
 def classifier(size: Size, classes: int) -> Any:
-    """Return ResNet with a class for each image: logits of shape (batch, classes)."""
-    import keras
-
+    """Return ResNet as a classifier: logits of shape (batch, classes)."""
     image = keras.Input((size.image, size.image, 3), name="image")
     last = backbone(image, size.blocks, size.filters)[-1]
     pooled = keras.layers.GlobalAveragePooling2D()(last)
@@ -115,24 +95,20 @@ def classifier(size: Size, classes: int) -> Any:
 
 
 def backbone(image: Any, blocks: tuple[int, ...], filters: int) -> list[Any]:
-    """Return what the four stages give: the first a quarter of the image's side, each other half of the one before."""
-    import keras
-
+    """Return the outputs of the four stages: a quarter of the image's side, then half of the stage before."""
     hidden = convolved(image, filters, 7, stride=2, name="stem")
     hidden = keras.layers.MaxPooling2D(3, strides=2, padding="same")(hidden)
-    found = []
+    outputs = []
     for stage, count in enumerate(blocks):
         for number in range(count):
             stride = 2 if stage and not number else 1
             hidden = _block(hidden, filters * 2**stage, stride, first=not number, name=f"stage_{stage}_block_{number}")
-        found.append(hidden)
-    return found
+        outputs.append(hidden)
+    return outputs
 
 
 def convolved(hidden: Any, filters: int, kernel: int, *, stride: int = 1, relu: bool = True, name: str) -> Any:
-    """Return a convolution without bias and its batch normalisation."""
-    import keras
-
+    """Return a convolution without bias, with batch normalisation."""
     convolution = keras.layers.Conv2D(
         filters, kernel, strides=stride, padding="same", use_bias=False, kernel_initializer="he_normal", name=name
     )
@@ -141,14 +117,11 @@ def convolved(hidden: Any, filters: int, kernel: int, *, stride: int = 1, relu: 
 
 
 def _block(hidden: Any, filters: int, stride: int, *, first: bool, name: str) -> Any:
-    """Return a bottleneck block's result: 1x1, 3x3 and 1x1, with four times as many filters at the end."""
-    import keras
-
-    wide = 4 * filters
-    beside = hidden
+    """Return a bottleneck block: convolutions of 1x1, 3x3 and 1x1, the last with four times the filters."""
+    wide, shortcut = 4 * filters, hidden
     if first:
-        beside = convolved(hidden, wide, 1, stride=stride, relu=False, name=f"{name}_beside")
+        shortcut = convolved(hidden, wide, 1, stride=stride, relu=False, name=f"{name}_beside")
     hidden = convolved(hidden, filters, 1, name=f"{name}_1")
     hidden = convolved(hidden, filters, 3, stride=stride, name=f"{name}_2")
     hidden = convolved(hidden, wide, 1, relu=False, name=f"{name}_3")
-    return keras.ops.relu(beside + hidden)
+    return keras.ops.relu(shortcut + hidden)

@@ -1,46 +1,45 @@
-"""What the text models read: records parsed, tokenised, put together and padded."""
+"""Input of the text models: records are parsed, tokenised, joined and padded."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from tpunb.workloads.frameworks import tf
 from tpunb.workloads.records import Decode
 from tpunb.workloads.wordpiece import LETTERS, Tokens, letters, padded, split
 
 
 def sentence_pairs(tokens: Tokens, length: int) -> Decode:
-    """Return what turns a record of `tpunb.workloads.texts.Sentences` into BERT's input and a label.
+    """Return the function from a record of `tpunb.workloads.texts.Sentences` to BERT's input and a label.
 
     The input is ``tokens`` and ``segments``, int32 of shape (length,): [CLS] first [SEP] second [SEP].
     """
-    import tensorflow as tf
 
     def tokenise(_: Any, record: Any) -> tuple[Any, Any]:
         text = tf.io.FixedLenFeature([], tf.string)
-        features = {"text_a": text, "text_b": text, "label": tf.io.FixedLenFeature([], tf.int64)}
-        told = tf.io.parse_single_example(record, features)
-        first, second = (tokens.pieces(split(told[name])).flat_values for name in ("text_a", "text_b"))
+        schema = {"text_a": text, "text_b": text, "label": tf.io.FixedLenFeature([], tf.int64)}
+        parsed = tf.io.parse_single_example(record, schema)
+        first, second = (tokens.pieces(split(parsed[name])).flat_values for name in ("text_a", "text_b"))
         room = length - 3
         first = first[: tf.maximum(room - tf.size(second), room // 2)]
         second = second[: room - tf.size(first)]
-        return _joined(tokens, first, second, length), tf.cast(told["label"], tf.int32)
+        return _joined(tokens, first, second, length), tf.cast(parsed["label"], tf.int32)
 
     return tokenise
 
 
 def paragraphs(tokens: Tokens, length: int) -> Decode:
-    """Return what turns a record of `tpunb.workloads.texts.Questions` into BERT's input and the span of the answer.
+    """Return the function from a record of `tpunb.workloads.texts.Questions` to BERT's input and the answer's span.
 
-    The span is ``start`` and ``end``, its first and last token. Of a paragraph that is too long, a window with the
-    answer is read; BERT's own program reads all windows, one after another.
+    The span is ``start`` and ``end``, the first and last token. Of a long paragraph a window around the answer is read;
+    the original BERT reads all windows in turn.
     """
-    import tensorflow as tf
 
     def tokenise(_: Any, record: Any) -> tuple[Any, Any]:
-        told = _question(record)
-        question = tokens.pieces(split(told["question"])).flat_values[: length // 2]
-        context = tokens.pieces(split(told["context"]))
-        words = tf.minimum(_answer(told), tf.cast(context.nrows(), tf.int32) - 1)
+        parsed = _question(record)
+        question = tokens.pieces(split(parsed["question"])).flat_values[: length // 2]
+        context = tokens.pieces(split(parsed["context"]))
+        words = tf.minimum(_answer(parsed), tf.cast(context.nrows(), tf.int32) - 1)
         span = tf.stack([tf.gather(context.row_starts(), words[0]), tf.gather(context.row_limits(), words[1]) - 1])
         span, context = tf.cast(span, tf.int32), context.flat_values
         room = length - 3 - tf.size(question)
@@ -53,50 +52,41 @@ def paragraphs(tokens: Tokens, length: int) -> Decode:
 
 
 def words_and_letters(tokens: Tokens, context: int, question: int) -> Decode:
-    """Return what turns a record of `tpunb.workloads.texts.Questions` into QANet's input and the span of the answer.
+    """Return the function from a record of `tpunb.workloads.texts.Questions` to QANet's input and the answer's span.
 
-    The input is ``context`` and ``question``, int32 of so many words, and their letters: ``context_letters`` and
-    ``question_letters``, each of one more axis. The span is ``start`` and ``end``, its first and last word.
+    The input is ``context`` and ``question``, int32 of shapes (context,) and (question,), and ``context_letters`` and
+    ``question_letters`` with one more axis. The span is ``start`` and ``end``, the first and last word.
     """
-    import tensorflow as tf
-
     sizes = {"context": context, "question": question}
 
     def tokenise(_: Any, record: Any) -> tuple[Any, Any]:
-        told = _question(record)
-        words = {name: split(told[name]) for name in sizes}
+        parsed = _question(record)
+        words = {name: split(parsed[name]) for name in sizes}
         numbers = {name: padded(tokens.words(words[name]), size) for name, size in sizes.items()}
         spelled = {name: tf.ensure_shape(letters(words[name]), [None, LETTERS]) for name in sizes}
         spelt = {f"{name}_letters": padded(spelled[name], size) for name, size in sizes.items()}
-        span = tf.minimum(_answer(told), context - 1)
+        span = tf.minimum(_answer(parsed), context - 1)
         return {**numbers, **spelt}, {"start": span[0], "end": span[1]}
 
     return tokenise
 
 
 def _question(record: Any) -> Any:
-    import tensorflow as tf
-
     text = tf.io.FixedLenFeature([], tf.string)
     features = {"question": text, "context": text, "answer": text, "answer_start": tf.io.FixedLenFeature([], tf.int64)}
     return tf.io.parse_single_example(record, features)
 
 
-def _answer(told: Any) -> Any:
-    """Return which words of the context the answer is: the first and the last."""
-    import tensorflow as tf
-
-    letters_before = tf.cast(told["answer_start"], tf.int32)
-    before = tf.strings.substr(told["context"], 0, letters_before, unit="UTF8_CHAR")
-    first = tf.size(split(before))
-    return tf.stack([first, first + tf.maximum(tf.size(split(told["answer"])), 1) - 1])
+def _answer(parsed: Any) -> Any:
+    """Return the numbers of the first and last word of the answer in the context."""
+    start = tf.cast(parsed["answer_start"], tf.int32)
+    first = tf.size(split(tf.strings.substr(parsed["context"], 0, start, unit="UTF8_CHAR")))
+    return tf.stack([first, first + tf.maximum(tf.size(split(parsed["answer"])), 1) - 1])
 
 
 def _joined(tokens: Tokens, first: Any, second: Any, length: int) -> dict[str, Any]:
-    """Return [CLS] first [SEP] second [SEP], the last part only where there is one, and which part is which."""
-    import tensorflow as tf
-
+    """Return [CLS] first [SEP] second [SEP] and their segments; an empty second part has no [SEP]."""
     end = tf.fill([tf.cast(tf.size(second) > 0, tf.int32)], tokens.separator)
-    begun = tf.concat([[tokens.begin], first, [tokens.separator]], 0)
-    segments = tf.concat([tf.zeros_like(begun), tf.ones_like(second), tf.ones_like(end)], 0)
-    return {"tokens": padded(tf.concat([begun, second, end], 0), length), "segments": padded(segments, length)}
+    start = tf.concat([[tokens.begin], first, [tokens.separator]], 0)
+    segments = tf.concat([tf.zeros_like(start), tf.ones_like(second), tf.ones_like(end)], 0)
+    return {"tokens": padded(tf.concat([start, second, end], 0), length), "segments": padded(segments, length)}

@@ -1,74 +1,85 @@
-"""One of the paper's workloads: a model, the data it learns from, and how the whole run goes."""
+"""One of the paper's workloads: a model, its dataset, and the plan of a whole training."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from tpunb.errors import need, share, whole
+from tpunb.errors import share, whole
 from tpunb.tuning.job import Job
 from tpunb.workloads import records
+from tpunb.workloads.frameworks import keras
 from tpunb.workloads.records import Decode
 from tpunb.workloads.scaling import SPLITS, Plan
 
 PathLike = str | os.PathLike[str]
 
 CHECKPOINTS = "checkpoints"
-"""The folder within a run's own where its checkpoints are."""
+"""Folder of the checkpoints, within a run's folder."""
 
 
-class Made(Protocol):
-    """What makes the examples of a dataset."""
+@dataclass(frozen=True)
+class WorkloadSpec(ABC):
+    """Builds a model and its data at a scale from 0 (a minute on two cores) to 1 (the paper's)."""
 
-    def records(self, numbers: np.random.Generator) -> Iterator[bytes]:
-        """Yield serialised examples without end."""
+    data: Any  # generator of the records, of the real sizes
 
-
-class Recipe(Protocol):
-    """How a model and its data are made, at any scale from 0 (a minute on two cores) to 1 (the paper's)."""
-
+    @abstractmethod
     def facts(self) -> Mapping[str, object]:
-        """Return the parameters that Table I tells."""
+        """Return the parameters in the paper's Table I."""
 
+    @abstractmethod
     def plan(self, scale: float) -> Plan:
-        """Return how long it trains, and on how much."""
+        """Return the length of the training and the size of its data."""
 
-    def made(self, scale: float) -> Made:
-        """Return what makes the examples."""
-
+    @abstractmethod
     def decode(self, scale: float, split: str, seed: int, folder: Path) -> Decode:
-        """Return what turns a record of a folder into input and target."""
+        """Return the function from a record to input and target."""
 
+    @abstractmethod
     def model(self, scale: float) -> Any:
         """Return the compiled model."""
+
+    def factory(self, scale: float) -> Any:
+        """Return the generator of the records at a scale."""
+        return self.data
+
+
+class BuildOptions(TypedDict, total=False):
+    """Options of `Workload.build`, described there."""
+
+    naive: bool
+    data: PathLike | None
+    seed: int
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model on a dataset, as in Table I of the paper or section VI.C.
+    """A model on a dataset, as in Table I or section VI.C of the paper.
 
-    The data are made here, of the shapes of the real ones, unless ``data=`` names a folder of real ones. At any scale
-    and with any data the same seed gives the same run.
+    The data are synthetic, with the shapes of the real ones, unless ``data=`` names a folder of real ones. A seed gives
+    the same run again, at any scale and with any data.
 
     Attributes
     ----------
     name
-        "bert-mrpc" and so on.
+        Name of the workload: "bert-mrpc" and so on.
     task
-        What kind of workload it is.
+        Kind of workload.
     model, dataset
-        What is trained on what, as the paper calls them.
+        Names of both in the paper.
     size_mib
-        Of the dataset, in MiB.
-    recipe
-        How both are made.
+        Size of the dataset, in MiB.
+    spec
+        Builder of model and data.
     reduced
-        Whether it is one of section VI.C, on less data than in Table I.
+        Whether it is a workload of section VI.C, with less data than in Table I.
     """
 
     name: str
@@ -76,103 +87,69 @@ class Workload:
     model: str
     dataset: str
     size_mib: float
-    recipe: Recipe = field(repr=False)
+    spec: WorkloadSpec = field(repr=False)
     reduced: bool = False
 
     @property
-    def batch_size(self) -> int:
-        """Examples a step, in the paper."""
-        return self.plan(1).batch
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole training, in the paper."""
-        return self.plan(1).steps
-
-    @property
     def table_1(self) -> Mapping[str, object]:
-        """Its training parameters in the paper, as Table I calls them."""
-        return dict(self.recipe.facts())
+        """Training parameters in the paper, named as in Table I."""
+        return dict(self.spec.facts())
 
     def plan(self, scale: float = 0.0) -> Plan:
-        """Return how long it trains at a scale, and on how much.
+        """Return the length of the training at a scale, and the size of its data.
 
         Raises
         ------
         ValueError
-            When the scale is not from 0 to 1.
+            The scale is not from 0 to 1.
         """
-        return self.recipe.plan(share("Workload", "scale", scale))
+        return self.spec.plan(share("Workload", "scale", scale))
 
     def build(
-        self,
-        scale: float = 0.0,
-        *,
-        naive: bool = False,
-        folder: PathLike | None = None,
-        data: PathLike | None = None,
-        seed: int = 0,
+        self, scale: float = 0.0, *, folder: PathLike | None = None, **options: Unpack[BuildOptions]
     ) -> tuple[Any, Any]:
         """Return the compiled Keras model, and the ``tf.data.Dataset`` of one epoch.
 
         Parameters
         ----------
         scale
-            From 0, a run of about a minute on two cores, to 1, the paper's. What lies between is told by the recipe.
-        naive
-            Whether the input pipeline works on one example at a time and makes nothing ahead (paper VII.C). It gives
-            the same batches.
+            Size of the run, from 0 (about a minute on two cores) to 1 (the paper's).
         folder
-            Where the examples are written, unless they are there already; a temporary folder of this process, if None.
+            Folder of the examples, written if missing; by default a temporary folder of this process.
+        naive
+            Whether the input pipeline works on one example at a time and prefetches nothing (paper VII.C). Its batches
+            are the same.
         data
-            A folder of real examples in the same form, to be read in their place: TFRecord files whose names begin
-            with "train" and "eval".
+            Folder of real examples to read instead: TFRecord files whose names begin with "train" and "eval".
         seed
-            Of the weights, the examples, their order and what is drawn at random in training. Python's, NumPy's and
-            TensorFlow's own random numbers begin anew with it.
+            Seed of the weights, the examples, their order and the randomness in training (default 0). It is also set
+            for Python, NumPy and TensorFlow.
 
         Raises
         ------
         ValueError
-            When the scale is not from 0 to 1, or the seed no whole number.
+            The scale is not from 0 to 1, or the seed is not an integer.
         MissingExtra
             TensorFlow is not installed.
         TpunbError
-            `data` holds no such files.
+            `data` contains no such files.
         """
-        keras = need("keras", extra="tensorflow")
-        keras.utils.set_random_seed(whole("Workload", "seed", seed, 0))
-        made = self._data("train", scale, naive, folder, data, seed)
-        return self.recipe.model(scale), made
+        keras.utils.set_random_seed(whole("Workload", "seed", options.get("seed", 0), 0))
+        data = self._dataset("train", scale, folder, **options)
+        return self.spec.model(scale), data
 
-    def job(
-        self,
-        scale: float = 0.0,
-        *,
-        naive: bool = False,
-        folder: PathLike | None = None,
-        data: PathLike | None = None,
-        seed: int = 0,
-    ) -> Job:
-        """Return what `tp.tune` takes: `build` with these arguments, called when it is first needed."""
+    def job(self, scale: float = 0.0, *, folder: PathLike | None = None, **options: Unpack[BuildOptions]) -> Job:
+        """Return a job for `tp.tune`, which calls `build` with these arguments when it is first needed."""
 
         def build() -> tuple[Any, Any]:
-            return self.build(scale, naive=naive, folder=folder, data=data, seed=seed)
+            return self.build(scale, folder=folder, **options)
 
         build.__name__ = self.name
         return Job(build)
 
-    def evaluation(
-        self,
-        scale: float = 0.0,
-        *,
-        naive: bool = False,
-        folder: PathLike | None = None,
-        data: PathLike | None = None,
-        seed: int = 0,
-    ) -> Any:
+    def evaluation(self, scale: float = 0.0, *, folder: PathLike | None = None, **options: Unpack[BuildOptions]) -> Any:
         """Return the ``tf.data.Dataset`` of one evaluation; the arguments are those of `build`."""
-        return self._data("eval", scale, naive, folder, data, seed)
+        return self._dataset("eval", scale, folder, **options)
 
     def train(
         self,
@@ -184,25 +161,24 @@ class Workload:
         scale: float = 0.0,
         callbacks: Sequence[Any] = (),
     ) -> Any:
-        """Train a model as the paper's run did, and return Keras' history.
+        """Train a model as in the paper, and return Keras' history.
 
-        An epoch ends with a checkpoint in ``checkpoints`` of the folder; every epoch, or for BERT the last, with an
-        evaluation. `fit` does this with what `build` gives; of one's own here is, say, data that were tuned.
+        Each epoch ends with a checkpoint in ``checkpoints`` of the folder, and an evaluation; BERT is evaluated after
+        the last epoch. `fit` calls this with the results of `build`; call it for tuned data, for example.
 
         Parameters
         ----------
         model, training
-            As `build` gives them.
+            Model and data from `build`.
         evaluation
-            As the method of that name gives it.
+            Data from `evaluation`.
         folder
-            Of the run.
+            Folder of the run.
         scale
-            What they were built at.
+            Scale at which they were built.
         callbacks
-            Of Keras, besides.
+            Further Keras callbacks.
         """
-        keras = need("keras", extra="tensorflow")
         plan, saved = self.plan(scale), Path(folder) / CHECKPOINTS
         saved.mkdir(parents=True, exist_ok=True)
 
@@ -219,44 +195,41 @@ class Workload:
             verbose=0,
         )
 
-    def fit(
-        self,
-        folder: PathLike,
-        *,
-        scale: float = 0.0,
-        naive: bool = False,
-        data: PathLike | None = None,
-        seed: int = 0,
-    ) -> Any:
-        """Run the whole training as the paper's did, and return Keras' history.
+    def fit(self, folder: PathLike, *, scale: float = 0.0, **options: Unpack[BuildOptions]) -> Any:
+        """Run the whole training as in the paper, and return Keras' history.
 
         Parameters
         ----------
         folder
-            Of the run: the examples are written to ``records`` in it, unless they are there, and checkpoints to
-            ``checkpoints``. The other parameters are those of `build`.
+            Folder of the run: examples are written to ``records`` in it if missing, checkpoints to ``checkpoints``. The
+            other parameters are those of `build`.
 
         Raises
         ------
         ValueError, MissingExtra, TpunbError
-            As `build` does.
+            As in `build`.
         """
-        kept = Path(folder) / "records"
-        model, training = self.build(scale, naive=naive, folder=kept, data=data, seed=seed)
-        evaluation = self.evaluation(scale, naive=naive, folder=kept, data=data, seed=seed)
+        examples = Path(folder) / "records"
+        model, training = self.build(scale, folder=examples, **options)
+        evaluation = self.evaluation(scale, folder=examples, **options)
         return self.train(model, training, evaluation, folder, scale=scale)
 
-    def _data(
-        self, split: str, scale: float, naive: bool, folder: PathLike | None, data: PathLike | None, seed: int
+    def _dataset(
+        self,
+        split: str,
+        scale: float,
+        folder: PathLike | None,
+        naive: bool = False,
+        data: PathLike | None = None,
+        seed: int = 0,
     ) -> Any:
         plan = self.plan(scale)
         if data is not None:
-            where = Path(data)
-            files = records.found(where, split)
+            source = Path(data)
+            files = records.find(source, split)
         else:
-            where = Path(folder or records.temporary()) / f"{self.name}-scale-{scale:g}-seed-{seed}"
-            numbers = np.random.default_rng([seed, SPLITS.index(split)])
-            examples = self.recipe.made(scale).records(numbers)
-            files = records.written(where, split, examples, plan.records_of(split))
-        decode = self.recipe.decode(scale, split, seed, where)
+            source = Path(folder or records.temporary().name) / f"{self.name}-scale-{scale:g}-seed-{seed}"
+            examples = self.spec.factory(scale).records(np.random.default_rng([seed, SPLITS.index(split)]))
+            files = records.write(source, split, examples, plan.records_of(split))
+        decode = self.spec.decode(scale, split, seed, source)
         return records.pipeline(files, decode, plan, split, naive=naive, seed=seed)

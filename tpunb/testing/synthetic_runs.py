@@ -1,4 +1,4 @@
-"""Trainings whose phases are known, to hold phase methods against."""
+"""Synthetic runs with ground-truth phases, to evaluate phase methods on."""
 
 from __future__ import annotations
 
@@ -12,56 +12,59 @@ from tpunb import schema
 from tpunb.frames import Steps
 
 KINDS = ("warm-up", "steady", "summary", "checkpoint", "evaluation", "input stall")
-"""The phases of a known run, by their number."""
+"""Phases of a synthetic run, by number."""
 
 _PAPER = 112_590  # steps of the longest run in the paper, ResNet on ImageNet
-_CORRUPTED = 0.01  # of the steps
-_BUCKETS = 8  # of sequence lengths
+_CORRUPTED = 0.01  # share of the steps
+_BUCKETS = 8  # sequence lengths
 
 
 @dataclass(frozen=True, eq=False)
-class KnownRun:
-    """A training and what each of its steps was.
+class SyntheticRun:
+    """Steps of a training, and the ground truth of their phases.
 
     Parameters
     ----------
     steps
-        All of them seen in full.
+        Steps, all traced in full.
     phase
-        (steps,): the number of each in `KINDS`; -1 for a corrupted one.
+        Index into `names` of each step, of shape (steps,); -1 for corrupted steps.
+    names
+        Name that a person would give each phase.
     """
 
     steps: Steps
     phase: NDArray[np.int64]
+    names: tuple[str, ...] = KINDS
 
 
-def known_run(n: int = _PAPER, ops: int = 300, *, seed: int = 0, hard: bool = False) -> KnownRun:
-    """Return a made-up training whose phases are known: warm-up, steady steps, and what comes between them.
+def synthetic_run(n: int = _PAPER, ops: int = 300, *, seed: int = 0, hard: bool = False) -> SyntheticRun:
+    """Return a synthetic training with warm-up, steady steps, and the phases between them.
 
-    Every hundredth step of the paper's longest run writes summaries, three in 1,251 save a checkpoint, 98 in 5,004
-    evaluate, and twice the input stalls for thousands of steps that run the very same operations. One step in a
-    hundred is corrupted: it lacks some of its operations, and the times of the rest are anything. Shorter runs have
-    as many of each as they have room for.
+    As in the paper's longest run, every hundredth step writes summaries, three in 1,251 save a checkpoint, and 98 in
+    5,004 evaluate; twice the input stalls for thousands of steps that run the same operations. One step in a hundred is
+    corrupted: it lacks some operations, and the times of the others are random. In shorter runs these are more
+    frequent, so that each phase occurs.
 
     Parameters
     ----------
     n
-        Steps, 100 or more.
+        Number of steps, at least 100.
     ops
-        Operations, 60 or more; two thirds on the device, the others on the host.
+        Number of operations, at least 60; two thirds run on the device, the others on the host.
     seed
-        Of every random number.
+        Seed of all random numbers.
     hard
-        Whether times vary as they do in the wild: sequences in eight lengths, times of host operations that vary by
-        half and counts that are never the same, and a drift of the whole over the run.
+        Whether times vary as in real runs: sequences of eight lengths, host operations with a spread of 50 % and
+        varying counts, and a drift over the run.
 
-    >>> run = known_run(200, 60)
+    >>> run = synthetic_run(200, 60)
     >>> len(run.steps), [KINDS[number] for number in sorted(set(run.phase.tolist()) - {-1})]
     (200, ['warm-up', 'steady', 'summary', 'checkpoint', 'evaluation', 'input stall'])
     """
     if n < 100 or ops < 60:
         raise ValueError(
-            f"The n and ops parameters of known_run must be 100 and 60 or more. Got {n} and {ops} instead."
+            f"The n and ops parameters of synthetic_run must be at least 100 and 60. Got {n} and {ops} instead."
         )
     random = np.random.default_rng(seed)
     phase = _timetable(n)
@@ -71,14 +74,18 @@ def known_run(n: int = _PAPER, ops: int = 300, *, seed: int = 0, hard: bool = Fa
     corrupted = random.choice(n, round(n * _CORRUPTED), replace=False)
     corrupted = corrupted[phase[corrupted] != KINDS.index("warm-up")]
     _corrupt(counts, micros, corrupted, random)
-    known = phase.copy()
-    known[corrupted] = -1
-    return KnownRun(_as_steps(counts, micros, phase), known)
+    truth = phase.copy()
+    truth[corrupted] = -1
+    device = round(ops * (_PARTS["forward"] + _PARTS["backward"]))
+    named = [*(f"fusion_{i}" for i in range(device)), *(f"Host{i}" for i in range(device, ops))]
+    named[:2] = ["infeed", "infeed-done"]
+    kinds = np.where(phase == KINDS.index("evaluation"), "eval", "train")
+    return SyntheticRun(as_steps(counts, micros, kinds, named), truth)
 
 
 def _timetable(n: int) -> NDArray[np.int64]:
-    """Return what each step is, corrupted ones aside."""
-    every = min(n / _PAPER * 10, 1.0)  # short runs come to the same phases sooner
+    """Return the phase of each step, before corruption."""
+    every = min(n / _PAPER * 10, 1.0)  # phases are more frequent in short runs
     phase = np.full(n, KINDS.index("steady"))
     for begin, end in ((0.178, 0.204), (0.622, 0.657)):
         phase[round(begin * n) : round(end * n)] = KINDS.index("input stall")
@@ -95,7 +102,7 @@ def _timetable(n: int) -> NDArray[np.int64]:
 def _typical(
     phase: NDArray[np.int64], ops: int, random: np.random.Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return how often each op ran in each step, and for how many microseconds: like steps by 2 % unlike."""
+    """Return count and microseconds of each op in each step; steps of a phase differ by 2 %."""
     n = len(phase)
     edges = np.round(np.cumsum([0, *_PARTS.values()]) * ops).astype(int)
     of = {name: np.arange(edges[i], edges[i + 1]) for i, name in enumerate(_PARTS)}
@@ -120,10 +127,10 @@ def _typical(
         if kind == "checkpoint":
             time[of["checkpoint"]] *= 30
         if kind == "input stall":
-            time[of["forward"][:2]] += 0.4 * time.sum()  # infeed and its kin
+            time[of["forward"][:2]] += 0.4 * time.sum()  # infeed and infeed-done
         rows = np.flatnonzero(phase == number)
-        unlike = random.normal(0, 0.02, (len(rows), ops)) + random.normal(0, 0.01, (len(rows), 1))
-        counts[rows], micros[rows] = count, time * np.exp(unlike).astype(np.float32)
+        noise = random.normal(0, 0.02, (len(rows), ops)) + random.normal(0, 0.01, (len(rows), 1))
+        counts[rows], micros[rows] = count, time * np.exp(noise).astype(np.float32)
     return counts, micros
 
 
@@ -136,11 +143,11 @@ _PARTS = {
     "checkpoint": 0.0667,
     "warm-up": 0.0666,
 }
-"""Which operations there are, by share; those of the first two run on the device."""
+"""Shares of the operations; those of the first two run on the device."""
 
 
 def _harden(counts: NDArray[np.float32], micros: NDArray[np.float32], random: np.random.Generator) -> None:
-    """Let times and counts vary as they do in the wild, in place."""
+    """Vary times and counts as in real runs, in place."""
     n, ops = counts.shape
     device = round(ops * (_PARTS["forward"] + _PARTS["backward"]))
     host = np.arange(device, round(ops * 0.9333))
@@ -158,7 +165,7 @@ def _harden(counts: NDArray[np.float32], micros: NDArray[np.float32], random: np
 def _corrupt(
     counts: NDArray[np.float32], micros: NDArray[np.float32], rows: NDArray[np.int64], random: np.random.Generator
 ) -> None:
-    """Take away 5 to 30 % of the operations of `rows`, and make the times of the others anything, in place."""
+    """Remove 5 to 30 % of the operations of `rows` and randomise the times of the others, in place."""
     for row in rows:
         ran = np.flatnonzero(counts[row])
         lost = random.choice(ran, max(1, round(len(ran) * random.uniform(0.05, 0.3))), replace=False)
@@ -168,40 +175,43 @@ def _corrupt(
         micros[row, left] *= random.uniform(0.5, 3.0, len(left)).astype(np.float32)
 
 
-def _as_steps(counts: NDArray[np.float32], micros: NDArray[np.float32], phase: NDArray[np.int64]) -> Steps:
-    """Return the frames of steps that ran those operations, one after the other."""
-    n, ops = counts.shape
-    device = np.arange(ops) < round(ops * (_PARTS["forward"] + _PARTS["backward"]))
-    names = [f"fusion_{i}" if on_device else f"Host{i}" for i, on_device in enumerate(device)]
-    names[:2] = ["infeed", "infeed-done"]
+def as_steps(
+    counts: NDArray[np.float32], micros: NDArray[np.float32], kinds: NDArray[np.str_], names: list[str]
+) -> Steps:
+    """Return consecutive steps of these kinds: counts and microseconds of each op in each step, and the ops' names.
+
+    The first two are the infeed. Names in lower case are ops of the device.
+    """
+    n = len(counts)
+    device = np.array([name.islower() for name in names])
     row, op = np.nonzero(counts)
-    own = (micros[row, op].astype(np.float64) * 1e6).astype(np.int64)
+    self_ps = (micros[row, op].astype(np.float64) * 1e6).astype(np.int64)
     rows = pl.DataFrame(
         {
-            "host": pl.repeat("known", len(row), eager=True),
+            "host": pl.repeat("synthetic", len(row), eager=True),
             "step": row,
             "op": pl.Series(names, dtype=schema.OPS["op"]).gather(op),
             "side": pl.Series(np.where(device, "device", "host"), dtype=schema.OPS["side"]).gather(op),
             "category": pl.Series([None], dtype=schema.OPS["category"]).new_from_index(0, len(row)),
             "count": counts[row, op].astype(np.int64),
-            "total_ps": own,
-            "self_ps": own,
+            "total_ps": self_ps,
+            "self_ps": self_ps,
         }
     )
-    on_device = np.bincount(row, own * device[op], minlength=n).astype(np.int64)
-    infeed = np.bincount(row, own * (op < 2), minlength=n).astype(np.int64)
-    dur = np.bincount(row, own, minlength=n).astype(np.int64)
+    on_device = np.bincount(row, self_ps * device[op], minlength=n).astype(np.int64)
+    infeed = np.bincount(row, self_ps * (op < 2), minlength=n).astype(np.int64)
+    dur = np.bincount(row, self_ps, minlength=n).astype(np.int64)
     frame = pl.DataFrame(
         {
-            "host": pl.repeat("known", n, eager=True),
+            "host": pl.repeat("synthetic", n, eager=True),
             "step": np.arange(n),
-            "mark": pl.Series(np.where(phase == KINDS.index("evaluation"), "test", "train")),
+            "kind": pl.Series(kinds),
             "start_ps": np.cumsum(dur) - dur,
             "dur_ps": dur,
             "device_ps": on_device,
             "idle_ps": dur - on_device,
             "infeed_ps": infeed,
-            "seen": pl.repeat("full", n, eager=True),
+            "traced": pl.repeat("full", n, eager=True),
         }
     )
-    return Steps(frame, rows, name="known run")
+    return Steps(frame, rows, name="synthetic run")
