@@ -1,6 +1,6 @@
-"""TPUPoint for notebooks: what an accelerator did for the whole run, cut into phases.
+"""TPUPoint for notebooks: profile a whole training run, and group its steps into phases.
 
-One line runs through it: capture → load → steps → phases → explore, and from a phase's checkpoint on: tune, resume.
+Data flows in one direction: capture → load → steps → phases → explore; from a phase's checkpoint on: resume, tune.
 
 >>> import tpunb as tp
 >>> profile = tp.sample("keras_cnn")
@@ -17,36 +17,62 @@ from typing import TYPE_CHECKING, Any
 from tpunb.errors import TpunbError
 
 if TYPE_CHECKING:
-    from tpunb.checkpoint import checkpoints
-    from tpunb.cluster import DBSCAN, HDBSCAN, OLS, KMeans, OLSPlus, compare, phases
-    from tpunb.frames import Phases, Profile, Steps
+    from tpunb import analysis as analysis
+    from tpunb import charts as charts
+    from tpunb import checkpoint as checkpoint
+    from tpunb import testing as testing
+    from tpunb import tuning as tuning
+    from tpunb import workloads as workloads
+    from tpunb.analysis.advice import advise
+    from tpunb.analysis.compare import compare
+    from tpunb.analysis.goodput import goodput
+    from tpunb.checkpoint import checkpointing, checkpoints
+    from tpunb.checkpoint.resume import resume
+    from tpunb.cluster import DBSCAN, HDBSCAN, OLS, Curve, KMeans, OLSPlus, SliderSpec, phases
+    from tpunb.frames import Goodput, Labels, Phases, Profile, Steps
     from tpunb.io import load, sample
-    from tpunb.recorder import capture
-    from tpunb.resuming import checkpointing, resume
-    from tpunb.stepping import steps
-    from tpunb.tuning.job import Job
-    from tpunb.tuning.nouns import Tuning
-    from tpunb.tuning.tuner import tune
+    from tpunb.profiler.capture import capture
+    from tpunb.profiler.schedule import Schedule
+    from tpunb.profiler.sources.address import Address
+    from tpunb.profiler.sources.cloud_tpu import TPU
+    from tpunb.profiler.sources.local import Local
+    from tpunb.profiler.sources.replay import Replay
+    from tpunb.step_stats.reduce import steps
+    from tpunb.tuning import Job, Tuning, tune
     from tpunb.widgets.explorer import explore
     from tpunb.widgets.tuning_panel import tuning_panel
+
+NAMESPACES = ("analysis", "charts", "checkpoint", "testing", "tuning", "workloads")
+"""Modules with what the functions and classes below do not cover."""
 
 __all__ = [
     "DBSCAN",
     "HDBSCAN",
     "OLS",
+    "TPU",
+    "Address",
+    "Curve",
+    "Goodput",
     "Job",
     "KMeans",
+    "Labels",
+    "Local",
     "OLSPlus",
     "Phases",
     "Profile",
+    "Replay",
+    "Schedule",
+    "SliderSpec",
     "Steps",
     "TpunbError",
     "Tuning",
+    "advise",
     "capture",
     "checkpointing",
     "checkpoints",
     "compare",
     "explore",
+    "goodput",
     "load",
     "phases",
     "resume",
@@ -56,32 +82,38 @@ __all__ = [
     "tuning_panel",
 ]
 
-_ROOMS = {
-    "tpunb.checkpoint": ("checkpoints",),
-    "tpunb.cluster": ("DBSCAN", "HDBSCAN", "OLS", "KMeans", "OLSPlus", "compare", "phases"),
-    "tpunb.frames": ("Phases", "Profile", "Steps"),
+_MODULES = {
+    "tpunb.analysis": ("advise", "compare", "goodput"),
+    "tpunb.checkpoint": ("checkpointing", "checkpoints"),
+    "tpunb.checkpoint.resume": ("resume",),
+    "tpunb.cluster": ("DBSCAN", "HDBSCAN", "OLS", "Curve", "KMeans", "OLSPlus", "SliderSpec", "phases"),
+    "tpunb.frames": ("Goodput", "Labels", "Phases", "Profile", "Steps"),
     "tpunb.io": ("load", "sample"),
     "tpunb.magic": ("load_ipython_extension", "unload_ipython_extension"),
-    "tpunb.recorder": ("capture",),
-    "tpunb.resuming": ("checkpointing", "resume"),
-    "tpunb.stepping": ("steps",),
-    "tpunb.tuning.job": ("Job",),
-    "tpunb.tuning.nouns": ("Tuning",),
-    "tpunb.tuning.tuner": ("tune",),
+    "tpunb.profiler.capture": ("capture",),
+    "tpunb.profiler.schedule": ("Schedule",),
+    "tpunb.profiler.sources.address": ("Address",),
+    "tpunb.profiler.sources.cloud_tpu": ("TPU",),
+    "tpunb.profiler.sources.local": ("Local",),
+    "tpunb.profiler.sources.replay": ("Replay",),
+    "tpunb.step_stats.reduce": ("steps",),
+    "tpunb.tuning": ("Job", "Tuning", "tune"),
     "tpunb.widgets.explorer": ("explore",),
     "tpunb.widgets.tuning_panel": ("tuning_panel",),
 }
-_ROOM = {name: room for room, names in _ROOMS.items() for name in names}
+_MODULE = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Open the room of a name on the door when it is first asked for (PEP 562)."""
-    if name not in _ROOM:
+    """Import the module of a name when the name is first used (PEP 562)."""
+    if name in NAMESPACES:
+        return import_module(f"tpunb.{name}")
+    if name not in _MODULE:
         raise AttributeError(f"module 'tpunb' has no attribute {name!r}")
-    value = getattr(import_module(_ROOM[name]), name)
+    value = getattr(import_module(_MODULE[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_ROOM])
+    return sorted({*globals(), *_MODULE, *NAMESPACES})
