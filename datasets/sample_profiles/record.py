@@ -1,7 +1,7 @@
 """Record the sample runs again: ``python datasets/sample_profiles/record.py [NAME ...]``.
 
-Each is a real Keras training on this machine's CPU, with evaluation after every epoch and a checkpoint saved now and
-then, captured back to back; statistics only. What is written replaces ``datasets/sample_profiles/NAME``.
+Each is a real Keras training on this machine's CPU, with an evaluation after every epoch and periodic checkpoints,
+captured with back-to-back windows, statistics only. It replaces ``datasets/sample_profiles/NAME``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import tensorflow as tf
 from keras import layers
 
 import tpunb as tp
-from tpunb.recorder import Schedule
+from tpunb.profiler.capture import Schedule
 
 HERE = Path(__file__).resolve().parent
-EPOCHS, TRAIN, TEST = 4, 100, 20  # steps an epoch
-SAVES = 10  # training steps from one checkpoint to the next
+EPOCHS, TRAIN, TEST = 4, 100, 20  # steps per epoch
+SAVES = 10  # training steps between checkpoints
 
 
 def keras_cnn() -> tuple[keras.Model, tf.data.Dataset, tf.data.Dataset]:
@@ -76,7 +76,7 @@ SAMPLES = {"keras_cnn": keras_cnn, "keras_transformer": keras_transformer}
 
 
 def record(name: str) -> None:
-    """Train the model of a sample under a capture, and say in ``about.toml`` how it was done."""
+    """Train the model of a sample under a capture, and describe the recording in ``about.toml``."""
     keras.utils.set_random_seed(0)
     build = SAMPLES[name]
     model, train, test = build()
@@ -122,5 +122,5 @@ def record(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:] or SAMPLES:
-        record(wanted)
+    for sample in sys.argv[1:] or SAMPLES:
+        record(sample)
