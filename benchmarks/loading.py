@@ -1,17 +1,17 @@
-"""How quickly an XPlane becomes a frame of events, beside everything else that reads one.
+"""Measure the time to load an XPlane into a frame of events, compared with all other readers.
 
-``python benchmarks/loading.py [--quick] [FILE.xplane.pb]``, on two inputs: a host of a TPU pod, made up, of a million
-events; and a training that it records itself, or FILE. Times are processor time, user and system, of all threads, each
-taken in a process of its own; rounds are in random order. The last line is one JSON object, of the worse of two inputs:
+``python benchmarks/loading.py [--quick] [FILE.xplane.pb]``, on two inputs: a synthetic host of a TPU pod with a million
+events; and a training that it records, or FILE. Times are processor time (user and system, all threads), each in a
+separate process, in rounds of random order. The last line is one JSON object, with the worse of the two inputs:
 
-``vs_protobuf``, ``vs_profile_data``, ``vs_xprof`` (the quickest of its tools), ``vs_chrome``
-    Their time by that of ``tpunb.io.xplane.events``, medians over the rounds.
+``vs_protobuf``, ``vs_profile_data``, ``vs_xprof`` (the fastest of its tools), ``vs_chrome``
+    Their time divided by that of ``tpunb.io.xplane.read``, medians over the rounds.
 ``of_c``
-    Our time by that of a C program that decodes the same into bare arrays; null without gcc.
+    tpunb's time divided by that of a C program that decodes the same into plain arrays; null without gcc.
 ``memory_of_file``
-    What ``tp.load(file).events`` adds at most to the memory of a process, by the size of the file.
+    Peak additional memory of ``tp.load(file).events``, divided by the size of the file.
 ``cold_s``, ``steps_s``
-    The first load of a process, of 10,000 events, less ``import tpunb``; ``tp.steps`` of the million events.
+    The first load in a process, of 10,000 events, without ``import tpunb``; ``tp.steps`` of the million events.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # for who runs this file by another way than its name
+sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its name
 
 import polars as pl
 import rivals
@@ -52,10 +52,10 @@ MADE_UP, PART, TINY = 1_000_000, 100_000, 10_000  # events
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured."""
+    """Size of the measurement."""
 
-    steps: int  # of the recorded training, some 1600 events each
-    sizes: tuple[int, ...]  # of the made-up inputs
+    steps: int  # of the recorded training, about 1600 events each
+    sizes: tuple[int, ...]  # events of the synthetic inputs
     rounds: int = 5
     chrome_rounds: int = 1  # it takes half a minute
 
@@ -64,15 +64,15 @@ FULL = Plan(620, (TINY, 30_000, PART, 300_000, MADE_UP, 3_000_000))
 QUICK = Plan(200, (TINY, 30_000, PART, 300_000, MADE_UP))
 
 
-# -- what runs in a process of its own, and answers in JSON ----------------------------------------------------
+# -- tasks that run in separate processes and print JSON ----------------------------------------------------
 
 
 def _side(name: str, file: Path) -> Callable[[], Any]:
-    """Return what is timed: XProf reads files; the others have the bytes."""
+    """Return the timed functions: XProf reads files, the others bytes."""
     if name == "tpunb":
         from tpunb.io import xplane
 
-        return partial(xplane.events, file.read_bytes(), source=file.name)
+        return partial(xplane.read, file.read_bytes(), source=file.name)
     if name == "c":
         return partial(rivals.in_c(file.with_name("decoder.so")), file.read_bytes())
     rival = getattr(rivals, name)
@@ -86,7 +86,7 @@ def _seconds(what: Callable[[], Any]) -> float:
 
 
 def timed(name: str, file: str, unmeasured: str, calls: str) -> float:
-    """Return the median time of calls of one side, after some that do not count."""
+    """Return the median time of calls, after some warm-up calls."""
     what = _side(name, Path(file))
     for _ in range(int(unmeasured)):
         what()
@@ -94,7 +94,7 @@ def timed(name: str, file: str, unmeasured: str, calls: str) -> float:
 
 
 def agreed(path: str, tiny: str, *names: str) -> dict[str, list[float]]:
-    """Return how many events each side finds, and how long one call took on a tiny file and on this one.
+    """Return the number of events of each reader, and the time of one call on a tiny file and on this one.
 
     The loops must say the same as tpunb, the others find as many; but XProf leaves events out of a Chrome trace.
     """
@@ -114,25 +114,25 @@ def agreed(path: str, tiny: str, *names: str) -> dict[str, list[float]]:
 
 
 def _events(answer: Any) -> int:
-    """Return how many events there are in what a side returned, -1 for sums."""
+    """Return the number of events in a result, -1 for sums."""
     return int(answer[0]) if isinstance(answer, tuple) else getattr(answer, "height", -1)
 
 
 def _check_same(ours: pl.DataFrame, theirs: pl.DataFrame) -> None:
-    """Check that a loop found the same events: JAX's knows less of them, and whole nanoseconds only."""
+    """Check that a loop found the same events; JAX has fewer statistics and whole nanoseconds."""
     exact = "shared_flops" in theirs
     words = ["host", "plane", "line", "name"] if exact else ["plane"]
     for name in words:
         assert (ours[name].cast(pl.String) == theirs[name].cast(pl.String)).all(), f"{name} differs"
     for name in ("start_ps", "dur_ps"):
         assert ((ours[name] - theirs[name]).abs() < (1 if exact else 1000)).all(), f"{name} differs"
-    for column, stat in (("step_num", "step_num"), ("sends", "_p"), ("receives", "_c")):
+    for column, stat in (("step_num", "step_num"), ("flow_out", "_p"), ("flow_in", "_c")):
         known = theirs[stat].is_not_null() if stat in theirs else pl.repeat(False, ours.height, eager=True)
-        assert (ours[column].is_not_null() == known).all(), f"{column} is known of other events"
+        assert (ours[column].is_not_null() == known).all(), f"{column} is set for other events"
 
 
 def memory(path: str, tiny: str) -> float:
-    """Return the bytes that loading a file adds at most to this process, by its size."""
+    """Return the peak additional memory of loading a file, divided by its size."""
     import tpunb as tp
 
     def status(key: str) -> int:
@@ -141,14 +141,14 @@ def memory(path: str, tiny: str) -> float:
 
     _ = tp.load(tiny).events.height
     before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     kept = tp.load(path).events
     assert kept.height
     return (status("VmHWM") - before) / Path(path).stat().st_size
 
 
 def cold(path: str) -> list[float]:
-    """Return the processor and wall seconds of the first load of a process, less those of ``import tpunb``."""
+    """Return processor and wall seconds of the first load in a process, without ``import tpunb``."""
     import tpunb as tp
 
     begin = time.process_time(), time.perf_counter()
@@ -157,7 +157,7 @@ def cold(path: str) -> list[float]:
 
 
 def steps(path: str) -> list[float]:
-    """Return the processor and wall seconds of ``tp.steps`` on decoded events, and how many steps there are."""
+    """Return processor and wall seconds of ``tp.steps`` on decoded events, and the number of steps."""
     import tpunb as tp
 
     profile = tp.load(path)
@@ -182,7 +182,7 @@ def linear(*paths: str) -> list[float]:
 
 
 def recorded(folder: str, count: str) -> str:
-    """Return where the capture of a training lies."""
+    """Return the path of the capture of a training."""
     return str(xspaces.recorded(Path(folder), int(count)))
 
 
@@ -192,7 +192,7 @@ _TASKS: dict[str, Callable[..., Any]] = {
 
 
 def start(task: str, *args: object) -> subprocess.Popen[str]:
-    """Start a task in a process of its own."""
+    """Start a task in a separate process."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu", "TPUNB_CACHE": "off"}
     command = [sys.executable, __file__, "--task", task, *map(str, args)]
     return subprocess.Popen(
@@ -201,7 +201,7 @@ def start(task: str, *args: object) -> subprocess.Popen[str]:
 
 
 def answer(child: subprocess.Popen[str]) -> Any:
-    """Return what a task says, once it has ended."""
+    """Return the result of a task that was started."""
     out, err = child.communicate()
     if child.returncode:
         sys.exit(f"a measurement failed: {' '.join(map(str, child.args[3:]))}\n{err[-2000:]}")
@@ -209,7 +209,7 @@ def answer(child: subprocess.Popen[str]) -> Any:
 
 
 def run(task: str, *args: object) -> Any:
-    """Return what a task says."""
+    """Return the result of a task."""
     return answer(start(task, *args))
 
 
@@ -217,7 +217,7 @@ def run(task: str, *args: object) -> Any:
 
 
 def by_rounds(file: Path, plan: Plan, sides: list[str]) -> dict[str, list[float]]:
-    """Return the ratio of each side's time to ours, one a round; of "tpunb" the time itself."""
+    """Return the ratio of each reader's time to tpunb's, one per round; the time itself for "tpunb"."""
     ratios: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(plan.rounds):
         due = [name for name in sides if name != "chrome" or number < plan.chrome_rounds]
@@ -229,7 +229,7 @@ def by_rounds(file: Path, plan: Plan, sides: list[str]) -> dict[str, list[float]
 
 
 def at_once(found: dict[str, list[float]], file: Path, sides: list[str], share: int) -> dict[str, list[float]]:
-    """Return ratios as `by_rounds`, of one call each on a file; of a part of it, by the line through that and TINY."""
+    """Return ratios like `by_rounds` from one call each; those of a part are extrapolated through TINY."""
     ours = run("timed", "tpunb", file, 1, 5)
     ratios = {"tpunb": [ours]}
     for name in sides[1:]:
@@ -241,7 +241,7 @@ def at_once(found: dict[str, list[float]], file: Path, sides: list[str], share: 
 
 
 def report(ratios: dict[str, list[float]], found: dict[str, list[float]]) -> dict[str, float]:
-    """Print how all sides fare on one input, and return what it gives to the last line."""
+    """Print the comparison on one input, and return its values of the last line."""
     middle = {name: statistics.median(every) for name, every in ratios.items()}
     ours = middle["tpunb"]
     print(f"  {'tpunb':32} {ours * 1e3:8.0f} ms  {found['tpunb'][0]:,} events agreed on")
@@ -258,7 +258,7 @@ def report(ratios: dict[str, list[float]], found: dict[str, list[float]]) -> dic
 
 
 def compared(title: str, file: Path, plan: Plan, sides: list[str], part: Path) -> dict[str, float]:
-    """Print the comparison on one input, and return its ratios; a `part` does for the rivals where it is quick."""
+    """Print the comparison on one input, and return its ratios; the other readers may get only a `part`."""
     tiny = file.with_name(f"{TINY}.xplane.pb")
     if plan is QUICK:
         found = run("agreed", part, tiny, *sides)
@@ -273,16 +273,16 @@ def compared(title: str, file: Path, plan: Plan, sides: list[str], part: Path) -
 
 
 def worse(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    """Return, of two inputs, the ratio that speaks less for us: the greater of what should be small."""
+    """Return the less favourable ratio of two inputs: the larger one if it should be small."""
     small = {"of_c", "memory_of_file", "cold_s", "steps_s"}
     both = {key: [part[key] for part in (one, other) if key in part] for key in {**one, **other}}
     return {key: max(values) if key in small else min(values) for key, values in both.items()}
 
 
 def alone(big: list[Path], tiny: Path) -> dict[str, float]:
-    """Print and return what is no comparison: memory, the first call, steps."""
+    """Print and return memory, the first call, and steps."""
     result: dict[str, float] = {}
-    run("cold", tiny)  # leaves numba's cache behind
+    run("cold", tiny)  # fills numba's cache
     firsts = [run("cold", tiny) for _ in range(3 if len(big) > 1 else 1)]
     cpu, wall = (statistics.median(column) for column in zip(*firsts, strict=True))
     result["cold_s"] = cpu
@@ -296,7 +296,7 @@ def alone(big: list[Path], tiny: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the comparison, and one line of JSON at the end."""
+    """Print the comparison, and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="?", type=Path, help="a capture of yours in place of the one it records")
     parser.add_argument("--quick", action="store_true", help="a coarse answer in under 50 seconds")
@@ -312,14 +312,14 @@ def main() -> None:
         real.symlink_to(Path(options.file or answer(recording)).resolve())
         sides = ["tpunb", *(name for name in RIVALS if name != "c" or rivals.compiled(folder / "decoder.so"))]
         pod = compared("a TPU pod's host, made up, 1 M events", made[MADE_UP], plan, sides, made[PART])
-        if options.quick:  # a small capture: of C only fixed costs would be seen, and Chrome's takes seconds
+        if options.quick:  # a small capture shows only fixed costs of C, and Chrome takes seconds
             sides = [name for name in sides if name not in ("c", "chrome")]
         title = options.file.name if options.file else "a training on the CPU, recorded"
         result = worse(pod, compared(title, real, plan, sides, real))
         result |= alone([made[MADE_UP], *([] if options.quick else [real])], made[TINY])
-        print("\ntime an event by size, made up:")
+        print("\ntime per event by size, synthetic:")
         for (size, _), took in zip(made.items(), run("linear", *made.values()), strict=True):
-            print(f"  {size:9,} events {took * 1e3:8.1f} ms {took / size * 1e9:6.0f} ns an event")
+            print(f"  {size:9,} events {took * 1e3:8.1f} ms {took / size * 1e9:6.0f} ns per event")
     order = ["vs_protobuf", "vs_profile_data", "vs_xprof", "vs_chrome", "of_c", "memory_of_file", "cold_s", "steps_s"]
     print(json.dumps({key: round(result[key], 2) if key in result else None for key in order}))
 

@@ -1,20 +1,20 @@
-"""What it costs a training to be watched: the same steps of the same model, plain and captured, by turns.
+"""Measure the overhead of a capture: the same steps of the same model, plain and captured, in pairs.
 
-``python benchmarks/overhead.py [--quick] [--jax] [--pairs N]``, in one process, so that no start-up is in it: Keras
-models on TensorFlow's CPU backend, as wide as a step of some 5 and of some 100 ms wants. A pair is two runs of as
-many steps, in random order, one of them under ``tp.capture(keep="none")``; its ratio is that of the wall time of
-``fit``. What a capture takes to begin and end, once a run, is told apart. Processor time, of all threads, stands
-beside: it is the steadier where others use the machine too. So does the run's own estimate.
+``python benchmarks/overhead.py [--quick] [--jax] [--pairs N]``, in one process, without start-up: Keras models on
+TensorFlow's CPU backend, with steps of about 5 and 100 ms. A pair is two runs with the same number of steps, in random
+order, one under ``tp.capture(keep="none")``; its ratio is that of the wall time of ``fit``. The time to start and end a
+capture, once per run, is printed separately. So are the processor time of all threads, which varies less on a shared
+machine, and the overhead that the run itself estimates.
 
-What the default schedule costs goes with how long a run is: three windows at its beginning, later ones as its budget
-allows. Its runs last some 30 s here. The last line is one JSON object:
+The overhead of the default schedule depends on the length of the run: its budget is 5 % of runs of 30 s, and 10 % of
+runs of 10 s. The last line is one JSON object:
 
-``default_100ms``, ``default_5ms``, ``continuous_5ms``, ``ticker_5ms``
-    The median of the pairs' ratios of wall time, and its interval: order statistics that hold the median of such
-    pairs at 95 % whatever their distribution; of fewer than six pairs the least and the greatest. ``ticker`` asks for
-    no window.
+``default_100ms``, ``default_5ms``, ``short_10s``, ``continuous_5ms``, ``ticker_5ms``
+    The median of the pairs' ratios of wall time, with its interval: order statistics that contain the median at 95 %
+    for any distribution; of fewer than six pairs minimum and maximum. ``ticker`` requests no windows; ``short_10s`` has
+    steps of 20 ms in runs of 10 s (6 s with ``--quick``).
 ``bytes_ratio``
-    Bytes of the XPlanes of the continuous runs by those of the statistics kept of them.
+    Bytes of the XPlanes of the continuous runs divided by those of the statistics kept.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent))  # for who runs this file by another way than its name
+sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its name
 
 import trainings
 
 import tpunb as tp
-from tpunb.marking import StepClock, keras_marks
-from tpunb.recorder import Run, Schedule
-from tpunb.sources.frameworks import annotation
+from tpunb.profiler.capture import Run, Schedule
+from tpunb.profiler.keras import keras_marks
+from tpunb.profiler.sources.frameworks import annotation
+from tpunb.profiler.step_clock import StepClock
 
-MINUTE_WINDOWS = 3 + 5  # of a minute by the default schedule, where nothing is new: three, then one in ten seconds
-QUICK_S = 36.0  # when `--quick` begins no further pair
+MINUTE_WINDOWS = 3 + 5  # per minute by the default schedule without new steps: three, then one per 10 s
+QUICK_S = 36.0  # after which `--quick` starts no pair
 
 
 @dataclass(frozen=True)
 class Case:
-    """A schedule on steps of a length: `pairs` of runs of `seconds`; `by` names a function of `trainings`."""
+    """A schedule and a step time: `pairs` of runs of `seconds`; `by` names a function of `trainings`."""
 
     name: str
     schedule: Schedule
@@ -63,32 +64,35 @@ class Case:
 FULL = [
     Case("default_100ms", Schedule(), 0.1, 30, 6),
     Case("default_5ms", Schedule(), 0.005, 30, 6),
+    Case("short_10s", Schedule(), 0.02, 10, 8),
     Case("continuous_5ms", Schedule.continuous(), 0.005, 5, 8),
     Case("ticker_5ms", Schedule.ticks(), 0.005, 2, 20),
 ]
 QUICK = [
     Case("default_100ms", Schedule(), 0.1, 3, 1),
     Case("default_5ms", Schedule(), 0.005, 2, 2),
+    Case("short_10s", Schedule(), 0.02, 6, 1),
     Case("continuous_5ms", Schedule.continuous(), 0.005, 2, 2),
     Case("ticker_5ms", Schedule.ticks(), 0.005, 0.5, 6),
 ]
 
 
 class Took(NamedTuple):
-    """A run: seconds of wall and of processor time; what a capture took around it and says of it."""
+    """A run: wall and processor seconds, the time to start and end its capture, and its estimate."""
 
     wall_s: float
     cpu_s: float
     around_s: float = 0.0
-    estimate: float | None = None  # the run's own, of its slow-down; None where it has measured too little
+    estimate: float | None = None  # overhead estimated by the run; None if too short
     windows: int = 0
+    interval: tuple[float, float] | None = None  # of the estimate
 
 
 Pair = tuple[Took, Took]
 
 
 def calibrated(build: Callable[[int], trainings.Train], step_s: float) -> tuple[trainings.Train, float]:
-    """Return a training whose steps last about that long, and how long they do; their time goes with width squared."""
+    """Return a training with about this step time, and its step time, which grows with the square of the width."""
     width, steps = (352, 10) if step_s < 0.02 else (2048, 3)
     for _ in range(3):
         train = build(width)
@@ -101,24 +105,27 @@ def calibrated(build: Callable[[int], trainings.Train], step_s: float) -> tuple[
 
 
 def seconds(train: trainings.Train, steps: int, run: Run | None = None) -> Took:
-    """Return how long a training takes for some steps."""
+    """Return the time of some steps of a training."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     train(steps, run)
     return Took(time.perf_counter() - wall_s, time.process_time() - cpu_s)
 
 
 def captured(train: trainings.Train, steps: int, schedule: Schedule, folder: Path) -> Took:
-    """Return the same of a training that is watched, and what the capture says."""
+    """Return the same for a captured training, with the capture's facts."""
     begin = time.perf_counter()
     with tp.capture(folder, schedule=schedule, keep="none") as run:
         took = seconds(train, steps, run)
         status = run.status
     around_s = time.perf_counter() - begin - took.wall_s
-    return took._replace(around_s=around_s, estimate=status.overhead, windows=status.windows + status.failed)
+    windows = status.windows + status.failed
+    return took._replace(
+        around_s=around_s, estimate=status.overhead, windows=windows, interval=status.overhead_interval
+    )
 
 
 def pair(case: Case, train: trainings.Train, step_s: float, folder: Path) -> Pair:
-    """Return a plain and a captured run, made in random order."""
+    """Return a plain and a captured run, in random order."""
     steps = max(10, round(case.seconds / step_s))
     runs = [lambda: seconds(train, steps), lambda: captured(train, steps, case.schedule, folder)]
     took = {which: runs[which]() for which in random.sample(range(2), 2)}
@@ -126,7 +133,7 @@ def pair(case: Case, train: trainings.Train, step_s: float, folder: Path) -> Pai
 
 
 def interval(values: list[float]) -> list[float]:
-    """Return the median, and the order statistics that hold that of all such values at 95 %, or the extremes."""
+    """Return the median, and the order statistics that contain it at 95 %, or the extremes."""
     ranked, n = sorted(values), len(values)
     outside = [sum(math.comb(n, k) for k in range(cut + 1)) / 2 ** (n - 1) for cut in range(n // 2)]
     cut = max((cut for cut, share in enumerate(outside) if share <= 0.05), default=0)
@@ -134,12 +141,12 @@ def interval(values: list[float]) -> list[float]:
 
 
 def minute(plain: Took, watched: Took) -> float:
-    """Return the ratio of a minute by the default schedule: what a short run lost, as often as windows come."""
+    """Return the ratio of a one-minute run by the default schedule, from the cost per window of a short run."""
     return 1 + (watched.wall_s - plain.wall_s) / max(watched.windows, 1) * MINUTE_WINDOWS / 60
 
 
 def report(case: Case, step_s: float, pairs: list[Pair], *, quick: bool) -> list[float]:
-    """Print how a case fares, and return what it gives to the last line."""
+    """Print a case, and return its values of the last line."""
 
     def span(values: list[float]) -> str:
         return "{:.3f} [{:.3f}, {:.3f}]".format(*interval(values))
@@ -149,6 +156,9 @@ def report(case: Case, step_s: float, pairs: list[Pair], *, quick: bool) -> list
     each_ms = statistics.median(plain.cpu_s for plain, _ in pairs) / max(10, round(case.seconds / step_s)) * 1e3
     told = [1 + watched.estimate for _, watched in pairs if watched.estimate is not None]
     own = f"{statistics.median(told):.3f}" if told else "none yet"
+    ends = [watched.interval for _, watched in pairs if watched.interval is not None]
+    if ends:
+        own += " [{:.3f}, {:.3f}]".format(*(1 + statistics.median(each) for each in zip(*ends, strict=True)))
     length_s = statistics.median(plain.wall_s for plain, _ in pairs)
     around_s = statistics.median(watched.around_s for _, watched in pairs)
     windows = statistics.median(watched.windows for _, watched in pairs)
@@ -161,7 +171,7 @@ def report(case: Case, step_s: float, pairs: list[Pair], *, quick: bool) -> list
 
 
 def kept(folders: list[Path]) -> float:
-    """Print and return the bytes of the windows of some runs by those of the statistics kept of them."""
+    """Print and return the bytes of the windows of runs divided by those of their statistics."""
     raw, steps, tables = 0, 0, Counter[str]()
     for folder in folders:
         profile = tp.load(folder)
@@ -173,22 +183,23 @@ def kept(folders: list[Path]) -> float:
     return raw / tables.total()
 
 
-def tickers(times: int = 10_000) -> tuple[float, float, float]:
-    """Return the microseconds that the clock takes a step, and by Keras' hooks; and the annotation's part of it."""
+def tickers(times: int = 2_000) -> tuple[float, float, float]:
+    """Return the microseconds of processor time per step of the clock, with Keras' hooks, and of the annotation."""
     import keras
 
     def each_us(what: Callable[[int], object]) -> float:
         rounds = []
-        for _ in range(5):
-            begin = time.perf_counter()
+        for _ in range(25):
+            begin = time.thread_time()
             for number in range(times):
                 what(number)
-            rounds.append((time.perf_counter() - begin) / times * 1e6)
-        return min(rounds)  # the machine's own hiccups only add
+            rounds.append((time.thread_time() - begin) / times * 1e6)
+            clock.take()  # as a capture does
+        return min(rounds)  # interruptions only add
 
     def by_hand(_: int) -> None:
         step = clock.begin("train", complete=False)
-        clock.finished()
+        clock.complete()
         clock.end(step)
 
     def hooks(number: int) -> None:
@@ -207,7 +218,7 @@ def tickers(times: int = 10_000) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Print the comparison, and one line of JSON at the end."""
+    """Print the comparison, and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a coarse answer in under 50 seconds")
     parser.add_argument("--jax", action="store_true", help="a loop in JAX besides")
@@ -224,14 +235,14 @@ def main() -> None:
     done: dict[str, list[Pair]] = {case.name: [] for case in cases}
     with tempfile.TemporaryDirectory() as name:
         captured(trained("by_keras", 0.005)[0], 50, Schedule.continuous(0.1), Path(name) / "first")  # imports
-        mixed = [*cases, *random.sample(rest, len(rest))]  # so that none has the machine's bad hour
-        for case in sorted(mixed, key=lambda case: case.by == "by_jax"):  # once in use, JAX is what is watched
+        mixed = [*cases, *random.sample(rest, len(rest))]  # spreads slow periods of the machine
+        for case in sorted(mixed, key=lambda case: case.by == "by_jax"):  # once imported, JAX is captured
             if options.quick and time.monotonic() - began_s > QUICK_S and done[case.name]:
                 continue
             folder = Path(name) / f"{case.name}-{len(done[case.name])}"
             plain, watched = pair(case, *trained(case.by, case.step_s), folder)
             done[case.name].append((plain, watched))
-            if not options.quick:  # it takes a quarter of an hour: what an interrupted one has found is seen
+            if not options.quick:  # it takes 15 minutes: show results so far
                 ratios = watched.wall_s / plain.wall_s, watched.cpu_s / plain.cpu_s
                 print("{}: wall {:.3f}, cpu {:.3f}".format(case.name, *ratios), flush=True)
         result: dict[str, Any] = {}

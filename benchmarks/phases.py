@@ -1,20 +1,21 @@
-"""What it takes to find the phases of the paper's longest run, beside the plain ways to do it.
+"""Measure the cost of finding the phases of the paper's longest run, compared with scikit-learn and plain Python.
 
-``python benchmarks/phases.py [--quick]``: a made-up training of 112,590 steps × 300 operations
-(`tpunb.testing.known_run`); both sides in one run, in processor time, user and system, of all threads. What would not
-end is measured on a part and extrapolated, and the line says so; ``--quick`` does that more often. The last line is one
-JSON object:
+``python benchmarks/phases.py [--quick]``: a synthetic training of 112,590 steps × 300 operations
+(`tpunb.testing.synthetic_run`); both sides in one run, in processor time (user and system, all threads). What takes too
+long is measured on a part and extrapolated, and marked in the output; ``--quick`` does that more often. The last line
+is one JSON object:
 
 ``kmeans``
-    scikit-learn's time for k = 1 to 15, each from ten starts, by ours, on the same features.
+    scikit-learn's time for k = 1 to 15 with ten starts each, divided by tpunb's, on the same features.
 ``dbscan_cpu_s``, ``dbscan_mb``
-    Our whole sweep, and the memory that it adds at most; of scikit-learn's eight fits the lines above tell.
+    Time and peak additional memory of tpunb's whole sweep; the lines above state those of scikit-learn's eight fits.
 ``ols``
-    Six thresholds with Python's sets by our 1,001; what ran in each step is at hand, as sets there, as a matrix here.
+    Time of six thresholds with Python sets divided by that of tpunb's 1,001; the operations of each step are given, as
+    sets and as a matrix.
 ``ols_plus_us``
-    A step of `OLSPlus`, in microseconds.
+    Time of `OLSPlus` per step, in microseconds.
 ``all_wall_s``
-    From the Steps to the curves and labels of all methods, by the clock on the wall.
+    Wall time from the Steps to the curves and labels of all methods.
 """
 
 from __future__ import annotations
@@ -37,34 +38,34 @@ import numpy as np
 from sklearn import cluster as sklearn_cluster
 
 import tpunb as tp
-from tpunb.cluster.cells import cells
 from tpunb.cluster.features import space
+from tpunb.cluster.micro_clusters import merge
 from tpunb.frames.op_matrix import op_matrix
-from tpunb.testing import known_run
+from tpunb.testing import synthetic_run
 
 KS = range(1, 16)
-VALUES = range(5, 201, 25)  # of min_samples: the paper's
+VALUES = range(5, 201, 25)  # min_samples in the paper
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 METHODS = (tp.KMeans(), tp.DBSCAN(), tp.HDBSCAN(), tp.OLS(), tp.OLSPlus())
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the processor seconds of some work, and its result."""
+    """Return the processor seconds of a call, and its result."""
     begin = time.process_time()
     result = work()
     return time.process_time() - begin, result
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process holds."""
+    """Return the resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_mb(work: Callable[[], Any]) -> float:
-    """Return by how many megabytes the process grows at most while some work is done; Linux alone tells."""
+    """Return the peak additional memory of a call, in megabytes; Linux only."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # what was freed is not given back else, and would be used again
+        ctypes.CDLL(None).malloc_trim(0)  # return freed memory, which would be reused otherwise
     before, most, done = resident(), [0], threading.Event()
 
     def look() -> None:
@@ -80,7 +81,7 @@ def peak_mb(work: Callable[[], Any]) -> float:
 
 
 def kmeans(steps: tp.Steps, ks: range) -> float:
-    """Return scikit-learn's time for the sweep by ours; print how much the errors differ."""
+    """Return scikit-learn's time for the sweep divided by tpunb's; print the difference of the errors."""
     points = space(steps).points
     ours, labels = timed(lambda: tp.KMeans()(steps))
     theirs, errors = 0.0, {}
@@ -90,14 +91,14 @@ def kmeans(steps: tp.Steps, ks: range) -> float:
     whole = theirs * sum(KS) / sum(ks)
     sse = dict(labels.sweeps["k"].select("k", "sse").rows())
     worse = max(sse[k] / error - 1 for k, error in errors.items() if k <= 9)
-    said = "" if ks == KS else f", extrapolated from k = {list(ks)} by k"
-    print(f"k-means, k = 1..15: {ours:.2f} s; scikit-learn: {whole:.1f} s{said}; {whole / ours:.0f} times")
-    print(f"  our squared error is above theirs by {worse:.4%} at most, k <= 9")
+    note = "" if ks == KS else f", extrapolated from k = {list(ks)} by k"
+    print(f"k-means, k = 1..15: {ours:.2f} s; scikit-learn: {whole:.1f} s{note}; {whole / ours:.0f} times")
+    print(f"  tpunb's squared error is at most {worse:.4%} larger, k <= 9")
     return whole / ours
 
 
 def dbscan(steps: tp.Steps, n: int) -> tuple[float, float]:
-    """Return the processor seconds and the megabytes of our sweep; print what scikit-learn's would take."""
+    """Return processor seconds and megabytes of tpunb's sweep; print those of scikit-learn's."""
     points = space(steps).points
     ours, labels = timed(lambda: tp.DBSCAN()(steps))
     megabytes = peak_mb(lambda: tp.DBSCAN()(steps))
@@ -107,7 +108,7 @@ def dbscan(steps: tp.Steps, n: int) -> tuple[float, float]:
     taken, _ = timed(lambda: [fit.fit(part) for fit in fits])
     held = peak_mb(lambda: fits[0].fit(part))
     grows = (len(points) / n) ** 2
-    print(f"DBSCAN, every min_samples: {ours:.2f} s, {megabytes:.0f} MB over what was there")
+    print(f"DBSCAN, every min_samples: {ours:.2f} s, {megabytes:.0f} MB additional memory")
     print(
         f"  scikit-learn, {len(fits)} values at {n} steps: {taken:.1f} s, {held:.0f} MB; "
         f"at {len(points)}, extrapolated by the square: {taken * grows:.0f} s, {held * grows / 1e3:.0f} GB"
@@ -116,7 +117,7 @@ def dbscan(steps: tp.Steps, n: int) -> tuple[float, float]:
 
 
 def ols(steps: tp.Steps, n: int) -> float:
-    """Return the time of six thresholds with Python's sets by that of ours with 1,001."""
+    """Return the time of six thresholds with Python sets divided by tpunb's for 1,001."""
     ran = op_matrix(steps)
     names = np.array([f"{side} {op}" for side, op in ran.ops.rows()])
     sets = [frozenset(names[ran.indices[ran.indptr[i] : ran.indptr[i + 1]]]) for i in range(n)]
@@ -134,17 +135,17 @@ def ols(steps: tp.Steps, n: int) -> float:
     theirs, found = timed(plain)
     ours, labels = timed(lambda: tp.OLS()(steps))
     whole = theirs * len(steps) / n
-    said = "" if n == len(steps) else f", extrapolated from {n} steps"
+    note = "" if n == len(steps) else f", extrapolated from {n} steps"
     sweep = {round(threshold, 3): phases for threshold, phases, _ in labels.sweeps["threshold"].rows()}
     if n == len(steps) and found != [sweep[threshold] for threshold in THRESHOLDS]:
         raise AssertionError(f"sets find {found}, the matrix {sweep}")
-    print(f"OLS, {len(sweep)} thresholds: {ours:.3f} s; six with sets: {whole:.1f} s{said}; {whole / ours:.0f} times")
+    print(f"OLS, {len(sweep)} thresholds: {ours:.3f} s; six with sets: {whole:.1f} s{note}; {whole / ours:.0f} times")
     return whole / ours
 
 
 def everything(steps: tp.Steps) -> float:
-    """Return the seconds on the wall from the Steps to the labels and curves of all methods."""
-    fresh = replace(steps)  # nothing is remembered of it
+    """Return the wall time from the Steps to the labels and curves of all methods."""
+    fresh = replace(steps)  # without cached results
     begin = time.perf_counter()
     for method in METHODS:
         method(fresh)
@@ -154,25 +155,25 @@ def everything(steps: tp.Steps) -> float:
 
 
 def growth(sizes: tuple[int, ...], ops: int) -> None:
-    """Print how the time of each method grows with the length of the run."""
+    """Print the time of each method by the length of the run."""
     print(f"Growth, {ops} operations, processor seconds:")
     for n in sizes:
-        steps = known_run(n, ops).steps
-        taken = {"features": timed(lambda steps=steps: cells(space(steps).points))[0]}
+        steps = synthetic_run(n, ops).steps
+        taken = {"features": timed(lambda steps=steps: merge(space(steps).points))[0]}
         for method in METHODS:
             taken[type(method).__name__] = timed(lambda method=method, steps=steps: method(steps))[0]
         print(f"  {n:>9,} steps: " + "  ".join(f"{name} {second:.2f}" for name, second in taken.items()), flush=True)
 
 
 def main() -> None:
-    """Print what was measured, and the ratios."""
+    """Print the measurements and the ratios."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--quick", action="store_true", help="parts only, extrapolated; no growth")
     quick = options.parse_args().quick
-    warm = known_run(300, 60).steps
+    warm = synthetic_run(300, 60).steps
     for method in METHODS:  # imports and compiled loops
         method(warm)
-    steps = known_run(seed=11).steps
+    steps = synthetic_run(seed=11).steps
     figures = {"all_wall_s": everything(steps)}
     space(steps)
     figures["kmeans"] = kmeans(steps, range(5, 8) if quick else KS)

@@ -1,8 +1,8 @@
-"""Naive input pipelines, as people write them first, beside what a careful user writes; and twelve small ones.
+"""Naive input pipelines and what a careful user writes instead; and twelve small pipelines.
 
-The naive ones wait, or compute, for a batch longer than the model does: `KINDS`. Each is there again with AUTOTUNE for
-every call and a prefetch at its end, which is what TensorFlow's guide advises. The twelve hold every dataset operation
-in common use, among them those that the tuner of the original TPUPoint crashed on or changed the output of.
+A batch of the naive ones takes longer than a step of the model: `KINDS`. Each has a variant with AUTOTUNE for every
+call and a prefetch at its end, as TensorFlow's guide advises. The twelve contain every common dataset operation,
+including those on which the tuner of the original TPUPoint crashed or changed the output.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from tpunb.tuning.job import Job
 
 PICTURES, SHARDS, BATCH = 256, 16, 16
-SIDE, SIZE = 64, 32  # of the pictures on disk, and as the model takes them
+SIDE, SIZE = 64, 32  # pixels of the images on disk, and of the model's input
 FEATURES = SIZE * SIZE * 3
 
 
@@ -37,13 +37,13 @@ class Kind:
         ``job(build)`` with ``build()`` that returns the dataset: the training on it.
     """
 
-    about: str
+    metadata: str
     data: Callable[[Path, Any], Any]
     job: Callable[[Callable[[], Any]], Job]
 
 
 def pictures(folder: Path) -> list[str]:
-    """Return the files of small JPEG pictures, written where they are missing."""
+    """Return files of small JPEG images, written if missing."""
     import tensorflow as tf
 
     paths = [folder / f"{number:03d}.jpg" for number in range(PICTURES)]
@@ -56,7 +56,7 @@ def pictures(folder: Path) -> list[str]:
 
 
 def shards(folder: Path) -> list[str]:
-    """Return TFRecord files, each of all the pictures, written where they are missing."""
+    """Return TFRecord files, each with all images, written if missing."""
     import tensorflow as tf
 
     paths = [folder / f"{shard:02d}.tfrecord" for shard in range(SHARDS)]
@@ -69,7 +69,7 @@ def shards(folder: Path) -> list[str]:
 
 
 def late(seconds: float, rows: Any) -> Any:
-    """Return a dataset of texts of which each takes so long to arrive: it waits without a core, as a disk does."""
+    """Return a dataset of texts that each take some time to arrive, without using a core, like a disk."""
     import tensorflow as tf
 
     slow = tf.raw_ops.SleepDataset(
@@ -82,7 +82,7 @@ def late(seconds: float, rows: Any) -> Any:
 
 
 def decoded(record: Any, resized: int = 1) -> Any:
-    """Return a picture's numbers and its mean colour; to resize it more often only takes time."""
+    """Return the pixels of an image and its mean colour; repeated resizing only takes time."""
     import tensorflow as tf
 
     picture = tf.cast(tf.io.decode_jpeg(record, channels=3), tf.float32)
@@ -93,7 +93,7 @@ def decoded(record: Any, resized: int = 1) -> Any:
 
 
 def asked(seconds: float, number: Any) -> Any:
-    """Return what a Python function gives for a number after so long, and its label."""
+    """Return the result of a slow Python function of a number, and its label."""
     import tensorflow as tf
 
     def wait(number: Any) -> Any:
@@ -105,7 +105,7 @@ def asked(seconds: float, number: Any) -> Any:
 
 
 def checked(seconds: float, record: Any, number: Any) -> Any:
-    """Return a record that a Python function has looked at for so long."""
+    """Return a record after a slow Python function."""
     import tensorflow as tf
 
     def look(number: Any) -> Any:
@@ -117,14 +117,16 @@ def checked(seconds: float, record: Any, number: Any) -> Any:
 
 
 def from_far(folder: Path, auto: Any) -> Any:
-    """Return pictures of which each is a file that takes 3 ms to arrive, as from a bucket or a shared disk.
+    """Return images from files that take 3 ms to arrive, like from a bucket or a shared disk.
 
     It is fetched in a map. In an ``interleave`` AUTOTUNE does well by itself: its readers have threads of their own.
     """
     import tensorflow as tf
 
     def fetched(path: Any) -> Any:
-        arrived = late(0.0015, tf.data.Dataset.from_tensors(path)).get_single_element()  # asks twice: is there more?
+        arrived = late(
+            0.0015, tf.data.Dataset.from_tensors(path)
+        ).get_single_element()  # waits twice: for the element and for the end
         return decoded(tf.io.read_file(arrived))
 
     paths = tf.data.Dataset.from_tensor_slices(pictures(folder)).shuffle(PICTURES, seed=5).repeat()
@@ -132,7 +134,7 @@ def from_far(folder: Path, auto: Any) -> Any:
 
 
 def from_python(_: Path, auto: Any) -> Any:
-    """Return rows that a Python function fetches in 4 ms each."""
+    """Return rows that a Python function reads in 4 ms each."""
     import tensorflow as tf
 
     numbers = tf.data.Dataset.range(2**20)
@@ -140,7 +142,7 @@ def from_python(_: Path, auto: Any) -> Any:
 
 
 def computed(folder: Path, auto: Any) -> Any:
-    """Return pictures whose decoding and resizing keeps the cores busy."""
+    """Return images whose decoding and resizing keeps the cores busy."""
     import tensorflow as tf
 
     records = _files(folder).interleave(tf.data.TFRecordDataset, cycle_length=8, num_parallel_calls=auto)
@@ -149,19 +151,19 @@ def computed(folder: Path, auto: Any) -> Any:
 
 
 def mixed(folder: Path, auto: Any) -> Any:
-    """Return pictures of which each takes 1.5 ms to arrive, 2 ms in Python, and is decoded."""
+    """Return decoded images that take 1.5 ms to arrive and 2 ms in Python."""
     import tensorflow as tf
 
     def arriving(file: Any) -> Any:
         return late(0.0015, tf.data.TFRecordDataset(file))
 
     records = _files(folder).interleave(arriving, cycle_length=8, num_parallel_calls=auto)
-    known = records.enumerate().map(lambda n, record: checked(0.002, record, n), num_parallel_calls=auto)
-    return _ended(known.shuffle(128, seed=5).map(decoded, num_parallel_calls=auto), auto)
+    verified = records.enumerate().map(lambda n, record: checked(0.002, record, n), num_parallel_calls=auto)
+    return _ended(verified.shuffle(128, seed=5).map(decoded, num_parallel_calls=auto), auto)
 
 
 def of_the_original(_: Path, auto: Any) -> Any:
-    """Return the original's example: a generator that reads for 15 ms, a map of 30 ms, batches of 8."""
+    """Return the example of the original TPUPoint: a generator of 15 ms, a map of 30 ms, batches of 8."""
     import tensorflow as tf
 
     def read(rows: int) -> Any:
@@ -180,7 +182,7 @@ def of_the_original(_: Path, auto: Any) -> Any:
 
 
 def dense(width: int, build: Callable[[], Any]) -> Job:
-    """Return the training of three dense layers of a width by Keras on such data."""
+    """Return the training of three dense layers of one width in Keras on such data."""
 
     def both() -> tuple[Any, Any]:
         import keras
@@ -195,7 +197,7 @@ def dense(width: int, build: Callable[[], Any]) -> Job:
 
 
 def taken(build: Callable[[], Any]) -> Job:
-    """Return a loop that takes batches and does nothing with them, as the original's example does."""
+    """Return a loop that only takes batches, like the example of the original."""
     return Job(lambda: ({}, build()), step=lambda _, batch: batch)
 
 
@@ -215,12 +217,12 @@ def _files(folder: Path) -> Any:
 
 
 def _ended(rows: Any, auto: Any) -> Any:
-    """Return batches; of a careful user with a prefetch."""
+    """Return batches, with a prefetch for a careful user."""
     batches = rows.batch(BATCH, drop_remainder=True)
     return batches if auto is None else batches.prefetch(auto)
 
 
-# -- twelve small ones ---------------------------------------------------------------------------------------------
+# -- twelve small pipelines ------------------------------------------------------------------------------------------
 
 
 def twelve(folder: Path) -> dict[str, Callable[[], Any]]:

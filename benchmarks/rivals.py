@@ -1,7 +1,7 @@
-"""What else turns an XPlane into events, or into what XProf shows of them.
+"""Other readers of XPlanes, into events or into XProf's tables.
 
-The loops read the statistics that tpunb reads and no more, collect them sparse, and look up once a name what does not
-change from event to event: they are as quick as we could write them.
+The loops read only the statistics that tpunb reads, store them sparsely, and look up metadata once per name: they are
+optimised.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _NUMBERS = [
     *("step_num", "program_id", "device_ordinal", "run_id", "correlation_id", "_pt", "_p", "_ct", "_c"),
     *("device_offset_ps", "device_duration_ps", "model_flops", "flops", "bytes_accessed"),
 ]
-_SHARED = [*_WORDS[3:5], *_NUMBERS[-3:]]  # what metadata tells all events of a name
+_SHARED = [*_WORDS[3:5], *_NUMBERS[-3:]]  # from metadata, for all events of a name
 _NAME = pl.Categorical()
 _TYPES: dict[str, Any] = dict.fromkeys(_WORDS, _NAME) | dict.fromkeys(_NUMBERS, pl.UInt64)
 
 
 @dataclass
 class _Collected:
-    """What a loop has seen: three lists as long as there are events; a statistic only where there is one."""
+    """Events of a loop: three lists with one entry per event, and sparse statistics."""
 
     places: list[tuple[str, str, str]] = field(default_factory=list)  # host, plane and line of each line
-    counts: list[int] = field(default_factory=list)  # of its events
+    counts: list[int] = field(default_factory=list)  # events of each
     starts: list[int] = field(default_factory=list)
     durs: list[int] = field(default_factory=list)
     rows: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in _TYPES})
     values: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in _TYPES})
 
     def frame(self, names: pl.DataFrame) -> pl.DataFrame:
-        """Return the events, one column a statistic; `names` holds what their metadata tells."""
+        """Return the events with one column per statistic; `names` holds those of their metadata."""
         line = np.repeat(np.arange(len(self.places)), self.counts)
         places = pl.DataFrame(self.places, schema=dict.fromkeys(("host", "plane", "line"), _NAME), orient="row")
         return pl.concat([places[line], names], how="horizontal").with_columns(
@@ -57,7 +57,7 @@ class _Collected:
 
 
 def typed(name: str, values: list[Any]) -> pl.Series:
-    """Return values as words, or as numbers modulo 2**64: some are signed here and unsigned there."""
+    """Return values as text or as numbers modulo 2**64, as signedness differs between readers."""
     kind = str if name in _WORDS else int
     fitting = [value if isinstance(value, kind) else None for value in values]
     if kind is int:
@@ -71,19 +71,19 @@ def _value(stat: Any, words: dict[int, str]) -> Any:
 
 
 def messages(data: bytes) -> pl.DataFrame:
-    """Return events by a loop over the protobuf library's messages."""
+    """Return events by a loop over messages of the protobuf library."""
     space = xplane_pb2().XSpace.FromString(data)
     seen, entries, entry, row = _Collected(), [], [], 0
     for plane in space.planes:
-        words = {key: known.name for key, known in plane.stat_metadata.items()}
+        words = {key: metadata.name for key, metadata in plane.stat_metadata.items()}
         wanted = {key: name for key, name in words.items() if name in _TYPES}
         rows = {key: seen.rows[name] for key, name in wanted.items()}
         values = {key: seen.values[name] for key, name in wanted.items()}
         number = {}
-        for key, known in plane.event_metadata.items():
+        for key, metadata in plane.event_metadata.items():
             number[key] = len(entries)
-            told = {words.get(one.metadata_id): _value(one, words) for one in known.stats}
-            entries.append((known.display_name or known.name, *(told.get(name) for name in _SHARED)))
+            stats = {words.get(stat.metadata_id): _value(stat, words) for stat in metadata.stats}
+            entries.append((metadata.display_name or metadata.name, *(stats.get(name) for name in _SHARED)))
         nameless = len(entries)
         entries.append(("", *(None for _ in _SHARED)))
         for line in plane.lines:
@@ -108,7 +108,7 @@ def messages(data: bytes) -> pl.DataFrame:
 
 
 def profile_data(data: bytes) -> pl.DataFrame:
-    """Return events by a loop over JAX's ``ProfileData``, which rounds to nanoseconds and keeps metadata to itself."""
+    """Return events by a loop over JAX's ``ProfileData``, which rounds to nanoseconds and hides metadata."""
     from jax.profiler import ProfileData
 
     seen, names, row = _Collected(), [], 0
@@ -130,7 +130,7 @@ def profile_data(data: bytes) -> pl.DataFrame:
 
 
 def parquet(file: Path) -> pl.DataFrame:
-    """Return the events that XProf writes as Parquet."""
+    """Return the events of XProf's Parquet file."""
     from xprof.convert.events_db.python.pywrap_events_db_c_api import xspace_to_parquet
 
     with tempfile.TemporaryDirectory() as folder:
@@ -142,7 +142,7 @@ def parquet(file: Path) -> pl.DataFrame:
 def _tool(name: str, file: Path) -> Any:
     from xprof.convert import raw_to_tool_data
 
-    # a folder of its own, for XProf keeps half-done work beside the file, and would use it the next time
+    # a separate folder, as XProf caches next to the file
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder, "plugins", "profile", "run", "host.xplane.pb")
         own.parent.mkdir(parents=True)
@@ -154,32 +154,32 @@ def _tool(name: str, file: Path) -> Any:
 
 
 def overview(file: Path) -> Any:
-    """Return XProf's overview page: sums, no events."""
+    """Return XProf's overview page: sums without events."""
     return _tool("overview_page", file)
 
 
 def op_profile(file: Path) -> Any:
-    """Return XProf's profile of operations: sums, no events."""
+    """Return XProf's op profile: sums without events."""
     return _tool("op_profile", file)
 
 
 def chrome(file: Path) -> pl.DataFrame:
-    """Return events by way of the Chrome trace that XProf makes."""
+    """Return the events of XProf's Chrome trace."""
     trace = json.loads(_tool("trace_viewer", file))["traceEvents"]
     events = [event for event in trace if event.get("ph") == "X"]
     columns = {name: [event.get(name) for event in events] for name in ("pid", "tid", "name", "ts", "dur")}
-    words = [json.dumps(event.get("args", {})) for event in events]  # all of them words: nobody tells their types
+    words = [json.dumps(event.get("args", {})) for event in events]  # all as text: their types are unknown
     return pl.DataFrame(columns | {"args": words}, strict=False)
 
 
 class _Table(ctypes.Structure):
-    """What ``xspace_decoder.c`` fills."""
+    """The struct that ``xspace_decoder.c`` fills."""
 
     _fields_ = [("n", ctypes.c_int64), ("room", ctypes.c_int64), ("columns", ctypes.c_void_p * 5)]
 
 
 def compiled(library: Path) -> bool:
-    """Say whether a C compiler built the decoder of ``xspace_decoder.c`` as `library`."""
+    """Return whether a C compiler built ``xspace_decoder.c`` as `library`."""
     source = Path(__file__).with_name("xspace_decoder.c")
     try:
         subprocess.run(["gcc", "-O3", "-shared", "-fPIC", "-o", library, source], check=True)
@@ -189,7 +189,7 @@ def compiled(library: Path) -> bool:
 
 
 def in_c(library: Path) -> Callable[[bytes], tuple[int, int]]:
-    """Return a function of bytes that decodes them in C, and says how many events and statistics there are."""
+    """Return a function that decodes bytes in C and returns the numbers of events and statistics."""
     code = ctypes.CDLL(str(library))
 
     def decode(data: bytes) -> tuple[int, int]:

@@ -1,31 +1,31 @@
-"""How long a slider takes to redraw the paper's longest run, in JupyterLab, beside Altair's own JupyterChart.
+"""Measure the time of a slider move on the paper's longest run in JupyterLab, compared with Altair's JupyterChart.
 
-``python benchmarks/slider.py [--quick] [--moves N]``: a notebook in headless Chromium without a network, everything on
-this machine. One cell makes 112,590 steps × 300 operations (`tpunb.testing.known_run`, hard), one shows
-``tp.explore(steps)``, one for each method what a user of JupyterChart writes instead: a slider of ipywidgets whose
-callback cuts the steps and assigns a new chart, `tpunb.charts.timeline`. For DBSCAN, k-means and OLS arrow keys move
-the focused slider to and fro where the sweep says that most changes; each key waits until page and kernel have
-finished with the one before, what the page asks for when the hand rests included.
+``python benchmarks/slider.py [--quick] [--moves N]``: a notebook in headless Chromium, all on this machine. One cell
+builds 112,590 steps × 300 operations (`tpunb.testing.synthetic_run`, hard), one shows ``tp.explore(steps)``, and one
+per method what a user of JupyterChart writes instead: a slider of ipywidgets whose callback clusters the steps and
+assigns a new chart, `tpunb.charts.timeline`. For DBSCAN, k-means and OLS, arrow keys move the focused slider to and
+fro where the sweep changes most; each key waits until page and kernel are idle, including the requests of the page at
+rest.
 
-A move's time goes from the key's own time stamp to the animation frame after the ribbon's canvas was painted by a cut
-that the panel's line of code bears already; the headline is written with that line. A JupyterChart has no such line:
-there it is the frame after its SVG was drawn anew, and moves that leave the chart as it was do not count. Coverage and
-the list of phases follow the ribbon by a frame: when they stand there is told beside it. Then half as many keys come
-300 ms after each new cut, whatever page and kernel still do for the one before: their median is told.
+A move takes from the time stamp of the key to the animation frame after the timeline's canvas was painted with the
+clustering in the panel's line of code, which the page sets together with the headline. JupyterChart has no such line:
+there it is the frame after its SVG was redrawn, and moves without a change do not count. Coverage and the list of
+phases follow the timeline by a frame; their time is printed too. Then half the number of keys follow 300 ms after
+each new clustering, even if page and kernel are busy; their median is printed.
 
-Then the mouse drags each slider over its whole length in 60 moves, to and fro, and each animation frame is looked at:
-it is blank where the ribbon is not seen, has no height or less than half of the paint that it has at rest (an SVG: no
-bar), and where the coverage is not there, has no height or no bar.
+Then the mouse drags each slider over its whole length in 60 moves, to and fro. An animation frame is blank if the
+timeline is invisible, has no height, or less than half of its paint at rest (an SVG: no bar), or if the coverage is
+missing, has no height or no bar.
 
-``--quick`` takes 60 operations, 5 keys a slider and drags of 20 moves, and JupyterChart with DBSCAN alone; it says so.
-The last line is one JSON object:
+``--quick`` takes 60 operations, 5 keys per slider and drags of 20 moves, and JupyterChart with DBSCAN only. The last
+line is one JSON object:
 
 ``median_ms``, ``jupyterchart_ms``
     The worst of the methods' medians.
 ``blank_frames``
-    Of ours, in all drags.
+    Blank frames of tpunb's panel, in all drags.
 ``kb_per_move``
-    What the page's websockets carried, both ways, until all was quiet; the most of any single move, in 1000 bytes.
+    Traffic of the page's websockets in both directions until idle: the maximum over moves, in 1000 bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 METHODS = {"dbscan": "DBSCAN", "kmeans": "k-means", "ols": "OLS"}
-THUMB = 16  # points across
+THUMB = 16  # pixels
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LAUNCH = {
     "executable_path": CHROMIUM,
@@ -63,15 +63,15 @@ PAGE = Path(__file__).with_suffix(".js")
 
 @dataclass(frozen=True)
 class Panel:
-    """A slider and its ribbon on the page, as CSS finds them: a place, and in it the thumb, its rail and the rest."""
+    """CSS selectors of a slider and its timeline: a panel, and in it the thumb, its rail and the rest."""
 
     root: str
     slider: str
     rail: str
     ribbon: str  # a canvas, or an SVG
-    line: str | None = None  # of code, of the cut that is shown
+    line: str | None = None  # line of code of the clustering shown
     coverage: str | None = None
-    table: str | None = None  # of the phases, listed anew with each cut
+    table: str | None = None  # list of the phases
 
 
 OURS = Panel(
@@ -86,19 +86,19 @@ OURS = Panel(
 
 
 class Moves(NamedTuple):
-    """Moves of one slider: a mapping each, of milliseconds after the key, kB, and whether the picture changed."""
+    """Moves of one slider: milliseconds after the key, kB, and whether the picture changed."""
 
     each: list[dict[str, float]]
     kernel_ms: list[float]  # of the callback
-    soon_ms: list[float]  # of keys that did not wait for the rest
-    drag: dict[str, int]  # frames, blank ones, cuts shown
+    soon_ms: list[float]  # of keys that did not wait
+    drag: dict[str, int]  # frames, blank frames, clusterings shown
 
     def median(self, name: str) -> float:
-        """Return the median of one figure."""
+        """Return the median of one quantity."""
         return statistics.median(move[name] for move in self.each)
 
     def said(self) -> str:
-        """Return the figures in words."""
+        """Return a description of the moves."""
         low, _, high = spread([move["frame"] for move in self.each])
         at = {name: self.median(name) for name in ("sent", "heard", "painted", "frame")}
         kernel = f", the callback {statistics.median(self.kernel_ms):.0f} of it" if self.kernel_ms else ""
@@ -124,14 +124,14 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def keys(width: int) -> Iterator[str]:
-    """Yield the arrow keys that go to and fro over a stretch, from its left end, without end."""
+    """Yield arrow keys to and fro over a range, from its left end, without end."""
     while True:
         yield from ["ArrowRight"] * width + ["ArrowLeft"] * width
 
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Yield the address of a Jupyter server of its own, which shows and keeps nothing but what is in `folder`."""
+    """Yield the address of a separate Jupyter server for `folder`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -169,7 +169,7 @@ def _answers(address: str) -> bool:
 
 
 def notebook(page: Any, address: str, folder: Path, cells: Sequence[str]) -> None:
-    """Write a notebook of these cells, and show it with its kernel."""
+    """Write a notebook of these cells, and open it with a kernel."""
     import nbformat
 
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -184,7 +184,7 @@ def notebook(page: Any, address: str, folder: Path, cells: Sequence[str]) -> Non
 
 
 def run_cell(page: Any, number: int) -> None:
-    """Run a cell, to its end."""
+    """Run a cell and wait for its end."""
     page.evaluate("number => { jupyterapp.shell.currentWidget.content.activeCellIndex = number; }", number)
     if not page.evaluate("() => jupyterapp.commands.execute('notebook:run-cell')"):
         raise RuntimeError("\n".join(page.locator(".jp-OutputArea-output").all_text_contents())[-2000:])
@@ -203,13 +203,13 @@ def asked(page: Any, expression: str) -> Any:
 
 
 def quiet(page: Any, panel: Panel, limit_s: float = 120) -> int:
-    """Wait until page and kernel rest; return the bytes on the wire since the last move began."""
-    rest_ms = 120 if panel.line else 250  # ours says by `aria-busy` what it still waits for
+    """Wait until page and kernel are idle; return the traffic since the last move."""
+    rest_ms = 120 if panel.line else 250  # tpunb's panel sets `aria-busy`
     return int(page.evaluate("given => bench.quiet(...given)", [asdict(panel), rest_ms, limit_s]))
 
 
 def move(page: Any, panel: Panel, key: str, limit_s: float = 20) -> dict[str, float] | None:
-    """Press a key on the focused slider, and wait until page and kernel rest; return what it brought, see `Moves`.
+    """Press a key on the focused slider, wait until page and kernel are idle, and return the move, see `Moves`.
 
     None where a panel without a line of code drew nothing: a JupyterChart that is assigned an equal chart.
 
@@ -227,13 +227,13 @@ def move(page: Any, panel: Panel, key: str, limit_s: float = 20) -> dict[str, fl
 
 
 def press(page: Any, panel: Panel, key: str, limit_s: float = 20) -> None:
-    """Press a key on the focused slider; the page's `bench.move` is the promise of what it brings."""
+    """Press a key on the focused slider; the page's `bench.move` is the promise of the move."""
     page.evaluate("given => bench.expect(...given)", [asdict(panel), limit_s])
     page.keyboard.press(key)
 
 
 def soon(page: Any, panel: Panel, pressed: Iterable[str]) -> list[float]:
-    """Return the milliseconds of keys that come 300 ms after each new cut, whatever is still to do for it.
+    """Return the milliseconds of keys pressed 300 ms after each new clustering, without waiting.
 
     Of a panel with a line of code alone: it tells which cut is shown.
     """
@@ -247,7 +247,7 @@ def soon(page: Any, panel: Panel, pressed: Iterable[str]) -> list[float]:
 
 
 def drag(page: Any, panel: Panel, moves: int) -> dict[str, int]:
-    """Drag the slider's thumb over its rail and back; return how many frames there were, blank ones, and cuts shown."""
+    """Drag the slider's thumb over its rail and back; count frames, blank frames and clusterings shown."""
     slider, rail = (page.locator(f"{panel.root} {part}").bounding_box() for part in (panel.slider, panel.rail))
     y = rail["y"] + rail["height"] / 2
     page.evaluate("panel => bench.look(panel)", asdict(panel))
@@ -274,7 +274,7 @@ def measured(page: Any, panel: Panel, width: int, moves: int, dragged: int) -> M
     thumb = page.locator(f"{panel.root} {panel.slider}")
     thumb.scroll_into_view_if_needed()
     thumb.focus()
-    for key in islice(keys(1), 2):  # what is compiled or fetched once
+    for key in islice(keys(1), 2):  # warm-up
         move(page, panel, key)
     asked(page, "cells.taken()")
     pressed = keys(width)
@@ -287,7 +287,7 @@ def measured(page: Any, panel: Panel, width: int, moves: int, dragged: int) -> M
 
 
 def choose(page: Any, method: str, moves: int) -> tuple[list[float], int, int]:
-    """Choose a method in the panel and put its slider where the keys begin; return its stops and their stretch."""
+    """Select a method and move its slider to the start of the keys; return its stops and their range."""
     page.locator(f"{OURS.root} select").select_option(method)
     quiet(page, OURS)
     every, first, last = asked(page, f"cells.stops(view, {moves})")
@@ -299,7 +299,7 @@ def choose(page: Any, method: str, moves: int) -> tuple[list[float], int, int]:
 
 
 def compared(page: Any, moves: int, dragged: int, both: Sequence[str]) -> Iterator[tuple[str, Moves, Moves | None]]:
-    """Yield method by method its name, our moves, and those of JupyterChart, whose cells begin with the fourth."""
+    """Yield the name of each method, tpunb's moves, and those of JupyterChart, whose cells start with the fourth."""
     page.wait_for_selector(f"{OURS.root} {OURS.ribbon}", timeout=60_000)
     for method, title in METHODS.items():
         every, first, last = choose(page, method, moves)
@@ -313,7 +313,7 @@ def compared(page: Any, moves: int, dragged: int, both: Sequence[str]) -> Iterat
 
 
 def main() -> None:
-    """Print the comparison, and one line of JSON at the end."""
+    """Print the comparison, and one line of JSON."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--quick", action="store_true", help="a coarse answer in under 50 seconds")
     options.add_argument("--moves", type=int, help="of each slider by key; 40, or 5 if quick")

@@ -13,11 +13,8 @@ import ipywidgets
 
 import tpunb as tp
 from tpunb import charts
-from tpunb.testing import known_run
-from tpunb.widgets.knobs import KNOBS
-
-FIGURES = {"dbscan": ["noise", "clusters"], "kmeans": ["sse"], "ols": ["phases"]}
-"""Columns of the sweeps that tell one cut from the next."""
+from tpunb.testing import synthetic_run
+from tpunb.widgets import sliders
 
 TOOK: list[float] = []
 """Milliseconds of the callbacks since they were last asked for."""
@@ -46,7 +43,7 @@ def taken() -> list[float]:
 
 def training(ops: int) -> tp.Steps:
     """Return the steps of the paper's longest run, made up."""
-    return known_run(n=112_590, ops=ops, seed=21, hard=True).steps
+    return synthetic_run(n=112_590, ops=ops, seed=21, hard=True).steps
 
 
 def explorer(steps: tp.Steps) -> Any:
@@ -72,11 +69,10 @@ def busiest(changes: Sequence[float], stops: Sequence[float], width: int) -> tup
 
 def stops(view: Any, moves: int) -> tuple[list[float], int, int]:
     """Return all stops of the panel's slider, and the first and the last place where the keys go."""
-    knob = KNOBS[view.method]
-    least, most = knob.stops(view.swept)
-    every = [round(least + at * knob.step, 6) for at in range(round((most - least) / knob.step) + 1)]
-    sweep = view.swept.sweeps[knob.parameter].select(knob.parameter, *FIGURES[knob.method])
-    rows = sweep.rows()
+    slider, (least, most) = view.state.slider, view.state.limits
+    every = [round(least + at * slider.step, 6) for at in range(round((most - least) / slider.step) + 1)]
+    columns = [curve.column for curve in slider.curves]
+    rows = view.state.swept.sweeps[slider.parameter].select(slider.parameter, *columns).rows()
     changes = [now[0] for before, now in pairwise(rows) if before[1:] != now[1:]]
     return every, *busiest(changes, every, moves // 2)
 
@@ -84,17 +80,17 @@ def stops(view: Any, moves: int) -> tuple[list[float], int, int]:
 def beside(view: Any, moves: int) -> Any:
     """Return what a user of JupyterChart writes in place of the panel: the same cuts, the same slider, one chart."""
     alt.JupyterChart.enable_offline()
-    knob, steps, swept = KNOBS[view.method], view.steps, view.swept
+    declared, steps, swept = view.state.slider, view.steps, view.state.swept
     every, first, _ = stops(view, moves)
 
     def drawn(value: float) -> alt.TopLevelMixin:
-        return charts.timeline(tp.phases(steps, knob.at(value, swept.method, swept)))
+        return charts.timeline(tp.phases(steps, sliders.moved(declared, swept.method, value, swept)))
 
     def moved(change: Any) -> None:
         chart.chart = drawn(change["new"])
 
-    kind = ipywidgets.FloatSlider if knob.step < 1 else ipywidgets.IntSlider
-    slider = kind(value=every[first], min=every[0], max=every[-1], step=knob.step, description=knob.parameter)
+    kind = ipywidgets.FloatSlider if declared.step < 1 else ipywidgets.IntSlider
+    slider = kind(value=every[first], min=every[0], max=every[-1], step=declared.step, description=declared.parameter)
     chart = alt.JupyterChart(drawn(slider.value))
     slider.observe(timed(moved), "value")
     return ipywidgets.VBox([slider, chart]).add_class(f"beside-{view.method}")

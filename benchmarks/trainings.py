@@ -1,4 +1,4 @@
-"""Trainings of one shape and any size: dense layers of a width, by Keras on TensorFlow, and in JAX."""
+"""Trainings of any size, with dense layers of one width: in Keras on TensorFlow, and in JAX."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from tpunb.recorder import Run
+from tpunb.profiler.capture import Run
 
 BATCH, LAYERS = 64, 4
 
 Train = Callable[[int, "Run | None"], None]
-"""Trains for some steps; a loop of one's own marks them with the run."""
+"""Trains for some steps; a custom loop marks them with the run."""
 
 
 def by_keras(width: int) -> Train:
-    """Return the training of a Keras model: dense layers of that width, Adam, batches by tf.data."""
+    """Return the training of a Keras model: dense layers of one width, Adam, batches from tf.data."""
     import keras
     import tensorflow as tf
 
@@ -26,7 +26,7 @@ def by_keras(width: int) -> Train:
     rows = rng.random((8 * BATCH, width), "float32"), rng.integers(0, 10, 8 * BATCH)
     data = tf.data.Dataset.from_tensor_slices(rows).repeat().batch(BATCH).prefetch(2)
     options = tf.data.Options()
-    options.autotune.enabled = False  # there is nothing to tune, and ending that thread may take `fit` as long again
+    options.autotune.enabled = False  # nothing to tune, and ending its thread may double the time of `fit`
     data = data.with_options(options)
     layers = [keras.layers.Dense(width, "relu") for _ in range(LAYERS)]
     model = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(10)])
@@ -35,7 +35,7 @@ def by_keras(width: int) -> Train:
 
 
 def by_jax(width: int) -> Train:
-    """Return the training of such a model in JAX: a compiled step of gradient descent, in a loop of one's own."""
+    """Return the training of such a model in JAX: compiled gradient descent in a custom loop."""
     import jax
 
     rows, first = jax.numpy.ones((BATCH, width)), jax.numpy.stack([jax.numpy.eye(width)] * LAYERS)

@@ -40,14 +40,14 @@ from overhead import interval
 
 import tpunb as tp
 from tpunb.errors import TpunbError
-from tpunb.tuning.contest import Budget
-from tpunb.tuning.knob import AUTOTUNE, Knob, Value
-from tpunb.tuning.nouns import in_words
-from tpunb.tuning.pipeline import END_PREFETCH, THREADS, Pipeline
-from tpunb.tuning.place import Feed
-from tpunb.tuning.refused import Refused
-from tpunb.tuning.state import arrays
-from tpunb.tuning.trial import Track
+from tpunb.tfdata.graph import AUTOTUNE
+from tpunb.training.state import arrays
+from tpunb.tuning.parameters import Kind, Parameter, Value
+from tpunb.tuning.pipeline import Pipeline
+from tpunb.tuning.position import BatchSource
+from tpunb.tuning.results import format_values
+from tpunb.tuning.tournament import Budget
+from tpunb.tuning.trial import TrialError, TrialRunner
 
 Values = Mapping[str, Value]
 
@@ -59,7 +59,7 @@ class Plan:
     Attributes
     ----------
     calls, threads, prefetch
-        Of the grid: the values to take; None for all that the knobs have up to `MOST`.
+        Of the grid: the values to take; None for all that the parameters have up to `MOST`.
     short
         Steps before and in the measurement of a point of the grid.
     again
@@ -85,7 +85,7 @@ class Plan:
 
 
 MOST = {"calls": 16, "threads": 32, "prefetch": 2}
-"""The bounds of the grid; AUTOTUNE besides, where a knob takes it."""
+"""The bounds of the grid; AUTOTUNE besides, where a parameter takes it."""
 
 ONE_BY_ONE = Plan((2, 4, 16, AUTOTUNE), (0, 8, 32), (0,), (2, 3), again=0, turns=4, warm=3, steps=5)
 FULL = {"io": Plan(), "python": Plan(), "cpu": Plan(), "mixed": Plan(), "original": ONE_BY_ONE}
@@ -95,60 +95,61 @@ QUICK = {
 }
 
 
-def grid(knobs: Iterable[Knob], plan: Plan) -> list[dict[str, Value]]:
-    """Return the points of a grid: one number of calls for all stages, with threads, with sizes of the prefetch.
+def grid(parameters: Iterable[Parameter], plan: Plan) -> list[dict[str, Value]]:
+    """Return the points of a grid: the same number of calls for all stages, private threads, sizes of the prefetch.
 
-    A stage that does not take so many calls gets as many as it takes.
+    A stage with fewer calls in its domain gets the most of them.
     """
-    free = [knob for knob in knobs if knob.verdict != "refused"]
-    calls = [knob for knob in free if knob.name.endswith(" parallel calls")]
-    threads = [knob for knob in free if knob.name == THREADS]
-    buffers = [knob for knob in free if knob.name == END_PREFETCH]
+    free = [parameter for parameter in parameters if parameter.verdict != "locked"]
     axes = [
-        _values(calls, plan.calls, MOST["calls"]),
-        _values(threads, plan.threads, MOST["threads"]),
-        _values(buffers, plan.prefetch, MOST["prefetch"]),
+        (Kind.CALLS, plan.calls, MOST["calls"]),
+        (Kind.POOL, plan.threads, MOST["threads"]),
+        (Kind.PREFETCH, plan.prefetch, MOST["prefetch"]),
     ]
-    points = []
-    for values in product(*axes):
-        point = {}
-        for knobs_of, value in zip((calls, threads, buffers), values, strict=True):
-            point.update({knob.name: _taken(knob, value) for knob in knobs_of})
-        points.append(point)
-    return points
+    groups = [[parameter for parameter in free if parameter.kind is kind] for kind, _, _ in axes]
+    values = [_values(group, wanted, most) for group, (_, wanted, most) in zip(groups, axes, strict=True)]
+    return [
+        {
+            parameter.name: _value(parameter, value)
+            for group, value in zip(groups, point, strict=True)
+            for parameter in group
+        }
+        for point in product(*values)
+    ]
 
 
-def _values(knobs: list[Knob], wanted: tuple[int, ...] | None, most: int) -> list[int]:
+def _values(parameters: list[Parameter], wanted: tuple[int, ...] | None, most: int) -> list[int]:
     if wanted is not None:
         return list(wanted)
-    return sorted({int(value) for knob in knobs for value in knob.domain if int(value) <= most})
+    return sorted({int(value) for parameter in parameters for value in parameter.domain if int(value) <= most})
 
 
-def _taken(knob: Knob, value: int) -> Value:
-    """Return a value of a knob, or the greatest below it."""
+def _value(parameter: Parameter, value: int) -> Value:
+    """Return the greatest value of a domain that is at most `value`."""
     if value == AUTOTUNE:
-        return AUTOTUNE if AUTOTUNE in knob.domain else knob.present
-    return max(int(known) for known in knob.domain if int(known) <= value)
+        return AUTOTUNE if AUTOTUNE in parameter.domain else parameter.current
+    return max(int(candidate) for candidate in parameter.domain if int(candidate) <= value)
 
 
 def best_of(job: tp.Job, plan: Plan) -> dict[str, Value]:
     """Return the point of the grid with the least time of a step; print how many there were."""
     begun = time.perf_counter()
-    warm, window = plan.short
-    with Track(job, warm=warm, window=window) as track:
-        points = grid(track.pipeline.knobs, plan)
+    warmup, window = plan.short
+    with TrialRunner(job, warmup=warmup, window=window) as runner:
+        baseline = runner.calibrate()
+        points = grid(runner.pipeline.parameters, plan)
 
         def seconds(point: Values) -> float:
             try:
-                return track.run(point).seconds
-            except Refused:
+                return baseline.trial(point).seconds
+            except TrialError:
                 return float("inf")
 
         best = sorted(points, key=seconds)
         if plan.again:
             best = sorted(best[: plan.again], key=lambda point: statistics.median(seconds(point) for _ in range(5)))
     taken = time.perf_counter() - begun
-    print(f"  grid: {len(points)} points in {taken:.0f} s, best {in_words(best[0])}")
+    print(f"  grid: {len(points)} points in {taken:.0f} s, best {format_values(best[0])}")
     return best[0]
 
 
@@ -160,21 +161,21 @@ def in_turns(job: tp.Job, data: Mapping[str, Any], plan: Plan) -> dict[str, list
     """
     training = job.training
 
-    def run(feed: Feed, steps: int) -> float:
-        told, begun = None, time.perf_counter()
+    def run(source: BatchSource, steps: int) -> float:
+        outputs, begun = None, time.perf_counter()
         for _ in range(steps):
-            told = feed.turn(training)
-        for _ in arrays([told]):  # waits until it is computed
+            outputs = source.execute(training)
+        for _ in arrays([outputs]):  # waits until it is computed
             pass
         return (time.perf_counter() - begun) / steps * 1e3
 
     def turn(name: str) -> float:
-        feed = Feed(data[name], iter(data[name]))
+        source = BatchSource(data[name], iter(data[name]))
         settled = time.perf_counter() + (plan.settle_s if name == "autotune" else 0)
-        run(feed, plan.warm)
+        run(source, plan.warm)
         while time.perf_counter() < settled:
-            run(feed, 2)
-        return run(feed, plan.steps)
+            run(source, 2)
+        return run(source, plan.steps)
 
     taken: dict[str, list[float]] = {name: [] for name in data}
     for _ in range(plan.turns):
@@ -203,8 +204,8 @@ def measured(name: str, folder: Path, plan: Plan) -> dict[str, float]:
     naive()  # writes the files, and imports what a program has imported when it is tuned
     tuning = tp.tune(kind.job(naive), budget=plan.budget)
     print(f"  tuned in {tuning.seconds:.1f} s: {tuning}")
-    for told in tuning.said:
-        print(f"  {told}")
+    for message in tuning.messages:
+        print(f"  {message}")
     job = kind.job(naive)
     best = best_of(job, plan)
     data = {
@@ -232,11 +233,11 @@ def late_trial(folder: Path, steps: int = 150) -> None:
     ran = time.perf_counter() - begun
     saved = tp.checkpoints(folder / "late")
     begun = time.perf_counter()
-    with Track(kind.job(lambda: kind.data(folder, None)), saved[-1]) as track:
+    with TrialRunner(kind.job(lambda: kind.data(folder, None)), saved[-1]) as runner:
         once = time.perf_counter() - begun
-        track.settle()
-        spent = track.run({}).spent
-        turns = track.warm + track.window
+        baseline = runner.calibrate()
+        spent = baseline.trial({}).spent
+        turns = baseline.warmup + baseline.window
     print(
         f"A trial at step {saved[-1].step}: {spent:.2f} s for its {turns} steps, after {once:.1f} s, once, to find the "
         f"place; to run to that step again takes {ran:.1f} s, {ran / spent:.0f} times as long, and at step 5,000, "
@@ -251,11 +252,11 @@ def judged(make: Callable[[], Any], tries: int = 2) -> tuple[str, str]:
         if pipeline.refusal is not None:
             return "refused", pipeline.refusal
         expected, dice = _elements(make()), random.Random(5)
-        free = [knob for knob in pipeline.knobs if knob.verdict != "refused"]
-        drawn = [{knob.name: dice.choice(knob.domain) for knob in free} for _ in range(tries)]
-        for values in ({}, {knob.name: knob.domain[-1] for knob in free}, *drawn):
+        free = [parameter for parameter in pipeline.parameters if parameter.verdict != "locked"]
+        drawn = [{parameter.name: dice.choice(parameter.domain) for parameter in free} for _ in range(tries)]
+        for values in ({}, {parameter.name: parameter.domain[-1] for parameter in free}, *drawn):
             if _elements(pipeline.build(values)) != expected:
-                return "different", in_words(values)
+                return "different", format_values(values)
     except TpunbError as error:
         return "refused", str(error)
     except Exception as error:  # noqa: BLE001  that is what is counted

@@ -1,6 +1,6 @@
-"""XSpaces to load: one made up, of any size, in seconds; one that the profiler records of a real training.
+"""XSpaces to load: a synthetic one of any size, written in seconds, and one recorded of a real training.
 
-Events are written by NumPy, a column of bytes at a time: a million messages of the protobuf library would take minutes.
+NumPy writes the events, a column of bytes at a time: the protobuf library would take minutes for a million messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAMES = [
     *("flops", "step_num", "group_id", "run_id", "device_ordinal", "_pt", "_p", "_ct", "_c", "id", "iter_num"),
 ]
 _ID = {name: number for number, name in enumerate(_NAMES, 1)}
-_WORDS = range(100, 400)  # ids of the strings that statistics refer to
+_WORDS = range(100, 400)  # ids of strings in statistics
 _DOUBLE, _UINT64, _INT64, _REF = 0x11, 0x18, 0x20, 0x38
 _KINDS = ["fusion", "convolution", "copy", "all-reduce", "dot", "reshape", "infeed", "outfeed", "transpose", "reduce"]
 _HOST_OPS = ["Iterator::Prefetch", "Iterator::ParallelMapV2", "ThreadpoolListener::Record", "layer_{0}/MatMul:MatMul"]
@@ -30,7 +30,7 @@ Numbers = npt.NDArray[np.int64] | int
 
 
 def xplane_pb2() -> ModuleType:
-    """Return the protobuf library's classes of XPlane, without the seconds that importing TensorFlow takes."""
+    """Return the protobuf classes of XPlane without importing TensorFlow."""
     name = "tensorflow.tsl.profiler.protobuf.xplane_pb2"
     root = importlib.util.find_spec("tensorflow")
     if root is None or root.submodule_search_locations is None:
@@ -57,17 +57,17 @@ class Ragged:
 
 
 def join(*parts: Ragged) -> Ragged:
-    """Return the parts of each row behind each other."""
+    """Return the concatenated parts of each row."""
     return Ragged(np.hstack([part.data for part in parts]), np.hstack([part.used for part in parts]))
 
 
 def byte(value: Numbers, n: int) -> Ragged:
-    """Return one byte a row."""
+    """Return one byte per row."""
     return Ragged(np.full((n, 1), np.reshape(value, (-1, 1)), np.uint8), np.ones((n, 1), bool))
 
 
 def varint(values: npt.NDArray[np.int64]) -> Ragged:
-    """Return numbers as protobuf writes them; negative ones take ten bytes.
+    """Return numbers as varints; negative ones take ten bytes.
 
     >>> bytes(varint(np.array([1, 300]))).hex()
     '01ac02'
@@ -89,7 +89,7 @@ def message(tag: int, content: Ragged) -> Ragged:
 def stat(
     key: Numbers, tag: Numbers, value: npt.NDArray[np.int64], where: npt.NDArray[np.bool_] | None = None
 ) -> Ragged:
-    """Return a statistic of each event: `key` < 128, `tag` of its type, `value` (of a double its bits)."""
+    """Return a statistic per event: `key` < 128, `tag` of its type, `value` (the bits of a double)."""
     n = value.size
     payload = varint(value)
     double = np.broadcast_to(np.asarray(tag) == _DOUBLE, n)
@@ -103,7 +103,7 @@ def stat(
 
 
 def _some_stats(rng: np.random.Generator, n: int, names: list[str]) -> list[Ragged]:
-    """Return 0 to 4 statistics an event: of 40 bits, a double, a number that may be negative, a reference."""
+    """Return 0 to 4 statistics per event: 40 bits, a double, a signed number, a reference."""
     count, turn = rng.integers(0, 5, n), rng.integers(0, 4, n)
     small, reals = rng.integers(0, 1 << 40, n), rng.random(n).view(np.int64)
     signed = np.where(rng.random(n) < 0.05, -small, small >> 20)
@@ -114,7 +114,7 @@ def _some_stats(rng: np.random.Generator, n: int, names: list[str]) -> list[Ragg
 
 
 def _line(name: str, number: int, columns: tuple[Numbers, Numbers, Numbers], stats: list[Ragged]) -> bytes:
-    """Return a line, as a field of its plane: its events' metadata ids, offsets and durations, and their statistics."""
+    """Return a line as a field of its plane, from metadata ids, offsets, durations and statistics of its events."""
     n = stats[0].data.shape[0]
     parts: list[Ragged] = []
     for tag, column in zip((0x08, 0x10, 0x18), columns, strict=True):
@@ -125,7 +125,7 @@ def _line(name: str, number: int, columns: tuple[Numbers, Numbers, Numbers], sta
 
 
 def _plane(name: str, number: int, names: list[tuple[str, str]], ops: int = 0) -> bytes:
-    """Return a plane without lines: the (full, short) names of its events; the first `ops` are HLO instructions."""
+    """Return a plane without lines from (full, short) names of events; the first `ops` are HLO instructions."""
     plane = xplane_pb2().XPlane(id=number, name=name)
     for key, word in [*((key, word) for word, key in _ID.items()), *((k, f"jit(f)/layer_{k}/dot:") for k in _WORDS)]:
         plane.stat_metadata[key].id, plane.stat_metadata[key].name = key, word
@@ -140,7 +140,7 @@ def _plane(name: str, number: int, names: list[tuple[str, str]], ops: int = 0) -
 
 
 def _device(rng: np.random.Generator, number: int, steps: int, ops: int) -> bytes:
-    """Return the plane of a TPU: the lines Steps, XLA Modules and XLA Ops."""
+    """Return the plane of a TPU, with the lines Steps, XLA Modules and XLA Ops."""
     kinds = [_KINDS[op % len(_KINDS)] for op in range(ops)]
     shape = "bf16[1024,{0}]{{1,0:T(8,128)(2,1)}}"
     text = (
@@ -167,7 +167,7 @@ def _device(rng: np.random.Generator, number: int, steps: int, ops: int) -> byte
 
 
 def _host(rng: np.random.Generator, steps: int, n: int) -> bytes:
-    """Return the host's plane: the marks of the steps, the launches on the devices, and `n` events of 16 threads."""
+    """Return the plane of the host: step annotations, launches on the devices, and `n` events of 16 threads."""
     texts = [_HOST_OPS[k % 4].format(k) + ("" if k % 4 == 3 else f"#{k}") for k in range(800)]
     plane = _plane("/host:CPU", 0, [*((text, "") for text in texts), ("train", ""), ("DoEnqueueProgram", "")])
     each = np.arange(steps)
@@ -180,8 +180,8 @@ def _host(rng: np.random.Generator, steps: int, n: int) -> bytes:
     for thread, rows in enumerate(np.array_split(np.arange(n), THREADS)):
         i = np.arange(rows.size)
         slot = max(_STEP_PS * steps // max(rows.size, 1), 2)
-        dur = np.where(i % 8 == 0, slot * 8 - slot // 8, slot * 3 // 4)  # one of eight encloses the others
-        flows = i % 16 < 2  # every other sends to the next thread, or receives
+        dur = np.where(i % 8 == 0, slot * 8 - slot // 8, slot * 3 // 4)  # one of eight contains the others
+        flows = i % 16 < 2  # sends to the next thread, or receives
         sends, ident = i % 2 == 0, (thread + i % 2) % THREADS << 32 | i // 2
         keys = [np.where(flows, np.where(sends, _ID[s], _ID[r]), _ID[x]) for s, r, x in _FIXED]
         fixed = [stat(keys[0], _INT64, np.where(flows, 15, i)), stat(keys[1], _UINT64, ident)]
@@ -211,7 +211,7 @@ def made_up(events: int) -> bytes:
 
 
 def recorded(folder: Path, steps: int) -> Path:
-    """Record a training of `steps` steps, Keras and tf.data on the CPU, some 1600 events each; the XSpace's path."""
+    """Record a training in Keras with tf.data on the CPU, about 1600 events per step; return the XSpace's path."""
     import tensorflow as tf
 
     def image(seed):
