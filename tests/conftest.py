@@ -1,4 +1,4 @@
-"""What several test files share: the option --slow, where real captures lie, and Jupyter in a browser."""
+"""Shared by test files: the option --slow, the folder of real captures, and Jupyter in a browser."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# no deadlines: machines are busy with other things too
-settings.register_profile("the same", deadline=None, derandomize=True)  # what was right yesterday is right today
-settings.register_profile("others", deadline=None)  # and with --slow each time others, that find what is not
+# no deadlines: machines may be busy
+settings.register_profile("the same", deadline=None, derandomize=True)  # reproducible
+settings.register_profile("others", deadline=None)  # other examples each time with --slow
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("TPUNB_CACHE", "off")  # nobody's own cache is filled or asked
+os.environ.setdefault("TPUNB_CACHE", "off")  # the user's cache is not used
 
 
 def pytest_configure(config):
@@ -26,7 +26,7 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    # Playwright keeps an event loop in the thread of the tests: what calls asyncio.run has its turn before
+    # Playwright keeps an event loop in the thread of the tests, so calls of asyncio.run go first
     items.sort(key=lambda item: "browser" in getattr(item, "fixturenames", ()))
     if config.getoption("--slow"):
         return
@@ -70,7 +70,7 @@ def jupyter(browser, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shots(tmp_path_factory):
-    """The folder of pictures for people to look at: TPUNB_SHOTS, where it is set."""
+    """The folder of screenshots: TPUNB_SHOTS if set."""
     folder = Path(os.environ.get("TPUNB_SHOTS") or tmp_path_factory.mktemp("shots"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -13,11 +13,11 @@ TOKEN = "token-of-the-machine"
 
 
 class FakeCloud:
-    """Answers by HTTP what a metadata server and the Cloud TPU API answer.
+    """Responds over HTTP like a metadata server and the Cloud TPU API.
 
-    `nodes` are the TPUs: by (version of the API, full name), what the API says of each, or an HTTP status with which it
-    refuses. `metadata` is what the metadata server says: by path, a text. Both may change at any time; `asked` lists
-    the paths asked for.
+    `nodes` maps (version of the API, full name) of each TPU to its response, or to the HTTP status of a refusal.
+    `metadata` maps paths of the metadata server to texts. Both may change at any time; `asked` lists the requested
+    paths.
     """
 
     def __init__(self):

@@ -1,4 +1,4 @@
-"""Notebooks in a real browser: a Jupyter server on loopback, and the one page that shows JupyterLab or Notebook 7."""
+"""Notebooks in a real browser: a Jupyter server on loopback, and a page with JupyterLab or Notebook 7."""
 
 import os
 import re

@@ -1,10 +1,10 @@
-"""Notebooks executed, with all that their kernels send."""
+"""Execution of notebooks, with all messages of their kernels."""
 
 from nbclient import NotebookClient
 
 
 class Client(NotebookClient):
-    """Keeps what the kernel sends besides: (type, content)."""
+    """Keeps all messages of the kernel: (type, content)."""
 
     def __init__(self, *args, **more):
         super().__init__(*args, **more)

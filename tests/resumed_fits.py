@@ -1,4 +1,4 @@
-"""Fits that are saved and resumed: each the same cell in both; as a program, it resumes them in a fresh process."""
+"""Fits that are saved and resumed by the same cell; as a program, it resumes them in a new process."""
 
 import hashlib
 import json
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tpunb.checkpoint import checkpoints
-from tpunb.resuming import checkpointing, resume
+from tpunb.checkpoint import checkpointing, checkpoints
+from tpunb.checkpoint.resume import resume
 
 SAMPLES, BATCH = 48, 4
 
@@ -89,7 +89,7 @@ def model(*, unbuilt=False, augmented=False, steps_per_execution=1):
 
 
 def cell(name, *, epochs=3):
-    """Train; return what was seen: the losses by step, the history, and the last state."""
+    """Train; return the losses by step, the history, and the final state."""
     import keras
 
     data, more = FITS[name]
@@ -121,19 +121,19 @@ def cell(name, *, epochs=3):
 
 
 def saved(folder, name):
-    """Train and save; return what was seen."""
+    """Train and save; return the record."""
     with checkpointing(folder, every=EVERY.get(name, 6)):
         return cell(name)
 
 
 def resumed(checkpoint, name):
-    """Train on from a checkpoint; return what was seen."""
+    """Train from a checkpoint; return the record."""
     with resume(checkpoint):
         return cell(name)
 
 
 def chosen(folder):
-    """Return some of the checkpoints: in the first epoch, at its edge, in a later epoch, and when all are over."""
+    """Return checkpoints of the first epoch, of its end, of a later epoch, and of the end of training."""
     found = checkpoints(folder)
     edge = next(one for one in found if is_edge(one))
     return [found[0], edge, found[-2]]

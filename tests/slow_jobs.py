@@ -1,4 +1,4 @@
-"""Jobs of which it is certain what they wait for: each reading sleeps, and the model is little."""
+"""Input-bound jobs: each read sleeps, and the model is small."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ import numpy as np
 from tpunb.tuning.job import Job
 
 SLEEP = 0.004
-"""Seconds that one reading takes."""
+"""Seconds per read."""
 
 
 def fetch(i):
@@ -56,15 +56,18 @@ _reading = threading.Lock()
 """Held by the one who reads from `broken`."""
 
 
-def broken(n=64, batch=4):
-    """Return batches of a function that fails when it is called by several threads at once."""
+def broken(n=512, batch=4):
+    """Return batches of a function that fails when it is called by several threads at once.
+
+    Trials of it must be longer than what is read ahead as a position is saved, of which a busy machine has more.
+    """
     import tensorflow as tf
 
     def alone(i):
         if not _reading.acquire(blocking=False):
             raise ValueError("no more than one reader")
         try:
-            time.sleep(0.4 if i % 8 == 0 else SLEEP)  # the others of a batch come meanwhile, on a busy machine too
+            time.sleep(0.05 if i % 8 == 0 else SLEEP)  # the others of a batch come meanwhile, on a busy machine too
             return np.full(4, i, "f")
         finally:
             _reading.release()

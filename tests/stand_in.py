@@ -12,7 +12,7 @@ class StandIn:
     def __init__(self, *answers):
         self.answers = list(answers)  # what window 0, 1, ... does: None for its best, bytes, or an exception
         self.asked = threading.Semaphore(0)
-        self.marks = []
+        self.kinds = []
         self.stopped = threading.Event()
 
     def __repr__(self):
@@ -33,13 +33,13 @@ class StandIn:
         self.stopped.wait(seconds)
         self.stopped.clear()
         stop = time.time_ns()
-        inside = [(n, a, b) for n, a, b in self.marks if a >= start and b <= stop]
+        inside = [(n, a, b) for n, a, b in self.kinds if a >= start and b <= stop]
         return answer or xspace(start, stop, inside, [("MatMul", a, b) for _, a, b in inside])
 
     def stop(self):
         self.stopped.set()
 
-    def step(self, mark, number):
+    def step(self, kind, number):
         source = self
 
         class Annotation:
@@ -47,7 +47,7 @@ class StandIn:
                 self.begin = time.time_ns()
 
             def __exit__(self, *_):
-                source.marks.append((number, self.begin, time.time_ns()))
+                source.kinds.append((number, self.begin, time.time_ns()))
 
         return Annotation()
 

@@ -1,4 +1,4 @@
-"""Workers by their addresses: watched side by side; those that fail are named, and the others go on."""
+"""Workers by address are profiled at once; failing ones are named, and the others continue."""
 
 import re
 import signal
@@ -12,9 +12,9 @@ import grpc
 import pytest
 
 from tpunb.errors import TpunbError
-from tpunb.sources import address as module
-from tpunb.sources.address import Address
-from tpunb.testing import ProfilerStandIn
+from tpunb.profiler.sources import address as module
+from tpunb.profiler.sources.address import Address
+from tpunb.testing import FakeProfiler
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def workers():
 
         def start(*misbehaviours, instant=True):
             return [
-                stack.enter_context(ProfilerStandIn([f"window of {i}".encode()], misbehave=how, instant=instant))
+                stack.enter_context(FakeProfiler([f"window of {i}".encode()], misbehave=how, instant=instant))
                 for i, how in enumerate(misbehaviours)
             ]
 
@@ -219,7 +219,7 @@ def test_ipv6_works():
 def test_the_profiler_server_of_a_framework_is_a_worker():
     pytest.importorskip("tensorflow")
     from tpunb.io import xplane
-    from tpunb.sources.local import serve
+    from tpunb.profiler.sources.local import serve
 
     source = Address(serve("tensorflow"))
     source.start()
@@ -229,7 +229,7 @@ def test_the_profiler_server_of_a_framework_is_a_worker():
             source.stop()
             wait([window], timeout=0.1)
     [data] = window.result().values()
-    assert xplane.facts(data, source="window").hosts
+    assert xplane.read(data, source="window")[1].hosts
 
 
 # -- starting -------------------------------------------------------------------------------------------------
@@ -248,20 +248,20 @@ def test_where_none_answers_all_are_named(nowhere, monkeypatch):
     assert "start_server" in caught.value.hint
 
 
-def test_a_start_that_waits_hears_an_interrupt(nowhere, monkeypatch):
-    knock = module._knock
+def test_waiting_start_is_interruptible(nowhere, monkeypatch):
+    wait_ready = module.ProfilerClient.wait_ready
 
-    def knock_and_interrupt(*args):
+    def interrupt(*args):
         interrupt_main()
-        knock(*args)
+        wait_ready(*args)
 
-    monkeypatch.setattr(module, "_knock", knock_and_interrupt)
-    heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker of pytest-xdist hears none
+    monkeypatch.setattr(module.ProfilerClient, "wait_ready", interrupt)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker of pytest-xdist hears none
     try:
         with pytest.raises(KeyboardInterrupt):
             Address(nowhere).start()
     finally:
-        signal.signal(signal.SIGINT, heard)
+        signal.signal(signal.SIGINT, handler)
 
 
 # -- workers that fail ----------------------------------------------------------------------------------------
@@ -270,13 +270,13 @@ def test_a_start_that_waits_hears_an_interrupt(nowhere, monkeypatch):
 @pytest.mark.parametrize(
     ("how", "says", "advises"),
     [
-        ("unauthorised", "UNAUTHENTICATED: Request had invalid", "without credentials"),
+        ("unauthorised", "UNAUTHENTICATED: Request had invalid", "no credentials"),
         ("busy", "INTERNAL: Another profiling session active", "other profiling"),
-        ("empty", "its answer is empty", "anything computed"),
-        ("dies", "UNAVAILABLE: ", "does the training run"),
+        ("empty", "its answer is empty", "check that it computes"),
+        ("dies", "UNAVAILABLE: ", "check that the training runs"),
     ],
 )
-def test_a_worker_that_fails_is_named_and_the_others_go_on(workers, how, says, advises):
+def test_failed_worker_is_named_and_the_others_are_profiled(workers, how, says, advises):
     good, bad, other = workers(None, how, None)
     source = of(good, bad, other)
     answers = source.window(0.1)
@@ -300,11 +300,11 @@ def test_a_service_of_another_kind_is_named(workers):
     server.start()
     [error] = Address(f"127.0.0.1:{port}").window(0.1).values()
     assert str(error).startswith(f"127.0.0.1:{port}: UNIMPLEMENTED")
-    assert error.hint == "another service listens there: check the port"
+    assert error.hint == "check the port: another service listens there"
     server.stop(0)
 
 
-def test_whatever_else_goes_wrong_with_a_worker_is_told_too(workers):
+def test_unexpected_error_of_a_worker_is_reported(workers):
     good, bad = workers(None, None)
     source = of(good, bad)
     source._workers[1].client.close()
@@ -321,9 +321,9 @@ def test_a_worker_that_failed_rests_twice_as_long_each_time_up_to_a_minute(worke
         answers = source.window(0.1)
         assert str(answers[bad.address]).startswith(f"{bad.address}: UNAUTHENTICATED")
         assert "asked again" not in str(answers[bad.address])
-        told = str(source.window(0.1)[bad.address])
-        assert told.startswith(str(answers[bad.address]))
-        rests.append(int(re.fullmatch(r".*; asked again in ([0-9]+) s", told)[1]))
+        message = str(source.window(0.1)[bad.address])
+        assert message.startswith(str(answers[bad.address]))
+        rests.append(int(re.fullmatch(r".*; asked again in ([0-9]+) s", message)[1]))
         clock.now += rests[-1]
         assert len(bad.asked) == asked
     assert rests == [1, 2, 4, 8, 16, 32, 60, 60, 60]
@@ -384,7 +384,7 @@ def test_where_all_have_failed_before_the_first_that_answers_is_enough(workers, 
     assert "no answer yet" in str(answers[bad.address])
 
 
-def test_a_stopped_window_waits_but_a_moment_for_one_that_failed_before(workers, monkeypatch):
+def test_stopped_window_waits_briefly_for_a_failed_worker(workers, monkeypatch):
     monkeypatch.setattr(module, "_TRIAL_S", 0.1)
     monkeypatch.setattr(module, "_TERMINATE_S", 0.1)
     monkeypatch.setattr(module, "_ENDED_S", 60.0)
@@ -407,7 +407,7 @@ def test_a_late_answer_makes_a_worker_trusted_again(workers, monkeypatch):
     monkeypatch.setattr(module, "_MOST_REST_S", 0.0)
     [good] = workers(None)
     go_on = threading.Event()
-    with ProfilerStandIn(lambda _: go_on.wait(20) and b"at last", misbehave="unauthorised", instant=True) as bad:
+    with FakeProfiler(lambda _: go_on.wait(20) and b"at last", misbehave="unauthorised", instant=True) as bad:
         source = of(good, bad)
         source.window(0.1)
         bad.misbehave = None

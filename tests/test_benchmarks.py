@@ -15,7 +15,7 @@ from stand_in import StandIn
 
 import tpunb as tp
 from tpunb.io import xplane
-from tpunb.recorder import Schedule
+from tpunb.profiler.capture import Schedule
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -42,7 +42,7 @@ def pod(modules):
 
 
 @given(numbers=st.lists(st.tuples(INT64, st.floats(allow_nan=False)), min_size=1, max_size=20))
-def test_statistics_are_written_as_the_protobuf_library_writes_them(modules, numbers):
+def test_statistics_are_encoded_like_the_protobuf_library(modules, numbers):
     xspaces, _, _ = modules
     whole, real = np.array([n for n, _ in numbers]), np.array([x for _, x in numbers])
     value = np.concatenate([whole, real.view(np.int64)])
@@ -57,13 +57,13 @@ def test_statistics_are_written_as_the_protobuf_library_writes_them(modules, num
     assert len(written) == event.ByteSize()
 
 
-def test_a_statistic_is_left_out_where_an_event_has_none(modules):
+def test_a_missing_statistic_is_omitted(modules):
     xspaces, _, _ = modules
     some = xspaces.stat(7, 0x20, np.array([1, 2]), np.array([False, True]))
     assert bytes(some) == b"\x22\x04\x08\x07\x20\x02"
 
 
-def test_the_made_up_host_is_as_described(modules, pod):
+def test_the_synthetic_host_is_as_documented(modules, pod):
     xspaces, _, _ = modules
     space = xspaces.xplane_pb2().XSpace.FromString(pod)
     assert [plane.name for plane in space.planes] == [*(f"/device:TPU:{n}" for n in range(8)), "/host:CPU"]
@@ -79,19 +79,19 @@ def test_the_made_up_host_is_as_described(modules, pod):
     assert all(event.metadata_id in space.planes[0].event_metadata for event in space.planes[0].lines[2].events)
 
 
-def test_its_steps_come_out(pod, tmp_path):
+def test_its_steps_are_read(pod, tmp_path):
     file = tmp_path / "pod.xplane.pb"
     file.write_bytes(pod)
     steps = tp.steps(tp.load(file))
     assert steps.frame["step"].to_list() == [0, 1]
-    assert steps.frame["mark"].to_list() == ["train"] * 2
+    assert steps.frame["kind"].to_list() == ["train"] * 2
     assert steps.devices.select("device", "step").n_unique() == 16
     assert steps.ops.filter(pl.col("side") == "device")["count"].sum() == 16_000
 
 
-def test_both_sides_say_the_same(modules, pod, tmp_path):
+def test_both_sides_agree(modules, pod, tmp_path):
     _, rivals, loading = modules
-    ours, theirs = xplane.events(pod, source="test"), rivals.messages(pod)
+    ours, theirs = xplane.read(pod, source="test")[0], rivals.messages(pod)
     loading._check_same(ours, theirs)
     for column, stats in {
         "flops": ["shared_flops"],
@@ -105,7 +105,7 @@ def test_both_sides_say_the_same(modules, pod, tmp_path):
         loading._check_same(ours, theirs.with_columns(pl.col("dur_ps") + 1))
 
 
-def test_the_program_in_c_finds_all_and_refuses_what_is_cut(modules, pod, tmp_path):
+def test_the_c_program_counts_all_and_rejects_truncated_files(modules, pod, tmp_path):
     xspaces, rivals, _ = modules
     if not rivals.compiled(tmp_path / "decoder.so"):
         pytest.skip("no gcc")
@@ -118,7 +118,7 @@ def test_the_program_in_c_finds_all_and_refuses_what_is_cut(modules, pod, tmp_pa
             decode(pod[:size])
 
 
-def test_the_worse_of_two_inputs_counts(modules):
+def test_the_slower_of_two_inputs_counts(modules):
     _, _, loading = modules
     assert loading.worse({"vs_xprof": 5, "of_c": 2}, {"vs_xprof": 4, "of_c": 1, "cold_s": 1}) == {
         "vs_xprof": 4,
@@ -149,14 +149,14 @@ def test_the_interval_of_a_median_is_two_of_the_values(overhead, values, low, hi
     assert around == [low, high]
 
 
-def test_a_minute_is_extrapolated_by_what_a_window_cost(overhead):
+def test_a_minute_is_extrapolated_by_the_cost_of_a_window(overhead):
     plain, watched = overhead.Took(10.0, 10.0), overhead.Took(10.6, 11.0, windows=2)
     assert overhead.minute(plain, watched) == pytest.approx(1 + 8 * 0.3 / 60)
     assert overhead.minute(plain, plain) == 1
 
 
 @pytest.mark.parametrize("step_s", [0.005, 0.1])
-def test_the_model_is_made_as_wide_as_its_steps_shall_be_long(overhead, monkeypatch, step_s):
+def test_the_model_width_follows_the_step_time(overhead, monkeypatch, step_s):
     monkeypatch.setattr(overhead, "seconds", lambda width, steps: overhead.Took(steps * (0.001 + width**2 * 1e-8), 0))
 
     class Training(int):
@@ -191,7 +191,7 @@ def test_the_ratio_of_bytes_is_of_windows_to_parts(overhead, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_a_report_says_what_is_extrapolated_and_lacks_no_estimate(overhead, capsys, quick):
+def test_a_report_marks_extrapolation_and_has_every_estimate(overhead, capsys, quick):
     case = overhead.Case("default_5ms", Schedule(), 0.005, 10.0, 2)
     pairs = [(overhead.Took(10.0, 8.0), overhead.Took(10.0 * ratio, 9.0, 0.1, None, 4)) for ratio in (1.02, 1.06)]
     told = overhead.report(case, 0.005, pairs, quick=quick)
@@ -203,15 +203,15 @@ def test_a_report_says_what_is_extrapolated_and_lacks_no_estimate(overhead, caps
 
 
 @pytest.mark.slow
-def test_the_quick_benchmark_of_watching_ends_in_its_ratios():
+def test_the_quick_overhead_benchmark_ends_in_its_ratios():
     pytest.importorskip("tensorflow")
     done = subprocess.run(
         [sys.executable, FOLDER / "overhead.py", "--quick"], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
-    assert list(last) == ["default_100ms", "default_5ms", "continuous_5ms", "ticker_5ms", "bytes_ratio"]
-    assert all(low <= median <= high for median, low, high in list(last.values())[:4])
+    assert list(last) == ["default_100ms", "default_5ms", "short_10s", "continuous_5ms", "ticker_5ms", "bytes_ratio"]
+    assert all(low <= median <= high for median, low, high in list(last.values())[:5])
     assert last["bytes_ratio"] > 50
     assert "extrapolated" in done.stdout
 
@@ -253,13 +253,24 @@ def test_the_quick_benchmark_of_phases_ends_in_its_ratios():
 
 
 @pytest.mark.slow
-def test_the_quick_benchmark_of_truth_ends_in_its_figures_and_says_what_it_left_out():
+def test_the_quick_truth_benchmark_ends_in_its_figures_and_omissions():
     said, last = quick("truth.py")
     shares = ["ari", "noise_precision", "noise_recall", "ari_bic", "ari_ols_plus"]
     assert list(last) == [*shares, "error_10", "error_30"]
     assert all(0.5 < last[name] <= 1 for name in shares)
     assert 0 <= last["error_30"] <= last["error_10"] < 0.5
     assert "left out: [12, 13, 14, 15]" in said
+
+
+@pytest.mark.slow
+def test_the_quick_repeatability_benchmark_ends_in_its_shares_and_omissions():
+    pytest.importorskip("tensorflow")
+    said, last = quick("repeatability.py")
+    assert list(last) == ["same", "right", "false_changes", "longest_window_s"]
+    assert all(0 <= last[name] <= 1 for name in ("same", "right", "false_changes"))
+    assert last["longest_window_s"] > 0
+    assert said.count("longest window") == 5  # four runs, and one with another layer
+    assert "left out: buckets, checkpoints" in said
 
 
 # -- how long a slider takes to redraw -------------------------------------------------------------------------------
@@ -306,7 +317,7 @@ def shown(page, slider, panel=PANEL):
     page.locator("input").focus()
 
 
-def test_a_move_is_timed_until_its_cut_is_painted(page, slider):
+def test_a_move_is_timed_until_its_clustering_is_painted(page, slider):
     shown(page, slider)
     found = slider.measured(page, slider.OURS, 2, 4, 20)
     assert len(found.each) == 4
@@ -327,13 +338,13 @@ def test_a_move_is_timed_until_its_cut_is_painted(page, slider):
         ("cut(slider.value), 40", "0", "the line is still 0"),
     ],
 )
-def test_a_panel_that_does_not_show_its_cut_is_told(page, slider, whole, broken, said):
+def test_a_panel_that_does_not_show_its_clustering_is_reported(page, slider, whole, broken, said):
     shown(page, slider, PANEL.replace(whole, broken))
     with pytest.raises(Exception, match=f"no new cut within 0.5 s: {said}"):
         slider.move(page, slider.OURS, "ArrowRight", limit_s=0.5)
 
 
-def test_a_ribbon_that_always_looks_the_same_is_told(page, slider):
+def test_a_timeline_that_never_changes_is_reported(page, slider):
     shown(page, slider, PANEL.replace("paint(value)", "paint(0)"))
     with pytest.raises(RuntimeError, match=r"no move changed what \.tpunb-explorer shows"):
         slider.measured(page, slider.OURS, 2, 4, 20)
@@ -345,7 +356,7 @@ def test_blank_frames_are_counted(page, slider, blank):
     assert slider.drag(page, slider.OURS, 20)["blank"] > 0
 
 
-def test_the_keys_go_where_most_changes(slider):
+def test_the_keys_move_where_most_changes(slider):
     import slider_cells
 
     assert slider_cells.busiest([5, 7, 8], range(1, 10), 3) == (3, 6)  # stops 4 to 7: those that 5 and 7 end
@@ -358,7 +369,7 @@ def test_the_keys_go_where_most_changes(slider):
 
 
 @pytest.mark.slow
-def test_the_quick_benchmark_of_the_slider_ends_in_its_figures_and_says_what_it_left_out(slider):
+def test_the_quick_slider_benchmark_ends_in_its_figures_and_omissions(slider):
     if slider.CHROMIUM is None:
         pytest.skip("no Chromium on this machine: apt-get install chromium")
     said, last = quick("slider.py")
@@ -368,3 +379,17 @@ def test_the_quick_benchmark_of_the_slider_ends_in_its_figures_and_says_what_it_
     assert 0 < last["kb_per_move"] <= 100
     assert said.count("changed the picture") == 4
     assert "left out: JupyterChart with k-means and OLS" in said
+
+
+# -- how near accounts are to the waste that programs inject ---------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_quick_goodput_benchmark_ends_in_its_figures_and_omissions():
+    said, last = quick("goodput.py")
+    assert list(last) == ["worst_account", "other", "sum_error_ps", "places", "ticker_us"]
+    assert last["sum_error_ps"] == 0
+    assert last["other"] <= 0.03
+    assert 0 <= last["worst_account"] < 1  # by the load of the machine
+    assert 0.5 < last["places"] <= 1
+    assert "left out: function, keras_jax" in said

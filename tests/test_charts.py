@@ -5,10 +5,15 @@ import altair as alt
 import polars as pl
 import pytest
 
-from tpunb import charts, pictures, schema
+import tpunb as tp
+from tpunb import charts, schema
+from tpunb.charts import render
+from tpunb.charts.shares import live_coverage
+from tpunb.cluster import DBSCAN, OLS, KMeans, OLSPlus
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases, Steps
 from tpunb.testing import toy_steps
+from tpunb.widgets import phase_view
 
 SWEEPS = {
     "k": pl.DataFrame(
@@ -49,17 +54,26 @@ SWEEPS = {
         }
     ),
 }
-CURVES = [
-    *(charts.kmeans_elbow, charts.dbscan_noise, charts.dbscan_eps),
-    *(charts.ols_phases, charts.olsplus_phases, charts.hdbscan_tree),
-]
+
+
+def sweep_of(method):
+    """The chart of the sweep that a method declares, of any phases."""
+
+    def chart(phases):
+        return charts.sweep_curve(replace(phases, method=method()))
+
+    chart.__name__ = method.__name__
+    return chart
+
+
+CURVES = [*map(sweep_of, (KMeans, DBSCAN, OLS, OLSPlus)), charts.dbscan_eps, charts.hdbscan_tree]
 ALL = [charts.timeline, charts.coverage, charts.top_ops, *CURVES]
 
-WINDOWS = {name: dtype for name, dtype in schema.WINDOWS.items() if name != "why"}
+WINDOWS = {name: dtype for name, dtype in schema.WINDOWS.items() if name != "reason"}
 
 
-def phases_of(pattern="aaabbb", labels=None, sweeps=SWEEPS, seen=None, **changes):
-    steps = replace(toy_steps(pattern, seen=seen), **changes)
+def phases_of(pattern="aaabbb", labels=None, sweeps=SWEEPS, traced=None, **changes):
+    steps = replace(toy_steps(pattern, traced=traced), **changes)
     labels = pl.Series(labels or [ord(letter) - ord("a") for letter in pattern], dtype=pl.Int64)
     return Phases(steps, labels, lambda s: [], pl.Series([0.0] * len(pattern)), sweeps)
 
@@ -73,8 +87,8 @@ def rows_of(chart):
     return [row for rows in chart.to_dict()["datasets"].values() for row in rows]
 
 
-def ribbon(chart):
-    return [row for row in rows_of(chart) if "group" in row]
+def marks_of(chart):
+    return [row for row in rows_of(chart) if "shade" in row]
 
 
 @pytest.mark.parametrize("chart", ALL, ids=lambda c: c.__name__)
@@ -85,23 +99,37 @@ def test_a_chart_is_an_altair_value_that_says_what_it_is(chart, tmp_path):
     assert spec["description"]
     again = made.properties(title="mine")
     assert type(again) is type(made)
-    assert "mine" in pictures.svg(again)
+    assert "mine" in render.svg(again)
     made.save(tmp_path / "chart.svg")
     assert "currentColor" not in (tmp_path / "chart.svg").read_text()
 
 
 def test_the_timeline_merges_consecutive_steps_of_a_phase_in_seconds():
-    found = sorted((r["start"], r["end"], r["group"]) for r in ribbon(charts.timeline(phases_of("aabbba"))))
-    assert found == [
-        (0, 0.002, "Phase 0 · 33.3 %"),
-        (0.002, 0.008, "Phase 1 · 66.7 %"),
-        (0.008, 0.009, "Phase 0 · 33.3 %"),
+    marks = marks_of(charts.timeline(phases_of("aabbba")))
+    assert sorted((row["start"], row["end"], row["phase"], row["step"], row["last"]) for row in marks) == [
+        (0, 0.002, 0, 0, 1),
+        (0.002, 0.008, 1, 2, 4),
+        (0.008, 0.009, 0, 5, 5),
     ]
 
 
-def test_the_timeline_tells_apart_how_well_steps_were_seen():
-    found = ribbon(charts.timeline(phases_of("aaaa", seen="fptf")))
-    assert [row["seen"] for row in found] == ["seen in full", "seen in part", "inferred", "seen in full"]
+def test_the_timeline_names_phases_and_their_shares_in_its_legend():
+    said = texts_of(charts.timeline(phases_of("aabbba", [0, 0, 1, 1, 1, -1])))
+    assert all(f"{name} %" in said for name in ("train · 66.7", "train (faster) · 22.2", "outliers · 11.1"))
+    assert "phase 1, steps 2 to 4, traced in full: 0.002 s to 0.008 s" in said
+
+
+def test_the_timeline_distinguishes_how_well_steps_were_traced():
+    chart = charts.timeline(phases_of("aaaa", traced="fpnf"))
+    assert [row["traced"] for row in sorted(marks_of(chart), key=lambda row: row["start"])] == [0, 1, 2, 0]
+    assert all(name in texts_of(chart) for name in ("traced in full", "traced in part", "inferred"))
+
+
+def test_steps_apart_by_less_than_can_be_seen_are_one_mark():
+    steps = toy_steps("aaa")
+    gaps = steps.frame.with_columns(dur_ps=pl.Series([10**9 - 10**5, 10**9 // 2, 10**9]))
+    marks = marks_of(charts.timeline(phases_of("aaa", frame=gaps)))
+    assert [(row["step"], row["last"]) for row in marks] == [(0, 1), (2, 2)]
 
 
 def test_the_timeline_shows_windows_and_counts_failed_ones():
@@ -111,7 +139,8 @@ def test_the_timeline_shows_windows_and_counts_failed_ones():
         orient="row",
     )
     chart = charts.timeline(phases_of("aab", windows=windows))
-    assert [(r["start"], r["end"]) for r in rows_of(chart) if r["what"].startswith("profile 0")] == [(0, 0.001)]
+    (layer,) = (layer for layer in chart.to_dict()["layer"] if layer["mark"].get("tooltip") == "profiler window")
+    assert [(r["start"], r["end"]) for r in chart.to_dict()["datasets"][layer["data"]["name"]]] == [(0, 0.001)]
     assert "1 of 2 windows failed" in chart.description
 
 
@@ -123,12 +152,12 @@ def test_a_long_run_keeps_the_timeline_small(hosts):
         step.select(
             pl.lit(f"host {host}").alias("host"),
             "step",
-            mark=pl.lit("train"),
+            kind=pl.lit("train"),
             start_ps=pl.col("step") * 10**9,
             dur_ps=pl.lit(10**9),
             device_ps=pl.lit(None, pl.Int64),
             idle_ps=pl.lit(None, pl.Int64),
-            seen=pl.when(pl.col("step") % 5 == 0).then(pl.lit("full")).otherwise(pl.lit("tick")),
+            traced=pl.when(pl.col("step") % 5 == 0).then(pl.lit("full")).otherwise(pl.lit("none")),
         )
         for host in range(hosts)
     )
@@ -137,41 +166,63 @@ def test_a_long_run_keeps_the_timeline_small(hosts):
         "window",
         start_ps=pl.col("window") * 10**10,
         dur_ps=pl.lit(10**9),
-        **{name: pl.lit(1) for name in ("answer_ps", "bytes", "events", "steps")},
+        **{name: pl.lit(1) for name in ("latency_ps", "bytes", "events", "steps")},
         error=pl.lit(None),
     )
     steps = Steps(frame, schema.empty(schema.OPS), windows=watched)
     labels = pl.Series([0, 1, 2, 3, 4, 5, 6, 7, 8, -1] * (len(steps) // 10 + 1)).head(len(steps))
     chart = charts.timeline(Phases(steps, labels, lambda s: [], pl.Series([None] * len(steps))))
     assert 100 < len(rows_of(chart)) < 5_000
-    assert "3 other phases" in " ".join({row["group"] for row in ribbon(chart)})
-    assert all(0 <= row["y"] <= row["y2"] + 1e-9 for row in ribbon(chart))
-    assert len(pictures.svg(chart)) < 2_000_000
+    assert "3 other phases" in texts_of(chart)
+    assert all(0 <= row["y"] <= row["y2"] + 1e-9 for row in marks_of(chart))
+    assert len(render.svg(chart)) < 2_000_000
 
 
-def test_slices_of_the_timeline_fill_the_ribbon_by_time():
+def test_slices_of_the_timeline_are_filled_by_time():
     n = 6_000
     labels = [0, 1, 1, 1] * (n // 4)
-    found = ribbon(charts.timeline(phases_of("a" * n, labels)))
-    height = {}
-    for row in found:
-        height[row["group"][:7]] = height.get(row["group"][:7], 0) + row["y2"] - row["y"]
-    assert height["Phase 1"] / height["Phase 0"] == pytest.approx(3, rel=0.01)
+    area = {0: 0, 1: 0}
+    for row in marks_of(charts.timeline(phases_of("a" * n, labels))):
+        area[row["phase"]] += (row["end"] - row["start"]) * (row["y2"] - row["y"])
+    assert area[1] / area[0] == pytest.approx(3, rel=0.02)
 
 
 def test_coverage_stacks_the_shares_and_calls_out_the_top_three():
     chart = charts.coverage(phases_of("abcd"))
     assert [(r["name"], r["before"], r["until"]) for r in rows_of(chart) if "name" in r] == [
-        ("Phase 3", 0, 40),
-        ("Phase 2", 40, 70),
-        ("Phase 1", 70, 90),
-        ("Phase 0", 90, 100),
+        ("train", 0, 40),
+        ("train 4", 40, 70),
+        ("train 3", 70, 90),
+        ("train 2", 90, 100),
     ]
-    assert rows_of(chart)[0]["about"] == "1 step, 40.0 % of the time; 40.0 % with the longer ones"
+    assert rows_of(chart)[0]["about"] == "1 step, 40.0 % of productive time; 40.0 % with the longer ones"
     assert {"40.0 %", "30.0 %", "20.0 %", "10.0 %"} == {row["text"] for row in rows_of(chart) if "text" in row}
     texts = next(layer for layer in chart.to_dict()["layer"] if layer["mark"]["type"] == "text")
     assert texts["encoding"]["x"] == {"value": "width"}  # beside the plot, where no line is
     assert "top 3 cover 90.0 %" in chart.to_dict()["title"]["subtitle"][0]
+
+
+def test_live_coverage_names_its_table_and_its_signals():
+    spec = render.spec(live_coverage())
+    assert {"name": "phases"} in [layer["data"] for layer in spec["layer"]]
+    assert {param["name"]: param["value"] for param in spec["params"]} == {"chosen": None, "top3": 0}
+    assert "datasets" not in spec or not any(len(rows) > 1 for rows in spec["datasets"].values())
+
+
+def test_live_coverage_draws_the_panels_rows():
+    rows = phase_view.rows(tp.phases(toy_steps("aaabbbc"), tp.KMeans(k=3)))
+    table = [
+        {
+            **{name: row[name] for name in ("name", "colour", "phase")},
+            "share": 100 * row["share"],
+            "until": 100 * row["until"],
+        }
+        for row in rows
+    ]
+    picture = render.svg(live_coverage(), {"phases": table})
+    assert [row["name"] in picture for row in rows] == [True] * 3
+    assert all(row["colour"].lower() in picture.lower() for row in rows)
+    assert f"{100 * rows[0]['share']:.1f} %" in picture
 
 
 def test_top_operations_are_of_the_longest_phase_unless_given():
@@ -180,12 +231,12 @@ def test_top_operations_are_of_the_longest_phase_unless_given():
     assert {r["op"] for r in rows_of(charts.top_ops(phases_of("aab"), 1, n=1))} == {"b2", "b_host"}
     with pytest.raises(KeyError):
         charts.top_ops(phases_of("aab"), 7)
-    with pytest.raises(TpunbError, match="Phase 1 has no operations") as caught:
-        charts.top_ops(phases_of("aab", seen="ffp"), 1)
+    with pytest.raises(TpunbError, match=r"train \(slower\) has no operations") as caught:
+        charts.top_ops(phases_of("aab", traced="ffp"), 1)
     assert caught.value.hint
 
 
-def test_colours_are_of_the_longest_and_noise_is_grey():
+def test_colours_are_of_the_longest_and_outliers_are_grey():
     found = charts.colours(phases_of("abcdefgh", [0, 1, 2, 3, 4, 5, 6, -1]))
     assert len({found[phase] for phase in range(1, 7)}) == 6
     assert len({found[phase] for phase in range(-1, 7)}) == 8
@@ -224,5 +275,5 @@ def test_no_steps_and_one_step():
     with pytest.raises(TpunbError, match="no steps"):
         charts.timeline(Phases(none, pl.Series([], dtype=pl.Int64), lambda s: [], pl.Series([], dtype=pl.Float64)))
     one = phases_of("a")
-    assert pictures.svg(charts.timeline(one))
-    assert pictures.svg(charts.coverage(phases_of("aaa", [-1, -1, -1])))
+    assert render.svg(charts.timeline(one))
+    assert render.svg(charts.coverage(phases_of("aaa", [-1, -1, -1])))

@@ -1,4 +1,4 @@
-"""Checkpoints: those that TensorFlow, Keras and Orbax really write, half of them, and the nearest to a phase."""
+"""Checkpoints as TensorFlow, Keras and Orbax write them: complete, incomplete, and the nearest to a phase."""
 
 import json
 import os
@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.checkpoint import Checkpoint, Checkpoints, checkpoints, own_files
+from tpunb.checkpoint import Checkpoint, Checkpoints, checkpoints
+from tpunb.checkpoint.nearest import nearest_checkpoint
 from tpunb.errors import ProfileNotFound, TpunbError
 from tpunb.frames import Phase
-from tpunb.saved_steps import nearest_of
+from tpunb.training import snapshot
 
 
 def the_only(folder):
@@ -24,7 +25,7 @@ def the_only(folder):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """What a Keras model of 2 epochs of 4 batches leaves, by every way of saving that is in use."""
+    """Checkpoints of a Keras model after 2 epochs of 4 batches, saved in every usual way."""
     import keras
     import tensorflow as tf
 
@@ -61,7 +62,7 @@ def written(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def orbax(tmp_path_factory):
-    """What Orbax' manager and its checkpointer write."""
+    """Checkpoints of Orbax' manager and checkpointer."""
     jnp = pytest.importorskip("jax.numpy")
     ocp = pytest.importorskip("orbax.checkpoint")
     grain = pytest.importorskip("grain.python")
@@ -110,7 +111,7 @@ def test_the_step_is_read_without_the_model(written, folder, told):
         ("named", ("weights",)),
     ],
 )
-def test_what_it_holds_is_told(written, folder, holds):
+def test_the_parts_of_a_checkpoint_are_listed(written, folder, holds):
     one = the_only(written / folder)
     assert one.holds == holds
     assert not one.exact
@@ -130,8 +131,8 @@ def test_the_path_is_what_the_framework_restores_from(written):
     assert tf.train.latest_checkpoint(written / "manager") == os.fspath(the_only(written / "manager"))
 
 
-def test_a_backup_says_where_it_begins_anew(written):
-    assert the_only(written / "backup").why == "BackupAndRestore noted epoch 1, batch 1, and begins that epoch anew"
+def test_a_backup_states_the_epoch_that_it_restarts(written):
+    assert the_only(written / "backup").reason == "BackupAndRestore saved epoch 1, batch 1, and restarts that epoch"
 
 
 def test_orbax_names_its_steps(orbax):
@@ -145,7 +146,7 @@ def test_orbax_names_its_steps(orbax):
     assert {one.kind for one in found} == {"orbax"}
 
 
-def test_all_of_a_folder_in_order_of_step(written):
+def test_checkpoints_are_in_order_of_step(written):
     found = checkpoints(written)
     steps = [one.step for one in found]
     assert steps == [4, 4, 6, *[8] * 5, 12, 30, 70, None, None]
@@ -157,7 +158,7 @@ def test_all_of_a_folder_in_order_of_step(written):
     assert ", step unknown, " in repr(found[-1])
 
 
-def test_an_empty_folder_has_none_and_a_missing_one_is_an_error(tmp_path):
+def test_an_empty_folder_is_valid_and_a_missing_one_an_error(tmp_path):
     found = checkpoints(tmp_path)
     assert (len(found), found.skipped, found.before(5)) == (0, {}, None)
     assert found.frame.height == 0
@@ -184,21 +185,21 @@ def shortened(path):
 @pytest.mark.parametrize(
     ("source", "name", "harm", "reason"),
     [
-        ("each", "01.keras", halved, "is no whole .keras file"),
-        ("each", "01.keras", shortened, "is no whole .keras file"),
+        ("each", "01.keras", halved, "is not a complete .keras file"),
+        ("each", "01.keras", shortened, "is not a complete .keras file"),
         ("weights", "01.weights.h5", halved, "truncated file"),
         ("weights", "01.weights.h5", shortened, "truncated file"),
         ("backup", "latest.weights.h5", halved, "truncated file"),
         ("backup", "training_metadata.json", halved, "training_metadata.json cannot be read"),
         ("sharded", "model_00001.weights.h5", Path.unlink, "lacks model_00001.weights.h5"),
-        ("manager", "ckpt-30.index", Path.unlink, "has .data and no .index"),
+        ("manager", "ckpt-30.index", Path.unlink, "has .data but no .index"),
         ("manager", "ckpt-30.index", halved, "cannot be read"),
-        ("manager", "ckpt-30.data-00000-of-00001", Path.unlink, "has an .index and no .data"),
+        ("manager", "ckpt-30.data-00000-of-00001", Path.unlink, "has an .index but no .data"),
         ("manager", "ckpt-30.data-00000-of-00001", halved, "cannot be read"),
         ("manager", "ckpt-30.data-00000-of-00001", shortened, "cannot be read"),
     ],
 )
-def test_half_of_one_is_named_and_skipped(written, tmp_path, source, name, harm, reason):
+def test_an_incomplete_checkpoint_is_skipped_with_a_reason(written, tmp_path, source, name, harm, reason):
     before = len(checkpoints(written / source))
     shutil.copytree(written / source, tmp_path / "run")
     harm(tmp_path / "run" / name)
@@ -210,20 +211,20 @@ def test_half_of_one_is_named_and_skipped(written, tmp_path, source, name, harm,
     assert "1 skipped" in repr(found)
 
 
-def test_half_of_several_shards_is_skipped(written, tmp_path):
+def test_missing_shards_are_skipped(written, tmp_path):
     shutil.copy(written / "manager/ckpt-30.index", tmp_path / "ckpt-1.index")
     shutil.copy(written / "manager/ckpt-30.data-00000-of-00001", tmp_path / "ckpt-1.data-00001-of-00003")
     assert checkpoints(tmp_path).skipped == {"ckpt-1": "has 1 of its 3 .data files"}
 
 
-def test_what_tensorflow_was_writing_is_skipped(written, tmp_path):
+def test_unfinished_tensorflow_checkpoints_are_skipped(written, tmp_path):
     aside = tmp_path / "ckpt-2_temp"
     aside.mkdir()
     shutil.copy(written / "manager/ckpt-30.data-00000-of-00001", aside / "part-00000-of-00001.data-00000-of-00001")
     assert checkpoints(tmp_path).skipped == {"ckpt-2_temp/part-00000-of-00001": "was still being written"}
 
 
-def test_what_orbax_was_writing_is_skipped(orbax, tmp_path):
+def test_unfinished_orbax_checkpoints_are_skipped(orbax, tmp_path):
     shutil.copytree(orbax / "manager/5", tmp_path / "5.orbax-checkpoint-tmp-17")
     begun = shutil.copytree(orbax / "manager/5", tmp_path / "6")
     about = json.loads((begun / "_CHECKPOINT_METADATA").read_text())
@@ -234,13 +235,13 @@ def test_what_orbax_was_writing_is_skipped(orbax, tmp_path):
     assert len(found) == 0
     assert {name: reason.split(":")[0] for name, reason in found.skipped.items()} == {
         "5.orbax-checkpoint-tmp-17": "was still being written",
-        "6": "was begun and never committed",
+        "6": "was not committed",
         "7": "lacks default",
         "8": "_CHECKPOINT_METADATA cannot be read",
     }
 
 
-def test_files_of_others_are_let_be(tmp_path):
+def test_other_files_are_ignored(tmp_path):
     import h5py
 
     with h5py.File(tmp_path / "images.h5", "w") as file:
@@ -255,12 +256,12 @@ def test_files_of_others_are_let_be(tmp_path):
 def own(folder, step, **about):
     folder.mkdir()
     (folder / "state.npz").write_bytes(b"12345")
-    known = {"format": own_files.FORMAT, "step": step, "time": 1e9, "exact": True, "holds": ["weights"]}
-    (folder / own_files.ABOUT).write_text(json.dumps({**known, "files": {"state.npz": 5}, **about}))
+    known = {"format": snapshot.FORMAT, "step": step, "time": 1e9, "exact": True, "holds": ["weights"]}
+    (folder / snapshot.METADATA).write_text(json.dumps({**known, "files": {"state.npz": 5}, **about}))
     return folder
 
 
-def test_our_own_say_whether_they_are_exact(tmp_path):
+def test_native_checkpoints_state_whether_they_are_exact(tmp_path):
     own(tmp_path / "tpunb-3", 3)
     own(tmp_path / "tpunb-4", 4, exact=False, why="map is stateful")
     own(tmp_path / ".tpunb-5.1", 5)
@@ -269,7 +270,7 @@ def test_our_own_say_whether_they_are_exact(tmp_path):
     own(tmp_path / "tpunb-8", "?")
     own(tmp_path / "tpunb-9", 9, files={"../tpunb-3/state.npz": 5})
     found = checkpoints(tmp_path)
-    assert [(one.step, one.exact, one.why, one.time.year) for one in found] == [
+    assert [(one.step, one.exact, one.reason, one.time.year) for one in found] == [
         (3, True, "", 2001),
         (4, False, "map is stateful", 2001),
     ]
@@ -306,33 +307,33 @@ def phase(*steps):
         ((), (5,), None),
     ],
 )
-def test_the_nearest_to_a_phase(steps, of, nearest):
+def test_the_nearest_checkpoint_to_a_phase(steps, of, nearest):
     one = some(*(saved(step, str(step)) for step in of)).nearest(phase(*steps))
     assert (None if one is None else one.step) == nearest
 
 
-def test_of_two_of_one_step_the_exact_one_is_taken():
+def test_an_exact_checkpoint_is_preferred():
     both = some(saved(5, "a"), saved(5, "b", exact=True), saved(5, "c"))
     assert both.nearest(phase(5)).path.name == "b"
     assert both.before(9).path.name == "b"
 
 
 @given(st.lists(st.integers(0, 30)), st.lists(st.integers(0, 30)))
-def test_the_nearest_is_what_a_loop_over_all_pairs_finds(steps, saves):
+def test_nearest_matches_a_search_over_all_pairs(steps, saves):
     best = None
     for number, save in enumerate(saves):
         for step in steps:
             if best is None or (abs(save - step), save, number) < best:
                 best = abs(save - step), save, number
-    assert nearest_of(steps, dict(enumerate(saves))) == (None if best is None else best[2])
+    assert nearest_checkpoint(steps, dict(enumerate(saves))) == (None if best is None else best[2])
 
 
 @given(st.lists(st.integers(0, 30)), st.integers(0, 31))
-def test_before_is_the_last_that_still_comes_to_the_step(saves, step):
+def test_before_is_the_last_at_or_before_the_step(saves, step):
     one = some(*(saved(save, str(number)) for number, save in enumerate(saves))).before(step)
     assert (None if one is None else one.step) == max((save for save in saves if save <= step), default=None)
 
 
-def test_before_wants_a_step():
+def test_before_requires_a_step():
     with pytest.raises(ValueError, match="The step parameter of before must be an int of 0 or more"):
         some().before(-1)

@@ -1,4 +1,4 @@
-"""A TPU by its name: resolved by a Cloud TPU API and a metadata server on loopback, down to windows of its workers."""
+"""A TPU by name, resolved by a Cloud TPU API and a metadata server on loopback, down to windows of its workers."""
 
 import os
 import re
@@ -11,8 +11,8 @@ import pytest
 from fake_cloud import FakeCloud, worker
 
 from tpunb.errors import MissingExtra, TpunbError
-from tpunb.sources import cloud_tpu
-from tpunb.sources.cloud_tpu import TPU
+from tpunb.profiler.sources import cloud_tpu
+from tpunb.profiler.sources.cloud_tpu import TPU
 
 VARIABLES = re.compile("(TPU|KUBE|GOOGLE|GCLOUD|CLOUDSDK|GCE)_.*|.*_PROXY", re.IGNORECASE)
 
@@ -81,7 +81,7 @@ def test_workers_may_be_named_by_their_addresses(monkeypatch, by, name, addresse
         assert found() == addresses
 
 
-def test_a_port_of_ones_own_takes_the_place_of_the_computation_s(monkeypatch):
+def test_port_replaces_that_of_the_computation(monkeypatch):
     assert found("grpc://10.0.0.2:8470,10.0.0.3:7", port=9999) == ["10.0.0.2:9999", "10.0.0.3:7"]
 
 
@@ -97,7 +97,7 @@ def test_a_variable_that_holds_no_addresses_is_named(monkeypatch):
     assert str(refused()) == "TPU_NAME: no addresses: '10.0.0.2:port'"
 
 
-def test_without_any_name_one_is_asked_for():
+def test_missing_name_raises():
     assert str(refused()) == "no TPU is named, and TPU_NAME is not set"
 
 
@@ -105,12 +105,12 @@ def test_without_any_name_one_is_asked_for():
 
 
 @pytest.mark.parametrize("name", ["local", ""])
-def test_on_a_tpu_vm_alone_it_is_ourselves(name):
+def test_single_tpu_vm_is_this_machine(name):
     assert found(name) == ["127.0.0.1:9012"]
     assert found(name, port=9999) == ["127.0.0.1:9999"]
 
 
-def test_a_tpu_vm_says_by_its_environment_that_it_is_one(monkeypatch):
+def test_tpu_vm_is_recognised_by_its_environment(monkeypatch):
     monkeypatch.setenv("TPU_NAME", "local")
     assert found() == ["127.0.0.1:9012"]
 
@@ -121,9 +121,9 @@ def test_the_workers_of_a_tpu_vm_are_those_that_its_environment_names(monkeypatc
     assert found(*["local"] * named) == ["t1v-w-0:9012", "t1v-w-1:9012"]
 
 
-@pytest.mark.parametrize("told", ["a:0:10.0.0.5,b:1:10.0.0.6", "10.0.0.5,10.0.0.6"])
-def test_the_workers_of_a_tpu_vm_are_those_that_its_metadata_server_names(cloud, told):
-    cloud.metadata["instance/attributes/worker-network-endpoints"] = told
+@pytest.mark.parametrize("listed", ["a:0:10.0.0.5,b:1:10.0.0.6", "10.0.0.5,10.0.0.6"])
+def test_the_workers_of_a_tpu_vm_are_those_that_its_metadata_server_names(cloud, listed):
+    cloud.metadata["instance/attributes/worker-network-endpoints"] = listed
     assert found("local") == ["10.0.0.5:9012", "10.0.0.6:9012"]
 
 
@@ -163,7 +163,7 @@ def test_the_name_may_come_from_the_environment(cloud, monkeypatch):
     assert found() == ["10.0.0.2:8466"]
 
 
-def test_where_it_is_may_be_said_and_then_nobody_else_is_asked(cloud):
+def test_given_zone_and_project_need_no_metadata_server(cloud):
     cloud.nodes["v1", "projects/mine/locations/there-b/nodes/bert"] = {
         "state": "READY",
         "networkEndpoints": endpoints("10.0.0.2"),
@@ -173,7 +173,7 @@ def test_where_it_is_may_be_said_and_then_nobody_else_is_asked(cloud):
     assert "/computeMetadata/v1/instance/zone" not in cloud.asked
 
 
-def test_where_no_metadata_server_is_the_environment_says_where(cloud, monkeypatch):
+def test_environment_gives_zone_and_project(cloud, monkeypatch):
     cloud.nodes["v1", "projects/mine/locations/there-b/nodes/bert"] = {"state": "READY", "ipAddress": "10.0.0.2"}
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "mine")
@@ -190,7 +190,7 @@ def test_a_server_that_is_no_metadata_server_is_not_believed(cloud, monkeypatch)
 # -- what goes wrong ------------------------------------------------------------------------------------------
 
 
-def test_where_nobody_says_the_project_or_zone_that_is_told(monkeypatch):
+def test_unknown_project_or_zone_raises(monkeypatch):
     error = refused("bert")
     assert str(error) == (
         "TPU bert: its project is not known: none given, no metadata server answers at 127.0.0.1:1, "
@@ -201,48 +201,48 @@ def test_where_nobody_says_the_project_or_zone_that_is_told(monkeypatch):
 
 
 @pytest.mark.parametrize("state", ["CREATING", "PREEMPTED", "STOPPED"])
-def test_a_tpu_that_is_not_ready_says_its_state(cloud, state):
+def test_tpu_that_is_not_ready_raises_with_its_state(cloud, state):
     cloud.add("bert", networkEndpoints=endpoints("10.0.0.2"))
     cloud.nodes["v1", "projects/lab/locations/here-a/nodes/bert"]["state"] = state
     assert str(refused("bert")) == f"TPU bert is not ready: its state is {state}"
 
 
 @pytest.mark.parametrize("says", [{}, {"networkEndpoints": []}, {"networkEndpoints": [{}]}])
-def test_a_tpu_without_addresses_says_so(cloud, says):
+def test_tpu_without_addresses_raises(cloud, says):
     cloud.add("bert", **says)
     assert str(refused("bert")) == "TPU bert: its workers have no addresses yet"
 
 
-def test_a_name_that_no_api_knows_is_told_with_its_place(cloud):
+def test_unknown_name_raises_with_zone_and_project(cloud):
     error = refused("brt")
-    assert str(error) == "TPU brt in here-a of lab: there is none of that name"
+    assert str(error) == "TPU brt in here-a of lab: no TPU of this name"
     assert "gcloud compute tpus" in error.hint
     full = "projects/lab/locations/here-a/nodes/brt"
     assert [path for path in cloud.asked if "nodes" in path] == [f"/v1/{full}", f"/v2/{full}"]
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_missing_permission_is_told(cloud, status):
+def test_missing_permission_raises(cloud, status):
     cloud.nodes["v1", "projects/lab/locations/here-a/nodes/bert"] = status
     error = refused("bert")
-    assert "may not be read" in str(error)
+    assert "no permission to read it" in str(error)
     assert f"{status}, refused with {status}" in str(error)
     assert "roles/tpu.viewer" in error.hint
 
 
-def test_another_failure_of_the_api_is_told(cloud):
+def test_other_api_failure_raises(cloud):
     cloud.nodes["v1", "projects/lab/locations/here-a/nodes/bert"] = 400
     assert "the Cloud TPU API answered 400, refused with 400" in str(refused("bert"))
 
 
-def test_an_account_that_gets_no_token_is_told(cloud):
+def test_account_without_token_raises(cloud):
     del cloud.metadata["instance/service-accounts/default/token"]
     error = refused("bert")
     assert str(error).startswith("TPU bert in here-a of lab: the credentials do not work: Failed to retrieve http://")
     assert "Response object" not in str(error)
 
 
-def test_without_credentials_that_is_told(cloud, monkeypatch):
+def test_missing_credentials_raise(cloud, monkeypatch):
     from google.auth.exceptions import DefaultCredentialsError
 
     def nobody(**_):
@@ -250,11 +250,11 @@ def test_without_credentials_that_is_told(cloud, monkeypatch):
 
     monkeypatch.setattr("google.auth.default", nobody)
     error = refused("bert")
-    assert str(error) == "TPU bert in here-a of lab: no credentials to ask for it"
+    assert str(error) == "TPU bert in here-a of lab: no Google Cloud credentials"
     assert "gcloud auth" in error.hint
 
 
-def test_an_api_that_cannot_be_reached_is_told(cloud, monkeypatch):
+def test_unreachable_api_raises(cloud, monkeypatch):
     monkeypatch.setenv("TPU_API_DISCOVERY_URL", "http://127.0.0.1:1/{api}/{apiVersion}")
     assert "the Cloud TPU API cannot be reached: " in str(refused("bert"))
 
@@ -275,7 +275,7 @@ def test_a_resolution_that_never_ends_is_given_up(monkeypatch):
     never = threading.Event()
     monkeypatch.setattr(cloud_tpu, "_RESOLVE_S", 0.2)
     monkeypatch.setattr(TPU, "_resolve", lambda self: never.wait(30))
-    with pytest.raises(TpunbError, match=r"^the TPU's workers were not found within 0\.2 s"):
+    with pytest.raises(TpunbError, match=r"^TPU\('bert'\): no answer within 0\.2 s"):
         TPU("bert").start()
     never.set()
 

@@ -8,17 +8,18 @@ import pytest
 from test_charts import EVIL, rows_of, texts_of
 
 import tpunb as tp
-from tpunb import charts, pictures, schema
-from tpunb.cluster import agreement
+from tpunb import charts, schema
+from tpunb.analysis import label_agreement
+from tpunb.charts import render
 from tpunb.errors import TpunbError
 from tpunb.testing import toy_steps
 
 
-def run_of(pattern, name="toy", marks=None, stretch=1):
-    """Phases, one a letter, of steps `stretch` times as long, with a mark a letter."""
+def run_of(pattern, name="toy", kinds=None, stretch=1):
+    """Phases, one a letter, of steps `stretch` times as long, with a kind a letter."""
     steps = toy_steps(pattern)
     frame = steps.frame.with_columns(
-        pl.col("dur_ps") * stretch, mark=pl.Series([(marks or {}).get(letter, letter) for letter in pattern])
+        pl.col("dur_ps") * stretch, kind=pl.Series([(kinds or {}).get(letter, letter) for letter in pattern])
     )
     labels = [ord(letter) - ord("a") for letter in pattern]
     return tp.phases(replace(steps, frame=frame, name=name), lambda full: [labels[step] for step in full.frame["step"]])
@@ -26,7 +27,7 @@ def run_of(pattern, name="toy", marks=None, stretch=1):
 
 def agreements(*rows):
     pairs = [(a, b, ari, ari, ari) for a, b, ari in rows]
-    return pl.DataFrame(pairs, schema=schema.AGREEMENT, orient="row")
+    return pl.DataFrame(pairs, schema=schema.LABEL_AGREEMENT, orient="row")
 
 
 # -- compared ---------------------------------------------------------------------------------------------------------
@@ -42,22 +43,26 @@ def test_each_pair_of_phases_is_a_row_with_its_ratio_and_interval():
     long = "2.00x [1.50, 2.50]"
     columns = "name", "ratio", "ratio_low", "ratio_high", "text", "about"
     assert [tuple(row[name] for name in columns) for row in rows_of(chart) if "name" in row] == [
-        ("Phase 1 → Phase 1 (b)", 2, 1.5, 2.5, long, f"4 steps before, 4 after: {long} as long"),
-        ("Phase 0 → Phase 0 (a)", 2, None, None, "2.00x", "4 steps before, 4 after: 2.00x as long"),
+        ("b → b", 2, 1.5, 2.5, long, f"4 steps in the first run, 4 in the second: ratio {long}"),
+        ("a → a", 2, None, None, "2.00x", "4 steps in the first run, 4 in the second: ratio 2.00x"),
     ]
-    assert [row["ratio"] for row in rows_of(chart) if row["about"] == "as long as before"] == [1]
+    assert [row["ratio"] for row in rows_of(chart) if row["about"] == "unchanged"] == [1]
     texts = next(layer for layer in chart.to_dict()["layer"] if layer["mark"]["type"] == "text")
     assert texts["encoding"]["x"] == {"value": "width"}  # beside the plot, where no line is
     assert "2 phases matched" in chart.description
     assert "toy" in chart.description
-    assert pictures.png(chart)
+    assert render.png(chart)
 
 
 def test_one_step_has_a_ratio_and_no_interval():
     chart = charts.compared(tp.compare(run_of("a"), run_of("a", stretch=3)))
     row = next(row for row in rows_of(chart) if "name" in row)
-    assert (row["text"], row["ratio_low"], row["about"]) == ("3.00x", None, "1 step before, 1 after: 3.00x as long")
-    assert pictures.svg(chart)
+    assert (row["text"], row["ratio_low"], row["about"]) == (
+        "3.00x",
+        None,
+        "1 step in the first run, 1 in the second: ratio 3.00x",
+    )
+    assert render.svg(chart)
 
 
 def test_runs_without_a_pair_cannot_be_drawn():
@@ -70,22 +75,22 @@ def test_runs_without_a_pair_cannot_be_drawn():
 
 @pytest.mark.parametrize("evil", EVIL)
 def test_names_of_runs_and_marks_stay_text(evil):
-    run = run_of("aabb", name=evil, marks={"a": evil})
+    run = run_of("aabb", name=evil, kinds={"a": evil})
     chart = charts.compared(tp.compare(run, run))
     assert texts_of(chart).count(evil[:9]) >= 3  # both runs, and the phase
     assert evil[:9] in chart.description
 
 
 def test_long_names_of_runs_and_marks_are_cut_in_the_middle(tmp_path):
-    run = run_of("aabb", name="run " + "x" * 300 + " end", marks={"a": "mark " + "y" * 300 + " end"})
+    run = run_of("aabb", name="run " + "x" * 300 + " end", kinds={"a": "mark " + "y" * 300 + " end"})
     chart = charts.compared(tp.compare(run, run))
     names = [row["name"] for row in rows_of(chart) if "name" in row]
     assert max(map(len, names)) < 48
-    assert any("(mark y" in name and "y end)" in name for name in names)
+    assert any(name.startswith("mark y") and name.endswith("y end") for name in names)
     assert len(chart.to_dict()["title"]["text"]) < 100
     chart.save(tmp_path / "chart.svg")
     for drawn in (texts_of(chart), (tmp_path / "chart.svg").read_text()):
-        assert "y end)" in drawn  # Vega has not cut it again
+        assert "y end" in drawn  # Vega has not cut it again
     assert len(chart.description) < 250
 
 
@@ -120,14 +125,14 @@ def test_every_two_methods_are_two_cells_and_each_by_itself_is_one():
 def test_what_methods_agree_on_can_be_drawn():
     methods = [tp.DBSCAN(), tp.OLS()]
     for pattern in ("a", "aaabbbaab"):
-        chart = charts.agreed(agreement(toy_steps(pattern), methods))
+        chart = charts.agreed(label_agreement(toy_steps(pattern), methods))
         assert {row["a"] for row in rows_of(chart)} == {"DBSCAN()", "OLS()"}
-        assert pictures.png(chart)
+        assert render.png(chart)
 
 
 def test_no_methods_are_no_picture():
     with pytest.raises(TpunbError, match="no two methods") as caught:
-        charts.agreed(schema.empty(schema.AGREEMENT))
+        charts.agreed(schema.empty(schema.LABEL_AGREEMENT))
     assert caught.value.hint
 
 
@@ -144,9 +149,9 @@ def test_long_names_of_methods_are_cut_and_stay_apart():
 
 
 def test_two_methods_of_one_name_are_one_cell():
-    chart = charts.agreed(agreement(toy_steps("aaabbb"), [tp.OLS(), tp.OLS()]))
+    chart = charts.agreed(label_agreement(toy_steps("aaabbb"), [tp.OLS(), tp.OLS()]))
     assert [(row["a"], row["b"], row["ari"]) for row in rows_of(chart)] == [("OLS()", "OLS()", 1)]
-    assert pictures.svg(chart)
+    assert render.svg(chart)
 
 
 def test_names_of_methods_stay_text():

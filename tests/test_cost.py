@@ -30,14 +30,14 @@ def of(function, *shapes):
     return cost(Asks(function), tf.data.Dataset.from_tensors(batch), "eval")
 
 
-def test_a_product_of_matrices_is_two_operations_a_term():
+def test_a_matrix_product_counts_two_operations_per_term():
     assert of(tf.matmul, (4, 5), (5, 3)) == Cost(flops=2 * 4 * 5 * 3, bytes=4 * (4 * 5 + 5 * 3 + 4 * 3))
     assert of(lambda a, b: tf.matmul(a, b, transpose_a=True), (5, 4), (5, 3)).flops == 120
     assert of(lambda a, b: tf.matmul(a, b, adjoint_a=True), (7, 5, 4), (7, 5, 3)).flops == 7 * 120
     assert of(lambda a, b: a + b, (4, 5), (4, 5)) == Cost(0.0, 0.0)
 
 
-def test_training_counts_the_gradients_too():
+def test_training_counts_gradients():
     data = tf.data.Dataset.from_tensors((tf.zeros((4, 5)), tf.zeros((4, 2))))
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
@@ -46,7 +46,7 @@ def test_training_counts_the_gradients_too():
     assert cost(model, data).flops == 2 * first + 3 * second, "nobody asks for the gradient of the input"
 
 
-def test_einsum_has_a_term_for_each_combination_of_its_indices():
+def test_einsum_counts_each_combination_of_indices():
     assert of(lambda a, b: tf.einsum("abc,cd->abd", a, b), (2, 3, 4), (4, 5)).flops == 2 * 2 * 3 * 4 * 5
     assert of(lambda a, b: tf.einsum("...c,cd->...d", a, b), (2, 3, 4), (4, 5)).flops == 2 * 2 * 3 * 4 * 5
     assert of(lambda a: tf.einsum("ab->ba", a), (2, 3)).flops == 0
@@ -75,13 +75,13 @@ def convolved(strides, padding):
 
 
 @pytest.mark.parametrize("strides", [1, 2])
-def test_convolutions_and_their_gradients_are_what_tensorflows_profiler_counts(strides):
+def test_convolutions_and_gradients_agree_with_tensorflows_profiler(strides):
     shapes = [(2, 8, 8, 3), (3, 3, 3, 4)]
     kinds = ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
     assert of(convolved(strides, "SAME"), *shapes).flops == counted(convolved(strides, "SAME"), shapes, kinds)
 
 
-def test_convolutions_without_padding_count_where_the_filter_lies_within():
+def test_convolutions_without_padding_count_inner_positions():
     """TensorFlow's profiler takes the gradients' padding for "SAME" (6 x 6 places here, not 8 x 8)."""
     assert of(convolved(1, "VALID"), (2, 8, 8, 3), (3, 3, 3, 4)).flops == 3 * 2 * (2 * 6 * 6 * 4) * (3 * 3 * 3)
 
@@ -107,12 +107,12 @@ def counted(function, shapes, kinds):
     return total
 
 
-def test_a_shape_that_is_not_known_is_told():
+def test_a_dynamic_shape_is_rejected():
     asked = Asks(lambda one: tf.matmul(tf.boolean_mask(one, [True] * 4), tf.zeros((5, 3))))
     with pytest.raises(TpunbError, match=r"the shape of .* is \(None, "):
         cost(asked, tf.data.Dataset.from_tensors((tf.zeros((4, 5)),)), "eval")
 
 
-def test_another_split_is_told():
+def test_an_unknown_split_is_rejected():
     with pytest.raises(ValueError, match=r"split parameter of cost must be one of .* Got 'test' instead"):
         cost(None, None, "test")

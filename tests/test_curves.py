@@ -1,4 +1,4 @@
-"""The curves that a method chose its parameters from."""
+"""Curves that a method chose its parameters from, and the rule that a slider moves along them."""
 
 from dataclasses import replace
 
@@ -7,60 +7,61 @@ import pytest
 from test_charts import CURVES, SWEEPS, phases_of, rows_of
 
 import tpunb as tp
-from tpunb import charts, pictures
+from tpunb import charts
+from tpunb.charts import render
+from tpunb.charts.curves import with_slider
 from tpunb.errors import TpunbError
 from tpunb.testing import toy_steps
+
+elbow, outliers, thresholds, similarities = CURVES[:4]
 
 
 @pytest.mark.parametrize(
     ("chart", "says"),
     [
-        (charts.kmeans_elbow, "k = 2, sum of squared distances 2 "),
-        (charts.dbscan_noise, "min_samples = 30, 2 clusters, 25.0 % noise"),
+        (elbow, "k = 2, sum of squared distances 2, BIC -12"),
+        (outliers, "min_samples = 30, outliers 25.0 % of steps, 2 clusters"),
         (charts.dbscan_eps, "eps = 1, 2 dense clusters"),
-        (charts.ols_phases, "threshold = 0.7, 2 phases"),
-        (charts.olsplus_phases, "similarity 0.9: 2 phases, 5.0 % noise"),
+        (thresholds, "threshold = 0.7, 2 phases"),
+        (similarities, "ops = 0.9, 2 phases, outliers 5.0 % of steps"),
         (charts.hdbscan_tree, "2 of 5 clusters are phases"),
     ],
 )
 def test_a_sweep_marks_its_choice(chart, says):
     made = chart(phases_of())
     assert says in made.description
-    assert says in pictures.svg(made)
+    assert says in render.svg(made)
 
 
-@pytest.mark.parametrize(
-    ("chart", "hint"),
-    [
-        (charts.kmeans_elbow, "KMeans"),
-        (charts.dbscan_noise, "DBSCAN"),
-        (charts.dbscan_eps, "DBSCAN"),
-        (charts.ols_phases, "OLS"),
-        (charts.olsplus_phases, "OLSPlus"),
-        (charts.hdbscan_tree, "HDBSCAN"),
-    ],
-)
-def test_a_missing_sweep_names_the_method_that_gives_it(chart, hint):
-    with pytest.raises(TpunbError, match="swept") as caught:
+@pytest.mark.parametrize("chart", CURVES, ids=lambda chart: chart.__name__)
+def test_a_missing_sweep_is_named(chart):
+    with pytest.raises(TpunbError, match=r"has no sweep of .*; it has none") as caught:
         chart(phases_of(sweeps={}))
-    assert f"tp.{hint}()" in caught.value.hint
+    assert "a method that chooses" in caught.value.hint
+
+
+def test_a_method_that_declares_no_sweep():
+    with pytest.raises(TpunbError, match="declares no sweep"):
+        charts.sweep_curve(phases_of())
+    with pytest.raises(TpunbError, match=r"HDBSCAN\(\) declares no sweep"):
+        charts.sweep_curve(tp.phases(toy_steps("aab"), tp.HDBSCAN()))
 
 
 def test_a_sweep_without_a_choice_or_with_nan_still_draws():
     sweep = SWEEPS["k"].with_columns(sse=pl.Series([1.0, float("nan"), 0.5]), chosen=pl.lit(False))
-    chart = charts.kmeans_elbow(phases_of(sweeps={"k": sweep}))
+    chart = elbow(phases_of(sweeps={"k": sweep}))
     assert "none was chosen" in chart.description
-    assert pictures.png(chart)
+    assert render.png(chart)
 
 
 def test_all_three_choices_of_k_are_named():
-    rules = {row["rule"]: row["k"] for row in rows_of(charts.kmeans_elbow(phases_of())) if "rule" in row}
+    rules = {row["rule"]: row["k"] for row in rows_of(elbow(phases_of())) if "rule" in row}
     assert rules == {"elbow · elbow of the log": 2, "BIC": 3}
 
 
 def test_ranges_of_eps_with_too_few_inside_are_faint():
-    rows = [row for row in rows_of(charts.dbscan_eps(phases_of())) if "seen" in row]
-    assert [(row["clusters"], row["seen"]) for row in rows] == [(4, 0.35), (2, 1.0), (1, 1.0)]
+    rows = [row for row in rows_of(charts.dbscan_eps(phases_of())) if "opacity" in row]
+    assert [(row["clusters"], row["opacity"]) for row in rows] == [(4, 0.35), (2, 1.0), (1, 1.0)]
     assert min(row["low"] for row in rows) > 0  # the axis is a logarithm
 
 
@@ -68,7 +69,7 @@ def test_of_a_thousand_thresholds_the_turns_are_drawn():
     sweep = pl.DataFrame({"threshold": [i / 1000 for i in range(1001)]}).with_columns(
         phases=pl.when(pl.col("threshold") > 0.5).then(7).otherwise(1), chosen=pl.col("threshold") == 0.7
     )
-    rows = rows_of(charts.ols_phases(phases_of(sweeps={"threshold": sweep})))
+    rows = rows_of(thresholds(phases_of(sweeps={"threshold": sweep})))
     assert sorted({(row["threshold"], row["phases"]) for row in rows}) == [
         (0, 1),
         (0.5, 1),
@@ -79,7 +80,7 @@ def test_of_a_thousand_thresholds_the_turns_are_drawn():
 
 
 @pytest.mark.parametrize("chart", CURVES, ids=lambda c: c.__name__)
-def test_one_is_not_said_as_many(chart):
+def test_counts_of_one_are_singular(chart):
     sweeps = {
         name: sweep.with_columns(pl.lit(1).alias(count) for count in ("clusters", "phases", "steps") if count in sweep)
         for name, sweep in SWEEPS.items()
@@ -89,7 +90,7 @@ def test_one_is_not_said_as_many(chart):
     assert not [text for text in said if "1 clusters" in text or "1 phases" in text or "1 steps" in text]
 
 
-def test_a_method_of_any_repr_is_told_in_a_line():
+def test_a_repr_of_several_lines_is_one_line_in_the_error():
     class Mine:
         def __call__(self, steps):
             return [0] * len(steps)
@@ -97,8 +98,8 @@ def test_a_method_of_any_repr_is_told_in_a_line():
         def __repr__(self):
             return "Mine(\x1b[31m\n" + "x" * 500 + ")"
 
-    with pytest.raises(TpunbError, match="swept no threshold; it swept nothing") as caught:
-        charts.ols_phases(replace(phases_of(sweeps={}), method=Mine()))
+    with pytest.raises(TpunbError, match="has no sweep of threshold; it has none") as caught:
+        thresholds(replace(phases_of(sweeps={}), method=Mine()))
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 120
 
@@ -109,7 +110,7 @@ def test_names_of_rules_that_would_meet_are_in_lines_of_their_own():
     sweep = pl.DataFrame({"k": k, "sse": [100.0 / i for i in k], "bic": [float(i) for i in k]}).with_columns(
         *((pl.col("k") == at).alias(rule) for rule, at in takes.items()), chosen=pl.col("k") == 12
     )
-    chart = charts.kmeans_elbow(phases_of(sweeps={"k": sweep}))
+    chart = elbow(phases_of(sweeps={"k": sweep}))
     assert {row["rule"]: row["line"] for row in rows_of(chart) if "rule" in row} == {
         "elbow": 0,
         "elbow of the log": 1,
@@ -119,8 +120,8 @@ def test_names_of_rules_that_would_meet_are_in_lines_of_their_own():
 
 def test_the_criterion_is_held_against_nine_tenths_of_its_range():
     def lines(sweep):
-        chart = charts.kmeans_elbow(phases_of(sweeps={"k": sweep}))
-        return [row["bic"] for row in rows_of(chart) if row["about"] == "90 % of its range"], "stops short" in str(
+        chart = elbow(phases_of(sweeps={"k": sweep}))
+        return [row["bic"] for row in rows_of(chart) if row["about"] == "90 % of its range"], "below 90 %" in str(
             chart.to_dict()["vconcat"][0]["title"]
         )
 
@@ -143,10 +144,10 @@ def test_the_chosen_eps_is_inside_the_frame_and_under_a_line():
     assert bars["encoding"]["y"]["title"] == "dense clusters"
 
 
-def test_similarity_is_drawn_with_its_phases_and_noise():
-    rows = rows_of(charts.olsplus_phases(phases_of()))
-    assert {(row["ops"], row["phases"], row["percent"]) for row in rows} == {(0.5, 1, 0), (0.9, 2, 5), (1, 5, 50)}
-    assert "similarity 0.5: 1 phase, 0.0 % noise" in {row["about"] for row in rows}
+def test_similarity_is_drawn_with_its_phases_and_outliers():
+    rows = rows_of(similarities(phases_of()))
+    assert {(row["ops"], row["phases"], row["noise"]) for row in rows} == {(0.5, 1, 0), (0.9, 2, 5), (1, 5, 50)}
+    assert "ops = 0.5, 1 phase, outliers 0.0 % of steps" in {row["about"] for row in rows}
 
 
 def test_a_tree_is_blocks_of_steps_between_distances():
@@ -181,13 +182,40 @@ def test_one_step_has_no_tree_and_one_cluster_is_one_phase():
 def test_what_the_methods_swept_can_be_drawn(pattern):
     steps = toy_steps(pattern)
     for method, chart in [
-        (tp.KMeans(), charts.kmeans_elbow),
-        (tp.DBSCAN(), charts.dbscan_noise),
+        *((method, charts.sweep_curve) for method in (tp.KMeans(), tp.DBSCAN(), tp.OLS(), tp.OLSPlus())),
         (tp.DBSCAN(), charts.dbscan_eps),
-        (tp.OLS(), charts.ols_phases),
-        (tp.OLSPlus(), charts.olsplus_phases),
         (tp.HDBSCAN(), charts.hdbscan_tree),
     ]:
         if pattern == "a" and chart is charts.hdbscan_tree:
             continue  # one step has no tree
-        assert pictures.svg(chart(tp.phases(steps, method)))
+        assert render.svg(chart(tp.phases(steps, method)))
+
+
+SLIDERS = {
+    "min_samples": (tp.DBSCAN(), (1, 6), 2),
+    "k": (tp.KMeans(), (1, 3), 2),
+    "threshold": (tp.OLS(), (0.0, 1.0), 0.7),
+    "ops": (tp.OLSPlus(), (0.5, 1.0), 0.97),
+}
+
+
+@pytest.mark.parametrize("parameter", SLIDERS)
+def test_every_plot_has_the_rule_and_ends_where_the_slider_ends(parameter):
+    method, ends, at = SLIDERS[parameter]
+    chart = charts.sweep_curve(tp.phases(toy_steps("aaaabbbbczz"), method))
+    before = render.spec(chart)
+    spec = with_slider(chart, parameter, ends, at)
+    assert {"name": "at", "value": at} in spec["params"]
+    assert render.spec(chart) == before
+    for plot, was in zip(spec["vconcat"], before["vconcat"], strict=True):
+        rule = plot["layer"][-1]
+        assert rule["mark"]["type"] == "rule"
+        assert rule["transform"] == [{"calculate": "at", "as": parameter}]
+        assert len(plot["layer"]) == len(was["layer"]) + 1
+        along = [
+            layer["encoding"]["x"]
+            for layer in plot["layer"]
+            if layer["encoding"].get("x", {}).get("field") == parameter
+        ]
+        assert len(along) >= 2  # the curve, and the rule
+        assert all(x["scale"] == {"domain": [*ends], "nice": False, "zero": False} for x in along)

@@ -12,7 +12,7 @@ from stand_in import xspace
 
 import tpunb as tp
 from tpunb.errors import BadProfile
-from tpunb.io import trace_json, xplane, xprof_tables
+from tpunb.io import chrome_trace, xplane, xprof_json
 
 TRACE = b"""{"traceEvents": [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/host:CPU"}},
  {"ph": "X", "pid": 1, "tid": 7, "ts": 1.5, "dur": 2, "name": "train", "args": {"step_num": "3"}}, {}]}"""
@@ -20,8 +20,8 @@ TABLE = b"""{"cols": [{"id": "stepnum", "type": "string"}, {"id": "computeTimeMs
  {"id": "idleTimeMs", "type": "number"}], "rows": [{"c": [{"v": "1"}, {"v": 12.5}, {"v": 0.5}]}], "p": {}}"""
 READERS = {
     "xplane.pb": lambda data: xplane.read(data, source="damaged"),
-    "trace.json": lambda data: trace_json.events(data, source="damaged"),
-    "overview_page.json": lambda data: xprof_tables.profile({"damaged.overview_page.json": data}, "damaged", "damaged"),
+    "trace.json": lambda data: chrome_trace.events(data, source="damaged"),
+    "overview_page.json": lambda data: xprof_json.profile({"damaged.overview_page.json": data}, "damaged", "damaged"),
 }
 
 
@@ -95,7 +95,7 @@ def test_some_beginnings_of_a_file():
         ends_well(READERS["xplane.pb"], data[:n])
 
 
-def test_a_file_saved_as_text_is_told_as_such(tmp_path):
+def test_a_file_saved_as_text_is_detected(tmp_path):
     mangled = small("xplane.pb").decode("utf8", "replace").encode("utf8")
     path = tmp_path / "host.xplane.pb"
     path.write_bytes(mangled)
@@ -158,7 +158,7 @@ peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 xplane.warm()
 data = field(10, field(18, b"/device:TPU:0") + field(26, b"\\x22\\x00" * 4_000_000))
 before = peak()
-events = xplane.events(data, source="empty events")
+events = xplane.read(data, source="empty events")[0]
 print(len(events), (peak() - before) / len(data))
 """
     rows, times = subprocess_says(code)

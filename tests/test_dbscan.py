@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from sklearn import cluster as sklearn_cluster
 
 from tpunb.cluster import DBSCAN, dbscan
-from tpunb.cluster.cells import cells
 from tpunb.cluster.dbscan import Graph, distances
 from tpunb.cluster.features import space
+from tpunb.cluster.micro_clusters import merge
 from tpunb.frames import Steps
-from tpunb.testing import known_run, toy_steps
+from tpunb.testing import synthetic_run, toy_steps
 
 GRID = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=40)
 
@@ -32,12 +32,19 @@ def test_finds_the_letters(pattern, expected):
     assert DBSCAN()(toy_steps(pattern)) == expected
 
 
+def test_training_and_evaluation_are_two_phases_even_with_the_same_operations():
+    steps = toy_steps("aaaaaaaaaa")
+    steps = Steps(steps.frame.with_columns(kind=pl.Series(["train"] * 4 + ["eval"] * 2 + ["train"] * 4)), steps.ops)
+    assert DBSCAN()(steps) == [0] * 4 + [1] * 2 + [0] * 4
+    assert DBSCAN.paper()(steps) == [0] * 10
+
+
 def test_the_paper_needs_five_of_a_kind():
     assert DBSCAN.paper()(toy_steps("aaaaabbbbb")) == [0] * 5 + [1] * 5
     assert DBSCAN.paper()(toy_steps("aaabbb")) == [-1] * 6
 
 
-def test_the_paper_tries_its_own_values():
+def test_values_of_the_paper():
     sweep = DBSCAN.paper()(toy_steps("aaaaa")).sweeps["min_samples"]
     assert sweep["min_samples"].to_list() == [5, 30, 55, 80, 105, 130, 155, 180]
     assert sweep["noise"].to_list() == [0, 1, 1, 1, 1, 1, 1, 1]
@@ -50,7 +57,7 @@ def test_the_paper_tries_its_own_values():
     }
 
 
-def test_more_samples_than_steps_is_noise():
+def test_more_samples_than_steps_makes_outliers():
     assert DBSCAN(min_samples=100)(toy_steps("aab")) == [-1, -1, -1]
 
 
@@ -62,7 +69,7 @@ def test_a_wide_eps_is_one_phase():
 def test_equals_scikit_learn(points, eps, min_samples):
     points = np.array(points, dtype=float)
     expected = sklearn_cluster.DBSCAN(eps=eps, min_samples=min_samples).fit(points).labels_
-    graph = Graph(merged := cells(points), distances(merged), eps)
+    graph = Graph(merged := merge(points), distances(merged), eps)
     found = graph.labels(min_samples)
     values = np.array([min_samples])
     assert found.tolist() == expected.tolist()
@@ -74,7 +81,7 @@ def test_equals_scikit_learn(points, eps, min_samples):
 @settings(max_examples=50)
 def test_every_min_samples_equals_scikit_learn(seed, n, d):
     points = np.random.default_rng(seed).normal(size=(n, d)) * 2
-    graph = Graph(merged := cells(points), distances(merged), 1.3)
+    graph = Graph(merged := merge(points), distances(merged), 1.3)
     values = np.arange(1, 25)
     noise, clusters = graph.noise(values), graph.clusters(values)
     for value in values:
@@ -85,10 +92,10 @@ def test_every_min_samples_equals_scikit_learn(seed, n, d):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_min_samples_equals_scikit_learn_on_weighted_cells(seed):
+def test_every_min_samples_equals_scikit_learn_on_weighted_points(seed):
     random = np.random.default_rng(seed)
     points = np.concatenate([random.normal(size=(4500, 2)), random.normal(6, 0.3, size=(1500, 2))])
-    merged = cells(points)
+    merged = merge(points)
     assert merged.side > 0
     assert merged.weights.max() > 1
     values = np.array([1, 2, 3, 5, 10, 30, 80, 200, 1000])
@@ -98,9 +105,9 @@ def test_every_min_samples_equals_scikit_learn_on_weighted_cells(seed):
     for at, value in enumerate(values):
         fit = sklearn_cluster.DBSCAN(eps=graph.eps, min_samples=value)
         expected = fit.fit(merged.centres, sample_weight=merged.weights).labels_
-        assert noise[at] == pytest.approx((expected[merged.cell] < 0).mean())
+        assert noise[at] == pytest.approx((expected[merged.labels] < 0).mean())
         assert clusters[at] == expected.max() + 1
-        assert graph.labels(value).tolist() == expected[merged.cell].tolist()
+        assert graph.labels(value).tolist() == expected[merged.labels].tolist()
 
 
 def test_steps_equal_scikit_learn_on_their_features():
@@ -119,7 +126,7 @@ def test_steps_equal_scikit_learn_on_their_features():
         ({"eps": 0}, "The eps parameter of DBSCAN must be a float above 0. Got 0 instead."),
         ({"eps": float("nan")}, "The eps parameter of DBSCAN must be a float above 0. Got nan instead."),
         ({"features": "raw"}, "The features parameter of DBSCAN must be one of .* Got 'raw' instead."),
-        ({"sweep": ()}, "The sweep parameter of DBSCAN must hold a value"),
+        ({"sweep": ()}, "The sweep parameter of DBSCAN must not be empty"),
         ({"sweep": (5, 0)}, "The sweep parameter of DBSCAN must be an int of 1 or more. Got 0 instead."),
         ({"min_samples": 3, "sweep": (0,)}, "The sweep parameter of DBSCAN must be an int of 1 or more. Got 0"),
     ],
@@ -134,21 +141,23 @@ def test_a_sweep_is_more_than_a_number():
         DBSCAN(sweep=5)
 
 
-def test_says_what_it_is():
+def test_repr():
     assert repr(DBSCAN()) == "DBSCAN()"
     assert repr(DBSCAN(min_samples=5)) == "DBSCAN(min_samples=5)"
 
 
-def test_the_noise_of_the_sweep_is_that_of_the_labels():
-    run = known_run(8000, 100, seed=3, hard=True)  # longer than there are cells, so that strays share some
+def test_outliers_of_the_sweep_are_those_of_the_labels():
+    run = synthetic_run(
+        8000, 100, seed=3, hard=True
+    )  # longer than the number of micro-clusters, so outliers share some
     labels = DBSCAN()(run.steps)
     chosen = labels.sweeps["min_samples"].filter("chosen")["noise"].item()
     assert chosen == pytest.approx(labels.count(-1) / len(labels))
 
 
-@pytest.mark.parametrize("n", [100, 4000])  # as many cells as steps differ, and fewer
+@pytest.mark.parametrize("n", [100, 4000])  # as many micro-clusters as different steps, and fewer
 def test_other_values_of_the_eps_that_was_chosen_share_the_graph(n, monkeypatch):
-    steps = known_run(n, 60, seed=1, hard=True).steps
+    steps = synthetic_run(n, 60, seed=1, hard=True).steps
     chosen = DBSCAN()(steps)
     eps = chosen.sweeps["eps"].filter("chosen")["eps"].item()
     own = {m: DBSCAN(min_samples=m, eps=eps)(Steps(steps.frame, steps.ops)) for m in (2, 9, 40)}
@@ -167,7 +176,7 @@ def test_other_values_of_the_eps_that_was_chosen_share_the_graph(n, monkeypatch)
 
 
 def test_without_an_eps_the_k_of_the_distances_is_min_samples():
-    steps = known_run(1000, 60, seed=1, hard=True).steps
+    steps = synthetic_run(1000, 60, seed=1, hard=True).steps
     one = DBSCAN(min_samples=2)(steps).sweeps["eps"]
     assert not one.equals(DBSCAN(min_samples=60)(steps).sweeps["eps"])
     assert one.equals(DBSCAN(min_samples=2)(Steps(steps.frame, steps.ops)).sweeps["eps"])

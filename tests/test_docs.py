@@ -1,11 +1,12 @@
-"""The documentation: its Python runs, block after block, as a reader would type it; its links lead somewhere."""
+"""The documentation: its Python blocks run in order and print what is shown; links, files and messages exist."""
 
+import io
 import re
 import shutil
 import sys
 import time
 import tomllib
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from itertools import chain
 from pathlib import Path
 
@@ -15,14 +16,15 @@ from IPython.core.interactiveshell import InteractiveShell
 from test_remote_capture import worker
 from traitlets.config import Config
 
-from tpunb.io.profiler_service import ProfilerClient
-from tpunb.recorder import Status
-from tpunb.sources import address as address_module
-from tpunb.testing import ProfilerStandIn
+from tpunb.profiler.capture import Status
+from tpunb.profiler.service_client import ProfilerClient
+from tpunb.profiler.sources import address as address_module
+from tpunb.testing import FakeProfiler
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PYTHON = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+"""A block of Python and, if one follows directly, the block of its output."""
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 KINDS = {"python", "bash", "text", ""}  # of blocks: what is not Python is not run
 NO_HISTORY = Config({"HistoryManager": {"enabled": False}})
@@ -43,7 +45,7 @@ def prose(page):
 
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
-    """A folder of a reader's own, with what pages call runs of theirs; whatever was seeded before is not."""
+    """An empty folder with two runs; global seeds are reset."""
     for run in ("a", "b"):
         shutil.copytree(ROOT / "datasets" / "sample_profiles" / "keras_cnn", tmp_path / "runs" / run)
     monkeypatch.chdir(tmp_path)
@@ -54,35 +56,47 @@ def reader(tmp_path, monkeypatch):
 
 
 def run_blocks(page, names):
-    """Run a page from top to bottom; what begins with a magic as a cell, the rest as a program."""
+    """Run the blocks of a page in order, magics as cells, and compare what they print with the blocks of output."""
     text = page.read_text(encoding="utf-8")
-    blocks = [(found[1], text.count("\n", 0, found.start(1))) for found in PYTHON.finditer(text)]
+    blocks = [(match[1], match[2], text.count("\n", 0, match.start(1))) for match in PYTHON.finditer(text)]
     assert blocks
-    shell = InteractiveShell(user_ns=names, config=NO_HISTORY) if any(code[0] == "%" for code, _ in blocks) else None
-    for code, line in blocks:
-        if code[0] == "%":
-            shell.run_cell(code).raise_error()
-        else:
-            exec(compile("\n" * line + code, page, "exec"), names)  # a traceback names the line of the page
+    shell = None
+    if any(code[0] == "%" for code, *_ in blocks):
+        shell = InteractiveShell(user_ns=names, config=NO_HISTORY)
+    for code, shown, line in blocks:
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            if code[0] == "%":
+                shell.run_cell(code).raise_error()
+            else:
+                exec(compile("\n" * line + code, page, "exec"), names)  # a traceback names the line of the page
+        assert shown is None or printed.getvalue() == shown, f"{page.name}:{line}"
 
 
-APART = {"README.md", "capture.md"}  # they want more than an empty folder: see below
-ALONE = [page for page in PAGES if page.name not in APART and PYTHON.search(page.read_text(encoding="utf-8"))]
+WITH_FIXTURES = {"README.md", "capture.md"}  # their blocks need a model, or workers: see below
+ALONE = [page for page in PAGES if page.name not in WITH_FIXTURES and PYTHON.search(page.read_text(encoding="utf-8"))]
 
 
 @pytest.mark.parametrize("document", ALONE, ids=called)
-def test_every_block_of_python_runs_in_order(document, reader):
+def test_python_blocks_run_and_print_what_is_shown(document, reader):
     run_blocks(document, {})
 
 
 @pytest.mark.parametrize("document", PAGES, ids=called)
-def test_a_block_says_what_it_is(document):
+def test_blocks_import_tpunb_by_its_front_door(document):
+    code = "".join(match[1] for match in PYTHON.finditer(document.read_text(encoding="utf-8")))
+    imports = re.findall(r"^ *((?:import|from) tpunb\b.*)$", code, re.MULTILINE)
+    assert [each for each in imports if not re.match(r"import tpunb as tp$|from tpunb\.testing import ", each)] == []
+
+
+@pytest.mark.parametrize("document", PAGES, ids=called)
+def test_every_block_has_a_language(document):
     opened = re.findall(r"^ *```(.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(opened[::2]) <= KINDS
     assert set(opened[1::2]) <= {""}  # none is left open
 
 
-def test_the_blocks_of_the_readme_run_with_a_model_and_data_of_the_readers_own(reader):
+def test_the_readme_runs_with_a_model_and_data(reader):
     keras, tf = pytest.importorskip("keras"), pytest.importorskip("tensorflow")
 
     def build():
@@ -96,15 +110,15 @@ def test_the_blocks_of_the_readme_run_with_a_model_and_data_of_the_readers_own(r
     model, data = build()
     names = {"model": model, "data": data, "build": build}
     run_blocks(ROOT / "README.md", names)
-    assert len(names["tpu"].steps) == len(names["steps"]) == 600
+    assert len(names["tpu"].steps) == len(names["phases"].steps) == 600
     assert names["start"].step == 1000  # the cell of the notebook took 600 steps, the program goes on to 1200
-    assert names["tuning"].said  # what was found, or why nothing was tried
+    assert names["tuning"].messages  # the result, or why nothing was tried
     assert [spec.dtype for spec in names["data"].element_spec] == [tf.float32, tf.float32]
 
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """Two workers at the addresses that the page names, and a cloud that knows a TPU of them; all on loopback."""
+    """Two workers at the addresses on the page, and a cloud API with a TPU of both; all on loopback."""
     metadata = pytest.importorskip("google.auth.compute_engine._metadata")
     cloud, began_ns = FakeCloud(), time.time_ns()
     ips = ["10.0.0.2", "10.0.0.3"]
@@ -119,12 +133,12 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(metadata, "_GCE_METADATA_HOST", cloud.host)  # read when it was imported
     with ExitStack() as stack:
         stack.callback(cloud.close)
-        there = {f"{ip}:8466": stack.enter_context(ProfilerStandIn(worker(ip, began_ns))) for ip in ips}
+        there = {f"{ip}:8466": stack.enter_context(FakeProfiler(worker(ip, began_ns))) for ip in ips}
         monkeypatch.setattr(address_module, "ProfilerClient", lambda address: ProfilerClient(there[address].address))
         yield there
 
 
-def test_the_blocks_on_capturing_run_with_workers_at_the_addresses_that_they_name(reader, elsewhere):
+def test_the_capture_page_runs_with_workers_at_its_addresses(reader, elsewhere):
     pytest.importorskip("cloud_tpu_client")
     names = {}
     run_blocks(ROOT / "docs" / "capture.md", names)
@@ -147,13 +161,13 @@ TOPS = ("tpunb", "tests", "benchmarks", "datasets", "docs", "notebooks")
 
 
 def anchors(page):
-    """What the headings of a page are called in links, as GitHub calls them."""
+    """Return the anchors of a page's headings, as GitHub forms them."""
     words = (re.sub(r"[^\w\- ]", "", heading.strip().lower()) for heading in HEADING.findall(prose(page)))
     return {heading.replace(" ", "-") for heading in words}
 
 
 @pytest.mark.parametrize("document", PAGES, ids=called)
-def test_every_link_leads_to_a_file_and_a_heading(document):
+def test_links_lead_to_files_and_headings(document):
     lost = []
     for found in LINK.finditer(prose(document)):
         target = found[1] or found[2]
@@ -167,49 +181,59 @@ def test_every_link_leads_to_a_file_and_a_heading(document):
 
 
 @pytest.mark.parametrize("document", PAGES, ids=called)
-def test_every_file_of_the_project_that_is_named_is_there(document):
-    told = {found[1] for found in NAMED.finditer(prose(document))}
-    named = {name for name in told if name.split("/")[0] in TOPS or "/" not in name}
+def test_named_files_exist(document):
+    names = {match[1] for match in NAMED.finditer(prose(document))}
+    named = {name for name in names if name.split("/")[0] in TOPS or "/" not in name}
     assert [name for name in sorted(named) if not list(ROOT.glob(name.rstrip("/")))] == []
 
 
-def test_the_map_names_every_page():
-    pages = {page.name for page in PAGES if page.parent.name == "docs"} - {"index.md"}
+def test_the_index_lists_every_page():
+    pages = {page.name for page in PAGES if page.parent == ROOT / "docs"} - {"index.md"}
     assert pages == {found[1] for found in LINK.finditer(prose(ROOT / "docs" / "index.md")) if "/" not in found[1]}
 
 
-def test_messages_that_are_explained_are_those_of_the_code():
-    page = (ROOT / "docs" / "capture.md").read_text(encoding="utf-8")
-    table = page[page.index("| it says |") :].partition("\n\n")[0].splitlines()[2:]
-    said = [message for row in table for message in re.findall(r"`([^`]+)`", row.split("|")[1])]
-    assert len(said) >= 15
-    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tpunb").rglob("*.py"))
-    assert [message for message in said if message.lower() not in code.lower()] == []
+CODE = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tpunb").rglob("*.py")).lower()
 
 
-def test_the_live_line_that_is_shown_is_one():
-    status = Status(412, "train", 1, 2, 3, 0, 0.61, 0.014, 9.0, "running")
+def explained_messages(page):
+    """Return the messages in the first column of a page's tables of messages."""
+    tables = page.read_text(encoding="utf-8").split("| message | cause | what to do |\n|---|---|---|\n")[1:]
+    rows = [row for table in tables for row in table.partition("\n\n")[0].splitlines()]
+    return [message for row in rows for message in re.findall(r"`([^`]+)`", row.split("|")[1])]
+
+
+@pytest.mark.parametrize("document", [page for page in PAGES if explained_messages(page)], ids=called)
+def test_explained_messages_occur_in_the_code(document):
+    assert [message for message in explained_messages(document) if message.lower() not in CODE] == []
+
+
+def test_the_capture_page_explains_its_messages():
+    assert len(explained_messages(ROOT / "docs" / "capture.md")) >= 15
+
+
+def test_the_status_line_on_the_page_is_a_real_one():
+    status = Status(412, "train", 1, 2, 3, 0, 0.61, 0.014, 9.0, "running", overhead_interval=(0.008, 0.021))
     assert f"```text\n{status}\n```" in (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
 
 
-def test_versions_that_are_told_are_those_that_the_project_asks_for():
-    asked = {*PROJECT["dependencies"], *chain(*PROJECT["optional-dependencies"].values())}
-    told = re.findall(r"`([\w.-]+>=[\d.]+)`", prose(ROOT / "docs" / "faq.md"))
-    assert len(told) >= 4
-    assert set(told) <= asked
+def test_versions_on_the_pages_are_those_of_pyproject():
+    required = {*PROJECT["dependencies"], *chain(*PROJECT["optional-dependencies"].values())}
+    stated = re.findall(r"`([\w.-]+>=[\d.]+)`", prose(ROOT / "docs" / "faq.md"))
+    assert len(stated) >= 4
+    assert set(stated) <= required
     assert f"Python {PROJECT['requires-python'].removeprefix('>=')} or later" in prose(ROOT / "README.md")
 
 
-def test_the_extras_that_are_told_are_those_there_are():
-    told = {name for page in PAGES for name in re.findall(r"'(?:tpunb|\.)\[([\w,]+)\]'", page.read_text("utf-8"))}
-    assert {name for names in told for name in names.split(",")} <= set(PROJECT["optional-dependencies"])
-    assert told
+def test_extras_on_the_pages_exist():
+    stated = {name for page in PAGES for name in re.findall(r"'(?:tpunb|\.)\[([\w,]+)\]'", page.read_text("utf-8"))}
+    assert {name for names in stated for name in names.split(",")} <= set(PROJECT["optional-dependencies"])
+    assert stated
 
 
 # -- what goes with it ------------------------------------------------------------------------------------------------
 
 
-def test_the_license_is_the_whole_of_it():
+def test_the_license_is_complete():
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert PROJECT["license"] == "Apache-2.0"
     assert "Version 2.0, January 2004" in text
@@ -217,7 +241,7 @@ def test_the_license_is_the_whole_of_it():
     assert "APPENDIX: How to apply the Apache License to your work." in text
 
 
-def test_one_version_is_told_everywhere():
+def test_the_version_is_the_same_everywhere():
     assert f"\nversion: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\n## {PROJECT['version']}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 

@@ -13,7 +13,7 @@ def test_whole_numbers_come_back_as_pythons(value):
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, True, np.True_, np.float64(2), float("nan"), None, "3", [3]])
-def test_what_is_no_whole_number_or_too_small_is_refused(value):
+def test_whole_refuses_other_types_and_small_numbers(value):
     with pytest.raises(ValueError, match="The k parameter") as caught:
         whole("KMeans", "k", value, 1)
     assert str(caught.value) == f"The k parameter of KMeans must be an int of 1 or more. Got {value!r} instead."
@@ -25,7 +25,7 @@ def test_a_share_is_from_0_to_1(value):
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.3, True, False, float("nan"), float("inf"), None, "0.5", 1j])
-def test_what_is_no_share_is_refused(value):
+def test_share_refuses_numbers_outside_0_to_1(value):
     with pytest.raises(ValueError, match="The threshold parameter") as caught:
         share("OLS", "threshold", value)
     assert str(caught.value) == f"The threshold parameter of OLS must be in [0, 1]. Got {value!r} instead."

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from traitlets import TraitError
 
 import tpunb as tp
+from tpunb.cluster import Curve, SliderSpec
 from tpunb.errors import NoSteps
-from tpunb.frames import Steps
+from tpunb.frames import Labels, Steps
 from tpunb.testing import toy_steps
-from tpunb.widgets.panel import told
+from tpunb.widgets.panel import format_error
 
 TOY = toy_steps("aaaabbbbczz")
-SHOWN = ("method", "min_samples", "k", "threshold", "ops", "phase", "window", "_frame", "_curve", "_scene", "_cut")
+SHOWN = ("clustering", "method", "min_samples", "k", "threshold", "ops", "phase", "time_range")
+DRAWN = ("_frame", "_curve", "_axis", "_clusters")
 WORDS = {"min_samples": "dbscan", "k": "kmeans", "threshold": "ols", "ops": "olsplus"}
 
 
@@ -33,7 +35,7 @@ RUNS = {
     "one step": toy_steps("a"),
     "one phase": toy_steps("aaaaaa"),
     "no two alike": toy_steps("abcdef"),
-    "by the clock": toy_steps("aaabbb", seen="fffttt"),
+    "by the clock": toy_steps("aaabbb", traced="fffnnn"),
     "two hosts": both(toy_steps("aaabbb", host="h1"), toy_steps("abbbbb", host="h2")),
 }
 
@@ -43,22 +45,30 @@ def sample(request):
     return tp.steps(tp.sample(request.param))
 
 
-def is_cut(view, method=None):
+def is_clustered(view, method=None):
     """Whether the panel holds the phases that a method gives: by default that of its own line of Python."""
     names = {"tp": tp, "steps": view.steps}
     expected = tp.phases(view.steps, method) if method is not None else eval(view.code, names)
     same = view.value.labels.equals(expected.labels) and view.value.frame.equals(expected.frame)
-    return same and [row["phase"] for row in view._cut["phases"]] == expected.frame["phase"].head(12).to_list()
+    return same and [row["phase"] for row in view._clusters["phases"]] == expected.frame["phase"].head(12).to_list()
 
 
 def settings_of(view):
-    return {name: getattr(view, name) for name in SHOWN}
+    return {name: getattr(view, name) for name in (*SHOWN, *DRAWN)}
 
 
-def heard_by(view):
-    heard = []
-    view.observe(lambda change: heard.append(change["new"]), "value")
-    return heard
+def values_of(view):
+    """Every new value of the panel."""
+    values = []
+    view.observe(lambda change: values.append(change["new"]), "value")
+    return values
+
+
+def sent(name, value):
+    """What the page sends to set a control."""
+    if name in WORDS:
+        return {"clustering": {"method": WORDS[name], name: value}}
+    return {"clustering": {"method": value}} if name == "method" else {name: value}
 
 
 def each_method(view):
@@ -73,17 +83,17 @@ def each_method(view):
 
 def check_each_method(view):
     assert view.method == "dbscan"
-    assert is_cut(view, tp.DBSCAN())
-    heard = heard_by(view)
+    assert is_clustered(view, tp.DBSCAN())
+    heard = values_of(view)
     for trait, setting, method in each_method(view):
         if trait in WORDS:  # a method begins where it chooses by itself
             view.method = WORDS[trait]
-            assert is_cut(view, type(method)())
+            assert is_clustered(view, type(method)())
         setattr(view, trait, setting)
         assert view.method == WORDS.get(trait, setting)
-        assert is_cut(view, method), trait
-        assert is_cut(view)
-        assert view._cut["headline"].startswith(f"{len(view.value)} phase")
+        assert is_clustered(view, method), trait
+        assert is_clustered(view)
+        assert view._clusters["headline"].startswith(f"{len(view.value)} phase")
     assert len({id(found) for found in heard}) == len(heard)  # each once
 
 
@@ -102,7 +112,7 @@ def test_a_parameter_chooses_its_method_though_its_value_is_there_already():
     view.method = "dbscan"
     view.threshold = 0.5
     assert view.method == "ols"
-    assert is_cut(view, tp.OLS(0.5))
+    assert is_clustered(view, tp.OLS(0.5))
 
 
 def test_none_lets_the_method_choose_again():
@@ -110,13 +120,13 @@ def test_none_lets_the_method_choose_again():
     view.k = 2
     view.k = None
     assert view.k == view.value.sweeps["k"].filter("chosen")["k"].item()
-    assert is_cut(view, tp.KMeans())
+    assert is_clustered(view, tp.KMeans())
 
 
 def test_a_panel_begins_whole_and_with_no_phase_standing_out():
     view = tp.explore(TOY)
-    assert (view.window, view.phase, view.error) == (None, None, "")
-    assert view._cut["number"] == 1
+    assert (view.time_range, view.phase, view.error) == (None, None, "")
+    assert view._clusters["number"] == 1
 
 
 @dataclass(frozen=True)
@@ -135,12 +145,12 @@ def by_halves(steps):
 def test_a_method_of_ones_own_is_one_of_the_list(method):
     view = tp.explore(TOY, method=method)
     assert view.method == "own"
-    assert is_cut(view, method)
-    assert view._curve == {"method": "own", "spec": None, "knob": None, "table": None}
-    assert next(choice["word"] for choice in view._frame["methods"]) == "own"
+    assert is_clustered(view, method)
+    assert view._curve == {"method": "own", "spec": None, "slider": None, "table": None}
+    assert next(choice["name"] for choice in view._frame["methods"]) == "own"
     view.k = 2
     view.method = "own"
-    assert is_cut(view, method)
+    assert is_clustered(view, method)
 
 
 def test_the_code_of_a_function_is_its_name():
@@ -163,25 +173,25 @@ FIXED = [
 @pytest.mark.parametrize(("method", "trait", "given"), FIXED, ids=lambda one: str(one))
 def test_parameters_that_were_given_stay(method, trait, given):
     view = tp.explore(TOY, method=method)
-    assert is_cut(view, method)
+    assert is_clustered(view, method)
     assert given is None or getattr(view, trait) == given
     at = getattr(view, trait)
     view.method = "hdbscan"
     view.method = WORDS[trait]
-    assert is_cut(view, method)
+    assert is_clustered(view, method)
     setattr(view, trait, at)
-    assert is_cut(view, method)
+    assert is_clustered(view, method)
     setattr(view, trait, 1)  # all else stays as it was given
     assert getattr(view.value.method, trait) == 1
     fixed = {"features", "choose", "seed"} & set(vars(method))
     assert all(getattr(view.value.method, name) == getattr(method, name) for name in fixed)
-    assert is_cut(view)
+    assert is_clustered(view)
 
 
 def test_phases_that_were_cut_already_are_the_first_to_be_shown():
     phases = tp.phases(TOY, tp.KMeans(k=2))
     assert tp.explore(phases).value is phases
-    assert is_cut(tp.explore(phases, method=tp.OLS(0.5)), tp.OLS(0.5))
+    assert is_clustered(tp.explore(phases, method=tp.OLS(0.5)), tp.OLS(0.5))
 
 
 BAD = {
@@ -190,8 +200,8 @@ BAD = {
     "threshold": (1.3, "The threshold parameter of OLS must be in [0, 1]. Got 1.3 instead."),
     "ops": (-0.5, "The ops parameter of OLSPlus must be in [0, 1]. Got -0.5 instead."),
     "phase": (99, "There is no phase 99; there are [-1, 0, 1, 2]."),
-    "window": ([2, 1], "The window must be [from, to] in seconds, from before to. Got [2, 1] instead."),
-    "method": ("own", "No method of yours was given; there are"),
+    "time_range": ([2, 1], "The time range must be [from, to] in seconds, from before to. Got [2, 1] instead."),
+    "method": ("own", "The method of clustering must be one of ['dbscan', "),
 }
 
 
@@ -199,12 +209,12 @@ BAD = {
 def test_a_refused_value_changes_nothing(trait):
     value, sentence = BAD[trait]
     view = tp.explore(TOY)
-    before, found, heard = settings_of(view), view.value, heard_by(view)
+    before, found, heard = settings_of(view), view.value, values_of(view)
     with pytest.raises((ValueError, TraitError)) as refused:
         setattr(view, trait, value)
     assert isinstance(refused.value, ValueError)
     assert str(refused.value).startswith(sentence)
-    view.set_state({trait: value})  # what the page sends
+    view.set_state(sent(trait, value))
     assert view.error.startswith(sentence)
     assert (settings_of(view), view.value, heard) == (before, found, [])
 
@@ -214,59 +224,59 @@ def test_a_cut_that_fails_changes_nothing(monkeypatch, trait, value):
     view = tp.explore(TOY)
     view.k = 2
     view.min_samples = 4
-    before, found, heard = settings_of(view), view.value, heard_by(view)
+    before, found, heard = settings_of(view), view.value, values_of(view)
 
     def broken(*_):
         raise RuntimeError("no memory left")
 
-    monkeypatch.setattr("tpunb.widgets.explorer.cut_into_phases", broken)
+    monkeypatch.setattr("tpunb.widgets.explorer.group_steps", broken)
     with pytest.raises(RuntimeError, match="no memory"):
         setattr(view, trait, value)
-    view.set_state({trait: value})
+    view.set_state(sent(trait, value))
     assert view.error == "RuntimeError: no memory left"
     assert (settings_of(view), view.value, heard) == (before, found, [])
     monkeypatch.undo()
-    view.set_state({trait: value})
+    view.set_state(sent(trait, value))
     assert (view.error, getattr(view, trait)) == ("", value)
-    assert is_cut(view)
+    assert is_clustered(view)
 
 
 def test_details_are_of_the_cut_of_now():
     view = tp.explore(TOY)
     assert view.details()["phase"] == 2  # zz is the longest
-    assert dict(view.details(0)["facts"])["Steps"] == "4 (4 seen in full)"
+    assert dict(view.details(0)["facts"])["Steps"] == "4 (4 traced in full)"
     view.threshold = 0.0
-    assert dict(view.details(0)["facts"])["Steps"] == "11 (11 seen in full)"
+    assert dict(view.details(0)["facts"])["Steps"] == "11 (11 traced in full)"
     with pytest.raises(KeyError, match="no phase 3"):
         view.details(3)
 
 
 @pytest.mark.parametrize(
-    "window", [[0], [0, 1, 2], ["a", "b"], [0, float("nan")], [0, 10**400], [-1e308, 1e308], [1, 1], []]
+    "time_range", [[0], [0, 1, 2], ["a", "b"], [0, float("nan")], [0, 10**400], [-1e308, 1e308], [1, 1], []]
 )
-def test_no_window_but_a_stretch_of_time(window):
+def test_no_time_range_but_two_seconds_in_order(time_range):
     view = tp.explore(TOY)
     before = settings_of(view)
-    with pytest.raises(ValueError, match="The window must be"):
-        view.window = window
-    view.set_state({"window": window})
-    assert view.error.startswith("The window must be")
+    with pytest.raises(ValueError, match="The time range must be"):
+        view.time_range = time_range
+    view.set_state({"time_range": time_range})
+    assert view.error.startswith("The time range must be")
     assert settings_of(view) == before
     view.k = 2  # and the panel goes on
-    assert is_cut(view, tp.KMeans(k=2))
+    assert is_clustered(view, tp.KMeans(k=2))
 
 
-def test_the_window_cuts_the_ribbon_and_nothing_else():
+def test_the_time_range_changes_the_timeline_alone():
     view = tp.explore(TOY)
-    found, heard = view.value, heard_by(view)
-    view.window = (0.001, 0.003)
-    assert view.window == [0.001, 0.003]
-    assert view._scene["edges"] == [0.001, 0.003]
-    assert json.loads(view._cut["tables"])["ribbon"]["step"] == [1, 2]
-    view.window = (500, 501)
-    assert json.loads(view._cut["tables"])["ribbon"]["step"] == []
-    view.window = None
-    assert len(json.loads(view._cut["tables"])["ribbon"]["step"]) == len(TOY)
+    found, heard = view.value, values_of(view)
+    view.time_range = (0.001, 0.003)
+    assert view.time_range == [0.001, 0.003]
+    assert view._axis["edges"] == [0.001, 0.003]
+    assert json.loads(view._clusters["tables"])["timeline"]["step"] == [1, 2]
+    view.time_range = (500, 501)
+    assert json.loads(view._clusters["tables"])["timeline"]["step"] == []
+    view.time_range = None
+    assert len(json.loads(view._clusters["tables"])["timeline"]["step"]) == len(TOY)
     assert (view.value, heard) == (found, [])
 
 
@@ -286,7 +296,7 @@ VALUES = {
     "ops": st.none() | st.sampled_from([0.2, 0.9, 1.0, 2.0]),
     "method": st.sampled_from([*WORDS.values(), "hdbscan", "own", "nonsense"]),
     "phase": st.none() | st.integers(-2, 4),
-    "window": st.none() | st.sampled_from([[0, 0.01], [0.002, 0.001], [0.005, 0.5], [7, 8], ["x"], []]),
+    "time_range": st.none() | st.sampled_from([[0, 0.01], [0.002, 0.001], [0.005, 0.5], [7, 8], ["x"], []]),
 }
 SETTING = st.sampled_from(sorted(VALUES)).flatmap(lambda trait: st.tuples(st.just(trait), VALUES[trait]))
 
@@ -295,41 +305,103 @@ SETTING = st.sampled_from(sorted(VALUES)).flatmap(lambda trait: st.tuples(st.jus
 @given(st.lists(SETTING, min_size=1, max_size=8))
 @example([("threshold", 0.5), ("method", "dbscan"), ("threshold", 0.5), ("k", 0), ("method", "own")])
 def test_any_settings_in_any_order(asked):
-    """By hand and through the page's door alike: what is taken gives its phases, what is refused changes nothing."""
+    """From Python and from the page: a valid value gives its phases, an invalid one changes nothing."""
     view, page = tp.explore(TOY), tp.explore(TOY)
-    heard, of_page = heard_by(view), heard_by(page)
-    for trait, value in asked:
-        before, found, known = settings_of(view), view.value, len(heard)
+    values, of_page = values_of(view), values_of(page)
+    for name, value in asked:
+        before, phases, count = settings_of(view), view.value, len(values)
         sentence = ""
+        unused = name in WORDS and (value, before[name]) == (None, None)
         try:
-            setattr(view, trait, value)
+            setattr(view, name, value)
         except (TraitError, ValueError) as refused:
-            sentence = told(refused)
+            sentence = format_error(refused)
             assert settings_of(view) == before
-            assert view.value is found
+            assert view.value is phases
         else:
-            if trait in WORDS and (value, before[trait]) != (None, None):
-                assert view.method == WORDS[trait]
-            assert is_cut(view)
-        assert len(heard) - known == (view.value is not found)
-        if trait in WORDS and value == before[trait] and view.method != before["method"]:
-            page.set_state({"method": view.method})  # a page sends nothing but what changed
-        page.set_state({trait: value})
+            if name in WORDS and not unused:
+                assert view.method == WORDS[name]
+            assert is_clustered(view)
+        assert len(values) - count == (view.value is not phases)
+        page.set_state({} if unused else sent(name, value))
         assert page.error == sentence
-        assert all(getattr(page, name) == getattr(view, name) for name in SHOWN[:8])
+        assert all(getattr(page, trait) == getattr(view, trait) for trait in SHOWN)
         assert page._curve["method"] == page.method
-        assert {**page._cut, "number": 0} == {**view._cut, "number": 0}
-    assert len(of_page) == len(heard)
+        assert {**page._clusters, "number": 0} == {**view._clusters, "number": 0}
+    assert len(of_page) == len(values)
 
 
 def test_a_message_with_method_and_parameter_is_one_change():
     view = tp.explore(TOY)
-    heard = heard_by(view)
-    view.set_state({"k": 3, "method": "kmeans"})
-    assert [found.method for found in heard] == [tp.KMeans(k=3)]
-    view.set_state({"k": 0, "method": "ols"})
+    values = values_of(view)
+    view.set_state({"clustering": {"method": "kmeans", "k": 3}})
+    assert [phases.method for phases in values] == [tp.KMeans(k=3)]
+    view.set_state({"clustering": {"method": "ols", "threshold": 7}})
     assert (view.method, view.k, view._curve["method"]) == ("kmeans", 3, "kmeans")
-    assert len(heard) == 1
+    assert len(values) == 1
+
+
+def test_the_trait_of_the_clustering_is_method_and_parameter():
+    view = tp.explore(TOY)
+    view.clustering = {"method": "ols", "threshold": 1}
+    assert (view.clustering, view.threshold) == ({"method": "ols", "threshold": 1.0}, 1.0)
+    assert is_clustered(view, tp.OLS(1.0))
+    view.clustering = {"method": "hdbscan"}
+    view.clustering = {"method": "ols"}  # at its last value
+    assert view.clustering == {"method": "ols", "threshold": 1.0}
+    for wrong in ({}, {"method": "ols", "k": 3}, {"method": "hdbscan", "k": 3}, {"method": "ols", "threshold": "x"}):
+        with pytest.raises(ValueError, match=r"must be|no slider for k"):
+            view.clustering = wrong
+    assert view.clustering == {"method": "ols", "threshold": 1.0}
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A method of the user's own that declares a slider and returns its sweep."""
+
+    times: float | None = None
+
+    slider = SliderSpec(
+        "times", "times the median", step=0.1, least=1.0, most=3.0, curves=(Curve("slow", "slow steps"),)
+    )
+
+    def __call__(self, steps):
+        took = steps.frame["dur_ps"] / steps.frame["dur_ps"].median()
+        tried = [1.0, 1.5, 2.0] if self.times is None else [self.times]
+        counts = [int((took > times).sum()) for times in tried]
+        chosen = [times == tried[-1] for times in tried]
+        sweep = pl.DataFrame({"times": tried, "slow": counts, "chosen": chosen})
+        return Labels((took > tried[-1]).cast(pl.Int64), {"times": sweep})
+
+
+@dataclass(frozen=True)
+class Longer:
+    """One that declares a slider and no curve."""
+
+    times: int = 2
+
+    slider = SliderSpec("times", "times the median", step=1, least=1, most=9)
+
+    def __call__(self, steps):
+        took = steps.frame["dur_ps"]
+        return (took > self.times * took.median()).cast(pl.Int64)
+
+
+@pytest.mark.parametrize(("method", "first"), [(Slow(), 2.0), (Slow(1.5), 1.5), (Longer(), 2), (Longer(4), 4)])
+def test_a_method_of_the_users_own_has_the_slider_that_it_declares(method, first):
+    view = tp.explore(tp.phases(TOY, method))
+    assert view.clustering == {"method": "own", "times": first}
+    slider = view._curve["slider"]
+    assert (slider["parameter"], slider["label"]) == ("times", "times the median")
+    assert (slider["least"], slider["most"]) == (method.slider.least, method.slider.most)
+    assert (view._curve["spec"] is None) == isinstance(method, Longer)
+    view.set_state({"clustering": {"method": "own", "times": 1}})
+    assert view.value.method == type(method)(1)
+    assert is_clustered(view, type(method)(1))
+    view.k = 2
+    view.method = "own"
+    assert view.clustering == {"method": "own", "times": 1}
+    json.dumps([view._curve, view._clusters], allow_nan=False)
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 3}, {"method": 3}, {"other": "x"}, {"checkpoints": 3}])
@@ -341,15 +413,15 @@ def test_what_cannot_be_explored(wrong):
 
 def test_nothing_to_cut():
     with pytest.raises(NoSteps):
-        tp.explore(toy_steps("aaa", seen="ttt"))
+        tp.explore(toy_steps("aaa", traced="nnn"))
     with pytest.raises(NoSteps):
         tp.explore(toy_steps(""))
 
 
 def test_all_of_it_is_noise():
     view = tp.explore(TOY, method=lambda steps: [-1] * len(steps))
-    assert view._cut["headline"] == "0 phases over 11 steps; top 3 cover 100 %; noise 100 % of the time"
-    assert [row["name"] for row in view._cut["phases"]] == ["Noise"]
+    assert view._clusters["headline"] == "0 phases over 11 steps; top 3 cover 0 %, outliers 100 % of productive time"
+    assert [row["name"] for row in view._clusters["phases"]] == ["outliers"]
     assert view.details()["phase"] == -1
     view.phase = -1
 
@@ -361,10 +433,12 @@ assert not {"anywidget", "ipywidgets", "IPython"} & {*sys.modules}, "by the impo
 from tpunb.testing import toy_steps
 view = tp.explore(toy_steps("aaaabbbbczz"), other=toy_steps("aabbzz"), checkpoints=[3])
 view.send = lambda content, buffers=None: content.get("error") and sys.exit(content["error"])
-for name, value in dict(min_samples=3, k=2, threshold=0.5, ops=0.9, method="hdbscan", phase=0, window=[0, 1]).items():
-    view.set_state({name: value})
+sent = [dict(method="dbscan", min_samples=3), dict(method="kmeans", k=2), dict(method="hdbscan")]
+for state in [*({"clustering": clustering} for clustering in sent), {"phase": 0}, {"time_range": [0, 1]}]:
+    view.set_state(state)
     assert not view.error, view.error
-asked = {"figures": {}, "reasons": {}, "runs": {}, "compare": {"unlike": True}, "export": {"kind": "svg"}}
+asked = {"figures": {}, "reasons": {}, "runs": {}, "export": {"kind": "svg"}}
+asked["compare"] = {"allow_different_models": True}
 for ask, more in asked.items():
     view._asked(None, {"ask": ask, "id": 1, "with": more}, [])
 assert not {"tensorflow", "jax", "torch"} & {*sys.modules}, "by a callback"

@@ -11,39 +11,40 @@ CELLS = (
     "view = tp.explore(steps, checkpoints=[100, 200, 300])\nview",
     "# the last cell",
 )
-BEGINNING = "view.min_samples = 30; view.phase = view.window = None"
+BEGINNING = "view.min_samples = 29; view.phase = view.time_range = view.account = None"
 FIRST = "tp.phases(steps, tp.DBSCAN())"
-UNTIL = "5.980819"
+UNTIL = "9.545098"
 SLIDERS = {  # of each method: its title, what its slider is called, and its trait
     "dbscan": ("DBSCAN", "min_samples (steps)", "min_samples"),
     "kmeans": ("k-means", "clusters, k", "k"),
     "ols": ("OLS (the paper's scan)", "similarity threshold", "threshold"),
-    "olsplus": ("OLSPlus", "similarity of the operations", "ops"),
+    "olsplus": ("OLSPlus", "similarity of operations", "ops"),
 }
 NAMES = (
     ("combobox", "Method"),
-    ("spinbutton", "Show from (seconds)"),
-    ("spinbutton", "Show until (seconds)"),
+    ("spinbutton", "From (seconds)"),
+    ("spinbutton", "To (seconds)"),
     ("button", "Whole run"),
     ("button", "Clear selection"),
     ("slider", "min_samples (steps)"),
-    ("radio", "Phase 0"),
-    ("radio", "Noise"),
-    ("button", "Copy as code"),
+    ("radio", "train"),
+    ("radio", "outliers"),
+    ("button", "Copy code"),
     ("button", "Save HTML"),
     ("button", "PNG"),
     ("button", "SVG"),
     ("button", "Chrome trace"),
-    ("button", "Freeze"),
-    ("region", "Method and its curve"),
+    ("button", "Make static"),
+    ("region", "Clustering"),
     ("region", "Coverage and phases"),
-    ("region", "The phase that stands out"),
+    ("region", "Selected phase"),
     ("table", "Phases, longest first"),
 )
 FOCUSED = """() => {
   const at = document.activeElement;
   return (at.ariaLabel ?? at.labels?.[0]?.innerText ?? at.innerText).trim();
 }"""
+PHASES = {0: "train", 1: "checkpoint", 2: "evaluation", -1: "outliers"}
 SETTLED_MS = 250  # of no news, after which the page has asked for all that it will
 
 
@@ -63,7 +64,7 @@ def panel(shown):
     python(shown, BEGINNING)
     found = shown.get_by_role("region", name="Explorer of phases: keras_cnn")
     expect(found.locator("code")).to_have_text(FIRST)
-    expect(found.get_by_role("spinbutton", name="Show until (seconds)")).to_have_value(UNTIL)
+    expect(found.get_by_role("spinbutton", name="To (seconds)")).to_have_value(UNTIL)
     expect(found.get_by_role("button", name="Clear selection")).to_be_disabled()
     yield found
     expect(found.get_by_role("alert")).to_have_count(0)
@@ -73,7 +74,7 @@ def panel(shown):
 def settled(panel):
     """Wait until the line of Python stays as it is."""
     panel.page.wait_for_timeout(SETTLED_MS)
-    expect(panel.get_by_role("region", name="The phase that stands out")).not_to_have_attribute("aria-busy", "true")
+    expect(panel.get_by_role("region", name="Selected phase")).not_to_have_attribute("aria-busy", "true")
 
 
 def trait(panel, name):
@@ -121,36 +122,41 @@ def drag(page, start, end, steps=10):
     page.mouse.up()
 
 
-def ribbon(panel):
-    """Where the ribbon lies on the page, and how high in it the steps are."""
+def timeline(panel):
+    """Where the timeline is on the page, and how high in it the steps are."""
     canvas = panel.locator("canvas")
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
     return box, box["y"] + 38
 
 
+def timeline_pixels(panel):
+    settled(panel)
+    return panel.locator("canvas").evaluate("canvas => canvas.toDataURL()")
+
+
 def picked(panel):
     """The phase that stands out: in the kernel, by the radios and by the heading of what is said of it."""
     settled(panel)
     phase = trait(panel, "phase")
-    told = panel.get_by_role("region", name="The phase that stands out").get_by_role("heading").first.text_content()
+    heading = panel.get_by_role("region", name="Selected phase").get_by_role("heading").first.text_content()
     if phase == "None":
         expect(panel.get_by_role("radio", checked=True)).to_have_count(0)
         expect(panel.get_by_role("button", name="Clear selection")).to_be_disabled()
-        assert told.endswith(", the longest")
+        assert heading.endswith("(longest)")
         return None
-    name = "Noise" if phase == "-1" else f"Phase {phase}"
-    expect(panel.get_by_role("radio", name=name)).to_be_checked()
-    assert told == name
+    name = PHASES[int(phase)]
+    expect(panel.get_by_role("radio", name=name, exact=True)).to_be_checked()
+    assert heading == name
     return int(phase)
 
 
 def shown_seconds(panel):
-    """From when to when the ribbon is drawn, by the number fields and by the kernel."""
+    """From when to when the timeline is drawn, by the number fields and by the kernel."""
     settled(panel)
     fields = [panel.get_by_role("spinbutton").nth(i).input_value() for i in (0, 1)]
     low, high = (float(field) for field in fields)
-    edges = python(panel.page, "print(*view._scene['edges'])").split()
+    edges = python(panel.page, "print(*view._axis['edges'])").split()
     assert [low, high] == pytest.approx([float(edge) for edge in edges], abs=1e-5)
     return low, high
 
@@ -162,39 +168,41 @@ def test_everything_has_a_role_and_a_name(panel):
     for role, name in NAMES:
         expect(panel.get_by_role(role, name=name, exact=True), f"{role} {name}").to_have_count(1)
     figures = panel.get_by_role("figure")
-    assert figures.count() == 3
-    for number in range(3):
+    assert figures.count() == 4
+    for number in range(4):
         assert len(figures.nth(number).get_attribute("aria-label")) > 20
 
 
 def test_tab_goes_from_the_method_to_the_buttons_as_they_stand(panel):
     expect(panel.get_by_role("button", name="Whole run")).to_be_disabled()  # the whole run is shown
     panel.get_by_role("combobox", name="Method").focus()
+    accounts = panel.get_by_role("group", name="Accounts").get_by_role("button").all_inner_texts()
     reached = []
-    for _ in range(13):
+    for _ in range(13 + len(accounts)):
         reached.append(panel.page.evaluate(FOCUSED))
         panel.page.keyboard.press("Tab")
     assert reached == [
         "Method",
-        "Show from (seconds)",
-        "Show until (seconds)",
-        "The ribbon as a table",
+        *(text.strip() for text in accounts),
+        "From (seconds)",
+        "To (seconds)",
+        "Timeline table",
         "min_samples (steps)",
-        "The curve as a table",
-        "Phase 0",
-        *("Copy as code", "Save HTML", "PNG", "SVG", "Chrome trace", "Freeze"),
+        "Curve table",
+        "train",
+        *("Copy code", "Save HTML", "PNG", "SVG", "Chrome trace", "Make static"),
     ]
 
 
 def test_phases_that_have_no_row_are_listed_when_asked_for(panel):
-    python(panel.page, "view.threshold = 1.0")
+    python(panel.page, "view.k = 15")
     every = int(python(panel.page, "print(view.value.frame.height)"))
     table = panel.get_by_role("table", name="Phases, longest first")
     expect(table.get_by_role("radio")).to_have_count(12)
     panel.get_by_role("button", name=f"Show {every - 12} more").press("Enter")
     expect(table.get_by_role("radio")).to_have_count(every)
     expect(table.get_by_role("button")).to_have_count(0)
-    python(panel.page, "view.threshold = 0.7")
+    python(panel.page, "view.k = 4")
     fewer = int(python(panel.page, "print(view.value.frame.height)"))
     expect(table.get_by_role("radio")).to_have_count(fewer)  # the next cut is another
     assert fewer < every
@@ -257,11 +265,11 @@ def test_a_trait_set_in_the_kernel_moves_the_control(panel):
 
 def test_the_curve_is_a_table_too(panel):
     choose(panel, "kmeans")
-    panel.get_by_text("The curve as a table").click()
+    panel.get_by_text("Curve table").click()
     table = panel.get_by_role("group").get_by_role("table")
     assert table.get_by_role("columnheader").first.text_content() == "k"
     assert table.get_by_role("row").count() == 16
-    panel.get_by_text("The curve as a table").click()
+    panel.get_by_text("Curve table").click()
 
 
 def test_no_key_of_the_notebook_fires_from_inside(panel):
@@ -278,37 +286,66 @@ def test_no_key_of_the_notebook_fires_from_inside(panel):
     assert panel.page.evaluate(active) == where
 
 
-# -- phases and the ribbon --------------------------------------------------------------------------------------------
+# -- phases and the timeline ------------------------------------------------------------------------------------------
 
 
 def test_a_phase_is_picked_by_its_radio_and_left_again(panel):
-    panel.get_by_role("radio", name="Phase 1").check()
-    assert picked(panel) == 1
-    panel.get_by_role("radio", name="Phase 1").focus()
+    panel.get_by_role("radio", name="evaluation").check()
+    assert picked(panel) == 2
+    panel.get_by_role("radio", name="evaluation").focus()
     panel.page.keyboard.press("ArrowDown")  # the next of the table
-    assert picked(panel) == -1
+    assert picked(panel) == 1
     panel.get_by_role("button", name="Clear selection").click()
     assert picked(panel) is None
 
 
-def test_a_phase_is_picked_on_the_ribbon_and_by_the_same_click_left(panel):
-    box, middle = ribbon(panel)
+def test_a_phase_is_picked_on_the_timeline_and_by_the_same_click_left(panel):
+    box, middle = timeline(panel)
     for phase in (0, None):
-        panel.page.mouse.click(box["x"] + 0.1 * box["width"], middle)
+        panel.page.mouse.click(box["x"] + 0.29 * box["width"], middle)
         assert picked(panel) == phase
 
 
+def test_an_account_is_picked_by_its_button_and_left_again(panel):
+    button = panel.get_by_role("button", name="step time deviation")
+    about = panel.get_by_role("region", name="Selected account")
+    expect(about).to_have_count(0)
+    before = timeline_pixels(panel)
+    button.click()
+    expect(about.get_by_role("heading")).to_contain_text("of wall time")
+    expect(button).to_have_attribute("aria-pressed", "true")
+    assert trait(panel, "account") == "step time deviation"
+    assert timeline_pixels(panel) != before
+    panel.get_by_role("slider", name="min_samples (steps)").press("ArrowRight")
+    is_what_the_kernel_holds(panel)
+    (shown,) = (text for text in panel.get_by_role("button").all_inner_texts() if "step time deviation" in text)
+    now = python(panel.page, "a = view.state.accounts()['parts']; print(a['time'][a['account'].index(view.account)])")
+    assert shown.strip() == f"step time deviation · {now}"
+    panel.get_by_role("button", name="step time deviation").press("Enter")
+    expect(about).to_have_count(0)
+    settled(panel)
+    assert trait(panel, "account") == "None"
+
+
+def test_an_account_is_picked_on_the_bar(panel):
+    bar = panel.get_by_role("figure", name="Wall time by account").locator("svg").bounding_box()
+    panel.page.mouse.click(bar["x"] + 0.1 * bar["width"], bar["y"] + 15)
+    expect(panel.get_by_role("button", name="productive")).to_have_attribute("aria-pressed", "true")
+    settled(panel)
+    assert trait(panel, "account") == "productive"
+
+
 def test_a_phase_is_picked_on_the_coverage(panel):
-    bar = panel.get_by_role("figure").locator("path[aria-label^='Phase 2:']")
+    bar = panel.get_by_role("figure").locator("path[aria-label^='checkpoint:']")
     bar.click()
-    assert picked(panel) == 2
+    assert picked(panel) == 1
     bar.click()
     assert picked(panel) is None
 
 
-def test_a_stretch_drawn_over_the_ribbon_is_shown_and_the_whole_run_again(panel):
+def test_a_stretch_drawn_over_the_timeline_is_shown_and_the_whole_run_again(panel):
     whole = shown_seconds(panel)
-    box, middle = ribbon(panel)
+    box, middle = timeline(panel)
     drag(panel.page, (box["x"] + 0.4 * box["width"], middle), (box["x"] + 0.6 * box["width"], middle))
     low, high = shown_seconds(panel)
     span = whole[1] - whole[0]
@@ -329,15 +366,15 @@ def test_a_stretch_is_typed(panel):
     assert shown_seconds(panel) == (2.5, 4)
 
 
-def test_what_is_refused_is_said_and_changes_nothing(panel):
-    high = panel.get_by_role("spinbutton", name="Show until (seconds)")
+def test_a_refused_value_shows_an_error_and_changes_nothing(panel):
+    high = panel.get_by_role("spinbutton", name="To (seconds)")
     high.fill("4")
     high.press("Enter")
     assert shown_seconds(panel) == (0, 4)
     high.fill("-1")
     high.press("Enter")
-    expect(panel.get_by_role("alert")).to_contain_text("The window must be [from, to] in seconds")
-    assert trait(panel, "window") == "[0.0, 4.0]"
+    expect(panel.get_by_role("alert")).to_contain_text("The time range must be [from, to] in seconds")
+    assert trait(panel, "time_range") == "[0.0, 4.0]"
     expect(panel.locator("code")).to_have_text(FIRST)
     high.fill("3")
     high.press("Enter")

@@ -27,7 +27,7 @@ def panel(jupyter):
 
 def test_the_line_of_python_is_copied(panel, jupyter):
     panel.page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=jupyter.address)
-    panel.get_by_role("button", name="Copy as code").click()
+    panel.get_by_role("button", name="Copy code").click()
     expect(panel.get_by_role("status").filter(has_text="copied")).to_be_visible()
     assert panel.page.evaluate("() => navigator.clipboard.readText()") == "tp.phases(steps, tp.DBSCAN())"
     assert panel.page.complaints == []
@@ -67,7 +67,7 @@ def files(panel, tmp_path_factory):
 
 
 def test_a_notebook_that_was_frozen_shows_pictures_and_tables_without_a_kernel(panel, files, jupyter, shots):
-    panel.get_by_role("button", name="Freeze").click()
+    panel.get_by_role("button", name="Make static").click()
     expect(panel).to_have_count(0)
     idle(panel.page)
     save(panel.page)
@@ -76,7 +76,7 @@ def test_a_notebook_that_was_frozen_shows_pictures_and_tables_without_a_kernel(p
     page = jupyter.open("shared.ipynb")
     shown = page.locator(".tpunb-summary")
     expect(shown.get_by_role("table", name="Phases, longest first").get_by_role("row")).to_have_count(5)
-    expect(shown.locator("img")).to_have_count(3)
+    expect(shown.locator("img")).to_have_count(4)  # with the bar of the run
     page.screenshot(path=shots / "explorer-frozen.png")
     assert page.complaints == []
 
@@ -108,15 +108,15 @@ def test_the_saved_page_needs_no_kernel_and_no_network(jupyter, files, shots, na
     expect(panel.get_by_role("figure").locator("svg.marks")).not_to_have_count(0)
     expect(panel.get_by_role("slider")).to_be_disabled()
     expect(panel.get_by_role("combobox", name="Method")).to_be_disabled()
-    told = panel.get_by_role("region", name="The phase that stands out").get_by_role("heading").first
-    expect(told).to_have_text("Phase 0, the longest")
-    panel.get_by_role("radio", name="Phase 2").check()
-    expect(told).to_have_text("Phase 2")
-    panel.get_by_role("figure").locator("path[aria-label^='Phase 1:']").first.click()
-    expect(told).to_have_text("Phase 1")
-    expect(panel.get_by_role("radio", name="Phase 1")).to_be_checked()
+    heading = panel.get_by_role("region", name="Selected phase").get_by_role("heading").first
+    expect(heading).to_have_text("train (longest)")
+    panel.get_by_role("radio", name="evaluation").check()
+    expect(heading).to_have_text("evaluation")
+    panel.get_by_role("figure").locator("path[aria-label^='checkpoint:']").first.click()
+    expect(heading).to_have_text("checkpoint")
+    expect(panel.get_by_role("radio", name="checkpoint")).to_be_checked()
     panel.get_by_role("button", name="Clear selection").click()
-    expect(told).to_have_text("Phase 0, the longest")
+    expect(heading).to_have_text("train (longest)")
     expect(panel.get_by_role("alert")).to_have_count(0)
     for colour, legible in (("dark", lambda ink: ink > 150), ("light", lambda ink: ink < 110)):
         page.emulate_media(color_scheme=colour)

@@ -12,17 +12,17 @@ import polars as pl
 import tpunb as tp
 from dataclasses import replace
 from tpunb.testing import toy_steps
-from tpunb.widgets import explorer, knobs
+from tpunb.widgets import explorer, sliders
 
 BAD = "<img src=x onerror='window.ran = true'>"
 def marked(steps):
     name = lambda column: (pl.lit(BAD) + pl.col(column).cast(pl.String)).alias(column)
-    frame = steps.frame.with_columns(name("host"), name("mark"))
+    frame = steps.frame.with_columns(name("host"), name("kind"))
     ops = steps.ops.with_columns(name("host"), name("op"))
     devices = steps.devices.with_columns(name("host"), name("device"))
     windows = steps.windows.with_columns(name("host"))
     return replace(steps, frame=frame, ops=ops, devices=devices, windows=windows, name=BAD)
-really, drawn = explorer.cut_into_phases, knobs.chart
+really, drawn = explorer.group_steps, sliders.chart
 steps = toy_steps("aaaabbbbbbccccc" * 4)""",
     "view = tp.explore(steps)\nview",
     "bad = tp.explore(marked(steps), checkpoints={BAD: 7}, other=marked(toy_steps('aaabbb')))\nbad",
@@ -30,12 +30,12 @@ steps = toy_steps("aaaabbbbbbccccc" * 4)""",
     "    twice = pl.col('^.*_ps$') * 2\n"
     "    return replace(steps, frame=steps.frame.with_columns(twice), ops=steps.ops.with_columns(twice), name='slow')\n"
     "both = tp.explore(replace(steps, name='fast'), other=longer(steps))\nboth",
-    "model = lambda name: replace(steps, name='unlike', about={'model': name})\n"
+    "model = lambda name: replace(steps, name='unlike', metadata={'model': name})\n"
     "unlike = tp.explore(model('a'), other=model('b'))\nunlike",
 )
 BROKEN = "def broken(*_): raise RuntimeError('no <b>luck</b>')\n"
-MEND = """explorer.cut_into_phases, knobs.chart = really, drawn
-view.method, view.threshold, view.error = "ols", 0.7, ""
+MEND = """explorer.group_steps, sliders.chart = really, drawn
+view.threshold, view.error = 0.7, ""
 """
 
 
@@ -74,8 +74,8 @@ def press(panel, *keys):
 # -- errors and a busy kernel -----------------------------------------------------------------------------------------
 
 
-def test_an_exception_is_said_in_the_panel_and_the_last_cut_stays(panel):
-    python(panel.page, BROKEN + "explorer.cut_into_phases = broken")
+def test_an_exception_is_shown_and_the_last_clustering_stays(panel):
+    python(panel.page, BROKEN + "explorer.group_steps = broken")
     before = panel.get_by_role("status").first.text_content()
     press(panel, "ArrowRight")
     expect(panel.get_by_role("alert")).to_have_text("RuntimeError: no <b>luck</b>")
@@ -83,7 +83,7 @@ def test_an_exception_is_said_in_the_panel_and_the_last_cut_stays(panel):
     expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS())")
     assert python(panel.page, "print(view.threshold, view.value.method)") == "0.7 OLS()"
 
-    python(panel.page, "explorer.cut_into_phases = really")
+    python(panel.page, "explorer.group_steps = really")
     press(panel, "ArrowLeft", "ArrowLeft")
     expect(panel.get_by_role("alert")).to_have_count(0)
     value = panel.get_by_role("slider").input_value()
@@ -91,19 +91,19 @@ def test_an_exception_is_said_in_the_panel_and_the_last_cut_stays(panel):
 
 
 def test_a_chart_that_cannot_be_made_leaves_the_method_as_it_was(panel):
-    python(panel.page, BROKEN + "knobs.chart = broken")
+    python(panel.page, BROKEN + "sliders.chart = broken")
     method = panel.get_by_role("combobox", name="Method")
     method.select_option(label="OLSPlus")
     expect(panel.get_by_role("alert")).to_have_text("RuntimeError: no <b>luck</b>")
     expect(method).to_have_value("ols")
-    assert python(panel.page, "knobs.chart = drawn; print(view.method)") == "ols"
+    assert python(panel.page, "sliders.chart = drawn; print(view.method)") == "ols"
     method.select_option(label="OLSPlus")
     expect(panel.get_by_role("alert")).to_have_count(0)
     expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLSPlus())")
 
 
 def test_it_says_that_it_is_busy_and_then_no_more(panel):
-    python(panel.page, "def slow(*a):\n    time.sleep(1)\n    return really(*a)\nexplorer.cut_into_phases = slow")
+    python(panel.page, "def slow(*a):\n    time.sleep(1)\n    return really(*a)\nexplorer.group_steps = slow")
     busy = panel.get_by_text("working …")
     assert busy.count() == 0 or not busy.is_visible()
     press(panel, "ArrowLeft", "ArrowLeft")
@@ -157,7 +157,7 @@ def test_names_that_are_markup_are_text(shown):
     panel.scroll_into_view_if_needed()
     panel.get_by_role("table", name="Phases, longest first").wait_for()
     panel.get_by_role("radio").first.check()
-    operations = panel.get_by_role("region", name="The phase that stands out").get_by_role("table").first
+    operations = panel.get_by_role("region", name="Selected phase").get_by_role("table").first
     expect(operations).to_contain_text(bad)
     for text in (panel.get_by_role("heading").first, panel.get_by_role("region", name="Comparison")):
         expect(text).to_contain_text(bad)
@@ -173,11 +173,13 @@ def test_a_second_run_has_its_ribbon_and_its_phases_matched(shown, shots):
     panel = region(shown, "fast")
     panel.scroll_into_view_if_needed()
     beside = panel.get_by_role("region", name="Comparison")
-    expect(beside.get_by_role("heading").first).to_contain_text("Beside slow")
+    expect(beside.get_by_role("heading").first).to_contain_text("Comparison with slow")
     expect(beside.locator("canvas")).to_have_count(1)
     rows = beside.get_by_role("rowheader")
     expect(rows).to_have_count(3)
-    assert [row.text_content() for row in rows.all()] == [f"Phase {n} → Phase {n}" for n in (2, 1, 0)]
+    assert [row.text_content() for row in rows.all()] == [
+        f"{name} → {name}" for name in ("train", "train 3", "train 2")
+    ]
     assert [cell.text_content()[:5] for cell in beside.get_by_role("cell", name="2.00x").all()] == ["2.00x"] * 3
     panel.screenshot(path=shots / "explorer-second-run.png")
     assert shown.complaints == []
@@ -188,7 +190,7 @@ def test_unlike_runs_are_compared_when_asked(shown):
     panel.scroll_into_view_if_needed()
     beside = panel.get_by_role("region", name="Comparison")
     expect(beside.get_by_role("note")).to_contain_text("model")
-    beside.get_by_role("button", name="Compare all the same").click()
+    beside.get_by_role("button", name="Compare anyway").click()
     expect(beside.get_by_role("rowheader")).to_have_count(3)
     expect(beside.get_by_role("note")).to_have_count(0)
     assert shown.complaints == []
@@ -203,7 +205,8 @@ def test_a_reloaded_page_has_the_panel_as_the_kernel_holds_it(jupyter, shown):
     page = jupyter.reload()
     panel = region(page, "toy")
     expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS())")
-    expect(panel.get_by_role("radio", name="Phase 1", exact=True)).to_be_checked()
+    name = python(page, "print(view.value.names[1])")
+    expect(panel.get_by_role("radio", name=name, exact=True)).to_be_checked()
     expect(panel.locator("canvas")).to_have_count(1)
     press(panel, "ArrowRight")
     expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.71))")

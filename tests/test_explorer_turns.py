@@ -11,27 +11,20 @@ from tpunb.testing import toy_steps
 TOY = toy_steps("aabbaacc")
 
 
-def test_of_a_slider_and_a_method_in_one_message_the_method_holds():
-    view = tp.explore(TOY)
-    view.set_state({"k": 2, "method": "ols"})  # a move that had to wait, then the list
-    assert (view.method, view.code) == ("ols", "tp.phases(steps, tp.OLS())")
-    assert view.k == 2
-
-
 def test_a_value_set_while_another_thread_cuts_is_neither_lost_nor_unchecked(monkeypatch):
     view = tp.explore(TOY)
     inside, go_on = threading.Event(), threading.Event()
     from tpunb.widgets import explorer
 
-    cut = explorer.cut_into_phases
+    cut = explorer.group_steps
 
     def slow(steps, method):
         inside.set()
         assert go_on.wait(20)
         return cut(steps, method)
 
-    monkeypatch.setattr(explorer, "cut_into_phases", slow)
-    page = threading.Thread(target=view.set_state, args=({"k": 2},))
+    monkeypatch.setattr(explorer, "group_steps", slow)
+    page = threading.Thread(target=view.set_state, args=({"clustering": {"method": "kmeans", "k": 2}},))
     page.start()
     assert inside.wait(20)
     refused = []
@@ -53,7 +46,7 @@ def test_a_value_set_while_another_thread_cuts_is_neither_lost_nor_unchecked(mon
     assert view.code == "tp.phases(steps, tp.OLS(threshold=0.4))"
 
 
-def test_what_is_told_is_of_the_cut_that_is_shown():
+def test_answers_are_of_the_clustering_that_is_shown():
     view = tp.explore(TOY, method=tp.OLS())
     view.phase = 3
     told = []
@@ -61,7 +54,7 @@ def test_what_is_told_is_of_the_cut_that_is_shown():
     view.threshold = 0.0
     assert told
     assert view.phase is None
-    assert view.details(0)["facts"][0] == ["Steps", "8 (8 seen in full)"]
+    assert view.details(0)["facts"][0] == ["Steps", "8 (8 traced in full)"]
 
 
 def test_the_value_is_the_panels_own():
@@ -73,6 +66,6 @@ def test_the_value_is_the_panels_own():
 def test_labels_may_be_any_numbers_and_a_start_may_be_unknown():
     view = tp.explore(TOY, method=lambda steps: [10**12 if i % 2 else 5 for i in range(len(steps))])
     assert {*view.value.labels} == {5, 10**12}
-    assert {row["phase"] for row in view._cut["phases"]} == {5, 10**12}
+    assert {row["phase"] for row in view._clusters["phases"]} == {5, 10**12}
     unknown = TOY.frame.with_columns(start_ps=pl.when(pl.col("step") > 0).then("start_ps"))
     assert len(tp.explore(type(TOY)(unknown, TOY.ops)).value.labels) == len(TOY)

@@ -52,7 +52,7 @@ def evil_run(pattern="aaabbb"):
     """A run whose name, host, marks and operations are markup."""
     toy = toy_steps(pattern, host=EVIL)
     ops = toy.ops.with_columns(pl.format("{}{}", pl.lit(EVIL), "op").cast(schema.NAME).alias("op"))
-    return Steps(toy.frame.with_columns(mark=pl.lit(EVIL)), ops, toy.devices, toy.windows, name=EVIL)
+    return Steps(toy.frame.with_columns(kind=pl.lit(EVIL)), ops, toy.devices, toy.windows, name=EVIL)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def view():
 
 @pytest.fixture(scope="module")
 def written(view):
-    return exports.page(view).decode()
+    return exports.page(view.state).decode()
 
 
 def state_of(page):
@@ -99,21 +99,21 @@ def test_the_page_is_handed_files(view, kind, suffix, media):
 
 
 def test_the_trace_is_that_of_the_phases(view, tmp_path):
-    _, (data,) = exports.export(view, "trace")
-    assert data == view.value.to_chrome_trace(tmp_path / "t.json", view.checkpoints).read_bytes()
+    _, (data,) = exports.export(view.state, "trace")
+    assert data == view.value.to_chrome_trace(tmp_path / "t.json", view.state.checkpoints).read_bytes()
     assert b"nearest checkpoint" in data
 
 
 def test_a_file_of_no_kind(view):
     with pytest.raises(ValueError, match="An export must be html, svg, png or trace"):
-        exports.export(view, "exe")
+        exports.export(view.state, "exe")
 
 
 @pytest.mark.parametrize(("name", "file"), [("../a b", "a-b"), ("", "run"), ("///", "run"), ("é", "é")])
 def test_the_name_of_a_file_is_no_path(name, file):
     toy = toy_steps("ab")
     steps = Steps(toy.frame, toy.ops, toy.devices, toy.windows, name=name)
-    told, _ = exports.export(explore(steps), "svg")
+    told, _ = exports.export(explore(steps).state, "svg")
     assert told["name"].removesuffix(".svg").strip("-").replace("--", "-") == file
 
 
@@ -135,8 +135,8 @@ def test_the_page_asks_nothing_of_any_network(written):
 
 def test_the_page_holds_what_the_panel_shows(view, written):
     state = state_of(written)
-    assert state["method"] == view.method
-    assert state["_cut"]["code"] == view.code
+    assert state["clustering"] == view.clustering
+    assert state["_clusters"]["code"] == view.code
     assert state["_details"]["longest"] == view.value.longest.id
     assert {int(number) for number in state["_details"]["phases"]} == {*view.value.frame["phase"]}
     assert state["_details"]["phases"]["1"] == json.loads(json.dumps(view.details(1)))
@@ -145,28 +145,30 @@ def test_the_page_holds_what_the_panel_shows(view, written):
 
 def test_without_scripts_the_page_is_pictures_and_tables(view, written):
     (still,) = re.findall(r"<noscript>(.*?)</noscript>", written, re.DOTALL)
-    same = [re.sub(r"t[0-9a-f]{10}-", "", one) for one in (still, exports.static(view.value))]  # each picture's own ids
+    same = [
+        re.sub(r"t[0-9a-f]{10}-", "", one) for one in (still, exports.static_html(view.state))
+    ]  # each picture's own ids
     assert same[0] == same[1]
     assert {"svg", "table", "caption"} <= {*Page(still).tags}
     assert "script" not in Page(still).tags
 
 
-def test_the_chosen_phase_of_many_is_told(tmp_path):
+def test_a_selected_phase_beyond_the_table_has_its_details(tmp_path):
     view = explore(toy_steps("abcdefghijklmnop"), method=lambda steps: range(len(steps)))
     view.phase = 0  # the shortest
-    assert "0" in state_of(exports.page(view).decode())["_details"]["phases"]
+    assert "0" in state_of(exports.page(view.state).decode())["_details"]["phases"]
 
 
 def test_the_second_run_is_in_the_page():
-    state = state_of(exports.page(explore(toy_steps("aaabbb"), other=toy_steps("aabbb"))).decode())
+    state = state_of(exports.page(explore(toy_steps("aaabbb"), other=toy_steps("aabbb")).state).decode())
     assert len(state["_compared"]["pairs"]) == 2
-    state = state_of(exports.page(explore(toy_steps("aaabbb"), other=toy_steps("ppppq"))).decode())
-    assert "unlike" in state["_compared"]["error"]
+    state = state_of(exports.page(explore(toy_steps("aaabbb"), other=toy_steps("ppppq")).state).decode())
+    assert "allow_different_models" in state["_compared"]["error"]
 
 
 def test_names_are_text_in_page_picture_and_state():
     view = explore(evil_run(), checkpoints={EVIL: 1}, other=evil_run("aabb"))
-    page = exports.page(view).decode()
+    page = exports.page(view.state).decode()
     seen = Page(page)
     assert seen.tags.count("script") == 2
     assert "img" not in seen.tags
@@ -175,15 +177,15 @@ def test_names_are_text_in_page_picture_and_state():
     shown = EVIL.replace("\x1b", "\ufffd").replace("\u202e", "\ufffd")
     assert state_of(page)["_frame"]["name"] == shown
     assert shown in json.dumps(state_of(page)["_details"], ensure_ascii=False)
-    for text in (page, exports.static(view.value), json.dumps(view.get_state(), default=str, ensure_ascii=False)):
+    for text in (page, exports.static_html(view.state), json.dumps(view.get_state(), default=str, ensure_ascii=False)):
         assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", text)
-    static = Page(exports.static(view.value))
+    static = Page(exports.static_html(view.state))
     assert not {"img", "script"} & {*static.tags}
     assert shown in static.text
 
 
 def test_what_a_front_end_shows_without_a_kernel(view):
-    still = exports.still(view)
+    still = exports.static_bundle(view.state)
     assert {*still} == {"text/html", "image/png", "text/plain"}
     assert still["text/plain"] == repr(view.value)
     assert b64decode(still["image/png"]).startswith(b"\x89PNG")
@@ -196,11 +198,12 @@ CELLS = (
     "from IPython.display import display\nview = tp.explore(toy_steps('aaabbb'))",
     "view",
     "display(view)",
-    "view.threshold = 0.0\nview.freeze()",
-    "import sys\nsys.path.insert(0, {tests!r})\nfrom stand_in import StandIn\nfrom tpunb import recorder\n"
-    "recorder.Local = StandIn",
+    "view.threshold = 0.0\nview.to_static()",
+    "import sys\nsys.path.insert(0, {tests!r})\nfrom stand_in import StandIn\nfrom tpunb.profiler import capture\n"
+    "capture.Local = StandIn",
     "%%tpupoint --window 0.05\nimport time\nfor i in range(8):\n    with tpu.step(i):\n        time.sleep(0.01)",
-    "print(type(tpu.explorer).__name__, tpu.explorer is tpu.explorer, tpu.explorer.value is tpu.phases)\ntpu.freeze()",
+    "print(type(tpu.explorer).__name__, tpu.explorer is tpu.explorer, tpu.explorer.value is tpu.phases)\n"
+    "tpu.to_static()",
 )
 
 
@@ -262,7 +265,9 @@ def test_a_notebook_saved_without_widgets_shows_pictures_and_tables(executed):
         assert "1 phase over 6 steps" in output["data"]["text/html"]  # what was shown last
     html, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
     seen = Page(html)
-    assert sum(value.startswith("data:image/svg+xml") for name, value in seen.attributes if name == "src") == 9
+    assert (
+        sum(value.startswith("data:image/svg+xml") for name, value in seen.attributes if name == "src") == 10
+    )  # with the bar of the run
     assert "Phases, longest first" in seen.text
     assert "widget-view" not in html
 

@@ -8,7 +8,7 @@ from tpunb import schema
 from tpunb.cluster import DBSCAN
 from tpunb.cluster.features import BLOCKS, MOST_COMPONENTS, space
 from tpunb.frames import Steps
-from tpunb.testing import known_run, toy_steps
+from tpunb.testing import synthetic_run, toy_steps
 
 OPS = {name: dtype for name, dtype in schema.OPS.items() if name != "category"}
 
@@ -27,7 +27,7 @@ def test_rows_follow_the_frame():
 
 @FEATURES
 @pytest.mark.parametrize("pattern", ["", "a", "aaaa"])
-def test_steps_all_alike_lie_on_one_point(features, pattern):
+def test_equal_steps_are_one_point(features, pattern):
     points = space(toy_steps(pattern), features).points
     assert points.shape[0] == len(pattern)
     assert points.shape[1] >= 1
@@ -42,7 +42,7 @@ def test_steps_without_ops(features):
     assert np.isfinite(points).all()
 
 
-def test_the_step_time_alone_tells_steps_apart():
+def test_step_time_alone_separates_steps():
     steps = toy_steps("aab")
     points = space(Steps(steps.frame, schema.empty(schema.OPS))).points
     assert points[0] == points[1]
@@ -50,7 +50,7 @@ def test_the_step_time_alone_tells_steps_apart():
 
 
 @FEATURES
-def test_unknown_and_negative_figures_count_as_nothing(features):
+def test_null_and_negative_values_are_0(features):
     steps = toy_steps("aab")
     odd = steps.ops.with_columns(self_ps=pl.lit(None, pl.Int64), total_ps=pl.lit(-5))
     assert np.isfinite(space(Steps(steps.frame, odd), features).points).all()
@@ -71,12 +71,12 @@ def test_at_most_a_hundred_components(features):
         {
             "host": ["h"] * n,
             "step": range(n),
-            "mark": ["m"] * n,
+            "kind": ["m"] * n,
             "start_ps": range(n),
             "dur_ps": [1] * n,
             "device_ps": [1] * n,
             "idle_ps": [0] * n,
-            "seen": ["full"] * n,
+            "traced": ["full"] * n,
         }
     )
     rows = [
@@ -96,7 +96,7 @@ def test_thousands_of_ops_that_run_together_are_few_columns():
     assert np.unique(points, axis=0).shape[0] == 2
 
 
-def test_points_are_what_the_columns_say_times_the_loadings():
+def test_points_are_columns_times_loadings():
     steps = toy_steps("aab")
     found = space(steps)
     assert found.columns.rows()[-1] == ("step_time", "host", "step time")
@@ -109,13 +109,13 @@ def test_points_are_what_the_columns_say_times_the_loadings():
 
 @FEATURES
 def test_the_same_steps_are_placed_where_they_lie(features):
-    run = known_run(300, 60)
+    run = synthetic_run(300, 60)
     found = space(run.steps, features)
     again = Steps(run.steps.frame, run.steps.ops)
     assert found.place(again) == pytest.approx(found.points, abs=1e-5)
 
 
-def test_later_steps_are_placed_by_the_operations_that_are_known():
+def test_later_steps_are_placed_by_known_operations():
     found = space(toy_steps("aabb"))
     later = found.place(toy_steps("bz"))
     assert later[0] == pytest.approx(found.points[2], abs=1e-5)
@@ -123,7 +123,7 @@ def test_later_steps_are_placed_by_the_operations_that_are_known():
 
 
 def test_components_tell_ever_less_and_99_percent_together():
-    found = space(known_run(300, 60, hard=True).steps)
+    found = space(synthetic_run(300, 60, hard=True).steps)
     assert (np.diff(found.explained) <= 0).all()
     assert 0.99 <= found.explained.sum() <= 1 + 1e-9
 
@@ -142,12 +142,12 @@ def test_wrong_features(wrong):
         ("counts", r"\('counts',\)"),
     ],
 )
-def test_blocks_that_are_no_tuple_are_shown_as_one(wrong, right):
+def test_blocks_that_are_not_a_tuple_are_shown_as_one(wrong, right):
     with pytest.raises(ValueError, match=rf"The features parameter of DBSCAN must be a tuple: {right}\. Got"):
         DBSCAN(features=wrong)
 
 
-def test_what_hardly_varies_is_not_blown_up():
+def test_a_block_that_hardly_varies_stays_small():
     steps = toy_steps("a" * 10)
     jitter = [1_000_000_000 + 1_000_000 * (i % 2) for i in range(10)]  # a thousandth
     points = space(Steps(steps.frame.with_columns(dur_ps=pl.Series(jitter)), steps.ops)).points
@@ -156,9 +156,11 @@ def test_what_hardly_varies_is_not_blown_up():
 
 def test_presence_counts_by_the_time_that_an_operation_takes_where_it_runs():
     steps = toy_steps("a" * 8)
-    rare = [("toy", 0, "rare", "device", 1, 0, 500_000_000), ("toy", 1, "cheap", "device", 1, 0, 500)]
+    rare = [("toy", 0, "rare", "device", 1, 0, 500_000_000), ("toy", 1, "short", "device", 1, 0, 50_000_000)]
+    rare += [("toy", 2, "cheap", "device", 1, 0, 500)]
     ops = pl.concat([steps.ops.drop("category"), pl.DataFrame(rare, schema=OPS, orient="row")])
     fold = space(Steps(steps.frame, schema.check(ops, schema.OPS, "ops"))).folds[0]
     weight = dict(zip(fold.ops["op"].cast(pl.String), fold.weight, strict=True))
-    assert weight["rare"] == pytest.approx(weight["cheap"] * 1e6**0.25)
+    assert weight["rare"] == pytest.approx(weight["short"] * 10**0.25)
+    assert weight["cheap"] == 0  # its absence from the other steps says nothing
     assert weight["rare"] > weight["a2"] * 0.9  # which runs in all steps, for half as long in each

@@ -1,119 +1,194 @@
-"""Who may import whom: a room sees, at module level, only the floors below its own."""
+"""Who may import whom: a room sees only the floors below its own, at module level and inside functions."""
 
 import ast
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1] / "tpunb"
-FLOORS = [
-    {"errors", "hardware"},
-    {"schema", "op_names", "self_time", "ids", "news", "saved_steps"},
-    {"links"},
-    {"step_rules"},
-    {"export"},
-    {"frames"},
-    {"operations"},
-    {"step_facts"},
-    {"io", "stepping", "cluster", "checkpoint", "what_if", "marking", "neighbours", "schedule", "forks"},
-    {"sources", "windows", "resuming"},
-    {"recording"},
-    {"watcher"},
-    {"recorder", "tuning"},
-    {"pictures"},
-    {"charts"},
-    {"widgets", "workloads"},
-    {"magic", "paper"},
-    {"__init__", "testing"},
-]
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+FLOORS = {  # from the top; what each room is for, as CONTRIBUTING prints it
+    ("__init__", "testing"): "the front door, lazy; builders, synthetic runs, a fake profiler, conformance tests",
+    ("magic",): "`%tpupoint`, `%%tpupoint`",
+    ("widgets", "workloads"): "panels, live line, summary; the paper's models, figures and tables",
+    ("charts",): "frames to Altair: a chart is a value that is returned, never shown",
+    ("profiler", "tuning"): "capture a run; tune its input pipeline",
+    ("analysis", "checkpoint"): "advice, comparison, quality, roofline; find checkpoints and resume",
+    ("cluster", "io", "training"): "steps to phases; read and write; the state of a training",
+    ("step_stats", "tfdata"): "events to steps; what a tf.data pipeline is",
+    ("frames",): "the nouns `Profile`, `Steps`, `Phases`, `Goodput`, `Comparison`",
+    ("schema",): "the columns of every frame, their types and units",
+    ("errors", "signals", "text"): "what can go wrong; signals between rooms; text for people",
+}
+FLOOR = {room: floor for floor, rooms in enumerate(reversed(FLOORS)) for room in rooms}
+UPWARD = {
+    # (module, function): a noun that offers what a higher room does, as pandas' to_* methods do
+    ("frames.phases", "to_chrome_trace"): {"io", "checkpoint", "analysis"},
+    ("frames.phases", "to_csv"): {"io"},
+    ("frames.phases", "representatives"): {"analysis"},
+    ("frames.phases", "representative"): {"analysis"},
+    ("frames.phases", "_population"): {"analysis"},
+    ("frames.profile", "clocks"): {"step_stats"},
+}
 ONLY_IN = {
-    "altair": {"pictures", "charts", "widgets", "magic"},
-    "vl_convert": {"pictures", "widgets"},
+    "altair": {"charts", "widgets", "magic"},
+    "vl_convert": {"charts", "widgets"},
     "IPython": {"magic", "widgets"},
-    "grpc": {"io", "testing"},
-    "numba": {"io", "self_time", "frames", "cluster"},
+    "grpc": {"profiler", "testing"},
+    "numba": {"io", "step_stats", "frames", "cluster"},
 }
 NEVER_AT_THE_TOP = {"tensorflow", "keras", "jax", "sklearn", "hdbscan", "pandas", "scipy", "kneed"}
 
 
 def imports(tree):
-    """Yield the modules that are imported when the file is: not inside functions, not for typing alone."""
-    todo = list(tree.body)
+    """Yield (name of the outermost function or None, module) of every import, those for type checking alone too."""
+    todo = [(None, node, False) for node in tree.body]
     while todo:
-        node = todo.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            todo += node.orelse
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+        function, node, typing = todo.pop()
+        if isinstance(node, ast.Import):
+            yield from ((function, alias.name, typing) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            todo += ast.iter_child_nodes(node)
+            if node.module == "tpunb":
+                yield from ((function, f"tpunb.{alias.name}", typing) for alias in node.names)
+            else:
+                yield function, node.module, typing
+        else:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                function = function or node.name
+            typing = typing or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+            todo += [(function, child, typing) for child in ast.iter_child_nodes(node)]
 
 
-def violations(room, source):
-    for name in imports(ast.parse(source)):
-        top, *rest = name.split(".")
-        if top in NEVER_AT_THE_TOP:
-            yield f"{room} imports {top} at module level: import it inside the function that needs it"
-        elif room not in ONLY_IN.get(top, {room}):
-            yield f"{room} imports {top}, which is for {sorted(ONLY_IN[top])}"
-        elif top == "tpunb":
-            other = rest[0] if rest and rest[0] in FLOOR else "__init__"
-            if other != room and FLOOR[other] >= FLOOR[room]:
-                yield f"{room} (floor {FLOOR[room] + 1}) imports {other} (floor {FLOOR[other] + 1})"
+def violations(module, source):
+    """Yield what a module of the package imports and must not, in a line each."""
+    room = module.partition(".")[0]
+    for function, name, typing in imports(ast.parse(source)):
+        top, _, rest = name.partition(".")
+        if top == "tpunb":
+            other = rest.partition(".")[0] if rest.partition(".")[0] in FLOOR else "__init__"
+            allowed = {room} | UPWARD.get((module, function), set())
+            if room != "__init__" and other not in allowed and FLOOR[other] >= FLOOR[room]:
+                yield f"{module} (floor {FLOOR[room] + 1}) imports {other} (floor {FLOOR[other] + 1})"
+        elif function is None and not typing and top in NEVER_AT_THE_TOP:
+            yield f"{module} imports {top} at module level: import it inside the function that needs it"
+        elif function is None and not typing and room not in ONLY_IN.get(top, {room}):
+            yield f"{module} imports {top}, which is for {sorted(ONLY_IN[top])}"
 
 
-def room_of(path):
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def module_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 FILES = sorted(ROOT.rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_room_imports_only_from_below(path):
-    assert room_of(path) in FLOOR, "a new room needs a floor"
-    assert list(violations(room_of(path), path.read_text())) == []
+def test_a_room_imports_only_from_lower_floors(path):
+    module = module_of(path)
+    assert module.partition(".")[0] in FLOOR, "a new room needs a floor"
+    assert list(violations(module, path.read_text())) == []
+
+
+def test_the_root_holds_what_the_house_names_and_nothing_else():
+    modules = {path.stem for path in ROOT.glob("*.py")}
+    assert modules == {"__init__", "magic", "errors", "schema", "text", "signals"}
+    assert len(FLOORS) <= 11
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    modules = {module_of(path): path for path in FILES}
+    reads = {}
+    for module, path in modules.items():
+        reads[module] = set()
+        for function, name, _ in imports(ast.parse(path.read_text())):
+            if function is None and name.startswith("tpunb."):
+                reads[module].add(name.removeprefix("tpunb."))
+        tree = ast.parse(path.read_text())
+        for node in tree.body:  # `from tpunb.io import xplane` reads tpunb.io.xplane
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("tpunb."):
+                names = {f"{node.module.removeprefix('tpunb.')}.{alias.name}" for alias in node.names}
+                reads[module] |= names & set(modules)
+        reads[module] = {name for name in reads[module] if name in modules and name != module and "." in name}
+    done = set()
+
+    def visit(module, way):
+        assert module not in way, " -> ".join([*way[way.index(module) :], module])
+        if module not in done:
+            for other in reads.get(module, ()):
+                visit(other, [*way, module])
+            done.add(module)
+
+    for module in modules:
+        if module != "__init__":
+            visit(module, [])
+
+
+def test_contributing_prints_these_floors():
+    printed = (ROOT.parent / "CONTRIBUTING.md").read_text()
+    assert table() in printed, f"CONTRIBUTING.md should hold:\n{table()}"
+
+
+def table():
+    """Return the floors as a table in Markdown, from the top."""
+    rows = ["| floor | rooms | what is there |", "|---|---|---|"]
+    for floor, (rooms, what) in zip(range(len(FLOORS), 0, -1), FLOORS.items(), strict=True):
+        rows.append(f"| {floor} | {', '.join(f'`{room}`' for room in rooms)} | {what} |")
+    return "\n".join(rows)
 
 
 @pytest.mark.parametrize(
-    ("room", "source"),
+    ("module", "source"),
     [
-        ("frames", "from tpunb.stepping import steps"),
-        ("stepping", "from tpunb import cluster"),
-        ("io", "import tpunb.recorder"),
+        ("frames.steps", "from tpunb.step_stats.reduce import steps"),
+        ("step_stats.reduce", "from tpunb import cluster"),
+        ("io", "import tpunb.profiler.capture"),
         ("errors", "import tpunb"),
-        ("recorder", "import tensorflow as tf"),
-        ("cluster", "from sklearn.cluster import KMeans"),
-        ("frames", "try:\n    import altair\nexcept ImportError:\n    pass"),
-        ("stepping", "class A:\n    import keras"),
-        ("io", "from tpunb.stepping import steps"),
+        ("errors", "from tpunb.text import plural"),
+        ("profiler.capture", "import tensorflow as tf"),
+        ("cluster.kmeans", "from sklearn.cluster import KMeans"),
+        ("frames.steps", "try:\n    import altair\nexcept ImportError:\n    pass"),
+        ("step_stats.reduce", "class A:\n    import keras"),
+        ("cluster.kmeans", "from tpunb.io import load"),
+        ("tuning.tuner", "def f():\n    from tpunb.profiler.capture import capture"),
+        ("frames.steps", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tpunb.io import load"),
     ],
 )
-def test_a_planted_violation_is_found(room, source):
-    assert list(violations(room, source))
+def test_a_planted_violation_is_found(module, source):
+    assert list(violations(module, source))
 
 
 @pytest.mark.parametrize(
-    ("room", "source"),
+    ("module", "source"),
     [
-        ("recorder", "def f():\n    import tensorflow"),
-        ("frames", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tpunb.io import load"),
-        ("cluster", "from tpunb.cluster import ols\nfrom tpunb.frames import Steps"),
+        ("profiler.capture", "def f():\n    import tensorflow"),
+        ("frames.phases", "class A:\n    def to_csv(self):\n        from tpunb.io.csv_writer import csv"),
+        ("frames.steps", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pandas"),
+        ("cluster.kmeans", "from tpunb.cluster import ols\nfrom tpunb.frames import Steps"),
     ],
 )
-def test_what_is_allowed_is_let_be(room, source):
-    assert list(violations(room, source)) == []
+def test_what_is_allowed_passes(module, source):
+    assert list(violations(module, source)) == []
 
 
-def test_no_file_asks_to_be_two():
-    long = {path.name: lines for path in FILES if (lines := len(path.read_text().splitlines())) > 400}
-    assert long == {}
+@pytest.mark.parametrize(("room", "other"), [("checkpoint", "tuning"), ("tuning", "checkpoint")])
+def test_checkpoint_and_tuning_do_not_import_each_other(room, other):
+    names = {
+        name
+        for path in FILES
+        if module_of(path).startswith(room)
+        for _, name, _ in imports(ast.parse(path.read_text()))
+    }
+    assert [name for name in names if name.startswith(f"tpunb.{other}")] == []
+
+
+def test_floors_and_upward_exceptions_name_what_exists():
+    for module, function in UPWARD:
+        path = (ROOT / module.replace(".", "/")).with_suffix(".py")
+        assert f"def {function}(" in path.read_text()
+    assert all(FLOOR[low[0]] < FLOOR[high[0]] for high, low in pairwise(FLOORS))
 
 
 def test_import_tpunb_is_light():

@@ -1,4 +1,4 @@
-"""A program that forks while it is captured: the run stays the parent's, whole, and no child writes, waits or hangs."""
+"""A program that forks during a capture: the run stays whole with the parent, and no child writes or hangs."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 import tpunb as tp
-from tpunb import forks
+from tpunb.profiler import forks
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"),
@@ -19,7 +19,7 @@ pytestmark = [
 BEGINNING = """
 import faulthandler, os, sys, threading, time
 import tpunb as tp
-from tpunb.recorder import Schedule
+from tpunb.profiler.capture import Schedule
 
 FOLDER = sys.argv[1]
 SCHEDULE = Schedule.fixed(0.1, 0.15)
@@ -117,13 +117,13 @@ print("fine")
 """
 
 
-def test_a_child_that_marks_steps_and_is_gone_leaves_no_trace(tmp_path):
+def test_forked_child_that_runs_steps_leaves_no_trace(tmp_path):
     body = """
 def body():
     for step in range(100, 103):
         with run.step(step):
             pass
-    for _ in run.steps(range(3)):
+    for _ in run.batches(range(3)):
         pass
     run.stop()
     repr(run), run.status
@@ -166,7 +166,7 @@ print("fine")
 
 
 @pytest.mark.parametrize("leave", ["raise Leave", "break"])
-def test_a_child_that_leaves_the_block_too_ends_at_once_and_writes_nothing(tmp_path, leave):
+def test_forked_child_that_leaves_the_block_writes_nothing(tmp_path, leave):
     # not by sys.exit: a child of JAX alone, without any profiler, hangs in it
     assert_whole(captured(tmp_path, LEAVING.format(leave=leave, end="os._exit(0)")), 6)
 
@@ -197,10 +197,10 @@ class Beginning:
 
 
 @pytest.mark.parametrize("settles", [True, False])
-def test_a_fork_waits_for_the_first_window_but_not_for_ever(monkeypatch, settles):
+def test_fork_waits_for_the_first_window_up_to_a_limit(monkeypatch, settles):
     monkeypatch.setattr(forks, "WAIT_S", 30.0 if settles else 0.1)
     capture = Beginning(settles)
-    forks.begun(capture)
+    forks.captures.add(capture)
     try:
         pid = os.fork()
         if pid == 0:
@@ -209,7 +209,7 @@ def test_a_fork_waits_for_the_first_window_but_not_for_ever(monkeypatch, settles
         assert capture.settled.is_set(), "the next fork waits no more"
         assert capture.seen == []
     finally:
-        forks.ended(capture)
+        forks.captures.discard(capture)
 
 
 POOL = """
@@ -270,7 +270,7 @@ def batches(context, count):
 if __name__ == "__main__":
     with tp.capture(FOLDER, schedule=SCHEDULE) as run:
         for epoch in range(2):
-            for batch in run.steps(batches(multiprocessing.get_context({method!r}), 10)):
+            for batch in run.batches(batches(multiprocessing.get_context({method!r}), 10)):
                 compute()
                 if batch[0] in (3, 9):
                     wait_windows(run)
@@ -313,7 +313,7 @@ if __name__ == "__main__":
     with tp.capture(FOLDER, schedule=SCHEDULE) as run:
         for epoch in range(2):
             seen = []
-            for batch in run.steps(data):
+            for batch in run.batches(data):
                 seen.append(float(batch))
                 wait_windows(run)
             assert seen == [0, 1, 4, 9, 16, 25, 36, 49], seen

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile, MissingExtra, TpunbError
 from tpunb.frames import Labels, Phase, Phases, Profile, Steps
@@ -17,12 +18,12 @@ from tpunb.testing import toy_events, toy_steps
 
 MS = 1_000_000_000
 
-WINDOWS = {name: dtype for name, dtype in schema.WINDOWS.items() if name != "why"}
+WINDOWS = {name: dtype for name, dtype in schema.WINDOWS.items() if name != "reason"}
 
 
 def steps_of(*rows, ops=()):
-    """Steps spelled as (host, step, mark, start, dur, device, idle, seen), operations without their categories."""
-    columns = ["host", "step", "mark", "start_ps", "dur_ps", "device_ps", "idle_ps", "seen"]
+    """Steps spelled as (host, step, kind, start, dur, device, idle, seen), operations without their categories."""
+    columns = ["host", "step", "kind", "start_ps", "dur_ps", "device_ps", "idle_ps", "traced"]
     frame = pl.DataFrame(rows, schema={name: schema.STEPS[name] for name in columns}, orient="row")
     columns = {name: dtype for name, dtype in schema.OPS.items() if name != "category"}
     return Steps(frame, pl.DataFrame(ops, schema=columns, orient="row"))
@@ -40,8 +41,8 @@ def phases_of(steps, labels, distance=None):
     return Phases(steps, pl.Series(labels, dtype=pl.Int64), Spelled(), far)
 
 
-def toy_phases(pattern, labels, seen=None):
-    return phases_of(toy_steps(pattern, seen=seen), labels)
+def toy_phases(pattern, labels, traced=None):
+    return phases_of(toy_steps(pattern, traced=traced), labels)
 
 
 def profile_of(*windows, span=100, events=0, devices=(), **more):
@@ -59,16 +60,16 @@ def profile_of(*windows, span=100, events=0, devices=(), **more):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "seen", "said"),
+    ("pattern", "traced", "said"),
     [
-        ("aab", None, "Steps(3 steps, 8 ops, 3 seen in full)"),
-        ("aab", "fpt", "Steps(3 steps, 4 ops, 1 seen in full)"),
-        ("a", "t", "Steps(1 step, 0 ops, 0 seen in full)"),
-        ("", None, "Steps(0 steps, 0 ops, 0 seen in full)"),
+        ("aab", None, "Steps(3 steps, 8 ops, 3 traced in full)"),
+        ("aab", "fpn", "Steps(3 steps, 4 ops, 1 traced in full)"),
+        ("a", "n", "Steps(1 step, 0 ops, 0 traced in full)"),
+        ("", None, "Steps(0 steps, 0 ops, 0 traced in full)"),
     ],
 )
-def test_steps_say_how_many_and_how_well_they_were_seen(pattern, seen, said):
-    steps = toy_steps(pattern, seen=seen)
+def test_steps_say_how_many_and_how_well_they_were_traced(pattern, traced, said):
+    steps = toy_steps(pattern, traced=traced)
     assert repr(steps) == said
     assert len(steps) == len(pattern)
 
@@ -98,14 +99,14 @@ def test_a_column_of_the_wrong_type_is_refused_and_one_that_fits_is_cast():
     toy = toy_steps("ab")
     with pytest.raises(BadProfile, match="the steps frame has a column of the wrong type"):
         Steps(toy.frame.with_columns(step=pl.Series(["first", "second"])), toy.ops)
-    plain = Steps(toy.frame.cast({"seen": pl.String, "step": pl.UInt8}), toy.ops.cast({"op": pl.String}))
+    plain = Steps(toy.frame.cast({"traced": pl.String, "step": pl.UInt8}), toy.ops.cast({"op": pl.String}))
     assert plain.frame.schema == schema.STEPS
     assert plain.ops.schema == schema.OPS
     assert plain.frame.rows() == toy.frame.rows()
 
 
-def test_full_are_the_steps_seen_in_full_with_what_belongs_to_them():
-    steps = toy_steps("aabb", seen="fptf")
+def test_full_selects_the_full_steps_with_their_operations():
+    steps = toy_steps("aabb", traced="fpnf")
     full = steps.full()
     assert full.frame["step"].to_list() == [0, 3]
     assert set(full.ops["step"]) == {0, 3}
@@ -116,7 +117,7 @@ def test_full_are_the_steps_seen_in_full_with_what_belongs_to_them():
 
 
 def test_steps_of_one_number_on_two_hosts_are_two():
-    both = [("a", 0, "train", 0, 1, None, None, "full"), ("b", 0, "train", 0, 1, None, None, "tick")]
+    both = [("a", 0, "train", 0, 1, None, None, "full"), ("b", 0, "train", 0, 1, None, None, "none")]
     full = steps_of(*both, ops=[(host, 0, "dot", "device", 1, 1, 1) for host in "ab"]).full()
     assert full.frame["host"].to_list() == full.ops["host"].to_list() == ["a"]
 
@@ -149,7 +150,7 @@ def test_steps_of_one_number_on_two_hosts_are_two():
     ],
     ids=["empty", "one TPU", "two hosts", "an hour"],
 )
-def test_a_profile_says_what_it_holds(profile, said):
+def test_repr_of_a_profile(profile, said):
     assert repr(profile) == said
 
 
@@ -192,7 +193,7 @@ def test_every_instant_is_watched_or_in_a_gap(windows):
     assert profile.observed == pytest.approx(len(watched) / len(instants))
 
 
-def test_events_are_decoded_once_and_only_when_asked_for():
+def test_events_are_decoded_once_on_access():
     asked = []
 
     def read():
@@ -225,8 +226,8 @@ def test_a_profile_checks_its_tables():
 
 SPELLED = steps_of(
     ("a", 0, "train", 0, 10, 4, 6, "full"),
-    ("a", 1, "train", 10, 20, None, None, "tick"),
-    ("a", 2, "test", 30, 12, 5, 7, "full"),
+    ("a", 1, "train", 10, 20, None, None, "none"),
+    ("a", 2, "eval", 30, 12, 5, 7, "full"),
     ("a", 3, "eval", 42, 18, None, None, "partial"),
     ("a", 4, None, 60, 40, None, None, "full"),
 )
@@ -236,11 +237,15 @@ def test_a_phase_has_its_numbers():
     frame = phases_of(SPELLED, [0, 0, 0, 1, -1]).frame
     assert frame.schema == schema.PHASES
     assert frame.rows() == [
-        # phase, steps, full, marks, first_step, start, dur, share, step (median), device, idle, input;
-        # then spread, and as shares idle and MXU
-        (0, 3, 2, "train, test", 0, 0, 42, 0.42, 12, 9, 13, None, pytest.approx(1 / 11), 13 / 22, None),
-        (-1, 1, 1, None, 4, 60, 40, 0.40, 40, None, None, None, 0.0, None, None),
-        (1, 1, 0, "eval", 3, 42, 18, 0.18, 18, None, None, None, 0.0, None, None),
+        # phase, name, steps, full, kinds, first_step, start, dur, productive, share, step (median), device, idle,
+        # input; then the share of input, spread, drift, as shares idle and MXU, and confidence
+        (-1, "outliers", 1, 1, None, 4, 60, 40, 40, 40 / 92, 40, None, None, None, None, 0.0, *[None] * 4),
+        # 10, 12 and 20, of which up to 12 is productive
+        (
+            *(0, "train and evaluation", 3, 2, "train, eval", 0, 0, 42, 34, 34 / 92, 12, 9, 13, None, None),
+            *(pytest.approx((56 / 3) ** 0.5 / 14), None, 13 / 22, None, None),  # 10, 12 and 20 spread by 4.3
+        ),
+        (1, "evaluation", 1, 0, "eval", 3, 42, 18, 18, 18 / 92, 18, None, None, None, None, 0.0, *[None] * 4),
     ]
 
 
@@ -249,8 +254,8 @@ def test_phases_of_equal_length_come_in_the_order_of_their_numbers():
 
 
 def test_marks_of_equal_frequency_come_in_the_order_of_the_alphabet():
-    rows = [("a", i, mark, i, 1, None, None, "full") for i, mark in enumerate(["train", "test", "eval", "train"])]
-    assert phases_of(steps_of(*rows), [0] * 4).frame["marks"].item() == "train, eval, test"
+    rows = [("a", i, kind, i, 1, None, None, "full") for i, kind in enumerate(["train", "test", "eval", "train"])]
+    assert phases_of(steps_of(*rows), [0] * 4).frame["kinds"].item() == "train, eval, test"
 
 
 def test_the_first_step_is_the_first_in_time_not_the_lowest_number():
@@ -258,7 +263,7 @@ def test_the_first_step_is_the_first_in_time_not_the_lowest_number():
     assert phases_of(steps_of(*rows), [0, 0]).frame["first_step"].item() == 9
 
 
-def test_device_time_that_is_known_to_be_none_is_not_unknown():
+def test_device_time_of_0_is_not_null():
     idle = steps_of(("a", 0, "train", 0, 10, 0, 10, "full"))
     assert phases_of(idle, [0]).frame.select("device_ps", "idle_ps").row(0) == (0, 10)
 
@@ -268,29 +273,29 @@ def test_steps_of_no_length_have_shares_too():
     assert phases_of(still, [0, 1]).frame["share"].to_list() == [0.0, 0.0]
 
 
-def test_what_few_steps_know_is_their_mean_over_their_time():
+def test_utilisation_is_the_mean_over_steps_that_have_it():
     run = steps_of(
         ("a", 0, "train", 0, 10, 4, 6, "full"),
         ("a", 1, "train", 10, 30, 12, 3, "full"),
-        ("a", 2, "train", 40, 60, None, None, "tick"),
+        ("a", 2, "train", 40, 60, None, None, "none"),
     )
     run = Steps(run.frame.with_columns(mxu_util=pl.Series([0.8, 0.4, None]), input_ps=pl.Series([1, 2, None])), run.ops)
     known = phases_of(run, [0, 0, 0]).frame.select("idle", "mxu_util", "input_ps").row(0)
     assert known == pytest.approx((9 / 40, 0.5, 3))
 
 
-def test_the_spread_of_step_times_is_of_the_steps_seen_in_full():
+def test_step_time_cv_is_over_full_steps():
     run = steps_of(*[("a", i, "train", 40 * i, dur, None, None, seen) for i, (dur, seen) in enumerate(TIMES)])
-    spread = phases_of(run, [0, 0, 0, 1, 1]).frame.sort("phase")["spread"].to_list()
+    spread = phases_of(run, [0, 0, 0, 1, 1]).frame.sort("phase")["step_time_cv"].to_list()
     assert spread == pytest.approx([5 / 15, 3 / 15])  # 10 and 20, but not 90; 12 and 18, none of them in full
 
 
-TIMES = [(10, "full"), (20, "full"), (90, "partial"), (12, "tick"), (18, "tick")]
+TIMES = [(10, "full"), (20, "full"), (90, "partial"), (12, "none"), (18, "none")]
 
 
-def test_coverage_counts_noise_as_a_group():
+def test_outliers_are_not_covered():
     phases = phases_of(SPELLED, [0, 0, 0, 1, -1])
-    assert [phases.coverage(n) for n in (1, 2, 3, 99)] == pytest.approx([0.42, 0.82, 1.0, 1.0])
+    assert [phases.coverage(n) for n in (1, 2, 3, 99)] == pytest.approx([34 / 92, 52 / 92, 52 / 92, 52 / 92])
     assert phases.coverage() == phases.coverage(3)
 
 
@@ -302,8 +307,8 @@ def test_more_than_there_are_is_all_of_them(n):
     assert len(phases.representatives(n)) == len(phases.representatives(n, seed=np.int64(1))) == 3
 
 
-def test_fitted_are_the_labels_of_the_steps_seen_in_full():
-    phases = phases_of(toy_steps("aabbc", seen="ftfpf"), [0, 1, 2, 3, -1])
+def test_fitted_are_the_labels_of_full_steps():
+    phases = phases_of(toy_steps("aabbc", traced="fnfpf"), [0, 1, 2, 3, -1])
     assert phases.fitted.to_list() == [0, 2, -1]
     assert phases.fitted.len() == len(phases.steps.full())
 
@@ -323,8 +328,8 @@ def test_every_step_is_in_one_phase(labels):
     phases = toy_phases(pattern, labels)
     assert phases.frame["steps"].sum() == len(labels)
     assert phases.frame["share"].sum() == pytest.approx(1)
-    assert phases.coverage(len(labels)) == pytest.approx(1)
-    assert phases.frame["dur_ps"].is_sorted(descending=True)
+    assert phases.coverage(len(labels)) == pytest.approx(1 - phases.noise)
+    assert phases.frame["productive_ps"].is_sorted(descending=True)
     assert {phase.id: phase.steps["step"].to_list() for phase in phases} == {
         label: [i for i, one in enumerate(labels) if one == label] for label in set(labels)
     }
@@ -339,8 +344,8 @@ def test_a_phase_is_its_steps_and_its_share():
     assert (phase.id, phase.steps["step"].to_list(), phase.share) == (1, [2], 0.5)
     assert phase.steps.drop("trained").schema == schema.STEPS
     assert phase.steps["trained"].to_list() == [2]
-    assert repr(phase) == "Phase(phase 1, 1 step, 50.0% of the time)"
-    assert repr(toy_phases("aab", [-1, -1, 0])[-1]) == "Phase(noise, 2 steps, 50.0% of the time)"
+    assert repr(phase) == "Phase(1, 'train (slower)', 1 step, 50.0% of productive time)"
+    assert repr(toy_phases("aab", [-1, -1, 0])[-1]) == "Phase(-1, 'outliers', 2 steps, 50.0% of productive time)"
 
 
 def test_a_phase_that_is_not_there_lists_those_that_are():
@@ -348,13 +353,13 @@ def test_a_phase_that_is_not_there_lists_those_that_are():
         toy_phases("aab", [1, 0, -1])[9]
 
 
-def test_phases_come_longest_first():
-    phases = toy_phases("aabc", [0, 0, -1, 1])
-    assert [phase.id for phase in phases] == phases.frame["phase"].to_list() == [1, -1, 0]
+def test_phases_come_by_productive_time():
+    phases = toy_phases("aabc", [0, 0, -1, 1])  # the outlier of 2 ms up to the median of its kind: 1.5 ms
+    assert [phase.id for phase in phases] == phases.frame["phase"].to_list() == [1, 0, -1]
     assert all(isinstance(phase, Phase) for phase in phases)
 
 
-def test_the_longest_is_noise_only_where_there_is_nothing_else():
+def test_the_longest_is_outliers_only_without_phases():
     assert toy_phases("zab", [-1, 0, 1]).longest.id == 1
     assert toy_phases("ab", [-1, -1]).longest.id == -1
 
@@ -364,7 +369,7 @@ def test_the_longest_is_noise_only_where_there_is_nothing_else():
     [
         ("aaabbb", [0, 0, 0, 1, 1, 1], "Phases(2 phases over 6 steps, Spelled(), top 3 cover 100.0%)"),
         ("a", [0], "Phases(1 phase over 1 step, Spelled(), top 3 cover 100.0%)"),
-        ("aa", [-1, -1], "Phases(0 phases over 2 steps, Spelled(), top 3 cover 100.0%)"),
+        ("aa", [-1, -1], "Phases(0 phases over 2 steps, Spelled(), top 3 cover 0.0%)"),
         ("aaaaa", [0, 1, 2, 3, 4], "Phases(5 phases over 5 steps, Spelled(), top 3 cover 60.0%)"),
     ],
 )
@@ -380,7 +385,7 @@ def test_top_are_the_operations_of_the_most_self_time_by_hand():
         ("a", 0, "train", 0, 10, 4, 6, "full"),
         ("a", 1, "train", 10, 10, 4, 6, "full"),
         ("a", 2, "train", 20, 10, None, None, "partial"),
-        ("b", 0, "test", 0, 10, 4, 6, "full"),
+        ("b", 0, "eval", 0, 10, 4, 6, "full"),
         ops=[
             ("a", 0, "MatMul", "device", 2, 70, 60),
             ("a", 1, "MatMul", "device", 1, 10, 10),
@@ -410,12 +415,12 @@ def test_top_are_the_operations_of_the_most_self_time_by_hand():
     ]
 
 
-def test_noise_has_top_operations_too():
+def test_outliers_have_top_operations():
     assert toy_phases("ab", [-1, 0]).top(1).filter(pl.col("phase") == -1)["op"].to_list() == ["a_host", "a2"]
 
 
 def test_steps_that_no_window_saw_have_no_operations():
-    top = toy_phases("ab", [0, 1], seen="tt").top()
+    top = toy_phases("ab", [0, 1], traced="nn").top()
     assert top.is_empty()
     assert top.schema == schema.TOP
 
@@ -481,3 +486,20 @@ def test_without_pandas_the_extra_is_named(noun, table, package, monkeypatch):
     with pytest.raises(MissingExtra, match=f"^{package} is not installed") as caught:
         noun.to_pandas()
     assert caught.value.hint == "pip install 'tpunb[pandas]'"
+
+
+def test_productive_time_is_own_time_up_to_the_median_as_in_goodput():
+    # 2 ms each; one waits 5 ms for input, one has a callback of 7 ms, one stalls for 9 ms, one is an outlier
+    frame = toy_steps("bbbbbbb").frame.with_columns(
+        start_ps=pl.int_range(7, dtype=pl.Int64) * 20 * 10**9,
+        dur_ps=pl.Series([2, 2, 7, 9, 11, 20, 2]) * 10**9,
+        input_ps=pl.Series([0, 0, 5, 0, 0, 0, 0]) * 10**9,
+        callbacks_ps=pl.Series([0, 0, 0, 7, 0, 0, None]) * 10**9,
+    )
+    labels = pl.Series([0, 0, 0, 0, 0, -1, 0])
+    phases = Phases(Steps(frame, toy_steps("bbbbbbb").ops), labels, lambda _: labels, pl.Series([0.0] * 7))
+    assert phases.frame.select("phase", "productive_ps").rows() == [(0, 12 * 10**9), (-1, 2 * 10**9)]
+    assert phases.coverage(1) == pytest.approx(12 / 14)
+    assert phases.noise == pytest.approx(2 / 14)
+    productive = tp.goodput(phases).frame.filter(account="productive")
+    assert productive.select("phase", "time_ps").rows() == [(0, 12 * 10**9), (-1, 2 * 10**9)]

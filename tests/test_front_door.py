@@ -1,6 +1,8 @@
-"""The front door: what ``import tpunb as tp`` offers, whole, and nothing that is not true yet."""
+"""The names that ``import tpunb as tp`` offers, and the errors."""
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,37 +10,61 @@ import pytest
 import tpunb as tp
 
 VERBS = [
-    *("capture", "checkpointing", "checkpoints", "compare", "explore", "load", "phases", "resume", "sample", "steps"),
-    *("tune", "tuning_panel"),
+    *("advise", "capture", "checkpointing", "checkpoints", "compare", "explore", "goodput", "load"),
+    *("phases", "resume", "sample", "steps", "tune", "tuning_panel"),
 ]
 METHODS = ["DBSCAN", "HDBSCAN", "KMeans", "OLS", "OLSPlus"]
-NOUNS = ["Job", "Phases", "Profile", "Steps", "TpunbError", "Tuning"]
+NOUNS = ["Curve", "Goodput", "Job", "Labels", "Phases", "Profile", "SliderSpec", "Steps", "Tuning"]
+VALUES = ["Address", "Local", "Replay", "Schedule", "TPU"]
 
 
 def test_all_is_the_door():
-    assert sorted(tp.__all__) == sorted(VERBS + METHODS + NOUNS)
+    assert sorted(tp.__all__) == sorted([*VERBS, *METHODS, *NOUNS, *VALUES, "TpunbError"])
 
 
 @pytest.mark.parametrize("name", tp.__all__)
-def test_every_name_is_there_and_says_what_it_is(name):
+def test_every_name_has_a_docstring_and_its_kind(name):
     thing = getattr(tp, name)
     assert inspect.getdoc(thing)
     assert inspect.isclass(thing) == (name not in VERBS)
 
 
-def test_what_is_not_on_the_door_is_an_attribute_error():
+@pytest.mark.parametrize("name", tp.NAMESPACES)
+def test_every_namespace_is_a_module_that_lists_its_names(name):
+    namespace = getattr(tp, name)
+    assert inspect.ismodule(namespace)
+    assert [each for each in namespace.__all__ if not hasattr(namespace, each)] == []
+
+
+def test_exported_functions_are_callable_after_every_module_was_imported():
+    """Importing a module that is named like a function must not replace the function on its package."""
+    code = """
+import importlib, inspect, pkgutil
+import tpunb as tp
+for module in pkgutil.walk_packages(tp.__path__, "tpunb."):
+    importlib.import_module(module.name)
+for owner in (tp, *(getattr(tp, name) for name in tp.NAMESPACES)):
+    for name in owner.__all__:
+        thing = getattr(owner, name)
+        assert not inspect.ismodule(thing) or name == "paper", (owner.__name__, name)
+        assert callable(thing) or not name[0].islower() or name == "paper", (owner.__name__, name)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'panel'"):
         tp.panel  # noqa: B018
 
 
 def test_dir_lists_the_door():
-    assert set(tp.__all__) <= set(dir(tp))
+    assert {*tp.__all__, *tp.NAMESPACES} <= set(dir(tp))
 
 
-def test_no_module_hides_behind_a_name():
-    """``import tpunb.x as x`` must give the module, so no module bears the name of a verb."""
+def test_no_module_has_the_name_of_an_exported_function():
     modules = {path.stem for path in Path(tp.__file__).parent.iterdir()}
     assert modules & set(tp.__all__) == set()
+    assert set(tp.NAMESPACES) <= modules
 
 
 @pytest.mark.parametrize("noun", ["Phases", "Profile", "Steps"])
@@ -53,7 +79,7 @@ def test_one_class_to_catch_and_each_kind_a_built_in_too():
         errors.ProfileNotFound: FileNotFoundError,
         errors.BadProfile: ValueError,
         errors.NoSteps: ValueError,
-        errors.Unlike: ValueError,
+        errors.IncompatibleRuns: ValueError,
         errors.CaptureBusy: RuntimeError,
         errors.MissingExtra: ImportError,
     }

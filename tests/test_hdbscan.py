@@ -10,11 +10,11 @@ from sklearn.metrics import adjusted_rand_score
 
 from tpunb import schema
 from tpunb.cluster import hdbscan
-from tpunb.cluster.cells import cells
-from tpunb.cluster.hdbscan import HDBSCAN, MOST_ROWS, Cloud, Least
+from tpunb.cluster.hdbscan import HDBSCAN, MOST_ROWS, Clustering, Least
+from tpunb.cluster.micro_clusters import merge
 from tpunb.frames import Steps
 from tpunb.testing import toy_steps
-from tpunb.testing.known_runs import known_run
+from tpunb.testing.synthetic_runs import synthetic_run
 
 
 def part(steps, keep):
@@ -55,41 +55,41 @@ def test_hosts_share_their_phases():
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.integers(1, 6))
 @settings(max_examples=25, deadline=None)
-def test_clouds_that_lie_apart_are_those_of_the_package(seed, k, d):
+def test_separate_clusters_are_those_of_the_package(seed, k, d):
     random = np.random.default_rng(seed)
     points = np.repeat(np.arange(k) * 50.0, 40)[:, None] + random.uniform(size=(40 * k, d))
-    cloud = Cloud(points, np.ones(len(points)), Least(20, 20, 10), 0.0)
+    clustering = Clustering(points, np.ones(len(points)), Least(20, 20, 10), 0.0)
     expected = package.HDBSCAN(min_cluster_size=20, min_samples=10).fit(points).labels_
-    assert adjusted_rand_score(expected, cloud.labels) == 1
-    assert set(cloud.labels) == set(range(k))
-    assert cloud.predict(points).tolist() == cloud.labels.tolist()
+    assert adjusted_rand_score(expected, clustering.labels) == 1
+    assert set(clustering.labels) == set(range(k))
+    assert clustering.predict(points).tolist() == clustering.labels.tolist()
 
 
-def test_a_stray_is_noise_though_the_package_gives_it_to_the_nearest_phase():
-    clouds = [place / 100 for place in range(40)] + [50 + place / 100 for place in range(40)]
-    points = np.array([*clouds, 10.0])[:, None]
-    cloud = Cloud(points, np.ones(len(points)), Least(5, 5, 4), 0.0)
+def test_an_outlier_is_not_given_to_the_nearest_phase():
+    clusters = [place / 100 for place in range(40)] + [50 + place / 100 for place in range(40)]
+    points = np.array([*clusters, 10.0])[:, None]
+    clustering = Clustering(points, np.ones(len(points)), Least(5, 5, 4), 0.0)
     assert package.HDBSCAN(min_cluster_size=5, min_samples=4).fit(points).labels_[-1] >= 0
-    assert cloud.labels[:80].tolist() == np.repeat([cloud.labels[0], cloud.labels[40]], 40).tolist()
-    assert cloud.labels[0] != cloud.labels[40]
-    assert cloud.labels[-1] == -1
+    assert clustering.labels[:80].tolist() == np.repeat([clustering.labels[0], clustering.labels[40]], 40).tolist()
+    assert clustering.labels[0] != clustering.labels[40]
+    assert clustering.labels[-1] == -1
 
 
-def test_phases_nearer_than_told_are_one():
+def test_clusters_within_epsilon_are_one():
     points = np.array([start + place / 1000 for start in (0, 1, 50) for place in range(20)])[:, None]
-    labels = [Cloud(points, np.ones(60), Least(5, 5, 4), nearest).labels for nearest in (0.0, 5.0)]
+    labels = [Clustering(points, np.ones(60), Least(5, 5, 4), nearest).labels for nearest in (0.0, 5.0)]
     assert [len(set(found.tolist())) for found in labels] == [3, 2]
 
 
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_of_one_kind_is_one_phase(hard, seed):
-    run = known_run(1000, 60, seed=seed, hard=hard)
+    run = synthetic_run(1000, 60, seed=seed, hard=hard)
     assert set(HDBSCAN()(part(run.steps, run.phase == 1))) == {0}
 
 
-def test_strays_of_a_run_of_one_kind_are_noise():
-    run = known_run(1000, seed=1)
+def test_outliers_of_a_run_of_one_phase():
+    run = synthetic_run(1000, seed=1)
     keep = np.isin(run.phase, (1, -1))
     assert HDBSCAN()(part(run.steps, keep)) == np.where(run.phase[keep] == 1, 0, -1).tolist()
 
@@ -97,22 +97,22 @@ def test_strays_of_a_run_of_one_kind_are_noise():
 # weights
 
 
-def test_of_a_cell_as_many_rows_as_are_needed_stand_for_all():
+def test_a_sample_of_rows_represents_a_micro_cluster():
     points = np.repeat([[0.0], [1.0], [2.0]], [100, 7, 3], axis=0)
-    merged = cells(points)
-    rows, stands_for, most = hdbscan._sample(merged, 10)
+    merged = merge(points)
+    rows, weights, most = hdbscan._sample(merged, 10)
     assert most == 10
-    assert np.bincount(merged.cell[rows]).tolist() == [10, 7, 3]
+    assert np.bincount(merged.labels[rows]).tolist() == [10, 7, 3]
     assert len(set(rows)) == len(rows)
-    assert stands_for.tolist() == [10.0] * 10 + [1.0] * 10
+    assert weights.tolist() == [10.0] * 10 + [1.0] * 10
     assert (np.diff(rows[:10]) == 10).all()
 
 
 def test_rows_are_bounded():
-    merged = cells(np.repeat(np.arange(2500.0), 40)[:, None])
-    rows, stands_for, most = hdbscan._sample(merged, 30)
+    merged = merge(np.repeat(np.arange(2500.0), 40)[:, None])
+    rows, weights, most = hdbscan._sample(merged, 30)
     assert len(rows) == 2500 * most <= MOST_ROWS
-    assert stands_for.sum() == 100_000
+    assert weights.sum() == 100_000
 
 
 def test_the_size_of_a_phase_is_counted_in_steps(monkeypatch):
@@ -125,7 +125,7 @@ def test_the_size_of_a_phase_is_counted_in_steps(monkeypatch):
 # the tree
 
 
-def test_the_tree_says_how_many_steps_each_cluster_holds():
+def test_steps_of_clusters_in_the_tree():
     tree = HDBSCAN(min_cluster_size=5)(toy_steps("a" * 30 + "b" * 20 + "z")).sweeps["tree"]
     assert tree.schema == {
         "parent": pl.Int64,
@@ -143,8 +143,8 @@ def test_the_root_is_chosen_where_all_steps_are_one_phase():
     assert HDBSCAN()(toy_steps("aaaa")).sweeps["tree"].rows() == [(None, 0, 0.0, 4, True)]
 
 
-def test_the_tree_of_a_known_run_adds_up():
-    labels = HDBSCAN()(known_run(3000, 60, seed=2).steps)
+def test_the_tree_of_a_synthetic_run_adds_up():
+    labels = HDBSCAN()(synthetic_run(3000, 60, seed=2).steps)
     tree = labels.sweeps["tree"]
     held = dict(tree.select("child", "steps").rows())
     born = dict(tree.select("child", "lambda_val").rows())
@@ -171,8 +171,8 @@ def test_later_steps_of_a_run_of_one_kind():
     assert HDBSCAN().fit(toy_steps("")).predict(toy_steps("ab")) == [-1, -1]
 
 
-def test_the_second_half_of_a_run_is_told_from_the_first():
-    run = known_run(3000, 60, seed=4)
+def test_the_second_half_of_a_run_is_predicted_from_the_first():
+    run = synthetic_run(3000, 60, seed=4)
     first = np.arange(3000) < 1500
     fitted = HDBSCAN().fit(part(run.steps, first))
     later = np.array(fitted.predict(part(run.steps, ~first)))
@@ -194,8 +194,8 @@ def right(run):
 
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("seed", [5, 6])
-def test_finds_the_phases_and_the_noise_of_a_known_run(seed, hard):
-    ari, precision, recall = right(known_run(3000, seed=seed, hard=hard))
+def test_finds_the_phases_and_outliers_of_a_synthetic_run(seed, hard):
+    ari, precision, recall = right(synthetic_run(3000, seed=seed, hard=hard))
     assert ari >= 0.98
     assert min(precision, recall) >= 0.9
 
@@ -203,7 +203,7 @@ def test_finds_the_phases_and_the_noise_of_a_known_run(seed, hard):
 @pytest.mark.slow
 @pytest.mark.parametrize("hard", [False, True])
 def test_finds_those_of_the_papers_longest_run(hard):
-    assert min(right(known_run(seed=11, hard=hard))) >= 0.98
+    assert min(right(synthetic_run(seed=11, hard=hard))) >= 0.98
 
 
 @pytest.mark.parametrize(
@@ -222,6 +222,6 @@ def test_wrong_parameters(wrong, message):
         HDBSCAN(**wrong)
 
 
-def test_says_what_it_is():
+def test_repr():
     assert repr(HDBSCAN()) == "HDBSCAN()"
     assert repr(HDBSCAN(min_samples=5)) == "HDBSCAN(min_samples=5)"

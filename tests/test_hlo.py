@@ -127,7 +127,7 @@ def test_the_category_of_an_instruction(opcode, fusion_kind, category):
         ("", None),
     ],
 )
-def test_the_program_that_a_name_tells(name, program):
+def test_the_program_id_of_a_name(name, program):
     assert hlo.program(name) == program
 
 
@@ -231,7 +231,7 @@ def test_categories_of_a_real_tpu_are_those_of_its_programs(real_profiles, xplan
     assert compared == 65
 
 
-def test_a_program_of_jax_is_what_xprof_says_of_it(pb2, xplane_pb2, tmp_path):
+def test_a_program_of_jax_agrees_with_xprof(pb2, xplane_pb2, tmp_path):
     pytest.importorskip("xprof")
     jax = pytest.importorskip("jax")
     proto = pb2.HloProto()

@@ -1,4 +1,4 @@
-"""A training loop of JAX is captured as one of TensorFlow is, and TensorFlow is not needed for it."""
+"""A training loop of JAX is captured like one of TensorFlow, without TensorFlow."""
 
 import json
 import subprocess
@@ -13,10 +13,29 @@ from tpunb import schema
 
 pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
 
+DEFAULT = """
+import json, os, sys, time
+os.environ["KERAS_BACKEND"] = "jax"
+import tpunb as tp
+import keras, numpy as np
+
+class Stop(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = run.status.windows >= 4 or time.monotonic() > deadline
+
+model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+rows = np.ones((16_000, 64), "float32"), np.ones((16_000, 1), "float32")
+deadline = time.monotonic() + 60
+with tp.capture(sys.argv[1]) as run:
+    model.fit(*rows, batch_size=32, epochs=10_000, verbose=0, callbacks=[Stop()])
+print(json.dumps({"steps": run.status.steps}))
+"""
+
 LOOP = """
 import json, sys
 import tpunb as tp
-from tpunb.recorder import Schedule
+from tpunb.profiler.capture import Schedule
 import jax, jax.numpy as jnp
 
 weights = jnp.ones((128, 128))
@@ -36,7 +55,7 @@ with tp.capture(sys.argv[1], schedule=Schedule.continuous(window=0.2), keep="pha
         with run.step(number):
             weights = update(weights, batch).block_until_ready()
         number += 1
-    for batch in run.steps(data(run, 3), mark="tune"):
+    for batch in run.batches(data(run, 3), kind="tune"):
         weights = update(weights, batch).block_until_ready()
 print(json.dumps({"numbered": number, "steps": run.status.steps, "tensorflow": "tensorflow" in sys.modules}))
 """
@@ -45,7 +64,7 @@ KERAS = """
 import json, os, sys
 os.environ["KERAS_BACKEND"] = "jax"
 import tpunb as tp
-from tpunb.recorder import Schedule
+from tpunb.profiler.capture import Schedule
 import keras, numpy as np
 
 model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])
@@ -68,18 +87,18 @@ def trained(code, run):
 
 
 def test_a_loop_of_jax_gives_the_same_frames_and_never_imports_tensorflow(tmp_path):
-    said = trained(LOOP, tmp_path / "run")
-    assert said["tensorflow"] is False
+    report = trained(LOOP, tmp_path / "run")
+    assert report["tensorflow"] is False
     profile = tp.load(tmp_path / "run")
     steps = tp.steps(profile)
     frame = steps.frame.sort("step")
-    assert frame["step"].to_list() == list(range(said["steps"]))
-    assert frame["mark"].to_list() == ["train" if n < said["numbered"] else "tune" for n in range(said["steps"])]
+    assert frame["step"].to_list() == list(range(report["steps"]))
+    assert frame["kind"].to_list() == ["train" if n < report["numbered"] else "tune" for n in range(report["steps"])]
     assert frame.schema == schema.STEPS
     assert steps.ops.schema == schema.OPS
     assert profile.windows["error"].null_count() == profile.windows.height
     full = steps.full()
-    assert set(full.frame["mark"]) == {"train", "tune"}
+    assert set(full.frame["kind"]) == {"train", "tune"}
     assert len(full) >= 50
     on_device = full.ops.filter(pl.col("side") == "device")
     assert on_device["step"].n_unique() >= 0.9 * len(full)
@@ -88,12 +107,24 @@ def test_a_loop_of_jax_gives_the_same_frames_and_never_imports_tensorflow(tmp_pa
     assert full.frame["device_ps"].null_count() <= 0.1 * len(full)
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     assert facts["framework"] == "jax"
-    tuned = frame.filter(pl.col("mark") == "tune")
+    tuned = frame.filter(pl.col("kind") == "tune")
     assert tuned["input_ps"].null_count() == 0  # `steps` knows how long each waited for its data
     phases = tp.phases(steps)
-    assert phases.coverage(len(phases.frame)) == pytest.approx(1.0)
+    assert phases.coverage(len(phases.frame)) + phases.noise == pytest.approx(1.0)
     assert "device" in phases.top(3)["side"].to_list()
     check_that_xprof_opens(tmp_path / "run")
+
+
+def test_keras_on_jax_has_phases_with_the_default_schedule(tmp_path):
+    pytest.importorskip("keras")
+    trained(DEFAULT, tmp_path / "run")
+    profile = tp.load(tmp_path / "run")
+    steps = tp.steps(profile)
+    assert len(steps.full()) >= 20
+    assert len(tp.phases(steps)) >= 1
+    assert profile.overhead is not None
+    first = steps.frame.filter(pl.col("step") == 0).row(0, named=True)  # compiles
+    assert (profile.windows["start_ps"] - first["start_ps"] >= first["dur_ps"]).all()
 
 
 def check_that_xprof_opens(run):
@@ -102,26 +133,26 @@ def check_that_xprof_opens(run):
     from xprof_oracle import Oracle
 
     kept = sorted(run.glob("plugins/profile/*/*.xplane.pb"))
-    marks = set()
+    kinds = set()
     for number, file in enumerate(kept):
         (aside := run.parent / f"xprof{number}").mkdir()
         theirs = set(Oracle.of(file, aside).steps["step"])
-        ours = {f"{mark} {step}" for mark, step in tp.steps(tp.load(file)).frame.select("mark", "step").iter_rows()}
+        recorded = {f"{kind} {step}" for kind, step in tp.steps(tp.load(file)).frame.select("kind", "step").iter_rows()}
         assert theirs
-        assert theirs <= ours
-        marks |= {step.partition(" ")[0] for step in theirs}
-    assert marks == {"train", "tune"}
+        assert theirs <= recorded
+        kinds |= {step.partition(" ")[0] for step in theirs}
+    assert kinds == {"train", "tune"}
     assert tp.load(run / "plugins" / "profile").windows.height == len(kept)  # the run is a logdir
 
 
 @pytest.mark.slow
-def test_keras_on_jax_is_marked_and_seen_as_keras_on_tensorflow_is(tmp_path):
+def test_keras_on_jax_is_captured_like_keras_on_tensorflow(tmp_path):
     pytest.importorskip("keras")
-    said = trained(KERAS, tmp_path / "run")
-    assert said["tensorflow"] is False
+    report = trained(KERAS, tmp_path / "run")
+    assert report["tensorflow"] is False
     steps = tp.steps(tp.load(tmp_path / "run"))
-    assert sorted(steps.frame["step"]) == list(range(said["steps"]))
-    assert steps.frame["mark"].value_counts().sort("mark").rows() == [("test", 100), ("train", said["steps"] - 100)]
+    assert sorted(steps.frame["step"]) == list(range(report["steps"]))
+    assert steps.frame["kind"].value_counts().sort("kind").rows() == [("eval", 100), ("train", report["steps"] - 100)]
     full = steps.full()
     assert len(full) >= 50
     assert full.ops.filter(pl.col("side") == "device")["step"].n_unique() >= 0.5 * len(full)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tpunb.errors import TpunbError
-from tpunb.tuning.grain_pipeline import GrainPipeline
+from tpunb.training.state import arrays, digest
+from tpunb.tuning.grain import GrainPipeline
 from tpunb.tuning.job import Job
 from tpunb.tuning.pipeline import Pipeline
-from tpunb.tuning.state import arrays, digest
 
 tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
@@ -52,16 +52,16 @@ def losses(history):
 
 
 @pytest.mark.parametrize("built", [True, False])
-def test_a_turn_is_a_step_of_fit(built):
+def test_an_execution_is_a_step_of_fit(built):
     model, other = little(), little()
     training = Job(lambda: (little(built=built), data())).training
-    told = None
+    outputs = None
     for iterator in [iter(data())]:
         for _ in range(6):
-            told = training.turn(iterator)
+            outputs = training.execute(iterator)
     history = model.fit(data(), epochs=1, shuffle=False, verbose=0)
-    assert float(told["loss"]) == history.history["loss"][0]
-    assert float(told["mae"]) == history.history["mae"][0]
+    assert float(outputs["loss"]) == history.history["loss"][0]
+    assert float(outputs["mae"]) == history.history["mae"][0]
     assert losses(history) == losses(other.fit(data(), epochs=1, shuffle=False, verbose=0)), "it can be told apart"
 
 
@@ -74,22 +74,22 @@ def test_after_trials_the_run_is_what_it_would_have_been():
     for _ in range(2):
         iterator = iter(data())
         for _ in range(3):
-            training.turn(iterator)
+            training.execute(iterator)
         random.random(), np.random.random()
         assert everything(model) != before
-        training.put_back(state)
+        training.restore(state)
         assert everything(model) == before
     untouched = little()
     assert losses(model.fit(data(), epochs=2, verbose=0)) == losses(untouched.fit(data(), epochs=2, verbose=0))
 
 
-def test_keras_global_seeds_are_put_back():
+def test_keras_global_seeds_are_restored():
     training = Job(lambda: (little(), data())).training
 
     def drawn():
         state = training.state()
         first = keras.random.normal((2,)).numpy().tolist()
-        training.put_back(state)
+        training.restore(state)
         return first
 
     assert drawn() == drawn()
@@ -97,24 +97,24 @@ def test_keras_global_seeds_are_put_back():
     assert keras.random.normal((2,)).numpy().tolist() != drawn()
 
 
-def test_several_steps_are_one_turn_where_the_program_has_it_so():
+def test_an_execution_has_as_many_steps_as_the_model_is_compiled_with():
     training = Job(lambda: (little(steps_per_execution=3), data())).training
     assert training.steps == 3
     iterator = iter(data())
-    training.turn(iterator)
-    training.turn(iterator)
+    training.execute(iterator)
+    training.execute(iterator)
     assert int(training.model.optimizer.iterations) == 6
     with pytest.raises(StopIteration):
-        training.turn(iterator)
+        training.execute(iterator)
 
 
-def test_the_digest_tells_runs_apart_by_the_last_bit():
+def test_the_digest_differs_if_the_last_bit_does():
     training = Job(lambda: (little(), data())).training
     state = training.state()
 
     def run():
-        training.put_back(state)
-        return training.digest([training.turn(iter(data()))])
+        training.restore(state)
+        return training.digest([training.execute(iter(data()))])
 
     first = run()
     assert run() == first
@@ -123,12 +123,12 @@ def test_the_digest_tells_runs_apart_by_the_last_bit():
     assert run() != first
 
 
-# ---- a loop of one's own
+# ---- custom loops
 
 
-def test_a_loop_of_tensorflow_is_put_back():
+def test_a_tensorflow_loop_is_restored():
     model, optimizer = little(), keras.optimizers.SGD(0.1, momentum=0.9)
-    parts = {"model": model, "optimizer": optimizer, "seen": [0]}
+    parts = {"model": model, "optimizer": optimizer, "traced": [0]}
 
     def step(parts, batch):
         x, y = batch
@@ -136,7 +136,7 @@ def test_a_loop_of_tensorflow_is_put_back():
             loss = tf.reduce_mean((parts["model"](x, training=True) - y) ** 2)
         variables = parts["model"].trainable_variables
         parts["optimizer"].apply(tape.gradient(loss, variables), variables)
-        parts["seen"][0] += 1
+        parts["traced"][0] += 1
         return loss
 
     training = Job(lambda: (parts, data()), step).training
@@ -144,15 +144,15 @@ def test_a_loop_of_tensorflow_is_put_back():
     momenta = [variable.numpy().tolist() for variable in optimizer.variables]
     digests = []
     for _ in range(2):
-        training.put_back(state)
+        training.restore(state)
         iterator = iter(data())
-        digests.append(training.digest([training.turn(iterator) for _ in range(3)]))
+        digests.append(training.digest([training.execute(iterator) for _ in range(3)]))
     assert digests[0] == digests[1]
     assert everything(model) != before
-    training.put_back(state)
+    training.restore(state)
     assert everything(model) == before
     assert [variable.numpy().tolist() for variable in optimizer.variables] == momenta
-    assert parts["seen"] == [0]
+    assert parts["traced"] == [0]
 
 
 @dataclass
@@ -161,7 +161,7 @@ class Counting:
     steps: int = 0
 
 
-def test_a_loop_of_anything_else_runs_on_a_copy():
+def test_a_loop_of_other_objects_runs_on_a_copy():
     own = Counting(np.zeros(2))
 
     def step(model, batch):
@@ -173,17 +173,17 @@ def test_a_loop_of_anything_else_runs_on_a_copy():
     state = training.state()
     digests = []
     for _ in range(2):
-        training.put_back(state)
+        training.restore(state)
         iterator = iter(data())
-        digests.append(training.digest([training.turn(iterator), training.turn(iterator)]))
+        digests.append(training.digest([training.execute(iterator), training.execute(iterator)]))
     assert digests[0] == digests[1]
-    training.put_back(state)
+    training.restore(state)
     assert training.digest([]) != digests[0]
     assert own.steps == 0
     assert own.weights.tolist() == [0, 0]
 
 
-# ---- words and refusals
+# ---- names and errors
 
 
 def test_a_job_builds_when_it_is_needed_and_once():
@@ -202,7 +202,7 @@ def test_a_job_builds_when_it_is_needed_and_once():
     assert repr(job) == "Job(little, tf.data, 1 model)"
 
 
-def test_grain_needs_a_step_of_ones_own():
+def test_grain_data_need_a_step_function():
     grain = pytest.importorskip("grain")
     job = Job(lambda: (little(), grain.MapDataset.range(9)))
     assert isinstance(job.pipeline, GrainPipeline)
@@ -219,19 +219,19 @@ def test_grain_needs_a_step_of_ones_own():
         (lambda: (keras.Sequential([keras.layers.Dense(1)]), data()), "a compiled Keras model"),
     ],
 )
-def test_what_is_no_job_is_told(build, words):
+def test_invalid_jobs_raise(build, words):
     with pytest.raises(TypeError, match=words):
         _ = Job(build).training
 
 
-def test_what_cannot_be_called_is_told_at_once():
+def test_arguments_that_are_not_callable_raise_at_once():
     with pytest.raises(TypeError, match="build parameter"):
         Job(3)
     with pytest.raises(TypeError, match="step parameter"):
         Job(little, 3)
 
 
-def test_a_model_of_other_data_is_told():
+def test_a_model_of_other_data_raises():
     with pytest.raises(TpunbError, match="little cannot be built"):
         _ = Job(
             lambda: (little(), tf.data.Dataset.from_tensors((np.zeros((4, 7), "f"), np.zeros((4, 1), "f"))))

@@ -1,4 +1,4 @@
-"""What ends a process, for real: a kernel killed or interrupted in the midst of a cell, a disk that is full."""
+"""Real ends of a process: a kernel killed or interrupted in a cell, a full disk."""
 
 import os
 import random
@@ -13,7 +13,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from stand_in import StandIn
-from test_recorder import facts
+from test_capture import facts
 
 import tpunb as tp
 
@@ -107,9 +107,7 @@ ATTEMPTS = [
 
 
 @pytest.mark.parametrize(("trained", "attempt"), ATTEMPTS, indirect=["trained"])
-def test_a_kernel_killed_at_any_moment_leaves_every_window_that_was_recorded_and_none_by_half(
-    tmp_path, trained, attempt
-):
+def test_a_kernel_killed_at_any_moment_leaves_every_recorded_window_complete(tmp_path, trained, attempt):
     run, chance = tmp_path / "run", random.Random(attempt)
     keep = ("all", "phases")[attempt // 2 % 2]
     trained.begin(
@@ -125,12 +123,12 @@ def test_a_kernel_killed_at_any_moment_leaves_every_window_that_was_recorded_and
     windows, frame = profile.windows, profile.stored.frame
     assert windows.join(before.windows, on=windows.columns, nulls_equal=True).height == before.windows.height
     full = before.stored.full()
-    known = full.frame.select("step", "start_ps", "dur_ps", "seen")
-    assert frame.join(known, on=known.columns).height == known.height
+    traced = full.frame.select("step", "start_ps", "dur_ps", "traced")
+    assert frame.join(traced, on=traced.columns).height == traced.height
     ops = full.ops.select("step", pl.col("op").cast(pl.String), "side", "count", "self_ps")
     now = profile.stored.ops.with_columns(pl.col("op").cast(pl.String))
     assert now.join(ops, on=ops.columns).height == ops.height
-    assert windows["steps"].sum() == (frame["seen"] == "full").sum()  # a window and its steps are there together
+    assert windows["steps"].sum() == (frame["traced"] == "full").sum()  # a window and its steps are there together
     assert sorted(frame["step"]) == list(range(len(frame)))
     raw = {int(file.parent.name): file for file in run.glob("plugins/profile/*/*.xplane.pb")}
     for file in raw.values():
@@ -154,7 +152,7 @@ def pages(sent):
     return [content["data"] for kind, content in sent if kind in ("display_data", "update_display_data")][-1]
 
 
-def test_an_interrupt_or_an_exception_in_the_cell_is_all_the_user_sees_beside_what_was_recorded(tmp_path, trained):
+def test_interrupt_or_exception_in_the_cell_keeps_the_recording(tmp_path, trained):
     run = tmp_path / "run"
     begun = trained.begin(
         f"%%tpupoint --run {run} --continuous --window 0.15\nmodel.fit(*rows, epochs=10_000, verbose=0)"
@@ -163,7 +161,7 @@ def test_an_interrupt_or_an_exception_in_the_cell_is_all_the_user_sees_beside_wh
     trained.manager.interrupt_kernel()
     sent = trained.messages(begun)
     assert [content["ename"] for kind, content in sent if kind == "error"] == ["KeyboardInterrupt"]
-    assert "the cell raised KeyboardInterrupt: what was recorded before is here" in pages(sent)["text/html"]
+    assert "the cell raised KeyboardInterrupt; this is what was recorded before it" in pages(sent)["text/html"]
     assert facts(run)["state"] == "ended by KeyboardInterrupt"
     steps = tp.steps(tp.load(run))
     assert sorted(steps.frame["step"]) == list(range(len(steps)))
@@ -183,7 +181,7 @@ model.fit(*rows, epochs=10_000, verbose=0, callbacks=[Broken()])
     (error,) = [content for kind, content in sent if kind == "error"]
     assert (error["ename"], error["evalue"]) == ("ValueError", "the user's own")
     assert "During handling of" not in "".join(error["traceback"])
-    assert "the cell raised ValueError: what was recorded before is here" in pages(sent)["text/html"]
+    assert "the cell raised ValueError; this is what was recorded before it" in pages(sent)["text/html"]
     assert facts(after)["state"] == "ended by ValueError"
     assert len(tp.phases(tp.steps(tp.load(after)))) >= 1
     assert trained.run("print(tpu.steps is not None)") == "True\n"
@@ -196,7 +194,7 @@ import resource, sys, time, warnings
 sys.path.insert(0, sys.argv[1])
 from stand_in import StandIn
 import tpunb as tp
-from tpunb.recorder import Schedule
+from tpunb.profiler.capture import Schedule
 
 warnings.simplefilter("always")
 folder, limit = sys.argv[2], int(sys.argv[3])
@@ -239,10 +237,10 @@ def check_what_was_written_before(folder):
 
 
 @pytest.mark.parametrize("limit", [1, 2500])
-def test_where_files_may_not_grow_the_recording_ends_with_one_warning_and_the_training_goes_on(tmp_path, limit):
+def test_file_size_limit_ends_the_recording_with_one_warning(tmp_path, limit):
     pytest.importorskip("resource")
-    told = trained_on_a_full_disk(tmp_path / "run", limit)
-    assert "File too large" in told
+    output = trained_on_a_full_disk(tmp_path / "run", limit)
+    assert "File too large" in output
     check_what_was_written_before(tmp_path / "run")
     with tp.capture(tmp_path / "run", source=StandIn()):  # nobody holds it
         pass
@@ -260,8 +258,8 @@ def tiny_disk(tmp_path):
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_disk_that_is_full_ends_the_recording_with_one_warning_and_the_training_goes_on(tiny_disk):
-    told = trained_on_a_full_disk(tiny_disk / "run")
-    assert "No space left on device" in told
+def test_full_disk_ends_the_recording_with_one_warning(tiny_disk):
+    output = trained_on_a_full_disk(tiny_disk / "run")
+    assert "No space left on device" in output
     check_what_was_written_before(tiny_disk / "run")
     assert facts(tiny_disk / "run")["state"] in ("stopped, incomplete", "running")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from test_charts import EVIL
 
 from tpunb.charts.labels import faded, lanes, listed, names_of
-from tpunb.frames.words import plain
+from tpunb.text import plain
 
 SPANS = st.lists(st.tuples(st.floats(0, 100), st.floats(1, 50)).map(lambda at: (at[0], at[0] + at[1])), max_size=12)
 

@@ -1,4 +1,4 @@
-"""A chart that stays on the page: its rows as columns, its state small."""
+"""Live charts: rows as columns, and a small state."""
 
 import base64
 import json
@@ -25,20 +25,20 @@ def saved(live):
     return json.dumps(live.get_state(), allow_nan=False, default=str)
 
 
-def test_rows_come_and_go():
+def test_rows_are_replaced():
     live = points(signals={"at": 3}, canvas=True)
-    heard = []
-    live.observe(lambda change: heard.append(change["name"]), ["spec", "tables", "signals"])
+    changes = []
+    live.observe(lambda change: changes.append(change["name"]), ["spec", "tables", "signals"])
     live.put(rows=pl.DataFrame({"x": [5]}))
     assert live.tables == {"rows": {"x": [5]}}
     live.put(more=pl.DataFrame({"y": [1]}))
     assert {*live.tables} == {"rows", "more"}
     live.signals = {"at": 4}
-    assert heard == ["tables", "tables", "signals"]
+    assert changes == ["tables", "tables", "signals"]
     assert live.canvas is True
 
 
-def test_it_takes_charts_alone():
+def test_only_charts_are_accepted():
     with pytest.raises(TypeError, match="The chart parameter of LiveChart must be a chart of Altair"):
         LiveChart({"mark": "bar"})
 
@@ -56,7 +56,7 @@ def test_it_takes_charts_alone():
     ],
     ids=str,
 )
-def test_columns_are_what_json_and_javascript_can_hold(frame, expected):
+def test_columns_are_valid_in_json_and_javascript(frame, expected):
     assert columns(pl.DataFrame(frame)) == expected
     json.dumps(columns(pl.DataFrame(frame)), allow_nan=False)
 
@@ -85,7 +85,7 @@ def test_the_picture_follows_the_rows():
     assert ">new<" in data["text/html"]
 
 
-DRAW = [charts.dbscan_noise, charts.coverage]
+DRAW = [charts.sweep_curve, charts.coverage]
 
 
 @pytest.mark.parametrize("draw", DRAW, ids=lambda draw: draw.__name__)
@@ -103,7 +103,7 @@ def test_a_small_picture_is_saved_and_a_large_one_is_not():
 
 
 def test_a_page_may_ask_for_vega_and_change_signals():
-    live = LiveChart(charts.dbscan_noise(tp.phases(toy_steps("aaabbb"))))
+    live = LiveChart(charts.sweep_curve(tp.phases(toy_steps("aaabbb"))))
     sent = []
     live.send = lambda content, buffers=None: sent.append((content, buffers))
     live._asked(None, {"ask": "vega", "id": 1, "with": {}}, [])

@@ -1,4 +1,4 @@
-"""The live line: one output in place, or a plain line a minute; whatever goes wrong in it, the cell goes on."""
+"""The live line: one output in place, or a plain line per minute; its errors never stop the cell."""
 
 import io
 import queue
@@ -9,29 +9,30 @@ from types import SimpleNamespace
 import pytest
 from IPython.core.displaypub import CapturingDisplayPublisher
 
-from tpunb.watcher import Status
-from tpunb.widgets.live_line import AtTheEnd, InCell, InTerminal, LiveLine, Nowhere, place
+from tpunb.profiler.session import Status
+from tpunb.widgets.frontends import CellOutput, OutputTarget, ResultOnly, TerminalOutput, output_target
+from tpunb.widgets.live_line import LiveLine
 
 BEGUN = Status(0, None, None, 0, 0, 0, 0.0, 0.0, 0.1, "running")
 LATER = Status(1204, "train", 1, 3, 14, 0, 0.117, 0.0131, 130.0, "running")
 
 
 class Run:
-    """A run that stands as it is told to; what stands there now is kept for good."""
+    """A run with the given statuses, one after another; the last one stays."""
 
-    def __init__(self, *said):
-        self.said = list(said)
+    def __init__(self, *statuses):
+        self.statuses = list(statuses)
 
     @property
     def status(self):
-        now = self.said.pop(0) if len(self.said) > 1 else self.said[0]
+        now = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         if isinstance(now, Exception):
             raise now
         return now
 
 
 class Sheet:
-    """A place that keeps every line."""
+    """A target that keeps every line."""
 
     lasts = True
 
@@ -43,8 +44,8 @@ class Sheet:
     def line(self, text):
         self.lines.put(text)
 
-    def over(self):
-        self.values.append("over")
+    def close(self):
+        self.values.append("closed")
 
     def result(self, value):
         self.values.append(value)
@@ -64,24 +65,25 @@ def ours():
 @pytest.mark.parametrize(
     ("status", "text"),
     [
-        (BEGUN, "watching · 0 steps · no phase yet · no window yet"),
+        (BEGUN, "profiling · 0 steps · no phase yet · no window yet"),
         (
             LATER,
-            "watching · 1,204 steps, train now · phase 1 now, 3 so far · observed 12 % in 14 windows"
-            " · slow-down about 1.3 %",
+            "profiling · 1,204 steps, now train · phase 1, 3 so far · 14 windows cover 12 % of run time"
+            " · overhead 1.3 % of run time (estimated)",
         ),
         (
             BEGUN._replace(steps=1, windows=1, observed=0.5, phase=0, phases=1),
-            "watching · 1 step · phase 0 now, 1 so far · observed 50 % in 1 window · slow-down under 0.1 %",
+            "profiling · 1 step · phase 0, 1 so far · 1 window covers 50 % of run time"
+            " · overhead under 0.1 % of run time (estimated)",
         ),
         (
             BEGUN._replace(failed=2, state="stopped at step 100"),
-            "stopped at step 100 · 0 steps · no phase yet · observed 0 % in 0 windows (2 failed)"
-            " · slow-down under 0.1 %",
+            "stopped at step 100 · 0 steps · no phase yet · 0 windows cover 0 % of run time (2 failed)"
+            " · overhead under 0.1 % of run time (estimated)",
         ),
     ],
 )
-def test_a_status_reads_as_one_plain_line(status, text):
+def test_status_is_one_line(status, text):
     assert str(status) == text
 
 
@@ -89,11 +91,11 @@ def test_the_line_is_there_at_once_and_changes_with_the_run():
     sheet = Sheet()
     with LiveLine(sheet) as line:
         line.follow(Run(steps(0), steps(1), steps(2)))
-        said = [sheet.lines.get(timeout=20) for _ in range(3)]
-    assert [text.split(" · ")[1] for text in said] == ["0 steps", "1 step", "2 steps"]
+        texts = [sheet.lines.get(timeout=20) for _ in range(3)]
+    assert [text.split(" · ")[1] for text in texts] == ["0 steps", "1 step", "2 steps"]
 
 
-def test_what_did_not_change_is_not_shown_again():
+def test_an_unchanged_status_is_not_shown_again():
     sheet, looks = Sheet(), threading.Semaphore(0)
 
     class Idle:
@@ -109,12 +111,12 @@ def test_what_did_not_change_is_not_shown_again():
     assert len(sheet.all()) == 1
 
 
-def test_between_two_lines_the_place_has_its_rest():
+def test_the_target_limits_the_rate_of_lines():
     sheet = Sheet(every_s=3600)
     with LiveLine(sheet) as line:
         line.follow(Run(steps(0), steps(1)))
     assert [text.split(" · ")[1] for text in sheet.all()] == ["0 steps", "1 step"]  # the first and the last
-    assert (InCell.every_s, InTerminal.every_s) == (1.0, 60.0)
+    assert (CellOutput.every_s, TerminalOutput.every_s) == (1.0, 60.0)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -130,43 +132,42 @@ def test_after_the_run_was_stopped_the_line_says_so_and_rests():
     sheet = Sheet()
     with LiveLine(sheet) as line:
         line.follow(Run(steps(0), steps(7), steps(7, "stopped")))
-        (thread,) = ours()
-        thread.join(20)
-        assert not thread.is_alive()  # though the block goes on
+        for thread in ours():
+            thread.join(20)
+        assert not ours()  # though the block goes on
         assert sheet.all()[-1].startswith("stopped · 7 steps")
 
 
-def test_a_run_that_cannot_say_how_it_stands_ends_the_line_and_not_the_block():
+def test_an_error_of_the_status_ends_the_line_and_not_the_block():
     sheet = Sheet()
-    with pytest.warns(RuntimeWarning, match="the live line ended early: OSError"), LiveLine(sheet) as line:
+    with pytest.warns(RuntimeWarning, match="the live line stopped early: OSError"), LiveLine(sheet) as line:
         line.follow(Run(steps(0), OSError("gone")))
-        (thread,) = ours()
-        thread.join(20)
+        for thread in ours():
+            thread.join(20)
         done = "the block went on"
     assert done
     assert len(sheet.all()) == 1
 
 
-def test_a_place_that_takes_no_line_ends_the_line_and_not_the_block():
+def test_an_error_of_the_target_ends_the_line_and_not_the_block():
     class Shut(Sheet):
         def line(self, text):
             raise OSError("closed")
 
     with pytest.warns(RuntimeWarning, match="closed"), LiveLine(Shut()) as line:
         line.follow(Run(BEGUN))
-        line.show("the result")
     assert not ours()
 
 
-def test_where_no_line_is_wanted_there_is_no_thread():
-    for nothing in (Nowhere(), AtTheEnd()):
+def test_without_lines_there_is_no_thread():
+    for nothing in (OutputTarget(), ResultOnly()):
         with LiveLine(nothing) as line:
             line.follow(Run(AssertionError("looked at")))
             assert not ours()
 
 
 class Publisher:
-    """Keeps what is published, and tells its hooks as a kernel's does."""
+    """Keeps what is published, and its hooks."""
 
     def __init__(self):
         self.messages, self.hooks = [], []
@@ -184,7 +185,7 @@ class Publisher:
 
 def test_in_a_cell_one_display_is_updated():
     publisher = Publisher()
-    cell = InCell(SimpleNamespace(display_pub=publisher))
+    cell = CellOutput(SimpleNamespace(display_pub=publisher))
     cell.line("1 step")
     cell.line("2 steps")
     assert [update for _, _, update in publisher.messages] == [False, True]
@@ -200,14 +201,14 @@ def test_in_a_cell_one_display_is_updated():
 def test_two_cells_have_two_displays():
     publisher = Publisher()
     for _ in range(2):
-        InCell(SimpleNamespace(display_pub=publisher)).line("x")
+        CellOutput(SimpleNamespace(display_pub=publisher)).line("x")
     (_, first, _), (_, second, _) = publisher.messages
     assert first != second
 
 
-def test_the_cell_is_listened_to_only_while_it_runs():
+def test_the_hook_is_removed_with_the_block():
     publisher = Publisher()
-    with LiveLine(InCell(SimpleNamespace(display_pub=publisher))) as line:
+    with LiveLine(CellOutput(SimpleNamespace(display_pub=publisher))) as line:
         line.follow(Run(BEGUN))
         assert len(publisher.hooks) == 1
         message = {"header": {"msg_type": "clear_output"}}
@@ -218,8 +219,8 @@ def test_the_cell_is_listened_to_only_while_it_runs():
 @pytest.mark.parametrize("evil", ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\x1b[2Jred\u202e"])
 def test_names_of_marks_cannot_become_markup_or_terminal_commands(evil):
     publisher = Publisher()
-    with LiveLine(InCell(SimpleNamespace(display_pub=publisher))) as line:
-        line.follow(Run(LATER._replace(mark=evil)))
+    with LiveLine(CellOutput(SimpleNamespace(display_pub=publisher))) as line:
+        line.follow(Run(LATER._replace(kind=evil)))
     data, *_ = publisher.messages[0]
     assert re.findall("<[a-z]+", data["text/html"]) == ["<div"]
     assert not re.search("[\x00-\x1f\u202e]", data["text/plain"])
@@ -227,7 +228,7 @@ def test_names_of_marks_cannot_become_markup_or_terminal_commands(evil):
 
 def test_in_a_terminal_a_line_is_plain_and_only_between_begin_and_end():
     stream = io.StringIO()
-    terminal = InTerminal(stream)
+    terminal = TerminalOutput(stream)
     with LiveLine(terminal) as line:
         line.follow(Run(steps(0), steps(1)))  # within the minute
     assert stream.getvalue() == ""
@@ -245,16 +246,16 @@ def test_the_line_in_a_terminal_stays_out_of_what_the_cell_collects():
 
     outer, inner = io.StringIO(), io.StringIO()
     with redirect_stderr(outer):
-        terminal = InTerminal()
+        terminal = TerminalOutput()
     with redirect_stderr(inner):
         terminal.line("1 step")
     assert (outer.getvalue(), inner.getvalue()) == ("tpunb: 1 step\n", "")
 
 
-def test_the_place_follows_the_shell():
+def test_the_target_depends_on_the_shell():
     kernel = SimpleNamespace(kernel=object(), display_pub=Publisher())
-    assert isinstance(place(kernel), InCell)
-    assert isinstance(place(SimpleNamespace(display_pub=Publisher())), InTerminal)
-    assert isinstance(place(kernel, quiet=True), Nowhere)
+    assert isinstance(output_target(kernel), CellOutput)
+    assert isinstance(output_target(SimpleNamespace(display_pub=Publisher())), TerminalOutput)
+    assert type(output_target(kernel, quiet=True)) is OutputTarget
     collecting = SimpleNamespace(kernel=object(), display_pub=CapturingDisplayPublisher())
-    assert type(place(collecting)) is AtTheEnd  # under %%capture
+    assert type(output_target(collecting)) is ResultOnly  # under %%capture

@@ -16,7 +16,7 @@ from stand_in import xspace
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile, ProfileNotFound
-from tpunb.io import places, raw_files
+from tpunb.io import logdir, storage
 from tpunb.io.run_writer import RunWriter
 from tpunb.testing import toy_steps
 from tpunb.workloads.record import SAMPLES as RECORDED
@@ -45,13 +45,13 @@ def window(host="a", begin=T0, steps=(0, 1), op="MatMul"):
 
 def trace(op="Relu", steps=(0, 1)):
     """The same as a Chrome trace, which names no host; in microseconds."""
-    marks = [
+    kinds = [
         {"ph": "X", "pid": 1, "tid": 1, "ts": i * 2000, "dur": 2000, "name": "train", "args": {"step_num": str(n)}}
         for i, n in enumerate(steps)
     ]
     ops = [{"ph": "X", "pid": 1, "tid": 2, "ts": i * 2000, "dur": 1000, "name": op} for i in range(len(steps))]
     host = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/host:CPU"}}
-    return json.dumps({"traceEvents": [host, *marks, *ops]}).encode()
+    return json.dumps({"traceEvents": [host, *kinds, *ops]}).encode()
 
 
 def zipped(data):
@@ -98,15 +98,15 @@ def test_a_file_of_every_form_loads_and_gives_its_steps(tmp_path, name, data, op
 
 
 def test_a_path_may_be_a_string_or_anything_that_is_one(tmp_path):
-    class Place:
+    class Location:
         def __fspath__(self):
             return str(file)
 
     file = put(tmp_path / "a.xplane.pb", window())
-    assert repr(tp.load(str(file))) == repr(tp.load(file)) == repr(tp.load(Place()))
+    assert repr(tp.load(str(file))) == repr(tp.load(file)) == repr(tp.load(Location()))
 
 
-def test_a_file_says_when_it_was_watched_and_for_how_long(tmp_path):
+def test_a_file_has_start_and_duration_of_its_trace(tmp_path):
     data = window()
     profile = tp.load(put(tmp_path / "a.xplane.pb", data))
     assert profile.origin_ns == T0
@@ -174,7 +174,7 @@ def test_steps_of_two_hosts_stay_apart(tmp_path):
     [(".trace.json.gz", zipped(trace())), (".xplane.pb", window(host=""))],
     ids=["trace", "xplane"],
 )
-def test_two_hosts_that_do_not_say_who_they_are_bear_the_names_of_their_files(tmp_path, ending, data):
+def test_hosts_without_names_are_named_after_their_files(tmp_path, ending, data):
     files = [put(tmp_path / f"{name}{ending}", data) for name in ("tpu-0", "tpu-1")]
     profile = tp.load(files)
     assert profile.windows["host"].to_list() == ["tpu-0", "tpu-1"]
@@ -184,7 +184,7 @@ def test_two_hosts_that_do_not_say_who_they_are_bear_the_names_of_their_files(tm
     assert set(tp.load(files[0]).events["host"]) == {""}  # one alone needs no name
 
 
-def test_devices_of_two_hosts_are_told_apart(tmp_path):
+def test_devices_of_two_hosts_are_distinct(tmp_path):
     device = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:TPU:0"}}
     data = json.dumps([device, {"ph": "X", "pid": 1, "tid": 1, "ts": 0, "dur": 1, "name": "dot"}]).encode()
     profile = tp.load([put(tmp_path / f"{host}.trace.json", data) for host in "ab"])
@@ -199,13 +199,13 @@ def test_any_collection_of_paths_will_do(tmp_path):
 
 def test_hosts_are_decoded_side_by_side(tmp_path, monkeypatch):
     together = threading.Barrier(3)
-    decode = raw_files._decoded
+    decode = logdir._decoded
 
     def waits_for_the_others(file, data):
         together.wait(timeout=20)
         return decode(file, data)
 
-    monkeypatch.setattr(raw_files, "_decoded", waits_for_the_others)
+    monkeypatch.setattr(logdir, "_decoded", waits_for_the_others)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     files = [put(tmp_path / f"{host}.xplane.pb", window(host)) for host in "cab"]
     assert tp.load(files).windows["host"].to_list() == ["c", "a", "b"]
@@ -238,7 +238,7 @@ class Trickle:
 def test_what_is_still_being_read_stops_when_a_host_fails(tmp_path):
     slow, bad = Trickle(), put(tmp_path / "a.xplane.pb", b"no profile")
     with pytest.raises(BadProfile, match=r"a\.xplane\.pb: "):
-        raw_files.read([places.find(bad), places.Place(slow, "b.xplane.pb", "slow://b.xplane.pb")], "toy", tmp_path)
+        logdir.read([storage.find(bad), storage.Location(slow, "b.xplane.pb", "slow://b.xplane.pb")], "toy", tmp_path)
     assert slow.came < 10_000
 
 
@@ -265,8 +265,8 @@ def test_raw_windows_of_a_run_lie_where_they_were_watched(tmp_path):
         writer.raw(number, "toy", window(steps=[number]))
     writer.facts({"name": "toy"})
     events = tp.load(tmp_path).events
-    marks = events.filter(pl.col("step_num").is_not_null())
-    assert marks.select("step_num", "start_ps").rows() == [(0, 0), (1, 10**12)]
+    kinds = events.filter(pl.col("step_num").is_not_null())
+    assert kinds.select("step_num", "start_ps").rows() == [(0, 0), (1, 10**12)]
     assert events["lane"].n_unique() == 4
 
 
@@ -293,7 +293,7 @@ def test_the_sessions_of_a_logdir_follow_one_another(tmp_path):
     assert profile.gaps.rows() == [("a", 10 * MS * 1000, 990 * MS * 1000)]
 
 
-def test_sessions_whose_steps_bear_the_same_numbers_stay_apart(tmp_path):
+def test_sessions_with_the_same_step_numbers_are_distinct_hosts(tmp_path):
     for number in range(2):
         put(
             tmp_path / "plugins" / "profile" / f"session {number}" / "a.xplane.pb",
@@ -307,7 +307,7 @@ def test_sessions_whose_steps_bear_the_same_numbers_stay_apart(tmp_path):
 def test_a_folder_of_runs_names_them(tmp_path):
     for name in ("bert", "resnet"):
         RunWriter(tmp_path / name).facts({"name": name})
-    with pytest.raises(ProfileNotFound, match="is no run but holds 2") as caught:
+    with pytest.raises(ProfileNotFound, match="is not a run folder; it contains 2 runs") as caught:
         tp.load(tmp_path)
     assert caught.value.hint == "load one of bert, resnet"
 
@@ -340,7 +340,7 @@ def test_a_trace_without_a_twin_is_read_beside_the_xplanes(tmp_path):
 # -- what cannot be read --------------------------------------------------------------------------------------
 
 
-def test_nothing_there_is_told_with_what_is(tmp_path):
+def test_a_missing_path_lists_its_parent_folder(tmp_path):
     for name in ("bert", "resnet"):
         (tmp_path / name).mkdir()
     with pytest.raises(ProfileNotFound) as caught:
@@ -349,16 +349,16 @@ def test_nothing_there_is_told_with_what_is(tmp_path):
     assert caught.value.hint == f"{tmp_path} holds bert, resnet"
     with pytest.raises(FileNotFoundError) as caught:
         tp.load(tmp_path / "no" / "where")
-    assert caught.value.hint == f"{tmp_path / 'no'} is no folder either"
+    assert caught.value.hint == f"{tmp_path / 'no'} is not a folder"
 
 
-def test_an_empty_folder_is_told(tmp_path):
+def test_an_empty_folder_is_an_error(tmp_path):
     with pytest.raises(ProfileNotFound, match=r"holds no profile: no run\.json and no file ending in") as caught:
         tp.load(tmp_path)
     assert caught.value.hint == f"{tmp_path} is empty"
 
 
-def test_a_folder_of_other_things_is_told_with_what_it_holds(tmp_path):
+def test_a_folder_without_profiles_lists_its_contents(tmp_path):
     put(tmp_path / "model.keras", b"weights")
     with pytest.raises(ProfileNotFound, match="holds no profile") as caught:
         tp.load(tmp_path)
@@ -366,7 +366,7 @@ def test_a_folder_of_other_things_is_told_with_what_it_holds(tmp_path):
 
 
 @pytest.mark.parametrize("empty", [[], (), iter(())], ids=["list", "tuple", "iterator"])
-def test_no_paths_at_all_are_told(empty):
+def test_an_empty_list_is_an_error(empty):
     with pytest.raises(ProfileNotFound, match="the list of profiles is empty"):
         tp.load(empty)
 
@@ -393,17 +393,17 @@ ZIPPED = zipped(window())
         ("a.xplane.pb.gz", ZIPPED[:-8] + bytes(8), "cannot be read"),
         ("a.xplane.pb.gz", zipped(b""), "the file is empty"),
         ("a.trace.json", b"", "the file is empty"),
-        ("a.trace.json", trace()[:-9], "no JSON"),
+        ("a.trace.json", trace()[:-9], "not JSON"),
         ("a.trace.json.gz", zipped(trace())[:-12], "cannot be read"),
         ("a.trace.json", b'{"rows": 1}', r"no Chrome trace: an object with \['rows'\]"),
         ("plot.png", PNG, r"not a profile by its name or its first bytes b'\\x89PNG"),
         ("notes.txt", b"plain words", r"first bytes b'plain wo'"),
         ("empty.bin", b"", r"first bytes b''"),
-        ("notes.txt", b"[not json]", "no JSON"),
+        ("notes.txt", b"[not json]", "not JSON"),
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_what_is_no_profile_is_named_with_what_was_seen(tmp_path, name, data, seen):
+def test_an_invalid_profile_is_named_with_its_content(tmp_path, name, data, seen):
     file = put(tmp_path / name, data)
     for where in (file, [file]):
         with pytest.raises(BadProfile, match=re.escape(str(file)) + ".*" + seen) as caught:
@@ -417,19 +417,19 @@ def test_a_list_may_hold_logdirs(tmp_path):
     assert tp.load([tmp_path / "one", tmp_path / "b.xplane.pb"]).windows["host"].to_list() == ["a", "b"]
 
 
-def test_an_empty_logdir_in_a_list_is_told(tmp_path):
+def test_an_empty_logdir_in_a_list_is_an_error(tmp_path):
     with pytest.raises(ProfileNotFound, match=re.escape(str(tmp_path)) + " holds no profile"):
         tp.load([tmp_path])
 
 
-def test_a_run_in_a_list_is_told(tmp_path):
+def test_a_run_in_a_list_is_an_error(tmp_path):
     RunWriter(tmp_path / "bert").facts({"name": "bert"})
     with pytest.raises(tp.TpunbError, match="is a run"):
         tp.load([tmp_path / "bert"])
 
 
 @pytest.mark.parametrize("wrong", [None, 5, b"runs/bert"])
-def test_what_is_no_path_is_told_in_a_sentence(wrong):
+def test_a_wrong_argument_is_refused_in_one_sentence(wrong):
     with pytest.raises(TypeError, match="The path parameter of load must be a path or a list of paths"):
         tp.load(wrong)
 
@@ -437,7 +437,7 @@ def test_what_is_no_path_is_told_in_a_sentence(wrong):
 # -- real captures --------------------------------------------------------------------------------------------
 
 
-def test_a_real_capture_says_what_it_is(real_profiles):
+def test_a_real_capture_has_hosts_and_hardware(real_profiles):
     profile = tp.load(real_profiles / "tpu-v6e-4_jax_host-offload.xplane.pb")
     assert repr(profile) == (
         "Profile(tpu-v6e-4_jax_host-offload.xplane.pb, 1 host, 4 TPUs, 26.7k events, 98.6 s, 100% of the run observed)"
@@ -463,10 +463,10 @@ def folder_of(name):
     return tp.sample(name).source
 
 
-def test_an_unknown_sample_lists_those_there_are():
+def test_an_unknown_sample_lists_all_samples():
     with pytest.raises(ProfileNotFound, match="no sample is named 'kears_cnn'") as caught:
         tp.sample("kears_cnn")
-    assert caught.value.hint == f"there are {', '.join(SAMPLES)}"
+    assert caught.value.hint == f"samples: {', '.join(SAMPLES)}"
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -479,7 +479,7 @@ def test_a_sample_is_small_and_holds_statistics_only(name):
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_sample_says_what_it_is_and_how_to_record_it_again(name):
+def test_a_sample_is_described_by_its_about_toml(name):
     about = tomllib.loads((folder_of(name) / "about.toml").read_text(encoding="utf-8"))
     steps = tp.steps(tp.sample(name))
     assert about["name"] == tp.sample(name).name == name
@@ -511,7 +511,7 @@ def words(value):
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_sample_tells_nothing_of_the_machine_it_was_recorded_on(name):
+def test_a_sample_has_no_data_of_its_machine(name):
     folder = folder_of(name)
     texts = [
         *words(json.loads((folder / "run.json").read_text(encoding="utf-8"))),
@@ -530,11 +530,11 @@ def test_a_sample_tells_nothing_of_the_machine_it_was_recorded_on(name):
 @pytest.mark.parametrize("name", OWN)
 def test_phases_of_a_sample_keep_training_and_testing_apart(name):
     phases = tp.phases(tp.steps(tp.sample(name)))
-    counts = phases.labelled.group_by("mark", "phase").len().sort("len")
-    marks = {mark: counts.filter(pl.col("mark") == mark) for mark in counts["mark"].unique()}
-    assert set(marks) == {"train", "test"}
-    homes = {mark: rows["phase"][-1] for mark, rows in marks.items()}
+    counts = phases.labelled.group_by("kind", "phase").len().sort("len")
+    kinds = {kind: counts.filter(pl.col("kind") == kind) for kind in counts["kind"].unique()}
+    assert set(kinds) == {"train", "eval"}
+    homes = {kind: rows["phase"][-1] for kind, rows in kinds.items()}
     assert -1 not in homes.values()
-    assert homes["train"] != homes["test"]
-    for rows in marks.values():
+    assert homes["train"] != homes["eval"]
+    for rows in kinds.values():
         assert rows["len"][-1] / rows["len"].sum() > 0.5

@@ -16,7 +16,7 @@ LONG = """
 import gc, json, os, sys, threading, time
 from collections import deque
 import tpunb as tp
-from tpunb.recorder import Schedule
+from tpunb.profiler.capture import Schedule
 from tpunb.testing import toy_window
 
 folder, windows, early = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -87,7 +87,7 @@ def check_a_long_run(folder, windows, early, more_mb):
     assert steps.frame["step"].to_list() == list(range(200 * windows))
     assert profile.windows["window"].to_list() == list(range(profile.windows.height))
     assert profile.windows.filter(pl.col("steps") > 100).height >= 0.9 * windows
-    assert (steps.frame["seen"] == "full").mean() > 0.9
+    assert (steps.frame["traced"] == "full").mean() > 0.9
     assert set(steps.full().ops["op"].cast(pl.String)) == {f"Op{k}" for k in range(5)}
     assert len(list(folder.glob("plugins/profile/*"))) == 1
 

@@ -13,10 +13,10 @@ INIT = """
 import sys
 sys.path.insert(0, {tests!r})
 from stand_in import StandIn
-from tpunb import recorder
-from tpunb.widgets import live_line
-recorder.Local = StandIn  # a source that needs no framework
-live_line.InCell.every_s = 0.01  # not to wait for a second each time
+from tpunb.profiler import capture as capture_module
+from tpunb.widgets import frontends
+capture_module.Local = StandIn  # a source that needs no framework
+frontends.CellOutput.every_s = 0.01  # not to wait for a second each time
 %load_ext tpunb
 """
 
@@ -71,9 +71,9 @@ def test_the_cells_value_stays_its_out_and_the_summary_is_shown(notebook):
 
 LONG = """
 import time
-from tpunb.widgets import live_line
-shown, line = [], live_line.InCell.line
-live_line.InCell.line = lambda place, text: (shown.append(text), line(place, text))
+from tpunb.widgets import frontends
+shown, line = [], frontends.CellOutput.line
+frontends.CellOutput.line = lambda target, text: (shown.append(text), line(target, text))
 def train(tpu, numbers, lines):  # steps until so many lines were shown
     until = len(shown) + lines
     for i in numbers:
@@ -102,7 +102,7 @@ def test_one_line_is_updated_while_the_cell_runs_and_the_summary_takes_its_place
     )
     assert stopped is None
     ((first, *updates, summary),) = lines(notebook.messages).values()
-    assert first == "watching · 0 steps · no phase yet · no window yet"
+    assert first == "profiling · 0 steps · no phase yet · no window yet"
     assert len(updates) >= 5
     assert all(" step" in text for text in updates)  # the second may be at 1 step
     (saved,) = shown(cell)
@@ -134,7 +134,7 @@ def test_quiet_shows_nothing_and_the_result_is_in_the_variable(notebook):
     assert text(last) == "8\n"
 
 
-def test_what_the_cell_collects_holds_no_line_of_ours(notebook):
+def test_output_collected_by_the_cell_has_no_live_line(notebook):
     (_, cell, after), stopped = notebook(
         LONG,
         "%%tpupoint --window 0.05\nfrom IPython.utils.capture import capture_output\n"
@@ -168,20 +168,20 @@ def test_a_cell_that_clears_its_output_still_ends_with_the_summary(notebook):
     assert "top 3 cover" in saved["text/plain"]
 
 
-def test_a_capture_that_was_stopped_says_where(notebook):
+def test_a_stopped_capture_shows_its_last_step(notebook):
     (cell, stop), stopped = notebook(
         f"%%tpupoint --until 5 --run here\n{WORK}i", f"%%tpupoint --run there\n{WORK}tpu.stop()\nprint('went on')"
     )
     assert stopped is None
     assert results(cell) == ["7"]  # the cell went on
     (summary,) = shown(cell)
-    assert "! stopped at step 5: what the cell did after that was not watched" in summary["text/plain"]
+    assert "! stopped at step 5: the rest of the cell was not profiled" in summary["text/plain"]
     assert "5 steps" in summary["text/plain"]
-    assert "! stopped: what" in shown(stop)[0]["text/plain"]
+    assert "! stopped: the rest" in shown(stop)[0]["text/plain"]
     assert text(stop) == "went on\n"
 
 
-def test_runs_lie_in_folders_by_their_date_where_none_is_given(notebook, tmp_path):
+def test_run_folders_are_named_by_date_by_default(notebook, tmp_path):
     (cell,), stopped = notebook(f"%%tpupoint --window 0.05\n{WORK}")
     assert stopped is None
     (run,) = (tmp_path / "runs").iterdir()
@@ -192,7 +192,7 @@ def test_runs_lie_in_folders_by_their_date_where_none_is_given(notebook, tmp_pat
 @pytest.mark.parametrize(
     ("line", "schedule"),
     [
-        ("", {"window": 1.0, "every": 10.0, "burst": 3, "budget": 0.02}),
+        ("", {"window": 1.0, "every": 10.0, "burst": 3, "budget": "auto"}),
         ("--budget 0.1", {"window": 1.0, "every": 10.0, "burst": 3, "budget": 0.1}),
         ("--window 0.5", {"window": 0.5, "every": 10.0, "burst": 0, "budget": None}),
         ("--every 4", {"window": 1.0, "every": 4.0, "burst": 0, "budget": None}),
@@ -201,8 +201,8 @@ def test_runs_lie_in_folders_by_their_date_where_none_is_given(notebook, tmp_pat
         ("--continuous --window 0.2", {"window": 0.2, "every": 0.0, "burst": 0, "budget": None}),
     ],
 )
-def test_windows_are_asked_for_as_the_options_say(asked, line, schedule):
-    assert vars(asked(line)["schedule"]) == schedule
+def test_options_give_the_schedule(arguments, line, schedule):
+    assert vars(arguments(line)["schedule"]) == schedule
 
 
 @pytest.mark.parametrize(
@@ -219,24 +219,24 @@ def test_windows_are_asked_for_as_the_options_say(asked, line, schedule):
         ),
     ],
 )
-def test_windows_come_from_where_the_options_say(asked, line, source):
-    assert repr(asked(line)["source"]) == source
+def test_options_give_the_source(arguments, line, source):
+    assert repr(arguments(line)["source"]) == source
 
 
 @pytest.mark.parametrize(
     ("line", "keep", "until"), [("", "phases", None), ("--keep all --until 7", "all", 7), ("--keep none", "none", None)]
 )
-def test_what_stays_and_until_when_is_as_the_options_say(asked, line, keep, until):
-    assert (asked(line)["keep"], asked(line)["until"]) == (keep, until)
+def test_options_give_keep_and_until(arguments, line, keep, until):
+    assert (arguments(line)["keep"], arguments(line)["until"]) == (keep, until)
 
 
 @pytest.fixture
-def asked(shell):
-    """What `capture` is asked for by a line of options."""
-    from tpunb.magic import _asked
+def arguments(shell):
+    """The arguments of `capture` for a line of options."""
+    from tpunb.magic import _capture_arguments
 
     (magics,) = [one for one in shell.magics_manager.registry.values() if hasattr(one, "tpupoint")]
-    return lambda line: _asked(magics._options(line, is_cell=True)[0])
+    return lambda line: _capture_arguments(magics._options(line, is_cell=True)[0])
 
 
 def test_a_semicolon_silences_the_value(notebook):
@@ -252,7 +252,7 @@ def test_a_raising_cell_stops_run_all_with_one_traceback_and_the_partial_capture
     told = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
     assert told.count("Traceback (most recent call last)") == 1
     assert "raise ValueError('at step 8')" in told  # the user's line, not ours
-    assert "recorder.py" not in told
+    assert "capture.py" not in told
     (summary,) = shown(cell)
     assert "raised ValueError" in summary["text/plain"]
     assert "8 steps" in summary["text/plain"]
@@ -276,7 +276,7 @@ def test_multi_line_strings_and_nested_magics_survive(notebook):
     assert text(cell).count("Wall time") == 1
 
 
-def test_a_statement_is_watched_by_the_line_magic(notebook):
+def test_the_line_magic_profiles_a_statement(notebook):
     (cell,), stopped = notebook("%tpupoint --window 0.05 sum(i for i in range(10) if i != '#')")
     assert stopped is None
     assert results(cell) == ["45"]
@@ -292,36 +292,36 @@ def test_an_earlier_run_is_shown_again_and_nothing_is_run(notebook):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("--window x", "invalid float value"),
         ("--window 0", "The window parameter of Schedule"),
         ("--budget 2", "The budget parameter of Schedule must be in [0, 1]"),
-        ("--budget 0.1 --window 2", "--budget says when to watch: it takes no --window, --every or --continuous"),
-        ("--budget 0.1 --continuous", "--budget says when to watch"),
-        ("--continuous --every 2", "--continuous watches back to back: it takes no --every"),
+        ("--budget 0.1 --window 2", "--budget cannot be combined with --window"),
+        ("--budget 0.1 --every 2 --continuous", "--budget cannot be combined with --every, --continuous"),
+        ("--continuous --every 2", "--continuous cannot be combined with --every"),
         ("--until 0", "The until parameter of capture must be an int of 1 or more"),
         ("--until soon", "invalid int value"),
         ("--address nowhere", "The addresses parameter of Address must be 'host:port'"),
-        ("--address a:1 --tpu bert", "--tpu finds the addresses by itself: it takes no --address"),
-        ("--zone here", "--zone is of --tpu NAME, which is not given"),
+        ("--address a:1 --tpu bert", "--tpu cannot be combined with --address"),
+        ("--zone here", "--zone requires --tpu"),
         ("--tpu bert --port 0", "The port parameter of TPU must be in [1, 65535]"),
         ("--keep some", "invalid choice"),
-        ("--var not-a-name", "must be a variable's name"),
-        ("--threshold 0.5", "--threshold is of --method ols"),
+        ("--var not-a-name", "--var must be a variable name (got 'not-a-name')"),
+        ("--threshold 0.5", "--threshold requires --method ols (got dbscan)"),
         ("--method ols --threshold 3", "must be in [0, 1]"),
         ("--nonsense", "unrecognized arguments"),
-        ("x = 1", "goes on the next line"),
-        ("--run 'unclosed", "cannot read the options"),
-        ("--load nowhere", "takes no code"),
+        ("x = 1", "unexpected text: x = 1 (put code on the line after %%tpupoint)"),
+        ("--run 'unclosed", "cannot parse the options"),
+        ("--load nowhere", "--load cannot be combined with code"),
     ],
 )
-def test_bad_options_are_usage_errors_and_run_nothing(shell, line, said):
+def test_wrong_options_are_usage_errors_and_run_nothing(shell, line, message):
     from IPython.core.error import UsageError
 
     with pytest.raises(UsageError) as caught:
         shell.run_cell_magic("tpupoint", line, "ran = True")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "ran" not in shell.user_ns
 
 
@@ -337,7 +337,7 @@ def test_a_second_capture_is_a_usage_error(shell, monkeypatch):
     from IPython.core.error import UsageError
 
     first = SimpleNamespace(is_over=False, writer=SimpleNamespace(source="runs/first"))
-    monkeypatch.setattr("tpunb.recorder._running", [first])
+    monkeypatch.setattr("tpunb.profiler.capture._running", [first])
     with pytest.raises(UsageError, match="a capture into runs/first is running; end it first"):
         shell.run_cell_magic("tpupoint", "", "ran = True")
     assert "ran" not in shell.user_ns
@@ -353,7 +353,7 @@ def test_a_source_that_cannot_begin_is_a_usage_error_of_one_line(shell, monkeypa
         def refuse(_, error=error):
             raise error
 
-        monkeypatch.setattr("tpunb.sources.address.Address.start", refuse)
+        monkeypatch.setattr("tpunb.profiler.sources.address.Address.start", refuse)
         with pytest.raises(UsageError) as caught:
             shell.run_cell_magic("tpupoint", f"--address a:1 --run {tmp_path / 'run'}", "ran = True")
         assert str(caught.value) == f"{error}; {error.hint}"
@@ -361,10 +361,10 @@ def test_a_source_that_cannot_begin_is_a_usage_error_of_one_line(shell, monkeypa
 
 
 @pytest.mark.parametrize("option", ["--address a:1", "--tpu x", "--every 3", "--continuous", "--until 0", "--keep all"])
-def test_loading_takes_no_option_of_a_run(shell, option):
+def test_load_cannot_be_combined_with_options_of_a_capture(shell, option):
     from IPython.core.error import UsageError
 
-    with pytest.raises(UsageError, match=f"--load shows an earlier run: it takes no {option.split()[0]}"):
+    with pytest.raises(UsageError, match=f"--load cannot be combined with {option.split()[0]}"):
         shell.run_line_magic("tpupoint", f"{option} --load here")
 
 
@@ -378,7 +378,7 @@ def test_top_level_await_is_a_usage_error_that_says_what_to_do(shell):
 BREAK = "import tpunb.magic\ndef broken(*_):\n    raise RuntimeError('ours')\ntpunb.magic.phases = broken"
 
 
-def test_what_goes_wrong_in_showing_never_hides_the_users_exception(notebook):
+def test_an_error_in_showing_never_hides_the_exception_of_the_cell(notebook):
     (_, cell), stopped = notebook(BREAK, f"%%tpupoint --window 0.05\n{WORK}raise KeyError('mine')")
     assert stopped is not None
     (error,) = errors(cell)
@@ -388,7 +388,7 @@ def test_what_goes_wrong_in_showing_never_hides_the_users_exception(notebook):
     assert "could not be shown: RuntimeError('ours')" in told
 
 
-def test_what_goes_wrong_in_showing_never_takes_the_cells_value(notebook):
+def test_an_error_in_showing_never_loses_the_value_of_the_cell(notebook):
     (_, cell), stopped = notebook(BREAK, f"%%tpupoint --window 0.05\n{WORK}6 * 7")
     assert stopped is None
     assert results(cell) == ["42"]
@@ -405,7 +405,7 @@ def test_a_run_that_is_not_there_is_a_usage_error(shell, tmp_path):
 def test_an_empty_cell_is_a_usage_error(shell):
     from IPython.core.error import UsageError
 
-    with pytest.raises(UsageError, match="no code to watch"):
+    with pytest.raises(UsageError, match="no code to profile"):
         shell.run_cell_magic("tpupoint", "", "\n")
 
 
@@ -440,7 +440,7 @@ def test_options_are_cut_from_the_statement_and_the_statement_left_alone():
         _split("--run 'unclosed work()")
 
 
-def test_unloading_makes_the_shell_as_it_was(shell):
+def test_unloading_removes_the_magics(shell):
     shell.extension_manager.unload_extension("tpunb")
     assert shell.find_cell_magic("tpupoint") is None
     assert shell.find_line_magic("tpupoint") is None
@@ -465,8 +465,8 @@ from slow_jobs import at_hand, little
 from test_online import Chosen
 from tpunb.tuning import online
 online._SECONDS, online._FIRST, online.Tuner = 0.0, 5, Chosen
-online.Online._is_hot = lambda *_: True
-online._Tunable.rest = lambda *_: 1e6
+online.Online._phase_obstacle = lambda *_: None
+online._TunableFit.rest = lambda *_: 1e6
 """
 
 
@@ -476,48 +476,48 @@ def test_a_cell_is_tuned_while_it_runs_and_the_values_are_shown(notebook):
         "%%tpupoint --tune --tune-budget 60 --run here\nhistory = little().fit(at_hand(), epochs=3, verbose=0).history",
         "again = little().fit(at_hand(), epochs=3, verbose=0).history\n"
         "print(tpu.tuning.best['end prefetch'], tpu.job, history == again)\n"
-        "print(tpu.steps.frame.filter(tpu.steps.frame['mark'] == 'tune').height)",
+        "print(tpu.steps.frame.filter(tpu.steps.frame['kind'] == 'tune').height)",
     )
     assert stopped is None
     (summary,) = shown(cell)
     for form in summary["text/plain"], summary["text/html"]:
-        assert "tuning while it ran: " in form
+        assert "tuning: " in form
         assert "end prefetch = AUTOTUNE" in form
         assert "2.00 times as fast (1.50 to 3.00)" in form
-        assert "in all, tuning included; at the pace before: about" in form
+        assert "in all, including tuning; without: about" in form
     assert text(after).endswith("-1 Job(little, tf.data, 1 model) True\n1\n")  # Keras warns before it
 
 
-def test_where_nothing_was_tuned_the_summary_tells_why(notebook):
+def test_the_summary_explains_why_nothing_was_tuned(notebook):
     (cell, after), stopped = notebook(f"%%tpupoint --tune --window 0.05\n{WORK}", "print(tpu.tuning)")
     assert stopped is None
-    assert "tuning while it ran: no fit was seen" in shown(cell)[0]["text/plain"]
+    assert "tuning: no fit was seen" in shown(cell)[0]["text/plain"]
     assert text(after) == "None\n"
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("--tune --tune-budget 0", "The budget parameter of tuned must be above 0 seconds. Got 0.0 instead."),
-        ("--tune-budget 3", "--tune-budget is of --tune, which is not given"),
-        ("--tune --load here", "takes no code"),
+        ("--tune-budget 3", "--tune-budget requires --tune"),
+        ("--tune --load here", "--load cannot be combined with code"),
     ],
 )
-def test_bad_options_of_tuning_are_usage_errors(shell, line, said):
+def test_wrong_options_of_tuning_are_usage_errors(shell, line, message):
     from IPython.core.error import UsageError
 
     with pytest.raises(UsageError) as caught:
         shell.run_cell_magic("tpupoint", line, "ran = True")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "ran" not in shell.user_ns
 
 
 def test_without_keras_tuning_is_a_usage_error(shell, monkeypatch):
     from IPython.core.error import UsageError
 
-    from tpunb.resuming import keras_fit
+    from tpunb.training import keras_hooks
 
-    keras_fit._check.cache_clear()
+    keras_hooks._check_keras.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "keras", None)
     with pytest.raises(UsageError, match=r"keras.*pip install"):
         shell.run_cell_magic("tpupoint", "--tune", "ran = True")

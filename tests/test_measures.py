@@ -1,4 +1,4 @@
-"""One figure of each run: what was measured, modelled and published look different, and what is not known is said."""
+"""One figure per run: measured, modelled and published ones look different."""
 
 import re
 from itertools import pairwise
@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_charts import EVIL, texts_of
 
-from tpunb import charts, pictures
+from tpunb import charts
+from tpunb.charts import render
 from tpunb.charts.measures import placed
 from tpunb.errors import TpunbError
 
@@ -55,10 +56,10 @@ def test_a_figure_is_a_bar_with_its_value_beside_it():
     assert chart.to_dict()["title"]["subtitle"] == ["2 runs: 1 measured, 1 modelled"]
     said = texts_of(chart)
     assert all(text in said for text in ("Idle", "bert", "38.9 %", "measured", "modelled", "100 %"))
-    assert pictures.png(chart)
+    assert render.png(chart)
 
 
-def test_how_it_came_about_is_never_of_one_look():
+def test_measured_modelled_and_published_look_different():
     chart = drawn(*(("bert", 0.1 * i, how) for i, how in enumerate(["published", "modelled", "measured"])))
     looks = {name: bars(chart)["encoding"][name]["scale"] for name in ("fill", "stroke", "strokeDash")}
     assert all(look["domain"] == ["measured", "modelled", "published"] for look in looks.values())
@@ -69,25 +70,25 @@ def test_how_it_came_about_is_never_of_one_look():
     assert all(how in texts_of(chart) for how in ("measured", "modelled", "published"))
 
 
-def test_the_legend_has_what_is_drawn():
+def test_the_legend_lists_what_is_drawn():
     chart = drawn(("bert", 0.5, "measured"), ("bert", None, "modelled"))
     assert bars(chart)["encoding"]["fill"]["scale"]["domain"] == ["measured"]
 
 
-def test_what_is_not_known_is_said_in_place_of_a_bar():
+def test_unknown_is_written_in_place_of_a_bar():
     chart = drawn(("bert", None, "measured", "naive"), ("bert", float("nan"), "modelled"), ("dcgan", 0.0, "measured"))
     assert [row["run"] for row in bars(chart)["rows"]] == ["dcgan"]
-    assert column(chart, "said") == ["not known", "not known"]
+    assert column(chart, "unknown") == ["unknown", "unknown"]
     assert column(chart, "text") == ["naive", "", "0.0 %"]
-    assert "bert, naive: not known; bert: not known; dcgan: 0.0 %, measured" in chart.description
-    assert "1 measured, 2 not known" in chart.to_dict()["title"]["subtitle"][0]
+    assert "bert, naive: unknown; bert: unknown; dcgan: 0.0 %, measured" in chart.description
+    assert "1 measured, 2 unknown" in chart.to_dict()["title"]["subtitle"][0]
 
 
-def test_no_line_crosses_what_is_not_known():
+def test_no_line_crosses_unknown():
     def right(*lines, **more):
         across = ((None, line, "published", "paper") for line in lines)
         (text,) = (
-            each for each in layers(drawn(("bert", None, "measured"), *across, **more)) if layer_is(each, "said")
+            each for each in layers(drawn(("bert", None, "measured"), *across, **more)) if layer_is(each, "unknown")
         )
         return text["mark"]["dx"]
 
@@ -97,12 +98,12 @@ def test_no_line_crosses_what_is_not_known():
     assert right(10.0, share=False) == pytest.approx(440 / 10.5 + 6)  # the line at 1
 
 
-def test_where_nothing_is_known_that_is_all_it_says():
+def test_unknown_figures_alone_are_drawn():
     chart = drawn(("bert", None, "measured"), ("dcgan", None, "measured"))
     assert bars(chart)["rows"] == []
-    assert texts_of(chart).count("not known") >= 2
-    assert pictures.png(chart)
-    assert pictures.svg(drawn(("bert", None, "measured"), share=False))
+    assert texts_of(chart).count("unknown") >= 2
+    assert render.png(chart)
+    assert render.svg(drawn(("bert", None, "measured"), share=False))
 
 
 def test_figures_of_a_run_stand_together_in_their_order():
@@ -124,7 +125,7 @@ def test_figures_of_a_run_stand_together_in_their_order():
         max_size=20,
     )
 )
-def test_every_figure_has_a_place_of_its_own(rows):
+def test_no_two_figures_overlap(rows):
     found = placed(frame(*rows), share=True)
     assert found.height == len(rows)
     for run in {run for run, *_ in rows}:
@@ -135,14 +136,14 @@ def test_every_figure_has_a_place_of_its_own(rows):
     assert all(bottom < top for bottom, top in zip(found["bottom"], found["top"][1:], strict=False))
 
 
-def test_an_interval_is_a_line_and_is_told():
+def test_an_interval_is_a_line_with_its_ends_in_the_text():
     chart = drawn(("bert", 0.5, "measured", "naive", 0.4, 0.625), ("dcgan", 0.5, "measured", None, 0.4, None))
     lines = [layer for layer in layers(chart) if layer["encoding"].get("x2", {}).get("field") == "high"]
     assert [(row["low"], row["high"]) for layer in lines for row in layer["rows"]] == [(40, 62.5)]
     assert column(chart, "text") == ["50.0 % [40.0, 62.5] · naive", "50.0 %"]
 
 
-def test_ratios_have_a_line_at_one_and_are_told_as_times():
+def test_ratios_have_a_line_at_one():
     chart = drawn(("bert", 1.12, "measured", None, 1.05, 1.2), ("dcgan", 0.9, "measured"), share=False)
     assert column(chart, "text") == ["1.12x [1.05, 1.20]", "0.90x"]
     (one,) = (layer for layer in layers(chart) if [row["about"] for row in layer["rows"]] == ["1x: no change"])
@@ -163,10 +164,10 @@ def test_a_wide_interval_does_not_press_the_bars_together():
     assert column(chart, "text") == ["1.00x [0.50, 1000.00]"]
 
 
-# -- what was published of no run -------------------------------------------------------------------------------------
+# -- published values of no run ----------------------------------------------------------------------------------------
 
 
-def test_what_was_published_of_no_run_is_a_line_with_its_name():
+def test_a_published_value_of_no_run_is_a_line_with_its_name():
     chart = drawn(("bert", 0.5, "measured"), (None, 0.389, "published", "paper, mean on TPU v2"))
     rules = [layer for layer in layers(chart) if layer["mark"]["type"] == "rule" and "x2" not in layer["encoding"]]
     assert [row["value"] for row in rules[0]["rows"]] == [pytest.approx(38.9)]
@@ -177,7 +178,7 @@ def test_what_was_published_of_no_run_is_a_line_with_its_name():
 
 
 @pytest.mark.parametrize(
-    ("form", "share", "said"),
+    ("form", "share", "text"),
     [
         ("paper: 38.90 %", True, "paper: 38.90 %"),
         ("paper: 1.12x", False, "paper: 1.12x"),
@@ -186,9 +187,9 @@ def test_what_was_published_of_no_run_is_a_line_with_its_name():
         (None, True, "published: 38.9 %"),
     ],
 )
-def test_its_figure_is_told_once(form, share, said):
+def test_its_figure_is_written_once(form, share, text):
     chart = drawn(("bert", 0.5, "measured"), (None, 0.389, "published", form), share=share)
-    assert column(chart, "about") == [said]
+    assert column(chart, "about") == [text]
 
 
 def test_names_of_lines_stand_on_either_side_or_in_lines_of_their_own():
@@ -210,7 +211,7 @@ def test_a_line_without_a_figure_is_left_out():
     assert column(chart, "about") == []
 
 
-# -- what cannot be drawn ---------------------------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------------
 
 
 def test_no_run_is_no_picture():
@@ -221,7 +222,7 @@ def test_no_run_is_no_picture():
 
 
 @pytest.mark.parametrize(
-    ("row", "share", "said"),
+    ("row", "share", "message"),
     [
         (
             ("bert", 0.5, "guessed"),
@@ -237,12 +238,12 @@ def test_no_run_is_no_picture():
         (("bert", 0.5, "measured", None, 0.6, 0.4), True, "The low column of measures must be no more than high"),
     ],
 )
-def test_a_wrong_figure_is_told(row, share, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_wrong_figure_raises(row, share, message):
+    with pytest.raises(ValueError, match=message):
         drawn(row, share=share)
 
 
-def test_a_wrong_frame_is_told():
+def test_a_wrong_frame_raises():
     right = frame(("bert", 0.5, "measured"))
     with pytest.raises(TypeError, match=r"The frame parameter of measures must be a polars DataFrame\. Got 3 instead"):
         charts.measures(3, title="Idle")
@@ -261,7 +262,7 @@ def test_columns_that_may_be_absent_or_of_another_kind():
     chart = charts.measures(bare.with_columns(pl.col("how").cast(pl.Categorical)), title="Idle")
     assert column(chart, "text") == ["100.0 %"]
     nothing = bare.with_columns(value=None, form=None)
-    assert column(charts.measures(nothing, title="Idle"), "said") == ["not known"]
+    assert column(charts.measures(nothing, title="Idle"), "unknown") == ["unknown"]
     above = bare.with_columns(value=1 + 1e-12)  # a mean of shares may be
     assert column(charts.measures(above, title="Idle"), "text") == ["100.0 %"]
 

@@ -8,7 +8,7 @@ from sklearn.metrics import adjusted_rand_score
 from tpunb import schema
 from tpunb.cluster import DBSCAN, HDBSCAN, OLS, KMeans, OLSPlus, phases
 from tpunb.frames import Steps
-from tpunb.testing import KINDS, check_method, known_run, toy_steps
+from tpunb.testing import KINDS, check_method, synthetic_run, toy_steps
 
 
 def every_other(steps):
@@ -61,7 +61,7 @@ def test_the_rules_catch_who_breaks_them(wrong, rule):
         toy_steps("a"),
         toy_steps("aaabbb"),
         toy_steps("abcdefgh"),
-        toy_steps("abc", seen="ftp"),
+        toy_steps("abc", traced="fnp"),
         two_hosts(),
         two_hosts("a", "b"),
         no_ops(),
@@ -112,7 +112,7 @@ def labels_of(steps, method):
 
 
 @pytest.mark.parametrize("method", OURS, ids=repr)
-def test_the_order_of_hosts_says_nothing(method):
+def test_the_order_of_hosts_does_not_matter(method):
     hosts = [toy_steps("aaaabbbbbcccaaz" * 2, host="one"), toy_steps("bbbbccccaaaaadd" * 2, host="two")]
     found = [
         labels_of(Steps(pl.concat([run.frame for run in runs]), pl.concat([run.ops for run in runs])), method)
@@ -141,7 +141,7 @@ GAPS = {
 @pytest.mark.parametrize("method", OURS, ids=repr)
 @pytest.mark.parametrize("gap", GAPS)
 @pytest.mark.parametrize("columns", [("self_ps", "total_ps", "count"), ("dur_ps", "device_ps", "idle_ps")], ids=str)
-def test_what_is_unknown_or_negative_is_nothing(method, gap, columns):
+def test_null_and_negative_values_count_as_0(method, gap, columns):
     steps = two_hosts("aaaabbbbccc", "aaaabbbbccc")
     odd, plain = (
         Steps(
@@ -170,8 +170,8 @@ def test_every_sweep_marks_one_choice(method):
 
 
 @pytest.mark.parametrize("method", OURS, ids=repr)
-def test_the_order_and_the_names_of_ops_say_nothing(method):
-    steps = known_run(300, 60).steps
+def test_order_and_names_of_ops_do_not_matter(method):
+    steps = synthetic_run(300, 60).steps
     renamed = {
         op: f"op_{i}" for i, op in enumerate(reversed(steps.ops["op"].cast(pl.String).unique().sort().to_list()))
     }
@@ -184,15 +184,15 @@ def test_the_order_and_the_names_of_ops_say_nothing(method):
 
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("method", [DBSCAN(), HDBSCAN(), OLSPlus()], ids=repr)
-def test_finds_the_phases_of_a_known_run(method, hard):
-    run = known_run(3000, 100, seed=7, hard=hard)
+def test_finds_the_phases_of_a_synthetic_run(method, hard):
+    run = synthetic_run(3000, 100, seed=7, hard=hard)
     clean = run.phase >= 0
     assert adjusted_rand_score(run.phase[clean], np.array(method(run.steps))[clean]) >= 0.98
 
 
 @pytest.mark.parametrize("method", [DBSCAN(), HDBSCAN(), KMeans(), OLSPlus()], ids=repr)
 def test_a_run_of_one_kind_is_one_phase(method):
-    run = known_run(600, 60)
+    run = synthetic_run(600, 60)
     steady = run.steps.frame.filter(pl.Series(run.phase == KINDS.index("steady")))
     labels = phases(Steps(steady, run.steps.ops), method).labels
     assert (labels == 0).mean() > 0.98

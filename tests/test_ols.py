@@ -47,7 +47,7 @@ def test_similarity_is_never_more_than_1():
     assert similar.tolist() == [1, 1, 1, 0, 1, 1]
 
 
-def test_similarities_are_worked_out_once_and_nobody_writes_into_them():
+def test_similarities_are_computed_once_and_read_only():
     steps = toy_steps("aab")
     assert similarities(steps) is similarities(steps)
     with pytest.raises(ValueError, match="read-only"):
@@ -75,7 +75,7 @@ def test_a_host_op_is_not_a_device_op_of_its_name():
     assert OLS()(Steps(steps.frame, steps.ops.with_columns(side=sides))) == [0, 1]
 
 
-def test_each_host_is_scanned_on_its_own():
+def test_each_host_is_scanned_by_itself():
     one, two = steps_of([{"a"}, {"b"}], "one"), steps_of([{"b"}, {"b"}, {"c"}], "two")
     both = Steps(pl.concat([two.frame, one.frame]), pl.concat([one.ops, two.ops]))
     labels = OLS()(both)
@@ -120,6 +120,6 @@ def test_a_wrong_threshold(method, threshold):
         method(threshold)
 
 
-def test_says_what_it_is():
+def test_repr():
     assert repr(OLS()) == "OLS()"
     assert repr(OLS(0.9)) == "OLS(threshold=0.9)"

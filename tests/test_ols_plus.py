@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
-from tpunb.cluster.ols_plus import MOST, SWEEP, OLSPlus, OnlineOLSPlus
+from tpunb.cluster.ols import MOST
+from tpunb.cluster.ols_plus import SWEEP, OLSPlus, OnlineOLSPlus
 from tpunb.frames import Steps
 from tpunb.testing import spelled_steps, toy_steps
-from tpunb.testing.known_runs import known_run
+from tpunb.testing.synthetic_runs import synthetic_run
 
 NAMES = st.sampled_from("abcdef")
 SIDE = st.dictionaries(NAMES, st.sampled_from([0, 1, 2, 5, 40]), max_size=6)
@@ -108,7 +109,7 @@ def test_a_step_twice_as_long_is_no_other():
     assert OLSPlus(time=1)(spelled_steps(*told)) == fed(told, time=1) == [0, 0]
 
 
-def test_the_host_does_not_drown_the_device():
+def test_host_and_device_are_compared_separately():
     # nearly all time is the host's, and alike; on the device the two operations change places
     told = [({"a": 9, "b": 1}, {"wait": 1000}), ({"a": 1, "b": 9}, {"wait": 1000})]
     assert OLSPlus()(spelled_steps(*told)) == fed(told) == [0, 1]
@@ -129,20 +130,20 @@ def test_operations_of_no_time_count_as_operations():
     assert fed(told) == [0, 0, 1, 0, 0]
 
 
-def test_a_phase_whose_steps_are_all_alike_wants_more():
+def test_a_phase_of_equal_steps_accepts_less():
     steady, shifted = {"a": 80, "b": 20}, {"a": 45, "b": 55}  # Bhattacharyya 0.932
     assert fed(on_device(*[steady] * 5, shifted)) == [0] * 6
     assert fed(on_device(*[steady] * 20, shifted)) == [0] * 20 + [1]
 
 
-def test_a_phase_whose_steps_scatter_wants_less():
+def test_a_phase_of_scattered_steps_accepts_more():
     shifted = {"a": 40, "b": 60}
     narrow, wide = ([{"a": 80 + by, "b": 20 - by} for by in (-x, x)] for x in (2, 15))
     assert fed(on_device(*narrow * 10, shifted)) == [0] * 20 + [1]
     assert fed(on_device(*wide * 10, shifted)) == [0] * 21
 
 
-def test_of_two_phases_that_would_have_a_step_the_one_of_more_steps_does():
+def test_a_step_joins_the_larger_of_two_phases():
     few, many, between = {"a": 1, "b": 9}, {"a": 9, "b": 1}, {"a": 5, "b": 5}
     told = on_device(few, few, many, many, many, few, between)
     assert fed(told, time=0.8) == [0, 0, 1, 1, 1, 0, 0]  # as many each: that of the step before
@@ -159,7 +160,7 @@ def test_hosts_share_their_phases():
 # noise
 
 
-def test_short_runs_have_no_noise_unless_asked():
+def test_short_runs_have_no_outliers_by_default():
     assert OLSPlus()(toy_steps("aabac")) == [0, 0, 1, 0, 2]
     assert OLSPlus(least=2)(toy_steps("aabac")) == [0, 0, -1, 0, -1]
     assert OLSPlus(least=9)(toy_steps("aabac")) == [-1] * 5
@@ -173,8 +174,8 @@ def test_longer_runs_have():
 
 @pytest.mark.parametrize("hard", [False, True], ids=["easy", "hard"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_finds_the_phases_of_a_known_run_and_its_corrupted_steps(seed, hard):
-    run = known_run(4000, 150, seed=seed, hard=hard)
+def test_finds_the_phases_and_corrupted_steps_of_a_synthetic_run(seed, hard):
+    run = synthetic_run(4000, 150, seed=seed, hard=hard)
     labels = np.array(OLSPlus()(run.steps))
     clean = run.phase >= 0
     assert adjusted_rand_score(run.phase[clean], labels[clean]) >= 0.95
@@ -186,7 +187,7 @@ def test_finds_the_phases_of_a_known_run_and_its_corrupted_steps(seed, hard):
 
 
 @given(STEPS, LIMIT, LIMIT)
-def test_bulk_is_online_is_what_is_spelled_out(told, ops, time):
+def test_bulk_equals_online_equals_the_definition(told, ops, time):
     expected = spelled_out(told, ops, time)
     assert fed(told, ops, time) == expected
     assert OLSPlus(ops, time, least=1)(spelled_steps(*told)) == expected
@@ -199,14 +200,14 @@ def test_scatter_is_learnt_as_it_is_spelled_out(times):
 
 
 @given(STEPS, st.permutations("abcdef"))
-def test_the_names_and_the_order_of_operations_say_nothing(told, names):
+def test_names_and_order_of_operations_do_not_matter(told, names):
     other = dict(zip("abcdef", names, strict=True))
     renamed = [tuple({other[op]: own for op, own in reversed(side.items())} for side in step) for step in told]
     assert OLSPlus()(spelled_steps(*renamed)) == OLSPlus()(spelled_steps(*told))
     assert fed(renamed) == fed(told)
 
 
-def test_what_is_kept_is_bounded_and_the_large_phases_stay():
+def test_memory_is_bounded_and_large_phases_stay():
     train = {"matmul": 3}
     scan = OnlineOLSPlus()
     labels = [scan.feed(step) for i in range(1000) for step in (train, {f"op{i}": 1})]
@@ -223,8 +224,8 @@ def test_what_is_kept_is_bounded_and_the_large_phases_stay():
 # the sweep
 
 
-def test_the_sweep_marks_the_choice_and_tells_it_exactly():
-    run = known_run(2000, 100, seed=4)
+def test_the_chosen_row_of_the_sweep_is_exact():
+    run = synthetic_run(2000, 100, seed=4)
     labels = OLSPlus()(run.steps)
     sweep = labels.sweeps["ops"]
     assert sweep.schema == {"ops": pl.Float64, "phases": pl.Int64, "noise": pl.Float64, "chosen": pl.Boolean}
@@ -233,8 +234,8 @@ def test_the_sweep_marks_the_choice_and_tells_it_exactly():
     assert chosen == (0.97, len(set(labels) - {-1}), pytest.approx(labels.count(-1) / 2000), True)
 
 
-def test_the_sweep_shows_what_other_values_would_find():
-    run = known_run(2000, 100, seed=4)
+def test_the_sweep_agrees_with_other_values():
+    run = synthetic_run(2000, 100, seed=4)
     sweep = OLSPlus()(run.steps).sweeps["ops"]
     for value in (0.6, 0.9, 0.99):
         labels = OLSPlus(value)(run.steps)
@@ -274,6 +275,6 @@ def test_a_wrong_least(least):
         OLSPlus(least=least)
 
 
-def test_says_what_it_is():
+def test_repr():
     assert repr(OLSPlus()) == "OLSPlus()"
     assert repr(OLSPlus(0.9, least=5)) == "OLSPlus(ops=0.9, least=5)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,14 +11,20 @@ from resumed_fits import FITS, cell
 from slow_jobs import at_hand, little, reading
 
 import tpunb as tp
-from tpunb.checkpoint import checkpoints
-from tpunb.recorder import Schedule
-from tpunb.resuming import checkpointing, datasets, keras_fit, resume
+from tpunb.checkpoint import checkpointing, checkpoints
+from tpunb.checkpoint.resume import resume
+from tpunb.cluster import phases
+from tpunb.profiler.capture import Schedule
+from tpunb.testing import toy_steps
+from tpunb.tfdata import rewrite
+from tpunb.training import keras_hooks
 from tpunb.tuning import online, trial
-from tpunb.tuning.nouns import Speedup, Trial, Tuning
+from tpunb.tuning.model_based import model_based
 from tpunb.tuning.online import tuned
+from tpunb.tuning.parameters import Kind
 from tpunb.tuning.pipeline import Pipeline
-from tpunb.tuning.trial import Track
+from tpunb.tuning.results import Speedup, Trial, Tuning
+from tpunb.tuning.trial import TrialRunner
 
 tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
@@ -28,13 +35,13 @@ CALLS = "map:1(fetched) parallel calls"
 class Idle:
     """A listener that does nothing: fits are hooked, and their shuffles get seeds."""
 
-    def taken(self, fit, data):
+    def on_data(self, fit, data):
         return data
 
-    def begun(self, fit):
+    def on_begin(self, fit):
         pass
 
-    def stepped(self, fit, *, anew):
+    def on_step(self, fit, *, repeated):
         pass
 
 
@@ -42,25 +49,28 @@ class Chosen:
     """A tuner that runs a trial of the present values and one of others, and chooses these whatever they gain."""
 
     def __init__(self, job, start, search, budget, journal):
-        self.job, self.start, self.said, self.tuning = job, start, [], Tuning(())
+        self.job, self.start, self.messages, self.tuning = job, start, [], Tuning(())
 
     def trials(self):
-        knobs = [knob for knob in self.job.pipeline.knobs if knob.verdict != "refused"]
-        values = {knob.name: other(knob) for knob in knobs if not knob.name.endswith((" order", " cached"))}
-        with Track(self.job, self.start, warm=1, window=4) as track:
-            assert track.run({}).digest == track.run(values).digest
+        parameters = [one for one in self.job.pipeline.parameters if one.verdict != "locked" and one.kind != Kind.CACHE]
+        values = {parameter.name: other(parameter) for parameter in parameters}
+        with TrialRunner(self.job, self.start, warmup=1, window=4) as runner:
+            baseline = runner.calibrate()
+            assert baseline.result.digest == baseline.trial(values).digest
             yield Trial(0, {}, "default", 1.0)
-        self.tuning = Tuning((), values, Speedup(2.0, 1.5, 3.0), tuple(self.said))
+        self.tuning = Tuning((), values, Speedup(2.0, 1.5, 3.0), tuple(self.messages))
 
 
-def other(knob):
-    return next(value for value in reversed(knob.domain) if value != knob.present)
+def other(parameter):
+    return next(value for value in reversed(parameter.domain) if value != parameter.current)
 
 
 @pytest.fixture(autouse=True)
 def the_same_seeds(monkeypatch):
     """Shuffles without a seed get the same in every run; TensorFlow's global seed is unset, as in a new process."""
-    monkeypatch.setattr(datasets, "draw_seeds", lambda graph: [77 + i for i in range(len(datasets.unseeded(graph)))])
+    monkeypatch.setattr(
+        rewrite, "draw_seeds", lambda graph: [77 + i for i in range(len(rewrite.unseeded_shuffles(graph)))]
+    )
     tf.random.set_seed(None)
 
 
@@ -72,7 +82,7 @@ def at(monkeypatch):
         monkeypatch.setattr(online, "_SECONDS", 0.0)
         monkeypatch.setattr(online, "_FIRST", step)
         monkeypatch.setattr(online, "Tuner", Chosen)
-        monkeypatch.setattr(online._Tunable, "rest", lambda fit, step: 1e6)  # as if it paid
+        monkeypatch.setattr(online._TunableFit, "rest", lambda fit, step: 1e6)  # as if it paid
 
     return after
 
@@ -84,7 +94,7 @@ def seen(name):
 
 
 def untuned(name):
-    with keras_fit.listening(Idle()):
+    with keras_hooks.listening(Idle()):
         return seen(name)
 
 
@@ -100,21 +110,25 @@ EVERY = [(name, step) for name, (data, _) in FITS.items() if data is not None fo
 def comes_out_the_same(name, step, at):
     at(step)
     with tuned(budget=1e6) as found:
-        told = seen(name)
-    assert found.tuning is not None, found.said
+        result = seen(name)
+    assert found.tuning is not None, sentences(found)
     assert found.values == found.tuning.best != {}
-    assert told == untuned(name)
+    assert result == untuned(name)
 
 
 @pytest.mark.parametrize(("name", "step"), [(name, step) for name, steps in QUICK.items() for step in steps])
-def test_what_comes_out_is_what_it_would_have_been(name, step, at):
+def test_the_output_is_the_same(name, step, at):
     comes_out_the_same(name, step, at)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "step"), EVERY)
-def test_so_it_is_wherever_it_is_tuned(name, step, at):
+def test_the_output_is_the_same_at_every_step(name, step, at):
     comes_out_the_same(name, step, at)
+
+
+def sentences(found):
+    return [*map(str, found.messages)]
 
 
 def fitted(data, *, epochs=2, model=None, **more):
@@ -125,23 +139,23 @@ def fitted(data, *, epochs=2, model=None, **more):
     return [weight.tolist() for weight in model.get_weights()], losses
 
 
-def test_values_that_are_shown_to_be_faster_are_taken_over(tmp_path, monkeypatch):
+def test_faster_values_take_over(tmp_path, monkeypatch):
     monkeypatch.setattr(trial, "_SECONDS", 0.1)
     with tuned(budget=30, folder=tmp_path) as found:
-        told = fitted(reading(n=400), epochs=3)
-    assert found.tuning.best[CALLS] != 1, found.said
+        result = fitted(reading(n=400), epochs=3)
+    assert found.tuning.best[CALLS] != 1, sentences(found)
     assert found.tuning.speedup.low > 1
     assert Tuning.read(tmp_path).best == found.tuning.best
-    assert told == fitted(reading(n=400), epochs=3)
+    assert result == fitted(reading(n=400), epochs=3)
     assert found.seconds > 0
     assert repr(found).startswith(f"Online({len(found.tuning.trials)} trials, ")
     assert CALLS in repr(found)
     chosen, whole = found.facts
     assert CALLS in chosen
-    assert "in all, tuning included; at the pace before: about" in whole
+    assert "in all, including tuning; without: about" in whole
 
 
-def test_a_later_fit_of_the_same_data_goes_on_as_it_would(at):
+def test_a_later_fit_of_the_same_data_is_unchanged(at):
     def two():
         data = at_hand().shuffle(40, seed=4)
         return [fitted(data, epochs=2), fitted(data, epochs=1)]
@@ -172,7 +186,7 @@ def test_random_numbers_are_what_they_would_be(at):
     assert found.tuning.best
 
 
-def test_callbacks_hear_of_no_trial(at):
+def test_callbacks_see_no_trial(at):
     heard = []
 
     class Hears(keras.callbacks.Callback):
@@ -195,25 +209,25 @@ def breaking(error):
     class Breaks(Chosen):
         def trials(self):
             yield from super().trials()
-            with Track(self.job, self.start, warm=1, window=2) as track:
-                track.run({})
+            with TrialRunner(self.job, self.start, warmup=1, window=2) as runner:
+                runner.calibrate()
                 raise error
 
     return Breaks
 
 
-def test_what_goes_wrong_in_tuning_leaves_the_fit_alone(at, monkeypatch):
+def test_an_error_in_tuning_does_not_affect_the_fit(at, monkeypatch):
     plain = fitted(at_hand())
     at(5)
     monkeypatch.setattr(online, "Tuner", breaking(ValueError("ours")))
     with tuned(budget=1e6) as found:
         assert fitted(at_hand()) == plain
-    assert found.said[-1] == "Tuning ended early, and the training went on as it was: ValueError: ours."
+    assert str(found.messages[-1]) == "Tuning ended with an error, and training continued unchanged: ValueError: ours."
     assert found.values == {}
-    assert found.facts[-1].endswith(found.said[-1])
+    assert found.facts[-1].endswith(str(found.messages[-1]))
 
 
-def test_data_that_cannot_be_rebuilt_for_whatever_reason_stay_as_they_are(at, monkeypatch):
+def test_data_that_cannot_be_rebuilt_stay_as_they_are(at, monkeypatch):
     def fails(pipeline, values):
         raise RuntimeError("ours")
 
@@ -222,7 +236,7 @@ def test_data_that_cannot_be_rebuilt_for_whatever_reason_stay_as_they_are(at, mo
     monkeypatch.setattr(Pipeline, "in_place", fails)
     with tuned(budget=1e6) as found:
         assert fitted(at_hand()) == plain
-    assert found.said == ["Nothing was tried: RuntimeError: ours."]
+    assert sentences(found) == ["Not tuned: RuntimeError: ours."]
 
 
 def test_an_interrupt_ends_the_fit_as_it_does(at, monkeypatch):
@@ -241,7 +255,7 @@ def test_an_interrupt_ends_the_fit_as_it_does(at, monkeypatch):
 # ---- where nothing is tried
 
 
-def test_too_little_a_budget_is_told_before_it_is_spent():
+def test_a_budget_that_is_too_small_is_not_spent():
     class Ends(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             self.model.stop_training = batch >= 150
@@ -249,24 +263,24 @@ def test_too_little_a_budget_is_told_before_it_is_spent():
     with tuned() as found:
         fitted(reading(n=640), epochs=12, callbacks=[Ends()])
     assert found.tuning is None
-    assert "5% of the run" in found.said[0], found.said
-    assert "is too little" in found.said[0]
-    assert "--tune-budget" in found.said[0]
+    (sentence,) = sentences(found)
+    assert "(5% of the run) is below the" in sentence
+    assert "--tune-budget" in sentence
     assert repr(found).startswith("Online(nothing was tried, ")
-    assert found.facts == [f"tuning while it ran: {found.said[0]}"]
+    assert found.facts == [f"tuning: {sentence}"]
 
 
-def test_what_hardly_lasts_is_left_alone(monkeypatch):
+def test_a_short_fit_is_not_tuned(monkeypatch):
     monkeypatch.setattr(online, "_SECONDS", 0.0)
     with tuned(budget=1e6) as found:
         fitted(reading(n=4 * 40), epochs=1)
-    assert found.said[0].startswith("Nothing was tried: what is left of the fit takes")
+    assert sentences(found)[0].startswith("Not tuned: the rest of the fit takes")
     with tuned(budget=1e6) as found:
         fitted(reading(n=8), epochs=1)
-    assert found.said == ["Nothing was tried: the fit was over before."]
+    assert sentences(found) == ["Not tuned: the fit ended before."]
     with tuned() as found:
         pass
-    assert (found.said, found.tuning) == ([], None)
+    assert (found.messages, found.tuning) == ([], None)
 
 
 def with_variable():
@@ -281,32 +295,32 @@ def generated():
 
 
 STAYS = {
-    "no tf.data.Dataset": lambda: (np.ones((64, 4), "f"), np.ones((64, 1), "f")),
+    "not a tf.data.Dataset": lambda: (np.ones((64, 4), "f"), np.ones((64, 1), "f")),
     "a function reads a variable": with_variable,
     "draws random numbers": lambda: at_hand().map(lambda x, y: (x + tf.random.uniform((), seed=1), y)),
     "a Python generator feeds it": generated,
-    "concatenate:4 stands above a shuffle": lambda: at_hand().concatenate(at_hand().shuffle(3, seed=1)),
-    "cache:4 keeps what the first epoch made": lambda: at_hand().shuffle(9, seed=1).cache(),
+    "concatenate:4 reads a shuffle": lambda: at_hand().concatenate(at_hand().shuffle(3, seed=1)),
+    "cache:4 keeps the elements of the first epoch": lambda: at_hand().shuffle(9, seed=1).cache(),
 }
 
 
 @pytest.mark.parametrize("why", STAYS)
-def test_what_cannot_be_moved_in_its_midst_stays_as_it_is(why, at):
+def test_data_whose_position_cannot_be_moved_stay_as_they_are(why, at):
     at(5)
     data = STAYS[why]()
     x, y = data if isinstance(data, tuple) else (data, None)
     with tuned(budget=1e6) as found:
         little().fit(x, y, batch_size=4 if y is not None else None, epochs=2, verbose=0)
     assert found.tuning is None
-    assert found.said[0].startswith("Nothing was tried: ")
-    assert why in found.said[0]
+    assert sentences(found)[0].startswith("Not tuned: ")
+    assert why in sentences(found)[0]
 
 
-def test_beside_checkpoints_the_place_is_reached_by_drawing(at, tmp_path):
+def test_with_checkpoints_the_position_is_reached_by_reading(at, tmp_path):
     def data():
         return at_hand().shuffle(20)  # with a seed it might have been begun elsewhere
 
-    with keras_fit.listening(Idle()):
+    with keras_hooks.listening(Idle()):
         plain = fitted(data())
     at(5)
     with tuned(budget=1e6) as found, checkpointing(tmp_path, every=4):
@@ -314,7 +328,7 @@ def test_beside_checkpoints_the_place_is_reached_by_drawing(at, tmp_path):
     assert found.tuning.best
     saved = checkpoints(tmp_path)
     assert [one.exact for one in saved] == [True] + [False] * 7
-    assert saved[1].why == "the pipeline was tuned in the midst of the fit"
+    assert saved[1].reason == "the pipeline was tuned in the midst of the fit"
     with resume(saved[1], exact=False):
         assert fitted(data())[0] == plain[0]
 
@@ -337,7 +351,7 @@ def test_a_resumed_fit_is_tuned_too(at, tmp_path):
         ({"search": 3}, TypeError, "search parameter of tuned"),
     ],
 )
-def test_wrong_arguments_are_told(wrong, kind, words):
+def test_wrong_arguments_raise(wrong, kind, words):
     with pytest.raises(kind, match=words), tuned(**wrong):
         pass
 
@@ -345,27 +359,35 @@ def test_wrong_arguments_are_told(wrong, kind, words):
 def test_under_a_capture_the_tuning_is_a_step_of_its_own(at):
     at(5)
     with tp.capture(schedule=Schedule.ticks()) as run, tuned(budget=1e6, run=run) as found:
-        found._is_hot = lambda now: True
+        found._phase_obstacle = lambda current: None
         fitted(at_hand())
-    marks = tp.load(run).stored.frame.sort("step")["mark"].to_list()
-    assert marks == ["train"] * 5 + ["tune"] + ["train"] * 27
+    kinds = tp.load(run).stored.frame.sort("step")["kind"].to_list()
+    assert kinds == ["train"] * 5 + ["tune"] + ["train"] * 27
 
 
-def test_a_capture_tells_when_the_hot_phase_runs(monkeypatch):
+def test_with_a_capture_the_hot_phase_is_tuned(monkeypatch):
     monkeypatch.setattr(online, "Tuner", Chosen)
     with tp.capture(schedule=Schedule.fixed(0.3, 0.4)) as run, tuned(budget=30, run=run) as found:
         fitted(reading(n=400), epochs=5)
-    assert found.tuning is not None, found.said
+    assert found.tuning is not None, sentences(found)
     assert found.tuning.best
-    (said,) = [said for said in found.tuning.said if said.startswith("Phase ")]
-    assert "is worth tuning" in said
+    assert "hot phase" in [message.code for message in found.tuning.messages]
+
+
+def test_a_window_that_ends_in_an_outlier_is_no_obstacle(monkeypatch):
+    grouped = phases(toy_steps("aaaab"), lambda _: [0, 0, 0, 0, -1])
+    for name, result in [("load", None), ("steps", None), ("phases", grouped)]:
+        monkeypatch.setattr(online, name, lambda *_, result=result: result)
+    current = SimpleNamespace()
+    assert online.Online(model_based, 1.0, None, run=object())._phase_obstacle(current) is None
+    assert current.phase.code == "hot phase"
 
 
 def shuffled_by_a_seed():
     return reading(n=64).unbatch().shuffle(16, seed=3).batch(4)
 
 
-def test_a_shuffle_that_was_begun_before_goes_on_from_there(at):
+def test_a_shuffle_that_began_earlier_continues(at):
     at(5)
 
     def run(*, tune):
@@ -382,17 +404,17 @@ def test_a_shuffle_that_was_begun_before_goes_on_from_there(at):
 
 
 @pytest.mark.parametrize("also", [False, True])
-def test_a_shuffle_with_a_seed_is_left_alone_while_its_fit_is_saved(tmp_path, at, also):
+def test_a_seeded_shuffle_is_not_rebuilt_while_its_fit_is_saved(tmp_path, at, also):
     def data():
         return shuffled_by_a_seed().shuffle(2) if also else shuffled_by_a_seed()  # one without a seed above it
 
-    with keras_fit.listening(Idle()):
+    with keras_hooks.listening(Idle()):
         plain = fitted(data())
     at(5)
     with checkpointing(tmp_path), tuned(budget=1e6) as found:
-        told = fitted(data())
-    assert "how often its shuffle was begun is not known" in found.said[0]
-    assert told == plain
+        result = fitted(data())
+    assert "how often its shuffle was started is unknown" in sentences(found)[0]
+    assert result == plain
 
 
 def test_what_a_cache_keeps_is_not_made_anew(at):
@@ -406,7 +428,7 @@ def test_what_a_cache_keeps_is_not_made_anew(at):
     rows = tf.data.Dataset.range(64).map(lambda i: tf.ensure_shape(tf.numpy_function(fetch, [i], tf.float32), [4]))
     with tuned(budget=1e6) as found:
         fitted(rows.cache().map(lambda x: (x, x[:1])).batch(4))
-    assert "keeps what the first epoch made" in found.said[0]
+    assert "keeps the elements of the first epoch" in sentences(found)[0]
     assert len(calls) == 64
 
 
@@ -424,7 +446,7 @@ def drawing():
     return model
 
 
-def test_a_model_that_draws_by_itself_is_left_alone(at):
+def test_a_model_with_random_numbers_of_its_own_is_not_tuned(at):
     def run():
         model = drawing()
         tf.random.set_seed(11)
@@ -432,12 +454,12 @@ def test_a_model_that_draws_by_itself_is_left_alone(at):
 
     at(5)
     with tuned(budget=1e6) as found:
-        told = run()
+        result = run()
     assert found.values == {}
-    assert told == run()
+    assert result == run()
 
 
-def test_a_model_without_an_optimizer_is_fitted_all_the_same():
+def test_a_model_without_an_optimizer_is_fitted():
     class Still(keras.Model):
         def call(self, x):
             return x

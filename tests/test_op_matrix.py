@@ -37,7 +37,7 @@ def test_an_op_of_no_time_is_present():
 
 
 @given(st.randoms(use_true_random=False), st.text("abc", min_size=1, max_size=6))
-def test_the_order_of_the_rows_says_nothing(random, pattern):
+def test_the_order_of_rows_does_not_matter(random, pattern):
     steps = toy_steps(pattern)
     rows = list(range(steps.ops.height))
     random.shuffle(rows)
@@ -47,7 +47,7 @@ def test_the_order_of_the_rows_says_nothing(random, pattern):
         assert one.values(column).toarray().tolist() == other.values(column).toarray().tolist()
 
 
-def test_an_op_told_twice_of_a_step_adds_up():
+def test_two_rows_of_an_op_in_a_step_add_up():
     steps = toy_steps("ab")
     twice = op_matrix(Steps(steps.frame, pl.concat([steps.ops, steps.ops])))
     assert twice.values("count").toarray().tolist() == (2 * op_matrix(steps).values("count").toarray()).tolist()
@@ -59,7 +59,7 @@ def test_ops_of_steps_that_are_not_there_are_left_out():
     assert first.values("count").toarray().tolist() == [[2, 0, 1, 2, 3, 0, 0, 0]]
 
 
-def test_unknown_and_negative_figures_are_0_in_the_unit_asked_for():
+def test_null_and_negative_values_are_0_at_any_scale():
     steps = toy_steps("a")
     own = pl.Series("self_ps", [None, -5, 3_000_000, 1_000_000])
     matrix = op_matrix(Steps(steps.frame, steps.ops.with_columns(own)))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import tpunb as tp
 from tpunb.io import xplane
-from tpunb.op_names import FUNCTION_CALL, canonical, category, is_noise, kind, layer
+from tpunb.step_stats.op_names import FUNCTION_CALL, canonical, category, is_noise, kind, layer
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,22 @@ from tpunb.op_names import FUNCTION_CALL, canonical, category, is_noise, kind, l
         # code: what it is a template of is enough
         ("void Eigen::EigenMetaKernel<float, 3>(int)", "Eigen::EigenMetaKernel"),
         ("volta_sgemm_128x64_nn", "volta_sgemm_128x64_nn"),
+        (
+            "void at::native::(anonymous namespace)::max_pool_forward_nchw<float>(int)",
+            "at::native::max_pool_forward_nchw",
+        ),
+        ("std::enable_if<((8)>(0))&&ok<T>::exists, void>::type vllm::rms_norm<T, 8>(T*)", "vllm::rms_norm"),
+        ("void ns::F<int>::operator()(int) const", "ns::F::operator"),
+        # but not of a template that runs any function
+        (
+            "void at::native::elementwise_kernel<4, at::native::gpu_kernel_impl<at::native::copy_kernel(X&)>>(int)",
+            "at::native::elementwise_kernel<copy_kernel>",
+        ),
+        (
+            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>(R)",
+            "at::native::reduce_kernel<MeanOps>",
+        ),
+        ("void ck_tile::kentry<256, 1, ck_tile::GemmKernel<ck_tile::Tile>>(A)", "ck_tile::kentry<GemmKernel>"),
         ("Iterator::Prefetch", "Iterator::Prefetch"),
         # left as they are: nothing else would remain
         ("(anonymous)", "(anonymous)"),
@@ -150,6 +166,24 @@ def test_naming_twice_is_naming_once(name, scopes, number, form):
     assert canonical(once) == once
 
 
+@given(
+    names=st.lists(WORD.map(lambda word: word.replace("-", "_") + "_kernel"), min_size=2, max_size=2, unique=True),
+    form=st.sampled_from(
+        [
+            *(
+                "void a::(anonymous namespace)::{0}<float, 4>(int*)",
+                "std::enable_if<(1>0), void>::type a::{0}<b::c>(d)",
+            ),
+            "void at::native::vectorized_elementwise_kernel<4, at::native::{0}<float>, std::array<char*, 2> >(int)",
+            *("{0}(a::b<c>)", "void a::{0}<b<c>, (d)2>::run<3>(int) const"),
+        ]
+    ),
+)
+@settings(deadline=None)
+def test_two_functions_never_have_one_name(names, form):
+    assert canonical(form.format(names[0])) != canonical(form.format(names[1]))
+
+
 @given(name=st.text(min_size=1), tf_op=st.none() | st.text(), hlo_op=st.none() | st.text())
 @settings(deadline=None, max_examples=500)
 def test_no_event_with_a_name_loses_it(name, tf_op, hlo_op):
@@ -188,6 +222,9 @@ def test_names_of_real_captures_are_named_once_and_never_lost(real_profiles):
         ("Memset", "memset"),
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "collective"),
         ("void ncclKernel_AllGather", "collective"),
+        ("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)", "collective"),
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(RankData*)", "collective"),
+        ("void gemm<all_reduce_epilogue>(int)", None),
         ("all-reduce.1", "all-reduce"),
         ("all-gather-start.12", "all-gather-start"),
         ("%infeed = ((f32[8]), token[]) infeed(token[] %t)", "infeed"),
@@ -210,6 +247,7 @@ def test_what_the_time_of_a_device_goes_into(name, goes_into):
         # where the step stands still for its input, as Keras and TensorFlow captures name it
         ("IteratorGetNextOp::DoCompute", "input wait"),
         ("IteratorGetNextAsOptionalOp::DoCompute", "input wait"),
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "input wait"),
         ("EagerLocalExecute: IteratorGetNext", None),  # the call around it: the wait is nested in it
         ("IteratorGetNext:IteratorGetNext", "input wait"),
         ("cond/IteratorGetNextAsOptional_4:IteratorGetNextAsOptional", "input wait"),
@@ -393,7 +431,7 @@ def test_long_names_end(piece):
 
 def test_the_layers_of_a_real_gpu_capture_are_scopes_that_its_profiler_drew_over_the_same_kernels(real_profiles):
     data = (real_profiles / "gpu-v100_tf2_bert_steps.xplane.pb").read_bytes()
-    events = xplane.events(data, source="v100").with_columns(pl.col("plane", "line", "name", "tf_op").cast(pl.String))
+    events = xplane.read(data, source="v100")[0].with_columns(pl.col("plane", "line", "name", "tf_op").cast(pl.String))
     scopes = events.filter(pl.col("line") == "TensorFlow Name Scope")
     kernels = events.filter(pl.col("line").str.ends_with("(Compute)")).with_row_index("kernel")
     drawn = (
@@ -413,7 +451,7 @@ def test_the_layers_of_a_real_gpu_capture_are_scopes_that_its_profiler_drew_over
 
 def test_categories_in_real_captures(real_profiles):
     def seconds(file, side):
-        events = xplane.events((real_profiles / file).read_bytes(), source=file)
+        events = xplane.read((real_profiles / file).read_bytes(), source=file)[0]
         on_side = events.filter(pl.col("plane").cast(pl.String).str.starts_with("/device:") == (side == "device"))
         by_name = on_side.group_by(pl.col("name").cast(pl.String)).agg(pl.col("dur_ps").sum() / 1e12)
         found = [(category(name, side=side), dur) for name, dur in by_name.rows()]

@@ -9,7 +9,7 @@ from traitlets import Int, TraitError, validate
 from tpunb.errors import NoSteps
 from tpunb.testing import toy_steps
 from tpunb.widgets.explorer import explore
-from tpunb.widgets.panel import Panel, Refused, asset, module, told
+from tpunb.widgets.panel import Panel, Refused, asset, format_error, module
 
 
 class Toy(Panel):
@@ -55,14 +55,14 @@ def asked(view, content):
     return view.sent[-1] if view.sent else None
 
 
-def test_an_answer_bears_the_questions_number():
+def test_an_answer_has_the_number_of_its_question():
     view = Toy()
     assert asked(view, {"ask": "echo", "id": "7-1", "with": {"text": "a"}}) == ({"text": "a", "answer": "7-1"}, [b"1"])
     assert asked(view, {"ask": "echo", "id": 2})[0] == {"text": "", "answer": 2}
     assert view.error == ""
 
 
-def test_what_goes_wrong_is_told_in_words():
+def test_an_error_is_a_sentence():
     view = Toy()
     content, buffers = asked(view, {"ask": "fail", "id": 3})
     assert content == {"error": "there is nothing\ufffd[31m here; look elsewhere", "answer": 3}
@@ -84,7 +84,7 @@ RUBBISH = [
 
 
 @pytest.mark.parametrize("content", RUBBISH, ids=str)
-def test_a_page_that_asks_rubbish_is_told_so(content):
+def test_an_unknown_question_is_an_error(content):
     view = Toy()
     answer, buffers = asked(view, content)
     assert answer["answer"] == 1
@@ -141,11 +141,15 @@ def test_two_threads_leave_the_explorer_whole():
     view.send = lambda content, buffers=None: wrong.append(content["error"]) if "error" in content else None
     view.observe(lambda change: change["new"] and wrong.append(change["new"]), "error")
 
+    def clustering(i):
+        value = {"method": "kmeans", "k": 1 + i % 4} if i % 2 else {"method": "ols", "threshold": i % 10 / 10}
+        return {"clustering": value}
+
     def page(first):
         for i in range(12):
-            view.set_state({"k": 1 + (first + i) % 4} if i % 2 else {"threshold": ((first + i) % 10) / 10})
+            view.set_state(clustering(first + i))
             view._asked(None, {"ask": "figures", "id": i}, [])
-            view.set_state({"window": [0, 0.001 * (1 + i)]})
+            view.set_state({"time_range": [0, 0.001 * (1 + i)]})
 
     threads = [threading.Thread(target=page, args=(first,)) for first in (0, 5)]
     for thread in threads:
@@ -154,18 +158,18 @@ def test_two_threads_leave_the_explorer_whole():
         thread.join()
     assert wrong == []
     assert view._curve["method"] == view.method
-    assert view._cut["code"] == view.code
-    assert view._cut["at"] == (view.k if view.method == "kmeans" else view.threshold)
-    assert view._scene["edges"] == view.window
+    assert view._clusters["code"] == view.code
+    assert view._clusters["position"] == (view.k if view.method == "kmeans" else view.threshold)
+    assert view._axis["edges"] == view.time_range
     again = explore(view.steps, method=view.value.method)
     assert view.value.labels.equals(again.value.labels)
 
 
 def test_errors_in_a_line():
-    assert told(NoSteps("a", hint="b")) == "a; b"
-    assert told(ValueError("a\nb")) == "a\ufffdb"
-    assert told(Refused("a")) == "a"
-    assert told(ZeroDivisionError("a")) == "ZeroDivisionError: a"
+    assert format_error(NoSteps("a", hint="b")) == "a; b"
+    assert format_error(ValueError("a\nb")) == "ValueError: a"
+    assert format_error(Refused("a")) == "a"
+    assert format_error(ZeroDivisionError("a")) == "ZeroDivisionError: a"
 
 
 def test_modules_come_without_comments_and_ask_no_network():

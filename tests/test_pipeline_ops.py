@@ -144,9 +144,13 @@ NOT_REBUILT = {
 
 
 def drawn(pipeline, verdict, seed):
-    """Return a value for each knob of a verdict, drawn from its domain."""
+    """Return a value for each parameter of a verdict, drawn from its domain."""
     dice = random.Random(seed)
-    return {knob.name: dice.choice(knob.domain) for knob in pipeline.knobs if knob.verdict == verdict}
+    return {
+        parameter.name: dice.choice(parameter.domain)
+        for parameter in pipeline.parameters
+        if parameter.verdict == verdict
+    }
 
 
 def same_elements(make, verdict):
@@ -163,22 +167,22 @@ def same_elements(make, verdict):
 
 @pytest.mark.parametrize("name", PROVED)
 def test_rewritten_and_the_same(name):
-    pipeline = same_elements(PROVED[name], "proved")
-    assert {knob.verdict for knob in pipeline.knobs} <= {"proved", "to be verified", "refused"}
-    assert any(knob.verdict == "proved" for knob in pipeline.knobs)
+    pipeline = same_elements(PROVED[name], "safe")
+    assert {parameter.verdict for parameter in pipeline.parameters} <= {"safe", "verify", "locked"}
+    assert any(parameter.verdict == "safe" for parameter in pipeline.parameters)
 
 
 @pytest.mark.parametrize("name", TO_BE_VERIFIED)
 def test_nothing_is_proved_and_still_the_same(name):
-    pipeline = same_elements(TO_BE_VERIFIED[name], "to be verified")
-    assert not any(knob.verdict == "proved" for knob in pipeline.knobs)
+    pipeline = same_elements(TO_BE_VERIFIED[name], "verify")
+    assert not any(parameter.verdict == "safe" for parameter in pipeline.parameters)
 
 
 @pytest.mark.parametrize("name", NOT_REBUILT)
 def test_refused_with_the_reason(name):
     make, words = NOT_REBUILT[name]
     pipeline = Pipeline(make())
-    assert all(words in knob.why for knob in pipeline.knobs)
+    assert all(words in parameter.reason for parameter in pipeline.parameters)
     with pytest.raises(TpunbError, match=words):
         pipeline.build({})
 
@@ -188,8 +192,8 @@ def test_interleave_over_files(shards):
         files = tf.data.Dataset.from_tensor_slices(shards)
         return files.interleave(tf.data.TFRecordDataset, cycle_length=3).map(tf.strings.length).shuffle(6, seed=1)
 
-    pipeline = same_elements(make, "proved")
-    assert "interleave:1 parallel calls" in [knob.name for knob in pipeline.knobs]
+    pipeline = same_elements(make, "safe")
+    assert "interleave:1 parallel calls" in [parameter.name for parameter in pipeline.parameters]
 
 
 def test_files_read_in_parallel_already(shards):
@@ -197,15 +201,15 @@ def test_files_read_in_parallel_already(shards):
         files = tf.data.Dataset.list_files(shards, seed=5)
         return files.interleave(tf.data.TFRecordDataset, num_parallel_calls=2, cycle_length=2).batch(3)
 
-    same_elements(make, "proved")
+    same_elements(make, "safe")
 
 
 def test_records_of_several_files_at_once(shards):
-    same_elements(lambda: tf.data.TFRecordDataset(shards, num_parallel_reads=2).batch(3), "proved")
+    same_elements(lambda: tf.data.TFRecordDataset(shards, num_parallel_reads=2).batch(3), "safe")
 
 
 def test_a_lookup_table(table):
-    same_elements(lambda: tf.data.Dataset.from_tensor_slices(["2", "0", "?"]).map(table.lookup).batch(2), "proved")
+    same_elements(lambda: tf.data.Dataset.from_tensor_slices(["2", "0", "?"]).map(table.lookup).batch(2), "safe")
 
 
 def test_random_draws_leave_their_map_alone():
@@ -213,6 +217,6 @@ def test_random_draws_leave_their_map_alone():
         tf.random.set_seed(1)
         return twenty().map(lambda x: x + tf.random.uniform((), maxval=9, dtype=tf.int64, seed=2)).map(double).batch(8)
 
-    verdicts = {knob.name: knob.verdict for knob in same_elements(make, "to be verified").knobs}
-    assert verdicts["map:2 parallel calls"] == "refused"
-    assert verdicts["map:3(double) parallel calls"] == "to be verified"
+    verdicts = {parameter.name: parameter.verdict for parameter in same_elements(make, "verify").parameters}
+    assert verdicts["map:2 parallel calls"] == "locked"
+    assert verdicts["map:3(double) parallel calls"] == "verify"

@@ -1,4 +1,4 @@
-"""What phases are worth: homogeneity, noise, agreement, stability, and what sets each apart."""
+"""Quality of phases: explained variance, outliers, agreement, stability, distinguishing operations."""
 
 import numpy as np
 import polars as pl
@@ -9,11 +9,11 @@ from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score
 
 import tpunb as tp
 from tpunb import schema
+from tpunb.analysis.quality import Stability, assess, distinguishing_ops, label_agreement, stability
 from tpunb.cluster import DBSCAN, OLS, KMeans
-from tpunb.cluster.quality import Stability, agreement, apart, assess, stability
 from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames import Phases, Steps
-from tpunb.testing import known_run, toy_steps
+from tpunb.testing import synthetic_run, toy_steps
 
 
 def steps_of(*rows):
@@ -23,12 +23,12 @@ def steps_of(*rows):
         {
             "host": ["toy"] * n,
             "step": range(n),
-            "mark": ["train"] * n,
+            "kind": ["train"] * n,
             "start_ps": [sum(dur for dur, _ in rows[:i]) for i in range(n)],
             "dur_ps": [dur for dur, _ in rows],
             "device_ps": [None] * n,
             "idle_ps": [None] * n,
-            "seen": ["full"] * n,
+            "traced": ["full"] * n,
         }
     )
     ops = [("toy", i, op, "device", 1, own, own) for i, (_, ran) in enumerate(rows) for op, own in ran.items()]
@@ -40,51 +40,51 @@ def phases_of(steps, labels, method=lambda steps: [0] * len(steps)):
     return Phases(steps, pl.Series(labels, dtype=pl.Int64), method, pl.Series([0.0] * len(steps)))
 
 
-def toy_phases(pattern, labels, seen=None):
-    return phases_of(toy_steps(pattern, seen=seen), labels)
+def toy_phases(pattern, labels, traced=None):
+    return phases_of(toy_steps(pattern, traced=traced), labels)
 
 
-# -- noise and homogeneity ------------------------------------------------------------------------------------
+# -- outliers and explained variance --------------------------------------------------------------------------
 
 
-def test_noise_is_a_share_of_the_time():
-    assert toy_phases("aab", [0, 0, -1]).noise == pytest.approx(0.5)
+def test_noise_is_a_share_of_productive_time():
+    assert toy_phases("aab", [0, 0, -1]).noise == pytest.approx(1 / 3)  # up to 1 ms, the median
     assert (toy_phases("ab", [0, 1]).noise, toy_phases("ab", [-1, -1]).noise) == (0.0, 1.0)
 
 
-def test_one_phase_for_everything_covers_all_and_tells_nothing():
+def test_one_phase_covers_all_and_explains_nothing():
     assert toy_phases("aaabbb", [0] * 6).coverage() == 1.0
-    homogeneity = [toy_phases("aaabbb", labels).homogeneity for labels in ([0] * 6, [-1] * 6, [0, 0, 0, 1, 1, 1])]
-    assert homogeneity == pytest.approx([0.0, 0.0, 1.0])
+    assert toy_phases("aaabbb", [0] * 6).explained_variance is toy_phases("aaabbb", [-1] * 6).explained_variance is None
+    assert toy_phases("aaabbb", [0, 0, 0, 1, 1, 1]).explained_variance == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("pattern", "labels"), [("a", [0]), ("aaaa", [0] * 4), ("aaaa", [-1] * 4), ("ab", [0, 1])])
-def test_where_all_steps_of_a_phase_are_alike_it_is_homogeneous(pattern, labels):
-    assert toy_phases(pattern, labels).homogeneity == pytest.approx(1.0)
+@pytest.mark.parametrize(("pattern", "labels"), [("aaaa", [0, 0, 1, 1]), ("aaaa", [-1, 0, 0, 0]), ("ab", [0, 1])])
+def test_phases_of_equal_steps_explain_all_variance(pattern, labels):
+    assert toy_phases(pattern, labels).explained_variance == pytest.approx(1.0)
 
 
-def test_homogeneity_by_hand():
+def test_explained_variance_by_hand():
     run = steps_of((10, {"x": 100}), (10, {"x": 100}), (20, {"y": 100}))
     # of compositions x, x and y for 10, 10 and 20: the centre is (1/2, 1/2), each lies sqrt(1/2) from it
-    assert phases_of(run, [0, 0, 0]).homogeneity == 0.0
+    assert phases_of(run, [0, 0, 0]).explained_variance is None
     # phase 0, x for 10 and y for 20: centre (1/3, 2/3), squared distances 8/9 and 2/9, weighted 40/3; of the run 20
-    assert phases_of(run, [0, 1, 0]).homogeneity == pytest.approx(1 - (40 / 3) / 20)
+    assert phases_of(run, [0, 1, 0]).explained_variance == pytest.approx(1 - (40 / 3) / 20)
 
 
-def test_homogeneity_is_of_the_steps_that_windows_saw():
-    assert toy_phases("aabb", [0, 0, 1, 0], seen="ffft").homogeneity == pytest.approx(1.0)
-    assert toy_phases("ab", [0, 0], seen="tt").homogeneity == 1.0
-    assert phases_of(steps_of((1, {}), (2, {})), [0, 0]).homogeneity == 1.0  # no operations: nothing differs
+def test_explained_variance_is_over_full_steps():
+    assert toy_phases("aabb", [0, 0, 1, 0], traced="fffn").explained_variance == pytest.approx(1.0)
+    assert toy_phases("ab", [0, 0], traced="nn").explained_variance is None
+    assert phases_of(steps_of((1, {}), (2, {})), [0, 1]).explained_variance == 1.0  # no operations: nothing differs
 
 
 @given(labels=st.lists(st.integers(-1, 3), min_size=1, max_size=8))
 @settings(deadline=None)
-def test_homogeneity_is_a_share_that_finer_phases_do_not_lower(labels):
+def test_finer_phases_do_not_lower_explained_variance(labels):
     pattern = "aabbccdd"[: len(labels)]
-    coarse = toy_phases(pattern, [0] * len(labels)).homogeneity
-    fine = toy_phases(pattern, labels).homogeneity
-    finest = toy_phases(pattern, range(len(labels))).homogeneity
-    assert 0 <= coarse <= fine + 1e-9 <= finest + 2e-9 <= 1 + 3e-9
+    fine = toy_phases(pattern, labels).explained_variance
+    finest = toy_phases(pattern, range(len(labels))).explained_variance
+    assert (fine is None) == (len(set(labels)) == 1)
+    assert 0 <= (fine or 0) <= (1 if finest is None else finest) + 1e-9 <= 1 + 2e-9
 
 
 # -- agreement ------------------------------------------------------------------------------------------------
@@ -92,14 +92,14 @@ def test_homogeneity_is_a_share_that_finer_phases_do_not_lower(labels):
 
 def test_methods_that_say_the_same_agree_whatever_the_numbers():
     steps = toy_steps("aaabbb")
-    frame = agreement(steps, {"one": lambda _: [0, 0, 0, 1, 1, 1], "other": lambda _: [5, 5, 5, 2, 2, 2]})
-    assert frame.schema == schema.AGREEMENT
+    frame = label_agreement(steps, {"one": lambda _: [0, 0, 0, 1, 1, 1], "other": lambda _: [5, 5, 5, 2, 2, 2]})
+    assert frame.schema == schema.LABEL_AGREEMENT
     assert frame.rows() == [("one", "other", 1.0, 1.0, 1.0)]
 
 
 def test_every_pair_has_a_row_and_the_scores_by_hand():
     steps = toy_steps("aabbcc")
-    frame = agreement(
+    frame = label_agreement(
         steps,
         {
             "three": lambda _: [0, 0, 1, 1, 2, 2],
@@ -123,7 +123,7 @@ LABELS = st.lists(st.tuples(*[st.integers(-1, 3)] * 2), min_size=1, max_size=20)
 @settings(deadline=None, max_examples=50)
 def test_the_scores_are_those_of_scikit_learn(labels):
     one, other = zip(*labels, strict=True)
-    row = agreement(toy_steps("a" * len(labels)), {"a": lambda _: one, "b": lambda _: other}).row(0, named=True)
+    row = label_agreement(toy_steps("a" * len(labels)), {"a": lambda _: one, "b": lambda _: other}).row(0, named=True)
     assert row["ami"] == pytest.approx(adjusted_mutual_info_score(one, other))
     assert row["ari"] == pytest.approx(adjusted_rand_score(one, other))
     inside = [(x, y) for x, y in labels if min(x, y) >= 0]
@@ -132,47 +132,49 @@ def test_the_scores_are_those_of_scikit_learn(labels):
 
 
 def test_methods_are_named_for_themselves():
-    frame = agreement(toy_steps("aaabbb"), [DBSCAN(), OLS(0.5), KMeans(2)])
+    frame = label_agreement(toy_steps("aaabbb"), [DBSCAN(), OLS(0.5), KMeans(2)])
     assert frame.select("a", "b").row(1) == ("DBSCAN()", "KMeans(k=2)")
     assert (frame["ari"] == 1).all()
 
 
-def test_where_all_is_noise_to_one_nothing_is_inside():
-    frame = agreement(toy_steps("ab"), {"none": lambda _: [-1, -1], "all": lambda _: [0, 1]})
+def test_ari_inside_is_null_without_common_phases():
+    frame = label_agreement(toy_steps("ab"), {"none": lambda _: [-1, -1], "all": lambda _: [0, 1]})
     assert frame["ari_inside"].to_list() == [None]
     assert frame["ari"].item() == 0.0
 
 
-def test_agreement_is_over_the_steps_seen_in_full():
+def test_agreement_is_over_full_steps():
     asked = []
-    agreement(toy_steps("aab", seen="ftf"), [lambda steps: asked.append(len(steps)) or [0] * len(steps)] * 2)
+    label_agreement(toy_steps("aab", traced="fnf"), [lambda steps: asked.append(len(steps)) or [0] * len(steps)] * 2)
     assert asked == [2, 2]
 
 
 @pytest.mark.parametrize("methods", [DBSCAN(), DBSCAN, "dbscan", None])
 def test_one_method_agrees_with_none(methods):
-    with pytest.raises(TypeError, match="The methods parameter of agreement must be two methods or more") as caught:
-        agreement(toy_steps("ab"), methods)
-    assert caught.value.__notes__ == ["Hint: agreement(steps, [tp.DBSCAN(), tp.OLS()])"]
+    with pytest.raises(
+        TypeError, match="The methods parameter of label_agreement must be two methods or more"
+    ) as caught:
+        label_agreement(toy_steps("ab"), methods)
+    assert caught.value.__notes__ == ["Hint: label_agreement(steps, [tp.DBSCAN(), tp.OLS()])"]
 
 
 def test_agreement_is_of_steps():
-    with pytest.raises(TypeError, match="The steps parameter of agreement must be Steps") as caught:
-        agreement(tp.phases(toy_steps("ab")), [DBSCAN(), OLS()])
+    with pytest.raises(TypeError, match="The steps parameter of label_agreement must be Steps") as caught:
+        label_agreement(tp.phases(toy_steps("ab")), [DBSCAN(), OLS()])
     assert caught.value.__notes__ == ["Hint: tp.steps(profile)"]
 
 
 def test_agreement_needs_two_methods_and_labels_that_fit():
     with pytest.raises(ValueError, match=r"must be two methods or more\. Got 1 instead"):
-        agreement(toy_steps("ab"), [DBSCAN()])
+        label_agreement(toy_steps("ab"), [DBSCAN()])
     with pytest.raises(BadProfile, match="returned 1 labels for 2 steps"):
-        agreement(toy_steps("ab"), [DBSCAN(), lambda _: [0]])
+        label_agreement(toy_steps("ab"), [DBSCAN(), lambda _: [0]])
 
 
 # -- stability ------------------------------------------------------------------------------------------------
 
 
-def test_phases_that_are_there_are_found_again():
+def test_real_phases_are_stable():
     found = stability(tp.phases(toy_steps("aaaaabbbbb")), draws=5)
     assert found == Stability(1.0, 1.0, 1.0, 5, "8 of 10 steps")
     assert str(found) == "1.00 [1.00, 1.00] (ARI, 5 draws of 8 of 10 steps)"
@@ -234,15 +236,15 @@ def test_of_several_windows_whole_ones_are_drawn():
 
 
 def test_no_draw_is_beyond_bounds(monkeypatch):
-    monkeypatch.setattr("tpunb.cluster.quality._MOST", 7)
+    monkeypatch.setattr("tpunb.analysis.quality._MOST", 7)
     found, seen = drawn(toy_steps("ab" * 10), draws=2)
     assert [len(part) for part in seen] == [7, 7]
     assert found.of == "7 of 20 steps"
 
 
-def test_where_nothing_can_be_drawn_it_says_why():
+def test_unknown_stability_has_a_reason():
     one = stability(tp.phases(toy_steps("a")))
-    assert (one.ari, str(one)) == (None, "unknown: 1 step seen in full")
+    assert (one.ari, str(one)) == (None, "unknown: 1 step traced in full")
 
     def gives_up(steps):
         raise TpunbError("too few steps")
@@ -259,7 +261,7 @@ def test_draws_are_a_count(draws):
 # -- the whole ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("judge", [assess, apart, stability])
+@pytest.mark.parametrize("judge", [assess, distinguishing_ops, stability])
 def test_phases_are_judged_not_steps(judge):
     seen = rf"The phases parameter of {judge.__name__} must be Phases\. Got Steps\(2 steps"
     with pytest.raises(TypeError, match=seen) as caught:
@@ -270,12 +272,12 @@ def test_phases_are_judged_not_steps(judge):
 def test_coverage_never_stands_alone():
     phases = phases_of(toy_steps("aaaaabbbbb"), [0] * 10)
     quality = assess(phases, draws=3)
-    assert (quality.coverage, quality.homogeneity, quality.noise) == (1.0, 0.0, 0.0)
+    assert (quality.coverage, quality.explained_variance, quality.noise) == (1.0, None, 0.0)
     assert quality.frame is phases.frame
     said = repr(quality).splitlines()
     assert said[0].startswith("Quality(1 phase over 10 steps, ")
     assert [line.split("  ")[1] for line in said[1:]] == [
-        *("top 3 cover", "homogeneity", "noise", "stability", "representatives")
+        *("top 3 cover", "explained variance", "outliers", "stability", "confidence", "representatives")
     ]
     assert "op profile within" in said[-1]
 
@@ -286,33 +288,33 @@ def test_of_few_steps_there_is_an_answer(pattern):
 
 
 def test_one_phase_for_everything_is_told_from_the_phases_that_are_there():
-    run = known_run(2000, 60, seed=1)
+    run = synthetic_run(2000, 60, seed=1)
     true, one = phases_of(run.steps, run.phase), phases_of(run.steps, [0] * 2000)
     assert one.coverage() >= true.coverage()
-    assert one.homogeneity == 0.0
-    assert true.homogeneity > 0.8
+    assert one.explained_variance is None
+    assert true.explained_variance > 0.8
     assert true.representatives(10).error < 0.02 < one.representatives(1).error
 
 
-# -- what sets phases apart -----------------------------------------------------------------------------------
+# -- distinguishing operations -----------------------------------------------------------------------------------
 
 
-def test_a_phase_is_set_apart_by_the_operation_that_only_it_runs():
+def test_an_operation_that_only_one_phase_runs_distinguishes_it():
     run = steps_of(*[(100, {"dot": 90})] * 4, *[(100, {"dot": 90, "save": 9})] * 2)
-    frame = apart(phases_of(run, [0, 0, 0, 0, 1, 1]), 1)
-    assert frame.schema == schema.APART
+    frame = distinguishing_ops(phases_of(run, [0, 0, 0, 0, 1, 1]), 1)
+    assert frame.schema == schema.DISTINGUISHING_OPS
     assert frame.select("phase", "rank", "op", "inside_ps", "outside_ps", "inside_ran", "outside_ran").rows() == [
         (0, 1, "save", 0, 9, 0.0, 1.0),
         (1, 1, "save", 9, 0, 1.0, 0.0),
     ]
 
 
-def test_a_phase_of_the_same_operations_is_set_apart_by_their_time():
+def test_times_distinguish_phases_of_the_same_operations():
     fast, slow = (
         (100_000_000, {"dot": 60_000_000, "infeed": 10_000_000}),
         ((150_000_000, {"dot": 60_000_000, "infeed": 60_000_000})),
     )
-    frame = apart(phases_of(steps_of(fast, fast, fast, slow), [0, 0, 0, 1]))
+    frame = distinguishing_ops(phases_of(steps_of(fast, fast, fast, slow), [0, 0, 0, 1]))
     slowest = frame.filter(phase=1)
     assert set(slowest["block"]) <= {"log_self", "step_time"}
     infeed = slowest.row(by_predicate=pl.col("op") == "infeed", named=True)
@@ -323,7 +325,7 @@ def test_a_phase_of_the_same_operations_is_set_apart_by_their_time():
 
 def test_the_shares_are_of_the_squared_distance_in_the_methods_space():
     phases = tp.phases(toy_steps("aaaabbbbcczc"), DBSCAN(features="paper"))
-    frame = apart(phases, 99)
+    frame = distinguishing_ops(phases, 99)
     assert frame["block"].unique().sort().to_list() == ["durations", "invocations"]
     shares = frame.group_by("phase").agg(pl.col("share").sum())["share"].to_list()
     assert shares == pytest.approx([1.0] * len(phases))
@@ -333,8 +335,8 @@ def test_the_shares_are_of_the_squared_distance_in_the_methods_space():
         assert rows["share"].is_sorted(descending=True)
 
 
-def test_noise_is_of_the_rest():
-    frame = apart(phases_of(toy_steps("aabz"), [0, 0, 1, -1]))
+def test_outliers_are_among_the_other_steps():
+    frame = distinguishing_ops(phases_of(toy_steps("aabz"), [0, 0, 1, -1]))
     assert frame["phase"].unique().sort().to_list() == [0, 1]
     assert frame.filter(phase=0, op="z_host")["outside_ran"].to_list()[0] == 0.5
 
@@ -342,16 +344,16 @@ def test_noise_is_of_the_rest():
 @pytest.mark.parametrize(
     ("pattern", "labels"), [("aab", [0, 0, 0]), ("ab", [-1, -1]), ("a", [0]), ("aaaa", [0, 0, 1, 1])]
 )
-def test_where_there_is_no_rest_or_no_difference_nothing_sets_apart(pattern, labels):
-    frame = apart(toy_phases(pattern, labels))
+def test_nothing_distinguishes_without_other_steps_or_differences(pattern, labels):
+    frame = distinguishing_ops(toy_phases(pattern, labels))
     assert frame.is_empty()
-    assert frame.schema == schema.APART
+    assert frame.schema == schema.DISTINGUISHING_OPS
 
 
 @pytest.mark.parametrize("n", [0, True, 2.5])
 def test_columns_are_a_count(n):
-    with pytest.raises(ValueError, match="The n parameter of apart must be an int of 1 or more"):
-        apart(toy_phases("ab", [0, 1]), n)
+    with pytest.raises(ValueError, match="The n parameter of distinguishing_ops must be an int of 1 or more"):
+        distinguishing_ops(toy_phases("ab", [0, 1]), n)
 
 
 def test_a_strangers_features_are_not_ours():
@@ -362,4 +364,8 @@ def test_a_strangers_features_are_not_ours():
             return [0] * len(steps)
 
     steps = toy_steps("aabb")
-    assert apart(phases_of(steps, [0, 0, 1, 1], Strange())).height == apart(phases_of(steps, [0, 0, 1, 1])).height > 0
+    assert (
+        distinguishing_ops(phases_of(steps, [0, 0, 1, 1], Strange())).height
+        == distinguishing_ops(phases_of(steps, [0, 0, 1, 1])).height
+        > 0
+    )

@@ -1,4 +1,4 @@
-"""Captures of real programs by the real profiler service, and what ends them: nothing of this is a stand-in."""
+"""Captures of real programs by the real profiler service, without fakes."""
 
 import os
 import signal
@@ -10,10 +10,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 from stand_in import xspace
-from test_recorder import facts
+from test_capture import facts
 
 import tpunb as tp
-from tpunb.recorder import Schedule
+from tpunb.profiler.capture import Schedule
 
 pytest.importorskip("tensorflow")
 
@@ -30,10 +30,10 @@ def test_a_real_keras_fit_is_captured_whole(tmp_path):
     profile = tp.load(run)
     steps = tp.steps(profile)
     assert steps.frame["step"].to_list() == list(range(800))
-    assert steps.frame["mark"].value_counts().sort("mark").rows() == [("test", 400), ("train", 400)]
+    assert steps.frame["kind"].value_counts().sort("kind").rows() == [("eval", 400), ("train", 400)]
     assert len(steps.full()) > 80
     assert "MatMul" in steps.full().ops["op"]
-    assert steps.about == {
+    assert steps.metadata == {
         **{"model": "Sequential of 2 Dense", "weights": "16897", "dtype": "float32", "optimizer": "SGD"},
         **{"batch": "32", "device kind": "CPU"},
     }
@@ -41,6 +41,32 @@ def test_a_real_keras_fit_is_captured_whole(tmp_path):
     phases = tp.phases(steps)
     assert 0 < phases.coverage(3) <= 1
     assert not phases.top(3).is_empty()
+
+
+def test_the_default_schedule_traces_training_and_evaluation_of_a_short_fit(tmp_path):
+    import keras
+    import numpy as np
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):  # both kinds are traced long before, on a quiet machine
+            self.model.stop_training = run.status.windows >= 5 or time.monotonic() > deadline
+
+    model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(256), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    rows = np.ones((16_000, 64), "float32"), np.ones((16_000, 1), "float32")
+    deadline = time.monotonic() + 60
+    with tp.capture(tmp_path / "run") as run:
+        model.fit(*rows, batch_size=32, epochs=10_000, validation_data=rows, verbose=0, callbacks=[Stop()])
+    profile = tp.load(run)
+    steps = tp.steps(profile)
+    full = dict(steps.full().frame.group_by("kind").len().iter_rows())
+    assert full["train"] >= 20
+    assert full["eval"] >= 20
+    assert profile.overhead is not None
+    assert profile.overhead_interval[0] <= profile.overhead <= profile.overhead_interval[1]
+    first = steps.frame.filter(pl.col("step") == 0).row(0, named=True)  # compiles
+    begins = profile.windows["start_ps"] - first["start_ps"]
+    assert (begins >= first["dur_ps"]).all()
 
 
 def test_a_real_loop_without_keras_is_captured(tmp_path):
@@ -67,7 +93,7 @@ def test_a_real_loop_without_keras_is_captured(tmp_path):
 
 BODY = """
 import sys, time, numpy as np
-from tpunb.recorder import Schedule
+from tpunb.profiler.capture import Schedule
 import tpunb as tp, tensorflow as tf
 with tp.capture(sys.argv[1], schedule=Schedule.continuous(window=0.5)) as run:
     for i in range(100_000):
@@ -114,8 +140,7 @@ def test_an_interrupt_from_outside_ends_the_run_in_order(tmp_path):
 SPIN = """
 import sys, threading, time
 import tpunb as tp
-from tpunb import recorder, marking
-from tpunb.recorder import Schedule
+from tpunb.profiler.capture import Schedule
 
 data = open(sys.argv[1], "rb").read()
 class Canned:
@@ -128,7 +153,7 @@ class Canned:
         self.left -= 1
         return data
     def stop(self): self.done.set()
-    def step(self, mark, number):
+    def step(self, kind, number):
         from contextlib import nullcontext
         return nullcontext()
 

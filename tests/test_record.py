@@ -26,55 +26,55 @@ def runs(tmp_path_factory):
     return folder
 
 
-EPOCH = ["train"] * 3 + ["test"] * 2
+EPOCH = ["train"] * 3 + ["eval"] * 2
 
 
-def test_what_each_step_did_is_what_the_capture_saw(runs):
+def test_the_truth_agrees_with_the_capture(runs):
     for name in ("dcgan-mnist", "dcgan-mnist-naive"):
         run = recorded(name, runs)
-        assert run.truth["did"].to_list() == run.steps.frame["mark"].to_list() == 2 * EPOCH
+        assert run.truth["did"].to_list() == run.steps.frame["kind"].to_list() == 2 * EPOCH
         assert run.truth["step"].to_list() == run.steps.frame["step"].to_list()
 
 
-def test_how_it_was_made_is_told(runs):
+def test_metadata_describe_the_recording(runs):
     plain, naive, tuned = (recorded(f"dcgan-mnist{form}", runs) for form in ("", "-naive", "-tuned"))
     assert [run.form for run in (plain, naive, tuned)] == [None, "naive", "tuned"]
     assert {run.workload.name for run in (plain, naive, tuned)} == {"dcgan-mnist"}
-    assert plain.about["what"] == "DCGAN on MNIST"
-    assert naive.about["what"] == "DCGAN on MNIST, the naive input pipeline"
-    assert plain.about["again"] == "python -m tpunb.workloads.record --scale 0 dcgan-mnist"
-    assert all(run.about["seconds"] > 0 and run.about["matrix_flops"] > 1e9 for run in (plain, naive, tuned))
-    assert tuned.about["tuning_seconds"] >= 0
-    assert tuned.about["tuning"], "why nothing was tried, in so few steps"
-    assert "tuning" not in naive.about
+    assert plain.metadata["what"] == "DCGAN on MNIST"
+    assert naive.metadata["what"] == "DCGAN on MNIST, the naive input pipeline"
+    assert plain.metadata["again"] == "python -m tpunb.workloads.record --scale 0 dcgan-mnist"
+    assert all(run.metadata["seconds"] > 0 and run.metadata["matrix_flops"] > 1e9 for run in (plain, naive, tuned))
+    assert tuned.metadata["tuning_seconds"] >= 0
+    assert tuned.metadata["tuning"], "why nothing was tried, in so few steps"
+    assert "tuning" not in naive.metadata
 
 
-def test_what_a_step_costs_is_told(runs):
+def test_costs_of_training_and_evaluation_are_recorded(runs):
     costs = recorded("dcgan-mnist", runs).costs
-    assert set(costs) == {"train", "test"}
+    assert set(costs) == {"train", "eval"}
     assert all(isinstance(cost, Cost) for cost in costs.values())
-    assert costs["train"].flops > costs["test"].flops > 0
+    assert costs["train"].flops > costs["eval"].flops > 0
 
 
-def test_nothing_but_statistics_is_kept(runs):
+def test_only_statistics_are_kept(runs):
     assert tp.load(runs / "dcgan-mnist").observed > 0
     kinds = {path.suffix for path in (runs / "dcgan-mnist").rglob("*") if path.is_file()}
     assert kinds == {".json", ".parquet", ".toml"}
     assert b"/tmp" not in (runs / "dcgan-mnist" / "about.toml").read_bytes()
 
 
-def test_a_name_tells_workload_and_form():
+def test_a_name_is_split_into_workload_and_form():
     assert [(parted(name)[0].name, parted(name)[1]) for name in record.SAMPLES[-3:]] == [
         ("retinanet-coco", "tuned"),
         ("resnet-imagenet", "naive"),
         ("resnet-imagenet", "tuned"),
     ]
     assert parted("qanet-squad-half")[0].reduced
-    with pytest.raises(TpunbError, match="no workload is called 'bert'"):
+    with pytest.raises(TpunbError, match="no workload is named 'bert'"):
         parted("bert-naive")
 
 
-def test_a_run_that_is_not_a_workloads_is_told(runs, tmp_path):
+def test_a_run_without_workload_metadata_is_rejected(runs, tmp_path):
     with pytest.raises(ProfileNotFound):
         recorded("bert-mrpc", tmp_path)
     with tp.capture(tmp_path / "bert-mrpc", keep="none") as run, run.step(0):
@@ -84,7 +84,7 @@ def test_a_run_that_is_not_a_workloads_is_told(runs, tmp_path):
     assert "tpunb.workloads.record" in told.value.hint
 
 
-def test_the_command_says_what_it_wrote(monkeypatch, tmp_path, capsys):
+def test_the_command_prints_the_folder(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(catalogue, "WORKLOADS", {"bert-cola": short("bert-cola")})
     record.main(["bert-cola", "--to", str(tmp_path)])
     tf.random.set_seed(None)
@@ -98,7 +98,7 @@ def test_the_command_lists_the_names(capsys):
     assert all(name in told for name in (*record.SAMPLES, "--tpu", "--address"))
 
 
-def test_what_is_no_run_is_not_replaced(tmp_path, monkeypatch):
+def test_a_folder_that_is_not_a_run_is_not_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(catalogue, "WORKLOADS", {"dcgan-mnist": short("dcgan-mnist")})
     (tmp_path / "dcgan-mnist").mkdir()
     (tmp_path / "dcgan-mnist" / "thesis.txt").write_text("years of work")
@@ -118,7 +118,7 @@ def test_what_is_no_run_is_not_replaced(tmp_path, monkeypatch):
         ("my-tpu", None, "TPU('my-tpu')"),
     ],
 )
-def test_what_is_profiled(tpu, address, source):
+def test_the_source_follows_the_options(tpu, address, source):
     assert repr(record._source(tpu, address)) == source
 
 
@@ -130,10 +130,10 @@ def test_a_workload_trains_under_a_strategy(monkeypatch, tmp_path):
         seen.append(tpu)
         return tf.distribute.OneDeviceStrategy("/cpu:0").scope()
 
-    monkeypatch.setattr(record, "_on", stand_in)
+    monkeypatch.setattr(record, "_strategy", stand_in)
     monkeypatch.setattr(catalogue, "WORKLOADS", {"bert-cola": short("bert-cola")})
     made = record.record("bert-cola", tmp_path, tpu="my-tpu")
     tf.random.set_seed(None)
     assert seen == ["my-tpu"]
-    assert recorded("bert-cola", tmp_path).about["device"] == "TPU my-tpu"
+    assert recorded("bert-cola", tmp_path).metadata["device"] == "TPU my-tpu"
     assert len(tp.steps(tp.load(made))) == 10

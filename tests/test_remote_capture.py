@@ -1,4 +1,4 @@
-"""Workers at their addresses, captured from another process: all side by side, and whatever one of them does."""
+"""Workers captured from another process by address, all at once, also while one misbehaves."""
 
 import asyncio
 import json
@@ -13,13 +13,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 from fake_cloud import FakeCloud
-from test_recorder import facts
+from test_capture import facts
 from test_whole_run import train, until
 
 import tpunb as tp
-from tpunb.recorder import TPU, Address, Schedule
-from tpunb.sources import address as address_module
-from tpunb.testing import ProfilerStandIn, toy_window
+from tpunb.profiler.capture import TPU, Address, Schedule
+from tpunb.profiler.sources import address as address_module
+from tpunb.testing import FakeProfiler, toy_window
 
 SHORT = Schedule.continuous(window=0.1)
 IPS = ["127.0.0.1", "127.0.0.2"]
@@ -48,7 +48,7 @@ def workers():
 
         def start(*misbehaviours, **more):
             return [
-                stack.enter_context(ProfilerStandIn(worker(f"vm-{i}", began_ns), misbehave=how, **more))
+                stack.enter_context(FakeProfiler(worker(f"vm-{i}", began_ns), misbehave=how, **more))
                 for i, how in enumerate(misbehaviours)
             ]
 
@@ -107,7 +107,7 @@ def test_several_workers_are_captured_side_by_side_into_one_run(tmp_path, worker
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "reason"),
     [
         ("silent", "no answer|DEADLINE_EXCEEDED"),
         ("dies", "UNAVAILABLE"),
@@ -117,7 +117,7 @@ def test_several_workers_are_captured_side_by_side_into_one_run(tmp_path, worker
     ],
 )
 def test_a_worker_that_fails_is_named_and_the_windows_of_the_others_are_all_there(
-    tmp_path, workers, monkeypatch, how, told
+    tmp_path, workers, monkeypatch, how, reason
 ):
     monkeypatch.setattr(address_module, "_COLLECT_S", 1.0)
     monkeypatch.setattr(address_module, "_TRIAL_S", 0.2)
@@ -127,12 +127,12 @@ def test_a_worker_that_fails_is_named_and_the_windows_of_the_others_are_all_ther
         train(run, range(10))
     profile = tp.load(run)
     assert errors(profile, bad).null_count() == 0
-    assert re.search(f"{bad.address}: .*({told})", errors(profile, bad)[0])
+    assert re.search(f"{bad.address}: .*({reason})", errors(profile, bad)[0])
     for one in (good, fine):
         assert errors(profile, one).null_count() == errors(profile, one).len() >= 3
         assert len(tp.steps(profile).full().frame.filter(pl.col("host") == one.address)) >= 10
     assert facts(run)["state"] == "finished"
-    ticks = profile.stored.frame.filter(pl.col("seen") == "tick")
+    ticks = profile.stored.frame.filter(pl.col("traced") == "none")
     assert ticks["step"].to_list() == list(range(10))
 
 
@@ -178,7 +178,7 @@ def test_a_service_that_dies_in_the_run_and_comes_back_is_watched_again(tmp_path
     gone = profile.windows.with_columns(failed=pl.col("error").is_not_null()).sort("window")["failed"]
     assert gone.rle().struct.field("value").to_list() == [False, True, False]
     assert re.match(re.escape(one.address), errors(profile, one).drop_nulls()[0])
-    ticks = profile.stored.frame.filter(pl.col("seen") == "tick")
+    ticks = profile.stored.frame.filter(pl.col("traced") == "none")
     assert ticks["step"].to_list() == list(range(30))
     assert facts(run)["state"] == "finished"
 
@@ -197,7 +197,7 @@ def test_where_no_worker_answers_the_capture_does_not_begin(tmp_path, workers, m
         came(run, 1)
 
 
-def test_stop_ends_the_windows_of_all_workers_and_keeps_what_they_saw(tmp_path, workers):
+def test_stop_ends_the_windows_of_all_workers_and_keeps_them(tmp_path, workers):
     two = workers(None, None)
     began = time.monotonic()
     with tp.capture(tmp_path / "run", source=of(*two), schedule=Schedule.continuous(window=50)) as run:
@@ -224,16 +224,16 @@ def test_a_tpu_by_its_name_is_captured_with_all_its_workers(tmp_path, workers, m
         (one,) = workers(None)
         bind = asyncio.start_server
         monkeypatch.setattr(asyncio, "start_server", lambda join, _, port: bind(join, "127.0.0.2", port))
-        with ProfilerStandIn(worker("vm-1", time.time_ns()), port=one.port):
+        with FakeProfiler(worker("vm-1", time.time_ns()), port=one.port):
             cloud.add("pod", tensorflowVersion="2.18", networkEndpoints=[{"ipAddress": ip} for ip in IPS])
             with tp.capture(tmp_path / "run", source=TPU("pod", port=one.port), schedule=SHORT) as run:
                 came(run)
     finally:
         cloud.close()
-    said = facts(run)
-    assert said["workers"] == [f"{ip}:{one.port}" for ip in IPS]
-    assert said["tpu"] == f"TPU('pod', port={one.port})"
-    assert set(tp.steps(tp.load(run)).full().frame["host"]) == {*said["workers"]}
+    run_json = facts(run)
+    assert run_json["workers"] == [f"{ip}:{one.port}" for ip in IPS]
+    assert run_json["tpu"] == f"TPU('pod', port={one.port})"
+    assert set(tp.steps(tp.load(run)).full().frame["host"]) == {*run_json["workers"]}
 
 
 # -- this very process at its address, and another one beside it ------------------------------------------------------
@@ -241,7 +241,7 @@ def test_a_tpu_by_its_name_is_captured_with_all_its_workers(tmp_path, workers, m
 OWN = """
 import json, os, socket, subprocess, sys, time
 import tpunb as tp
-from tpunb.recorder import Address, Schedule
+from tpunb.profiler.capture import Address, Schedule
 
 framework, folder = sys.argv[1], sys.argv[2]
 with socket.socket() as free:
@@ -307,24 +307,24 @@ def captured(tmp_path, framework, beside):
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["jax", "tensorflow"])
 def test_this_process_at_its_own_address_is_one_host_with_the_steps_of_its_own_clock(tmp_path, framework):
-    said, profile = captured(tmp_path, framework, "alone")
+    report, profile = captured(tmp_path, framework, "alone")
     frame = profile.stored.frame
-    assert set(frame["host"]) == {said["host"]} == set(profile.windows["host"])
-    assert sorted(frame["step"]) == list(range(500, 500 + said["steps"]))
-    assert set(frame["mark"]) == {"mine"}
+    assert set(frame["host"]) == {report["host"]} == set(profile.windows["host"])
+    assert sorted(frame["step"]) == list(range(500, 500 + report["steps"]))
+    assert set(frame["kind"]) == {"mine"}
     assert len(tp.steps(profile).full()) >= 30
     assert profile.windows["error"].null_count() == profile.windows.height
 
 
 @pytest.mark.parametrize("framework", ["jax", pytest.param("tensorflow", marks=pytest.mark.slow)])
 def test_another_process_of_this_machine_is_another_host_and_its_steps_are_its_own(tmp_path, framework):
-    said, profile = captured(tmp_path, framework, "beside")
-    other, _ = said["addresses"]
+    report, profile = captured(tmp_path, framework, "beside")
+    other, _ = report["addresses"]
     frame = profile.stored.frame
-    assert set(frame["host"]) == {said["host"], other}
-    ours, theirs = frame.filter(pl.col("host") == said["host"]), frame.filter(pl.col("host") == other)
-    assert sorted(ours["step"]) == list(range(500, 500 + said["steps"]))
-    assert set(ours["mark"]) == {"mine"}
-    assert (ours["seen"] == "full").sum() >= 30
+    assert set(frame["host"]) == {report["host"], other}
+    local, theirs = frame.filter(pl.col("host") == report["host"]), frame.filter(pl.col("host") == other)
+    assert sorted(local["step"]) == list(range(500, 500 + report["steps"]))
+    assert set(local["kind"]) == {"mine"}
+    assert (local["traced"] == "full").sum() >= 30
     assert theirs["step"].min() >= 10_000
-    assert set(theirs["mark"]) == {"other"}
+    assert set(theirs["kind"]) == {"other"}

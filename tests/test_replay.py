@@ -1,4 +1,4 @@
-"""Replay: the raw windows of an earlier run come again, in their order, as they are."""
+"""Replay returns the raw windows of an earlier run in their order, unchanged."""
 
 import gzip
 import math
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tpunb.errors import ProfileNotFound, TpunbError
-from tpunb.sources.replay import Replay
+from tpunb.profiler.sources.replay import Replay
 
 
 def put(folder, **files):
@@ -69,7 +69,7 @@ def test_several_hosts_give_one_each_and_those_without_say_so(tmp_path):
     first, second = all_of(source)
     assert first == {"a": b"a1", "b": b"b1"}
     assert second["a"] == b"a2"
-    assert str(second["b"]) == "b: nothing was recorded of it here"
+    assert str(second["b"]) == "b: not recorded in this window"
     assert source.facts() == {"replayed": str(tmp_path), "workers": ["a", "b"]}
 
 
@@ -79,7 +79,7 @@ def test_sessions_of_one_host_each_are_windows_one_after_another(tmp_path):
     assert source.facts() == {"replayed": str(tmp_path)}
 
 
-def test_what_is_not_a_window_is_passed_over(tmp_path):
+def test_other_files_are_ignored(tmp_path):
     put(tmp_path, w__h=b"1")
     put(tmp_path / ".00003.aside", h=b"half written")
     (tmp_path / "w" / "h.trace.json").write_bytes(b"[]")
@@ -92,19 +92,19 @@ def test_a_run_folder_with_raw_windows_of_its_own_numbering_is_replayed(tmp_path
     assert all_of(started(tmp_path)) == [b"0", b"1"]
 
 
-def test_a_run_that_kept_none_says_how_to_keep_them(tmp_path):
+def test_run_without_raw_windows_raises_with_a_hint(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(ProfileNotFound, match="holds no raw window") as caught:
         Replay(tmp_path).start()
-    assert caught.value.hint == "a run keeps its windows with keep='all'"
+    assert caught.value.hint == "capture with keep='all' to keep the windows"
 
 
-def test_nothing_there_is_told(tmp_path):
+def test_missing_folder_raises(tmp_path):
     with pytest.raises(ProfileNotFound, match="nowhere"):
         Replay(tmp_path / "nowhere").start()
 
 
-def test_a_window_that_cannot_be_read_is_told_and_the_next_one_comes(tmp_path):
+def test_unreadable_window_raises_and_the_next_follows(tmp_path):
     source = started(put(tmp_path, a__h=b"1", b__h=b"2"))
     (tmp_path / "a" / "h.xplane.pb").unlink()
     with pytest.raises(TpunbError, match=r"h\.xplane\.pb"):
@@ -120,7 +120,7 @@ def test_of_several_hosts_the_one_that_cannot_be_read_is_named(tmp_path):
     assert "b.xplane.pb" in str(answers["b"])
 
 
-def test_at_its_pace_a_window_takes_as_long_as_asked_for(tmp_path, monkeypatch):
+def test_window_takes_the_requested_time_at_pace_1(tmp_path, monkeypatch):
     waited = []
     monkeypatch.setattr(threading.Event, "wait", lambda self, seconds: waited.append((seconds, self.is_set())))
     for pace in (1.0, 0.5, 0):

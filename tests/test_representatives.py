@@ -16,7 +16,7 @@ from tpunb.testing import toy_steps
 OPS = ["a", "b", "c"]
 
 
-def run_of(*rows, seen=None):
+def run_of(*rows, traced=None):
     """Steps spelled as (phase, step time, self time of a, of b, of c), grouped as spelled."""
     n = len(rows)
     start = np.cumsum([0, *(row[1] for row in rows)])[:n]
@@ -24,19 +24,19 @@ def run_of(*rows, seen=None):
         {
             "host": ["toy"] * n,
             "step": range(n),
-            "mark": ["train"] * n,
+            "kind": ["train"] * n,
             "start_ps": start,
             "dur_ps": [row[1] for row in rows],
             "device_ps": [None] * n,
             "idle_ps": [None] * n,
-            "seen": [{"f": "full", "t": "tick"}[letter] for letter in seen or "f" * n],
+            "traced": [{"f": "full", "n": "none"}[letter] for letter in traced or "f" * n],
         }
     )
     ops = [
         ("toy", i, op, "device", 1, own, own)
         for i, row in enumerate(rows)
         for op, own in zip(OPS, row[2:], strict=True)
-        if own and (seen or "f" * n)[i] == "f"
+        if own and (traced or "f" * n)[i] == "f"
     ]
     columns = {name: dtype for name, dtype in schema.OPS.items() if name != "category"}
     steps = Steps(frame, pl.DataFrame(ops, schema=columns, orient="row"))
@@ -44,8 +44,8 @@ def run_of(*rows, seen=None):
     return Phases(steps, pl.Series([row[0] for row in rows], dtype=pl.Int64), "by hand", far)
 
 
-def toy_phases(pattern, labels, seen=None):
-    steps = toy_steps(pattern, seen=seen)
+def toy_phases(pattern, labels, traced=None):
+    steps = toy_steps(pattern, traced=traced)
     return Phases(steps, pl.Series(labels, dtype=pl.Int64), "by hand", pl.Series([0.0] * len(steps), dtype=pl.Float64))
 
 
@@ -71,7 +71,7 @@ SPELLED = run_of(
 )
 
 
-def test_one_a_phase_and_one_of_noise_the_most_typical_of_each():
+def test_one_representative_per_phase_and_for_outliers():
     chosen = SPELLED.representatives()
     assert chosen.frame.schema == schema.REPRESENTATIVES
     assert chosen.frame.select("phase", "step", "weight").rows() == [(0, 1, 3.0), (1, 3, 1.0), (-1, 4, 1.0)]
@@ -79,7 +79,7 @@ def test_one_a_phase_and_one_of_noise_the_most_typical_of_each():
     assert (chosen.missing, chosen.interval) == (0.0, None)
 
 
-def test_what_they_say_of_the_run_by_hand():
+def test_estimates_by_hand():
     chosen = SPELLED.representatives()
     assert chosen.profile.schema == schema.REPRESENTED
     assert chosen.profile.rows() == [
@@ -94,7 +94,7 @@ def test_what_they_say_of_the_run_by_hand():
 
 def test_step_times_calibrate_and_the_error_is_the_sum_of_what_is_wrong():
     # the one step that is looked at ran 40 of 100 in a: so did 300 ps of the phase, it is held
-    run = run_of((0, 100, 40, 60, 0), (0, 200, 140, 60, 0), seen="ff")
+    run = run_of((0, 100, 40, 60, 0), (0, 200, 140, 60, 0), traced="ff")
     chosen = run.representatives()
     step = chosen.frame["step"].item()
     a = {0: 120, 1: 210}[step]
@@ -105,14 +105,14 @@ def test_step_times_calibrate_and_the_error_is_the_sum_of_what_is_wrong():
     assert chosen.time_error == pytest.approx(1 / 3)
 
 
-def test_more_go_where_steps_are_many_and_unlike():
+def test_more_steps_go_to_large_phases_that_vary():
     rows = [(0, 100, 50 + i % 7, 50 - i % 7, 0) for i in range(40)] + [(1, 100, 0, 0, 100)] * 40
     frame = run_of(*rows).representatives(12).frame
     assert frame.group_by("phase").len().sort("phase").rows() == [(0, 11), (1, 1)]
     assert frame["weight"].sum() == pytest.approx(80)
 
 
-def test_of_steps_all_alike_the_earliest_stand_for_the_others_and_more_are_more():
+def test_of_equal_steps_the_earliest_are_chosen():
     phases = toy_phases("aaabbbb", [0, 0, 0, 1, 1, 1, 1])
     assert phases.representatives().frame["step"].to_list() == [3, 0]
     assert phases.representatives(5).frame["step"].to_list() == [3, 4, 5, 6, 0]
@@ -124,21 +124,21 @@ def test_fewer_than_there_are_phases_are_of_the_longest_and_say_what_lacks():
     assert chosen.frame["phase"].to_list() == [1]
     assert chosen.missing == pytest.approx(1 / 3)
     assert chosen.profile["self_ps"].sum() == pytest.approx(chosen.profile["true_ps"].sum(), rel=1e-6)
-    assert repr(chosen).endswith("33.3 % of the time in phases without any)")
+    assert repr(chosen).endswith("none for 33.3 % of step time)")
     drawn = toy_phases("aaabbb", [0, 0, 0, 1, 1, 1]).representatives(1, seed=0)
     assert drawn.interval is None
     assert drawn.profile["low_ps"].null_count() == drawn.profile.height
 
 
 def test_a_phase_that_no_window_saw_has_none():
-    chosen = toy_phases("aabb", [0, 0, 1, 1], seen="fftt").representatives()
+    chosen = toy_phases("aabb", [0, 0, 1, 1], traced="ffnn").representatives()
     assert chosen.frame["phase"].to_list() == [0]
     assert chosen.missing == pytest.approx(2 / 3)
     assert chosen.time_error == 0.0
 
 
 def test_the_steps_that_no_window_saw_count_by_their_time():
-    run = run_of((0, 100, 60, 40, 0), (0, 100, 0, 0, 0), (1, 50, 0, 0, 50), (0, 200, 0, 0, 0), seen="ftft")
+    run = run_of((0, 100, 60, 40, 0), (0, 100, 0, 0, 0), (1, 50, 0, 0, 50), (0, 200, 0, 0, 0), traced="fnfn")
     chosen = run.representatives()
     assert chosen.frame.select("step", "weight").rows() == [(0, 3.0), (2, 1.0)]
     assert chosen.profile.sort("op")["self_ps"].to_list() == [240, 160, 50]
@@ -147,7 +147,7 @@ def test_the_steps_that_no_window_saw_count_by_their_time():
     assert chosen.time_error == 0.0  # the unseen ran otherwise, but the clock knows their time
 
 
-def test_noise_alone_stands_for_itself():
+def test_outliers_alone_have_a_representative():
     chosen = toy_phases("ab", [-1, -1]).representatives()
     assert chosen.frame["phase"].to_list() == [-1]
     assert chosen.missing == 0.0
@@ -161,7 +161,7 @@ def test_steps_without_operations_or_time_are_no_trouble():
             assert chosen.profile["self_ps"].to_list() == chosen.profile["true_ps"].to_list()
 
 
-def test_two_hosts_keep_their_steps_apart():
+def test_steps_of_two_hosts_are_separate():
     one, two = toy_steps("aab", host="one"), toy_steps("abb", host="two")
     steps = Steps(pl.concat([one.frame, two.frame]), pl.concat([one.ops, two.ops]))
     phases = Phases(steps, pl.Series([0, 0, 1, 0, 1, 1]), "by hand", pl.Series([0.0] * 6))
@@ -171,7 +171,7 @@ def test_two_hosts_keep_their_steps_apart():
 
 
 @pytest.mark.parametrize(("name", "value"), [("n", 0), ("n", True), ("n", 2.0), ("seed", -1), ("seed", True)])
-def test_what_is_no_number_is_refused(name, value):
+def test_invalid_numbers_are_refused(name, value):
     with pytest.raises(ValueError, match=f"The {name} parameter of representatives must be an int of . or more"):
         SPELLED.representatives(**{name: value})
 
@@ -251,7 +251,7 @@ def test_every_draw_has_the_interval_and_most_hold_the_truth():
 
 @pytest.mark.parametrize(("n", "pool"), [(20, 2000), (20, 200), (200, 2000), (200, 150)])
 def test_of_steps_that_vary_as_if_by_chance_the_interval_is_that_of_the_books(n, pool, monkeypatch):
-    monkeypatch.setattr("tpunb.frames.representatives._POOL", pool)  # of phases longer than it a part is drawn from
+    monkeypatch.setattr("tpunb.analysis.representatives._POOL", pool)  # of phases longer than it a part is drawn from
     time = (np.random.default_rng(3).normal(1, 0.1, 300) * 1e9).astype(int)
     chosen = run_of(*((0, t, t // 2, t // 2, 0) for t in time.tolist())).representatives(n, seed=0)
     variance = 300**2 * (1 - n / 300) * time.var(ddof=1) / n  # Cochran 1977, equation 2.9
@@ -272,16 +272,16 @@ def test_when_all_steps_are_looked_at_nothing_is_left_to_chance():
 
 @given(
     labels=st.lists(st.integers(-1, 3), min_size=1, max_size=12),
-    seen=st.lists(st.sampled_from("fft"), min_size=12, max_size=12),
+    traced=st.lists(st.sampled_from("ffn"), min_size=12, max_size=12),
     n=st.integers(1, 14) | st.none(),
     seed=st.integers(0, 9) | st.none(),
 )
 @settings(deadline=None, max_examples=150)
-def test_whatever_the_phases_the_books_balance(labels, seen, n, seed):
-    pattern, seen = "abcdabcdabcd"[: len(labels)], "".join(seen[: len(labels)])
-    phases = toy_phases(pattern, labels, seen=seen)
+def test_whatever_the_phases_the_books_balance(labels, traced, n, seed):
+    pattern, traced = "abcdabcdabcd"[: len(labels)], "".join(traced[: len(labels)])
+    phases = toy_phases(pattern, labels, traced=traced)
     chosen = phases.representatives(n, seed=seed)
-    full = {step for step, how in enumerate(seen) if how == "f"}
+    full = {step for step, how in enumerate(traced) if how == "f"}
     there = {labels[step] for step in full}
     assert set(chosen.frame["step"]) <= full
     assert chosen.frame["step"].n_unique() == len(chosen)
@@ -307,7 +307,7 @@ def test_the_interval_of_a_sample_holds_though_a_part_of_its_steps_was_not_seen(
 def test_thousands_of_phases_take_no_square_of_memory():
     phases = toy_phases("ab" * 2000, [*range(4000)])
     tracemalloc.start()
-    assert phases.homogeneity == pytest.approx(1.0)
+    assert phases.explained_variance == pytest.approx(1.0)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 40e6  # 4000 x 4000 numbers would be 128 MB
@@ -324,4 +324,4 @@ def test_the_representative_of_one_phase_is_that_of_all(name):
 
 
 def test_of_a_phase_that_no_window_saw_in_full_no_step_is_its_representative():
-    assert toy_phases("aab", [0, 0, 1], "fft").representative(1).is_empty()
+    assert toy_phases("aab", [0, 0, 1], "ffn").representative(1).is_empty()

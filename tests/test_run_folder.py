@@ -15,7 +15,7 @@ import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.frames import Steps
-from tpunb.io import packed, raw_files, run_folder, run_writer
+from tpunb.io import logdir, parquet, run_folder, run_writer, storage
 from tpunb.io.run_writer import RunWriter
 from tpunb.testing import toy_steps
 from tpunb.testing import toy_window as xspace
@@ -26,13 +26,14 @@ TABLES = ["steps", "ops", "ticks", "windows"]
 
 def ticks(*rows, host="toy"):
     """What our own clock noted: (step, start, end) in milliseconds."""
-    spelled = [(host, step, "train", start * MS, end * MS, None) for step, start, end in rows]
+    spelled = [(host, step, "train", start * MS, end * MS, None, None, None) for step, start, end in rows]
     return pl.DataFrame(spelled, schema=run_folder.TICKS, orient="row")
 
 
 def ticks_of(steps):
     end_ps = pl.col("start_ps") + pl.col("dur_ps")
-    return steps.frame.select("host", "step", "mark", "start_ps", end_ps=end_ps, input_ps=pl.lit(None, pl.Int64))
+    unknown = dict.fromkeys(("input_ps", "callbacks_ps", "dispatch_ps"), pl.lit(None, pl.Int64))
+    return steps.frame.select("host", "step", "kind", "start_ps", end_ps=end_ps, **unknown)
 
 
 def watched(number, start=0, dur=10, *, host="toy", events=7, error=None):
@@ -51,10 +52,10 @@ def say(folder, **more):
     RunWriter(folder).facts({"name": "toy", "host": "toy", "origin_ns": 1, "state": "finished"} | more)
 
 
-def part(steps, numbers, seen="full"):
+def part(steps, numbers, traced="full"):
     """Some steps of a run, as one window saw them."""
     mine = pl.col("step").is_in(numbers)
-    frame = steps.frame.filter(mine).with_columns(pl.lit(seen, schema.SEEN).alias("seen"))
+    frame = steps.frame.filter(mine).with_columns(pl.lit(traced, schema.TRACED).alias("traced"))
     return Steps(frame, steps.ops.filter(mine), steps.devices.filter(mine))
 
 
@@ -110,7 +111,7 @@ def test_a_run_that_is_still_being_written_loads_as_far_as_it_is(tmp_path):
     assert len(tp.phases(tp.steps(profile))) >= 1
 
 
-def test_a_run_killed_before_its_first_part_loads_and_says_it_holds_no_steps(tmp_path):
+def test_a_run_killed_before_its_first_part_loads_without_steps(tmp_path):
     say(tmp_path, state="running")
     profile = tp.load(tmp_path)
     assert (len(profile.stored), profile.span_ps, profile.observed) == (0, 0, 0.0)
@@ -123,7 +124,7 @@ def test_a_window_without_steps_still_gives_its_ticks(tmp_path):
     refused = watched(2, 4, 0, error="INTERNAL: refused", events=0)
     write(tmp_path, 2, clock=ticks((3, 4, 5)), windows=refused)
     profile = tp.load(tmp_path)
-    assert profile.stored.frame.select("step", "seen").rows()[-1] == (3, "tick")
+    assert profile.stored.frame.select("step", "traced").rows()[-1] == (3, "none")
     assert profile.windows["error"].to_list() == [None, None, "INTERNAL: refused"]
 
 
@@ -132,8 +133,8 @@ def test_a_part_that_lost_a_table_still_loads_but_without_ticks_it_is_not_whole(
     a_run(tmp_path)
     (tmp_path / "parts" / "00001" / f"{lost}.parquet").unlink()
     profile = tp.load(tmp_path)
-    last = {"steps": ["tick"], "ticks": []}.get(lost, ["full"])
-    assert profile.stored.frame["seen"].to_list() == ["full", "full", *last]
+    last = {"steps": ["none"], "ticks": []}.get(lost, ["full"])
+    assert profile.stored.frame["traced"].to_list() == ["full", "full", *last]
     assert profile.windows.height == (1 if lost in ("windows", "ticks") else 2)
 
 
@@ -207,13 +208,19 @@ def test_several_hosts_of_a_window_are_a_row_each(tmp_path):
 def test_the_overhead_is_what_the_run_says(tmp_path, said, known):
     say(tmp_path, **said)
     assert tp.load(tmp_path).overhead == known
+    assert tp.load(tmp_path).overhead_interval is None  # runs recorded before have none
 
 
-def test_what_ran_is_what_the_run_says_and_of_an_earlier_one_nothing(tmp_path):
+def test_the_interval_of_the_overhead_is_loaded(tmp_path):
+    say(tmp_path, overhead=0.02, overhead_interval=[0.01, 0.04])
+    assert tp.load(tmp_path).overhead_interval == (0.01, 0.04)
+
+
+def test_metadata_of_a_run_is_read_if_recorded(tmp_path):
     a_run(tmp_path)
-    assert tp.steps(tp.load(tmp_path)).about == {}
-    say(tmp_path, about={"model": "Sequential of 1 Dense", "weights": 3}, devices=["/device:CPU:0"])
-    assert tp.steps(tp.load(tmp_path)).about == {
+    assert tp.steps(tp.load(tmp_path)).metadata == {}
+    say(tmp_path, metadata={"model": "Sequential of 1 Dense", "weights": 3}, devices=["/device:CPU:0"])
+    assert tp.steps(tp.load(tmp_path)).metadata == {
         "model": "Sequential of 1 Dense",
         "weights": "3",
         "device kind": "CPU",
@@ -221,8 +228,8 @@ def test_what_ran_is_what_the_run_says_and_of_an_earlier_one_nothing(tmp_path):
     device = dict.fromkeys(schema.HARDWARE) | {"host": "toy", "device": "/device:TPU:0", "kind": "TPU v2"}
     say(tmp_path, hardware=[device, device], devices=["/device:CPU:0", "/device:TPU:0"])
     steps = tp.steps(tp.load(tmp_path))
-    assert steps.about == {"device kind": "TPU v2"}
-    assert steps.full().about == steps.about
+    assert steps.metadata == {"device kind": "TPU v2"}
+    assert steps.full().metadata == steps.metadata
 
 
 def test_the_name_of_a_run_may_hold_any_letter(tmp_path):
@@ -245,7 +252,7 @@ def test_raw_windows_are_read_from_where_they_began(tmp_path, monkeypatch):
         asked.extend((key, file.source.read_bytes(), begins[key]) for key, file in files.items())
         return schema.empty(schema.EVENTS)
 
-    monkeypatch.setattr(raw_files, "windows", read_raw)
+    monkeypatch.setattr(logdir, "windows", read_raw)
     profile = tp.load(tmp_path)
     assert asked == []  # nothing is decoded before it is asked for
     assert profile.events.is_empty()
@@ -256,15 +263,15 @@ def test_raw_windows_are_read_from_where_they_began(tmp_path, monkeypatch):
     ]
 
 
-def test_raw_windows_of_several_hosts_bear_the_names_that_the_statistics_have(tmp_path):
+def test_raw_windows_have_the_hosts_of_the_statistics(tmp_path):
     writer = RunWriter(tmp_path)
     for number, host in [(0, "a"), (0, "b"), (1, "a")]:
         begin = 1 + 1000 * number
         writer.raw(number, host, xspace(begin, begin + 900, [(number, begin, begin + 500)]))
     say(tmp_path)
-    marks = tp.load(tmp_path).events
-    assert marks.select("host", "step_num", "start_ps").rows() == [("a", 0, 0), ("b", 0, 0), ("a", 1, 1_000_000)]
-    assert marks["lane"].n_unique() == 3
+    kinds = tp.load(tmp_path).events
+    assert kinds.select("host", "step_num", "start_ps").rows() == [("a", 0, 0), ("b", 0, 0), ("a", 1, 1_000_000)]
+    assert kinds["lane"].n_unique() == 3
 
 
 # -- one row a step -------------------------------------------------------------------------------------------
@@ -274,28 +281,28 @@ def test_a_step_of_several_ticks_is_one(tmp_path):
     write(tmp_path, 0, clock=ticks((0, 0, 2), (0, 3, 4)))
     write(tmp_path, 1, clock=ticks((0, 5, 9), (1, 9, 10)))
     say(tmp_path)
-    assert tp.load(tmp_path).stored.frame.select("step", "mark", "start_ps", "dur_ps").rows() == [
+    assert tp.load(tmp_path).stored.frame.select("step", "kind", "start_ps", "dur_ps").rows() == [
         (0, "train", 0, 9 * MS),
         (1, "train", 9 * MS, 1 * MS),
     ]
 
 
-def test_a_step_that_no_window_saw_is_a_tick_of_unknown_device_time(tmp_path):
+def test_a_step_that_no_window_traced_has_null_device_time(tmp_path):
     write(tmp_path, 0, clock=ticks((0, 0, 2)))
     say(tmp_path)
     profile = tp.load(tmp_path)
-    known = {"host": "toy", "step": 0, "mark": "train", "start_ps": 0, "dur_ps": 2 * MS, "seen": "tick"}
+    known = {"host": "toy", "step": 0, "kind": "train", "start_ps": 0, "dur_ps": 2 * MS, "traced": "none"}
     assert profile.stored.frame.row(0, named=True) == dict.fromkeys(schema.STEPS) | known
     assert profile.stored.ops.is_empty()
 
 
 def test_a_step_cut_by_two_windows_is_partial_and_its_ops_add_up(tmp_path):
-    first, second = toy_steps("a", seen="p"), toy_steps("a", seen="p")
+    first, second = toy_steps("a", traced="p"), toy_steps("a", traced="p")
     write(tmp_path, 0, first)
     write(tmp_path, 1, second, ticks((0, 0, 3)))
     say(tmp_path)
     stored = tp.load(tmp_path).stored
-    assert stored.frame.select("step", "dur_ps", "seen").rows() == [(0, 3 * MS, "partial")]
+    assert stored.frame.select("step", "dur_ps", "traced").rows() == [(0, 3 * MS, "partial")]
     assert sums(stored) == {key: tuple(2 * n for n in row) for key, row in sums(first).items()}
     assert len(stored.full()) == 0
 
@@ -304,10 +311,10 @@ def test_a_step_that_began_but_was_none_is_of_the_one_before(tmp_path):
     """A loop asked for more data, a window ended, and there was no more."""
     steps = toy_steps("ab")  # 1 ms each, one after the other
     write(tmp_path, 0, part(steps, [0]), ticks((0, 0, 1)))
-    write(tmp_path, 1, part(steps, [1], seen="partial"), ticks((0, 1, 5)))
+    write(tmp_path, 1, part(steps, [1], traced="partial"), ticks((0, 1, 5)))
     say(tmp_path)
     stored = tp.load(tmp_path).stored
-    assert stored.frame.select("step", "dur_ps", "seen").rows() == [(0, 5 * MS, "partial")]
+    assert stored.frame.select("step", "dur_ps", "traced").rows() == [(0, 5 * MS, "partial")]
     assert {step for step, _, _ in sums(stored)} == {0}
     assert stored.devices["step"].unique().to_list() == [0]
 
@@ -315,20 +322,20 @@ def test_a_step_that_began_but_was_none_is_of_the_one_before(tmp_path):
 def test_a_step_cut_by_a_kill_stays(tmp_path):
     steps = toy_steps("ab")
     write(tmp_path, 0, part(steps, [0]), ticks((0, 0, 1)))
-    write(tmp_path, 1, part(steps, [1], seen="partial"), ticks())
+    write(tmp_path, 1, part(steps, [1], traced="partial"), ticks())
     say(tmp_path)
-    seen = tp.load(tmp_path).stored.frame.select("step", "dur_ps", "seen").rows()
+    seen = tp.load(tmp_path).stored.frame.select("step", "dur_ps", "traced").rows()
     assert seen == [(0, MS, "full"), (1, 2 * MS, "partial")]
 
 
-def test_device_time_of_the_parts_adds_up_and_an_unknown_part_adds_nothing(tmp_path):
+def test_device_time_is_summed_over_parts_that_have_it(tmp_path):
     whole = toy_steps("a")
-    known = part(whole, [0], seen="partial")  # busy for 0.5 ms
+    known = part(whole, [0], traced="partial")  # busy for 0.5 ms
     unknown = Steps(known.frame.with_columns(device_ps=pl.lit(None), idle_ps=pl.lit(None)), known.ops)
     for number, window in enumerate([known, unknown, known]):
         write(tmp_path, number, window)
     say(tmp_path)
-    assert tp.load(tmp_path).stored.frame.select("device_ps", "seen").row(0) == (MS, "partial")
+    assert tp.load(tmp_path).stored.frame.select("device_ps", "traced").row(0) == (MS, "partial")
 
 
 def cut_in_two(first, second):
@@ -402,13 +409,13 @@ def test_a_run_that_noted_no_clocks_has_none_stored(tmp_path):
 
 
 @pytest.mark.parametrize("input_of_window", [None, 3])
-def test_the_wait_for_input_is_the_windows_word_else_that_of_our_own_clock(tmp_path, input_of_window):
+def test_input_time_is_that_of_the_clock_else_of_the_window(tmp_path, input_of_window):
     steps = toy_steps("a")
     known = Steps(steps.frame.with_columns(input_ps=pl.lit(input_of_window, pl.Int64)), steps.ops)
     clock = ticks((0, 0, 1), (0, 1, 2), (1, 2, 3)).with_columns(input_ps=pl.Series([5, None, 7]))
     write(tmp_path, 0, known, clock)
     say(tmp_path)
-    assert tp.load(tmp_path).stored.frame["input_ps"].to_list() == [input_of_window or 5, 7]
+    assert tp.load(tmp_path).stored.frame["input_ps"].to_list() == [5, 7]
 
 
 def test_steps_that_only_windows_saw_are_there_too(tmp_path):
@@ -447,7 +454,7 @@ def test_steps_cut_into_windows_give_their_sums_back(pattern, data):
         stored = tp.load(folder).stored
     assert sums(stored) == sums(steps)
     assert stored.frame["step"].to_list() == list(range(len(pattern)))
-    assert set(stored.frame.filter(pl.col("seen") == "partial")["step"]) == cut
+    assert set(stored.frame.filter(pl.col("traced") == "partial")["step"]) == cut
     assert stored.frame["dur_ps"].to_list() == steps.frame["dur_ps"].to_list()
 
 
@@ -460,6 +467,7 @@ VALUES = {
     pl.Enum: st.sampled_from(["host", "device"]),
     pl.Int64: INT64 | st.integers(-5, 5).map(lambda thousands: 1000 * thousands),
     pl.Float64: st.floats(allow_nan=False),
+    pl.Boolean: st.booleans(),
 }
 
 
@@ -486,7 +494,7 @@ def tables(draw):
 def test_a_table_that_was_packed_is_what_it_was(table):
     name, frame = table
     columns = run_folder.TABLES[name]
-    back = packed.unpack(pl.read_parquet(packed.pack(frame, columns)), columns)
+    back = parquet.read([parquet.pack(frame, columns)], columns)
     assert back.schema == columns
     assert sorted(back.rows(), key=repr) == sorted(frame.rows(), key=repr)
     if name != "ops":  # whose rows have no order
@@ -510,7 +518,8 @@ def test_what_was_written_in_parts_is_what_is_read(parts, gaps, together, is_clo
             writer.close()
         whole, left = divmod(len(parts), together)
         assert len(names(Path(folder, "parts"))) == whole + (left > 0 if is_closed else left)
-        for table, read in run_folder._tables(Path(folder)).items():
+        files = storage.local(folder).below()
+        for table, read in run_folder._tables(run_folder._fetch(files), files).items():
             written = [row for name, frame in parts if name == table for row in frame.rows()]
             assert sorted(read.rows(), key=repr) == sorted(written, key=repr)
             if table != "ops":  # whose rows have no order
@@ -520,13 +529,13 @@ def test_what_was_written_in_parts_is_what_is_read(parts, gaps, together, is_clo
 def test_a_table_on_disk_holds_small_numbers_and_no_empty_columns():
     times = pl.col("total_ps", "self_ps") // 1000 * 1000  # whole nanoseconds
     ops = toy_steps("ab").ops.with_columns(times)
-    file = pl.read_parquet(packed.pack(ops, schema.OPS))
+    file = pl.read_parquet(parquet.pack(ops, schema.OPS))
     assert file["unit_ps"].unique().to_list() == [1000]
     assert "category" not in file.columns
     lowest, rest = file["total_units_byte0"].cast(pl.Int64), file["total_units"] * 256
     assert ((rest + file["total_units_byte1"]) * 256 + lowest).sum() * 1000 == ops["total_ps"].sum()
     odd = ops.with_columns(pl.col("self_ps") + 1)
-    assert pl.read_parquet(packed.pack(odd, schema.OPS))["unit_ps"].unique().to_list() == [1]
+    assert pl.read_parquet(parquet.pack(odd, schema.OPS))["unit_ps"].unique().to_list() == [1]
 
 
 # -- damage ---------------------------------------------------------------------------------------------------
@@ -572,14 +581,14 @@ def test_a_file_cut_anywhere_is_a_bad_profile(kept):
             tp.load(folder)
 
 
-def test_bytes_that_the_parquet_reader_itself_stumbles_over_are_a_bad_profile(tmp_path, monkeypatch):
+def test_a_panic_of_the_parquet_reader_is_a_bad_profile(tmp_path, monkeypatch):
     a_run(tmp_path)
 
     def stumbles(path, **_):
         raise pl.exceptions.PanicException("range end index 9 out of range")
 
     monkeypatch.setattr(pl, "scan_parquet", stumbles)
-    with pytest.raises(BadProfile, match=r"ticks\.parquet: cannot be read: range end index"):
+    with pytest.raises(BadProfile, match=r"steps\.parquet: cannot be read: PanicException: range end index"):
         tp.load(tmp_path)
 
 
@@ -599,6 +608,8 @@ def test_bytes_that_the_parquet_reader_itself_stumbles_over_are_a_bad_profile(tm
         '{"tpunb": 2, "span_ps": 1e999}',
         '{"tpunb": 2, "overhead": "little"}',
         '{"tpunb": 2, "overhead": []}',
+        '{"tpunb": 2, "overhead_interval": [0.1]}',
+        '{"tpunb": 2, "overhead_interval": "narrow"}',
         '{"tpunb": 2, "about": ["a model"]}',
         '{"tpunb": 2, "devices": [1]}',
     ],
@@ -618,15 +629,15 @@ def test_a_damaged_run_json_is_named(tmp_path, text):
         (1, "an earlier", "record it again, or read it with the tpunb that wrote it"),
     ],
 )
-def test_a_run_of_another_version_says_how_to_read_it(tmp_path, version, whose, hint):
+def test_a_run_of_another_version_has_a_hint(tmp_path, version, whose, hint):
     (tmp_path / "run.json").write_text(json.dumps({"tpunb": version}))
-    said = f"run.json: a run folder of version {version}, by {whose} tpunb; this one reads {run_folder.VERSION}"
+    said = f"run.json: run folder of version {version}, by {whose} tpunb; this one reads 2 and {run_folder.VERSION}"
     with pytest.raises(BadProfile, match=re.escape(said)) as caught:
         tp.load(tmp_path)
     assert caught.value.hint == hint
 
 
-def test_steps_that_nobody_marked_count_where_nobody_marked_any(tmp_path):
+def test_inferred_steps_count_on_hosts_without_annotated_ones(tmp_path):
     steps = toy_steps("aab")
     below = {
         name: frame.with_columns(step=-1 - pl.col("step"))
@@ -638,21 +649,42 @@ def test_steps_that_nobody_marked_count_where_nobody_marked_any(tmp_path):
     read = tp.load(tmp_path / "unmarked").stored
     assert read.frame["step"].to_list() == [0, 1, 2]
     assert set(read.ops["step"]) == {0, 1, 2}
-    noted = pl.DataFrame([("toy", 0, "train", 10**13, 2 * 10**13, None)], schema=run_folder.TICKS, orient="row")
+    noted = pl.DataFrame(
+        [("toy", 0, "train", 10**13, 2 * 10**13, None, None, None)], schema=run_folder.TICKS, orient="row"
+    )
     writer = RunWriter(tmp_path / "marked")
     writer.part(0, {**below, "ticks": noted})
     writer.facts({"name": "toy"})
     read = tp.load(tmp_path / "marked").stored
-    assert read.frame.select("step", "mark", "start_ps", "seen").rows() == [(0, "train", 10**13, "tick")]
+    assert read.frame.select("step", "kind", "start_ps", "traced").rows() == [(0, "train", 10**13, "none")]
     assert read.ops.is_empty()
 
 
-def test_the_worker_that_was_this_process_is_read_under_its_host(tmp_path):
+def test_the_capturing_worker_is_read_under_the_name_of_its_host(tmp_path):
     steps = toy_steps("ab", host="127.0.0.1:9")
-    noted = pl.DataFrame([("here", 1, "train", 0, 10**9, None)], schema=run_folder.TICKS, orient="row")
+    noted = pl.DataFrame([("here", 1, "train", 0, 10**9, None, None, None)], schema=run_folder.TICKS, orient="row")
     writer = RunWriter(tmp_path)
     writer.part(0, {"steps": steps.frame, "ops": steps.ops, "windows": steps.windows, "ticks": noted})
     writer.facts({"name": "toy", "host": "here", "own_worker": "127.0.0.1:9"})
     profile = tp.load(tmp_path)
     assert profile.windows["host"].to_list() == ["here"]
     assert profile.stored.frame.select("host", "step").rows() == [("here", 0), ("here", 1)]
+
+
+# -- layout 2 -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_folder_of_layout_2_loads_under_the_names_of_today():
+    """Its columns were mark, seen, why and answer_ps, its metadata "about", its kinds "test" and "tick"."""
+    folder = Path(__file__).with_name("data") / "run_layout_2"
+    disk = {"ticks": "mark", "steps": "seen", "windows": "why"}
+    for table, column in disk.items():
+        assert column in pl.read_parquet_schema(folder / "parts" / "00000" / f"{table}.parquet")
+    profile = tp.load(folder)
+    steps = tp.steps(profile)
+    assert dict(steps.frame["kind"].value_counts().rows()) == {"train": 400, "eval": 80}
+    assert dict(steps.frame["traced"].value_counts().rows()) == {"full": 413, "partial": 9, "none": 58}
+    assert profile.windows["latency_ps"].to_list()[:2] == [1056092721000, 1500084622000]
+    assert profile.windows["reason"].to_list() == 5 * ["continuous"]
+    assert steps.metadata["optimizer"] == "Adam"
+    assert (profile.name, profile.span_ps) == ("keras_cnn", 5944467938000)

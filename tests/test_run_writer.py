@@ -20,7 +20,7 @@ import pytest
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile, CaptureBusy, ProfileNotFound
-from tpunb.io import packed, places, run_folder, run_places, run_writer
+from tpunb.io import parquet, run_folder, run_storage, run_writer, storage
 from tpunb.io.folder_lock import LOCK, FolderLock
 from tpunb.io.run_writer import RunWriter, keeper
 from tpunb.testing import toy_steps
@@ -31,7 +31,7 @@ MS = 1_000_000_000
 
 def ticks(*numbers):
     """Steps of these numbers, 1 ms each."""
-    rows = [("toy", number, "train", number * MS, (number + 1) * MS, None) for number in numbers]
+    rows = [("toy", number, "train", number * MS, (number + 1) * MS, None, None, None) for number in numbers]
     return pl.DataFrame(rows, schema=run_folder.TICKS, orient="row")
 
 
@@ -85,7 +85,7 @@ def steps_of(where):
 
 def folders_of(where):
     """The names of the folders of parts, those too that do not count."""
-    return sorted({path.split("/")[1] for path in places.find(where).below() if path.startswith("parts/")})
+    return sorted({path.split("/")[1] for path in storage.find(where).below() if path.startswith("parts/")})
 
 
 def below(folder):
@@ -158,7 +158,7 @@ def test_a_run_is_read_while_it_is_written(where):
     writer.close()
     profile = tp.load(where)
     assert (profile.name, profile.span_ps, profile.overhead) == ("done", 9 * MS, 0.01)
-    assert profile.stored.frame["seen"].to_list() == ["full"] * 3 + ["tick"]
+    assert profile.stored.frame["traced"].to_list() == ["full"] * 3 + ["none"]
     assert profile.windows["window"].to_list() == [0, 1, 2]
     assert profile.clocks["launches"].to_list() == [3]
     expected = toy_steps("abc").ops.sort("step", "op").rows()
@@ -167,7 +167,7 @@ def test_a_run_is_read_while_it_is_written(where):
     ]
 
 
-def test_the_writer_says_where_the_run_is(tmp_path, monkeypatch):
+def test_the_writer_has_source_and_name(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert (RunWriter("~/runs/bert").source, RunWriter("~/runs/bert").name) == (tmp_path / "runs" / "bert", "bert")
@@ -179,12 +179,12 @@ def test_the_writer_says_where_the_run_is(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", ["", b"run", 3, Path("gs://bucket/run")])
-def test_what_is_no_place_is_told_so(wrong):
+def test_an_invalid_folder_is_refused(wrong):
     with pytest.raises((ValueError, TypeError)):
         RunWriter(wrong)
 
 
-def test_a_protocol_that_nobody_knows_is_a_wrong_argument():
+def test_an_unknown_protocol_is_a_wrong_argument():
     with pytest.raises(ValueError, match=r"must be a folder or a URL that fsspec knows. Got 'gopher://x/y' instead"):
         RunWriter("gopher://x/y").open()
 
@@ -235,15 +235,15 @@ def test_tables_without_rows_are_left_out_but_for_the_ticks(tmp_path):
     assert steps_of(tmp_path / "run") == []
 
 
-def test_a_reader_in_the_midst_of_a_part_sees_the_parts_before(tmp_path, monkeypatch):
-    writer, write, seen = begun(tmp_path / "run"), run_places._write, []
+def test_a_reader_during_the_write_of_a_part_sees_the_parts_before(tmp_path, monkeypatch):
+    writer, write, seen = begun(tmp_path / "run"), Path.write_bytes, []
     writer.part(0, tables(0))
 
     def watched(path, data):
         write(path, data)
         seen.append(steps_of(tmp_path / "run"))
 
-    monkeypatch.setattr(run_places, "_write", watched)
+    monkeypatch.setattr(Path, "write_bytes", watched)
     writer.part(1, tables(1))
     assert seen == [[0]] * len(FILES)
     assert steps_of(tmp_path / "run") == [0, 1]
@@ -263,19 +263,19 @@ def test_of_objects_a_part_counts_once_its_ticks_are_there(memory, monkeypatch):
 
 @pytest.mark.parametrize("written", range(len(FILES)))
 def test_a_part_whose_writing_broke_off_is_not_there_and_the_next_one_is(tmp_path, monkeypatch, written):
-    writer, write, left = begun(tmp_path / "run"), run_places._write, [written]
+    writer, write, left = begun(tmp_path / "run"), Path.write_bytes, [written]
     writer.part(0, tables(0))
     before = below(tmp_path / "run")
 
     def breaks(path, data):
         if not left[0]:
-            path.write_bytes(data[: len(data) // 2])
+            write(path, data[: len(data) // 2])
             raise OSError(28, "No space left on device")
         left[0] -= 1
         write(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_places, "_write", breaks)
+        patch.setattr(Path, "write_bytes", breaks)
         with pytest.raises(OSError, match="No space left"):
             writer.part(1, tables(1))
     assert below(tmp_path / "run") == before
@@ -296,20 +296,20 @@ def test_a_part_whose_objects_broke_off_is_not_there(memory, monkeypatch, writte
         put(fs, path, data, **more)
 
     monkeypatch.setattr(type(memory), "pipe_file", breaks)
-    with pytest.raises(tp.TpunbError, match=r"^memory://run: cannot be written: quota exceeded\n"):
+    with pytest.raises(tp.TpunbError, match=r"^memory://run: cannot be written: RuntimeError: quota exceeded\n"):
         writer.part(0, tables(0))
     assert memory.find("/run") == before
 
 
 def test_run_json_is_the_old_one_until_the_new_one_is_whole(tmp_path, monkeypatch):
-    writer, write, seen = begun(tmp_path / "run", name="old"), run_places._write, []
+    writer, write, seen = begun(tmp_path / "run", name="old"), Path.write_bytes, []
 
     def watched(path, data):
         write(path, data)
         seen.append(tp.load(tmp_path / "run").name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_places, "_write", watched)
+        patch.setattr(Path, "write_bytes", watched)
         writer.facts({"name": "new"})
     assert (seen, tp.load(tmp_path / "run").name) == (["old"], "new")
 
@@ -317,7 +317,7 @@ def test_run_json_is_the_old_one_until_the_new_one_is_whole(tmp_path, monkeypatc
         write(path, data[: len(data) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_places, "_write", half)
+    monkeypatch.setattr(Path, "write_bytes", half)
     with pytest.raises(OSError, match="No space left"):
         writer.facts({"name": "newest"})
     assert tp.load(tmp_path / "run").name == "new"
@@ -384,7 +384,7 @@ def test_numbers_of_parts_rise(tmp_path):
 @pytest.fixture(params=["folder", "memory"])
 def no_room(request, tmp_path, monkeypatch, memory):
     """A place where parts cannot become one as long as the list holds something."""
-    no_room, kind = [True], {"folder": run_places.LocalFiles, "memory": run_places.RemoteFiles}[request.param]
+    no_room, kind = [True], {"folder": run_storage.LocalFiles, "memory": run_storage.RemoteFiles}[request.param]
     method = {"folder": "put_folder", "memory": "_put"}[request.param]
     write = getattr(kind, method)
 
@@ -402,7 +402,7 @@ def test_parts_that_cannot_become_one_stay_as_they_are_and_few_are_kept_in_memor
     writer = begun(where)
     for number in range(40):
         writer.part(number, window(number))
-        assert len(writer._apart) <= 16
+        assert len(writer._pending) <= 16
     assert once_each(tp.load(where), 40)
     assert folders_of(where) == [f"{number:05d}" for number in range(40)]
     left.clear()
@@ -438,7 +438,7 @@ def test_an_end_at_which_parts_cannot_become_one_is_an_end(no_room):
 @pytest.mark.parametrize("allowed", range(0, 12, 5))
 def test_parts_that_cannot_be_removed_once_they_are_one_count_no_more(where, monkeypatch, allowed):
     monkeypatch.setattr(run_writer, "_TOGETHER", 2)
-    kind = run_places.RemoteFiles if "://" in where else run_places.LocalFiles
+    kind = run_storage.RemoteFiles if "://" in where else run_storage.LocalFiles
     remove, left = kind.remove, [allowed]
 
     def denied(files, names):
@@ -458,7 +458,7 @@ def test_parts_that_cannot_be_removed_once_they_are_one_count_no_more(where, mon
 
 
 def test_parts_stay_where_a_server_does_not_say_whether_they_have_become_one(bucket, monkeypatch):
-    writer, put, go_on = begun("gs://bucket/run"), run_places.RemoteFiles._put, threading.Event()
+    writer, put, go_on = begun("gs://bucket/run"), run_storage.RemoteFiles._put, threading.Event()
     failed = threading.Event()
 
     def hangs(files, name, data):
@@ -471,9 +471,9 @@ def test_parts_stay_where_a_server_does_not_say_whether_they_have_become_one(buc
         return put(files, name, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_places.RemoteFiles, "_put", hangs)
+        patch.setattr(run_storage.RemoteFiles, "_put", hangs)
         for number in range(16):
-            patch.setattr(places, "PATIENCE_S", 0.2 if number == 15 else 60)
+            patch.setattr(storage, "PATIENCE_S", 0.2 if number == 15 else 60)
             writer.part(number, window(number))
         go_on.set()  # long after it was given up it fails, and takes back what it wrote
         assert failed.wait(60)
@@ -482,7 +482,7 @@ def test_parts_stay_where_a_server_does_not_say_whether_they_have_become_one(buc
     assert once_each(tp.load("gs://bucket/run"), 16)
 
 
-def test_nobody_waits_again_for_a_server_that_did_not_answer(bucket, monkeypatch):
+def test_a_server_that_timed_out_is_not_tried_again(bucket, monkeypatch):
     writer, waited, go_on = begun("gs://bucket/run"), [], threading.Event()
     for number in range(2):
         writer.part(number, window(number))
@@ -492,8 +492,8 @@ def test_nobody_waits_again_for_a_server_that_did_not_answer(bucket, monkeypatch
         go_on.wait(60)
         raise ConnectionResetError("by peer")
 
-    monkeypatch.setattr(run_places.RemoteFiles, "_put", hangs)
-    monkeypatch.setattr(places, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(run_storage.RemoteFiles, "_put", hangs)
+    monkeypatch.setattr(storage, "PATIENCE_S", 0.2)
     with pytest.raises(tp.TpunbError, match="no answer within"):
         writer.part(2, window(2))
     writer.close()
@@ -533,7 +533,7 @@ def test_who_reads_while_parts_become_one_misses_none_and_sees_none_twice(tmp_pa
 
     def load(folder):
         at_least = written[0]
-        return at_least, run_folder.read(folder, {}, None), written[0] + 1
+        return at_least, tp.load(folder), written[0] + 1
 
     with Reading(tmp_path, load) as reading:
         while written[0] < 100 or len(reading.seen) < 10:
@@ -607,18 +607,18 @@ def test_a_listing_that_missed_what_became_one_is_made_anew(where, monkeypatch, 
 def test_a_reader_of_objects_that_become_one_before_they_are_fetched_lists_them_anew(request, monkeypatch, scheme):
     request.getfixturevalue(scheme)
     where = {"memory": "memory://run", "bucket": "gs://bucket/run"}[scheme]
-    writer, fetch, turns = fifteen(where), places.fetch, [15]
+    writer, fetch, turns = fifteen(where), storage.fetch, [15]
 
     def fetched(files):
         if turns:
             writer.part(turns.pop(), window(15))
         return fetch(files)
 
-    monkeypatch.setattr(places, "fetch", fetched)
+    monkeypatch.setattr(storage, "fetch", fetched)
     assert once_each(tp.load(where), 16)
 
 
-def test_a_run_that_is_never_still_is_told_so(where, monkeypatch):
+def test_a_run_that_changes_too_fast_is_an_error(where, monkeypatch):
     fifteen(where)
     monkeypatch.setattr(run_folder, "is_settled", lambda *_: False)
     with pytest.raises(tp.TpunbError, match=rf"^{re.escape(where)}: changes faster than it can be read") as caught:
@@ -712,11 +712,11 @@ def test_a_run_that_loses_its_writer_while_it_moves_is_in_one_place_whole(memory
 # -- one writer at a time -------------------------------------------------------------------------------------
 
 
-def test_a_second_writer_is_refused_and_the_first_goes_on(tmp_path):
+def test_a_second_writer_is_refused_and_the_first_continues(tmp_path):
     first = begun(tmp_path / "run")
     with pytest.raises(CaptureBusy, match=rf"run is being written by process {os.getpid()} on \S+\n") as caught:
         RunWriter(tmp_path / "run").open()
-    assert caught.value.hint == "give this capture another folder, or end that one"
+    assert caught.value.hint == "choose another folder, or end that capture"
     first.part(0, tables(0))
     assert steps_of(tmp_path / "run") == [0]
     first.close()
@@ -835,18 +835,18 @@ def test_a_lock_of_a_folder_that_was_moved_away_meanwhile_is_none(tmp_path, monk
     assert below(tmp_path / "run") == []
 
 
-def test_where_there_are_no_locks_the_runs_own_word_counts(tmp_path, monkeypatch):
+def test_without_locks_the_state_in_run_json_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(FolderLock, "take", lambda folder: None)
     begun(tmp_path / "run")
     with pytest.raises(CaptureBusy, match=f"being written by process {os.getpid()}"):
         RunWriter(tmp_path / "run").open()
     assert not (tmp_path / "run-1").exists()
-    monkeypatch.setattr(run_places, "ALIVE_S", 0.0)
+    monkeypatch.setattr(run_storage, "ALIVE_S", 0.0)
     assert finished(tmp_path / "run").moved == str(tmp_path / "run-1")
     assert finished(tmp_path / "run").moved == str(tmp_path / "run-2")
 
 
-def test_a_file_system_that_knows_no_locks_is_written_without(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_written(tmp_path, monkeypatch):
     fcntl = pytest.importorskip("fcntl")
 
     def flock(*_):
@@ -874,11 +874,11 @@ def test_behind_a_url_a_run_is_busy_while_its_writer_gives_signs_of_life(request
         return
     with pytest.raises(CaptureBusy, match=rf"^{where} is being written by process {os.getpid()} on ") as caught:
         RunWriter(where).open()
-    assert caught.value.hint == "give this capture another place; a run whose writer died is free 3 minutes later"
+    assert caught.value.hint == "choose another folder; a run whose writer died is free 3 minutes later"
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"state": "running"}', b'{"state": "running", "updated": "now"}'])
-def test_a_word_that_cannot_be_read_holds_nobody_off(memory, text):
+def test_an_unreadable_state_does_not_block_a_capture(memory, text):
     memory.pipe("/run/run.json", text)
     assert finished("memory://run").moved == "memory://run-1"
 
@@ -922,8 +922,8 @@ def test_a_server_that_does_not_answer_is_given_up(bucket, monkeypatch):
         go_on.wait(60)
         raise ConnectionResetError("by peer")  # or the next file of the part would be written, into another test
 
-    monkeypatch.setattr(run_places.RemoteFiles, "_put", hangs)
-    monkeypatch.setattr(places, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(run_storage.RemoteFiles, "_put", hangs)
+    monkeypatch.setattr(storage, "PATIENCE_S", 0.2)
     with pytest.raises(tp.TpunbError, match=r"^gs://bucket/run: no answer within 0\.2 s"):
         writer.part(0, tables(0))
     go_on.set()
@@ -961,10 +961,10 @@ def test_every_part_that_was_written_before_a_kill_loads_and_none_is_half(tmp_pa
     assert profile.windows.height in (len(told), len(told) + 1)  # the last may be whole and not yet told
     assert once_each(profile, profile.windows.height)
     assert set(profile.stored.frame["step"]) >= set(told)
-    parts = run_folder.parts(places.find(tmp_path / "run").below())
+    parts = run_folder.parts(storage.find(tmp_path / "run").below())
     for part in parts:
         assert sorted(file.name for file in (tmp_path / "run" / "parts" / part).iterdir()) == sorted(FILES)
-    raw = run_folder.raw_windows(places.find(tmp_path / "run").below())
+    raw = run_folder.raw_windows(storage.find(tmp_path / "run").below())
     assert [number for number, _ in raw][: len(told)] == told
     assert all(file.info["size"] == 3 for file in raw.values())
     assert finished(tmp_path / "run").moved == str(tmp_path / "run-1")
@@ -1054,4 +1054,4 @@ def test_the_statistics_of_many_steps_take_few_bytes(tmp_path):
     ops = pl.DataFrame(rows, schema=schema.OPS, orient="row")
     plain = tmp_path / "plain.parquet"
     ops.sample(fraction=1.0, shuffle=True, seed=0).write_parquet(plain)
-    assert len(packed.pack(ops, schema.OPS)) < 0.4 * plain.stat().st_size
+    assert len(parquet.pack(ops, schema.OPS)) < 0.4 * plain.stat().st_size

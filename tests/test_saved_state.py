@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 import tpunb as tp
-from tpunb.testing import known_run, toy_steps
+from tpunb.testing import synthetic_run, toy_steps
 
 METHODS = ("dbscan", "kmeans", "ols", "olsplus", "hdbscan")
 
@@ -19,11 +19,12 @@ def text(value):
 def charts(view):
     """The state of each chart: what it is drawn by, and what in it."""
     state = view.get_state()
-    frame, cut = state["_frame"], state["_cut"]
+    frame, clusters = state["_frame"], state["_clusters"]
     return {
-        "ribbon": [frame["ribbon"], frame["layout"], cut["tables"], state["_scene"]],
+        "timeline": [frame["timeline"], frame["layout"], clusters["tables"], state["_axis"]],
         "curve": [state["_curve"]],
-        "coverage": [frame["coverage"], cut["phases"]],
+        "coverage": [frame["coverage"], clusters["phases"]],
+        "accounts": [frame["accounts"]],
     }
 
 
@@ -38,12 +39,12 @@ def most_of(run):
 
 
 @pytest.mark.parametrize("run", ["sample", "hard"])
-def test_each_chart_is_20_kb_at_most_and_the_whole_80(run):
-    hard = known_run(20_000, 60, seed=21, hard=True).steps
+def test_each_chart_is_20_kb_at_most_and_the_whole_90(run):
+    hard = synthetic_run(20_000, 60, seed=21, hard=True).steps
     for view in most_of(hard if run == "hard" else tp.steps(tp.sample("keras_cnn"))):
         sizes = {name: len(text(parts)) for name, parts in charts(view).items()}
         assert max(sizes.values()) < 20_000, (view.code, sizes)
-        assert len(text(view.get_state())) < 80_000, view.code
+        assert len(text(view.get_state())) < 90_000, view.code
 
 
 def test_it_holds_no_steps():
@@ -58,4 +59,4 @@ def test_it_holds_no_steps():
 @pytest.mark.parametrize("run", ["a", "aaaaaa", "abcdef", "aaabbb"])
 def test_it_is_json(run):
     for view in most_of(toy_steps(run)):
-        assert json.loads(text(view.get_state()))["method"] == view.method
+        assert json.loads(text(view.get_state()))["clustering"]["method"] == view.method

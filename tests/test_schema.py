@@ -1,4 +1,7 @@
-"""The vocabulary: a frame has the columns of its schema, in order and type, or says what it lacks."""
+"""The columns of every frame: types, definitions, aggregation, and the glossary that is generated from them."""
+
+import re
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -6,36 +9,44 @@ import pytest
 from tpunb import schema
 from tpunb.errors import BadProfile
 
-SPANS = {"host": pl.String(), "step": pl.Int64(), "seen": schema.SEEN}
-SCHEMAS = {name: value for name, value in vars(schema).items() if name.isupper() and isinstance(value, dict)}
+SPANS = {"host": pl.String(), "step": pl.Int64(), "traced": schema.TRACED}
+SCHEMAS = {name: getattr(schema, name) for name in schema.FRAMES}
+GLOSSARY = Path(__file__).parents[1] / "docs" / "glossary.md"
+INTRO = """# Glossary
+
+Every term of the frames that `tpunb` returns, in one sentence each. `tpunb.schema` holds the same definitions in code;
+this page is generated from it by `python tests/test_schema.py`.
+
+Times are whole picoseconds (columns that end in `_ps`). A figure that the profile does not contain is null, never 0.
+"""
 
 
-def test_a_frame_that_fits_is_handed_on_as_it_is():
+def test_check_returns_a_frame_that_fits_unchanged():
     frame = pl.DataFrame([("a", 1, "full")], schema=SPANS, orient="row")
     assert schema.check(frame, SPANS, "steps") is frame
 
 
-def test_columns_come_in_the_order_and_the_types_of_the_schema_and_others_go():
+def test_check_orders_and_casts_columns_and_drops_others():
     frame = pl.DataFrame(
-        {"seen": ["tick", "full"], "extra": [0.5, 0.5], "step": [3, 4], "host": ["a", "b"]},
+        {"traced": ["none", "full"], "extra": [0.5, 0.5], "step": [3, 4], "host": ["a", "b"]},
         schema_overrides={"step": pl.UInt8, "host": pl.Categorical},
     )
     checked = schema.check(frame, SPANS, "steps")
     assert checked.schema == SPANS
-    assert list(checked.schema) == ["host", "step", "seen"]
-    assert checked.rows() == [("a", 3, "tick"), ("b", 4, "full")]
-    assert frame.columns == ["seen", "extra", "step", "host"]  # the caller's frame did not change
+    assert list(checked.schema) == ["host", "step", "traced"]
+    assert checked.rows() == [("a", 3, "none"), ("b", 4, "full")]
+    assert frame.columns == ["traced", "extra", "step", "host"]  # the caller's frame did not change
 
 
 def test_nulls_stay_null():
-    frame = pl.DataFrame({"seen": [None], "step": [None], "host": [None]})
+    frame = pl.DataFrame({"traced": [None], "step": [None], "host": [None]})
     assert schema.check(frame, SPANS, "steps").row(0) == (None, None, None)
 
 
-def test_what_lacks_is_named_with_what_is_there_and_where_to_look():
+def test_check_names_missing_columns():
     with pytest.raises(BadProfile) as caught:
         schema.check(pl.DataFrame({"step": [1], "hosts": ["a"]}), SPANS, "steps")
-    assert str(caught.value) == "the steps frame lacks ['host', 'seen']; it has ['step', 'hosts']"
+    assert str(caught.value) == "the steps frame lacks ['host', 'traced']; it has ['step', 'hosts']"
     assert caught.value.hint == "its columns are listed in tpunb.schema.STEPS"
 
 
@@ -45,19 +56,19 @@ def test_what_lacks_is_named_with_what_is_there_and_where_to_look():
         ("step", ["seven"]),
         ("step", [2**64 - 1]),
         ("step", [[1, 2]]),
-        ("seen", ["half"]),
-        ("seen", [True]),
+        ("traced", ["half"]),
+        ("traced", [True]),
     ],
     ids=str,
 )
-def test_values_that_do_not_fit_are_refused_in_one_line(column, values):
-    columns = {"host": ["a"], "step": [1], "seen": ["full"]} | {column: pl.Series(column, values)}
+def test_check_refuses_values_of_another_type_in_one_line(column, values):
+    columns = {"host": ["a"], "step": [1], "traced": ["full"]} | {column: pl.Series(column, values)}
     with pytest.raises(BadProfile, match=r"the ops frame has a column of the wrong type: .+") as caught:
         schema.check(pl.DataFrame(columns), SPANS, "ops")
     assert "\n" not in str(caught.value)
 
 
-def test_there_are_schemas_and_each_has_an_empty_frame_that_passes_its_own_check():
+def test_an_empty_frame_of_every_schema_passes_its_check():
     assert {"EVENTS", "STEPS", "OPS", "DEVICES", "HARDWARE", "WINDOWS", "PHASES", "TOP"} <= set(SCHEMAS)
     for name, columns in SCHEMAS.items():
         frame = schema.empty(columns)
@@ -72,7 +83,65 @@ def test_every_time_is_whole_picoseconds():
     assert units == {pl.Int64()}
 
 
-def test_a_step_cut_anywhere_counts_as_less_seen_than_one_in_full():
-    seen = pl.Series(["full", "partial", "tick"], dtype=schema.SEEN)
-    assert seen.sort(descending=True).to_list() == ["tick", "partial", "full"]
+def test_partial_sorts_after_full():
+    seen = pl.Series(["full", "partial", "none"], dtype=schema.TRACED)
+    assert seen.sort(descending=True).to_list() == ["none", "partial", "full"]
     assert seen.head(2).max() == "partial"
+
+
+@pytest.mark.parametrize("name", schema.FRAMES)
+def test_every_frame_is_declared_with_its_columns(name):
+    assert {column: spec.dtype for column, spec in schema.FRAMES[name].columns.items()} == SCHEMAS[name]
+
+
+def test_every_schema_of_the_module_is_a_declared_frame():
+    schemas = {
+        name for name, value in vars(schema).items() if name.isupper() and isinstance(value, dict) and name[0] != "_"
+    }
+    assert schemas - {"FRAMES", "TERMS"} == set(schema.FRAMES)
+
+
+def sentences():
+    yield from schema.TERMS.items()
+    for name, frame in schema.FRAMES.items():
+        yield name, frame.row
+        yield from ((f"{name}.{column}", spec.term) for column, spec in frame.columns.items())
+
+
+@pytest.mark.parametrize(("term", "sentence"), [*sentences()], ids=lambda value: value.split(" ")[0])
+def test_every_term_is_one_sentence(term, sentence):
+    assert re.fullmatch(r"[A-Z][^\n]{8,118}\.", sentence)
+    assert not re.search(r"[.!?;] ", sentence), "a term is defined in one sentence"
+
+
+def test_every_time_names_its_unit():
+    for name, frame in schema.FRAMES.items():
+        for column, spec in frame.columns.items():
+            assert not column.endswith("_ps") or "picoseconds" in spec.term or name == "ADVICE", f"{name}.{column}"
+
+
+def test_measured_columns_declare_how_they_are_aggregated():
+    for name in ("STEPS", "DEVICES", "OPS"):
+        keys = {"host", "step", "device", "op", "side"}
+        assert {column for column, spec in schema.FRAMES[name].columns.items() if spec.windows is None} <= keys
+    steps = schema.FRAMES["STEPS"].columns
+    assert {column for column, spec in steps.items() if spec.devices} == set(schema.DEVICE_FACTS)
+    means = {column for column, spec in steps.items() if spec.windows == "mean"}
+    assert means == {"duty_cycle", "mxu_util", "flops_util", "hbm_util"}
+
+
+def glossary():
+    """Return the glossary as Markdown."""
+    parts = [INTRO, "## Terms\n", *(f"- **{term}**: {sentence}" for term, sentence in schema.TERMS.items())]
+    for name, frame in schema.FRAMES.items():
+        parts += [f"\n## {name}\n", f"{frame.row} `tpunb.schema.{name}`\n", "| column | definition |", "|---|---|"]
+        parts += [f"| `{column}` | {spec.term} |" for column, spec in frame.columns.items()]
+    return "\n".join(parts) + "\n"
+
+
+def test_the_glossary_is_generated_from_the_schema():
+    assert GLOSSARY.read_text(encoding="utf-8") == glossary(), "run python tests/test_schema.py"
+
+
+if __name__ == "__main__":
+    GLOSSARY.write_text(glossary(), encoding="utf-8")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import tpunb as tp
-from tpunb.errors import Unlike
+from tpunb.errors import IncompatibleRuns
 from tpunb.testing import toy_steps
 from tpunb.widgets.explorer import explore
 from tpunb.widgets.second_run import compared
@@ -14,33 +14,35 @@ from tpunb.widgets.second_run import compared
 FIRST = toy_steps("aaabbb")
 
 
-def told(first=FIRST, second=FIRST, **more):
-    view = explore(first, other=second, **more)
-    view.unlike = True
-    return compared(view)
+def comparison(first=FIRST, second=FIRST, **more):
+    return result_of(explore(first, other=second, **more))
+
+
+def result_of(view):
+    return compared(replace(view.state, allow_different_models=True))
 
 
 def test_a_run_beside_itself():
-    found = told()
-    assert found["told"].startswith("2 phases matched")
+    found = comparison()
+    assert found["result"].startswith("2 phases matched")
     assert [(pair["name"], pair["ratio"][:5]) for pair in found["pairs"]] == [
-        ("Phase 1 → Phase 1", "1.00x"),
-        ("Phase 0 → Phase 0", "1.00x"),
+        ("train → train", "1.00x"),
+        ("train (faster) → train (faster)", "1.00x"),
     ]
     assert found["pairs"][0]["step"] == "2 ms → 2 ms"
     assert found["pairs"][0]["idle"] == "50 % → 50 %"
     assert found["pairs"][0]["mxu"] == "–"
     assert (found["pairs"][0]["gained"], found["pairs"][0]["lost"]) == ([], [])
     assert found["title"] == "toy"
-    assert found["tables"]["ribbon"]["step"] == [*range(6)]
+    assert found["tables"]["timeline"]["step"] == [*range(6)]
     assert found["edges"] == [0.0, 0.009]
 
 
 def test_it_wears_the_colours_of_the_phases_it_was_matched_with():
     second = toy_steps("aaaaaaaaabbb")  # here a is the longest
-    found = told(FIRST, second)
+    found = comparison(FIRST, second)
     rank = {pair["name"]: i for i, pair in enumerate(found["pairs"])}
-    assert {*rank} == {"Phase 1 → Phase 1", "Phase 0 → Phase 0"}
+    assert {*rank} == {"train → train (slower)", "train (faster) → train"}
     ranks = found["tables"]["ranks"]
     shades = dict(zip(ranks["phase"], ranks["shade"], strict=True))
     assert (shades[1], shades[0]) == (0, 1)  # b is the longest of the first run
@@ -49,41 +51,38 @@ def test_it_wears_the_colours_of_the_phases_it_was_matched_with():
 def test_it_is_cut_as_the_first_is_now():
     view = explore(FIRST, other=toy_steps("aaabbbccc"))
     view.threshold = 0.0
-    view.unlike = True
-    found = compared(view)
-    assert found["told"].startswith("1 phase matched")
-    assert {*found["tables"]["ribbon"]["rank"]} == {"0"}
+    found = result_of(view)
+    assert found["result"].startswith("1 phase matched")
+    assert {*found["tables"]["timeline"]["rank"]} == {"0"}
 
 
 def test_phases_of_a_second_run_stay_as_they_were_cut():
     second = tp.phases(toy_steps("aabb"), lambda steps: [0, 0, 0, 0])
     view = explore(FIRST, other=second)
-    view.unlike = True
-    assert {*compared(view)["tables"]["ribbon"]["rank"]} == {"0"}
+    assert {*result_of(view)["tables"]["timeline"]["rank"]} == {"0"}
 
 
 @pytest.mark.parametrize("method", [lambda steps: [-1] * len(steps), lambda steps: [-1, *[0] * (len(steps) - 1)]])
 def test_noise_is_matched_with_nothing(method):
-    found = told(method=method)
-    assert all("Noise" not in pair["name"] for pair in found["pairs"])
+    found = comparison(method=method)
+    assert all("outliers" not in pair["name"] for pair in found["pairs"])
     json.dumps(found, allow_nan=False)
 
 
 def test_runs_that_are_not_to_be_compared_unasked():
-    a, b = (replace(FIRST, about={"model": name}) for name in ("bert", "gpt"))
+    a, b = (replace(FIRST, metadata={"model": name}) for name in ("bert", "gpt"))
     view = explore(a, other=b)
-    with pytest.raises(Unlike, match="bert"):
-        compared(view)
-    view.unlike = True
-    assert compared(view)["pairs"]
+    with pytest.raises(IncompatibleRuns, match="bert"):
+        compared(view.state)
+    assert result_of(view)["pairs"]
 
 
-def test_the_page_asks_first_and_then_all_the_same():
-    view = explore(replace(FIRST, about={"model": "bert"}), other=replace(FIRST, about={"model": "gpt"}))
+def test_the_page_asks_before_it_compares_different_models():
+    view = explore(replace(FIRST, metadata={"model": "bert"}), other=replace(FIRST, metadata={"model": "gpt"}))
     sent = []
     view.send = lambda content, buffers=None: sent.append(content)
-    view._asked(None, {"ask": "compare", "id": 1, "with": {"unlike": False}}, [])
-    view._asked(None, {"ask": "compare", "id": 2, "with": {"unlike": True}}, [])
+    view._asked(None, {"ask": "compare", "id": 1, "with": {"allow_different_models": False}}, [])
+    view._asked(None, {"ask": "compare", "id": 2, "with": {"allow_different_models": True}}, [])
     assert "bert" in sent[0]["error"]
     assert len(sent[1]["pairs"]) == 2
     assert json.loads(json.dumps(sent[1], allow_nan=False))["answer"] == 2
@@ -98,6 +97,6 @@ def test_without_a_second_run_there_is_nothing_to_compare():
 
 
 def test_names_of_the_second_run_are_text():
-    found = told(FIRST, replace(FIRST, name="<img src=x>\x1b"))
+    found = comparison(FIRST, replace(FIRST, name="<img src=x>\x1b"))
     assert found["title"] == "<img src=x>\ufffd"
     assert "\x1b" not in json.dumps(found, ensure_ascii=False)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpunb.self_time import self_times
+from tpunb.step_stats.self_time import self_times
 
 
 def own(*events):

@@ -1,4 +1,4 @@
-"""The source that is this process: the framework in use is watched, found late if it comes late, never imported."""
+"""The source that is this process profiles the framework in use, also a late one, and never imports it."""
 
 import subprocess
 import sys
@@ -10,10 +10,10 @@ import pytest
 
 from tpunb.errors import CaptureBusy, MissingExtra, TpunbError
 from tpunb.io import xplane
-from tpunb.io.profiler_service import ServiceError
-from tpunb.sources import frameworks, local
-from tpunb.sources.frameworks import in_use
-from tpunb.sources.local import Local, serve
+from tpunb.profiler.service_client import ServiceError
+from tpunb.profiler.sources import frameworks, local
+from tpunb.profiler.sources.frameworks import in_use
+from tpunb.profiler.sources.local import Local, serve
 
 
 def run(code):
@@ -29,26 +29,26 @@ def test_a_server_is_opened_once_a_process(framework):
     assert serve(framework).startswith("127.0.0.1:")
 
 
-def test_it_says_which_framework_was_watched():
+def test_facts_name_the_profiled_framework():
     tf = pytest.importorskip("tensorflow")
     tf.ones(3)
     source = Local()
     source.start()
     source.window(0.01)
-    said = source.facts()
-    if said["framework"] == "tensorflow":  # another test of this process may have computed with JAX
-        assert said["framework_version"] == tf.__version__
-        assert said["devices"] == [device.name for device in tf.config.list_logical_devices()]
+    facts = source.facts()
+    if facts["framework"] == "tensorflow":  # another test of this process may have computed with JAX
+        assert facts["framework_version"] == tf.__version__
+        assert facts["devices"] == [device.name for device in tf.config.list_logical_devices()]
 
 
-def test_a_jax_program_is_watched_by_jax_and_never_imports_tensorflow():
+def test_jax_program_is_profiled_without_importing_tensorflow():
     pytest.importorskip("jax")
     code = """
 import sys, jax, jax.numpy as jnp
-from tpunb.sources.frameworks import in_use
-from tpunb.sources.local import Local
+from tpunb.profiler.sources.frameworks import in_use
+from tpunb.profiler.sources.local import Local
 from tpunb.io import xplane
-from tpunb.io.profiler_service import ServiceError
+from tpunb.profiler.service_client import ServiceError
 print(*in_use() or ['None'], sep='+')
 jnp.ones(3).sum().block_until_ready()
 print(*in_use() or ['None'], sep='+')
@@ -59,12 +59,12 @@ print(source.facts()["framework"], "tensorflow" in sys.modules, facts.errors == 
     assert run(code) == ["None", "jax", "jax", "False", "True"]
 
 
-def test_what_is_merely_imported_is_not_watched():
+def test_framework_that_is_only_imported_is_not_profiled():
     pytest.importorskip("jax")
     pytest.importorskip("tensorflow")
     code = """
 import tensorflow as tf, jax
-from tpunb.sources.frameworks import in_use
+from tpunb.profiler.sources.frameworks import in_use
 print(*in_use() or ['None'], sep='+')
 tf.ones(3)
 print(*in_use() or ['None'], sep='+')
@@ -75,7 +75,7 @@ print(*in_use() or ['None'], sep='+')
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_what_keras_computes_with_is_watched(backend):
+def test_backend_of_keras_is_profiled(backend):
     pytest.importorskip("keras")
     pytest.importorskip(backend)
     code = f"""
@@ -88,8 +88,8 @@ model.compile("sgd", "mse")
 with tp.capture() as run:
     while run.status.windows < 3:  # the first may have begun before Keras
         model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
-said = run._watcher.source.facts()
-print(said["framework"], tp.steps(tp.load(run)).full().ops.height > 0)
+facts = run._session.source.facts()
+print(facts["framework"], tp.steps(tp.load(run)).full().ops.height > 0)
 """
     assert run(code) == [backend, "True"]
 
@@ -110,30 +110,30 @@ def test_a_framework_in_the_midst_of_its_import_is_not_in_use_yet(monkeypatch):
     assert in_use() == ()
 
 
-def test_a_framework_that_comes_late_is_waited_for(monkeypatch):
+def test_framework_used_later_is_waited_for(monkeypatch):
     pytest.importorskip("tensorflow")
     frameworks = iter([(), (), ("tensorflow",)])
     monkeypatch.setattr(local, "in_use", lambda: next(frameworks, ("tensorflow",)))
     source = Local()
-    assert xplane.facts(source.window(0.05), source="window").errors == []
+    assert xplane.read(source.window(0.05), source="window")[1].errors == []
 
 
 def test_where_none_comes_waiting_ends_with_the_capture(monkeypatch):
     monkeypatch.setattr(local, "in_use", lambda: ())
-    source, said = Local(), []
+    source, messages = Local(), []
 
     def window():
         try:
             source.window(60)
         except TpunbError as error:
-            said.append(str(error))
+            messages.append(str(error))
 
     asking = threading.Thread(target=window)
     asking.start()
     while asking.is_alive():
         source.stop()
         asking.join(0.05)
-    assert said == ["neither TensorFlow nor JAX has come into use"]
+    assert messages == ["neither TensorFlow nor JAX has come into use"]
 
 
 def test_without_any_framework_the_extras_are_named(monkeypatch):
@@ -144,7 +144,7 @@ def test_without_any_framework_the_extras_are_named(monkeypatch):
     assert caught.value.hint == "pip install 'tpunb[tensorflow]' or 'tpunb[jax]'"
 
 
-def test_a_server_that_does_not_answer_is_told_and_not_kept(monkeypatch):
+def test_silent_server_raises_and_is_not_kept(monkeypatch):
     monkeypatch.setattr(local, "_servers", {})
     monkeypatch.setattr(local, "_READY_S", 0.3)
     monkeypatch.setitem(local._open, "tensorflow", lambda port: None)
@@ -157,7 +157,7 @@ def test_a_window_of_jax_and_one_of_the_programs_own_server_do_not_meet():
     pytest.importorskip("jax")
     code = """
 import socket, jax
-from tpunb.sources.local import Local
+from tpunb.profiler.sources.local import Local
 jax.devices()
 source = Local(); source.start()
 with socket.socket() as free:
@@ -173,7 +173,7 @@ def test_a_step_is_annotated_by_every_framework_in_use(monkeypatch):
     pytest.importorskip("tensorflow")
     pytest.importorskip("jax")
     opened = []
-    for name in frameworks.KNOWN:
+    for name in frameworks.SUPPORTED:
         monkeypatch.setitem(
             frameworks._ANNOTATIONS, name, lambda *what, name=name: opened.append((name, *what)) or nullcontext()
         )
@@ -184,12 +184,12 @@ def test_a_step_is_annotated_by_every_framework_in_use(monkeypatch):
             assert opened == [(name, "train", 7) for name in using]
 
 
-def test_of_two_frameworks_the_one_that_computes_is_watched():
+def test_of_two_frameworks_the_computing_one_is_profiled():
     pytest.importorskip("jax")
     pytest.importorskip("tensorflow")
     code = """
 import threading, tensorflow as tf, jax, jax.numpy as jnp
-from tpunb.sources.local import Local
+from tpunb.profiler.sources.local import Local
 tf.ones(3); jax.devices()
 source = Local(); source.start()
 def watched(compute):
@@ -221,14 +221,19 @@ class Client:
         self.sessions.append(session)
         if len(self.sessions) in self.busy:
             raise ServiceError("Another profiling session active.", code="INTERNAL")
-        return b"seen"
+        return b"traced"
 
 
 @pytest.mark.parametrize(
-    ("busy", "told"),
-    [((), ["seen", "seen"]), ((1,), ["seen", "seen"]), ((1, 2), ["busy", "seen"]), ((2,), ["seen", "busy"])],
+    ("busy", "expected"),
+    [
+        ((), ["traced", "traced"]),
+        ((1,), ["traced", "traced"]),
+        ((1, 2), ["busy", "traced"]),
+        ((2,), ["traced", "busy"]),
+    ],
 )
-def test_the_first_window_is_asked_for_again_where_a_session_runs_that_nobody_knows(monkeypatch, busy, told):
+def test_first_window_is_retried_beside_an_unknown_session(monkeypatch, busy, expected):
     client = Client(busy)
     monkeypatch.setattr(local, "in_use", lambda: ("tensorflow",))
     monkeypatch.setattr(local, "_AGAIN_S", 0.0)
@@ -239,5 +244,5 @@ def test_the_first_window_is_asked_for_again_where_a_session_runs_that_nobody_kn
             seen.append(source.window(0.01).decode())
         except TpunbError as error:
             seen.append("busy" if "Another profiling session" in str(error) else str(error))
-    assert seen == told
+    assert seen == expected
     assert len({*client.sessions}) == len(client.sessions)  # each has a name of its own

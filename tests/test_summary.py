@@ -8,6 +8,7 @@ import pytest
 
 from tpunb import charts, schema
 from tpunb.frames import Phases, Profile, Steps
+from tpunb.frames.wall_clock import WallClock
 from tpunb.testing import toy_steps
 from tpunb.widgets.summary import Summary
 
@@ -47,8 +48,7 @@ def summary_of(pattern="aaabbb", *, labels=None, note=None, names=None, name="to
 def test_the_headline_is_the_run_in_one_line():
     summary = summary_of()
     assert summary.headline == (
-        "2 phases over 6 steps; top 3 cover 100 %, homogeneity 1.00, noise 0 % of the time; "
-        "observed 50 % of the run in 1 window"
+        "2 phases over 6 steps; top 3 cover 100 % of productive time, outliers 0 %; explained variance 1.00"
     )
     assert summary_of("a").headline.startswith("1 phase over 1 step;")
 
@@ -57,40 +57,43 @@ def test_the_text_is_an_aligned_table():
     assert (
         repr(summary_of(note="the cell raised ValueError: partial capture"))
         == """\
-2 phases over 6 steps; top 3 cover 100 %, homogeneity 1.00, noise 0 % of the time; observed 50 % of the run in 1 window
+2 phases over 6 steps; top 3 cover 100 % of productive time, outliers 0 %; explained variance 1.00
+1 window covers 50 % of run time
 toy · raw windows: none (statistics only) · runs/toy
 ! the cell raised ValueError: partial capture
 
 Phases, longest first
-  Phase    Marks  Steps  In full   Share  Step (ms)  Spread  Idle
-  Phase 1  train      3        3  66.7 %      2.000     0 %  50 %
-  Phase 0  train      3        3  33.3 %      1.000     0 %  50 %
+  Phase           Id  Steps  Traced  % productive  Step (ms)  CV %  Idle %
+  train            1      3       3          66.7      2.000     0      50
+  train (faster)   0      3       3          33.3      1.000     0      50
 
-Top operations of Phase 1, device
-  Operation  Self time     ms  Calls
-  b2            50.0 %  1.500      9
-  b1            33.3 %  1.000      6
-  b0            16.7 %  0.500      3
+Top operations of train, device, 3 steps traced in full
+  Operation  % of self time  Self time (ms)  Calls
+  b2                   50.0           1.500      9
+  b1                   33.3           1.000      6
+  b0                   16.7           0.500      3
 
-Top operations of Phase 1, host
-  Operation  Self time     ms  Calls
-  b_host       100.0 %  1.500      6
+Top operations of train, host, 3 steps traced in full
+  Operation  % of self time  Self time (ms)  Calls
+  b_host              100.0           1.500      6
 
-What would save time, at most
-  Phase 1 (train, 66.7 % of the run): the device idles 50 % of its time, and no known wait explains it: up to 33.3 % \
-of the run. Try: more steps a call (Keras' steps_per_execution, a lax.scan), fewer values fetched by the host.
-  Phase 0 (train, 33.3 % of the run): the device idles 50 % of its time, and no known wait explains it: up to 16.7 % \
-of the run. Try: more steps a call (Keras' steps_per_execution, a lax.scan), fewer values fetched by the host."""
+Bottlenecks
+  train (66.7 % of all step time) could save up to 33.3 % of all step time. The device is idle for 50 % of \
+the phase's step time without a known cause. Try: run more steps per call (Keras' steps_per_execution, a lax.scan), \
+fetch fewer values on the host.
+  train (faster) (33.3 % of all step time) could save up to 16.7 % of all step time. The device is idle for 50 % of \
+the phase's step time without a known cause. Try: run more steps per call (Keras' steps_per_execution, a lax.scan), \
+fetch fewer values on the host."""
     )
 
 
-def test_the_bundle_has_html_text_and_the_ribbon():
+def test_the_bundle_has_html_text_and_the_timeline():
     bundle = summary_of()._repr_mimebundle_()
     assert set(bundle) == {"text/html", "text/plain", "image/png"}
     page = Tags(bundle["text/html"])
     assert {"table", "svg", "caption", "style"} <= page.tags
     assert page.tags.isdisjoint({"script", "img", "link", "iframe", "object"})
-    assert "Phase 1" in page.text
+    assert "train (faster)" in page.text
     assert charts.colours(summary_of().phases)[1] in bundle["text/html"]
     assert not re.search(r"src=|href=|@import|url\(", bundle["text/html"])
     assert set(re.findall(r"https?://[^\"'\s]+", bundle["text/html"])) <= {
@@ -105,23 +108,23 @@ def test_it_follows_the_colours_of_the_page():
     assert not re.search(r"[{;]background(-color)?:(#fff|white)", html)
 
 
-def test_kept_raw_windows_are_told():
+def test_kept_raw_windows_are_listed():
     assert "raw windows: kept" in repr(summary_of(read_events=lambda: schema.empty(schema.EVENTS)))
 
 
-WHERE = ", for XProf: plugins/profile of the run folder"
+WHERE = "raw windows for XProf: plugins/profile in the run folder"
 
 
-def test_where_xprof_finds_the_raw_windows_is_told_where_it_does(tmp_path):
+def test_the_folder_of_raw_windows_for_xprof_is_shown_if_there_is_one(tmp_path):
     summary = summary_of(read_events=lambda: schema.empty(schema.EVENTS))
     run, logdir = tmp_path / "run", tmp_path / "traces"
     (run / "plugins" / "profile").mkdir(parents=True)
     logdir.mkdir()
-    for source, said in ((run, True), (logdir, False), ("gs://bucket/run", True), ("memory://tpunb/1", False)):
-        assert (WHERE in repr(Summary(replace(summary.profile, source=source)))) is said, source
+    for source, known in ((run, True), (logdir, False), ("gs://bucket/run", True), ("memory://tpunb/1", False)):
+        assert (WHERE in repr(Summary(replace(summary.profile, source=source)))) is known, source
 
 
-def test_a_run_in_memory_has_no_place():
+def test_a_run_in_memory_has_no_path():
     profile = replace(summary_of().profile, source="memory://tpunb/0123", name="in memory")
     assert "in memory · raw windows: none (statistics only)\n" in repr(Summary(profile)) + "\n"
 
@@ -137,32 +140,32 @@ def windows(*rows):
     return Summary(Profile("toy", Path("toy"), frame, schema.empty(schema.HARDWARE), 10 * 10**12, overhead=0.0131))
 
 
-def test_why_windows_were_taken_and_what_it_cost_is_one_line():
+def test_reasons_of_windows_and_overhead_are_one_line():
     why = ["start", "start", "start", "evenly", "new phase", "evenly", "under-sampled"]
     text = repr(windows(*(("a", i, 0.5, None, reason) for i, reason in enumerate(why))))
     assert (
-        "\nwindows: 3 at the start, 2 evenly, 1 for a new phase, 1 for steps hardly seen yet"
-        " · watching slowed it by an estimated 1.3 %\n"
+        "\n7 windows cover 35 % of run time: 3 at the start, 2 evenly spaced, 1 for a new phase,"
+        " 1 for under-sampled steps"
+        " · profiling overhead: 1.3 % of run time (estimated)\n"
     ) in text
 
 
-def test_a_window_of_two_hosts_was_asked_for_once():
+def test_a_window_of_two_hosts_counts_once():
     summary = windows(("b", 0, 0.5, None, "start"), ("a", 0, 0.5, None, "start"))
-    assert "observed 5 % of the run in 1 window" in summary.headline
-    assert "windows: 1 at the start ·" in repr(summary)
+    assert "\n1 window covers 5 % of run time: 1 at the start · " in repr(summary)
     assert "· 2 hosts: a, b\n" in repr(summary)
 
 
-def test_what_is_not_known_of_windows_is_not_said():
+def test_unknown_reasons_and_overhead_are_left_out():
     profile = replace(windows(("a", 0, 0.5, None, None)).profile, overhead=None)
-    assert "windows: " not in repr(Summary(profile)).replace("raw windows: ", "")
-    assert "slowed" not in repr(Summary(profile))
+    assert "\n1 window covers 5 % of run time\n" in repr(Summary(profile))
+    assert "overhead" not in repr(Summary(profile))
 
 
-def test_a_slow_down_too_small_to_tell_is_not_none():
+def test_a_small_overhead_is_not_zero():
     for overhead in (0.0, 0.0004):
         profile = replace(windows(("a", 0, 0.5, None, None)).profile, overhead=overhead)
-        assert "watching slowed it by an estimated 0.1 % at most" in repr(Summary(profile))
+        assert "profiling overhead: under 0.1 % of run time (estimated)" in repr(Summary(profile))
     assert "10.0 %" in repr(Summary(replace(profile, overhead=0.1)))
 
 
@@ -178,7 +181,7 @@ def test_windows_that_were_given_up_did_not_fail():
     assert "! 2 of 3 windows given up: tensorflow was profiling\n" in repr(summary)
 
 
-def test_hosts_that_failed_are_told_by_name_and_moments_do_not_part_reasons():
+def test_failures_are_grouped_by_host_and_reason_without_times():
     away = "b: UNAVAILABLE: connection refused"
     errors = [away, f"{away}; asked again in 1 s", f"{away}; asked again in 30 s"]
     slow = [f"c: no answer yet, {n} s after it was asked" for n in (61, 122)]
@@ -200,20 +203,20 @@ def test_many_hosts_and_reasons_are_cut_and_counted():
     text = repr(windows(*rows))
     assert "20 hosts: h00, h01, h02, h03, h04, h05, h06, h07 and 12 more" in text
     assert text.count("failed: reason") == 4
-    assert "Profile 0 of h00 " in text
+    assert "Window 0 of h00 " in text
     assert "16 more failed for 16 other reasons" in text
 
 
-def test_a_phase_known_by_the_clock_alone_is_marked():
+def test_a_phase_without_traced_steps_is_marked():
     summary = summary_of("aab")
     frame = summary.steps.frame.with_columns(
-        seen=pl.Series(["full", "tick", "tick"]).cast(summary.steps.frame["seen"].dtype)
+        traced=pl.Series(["full", "none", "none"]).cast(summary.steps.frame["traced"].dtype)
     )
     steps = Steps(frame, summary.steps.ops, summary.steps.devices, summary.steps.windows)
     phases = Phases(steps, pl.Series([0, 0, 1]), lambda s: [], pl.Series([0.0, None, None]))
     text = repr(Summary(summary.profile, steps, phases))
-    assert re.search(r"Phase 0 +train +2 +1 ", text)
-    assert re.search(r"Phase 1 +train +1 +clock alone ", text)
+    assert re.search(r"train +0 +2 +1 ", text)
+    assert re.search(r"train \(slower\) +1 +1 +clock only ", text)
 
 
 def test_without_steps_the_windows_and_the_note_are_shown():
@@ -222,16 +225,16 @@ def test_without_steps_the_windows_and_the_note_are_shown():
     bundle = summary._repr_mimebundle_()
     assert set(bundle) == {"text/html", "text/plain"}
     for text in (bundle["text/plain"], Tags(bundle["text/html"]).text):
-        assert "no steps; observed 50 % of the run in 1 window" in text
+        assert "1 window covers 50 % of run time" in text
         assert "no steps: nothing marked them" in text
-        assert "Profile 0" in text
+        assert "Window 0" in text
         assert "refused" in text
     assert "6 steps, no phases" in Summary(full.profile, full.steps).headline
 
 
 def test_no_windows_at_all_is_fine():
     profile = Profile("x", Path("x"), schema.empty(schema.WINDOWS), schema.empty(schema.HARDWARE), 0)
-    assert "observed 0 % of the run in 0 windows" in repr(Summary(profile))
+    assert "0 windows cover 0 % of run time" in repr(Summary(profile))
     assert Tags(Summary(profile)._repr_html_()).tags
 
 
@@ -247,13 +250,13 @@ def test_names_cannot_become_markup_or_terminal_commands(evil):
         assert evil in page.text
 
 
-def test_noise_only_and_unknown_idle_time_draw():
-    assert "Noise" in repr(summary_of("aab", labels=[-1, -1, -1]))
+def test_outliers_only_and_unknown_idle_time_draw():
+    assert "outliers" in repr(summary_of("aab", labels=[-1, -1, -1]))
     summary = summary_of("ab")
     frame = summary.steps.frame.with_columns(device_ps=pl.lit(None, pl.Int64), idle_ps=pl.lit(None, pl.Int64))
     steps = Steps(frame, summary.steps.ops, windows=summary.steps.windows)
     phases = Phases(steps, pl.Series([0, 1]), lambda s: [], pl.Series([None, None], dtype=pl.Float64))
-    assert re.search(r"Phase 1 .*–$", repr(Summary(summary.profile, steps, phases)), re.M)
+    assert re.search(r"train .*–$", repr(Summary(summary.profile, steps, phases)), re.M)
 
 
 def test_many_phases_are_cut_and_counted():
@@ -265,3 +268,45 @@ def test_many_phases_are_cut_and_counted():
 def test_a_summary_is_frozen():
     with pytest.raises(FrozenInstanceError):
         summary_of().note = "new"
+
+
+MS = 10**9
+
+
+def clocked(load=()):
+    """Six steps of 9 ms in all, then a callback of 10 ms, in a run of 20 ms; (own, all) load by second."""
+    steps = summary_of().steps
+    spans = pl.DataFrame([("toy", 9 * MS, 10 * MS, "callbacks", EVIL[0])], schema=schema.SPANS, orient="row")
+    rows = [("toy", at * 10**12, *shares, 1) for at, shares in enumerate(load)]
+    wall = WallClock(20 * MS, complete=True, spans=spans, load=pl.DataFrame(rows, schema=schema.LOAD, orient="row"))
+    steps = replace(steps, wall=wall)
+    phases = Phases(steps, summary_of().phases.labels, lambda s: [], pl.Series([0.0] * 6))
+    return Summary(replace(summary_of().profile, stored=steps, span_ps=20 * MS), steps, phases)
+
+
+SENTENCE = f"20 ms: 9 ms productive (45 %), 10 ms in callbacks: {EVIL[0]}; 1 ms preparation"
+
+
+def test_it_begins_with_the_wall_time_then_the_bar_then_phases():
+    summary = clocked()
+    lines = repr(summary).splitlines()
+    assert lines[:2] == [SENTENCE, summary.headline]
+    html = summary._repr_html_()
+    first, bar, headline, tables = (
+        html.index(text) for text in ("20 ms: 9 ms", "Wall time by account", "2 phases over 6 steps", "<table")
+    )
+    assert first < bar < headline < tables
+    assert SENTENCE in Tags(html).text
+    assert "script" not in Tags(html).tags
+
+
+def test_a_run_without_phases_begins_with_its_wall_time_too():
+    full = clocked()
+    assert repr(Summary(full.profile, full.steps, None, "no phases")).startswith("20 ms: 9 ms productive (45 %), ")
+
+
+def test_a_busy_machine_is_a_note():
+    note = "the machine was busy: other programs used 45 % of its processors"
+    assert f"! {note}" in repr(clocked(load=[(0.5, 0.95)] * 3))
+    assert note in Tags(clocked(load=[(0.5, 0.95)] * 3)._repr_html_()).text
+    assert "busy" not in repr(clocked(load=[(0.5, 0.6)]))

@@ -1,4 +1,4 @@
-"""What tests are made of: toy windows against the decoder, and the stand-in of a profiler service before a client."""
+"""Builders against the decoder, and the fake profiler service with a client."""
 
 import socket
 import subprocess
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from tpunb.io import xplane
-from tpunb.io.profiler_service import ProfilerClient, ServiceError
-from tpunb.testing import ProfilerStandIn, toy_steps, toy_window
-from tpunb.testing.windows import crowded_window
-from tpunb.testing.wire import Wire
+from tpunb.profiler.service_client import ProfilerClient, ServiceError
+from tpunb.testing import FakeProfiler, toy_steps, toy_window
+from tpunb.testing.builders import crowded_window
+from tpunb.testing.fake_profiler import _Proxy
 
 SEC = 1_000_000_000  # nanoseconds
 THEN = 1_700_000_000 * SEC
@@ -26,11 +26,11 @@ THEN = 1_700_000_000 * SEC
 
 @pytest.fixture
 def serve():
-    """Start a stand-in and a client of it; both end with the test."""
+    """Start a fake profiler and its client; both end with the test."""
     opened = []
 
     def start(*args, **kwargs):
-        server = ProfilerStandIn(*args, **kwargs)
+        server = FakeProfiler(*args, **kwargs)
         server.start()
         client = ProfilerClient(server.address)
         opened.append((server, client))
@@ -43,26 +43,26 @@ def serve():
         server.stop()
 
 
-# -- toys -----------------------------------------------------------------------------------------------------
+# -- builders -----------------------------------------------------------------------------------------------------
 
 
-def test_the_toys_come_without_grpc():
+def test_builders_do_not_import_grpc():
     code = "import sys, tpunb.testing; print([name for name in ('grpc', 'google.protobuf') if name in sys.modules])"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert seen.stdout.strip() == "[]"
 
 
-def test_what_the_room_does_not_hold_is_told():
+def test_an_unknown_name_is_an_import_error():
     with pytest.raises(ImportError, match="nonsense"):
         from tpunb.testing import nonsense  # noqa: F401
 
 
-def test_a_toy_of_steps_is_of_one_window_that_failed_in_nothing():
+def test_toy_steps_have_one_window_without_error():
     [window] = toy_steps("aab").windows.to_dicts()
     assert (window["steps"], window["dur_ps"], window["error"]) == (3, 4 * SEC // 1000 * 1000, None)
 
 
-def test_a_toy_window_reads_as_it_was_spelled():
+def test_a_toy_window_reads_back():
     data = toy_window(
         THEN,
         THEN + SEC,
@@ -82,18 +82,20 @@ def test_a_toy_window_reads_as_it_was_spelled():
     assert (facts.hosts, facts.start_ns, facts.stop_ns) == (["worker-3"], THEN, THEN + SEC)
 
 
-def test_a_toy_window_in_which_nothing_happened_has_no_event():
+def test_an_empty_toy_window_has_no_events():
     events, facts = xplane.read(toy_window(THEN, THEN + 5), source="toy")
     assert (events.height, facts.stop_ns - facts.start_ns) == (0, 5)
 
 
-def test_a_step_that_began_before_its_window_begins_before_0():
-    events = xplane.events(toy_window(THEN, THEN + SEC, [(1, THEN - 5, THEN + 5)]), source="toy")
+def test_a_step_that_starts_before_its_window_has_a_negative_start():
+    events = xplane.read(toy_window(THEN, THEN + SEC, [(1, THEN - 5, THEN + 5)]), source="toy")[0]
     assert events.select("start_ps", "dur_ps").row(0) == (-5_000, 10_000)
 
 
-def test_an_operation_may_be_named_as_steps_are():
-    events = xplane.events(toy_window(THEN, THEN + 9, [(1, THEN, THEN + 5)], [("train", THEN, THEN + 1)]), source="toy")
+def test_an_operation_may_have_the_name_of_steps():
+    events = xplane.read(toy_window(THEN, THEN + 9, [(1, THEN, THEN + 5)], [("train", THEN, THEN + 1)]), source="toy")[
+        0
+    ]
     assert events.select("name", "step_num").rows() == [("train", 1), ("train", None)]
 
 
@@ -130,17 +132,17 @@ NAME = st.sampled_from(["MatMul", "Relu", "ein Wörtchen", "x" * 30, "train"])
     st.lists(st.tuples(NAME, MOMENT, st.integers(0, 10**12)), max_size=4),
     st.integers(0, 10**12),
 )
-def test_tensorflow_reads_the_bytes_of_a_toy_window_as_we_meant_them(steps, ops, length):
+def test_tensorflow_reads_a_toy_window(steps, ops, length):
     steps = [(number, begin, begin + dur) for number, begin, dur in steps]
     ops = [(name, begin, begin + dur) for name, begin, dur in ops]
     pb, meant = by_tensorflow(THEN, THEN + length, steps, ops)
     data = toy_window(THEN, THEN + length, steps, ops)
     assert pb.XSpace.FromString(data) == meant
-    theirs, ours = (xplane.events(one, source="toy") for one in (meant.SerializeToString(), data))
+    theirs, ours = (xplane.read(one, source="toy")[0] for one in (meant.SerializeToString(), data))
     assert_frame_equal(theirs, ours)
 
 
-def test_a_crowded_window_is_of_events_back_to_back():
+def test_a_crowded_window_has_back_to_back_events():
     events, facts = xplane.read(crowded_window(THEN, THEN + SEC, 1000), source="crowd")
     assert events["start_ps"].to_list() == [i * SEC for i in range(1000)]
     assert events["dur_ps"].unique().to_list() == [SEC]
@@ -148,35 +150,35 @@ def test_a_crowded_window_is_of_events_back_to_back():
     assert facts.stop_ns - facts.start_ns == SEC
 
 
-def test_a_wire_lets_through_as_many_bytes_as_it_was_told_and_then_nobody_listens():
+def test_the_proxy_is_cut_after_the_given_bytes():
     with socket.create_server(("127.0.0.1", 0)) as behind:
-        wire = Wire(0, behind.getsockname()[1])
-        with socket.create_connection(("127.0.0.1", wire.port), timeout=20) as client:
+        proxy = _Proxy(0, behind.getsockname()[1])
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as client:
             server, _ = behind.accept()
             with server:
                 server.sendall(b"abc")
                 assert client.recv(99) == b"abc"
-                wire.cut_after(50)
+                proxy.left = 50
                 client.sendall(b"question")  # what goes the other way does not count
                 assert server.recv(99) == b"question"
                 server.sendall(b"x" * 100)
                 assert client.makefile("rb").read() == b"x" * 50
                 assert server.recv(99) == b""
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", wire.port))
-        wire.close()
-        wire.close()
+            socket.create_connection(("127.0.0.1", proxy.port))
+        proxy.close()
+        proxy.close()
 
 
-# -- the stand-in as it behaves -------------------------------------------------------------------------------
+# -- the fake profiler behaves -------------------------------------------------------------------------------
 
 
-def test_windows_come_in_turn_and_again(serve):
+def test_windows_are_repeated_in_turn(serve):
     _, client = serve([b"a", b"b"], instant=True)
     assert [client.window(1, f"s{i}") for i in range(5)] == [b"a", b"b", b"a", b"b", b"a"]
 
 
-def test_files_of_a_folder_come_in_the_order_of_their_names(serve, tmp_path):
+def test_files_of_a_folder_are_replayed_by_name(serve, tmp_path):
     for name in ("b/2.xplane.pb", "a/9.xplane.pb", "b/10.xplane.pb", "a/trace.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(name.encode())
@@ -187,12 +189,12 @@ def test_files_of_a_folder_come_in_the_order_of_their_names(serve, tmp_path):
 
 
 @pytest.mark.parametrize("windows", [[], "."], ids=["list", "folder"])
-def test_no_window_at_all_is_told_at_once(windows, tmp_path):
-    with pytest.raises(ValueError, match="windows parameter of ProfilerStandIn must hold at least one"):
-        ProfilerStandIn(tmp_path if windows == "." else windows)
+def test_no_windows_are_rejected(windows, tmp_path):
+    with pytest.raises(ValueError, match="windows parameter of FakeProfiler must hold at least one"):
+        FakeProfiler(tmp_path if windows == "." else windows)
 
 
-def test_a_function_answers_with_the_seconds_that_were_watched(serve):
+def test_a_function_receives_the_profiled_seconds(serve):
     watched = []
     server, client = serve(lambda seconds: watched.append(seconds) or b"x", instant=True)
     client.window(12.5, "s")
@@ -205,13 +207,13 @@ def test_a_function_answers_with_the_seconds_that_were_watched(serve):
     assert 0 <= watched[2] < 29
 
 
-def test_without_windows_it_answers_one_of_that_time(serve):
+def test_the_default_window_has_the_requested_time(serve):
     _, client = serve(instant=True)
-    facts = xplane.facts(client.window(2.5, "s"), source="window")
+    facts = xplane.read(client.window(2.5, "s"), source="window")[1]
     assert facts.stop_ns - facts.start_ns == 2.5 * SEC
 
 
-def test_it_tells_what_it_was_asked(serve):
+def test_requests_are_recorded(serve):
     server, client = serve(instant=True)
     client.window(0.25, "session-1")
     client.terminate("session-1")
@@ -237,7 +239,7 @@ def test_terminate_ends_the_window_of_that_session_alone(serve):
         assert window.result(20) == b"x"
 
 
-def test_a_terminate_that_comes_first_ends_the_window_at_once_and_only_that_one(serve):
+def test_an_early_terminate_ends_the_next_window_only(serve):
     server, client = serve([b"x"])
     client.terminate("s")
     assert client.window(30, "s") == b"x"
@@ -250,7 +252,7 @@ def test_a_terminate_that_comes_first_ends_the_window_at_once_and_only_that_one(
         assert again.result(20) == b"x"
 
 
-def test_a_second_session_is_refused_and_the_first_goes_on(serve):
+def test_a_second_session_is_refused_and_the_first_continues(serve):
     server, client = serve([b"x"])
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.window, 30, "first")
@@ -264,7 +266,7 @@ def test_a_second_session_is_refused_and_the_first_goes_on(serve):
     assert client.window(1, "third") == b"x"
 
 
-def test_a_window_that_nobody_waits_for_any_more_frees_the_profiler(serve):
+def test_a_cancelled_window_frees_the_profiler(serve):
     server, client = serve([b"a", b"b"])
     leaver = ProfilerClient(server.address)
     with ThreadPoolExecutor(1) as pool:
@@ -281,52 +283,16 @@ def test_a_window_that_nobody_waits_for_any_more_frees_the_profiler(serve):
     assert data == b"a"  # nothing was collected for the other
 
 
-def test_monitor_answers_its_words_where_it_has_any(serve):
-    server, client = serve(monitor="TPU idle: 3 %")
-    assert client.monitor(2, seconds=0.5) == "TPU idle: 3 %"
-    assert server.asked == [("Monitor", 500, "")]
-
-
-def test_a_continuous_session_gives_snapshots_until_it_is_stopped(serve):
-    server, client = serve([b"a", b"b"])
-    client.start_continuous("mine")
-    assert [client.snapshot(), client.snapshot()] == [b"a", b"b"]
-    with pytest.raises(ServiceError, match="Another profiling session") as refused:
-        client.window(1, "s")
-    assert refused.value.busy
-    with pytest.raises(ServiceError, match=r"^ALREADY_EXISTS") as refused:
-        client.start_continuous()
-    assert refused.value.busy
-    client.stop_continuous()
-    for ask in (client.snapshot, client.stop_continuous):
-        with pytest.raises(ServiceError, match=r"^NOT_FOUND") as missing:
-            ask()
-        assert not missing.value.busy
-    assert server.asked[0] == ("StartContinuousProfiling", 0, "mine")
-
-
-def test_a_continuous_session_waits_for_nobody(serve):
-    server, client = serve([b"x"])
-    with ThreadPoolExecutor(1) as pool:
-        window = pool.submit(client.window, 30, "s")
-        server.wait_asked()
-        with pytest.raises(ServiceError, match=r"^INTERNAL: .*Another profiling session active") as refused:
-            client.start_continuous()
-        assert refused.value.busy
-        client.terminate("s")
-        window.result(20)
-
-
-def test_waiting_to_be_asked_ends(serve):
+def test_waiting_for_a_request_times_out(serve):
     server, _ = serve()
     with pytest.raises(TimeoutError, match="less than 1 times"):
         server.wait_asked(timeout=0.01)
 
 
-# -- the stand-in as it misbehaves ----------------------------------------------------------------------------
+# -- the fake profiler misbehaves ----------------------------------------------------------------------------
 
 
-def test_late_it_answers_after_the_time_and_is_taken_till_then(serve):
+def test_late_windows_keep_the_profiler_busy(serve):
     server, client = serve([b"x"], misbehave="late", instant=True)
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(client.window, 0.01, "s", timeout=20)
@@ -341,7 +307,7 @@ def test_late_it_answers_after_the_time_and_is_taken_till_then(serve):
             late.result(20)
 
 
-def test_how_late_it_is_can_be_set(serve):
+def test_the_delay_can_be_set(serve):
     server, client = serve([b"x"], misbehave="late", instant=True)
     server.late_s = 0.05
     assert client.window(0.01, "s") == b"x"
@@ -350,14 +316,14 @@ def test_how_late_it_is_can_be_set(serve):
         client.window(0.01, "t", timeout=0.2)
 
 
-def test_empty_it_answers_without_an_xspace(serve):
+def test_an_empty_response_has_no_xspace(serve):
     server, client = serve([b"x"], misbehave="empty", instant=True)
     assert client.window(1, "s") == b""
     server.misbehave = None
     assert client.window(1, "t") == b"x"
 
 
-def test_over_size_it_answers_more_events_than_were_asked_for(serve):
+def test_an_over_size_window_exceeds_the_requested_events(serve):
     _, client = serve([b"x"], misbehave="over-size", instant=True)
     data = client.window(1, "s")
     assert len(data) > 20_000_000
@@ -367,7 +333,7 @@ def test_over_size_it_answers_more_events_than_were_asked_for(serve):
     assert events.select(pl.col("start_ps") + pl.col("dur_ps")).max().item() <= SEC * 1000
 
 
-def test_it_dies_with_half_of_the_answer_on_its_way_and_nothing_listens(serve):
+def test_it_dies_after_half_of_a_response_and_closes_the_port(serve):
     server, client = serve([b"x" * 50_000_000], misbehave="dies", instant=True)
     with pytest.raises(ServiceError, match=r"^UNAVAILABLE") as cut:
         client.window(1, "s")
@@ -379,13 +345,13 @@ def test_it_dies_with_half_of_the_answer_on_its_way_and_nothing_listens(serve):
 
 
 @pytest.mark.parametrize("size", [0, 1, 100])
-def test_it_dies_in_the_midst_of_a_small_answer_too(serve, size):
+def test_it_dies_within_a_small_response(serve, size):
     _, client = serve([b"x" * size], misbehave="dies", instant=True)
     with pytest.raises(ServiceError, match=r"^UNAVAILABLE"):
         client.window(1, "s")
 
 
-def test_it_comes_back_at_the_same_port_and_the_same_client_finds_it(serve):
+def test_it_restarts_at_the_same_port_for_the_same_client(serve):
     server, client = serve([b"a", b"b"], misbehave="dies")
     address = server.address
     client.terminate("s")
@@ -400,7 +366,7 @@ def test_it_comes_back_at_the_same_port_and_the_same_client_finds_it(serve):
     assert [asked.method for asked in server.asked].count("Profile") == 2
 
 
-def test_stopped_while_a_window_runs_it_is_gone_like_a_process_that_was_killed(serve):
+def test_stopping_during_a_window_is_like_killing_the_process(serve):
     server, client = serve()
     with ThreadPoolExecutor(1) as pool:
         window = pool.submit(client.window, 30, "s")
@@ -416,25 +382,24 @@ def test_stopped_while_a_window_runs_it_is_gone_like_a_process_that_was_killed(s
     assert client.window(30, "u")
 
 
-def test_busy_it_refuses_windows_and_continuous_sessions(serve):
+def test_busy_refuses_windows(serve):
     server, client = serve([b"x"], misbehave="busy", instant=True)
-    for ask in (lambda: client.window(1, "s"), client.start_continuous):
-        with pytest.raises(ServiceError, match=r"^INTERNAL: .*Another profiling session active") as refused:
-            ask()
-        assert refused.value.busy
+    with pytest.raises(ServiceError, match=r"^INTERNAL: .*Another profiling session active") as refused:
+        client.window(1, "s")
+    assert refused.value.busy
     server.misbehave = None
     assert client.window(1, "s") == b"x"
 
 
-def test_unauthorised_it_refuses_every_call(serve):
-    _, client = serve(misbehave="unauthorised", monitor="words")
-    for ask in (lambda: client.window(1, "s"), lambda: client.terminate("s"), client.monitor, client.snapshot):
+def test_unauthorised_refuses_every_call(serve):
+    _, client = serve(misbehave="unauthorised")
+    for ask in (lambda: client.window(1, "s"), lambda: client.terminate("s")):
         with pytest.raises(ServiceError, match=r"^UNAUTHENTICATED: ") as refused:
             ask()
         assert (refused.value.code, refused.value.busy) == ("UNAUTHENTICATED", False)
 
 
-def test_silent_it_takes_calls_and_never_answers(serve):
+def test_silent_accepts_calls_and_never_responds(serve):
     server, client = serve([b"x"], misbehave="silent", instant=True)
     with pytest.raises(ServiceError, match=r"^DEADLINE_EXCEEDED"):
         client.window(0.01, "s", timeout=0.2)
@@ -443,25 +408,25 @@ def test_silent_it_takes_calls_and_never_answers(serve):
     assert client.window(0.01, "t") == b"x"
 
 
-def test_a_misbehaviour_that_it_does_not_know_is_told():
+def test_an_unknown_misbehaviour_is_rejected():
     with pytest.raises(ValueError, match=r"must be one of 'late', .* Got 'rude' instead"):
-        ProfilerStandIn(misbehave="rude")
-    server = ProfilerStandIn()
+        FakeProfiler(misbehave="rude")
+    server = FakeProfiler()
     with pytest.raises(ValueError, match="Got '' instead"):
         server.misbehave = ""
 
 
-def test_a_port_that_is_taken_is_told_and_leaves_nothing_running(serve):
+def test_a_port_in_use_is_an_error_and_leaves_no_thread(serve):
     server, _ = serve()
-    threads = [thread.name for thread in threading.enumerate()].count("tpunb-wire")
-    other = ProfilerStandIn(port=server.port)
+    threads = [thread.name for thread in threading.enumerate()].count("tpunb-proxy")
+    other = FakeProfiler(port=server.port)
     with pytest.raises(OSError, match=r"in use"):
         other.start()
     other.stop()
-    assert [thread.name for thread in threading.enumerate()].count("tpunb-wire") == threads
+    assert [thread.name for thread in threading.enumerate()].count("tpunb-proxy") == threads
 
 
-def test_stopping_twice_is_stopping_once():
-    with ProfilerStandIn() as server:
+def test_stop_may_be_called_twice():
+    with FakeProfiler() as server:
         server.stop()
     server.stop()

@@ -1,4 +1,4 @@
-"""The chart of a tuning's trials: a dot each where it ran, with an interval that fits, and by looks what it came to."""
+"""The chart of trials: one dot each with an interval that fits, its verdict by colour and shape."""
 
 import json
 import math
@@ -6,17 +6,18 @@ import math
 import pytest
 from test_charts import EVIL, rows_of, texts_of
 
-from tpunb import charts, pictures
+from tpunb import charts
+from tpunb.charts import render
 from tpunb.errors import TpunbError
-from tpunb.tuning.nouns import Speedup, Trial, Tuning
+from tpunb.tuning.results import Speedup, Trial, Tuning
 
 CALLS = {"map:1 parallel calls": 8}
 TRIALS = (
     Trial(0, {}, "default", 0.016, equal=True),
     Trial(1, CALLS, "faster", 0.004, 0, 4.0, 3.5, 4.5, 3, True),
     Trial(2, {"map:1 parallel calls": 16}, "undecided", 0.004, 1, 1.0, None, None, 1, True),
-    Trial(3, {"end prefetch": 2}, "refused", against=1, error="ValueError: no"),
-    Trial(4, {"batch:2 parallel copy": True}, "other output", against=1, equal=False),
+    Trial(3, {"end prefetch": 2}, "failed", against=1, error="ValueError: no"),
+    Trial(4, {"batch:2 parallel copy": True}, "different output", against=1, equal=False),
     Trial(5, {"end prefetch": 4}, "not faster", 0.005, 1, 0.8, 0.7, 0.9, 3, True),
 )
 TUNING = Tuning(TRIALS, CALLS, Speedup(4.0, 3.5, 4.5))
@@ -37,15 +38,15 @@ def test_a_trial_is_a_dot_with_its_interval():
     assert [row["ratio"] for row in line] == [1]
     assert [(row["trial"], row["low"], row["high"]) for row in intervals] == [(1, 3.5, 4.5), (5, 0.7, 0.9)]
     assert [(row["trial"], row["ratio"]) for row in dots] == [(0, 1), (1, 4), (2, 1), (5, 0.8)]
-    assert [(row["trial"], row["verdict"]) for row in foot] == [(3, "refused"), (4, "other output")]
+    assert [(row["trial"], row["verdict"]) for row in foot] == [(3, "failed"), (4, "different output")]
     assert [row["trial"] for row in ring] == [1]
 
 
-def test_each_says_what_it_was():
+def test_each_dot_describes_its_trial():
     about = {row["trial"]: row["about"] for row in rows_of(charts.trials(TUNING)) if "trial" in row}
     assert about[0] == "trial 0, default: as written"
-    assert about[1] == "trial 1, faster: map:1 parallel calls = 8; 4.00x [3.5, 4.5] as fast as trial 0, 3 pairs"
-    assert about[2].endswith("1.00x as fast as trial 1, 1 pair")
+    assert about[1] == "trial 1, faster: map:1 parallel calls = 8; 4.00x [3.5, 4.5] vs trial 0, 3 pairs"
+    assert about[2].endswith("1.00x vs trial 1, 1 pair")
     assert about[3].endswith("end prefetch = 2; ValueError: no")
 
 
@@ -58,17 +59,17 @@ def test_verdicts_differ_in_colour_and_in_shape():
     assert encoding["y"]["scale"]["type"] == "log"
 
 
-def test_the_gain_is_told():
+def test_the_title_has_the_speedup():
     chart = charts.trials(TUNING)
-    assert "chosen (ring): 4.00x [3.50, 4.50] as fast as written" in chart.description
+    assert "chosen (ring): 4.00x [3.50, 4.50] vs the program's values" in chart.description
     assert "chosen (ring): 4.00x" in texts_of(chart)
-    assert pictures.png(chart)
+    assert render.png(chart)
     none = charts.trials(Tuning(TRIALS[:1]))
     assert "1 trial, the values stay as they are" in none.description
     assert layers(none)[4] == []
 
 
-def test_a_wide_interval_does_not_press_the_dots_together():
+def test_a_wide_interval_does_not_stretch_the_axis():
     wide = Tuning((TRIALS[0], Trial(1, CALLS, "undecided", 0.01, 0, 1.5, 0.0, math.inf, 2, True)))
     chart = charts.trials(wide)
     low, high = domain(chart)
@@ -76,7 +77,7 @@ def test_a_wide_interval_does_not_press_the_dots_together():
     assert 3 < high < 3.5
     assert [(row["low"], row["high"]) for row in layers(chart)[1]] == [(low, high)]
     json.dumps(chart.to_dict(), allow_nan=False)
-    assert pictures.svg(chart)
+    assert render.svg(chart)
 
 
 @pytest.mark.parametrize("ratio", [1e-6, 0.999, 1.001, 1e6])
@@ -84,18 +85,18 @@ def test_every_dot_is_inside(ratio):
     chart = charts.trials(Tuning((TRIALS[0], Trial(1, CALLS, "undecided", 0.01, 0, ratio, ratio, ratio, 3, True))))
     low, high = domain(chart)
     assert low < min(ratio, 1) <= max(ratio, 1) < high
-    assert pictures.svg(chart)
+    assert render.svg(chart)
 
 
-def test_no_trial_is_no_picture():
-    with pytest.raises(TpunbError, match="no trial ran") as caught:
+def test_no_trials_raise():
+    with pytest.raises(TpunbError, match="has no trials") as caught:
         charts.trials(Tuning(()))
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("evil", EVIL)
 def test_names_and_errors_stay_text(evil):
-    chart = charts.trials(Tuning((Trial(0, {evil: 1}, "refused", error=evil),)))
+    chart = charts.trials(Tuning((Trial(0, {evil: 1}, "failed", error=evil),)))
     texts_of(chart)
     about = rows_of(chart)[-1]["about"]
     assert evil[:9] in about

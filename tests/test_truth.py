@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import adjusted_rand_score
 
 import tpunb as tp
-from tpunb.testing import known_run
+from tpunb.testing import synthetic_run
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ["keras_cnn", "keras_transformer"]
@@ -21,23 +21,23 @@ def script_says(name):
     steps = tp.steps(tp.sample(name))
     place = steps.frame["step"].to_numpy() % (about["train_steps"] + about["test_steps"])
     saves = place % about["saves_every"] == about["saves_every"] - 1
-    return steps, np.where(place >= about["train_steps"], "test", np.where(saves, "save", "train"))
+    return steps, np.where(place >= about["train_steps"], "eval", np.where(saves, "save", "train"))
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_marks_of_a_sample_are_those_of_its_script(name):
     steps, truth = script_says(name)
-    assert ((steps.frame["mark"] == "test").to_numpy() == (truth == "test")).all()
+    assert ((steps.frame["kind"] == "eval").to_numpy() == (truth == "eval")).all()
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_default_finds_training_evaluation_and_checkpoints_of_the_samples(name):
     steps, truth = script_says(name)
-    full = (steps.frame["seen"] == "full").to_numpy()
+    full = (steps.frame["traced"] == "full").to_numpy()
     labels = tp.phases(steps).labels.to_numpy()
     assert adjusted_rand_score(truth[full], labels[full]) >= 0.9
     assert adjusted_rand_score(truth, labels) >= 0.9  # those between windows too
-    main = {kind: np.bincount(labels[full & (truth == kind)] + 1).argmax() - 1 for kind in ("train", "test", "save")}
+    main = {kind: np.bincount(labels[full & (truth == kind)] + 1).argmax() - 1 for kind in ("train", "eval", "save")}
     assert len(set(main.values())) == 3
     assert -1 not in main.values()
 
@@ -45,7 +45,7 @@ def test_the_default_finds_training_evaluation_and_checkpoints_of_the_samples(na
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("seed", range(61, 66))
 def test_the_default_finds_the_phases_of_known_runs(seed, hard):
-    run = known_run(5000, 100, seed=seed, hard=hard)
+    run = synthetic_run(5000, 100, seed=seed, hard=hard)
     noise, corrupted = np.array(tp.DBSCAN()(run.steps)) < 0, run.phase < 0
     labels = np.array(tp.DBSCAN()(run.steps))
     assert adjusted_rand_score(run.phase[~corrupted], labels[~corrupted]) >= 0.98

@@ -1,4 +1,4 @@
-"""Tuning: what is found is parallel, gives the same output, and leaves nothing behind."""
+"""Tuning: its values are parallel, give the same output, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import polars as pl
 import pytest
 from slow_jobs import TWO_READERS, at_hand, broken, counting, job, little, reading
 
-from tpunb.checkpoint import checkpoints
+from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.cluster import phases
 from tpunb.errors import TpunbError
-from tpunb.resuming import checkpointing
 from tpunb.testing import toy_steps
+from tpunb.tfdata.graph import AUTOTUNE
 from tpunb.tuning import tuner
-from tpunb.tuning.contest import Budget
 from tpunb.tuning.job import Job
-from tpunb.tuning.knob import AUTOTUNE
-from tpunb.tuning.loads import loads
-from tpunb.tuning.nouns import Journal, Speedup, Trial, Tuning, in_words
 from tpunb.tuning.pipeline import Pipeline
+from tpunb.tuning.results import Journal, Message, Speedup, Trial, Tuning, format_values
 from tpunb.tuning.search import hill_climb
-from tpunb.tuning.trial import Outcome, Track
+from tpunb.tuning.stage_costs import stage_costs
+from tpunb.tuning.tournament import Budget
+from tpunb.tuning.trial import TrialResult, TrialRunner
 from tpunb.tuning.tuner import Tuner, _budget, tune
 
 tf = pytest.importorskip("tensorflow")
@@ -53,17 +52,18 @@ def tuned(tmp_path_factory):
 
 def test_a_pipeline_that_waits_becomes_parallel(tuned):
     found, *_ = tuned
-    assert found.best[CALLS] == AUTOTUNE or found.best[CALLS] > 1
+    assert found.best[CALLS] == AUTOTUNE or found.best[CALLS] > 1, [*map(str, found.messages)]
     assert 1 < found.speedup.low <= found.speedup.ratio <= found.speedup.high
-    assert "and the same output" in found.said[-1]
+    assert "same output" in str(found.messages[-1])
 
 
 def test_its_output_is_the_same(tuned):
     found, one, *_ = tuned
     assert all(trial.equal for trial in found.trials)
     assert elements(found.apply(reading())) == elements(reading())
-    with Track(one, warm=1, window=3) as track:
-        assert track.run(found.best).digest == track.run({}).digest
+    with TrialRunner(one, warmup=1, window=3) as runner:
+        baseline = runner.calibrate()
+        assert baseline.trial(found.best).digest == baseline.result.digest
 
 
 def test_nothing_is_left_of_it(tuned):
@@ -74,7 +74,7 @@ def test_nothing_is_left_of_it(tuned):
     assert tuned_losses == again.fit(reading(), epochs=1, verbose=0).history["loss"]
 
 
-def test_it_is_told_in_a_frame_and_in_code(tuned):
+def test_it_has_a_frame_and_code(tuned):
     found, *_ = tuned
     assert found.frame.height == len(found.trials)
     assert found.frame["verdict"][0] == "default"
@@ -89,7 +89,8 @@ def test_it_is_read_again_from_its_folder(tuned):
     found, _, folder, *_ = tuned
     again = Tuning.read(folder)
     assert again.frame.equals(found.frame)
-    assert (again.best, again.speedup, again.said, again.code) == (found.best, found.speedup, found.said, found.code)
+    assert again.messages == found.messages
+    assert (again.best, again.speedup, again.code) == (found.best, found.speedup, found.code)
     assert repr(again) == repr(found)
 
 
@@ -97,7 +98,7 @@ def test_where_nothing_waits_it_stops_at_once():
     one = Job(lambda: (little(), at_hand()), step=lambda model, batch: [model.train_on_batch(*batch) for _ in range(4)])
     found = tune(one, budget=Budget(5, trials=2))
     assert found.best == {}
-    if found.said[0].startswith("Nothing to gain"):  # by the clock
+    if found.messages[0].code == "model-bound":  # by the clock
         assert len(found.trials) == 1
     data = at_hand()
     assert found.apply(data) is data
@@ -108,33 +109,33 @@ def test_where_nothing_waits_it_stops_at_once():
 @pytest.mark.parametrize(
     ("step", "busy", "words"),
     [
-        (0.011, 0.5, "a step takes 11 ms, the model alone 10 ms, so that it hardly waits for its data"),
-        (0.030, 1.9, "a step takes 30 ms, and keeps 1.9 of 2 cores busy"),
-        (0.030, 1.5, ""),
+        (0.011, 0.5, "Nothing to gain: a step takes 11 ms, the model alone 10 ms."),
+        (0.030, 1.9, "Nothing to gain: a step takes 30 ms, and keeps 1.9 of 2 cores busy."),
+        (0.030, 1.5, "None"),
     ],
 )
-def test_what_bounds_a_step_is_told(monkeypatch, step, busy, words):
+def test_the_bound_of_a_step_is_reported(monkeypatch, step, busy, words):
     monkeypatch.setattr(tuner, "_CORES", 2)
-    assert tuner._bound(Outcome(step, "", 1.0, busy), 0.01) == words
+    assert str(tuner._bound(TrialResult(step, "", 1.0, busy), 0.01)) == words
 
 
-def test_outputs_that_cannot_be_compared_are_told():
+def test_outputs_that_are_not_repeatable_are_reported():
     found = tune(job(counting), budget=20)
     assert found.trials == ()
-    assert "gave two outputs" in found.said[0]
+    assert "not deterministic" in str(found.messages[0])
     assert repr(found) == "Tuning(0 trials, the values stay as they are)"
 
 
-def test_what_raises_is_refused_with_the_error():
+def test_values_whose_trial_fails_are_rejected_with_the_error():
     def search(_):
         yield TWO_READERS
 
     found = tune(job(broken), search=search, budget=20)
     assert found.best != TWO_READERS
-    assert "no more than one reader" in found.refused[in_words(TWO_READERS)]
+    assert "no more than one reader" in found.rejected[format_values(TWO_READERS)]
 
 
-def test_what_may_not_be_rebuilt_is_not_tried():
+def test_pipelines_that_cannot_be_rebuilt_are_not_tuned():
     generator = tf.random.Generator.from_seed(1)
 
     def data():
@@ -142,7 +143,7 @@ def test_what_may_not_be_rebuilt_is_not_tried():
 
     found = tune(job(data), budget=5)
     assert found.trials == ()
-    assert found.said[0].startswith("Nothing was tried: map:3 keeps or changes state")
+    assert str(found.messages[0]).startswith("Not tuned: map:3 keeps or changes state")
 
 
 def test_a_checkpoint_is_a_start(tmp_path):
@@ -165,23 +166,23 @@ def test_it_may_be_stopped_between_trials(tmp_path):
     trials.close()
     assert (first.number, first.verdict) == (0, "default")
     assert tuner.tuning.trials == (first,)
-    assert tuner.tuning.said[-1] == "It was stopped before its end."
-    assert Tuning.read(tmp_path).said == tuner.tuning.said
+    assert tuner.tuning.messages[-1] == Message("stopped")
+    assert Tuning.read(tmp_path).messages == tuner.tuning.messages
 
 
-def test_a_tuning_that_was_cut_is_read_as_far_as_it_came(tmp_path):
+def test_an_interrupted_tuning_is_read_with_its_finished_trials(tmp_path):
     journal = Journal(tmp_path)
-    journal.note(Trial(0, {}, "default", 0.5))
-    journal.note(Trial(1, {CALLS: 8}, "faster", 0.25, 0, 2.0, 1.9, 2.1, 3, True))
+    journal.record(Trial(0, {}, "default", 0.5))
+    journal.record(Trial(1, {CALLS: 8}, "faster", 0.25, 0, 2.0, 1.9, 2.1, 3, True))
     with (tmp_path / "tuning.jsonl").open("a") as file:
         file.write('{"trial": {"num')
     found = Tuning.read(tmp_path)
     assert found.trials[1].values == {CALLS: 8}
     assert found.best == {}
-    assert found.said == ("It was cut after 2 trials: nothing was chosen.",)
+    assert [*map(str, found.messages)] == ["Interrupted after 2 trials: no values were chosen."]
 
 
-def test_what_is_no_tuning_is_told(tmp_path):
+def test_folders_without_a_tuning_raise(tmp_path):
     with pytest.raises(TpunbError, match="no tuning in"):
         Tuning.read(tmp_path)
     (tmp_path / "tuning.jsonl").write_text(json.dumps({"trial": {"warp": 9}}) + "\n")
@@ -189,8 +190,8 @@ def test_what_is_no_tuning_is_told(tmp_path):
         Tuning.read(tmp_path)
 
 
-def test_an_untold_end_is_nothing_in_the_frame():
-    frame = Tuning((Trial(0, {"a": -1, "b": True}, "refused", error="no"),)).frame
+def test_unknown_fields_are_null_in_the_frame():
+    frame = Tuning((Trial(0, {"a": -1, "b": True}, "failed", error="no"),)).frame
     assert frame["values"].to_list() == ["a = AUTOTUNE, b = True"]
     assert frame["ratio"].to_list() == [None]
     assert Tuning(()).frame.height == 0
@@ -220,22 +221,22 @@ def test_the_budget_is_a_part_of_the_run():
         ({"start": 3}, TypeError, "start parameter"),
     ],
 )
-def test_wrong_arguments_are_told(wrong, kind, words):
+def test_wrong_arguments_raise(wrong, kind, words):
     with pytest.raises(kind, match=words):
         tune(job(), **wrong)
 
 
-# ---- what each stage takes
+# ---- stage costs
 
 
-def test_the_load_of_a_stage_is_its_own():
-    found = {load.stage: load for load in loads(Pipeline(reading(batch=4)))}
+def test_the_cost_of_a_stage_excludes_those_below():
+    found = {cost.stage: cost for cost in stage_costs(Pipeline(reading(batch=4)))}
     assert list(found) == ["range:0", "map:1(fetched)"]
     assert found["map:1(fetched)"].seconds >= 4 * 0.004, "four readings, one after the other"
     assert found["map:1(fetched)"].waits
 
 
-def test_loads_of_pipelines_of_all_kinds_are_found():
+def test_stages_of_all_kinds_have_costs():
     def rows():
         return tf.data.Dataset.range(50)
 
@@ -243,8 +244,8 @@ def test_loads_of_pipelines_of_all_kinds_are_found():
         rows().map(lambda x: x + 1, num_parallel_calls=4).shuffle(40).prefetch(8),
         rows().interleave(lambda x: tf.data.Dataset.range(x, x + 3), cycle_length=2).filter(lambda x: x % 2 == 0),
     ).batch(5)
-    found = loads(Pipeline(data))
-    assert [load.stage.split(":")[0] for load in found] == ["1/range", "1/map", "2/range", "2/interleave", "2/filter"]
-    assert all(load.seconds >= 0 for load in found)
-    assert [load.certain for load in found] == [True, True, False, False, True], "an interleave makes many of one"
-    assert loads(Pipeline(tf.data.Dataset.range(0).map(lambda x: x)))[0].seconds == 0
+    costs = stage_costs(Pipeline(data))
+    assert [cost.stage.split(":")[0] for cost in costs] == ["1/range", "1/map", "2/range", "2/interleave", "2/filter"]
+    assert all(cost.seconds >= 0 for cost in costs)
+    assert [cost.certain for cost in costs] == [True, True, False, False, True], "an interleave makes many of one"
+    assert stage_costs(Pipeline(tf.data.Dataset.range(0).map(lambda x: x)))[0].seconds == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tpunb.tuning.knob import Knob
+from tpunb.tuning.parameters import Kind, Parameter
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -26,24 +26,24 @@ def tuning(monkeypatch):
     return tuning
 
 
-def knob(name, *domain, verdict="proved"):
-    return Knob(name, name.split()[0], domain[0], domain, verdict, "")
+def parameter(kind, stage, *domain, verdict="safe"):
+    return Parameter(kind, stage, domain[0], domain, verdict, "")
 
 
 def test_a_grid_takes_each_value_with_each_up_to_its_bounds(tuning):
-    knobs = [
-        knob("interleave:1 parallel calls", 1, 4, -1),
-        knob("map:2 parallel calls", 1, 4, 16, 32, -1),
-        knob("shuffle:3 buffer", 7, verdict="refused"),
-        knob("end prefetch", 0, 2, 8, -1),
-        knob("options private threads", 0, 8, 64),
+    parameters = [
+        parameter(Kind.CALLS, "interleave:1", 1, 4, -1),
+        parameter(Kind.CALLS, "map:2", 1, 4, 16, 32, -1),
+        parameter(Kind.ELEMENTS, "shuffle:3", 7, verdict="locked"),
+        parameter(Kind.PREFETCH, "end", 0, 2, 8, -1),
+        parameter(Kind.POOL, "options", 0, 8, 64),
     ]
-    points = tuning.grid(knobs, tuning.Plan())
+    points = tuning.grid(parameters, tuning.Plan())
     assert len(points) == 4 * 2 * 3 == len({tuple(point.values()) for point in points})
     assert {tuple(point.values())[:2] for point in points} == {(1, 1), (4, 4), (4, 16), (-1, -1)}
     assert {point["options private threads"] for point in points} == {0, 8}
     assert {point["end prefetch"] for point in points} == {0, 2, -1}
-    assert tuning.grid(knobs, tuning.Plan((16,), (64,), (8,))) == [
+    assert tuning.grid(parameters, tuning.Plan((16,), (64,), (8,))) == [
         {
             "interleave:1 parallel calls": 4,
             "map:2 parallel calls": 16,
@@ -67,7 +67,7 @@ def test_twelve_pipelines_are_rewritten_or_refused(tuning, tmp_path, capsys):
     assert "a cache in a file: refused, cache:2 caches in files" in capsys.readouterr().out
 
 
-def test_what_differs_or_crashes_is_counted_as_such(tuning, monkeypatch):
+def test_differing_and_crashing_pipelines_are_counted(tuning, monkeypatch):
     def make(n=20):
         return tf.data.Dataset.range(n).map(lambda x: x + 1).batch(8)
 
@@ -78,7 +78,7 @@ def test_what_differs_or_crashes_is_counted_as_such(tuning, monkeypatch):
     assert tuning.judged(make) == ("crashed", "ZeroDivisionError: division by zero")
 
 
-def test_a_careful_user_trains_on_the_same(tuning, tmp_path):
+def test_a_careful_user_trains_on_the_same_data(tuning, tmp_path):
     for kind in tuning.pipelines.KINDS.values():
         naive, auto = (kind.data(tmp_path, calls).take(2).as_numpy_iterator() for calls in (None, -1))
         for one, other in zip(naive, auto, strict=True):
@@ -87,7 +87,7 @@ def test_a_careful_user_trains_on_the_same(tuning, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_quick_benchmark_of_tuning_ends_in_its_ratios_and_says_what_it_left_out():
+def test_the_quick_tuning_benchmark_ends_in_its_ratios_and_omissions():
     done = subprocess.run(
         [sys.executable, FOLDER / "tuning.py", "--quick"], capture_output=True, text=True, timeout=600
     )

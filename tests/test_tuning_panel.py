@@ -1,4 +1,4 @@
-"""The tuning panel without a browser: traits in, a tuning out; a thread that is heard, stopped, and leaves nothing."""
+"""The tuning panel without a browser: traits in, a tuning out; a thread that reports, stops, and leaves nothing."""
 
 import json
 import random
@@ -12,12 +12,12 @@ import tpunb as tp
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases
 from tpunb.testing import toy_steps
-from tpunb.tuning.contest import Budget
 from tpunb.tuning.job import Job
-from tpunb.tuning.nouns import Journal, Speedup, Trial, Tuning
+from tpunb.tuning.results import Journal, Message, Speedup, Trial, Tuning
+from tpunb.tuning.tournament import Budget
 from tpunb.widgets import tuning_panel as room
-from tpunb.widgets.trial_starts import start_of
 from tpunb.widgets.tuning_panel import TuningPanel, tuning_panel
+from tpunb.widgets.tuning_view import trial_start
 
 tf = pytest.importorskip("tensorflow")
 
@@ -47,12 +47,12 @@ class Played:
     trials_to_come = (
         Trial(0, {}, "default", 0.016, equal=True, spent=1.0),
         Trial(1, {CALLS: 8}, "faster", 0.004, 0, 4.0, 3.5, 4.5, 3, True, spent=2.0),
-        Trial(2, {CALLS: 16}, "refused", against=1, error=f"ValueError: {EVIL}", spent=0.5),
+        Trial(2, {CALLS: 16}, "failed", against=1, error=f"ValueError: {EVIL}", spent=0.5),
     )
 
     def __init__(self, job, start, search, budget, journal):
         self.given = {"start": start, "search": search, "budget": budget}
-        self.said, self.tuning, self.closed, self.thread = [], Tuning(()), False, None
+        self.messages, self.tuning, self.closed, self.thread = [], Tuning(()), False, None
         self.next = threading.Semaphore(0)
         self.error = None
 
@@ -60,7 +60,7 @@ class Played:
         self.thread = threading.current_thread()
         ran = []
         try:
-            self.said.append("A step takes 16 ms.")
+            self.messages.append(Message("budget spent", {"trials": 3}))
             for trial in self.trials_to_come:
                 assert self.next.acquire(timeout=SECONDS)
                 if self.error is not None:
@@ -72,7 +72,7 @@ class Played:
             raise
         finally:
             best = {CALLS: 8} if len(ran) > 1 else {}
-            self.tuning = Tuning(tuple(ran), best, Speedup(4, 3.5, 4.5), tuple(self.said), 3.5, "ds = ...")
+            self.tuning = Tuning(tuple(ran), best, Speedup(4, 3.5, 4.5), tuple(self.messages), 3.5, "ds = ...")
 
 
 @pytest.fixture
@@ -101,34 +101,34 @@ def arrived(panel, many):
 # ---- before anything runs
 
 
-def test_a_panel_begins_with_the_knobs_and_writes_nothing(one_job, tmp_path):
+def test_a_panel_begins_with_the_parameters_and_writes_nothing(one_job, tmp_path):
     panel = panel_of(one_job, tmp_path / "tuning")
     assert (panel.state, panel.value, panel.trials, panel.phase, panel.budget) == ("ready", None, [], None, 60)
-    knobs = {row["name"]: row for row in panel._frame["knobs"]}
-    assert list(knobs) == [knob.name for knob in one_job.pipeline.knobs]
-    assert (knobs[CALLS]["place"], knobs[CALLS]["parameter"]) == ("map:1(fetched)", "parallel calls")
-    assert (knobs[CALLS]["present"], knobs[CALLS]["verdict"]) == ("1", "to be verified")
-    assert knobs["batch:2 size"]["verdict"] == "refused"
+    parameters = {row["name"]: row for row in panel._frame["parameters"]}
+    assert list(parameters) == [parameter.name for parameter in one_job.pipeline.parameters]
+    assert (parameters[CALLS]["stage"], parameters[CALLS]["parameter"]) == ("map:1(fetched)", "parallel calls")
+    assert (parameters[CALLS]["current"], parameters[CALLS]["verdict"]) == ("1", "verify")
+    assert parameters["batch:2 size"]["verdict"] == "locked"
     assert not (tmp_path / "tuning").exists()
     assert repr(panel) == "TuningPanel(Job(little, tf.data, 1 model), ready)"
     assert panel.wait() is None
-    with pytest.raises(TpunbError, match="no tuning is over") as caught:
+    with pytest.raises(TpunbError, match="no tuning has ended") as caught:
         panel.apply(reading())
     assert caught.value.hint == "run() one first"
 
 
-def test_to_build_the_job_moves_no_random_numbers(tmp_path):
+def test_building_the_job_draws_no_random_numbers(tmp_path):
     before = random.getstate(), np.random.get_state()[1].tolist()
     panel_of(job(), tmp_path)  # it sets the seeds
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
-def test_a_pipeline_that_is_not_rebuilt_is_told(tmp_path):
+def test_a_pipeline_that_cannot_be_rebuilt_is_shown_with_the_reason(tmp_path):
     generator = tf.random.Generator.from_seed(1)
     data = at_hand().map(lambda x, y: (x + generator.normal(()), y))
     panel = panel_of(Job(lambda: (little(), data)), tmp_path)
     assert "keeps or changes state" in panel._frame["refusal"]
-    assert {row["verdict"] for row in panel._frame["knobs"]} == {"refused"}
+    assert {row["verdict"] for row in panel._frame["parameters"]} == {"locked"}
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_pipeline_that_is_not_rebuilt_is_told(tmp_path):
         ({"budget": 0}, ValueError, "above 0"),
     ],
 )
-def test_wrong_arguments_are_told(one_job, tmp_path, wrong, kind, words):
+def test_wrong_arguments_raise(one_job, tmp_path, wrong, kind, words):
     with pytest.raises(kind, match=words):
         tuning_panel(**{"job": one_job, "folder": tmp_path, **wrong})
 
@@ -166,7 +166,7 @@ def test_a_refused_value_changes_nothing(one_job, tmp_path, phases, trait, value
         setattr(panel, trait, value)
 
 
-def test_the_page_cannot_say_how_the_tuning_stands(one_job, tmp_path):
+def test_the_page_cannot_set_the_state_of_the_tuning(one_job, tmp_path):
     panel = panel_of(one_job, tmp_path)
     before = panel._run
     panel.set_state({"state": "done", "_run": {}, "trials": [1], "value": 3})
@@ -176,18 +176,18 @@ def test_the_page_cannot_say_how_the_tuning_stands(one_job, tmp_path):
 # ---- where trials start
 
 
-def test_the_hot_phase_is_picked_and_told(one_job, tmp_path, phases):
+def test_the_hot_phase_is_selected(one_job, tmp_path, phases):
     panel = panel_of(one_job, tmp_path, phases)
     assert panel.phase == 1
-    assert dict(panel._start["facts"])["Steps"] == "7 (7 seen in full)"
-    assert dict(panel._start["facts"])["Trials start"] == "at the beginning: no checkpoints were given"
+    assert dict(panel._start["facts"])["Steps"] == "7 (7 traced in full)"
+    assert dict(panel._start["facts"])["Trial start"] == "beginning (no checkpoints given)"
     panel.phase = 0
-    assert dict(panel._start["facts"])["Steps"] == "3 (3 seen in full)"
+    assert dict(panel._start["facts"])["Steps"] == "3 (3 traced in full)"
     panel.phase = None
-    assert dict(panel._start["facts"]) == {"Trials start": "at the beginning: no phases of a run were given"}
+    assert dict(panel._start["facts"]) == {"Trial start": "beginning (no phases given)"}
 
 
-def test_noise_alone_can_be_picked_too(one_job, tmp_path):
+def test_outliers_alone_can_be_selected(one_job, tmp_path):
     steps = toy_steps("abc")
     noise = tp.phases(steps, lambda steps: [-1] * len(steps))
     assert isinstance(noise, Phases)
@@ -198,28 +198,28 @@ def test_the_nearest_checkpoint_that_holds_all_is_the_start(one_job, tmp_path, p
     with tp.checkpointing(tmp_path / "saved", every=4):
         little().fit(reading(), epochs=1, verbose=0)
     panel = panel_of(one_job, tmp_path, phases, tmp_path / "saved")
-    assert (panel.start.checkpoint.step, panel.start.said) == (4, "step 4, within it (tpunb-4)")
+    assert (panel.start.checkpoint.step, panel.start.text) == (4, "step 4, in the phase (tpunb-4)")
     panel.phase = 0
-    assert panel.start.said == "step 4, 2 steps after it (tpunb-4)"
+    assert panel.start.text == "step 4, 2 steps after the phase (tpunb-4)"
     panel.phase = 2
-    assert panel.start.said == "step 12, 1 step after it (tpunb-12)"
+    assert panel.start.text == "step 12, 1 step after the phase (tpunb-12)"
     loop = Job(one_job.build, step=lambda model, batch: 0)
-    start = start_of(loop, phases[1], tp.checkpoints(tmp_path / "saved"))
+    start = trial_start(loop, phases[1], tp.checkpoints(tmp_path / "saved"))
     assert start.checkpoint is None
-    assert "trials start from one of Keras' fit" in start.said
+    assert "it is of fit, and the job is a custom loop" in start.text
 
 
 def test_a_checkpoint_of_weights_alone_is_no_start(one_job, tmp_path, phases):
     little().save_weights(tmp_path / "epoch-04.weights.h5")
     panel = panel_of(one_job, tmp_path, phases, tmp_path)
-    why = "epoch-04.weights.h5 does not hold all that a trial needs: it is of keras"
-    assert panel.start == (None, f"at the beginning: {why}")
+    reason = "epoch-04.weights.h5 cannot be resumed: it is not a checkpoint of tpunb"
+    assert panel.start == (None, f"beginning ({reason})")
 
 
-def test_no_checkpoint_is_an_answer(one_job, tmp_path, phases):
+def test_without_checkpoints_trials_start_at_the_beginning(one_job, tmp_path, phases):
     (tmp_path / "none").mkdir()
     panel = panel_of(one_job, tmp_path, phases, tp.checkpoints(tmp_path / "none"))
-    assert panel.start == (None, "at the beginning: no checkpoint of a known step in none")
+    assert panel.start == (None, "beginning (no checkpoint of a known step in none)")
 
 
 # ---- a tuning, played
@@ -231,29 +231,29 @@ def test_trials_arrive_one_by_one_and_then_it_is_done(played):
     panel.observe(lambda change: states.append(change["new"]), "state")
     panel.run()
     (tuner,) = made
-    assert (panel.state, panel._run["headline"]) == ("running", "running: the values as written come first")
+    assert (panel.state, panel._run["headline"]) == ("running", "running: 0 trials so far")
     tuner.next.release()
     arrived(panel, 1)
-    assert panel._run["said"] == ["A step takes 16 ms."]
+    assert panel._run["messages"] == ["The budget ended after 3 trials."]
     assert panel._run["since"] >= 0
     tuner.next.release(2)
     found = panel.wait(SECONDS)
     assert found is panel.value is tuner.tuning
     assert states == ["running", "done"]
-    assert [row["verdict"] for row in panel.trials] == ["default", "faster", "refused"]
+    assert [row["verdict"] for row in panel.trials] == ["default", "faster", "failed"]
     assert panel.trials[1] == {
         "trial": 1,
         "values": f"{CALLS} = 8",
         "verdict": "faster",
         "step": "4 ms",
         "ratio": "4.00x [3.5, 4.5] vs 0",
-        "output": "the same",
+        "output": "equal",
         "spent": "2 s",
     }
     assert panel._run["chosen"] == {CALLS: "8"}
     assert panel._run["code"] == "ds = ..."
-    assert panel._run["refused"] == [[f"{CALLS} = 16", f"ValueError: {EVIL}"]]
-    assert panel._run["headline"] == "3 trials: 4.00 times as fast, between 3.50 and 4.50, and the same output"
+    assert panel._run["rejected"] == [[f"{CALLS} = 16", f"ValueError: {EVIL}"]]
+    assert panel._run["headline"] == "3 trials: 4.00 times as fast (95 % interval 3.50 to 4.50), same output"
     assert panel._run["since"] is None
     assert panel._run["chart"]["description"].startswith("Trials by")
     json.dumps(panel.get_state(), allow_nan=False, default=str)
@@ -271,17 +271,17 @@ def test_it_runs_in_a_thread_of_its_own_with_what_the_traits_say(played):
     assert made[0].given["start"] is None
 
 
-def test_a_search_of_ones_own_and_a_limit_of_trials(monkeypatch, one_job, tmp_path):
+def test_a_custom_search_and_a_limit_of_trials(monkeypatch, one_job, tmp_path):
     def mine(space):
         yield {}
 
     panel = panel_of(one_job, tmp_path, search=mine, budget=Budget(9, trials=4))
-    assert panel._frame["searches"][-1] == panel.search == "own"
+    assert panel._frame["searches"][-1] == panel.search == "custom"
     tuner = panel._tuner()
     assert (tuner._search, tuner._budget) == (mine, Budget(9, 4))
 
 
-def test_stop_ends_it_after_the_trial_that_runs(played):
+def test_stop_ends_it_after_the_current_trial(played):
     panel, made = played
     panel.stop()  # nothing runs: nothing to stop
     assert panel.state == "ready"
@@ -292,7 +292,7 @@ def test_stop_ends_it_after_the_trial_that_runs(played):
     assert panel.state == "stopping"
     with pytest.raises(TimeoutError, match="still runs after 0 s"):
         panel.wait(0)
-    with pytest.raises(TpunbError, match="no tuning is over") as caught:
+    with pytest.raises(TpunbError, match="no tuning has ended") as caught:
         panel.apply(reading())
     assert "stop() it" in caught.value.hint
     made[0].next.release()
@@ -301,7 +301,7 @@ def test_stop_ends_it_after_the_trial_that_runs(played):
     assert panel.state == "done"
 
 
-def test_a_second_one_is_refused_whoever_runs(played, one_job, tmp_path):
+def test_one_tuning_runs_at_a_time(played, one_job, tmp_path):
     panel, made = played
     other = panel_of(one_job, tmp_path / "other")
     panel.run()
@@ -318,7 +318,7 @@ def test_a_second_one_is_refused_whoever_runs(played, one_job, tmp_path):
 
 
 @pytest.mark.parametrize("error", [RuntimeError(EVIL), SystemExit(3)])
-def test_what_ends_it_is_kept_and_the_next_one_can_run(played, error):
+def test_an_error_is_kept_and_the_next_tuning_can_run(played, error):
     panel, made = played
     panel.run()
     made[0].next.release()
@@ -328,7 +328,7 @@ def test_what_ends_it_is_kept_and_the_next_one_can_run(played, error):
     with pytest.raises((RuntimeError, TpunbError)) as caught:
         panel.wait(SECONDS)
     assert caught.value is panel.failure
-    assert (panel.state, panel._run["headline"]) == ("failed", "it failed after 1 trial")
+    assert (panel.state, panel._run["headline"]) == ("failed", "failed after 1 trial")
     assert panel._run["failed"] in (f"RuntimeError: {EVIL}", "the tuning was ended by SystemExit")
     assert len(panel.value.trials) == 1
     assert EVIL not in panel.still()["text/html"]
@@ -338,7 +338,7 @@ def test_what_ends_it_is_kept_and_the_next_one_can_run(played, error):
     assert (panel.failure, panel._run["failed"]) == (None, "")
 
 
-def test_what_is_wrong_from_the_start_is_raised_at_once(monkeypatch, one_job, tmp_path):
+def test_errors_at_the_start_raise_at_once(monkeypatch, one_job, tmp_path):
     def refuse(*_):
         raise TpunbError("no such luck", hint="none")
 
@@ -382,12 +382,12 @@ def test_names_stay_text_in_what_a_saved_notebook_shows(played):
     assert "application/vnd.jupyter.widget-view+json" in shown
 
 
-def test_where_widgets_of_others_cannot_be_the_tables_are(monkeypatch, one_job, tmp_path):
+def test_front_ends_without_widgets_show_tables(monkeypatch, one_job, tmp_path):
     monkeypatch.setenv("TPUNB_WIDGETS", "plain")
     assert {*panel_of(one_job, tmp_path)._repr_mimebundle_()[0]} == {"text/html", "text/plain"}
 
 
-def test_who_watches_and_raises_does_not_keep_others_from_tuning(played):
+def test_observers_that_raise_do_not_block_the_next_tuning(played):
     panel, made = played
 
     def watch(change):
@@ -406,34 +406,34 @@ def test_who_watches_and_raises_does_not_keep_others_from_tuning(played):
     assert panel.state == "done"
 
 
-def written(folder, of, *trials, end=True):
+def written(folder, fingerprint, *trials, end=True):
     journal = Journal(folder)
-    journal.begin(of)
+    journal.start(fingerprint)
     for trial in trials:
-        journal.note(trial)
+        journal.record(trial)
     if end:
-        journal.end(Tuning(trials, {CALLS: 8}, Speedup(4, 3.5, 4.5), ("It was 4 times as fast.",), 3.0, "ds = ..."))
+        journal.end(Tuning(trials, {CALLS: 8}, Speedup(4, 3.5, 4.5), (Message("stopped"),), 3.0, "ds = ..."))
 
 
 def test_an_earlier_tuning_is_shown_and_applied(one_job, tmp_path):
     written(tmp_path, one_job.fingerprint, *Played.trials_to_come)
     panel = panel_of(one_job, tmp_path)
     assert (panel.state, len(panel.trials), panel.value.best) == ("done", 3, {CALLS: 8})
-    assert panel._run["notes"] == [f"What is shown is from an earlier tuning, in the folder {tmp_path}."]
+    assert panel._run["notes"] == [f"These are trials of an earlier tuning, from the folder {tmp_path}."]
     assert panel._run["code"] == "ds = ..."
     assert [b[0].shape for b in panel.apply(reading(n=8))] == [(4, 4), (4, 4)]
 
 
-def test_of_a_kernel_that_died_the_trials_are_shown(one_job, tmp_path):
+def test_trials_of_a_dead_kernel_are_shown(one_job, tmp_path):
     written(tmp_path, one_job.fingerprint, *Played.trials_to_come[:2], end=False)
     panel = panel_of(one_job, tmp_path)
     assert len(panel.trials) == 2
-    assert panel._run["said"] == ["It was cut after 2 trials: nothing was chosen."]
+    assert panel._run["messages"] == ["Interrupted after 2 trials: no values were chosen."]
     data = reading()
     assert panel.apply(data) is data
 
 
-def test_trials_of_another_job_are_not_taken_for_its_own(one_job, tmp_path):
+def test_trials_of_another_job_are_not_shown(one_job, tmp_path):
     other = Job(lambda: (little(), reading(batch=8)))
     written(tmp_path, other.fingerprint, Trial(0, {}, "default"), Trial(1, {CALLS: 2}, "faster"))
     panel = panel_of(one_job, tmp_path)
@@ -444,7 +444,7 @@ def test_trials_of_another_job_are_not_taken_for_its_own(one_job, tmp_path):
 @pytest.mark.parametrize(
     "line", ['{"trial": {"warp": 9}}', '{"trial": {"number": 0, "values": 3, "verdict": "default"}}', "{"]
 )
-def test_a_file_that_cannot_be_read_is_told(one_job, tmp_path, line):
+def test_an_unreadable_file_is_reported(one_job, tmp_path, line):
     (tmp_path / "tuning.jsonl").write_text(line + "\n")
     panel = panel_of(one_job, tmp_path)
     assert (panel.state, panel.value) == ("ready", None)

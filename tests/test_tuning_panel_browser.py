@@ -29,7 +29,7 @@ def build():
 SAVE = """model, data = build()
 with tp.checkpointing("saved", every=8):
     model.fit(data.take(16), verbose=0)"""
-PANEL = """from tpunb.tuning.contest import Budget
+PANEL = """from tpunb.tuning.tournament import Budget
 
 def eight(space):  # a gain that is seen on any machine
     yield {"map:1 parallel calls": 8, "options private threads": 8}
@@ -37,7 +37,7 @@ def eight(space):  # a gain that is seen on any machine
 def beginning(full):  # and the rest
     return [int(step >= 12) for step in full.frame["step"]]
 
-phases = tp.phases(tp.steps(tp.sample("keras_cnn")), beginning)
+phases = tp.phases(tp.steps(tp.sample("keras_transformer")), beginning)
 limits = Budget(300, trials=2)
 panel = tp.tuning_panel(tp.Job(build), phases, "saved", search=eight, budget=limits, folder="trials")
 panel"""
@@ -49,12 +49,12 @@ NAMES = (
     ("button", "Stop"),
     ("button", "Apply"),
     ("button", "Freeze"),
-    ("region", "Where trials start"),
-    ("region", "The tuning"),
-    ("region", "Parameters of the pipeline"),
-    ("region", "Trials as they ran"),
-    ("region", "Trials as a table"),
-    ("table", "Parameters of the pipeline"),
+    ("region", "Trial start"),
+    ("region", "Tuning"),
+    ("region", "Pipeline parameters"),
+    ("region", "Trial chart"),
+    ("region", "Trial table"),
+    ("table", "Pipeline parameters"),
 )
 
 
@@ -92,25 +92,25 @@ def trait(panel, name):
 def test_everything_has_a_role_and_a_name(panel):
     for role, name in NAMES:
         expect(panel.get_by_role(role, name=name, exact=True), f"{role} {name}").to_have_count(1)
-    expect(headline(panel)).to_have_text("nothing was tried yet")
+    expect(headline(panel)).to_have_text("no trials yet")
     expect(button(panel, "Stop")).to_be_disabled()
     expect(button(panel, "Apply")).to_be_disabled()
 
 
-def test_the_phase_tells_its_checkpoint_and_what_bounds_it(panel):
-    where = panel.get_by_role("region", name="Where trials start")
-    expect(where.get_by_text("step 16, within it (tpunb-16)")).to_have_count(1)
-    expect(where.get_by_role("listitem")).not_to_have_count(0)  # what bounds it
+def test_the_phase_has_a_checkpoint_and_a_bottleneck(panel):
+    where = panel.get_by_role("region", name="Trial start")
+    expect(where.get_by_text("step 16, in the phase (tpunb-16)")).to_have_count(1)
+    expect(where.get_by_role("listitem")).not_to_have_count(0)  # bottleneck
     other = panel.get_by_role("combobox", name="Phase")
     before = other.input_value()
     other.select_option(index=1)
-    expect(where.get_by_text("step 8, within it (tpunb-8)")).to_have_count(1)
+    expect(where.get_by_text("step 8, in the phase (tpunb-8)")).to_have_count(1)
     assert trait(panel, "phase") == other.input_value() != before
     other.select_option(before)
-    expect(where.get_by_text("step 16, within it (tpunb-16)")).to_have_count(1)
+    expect(where.get_by_text("step 16, in the phase (tpunb-16)")).to_have_count(1)
 
 
-def test_what_is_refused_is_said_and_changes_nothing(panel):
+def test_an_invalid_budget_is_reported_and_changes_nothing(panel):
     field = panel.get_by_role("spinbutton", name="Budget (s)")
     field.fill("-3")
     field.press("Enter")
@@ -122,7 +122,7 @@ def test_what_is_refused_is_said_and_changes_nothing(panel):
     assert trait(panel, "budget") == "200.0"
 
 
-def test_trials_arrive_and_what_won_is_seen(panel, shots):
+def test_trials_appear_and_the_winner_is_marked(panel, shots):
     button(panel, "Run").press("Enter")  # by key
     expect(headline(panel)).to_contain_text("running")
     expect(rows(panel)).not_to_have_count(0)
@@ -134,7 +134,7 @@ def test_trials_arrive_and_what_won_is_seen(panel, shots):
     expect(panel.get_by_role("figure").locator("svg.marks")).to_have_count(1)
     assert panel.locator(".tpunb-won").count() == int(python(panel.page, "print(len(panel.value.best))"))
     button(panel, "Apply").press("Enter")
-    lines = panel.get_by_role("region", name="Lines to paste")
+    lines = panel.get_by_role("region", name="Code", exact=True)
     assert lines.locator("pre code").text_content() == trait(panel, "value.as_code()")
     expect(lines.get_by_role("button", name="Copy")).to_be_visible()
     assert python(panel.page, "print(panel.apply(build()[1]).element_spec[0].shape)") == "(None, 8)"
@@ -154,27 +154,32 @@ def test_light_and_dark_are_both_legible(panel, shots):
     page.set_viewport_size(VIEWPORT)
 
 
-def test_stop_ends_it_after_the_trial_that_runs(panel):
+def test_stop_ends_it_after_the_current_trial(panel):
     button(panel, "Run").click()
     expect(rows(panel)).to_have_count(1)
     button(panel, "Stop").click()
     expect(headline(panel)).to_contain_text("stopping")
-    expect(panel.get_by_text("It was stopped before its end.")).to_have_count(1)
+    expect(panel.get_by_text("Stopped before the end.")).to_have_count(1)
     expect(button(panel, "Run")).to_be_enabled()
     assert trait(panel, "state") == "done"
 
 
 def test_names_and_errors_stay_text(panel):
     evil = "<img src=x onerror=window.hit=1>"
-    told = f"from tpunb.tuning.nouns import Trial, Tuning; trial = Trial(0, {{{evil!r}: 1}}, 'refused', error={evil!r})"
-    python(panel.page, f"{told}; before = panel._found; panel._heard(Tuning((trial,), said=({evil!r},)))")
-    refused = panel.get_by_role("region", name="Refused, with the reasons")
-    expect(refused.get_by_role("listitem")).to_have_text(f"{evil} = 1: {evil}")
+    imports = "from tpunb.tuning.results import Message, Trial, Tuning"
+    trial = f"trial = Trial(0, {{{evil!r}: 1}}, 'failed', error={evil!r})"
+    message = f"Message('not tuned', {{'reason': {evil!r}}})"
+    python(
+        panel.page,
+        f"{imports}; {trial}; before = panel._shown; panel._on_trial(Tuning((trial,), messages=({message},)))",
+    )
+    rejected = panel.get_by_role("region", name="Rejected values")
+    expect(rejected.get_by_role("listitem")).to_have_text(f"{evil} = 1: {evil}")
     expect(rows(panel)).to_contain_text(evil)
     expect(panel.locator("img")).to_have_count(0)
     assert panel.page.evaluate("() => window.hit") is None
-    python(panel.page, "panel._heard(before)")
-    expect(refused).to_have_count(0)
+    python(panel.page, "panel._on_trial(before)")
+    expect(rejected).to_have_count(0)
 
 
 @pytest.mark.slow
@@ -185,7 +190,7 @@ def test_a_restart_of_the_kernel_shows_the_trials_again(panel):
     idle(page)
     run_all(page)
     assert errors(page) == []
-    expect(panel.get_by_text("What is shown is from an earlier tuning, in the folder trials.")).to_have_count(1)
+    expect(panel.get_by_text("These are trials of an earlier tuning, from the folder trials.")).to_have_count(1)
     expect(rows(panel)).to_have_count(len(known))
     assert rows(panel).all_text_contents() == known
-    assert trait(panel, "value.said[-1]") == "It was stopped before its end."
+    assert trait(panel, "value.messages[-1]") == "Stopped before the end."

@@ -1,4 +1,4 @@
-"""A capture from its first step to its last: ended early, by the clock alone, in memory, beside what hangs."""
+"""A capture from its first step to its last: stopped early, without windows, in memory, beside blocked parts."""
 
 import gc
 import threading
@@ -8,13 +8,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 from stand_in import StandIn, xspace
-from test_recorder import facts
+from test_capture import facts
 
 import tpunb as tp
-from tpunb import watcher
 from tpunb.errors import NoSteps
 from tpunb.io.run_writer import RunWriter
-from tpunb.recorder import Schedule
+from tpunb.profiler import session
+from tpunb.profiler.capture import Schedule
 
 SHORT = Schedule.continuous(window=0.05)
 
@@ -32,9 +32,9 @@ def watching():
     return {one.name for one in threading.enumerate()} & {"tpunb-profiling", "tpunb-recording", "tpunb-closing"}
 
 
-def train(run, numbers, mark="train", seconds=0.002):
+def train(run, numbers, kind="train", seconds=0.002):
     for i in numbers:
-        with run.step(i, mark):
+        with run.step(i, kind):
             time.sleep(seconds)
 
 
@@ -45,7 +45,7 @@ def steps_of(run):
 # -- ended early --------------------------------------------------------------------------------------------------
 
 
-def test_until_ends_the_capture_at_that_step_and_the_block_goes_on_unwatched(tmp_path):
+def test_until_ends_the_capture_at_that_step(tmp_path):
     source = StandIn()
     with tp.capture(tmp_path / "run", source=source, schedule=SHORT, until=30) as run:
         source.wait_asked()
@@ -56,7 +56,7 @@ def test_until_ends_the_capture_at_that_step_and_the_block_goes_on_unwatched(tmp
         assert steps_of(run) == list(range(30))  # complete before the block is
         assert source.asked._value == asked
     assert facts(run)["state"] == "stopped at step 30"
-    assert [number for number, *_ in source.marks] == list(range(30))
+    assert [number for number, *_ in source.kinds] == list(range(30))
     assert steps_of(run) == list(range(30))
     assert tp.load(run).span_ps < 60e12
 
@@ -87,10 +87,10 @@ def test_a_step_that_runs_when_another_thread_stops_the_capture_ends_when_it_doe
             other.start()
             other.join()
             until(lambda: not watching())
-    assert [number for number, *_ in source.marks] == list(range(6))
+    assert [number for number, *_ in source.kinds] == list(range(6))
     frame = tp.load(run).stored.frame
     assert frame["step"].to_list()[:5] == list(range(5))
-    assert set(frame.filter(pl.col("step") == 5)["seen"]) <= {"partial", "tick"}  # nobody saw it whole
+    assert set(frame.filter(pl.col("step") == 5)["traced"]) <= {"partial", "none"}  # nobody saw it whole
 
 
 def test_a_capture_that_was_stopped_hides_no_exception_and_is_not_ended_by_it(tmp_path):
@@ -119,21 +119,21 @@ def test_without_windows_every_step_is_there_by_the_clock_and_phases_say_why_the
     source = StandIn()
     with tp.capture(tmp_path / "run", source=source, schedule=Schedule.ticks()) as run:
         train(run, range(20))
-        train(run, range(20, 30), mark="eval")
+        train(run, range(20, 30), kind="eval")
     profile = tp.load(run)
     steps = tp.steps(profile)
     assert not source.asked.acquire(blocking=False)
     assert profile.windows.is_empty()
     assert profile.observed == 0
     assert steps.frame["step"].to_list() == list(range(30))
-    assert set(steps.frame["seen"]) == {"tick"}
-    assert steps.frame["mark"].value_counts().sort("mark").rows() == [("eval", 10), ("train", 20)]
-    with pytest.raises(NoSteps, match="no step that was seen, but 30 that were noted by the clock"):
+    assert set(steps.frame["traced"]) == {"none"}
+    assert steps.frame["kind"].value_counts().sort("kind").rows() == [("eval", 10), ("train", 20)]
+    with pytest.raises(NoSteps, match="it has no windows, and 30 steps known by the clock only"):
         tp.phases(steps)
 
 
-def test_without_windows_what_was_noted_is_written_while_the_run_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(watcher, "_NOTED_S", 0.1)
+def test_steps_without_windows_are_written_during_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "_PART_S", 0.1)
     with tp.capture(tmp_path / "run", source=StandIn(), schedule=Schedule.ticks()) as run:
         train(run, range(10))
         until(lambda: (tmp_path / "run" / "parts" / "00000" / "ticks.parquet").is_file())
@@ -144,13 +144,13 @@ def test_without_windows_what_was_noted_is_written_while_the_run_goes_on(tmp_pat
     assert steps_of(run) == list(range(20))
 
 
-def test_without_windows_the_steps_that_were_written_are_let_go_of(tmp_path, monkeypatch):
-    monkeypatch.setattr(watcher, "_NOTED_S", 0.05)
+def test_steps_without_windows_are_released_after_writing(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "_PART_S", 0.05)
     with tp.capture(tmp_path / "run", source=StandIn(), schedule=Schedule.ticks()) as run:
         train(run, range(200), seconds=0)
         until(lambda: steps_of(run) == list(range(200)))
-        recording = run._watcher.recording
-        until(lambda: len(recording._recent) < 200)
+        recorder = run._session.recorder
+        until(lambda: len(recorder._recent) < 200)
 
 
 # -- raw windows ----------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Phased(StandIn):
         self.stopped.wait(seconds)
         self.stopped.clear()
         stop = time.time_ns()
-        inside = [(n, a, b) for n, a, b in self.marks if a >= start and b <= stop]
+        inside = [(n, a, b) for n, a, b in self.kinds if a >= start and b <= stop]
         ops = [(f"{'second' if 40 <= n < 80 else 'first'}{k}", a, b) for n, a, b in inside for k in range(3)]
         return xspace(start, stop, inside, ops)
 
@@ -207,13 +207,13 @@ def test_of_a_run_at_a_url_at_most_one_raw_window_a_phase_stays_too():
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("none", 0), ("all", None)])
-def test_none_and_all_raw_windows_are_kept_where_that_is_asked_for(tmp_path, keep, kept):
+def test_keep_none_and_all(tmp_path, keep, kept):
     with tp.capture(tmp_path / "run", source=Phased(), schedule=SHORT, keep=keep) as run:
         train(run, range(60), seconds=0.004)
     assert len(raw_of(run)) == (tp.load(run).windows.height if kept is None else kept)
 
 
-def test_a_raw_window_whose_statistics_a_kill_left_unwritten_does_no_harm(tmp_path, monkeypatch):
+def test_raw_window_without_statistics_is_ignored(tmp_path, monkeypatch):
     write = RunWriter.part
 
     def cut(writer, number, tables):
@@ -237,7 +237,7 @@ def test_a_raw_window_whose_statistics_a_kill_left_unwritten_does_no_harm(tmp_pa
 # -- in memory ------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_in_memory_is_read_while_it_goes_on_and_until_it_is_let_go_of():
+def test_run_in_memory_loads_while_it_is_referenced():
     source = Phased()
     with tp.capture(source=source, schedule=SHORT) as run:
         where = run.path
@@ -286,7 +286,7 @@ class Hanging(StandIn):
 
 
 def test_a_window_that_never_comes_ends_neither_the_training_nor_the_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(watcher, "_COLLECT_S", 0.5)
+    monkeypatch.setattr(session, "_COLLECT_S", 0.5)
     source = Hanging()
     try:
         with (
@@ -305,8 +305,8 @@ def test_a_window_that_never_comes_ends_neither_the_training_nor_the_block(tmp_p
 
 
 def test_a_hanging_window_does_not_keep_the_steps_from_being_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(watcher, "_COLLECT_S", 0.5)
-    monkeypatch.setattr(watcher, "_NOTED_S", 0.05)
+    monkeypatch.setattr(session, "_COLLECT_S", 0.5)
+    monkeypatch.setattr(session, "_PART_S", 0.05)
     source = Hanging()
     try:
         with (
@@ -321,7 +321,7 @@ def test_a_hanging_window_does_not_keep_the_steps_from_being_written(tmp_path, m
     until(lambda: not watching())
 
 
-def test_a_slow_disk_holds_up_the_windows_and_never_the_steps(tmp_path, monkeypatch):
+def test_slow_disk_delays_windows_but_not_steps(tmp_path, monkeypatch):
     stuck, go_on = threading.Event(), threading.Event()
     write = RunWriter.part
 
@@ -334,17 +334,17 @@ def test_a_slow_disk_holds_up_the_windows_and_never_the_steps(tmp_path, monkeypa
     source = StandIn()
     with tp.capture(tmp_path / "run", source=source, schedule=SHORT) as run:
         assert stuck.wait(60)
-        answers = run._watcher._answers
-        until(answers.full)  # so many windows wait at most
+        responses = run._session._responses
+        until(responses.full)  # the queue is bounded
         train(run, range(100), seconds=0)
         assert run.status.steps == 100
-        assert answers.full()
+        assert responses.full()
         go_on.set()
     assert steps_of(run) == list(range(100))
 
 
 @pytest.mark.parametrize("method", ["stop", "facts"])
-def test_a_source_that_breaks_where_nobody_expects_it_is_told_and_the_run_is_whole(tmp_path, method):
+def test_any_failing_method_of_a_source_is_reported_and_the_run_is_complete(tmp_path, method):
     source = StandIn()
 
     def broken():

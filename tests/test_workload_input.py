@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -37,29 +39,29 @@ def number(_, record):
     return tf.io.parse_single_example(record, {"number": tf.io.FixedLenFeature([], tf.int64)})["number"], 0
 
 
-def test_an_example_holds_what_it_is_given():
+def test_an_example_holds_its_features():
     record = records.example({"text": "ä", "bytes": b"\xff", "one": 7, "many": [1, 2], "real": [0.5], "none": []})
     told = {name: list(values) for name, values in features(record).items()}
     assert told == {"text": ["ä".encode()], "bytes": [b"\xff"], "one": [7], "many": [1, 2], "real": [0.5], "none": []}
 
 
 def test_records_are_written_once(tmp_path):
-    files = records.written(tmp_path / "new", "train", numbers(10), 6)
+    files = records.write(tmp_path / "new", "train", numbers(10), 6)
     assert sorted((tmp_path / "new").iterdir()) == files, "nothing unfinished is left"
     held = [features(one.numpy())["number"][0] for one in tf.data.TFRecordDataset([str(file) for file in files])]
     assert sorted(held) == [0, 1, 2, 3, 4, 5]
-    assert records.written(tmp_path / "new", "train", iter(()), 6) == files
+    assert records.write(tmp_path / "new", "train", iter(()), 6) == files
 
 
-def test_a_split_is_read_in_order_as_often_as_its_steps_need(tmp_path):
-    files = records.written(tmp_path, "eval", numbers(3), 3)
+def test_a_split_is_repeated_in_order_for_its_steps(tmp_path):
+    files = records.write(tmp_path, "eval", numbers(3), 3)
     for naive in (False, True):
         data = records.pipeline(files, number, PLAN, "eval", naive=naive, seed=0)
         assert [batch.tolist() for batch, _ in data.as_numpy_iterator()] == [[0, 1], [2, 0]]
 
 
 def test_training_data_are_shuffled_by_the_seed(tmp_path):
-    files = records.written(tmp_path, "train", numbers(4), 4)
+    files = records.write(tmp_path, "train", numbers(4), 4)
 
     def read(seed):
         data = records.pipeline(files, number, PLAN, "train", naive=False, seed=seed)
@@ -72,7 +74,7 @@ def test_training_data_are_shuffled_by_the_seed(tmp_path):
 
 def test_temporary_records_have_one_folder():
     assert records.temporary() == records.temporary()
-    assert records.temporary().is_dir()
+    assert Path(records.temporary().name).is_dir()
 
 
 # ---- tokens
@@ -110,7 +112,7 @@ TOKENS = []
 
 
 @given(st.lists(st.text("abc", min_size=1, max_size=6), max_size=4))
-def test_pieces_are_those_of_the_definition(words):
+def test_pieces_agree_with_the_definition_of_wordpiece(words):
     if not TOKENS:
         TOKENS.append(wordpiece.Tokens(KNOWN))
     cut = TOKENS[0].pieces(tf.constant(words, tf.string)).to_list()
@@ -128,7 +130,7 @@ def test_the_language_has_no_unknown_words():
     assert tuple(put_together) == texts.words()[-50:]
 
 
-def test_a_vocabulary_beside_the_records_is_used(tmp_path):
+def test_a_vocabulary_next_to_the_records_is_used(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[unused]\n[UNK]\n[CLS]\n[SEP]\nhello\n")
     tokens = wordpiece.tokens_of(tmp_path, 100)
     assert (tokens.unknown, tokens.begin, tokens.separator) == (2, 3, 4)
@@ -141,7 +143,7 @@ def test_letters_are_bytes():
     assert spelled[0].tolist() == [97, 98] + [0] * 14
 
 
-def test_padding_fills_and_cuts():
+def test_padding_fills_and_truncates():
     assert wordpiece.padded(tf.constant([1, 2]), 4).numpy().tolist() == [1, 2, 0, 0]
     assert wordpiece.padded(tf.constant([[1, 1], [2, 2]]), 1).numpy().tolist() == [[1, 1]]
 
@@ -149,7 +151,7 @@ def test_padding_fills_and_cuts():
 # ---- texts as models read them
 
 
-def test_a_pair_is_put_together():
+def test_a_pair_is_joined():
     record = records.example({"text_a": "un able", "text_b": "able", "label": 1})
     got, label = text_input.sentence_pairs(wordpiece.Tokens(PIECES), 9)(0, record)
     assert [PIECES[place] for place in got["tokens"].numpy()][:6] == ["[CLS]", "un", "able", "[SEP]", "able", "[SEP]"]
@@ -164,7 +166,7 @@ def test_a_sentence_alone_has_no_second_part():
 
 
 @pytest.mark.parametrize(("one", "other"), [(20, 20), (20, 1), (1, 20)])
-def test_what_is_too_long_is_cut_where_it_is_longer(one, other):
+def test_the_longer_sentence_is_truncated(one, other):
     record = records.example({"text_a": "un " * one, "text_b": "able " * other, "label": 0})
     got, _ = text_input.sentence_pairs(wordpiece.Tokens(PIECES), 11)(0, record)
     tokens = got["tokens"].numpy().tolist()
@@ -200,7 +202,7 @@ def test_an_answer_is_found_by_letters_not_bytes():
 
 
 @pytest.mark.parametrize(("source", "mean"), [(texts.Sentences(22, 22, 2), 22), (texts.Sentences(8, 0, 2), 8)])
-def test_sentences_have_the_lengths_they_are_to_have(source, mean):
+def test_sentences_have_the_configured_lengths(source, mean):
     made = source.records(np.random.default_rng(1))
     told = [features(next(made)) for _ in range(200)]
     lengths = [len(one["text_a"][0].split()) - 1 for one in told]
@@ -212,7 +214,7 @@ def test_sentences_have_the_lengths_they_are_to_have(source, mean):
 
 
 @pytest.mark.parametrize(("images", "kib"), [(Images(375, 500, 10), (40, 160)), (Images(32, 32, 10), (0.5, 3))])
-def test_files_are_as_large_as_photographs(images, kib):
+def test_files_have_the_size_of_photographs(images, kib):
     encoded = features(first(images))["image/encoded"][0]
     assert kib[0] < len(encoded) / 1024 < kib[1]
     assert tf.io.decode_image(encoded).shape == (images.height, images.width, 3)
@@ -227,7 +229,7 @@ def test_an_ellipse_fills_its_box():
     assert image[2, 4].tolist() == [0, 0, 0], "but for its corners"
 
 
-def test_training_crops_at_random_by_the_number_and_evaluation_does_not():
+def test_training_crops_are_random_by_number_and_evaluation_crops_are_not():
     record = first(Images(60, 80, 10))
     crop, centre = (image_input.cropped(32, training=training, seed=3) for training in (True, False))
     drawn = [crop(tf.constant(number, tf.int64), record)[0].numpy() for number in (0, 0, 1)]
@@ -238,7 +240,7 @@ def test_training_crops_at_random_by_the_number_and_evaluation_does_not():
     assert (asked[0] == asked[1]).all()
 
 
-def test_small_images_are_kept_as_they_are():
+def test_small_images_are_lossless():
     record = first(Images(28, 28, 10, 1, "png"))
     image, label = image_input.small(28, 28, 1)(0, record)
     exact = tf.io.decode_png(features(record)["image/encoded"][0]).numpy()
@@ -249,7 +251,7 @@ def test_small_images_are_kept_as_they_are():
 # ---- objects
 
 
-def test_anchors_are_about_their_cells():
+def test_anchors_are_centred_on_their_cells():
     every = boxes.anchors(128)
     assert every.shape == (9 * (16**2 + 8**2 + 4**2 + 2**2 + 1), 4)
     assert np.allclose((every[4, :2] + every[4, 2:]) / 2, 4), "the first cell's centre"
@@ -263,7 +265,7 @@ def test_overlap_is_intersection_over_union():
     assert np.allclose(boxes.overlaps(some, others), [[1, 1 / 7, 0], [0, 0, 0]])
 
 
-def test_each_anchor_has_the_object_it_overlaps_and_each_object_an_anchor():
+def test_anchors_match_objects_by_overlap_and_each_object_has_an_anchor():
     every = tf.constant([[0.0, 0, 10, 10], [0, 0, 10, 22], [50, 50, 60, 60], [0, 0, 10, 9]])
     objects = tf.constant([[0.0, 0, 10, 10], [56, 56, 62, 62]])
     got = boxes.targets(objects, tf.constant([3, 5]), every)
@@ -280,7 +282,7 @@ def test_an_image_without_objects_is_all_background():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_boxes_go_with_their_image(training):
+def test_boxes_are_transformed_with_their_image(training):
     record = first(Scenes(60, 80, 4), 2)
     prepare = scene_input.scenes(128, training=training, seed=0)
     every = boxes.anchors(128)
@@ -296,7 +298,7 @@ def test_boxes_go_with_their_image(training):
         assert (centres + sizes / 2 < 128.1).all()
 
 
-def test_an_object_is_where_its_box_says():
+def test_an_object_is_inside_its_box():
     from tpunb.workloads.images import encoded
 
     picture = np.zeros((64, 64, 3), "float32")

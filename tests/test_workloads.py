@@ -10,8 +10,8 @@ import pytest
 from short_workloads import short
 
 import tpunb as tp
-from tpunb.checkpoint.nouns import OPTIMIZER
 from tpunb.errors import TpunbError
+from tpunb.training.state import OPTIMIZER
 from tpunb.tuning.pipeline import Pipeline
 from tpunb.workloads import WORKLOADS, Workload, bert, dcgan, qanet, resnet, retinanet, table_1, workload
 from tpunb.workloads.images import Images
@@ -44,7 +44,7 @@ def trained(of, folder, steps, **how):
 # ---- Table I
 
 
-def test_table_1_is_the_papers():
+def test_table_1_equals_the_papers():
     table = table_1()
     assert table["workload"].to_list() == [
         *("bert-squad", "bert-mrpc", "bert-mnli", "bert-cola"),
@@ -66,7 +66,7 @@ def test_table_1_is_the_papers():
     }
 
 
-def test_the_reduced_ones_are_those_of_section_6c():
+def test_reduced_workloads_are_those_of_section_6c():
     reduced = {name: one for name, one in WORKLOADS.items() if one.reduced}
     assert [*reduced] == ["qanet-squad-half", "retinanet-coco-half", "resnet-cifar10"]
     for name in ("qanet-squad", "retinanet-coco"):
@@ -74,7 +74,7 @@ def test_the_reduced_ones_are_those_of_section_6c():
         for scale in (0, 1):
             assert abs(2 * half.plan(scale).examples - whole.plan(scale).examples) <= 1
             assert abs(2 * half.plan(scale).epoch_steps - whole.plan(scale).epoch_steps) <= 1
-        assert half.batch_size == whole.batch_size
+        assert half.plan(1).batch == whole.plan(1).batch
 
 
 def weights(model):
@@ -93,13 +93,13 @@ def weights(model):
     ],
     ids=["bert-classes", "bert-span", "resnet-50", "retinanet-50"],
 )
-def test_at_scale_1_a_model_is_as_large_as_published(make, count):
+def test_a_model_at_scale_1_has_the_published_size(make, count):
     with keras.StatelessScope():  # shapes alone, no values
         assert weights(make()) == count
 
 
 @pytest.mark.parametrize("scale", [0, 0.5, 1])
-def test_shapes_come_out_as_they_should_at_any_scale(scale):
+def test_output_shapes_are_right_at_any_scale(scale):
     with keras.StatelessScope():
         size = qanet.Size.at(scale)
         assert {one.shape for one in qanet.span(size).outputs} == {(None, size.context)}
@@ -116,7 +116,7 @@ def test_shapes_come_out_as_they_should_at_any_scale(scale):
 # ---- scales
 
 
-def test_between_ends_where_it_is_said_to():
+def test_between_starts_and_ends_at_its_bounds():
     assert [between(3, 112_590, scale) for scale in (0, 1)] == [3, 112_590]
     assert between(16, 64, 0.4, of=8) % 8 == 0
     assert rate(1e-3, 2e-5, 0) == 1e-3
@@ -124,7 +124,7 @@ def test_between_ends_where_it_is_said_to():
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_plans_grow(name):
+def test_plans_grow_with_the_scale(name):
     plans = [WORKLOADS[name].plan(scale) for scale in (0, 0.3, 0.7, 1)]
     for small, large in pairwise(plans):
         for what in ("batch", "epochs", "epoch_steps", "eval_steps", "examples"):
@@ -132,7 +132,7 @@ def test_plans_grow(name):
     assert plans[0].steps >= 200, "there is something to cut into phases"
 
 
-def test_a_plan_adds_up():
+def test_a_plan_counts_steps_and_records():
     plan = Plan(batch=4, epochs=3, epoch_steps=10, eval_steps=5, examples=16)
     assert plan.steps == 30
     assert [plan.steps_of(split) for split in ("train", "eval")] == [10, 5]
@@ -142,19 +142,19 @@ def test_a_plan_adds_up():
 # ---- names and arguments
 
 
-def test_names_are_found_and_unknown_ones_told():
+def test_workloads_are_found_by_name_and_unknown_names_rejected():
     assert workload("ResNet-ImageNet") is WORKLOADS["resnet-imagenet"]
     assert isinstance(workload("bert-cola"), Workload)
-    with pytest.raises(TpunbError, match="no workload is called 'bert-mrcp'") as told:
+    with pytest.raises(TpunbError, match="no workload is named 'bert-mrcp'") as told:
         workload("bert-mrcp")
-    assert told.value.hint == "is it 'bert-mrpc'?"
+    assert told.value.hint == "use 'bert-mrpc'"
     with pytest.raises(TpunbError, match="�") as told:
         workload("\x1b[31m")
     assert "dcgan-mnist" in told.value.hint
 
 
 @pytest.mark.parametrize("how", [{"scale": 2}, {"scale": -0.1}, {"scale": True}, {"seed": -1}, {"seed": 0.5}])
-def test_wrong_arguments_are_told_before_anything_is_written(how, tmp_path):
+def test_wrong_arguments_are_rejected_before_anything_is_written(how, tmp_path):
     with pytest.raises(ValueError, match="parameter of Workload must be"):
         workload("bert-cola").build(folder=tmp_path, **how)
     assert not any(tmp_path.iterdir())
@@ -170,7 +170,7 @@ ALIKE = {"bert-mnli", "bert-cola", "qanet-squad-half", "retinanet-coco-half", "r
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in WORKLOADS]
 )
-def test_each_trains(name, kept):
+def test_each_workload_trains(name, kept):
     losses = trained(short(name), kept, 2)
     assert len(losses) == 2
     assert all(np.isfinite(value) for told in losses for value in told.values())
@@ -182,7 +182,7 @@ def test_labels_can_be_learned(name, tmp_path):
     assert told[29] < 0.9 * told[3]
 
 
-def test_a_seed_is_a_run_and_another_is_another(kept, tmp_path):
+def test_a_seed_reproduces_a_run_and_another_differs(kept, tmp_path):
     of = short("dcgan-mnist")
     once = trained(of, kept, 2)
     assert trained(of, tmp_path, 2, naive=True) == once
@@ -200,7 +200,7 @@ def test_the_naive_form_gives_the_same_batches(name, kept):
     assert len(tuned) == len(naive) == 3
 
 
-def test_an_epoch_after_another_has_another_order(kept):
+def test_epochs_are_shuffled_differently(kept):
     of = short("dcgan-mnist")
     _, data = of.build(folder=kept)
     assert batches(data, 1) != batches(data, 1)
@@ -211,25 +211,29 @@ def test_an_epoch_after_another_has_another_order(kept):
 @pytest.mark.parametrize("name", ["bert-mrpc", "qanet-squad", "retinanet-coco-half", "resnet-cifar10", "dcgan-mnist"])
 def test_the_naive_form_can_be_tuned(name, kept):
     _, data = short(name).build(folder=kept, naive=True)
-    knobs = {knob.name.split("(")[0]: knob for knob in Pipeline(data).knobs}
+    parameters = {parameter.name.split("(")[0]: parameter for parameter in Pipeline(data).parameters}
     for told, present in (("interleave:1 parallel calls", 1), ("end prefetch", 0)):
-        assert (knobs[told].present, knobs[told].verdict) == (present, "proved")
-    (mapped,) = (knob for knob in Pipeline(data).knobs if knob.name.startswith("map:") and "calls" in knob.name)
-    assert (mapped.present, mapped.verdict) == (1, "proved")
+        assert (parameters[told].current, parameters[told].verdict) == (present, "safe")
+    (mapped,) = (
+        parameter
+        for parameter in Pipeline(data).parameters
+        if parameter.name.startswith("map:") and "calls" in parameter.name
+    )
+    assert (mapped.current, mapped.verdict) == (1, "safe")
 
 
-def test_a_job_takes_steps_and_is_put_back(kept):
+def test_a_job_takes_steps_and_is_restored(kept):
     job = short("dcgan-mnist").job(folder=kept, naive=True)
     assert isinstance(job, tp.Job)
     assert repr(job) == "Job(dcgan-mnist, not built yet)"
     training, data = job.training, job.parts[1]
     state = training.state()
-    first = training.digest([training.turn(iter(data))])
-    training.put_back(state)
+    first = training.digest([training.execute(iter(data))])
+    training.restore(state)
     # the shuffle of the data goes on: the same batch is a new dataset's first
     again = short("dcgan-mnist").build(folder=kept, naive=True)[1]
-    training.put_back(state)
-    assert training.digest([training.turn(iter(again))]) == first
+    training.restore(state)
+    assert training.digest([training.execute(iter(again))]) == first
 
 
 # ---- whole runs
@@ -247,12 +251,12 @@ def test_a_whole_run_evaluates_and_saves(name, every, tmp_path):
     assert all(OPTIMIZER in one.holds for one in saved)
 
 
-def test_a_folder_of_ones_own_is_read(kept, tmp_path):
+def test_a_folder_of_real_data_is_read(kept, tmp_path):
     of = short("bert-cola")
     _, data = of.build(folder=kept)
     (written,) = kept.glob("bert-cola-*")
     assert batches(of.build(data=written, folder=tmp_path)[1]) == batches(data)
     assert not any(tmp_path.iterdir())
-    with pytest.raises(TpunbError, match="holds no records of the split 'train'") as told:
+    with pytest.raises(TpunbError, match="contains no records of the split 'train'") as told:
         workload("bert-cola").build(data=tmp_path)
     assert "train-00000-of-00004.tfrecord" in told.value.hint

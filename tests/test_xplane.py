@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tpunb import ids, schema
+from tpunb import schema
 from tpunb.errors import BadProfile
-from tpunb.io import protobuf_loops, trace_json, xplane
+from tpunb.io import chrome_trace, event_ids, protobuf_kernels, xplane
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -75,7 +75,7 @@ def unsigned(value):
 
 def hand_over(stats, kind, number):
     known = unsigned(stats.get(number))
-    return None if known is None else ids.flow_id(unsigned(stats.get(kind)) or 0, known)
+    return None if known is None else event_ids.flow_id(unsigned(stats.get(kind)) or 0, known)
 
 
 def launch(stats, plane):
@@ -87,7 +87,7 @@ def launch(stats, plane):
     if correlation := unsigned(stats.get("correlation_id")):
         return correlation
     run = unsigned(stats.get("run_id"))
-    return None if run is None or named == 2**64 - 1 else ids.run_launch(run, number)
+    return None if run is None or named == 2**64 - 1 else event_ids.run_launch(run, number)
 
 
 def first_whole(*places):
@@ -115,7 +115,7 @@ def expected_events(space):
                     "lane": lane,
                     "name": name,
                     "tf_op": None,
-                    "hlo_op": word(own.get("hlo_op")),
+                    "hlo_op": None if not device and unsigned(own.get("correlation_id")) else word(own.get("hlo_op")),
                     "category": None,
                     "step_num": whole(own.get("step_num")),
                     "start_ps": line.timestamp_ns * 1000 + event.offset_ps,
@@ -123,9 +123,9 @@ def expected_events(space):
                     "device_dur_ps": whole(own.get("device_duration_ps")) if device else None,
                     "flops": None,
                     "bytes": None,
-                    "sends": hand_over(own, "_pt", "_p"),
-                    "receives": hand_over(own, "_ct", "_c"),
-                    "launch": launch(own, plane),
+                    "flow_out": hand_over(own, "_pt", "_p"),
+                    "flow_in": hand_over(own, "_ct", "_c"),
+                    "correlation_id": launch(own, plane),
                 }
                 if not device:
                     scoped = one and re.fullmatch(r"[A-Za-z0-9._][\w./>\-\[\]]*:[A-Za-z_]\w*", one.name)
@@ -166,7 +166,7 @@ def expected_hardware(space):
 
 
 def agrees(space, data):
-    frame = xplane.events(data, source="test")
+    frame = xplane.read(data, source="test")[0]
     assert frame.schema == schema.EVENTS
     expected = list(expected_events(space))
     assert frame.height == len(expected)
@@ -189,7 +189,7 @@ def test_events_of_real_captures_equal_the_protobuf_librarys(path, pb2):
 @each_capture()
 def test_facts_of_real_captures_equal_the_protobuf_librarys(path, pb2):
     data = path.read_bytes()
-    space, facts = pb2.XSpace.FromString(data), xplane.facts(data, source=path.name)
+    space, facts = pb2.XSpace.FromString(data), xplane.read(data, source=path.name)[1]
     assert facts.hardware.schema == schema.HARDWARE
     assert facts.hardware.rows() == list(expected_hardware(space))
     assert (facts.hosts, facts.errors) == (list(space.hostnames), list(space.errors))
@@ -203,9 +203,9 @@ def test_facts_of_real_captures_equal_the_protobuf_librarys(path, pb2):
 def test_both_forms_of_one_run_give_the_same_events(path):
     chrome = gzip.decompress(path.with_name(path.name.replace(".xplane.pb", ".trace.json.gz")).read_bytes())
     key = [pl.col("plane", "line", "name").cast(pl.String), "start_ps", "dur_ps"]
-    theirs = trace_json.events(chrome, source="json").select(key)
+    theirs = chrome_trace.events(chrome, source="json").select(key)
     # XProf gives an event of no duration a picosecond, for viewers that drop it otherwise
-    ours = xplane.events(path.read_bytes(), source="pb").select(key).with_columns(pl.col("dur_ps").clip(1))
+    ours = xplane.read(path.read_bytes(), source="pb")[0].select(key).with_columns(pl.col("dur_ps").clip(1))
     assert theirs.join(ours, on=theirs.columns, how="anti").is_empty()
     lost = ours.join(theirs, on=theirs.columns, how="anti")["name"].unique().to_list()
     assert set(lost) <= {"MemoryAllocation", "MemoryDeallocation"}
@@ -237,7 +237,7 @@ def toy_plane(pb2, name="/device:TPU:0", *, event_stats=(), metadata_stats=(), f
 
 def toy_event(pb2, *args, **kwargs):
     data = pb2.XSpace(planes=[toy_plane(pb2, *args, **kwargs)]).SerializeToString()
-    return xplane.events(data, source="toy").row(0, named=True)
+    return xplane.read(data, source="toy")[0].row(0, named=True)
 
 
 def test_an_event_starts_at_its_lines_time_plus_its_offset(pb2):
@@ -265,7 +265,7 @@ def test_the_display_name_wins_and_the_full_name_stands_in(pb2):
         ([], [], None),
     ],
 )
-def test_a_device_events_framework_op_comes_from_its_own_statistics_first(pb2, event_stats, metadata_stats, tf_op):
+def test_the_stats_of_a_device_event_win(pb2, event_stats, metadata_stats, tf_op):
     assert toy_event(pb2, event_stats=event_stats, metadata_stats=metadata_stats)["tf_op"] == tf_op
 
 
@@ -276,8 +276,13 @@ def test_a_host_events_framework_op_is_its_full_name(pb2):
     assert (event["name"], event["tf_op"]) == ("Iterator::Map", None)
 
 
-def test_hlo_op_is_read_on_the_host_too(pb2):
-    assert toy_event(pb2, "/host:CPU", event_stats=[("hlo_op", "ref_value", "dot.3")])["hlo_op"] == "dot.3"
+def test_hlo_op_is_read_on_the_host_too_unless_it_is_launched_on_a_device(pb2):
+    ran = [("hlo_op", "ref_value", "dot.3")]
+    assert toy_event(pb2, "/host:CPU", event_stats=ran)["hlo_op"] == "dot.3"
+    launched = toy_event(pb2, "/host:CPU", event_stats=[*ran, ("correlation_id", "uint64_value", 7)])
+    assert (launched["hlo_op"], launched["correlation_id"]) == (None, 7)
+    on_gpu = toy_event(pb2, "/device:GPU:0", event_stats=[*ran, ("correlation_id", "uint64_value", 7)])
+    assert (on_gpu["hlo_op"], on_gpu["correlation_id"]) == ("dot.3", 7)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +307,7 @@ def test_step_numbers_are_whole_numbers_or_digits(pb2, kind, value, step):
 def test_missing_metadata_is_an_empty_name(pb2):
     plane = toy_plane(pb2)
     plane.lines[0].events.add(metadata_id=99)
-    frame = xplane.events(pb2.XSpace(planes=[plane]).SerializeToString(), source="toy")
+    frame = xplane.read(pb2.XSpace(planes=[plane]).SerializeToString(), source="toy")[0]
     assert frame["name"].to_list() == ["dot.1", ""]
     assert frame["tf_op"].to_list() == [None, None]
 
@@ -311,7 +316,7 @@ def test_lanes_number_lines_over_all_planes_the_empty_ones_too(pb2):
     first, second = toy_plane(pb2), toy_plane(pb2, "/device:TPU:1")
     first.lines.add(name="empty")
     space = pb2.XSpace(planes=[first, pb2.XPlane(name="none"), second], hostnames=["a", "b"])
-    frame = xplane.events(space.SerializeToString(), source="toy")
+    frame = xplane.read(space.SerializeToString(), source="toy")[0]
     assert frame["lane"].to_list() == [0, 2]
     assert frame["host"].to_list() == ["a", "a"]
 
@@ -322,13 +327,13 @@ def test_hardware_holds_devices_with_events_alone_and_unknown_peaks_are_null(pb2
     gpu.stat_metadata[50].name = "peak_teraflops_per_second"
     gpu.stats.add(metadata_id=50, double_value=0.0)
     data = pb2.XSpace(planes=[idle, host, gpu]).SerializeToString()
-    assert xplane.facts(data, source="toy").hardware.rows() == [("", "/device:GPU:0", "GPU", None, None, None)]
+    assert xplane.read(data, source="toy")[1].hardware.rows() == [("", "/device:GPU:0", "GPU", None, None, None)]
 
 
-def test_large_statistics_that_nobody_asked_for_cost_nothing(pb2):
+def test_large_unused_stats_cost_nothing(pb2):
     def seconds(data):
         begin = time.perf_counter()
-        xplane.events(data, source="toy")
+        xplane.read(data, source="toy")
         return time.perf_counter() - begin
 
     xplane.warm()
@@ -339,13 +344,12 @@ def test_large_statistics_that_nobody_asked_for_cost_nothing(pb2):
 
 def test_warm_leaves_nothing_to_compile(pb2):
     xplane.warm()
-    kernels = [one for one in vars(protobuf_loops).values() if hasattr(one, "signatures")]
+    kernels = [one for one in vars(protobuf_kernels).values() if hasattr(one, "signatures")]
     before = [len(kernel.signatures) for kernel in kernels]
     stats = [("tf_op", "str_value", "a"), ("hlo_op", "ref_value", "b"), ("step_num", "int64_value", 1)]
     space = pb2.XSpace(planes=[toy_plane(pb2, event_stats=stats)], hostnames=["a"], errors=["e"])
     data = space.SerializeToString()
-    xplane.events(data, source="toy")
-    xplane.facts(data, source="toy")
+    xplane.read(data, source="toy")
     assert [len(kernel.signatures) for kernel in kernels] == before
     assert any(before)
 
@@ -370,7 +374,7 @@ def longest_wait(data):
     clock = threading.Thread(target=tick)
     clock.start()
     begin = time.perf_counter()
-    xplane.events(data, source="toy")
+    xplane.read(data, source="toy")
     end = time.perf_counter()
     done.set()
     clock.join()
@@ -432,7 +436,7 @@ def spaces(draw, pb2):
 def check_a_random_space(data, pb2):
     space = data.draw(spaces(pb2))
     agrees(space, space.SerializeToString(deterministic=True))
-    xplane.facts(space.SerializeToString(), source="random")
+    xplane.read(space.SerializeToString(), source="random")
 
 
 def check_a_damaged_space(data, pb2):
@@ -443,9 +447,9 @@ def check_a_damaged_space(data, pb2):
 
 
 def survives(data):
-    for decode in (xplane.events, xplane.facts):
+    for part in ("events", "facts"):
         try:
-            decode(data, source="damaged")
+            getattr(xplane._XSpace(data, "damaged"), part)()
         except BadProfile as error:
             said = str(error)
         else:
@@ -516,10 +520,9 @@ def test_thousands_of_damaged_real_captures_decode_or_are_bad_profiles(path):
     ],
     ids=["empty", "json", "gzip", "no plane", "cut", "endless varint"],
 )
-@pytest.mark.parametrize("decode", [xplane.events, xplane.facts])
-def test_what_is_no_profile_says_what_was_seen(decode, data, said):
+def test_an_invalid_profile_is_described(data, said):
     with pytest.raises(BadProfile, match=said) as caught:
-        decode(data, source="bad.pb")
+        xplane.read(data, source="bad.pb")
     assert caught.value.hint
 
 
@@ -528,10 +531,10 @@ def test_a_start_beyond_int64_picoseconds_is_a_bad_profile(pb2, time_ns, offset)
     plane = toy_plane(pb2)
     plane.lines[0].timestamp_ns, plane.lines[0].events[0].offset_ps = time_ns, offset
     with pytest.raises(BadProfile, match=f"toy: an event starts at {time_ns} ns"):
-        xplane.events(pb2.XSpace(planes=[plane]).SerializeToString(), source="toy")
+        xplane.read(pb2.XSpace(planes=[plane]).SerializeToString(), source="toy")
 
 
 def test_the_time_of_a_line_without_events_does_not_matter(pb2):
     plane = toy_plane(pb2)
     plane.lines.add(timestamp_ns=2**62)
-    assert xplane.events(pb2.XSpace(planes=[plane]).SerializeToString(), source="toy").height == 1
+    assert xplane.read(pb2.XSpace(planes=[plane]).SerializeToString(), source="toy")[0].height == 1

@@ -1,4 +1,4 @@
-"""What XProf itself reports of a capture: its tools' tables as Polars frames, times in picoseconds."""
+"""Tables of XProf's tools for a capture, as Polars frames with times in picoseconds."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ US, MS = 10**6, 10**9  # in picoseconds
 
 @dataclass(frozen=True)
 class Oracle:
-    """XProf's word on one ``*.xplane.pb``: a copy, for it writes a cache beside the file."""
+    """XProf's tables of a copy of one ``*.xplane.pb``, as XProf writes a cache next to it."""
 
     file: Path
 

@@ -1,0 +1,163 @@
+"""Stretches of a host cover its wall time exactly once, whatever the clock recorded."""
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpunb import schema
+from tpunb.analysis.account_segments import HostRun, covered, segments
+
+SPAN_ACCOUNTS = [
+    *("callbacks", "checkpoint save", "evaluation", "fit", "garbage collection", "profiler", "program startup"),
+    *("resuming", "tuning"),
+]
+MS = 10**9
+
+
+def host(steps=(), spans=(), stalls=(), windows=(), *, end_ms=100, clocked=True, complete=True, start_ms=0):
+    """A host from (step, kind, start, dur, input, callbacks, phase), (start, dur, account, detail), ... in ms."""
+    columns = {
+        **{"step": pl.Int64, "kind": pl.String, "start_ps": pl.Int64, "dur_ps": pl.Int64},
+        **{"input_ps": pl.Int64, "callbacks_ps": pl.Int64, "phase": pl.Int64, "traced": pl.String},
+    }
+    times = ("start_ps", "dur_ps", "input_ps", "callbacks_ps")
+    rows = [(*step, "none")[:8] for step in steps]
+    spent = {"start_ps": pl.Int64, "dur_ps": pl.Int64, "account": pl.String, "detail": pl.String}
+    stalled = {"start_ps": pl.Int64, "dur_ps": pl.Int64, "kind": pl.String, "place": pl.String, "share": pl.Float64}
+    traced = {"start_ps": pl.Int64, "dur_ps": pl.Int64}
+    scaled = [pl.col("start_ps", "dur_ps") * MS]
+    return HostRun(
+        pl.DataFrame(rows, schema=columns, orient="row").with_columns(pl.col(times) * MS, host=pl.lit("h")),
+        pl.DataFrame(spans, schema=spent, orient="row").with_columns(*scaled),
+        pl.DataFrame(stalls, schema=stalled, orient="row").with_columns(*scaled),
+        pl.DataFrame(windows, schema=traced, orient="row").with_columns(*scaled),
+        start_ps=start_ms * MS,
+        end_ps=end_ms * MS,
+        clocked=clocked,
+        complete=complete,
+    )
+
+
+def accounts(run):
+    """Milliseconds by account."""
+    times = segments(run).group_by("account").agg(pl.col("dur_ps").sum() // MS)
+    return {account: ms for account, ms in times.rows() if ms}
+
+
+TIME = st.integers(-50, 150)
+MAYBE = st.none() | st.integers(-5, 60)
+STEP = st.tuples(
+    st.integers(0, 9), st.sampled_from(["train", "eval", "predict"]), st.none() | TIME, MAYBE, MAYBE, MAYBE,
+    st.none() | st.integers(-1, 2),
+)  # fmt: skip
+SPAN = st.tuples(TIME, st.integers(-5, 200), st.sampled_from(SPAN_ACCOUNTS), st.none() | st.just("x"))
+STALL = st.tuples(
+    TIME, st.integers(0, 90), st.none() | st.just("fit"), st.none() | st.just("a.py:1 in f"), st.just(1.0)
+)
+WINDOW = st.tuples(TIME, st.integers(0, 90))
+
+
+@given(
+    steps=st.lists(STEP, max_size=12),
+    spans=st.lists(SPAN, max_size=12),
+    stalls=st.lists(STALL, max_size=4),
+    windows=st.lists(WINDOW, max_size=4),
+    end_ms=st.integers(0, 120),
+    clocked=st.booleans(),
+    complete=st.booleans(),
+)
+def test_any_records_cover_the_run_once_in_order(steps, spans, stalls, windows, end_ms, clocked, complete):
+    steps = sorted(steps, key=lambda step: (step[2] is not None, step[2] or 0))
+    run = host(steps, spans, stalls, windows, end_ms=end_ms, clocked=clocked, complete=complete)
+    stretches = segments(run)
+    assert (stretches["dur_ps"] >= 0).all()
+    assert stretches["dur_ps"].sum() == end_ms * MS
+    ends = (stretches["start_ps"] + stretches["dur_ps"]).to_list()
+    assert [0, *ends] == [*stretches["start_ps"], end_ms * MS]
+    assert set(stretches["account"]) <= set(schema.ACCOUNTS)
+    assert stretches["source"].is_in(["clock", "windows", "estimated"]).all()
+
+
+def train(step, start, dur, wait=0, calls=0, phase=0):
+    return step, "train", start, dur, wait, calls, phase
+
+
+def test_a_step_is_split_into_what_is_known_of_it():
+    steps = [train(0, 0, 10), train(1, 10, 10, wait=4), train(2, 20, 30, calls=15)]
+    assert accounts(host(steps, end_ms=50)) == {
+        "productive": 26,  # 10 + 6 + 10
+        "data loading": 4,
+        "callbacks": 15,
+        "step time deviation": 5,
+    }
+
+
+def test_nested_spans_belong_to_the_inner_account():
+    steps = [train(0, 0, 10), train(1, 10, 70), train(2, 80, 10)]
+    spans = [(0, 90, "fit", "fit"), (20, 60, "callbacks", "A.on_epoch_end"), (30, 20, "checkpoint save", "save")]
+    assert accounts(host(steps, spans, end_ms=90)) == {"productive": 30, "callbacks": 40, "checkpoint save": 20}
+
+
+def test_garbage_collection_is_deviation_even_where_it_is_typical():
+    steps = [train(number, 10 * number, 10) for number in range(3)]
+    spans = [(10 * number + 2, 6, "garbage collection", "generation 2") for number in range(3)]
+    stretches = segments(host(steps, spans, end_ms=30))
+    assert accounts(host(steps, spans, end_ms=30)) == {"productive": 12, "step time deviation": 18}
+    assert set(stretches.filter(account="step time deviation")["detail"]) == {"garbage collection"}
+
+
+def test_garbage_collection_in_a_callback_is_time_of_the_callback():
+    spans = [(2, 8, "callbacks", "A.on_epoch_end"), (3, 6, "garbage collection", "generation 2")]
+    assert accounts(host([train(0, 0, 10)], spans, end_ms=10)) == {"productive": 2, "callbacks": 8}
+
+
+def test_gaps_are_between_steps_in_a_loop_and_preparation_around_it():
+    steps = [train(0, 10, 10), train(1, 25, 10)]
+    assert accounts(host(steps, end_ms=50)) == {"preparation": 25, "between steps": 5, "productive": 20}
+    spans = [(5, 17, "fit", "fit"), (24, 20, "fit", "fit")]
+    assert accounts(host(steps, spans, end_ms=50)) == {"preparation": 30, "productive": 20}
+
+
+def test_runs_without_spans_have_other_time():
+    steps = [train(0, 10, 10), train(1, 25, 10)]
+    assert accounts(host(steps, end_ms=50, complete=False))["other"] == 5
+    assert accounts(host(steps, end_ms=50, complete=False, clocked=False))["other"] == 30
+
+
+def test_waits_are_not_extrapolated_where_the_clock_measures_them():
+    stalled = [train(0, 0, 20, wait=15), train(1, 20, 5, wait=None), train(2, 25, 5, wait=None)]
+    assert accounts(host(stalled, end_ms=30)) == {"data loading": 15, "productive": 15}
+    by_windows = [(*step, traced) for step, traced in zip(stalled, ("full", "none", "none"), strict=True)]
+    assert accounts(host(by_windows, end_ms=30))["data loading"] == 25
+
+
+def test_a_stall_beside_the_reduction_of_a_window_is_not_the_profilers():
+    steps = [*(train(number, 10 * number, 10) for number in range(4)), train(4, 40, 60)]
+    spans = [(30, 40, "profiler", "reduction of a window")]
+    assert accounts(host(steps, spans, end_ms=100)).get("profiler", 0) <= 25
+    window = [(40, 40, "profiler", "window")]
+    assert accounts(host(steps, window, end_ms=100))["profiler"] == 40
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [(None, "a.py:1 in f"), ("fit", "a.py:1 in f"), ("callbacks", None), ("data loading", None)]
+)
+def test_the_reason_of_a_slow_step_is_a_stall_of_its_own_time(kind, reason):
+    steps = [*(train(number, 10 * number, 10) for number in range(4)), train(4, 40, 60)]
+    stretches = segments(host(steps, stalls=[(45, 50, kind, "a.py:1 in f", 1.0)], end_ms=100))
+    assert stretches.filter(account="step time deviation")["detail"].to_list() == [reason]
+
+
+def test_a_wait_for_input_has_the_place_of_its_stall():
+    steps = [train(0, 0, 10, wait=2), train(1, 10, 60, wait=50)]
+    stretches = segments(host(steps, stalls=[(15, 40, "data loading", "data.py:7 in read", 1.0)], end_ms=70))
+    waits = stretches.filter(account="data loading").select("step", pl.col("dur_ps") // MS, "detail")
+    assert waits.rows() == [(0, 2, None), (1, 50, "data.py:7 in read")]
+
+
+def test_covered_counts_overlaps_once():
+    import numpy as np
+
+    intervals = pl.DataFrame({"start_ps": [0, 5, 40], "end_ps": [10, 20, 50]})
+    assert covered(intervals, np.array([0, 15]), np.array([45, 30])).tolist() == [25, 5]

@@ -1,0 +1,111 @@
+"""The wall time of a run as one bar."""
+
+from itertools import combinations
+from xml.etree import ElementTree
+
+import numpy as np
+import polars as pl
+import pytest
+from test_goodput_text import SLOW, goodput_of
+
+from tpunb import charts, schema
+from tpunb.charts import render
+from tpunb.charts.accounts import HUES, account_rows, live_accounts
+from tpunb.errors import TpunbError
+
+EVIL = "<script>alert(1)</script>\x1b\u202e"
+
+
+def test_the_parts_follow_each_other_in_the_order_of_the_accounts():
+    rows = account_rows(
+        goodput_of([("callbacks", "A.on_epoch_end", 3.0), ("other", None, 1.0), ("productive", None, 6.0)])
+    )
+    assert rows.select("account", "before", "until", "time", "text").rows() == [
+        ("productive", 0.0, 6.0, "6.0 s", "60 %"),
+        ("callbacks", 6.0, 9.0, "3.0 s", "30 %"),
+        ("other", 9.0, 10.0, "1.0 s", "10 %"),
+    ]
+
+
+def test_a_tooltip_names_account_time_share_and_its_base_and_details():
+    (about,) = account_rows(goodput_of(SLOW)).filter(account="callbacks")["about"]
+    assert about == (
+        "callbacks: 14.0 s, 57.9 % of wall time; Slow.on_epoch_end 10.0 s; Slow.on_train_batch_end 4.0 s;"
+        " History.on_epoch_end 1 ms"
+    )
+    many = [("productive", None, 1.0), *(("callbacks", f"C{i}.on_epoch_end", 1.0 + i) for i in range(5))]
+    assert account_rows(goodput_of(many))["about"][1].endswith("C3.on_epoch_end 4.0 s; C2.on_epoch_end 3.0 s; 2 more")
+
+
+def test_hosts_are_averaged_and_phases_are_summed():
+    found = goodput_of([("a", "productive", None, 4.0), ("b", "productive", None, 2.0), ("b", "other", None, 2.0)])
+    assert account_rows(found).select("account", "until").rows() == [("productive", 3.0), ("other", 4.0)]
+    assert "mean of 2 hosts" in charts.accounts(found).to_dict()["title"]["subtitle"][0]
+
+
+def test_the_picture_has_a_legend_with_times_and_says_its_base():
+    chart = charts.accounts(goodput_of(SLOW))
+    root = ElementTree.fromstring(render.svg(chart))
+    texts = ["".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"callbacks · 14.0 s", "productive · 3.6 s", "58 %", "24.2 s wall time, 15 % of it productive"} <= {*texts}
+    assert chart.description.startswith("Wall time by account: 24.2 s wall time. productive · 3.6 s; ")
+
+
+def test_the_live_bar_is_the_same_drawing_without_rows():
+    live, still = live_accounts().to_dict(), charts.accounts(goodput_of(SLOW)).to_dict()
+    for one, other in zip(live["layer"], still["layer"], strict=True):
+        assert one["mark"]["type"] == other["mark"]["type"]
+        assert one["encoding"]["x"] == other["encoding"]["x"]
+    assert live["params"] == [{"name": "account", "value": None}]
+    assert len(str(live)) < 4_000
+
+
+def linear(colour):
+    part = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
+
+
+def lab(light):
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ light
+    x, y, z = np.cbrt(xyz / [0.9505, 1.0, 1.0888])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+READERS = {  # of Machado, Oliveira and Fernandes, 2009, three rows of three each
+    "all cones": [1, 0, 0, 0, 1, 0, 0, 0, 1],
+    "no green": [0.367322, 0.860646, -0.227968, 0.280085, 0.672501, 0.047413, -0.01182, 0.04294, 0.968881],
+    "no red": [0.152286, 1.052583, -0.204868, 0.114503, 0.786281, 0.099216, -0.003882, -0.048116, 1.051998],
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_account_has_a_colour_that_differs_from_the_others(reader):
+    assert [*HUES] == [*schema.ACCOUNTS]
+    seen = [lab(np.clip(np.reshape(READERS[reader], (3, 3)) @ linear(colour), 0, 1)) for colour in HUES.values()]
+    assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 15
+
+
+def test_colours_stand_out_from_light_and_dark_pages():
+    for colour in HUES.values():
+        bright = linear(colour) @ [0.2126, 0.7152, 0.0722]
+        assert 1.05 / (bright + 0.05) > 1.4, colour
+        assert (bright + 0.05) / (0.0056 + 0.05) > 1.5, colour  # #111111
+
+
+def test_names_cannot_become_markup():
+    svg = render.svg(charts.accounts(goodput_of([("productive", None, 1.0), ("callbacks", EVIL, 1.0)])))
+    root = ElementTree.fromstring(svg)
+    assert not [element for element in root.iter() if element.tag.endswith("script")]
+    assert "\x1b" not in svg
+    assert "\u202e" not in svg
+
+
+def test_a_run_without_time_is_an_error():
+    with pytest.raises(TpunbError, match="no time to draw"):
+        charts.accounts(goodput_of([]))
+
+
+def test_one_account_alone_fills_the_bar():
+    rows = account_rows(goodput_of([("other", None, 2.0)]))
+    assert rows.select("before", "until", "text").rows() == [(0.0, 2.0, "100 %")]
+    assert rows.schema["account"] == pl.String

@@ -1,0 +1,40 @@
+import csv
+from dataclasses import replace
+
+import pytest
+from test_trace_writer import phases_of, renamed
+
+
+def test_csv_headers_name_the_units_and_times_are_milliseconds(tmp_path):
+    paths = phases_of("aaab").to_csv(tmp_path / "out")
+    assert [p.name for p in paths] == ["phases.csv", "operations_host.csv", "operations_device.csv"]
+    phases, host, device = (list(csv.DictReader(p.open(newline=""))) for p in paths)
+    assert [(row["phase"], row["steps"], row["total time (ms)"]) for row in phases] == [
+        ("0", "3", "3.0"),
+        ("1", "1", "2.0"),
+    ]
+    assert host[0] == {
+        "phase": "0",
+        "rank": "1",
+        "operation": "a_host",
+        "calls": "6",
+        "total time (ms)": "0.75",
+        "self time (ms)": "0.75",
+        "share of self time (%)": "100.0",
+    }
+    assert [row["operation"] for row in device] == ["a2", "a1", "a0", "b2", "b1", "b0"]
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx"])
+def test_a_cell_that_a_spreadsheet_would_run_is_text(tmp_path, name):
+    phases = phases_of("ab")
+    phases = replace(phases, steps=renamed(phases.steps, a2=name))
+    device = phases.to_csv(tmp_path)[2]
+    assert next(row["operation"] for row in csv.DictReader(device.open(newline=""))) == "'" + name
+
+
+def test_a_name_with_a_comma_a_quote_and_a_newline_comes_back(tmp_path):
+    phases = phases_of("ab")
+    phases = replace(phases, steps=renamed(phases.steps, a2='x,"y"\nz'))
+    device = phases.to_csv(tmp_path)[2]
+    assert next(csv.DictReader(device.open(newline="")))["operation"] == 'x,"y"\nz'

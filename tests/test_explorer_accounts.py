@@ -1,0 +1,154 @@
+"""The explorer's bar of accounts: what selecting one shows, live, in the saved page and in pictures."""
+
+import json
+import re
+from dataclasses import replace
+
+import polars as pl
+import pytest
+from traitlets import TraitError
+
+import tpunb as tp
+from tpunb import schema
+from tpunb.charts.timeline_rows import HEIGHT, LANE, TOP, Timeline
+from tpunb.frames.wall_clock import WallClock
+from tpunb.testing import toy_steps
+from tpunb.widgets import exports
+
+MS = 10**9
+SPANS = [("toy", 9 * MS, 10 * MS, "callbacks", "Slow.on_epoch_end")]
+STALLS = [("toy", 10 * MS, 9 * MS, None, "callbacks", "train.py:4 in on_epoch_end ← time.sleep", 1.0, 8, False)]
+LOAD = [("toy", 0, 0.1, 0.9, 1)]
+
+
+def clocked(spans=SPANS, stalls=STALLS, load=(), wall_ms=20):
+    """Six steps of 9 ms in all, then a callback of 10 ms, in a run of 20 ms."""
+    frames = {"spans": (spans, schema.SPANS), "stalls": (stalls, schema.STALLS), "load": (load, schema.LOAD)}
+    parts = {name: pl.DataFrame(rows, schema=kind, orient="row") for name, (rows, kind) in frames.items()}
+    return replace(toy_steps("aaabbb"), wall=WallClock(wall_ms * MS, complete=True, **parts))
+
+
+def answer(view):
+    return json.loads(json.dumps(view.answers()["accounts"](view.account)[0]))
+
+
+def test_the_bar_is_there_from_the_start_and_holds_no_segments():
+    bar = tp.explore(clocked())._frame["accounts"]
+    assert bar["sentence"] == "20 ms: 9 ms productive (45 %), 10 ms in callbacks: Slow.on_epoch_end; 1 ms preparation"
+    assert bar["parts"]["account"] == ["productive", "callbacks", "preparation"]
+    assert bar["parts"]["until"] == [0.009, 0.019, 0.02]
+    assert bar["selected"] is None
+    assert len(json.dumps(bar)) < 5_000
+
+
+def test_an_account_marks_its_time_and_lists_its_details_and_stalls():
+    view = tp.explore(clocked())
+    view.account = "callbacks"
+    chosen = answer(view)["selected"]
+    assert chosen["heading"] == "callbacks: 10 ms, 50 % of wall time"
+    assert chosen["marks"] == {"start": [0.009], "end": [0.019], "y": [TOP], "y2": [TOP + HEIGHT]}
+    assert chosen["details"] == {
+        "Detail": ["Slow.on_epoch_end"],
+        "Time": ["10 ms"],
+        "% of wall time": ["50.0"],
+        "Count": [1],
+    }
+    assert chosen["stalls"]["Stalls at"] == ["train.py:4 in on_epoch_end ← time.sleep"]
+    assert chosen["stalls"]["Time"] == ["9 ms"]
+    view.account = "productive"
+    assert answer(view)["selected"]["stalls"]["Stalls at"] == []
+    view.account = None
+    assert answer(view)["selected"] is None
+
+
+def test_marks_are_those_of_the_time_range():
+    view = tp.explore(clocked())
+    view.account = "callbacks"
+    view.time_range = [0.012, 0.03]
+    marks = answer(view)["selected"]["marks"]
+    assert (marks["start"], marks["end"]) == ([0.012], [0.019])
+    view.time_range = [0.0, 0.005]
+    assert answer(view)["selected"]["marks"]["start"] == []
+
+
+def test_the_bar_follows_the_clustering():
+    view = tp.explore(clocked(), method=tp.OLS(1.0))
+    assert "step time deviation" not in answer(view)["parts"]["account"]
+    view.threshold = 0.0  # one phase of steps of 1 and 2 ms
+    assert len(view.value) == 1
+    assert "step time deviation" in answer(view)["parts"]["account"]
+
+
+def test_the_timeline_reaches_to_the_end_of_the_run():
+    assert Timeline(clocked()).edges == (0.0, 0.02)
+
+
+def test_an_account_that_took_no_time_is_refused():
+    view = tp.explore(clocked())
+    with pytest.raises(
+        TraitError, match=r"no account 'tuning'; there are \['productive', 'callbacks', 'preparation'\]"
+    ):
+        view.account = "tuning"
+    assert view.account is None
+    without = tp.explore(toy_steps("aab"))
+    assert without._frame["accounts"] is None
+    with pytest.raises(TraitError):
+        without.account = "productive"
+
+
+def test_many_stretches_become_few_marks_as_high_as_their_part():
+    spans = [("toy", (9_000 + 10 * i) * 10**6, 5 * 10**6, "callbacks", "Fast.on_batch_end") for i in range(1000)]
+    view = tp.explore(clocked(spans=spans, stalls=[]))
+    view.account = "callbacks"
+    marks = answer(view)["selected"]["marks"]
+    assert 1 <= len(marks["start"]) <= 480
+    filled = sum(
+        (end - start) * (y2 - y) / HEIGHT for start, end, y, y2 in zip(*marks.values(), strict=True)
+    )  # of 1000 times 5 µs
+    assert filled == pytest.approx(0.005, rel=0.05)
+
+
+def test_neighbours_of_one_height_are_one_mark(monkeypatch):
+    monkeypatch.setattr("tpunb.charts.timeline_rows._MARKED", 1)
+    monkeypatch.setattr("tpunb.charts.timeline_rows.SLICES", 10)
+    frame = pl.DataFrame(
+        [("toy", 2 * MS, 6 * MS), ("toy", 8 * MS, 4 * MS), ("toy", 15 * MS, MS)],
+        schema=["host", "start_ps", "dur_ps"],
+        orient="row",
+    )
+    marks = Timeline(clocked()).account(frame)
+    assert (marks["start"], marks["end"]) == ([0.002, 0.014], [0.012, 0.016])
+    assert [y2 - y for y, y2 in zip(marks["y"], marks["y2"], strict=True)] == [HEIGHT, HEIGHT / 2]
+
+
+def test_each_host_is_marked_on_its_lane():
+    one, two = clocked(), toy_steps("aaabbb", host="zweiter")
+    wall = replace(one.wall, spans=one.wall.spans.with_columns(host=pl.lit("zweiter")))
+    both = replace(
+        one,
+        wall=wall,
+        **{n: pl.concat([getattr(one, n), getattr(two, n)]) for n in ("frame", "ops", "devices", "windows")},
+    )
+    view = tp.explore(both)
+    view.account = "callbacks"
+    assert answer(view)["selected"]["marks"]["y"] == [LANE + TOP]
+    assert "(mean of 2 hosts)" in answer(view)["sentence"]
+
+
+def test_the_saved_page_holds_every_account_and_the_selected_one():
+    view = tp.explore(clocked())
+    view.account = "callbacks"
+    page = exports.page(view.state).decode()
+    state = json.loads(re.search(r"\nconst state = (.*);\n", page)[1])
+    assert state["account"] == "callbacks"
+    assert [*state["_accounts"]] == ["productive", "callbacks", "preparation"]
+    assert state["_accounts"]["callbacks"] == answer(view)["selected"]
+    assert "_accounts" not in exports.page(tp.explore(toy_steps("aab")).state).decode().partition("const state")[2]
+
+
+def test_pictures_and_tables_begin_with_the_sentence_and_the_bar():
+    view = tp.explore(clocked(load=LOAD))
+    for html in (exports.static_html(view.state), exports.static_bundle(view.state)["text/html"]):
+        assert html.index("20 ms: 9 ms productive") < html.index("Wall time by account") < html.index("<table")
+    assert "other programs used 80 % of its processors" in exports.static_bundle(view.state)["text/html"]
+    assert view._frame["warnings"] == ["the machine was busy: other programs used 80 % of its processors"]

@@ -1,0 +1,198 @@
+"""Grain pipelines by the same protocol."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tpunb.errors import TpunbError
+from tpunb.tuning import grain as grain_module
+from tpunb.tuning.grain import GrainPipeline
+
+grain = pytest.importorskip("grain")
+
+
+def rows():
+    return grain.MapDataset.range(23).shuffle(seed=4).map(lambda x: x * 3)
+
+
+def elements(dataset):
+    return [np.asarray(element).tolist() for element in dataset]
+
+
+def noisy(x, rng):
+    return x + int(rng.integers(100))
+
+
+PIPELINES = {
+    "map dataset": lambda: rows().batch(4),
+    "batched after reading": lambda: rows().to_iter_dataset(grain.ReadOptions(num_threads=1)).batch(4),
+    "random map": lambda: rows().seed(3).random_map(noisy).to_iter_dataset().batch(5),
+    "filtered": lambda: rows().filter(lambda x: x % 2 == 0).to_iter_dataset().filter(lambda x: x > 9).batch(2),
+    "repeated": lambda: rows().repeat(2).to_iter_dataset().map(lambda x: x + 1),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize(("threads", "buffer"), [(0, 1), (1, 2), (4, 16), (2, 500)])
+def test_the_same_elements_whatever_the_threads(name, threads, buffer):
+    pipeline = GrainPipeline(PIPELINES[name]())
+    built = pipeline.build({"read threads": threads, "read buffer": buffer})
+    assert elements(built) == elements(PIPELINES[name]())
+
+
+def test_one_state_restores_into_every_value():
+    pipeline = GrainPipeline(PIPELINES["batched after reading"]())
+    iterator = iter(pipeline.build({}))
+    for _ in range(2):
+        next(iterator)
+    state, rest = iterator.get_state(), elements(iterator)
+    assert len(rest) == 4
+    for values in ({"read threads": 0}, {"read threads": 8, "read buffer": 16}):
+        other = iter(pipeline.build(values))
+        other.set_state(state)
+        assert elements(other) == rest
+
+
+def test_what_is_read_of_a_dataset():
+    data = rows().to_iter_dataset(grain.ReadOptions(num_threads=3, prefetch_buffer_size=9)).batch(4)
+    parameters = {parameter.name: parameter for parameter in GrainPipeline(data).parameters}
+    assert {name: parameter.current for name, parameter in parameters.items()} == {
+        "read threads": 3,
+        "read buffer": 9,
+        "worker processes": 0,
+    }
+    assert 3 in parameters["read threads"].domain
+    assert parameters["read threads"].verdict == "verify"
+    assert parameters["worker processes"].verdict == "locked"
+    assert "BatchIterDataset" in parameters["worker processes"].reason
+
+
+def test_workers_are_for_what_is_one_for_one_after_reading():
+    (workers,) = (
+        parameter for parameter in GrainPipeline(rows().batch(4)).parameters if parameter.name == "worker processes"
+    )
+    assert workers.verdict == "verify"
+    assert workers.domain[0] == 0
+    with pytest.raises(TpunbError, match="reads a slice"):
+        GrainPipeline(rows().to_iter_dataset().batch(4)).build({"worker processes": 1})
+
+
+@pytest.fixture
+def parsed():
+    """Says whether the flags of the command line count as parsed, for the time of a test."""
+    from absl import flags
+
+    before = flags.FLAGS.is_parsed()
+
+    def kind(value):
+        flags.FLAGS.mark_as_parsed() if value else flags.FLAGS.unparse_flags()
+
+    yield kind
+    kind(before)
+
+
+def test_workers_that_grain_would_not_start_raise_with_a_hint(parsed):
+    parsed(False)
+    with pytest.raises(TpunbError, match="command-line flags") as raised:
+        GrainPipeline(rows()).build({"worker processes": 1})
+    assert "mark_as_parsed" in raised.value.hint
+
+
+def test_worker_processes_give_the_same(parsed):
+    parsed(True)
+    pipeline = GrainPipeline(grain.MapDataset.range(23).shuffle(seed=4).batch(5))
+    iterator = iter(pipeline.build({"worker processes": 2}))
+    given = elements(iterator)
+    iterator.close()
+    assert given == elements(pipeline.build({}))
+
+
+def test_a_slice_of_filtered_rows_would_come_in_another_order():
+    (workers,) = (
+        parameter
+        for parameter in GrainPipeline(PIPELINES["filtered"]()).parameters
+        if parameter.name == "worker processes"
+    )
+    assert workers.verdict == "locked"
+    kept = GrainPipeline(rows().filter(lambda x: x % 2 == 0))
+    assert "FilterMapDataset" in kept.parameters[-1].reason
+
+
+def test_every_input_of_a_mix_is_read_by_its_own_threads():
+    def make():
+        return grain.IterDataset.mix([rows().to_iter_dataset(), grain.MapDataset.range(9).to_iter_dataset()])
+
+    pipeline = GrainPipeline(make())
+    names = [parameter.name for parameter in pipeline.parameters]
+    assert names == ["1/read threads", "1/read buffer", "2/read threads", "2/read buffer", "worker processes"]
+    assert elements(pipeline.build({"1/read threads": 0, "2/read threads": 2})) == elements(make())
+
+
+def test_the_program_keeps_its_own():
+    data = rows().to_iter_dataset(grain.ReadOptions(num_threads=1)).batch(4)
+    GrainPipeline(data).build({"read threads": 0})
+    assert {parameter.name: parameter.current for parameter in GrainPipeline(data).parameters}["read threads"] == 1
+
+
+def test_code_to_paste():
+    pipeline = GrainPipeline(rows().batch(4))
+    assert pipeline.as_code({"read threads": 4, "read buffer": 16, "worker processes": 2}).splitlines() == [
+        "ds = ds.to_iter_dataset(grain.ReadOptions(num_threads=4, prefetch_buffer_size=16))",
+        "ds = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))",
+    ]
+    assert pipeline.as_code({"read threads": 16}) == ""
+
+
+def test_only_grain_datasets():
+    with pytest.raises(TypeError, match="must be a dataset of Grain"):
+        GrainPipeline([1, 2])
+
+
+def test_an_unsupported_version_of_grain_raises(monkeypatch):
+    grain_module._self_check.cache_clear()
+    monkeypatch.setattr(grain_module, "_rebuilt", lambda node, options: node)
+    with pytest.raises(TpunbError, match="this version of Grain is not supported"):
+        GrainPipeline(rows())
+    grain_module._self_check.cache_clear()
+
+
+def loader(**options):
+    sampler = grain.samplers.IndexSampler(
+        num_records=23, shuffle=True, seed=4, num_epochs=2, shard_options=grain.sharding.NoSharding()
+    )
+    return grain.DataLoader(
+        data_source=list(range(23)), sampler=sampler, operations=[grain.transforms.Batch(4)], **options
+    )
+
+
+@pytest.mark.parametrize(("threads", "buffer"), [(0, 1), (2, 3), (8, 64)])
+def test_a_loader_gives_the_same_elements_and_takes_the_same_state(threads, buffer):
+    given = loader()
+    built = GrainPipeline(given).build({"read threads": threads, "read buffer": buffer})
+    assert isinstance(built, grain.DataLoader)
+    assert elements(built) == elements(loader())
+    iterator = iter(given)
+    next(iterator)
+    other = iter(built)
+    other.set_state(iterator.get_state())
+    assert np.asarray(next(other)).tolist() == np.asarray(next(iterator)).tolist()
+    assert given._dataset is GrainPipeline(given)._root, "the program's own stays as it is"
+
+
+def test_what_is_read_of_a_loader():
+    pipeline = GrainPipeline(loader(read_options=grain.ReadOptions(num_threads=3, prefetch_buffer_size=9)))
+    parameters = {parameter.name: parameter for parameter in pipeline.parameters}
+    assert {name: (parameter.current, parameter.verdict) for name, parameter in parameters.items()} == {
+        "read threads": (3, "verify"),
+        "read buffer": (9, "verify"),
+        "worker processes": (0, "locked"),
+    }
+    code = pipeline.as_code({"read threads": 8})
+    assert code == "read_options=grain.ReadOptions(num_threads=8, prefetch_buffer_size=9),  # of grain.DataLoader(...)"
+    assert elements(loader(**eval(f"dict({code.partition('#')[0]})", {"grain": grain}))) == elements(loader())
+
+
+def test_a_loader_with_workers_has_nothing_to_change():
+    (only,) = GrainPipeline(loader(worker_count=2)).parameters
+    assert (only.name, only.verdict) == ("worker processes", "locked")

@@ -1,0 +1,149 @@
+"""The timed input of Keras trains bit for bit as without a capture, and its waits are recorded."""
+
+import time
+
+import numpy as np
+import pytest
+
+import tpunb as tp
+from tpunb.profiler.keras import keras_marks
+from tpunb.profiler.sources.frameworks import annotation
+from tpunb.profiler.step_clock import StepClock
+
+keras = pytest.importorskip("keras")
+tf = pytest.importorskip("tensorflow")
+
+ROWS = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
+TARGETS = ROWS.sum(1, keepdims=True)
+WEIGHTS = np.linspace(0.5, 1.5, 50).astype("float32")
+
+
+def model(**compiled):
+    keras.utils.set_random_seed(7)
+    inputs = keras.Input((4,), name="rows")
+    hidden = keras.layers.Dropout(0.3)(keras.layers.Dense(8, "tanh")(inputs))
+    built = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    built.compile("adam", "mse", **compiled)
+    return built
+
+
+def dataset(*parts):
+    return tf.data.Dataset.from_tensor_slices(parts)
+
+
+def pairs(batch=8):
+    return dataset(ROWS, TARGETS).batch(batch)
+
+
+def generated():
+    return tf.data.Dataset.from_generator(
+        lambda: zip(ROWS, TARGETS, strict=True),
+        output_signature=(tf.TensorSpec((4,)), tf.TensorSpec((1,))),
+    ).batch(8)
+
+
+CASES = {
+    "shuffled": lambda: ({"x": dataset(ROWS, TARGETS).shuffle(50, seed=3).batch(10), "epochs": 3}, {}),
+    "last batch is short": lambda: ({"x": pairs(), "epochs": 3}, {}),
+    "unknown cardinality": lambda: ({"x": generated(), "epochs": 3}, {}),
+    "repeated": lambda: ({"x": pairs().repeat(), "epochs": 3, "steps_per_epoch": 5}, {}),
+    "ends early": lambda: ({"x": pairs(), "epochs": 2, "steps_per_epoch": 5}, {}),
+    "sample weights": lambda: ({"x": dataset(ROWS, TARGETS, WEIGHTS).batch(8), "epochs": 3}, {}),
+    "dict of inputs": lambda: ({"x": dataset({"rows": ROWS}, TARGETS).batch(8), "epochs": 3}, {}),
+    "arrays": lambda: ({"x": ROWS, "y": TARGETS, "batch_size": 8, "epochs": 3, "shuffle": True}, {}),
+    "validation": lambda: ({"x": pairs(), "epochs": 3, "validation_data": pairs(16)}, {}),
+    "validation split": lambda: ({"x": ROWS, "y": TARGETS, "batch_size": 8, "epochs": 3, "validation_split": 0.3}, {}),
+    "four steps a call": lambda: ({"x": pairs(), "epochs": 3}, {"steps_per_execution": 4}),
+    "run eagerly": lambda: ({"x": pairs(), "epochs": 2}, {"run_eagerly": True}),
+}  # fmt: skip
+
+
+def fitted(make, clock=None):
+    keras.utils.set_random_seed(7)  # also of the order of the data
+    arguments, compiled = make()
+    built = model(**compiled)
+    if clock is None:
+        history = built.fit(verbose=0, **arguments)
+    else:
+        with keras_marks(clock):
+            history = built.fit(verbose=0, **arguments)
+    return built, history.history
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+def test_a_fit_is_the_same_bit_for_bit(case):
+    clock = StepClock(annotation)
+    plain, plain_losses = fitted(CASES[case])
+    timed, timed_losses = fitted(CASES[case], clock)
+    assert int(timed.optimizer.iterations) == int(plain.optimizer.iterations)
+    assert timed_losses == plain_losses
+    for one, other in zip(plain.get_weights(), timed.get_weights(), strict=True):
+        assert np.array_equal(one, other)
+    records = clock.take()
+    assert all(record.input_ns is not None and record.input_ns >= 0 for record in records)
+    if "steps_per_execution" not in CASES[case]()[1]:
+        extra = 3 if case == "unknown cardinality" else 0  # Keras counts the end of the data as an iteration
+        steps = {record.step for record in records if record.kind == "train"}
+        assert len(steps) == int(plain.optimizer.iterations) - extra
+
+
+def test_evaluate_and_predict_are_the_same():
+    built, clock = model(), StepClock(annotation)
+    loss, outputs = built.evaluate(pairs(), verbose=0), built.predict(pairs(), verbose=0)
+    with keras_marks(clock):
+        assert built.evaluate(pairs(), verbose=0) == loss
+        assert np.array_equal(built.predict(pairs(), verbose=0), outputs)
+    assert [record.kind for record in clock.take()] == ["eval"] * 7 + ["predict"] * 7
+
+
+def slow_batches(seconds):
+    def load(number):
+        time.sleep(seconds if number == 5 else 0)
+        return ROWS[:8], TARGETS[:8]
+
+    def loaded(number):
+        x, y = tf.numpy_function(load, [number], [tf.float32, tf.float32])
+        return tf.ensure_shape(x, (8, 4)), tf.ensure_shape(y, (8, 1))
+
+    options = tf.data.Options()
+    options.autotune.enabled = False  # no prefetch hides the wait
+    return tf.data.Dataset.range(10).map(loaded).with_options(options)
+
+
+def test_the_wait_for_a_slow_batch_is_input_wait_of_its_step():
+    clock = StepClock(annotation)
+    with keras_marks(clock):
+        model().fit(slow_batches(0.5), verbose=0)
+    waits = [record.input_ns / 1e9 for record in clock.take()]
+    assert len(waits) == 10
+    assert 0.45 < waits[5] < 5
+    assert max(wait for number, wait in enumerate(waits) if number not in (0, 5)) < waits[5]
+
+
+def test_an_error_of_the_model_is_raised_as_it_is():
+    def broken(target, output):
+        with tf.control_dependencies([tf.debugging.assert_less(tf.reduce_sum(target), -1e9, "too much")]):
+            return (target - output) ** 2
+
+    built = model()
+    built.compile("sgd", broken, jit_compile=False)
+    with keras_marks(StepClock(annotation)), pytest.raises(tf.errors.InvalidArgumentError, match="too much"):
+        built.fit(pairs(), verbose=0)
+
+
+@pytest.mark.slow
+def test_a_fit_with_checkpoints_resumes_exactly_from_a_capture(tmp_path):
+    def trained(folder):
+        keras.utils.set_random_seed(7)
+        data, built = dataset(ROWS, TARGETS).shuffle(50, seed=3).batch(10), model()
+        with tp.capture(tmp_path / folder, keep="none"):
+            built.fit(data, epochs=3, verbose=0)
+        return built.get_weights()
+
+    with tp.checkpointing(tmp_path / "saved", every=4):
+        whole = trained("whole")
+    with tp.resume(tp.checkpoints(tmp_path / "saved").before(10)):
+        again = trained("again")
+    assert all(np.array_equal(one, other) for one, other in zip(whole, again, strict=True))
+    assert len(tp.steps(tp.load(tmp_path / "again"))) < 15

@@ -1,0 +1,287 @@
+"""Host meets device: by hand-over, run or correlation, through threads, and on clocks that disagree."""
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tpunb as tp
+from tpunb import schema
+from tpunb.step_stats import boundaries, launches, reduce
+from tpunb.testing import toy_events
+
+CPU, TPU, GPU = "/host:CPU", "/device:TPU:0", "/device:GPU:0"
+US = 1_000_000
+
+
+def linked(events, **ids):
+    """Give events, by their place, the ids of `sends`, `receives` and `launch`."""
+    columns = {
+        name: pl.Series([ids.get(name, {}).get(row) for row in range(events.height)], dtype=schema.EVENTS[name])
+        for name in ("flow_out", "flow_in", "correlation_id")
+    }
+    return events.with_columns(**columns)
+
+
+STEPS = [(CPU, "python", "train", 0, 10, 1), (CPU, "python", "train", 10, 10, 2), (CPU, "python", "train", 20, 10, 3)]
+
+
+def on_device(events):
+    intervals, rule = boundaries.find(events)
+    rows = intervals.filter(pl.col("plane").is_not_null()).sort("start_ps")
+    assert rule == "annotations"
+    return [(row["step"], row["start_ps"] // US, row["end_ps"] // US) for row in rows.iter_rows(named=True)]
+
+
+LATE = toy_events(
+    *STEPS,
+    (CPU, "python", "Enqueue", 2, 1),  # 3: each step launches one run, which starts long after the step is over
+    (CPU, "python", "Enqueue", 12, 1),
+    (CPU, "python", "Enqueue", 22, 1),
+    (TPU, "XLA Modules", "jit_f", 100, 40),  # 6
+    (TPU, "XLA Modules", "jit_f", 150, 40),
+    (TPU, "XLA Modules", "jit_f", 200, 40),
+    (TPU, "XLA Ops", "fusion.1", 100, 40),
+    (TPU, "XLA Ops", "fusion.1", 150, 40),
+    (TPU, "XLA Ops", "fusion.1", 200, 40),
+)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        {"flow_out": {3: 7, 4: 8, 5: 9}, "flow_in": {6: 7, 7: 8, 8: 9}},
+        {"correlation_id": {3: 7, 4: 8, 5: 9, 6: 7, 7: 8, 8: 9}},
+    ],
+    ids=["hand-over", "run"],
+)
+def test_a_run_belongs_to_the_step_that_launched_it_however_late(ids):
+    events = linked(LATE, **ids)
+    assert on_device(events) == [
+        (1, 0, 140),
+        (2, 140, 190),
+        (3, 190, 240),
+    ]  # from the host's begin, or the device's end
+    steps = reduce.reduce(events, boundaries.find(events)[0])
+    assert steps.frame.select("step", "start_ps", "dur_ps", "device_ps", "idle_ps").rows() == [
+        (1, 0, 140 * US, 40 * US, 100 * US),
+        (2, 140 * US, 50 * US, 40 * US, 10 * US),
+        (3, 190 * US, 50 * US, 40 * US, 10 * US),
+    ]
+
+
+def test_what_a_device_did_before_is_no_part_of_the_first_step():
+    earlier = toy_events((TPU, "XLA Modules", "jit_f", 20, 70), (TPU, "XLA Ops", "fusion.1", 20, 70))
+    events = linked(pl.concat([LATE, earlier]), correlation_id={3: 7, 4: 8, 5: 9, 6: 7, 7: 8, 8: 9, LATE.height: 6})
+    assert on_device(events) == [(1, 90, 140), (2, 140, 190), (3, 190, 240)]
+
+
+def test_without_links_what_ran_in_a_steps_time_is_its():
+    assert on_device(LATE) == []
+    steps = reduce.reduce(LATE, boundaries.find(LATE)[0])
+    assert steps.ops.filter(pl.col("side") == "device").is_empty()  # all of it ran after the last step's end
+
+
+def test_the_way_leads_back_through_the_threads_that_handed_the_work_on():
+    events = linked(
+        toy_events(
+            *STEPS,
+            (CPU, "python", "Execute", 12, 1),  # 3: in step 2, hands over to the pool
+            (CPU, "pool", "Scheduled", 45, 10),  # 4: takes it up when step 3 is over, hands over to the runtime
+            (CPU, "pool", "Issue", 50, 1),  # 5: nested in it
+            (CPU, "runtime", "StartRegion", 70, 0),  # 6: a mark without length
+            (CPU, "runtime", "DoEnqueueProgram", 71, 5),  # 7
+            (TPU, "XLA Modules", "jit_f", 90, 10),  # 8
+        ),
+        flow_out={3: 100, 5: 101, 7: 102},
+        flow_in={4: 100, 6: 101, 8: 102},
+    )
+    assert on_device(events) == [(2, 10, 100)]
+
+
+def test_a_launch_outside_every_step_makes_none():
+    events = linked(
+        toy_events(*STEPS, (CPU, "python", "Enqueue", 35, 1), (TPU, "XLA Modules", "jit_g", 40, 5)),
+        flow_out={3: 7},
+        flow_in={4: 7},
+    )
+    assert on_device(events) == []
+
+
+def test_a_steps_line_wins_over_launches():
+    events = linked(
+        toy_events(
+            *STEPS,
+            (CPU, "python", "Enqueue", 2, 1),
+            (TPU, "Steps", "2", 50, 10),
+            (TPU, "XLA Modules", "jit_f", 50, 10),
+        ),
+        flow_out={3: 7},
+        flow_in={5: 7},
+    )
+    assert on_device(events) == [(2, 50, 60)]
+
+
+def test_kernels_are_linked_one_by_one():
+    events = linked(
+        toy_events(
+            *STEPS,
+            (CPU, "python", "cuLaunchKernel", 8, 1),
+            (CPU, "python", "cuLaunchKernel", 9, 1),
+            (CPU, "python", "cuLaunchKernel", 12, 1),
+            (GPU, "Stream #1", "gemm", 9, 2),
+            (GPU, "Stream #1", "gemm", 11, 5),  # runs in step 2's time, but for step 1
+            (GPU, "Stream #1", "relu", 17, 1),
+        ),
+        correlation_id={3: 1, 4: 2, 5: 3, 6: 1, 7: 2, 8: 3},
+    )
+    assert on_device(events) == [(1, 0, 16), (2, 16, 20)]
+    ops = reduce.reduce(events, boundaries.find(events)[0]).ops
+    assert sorted(ops.filter(pl.col("side") == "device").select("step", "op", "count").rows()) == [
+        (1, "gemm", 2),
+        (2, "relu", 1),
+    ]
+
+
+# -- XLA on the host's own threads ----------------------------------------------------------------------------
+
+
+def on_threads(*, launches, runs):
+    """JAX on the CPU: every step asks for a run at once; the runs follow one another, later, on a pool."""
+    steps = [(CPU, "python", "train", 10 * i, 10, i) for i in range(4)]
+    asked = [
+        (CPU, "python", "CommonPjRtLoadedExecutable::ExecuteHelperOnSingleDevice", 10 * i + 2, 1) for i in launches
+    ]
+    ran = [(CPU, "pool", "dot.1", 50 + 20 * i, 15) for i in runs]
+    events = toy_events(*steps, *asked, *ran)
+    ran_at = range(len(steps) + len(asked), events.height)
+    events = linked(events, correlation_id={row: 1000 + row for row in ran_at})
+    hlo = ["dot.1" if row in ran_at else None for row in range(events.height)]
+    return events.with_columns(hlo_op=pl.Series(hlo, dtype=schema.NAME))
+
+
+def test_runs_on_host_threads_are_paired_in_order():
+    events = on_threads(launches=range(4), runs=range(4))
+    assert on_device(events) == [(0, 0, 65), (1, 65, 85), (2, 85, 105), (3, 105, 125)]
+    steps = reduce.reduce(events, boundaries.find(events)[0])
+    assert steps.devices["device"].unique().to_list() == [launches.CPU]
+    assert steps.frame["device_ps"].to_list() == [15 * US] * 4
+    on_devices = steps.ops.filter(pl.col("side") == "device")
+    assert on_devices.select("op", "count").rows() == [("MatMul", 1)] * 4
+
+
+def test_launches_that_a_window_missed_are_those_before_it():
+    assert [step for step, *_ in on_device(on_threads(launches=[1, 2, 3], runs=range(4)))] == [1, 2, 3]
+
+
+def test_launches_that_had_not_run_when_a_window_ended_are_the_last():
+    assert [step for step, *_ in on_device(on_threads(launches=range(4), runs=[0, 1, 2]))] == [0, 1, 2]
+
+
+def test_no_run_is_paired_with_a_launch_after_it():
+    """Three runs were queued before the window: they are nobody's, and the last one is the first launch's."""
+    assert [step for step, *_ in on_device(on_threads(launches=range(4), runs=[-3, -2.9, -2.8, 0]))] == [0]
+
+
+def test_runs_of_many_devices_meet_their_launch_by_its_number():
+    """JAX over several CPU devices: one launch names no device, and four runs bear its number."""
+    steps = [(CPU, "python", "train", 10 * i, 10, i) for i in range(2)]
+    asked = [(CPU, "python", "CommonPjRtLoadedExecutable::Execute (jit_f)", 10 * i + 2, 1) for i in range(2)]
+    ran = [(CPU, f"pool/{device}", "dot.1", 50 + 20 * i, 15) for i in range(2) for device in range(4)]
+    events = toy_events(*steps, *asked, *ran)
+    run_of = [None, None, 0, 1, *(i for i in range(2) for _ in range(4))]
+    events = linked(events, correlation_id={row: 100 + run for row, run in enumerate(run_of) if run is not None})
+    hlo = [None] * 4 + ["dot.1"] * 8
+    assert on_device(events.with_columns(hlo_op=pl.Series(hlo, dtype=schema.NAME))) == [(0, 0, 65), (1, 65, 85)]
+
+
+def test_steps_whose_work_the_window_no_longer_saw_are_partial():
+    intervals, _ = boundaries.find(on_threads(launches=range(4), runs=[0, 1]))
+    seen = intervals.filter(pl.col("plane").is_null()).sort("step")["traced"].to_list()
+    assert seen == ["full", "full", "partial", "partial"]
+
+
+# -- clocks ---------------------------------------------------------------------------------------------------
+
+
+def test_clocks_that_agree_give_the_delay():
+    events = linked(LATE, flow_out={3: 7, 4: 8}, flow_in={6: 7, 7: 8})
+    assert launches.clocks(events).rows() == [("toy", TPU, "flow", 2, 2, 118 * US, 0)]
+
+
+def test_a_run_before_its_launch_measures_the_skew_and_no_delay_is_negative():
+    events = linked(
+        toy_events(
+            (CPU, "python", "Enqueue", 400, 1),
+            (CPU, "python", "Enqueue", 500, 1),
+            (TPU, "XLA Modules", "jit_f", 20, 9),  # 380 us before it was asked for
+            (TPU, "XLA Modules", "jit_f", 140, 9),  # 360 us
+        ),
+        correlation_id={0: 1, 1: 2, 2: 1, 3: 2},
+    )
+    assert launches.clocks(events).rows() == [("toy", TPU, "run", 2, 2, 10 * US, 380 * US)]
+
+
+def test_a_device_without_links_has_none():
+    events = linked(toy_events((TPU, "XLA Modules", "jit_f", 20, 9)), correlation_id={0: 5})
+    assert launches.clocks(events).rows() == [("toy", TPU, None, 1, 0, None, None)]
+    assert launches.clocks(toy_events((CPU, "python", "f", 0, 1))).is_empty()
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(-1000, 1000), st.integers(0, 5)), min_size=1, max_size=20))
+def test_no_statistic_of_the_clocks_is_ever_negative(runs):
+    host = [(CPU, "python", "Enqueue", 2000 + sent, 1) for sent, _, _ in runs]
+    device = [(TPU, "XLA Modules", "jit_f", 2000 + sent + delay, 1) for sent, delay, _ in runs]
+    ids = {row: key for row, (_, _, key) in enumerate(runs)}
+    events = linked(toy_events(*host, *device), correlation_id=ids | {row + len(host): key for row, key in ids.items()})
+    row = launches.clocks(events).row(0, named=True)
+    assert row["linked"] == row["launches"] == len(runs)
+    assert row["skew_ps"] >= 0
+    assert row["delay_ps"] >= 0
+
+
+# -- real captures --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        ("tpu-v6e-4_jax_host-offload", {"flow": [105, 103, 103, 103]}),
+        ("gpu-v100_tf2_bert_steps", {"correlation": [19, 759, 778]}),
+        ("gpu-mi300x_jax_conv", {"correlation": [53, 25]}),
+        ("gpu-mi300x_jax08_gemm", {"correlation": [54]}),
+        ("gpu-1080ti_julia", {"correlation": [1, 1]}),
+    ],
+)
+def test_every_run_of_the_real_captures_is_linked(real_profiles, name, devices):
+    clocks = tp.load(real_profiles / f"{name}.xplane.pb").clocks
+    assert {link: rows["launches"].to_list() for (link,), rows in clocks.group_by("link")} == devices
+    assert (clocks["linked"] == clocks["launches"]).all()
+    assert (clocks["skew_ps"] == 0).all()
+    assert (clocks["delay_ps"] > 0).all()
+
+
+def test_runs_and_ordinals_link_the_v6e_capture_as_well_as_hand_overs(real_profiles):
+    events = tp.load(real_profiles / "tpu-v6e-4_jax_host-offload.xplane.pb").events
+    by_run = launches.clocks(events.with_columns(flow_in=pl.lit(None, pl.UInt64)))
+    assert by_run["link"].to_list() == ["run"] * 4
+    assert by_run["linked"].to_list() == by_run["launches"].to_list() == [105, 103, 103, 103]
+
+
+def test_ids_of_one_host_mean_nothing_on_another():
+    """Two hosts count their hand-overs from 1: the pool of b takes up what b's own step 2 handed over, not a's."""
+    a = linked(
+        toy_events((CPU, "python", "train", 0, 40, 9), (CPU, "python", "Execute", 1, 1), host="a"), flow_out={1: 1}
+    )
+    b = linked(
+        toy_events(
+            *STEPS,
+            (CPU, "python", "Execute", 12, 1),
+            (CPU, "pool", "DoEnqueueProgram", 45, 10),
+            (TPU, "XLA Modules", "jit_f", 60, 10),
+            host="b",
+        ),
+        flow_out={3: 1, 4: 2},
+        flow_in={4: 1, 5: 2},
+    ).with_columns(pl.col("lane") + 10)
+    assert on_device(pl.concat([a, b])) == [(2, 10, 70)]

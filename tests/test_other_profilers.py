@@ -1,0 +1,639 @@
+"""The program's own profiler gets its profile while windows are requested; patches are removed afterwards."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import tpunb as tp
+from tpunb.profiler import other_profilers
+from tpunb.profiler.capture import Schedule
+from tpunb.profiler.other_profilers import ProfilerArbiter
+from tpunb.profiler.service_client import ProfilerClient, ServiceError
+from tpunb.profiler.sources import local
+
+ROUNDS = 5
+
+
+class Windows:
+    """Real windows of this process, one right after another, with the callbacks of a capture."""
+
+    def __init__(self, address):
+        self.address, self.guest, self.told = address, None, []
+        self._client = ProfilerClient(address)
+        self._watching, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self.came = 0
+
+    def __enter__(self):
+        self._client.wait_ready(20)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ended.set()
+        self.on_profiler_start("the test")
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        self._client.close()
+
+    def _watch(self):
+        while not self._ended.is_set():
+            self._watching.set()
+            try:
+                if self.guest is None:
+                    self.came += len(self._client.window(30, "ours")) > 0
+            except ServiceError:
+                pass  # the probe was first
+            finally:
+                self._watching.clear()
+            self._ended.wait(0.01)
+
+    def on_profiler_start(self, who):
+        self.told.append(who)
+        self.guest = who
+        while self._watching.is_set():
+            self._client.terminate("ours")
+            time.sleep(0.02)
+
+    def on_profiler_stop(self):
+        self.told.append("go on")
+        self.guest = None
+
+    def wait_running(self):
+        """Wait until a window has the profiler: another one is refused."""
+        probe, end = ProfilerClient(self.address), time.monotonic() + 60
+        try:
+            while time.monotonic() < end:
+                probe.window(0.001, "probe")
+        except ServiceError as error:
+            if "Another profiling session" not in str(error):
+                raise
+        else:
+            raise AssertionError("no window began")
+        finally:
+            probe.close()
+
+
+@contextmanager
+def watched(framework):
+    with (
+        Windows(local.serve(framework)) as windows,
+        ProfilerArbiter(windows.on_profiler_start, windows.on_profiler_stop),
+    ):
+        yield windows
+
+
+@contextmanager
+def arbitrating(events):
+    """Record the calls of the arbiter, without any window."""
+    with ProfilerArbiter(events.append, lambda: events.append("go on")) as arbiter:
+        yield arbiter
+
+
+def files(folder):
+    return sorted(path.name for path in folder.rglob("*.xplane.pb") if path.stat().st_size)
+
+
+def quiet_scalars(monkeypatch):
+    """Let Keras' TensorBoard callback do without the package that writes its scalars, and nothing of its profile."""
+    if find_spec("tensorboard") is None:
+        monkeypatch.setattr(import_module("tensorflow.summary"), "scalar", lambda *_, **__: True)
+
+
+@pytest.fixture
+def tf():
+    return pytest.importorskip("tensorflow")
+
+
+@pytest.fixture
+def jax():
+    module = pytest.importorskip("jax")
+    module.numpy.ones(3) + 1  # it has found its devices
+    return module
+
+
+# -- TensorFlow ------------------------------------------------------------------------------------------------------
+
+
+def test_start_and_stop_of_tensorflow_get_their_file_each_time_while_windows_run(tf, tmp_path):
+    with watched("tensorflow") as windows:
+        for i in range(ROUNDS):
+            windows.wait_running()
+            tf.profiler.experimental.start(str(tmp_path / str(i)))
+            tf.matmul(tf.ones((8, 8)), tf.ones((8, 8)))
+            tf.profiler.experimental.stop()
+    assert [len(files(tmp_path / str(i))) for i in range(ROUNDS)] == [1] * ROUNDS
+    assert windows.came >= ROUNDS
+    tf.profiler.experimental.start(str(tmp_path / "later"))
+    tf.profiler.experimental.stop()
+    assert len(files(tmp_path / "later")) == 1
+
+
+def test_functions_imported_before_the_block_are_patched_too(tf, tmp_path):
+    from tensorflow.profiler.experimental import Profile, start, stop
+
+    with watched("tensorflow") as windows:
+        windows.wait_running()
+        start(str(tmp_path / "functions"))
+        stop()
+        windows.wait_running()
+        with Profile(str(tmp_path / "context")):
+            tf.ones(3)
+    assert len(files(tmp_path / "functions")) == len(files(tmp_path / "context")) == 1
+
+
+def test_a_tensorboard_callback_gets_its_profile_while_windows_run(tf, tmp_path, monkeypatch):
+    import keras
+    import numpy as np
+
+    quiet_scalars(monkeypatch)
+
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    rows = np.ones((64, 4), "float32"), np.ones((64, 1), "float32")
+    with watched("tensorflow") as windows:
+        for i in range(ROUNDS):
+            windows.wait_running()
+            board = keras.callbacks.TensorBoard(str(tmp_path / str(i)), profile_batch=(3, 5))
+            windows.wait_running()  # the callback profiles for a moment when it is made, to warm up
+            model.fit(*rows, batch_size=8, verbose=0, callbacks=[board])
+    assert [len(files(tmp_path / str(i))) for i in range(ROUNDS)] == [1] * ROUNDS
+
+
+def test_a_summarys_trace_gets_its_profile_while_windows_run(tf, tmp_path):
+    with watched("tensorflow") as windows, tf.summary.create_file_writer(str(tmp_path)).as_default():
+        windows.wait_running()
+        tf.summary.trace_on(graph=True, profiler=True, profiler_outdir=str(tmp_path))
+        tf.function(lambda x: x + 1)(tf.ones(3))
+        tf.summary.trace_export("toy", step=0)
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_client_in_the_program_gets_its_trace_while_windows_run(tf, tmp_path):
+    done = threading.Event()
+
+    def compute():
+        while not done.is_set():
+            tf.matmul(tf.ones((8, 8)), tf.ones((8, 8)))
+
+    busy = threading.Thread(target=compute)  # of an idle program there is no trace
+    busy.start()
+    try:
+        with watched("tensorflow") as windows:
+            windows.wait_running()
+            tf.profiler.experimental.client.trace(f"grpc://{windows.address}", str(tmp_path), 200)
+            windows.wait_running()
+    finally:
+        done.set()
+        busy.join(60)
+    assert len(files(tmp_path)) == 1
+
+
+def test_refused_start_leaves_no_session(tf, tmp_path):
+    events = []
+    with Windows(local.serve("tensorflow")) as windows, arbitrating(events):
+        windows.wait_running()
+        with pytest.raises(tf.errors.AlreadyExistsError, match="Another profiler is running"):
+            tf.profiler.experimental.start(str(tmp_path))
+        windows.on_profiler_start("the test")
+        assert events == ["tensorflow", "go on"]
+        tf.profiler.experimental.start(str(tmp_path))
+        tf.profiler.experimental.stop()
+    assert len(files(tmp_path)) == 1
+
+
+def test_second_start_is_refused_and_the_first_continues(tf, tmp_path):
+    events = []
+    with arbitrating(events):
+        tf.profiler.experimental.start(str(tmp_path))
+        with pytest.raises(tf.errors.AlreadyExistsError):
+            tf.profiler.experimental.start(str(tmp_path))
+        assert events == ["tensorflow"]
+        tf.profiler.experimental.stop()
+        assert events == ["tensorflow", "go on"]
+        with pytest.raises(tf.errors.UnavailableError):
+            tf.profiler.experimental.stop()
+    assert events == ["tensorflow", "go on"]
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_profile_that_is_not_saved_has_ended_too(tf):
+    events = []
+    with arbitrating(events):
+        tf.profiler.experimental.start("")
+        tf.profiler.experimental.stop(save=False)
+        assert events == ["tensorflow", "go on"]
+
+
+def test_running_profiler_is_never_reported_as_stopped(tf, tmp_path):
+    events = []
+    with arbitrating(events):
+        tf.profiler.experimental.start(str(tmp_path))
+    tf.profiler.experimental.stop()
+    assert events == ["tensorflow"]
+    assert len(files(tmp_path)) == 1
+
+
+def test_start_with_wrong_arguments_is_reported_as_stopped(tf):
+    events = []
+    with arbitrating(events), pytest.raises(TypeError):
+        tf.profiler.experimental.start(3)
+    assert events == ["tensorflow", "go on"]
+    tf.profiler.experimental.start("")
+    tf.profiler.experimental.stop(save=False)
+
+
+# -- JAX -------------------------------------------------------------------------------------------------------------
+
+
+def test_traces_of_jax_get_their_file_each_time_while_windows_run(jax, tmp_path):
+    with watched("jax") as windows:
+        for i in range(ROUNDS):
+            windows.wait_running()
+            with jax.profiler.trace(str(tmp_path / str(i))):
+                jax.numpy.ones(3).block_until_ready()
+        windows.wait_running()
+        jax.profiler.start_trace(str(tmp_path / "functions"))
+        jax.profiler.stop_trace()
+    assert [len(files(tmp_path / str(i))) for i in [*range(ROUNDS), "functions"]] == [1] * (ROUNDS + 1)
+    assert windows.came > ROUNDS
+    with jax.profiler.trace(str(tmp_path / "later")):
+        pass
+    assert len(files(tmp_path / "later")) == 1
+
+
+def test_jax_trace_that_never_began_leaves_no_session(jax, tmp_path):
+    events = []
+    with Windows(local.serve("jax")) as windows, arbitrating(events):
+        windows.wait_running()
+        jax.profiler.start_trace(str(tmp_path / "refused"))
+        with pytest.raises(RuntimeError, match="Another profiling session"):
+            jax.profiler.stop_trace()
+        windows.on_profiler_start("the test")
+        assert events == ["jax", "go on"]
+        with jax.profiler.trace(str(tmp_path / "later")):
+            pass
+    assert len(files(tmp_path / "later")) == 1
+
+
+def test_tensorflow_and_jax_side_by_side_are_both_waited_for(tf, jax, tmp_path):
+    events = []
+    with arbitrating(events):
+        with jax.profiler.trace(str(tmp_path / "jax")):
+            tf.profiler.experimental.start(str(tmp_path / "tensorflow"))
+            tf.profiler.experimental.stop()
+            assert events == ["jax", "tensorflow"]
+        assert events == ["jax", "tensorflow", "go on"]
+    assert len(files(tmp_path)) == 2
+
+
+# -- beside a whole capture ------------------------------------------------------------------------------------------
+
+
+def wait_more(run, count):
+    """Wait until the capture has two more windows that came, or that failed: by then another one is under way."""
+    goal, end = getattr(run.status, count) + 2, time.monotonic() + 60
+    while getattr(run.status, count) < goal:
+        assert time.monotonic() < end, run.status
+        time.sleep(0.01)
+
+
+def test_capture_gives_windows_up_for_the_programs_profiler(tf, tmp_path):
+    with tp.capture(tmp_path / "run", schedule=Schedule.continuous(0.3)) as run:
+        for name in ("first", "second"):
+            wait_more(run, "windows")
+            with tf.profiler.experimental.Profile(str(tmp_path / name)), run.step(run.status.steps):
+                tf.ones(3) + 1
+                wait_more(run, "failed")
+        wait_more(run, "windows")
+    assert len(files(tmp_path / "first")) == len(files(tmp_path / "second")) == 1
+    windows = tp.load(run).windows
+    assert set(windows["error"].drop_nulls()) == {"given up: tensorflow was profiling"}
+    assert windows["error"].null_count() >= 6
+    tf.profiler.experimental.start(str(tmp_path / "later"))
+    tf.profiler.experimental.stop()
+    assert len(files(tmp_path / "later")) == 1
+
+
+CAPTURED = """
+import sys, jax, tpunb as tp
+from tpunb.profiler.capture import Schedule
+from test_other_profilers import wait_more
+jax.numpy.ones(3) + 1
+with tp.capture(sys.argv[1] + "/run", schedule=Schedule.continuous(0.3)) as run:
+    for name in ("first", "second"):
+        wait_more(run, "windows")
+        with jax.profiler.trace(sys.argv[1] + "/" + name), run.step(run.status.steps):
+            (jax.numpy.ones(3) + 1).block_until_ready()
+            wait_more(run, "failed")
+    wait_more(run, "windows")
+windows = tp.load(run).windows
+print(sorted(set(windows["error"].drop_nulls())), windows["error"].null_count() >= 6)
+"""
+
+
+def test_a_capture_of_jax_gives_windows_up_for_the_programs_traces(tmp_path):
+    pytest.importorskip("jax")
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", CAPTURED, str(tmp_path)]
+    seen = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert seen.stdout == "['given up: jax was profiling'] True\n", seen.stderr
+    assert len(files(tmp_path / "first")) == len(files(tmp_path / "second")) == 1
+
+
+def test_a_tensorboard_callback_in_a_captured_fit_gets_its_profile(tf, tmp_path, monkeypatch):
+    import keras
+    import numpy as np
+
+    quiet_scalars(monkeypatch)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    rows = np.ones((64, 4), "float32"), np.ones((64, 1), "float32")
+    board = keras.callbacks.TensorBoard(str(tmp_path / "board"), profile_batch=(3, 5))
+    with tp.capture(tmp_path / "run", schedule=Schedule.continuous(0.3)) as run:
+        wait_more(run, "windows")
+        model.fit(*rows, batch_size=8, verbose=0, callbacks=[board])
+    assert len(files(tmp_path / "board")) == 1
+    assert tp.load(run).stored.frame["step"].to_list() == list(range(8))
+
+
+# -- afterwards, and frameworks that come later ----------------------------------------------------------------------
+
+
+def test_patches_are_removed_afterwards(tf, jax):
+    from tensorflow.python.profiler import profiler_client, profiler_v2
+
+    def places():
+        classes = profiler_v2._pywrap_profiler.ProfilerSession, jax._src.profiler._profiler.ProfilerSession
+        return [*classes, profiler_client._pywrap_profiler_plugin.trace, *sys.meta_path]
+
+    before = places()
+    with arbitrating([]):
+        assert not set(places()) & set(before[:3])
+    assert places() == before
+    with pytest.raises(KeyError), arbitrating([]):
+        raise KeyError
+    assert places() == before
+
+
+ARRIVAL = """
+import sys
+from tpunb.profiler.other_profilers import ProfilerArbiter
+events = []
+with ProfilerArbiter(events.append, lambda: events.append("go on")):
+    assert not {{"tensorflow", "jax"}} & set(sys.modules)
+    {code}
+    assert events == [{name!r}, "go on"], events
+    import {name} as module
+    assert "tpunb" not in type(module.__spec__.loader).__module__
+    assert module.__loader__ is module.__spec__.loader
+assert "tpunb" not in str(sys.meta_path)
+print("fine")
+"""
+
+LATE = {
+    "tensorflow": "import tensorflow as tf; tf.profiler.experimental.start(''); tf.profiler.experimental.stop(False)",
+    "jax": "import jax.profiler, tempfile; jax.profiler.start_trace(tempfile.mkdtemp()); jax.profiler.stop_trace()",
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_framework_imported_during_the_block_is_patched(name):
+    pytest.importorskip(name)
+    code = ARRIVAL.format(name=name, code=LATE[name])
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    assert seen.stdout == "fine\n", seen.stderr
+
+
+def test_failing_import_fails_unchanged():
+    with arbitrating([]), pytest.raises(ModuleNotFoundError, match="no_such_module_at_all"):
+        __import__("no_such_module_at_all")
+
+
+# -- a framework spelled out: sessions, functions, threads, forks -----------------------------------------------------
+
+
+TOY = """
+class binding:
+    class ProfilerSession:
+        def start(self, fails=False):
+            if fails:
+                raise RuntimeError("taken")
+        def stop(self):
+            pass
+
+session = None
+
+def start(fails=False):
+    global session
+    session = binding.ProfilerSession()
+    session.start(fails)
+
+def stop():
+    global session
+    if session is None:
+        raise ValueError("none runs")
+    session.stop()
+    session = None
+"""
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """A framework of a few lines, and the only one that is listened to."""
+    module = types.ModuleType("toy")
+    monkeypatch.setitem(sys.modules, "toy", module)
+    exec(TOY, vars(module))
+    module.profiler = types.SimpleNamespace(start=module.start, stop=module.stop)
+    place = other_profilers._Framework(
+        "toy",
+        module="toy",
+        binding="binding",
+        begins="start",
+        ends=("stop",),
+        keeps="session",
+        public="profiler",
+        start="start",
+        stop="stop",
+    )
+    monkeypatch.setattr(other_profilers, "_FRAMEWORKS", (place,))
+    return module
+
+
+def test_missing_framework_is_not_patched(toy, monkeypatch):
+    monkeypatch.delitem(sys.modules, "toy")
+    with arbitrating([]) as arbiter:
+        arbiter.patch_loaded()
+
+
+def test_framework_being_imported_is_patched_later(toy, monkeypatch):
+    events = []
+    monkeypatch.setattr(toy, "__spec__", types.SimpleNamespace(_initializing=True))
+    with arbitrating(events) as arbiter:
+        toy.start()
+        toy.stop()
+        assert events == []
+        toy.__spec__._initializing = False
+        arbiter.patch_loaded()
+        toy.start()
+        toy.stop()
+        assert events == ["toy", "go on"]
+    arbiter.patch_loaded()  # a thread that is late
+    toy.start()
+    toy.stop()
+    assert events == ["toy", "go on"]
+
+
+def test_a_refused_start_is_freed_only_where_it_is_the_one_that_is_kept(toy):
+    events = []
+    with arbitrating(events):
+        with pytest.raises(RuntimeError, match="taken"):
+            toy.start(fails=True)
+        assert toy.session is None
+        toy.start()
+        running = toy.session
+        with pytest.raises(RuntimeError, match="taken"):
+            toy.binding.ProfilerSession().start(fails=True)
+        assert toy.session is running
+        assert events == ["toy", "go on", "toy", "toy"]
+        toy.stop()
+    assert events == ["toy", "go on", "toy", "toy", "go on"]
+
+
+def test_public_functions_are_patched_without_a_session_class(toy, monkeypatch):
+    (place,) = other_profilers._FRAMEWORKS
+    monkeypatch.setattr(other_profilers, "_FRAMEWORKS", (dataclasses.replace(place, binding="renamed"),))
+    events = []
+    start, stop = toy.start, toy.stop
+    with arbitrating(events):
+        assert toy.profiler.start is toy.start is not start
+        assert toy.profiler.stop is toy.stop is not stop
+        with pytest.raises(RuntimeError, match="taken"):
+            toy.profiler.start(fails=True)
+        assert events == ["toy", "go on"]
+        toy.start()
+        with pytest.raises(RuntimeError, match="taken"):
+            toy.start(fails=True)
+        assert events == ["toy", "go on", "toy", "toy"]
+        toy.profiler.stop()
+        with pytest.raises(ValueError, match="none runs"):
+            toy.profiler.stop()
+        assert events == ["toy", "go on", "toy", "toy", "go on"]
+    assert (toy.profiler.start, toy.start, toy.profiler.stop, toy.stop) == (start, start, stop, stop)
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "jax"])
+def test_the_public_functions_are_a_way_for_real_frameworks_too(name, tmp_path, monkeypatch):
+    module = pytest.importorskip(name)
+    by_name = {framework.name: framework for framework in other_profilers._FRAMEWORKS}
+    monkeypatch.setattr(other_profilers, "_FRAMEWORKS", (dataclasses.replace(by_name[name], binding="_renamed"),))
+    events = []
+    with arbitrating(events):
+        if name == "jax":
+            with module.profiler.trace(str(tmp_path)):
+                assert events == ["jax"]
+        else:
+            with module.profiler.experimental.Profile(str(tmp_path)):
+                assert events == ["tensorflow"]
+        assert events == [name, "go on"]
+    assert len(files(tmp_path)) == 1
+
+
+def test_version_without_a_profiler_is_not_patched(toy):
+    del toy.binding, toy.profiler
+    with arbitrating([]):
+        pass
+
+
+def test_sessions_of_many_threads_end_with_the_last(toy):
+    events, at_once = [], threading.Barrier(8)
+
+    def profile():
+        session = toy.binding.ProfilerSession()
+        session.start()
+        at_once.wait(20)  # all eight run
+        session.stop()
+        session.stop()  # once too often
+
+    with arbitrating(events):
+        threads = [threading.Thread(target=profile) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert events == ["toy"] * 8 + ["go on"]
+
+
+def test_failure_to_free_the_profiler_warns_and_the_start_continues(toy):
+    def broken(_):
+        raise OSError("no route")
+
+    with (
+        ProfilerArbiter(broken, lambda: None),
+        pytest.warns(RuntimeWarning, match="could not free the profiler for toy.*no route"),
+    ):
+        toy.start()
+    assert toy.session is not None
+
+
+def test_interrupt_while_freeing_the_profiler_is_raised(toy):
+    events = []
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with ProfilerArbiter(interrupted, lambda: events.append("go on")):
+        with pytest.raises(KeyboardInterrupt):
+            toy.start()
+        assert toy.session is None
+    assert events == ["go on"]
+
+
+def test_nested_blocks_restore_their_patches(toy):
+    outer, inner = [], []
+    original = toy.binding.ProfilerSession
+    with arbitrating(outer):
+        with arbitrating(inner):
+            toy.start()
+            toy.stop()
+        toy.start()
+        toy.stop()
+    assert (outer, inner) == (["toy", "go on"] * 2, ["toy", "go on"])
+    assert toy.binding.ProfilerSession is original
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_forked_process_reports_nothing(toy):
+    events, held, done = [], threading.Event(), threading.Event()
+
+    def hold(lock):
+        with lock:
+            held.set()
+            done.wait(60)
+
+    with arbitrating(events) as arbiter:
+        holder = threading.Thread(target=hold, args=[arbiter._lock])  # a thread that the child does not have
+        holder.start()
+        held.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            toy.start()
+            toy.stop()
+            os._exit(3 if events else 0)
+        ended = os.waitpid(child, 0)[1]
+        done.set()
+        holder.join(60)
+    assert ended == 0

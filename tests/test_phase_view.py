@@ -1,0 +1,213 @@
+"""What the panel says of phases: figures that are those of the frames, names that are text."""
+
+import json
+
+import polars as pl
+import pytest
+
+import tpunb as tp
+from tpunb import charts, schema
+from tpunb.frames import Phases, Steps
+from tpunb.testing import toy_steps
+from tpunb.text import short_time
+from tpunb.widgets import phase_view
+from tpunb.widgets.html_tables import ROWS
+
+EVIL = "<img src=x onerror=alert(1)>\x1b[31m\u202e"
+TEXT = "<img src=x onerror=alert(1)>\ufffd[31m\ufffd"
+
+
+def cut(pattern="aabbbc", *, name=None, **more):
+    """Phases by letter, with the first operation of each letter under another name."""
+    steps = toy_steps(pattern, **more)
+    if name:
+        ops = steps.ops.with_columns(
+            pl.format("{}{}", pl.lit(name), "op").cast(schema.NAME).alias("op"),
+        )
+        frame = steps.frame.with_columns(kind=pl.lit(name))
+        steps = Steps(frame, ops, steps.devices, steps.windows, name=name)
+    labels = pl.Series([ord(letter) - ord("a") for letter in pattern])
+    return Phases(steps, labels, lambda steps: [], pl.Series([0.0] * len(pattern)))
+
+
+def facts(phases, number, checkpoints=None):
+    return dict(phase_view.describe(phases, number, checkpoints or {})["facts"])
+
+
+def test_rows_are_those_of_the_frame():
+    phases = cut()
+    rows = phase_view.rows(phases)
+    frame = phases.frame
+    assert [row["phase"] for row in rows] == frame["phase"].to_list() == [1, 2, 0]
+    for name, column in (
+        ("steps", "steps"),
+        ("full", "full"),
+        ("share", "share"),
+        ("step_time_cv", "step_time_cv"),
+        ("idle", "idle"),
+    ):
+        assert [row[name] for row in rows] == frame[column].to_list()
+    assert [row["step_ms"] for row in rows] == [2.0, 3.0, 1.0]
+    assert [row["until"] for row in rows] == pytest.approx([6 / 11, 9 / 11, 1.0])
+    assert [row["colour"] for row in rows] == [charts.colours(phases)[phase] for phase in (1, 2, 0)]
+    assert {row["mxu"] for row in rows} == {None}
+
+
+def test_twelve_rows_at_most():
+    rows = phase_view.rows(cut("abcdefghijklmnop"))
+    assert len(rows) == ROWS == 12
+    assert rows[-1]["until"] < 1
+    every = phase_view.rows(cut("abcdefghijklmnop"), phase_view.PHASES)
+    assert every[:12] == rows
+    assert every[-1]["until"] == pytest.approx(1)
+    assert [row["phase"] for row in every] == [*range(15, -1, -1)]
+    json.dumps(every, allow_nan=False)
+
+
+def test_the_headline():
+    assert phase_view.headline(cut()) == "3 phases over 6 steps; top 3 cover 100 %, outliers 0 % of productive time"
+    assert phase_view.headline(cut("a")).startswith("1 phase over 1 step;")
+
+
+def test_the_facts_of_a_phase_are_its_row():
+    assert facts(cut(), 1) == {
+        "Steps": "3 (3 traced in full)",
+        "Time": "6 ms, 54.5 % of productive time",
+        "Step": "2 ms (median)",
+        "Variation": "0 % of mean step time",
+        "Idle": "50 % of step time",
+        "MXU": "not measured",
+        "Confidence": "not measured",
+        "Representative": "step 2, 2 ms",
+    }
+
+
+def test_the_nearest_checkpoint_is_a_fact():
+    checkpoints = {"one": 1, "five": 5}
+    assert facts(cut(), 1, checkpoints)["Nearest checkpoint"] == "one (step 1)"
+    assert facts(cut(), 2, checkpoints)["Nearest checkpoint"] == "five (step 5)"
+    assert "Nearest checkpoint" not in facts(cut(), 2)
+
+
+def test_operations_are_those_of_top():
+    phases = cut()
+    details = phase_view.describe(phases, 1, {})["ops"]
+    for side, rows in details.items():
+        top = phases.top(5).filter(phase=1, side=side)
+        assert [row["op"] for row in rows] == top["op"].cast(pl.String).to_list()
+        assert [row["share"] for row in rows] == top["share"].to_list()
+        assert [row["self_ms"] for row in rows] == pytest.approx((top["self_ps"] / 1e9).to_list())
+        assert [row["count"] for row in rows] == top["count"].to_list()
+    assert [row["op"] for row in details["device"]] == ["b2", "b1", "b0"]
+
+
+def test_distinguishing_operations_are_sentences():
+    sentences = phase_view.explain(cut("aaabbb"), 1)["distinguishing"]
+    assert "step time: 2 ms (1 ms in other phases)" in sentences
+    assert "b_host: in 100 % of steps (0 % in other phases)" in sentences
+    assert len({*sentences}) == len(sentences)
+
+
+def test_advice_names_its_phase_and_what_to_try():
+    found = toy_steps("aaabbb")
+    advice = phase_view.explain(tp.phases(found), 1)["advice"]
+    assert advice
+    assert all(piece.startswith("train (") and " Try: " in piece for piece in advice)
+
+
+def test_no_such_phase():
+    with pytest.raises(KeyError, match="no phase 7"):
+        phase_view.describe(cut(), 7, {})
+
+
+def test_steps_known_by_the_clock_alone_are_a_phase_too():
+    clock = toy_steps("aaabbb", traced="fffnnn")
+    frame = clock.frame.with_columns(kind=pl.when(pl.col("traced") == "none").then(pl.lit("other")).otherwise("kind"))
+    phases = tp.phases(Steps(frame, clock.ops, clock.devices, clock.windows))
+    details = phase_view.describe(phases, 1, {"a": 4})
+    assert dict(details["facts"])["Steps"] == "3 (0 traced in full)"
+    assert dict(details["facts"])["Idle"] == "not measured"
+    assert details["ops"] == {"device": [], "host": []}
+    json.dumps([details, phase_view.rows(phases)], allow_nan=False)
+
+
+def test_noise_is_described_like_a_phase():
+    phases = tp.phases(toy_steps("aaabbbz"), lambda steps: [0, 0, 0, 1, 1, 1, -1])
+    details = phase_view.describe(phases, -1, {})
+    assert details["name"] == "outliers"
+    assert dict(details["facts"])["Steps"].startswith("1 ")
+
+
+def test_several_hosts_say_whose_step_represents():
+    one, two = toy_steps("ab", host="h1"), toy_steps("ab", host="h2")
+    steps = Steps(pl.concat([one.frame, two.frame]), pl.concat([one.ops, two.ops]))
+    phases = tp.phases(steps, lambda steps: [0, 1, 0, 1])
+    assert dict(phase_view.describe(phases, 0, {})["facts"])["Representative"].startswith("step 0 of h")
+
+
+def test_names_are_text_without_commands():
+    phases = cut("aab", name=EVIL, host=EVIL)
+    details = json.dumps(
+        [phase_view.rows(phases), phase_view.describe(phases, 0, {EVIL: 1}), phase_view.headline(phases)],
+        ensure_ascii=False,
+    )
+    assert "\x1b" not in details
+    assert "\\u001b" not in details
+    assert "\u202e" not in details
+    ops = phase_view.describe(phases, 0, {})["ops"]["device"]
+    assert [row["op"] for row in ops] == [f"{TEXT}a{i}" for i in (2, 1, 0)]
+    assert facts(phases, 0, {EVIL: 1})["Nearest checkpoint"] == f"{TEXT} (step 1)"
+
+
+def test_runs_are_the_ribbon_as_a_table():
+    phases = cut("aabba")
+    table = phase_view.runs(phases, (0.0, 1.0))
+    assert table == {
+        "phase": ["train (faster)", "train", "train (faster)"],
+        "first_step": [0, 2, 4],
+        "last_step": [1, 3, 4],
+        "from_s": [0.0, 0.002, 0.006],
+        "to_s": [0.002, 0.006, 0.007],
+    }
+    assert phase_view.runs(phases, (0.0021, 0.003))["phase"] == ["train"]
+    assert phase_view.runs(phases, (5.0, 6.0))["phase"] == []
+
+
+def test_a_long_table_keeps_its_longest_runs():
+    table = phase_view.runs(cut("ab" * 60 + "c"), (0.0, 1.0))
+    assert len(table["phase"]) == phase_view.RUNS == 100
+    assert table["phase"].count("train") == 60
+    assert table["from_s"] == sorted(table["from_s"])
+
+
+def test_times_in_the_unit_that_suits():
+    assert [short_time(1000**i) for i in range(5)] == ["0.001 ns", "1 ns", "1 µs", "1 ms", "1 s"]
+    assert short_time(0) == "0 ns"
+
+
+def test_phases_and_the_operations_of_the_longest():
+    found = phase_view.tables(cut("aabb"))
+    assert [table.caption for table in found] == [
+        "Phases, longest first",
+        "Top operations of train, device, 2 steps traced in full",
+        "Top operations of train, host, 2 steps traced in full",
+    ]
+    assert found[0].rows[0] == ["train", "1", "2", "2", "66.7", "2.000", "0", "50"]
+    assert found[1].rows == [
+        ["b2", "50.0", "1.000", "6"],
+        ["b1", "33.3", "0.667", "4"],
+        ["b0", "16.7", "0.333", "2"],
+    ]
+
+
+def test_what_has_no_row_is_counted():
+    (phases, *_) = phase_view.tables(cut("abcdefghijklmnop"))
+    assert len(phases.rows) == ROWS + 1
+    assert phases.rows[-1][:4] == ["4 more", "–", "4", "4"]
+
+
+def test_no_operation_no_table():
+    phases = cut("ab")
+    bare = Steps(phases.steps.frame, phases.steps.ops.clear())
+    found = phase_view.tables(Phases(bare, phases.labels, phases.method, phases.distances))
+    assert [table.caption for table in found] == ["Phases, longest first"]

@@ -1,0 +1,94 @@
+"""Every number of the summary, recomputed from the frames of the run."""
+
+import re
+
+import numpy as np
+import polars as pl
+import pytest
+
+import tpunb as tp
+from tpunb.testing import scenario, synthetic_run, toy_steps
+from tpunb.widgets import phase_view
+from tpunb.widgets.summary import Summary
+
+RUNS = {
+    "keras_cnn": lambda: tp.steps(tp.sample("keras_cnn")),
+    "keras_transformer": lambda: tp.steps(tp.sample("keras_transformer")),
+    "toy": lambda: toy_steps("aaabbbz"),
+    "clock only": lambda: toy_steps("aaabbb", traced="ffnffp"),
+    "one phase": lambda: scenario("60 equal steps").steps,
+    "input stalls": lambda: scenario("input stalls").steps,
+    "checkpoints": lambda: scenario("checkpoints and evaluation").steps,
+    "step times": lambda: scenario("3 step times").steps,
+    "outliers": lambda: synthetic_run(1000, 60).steps,
+    "hard": lambda: synthetic_run(1000, 60, hard=True).steps,
+}
+
+
+def own(frame):
+    """The time of each step without callbacks and its known, or mean, input wait."""
+    clock = (pl.col("input_ps").is_not_null() & (pl.col("traced") == "none")).any().over("host", "kind")
+    mean = pl.when(~clock).then(pl.col("input_ps").mean().over("host", "kind").round())
+    wait = pl.coalesce(pl.col("input_ps").cast(pl.Float64), mean, 0.0).clip(0)
+    return frame.select((pl.col("dur_ps") - pl.col("callbacks_ps").fill_null(0) - wait).clip(0)).to_series().to_numpy()
+
+
+def productive(steps, labels):
+    time, kind = own(steps.frame), steps.frame["kind"].fill_null("").to_numpy()
+    group = [f"kind {kind[i]}" if label < 0 else f"phase {label}" for i, label in enumerate(labels)]
+    usual = {name: np.median(time[[one == name for one in group]]) for name in {*group} if name.startswith("phase")}
+    usual |= {f"kind {name}": np.median(time[kind == name]) for name in {*kind.tolist()}}
+    return np.minimum(time, [usual[name] for name in group])
+
+
+def cell(value, form, factor=1):
+    return "–" if value is None or np.isnan(value) else format(factor * value, form)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_numbers_of_the_summary_are_those_of_the_frames(name):
+    steps = RUNS[name]()
+    phases = tp.phases(steps)
+    labels = phases.labels.to_numpy()
+    time = productive(steps, labels)
+    share = {label: time[labels == label].sum() / time.sum() for label in {*labels.tolist()}}
+    table, *tops = phase_view.tables(phases)
+    assert len(table.rows) == len(share)
+    for row in table.rows:
+        label = int(row[1])
+        rows = steps.frame.filter(pl.Series(labels == label))
+        timed = rows.filter(pl.col("traced") != "partial")["dur_ps"]
+        idle = rows.drop_nulls("idle_ps")
+        figures = [f"{rows.height:,}", f"{(rows['traced'] == 'full').sum():,}"]
+        if not (rows["traced"] == "full").any():
+            figures[1] = "clock only"
+        figures += [cell(share[label], ".1f", 100), cell(rows["dur_ps"].median() / 1e9, ",.3f")]
+        figures += [cell(timed.std(ddof=0) / timed.mean(), ".0f", 100)]
+        figures += [cell(idle["idle_ps"].sum() / idle["dur_ps"].sum() if idle.height else None, ".0f", 100)]
+        assert row[2:] == figures
+    real = sorted((part for label, part in share.items() if label >= 0), reverse=True)
+    headline = Summary(None, steps, phases).headline
+    found = re.search(r"top 3 cover (\d+) % of productive time, outliers (\d+) %", headline)
+    assert [*found.groups()] == [f"{100 * sum(real[:3]):.0f}", f"{100 * share.get(-1, 0):.0f}"]
+    assert ("explained variance" in headline) == (len({*phases.fitted}) > 1)
+    for top in tops:
+        side = top.caption.split(", ")[-2]
+        full = steps.frame.filter(pl.Series(labels == phases.longest.id), pl.col("traced") == "full")
+        assert top.caption.endswith(f"{full.height:,} step{'s'[: full.height != 1]} traced in full")
+        ops = steps.ops.filter(pl.col("side") == side).join(full, on=["host", "step"], how="semi")
+        sums = ops.group_by(pl.col("op").cast(pl.String)).agg(pl.col("self_ps", "count").sum())
+        of = {op: (self_ps, count) for op, self_ps, count in sums.iter_rows()}
+        total = sums["self_ps"].sum()
+        for op, part, self_ms, calls in top.rows:
+            self_ps, count = of[op]
+            assert (part, self_ms, calls) == (f"{100 * self_ps / total:.1f}", f"{self_ps / 1e9:,.3f}", f"{count:,}")
+
+
+def test_what_was_not_measured_is_not_0():
+    phases = tp.phases(toy_steps("aaabbb", traced="fffnnn"))
+    frame = phases.steps.frame.with_columns(kind=pl.Series(["train"] * 3 + ["eval"] * 3))
+    phases = tp.phases(type(phases.steps)(frame, phases.steps.ops))
+    facts = dict(phase_view.describe(phases, 1, {})["facts"])
+    assert facts["Idle"] == facts["MXU"] == facts["Confidence"] == "not measured"
+    assert "Input wait" not in facts
+    assert phases.frame.filter(phase=1).select("input", "input_ps", "idle").row(0) == (None, None, None)

@@ -1,0 +1,28 @@
+"""Positions of tf.data iterators: why they cannot be saved."""
+
+import pytest
+
+from tpunb.tfdata import position
+
+tf = pytest.importorskip("tensorflow")
+
+
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        (
+            "{{function_node __wrapped__X}} PyFunc is stateful. [Op:SerializeIterator] name: ",
+            "PyFunc: a Python function (",
+        ),
+        (
+            "{{function_node __wrapped__X}} GeneratorDataset does not support checkpointing. [Op:Serialize] name: .",
+            "GeneratorDataset: a Python function (from_generator) feeds it",
+        ),
+        ("{{node y}} the disk is full [Op:Z]", "the disk is full"),
+        ("", "FailedPreconditionError"),
+    ],
+)
+def test_the_reason_omits_tensorflows_internal_names(raised, reason):
+    error = tf.errors.FailedPreconditionError(None, None, raised)
+    assert position.explain(error).startswith(reason)
+    assert "{{" not in position.explain(error)
