@@ -110,7 +110,7 @@ class DBSCAN(Parameters):
         merged = micro_clusters_of(steps, self.features)
         sweeps, eps = {}, self.eps
         if eps is None:
-            sweeps["eps"] = _eps_candidates(steps, merged, k, _EQUAL if self.features == "default" else 0.0)
+            sweeps["eps"] = _eps_sweep(steps, self.features, merged, k)
             eps = sweeps["eps"].filter("chosen")["eps"].item()
         graph, outside, inside = _graph(steps, self.features, merged, float(eps))
         values = np.array(
@@ -142,9 +142,15 @@ def labels_of(points: Floats, kinds: Ints) -> Ints:
     return of_one_kind(graph.labels(int(values[_choose(values, graph.noise(values), most=_LOSS)])), kinds)
 
 
+def chosen_eps(steps: Steps, features: Features) -> float:
+    """Return the default ``eps`` for steps."""
+    sweep = _eps_sweep(steps, features, micro_clusters_of(steps, features), _neighbours(len(steps)))
+    return float(sweep.filter("chosen")["eps"].item())
+
+
 @memoised
-def _eps_candidates(steps: Steps, merged: MicroClusters, k: int, least_gap: float) -> pl.DataFrame:
-    return eps_candidates(_distances(steps, merged), merged, k, least_gap)
+def _eps_sweep(steps: Steps, features: Features, merged: MicroClusters, k: int) -> pl.DataFrame:
+    return eps_candidates(_distances(steps, merged), merged, k, _EQUAL if features == "default" else 0.0)
 
 
 @memoised_last  # of one space: 72 MB for 3,000 micro-clusters, and a slider moves within one

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from tpunb.cluster.base import Parameters, in_order
+from tpunb.cluster.dbscan import chosen_eps
 from tpunb.cluster.features import Features, Space, check, space
 from tpunb.cluster.micro_clusters import MicroClusters, merge_leading
 from tpunb.frames import Labels, Steps
@@ -35,17 +36,13 @@ class HDBSCAN(Parameters):
 
     The package has no weights, and its cost grows with the steps. So similar steps are merged
     (:mod:`tpunb.cluster.micro_clusters`), and of each micro-cluster as many steps are clustered as a phase or a
-    neighbourhood needs, at most 10,000 in all; the others take the label of most of these. Densities inside a
-    micro-cluster are not those of the run, so phases nearer to each other than its width are one
-    (``cluster_selection_epsilon``, Malzer and Baum 2020).
+    neighbourhood needs, at most 10,000 in all; the others take the label of most of these. Phases nearer to each other
+    than the default ``eps`` of :class:`tpunb.DBSCAN` are one (``cluster_selection_epsilon``, Malzer and Baum 2020), and
+    so are those nearer than the width of a micro-cluster: densities inside it are not those of the run.
 
     The package splits readily, and gives each outlier to the nearest phase. So a phase must persist while the distance
     between its steps shrinks by a third, else its steps are outliers, and so is a step ten times as far from its
     neighbours as typical in its phase. If fewer than two phases persist, the run is one phase.
-
-    It finds the phases of synthetic runs (:func:`tpunb.testing.synthetic_run`). Unlike the default method it splits
-    phases in runs of one or two hundred steps, and where operations of hardly any time come and go, as in a host's
-    trace.
 
     Parameters
     ----------
@@ -95,7 +92,8 @@ class HDBSCAN(Parameters):
         rows, weights, most = _sample(merged, max(size, samples))
         # `predict` reads twice as many neighbours
         least = Least(size, max(2, min(size, most)), max(1, min(samples - 1, most - 1, len(rows) // 2)))
-        clustering = Clustering(fitted_space.points[rows], weights, least, merged.side)
+        epsilon = max(merged.side, chosen_eps(steps, self.features))
+        clustering = Clustering(fitted_space.points[rows], weights, least, epsilon)
         votes = np.zeros((len(merged.weights), int(clustering.labels.max()) + 2))
         np.add.at(votes, (merged.labels[rows], clustering.labels + 1), 1)
         clusters = (votes.argmax(axis=1) - 1)[merged.labels]
@@ -254,7 +252,7 @@ def _fit(points: Floats, least: Least, epsilon: float) -> hdbscan.HDBSCAN:
 
 def _least_size(n: int) -> int:
     """Return the default size of the smallest phase among `n` steps."""
-    return max(2, min(n // 50, 5), min(n // 500, 15))
+    return max(2, min(n // 10, 5), min(n // 500, 15))
 
 
 def _sample(merged: MicroClusters, most: int) -> tuple[Ints, Floats, int]:
