@@ -89,8 +89,9 @@ def test_few_steps_are_drawn_one_by_one():
         "traced": "012",
         "step": [0, 1, 2],
     }
-    assert rows["ranks"] == {"phase": [0, 1, None, -1], "shade": [0, 1, 6, 7]}
-    assert rows["numbers"] == {"at": [0.001, 0.003], "y": [8, 8], "name": ["0", "1"], "phase": [0, 1]}
+    names = ["train", "train (slower)", "others", "outliers"]
+    assert rows["ranks"] == {"phase": [0, 1, None, -1], "shade": [0, 1, 6, 7], "name": names}
+    assert rows["numbers"] == {"at": [0.001, 0.003], "y": [8, 8], "name": ["train", "train (slower)"], "phase": [0, 1]}
 
 
 def test_each_host_has_its_lane():
@@ -183,7 +184,8 @@ def test_more_phases_than_colours_are_others():
     phases = by_letter("aabbccddeeffgghhii")
     real = phases.frame["phase"].to_list()  # i, the longest, first
     rows = drawn(phases)
-    assert rows["ranks"] == {"phase": [*real[:6], None, -1], "shade": [*range(8)]}
+    assert rows["ranks"]["phase"] == [*real[:6], None, -1]
+    assert rows["ranks"]["shade"] == [*range(8)]
     shown = {
         real.index(label): SHADES[rows["ranks"]["shade"][rank]]
         for label, rank in zip(phases.labels, digits(rows["timeline"], "rank"), strict=True)
@@ -205,16 +207,23 @@ def test_outliers_have_their_own_shade():
     rows = drawn(cut(toy_steps("aaz"), [0, 0, -1]))
     assert [rows["ranks"]["phase"][rank] for rank in digits(rows["timeline"], "rank")] == [0, 0, -1]
     assert rows["ranks"]["shade"] == [0, 6, 7]
-    assert rows["numbers"]["name"] == ["0", "outliers"]
+    assert rows["numbers"]["name"] == ["train", "outliers"]
     assert drawn(cut(toy_steps("az"), [-1, -1]))["timeline"]["rank"] == "1"
 
 
 def test_a_second_run_wears_the_colours_of_the_first():
     phases = by_letter("aabbcc")
     rows = Timeline(phases.steps).rows(phases, alias={2: (1, "1 → 2"), 0: (0, "0 → 0")})
-    assert rows["ranks"] == {"phase": [2, 1, 0, None, -1], "shade": [1, 6, 0, 6, 7]}
-    assert rows["numbers"]["name"] == ["0 → 0", "1", "1 → 2"]  # of the one that was matched with none its own
+    assert rows["ranks"]["phase"] == [2, 1, 0, None, -1]
+    assert rows["ranks"]["shade"] == [1, 6, 0, 6, 7]
+    assert rows["numbers"]["name"] == ["0 → 0", "train 3", "1 → 2"]  # of the one that was matched with none its own
     assert Timeline(phases.steps).rows(phases, alias={2: (9, "9 → 2")})["ranks"]["shade"][0] == len(PALETTE)
+
+
+def test_a_name_without_room_gives_way_to_the_number():
+    rows = drawn(cut(toy_steps("a" * 20 + "bb" + "a" * 20), [0] * 20 + [1] * 2 + [0] * 20))
+    assert rows["numbers"]["name"] == ["train", "1", "train"]
+    assert rows["ranks"]["name"][1].startswith("train ")
 
 
 STEP = st.tuples(

@@ -115,7 +115,7 @@ def _merged(marks: Marks, gap: float) -> pl.DataFrame:
     y, y2 = (marks.lane * LANE + TOP + HEIGHT * edge / 100 for edge in (marks.low, marks.high))
     columns = {"start": marks.start, "end": marks.end, "y": y, "y2": y2, "traced": marks.seen}
     columns |= {"step": step, "last": step, "part": marks.high - marks.low}
-    rows = pl.DataFrame({"phase": marks.ranks.phase, "shade": marks.ranks.shade}, strict=False)[marks.rank]
+    rows = pl.DataFrame(marks.ranks._asdict(), strict=False).drop("short")[marks.rank]
     look = ["y", "y2", "phase", "traced"]
     rows = rows.with_columns(**{name: pl.Series(values) for name, values in columns.items()}).sort(*look, "start")
     new = pl.any_horizontal(
@@ -154,7 +154,6 @@ def _layers(
     """Return the steps, then the names of their phases, the windows and the names of the hosts."""
     box: dict[str, Any] = {"x": _x("start"), "x2": alt.X2("end"), "y": _y("y", hosts), "y2": alt.Y2("y2")}
     steps = table("timeline").transform_calculate(
-        name="datum.phase === null ? 'other phases' : datum.phase < 0 ? 'outliers' : 'phase ' + datum.phase",
         steps="datum.last > datum.step ? ', steps ' + datum.step + ' to ' + datum.last : ', step ' + datum.step",
         seconds="format(datum.start, '.6~r') + ' s to ' + format(datum.end, '.6~r') + ' s'",
         about="datum.name + (isValid(datum.step) ? datum.steps : ', ' + datum.part + ' % of this slice')"

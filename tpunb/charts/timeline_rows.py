@@ -95,8 +95,8 @@ class Timeline:
         In "timeline", single steps have ``start``, ``end`` (seconds), ``lane`` and ``step``. Where steps share slices
         of time (those of the second lane follow those of the first), each row has ``after``, the number of slices since
         the previous row, and ``part``, its percentage of the slice; rows of one slice are stacked. ``rank`` is the row
-        of "ranks" with its ``phase`` (null: several) and ``shade``; ``seen`` is 0 traced in full, 1 in part, 2
-        inferred, in a slice what most of it is: both one base-36 digit per row, or one digit if all are equal.
+        of "ranks" with its ``phase`` (null: several), ``shade`` and ``name``; ``seen`` is 0 traced in full, 1 in
+        part, 2 inferred, in a slice what most of it is: both one base-36 digit per row, or one digit if all are equal.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class Timeline:
         else:
             looks |= {"start": self._short(marks.start), "end": self._short(marks.end)}
             looks |= {"lane": marks.lane.tolist(), "step": marks.step.tolist()}
-        ranks: Columns = {"phase": [*marks.ranks.phase], "shade": [*marks.ranks.shade]}
+        ranks: Columns = {name: [*getattr(marks.ranks, name)] for name in ("phase", "shade", "name")}
         return {"timeline": looks, "ranks": ranks, "numbers": self.numbers(marks)}
 
     def marks(
@@ -155,18 +155,20 @@ class Timeline:
         return start, start + width
 
     def numbers(self, marks: Marks) -> Columns:
-        """Return the names of the phases above those of their runs that are wide enough."""
+        """Return the names of the phases above those of their runs that are wide enough, else their numbers."""
         most = np.lexsort((marks.low - marks.high, marks.place))[np.flatnonzero(np.diff(marks.place, prepend=-1))]
         rank, lane, start, end = (column[most] for column in (marks.rank, marks.lane, marks.start, marks.end))
         first = np.flatnonzero((np.diff(rank, prepend=-1) != 0) | (np.diff(lane, prepend=-1) != 0))
         start, end = start[first], end[np.append(first[1:], len(rank))[: len(first)] - 1]
         rank, lane = rank[first], lane[first]
-        room = np.array([max(_WIDE, _LETTER * len(name)) for name in marks.ranks.name])[rank]
-        wide = end - start > room * (self.edges[1] - self.edges[0])
+        names, short = marks.ranks.name, marks.ranks.short
+        share = (end - start) / (self.edges[1] - self.edges[0])
+        fits, wide = share > _room(names)[rank], share > _room(short)[rank]
+        shown = [(names if fit else short)[at] for at, fit in zip(rank, fits, strict=True)]
         return {
             "at": self._short(((start + end) / 2)[wide]),
             "y": (lane[wide] * LANE + 8).tolist(),
-            "name": [marks.ranks.name[at] for at in rank[wide].tolist()],
+            "name": [name for name, enough in zip(shown, wide, strict=True) if enough],
             "phase": [marks.ranks.phase[at] for at in rank[wide].tolist()],
         }
 
@@ -260,6 +262,7 @@ class Ranks(NamedTuple):
     phase: list[int | None]  # None: several
     shade: list[int]
     name: list[str]
+    short: list[str]  # where there is no room for the name
 
 
 class Marks(NamedTuple):
@@ -292,13 +295,21 @@ def _ranked(phases: Phases, chosen: int | None, alias: Mapping[int, tuple[int, s
     alone = real[: len(PALETTE)]
     if chosen in real and chosen not in alone:
         alone.append(chosen)
-    given = {phase: (at, str(phase)) for at, phase in enumerate(real)} if alias is None else alias
-    looks = [given.get(phase, (others, str(phase))) for phase in alone]
+    named = dict(phases.frame.select("phase", "name").iter_rows())
+    given = {phase: (at, cleaned(named[phase])) for at, phase in enumerate(real)} if alias is None else alias
+    looks = [given.get(phase, (others, cleaned(named[phase]))) for phase in alone]
+    rest = ["others", "outliers"]
     shades, names = [min(shade, others) for shade, _ in looks], [name for _, name in looks]
-    ranks = Ranks([*alone, None, -1], [*shades, others, outliers], [*names, "others", "outliers"])
+    short = [str(phase) for phase in alone] if alias is None else names
+    ranks = Ranks([*alone, None, -1], [*shades, others, outliers], [*names, *rest], [*short, *rest])
     rank = dict(zip(alone, range(len(alone)), strict=True)) | {-1: len(alone) + 1}
     labels, at = factorize(phases.labels.to_numpy())
     return np.array([rank.get(label, len(alone)) for label in labels.tolist()], dtype=np.int64)[at], ranks
+
+
+def _room(names: Sequence[str]) -> Floats:
+    """Return the share of the range that each name takes."""
+    return np.array([max(_WIDE, _LETTER * len(name)) for name in names])
 
 
 def _slices(hosts: int) -> int:

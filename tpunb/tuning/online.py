@@ -177,7 +177,7 @@ class Online:
         in_phases = grouped.labels.filter(grouped.labels >= 0)  # the last traced step is often an outlier
         if phase is None or int(in_phases[-1]) != phase.id:
             return Message("no hot phase")
-        current.phase = Message("hot phase", {"phase": phase.id, "share": phase.share})
+        current.phase = Message("hot phase", {"phase": phase.name, "share": phase.share})
         return None
 
     # -- the tuning ------------------------------------------------------------------------------------------------

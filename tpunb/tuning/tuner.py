@@ -73,7 +73,7 @@ def tune(
         if phase is None:
             tuner.report("no hot phase")
         else:
-            tuner.report("hot phase", phase=phase.id, share=phase.share)
+            tuner.report("hot phase", phase=phase.name, share=phase.share)
     for _ in tuner.trials():
         pass
     return tuner.tuning

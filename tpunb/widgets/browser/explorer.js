@@ -294,7 +294,8 @@ class Explorer extends Panel {
     this.shares.put({}, { chosen: phase });
     this.second?.choose(phase);
     this.listPhases();
-    this.buttons.say(phase === null ? "no phase selected" : `phase ${phase} selected`);
+    const name = this.get("_clusters").phases.find((row) => row.phase === phase)?.name ?? `phase ${phase}`;
+    this.buttons.say(phase === null ? "no phase selected" : `${name} selected`);
     this.rest();
   }
 

@@ -15,7 +15,7 @@ function unpacked({ timeline, ranks, numbers }, { edges: [low, high] }, { slices
   const rank = places(timeline.rank);
   const column = (call) => rank.map((_, i) => call(i));
   const drawn = { phase: column((i) => ranks.phase[rank[i]]), shade: column((i) => ranks.shade[rank[i]]),
-    traced: places(timeline.traced) };
+    name: column((i) => ranks.name[rank[i]]), traced: places(timeline.traced) };
   if (timeline.step !== undefined) {
     const { start, end, step } = timeline;
     const y = timeline.lane.map((at) => lane * at + top);
