@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 import urllib.parse
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from subprocess import run
@@ -655,3 +657,24 @@ except KeyboardInterrupt:
     path = put(tmp_path / "a.xplane.pb", window())
     run = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=50)
     assert run.stdout == "interrupted\n", run.stderr[-2000:]
+
+
+def test_an_interrupt_that_comes_while_threads_start_ends_a_load(tmp_path, monkeypatch):
+    told = []
+
+    def slowly(file, tell):
+        for count in range(100):
+            time.sleep(0.1)
+            told.append(count)
+            tell(1)
+
+    def interrupted(pool, *work):
+        submit(pool, *work)
+        raise KeyboardInterrupt
+
+    submit = ThreadPoolExecutor.submit
+    monkeypatch.setattr(storage, "read", slowly)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tp.load(put(tmp_path / "a.xplane.pb", window()))
+    assert len(told) <= 1  # it ends at the next report of progress

@@ -127,8 +127,8 @@ def _parts(files: Sequence[Location]) -> list[Decoded]:
     """Return the contents of each file, read and decoded in parallel."""
     workers = _FETCHES if any(file.url for file in files) else os.cpu_count() or 1
     with closing(_Bar(files)) as bar, ThreadPoolExecutor(min(len(files), workers)) as pool:
-        answers = [pool.submit(_part, file, bar) for file in files]
         try:
+            answers = [pool.submit(_part, file, bar) for file in files]  # an interrupt may come here, too
             storage.awaited(answers)
             for answer in answers:
                 if answer.done():  # the first failure ends the load
