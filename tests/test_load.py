@@ -236,10 +236,130 @@ class Trickle:
 
 
 def test_what_is_still_being_read_stops_when_a_host_fails(tmp_path):
-    slow, bad = Trickle(), put(tmp_path / "a.xplane.pb", b"no profile")
-    with pytest.raises(BadProfile, match=r"a\.xplane\.pb: "):
-        logdir.read([storage.find(bad), storage.Location(slow, "b.xplane.pb", "slow://b.xplane.pb")], "toy", tmp_path)
+    slow, gone = Trickle(), storage.Location(storage.find(tmp_path).fs, str(tmp_path / "a.xplane.pb"))
+    with pytest.raises(ProfileNotFound, match=r"a\.xplane\.pb"):
+        logdir.read([gone, storage.Location(slow, "b.xplane.pb", "slow://b.xplane.pb")], "toy", tmp_path)
     assert slow.came < 10_000
+
+
+# -- damaged members ------------------------------------------------------------------------------------------
+
+
+def ten_hosts(folder):
+    """Ten hosts, three of them damaged: cut, empty, and a gzip that is none."""
+    for number in range(10):
+        put(folder / f"{number}.xplane.pb", window(f"host{number}"))
+    put(folder / "2.xplane.pb", window()[:-9])
+    put(folder / "5.xplane.pb", b"")
+    (folder / "7.xplane.pb").unlink()
+    put(folder / "7.xplane.pb.gz", b"\x1f\x8b" + window())
+
+
+def test_damaged_files_of_a_folder_are_named_and_the_others_read(tmp_path):
+    ten_hosts(tmp_path)
+    with pytest.warns(
+        UserWarning, match=r"3 files skipped: 2\.xplane\.pb: .*; 5\.xplane\.pb: the file is empty"
+    ) as seen:
+        profile = tp.load(tmp_path)
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    assert [name for name, _ in profile.skipped] == ["2.xplane.pb", "5.xplane.pb", "7.xplane.pb.gz"]
+    assert str(tmp_path) not in str(profile.skipped)
+    assert profile.windows["host"].to_list() == [f"host{number}" for number in (0, 1, 3, 4, 6, 8, 9)]
+    assert tp.steps(profile).frame.height == 14
+    assert "7 hosts" in repr(profile)
+    assert repr(profile).endswith("3 files skipped)")
+
+
+def test_mangled_bytes_beside_a_sound_trace(tmp_path):
+    put(tmp_path / "a.xplane.pb", window().decode("utf8", "replace").encode())
+    put(tmp_path / "b.trace.json", trace())
+    with pytest.warns(UserWarning, match="1 file skipped: a.xplane.pb"):
+        assert tp.load(tmp_path).windows.height == 1
+
+
+def test_a_damaged_table_of_a_folder_is_named(tmp_path):
+    table = {"cols": [{"id": "stepnum"}, {"id": "stepTimeMs"}], "rows": [{"c": [{"v": "0"}, {"v": 1}]}]}
+    put(tmp_path / "a.overview_page.json", json.dumps([table]).encode())
+    put(tmp_path / "a.input_pipeline.json.gz", b"\x1f\x8b" + bytes(9))
+    with pytest.warns(UserWarning, match=r"1 file skipped: a\.input_pipeline\.json\.gz: cannot be read"):
+        profile = tp.load(tmp_path)
+    assert str(tmp_path) not in str(profile.skipped)
+    with pytest.raises(BadProfile, match="cannot be read"):
+        tp.load(put(tmp_path / "alone" / "a.input_pipeline.json.gz", b"\x1f\x8b" + bytes(9)))
+
+
+def test_a_damaged_file_is_named_with_its_session(tmp_path):
+    for session in ("monday", "tuesday"):
+        put(tmp_path / session / "a.xplane.pb", window() if session == "monday" else b"")
+    with pytest.warns(UserWarning, match="1 file skipped: tuesday/a.xplane.pb: the file is empty"):
+        tp.load(tmp_path)
+
+
+def test_a_folder_of_damaged_files_alone_is_an_error(tmp_path):
+    for host in "ab":
+        put(tmp_path / f"{host}.xplane.pb", b"")
+    with pytest.raises(BadProfile, match=re.escape(str(tmp_path / "a.xplane.pb")) + ": the file is empty"):
+        tp.load(tmp_path)
+
+
+# -- the device of a file that does not name it ---------------------------------------------------------------
+
+
+def device_trace(device):
+    """A trace of one device; with one operation of 1 ms."""
+    rows = json.loads(trace())["traceEvents"]
+    rows += [
+        {"ph": "M", "name": "process_name", "pid": 9, "args": {"name": device}},
+        {"ph": "M", "name": "thread_name", "pid": 9, "tid": 1, "args": {"name": "XLA Ops"}},
+        {"ph": "X", "pid": 9, "tid": 1, "ts": 0, "dur": 1000, "name": "fusion"},
+    ]
+    return json.dumps({"traceEvents": rows}).encode()
+
+
+def test_a_named_device_gives_kind_and_peaks(tmp_path):
+    file = put(tmp_path / "a.trace.json", device_trace("/device:TPU:0"))
+    assert tp.load(file).hardware.select("kind", "peak_flops").row(0) == ("TPU", None)
+    profile = tp.load(file, device="tpu V6e")
+    assert profile.hardware.select("kind", "peak_flops", "hbm_bandwidth").row(0) == ("TPU v6e", 918e12, 1638e9)
+    assert tp.steps(profile).metadata == {"device kind": "TPU v6e"}
+    # a core is half a chip
+    assert tp.load(file, device="TPU v2").hardware.select("peak_flops", "hbm_bandwidth").row(0) == (22.5e12, 300e9)
+
+
+def test_a_named_device_of_stored_steps(tmp_path):
+    table = {"cols": [{"id": "stepnum"}, {"id": "stepTimeMs"}], "rows": [{"c": [{"v": "0"}, {"v": 1}]}]}
+    told = {"cols": [], "rows": [], "p": {"hardware_type": "TPU", "device_core_count": "2"}}
+    file = put(tmp_path / "a.overview_page.json", json.dumps([table, told]).encode())
+    profile = tp.load(file, device="TPU v5e")
+    assert profile.hardware.select("kind", "peak_flops").rows() == [("TPU v5e", 197e12)] * 2
+    assert tp.steps(profile).metadata == {"device kind": "TPU v5e"}
+
+
+@pytest.mark.parametrize(
+    ("device", "named", "seen"),
+    [
+        (
+            "/device:TPU:0",
+            "TPU v9",
+            "unknown device 'TPU v9'; did you mean 'TPU v\\d\\w*'[?] known devices: TPU v2, .*H200",
+        ),
+        ("/device:TPU:0", "abacus", "unknown device 'abacus'; known devices: TPU v2, .*H200"),
+        ("/device:GPU:0", "TPU v6e", "must fit the profile. Got 'TPU v6e' for GPU"),
+        ("/host:CPU", "TPU v6e", "Got 'TPU v6e' for no device"),
+    ],
+)
+def test_a_device_that_does_not_fit_is_an_error(tmp_path, device, named, seen):
+    file = put(tmp_path / "a.trace.json", device_trace(device))
+    with pytest.raises(ValueError, match=seen):
+        tp.load(file, device=named)
+
+
+def test_a_file_that_names_its_device_keeps_it(real_profiles):
+    file = real_profiles / "tpu-v6e-4_jax_host-offload.xplane.pb"
+    assert tp.load(file, device="TPU v6e").hardware.equals(tp.load(file).hardware)
+    with pytest.raises(ValueError, match="Got 'TPU v4' for TPU v6 Lite"):
+        tp.load(file, device="TPU v4")
 
 
 # -- folders --------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Our figures against XProf's on the same files; where they differ on purpose, a test says by how much and why."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 import tpunb as tp
 from tpunb.errors import NoSteps
+from tpunb.io import xprof_json
 
 pytest.importorskip("xprof", reason="XProf is the oracle: pip install xprof")
 
@@ -189,6 +191,21 @@ def test_the_work_of_a_tpu(case):
     assert ours == pytest.approx(theirs, rel=0.005)
     assert devices["flops"].sum() == pytest.approx(theirs["flops"], rel=0.005)
     assert devices["bytes"].sum() == pytest.approx(1.5 * theirs["hbm_bytes"], rel=0.005)
+
+
+def test_memory_bandwidth_of_xprofs_tables(case):
+    """The overview prints 0.0 % for the bandwidth of this file; hlo_stats has it, as XProf's roofline says."""
+    xprof = case(TPU).xprof
+    assert xprof.overview("memory_bw_utilization_relative_to_hw_limit") == 0
+    (program, *_), facts = xprof.tables("roofline_model")[0]["rows"], xprof.tables("roofline_model")[0]["p"]
+    ids = [column["id"] for column in xprof.tables("roofline_model")[0]["cols"]]
+    theirs = program["c"][ids.index("hbm_bw")]["v"] / float(facts["peak_hbm_bw"])
+    step = {"cols": [{"id": "stepnum"}, {"id": "stepTimeMs"}], "rows": [{"c": [{"v": "0"}, {"v": 1}]}]}
+    pages = {"overview_page.json": [step, *xprof.tables("overview_page")], "hlo_stats.json": xprof.tables("hlo_stats")}
+    tables = {name: json.dumps(page).encode() for name, page in pages.items()}
+    frame = xprof_json.profile(tables, "toy", "toy").stored.frame
+    assert frame["hbm_util"].to_list() == pytest.approx([theirs], rel=0.005)
+    assert frame["mxu_util"].to_list() == [None]
 
 
 # steps

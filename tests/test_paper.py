@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 import tpunb as tp
-from tpunb.analysis.hardware import Device
+from tpunb.analysis import Device
 from tpunb.testing import toy_steps
 from tpunb.workloads import WORKLOADS, RecordedRun, recorded
 from tpunb.workloads.paper import on_devices, operators, published, speedups, utilisation

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import tpunb as tp
 from tpunb import schema
-from tpunb.analysis.hardware import DEVICES, Device
 from tpunb.analysis.roofline import what_if
 from tpunb.errors import TpunbError
 from tpunb.frames import Steps
+from tpunb.frames.hardware import DEVICES, Device
 from tpunb.testing import toy_steps
 
 SLOW = Device("slow", 10e12, 1e9, 1e12, "none", ("Toy",))

@@ -217,6 +217,7 @@ def test_local_paths_do_not_import_fsspec(tmp_path):
 
 
 TABLES = ["overview_page.json", "input_pipeline.json", "pod_viewer.json"]
+PROFILE = SimpleNamespace(skipped=())
 
 
 @pytest.fixture
@@ -226,7 +227,7 @@ def asked(monkeypatch):
 
     def profile(tables, name, source):
         asked.append((sorted(tables), name, source))
-        return "a profile"
+        return PROFILE
 
     monkeypatch.setattr(tp.io.xprof_json, "profile", profile)
     monkeypatch.setattr(tp.io.xprof_json, "is_table", lambda data: data.startswith(b'[{"cols"'))
@@ -237,7 +238,7 @@ def test_a_table_is_read_with_tables_of_its_prefix(tmp_path, asked):
     for name in [*(f"a.{table}" for table in TABLES), f"b.{TABLES[0]}", "a.other.json", f"below/a.{TABLES[0]}"]:
         put(tmp_path / name, b"[]")
     file = tmp_path / "a.overview_page.json"
-    assert tp.load(file) == "a profile"
+    assert tp.load(file) is PROFILE
     assert asked == [(sorted(f"a.{table}" for table in TABLES), file.name, file)]
 
 
@@ -245,9 +246,36 @@ def test_a_folder_of_tables_alone_is_read(tmp_path, asked):
     session = tmp_path / "plugins" / "profile" / "one"
     put(session / "a.overview_page.json", b"[]")
     put(session / "b.pod_viewer.json", b"{}")
-    assert tp.load(tmp_path) == "a profile"
+    assert tp.load(tmp_path) is PROFILE
     assert asked == [(["a.overview_page.json", "b.pod_viewer.json"], tmp_path.name, tmp_path)]
     put(session / "a.xplane.pb", window())
+    assert names(tp.load(tmp_path)) == {"train", "MatMul"}
+
+
+def test_gzipped_tables_are_read_with_the_others(tmp_path, asked):
+    for name in ("a.overview_page.json.gz", "a.pod_viewer.json", "a.pod_viewer.json.gz", "a.hlo_stats.json.gz"):
+        put(tmp_path / name, gzip.compress(b"[]") if name.endswith("gz") else b"[]")
+    read = ["a.hlo_stats.json.gz", "a.overview_page.json.gz", "a.pod_viewer.json"]
+    for path in (tmp_path, tmp_path / "a.pod_viewer.json", tmp_path / "a.overview_page.json.gz"):
+        tp.load(path)
+    assert [names for names, _, _ in asked] == [read, read, read]
+
+
+def test_tables_without_steps_are_no_profile(tmp_path, asked):
+    put(tmp_path / "a.hlo_stats.json", b"[]")
+    with pytest.raises(ProfileNotFound, match="holds no profile"):
+        tp.load(tmp_path)
+    assert asked == []
+
+
+@pytest.mark.parametrize("name", ["10.0.0.1.overview_page.pb", "10.0.0.1.input_pipeline.pb"])
+def test_binary_tables_of_2020_are_refused_by_name(tmp_path, name):
+    file = put(tmp_path / "plugins" / "profile" / "one" / name, b"\x0a\x02")
+    for path in (file, tmp_path):
+        with pytest.raises(BadProfile, match=f"{name}: a table of XProf in the binary form of 2020") as caught:
+            tp.load(path)
+        assert "*.xplane.pb" in caught.value.hint
+    put(file.parent / "a.xplane.pb", window())
     assert names(tp.load(tmp_path)) == {"train", "MatMul"}
 
 
@@ -262,7 +290,7 @@ def test_tables_of_two_sessions_are_not_one_profile(tmp_path, asked):
 
 def test_a_table_of_any_name_is_detected_by_its_content(tmp_path, asked):
     file = put(tmp_path / "downloaded.json", b'[{"cols": []}]')
-    assert tp.load(file) == "a profile"
+    assert tp.load(file) is PROFILE
     with pytest.raises(BadProfile, match="no Chrome trace"):
         tp.load(put(tmp_path / "other.json", b'{"rows": []}'))
     with pytest.raises(BadProfile, match="no Chrome trace"):  # by its name it is a trace

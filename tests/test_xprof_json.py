@@ -131,7 +131,7 @@ def test_a_run_of_no_steps_says_so():
 
 
 def test_steps_only_in_the_pod_viewer_are_ignored_beside_a_table():
-    profile = read(overview_page=[table([STEP])], pod_viewer=pod({"0": core(9)}, {"0": core(9)}))
+    profile = read(overview_page=[table([STEP])], pod_viewer=pod({"0": core(900)}, {"0": core(900)}))
     assert profile.stored.frame["step"].to_list() == profile.stored.devices["step"].to_list() == [0]
 
 
@@ -206,8 +206,8 @@ def test_cores_of_one_chip_are_distinct_by_key():
     [
         ({"device_type": "TPU v2", "device_core_count": "8 (Replica count = 8)"}, 8, 0.488, 0.703),
         ({"hardware_type": "TPU", "device_core_count": "2"}, 2, 0.488, 0.703),
-        ({"device_type": "Nvidia GPU (Volta)", "device_core_count": "4"}, 4, None, None),
-        ({"device_type": "CPU", "device_core_count": "4"}, 0, None, None),
+        ({"device_type": "Nvidia GPU (Volta)", "device_core_count": "4"}, 4, 0.488, 0.703),
+        ({"device_type": "CPU", "device_core_count": "4"}, 0, 0.488, 0.703),
         ({"device_type": "TPU v2", "device_core_count": "many"}, 0, 0.488, 0.703),
         ({"device_type": "TPU v2", "device_core_count": "999999999999"}, 65536, 0.488, 0.703),
     ],
@@ -225,6 +225,169 @@ def test_hardware_is_read_from_the_overview(told, devices, mxu_util, hbm_util):
 )
 def test_a_host_is_named_where_it_is_the_only_one(names, host):
     assert read(input_pipeline=[table([STEP]), table([], hostnames=names)]).stored.frame["host"].to_list() == [host]
+
+
+# -- 0 means unset ---------------------------------------------------------------------------------------------
+
+
+def hlo(*rows):
+    return table([dict(zip(["category", "hbm_bw", "total_self_time_percent"], row, strict=True)) for row in rows])
+
+
+@pytest.mark.parametrize("device", ["TPU v6 Lite", "Nvidia GPU (Volta)"])
+def test_a_percentage_of_zero_is_unset(device):
+    told = {"device_type": device, "device_core_count": "1", "device_tf_op_percent": "99.7%"}
+    unset = {"mxu_utilization_percent": "0.0%", "memory_bw_utilization_relative_to_hw_limit": "0.0%"}
+    steps = [{"stepnum": str(n), "tcComputeTimeMs": 0, "tcIdleTimeMs": 5, "tcInfeedTimeMs": 0} for n in range(2)]
+    profile = read(overview_page=[table([], **unset), table(steps), table([], **told)])
+    assert profile.hardware["mxu_util"].to_list() == [None]
+    names = ["mxu_util", "hbm_util", "duty_cycle", "device_ps", "idle_ps"]
+    assert profile.stored.frame.select(names).null_count().row(0) == (2, 2, 2, 2, 2)
+    assert profile.stored.frame["dur_ps"].to_list() == [5 * MS, 5 * MS]
+    assert tp.advise(tp.phases(profile.stored, lambda steps: [0] * len(steps))).is_empty()
+
+
+def test_steps_without_work_stay_where_others_have_some():
+    rows = [{"stepnum": str(n), "computeTimeMs": busy, "idleTimeMs": 10 - busy} for n, busy in enumerate([0, 4])]
+    frame = read(overview_page=[table(rows)]).stored.frame
+    assert frame.select("device_ps", "idle_ps", "duty_cycle").rows() == [(0, 10 * MS, 0.0), (4 * MS, 6 * MS, 0.4)]
+
+
+@pytest.mark.parametrize(
+    ("device", "rows", "share"),
+    [
+        ("TPU v6 Lite", [("loop fusion", 1638e9 / 2**30, 30), ("copy-done", 1638e9 / 2**30 / 2, 40)], 0.5),
+        ("TPU v2", [("loop fusion", 300e9 / 2**30, 25)], 0.25),  # two cores share 600 GB/s
+        # a start and an end of a copy have its bytes: they count once
+        ("TPU v6 Lite", [("copy-start", 1e9, 1), ("copy-done", 1638e9 / 2**30, 10)], 0.1),
+        ("TPU v6 Lite", [("loop fusion", 0, 100)], None),
+        ("TPU v6 Lite", [("loop fusion", 1638e9, 100)], None),
+        ("TPU v6 Lite", [("loop fusion", None, None)], None),
+        ("Nvidia GPU (Volta)", [("loop fusion", 100, 50)], None),
+    ],
+)
+def test_memory_bandwidth_is_read_from_hlo_stats(device, rows, share):
+    overview = [table([STEP]), table([], device_type=device, memory_bw_utilization_relative_to_hw_limit="0.0%")]
+    found = read(overview_page=overview, hlo_stats=hlo(*rows)).stored.frame["hbm_util"].to_list()
+    assert found == [pytest.approx(share)] if share else found == [None]
+
+
+def test_the_overview_wins_over_hlo_stats():
+    overview = [table([STEP]), table([], device_type="TPU v2", memory_bw_utilization_relative_to_hw_limit="70.3%")]
+    frame = read(overview_page=overview, hlo_stats=hlo(("loop fusion", 1, 50))).stored.frame
+    assert frame["hbm_util"].to_list() == [0.703]
+
+
+# -- several tables --------------------------------------------------------------------------------------------
+
+
+def test_tables_of_one_run_add_up():
+    rows = [{"stepnum": str(n), "stepTimeMs": 10} for n in (11, 12)]
+    more = [{"stepnum": str(n), "computeTimeMs": 8, "idleTimeMs": 2} for n in (12, 13)]
+    cores = pod({"0": core(10_000, sendDurationUs=1, recvDurationUs=2)}, {"0": core(10_000)})
+    for number, stats in zip((11, 12), cores["podStatsSequence"]["podStatsMap"], strict=True):
+        stats["stepNum"] = number
+    overview = [table(rows), table([], device_type="TPU v2", mxu_utilization_percent="0.0%")]
+    pipeline = [table(more), table([], mxu_utilization_percent="48.8%")]
+    profile = read(overview_page=overview, input_pipeline=pipeline, pod_viewer=cores)
+    assert profile.skipped == ()
+    assert profile.stored.frame.select("host", "step", "dur_ps", "device_ps", "transfer_ps", "mxu_util").rows() == [
+        ("a", 11, 10 * MS, None, 3 * US, 0.488),
+        ("a", 12, 10 * MS, 8 * MS, None, 0.488),
+        ("a", 13, 10 * MS, 8 * MS, None, 0.488),
+    ]
+
+
+def test_steps_without_numbers_take_those_of_another_table():
+    rows = [{"stepnum": "unknown", "stepTimeMs": 10, "inputTimeMs": 1} for _ in range(2)]
+    cores = pod({"0": core(10_000)}, {"0": core(10_000)})
+    for number, stats in zip((100, 101), cores["podStatsSequence"]["podStatsMap"], strict=True):
+        stats["stepNum"] = number
+    profile = read(overview_page=[table(rows)], pod_viewer=cores)
+    assert profile.stored.frame.select("step", "infeed_ps").rows() == [(100, MS), (101, MS)]
+    assert profile.stored.devices["step"].to_list() == [100, 101]
+
+
+def test_a_pod_viewer_without_numbers_takes_those_of_the_table():
+    rows = [{"stepnum": f"train {number}", "stepTimeMs": 10} for number in (11, 12)]
+    cores = pod({"0": core(9_000)}, {"0": core(9_000)})
+    for stats in cores["podStatsSequence"]["podStatsMap"]:
+        del stats["stepNum"]
+    profile = read(overview_page=[table(rows)], pod_viewer=cores)
+    assert profile.skipped == ()
+    assert profile.stored.devices.select("step", "dur_ps").rows() == [(11, 9 * MS), (12, 9 * MS)]
+
+
+def test_the_most_specific_kind_of_device_is_kept():
+    overview = [table([STEP]), table([], device_type="Nvidia GPU (Volta)")]
+    profile = read(overview_page=overview, pod_viewer=pod({"0": core(1000)}, deviceType="GPU"))
+    assert profile.hardware.select("device", "kind").rows() == [("/device:GPU:0", "Nvidia GPU (Volta)")]
+
+
+@pytest.mark.parametrize(("hosts", "devices"), [("aa", [0, 5, 1, 2]), ("ab", [0, 5])])
+def test_devices_of_the_overview_stay_beside_the_pod_viewer(hosts, devices):
+    cores = pod({str(5 * n): core(1000, hostName=host, chipId=None) for n, host in enumerate(hosts)}, deviceType="GPU")
+    profile = read(overview_page=[table([STEP]), table([], device_core_count="4")], pod_viewer=cores)
+    assert profile.hardware["device"].to_list() == [f"/device:GPU:{device}" for device in devices]
+
+
+def test_a_step_that_the_pod_viewer_lacks_is_one_of_every_host():
+    cores = pod({"0": core(10_000), "1": core(10_000, hostName="b")})
+    rows = [{"stepnum": str(n), "stepTimeMs": 10} for n in range(2)]
+    frame = read(overview_page=[table(rows)], pod_viewer=cores).stored.frame
+    assert frame.select("host", "step").rows() == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "told", "reason"),
+    [
+        ((0, 1), {"device_core_count": "16"}, "16 cores instead of 8"),
+        ((0, 1), {"device_type": "TPU v4"}, "device type TPU v4 instead of TPU v2"),
+        ((0, 1), {"hostnames": "c"}, "host c instead of a"),
+        ((7, 8), {}, "steps from 7 instead of 0"),
+        ((0, 1), {"slow": 2}, "other step times: 50% apart"),
+    ],
+)
+def test_a_table_of_another_run_is_named_and_left_out(steps, told, reason):
+    slow = told.pop("slow", 1)
+    rows = [{"stepnum": str(n), "stepTimeMs": 10} for n in (0, 1, 2)]
+    others = [{"stepnum": str(n), "stepTimeMs": 10 * slow, "inputTimeMs": 1} for n in steps]
+    one = [table(rows), table([], device_type="TPU v2", device_core_count="8", hostnames="a")]
+    profile = read(input_pipeline=[table(others), table([], **told)], overview_page=one)
+    assert profile.skipped == (("input_pipeline.json", f"{reason}; left out for overview_page.json"),)
+    assert profile.stored.frame.select("step", "dur_ps", "infeed_ps").rows() == [(n, 10 * MS, None) for n in range(3)]
+    assert repr(profile).endswith("100% of the run observed, 1 file skipped)")
+
+
+def test_the_table_that_two_others_contradict_is_left_out():
+    rows = [{"stepnum": str(n), "stepTimeMs": 10} for n in range(2)]
+    long = [{"stepnum": str(n), "stepTimeMs": 90} for n in range(5)]
+    profile = read(overview_page=[table(long)], input_pipeline=[table(rows)], pod_viewer=pod({"0": core(10_000)}))
+    assert [name for name, _ in profile.skipped] == ["overview_page.json"]
+    assert profile.stored.frame["step"].to_list() == [0, 1]
+
+
+def test_damaged_tables_beside_a_sound_one_are_named():
+    sound = json.dumps([table([STEP])]).encode()
+    tables = {"a.json": sound, "b.json": sound[:-9], "c.json": b"", "d.json": BadProfile("d.json: cannot be read")}
+    profile = xprof_json.profile(tables, "toy", "toy")
+    assert [name for name, _ in profile.skipped] == ["b.json", "c.json", "d.json"]
+    assert dict(profile.skipped)["d.json"] == "cannot be read"
+    assert profile.windows["bytes"].to_list() == [len(sound)]
+    del tables["a.json"]
+    with pytest.raises(BadProfile, match=r"b\.json: not JSON"):
+        xprof_json.profile(tables, "toy", "toy")
+
+
+# -- stages of the input pipeline ------------------------------------------------------------------------------
+
+
+def test_stages_of_the_input_pipeline():
+    told = {"preprocessing_us": "7.500", "demanded_file_read_us": "2.500", "enqueue_us": "0.000"}
+    stages = read(input_pipeline=[table([STEP]), table([], hostnames="a", **told)]).stored.input_stages
+    assert stages.schema == schema.INPUT_STAGES
+    assert stages.rows() == [("a", "read on demand", 2_500_000, 0.25), ("a", "preprocess", 7_500_000, 0.75)]
+    assert read(overview_page=[table([STEP])]).stored.input_stages.is_empty()
 
 
 # -- what is no table -----------------------------------------------------------------------------------------
@@ -309,11 +472,20 @@ POD = st.fixed_dictionaries(
 )
 
 
-@given(one=st.lists(TABLE, max_size=2) | ANY, other=POD | TABLE)
+HLO = st.fixed_dictionaries(
+    {
+        "cols": st.just([{"id": "hbm_bw"}, {"id": "total_self_time_percent"}, {"id": "category"}]),
+        "rows": st.lists(st.fixed_dictionaries({"c": st.lists(st.fixed_dictionaries({"v": TIMES}), max_size=3)})) | ANY,
+        "p": st.dictionaries(st.sampled_from(["device_type", "preprocessing_us"]), ANY | st.just("TPU v2")),
+    }
+)
+
+
+@given(one=st.lists(TABLE, max_size=2) | ANY, other=POD | TABLE, hlo=HLO)
 @settings(max_examples=300, deadline=None)
-def test_any_json_is_a_profile_or_a_bad_profile(one, other):
+def test_any_json_is_a_profile_or_a_bad_profile(one, other, hlo):
     try:
-        profile = read(overview_page=one, pod_viewer=other)
+        profile = read(overview_page=one, pod_viewer=other, hlo_stats=hlo)
         found = (profile.stored.frame.schema, profile.stored.devices.schema, profile.hardware.schema)
         assert profile.span_ps >= 0
         assert profile.stored.frame["dur_ps"].null_count() == 0
@@ -358,6 +530,8 @@ def test_the_cores_of_a_real_run(resnet):
     waits = devices.filter(pl.col("step") == 0).sort("infeed_ps", descending=True)
     assert waits["device"][0] == "/device:TPU:6"
     assert (profile.stored.frame["collective_ps"] / MS).round(1).to_list() == [2.8, 3.0, 3.2]
+    # the file's operations say it too: 7 iterators of category Preprocessing
+    assert profile.stored.input_stages.rows() == [("10.240.1.50", "preprocess", 3_720_194_088_000, 1.0)]
 
 
 def test_each_table_alone_has_the_steps(resnet):

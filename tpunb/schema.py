@@ -202,6 +202,15 @@ DEVICES = _frame(
     },
 )
 
+INPUT_STAGES = _frame(
+    "INPUT_STAGES",
+    "One row per (host, stage) of the input pipeline that takes time.",
+    host=_HOST,
+    stage=Column(_TEXT, 'Stage: "read on demand", "read in advance", "preprocess", "enqueue" or "other".'),
+    time_ps=Column(_INT, "Time of all threads of the host in the stage during the profile, in picoseconds."),
+    share=Column(_FLOAT, "Share of the time of all stages on the host, 0 to 1."),
+)
+
 HARDWARE = _frame(
     "HARDWARE",
     "One row per device of a profile.",

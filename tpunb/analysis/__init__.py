@@ -4,10 +4,10 @@ from tpunb.analysis.account_metrics import account_metrics
 from tpunb.analysis.advice import ACCOUNT_RULES, RULES, Rule, advise
 from tpunb.analysis.compare import compare
 from tpunb.analysis.goodput import goodput
-from tpunb.analysis.hardware import DEVICES, Device, device
 from tpunb.analysis.phase_metrics import phase_metrics
 from tpunb.analysis.quality import assess, distinguishing_ops, label_agreement, stability
 from tpunb.analysis.roofline import what_if
+from tpunb.frames.hardware import DEVICES, Device, device
 
 __all__ = [
     "ACCOUNT_RULES",

@@ -1,6 +1,6 @@
 """Model of a run on another device, by rooflines.
 
-Compute time is scaled by the rooflines of `tpunb.analysis.hardware`: if the operations and bytes of a step take at
+Compute time is scaled by the rooflines of `tpunb.analysis`: if the operations and bytes of a step take at
 least 2 ms on this device and 1 ms on the other, its busy time is halved, at the measured efficiency. Waits (for input,
 for the host) stay. So a faster device is idle for a larger share of its time: the paper's Observation 5.
 """
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from tpunb.analysis.hardware import DEVICES, Device, device
 from tpunb.errors import TpunbError, wrong
 from tpunb.frames import Steps
+from tpunb.frames.hardware import DEVICES, Device, device
 from tpunb.text import plain
 
 
@@ -82,7 +82,7 @@ def _device(value: object, name: str) -> Device:
 
 def _device_of(steps: Steps) -> Device:
     kind = steps.metadata.get("device kind", "")
-    matching = [chip for chip in DEVICES.values() if kind in chip.kinds]
+    matching = [chip for chip in DEVICES.values() if chip.of_kind(kind)]
     if not matching:
         problem = f"unknown device {plain(kind)!r}" if kind else "the run does not name its device"
         raise TpunbError(problem, hint="give the device of the run: what_if(..., of='TPU v3')")

@@ -51,6 +51,8 @@ class Profile:
         Slowdown of the run by profiling, estimated by the capture: 0.02 is 2 %; None if unknown.
     overhead_interval
         Ends of its 95 % interval; None if unknown.
+    skipped
+        Files that could not be used, each with the reason.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Profile:
     reused: bool = False
     overhead: float | None = None
     overhead_interval: tuple[float, float] | None = None
+    skipped: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "windows", schema.check(self.windows, schema.WINDOWS, "windows"))
@@ -123,6 +126,7 @@ class Profile:
         parts += [plural(n, kind) for kind, n in sorted(kinds.items()) if kind != "CPU"]
         parts += [f"{count(int(self.windows['events'].sum()))} events", f"{short(self.span_ps / 1e12)} s"]
         parts += [f"{self.observed:.0%} of the run observed"]
+        parts += [f"{plural(len(self.skipped), 'file')} skipped"] if self.skipped else []
         parts += ["reused"] if self.reused else []
         return f"Profile({self.name}, {', '.join(parts)})"
 

@@ -35,6 +35,8 @@ class Steps(Tabular):
         Function that reduces the raw events to `layers` on access; None if none were kept.
     metadata
         Known facts of the run: "model", "weights", "dtype", "optimizer", "batch", "device kind".
+    input_stages
+        Host time of the input pipeline by stage, of the whole run: ``tpunb.schema.INPUT_STAGES``.
     wall
         Wall time of the run, and what the host clock knows beside steps; None if there is no record of it.
     """
@@ -47,6 +49,7 @@ class Steps(Tabular):
     read_layers: Callable[[], pl.DataFrame] | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     wall: WallClock | None = None
+    input_stages: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.INPUT_STAGES))
 
     def __post_init__(self) -> None:
         frame = schema.check(self.frame, schema.STEPS, "steps").sort("host", "start_ps", "step")
@@ -55,6 +58,8 @@ class Steps(Tabular):
         object.__setattr__(self, "ops", schema.check(self.ops, schema.OPS, "ops").rechunk())
         object.__setattr__(self, "devices", schema.check(self.devices, schema.DEVICES, "devices"))
         object.__setattr__(self, "windows", schema.check(self.windows, schema.WINDOWS, "windows"))
+        stages = schema.check(self.input_stages, schema.INPUT_STAGES, "input_stages")
+        object.__setattr__(self, "input_stages", stages)
 
     @cached_property
     def layers(self) -> pl.DataFrame:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import polars as pl
 
 from tpunb.errors import BadProfile, ProfileNotFound, TpunbError
 from tpunb.frames import Profile
+from tpunb.frames.hardware import Device
+from tpunb.frames.hardware import device as device_named
+from tpunb.frames.profile import device_kinds
 from tpunb.io import logdir, run_folder, run_writer, storage, xprof_json
 from tpunb.io.logdir import ENDINGS
 from tpunb.io.storage import Location, PathLike
 from tpunb.text import plural
 
+_PROTOBUF_TABLES = ("overview_page.pb", "input_pipeline.pb", "pod_viewer.pb")  # as XProf wrote them in 2020
 
-def load(path: PathLike | Iterable[PathLike]) -> Profile:
+
+def load(path: PathLike | Iterable[PathLike], *, device: str | None = None) -> Profile:
     """Read a profile.
 
     Parameters
@@ -25,18 +34,36 @@ def load(path: PathLike | Iterable[PathLike]) -> Profile:
         or a list of such files, one per host; local, or the URL of any file system that fsspec supports, such as
         ``gs://bucket/logdir``. All sessions of a logdir are read, and the XPlane where a session has both forms.
         Without a raw profile, XProf's tables (``*.overview_page.json`` and others) are read.
+    device
+        Name of the device in ``tpunb.analysis.DEVICES``, for files that do not name it: gives its kind and peaks.
+
+    Returns
+    -------
+    Profile
+        Of several files, damaged ones and tables of another run are left out, with a warning: see ``skipped``.
 
     Raises
     ------
     ProfileNotFound
         When there is no profile at the path.
     BadProfile
-        When a file is empty, truncated, corrupt or of another format; the message names it.
+        When a file is empty, truncated, corrupt or of another format, and no other can be read; the message names it.
+    ValueError
+        When the device is unknown, or the profile has none that may be of this kind.
     MissingExtra
         When the package for the protocol of a URL is not installed.
     TpunbError
         When a server cannot be reached.
     """
+    named = None if device is None else device_named(device)
+    profile = _load(path)
+    if profile.skipped:
+        shown = "; ".join(f"{name}: {reason}" for name, reason in profile.skipped[:3])
+        warnings.warn(f"{profile.name}: {plural(len(profile.skipped), 'file')} skipped: {shown}", stacklevel=2)
+    return profile if named is None else _on(named, profile)
+
+
+def _load(path: PathLike | Iterable[PathLike]) -> Profile:
     if not isinstance(path, (str, os.PathLike)):
         return _load_list(path)
     location = storage.find(path)
@@ -51,9 +78,32 @@ def load(path: PathLike | Iterable[PathLike]) -> Profile:
             hint=f"load one of {', '.join(runs[:8])}",
         )
     tables = [file for name, file in files.items() if name.endswith(xprof_json.ENDINGS)]
-    if tables and not _raw(files):
-        return _tables(tables, location)
+    if not _raw(files):
+        if any(file.name.endswith(xprof_json.STEP_TABLES) for file in tables):
+            return _tables(tables, location)
+        if protobuf := sorted(name for name in files if name.endswith(_PROTOBUF_TABLES)):
+            raise _protobuf(files[protobuf[0]])
     return logdir.read(_profiles(location, files), location.name, location.source)
+
+
+def _on(chip: Device, profile: Profile) -> Profile:
+    """Return a profile with the kind and the peaks of its devices where the files do not name them."""
+    family = "TPU" if chip.name.startswith("TPU") else "GPU"
+    kind = pl.col("kind").fill_null("")
+    unnamed = kind.is_in(["", family]) | kind.is_in([chip.name, *chip.kinds])
+    unnamed &= pl.col("device").str.starts_with(f"/device:{family}:")
+    if profile.hardware.filter(unnamed).is_empty():
+        kinds = device_kinds(profile.hardware) or "no device"
+        raise ValueError(f"The device parameter of load must fit the profile. Got {chip.name!r} for {kinds}.")
+    peaks = {"peak_flops": chip.peak_flops / chip.cores, "hbm_bandwidth": chip.bandwidth / chip.cores}
+    hardware = profile.hardware.with_columns(
+        kind=pl.when(unnamed & kind.is_in(["", family])).then(pl.lit(chip.name)).otherwise("kind"),
+        **{name: pl.when(unnamed).then(pl.col(name).fill_null(peak)).otherwise(name) for name, peak in peaks.items()},
+    )
+    stored = profile.stored
+    if stored is not None:
+        stored = replace(stored, metadata={**stored.metadata, "device kind": device_kinds(hardware)})
+    return replace(profile, hardware=hardware, stored=stored)
 
 
 def _load_list(paths: Iterable[PathLike]) -> Profile:
@@ -102,6 +152,8 @@ def _unique(files: Sequence[Location]) -> list[Location]:
 
 def _file(file: Location) -> Profile:
     """Read one file: a raw profile, or a table of XProf with tables of the same prefix beside it."""
+    if file.name.endswith(_PROTOBUF_TABLES):
+        raise _protobuf(file)
     if ending := next((ending for ending in xprof_json.ENDINGS if file.name.endswith(ending)), None):
         family = [file.name.removesuffix(ending) + other for other in xprof_json.ENDINGS]
         return _tables([child for child in file.parent.children() if child.name in family] or [file], file)
@@ -122,8 +174,22 @@ def _tables(files: Sequence[Location], location: Location) -> Profile:
             f"{location} holds no raw profile, but tables of {len(folders)} sessions",
             hint=f"load one of {', '.join(folders[:8])}",
         )
-    tables = {file.name: storage.read(file).tobytes() for file in files}
+    plain = {file.name.removesuffix(".gz"): file for file in sorted(files, key=lambda file: file.name, reverse=True)}
+    tables: dict[str, bytes | BadProfile] = {}
+    for file in plain.values():
+        try:
+            tables[file.name] = storage.read(file).tobytes()
+        except BadProfile as error:
+            tables[file.name] = BadProfile(str(error).replace(str(file), file.name), hint=error.hint)
     return xprof_json.profile(tables, location.name, location.source)
+
+
+def _protobuf(file: Location) -> BadProfile:
+    """Return the error for a table that only XProf of 2020 reads."""
+    return BadProfile(
+        f"{file}: a table of XProf in the binary form of 2020, which is not supported",
+        hint=f"load the run's *.xplane.pb, or XProf's tables as JSON ({', '.join(xprof_json.STEP_TABLES[:2])})",
+    )
 
 
 def sample(name: str) -> Profile:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 
@@ -27,6 +27,7 @@ ENDINGS = (".xplane.pb", ".xplane.pb.gz", ".trace.json", ".trace.json.gz")
 SLOW_S = 1.0
 """Seconds to read and decode a local file above which the result is cached."""
 
+_T = TypeVar("_T")
 _FETCHES = 8  # parallel downloads
 _BAR_AFTER_S = 2.0
 _MOST_DAYS = 50  # apart; Int64 picoseconds end after 106
@@ -46,10 +47,19 @@ def stem(name: str) -> str:
 def read(files: Sequence[Location], name: str, source: Path | str) -> Profile:
     """Read raw files as one profile; the earliest start is its time 0.
 
+    Of several files, damaged ones are left out and named in ``skipped``; if all are damaged, the first error is raised.
     Several sessions of one host stay one host where step annotations distinguish their steps; else each is a host named
     after its session.
     """
-    parts = _distinct_hosts(_parts(files), files)
+    answers = _parallel(files, _part if len(files) == 1 else _part_or_error)
+    errors = [(file, answer) for file, answer in zip(files, answers, strict=True) if isinstance(answer, BadProfile)]
+    if len(errors) == len(files):
+        raise errors[0][1]
+    read = [(file, answer) for file, answer in zip(files, answers, strict=True) if isinstance(answer, Decoded)]
+    several = len({file.session for file in files}) > 1
+    names = [f"{file.session}/{file.name}" if several else file.name for file, _ in errors]
+    files = [file for file, _ in read]
+    parts = _distinct_hosts([part for _, part in read], files)
     origins = [part.start_ns for part in parts if part.start_ns is not None]
     origin = min(origins) if len(origins) == len(parts) else None
     if origin is not None and (days := (max(origins) - origin) / 86_400e9) > _MOST_DAYS:
@@ -71,6 +81,7 @@ def read(files: Sequence[Location], name: str, source: Path | str) -> Profile:
         origin_ns=origin,
         read_events=partial(pl.concat, _moved(parts, moves)),
         reused=all(part.reused for part in parts),
+        skipped=tuple(zip(names, (str(error).removeprefix(f"{file}: ") for file, error in errors), strict=True)),
     )
 
 
@@ -81,7 +92,7 @@ def windows(
 
     A window starts at its recorded time, relative to `origin_ns`, else at its start in `begins_ps`.
     """
-    parts = [part.renamed(host) for (_, host), part in zip(files, _parts([*files.values()]), strict=True)]
+    parts = [part.renamed(host) for (_, host), part in zip(files, _parallel([*files.values()], _part), strict=True)]
     begins = [
         begins_ps.get(key, 0) if part.start_ns is None or origin_ns is None else (part.start_ns - origin_ns) * 1000
         for key, part in zip(files, parts, strict=True)
@@ -123,12 +134,12 @@ def _moved(parts: Sequence[Decoded], by_ps: Sequence[int]) -> list[pl.DataFrame]
     return frames
 
 
-def _parts(files: Sequence[Location]) -> list[Decoded]:
-    """Return the contents of each file, read and decoded in parallel."""
+def _parallel(files: Sequence[Location], read: Callable[[Location, _Bar], _T]) -> list[_T]:
+    """Return the result of `read` for each file, in parallel."""
     workers = _FETCHES if any(file.url for file in files) else os.cpu_count() or 1
     with closing(_Bar(files)) as bar, ThreadPoolExecutor(min(len(files), workers)) as pool:
         try:
-            answers = [pool.submit(_part, file, bar) for file in files]  # an interrupt may come here, too
+            answers = [pool.submit(read, file, bar) for file in files]  # an interrupt may come here, too
             storage.awaited(answers)
             for answer in answers:
                 if answer.done():  # the first failure ends the load
@@ -138,6 +149,13 @@ def _parts(files: Sequence[Location]) -> list[Decoded]:
             bar.cancelled = True
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _part_or_error(file: Location, bar: _Bar) -> Decoded | BadProfile:
+    try:
+        return _part(file, bar)
+    except BadProfile as error:
+        return error
 
 
 def _part(file: Location, bar: _Bar) -> Decoded:

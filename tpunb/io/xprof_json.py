@@ -7,9 +7,11 @@ viewer has an object per step and core instead.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import polars as pl
@@ -17,15 +19,29 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.frames import Profile, Steps
+from tpunb.frames.hardware import DEVICES
 from tpunb.io.chrome_trace import parse
 
-ENDINGS = ("overview_page.json", "input_pipeline.json", "pod_viewer.json")
+_STEP_TABLES = ("overview_page.json", "input_pipeline.json", "input_pipeline_analyzer.json", "pod_viewer.json")
+STEP_TABLES = (*_STEP_TABLES, *(f"{name}.gz" for name in _STEP_TABLES))
 """Endings of the names of tables with steps."""
 
+ENDINGS = (*STEP_TABLES, "hlo_stats.json", "hlo_stats.json.gz")
+"""Endings of the names of tables that are read."""
+
+_STAGES = {  # of the input pipeline
+    "demanded_file_read_us": "read on demand",
+    "advanced_file_read_us": "read in advance",
+    "preprocessing_us": "preprocess",
+    "enqueue_us": "enqueue",
+    "unclassified_nonequeue_us": "other",
+}
+_APART = 0.25  # step times of two tables of one run differ less: one has the slowest core, another a mean
 _POD = "podStatsSequence"
 _MS, _US = 10**9, 10**6  # in picoseconds
 _MOST_PS = 2**60  # 13 days: sums of several times still fit Int64
 _MOST_CORES = 2**16
+_GIB = 2**30
 _NUMBER = re.compile(r"-?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 
 _STATS = [
@@ -49,16 +65,17 @@ def is_table(data: bytes) -> bool:
     return data[:64].lstrip().startswith(b"{") and f'"{_POD}"'.encode() in data
 
 
-def profile(tables: Mapping[str, bytes], name: str, source: Path | str) -> Profile:
+def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | str) -> Profile:
     """Return the profile of XProf's tables of one run: stored steps without operations.
 
     The tables have durations of steps, but no start times: steps follow each other from 0. Step time and wait for input
-    are those of the slowest core; values from the pod viewer alone are means over cores.
+    are those of the slowest core; values from the pod viewer alone are means over cores. A percentage of 0.0 means that
+    XProf has no value. Of several files, damaged ones and those of another run are left out and named in ``skipped``.
 
     Parameters
     ----------
     tables
-        Uncompressed contents of the files, by name.
+        Uncompressed contents of the files by name, or the errors of reading them.
     name, source
         Name and source of the profile.
 
@@ -68,9 +85,15 @@ def profile(tables: Mapping[str, bytes], name: str, source: Path | str) -> Profi
         When a file is not JSON or not a table, none has steps, or a time does not fit.
     """
     try:
-        run = _Tables(tables)
-        cores = run.cores()
-        steps = _merge(run.steps(), cores, run.host)
+        contents, skipped = _of_one_run(tables)
+        run = _Tables(contents)
+        if not run.has_steps:
+            raise BadProfile(
+                f"no table of {', '.join(sorted(contents)) or 'none'} has steps",
+                hint=f"load the files of the run that end in {', '.join(_STEP_TABLES)}",
+            )
+        cores = run.cores
+        steps, stages = _merge(run.steps, cores, run.host), run.input_stages()
     except BadProfile as error:
         folder = Path(source).parent if isinstance(source, Path) and source.name in tables else source
         raise BadProfile(f"{folder}: {error}", hint=error.hint) from error.__cause__
@@ -79,22 +102,47 @@ def profile(tables: Mapping[str, bytes], name: str, source: Path | str) -> Profi
     begins = steps.select("host", "step", "start_ps")
     devices = cores.join(begins, on=["host", "step"], how="inner", maintain_order="left").with_columns(**of_run)
     span_ps = int(steps.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0)
-    size = sum(map(len, tables.values()))
+    size = sum(len(data) for file, data in tables.items() if file in contents and isinstance(data, bytes))
     counts = steps.group_by("host", maintain_order=True).len().rows() or [(run.host, 0)]
     rows = [(host, 0, 0, span_ps, span_ps, size, 0, count, None, None) for host, count in counts]
     windows = pl.DataFrame(rows, schema=schema.WINDOWS, orient="row")
-    stored = Steps(steps.with_columns(**of_run), schema.empty(schema.OPS), devices, windows, name)
-    return Profile(name, source, windows, run.hardware(cores), span_ps, stored=stored)
+    steps = steps.with_columns(**of_run)
+    stored = Steps(steps, schema.empty(schema.OPS), devices, windows, name, input_stages=stages)
+    return Profile(name, source, windows, run.hardware(), span_ps, stored=stored, skipped=skipped)
+
+
+def _of_one_run(tables: Mapping[str, bytes | BadProfile]) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
+    """Return the contents of the files that agree on a run, and the names of the others with reasons."""
+    contents: dict[str, Any] = {}
+    read: dict[str, _Tables] = {}
+    errors: dict[str, BadProfile] = {}
+    for file, data in sorted(tables.items()):
+        try:
+            if isinstance(data, BadProfile):
+                raise data
+            contents[file] = parse(data, file)
+            read[file] = _Tables({file: contents[file]})
+            read[file].times_ps  # noqa: B018  raises if a step has none
+        except BadProfile as error:
+            errors[file] = error
+            read.pop(file, None)
+    if errors and not any(one.has_steps for one in read.values()):
+        raise next(iter(errors.values()))
+    reasons = {file: str(error).removeprefix(f"{file}: ") for file, error in errors.items()}
+    against = {file: [other for other in read if read[file].differs(read[other])] for file in read}
+    if read:  # the file that agrees with most others, then a table of steps, then the one with the most steps
+        base = min(read, key=lambda file: (len(against[file]), not read[file].has_table, -len(read[file].times_ps)))
+        reasons |= {file: f"{read[file].differs(read[base])}; left out for {base}" for file in against[base]}
+    return {file: contents[file] for file in read if file not in reasons}, tuple(sorted(reasons.items()))
 
 
 class _Tables:
-    """The tables of one run."""
+    """The tables of one run, of one file or several."""
 
-    def __init__(self, tables: Mapping[str, bytes]) -> None:
+    def __init__(self, contents: Mapping[str, Any]) -> None:
         self._tables: list[_Object] = []
         self._pod: _Object = {}
-        for file, data in sorted(tables.items()):
-            top = parse(data, file)
+        for file, top in contents.items():
             if isinstance(top, dict) and _POD in top:
                 self._pod = top
                 continue
@@ -103,51 +151,131 @@ class _Tables:
                 raise BadProfile(f"{file}: JSON, but no table of XProf: a {type(top).__name__}")
             self._tables += items
         properties = [item for table in self._tables for item in _object(table.get("p")).items()]
-        self._properties = {key: value for key, value in reversed(properties) if isinstance(value, str) and value}
-        if not self._pod and not any("stepnum" in _columns(table) for table in self._tables):
-            raise BadProfile(
-                f"no table of {', '.join(sorted(tables)) or 'none'} has steps",
-                hint=f"load the files of the run that end in {', '.join(ENDINGS)}",
-            )
+        self._properties = {
+            key: value
+            for key, value in reversed(properties)
+            if isinstance(value, str) and value and not re.fullmatch(r"0(\.0*)?%", value)  # unset
+        }
+        self.has_table = any("stepnum" in _columns(table) for table in self._tables)
+        self.has_steps = self.has_table or bool(self._pod)
+
+    def differs(self, other: _Tables) -> str:
+        """Return why these tables are not of the same run as others; "" if they may be."""
+        kinds, cores = (self.kind, other.kind), (self._core_count, other._core_count)
+        if all(kinds) and kinds[0] not in kinds[1] and kinds[1] not in kinds[0]:
+            return f"device type {kinds[0]} instead of {kinds[1]}"
+        if cores[0] and cores[1] and cores[0] != cores[1]:
+            return f"{cores[0]} cores instead of {cores[1]}"
+        if self._hosts and other._hosts and not self._hosts & other._hosts:
+            return f"host {', '.join(sorted(self._hosts))} instead of {', '.join(sorted(other._hosts))}"
+        ours, theirs = self.times_ps, other.times_ps
+        if not ours or not theirs:
+            return ""
+        apart = [abs(ours[step] - theirs[step]) / max(ours[step], theirs[step], 1) for step in {*ours} & {*theirs}]
+        if not apart:
+            return f"steps from {min(ours)} instead of {min(theirs)}" if self._numbered and other._numbered else ""
+        return f"other step times: {median(apart):.0%} apart" if median(apart) > _APART else ""
+
+    @cached_property
+    def times_ps(self) -> dict[int, int]:
+        """Step times by step, of the slowest core; from the table if there is one."""
+        frame = self.steps if self.has_table else self.cores.group_by("step").agg(pl.col("dur_ps").max())
+        return dict(frame.select("step", "dur_ps").iter_rows())
+
+    @property
+    def _core_count(self) -> int | None:
+        count = re.match("[0-9]{1,6}", self._properties.get("device_core_count", ""))
+        return int(count[0]) if count else None
+
+    @cached_property
+    def _hosts(self) -> set[str]:
+        listed = self._properties.get("hostnames", "").split(", ")
+        return ({_host(core) for _, _, core in self._cores()} or {*listed}) - {"", "All-hosts-in-one-graph"}
 
     @property
     def host(self) -> str:
         """The host of the run; "" for several or an unnamed one."""
-        listed = self._properties.get("hostnames", "").split(", ")
-        named = {_host(core) for _, _, core in self._cores()} or {*listed} - {"", "All-hosts-in-one-graph"}
-        return named.pop() if len(named) == 1 else ""
+        return next(iter(self._hosts)) if len(self._hosts) == 1 else ""
 
     @property
-    def _kind(self) -> str:
-        of_pod = _object(self._pod.get("runEnvironment")).get("tpuType") or self._pod.get("deviceType")
-        return _text(of_pod) or self._properties.get("device_type") or self._properties.get("hardware_type") or ""
+    def kind(self) -> str:
+        """The kind of the devices, "" if unknown."""
+        of_pod = [_object(self._pod.get("runEnvironment")).get("tpuType"), self._pod.get("deviceType")]
+        named = [_text(kind) for kind in of_pod] + [
+            self._properties.get(key, "") for key in ("device_type", "hardware_type")
+        ]
+        return max(named, key=len)  # "GPU" says less than "Nvidia GPU (Volta)"
 
     @property
     def _family(self) -> str:
-        family = re.search("TPU|GPU", self._kind)
+        family = re.search("TPU|GPU", self.kind)
         return family[0] if family else ""
 
-    @property
+    @cached_property
     def utilisation(self) -> dict[str, float | None]:
-        """Utilisation of the whole run, 0 to 1; for a GPU XProf writes "0.0%" for unknown values."""
-        properties = self._properties if self._family == "TPU" else {}
+        """Utilisation of the whole run, 0 to 1."""
+        hbm = _share(self._properties.get("memory_bw_utilization_relative_to_hw_limit"))
         return {
-            "mxu_util": _share(properties.get("mxu_utilization_percent")),
-            "hbm_util": _share(properties.get("memory_bw_utilization_relative_to_hw_limit")),
+            "mxu_util": _share(self._properties.get("mxu_utilization_percent")),
+            "hbm_util": self._hbm_util() if hbm is None else hbm,
         }
 
-    def steps(self) -> pl.DataFrame:
-        """Return the statistics of steps from the table with the most rows; none if only the pod viewer has steps."""
-        tables = [[*_rows(table)] for table in self._tables if "stepnum" in _columns(table)]
-        rows = max(tables, key=len, default=[])
-        numbers = [_last_number(row.get("stepnum")) for row in rows]
-        if None in numbers or len({*numbers}) < len(numbers):
-            numbers = [*range(len(rows))]
-        stats = [{"step": step, **_step_stats(row)} for step, row in zip(numbers, rows, strict=True)]
-        return pl.DataFrame(stats, schema=_TYPES)
+    def _hbm_util(self) -> float | None:
+        """Return the share of peak memory bandwidth by ``hlo_stats``, which has GiB/s and percent of device time."""
+        chip = next((chip for chip in DEVICES.values() if chip.of_kind(self.kind)), None)
+        percent = "total_self_time_percent"
+        rows = [row for table in self._tables if percent in _columns(table) for row in _rows(table)]
+        rows = [row for row in rows if row.get("category") != "copy-start"]  # copy-done has the same bytes
+        rates, percents = ([float(_number(row.get(key)) or 0) for row in rows] for key in ("hbm_bw", percent))
+        used = sum(rate * share / 100 for rate, share in zip(rates, percents, strict=True))
+        share = used * _GIB / (chip.bandwidth / chip.cores) if chip else 0.0
+        return share if 0 < share <= 1 else None
 
+    def input_stages(self) -> pl.DataFrame:
+        """Return ``tpunb.schema.INPUT_STAGES``."""
+        times = {stage: _ps(self._properties.get(key), _US) for key, stage in _STAGES.items()}
+        known = {stage: time for stage, time in times.items() if time}
+        rows = [(self.host, stage, time, time / sum(known.values())) for stage, time in known.items()]
+        return pl.DataFrame(rows, schema=schema.INPUT_STAGES, orient="row")
+
+    @cached_property
+    def _step_rows(self) -> list[tuple[list[int] | None, list[_Object]]]:
+        """Numbers and rows of each table of steps, longest first; None for steps without distinct numbers."""
+        tables = [[*_rows(table)] for table in self._tables if "stepnum" in _columns(table)]
+        tables.sort(key=len, reverse=True)
+        return [(_distinct([_last_number(row.get("stepnum")) for row in rows]), rows) for rows in tables]
+
+    @cached_property
+    def _pod_steps(self) -> tuple[list[int] | None, list[_Object]]:
+        """Numbers and contents of the steps of the pod viewer, which leaves out a number of 0."""
+        steps = _objects(_object(self._pod.get(_POD)).get("podStatsMap"))
+        numbers = [_integer(stats.get("stepNum")) for stats in steps]
+        if numbers.count(None) == 1:
+            numbers = [position if number is None else number for position, number in enumerate(numbers)]
+        return _distinct(numbers), steps
+
+    @property
+    def _numbered(self) -> bool:
+        return all(numbers is not None for numbers, _ in [*self._step_rows, self._pod_steps])
+
+    def _numbers(self, steps: Sequence[_Object]) -> Sequence[int]:
+        """Return numbers for steps without: those of a table with as many steps, else from 0."""
+        tables = [numbers for numbers, _ in [*self._step_rows, self._pod_steps] if numbers is not None]
+        return next((numbers for numbers in tables if len(numbers) == len(steps)), range(len(steps)))
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """Statistics of steps: the first value that a table has, the longest table first; none from the pod viewer."""
+        stats = []
+        for numbers, rows in self._step_rows:
+            steps = self._numbers(rows) if numbers is None else numbers
+            stats += [{"step": step, **_step_stats(row)} for step, row in zip(steps, rows, strict=True)]
+        frame = pl.DataFrame(stats, schema=_TYPES).group_by("step", maintain_order=True)
+        return _idle_unset(frame.agg(pl.all().drop_nulls().first()))
+
+    @cached_property
     def cores(self) -> pl.DataFrame:
-        """Return the statistics of the pod viewer: one row per (host, device, step)."""
+        """Statistics of the pod viewer: one row per (host, device, step)."""
         timed = [row for row in self._cores() if _number(row[2].get("totalDurationUs")) is not None]
         places = {(_host(core), key): (core.get("chipId"), core.get("nodeId")) for _, key, core in timed}
         ordinals, family = _ordinals(places), self._family or "TPU"
@@ -158,22 +286,22 @@ class _Tables:
             device = f"/device:{family}:{ordinals[_host(core), key]}"
             rows.append({"host": _host(core), "device": device, "step": step, **_core_stats(core, names)})
         frame = pl.DataFrame(rows, schema={"host": pl.String(), "device": pl.String(), **_TYPES})
-        return frame.unique(["host", "device", "step"], keep="first", maintain_order=True)
+        return _idle_unset(frame.unique(["host", "device", "step"], keep="first", maintain_order=True))
 
     def _cores(self) -> Iterator[tuple[int, str, _Object]]:
-        for position, stats in enumerate(_objects(_object(self._pod.get(_POD)).get("podStatsMap"))):
-            step = _integer(stats.get("stepNum"))
+        numbers, steps = self._pod_steps
+        for step, stats in zip(self._numbers(steps) if numbers is None else numbers, steps, strict=True):
             for key, core in _object(stats.get("podStatsPerCore")).items():
-                yield position if step is None else step, key, _object(core)
+                yield step, key, _object(core)
 
-    def hardware(self, devices: pl.DataFrame) -> pl.DataFrame:
-        """Return ``tpunb.schema.HARDWARE``: devices of the pod viewer, else as many as in the overview."""
-        rows = devices.select("host", "device").unique(maintain_order=True).rows()
-        if not rows and self._family:
-            count = re.match("[0-9]{1,6}", self._properties.get("device_core_count", ""))
-            host, cores = self.host, range(min(int(count[0]), _MOST_CORES) if count else 0)
-            rows = [(host, f"/device:{self._family}:{core}") for core in cores]
-        kind, util = self._kind, self.utilisation["mxu_util"]
+    def hardware(self) -> pl.DataFrame:
+        """Return ``tpunb.schema.HARDWARE``: devices of the pod viewer, and of one host as many as in the overview."""
+        rows = self.cores.select("host", "device").unique(maintain_order=True).rows()
+        if self._family and (self.host or not rows):  # of GPUs, the pod viewer has one row for all
+            count = min(self._core_count or 0, _MOST_CORES)
+            named = dict.fromkeys([*rows, *((self.host, f"/device:{self._family}:{core}") for core in range(count))])
+            rows = [*named][: max(count, len(rows))]
+        kind, util = self.kind, self.utilisation["mxu_util"]
         rows = [(host, device, kind, None, None, util) for host, device in rows]
         return pl.DataFrame(rows, schema=schema.HARDWARE, orient="row")
 
@@ -189,12 +317,20 @@ def _merge(steps: pl.DataFrame, cores: pl.DataFrame, host: str) -> pl.DataFrame:
     how: Literal["left", "inner"] = "left" if steps.is_empty() else "inner"
     both = means.join(steps, on="step", how=how, suffix="_table", maintain_order="left")
     rows = both.select("host", "step", *(pl.coalesce(f"{name}_table", name).alias(name) for name in _STATS))
-    others = steps.join(means, on="step", how="anti", maintain_order="left").with_columns(host=pl.lit(host))
+    hosts = means.select(pl.col("host").unique(maintain_order=True)) if means.height else pl.DataFrame({"host": [host]})
+    others = hosts.join(steps.join(means, on="step", how="anti", maintain_order="left"), how="cross")
     rows = pl.concat([rows, others.select(rows.columns)])
     if (whole := sum(rows["dur_ps"])) > 2 * _MOST_PS:
         raise BadProfile(f"the {len(rows)} steps of XProf's tables last {whole} ps, beyond Int64")
     ends = pl.col("dur_ps").cum_sum().over("host")
     return rows.with_columns(kind=pl.lit("step"), traced=pl.lit("full"), start_ps=ends - pl.col("dur_ps"))
+
+
+def _idle_unset(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return statistics in which the times of a device are null if it is never busy: XProf writes 0 for unset."""
+    used = (pl.col("device_ps") > 0).any()
+    names = ("device_ps", "idle_ps", "duty_cycle")
+    return frame.with_columns(pl.when(used).then(name).alias(name) for name in names)
 
 
 def _step_stats(row: _Object) -> _Stats:
@@ -305,6 +441,11 @@ def _ps(value: Any, unit: int) -> int | None:
 def _integer(value: Any) -> int | None:
     number = _number(value)
     return int(number) if number is not None and 0 <= number < 10**15 and number == int(number) else None
+
+
+def _distinct(numbers: Sequence[int | None]) -> list[int] | None:
+    found = {number: None for number in numbers if number is not None}
+    return [*found] if len(found) == len(numbers) else None
 
 
 def _last_number(value: Any) -> int | None:

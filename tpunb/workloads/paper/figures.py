@@ -9,9 +9,9 @@ from dataclasses import replace
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.hardware import Device
 from tpunb.analysis.roofline import what_if
 from tpunb.frames import Steps
+from tpunb.frames.hardware import Device
 from tpunb.workloads.recordings import NAIVE, TUNED, RecordedRun
 
 _HOW = {"value": pl.Float64(), "how": pl.String()}
@@ -118,7 +118,7 @@ def on_devices(runs: Iterable[RecordedRun], others: Iterable[str | Device]) -> p
     runs
         Runs as `tpunb.workloads.recorded` reads them.
     others
-        Names of `tpunb.analysis.hardware.DEVICES`, or devices of your own.
+        Names of `tpunb.analysis.DEVICES`, or devices of your own.
 
     Returns
     -------

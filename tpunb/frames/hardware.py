@@ -30,6 +30,8 @@ class Device:
         Source of the peaks.
     kinds
         Names in profiles.
+    cores
+        Cores of the chip that profiles list as devices.
     """
 
     name: str
@@ -38,12 +40,17 @@ class Device:
     bandwidth: float
     source: str
     kinds: tuple[str, ...] = ()
+    cores: int = 1
+
+    def of_kind(self, kind: str) -> bool:
+        """Return whether profiles call this device `kind`, such as "TPU v6 Lite"."""
+        return kind in (self.name, *self.kinds)
 
 
 _DEVICES = (
     # published for the board of four chips: 180 TFLOP/s, 64 GB, 2,400 GB/s
-    Device("TPU v2", 45e12, 16 * _GIB, 600e9, "ParaDnn, https://arxiv.org/abs/1907.10701", ("TPU v2",)),
-    Device("TPU v3", 123e12, 32 * _GIB, 900e9, _CLOUD + "v3", ("TPU v3",)),
+    Device("TPU v2", 45e12, 16 * _GIB, 600e9, "ParaDnn, https://arxiv.org/abs/1907.10701", ("TPU v2",), 2),
+    Device("TPU v3", 123e12, 32 * _GIB, 900e9, _CLOUD + "v3", ("TPU v3",), 2),
     Device("TPU v4", 275e12, 32 * _GIB, 1200e9, _CLOUD + "v4", ("TPU v4",)),
     Device("TPU v5e", 197e12, 16e9, 819e9, _CLOUD + "v5e", ("TPU v5 lite", "TPU v5 Lite")),
     Device("TPU v5p", 459e12, 95e9, 2765e9, _CLOUD + "v5p", ("TPU v5p", "TPU v5")),
@@ -73,6 +80,6 @@ def device(name: str) -> Device:
     names = {known.casefold(): known for known in DEVICES}
     if name.casefold() not in names:
         near = get_close_matches(name.casefold(), names, n=1)
-        hint = f"did you mean {names[near[0]]!r}?" if near else f"known devices: {', '.join(DEVICES)}"
-        raise ValueError(f"unknown device {name!r}; {hint}")
+        hint = f"did you mean {names[near[0]]!r}? " if near else ""
+        raise ValueError(f"unknown device {name!r}; {hint}known devices: {', '.join(DEVICES)}")
     return DEVICES[names[name.casefold()]]
