@@ -29,7 +29,7 @@ STEPS = [(CPU, "python", "train", 0, 10, 1), (CPU, "python", "train", 10, 10, 2)
 def on_device(events):
     intervals, rule = boundaries.find(events)
     rows = intervals.filter(pl.col("plane").is_not_null()).sort("start_ps")
-    assert rule == "annotations"
+    assert rule == "annotation"
     return [(row["step"], row["start_ps"] // US, row["end_ps"] // US) for row in rows.iter_rows(named=True)]
 
 
@@ -141,6 +141,27 @@ def test_kernels_are_linked_one_by_one():
         (1, "gemm", 2),
         (2, "relu", 1),
     ]
+
+
+def test_a_step_after_the_last_that_the_busiest_device_recorded_is_unknown():
+    """The profiler's buffer filled up in step 3: a copy on another device is not all that the devices did."""
+    launched = [(CPU, "python", "hipModuleLaunchKernel", 100 * i + 10, 1) for i in range(2)]
+    copied = [(CPU, "python", "hipMemcpyAsync", 100 * i + 5, 1) for i in range(3)]
+    steps = [(CPU, "python", "train", 100 * i, 90, i) for i in range(4)]
+    kernels = [(GPU, "Stream #1", "gemm", 100 * i + 12, 50) for i in range(2)]
+    copies = [("/device:GPU:1", "Stream #2", "copy", 100 * i + 7, 5) for i in range(3)]
+    evaluation = [(CPU, "python", "eval", 400, 50, 4)]  # no device runs steps of this kind
+    ids = dict(enumerate([1, 2, 3, 4, 5], start=4)) | dict(enumerate([1, 2, 3, 4, 5], start=9))
+    events = linked(toy_events(*steps, *launched, *copied, *kernels, *copies, *evaluation), correlation_id=ids)
+    run = reduce.reduce(events, boundaries.find(events)[0])
+    assert run.frame.select("step", "kind", "traced", "device_ps").rows() == [
+        (0, "train", "full", 27_500_000),
+        (1, "train", "full", 27_500_000),
+        (2, "train", "partial", None),
+        (3, "train", "partial", None),
+        (4, "eval", "full", None),
+    ]
+    assert run.devices["step"].to_list() == [0, 1, 0, 1]
 
 
 # -- XLA on the host's own threads ----------------------------------------------------------------------------
