@@ -59,7 +59,8 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame,
     intervals
         (host, plane, step, kind, start_ps, end_ps, traced), one row per step and device.
     last
-        (host, kind, last_ps): start of the last step of each kind that the busiest device of that kind ran.
+        (host, kind, last_ps): start of the last step of each kind that the busiest device of that kind ran, before a
+        last one with fewer runs than any, if others of the kind follow.
     """
     annotated = events.filter(pl.col("step_num").is_not_null())["lane"].unique()
     launches = _launches(events)
@@ -74,19 +75,14 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame,
     rows = (
         runs.group_by("host", pl.col("device").alias("plane"), "step")
         .agg(
-            *(
-                pl.col("kind", "traced", "from_ps").first(),
-                pl.col("start_ps").min(),
-                pl.col("end_ps", "until_ps").max(),
-            ),
+            *(pl.col("kind", "traced", "from_ps").first(), pl.col("start_ps").min()),
+            *(pl.col("end_ps", "until_ps").max(), within.all().alias("within"), pl.len().alias("runs")),
             busy_ps=(pl.col("end_ps") - pl.col("start_ps")).sum(),
-            within=within.all(),
         )
         .sort("host", "plane", "start_ps", "step")
     )
-    busiest = rows.group_by("host", "plane", "kind").agg(pl.col("busy_ps").sum(), last_ps=pl.col("from_ps").max())
-    last = busiest.sort("busy_ps", "plane").unique(["host", "kind"], keep="last").select("host", "kind", "last_ps")
-    rows = rows.filter(~pl.col("within").all().over(_PLANE)).drop("busy_ps", "within")
+    last = _last_recorded(rows, steps)
+    rows = rows.filter(~pl.col("within").all().over(_PLANE)).drop("busy_ps", "within", "runs")
     if rows.is_empty():
         return rows.drop("from_ps", "until_ps"), last
     free_ps = pl.col("end_ps").cum_max().over("host", "device")
@@ -99,6 +95,20 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame,
     following = pl.col("start_ps").shift(-1).over(_PLANE)
     rows = rows.with_columns(end_ps=pl.coalesce(following, pl.max_horizontal("end_ps", "until_ps")))
     return rows.drop("from_ps", "until_ps", "run_ps", "free_ps"), last
+
+
+def _last_recorded(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return (host, kind, last_ps), see :func:`on_devices`."""
+    start_ps, runs = pl.col("from_ps"), pl.col("runs")
+    by_device = rows.sort("from_ps").group_by("host", "plane", "kind", maintain_order=True)
+    of_device = by_device.agg(
+        *(pl.col("busy_ps").sum(), start_ps.max().alias("last_ps")),
+        *(start_ps.top_k(2).min().alias("before_ps"), (runs.last() < runs.head(pl.len() - 1).min()).alias("short")),
+    )
+    busiest = of_device.sort("busy_ps", "plane").unique(["host", "kind"], keep="last")
+    busiest = busiest.join(steps.group_by("host", "kind").agg(end_ps=pl.col("start_ps").max()), on=["host", "kind"])
+    cut = pl.col("short") & (pl.col("end_ps") > pl.col("last_ps"))
+    return busiest.select("host", "kind", last_ps=pl.when(cut).then("before_ps").otherwise("last_ps"))
 
 
 def clocks(events: pl.DataFrame) -> pl.DataFrame:
