@@ -167,6 +167,23 @@ def test_a_step_after_the_last_that_the_busiest_device_recorded_is_unknown(cut):
     assert run.devices["step"].to_list() == ([0, 0] if cut else [0, 1, 0, 1])
 
 
+def test_a_step_whose_runs_have_no_launch_is_not_lost():
+    runs = [(GPU, "Stream #1", "gemm", 10 * i + 2, 5) for i in range(3)]
+    events = toy_events(*STEPS, (CPU, "python", "cuLaunchKernel", 1, 1), *runs)
+    events = linked(events, correlation_id={3: 1, 4: 1, 5: 2, 6: 3})
+    run = reduce.reduce(events, boundaries.find(events)[0])
+    assert run.frame.select("traced", "device_ps").rows() == [("full", 5 * US)] * 3
+
+
+def test_a_steps_line_says_that_a_step_was_recorded():
+    lines = [(TPU, "Steps", str(i), 10 * i - 10, 9) for i in (1, 2, 3)]
+    ops = [(TPU, "XLA Ops", "fusion.1", 10 * i - 9, 4) for i in (1, 2, 3)]
+    events = toy_events(*STEPS, (CPU, "python", "Enqueue", 0, 1), (TPU, "XLA Modules", "jit_f", 1, 5), *lines, *ops)
+    events = linked(events, flow_out={3: 7}, flow_in={4: 7})
+    run = reduce.reduce(events, boundaries.find(events)[0])
+    assert run.frame.select("traced", "device_ps").rows() == [("full", 4 * US)] * 3
+
+
 # -- XLA on the host's own threads ----------------------------------------------------------------------------
 
 

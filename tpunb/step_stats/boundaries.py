@@ -46,12 +46,13 @@ _CALL = r"^PjitFunction\((.+)\)$"
 # names that JAX gives to one operation of jax.numpy, jax.lax or jax.random that a program calls outside jit
 _PRIMITIVE = (
     r"^(jit_)?_?(abs(olute)?|add|a?cosh?|a?sinh?|a?tanh?|arange|arg(max|min|sort)|astype|(bitwise|logical)_\w+|"
-    r"bitcast_convert_type|broadcast(_in_dim|_to|_arrays)?|ceil|clip|clamp|concatenate|convert_element_type|copy|cum(sum|prod|max)|"
-    r"(true_|floor_)?div(ide)?|dynamic_(update_)?slice|(not_)?equal|eq|ne|[lg][et]|(greater|less)(_equal)?|exp(m1|_?2)?|"
-    r"expand_dims|eye|floor|full|gather|integer_pow|iota|is(nan|inf|finite)|linspace|log(1p|2|10)?|max(imum)?|min(imum)?|mean|"
-    r"moveaxis|mul(tiply)?|neg(ative)?|normal|ones|pad|permutation|pow(er)?|psum|randint|random_\w+|ravel|"
-    r"reduce_\w+|rem(ainder)?|reshape|roll|round|r?sqrt|scatter(_add)?|select(_n)?|sign|slice|split|square|squeeze|stack|std|"
-    r"sub(tract)?|sum|swapaxes|take|threefry\w*|tile|transpose|uniform|unstack|var|where|zeros)$"
+    r"bitcast_convert_type|broadcast(_in_dim|_to|_arrays)?|ceil|clip|clamp|concatenate|convert_element_type|copy|"
+    r"cum(sum|prod|max)|(true_|floor_)?div(ide)?|dynamic_(update_)?slice|(not_)?equal|eq|ne|[lg][et]|"
+    r"(greater|less)(_equal)?|exp(m1|_?2)?|expand_dims|eye|floor|full|gather|integer_pow|iota|is(nan|inf|finite)|"
+    r"linspace|log(1p|2|10)?|max(imum)?|min(imum)?|mean|moveaxis|mul(tiply)?|neg(ative)?|normal|ones|pad|permutation|"
+    r"pow(er)?|psum|randint|random_\w+|ravel|reduce_\w+|rem(ainder)?|reshape|roll|round|r?sqrt|scatter(_add)?|"
+    r"select(_n)?|sign|slice|split|square|squeeze|stack|std|sub(tract)?|sum|swapaxes|take|threefry\w*|tile|transpose|"
+    r"uniform|unstack|var|where|zeros)$"
 )
 
 
@@ -155,6 +156,7 @@ def with_devices(rows: pl.DataFrame, events: pl.DataFrame, numbers: pl.DataFrame
     # the profiler may have stopped, or filled its buffer, before a device ran the steps after its last one
     lagging = linked.join(rows.select("host", "step", from_ps="start_ps"), on=["host", "step"])
     rows = rows.join(lagging.group_by("host").agg(until_ps=pl.col("from_ps").max()), on="host", how="left")
+    last = last.join(lines, on="host", how="anti")  # such a line says what the device ran
     rows = rows.join(last, on=["host", "kind"], how="left", maintain_order="left")
     missing = (pl.col("start_ps") > pl.min_horizontal("until_ps", "last_ps")).fill_null(value=False)
     partial = pl.when(missing).then(pl.lit("partial", schema.TRACED)).otherwise("traced")

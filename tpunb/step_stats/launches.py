@@ -81,7 +81,8 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame,
         )
         .sort("host", "plane", "start_ps", "step")
     )
-    last = _last_recorded(rows, steps)
+    unlinked = launches.filter(pl.col("sent_ps").is_null()).group_by("host", plane="device")
+    last = _last_recorded(rows.join(unlinked.agg(unlinked_ps=pl.col("start_ps").max()), on=_PLANE, how="left"), steps)
     rows = rows.filter(~pl.col("within").all().over(_PLANE)).drop("busy_ps", "within", "runs")
     if rows.is_empty():
         return rows.drop("from_ps", "until_ps"), last
@@ -102,10 +103,11 @@ def _last_recorded(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     start_ps, runs = pl.col("from_ps"), pl.col("runs")
     by_device = rows.sort("from_ps").group_by("host", "plane", "kind", maintain_order=True)
     of_device = by_device.agg(
-        *(pl.col("busy_ps").sum(), start_ps.max().alias("last_ps")),
+        *(pl.col("busy_ps").sum(), pl.col("unlinked_ps").first(), start_ps.max().alias("last_ps")),
         *(start_ps.top_k(2).min().alias("before_ps"), (runs.last() < runs.head(pl.len() - 1).min()).alias("short")),
     )
     busiest = of_device.sort("busy_ps", "plane").unique(["host", "kind"], keep="last")
+    busiest = busiest.filter((pl.col("unlinked_ps") > pl.col("last_ps")).fill_null(value=False).not_())
     busiest = busiest.join(steps.group_by("host", "kind").agg(end_ps=pl.col("start_ps").max()), on=["host", "kind"])
     cut = pl.col("short") & (pl.col("end_ps") > pl.col("last_ps"))
     return busiest.select("host", "kind", last_ps=pl.when(cut).then("before_ps").otherwise("last_ps"))
