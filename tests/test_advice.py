@@ -34,7 +34,9 @@ def phased(pattern, *, traced=None, kinds=None, host="toy", ops=None, **figures)
         f"{name}_ps": [None if name not in one else round(one[name] * dur) for one, dur in zip(told, durs, strict=True)]
         for name in UNKNOWN
     }
-    utils = {name: [one.get(name) for one in told] for name in ("mxu_util", "flops_util", "hbm_util")}
+    utils = {
+        name: [one.get(name) for one in told] for name in ("mxu_util", "flops_util", "hbm_util", "flops_time_share")
+    }
     types = {name: schema.STEPS[name] for name in (*times, *utils)}
     frame = toy.frame.with_columns(pl.DataFrame({**times, **utils}, schema=types).get_columns())
     if kinds is not None:
@@ -139,6 +141,16 @@ def test_waiting_devices_are_not_advised_to_use_larger_batches():
 
 def test_flops_by_peak_replace_an_unknown_mxu_utilisation():
     assert fired(phased("a", a={**BUSY, "flops_util": 0.35, "hbm_util": 0.8})) == {(0, "memory"): pytest.approx(0.5)}
+
+
+def test_utilisation_is_a_lower_bound_where_flops_are_unknown():
+    def sentence(**figures):
+        return advise(phased("a", a={**BUSY, "hbm_util": 0.8, **figures}))["sentence"].item().partition(". ")[2]
+
+    known = "Memory-bound: 80 % of HBM bandwidth, but only 35 % of MXU peak used."
+    assert sentence(flops_util=0.35) == sentence(flops_util=0.35, flops_time_share=0.9) == known
+    assert sentence(flops_util=0.35, flops_time_share=0.6) == known.replace("only", "at least")
+    assert sentence(mxu_util=0.35, flops_time_share=0.6) == known  # counted by the hardware
 
 
 def test_host_waits_count_as_far_as_the_device_idles():

@@ -70,6 +70,32 @@ def test_two_devices_means_of_times_and_shares_sums_of_work():
     assert row["flops"] == 40
 
 
+def test_the_flops_of_a_custom_call_are_unknown():
+    """The profiler writes 0 for what a custom call computes and moves, and 0 for what a copy computes."""
+    ops = [(TPU, "XLA Ops", f"{name}.1", start, dur) for name, start, dur in (("dot", 0, 30), ("kernel", 30, 60))]
+    categories = ["convolution fusion", "custom-call", "copy"]
+    copy = (TPU, "XLA Ops", "copy.1", 90, 10)
+    steps = step_of(*ops, copy, category=categories, flops=[10**6, 0, 0], bytes=[100, 0, 50], hbm_bytes=[100, 0, 50])
+    row = steps.frame.row(0, named=True)
+    assert (row["flops"], row["bytes"], row["flops_time_share"]) == (1e6, 150, 0.4)
+    alone = step_of(ops[1], category=["custom-call"], flops=[0], bytes=[0]).devices.row(0, named=True)
+    assert (alone["flops"], alone["bytes"], alone["flops_util"], alone["flops_time_share"]) == (None, None, None, 0)
+    known = step_of(ops[1], category=["custom-call"], flops=[7], bytes=[0]).devices.row(0, named=True)
+    assert (known["flops"], known["bytes"], known["flops_time_share"]) == (7, None, 1)
+
+
+def test_busy_idle_and_imbalance_add_up_to_the_step_time():
+    events = toy_events(
+        *((TPU, line, name, start, 40) for line, name in (("Steps", "1"), ("XLA Ops", "a")) for start in (0,)),
+        (TPU1, "Steps", "1", 0, 100),
+        (TPU1, "XLA Ops", "a", 0, 60),
+    )
+    steps = reduce.reduce(events, boundaries.find(events)[0])
+    figures = steps.frame.select("dur_ps", "device_ps", "idle_ps", "imbalance_ps").row(0)
+    assert [ps // US for ps in figures] == [100, 50, 20, 30]
+    assert step_of((TPU, "XLA Ops", "a", 0, 10)).frame["imbalance_ps"].item() is None  # one device
+
+
 def test_what_a_device_does_not_report_is_null():
     steps = step_of((TPU, "XLA Ops", "fusion.1", 0, 10), hardware=None)
     assert times(steps.frame) == [10, 90, None, None, None, None]

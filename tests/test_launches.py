@@ -29,7 +29,7 @@ STEPS = [(CPU, "python", "train", 0, 10, 1), (CPU, "python", "train", 10, 10, 2)
 def on_device(events):
     intervals, rule = boundaries.find(events)
     rows = intervals.filter(pl.col("plane").is_not_null()).sort("start_ps")
-    assert rule == "annotations"
+    assert rule == "annotation"
     return [(row["step"], row["start_ps"] // US, row["end_ps"] // US) for row in rows.iter_rows(named=True)]
 
 
@@ -141,6 +141,47 @@ def test_kernels_are_linked_one_by_one():
         (1, "gemm", 2),
         (2, "relu", 1),
     ]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_step_after_the_last_that_the_busiest_device_recorded_is_unknown(cut):
+    """The profiler's buffer filled up in step 2: a copy on another device is not all that the devices did."""
+    launched = [(CPU, "python", "hipModuleLaunchKernel", 100 * i + 10 + 25 * k, 1) for i in range(2) for k in range(2)]
+    copied = [(CPU, "python", "hipMemcpyAsync", 100 * i + 5, 1) for i in range(3)]
+    steps = [(CPU, "python", "train", 100 * i, 90, i) for i in range(4)]
+    kernels = [(GPU, "Stream #1", "gemm", 100 * i + 12 + 25 * k, 25) for i in range(2) for k in range(2)]
+    launched, kernels = (rows[: 3 if cut else 4] for rows in (launched, kernels))
+    copies = [("/device:GPU:1", "Stream #2", "copy", 100 * i + 7, 5) for i in range(3)]
+    evaluation = [(CPU, "python", "eval", 400, 50, 4)]  # no device runs steps of this kind
+    n = len(launched) + len(copied)
+    ids = {4 + row + copy * n: row + 1 for row in range(n) for copy in (0, 1)}
+    events = linked(toy_events(*steps, *launched, *copied, *kernels, *copies, *evaluation), correlation_id=ids)
+    run = reduce.reduce(events, boundaries.find(events)[0])
+    assert run.frame.select("step", "kind", "traced", "device_ps").rows() == [
+        (0, "train", "full", 27_500_000),
+        (1, "train", *(("partial", None) if cut else ("full", 27_500_000))),
+        (2, "train", "partial", None),
+        (3, "train", "partial", None),
+        (4, "eval", "full", None),
+    ]
+    assert run.devices["step"].to_list() == ([0, 0] if cut else [0, 1, 0, 1])
+
+
+def test_a_step_whose_runs_have_no_launch_is_not_lost():
+    runs = [(GPU, "Stream #1", "gemm", 10 * i + 2, 5) for i in range(3)]
+    events = toy_events(*STEPS, (CPU, "python", "cuLaunchKernel", 1, 1), *runs)
+    events = linked(events, correlation_id={3: 1, 4: 1, 5: 2, 6: 3})
+    run = reduce.reduce(events, boundaries.find(events)[0])
+    assert run.frame.select("traced", "device_ps").rows() == [("full", 5 * US)] * 3
+
+
+def test_a_steps_line_says_that_a_step_was_recorded():
+    lines = [(TPU, "Steps", str(i), 10 * i - 10, 9) for i in (1, 2, 3)]
+    ops = [(TPU, "XLA Ops", "fusion.1", 10 * i - 9, 4) for i in (1, 2, 3)]
+    events = toy_events(*STEPS, (CPU, "python", "Enqueue", 0, 1), (TPU, "XLA Modules", "jit_f", 1, 5), *lines, *ops)
+    events = linked(events, flow_out={3: 7}, flow_in={4: 7})
+    run = reduce.reduce(events, boundaries.find(events)[0])
+    assert run.frame.select("traced", "device_ps").rows() == [("full", 4 * US)] * 3
 
 
 # -- XLA on the host's own threads ----------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import polars as pl
 import pytest
 
 import tpunb as tp
-from tpunb.errors import NoSteps
 from tpunb.io import xprof_json
 
 pytest.importorskip("xprof", reason="XProf is the oracle: pip install xprof")
@@ -20,20 +19,12 @@ TPU, V100, MI300X = "tpu-v6e-4_jax_host-offload", "gpu-v100_tf2_bert_steps", "gp
 JULIA_GPU, JULIA_CPU = "gpu-1080ti_julia", "cpu_julia"
 
 
-def whole(profile):
-    """A step rule: one step, which is the whole file."""
-    end_ps = (pl.col("start_ps") + pl.col("dur_ps")).max() + 1
-    return profile.events.group_by(pl.col("host").cast(pl.String)).agg(
-        step=pl.lit(0), start_ps=pl.col("start_ps").min(), dur_ps=end_ps - pl.col("start_ps").min()
-    )
-
-
 class Case:
     """One capture as both see it."""
 
     def __init__(self, file, folder):
         self.profile = tp.load(file)
-        self.whole = tp.steps(self.profile, by=whole)
+        self.whole = tp.steps(self.profile, by="whole")
         self.xprof = Oracle.of(file, folder)
 
     def device_ops(self, by):
@@ -242,10 +233,11 @@ def test_steps_where_xprof_sees_none(case):
 
 
 @pytest.mark.parametrize("name", [JULIA_GPU, JULIA_CPU])
-def test_no_steps_where_there_are_none(case, name):
+def test_the_whole_capture_is_a_step_where_there_are_none(case, name):
     assert case(name).xprof.steps.is_empty()
-    with pytest.raises(NoSteps):
-        tp.steps(case(name).profile)
+    with pytest.warns(UserWarning, match="the whole capture is one step"):
+        steps = tp.steps(case(name).profile)
+    assert steps.frame.select("step", "rule").rows() == [(0, "whole")]
 
 
 JAX = """

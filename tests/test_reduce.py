@@ -109,7 +109,7 @@ def test_marks_come_before_modules():
         (TPU, "XLA Ops", "fusion.1", 2, 10),
     )
     intervals, rule = boundaries.find(events)
-    assert rule == "annotations"
+    assert rule == "annotation"
     steps = reduce.reduce(events, intervals)
     assert steps.frame.select("step", "device_ps", "idle_ps").rows() == [(3, 10 * US, 90 * US)]
 
@@ -130,7 +130,7 @@ def test_repeated_modules_make_steps_from_one_run_to_the_next():
         *((TPU, "XLA Ops", f"fusion.{i}", 10 + 20 * i, 12) for i in range(3)),
     )
     steps = reduced(events)
-    assert boundaries.find(events)[1] == "modules"
+    assert boundaries.find(events)[1] == "module"
     assert steps.frame.select("step", "kind").rows() == [(0, "jit_f"), (1, "jit_f"), (2, "jit_f")]
     # the wait between two runs is the earlier one's; the last ends with its run
     assert [ps // US for ps in steps.frame["dur_ps"]] == [20, 20, 15]
@@ -216,15 +216,97 @@ def test_noise_is_no_operation():
 
 def test_a_profile_without_steps_lists_the_rules():
     with pytest.raises(NoSteps, match=r"step_num.*Steps line.*module") as caught:
-        tp.steps(profile_of(toy_events((CPU, "main", "MatMul", 0, 10))))
+        tp.steps(profile_of(toy_events((CPU, "main", "end: hlo", 0, 10))))  # no operation
     assert "StepTraceAnnotation" in caught.value.hint
     assert "host, step, start_ps and dur_ps" in caught.value.hint
+
+
+CAPTURE = toy_events(
+    (CPU, "python", "aten::linear", 10, 40),
+    (CPU, "python", "cudaLaunchKernel", 12, 1),
+    ("/device:GPU:0", "Stream #7", "gemm", 30, 50),
+)
+
+
+def test_without_any_rule_the_whole_capture_is_one_step_and_says_so():
+    with pytest.warns(UserWarning, match=r"the whole capture is one step; .*torch\.profiler\.schedule and prof\.step"):
+        steps = tp.steps(profile_of(CAPTURE))
+    figures = steps.frame.select("step", "kind", "rule", "start_ps", "dur_ps", "device_ps").rows()
+    assert figures == [(0, "capture", "whole", 10 * US, 70 * US, 50 * US)]
+    assert repr(steps) == "Steps(1 step, 3 ops, 1 traced in full, inferred from the whole capture)"
+    assert len(tp.phases(steps)) == 1
+
+
+def test_the_whole_capture_and_each_module_run_can_be_asked_for():
+    events = toy_events(
+        *((TPU, "XLA Modules", f"jit_{name}(1)", start, 10) for name, start in (("f", 0), ("g", 10), ("f", 30))),
+        *((TPU, "XLA Ops", "fusion.1", start, 10) for start in (0, 10, 30)),
+        *(("/device:TPU:1", "XLA Modules", f"jit_{name}(1)", start + 2, 9) for name, start in (("f", 0), ("f", 30))),
+    )
+    whole = tp.steps(profile_of(events), by="whole").frame
+    assert whole.select("rule", "dur_ps", "device_ps").rows() == [("whole", 41 * US, 30 * US)]
+    modules = tp.steps(profile_of(events), by="module").frame
+    assert modules.select("step", "kind", "rule", "device_ps").rows() == [
+        (0, "jit_f", "module", 10 * US),
+        (1, "jit_g", "module", 10 * US),
+        (2, "jit_f", "module", 10 * US),
+    ]
+    with pytest.raises(NoSteps, match="by the rule 'module'"):
+        tp.steps(profile_of(CAPTURE), by="module")
+    with pytest.raises(ValueError, match=r"must be a function, 'whole' or 'module'\. Got 'modules' instead"):
+        tp.steps(profile_of(CAPTURE), by="modules")
+
+
+@pytest.mark.parametrize("name", ["convert_element_type", "add", "_threefry_split", "broadcast_in_dim", "true_divide"])
+def test_a_primitive_outside_jit_makes_no_steps_beside_a_function(name):
+    def calls(*functions):
+        spelled = ((CPU, "python", f"PjitFunction({f})", 10 * i, 9 - 8 * (f == "dot")) for i, f in enumerate(functions))
+        return boundaries.find(toy_events(*spelled))[0]["kind"].to_list()
+
+    assert calls(name, name, "dot", name, "dot") == ["dot", "dot"]
+    assert calls(name, "train_step", name) == []  # rather the whole capture than a step a primitive
+    assert calls(name, name) == [name, name]
+
+    def runs(*functions):
+        spelled = ((TPU, "XLA Modules", f"jit_{f}(3)", 10 * i, 9 - 8 * (f == "f")) for i, f in enumerate(functions))
+        return boundaries.find(toy_events(*spelled))[0]["kind"].to_list()
+
+    assert runs(name, name, "f", name, "f") == ["jit_f", "jit_f"]
+
+
+def test_each_host_has_the_steps_that_it_has_alone():
+    rows = {
+        "a": [("f", 0, 9), ("f", 10, 9), ("g", 20, 1)],
+        "b": [("f", 0, 1), ("g", 10, 5), ("g", 20, 5), ("g", 30, 5)],
+    }
+    alone = [
+        toy_events(*((TPU, "XLA Modules", f"jit_{f}(1)", start, dur) for f, start, dur in spelled), host=host)
+        for host, spelled in rows.items()
+    ]
+    together = boundaries.find(pl.concat([alone[0], alone[1].with_columns(pl.col("lane") + 1)]))[0]
+    apart = pl.concat([boundaries.find(events)[0] for events in alone])
+    columns = ["host", "step", "kind", "start_ps", "end_ps", "rule"]
+    assert together.select(columns).sort(columns).equals(apart.select(columns).sort(columns))
+    assert apart["kind"].to_list() == ["jit_f"] * 2 + ["jit_g"] * 3
+
+
+def test_the_duration_of_an_annotation_stays_beside_the_step_time():
+    assert reduced(MARKED).frame.select("rule", "annotation_ps").rows() == [
+        ("annotation", 100 * US),
+        ("annotation", 50 * US),
+    ]
+    ticks = pl.DataFrame(
+        {"step": [7, 9], "kind": ["train"] * 2, "start_ps": [0, 150 * US], "end_ps": [120 * US, 900 * US]}
+    )
+    steps = reduce.reduce(MARKED, boundaries.from_clock(MARKED, ticks)).frame
+    assert steps.select("step", "rule", "annotation_ps").rows() == [(7, "clock", 100 * US), (9, "clock", None)]
 
 
 def test_the_callers_rule_makes_steps():
     rule = lambda profile: pl.DataFrame({"host": ["toy"], "step": [5], "start_ps": [0], "dur_ps": [60 * US]})  # noqa: E731
     steps = tp.steps(profile_of(MARKED), by=rule)
     assert table(steps) == {(5, "host", "MatMul"): (1, 40, 30), (5, "host", "Mul"): (1, 10, 10)}
+    assert steps.frame["rule"].to_list() == ["caller"]
 
 
 def test_a_rule_without_a_required_column_is_refused():
@@ -327,7 +409,7 @@ def test_each_host_uses_the_first_rule_that_finds_its_steps():
     modules = toy_events(*((TPU, "XLA Modules", "jit_f(1)", 20 * i, 5) for i in range(3)), host="b")
     modules = modules.with_columns(pl.col("lane") + 10)
     found, rule = boundaries.find(pl.concat([marked, modules]))
-    assert rule == "annotations, modules"
+    assert rule == "annotation, module"
     assert sorted(found.select("host", "step").rows()) == [("a", 1), ("a", 2), ("b", 0), ("b", 1), ("b", 2)]
 
 

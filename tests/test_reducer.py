@@ -182,18 +182,18 @@ def numbered(*windows):
 
 
 def test_annotated_steps_keep_rising_numbers():
-    assert numbered(("annotations", 3, 4), ("annotations", 4, 5), ("annotations", 9)) == [[3, 4], [4, 5], [9]]
+    assert numbered(("annotation", 3, 4), ("annotation", 4, 5), ("annotation", 9)) == [[3, 4], [4, 5], [9]]
 
 
 def test_a_program_that_counts_every_epoch_from_0_has_its_steps_numbered_on():
-    assert numbered(("annotations", 0, 1, 2), ("annotations", 0, 1), ("annotations", 2, 3)) == [
+    assert numbered(("annotation", 0, 1, 2), ("annotation", 0, 1), ("annotation", 2, 3)) == [
         [0, 1, 2],
         [3, 4],
         [5, 6],
     ]
 
 
-@pytest.mark.parametrize("rule", ["modules", "calls", "modules, calls"])
+@pytest.mark.parametrize("rule", ["module", "calls", "module, calls"])
 def test_inferred_steps_are_numbered_down_from_minus_1(rule):
     assert numbered((rule, 0, 1), (rule,), (rule, 0, 1, 2)) == [[-1, -2], [], [-3, -4, -5]]
 

@@ -127,7 +127,7 @@ def test_measured_columns_declare_how_they_are_aggregated():
     steps = schema.FRAMES["STEPS"].columns
     assert {column for column, spec in steps.items() if spec.devices} == set(schema.DEVICE_FACTS)
     means = {column for column, spec in steps.items() if spec.windows == "mean"}
-    assert means == {"duty_cycle", "mxu_util", "flops_util", "hbm_util"}
+    assert means == {"duty_cycle", "mxu_util", "flops_util", "flops_time_share", "hbm_util"}
 
 
 def glossary():

@@ -21,6 +21,7 @@ Aggregation = Literal["first", "min", "max", "sum", "mean"]
 NAME = pl.Categorical()
 SIDE = pl.Enum(["host", "device"])
 TRACED = pl.Enum(["full", "partial", "none"])
+RULE = pl.Enum(["annotation", "steps line", "module", "calls", "whole", "clock", "caller"])
 
 _INT, _ID, _FLOAT, _TEXT = pl.Int64(), pl.UInt64(), pl.Float64(), pl.String()
 
@@ -132,6 +133,9 @@ _DEVICE_STATS: dict[str, Column] = {
     "mxu_util": Column(_FLOAT, "Utilisation of the matrix unit by its hardware counter, 0 to 1.", "mean", "mean"),
     "flops_util": Column(_FLOAT, "Achieved FLOP/s as a share of the peak of the device, 0 to 1.", "mean", "mean"),
     "hbm_util": Column(_FLOAT, "Achieved bytes/s as a share of peak memory bandwidth, 0 to 1.", "mean", "mean"),
+    "flops_time_share": Column(
+        _FLOAT, "Share of busy time in operations whose FLOPs are known, 0 to 1.", "mean", "mean"
+    ),
     "flops": Column(_FLOAT, "Floating-point operations, summed over devices.", "sum", "sum"),
     "bytes": Column(_FLOAT, "Bytes read and written by operations, summed over devices.", "sum", "sum"),
 }
@@ -147,7 +151,16 @@ STEPS = _frame(
     start_ps=_START,
     dur_ps=Column(_INT, "Step time in picoseconds.", "max"),
     traced=Column(TRACED, 'How much of the step a window traced: "full", "partial" or "none".', "max"),
+    rule=Column(
+        RULE,
+        'Rule: "annotation", "steps line", "module", "calls", "whole" (the capture), "clock" or "caller".',
+        "first",
+    ),
     **_DEVICE_STATS,
+    imbalance_ps=Column(
+        _INT, "Step time of the slowest device less the mean over devices, in picoseconds, null for one device.", "sum"
+    ),
+    annotation_ps=Column(_INT, "Duration of the annotation on the host, in picoseconds, null without one.", "max"),
     input_ps=Column(_INT, "Time in which the host waits for the input pipeline, in picoseconds.", "sum"),
     compile_ps=Column(_INT, "Time in which the host compiles, in picoseconds.", "sum"),
     callbacks_ps=Column(_INT, "Time in callbacks of the framework by the host clock, in picoseconds.", "max"),

@@ -17,6 +17,7 @@ from tpunb.text import cut, percent, plain, short_time
 
 _HIGH = 0.7  # share of MXU peak or HBM bandwidth that XProf's smart suggestions call high
 _LOW = 0.5  # and low
+_KNOWN = 0.9  # share of busy time with known FLOPs below which utilisation is a lower bound
 _LEAST = 0.001  # share of all step time: advice that saves less is left out
 
 
@@ -165,7 +166,7 @@ RULES = (
         "memory",
         when=(_hbm > _HIGH) & (_mxu < _LOW),
         saves=_to_high,
-        sentence="Memory-bound: {hbm} of HBM bandwidth, but only {mxu} of MXU peak used",
+        sentence="Memory-bound: {hbm} of HBM bandwidth, but {mxu} of MXU peak used",
         action="use bfloat16, fewer and larger fusions, less rematerialisation, shapes in multiples of 8 and 128",
         source="HBM bandwidth over 70 % and MXU under 50 %: XProf's MemoryBoundRule",
     ),
@@ -173,7 +174,7 @@ RULES = (
         "batch",
         when=(_mxu < _LOW) & (_hbm < _LOW) & (pl.col("any_idle") < 0.1) & (pl.col("waits") < 0.1),
         saves=_to_high,
-        sentence="Not input-bound, but only {mxu} of MXU peak and {hbm} of HBM bandwidth used",
+        sentence="Not input-bound, but {mxu} of MXU peak and {hbm} of HBM bandwidth used",
         action="use larger batches, in multiples of 8 and 128",
         source="TPUPoint VI.B, Figure 11: 22.72 % on TPUv2, 11.34 % on TPUv3; both under 50 %: XProf's latency bound",
     ),
@@ -336,6 +337,9 @@ def _applied(rules: tuple[Rule, ...], metrics: pl.DataFrame, run_ps: float, base
 
 def _sentence(rule: Rule, row: dict[str, object], base: str) -> str:
     texts = {name: _text(name, value) for name, value in row.items()}
+    if "mxu" in texts:  # a lower bound where the FLOPs of some operations are unknown
+        known = row["flops_known"]
+        texts["mxu"] = f"{'at least' if isinstance(known, float) and known < _KNOWN else 'only'} {texts['mxu']}"
     subject = f"The run ({texts['wall_ps']})" if "wall_ps" in row else ""
     if not subject:
         kinds = f"{texts['kinds']}, " if row["kinds"] and row["phase"] == -1 else ""

@@ -15,7 +15,7 @@ from tpunb.errors import NoSteps, wrong
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.goodput import Goodput
 from tpunb.frames.wall_clock import WallClock
-from tpunb.step_stats.reduce import steps as steps_of
+from tpunb.step_stats.reduce import from_rules
 
 _BY_CLOCK_ALONE = (
     *("callbacks", "checkpoint save", "checkpoint restore", "program startup", "between steps"),
@@ -54,7 +54,7 @@ def goodput(run: Profile | Phases) -> Goodput:
         raise wrong("goodput", "run", "be a Profile or Phases", run, hint="tp.load(path) or tp.phases(steps)")
     wall = WallClock(run.span_ps) if run.stored is None else run.stored.wall
     try:
-        steps = steps_of(run)
+        steps = from_rules(run)
         labels = group(steps).labels
     except NoSteps:  # time without steps is accounted for all the same
         steps = Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS)) if run.stored is None else run.stored

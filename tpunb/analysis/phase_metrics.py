@@ -28,7 +28,7 @@ _RARE = {"checkpoint": r"(?i)check.?point|\bsav(e|ing)\b", "summary": r"(?i)\bsu
 _TIMES = ["device", "idle", "infeed", "outfeed", "transfer", "collective", "input", "compile"]
 _SHARES = [
     *("input", "idle", "any_idle", "busy", "infeed", "outfeed", "transfer", "collective", "formatting", "copies"),
-    *("recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm"),
+    *("recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm", "flops_known"),
 ]
 _LONGEST = 300  # characters of a name that are matched
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin
@@ -46,6 +46,7 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
 
     Other columns: ``name``; ``kinds``, ``share`` (of all step time), ``dur_ps``, ``steps`` and ``full`` as in
     ``tpunb.schema.PHASES``; ``mxu`` (utilisation of the MXU, else of the device's peak FLOP/s) and ``hbm``, 0 to 1;
+    ``flops_known``, the share of busy time whose FLOPs are known where ``mxu`` is of peak FLOP/s;
     ``step_ps``, the mean step time, and ``typical_ps``, that times the number of steps; ``compiled_ps``, compile time
     of the first steps of kinds, and ``compile``, its share of the phase's time; ``formatting_op`` and the like, the
     operation with most of that share; ``twin``, ``twin_ps``, ``stall_ps``, ``stalled_side`` and ``stalled``: the phase
@@ -158,6 +159,7 @@ def _shares(steps: pl.DataFrame) -> pl.DataFrame:
         checkpoint=within(host["checkpoint"]),
         summary=within(host["summary"]),
         mxu=used("mxu", "flops"),
+        flops_known=pl.when(pl.col("mxu_util").fill_nan(None).is_null()).then(pl.col("flops_time_share")) * dur,
         hbm=used("hbm"),
     )
 

@@ -30,7 +30,8 @@ def what_if(steps: Steps, other: str | Device, *, of: str | Device | None = None
     Returns
     -------
     DataFrame
-        ``host``, ``device``, ``step``; measured ``dur_ps``, ``device_ps``, ``idle``, ``flops_util``; and
+        ``host``, ``device``, ``step``; measured ``dur_ps``, ``device_ps``, ``idle``, ``flops_util`` (a lower bound
+        where ``flops_time_share`` is below 0.9); and
         ``modelled_dur_ps``, ``modelled_device_ps``, ``modelled_idle``, ``modelled_flops_util``, null without FLOPs and
         bytes. Idle is the share of step time without compute, utilisation the share of peak FLOP/s, both 0 to 1.
 
@@ -58,6 +59,7 @@ def what_if(steps: Steps, other: str | Device, *, of: str | Device | None = None
         *("host", "device", "step", "dur_ps", "device_ps"),
         idle=1 - pl.col("device_ps") / pl.col("dur_ps"),
         flops_util=flops / (pl.col("dur_ps") / 1e12 * source.peak_flops),
+        flops_time_share=pl.col("flops_time_share"),
         modelled_dur_ps=pl.col("modelled_dur_ps"),
         modelled_device_ps=pl.col("modelled_device_ps"),
         modelled_idle=1 - pl.col("modelled_device_ps") / pl.col("modelled_dur_ps"),

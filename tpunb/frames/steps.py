@@ -14,6 +14,9 @@ from tpunb.frames.conversion import Tabular
 from tpunb.frames.wall_clock import WallClock
 from tpunb.text import plural
 
+_INFERRED = {"module": "module runs", "calls": "function calls", "whole": "the whole capture"}
+"""What steps without annotation or record of their bounds were inferred from, by their rule."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Steps(Tabular):
@@ -77,7 +80,10 @@ class Steps(Tabular):
 
     def __repr__(self) -> str:
         full = self.frame.filter(pl.col("traced") == "full").height
-        return f"Steps({plural(len(self), 'step')}, {plural(self.ops['op'].n_unique(), 'op')}, {full} traced in full)"
+        parts = [plural(len(self), "step"), plural(self.ops["op"].n_unique(), "op"), f"{full} traced in full"]
+        rules = self.frame["rule"].unique().to_list()
+        parts += [f"inferred from {source}" for rule, source in _INFERRED.items() if rule in rules]
+        return f"Steps({', '.join(parts)})"
 
     def full(self) -> Steps:
         """Return the steps that were traced in full, with their operations."""

@@ -1,13 +1,16 @@
 """Rules that say where a step begins and ends. The first rule that finds steps of a host wins.
 
-1. step annotations: host events with ``step_num`` (TensorFlow's ``Trace``, JAX's ``StepTraceAnnotation``,
+1. "annotation": step annotations, host events with ``step_num`` (TensorFlow's ``Trace``, JAX's ``StepTraceAnnotation``,
    PyTorch's ``ProfilerStep#``);
-2. the ``Steps`` line of a device;
-3. repeated runs of one compiled module on a device: a step lasts from one run to the next;
-4. repeated calls of one compiled function on the host (JAX's ``PjitFunction``), from one call to the next.
+2. "steps line": the ``Steps`` line of a device;
+3. "module": repeated runs of the compiled module with the most device time of its host, from one run to the next;
+4. "calls": repeated calls of one compiled function on the host (JAX's ``PjitFunction``), from one call to the next.
 
-A capture also has its step clock: :func:`from_clock`. On a device, a step consists of the runs launched during the
-step of the host (:mod:`tpunb.step_stats.launches`), however late they start; without links, of what ran during it.
+Modules and functions of a single primitive, which JAX compiles outside ``jit``, count only where there are no others.
+If no rule finds a step, the whole capture is one: :func:`whole`. A capture also has its clock: :func:`from_clock`.
+
+On a device, a step consists of the runs launched during the step of the host (:mod:`tpunb.step_stats.launches`),
+however late they start; without links, of what ran during it.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ INTERVALS: schema.Schema = {
     "start_ps": pl.Int64(),
     "end_ps": pl.Int64(),
     "traced": schema.TRACED,
+    "rule": schema.RULE,
+    "annotation_ps": pl.Int64(),
+    "recorded": pl.Boolean(),  # whether the capture holds the devices' part of the step
 }
 """One row per (host, plane, step): intervals of a host and plane never overlap."""
 
@@ -37,11 +43,23 @@ PYTORCH_STEP = r"^ProfilerStep#([0-9]{1,18})$"
 _TOLERANCE_PS = 2_000_000_000  # an annotation and the step clock agree to far less than 2 ms
 _LAST_NUMBER = r"(\d+)\D*$"
 _CALL = r"^PjitFunction\((.+)\)$"
+# names that JAX gives to one operation of jax.numpy, jax.lax or jax.random that a program calls outside jit
+_PRIMITIVE = (
+    r"^(jit_)?_?(abs(olute)?|add|a?cosh?|a?sinh?|a?tanh?|arange|arg(max|min|sort)|astype|(bitwise|logical)_\w+|"
+    r"bitcast_convert_type|broadcast(_in_dim|_to|_arrays)?|ceil|clip|clamp|concatenate|convert_element_type|copy|"
+    r"cum(sum|prod|max)|(true_|floor_)?div(ide)?|dynamic_(update_)?slice|(not_)?equal|eq|ne|[lg][et]|"
+    r"(greater|less)(_equal)?|exp(m1|_?2)?|expand_dims|eye|floor|full|gather|integer_pow|iota|is(nan|inf|finite)|"
+    r"linspace|log(1p|2|10)?|max(imum)?|min(imum)?|mean|moveaxis|mul(tiply)?|neg(ative)?|normal|ones|pad|permutation|"
+    r"pow(er)?|psum|randint|random_\w+|ravel|reduce_\w+|rem(ainder)?|reshape|roll|round|r?sqrt|scatter(_add)?|"
+    r"select(_n)?|sign|slice|split|square|squeeze|stack|std|sub(tract)?|sum|swapaxes|take|threefry\w*|tile|transpose|"
+    r"uniform|unstack|var|where|zeros)$"
+)
 
 
 def intervals(rows: pl.DataFrame) -> pl.DataFrame:
     """Return rows as INTERVALS: of hosts unless there is a plane, traced in full unless they say otherwise."""
-    defaults = {"plane": pl.lit(None, pl.String), "traced": pl.lit("full")}
+    defaults = {"traced": pl.lit("full"), "recorded": pl.lit(value=True)}
+    defaults |= {name: pl.lit(None, INTERVALS[name]) for name in ("plane", "rule", "annotation_ps")}
     absent = {name: value for name, value in defaults.items() if name not in rows.columns}
     return schema.check(rows.with_columns(**absent), INTERVALS, "intervals")
 
@@ -61,9 +79,11 @@ def from_clock(events: pl.DataFrame, ticks: pl.DataFrame) -> pl.DataFrame:
         Columns step, kind, start_ps, end_ps, in the time of the window; a step may have several rows.
     """
     annotated = (
-        events.select(step="step_num", annotated_ps="start_ps")
+        events.select("dur_ps", step="step_num", annotated_ps="start_ps")
         .join(ticks, on="step")
-        .filter(pl.col("annotated_ps").is_between(pl.col("start_ps") - _TOLERANCE_PS, pl.col("end_ps")))["step"]
+        .filter(pl.col("annotated_ps").is_between(pl.col("start_ps") - _TOLERANCE_PS, pl.col("end_ps")))
+        .group_by("step")
+        .agg(annotation_ps=pl.col("dur_ps").max())
     )
     host = str(events["host"][0]) if events.height else ""
     recorded = events.select(first=pl.col("start_ps").min(), last=_END_PS.max())
@@ -72,10 +92,12 @@ def from_clock(events: pl.DataFrame, ticks: pl.DataFrame) -> pl.DataFrame:
         .agg(pl.col("kind").sort_by("start_ps").first(), pl.col("start_ps").min(), pl.col("end_ps").max())
         .join(recorded, how="cross")
         .filter((pl.col("end_ps") > pl.col("first")) & (pl.col("start_ps") < pl.col("last")))
+        .join(annotated, on="step", how="left")
     )
-    full = pl.col("step").is_in(annotated.implode())
+    full = pl.col("annotation_ps").is_not_null()
     traced = pl.when(full).then(pl.lit("full")).otherwise(pl.lit("partial"))
-    return with_devices(intervals(rows.with_columns(host=pl.lit(host), traced=traced).sort("start_ps")), events)
+    rows = intervals(rows.with_columns(host=pl.lit(host), traced=traced).sort("start_ps"))
+    return with_devices(rows, events).with_columns(rule=pl.lit("clock", schema.RULE))
 
 
 _HOST, _NAME = (pl.col(column).cast(pl.String) for column in ("host", "name"))
@@ -90,7 +112,7 @@ def find(events: pl.DataFrame) -> tuple[pl.DataFrame, str]:
             break
         rows = rule(events)
         if rows.height:
-            frames.append(intervals(rows))
+            frames.append(intervals(rows).with_columns(rule=pl.lit(name, schema.RULE)))
             rules.append(name)
             rest = set(events["host"].unique()) - set(rows["host"])
             events = events.filter(pl.col("host").is_in(list(rest)))
@@ -106,6 +128,7 @@ def _by_annotations(events: pl.DataFrame) -> pl.DataFrame:
         again=(pl.col("start_ps") >= pl.col("end_ps").cum_max().shift(1)).fill_null(False).cum_sum().over(key)
     )
     steps = annotations.group_by(*key, "again").agg(pl.col("start_ps").min(), pl.col("end_ps").max())
+    steps = steps.with_columns(annotation_ps=pl.col("end_ps") - pl.col("start_ps"))
     numbers = _number(_count_repeats(steps.with_columns(number="step"), "host"), "host")
     return with_devices(intervals(disjoint(numbers.with_columns(plane=pl.lit(None, pl.String)))), events, numbers)
 
@@ -128,14 +151,16 @@ def with_devices(rows: pl.DataFrame, events: pl.DataFrame, numbers: pl.DataFrame
         numbers = rows.select("host", "step", number="step", repeat=pl.lit(0, pl.UInt32))
     key = ["host", "number", "repeat"]
     lines = _steps_lines(events).join(numbers.select(*key, "step"), on=key)
-    linked = launches.on_devices(events, rows).join(lines.select("host", "plane"), on=["host", "plane"], how="anti")
-    # work for steps after the last one that a device ran may be missing from the window
-    last = linked.join(rows.select("host", "step", from_ps="start_ps"), on=["host", "step"])
-    rows = rows.join(last.group_by("host").agg(last_ps=pl.col("from_ps").max()), on="host", how="left").with_columns(
-        traced=pl.when(pl.col("start_ps") > pl.col("last_ps"))
-        .then(pl.lit("partial", schema.TRACED))
-        .otherwise("traced")
-    )
+    linked, last = launches.on_devices(events, rows)
+    linked = linked.join(lines.select("host", "plane"), on=["host", "plane"], how="anti")
+    # the profiler may have stopped, or filled its buffer, before a device ran the steps after its last one
+    lagging = linked.join(rows.select("host", "step", from_ps="start_ps"), on=["host", "step"])
+    rows = rows.join(lagging.group_by("host").agg(until_ps=pl.col("from_ps").max()), on="host", how="left")
+    last = last.join(lines, on="host", how="anti")  # such a line says what the device ran
+    rows = rows.join(last, on=["host", "kind"], how="left", maintain_order="left")
+    missing = (pl.col("start_ps") > pl.min_horizontal("until_ps", "last_ps")).fill_null(value=False)
+    partial = pl.when(missing).then(pl.lit("partial", schema.TRACED)).otherwise("traced")
+    rows = rows.with_columns(traced=partial, recorded=pl.col("recorded") & ~missing)
     return pl.concat([intervals(rows), *(intervals(part) for part in (lines, linked) if part.height)])
 
 
@@ -186,30 +211,65 @@ def _steps_lines(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_modules(events: pl.DataFrame) -> pl.DataFrame:
-    """Use each run of the module with the most device time as a step, aligned over the devices."""
-    runs = events.filter(pl.col("line") == "XLA Modules", on_device()).select(
+    """Use each run of the module with the most device time of its host as a step, aligned over the devices."""
+    runs = _module_runs(events)
+    names = runs.group_by("host", "kind").agg(
+        busy=(pl.col("end_ps") - pl.col("start_ps")).sum(), n=pl.len().over("plane").max()
+    )
+    rows = _aligned(runs.join(_busiest(names), on=["host", "kind"], how="semi"))
+    return rows.with_columns(step=pl.col("step") - pl.col("step").min().over("host"))
+
+
+def modules(events: pl.DataFrame) -> pl.DataFrame:
+    """Return INTERVALS: each run of any module on a device is a step of the module's kind, in order of start."""
+    runs = _aligned(_module_runs(events), "kind")
+    by = ["host", "kind", "step"]
+    order = runs.group_by(by).agg(pl.col("start_ps").min()).sort("host", "start_ps", "kind", "step")
+    order = order.select(*by, number=pl.int_range(pl.len(), dtype=pl.Int64).over("host"))
+    rows = runs.join(order, on=by).with_columns(step="number", rule=pl.lit("module", schema.RULE))
+    return disjoint(intervals(rows))
+
+
+def whole(events: pl.DataFrame) -> pl.DataFrame:
+    """Return INTERVALS: the whole capture is one step a host, from its first event to its last."""
+    end_ps = pl.max_horizontal(_END_PS, pl.col("start_ps") + 1)  # an event without length may be the last
+    rows = events.group_by(_HOST).agg(pl.col("start_ps").min(), end_ps=end_ps.max())
+    rule = pl.lit("whole", schema.RULE)
+    return intervals(rows.with_columns(step=pl.lit(0, pl.Int64), kind=pl.lit("capture"), rule=rule).sort("host"))
+
+
+def _module_runs(events: pl.DataFrame) -> pl.DataFrame:
+    return events.filter(pl.col("line") == "XLA Modules", on_device()).select(
         pl.col("host", "plane").cast(pl.String), "start_ps", _END_PS, kind=_NAME.str.replace(r"\(\d+\)$", "")
     )
-    repeated = (
-        runs.group_by("kind")
-        .agg(busy=(pl.col("end_ps") - pl.col("start_ps")).sum(), n=pl.len().over("plane").max())
+
+
+def _busiest(functions: pl.DataFrame) -> pl.DataFrame:
+    """Return the function of each host with the most time `busy` among those that ran several times, `n`."""
+    trivial = pl.col("kind").str.contains(_PRIMITIVE)
+    return (
+        functions.filter(~trivial | trivial.all().over("host"))
         .filter(pl.col("n") > 1)
         .sort("busy", "kind", descending=[True, False])
+        .unique("host", keep="first", maintain_order=True)
     )
-    if repeated.is_empty():
-        return schema.empty(INTERVALS)
-    runs = runs.filter(pl.col("kind") == repeated["kind"][0]).sort("host", "plane", "start_ps")
+
+
+def _aligned(runs: pl.DataFrame, *by: str) -> pl.DataFrame:
+    """Give runs of a host and group one number on all devices; each lasts until the next on its device."""
+    if runs.is_empty():
+        return runs.with_columns(step=pl.lit(0, pl.Int64))
     aligned = []
-    for (_,), of_host in runs.group_by("host", maintain_order=True):
+    for _, of_host in runs.sort("host", "plane", "start_ps").group_by("host", *by, maintain_order=True):
         planes = of_host.partition_by("plane", maintain_order=True)
         reference = max(planes, key=len)["start_ps"].to_numpy()
         for plane in planes:
             shift = _shift(reference, plane["start_ps"].to_numpy())
             aligned.append(plane.with_columns(step=pl.int_range(pl.len(), dtype=pl.Int64) + shift))
     rows = pl.concat(aligned)
-    following = pl.col("start_ps").shift(-1).over("host", "plane")
+    following = pl.col("start_ps").shift(-1).over("host", "plane", order_by="start_ps")
     # the time between two runs is part of the earlier step
-    return rows.with_columns(step=pl.col("step") - rows["step"].min(), end_ps=pl.coalesce(following, "end_ps"))
+    return rows.with_columns(end_ps=pl.coalesce(following, "end_ps"))
 
 
 def _by_calls(events: pl.DataFrame) -> pl.DataFrame:
@@ -228,10 +288,8 @@ def _by_calls(events: pl.DataFrame) -> pl.DataFrame:
     )
     busiest = (
         calls.group_by("host", "lane", "kind")
-        .agg((pl.col("end_ps") - pl.col("start_ps")).sum().alias("busy"), pl.len())
-        .filter(pl.col("len") > 1)
-        .sort("busy", "kind", descending=[True, False])
-        .unique("host", keep="first", maintain_order=True)
+        .agg(busy=(pl.col("end_ps") - pl.col("start_ps")).sum(), n=pl.len())
+        .pipe(_busiest)
     )
     if busiest.is_empty():
         return schema.empty(INTERVALS)
@@ -257,4 +315,4 @@ def _shift(reference: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> i
     return min(range(-2, len(reference) - len(starts) + 3), key=distance)
 
 
-_RULES = {"annotations": _by_annotations, "steps line": _by_steps_line, "modules": _by_modules, "calls": _by_calls}
+_RULES = {"annotation": _by_annotations, "steps line": _by_steps_line, "module": _by_modules, "calls": _by_calls}

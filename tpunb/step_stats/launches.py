@@ -40,8 +40,8 @@ def any_device(events: pl.DataFrame) -> bool:
     return bool(events.select(pl.col("plane").cat.starts_with(DEVICE).any()).item())
 
 
-def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return when each device ran each step, by the launches made during the step of the host.
+def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return when each device ran each step, by the launches made during the step of the host, and the last of a kind.
 
     On a device, a step begins when it has begun on the host and the device has finished all earlier runs, at its first
     run at the latest. It ends where the next one begins; the last ends with its runs and with the step of the host. A
@@ -56,8 +56,11 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
     Returns
     -------
-    pl.DataFrame
+    intervals
         (host, plane, step, kind, start_ps, end_ps, traced), one row per step and device.
+    last
+        (host, kind, last_ps): start of the last step of each kind that the busiest device of that kind ran, before a
+        last one with fewer runs than any, if others of the kind follow.
     """
     annotated = events.filter(pl.col("step_num").is_not_null())["lane"].unique()
     launches = _launches(events)
@@ -71,12 +74,18 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     within = (pl.col("start_ps") >= pl.col("from_ps")) & (pl.col("end_ps") <= pl.col("until_ps"))
     rows = (
         runs.group_by("host", pl.col("device").alias("plane"), "step")
-        .agg(pl.col("kind", "traced", "from_ps").first(), pl.col("start_ps").min(), pl.col("end_ps", "until_ps").max())
-        .filter(~within.all().over(_PLANE))
+        .agg(
+            *(pl.col("kind", "traced", "from_ps").first(), pl.col("start_ps").min()),
+            *(pl.col("end_ps", "until_ps").max(), within.all().alias("within"), pl.len().alias("runs")),
+            busy_ps=(pl.col("end_ps") - pl.col("start_ps")).sum(),
+        )
         .sort("host", "plane", "start_ps", "step")
     )
+    unlinked = launches.filter(pl.col("sent_ps").is_null()).group_by("host", plane="device")
+    last = _last_recorded(rows.join(unlinked.agg(unlinked_ps=pl.col("start_ps").max()), on=_PLANE, how="left"), steps)
+    rows = rows.filter(~pl.col("within").all().over(_PLANE)).drop("busy_ps", "within", "runs")
     if rows.is_empty():
-        return rows.drop("from_ps", "until_ps")
+        return rows.drop("from_ps", "until_ps"), last
     free_ps = pl.col("end_ps").cum_max().over("host", "device")
     before = launches.sort("start_ps", "end_ps").select("host", plane="device", run_ps="start_ps", free_ps=free_ps)
     rows = rows.sort("start_ps").join_asof(
@@ -86,7 +95,22 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     rows = rows.with_columns(start_ps=begin).sort("host", "plane", "start_ps", "step")
     following = pl.col("start_ps").shift(-1).over(_PLANE)
     rows = rows.with_columns(end_ps=pl.coalesce(following, pl.max_horizontal("end_ps", "until_ps")))
-    return rows.drop("from_ps", "until_ps", "run_ps", "free_ps")
+    return rows.drop("from_ps", "until_ps", "run_ps", "free_ps"), last
+
+
+def _last_recorded(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return (host, kind, last_ps), see :func:`on_devices`."""
+    start_ps, runs = pl.col("from_ps"), pl.col("runs")
+    by_device = rows.sort("from_ps").group_by("host", "plane", "kind", maintain_order=True)
+    of_device = by_device.agg(
+        *(pl.col("busy_ps").sum(), pl.col("unlinked_ps").first(), start_ps.max().alias("last_ps")),
+        *(start_ps.top_k(2).min().alias("before_ps"), (runs.last() < runs.head(pl.len() - 1).min()).alias("short")),
+    )
+    busiest = of_device.sort("busy_ps", "plane").unique(["host", "kind"], keep="last")
+    busiest = busiest.filter((pl.col("unlinked_ps") > pl.col("last_ps")).fill_null(value=False).not_())
+    busiest = busiest.join(steps.group_by("host", "kind").agg(end_ps=pl.col("start_ps").max()), on=["host", "kind"])
+    cut = pl.col("short") & (pl.col("end_ps") > pl.col("last_ps"))
+    return busiest.select("host", "kind", last_ps=pl.when(cut).then("before_ps").otherwise("last_ps"))
 
 
 def clocks(events: pl.DataFrame) -> pl.DataFrame:

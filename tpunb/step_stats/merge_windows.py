@@ -13,7 +13,7 @@ from tpunb.step_stats.numbering import Tables, numbered
 
 _KEY = ["host", "step"]
 _BY_CLOCK = ["input_ps", "callbacks_ps", "dispatch_ps"]
-_MEASURED = [name for name in schema.STEPS if name not in {*_KEY, "kind", "start_ps", "dur_ps", "traced"}]
+_MEASURED = [name for name in schema.STEPS if name not in {*_KEY, "kind", "start_ps", "dur_ps", "traced", "rule"}]
 
 
 def merge(tables: Tables) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
@@ -45,6 +45,7 @@ def merge(tables: Tables) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
         start_ps=full.then("start_ps").otherwise(pl.coalesce("clock_start_ps", "start_ps")),
         dur_ps=full.then("dur_ps").otherwise(pl.coalesce(clock_dur_ps, "dur_ps")),
         traced=pl.col("traced").fill_null("none"),
+        rule=pl.coalesce("rule", pl.when(pl.col("clock_start_ps").is_not_null()).then(pl.lit("clock", schema.RULE))),
         **{name: pl.col(name) for name in _MEASURED if name not in _BY_CLOCK},
         **{name: pl.coalesce(f"clock_{name}", name) for name in _BY_CLOCK},
     )

@@ -32,7 +32,7 @@ class StepNumbering:
         if intervals.is_empty():
             return intervals
         first, last = intervals.select(first=pl.col("step").min(), last=pl.col("step").max()).row(0)
-        if {"modules", "calls"} & set(rule.split(", ")):
+        if {"module", "calls"} & set(rule.split(", ")):
             below = intervals.with_columns(step=-1 - (pl.col("step") - first + self._inferred))
             self._inferred += last - first + 1
             return below

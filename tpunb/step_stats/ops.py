@@ -45,11 +45,15 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
     on_host = map_names(_where(rows, ~pl.col("device")), lambda name: op_names.category(name, side="host"))
     from tpunb.step_stats.self_time import self_times  # compiled: loaded when there is something to sweep
 
+    # the profiler writes 0 for what a custom call computes and moves: nothing is known of it
+    unknown = (pl.col("category") == "custom-call").fill_null(value=False)
+    work: list[pl.Expr] = [pl.when(~unknown | (pl.col(name) != 0)).then(name) for name in WORK]
     times = self_times(rows["lane"].to_numpy(), rows["start_ps"].to_numpy(), rows["dur_ps"].to_numpy())
     inside = pl.col("dur_ps") - pl.Series(times, dtype=pl.Int64)  # time of nested operations
     total = pl.coalesce("device_dur_ps", "dur_ps")
     return rows.select(
-        *("host", "tf_op", "hlo_op", "start_ps", "dur_ps", *WORK),
+        *("host", "tf_op", "hlo_op", "start_ps", "dur_ps"),
+        *work,
         pl.when("thunk").then(pl.lit(launches.CPU, schema.NAME)).otherwise("plane").alias("plane"),
         pl.when("device").then(pl.lit("device")).otherwise(pl.lit("host")).cast(schema.SIDE).alias("side"),
         op=_op(rows),

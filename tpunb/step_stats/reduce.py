@@ -6,9 +6,11 @@ the events of a raw profile, or returns what a capture stored.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import polars as pl
 
@@ -24,8 +26,10 @@ StepRule = Callable[[Profile], pl.DataFrame]
 """A rule of the caller: takes a profile, returns one row per (host, step) with ``start_ps`` and ``dur_ps``."""
 
 
-def steps(profile: Profile, by: StepRule | None = None) -> Steps:
-    """Return the steps of a profile.
+def steps(profile: Profile, by: StepRule | Literal["whole", "module"] | None = None) -> Steps:
+    """Return the steps of a profile; ``steps.frame["rule"]`` says how they were found.
+
+    If no rule of :mod:`tpunb.step_stats.boundaries` finds a step, the whole capture is one step a host, with a warning.
 
     Parameters
     ----------
@@ -33,37 +37,79 @@ def steps(profile: Profile, by: StepRule | None = None) -> Steps:
         From ``tp.load`` or ``tp.sample``.
     by
         Step rule: a function of the profile that returns one row per (host, step) with ``start_ps`` and ``dur_ps`` in
-        picoseconds of the profile, optionally ``kind`` and ``traced``. Requires raw events.
+        picoseconds of the profile, optionally ``kind`` and ``traced``. "whole": the whole capture is one step a host.
+        "module": each run of any compiled module is a step of that kind. Requires raw events.
+
+    Raises
+    ------
+    NoSteps
+        When no rule finds a step and the profile holds no operations; the message lists the rules.
+    ValueError
+        When `by` is another text.
+    TpunbError
+        When `by` is given and the profile has no raw events.
+    """
+    if by is None:
+        try:
+            return from_rules(profile)
+        except NoSteps:
+            if profile.stored is not None or (intervals := _whole(profile.events)).is_empty():
+                raise
+        annotate = _PYTORCH if _is_pytorch(profile.events) else _JAX_OR_TF
+        problem = f"{profile.name}: no steps found, so the whole capture is one step"
+        warnings.warn(f"{problem}; to see steps, record again with {annotate}", stacklevel=2)
+        return _reduced(profile, intervals)
+    if isinstance(by, str) and by not in _NAMED_RULES:
+        raise ValueError(f"The by parameter of steps must be a function, 'whole' or 'module'. Got {by!r} instead.")
+    events = profile.events
+    intervals = _NAMED_RULES[by](events) if isinstance(by, str) else _from_rule(by(profile), by)
+    if intervals.is_empty():
+        raise NoSteps(f"{profile.name} holds no steps by the rule {by!r}")
+    return _reduced(profile, intervals)
+
+
+def from_rules(profile: Profile) -> Steps:
+    """Return the steps that a capture stored, or that a rule finds: never the whole capture.
 
     Raises
     ------
     NoSteps
         When no rule finds a step; the message lists the rules.
-    TpunbError
-        When `by` is given and the profile has no raw events.
     """
-    if by is None and profile.stored is not None:
+    if profile.stored is not None:
         if len(profile.stored) == 0:
             raise _no_steps(profile)
         if profile.read_events is None:
             return profile.stored
         return replace(profile.stored, read_layers=partial(_layers_of_run, profile, profile.stored))
-    events = profile.events
-    if by is None:
-        intervals, _ = boundaries.find(events)
-        if intervals.is_empty():
-            raise _no_steps(profile)
-    else:
-        intervals = _from_rule(by(profile), by)
-        if intervals.is_empty():
-            raise NoSteps(f"{profile.name} holds no steps by the rule {by!r}")
+    intervals, _ = boundaries.find(profile.events)
+    if intervals.is_empty():
+        raise _no_steps(profile)
+    return _reduced(profile, intervals)
+
+
+def _reduced(profile: Profile, intervals: pl.DataFrame) -> Steps:
     return replace(
-        reduce(events, intervals, profile.hardware),
+        reduce(profile.events, intervals, profile.hardware),
         windows=profile.windows,
         name=profile.name,
-        read_layers=partial(_layers, events, intervals),
+        read_layers=partial(_layers, profile.events, intervals),
         metadata={"device kind": kind} if (kind := device_kinds(profile.hardware)) else {},
     )
+
+
+def _whole(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the whole capture as one step of each host that has operations."""
+    return boundaries.whole(events).join(find(events).select(pl.col("host").cast(pl.String)), on="host", how="semi")
+
+
+_NAMED_RULES = {"whole": _whole, "module": boundaries.modules}
+_JAX_OR_TF = "jax.profiler.StepTraceAnnotation or tf.profiler.experimental.Trace, each with step_num"
+_PYTORCH = "torch.profiler.schedule and prof.step() after each step"
+
+
+def _is_pytorch(events: pl.DataFrame) -> bool:
+    return bool(events["name"].unique().cast(pl.String).str.starts_with("aten::").any())
 
 
 def _no_steps(profile: Profile) -> NoSteps:
@@ -75,9 +121,7 @@ def _no_steps(profile: Profile) -> NoSteps:
         )
     annotate = "`with run.step(i):` or `for batch in run.batches(data):` in the captured block (Keras needs neither)"
     if profile.stored is None:
-        annotate = (
-            "jax.profiler.StepTraceAnnotation or tf.profiler.experimental.Trace, each with step_num, and record again"
-        )
+        annotate = f"{_JAX_OR_TF}, or {_PYTORCH} (PyTorch), and record again"
     return NoSteps(
         f"{profile.name} holds no steps: no event has step_num, no device has a Steps line, "
         "no module ran twice and no compiled function was called twice",
@@ -107,7 +151,8 @@ def _from_rule(rows: pl.DataFrame | pl.LazyFrame, rule: StepRule) -> pl.DataFram
     for problem, where in problems.items():
         if where.any():
             raise BadProfile(f"the step rule {rule!r} returned {problem}: {rows.filter(where).row(0)}")
-    return boundaries.disjoint(boundaries.intervals(rows.with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"))))
+    rows = rows.with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"), rule=pl.lit("caller", schema.RULE))
+    return boundaries.disjoint(boundaries.intervals(rows))
 
 
 def reduce(events: pl.DataFrame, intervals: pl.DataFrame, hardware: pl.DataFrame | None = None) -> Steps:
@@ -128,8 +173,9 @@ def reduce(events: pl.DataFrame, intervals: pl.DataFrame, hardware: pl.DataFrame
     ops, places = assign(find(events), intervals)
     on_device = pl.col("side") == "device"
     peaks = schema.empty(schema.HARDWARE) if hardware is None else hardware
-    devices = breakdown.of_devices(ops.filter(on_device), places, peaks)
     by_step = ["host", "step"]
+    devices = breakdown.of_devices(ops.filter(on_device), places, peaks)
+    devices = devices.join(intervals.filter(~pl.col("recorded")), on=by_step, how="anti", maintain_order="left")
     # intervals of devices win: the host may have continued long before
     of_device = pl.col("plane").is_not_null()
     used = of_device | ~of_device.any()
@@ -138,8 +184,12 @@ def reduce(events: pl.DataFrame, intervals: pl.DataFrame, hardware: pl.DataFrame
         pl.col("start_ps").filter(used).min(),
         dur_ps=(pl.col("end_ps") - pl.col("start_ps")).filter(used).max(),
         traced=pl.col("traced").max(),
+        rule=pl.col("rule").first(),
+        annotation_ps=pl.col("annotation_ps").max(),
     )
     frame = frame.join(breakdown.of_steps(devices), on=by_step, how="left")
+    slowest = devices.group_by(by_step).agg(mean_ps=pl.when(pl.len() > 1).then(pl.col("dur_ps").mean().round()))
+    frame = frame.join(slowest, on=by_step, how="left").with_columns(imbalance_ps=pl.col("dur_ps") - pl.col("mean_ps"))
     frame = frame.join(breakdown.of_hosts(ops.filter(~on_device), places), on=by_step, how="left")
     return Steps(frame, _ops(ops, places), devices)
 
