@@ -88,6 +88,9 @@ _KINDS = Column(_TEXT, "Kinds of the steps of the phase, most frequent first.")
 _START = Column(_INT, "Start in picoseconds since the origin of the profile.", "min")
 _TF_OP = Column(NAME, "Full name of the framework op, or null.")
 _HLO_OP = Column(NAME, "Name of the HLO instruction, or null.")
+_PROGRAM = Column(_INT, "Id of the compiled program, or null.")
+_SHAPE = Column(NAME, 'Shape of the result of the HLO instruction, such as "f32[8,128]{1,0}", or null.', "first")
+_SOURCE = Column(NAME, 'Source line behind the HLO instruction, such as "model.py:41", or null.', "first")
 _COUNT = Column(_INT, "Number of events of the operation.", "sum")
 _TOTAL = Column(_INT, "Total time of the operation in picoseconds.", "sum")
 _SELF = Column(_INT, "Self time of the operation in picoseconds.", "sum")
@@ -106,6 +109,7 @@ EVENTS = _frame(
     name=Column(NAME, "Name of the event as the profiler recorded it."),
     tf_op=Column(NAME, "Framework op behind the event, or null."),
     hlo_op=Column(NAME, "HLO instruction behind the event, or null."),
+    program=_PROGRAM,
     category=Column(NAME, 'XProf\'s category of the HLO instruction, such as "convolution fusion".'),
     step_num=Column(_INT, "Step number of a step annotation, null for other events."),
     start_ps=Column(_INT, "Start by the clock of the host, in picoseconds since the origin of the profile."),
@@ -185,6 +189,8 @@ LAYERS = _frame(
     self_ps=_SELF,
     flops=Column(_FLOAT, "Floating-point operations.", "sum"),
     bytes=Column(_FLOAT, "Bytes read and written.", "sum"),
+    shape=_SHAPE,
+    source=_SOURCE,
 )
 
 DEVICES = _frame(
@@ -200,6 +206,18 @@ DEVICES = _frame(
         "flops": Column(_FLOAT, "Floating-point operations of the device.", "sum", "sum"),
         "bytes": Column(_FLOAT, "Bytes read and written by operations of the device.", "sum", "sum"),
     },
+)
+
+INSTRUCTIONS = _frame(
+    "INSTRUCTIONS",
+    "One row per HLO instruction of a raw profile.",
+    host=_HOST,
+    program=_PROGRAM,
+    hlo_op=Column(NAME, "Name of the HLO instruction."),
+    shape=_SHAPE,
+    bytes=Column(_INT, "Size of the result in bytes."),
+    source=_SOURCE,
+    groups=Column(_TEXT, 'Replica groups of a collective as HLO text, such as "{{0,1},{2,3}}", or null.'),
 )
 
 HARDWARE = _frame(
@@ -518,7 +536,7 @@ SETTINGS = _frame(
 
 _OPTIONAL = {
     *("category", "device_dur_ps", "flops", "bytes", "hbm_bytes", "flow_out", "flow_in", "correlation_id", "reason"),
-    "confidence",
+    *("program", "shape", "source", "confidence"),
     *(set(STEPS) - {"host", "step", "kind", "start_ps", "dur_ps", "device_ps", "idle_ps", "traced"}),
 }
 """Columns that a frame may leave out because few captures contain them; they become null."""

@@ -43,6 +43,9 @@ class Profile:
         Steps that a capture stored.
     read_events
         Function that decodes the raw events on access; None if none were kept.
+    read_details
+        Function that decodes another frame of the raw files on access, by its name ("instructions"); None if none were
+        kept.
     stored_clocks
         ``tpunb.schema.CLOCKS`` that a capture stored; raw captures read them from the events.
     reused
@@ -61,6 +64,7 @@ class Profile:
     origin_ns: int | None = None
     stored: Steps | None = None
     read_events: Callable[[], pl.DataFrame] | None = None
+    read_details: Callable[[str], pl.DataFrame] | None = None
     stored_clocks: pl.DataFrame | None = None
     reused: bool = False
     overhead: float | None = None
@@ -82,6 +86,24 @@ class Profile:
         if self.read_events is None:
             raise not_kept(self.name, "raw events")
         return schema.check(self.read_events(), schema.EVENTS, "events")
+
+    @cached_property
+    def instructions(self) -> pl.DataFrame:
+        """Shape, source line and replica groups of HLO instructions, ``tpunb.schema.INSTRUCTIONS``.
+
+        Source paths begin after ``site-packages`` or ``dist-packages``; of others the name of the file is kept.
+
+        Raises
+        ------
+        TpunbError
+            If the capture kept statistics only, or the raw files have gone.
+        """
+        return self._details("instructions")
+
+    def _details(self, kind: str) -> pl.DataFrame:
+        if self.read_details is None:
+            raise not_kept(self.name, kind)
+        return self.read_details(kind)
 
     @cached_property
     def clocks(self) -> pl.DataFrame:

@@ -19,7 +19,7 @@ from tpunb.io.storage import LIMIT, PADDING
 
 __all__ = ["LIMIT", "PADDING", "Bytes", "Ints", "MessageMap", "Messages", "Rows", "integer", "text"]
 
-_TAGS = 128  # tags below take one byte; all fields of interest do
+_TAGS = 128  # tags below take one byte; nearly all fields of interest do
 
 
 def integer(field: int) -> int:
@@ -166,7 +166,7 @@ def _saved_as_text(first: bytes) -> bool:
 
 
 def _slots(tags: Sequence[int]) -> Ints:
-    slot = np.full(_TAGS, -1, np.int64)
+    slot = np.full(max(_TAGS, 1 + max(tags, default=0)), -1, np.int64)
     slot[list(tags)] = np.arange(len(tags))
     return slot
 

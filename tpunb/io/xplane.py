@@ -16,6 +16,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
+from tpunb.io import hlo
 from tpunb.io.protobuf_table import Bytes, Ints, MessageMap, Messages, integer, text
 from tpunb.io.xstats import StatNames, Stats, as_names, coalesce, gather
 from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL
@@ -29,9 +30,9 @@ _NAME, _DISPLAY_NAME, _METADATA_STATS = text(2), text(4), text(5)
 
 _FLOWS = ["_pt", "_p", "_ct", "_c", "run_id", "correlation_id"]
 _ON_HOST = ["step_num", "hlo_op", "program_id", "tf_function_call", "device_ordinal", *_FLOWS]
-_COSTS = ["hlo_category", "model_flops", "flops", "bytes_accessed", "memory_access_breakdown", "tf_op"]
+_COSTS = ["program_id", "hlo_category", "model_flops", "flops", "bytes_accessed", "memory_access_breakdown", "tf_op"]
 _ACCESS, _MEMORY_SPACE, _ACCESSED, _HBM = text(1), integer(2), integer(3), 1  # of a memory_access_breakdown
-_ON_DEVICE = [*("step_num", "hlo_op", "program_id", "annotation", "step_name", "device_duration_ps"), *_COSTS, *_FLOWS]
+_ON_DEVICE = [*("step_num", "hlo_op", "annotation", "step_name", "device_duration_ps"), *_COSTS, *_FLOWS]
 _HARDWARE = [
     "device_type_string",
     "gpu_device_name",
@@ -39,6 +40,7 @@ _HARDWARE = [
     "peak_hbm_bw_gigabytes_per_second",
     "memory_bandwidth",
 ]
+_PROGRAMS = "/host:metadata"
 _MXU = "matrix_unit_utilization_percent"
 _MOST_PS = 2**63 - 1
 _MOST_NS = _MOST_PS // 1000
@@ -83,6 +85,19 @@ def read(data: bytes | Bytes, *, source: str) -> tuple[pl.DataFrame, XSpaceFacts
     """
     space = _XSpace(data, source)
     return space.events(), space.facts()
+
+
+def instructions(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
+    """Return the HLO instructions of one XSpace: ``tpunb.schema.INSTRUCTIONS``.
+
+    The profiler of a TPU writes them as metadata of events; elsewhere they are in the programs in the file.
+    """
+    space = _XSpace(data, source)
+    kinds = [
+        [plane for plane in space.planes if plane.on_device],
+        [plane for plane in space.planes if plane.name == _PROGRAMS],
+    ]
+    return hlo.merged(([plane.instructions() for plane in planes] for planes in kinds), space.host)
 
 
 @cache
@@ -142,7 +157,7 @@ class _XSpace:
     @cached_property
     def programs(self) -> pl.DataFrame:
         """HLO instructions in the file: (program, hlo_op, hlo_tf_op, hlo_category)."""
-        frames = [plane.programs() for plane in self.planes if plane.name == "/host:metadata"]
+        frames = [plane.programs() for plane in self.planes if plane.name == _PROGRAMS]
         return pl.concat(frames or [_NO_PROGRAMS])
 
 
@@ -192,19 +207,39 @@ class _Plane:
 
     def programs(self) -> pl.DataFrame:
         """Return the instructions of the HLO protos in the event metadata, as ``_XSpace.programs``."""
+        protos, programs = self._protos()
+        if not len(protos):
+            return _NO_PROGRAMS
+        instructions = hlo.instructions(protos)
+        return instructions.select(
+            "hlo_op", program=programs.gather(instructions["proto"]), hlo_tf_op="tf_op", hlo_category="category"
+        ).unique(["program", "hlo_op"], keep="first", maintain_order=True)
+
+    def _protos(self) -> tuple[Messages, pl.Series]:
+        """Return the HLO protos in the event metadata, and the ids of their programs."""
         entries = self._metadata.values
         (names,), stats = self._names.read(entries, [_NAME], _METADATA_STATS, ["Hlo Proto"])
         refs, present = stats.bytes("Hlo Proto")
         rows = np.flatnonzero(present)
-        if not rows.size:
-            return _NO_PROGRAMS
-        from tpunb.io import hlo
+        return entries.at(refs[rows]), pl.Series(map(hlo.program, entries.text(names[rows])), dtype=pl.Int64)
 
-        instructions = hlo.instructions(entries.at(refs[rows]))
-        programs = pl.Series([hlo.program(name) for name in entries.text(names[rows])], dtype=pl.Int64)
-        return instructions.select(
-            "hlo_op", program=programs.gather(instructions["proto"]), hlo_tf_op="tf_op", hlo_category="category"
-        ).unique(["program", "hlo_op"], keep="first", maintain_order=True)
+    def instructions(self) -> pl.DataFrame:
+        """Return the instructions that the event metadata describe or hold programs of, see :func:`hlo.merged`."""
+        if not self.on_device:
+            protos, programs = self._protos()
+            rows = hlo.details(protos)
+            return rows.with_columns(program=programs.gather(rows["proto"]))
+        entries = self._metadata.values
+        stats_read = ["hlo_category", "program_id", "shape_with_layout", "source"]
+        (name, short), stats = self._names.read(entries, [_NAME, _DISPLAY_NAME], _METADATA_STATS, stats_read)
+        columns = {
+            "program": stats.number("program_id"),
+            "hlo_op": as_names(entries.text(np.where(short & 0xFFFFFFFF, short, name))),
+            "shape": stats.text("shape_with_layout").cast(pl.String),
+            "source": stats.text("source", hlo.relative),
+            "text": pl.Series(entries.text(name), dtype=pl.String),
+        }
+        return hlo.described(pl.DataFrame(columns).filter(stats.text("hlo_category").is_not_null()))
 
     def events(self, lane: int, space: _XSpace) -> Iterator[pl.DataFrame]:
         """Yield the events in frames of at most ``_CHUNK`` rows, lanes counted from `lane`."""
@@ -231,7 +266,7 @@ class _Plane:
                 "name": known["name"],
                 **(self._device(stats, known) if self.on_device else self._host(stats, known)),
                 "step_num": stats.integer("step_num"),
-                "program": stats.number("program_id"),
+                "program": coalesce(stats.number("program_id"), known["program"]),
                 "flow_out": stats.flow("_pt", "_p"),
                 "flow_in": stats.flow("_ct", "_c"),
                 "correlation_id": stats.launch(self._ordinal if self.on_device else None),
@@ -256,6 +291,7 @@ class _Plane:
             "flops": coalesce(stats.integer("model_flops"), stats.integer("flops")),
             "bytes": stats.integer("bytes_accessed"),
             "hbm_bytes": _hbm_bytes(stats),
+            "program": stats.number("program_id"),
         }
         ops = [op if FRAMEWORK_OP.fullmatch(op) else None for op in full] or [None] * len(names)
         return pl.DataFrame({key: values.extend_constant(None, 1) for key, values in columns.items()}).with_columns(
@@ -300,9 +336,10 @@ def _bare(op: str) -> str:
 
 
 def _with_programs(frame: pl.DataFrame, space: _XSpace) -> pl.DataFrame:
-    """Add framework op and category from the HLO in the file where events have none."""
+    """Add framework op and category from the HLO in the file where the profiler wrote no categories."""
     unnamed = any(frame[name].null_count() == len(frame) for name in ("program", "hlo_op"))
-    if unnamed or space.programs.is_empty():
+    named = "category" in frame.columns and frame["category"].null_count() < len(frame)
+    if unnamed or named or space.programs.is_empty():
         return frame
     joined = frame.join(space.programs, on=["program", "hlo_op"], how="left", maintain_order="left")
     return joined.with_columns(

@@ -61,7 +61,7 @@ def steps(profile: Profile, by: StepRule | None = None) -> Steps:
         reduce(events, intervals, profile.hardware),
         windows=profile.windows,
         name=profile.name,
-        read_layers=partial(_layers, events, intervals),
+        read_layers=partial(_layers, profile, intervals),
         metadata={"device kind": kind} if (kind := device_kinds(profile.hardware)) else {},
     )
 
@@ -154,17 +154,24 @@ def _ops(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
     return rows.agg(category, pl.col("count", "total_ps", "self_ps").sum())
 
 
-def _layers(events: pl.DataFrame, intervals: pl.DataFrame) -> pl.DataFrame:
+def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     """Return one row per (host, step, side, layer, framework op, HLO instruction), ``tpunb.schema.LAYERS``."""
-    ops, places = assign(find(events), intervals)
+    ops, places = assign(find(profile.events), intervals)
     names = ["side", "tf_op", "hlo_op", "op", "category"]
     sums = ["count", "total_ps", "self_ps", "flops", "bytes"]
-    by_place = ops.group_by("at", *names).agg(pl.len().alias("count"), *map(total, sums[1:]))
+    by_place = ops.group_by("at", "program", *names).agg(pl.len().alias("count"), *map(total, sums[1:]))
     layers = {op: op_names.layer(op) for op in ops["tf_op"].unique().drop_nulls().cast(pl.String)}
     layer = pl.col("tf_op").cast(pl.String).replace_strict(layers, default=None, return_dtype=pl.String)
-    rows = by_place.join(places.select("at", "host", "step"), on="at").group_by("host", "step", *names)
+    known = schema.empty(schema.INSTRUCTIONS) if profile.read_details is None else profile.instructions
+    rows = by_place.join(places.select("at", "host", "step"), on="at").join(
+        known.select("host", "program", "hlo_op", "shape", "source"),
+        on=["host", "program", "hlo_op"],
+        how="left",
+        nulls_equal=True,
+    )
     return (
-        rows.agg(map(total, sums))
+        rows.group_by("host", "step", *names)
+        .agg(*map(total, sums), *(pl.col(name).drop_nulls().first() for name in ("shape", "source")))
         .with_columns(layer=layer)
         .sort("host", "step", "side", "self_ps", descending=[False, False, True, True])
     )
@@ -177,4 +184,4 @@ def _layers_of_run(profile: Profile, stored: Steps) -> pl.DataFrame:
     on_devices = on_devices.join(traced.select("host", "step", "kind", "traced"), on=["host", "step"])
     end_ps = pl.col("start_ps") + pl.col("dur_ps")
     intervals = [boundaries.intervals(rows.with_columns(end_ps=end_ps)) for rows in (traced, on_devices)]
-    return _layers(profile.events, pl.concat([boundaries.disjoint(rows) for rows in intervals]))
+    return _layers(profile, pl.concat([boundaries.disjoint(rows) for rows in intervals]))
