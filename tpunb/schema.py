@@ -220,6 +220,30 @@ INSTRUCTIONS = _frame(
     groups=Column(_TEXT, 'Replica groups of a collective as HLO text, such as "{{0,1},{2,3}}", or null.'),
 )
 
+COUNTERS = _frame(
+    "COUNTERS",
+    "One row per sample of a hardware counter of a device.",
+    host=_HOST,
+    device=_DEVICE,
+    counter=Column(NAME, 'Name of the counter, such as "MXU" or "Vector ALU".'),
+    start_ps=_START,
+    dur_ps=Column(_INT, "Time that the sample covers, in picoseconds."),
+    value=Column(_FLOAT, "Utilisation of the unit, 0 to 1, null where the recorded value is no utilisation."),
+)
+
+MEMORY = _frame(
+    "MEMORY",
+    "One row per allocation or deallocation of device or pinned host memory.",
+    host=_HOST,
+    allocator=Column(NAME, 'Name of the allocator, such as "GPU_0_bfc", or number of the TPU on its host.'),
+    start_ps=_START,
+    size_bytes=Column(_INT, "Allocated bytes, negative for a deallocation, or null."),
+    in_use_bytes=Column(_INT, "Bytes in use afterwards, those reserved for programs included."),
+    peak_bytes=Column(_INT, "Most bytes in use so far since the allocator was created, as it reports them."),
+    capacity_bytes=Column(_INT, "Bytes in use and available."),
+    tf_op=_TF_OP,
+)
+
 HARDWARE = _frame(
     "HARDWARE",
     "One row per device of a profile.",

@@ -44,8 +44,8 @@ class Profile:
     read_events
         Function that decodes the raw events on access; None if none were kept.
     read_details
-        Function that decodes another frame of the raw files on access, by its name ("instructions"); None if none were
-        kept.
+        Function that decodes another frame of the raw files on access, by its name: "instructions", "counters",
+        "memory"; None if none were kept.
     stored_clocks
         ``tpunb.schema.CLOCKS`` that a capture stored; raw captures read them from the events.
     reused
@@ -99,6 +99,28 @@ class Profile:
             If the capture kept statistics only, or the raw files have gone.
         """
         return self._details("instructions")
+
+    @cached_property
+    def counters(self) -> pl.DataFrame:
+        """Samples of hardware counters, ``tpunb.schema.COUNTERS``; empty if the profiler recorded none.
+
+        Raises
+        ------
+        TpunbError
+            If the capture kept statistics only, or the raw files have gone.
+        """
+        return self._details("counters")
+
+    @cached_property
+    def memory(self) -> pl.DataFrame:
+        """Memory in use after each allocation and deallocation, ``tpunb.schema.MEMORY``; empty if none was recorded.
+
+        Raises
+        ------
+        TpunbError
+            If the capture kept statistics only, or the raw files have gone.
+        """
+        return self._details("memory")
 
     def _details(self, kind: str) -> pl.DataFrame:
         if self.read_details is None:

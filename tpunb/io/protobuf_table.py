@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tpunb.errors import BadProfile
 from tpunb.io import protobuf_kernels as loops
@@ -66,7 +67,7 @@ class Messages:
     def __len__(self) -> int:
         return self.parent.size
 
-    def __getitem__(self, rows: slice) -> Messages:
+    def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> Messages:
         return Messages(self.source, self.buffer, self.start[rows], self.stop[rows], self.parent[rows])
 
     def _checked(self, outcome: int) -> int:

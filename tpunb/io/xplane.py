@@ -18,7 +18,8 @@ from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.io import hlo
 from tpunb.io.protobuf_table import Bytes, Ints, MessageMap, Messages, integer, text
-from tpunb.io.xstats import StatNames, Stats, as_names, coalesce, gather
+from tpunb.io.xstats import Mask, StatNames, Stats, as_names, coalesce, gather
+from tpunb.step_stats.breakdown import COUNTERS
 from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL
 
 # tags of tsl/profiler/protobuf/xplane.proto
@@ -26,6 +27,7 @@ _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = text(1), text(2), text(3), text(4)
 _PLANE_NAME, _LINES, _EVENT_METADATA, _STAT_METADATA, _PLANE_STATS = (text(field) for field in range(2, 7))
 _LINE_NAME, _TIMESTAMP_NS, _EVENTS, _LINE_DISPLAY_NAME = text(2), integer(3), text(4), text(11)
 _METADATA_ID, _OFFSET_PS, _DURATION_PS, _EVENT_STATS = integer(1), integer(2), integer(3), text(4)
+_TIMES = (_METADATA_ID, _OFFSET_PS, _DURATION_PS)
 _NAME, _DISPLAY_NAME, _METADATA_STATS = text(2), text(4), text(5)
 
 _FLOWS = ["_pt", "_p", "_ct", "_c", "run_id", "correlation_id"]
@@ -39,6 +41,10 @@ _HARDWARE = [
     "peak_teraflops_per_second",
     "peak_hbm_bw_gigabytes_per_second",
     "memory_bandwidth",
+]
+_MEMORY = [
+    *("tf_op", "allocator_name", "index_on_host", "device_ordinal"),
+    *("bytes_allocated", "bytes_reserved", "bytes_available", "peak_bytes_in_use", "allocation_bytes"),
 ]
 _PROGRAMS = "/host:metadata"
 _MXU = "matrix_unit_utilization_percent"
@@ -98,6 +104,25 @@ def instructions(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
         [plane for plane in space.planes if plane.name == _PROGRAMS],
     ]
     return hlo.merged(([plane.instructions() for plane in planes] for planes in kinds), space.host)
+
+
+def counters(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
+    """Return the samples of hardware counters of one XSpace, in file order: ``tpunb.schema.COUNTERS``."""
+    space = _XSpace(data, source)
+    frames = [plane.counters() for plane in space.planes if plane.on_device and plane.active]
+    return _of_host(frames, space.host, schema.COUNTERS)
+
+
+def memory(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
+    """Return allocations and deallocations of one XSpace, in order of time: ``tpunb.schema.MEMORY``."""
+    space = _XSpace(data, source)
+    frames = [plane.memory() for plane in space.planes if plane.name.startswith("/host:") and plane.active]
+    return _of_host(frames, space.host, schema.MEMORY).sort("start_ps", maintain_order=True)
+
+
+def _of_host(frames: list[pl.DataFrame], host: str, columns: schema.Schema) -> pl.DataFrame:
+    rows = [schema.check(frame.with_columns(host=pl.lit(host)), columns, "raw") for frame in frames]
+    return pl.concat([schema.empty(columns), *rows])
 
 
 @cache
@@ -252,9 +277,8 @@ class _Plane:
         ]
         for begin in range(0, len(self._rows), _CHUNK):
             rows = self._rows[begin : begin + _CHUNK]
-            tags = (_METADATA_ID, _OFFSET_PS, _DURATION_PS)
             stat_names = _ON_DEVICE if self.on_device else _ON_HOST
-            (identity, offset, dur), stats = self._names.read(rows, tags, _EVENT_STATS, stat_names)
+            (identity, offset, dur), stats = self._names.read(rows, _TIMES, _EVENT_STATS, stat_names)
             known = shared[self._metadata.rows(identity)]
             dur = np.maximum(dur, 0)  # some profilers write negative durations
             start = _starts(time_ns[rows.parent], offset, dur, rows.source)
@@ -273,6 +297,45 @@ class _Plane:
             }
             columns = {"start_ps": pl.Series(start), "dur_ps": pl.Series(dur)} | frame
             yield schema.check(_with_programs(pl.DataFrame(columns), space), schema.EVENTS, "events")
+
+    def _chosen(self, chosen: Mask, stat_names: list[str]) -> tuple[pl.DataFrame, Stats]:
+        """Return (name, start_ps, dur_ps) of some of the events, and their stats."""
+        rows = self._rows[chosen]
+        (identity, offset, dur), stats = self._names.read(rows, _TIMES, _EVENT_STATS, stat_names)
+        dur, time_ns = np.maximum(dur, 0), self.lines.columns(_TIMESTAMP_NS)[0]
+        start = _starts(time_ns[rows.parent], offset, dur, rows.source)
+        names = gather(as_names([*self._event_names, ""]), self._metadata.rows(identity))
+        return pl.DataFrame({"name": names, "start_ps": start, "dur_ps": dur}), stats
+
+    @cached_property
+    def _event_names(self) -> list[str]:
+        entries = self._metadata.values
+        return entries.text(entries.columns(_NAME)[0])
+
+    def counters(self) -> pl.DataFrame:
+        """Return the samples on the line of counters, as ``tpunb.schema.COUNTERS``."""
+        of_counters = np.array([name == COUNTERS for name in self.lines.text(self.lines.columns(_LINE_NAME)[0])])
+        rows, stats = self._chosen(of_counters[self._rows.parent], ["% util"])
+        return rows.with_columns(device=pl.lit(self.name), value=stats.real("% util") / 100, counter="name")
+
+    def memory(self) -> pl.DataFrame:
+        """Return the events of allocators, as ``tpunb.schema.MEMORY``."""
+        signs = [
+            1 if name == "MemoryAllocation" else -1 if name == "MemoryDeallocation" else 0 for name in self._event_names
+        ]
+        sign = np.array([*signs, 0])[self._metadata.rows(self._rows.columns(_METADATA_ID)[0])]
+        rows, stats = self._chosen(sign != 0, _MEMORY)
+        in_use, reserved, free, peak, size = map(stats.integer, _MEMORY[4:])
+        in_use = _counted(in_use + reserved.fill_null(0))
+        numbers = (stats.integer(name).cast(pl.String).cast(schema.NAME) for name in _MEMORY[2:4])
+        return rows.with_columns(
+            allocator=coalesce(stats.text("allocator_name"), *numbers),
+            size_bytes=size * pl.Series(sign[sign != 0]),
+            in_use_bytes=in_use,
+            peak_bytes=_counted(peak),
+            capacity_bytes=_counted(in_use + free),
+            tf_op=stats.text("tf_op", _bare),
+        )
 
     @property
     def _ordinal(self) -> int:
@@ -318,6 +381,11 @@ class _Plane:
             "bytes": coalesce(stats.integer("bytes_accessed"), shared["bytes"]),
             "hbm_bytes": shared["hbm_bytes"],
         }
+
+
+def _counted(values: pl.Series) -> pl.Series:
+    """Return counts, null where they are negative, as after freeing twice."""
+    return values.set(values < 0, None)
 
 
 def _hbm_bytes(stats: Stats) -> pl.Series:

@@ -57,8 +57,9 @@ def steps(profile: Profile, by: StepRule | None = None) -> Steps:
         intervals = _from_rule(by(profile), by)
         if intervals.is_empty():
             raise NoSteps(f"{profile.name} holds no steps by the rule {by!r}")
+    counters = profile.counters if (events["line"] == breakdown.COUNTERS).any() else None
     return replace(
-        reduce(events, intervals, profile.hardware),
+        reduce(events, intervals, profile.hardware, counters),
         windows=profile.windows,
         name=profile.name,
         read_layers=partial(_layers, profile, intervals),
@@ -110,7 +111,12 @@ def _from_rule(rows: pl.DataFrame | pl.LazyFrame, rule: StepRule) -> pl.DataFram
     return boundaries.disjoint(boundaries.intervals(rows.with_columns(end_ps=pl.col("start_ps") + pl.col("dur_ps"))))
 
 
-def reduce(events: pl.DataFrame, intervals: pl.DataFrame, hardware: pl.DataFrame | None = None) -> Steps:
+def reduce(
+    events: pl.DataFrame,
+    intervals: pl.DataFrame,
+    hardware: pl.DataFrame | None = None,
+    counters: pl.DataFrame | None = None,
+) -> Steps:
     """Reduce events to one row per (host, step) and one per (host, step, op, side).
 
     An operation is part of the step in whose interval it starts: an interval of its device, else of its host. Self time
@@ -124,11 +130,15 @@ def reduce(events: pl.DataFrame, intervals: pl.DataFrame, hardware: pl.DataFrame
         From :func:`tpunb.step_stats.boundaries.find` or :func:`tpunb.step_stats.boundaries.from_clock`.
     hardware
         ``tpunb.schema.HARDWARE``, for the peaks of utilisation.
+    counters
+        ``tpunb.schema.COUNTERS``, for the utilisation of the matrix unit in each step.
     """
     ops, places = assign(find(events), intervals)
     on_device = pl.col("side") == "device"
     peaks = schema.empty(schema.HARDWARE) if hardware is None else hardware
     devices = breakdown.of_devices(ops.filter(on_device), places, peaks)
+    if counters is not None:
+        devices = breakdown.with_counters(devices, counters)
     by_step = ["host", "step"]
     # intervals of devices win: the host may have continued long before
     of_device = pl.col("plane").is_not_null()
