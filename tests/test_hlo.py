@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from xprof_oracle import Oracle
 
 from tpunb import schema
-from tpunb.io import hlo
+from tpunb.io import hlo, instructions
 from tpunb.io.protobuf_table import Messages, text
 
 COLUMNS = ["proto", "module", "hlo_op", "tf_op", "op_type", "opcode", "category"]
@@ -135,7 +135,7 @@ def test_types_have_the_names_of_the_library(pb2):
     ],
 )
 def test_a_source_path_names_no_person(path, kept):
-    assert hlo.relative(path) == kept
+    assert instructions.relative(path) == kept
 
 
 def test_the_source_of_an_instruction_is_its_own_or_that_of_its_stack_frame(pb2):
@@ -179,7 +179,7 @@ def test_replica_groups_in_every_form(pb2):
     forms = ["{{0,1},{2,300}}", "{{0,1},{2,300}}", "[2,4]<=[8]", "[2,4]<=[4,2]T(1,0)"]
     assert [row[5] for row in details(program)] == [*forms, None]
     texts = [f"%a = f32[] all-reduce(f32[] %b), channel_id=1, replica_groups={form}, to_apply=%add" for form in forms]
-    assert [hlo.replica_groups(text) for text in [*texts, "%a = f32[] add(%b)"]] == [*forms, None]
+    assert [instructions.replica_groups(text) for text in [*texts, "%a = f32[] add(%b)"]] == [*forms, None]
 
 
 def test_what_two_descriptions_disagree_on_is_null_and_the_first_source_wins():
@@ -189,7 +189,7 @@ def test_what_two_descriptions_disagree_on_is_null_and_the_first_source_wins():
 
     first = frame((1, "a", "f32[]", 4, "x.py:1", None), (1, "a", "f32[]", 4, "x.py:2", None))
     second = frame((1, "a", "f32[]{0}", 4, "y.py:3", None), (2, "a", "s8[]", 1, None, None))
-    assert hlo.merged([[first], [second]], "h").rows() == [
+    assert instructions.merged([[first], [second]], "h").rows() == [
         ("h", 1, "a", "f32[]", 4, "y.py:3", None),
         ("h", 2, "a", "s8[]", 1, None, None),
     ]

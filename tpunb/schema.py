@@ -208,6 +208,25 @@ DEVICES = _frame(
     },
 )
 
+COLLECTIVES = _frame(
+    "COLLECTIVES",
+    "One row per run of a collective on a device.",
+    host=_HOST,
+    step=_STEP,
+    device=_DEVICE,
+    op=_OP,
+    name=Column(NAME, 'Name of the HLO instruction or kernel, such as "all-reduce.1".'),
+    instance=Column(_INT, "Number of the run of this instruction in the step, from 1, 0 if it began before the step."),
+    start_ps=_START,
+    dur_ps=Column(_INT, "Duration in picoseconds, to the end of the transfer if it is asynchronous."),
+    wait_ps=Column(_INT, "Time until the last device of the group started, in picoseconds, null if it is alone."),
+    last=Column(_TEXT, "Device that started last, or null."),
+    bytes=Column(_INT, "Size of the whole result of the group in bytes, or null."),
+    groups=Column(_TEXT, 'Replica groups as HLO text, such as "{{0,1},{2,3}}", or null.'),
+    algorithm_bandwidth=Column(_FLOAT, "Bytes per second from the start of the last device, or null."),
+    bus_bandwidth=Column(_FLOAT, "Bytes per second over the links of a device, as in NCCL's tests, or null."),
+)
+
 INSTRUCTIONS = _frame(
     "INSTRUCTIONS",
     "One row per HLO instruction of a raw profile.",

@@ -18,7 +18,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
-from tpunb.io import hlo
+from tpunb.io import instructions as texts
 from tpunb.io.event_ids import flow_id, run_launch
 from tpunb.step_stats.boundaries import PYTORCH_STEP
 from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL
@@ -112,11 +112,11 @@ def instructions(data: bytes, *, source: str) -> pl.DataFrame:
             "hlo_op": args.text("name"),
             "program": args.integer("program_id"),
             "shape": args.text("shape_with_layout"),
-            "source": [None if path is None else hlo.relative(path) for path in args.text("source")],
+            "source": [None if path is None else texts.relative(path) for path in args.text("source")],
             "text": args.text("long_name"),
         }
     )
-    return hlo.merged([[hlo.described(rows)]], _host(top))
+    return texts.merged([[texts.described(rows)]], _host(top))
 
 
 def hardware(events: pl.DataFrame) -> pl.DataFrame:

@@ -17,6 +17,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.io import hlo
+from tpunb.io import instructions as texts
 from tpunb.io.protobuf_table import Bytes, Ints, MessageMap, Messages, integer, text
 from tpunb.io.xstats import Mask, StatNames, Stats, as_names, coalesce, gather
 from tpunb.step_stats.breakdown import COUNTERS
@@ -103,7 +104,7 @@ def instructions(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
         [plane for plane in space.planes if plane.on_device],
         [plane for plane in space.planes if plane.name == _PROGRAMS],
     ]
-    return hlo.merged(([plane.instructions() for plane in planes] for planes in kinds), space.host)
+    return texts.merged(([plane.instructions() for plane in planes] for planes in kinds), space.host)
 
 
 def counters(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
@@ -249,7 +250,7 @@ class _Plane:
         return entries.at(refs[rows]), pl.Series(map(hlo.program, entries.text(names[rows])), dtype=pl.Int64)
 
     def instructions(self) -> pl.DataFrame:
-        """Return the instructions that the event metadata describe or hold programs of, see :func:`hlo.merged`."""
+        """Return the instructions that the event metadata describe, or hold programs of."""
         if not self.on_device:
             protos, programs = self._protos()
             rows = hlo.details(protos)
@@ -261,10 +262,10 @@ class _Plane:
             "program": stats.number("program_id"),
             "hlo_op": as_names(entries.text(np.where(short & 0xFFFFFFFF, short, name))),
             "shape": stats.text("shape_with_layout").cast(pl.String),
-            "source": stats.text("source", hlo.relative),
+            "source": stats.text("source", texts.relative),
             "text": pl.Series(entries.text(name), dtype=pl.String),
         }
-        return hlo.described(pl.DataFrame(columns).filter(stats.text("hlo_category").is_not_null()))
+        return texts.described(pl.DataFrame(columns).filter(stats.text("hlo_category").is_not_null()))
 
     def events(self, lane: int, space: _XSpace) -> Iterator[pl.DataFrame]:
         """Yield the events in frames of at most ``_CHUNK`` rows, lanes counted from `lane`."""

@@ -18,6 +18,7 @@ from tpunb.frames import Profile, Steps
 from tpunb.frames.profile import device_kinds
 from tpunb.step_stats import boundaries, breakdown, op_names
 from tpunb.step_stats.aggregate import total
+from tpunb.step_stats.collectives import collectives
 from tpunb.step_stats.ops import assign, find
 
 StepRule = Callable[[Profile], pl.DataFrame]
@@ -47,7 +48,12 @@ def steps(profile: Profile, by: StepRule | None = None) -> Steps:
             raise _no_steps(profile)
         if profile.read_events is None:
             return profile.stored
-        return replace(profile.stored, read_layers=partial(_layers_of_run, profile, profile.stored))
+        stored = profile.stored
+        return replace(
+            stored,
+            read_layers=lambda: _layers(profile, _intervals_of_run(stored)),
+            read_collectives=lambda: collectives(profile, _intervals_of_run(stored)),
+        )
     events = profile.events
     if by is None:
         intervals, _ = boundaries.find(events)
@@ -63,6 +69,7 @@ def steps(profile: Profile, by: StepRule | None = None) -> Steps:
         windows=profile.windows,
         name=profile.name,
         read_layers=partial(_layers, profile, intervals),
+        read_collectives=partial(collectives, profile, intervals),
         metadata={"device kind": kind} if (kind := device_kinds(profile.hardware)) else {},
     )
 
@@ -187,11 +194,11 @@ def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _layers_of_run(profile: Profile, stored: Steps) -> pl.DataFrame:
-    """Return the layers of stored steps, from the raw windows of their run."""
+def _intervals_of_run(stored: Steps) -> pl.DataFrame:
+    """Return the intervals of stored steps, to find them in the raw windows of their run."""
     traced = stored.frame.filter(pl.col("traced") != "none")
     on_devices = stored.devices.select("host", "step", "start_ps", "dur_ps", plane="device")
     on_devices = on_devices.join(traced.select("host", "step", "kind", "traced"), on=["host", "step"])
     end_ps = pl.col("start_ps") + pl.col("dur_ps")
     intervals = [boundaries.intervals(rows.with_columns(end_ps=end_ps)) for rows in (traced, on_devices)]
-    return _layers(profile, pl.concat([boundaries.disjoint(rows) for rows in intervals]))
+    return pl.concat([boundaries.disjoint(rows) for rows in intervals])
