@@ -155,3 +155,8 @@ def test_collectives_of_real_captures(real_profiles, name, ops):
     if "vllm-qwen3" in name:  # pairs: one of each two came last
         assert (rows["wait_ps"] == 0).sum() == rows.height // 2
         assert (rows["algorithm_bandwidth"].drop_nulls() > 0).all()
+
+
+def test_statistics_alone_hold_no_collectives():
+    with pytest.raises(tp.TpunbError, match="keras_cnn holds no collectives: its capture kept statistics only"):
+        _ = tp.steps(tp.sample("keras_cnn")).collectives

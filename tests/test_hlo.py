@@ -255,6 +255,10 @@ def programs(draw, pb2):
             one.called_computation_ids.extend(draw(st.lists(st.integers(0, 2**40), max_size=3)))
             one.metadata.op_name, one.metadata.op_type = draw(WORDS), draw(WORDS)
             one.metadata.source_line = draw(st.integers(0, 2**31 - 1))
+            one.metadata.stack_frame_id = draw(st.integers(-(2**31), 2**31 - 1))
+            one.shape.element_type = draw(st.integers(0, 34))
+            one.shape.dimensions.extend(draw(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3)))
+            one.replica_groups.add(replica_ids=draw(st.lists(st.integers(0, 2**40), max_size=3)))
             if draw(st.booleans()):
                 one.ClearField("metadata")
     return proto.SerializeToString()

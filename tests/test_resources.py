@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import altair as alt
 import polars as pl
@@ -10,7 +11,8 @@ from xprof_oracle import Oracle
 
 import tpunb as tp
 from tpunb import schema
-from tpunb.io import xplane
+from tpunb.io import run_folder, xplane
+from tpunb.io.run_writer import RunWriter
 
 TPU, US = "/device:TPU:0", 1_000_000
 
@@ -134,6 +136,39 @@ def test_memory_is_what_allocators_report(pb2, tmp_path):
     ]
     text = tp.charts.memory(profile).to_dict()["description"]
     assert "GPU_0_bfc at most 3e-08" in text
+
+
+def window(pb2, begin_ns, number, host="a"):
+    """A capture of one step and one allocation, 2 us after its start."""
+    space = pb2.XSpace(hostnames=[host])
+    task = Plane(space, "Task Environment")
+    for name, ns in (("profile_start_time", begin_ns), ("profile_stop_time", begin_ns + 100_000)):
+        task.plane.stats.add(metadata_id=task.key(name, task.plane.stat_metadata), uint64_value=ns)
+    step = ("train", 0, 100, {"step_num": number})
+    Plane(space, "/host:CPU").line("python", step, ("MemoryAllocation", 2, 0, used(number, 5, 9, 1)))
+    return space.SerializeToString()
+
+
+def test_memory_of_several_files_is_in_the_time_and_under_the_hosts_of_the_profile(pb2, tmp_path):
+    begin = 1_700_000_000_000_000_000
+    for name, data in [("x", window(pb2, begin, 1)), ("y", window(pb2, begin + 7_000, 1))]:
+        (tmp_path / f"{name}.xplane.pb").write_bytes(data)
+    profile = tp.load(tmp_path)
+    events = profile.events.filter(pl.col("name") == "MemoryAllocation").select(
+        pl.col("host").cast(pl.String), "start_ps"
+    )
+    assert profile.memory.select("host", "start_ps").rows() == events.rows()
+    assert events["start_ps"].to_list() == [2 * US, 9 * US]
+    assert events["host"].n_unique() == 2
+
+
+def test_memory_of_a_run_is_that_of_its_raw_windows(pb2, tmp_path):
+    begin, writer = time.time_ns(), RunWriter(tmp_path)
+    for number in (0, 1):
+        writer.raw(number, "a", window(pb2, begin + 7_000 * number, number))
+    facts = {"tpunb": run_folder.VERSION, "name": "toy", "origin_ns": begin}
+    (tmp_path / run_folder.RUN).write_text(json.dumps(facts))
+    assert tp.load(tmp_path).memory.select("start_ps", "in_use_bytes").rows() == [(2 * US, 0), (9 * US, 1)]
 
 
 @pytest.mark.parametrize(

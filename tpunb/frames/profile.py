@@ -91,35 +91,24 @@ class Profile:
     def instructions(self) -> pl.DataFrame:
         """Shape, source line and replica groups of HLO instructions, ``tpunb.schema.INSTRUCTIONS``.
 
-        Source paths begin after ``site-packages`` or ``dist-packages``; of others the name of the file is kept.
+        Source paths begin after ``site-packages`` or ``dist-packages``; of others the name of the file is kept. Like
+        `counters` and `memory`, it is read from the raw files on access.
 
         Raises
         ------
         TpunbError
-            If the capture kept statistics only, or the raw files have gone.
+            If the capture kept statistics only, or a raw file cannot be read again.
         """
         return self._details("instructions")
 
     @cached_property
     def counters(self) -> pl.DataFrame:
-        """Samples of hardware counters, ``tpunb.schema.COUNTERS``; empty if the profiler recorded none.
-
-        Raises
-        ------
-        TpunbError
-            If the capture kept statistics only, or the raw files have gone.
-        """
+        """Samples of hardware counters, ``tpunb.schema.COUNTERS``; raises as `instructions`, empty if unknown."""
         return self._details("counters")
 
     @cached_property
     def memory(self) -> pl.DataFrame:
-        """Memory in use after each allocation and deallocation, ``tpunb.schema.MEMORY``; empty if none was recorded.
-
-        Raises
-        ------
-        TpunbError
-            If the capture kept statistics only, or the raw files have gone.
-        """
+        """Memory in use after each allocation, ``tpunb.schema.MEMORY``; raises as `instructions`, empty if unknown."""
         return self._details("memory")
 
     def _details(self, kind: str) -> pl.DataFrame:

@@ -72,13 +72,7 @@ class Steps(Tabular):
 
     @cached_property
     def collectives(self) -> pl.DataFrame:
-        """Runs of collectives by device, with wait and bandwidth: ``tpunb.schema.COLLECTIVES``.
-
-        Raises
-        ------
-        TpunbError
-            If the capture kept statistics only.
-        """
+        """Runs of collectives by device, with wait and bandwidth: ``tpunb.schema.COLLECTIVES``; raises as `layers`."""
         return self._read(self.read_collectives, "collectives")
 
     def _read(self, read: Callable[[], pl.DataFrame] | None, name: str) -> pl.DataFrame:

@@ -65,15 +65,7 @@ def of_devices(ops: pl.DataFrame, places: pl.DataFrame, hardware: pl.DataFrame) 
 
 
 def with_counters(devices: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
-    """Return ``tpunb.schema.DEVICES`` with the mean of the matrix unit's samples that begin in each step.
-
-    Parameters
-    ----------
-    devices
-        From :func:`of_devices`, with the value of the whole profile; it stays where a step has no sample.
-    counters
-        ``tpunb.schema.COUNTERS``.
-    """
+    """Return ``tpunb.schema.DEVICES`` with the mean of the matrix unit's samples that begin in each step, if any."""
     by = ["host", "device"]
     samples = counters.filter(pl.col("counter") == "MXU").drop_nulls("value").sort("start_ps")
     steps = devices.select(*by, "step", begin_ps="start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))

@@ -78,13 +78,11 @@ def replica_groups(text: str) -> list[list[int]]:
     if text.startswith("{"):
         return [[int(number) for number in re.findall(r"\d{1,18}", group)] for group in re.findall(r"{([\d,]+)}", text)]
     parts = [[int(n) for n in re.findall(r"\d{1,9}", part)] for part in re.split(r"<=|T", text)]
-    groups, shape, order = (*parts, [*range(len(parts[-1]))])[:3] if len(parts) > 1 else ([], [], [])
-    if not groups or math.prod(groups) != math.prod(shape) or math.prod(shape) > _MOST_DEVICES:
+    groups, shape, order = (*parts, [*range(len(parts[-1]))])[:3] if len(parts) > 1 else ([0], [0], [])
+    n = math.prod(shape)
+    if not groups or n != math.prod(groups) or not 0 < n <= _MOST_DEVICES or sorted(order) != [*range(len(shape))]:
         return []
-    if sorted(order) != [*range(len(shape))]:
-        return []
-    devices = np.arange(math.prod(shape)).reshape(shape).transpose(order)
-    return [group.tolist() for group in devices.reshape(groups[0], -1)]
+    return np.arange(n).reshape(shape).transpose(order).reshape(groups[0], -1).tolist()
 
 
 def _timed(runs: pl.DataFrame) -> pl.DataFrame:
