@@ -27,12 +27,11 @@ def capture(pb2, tmp_path, ops, *devices, step=200):  # noqa: F811
         tpu = Plane(space, f"/device:TPU:{number}")
         tpu.line("XLA Ops", *((ops[name][0], start, dur, {}) for name, start, dur in runs))
         for text, short, stats in ops.values():
-            if text in tpu.keys:
-                entry = tpu.plane.event_metadata[tpu.keys[text]]
-                entry.display_name = short
-                for stat, value in stats.items():
-                    kind = "str_value" if isinstance(value, str) else "uint64_value"
-                    entry.stats.add(metadata_id=tpu.key(stat, tpu.plane.stat_metadata), **{kind: value})
+            entry = tpu.plane.event_metadata[tpu.key(text, tpu.plane.event_metadata)]
+            entry.display_name = short
+            for stat, value in stats.items():
+                kind = "str_value" if isinstance(value, str) else "uint64_value"
+                entry.stats.add(metadata_id=tpu.key(stat, tpu.plane.stat_metadata), **{kind: value})
     return tp.steps(tp.load(written(space, tmp_path)))
 
 
@@ -99,6 +98,15 @@ def test_an_asynchronous_transfer_lasts_from_its_start_to_the_end_of_its_wait(pb
         (0, 0, 1, "all-gather", 50, 5, 4000),
         (0, 1, 1, "all-gather", 45, 0, 4000),
     ]
+
+
+def test_the_bytes_of_a_transfer_are_those_of_its_result_even_where_only_its_start_ran(pb2, tmp_path):  # noqa: F811
+    ops = {
+        "s": op("all-gather-start.1", "all-gather-start", "{{0,1}}", "(f32[500]{0}, f32[1000]{0})"),
+        "d": op("all-gather-done.1", "all-gather-done", "{{0,1}}"),
+    }
+    steps = capture(pb2, tmp_path, ops, [("s", 10, 30)], [("s", 20, 20)])  # as the kernels of a GPU
+    assert rows_of(steps, "dur_ps", "wait_ps", "bytes") == [(0, 0, 1, 30, 10, 4000), (0, 1, 1, 20, 0, 4000)]
 
 
 def test_the_bytes_of_a_reduce_scatter_are_those_before_it(pb2, tmp_path):  # noqa: F811

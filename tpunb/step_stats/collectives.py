@@ -32,14 +32,17 @@ def collectives(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     ops, places = assign(find(profile.events), intervals)
     ops = ops.filter((map_names(ops["category"], op_names.kind) == "collective") & (pl.col("side") == "device"))
     known = schema.empty(schema.INSTRUCTIONS) if profile.read_details is None else profile.instructions
+    known = known.with_columns(pl.col("host").cast(schema.NAME), result=pl.col("hlo_op").cast(pl.String))
     name = pl.coalesce(pl.col("hlo_op").cast(pl.String), pl.col("op").cast(pl.String))
-    rows = ops.join(places.select("at", "step"), on="at").join(
-        known.select(pl.col("host").cast(schema.NAME), "program", "hlo_op", "groups", result="bytes"),
-        on=["host", "program", "hlo_op"],
-        how="left",
-        nulls_equal=True,
+    rows = ops.join(places.select("at", "step"), on="at").with_columns(
+        name=name.str.replace(_PART, ""),
+        part=name.str.extract(_PART),
+        result=name.str.replace("-start", "-done"),  # whose shape is without the operands
     )
-    rows = rows.with_columns(part=name.str.extract(_PART), name=name.str.replace(_PART, "")).sort("start_ps")
+    for fact, by in (("groups", "hlo_op"), ("bytes", "result")):
+        by_op = ["host", "program", by]
+        rows = rows.drop(fact, strict=False).join(known.select(*by_op, fact), on=by_op, how="left", nulls_equal=True)
+    rows = rows.sort("start_ps")
     key = ["host", "step", "program", "name"]
     begins = (pl.col("part").fill_null("") != "done").cast(pl.Int64)  # the end of a transfer is part of its start
     rows = rows.with_columns(device="plane", instance=begins.cum_sum().over([*key, "plane"]))
@@ -48,9 +51,11 @@ def collectives(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
         pl.col("start_ps").first(),
         dur_ps=(pl.col("start_ps") + pl.col("dur_ps")).max() - pl.col("start_ps").first(),
         groups=pl.col("groups").drop_nulls().first(),
-        bytes=pl.col("result").filter(pl.col("part").fill_null("") != "start").drop_nulls().first(),
+        bytes=pl.col("bytes").drop_nulls().first(),
     )
-    return schema.check(_timed(_grouped(runs, profile.hardware["host"].n_unique() > 1)), schema.COLLECTIVES, "rows")
+    return schema.check(
+        _timed(_grouped(runs, profile.hardware["host"].n_unique() > 1)), schema.COLLECTIVES, "collectives"
+    )
 
 
 def _grouped(runs: pl.DataFrame, hosts: bool) -> pl.DataFrame:
