@@ -156,7 +156,8 @@ def _details(protos: Messages) -> pl.DataFrame:
     rows = computations.sub(_INSTRUCTIONS)
     module = computations.parent[rows.parent]
     name, shape, *groups = rows.columns(_NAME, _SHAPE, _GROUPS, _DEVICES)
-    shapes, code = _each(rows, shape, _shape)
+    code, _ = rows.distinct(shape)
+    shapes = [_shape(rows.at(shape[row : row + 1])) for row in np.unique(code, return_index=True)[1].tolist()]
     grouped = np.flatnonzero(groups[0] | groups[1]).tolist()
     of_row = {row: _groups(rows[row : row + 1]) for row in grouped}
     columns = {
@@ -168,13 +169,6 @@ def _details(protos: Messages) -> pl.DataFrame:
         "groups": pl.Series([of_row.get(row) for row in range(len(rows))], dtype=pl.String),
     }
     return pl.DataFrame(columns, schema=DETAILS)
-
-
-def _each(rows: Messages, refs: Ints, read: Callable[[Messages], str]) -> tuple[list[str], Rows]:
-    """Return what `read` returns for each distinct message behind references, and its index for each reference."""
-    code, _ = rows.distinct(refs)
-    firsts = np.unique(code, return_index=True)[1]
-    return [read(rows.at(refs[row : row + 1])) for row in firsts.tolist()], code
 
 
 def _shape(shape: Messages, depth: int = 0) -> str:
@@ -230,12 +224,8 @@ def _sources(rows: Messages, modules: Messages, module: Rows) -> pl.Series:
     own = (file & 0xFFFFFFFF) > 0
     file = np.where(own, file, np.append(start << 32 | (stop - start), 0)[member(files, number)])
     code, paths = rows.distinct(file)
-    paths = [relative(path) for path in paths]
-    pairs, code = np.unique(
-        code.astype(np.int64) << 32 | (np.where(own, line, of_frame) & 0x7FFFFFFF), return_inverse=True
-    )
-    words = [
-        f"{paths[pair >> 32]}:{pair & 0xFFFFFFFF}".removesuffix(":0") if paths[pair >> 32] else None
-        for pair in pairs.tolist()
-    ]
+    lines = np.where(own, line, of_frame) & 0x7FFFFFFF
+    pairs, code = np.unique(code.astype(np.int64) << 32 | lines, return_inverse=True)
+    places = [(relative(paths[pair >> 32]), pair & 0xFFFFFFFF) for pair in pairs.tolist()]
+    words = [f"{path}:{number}".removesuffix(":0") if path else None for path, number in places]
     return pl.Series(words, dtype=schema.NAME).gather(pl.Series(code))

@@ -100,11 +100,9 @@ def instructions(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
     The profiler of a TPU writes them as metadata of events; elsewhere they are in the programs in the file.
     """
     space = _XSpace(data, source)
-    kinds = [
-        [plane for plane in space.planes if plane.on_device],
-        [plane for plane in space.planes if plane.name == _PROGRAMS],
-    ]
-    return texts.merged(([plane.instructions() for plane in planes] for planes in kinds), space.host)
+    devices = [plane.instructions() for plane in space.planes if plane.on_device]
+    programs = [plane.instructions() for plane in space.planes if plane.name == _PROGRAMS]
+    return texts.merged([devices, programs], space.host)
 
 
 def counters(data: bytes | Bytes, *, source: str) -> pl.DataFrame:

@@ -11,7 +11,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.frames import Profile
 from tpunb.step_stats import op_names
-from tpunb.step_stats.ops import assign, find, map_names
+from tpunb.step_stats.ops import assign, find, instructions, map_names
 
 _MOST_DEVICES = 1 << 20  # in replica groups, which are text of a file
 _PART = r"-(start|done)"
@@ -31,8 +31,9 @@ def collectives(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     """
     ops, places = assign(find(profile.events), intervals)
     ops = ops.filter((map_names(ops["category"], op_names.kind) == "collective") & (pl.col("side") == "device"))
-    known = schema.empty(schema.INSTRUCTIONS) if profile.read_details is None else profile.instructions
-    known = known.with_columns(pl.col("host").cast(schema.NAME), result=pl.col("hlo_op").cast(pl.String))
+    known = instructions(profile, ops).with_columns(
+        pl.col("host").cast(schema.NAME), result=pl.col("hlo_op").cast(pl.String)
+    )
     name = pl.coalesce(pl.col("hlo_op").cast(pl.String), pl.col("op").cast(pl.String))
     rows = ops.join(places.select("at", "step"), on="at").with_columns(
         name=name.str.replace(_PART, ""),

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
+from tpunb.frames import Profile
 from tpunb.step_stats import boundaries, launches, op_names
 
 _OP_LINES = ["XLA Ops", "TensorFlow Ops", "Framework Ops"]
@@ -57,6 +58,13 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
         total_ps=total,
         self_ps=(total - inside).clip(0),
     )
+
+
+def instructions(profile: Profile, ops: pl.DataFrame) -> pl.DataFrame:
+    """Return ``tpunb.schema.INSTRUCTIONS``; no rows where no operation has one, or the profile kept no raw files."""
+    if profile.read_details is None or ops["hlo_op"].null_count() == len(ops):
+        return schema.empty(schema.INSTRUCTIONS)
+    return profile.instructions
 
 
 def map_names(column: pl.Series, function: Callable[[str], object], dtype: pl.DataType = schema.NAME) -> pl.Series:

@@ -19,7 +19,7 @@ from tpunb.frames.profile import device_kinds
 from tpunb.step_stats import boundaries, breakdown, op_names
 from tpunb.step_stats.aggregate import total
 from tpunb.step_stats.collectives import collectives
-from tpunb.step_stats.ops import assign, find
+from tpunb.step_stats.ops import assign, find, instructions
 
 StepRule = Callable[[Profile], pl.DataFrame]
 """A rule of the caller: takes a profile, returns one row per (host, step) with ``start_ps`` and ``dur_ps``."""
@@ -63,9 +63,9 @@ def steps(profile: Profile, by: StepRule | None = None) -> Steps:
         intervals = _from_rule(by(profile), by)
         if intervals.is_empty():
             raise NoSteps(f"{profile.name} holds no steps by the rule {by!r}")
-    counters = profile.counters if (events["line"] == breakdown.COUNTERS).any() else None
+    counted = profile.read_details is not None and (events["line"] == breakdown.COUNTERS).any()
     return replace(
-        reduce(events, intervals, profile.hardware, counters),
+        reduce(events, intervals, profile.hardware, profile.counters if counted else None),
         windows=profile.windows,
         name=profile.name,
         read_layers=partial(_layers, profile, intervals),
@@ -179,7 +179,7 @@ def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     by_place = ops.group_by("at", "program", *names).agg(pl.len().alias("count"), *map(total, sums[1:]))
     layers = {op: op_names.layer(op) for op in ops["tf_op"].unique().drop_nulls().cast(pl.String)}
     layer = pl.col("tf_op").cast(pl.String).replace_strict(layers, default=None, return_dtype=pl.String)
-    known = schema.empty(schema.INSTRUCTIONS) if profile.read_details is None else profile.instructions
+    known = instructions(profile, ops)
     rows = by_place.join(places.select("at", "host", "step"), on="at").join(
         known.select("host", "program", "hlo_op", "shape", "source"),
         on=["host", "program", "hlo_op"],
