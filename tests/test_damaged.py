@@ -18,9 +18,11 @@ TRACE = b"""{"traceEvents": [{"ph": "M", "pid": 1, "name": "process_name", "args
  {"ph": "X", "pid": 1, "tid": 7, "ts": 1.5, "dur": 2, "name": "train", "args": {"step_num": "3"}}, {}]}"""
 TABLE = b"""{"cols": [{"id": "stepnum", "type": "string"}, {"id": "computeTimeMs", "type": "number"},
  {"id": "idleTimeMs", "type": "number"}], "rows": [{"c": [{"v": "1"}, {"v": 12.5}, {"v": 0.5}]}], "p": {}}"""
+XPLANE = [xplane.read, xplane.instructions, xplane.counters, xplane.memory]
+TRACES = [chrome_trace.events, chrome_trace.instructions]
 READERS = {
-    "xplane.pb": lambda data: xplane.read(data, source="damaged"),
-    "trace.json": lambda data: chrome_trace.events(data, source="damaged"),
+    "xplane.pb": lambda data: [read(data, source="damaged") for read in XPLANE],
+    "trace.json": lambda data: [read(data, source="damaged") for read in TRACES],
     "overview_page.json": lambda data: xprof_json.profile({"damaged.overview_page.json": data}, "damaged", "damaged"),
 }
 

@@ -209,6 +209,8 @@ def test_events_are_decoded_once_on_access():
 
 
 def test_without_raw_windows_events_say_how_to_keep_them():
+    with pytest.raises(TpunbError, match="toy holds no instructions: its capture kept statistics only"):
+        _ = profile_of().instructions
     with pytest.raises(TpunbError, match="toy holds no raw events: its capture kept statistics only") as caught:
         profile_of().events  # noqa: B018
     assert "keep='all'" in caught.value.hint

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xprof_oracle import Oracle
 
-from tpunb.io import hlo
+from tpunb import schema
+from tpunb.io import hlo, instructions
 from tpunb.io.protobuf_table import Messages, text
 
 COLUMNS = ["proto", "module", "hlo_op", "tf_op", "op_type", "opcode", "category"]
@@ -86,6 +87,114 @@ def test_an_instruction_is_a_row(pb2):
     assert "someone" not in str(rows(first, second))
 
 
+def details(*protos):
+    frame = hlo.details(messages(*protos))
+    assert frame.schema == hlo.DETAILS
+    return frame.rows()
+
+
+def array(pb2, kind, dims, *order):
+    shape = pb2.HloInstructionProto().shape
+    shape.element_type = kind
+    shape.dimensions.extend(dims)
+    shape.layout.minor_to_major.extend(order)
+    return shape
+
+
+def test_the_shape_of_an_instruction_is_that_of_its_text(pb2):
+    both = pb2.HloInstructionProto().shape
+    both.element_type = 13
+    both.tuple_shapes.extend([array(pb2, 16, [8, 128], 1, 0), array(pb2, 5, [])])
+    program = toy(
+        pb2, ("a", "add", {"shape": array(pb2, 11, [1024, 3], 0, 1)}), ("b", "b", {"shape": both}), ("c", "c")
+    )
+    assert [row[1:4] for row in details(program)] == [
+        ("a", "f32[1024,3]{0,1}", 4 * 1024 * 3),
+        ("b", "(bf16[8,128]{1,0}, s64[])", 2 * 8 * 128 + 8),
+        ("c", None, None),
+    ]
+
+
+def test_types_have_the_names_of_the_library(pb2):
+    enum = pytest.importorskip("tensorflow.compiler.xla.xla_data_pb2").PrimitiveType
+    known = {name.lower(): number for name, number in enum.items() if number not in (0, 13, 14, 34)}
+    program = toy(pb2, *((name, name, {"shape": array(pb2, number, [2])}) for name, number in known.items()))
+    assert [row[2] for row in details(program)] == [f"{name}[2]" for name in known]
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        ("/home/someone/train.py", "train.py"),
+        ("/mnt/data/someone/project/model/block.py:41", "block.py:41"),
+        (r"C:\Users\someone\train.py:3", "train.py:3"),
+        ("/home/someone/env/lib/python3.12/site-packages/keras/src/layers/dense.py", "keras/src/layers/dense.py"),
+        ("/usr/lib/python3/dist-packages/flax/linen.py:7", "flax/linen.py:7"),
+        ("<stdin>", "<stdin>"),
+        ("", ""),
+    ],
+)
+def test_a_source_path_names_no_person(path, kept):
+    assert instructions.relative(path) == kept
+
+
+def test_the_source_of_an_instruction_is_its_own_or_that_of_its_stack_frame(pb2):
+    proto = pb2.HloProto.FromString(
+        toy(
+            pb2,
+            (
+                "a",
+                "add",
+                {"metadata": {"source_file": "/home/someone/train.py", "source_line": 41, "stack_frame_id": 1}},
+            ),
+            ("b", "add", {"metadata": {"stack_frame_id": 2}}),
+            ("c", "add", {"metadata": {"stack_frame_id": 3}}),  # there are two
+            ("d", "add", {"metadata": {"stack_frame_id": -1}}),
+            ("e", "add"),
+        )
+    )
+    index = proto.hlo_module.stack_frame_index
+    index.file_names.extend(["/home/someone/loop.py", "/x/site-packages/keras/dense.py"])
+    index.file_locations.add(file_name_id=1, line=7)
+    index.file_locations.add(file_name_id=2, line=9)
+    index.stack_frames.add(file_location_id=1)
+    index.stack_frames.add(file_location_id=2, parent_frame_id=1)
+    other = toy(pb2, ("f", "add", {"metadata": {"stack_frame_id": 1}}))
+    found = [row[4] for row in details(other, proto.SerializeToString(), other)]
+    assert found == [None, "train.py:41", "keras/dense.py:9", None, None, None, None]
+
+
+def test_replica_groups_in_every_form(pb2):
+    listed = {"replica_groups": [{"replica_ids": [0, 1]}, {"replica_ids": [2, 300]}]}
+    iota = {"num_replica_groups": 2, "num_devices_per_group": 4, "iota_reshape_dims": [8], "iota_transpose_perm": [0]}
+    turned = iota | {"iota_reshape_dims": [4, 2], "iota_transpose_perm": [1, 0]}
+    program = toy(
+        pb2,
+        ("a", "all-reduce", listed),
+        ("b", "all-reduce", {"collective_device_list": listed}),
+        ("c", "all-reduce", {"collective_device_list": {"iota_replica_group_list": iota}}),
+        ("d", "all-reduce", {"collective_device_list": {"iota_replica_group_list": turned}}),
+        ("e", "all-reduce"),
+    )
+    forms = ["{{0,1},{2,300}}", "{{0,1},{2,300}}", "[2,4]<=[8]", "[2,4]<=[4,2]T(1,0)"]
+    assert [row[5] for row in details(program)] == [*forms, None]
+    texts = [f"%a = f32[] all-reduce(f32[] %b), channel_id=1, replica_groups={form}, to_apply=%add" for form in forms]
+    assert [instructions.replica_groups(text) for text in [*texts, "%a = f32[] add(%b)"]] == [*forms, None]
+
+
+def test_what_two_descriptions_disagree_on_is_null_and_the_first_source_wins():
+    def frame(*rows):
+        names = ["program", "hlo_op", "shape", "bytes", "source", "groups"]
+        return pl.DataFrame(rows, schema={name: schema.INSTRUCTIONS[name] for name in names}, orient="row")
+
+    first = frame((1, "a", "f32[]", 4, "x.py:1", None), (1, "a", "f32[]", 4, "x.py:2", None))
+    second = frame((1, "a", "f32[]{0}", 4, "y.py:3", None), (2, "a", "s8[]", 1, None, None))
+    assert instructions.merged([[first], [second]], "h").rows() == [
+        ("h", 1, "a", "f32[]", 4, "y.py:3", None),
+        ("h", 2, "a", "s8[]", 1, None, None),
+    ]
+
+
 def test_no_program_and_no_instruction_is_no_row(pb2):
     assert rows() == rows(b"", toy(pb2)) == []
 
@@ -146,6 +255,10 @@ def programs(draw, pb2):
             one.called_computation_ids.extend(draw(st.lists(st.integers(0, 2**40), max_size=3)))
             one.metadata.op_name, one.metadata.op_type = draw(WORDS), draw(WORDS)
             one.metadata.source_line = draw(st.integers(0, 2**31 - 1))
+            one.metadata.stack_frame_id = draw(st.integers(-(2**31), 2**31 - 1))
+            one.shape.element_type = draw(st.integers(0, 34))
+            one.shape.dimensions.extend(draw(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3)))
+            one.replica_groups.add(replica_ids=draw(st.lists(st.integers(0, 2**40), max_size=3)))
             if draw(st.booleans()):
                 one.ClearField("metadata")
     return proto.SerializeToString()
@@ -168,6 +281,7 @@ def test_damage_costs_no_other_programs_rows(pb2, data, seed):
         damaged[chance.randrange(len(damaged))] = chance.randrange(256)
     found = rows(healthy, bytes(damaged[: chance.randint(0, len(damaged))]), healthy)
     assert [row for row in found if row[0] == 0] == expected(pb2, healthy)
+    assert hlo.details(messages(bytes(damaged), healthy)).schema == hlo.DETAILS
     assert [row[1:] for row in found if row[0] == 2] == [row[1:] for row in expected(pb2, healthy)]
 
 
@@ -175,6 +289,7 @@ def test_damage_costs_no_other_programs_rows(pb2, data, seed):
 @settings(deadline=None)
 def test_any_bytes_are_rows_or_none(noise):
     assert hlo.instructions(messages(noise)).columns == COLUMNS
+    assert hlo.details(messages(noise)).schema == hlo.DETAILS
 
 
 def stored(path, xplane_pb2):

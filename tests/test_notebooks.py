@@ -91,7 +91,8 @@ def test_training_and_evaluation_are_separate_phases(tour):
     phases = tp.phases(steps)
     names = phases.labelled.join(phases.frame.select("phase", "name"), on="phase")
     most = {kind: names.filter(kind=kind)["name"].value_counts(sort=True)["name"][0] for kind in ("train", "eval")}
-    assert most == {"train": "train", "eval": "evaluation"}
+    assert most["train"].partition(" ")[0] == "train"  # "train (slower)" on a busy machine
+    assert most["eval"].partition(" ")[0] == "evaluation"
     assert names.filter(pl.col("traced") == "full").height >= 20
 
 

@@ -249,7 +249,8 @@ def test_raw_windows_are_read_from_where_they_began(tmp_path, monkeypatch):
     say(tmp_path)
     asked = []
 
-    def read_raw(files, origin_ns, begins):
+    def read_raw(files, origin_ns, begins, kind):
+        assert kind == "events"
         asked.extend((key, file.source.read_bytes(), begins[key]) for key, file in files.items())
         return schema.empty(schema.EVENTS)
 

@@ -73,6 +73,10 @@ def unsigned(value):
     return value % 2**64 if isinstance(value, int) else None
 
 
+def signed(value):
+    return (unsigned(value) + 2**63) % 2**64 - 2**63 if isinstance(value, int) else None
+
+
 def hand_over(stats, kind, number):
     known = unsigned(stats.get(number))
     return None if known is None else event_ids.flow_id(unsigned(stats.get(kind)) or 0, known)
@@ -117,6 +121,7 @@ def expected_events(space):
                     "tf_op": None,
                     "hlo_op": None if not device and unsigned(own.get("correlation_id")) else word(own.get("hlo_op")),
                     "category": None,
+                    "program": signed(stats.get("program_id")),
                     "step_num": whole(own.get("step_num")),
                     "start_ps": line.timestamp_ns * 1000 + event.offset_ps,
                     "dur_ps": max(event.duration_ps, 0),

@@ -89,6 +89,9 @@ _KINDS = Column(_TEXT, "Kinds of the steps of the phase, most frequent first.")
 _START = Column(_INT, "Start in picoseconds since the origin of the profile.", "min")
 _TF_OP = Column(NAME, "Full name of the framework op, or null.")
 _HLO_OP = Column(NAME, "Name of the HLO instruction, or null.")
+_PROGRAM = Column(_INT, "Id of the compiled program, or null.")
+_SHAPE = Column(NAME, 'Shape of the result of the HLO instruction, such as "f32[8,128]{1,0}", or null.', "first")
+_SOURCE = Column(NAME, 'Source line behind the HLO instruction, such as "model.py:41", or null.', "first")
 _COUNT = Column(_INT, "Number of events of the operation.", "sum")
 _TOTAL = Column(_INT, "Total time of the operation in picoseconds.", "sum")
 _SELF = Column(_INT, "Self time of the operation in picoseconds.", "sum")
@@ -107,6 +110,7 @@ EVENTS = _frame(
     name=Column(NAME, "Name of the event as the profiler recorded it."),
     tf_op=Column(NAME, "Framework op behind the event, or null."),
     hlo_op=Column(NAME, "HLO instruction behind the event, or null."),
+    program=_PROGRAM,
     category=Column(NAME, 'XProf\'s category of the HLO instruction, such as "convolution fusion".'),
     step_num=Column(_INT, "Step number of a step annotation, null for other events."),
     start_ps=Column(_INT, "Start by the clock of the host, in picoseconds since the origin of the profile."),
@@ -198,6 +202,8 @@ LAYERS = _frame(
     self_ps=_SELF,
     flops=Column(_FLOAT, "Floating-point operations.", "sum"),
     bytes=Column(_FLOAT, "Bytes read and written.", "sum"),
+    shape=_SHAPE,
+    source=_SOURCE,
 )
 
 DEVICES = _frame(
@@ -222,6 +228,61 @@ INPUT_STAGES = _frame(
     stage=Column(_TEXT, 'Stage: "read on demand", "read in advance", "preprocess", "enqueue" or "other".'),
     time_ps=Column(_INT, "Time of all threads of the host in the stage during the profile, in picoseconds."),
     share=Column(_FLOAT, "Share of the time of all stages on the host, 0 to 1."),
+)
+
+COLLECTIVES = _frame(
+    "COLLECTIVES",
+    "One row per run of a collective on a device.",
+    host=_HOST,
+    step=_STEP,
+    device=_DEVICE,
+    op=_OP,
+    name=Column(NAME, 'Name of the HLO instruction or kernel, such as "all-reduce.1".'),
+    instance=Column(_INT, "Number of the run of this instruction in the step, from 1, 0 if it began before the step."),
+    start_ps=_START,
+    dur_ps=Column(_INT, "Duration in picoseconds, to the end of the transfer if it is asynchronous."),
+    wait_ps=Column(_INT, "Time until the last device of the group started, in picoseconds, null if it is alone."),
+    last=Column(_TEXT, "Device that started last, or null."),
+    bytes=Column(_INT, "Size of the whole result of the group in bytes, or null."),
+    groups=Column(_TEXT, 'Replica groups as HLO text, such as "{{0,1},{2,3}}", or null.'),
+    algorithm_bandwidth=Column(_FLOAT, "Bytes per second from the start of the last device, or null."),
+    bus_bandwidth=Column(_FLOAT, "Bytes per second over the links of a device, as in NCCL's tests, or null."),
+)
+
+INSTRUCTIONS = _frame(
+    "INSTRUCTIONS",
+    "One row per HLO instruction of a raw profile.",
+    host=_HOST,
+    program=_PROGRAM,
+    hlo_op=Column(NAME, "Name of the HLO instruction."),
+    shape=_SHAPE,
+    bytes=Column(_INT, "Size of the result in bytes."),
+    source=_SOURCE,
+    groups=Column(_TEXT, 'Replica groups of a collective as HLO text, such as "{{0,1},{2,3}}", or null.'),
+)
+
+COUNTERS = _frame(
+    "COUNTERS",
+    "One row per sample of a hardware counter of a device.",
+    host=_HOST,
+    device=_DEVICE,
+    counter=Column(NAME, 'Name of the counter, such as "MXU" or "Vector ALU".'),
+    start_ps=_START,
+    dur_ps=Column(_INT, "Time that the sample covers, in picoseconds."),
+    value=Column(_FLOAT, "Utilisation of the unit, 0 to 1, null where the recorded value is no utilisation."),
+)
+
+MEMORY = _frame(
+    "MEMORY",
+    "One row per allocation or deallocation of device or pinned host memory.",
+    host=_HOST,
+    allocator=Column(NAME, 'Name of the allocator, such as "GPU_0_bfc", or number of the TPU on its host.'),
+    start_ps=_START,
+    size_bytes=Column(_INT, "Allocated bytes, negative for a deallocation, or null."),
+    in_use_bytes=Column(_INT, "Bytes in use afterwards, those reserved for programs included."),
+    peak_bytes=Column(_INT, "Most bytes in use so far since the allocator was created, as it reports them."),
+    capacity_bytes=Column(_INT, "Bytes in use and available."),
+    tf_op=_TF_OP,
 )
 
 HARDWARE = _frame(
@@ -540,7 +601,7 @@ SETTINGS = _frame(
 
 _OPTIONAL = {
     *("category", "device_dur_ps", "flops", "bytes", "hbm_bytes", "flow_out", "flow_in", "correlation_id", "reason"),
-    "confidence",
+    *("program", "shape", "source", "confidence"),
     *(set(STEPS) - {"host", "step", "kind", "start_ps", "dur_ps", "device_ps", "idle_ps", "traced"}),
 }
 """Columns that a frame may leave out because few captures contain them; they become null."""

@@ -8,6 +8,7 @@ from tpunb.charts.accounts import accounts
 from tpunb.charts.compared import agreed, compared
 from tpunb.charts.curves import dbscan_eps, hdbscan_tree, sweep_curve
 from tpunb.charts.measures import measures
+from tpunb.charts.resources import counters, memory
 from tpunb.charts.rows import colours
 from tpunb.charts.runs import coverages, sweeps
 from tpunb.charts.shares import coverage, top_ops
@@ -19,11 +20,13 @@ __all__ = [
     "agreed",
     "colours",
     "compared",
+    "counters",
     "coverage",
     "coverages",
     "dbscan_eps",
     "hdbscan_tree",
     "measures",
+    "memory",
     "sweep_curve",
     "sweeps",
     "timeline",

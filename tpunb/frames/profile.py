@@ -43,6 +43,9 @@ class Profile:
         Steps that a capture stored.
     read_events
         Function that decodes the raw events on access; None if none were kept.
+    read_details
+        Function that decodes another frame of the raw files on access, by its name: "instructions", "counters",
+        "memory"; None if none were kept.
     stored_clocks
         ``tpunb.schema.CLOCKS`` that a capture stored; raw captures read them from the events.
     reused
@@ -63,6 +66,7 @@ class Profile:
     origin_ns: int | None = None
     stored: Steps | None = None
     read_events: Callable[[], pl.DataFrame] | None = None
+    read_details: Callable[[str], pl.DataFrame] | None = None
     stored_clocks: pl.DataFrame | None = None
     reused: bool = False
     overhead: float | None = None
@@ -85,6 +89,35 @@ class Profile:
         if self.read_events is None:
             raise not_kept(self.name, "raw events")
         return schema.check(self.read_events(), schema.EVENTS, "events")
+
+    @cached_property
+    def instructions(self) -> pl.DataFrame:
+        """Shape, source line and replica groups of HLO instructions, ``tpunb.schema.INSTRUCTIONS``.
+
+        Source paths begin after ``site-packages`` or ``dist-packages``; of others the name of the file is kept. Like
+        `counters` and `memory`, it is read from the raw files on access.
+
+        Raises
+        ------
+        TpunbError
+            If the capture kept statistics only, or a raw file cannot be read again.
+        """
+        return self._details("instructions")
+
+    @cached_property
+    def counters(self) -> pl.DataFrame:
+        """Samples of hardware counters, ``tpunb.schema.COUNTERS``; raises as `instructions`, empty if unknown."""
+        return self._details("counters")
+
+    @cached_property
+    def memory(self) -> pl.DataFrame:
+        """Memory in use after each allocation, ``tpunb.schema.MEMORY``; raises as `instructions`, empty if unknown."""
+        return self._details("memory")
+
+    def _details(self, kind: str) -> pl.DataFrame:
+        if self.read_details is None:
+            raise not_kept(self.name, kind)
+        return self.read_details(kind)
 
     @cached_property
     def clocks(self) -> pl.DataFrame:

@@ -36,6 +36,8 @@ class Steps(Tabular):
         Name of the run, for titles.
     read_layers
         Function that reduces the raw events to `layers` on access; None if none were kept.
+    read_collectives
+        Function that reduces the raw events to `collectives` on access; None if none were kept.
     metadata
         Known facts of the run: "model", "weights", "dtype", "optimizer", "batch", "device kind".
     input_stages
@@ -50,6 +52,7 @@ class Steps(Tabular):
     windows: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.WINDOWS))
     name: str = ""
     read_layers: Callable[[], pl.DataFrame] | None = None
+    read_collectives: Callable[[], pl.DataFrame] | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     wall: WallClock | None = None
     input_stages: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.INPUT_STAGES))
@@ -73,9 +76,17 @@ class Steps(Tabular):
         TpunbError
             If the capture kept statistics only.
         """
-        if self.read_layers is None:
-            raise not_kept(self.name, "layers")
-        rows = schema.check(self.read_layers(), schema.LAYERS, "layers")
+        return self._read(self.read_layers, "layers")
+
+    @cached_property
+    def collectives(self) -> pl.DataFrame:
+        """Runs of collectives by device, with wait and bandwidth: ``tpunb.schema.COLLECTIVES``; raises as `layers`."""
+        return self._read(self.read_collectives, "collectives")
+
+    def _read(self, read: Callable[[], pl.DataFrame] | None, name: str) -> pl.DataFrame:
+        if read is None:
+            raise not_kept(self.name, name)
+        rows = schema.check(read(), getattr(schema, name.upper()), name)
         return rows.join(self.frame.select("host", "step"), on=["host", "step"], how="semi", maintain_order="left")
 
     def __repr__(self) -> str:

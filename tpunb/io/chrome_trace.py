@@ -18,6 +18,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
+from tpunb.io import instructions as texts
 from tpunb.io.event_ids import flow_id, run_launch
 from tpunb.step_stats.boundaries import PYTORCH_STEP
 from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL
@@ -79,7 +80,7 @@ def events(data: bytes, *, source: str) -> pl.DataFrame:
         starts = [start - origin for start in starts]
     args = _Args(spans)
     texts = ("tf_op", "annotation", "hlo_op", "hlo_category", "step_name", "long_name", "tf_function_call")
-    numbers = ("step_num", "model_flops", "flops", "bytes_accessed", "device_duration_ps")
+    numbers = ("step_num", "model_flops", "flops", "bytes_accessed", "device_duration_ps", "program_id")
     frame = args.places(_named(items, "process_name"), _named(items, "thread_name")).with_columns(
         host=pl.lit(_host(top), schema.NAME),
         start_ps=pl.Series(_fitting(starts, source), dtype=pl.Int64),
@@ -94,6 +95,28 @@ def events(data: bytes, *, source: str) -> pl.DataFrame:
     return schema.check(
         frame.with_columns(**_columns(), correlation_id=args.launch(frame["plane"])), schema.EVENTS, "events"
     )
+
+
+def instructions(data: bytes, *, source: str) -> pl.DataFrame:
+    """Return the HLO instructions that the arguments of events describe: ``tpunb.schema.INSTRUCTIONS``."""
+    top = parse(data, source)
+    keys = ("program_id", "shape_with_layout", "source", "long_name")
+    distinct = {
+        tuple(map(str, (item.get("name"), *map(_args(item).get, keys)))): {"name": item.get("name"), **_args(item)}
+        for item in _items(top, source)
+        if "hlo_category" in _args(item)
+    }
+    args = _Args([{"args": each} for each in distinct.values()])
+    rows = pl.DataFrame(
+        {
+            "hlo_op": args.text("name"),
+            "program": args.integer("program_id"),
+            "shape": args.text("shape_with_layout"),
+            "source": [None if path is None else texts.relative(path) for path in args.text("source")],
+            "text": args.text("long_name"),
+        }
+    )
+    return texts.merged([[texts.described(rows)]], _host(top))
 
 
 def hardware(events: pl.DataFrame) -> pl.DataFrame:
@@ -303,6 +326,7 @@ def _columns() -> dict[str, pl.Expr]:
         "step_num": pl.coalesce(step_num, older.cast(pl.Int64)),
         "device_dur_ps": pl.when(device).then("device_duration_ps"),
         "flops": pl.when(device).then(pl.coalesce("model_flops", "flops")),
+        "program": pl.col("program_id"),
         "bytes": pl.when(device).then("bytes_accessed"),
     }
 

@@ -1,12 +1,13 @@
 """HLO instructions of compiled programs, from the ``Hlo Proto`` of an XPlane.
 
-On GPU and CPU only the program says which framework op and which category an instruction has. Source locations are
-never read, because they contain private paths.
+On GPU and CPU only the program says which framework op and which category an instruction has. Of source locations only
+the part without private paths is kept, see :func:`tpunb.io.instructions.relative`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -14,12 +15,23 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
-from tpunb.io.protobuf_table import Ints, Messages, text
+from tpunb.io.instructions import relative, shape_bytes
+from tpunb.io.protobuf_table import Ints, Messages, Rows, integer, text
+from tpunb.text import cut
 
 # tags of xla/service/hlo.proto and xla/xla_data.proto
 _MODULE, _COMPUTATIONS, _INSTRUCTIONS, _METADATA = text(1), text(3), text(2), text(7)
-_NAME, _OPCODE, _FUSION_KIND = text(1), text(2), text(11)
-_OP_TYPE, _OP_NAME = text(1), text(2)
+_NAME, _OPCODE, _SHAPE, _FUSION_KIND, _GROUPS, _DEVICES = text(1), text(2), text(3), text(11), text(49), text(87)
+_OP_TYPE, _OP_NAME, _FILE, _LINE, _FRAME = text(1), text(2), text(3), integer(4), integer(15)
+_STACK, _FILES, _LOCATIONS, _FRAMES = text(17), text(1), text(3), text(4)  # of a module, of its stack frames
+_TYPE, _DIMENSIONS, _PARTS, _LAYOUT, _MINOR_TO_MAJOR = integer(2), text(3), text(4), text(5), text(1)
+_LISTED, _IOTA = text(1), text(2)
+_TUPLE = 13
+_TYPES = dict(enumerate(["pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f16", "f32", "f64"], 1)) | {
+    **{14: "opaque", 15: "c64", 16: "bf16", 17: "token", 18: "c128", 19: "f8e5m2", 20: "f8e4m3fn", 21: "s4", 22: "u4"},
+    **{23: "f8e4m3b11fnuz", 24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 26: "s2", 27: "u2", 28: "f8e4m3", 29: "f8e3m4"},
+    **{30: "s1", 31: "u1", 32: "f4e2m1fn", 33: "f8e8m0fnu"},
+}
 
 INSTRUCTIONS: schema.Schema = {
     "proto": pl.UInt32(),  # row of the program in the input
@@ -31,6 +43,11 @@ INSTRUCTIONS: schema.Schema = {
     "category": schema.NAME,
 }
 """One row per instruction."""
+
+DETAILS: schema.Schema = {"proto": pl.UInt32()} | {
+    name: schema.INSTRUCTIONS[name] for name in ("hlo_op", "shape", "bytes", "source", "groups")
+}
+"""One row per instruction: where it is in the source, and the shape of its result."""
 
 _PROGRAM = re.compile(r"\(([0-9]{1,20})\)\Z")
 _FUSIONS = {"kLoop": "loop fusion", "kInput": "input fusion", "kOutput": "output fusion", "kCustom": "custom fusion"}
@@ -82,13 +99,22 @@ def instructions(protos: Messages) -> pl.DataFrame:
     protos
         ``HloProto`` messages; a damaged one has no rows, since events can be read without it.
     """
+    return _undamaged(protos, _instructions, INSTRUCTIONS)
+
+
+def details(protos: Messages) -> pl.DataFrame:
+    """Return shape, source and replica groups of the instructions of programs, as `instructions`: ``DETAILS``."""
+    return _undamaged(protos, _details, DETAILS)
+
+
+def _undamaged(protos: Messages, read: Callable[[Messages], pl.DataFrame], columns: schema.Schema) -> pl.DataFrame:
     try:
-        return _instructions(protos)
+        return read(protos)
     except BadProfile:  # one by one, without the damaged ones
-        frames = [schema.empty(INSTRUCTIONS)]
+        frames = [schema.empty(columns)]
         for row in range(len(protos)):
             with suppress(BadProfile):
-                frames.append(_instructions(protos[row : row + 1]).with_columns(proto=pl.lit(row, pl.UInt32)))
+                frames.append(read(protos[row : row + 1]).with_columns(proto=pl.lit(row, pl.UInt32)))
         return pl.concat(frames)
 
 
@@ -121,4 +147,85 @@ def _categories(rows: Messages, opcode: Ints, kind: Ints) -> pl.Series:
     fusion, kinds = rows.distinct(kind)
     pairs, code = np.unique(op.astype(np.int64) << 32 | fusion, return_inverse=True)
     words = [category(opcodes[pair >> 32], kinds[pair & 0xFFFFFFFF]) or None for pair in pairs.tolist()]
+    return pl.Series(words, dtype=schema.NAME).gather(pl.Series(code))
+
+
+def _details(protos: Messages) -> pl.DataFrame:
+    modules = protos.sub(_MODULE)
+    computations = modules.sub(_COMPUTATIONS)
+    rows = computations.sub(_INSTRUCTIONS)
+    module = computations.parent[rows.parent]
+    name, shape, *groups = rows.columns(_NAME, _SHAPE, _GROUPS, _DEVICES)
+    code, _ = rows.distinct(shape)
+    shapes = [_shape(rows.at(shape[row : row + 1])) for row in np.unique(code, return_index=True)[1].tolist()]
+    grouped = np.flatnonzero(groups[0] | groups[1]).tolist()
+    of_row = {row: _groups(rows[row : row + 1]) for row in grouped}
+    columns = {
+        "proto": pl.Series(modules.parent[module].astype(np.uint32)),
+        "hlo_op": _words(rows, name),
+        "shape": pl.Series([cut(text, 120) or None for text in shapes], dtype=schema.NAME).gather(code),
+        "bytes": pl.Series(list(map(shape_bytes, shapes)), dtype=pl.Int64).gather(code),
+        "source": _sources(rows, modules, module),
+        "groups": pl.Series([of_row.get(row) for row in range(len(rows))], dtype=pl.String),
+    }
+    return pl.DataFrame(columns, schema=DETAILS)
+
+
+def _shape(shape: Messages, depth: int = 0) -> str:
+    """Return a shape as HLO text."""
+    kind, dims, layout = (column.item() for column in shape.columns(_TYPE, _DIMENSIONS, _LAYOUT))
+    if kind == _TUPLE:
+        parts = shape.sub(_PARTS) if depth < 8 else shape[:0]
+        return f"({', '.join(_shape(parts[row : row + 1], depth + 1) for row in range(len(parts)))})"
+    order = _numbers(shape, shape.at(np.array([layout])).columns(_MINOR_TO_MAJOR)[0].item())
+    ordered = f"{{{','.join(map(str, order))}}}" if order else ""
+    return f"{_TYPES[kind]}[{','.join(map(str, _numbers(shape, dims)))}]{ordered}" if kind in _TYPES else ""
+
+
+def _numbers(rows: Messages, ref: int) -> list[int]:
+    """Return the numbers of a packed field."""
+    numbers, value, shift = [], 0, 0
+    for byte in rows.buffer[ref >> 32 : (ref >> 32) + (ref & 0xFFFFFFFF)].tolist():
+        value, shift = value | (byte & 127) << shift, shift + 7
+        if byte < 128:
+            numbers.append(value)
+            value = shift = 0
+    return numbers
+
+
+def _groups(instruction: Messages) -> str | None:
+    """Return the replica groups of one instruction as HLO text."""
+    devices = instruction.sub(_DEVICES)
+    iota = devices.sub(_IOTA)
+    if len(iota):
+        count, size, *dims = (column[-1] for column in iota.columns(integer(1), integer(2), text(3), text(4)))
+        shape, order = (",".join(map(str, _numbers(iota, ref))) for ref in dims)
+        return f"[{count},{size}]<=[{shape}]" + (f"T({order})" if "," in order else "")
+    groups = [rows for rows in (instruction.sub(_GROUPS), devices.sub(_LISTED)) if len(rows)]
+    members = [",".join(map(str, _numbers(rows, ref))) for rows in groups[:1] for ref in rows.columns(text(1))[0]]
+    return f"{{{','.join(f'{{{ids}}}' for ids in members)}}}" if members else None
+
+
+def _sources(rows: Messages, modules: Messages, module: Rows) -> pl.Series:
+    """Return file and line of instructions: their own, else those of their stack frame."""
+    file, line, frame = rows.at(rows.columns(_METADATA)[0]).columns(_FILE, _LINE, _FRAME)
+    stacks = modules.sub(_STACK)
+    frames, locations, files = (stacks.sub(tag) for tag in (_FRAMES, _LOCATIONS, _FILES))
+
+    def member(table: Messages, number: Ints) -> Ints:
+        """Return the row of the member of each module with a number from 1, else that after the last."""
+        begin, end = (np.searchsorted(stacks.parent[table.parent], module, side) for side in ("left", "right"))
+        return np.where((number > 0) & (number <= end - begin), begin + np.clip(number, 0, 2**31) - 1, len(table))
+
+    location = np.append(frames.columns(integer(1))[0], 0)[member(frames, frame)]
+    at = member(locations, location)
+    number, of_frame = (np.append(column, 0)[at] for column in locations.columns(integer(1), integer(3)))
+    start, stop = (positions.astype(np.int64) for positions in (files.start, files.stop))
+    own = (file & 0xFFFFFFFF) > 0
+    file = np.where(own, file, np.append(start << 32 | (stop - start), 0)[member(files, number)])
+    code, paths = rows.distinct(file)
+    lines = np.where(own, line, of_frame) & 0x7FFFFFFF
+    pairs, code = np.unique(code.astype(np.int64) << 32 | lines, return_inverse=True)
+    places = [(relative(paths[pair >> 32]), pair & 0xFFFFFFFF) for pair in pairs.tolist()]
+    words = [f"{path}:{number}".removesuffix(":0") if path else None for path, number in places]
     return pl.Series(words, dtype=schema.NAME).gather(pl.Series(code))

@@ -80,15 +80,19 @@ def read(files: Sequence[Location], name: str, source: Path | str) -> Profile:
         span_ps=int(windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0),
         origin_ns=origin,
         read_events=partial(pl.concat, _moved(parts, moves)),
+        read_details=partial(_details, files, [part.host for part in parts], moves),
         reused=all(part.reused for part in parts),
         skipped=tuple(zip(names, (str(error).removeprefix(f"{file}: ") for file, error in errors), strict=True)),
     )
 
 
 def windows(
-    files: Mapping[tuple[int, str], Location], origin_ns: int | None, begins_ps: Mapping[tuple[int, str], int]
+    files: Mapping[tuple[int, str], Location],
+    origin_ns: int | None,
+    begins_ps: Mapping[tuple[int, str], int],
+    kind: str = "events",
 ) -> pl.DataFrame:
-    """Return the events of raw windows of a run, by number and host, in the time of the run.
+    """Return the events of raw windows of a run, by number and host, in the time of the run, or other frames of them.
 
     A window starts at its recorded time, relative to `origin_ns`, else at its start in `begins_ps`.
     """
@@ -97,7 +101,29 @@ def windows(
         begins_ps.get(key, 0) if part.start_ns is None or origin_ns is None else (part.start_ns - origin_ns) * 1000
         for key, part in zip(files, parts, strict=True)
     ]
+    if kind != "events":
+        return _details([*files.values()], [part.host for part in parts], begins, kind)
     return pl.concat(_moved(parts, begins))
+
+
+def _details(files: Sequence[Location], hosts: Sequence[str], by_ps: Sequence[int], kind: str) -> pl.DataFrame:
+    """Return a frame that raw files hold beside events, such as "instructions", in the time of the profile."""
+    columns: schema.Schema = getattr(schema, kind.upper())
+    frames = [schema.empty(columns)]
+    for file, host, by in zip(files, hosts, by_ps, strict=True):
+        data = storage.read(file)
+        if ".xplane.pb" in file.name:
+            from tpunb.io import xplane
+
+            frame = getattr(xplane, kind)(data, source=str(file))
+        elif kind == "instructions":
+            from tpunb.io import chrome_trace
+
+            frame = chrome_trace.instructions(data.tobytes(), source=str(file))
+        else:
+            continue
+        frames.append(frame.with_columns(pl.col("^start_ps$") + by, host=pl.lit(host)))
+    return schema.check(pl.concat(frames), columns, kind)
 
 
 def _distinct_hosts(parts: Sequence[Decoded], files: Sequence[Location]) -> list[Decoded]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tpunb.errors import BadProfile
 from tpunb.io import protobuf_kernels as loops
@@ -19,7 +20,7 @@ from tpunb.io.storage import LIMIT, PADDING
 
 __all__ = ["LIMIT", "PADDING", "Bytes", "Ints", "MessageMap", "Messages", "Rows", "integer", "text"]
 
-_TAGS = 128  # tags below take one byte; all fields of interest do
+_TAGS = 128  # tags below take one byte; nearly all fields of interest do
 
 
 def integer(field: int) -> int:
@@ -66,7 +67,7 @@ class Messages:
     def __len__(self) -> int:
         return self.parent.size
 
-    def __getitem__(self, rows: slice) -> Messages:
+    def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> Messages:
         return Messages(self.source, self.buffer, self.start[rows], self.stop[rows], self.parent[rows])
 
     def _checked(self, outcome: int) -> int:
@@ -166,7 +167,7 @@ def _saved_as_text(first: bytes) -> bool:
 
 
 def _slots(tags: Sequence[int]) -> Ints:
-    slot = np.full(_TAGS, -1, np.int64)
+    slot = np.full(max(_TAGS, 1 + max(tags, default=0)), -1, np.int64)
     slot[list(tags)] = np.arange(len(tags))
     return slot
 

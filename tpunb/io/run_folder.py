@@ -185,6 +185,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         origin_ns=origin_ns,
         stored=Steps(*merge_windows.merge(tables), windows, name, metadata=metadata, wall=wall),
         read_events=partial(_events, owner, raw, origin_ns, starts) if raw else None,
+        read_details=partial(_events, owner, raw, origin_ns, starts) if raw else None,
         stored_clocks=None if clocks.is_empty() else merge_windows.merge_clocks(clocks),
         overhead=overhead,
         overhead_interval=interval,
@@ -196,8 +197,9 @@ def _events(
     raw: Mapping[tuple[int, str], Location],
     origin_ns: int | None,
     starts: Mapping[tuple[int, str], int],
+    kind: str = "events",
 ) -> pl.DataFrame:
-    return logdir.windows(raw, origin_ns, starts)
+    return logdir.windows(raw, origin_ns, starts, kind)
 
 
 _Source = Path | bytes

@@ -16,8 +16,11 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
+from tpunb.io import hlo
+from tpunb.io import instructions as texts
 from tpunb.io.protobuf_table import Bytes, Ints, MessageMap, Messages, integer, text
-from tpunb.io.xstats import StatNames, Stats, as_names, coalesce, gather
+from tpunb.io.xstats import Mask, StatNames, Stats, as_names, coalesce, gather
+from tpunb.step_stats.breakdown import COUNTERS
 from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL
 
 # tags of tsl/profiler/protobuf/xplane.proto
@@ -25,13 +28,14 @@ _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = text(1), text(2), text(3), text(4)
 _PLANE_NAME, _LINES, _EVENT_METADATA, _STAT_METADATA, _PLANE_STATS = (text(field) for field in range(2, 7))
 _LINE_NAME, _TIMESTAMP_NS, _EVENTS, _LINE_DISPLAY_NAME = text(2), integer(3), text(4), text(11)
 _METADATA_ID, _OFFSET_PS, _DURATION_PS, _EVENT_STATS = integer(1), integer(2), integer(3), text(4)
+_TIMES = (_METADATA_ID, _OFFSET_PS, _DURATION_PS)
 _NAME, _DISPLAY_NAME, _METADATA_STATS = text(2), text(4), text(5)
 
 _FLOWS = ["_pt", "_p", "_ct", "_c", "run_id", "correlation_id"]
 _ON_HOST = ["step_num", "hlo_op", "program_id", "tf_function_call", "device_ordinal", *_FLOWS]
-_COSTS = ["hlo_category", "model_flops", "flops", "bytes_accessed", "memory_access_breakdown", "tf_op"]
+_COSTS = ["program_id", "hlo_category", "model_flops", "flops", "bytes_accessed", "memory_access_breakdown", "tf_op"]
 _ACCESS, _MEMORY_SPACE, _ACCESSED, _HBM = text(1), integer(2), integer(3), 1  # of a memory_access_breakdown
-_ON_DEVICE = [*("step_num", "hlo_op", "program_id", "annotation", "step_name", "device_duration_ps"), *_COSTS, *_FLOWS]
+_ON_DEVICE = [*("step_num", "hlo_op", "annotation", "step_name", "device_duration_ps"), *_COSTS, *_FLOWS]
 _HARDWARE = [
     "device_type_string",
     "gpu_device_name",
@@ -39,6 +43,11 @@ _HARDWARE = [
     "peak_hbm_bw_gigabytes_per_second",
     "memory_bandwidth",
 ]
+_MEMORY = [
+    *("tf_op", "allocator_name", "index_on_host", "device_ordinal"),
+    *("bytes_allocated", "bytes_reserved", "bytes_available", "peak_bytes_in_use", "allocation_bytes"),
+]
+_PROGRAMS = "/host:metadata"
 _MXU = "matrix_unit_utilization_percent"
 _MOST_PS = 2**63 - 1
 _MOST_NS = _MOST_PS // 1000
@@ -83,6 +92,36 @@ def read(data: bytes | Bytes, *, source: str) -> tuple[pl.DataFrame, XSpaceFacts
     """
     space = _XSpace(data, source)
     return space.events(), space.facts()
+
+
+def instructions(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
+    """Return the HLO instructions of one XSpace: ``tpunb.schema.INSTRUCTIONS``.
+
+    The profiler of a TPU writes them as metadata of events; elsewhere they are in the programs in the file.
+    """
+    space = _XSpace(data, source)
+    devices = [plane.instructions() for plane in space.planes if plane.on_device]
+    programs = [plane.instructions() for plane in space.planes if plane.name == _PROGRAMS]
+    return texts.merged([devices, programs], space.host)
+
+
+def counters(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
+    """Return the samples of hardware counters of one XSpace, in file order: ``tpunb.schema.COUNTERS``."""
+    space = _XSpace(data, source)
+    frames = [plane.counters() for plane in space.planes if plane.on_device and plane.active]
+    return _of_host(frames, space.host, schema.COUNTERS)
+
+
+def memory(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
+    """Return allocations and deallocations of one XSpace, in order of time: ``tpunb.schema.MEMORY``."""
+    space = _XSpace(data, source)
+    frames = [plane.memory() for plane in space.planes if plane.name.startswith("/host:") and plane.active]
+    return _of_host(frames, space.host, schema.MEMORY).sort("start_ps", maintain_order=True)
+
+
+def _of_host(frames: list[pl.DataFrame], host: str, columns: schema.Schema) -> pl.DataFrame:
+    rows = [schema.check(frame.with_columns(host=pl.lit(host)), columns, "raw") for frame in frames]
+    return pl.concat([schema.empty(columns), *rows])
 
 
 @cache
@@ -142,7 +181,7 @@ class _XSpace:
     @cached_property
     def programs(self) -> pl.DataFrame:
         """HLO instructions in the file: (program, hlo_op, hlo_tf_op, hlo_category)."""
-        frames = [plane.programs() for plane in self.planes if plane.name == "/host:metadata"]
+        frames = [plane.programs() for plane in self.planes if plane.name == _PROGRAMS]
         return pl.concat(frames or [_NO_PROGRAMS])
 
 
@@ -192,19 +231,39 @@ class _Plane:
 
     def programs(self) -> pl.DataFrame:
         """Return the instructions of the HLO protos in the event metadata, as ``_XSpace.programs``."""
+        protos, programs = self._protos()
+        if not len(protos):
+            return _NO_PROGRAMS
+        instructions = hlo.instructions(protos)
+        return instructions.select(
+            "hlo_op", program=programs.gather(instructions["proto"]), hlo_tf_op="tf_op", hlo_category="category"
+        ).unique(["program", "hlo_op"], keep="first", maintain_order=True)
+
+    def _protos(self) -> tuple[Messages, pl.Series]:
+        """Return the HLO protos in the event metadata, and the ids of their programs."""
         entries = self._metadata.values
         (names,), stats = self._names.read(entries, [_NAME], _METADATA_STATS, ["Hlo Proto"])
         refs, present = stats.bytes("Hlo Proto")
         rows = np.flatnonzero(present)
-        if not rows.size:
-            return _NO_PROGRAMS
-        from tpunb.io import hlo
+        return entries.at(refs[rows]), pl.Series(map(hlo.program, entries.text(names[rows])), dtype=pl.Int64)
 
-        instructions = hlo.instructions(entries.at(refs[rows]))
-        programs = pl.Series([hlo.program(name) for name in entries.text(names[rows])], dtype=pl.Int64)
-        return instructions.select(
-            "hlo_op", program=programs.gather(instructions["proto"]), hlo_tf_op="tf_op", hlo_category="category"
-        ).unique(["program", "hlo_op"], keep="first", maintain_order=True)
+    def instructions(self) -> pl.DataFrame:
+        """Return the instructions that the event metadata describe, or hold programs of."""
+        if not self.on_device:
+            protos, programs = self._protos()
+            rows = hlo.details(protos)
+            return rows.with_columns(program=programs.gather(rows["proto"]))
+        entries = self._metadata.values
+        stats_read = ["hlo_category", "program_id", "shape_with_layout", "source"]
+        (name, short), stats = self._names.read(entries, [_NAME, _DISPLAY_NAME], _METADATA_STATS, stats_read)
+        columns = {
+            "program": stats.number("program_id"),
+            "hlo_op": as_names(entries.text(np.where(short & 0xFFFFFFFF, short, name))),
+            "shape": stats.text("shape_with_layout").cast(pl.String),
+            "source": stats.text("source", texts.relative),
+            "text": pl.Series(entries.text(name), dtype=pl.String),
+        }
+        return texts.described(pl.DataFrame(columns).filter(stats.text("hlo_category").is_not_null()))
 
     def events(self, lane: int, space: _XSpace) -> Iterator[pl.DataFrame]:
         """Yield the events in frames of at most ``_CHUNK`` rows, lanes counted from `lane`."""
@@ -217,9 +276,8 @@ class _Plane:
         ]
         for begin in range(0, len(self._rows), _CHUNK):
             rows = self._rows[begin : begin + _CHUNK]
-            tags = (_METADATA_ID, _OFFSET_PS, _DURATION_PS)
             stat_names = _ON_DEVICE if self.on_device else _ON_HOST
-            (identity, offset, dur), stats = self._names.read(rows, tags, _EVENT_STATS, stat_names)
+            (identity, offset, dur), stats = self._names.read(rows, _TIMES, _EVENT_STATS, stat_names)
             known = shared[self._metadata.rows(identity)]
             dur = np.maximum(dur, 0)  # some profilers write negative durations
             start = _starts(time_ns[rows.parent], offset, dur, rows.source)
@@ -231,13 +289,52 @@ class _Plane:
                 "name": known["name"],
                 **(self._device(stats, known) if self.on_device else self._host(stats, known)),
                 "step_num": stats.integer("step_num"),
-                "program": stats.number("program_id"),
+                "program": coalesce(stats.number("program_id"), known["program"]),
                 "flow_out": stats.flow("_pt", "_p"),
                 "flow_in": stats.flow("_ct", "_c"),
                 "correlation_id": stats.launch(self._ordinal if self.on_device else None),
             }
             columns = {"start_ps": pl.Series(start), "dur_ps": pl.Series(dur)} | frame
             yield schema.check(_with_programs(pl.DataFrame(columns), space), schema.EVENTS, "events")
+
+    def _chosen(self, chosen: Mask, stat_names: list[str]) -> tuple[pl.DataFrame, Stats]:
+        """Return (name, start_ps, dur_ps) of some of the events, and their stats."""
+        rows = self._rows[chosen]
+        (identity, offset, dur), stats = self._names.read(rows, _TIMES, _EVENT_STATS, stat_names)
+        dur, time_ns = np.maximum(dur, 0), self.lines.columns(_TIMESTAMP_NS)[0]
+        start = _starts(time_ns[rows.parent], offset, dur, rows.source)
+        names = gather(as_names([*self._event_names, ""]), self._metadata.rows(identity))
+        return pl.DataFrame({"name": names, "start_ps": start, "dur_ps": dur}), stats
+
+    @cached_property
+    def _event_names(self) -> list[str]:
+        entries = self._metadata.values
+        return entries.text(entries.columns(_NAME)[0])
+
+    def counters(self) -> pl.DataFrame:
+        """Return the samples on the line of counters, as ``tpunb.schema.COUNTERS``."""
+        of_counters = np.array([name == COUNTERS for name in self.lines.text(self.lines.columns(_LINE_NAME)[0])])
+        rows, stats = self._chosen(of_counters[self._rows.parent], ["% util"])
+        return rows.with_columns(device=pl.lit(self.name), value=stats.real("% util") / 100, counter="name")
+
+    def memory(self) -> pl.DataFrame:
+        """Return the events of allocators, as ``tpunb.schema.MEMORY``."""
+        signs = [
+            1 if name == "MemoryAllocation" else -1 if name == "MemoryDeallocation" else 0 for name in self._event_names
+        ]
+        sign = np.array([*signs, 0])[self._metadata.rows(self._rows.columns(_METADATA_ID)[0])]
+        rows, stats = self._chosen(sign != 0, _MEMORY)
+        in_use, reserved, free, peak, size = map(stats.integer, _MEMORY[4:])
+        in_use = _counted(in_use + reserved.fill_null(0))
+        numbers = (stats.integer(name).cast(pl.String).cast(schema.NAME) for name in _MEMORY[2:4])
+        return rows.with_columns(
+            allocator=coalesce(stats.text("allocator_name"), *numbers),
+            size_bytes=size * pl.Series(sign[sign != 0]),
+            in_use_bytes=in_use,
+            peak_bytes=_counted(peak),
+            capacity_bytes=_counted(in_use + free),
+            tf_op=stats.text("tf_op", _bare),
+        )
 
     @property
     def _ordinal(self) -> int:
@@ -256,6 +353,7 @@ class _Plane:
             "flops": coalesce(stats.integer("model_flops"), stats.integer("flops")),
             "bytes": stats.integer("bytes_accessed"),
             "hbm_bytes": _hbm_bytes(stats),
+            "program": stats.number("program_id"),
         }
         ops = [op if FRAMEWORK_OP.fullmatch(op) else None for op in full] or [None] * len(names)
         return pl.DataFrame({key: values.extend_constant(None, 1) for key, values in columns.items()}).with_columns(
@@ -284,6 +382,11 @@ class _Plane:
         }
 
 
+def _counted(values: pl.Series) -> pl.Series:
+    """Return counts, null where they are negative, as after freeing twice."""
+    return values.set(values < 0, None)
+
+
 def _hbm_bytes(stats: Stats) -> pl.Series:
     refs, present = stats.bytes("memory_access_breakdown")
     accesses = stats.messages.at(refs).sub(_ACCESS)
@@ -300,9 +403,10 @@ def _bare(op: str) -> str:
 
 
 def _with_programs(frame: pl.DataFrame, space: _XSpace) -> pl.DataFrame:
-    """Add framework op and category from the HLO in the file where events have none."""
+    """Add framework op and category from the HLO in the file where the profiler wrote no categories."""
     unnamed = any(frame[name].null_count() == len(frame) for name in ("program", "hlo_op"))
-    if unnamed or space.programs.is_empty():
+    named = "category" in frame.columns and frame["category"].null_count() < len(frame)
+    if unnamed or named or space.programs.is_empty():
         return frame
     joined = frame.join(space.programs, on=["program", "hlo_op"], how="left", maintain_order="left")
     return joined.with_columns(

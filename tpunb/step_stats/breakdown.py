@@ -13,6 +13,9 @@ from tpunb.step_stats import launches, op_names
 from tpunb.step_stats.aggregate import over_devices, total
 from tpunb.step_stats.ops import WORK, map_names
 
+COUNTERS = "_counters_"
+"""Line of a TPU with samples of its hardware counters."""
+
 _TIMES = ["infeed", "outfeed", "transfer", "collective"]
 _WAITS = ["infeed", "outfeed", "transfer"]  # not part of XProf's duty cycle either
 _CONTAINERS = ["while", "conditional", "call"]  # count what their bodies count again
@@ -60,6 +63,20 @@ def of_devices(ops: pl.DataFrame, places: pl.DataFrame, hardware: pl.DataFrame) 
         schema.DEVICES,
         "devices",
     ).sort("host", "device", "start_ps")
+
+
+def with_counters(devices: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
+    """Return ``tpunb.schema.DEVICES`` with the mean of the matrix unit's samples that begin in each step, if any."""
+    by = ["host", "device"]
+    samples = counters.filter(pl.col("counter") == "MXU").drop_nulls("value").sort("start_ps")
+    steps = devices.select(*by, "step", begin_ps="start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+    inside = samples.join_asof(
+        steps.sort("begin_ps"), left_on="start_ps", right_on="begin_ps", by=by, check_sortedness=False
+    ).filter(pl.col("start_ps") < pl.col("end_ps"))
+    weight = pl.col("dur_ps").clip(1)
+    means = inside.group_by(*by, "step").agg(counted=(pl.col("value") * weight).sum() / weight.sum())
+    rows = devices.join(means, on=[*by, "step"], how="left", maintain_order="left")
+    return rows.with_columns(mxu_util=pl.coalesce("counted", "mxu_util")).drop("counted")
 
 
 def _reported(ops: pl.DataFrame) -> pl.DataFrame:

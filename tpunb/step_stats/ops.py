@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
+from tpunb.frames import Profile
 from tpunb.step_stats import boundaries, launches, op_names
 
 _OP_LINES = ["XLA Ops", "TensorFlow Ops", "Framework Ops"]
@@ -17,7 +18,7 @@ WORK = ["flops", "bytes", "hbm_bytes"]
 """Columns of operations that say how much they computed and moved."""
 
 _READ = [
-    *("host", "plane", "line", "lane", "name", "tf_op", "hlo_op", "category", "step_num"),
+    *("host", "plane", "line", "lane", "name", "tf_op", "hlo_op", "program", "category", "step_num"),
     *("start_ps", "dur_ps", "device_dur_ps", *WORK),
 ]
 
@@ -31,8 +32,8 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
     Returns
     -------
     pl.DataFrame
-        (host, plane, side, op, category, tf_op, hlo_op, start_ps, dur_ps, total_ps, self_ps, flops, bytes, hbm_bytes),
-        one row per event, texts Categorical; `total_ps` and `self_ps` by the clock of the device where it is recorded.
+        (host, plane, side, op, category, tf_op, hlo_op, program, start_ps, dur_ps, total_ps, self_ps, flops, bytes,
+        hbm_bytes), one row per event, texts Categorical; `total_ps` and `self_ps` by the clock of the device if known.
     """
     rows = events.select(_READ).filter(pl.col("step_num").is_null() & pl.col("lane").is_in(_op_lanes(events).implode()))
     on_device = rows["plane"].cat.starts_with(launches.DEVICE)
@@ -52,7 +53,7 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
     inside = pl.col("dur_ps") - pl.Series(times, dtype=pl.Int64)  # time of nested operations
     total = pl.coalesce("device_dur_ps", "dur_ps")
     return rows.select(
-        *("host", "tf_op", "hlo_op", "start_ps", "dur_ps"),
+        *("host", "tf_op", "hlo_op", "program", "start_ps", "dur_ps"),
         *work,
         pl.when("thunk").then(pl.lit(launches.CPU, schema.NAME)).otherwise("plane").alias("plane"),
         pl.when("device").then(pl.lit("device")).otherwise(pl.lit("host")).cast(schema.SIDE).alias("side"),
@@ -61,6 +62,13 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
         total_ps=total,
         self_ps=(total - inside).clip(0),
     )
+
+
+def instructions(profile: Profile, ops: pl.DataFrame) -> pl.DataFrame:
+    """Return ``tpunb.schema.INSTRUCTIONS``; no rows where no operation has one, or the profile kept no raw files."""
+    if profile.read_details is None or ops["hlo_op"].null_count() == len(ops):
+        return schema.empty(schema.INSTRUCTIONS)
+    return profile.instructions
 
 
 def map_names(column: pl.Series, function: Callable[[str], object], dtype: pl.DataType = schema.NAME) -> pl.Series:

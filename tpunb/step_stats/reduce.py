@@ -20,7 +20,8 @@ from tpunb.frames import Profile, Steps
 from tpunb.frames.profile import device_kinds
 from tpunb.step_stats import boundaries, breakdown, op_names
 from tpunb.step_stats.aggregate import total
-from tpunb.step_stats.ops import assign, find
+from tpunb.step_stats.collectives import collectives
+from tpunb.step_stats.ops import assign, find, instructions
 
 StepRule = Callable[[Profile], pl.DataFrame]
 """A rule of the caller: takes a profile, returns one row per (host, step) with ``start_ps`` and ``dur_ps``."""
@@ -81,7 +82,12 @@ def from_rules(profile: Profile) -> Steps:
             raise _no_steps(profile)
         if profile.read_events is None:
             return profile.stored
-        return replace(profile.stored, read_layers=partial(_layers_of_run, profile, profile.stored))
+        stored = profile.stored
+        return replace(
+            stored,
+            read_layers=lambda: _layers(profile, _intervals_of_run(stored)),
+            read_collectives=lambda: collectives(profile, _intervals_of_run(stored)),
+        )
     intervals, _ = boundaries.find(profile.events)
     if intervals.is_empty():
         raise _no_steps(profile)
@@ -89,11 +95,14 @@ def from_rules(profile: Profile) -> Steps:
 
 
 def _reduced(profile: Profile, intervals: pl.DataFrame) -> Steps:
+    events = profile.events
+    counted = profile.read_details is not None and (events["line"] == breakdown.COUNTERS).any()
     return replace(
-        reduce(profile.events, intervals, profile.hardware),
+        reduce(events, intervals, profile.hardware, profile.counters if counted else None),
         windows=profile.windows,
         name=profile.name,
-        read_layers=partial(_layers, profile.events, intervals),
+        read_layers=partial(_layers, profile, intervals),
+        read_collectives=partial(collectives, profile, intervals),
         metadata={"device kind": kind} if (kind := device_kinds(profile.hardware)) else {},
     )
 
@@ -155,7 +164,12 @@ def _from_rule(rows: pl.DataFrame | pl.LazyFrame, rule: StepRule) -> pl.DataFram
     return boundaries.disjoint(boundaries.intervals(rows))
 
 
-def reduce(events: pl.DataFrame, intervals: pl.DataFrame, hardware: pl.DataFrame | None = None) -> Steps:
+def reduce(
+    events: pl.DataFrame,
+    intervals: pl.DataFrame,
+    hardware: pl.DataFrame | None = None,
+    counters: pl.DataFrame | None = None,
+) -> Steps:
     """Reduce events to one row per (host, step) and one per (host, step, op, side).
 
     An operation is part of the step in whose interval it starts: an interval of its device, else of its host. Self time
@@ -169,12 +183,16 @@ def reduce(events: pl.DataFrame, intervals: pl.DataFrame, hardware: pl.DataFrame
         From :func:`tpunb.step_stats.boundaries.find` or :func:`tpunb.step_stats.boundaries.from_clock`.
     hardware
         ``tpunb.schema.HARDWARE``, for the peaks of utilisation.
+    counters
+        ``tpunb.schema.COUNTERS``, for the utilisation of the matrix unit in each step.
     """
     ops, places = assign(find(events), intervals)
     on_device = pl.col("side") == "device"
     peaks = schema.empty(schema.HARDWARE) if hardware is None else hardware
     by_step = ["host", "step"]
     devices = breakdown.of_devices(ops.filter(on_device), places, peaks)
+    if counters is not None:
+        devices = breakdown.with_counters(devices, counters)
     devices = devices.join(intervals.filter(~pl.col("recorded")), on=by_step, how="anti", maintain_order="left")
     # intervals of devices win: the host may have continued long before
     of_device = pl.col("plane").is_not_null()
@@ -204,27 +222,34 @@ def _ops(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
     return rows.agg(category, pl.col("count", "total_ps", "self_ps").sum())
 
 
-def _layers(events: pl.DataFrame, intervals: pl.DataFrame) -> pl.DataFrame:
+def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     """Return one row per (host, step, side, layer, framework op, HLO instruction), ``tpunb.schema.LAYERS``."""
-    ops, places = assign(find(events), intervals)
+    ops, places = assign(find(profile.events), intervals)
     names = ["side", "tf_op", "hlo_op", "op", "category"]
     sums = ["count", "total_ps", "self_ps", "flops", "bytes"]
-    by_place = ops.group_by("at", *names).agg(pl.len().alias("count"), *map(total, sums[1:]))
+    by_place = ops.group_by("at", "program", *names).agg(pl.len().alias("count"), *map(total, sums[1:]))
     layers = {op: op_names.layer(op) for op in ops["tf_op"].unique().drop_nulls().cast(pl.String)}
     layer = pl.col("tf_op").cast(pl.String).replace_strict(layers, default=None, return_dtype=pl.String)
-    rows = by_place.join(places.select("at", "host", "step"), on="at").group_by("host", "step", *names)
+    known = instructions(profile, ops)
+    rows = by_place.join(places.select("at", "host", "step"), on="at").join(
+        known.select("host", "program", "hlo_op", "shape", "source"),
+        on=["host", "program", "hlo_op"],
+        how="left",
+        nulls_equal=True,
+    )
     return (
-        rows.agg(map(total, sums))
+        rows.group_by("host", "step", *names)
+        .agg(*map(total, sums), *(pl.col(name).drop_nulls().first() for name in ("shape", "source")))
         .with_columns(layer=layer)
         .sort("host", "step", "side", "self_ps", descending=[False, False, True, True])
     )
 
 
-def _layers_of_run(profile: Profile, stored: Steps) -> pl.DataFrame:
-    """Return the layers of stored steps, from the raw windows of their run."""
+def _intervals_of_run(stored: Steps) -> pl.DataFrame:
+    """Return the intervals of stored steps, to find them in the raw windows of their run."""
     traced = stored.frame.filter(pl.col("traced") != "none")
     on_devices = stored.devices.select("host", "step", "start_ps", "dur_ps", plane="device")
     on_devices = on_devices.join(traced.select("host", "step", "kind", "traced"), on=["host", "step"])
     end_ps = pl.col("start_ps") + pl.col("dur_ps")
     intervals = [boundaries.intervals(rows.with_columns(end_ps=end_ps)) for rows in (traced, on_devices)]
-    return _layers(profile.events, pl.concat([boundaries.disjoint(rows) for rows in intervals]))
+    return pl.concat([boundaries.disjoint(rows) for rows in intervals])

@@ -1,0 +1,170 @@
+"""Collectives: instances over devices, who came last, and bandwidths whose answers are visible."""
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_resources import US, Plane, pb2, written  # noqa: F401
+
+import tpunb as tp
+from tpunb import schema
+from tpunb.step_stats.collectives import replica_groups
+
+SHAPE = "f32[1000]{0}"  # 4000 bytes
+
+
+def op(name, category, groups, shape=SHAPE):
+    """The name and the metadata of an instruction, as the profiler of a TPU writes them."""
+    text = f"%{name} = {shape} {category}({shape} %p), channel_id=1, replica_groups={groups}, to_apply=%add"
+    return text, name, {"hlo_category": category, "shape_with_layout": shape, "program_id": 7}
+
+
+def capture(pb2, tmp_path, ops, *devices, step=200):  # noqa: F811
+    """A capture of two steps; each device is a list of (op, start, duration) in microseconds."""
+    space = pb2.XSpace(hostnames=["a"])
+    Plane(space, "/host:CPU").line("python", *(("train", step * n, step, {"step_num": n}) for n in (0, 1)))
+    for number, runs in enumerate(devices):
+        tpu = Plane(space, f"/device:TPU:{number}")
+        tpu.line("XLA Ops", *((ops[name][0], start, dur, {}) for name, start, dur in runs))
+        for text, short, stats in ops.values():
+            entry = tpu.plane.event_metadata[tpu.key(text, tpu.plane.event_metadata)]
+            entry.display_name = short
+            for stat, value in stats.items():
+                kind = "str_value" if isinstance(value, str) else "uint64_value"
+                entry.stats.add(metadata_id=tpu.key(stat, tpu.plane.stat_metadata), **{kind: value})
+    return tp.steps(tp.load(written(space, tmp_path)))
+
+
+def rows_of(steps, *columns):
+    assert steps.collectives.schema == schema.COLLECTIVES
+    short = pl.col("device", "last").str.strip_prefix("/device:TPU:").cast(pl.Int64)
+    rows = steps.collectives.with_columns(short, pl.col("^.*_ps$") // US)
+    return rows.sort("step", "name", "instance", "device").select("step", "device", "instance", *columns).rows()
+
+
+def test_who_came_last_and_how_long_the_others_waited(pb2, tmp_path):  # noqa: F811
+    ops = {"a": op("all-reduce.1", "all-reduce", "{{0,1,2,3}}"), "f": op("fusion.1", "loop fusion", "")}
+    # all end at 50, and in the second step at 250: device 2 begins last, then device 0
+    devices = [
+        [("f", 0, 5), ("a", start, 50 - start), ("a", later, 250 - later)]
+        for start, later in zip((10, 20, 40, 30), (240, 210, 210, 230), strict=True)
+    ]
+    steps = capture(pb2, tmp_path, ops, *devices)
+    assert rows_of(steps, "dur_ps", "wait_ps", "last") == [
+        (0, 0, 1, 40, 30, 2),
+        (0, 1, 1, 30, 20, 2),
+        (0, 2, 1, 10, 0, 2),
+        (0, 3, 1, 20, 10, 2),
+        (1, 0, 1, 10, 0, 0),
+        (1, 1, 1, 40, 30, 0),
+        (1, 2, 1, 40, 30, 0),
+        (1, 3, 1, 20, 10, 0),
+    ]
+    assert set(steps.collectives["groups"]) == {"{{0,1,2,3}}"}
+    assert set(steps.collectives["bytes"]) == {4000}
+    speed = 4000 / 10e-6  # of the 10 us after the last began
+    assert steps.collectives["algorithm_bandwidth"].to_list() == pytest.approx([speed] * 8)
+    assert steps.collectives["bus_bandwidth"].to_list() == pytest.approx([speed * 2 * 3 / 4] * 8)
+
+
+@pytest.mark.parametrize("groups", ["{{0,1},{2,3},{8,9}}", "[2,2]<=[4]"])
+def test_a_device_waits_for_its_own_group(pb2, tmp_path, groups):  # noqa: F811
+    ops = {"a": op("all-gather.1", "all-gather", groups)}
+    steps = capture(pb2, tmp_path, ops, *([("a", start, 50 - start)] for start in (10, 20, 40, 30)))
+    assert rows_of(steps, "wait_ps", "last") == [(0, 0, 1, 10, 1), (0, 1, 1, 0, 1), (0, 2, 1, 0, 2), (0, 3, 1, 10, 2)]
+    assert steps.collectives.sort("device")["bus_bandwidth"][0] == pytest.approx(4000 / 30e-6 / 2)
+
+
+def test_runs_of_one_instruction_are_matched_in_order(pb2, tmp_path):  # noqa: F811
+    ops = {"a": op("all-reduce.1", "all-reduce", "{}")}
+    steps = capture(pb2, tmp_path, ops, [("a", 0, 10), ("a", 50, 10)], [("a", 2, 8), ("a", 45, 15), ("a", 70, 5)])
+    assert rows_of(steps, "wait_ps", "last") == [
+        *((0, 0, 1, 2, 1), (0, 1, 1, 0, 1)),
+        *((0, 0, 2, 0, 0), (0, 1, 2, 5, 0)),
+        (0, 1, 3, None, None),  # the other device has no third run
+    ]
+
+
+def test_an_asynchronous_transfer_lasts_from_its_start_to_the_end_of_its_wait(pb2, tmp_path):  # noqa: F811
+    whole = "(f32[500]{0}, f32[1000]{0})"
+    ops = {
+        "s": op("all-gather-start.1", "all-gather-start", "{{0,1}}", whole),
+        "d": op("all-gather-done.1", "all-gather-done", "{{0,1}}"),
+    }
+    early = [("d", 0, 3), ("s", 10, 1), ("d", 40, 20)]  # its first part is before the step
+    steps = capture(pb2, tmp_path, ops, early, [("s", 15, 1), ("d", 40, 20)])
+    assert rows_of(steps, "op", "dur_ps", "wait_ps", "bytes") == [
+        (0, 0, 0, "all-gather", 3, None, 4000),
+        (0, 0, 1, "all-gather", 50, 5, 4000),
+        (0, 1, 1, "all-gather", 45, 0, 4000),
+    ]
+
+
+def test_the_bytes_of_a_transfer_are_those_of_its_result_even_where_only_its_start_ran(pb2, tmp_path):  # noqa: F811
+    ops = {
+        "s": op("all-gather-start.1", "all-gather-start", "{{0,1}}", "(f32[500]{0}, f32[1000]{0})"),
+        "d": op("all-gather-done.1", "all-gather-done", "{{0,1}}"),
+    }
+    steps = capture(pb2, tmp_path, ops, [("s", 10, 30)], [("s", 20, 20)])  # as the kernels of a GPU
+    assert rows_of(steps, "dur_ps", "wait_ps", "bytes") == [(0, 0, 1, 30, 10, 4000), (0, 1, 1, 20, 0, 4000)]
+
+
+def test_the_bytes_of_a_reduce_scatter_are_those_before_it(pb2, tmp_path):  # noqa: F811
+    ops = {"a": op("reduce-scatter.1", "reduce-scatter", "[1,4]<=[4]")}
+    steps = capture(pb2, tmp_path, ops, *([("a", 10, 10)] for _ in range(4)))
+    assert steps.collectives.select("bytes", "bus_bandwidth").unique().row(0) == (
+        16000,
+        pytest.approx(16000 / 10e-6 * 3 / 4),
+    )
+
+
+def test_groups_of_absent_devices_and_damaged_ones_are_ignored(pb2, tmp_path):  # noqa: F811
+    for groups in ("{{0,7},{5,6}}", "{{90,91}}", "[2,2]<=[999999999,999999999]", "[3,3]<=[4]"):
+        ops = {"a": op("all-reduce.1", "all-reduce", groups)}
+        steps = capture(pb2, tmp_path, ops, [("a", 10, 10)])
+        assert rows_of(steps, "dur_ps", "wait_ps", "last") == [(0, 0, 1, 10, None, None)]
+
+
+def test_a_step_without_collectives_has_no_rows(pb2, tmp_path):  # noqa: F811
+    steps = capture(pb2, tmp_path, {"f": op("fusion.1", "loop fusion", "")}, [("f", 0, 5)])
+    assert rows_of(steps) == []
+
+
+@given(st.text(alphabet="{}[]<=,T()0123456789", max_size=40))
+def test_any_text_is_groups_or_none(text):
+    assert all(isinstance(device, int) for group in replica_groups(text) for device in group)
+
+
+def whole(profile):
+    """One step a host, from the first event to the last."""
+    end = (pl.col("start_ps") + pl.col("dur_ps")).max()
+    return profile.events.group_by("host").agg(pl.col("start_ps").min(), dur_ps=end - pl.col("start_ps").min(), step=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "ops"),
+    [
+        ("tpu_vllm-qwen3.trace.json.gz", {"all-reduce": 258, "all-gather": 4}),
+        ("tpu-v6e-4_jax_host-offload.xplane.pb", {"all-reduce": 12}),
+        ("gpu-b200_pytorch_vllm.trace.json.gz", {"multimem_all_reduce_kernel": 73, None: 1}),
+    ],
+)
+def test_collectives_of_real_captures(real_profiles, name, ops):
+    steps = tp.steps(tp.load(real_profiles / name), by=whole)
+    rows = steps.collectives.with_columns(op=pl.col("op").cast(pl.String))
+    counts = dict(rows.group_by("op").len().rows())
+    assert sorted(counts.values()) == sorted(ops.values())
+    assert {op: counts[op] for op in ops if op} == {op: n for op, n in ops.items() if op}
+    by_device = rows.group_by("device").agg(pl.col("dur_ps").sum())
+    union = steps.devices.select("device", "collective_ps")
+    for dur_ps, collective_ps in by_device.join(union, on="device").select("dur_ps", "collective_ps").rows():
+        assert dur_ps == pytest.approx(collective_ps, rel=0.005)  # of all devices, none overlap
+    assert (rows["wait_ps"].drop_nulls() >= 0).all()
+    if "vllm-qwen3" in name:  # pairs: one of each two came last
+        assert (rows["wait_ps"] == 0).sum() == rows.height // 2
+        assert (rows["algorithm_bandwidth"].drop_nulls() > 0).all()
+
+
+def test_statistics_alone_hold_no_collectives():
+    with pytest.raises(tp.TpunbError, match="keras_cnn holds no collectives: its capture kept statistics only"):
+        _ = tp.steps(tp.sample("keras_cnn")).collectives

@@ -1,0 +1,114 @@
+"""Collectives: each run on each device, how long it waited for the last device, and its bandwidth."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import polars as pl
+
+from tpunb import schema
+from tpunb.frames import Profile
+from tpunb.step_stats import op_names
+from tpunb.step_stats.ops import assign, find, instructions, map_names
+
+_MOST_DEVICES = 1 << 20  # in replica groups, which are text of a file
+_PART = r"-(start|done)"
+_SHARED = r"^(all-gather|reduce-scatter|all-to-all|ragged-all-to-all)"
+
+
+def collectives(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
+    """Return the runs of collectives in steps: ``tpunb.schema.COLLECTIVES``.
+
+    The n-th runs of an instruction in a step on the devices of one host are one instance; hosts are not compared, since
+    their clocks differ. Of several replica groups a device waits only for those of its own, its id being its number;
+    with several hosts these ids are not known, and the wait is null.
+
+    Bandwidths are those of NCCL's tests, over the time from the start of the last device: algorithmic bandwidth is
+    bytes by time; bus bandwidth is 2 (n - 1) / n of it for all-reduce, (n - 1) / n for all-gather, reduce-scatter and
+    all-to-all in groups of n devices, and equal to it otherwise.
+    """
+    ops, places = assign(find(profile.events), intervals)
+    ops = ops.filter((map_names(ops["category"], op_names.kind) == "collective") & (pl.col("side") == "device"))
+    known = instructions(profile, ops).with_columns(
+        pl.col("host").cast(schema.NAME), result=pl.col("hlo_op").cast(pl.String)
+    )
+    name = pl.coalesce(pl.col("hlo_op").cast(pl.String), pl.col("op").cast(pl.String))
+    rows = ops.join(places.select("at", "step"), on="at").with_columns(
+        name=name.str.replace(_PART, ""),
+        part=name.str.extract(_PART),
+        result=name.str.replace("-start", "-done"),  # whose shape is without the operands
+    )
+    for fact, by in (("groups", "hlo_op"), ("bytes", "result")):
+        by_op = ["host", "program", by]
+        rows = rows.drop(fact, strict=False).join(known.select(*by_op, fact), on=by_op, how="left", nulls_equal=True)
+    rows = rows.sort("start_ps")
+    key = ["host", "step", "program", "name"]
+    begins = (pl.col("part").fill_null("") != "done").cast(pl.Int64)  # the end of a transfer is part of its start
+    rows = rows.with_columns(device="plane", instance=begins.cum_sum().over([*key, "plane"]))
+    runs = rows.group_by(*key, "device", "instance").agg(
+        pl.col("op").first().cast(pl.String).str.replace(_PART, ""),
+        pl.col("start_ps").first(),
+        dur_ps=(pl.col("start_ps") + pl.col("dur_ps")).max() - pl.col("start_ps").first(),
+        groups=pl.col("groups").drop_nulls().first(),
+        bytes=pl.col("bytes").drop_nulls().first(),
+    )
+    return schema.check(
+        _timed(_grouped(runs, profile.hardware["host"].n_unique() > 1)), schema.COLLECTIVES, "collectives"
+    )
+
+
+def _grouped(runs: pl.DataFrame, hosts: bool) -> pl.DataFrame:
+    """Add the replica group of each run, the devices in it, and how many of them the capture has."""
+    pairs = runs.select("groups", "device").unique()
+    members = {text: replica_groups(text) for text in pairs["groups"].unique().drop_nulls()}
+    found = []
+    for text, device in pairs.rows():
+        groups = members.get(text, [])
+        number = re.search(r":(\d{1,9})$", device)
+        own = next((at for at, group in enumerate(groups) if number and int(number[1]) in group), -1)
+        unknown = hosts and len(groups) > 1
+        found.append((text, device, device if unknown else str(own), len(groups[max(own, 0)]) if groups else None))
+    columns: schema.Schema = {"groups": pl.String(), "device": schema.NAME, "group": pl.String(), "size": pl.Int64()}
+    table = pl.DataFrame(found, schema=columns, orient="row")
+    return runs.join(table, on=["groups", "device"], nulls_equal=True)
+
+
+def replica_groups(text: str) -> list[list[int]]:
+    """Return the devices of each replica group in HLO text; none where it is damaged.
+
+    >>> replica_groups("{{0,2},{1,3}}"), replica_groups("[2,2]<=[2,2]T(1,0)")
+    ([[0, 2], [1, 3]], [[0, 2], [1, 3]])
+    """
+    if text.startswith("{"):
+        return [[int(number) for number in re.findall(r"\d{1,18}", group)] for group in re.findall(r"{([\d,]+)}", text)]
+    parts = [[int(n) for n in re.findall(r"\d{1,9}", part)] for part in re.split(r"<=|T", text)]
+    groups, shape, order = (*parts, [*range(len(parts[-1]))])[:3] if len(parts) > 1 else ([0], [0], [])
+    n = math.prod(shape)
+    if not groups or n != math.prod(groups) or not 0 < n <= _MOST_DEVICES or sorted(order) != [*range(len(shape))]:
+        return []
+    return np.arange(n).reshape(shape).transpose(order).reshape(groups[0], -1).tolist()
+
+
+def _timed(runs: pl.DataFrame) -> pl.DataFrame:
+    """Add the wait for the last device of each instance, and the bandwidths."""
+    instance = ["host", "step", "program", "name", "instance", "group"]
+    several = pl.len().over(instance) > 1
+    last = pl.col("start_ps").max().over(instance)
+    by_start = pl.col("device").sort_by("start_ps").last().over(instance)
+    runs = runs.with_columns(
+        wait_ps=pl.when(several).then(last - pl.col("start_ps")),
+        last=pl.when(several).then(by_start),
+        size=pl.coalesce("size", pl.when(several).then(pl.len().over(instance).cast(pl.Int64))),
+    )
+    n, op = pl.col("size").cast(pl.Float64), pl.col("op")
+    total = pl.col("bytes") * pl.when(op.str.starts_with("reduce-scatter")).then(pl.col("size")).otherwise(1)
+    seconds = (pl.col("dur_ps") - pl.col("wait_ps").fill_null(0)) / 1e12
+    factor = (
+        pl.when(op.str.starts_with("all-reduce")).then(2 * (n - 1) / n).when(op.str.contains(_SHARED)).then((n - 1) / n)
+    )
+    runs = runs.with_columns(bytes=total, algorithm_bandwidth=pl.when(seconds > 0).then(total / seconds))
+    return runs.with_columns(bus_bandwidth=pl.col("algorithm_bandwidth") * factor.otherwise(1)).sort(
+        "host", "start_ps", "device"
+    )
