@@ -7,7 +7,7 @@ most stats, are in the event metadata of the plane, to which events refer; a sta
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -19,7 +19,7 @@ from tpunb.errors import BadProfile
 from tpunb.io import hlo
 from tpunb.io import instructions as texts
 from tpunb.io.protobuf_table import Bytes, Ints, MessageMap, Messages, integer, text
-from tpunb.io.xstats import Mask, StatNames, Stats, as_names, coalesce, gather
+from tpunb.io.xstats import Mask, StatNames, Stats, as_names, coalesce, gather, nulls
 from tpunb.step_stats.breakdown import COUNTERS
 from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL
 
@@ -278,7 +278,8 @@ class _Plane:
             rows = self._rows[begin : begin + _CHUNK]
             stat_names = _ON_DEVICE if self.on_device else _ON_HOST
             (identity, offset, dur), stats = self._names.read(rows, _TIMES, _EVENT_STATS, stat_names)
-            known = shared[self._metadata.rows(identity)]
+            entry = pl.Series(self._metadata.rows(identity), dtype=pl.UInt32)
+            known = {key: gather(values, entry) for key, values in shared.items()}
             dur = np.maximum(dur, 0)  # some profilers write negative durations
             start = _starts(time_ns[rows.parent], offset, dur, rows.source)
             frame = {
@@ -295,7 +296,8 @@ class _Plane:
                 "correlation_id": stats.launch(self._ordinal if self.on_device else None),
             }
             columns = {"start_ps": pl.Series(start), "dur_ps": pl.Series(dur)} | frame
-            yield schema.check(_with_programs(pl.DataFrame(columns), space), schema.EVENTS, "events")
+            ordered = {key: columns.get(key, nulls(dtype, len(rows))) for key, dtype in schema.EVENTS.items()}
+            yield _with_programs(pl.DataFrame(ordered), space)
 
     def _chosen(self, chosen: Mask, stat_names: list[str]) -> tuple[pl.DataFrame, Stats]:
         """Return (name, start_ps, dur_ps) of some of the events, and their stats."""
@@ -341,31 +343,32 @@ class _Plane:
         number = re.search(r":(\d{1,9})$", self.name)
         return int(number[1]) if number else 0
 
-    def _shared(self) -> pl.DataFrame:
-        """Return the event metadata, shared by events; the last row is for events without."""
+    def _shared(self) -> dict[str, pl.Series]:
+        """Return columns of the event metadata, shared by events; the last row is for events without."""
         entries = self._metadata.values
         (name, display_name), stats = self._names.read(entries, [_NAME, _DISPLAY_NAME], _METADATA_STATS, _COSTS)
         names = entries.text(np.where(display_name & 0xFFFFFFFF, display_name, name))
         full = [] if self.on_device else entries.text(name)  # of HLO instructions long text without use here
+        ops = [op if FRAMEWORK_OP.fullmatch(op) else None for op in full] or [None] * len(names)
         columns = {
+            "program": stats.number("program_id"),
             "tf_op": stats.text("tf_op", _bare),
             "category": stats.text("hlo_category", _bare),
             "flops": coalesce(stats.integer("model_flops"), stats.integer("flops")),
             "bytes": stats.integer("bytes_accessed"),
             "hbm_bytes": _hbm_bytes(stats),
-            "program": stats.number("program_id"),
+            "name": as_names(names),
+            "op": as_names(ops),
         }
-        ops = [op if FRAMEWORK_OP.fullmatch(op) else None for op in full] or [None] * len(names)
-        return pl.DataFrame({key: values.extend_constant(None, 1) for key, values in columns.items()}).with_columns(
-            name=as_names([*names, ""]), op=as_names([*ops, None])
-        )
+        none = {"name": ""}
+        return {key: values.append(pl.Series([none.get(key)], dtype=values.dtype)) for key, values in columns.items()}
 
-    def _host(self, stats: Stats, shared: pl.DataFrame) -> dict[str, pl.Series]:
+    def _host(self, stats: Stats, shared: Mapping[str, pl.Series]) -> dict[str, pl.Series]:
         calls = stats.text("tf_function_call", lambda word: word and FUNCTION_CALL)
         executed = stats.text("hlo_op").set(pl.Series(stats.calls_driver), None)  # not launched on a device
         return {"tf_op": coalesce(calls, shared["op"]), "hlo_op": executed}
 
-    def _device(self, stats: Stats, shared: pl.DataFrame) -> dict[str, pl.Series]:
+    def _device(self, stats: Stats, shared: Mapping[str, pl.Series]) -> dict[str, pl.Series]:
         annotation = stats.text("annotation", lambda word: word.partition("#")[0].removesuffix(":"))
         category = coalesce(stats.text("hlo_category"), shared["category"])
         name = shared["name"]
@@ -405,14 +408,12 @@ def _bare(op: str) -> str:
 def _with_programs(frame: pl.DataFrame, space: _XSpace) -> pl.DataFrame:
     """Add framework op and category from the HLO in the file where the profiler wrote no categories."""
     unnamed = any(frame[name].null_count() == len(frame) for name in ("program", "hlo_op"))
-    named = "category" in frame.columns and frame["category"].null_count() < len(frame)
+    named = frame["category"].null_count() < len(frame)
     if unnamed or named or space.programs.is_empty():
         return frame
     joined = frame.join(space.programs, on=["program", "hlo_op"], how="left", maintain_order="left")
-    return joined.with_columns(
-        pl.coalesce(column for column in (name, f"hlo_{name}") if column in joined.columns).alias(name)
-        for name in ("tf_op", "category")
-    )
+    coalesced = (pl.coalesce(name, f"hlo_{name}") for name in ("tf_op", "category"))
+    return joined.with_columns(coalesced).select(frame.columns)
 
 
 def _starts(line_ns: Ints, offset: Ints, dur: Ints, source: str) -> Ints:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ class Stats:
     def text(self, name: str, clean: Callable[[str], str] = str) -> pl.Series:
         """Return a stat as text, each cleaned; null if it is empty, of another type, or missing."""
         if name not in self.column:
-            return _nulls(schema.NAME, len(self.messages))
+            return nulls(schema.NAME, len(self.messages))
         value, kind = self._column(name)
         words = [""]
         code = np.zeros(kind.size, np.int32)
@@ -80,6 +81,8 @@ class Stats:
 
     def integer(self, name: str) -> pl.Series:
         """Return a stat as Int64: integers, and strings of digits; null elsewhere."""
+        if name not in self.column:
+            return nulls(pl.Int64(), len(self.messages))
         value, kind = self._column(name)
         number = (kind == _INT64) | ((kind == _UINT64) & (value >= 0))
         if not ((kind == _STR) | (kind == _REF)).any():
@@ -150,11 +153,11 @@ def as_names(words: Sequence[str | None]) -> pl.Series:
     return pl.Series(words, dtype=schema.NAME)
 
 
-def gather(words: pl.Series, code: Rows | Ints) -> pl.Series:
-    """Return the name of each code."""
-    if words.null_count() == len(words):
-        return _nulls(schema.NAME, code.size)
-    return words.gather(pl.Series(code))
+def gather(values: pl.Series, code: Rows | Ints | pl.Series) -> pl.Series:
+    """Return the value of each code."""
+    if values.null_count() == len(values):
+        return nulls(values.dtype, len(code))
+    return values[code]  # quicker than `gather`, which builds a query
 
 
 def coalesce(values: pl.Series, *others: pl.Series) -> pl.Series:
@@ -165,12 +168,21 @@ def coalesce(values: pl.Series, *others: pl.Series) -> pl.Series:
     return values
 
 
-def _nulls(dtype: pl.DataType, n: int) -> pl.Series:
-    return pl.Series([None], dtype=dtype).new_from_index(0, n)
+def nulls(dtype: pl.DataType, n: int) -> pl.Series:
+    """Return a column of nulls."""
+    return _null(dtype).new_from_index(0, n)
+
+
+@cache
+def _null(dtype: pl.DataType) -> pl.Series:
+    return pl.Series([None], dtype=dtype)
+
+
+_DTYPES = {np.dtype(np.int64): pl.Int64(), np.dtype(np.uint64): pl.UInt64(), np.dtype(np.float64): pl.Float64()}
 
 
 def _masked(values: npt.NDArray[Any], valid: Mask) -> pl.Series:
-    series = pl.Series(values)
     if not valid.any():
-        return _nulls(series.dtype, values.size)
+        return nulls(_DTYPES[values.dtype], values.size)
+    series = pl.Series(values)
     return series if valid.all() else series.set(pl.Series(~valid), None)
