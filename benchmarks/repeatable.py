@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -164,7 +165,7 @@ def buckets(run: Run, seconds: float, folder: Path) -> None:
 
     spec = tf.TensorSpec((BATCH, None, 16)), tf.TensorSpec((BATCH,), tf.int64)
     data = tf.data.Dataset.from_generator(batches, output_signature=spec).prefetch(4)
-    body = [layers.Conv1D(32, 5, activation="relu") for _ in range(2)]
+    body = [layers.Conv1D(64, 5, activation="relu") for _ in range(2)]
     model = keras.Sequential([keras.Input((None, 16)), *body, layers.GlobalAveragePooling1D(), layers.Dense(2)])
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     _fit(model, data, seconds)
@@ -220,6 +221,7 @@ def stalls(run: Run, seconds: float, folder: Path) -> None:
         return images, labels
 
     _fit(_convnet(), _images(32).repeat().enumerate().map(delayed), seconds)
+    gc.collect()  # an iterator that calls Python may hang as the interpreter ends, without a capture too
 
 
 def checkpoints(run: Run, seconds: float, folder: Path) -> None:
@@ -250,7 +252,7 @@ PROGRAMS = {
     "jax_loop": Program(jax_loop, (_TRAIN,)),
     "keras_jax": Program(keras_jax, (_TRAIN_AND_EVAL,), "jax"),
     "stalls": Program(stalls, (_TRAIN, {"train": 2})),  # steps that wait are outliers, or a phase
-    "checkpoints": Program(checkpoints, (_TRAIN,)),
+    "checkpoints": Program(checkpoints, ({"train": 2},)),
     "evaluations": Program(evaluations, (_TRAIN_AND_EVAL,)),
 }
 

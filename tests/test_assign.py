@@ -238,6 +238,17 @@ def test_an_untraced_step_that_saved_a_checkpoint_goes_with_those_that_did():
     assert phases(replace(steps, wall=wall), lambda full: [0, 1, 0, 1]).labels.to_list() == [0, 1, 0, 1, 1, 0]
 
 
+def test_untraced_steps_that_saved_a_checkpoint_are_a_phase_if_no_window_traced_one():
+    steps = with_times(
+        toy_steps("aaaaaa", traced="ffnnnn"), dur_ps=[9, 9, 9, 9, 9, 9], start_ps=[0, 10, 20, 30, 40, 50]
+    )
+    saves = [("toy", at * 10**9, 10**9, "checkpoint save", "Checkpoint.save") for at in (32, 52)]
+    spans = pl.DataFrame(saves, schema=schema.SPANS, orient="row")
+    found = phases(replace(steps, wall=WallClock(60 * 10**9, complete=True, spans=spans)))
+    assert found.labels.to_list() == [0, 0, 0, 1, 0, 1]
+    assert found.names == {0: "train", 1: "checkpoint"}
+
+
 def outliers(steps, method=lambda full: [0] * len(full)):
     """Return (step, reason) of the outliers."""
     return phases(steps, method).labelled.filter(phase=-1).select("step", "reason").rows()

@@ -180,3 +180,40 @@ def test_phases_match_whatever_cheap_operations_each_run_recorded():
     comparison = tp.compare(program(*[({}, BARE[1] | small)] * 20), program(*[BARE] * 20))
     assert comparison.frame["similarity"].to_list() == pytest.approx([1.0], abs=0.05)
     assert comparison.unmatched.is_empty()
+
+
+def run_on_device(launch_us, device_us=9000):
+    return {"fusion": device_us}, {"CommonPjRtLoadedExecutable::ExecuteHelperOnSingleDevice": launch_us, "prepare": 50}
+
+
+def test_the_wait_of_a_launch_for_earlier_work_makes_no_phase():
+    steps = program(*[run_on_device(12)] * 30, *[run_on_device(1900)] * 30)
+    assert set(tp.phases(steps).labels) == {0}
+    # the same time of another operation does
+    other = program(*[run_on_device(12)] * 30, *[({"fusion": 9000}, {"augment": 1900, "prepare": 50})] * 30)
+    assert len(tp.phases(other)) == 2
+
+
+def test_which_function_waits_for_the_input_makes_no_phase():
+    """Keras asks for the next element by one function or the other, with the same program."""
+    asks = [on_host(MatMul=5000, **{wait: 900}) for wait in ("IteratorGetNext", "IteratorGetNextAsOptional")]
+    steps = program(*[asks[0]] * 20, *[asks[1]] * 20)
+    assert names_of(steps) == {"IteratorGetNext", "IteratorGetNextAsOptional"}
+    assert set(tp.phases(steps).labels) == {0}
+
+
+def test_a_few_steps_at_another_pace_are_outliers_and_as_many_with_other_operations_a_phase():
+    usual, slow = on_host(MatMul=5000, Relu=300), on_host(MatMul=15000, Relu=900)
+    steps = program(*[usual] * 50, *[slow] * 3, *[usual] * 7)
+    assert tp.phases(steps).labels.to_list() == [0] * 50 + [-1] * 3 + [0] * 7
+    assert set(tp.phases(program(*[usual] * 30, *[slow] * 30)).labels) == {0, 1}
+    other = on_host(MatMul=15000, Relu=900, SaveV2=4000)
+    steps = program(*[usual] * 50, *[other] * 3, *[usual] * 7)
+    assert tp.phases(steps).labels.to_list() == [0] * 50 + [1] * 3 + [0] * 7
+
+
+def test_one_step_of_another_kind_among_many_is_an_outlier():
+    steps = program(*[on_host(MatMul=5000)] * 40)
+    kinds = pl.Series(["train"] * 20 + ["eval"] + ["train"] * 19)
+    labels = tp.phases(replace(steps, frame=steps.frame.with_columns(kind=kinds))).labels.to_list()
+    assert labels == [0] * 20 + [-1] + [0] * 19

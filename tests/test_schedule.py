@@ -308,6 +308,15 @@ def test_steps_of_another_pace_get_a_window_in_their_first_stretch():
     assert training.reasons[-1] != "under-sampled" or training.begins[-1] < 30
 
 
+@pytest.mark.parametrize(("slow", "collect"), [(1.2, 0.2), (2.0, 0.2), (3.0, 0.6)])
+def test_each_of_three_paces_gets_a_window_however_much_tracing_slows_steps(slow, collect):
+    """A step of 3 ms that takes 6 ms under trace is not one of 5.4 ms."""
+    training = Training(Schedule(), slow=slow, collect=collect)
+    training.steps(("train", 1, 3.0), ("train", 1300, 0.003), ("train", 740, 0.0054), ("train", 250, 0.016))
+    for low, high in ((3.0, 6.9), (6.9, 9.0), (10.9, 13.0)):
+        assert any(low < begin < high for begin in training.begins), training.begins
+
+
 def test_steps_that_wait_for_input_get_a_window_in_their_first_stretch():
     training = Training(Schedule(), slow=1.2)
     training.steps(("train", 2000, 0.01, 0.0), ("train", 70, 0.01, 0.008), ("train", 100, 0.01, 0.0))

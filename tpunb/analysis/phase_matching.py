@@ -81,7 +81,7 @@ def by_operations(a: Traits, b: Traits) -> Floats | None:
 
     On each side that both runs have, host and devices separately, it is the geometric mean of two affinities: of the
     operations' shares of self time, the sum of sqrt(p q) (Bhattacharyya 1943; 1 minus the square of the Hellinger
-    distance), and of the sets of operations that run in most steps (Jaccard 1901), weighted down for those of many
+    distance), and of the shares of steps in which they run (Jaccard 1901), weighted down for operations of many
     phases; the first alone if neither phase has such operations. Operations of one run alone are not in these sets if
     they take less than 2 % of the time: the profiler may have skipped them in the other. The result is the mean of the
     sides on which either phase ran anything; 0 if they have no kind in common. None if the runs have no side in common.
@@ -90,7 +90,7 @@ def by_operations(a: Traits, b: Traits) -> Floats | None:
     side = union["side"].to_physical().to_numpy()
     (time_a, set_a), (time_b, set_b) = _align(union, a), _align(union, b)
     # one over the number of phases of a run that have it: the only phase of a run counts all its operations
-    weight = 1 / np.maximum(np.maximum(set_a.sum(axis=0), set_b.sum(axis=0)), 1)
+    weight = 1 / np.maximum(np.maximum(*((ran >= _MOST_STEPS).sum(axis=0) for ran in (set_a, set_b))), 1)
     sides: list[Floats] = []
     for mask in (side == 0, side == 1):
         if time_a[:, mask].any() and time_b[:, mask].any():
@@ -99,7 +99,7 @@ def by_operations(a: Traits, b: Traits) -> Floats | None:
             affinity = np.sqrt(share_a) @ np.sqrt(share_b).T
             in_both = time_a[:, mask].any(axis=0) & time_b[:, mask].any(axis=0)
             mask[mask] = in_both | (np.maximum(share_a.max(axis=0), share_b.max(axis=0)) >= EVIDENCE)
-            both = (set_a[:, mask] * weight[mask]) @ set_b[:, mask].T
+            both = np.stack([np.minimum(row, set_b[:, mask]) @ weight[mask] for row in set_a[:, mask]])
             either = (set_a @ (mask * weight))[:, None] + (set_b @ (mask * weight))[None, :] - both
             jaccard = np.divide(both, either, out=np.zeros_like(both), where=either > 0)
             similar = np.where(either > 0, np.sqrt(affinity * jaccard), affinity).clip(0, 1)
@@ -165,10 +165,10 @@ def assignment(similarity: Floats) -> list[tuple[int, int]]:
 
 
 def _align(union: pl.DataFrame, run: Traits) -> tuple[Floats, Floats]:
-    """Return the times and the sets (0 or 1) of a run's phases over the operations of both runs."""
+    """Return times and shares of steps that ran them, of a run's phases, over the operations of both runs."""
     at = run.ops.join(union, on=["side", "op"], how="left", maintain_order="left")["at"].to_numpy()
     times, sets = np.zeros((2, len(run.ids), union.height))
-    times[:, at], sets[:, at] = run.micros, run.frequency >= _MOST_STEPS
+    times[:, at], sets[:, at] = run.micros, run.frequency
     return times, sets
 
 

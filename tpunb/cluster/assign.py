@@ -184,9 +184,12 @@ def _with_others(steps: Steps, fitted: Ints) -> Ints:
     labels[columns.full] = fitted
     sources = labels >= 0 if (labels >= 0).any() else columns.full
     labels[columns.placeable] = labels[_nearest(steps, sources.tobytes())]
-    unseen = ~columns.full & ~columns.placeable
-    for number, kind in enumerate(dict.fromkeys(columns.kind[unseen].tolist()), start=max(int(fitted.max()), -1) + 1):
-        labels[unseen & (columns.kind == kind)] = number
+    # of what no window traced in full, the clock knows the kind, and which steps save a checkpoint
+    saves = columns.saves & ~np.isin(columns.kind, columns.kind[sources & columns.saves])
+    unseen = ~columns.full & (~columns.placeable | saves)
+    group = columns.kind * 2 + saves
+    for number, each in enumerate(dict.fromkeys(group[unseen].tolist()), start=max(int(fitted.max()), -1) + 1):
+        labels[unseen & (group == each)] = number
     labels[_far(steps, labels, columns.full | unseen)] = -1
     return labels
 

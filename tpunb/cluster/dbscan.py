@@ -21,10 +21,11 @@ from tpunb.cluster.dbscan_eps import eps_candidates
 from tpunb.cluster.features import Features, check, space
 from tpunb.cluster.knee import knee
 from tpunb.cluster.micro_clusters import MicroClusters, merge, micro_clusters_of, outliers
+from tpunb.cluster.recorded import incidental
 from tpunb.errors import whole, wrong
 from tpunb.frames import Labels, Steps
 from tpunb.frames.cache import memoised, memoised_last
-from tpunb.frames.op_matrix import Floats, Ints
+from tpunb.frames.op_matrix import Floats, Ints, op_matrix
 
 PAPER_SWEEP = tuple(range(5, 201, 25))
 """Values of ``min_samples`` in the paper: 5 to 200 in steps of 25 (IV.A)."""
@@ -43,7 +44,8 @@ class DBSCAN(Parameters):
 
     ``min_samples`` is chosen as in the paper, at the elbow of the share of outliers over ``min_samples``; the smallest
     value if that curve is flat. In the default `sweep` the elbow may turn 0.5 % of the steps to outliers at most: more
-    would be small phases. A cluster in the default space with steps of several kinds is a phase of each kind.
+    would be small phases. A cluster in the default space with steps of several kinds is a phase of each kind; fewer
+    than 5 steps, of less than 50 a tenth, that run the same operations as a larger phase at another pace are outliers.
 
     Parameters
     ----------
@@ -128,7 +130,7 @@ class DBSCAN(Parameters):
         )
         labels = np.where(outside, -1, graph.labels(int(values[chosen])))
         if self.features == "default":
-            labels = of_one_kind(labels, kinds_of(steps))
+            labels = _without_few(of_one_kind(labels, kinds_of(steps)), steps)
         return Labels(in_order(labels, steps), sweeps)
 
 
@@ -146,6 +148,25 @@ def chosen_eps(steps: Steps, features: Features) -> float:
     """Return the default ``eps`` for steps."""
     sweep = _eps_sweep(steps, features, micro_clusters_of(steps, features), _neighbours(len(steps)))
     return float(sweep.filter("chosen")["eps"].item())
+
+
+def _without_few(labels: Ints, steps: Steps) -> Ints:
+    """Return labels in which a few steps that differ from a larger cluster in time alone are outliers."""
+    from scipy.sparse import csr_array
+
+    least = min(len(steps) // 10, 5)
+    clusters, first, at, size = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
+    if not ((size < least) & (clusters >= 0)).any():
+        return labels
+    ran = op_matrix(steps).presence()[:, ~incidental(steps)]
+    members = csr_array((np.ones(len(labels)), (at, np.arange(len(labels)))), shape=(len(clusters), len(labels)))
+    program = (members @ ran).toarray() > size[:, None] / 2  # operations of most of its steps
+    kinds = kinds_of(steps)[first]
+    for few in np.flatnonzero((size < least) & (clusters >= 0)):
+        same = (program == program[few]).all(axis=1) & (kinds == kinds[few]) & (clusters >= 0) & (size >= least)
+        alone = size[few] == 1 and len(steps) >= 20  # one step of another kind among those of a cluster
+        labels = np.where((at == few) & (same.any() or alone), -1, labels)
+    return labels
 
 
 @memoised

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from tpunb.cluster.recorded import Bools, incidental, patterns, piped
+from tpunb.cluster.recorded import Bools, incidental, launches, patterns, piped
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints, OpMatrix, op_matrix
@@ -74,7 +74,8 @@ BLOCKS: dict[str, Callable[[OpMatrix, Steps], csr_array]] = {
 - ``time_share``: square root of each op's share of its side's self time in the step (Hellinger)
 - ``log_self``: log1p of each op's self time in microseconds, weighted by the square root of the op's share of its
   side's self time in the run, so that a distance is about the relative change of step time; an incidental op that
-  is not in a step's record has the mean of the other steps, and ops of input pipelines, which run ahead, are left out
+  is not in a step's record has the mean of the other steps; ops of input pipelines, which run ahead, are left out, and
+  those of a host that launch work on a device, which may wait until earlier work is done
 - ``step_time``: log1p of the step time in microseconds
 - ``invocations``, ``durations``: each op's count, and its total time in microseconds, unscaled
 """
@@ -249,7 +250,7 @@ def _fold(name: str, values: csr_array, ops: OpMatrix, skipped: Bools) -> Fold:
     n, d = max(values.shape[0], 1), values.shape[1]
     weight, mean = np.ones(d), np.zeros(d)
     if name == "log_self":
-        weight = np.where(piped(ops), 0.0, np.sqrt(_shares(ops)))
+        weight = np.where(piped(ops) | launches(ops), 0.0, np.sqrt(_shares(ops)))
         mean = np.where(skipped, _sums(values) / np.maximum(np.bincount(values.indices, minlength=d), 1), 0.0)
         values = _less(values, mean)
     elif name == "presence":

@@ -7,8 +7,8 @@ window of one program, and changes within a window. Input pipelines run ahead of
 So an operation that is in some steps and not in others is *incidental* if it takes less than 2 % of the time of its
 side, host or device, where it runs, together with the operations that run in nearly the same steps; 10 % for what a
 profiler may skip. Where it is absent it was not recorded: its time is unknown, not 0. Operations of a whole class, such
-as the optimizer, are never incidental if two or more of them come and go with the class; operations of input pipelines
-always are.
+as the optimizer, are never incidental if two or more of them come and go with the class; operations of input pipelines,
+and those that wait for them, always are.
 
 Limits: a phase that differs from others in less than 2 % of the time of a side, and in no class, is no phase of its
 own, nor is one that differs in less than 10 % of it by cheap operations alone. Of steps so short that the cheap
@@ -61,7 +61,7 @@ def incidental(steps: Steps) -> Bools:
     near = _correlation(ops, first[most]) >= _TOGETHER
     together[most] = np.maximum(near @ share[most], share[most])
     small = (together.max(axis=1) < EVIDENCE)[pattern]
-    return np.asarray((ran < n) & ((small & ~_whole_classes(ops)) | piped(ops)))
+    return np.asarray((ran < n) & ((small & ~_whole_classes(ops)) | fed(ops)))
 
 
 @memoised
@@ -71,13 +71,29 @@ def skippable(steps: Steps) -> Bools:
     rows = steps.ops.gather_every(max(1, steps.ops.height // _ROWS))
     events = rows.group_by("side", "op").agg(event_ps=(pl.col("self_ps") / pl.col("count").clip(1)).median())
     event_ps = ops.ops.join(events, on=["side", "op"], how="left", maintain_order="left")["event_ps"].fill_null(0)
-    return np.asarray((ops.sides == 0) & ((event_ps.to_numpy() < _CHEAP_PS) | piped(ops)))
+    return np.asarray((ops.sides == 0) & ((event_ps.to_numpy() < _CHEAP_PS) | fed(ops)))
 
 
 def piped(ops: OpMatrix) -> Bools:
     """Return which operations are of input pipelines, (ops,)."""
-    category = [op_names.category(name, side="host") for name in ops.ops["op"].cast(pl.String)]
-    return np.asarray((np.array(category, dtype=object) == op_names.PIPELINE) & (ops.sides == 0))
+    return _of_categories(ops, {op_names.PIPELINE})
+
+
+def fed(ops: OpMatrix) -> Bools:
+    """Return which operations are of input pipelines or wait for them, (ops,): a framework waits by several."""
+    return _of_categories(ops, {op_names.PIPELINE, op_names.INPUT_WAIT})
+
+
+def _of_categories(ops: OpMatrix, categories: set[str]) -> Bools:
+    names = ops.ops["op"].cast(pl.String)
+    named = np.array([op_names.category(name, side="host") in categories for name in names], np.bool_)
+    return np.asarray(named & (ops.sides == 0))
+
+
+def launches(ops: OpMatrix) -> Bools:
+    """Return which operations of a host launch work on its devices or wait for it, (ops,); none without devices."""
+    names = [op_names.is_launch(name) for name in ops.ops["op"].cast(pl.String)]
+    return np.asarray(np.array(names, dtype=np.bool_) & (ops.sides == 0) & bool((ops.sides == 1).any()))
 
 
 def _shares(steps: Steps, ops: OpMatrix) -> Floats:

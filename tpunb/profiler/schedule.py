@@ -201,10 +201,10 @@ class WindowScheduler:
                 self._events_per_s = max(result.events / result.traced_s, self._events_per_s / 2)
                 self._costs.guess = min(GUESS, _GUESS_LEAST + _EVENT_S * self._events_per_s)
             begin_s, end_s = result.requested_s, result.requested_s + result.traced_s
-            slowdown = 1 / (1 - self._costs.share)
-            for step in inside:
-                if step.start_s >= begin_s and step.end_s <= end_s:
-                    self._places[_place(step.kind, step.end_s - step.start_s, step.input_s, slowdown)] += 1
+            for kind in {step.kind for step in inside}:
+                traced = [s for s in inside if s.kind == kind and s.start_s >= begin_s and s.end_s <= end_s]
+                slowdown = self._slowdown(kind, [step.end_s - step.start_s for step in traced])
+                self._places.update(_place(kind, s.end_s - s.start_s, s.input_s, slowdown) for s in traced)
 
     def on_request(self, now_s: float, seconds: float = math.inf, kind: str | None = None) -> None:
         """Record the request of a window, its length, and the kind of the running step."""
@@ -302,13 +302,14 @@ class WindowScheduler:
         if not self._requests or (reason == "start" and self.schedule.budget != "auto"):
             return now_s, seconds
         lost_s = self.saved_s + self._costs.cost.value
-        share = _SHARE if kind is None or self._full[kind] >= ENOUGH else _SHARE_NEW
+        new = kind is not None and (self._full[kind] < ENOUGH or reason == "under-sampled")
+        share = _SHARE_NEW if new else _SHARE
 
         def paid_s(length_s: float) -> float:
             return self._began_s + self.schedule.age_s((lost_s + self._cost(length_s)) / share)
 
         lengths = [seconds]
-        if kind is not None and self._full[kind] < ENOUGH:
+        if kind is not None and new:
             shortest_s = max(_SHORTEST_S, (_EDGES + 1) * self._step_s(kind), 2 * self._last.queue_s)
             if not self._events_per_s:  # of long steps a part shows what a window costs
                 shortest_s = min(shortest_s, self.schedule.window)
@@ -333,6 +334,13 @@ class WindowScheduler:
             return False
         near = _near(place)
         return sum(self._places[p] for p in near) < _TRACED and sum(self._place_tries[p] for p in near) < _TRIES
+
+    def _slowdown(self, kind: str, traced_s: list[float]) -> float:
+        """Return how much longer traced steps of a kind took than those just before."""
+        before_s = [step.end_s - step.start_s for step in self._untraced[kind]]
+        if len(before_s) < _STEADY or not traced_s:
+            return 1 / (1 - self._costs.share)
+        return max(1.0, median(traced_s) / max(median(before_s), 1e-7))
 
     def _place_now(self, kind: str, now_s: float) -> _Place | None:
         """Return the pace and input wait of the last steps of a kind outside windows; None for less than three."""

@@ -36,6 +36,9 @@ FRAMEWORK_OP = re.compile(r"[A-Za-z0-9._][\w./>\-\[\]]*:(?P<type>[A-Za-z_]\w*)")
 PIPELINE = "input pipeline"
 """Category of the iterators of an input pipeline, and of the operations that only pipelines run."""
 
+INPUT_WAIT = "input wait"
+"""Category of operations that wait for the next element of an input pipeline."""
+
 FUNCTION_CALL = "tf.function"
 """Framework op of an event that is the call of a whole ``tf.function``."""
 
@@ -85,7 +88,7 @@ _HLO = re.compile(
 """Instructions whose names say what they do, where a profiler stored no category."""
 
 _ON_HOST = [
-    (re.compile(r"IteratorGetNext\w*(::DoCompute)?\Z | enumerate\(DataLoader\)\#", re.VERBOSE), "input wait"),
+    (re.compile(r"IteratorGetNext\w*(::DoCompute)?\Z | enumerate\(DataLoader\)\#", re.VERBOSE), INPUT_WAIT),
     (
         re.compile(
             r"""
@@ -123,7 +126,7 @@ _ON_HOST = [
     ),
 ]
 _KINDS = (
-    {"infeed": "infeed", "outfeed": "outfeed", "input wait": "input", "compile": "compile", "transfer": "transfer"}
+    {"infeed": "infeed", "outfeed": "outfeed", INPUT_WAIT: "input", "compile": "compile", "transfer": "transfer"}
     | dict.fromkeys(["send", "recv", "host send", "host recv", _COPIES["HD"], _COPIES["DH"]], "transfer")
     | dict.fromkeys([*_COLLECTIVES, "collective"], "collective")
 )
@@ -132,6 +135,11 @@ _CLASSES = [
     (re.compile(r"\w*(Backprop|Grad)\w*"), "backward"),
     (re.compile(rf"({'|'.join(_COLLECTIVES)})(-start|-done)?|Collective[A-Z]\w*|(nccl|rccl)\w*"), "collective"),
 ]
+_LAUNCH = re.compile(
+    r"PjitFunction | XlaLaunch | ReadSyncFlag | (\w+::)+\w*(Execut|Await|BlockHostUntil|BlockUntil)\w*"
+    r" | (cuda|hip|cu)\w*(Launch|Synchronize|StreamWait)\w*",
+    re.VERBOSE,
+)
 _HALF = re.compile(r"(-start|-done)?( fusion)?$")
 
 _PLUMBING = re.compile(r":(_(Send|Recv|HostSend|HostRecv|Arg|Retval|DeviceRetval)|\w*Dataset(V\d+)?)\Z")
@@ -295,6 +303,15 @@ def operation_class(op: str) -> str | None:
     ('optimizer', 'backward', 'collective')
     """
     return next((label for pattern, label in _CLASSES if pattern.fullmatch(op)), None)
+
+
+def is_launch(op: str) -> bool:
+    """Return whether an operation of the host launches work on a device, which may wait for earlier work, or waits.
+
+    >>> is_launch("CommonPjRtLoadedExecutable::ExecuteHelperOnSingleDevice"), is_launch("cudaLaunchKernel")
+    (True, True)
+    """
+    return _LAUNCH.fullmatch(op) is not None
 
 
 def layer(tf_op: str) -> str | None:
