@@ -86,7 +86,7 @@ def test_the_matrix_unit_of_a_step_is_the_mean_of_its_samples_by_time(counted):
 def test_counters_over_time_are_drawn(counted):
     chart = tp.charts.counters(counted)
     assert isinstance(chart, alt.TopLevelMixin)
-    assert "MXU at most 80; Vector ALU at most 25" in chart.to_dict()["description"]
+    assert "at most: MXU 80 %; Vector ALU 25 %" in chart.to_dict()["description"]
     (rows,) = chart.to_dict()["datasets"].values()
     drawn = [(row["second"], row["value"]) for row in rows if row["name"] == "MXU"]
     assert drawn == [(pytest.approx(second, abs=1e-6), value) for second, value in [(0, 80), (30e-6, 40), (1e-4, 10)]]
@@ -135,7 +135,7 @@ def test_memory_is_what_allocators_report(pb2, tmp_path):
         (None, 6 * US, -(2**63), None, None, None, None),
     ]
     text = tp.charts.memory(profile).to_dict()["description"]
-    assert "GPU_0_bfc at most 3e-08" in text
+    assert "GPU_0_bfc 3e-08 GB" in text
 
 
 def window(pb2, begin_ns, number, host="a"):

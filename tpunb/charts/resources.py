@@ -23,7 +23,7 @@ def counters(profile: Profile) -> LayerPicture:
         When the profile has no hardware counters.
     """
     rows = profile.counters.select("start_ps", name="counter", value=pl.col("value") * 100)
-    return _over_time(profile, rows, "Hardware counters", "utilisation (%)", pl.col("value").mean())
+    return _over_time(profile, rows, "Hardware counters", "utilisation", "%", pl.col("value").mean())
 
 
 def memory(profile: Profile) -> LayerPicture:
@@ -35,12 +35,14 @@ def memory(profile: Profile) -> LayerPicture:
         When the profile has no events of allocators.
     """
     host = pl.when(profile.memory["host"].n_unique() > 1).then(pl.col("host") + " ").otherwise(pl.lit(""))
-    name = host + pl.col("allocator").cast(pl.String).fill_null("unnamed")
+    name = host + pl.col("allocator").cast(pl.String).fill_null("unnamed").str.replace(r"^(\d+)$", "TPU:$1")
     rows = profile.memory.select("start_ps", name=name, value=pl.col("in_use_bytes") / 1e9)
-    return _over_time(profile, rows, "Memory in use", "memory in use (GB)", pl.col("value").max())
+    return _over_time(profile, rows, "Memory in use", "memory in use", "GB", pl.col("value").max())
 
 
-def _over_time(profile: Profile, rows: pl.DataFrame, title: str, axis: str, mean_or_max: pl.Expr) -> LayerPicture:
+def _over_time(
+    profile: Profile, rows: pl.DataFrame, title: str, what: str, unit: str, mean_or_max: pl.Expr
+) -> LayerPicture:
     """Return a line per name, of those with the highest values."""
     rows = rows.drop_nulls("value").with_columns(pl.col("name").cast(pl.String))
     if rows.is_empty():
@@ -55,15 +57,15 @@ def _over_time(profile: Profile, rows: pl.DataFrame, title: str, axis: str, mean
         second=pl.col("bin") * width / 1e12,
         about=pl.format("{}: {} at {} s", "name", pl.col("value").round(3), (pl.col("bin") * width / 1e12).round(3)),
     )
-    peaks = [f"{name} at most {value:.3g}" for name, value in shown.rows()]
+    axis, peaks = f"{what} ({unit})", [f"{name} {value:.3g} {unit}" for name, value in shown.rows()]
     others = f"; {highest.height - shown.height} others left out" if highest.height > shown.height else ""
     hue = alt.Color("name:N", title=None).scale(range=PALETTE)
     line = rows_of(binned).encode(x=alt.X("second:Q", title=TIME), y=alt.Y("value:Q", title=axis), color=hue)
     text = cleaned(f"{title} · {profile.name}")
     return LayerPicture(
         layer=[line.mark_line(interpolate="step-after"), line.mark_point(size=9, filled=True)],
-        title=alt.TitleParams(text, subtitle=[cleaned(listed(peaks) + others)]),
-        description=cleaned(f"{text}, {axis}: {listed(peaks)}{others}."),
+        title=alt.TitleParams(text, subtitle=[cleaned(f"at most: {listed(peaks)}{others}")]),
+        description=cleaned(f"{text}, at most: {listed(peaks)}{others}."),
         width=WIDTH,
         height=200,
     )
