@@ -98,8 +98,8 @@ def grids(*corners):
     return eps_candidates(cdist(merged.centres, merged.centres), merged, 5).filter("chosen").row(0, named=True)
 
 
-@pytest.mark.parametrize(("gap", "clusters"), [(0.12, 1), (0.28, 1), (0.4, 2), (1.0, 2)])
-def test_two_clouds_are_clusters_where_their_gap_is_half_as_wide_again_as_their_grain(gap, clusters):
+@pytest.mark.parametrize(("gap", "clusters"), [(0.12, 1), (0.2, 1), (0.28, 2), (0.4, 2), (1.0, 2)])
+def test_two_clouds_are_clusters_where_their_gap_is_wide_beside_their_grain(gap, clusters):
     assert grids((0, 0), (0.4 + gap, 0))["clusters"] == clusters
 
 

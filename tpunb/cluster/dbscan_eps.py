@@ -11,6 +11,7 @@ from tpunb.frames.op_matrix import Floats, Ints
 
 _GAP = 1.5  # gap by core distance of a cluster of its own; chance cuts seldom reach it
 _GAP_1D = 3.0  # the same in one dimension, where chance makes wide gaps
+_HOLD = 2.1  # ratio of the ends of a range with the same clusters; of one phase under load 1.7 at most were seen
 _RANGE = 1.2  # smallest ratio of the ends of a usable range of distances
 _STABLE = 20  # one cluster must hold over a factor of 1 + 20 / steps: few steps have wide gaps by chance
 _LOOSE = 2.0  # times the core distance of a single cluster that none of its steps is an outlier
@@ -25,9 +26,11 @@ def eps_candidates(distance: Floats, merged: MicroClusters, k: int, least_gap: f
 
     With growing distance, dense clusters of `k` steps appear, merge, and absorb the outliers between them. Two are
     separate if the gap between them is 1.5 times their core distance, 3 times in one dimension; the core distance is
-    that at which nine in ten of a cluster's steps have merged. ``eps`` is the middle, on a log scale, between the core
-    distance of the clusters and the narrowest such gap at which nine in ten steps are in a cluster; without a gap, the
-    middle of the widest range with one cluster, and at least twice the distance at which nine in ten are in it.
+    that at which nine in ten of a cluster's steps have merged. So are, in several dimensions, the clusters of a range
+    whose end is 2.1 times its begin, with nine in ten steps in one of them. ``eps`` is the middle, on a log scale,
+    between the core distance of the clusters and the narrowest such gap at which nine in ten steps are in a cluster;
+    without a gap, the middle of the widest range with one cluster, and at least twice the distance at which nine in ten
+    are in it.
 
     The k-distances of the paper's elbow are where clusters appear. Neither their widest gap nor the longest range with
     the same number of clusters works: one phase far from all others merges the rest.
@@ -70,9 +73,10 @@ def eps_candidates(distance: Floats, merged: MicroClusters, k: int, least_gap: f
     )
     most = min(_INSIDE * n, n - 1)  # one outlier is allowed in any run
     enough = max(float(heights[(inside >= most).argmax()]), floor, least_gap)
-    gaps = [
-        gap for gap in _gaps(merges, merged, core, least, floor) if gap[1] > max(_RANGE * enough, _LOOSE * least_gap)
-    ]
+    hold = _HOLD if merged.centres.shape[1] > 1 else np.inf
+    held = ranges.filter(pl.col("clusters") > 1, pl.col("inside") * n >= most, pl.col("high") >= hold * pl.col("low"))
+    gaps = [*_gaps(merges, merged, core, least, floor), *held.select(pl.col("low").clip(floor), "high").iter_rows()]
+    gaps = [gap for gap in gaps if gap[1] > max(_RANGE * enough, _LOOSE * least_gap)]
     if gaps:
         narrowest = min(gap for _, gap in gaps)
         low = max([enough, *(near for near, _ in gaps if near < narrowest)])
