@@ -12,6 +12,12 @@ separate process, in rounds of random order. The last line is one JSON object, w
     Peak additional memory of ``tp.load(file).events``, divided by the size of the file.
 ``cold_s``, ``steps_s``
     The first load in a process, of 10,000 events, without ``import tpunb``; ``tp.steps`` of the million events.
+``file_ms``, ``many_mb``
+    Time of ``tp.load`` and ``tp.steps`` for each of many files of 10,000 events, hosts of one pod, beyond 0.25 us an
+    event, in milliseconds; the peak additional memory for all of them in megabytes. 500 files, with ``--quick`` 50.
+``large_vs_xprof``
+    Time of ``tp.load``, steps, phases, layers and top operations of a host of three million events, divided by that of
+    XProf's overview page; null with ``--quick``.
 """
 
 from __future__ import annotations
@@ -47,7 +53,8 @@ RIVALS = {
     "c": "C, bare arrays",
 }
 XPROF = ["parquet", "overview", "op_profile"]
-MADE_UP, PART, TINY = 1_000_000, 100_000, 10_000  # events
+MADE_UP, PART, TINY, LARGE = 1_000_000, 100_000, 10_000, 3_000_000  # events
+EVENT_S = 0.25e-6  # time of an event that is no cost of its file
 
 
 @dataclass(frozen=True)
@@ -55,13 +62,14 @@ class Plan:
     """Size of the measurement."""
 
     steps: int  # of the recorded training, about 1600 events each
+    files: int  # of a pod
     sizes: tuple[int, ...]  # events of the synthetic inputs
     rounds: int = 5
     chrome_rounds: int = 1  # it takes half a minute
 
 
-FULL = Plan(620, (TINY, 30_000, PART, 300_000, MADE_UP, 3_000_000))
-QUICK = Plan(200, (TINY, 30_000, PART, 300_000, MADE_UP))
+FULL = Plan(620, 500, (TINY, 30_000, PART, 300_000, MADE_UP, LARGE))
+QUICK = Plan(200, 50, (TINY, 30_000, PART, 300_000, MADE_UP))
 
 
 # -- tasks that run in separate processes and print JSON ----------------------------------------------------
@@ -72,7 +80,8 @@ def _side(name: str, file: Path) -> Callable[[], Any]:
     if name == "tpunb":
         from tpunb.io import xplane
 
-        return partial(xplane.read, file.read_bytes(), source=file.name)
+        data = file.read_bytes()
+        return lambda: xplane.read(data, source=file.name)[0]
     if name == "c":
         return partial(rivals.in_c(file.with_name("decoder.so")), file.read_bytes())
     rival = getattr(rivals, name)
@@ -135,16 +144,47 @@ def memory(path: str, tiny: str) -> float:
     """Return the peak additional memory of loading a file, divided by its size."""
     import tpunb as tp
 
-    def status(key: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(key))
-
     _ = tp.load(tiny).events.height
-    before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = _reset_peak()
     kept = tp.load(path).events
     assert kept.height
-    return (status("VmHWM") - before) / Path(path).stat().st_size
+    return (_status("VmHWM") - before) / Path(path).stat().st_size
+
+
+def _status(key: str) -> int:
+    """Return a size of this process in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+
+def _reset_peak() -> int:
+    """Forget the peak of memory; return what is in use now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def many(folder: str, tiny: str) -> list[float]:
+    """Return processor seconds of loading a folder of hosts and finding steps, events, and peak additional bytes."""
+    import tpunb as tp
+
+    tp.steps(tp.load(tiny))
+    before, begin = _reset_peak(), time.process_time()
+    profile = tp.load(folder)
+    tp.steps(profile)
+    took, peak = time.process_time() - begin, _status("VmHWM") - before
+    return [took, int(profile.windows["events"].sum()), peak]
+
+
+def whole(path: str, tiny: str) -> float:
+    """Return processor seconds of loading a file, and finding its steps, phases, layers and top operations."""
+    import tpunb as tp
+
+    for file in (tiny, path):
+        begin = time.process_time()
+        found = tp.steps(tp.load(file))
+        tp.phases(found).top(10)
+        _ = found.layers.height
+    return time.process_time() - begin
 
 
 def cold(path: str) -> list[float]:
@@ -187,7 +227,7 @@ def recorded(folder: str, count: str) -> str:
 
 
 _TASKS: dict[str, Callable[..., Any]] = {
-    task.__name__: task for task in (timed, agreed, memory, cold, steps, linear, recorded)
+    task.__name__: task for task in (timed, agreed, memory, many, whole, cold, steps, linear, recorded)
 }
 
 
@@ -295,6 +335,19 @@ def alone(big: list[Path], tiny: Path) -> dict[str, float]:
     return result
 
 
+def of_pod(folder: Path, files: int, tiny: Path) -> dict[str, float]:
+    """Print and return what many small files cost."""
+    folder.mkdir()
+    for number in range(files):
+        (folder / f"host-{number}.xplane.pb").write_bytes(xspaces.made_up(TINY, host=f"host-{number}"))
+    took, events, peak = run("many", folder, tiny)
+    file_ms = (took - EVENT_S * events) / files * 1e3
+    print(
+        f"\n{files} files of {events / files:,.0f} events: {took:.2f} s, {file_ms:.1f} ms a file, {peak / 1e6:.0f} MB"
+    )
+    return {"file_ms": file_ms, "many_mb": peak / 1e6}
+
+
 def main() -> None:
     """Print the comparison, and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -317,10 +370,16 @@ def main() -> None:
         title = options.file.name if options.file else "a training on the CPU, recorded"
         result = worse(pod, compared(title, real, plan, sides, real))
         result |= alone([made[MADE_UP], *([] if options.quick else [real])], made[TINY])
+        result |= of_pod(folder / "pod", plan.files, made[TINY])
+        if LARGE in made:
+            result["large_vs_xprof"] = run("whole", made[LARGE], made[TINY]) / run(
+                "timed", "overview", made[LARGE], 0, 1
+            )
         print("\ntime per event by size, synthetic:")
         for (size, _), took in zip(made.items(), run("linear", *made.values()), strict=True):
             print(f"  {size:9,} events {took * 1e3:8.1f} ms {took / size * 1e9:6.0f} ns per event")
     order = ["vs_protobuf", "vs_profile_data", "vs_xprof", "vs_chrome", "of_c", "memory_of_file", "cold_s", "steps_s"]
+    order += ["file_ms", "many_mb", "large_vs_xprof"]
     print(json.dumps({key: round(result[key], 2) if key in result else None for key in order}))
 
 

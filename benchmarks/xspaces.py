@@ -194,19 +194,21 @@ def _host(rng: np.random.Generator, steps: int, n: int) -> bytes:
 _FIXED = [("_pt", "_ct", "iter_num"), ("_p", "_c", "group_id")]
 
 
-def made_up(events: int) -> bytes:
+def made_up(events: int, host: str = "pod-0") -> bytes:
     """Return the XSpace of a host of a TPU pod: 8 chips and 16 threads, 2 to 6 statistics on most events.
 
     Parameters
     ----------
     events
         How many, 10,000 or more: one training step for each 10,000.
+    host
+        Name of the host.
     """
     rng = np.random.default_rng(0)
     steps = events // (10 * OPS_A_STEP)
     planes = [_device(rng, number, steps, min(OPS, 30 * steps)) for number in range(DEVICES)]
     planes.append(_host(rng, steps, events - steps * (DEVICES * (OPS_A_STEP + 3) + 1)))
-    top = xplane_pb2().XSpace(hostnames=["pod-0"]).SerializeToString()
+    top = xplane_pb2().XSpace(hostnames=[host]).SerializeToString()
     return bytes(top) + b"".join(b"\x0a" + bytes(varint(np.array([len(plane)]))) + plane for plane in planes)
 
 

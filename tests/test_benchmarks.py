@@ -228,6 +228,7 @@ def test_the_quick_benchmark_ends_in_its_ratios():
     assert list(last) == [
         *("vs_protobuf", "vs_profile_data", "vs_xprof", "vs_chrome"),
         *("of_c", "memory_of_file", "cold_s", "steps_s"),
+        *("file_ms", "many_mb", "large_vs_xprof"),
     ]
     assert last["vs_protobuf"] > 1
 
