@@ -18,7 +18,7 @@ from tpunb import schema
 from tpunb.errors import BadProfile, NoSteps
 from tpunb.frames import Profile, Steps
 from tpunb.frames.profile import device_kinds
-from tpunb.step_stats import boundaries, breakdown, op_names
+from tpunb.step_stats import boundaries, breakdown, launches, op_names
 from tpunb.step_stats.aggregate import total
 from tpunb.step_stats.collectives import collectives
 from tpunb.step_stats.ops import assign, find, instructions
@@ -190,7 +190,7 @@ def reduce(
     on_device = pl.col("side") == "device"
     peaks = schema.empty(schema.HARDWARE) if hardware is None else hardware
     by_step = ["host", "step"]
-    devices = breakdown.of_devices(ops.filter(on_device), places, peaks)
+    devices = launches.with_waits(breakdown.of_devices(ops.filter(on_device), places, peaks), events)
     if counters is not None:
         devices = breakdown.with_counters(devices, counters)
     devices = devices.join(intervals.filter(~pl.col("recorded")), on=by_step, how="anti", maintain_order="left")
