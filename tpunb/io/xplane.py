@@ -39,6 +39,9 @@ _ON_DEVICE = [*("step_num", "hlo_op", "annotation", "step_name", "device_duratio
 _HARDWARE = [
     "device_type_string",
     "gpu_device_name",
+    "device_vendor",
+    "compute_cap_major",
+    "compute_cap_minor",
     "peak_teraflops_per_second",
     "peak_hbm_bw_gigabytes_per_second",
     "memory_bandwidth",
@@ -225,6 +228,11 @@ class _Plane:
         """Return the row of a device in ``tpunb.schema.HARDWARE``."""
         stats = self.stats(*_HARDWARE)
         kind = coalesce(stats.text("device_type_string"), stats.text("gpu_device_name")).cast(pl.String).item()
+        vendor = stats.text("device_vendor").cast(pl.String).item()
+        if kind is None and vendor:  # ROCm writes no name
+            parts = (stats.integer(f"compute_cap_{part}").item() for part in ("major", "minor"))
+            version = ".".join(str(part) for part in parts if part is not None)
+            kind = f"{vendor} {self.name.split(':')[1]}" + (f" (compute capability {version})" if version else "")
         peak = (stats.real("peak_teraflops_per_second") * 1e12).item() or None  # 0 means unknown
         hbm = coalesce(stats.real("peak_hbm_bw_gigabytes_per_second") * 1e9, stats.real("memory_bandwidth")).item()
         return host, self.name, kind or self.name.split(":")[1], peak, hbm or None
