@@ -18,7 +18,7 @@ from tpunb import schema
 from tpunb.errors import BadProfile, NoSteps
 from tpunb.frames import Profile, Steps
 from tpunb.frames.profile import device_kinds
-from tpunb.step_stats import boundaries, breakdown, launches, op_names
+from tpunb.step_stats import boundaries, breakdown, launches, modules, op_names
 from tpunb.step_stats.aggregate import total
 from tpunb.step_stats.collectives import collectives
 from tpunb.step_stats.ops import assign, find, instructions
@@ -224,12 +224,13 @@ def _ops(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
 
 def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     """Return one row per (host, step, side, layer, framework op, HLO instruction), ``tpunb.schema.LAYERS``."""
-    ops, places = assign(find(profile.events), intervals)
+    ops, places = assign(find(modules.scoped(profile.events)), intervals)
     names = ["side", "tf_op", "hlo_op", "op", "category"]
     sums = ["count", "total_ps", "self_ps", "flops", "bytes"]
     by_place = ops.group_by("at", "program", *names).agg(pl.len().alias("count"), *map(total, sums[1:]))
     layers = {op: op_names.layer(op) for op in ops["tf_op"].unique().drop_nulls().cast(pl.String)}
     layer = pl.col("tf_op").cast(pl.String).replace_strict(layers, default=None, return_dtype=pl.String)
+    path, tf_op = modules.split(pl.col("tf_op"))
     known = instructions(profile, ops)
     rows = by_place.join(places.select("at", "host", "step"), on="at").join(
         known.select("host", "program", "hlo_op", "shape", "source"),
@@ -240,7 +241,7 @@ def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     return (
         rows.group_by("host", "step", *names)
         .agg(*map(total, sums), *(pl.col(name).drop_nulls().first() for name in ("shape", "source")))
-        .with_columns(layer=layer)
+        .with_columns(layer=pl.coalesce(path, layer), tf_op=tf_op)
         .sort("host", "step", "side", "self_ps", descending=[False, False, True, True])
     )
 
