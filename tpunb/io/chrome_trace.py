@@ -248,6 +248,8 @@ class _Args:
 
     def operators(self) -> pl.Series:
         """Return PyTorch's operator with the same external id as each event; null for names like "nccl:all_reduce"."""
+        if not self._keys & {"external id", "External id"}:
+            return pl.Series([None], dtype=pl.String).new_from_index(0, len(self._args))
         older, newer = self.text("external id"), self.text("External id")
         ids = older.zip_with(older.is_not_null(), newer)
         rows = pl.DataFrame({"id": ids, "kind": _texts([span.get("cat") for span in self._spans])})
