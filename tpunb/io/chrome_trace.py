@@ -252,11 +252,10 @@ class _Args:
             return pl.Series([None], dtype=pl.String).new_from_index(0, len(self._args))
         older, newer = self.text("external id"), self.text("External id")
         ids = older.zip_with(older.is_not_null(), newer)
-        rows = pl.DataFrame({"id": ids, "kind": _texts([span.get("cat") for span in self._spans])})
-        rows = rows.with_columns(operator=_texts([span.get("name") for span in self._spans]))
-        known = rows.filter(
-            pl.col("kind").is_in(_OPERATORS), ~pl.col("operator").str.contains(f"^{FRAMEWORK_OP.pattern}$")
-        )
+        kind, operator = (_texts([span.get(key) for span in self._spans]) for key in ("cat", "name"))
+        rows = pl.DataFrame({"id": ids, "kind": kind, "operator": operator})
+        named = ~pl.col("operator").str.contains(f"^{FRAMEWORK_OP.pattern}$")
+        known = rows.filter(pl.col("kind").is_in(_OPERATORS), named)
         known = known.select("id", "operator").drop_nulls().unique("id", keep="first", maintain_order=True)
         return rows.select("id").join(known, on="id", how="left", maintain_order="left")["operator"]
 

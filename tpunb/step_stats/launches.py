@@ -123,9 +123,8 @@ def clocks(events: pl.DataFrame) -> pl.DataFrame:
     if not any_device(events):
         return schema.empty(schema.CLOCKS)
     runs = _on_one_clock(events)
-    changes = [
-        runs.drop_nulls("sent_ps").select(*_DEVICE, at=at, by=by) for at, by in (("sent_ps", 1), ("start_ps", -1))
-    ]
+    linked = runs.drop_nulls("sent_ps")
+    changes = (linked.select(*_DEVICE, at=at, by=by) for at, by in (("sent_ps", 1), ("start_ps", -1)))
     queues = pl.concat(changes).sort("at", "by").group_by(_DEVICE, maintain_order=True)
     rows = runs.group_by(_DEVICE).agg(
         link=pl.col("link").drop_nulls().mode().sort().first(),
@@ -151,24 +150,21 @@ def with_waits(devices: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     gaps = runs.with_columns(begin_ps=begin_ps, gap_ps=pl.col("start_ps") - begin_ps).filter(pl.col("gap_ps") > 0)
     late = pl.col("sent_ps") > pl.col("begin_ps")
     causes = {"host_wait_ps": late, "kernel_wait_ps": ~late & (pl.col("gap_ps") < _KERNEL_WAIT_PS)}
-    rows = devices.drop(*causes).join(runs.select(_DEVICE).unique(), on=_DEVICE, how="semi")
+    linked = devices.join(runs.select(_DEVICE).unique(), on=_DEVICE, how="semi")
+    devices = devices.drop(*causes)
     for name, cause in causes.items():
-        rows = rows.join(_overlap(rows, gaps.filter(cause)).rename({"gap_ps": name}), on=[*_DEVICE, "step"])
-    return devices.drop(*causes).join(
-        rows.select(*_DEVICE, "step", *causes), on=[*_DEVICE, "step"], how="left", maintain_order="left"
-    )
+        waits = _within(linked, gaps.filter(cause)).rename({"gap_ps": name})
+        devices = devices.join(waits, on=[*_DEVICE, "step"], how="left", maintain_order="left")
+    return devices
 
 
-def _overlap(devices: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
+def _within(devices: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
     """Return (host, device, step, gap_ps): the time of gaps within each step."""
     end_ps = pl.col("start_ps") + pl.col("dur_ps")
     edges = (devices.select(*_DEVICE, "step", at=at, sign=sign) for at, sign in (("start_ps", -1), (end_ps, 1)))
     sums = gaps.with_columns(sum_ps=pl.col("gap_ps").cum_sum().over(_DEVICE) - pl.col("gap_ps"))
-    before = (
-        pl.concat(edges)
-        .sort("at")
-        .join_asof(sums, left_on="at", right_on="begin_ps", by=_DEVICE, check_sortedness=False)
-    )
+    sums = sums.select(*_DEVICE, "gap_ps", "sum_ps", "begin_ps", at="begin_ps")
+    before = pl.concat(edges).sort("at").join_asof(sums, on="at", by=_DEVICE, check_sortedness=False)
     until_ps = pl.col("sum_ps") + pl.min_horizontal(pl.col("at") - pl.col("begin_ps"), "gap_ps")
     return before.group_by(*_DEVICE, "step").agg(gap_ps=(pl.col("sign") * until_ps).sum())
 

@@ -16,23 +16,13 @@ def scoped(events: pl.DataFrame) -> pl.DataFrame:
     frames = events.filter(pl.col("name").cat.starts_with(_FRAME))
     if frames.is_empty():
         return events
-    launchers = launches.first_of(events.filter(~pl.col("plane").cat.starts_with(launches.DEVICE)), "correlation_id")
-    sent = launchers.select("host", "correlation_id", sent_lane="lane", sent_ps="start_ps")
-    kernels = events.with_row_index().filter(pl.col("plane").cat.starts_with(launches.DEVICE))
-    within = (
-        kernels.join(sent, on=["host", "correlation_id"])
-        .sort("sent_ps")
-        .join_asof(
-            _paths(frames),
-            left_on="sent_ps",
-            right_on="at",
-            by_left="sent_lane",
-            by_right="lane",
-            check_sortedness=False,
-        )
-        .filter(pl.col("path") != "")
-        .select("index", tf_op=pl.concat_str("path", pl.lit(_BETWEEN), pl.col("tf_op").cast(pl.String).fill_null("")))
-    )
+    on_device = pl.col("plane").cat.starts_with(launches.DEVICE)
+    sent = launches.first_of(events.filter(~on_device), "correlation_id")
+    kernels = events.with_row_index().filter(on_device).select("index", "host", "correlation_id", "tf_op")
+    runs = kernels.join(sent.select("host", "correlation_id", "lane", at="start_ps"), on=["host", "correlation_id"])
+    within = runs.sort("at").join_asof(_paths(frames), on="at", by="lane", check_sortedness=False)
+    op = pl.col("tf_op").cast(pl.String).fill_null("")
+    within = within.filter(pl.col("path") != "").select("index", tf_op=pl.concat_str("path", pl.lit(_BETWEEN), op))
     names = events["tf_op"].cast(pl.String).scatter(within["index"], within["tf_op"])
     return events.with_columns(tf_op=names.cast(events["tf_op"].dtype))
 
@@ -40,9 +30,9 @@ def scoped(events: pl.DataFrame) -> pl.DataFrame:
 def split(tf_op: pl.Expr) -> tuple[pl.Expr, pl.Expr]:
     """Return path of modules and framework op of what `scoped` joined, each null where there is none."""
     parts = tf_op.cast(pl.String).str.splitn(_BETWEEN, 2).struct
-    path, op = pl.when(parts.field("field_1").is_not_null()).then(parts.field("field_0")), parts.field("field_1")
-    op = pl.coalesce(op, parts.field("field_0"))
-    return path, pl.when(op != "").then(op)
+    first, second = parts.field("field_0"), parts.field("field_1")
+    joined = second.is_not_null()
+    return pl.when(joined).then(first), pl.when(joined).then(second.replace("", None)).otherwise(first)
 
 
 def _paths(frames: pl.DataFrame) -> pl.DataFrame:
@@ -59,6 +49,5 @@ def _paths(frames: pl.DataFrame) -> pl.DataFrame:
             if name:
                 stack.append((name.removeprefix(_FRAME), min([end, *(outer for _, outer in stack[-1:])])))
                 rows.append((lane, start, "/".join(module for module, _ in stack[:_DEEPEST])))
-    return pl.DataFrame(rows, schema={"lane": pl.UInt32, "at": pl.Int64, "path": pl.String}, orient="row").sort(
-        "at", maintain_order=True
-    )
+    columns = {"lane": pl.UInt32, "at": pl.Int64, "path": pl.String}
+    return pl.DataFrame(rows, schema=columns, orient="row").sort("at", maintain_order=True)
