@@ -280,8 +280,10 @@ def test_the_stats_of_a_device_event_win(pb2, event_stats, metadata_stats, tf_op
 def test_a_host_events_framework_op_is_its_full_name(pb2):
     event = toy_event(pb2, "/host:CPU", full="dense/MatMul:MatMul", short="MatMul")
     assert (event["name"], event["tf_op"]) == ("MatMul", "dense/MatMul:MatMul")
-    event = toy_event(pb2, "/host:CPU", full="Iterator::Map", short="", event_stats=[("tf_op", "str_value", "x")])
-    assert (event["name"], event["tf_op"]) == ("Iterator::Map", None)
+    event = toy_event(pb2, "/host:CPU", full="Execute", short="", event_stats=[("tf_op", "str_value", "x")])
+    assert (event["name"], event["tf_op"]) == ("Execute", None)
+    event = toy_event(pb2, "/host:CPU", full="Iterator::Prefetch::Map", short="Iterator::Map")
+    assert (event["name"], event["tf_op"]) == ("Iterator::Map", "Iterator::Prefetch::Map")
 
 
 def test_hlo_op_is_read_on_the_host_too_unless_it_is_launched_on_a_device(pb2):

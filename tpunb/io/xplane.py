@@ -21,7 +21,7 @@ from tpunb.io import instructions as texts
 from tpunb.io.protobuf_table import Bytes, Ints, MessageMap, Messages, integer, text
 from tpunb.io.xstats import Mask, StatNames, Stats, as_names, coalesce, gather
 from tpunb.step_stats.breakdown import COUNTERS
-from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL
+from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL, ITERATOR
 
 # tags of tsl/profiler/protobuf/xplane.proto
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = text(1), text(2), text(3), text(4)
@@ -363,7 +363,9 @@ class _Plane:
             "hbm_bytes": _hbm_bytes(stats),
             "program": stats.number("program_id"),
         }
-        ops = [op if FRAMEWORK_OP.fullmatch(op) else None for op in full] or [None] * len(names)
+        ops = [op if op.startswith(ITERATOR) or FRAMEWORK_OP.fullmatch(op) else None for op in full] or [None] * len(
+            names
+        )
         return pl.DataFrame({key: values.extend_constant(None, 1) for key, values in columns.items()}).with_columns(
             name=as_names([*names, ""]), op=as_names([*ops, None])
         )

@@ -186,7 +186,8 @@ def reduce(
     counters
         ``tpunb.schema.COUNTERS``, for the utilisation of the matrix unit in each step.
     """
-    ops, places = assign(find(events), intervals)
+    found = find(events)
+    ops, places = assign(found, intervals)
     on_device = pl.col("side") == "device"
     peaks = schema.empty(schema.HARDWARE) if hardware is None else hardware
     by_step = ["host", "step"]
@@ -209,7 +210,8 @@ def reduce(
     slowest = devices.group_by(by_step).agg(mean_ps=pl.when(pl.len() > 1).then(pl.col("dur_ps").mean().round()))
     frame = frame.join(slowest, on=by_step, how="left").with_columns(imbalance_ps=pl.col("dur_ps") - pl.col("mean_ps"))
     frame = frame.join(breakdown.of_hosts(ops.filter(~on_device), places), on=by_step, how="left")
-    return Steps(frame, _ops(ops, places), devices)
+    stages = breakdown.input_stages(found.filter(~on_device))
+    return Steps(frame, _ops(ops, places), devices, input_stages=stages)
 
 
 def _ops(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
