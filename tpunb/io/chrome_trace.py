@@ -49,6 +49,7 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
+@_without_collector()
 def read(data: bytes, *, source: str) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the events of a Chrome trace, in file order, ``tpunb.schema.EVENTS``, and ``tpunb.schema.HARDWARE``.
 
@@ -71,9 +72,8 @@ def read(data: bytes, *, source: str) -> tuple[pl.DataFrame, pl.DataFrame]:
     >>> read(trace, source="toy")[0].select("plane", "line", "name", "start_ps", "dur_ps").row(0)
     ('/host:CPU', '2', 'MatMul', 500000, 2250000)
     """
-    with _without_collector():
-        top = parse(data, source)
-        events = _events(top, source)
+    top = parse(data, source)
+    events = _events(top, source)
     return events, hardware(events, _device_names(top))
 
 
@@ -247,17 +247,14 @@ class _Args:
         return pl.Series(ids, dtype=pl.UInt64)
 
     def operators(self) -> pl.Series:
-        """Return PyTorch's operator with the same external id as each event; null for names like "nccl:all_reduce"."""
-        if not self._keys & {"external id", "External id"}:
-            return pl.Series([None], dtype=pl.String).new_from_index(0, len(self._args))
-        older, newer = self.text("external id"), self.text("External id")
-        ids = older.zip_with(older.is_not_null(), newer)
-        kind, operator = (_texts([span.get(key) for span in self._spans]) for key in ("cat", "name"))
-        rows = pl.DataFrame({"id": ids, "kind": kind, "operator": operator})
-        named = ~pl.col("operator").str.contains(f"^{FRAMEWORK_OP.pattern}$")
-        known = rows.filter(pl.col("kind").is_in(_OPERATORS), named)
-        known = known.select("id", "operator").drop_nulls().unique("id", keep="first", maintain_order=True)
-        return rows.select("id").join(known, on="id", how="left", maintain_order="left")["operator"]
+        """Return PyTorch's operator with the external id of each kernel; null for names like "nccl:all_reduce"."""
+        named: dict[str, Any] = {}
+        for span, args in zip(self._spans, self._args, strict=True):
+            if span.get("cat") in _OPERATORS and "External id" in args:
+                named.setdefault(str(args["External id"]), span.get("name"))
+        ids = (args.get("external id", args.get("External id")) if "stream" in args else None for args in self._args)
+        operators = _texts([None if each is None else named.get(str(each)) for each in ids])
+        return operators.set(operators.str.contains(f"^{FRAMEWORK_OP.pattern}$"), None)
 
     def calls_driver(self) -> pl.Series:
         """Return which events are calls of a device's driver: only these have a correlation id."""
