@@ -133,6 +133,27 @@ def test_a_hosts_wait_for_its_input_and_its_compilations():
     assert steps.frame.select("input_ps", "compile_ps").row(0) == (20 * US, 30 * US)
 
 
+def test_stages_of_the_input_pipeline_without_nested_iterators_and_ops():
+    steps = step_of(
+        (CPU, "reader", "Iterator::Prefetch::Map", 0, 50),
+        (CPU, "reader", "DecodeJpeg", 5, 10),  # an op, as its framework op says
+        (CPU, "reader", "PrefetchProduce", 16, 2),  # neither
+        (CPU, "reader", "Iterator::Prefetch::Map::TFRecord", 20, 20),
+        (CPU, "python", "Iterator::TFRecord", 30, 10),
+        (CPU, "python", "InfeedEnqueueTuple", 60, 5),
+        (CPU, "python", "IteratorGetNext", 70, 5),  # waits, and reads nothing
+        (CPU, "reader", "Iterator::TFRecord", 200, 5),  # after the step
+        tf_op=[None, "DecodeJpeg:DecodeJpeg", *[None] * 6],
+    )
+    assert steps.input_stages.select("stage", pl.col("time_ps") // US, "share").rows() == [
+        ("enqueue", 5, 5 / 60),
+        ("preprocess", 20, 20 / 60),
+        ("read in advance", 20, 20 / 60),
+        ("read on demand", 15, 15 / 60),
+    ]
+    assert step_of(*TPU_OPS).input_stages.is_empty()
+
+
 def test_a_host_that_shows_no_input_pipeline_may_have_one_all_the_same():
     steps = step_of((CPU, "worker", "MatMul", 30, 10))
     assert steps.frame.select("input_ps", "compile_ps").row(0) == (None, 0)

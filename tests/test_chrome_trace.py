@@ -17,7 +17,7 @@ from tpunb.io.event_ids import flow_id, run_launch
 
 
 def events(*items):
-    return chrome_trace.events(json.dumps([*items]).encode(), source="toy")
+    return chrome_trace.read(json.dumps([*items]).encode(), source="toy")[0]
 
 
 def span(name="op", **more):
@@ -69,7 +69,7 @@ def test_threads_of_one_name_have_distinct_lanes():
 )
 def test_microseconds_become_picoseconds_exactly(written, picoseconds):
     trace = f'[{{"ph": "X", "ts": {written}, "dur": {written}, "name": "a"}}]'
-    frame = chrome_trace.events(trace.encode(), source="toy")
+    frame = chrome_trace.read(trace.encode(), source="toy")[0]
     assert frame.select("start_ps", "dur_ps").row(0) == (picoseconds, picoseconds)
 
 
@@ -78,7 +78,7 @@ def test_microseconds_become_picoseconds_exactly(written, picoseconds):
 def test_every_picosecond_survives(times):
     digits = [f"{'-' if ps < 0 else ''}{abs(ps) // 10**6}.{abs(ps) % 10**6:06}" for ps in times]
     items = ", ".join(f'{{"ph": "X", "ts": {text}, "dur": 0, "name": "a"}}' for text in digits)
-    assert chrome_trace.events(f"[{items}]".encode(), source="toy")["start_ps"].to_list() == times
+    assert chrome_trace.read(f"[{items}]".encode(), source="toy")[0]["start_ps"].to_list() == times
 
 
 def test_a_device_event_names_its_framework_op_and_its_hlo():
@@ -173,15 +173,15 @@ def test_only_complete_events_count():
 
 def test_half_a_character_does_not_stop_a_trace():
     trace = rb'[{"ph": "X", "ts": 0, "pid": "\ud800", "tid": "\ud800", "name": "a\ud83d"}]'
-    assert chrome_trace.events(trace, source="toy").select("line", "name").row(0) == ("?", "a?")
+    assert chrome_trace.read(trace, source="toy")[0].select("line", "name").row(0) == ("?", "a?")
     whole, cut = rb'[{"ph": "X", "ts": 0, "name": "\ud83d\ude00"}]', b'[{"ph": "X", "ts": 0, "name": "a\xe2\x82"}]'
-    assert chrome_trace.events(whole, source="toy")["name"].to_list() == ["\N{GRINNING FACE}"]
-    assert chrome_trace.events(cut, source="toy")["name"].to_list() == ["a\N{REPLACEMENT CHARACTER}"]
+    assert chrome_trace.read(whole, source="toy")[0]["name"].to_list() == ["\N{GRINNING FACE}"]
+    assert chrome_trace.read(cut, source="toy")[0]["name"].to_list() == ["a\N{REPLACEMENT CHARACTER}"]
 
 
 def test_an_invalid_number_in_an_unused_field_is_ignored():
     trace = b'[{"ph": "X", "ts": 0, "name": "a", "args": {"Concrete Inputs": [NaN], "x": Infinity}}]'
-    assert chrome_trace.events(trace, source="toy")["name"].to_list() == ["a"]
+    assert chrome_trace.read(trace, source="toy")[0]["name"].to_list() == ["a"]
 
 
 def test_the_collector_is_as_it_was():
@@ -194,11 +194,11 @@ def test_the_collector_is_as_it_was():
 def test_an_object_and_a_list_are_the_same_trace():
     items = [DEVICE, span()]
     trace = json.dumps({"displayTimeUnit": "ns", "traceEvents": items}).encode()
-    assert chrome_trace.events(trace, source="toy").equals(events(*items))
+    assert chrome_trace.read(trace, source="toy")[0].equals(events(*items))
 
 
 def test_a_trace_of_no_events_is_an_empty_frame():
-    assert chrome_trace.events(b'{"traceEvents": [{}]}', source="toy").equals(schema.empty(schema.EVENTS))
+    assert chrome_trace.read(b'{"traceEvents": [{}]}', source="toy")[0].equals(schema.empty(schema.EVENTS))
 
 
 # -- PyTorch --------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_pytorch_events_lie_where_their_category_says():
 
 def torch(*items, **top):
     data = json.dumps({"schemaVersion": 1, "traceEvents": [*items]} | top).encode()
-    return chrome_trace.events(data, source="toy")
+    return chrome_trace.read(data, source="toy")[0]
 
 
 def at(ts, dur, name, cat, **args):
@@ -276,6 +276,39 @@ def test_names_of_pytorch_stay_except_python_frames():
     assert frame["tf_op"].null_count() == 3
 
 
+@pytest.mark.parametrize(
+    ("op", "kernel"),
+    [
+        ({"cat": "cpu_op", "args": {"External id": 7}}, {"External id": 7}),
+        ({"cat": "Operator", "args": {"External id": 7}}, {"external id": 7, "External id": 8}),
+        ({"cat": "cpu_op", "args": {"External id": "7"}}, {"External id": 7}),
+    ],
+)
+def test_a_kernel_has_the_operator_of_its_external_id(op, kernel):
+    frame = torch(
+        at(0, 9, "aten::mul", "cpu_op", **{"External id": 6}),
+        at(0, 9, "aten::mm", "cpu_op") | op,
+        at(20, 9, "gemm", "kernel", device=0, stream=7, **kernel),
+    )
+    assert frame.select("name", "tf_op").rows() == [("aten::mul", None), ("aten::mm", None), ("gemm", "aten::mm")]
+
+
+@pytest.mark.parametrize(
+    ("name", "category", "args"),
+    [
+        ("aten::mm", "cpu_op", {"External id": 8}),
+        ("aten::mm", "cpu_op", {}),
+        ("aten::mm", "user_annotation", {"External id": 7}),
+        ("nccl:all_reduce", "Operator", {"External id": 7}),  # kernels keep their names, in which it would be an op
+        (None, "cpu_op", {"External id": 7}),
+    ],
+)
+def test_a_kernel_without_an_operator_of_its_id_has_none(name, category, args):
+    host = at(0, 9, name, category, **args)
+    frame = torch(host, at(20, 9, "gemm", "kernel", device=0, stream=7, **{"External id": 7}))
+    assert frame["tf_op"].null_count() == 2
+
+
 def test_the_time_in_which_the_profiler_watched_is_no_event():
     whole = at(0, 1000, "PyTorch Profiler (0)", "Trace")
     assert torch(whole, at(500, 1, "aten::mm", "cpu_op")).select("name", "start_ps").rows() == [("aten::mm", 0)]
@@ -287,7 +320,7 @@ def test_the_time_in_which_the_profiler_watched_is_no_event():
 def test_a_distributed_run_has_its_rank_as_host(info, host):
     frame = torch(at(0, 1, "aten::mm", "cpu_op"), distributedInfo=info)
     assert frame["host"].to_list() == [host]
-    assert chrome_trace.hardware(torch(*TORCH, distributedInfo={"rank": 1}))["host"].to_list() == ["rank 1"]
+    assert chrome_trace.hardware(torch(*TORCH, distributedInfo={"rank": 1}), {})["host"].to_list() == ["rank 1"]
 
 
 def test_a_device_is_that_of_the_argument_else_of_the_process():
@@ -299,7 +332,7 @@ def test_a_device_is_that_of_the_argument_else_of_the_process():
 
 def test_times_since_1970_keep_their_nanoseconds():
     items = '{"ph": "X", "ts": 1695835533123456.789, "name": "a"}, {"ph": "X", "ts": 1695835533123457.790, "name": "b"}'
-    frame = chrome_trace.events(f"[{items}]".encode(), source="toy")
+    frame = chrome_trace.read(f"[{items}]".encode(), source="toy")[0]
     assert frame["start_ps"].to_list() == [0, 1_001_000]
     assert frame["dur_ps"].to_list() == [0, 0]
 
@@ -314,12 +347,30 @@ def test_times_since_the_machine_started_begin_at_0():
 
 def test_hardware_is_the_planes_of_devices():
     frame = events(DEVICE, span(), span(), span(cat="kernel", pid=4, args={"device": 0}), span(cat="cpu_op", pid=5))
-    found = chrome_trace.hardware(frame)
+    found = chrome_trace.hardware(frame, {})
     assert found.schema == schema.HARDWARE
     assert found.rows() == [
         ("", "/device:TPU:0", "TPU", None, None, None),
         ("", "/device:GPU:0", "GPU", None, None, None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("properties", "kind", "peak"),
+    [
+        ([{"id": 1, "name": "other"}, {"id": 0, "name": "NVIDIA B200"}], "NVIDIA B200", None),
+        ([{"id": 0, "name": "NVIDIA H200"}], "NVIDIA H200", 989e12),
+        ([{"id": 0}], "GPU", None),
+        ([{"id": 0, "name": None}, "word", None, {}], "GPU", None),
+        ([{"id": [0], "name": "NVIDIA B200"}, {"id": "0", "name": ""}], "GPU", None),
+        ({"id": 0, "name": "NVIDIA B200"}, "GPU", None),
+        (None, "GPU", None),
+    ],
+)
+def test_pytorch_names_its_devices(properties, kind, peak):
+    trace = {"schemaVersion": 1, "deviceProperties": properties, "traceEvents": TORCH}
+    found = chrome_trace.read(json.dumps(trace).encode(), source="toy")[1]
+    assert found.select("device", "kind", "peak_flops").rows() == [("/device:GPU:0", kind, peak)]
 
 
 # -- what is no trace -----------------------------------------------------------------------------------------
@@ -349,7 +400,7 @@ def test_hardware_is_the_planes_of_devices():
 )
 def test_an_invalid_trace_is_described(data, said):
     with pytest.raises(BadProfile, match=said) as caught:
-        chrome_trace.events(data, source="bad")
+        chrome_trace.read(data, source="bad")[0]
     assert "\n" not in str(caught.value)
 
 
@@ -374,7 +425,7 @@ def test_deep_values_stop_nothing(depth):
         fields = {"ts": "0", "args": "{}"} | {key: deep}
         text = ", ".join(f'"{name}": {value}' for name, value in fields.items())
         try:
-            found = chrome_trace.events(f'[{{"ph": "X", {text}}}]'.encode(), source="any").height
+            found = chrome_trace.read(f'[{{"ph": "X", {text}}}]'.encode(), source="any")[0].height
         except BadProfile as error:
             found = str(error).partition(": ")[0]
         assert found in (1, "any")
@@ -403,7 +454,7 @@ JSON = st.recursive(
 @settings(max_examples=200, deadline=None)
 def test_any_json_is_a_trace_or_a_bad_profile(items):
     try:
-        found = chrome_trace.events(json.dumps({"traceEvents": items}).encode(), source="any").schema
+        found = chrome_trace.read(json.dumps({"traceEvents": items}).encode(), source="any")[0].schema
     except BadProfile as error:
         found = str(error).partition(": ")[0]
     assert found in (schema.EVENTS, "any")
@@ -428,9 +479,9 @@ def captures(real_profiles):
 )
 def test_real_captures_are_read_whole(captures, name, count, devices):
     data = captures(f"{name}.trace.json.gz")
-    frame = chrome_trace.events(data, source=name)
+    frame = chrome_trace.read(data, source=name)[0]
     assert frame.height == count
-    assert chrome_trace.hardware(frame)["device"].to_list() == devices
+    assert chrome_trace.hardware(frame, {})["device"].to_list() == devices
     spans = [one for one in json.loads(data)["traceEvents"] if one.get("ph") == "X"]
     assert frame["start_ps"].to_list() == [round(one["ts"] * 1_000_000) for one in spans]
 
@@ -439,7 +490,7 @@ def test_real_captures_are_read_whole(captures, name, count, devices):
     ("name", "missing"), [("cpu_julia", []), ("gpu-1080ti_julia", ["MemoryAllocation", "MemoryDeallocation"])]
 )
 def test_both_forms_of_one_run_have_equal_events(captures, real_profiles, name, missing):
-    exported = chrome_trace.events(captures(f"{name}.trace.json.gz"), source=name)
+    exported = chrome_trace.read(captures(f"{name}.trace.json.gz"), source=name)[0]
     raw = xplane.read((real_profiles / f"{name}.xplane.pb").read_bytes(), source=name)[0]
     assert sorted(raw.filter(pl.col("name").cast(pl.String).is_in(missing))["name"].unique()) == missing
     raw = raw.filter(~pl.col("name").cast(pl.String).is_in(missing))  # 14 of the 55 of the GPU: XProf leaves them out
@@ -458,7 +509,7 @@ def test_a_keras_run_of_2020_has_one_step(real_profiles):
 
 
 def test_ops_of_a_tpu_have_their_stats(captures):
-    frame = chrome_trace.events(captures("tpu_vllm-qwen3.trace.json.gz"), source="vllm")
+    frame = chrome_trace.read(captures("tpu_vllm-qwen3.trace.json.gz"), source="vllm")[0]
     for number in (0, 1):
         of_device = frame.filter(pl.col("plane").cast(pl.String) == f"/device:TPU:{number}")
         ops = of_device.filter(pl.col("line").cast(pl.String) == "XLA Ops")

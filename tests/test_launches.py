@@ -1,5 +1,10 @@
 """Host meets device: by hand-over, run or correlation, through threads, and on clocks that disagree."""
 
+import gzip
+import json
+from decimal import Decimal
+from itertools import accumulate, pairwise
+
 import polars as pl
 import pytest
 from hypothesis import given
@@ -247,7 +252,7 @@ def test_steps_whose_work_the_window_no_longer_saw_are_partial():
 
 def test_clocks_that_agree_give_the_delay():
     events = linked(LATE, flow_out={3: 7, 4: 8}, flow_in={6: 7, 7: 8})
-    assert launches.clocks(events).rows() == [("toy", TPU, "flow", 2, 2, 118 * US, 0)]
+    assert launches.clocks(events).rows() == [("toy", TPU, "flow", 2, 2, 118 * US, 0, 2)]
 
 
 def test_a_run_before_its_launch_measures_the_skew_and_no_delay_is_negative():
@@ -260,12 +265,12 @@ def test_a_run_before_its_launch_measures_the_skew_and_no_delay_is_negative():
         ),
         correlation_id={0: 1, 1: 2, 2: 1, 3: 2},
     )
-    assert launches.clocks(events).rows() == [("toy", TPU, "run", 2, 2, 10 * US, 380 * US)]
+    assert launches.clocks(events).rows() == [("toy", TPU, "run", 2, 2, 10 * US, 380 * US, 1)]
 
 
 def test_a_device_without_links_has_none():
     events = linked(toy_events((TPU, "XLA Modules", "jit_f", 20, 9)), correlation_id={0: 5})
-    assert launches.clocks(events).rows() == [("toy", TPU, None, 1, 0, None, None)]
+    assert launches.clocks(events).rows() == [("toy", TPU, None, 1, 0, None, None, None)]
     assert launches.clocks(toy_events((CPU, "python", "f", 0, 1))).is_empty()
 
 
@@ -279,6 +284,78 @@ def test_no_statistic_of_the_clocks_is_ever_negative(runs):
     assert row["linked"] == row["launches"] == len(runs)
     assert row["skew_ps"] >= 0
     assert row["delay_ps"] >= 0
+    assert 0 <= row["queue_length"] <= row["launches"]
+
+
+# -- waits of an idle device ----------------------------------------------------------------------------------
+
+
+def devices(*steps):
+    """DEVICES of the GPU: number, start and length of each step in microseconds."""
+    rows = [("toy", GPU, step, start * US, dur * US, 0, 0) for step, start, dur in steps]
+    names = ["host", "device", "step", "start_ps", "dur_ps", "device_ps", "idle_ps"]
+    return schema.check(pl.DataFrame(rows, schema=names, orient="row"), schema.DEVICES, "devices")
+
+
+def waits(events, *steps):
+    rows = launches.with_waits(devices(*steps), events).select("step", "host_wait_ps", "kernel_wait_ps").rows()
+    return [(step, *(None if wait is None else wait / US for wait in by)) for step, *by in rows]
+
+
+KERNELS = linked(
+    toy_events(
+        *((CPU, "python", "cudaLaunchKernel", sent, 1) for sent in (5, 6, 7, 50, 51, 300)),
+        (GPU, "Stream #7", "a", 10, 10),  # 10 us idle before: launched at 5, after the step began
+        (GPU, "Stream #7", "b", 22, 8),  # 2 us idle: launched while a ran or earlier
+        (GPU, "Stream #8", "c", 25, 15),  # overlaps b
+        (GPU, "Stream #7", "d", 60, 10),  # 20 us idle: launched at 50, c ended at 40
+        (GPU, "Stream #7", "e", 120, 80),  # 50 us idle, though launched at 51: neither
+        (GPU, "Stream #7", "f", 310, 10),  # 110 us idle, over the edge of the steps at 250
+    ),
+    correlation_id={0: 1, 1: 2, 2: 3, 3: 4, 4: 5, 5: 6, 6: 1, 7: 2, 8: 3, 9: 4, 10: 5, 11: 6},
+)
+
+
+def test_an_idle_device_waits_for_its_host_or_for_the_kernel():
+    assert waits(KERNELS, (1, 0, 250), (2, 250, 100)) == [(1, 10 + 20 + 50, 2), (2, 60, 0)]
+    # a step counts what is within it: from 65 on, nothing waits until 120
+    assert waits(KERNELS, (1, 35, 20), (2, 55, 10)) == [(1, 15, 0), (2, 5, 0)]
+    assert waits(KERNELS, (1, 21, 1)) == [(1, 0, 1)]
+
+
+def test_the_waits_of_a_device_without_links_are_unknown():
+    assert waits(linked(KERNELS), (1, 0, 250)) == [(1, None, None)]
+    assert launches.with_waits(schema.empty(schema.DEVICES), KERNELS).is_empty()
+
+
+def test_most_launches_in_the_queue():
+    assert launches.clocks(KERNELS)["queue_length"].to_list() == [3]  # at 7, before a starts
+
+
+@given(
+    runs=st.lists(st.tuples(*[st.integers(0, 200)] * 3), min_size=1, max_size=12),
+    cuts=st.lists(st.integers(1, 299), max_size=4, unique=True),
+)
+def test_waits_of_steps_are_the_picoseconds_of_gaps_by_their_cause(runs, cuts):
+    """Each microsecond is classified by itself, from the next run and the end of those before."""
+    runs = [(sent, sent + delay, dur) for sent, delay, dur in runs]
+    host = [(CPU, "python", "launch", sent, 1) for sent, _, _ in runs]
+    ids = {row: row % len(runs) + 1 for row in range(2 * len(runs))}
+    events = linked(toy_events(*host, *((GPU, "Stream #7", "k", at, dur) for _, at, dur in runs)), correlation_id=ids)
+    edges = [0, *sorted(cuts), 300]
+    found = [[0, 0] for _ in edges[1:]]
+    for at in range(300):
+        if any(start <= at < start + dur for _, start, dur in runs) or all(start <= at for _, start, _ in runs):
+            continue
+        start, sent = min((start, sent) for sent, start, _ in runs if start > at)
+        begin = max([0, *(start + dur for _, start, dur in runs if start <= at)])
+        number = sum(edge <= at for edge in edges) - 1
+        if sent > begin:
+            found[number][0] += 1
+        elif start - begin < 30:
+            found[number][1] += 1
+    steps = [(number, begin, end - begin) for number, (begin, end) in enumerate(pairwise(edges))]
+    assert waits(events, *steps) == [(number, *by) for number, by in enumerate(found)]
 
 
 # -- real captures --------------------------------------------------------------------------------------------
@@ -300,6 +377,46 @@ def test_every_run_of_the_real_captures_is_linked(real_profiles, name, devices):
     assert (clocks["linked"] == clocks["launches"]).all()
     assert (clocks["skew_ps"] == 0).all()
     assert (clocks["delay_ps"] > 0).all()
+
+
+PYTORCH = ["gpu-v100_pytorch_resnet50-workers0.pt.trace.json.gz", "gpu-b200_pytorch_vllm.trace.json.gz"]
+
+
+@pytest.mark.parametrize("name", PYTORCH)
+def test_waits_and_queue_are_those_of_the_json(real_profiles, name):
+    trace = json.loads(gzip.decompress((real_profiles / name).read_bytes()), parse_float=Decimal)
+    items = [item for item in trace["traceEvents"] if item["ph"] == "X" and item["cat"] != "Trace"]
+    first = min(item["ts"] for item in items)
+    calls = {"Runtime", "cuda_runtime", "cuda_driver"}
+    sent = {item["args"]["correlation"]: item["ts"] for item in items if item["cat"] in calls}
+    kinds = {"kernel", "memcpy", "memset"}
+    kernels = [item for item in items if item["cat"].lower().removeprefix("gpu_") in kinds]
+    free, expected, changes = first, [0, 0], []
+    for kernel in sorted(kernels, key=lambda kernel: kernel["ts"]):
+        start, launched = kernel["ts"], sent.get(kernel["args"]["correlation"])
+        if launched is not None:
+            changes += [(launched, 1), (start, -1)]
+            expected[0] += max(start - free, 0) * (launched > free)
+            expected[1] += max(start - free, 0) * (launched <= free and start - free < 30)
+        free = max(free, start + kernel["dur"])
+    profile = tp.load(real_profiles / name)
+    steps = tp.steps(profile, by="whole").devices
+    assert steps.select("host_wait_ps", "kernel_wait_ps").rows() == [tuple(wait * US for wait in expected)]
+    assert profile.clocks["queue_length"].to_list() == [max(accumulate(by for _, by in sorted(changes)))]
+
+
+def test_waits_are_those_of_hta(real_profiles, tmp_path):
+    """HTA leaves out the last step, and the 9.739 ms of step 5 before its first kernel."""
+    analysis = pytest.importorskip("hta.trace_analysis", reason="HTA is the oracle: pip install HolisticTraceAnalysis")
+    hta = analysis.TraceAnalysis({0: str(real_profiles / PYTORCH[0])}, str(tmp_path))
+    theirs = hta.get_idle_time_breakdown(visualize=False)[0]
+    profile = tp.load(real_profiles / PYTORCH[0])
+    ours = tp.steps(profile).devices.filter(pl.col("step") < 10).select(pl.col("host_wait_ps", "kernel_wait_ps").sum())
+    expected = dict(zip(theirs["idle_category"], theirs["idle_time"], strict=True))
+    assert expected["other"] == 0
+    assert ours.row(0) == ((expected["host_wait"] + 9_739) * US, expected["kernel_wait"] * US)
+    queue = hta.get_queue_length_summary()["queue_length"]["max"]
+    assert profile.clocks["queue_length"].to_list() == queue.to_list() == [569]
 
 
 def test_runs_and_ordinals_link_the_v6e_capture_as_well_as_hand_overs(real_profiles):

@@ -308,9 +308,10 @@ def test_waiting_for_input(run):
 
 
 def host_ops(found):
-    """Our operations of the host that TensorFlow names, as XProf names them."""
+    """Our operations of the host that TensorFlow names, as XProf names them, without iterators."""
     name = pl.col("tf_op").cast(pl.String)
     rows = found.whole.layers.filter(pl.col("side").cast(pl.String) == "host").drop_nulls("tf_op")
+    rows = rows.filter(~name.str.starts_with("Iterator::"))
     return rows.group_by(op=name.str.split(":").list.first()).agg(pl.col("count", "total_ps", "self_ps").sum())
 
 
@@ -338,3 +339,34 @@ def test_ops_of_the_host_of_the_v100(case):
     both = theirs.join(ours, on="op", suffix="_ours")
     assert (both["count"] >= both["count_ours"]).all()
     assert (both["self_ps"] >= both["self_ps_ours"]).all()
+
+
+def test_stages_of_the_input_pipeline_are_xprofs(case):
+    found = dict(case(V100).whole.input_stages.select("stage", "time_ps").rows())
+    assert case(V100).xprof.input_stages() == {"preprocessing_us": pytest.approx(found.pop("preprocess"), rel=0.005)}
+    assert not found
+
+
+def test_stages_of_a_pipeline_that_reads_files_are_xprofs(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    files = [str(tmp_path / f"{number}.tfrecord") for number in range(4)]
+    for file in files:
+        with tf.io.TFRecordWriter(file) as writer:
+            for _ in range(64):
+                writer.write(bytes(1000))
+    ahead = tf.data.Dataset.from_tensor_slices(files).interleave(tf.data.TFRecordDataset).batch(4).prefetch(2)
+    on_demand = tf.data.TFRecordDataset(files).map(tf.strings.length).batch(8)
+    with tf.profiler.experimental.Profile(str(tmp_path / "logs")):
+        for batches in (ahead, on_demand):
+            for step, _ in zip(range(20), batches, strict=False):
+                with tf.profiler.experimental.Trace("train", step_num=step):
+                    pass
+    capture = next((tmp_path / "logs").rglob("*.xplane.pb"))
+    stages = tp.steps(tp.load(capture), by="whole").input_stages
+    found = dict(stages.select("stage", "time_ps").rows())
+    keys = {"read on demand": "demanded_file_read_us", "read in advance": "advanced_file_read_us"}
+    keys |= {"preprocess": "preprocessing_us"}
+    assert set(found) == set(keys)
+    theirs = Oracle.of(capture, tmp_path).input_stages()
+    assert {keys[stage]: time for stage, time in found.items()} == pytest.approx(theirs, rel=0.005)
+    assert stages["share"].sum() == pytest.approx(1)

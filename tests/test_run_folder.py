@@ -395,8 +395,8 @@ def test_an_operation_is_of_the_category_that_most_of_its_self_time_is_of(tmp_pa
 
 def test_clocks_of_the_windows_are_one_row_a_link(tmp_path):
     rows = [
-        [("a", "/device:TPU:0", "flow", 10, 10, 400, 3), ("a", "/device:TPU:1", None, 5, 0, None, None)],
-        [("a", "/device:TPU:0", "flow", 40, 30, 800, 1), ("a", "/device:TPU:1", None, 2, 0, None, None)],
+        [("a", "/device:TPU:0", "flow", 10, 10, 400, 3, 6), ("a", "/device:TPU:1", None, 5, 0, None, None, None)],
+        [("a", "/device:TPU:0", "flow", 40, 30, 800, 1, 2), ("a", "/device:TPU:1", None, 2, 0, None, None, None)],
     ]
     for number, window in enumerate(rows):
         clocks = pl.DataFrame(window, schema=schema.CLOCKS, orient="row")
@@ -404,9 +404,16 @@ def test_clocks_of_the_windows_are_one_row_a_link(tmp_path):
     write(tmp_path, 2, clock=None)
     say(tmp_path)
     assert tp.load(tmp_path).clocks.rows() == [
-        ("a", "/device:TPU:0", "flow", 50, 40, 700, 3),  # (10 x 400 + 30 x 800) / 40
-        ("a", "/device:TPU:1", None, 7, 0, None, None),
+        ("a", "/device:TPU:0", "flow", 50, 40, 700, 3, 6),  # (10 x 400 + 30 x 800) / 40
+        ("a", "/device:TPU:1", None, 7, 0, None, None, None),
     ]
+
+
+def test_clocks_recorded_without_the_length_of_queues_have_none(tmp_path):
+    clocks = pl.DataFrame([("a", "/device:TPU:0", "flow", 10, 10, 400, 3, 6)], schema=schema.CLOCKS, orient="row")
+    write(tmp_path, 0, clocks=clocks.drop("queue_length"))
+    say(tmp_path)
+    assert tp.load(tmp_path).clocks.rows() == [("a", "/device:TPU:0", "flow", 10, 10, 400, 3, None)]
 
 
 def test_a_run_that_noted_no_clocks_has_none_stored(tmp_path):

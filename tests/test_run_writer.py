@@ -44,7 +44,7 @@ def tables(*numbers):
         "steps": steps.frame.filter(mine),
         "ops": steps.ops.filter(mine),
         "devices": steps.devices.filter(mine),
-        "clocks": pl.DataFrame([("toy", "/device:TOY:0", "run", 1, 1, 0, 0)], schema=schema.CLOCKS, orient="row"),
+        "clocks": pl.DataFrame([("toy", "/device:TOY:0", "run", 1, 1, 0, 0, 1)], schema=schema.CLOCKS, orient="row"),
         "windows": pl.DataFrame([window], schema=schema.WINDOWS, orient="row"),
         "ticks": ticks(*numbers),
     }

@@ -75,6 +75,9 @@ def test_figures_of_devices_agree(captures, name, by):
     devices = steps.devices
     assert (devices["device_ps"] <= devices["dur_ps"]).all()
     assert (devices["device_ps"] + devices["idle_ps"] == devices["dur_ps"]).all()
+    waits = devices["host_wait_ps"] + devices["kernel_wait_ps"]
+    assert (waits.drop_nulls() >= 0).all()
+    assert (waits <= devices["idle_ps"]).all()
     known = steps.frame.drop_nulls("device_ps")
     explained = known["device_ps"] + known["idle_ps"] + known["imbalance_ps"].fill_null(0)
     assert (explained - known["dur_ps"]).abs().max() in (None, *range(4))  # three columns, each rounded

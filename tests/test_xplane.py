@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.io import chrome_trace, event_ids, protobuf_kernels, xplane
@@ -153,7 +154,9 @@ def expected_hardware(space):
     for plane in space.planes:
         if plane.name.startswith("/device:") and any(line.events for line in plane.lines):
             stats = stat_values(plane.stats, plane)
-            kind = stats.get("device_type_string") or stats.get("gpu_device_name") or plane.name.split(":")[1]
+            amd = "AMD GPU (compute capability 9.4)" if stats.get("device_vendor") == "AMD" else None
+            named = stats.get("device_type_string") or stats.get("gpu_device_name") or amd
+            kind = named or plane.name.split(":")[1]
             of_host = [p for p in space.planes if p.name == "/host:CPU"]
             used = [stat_values(p.stats, p).get("matrix_unit_utilization_percent") for p in of_host]
             flops, hbm = (
@@ -208,7 +211,7 @@ def test_facts_of_real_captures_equal_the_protobuf_librarys(path, pb2):
 def test_both_forms_of_one_run_give_the_same_events(path):
     chrome = gzip.decompress(path.with_name(path.name.replace(".xplane.pb", ".trace.json.gz")).read_bytes())
     key = [pl.col("plane", "line", "name").cast(pl.String), "start_ps", "dur_ps"]
-    theirs = chrome_trace.events(chrome, source="json").select(key)
+    theirs = chrome_trace.read(chrome, source="json")[0].select(key)
     # XProf gives an event of no duration a picosecond, for viewers that drop it otherwise
     ours = xplane.read(path.read_bytes(), source="pb")[0].select(key).with_columns(pl.col("dur_ps").clip(1))
     assert theirs.join(ours, on=theirs.columns, how="anti").is_empty()
@@ -277,8 +280,10 @@ def test_the_stats_of_a_device_event_win(pb2, event_stats, metadata_stats, tf_op
 def test_a_host_events_framework_op_is_its_full_name(pb2):
     event = toy_event(pb2, "/host:CPU", full="dense/MatMul:MatMul", short="MatMul")
     assert (event["name"], event["tf_op"]) == ("MatMul", "dense/MatMul:MatMul")
-    event = toy_event(pb2, "/host:CPU", full="Iterator::Map", short="", event_stats=[("tf_op", "str_value", "x")])
-    assert (event["name"], event["tf_op"]) == ("Iterator::Map", None)
+    event = toy_event(pb2, "/host:CPU", full="Execute", short="", event_stats=[("tf_op", "str_value", "x")])
+    assert (event["name"], event["tf_op"]) == ("Execute", None)
+    event = toy_event(pb2, "/host:CPU", full="Iterator::Prefetch::Map", short="Iterator::Map")
+    assert (event["name"], event["tf_op"]) == ("Iterator::Map", "Iterator::Prefetch::Map")
 
 
 def test_hlo_op_is_read_on_the_host_too_unless_it_is_launched_on_a_device(pb2):
@@ -333,6 +338,26 @@ def test_hardware_holds_devices_with_events_alone_and_unknown_peaks_are_null(pb2
     gpu.stats.add(metadata_id=50, double_value=0.0)
     data = pb2.XSpace(planes=[idle, host, gpu]).SerializeToString()
     assert xplane.read(data, source="toy")[1].hardware.rows() == [("", "/device:GPU:0", "GPU", None, None, None)]
+
+
+@pytest.mark.parametrize(
+    ("stats", "kind"),
+    [
+        ({"device_vendor": "AMD", "compute_cap_major": 9, "compute_cap_minor": 4}, "AMD GPU (compute capability 9.4)"),
+        ({"device_vendor": "AMD"}, "AMD GPU"),
+        ({"compute_cap_major": 7}, "GPU"),
+        ({"gpu_device_name": "NVIDIA L4", "device_vendor": "Nvidia", "compute_cap_major": 8}, "NVIDIA L4"),
+    ],
+)
+def test_a_gpu_without_a_name_has_its_vendor_and_compute_capability(pb2, tmp_path, stats, kind):
+    gpu = toy_plane(pb2, "/device:GPU:0")
+    for number, (name, value) in enumerate(stats.items(), 50):
+        gpu.stat_metadata[number].name = name
+        gpu.stats.add(metadata_id=number, **{"str_value" if isinstance(value, str) else "int64_value": value})
+    file = tmp_path / "a.xplane.pb"
+    file.write_bytes(pb2.XSpace(planes=[gpu]).SerializeToString())
+    assert tp.load(file).hardware["kind"].to_list() == [kind]
+    assert tp.load(file, device="L4").hardware["kind"].to_list() == ["NVIDIA L4" if "NVIDIA" in kind else "L4"]
 
 
 def test_large_unused_stats_cost_nothing(pb2):

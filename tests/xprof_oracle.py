@@ -87,6 +87,12 @@ class Oracle:
         root = self.tables("op_profile")[0]["byProgramExcludeIdle"]["metrics"]
         return {"flops": root["rawFlops"], "hbm_bytes": root["rawBytesAccessedArray"][0]}
 
+    def input_stages(self):
+        """Time of the input pipeline by stage, in picoseconds, without those of 0."""
+        tables = [table.get("p", {}) for table in self.tables("input_pipeline_analyzer")]
+        facts = next(facts for facts in tables if "enqueue_us" in facts)
+        return {key: round(float(facts[key]) * US) for key in sorted(facts) if float(facts[key])}
+
     def overview(self, fact):
         """Return a percentage that the overview page prints, 0 to 1, or None."""
         facts = {name: text for table in self.tables("overview_page") for name, text in table.get("p", {}).items()}

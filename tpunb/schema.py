@@ -87,7 +87,7 @@ _OP = Column(NAME, "Canonical name of the operation.")
 _KIND = Column(_TEXT, 'Kind of the step: "train", "eval", "predict", or the name of its annotation.', "first")
 _KINDS = Column(_TEXT, "Kinds of the steps of the phase, most frequent first.")
 _START = Column(_INT, "Start in picoseconds since the origin of the profile.", "min")
-_TF_OP = Column(NAME, "Full name of the framework op, or null.")
+_TF_OP = Column(NAME, 'Full name of the framework op, such as "dense/MatMul:MatMul" or "aten::mm", or null.')
 _HLO_OP = Column(NAME, "Name of the HLO instruction, or null.")
 _PROGRAM = Column(_INT, "Id of the compiled program, or null.")
 _SHAPE = Column(NAME, 'Shape of the result of the HLO instruction, such as "f32[8,128]{1,0}", or null.', "first")
@@ -127,6 +127,15 @@ EVENTS = _frame(
 _DEVICE_STATS: dict[str, Column] = {
     "device_ps": Column(_INT, "Busy time of the device in picoseconds.", "sum", "mean"),
     "idle_ps": Column(_INT, "Step time without busy time, in picoseconds.", "sum", "mean"),
+    "host_wait_ps": Column(
+        _INT,
+        "Idle time before runs that the host launched after the device became idle, in picoseconds.",
+        "sum",
+        "mean",
+    ),
+    "kernel_wait_ps": Column(
+        _INT, "Idle time in gaps of less than 30 us before runs launched in time, in picoseconds.", "sum", "mean"
+    ),
     "infeed_ps": Column(_INT, "Time in which a TPU waits for or reads infeed, in picoseconds.", "sum", "mean"),
     "outfeed_ps": Column(_INT, "Time in which a TPU writes outfeed, in picoseconds.", "sum", "mean"),
     "transfer_ps": Column(_INT, "Time of transfers between host and device, in picoseconds.", "sum", "mean"),
@@ -306,6 +315,7 @@ CLOCKS = _frame(
     linked=Column(_INT, "Number of launches whose event on the host was matched.", "sum"),
     delay_ps=Column(_INT, "Median time from launch to start after clock correction, in picoseconds.", "mean"),
     skew_ps=Column(_INT, "Lower bound of the delay of the device clock behind the host clock, in picoseconds.", "max"),
+    queue_length=Column(_INT, "Most launches that waited for their run to start at one time.", "max"),
 )
 
 WINDOWS = _frame(
@@ -601,7 +611,7 @@ SETTINGS = _frame(
 
 _OPTIONAL = {
     *("category", "device_dur_ps", "flops", "bytes", "hbm_bytes", "flow_out", "flow_in", "correlation_id", "reason"),
-    *("program", "shape", "source", "confidence"),
+    *("program", "shape", "source", "confidence", "queue_length"),
     *(set(STEPS) - {"host", "step", "kind", "start_ps", "dur_ps", "device_ps", "idle_ps", "traced"}),
 }
 """Columns that a frame may leave out because few captures contain them; they become null."""

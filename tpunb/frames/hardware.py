@@ -55,12 +55,12 @@ _DEVICES = (
     Device("TPU v5e", 197e12, 16e9, 819e9, _CLOUD + "v5e", ("TPU v5 lite", "TPU v5 Lite")),
     Device("TPU v5p", 459e12, 95e9, 2765e9, _CLOUD + "v5p", ("TPU v5p", "TPU v5")),
     Device("TPU v6e", 918e12, 32e9, 1638e9, _CLOUD + "v6e", ("TPU v6 lite", "TPU v6 Lite")),
-    Device("V100", 125e12, 32e9, 900e9, _NVIDIA + "v100/"),
-    Device("T4", 65e12, 16e9, 320e9, _NVIDIA + "tesla-t4/"),
-    Device("A100 80GB", 312e12, 80e9, 2039e9, _NVIDIA + "a100/"),
-    Device("L4", 121e12, 24e9, 300e9, _NVIDIA + "l4/"),
-    Device("H100 SXM", 989e12, 80e9, 3350e9, _NVIDIA + "h100/"),
-    Device("H200 SXM", 989e12, 141e9, 4800e9, _NVIDIA + "h200/"),
+    Device("V100", 125e12, 32e9, 900e9, _NVIDIA + "v100/", ("Tesla V100-SXM2-32GB",)),
+    Device("T4", 65e12, 16e9, 320e9, _NVIDIA + "tesla-t4/", ("Tesla T4",)),
+    Device("A100 80GB", 312e12, 80e9, 2039e9, _NVIDIA + "a100/", ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB")),
+    Device("L4", 121e12, 24e9, 300e9, _NVIDIA + "l4/", ("NVIDIA L4",)),
+    Device("H100 SXM", 989e12, 80e9, 3350e9, _NVIDIA + "h100/", ("NVIDIA H100 80GB HBM3",)),
+    Device("H200 SXM", 989e12, 141e9, 4800e9, _NVIDIA + "h200/", ("NVIDIA H200",)),
 )
 DEVICES: Mapping[str, Device] = MappingProxyType({chip.name: chip for chip in _DEVICES})
 """Devices by name."""

@@ -90,14 +90,15 @@ def _on(chip: Device, profile: Profile) -> Profile:
     """Return a profile with the kind and the peaks of its devices where the files do not name them."""
     family = "TPU" if chip.name.startswith("TPU") else "GPU"
     kind = pl.col("kind").fill_null("")
-    unnamed = kind.is_in(["", family]) | kind.is_in([chip.name, *chip.kinds])
+    nameless = kind.is_in(["", family]) | kind.str.contains(rf"^\S+ {family}( \(compute|$)")
+    unnamed = nameless | kind.is_in([chip.name, *chip.kinds])
     unnamed &= pl.col("device").str.starts_with(f"/device:{family}:")
     if profile.hardware.filter(unnamed).is_empty():
         kinds = device_kinds(profile.hardware) or "no device"
         raise ValueError(f"The device parameter of load must fit the profile. Got {chip.name!r} for {kinds}.")
     peaks = {"peak_flops": chip.peak_flops / chip.cores, "hbm_bandwidth": chip.bandwidth / chip.cores}
     hardware = profile.hardware.with_columns(
-        kind=pl.when(unnamed & kind.is_in(["", family])).then(pl.lit(chip.name)).otherwise("kind"),
+        kind=pl.when(unnamed & nameless).then(pl.lit(chip.name)).otherwise("kind"),
         **{name: pl.when(unnamed).then(pl.col(name).fill_null(peak)).otherwise(name) for name, peak in peaks.items()},
     )
     stored = profile.stored

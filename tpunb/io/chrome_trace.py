@@ -18,6 +18,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
+from tpunb.frames.hardware import DEVICES
 from tpunb.io import instructions as texts
 from tpunb.io.event_ids import flow_id, run_launch
 from tpunb.step_stats.boundaries import PYTORCH_STEP
@@ -26,6 +27,7 @@ from tpunb.text import format_error
 
 _ON_STREAMS = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 _ANNOTATIONS = {"gpu_user_annotation", "cuda_sync"}  # describe kernels of a device, and are none
+_OPERATORS = ["cpu_op", "Operator"]
 _FRAME = "python_function"
 _TRACE = "Trace"  # PyTorch's category of the time span of the trace
 _SCALARS = (str, int, Decimal)
@@ -48,8 +50,8 @@ def _without_collector() -> Iterator[None]:
 
 
 @_without_collector()
-def events(data: bytes, *, source: str) -> pl.DataFrame:
-    """Return the events of a Chrome trace, in file order: ``tpunb.schema.EVENTS``.
+def read(data: bytes, *, source: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the events of a Chrome trace, in file order, ``tpunb.schema.EVENTS``, and ``tpunb.schema.HARDWARE``.
 
     The host is "rank 3" for a distributed PyTorch run, else "": the format has none. Times of PyTorch, and those that
     do not fit Int64 picoseconds, are moved so that the first event starts at 0.
@@ -67,10 +69,15 @@ def events(data: bytes, *, source: str) -> pl.DataFrame:
         When the data is not JSON or not a trace, or a time is not a number.
 
     >>> trace = b'[{"ph": "X", "pid": 1, "tid": 2, "ts": 0.5, "dur": 2.25, "name": "fc/MatMul:MatMul"}, {}]'
-    >>> events(trace, source="toy").select("plane", "line", "name", "start_ps", "dur_ps").row(0)
+    >>> read(trace, source="toy")[0].select("plane", "line", "name", "start_ps", "dur_ps").row(0)
     ('/host:CPU', '2', 'MatMul', 500000, 2250000)
     """
     top = parse(data, source)
+    events = _events(top, source)
+    return events, hardware(events, _device_names(top))
+
+
+def _events(top: Any, source: str) -> pl.DataFrame:
     items = _items(top, source)
     spans = [item for item in items if item.get("ph") == "X" and item.get("cat") != _TRACE]
     starts = _picoseconds(spans, [span.get("ts") for span in spans], "ts", source)
@@ -91,6 +98,7 @@ def events(data: bytes, *, source: str) -> pl.DataFrame:
         calls_driver=args.calls_driver(),
         flow_out=args.flow("_pt", "_p"),
         flow_in=args.flow("_ct", "_c"),
+        operator=args.operators(),
     )
     return schema.check(
         frame.with_columns(**_columns(), correlation_id=args.launch(frame["plane"])), schema.EVENTS, "events"
@@ -119,20 +127,30 @@ def instructions(data: bytes, *, source: str) -> pl.DataFrame:
     return texts.merged([[texts.described(rows)]], _host(top))
 
 
-def hardware(events: pl.DataFrame) -> pl.DataFrame:
-    """Return ``tpunb.schema.HARDWARE``, one row per device among the planes of `events`, without peaks.
+def hardware(events: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
+    """Return ``tpunb.schema.HARDWARE``, one row per device among the planes of `events`, with the peaks of known ones.
 
-    >>> trace = b'[{"ph": "X", "cat": "kernel", "ts": 0, "dur": 1, "name": "gemm", "args": {"device": 3}}]'
-    >>> hardware(events(trace, source="toy")).row(0)
-    ('', '/device:GPU:3', 'GPU', None, None, None)
+    Parameters
+    ----------
+    names
+        Kind by device, such as "Tesla V100-SXM2-16GB" by "/device:GPU:0", where the file has it.
     """
     planes = events.select(pl.col("host", "plane").cast(pl.String)).unique(maintain_order=True)
-    devices = planes.filter(pl.col("plane").str.starts_with("/device:")).rename({"plane": "device"})
-    kind = pl.col("device").str.split(":").list.get(1)
-    unknown = [name for name in schema.HARDWARE if name not in ("host", "device", "kind")]
-    return schema.check(
-        devices.with_columns(*(pl.lit(None).alias(name) for name in unknown), kind=kind), schema.HARDWARE, "hardware"
-    )
+    rows = []
+    for host, device in planes.filter(pl.col("plane").str.starts_with("/device:")).rows():
+        kind = names.get(device) or device.split(":")[1]
+        chip = next((chip for chip in DEVICES.values() if chip.of_kind(kind)), None)
+        peaks = (chip.peak_flops / chip.cores, chip.bandwidth / chip.cores) if chip else (None, None)
+        rows.append((host, device, kind, *peaks, None))
+    return pl.DataFrame(rows, schema=schema.HARDWARE, orient="row")
+
+
+def _device_names(top: Any) -> dict[str, str]:
+    """Return the names that PyTorch gives to GPUs in ``deviceProperties``."""
+    devices: Any = top.get("deviceProperties") if isinstance(top, dict) else None
+    listed = [each for each in devices if isinstance(each, dict)] if isinstance(devices, list) else []
+    names = {f"/device:GPU:{each.get('id')}": each.get("name") for each in listed}
+    return {device: name for device, name in names.items() if isinstance(name, str)}
 
 
 def parse(data: bytes, source: str) -> Any:
@@ -228,6 +246,16 @@ class _Args:
         ids = [None if n is None else flow_id(kind or 0, n) for kind, n in zip(kinds, numbers, strict=True)]
         return pl.Series(ids, dtype=pl.UInt64)
 
+    def operators(self) -> pl.Series:
+        """Return PyTorch's operator with the external id of each kernel; null for names like "nccl:all_reduce"."""
+        named: dict[str, Any] = {}
+        for span, args in zip(self._spans, self._args, strict=True):
+            if span.get("cat") in _OPERATORS and "External id" in args:
+                named.setdefault(str(args["External id"]), span.get("name"))
+        ids = (args.get("external id", args.get("External id")) if "stream" in args else None for args in self._args)
+        operators = _texts([None if each is None else named.get(str(each)) for each in ids])
+        return operators.set(operators.str.contains(f"^{FRAMEWORK_OP.pattern}$"), None)
+
     def calls_driver(self) -> pl.Series:
         """Return which events are calls of a device's driver: only these have a correlation id."""
         ids = [self._ids(key) for key in ("correlation_id", "correlation")]
@@ -314,7 +342,7 @@ def _columns() -> dict[str, pl.Expr]:
     return {
         "name": pl.when(device).then(pl.coalesce("step_name", name)).otherwise(of_host),
         "tf_op": pl.when(device)
-        .then(pl.when(~op.is_in(["", "XlaModule"])).then(op))
+        .then(pl.coalesce(pl.when(~op.is_in(["", "XlaModule"])).then(op), "operator"))
         .when(call)
         .then(pl.lit(FUNCTION_CALL))
         .otherwise(full),

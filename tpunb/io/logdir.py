@@ -211,9 +211,9 @@ def _decoded(file: Location, data: storage.Bytes) -> Decoded:
     if ".trace.json" in file.name or data[:64].tobytes().lstrip()[:1] in (b"{", b"["):
         from tpunb.io import chrome_trace
 
-        events = chrome_trace.events(data.tobytes(), source=str(file))
+        events, hardware = chrome_trace.read(data.tobytes(), source=str(file))
         host = str(events["host"][0]) if events.height else ""
-        return Decoded(host, events, chrome_trace.hardware(events), data.size)
+        return Decoded(host, events, hardware, data.size)
     raise BadProfile(
         f"{file}: not a profile by its name or its first bytes {data[:8].tobytes()!r}",
         hint=f"a profile's name ends in {', '.join(ENDINGS)}",

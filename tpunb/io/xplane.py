@@ -21,7 +21,7 @@ from tpunb.io import instructions as texts
 from tpunb.io.protobuf_table import Bytes, Ints, MessageMap, Messages, integer, text
 from tpunb.io.xstats import Mask, StatNames, Stats, as_names, coalesce, gather, nulls
 from tpunb.step_stats.breakdown import COUNTERS
-from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL
+from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL, ITERATOR
 
 # tags of tsl/profiler/protobuf/xplane.proto
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = text(1), text(2), text(3), text(4)
@@ -39,6 +39,9 @@ _ON_DEVICE = [*("step_num", "hlo_op", "annotation", "step_name", "device_duratio
 _HARDWARE = [
     "device_type_string",
     "gpu_device_name",
+    "device_vendor",
+    "compute_cap_major",
+    "compute_cap_minor",
     "peak_teraflops_per_second",
     "peak_hbm_bw_gigabytes_per_second",
     "memory_bandwidth",
@@ -225,6 +228,11 @@ class _Plane:
         """Return the row of a device in ``tpunb.schema.HARDWARE``."""
         stats = self.stats(*_HARDWARE)
         kind = coalesce(stats.text("device_type_string"), stats.text("gpu_device_name")).cast(pl.String).item()
+        vendor = stats.text("device_vendor").cast(pl.String).item()
+        if kind is None and vendor:  # ROCm writes no name
+            parts = (stats.integer(f"compute_cap_{part}").item() for part in ("major", "minor"))
+            version = ".".join(str(part) for part in parts if part is not None)
+            kind = f"{vendor} {self.name.split(':')[1]}" + (f" (compute capability {version})" if version else "")
         peak = (stats.real("peak_teraflops_per_second") * 1e12).item() or None  # 0 means unknown
         hbm = coalesce(stats.real("peak_hbm_bw_gigabytes_per_second") * 1e9, stats.real("memory_bandwidth")).item()
         return host, self.name, kind or self.name.split(":")[1], peak, hbm or None
@@ -349,7 +357,8 @@ class _Plane:
         (name, display_name), stats = self._names.read(entries, [_NAME, _DISPLAY_NAME], _METADATA_STATS, _COSTS)
         names = entries.text(np.where(display_name & 0xFFFFFFFF, display_name, name))
         full = [] if self.on_device else entries.text(name)  # of HLO instructions long text without use here
-        ops = [op if FRAMEWORK_OP.fullmatch(op) else None for op in full] or [None] * len(names)
+        named = [op.startswith(ITERATOR) or FRAMEWORK_OP.fullmatch(op) for op in full]
+        ops = [op if kept else None for op, kept in zip(full, named, strict=True)] or [None] * len(names)
         columns = {
             "program": stats.number("program_id"),
             "tf_op": stats.text("tf_op", _bare),

@@ -111,6 +111,24 @@ def of_hosts(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
     return rows.group_by("host", "step").agg(total("input_ps"), total("compile_ps"))
 
 
+def input_stages(ops: pl.DataFrame) -> pl.DataFrame:
+    """Return ``tpunb.schema.INPUT_STAGES`` from operations of hosts, of :func:`tpunb.step_stats.ops.find`.
+
+    As in XProf, the self time of an iterator is its time without nested iterators and framework ops.
+    """
+    stage = map_names(ops.select(pl.coalesce("tf_op", "op"))["tf_op"], op_names.input_stage)
+    rows = ops.with_columns(stage=stage).filter(pl.any_horizontal(pl.col("stage", "tf_op").is_not_null()))
+    if rows["stage"].null_count() == len(rows):
+        return schema.empty(schema.INPUT_STAGES)
+    from tpunb.step_stats.self_time import self_times  # compiled
+
+    times = self_times(rows["lane"].to_numpy(), rows["start_ps"].to_numpy(), rows["dur_ps"].to_numpy())
+    staged = rows.with_columns(time_ps=pl.Series(times)).drop_nulls("stage").group_by("host", "stage")
+    sums = staged.agg(pl.col("time_ps").sum()).filter(pl.col("time_ps") > 0).sort("host", "stage")
+    sums = sums.with_columns(share=pl.col("time_ps") / pl.col("time_ps").sum().over("host"))
+    return schema.check(sums, schema.INPUT_STAGES, "input_stages")
+
+
 def of_steps(devices: pl.DataFrame) -> pl.DataFrame:
     """Return one row per (host, step) over its devices."""
     return devices.group_by("host", "step").agg(over_devices(schema.DEVICE_FACTS))

@@ -19,6 +19,8 @@ CPU = "/device:CPU:0"
 _EXECUTE = r"Executable::ExecuteHelper"  # the host requests a run of a program from XLA
 _PLANE = ["host", "plane"]
 _BY_ID = {True: "run", False: "correlation"}  # the link by an id, on a TPU and elsewhere
+_DEVICE = ["host", "device"]
+_KERNEL_WAIT_PS = 30_000_000  # the threshold of HTA
 _HOPS = 8  # flows between a launch and the thread of the step; at most four were seen
 
 _LAUNCHES: schema.Schema = {
@@ -120,17 +122,58 @@ def clocks(events: pl.DataFrame) -> pl.DataFrame:
     """
     if not any_device(events):
         return schema.empty(schema.CLOCKS)
-    delay = pl.col("start_ps") - pl.col("sent_ps")
-    runs = _launches(events).filter(pl.col("device") != CPU)
-    skew = (-delay.min()).clip(0)
-    rows = runs.group_by("host", "device").agg(
+    runs = _on_one_clock(events)
+    linked = runs.drop_nulls("sent_ps")
+    changes = (linked.select(*_DEVICE, at=at, by=by) for at, by in (("sent_ps", 1), ("start_ps", -1)))
+    queues = pl.concat(changes).sort("at", "by").group_by(_DEVICE, maintain_order=True)
+    rows = runs.group_by(_DEVICE).agg(
         link=pl.col("link").drop_nulls().mode().sort().first(),
         launches=pl.len(),
         linked=pl.col("sent_ps").count(),
-        delay_ps=(delay + skew).median().round().cast(pl.Int64),
-        skew_ps=skew,
+        delay_ps=(pl.col("start_ps") - pl.col("sent_ps")).median().round().cast(pl.Int64),
+        skew_ps=pl.col("skew_ps").first(),
     )
+    rows = rows.join(queues.agg(queue_length=pl.col("by").cum_sum().max()), on=_DEVICE, how="left")
     return schema.check(rows.sort("host", "device"), schema.CLOCKS, "clocks")
+
+
+def with_waits(devices: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """Return ``tpunb.schema.DEVICES`` with the idle time that devices with linked launches wait for host and kernel.
+
+    As in HTA, the device waits for its host if the run after a gap was launched after the run before it ended, and for
+    the kernel if it was launched in time and the gap is short. HTA looks at each stream, this at the whole device.
+    """
+    begins = devices.group_by(_DEVICE).agg(begin_ps=pl.col("start_ps").min())
+    runs = _on_one_clock(events).join(begins, on=_DEVICE).sort("start_ps", "sent_ps")
+    runs = runs.filter(pl.col("sent_ps").is_not_null().any().over(_DEVICE))
+    begin_ps = pl.coalesce(pl.col("end_ps").cum_max().shift().over(_DEVICE), "begin_ps")
+    gaps = runs.with_columns(begin_ps=begin_ps, gap_ps=pl.col("start_ps") - begin_ps).filter(pl.col("gap_ps") > 0)
+    late = pl.col("sent_ps") > pl.col("begin_ps")
+    causes = {"host_wait_ps": late, "kernel_wait_ps": ~late & (pl.col("gap_ps") < _KERNEL_WAIT_PS)}
+    linked = devices.join(runs.select(_DEVICE).unique(), on=_DEVICE, how="semi")
+    devices = devices.drop(*causes)
+    for name, cause in causes.items():
+        waits = _within(linked, gaps.filter(cause)).rename({"gap_ps": name})
+        devices = devices.join(waits, on=[*_DEVICE, "step"], how="left", maintain_order="left")
+    return devices
+
+
+def _within(devices: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
+    """Return (host, device, step, gap_ps): the time of gaps within each step."""
+    end_ps = pl.col("start_ps") + pl.col("dur_ps")
+    edges = (devices.select(*_DEVICE, "step", at=at, sign=sign) for at, sign in (("start_ps", -1), (end_ps, 1)))
+    sums = gaps.with_columns(sum_ps=pl.col("gap_ps").cum_sum().over(_DEVICE) - pl.col("gap_ps"))
+    sums = sums.select(*_DEVICE, "gap_ps", "sum_ps", "begin_ps", at="begin_ps")
+    before = pl.concat(edges).sort("at").join_asof(sums, on="at", by=_DEVICE, check_sortedness=False)
+    until_ps = pl.col("sum_ps") + pl.min_horizontal(pl.col("at") - pl.col("begin_ps"), "gap_ps")
+    return before.group_by(*_DEVICE, "step").agg(gap_ps=(pl.col("sign") * until_ps).sum())
+
+
+def _on_one_clock(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the launches of devices with `skew_ps`, `sent_ps` moved by it to the clock of the device."""
+    skew = (pl.col("sent_ps") - pl.col("start_ps")).max().clip(0).over(_DEVICE)
+    runs = _launches(events).filter(pl.col("device") != CPU).with_columns(skew_ps=skew)
+    return runs.with_columns(pl.col("sent_ps") - pl.col("skew_ps"))
 
 
 def _launches(events: pl.DataFrame) -> pl.DataFrame:
@@ -140,10 +183,10 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
     thunk = ~on_device & pl.col("hlo_op").is_not_null()
     if not linked.select((on_device | thunk).any()).item():  # a host alone
         return schema.empty(_LAUNCHES)
-    senders = _first_of(events, "flow_out").select(
+    senders = first_of(events, "flow_out").select(
         "host", flow_in="flow_out", by_flow_lane="lane", by_flow_sent_ps="start_ps"
     )
-    launchers = _first_of(linked.filter(~on_device & ~thunk), "correlation_id").select(
+    launchers = first_of(linked.filter(~on_device & ~thunk), "correlation_id").select(
         "host", "correlation_id", by_launch_lane="lane", by_launch_sent_ps="start_ps"
     )
     runs = (
@@ -219,7 +262,7 @@ def _on_host_threads(thunks: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame
     )
 
 
-def _first_of(events: pl.DataFrame, key: str) -> pl.DataFrame:
+def first_of(events: pl.DataFrame, key: str) -> pl.DataFrame:
     """Return the earliest of the events of a host with the same id."""
     rows = events.filter(pl.col(key).is_not_null()).sort("start_ps")
     return rows.unique(["host", key], keep="first", maintain_order=True)
@@ -230,7 +273,7 @@ def _trace_back(runs: pl.DataFrame, events: pl.DataFrame, annotated: pl.Series) 
     within = events.filter(pl.col("flow_in").is_not_null()).select(
         "host", "lane", received_ps="start_ps", received="flow_in", over_ps=pl.col("start_ps") + pl.col("dur_ps")
     )
-    senders = _first_of(events, "flow_out").select("host", received="flow_out", from_lane="lane", from_ps="start_ps")
+    senders = first_of(events, "flow_out").select("host", received="flow_out", from_lane="lane", from_ps="start_ps")
     within = within.join(senders, on=["host", "received"]).drop("host").sort("received_ps")
     if within.is_empty():
         return runs

@@ -61,7 +61,7 @@ def merge_clocks(clocks: pl.DataFrame) -> pl.DataFrame:
     """Return CLOCKS over all windows, one row per link; the delay is weighted by the launches it is the median of."""
     linked = pl.col("linked").filter(pl.col("delay_ps").is_not_null()).sum()
     return clocks.group_by("host", "device", "link", maintain_order=True).agg(
-        *over_windows("CLOCKS", ["launches", "linked", "skew_ps"]),
+        *over_windows("CLOCKS", ["launches", "linked", "skew_ps", "queue_length"]),
         delay_ps=(pl.col("delay_ps") * pl.col("linked")).sum() // pl.when(linked > 0).then(linked),
     )
 

@@ -39,6 +39,9 @@ PIPELINE = "input pipeline"
 INPUT_WAIT = "input wait"
 """Category of operations that wait for the next element of an input pipeline."""
 
+ITERATOR = "Iterator::"
+"""Prefix of the names of tf.data's iterators, which are their paths in the pipeline."""
+
 FUNCTION_CALL = "tf.function"
 """Framework op of an event that is the call of a whole ``tf.function``."""
 
@@ -130,6 +133,8 @@ _KINDS = (
     | dict.fromkeys(["send", "recv", "host send", "host recv", _COPIES["HD"], _COPIES["DH"]], "transfer")
     | dict.fromkeys([*_COLLECTIVES, "collective"], "collective")
 )
+_FROM_FILE = ("::TFRecord", "::TextLine", "::FixedLengthRecord", "::SSTable", "::RecordIO")
+_IN_ADVANCE = re.compile("::(MemoryReader|MemoryWriter|(Parallel)?Interleave|Prefetch|ForeverRepeat)")
 _CLASSES = [
     (re.compile(r"\w*Apply[A-Z]\w*|AssignSubVariableOp"), "optimizer"),
     (re.compile(r"\w*(Backprop|Grad)\w*"), "backward"),
@@ -294,6 +299,19 @@ def kind(category: str) -> str | None:
     ('collective', 'collective', 'transfer', None)
     """
     return _KINDS.get(_HALF.sub("", category))
+
+
+def input_stage(op: str) -> str | None:
+    """Return the stage of the input pipeline that an operation is part of, by XProf's rules; None for others.
+
+    >>> input_stage("Iterator::Prefetch::TFRecord"), input_stage("Iterator::TFRecord"), input_stage("Iterator::Map")
+    ('read in advance', 'read on demand', 'preprocess')
+    """
+    if not op.startswith(ITERATOR):
+        return "enqueue" if op.startswith("InfeedEnqueue") else None
+    if not op.endswith(_FROM_FILE):
+        return "preprocess"
+    return "read in advance" if _IN_ADVANCE.search(op) else "read on demand"
 
 
 def operation_class(op: str) -> str | None:

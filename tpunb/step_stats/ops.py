@@ -32,8 +32,8 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
     Returns
     -------
     pl.DataFrame
-        (host, plane, side, op, category, tf_op, hlo_op, program, start_ps, dur_ps, total_ps, self_ps, flops, bytes,
-        hbm_bytes), one row per event, texts Categorical; `total_ps` and `self_ps` by the clock of the device if known.
+        (host, plane, lane, side, op, category, tf_op, hlo_op, program, start_ps, dur_ps, total_ps, self_ps, flops,
+        bytes, hbm_bytes), one row per event, texts Categorical; the two times by the clock of the device if known.
     """
     rows = events.select(_READ).filter(pl.col("step_num").is_null() & pl.col("lane").is_in(_op_lanes(events).implode()))
     on_device = rows["plane"].cat.starts_with(launches.DEVICE)
@@ -53,7 +53,7 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
     inside = pl.col("dur_ps") - pl.Series(times, dtype=pl.Int64)  # time of nested operations
     total = pl.coalesce("device_dur_ps", "dur_ps")
     return rows.select(
-        *("host", "tf_op", "hlo_op", "program", "start_ps", "dur_ps"),
+        *("host", "lane", "tf_op", "hlo_op", "program", "start_ps", "dur_ps"),
         *work,
         pl.when("thunk").then(pl.lit(launches.CPU, schema.NAME)).otherwise("plane").alias("plane"),
         pl.when("device").then(pl.lit("device")).otherwise(pl.lit("host")).cast(schema.SIDE).alias("side"),

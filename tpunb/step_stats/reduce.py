@@ -18,7 +18,7 @@ from tpunb import schema
 from tpunb.errors import BadProfile, NoSteps
 from tpunb.frames import Profile, Steps
 from tpunb.frames.profile import device_kinds
-from tpunb.step_stats import boundaries, breakdown, op_names
+from tpunb.step_stats import boundaries, breakdown, launches, modules, op_names
 from tpunb.step_stats.aggregate import total
 from tpunb.step_stats.collectives import collectives
 from tpunb.step_stats.ops import assign, find, instructions
@@ -186,11 +186,12 @@ def reduce(
     counters
         ``tpunb.schema.COUNTERS``, for the utilisation of the matrix unit in each step.
     """
-    ops, places = assign(find(events), intervals)
+    found = find(events)
+    ops, places = assign(found, intervals)
     on_device = pl.col("side") == "device"
     peaks = schema.empty(schema.HARDWARE) if hardware is None else hardware
     by_step = ["host", "step"]
-    devices = breakdown.of_devices(ops.filter(on_device), places, peaks)
+    devices = launches.with_waits(breakdown.of_devices(ops.filter(on_device), places, peaks), events)
     if counters is not None:
         devices = breakdown.with_counters(devices, counters)
     devices = devices.join(intervals.filter(~pl.col("recorded")), on=by_step, how="anti", maintain_order="left")
@@ -209,7 +210,8 @@ def reduce(
     slowest = devices.group_by(by_step).agg(mean_ps=pl.when(pl.len() > 1).then(pl.col("dur_ps").mean().round()))
     frame = frame.join(slowest, on=by_step, how="left").with_columns(imbalance_ps=pl.col("dur_ps") - pl.col("mean_ps"))
     frame = frame.join(breakdown.of_hosts(ops.filter(~on_device), places), on=by_step, how="left")
-    return Steps(frame, _ops(ops, places), devices)
+    stages = breakdown.input_stages(found.filter(~on_device))
+    return Steps(frame, _ops(ops, places), devices, input_stages=stages)
 
 
 def _ops(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
@@ -224,12 +226,13 @@ def _ops(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
 
 def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     """Return one row per (host, step, side, layer, framework op, HLO instruction), ``tpunb.schema.LAYERS``."""
-    ops, places = assign(find(profile.events), intervals)
+    ops, places = assign(find(modules.scoped(profile.events)), intervals)
     names = ["side", "tf_op", "hlo_op", "op", "category"]
     sums = ["count", "total_ps", "self_ps", "flops", "bytes"]
     by_place = ops.group_by("at", "program", *names).agg(pl.len().alias("count"), *map(total, sums[1:]))
     layers = {op: op_names.layer(op) for op in ops["tf_op"].unique().drop_nulls().cast(pl.String)}
     layer = pl.col("tf_op").cast(pl.String).replace_strict(layers, default=None, return_dtype=pl.String)
+    path, tf_op = modules.split(pl.col("tf_op"))
     known = instructions(profile, ops)
     rows = by_place.join(places.select("at", "host", "step"), on="at").join(
         known.select("host", "program", "hlo_op", "shape", "source"),
@@ -240,7 +243,7 @@ def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     return (
         rows.group_by("host", "step", *names)
         .agg(*map(total, sums), *(pl.col(name).drop_nulls().first() for name in ("shape", "source")))
-        .with_columns(layer=layer)
+        .with_columns(layer=pl.coalesce(path, layer), tf_op=tf_op)
         .sort("host", "step", "side", "self_ps", descending=[False, False, True, True])
     )
 
