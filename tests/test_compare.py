@@ -16,7 +16,7 @@ from tpunb.errors import IncompatibleRuns
 from tpunb.frames import Comparison, Phases, Steps
 from tpunb.frames.wall_clock import WallClock
 from tpunb.profiler.capture import Schedule
-from tpunb.testing import KINDS, synthetic_run, toy_steps
+from tpunb.testing import KINDS, spelled_steps, synthetic_run, toy_steps
 
 MS = 1_000_000_000
 
@@ -284,6 +284,22 @@ def test_the_interval_of_an_operation_is_that_of_its_times_step_by_step():
     assert (row["change_ps"], row["low_ps"], row["high_ps"]) == pytest.approx(
         [float(end) for end in expected], rel=1e-4
     )
+
+
+def test_a_collective_of_another_library_is_the_same_operation():
+    def of(*collectives):
+        others = {f"fusion_{name}": 80 for name in "abcdefgh"}
+        return tp.phases(spelled_steps(*[(others | dict.fromkeys(collectives, 20), {})] * 12))
+
+    nccl, custom = "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "multimem_all_reduce_kernel"
+    ops = compare(of(nccl), of(custom)).ops
+    assert (set(ops["state"]), ops.height, nccl in ops["op"].to_list()) == ({"both"}, 9, True)
+    gather = "ncclDevKernel_AllGather_RING_LL"
+    ops = compare(of(nccl), of(custom, gather)).ops
+    assert ops.filter(state="gained")["op"].to_list() == [gather]
+    # which of two is the one by another name is not known
+    ops = compare(of(nccl), of(custom, "cross_device_reduce_1stage")).ops
+    assert ops.filter(state="lost")["op"].to_list() == [nccl]
 
 
 # -- real runs -------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from tpunb.cluster.recorded import SKIPPED, incidental, skippable
 from tpunb.errors import IncompatibleRuns, wrong
 from tpunb.frames import Comparison, Phases, Steps
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
+from tpunb.step_stats import op_names
 
 
 def compare(a: Phases | Steps, b: Phases | Steps, *, allow_different_models: bool = False) -> Comparison:
@@ -254,9 +255,21 @@ def _of_ops(full: Steps, rows: Ints, run: str) -> pl.DataFrame:
     )
 
 
+def _with_names_of(a: pl.DataFrame, b: pl.DataFrame) -> pl.DataFrame:
+    """Return the operations of `b`; a collective has its name in `a` if each has one of its sort, by two names."""
+    alone = [
+        one.filter(side="device").join(other, on=["side", "op"], how="anti")["op"].cast(pl.String)
+        for one, other in ((a, b), (b, a))
+    ]
+    sorts = [[op_names.collective(name) for name in names] for names in alone]
+    once = {sort for sort in sorts[0] if sort and sorts[0].count(sort) == sorts[1].count(sort) == 1}
+    renamed = {alone[1][sorts[1].index(sort)]: alone[0][sorts[0].index(sort)] for sort in once}
+    return b.with_columns(pl.col("op").cast(pl.String).replace(renamed).cast(schema.NAME)) if renamed else b
+
+
 def _changed_ops(a: pl.DataFrame, b: pl.DataFrame, n_a: int, n_b: int) -> pl.DataFrame:
     """Return the columns of ``tpunb.schema.COMPARED_OPS`` for two phases of so many steps, without their labels."""
-    both = a.join(b, on=["side", "op"], how="full", coalesce=True)
+    both = a.join(_with_names_of(a, b), on=["side", "op"], how="full", coalesce=True)
     gained, lost = pl.col("mean_a").is_null(), pl.col("mean_b").is_null()
     state = pl.when(gained).then(pl.lit("gained")).when(lost).then(pl.lit("lost")).otherwise(pl.lit("both"))
     unrecorded = (gained | lost) & ~pl.coalesce("steady_a", "steady_b")

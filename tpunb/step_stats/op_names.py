@@ -140,6 +140,7 @@ _CLASSES = [
     (re.compile(r"\w*(Backprop|Grad)\w*"), "backward"),
     (re.compile(rf"({'|'.join(_COLLECTIVES)})(-start|-done)?|Collective[A-Z]\w*|(nccl|rccl)\w*"), "collective"),
 ]
+_COLLECTIVE = re.compile(r"all[-_]?(reduce|gather|to[-_]?all)|reduce[-_]?scatter|cross_device_reduce", re.I)
 _LAUNCH = re.compile(
     r"PjitFunction | XlaLaunch | ReadSyncFlag | (\w+::)+\w*(Execut|Await|BlockHostUntil|BlockUntil)\w*"
     r" | (cuda|hip|cu)\w*(Launch|Synchronize|StreamWait)\w*",
@@ -321,6 +322,18 @@ def operation_class(op: str) -> str | None:
     ('optimizer', 'backward', 'collective')
     """
     return next((label for pattern, label in _CLASSES if pattern.fullmatch(op)), None)
+
+
+def collective(op: str) -> str | None:
+    """Return which collective an operation of a device is, whatever its library calls it; None if it is none.
+
+    >>> collective("ncclDevKernel_AllReduce_Sum_f32_RING_LL"), collective("multimem_all_reduce_kernel")
+    ('allreduce', 'allreduce')
+    >>> collective("all-gather-start"), collective("fusion")
+    ('allgather', None)
+    """
+    found = _COLLECTIVE.search(op)
+    return found and re.sub("[-_]", "", found[0].lower()).replace("crossdevicereduce", "allreduce")
 
 
 def is_launch(op: str) -> bool:
