@@ -464,3 +464,28 @@ def test_categories_in_real_captures(real_profiles):
     assert seconds(v100, "device").keys() == {"host to device copy", "device to host copy", None}
     assert seconds("tpu-v6e-4_jax_host-offload.xplane.pb", "host").keys() == {"compile", "transfer", None}
     assert seconds("gpu-mi300x_jax_conv.xplane.pb", "device").keys() == {"device copy", None}
+
+
+FUNCTIONS = st.sampled_from(["softmax_warp_forward", "layer_norm", "gemm_kernel", "Pool", "add", "add2", "cat_2d"])
+TEMPLATES = st.sampled_from(["", "<float>", "<4, at::native::AddFunctor<float>>", "<(int)2, std::array<char*, 2ul>>"])
+ARGUMENTS = st.sampled_from(
+    ["(int)", "(float*, long)", "(std::array<char*, 2ul>)", "(TensorInfo<float, unsigned int>)"]
+)
+SPACES = st.sampled_from(
+    ["", "at::native::", "ck_tile::", "(anonymous namespace)::", "at::native::(anonymous namespace)::"]
+)
+RETURNS = st.sampled_from(["", "void ", "std::enable_if<true, void>::type "])
+
+
+def kernels(function):
+    return st.tuples(RETURNS, SPACES, function, TEMPLATES, ARGUMENTS)
+
+
+@given(kernels(FUNCTIONS), kernels(FUNCTIONS))
+@settings(deadline=None)
+def test_kernels_of_two_functions_never_have_one_name(one, other):
+    names = [canonical("".join(kernel)) for kernel in (one, other)]
+    for kernel, name in zip((one, other), names, strict=True):
+        assert name.rpartition("::")[2] == kernel[2]
+    if one[2] != other[2]:
+        assert names[0] != names[1]
