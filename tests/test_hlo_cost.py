@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_hlo import messages
+from xprof_oracle import Oracle
 
+import tpunb as tp
 from tpunb.io import hlo_cost
 from tpunb.io.hlo_cost import WORK, work
 
 COUNTS = ["flops", "transcendentals", "bytes"]
+CONVOLUTION = "cudnn-conv.1.0"
 IMAGES, F32 = (8, 28, 28, 16), "float32"
 
 
@@ -387,3 +390,31 @@ def test_many_instructions_end(pb2, kind):
         assert rows["flops"].sum() == n * (n - 1) / 2
     else:
         assert 0 < rows["flops"].null_count() < n  # the positions of the first are counted
+
+
+def test_a_tpu_profiler_counts_the_same(real_profiles, pb2):
+    profile = tp.load(real_profiles / "tpu-v6e-4_jax_host-offload.xplane.pb")
+    layers = tp.steps(profile).layers
+    assert {*layers["flops_source"].drop_nulls()} == {"profiler"}
+    by_profiler = profile.events.filter(pl.col("flops") > 0).select("program", "hlo_op", by_profiler="flops").unique()
+    both = by_profiler.join(profile.instructions, on=["program", "hlo_op"])
+    assert len(both) == 4
+    assert both["flops"].to_list() == both["by_profiler"].to_list()
+
+
+def test_work_counts_once_a_run_of_an_instruction_not_once_a_kernel(real_profiles, tmp_path):
+    """A run of this convolution launches two kernels: XProf counts its FLOPs for each, so its rate is twice too high.
+
+    By hand: each of 32 x 60 x 104 input positions meets one kernel element (1 x 2 x 2, stride 1 x 2 x 2), with 16 input
+    and 5,120 output channels.
+    """
+    path = real_profiles / "gpu-mi300x_jax_conv.xplane.pb"
+    layers = tp.steps(tp.load(path), by="whole").layers
+    row = layers.row(by_predicate=pl.col("hlo_op").cast(pl.String) == CONVOLUTION, named=True)
+    assert (row["count"], row["total_ps"], row["flops_source"]) == (10, 1_539_832_000, "program")
+    assert row["flops"] == 5 * 2 * 32 * 60 * 104 * 16 * 5120 == pytest.approx(5 * 3.27156e10, rel=1e-5)
+    assert row["flops"] / row["total_ps"] == pytest.approx(106.2, abs=0.05)  # TFLOP/s
+    pytest.importorskip("xprof")
+    by_xprof = Oracle.of(path, tmp_path).hlo_ops.row(by_predicate=pl.col("hlo_op") == CONVOLUTION, named=True)
+    assert by_xprof["count"] == 10
+    assert by_xprof["flops"] == pytest.approx(2 * row["flops"], rel=1e-5)

@@ -202,6 +202,9 @@ LAYERS = _frame(
     self_ps=_SELF,
     flops=Column(_FLOAT, "Floating-point operations.", "sum"),
     bytes=Column(_FLOAT, "Bytes read and written.", "sum"),
+    flops_source=Column(
+        NAME, 'Where the FLOPs come from: "profiler", "program" (counted from the HLO), or null.', "first"
+    ),
     shape=_SHAPE,
     source=_SOURCE,
 )
@@ -259,6 +262,9 @@ INSTRUCTIONS = _frame(
     bytes=Column(_INT, "Size of the result in bytes."),
     source=_SOURCE,
     groups=Column(_TEXT, 'Replica groups of a collective as HLO text, such as "{{0,1},{2,3}}", or null.'),
+    flops=Column(_FLOAT, "Floating-point operations of one run, by XLA's rules from the program in the file, or null."),
+    transcendentals=Column(_FLOAT, "Transcendental operations of one run, such as tanh, by the same rules, or null."),
+    bytes_accessed=Column(_FLOAT, "Bytes that one run reads and writes, by the same rules, or null."),
 )
 
 COUNTERS = _frame(

@@ -222,24 +222,40 @@ def _ops(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
     return rows.agg(category, pl.col("count", "total_ps", "self_ps").sum())
 
 
+_NESTING = ["while", "conditional", "call"]  # categories whose work is that of the instructions inside
+
+
 def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     """Return one row per (host, step, side, layer, framework op, HLO instruction), ``tpunb.schema.LAYERS``."""
     ops, places = assign(find(profile.events), intervals)
     names = ["side", "tf_op", "hlo_op", "op", "category"]
     sums = ["count", "total_ps", "self_ps", "flops", "bytes"]
-    by_place = ops.group_by("at", "program", *names).agg(pl.len().alias("count"), *map(total, sums[1:]))
+    by_kernel = ops.group_by("at", "program", *names, "kernel").agg(pl.len().alias("count"), *map(total, sums[1:]))
+    # a run of an instruction on a GPU can launch several kernels, so the rarest counts its runs
+    by_place = by_kernel.group_by("at", "program", *names).agg(*map(total, sums), runs=pl.col("count").min())
     layers = {op: op_names.layer(op) for op in ops["tf_op"].unique().drop_nulls().cast(pl.String)}
     layer = pl.col("tf_op").cast(pl.String).replace_strict(layers, default=None, return_dtype=pl.String)
-    known = instructions(profile, ops)
+    known, key = instructions(profile, ops), ["host", "program", "hlo_op"]
     rows = by_place.join(places.select("at", "host", "step"), on="at").join(
-        known.select("host", "program", "hlo_op", "shape", "source"),
-        on=["host", "program", "hlo_op"],
+        known.select(*key, "shape", "source", of_run="flops", bytes_of_run="bytes_accessed"),
+        on=key,
         how="left",
         nulls_equal=True,
     )
+    counted = pl.col("runs") * pl.when(~pl.col("category").is_in(_NESTING)).then("of_run")
+    moved = pl.col("runs") * pl.when(~pl.col("category").is_in(_NESTING)).then("bytes_of_run")
+    source = (
+        pl.when(pl.col("flops").is_not_null())
+        .then(pl.lit("profiler"))
+        .when(counted.is_not_null())
+        .then(pl.lit("program"))
+    )
+    rows = rows.with_columns(
+        flops=pl.coalesce("flops", counted), bytes=pl.coalesce("bytes", moved), flops_source=source
+    )
     return (
         rows.group_by("host", "step", *names)
-        .agg(*map(total, sums), *(pl.col(name).drop_nulls().first() for name in ("shape", "source")))
+        .agg(*map(total, sums), *(pl.col(name).drop_nulls().first() for name in ("flops_source", "shape", "source")))
         .with_columns(layer=layer)
         .sort("host", "step", "side", "self_ps", descending=[False, False, True, True])
     )
