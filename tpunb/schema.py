@@ -188,12 +188,13 @@ OPS = _frame(
 
 LAYERS = _frame(
     "LAYERS",
-    "One row per (host, step, side, layer, framework op, HLO instruction).",
+    "One row per (host, step, side, layer, framework op, program, HLO instruction).",
     host=_HOST,
     step=_STEP,
     side=_SIDE,
     layer=Column(NAME, "Layer of the model, or null."),
     tf_op=_TF_OP,
+    program=_PROGRAM,
     hlo_op=_HLO_OP,
     op=_OP,
     category=Column(NAME, "Category of the operation, or null."),

@@ -226,13 +226,13 @@ _NESTING = ["while", "conditional", "call"]  # categories whose work is that of 
 
 
 def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per (host, step, side, layer, framework op, HLO instruction), ``tpunb.schema.LAYERS``."""
+    """Return ``tpunb.schema.LAYERS``: one row per (host, step, side, layer, framework op, program, instruction)."""
     ops, places = assign(find(profile.events), intervals)
-    names = ["side", "tf_op", "hlo_op", "op", "category"]
+    names = ["side", "tf_op", "program", "hlo_op", "op", "category"]
     sums = ["count", "total_ps", "self_ps", "flops", "bytes"]
-    by_kernel = ops.group_by("at", "program", *names, "kernel").agg(pl.len().alias("count"), *map(total, sums[1:]))
+    by_kernel = ops.group_by("at", *names, "kernel").agg(pl.len().alias("count"), *map(total, sums[1:]))
     # a run of an instruction on a GPU can launch several kernels, so the rarest counts its runs
-    by_place = by_kernel.group_by("at", "program", *names).agg(*map(total, sums), runs=pl.col("count").min())
+    by_place = by_kernel.group_by("at", *names).agg(*map(total, sums), runs=pl.col("count").min())
     layers = {op: op_names.layer(op) for op in ops["tf_op"].unique().drop_nulls().cast(pl.String)}
     layer = pl.col("tf_op").cast(pl.String).replace_strict(layers, default=None, return_dtype=pl.String)
     known, key = instructions(profile, ops), ["host", "program", "hlo_op"]
