@@ -478,6 +478,28 @@ ADVICE = _frame(
     action=Column(_TEXT, "Action to try."),
 )
 
+ROOFLINE = _frame(
+    "ROOFLINE",
+    "One row per run, phase, category, layer, operation or instruction on devices, most headroom first.",
+    what=Column(_TEXT, 'Name of the run, phase, category, layer, operation or instruction, or "unattributed".'),
+    program=_PROGRAM,
+    count=_COUNT,
+    self_ps=_SELF,
+    flops=Column(_FLOAT, "Floating-point operations of all calls, or null."),
+    bytes=Column(_FLOAT, "Bytes read and written by all calls, or null."),
+    flops_time_share=Column(_FLOAT, "Share of self time in instructions whose FLOPs and bytes are known, 0 to 1."),
+    rate=Column(_FLOAT, "Achieved FLOP/s in the time of instructions whose FLOPs and bytes are known."),
+    intensity=Column(_FLOAT, "Floating-point operations per byte of these instructions."),
+    bound=Column(
+        _TEXT, 'Peak that limits these instructions at the roof for most time: "compute" or "memory", or null.'
+    ),
+    attainable=Column(_FLOAT, "FLOP/s of these instructions if each ran at the roof."),
+    efficiency=Column(_FLOAT, "Time at the roof as a share of the self time of these instructions, 0 to 1."),
+    headroom_ps=Column(_INT, "Self time that these instructions would save at the roof, in picoseconds."),
+    flops_source=Column(_TEXT, 'Where the FLOPs come from: "profiler", "program", "both", or null.'),
+    above=Column(_TEXT, "Why the instruction that exceeds the roof most may do so, null if none does."),
+)
+
 REPRESENTATIVES = _frame(
     "REPRESENTATIVES",
     "One row per representative step, longest phase first.",
