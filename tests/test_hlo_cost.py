@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_hlo import messages
+from test_hlo import messages, varint
 from xprof_oracle import Oracle
 
 import tpunb as tp
@@ -302,6 +302,25 @@ def test_positions_of_a_window_are_those_of_a_loop(pb2, size, steps, low):
     assert hlo_cost._positions(dimension, *sizes).tolist() == [met]
 
 
+@given(
+    fields=st.lists(
+        st.tuples(st.booleans(), st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=4)), max_size=4
+    )
+)
+def test_numbers_are_read_packed_and_one_by_one(fields):
+    def number(value):
+        return varint(value % 2**64)
+
+    message = b"\x08\x07"  # another field
+    for packed, values in fields:
+        content = b"".join(map(number, values))
+        one_by_one = b"".join(varint(36 << 3) + number(value) for value in values)
+        message += varint(36 << 3 | 2) + varint(len(content)) + content if packed else one_by_one
+    rows, values = messages(b"", message).numbers(36)
+    assert values.tolist() == [value for _, each in fields for value in each]
+    assert {*rows.tolist()} <= {1}
+
+
 OPCODES = st.sampled_from(
     [
         *("add", "dot", "convolution", "fusion", "while", "call", "reduce", "scatter", "conditional", "parameter"),
@@ -415,6 +434,11 @@ def test_work_counts_once_a_run_of_an_instruction_not_once_a_kernel(real_profile
     assert row["flops"] == 5 * 2 * 32 * 60 * 104 * 16 * 5120 == pytest.approx(5 * 3.27156e10, rel=1e-5)
     assert row["flops"] / row["total_ps"] == pytest.approx(106.2, abs=0.05)  # TFLOP/s
     pytest.importorskip("xprof")
-    by_xprof = Oracle.of(path, tmp_path).hlo_ops.row(by_predicate=pl.col("hlo_op") == CONVOLUTION, named=True)
-    assert by_xprof["count"] == 10
-    assert by_xprof["flops"] == pytest.approx(2 * row["flops"], rel=1e-5)
+    by_xprof = Oracle.of(path, tmp_path).hlo_ops.select("hlo_op", "count", by_xprof="flops", bytes_by_xprof="bytes")
+    both = layers.with_columns(pl.col("hlo_op").cast(pl.String)).drop("count").join(by_xprof, on="hlo_op")
+    row = both.row(by_predicate=pl.col("hlo_op") == CONVOLUTION, named=True)
+    assert row["count"] == 10
+    assert row["by_xprof"] == pytest.approx(2 * row["flops"], rel=1e-5)
+    others = both.filter(pl.col("hlo_op") != CONVOLUTION)  # one kernel a run
+    assert len(others) == 3
+    assert others["bytes"].to_list() == pytest.approx(others["bytes_by_xprof"].to_list(), rel=2e-3)
