@@ -37,5 +37,6 @@ class Roofline(Tabular):
         parts = [f"{plural(len(self), 'row')} by {self.by}", self.device.name]
         time, headroom = int(self.frame["self_ps"].sum()), self.frame["headroom_ps"].drop_nulls()
         room = f"headroom {duration(int(headroom.sum()))} of {duration(time)} self time"
-        parts += [room if len(headroom) else "no FLOPs and bytes known"]
+        unknown = "no FLOPs and bytes known" if len(self) else "no operations on devices"
+        parts += [room if len(headroom) else unknown]
         return f"Roofline({', '.join(parts)})"
