@@ -119,9 +119,8 @@ class _Shapes:
         if not self.tuple.any():
             return
         if depth == _NESTED:
-            unknown = np.where(self.tuple, np.nan, 0)
-            self.elements, self.all_elements = elements + unknown, elements + unknown
-            self.bytes, self.all_bytes = stored + unknown, stored + unknown
+            self.elements = self.all_elements = np.where(self.tuple, np.nan, elements)
+            self.bytes = self.all_bytes = np.where(self.tuple, np.nan, stored)
             return
         inner = _Shapes(parts, depth + 1)
         head = np.where(self.tuple & (count > 0), begin, len(parts))

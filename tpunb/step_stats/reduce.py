@@ -222,7 +222,6 @@ def _ops(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
     return rows.agg(category, pl.col("count", "total_ps", "self_ps").sum())
 
 
-_GPU = "/device:GPU"
 _NESTING = ["while", "conditional", "call"]  # categories whose work is that of the instructions inside
 
 
@@ -233,7 +232,9 @@ def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     sums = ["count", "total_ps", "self_ps", "flops", "bytes"]
     by_place = ops.group_by("at", *names).agg(pl.len().alias("count"), *map(total, sums[1:]))
     # a run of an instruction on a GPU can launch several kernels, so the rarest counts its runs
-    on_gpu = ops.filter(pl.col("plane").cat.starts_with(_GPU)).group_by("at", "program", "hlo_op", "kernel").len()
+    on_gpu = (
+        ops.filter(pl.col("plane").cat.starts_with("/device:GPU")).group_by("at", "program", "hlo_op", "kernel").len()
+    )
     runs = on_gpu.group_by("at", "program", "hlo_op").agg(runs=pl.col("len").min())
     by_place = by_place.join(runs, on=["at", "program", "hlo_op"], how="left", nulls_equal=True)
     layers = {op: op_names.layer(op) for op in ops["tf_op"].unique().drop_nulls().cast(pl.String)}
