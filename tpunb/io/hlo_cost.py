@@ -291,7 +291,6 @@ class _Instructions:
         moved[self.where(*_NO_BYTES, *_RUNS)] = 0
         updates = np.where(self.position > self.operand_count[user] // 2, sizes, 0)
         indices = self.of(size, self.operand(self.operand_count // 2))
-        reads = np.bincount(user, self.of(self.all_bytes, self.operands), self.n)
         for opcodes, rule in (
             (("tuple",), size),
             (("slice",), 2 * size),
@@ -301,7 +300,7 @@ class _Instructions:
             (("triangular-solve",), size + first / 2 + second),
             (("cholesky",), first),
             (("infeed",), self.all_bytes),
-            (("outfeed",), reads),
+            (("outfeed",), np.bincount(user, self.of(self.all_bytes, self.operands), self.n)),
             (("fusion",), self._of_fusions()),
             (("custom-call",), np.full(self.n, np.nan)),
         ):
