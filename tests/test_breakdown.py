@@ -200,6 +200,26 @@ def test_layers_join_a_step_to_its_layers_ops_and_instructions():
     assert layers["self_ps"].sum() == rows.ops["self_ps"].sum()
 
 
+def test_instructions_of_one_name_in_two_programs_are_two_rows():
+    events = toy_events(
+        (CPU, "python", "train", 0, 100, 1),
+        (TPU, "XLA Ops", "fusion.1", 0, 10),
+        (TPU, "XLA Ops", "fusion.1", 20, 5),
+        (TPU, "XLA Ops", "fusion.1", 30, 5),
+    ).with_columns(
+        hlo_op=pl.Series([None, "fusion.1", "fusion.1", "fusion.1"]).cast(schema.NAME),
+        program=pl.Series([None, 7, 8, 8], dtype=pl.Int64),
+    )
+    profile = tp.frames.Profile(
+        "toy", "toy", schema.empty(schema.WINDOWS), schema.empty(schema.HARDWARE), 0, read_events=lambda: events
+    )
+    layers = tp.steps(profile).layers.sort("program")
+    assert layers.select("hlo_op", "program", "count", "self_ps").rows() == [
+        ("fusion.1", 7, 1, 10 * US),
+        ("fusion.1", 8, 2, 10 * US),
+    ]
+
+
 @settings(deadline=None)
 @given(
     st.lists(

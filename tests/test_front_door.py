@@ -11,10 +11,10 @@ import tpunb as tp
 
 VERBS = [
     *("advise", "capture", "checkpointing", "checkpoints", "compare", "explore", "goodput", "load"),
-    *("phases", "resume", "sample", "steps", "tune", "tuning_panel"),
+    *("phases", "resume", "roofline", "sample", "steps", "tune", "tuning_panel"),
 ]
 METHODS = ["DBSCAN", "HDBSCAN", "KMeans", "OLS", "OLSPlus"]
-NOUNS = ["Curve", "Goodput", "Job", "Labels", "Phases", "Profile", "SliderSpec", "Steps", "Tuning"]
+NOUNS = ["Curve", "Goodput", "Job", "Labels", "Phases", "Profile", "Roofline", "SliderSpec", "Steps", "Tuning"]
 VALUES = ["Address", "Local", "Replay", "Schedule", "TPU"]
 
 
@@ -67,7 +67,7 @@ def test_no_module_has_the_name_of_an_exported_function():
     assert set(tp.NAMESPACES) <= modules
 
 
-@pytest.mark.parametrize("noun", ["Phases", "Profile", "Steps"])
+@pytest.mark.parametrize("noun", ["Phases", "Profile", "Roofline", "Steps"])
 def test_nouns_are_frozen(noun):
     assert getattr(tp, noun).__dataclass_params__.frozen
 

@@ -189,9 +189,10 @@ def test_what_two_descriptions_disagree_on_is_null_and_the_first_source_wins():
 
     first = frame((1, "a", "f32[]", 4, "x.py:1", None), (1, "a", "f32[]", 4, "x.py:2", None))
     second = frame((1, "a", "f32[]{0}", 4, "y.py:3", None), (2, "a", "s8[]", 1, None, None))
-    assert instructions.merged([[first], [second]], "h").rows() == [
-        ("h", 1, "a", "f32[]", 4, "y.py:3", None),
-        ("h", 2, "a", "s8[]", 1, None, None),
+    counts = pl.DataFrame({"program": [1], "hlo_op": ["a"], "flops": [6.0]})
+    assert instructions.merged([[first], [second], [counts]], "h").rows() == [
+        ("h", 1, "a", "f32[]", 4, "y.py:3", None, 6.0, None, None),
+        ("h", 2, "a", "s8[]", 1, None, None, None, None, None),
     ]
 
 

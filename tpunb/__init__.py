@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from tpunb.analysis.advice import advise
     from tpunb.analysis.compare import compare
     from tpunb.analysis.goodput import goodput
+    from tpunb.analysis.roofline import roofline
     from tpunb.checkpoint import checkpointing, checkpoints
     from tpunb.checkpoint.resume import resume
     from tpunb.cluster import DBSCAN, HDBSCAN, OLS, Curve, KMeans, OLSPlus, SliderSpec, phases
-    from tpunb.frames import Goodput, Labels, Phases, Profile, Steps
+    from tpunb.frames import Goodput, Labels, Phases, Profile, Roofline, Steps
     from tpunb.io import load, sample
     from tpunb.profiler.capture import capture
     from tpunb.profiler.schedule import Schedule
@@ -61,6 +62,7 @@ __all__ = [
     "Phases",
     "Profile",
     "Replay",
+    "Roofline",
     "Schedule",
     "SliderSpec",
     "Steps",
@@ -76,6 +78,7 @@ __all__ = [
     "load",
     "phases",
     "resume",
+    "roofline",
     "sample",
     "steps",
     "tune",
@@ -83,11 +86,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "tpunb.analysis": ("advise", "compare", "goodput"),
+    "tpunb.analysis": ("advise", "compare", "goodput", "roofline"),
     "tpunb.checkpoint": ("checkpointing", "checkpoints"),
     "tpunb.checkpoint.resume": ("resume",),
     "tpunb.cluster": ("DBSCAN", "HDBSCAN", "OLS", "Curve", "KMeans", "OLSPlus", "SliderSpec", "phases"),
-    "tpunb.frames": ("Goodput", "Labels", "Phases", "Profile", "Steps"),
+    "tpunb.frames": ("Goodput", "Labels", "Phases", "Profile", "Roofline", "Steps"),
     "tpunb.io": ("load", "sample"),
     "tpunb.magic": ("load_ipython_extension", "unload_ipython_extension"),
     "tpunb.profiler.capture": ("capture",),

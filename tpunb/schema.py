@@ -197,12 +197,13 @@ OPS = _frame(
 
 LAYERS = _frame(
     "LAYERS",
-    "One row per (host, step, side, layer, framework op, HLO instruction).",
+    "One row per (host, step, side, layer, framework op, program, HLO instruction).",
     host=_HOST,
     step=_STEP,
     side=_SIDE,
     layer=Column(NAME, "Layer of the model, or null."),
     tf_op=_TF_OP,
+    program=_PROGRAM,
     hlo_op=_HLO_OP,
     op=_OP,
     category=Column(NAME, "Category of the operation, or null."),
@@ -211,6 +212,9 @@ LAYERS = _frame(
     self_ps=_SELF,
     flops=Column(_FLOAT, "Floating-point operations.", "sum"),
     bytes=Column(_FLOAT, "Bytes read and written.", "sum"),
+    flops_source=Column(
+        NAME, 'Where the FLOPs come from: "profiler", "program" (counted from the HLO), or null.', "first"
+    ),
     shape=_SHAPE,
     source=_SOURCE,
 )
@@ -268,6 +272,9 @@ INSTRUCTIONS = _frame(
     bytes=Column(_INT, "Size of the result in bytes."),
     source=_SOURCE,
     groups=Column(_TEXT, 'Replica groups of a collective as HLO text, such as "{{0,1},{2,3}}", or null.'),
+    flops=Column(_FLOAT, "Floating-point operations of one run, by XLA's rules from the program in the file, or null."),
+    transcendentals=Column(_FLOAT, "Transcendental operations of one run, such as tanh, by the same rules, or null."),
+    bytes_accessed=Column(_FLOAT, "Bytes that one run reads and writes, by the same rules, or null."),
 )
 
 COUNTERS = _frame(
@@ -479,6 +486,30 @@ ADVICE = _frame(
     ),
     sentence=Column(_TEXT, "Observation, with its figures."),
     action=Column(_TEXT, "Action to try."),
+)
+
+ROOFLINE = _frame(
+    "ROOFLINE",
+    "One row per run, phase, category, layer, operation or instruction on devices, most headroom first.",
+    what=Column(_TEXT, 'Name of the run, phase, category, layer, operation or instruction, or "unattributed".'),
+    program=_PROGRAM,
+    count=_COUNT,
+    self_ps=_SELF,
+    flops=Column(_FLOAT, "Floating-point operations of all calls, or null."),
+    bytes=Column(_FLOAT, "Bytes read and written by all calls, or null."),
+    flops_time_share=Column(
+        _FLOAT, "Share of self time in instructions of known FLOPs and bytes, asynchronous ones left out, 0 to 1."
+    ),
+    rate=Column(_FLOAT, "Achieved FLOP/s in the time of instructions whose FLOPs and bytes are known."),
+    intensity=Column(_FLOAT, "Floating-point operations per byte of these instructions."),
+    bound=Column(
+        _TEXT, 'Peak that limits these instructions at the roof for most time: "compute" or "memory", or null.'
+    ),
+    attainable=Column(_FLOAT, "FLOP/s of these instructions if each ran at the roof."),
+    efficiency=Column(_FLOAT, "Time at the roof as a share of the self time of these instructions, 0 to 1."),
+    headroom_ps=Column(_INT, "Self time that these instructions would save at the roof, in picoseconds."),
+    flops_source=Column(_TEXT, 'Where the FLOPs come from: "profiler", "program", "both", or null.'),
+    above=Column(_TEXT, "Why the instruction that exceeds the roof most may do so, null if none does."),
 )
 
 REPRESENTATIVES = _frame(

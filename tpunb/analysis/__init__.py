@@ -6,7 +6,7 @@ from tpunb.analysis.compare import compare
 from tpunb.analysis.goodput import goodput
 from tpunb.analysis.phase_metrics import phase_metrics
 from tpunb.analysis.quality import assess, distinguishing_ops, label_agreement, stability
-from tpunb.analysis.roofline import what_if
+from tpunb.analysis.roofline import roofline, what_if
 from tpunb.frames.hardware import DEVICES, Device, device
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "goodput",
     "label_agreement",
     "phase_metrics",
+    "roofline",
     "stability",
     "what_if",
 ]

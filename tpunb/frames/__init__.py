@@ -1,10 +1,22 @@
-"""The nouns Profile, Steps, Phases, Goodput and Comparison: frozen, of frames with the columns of `tpunb.schema`."""
+"""The nouns Profile, Steps, Phases, Goodput, Roofline, Comparison: frozen, with frames of `tpunb.schema`."""
 
 from tpunb.frames.comparison import Comparison
 from tpunb.frames.goodput import Goodput
 from tpunb.frames.phases import Labels, Phase, PhaseMethod, Phases
 from tpunb.frames.profile import Profile
 from tpunb.frames.representatives import Representatives
+from tpunb.frames.roofline import Roofline
 from tpunb.frames.steps import Steps
 
-__all__ = ["Comparison", "Goodput", "Labels", "Phase", "PhaseMethod", "Phases", "Profile", "Representatives", "Steps"]
+__all__ = [
+    "Comparison",
+    "Goodput",
+    "Labels",
+    "Phase",
+    "PhaseMethod",
+    "Phases",
+    "Profile",
+    "Representatives",
+    "Roofline",
+    "Steps",
+]

@@ -26,8 +26,8 @@ _OP_TYPE, _OP_NAME, _FILE, _LINE, _FRAME = text(1), text(2), text(3), integer(4)
 _STACK, _FILES, _LOCATIONS, _FRAMES = text(17), text(1), text(3), text(4)  # of a module, of its stack frames
 _TYPE, _DIMENSIONS, _PARTS, _LAYOUT, _MINOR_TO_MAJOR = integer(2), text(3), text(4), text(5), text(1)
 _LISTED, _IOTA = text(1), text(2)
-_TUPLE = 13
-_TYPES = dict(enumerate(["pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f16", "f32", "f64"], 1)) | {
+TUPLE = 13
+TYPES = dict(enumerate(["pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f16", "f32", "f64"], 1)) | {
     **{14: "opaque", 15: "c64", 16: "bf16", 17: "token", 18: "c128", 19: "f8e5m2", 20: "f8e4m3fn", 21: "s4", 22: "u4"},
     **{23: "f8e4m3b11fnuz", 24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 26: "s2", 27: "u2", 28: "f8e4m3", 29: "f8e3m4"},
     **{30: "s1", 31: "u1", 32: "f4e2m1fn", 33: "f8e8m0fnu"},
@@ -52,7 +52,7 @@ DETAILS: schema.Schema = {"proto": pl.UInt32()} | {
 _PROGRAM = re.compile(r"\(([0-9]{1,20})\)\Z")
 _FUSIONS = {"kLoop": "loop fusion", "kInput": "input fusion", "kOutput": "output fusion", "kCustom": "custom fusion"}
 _FORMATTING = ["copy", "dynamic-reshape", "reshape", "transpose"]
-_ELEMENTWISE = [
+ELEMENTWISE = [
     *("abs", "add", "and", "atan2", "bitcast-convert", "cbrt", "ceil", "clamp", "compare", "complex", "constant"),
     *("convert", "cosine", "count-leading-zeros", "divide", "erf", "exponential", "exponential-minus-one", "floor"),
     *("imag", "is-finite", "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or"),
@@ -60,7 +60,7 @@ _ELEMENTWISE = [
     *("select", "shift-left", "shift-right-arithmetic", "shift-right-logical", "sign", "sine", "sqrt"),
     *("stochastic-convert", "subtract", "tan", "tanh", "xor"),
 ]
-_CATEGORIES = dict.fromkeys(_FORMATTING, "data formatting") | dict.fromkeys(_ELEMENTWISE, "non-fusion elementwise")
+_CATEGORIES = dict.fromkeys(_FORMATTING, "data formatting") | dict.fromkeys(ELEMENTWISE, "non-fusion elementwise")
 
 
 def category(opcode: str, fusion_kind: str = "") -> str:
@@ -99,15 +99,16 @@ def instructions(protos: Messages) -> pl.DataFrame:
     protos
         ``HloProto`` messages; a damaged one has no rows, since events can be read without it.
     """
-    return _undamaged(protos, _instructions, INSTRUCTIONS)
+    return undamaged(protos, read_instructions, INSTRUCTIONS)
 
 
 def details(protos: Messages) -> pl.DataFrame:
     """Return shape, source and replica groups of the instructions of programs, as `instructions`: ``DETAILS``."""
-    return _undamaged(protos, _details, DETAILS)
+    return undamaged(protos, _details, DETAILS)
 
 
-def _undamaged(protos: Messages, read: Callable[[Messages], pl.DataFrame], columns: schema.Schema) -> pl.DataFrame:
+def undamaged(protos: Messages, read: Callable[[Messages], pl.DataFrame], columns: schema.Schema) -> pl.DataFrame:
+    """Return what a function reads of programs, without the damaged ones: with their row in `proto`."""
     try:
         return read(protos)
     except BadProfile:  # one by one, without the damaged ones
@@ -118,7 +119,8 @@ def _undamaged(protos: Messages, read: Callable[[Messages], pl.DataFrame], colum
         return pl.concat(frames)
 
 
-def _instructions(protos: Messages) -> pl.DataFrame:
+def read_instructions(protos: Messages) -> pl.DataFrame:
+    """Return the instructions of programs as `instructions`, but raise BadProfile for a damaged one."""
     modules = protos.sub(_MODULE)
     computations = modules.sub(_COMPUTATIONS)
     rows = computations.sub(_INSTRUCTIONS)
@@ -174,12 +176,12 @@ def _details(protos: Messages) -> pl.DataFrame:
 def _shape(shape: Messages, depth: int = 0) -> str:
     """Return a shape as HLO text."""
     kind, dims, layout = (column.item() for column in shape.columns(_TYPE, _DIMENSIONS, _LAYOUT))
-    if kind == _TUPLE:
+    if kind == TUPLE:
         parts = shape.sub(_PARTS) if depth < 8 else shape[:0]
         return f"({', '.join(_shape(parts[row : row + 1], depth + 1) for row in range(len(parts)))})"
     order = _numbers(shape, shape.at(np.array([layout])).columns(_MINOR_TO_MAJOR)[0].item())
     ordered = f"{{{','.join(map(str, order))}}}" if order else ""
-    return f"{_TYPES[kind]}[{','.join(map(str, _numbers(shape, dims)))}]{ordered}" if kind in _TYPES else ""
+    return f"{TYPES[kind]}[{','.join(map(str, _numbers(shape, dims)))}]{ordered}" if kind in TYPES else ""
 
 
 def _numbers(rows: Messages, ref: int) -> list[int]:

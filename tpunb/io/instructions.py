@@ -61,14 +61,17 @@ def described(rows: pl.DataFrame) -> pl.DataFrame:
 def merged(sources: Iterable[Iterable[pl.DataFrame]], host: str) -> pl.DataFrame:
     """Return ``tpunb.schema.INSTRUCTIONS`` of several sources, best first.
 
-    What two descriptions of one instruction in one source disagree on is null.
+    What two descriptions of one instruction in one source disagree on is null, as is what none has.
     """
     columns = {name: dtype for name, dtype in schema.INSTRUCTIONS.items() if name != "host"}
     tables = [schema.empty(columns)]
     for frames in sources:
-        rows = [frame.select(pl.col(name).cast(dtype) for name, dtype in columns.items()) for frame in frames]
+        rows = [
+            frame.select(pl.col(name).cast(dtype) for name, dtype in columns.items() if name in frame.columns)
+            for frame in frames
+        ]
         values = pl.exclude("program", "hlo_op").drop_nulls()
-        table = pl.concat([schema.empty(columns), *rows]).drop_nulls("hlo_op")
+        table = pl.concat([schema.empty(columns), *rows], how="diagonal").drop_nulls("hlo_op")
         by_op = table.group_by("program", "hlo_op", maintain_order=True)
         tables.append(by_op.agg(pl.when(values.n_unique() == 1).then(values.first())))
     best = pl.concat(tables).group_by("program", "hlo_op", maintain_order=True).agg(pl.all().drop_nulls().first())

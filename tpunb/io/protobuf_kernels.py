@@ -105,6 +105,32 @@ def find(data: Bytes, start: Rows, stop: Rows, wanted: int, out: Rows) -> int:
 
 
 @_compiled
+def numbers(data: Bytes, start: Rows, stop: Rows, field: int, out: Ints) -> int:
+    """Write (parent, value) of each number of a field, or count where `out` is short; ~row if corrupt."""
+    count = 0
+    for row in range(start.size):
+        at, end = np.int64(start[row]), np.int64(stop[row])
+        while at < end:
+            tag, value, at = _field(data, at, end)
+            if at < 0:
+                return ~row
+            if tag == field << 3:
+                if count < out.shape[1]:
+                    out[0, count], out[1, count] = row, value
+                count += 1
+            elif tag == field << 3 | 2:
+                place = value >> 32
+                while place < at:
+                    value, place = _varint(data, place)
+                    if place < 0 or place > at:
+                        return ~row
+                    if count < out.shape[1]:
+                        out[0, count], out[1, count] = row, value
+                    count += 1
+    return count
+
+
+@_compiled
 def read(data: Bytes, start: Rows, stop: Rows, slot: Ints, out: Ints) -> int:
     """Write the last value of every field with a slot; ~row if corrupt."""
     for row in range(start.size):

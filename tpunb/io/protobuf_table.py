@@ -91,6 +91,14 @@ class Messages:
             out = out if out.shape[1] == count else np.empty((3, count), np.int32)
         return Messages(self.source, self.buffer, out[1], out[2], out[0])
 
+    def numbers(self, field: int) -> tuple[Ints, Ints]:
+        """Return the values of a repeated field of whole numbers, each with its row, in file order."""
+        out = np.empty((2, 0), np.int64)
+        for _ in range(2):  # count, then write
+            count = self._checked(loops.numbers(self.buffer, self.start, self.stop, field, out))
+            out = out if out.shape[1] == count else np.empty((2, count), np.int64)
+        return out[0], out[1]
+
     def columns(self, *tags: int) -> list[Ints]:
         """Return one array per field: values, or references to strings; 0 where it is not set."""
         out = np.zeros((len(tags), len(self)), np.int64)

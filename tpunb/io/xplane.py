@@ -16,7 +16,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
-from tpunb.io import hlo
+from tpunb.io import hlo, hlo_cost
 from tpunb.io import instructions as texts
 from tpunb.io.protobuf_table import Bytes, Ints, MessageMap, Messages, integer, text
 from tpunb.io.xstats import Mask, StatNames, Stats, as_names, coalesce, gather, nulls
@@ -100,11 +100,13 @@ def read(data: bytes | Bytes, *, source: str) -> tuple[pl.DataFrame, XSpaceFacts
 def instructions(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
     """Return the HLO instructions of one XSpace: ``tpunb.schema.INSTRUCTIONS``.
 
-    The profiler of a TPU writes them as metadata of events; elsewhere they are in the programs in the file.
+    The profiler of a TPU writes them as metadata of events; elsewhere they are in the programs in the file, as is the
+    work of each instruction everywhere.
     """
     space = _XSpace(data, source)
     devices = [plane.instructions() for plane in space.planes if plane.on_device]
     programs = [plane.instructions() for plane in space.planes if plane.name == _PROGRAMS]
+    programs += [plane.work() for plane in space.planes if plane.name == _PROGRAMS]
     return texts.merged([devices, programs], space.host)
 
 
@@ -272,6 +274,13 @@ class _Plane:
             "text": pl.Series(entries.text(name), dtype=pl.String),
         }
         return texts.described(pl.DataFrame(columns).filter(stats.text("hlo_category").is_not_null()))
+
+    def work(self) -> pl.DataFrame:
+        """Return the work of the instructions of the programs in the event metadata."""
+        protos, programs = self._protos()
+        rows = hlo_cost.work(protos)
+        counts = rows.select("hlo_op", "flops", "transcendentals", bytes_accessed="bytes")
+        return counts.with_columns(program=programs.gather(rows["proto"]))
 
     def events(self, lane: int, space: _XSpace) -> Iterator[pl.DataFrame]:
         """Yield the events in frames of at most ``_CHUNK`` rows, lanes counted from `lane`."""

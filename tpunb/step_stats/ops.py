@@ -32,8 +32,9 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
     Returns
     -------
     pl.DataFrame
-        (host, plane, lane, side, op, category, tf_op, hlo_op, program, start_ps, dur_ps, total_ps, self_ps, flops,
-        bytes, hbm_bytes), one row per event, texts Categorical; the two times by the clock of the device if known.
+        (host, plane, lane, side, op, kernel, category, tf_op, hlo_op, program, start_ps, dur_ps, total_ps, self_ps,
+        flops, bytes, hbm_bytes), one row per event, texts Categorical; `kernel` is the name of the event, the two times
+        are by the clock of the device if known.
     """
     rows = events.select(_READ).filter(pl.col("step_num").is_null() & pl.col("lane").is_in(_op_lanes(events).implode()))
     on_device = rows["plane"].cat.starts_with(launches.DEVICE)
@@ -58,6 +59,7 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
         pl.when("thunk").then(pl.lit(launches.CPU, schema.NAME)).otherwise("plane").alias("plane"),
         pl.when("device").then(pl.lit("device")).otherwise(pl.lit("host")).cast(schema.SIDE).alias("side"),
         op=_op(rows),
+        kernel="name",
         category=pl.when("device").then(category).otherwise(on_host),
         total_ps=total,
         self_ps=(total - inside).clip(0),

@@ -224,26 +224,41 @@ def _ops(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
     return rows.agg(category, pl.col("count", "total_ps", "self_ps").sum())
 
 
+_NESTING = ["while", "conditional", "call"]  # categories whose work is that of the instructions inside
+
+
 def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per (host, step, side, layer, framework op, HLO instruction), ``tpunb.schema.LAYERS``."""
+    """Return ``tpunb.schema.LAYERS``: one row per (host, step, side, layer, framework op, program, instruction)."""
     ops, places = assign(find(modules.scoped(profile.events)), intervals)
-    names = ["side", "tf_op", "hlo_op", "op", "category"]
+    names = ["side", "tf_op", "program", "hlo_op", "op", "category"]
     sums = ["count", "total_ps", "self_ps", "flops", "bytes"]
-    by_place = ops.group_by("at", "program", *names).agg(pl.len().alias("count"), *map(total, sums[1:]))
+    by_place = ops.group_by("at", *names).agg(pl.len().alias("count"), *map(total, sums[1:]))
+    # a run of an instruction on a GPU can launch several kernels, so the rarest counts its runs
+    on_gpu = (
+        ops.filter(pl.col("plane").cat.starts_with("/device:GPU")).group_by("at", "program", "hlo_op", "kernel").len()
+    )
+    runs = on_gpu.group_by("at", "program", "hlo_op").agg(runs=pl.col("len").min())
+    by_place = by_place.join(runs, on=["at", "program", "hlo_op"], how="left", nulls_equal=True)
     layers = {op: op_names.layer(op) for op in ops["tf_op"].unique().drop_nulls().cast(pl.String)}
     layer = pl.col("tf_op").cast(pl.String).replace_strict(layers, default=None, return_dtype=pl.String)
     path, tf_op = modules.split(pl.col("tf_op"))
-    known = instructions(profile, ops)
+    known, key, described = instructions(profile, ops), ["host", "program", "hlo_op"], ["shape", "source"]
     rows = by_place.join(places.select("at", "host", "step"), on="at").join(
-        known.select("host", "program", "hlo_op", "shape", "source"),
-        on=["host", "program", "hlo_op"],
+        known.select(*key, *described, of_run="flops", bytes_of_run="bytes_accessed"),
+        on=key,
         how="left",
         nulls_equal=True,
     )
+    nesting = pl.col("category").is_in(_NESTING).fill_null(value=False)
+    times = pl.when(~nesting).then(pl.coalesce("runs", "count"))
+    of_program = {"flops": pl.col("of_run") * times, "bytes": pl.col("bytes_of_run") * times}
+    profiled = pl.col("flops").is_not_null()
+    rows = rows.with_columns(*(pl.coalesce(name, counted) for name, counted in of_program.items()), profiled=profiled)
+    source = pl.when("profiled").then(pl.lit("profiler")).when(profiled).then(pl.lit("program"))
     return (
         rows.group_by("host", "step", *names)
-        .agg(*map(total, sums), *(pl.col(name).drop_nulls().first() for name in ("shape", "source")))
-        .with_columns(layer=pl.coalesce(path, layer), tf_op=tf_op)
+        .agg(*map(total, sums), pl.col("profiled").any(), *(pl.col(name).drop_nulls().first() for name in described))
+        .with_columns(layer=pl.coalesce(path, layer), tf_op=tf_op, flops_source=source)
         .sort("host", "step", "side", "self_ps", descending=[False, False, True, True])
     )
 

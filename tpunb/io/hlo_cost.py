@@ -1,0 +1,435 @@
+"""Work of HLO instructions: FLOPs, transcendentals and bytes, by the rules of XLA's ``HloCostAnalysis``.
+
+A ``while`` counts one iteration, a ``conditional`` the largest of its branches. Calls of cuBLAS and cuDNN, hipBLAS and
+MIOpen are counted from their shapes and configuration.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tpunb import schema
+from tpunb.io import hlo
+from tpunb.io.protobuf_table import Ints, Messages, Rows, integer, text
+
+Floats = npt.NDArray[np.float64]  # NaN where unknown
+Mask = npt.NDArray[np.bool_]
+
+WORK: schema.Schema = {
+    **{name: hlo.INSTRUCTIONS[name] for name in ("proto", "hlo_op", "opcode", "category")},
+    **dict.fromkeys(["flops", "transcendentals", "bytes"], pl.Float64()),
+}
+"""One row per instruction: the work of one run of it, null where it is unknown."""
+
+# tags and fields of xla/service/hlo.proto and xla/xla_data.proto
+_MODULE, _COMPUTATIONS, _INSTRUCTIONS, _OPCODE, _SHAPE = text(1), text(3), text(2), text(2), text(3)
+_WINDOW, _CONVOLUTION, _DOT = text(15), text(16), text(30)
+_TARGET, _CONFIG, _ID, _FEATURE_GROUPS, _BATCH_GROUPS = text(28), text(43), integer(35), integer(50), integer(58)
+_OPERANDS, _CALLED, _FFT_LENGTH, _CONTRACTED = 36, 38, 32, 1
+_COMPUTATION_ID, _ROOT_ID = integer(5), integer(6)
+_TYPE, _DIMENSIONS, _PARTS, _WINDOW_DIMENSIONS = integer(2), 3, text(4), text(1)
+_IN_BATCH, _IN_FEATURE, _OUT_FEATURE = integer(7), integer(8), integer(10)
+_SPATIAL = 11, 6, 12  # dimensions of input, kernel and output
+
+_MOST = 2.0**63  # work of one run: XLA's own sizes are Int64
+_NESTED = 8  # most levels of tuples in tuples
+_POINTER, _INLINE = 8, 8  # bytes of a pointer; elements of a constant that code contains
+_LARGEST = 2.0**31  # dimension of a convolution
+_POSITIONS = 1 << 24  # window positions that are counted in all programs of a file
+_BITS = np.full(64, np.nan)
+for _kind, _name in hlo.TYPES.items():
+    _BITS[_kind] = int((re.search(r"\d+", _name) or ["8"])[0])
+_BITS[[14, 17]] = 8 * _POINTER, 0  # opaque, token
+
+_TRANSCENDENTAL = {
+    *("acosh", "atan2", "cbrt", "cosine", "erf", "exponential", "exponential-minus-one", "log", "log-plus-one"),
+    *("logistic", "power", "rsqrt", "sine", "sqrt", "tan", "tanh"),
+}
+_ELEMENTWISE = {*hlo.ELEMENTWISE, "acos", "asin", "asinh", "atanh", "cosh", "sinh"} - _TRANSCENDENTAL - {"constant"}
+_NO_FLOPS = {
+    *("add-dependency", "after-all", "all-gather", "all-gather-done", "all-gather-start", "all-reduce-done"),
+    *("all-to-all", "async-done", "async-update", "bitcast", "broadcast", "collective-broadcast"),
+    *("collective-permute", "collective-permute-done", "collective-permute-start", "concatenate", "constant", "copy"),
+    *("copy-done", "copy-start", "domain", "dynamic-reshape", "dynamic-slice", "dynamic-update-slice", "gather"),
+    *("get-dimension-size", "get-tuple-element", "infeed", "iota", "optimization-barrier", "outfeed", "pad"),
+    *("parameter", "partition-id", "ragged-all-to-all", "recv", "recv-done", "replica-id", "reshape", "reverse"),
+    *("rng-get-and-update-state", "send", "send-done", "set-dimension-size", "slice", "transpose", "tuple"),
+}
+_NO_BYTES = ("parameter", "constant", "get-tuple-element", "bitcast", "after-all", "add-dependency", "domain")
+_RUNS = ("call", "while", "async-start", "conditional")  # whose work is that of the computations
+_APPLIES = ("reduce", "reduce-window", "map", "select-and-scatter", "scatter")  # that apply computations to elements
+_GEMM, _CONV = ("__cublas$gemm", "__cublas$lt$matmul"), "__cudnn$conv"
+_GEMM_DIMENSIONS = re.compile(r'"lhs_contracting_dimensions"\s*:\s*\[([\s\d",]*)\]')
+
+
+def work(protos: Messages) -> pl.DataFrame:
+    """Return the work of the instructions of programs: ``WORK``, in their order.
+
+    Flops and bytes are null of custom calls, of what XLA does not count (``batch-norm``, ``topk``, ``reduce-scatter``,
+    ``ragged-dot``), and of what contains such an instruction or calls itself. Counts of one instruction are exact up
+    to 2**53.
+
+    Parameters
+    ----------
+    protos
+        ``HloProto`` messages; a damaged one has no rows.
+
+    Notes
+    -----
+    By ``xla/service/hlo_cost_analysis.cc``, with two simplifications: a fusion reads a parameter of a nested fusion
+    whole, and a transpose that leaves the bytes in place counts as a copy.
+    """
+    return hlo.undamaged(protos, _work, WORK)
+
+
+def _work(protos: Messages) -> pl.DataFrame:
+    with np.errstate(all="ignore"):  # NaN and infinity are null
+        table = _Instructions(protos)
+        counts = dict(zip(("flops", "transcendentals", "bytes"), table.work(), strict=True))
+    described = hlo.read_instructions(protos).select("proto", "hlo_op", "opcode", "category")
+    columns = {
+        name: pl.Series(np.where((count >= 0) & (count < _MOST), count, np.nan)) for name, count in counts.items()
+    }
+    return described.with_columns(**columns).with_columns(pl.col(*counts).fill_nan(None))
+
+
+class _Shapes:
+    """Sizes of the distinct shapes of instructions; of a tuple also those of its arrays."""
+
+    def __init__(self, shapes: Messages, depth: int = 0) -> None:
+        kind = shapes.columns(_TYPE)[0]
+        self.tuple = kind == hlo.TUPLE
+        owner, dims = shapes.numbers(_DIMENSIONS)
+        self._dims = np.where(dims < 0, np.nan, dims.astype(float))
+        self._first, self._rank = _spans(owner, len(shapes))
+        elements = np.ones(len(shapes))
+        np.multiply.at(elements, owner, self._dims)
+        stored = np.ceil(elements * _BITS[np.where((kind > 0) & (kind < _BITS.size), kind, 0)] / 8)
+        parts = shapes.sub(_PARTS)
+        parts = parts[self.tuple[parts.parent]]
+        begin, count = _spans(parts.parent, len(shapes))
+        self.size = np.where(self.tuple, _POINTER * count, stored)
+        self.elements = self.all_elements = elements  # of the first array; of all
+        self.bytes = self.all_bytes = stored
+        if not self.tuple.any():
+            return
+        if depth == _NESTED:
+            self.elements = self.all_elements = np.where(self.tuple, np.nan, elements)
+            self.bytes = self.all_bytes = np.where(self.tuple, np.nan, stored)
+            return
+        inner = _Shapes(parts, depth + 1)
+        head = np.where(self.tuple & (count > 0), begin, len(parts))
+        self.elements = np.where(self.tuple, np.append(inner.elements, 0)[head], elements)
+        self.bytes = np.where(self.tuple, np.append(inner.bytes, 0)[head], stored)
+        sums = [np.bincount(parts.parent, each, len(shapes)) for each in (inner.all_elements, inner.all_bytes)]
+        self.all_elements, self.all_bytes = (
+            np.where(self.tuple, *pair) for pair in zip(sums, (elements, stored), strict=True)
+        )
+        of_head = head < len(parts)
+        self._first = np.where(of_head, self._dims.size + np.append(inner._first, 0)[head], self._first)
+        self._rank = np.where(of_head, np.append(inner._rank, 0)[head], self._rank)
+        self._dims = np.append(self._dims, inner._dims)
+
+    def dim(self, shape: Ints, number: Ints) -> Floats:
+        """Return dimensions of the first array of shapes, NaN where there is none; -1 is the last."""
+        number = np.where(number == -1, self._rank[shape] - 1, number)
+        inside = (number >= 0) & (number < self._rank[shape])
+        place = np.where(inside, self._first[shape] + np.where(inside, number, 0), self._dims.size)
+        return np.append(self._dims, np.nan)[place]
+
+
+def _spans(owner: Ints | Rows, n: int) -> tuple[Ints, Ints]:
+    """Return first row and count of the members of each owner, which are in its order."""
+    count = np.bincount(owner, minlength=n).astype(np.int64)
+    return np.cumsum(count) - count, count
+
+
+def _rows(scope: Ints, ids: Ints, in_scope: Ints, wanted: Ints) -> Ints:
+    """Return the row with each wanted id in a scope, the number of rows where there is none."""
+    _, code = np.unique(np.append(ids, wanted), return_inverse=True)
+    key, query = scope * code.size + code[: ids.size], in_scope * code.size + code[ids.size :]
+    order = np.argsort(key, kind="stable")
+    place = np.searchsorted(key[order], query)
+    hit = np.append(key[order], -1)[place] == query
+    return np.where(hit, np.append(order, ids.size)[place], ids.size)
+
+
+class _Instructions:
+    """The instructions of programs as columns; an operand or computation that is missing is the row after the last."""
+
+    def __init__(self, protos: Messages) -> None:
+        computations = protos.sub(_MODULE).sub(_COMPUTATIONS)
+        self.rows = rows = computations.sub(_INSTRUCTIONS)
+        self.n, self.computation = len(rows), rows.parent.astype(np.int64)
+        names = (_OPCODE, _SHAPE, _ID, _WINDOW, _CONVOLUTION, _DOT, _TARGET, _CONFIG)
+        opcode, shape, ids, self.window, self.convolution, self.dot, target, self.config = rows.columns(*names)
+        (self.opcode, self.opcodes), (self.target, self.targets) = map(rows.distinct, (opcode, target))
+        code, _ = rows.distinct(shape)
+        self.shapes = shapes = _Shapes(rows.at(shape[np.unique(code, return_index=True)[1]]))
+        self.shape = code.astype(np.int64)
+        self.size, self.elements = shapes.size[code], shapes.elements[code]
+        self.all_elements, self.all_bytes = shapes.all_elements[code], shapes.all_bytes[code]
+        owner, wanted = rows.numbers(_OPERANDS)
+        self.user, self.operands = owner, _rows(self.computation, ids, self.computation[owner], wanted)
+        self.first, self.operand_count = _spans(owner, self.n)
+        self.position = np.arange(owner.size) - self.first[owner]
+        of_computations, roots = computations.columns(_COMPUTATION_ID, _ROOT_ID)
+        self.computations, module = len(computations), computations.parent.astype(np.int64)
+        self.caller, wanted = rows.numbers(_CALLED)
+        self.callee = _rows(module, of_computations, module[self.computation[self.caller]], wanted)
+        self.root = _rows(self.computation, ids, np.arange(self.computations), roots)
+
+    def where(self, *opcodes: str) -> Mask:
+        """Return whether each instruction is of one of some opcodes."""
+        chosen: Mask = np.array([opcode in opcodes for opcode in self.opcodes], bool)[self.opcode]
+        return chosen
+
+    def calls(self, *prefixes: str) -> Mask:
+        """Return whether each instruction is a custom call of a target that starts with one of some prefixes."""
+        chosen = np.array([target.startswith(prefixes) for target in self.targets], bool)[self.target]
+        return chosen & self.where("custom-call")
+
+    def operand(self, number: int | Ints) -> Ints:
+        """Return the row of an operand of every instruction."""
+        inside = (number >= 0) & (number < self.operand_count)
+        place = np.where(inside, self.first + np.where(inside, number, 0), self.operands.size)
+        return np.append(self.operands, self.n)[place]
+
+    def of(self, values: Floats, row: Ints | Rows) -> Floats:
+        """Return the values of rows, NaN of missing ones."""
+        return np.append(values, np.nan)[row]
+
+    def dim(self, row: Ints, number: Ints) -> Floats:
+        """Return dimensions of the results of rows."""
+        known = row < self.n
+        dims = self.shapes.dim(np.append(self.shape, 0)[row], number)
+        return np.where(known, dims, np.nan)
+
+    def work(self) -> list[Floats]:
+        """Return FLOPs, transcendentals and bytes of every instruction."""
+        flops, transcendentals = self._computed()
+        moved = self._moved()
+        return self._with_computations([flops, transcendentals, moved])
+
+    def _computed(self) -> tuple[Floats, Floats]:
+        """Return FLOPs and transcendentals, without those of the computations that instructions call."""
+        elements, first = self.elements, self.of(self.elements, self.operand(0))
+        flops = np.where(self.where(*_ELEMENTWISE), elements, np.nan)
+        flops[self.where(*_NO_FLOPS, *_RUNS, *_APPLIES, *_TRANSCENDENTAL, "fusion", "rng", "rng-bit-generator")] = 0
+        sort, reduced = self.where("sort"), self.where("all-reduce", "all-reduce-start")
+        flops[sort] = (first * np.where(first > 1, np.ceil(np.log2(first)), 0))[sort]
+        flops[reduced] = self.all_elements[reduced]
+        solve, cholesky = self.where("triangular-solve"), self.where("cholesky")
+        last = self.dim(self.operand(0), np.full(self.n, -1))
+        flops[solve] = (2 * last * self.of(elements, self.operand(1)))[solve]
+        flops[cholesky] = np.floor(last * first / 3)[cholesky]
+        for count in (self._fft, self._dot, self._convolution):
+            chosen, counted = count()
+            flops[chosen] = counted
+        transcendentals = np.where(self.where(*_TRANSCENDENTAL, "rng"), elements, np.where(np.isnan(flops), np.nan, 0))
+        random = self.where("rng-bit-generator")
+        transcendentals[random] = self.all_elements[random]
+        return flops, transcendentals
+
+    def _fft(self) -> tuple[Ints, Floats]:
+        chosen = np.flatnonzero(self.where("fft"))
+        owner, length = self.rows[self.where("fft")].numbers(_FFT_LENGTH)
+        logs = np.ones(chosen.size)
+        np.multiply.at(logs, owner, np.floor(np.log2(np.maximum(length, 1))))
+        return chosen, 8 * logs * self.of(self.elements, self.operand(0)[chosen])
+
+    def _dot(self) -> tuple[Ints, Floats]:
+        dots, calls = self.where("dot"), np.flatnonzero(self.calls(*_GEMM))
+        owner, number = self.rows.at(np.where(dots, self.dot, 0)).numbers(_CONTRACTED)
+        code, configs = self.rows.distinct(self.config[calls])
+        contracted = [_contracted(config) for config in configs]
+        owner = np.append(owner, np.repeat(calls, np.array([len(numbers) for numbers in contracted], int)[code]))
+        number = np.append(number, np.array([k for row in code.tolist() for k in contracted[row]], np.int64))
+        flops = 2 * self.elements
+        np.multiply.at(flops, owner, self.dim(self.operand(0)[owner], number))
+        chosen = np.append(np.flatnonzero(dots), calls)
+        return chosen, flops[chosen]
+
+    def _convolution(self) -> tuple[Ints, Floats]:
+        """Count multiplications and additions of the window positions inside the input, as a forward convolution."""
+        convolution = self.where("convolution") | self.calls(_CONV)
+        chosen = np.flatnonzero(convolution)
+        of_input, of_kernel = (self.calls(_CONV + suffix)[chosen] for suffix in ("BackwardInput", "BackwardFilter"))
+        first, second = (self.operand(k)[chosen] for k in (0, 1))
+        lhs, kernel = np.where(of_input, chosen, first), np.where(of_kernel, chosen, second)
+        out = np.where(of_input, first, np.where(of_kernel, second, chosen))
+        numbers = self.rows.at(self.convolution[chosen])
+        batch, feature, out_feature = numbers.columns(_IN_BATCH, _IN_FEATURE, _OUT_FEATURE)
+        groups = self.rows[convolution].columns(_FEATURE_GROUPS, _BATCH_GROUPS)
+        per_feature, per_batch = (np.maximum(each, 1) for each in groups)
+        macs = np.floor(self.dim(lhs, feature) / per_feature) * self.dim(out, out_feature)
+        macs *= np.floor(self.dim(lhs, batch) / per_batch)
+        window = self.rows.at(self.window[chosen]).sub(_WINDOW_DIMENSIONS)
+        at = window.parent.astype(np.int64)
+        nth = np.arange(len(window)) - _spans(at, chosen.size)[0][at]
+        sizes = []
+        for rows, field in zip((lhs, kernel, out), _SPATIAL, strict=True):
+            owner, spatial = numbers.numbers(field)
+            begin, count = _spans(owner, chosen.size)
+            inside = nth < count[at]
+            number = np.append(spatial, -2)[np.where(inside, begin[at] + nth, spatial.size)]
+            sizes.append(self.dim(rows[at], number))
+        np.multiply.at(macs, at, _positions(window, *sizes))
+        return chosen, 2 * macs
+
+    def _moved(self) -> Floats:
+        """Return bytes of operands and result, without those of ``_RUNS``."""
+        size, user = self.size, self.user
+        sizes = self.of(size, self.operands)
+        first, second, third = (self.of(size, self.operand(k)) for k in (0, 1, 2))
+        moved = self.all_bytes + np.bincount(user, sizes, self.n)
+        moved[self.where(*_NO_BYTES, *_RUNS)] = 0
+        updates = np.where(self.position > self.operand_count[user] // 2, sizes, 0)
+        indices = self.of(size, self.operand(self.operand_count // 2))
+        for opcodes, rule in (
+            (("tuple",), size),
+            (("slice",), 2 * size),
+            (("dynamic-slice", "gather"), 2 * size + second),
+            (("dynamic-update-slice",), 2 * second + third),
+            (("scatter",), 3 * np.bincount(user, updates, self.n) + indices),
+            (("triangular-solve",), size + first / 2 + second),
+            (("cholesky",), first),
+            (("infeed",), self.all_bytes),
+            (("outfeed",), np.bincount(user, self.of(self.all_bytes, self.operands), self.n)),
+            (("fusion",), self._of_fusions()),
+            (("custom-call",), np.full(self.n, np.nan)),
+        ):
+            moved = np.where(self.where(*opcodes), rule, moved)
+        array = self.shapes.bytes[self.shape]  # the result; the other part of the tuple is scratch memory
+        counted: Floats = np.where(self.calls(*_GEMM, _CONV), array + np.bincount(user, sizes, self.n), moved)
+        return counted
+
+    def _of_fusions(self) -> Floats:
+        """Return what each fusion writes and reads: slices where it uses slices, constants that code cannot contain."""
+        updated = self.of(self.size, self.operand(1))
+        written = np.where(self.where("dynamic-update-slice"), updated, self.all_bytes)
+        parts = np.bincount(self.user, self.of(written, self.operands), self.n)
+        moved = self.of(np.where(self.where("tuple"), parts, written), self.root)
+        inlined = self.elements <= _INLINE
+        constants = np.where(self.where("constant") & ~inlined, self.size, 0)
+        reads = np.where(self.where("parameter"), self._reads(), 0)
+        moved = moved + np.bincount(self.computation, constants + reads, self.computations)
+        inside = np.full(self.n, self.computations)
+        inside[self.caller[::-1]] = self.callee[::-1]  # the first
+        return self.of(moved, inside)
+
+    def _reads(self) -> Floats:
+        """Return the bytes that the users of each instruction read: slices, or once the whole."""
+        known = np.flatnonzero(self.operands < self.n)
+        pair = self.user[known].astype(np.int64) * self.n + self.operands[known]
+        _, first = np.unique(pair, return_index=True)
+        edge = known[first]
+        user, used, leading = self.user[edge], self.operands[edge], self.position[edge] == 0
+        slices = self.where("slice")[user] | self.where("dynamic-slice")[user] & leading
+        updates = self.where("dynamic-update-slice")[user] & leading
+        copies = self.where("broadcast", "reshape")[user]
+        part = np.where(slices, self.size[user], np.where(copies, self.all_bytes[used], 0))
+        whole = np.zeros(self.n)
+        shared = used[~(slices | updates | copies)]
+        whole[shared] = self.all_bytes[shared]
+        return whole + np.bincount(used, part, self.n)
+
+    def _times(self) -> Floats:
+        """Return how often each call of a computation runs it in one run of the caller."""
+        elements = self.elements
+        times = np.ones(self.n)
+        window = self.rows.at(self.window).sub(_WINDOW_DIMENSIONS)
+        size, low, high = (column.astype(float) for column in window.columns(integer(1), integer(3), integer(4)))
+        volume = np.ones(self.n)
+        np.multiply.at(volume, window.parent, size)
+        windows = (volume - 1) * elements
+        # XLA counts the sum of a whole dimension for each of its elements as a reduction and a broadcast
+        at = window.parent.astype(np.int64)
+        span = self.dim(at, np.arange(at.size) - _spans(at, self.n)[0][at])
+        whole = (low == high) & (size == 2 * low + 1) & (low == span - 1) & (low > 0)
+        only = np.bincount(at, size != 1, self.n) * np.bincount(at, (low != 0) | (high != 0), self.n) == 1
+        chosen = whole & only[at] & ~self.shapes.tuple[self.shape[at]]
+        windows[at[chosen]] = (elements[at] / span + span - 1)[chosen]
+        first, source = (self.of(elements, self.operand(k)) for k in (0, 1))
+        updates = self.of(elements, self.operand(self.operand_count // 2 + 1))
+        for opcode, counted in (
+            ("reduce", np.maximum(first - elements, 0)),
+            ("reduce-window", windows),
+            ("map", elements),
+            ("scatter", updates),
+            ("select-and-scatter", source),
+        ):
+            times = np.where(self.where(opcode), counted, times)
+        times = times[self.caller]
+        selects = self.where("select-and-scatter")[self.caller] & (np.diff(self.caller, prepend=-1) != 0)
+        return np.where(selects, times * (volume[self.caller] - 1), times)
+
+    def _with_computations(self, counts: list[Floats]) -> list[Floats]:
+        """Add the work of the computations that instructions call, innermost first; NaN where they call themselves."""
+        used = np.flatnonzero(self.where(*_RUNS, *_APPLIES, "fusion")[self.caller])
+        caller, callee, times = self.caller[used], self.callee[used], self._times()[used]
+        outer = self.computation[caller]
+        runs, branch = self.where(*_RUNS)[caller], self.where("conditional")[caller].tolist()
+        factors = [times.tolist(), times.tolist(), runs.astype(float).tolist()]
+        totals = [np.append(np.bincount(self.computation, each, self.computations), np.nan).tolist() for each in counts]
+        added = [[math.nan] * used.size for _ in counts]
+        first, pending = (column.tolist() for column in _spans(outer, self.computations + 1))
+        by_callee = np.argsort(callee, kind="stable")
+        begin, count = (column.tolist() for column in _spans(callee[by_callee], self.computations + 1))
+        users, row, inner = outer[by_callee].tolist(), caller.tolist(), callee.tolist()
+        sizes = list(pending)
+        done = [number for number, calls in enumerate(pending) if not calls]
+        largest: dict[tuple[int, int], float] = {}
+        for number in done:  # grows
+            for edge in range(first[number], first[number] + sizes[number]):
+                for kind, total in enumerate(totals):
+                    gain = factors[kind][edge] * total[inner[edge]] if factors[kind][edge] else 0.0
+                    if branch[edge]:
+                        before = largest.get((kind, row[edge]), 0.0)
+                        largest[kind, row[edge]] = now = before if gain <= before else gain
+                        gain = now - before
+                    added[kind][edge] = gain
+                    total[number] += gain
+            for user in users[begin[number] : begin[number] + count[number]]:
+                pending[user] -= 1
+                if not pending[user]:
+                    done.append(user)
+        return [each + np.bincount(caller, more, self.n) for each, more in zip(counts, added, strict=True)]
+
+
+def _contracted(config: str) -> list[int]:
+    """Return the contracted dimensions of the left operand of a GEMM; -2, which there is not, if they are not given."""
+    found = _GEMM_DIMENSIONS.search(config)
+    return [int(number) for number in re.findall(r"\d{1,9}", found[1])] if found else [-2]
+
+
+def _positions(window: Messages, of_input: Floats, of_kernel: Floats, of_output: Floats) -> Floats:
+    """Return for each window dimension how many pairs of a kernel and an output element meet an input element."""
+    columns = window.columns(integer(2), integer(3), integer(5), integer(6))
+    low, (stride, dilation, base) = columns[1], (np.maximum(columns[k], 1) for k in (0, 2, 3))
+    swap = of_output < of_kernel
+    short, long = np.minimum(of_kernel, of_output), np.maximum(of_kernel, of_output)
+    limits = [long, of_input, stride.astype(float), dilation.astype(float), base.astype(float), np.abs(low * 1.0)]
+    counted = np.all([limit <= _LARGEST for limit in limits], axis=0)
+    counted &= np.cumsum(np.where(counted, short, 0)) <= _POSITIONS
+    times = np.where(counted, short, 0).astype(np.int64)
+    row = np.repeat(np.arange(len(window)), times)
+    step, pace = np.where(swap, stride, dilation), np.where(swap, dilation, stride)
+    divisor = np.gcd(pace, base)
+    every = base // divisor
+    pairs = zip((pace // divisor % every).tolist(), every.tolist(), strict=True)
+    inverse = np.array([pow(a, -1, m) if ok else 0 for (a, m), ok in zip(pairs, counted, strict=True)], np.int64)
+    last = (np.where(counted, of_input, 0).astype(np.int64) - 1) * base
+    end = np.where(counted, long, 0).astype(np.int64) - 1
+    start = (np.arange(row.size) - (np.cumsum(times) - times)[row]) * step[row] - low[row]
+    # start + pace * j is inside the input for j from `begin` to `end`, and an element of it for each `every`-th j
+    pace, divisor, every = pace[row], divisor[row], every[row]
+    begin, end = np.maximum(-(start // pace), 0), np.minimum((last[row] - start) // pace, end[row])
+    phase = (-(start // divisor) % every) * inverse[row] % every
+    met = np.maximum((end - phase) // every - (begin - 1 - phase) // every, 0) * (start % divisor == 0) * (end >= begin)
+    return np.where(counted, np.bincount(row, met, len(window)), np.nan)
