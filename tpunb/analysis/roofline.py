@@ -75,7 +75,7 @@ def _at_the_roof(rows: pl.DataFrame, chip: Device) -> pl.DataFrame:
     """Add the self time of instructions whose work is known, and their time at the roof."""
     peak, bandwidth = chip.peak_flops / chip.cores, chip.bandwidth / chip.cores  # profiles list cores as devices
     time, counted = pl.col("self_ps"), pl.col("flops").is_not_null() & pl.col("bytes").is_not_null()
-    # what goes on outside its self time has no roof there, and waiting for it no headroom
+    # what continues outside its self time has no roof there, and waiting for it no headroom
     outside = pl.col("category").cast(pl.String).str.contains(_ASYNCHRONOUS).fill_null(value=False)
     rows = rows.with_columns(
         known=counted & ~outside,
