@@ -116,7 +116,7 @@ def test_the_timeline_merges_consecutive_steps_of_a_phase_in_seconds():
 def test_the_timeline_names_phases_and_their_shares_in_its_legend():
     said = texts_of(charts.timeline(phases_of("aabbba", [0, 0, 1, 1, 1, -1])))
     assert all(f"{name} %" in said for name in ("train · 66.7", "train (faster) · 22.2", "outliers · 11.1"))
-    assert "phase 1, steps 2 to 4, traced in full: 0.002 s to 0.008 s" in said
+    assert "train, steps 2 to 4, traced in full: 0.002 s to 0.008 s" in said
 
 
 def test_the_timeline_distinguishes_how_well_steps_were_traced():
