@@ -677,6 +677,7 @@ def slowly(file, tell):
         time.sleep(0.1)
         tell(1)
 storage.read = slowly
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     tp.load(sys.argv[1])
