@@ -28,14 +28,14 @@ def phased(pattern, *, traced=None, kinds=None, host="toy", ops=None, **figures)
     ``ops`` are (op, side, category, share of the step) a letter; what is not given is unknown.
     """
     toy = toy_steps(pattern, traced=traced, host=host)
-    told = [figures.get(letter, {}) for letter in pattern]
+    rows = [figures.get(letter, {}) for letter in pattern]
     durs = toy.frame["dur_ps"].to_list()
     times = {
-        f"{name}_ps": [None if name not in one else round(one[name] * dur) for one, dur in zip(told, durs, strict=True)]
+        f"{name}_ps": [None if name not in one else round(one[name] * dur) for one, dur in zip(rows, durs, strict=True)]
         for name in UNKNOWN
     }
     utils = {
-        name: [one.get(name) for one in told] for name in ("mxu_util", "flops_util", "hbm_util", "flops_time_share")
+        name: [one.get(name) for one in rows] for name in ("mxu_util", "flops_util", "hbm_util", "flops_time_share")
     }
     types = {name: schema.STEPS[name] for name in (*times, *utils)}
     frame = toy.frame.with_columns(pl.DataFrame({**times, **utils}, schema=types).get_columns())

@@ -113,8 +113,8 @@ def test_a_file_of_no_kind(view):
 def test_the_name_of_a_file_is_no_path(name, file):
     toy = toy_steps("ab")
     steps = Steps(toy.frame, toy.ops, toy.devices, toy.windows, name=name)
-    told, _ = exports.export(explore(steps).state, "svg")
-    assert told["name"].removesuffix(".svg").strip("-").replace("--", "-") == file
+    drawn, _ = exports.export(explore(steps).state, "svg")
+    assert drawn["name"].removesuffix(".svg").strip("-").replace("--", "-") == file
 
 
 def test_the_page_asks_nothing_of_any_network(written):
