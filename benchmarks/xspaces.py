@@ -19,6 +19,7 @@ _STEP_PS = 25_000_000_000
 _NAMES = [
     *("device_offset_ps", "device_duration_ps", "bytes_accessed", "occupancy", "delta", "tf_op", "hlo_category"),
     *("flops", "step_num", "group_id", "run_id", "device_ordinal", "_pt", "_p", "_ct", "_c", "id", "iter_num"),
+    "deduplicated_name",
 ]
 _ID = {name: number for number, name in enumerate(_NAMES, 1)}
 _WORDS = range(100, 400)  # ids of strings in statistics
@@ -162,7 +163,7 @@ def _device(rng: np.random.Generator, number: int, steps: int, ops: int) -> byte
         _plane(f"/device:TPU:{number}", number + 2, names, ops)
         + _line("Steps", 1, (ops + 2 + each, begin, lasts), [stat(_ID["group_id"], _INT64, each)])
         + _line("XLA Modules", 2, (ops + 1, begin, lasts), ran)
-        + _line("XLA Ops", 3, (op, start, dur), times + _some_stats(rng, n, [*_NAMES[2:6]]))
+        + _line("XLA Ops", 3, (op, start, dur), times + _some_stats(rng, n, [*_NAMES[2:5], "deduplicated_name"]))
     )
 
 

@@ -358,7 +358,8 @@ def test_hardware_is_the_planes_of_devices():
 @pytest.mark.parametrize(
     ("properties", "kind", "peak"),
     [
-        ([{"id": 1, "name": "other"}, {"id": 0, "name": "NVIDIA B200"}], "NVIDIA B200", None),
+        ([{"id": 1, "name": "other"}, {"id": 0, "name": "NVIDIA B200"}], "NVIDIA B200", 2250e12),
+        ([{"id": 0, "name": "NVIDIA B999"}], "NVIDIA B999", None),
         ([{"id": 0, "name": "NVIDIA H200"}], "NVIDIA H200", 989e12),
         ([{"id": 0}], "GPU", None),
         ([{"id": 0, "name": None}, "word", None, {}], "GPU", None),

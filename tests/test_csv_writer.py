@@ -21,6 +21,8 @@ def test_csv_headers_name_the_units_and_times_are_milliseconds(tmp_path):
         "total time (ms)": "0.75",
         "self time (ms)": "0.75",
         "share of self time (%)": "100.0",
+        "layer": "",
+        "source line": "",
     }
     assert [row["operation"] for row in device] == ["a2", "a1", "a0", "b2", "b1", "b0"]
 

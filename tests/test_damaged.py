@@ -19,7 +19,7 @@ TRACE = b"""{"traceEvents": [{"ph": "M", "pid": 1, "name": "process_name", "args
 TABLE = b"""{"cols": [{"id": "stepnum", "type": "string"}, {"id": "computeTimeMs", "type": "number"},
  {"id": "idleTimeMs", "type": "number"}], "rows": [{"c": [{"v": "1"}, {"v": 12.5}, {"v": 0.5}]}], "p": {}}"""
 XPLANE = [xplane.read, xplane.instructions, xplane.counters, xplane.memory]
-TRACES = [chrome_trace.read, chrome_trace.instructions]
+TRACES = [chrome_trace.read, chrome_trace.instructions, chrome_trace.messages]
 READERS = {
     "xplane.pb": lambda data: [read(data, source="damaged") for read in XPLANE],
     "trace.json": lambda data: [read(data, source="damaged") for read in TRACES],

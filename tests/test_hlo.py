@@ -15,16 +15,6 @@ from tpunb.io.protobuf_table import Messages, text
 COLUMNS = ["proto", "module", "hlo_op", "tf_op", "op_type", "opcode", "category"]
 
 
-@pytest.fixture(scope="module")
-def pb2():
-    return pytest.importorskip("tensorflow.compiler.xla.service.hlo_pb2")
-
-
-@pytest.fixture(scope="module")
-def xplane_pb2():
-    return pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
-
-
 def varint(number):
     low = bytes([number & 127 | (128 if number > 127 else 0)])
     return low + varint(number >> 7) if number > 127 else low
@@ -42,7 +32,7 @@ def rows(*protos):
     return frame.rows()
 
 
-def expected(pb2, *protos):
+def expected(hlo_pb2, *protos):
     """Return the same rows by the protobuf library."""
     return [
         (
@@ -55,15 +45,15 @@ def expected(pb2, *protos):
             hlo.category(one.opcode, one.fusion_kind) or None,
         )
         for number, proto in enumerate(protos)
-        for module in [pb2.HloProto.FromString(proto).hlo_module]
+        for module in [hlo_pb2.HloProto.FromString(proto).hlo_module]
         for computation in module.computations
         for one in computation.instructions
     ]
 
 
-def toy(pb2, *instructions, name="jit_f"):
+def toy(hlo_pb2, *instructions, name="jit_f"):
     """Return a program of one computation: (name, opcode, fields) each."""
-    proto = pb2.HloProto()
+    proto = hlo_pb2.HloProto()
     proto.hlo_module.name = name
     computation = proto.hlo_module.computations.add(name="main")
     for instruction, opcode, *fields in instructions:
@@ -71,14 +61,14 @@ def toy(pb2, *instructions, name="jit_f"):
     return proto.SerializeToString()
 
 
-def test_an_instruction_is_a_row(pb2):
+def test_an_instruction_is_a_row(hlo_pb2):
     metadata = {"op_name": "model/dense/MatMul", "op_type": "MatMul", "source_file": "/home/someone/train.py"}
     first = toy(
-        pb2,
+        hlo_pb2,
         ("dot.1", "dot", {"metadata": metadata}),
         ("fusion.2", "fusion", {"fusion_kind": "kLoop", "custom_call_target": "x", "called_computation_ids": [7, 9]}),
     )
-    second = toy(pb2, ("copy.1", "copy", {"metadata": {"op_type": "Identity"}}), name="jit_g")
+    second = toy(hlo_pb2, ("copy.1", "copy", {"metadata": {"op_type": "Identity"}}), name="jit_g")
     assert rows(first, second) == [
         (0, "jit_f", "dot.1", "model/dense/MatMul", "MatMul", "dot", "dot"),
         (0, "jit_f", "fusion.2", None, None, "fusion", "loop fusion"),
@@ -93,20 +83,20 @@ def details(*protos):
     return frame.rows()
 
 
-def array(pb2, kind, dims, *order):
-    shape = pb2.HloInstructionProto().shape
+def array(hlo_pb2, kind, dims, *order):
+    shape = hlo_pb2.HloInstructionProto().shape
     shape.element_type = kind
     shape.dimensions.extend(dims)
     shape.layout.minor_to_major.extend(order)
     return shape
 
 
-def test_the_shape_of_an_instruction_is_that_of_its_text(pb2):
-    both = pb2.HloInstructionProto().shape
+def test_the_shape_of_an_instruction_is_that_of_its_text(hlo_pb2):
+    both = hlo_pb2.HloInstructionProto().shape
     both.element_type = 13
-    both.tuple_shapes.extend([array(pb2, 16, [8, 128], 1, 0), array(pb2, 5, [])])
+    both.tuple_shapes.extend([array(hlo_pb2, 16, [8, 128], 1, 0), array(hlo_pb2, 5, [])])
     program = toy(
-        pb2, ("a", "add", {"shape": array(pb2, 11, [1024, 3], 0, 1)}), ("b", "b", {"shape": both}), ("c", "c")
+        hlo_pb2, ("a", "add", {"shape": array(hlo_pb2, 11, [1024, 3], 0, 1)}), ("b", "b", {"shape": both}), ("c", "c")
     )
     assert [row[1:4] for row in details(program)] == [
         ("a", "f32[1024,3]{0,1}", 4 * 1024 * 3),
@@ -115,10 +105,10 @@ def test_the_shape_of_an_instruction_is_that_of_its_text(pb2):
     ]
 
 
-def test_types_have_the_names_of_the_library(pb2):
+def test_types_have_the_names_of_the_library(hlo_pb2):
     enum = pytest.importorskip("tensorflow.compiler.xla.xla_data_pb2").PrimitiveType
     known = {name.lower(): number for name, number in enum.items() if number not in (0, 13, 14, 34)}
-    program = toy(pb2, *((name, name, {"shape": array(pb2, number, [2])}) for name, number in known.items()))
+    program = toy(hlo_pb2, *((name, name, {"shape": array(hlo_pb2, number, [2])}) for name, number in known.items()))
     assert [row[2] for row in details(program)] == [f"{name}[2]" for name in known]
 
 
@@ -138,10 +128,10 @@ def test_a_source_path_names_no_person(path, kept):
     assert instructions.relative(path) == kept
 
 
-def test_the_source_of_an_instruction_is_its_own_or_that_of_its_stack_frame(pb2):
-    proto = pb2.HloProto.FromString(
+def test_the_source_of_an_instruction_is_its_own_or_that_of_its_stack_frame(hlo_pb2):
+    proto = hlo_pb2.HloProto.FromString(
         toy(
-            pb2,
+            hlo_pb2,
             (
                 "a",
                 "add",
@@ -159,17 +149,17 @@ def test_the_source_of_an_instruction_is_its_own_or_that_of_its_stack_frame(pb2)
     index.file_locations.add(file_name_id=2, line=9)
     index.stack_frames.add(file_location_id=1)
     index.stack_frames.add(file_location_id=2, parent_frame_id=1)
-    other = toy(pb2, ("f", "add", {"metadata": {"stack_frame_id": 1}}))
+    other = toy(hlo_pb2, ("f", "add", {"metadata": {"stack_frame_id": 1}}))
     found = [row[4] for row in details(other, proto.SerializeToString(), other)]
     assert found == [None, "train.py:41", "keras/dense.py:9", None, None, None, None]
 
 
-def test_replica_groups_in_every_form(pb2):
+def test_replica_groups_in_every_form(hlo_pb2):
     listed = {"replica_groups": [{"replica_ids": [0, 1]}, {"replica_ids": [2, 300]}]}
     iota = {"num_replica_groups": 2, "num_devices_per_group": 4, "iota_reshape_dims": [8], "iota_transpose_perm": [0]}
     turned = iota | {"iota_reshape_dims": [4, 2], "iota_transpose_perm": [1, 0]}
     program = toy(
-        pb2,
+        hlo_pb2,
         ("a", "all-reduce", listed),
         ("b", "all-reduce", {"collective_device_list": listed}),
         ("c", "all-reduce", {"collective_device_list": {"iota_replica_group_list": iota}}),
@@ -191,18 +181,18 @@ def test_what_two_descriptions_disagree_on_is_null_and_the_first_source_wins():
     second = frame((1, "a", "f32[]{0}", 4, "y.py:3", None), (2, "a", "s8[]", 1, None, None))
     counts = pl.DataFrame({"program": [1], "hlo_op": ["a"], "flops": [6.0]})
     assert instructions.merged([[first], [second], [counts]], "h").rows() == [
-        ("h", 1, "a", "f32[]", 4, "y.py:3", None, 6.0, None, None),
-        ("h", 2, "a", "s8[]", 1, None, None, None, None, None),
+        ("h", 1, "a", None, None, None, "f32[]", None, 4, "y.py:3", None, 6.0, None, None),
+        ("h", 2, "a", None, None, None, "s8[]", None, 1, None, None, None, None, None),
     ]
 
 
-def test_no_program_and_no_instruction_is_no_row(pb2):
-    assert rows() == rows(b"", toy(pb2)) == []
+def test_no_program_and_no_instruction_is_no_row(hlo_pb2):
+    assert rows() == rows(b"", toy(hlo_pb2)) == []
 
 
-def test_a_damaged_program_costs_its_own_rows_alone(pb2):
-    whole = toy(pb2, ("add.1", "add"))
-    cut = toy(pb2, ("dot.1", "dot"))[:-1]
+def test_a_damaged_program_costs_its_own_rows_alone(hlo_pb2):
+    whole = toy(hlo_pb2, ("add.1", "add"))
+    cut = toy(hlo_pb2, ("dot.1", "dot"))[:-1]
     assert [row[:3] for row in rows(whole, cut, whole)] == [(0, "jit_f", "add.1"), (2, "jit_f", "add.1")]
 
 
@@ -245,8 +235,8 @@ WORDS = st.sampled_from(["", "dot", "fusion", "kLoop", "jit(f)/mlp/dot_general",
 
 
 @st.composite
-def programs(draw, pb2):
-    proto = pb2.HloProto()
+def programs(draw, hlo_pb2):
+    proto = hlo_pb2.HloProto()
     proto.hlo_module.name = draw(WORDS)
     proto.hlo_module.id = draw(st.integers(-(2**63), 2**63 - 1))
     for _ in range(draw(st.integers(0, 3))):
@@ -267,23 +257,23 @@ def programs(draw, pb2):
 
 @given(data=st.data())
 @settings(deadline=None)
-def test_random_programs_agree_with_the_protobuf_library(pb2, data):
-    protos = data.draw(st.lists(programs(pb2), max_size=3))
-    assert rows(*protos) == expected(pb2, *protos)
+def test_random_programs_agree_with_the_protobuf_library(hlo_pb2, data):
+    protos = data.draw(st.lists(programs(hlo_pb2), max_size=3))
+    assert rows(*protos) == expected(hlo_pb2, *protos)
 
 
 @given(data=st.data(), seed=st.integers(0, 2**32))
 @settings(deadline=None)
-def test_damage_costs_no_other_programs_rows(pb2, data, seed):
-    healthy = data.draw(programs(pb2))
-    damaged = bytearray(data.draw(programs(pb2)))
+def test_damage_costs_no_other_programs_rows(hlo_pb2, data, seed):
+    healthy = data.draw(programs(hlo_pb2))
+    damaged = bytearray(data.draw(programs(hlo_pb2)))
     chance = random.Random(seed)
     for _ in range(chance.randint(1, 4) if damaged else 0):
         damaged[chance.randrange(len(damaged))] = chance.randrange(256)
     found = rows(healthy, bytes(damaged[: chance.randint(0, len(damaged))]), healthy)
-    assert [row for row in found if row[0] == 0] == expected(pb2, healthy)
+    assert [row for row in found if row[0] == 0] == expected(hlo_pb2, healthy)
     assert hlo.details(messages(bytes(damaged), healthy)).schema == hlo.DETAILS
-    assert [row[1:] for row in found if row[0] == 2] == [row[1:] for row in expected(pb2, healthy)]
+    assert [row[1:] for row in found if row[0] == 2] == [row[1:] for row in expected(hlo_pb2, healthy)]
 
 
 @given(noise=st.binary(max_size=200))
@@ -318,11 +308,11 @@ def stored(path, xplane_pb2):
         ("cpu_julia", 1, 9),
     ],
 )
-def test_programs_of_real_captures(real_profiles, pb2, xplane_pb2, capture, programs, instructions):
+def test_programs_of_real_captures(real_profiles, hlo_pb2, xplane_pb2, capture, programs, instructions):
     known, asked = stored(real_profiles / f"{capture}.xplane.pb", xplane_pb2)
     protos = [proto for _, proto in known]
     assert len(protos) == programs
-    assert rows(*protos) == expected(pb2, *protos)
+    assert rows(*protos) == expected(hlo_pb2, *protos)
     assert len(rows(*protos)) == instructions
     assert asked <= {hlo.program(name) % 2**64 for name, _ in known}
 
@@ -347,10 +337,10 @@ def test_categories_of_a_real_tpu_are_those_of_its_programs(real_profiles, xplan
     assert compared == 65
 
 
-def test_a_program_of_jax_agrees_with_xprof(pb2, xplane_pb2, tmp_path):
+def test_a_program_of_jax_agrees_with_xprof(hlo_pb2, xplane_pb2, tmp_path):
     pytest.importorskip("xprof")
     jax = pytest.importorskip("jax")
-    proto = pb2.HloProto()
+    proto = hlo_pb2.HloProto()
     lowered = jax.jit(many_operations).lower(jax.numpy.ones((8, 8)), jax.numpy.ones(8, "int32"))
     proto.hlo_module.ParseFromString(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
     frame = hlo.instructions(messages(proto.SerializeToString()))

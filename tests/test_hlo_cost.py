@@ -21,11 +21,6 @@ CONVOLUTION = "cudnn-conv.1.0"
 IMAGES, F32 = (8, 28, 28, 16), "float32"
 
 
-@pytest.fixture(scope="module")
-def pb2():
-    return pytest.importorskip("tensorflow.compiler.xla.service.hlo_pb2")
-
-
 def convolution(x, kernel, stride=1, padding="SAME", **options):
     from jax import lax
 
@@ -149,7 +144,7 @@ PROGRAMS = {
 
 
 @pytest.fixture(scope="module")
-def compiled(pb2):
+def compiled(hlo_pb2):
     """Return the bytes of a program, the names of the instructions of its entry, and what XLA counts for it."""
     jax = pytest.importorskip("jax")
 
@@ -159,11 +154,11 @@ def compiled(pb2):
         typed = [shape if shape and isinstance(shape[-1], str) else (shape, F32) for shape in shapes]
         program = jax.jit(function).lower(*(jax.ShapeDtypeStruct(*shape) for shape in typed)).compile()
         proto = program.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-        module = pb2.HloModuleProto.FromString(proto)
+        module = hlo_pb2.HloModuleProto.FromString(proto)
         entry = next(one for one in module.computations if one.id == module.entry_computation_id)
         counted = program.cost_analysis()
         by_xla = [counted.get(key, 0) for key in ("flops", "transcendentals", "bytes accessed")]
-        return pb2.HloProto(hlo_module=module).SerializeToString(), [one.name for one in entry.instructions], by_xla
+        return hlo_pb2.HloProto(hlo_module=module).SerializeToString(), [one.name for one in entry.instructions], by_xla
 
     return of
 
@@ -181,19 +176,19 @@ def test_work_is_what_xla_counts(compiled, name):
     assert moved > 0
 
 
-def shaped(pb2, *dims, kind=11):
-    shape = pb2.HloInstructionProto().shape
+def shaped(hlo_pb2, *dims, kind=11):
+    shape = hlo_pb2.HloInstructionProto().shape
     shape.element_type = kind
     shape.dimensions.extend(dims)
     return shape
 
 
-def counted(pb2, *computations):
+def rows_of(hlo_pb2, *computations):
     """Return the work of the instructions of computations: (name, opcode, shape, operands, called, fields) each.
 
     Instructions are numbered from 1 in the program, computations too; the last of each is its root.
     """
-    proto = pb2.HloProto()
+    proto = hlo_pb2.HloProto()
     number = itertools.count(1)
     for instructions in computations:
         computation = proto.hlo_module.computations.add(id=len(proto.hlo_module.computations) + 1)
@@ -203,14 +198,18 @@ def counted(pb2, *computations):
             one.operand_ids.extend(operands)
             one.called_computation_ids.extend(called)
             computation.root_id = one.id
-    rows = work(messages(proto.SerializeToString()))
+    return work(messages(proto.SerializeToString()))
+
+
+def counted(hlo_pb2, *computations):
+    rows = rows_of(hlo_pb2, *computations)
     return {row["hlo_op"]: tuple(row[name] for name in COUNTS) for row in rows.iter_rows(named=True)}
 
 
-def test_what_is_unknown_is_null_and_so_is_what_contains_it(pb2):
-    array = shaped(pb2, 8)
+def test_what_is_unknown_is_null_and_so_is_what_contains_it(hlo_pb2):
+    array = shaped(hlo_pb2, 8)
     found = counted(
-        pb2,
+        hlo_pb2,
         [("a", "parameter", array, [], []), ("call", "custom-call", array, [1], [])],
         [
             ("b", "parameter", array, [], []),
@@ -227,10 +226,34 @@ def test_what_is_unknown_is_null_and_so_is_what_contains_it(pb2):
     assert found["known"] == (8, 0, 96)
 
 
-def test_computations_that_call_each_other_are_null(pb2):
-    array = shaped(pb2, 8)
+def test_the_data_type_of_a_product_is_that_of_its_operands(hlo_pb2):
+    half, single, number = (shaped(hlo_pb2, 8, 8, kind=kind) for kind in (16, 11, 5))
+    pair = hlo_pb2.HloInstructionProto().shape
+    pair.element_type = 13
+    pair.tuple_shapes.extend([half, single])
+    rows = rows_of(
+        hlo_pb2,
+        [("a", "parameter", half, [], []), ("dot", "dot", single, [1, 1], [])],
+        [("b", "parameter", half, [], []), ("inner", "fusion", single, [3], [1]), ("tanh", "tanh", single, [4], [])],
+        [
+            ("c", "parameter", half, [], []),
+            ("product", "fusion", single, [6], [2]),
+            ("gemm", "custom-call", single, [6, 6], [], {"custom_call_target": "__cublas$gemm"}),
+            ("other", "custom-call", single, [6, 6], [], {"custom_call_target": "top_k"}),
+            ("both", "tuple", pair, [6, 7], []),
+            ("index", "iota", number, [], []),
+            ("lost", "dot", single, [99, 99], []),
+        ],
+    )
+    expected = {"a": "bf16", "dot": "bf16", "inner": "bf16", "tanh": "f32", "product": "bf16", "gemm": "bf16"}
+    expected |= {"other": "f32", "both": "bf16", "index": "s64", "lost": None, "b": "bf16", "c": "bf16"}
+    assert dict(rows.select("hlo_op", "dtype").iter_rows()) == expected
+
+
+def test_computations_that_call_each_other_are_null(hlo_pb2):
+    array = shaped(hlo_pb2, 8)
     found = counted(
-        pb2,
+        hlo_pb2,
         [("to itself", "call", array, [], [1]), ("add", "add", array, [1, 1], [])],
         [("to the next", "call", array, [], [3])],
         [("to the last", "while", array, [], [2])],
@@ -241,19 +264,19 @@ def test_computations_that_call_each_other_are_null(pb2):
 
 
 @pytest.mark.parametrize("dims", [(-1, 4), (-(2**63),), (2**31, 2**32), (2**63 - 1,) * 20])
-def test_a_size_that_is_negative_or_too_large_is_null(pb2, dims):
-    large = shaped(pb2, *dims)
-    assert counted(pb2, [("a", "tanh", large, [1], [])])["a"] == (0, None, None)
+def test_a_size_that_is_negative_or_too_large_is_null(hlo_pb2, dims):
+    large = shaped(hlo_pb2, *dims)
+    assert counted(hlo_pb2, [("a", "tanh", large, [1], [])])["a"] == (0, None, None)
 
 
-def test_gemm_and_convolution_of_gpu_libraries(pb2):
+def test_gemm_and_convolution_of_gpu_libraries(hlo_pb2):
     """By hand: 2 x 64 x 32 x 128 for the product; 2 x 10 x 9 positions x 3 x 5 channels for each of 2 images."""
-    both = pb2.HloInstructionProto().shape
+    both = hlo_pb2.HloInstructionProto().shape
     both.element_type = 13
-    both.tuple_shapes.extend([shaped(pb2, 64, 32), shaped(pb2, 4000, kind=6)])
+    both.tuple_shapes.extend([shaped(hlo_pb2, 64, 32), shaped(hlo_pb2, 4000, kind=6)])
     config = b'{"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["0"]}}}'
     gemm = {"custom_call_target": "__cublas$lt$matmul", "backend_config": config}
-    x, kernel, y = shaped(pb2, 2, 12, 3), shaped(pb2, 3, 3, 5), shaped(pb2, 2, 10, 5)
+    x, kernel, y = shaped(hlo_pb2, 2, 12, 3), shaped(hlo_pb2, 3, 3, 5), shaped(hlo_pb2, 2, 10, 5)
     numbers = {
         **{"input_batch_dimension": 0, "input_spatial_dimensions": [1], "input_feature_dimension": 2},
         **{"kernel_spatial_dimensions": [0], "kernel_input_feature_dimension": 1, "kernel_output_feature_dimension": 2},
@@ -266,10 +289,10 @@ def test_gemm_and_convolution_of_gpu_libraries(pb2):
         return {"custom_call_target": f"__cudnn$conv{kind}", **fields}
 
     found = counted(
-        pb2,
+        hlo_pb2,
         [
-            ("a", "parameter", shaped(pb2, 128, 64), [], []),
-            ("b", "parameter", shaped(pb2, 128, 32), [], []),
+            ("a", "parameter", shaped(hlo_pb2, 128, 64), [], []),
+            ("b", "parameter", shaped(hlo_pb2, 128, 32), [], []),
             ("x", "parameter", x, [], []),
             ("k", "parameter", kernel, [], []),
             ("y", "parameter", y, [], []),
@@ -291,13 +314,15 @@ def test_gemm_and_convolution_of_gpu_libraries(pb2):
     steps=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),
     low=st.integers(-5, 5),
 )
-def test_positions_of_a_window_are_those_of_a_loop(pb2, size, steps, low):
+def test_positions_of_a_window_are_those_of_a_loop(hlo_pb2, size, steps, low):
     (inputs, kernel, outputs), (stride, dilation, base) = size, steps
     places = [o * stride - low + k * dilation for k in range(kernel) for o in range(outputs)]
     met = sum(place % base == 0 and 0 <= place // base < inputs for place in places)
-    window = pb2.HloInstructionProto().window
+    window = hlo_pb2.HloInstructionProto().window
     window.dimensions.add(stride=stride, padding_low=low, window_dilation=dilation, base_dilation=base)
-    dimension = messages(pb2.HloInstructionProto(window=window).SerializeToString()).sub(15 << 3 | 2).sub(1 << 3 | 2)
+    dimension = (
+        messages(hlo_pb2.HloInstructionProto(window=window).SerializeToString()).sub(15 << 3 | 2).sub(1 << 3 | 2)
+    )
     sizes = (np.array([float(one)]) for one in (inputs, kernel, outputs))
     assert hlo_cost._positions(dimension, *sizes).tolist() == [met]
 
@@ -331,15 +356,15 @@ NUMBERS = st.integers(0, 6) | st.sampled_from([-1, 2**31, 2**62, -(2**63), 2**63
 
 
 @st.composite
-def programs(draw, pb2):
-    proto = pb2.HloProto()
+def programs(draw, hlo_pb2):
+    proto = hlo_pb2.HloProto()
     for number in range(draw(st.integers(0, 4))):
         computation = proto.hlo_module.computations.add(id=number, root_id=draw(NUMBERS))
         for place in range(draw(st.integers(0, 4))):
             one = computation.instructions.add(name=f"i{number}.{place}", opcode=draw(OPCODES), id=draw(NUMBERS))
             one.operand_ids.extend(draw(st.lists(NUMBERS, max_size=4)))
             one.called_computation_ids.extend(draw(st.lists(NUMBERS, max_size=3)))
-            one.shape.CopyFrom(draw(shapes(pb2)))
+            one.shape.CopyFrom(draw(shapes(hlo_pb2)))
             one.dot_dimension_numbers.lhs_contracting_dimensions.extend(draw(st.lists(NUMBERS, max_size=2)))
             one.convolution_dimension_numbers.input_spatial_dimensions.extend(draw(st.lists(NUMBERS, max_size=2)))
             one.custom_call_target = draw(st.sampled_from(["", "__cublas$gemm", "__cudnn$convForward"]))
@@ -350,21 +375,23 @@ def programs(draw, pb2):
 
 
 @st.composite
-def shapes(draw, pb2, depth=0):
-    shape = shaped(pb2, *draw(st.lists(NUMBERS, max_size=3)), kind=draw(st.integers(0, 34)))
+def shapes(draw, hlo_pb2, depth=0):
+    shape = shaped(hlo_pb2, *draw(st.lists(NUMBERS, max_size=3)), kind=draw(st.integers(0, 34)))
     if depth < 2 and draw(st.booleans()):
         shape.element_type = 13
-        shape.tuple_shapes.extend(draw(st.lists(shapes(pb2, depth + 1), max_size=2)))
+        shape.tuple_shapes.extend(draw(st.lists(shapes(hlo_pb2, depth + 1), max_size=2)))
     return shape
 
 
 @settings(deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**32))
-def test_any_program_whole_or_damaged_ends_in_a_frame(pb2, data, seed):
-    program = data.draw(programs(pb2))
+def test_any_program_whole_or_damaged_ends_in_a_frame(hlo_pb2, data, seed):
+    program = data.draw(programs(hlo_pb2))
     rows = work(messages(program))
     assert rows.schema == WORK
-    assert len(rows) == sum(len(one.instructions) for one in pb2.HloProto.FromString(program).hlo_module.computations)
+    assert len(rows) == sum(
+        len(one.instructions) for one in hlo_pb2.HloProto.FromString(program).hlo_module.computations
+    )
     for name in COUNTS:
         assert rows[name].drop_nulls().is_between(0, 2**63, closed="left").all()
     chance, damaged = random.Random(seed), bytearray(program)
@@ -373,32 +400,32 @@ def test_any_program_whole_or_damaged_ends_in_a_frame(pb2, data, seed):
     assert work(messages(bytes(damaged[: chance.randint(0, len(damaged))]))).schema == WORK
 
 
-def test_tuples_in_tuples_without_end_are_null(pb2):
-    shape = shaped(pb2, 4)
+def test_tuples_in_tuples_without_end_are_null(hlo_pb2):
+    shape = shaped(hlo_pb2, 4)
     for _ in range(40):
-        outer = pb2.HloInstructionProto().shape
+        outer = hlo_pb2.HloInstructionProto().shape
         outer.element_type = 13
         outer.tuple_shapes.append(shape)
         shape = outer
-    assert counted(pb2, [("a", "all-reduce", shape, [], [])])["a"] == (None, None, None)
+    assert counted(hlo_pb2, [("a", "all-reduce", shape, [], [])])["a"] == (None, None, None)
 
 
 @pytest.mark.parametrize("kind", ["chain", "shapes", "convolutions"])
-def test_many_instructions_end(pb2, kind):
+def test_many_instructions_end(hlo_pb2, kind):
     n = 20_000
-    proto = pb2.HloProto()
+    proto = hlo_pb2.HloProto()
     if kind == "chain":
         for number in range(n):
             computation = proto.hlo_module.computations.add(id=number)
             one = computation.instructions.add(name=f"i{number}", opcode="call" if number else "add")
             one.called_computation_ids.append(number - 1)
-            one.shape.CopyFrom(shaped(pb2, 3))
+            one.shape.CopyFrom(shaped(hlo_pb2, 3))
         assert work(messages(proto.SerializeToString()))["flops"].to_list() == [3.0] * n
         return
     computation = proto.hlo_module.computations.add(id=1)
     for number in range(n):
         one = computation.instructions.add(name=f"i{number}", opcode="add", id=number, operand_ids=[number, number])
-        one.shape.CopyFrom(shaped(pb2, number))
+        one.shape.CopyFrom(shaped(hlo_pb2, number))
         if kind == "convolutions":
             one.opcode = "convolution"
             one.window.dimensions.add(size=3, base_dilation=5 + number)
@@ -411,7 +438,7 @@ def test_many_instructions_end(pb2, kind):
         assert 0 < rows["flops"].null_count() < n  # the positions of the first are counted
 
 
-def test_a_tpu_profiler_counts_the_same(real_profiles, pb2):
+def test_a_tpu_profiler_counts_the_same(real_profiles, hlo_pb2):
     profile = tp.load(real_profiles / "tpu-v6e-4_jax_host-offload.xplane.pb")
     layers = tp.steps(profile).layers
     assert {*layers["flops_source"].drop_nulls()} == {"profiler"}
@@ -428,7 +455,12 @@ def test_work_counts_once_a_run_of_an_instruction_not_once_a_kernel(real_profile
     and 5,120 output channels.
     """
     path = real_profiles / "gpu-mi300x_jax_conv.xplane.pb"
-    layers = tp.steps(tp.load(path), by="whole").layers
+    kernels = tp.steps(tp.load(path), by="whole").layers
+    by_kernel = kernels.filter(pl.col("hlo_op").cast(pl.String) == CONVOLUTION)
+    assert by_kernel["count"].to_list() == [5, 5]
+    assert by_kernel["flops"].null_count() == 1  # the longer kernel has the work
+    sums = pl.col("count", "total_ps", "flops", "bytes").sum()
+    layers = kernels.group_by("hlo_op").agg(sums, pl.col("flops_source").drop_nulls().first())
     row = layers.row(by_predicate=pl.col("hlo_op").cast(pl.String) == CONVOLUTION, named=True)
     assert (row["count"], row["total_ps"], row["flops_source"]) == (10, 1_539_832_000, "program")
     assert row["flops"] == 5 * 2 * 32 * 60 * 104 * 16 * 5120 == pytest.approx(5 * 3.27156e10, rel=1e-5)

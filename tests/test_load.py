@@ -11,6 +11,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 from stand_in import xspace
 
 import tpunb as tp
@@ -271,11 +272,59 @@ def test_damaged_files_of_a_folder_are_named_and_the_others_read(tmp_path):
     assert repr(profile).endswith("3 files skipped)")
 
 
+def test_instructions_of_a_file_that_became_damaged_are_left_out(tmp_path):
+    for host in ("a", "b"):
+        put(tmp_path / f"{host}.xplane.pb", window(host))
+    profile, alone = tp.load(tmp_path), tp.load(tmp_path / "b.xplane.pb")
+    put(tmp_path / "b.xplane.pb", window()[:-9])
+    with pytest.warns(UserWarning, match="instructions without those of b.xplane.pb: no whole protobuf"):
+        assert profile.instructions.is_empty()  # these windows have no device
+    with pytest.raises(BadProfile, match="no whole protobuf"):
+        _ = alone.instructions
+
+
 def test_mangled_bytes_beside_a_sound_trace(tmp_path):
     put(tmp_path / "a.xplane.pb", window().decode("utf8", "replace").encode())
     put(tmp_path / "b.trace.json", trace())
     with pytest.warns(UserWarning, match="1 file skipped: a.xplane.pb"):
         assert tp.load(tmp_path).windows.height == 1
+
+
+def test_the_trace_of_a_host_is_read_where_its_xplane_is_damaged(tmp_path):
+    put(tmp_path / "a.xplane.pb", window()[:-9])
+    put(tmp_path / "a.trace.json.gz", zipped(trace()))
+    with pytest.warns(UserWarning, match=r"1 file skipped: a.xplane.pb: .*; a.trace.json.gz is read instead"):
+        profile = tp.load(tmp_path)
+    assert ops(profile) == ["Relu"]
+    put(tmp_path / "b.xplane.pb", window("b"))
+    with pytest.warns(UserWarning, match="a.trace.json.gz is read instead"):
+        profile = tp.load(tmp_path)
+    assert profile.windows["host"].to_list() == ["a", "b"]
+    assert ops(profile) == ["MatMul", "Relu"]
+    with pytest.raises(BadProfile, match="no whole protobuf"):  # named alone, it is an error
+        tp.load(tmp_path / "a.xplane.pb")
+    put(tmp_path / "a.trace.json.gz", b"")
+    with pytest.warns(UserWarning, match="1 file skipped: a.xplane.pb: no whole protobuf") as seen:
+        assert tp.load(tmp_path).windows["host"].to_list() == ["b"]
+    assert "read instead" not in str(seen[0].message)
+
+
+def test_hosts_beyond_the_limit_are_decoded_again_some_at_a_time(tmp_path, monkeypatch):
+    for number in range(6):
+        put(tmp_path / f"{number}.xplane.pb", window(f"host{number % 4}", T0 + number * 10 * MS, (number, number + 10)))
+    held = tp.load(tmp_path)
+    monkeypatch.setattr(logdir, "_HELD", 3)
+    monkeypatch.setattr(logdir, "_BATCH", 5)
+    few = tp.load(tmp_path)
+    assert few.windows.equals(held.windows)
+    batches = [batch["host"].unique(maintain_order=True).to_list() for batch in few.batches()]
+    assert batches == [["host0"], ["host1"], ["host2", "host3"]]  # a host is never cut
+    steps, others = tp.steps(few), tp.steps(held)
+    assert "events" not in vars(few)  # only some at a time
+    for name in ("frame", "ops", "devices", "input_stages"):
+        assert_frame_equal(getattr(steps, name), getattr(others, name), check_row_order=False)
+    assert few.events.equals(held.events)
+    assert next(few.batches()) is few.events
 
 
 def test_a_damaged_table_of_a_folder_is_named(tmp_path):
@@ -422,6 +471,17 @@ def test_sessions_with_the_same_step_numbers_are_distinct_hosts(tmp_path):
     steps = tp.steps(tp.load(tmp_path))
     assert steps.frame.select("host", "step").rows() == [("a session 0", 7), ("a session 1", 7)]
     assert steps.ops["host"].unique().sort().to_list() == ["a session 0", "a session 1"]
+
+
+def test_a_folder_of_runs_at_any_depth_names_them(tmp_path, monkeypatch):
+    for name in ("runs/march/bert", "runs/april/first/resnet"):
+        RunWriter(tmp_path / name).facts({"name": name})
+    (tmp_path / "runs" / "other").mkdir()
+    (tmp_path / "runs" / "other" / "run.json").write_text('{"id": "of another program"}')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ProfileNotFound, match=r"^'runs' is not a run folder; it contains 2 runs\n") as caught:
+        tp.load("runs")
+    assert caught.value.hint == "load one of april/first/resnet, march/bert"
 
 
 def test_a_folder_of_runs_names_them(tmp_path):

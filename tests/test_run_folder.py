@@ -99,6 +99,16 @@ def test_a_run_of_two_windows_reads_back_whole(tmp_path):
     assert repr(profile) == "Profile(toy, 1 host, 14 events, 0.005 s, 80% of the run observed)"
 
 
+@pytest.mark.parametrize(
+    ("written", "flops"),
+    [(1e9, 1e9), (2, 2.0), (None, None), (0, None), (float("nan"), None), ("1e9", None), ([], None)],
+)
+def test_steps_of_a_training_have_the_flops_of_its_graph(tmp_path, written, flops):
+    a_run(tmp_path)
+    say(tmp_path, span_ps=5 * MS, step_flops=written)
+    assert tp.load(tmp_path).stored.frame["flops"].to_list() == [flops] * 3
+
+
 def test_a_run_that_is_still_being_written_loads_as_far_as_it_is(tmp_path):
     steps = a_run(tmp_path)
     say(tmp_path, state="running")
@@ -249,7 +259,7 @@ def test_raw_windows_are_read_from_where_they_began(tmp_path, monkeypatch):
     say(tmp_path)
     asked = []
 
-    def read_raw(files, origin_ns, begins, kind):
+    def read_raw(files, origin_ns, begins, kind, skipped):
         assert kind == "events"
         asked.extend((key, file.source.read_bytes(), begins[key]) for key, file in files.items())
         return schema.empty(schema.EVENTS)
@@ -274,6 +284,31 @@ def test_raw_windows_have_the_hosts_of_the_statistics(tmp_path):
     kinds = tp.load(tmp_path).events
     assert kinds.select("host", "step_num", "start_ps").rows() == [("a", 0, 0), ("b", 0, 0), ("a", 1, 1_000_000)]
     assert kinds["lane"].n_unique() == 3
+
+
+def test_a_damaged_raw_window_is_named_and_the_others_are_read(tmp_path):
+    writer = RunWriter(tmp_path)
+    for number in range(3):
+        begin = 1 + 1000 * number
+        writer.raw(
+            number, "a", xspace(begin, begin + 900, [(number, begin, begin + 500)])[: -9 if number == 1 else None]
+        )
+    say(tmp_path)
+    for profile in (tp.load(tmp_path), tp.load(tmp_path)):  # a file that was damaged once is found so again
+        assert profile.skipped == []
+        with pytest.warns(UserWarning, match="toy: 1 file skipped: 00001/a.xplane.pb: no whole protobuf") as warned:
+            assert profile.events["step_num"].to_list() == [0, 2]
+        assert len(warned) == 1
+        assert profile.memory.is_empty()  # read from the others, without a second warning
+        assert [name for name, _ in profile.skipped] == ["00001/a.xplane.pb"]
+        assert repr(profile).endswith("1 file skipped)")
+
+
+def test_raw_windows_that_are_all_damaged_are_an_error(tmp_path):
+    RunWriter(tmp_path).raw(0, "a", b"raw")
+    say(tmp_path)
+    with pytest.raises(BadProfile, match=r"a\.xplane\.pb: no whole protobuf"):
+        tp.load(tmp_path).events  # noqa: B018
 
 
 # -- one row a step -------------------------------------------------------------------------------------------
@@ -520,7 +555,7 @@ def test_a_table_that_was_packed_is_what_it_was(table):
     together=st.integers(2, 5),
     is_closed=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_what_was_written_in_parts_is_what_is_read(parts, gaps, together, is_closed):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_writer, "_TOGETHER", together)

@@ -263,7 +263,7 @@ def test_gzipped_tables_are_read_with_the_others(tmp_path, asked):
 
 def test_tables_without_steps_are_no_profile(tmp_path, asked):
     put(tmp_path / "a.hlo_stats.json", b"[]")
-    with pytest.raises(ProfileNotFound, match="holds no profile"):
+    with pytest.raises(BadProfile, match="the tables have no operations"):
         tp.load(tmp_path)
     assert asked == []
 
@@ -608,6 +608,67 @@ def test_a_store_that_cannot_be_reached_ends_in_bounded_time(bucket, monkeypatch
     with pytest.raises(tp.TpunbError, match=r"^gs://bucket/logs: no answer within 1 s") as caught:
         tp.load("gs://bucket/logs")
     assert caught.value.hint.startswith("check the address, the network")
+
+
+@pytest.fixture
+def no_credentials(monkeypatch):
+    """A machine without Google credentials, and a store at the address that is given."""
+    auth = pytest.importorskip("google.auth")
+    from fsspec.config import conf
+
+    def missing():
+        raise auth.exceptions.DefaultCredentialsError("none")
+
+    monkeypatch.setattr(auth, "default", missing)
+    return lambda address: monkeypatch.setitem(conf, "gs", {"endpoint_url": address})
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_bucket_without_credentials_fails_in_one_line(no_credentials, monkeypatch, capfd, answers):
+    pytest.importorskip("gcsfs")
+
+    class Refusing(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(401)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Refusing)
+    if answers:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    else:
+        server.server_close()
+    no_credentials("http://{}:{}".format(*server.server_address))
+    monkeypatch.setattr(storage, "_ANONYMOUS_S", 20.0 if answers else 0.5)
+    with pytest.raises(
+        tp.TpunbError, match=r"^gs://bucket/runs: there are no Google credentials, and without"
+    ) as caught:
+        tp.load("gs://bucket/runs")
+    if answers:
+        server.shutdown()
+        server.server_close()
+    assert "\n" not in str(caught.value)
+    assert "gcloud auth application-default login" in caught.value.hint
+    assert "Traceback" not in capfd.readouterr().err
+    with pytest.raises(tp.TpunbError, match="no Google credentials to write with"), tp.capture("gs://bucket/runs"):
+        pass
+
+
+def test_without_credentials_at_most_5_seconds_are_waited():
+    assert storage._CREDENTIALS_S + storage._ANONYMOUS_S < 5
+
+
+def test_a_search_for_credentials_that_takes_too_long_is_given_up(monkeypatch):
+    auth = pytest.importorskip("google.auth")
+    never = threading.Event()
+    monkeypatch.setattr(auth, "default", never.wait)
+    monkeypatch.setattr(storage, "_CREDENTIALS_S", 0.2)
+    assert storage.is_anonymous("gs://bucket")
+    never.set()
+    assert not storage.is_anonymous("gs://bucket")
+    assert not storage.is_anonymous("memory://bucket")
 
 
 # -- what happens to loads in the wild ------------------------------------------------------------------------

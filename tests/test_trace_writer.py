@@ -152,3 +152,11 @@ def test_accounts_are_a_track_where_the_wall_time_is_recorded(tmp_path):
     assert events[1]["args"] == {"detail": "Slow.on_epoch_end\ufffd", "first step": None, "last step": None}
     names = json.loads(phases_of("ab").to_chrome_trace(tmp_path / "trace.json").read_text())["traceEvents"]
     assert "accounts" not in [e["args"].get("name") for e in names]
+
+
+def test_a_top_operation_names_its_layer_and_source_line(tmp_path, monkeypatch):
+    phases = phases_of("aab")
+    top = phases.top().with_columns(layer=pl.lit("dense"), source=pl.lit("model.py:7"))
+    monkeypatch.setattr(Phases, "top", lambda self, n: top)
+    path = chrome_trace(tmp_path / "t.json", phases, {})
+    assert "a2 (50.0 %, dense, model.py:7)" in events_of(path, "Phase breakdown")[0]["args"]["top device operations"]

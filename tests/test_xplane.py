@@ -18,6 +18,7 @@ import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.io import chrome_trace, event_ids, protobuf_kernels, xplane
+from tpunb.io.cache import Decoded
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -33,11 +34,6 @@ def each_capture(pattern="*.xplane.pb"):
         pytest.param(None, marks=pytest.mark.skip("real captures: set TPUNB_DATA to their folder"))
     ]
     return pytest.mark.parametrize("path", found, ids=lambda path: path.name if path else "none")
-
-
-@pytest.fixture(scope="session")
-def pb2():
-    return pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
 
 
 # -- the reference: plain loops over the protobuf library -----------------------------------------------------
@@ -176,6 +172,7 @@ def expected_hardware(space):
 def agrees(space, data):
     frame = xplane.read(data, source="test")[0]
     assert frame.schema == schema.EVENTS
+    assert xplane.extent(data, source="test")[0] == Decoded("", frame, schema.empty(schema.HARDWARE), 0).extent
     expected = list(expected_events(space))
     assert frame.height == len(expected)
     for name in set(schema.EVENTS) - {"hbm_bytes"}:
@@ -189,15 +186,15 @@ def agrees(space, data):
 
 
 @each_capture()
-def test_events_of_real_captures_equal_the_protobuf_librarys(path, pb2):
+def test_events_of_real_captures_equal_the_protobuf_librarys(path, xplane_pb2):
     data = path.read_bytes()
-    agrees(pb2.XSpace.FromString(data), data)
+    agrees(xplane_pb2.XSpace.FromString(data), data)
 
 
 @each_capture()
-def test_facts_of_real_captures_equal_the_protobuf_librarys(path, pb2):
+def test_facts_of_real_captures_equal_the_protobuf_librarys(path, xplane_pb2):
     data = path.read_bytes()
-    space, facts = pb2.XSpace.FromString(data), xplane.read(data, source=path.name)[1]
+    space, facts = xplane_pb2.XSpace.FromString(data), xplane.read(data, source=path.name)[1]
     assert facts.hardware.schema == schema.HARDWARE
     assert facts.hardware.rows() == list(expected_hardware(space))
     assert (facts.hosts, facts.errors) == (list(space.hostnames), list(space.errors))
@@ -222,9 +219,11 @@ def test_both_forms_of_one_run_give_the_same_events(path):
 # -- toy captures ---------------------------------------------------------------------------------------------
 
 
-def toy_plane(pb2, name="/device:TPU:0", *, event_stats=(), metadata_stats=(), full="%dot.1 = f32[2]", short="dot.1"):
+def toy_plane(
+    xplane_pb2, name="/device:TPU:0", *, event_stats=(), metadata_stats=(), full="%dot.1 = f32[2]", short="dot.1"
+):
     """One plane of one line of one event; a statistic is (name, kind of value, value)."""
-    plane = pb2.XPlane(name=name)
+    plane = xplane_pb2.XPlane(name=name)
 
     def add(stats, found):
         for stat, kind, value in found:
@@ -243,20 +242,20 @@ def toy_plane(pb2, name="/device:TPU:0", *, event_stats=(), metadata_stats=(), f
     return plane
 
 
-def toy_event(pb2, *args, **kwargs):
-    data = pb2.XSpace(planes=[toy_plane(pb2, *args, **kwargs)]).SerializeToString()
+def toy_event(xplane_pb2, *args, **kwargs):
+    data = xplane_pb2.XSpace(planes=[toy_plane(xplane_pb2, *args, **kwargs)]).SerializeToString()
     return xplane.read(data, source="toy")[0].row(0, named=True)
 
 
-def test_an_event_starts_at_its_lines_time_plus_its_offset(pb2):
-    event = toy_event(pb2)
+def test_an_event_starts_at_its_lines_time_plus_its_offset(xplane_pb2):
+    event = toy_event(xplane_pb2)
     assert (event["start_ps"], event["dur_ps"]) == (3005, 11)
     assert (event["host"], event["plane"], event["line"], event["lane"]) == ("", "/device:TPU:0", "XLA Ops", 0)
 
 
-def test_the_display_name_wins_and_the_full_name_stands_in(pb2):
-    assert toy_event(pb2)["name"] == "dot.1"
-    assert toy_event(pb2, short="")["name"] == "%dot.1 = f32[2]"
+def test_the_display_name_wins_and_the_full_name_stands_in(xplane_pb2):
+    assert toy_event(xplane_pb2)["name"] == "dot.1"
+    assert toy_event(xplane_pb2, short="")["name"] == "%dot.1 = f32[2]"
 
 
 @pytest.mark.parametrize(
@@ -273,25 +272,25 @@ def test_the_display_name_wins_and_the_full_name_stands_in(pb2):
         ([], [], None),
     ],
 )
-def test_the_stats_of_a_device_event_win(pb2, event_stats, metadata_stats, tf_op):
-    assert toy_event(pb2, event_stats=event_stats, metadata_stats=metadata_stats)["tf_op"] == tf_op
+def test_the_stats_of_a_device_event_win(xplane_pb2, event_stats, metadata_stats, tf_op):
+    assert toy_event(xplane_pb2, event_stats=event_stats, metadata_stats=metadata_stats)["tf_op"] == tf_op
 
 
-def test_a_host_events_framework_op_is_its_full_name(pb2):
-    event = toy_event(pb2, "/host:CPU", full="dense/MatMul:MatMul", short="MatMul")
+def test_a_host_events_framework_op_is_its_full_name(xplane_pb2):
+    event = toy_event(xplane_pb2, "/host:CPU", full="dense/MatMul:MatMul", short="MatMul")
     assert (event["name"], event["tf_op"]) == ("MatMul", "dense/MatMul:MatMul")
-    event = toy_event(pb2, "/host:CPU", full="Execute", short="", event_stats=[("tf_op", "str_value", "x")])
+    event = toy_event(xplane_pb2, "/host:CPU", full="Execute", short="", event_stats=[("tf_op", "str_value", "x")])
     assert (event["name"], event["tf_op"]) == ("Execute", None)
-    event = toy_event(pb2, "/host:CPU", full="Iterator::Prefetch::Map", short="Iterator::Map")
+    event = toy_event(xplane_pb2, "/host:CPU", full="Iterator::Prefetch::Map", short="Iterator::Map")
     assert (event["name"], event["tf_op"]) == ("Iterator::Map", "Iterator::Prefetch::Map")
 
 
-def test_hlo_op_is_read_on_the_host_too_unless_it_is_launched_on_a_device(pb2):
+def test_hlo_op_is_read_on_the_host_too_unless_it_is_launched_on_a_device(xplane_pb2):
     ran = [("hlo_op", "ref_value", "dot.3")]
-    assert toy_event(pb2, "/host:CPU", event_stats=ran)["hlo_op"] == "dot.3"
-    launched = toy_event(pb2, "/host:CPU", event_stats=[*ran, ("correlation_id", "uint64_value", 7)])
+    assert toy_event(xplane_pb2, "/host:CPU", event_stats=ran)["hlo_op"] == "dot.3"
+    launched = toy_event(xplane_pb2, "/host:CPU", event_stats=[*ran, ("correlation_id", "uint64_value", 7)])
     assert (launched["hlo_op"], launched["correlation_id"]) == (None, 7)
-    on_gpu = toy_event(pb2, "/device:GPU:0", event_stats=[*ran, ("correlation_id", "uint64_value", 7)])
+    on_gpu = toy_event(xplane_pb2, "/device:GPU:0", event_stats=[*ran, ("correlation_id", "uint64_value", 7)])
     assert (on_gpu["hlo_op"], on_gpu["correlation_id"]) == ("dot.3", 7)
 
 
@@ -310,33 +309,48 @@ def test_hlo_op_is_read_on_the_host_too_unless_it_is_launched_on_a_device(pb2):
         ("double_value", 12.0, None),
     ],
 )
-def test_step_numbers_are_whole_numbers_or_digits(pb2, kind, value, step):
-    assert toy_event(pb2, "/host:CPU", event_stats=[("step_num", kind, value)])["step_num"] == step
+def test_step_numbers_are_whole_numbers_or_digits(xplane_pb2, kind, value, step):
+    assert toy_event(xplane_pb2, "/host:CPU", event_stats=[("step_num", kind, value)])["step_num"] == step
 
 
-def test_missing_metadata_is_an_empty_name(pb2):
-    plane = toy_plane(pb2)
+@pytest.mark.parametrize("spread", [-1, -(2**40), 1, 1 << 16, (1 << 16) + 1, 2**40, 2**53])
+def test_ids_of_metadata_may_be_any_number(xplane_pb2, spread):
+    plane = xplane_pb2.XPlane(name="/device:TPU:0")
+    keys = [number * spread for number in range(-600, 600)]
+    for key in keys:
+        plane.event_metadata[key].name = f"op {key}"
+    line = plane.lines.add()
+    for key in (*keys[::7], 5 * spread + 1, 601 * spread):
+        line.events.add(metadata_id=key)
+    known = [f"op {key}" for key in keys[::7]]
+    names = xplane.read(xplane_pb2.XSpace(planes=[plane, plane]).SerializeToString(), source="toy")[0]["name"].to_list()
+    last = [f"op {5 * spread + 1}" if abs(spread) == 1 else "", ""]
+    assert names == [*known, *last] * 2
+
+
+def test_missing_metadata_is_an_empty_name(xplane_pb2):
+    plane = toy_plane(xplane_pb2)
     plane.lines[0].events.add(metadata_id=99)
-    frame = xplane.read(pb2.XSpace(planes=[plane]).SerializeToString(), source="toy")[0]
+    frame = xplane.read(xplane_pb2.XSpace(planes=[plane]).SerializeToString(), source="toy")[0]
     assert frame["name"].to_list() == ["dot.1", ""]
     assert frame["tf_op"].to_list() == [None, None]
 
 
-def test_lanes_number_lines_over_all_planes_the_empty_ones_too(pb2):
-    first, second = toy_plane(pb2), toy_plane(pb2, "/device:TPU:1")
+def test_lanes_number_lines_over_all_planes_the_empty_ones_too(xplane_pb2):
+    first, second = toy_plane(xplane_pb2), toy_plane(xplane_pb2, "/device:TPU:1")
     first.lines.add(name="empty")
-    space = pb2.XSpace(planes=[first, pb2.XPlane(name="none"), second], hostnames=["a", "b"])
+    space = xplane_pb2.XSpace(planes=[first, xplane_pb2.XPlane(name="none"), second], hostnames=["a", "b"])
     frame = xplane.read(space.SerializeToString(), source="toy")[0]
     assert frame["lane"].to_list() == [0, 2]
     assert frame["host"].to_list() == ["a", "a"]
 
 
-def test_hardware_holds_devices_with_events_alone_and_unknown_peaks_are_null(pb2):
-    idle, host = pb2.XPlane(name="/device:TPU:9"), toy_plane(pb2, "/host:CPU")
-    gpu = toy_plane(pb2, "/device:GPU:0")
+def test_hardware_holds_devices_with_events_alone_and_unknown_peaks_are_null(xplane_pb2):
+    idle, host = xplane_pb2.XPlane(name="/device:TPU:9"), toy_plane(xplane_pb2, "/host:CPU")
+    gpu = toy_plane(xplane_pb2, "/device:GPU:0")
     gpu.stat_metadata[50].name = "peak_teraflops_per_second"
     gpu.stats.add(metadata_id=50, double_value=0.0)
-    data = pb2.XSpace(planes=[idle, host, gpu]).SerializeToString()
+    data = xplane_pb2.XSpace(planes=[idle, host, gpu]).SerializeToString()
     assert xplane.read(data, source="toy")[1].hardware.rows() == [("", "/device:GPU:0", "GPU", None, None, None)]
 
 
@@ -349,45 +363,45 @@ def test_hardware_holds_devices_with_events_alone_and_unknown_peaks_are_null(pb2
         ({"gpu_device_name": "NVIDIA L4", "device_vendor": "Nvidia", "compute_cap_major": 8}, "NVIDIA L4"),
     ],
 )
-def test_a_gpu_without_a_name_has_its_vendor_and_compute_capability(pb2, tmp_path, stats, kind):
-    gpu = toy_plane(pb2, "/device:GPU:0")
+def test_a_gpu_without_a_name_has_its_vendor_and_compute_capability(xplane_pb2, tmp_path, stats, kind):
+    gpu = toy_plane(xplane_pb2, "/device:GPU:0")
     for number, (name, value) in enumerate(stats.items(), 50):
         gpu.stat_metadata[number].name = name
         gpu.stats.add(metadata_id=number, **{"str_value" if isinstance(value, str) else "int64_value": value})
     file = tmp_path / "a.xplane.pb"
-    file.write_bytes(pb2.XSpace(planes=[gpu]).SerializeToString())
+    file.write_bytes(xplane_pb2.XSpace(planes=[gpu]).SerializeToString())
     assert tp.load(file).hardware["kind"].to_list() == [kind]
     assert tp.load(file, device="L4").hardware["kind"].to_list() == ["NVIDIA L4" if "NVIDIA" in kind else "L4"]
 
 
-def test_large_unused_stats_cost_nothing(pb2):
+def test_large_unused_stats_cost_nothing(xplane_pb2):
     def seconds(data):
         begin = time.perf_counter()
         xplane.read(data, source="toy")
         return time.perf_counter() - begin
 
     xplane.warm()
-    plane = toy_plane(pb2, metadata_stats=[("Hlo Proto", "bytes_value", b"\x80" * 50_000_000)])
-    data = pb2.XSpace(planes=[plane]).SerializeToString()
+    plane = toy_plane(xplane_pb2, metadata_stats=[("Hlo Proto", "bytes_value", b"\x80" * 50_000_000)])
+    data = xplane_pb2.XSpace(planes=[plane]).SerializeToString()
     assert min(seconds(data) for _ in range(3)) < 0.5  # bytes decoded one by one would be broken varints
 
 
-def test_warm_leaves_nothing_to_compile(pb2):
+def test_warm_leaves_nothing_to_compile(xplane_pb2):
     xplane.warm()
     kernels = [one for one in vars(protobuf_kernels).values() if hasattr(one, "signatures")]
     before = [len(kernel.signatures) for kernel in kernels]
     stats = [("tf_op", "str_value", "a"), ("hlo_op", "ref_value", "b"), ("step_num", "int64_value", 1)]
-    space = pb2.XSpace(planes=[toy_plane(pb2, event_stats=stats)], hostnames=["a"], errors=["e"])
+    space = xplane_pb2.XSpace(planes=[toy_plane(xplane_pb2, event_stats=stats)], hostnames=["a"], errors=["e"])
     data = space.SerializeToString()
     xplane.read(data, source="toy")
     assert [len(kernel.signatures) for kernel in kernels] == before
     assert any(before)
 
 
-def test_decoding_a_large_window_lets_other_threads_run(pb2):
-    plane = toy_plane(pb2, event_stats=[("hlo_op", "str_value", "dot")])
+def test_decoding_a_large_window_lets_other_threads_run(xplane_pb2):
+    plane = toy_plane(xplane_pb2, event_stats=[("hlo_op", "str_value", "dot")])
     plane.lines[0].events.extend([plane.lines[0].events[0]] * 300_000)
-    data = pb2.XSpace(planes=[plane]).SerializeToString()
+    data = xplane_pb2.XSpace(planes=[plane]).SerializeToString()
     xplane.warm()
     # a machine busy with other work makes us wait too: one calm decode of five is proof
     assert min(longest_wait(data) for _ in range(5)) < 0.5
@@ -432,12 +446,12 @@ def stats(draw, ids):
 
 
 @st.composite
-def spaces(draw, pb2):
+def spaces(draw, xplane_pb2):
     """An XSpace of at most three planes; ids are few, so that they meet, or anything at all."""
     ids = st.one_of(st.integers(0, 9), INT64)
     some = st.lists(stats(ids), max_size=4)
     words = st.sampled_from(["", "dot.1", "scope/name:Type", "Iterator::Map", "%long = f32[]", "日本"])
-    space = pb2.XSpace(hostnames=draw(st.lists(words, max_size=2)))
+    space = xplane_pb2.XSpace(hostnames=draw(st.lists(words, max_size=2)))
     for _ in range(draw(st.integers(1, 3))):
         plane = space.planes.add(id=draw(INT64), name=draw(st.sampled_from(["/device:TPU:0", "/host:CPU", ""])))
         names = ["tf_op", "hlo_op", "step_num", "annotation", "", "other", "7", "_pt", "_p", "_ct", "_c", "run_id"]
@@ -463,29 +477,29 @@ def spaces(draw, pb2):
     return space
 
 
-def check_a_random_space(data, pb2):
-    space = data.draw(spaces(pb2))
+def check_a_random_space(data, xplane_pb2):
+    space = data.draw(spaces(xplane_pb2))
     agrees(space, space.SerializeToString(deterministic=True))
     xplane.read(space.SerializeToString(), source="random")
 
 
-def check_a_damaged_space(data, pb2):
-    whole_data = bytearray(data.draw(spaces(pb2)).SerializeToString(deterministic=True))
+def check_a_damaged_space(data, xplane_pb2):
+    whole_data = bytearray(data.draw(spaces(xplane_pb2)).SerializeToString(deterministic=True))
     for _ in range(data.draw(st.integers(0, 3))):
         whole_data[data.draw(st.integers(0, len(whole_data) - 1))] = data.draw(st.integers(0, 255))
     survives(bytes(whole_data[: data.draw(st.integers(0, len(whole_data)))]))
 
 
 def survives(data):
-    for part in ("events", "facts"):
+    outcomes = {}
+    for part in ("events", "facts", "extent"):
         try:
             getattr(xplane._XSpace(data, "damaged"), part)()
         except BadProfile as error:
-            said = str(error)
-        else:
-            continue
-        assert said.startswith("damaged: ")
-        assert "\n" not in said
+            outcomes[part] = said = str(error)
+            assert said.startswith("damaged: ")
+            assert "\n" not in said
+    assert ("events" in outcomes) == ("extent" in outcomes)  # steps decode what `tp.load` only scanned
 
 
 def few(count):
@@ -494,14 +508,14 @@ def few(count):
 
 @few(200)
 @given(data=st.data())
-def test_random_spaces_agree_with_the_protobuf_library(pb2, data):
-    check_a_random_space(data, pb2)
+def test_random_spaces_agree_with_the_protobuf_library(xplane_pb2, data):
+    check_a_random_space(data, xplane_pb2)
 
 
 @few(200)
 @given(data=st.data())
-def test_damaged_spaces_decode_or_are_bad_profiles(pb2, data):
-    check_a_damaged_space(data, pb2)
+def test_damaged_spaces_decode_or_are_bad_profiles(xplane_pb2, data):
+    check_a_damaged_space(data, xplane_pb2)
 
 
 @few(200)
@@ -513,15 +527,15 @@ def test_any_bytes_decode_or_are_bad_profiles(data):
 @pytest.mark.slow
 @few(3000)
 @given(data=st.data())
-def test_thousands_of_random_spaces_agree_with_the_protobuf_library(pb2, data):
-    check_a_random_space(data, pb2)
+def test_thousands_of_random_spaces_agree_with_the_protobuf_library(xplane_pb2, data):
+    check_a_random_space(data, xplane_pb2)
 
 
 @pytest.mark.slow
 @few(3000)
 @given(data=st.data())
-def test_thousands_of_damaged_spaces_decode_or_are_bad_profiles(pb2, data):
-    check_a_damaged_space(data, pb2)
+def test_thousands_of_damaged_spaces_decode_or_are_bad_profiles(xplane_pb2, data):
+    check_a_damaged_space(data, xplane_pb2)
 
 
 @pytest.mark.slow
@@ -557,14 +571,14 @@ def test_an_invalid_profile_is_described(data, said):
 
 
 @pytest.mark.parametrize(("time_ns", "offset"), [(1_747_325_045_706_893_896, 0), (-(2**63), 0), (9 * 10**15, 2**62)])
-def test_a_start_beyond_int64_picoseconds_is_a_bad_profile(pb2, time_ns, offset):
-    plane = toy_plane(pb2)
+def test_a_start_beyond_int64_picoseconds_is_a_bad_profile(xplane_pb2, time_ns, offset):
+    plane = toy_plane(xplane_pb2)
     plane.lines[0].timestamp_ns, plane.lines[0].events[0].offset_ps = time_ns, offset
     with pytest.raises(BadProfile, match=f"toy: an event starts at {time_ns} ns"):
-        xplane.read(pb2.XSpace(planes=[plane]).SerializeToString(), source="toy")
+        xplane.read(xplane_pb2.XSpace(planes=[plane]).SerializeToString(), source="toy")
 
 
-def test_the_time_of_a_line_without_events_does_not_matter(pb2):
-    plane = toy_plane(pb2)
+def test_the_time_of_a_line_without_events_does_not_matter(xplane_pb2):
+    plane = toy_plane(xplane_pb2)
     plane.lines.add(timestamp_ns=2**62)
-    assert xplane.read(pb2.XSpace(planes=[plane]).SerializeToString(), source="toy")[0].height == 1
+    assert xplane.read(xplane_pb2.XSpace(planes=[plane]).SerializeToString(), source="toy")[0].height == 1

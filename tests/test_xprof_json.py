@@ -429,7 +429,10 @@ def pages(*tables):
         (pages(table([{"stepnum": "0", "stepTimeMs": 1e10}])), "have a time of 1.*, beyond Int64"),
         (pages(table([{"stepnum": "0", **{f"{n}TimeMs": 1e9 for n in range(3)}}])), "lasts .* beyond Int64"),
         (pages(table([{"stepnum": "0", "stepTimeMs": 1e300}])), "beyond Int64"),
-        (pages(table([{"stepnum": str(n), "stepTimeMs": 1e9} for n in range(3)])), "the 3 steps .* beyond Int64"),
+        (
+            pages(table([{"stepnum": str(n), "stepTimeMs": 1e9} for n in range(3)])),
+            r"steps of XProf's tables \(3\) last .* beyond Int64",
+        ),
         (json.dumps(pod({"0": core(1e17)})).encode(), "beyond Int64"),
         (json.dumps(pod({"0": core(1, sendDurationUs=1e13, recvDurationUs=0)})).encode(), "beyond Int64"),
     ],

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tpunb.frames import Profile
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.profile import device_kinds
-from tpunb.io import logdir, run_folder, run_writer, storage, xprof_json
+from tpunb.io import logdir, run_folder, run_writer, storage, xprof_json, xprof_memory, xprof_ops
 from tpunb.io.logdir import ENDINGS
 from tpunb.io.storage import Location, PathLike
 from tpunb.text import plural
@@ -40,7 +40,8 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None) -> P
     Returns
     -------
     Profile
-        Of several files, damaged ones and tables of another run are left out, with a warning: see ``skipped``.
+        Of several files, damaged ones and tables of another run are left out, with a warning: see ``skipped``. The
+        Chrome trace of a capture is read where its XPlane is damaged.
 
     Raises
     ------
@@ -58,8 +59,7 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None) -> P
     named = None if device is None else device_named(device)
     profile = _load(path)
     if profile.skipped:
-        shown = "; ".join(f"{name}: {reason}" for name, reason in profile.skipped[:3])
-        warnings.warn(f"{profile.name}: {plural(len(profile.skipped), 'file')} skipped: {shown}", stacklevel=2)
+        warnings.warn(logdir.skip_message(profile.name, profile.skipped), stacklevel=2)
     return profile if named is None else _on(named, profile)
 
 
@@ -72,18 +72,31 @@ def _load(path: PathLike | Iterable[PathLike]) -> Profile:
     files = location.below()
     if run_folder.RUN in files:
         return run_folder.read(location, files, run_writer.keeper(str(location)))
-    if runs := sorted(name.partition("/")[0] for name in files if re.fullmatch(rf"[^/]+/{run_folder.RUN}", name)):
+    if runs := _runs(files):
         raise ProfileNotFound(
             f"{str(location)!r} is not a run folder; it contains {plural(len(runs), 'run')}",
             hint=f"load one of {', '.join(runs[:8])}",
         )
     tables = [file for name, file in files.items() if name.endswith(xprof_json.ENDINGS)]
     if not _raw(files):
-        if any(file.name.endswith(xprof_json.STEP_TABLES) for file in tables):
+        if any(file.name.endswith((*xprof_json.STEP_TABLES, *xprof_memory.ENDINGS)) for file in tables):
             return _tables(tables, location)
+        if of_operations := [file for name, file in files.items() if name.endswith(xprof_ops.ENDINGS)]:
+            return _tables(of_operations, location, xprof_ops.profile)
         if protobuf := sorted(name for name in files if name.endswith(_PROTOBUF_TABLES)):
             raise _protobuf(files[protobuf[0]])
-    return logdir.read(_profiles(location, files), location.name, location.source)
+    return logdir.read(_profiles(location, files), location.name, location.source, forms=True)
+
+
+def _runs(files: Mapping[str, Location]) -> list[str]:
+    """Return the paths of the runs in a folder, at any depth; a ``run.json`` of another program is none."""
+    runs = []
+    for name in sorted(files):
+        if name.endswith(f"/{run_folder.RUN}"):
+            with suppress(BadProfile):
+                if b'"tpunb"' in storage.read(files[name]).tobytes():
+                    runs.append(name.rpartition("/")[0])
+    return runs
 
 
 def _on(chip: Device, profile: Profile) -> Profile:
@@ -113,7 +126,7 @@ def _load_list(paths: Iterable[PathLike]) -> Profile:
         raise TypeError(f"The path parameter of load must be a path or a list of paths. Got {paths!r} instead.")
     profiles: list[Location] = []
     for location in map(storage.find, paths):
-        if location.name.endswith(xprof_json.ENDINGS):
+        if location.name.endswith((*xprof_json.ENDINGS, *xprof_ops.ENDINGS)):
             raise TpunbError(f"{location} is a table of XProf, not a raw profile", hint="load its folder")
         if not location.is_folder:
             profiles.append(location)
@@ -125,7 +138,7 @@ def _load_list(paths: Iterable[PathLike]) -> Profile:
     if not profiles:
         raise ProfileNotFound("the list of profiles is empty")
     profiles = _unique(profiles)
-    return logdir.read(profiles, profiles[0].name, profiles[0].parent.source)
+    return logdir.read(profiles, profiles[0].name, profiles[0].parent.source, forms=len(profiles) > 1)
 
 
 def _profiles(folder: Location, files: Mapping[str, Location]) -> list[Location]:
@@ -155,6 +168,8 @@ def _file(file: Location) -> Profile:
     """Read one file: a raw profile, or a table of XProf with tables of the same prefix beside it."""
     if file.name.endswith(_PROTOBUF_TABLES):
         raise _protobuf(file)
+    if file.name.endswith(xprof_ops.ENDINGS):
+        return _tables([file], file, xprof_ops.profile)
     if ending := next((ending for ending in xprof_json.ENDINGS if file.name.endswith(ending)), None):
         family = [file.name.removesuffix(ending) + other for other in xprof_json.ENDINGS]
         return _tables([child for child in file.parent.children() if child.name in family] or [file], file)
@@ -167,7 +182,7 @@ def _file(file: Location) -> Profile:
         return xprof_json.profile({file.name: data}, file.name, file.source)
 
 
-def _tables(files: Sequence[Location], location: Location) -> Profile:
+def _tables(files: Sequence[Location], location: Location, read: Callable[..., Profile] | None = None) -> Profile:
     """Read XProf's tables of one session."""
     folders = sorted({str(file.parent) for file in files})
     if len(folders) > 1:
@@ -182,7 +197,7 @@ def _tables(files: Sequence[Location], location: Location) -> Profile:
             tables[file.name] = storage.read(file).tobytes()
         except BadProfile as error:
             tables[file.name] = BadProfile(str(error).replace(str(file), file.name), hint=error.hint)
-    return xprof_json.profile(tables, location.name, location.source)
+    return (read or xprof_json.profile)(tables, location.name, location.source)
 
 
 def _protobuf(file: Location) -> BadProfile:

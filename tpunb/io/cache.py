@@ -14,7 +14,8 @@ import re
 import shutil
 import zlib
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from uuid import uuid4
 
@@ -32,6 +33,17 @@ _ENTRY = re.compile(r"\.?[0-9a-f]{64}(\.[0-9a-f]{8})?")
 
 
 @dataclass(frozen=True)
+class Extent:
+    """What the events of a file span."""
+
+    events: int  # number of events
+    lanes: int
+    begin_ps: int
+    end_ps: int
+    steps: frozenset[int]  # numbers in step annotations
+
+
+@dataclass(frozen=True)
 class Decoded:
     """Contents of one raw file."""
 
@@ -43,18 +55,16 @@ class Decoded:
     stop_ns: int | None = None
     reused: bool = False
 
-    def traced(self) -> tuple[int, int]:
-        """Return start and duration of tracing, as recorded or derived from the events."""
-        if self.start_ns is not None and self.stop_ns is not None:
-            return 0, (self.stop_ns - self.start_ns) * 1000
-        ends = self.events.select(pl.col("start_ps").min(), end_ps=(pl.col("start_ps") + pl.col("dur_ps")).max())
-        begin, end = ends.row(0) if self.events.height else (0, 0)
-        return min(0, begin), end - min(0, begin)
-
-    def renamed(self, host: str) -> Decoded:
-        """Return a copy with another name of the host."""
-        events = self.events.with_columns(host=pl.lit(host, schema.NAME))
-        return replace(self, host=host, events=events, hardware=self.hardware.with_columns(host=pl.lit(host)))
+    @cached_property
+    def extent(self) -> Extent:
+        """What the events span; columns are read as arrays, because a query costs as much as a small file."""
+        start, dur, lane = (self.events[name].to_numpy() for name in ("start_ps", "dur_ps", "lane"))
+        step = self.events["step_num"]
+        if not start.size:
+            return Extent(0, 0, 0, 0, frozenset())
+        steps = [] if step.null_count() == len(step) else [n for n in step.unique().to_list() if n is not None]
+        ends = int(start.min()), int((start + dur).max())
+        return Extent(start.size, 1 + int(lane.max()), *ends, frozenset(steps))
 
 
 def folder() -> Path | None:

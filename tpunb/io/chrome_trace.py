@@ -30,8 +30,18 @@ _ANNOTATIONS = {"gpu_user_annotation", "cuda_sync"}  # describe kernels of a dev
 _OPERATORS = ["cpu_op", "Operator"]
 _FRAME = "python_function"
 _TRACE = "Trace"  # PyTorch's category of the time span of the trace
+_NCCL_CALL = "record_param_comms"  # describes the call whose kernels have its external id
+_NCCL_SIZES = ("In msg nelems", "Out msg nelems")
+_TYPE_BYTES = {
+    **dict.fromkeys(("byte", "char", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
+    **dict.fromkeys(("half", "bfloat16", "short"), 2),
+    **dict.fromkeys(("float", "int"), 4),
+    **dict.fromkeys(("double", "long", "complexfloat"), 8),
+    "complexdouble": 16,
+}
 _SCALARS = (str, int, Decimal)
 _LIMIT = 2**63
+_RECENT_NS = 10**18  # the year 2001: times below are not since 1970
 
 _Event = Mapping[str, Any]
 _Names = Mapping[tuple[str | None, ...], str]
@@ -72,14 +82,23 @@ def read(data: bytes, *, source: str) -> tuple[pl.DataFrame, pl.DataFrame]:
     >>> read(trace, source="toy")[0].select("plane", "line", "name", "start_ps", "dur_ps").row(0)
     ('/host:CPU', '2', 'MatMul', 500000, 2250000)
     """
+    events, hardware, _ = read_with_origin(data, source=source)
+    return events, hardware
+
+
+def read_with_origin(data: bytes, *, source: str) -> tuple[pl.DataFrame, pl.DataFrame, int | None]:
+    """Return what `read` does, and time 0 of the events in nanoseconds since 1970, which PyTorch records."""
     top = parse(data, source)
-    events = _events(top, source)
-    return events, hardware(events, _device_names(top))
+    events, origin_ps = _events(top, source)
+    base_ns = top.get("baseTimeNanoseconds") if isinstance(top, dict) else None
+    origin_ns = (base_ns if isinstance(base_ns, int) else 0) + origin_ps // 1000
+    return events, hardware(events, _device_names(top)), origin_ns if origin_ns > _RECENT_NS else None
 
 
-def _events(top: Any, source: str) -> pl.DataFrame:
-    items = _items(top, source)
-    spans = [item for item in items if item.get("ph") == "X" and item.get("cat") != _TRACE]
+def _events(top: Any, source: str) -> tuple[pl.DataFrame, int]:
+    """Return the events, and how far they were moved."""
+    origin, items = 0, _items(top, source)
+    spans = _spans(items)
     starts = _picoseconds(spans, [span.get("ts") for span in spans], "ts", source)
     durations = _picoseconds(spans, [span.get("dur", 0) for span in spans], "dur", source)
     if starts and (max(starts) >= _LIMIT or (isinstance(top, dict) and "schemaVersion" in top)):
@@ -100,9 +119,8 @@ def _events(top: Any, source: str) -> pl.DataFrame:
         flow_in=args.flow("_ct", "_c"),
         operator=args.operators(),
     )
-    return schema.check(
-        frame.with_columns(**_columns(), correlation_id=args.launch(frame["plane"])), schema.EVENTS, "events"
-    )
+    frame = frame.with_columns(**_columns(), correlation_id=args.launch(frame["plane"]))
+    return schema.check(frame, schema.EVENTS, "events"), origin
 
 
 def instructions(data: bytes, *, source: str) -> pl.DataFrame:
@@ -125,6 +143,38 @@ def instructions(data: bytes, *, source: str) -> pl.DataFrame:
         }
     )
     return texts.merged([[texts.described(rows)]], _host(top))
+
+
+def messages(data: bytes, *, source: str) -> pl.DataFrame:
+    """Return what PyTorch recorded of the messages of NCCL's kernels: ``tpunb.schema.MESSAGES``."""
+    top = parse(data, source)
+    spans = _spans(_items(top, source))
+    calls = {str(_args(span).get("External id")): _args(span) for span in spans if span.get("name") == _NCCL_CALL}
+    rows = []
+    for number, span in enumerate(spans):
+        args = _args(span)
+        if "stream" in args and str(span.get("name")).lower().startswith("nccl"):
+            message = args if _NCCL_SIZES[0] in args else calls.get(str(args.get("External id")), {})
+            rows.append((number, *_message(message)))
+    facts = {name: schema.MESSAGES[name] for name in ("bytes", "groups", "size")}
+    columns: schema.Schema = {"row": pl.UInt32(), **facts}
+    known = pl.DataFrame(rows, schema=columns, orient="row").filter(~pl.all_horizontal(pl.exclude("row").is_null()))
+    events = _events(top, source)[0][known["row"]].select("host", "start_ps", device="plane")
+    return schema.check(events.hstack(known.drop("row")), schema.MESSAGES, "messages")
+
+
+def _message(args: _Event) -> tuple[int | None, str | None, int | None]:
+    """Return bytes, replica group and size of the group of one message."""
+    counts = [count for key in _NCCL_SIZES if type(count := args.get(key)) is int and 0 <= count < _LIMIT]
+    width = _TYPE_BYTES.get(str(args.get("dtype")).lower())
+    size, ranks = args.get("Group size"), str(args.get("Process Group Ranks"))
+    listed = re.fullmatch(r"\[((?:\d{1,9}, ?)*\d{1,9})\]", ranks)  # a long list is cut
+    total = max(counts) * width if counts and width else None
+    return (
+        total if total is not None and total < _LIMIT else None,
+        f"{{{{{listed[1].replace(' ', '')}}}}}" if listed else None,
+        size if type(size) is int and 0 < size < _LIMIT else None,
+    )
 
 
 def hardware(events: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
@@ -191,6 +241,10 @@ def _items(top: Any, source: str) -> Sequence[_Event]:
             return items
     content = f"an object with {sorted(top)[:8]}" if isinstance(top, dict) else f"a {type(top).__name__}"
     raise BadProfile(f"{source}: JSON, but no Chrome trace: {content}", hint="a trace has a list traceEvents")
+
+
+def _spans(items: Sequence[_Event]) -> list[_Event]:
+    return [item for item in items if item.get("ph") == "X" and item.get("cat") != _TRACE]
 
 
 def _host(top: Any) -> str:

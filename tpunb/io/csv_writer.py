@@ -48,6 +48,8 @@ def csv(folder: Path, phases: pl.DataFrame, top: pl.DataFrame) -> list[Path]:
             _ms("total_ps").alias("total time (ms)"),
             _ms("self_ps").alias("self time (ms)"),
             (pl.col("share") * 100).fill_nan(None).round(4).alias("share of self time (%)"),
+            _text("layer").alias("layer"),
+            _text("source").alias("source line"),
         )
     return [write_atomically(folder / name, table.write_csv().encode()) for name, table in tables.items()]
 

@@ -10,41 +10,31 @@ import math
 import re
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from tpunb import schema
 from tpunb.io import hlo
-from tpunb.io.protobuf_table import Ints, Messages, Rows, integer, text
-
-Floats = npt.NDArray[np.float64]  # NaN where unknown
-Mask = npt.NDArray[np.bool_]
+from tpunb.io.hlo_graph import Floats, Instructions, spans
+from tpunb.io.protobuf_table import Ints, Messages, integer, text
 
 WORK: schema.Schema = {
     **{name: hlo.INSTRUCTIONS[name] for name in ("proto", "hlo_op", "opcode", "category")},
+    "dtype": schema.INSTRUCTIONS["dtype"],
     **dict.fromkeys(["flops", "transcendentals", "bytes"], pl.Float64()),
 }
 """One row per instruction: the work of one run of it, null where it is unknown."""
 
 # tags and fields of xla/service/hlo.proto and xla/xla_data.proto
-_MODULE, _COMPUTATIONS, _INSTRUCTIONS, _OPCODE, _SHAPE = text(1), text(3), text(2), text(2), text(3)
-_WINDOW, _CONVOLUTION, _DOT = text(15), text(16), text(30)
-_TARGET, _CONFIG, _ID, _FEATURE_GROUPS, _BATCH_GROUPS = text(28), text(43), integer(35), integer(50), integer(58)
-_OPERANDS, _CALLED, _FFT_LENGTH, _CONTRACTED = 36, 38, 32, 1
-_COMPUTATION_ID, _ROOT_ID = integer(5), integer(6)
-_TYPE, _DIMENSIONS, _PARTS, _WINDOW_DIMENSIONS = integer(2), 3, text(4), text(1)
+_FEATURE_GROUPS, _BATCH_GROUPS = integer(50), integer(58)
+_FFT_LENGTH, _CONTRACTED, _WINDOW_DIMENSIONS = 32, 1, text(1)
 _IN_BATCH, _IN_FEATURE, _OUT_FEATURE = integer(7), integer(8), integer(10)
 _SPATIAL = 11, 6, 12  # dimensions of input, kernel and output
 
 _MOST = 2.0**63  # work of one run: XLA's own sizes are Int64
-_NESTED = 8  # most levels of tuples in tuples
-_POINTER, _INLINE = 8, 8  # bytes of a pointer; elements of a constant that code contains
+_LEVELS = 2  # of computations in computations whose products are found
+_INLINE = 8  # elements of a constant that code contains
 _LARGEST = 2.0**31  # dimension of a convolution
 _POSITIONS = 1 << 24  # window positions that are counted in all programs of a file
-_BITS = np.full(64, np.nan)
-for _kind, _name in hlo.TYPES.items():
-    _BITS[_kind] = int((re.search(r"\d+", _name) or ["8"])[0])
-_BITS[[14, 17]] = 8 * _POINTER, 0  # opaque, token
 
 _TRANSCENDENTAL = {
     *("acosh", "atan2", "cbrt", "cosine", "erf", "exponential", "exponential-minus-one", "log", "log-plus-one"),
@@ -89,132 +79,40 @@ def work(protos: Messages) -> pl.DataFrame:
 
 def _work(protos: Messages) -> pl.DataFrame:
     with np.errstate(all="ignore"):  # NaN and infinity are null
-        table = _Instructions(protos)
+        table = _Costs(protos)
         counts = dict(zip(("flops", "transcendentals", "bytes"), table.work(), strict=True))
+        dtype = pl.Series(table.dtypes(), dtype=pl.Int64).replace_strict(
+            hlo.TYPES, default=None, return_dtype=schema.NAME
+        )
     described = hlo.read_instructions(protos).select("proto", "hlo_op", "opcode", "category")
     columns = {
         name: pl.Series(np.where((count >= 0) & (count < _MOST), count, np.nan)) for name, count in counts.items()
     }
-    return described.with_columns(**columns).with_columns(pl.col(*counts).fill_nan(None))
+    return described.with_columns(dtype=dtype, **columns).with_columns(pl.col(*counts).fill_nan(None))
 
 
-class _Shapes:
-    """Sizes of the distinct shapes of instructions; of a tuple also those of its arrays."""
-
-    def __init__(self, shapes: Messages, depth: int = 0) -> None:
-        kind = shapes.columns(_TYPE)[0]
-        self.tuple = kind == hlo.TUPLE
-        owner, dims = shapes.numbers(_DIMENSIONS)
-        self._dims = np.where(dims < 0, np.nan, dims.astype(float))
-        self._first, self._rank = _spans(owner, len(shapes))
-        elements = np.ones(len(shapes))
-        np.multiply.at(elements, owner, self._dims)
-        stored = np.ceil(elements * _BITS[np.where((kind > 0) & (kind < _BITS.size), kind, 0)] / 8)
-        parts = shapes.sub(_PARTS)
-        parts = parts[self.tuple[parts.parent]]
-        begin, count = _spans(parts.parent, len(shapes))
-        self.size = np.where(self.tuple, _POINTER * count, stored)
-        self.elements = self.all_elements = elements  # of the first array; of all
-        self.bytes = self.all_bytes = stored
-        if not self.tuple.any():
-            return
-        if depth == _NESTED:
-            self.elements = self.all_elements = np.where(self.tuple, np.nan, elements)
-            self.bytes = self.all_bytes = np.where(self.tuple, np.nan, stored)
-            return
-        inner = _Shapes(parts, depth + 1)
-        head = np.where(self.tuple & (count > 0), begin, len(parts))
-        self.elements = np.where(self.tuple, np.append(inner.elements, 0)[head], elements)
-        self.bytes = np.where(self.tuple, np.append(inner.bytes, 0)[head], stored)
-        sums = [np.bincount(parts.parent, each, len(shapes)) for each in (inner.all_elements, inner.all_bytes)]
-        self.all_elements, self.all_bytes = (
-            np.where(self.tuple, *pair) for pair in zip(sums, (elements, stored), strict=True)
-        )
-        of_head = head < len(parts)
-        self._first = np.where(of_head, self._dims.size + np.append(inner._first, 0)[head], self._first)
-        self._rank = np.where(of_head, np.append(inner._rank, 0)[head], self._rank)
-        self._dims = np.append(self._dims, inner._dims)
-
-    def dim(self, shape: Ints, number: Ints) -> Floats:
-        """Return dimensions of the first array of shapes, NaN where there is none; -1 is the last."""
-        number = np.where(number == -1, self._rank[shape] - 1, number)
-        inside = (number >= 0) & (number < self._rank[shape])
-        place = np.where(inside, self._first[shape] + np.where(inside, number, 0), self._dims.size)
-        return np.append(self._dims, np.nan)[place]
-
-
-def _spans(owner: Ints | Rows, n: int) -> tuple[Ints, Ints]:
-    """Return first row and count of the members of each owner, which are in its order."""
-    count = np.bincount(owner, minlength=n).astype(np.int64)
-    return np.cumsum(count) - count, count
-
-
-def _rows(scope: Ints, ids: Ints, in_scope: Ints, wanted: Ints) -> Ints:
-    """Return the row with each wanted id in a scope, the number of rows where there is none."""
-    _, code = np.unique(np.append(ids, wanted), return_inverse=True)
-    key, query = scope * code.size + code[: ids.size], in_scope * code.size + code[ids.size :]
-    order = np.argsort(key, kind="stable")
-    place = np.searchsorted(key[order], query)
-    hit = np.append(key[order], -1)[place] == query
-    return np.where(hit, np.append(order, ids.size)[place], ids.size)
-
-
-class _Instructions:
-    """The instructions of programs as columns; an operand or computation that is missing is the row after the last."""
-
-    def __init__(self, protos: Messages) -> None:
-        computations = protos.sub(_MODULE).sub(_COMPUTATIONS)
-        self.rows = rows = computations.sub(_INSTRUCTIONS)
-        self.n, self.computation = len(rows), rows.parent.astype(np.int64)
-        names = (_OPCODE, _SHAPE, _ID, _WINDOW, _CONVOLUTION, _DOT, _TARGET, _CONFIG)
-        opcode, shape, ids, self.window, self.convolution, self.dot, target, self.config = rows.columns(*names)
-        (self.opcode, self.opcodes), (self.target, self.targets) = map(rows.distinct, (opcode, target))
-        code, _ = rows.distinct(shape)
-        self.shapes = shapes = _Shapes(rows.at(shape[np.unique(code, return_index=True)[1]]))
-        self.shape = code.astype(np.int64)
-        self.size, self.elements = shapes.size[code], shapes.elements[code]
-        self.all_elements, self.all_bytes = shapes.all_elements[code], shapes.all_bytes[code]
-        owner, wanted = rows.numbers(_OPERANDS)
-        self.user, self.operands = owner, _rows(self.computation, ids, self.computation[owner], wanted)
-        self.first, self.operand_count = _spans(owner, self.n)
-        self.position = np.arange(owner.size) - self.first[owner]
-        of_computations, roots = computations.columns(_COMPUTATION_ID, _ROOT_ID)
-        self.computations, module = len(computations), computations.parent.astype(np.int64)
-        self.caller, wanted = rows.numbers(_CALLED)
-        self.callee = _rows(module, of_computations, module[self.computation[self.caller]], wanted)
-        self.root = _rows(self.computation, ids, np.arange(self.computations), roots)
-
-    def where(self, *opcodes: str) -> Mask:
-        """Return whether each instruction is of one of some opcodes."""
-        chosen: Mask = np.array([opcode in opcodes for opcode in self.opcodes], bool)[self.opcode]
-        return chosen
-
-    def calls(self, *prefixes: str) -> Mask:
-        """Return whether each instruction is a custom call of a target that starts with one of some prefixes."""
-        chosen = np.array([target.startswith(prefixes) for target in self.targets], bool)[self.target]
-        return chosen & self.where("custom-call")
-
-    def operand(self, number: int | Ints) -> Ints:
-        """Return the row of an operand of every instruction."""
-        inside = (number >= 0) & (number < self.operand_count)
-        place = np.where(inside, self.first + np.where(inside, number, 0), self.operands.size)
-        return np.append(self.operands, self.n)[place]
-
-    def of(self, values: Floats, row: Ints | Rows) -> Floats:
-        """Return the values of rows, NaN of missing ones."""
-        return np.append(values, np.nan)[row]
-
-    def dim(self, row: Ints, number: Ints) -> Floats:
-        """Return dimensions of the results of rows."""
-        known = row < self.n
-        dims = self.shapes.dim(np.append(self.shape, 0)[row], number)
-        return np.where(known, dims, np.nan)
+class _Costs(Instructions):
+    """Work of the instructions of programs."""
 
     def work(self) -> list[Floats]:
         """Return FLOPs, transcendentals and bytes of every instruction."""
         flops, transcendentals = self._computed()
         moved = self._moved()
         return self._with_computations([flops, transcendentals, moved])
+
+    def dtypes(self) -> Ints:
+        """Return the type of the operands of each product and of what contains one, else that of the result."""
+        kind = self.shapes.kind[self.shape].astype(np.int64)
+        product = self.where("dot", "convolution") | self.calls(*_GEMM, _CONV)
+        kind[product] = np.append(kind, 0)[self.operand(0)[product]]
+        contains = self.where("fusion", "call")[self.caller]
+        caller, callee = self.caller[contains], self.callee[contains]
+        for _ in range(_LEVELS):
+            inside = np.zeros(self.computations + 1, np.int64)
+            inside[self.computation[product]] = kind[product]
+            kind[caller] = np.where(inside[callee] > 0, inside[callee], kind[caller])
+            product[caller] |= inside[callee] > 0
+        return kind
 
     def _computed(self) -> tuple[Floats, Floats]:
         """Return FLOPs and transcendentals, without those of the computations that instructions call."""
@@ -271,11 +169,11 @@ class _Instructions:
         macs *= np.floor(self.dim(lhs, batch) / per_batch)
         window = self.rows.at(self.window[chosen]).sub(_WINDOW_DIMENSIONS)
         at = window.parent.astype(np.int64)
-        nth = np.arange(len(window)) - _spans(at, chosen.size)[0][at]
+        nth = np.arange(len(window)) - spans(at, chosen.size)[0][at]
         sizes = []
         for rows, field in zip((lhs, kernel, out), _SPATIAL, strict=True):
             owner, spatial = numbers.numbers(field)
-            begin, count = _spans(owner, chosen.size)
+            begin, count = spans(owner, chosen.size)
             inside = nth < count[at]
             number = np.append(spatial, -2)[np.where(inside, begin[at] + nth, spatial.size)]
             sizes.append(self.dim(rows[at], number))
@@ -350,7 +248,7 @@ class _Instructions:
         windows = (volume - 1) * elements
         # XLA counts the sum of a whole dimension for each of its elements as a reduction and a broadcast
         at = window.parent.astype(np.int64)
-        span = self.dim(at, np.arange(at.size) - _spans(at, self.n)[0][at])
+        span = self.dim(at, np.arange(at.size) - spans(at, self.n)[0][at])
         whole = (low == high) & (size == 2 * low + 1) & (low == span - 1) & (low > 0)
         only = np.bincount(at, size != 1, self.n) * np.bincount(at, (low != 0) | (high != 0), self.n) == 1
         chosen = whole & only[at] & ~self.shapes.tuple[self.shape[at]]
@@ -378,9 +276,9 @@ class _Instructions:
         factors = [times.tolist(), times.tolist(), runs.astype(float).tolist()]
         totals = [np.append(np.bincount(self.computation, each, self.computations), np.nan).tolist() for each in counts]
         added = [[math.nan] * used.size for _ in counts]
-        first, pending = (column.tolist() for column in _spans(outer, self.computations + 1))
+        first, pending = (column.tolist() for column in spans(outer, self.computations + 1))
         by_callee = np.argsort(callee, kind="stable")
-        begin, count = (column.tolist() for column in _spans(callee[by_callee], self.computations + 1))
+        begin, count = (column.tolist() for column in spans(callee[by_callee], self.computations + 1))
         users, row, inner = outer[by_callee].tolist(), caller.tolist(), callee.tolist()
         sizes = list(pending)
         done = [number for number, calls in enumerate(pending) if not calls]

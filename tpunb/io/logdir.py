@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames import Profile
 from tpunb.io import cache, storage
-from tpunb.io.cache import Decoded
+from tpunb.io.cache import Decoded, Extent
 from tpunb.io.storage import Location
+from tpunb.text import plural
 
 ENDINGS = (".xplane.pb", ".xplane.pb.gz", ".trace.json", ".trace.json.gz")
 """Endings of the names of profiles, best first: of two forms of one capture the first is read."""
@@ -28,9 +33,16 @@ SLOW_S = 1.0
 """Seconds to read and decode a local file above which the result is cached."""
 
 _T = TypeVar("_T")
+_OF_PROGRAMS = {
+    "instructions": ["host", "program", "hlo_op"],
+    "buffers": ["host", "program", "allocation", "hlo_op", "offset_bytes"],
+}
 _FETCHES = 8  # parallel downloads
 _BAR_AFTER_S = 2.0
 _MOST_DAYS = 50  # apart; Int64 picoseconds end after 106
+_HELD = 1 << 18  # events
+_BATCH = 1 << 18  # events
+_MOST_CHUNKS = 16  # of a column; every operation costs some time for each
 
 
 def stem(name: str) -> str:
@@ -44,46 +56,163 @@ def stem(name: str) -> str:
     return name
 
 
-def read(files: Sequence[Location], name: str, source: Path | str) -> Profile:
+def read(files: Sequence[Location], name: str, source: Path | str, *, forms: bool = False) -> Profile:
     """Read raw files as one profile; the earliest start is its time 0.
 
     Of several files, damaged ones are left out and named in ``skipped``; if all are damaged, the first error is raised.
+    With `forms`, another form of the same capture beside a damaged file is read in its place.
     Several sessions of one host stay one host where step annotations distinguish their steps; else each is a host named
     after its session.
     """
-    answers = _parallel(files, _part if len(files) == 1 else _part_or_error)
-    errors = [(file, answer) for file, answer in zip(files, answers, strict=True) if isinstance(answer, BadProfile)]
-    if len(errors) == len(files):
-        raise errors[0][1]
-    read = [(file, answer) for file, answer in zip(files, answers, strict=True) if isinstance(answer, Decoded)]
+    budget = _Budget()
+    answers = _parallel(files, partial(_or_error, partial(_summary, budget)))
+    damaged = {file: answer for file, answer in zip(files, answers, strict=True) if isinstance(answer, BadProfile)}
+    instead = {file: part for file in damaged if forms and (part := _other_form(file, files, budget))}
+    if len(damaged) - len(instead) == len(files):
+        raise damaged[files[0]]
     several = len({file.session for file in files}) > 1
-    names = [f"{file.session}/{file.name}" if several else file.name for file, _ in errors]
-    files = [file for file, _ in read]
-    parts = _distinct_hosts([part for _, part in read], files)
+    skipped = [_skipped(file, error, instead.get(file), session=several) for file, error in damaged.items()]
+    found = (instead.get(file, answer) for file, answer in zip(files, answers, strict=True))
+    parts = _distinct_hosts([part for part in found if isinstance(part, _Part)])
     origins = [part.start_ns for part in parts if part.start_ns is not None]
     origin = min(origins) if len(origins) == len(parts) else None
     if origin is not None and (days := (max(origins) - origin) / 86_400e9) > _MOST_DAYS:
-        sessions = ", ".join(sorted({file.session for file in files})[:8])
+        sessions = ", ".join(sorted({part.file.session for part in parts})[:8])
         raise TpunbError(f"{source}: sessions are {days:.0f} days apart", hint=f"load one of {sessions}")
     moves = [0 if origin is None or part.start_ns is None else (part.start_ns - origin) * 1000 for part in parts]
     rows = []
     for number, (part, move) in enumerate(zip(parts, moves, strict=True)):
-        begin, dur = part.traced()
-        steps = part.events["step_num"].drop_nulls().n_unique()
-        rows.append((part.host, number, begin + move, dur, dur, part.size, part.events.height, steps, None, None))
+        begin, dur = part.traced
+        counts = part.extent.events, len(part.extent.steps)
+        rows.append((part.host, number, begin + move, dur, dur, part.size, *counts, None, None))
     windows = pl.DataFrame(rows, schema=schema.WINDOWS, orient="row")
+    batches = _batches(parts)
     return Profile(
         name=name,
         source=source,
         windows=windows,
-        hardware=pl.concat([part.hardware for part in parts]),
+        hardware=pl.concat([part.named_hardware for part in parts]),
         span_ps=int(windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0),
         origin_ns=origin,
-        read_events=partial(pl.concat, _moved(parts, moves)),
-        read_details=partial(_details, files, [part.host for part in parts], moves),
+        read_events=partial(_events, parts, moves, range(len(parts))),
+        read_batches=[partial(_events, parts, moves, batch) for batch in batches] if len(batches) > 1 else (),
+        read_details=partial(_details, [part.file for part in parts], [part.host for part in parts], moves),
         reused=all(part.reused for part in parts),
-        skipped=tuple(zip(names, (str(error).removeprefix(f"{file}: ") for file, error in errors), strict=True)),
+        skipped=tuple(skipped),
     )
+
+
+def skip_message(name: str, skipped: Sequence[tuple[str, str]]) -> str:
+    """Return the warning about files of a profile that were left out."""
+    shown = "; ".join(f"{file}: {reason}" for file, reason in skipped[:3])
+    return f"{name}: {plural(len(skipped), 'file')} skipped: {shown}"
+
+
+def _skipped(file: Location, error: BadProfile, instead: _Part | None, *, session: bool) -> tuple[str, str]:
+    """Return name and reason of a file that is left out."""
+    reason = str(error).removeprefix(f"{file}: ") + (f"; {instead.file.name} is read instead" if instead else "")
+    return f"{file.session}/{file.name}" if session else file.name, reason
+
+
+def _other_form(file: Location, files: Sequence[Location], budget: _Budget) -> _Part | None:
+    """Return the same capture from a sound file beside a damaged one, or None."""
+    names = [stem(file.name) + ending for ending in ENDINGS]
+    beside = {other.name: other for other in file.parent.children() if other.name in names}
+    known = {str(other) for other in files}
+    for name in names:
+        if name in beside and str(beside[name]) not in known:
+            (part,) = _parallel([beside[name]], partial(_or_error, partial(_summary, budget)))
+            if isinstance(part, _Part):
+                return part
+    return None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One file of several: what they are put together by, and its events while these are few."""
+
+    file: Location
+    host: str
+    hardware: pl.DataFrame
+    size: int
+    start_ns: int | None
+    stop_ns: int | None
+    extent: Extent
+    reused: bool = False
+    events: pl.DataFrame | None = None
+    renamed: bool = False
+
+    @classmethod
+    def of(cls, file: Location, decoded: Decoded, *, held: bool = True) -> _Part:
+        facts = decoded.host, decoded.hardware, decoded.size, decoded.start_ns, decoded.stop_ns, decoded.extent
+        return cls(file, *facts, decoded.reused, decoded.events if held else None)
+
+    @property
+    def traced(self) -> tuple[int, int]:
+        """Start and duration of tracing, as recorded or derived from the events."""
+        if self.start_ns is not None and self.stop_ns is not None:
+            return 0, (self.stop_ns - self.start_ns) * 1000
+        begin = min(0, self.extent.begin_ps)
+        return begin, self.extent.end_ps - begin
+
+    @property
+    def named_hardware(self) -> pl.DataFrame:
+        return self.hardware.with_columns(host=pl.lit(self.host)) if self.renamed else self.hardware
+
+    def named(self, host: str) -> _Part:
+        """Return a copy with another name of the host."""
+        return self if host == self.host else replace(self, host=host, renamed=True)
+
+
+class _Budget:
+    """Number of events that a profile of several files may hold; those of other files are decoded again on access."""
+
+    def __init__(self) -> None:
+        self._left = _HELD
+        self._lock = threading.Lock()
+
+    def take(self, events: int) -> bool:
+        """Return whether events may be held, and hold them."""
+        with self._lock:
+            held = self._left > 0
+            self._left -= events if held else 0
+            return held
+
+
+def _summary(budget: _Budget, file: Location, bar: _Bar) -> _Part:
+    """Return a file with its events while the budget allows."""
+    if budget.take(0) or file.url or ".xplane.pb" not in file.name:
+        decoded = _part(file, bar)
+        return _Part.of(file, decoded, held=budget.take(decoded.extent.events))
+    from tpunb.io import xplane
+
+    data = storage.read(file, bar)
+    extent, facts = xplane.extent(data, source=str(file))
+    host = facts.hosts[0] if facts.hosts else ""
+    return _Part(file, host, facts.hardware, data.size, facts.start_ns, facts.stop_ns, extent)
+
+
+def _or_error(read: Callable[[Location, _Bar], _T], file: Location, bar: _Bar) -> _T | BadProfile:
+    try:
+        return read(file, bar)
+    except BadProfile as error:
+        return error
+
+
+def _batches(parts: Sequence[_Part]) -> list[list[int]]:
+    """Return the files of a few hosts at a time, as their numbers: about ``_BATCH`` events."""
+    by_host: dict[str, list[int]] = {}
+    for number, part in enumerate(parts):
+        by_host.setdefault(part.host, []).append(number)
+    batches: list[list[int]] = []
+    room = 0
+    for numbers in by_host.values():
+        if room <= 0:
+            batches.append([])
+            room = _BATCH
+        batches[-1] += numbers
+        room -= sum(parts[number].extent.events for number in numbers)
+    return batches
 
 
 def windows(
@@ -91,19 +220,29 @@ def windows(
     origin_ns: int | None,
     begins_ps: Mapping[tuple[int, str], int],
     kind: str = "events",
+    skipped: list[tuple[str, str]] | None = None,
 ) -> pl.DataFrame:
     """Return the events of raw windows of a run, by number and host, in the time of the run, or other frames of them.
 
-    A window starts at its recorded time, relative to `origin_ns`, else at its start in `begins_ps`.
+    A window starts at its recorded time, relative to `origin_ns`, else at its start in `begins_ps`. Damaged windows are
+    added to `skipped`, each once; if all are damaged, the first error is raised.
     """
-    parts = [part.renamed(host) for (_, host), part in zip(files, _parallel([*files.values()], _part), strict=True)]
+    answers = dict(zip(files, _parallel([*files.values()], partial(_or_error, _part)), strict=True))
+    damaged = {files[key]: answer for key, answer in answers.items() if isinstance(answer, BadProfile)}
+    if len(damaged) == len(files):
+        raise next(iter(damaged.values()))
+    rows = [_skipped(file, error, None, session=True) for file, error in damaged.items()]
+    if skipped is not None:
+        skipped += [row for row in rows if row not in skipped]
+    files = {key: file for key, file in files.items() if file not in damaged}
+    parts = [_Part.of(files[key], part).named(key[1]) for key, part in answers.items() if isinstance(part, Decoded)]
     begins = [
         begins_ps.get(key, 0) if part.start_ns is None or origin_ns is None else (part.start_ns - origin_ns) * 1000
         for key, part in zip(files, parts, strict=True)
     ]
     if kind != "events":
         return _details([*files.values()], [part.host for part in parts], begins, kind)
-    return pl.concat(_moved(parts, begins))
+    return _events(parts, begins, range(len(parts)))
 
 
 def _details(files: Sequence[Location], hosts: Sequence[str], by_ps: Sequence[int], kind: str) -> pl.DataFrame:
@@ -111,53 +250,67 @@ def _details(files: Sequence[Location], hosts: Sequence[str], by_ps: Sequence[in
     columns: schema.Schema = getattr(schema, kind.upper())
     frames = [schema.empty(columns)]
     for file, host, by in zip(files, hosts, by_ps, strict=True):
+        is_xplane = ".xplane.pb" in file.name
+        reader = getattr(import_module("tpunb.io.xplane" if is_xplane else "tpunb.io.chrome_trace"), kind, None)
+        if reader is None:
+            continue
         data = storage.read(file)
-        if ".xplane.pb" in file.name:
-            from tpunb.io import xplane
-
-            frame = getattr(xplane, kind)(data, source=str(file))
-        elif kind == "instructions":
-            from tpunb.io import chrome_trace
-
-            frame = chrome_trace.instructions(data.tobytes(), source=str(file))
-        else:
+        try:
+            frame = reader(data if is_xplane else data.tobytes(), source=str(file))
+        except BadProfile as error:
+            if len(files) == 1:
+                raise
+            _, reason = _skipped(file, error, None, session=False)
+            warnings.warn(f"{kind} without those of {file.name}: {reason}", stacklevel=2)
             continue
         frames.append(frame.with_columns(pl.col("^start_ps$") + by, host=pl.lit(host)))
-    return schema.check(pl.concat(frames), columns, kind)
+    rows = pl.concat(frames)
+    if kind in _OF_PROGRAMS:  # several windows of a host may hold a program
+        rows = rows.unique(_OF_PROGRAMS[kind], keep="first", maintain_order=True)
+    return schema.check(rows, columns, kind)
 
 
-def _distinct_hosts(parts: Sequence[Decoded], files: Sequence[Location]) -> list[Decoded]:
+def _distinct_hosts(parts: Sequence[_Part]) -> list[_Part]:
     """Name hosts so that steps are distinct: after the file, then the folder of the session, then by number."""
     if len(parts) == 1:
         return [*parts]
-    names = [part.host or stem(file.name) for part, file in zip(parts, files, strict=True)]
-    for suffixes in ([file.session for file in files], [str(number) for number in range(len(files))]):
-        clashing = {
-            name for name in names if _clash([part for part, other in zip(parts, names, strict=True) if other == name])
-        }
+    names = [part.host or stem(part.file.name) for part in parts]
+    for suffixes in ([part.file.session for part in parts], [str(number) for number in range(len(parts))]):
+        by_name: dict[str, list[_Part]] = {}
+        for part, name in zip(parts, names, strict=True):
+            by_name.setdefault(name, []).append(part)
+        clashing = {name for name, same in by_name.items() if _clash(same)}
         names = [f"{name} {suffix}" if name in clashing else name for name, suffix in zip(names, suffixes, strict=True)]
-    return [part if part.host == name else part.renamed(name) for part, name in zip(parts, names, strict=True)]
+    return [part.named(name) for part, name in zip(parts, names, strict=True)]
 
 
-def _clash(parts: Sequence[Decoded]) -> bool:
+def _clash(parts: Sequence[_Part]) -> bool:
     """Return whether steps of files of one host share numbers, or have none."""
-    steps = [set(part.events["step_num"].drop_nulls()) for part in parts]
-    return len(parts) > 1 and (not all(steps) or len(set().union(*steps)) < sum(map(len, steps)))
+    steps = [part.extent.steps for part in parts]
+    return len(parts) > 1 and (not all(steps) or len(frozenset[int]().union(*steps)) < sum(map(len, steps)))
 
 
-def _moved(parts: Sequence[Decoded], by_ps: Sequence[int]) -> list[pl.DataFrame]:
-    """Return the events of each file in the time of the profile, with lanes and ids distinct from other files."""
-    frames, lanes = [], 0
-    for number, (part, by) in enumerate(zip(parts, by_ps, strict=True)):
-        salt = pl.lit(number * 0xD1B54A32D192ED03 % 2**64, pl.UInt64)  # every process counts launches from 1
-        moved = part.events.with_columns(
-            pl.col("start_ps") + by,
-            pl.col("lane") + pl.lit(lanes, pl.UInt32),
-            pl.col("flow_out", "flow_in", "correlation_id") ^ salt,
-        )
-        frames.append(moved if by or lanes else part.events)
-        lanes += int(part.events.select(pl.col("lane").max() + 1).item() or 0)
-    return frames
+def _events(parts: Sequence[_Part], by_ps: Sequence[int], chosen: Sequence[int]) -> pl.DataFrame:
+    """Return the events of some files in the time of the profile, with lanes and ids distinct from other files."""
+    frames = {number: frame for number in chosen if (frame := parts[number].events) is not None}
+    missing = [number for number in chosen if number not in frames]
+    decoded = _parallel([parts[number].file for number in missing], _part) if missing else []
+    frames |= {number: part.events for number, part in zip(missing, decoded, strict=True)}
+    events = pl.concat([frames[number] for number in chosen], rechunk=len(chosen) > _MOST_CHUNKS)
+    if len(parts) == 1 and not by_ps[0] and not parts[0].renamed:
+        return events
+    numbers = np.array(chosen)
+    sizes = [len(frames[number]) for number in chosen]
+    lanes = np.cumsum([0, *(part.extent.lanes for part in parts)])[numbers].astype(np.uint32)
+    salt = numbers.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)  # every process counts launches from 1
+    start, lane, ids = (pl.Series(np.repeat(by, sizes)) for by in (np.array(by_ps)[numbers], lanes, salt))
+    hosts = pl.Series([parts[number].host for number in chosen], dtype=schema.NAME)
+    return events.with_columns(
+        pl.col("start_ps") + start,
+        pl.col("lane") + lane,
+        pl.col("flow_out", "flow_in", "correlation_id") ^ ids,
+        host=hosts.gather(np.repeat(np.arange(numbers.size), sizes)),
+    )
 
 
 def _parallel(files: Sequence[Location], read: Callable[[Location, _Bar], _T]) -> list[_T]:
@@ -175,13 +328,6 @@ def _parallel(files: Sequence[Location], read: Callable[[Location, _Bar], _T]) -
             bar.cancelled = True
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _part_or_error(file: Location, bar: _Bar) -> Decoded | BadProfile:
-    try:
-        return _part(file, bar)
-    except BadProfile as error:
-        return error
 
 
 def _part(file: Location, bar: _Bar) -> Decoded:
@@ -205,7 +351,7 @@ def _decoded(file: Location, data: storage.Bytes) -> Decoded:
     if ".xplane.pb" in file.name:
         from tpunb.io import xplane
 
-        events, facts = xplane.read(data, source=str(file))
+        events, facts = xplane.read(data, source=str(file), workers=os.cpu_count() or 1)
         host = facts.hosts[0] if facts.hosts else ""
         return Decoded(host, events, facts.hardware, data.size, facts.start_ns, facts.stop_ns)
     if ".trace.json" in file.name or data[:64].tobytes().lstrip()[:1] in (b"{", b"["):

@@ -144,25 +144,62 @@ def read(data: Bytes, start: Rows, stop: Rows, slot: Ints, out: Ints) -> int:
     return 0
 
 
+@_inlined
+def _slot(base: Int, size: int, key: Int) -> np.uint64:
+    """Return the first slot of an entry in a hash table: in maps of small keys, each has one of its own."""
+    return np.uint64(base + key + (key >> 16) * 40503) & np.uint64(size - 1)
+
+
+@_compiled
+def index(base: Ints, table: Rows, owners: Rows, keys: Ints) -> None:
+    """Fill a hash table of the rows of entries, -1 if free; the last of equal keys of an owner wins."""
+    for row in range(keys.size):
+        slot = _slot(base[owners[row]], table.size, keys[row])
+        other = np.int64(table[slot])
+        while other >= 0 and (keys[other] != keys[row] or owners[other] != owners[row]):
+            slot = (slot + np.uint64(1)) & np.uint64(table.size - 1)
+            other = np.int64(table[slot])
+        table[slot] = row
+
+
+@_compiled
+def lookup(base: Ints, table: Rows, owners: Rows, keys: Ints, owner: Rows, key: Ints, out: Rows) -> None:
+    """Write the row of each entry, the number of entries if it is missing."""
+    for at in range(key.size):
+        slot = _slot(base[owner[at]], table.size, key[at])
+        row = np.int64(table[slot])
+        while row >= 0 and (keys[row] != key[at] or owners[row] != owner[at]):
+            slot = (slot + np.uint64(1)) & np.uint64(table.size - 1)
+            row = np.int64(table[slot])
+        out[at] = row if row >= 0 else keys.size
+
+
 @_compiled
 def scan(
     data: Bytes,
     start: Rows,
     stop: Rows,
+    owner: Rows,
     slot: Ints,
     out: Ints,
     wanted: int,
-    place: Ints,
-    far: Ints,
+    base: Ints,
+    table: Rows,
+    owners: Rows,
+    keys: Ints,
+    place: Rows,
+    unkeyed: Rows,
     values: Ints,
     kinds: Bytes,
+    used: Bytes,
 ) -> int:
     """Read fields like `read`, and write the values of key-value entries by the column of their key.
 
-    ``place[key]`` is the column of a small key or -1; rows of ``far`` are the other keys and their columns.
+    Keys are those of a map of the owner of each message, which `index` filled; ``place`` has the column of each, or -1,
+    ``unkeyed`` that of the key 0 of each owner, which is not written. Columns with a value are marked in ``used``.
     """
     for row in range(np.uint64(start.size)):
-        at, end = np.int64(start[row]), np.int64(stop[row])
+        at, end, plane = np.int64(start[row]), np.int64(stop[row]), owner[row]
         while at < end:
             tag, entry, at = _field(data, at, end)
             if at < 0:
@@ -171,27 +208,40 @@ def scan(
                 if tag < slot.size and slot[np.uint64(tag)] >= 0:
                     out[np.uint64(slot[np.uint64(tag)]), row] = entry
                 continue
-            inner, column, value, last = entry >> 32, np.int64(-1), np.int64(0), np.int64(0)
-            if place.size > 0:
-                column = np.int64(place[0])  # a key of 0 is not written
+            inner, column, value, last = entry >> 32, np.int64(unkeyed[plane]), np.int64(0), np.int64(0)
             while inner < at:
                 tag, got, inner = _field(data, inner, at)
                 if inner < 0:
                     return ~row
                 if tag == 8:
-                    column = np.int64(-1)
-                    if 0 <= got < place.size:
-                        column = np.int64(place[np.uint64(got)])
-                    else:
-                        for k in range(far.shape[1]):
-                            if far[0, k] == got:
-                                column = np.int64(far[1, k])
+                    first = _slot(base[plane], table.size, got)
+                    known = np.int64(table[first])
+                    while known >= 0 and (keys[np.uint64(known)] != got or owners[np.uint64(known)] != plane):
+                        first = (first + np.uint64(1)) & np.uint64(table.size - 1)
+                        known = np.int64(table[first])
+                    column = np.int64(place[np.uint64(known)]) if known >= 0 else np.int64(-1)
                     if column < 0:
                         break  # the value is not requested
                 elif tag < 128:
                     value, last = got, tag
             if column >= 0:
                 values[np.uint64(column), row], kinds[np.uint64(column), row] = value, last
+                if last > 0:
+                    used[np.uint64(column)] = 1
+    return 0
+
+
+@_compiled
+def times(line: Rows, line_ns: Ints, offset: Ints, dur: Ints, out: Ints) -> int:
+    """Write the start of events in picoseconds and durations of 0 and more; ~row if they exceed Int64."""
+    most = np.int64(2**63 - 1)
+    for row in range(line.size):
+        ns, length = line_ns[line[row]], max(dur[row], np.int64(0))  # some profilers write negative durations
+        start = ns * 1000 + offset[row]
+        wrapped = ((ns * 1000 ^ start) & (offset[row] ^ start)) < 0
+        if wrapped or ns > most // 1000 or ns < -(most // 1000) or start > most - length:
+            return ~row
+        out[0, row], out[1, row] = start, length
     return 0
 
 

@@ -7,8 +7,8 @@ is unknown, as in protobuf. Positions fit 31 bits, so a string is one Int64: pos
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from tpunb.io import protobuf_kernels as loops
 from tpunb.io.protobuf_kernels import Bytes, Ints, Rows
 from tpunb.io.storage import LIMIT, PADDING
 
-__all__ = ["LIMIT", "PADDING", "Bytes", "Ints", "MessageMap", "Messages", "Rows", "integer", "text"]
+__all__ = ["LIMIT", "PADDING", "Bytes", "Ints", "MessageMaps", "Messages", "Rows", "integer", "text"]
 
 _TAGS = 128  # tags below take one byte; nearly all fields of interest do
 
@@ -31,9 +31,6 @@ def integer(field: int) -> int:
 def text(field: int) -> int:
     """Return the tag of a field of strings, bytes or messages."""
     return field << 3 | 2
-
-
-_SMALL = 1 << 16  # keys below are looked up in a table
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +82,14 @@ class Messages:
 
     def sub(self, tag: int) -> Messages:
         """Return the sub-messages (or strings) of a field, in file order."""
-        out = np.empty((3, 0), np.int32)
-        for _ in range(2):  # count, then write
+        likely = int((self.stop.astype(np.int64) - self.start).sum()) // 16  # a second pass if messages are shorter
+        out = np.empty((3, likely), np.int32)
+        for _ in range(2):
             count = self._checked(loops.find(self.buffer, self.start, self.stop, tag, out))
-            out = out if out.shape[1] == count else np.empty((3, count), np.int32)
+            if count <= out.shape[1]:
+                break
+            out = np.empty((3, count), np.int32)
+        out = out[:, :count]
         return Messages(self.source, self.buffer, out[1], out[2], out[0])
 
     def numbers(self, field: int) -> tuple[Ints, Ints]:
@@ -105,7 +106,9 @@ class Messages:
         self._checked(loops.read(self.buffer, self.start, self.stop, _slots(tags), out))
         return list(out)
 
-    def scan(self, tags: Sequence[int], tag: int, keys: Mapping[int, int], n: int) -> tuple[Ints, Ints, Bytes]:
+    def scan(
+        self, tags: Sequence[int], tag: int, maps: MessageMaps, owner: Rows, place: Rows, n: int
+    ) -> tuple[Ints, Ints, Bytes, Bytes]:
         """Return fields as `columns` does, and values of key-value entries, all in one pass.
 
         Parameters
@@ -114,22 +117,22 @@ class Messages:
             Tags of the fields.
         tag
             Tag of the entries: sub-messages with a key in field 1 and a value in any other.
-        keys
-            Column, below `n`, of each requested key.
+        maps, owner
+            Maps with the keys, and the number of the map of each row.
+        place
+            Column, below `n`, of each entry of the maps, or -1.
 
         Returns
         -------
-        The fields (len(tags), rows); values of shape (n, rows), and their tags, 0 without an entry.
+        The fields (len(tags), rows); values of shape (n, rows), and their tags, 0 without an entry; which columns have
+        a value.
         """
         out, values = np.zeros((len(tags), len(self)), np.int64), np.zeros((n, len(self)), np.int64)
-        kinds = np.zeros((n, len(self)), np.uint8)
-        near = {key: column for key, column in keys.items() if 0 <= key < _SMALL}
-        place = np.full(max(near, default=-1) + 1, -1, np.int64)
-        place[list(near)] = list(near.values())
-        far = np.array([*(keys.items() - near.items())], np.int64).reshape(-1, 2).T.copy()
-        args = (_slots(tags), out, tag, place, far, values, kinds)
+        kinds, used = np.zeros((n, len(self)), np.uint8), np.zeros(n, np.uint8)
+        unkeyed = np.append(place, np.int32(-1))[maps.unkeyed]
+        args = (owner, _slots(tags), out, tag, *maps.table, place, unkeyed, values, kinds, used)
         self._checked(loops.scan(self.buffer, self.start, self.stop, *args))
-        return out, values, kinds
+        return out, values, kinds, used
 
     def text(self, refs: Ints) -> list[str]:
         """Return the strings behind references, bytes that are not UTF-8 replaced."""
@@ -180,28 +183,29 @@ def _slots(tags: Sequence[int]) -> Ints:
     return slot
 
 
-class MessageMap:
-    """A field ``map<int64, message>`` of one message: `keys` and `values`, one row per entry."""
+class MessageMaps:
+    """A field ``map<int64, message>`` of several messages: `keys` and `values`, one row per entry.
 
-    def __init__(self, message: Messages, tag: int) -> None:
-        entries = message.sub(tag)
+    The `parent` of a value is the row of the message that has the map.
+    """
+
+    def __init__(self, messages: Messages, tag: int) -> None:
+        entries = messages.sub(tag)
         self.keys, refs = entries.columns(integer(1), text(2))
-        self.values = entries.at(refs)
-        keys, last = np.unique(self.keys[::-1], return_index=True)  # the last of equal keys wins
-        self._sorted, self._row = keys, np.append(len(entries) - 1 - last, len(entries)).astype(np.int32)
-        self._dense = keys.size > 0 and keys[0] >= 0 and keys[-1] < _SMALL
-        if self._dense:
-            self._table = np.full(int(keys[-1]) + 2, len(entries), np.int32)
-            self._table[keys] = self._row[:-1]
+        self.values = replace(entries.at(refs), parent=entries.parent)
+        count, most = np.bincount(entries.parent, minlength=len(messages)), np.zeros(len(messages), np.int64)
+        np.maximum.at(most, entries.parent, self.keys)
+        base = np.append(0, np.cumsum(np.clip(most, count, 4 * count) + 1)).astype(np.int64)  # room for every small key
+        table = np.full(1 << (2 * int(base[-1])).bit_length(), -1, np.int32)
+        loops.index(base, table, entries.parent, self.keys)
+        self.table = base, table, entries.parent, self.keys
+        self.unkeyed = self.rows(np.arange(len(messages), dtype=np.int32), np.zeros(len(messages), np.int64))
 
-    def rows(self, key: Ints) -> Rows:
-        """Return the row in `values` of each key, ``len(values)`` if it is missing."""
-        if self._dense:
-            inside = (key >= 0) & (key < self._table.size)
-            at, rows = np.where(inside, key, self._table.size - 1), self._table
-        else:
-            place = np.searchsorted(self._sorted, key)
-            hit = (np.append(self._sorted, 0)[place] == key) & (place < self._sorted.size)
-            at, rows = np.where(hit, place, self._sorted.size), self._row
-        result: Rows = rows[at]
-        return result
+    def __len__(self) -> int:
+        return self.keys.size
+
+    def rows(self, owner: Rows, key: Ints) -> Rows:
+        """Return the row in `values` of each key of the map of its owner, ``len(values)`` if it is missing."""
+        out = np.empty(key.size, np.int32)
+        loops.lookup(*self.table, owner, key, out)
+        return out

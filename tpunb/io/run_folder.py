@@ -14,8 +14,12 @@
         spans.parquet           SPANS by the host clock
         stalls.parquet          STALLS
         load.parquet            LOAD
+        programs.parquet        PROGRAMS that the windows ran
+    programs/                   each compiled program once, by a digest of its contents
+        0123456789abcdef.hlo.pb.gz  HloProto
     plugins/profile/00007/      a raw window by its number, as XProf and TensorBoard open it
-        vm.xplane.pb            one file per host
+        vm.xplane.pb            one file per host; of PyTorch vm.trace.json
+    device.json                 peaks of the device, if they were measured for the run
     .lock                       while a process writes here
 
 A part within the range of a merged one is ignored: it is about to be removed. Empty tables except the ticks are left
@@ -26,8 +30,10 @@ that begin with a dot.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,14 +44,15 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames import Profile, Steps
+from tpunb.frames.hardware import Device
 from tpunb.frames.profile import device_kinds
 from tpunb.frames.wall_clock import WallClock
-from tpunb.io import logdir, parquet, storage
+from tpunb.io import logdir, parquet, programs, storage
 from tpunb.io.storage import Location
 from tpunb.step_stats import merge_windows
 from tpunb.text import format_error
 
-RUN = "run.json"
+RUN, DEVICE = "run.json", "device.json"
 
 VERSION = 3
 """The layout that a capture writes. Layout 2 had other names of columns and no spans, and can still be read."""
@@ -62,6 +69,14 @@ TICKS: schema.Schema = {
 }
 """One row per step that ended, by the host clock; a step may have several rows."""
 
+PROGRAMS: schema.Schema = {
+    "host": pl.String(),
+    "program": pl.Int64(),  # id, as in the events
+    "module": pl.String(),  # its name
+    "file": pl.String(),  # digest of its contents
+}
+"""One row per compiled program that the run holds."""
+
 TABLES: Mapping[str, schema.Schema] = {
     "steps": schema.STEPS,
     "ops": schema.OPS,
@@ -71,6 +86,7 @@ TABLES: Mapping[str, schema.Schema] = {
     "spans": schema.SPANS,
     "stalls": schema.STALLS,
     "load": schema.LOAD,
+    "programs": PROGRAMS,
     "ticks": TICKS,
 }
 """The tables of a part, in the order of writing: the ticks make it valid."""
@@ -79,17 +95,31 @@ TRIES = 16
 """Attempts to read a run whose parts are being merged."""
 
 _PART = re.compile(r"parts/([0-9]+(?:-[0-9]+)?)/([a-z]+)\.parquet")
-_RAW = re.compile(r"plugins/profile/([0-9]+)/([^/]*)\.xplane\.pb")
+_RAW = re.compile(r"plugins/profile/([0-9]+)/([^/]*)\.(?:xplane\.pb|trace\.json)")
 _UNREADABLE = (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
-def raw_name(window: int, host: str) -> str:
+def raw_name(window: int, host: str, ending: str = "xplane.pb") -> str:
     """Return the path of a raw window in the run folder.
 
     >>> raw_name(7, "10.0.0.2:8466")
     'plugins/profile/00007/10.0.0.2%3A8466.xplane.pb'
     """
-    return f"plugins/profile/{window:05d}/{quote(host, safe=' @+=,()')}.xplane.pb"
+    return f"plugins/profile/{window:05d}/{quote(host, safe=' @+=,()')}.{ending}"
+
+
+def is_chrome_trace(data: bytes) -> bool:
+    r"""Return whether a raw window is a Chrome trace: an XSpace begins with another byte.
+
+    >>> is_chrome_trace(b'{"traceEvents": []}'), is_chrome_trace(b"\n{" + bytes(123))
+    (True, False)
+    """
+    return data[:1] == b"{"
+
+
+def program_name(digest: str) -> str:
+    """Return the path of a compiled program in the run folder."""
+    return f"programs/{digest}.hlo.pb.gz"
 
 
 def raw_windows(files: Mapping[str, Location]) -> dict[tuple[int, str], Location]:
@@ -172,10 +202,20 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     ends = [windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item(), tables["ticks"]["end_ps"].max()]
     name = str(facts.get("name", folder.name))
 
+    named = tables["programs"].unique(["host", "program"], keep="first", maintain_order=True)
+    kept = {
+        (host, program): files[path]
+        for host, program, file in named.select("host", "program", "file").iter_rows()
+        if (path := program_name(file)) in files
+    }
+
     # a run that is not over, or was killed, lasts until its last step or window
     span_ps = span_ps or max((int(end) for end in ends if end is not None), default=0)
     causes = {name: tables[name] for name in ("spans", "stalls", "load")}
     wall = WallClock(span_ps, complete=facts.get("causes") is True, **causes)
+    skipped: list[tuple[str, str]] = []
+    read_raw = partial(_events, owner, name, raw, origin_ns, starts, skipped) if raw else None
+    steps = merge_windows.merge(tables, _step_flops(facts))
     return Profile(
         name=name,
         source=folder.source,
@@ -183,23 +223,39 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         hardware=hardware.with_columns(pl.col("host").replace(hosts)),
         span_ps=span_ps,
         origin_ns=origin_ns,
-        stored=Steps(*merge_windows.merge(tables), windows, name, metadata=metadata, wall=wall),
-        read_events=partial(_events, owner, raw, origin_ns, starts) if raw else None,
-        read_details=partial(_events, owner, raw, origin_ns, starts) if raw else None,
+        stored=Steps(*steps, windows, name, metadata=metadata, wall=wall, device=_device(files)),
+        read_events=read_raw,
+        read_details=partial(_details, read_raw, kept) if read_raw else None,
         stored_clocks=None if clocks.is_empty() else merge_windows.merge_clocks(clocks),
         overhead=overhead,
         overhead_interval=interval,
+        skipped=skipped,
     )
 
 
 def _events(
     _owner: object,  # kept alive by the profile
+    name: str,
     raw: Mapping[tuple[int, str], Location],
     origin_ns: int | None,
     starts: Mapping[tuple[int, str], int],
+    skipped: list[tuple[str, str]],
     kind: str = "events",
 ) -> pl.DataFrame:
-    return logdir.windows(raw, origin_ns, starts, kind)
+    """Return the events of raw windows; those found damaged are added to `skipped`, with a warning."""
+    before = len(skipped)
+    frame = logdir.windows(raw, origin_ns, starts, kind, skipped)
+    if skipped[before:]:
+        warnings.warn(logdir.skip_message(name, skipped[before:]), stacklevel=2)
+    return frame
+
+
+def _details(
+    read_raw: Callable[[str], pl.DataFrame], kept: Mapping[tuple[str, int], Location], kind: str
+) -> pl.DataFrame:
+    frame = read_raw(kind)
+    complete = {"instructions": programs.complete, "buffers": programs.with_buffers}.get(kind)
+    return complete(frame, kept) if complete else frame
 
 
 _Source = Path | bytes
@@ -255,7 +311,23 @@ def _facts(source: _Source, folder: Location) -> dict[str, Any]:
     return facts
 
 
+def _step_flops(facts: Mapping[str, Any]) -> float | None:
+    flops = facts.get("step_flops")
+    return float(flops) if isinstance(flops, int | float) and 0 < flops < math.inf else None
+
+
 _Overhead = tuple[float | None, tuple[float, float] | None]
+
+
+def _device(files: Mapping[str, Location]) -> Device | None:
+    """Return the device that was measured for the run; None if there is no file of it, or a damaged one."""
+    if DEVICE not in files:
+        return None
+    try:
+        return Device.from_json(storage.read(files[DEVICE]).tobytes())
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        warnings.warn(f"{DEVICE} is ignored: {format_error(error)}", stacklevel=2)
+        return None
 
 
 def _metadata(facts: dict[str, Any], path: Location) -> tuple[pl.DataFrame, int, _Overhead, dict[str, str]]:

@@ -121,6 +121,8 @@ class RemoteFiles:
             raise ValueError(
                 f"The dir parameter of capture must be a folder or a URL that fsspec knows. Got {self._url!r} instead."
             )
+        if storage.is_anonymous(self._url):
+            raise TpunbError(f"{self._url}: there are no Google credentials to write with", hint=storage.LOGIN)
         try:
             location = storage.find(self._url)
             files = location.below() if location.is_folder else {"": location}

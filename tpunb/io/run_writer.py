@@ -6,6 +6,8 @@ Small tables are mostly headers, so 16 parts are merged into one and then remove
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import os
 import re
@@ -22,7 +24,7 @@ from tpunb import schema
 from tpunb.errors import TpunbError, wrong
 from tpunb.io import parquet, storage
 from tpunb.io.folder_lock import holder_here
-from tpunb.io.run_folder import RUN, TABLES, VERSION, raw_name
+from tpunb.io.run_folder import RUN, TABLES, VERSION, is_chrome_trace, program_name, raw_name
 from tpunb.io.run_storage import LocalFiles, RemoteFiles
 from tpunb.io.storage import NoAnswer
 
@@ -71,6 +73,7 @@ class RunWriter:
         self.moved: str | None = None
         self.keeper = Keeper()
         self._raw: dict[int, set[str]] = {}
+        self._programs: set[str] = set()
         self._pending: dict[int, Mapping[str, pl.DataFrame]] = {}  # parts to be merged, at most `_TOGETHER`
         self._merged: list[str] = []  # files of merged parts that are not removed yet
         self._last = -1
@@ -183,10 +186,18 @@ class RunWriter:
             pass
 
     def raw(self, window: int, host: str, data: bytes) -> None:
-        """Write a raw window where XProf and TensorBoard find it."""
-        name = raw_name(window, host)
+        """Write a raw window, an XSpace or a Chrome trace, where XProf and TensorBoard find it."""
+        name = raw_name(window, host, "trace.json" if is_chrome_trace(data) else "xplane.pb")
         self._files.put(name, data)
         self._raw.setdefault(window, set()).add(name)
+
+    def program(self, data: bytes) -> str:
+        """Write a compiled program, unless the run holds it, and return the name of its file."""
+        name = hashlib.blake2b(data, digest_size=8).hexdigest()
+        if name not in self._programs:
+            self._files.put(program_name(name), gzip.compress(data, 1, mtime=0))
+            self._programs.add(name)
+        return name
 
     def drop_raw(self, window: int) -> None:
         """Remove the raw windows of that number of all hosts, if any."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import logging
 import os
 import re
 import stat
@@ -45,7 +46,10 @@ _PIECE = 1 << 18  # bytes between two reports of progress
 _GZIP = b"\x1f\x8b"
 _URL = re.compile(r"(?i)[a-z][a-z0-9+.-]*(://|::.*://)")
 _CHANGES = ["etag", "generation", "contentmd5", "md5hash", "updated", "lastmodified", "mtime", "ctime", "created"]
+_GOOGLE = ("gs", "gcs")
+LOGIN = "gcloud auth application-default login, or name a key in GOOGLE_APPLICATION_CREDENTIALS"
 _HTTP_DEPTH = 8  # pages may link to pages without end
+_CREDENTIALS_S, _ANONYMOUS_S = 1.5, 2.5  # to look for Google credentials, and to ask without any
 _NETWORK = "check the address, the network and your credentials, then load again"
 
 _T = TypeVar("_T")
@@ -226,6 +230,8 @@ def find(path: PathLike) -> Location:
         raise ProfileNotFound(f"nothing is at {text}", hint=hint)
     target = resolve(text)
     if isinstance(target, str):
+        if is_anonymous(target):
+            return _contact_anonymously(target)
         return bounded(lambda: _contact(target), target, _NETWORK)
     location = local(target)
     location.info  # noqa: B018  raises if there is nothing
@@ -273,14 +279,44 @@ def awaited(answers: Sequence[Future[Any]], seconds: float = float("inf")) -> bo
     return not pending
 
 
-def _contact(url: str) -> Location:
+def is_anonymous(url: str) -> bool:
+    """Return whether a URL is of Google Cloud Storage, and this process has no credentials for it."""
+    import fsspec
+
+    protocol = url.partition(":")[0].lower()
+    if protocol not in _GOOGLE or any("token" in fsspec.config.conf.get(name, {}) for name in _GOOGLE):
+        return False
+    try:
+        import google.auth
+    except ImportError:  # gcsfs, which needs it, is not installed either
+        return False
+    logging.getLogger("gcsfs").addHandler(logging.NullHandler())  # else it prints a traceback for each failed request
+    try:  # its client would ask a metadata server that does not exist for half a minute
+        bounded(google.auth.default, url, LOGIN, _CREDENTIALS_S)
+    except (NoAnswer, google.auth.exceptions.GoogleAuthError):
+        return True
+    return False
+
+
+def _contact_anonymously(url: str) -> Location:
+    """Return a location that anyone may read."""
+    try:
+        return bounded(lambda: _contact(url, token="anon"), url, LOGIN, _ANONYMOUS_S)
+    except (ProfileNotFound, MissingExtra):
+        raise
+    except TpunbError as error:
+        reason = str(error).removeprefix(f"{url}: ")
+        raise TpunbError(f"{url}: there are no Google credentials, and without any: {reason}", hint=LOGIN) from None
+
+
+def _contact(url: str, **options: Any) -> Location:
     import fsspec
 
     if url.partition(":")[0].lower() not in fsspec.available_protocols():
         raise ValueError(f"The path parameter of load must be a path or a URL that fsspec knows. Got {url!r} instead.")
     try:
         with _errors(url):
-            fs, path = fsspec.core.url_to_fs(url)
+            fs, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         extra = next((extra for name, extra in (("gcsfs", "gcs"), ("aiohttp", "http")) if name in str(error)), None)
         hint = f"pip install 'tpunb[{extra}]'" if extra else "install the package named above"

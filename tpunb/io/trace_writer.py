@@ -135,7 +135,9 @@ def _descriptions(phases: pl.DataFrame, top: pl.DataFrame, checkpoints: Mapping[
     for row in top.sort("phase", "side", "rank").iter_rows(named=True):
         if row["phase"] in described:
             share = _percent(row["share"])
-            text = row["op"] if share is None else f"{row['op']} ({share:.1f} %)"
+            facts = [f"{share:.1f} %"] if share is not None else []
+            facts += [name for name in (row["layer"], row["source"]) if name is not None]
+            text = f"{row['op']} ({', '.join(facts)})" if facts else row["op"]
             described[row["phase"]][f"top {row['side']} operations"].append(text)
     for phase, name in checkpoints.items():
         described[phase]["nearest checkpoint"] = name

@@ -7,19 +7,25 @@ most stats, are in the event metadata of the plane, to which events refer; a sta
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
-from tpunb.io import hlo, hlo_cost
+from tpunb.io import hlo
 from tpunb.io import instructions as texts
-from tpunb.io.protobuf_table import Bytes, Ints, MessageMap, Messages, integer, text
-from tpunb.io.xstats import Mask, StatNames, Stats, as_names, coalesce, gather, nulls
+from tpunb.io import protobuf_kernels as loops
+from tpunb.io.cache import Extent
+from tpunb.io.programs import buffers_of, describe
+from tpunb.io.protobuf_table import Bytes, Ints, MessageMaps, Messages, Rows, integer, text
+from tpunb.io.xstats import Mask, Numbers, StatNames, Stats, Words, as_series, as_text, first_number, first_word, nulls
 from tpunb.step_stats.breakdown import COUNTERS
 from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL, ITERATOR
 
@@ -42,20 +48,18 @@ _HARDWARE = [
     "device_vendor",
     "compute_cap_major",
     "compute_cap_minor",
-    "peak_teraflops_per_second",
-    "peak_hbm_bw_gigabytes_per_second",
-    "memory_bandwidth",
 ]
+_PEAKS = ["peak_teraflops_per_second", "peak_hbm_bw_gigabytes_per_second", "memory_bandwidth"]
 _MEMORY = [
     *("tf_op", "allocator_name", "index_on_host", "device_ordinal"),
     *("bytes_allocated", "bytes_reserved", "bytes_available", "peak_bytes_in_use", "allocation_bytes"),
 ]
 _PROGRAMS = "/host:metadata"
 _MXU = "matrix_unit_utilization_percent"
-_MOST_PS = 2**63 - 1
-_MOST_NS = _MOST_PS // 1000
+_OF_PLANES = [*_HARDWARE, *_PEAKS, _MXU, "profile_start_time", "profile_stop_time"]
 _MOST_PLANES = 4096  # bounds the time of a damaged file
 _CHUNK = 1 << 17  # events read at a time, to bound memory
+_LENGTH = 0xFFFFFFFF  # of a string, in a reference to it
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class XSpaceFacts:
     warnings: list[str]
 
 
-def read(data: bytes | Bytes, *, source: str) -> tuple[pl.DataFrame, XSpaceFacts]:
+def read(data: bytes | Bytes, *, source: str, workers: int = 1) -> tuple[pl.DataFrame, XSpaceFacts]:
     """Return the events of one XSpace, in file order, ``tpunb.schema.EVENTS``, and what it holds beside them.
 
     Times are by the clock of the host. Durations by the clock of the device are a column, since they can differ by a
@@ -82,6 +86,8 @@ def read(data: bytes | Bytes, *, source: str) -> tuple[pl.DataFrame, XSpaceFacts
         Contents of the file, uncompressed.
     source
         Path or URL, for errors.
+    workers
+        Threads that decode a large file.
 
     Raises
     ------
@@ -94,7 +100,13 @@ def read(data: bytes | Bytes, *, source: str) -> tuple[pl.DataFrame, XSpaceFacts
     Reading takes four to six times the size of a real capture in memory, and at most 64 times the size of any file.
     """
     space = _XSpace(data, source)
-    return space.events(), space.facts()
+    return space.events(workers), space.facts()
+
+
+def extent(data: bytes | Bytes, *, source: str) -> tuple[Extent, XSpaceFacts]:
+    """Return what the events span, and what the profile holds beside them; raises as `read`, at half of its cost."""
+    space = _XSpace(data, source)
+    return space.extent(), space.facts()
 
 
 def instructions(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
@@ -104,29 +116,40 @@ def instructions(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
     work of each instruction everywhere.
     """
     space = _XSpace(data, source)
-    devices = [plane.instructions() for plane in space.planes if plane.on_device]
-    programs = [plane.instructions() for plane in space.planes if plane.name == _PROGRAMS]
-    programs += [plane.work() for plane in space.planes if plane.name == _PROGRAMS]
-    return texts.merged([devices, programs], space.host)
+    protos, ids, _ = space.protos()
+    return texts.merged([[space.described()], describe(protos, ids)], space.host)
+
+
+def programs(data: bytes | Bytes, *, source: str) -> dict[int, tuple[str, Messages]]:
+    """Return name and ``HloProto`` of the compiled programs in one XSpace, by their ids as events refer to them."""
+    protos, ids, names = _XSpace(data, source).protos()
+    return {
+        program: (name.rpartition("(")[0], protos[row : row + 1])
+        for row, (program, name) in enumerate(zip(ids, names, strict=True))
+        if program is not None
+    }
+
+
+def buffers(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
+    """Return the buffers of the compiled programs in one XSpace: ``tpunb.schema.BUFFERS``."""
+    space = _XSpace(data, source)
+    return _of_host(buffers_of(*space.protos()[:2]), space.host, schema.BUFFERS)
 
 
 def counters(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
     """Return the samples of hardware counters of one XSpace, in file order: ``tpunb.schema.COUNTERS``."""
     space = _XSpace(data, source)
-    frames = [plane.counters() for plane in space.planes if plane.on_device and plane.active]
-    return _of_host(frames, space.host, schema.COUNTERS)
+    return _of_host(space.counters(), space.host, schema.COUNTERS)
 
 
 def memory(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
     """Return allocations and deallocations of one XSpace, in order of time: ``tpunb.schema.MEMORY``."""
     space = _XSpace(data, source)
-    frames = [plane.memory() for plane in space.planes if plane.name.startswith("/host:") and plane.active]
-    return _of_host(frames, space.host, schema.MEMORY).sort("start_ps", maintain_order=True)
+    return _of_host(space.memory(), space.host, schema.MEMORY).sort("start_ps", maintain_order=True)
 
 
-def _of_host(frames: list[pl.DataFrame], host: str, columns: schema.Schema) -> pl.DataFrame:
-    rows = [schema.check(frame.with_columns(host=pl.lit(host)), columns, "raw") for frame in frames]
-    return pl.concat([schema.empty(columns), *rows])
+def _of_host(frame: pl.DataFrame, host: str, columns: schema.Schema) -> pl.DataFrame:
+    return schema.check(frame.with_columns(host=pl.lit(host)), columns, "raw")
 
 
 @cache
@@ -143,105 +166,222 @@ def warm() -> None:
 
 
 class _XSpace:
-    """The planes of one profile."""
+    """The planes of one profile, as tables of all planes, of all their lines and of all their events."""
 
     def __init__(self, data: bytes | Bytes, source: str) -> None:
         if not len(data):
             raise BadProfile(f"{source}: the file is empty", hint="copy the file again, or repeat the capture")
         self.top = Messages.of(data, source=source)
-        planes = self.top.sub(_PLANES)
-        if not len(planes):
+        self.planes = self.top.sub(_PLANES)
+        if not len(self.planes):
             content = f"{len(data)} bytes, the first {bytes(data[:16])!r}"
             raise BadProfile(f"{source}: no plane in {content}", hint="check that this is an XPlane")
-        if len(planes) > _MOST_PLANES:
-            raise BadProfile(f"{source}: {len(planes)} planes; a profile has at most hundreds")
+        if len(self.planes) > _MOST_PLANES:
+            raise BadProfile(f"{source}: {len(self.planes)} planes; a profile has at most hundreds")
         self.hosts = self.top.strings(_HOSTNAMES)
         self.host = self.hosts[0] if self.hosts else ""
-        self.planes = [_Plane(planes[row : row + 1]) for row in range(len(planes))]
+        self.names = self.planes.text(self.planes.columns(_PLANE_NAME)[0])
+        self.on_device = self.where(lambda name: name.startswith("/device:"))
+        self.lines = self.planes.sub(_LINES)
+        self.line_ns, self.line_name, self.line_display_name = self.lines.columns(
+            _TIMESTAMP_NS, _LINE_NAME, _LINE_DISPLAY_NAME
+        )
+        self.words = Words()
+        self.stat_names = StatNames(self.planes, _STAT_METADATA, self.words)
 
-    def events(self) -> pl.DataFrame:
-        frames = [schema.empty(schema.EVENTS)]
-        lane = 0
-        for plane in self.planes:
-            frames += plane.events(lane, self)
-            lane += len(plane.lines)
-        return pl.concat(frames)
+    def where(self, fits: Callable[[str], bool]) -> Mask:
+        """Return which planes have such a name."""
+        return np.array([fits(name) for name in self.names], bool)
+
+    @cached_property
+    def rows(self) -> Messages:
+        """All events."""
+        return self.lines.sub(_EVENTS)
+
+    @property
+    def active(self) -> Mask:
+        """Which planes have an event."""
+        return np.bincount(self.lines.parent[self.rows.parent], minlength=len(self.names)) > 0
+
+    @cached_property
+    def metadata(self) -> MessageMaps:
+        return MessageMaps(self.planes, _EVENT_METADATA)
+
+    def _described(self, entries: Messages, tags: Sequence[int], names: Sequence[str]) -> tuple[list[Ints], Stats]:
+        """Return fields and stats of event metadata."""
+        return self.stat_names.read(entries, entries.parent, tags, _METADATA_STATS, names)
+
+    def _timed(self, rows: Messages, names: Sequence[str]) -> tuple[Rows, Ints, Ints, Stats]:
+        """Return the metadata, start, duration and stats of events."""
+        planes = self.lines.parent[rows.parent]
+        (identity, offset, dur), stats = self.stat_names.read(rows, planes, _TIMES, _EVENT_STATS, names)
+        start, dur = _times(rows, self.line_ns, offset, dur)
+        return self.metadata.rows(planes, identity), start, dur, stats
+
+    # -- events -------------------------------------------------------------------------------------------------
+
+    def events(self, workers: int = 1) -> pl.DataFrame:
+        """Return all events, decoded in as many threads."""
+        begins = range(0, len(self.rows), _CHUNK)
+        if workers > 1 and len(begins) > 1:
+            _ = self._plane_words, self._line_words, self._shared, self._ordinals, self.metadata  # computed once
+            with ThreadPoolExecutor(workers) as pool:
+                frames = [*pool.map(self._chunk, begins)]
+        else:
+            frames = [self._chunk(begin) for begin in begins]
+        return self._with_programs(pl.concat(frames or [schema.empty(schema.EVENTS)]))
+
+    def _chunk(self, begin: int) -> pl.DataFrame:
+        """Return ``_CHUNK`` events."""
+        sides = [*self._sides(begin)]
+        pieces, sizes = [self._read(*side) for side in sides], [len(rows) for rows, _ in sides]
+        line = self.rows.parent[begin : begin + _CHUNK]
+        plane, named = self._plane_words[self.lines.parent[line]], self._line_words[line]
+        words = self.words.series()
+        columns = {
+            "lane": pl.Series(line.view(np.uint32)),
+            "plane": words[plane.view(np.uint32)],
+            "line": words[named.view(np.uint32)],
+        }
+        columns["host"] = pl.Series([self.host], dtype=schema.NAME).new_from_index(0, line.size)
+        for name, dtype in schema.EVENTS.items():
+            if name not in columns:
+                parts = [piece[name] for piece in pieces]
+                columns[name] = _series(parts, sizes, dtype, words)
+        return pl.DataFrame({name: columns[name] for name in schema.EVENTS})
+
+    def _read(self, rows: Messages, on_device: bool) -> dict[str, Numbers | Rows | None]:
+        """Return columns of events of one side."""
+        entry, start, dur, stats = self._timed(rows, _ON_DEVICE if on_device else _ON_HOST)
+        shared = {name: None if column is None else column[entry] for name, column in self._shared.items()}
+        ordinals = self._ordinals[stats.planes] if on_device else None
+        return {
+            "start_ps": _all_of(start),
+            "dur_ps": _all_of(dur),
+            **dict.fromkeys(("category", "device_dur_ps", "flops", "bytes", "hbm_bytes")),
+            **(_of_devices(stats, shared) if on_device else _of_hosts(stats, shared)),
+            "step_num": stats.integer("step_num"),
+            "program": first_number(stats.number("program_id"), shared["program"]),
+            "flow_out": stats.flow("_pt", "_p"),
+            "flow_in": stats.flow("_ct", "_c"),
+            "correlation_id": stats.launch(ordinals),
+        }
+
+    def extent(self) -> Extent:
+        """Return what the events span; all that `events` reads is scanned, so that damage is found."""
+        if len(self.rows):
+            _ = self._shared, self.programs
+        begins, ends, numbers = list[int](), list[int](), set[int]()
+        for begin in range(0, len(self.rows), _CHUNK):
+            for rows, on_device in self._sides(begin):
+                _, start, dur, stats = self._timed(rows, _ON_DEVICE if on_device else _ON_HOST)
+                begins, ends = [*begins, int(start.min())], [*ends, int((start + dur).max())]
+                if (steps := stats.integer("step_num")) is not None:
+                    numbers |= set(steps.values[steps.valid].tolist())
+        lanes = int(self.rows.parent[-1]) + 1 if begins else 0
+        return Extent(len(self.rows), lanes, min(begins, default=0), max(ends, default=0), frozenset(numbers))
+
+    def _sides(self, begin: int) -> Iterator[tuple[Messages, bool]]:
+        """Yield ``_CHUNK`` events in parts of devices and of hosts, since their stats differ."""
+        on_device = self.on_device[self.lines.parent[self.rows.parent[begin : begin + _CHUNK]]]
+        cuts = [0, *(np.flatnonzero(on_device[1:] != on_device[:-1]) + 1).tolist(), on_device.size]
+        for first, last in pairwise(cuts):
+            yield self.rows[begin + first : begin + last], bool(on_device[first])
+
+    @cached_property
+    def _plane_words(self) -> Rows:
+        return self.words.add(self.names)
+
+    @cached_property
+    def _line_words(self) -> Rows:
+        """Names of the lines."""
+        refs = np.where(self.line_display_name & _LENGTH, self.line_display_name, self.line_name)
+        return self._distinct(self.lines, refs)
+
+    def _distinct(self, messages: Messages, refs: Ints) -> Rows:
+        """Return the numbers of strings."""
+        row, distinct = messages.distinct(refs)
+        return self.words.add(distinct)[row] if distinct else row
+
+    @cached_property
+    def _ordinals(self) -> Ints:
+        """Numbers of the devices."""
+        found = (re.search(r":(\d{1,9})$", name) for name in self.names)
+        return np.array([int(number[1]) if number else 0 for number in found], np.int64)
+
+    @cached_property
+    def _shared(self) -> dict[str, Any]:
+        """Columns of the event metadata, shared by events; the last row is for events without."""
+        entries = self.metadata.values
+        (name, display_name), stats = self._described(entries, [_NAME, _DISPLAY_NAME], _COSTS)
+        ops = np.zeros(len(entries), np.int32)
+        of_hosts = np.flatnonzero(~self.on_device[entries.parent])  # names of HLO instructions are long text
+        row, distinct = entries.distinct(name[of_hosts])
+        if distinct:
+            ops[of_hosts] = self.words.add(map(_framework_op, distinct))[row]
+        columns: dict[str, Numbers | Rows | None] = {
+            "program": stats.number("program_id"),
+            "tf_op": stats.text("tf_op", _bare),
+            "category": stats.text("hlo_category", _bare),
+            "flops": first_number(stats.integer("model_flops"), stats.integer("flops")),
+            "bytes": stats.integer("bytes_accessed"),
+            "hbm_bytes": _hbm_bytes(stats),
+            "op": ops if ops.any() else None,
+        }
+        names = self._distinct(entries, np.where(display_name & _LENGTH, display_name, name))
+        ends = {key: None if column is None else _with_null(column) for key, column in columns.items()}
+        return ends | {"name": np.append(names, self.words.add([""]))}
+
+    def _with_programs(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Add framework op and category from the HLO in the file on planes where the profiler wrote no categories."""
+        unnamed = any(frame[name].null_count() == len(frame) for name in ("program", "hlo_op"))
+        if unnamed or self.programs.is_empty():
+            return frame
+        joined = frame.join(self.programs, on=["program", "hlo_op"], how="left", maintain_order="left")
+        named = pl.col("category").is_not_null().any().over("plane")
+        added = {"tf_op": pl.coalesce("tf_op", "hlo_tf_op"), "category": pl.col("hlo_category")}
+        added = {name: pl.when(named).then(name).otherwise(value) for name, value in added.items()}
+        return joined.with_columns(**added).select(frame.columns)
+
+    # -- what a profile holds beside events ------------------------------------------------------------------------
 
     def facts(self) -> XSpaceFacts:
-        names = ("profile_start_time", "profile_stop_time")
-        tasks = [plane.stats(*names) for plane in self.planes if plane.is_task]
-        start, stop = ([ns for stats in tasks if (ns := stats.integer(name).item()) is not None] for name in names)
-        percents = [plane.stats(_MXU).real(_MXU).item() for plane in self.planes if plane.name == "/host:CPU"]
-        mxu_util = next((percent / 100 for percent in percents if percent is not None), None)
-        rows = [(*plane.hardware(self.host), mxu_util) for plane in self.planes if plane.on_device and plane.active]
+        stats = self.stat_names.read(
+            self.planes, np.arange(len(self.planes), dtype=np.int32), [], _PLANE_STATS, _OF_PLANES
+        )[1]
+        is_task = self.where(lambda name: name == "Task Environment")
+        start, stop = (_first(stats.integer(name), is_task) for name in ("profile_start_time", "profile_stop_time"))
+        percent = _first(stats.real(_MXU), self.where(lambda name: name == "/host:CPU"))
+        devices = self._hardware(stats)
+        mxu_util = None if percent is None else percent / 100
         return XSpaceFacts(
             hosts=self.hosts,
-            start_ns=start[0] if start else None,
-            stop_ns=stop[0] if stop else None,
-            hardware=pl.DataFrame(rows, schema=schema.HARDWARE, orient="row"),
+            start_ns=start,
+            stop_ns=stop,
+            hardware=pl.DataFrame([(*row, mxu_util) for row in devices], schema=schema.HARDWARE, orient="row"),
             errors=self.top.strings(_ERRORS),
             warnings=self.top.strings(_WARNINGS),
         )
 
+    def _hardware(self, stats: Stats) -> Iterator[tuple[str, str, str, float | None, float | None]]:
+        """Yield the rows of devices in ``tpunb.schema.HARDWARE``."""
+        texts = {name: stats.series(name) for name in ("device_type_string", "gpu_device_name", "device_vendor")}
+        for row in np.flatnonzero(self.on_device & self.active).tolist():
+            name = self.names[row]
+            kind, gpu, vendor = (column[row] for column in texts.values())
+            kind = kind or gpu
+            if kind is None and vendor:  # ROCm writes no name
+                parts = (_value(stats.integer(f"compute_cap_{part}"), row) for part in ("major", "minor"))
+                version = ".".join(str(part) for part in parts if part is not None)
+                kind = f"{vendor} {name.split(':')[1]}" + (f" (compute capability {version})" if version else "")
+            peak, hbm, gpu_hbm = (_value(stats.real(stat), row) for stat in _PEAKS)
+            flops, bandwidth = (peak or 0) * 1e12, gpu_hbm if hbm is None else hbm * 1e9
+            yield self.host, name, kind or name.split(":")[1], flops or None, bandwidth or None  # 0 means unknown
+
     @cached_property
     def programs(self) -> pl.DataFrame:
         """HLO instructions in the file: (program, hlo_op, hlo_tf_op, hlo_category)."""
-        frames = [plane.programs() for plane in self.planes if plane.name == _PROGRAMS]
-        return pl.concat(frames or [_NO_PROGRAMS])
-
-
-_NO_PROGRAMS = pl.DataFrame(
-    schema={"hlo_op": schema.NAME, "program": pl.Int64, "hlo_tf_op": schema.NAME, "hlo_category": schema.NAME}
-)
-
-
-class _Plane:
-    """One plane: its lines, the names of its events and of their stats."""
-
-    def __init__(self, plane: Messages) -> None:
-        self._plane = plane
-        self.name = plane.text(plane.columns(_PLANE_NAME)[0])[0]
-        self.is_task = self.name == "Task Environment"
-        self.on_device = self.name.startswith("/device:")
-        self.lines = plane.sub(_LINES)
-
-    @cached_property
-    def _names(self) -> StatNames:
-        return StatNames(self._plane, _STAT_METADATA)
-
-    @cached_property
-    def _metadata(self) -> MessageMap:
-        return MessageMap(self._plane, _EVENT_METADATA)
-
-    @cached_property
-    def _rows(self) -> Messages:
-        return self.lines.sub(_EVENTS)
-
-    @property
-    def active(self) -> bool:
-        """Whether it has an event."""
-        return len(self._rows) > 0
-
-    def stats(self, *names: str) -> Stats:
-        """Return stats of the plane itself."""
-        return self._names.read(self._plane, [], _PLANE_STATS, names)[1]
-
-    def hardware(self, host: str) -> tuple[str, str, str, float | None, float | None]:
-        """Return the row of a device in ``tpunb.schema.HARDWARE``."""
-        stats = self.stats(*_HARDWARE)
-        kind = coalesce(stats.text("device_type_string"), stats.text("gpu_device_name")).cast(pl.String).item()
-        vendor = stats.text("device_vendor").cast(pl.String).item()
-        if kind is None and vendor:  # ROCm writes no name
-            parts = (stats.integer(f"compute_cap_{part}").item() for part in ("major", "minor"))
-            version = ".".join(str(part) for part in parts if part is not None)
-            kind = f"{vendor} {self.name.split(':')[1]}" + (f" (compute capability {version})" if version else "")
-        peak = (stats.real("peak_teraflops_per_second") * 1e12).item() or None  # 0 means unknown
-        hbm = coalesce(stats.real("peak_hbm_bw_gigabytes_per_second") * 1e9, stats.real("memory_bandwidth")).item()
-        return host, self.name, kind or self.name.split(":")[1], peak, hbm or None
-
-    def programs(self) -> pl.DataFrame:
-        """Return the instructions of the HLO protos in the event metadata, as ``_XSpace.programs``."""
-        protos, programs = self._protos()
+        protos, programs, _ = self.protos()
         if not len(protos):
             return _NO_PROGRAMS
         instructions = hlo.instructions(protos)
@@ -249,158 +389,146 @@ class _Plane:
             "hlo_op", program=programs.gather(instructions["proto"]), hlo_tf_op="tf_op", hlo_category="category"
         ).unique(["program", "hlo_op"], keep="first", maintain_order=True)
 
-    def _protos(self) -> tuple[Messages, pl.Series]:
-        """Return the HLO protos in the event metadata, and the ids of their programs."""
-        entries = self._metadata.values
-        (names,), stats = self._names.read(entries, [_NAME], _METADATA_STATS, ["Hlo Proto"])
+    def protos(self) -> tuple[Messages, pl.Series, list[str]]:
+        """Return the HLO protos in the event metadata, the ids of their programs, and their names with the ids."""
+        entries = self.metadata.values
+        entries = entries[self.where(lambda name: name == _PROGRAMS)[entries.parent]]
+        (names,), stats = self._described(entries, [_NAME], ["Hlo Proto"])
         refs, present = stats.bytes("Hlo Proto")
         rows = np.flatnonzero(present)
-        return entries.at(refs[rows]), pl.Series(map(hlo.program, entries.text(names[rows])), dtype=pl.Int64)
+        words = entries.text(names[rows])
+        return entries.at(refs[rows]), pl.Series(map(hlo.program, words), dtype=pl.Int64), words
 
-    def instructions(self) -> pl.DataFrame:
-        """Return the instructions that the event metadata describe, or hold programs of."""
-        if not self.on_device:
-            protos, programs = self._protos()
-            rows = hlo.details(protos)
-            return rows.with_columns(program=programs.gather(rows["proto"]))
-        entries = self._metadata.values
+    def described(self) -> pl.DataFrame:
+        """Return the instructions that the event metadata of devices describe."""
+        entries = self.metadata.values
+        entries = entries[self.on_device[entries.parent]]
         stats_read = ["hlo_category", "program_id", "shape_with_layout", "source"]
-        (name, short), stats = self._names.read(entries, [_NAME, _DISPLAY_NAME], _METADATA_STATS, stats_read)
+        (name, short), stats = self._described(entries, [_NAME, _DISPLAY_NAME], stats_read)
         columns = {
-            "program": stats.number("program_id"),
-            "hlo_op": as_names(entries.text(np.where(short & 0xFFFFFFFF, short, name))),
-            "shape": stats.text("shape_with_layout").cast(pl.String),
-            "source": stats.text("source", texts.relative),
-            "text": pl.Series(entries.text(name), dtype=pl.String),
+            "program": as_series(stats.number("program_id"), len(entries)),
+            "hlo_op": self._text(entries, np.where(short & _LENGTH, short, name)),
+            "shape": stats.series("shape_with_layout").cast(pl.String),
+            "source": stats.series("source", texts.relative),
+            "text": self._text(entries, name).cast(pl.String),
         }
-        return texts.described(pl.DataFrame(columns).filter(stats.text("hlo_category").is_not_null()))
+        rows = pl.DataFrame(columns).filter(stats.series("hlo_category").is_not_null())
+        return texts.described(rows.unique(maintain_order=True))  # devices that run one program have the same
 
-    def work(self) -> pl.DataFrame:
-        """Return the work of the instructions of the programs in the event metadata."""
-        protos, programs = self._protos()
-        rows = hlo_cost.work(protos)
-        counts = rows.select("hlo_op", "flops", "transcendentals", bytes_accessed="bytes")
-        return counts.with_columns(program=programs.gather(rows["proto"]))
+    def _text(self, messages: Messages, refs: Ints) -> pl.Series:
+        """Return strings as a column."""
+        return as_text(self.words, self._distinct(messages, refs), refs.size)
 
-    def events(self, lane: int, space: _XSpace) -> Iterator[pl.DataFrame]:
-        """Yield the events in frames of at most ``_CHUNK`` rows, lanes counted from `lane`."""
-        if not self.active:
-            return
-        shared = self._shared()
-        name, display_name, time_ns = self.lines.columns(_LINE_NAME, _LINE_DISPLAY_NAME, _TIMESTAMP_NS)
-        names = [
-            short or full for full, short in zip(self.lines.text(name), self.lines.text(display_name), strict=True)
-        ]
-        for begin in range(0, len(self._rows), _CHUNK):
-            rows = self._rows[begin : begin + _CHUNK]
-            stat_names = _ON_DEVICE if self.on_device else _ON_HOST
-            (identity, offset, dur), stats = self._names.read(rows, _TIMES, _EVENT_STATS, stat_names)
-            entry = pl.Series(self._metadata.rows(identity), dtype=pl.UInt32)
-            known = {key: gather(values, entry) for key, values in shared.items()}
-            dur = np.maximum(dur, 0)  # some profilers write negative durations
-            start = _starts(time_ns[rows.parent], offset, dur, rows.source)
-            frame = {
-                "host": as_names([space.host]).new_from_index(0, len(rows)),
-                "plane": as_names([self.name]).new_from_index(0, len(rows)),
-                "line": gather(as_names(names), rows.parent),
-                "lane": pl.Series(rows.parent.astype(np.uint32) + np.uint32(lane)),
-                "name": known["name"],
-                **(self._device(stats, known) if self.on_device else self._host(stats, known)),
-                "step_num": stats.integer("step_num"),
-                "program": coalesce(stats.number("program_id"), known["program"]),
-                "flow_out": stats.flow("_pt", "_p"),
-                "flow_in": stats.flow("_ct", "_c"),
-                "correlation_id": stats.launch(self._ordinal if self.on_device else None),
-            }
-            columns = {"start_ps": pl.Series(start), "dur_ps": pl.Series(dur)} | frame
-            ordered = {key: columns.get(key, nulls(dtype, len(rows))) for key, dtype in schema.EVENTS.items()}
-            yield _with_programs(pl.DataFrame(ordered), space)
-
-    def _chosen(self, chosen: Mask, stat_names: list[str]) -> tuple[pl.DataFrame, Stats]:
+    def _chosen(self, chosen: Mask, stat_names: Sequence[str]) -> tuple[dict[str, Any], Stats]:
         """Return (name, start_ps, dur_ps) of some of the events, and their stats."""
-        rows = self._rows[chosen]
-        (identity, offset, dur), stats = self._names.read(rows, _TIMES, _EVENT_STATS, stat_names)
-        dur, time_ns = np.maximum(dur, 0), self.lines.columns(_TIMESTAMP_NS)[0]
-        start = _starts(time_ns[rows.parent], offset, dur, rows.source)
-        names = gather(as_names([*self._event_names, ""]), self._metadata.rows(identity))
-        return pl.DataFrame({"name": names, "start_ps": start, "dur_ps": dur}), stats
+        entry, start, dur, stats = self._timed(self.rows[chosen], stat_names)
+        name = pl.Series([*self._event_names, ""], dtype=schema.NAME)[entry]
+        return {"name": name, "start_ps": start, "dur_ps": dur}, stats
 
     @cached_property
     def _event_names(self) -> list[str]:
-        entries = self._metadata.values
+        entries = self.metadata.values
         return entries.text(entries.columns(_NAME)[0])
 
     def counters(self) -> pl.DataFrame:
-        """Return the samples on the line of counters, as ``tpunb.schema.COUNTERS``."""
-        of_counters = np.array([name == COUNTERS for name in self.lines.text(self.lines.columns(_LINE_NAME)[0])])
-        rows, stats = self._chosen(of_counters[self._rows.parent], ["% util"])
-        return rows.with_columns(device=pl.lit(self.name), value=stats.real("% util") / 100, counter="name")
+        """Return the samples on the lines of counters, as ``tpunb.schema.COUNTERS``."""
+        named = np.array([name == COUNTERS for name in self.lines.text(self.line_name)], bool)
+        of_counters = named & self.on_device[self.lines.parent]
+        rows, stats = self._chosen(of_counters[self.rows.parent], ["% util"])
+        device = pl.Series(self.names, dtype=pl.String)[stats.planes]
+        value = as_series(stats.real("% util"), len(device), pl.Float64()) / 100
+        return pl.DataFrame(rows).with_columns(device=device, value=value, counter="name")
 
     def memory(self) -> pl.DataFrame:
         """Return the events of allocators, as ``tpunb.schema.MEMORY``."""
         signs = [
             1 if name == "MemoryAllocation" else -1 if name == "MemoryDeallocation" else 0 for name in self._event_names
         ]
-        sign = np.array([*signs, 0])[self._metadata.rows(self._rows.columns(_METADATA_ID)[0])]
+        planes = self.lines.parent[self.rows.parent]
+        sign = np.array([*signs, 0])[self.metadata.rows(planes, self.rows.columns(_METADATA_ID)[0])]
+        sign *= self.where(lambda name: name.startswith("/host:"))[planes]
         rows, stats = self._chosen(sign != 0, _MEMORY)
-        in_use, reserved, free, peak, size = map(stats.integer, _MEMORY[4:])
+        n = len(stats.messages)
+        in_use, reserved, free, peak, size = (as_series(stats.integer(name), n) for name in _MEMORY[4:])
         in_use = _counted(in_use + reserved.fill_null(0))
-        numbers = (stats.integer(name).cast(pl.String).cast(schema.NAME) for name in _MEMORY[2:4])
-        return rows.with_columns(
-            allocator=coalesce(stats.text("allocator_name"), *numbers),
+        numbers = (as_series(stats.integer(name), n).cast(pl.String).cast(schema.NAME) for name in _MEMORY[2:4])
+        return pl.DataFrame(rows).with_columns(
+            allocator=pl.coalesce(stats.series("allocator_name"), *numbers),
             size_bytes=size * pl.Series(sign[sign != 0]),
             in_use_bytes=in_use,
             peak_bytes=_counted(peak),
             capacity_bytes=_counted(in_use + free),
-            tf_op=stats.text("tf_op", _bare),
+            tf_op=stats.series("tf_op", _bare),
         )
 
-    @property
-    def _ordinal(self) -> int:
-        number = re.search(r":(\d{1,9})$", self.name)
-        return int(number[1]) if number else 0
 
-    def _shared(self) -> dict[str, pl.Series]:
-        """Return columns of the event metadata, shared by events; the last row is for events without."""
-        entries = self._metadata.values
-        (name, display_name), stats = self._names.read(entries, [_NAME, _DISPLAY_NAME], _METADATA_STATS, _COSTS)
-        names = entries.text(np.where(display_name & 0xFFFFFFFF, display_name, name))
-        full = [] if self.on_device else entries.text(name)  # of HLO instructions long text without use here
-        named = [op.startswith(ITERATOR) or FRAMEWORK_OP.fullmatch(op) for op in full]
-        ops = [op if kept else None for op, kept in zip(full, named, strict=True)] or [None] * len(names)
-        columns = {
-            "program": stats.number("program_id"),
-            "tf_op": stats.text("tf_op", _bare),
-            "category": stats.text("hlo_category", _bare),
-            "flops": coalesce(stats.integer("model_flops"), stats.integer("flops")),
-            "bytes": stats.integer("bytes_accessed"),
-            "hbm_bytes": _hbm_bytes(stats),
-            "name": as_names(names),
-            "op": as_names(ops),
-        }
-        none = {"name": ""}
-        return {key: values.append(pl.Series([none.get(key)], dtype=values.dtype)) for key, values in columns.items()}
+_NO_PROGRAMS = pl.DataFrame(
+    schema={"hlo_op": schema.NAME, "program": pl.Int64, "hlo_tf_op": schema.NAME, "hlo_category": schema.NAME}
+)
 
-    def _host(self, stats: Stats, shared: Mapping[str, pl.Series]) -> dict[str, pl.Series]:
-        calls = stats.text("tf_function_call", lambda word: word and FUNCTION_CALL)
-        executed = stats.text("hlo_op").set(pl.Series(stats.calls_driver), None)  # not launched on a device
-        return {"tf_op": coalesce(calls, shared["op"]), "hlo_op": executed}
 
-    def _device(self, stats: Stats, shared: Mapping[str, pl.Series]) -> dict[str, pl.Series]:
-        annotation = stats.text("annotation", lambda word: word.partition("#")[0].removesuffix(":"))
-        category = coalesce(stats.text("hlo_category"), shared["category"])
-        name = shared["name"]
-        of_steps = stats.text("step_name")  # traces of 2020 have the step number there
-        return {
-            "name": coalesce(of_steps, name),
-            "tf_op": coalesce(stats.text("tf_op", _bare), annotation, shared["tf_op"]),
-            "hlo_op": coalesce(stats.text("hlo_op"), name.set(category.is_null(), None)),
-            "category": category,
-            "device_dur_ps": stats.integer("device_duration_ps"),
-            "flops": coalesce(stats.integer("model_flops"), stats.integer("flops"), shared["flops"]),
-            "bytes": coalesce(stats.integer("bytes_accessed"), shared["bytes"]),
-            "hbm_bytes": shared["hbm_bytes"],
-        }
+def _of_hosts(stats: Stats, shared: Mapping[str, Any]) -> dict[str, Any]:
+    calls = stats.text("tf_function_call", lambda word: word and FUNCTION_CALL)
+    executed = stats.text("hlo_op")
+    if executed is not None:
+        executed = np.where(stats.calls_driver, np.int32(0), executed)  # launched on a device
+    return {"name": shared["name"], "tf_op": first_word(calls, shared["op"]), "hlo_op": executed}
+
+
+def _of_devices(stats: Stats, shared: Mapping[str, Any]) -> dict[str, Any]:
+    annotation = stats.text("annotation", lambda word: word.partition("#")[0].removesuffix(":"))
+    category = first_word(stats.text("hlo_category"), shared["category"])
+    name = shared["name"]
+    named = stats.text("hlo_op")
+    return {
+        "name": first_word(stats.text("step_name"), name),  # traces of 2020 have the step number there
+        "tf_op": first_word(stats.text("tf_op", _bare), annotation, shared["tf_op"]),
+        "hlo_op": named if category is None else first_word(named, np.where(category, name, 0)),
+        "category": category,
+        "device_dur_ps": stats.integer("device_duration_ps"),
+        "flops": first_number(stats.integer("model_flops"), stats.integer("flops"), shared["flops"]),
+        "bytes": first_number(stats.integer("bytes_accessed"), shared["bytes"]),
+        "hbm_bytes": shared["hbm_bytes"],
+    }
+
+
+def _with_null(column: Any) -> Any:
+    """Return a column with a null after it."""
+    if isinstance(column, Numbers):
+        return Numbers(np.append(column.values, 0), np.append(column.valid, False))
+    return np.append(column, np.int32(0))
+
+
+def _all_of(values: Ints) -> Numbers:
+    return Numbers(values, np.ones(values.size, bool))
+
+
+def _series(parts: Sequence[Any], sizes: Sequence[int], dtype: pl.DataType, words: pl.Series) -> pl.Series:
+    """Return a column of several parts, None for one of nulls."""
+    if all(part is None for part in parts):
+        return nulls(dtype, sum(sizes))
+    if dtype == schema.NAME:
+        columns = [np.zeros(n, np.int32) if part is None else part for part, n in zip(parts, sizes, strict=True)]
+        return words[(columns[0] if len(columns) == 1 else np.concatenate(columns)).view(np.uint32)]
+    kind = np.uint64 if dtype == pl.UInt64 else np.int64
+    numbers = [
+        Numbers(np.zeros(n, kind), np.zeros(n, bool)) if part is None else part
+        for part, n in zip(parts, sizes, strict=True)
+    ]
+    whole = numbers[0]
+    if len(numbers) > 1:
+        values, valid = [number.values for number in numbers], [number.valid for number in numbers]
+        whole = Numbers(np.concatenate(values), np.concatenate(valid))
+    return as_series(whole, len(whole.values))
+
+
+def _value(column: Numbers | None, row: int) -> Any:
+    return column.values[row].item() if column is not None and column.valid[row] else None
+
+
+def _first(column: Numbers | None, rows: Mask) -> Any:
+    """Return the first value that is not null of some rows."""
+    return next((value for row in np.flatnonzero(rows).tolist() if (value := _value(column, row)) is not None), None)
 
 
 def _counted(values: pl.Series) -> pl.Series:
@@ -408,13 +536,21 @@ def _counted(values: pl.Series) -> pl.Series:
     return values.set(values < 0, None)
 
 
-def _hbm_bytes(stats: Stats) -> pl.Series:
+def _hbm_bytes(stats: Stats) -> Numbers | None:
     refs, present = stats.bytes("memory_access_breakdown")
+    if not present.any():
+        return None
     accesses = stats.messages.at(refs).sub(_ACCESS)
     space, accessed = accesses.columns(_MEMORY_SPACE, _ACCESSED)
     sums = np.zeros(refs.size, np.int64)
     np.add.at(sums, accesses.parent, np.where(space == _HBM, accessed, 0))
-    return pl.Series(sums).set(pl.Series(~present), None)
+    return Numbers(sums, present)
+
+
+@lru_cache(1 << 16)  # many hosts have the same
+def _framework_op(name: str) -> str | None:
+    """Return the name of an event if it is that of a framework op or an iterator."""
+    return name if name.startswith(ITERATOR) or FRAMEWORK_OP.fullmatch(name) else None
 
 
 def _bare(op: str) -> str:
@@ -423,27 +559,15 @@ def _bare(op: str) -> str:
     return "" if bare == "XlaModule" else bare
 
 
-def _with_programs(frame: pl.DataFrame, space: _XSpace) -> pl.DataFrame:
-    """Add framework op and category from the HLO in the file where the profiler wrote no categories."""
-    unnamed = any(frame[name].null_count() == len(frame) for name in ("program", "hlo_op"))
-    named = frame["category"].null_count() < len(frame)
-    if unnamed or named or space.programs.is_empty():
-        return frame
-    joined = frame.join(space.programs, on=["program", "hlo_op"], how="left", maintain_order="left")
-    coalesced = (pl.coalesce(name, f"hlo_{name}") for name in ("tf_op", "category"))
-    return joined.with_columns(coalesced).select(frame.columns)
-
-
-def _starts(line_ns: Ints, offset: Ints, dur: Ints, source: str) -> Ints:
-    """Return the start of events in picoseconds; starts and ends must fit Int64."""
-    starts: Ints = line_ns * 1000 + offset
-    wrapped = ((line_ns * 1000 ^ starts) & (offset ^ starts)) < 0
-    beyond = np.flatnonzero(wrapped | (line_ns > _MOST_NS) | (line_ns < -_MOST_NS) | (starts > _MOST_PS - dur))
-    if beyond.size:
-        at = beyond[0]
+def _times(rows: Messages, line_ns: Ints, offset: Ints, dur: Ints) -> Ints:
+    """Return start and duration of events in picoseconds; starts and ends must fit Int64."""
+    out = np.empty((2, len(rows)), np.int64)
+    outcome = loops.times(rows.parent, line_ns, offset, dur, out)
+    if outcome < 0:
+        ns, at = line_ns[rows.parent[~outcome]], ~outcome
         raise BadProfile(
-            f"{source}: an event starts at {line_ns[at]} ns + {offset[at]} ps and lasts {dur[at]} ps, "
+            f"{rows.source}: an event starts at {ns} ns + {offset[at]} ps and lasts {max(dur[at], 0)} ps, "
             "beyond Int64 picoseconds",
             hint="check the file: times should be relative to the start of the capture",
         )
-    return starts
+    return out

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -17,16 +17,18 @@ from typing import Any, Literal
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import BadProfile
+from tpunb.errors import BadProfile, not_kept
 from tpunb.frames import Profile, Steps
 from tpunb.frames.hardware import DEVICES
+from tpunb.io import xprof_memory
 from tpunb.io.chrome_trace import parse
+from tpunb.text import plural
 
 _STEP_TABLES = ("overview_page.json", "input_pipeline.json", "input_pipeline_analyzer.json", "pod_viewer.json")
 STEP_TABLES = (*_STEP_TABLES, *(f"{name}.gz" for name in _STEP_TABLES))
 """Endings of the names of tables with steps."""
 
-ENDINGS = (*STEP_TABLES, "hlo_stats.json", "hlo_stats.json.gz")
+ENDINGS = (*STEP_TABLES, "hlo_stats.json", "hlo_stats.json.gz", *xprof_memory.ENDINGS)
 """Endings of the names of tables that are read."""
 
 _STAGES = {  # of the input pipeline
@@ -55,14 +57,15 @@ _Stats = dict[str, int | float | None]
 
 
 def is_table(data: bytes) -> bool:
-    """Return whether JSON text looks like tables of XProf, without parsing it.
+    """Return whether JSON text looks like tables of XProf, without parsing it all.
 
     >>> is_table(b'[{"cols": [], "rows": []}]'), is_table(b'{"traceEvents": []}')
     (True, False)
     """
     if re.match(rb'\s*\[?\s*\{\s*"(cols|rows|p)"\s*:', data):
         return True
-    return data[:64].lstrip().startswith(b"{") and f'"{_POD}"'.encode() in data
+    is_object = data[:64].lstrip().startswith(b"{")
+    return is_object and (f'"{_POD}"'.encode() in data or xprof_memory.is_table("", data))
 
 
 def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | str) -> Profile:
@@ -71,6 +74,7 @@ def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | 
     The tables have durations of steps, but no start times: steps follow each other from 0. Step time and wait for input
     are those of the slowest core; values from the pod viewer alone are means over cores. A percentage of 0.0 means that
     XProf has no value. Of several files, damaged ones and those of another run are left out and named in ``skipped``.
+    Without a table of steps, a memory profile is a profile without steps.
 
     Parameters
     ----------
@@ -85,9 +89,12 @@ def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | 
         When a file is not JSON or not a table, none has steps, or a time does not fit.
     """
     try:
-        contents, skipped = _of_one_run(tables)
+        memory, damaged, others = _memory(tables)
+        contents, skipped = _of_one_run(others)
         run = _Tables(contents)
-        if not run.has_steps:
+        if not run.has_steps and memory is None:
+            if damaged:
+                raise next(iter(damaged.values()))
             raise BadProfile(
                 f"no table of {', '.join(sorted(contents)) or 'none'} has steps",
                 hint=f"load the files of the run that end in {', '.join(_STEP_TABLES)}",
@@ -97,6 +104,7 @@ def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | 
     except BadProfile as error:
         folder = Path(source).parent if isinstance(source, Path) and source.name in tables else source
         raise BadProfile(f"{folder}: {error}", hint=error.hint) from error.__cause__
+    skipped = (*skipped, *((file, str(error).removeprefix(f"{file}: ")) for file, error in damaged.items()))
     # the tables have one utilisation for the whole run: every step and device gets it
     of_run = {key: pl.lit(share, pl.Float64) for key, share in run.utilisation.items()}
     begins = steps.select("host", "step", "start_ps")
@@ -108,7 +116,32 @@ def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | 
     windows = pl.DataFrame(rows, schema=schema.WINDOWS, orient="row")
     steps = steps.with_columns(**of_run)
     stored = Steps(steps, schema.empty(schema.OPS), devices, windows, name, input_stages=stages)
-    return Profile(name, source, windows, run.hardware(), span_ps, stored=stored, skipped=skipped)
+    details = None if memory is None else partial(_only_memory, memory, name)
+    return Profile(name, source, windows, run.hardware(), span_ps, stored=stored, read_details=details, skipped=skipped)
+
+
+def _memory(
+    tables: Mapping[str, bytes | BadProfile],
+) -> tuple[pl.DataFrame | None, dict[str, BadProfile], dict[str, bytes | BadProfile]]:
+    """Return the memory profiles among tables as one frame, the errors of damaged ones, and the other tables."""
+    frames, damaged, others = [], dict[str, BadProfile](), dict[str, bytes | BadProfile]()
+    for file, data in sorted(tables.items()):
+        if not xprof_memory.is_table(file, b"" if isinstance(data, BadProfile) else data):
+            others[file] = data
+            continue
+        try:
+            if isinstance(data, BadProfile):
+                raise data
+            frames.append(xprof_memory.read(data, file))
+        except BadProfile as error:
+            damaged[file] = error
+    return pl.concat(frames) if frames else None, damaged, others
+
+
+def _only_memory(memory: pl.DataFrame, name: str, kind: str) -> pl.DataFrame:
+    if kind != "memory":
+        raise not_kept(name, kind)
+    return memory
 
 
 def _of_one_run(tables: Mapping[str, bytes | BadProfile]) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
@@ -165,7 +198,7 @@ class _Tables:
         if all(kinds) and kinds[0] not in kinds[1] and kinds[1] not in kinds[0]:
             return f"device type {kinds[0]} instead of {kinds[1]}"
         if cores[0] and cores[1] and cores[0] != cores[1]:
-            return f"{cores[0]} cores instead of {cores[1]}"
+            return f"{plural(cores[0], 'core')} instead of {cores[1]}"
         if self._hosts and other._hosts and not self._hosts & other._hosts:
             return f"host {', '.join(sorted(self._hosts))} instead of {', '.join(sorted(other._hosts))}"
         ours, theirs = self.times_ps, other.times_ps
@@ -321,7 +354,7 @@ def _merge(steps: pl.DataFrame, cores: pl.DataFrame, host: str) -> pl.DataFrame:
     others = hosts.join(steps.join(means, on="step", how="anti", maintain_order="left"), how="cross")
     rows = pl.concat([rows, others.select(rows.columns)])
     if (whole := sum(rows["dur_ps"])) > 2 * _MOST_PS:
-        raise BadProfile(f"the {len(rows)} steps of XProf's tables last {whole} ps, beyond Int64")
+        raise BadProfile(f"steps of XProf's tables ({len(rows):,}) last {whole} ps, beyond Int64")
     ends = pl.col("dur_ps").cum_sum().over("host")
     return rows.with_columns(kind=pl.lit("step"), traced=pl.lit("full"), start_ps=ends - pl.col("dur_ps"))
 

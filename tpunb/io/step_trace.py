@@ -1,0 +1,106 @@
+"""Write the raw events around a step as a trace for Perfetto. Names in it are not trusted."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tpunb.errors import BadProfile, not_kept
+from tpunb.frames import Phases, Steps
+from tpunb.frames.step_trace import StepTrace
+from tpunb.io.storage import write_atomically
+from tpunb.text import cut, plain
+
+_ARGS = ("tf_op", "hlo_op", "category", "step_num", "flops", "bytes", "hbm_bytes", "correlation_id")
+
+
+def step_trace(phases: Phases, phase: int, path: Path | None = None) -> StepTrace:
+    """Write the raw events of a typical step of a phase, and of one step time before and after it.
+
+    Parameters
+    ----------
+    phases
+        Phases of the run.
+    phase
+        Number of the phase.
+    path
+        Target file, gzipped if it ends in ``.gz``; named after the phase and the step in the working folder if None.
+
+    Raises
+    ------
+    TpunbError
+        If the capture kept no raw events, or no raw events of this phase.
+    """
+    if phases.steps.read_events is None:
+        raise not_kept(phases.steps.name, "raw events")
+    events, name = phases.steps.read_events(), phases.names[phase]
+    row = _typical(phases, phase, events)
+    if row is None:
+        problem = f"{phases.steps.name or 'this run'} kept no raw events of a step of phase {phase}, {plain(name)}"
+        raise BadProfile(problem, hint="capture with keep='all' (in the magic: --keep all)")
+    host, step, start, dur = (row[key] for key in ("host", "step", "start_ps", "dur_ps"))
+    at = pl.col("start_ps")
+    around = events.filter(pl.col("host") == host, at < start + 2 * dur, at + pl.col("dur_ps") > start - dur)
+    if path is None:
+        words = "".join(letter if letter.isalnum() else "-" for letter in plain(name)).strip("-")
+        path = Path(f"{words}-step-{step}.trace.json.gz")
+    trace = {"displayTimeUnit": "ms", "traceEvents": [*_named(around), *_events(around)]}
+    text = json.dumps(trace, allow_nan=False, separators=(",", ":")).encode()
+    written = write_atomically(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    return StepTrace(written, name, host, step, dur, *_session(phases.steps, host, start))
+
+
+def _typical(phases: Phases, phase: int, events: pl.DataFrame) -> dict[str, Any] | None:
+    """Return the representative step, else of the steps with raw events the one of the nearest step time."""
+    columns = "host", "step", "start_ps", "dur_ps"
+    own = phases.labelled.filter(pl.col("phase") == phase, traced="full").select(columns)
+    best = phases.representative(phase).select(columns)
+    middle = best["dur_ps"].median() or own["dur_ps"].median() or 0
+    steps = pl.concat([best, own.sort((pl.col("dur_ps") - middle).abs(), "start_ps")])
+    for host in steps["host"].unique():
+        begins = np.sort(events.filter(pl.col("host") == host)["start_ps"].to_numpy())
+        start = pl.col("start_ps")
+        ends = [start, start + pl.col("dur_ps")]
+        of_host = pl.col("host") == host
+        first, last = (np.searchsorted(begins, steps.select(end).to_series().to_numpy()) for end in ends)
+        steps = steps.filter(~of_host | pl.Series(last > first))
+    return steps.row(0, named=True) if steps.height else None
+
+
+def _named(events: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    planes = _planes(events)
+    for row in events.select("plane", "line", "lane").unique("lane").sort("lane").iter_rows(named=True):
+        pid = planes[row["plane"]]
+        for kind, name in (("process_name", row["plane"]), ("thread_name", row["line"])):
+            yield {"ph": "M", "pid": pid, "tid": row["lane"], "name": kind, "args": {"name": cut(plain(name or ""))}}
+
+
+def _events(events: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    planes = _planes(events)
+    for row in events.sort("start_ps", -pl.col("dur_ps")).iter_rows(named=True):
+        args = {name: plain(value) if isinstance(value, str) else value for name in _ARGS if (value := row[name])}
+        at, dur = row["start_ps"] // 1000 / 1e3, row["dur_ps"] // 1000 / 1e3  # microseconds, to the nanosecond
+        name, pid = plain(row["name"] or ""), planes[row["plane"]]
+        yield {"ph": "X", "name": name, "pid": pid, "tid": row["lane"], "ts": at, "dur": dur, "args": args}
+
+
+def _planes(events: pl.DataFrame) -> dict[str | None, int]:
+    """Return a number for each device and host CPU."""
+    return {plane: number for number, plane in enumerate(events["plane"].cast(pl.String).unique().sort(), 1)}
+
+
+def _session(steps: Steps, host: str, at_ps: int) -> tuple[str | None, int | None]:
+    """Return the folder that XProf opens, and of a run folder the number of the window in which a moment is."""
+    source = Path(steps.source)
+    if (source / "plugins").is_dir():
+        begun = pl.col("start_ps") <= at_ps
+        windows = steps.windows.filter(begun, pl.col("host") == host, at_ps < pl.col("start_ps") + pl.col("dur_ps"))
+        kept = [n for n in windows["window"].to_list() if (source / "plugins" / "profile" / f"{n:05d}").is_dir()]
+        return str(source), next(iter(kept), None)
+    return next((str(folder.parent) for folder in source.parents if folder.name == "plugins"), None), None

@@ -1,0 +1,133 @@
+"""Read XProf's tables of HLO operations, ``hlo_stats`` and ``roofline_model``, as a profile of one step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tpunb import schema
+from tpunb.errors import BadProfile
+from tpunb.frames import Profile, Steps
+from tpunb.io.chrome_trace import parse
+from tpunb.step_stats import op_names
+from tpunb.text import cut
+
+_TABLES = ("hlo_stats.json", "roofline_model.json")  # best first: only the first names programs and framework ops
+ENDINGS = (*_TABLES, *(f"{name}.gz" for name in _TABLES))
+"""Endings of the names of these tables."""
+
+_MOST_PS = 2**62
+_GIB = 2**30
+_ZERO_UNKNOWN = "custom-call"  # whose work XProf writes as 0
+
+
+def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | str) -> Profile:
+    """Return the profile of XProf's tables of operations: one step of all devices, with `layers` but no operations.
+
+    FLOPs and bytes are rates of the table times its total times; where one is 0 for a custom call, it is null.
+
+    Parameters
+    ----------
+    tables
+        Uncompressed contents of ``hlo_stats`` or ``roofline_model``, or both, by name of the file.
+    name, source
+        Name and source of the profile.
+
+    Raises
+    ------
+    BadProfile
+        When a file is not JSON or has no operations, or a time does not fit.
+    """
+    contents = {file: _parsed(data, file) for file, data in sorted(tables.items())}  # hlo_stats first
+    found = {file: [*_operations(top, file)] for file, top in contents.items()}
+    rows = next((rows for rows in found.values() if rows), [])
+    if not rows:
+        raise BadProfile(f"{source}: the tables have no operations", hint="XProf's tables of a CPU capture have none")
+    layers = pl.DataFrame(rows, schema=schema.LAYERS)
+    busy = int(layers["self_ps"].sum())
+    step = {"host": "", "step": 0, "kind": "whole", "start_ps": 0, "dur_ps": busy, "device_ps": busy, "idle_ps": None}
+    frame = pl.DataFrame([step | {"traced": "full", "rule": "whole"}])
+    kinds = {_properties(top).get("device_type") for top in contents.values()} - {None, ""}
+    kind = next((text for text in kinds if isinstance(text, str)), "")
+    hardware = pl.DataFrame([("", "devices", kind, None, None, None)], schema=schema.HARDWARE, orient="row")
+    metadata = {"device kind": kind} if kind else {}
+    steps = Steps(frame, schema.empty(schema.OPS), name=name, read_layers=lambda: layers, metadata=metadata)
+    windows = schema.empty(schema.WINDOWS)
+    return Profile(name, source, windows, hardware if kind else hardware.clear(), busy, stored=steps)
+
+
+def _parsed(data: bytes | BadProfile, file: str) -> Any:
+    if isinstance(data, BadProfile):
+        raise data
+    return parse(data, file)
+
+
+def _operations(top: Any, file: str) -> Iterator[dict[str, Any]]:
+    """Return the rows of ``tpunb.schema.LAYERS`` of one file."""
+    for row in _rows(top):
+        hlo_op = row.get("hlo_op_name", row.get("operation"))
+        if not isinstance(hlo_op, str) or row.get("category") in ("IDLE", "Program", None):
+            continue
+        if row.get("step", "Total") != "Total" or row.get("include_infeed_outfeed", True) is False:
+            continue
+        total_ps, self_ps = (_ps(row.get(name), file) for name in ("total_time", "total_self_time"))
+        seconds, unknown = total_ps / 1e12, row["category"] == _ZERO_UNKNOWN
+        flops = _number(row.get("model_flop_rate")) * 1e9 * seconds
+        moved = _number(row.get("measured_memory_bw")) * _GIB * seconds
+        tf_op = row.get("tf_op_name")
+        tf_op = tf_op if isinstance(tf_op, str) and tf_op else None
+        shape = re.match(r"%?[^=]{1,400}= (\(.{0,400}?\)|\S{1,400}) ", str(row.get("hlo_op_expression", "")))
+        yield dict.fromkeys(schema.LAYERS) | {
+            **{"host": "", "step": 0, "side": "device", "category": str(row["category"]), "hlo_op": hlo_op},
+            "program": _program(row.get("program_id", row.get("hlo_module_id"))),
+            "tf_op": tf_op,
+            "layer": op_names.layer(tf_op) if tf_op else None,
+            "op": op_names.canonical("", tf_op) or op_names.canonical("", None, hlo_op),
+            "count": int(_number(row.get("occurrences"))),
+            **{"total_ps": total_ps, "self_ps": self_ps},
+            "flops": None if unknown and not flops else flops,
+            "bytes": None if unknown and not moved else moved,
+            "flops_source": "profiler",
+            "shape": cut(shape[1], 120) if shape else None,
+        }
+
+
+def _rows(top: Any) -> Iterator[dict[str, Any]]:
+    for table in top if isinstance(top, list) else [top]:
+        if not isinstance(table, dict) or not isinstance(table.get("cols"), list):
+            continue
+        ids = [str(column.get("id")) if isinstance(column, dict) else "" for column in table["cols"]]
+        for row in table.get("rows") or []:
+            cells = row.get("c") if isinstance(row, dict) else None
+            if isinstance(cells, list):
+                values = (cell.get("v") if isinstance(cell, dict) else None for cell in cells)
+                yield dict(zip(ids, values, strict=False))
+
+
+def _properties(top: Any) -> Mapping[str, Any]:
+    first = top[0] if isinstance(top, list) and top else top
+    properties = first.get("p") if isinstance(first, dict) else None
+    return properties if isinstance(properties, dict) else {}
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float | Decimal) and 0 <= value < 1e30 else 0.0
+
+
+def _ps(value: Any, file: str) -> int:
+    """Return microseconds in picoseconds."""
+    picoseconds = round(value * 10**6) if isinstance(value, int | Decimal) and 0 <= value < _MOST_PS else 0
+    if picoseconds > _MOST_PS:
+        raise BadProfile(f"{file}: a time of {value!s:.40} us, beyond Int64 picoseconds")
+    return picoseconds
+
+
+def _program(value: Any) -> int | None:
+    """Return the id of a program as Int64, as events refer to it."""
+    written = re.fullmatch(r"\d{1,20}", str(value))
+    return (int(written[0]) + 2**63) % 2**64 - 2**63 if written and int(written[0]) else None
