@@ -97,7 +97,7 @@ def test_a_step_marked_on_two_threads_is_one():
 def test_a_run_with_only_failed_windows_names_the_first_error():
     windows = pl.DataFrame([("toy", 0, 0, 0, 1, 0, 0, 0, "busy")], schema=WINDOWS, orient="row")
     failed = Profile("toy", None, windows, schema.empty(schema.HARDWARE), 0, stored=toy_steps(""))
-    with pytest.raises(NoSteps, match="all 1 windows failed, the first with 'busy'"):
+    with pytest.raises(NoSteps, match="1 window failed, the first with 'busy'"):
         tp.steps(failed)
 
 

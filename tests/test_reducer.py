@@ -253,5 +253,12 @@ def test_at_most_one_window_a_phase_stays_and_every_phase_has_one(offers):
         assert set(free) <= there
         there = (there - set(free)) | ({window} if stays else set())
         phases_seen |= set(phases)
-        assert len(there) <= len(phases_seen)
+        assert len(there) <= max(len(phases_seen), 1)
         assert all(any(phase in offers[one] for one in there) for phase in phases_seen)
+
+
+def test_without_phases_the_first_raw_window_is_kept_until_one_has_a_phase():
+    kept = RawWindowPolicy()
+    assert [kept.offer(0, {}), kept.offer(1, {})] == [(True, []), (False, [])]
+    assert kept.offer(2, {0: 3}) == (True, [0])
+    assert kept.offer(3, {}) == (False, [])

@@ -1,6 +1,8 @@
 """A capture from its first step to its last: stopped early, without windows, in memory, beside blocked parts."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -11,10 +13,10 @@ from stand_in import StandIn, xspace
 from test_capture import facts
 
 import tpunb as tp
-from tpunb.errors import NoSteps
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler import session
 from tpunb.profiler.capture import Schedule
+from tpunb.widgets.summary import Summary
 
 SHORT = Schedule.continuous(window=0.05)
 
@@ -115,7 +117,7 @@ def test_after_an_early_end_the_next_capture_may_begin_only_when_the_block_is_le
 # -- by the clock alone -------------------------------------------------------------------------------------------
 
 
-def test_without_windows_every_step_is_there_by_the_clock_and_phases_say_why_there_are_none(tmp_path):
+def test_without_windows_every_step_is_there_by_the_clock_and_each_kind_is_a_phase(tmp_path):
     source = StandIn()
     with tp.capture(tmp_path / "run", source=source, schedule=Schedule.ticks()) as run:
         train(run, range(20))
@@ -128,8 +130,46 @@ def test_without_windows_every_step_is_there_by_the_clock_and_phases_say_why_the
     assert steps.frame["step"].to_list() == list(range(30))
     assert set(steps.frame["traced"]) == {"none"}
     assert steps.frame["kind"].value_counts().sort("kind").rows() == [("eval", 10), ("train", 20)]
-    with pytest.raises(NoSteps, match="it has no windows, and 30 steps known by the clock only"):
-        tp.phases(steps)
+    phases = tp.phases(steps)
+    assert sorted(phases.frame.select("name", "steps", "full").rows()) == [("evaluation", 10, 0), ("train", 20, 0)]
+    assert tp.goodput(phases).time_ps("productive") > 0
+    summary = Summary(profile, steps, phases)
+    assert "! step times only: the run was over before its first window; for operations, run more" in repr(summary)
+    assert "clock only" in repr(summary)
+    assert "train" in summary._repr_html_()
+
+
+NO_PROFILER = """
+import time
+import tpunb as tp
+from tpunb.profiler import schedule
+from tpunb.widgets.summary import Summary
+schedule._UNMARKED_S = schedule._SHORTEST_S = 0.0
+with tp.capture({run!r}, schedule=tp.Schedule.continuous(window=0.05)) as run:
+    for i in range(20):
+        with run.step(i):
+            time.sleep(0.005)
+profile = tp.load(run)
+phases = tp.phases(profile)
+print(len(phases.steps), profile.windows["error"].unique().to_list())
+summary = Summary(profile, phases.steps, phases)
+print([line for line in repr(summary).splitlines() if line.startswith("! ") and "busy" not in line])
+print(tp.goodput(phases).time_ps("profiler"), "image/png" in summary._repr_mimebundle_())
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("", "no TensorFlow or JAX in use: step times only; compute with one of them in the block for operations"),
+        ("torch", "PyTorch: step times only; load a torch.profiler trace for operations"),
+    ],
+)
+def test_a_loop_without_a_profiler_has_steps_goodput_and_phases_by_the_clock(tmp_path, module, message):
+    (tmp_path / "torch.py").write_text("")
+    code = f"import {module or 'sys'}\n" + NO_PROFILER.format(run=str(tmp_path / "run"))
+    answer = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert answer.stdout.splitlines() == [f"20 [{message!r}]", f"['! {message}']", "0 True"], answer.stderr
 
 
 def test_steps_without_windows_are_written_during_the_run(tmp_path, monkeypatch):

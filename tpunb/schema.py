@@ -91,7 +91,11 @@ _TF_OP = Column(NAME, 'Full name of the framework op, such as "dense/MatMul:MatM
 _HLO_OP = Column(NAME, "Name of the HLO instruction, or null.")
 _PROGRAM = Column(_INT, "Id of the compiled program, or null.")
 _SHAPE = Column(NAME, 'Shape of the result of the HLO instruction, such as "f32[8,128]{1,0}", or null.', "first")
+_DTYPE = Column(
+    NAME, 'Data type of the products in the HLO instruction, such as "bf16", else that of its result, or null.', "first"
+)
 _SOURCE = Column(NAME, 'Source line behind the HLO instruction, such as "model.py:41", or null.', "first")
+_PART = Column(_TEXT, 'Part of the step: "forward", "backward", "update", "mixed", or null.')
 _COUNT = Column(_INT, "Number of events of the operation.", "sum")
 _TOTAL = Column(_INT, "Total time of the operation in picoseconds.", "sum")
 _SELF = Column(_INT, "Self time of the operation in picoseconds.", "sum")
@@ -149,7 +153,12 @@ _DEVICE_STATS: dict[str, Column] = {
     "flops_time_share": Column(
         _FLOAT, "Share of busy time in operations whose FLOPs are known, 0 to 1.", "mean", "mean"
     ),
-    "flops": Column(_FLOAT, "Floating-point operations, summed over devices.", "sum", "sum"),
+    "flops": Column(
+        _FLOAT,
+        "Floating-point operations, summed over devices, of a Keras step without XLA by its graph if shapes are known.",
+        "sum",
+        "sum",
+    ),
     "bytes": Column(_FLOAT, "Bytes read and written by operations, summed over devices.", "sum", "sum"),
 }
 DEVICE_FACTS = [*_DEVICE_STATS]
@@ -197,15 +206,17 @@ OPS = _frame(
 
 LAYERS = _frame(
     "LAYERS",
-    "One row per (host, step, side, layer, framework op, program, HLO instruction).",
+    "One row per (host, step, side, layer, framework op, program, HLO instruction, GPU kernel).",
     host=_HOST,
     step=_STEP,
     side=_SIDE,
-    layer=Column(NAME, "Layer of the model, or null."),
+    layer=Column(NAME, 'Layer of the model, "mixed" for a fusion of several, or null.'),
     tf_op=_TF_OP,
     program=_PROGRAM,
     hlo_op=_HLO_OP,
+    kernel=Column(NAME, "Name of the GPU kernel, or null."),
     op=_OP,
+    part=_PART,
     category=Column(NAME, "Category of the operation, or null."),
     count=_COUNT,
     total_ps=_TOTAL,
@@ -216,6 +227,7 @@ LAYERS = _frame(
         NAME, 'Where the FLOPs come from: "profiler", "program" (counted from the HLO), or null.', "first"
     ),
     shape=_SHAPE,
+    dtype=_DTYPE,
     source=_SOURCE,
 )
 
@@ -250,6 +262,7 @@ COLLECTIVES = _frame(
     step=_STEP,
     device=_DEVICE,
     op=_OP,
+    program=_PROGRAM,
     name=Column(NAME, 'Name of the HLO instruction or kernel, such as "all-reduce.1".'),
     instance=Column(_INT, "Number of the run of this instruction in the step, from 1, 0 if it began before the step."),
     start_ps=_START,
@@ -268,13 +281,37 @@ INSTRUCTIONS = _frame(
     host=_HOST,
     program=_PROGRAM,
     hlo_op=Column(NAME, "Name of the HLO instruction."),
+    tf_op=Column(NAME, "Framework op, several of a fusion joined by ';', that of a neighbour if it has none, or null."),
+    part=_PART,
+    category=Column(NAME, 'Category of the HLO instruction, such as "loop fusion", or null.'),
     shape=_SHAPE,
+    dtype=_DTYPE,
     bytes=Column(_INT, "Size of the result in bytes."),
     source=_SOURCE,
     groups=Column(_TEXT, 'Replica groups of a collective as HLO text, such as "{{0,1},{2,3}}", or null.'),
     flops=Column(_FLOAT, "Floating-point operations of one run, by XLA's rules from the program in the file, or null."),
     transcendentals=Column(_FLOAT, "Transcendental operations of one run, such as tanh, by the same rules, or null."),
     bytes_accessed=Column(_FLOAT, "Bytes that one run reads and writes, by the same rules, or null."),
+)
+
+BUFFERS = _frame(
+    "BUFFERS",
+    "One row per buffer of a compiled program, in the memory that is allocated for one run of it.",
+    host=_HOST,
+    program=_PROGRAM,
+    allocation=Column(_INT, "Number of the allocation in the program, whose memory its buffers share."),
+    kind=Column(
+        _TEXT,
+        'Kind of the allocation: "argument", "output", "donated argument" (both), "temporary", "constant" or '
+        '"thread-local".',
+    ),
+    allocation_bytes=Column(_INT, "Size of the whole allocation in bytes."),
+    hlo_op=Column(NAME, "HLO instruction whose result the buffer holds, or null."),
+    tf_op=_TF_OP,
+    layer=Column(NAME, 'Layer of the model, "mixed" for a fusion of several, or null.'),
+    part=_PART,
+    bytes=Column(_INT, "Size of the buffer in bytes."),
+    offset_bytes=Column(_INT, "Start of the buffer in the allocation, in bytes."),
 )
 
 COUNTERS = _frame(
@@ -299,6 +336,17 @@ MEMORY = _frame(
     peak_bytes=Column(_INT, "Most bytes in use so far since the allocator was created, as it reports them."),
     capacity_bytes=Column(_INT, "Bytes in use and available."),
     tf_op=_TF_OP,
+)
+
+MESSAGES = _frame(
+    "MESSAGES",
+    "One row per kernel of NCCL whose message PyTorch recorded.",
+    host=_HOST,
+    device=_DEVICE,
+    start_ps=_START,
+    bytes=Column(_INT, "Size of the larger of the buffers that go in and out, in bytes, or null."),
+    groups=Column(_TEXT, 'Ranks of the process group as a replica group, such as "{{0,1,2,3}}", or null.'),
+    size=Column(_INT, "Number of ranks in the process group, or null."),
 )
 
 HARDWARE = _frame(
@@ -421,6 +469,20 @@ LOAD = _frame(
     rss_bytes=Column(_INT, "Resident memory of the process in bytes."),
 )
 
+RUNS = _frame(
+    "RUNS",
+    "One row per run of a folder, in order of their starts.",
+    started=Column(pl.Datetime("us", "UTC"), "Time at which the capture began."),
+    name=Column(_TEXT, "Path of the run within the folder, its own name if the folder is the run."),
+    program=Column(_TEXT, 'Model that was trained, such as "Sequential of 2 Dense", or null.'),
+    device=Column(_TEXT, 'Kind of the devices, such as "TPU v4" or "CPU", or null.'),
+    wall_ps=Column(_INT, "Wall time of the captured block in picoseconds."),
+    goodput=Column(_FLOAT, "Productive time as a share of wall time, mean over hosts, 0 to 1."),
+    step_ps=Column(_INT, "Median duration of the steps in picoseconds."),
+    steps=Column(_INT, "Number of steps."),
+    phases=Column(_INT, "Number of phases, by the default method."),
+)
+
 GOODPUT = _frame(
     "GOODPUT",
     "One row per (host, account, phase, detail), which add up to the wall time of the host.",
@@ -473,6 +535,8 @@ TOP = _frame(
     total_ps=_TOTAL,
     self_ps=_SELF,
     share=Column(_FLOAT, "Share of the self time of the phase on that side, 0 to 1."),
+    layer=Column(NAME, "Layer of the model in which the operation has the most self time, or null."),
+    source=Column(NAME, 'Source line in which it has the most self time, such as "model.py:41", or null.'),
 )
 
 ADVICE = _frame(
@@ -490,10 +554,11 @@ ADVICE = _frame(
 
 ROOFLINE = _frame(
     "ROOFLINE",
-    "One row per run, phase, category, layer, operation or instruction on devices, most headroom first.",
-    what=Column(_TEXT, 'Name of the run, phase, category, layer, operation or instruction, or "unattributed".'),
+    "One row per thing on devices at the level of a `Roofline`, most headroom first.",
+    what=Column(_TEXT, 'Name of the run, phase, layer, ..., or number of the step, or "unattributed".'),
     program=_PROGRAM,
-    count=_COUNT,
+    part=_PART,
+    count=Column(_INT, "Number of runs of instructions, of events for what is no instruction."),
     self_ps=_SELF,
     flops=Column(_FLOAT, "Floating-point operations of all calls, or null."),
     bytes=Column(_FLOAT, "Bytes read and written by all calls, or null."),
@@ -505,10 +570,11 @@ ROOFLINE = _frame(
     bound=Column(
         _TEXT, 'Peak that limits these instructions at the roof for most time: "compute" or "memory", or null.'
     ),
+    dtype=Column(_TEXT, 'Data type whose peak is the roof of most FLOPs, such as "bf16", or null.'),
     attainable=Column(_FLOAT, "FLOP/s of these instructions if each ran at the roof."),
     efficiency=Column(_FLOAT, "Time at the roof as a share of the self time of these instructions, 0 to 1."),
     headroom_ps=Column(_INT, "Self time that these instructions would save at the roof, in picoseconds."),
-    flops_source=Column(_TEXT, 'Where the FLOPs come from: "profiler", "program", "both", or null.'),
+    flops_source=Column(_TEXT, 'Where the FLOPs come from: "profiler", "program", "graph", "several", or null.'),
     above=Column(_TEXT, "Why the instruction that exceeds the roof most may do so, null if none does."),
 )
 
@@ -642,7 +708,7 @@ SETTINGS = _frame(
 
 _OPTIONAL = {
     *("category", "device_dur_ps", "flops", "bytes", "hbm_bytes", "flow_out", "flow_in", "correlation_id", "reason"),
-    *("program", "shape", "source", "confidence", "queue_length"),
+    *("program", "kernel", "part", "shape", "dtype", "source", "confidence", "queue_length"),
     *(set(STEPS) - {"host", "step", "kind", "start_ps", "dur_ps", "device_ps", "idle_ps", "traced"}),
 }
 """Columns that a frame may leave out because few captures contain them; they become null."""

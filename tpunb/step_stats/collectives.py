@@ -15,7 +15,7 @@ from tpunb.step_stats.ops import assign, find, instructions, map_names
 
 _MOST_DEVICES = 1 << 20  # in replica groups, which are text of a file
 _PART = r"-(start|done)"
-_SHARED = r"^(all-gather|reduce-scatter|all-to-all|ragged-all-to-all)"
+_SHARED = ["allgather", "reducescatter", "alltoall"]
 
 
 def collectives(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
@@ -24,6 +24,8 @@ def collectives(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     The n-th runs of an instruction in a step on the devices of one host are one instance; hosts are not compared, since
     their clocks differ. Of several replica groups a device waits only for those of its own, its id being its number;
     with several hosts these ids are not known, and the wait is null.
+
+    PyTorch records bytes and process group of each kernel of NCCL; elsewhere they are those of the HLO instruction.
 
     Bandwidths are those of NCCL's tests, over the time from the start of the last device: algorithmic bandwidth is
     bytes by time; bus bandwidth is 2 (n - 1) / n of it for all-reduce, (n - 1) / n for all-gather, reduce-scatter and
@@ -43,7 +45,7 @@ def collectives(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     for fact, by in (("groups", "hlo_op"), ("bytes", "result")):
         by_op = ["host", "program", by]
         rows = rows.drop(fact, strict=False).join(known.select(*by_op, fact), on=by_op, how="left", nulls_equal=True)
-    rows = rows.sort("start_ps")
+    rows = _with_messages(rows, profile).sort("start_ps")
     key = ["host", "step", "program", "name"]
     begins = (pl.col("part").fill_null("") != "done").cast(pl.Int64)  # the end of a transfer is part of its start
     rows = rows.with_columns(device="plane", instance=begins.cum_sum().over([*key, "plane"]))
@@ -52,11 +54,26 @@ def collectives(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
         pl.col("start_ps").first(),
         dur_ps=(pl.col("start_ps") + pl.col("dur_ps")).max() - pl.col("start_ps").first(),
         groups=pl.col("groups").drop_nulls().first(),
-        bytes=pl.col("bytes").drop_nulls().first(),
+        **{fact: pl.col(fact).drop_nulls().first() for fact in ("bytes", "ranks")},
     )
     return schema.check(
         _timed(_grouped(runs, profile.hardware["host"].n_unique() > 1)), schema.COLLECTIVES, "collectives"
     )
+
+
+def _with_messages(rows: pl.DataFrame, profile: Profile) -> pl.DataFrame:
+    """Add bytes, groups and the number of ranks of kernels of NCCL."""
+    if profile.read_details is None or rows["hlo_op"].null_count() == 0:
+        return rows.with_columns(ranks=pl.lit(None, pl.Int64))
+    key = ["host", "plane", "start_ps"]
+    sent = profile.messages.unique(["host", "device", "start_ps"]).select(
+        pl.col("host").cast(schema.NAME),
+        *("start_ps", "groups", "bytes"),
+        plane=pl.col("device").cast(schema.NAME),
+        ranks="size",
+    )
+    joined = rows.join(sent, on=key, how="left", suffix="_sent")
+    return joined.with_columns(pl.coalesce(fact, f"{fact}_sent") for fact in ("groups", "bytes"))
 
 
 def _grouped(runs: pl.DataFrame, hosts: bool) -> pl.DataFrame:
@@ -100,14 +117,14 @@ def _timed(runs: pl.DataFrame) -> pl.DataFrame:
     runs = runs.with_columns(
         wait_ps=pl.when(several).then(last - pl.col("start_ps")),
         last=pl.when(several).then(by_start),
-        size=pl.coalesce("size", pl.when(several).then(pl.len().over(instance).cast(pl.Int64))),
+        size=pl.coalesce("ranks", "size", pl.when(several).then(pl.len().over(instance).cast(pl.Int64))),
     )
     n, op = pl.col("size").cast(pl.Float64), pl.col("op")
+    kinds = {name: op_names.collective(name) for name in runs["op"].unique()}
+    kind = op.replace_strict(kinds, return_dtype=pl.String)
     total = pl.col("bytes") * pl.when(op.str.starts_with("reduce-scatter")).then(pl.col("size")).otherwise(1)
     seconds = (pl.col("dur_ps") - pl.col("wait_ps").fill_null(0)) / 1e12
-    factor = (
-        pl.when(op.str.starts_with("all-reduce")).then(2 * (n - 1) / n).when(op.str.contains(_SHARED)).then((n - 1) / n)
-    )
+    factor = pl.when(kind == "allreduce").then(2 * (n - 1) / n).when(kind.is_in(_SHARED)).then((n - 1) / n)
     runs = runs.with_columns(bytes=total, algorithm_bandwidth=pl.when(seconds > 0).then(total / seconds))
     return runs.with_columns(bus_bandwidth=pl.col("algorithm_bandwidth") * factor.otherwise(1)).sort(
         "host", "start_ps", "device"

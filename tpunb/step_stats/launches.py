@@ -207,6 +207,8 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
         )
     )
     thunks = linked.filter(thunk & pl.col("correlation_id").is_not_null())
+    if thunks.is_empty():
+        return schema.check(runs, _LAUNCHES, "launches")
     by_run = (
         thunks.group_by("host", "correlation_id")
         .agg(pl.col("start_ps").min(), end_ps=(pl.col("start_ps") + pl.col("dur_ps")).max())

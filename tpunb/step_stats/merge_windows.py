@@ -16,13 +16,15 @@ _BY_CLOCK = ["input_ps", "callbacks_ps", "dispatch_ps"]
 _MEASURED = [name for name in schema.STEPS if name not in {*_KEY, "kind", "start_ps", "dur_ps", "traced", "rule"}]
 
 
-def merge(tables: Tables) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+def merge(tables: Tables, step_flops: float | None = None) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Return STEPS, OPS and DEVICES of a run.
 
     Parameters
     ----------
     tables
         Tables of all parts by name, with hosts named: ticks, steps, ops and devices.
+    step_flops
+        FLOPs of a step of kind "train" whose profiler reports none; None if unknown.
     """
     tables = numbered(tables)
     traced = tables["steps"].group_by(_KEY).agg(over_windows("STEPS", [*schema.STEPS][2:]))
@@ -49,6 +51,8 @@ def merge(tables: Tables) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
         **{name: pl.col(name) for name in _MEASURED if name not in _BY_CLOCK},
         **{name: pl.coalesce(f"clock_{name}", name) for name in _BY_CLOCK},
     )
+    if step_flops is not None and frame["flops"].null_count() == len(frame):
+        frame = frame.with_columns(flops=pl.when(pl.col("kind") == "train").then(step_flops))
     per_device = (
         tables["devices"]
         .group_by("host", "device", "step")

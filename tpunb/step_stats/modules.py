@@ -27,12 +27,10 @@ def scoped(events: pl.DataFrame) -> pl.DataFrame:
     return events.with_columns(tf_op=names.cast(events["tf_op"].dtype))
 
 
-def split(tf_op: pl.Expr) -> tuple[pl.Expr, pl.Expr]:
-    """Return path of modules and framework op of what `scoped` joined, each null where there is none."""
-    parts = tf_op.cast(pl.String).str.splitn(_BETWEEN, 2).struct
-    first, second = parts.field("field_0"), parts.field("field_1")
-    joined = second.is_not_null()
-    return pl.when(joined).then(first), pl.when(joined).then(second.replace("", None)).otherwise(first)
+def split(tf_op: str) -> tuple[str | None, str | None]:
+    """Return path of modules and framework op of what `scoped` joined, each None where there is none."""
+    path, joined, op = tf_op.partition(_BETWEEN)
+    return (path, op or None) if joined else (None, tf_op)
 
 
 def _paths(frames: pl.DataFrame) -> pl.DataFrame:

@@ -14,6 +14,9 @@ Tables = Mapping[str, pl.DataFrame]
 
 _KEY = ["host", "step"]
 
+TUNING_STEP = "tune"
+"""Kind of the step as which a capture records tuning in the midst of a fit."""
+
 
 class StepNumbering:
     """Number the steps of one host across windows where only its profile gives them."""
@@ -46,9 +49,38 @@ def numbered(tables: Tables) -> Tables:
     """Return the tables of a run with the final numbers of its steps.
 
     Inferred steps are counted from 0, and dropped for hosts that have annotated steps. Statistics of a step that began
-    but got no data move to the step before, where the host clock counted it.
+    but got no data move to the step before, where the host clock counted it. Tuning in the midst of a fit was recorded
+    as a step, but is an account of its own: it is dropped, and the steps after it are counted on.
     """
-    return _without_phantom_steps(_with_inferred_steps(tables))
+    return _without_tuning(_without_phantom_steps(_with_inferred_steps(tables)))
+
+
+def _without_tuning(tables: Tables) -> Tables:
+    end_ps = pl.col("start_ps") + pl.col("dur_ps")
+    spans = tables["spans"].filter(account="tuning").select("host", "start_ps", end_ps=end_ps)
+    if spans.is_empty():
+        return tables
+    steps = tables["ticks"].filter(kind=TUNING_STEP).select(*_KEY, at_ps="start_ps")
+    dropped = (
+        steps.join(spans, on="host")
+        .filter(pl.col("at_ps").is_between("start_ps", "end_ps"))
+        .select(*_KEY)
+        .unique()
+        .sort("step")
+        .with_columns(before=pl.int_range(1, pl.len() + 1).over("host"))
+    )
+    if dropped.is_empty():
+        return tables
+    return _changed(
+        tables,
+        lambda frame: (
+            frame.join(dropped.select(_KEY), on=_KEY, how="anti")
+            .sort("step")
+            .join_asof(dropped, on="step", by="host", check_sortedness=False)
+            .with_columns(step=pl.col("step") - pl.col("before").fill_null(0))
+            .drop("before")
+        ),
+    )
 
 
 def _with_inferred_steps(tables: Tables) -> Tables:

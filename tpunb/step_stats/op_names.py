@@ -42,6 +42,9 @@ INPUT_WAIT = "input wait"
 ITERATOR = "Iterator::"
 """Prefix of the names of tf.data's iterators, which are their paths in the pipeline."""
 
+MIXED = "mixed"
+"""Layer or part of an operation that is of several, such as a fusion."""
+
 FUNCTION_CALL = "tf.function"
 """Framework op of an event that is the call of a whole ``tf.function``."""
 
@@ -148,6 +151,14 @@ _LAUNCH = re.compile(
 )
 _HALF = re.compile(r"(-start|-done)?( fusion)?$")
 
+_BACKWARD = re.compile(r"\btranspose\(|(^|/)gradient(s(_\d+)?|_tape)/")
+_UPDATE = re.compile(
+    r"(^|/)(adadelta|adafactor|adagrad|adam|adamax|adamw|ftrl|lamb|lars|lion|muon|nadam|rmsprop|sgd)(_\d+)?/"
+    r"|:Resource(Sparse)?Apply",
+    re.IGNORECASE,
+)
+"""Scopes of optimizers in Keras and TensorFlow."""
+
 _PLUMBING = re.compile(r":(_(Send|Recv|HostSend|HostRecv|Arg|Retval|DeviceRetval)|\w*Dataset(V\d+)?)\Z")
 _WRAPPER = re.compile(
     r"""
@@ -171,7 +182,7 @@ _INNER = re.compile(
     r"""
       ( BiasAdd | BroadcastTo | Cast | Conv\dD | Einsum | GatherV2 | Gelu | Identity | MatMul | Tensordot | Tile
       | ReadVariableOp | Softmax | \w*CrossEntropyWithLogits | \w+_grad
-      | batchnorm | convolution | einsum | moments | random_uniform
+      | batchnorm | convolution | einsum | moments | random_uniform | stateless_(dropout|random_\w+)
       )(_\d+)?
     """,
     re.VERBOSE,
@@ -355,8 +366,40 @@ def layer(tf_op: str) -> str | None:
     ('model/dense_1', 'model/dense_1')
     >>> layer("jit(step)/jit(main)/transpose(jvp(Model))/Dense_0/dot_general"), layer("jit(f)/add")
     ('Model/Dense_0', None)
+    >>> layer("net/a/mul;net/b/add"), layer("net/a/mul;net/a/act/tanh")  # fused: of several layers; of one in another
+    ('mixed', 'net/a')
     """
-    return next(filter(None, map(_layer, tf_op.split(";"))), None)  # fused ops are joined by ";"
+    layers = sorted({*filter(None, map(_layer, tf_op.split(";")))}, key=len)
+    within = all(f"{each}/".startswith(f"{layers[0]}/") for each in layers)
+    return None if not layers else layers[0] if within else MIXED
+
+
+def part(tf_op: str) -> str | None:
+    """Return the part of a training step of a framework op; None where its name does not say, "mixed" for several.
+
+    >>> part("gradient_tape/model/dense_1/MatMul/MatMul_1:MatMul"), part("model/dense_1/BiasAdd:BiasAdd")
+    ('backward', 'forward')
+    >>> part("jit(step)/transpose(jvp(Model))/Dense_0/dot_general"), part("jit(step)/jvp(Model)/add")
+    ('backward', 'forward')
+    >>> part("adam/AssignSubVariableOp_2"), part("model/dense/mul;adam/mul"), part("jit(f)/add")
+    ('update', 'mixed', None)
+    >>> part("gradient_tape/model/dense/ReluGrad;model/dense/BiasAdd")  # which the backward pass computes again
+    'backward'
+    """
+    parts = {*filter(None, map(_part, tf_op.split(";")))}
+    if parts == {"forward", "backward"}:
+        return "backward"
+    return parts.pop() if len(parts) == 1 else MIXED if parts else None
+
+
+def _part(op: str) -> str | None:
+    if _UPDATE.search(op):
+        return "update"
+    if _BACKWARD.search(op):
+        return "backward"
+    if "jvp(" in op or ("(" not in op.partition("/")[0] and _layer(op)):
+        return "forward"
+    return None
 
 
 def _layer(op: str) -> str | None:

@@ -75,18 +75,20 @@ def instructions(profile: Profile, ops: pl.DataFrame) -> pl.DataFrame:
 
 def map_names(column: pl.Series, function: Callable[[str], object], dtype: pl.DataType = schema.NAME) -> pl.Series:
     """Apply a function to a Categorical column, calling it once per distinct name."""
-    code = column.to_physical()
     if column.null_count() == len(column):
         return pl.Series([None], dtype=dtype).new_from_index(0, len(column))
-    codes = code.drop_nulls().to_numpy()
-    row = np.full(int(codes.max()) + 1, -1, np.int64)
+    code = column.to_physical()
+    missing = np.uint32(2**32 - 1)
+    codes = (code.fill_null(missing) if column.null_count() else code).to_numpy()
+    row = np.full(int(np.max(codes, where=codes != missing, initial=0)) + 2, -1, np.int64)
+    codes = np.minimum(codes, row.size - 1)  # the last is null
     row[codes] = np.arange(codes.size)  # a row with each code
-    used = np.flatnonzero(row >= 0)
-    place = np.zeros(row.size, np.uint32)
+    used = np.flatnonzero(row[:-1] >= 0)
+    place = np.full(row.size, used.size, np.uint32)
     place[used] = np.arange(used.size)
-    distinct = column.drop_nulls().gather(row[used]).cast(pl.String)
-    results = pl.Series([function(name) for name in distinct], dtype=dtype)
-    return results.gather(pl.Series(place).gather(code))
+    distinct = column[row[used]].cast(pl.String).to_list()
+    results = pl.Series([*map(function, distinct), None], dtype=dtype)
+    return results[pl.Series(place[codes])]
 
 
 def _noise(rows: pl.DataFrame) -> pl.Series:
@@ -182,10 +184,11 @@ def assign(ops: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl
     start = ops["start_ps"].to_numpy()
     at = np.full(len(ops), len(places), np.uint32)
     order = np.argsort(place, kind="stable")
+    begin, of_place = places["start_ps"].to_numpy(), places["place"].to_numpy()
     for rows in np.split(order, np.flatnonzero(np.diff(place[order])) + 1) if order.size else []:
-        steps = places.filter(pl.col("place") == place[rows[0]])
-        last = np.searchsorted(steps["start_ps"].to_numpy(), start[rows], side="right")
-        at[rows] = np.append(steps["at"].to_numpy(), len(places))[last - 1]  # -1: before the first
+        first, end = np.searchsorted(of_place, [place[rows[0]], place[rows[0]] + 1])
+        last = first + np.searchsorted(begin[first:end], start[rows], side="right") - 1
+        at[rows] = np.where(last < first, len(places), last)  # before the first
     ended = np.append(places["end_ps"].to_numpy(), np.iinfo(np.int64).min)[at]
     inside = start < ended
     return ops.with_columns(at=pl.Series(at), end_ps=pl.Series(ended)).filter(pl.Series(inside)), places.drop("place")

@@ -7,7 +7,7 @@ the events of a raw profile, or returns what a capture stored.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -21,7 +21,8 @@ from tpunb.frames.profile import device_kinds
 from tpunb.step_stats import boundaries, breakdown, launches, modules, op_names
 from tpunb.step_stats.aggregate import total
 from tpunb.step_stats.collectives import collectives
-from tpunb.step_stats.ops import assign, find, instructions
+from tpunb.step_stats.ops import assign, find, instructions, map_names
+from tpunb.text import plural
 
 StepRule = Callable[[Profile], pl.DataFrame]
 """A rule of the caller: takes a profile, returns one row per (host, step) with ``start_ps`` and ``dur_ps``."""
@@ -59,14 +60,14 @@ def steps(profile: Profile, by: StepRule | Literal["whole", "module"] | None = N
         annotate = _PYTORCH if _is_pytorch(profile.events) else _JAX_OR_TF
         problem = f"{profile.name}: no steps found, so the whole capture is one step"
         warnings.warn(f"{problem}; to see steps, record again with {annotate}", stacklevel=2)
-        return _reduced(profile, intervals)
+        return _reduced(profile, [profile.events], lambda _: intervals)
     if isinstance(by, str) and by not in _NAMED_RULES:
         raise ValueError(f"The by parameter of steps must be a function, 'whole' or 'module'. Got {by!r} instead.")
     events = profile.events
     intervals = _NAMED_RULES[by](events) if isinstance(by, str) else _from_rule(by(profile), by)
     if intervals.is_empty():
         raise NoSteps(f"{profile.name} holds no steps by the rule {by!r}")
-    return _reduced(profile, intervals)
+    return _reduced(profile, [events], lambda _: intervals)
 
 
 def from_rules(profile: Profile) -> Steps:
@@ -85,24 +86,39 @@ def from_rules(profile: Profile) -> Steps:
         stored = profile.stored
         return replace(
             stored,
+            source=profile.source,
+            read_events=lambda: profile.events,
             read_layers=lambda: _layers(profile, _intervals_of_run(stored)),
             read_collectives=lambda: collectives(profile, _intervals_of_run(stored)),
         )
-    intervals, _ = boundaries.find(profile.events)
-    if intervals.is_empty():
+    return _reduced(profile, profile.batches(), lambda events: boundaries.find(events)[0])
+
+
+def _reduced(profile: Profile, batches: Iterable[pl.DataFrame], rule: Callable[[pl.DataFrame], pl.DataFrame]) -> Steps:
+    """Return the steps that a rule finds in events of a few hosts at a time."""
+    intervals, parts = [], []
+    for events in batches:
+        rows = rule(events)
+        if rows.is_empty():
+            continue
+        intervals.append(rows)
+        counted = profile.read_details is not None and (events["line"] == breakdown.COUNTERS).any()
+        counters = profile.counters if counted else None
+        parts.append(reduce(events, rows, profile.hardware, counters))
+    if not parts:
         raise _no_steps(profile)
-    return _reduced(profile, intervals)
-
-
-def _reduced(profile: Profile, intervals: pl.DataFrame) -> Steps:
-    events = profile.events
-    counted = profile.read_details is not None and (events["line"] == breakdown.COUNTERS).any()
-    return replace(
-        reduce(events, intervals, profile.hardware, profile.counters if counted else None),
+    found = pl.concat(intervals)
+    tables = {
+        name: pl.concat([getattr(part, name) for part in parts]) for name in ("frame", "ops", "devices", "input_stages")
+    }
+    return Steps(
+        **tables,
         windows=profile.windows,
         name=profile.name,
-        read_layers=partial(_layers, profile, intervals),
-        read_collectives=partial(collectives, profile, intervals),
+        source=profile.source,
+        read_events=None if profile.read_events is None else lambda: profile.events,
+        read_layers=partial(_layers, profile, found),
+        read_collectives=partial(collectives, profile, found),
         metadata={"device kind": kind} if (kind := device_kinds(profile.hardware)) else {},
     )
 
@@ -125,7 +141,7 @@ def _no_steps(profile: Profile) -> NoSteps:
     failures = profile.windows["error"].drop_nulls()
     if profile.windows.height and failures.len() == profile.windows.height:
         return NoSteps(
-            f"{profile.name} holds no steps: all {failures.len()} windows failed, the first with {failures[0]!r}",
+            f"{profile.name} holds no steps: {plural(failures.len(), 'window')} failed, the first with {failures[0]!r}",
             hint="stop other profilers of this program, and capture again",
         )
     annotate = "`with run.step(i):` or `for batch in run.batches(data):` in the captured block (Keras needs neither)"
@@ -228,39 +244,44 @@ _NESTING = ["while", "conditional", "call"]  # categories whose work is that of 
 
 
 def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
-    """Return ``tpunb.schema.LAYERS``: one row per (host, step, side, layer, framework op, program, instruction)."""
+    """Return ``tpunb.schema.LAYERS``: one row per (host, step, side, framework op, program, instruction, kernel)."""
     ops, places = assign(find(modules.scoped(profile.events)), intervals)
-    names = ["side", "tf_op", "program", "hlo_op", "op", "category"]
-    sums = ["count", "total_ps", "self_ps", "flops", "bytes"]
-    by_place = ops.group_by("at", *names).agg(pl.len().alias("count"), *map(total, sums[1:]))
-    # a run of an instruction on a GPU can launch several kernels, so the rarest counts its runs
-    on_gpu = (
-        ops.filter(pl.col("plane").cat.starts_with("/device:GPU")).group_by("at", "program", "hlo_op", "kernel").len()
-    )
-    runs = on_gpu.group_by("at", "program", "hlo_op").agg(runs=pl.col("len").min())
-    by_place = by_place.join(runs, on=["at", "program", "hlo_op"], how="left", nulls_equal=True)
-    layers = {op: op_names.layer(op) for op in ops["tf_op"].unique().drop_nulls().cast(pl.String)}
-    layer = pl.col("tf_op").cast(pl.String).replace_strict(layers, default=None, return_dtype=pl.String)
-    path, tf_op = modules.split(pl.col("tf_op"))
-    known, key, described = instructions(profile, ops), ["host", "program", "hlo_op"], ["shape", "source"]
-    rows = by_place.join(places.select("at", "host", "step"), on="at").join(
-        known.select(*key, *described, of_run="flops", bytes_of_run="bytes_accessed"),
-        on=key,
-        how="left",
-        nulls_equal=True,
-    )
+    steps = places.select("host", "step").unique().sort("host", "step").with_row_index("row")
+    row = places.join(steps, on=["host", "step"], maintain_order="left")["row"]  # of each place, whose number is `at`
+    kernel = pl.when(pl.col("plane").cat.starts_with("/device:GPU")).then("kernel")
+    names = ["side", "tf_op", "program", "hlo_op", "kernel", "op", "category"]
+    sums = [total(name) for name in ("total_ps", "self_ps", "flops", "bytes")]
+    rows = ops.with_columns(row=row.gather(ops["at"]), kernel=kernel)
+    rows = rows.group_by("row", *names).agg(pl.len().cast(pl.Int64).alias("count"), *sums).with_columns(runs="count")
+    if rows["kernel"].count():
+        # a run of an instruction can launch several kernels: the rarest counts its runs, the longest has its work
+        instruction, of_kernel = ["row", "program", "hlo_op"], pl.col("kernel").is_not_null()
+        longest = pl.col("total_ps").rank("ordinal", descending=True).over(instruction) == 1
+        least = pl.col("count").min().over(instruction)
+        rows = rows.with_columns(runs=pl.when(~of_kernel).then("count").when(longest).then(least))
+    rows = rows.sort("row", "side", "self_ps", descending=[False, True, True])
+    rows = rows.join(steps, on="row", maintain_order="left")
+    known, key = instructions(profile, ops), ["host", "program", "hlo_op"]
+    of_programs = {"fused": "tf_op", "kind": "category", "of_run": "flops", "bytes_of_run": "bytes_accessed"}
+    known = known.select(*key, "shape", "dtype", "source", "part", **of_programs)
+    rows = rows.join(known, on=key, how="left", nulls_equal=True, maintain_order="left")
+    rows = rows.with_columns(category=pl.coalesce("category", "kind"))
     nesting = pl.col("category").is_in(_NESTING).fill_null(value=False)
-    times = pl.when(~nesting).then(pl.coalesce("runs", "count"))
-    of_program = {"flops": pl.col("of_run") * times, "bytes": pl.col("bytes_of_run") * times}
-    profiled = pl.col("flops").is_not_null()
-    rows = rows.with_columns(*(pl.coalesce(name, counted) for name, counted in of_program.items()), profiled=profiled)
-    source = pl.when("profiled").then(pl.lit("profiler")).when(profiled).then(pl.lit("program"))
-    return (
-        rows.group_by("host", "step", *names)
-        .agg(*map(total, sums), pl.col("profiled").any(), *(pl.col(name).drop_nulls().first() for name in described))
-        .with_columns(layer=pl.coalesce(path, layer), tf_op=tf_op, flops_source=source)
-        .sort("host", "step", "side", "self_ps", descending=[False, False, True, True])
+    runs, profiled = pl.when(~nesting).then("runs"), pl.col("flops").is_not_null()
+    counted = (pl.col("of_run") * runs).is_not_null()
+    rows = rows.with_columns(
+        flops=pl.coalesce("flops", pl.col("of_run") * runs),
+        bytes=pl.coalesce("bytes", pl.col("bytes_of_run") * runs),
+        flops_source=pl.when(profiled).then(pl.lit("profiler")).when(counted).then(pl.lit("program")),
     )
+    path = map_names(rows["tf_op"], lambda op: modules.split(op)[0])
+    rows = rows.with_columns(path=path, framework_op=map_names(rows["tf_op"], lambda op: modules.split(op)[1]))
+    framework = rows.select(pl.coalesce("fused", "framework_op")).to_series()
+    layer, part = map_names(framework, op_names.layer), map_names(framework, op_names.part, pl.String())
+    rows = rows.with_columns(
+        layer=pl.coalesce("path", layer), part=pl.coalesce("part", part), tf_op=pl.coalesce("framework_op", "fused")
+    )
+    return rows.select(*schema.LAYERS)
 
 
 def _intervals_of_run(stored: Steps) -> pl.DataFrame:
