@@ -8,7 +8,7 @@ import pytest
 
 import tpunb as tp
 from tpunb import schema
-from tpunb.cluster import DBSCAN, phases
+from tpunb.cluster import DBSCAN, KMeans, phases
 from tpunb.errors import BadProfile, NoSteps
 from tpunb.frames import Labels, Steps
 from tpunb.frames.wall_clock import WallClock
@@ -130,10 +130,12 @@ def test_outliers_and_steps_not_in_full_have_no_distance():
 @pytest.mark.parametrize(
     ("asked", "seen"),
     [
-        (lambda steps: phases(phases(steps)), r"The steps parameter of phases must be Steps\. Got Phases\(2 phases"),
+        (
+            lambda steps: phases(phases(steps)),
+            r"The steps parameter of phases must be Steps or a Profile\. Got Phases\(2 phases",
+        ),
         (lambda steps: phases(steps.frame), "The steps parameter of phases must be Steps"),
-        (lambda steps: phases(None), r"must be Steps\. Got None instead\."),
-        (lambda steps: phases(steps, "dbscan"), r"method such as tp\.DBSCAN\(\)\. Got 'dbscan' instead\."),
+        (lambda steps: phases(None), r"must be Steps or a Profile\. Got None instead\."),
         (lambda steps: phases(steps, DBSCAN), r"The method parameter of phases must be a method .* Got <class"),
     ],
 )
@@ -143,15 +145,34 @@ def test_wrong_arguments(asked, seen):
     assert ("must be Steps" in seen) == (getattr(caught.value, "__notes__", None) == ["Hint: tp.steps(profile)"])
 
 
+def test_a_method_has_a_name():
+    assert phases(toy_steps("aaabbb"), "kmeans").method == KMeans()
+    with pytest.raises(ValueError, match=r"must be one of dbscan, .*, olsplus\. Got 'db' instead"):
+        phases(toy_steps("aaabbb"), "db")
+
+
+def test_a_profile_is_grouped_by_its_steps():
+    profile = tp.sample("keras_cnn")
+    assert phases(profile).labels.to_list() == phases(tp.steps(profile)).labels.to_list()
+
+
 def test_no_steps():
     with pytest.raises(NoSteps, match="toy has no steps") as error:
         phases(toy_steps(""))
     assert "mark steps" in error.value.hint
 
 
-def test_no_full_steps():
-    with pytest.raises(NoSteps, match="no step traced in full, but 1 partial and 2 none") as error:
-        phases(toy_steps("aaa", traced="npn"))
+def test_where_no_step_was_traced_in_full_each_kind_that_the_clock_timed_is_a_phase():
+    steps = toy_steps("aaa", traced="npn")
+    frame = steps.frame.with_columns(kind=pl.Series(["train", "train", "eval"]))
+    assert phases(Steps(frame, steps.ops, steps.devices, steps.windows)).labels.to_list() == [0, 0, 1]
+
+
+def test_no_full_and_no_timed_steps():
+    steps = toy_steps("aaa", traced="npn")
+    untimed = steps.frame.with_columns(dur_ps=pl.lit(None, pl.Int64))
+    with pytest.raises(NoSteps, match="no step traced in full or timed, but 1 partial and 2 none") as error:
+        phases(Steps(untimed, steps.ops, steps.devices, steps.windows))
     assert "longer windows" in error.value.hint
 
 
@@ -208,7 +229,7 @@ def test_rows_without_a_name_are_refused(frame, column):
     steps = toy_steps("aab")
     first = pl.int_range(pl.len()) == 0
     holed = getattr(steps, frame).with_columns(pl.when(~first).then(column))
-    with pytest.raises(BadProfile, match=f"1 of {holed.height} rows have no {column}"):
+    with pytest.raises(BadProfile, match=f"{column} is missing in 1 of {holed.height} rows"):
         phases(replace(steps, **{frame: holed}))
 
 

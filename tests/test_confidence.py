@@ -20,9 +20,9 @@ def index(truth, labels):
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_wrong_phases_have_no_confidence_and_true_ones_have(name):
+def test_wrong_phases_have_no_confidence_and_true_ones_have(name, request):
     true = []
-    for seed in range(5):
+    for seed in range(5 if request.config.getoption("--slow") else 2):
         run = scenario(name, seed=seed)
         for method in METHODS:
             with warnings.catch_warnings():

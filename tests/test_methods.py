@@ -201,3 +201,23 @@ def test_a_run_of_one_kind_is_one_phase(method):
 @pytest.mark.parametrize("method", [DBSCAN(), HDBSCAN(), KMeans(), OLSPlus()], ids=repr)
 def test_hosts_share_their_phases(method):
     assert phases(two_hosts("aaabbb", "bbbaaa"), method).labels.to_list() == [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["dbscan", "hdbscan", "kmeans", "ols", "olsplus"])
+def test_every_door_that_takes_a_method_takes_its_name(name):
+    import tpunb as tp
+    from tpunb.analysis import label_agreement
+    from tpunb.cluster import METHODS as BY_NAME
+
+    steps, method = toy_steps("aaabbb" * 4), BY_NAME[name]()
+    assert tp.phases(steps, name).method == method
+    assert tp.explore(steps, method=name).value.method == method
+    compared = tp.compare(steps, tp.phases(steps), method=name)
+    assert (compared.a.method, compared.b.method) == (method, method)
+    assert tp.compare(tp.sample("keras_cnn"), tp.sample("keras_cnn"), method="kmeans").a.method == KMeans()
+    assert label_agreement(steps, [name, "ols"])["a"][0] == name
+
+
+def test_an_unknown_name_lists_the_methods():
+    with pytest.raises(ValueError, match=r"one of dbscan, hdbscan, kmeans, ols, olsplus\. Got 'dbscn'"):
+        phases(toy_steps("ab"), "dbscn")

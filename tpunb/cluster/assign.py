@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 from tpunb.cluster.confidence import confidences
 from tpunb.cluster.dbscan import DBSCAN
 from tpunb.cluster.features import space
+from tpunb.cluster.paces import kinds_of
 from tpunb.errors import BadProfile, NoSteps, wrong
-from tpunb.frames import Labels, PhaseMethod, Phases, Steps
+from tpunb.frames import Labels, PhaseMethod, Phases, Profile, Steps
 from tpunb.frames.cache import memoised, memoised_last
 from tpunb.frames.op_matrix import Floats, Ints, factorize
 from tpunb.frames.own_time import own_time
 from tpunb.frames.phase_names import saved_by_clock
+from tpunb.step_stats.reduce import steps as steps_of
+from tpunb.text import plural
 
 _CANDIDATES = 8  # full steps on each side that a step may take its label from
 _ROWS = 2048  # steps per chunk: few enough for the processor's caches
@@ -25,14 +28,20 @@ _SIMILAR = 1.1  # factor between step times that count as equal
 _FAR, _FAR_PS = 5, 20_000_000_000  # a step is an outlier if it is so many times, and so much, longer than its phase
 
 
-def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
+def phases(steps: Steps | Profile, method: PhaseMethod | str | None = None) -> Phases:
     """Group steps into phases.
 
     The method labels the steps traced in full. Every other step takes the label of the nearest of them in time, by the
     middle of the step, that has its host and its kind, saved a checkpoint if it did, and is not an outlier; the earlier
     of two as near. If the clock timed the step, candidates of similar step time come first: without callbacks, and
-    where it is known with and without input wait. If its host has no candidate, other hosts serve. A kind of which no
-    step was traced in full is a phase by itself, whose ``full`` is 0.
+    where it is known with and without input wait. If its host has no candidate, other hosts serve. A kind without
+    candidates is a phase by itself, whose ``full`` is 0: in a run without windows, where the clock timed the steps,
+    each kind.
+
+    Steps of one kind are of several where the program marks that something else begins, by a call of ``fit``, by tuning
+    in its midst, or by tracing or compiling a function again, and the median own time of the steps is another: 1.5
+    times as long or more, with three quarters of the steps above three quarters of the other, from 20 steps and 5 % of
+    the time on.
 
     A step not traced in full is an outlier if it takes more than 5 times the median of its phase and more than 20 ms
     longer, both without callbacks and known input wait; `Phases.labelled` has its reason. Both bounds leave out noise:
@@ -42,17 +51,19 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
     Parameters
     ----------
     steps
-        Steps to group.
+        Steps to group, or a profile, whose steps they are.
     method
-        ``DBSCAN()`` by default; ``OLS()``, ``OLSPlus()``, ``KMeans()``, ``HDBSCAN()``, or any function from `Steps`
-        to one int per step, -1 for outliers.
+        ``DBSCAN()`` by default; ``OLS()``, ``OLSPlus()``, ``KMeans()``, ``HDBSCAN()``, or the name of one, such as
+        "olsplus"; or any function from `Steps` to one int per step, -1 for outliers.
 
     Raises
     ------
     TypeError
-        If `steps` are not steps, or `method` is not a function of them.
+        If `steps` are neither steps nor a profile, or `method` is not a function of steps.
+    ValueError
+        If no method has that name.
     NoSteps
-        If there are no steps, or none was traced in full.
+        If there are no steps, or none was traced in full or timed.
     BadProfile
         If the method does not return one int of -1 or more per step; if a host has two steps of the same number, or
         a step or an operation has no name.
@@ -63,16 +74,17 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
     >>> phases(toy_steps("aaabbb"), lambda steps: range(len(steps))).labels.to_list()
     [0, 1, 2, 3, 4, 5]
     """
+    steps = steps_of(steps) if isinstance(steps, Profile) else steps
     if not isinstance(steps, Steps):
-        raise wrong("phases", "steps", "be Steps", steps, hint="tp.steps(profile)")
-    method = DBSCAN() if method is None else method
+        raise wrong("phases", "steps", "be Steps or a Profile", steps, hint="tp.steps(profile)")
+    method = _named(method) if isinstance(method, str) else DBSCAN() if method is None else method
     if not callable(method) or isinstance(method, type):
         raise wrong("phases", "method", "be a method such as tp.DBSCAN()", method)
     _check(steps)
     full = steps.full()
-    if not len(full):
+    if not len(full) and not _columns(steps).timed.any():
         raise _no_steps(steps)
-    answer = method(full)
+    answer = method(full) if len(full) else Labels([])
     fitted = _checked(answer, len(full), method)
     labels = fitted if full is steps else _with_others(steps, fitted)
     sweeps = getattr(answer, "sweeps", None)
@@ -86,13 +98,24 @@ def phases(steps: Steps, method: PhaseMethod | None = None) -> Phases:
     )
 
 
+def _named(method: str) -> PhaseMethod:
+    from tpunb.cluster import METHODS  # which has this module's verb
+
+    if method not in METHODS:
+        raise ValueError(f"The method parameter of phases must be one of {', '.join(METHODS)}. Got {method!r} instead.")
+    chosen: PhaseMethod = METHODS[method]()
+    return chosen
+
+
 @memoised
 def _check(steps: Steps) -> None:
     """Raise if steps or operations are not identified, or steps not unique."""
     for frame, columns in ((steps.frame, ("host", "step", "traced")), (steps.ops, ("host", "step", "op", "side"))):
         for column in columns:
             if frame[column].null_count():
-                raise BadProfile(f"{frame[column].null_count()} of {frame.height} rows have no {column}")
+                raise BadProfile(
+                    f"{column} is missing in {frame[column].null_count()} of {plural(frame.height, 'row')}"
+                )
     repeated = steps.frame.filter(pl.struct("host", "step").is_duplicated())
     if repeated.height:
         host, step = repeated.select("host", "step").row(0)
@@ -107,21 +130,10 @@ def _no_steps(steps: Steps) -> NoSteps:
     if not len(steps):
         hint = "mark steps: `with run.step(i):` or `for batch in run.batches(data):`"
         return NoSteps(f"{name} has no steps", hint=hint)
-    failures = steps.windows["error"].drop_nulls()
-    if failures.len() and failures.len() == steps.windows.height:
-        return NoSteps(
-            f"{name} has no traced step: all {failures.len()} windows failed, the first with {failures[0]!r}",
-            hint="stop other profilers of this program, and capture again",
-        )
-    if steps.windows.is_empty() and (steps.frame["traced"] == "none").all():
-        return NoSteps(
-            f"{name} has no traced step: it has no windows, and {len(steps)} steps known by the clock only",
-            hint="capture longer, without Schedule.ticks(): phases need traced steps",
-        )
     counts = [f"{(steps.frame['traced'] == traced).sum()} {traced}" for traced in ("partial", "none")]
     return NoSteps(
-        f"{name} has no step traced in full, but {' and '.join(counts)}",
-        hint="capture longer windows: a window must hold a whole step",
+        f"{name} has no step traced in full or timed, but {' and '.join(counts)}",
+        hint="capture longer windows, so that one holds a whole step: --window 10 (tp.Schedule.fixed(window=10))",
     )
 
 
@@ -133,8 +145,8 @@ def _checked(labels: object, n: int, method: PhaseMethod) -> Ints:
     except TypeError as error:
         raise BadProfile(f"{method!r} returned labels that are not ints: {error}", hint=hint) from error
     if len(checked) != n:
-        raise BadProfile(f"{method!r} returned {len(checked)} labels for {n} steps", hint=hint)
-    if checked.min() < -1:
+        raise BadProfile(f"{method!r} returned {plural(len(checked), 'label')} for {plural(n, 'step')}", hint=hint)
+    if checked.min(initial=-1) < -1:
         raise BadProfile(f"{method!r} returned the label {checked.min()}", hint=hint)
     return checked
 
@@ -142,13 +154,12 @@ def _checked(labels: object, n: int, method: PhaseMethod) -> Ints:
 class _Columns(NamedTuple):
     """What places the steps not traced in full, whatever the phases: arrays of (steps,).
 
-    `placeable` steps are not full, though others of their kind are; `middle` is twice the middle of the step, to stay
-    in whole picoseconds; `size` is the logarithm of the step time without callbacks, `own` also without input wait
-    where `fed` says that it is known; `long` has both in picoseconds; `saves` says which saved a checkpoint.
+    `kind` is the kind and the pace; `middle` is twice the middle of the step, to stay in whole picoseconds; `size` is
+    the logarithm of the step time without callbacks, `own` also without input wait where `fed` says that it is known;
+    `long` has both in picoseconds; `saves` says which saved a checkpoint.
     """
 
     full: NDArray[np.bool_]
-    placeable: NDArray[np.bool_]
     host: Ints
     kind: Ints
     middle: Ints
@@ -164,17 +175,16 @@ class _Columns(NamedTuple):
 def _columns(steps: Steps) -> _Columns:
     frame = steps.frame
     dur = frame["dur_ps"].fill_null(0)
-    host, kind = (frame[name].fill_null("").rank("dense").to_numpy().astype(np.int64) for name in ("host", "kind"))
+    host, kind = frame["host"].rank("dense").to_numpy().astype(np.int64), kinds_of(steps)
     full = (frame["traced"] == "full").to_numpy()
     middle = (frame["start_ps"].fill_null(0) * 2 + dur).to_numpy()
-    placeable = ~full & np.isin(kind, kind[full])
     times = frame.select(pl.col("dur_ps") - pl.col("callbacks_ps").fill_null(0), own_time())
     long, own = (column.fill_null(0).clip(0).to_numpy() for column in times)
     size, own_size = np.log(long.clip(1)), np.log(own.clip(long // 100 + 1))  # all input: no own time to go by
     fed = frame["input_ps"].is_not_null().to_numpy()
     timed = (dur > 0).to_numpy()
     saves = saved_by_clock(steps).to_numpy()
-    return _Columns(full, placeable, host, kind, middle, size, own_size, fed, timed, (long, own), saves)
+    return _Columns(full, host, kind, middle, size, own_size, fed, timed, (long, own), saves)
 
 
 def _with_others(steps: Steps, fitted: Ints) -> Ints:
@@ -183,15 +193,20 @@ def _with_others(steps: Steps, fitted: Ints) -> Ints:
     labels = np.full(len(steps), -1, dtype=np.int64)
     labels[columns.full] = fitted
     sources = labels >= 0 if (labels >= 0).any() else columns.full
-    labels[columns.placeable] = labels[_nearest(steps, sources.tobytes())]
-    # of what no window traced in full, the clock knows the kind, and which steps save a checkpoint
+    placeable = _placeable(columns, sources)
+    labels[placeable] = labels[_nearest(steps, sources.tobytes())]
+    # of what no window traced in full, the clock knows kind and pace, and which steps save a checkpoint
     saves = columns.saves & ~np.isin(columns.kind, columns.kind[sources & columns.saves])
-    unseen = ~columns.full & (~columns.placeable | saves)
+    unseen = ~columns.full & (~placeable | saves)
     group = columns.kind * 2 + saves
-    for number, each in enumerate(dict.fromkeys(group[unseen].tolist()), start=max(int(fitted.max()), -1) + 1):
+    for number, each in enumerate(dict.fromkeys(group[unseen].tolist()), start=int(fitted.max(initial=-1)) + 1):
         labels[unseen & (group == each)] = number
     labels[_far(steps, labels, columns.full | unseen)] = -1
     return labels
+
+
+def _placeable(columns: _Columns, sources: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    return np.asarray(~columns.full & np.isin(columns.kind, columns.kind[sources]))
 
 
 def _far(steps: Steps, labels: Ints, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -221,12 +236,12 @@ def _nearest(steps: Steps, sources: bytes) -> Ints:
     """Return the row that each placeable step takes its label from; `sources` are the bytes of one bool per step."""
     columns, among = _columns(steps), np.frombuffer(sources, dtype=np.bool_)
     nearest = np.zeros(len(steps), dtype=np.int64)
-    placeable = columns.placeable
+    placeable = _placeable(columns, among)
     keys = (columns.host, columns.kind, columns.saves)
     for host, kind, saves in set(zip(*(key[placeable].tolist() for key in keys), strict=True)):
         of_host, of_kind, alike = columns.host == host, columns.kind == kind, columns.saves == saves
         both = among & of_host & of_kind
-        candidates = (both & alike, both, among & of_kind, among & of_host, among)
+        candidates = (both & alike, both, among & of_kind)
         rows = np.flatnonzero(next(mask for mask in candidates if mask.any()))
         rows = rows[np.argsort(columns.middle[rows], kind="stable")]
         queries = np.flatnonzero(placeable & of_host & of_kind & alike)

@@ -31,11 +31,6 @@ def in_order(labels: NDArray[np.integer[Any]], steps: Steps) -> Ints:
     return np.asarray(number[labels])
 
 
-def kinds_of(steps: Steps) -> Ints:
-    """Return the kind of each step as a number from 0."""
-    return np.asarray(steps.frame["kind"].fill_null("").rank("dense").to_numpy().astype(np.int64) - 1)
-
-
 def of_one_kind(labels: Ints, kinds: Ints) -> Ints:
     """Return labels without two kinds of steps, such as training and evaluation, under one; -1 stays.
 

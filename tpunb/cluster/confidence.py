@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tpunb.cluster.base import kinds_of
 from tpunb.cluster.dbscan import labels_of
-from tpunb.cluster.features import space
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints, factorize
@@ -72,8 +70,7 @@ def _agreement(phase: Ints, found: Ints, ids: Ints) -> Floats:
 @memoised
 def _parts(full: Steps) -> list[tuple[Ints, Ints]]:
     """Return the rows of each part, and the phases that the default method finds in them."""
-    points, kinds, n = space(full).points, kinds_of(full), len(full)
-    random = np.random.default_rng(0)
+    n, random = len(full), np.random.default_rng(0)
     size = min(round(n * _PART), _MOST)
     rows = [np.sort(random.choice(n, size, replace=False)) for _ in range(_DRAWS)]
-    return [(part, labels_of(points[part], kinds[part])) for part in rows]
+    return [(part, labels_of(full, part)) for part in rows]

@@ -16,11 +16,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tpunb.cluster.base import Curve, Parameters, SliderSpec, in_order, kinds_of, of_one_kind
-from tpunb.cluster.dbscan_eps import eps_candidates
+from tpunb.cluster.alternating import alternate
+from tpunb.cluster.base import Curve, Parameters, SliderSpec, in_order, of_one_kind
+from tpunb.cluster.dbscan_eps import INSIDE, eps_candidates
 from tpunb.cluster.features import Features, check, space
 from tpunb.cluster.knee import knee
 from tpunb.cluster.micro_clusters import MicroClusters, merge, micro_clusters_of, outliers
+from tpunb.cluster.paces import kinds_of
 from tpunb.cluster.recorded import incidental
 from tpunb.errors import whole, wrong
 from tpunb.frames import Labels, Steps
@@ -32,6 +34,7 @@ PAPER_SWEEP = tuple(range(5, 201, 25))
 
 _FLAT = 0.02  # an outlier curve that rises by less than this share of the steps has no elbow
 _EQUAL = 0.2  # distance in the default space below which steps count as equal: 2 % of their time
+_HELD = 1.2  # ratio of the ends of a range whose clusters alternate
 _LOSS = 0.005  # share of the steps that an elbow of the default sweep may turn to outliers
 
 
@@ -40,7 +43,8 @@ class DBSCAN(Parameters):
     """Density-based phases (Ester et al. 1996), with parameters chosen from the data by default.
 
     The paper gives no ``eps``. The default is between the core distance of the clusters and the narrowest gap that is
-    wide in comparison (:func:`tpunb.cluster.dbscan_eps.eps_candidates`).
+    wide in comparison (:func:`tpunb.cluster.dbscan_eps.eps_candidates`). In the default space clusters that alternate
+    need no wide gap if their operations take as much longer as their steps (:mod:`tpunb.cluster.alternating`).
 
     ``min_samples`` is chosen as in the paper, at the elbow of the share of outliers over ``min_samples``; the smallest
     value if that curve is flat. In the default `sweep` the elbow may turn 0.5 % of the steps to outliers at most: more
@@ -134,14 +138,15 @@ class DBSCAN(Parameters):
         return Labels(in_order(labels, steps), sweeps)
 
 
-def labels_of(points: Floats, kinds: Ints) -> Ints:
-    """Return the labels of `DBSCAN` with its default parameters for points in the default space, (steps,)."""
-    n, merged = len(points), merge(points)
+def labels_of(steps: Steps, rows: Ints) -> Ints:
+    """Return the labels of `DBSCAN` with its default parameters for some rows of steps in the default space."""
+    n, merged = len(rows), merge(space(steps, "default").points[rows])
     distance = distances(merged)
-    candidates = eps_candidates(distance, merged, _neighbours(n), _EQUAL)
+    candidates = _eps_of(steps, rows, merged, distance, _neighbours(n))
     graph = Graph(merged, distance, candidates.filter("chosen")["eps"].item())
     values = np.array(_values(n), dtype=np.int64)
-    return of_one_kind(graph.labels(int(values[_choose(values, graph.noise(values), most=_LOSS)])), kinds)
+    labels = graph.labels(int(values[_choose(values, graph.noise(values), most=_LOSS)]))
+    return of_one_kind(labels, kinds_of(steps)[rows])
 
 
 def chosen_eps(steps: Steps, features: Features) -> float:
@@ -152,15 +157,14 @@ def chosen_eps(steps: Steps, features: Features) -> float:
 
 def _without_few(labels: Ints, steps: Steps) -> Ints:
     """Return labels in which a few steps that differ from a larger cluster in time alone are outliers."""
-    from scipy.sparse import csr_array
+    from tpunb.frames import phase_sums  # numba: slow to import
 
     least = min(len(steps) // 10, 5)
     clusters, first, at, size = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
     if not ((size < least) & (clusters >= 0)).any():
         return labels
-    ran = op_matrix(steps).presence()[:, ~incidental(steps)]
-    members = csr_array((np.ones(len(labels)), (at, np.arange(len(labels)))), shape=(len(clusters), len(labels)))
-    program = (members @ ran).toarray() > size[:, None] / 2  # operations of most of its steps
+    ran = phase_sums.sums(op_matrix(steps).presence(), at, len(clusters))
+    program = ran[:, ~incidental(steps)] > size[:, None] / 2  # operations of most of its steps
     kinds = kinds_of(steps)[first]
     for few in np.flatnonzero((size < least) & (clusters >= 0)):
         same = (program == program[few]).all(axis=1) & (kinds == kinds[few]) & (clusters >= 0) & (size >= least)
@@ -171,7 +175,24 @@ def _without_few(labels: Ints, steps: Steps) -> Ints:
 
 @memoised
 def _eps_sweep(steps: Steps, features: Features, merged: MicroClusters, k: int) -> pl.DataFrame:
-    return eps_candidates(_distances(steps, merged), merged, k, _EQUAL if features == "default" else 0.0)
+    if features != "default":
+        return eps_candidates(_distances(steps, merged), merged, k)
+    return _eps_of(steps, np.arange(len(steps)), merged, _distances(steps, merged), k)
+
+
+def _eps_of(steps: Steps, rows: Ints, merged: MicroClusters, distance: Floats, k: int) -> pl.DataFrame:
+    """Return the candidates; chosen is the widest range with more clusters than its choice, if these alternate."""
+    candidates = eps_candidates(distance, merged, k, _EQUAL)
+    chosen = candidates.filter("chosen").row(0, named=True)
+    usable = pl.col("clusters") > max(1, chosen["clusters"]), pl.col("inside") >= INSIDE
+    held = candidates.with_row_index().filter(*usable, pl.col("high") >= _HELD * pl.col("low"))
+    held = held.sort(pl.col("high") / pl.col("low"), descending=True)
+    for number, low, high in held.select("index", "low", "high").rows():
+        eps = float(np.sqrt(low * high))
+        if eps > _EQUAL and alternate(steps, rows, Graph(merged, distance, eps).labels(k)):
+            at = pl.int_range(pl.len()) == number
+            return candidates.with_columns(eps=pl.when(at).then(eps), chosen=at)
+    return candidates
 
 
 @memoised_last  # of one space: 72 MB for 3,000 micro-clusters, and a slider moves within one

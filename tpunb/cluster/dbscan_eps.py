@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 from tpunb.cluster.micro_clusters import MicroClusters
 from tpunb.frames.op_matrix import Floats, Ints
 
+INSIDE = 0.9
+"""Share of the steps that must be in a cluster."""
+
 _GAP = 1.5  # gap by core distance of a cluster of its own; chance cuts seldom reach it
 _GAP_1D = 3.0  # the same in one dimension, where chance makes wide gaps
 _HOLD = 2.1  # ratio of the ends of a range with the same clusters; of one phase under load 1.7 at most were seen
 _RANGE = 1.2  # smallest ratio of the ends of a usable range of distances
 _STABLE = 20  # one cluster must hold over a factor of 1 + 20 / steps: few steps have wide gaps by chance
 _LOOSE = 2.0  # times the core distance of a single cluster that none of its steps is an outlier
-_INSIDE = 0.9  # share of the steps that must be in a cluster
 _ROUNDED = 1e-7  # heights are in float32
 _ROWS = 256  # rows of distances sorted at one time
 _CANDIDATES = {"low": pl.Float64, "high": pl.Float64, "clusters": pl.Int64, "inside": pl.Float64}
@@ -71,7 +73,7 @@ def eps_candidates(distance: Floats, merged: MicroClusters, k: int, least_gap: f
         {"low": heights[firsts], "high": heights[ends], "clusters": clusters[firsts], "inside": inside[ends - 1] / n},
         schema=_CANDIDATES,
     )
-    most = min(_INSIDE * n, n - 1)  # one outlier is allowed in any run
+    most = min(INSIDE * n, n - 1)  # one outlier is allowed in any run
     enough = max(float(heights[(inside >= most).argmax()]), floor, least_gap)
     hold = _HOLD if merged.centres.shape[1] > 1 else np.inf
     held = ranges.filter(pl.col("clusters") > 1, pl.col("inside") * n >= most, pl.col("high") >= hold * pl.col("low"))
@@ -101,7 +103,7 @@ def _gaps(merges: Floats, merged: MicroClusters, core: Floats, least: float, flo
     def core_of(node: int) -> float:
         if node in several:
             return several[node]
-        most = min(_INSIDE * weight[node], weight[node] - 1)  # leave out an outlier or two
+        most = min(INSIDE * weight[node], weight[node] - 1)  # leave out an outlier or two
         while node >= n and weight[heavier[node]] >= most:
             node = heavier[node]
         return float(height[node])

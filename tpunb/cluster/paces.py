@@ -1,0 +1,87 @@
+"""Paces of one kind of steps, where the program itself marks that something else begins.
+
+Two calls of ``fit`` on images of two sizes run the same operations, and a window may see a few steps of one of them,
+slowed by the profiler; the host clock timed all. By its step times such calls differ. Without a mark, a call of
+``fit``, tuning in its midst, or a function that is traced or compiled again, another pace is no other kind: a machine
+slows down and recovers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from tpunb.frames import Steps
+from tpunb.frames.cache import memoised
+from tpunb.frames.op_matrix import Ints
+from tpunb.frames.own_time import own_time
+
+_OTHER = 1.5  # factor between two paces
+_LEAST = 20  # steps that have a pace
+_SHARE = 0.05  # of the time of their kind
+_AGAIN_PS = 100_000_000_000  # shortest tracing or compilation of a step: helpers take less
+
+
+def kinds_of(steps: Steps) -> Ints:
+    """Return the kind of each step, and its pace between marks of the program, as a number from 0: (steps,).
+
+    >>> from tpunb.testing import toy_steps
+    >>> kinds_of(toy_steps("aab")).tolist()
+    [0, 0, 0]
+    """
+    if steps.whole is None:
+        return _kinds(steps)
+    kinds = steps.whole.frame.select("host", "step", pl.Series("number", _kinds(steps.whole)))
+    placed = steps.frame.join(kinds, on=["host", "step"], how="left", maintain_order="left")
+    return placed["number"].fill_null(0).to_numpy().astype(np.int64)
+
+
+@memoised
+def _kinds(steps: Steps) -> Ints:
+    frame = steps.frame.select(
+        pl.col("kind").fill_null(""), "host", "traced", own_time(), pl.Series("stretch", _stretches(steps))
+    )
+    own, took = pl.col("own_ps"), pl.col("own_ps") > 0
+    timed, untraced = own.filter(took), own.filter(took & (pl.col("traced") == "none"))  # tracing slows steps down
+    stretches = frame.group_by("kind", "host", "stretch").agg(
+        *(
+            pl.when(untraced.len() >= _LEAST).then(untraced.quantile(q)).otherwise(timed.quantile(q)).alias(name)
+            for name, q in (("low", 0.25), ("middle", 0.5), ("high", 0.75))
+        ),
+        paced=(timed.len() >= _LEAST) & (timed.sum() > 0),
+        spent=timed.sum(),
+    )
+    stretches = (
+        stretches.with_columns(pl.col("paced") & (pl.col("spent") >= _SHARE * pl.col("spent").sum().over("kind")))
+        .sort("kind", "middle", "host", "stretch")
+        .with_columns(other=_other_pace().over("kind"))
+        .with_columns(
+            number=(pl.col("other") | (pl.col("kind") != pl.col("kind").shift())).fill_null(value=False).cum_sum()
+        )
+    )
+    placed = frame.join(stretches, on=["kind", "host", "stretch"], how="left", maintain_order="left")
+    return placed["number"].to_numpy().astype(np.int64)
+
+
+def _other_pace() -> pl.Expr:
+    """Whether a stretch begins another pace: far above the one before, in order of pace, and hardly overlapping."""
+    before = {name: pl.when("paced").then(name).forward_fill().shift() for name in ("middle", "high")}
+    far = (pl.col("middle") >= _OTHER * before["middle"]) & (pl.col("low") > before["high"])
+    return (pl.col("paced") & far).fill_null(value=False)
+
+
+def _stretches(steps: Steps) -> Ints:
+    """Return the number of marks on its host before the middle of each step."""
+    stretch = np.zeros(len(steps), dtype=np.int64)
+    if steps.wall is None:
+        return stretch
+    function = pl.col("detail").str.extract(r"^(.*?)(?: again for |…|$)")
+    again = pl.int_range(pl.len()).over("host", function) > 0
+    again &= (pl.col("account") == "program startup") & (pl.col("dur_ps") >= _AGAIN_PS)
+    spans = steps.wall.spans.sort("start_ps")
+    marks = spans.filter(pl.col("account").is_in(["fit", "tuning"]) | again).select("host", "start_ps")
+    middle = (steps.frame["start_ps"] + steps.frame["dur_ps"].fill_null(0) // 2).fill_null(0).to_numpy()
+    for (host,), part in marks.partition_by("host", as_dict=True).items():
+        rows = (steps.frame["host"] == host).to_numpy()
+        stretch[rows] = np.searchsorted(part["start_ps"].to_numpy(), middle[rows])
+    return stretch
