@@ -248,6 +248,18 @@ def test_where_none_answers_all_are_named(nowhere, monkeypatch):
     assert "start_server" in caught.value.hint
 
 
+def test_unknown_hosts_fail_at_once(monkeypatch):
+    def unknown(host, port):
+        raise module.socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(module.socket, "getaddrinfo", unknown)
+    with pytest.raises(TpunbError, match=r"^unknown host: tpu-vm-3\n") as caught:
+        Address("tpu-vm-3:8466").start()
+    assert caught.value.hint == "check the spelling, or give the IP address"
+    with pytest.raises(TpunbError, match=r"^unknown hosts: a, b\n"):
+        Address("a:1", "b:2").start()
+
+
 def test_waiting_start_is_interruptible(nowhere, monkeypatch):
     wait_ready = module.ProfilerClient.wait_ready
 

@@ -247,6 +247,17 @@ def test_two_compilations_in_a_row_get_no_window():
     assert training.windows[0][3]["train"] >= 20
 
 
+@pytest.mark.parametrize(("events", "soon"), [(0, True), (100_000, False)])
+def test_an_empty_window_that_came_late_is_not_paid_for(events, soon):
+    plan = WindowScheduler(Schedule(), 0.0)
+    plan.on_request(1.0, 0.25)
+    steps = [TimedStep("train", 3.0, 13.0), *(TimedStep("train", 13 + i / 16, 13.06 + i / 16) for i in range(64))]
+    plan.on_steps(steps)
+    plan.on_window(WindowResult(1.0, 0.25, 17.0, events))
+    plan.on_steps([TimedStep("train", 17 + i / 20, 17.05 + i / 20) for i in range(20)])
+    assert (plan.next_window(18.0, "train", 0.01).due_s < 19.0) == soon
+
+
 def test_the_length_of_a_window_ignores_the_compilation():
     training = Training(Schedule(), slow=1.2)
     training.steps(("train", 1, 0.8), ("train", 100, 0.02))

@@ -134,6 +134,15 @@ def test_tensorflow_reads_the_options_as_they_were_meant(connect):
     assert (options.python_tracer_level, options.enable_hlo_proto) == (0, False)
 
 
+def test_programs_are_requested_without_events(connect):
+    theirs = pytest.importorskip("tensorflow.tsl.profiler.protobuf.profiler_options_pb2")
+    service = StandIn()
+    connect(service).programs("session-1")
+    options = theirs.ProfileOptions.FromString(fields(service.asked[0][1])[4])
+    assert options.enable_hlo_proto
+    assert (options.host_tracer_level, options.device_tracer_level, options.duration_ms) == (0, 0, 1)
+
+
 @pytest.mark.parametrize(("seconds", "milliseconds"), [(0.0001, 1), (0.0126, 13), (60, 60_000)])
 def test_a_window_lasts_whole_milliseconds_and_at_least_one(connect, seconds, milliseconds):
     service = StandIn()

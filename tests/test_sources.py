@@ -133,13 +133,15 @@ def test_where_none_comes_waiting_ends_with_the_capture(monkeypatch):
     while asking.is_alive():
         source.stop()
         asking.join(0.05)
-    assert messages == ["neither TensorFlow nor JAX has come into use"]
+    assert messages == [
+        "no TensorFlow or JAX in use: step times only; compute with one of them in the block for operations"
+    ]
 
 
 def test_without_any_framework_the_extras_are_named(monkeypatch):
-    for name in ("tensorflow", "jax"):
+    for name in ("tensorflow", "jax", "torch"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtra, match="neither tensorflow nor jax is installed") as caught:
+    with pytest.raises(MissingExtra, match="neither tensorflow nor jax nor torch is installed") as caught:
         Local().start()
     assert caught.value.hint == "pip install 'tpunb[tensorflow]' or 'tpunb[jax]'"
 

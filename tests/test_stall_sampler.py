@@ -3,6 +3,7 @@
 import importlib.util
 import linecache
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -376,6 +377,27 @@ def test_a_stall_in_which_the_clock_jumps_is_dropped(program):
         in_thread(step).join()
         training.now = training.now._replace(since_ns=None)
     assert sampler.take() == []
+
+
+_COLLECTING = """
+import gc, threading, time
+from tpunb.profiler.stall_sampler import stacks
+
+gc.callbacks.append(lambda phase, facts: time.sleep(0.001))  # lets other threads run
+end_s = time.monotonic() + 1
+threads = [threading.Thread(target=lambda: [stacks() for _ in iter(lambda: time.monotonic() < end_s, False)])
+           for _ in range(2)]
+gc.set_threshold(1)
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(gc.isenabled())
+"""
+
+
+def test_garbage_is_not_collected_while_stacks_are_read():
+    # before Python 3.11.9 all threads would stop forever
+    done = subprocess.run([sys.executable, "-c", _COLLECTING], capture_output=True, text=True, timeout=100)
+    assert done.stdout.strip() == "True", done.stderr
 
 
 def test_a_sampler_that_never_started_stops():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from numbers import Integral
 from pathlib import Path
@@ -24,11 +24,25 @@ from tpunb.profiler.other_profilers import ProfilerArbiter
 from tpunb.profiler.recorder import Keep
 from tpunb.profiler.schedule import Schedule
 from tpunb.profiler.session import CaptureSession, Status
-from tpunb.profiler.sources import TPU, Address, Local, Replay, Source
+from tpunb.profiler.sources import TPU, Address, Local, Replay, Source, Torch
 from tpunb.profiler.sources.frameworks import loaded
 from tpunb.profiler.step_clock import StepClock
 
-__all__ = ["TPU", "Address", "Keep", "Local", "Replay", "Run", "Schedule", "Source", "Status", "capture"]
+__all__ = [
+    "TPU",
+    "Address",
+    "Keep",
+    "Local",
+    "NullRun",
+    "Replay",
+    "Run",
+    "Schedule",
+    "Source",
+    "Status",
+    "Torch",
+    "capture",
+    "null_run",
+]
 
 T = TypeVar("T")
 
@@ -40,6 +54,7 @@ class Run:
         self.path = session.writer.source
         self._session = session  # with its writer: a run in memory lives as long as that
         self._clock = session.clock
+        self.variable = "run"  # its name in hints
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -51,6 +66,12 @@ class Run:
     def status(self) -> Status:
         """The state of the capture: steps, windows, observed share, estimated overhead."""
         return self._session.status
+
+    @property
+    def earlier_run(self) -> Path | str | None:
+        """New path of the earlier run that was in this folder; None without one."""
+        moved = self._session.writer.moved
+        return moved if moved is None or isinstance(self.path, str) else Path(moved)
 
     @property
     def fitted(self) -> tuple[Any, Any] | None:
@@ -81,7 +102,9 @@ class Run:
             If the run is not in a folder on this machine, and `dir` is not given.
         """
         if dir is None and not isinstance(self.path, Path):
-            raise TpunbError(f"{self.path} is not a folder on this machine", hint="give one: run.save(step, dir, ...)")
+            raise TpunbError(
+                f"{self.path} is not a folder on this machine", hint=f"give one: {self.variable}.save(step, dir, ...)"
+            )
         return save(Path(self.path) / "checkpoints" if dir is None else dir, step, **parts)
 
     def between(self, kind: str) -> AbstractContextManager[None]:
@@ -121,6 +144,22 @@ class Run:
             self._clock.end(step)
 
 
+class NullRun:
+    """A run that records nothing: a loop written for a capture also runs without one."""
+
+    def step(self, number: int, kind: str = "train") -> AbstractContextManager[None]:
+        """Do nothing: a capture would mark the block as one step."""
+        return nullcontext()
+
+    def batches(self, data: Iterable[T], kind: str = "train") -> Iterator[T]:
+        """Return the iterator of `data`: a capture would mark each iteration as a step."""
+        return iter(data)
+
+
+null_run = NullRun()
+"""The `NullRun` to use before and without a capture: ``tpu = tp.null_run``."""
+
+
 def _checked(kind: str) -> str:
     """Return `kind` if a profiler accepts it: it would parse what follows a ``#``."""
     if not isinstance(kind, str) or not kind or "#" in kind or not kind.isprintable():
@@ -153,7 +192,7 @@ def capture(
         Run folder, local or at any URL that fsspec supports; an earlier run there is renamed, not overwritten.
         If None, the run is in memory: ``tp.load(run)`` reads it while `run` is referenced.
     source
-        Source of the windows: ``Local()``, if None; also ``Address``, ``TPU`` and ``Replay``.
+        Source of the windows: ``Local()``, if None; also ``Torch``, ``Address``, ``TPU`` and ``Replay``.
     schedule
         Schedule of the windows: ``Schedule()``, if None, which allows 2 % overhead, more in a run under a minute.
     keep
@@ -168,7 +207,7 @@ def capture(
     CaptureBusy
         If another capture runs in this process, or another process captures into that folder.
     MissingExtra
-        If neither TensorFlow nor JAX is installed, or a package that the source requires.
+        If neither TensorFlow nor JAX nor PyTorch is installed, or a package that the source requires.
     TpunbError
         If the source cannot be reached.
     """

@@ -10,6 +10,7 @@ from typing import Any
 
 from tpunb.profiler import keras_input
 from tpunb.profiler.step_clock import StepClock
+from tpunb.training.graph_work import step_flops
 from tpunb.training.patching import replaced
 
 _KINDS = {"train": "train", "test": "eval", "predict": "predict"}  # Keras' word in the names of hooks: kind of step
@@ -109,6 +110,8 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
                 _running.pop()
                 if clock.metadata is not before and "weights" not in clock.metadata:  # made by the first batch
                     describe(self, args, kwargs)
+                if name == "fit" and not _running:
+                    clock.step_flops.add(_step_flops(self))
                 clock.exit(done=done)
             return value
 
@@ -207,6 +210,12 @@ def keras_metadata(
             if (value := read()) is not None:
                 metadata[name] = str(value)
     return metadata
+
+
+def _step_flops(model: Any) -> float | None:
+    with suppress(Exception):  # a function of another version of Keras
+        return step_flops(model)
+    return None
 
 
 def _layers(model: Any) -> Iterator[Any]:

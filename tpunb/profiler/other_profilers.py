@@ -83,6 +83,17 @@ _FRAMEWORKS = (
         start="start_trace",
         stop="stop_trace",
     ),
+    _Framework(
+        "torch",
+        module="torch.autograd.profiler",
+        binding="",  # sessions have no class: functions begin and end them
+        begins="",
+        ends=(),
+        keeps="",
+        public="autograd.profiler",
+        start="_prepare_profiler",
+        stop="_disable_profiler",
+    ),
 )
 
 

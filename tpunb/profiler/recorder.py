@@ -22,6 +22,7 @@ from tpunb.io import run_folder
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler import stall_sampler
 from tpunb.profiler.process_load import ProcessLoad
+from tpunb.profiler.programs import ProgramKeeper
 from tpunb.profiler.reducer import RawWindowPolicy, ReducedWindow, Reducer, WindowResponse
 from tpunb.profiler.schedule import WindowResult, WindowScheduler
 from tpunb.profiler.stall_sampler import StallSampler
@@ -60,6 +61,7 @@ class RunRecorder:
         self._spans: deque[Spent] = deque()  # that no part holds yet; threads add to it without the lock
         self.stalls = StallSampler(clock.progress)
         self._load = ProcessLoad()
+        self.programs = ProgramKeeper(writer)
         self.productive_ns = 0  # about: by the median of recent steps
         self._own: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=_RECENT))
 
@@ -117,6 +119,10 @@ class RunRecorder:
             if self._closed:
                 return False
             self._write_raw(response.number, reduced)
+            if self._keep != "none":  # which keeps no events to name the instructions of
+                self.programs.on_window(reduced.ran)
+                for host, data in reduced.raw.items() if self.programs.missing else ():
+                    self.programs.keep(host, data)
             self.write_part(reduced.tables())
         if reduced.opened and self.phase is not None:
             signals.phase_opened.send(self.phase)
@@ -124,7 +130,7 @@ class RunRecorder:
         self.windows, self.failed = self.windows + succeeded, self.failed + (not succeeded)
         self.full += reduced.full.total()
         self.traced_ps += sum(row["dur_ps"] for row in reduced.windows) // max(len(reduced.windows), 1)
-        self._messages |= set(reduced.messages[: _MAX_MESSAGES - len(self._messages)])
+        self._add_messages(reduced.messages)
         self.collect_steps()
         self._pending.popleft()
         answered = any(isinstance(data, bytes) for data in response.workers.values())
@@ -147,9 +153,22 @@ class RunRecorder:
             self._scheduler.on_window(result)
         return self._reducer.local_worker != local_worker
 
+    def write_programs(self, data: bytes) -> None:
+        """Write the missing programs that an XSpace holds; those that it lacks are unavailable."""
+        with self._lock:
+            if data and not self._closed:
+                for host in {host for host, _ in self.programs.missing}:
+                    self.programs.keep(host, data)
+                missing = self.programs.missing
+                self._add_messages([f"{host}: program {program} is not available" for host, program in missing])
+                missing.clear()
+
+    def _add_messages(self, messages: list[str]) -> None:
+        self._messages |= set(messages[: max(0, _MAX_MESSAGES - len(self._messages))])
+
     def _write_raw(self, window: int, reduced: ReducedWindow) -> None:
         keep, replaced = self._keep == "all", list[int]()
-        if self._keep == "phases":
+        if self._keep == "phases" and reduced.raw:
             keep, replaced = self._raw_windows.offer(window, reduced.phases)
         for host, data in reduced.raw.items() if keep else ():
             self._writer.raw(window, host, data)
@@ -168,6 +187,7 @@ class RunRecorder:
                 "spans": pl.DataFrame(map(self._span, spans), schema=schema.SPANS, orient="row"),
                 "stalls": stall_sampler.rows(stalls, host, origin_ns),
                 "load": self._load.take(host, origin_ns),
+                "programs": pl.DataFrame(self.programs.take(), schema=run_folder.PROGRAMS, orient="row"),
                 "ticks": pl.DataFrame(map(self._row, self._unwritten), schema=run_folder.TICKS, orient="row"),
             }
             self._writer.part(self._parts, {**(tables or {}), **clocked})
@@ -204,8 +224,9 @@ class RunRecorder:
             "overhead_interval": None if overhead is None else [overhead.low, overhead.high],
             "profiler_messages": sorted(self._messages),
             "metadata": dict(self._clock.metadata),
+            "step_flops": next(iter(flops)) if len(flops := self._clock.step_flops) == 1 else None,
             "causes": True,
-            "versions": _versions("tpunb", "tensorflow", "keras", "jax", "polars"),
+            "versions": _versions("tpunb", "tensorflow", "keras", "jax", "torch", "polars"),
         }
         with self._lock:
             if not self._closed:

@@ -51,6 +51,7 @@ class ReducedWindow:
     scanned: Steps | None = None  # of the worker whose phases are scanned
     clocks: list[pl.DataFrame] = field(default_factory=list)
     raw: dict[str, bytes] = field(default_factory=dict)  # by host
+    ran: dict[str, pl.DataFrame] = field(default_factory=dict)  # instructions of programs by host: (program, hlo_op)
     full: Counter[str] = field(default_factory=Counter)  # fully traced steps by kind
     phases: Counter[int] = field(default_factory=Counter)  # and by phase
     opened: bool = False  # whether it ends in a phase that no earlier window saw
@@ -106,15 +107,13 @@ class Reducer:
 
     def reduce(self, response: WindowResponse, records: Sequence[StepRecord]) -> ReducedWindow:
         """Return the statistics of a window; `records` are the steps of the host clock that may overlap it."""
-        from tpunb.io import xplane
-
         reduced, decoded = ReducedWindow(), dict[str, _Decoded]()
         errors = {worker: str(data) for worker, data in response.workers.items() if isinstance(data, TpunbError)}
         for worker, data in response.workers.items():
             if not isinstance(data, TpunbError):
                 source = f"window {response.number}" + (f" of {worker}" if worker else "")
                 with _collect_error(worker, response, errors):
-                    decoded[worker] = _Decoded(*xplane.read(data, source=source), response, records)
+                    decoded[worker] = _Decoded(*decode(data, source), response, records)
         self._find_local_worker(decoded)
         for worker, data in response.workers.items():
             row: dict[str, Any] = {
@@ -162,6 +161,7 @@ class Reducer:
             steps.ops.with_columns(host=name),
             steps.devices.with_columns(pl.col("start_ps") + start_ps, host=name),
         )
+        reduced.ran[host] = events.select("program", "hlo_op").drop_nulls().unique()
         reduced.clocks.append(launches.clocks(events).with_columns(host=name))
         return {
             "host": host,
@@ -190,6 +190,19 @@ class Reducer:
             reduced.opened = self.phase >= phases
             few = self._steps_of[self.phase] < ENOUGH and self._windows_of[self.phase] <= _TRIES
             reduced.undersampled = few and not reduced.opened
+
+
+def decode(data: bytes, source: str) -> tuple[pl.DataFrame, XSpaceFacts]:
+    """Return the events and the facts of a window: an XSpace, or a Chrome trace of PyTorch."""
+    from tpunb.io import chrome_trace, xplane
+    from tpunb.io.run_folder import is_chrome_trace
+
+    if not is_chrome_trace(data):
+        return xplane.read(data, source=source)
+    events, hardware, start_ns = chrome_trace.read_with_origin(data, source=source)
+    last_ps = events.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0
+    stop_ns = None if start_ns is None else start_ns + int(last_ps) // 1000
+    return events, xplane.XSpaceFacts([], start_ns, stop_ns, hardware, [], [])
 
 
 class _Decoded:
@@ -231,14 +244,18 @@ def _collect_error(worker: str, response: WindowResponse, errors: dict[str, str]
 
 
 class RawWindowPolicy:
-    """Choose the raw windows to keep: one per phase, the first with enough steps of it."""
+    """Choose the raw windows to keep: one per phase, the first with enough steps of it; without phases the first."""
 
     def __init__(self) -> None:
-        self._best: dict[int, tuple[int, int]] = {}  # by phase: steps, window
+        self._best: dict[int | None, tuple[int, int]] = {}  # by phase: steps, window
 
     def offer(self, window: int, phases: Mapping[int, int]) -> tuple[bool, list[int]]:
         """Return whether to keep a window, and the kept windows that it replaces."""
         before = {kept for _, kept in self._best.values()}
+        if phases:
+            self._best.pop(None, None)
+        elif not self._best:
+            self._best[None] = 0, window
         for phase, steps in phases.items():
             most, _ = self._best.get(phase, (0, -1))
             if most < min(steps, ENOUGH):

@@ -183,6 +183,8 @@ class WindowScheduler:
     def on_window(self, result: WindowResult) -> None:
         """Record the outcome of a request, after its steps."""
         with self._lock:
+            if result.traced_s and not result.events and not result.full:  # late, perhaps, but nothing to reduce
+                result = result._replace(done_s=min(result.done_s, result.requested_s + result.traced_s))
             self._done_s, self._rest = result.done_s, 0
             # a window may fail while the one before is reduced; one that waited for its source begins later
             request_s = result.requested_s if result.requested_s in self._asked else next(iter(self._asked), math.inf)

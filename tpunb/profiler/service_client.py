@@ -141,6 +141,10 @@ class ProfilerClient:
         late = seconds + _LATE * max(seconds, 1.0), end
         return bytes(self._call("Profile", _profile_request(seconds, session), seconds + timeout, late).xspace)
 
+    def programs(self, session: str, *, timeout: float = 20.0) -> bytes:
+        """Return an XSpace without events that holds the compiled programs of the process; raises as `window`."""
+        return bytes(self._call("Profile", _profile_request(0.001, session, programs=True), timeout).xspace)
+
     def terminate(self, session: str) -> None:
         """End a running window now; its `window` returns what it has recorded so far."""
         self._call("Terminate", messages()["TerminateRequest"](session_id=session), 10)
@@ -150,16 +154,16 @@ class ProfilerClient:
         self._channel.close()
 
 
-def _profile_request(seconds: float, session: str) -> Any:
+def _profile_request(seconds: float, session: str, *, programs: bool = False) -> Any:
     kinds = messages()
     milliseconds = max(1, round(seconds * 1000))
     options = kinds["ProfileOptions"](
         version=1,  # with version 0 the service ignores the levels
         include_dataset_ops=True,
-        host_tracer_level=HOST_LEVEL,
-        device_tracer_level=1,
+        host_tracer_level=0 if programs else HOST_LEVEL,
+        device_tracer_level=0 if programs else 1,
         python_tracer_level=0,
-        enable_hlo_proto=False,
+        enable_hlo_proto=programs,  # all of the process, each time: too much for every window
         duration_ms=milliseconds,  # the length that counts
     )
     return kinds["ProfileRequest"](

@@ -6,6 +6,7 @@ The recording thread reduces and writes a window while the profiling thread alre
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -23,6 +24,7 @@ from tpunb.profiler.recorder import Keep, RunRecorder
 from tpunb.profiler.reducer import LOCAL, WindowResponse
 from tpunb.profiler.schedule import Schedule, WindowRequest, WindowResult, WindowScheduler
 from tpunb.profiler.sources import Source
+from tpunb.profiler.sources.frameworks import NotInUse
 from tpunb.profiler.step_clock import StepClock
 from tpunb.signals import Spent
 from tpunb.text import estimated_overhead, percent
@@ -30,6 +32,7 @@ from tpunb.text import estimated_overhead, percent
 _COLLECT_S = 120.0  # how long the last window may take to be collected and written
 _YIELD_S = 30.0  # how long the program's profiler waits for the window to end
 _PLAN_S = 0.05  # between two looks at the plan
+_PROGRAMS_S = 1.0  # at least between two requests of programs
 _POLL_S = 0.2  # between two checks for an interrupt while waiting
 _PART_S = 10.0  # between two writes of steps without a window
 _FACTS_S = 30.0  # between two writes of run.json
@@ -89,7 +92,9 @@ class CaptureSession:
         self._forked = False  # whether this is a copy in a forked process, without threads
         self._other_profiler: str | None = None  # the program's own, while it runs
         self._tracing = threading.Event()  # a window is requested
-        self._responses: queue.Queue[WindowResponse | None] = queue.Queue(maxsize=4)
+        self._programs_s = 0.0  # when compiled programs may be requested again
+        self._programs_rest_s = _PROGRAMS_S  # between the last request and that
+        self._responses: queue.Queue[WindowResponse | bytes | None] = queue.Queue(maxsize=4)
         self._requests = 0
         self._state = "running"
         self._span_ns: int | None = None  # length of the run, once it has ended
@@ -214,6 +219,8 @@ class CaptureSession:
 
     def on_profiler_start(self, framework: str) -> None:
         """End the running window and request none while the program's own profiler runs."""
+        if threading.current_thread() is self._profiling:  # a session of `Torch`
+            return
         self._other_profiler = framework
         until = time.monotonic() + _YIELD_S
         while self._tracing.is_set() and not self._ended.is_set() and time.monotonic() < until:
@@ -223,6 +230,8 @@ class CaptureSession:
 
     def on_profiler_stop(self) -> None:
         """Request windows again."""
+        if threading.current_thread() is self._profiling:
+            return
         self._other_profiler = None
         self.scheduler.reset_failures()
 
@@ -240,6 +249,9 @@ class CaptureSession:
             while not self._ended.is_set():
                 if self._schedule.budget is not None:
                     self.recorder.collect_steps(wait=False)
+                if self.recorder.programs.missing and time.monotonic() > self._programs_s:
+                    self._programs_s = math.inf  # until the recording thread has the answer
+                    self._responses.put(self._request_programs())
                 step, now_s = self.clock.open_step(), time.time()
                 kind = None if step is None else step.kind
                 running_s = 0.0 if step is None else (step.end_ns - step.start_ns) / 1e9
@@ -264,7 +276,7 @@ class CaptureSession:
         """Request one window, and queue the response."""
         if not self._requests:  # its threads start now
             self.settled.clear()
-        requested_ns = time.time_ns()
+        requested_ns, profiled = time.time_ns(), True
         self.recorder.on_request(requested_ns, request.seconds, kind)
         self._tracing.set()
         try:
@@ -273,19 +285,35 @@ class CaptureSession:
             response = self.source.window(request.seconds)
         except TpunbError as error:
             response = dict.fromkeys(self.source.facts().get("workers", [LOCAL]), error)
+            profiled = not isinstance(error, NotInUse)
         except BaseException:
             self.recorder.cancel_request()
             raise
         finally:
             self._tracing.clear()
             self.settled.set()
-            self.recorder.spend("window", requested_ns)
+            if profiled:
+                self.recorder.spend("window", requested_ns)
         workers = {LOCAL: response} if isinstance(response, bytes) else response
         received_ns = time.time_ns()
         if all(isinstance(data, TpunbError) for data in workers.values()):
             self.scheduler.on_window(WindowResult(requested_ns / 1e9, 0.0, received_ns / 1e9))
         self._responses.put(WindowResponse(self._requests, request.reason, requested_ns, received_ns, workers))
         self._requests += 1
+
+    def _request_programs(self) -> bytes:
+        """Return an XSpace with all compiled programs of this process, empty if there is none now.
+
+        The next request is due when this one has taken at most 1 % of the time.
+        """
+        begun_s, begun_ns = time.monotonic(), time.time_ns()
+        data = b""
+        if hasattr(self.source, "programs") and self._other_profiler is None:
+            with suppress(TpunbError):  # another session may profile
+                data = self.source.programs()
+            self.recorder.spend("request of programs", begun_ns)
+        self._programs_rest_s = max(_PROGRAMS_S, 100 * (time.monotonic() - begun_s))
+        return data
 
     def _check_imports(self) -> None:
         for check in self.import_watchers:
@@ -295,7 +323,7 @@ class CaptureSession:
 
     def _record(self) -> None:
         self._facts_s = self._part_s = self._log_s = time.monotonic()
-        response: WindowResponse | None
+        response: WindowResponse | bytes | None
         profiling = writable = True
         while profiling or not self._ended.is_set():  # steps are recorded even if the source has failed
             try:
@@ -312,11 +340,19 @@ class CaptureSession:
                     self._fail(error)
                     writable = False
                     self.stop("stopped")
+        if writable and not self._abandoned.is_set() and self.recorder.programs.missing:  # in the last windows
+            try:
+                self.recorder.write_programs(self._request_programs())
+            except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  must not end the training
+                self._fail(error)
 
-    def _write(self, response: WindowResponse | None) -> None:
+    def _write(self, response: WindowResponse | bytes | None) -> None:
         """Write a window if there is one, and regularly the steps and ``run.json``."""
         now_s = time.monotonic()
-        if response is not None:
+        if isinstance(response, bytes):
+            self.recorder.write_programs(response)
+            self._programs_s = now_s + self._programs_rest_s
+        elif response is not None:
             begun_ns = time.time_ns()
             if self.recorder.write(response):
                 self._write_facts()

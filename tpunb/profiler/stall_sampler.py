@@ -9,6 +9,7 @@ first to get it takes this sample: the training continues as soon as that one re
 from __future__ import annotations
 
 import ast
+import gc
 import linecache
 import os
 import queue
@@ -51,8 +52,27 @@ _WAITING = {module.__file__ for module in (threading, queue, selectors)}
 _IMPORT = re.compile(r"\s*(?:import|from)\s+([\w.]+)")
 
 
+_reading = threading.Lock()
 _texts: dict[tuple[int, int], tuple[CodeType, str]] = {}
 """Places by instruction; they hold its code, so that no other has its address."""
+
+
+def stacks() -> dict[int, FrameType]:
+    """Return the frame of each thread but the calling one.
+
+    Before Python 3.11.9 a collection of garbage while frames are read may stop all threads forever
+    (https://github.com/python/cpython/issues/106883).
+    """
+    with _reading:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            frames = sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
+    frames.pop(threading.get_ident(), None)  # it would keep itself alive
+    return frames
 
 
 class Progress(NamedTuple):
@@ -156,8 +176,7 @@ class StallSampler:
         late_ns = time.monotonic_ns() - self._due_ns
         if late_ns <= _LATE_NS or self._seen is not None or not self._running.locked():
             return
-        progress, stack = self._progress(), sys._current_frames()
-        stack.pop(threading.get_ident(), None)
+        progress, stack = self._progress(), stacks()
         if progress.thread in stack and self._elapsed_ns(progress) > _limit_ns(progress):
             text = _place(stack, progress.thread, progress.account)
             self._seen = _Seen(progress, text, min(late_ns, self._elapsed_ns(progress)))
@@ -193,8 +212,7 @@ class StallSampler:
         elapsed_ns, limit_ns = now_ns - since_ns, _limit_ns(progress)
         if elapsed_ns <= limit_ns:
             return min(max(limit_ns - elapsed_ns, _SAMPLE_NS), _IDLE_NS)
-        stack = sys._current_frames()
-        stack.pop(threading.get_ident(), None)  # this function's frame would keep itself alive
+        stack = stacks()
         if progress.thread in stack:
             self._add(progress, _place(stack, progress.thread, progress.account), min(late_ns, elapsed_ns))
         return _SAMPLE_NS

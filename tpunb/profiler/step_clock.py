@@ -79,6 +79,7 @@ class StepClock:
         self._next = 0
         self.count = 0  # completed steps
         self.metadata: dict[str, str] = {}  # of the model that runs
+        self.step_flops: set[float | None] = set()  # of the training steps of models that were fitted
         self.fitted: tuple[Any, Any] | None = None  # model and data of the last fit
         self._ended: deque[tuple[_Open, int, int]] = deque()  # with number and end; `take` makes records of them
         self._warned = False

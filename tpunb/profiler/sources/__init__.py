@@ -11,8 +11,9 @@ from tpunb.profiler.sources.address import Address
 from tpunb.profiler.sources.cloud_tpu import TPU
 from tpunb.profiler.sources.local import Local
 from tpunb.profiler.sources.replay import Replay
+from tpunb.profiler.sources.torch import Torch
 
-__all__ = ["TPU", "Address", "Local", "Replay", "Source"]
+__all__ = ["TPU", "Address", "Local", "Replay", "Source", "Torch"]
 
 
 class Source(Protocol):
@@ -25,7 +26,9 @@ class Source(Protocol):
         """Return entries for ``run.json`` that are available by now: framework, version, devices."""
 
     def window(self, seconds: float) -> bytes | Mapping[str, bytes | TpunbError]:
-        """Profile for `seconds` and return an XSpace; with several workers one each by name, or its error.
+        """Profile for `seconds` and return a window: an XSpace, or a Chrome trace as PyTorch writes it.
+
+        With several workers, return one each by name, or its error.
 
         Raises
         ------

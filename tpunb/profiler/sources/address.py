@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from time import monotonic
@@ -21,6 +23,7 @@ _READY_S = 20.0  # until the first worker must answer
 _COLLECT_S = 60.0  # how long a worker may collect beyond its window
 _TRIAL_S = 2.0  # how long to wait for a worker that failed before
 _ENDED_S = 15.0  # how long a window that was ended early may take to return
+_PROGRAMS_S = 5.0  # how long a worker may take to send its programs
 _TERMINATE_S = 2.0  # how long `stop` waits for the workers
 _MOST_REST_S = 60.0
 _POLL_S = 0.2  # an unlimited wait in the main thread would not be interruptible
@@ -119,14 +122,20 @@ class Address:
         Raises
         ------
         TpunbError
-            If none does within 20 seconds.
+            If none does within 20 seconds; at once if no address has a known host.
         """
         answers: list[object] = []
         for worker in self._workers:
-            self._call(partial(worker.client.wait_ready, _READY_S), answers.append)
+            self._call(partial(_wait_ready, worker), answers.append)
         until = monotonic() + _READY_S + _POLL_S
         with self._changed:
             while None not in answers:
+                if len(answers) == len(self._workers) and all(isinstance(answer, OSError) for answer in answers):
+                    hosts = ", ".join(_host(address) for address in self.addresses)
+                    raise TpunbError(
+                        f"unknown host{'s' * (len(answers) > 1)}: {hosts}",
+                        hint="check the spelling, or give the IP address",
+                    )
                 if len(answers) == len(self._workers) or monotonic() >= until:
                     raise TpunbError(
                         f"no profiler service answered within {_READY_S:g} s at {', '.join(self.addresses)}",
@@ -160,6 +169,14 @@ class Address:
                 self._call(call, partial(respond, worker))
             self._gather(requested, responses, seconds)
             return {worker.address: responses.get(worker.address) or worker.no_window() for worker in self._workers}
+
+    def programs(self) -> bytes:
+        """Return an XSpace that holds the compiled programs of one worker: all workers of a job run the same."""
+        for worker in self._workers:
+            if worker.is_due and not worker.failures:
+                with suppress(ServiceError):
+                    return worker.client.programs(f"tpunb-{self._name}-programs-{self._windows}", timeout=_PROGRAMS_S)
+        return b""
 
     def _call(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """Call in a daemon thread, since a worker may never answer; pass the result or the exception to `done`."""
@@ -235,6 +252,19 @@ class Address:
             raise TpunbError(f"not ended: {'; '.join(refused)}", hint="wait until the window ends by itself")
 
     step = staticmethod(annotation)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _wait_ready(worker: _Worker) -> None:
+    """Wait for a worker; `OSError` if its host has no address."""
+    try:
+        socket.getaddrinfo(_host(worker.address), None)
+    except UnicodeError as error:  # a label of a name is too long
+        raise OSError(str(error)) from error
+    worker.client.wait_ready(_READY_S)
 
 
 def _checked(addresses: Sequence[str]) -> tuple[str, ...]:

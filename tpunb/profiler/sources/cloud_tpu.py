@@ -94,6 +94,10 @@ class TPU:
             raise TpunbError(f"{self!r} was not started", hint="call start() first, as a capture does")
         return self._workers.window(seconds)
 
+    def programs(self) -> bytes:
+        """Return an XSpace that holds the compiled programs of one worker."""
+        return b"" if self._workers is None else self._workers.programs()
+
     def stop(self) -> None:
         """End the running window on every worker; it returns what they have recorded."""
         if self._workers is not None:

@@ -8,9 +8,24 @@ from contextlib import AbstractContextManager, ExitStack
 from importlib.util import find_spec
 from typing import Any
 
+from tpunb.errors import TpunbError
 from tpunb.profiler import keras as keras_marks
 
 SUPPORTED = ("jax", "tensorflow")
+
+
+STEP_TIMES_ONLY = "step times only"
+"""In the message of a window that waited in vain for a supported framework."""
+
+
+class NotInUse(TpunbError):
+    """No framework with a profiler came into use while a window was due."""
+
+    def __init__(self) -> None:
+        what, do = "no TensorFlow or JAX in use", "compute with one of them in the block for operations"
+        if loaded("torch") is not None:
+            what, do = "PyTorch", "load a torch.profiler trace for operations"
+        super().__init__(f"{what}: {STEP_TIMES_ONLY}; {do}")
 
 
 def loaded(name: str) -> Any | None:
@@ -19,12 +34,14 @@ def loaded(name: str) -> Any | None:
     return None if module is None or getattr(module.__spec__, "_initializing", False) else module
 
 
+def can_import(name: str) -> bool:
+    """Return whether a framework can be imported."""
+    return loaded(name) is not None or (sys.modules.get(name, "") is not None and find_spec(name) is not None)
+
+
 def installed() -> bool:
     """Return whether any of the frameworks can be imported."""
-    return any(
-        loaded(name) is not None or (sys.modules.get(name, "") is not None and find_spec(name) is not None)
-        for name in SUPPORTED
-    )
+    return any(map(can_import, (*SUPPORTED, "torch")))
 
 
 def in_use() -> tuple[str, ...]:

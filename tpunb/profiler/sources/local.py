@@ -7,12 +7,14 @@ import re
 import socket
 import sys
 import threading
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
 from tpunb.errors import CaptureBusy, MissingExtra, TpunbError
 from tpunb.profiler.service_client import ProfilerClient, ServiceError
-from tpunb.profiler.sources.frameworks import annotation, in_use, installed
+from tpunb.profiler.sources.frameworks import NotInUse, annotation, in_use, installed
+from tpunb.profiler.sources.torch import Torch, usable
 
 _READY_S = 20.0
 _COMPUTED = re.compile(rb"Pjit|PjRt")  # host events of JAX when it computes
@@ -85,10 +87,12 @@ def _devices(framework: str) -> list[str]:
 class Local:
     """The process itself, whichever framework it uses; wait for one that is used later.
 
+    `Torch` takes the windows while neither TensorFlow nor JAX is in use and the program has imported PyTorch.
+
     Raises
     ------
     MissingExtra
-        On start, if neither TensorFlow nor JAX is installed.
+        On start, if neither TensorFlow nor JAX nor PyTorch is installed.
     """
 
     def __init__(self) -> None:
@@ -99,6 +103,7 @@ class Local:
         self._jax_rests = 0  # windows left to TensorFlow, if both are in use
         self._stopped = threading.Event()
         self._facts: dict[str, Any] = {}
+        self._torch = Torch()
 
     def __repr__(self) -> str:
         return "Local()"
@@ -107,7 +112,8 @@ class Local:
         """Open the server of the framework in use, if there is one yet."""
         if not installed():
             raise MissingExtra(
-                "neither tensorflow nor jax is installed", hint="pip install 'tpunb[tensorflow]' or 'tpunb[jax]'"
+                "neither tensorflow nor jax nor torch is installed",
+                hint="pip install 'tpunb[tensorflow]' or 'tpunb[jax]'",
             )
         for framework in in_use()[:1]:
             self._client(framework)
@@ -134,13 +140,22 @@ class Local:
         return frameworks[1]
 
     def window(self, seconds: float) -> bytes:
-        """Profile for `seconds`, once a framework is in use."""
+        """Profile for `seconds`, once a framework is in use.
+
+        Raises
+        ------
+        NotInUse
+            When `stop` is called before.
+        TpunbError
+            When the profiler refuses.
+        """
         self._stopped.clear()
         while not (frameworks := in_use()):
+            if usable():
+                self._facts = self._torch.facts()
+                return self._torch.window(seconds)
             if self._stopped.wait(_LOOK_S):
-                raise TpunbError(
-                    "neither TensorFlow nor JAX has come into use", hint="compute with one of them in the block"
-                )
+                raise NotInUse
         framework = self._choose(frameworks)
         try:
             data = self._request(self._client(framework), seconds)
@@ -167,9 +182,18 @@ class Local:
                 raise
         return self._request(client, seconds)
 
+    def programs(self) -> bytes:
+        """Return an XSpace that holds the compiled programs of the framework that was profiled last."""
+        client = self._clients.get(self._facts.get("framework", ""))
+        try:
+            return b"" if client is None else client.programs(f"tpunb-{id(self):x}-programs-{self._windows}")
+        except ServiceError as error:
+            raise TpunbError(str(error)) from error
+
     def stop(self) -> None:
         """End the running window; it returns what it has recorded."""
         self._stopped.set()
+        self._torch.stop()
         if (client := self._active) is None:
             return
         try:
@@ -177,4 +201,6 @@ class Local:
         except ServiceError as error:
             raise TpunbError(str(error)) from error
 
-    step = staticmethod(annotation)
+    def step(self, kind: str, number: int) -> AbstractContextManager[Any]:
+        """Annotate a step by every framework in use."""
+        return annotation(kind, number) if in_use() else self._torch.step(kind, number)

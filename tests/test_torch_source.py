@@ -1,0 +1,173 @@
+"""The capture source of PyTorch: sessions of its profiler, one for each window."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import polars as pl
+import pytest
+from fake_torch import install
+
+import tpunb as tp
+from tpunb.errors import MissingExtra, TpunbError
+from tpunb.io import chrome_trace
+from tpunb.profiler.capture import Schedule
+from tpunb.profiler.reducer import decode
+from tpunb.profiler.sources.frameworks import NotInUse
+from tpunb.testing import check_source
+
+ONLY_TIMES = "PyTorch: step times only; load a torch.profiler trace for operations"
+
+
+def train(torch, run, steps=10, *, first=0):
+    for i in range(first, first + steps):
+        with run.step(i):
+            with torch.op("aten::addmm"):
+                time.sleep(0.004)
+            with torch.op("aten::relu"):
+                time.sleep(0.002)
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """A loop of operators in a thread of the program, as a training is beside the capture."""
+    torch, over = install(monkeypatch), threading.Event()
+
+    def loop():
+        while not over.is_set():
+            with torch.op("aten::mm"):
+                time.sleep(0.001)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    yield torch
+    over.set()
+    thread.join()
+
+
+def test_it_is_a_source(threads):
+    check_source(tp.Torch())
+
+
+def test_a_window_is_a_session_over_all_threads(threads):
+    source = tp.Torch()
+    source.start()
+    began_ns = time.time_ns()
+    events, facts = decode(source.window(0.2), "window")
+    assert threads.configurations == [{"profile_all_threads": True}]
+    assert set(events["name"].cast(pl.String)) == {"aten::mm"}
+    assert began_ns - 1000 <= facts.start_ns <= facts.stop_ns <= time.time_ns() + 1000
+    assert threads.sessions == []
+    assert source.facts() == {"framework": "torch", "framework_version": "2.9.0", "devices": ["/device:CPU:0"]}
+
+
+@pytest.mark.parametrize("source", [None, tp.Torch()], ids=["found", "chosen"])
+def test_a_loop_has_traced_steps_with_operators_and_raw_windows(monkeypatch, tmp_path, source):
+    torch = install(monkeypatch)
+    with tp.capture(tmp_path / "run", source=source, schedule=Schedule.continuous(window=0.2), keep="all") as run:
+        train(torch, run, 80)
+    profile = tp.load(run)
+    steps = tp.steps(profile)
+    assert steps.frame["step"].to_list() == list(range(80))
+    assert len(steps.full()) > 30
+    assert {"aten::addmm", "aten::relu"} <= set(steps.full().ops["op"].cast(pl.String))
+    assert profile.windows["error"].null_count() == profile.windows.height
+    raw = sorted((tmp_path / "run" / "plugins").rglob("*.trace.json"))
+    assert len(raw) >= 2
+    assert "aten::addmm" in set(profile.events["name"].cast(pl.String))
+    assert tp.steps(tp.load(raw[1])).frame["rule"].unique().to_list() == ["annotation"]
+    assert tp.phases(steps).steps is steps
+    assert tp.runs(tmp_path)["device"].to_list() == ["CPU"]
+
+
+def test_the_profiler_of_the_program_comes_first(monkeypatch, tmp_path):
+    torch = install(monkeypatch)
+    with tp.capture(tmp_path / "run", schedule=Schedule.continuous(window=0.2)) as run:
+        train(torch, run, 40)
+        own = torch.profiler.profile()
+        own.start()  # which would raise while a window records
+        train(torch, run, 10, first=40)
+        own.stop()
+        train(torch, run, 40, first=50)
+    assert "ProfilerStep" not in str(own.events)  # ours are in our windows
+    steps = tp.steps(tp.load(run))
+    traced = steps.full().frame["step"]
+    assert len(steps) == 90
+    assert traced.is_between(0, 39).any()
+    assert not traced.is_between(41, 48).any()
+
+
+@pytest.mark.parametrize("options", [{"all_threads": False}, {"refuses": "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS"}])
+def test_without_its_profiler_the_training_goes_through_and_the_message_names_it(monkeypatch, tmp_path, options):
+    torch = install(monkeypatch, **options)
+    with tp.capture(tmp_path / "run", schedule=Schedule.continuous(window=0.05)) as run:
+        train(torch, run)
+    profile = tp.load(run)
+    assert tp.steps(profile).frame["step"].to_list() == list(range(10))
+    assert profile.windows["error"].unique().to_list() == [ONLY_TIMES]
+
+
+def test_a_profiler_that_fails_later_is_named(threads):
+    source = tp.Torch()
+    source.window(0.05)
+    threads.refuses = "out of memory"
+    with pytest.raises(TpunbError, match="the profiler of PyTorch failed: RuntimeError: out of memory"):
+        source.window(0.05)
+
+
+def test_before_its_import_windows_wait(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    source = tp.Torch()
+    with pytest.raises(MissingExtra, match="torch is not installed"):
+        source.start()
+    timer = threading.Timer(0.3, source.stop)
+    timer.start()
+    with pytest.raises(NotInUse):
+        source.window(0.05)
+
+
+def test_the_origin_of_a_trace_is_known_in_both_formats_of_pytorch():
+    now = 1_610_366_662_254_362
+    event = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": %s, "dur": 4}'
+    old = f'{{"schemaVersion": 1, "traceEvents": [{event % now}]}}'
+    new = f'{{"schemaVersion": 1, "baseTimeNanoseconds": {now * 1000 - 5000}, "traceEvents": [{event % "5.000"}]}}'
+    unknown = f'{{"schemaVersion": 1, "traceEvents": [{event % 17}]}}'
+    origins = [chrome_trace.read_with_origin(text.encode(), source="toy")[2] for text in (old, new, unknown)]
+    assert origins == [now * 1000, now * 1000, None]
+
+
+@pytest.mark.parametrize(("line", "shown"), [("--source torch", "Torch()"), ("--source local", "None")])
+def test_the_magic_chooses_it(line, shown):
+    from tpunb.magic import TpupointMagics, _capture_arguments
+
+    options = TpupointMagics.tpupoint.parser.parse_args(line.split())
+    assert repr(_capture_arguments(options)["source"]) == shown
+
+
+def test_it_cannot_be_combined_with_other_machines():
+    from IPython.core.error import UsageError
+
+    from tpunb.magic import TpupointMagics, _capture_arguments
+
+    for other in ("--address a:1", "--tpu bert"):
+        options = TpupointMagics.tpupoint.parser.parse_args(f"--source torch {other}".split())
+        with pytest.raises(UsageError, match="cannot be combined with --source"):
+            _capture_arguments(options)
+
+
+def test_real_pytorch_is_captured(tmp_path):
+    pytest.importorskip("torch")
+    code = f"""
+import torch
+import tpunb as tp
+model, rows = torch.nn.Linear(64, 64), torch.ones(32, 64)
+with tp.capture({str(tmp_path / "run")!r}, schedule=tp.Schedule.continuous(window=0.3)) as run:
+    for i in range(2000):
+        with run.step(i):
+            model(rows).sum().backward()
+steps = tp.steps(tp.load(run))
+print(len(steps), len(steps.full()) > 20, "aten::addmm" in set(steps.full().ops["op"].cast(str)))
+"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["2000", "True", "True"]

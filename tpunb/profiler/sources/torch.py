@@ -1,0 +1,129 @@
+"""Profile this process by ``torch.profiler``: a session of its own for each window, over all threads.
+
+PyTorch has no profiler service, so the session runs in the thread of the capture. It records other threads only with
+``profile_all_threads``, which versions before 2.7 lack (pytorch pull request 143659).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tpunb.errors import MissingExtra, TpunbError
+from tpunb.profiler.sources.frameworks import NotInUse, can_import, loaded
+from tpunb.text import format_error
+
+_LOOK_S = 0.05  # between two checks whether PyTorch has been imported
+
+
+def usable() -> bool:
+    """Return whether the program has imported a PyTorch whose profiler records all threads."""
+    torch = loaded("torch")
+    profiler = getattr(torch, "profiler", None)
+    config = getattr(profiler, "_ExperimentalConfig", None)
+    if not callable(config) or not callable(getattr(profiler, "profile", None)):
+        return False
+    try:
+        config(profile_all_threads=True)
+    except Exception:  # noqa: BLE001  a version without it
+        return False
+    return True
+
+
+class Torch:
+    """The process itself, by the profiler of PyTorch; wait until the program has imported it.
+
+    Raises
+    ------
+    MissingExtra
+        On start, if PyTorch is not installed.
+    """
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
+        self._tracing = False
+        self._windows = 0
+
+    def __repr__(self) -> str:
+        return "Torch()"
+
+    def start(self) -> None:
+        """Check that PyTorch is installed; it is not imported."""
+        if not can_import("torch"):
+            raise MissingExtra("torch is not installed", hint="pip install torch")
+
+    def facts(self) -> dict[str, Any]:
+        """Return its version and devices."""
+        torch = loaded("torch")
+        if torch is None:
+            return {}
+        devices = ["/device:CPU:0"]
+        with suppress(Exception):  # a build without CUDA
+            devices = [f"/device:GPU:{n}" for n in range(torch.cuda.device_count())] or devices
+        return {"framework": "torch", "framework_version": str(torch.__version__), "devices": devices}
+
+    def window(self, seconds: float) -> bytes:
+        """Profile for `seconds` and return the Chrome trace.
+
+        Raises
+        ------
+        NotInUse
+            When `stop` is called before PyTorch has been imported, or its profiler is not available.
+        TpunbError
+            When its profiler fails after the first window.
+        """
+        self._stopped.clear()
+        while not usable():
+            if self._stopped.wait(_LOOK_S):
+                raise NotInUse
+        try:
+            return self._window(seconds)
+        except Exception as error:
+            if not self._windows:  # the program may profile
+                raise NotInUse from error
+            raise TpunbError(f"the profiler of PyTorch failed: {format_error(error)}") from error
+
+    def _window(self, seconds: float) -> bytes:
+        profiler = sys.modules["torch"].profiler
+        kinds = profiler.ProfilerActivity
+        activities = [kinds.CPU, *([kinds.CUDA] if self._has_cuda() else [])]
+        config = profiler._ExperimentalConfig(profile_all_threads=True)
+        with warnings.catch_warnings():  # of what the program did not ask for
+            warnings.simplefilter("ignore")
+            session = profiler.profile(activities=activities, experimental_config=config)
+            session.start()
+        self._tracing = True
+        try:
+            self._stopped.wait(seconds)
+        finally:
+            self._tracing = False
+            session.stop()
+        with TemporaryDirectory(prefix="tpunb-") as folder:
+            path = Path(folder, "window.json")
+            session.export_chrome_trace(str(path))
+            data = path.read_bytes()
+        self._windows += 1
+        return data
+
+    @staticmethod
+    def _has_cuda() -> bool:
+        cuda = getattr(sys.modules["torch"], "cuda", None)
+        return cuda is not None and bool(cuda.is_available())
+
+    def stop(self) -> None:
+        """End the running window; it returns what it has recorded."""
+        self._stopped.set()
+
+    def step(self, kind: str, number: int) -> AbstractContextManager[Any]:
+        """Annotate a step in the window, as ``torch.profiler`` names steps; nothing in a profile of the program."""
+        if not self._tracing:
+            return nullcontext()
+        annotation: AbstractContextManager[Any] = sys.modules["torch"].profiler.record_function(
+            f"ProfilerStep#{number}"
+        )
+        return annotation
