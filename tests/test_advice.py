@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 import tpunb as tp
 from tpunb import schema
 from tpunb.analysis.account_metrics import account_metrics
-from tpunb.analysis.advice import ACCOUNT_RULES, RULES, advise
+from tpunb.analysis.advice import ACCOUNT_RULES, HEADROOM_RULES, RULES, advise
 from tpunb.analysis.phase_metrics import phase_metrics
 from tpunb.frames import Phases, Steps
+from tpunb.frames.hardware import Device
 from tpunb.frames.wall_clock import WallClock
 from tpunb.testing import toy_steps
 from tpunb.testing.synthetic_runs import KINDS, synthetic_run
@@ -81,6 +82,14 @@ ELSEWHERE = {"compile", "recompile", "stall", "unseen"}  # they need more than o
 @pytest.mark.parametrize(("rule", "figures", "ops", "saves"), [(rule, *case) for rule, case in CASES.items()])
 def test_one_metric_applies_one_rule_and_saves_its_share(rule, figures, ops, saves):
     assert fired(phased("aa", a=figures, ops={"a": ops})) == {(0, rule): pytest.approx(saves)}
+
+
+@pytest.mark.parametrize(("iterators", "callbacks"), [(0.0, 0.6), (0.2, 0.4), (0.9, None)])
+def test_python_functions_of_the_input_pipeline_are_no_callbacks_of_the_step(iterators, callbacks):
+    ops = [("PyFunc", "host", None, 0.6), ("Iterator::Root::Map", "host", None, iterators)]
+    assert fired(phased("aa", ops={"a": ops})) == (
+        {} if callbacks is None else {(0, "callbacks"): pytest.approx(callbacks)}
+    )
 
 
 def test_every_rule_is_tested_and_has_a_source_and_known_metrics():
@@ -392,12 +401,13 @@ def test_steps_are_refused():
 # accounts of the run
 
 
-def accounted(*spans, wall_s=100, kinds=None):
+def accounted(*spans, wall_s=100, kinds=None, input_ps=None):
     """Return 40 s of steps in a run of 100 s, with spans of (start in s, seconds, account, detail) outside of them."""
     steps = toy_steps("a" * 10)
     frame = steps.frame.with_columns(
         start_ps=pl.int_range(10, dtype=pl.Int64) * 4 * S, dur_ps=pl.lit(4 * S), kind=pl.Series(kinds or ["train"] * 10)
     )
+    frame = frame.with_columns(input_ps=pl.lit(input_ps, pl.Int64))
     frame = frame.with_columns(device_ps="dur_ps", idle_ps=pl.lit(0))  # nothing to say of the phase
     rows = [("toy", start * S, seconds * S, account, detail) for start, seconds, account, detail in spans]
     wall = WallClock(wall_s * S, complete=True, spans=pl.DataFrame(rows, schema=schema.SPANS, orient="row"))
@@ -411,12 +421,14 @@ EVAL = [*["train"] * 3, *["eval"] * 7]
 RETRACED = [(41, 5, "program startup", "tracing f"), (50, 6, "program startup", "tracing f again for (8,)")]
 COMPILED = [(41 + 5 * i, 4, "program startup", detail) for i, detail in enumerate(["tracing g", "compiling g"] * 2)]
 OF_RUN = {
+    "slow input": ([], {}, 12),
     "slow callbacks": ([(41, 10, "callbacks", "Slow.on_epoch_end"), (60, 2, "callbacks", "B.on_train_end")], {}, 12),
     "checkpoint saves": (SAVES, {}, 10),
     # 2 s to save, a failure in 10 s: one in 6.3 s; in 100 s: one in 20 s, as it is; in 10,000 s: one in 200 s
     "checkpoint interval": (SAVES, {"failure_every_h": 10_000 / 3600}, 10 * (1 - 20 / 200)),
     "rare checkpoints": (SAVES, {"failure_every_h": 10 / 3600}, None),
     "retracing": (RETRACED, {}, 6),
+    "rebuilt models": ([(41 + 5 * i, 4, "program startup", "tracing the step of fit") for i in range(4)], {}, 12),
     "long evaluation": ([], {}, 28),
     "preparation": ([FIT], {}, 60),
 }
@@ -430,7 +442,8 @@ def of_run(phases, **options):
 @pytest.mark.parametrize("rule", OF_RUN)
 def test_an_account_applies_its_rule_and_saves_at_most_its_time(rule):
     spans, options, saves = OF_RUN[rule]
-    phases = accounted(*spans, kinds=EVAL if rule == "long evaluation" else None)
+    waited_ps = 12 * S // 10 if rule == "slow input" else None
+    phases = accounted(*spans, kinds=EVAL if rule == "long evaluation" else None, input_ps=waited_ps)
     assert of_run(phases, **options)[rule] == (None if saves is None else pytest.approx(saves))
 
 
@@ -455,6 +468,13 @@ def test_a_sentence_on_the_run_has_the_class_and_hook_that_took_most():
     assert row["saves"] == pytest.approx(0.12)
 
 
+def test_models_that_are_built_again_are_counted():
+    row = advise(accounted(*OF_RUN["rebuilt models"][0])).filter(rule="rebuilt models").row(0, named=True)
+    assert (
+        "The step of 4 models is traced and compiled, which takes 12 % of wall time after the first." in row["sentence"]
+    )
+
+
 def test_the_best_checkpoint_interval_is_young_s():
     row = advise(accounted(*SAVES), failure_every_h=10_000 / 3600).filter(rule="checkpoint interval").row(0, named=True)
     assert "saved once in 20 s, each in 2 s; least time is lost with one in 200 s" in row["sentence"]
@@ -467,7 +487,8 @@ def test_first_traces_are_no_retracing():
     first = [(41 + i, 1, "program startup", f"{work} f") for i, work in enumerate(("tracing", "lowering", "compiling"))]
     unnamed = [(50 + i, 1, "program startup", "compiling <lambda>") for i in range(5)]
     two_models = [(60 + 5 * i, 5, "program startup", "tracing the step of fit") for i in range(2)]  # of TensorFlow
-    assert "retracing" not in of_run(accounted(*first, *unnamed, *two_models))
+    found = of_run(accounted(*first, *unnamed, *two_models))
+    assert not {"retracing", "rebuilt models"} & {*found}
     assert of_run(accounted(*COMPILED))["retracing"] == 8
 
 
@@ -482,3 +503,45 @@ def test_a_run_without_a_clock_has_no_advice_on_accounts():
 def test_a_time_between_failures_is_above_0(hours):
     with pytest.raises(ValueError, match="The failure_every_h parameter of advise must be a number above 0"):
         advise(phased("a"), failure_every_h=hours)
+
+
+# -- rules of a roofline ---------------------------------------------------------------------------------------------
+
+UNIT = Device("unit", 1e12, 1e9, 1e12, "none")  # 1 FLOP and 1 byte a picosecond
+
+
+def roofed(flops, bytes_, *, busy=0.8):
+    """One phase of a step of 1 ms, whose device runs one instruction of 500 us."""
+    phases = phased("a", a={"device": busy})
+    row = {"host": "toy", "step": 0, "side": "device", "hlo_op": "dot", "category": "fusion", "count": 1}
+    row |= {"self_ps": 500 * 10**6, "flops": flops, "bytes": bytes_}
+    layers = pl.DataFrame([{name: row.get(name) for name in schema.LAYERS}], schema=schema.LAYERS)
+    return labelled(replace(phases.steps, read_layers=lambda: layers), [0])
+
+
+@pytest.mark.parametrize(
+    ("flops", "bytes_", "rule", "saves"),
+    [
+        (200e6, 100e6, "compute headroom", 0.8 * 0.6),
+        (100e6, 300e6, "memory headroom", 0.8 * 0.4),
+        (450e6, 100e6, None, None),  # 10 %
+        (None, None, None, None),
+    ],
+)
+def test_headroom_bounds_what_a_phase_can_save(flops, bytes_, rule, saves):
+    phases = roofed(flops, bytes_)
+    roof = tp.roofline(phases, "phase", device=UNIT)
+    names = {each.name for each in HEADROOM_RULES}
+    found = {row["rule"]: row for row in advise(phases, roof=roof).iter_rows(named=True) if row["rule"] in names}
+    assert [*found] == [*filter(None, [rule])]
+    if rule:
+        assert found[rule]["saves"] == pytest.approx(saves)
+        assert f"{round(100 * saves / 0.8)} % of their self time at the roof" in found[rule]["sentence"]
+    assert not names & {*advise(phases)["rule"]}
+
+
+def test_advice_takes_a_roofline_by_phase():
+    phases = roofed(200e6, 100e6)
+    for roof in ("TPU v3", tp.roofline(phases, "op", device=UNIT)):
+        with pytest.raises(TypeError, match="The roof parameter of advise must be a Roofline by phase"):
+            advise(phases, roof=roof)

@@ -143,16 +143,21 @@ def test_repr_has_the_ratio_of_the_longest_phase():
     assert low < outcome.frame["ratio"][0] < high
     assert repr(outcome) == f"Comparison(6 phases matched, step time ratio of the longest 2.00 [{low:.2f}, {high:.2f}])"
     nothing = tp.phases(toy_steps("abc"), lambda steps: [-1] * 3)
-    assert repr(compare(nothing, run)) == "Comparison(0 phases matched)"
+    assert (
+        repr(compare(nothing, run))
+        == "Comparison(0 phases matched, unmatched: train only in b, train (faster) only in b)"
+    )
 
 
 def test_steps_are_cut_by_the_default_method_and_others_refused():
     steps = toy_steps("aaabbb")
     assert isinstance(compare(steps, tp.phases(steps)), Comparison)
-    with pytest.raises(TypeError, match=r"a parameter of compare must be Phases or Steps\. Got 'run'") as caught:
+    with pytest.raises(
+        TypeError, match=r"a parameter of compare must be Phases, Steps or a Profile\. Got 'run'"
+    ) as caught:
         compare("run", steps)
-    assert caught.value.__notes__ == ["Hint: tp.steps(tp.load(...))"]
-    with pytest.raises(TypeError, match=r"b parameter of compare must be Phases or Steps\. Got None"):
+    assert caught.value.__notes__ == ["Hint: tp.load(...)"]
+    with pytest.raises(TypeError, match=r"b parameter of compare must be Phases, Steps or a Profile\. Got None"):
         compare(steps, None)
 
 

@@ -1,7 +1,7 @@
 """The nouns: what they hold, what they say of themselves, and their figures by hand."""
 
 import sys
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import numpy as np
@@ -403,18 +403,43 @@ def test_top_are_the_operations_of_the_most_self_time_by_hand():
     top = phases.top(2)
     assert top.schema == schema.TOP
     assert top.rows() == [
-        # phase, side, rank, op, count, total, self, share
-        (0, "host", 1, "MatMul", 1, 5, 5, 1.0),
-        (0, "device", 1, "MatMul", 3, 80, 70, 0.7),
-        (0, "device", 2, "Mul", 3, 99, 20, 0.2),
-        (1, "device", 1, "Add", 1, 8, 8, 0.5),
-        (1, "device", 2, "Sub", 1, 8, 8, 0.5),
+        # phase, side, rank, op, count, total, self, share, layer, source
+        (0, "host", 1, "MatMul", 1, 5, 5, 1.0, None, None),
+        (0, "device", 1, "MatMul", 3, 80, 70, 0.7, None, None),
+        (0, "device", 2, "Mul", 3, 99, 20, 0.2, None, None),
+        (1, "device", 1, "Add", 1, 8, 8, 0.5, None, None),
+        (1, "device", 2, "Sub", 1, 8, 8, 0.5, None, None),
     ]
     assert phases.top().filter(pl.col("side") == "device", pl.col("phase") == 0)["op"].to_list() == [
         "MatMul",
         "Mul",
         "Relu",
     ]
+
+
+def test_layer_and_source_line_of_a_top_operation_are_those_with_its_most_self_time():
+    dense = ("device", "a2", "dense", "model.py:7")
+    lines = [
+        (0, 10, *dense),  # 20 ps in two steps
+        (1, 10, *dense),
+        (0, 15, "device", "a2", "conv", "model.py:5"),
+        (0, 1, "host", "a_host", None, None),
+        (2, 99, "device", "a2", "conv", "model.py:5"),  # of another phase
+        (3, 999, "device", "a2", "cut", None),  # in a step cut by a window's edge: not counted
+    ]
+    columns = ["step", "self_ps", "side", "op", "layer", "source"]
+    frame = pl.DataFrame(lines, schema=columns, orient="row").with_columns(host=pl.lit("toy"))
+    layers = frame.with_columns(pl.lit(None).alias(name) for name in set(schema.LAYERS) - set(frame.columns))
+    steps = replace(toy_steps("aaaa", traced="fffp"), read_layers=lambda: layers)
+    top = phases_of(steps, [0, 0, 1, 0]).top(1)
+    assert top.select("phase", "op", "layer", "source").rows() == [
+        (0, "a_host", None, None),
+        (0, "a2", "dense", "model.py:7"),
+        (1, "a_host", None, None),
+        (1, "a2", "conv", "model.py:5"),
+    ]
+    unread = replace(steps, read_layers=lambda: pytest.fail("read"))
+    assert phases_of(unread, [0, 0, 1, 0]).top(1, sources=False)["layer"].null_count() == 4
 
 
 def test_outliers_have_top_operations():
@@ -505,3 +530,14 @@ def test_productive_time_is_own_time_up_to_the_median_as_in_goodput():
     assert phases.noise == pytest.approx(2 / 14)
     productive = tp.goodput(phases).frame.filter(account="productive")
     assert productive.select("phase", "time_ps").rows() == [(0, 12 * 10**9), (-1, 2 * 10**9)]
+
+
+def test_the_notebook_shows_the_operations_of_a_capture_that_is_one_step():
+    steps = toy_steps("a")
+    assert steps._repr_html_() is None
+    whole = steps.frame.with_columns(rule=pl.lit("whole", schema.RULE))
+    ops = steps.ops.with_columns(pl.col("op").cast(pl.String).replace({"a0": "<b>a0"}).cast(schema.NAME))
+    html = Steps(whole, ops)._repr_html_()
+    assert html.startswith("<p>Steps(1 step, ")
+    assert "&lt;b&gt;a0" in html
+    assert "<b>a0" not in html

@@ -60,8 +60,16 @@ def test_another_phase_is_named_for_what_distinguishes_it(other, name):
 
 def test_phases_that_would_share_a_name_are_numbered_by_their_first_steps():
     assert named({}, {"start_ps": 9}, {"start_ps": 5}) == ["train", "train 3", "train 2"]
-    assert named({}, {"step_ps": 20}, {"step_ps": 30}) == ["train", "train 2", "train 3"]
+    slow = [{"step_ps": time} for time in (20, 21, 40)]
+    assert named({}, *slow) == ["train", "train 2", "train 3", "train 4"]
+    assert named({}, *slow[:2]) == ["train", "train 2", "train 3"]
     assert named({}, {}, {"kinds": "train 2"}) == ["train", "train 3", "train 2"]
+
+
+def test_of_two_other_paces_the_farther_is_the_slowest_or_fastest():
+    assert named({}, {"step_ps": 30}, {"step_ps": 20}) == ["train", "train (slowest)", "train (slower)"]
+    assert named({}, {"step_ps": 6}, {"step_ps": 3}) == ["train", "train (faster)", "train (fastest)"]
+    assert named({}, {"step_ps": 20}, {"step_ps": 3}) == ["train", "train (slower)", "train (faster)"]
 
 
 def test_evaluation_has_checkpoints_and_first_steps_of_its_own():

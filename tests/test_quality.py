@@ -167,7 +167,7 @@ def test_agreement_is_of_steps():
 def test_agreement_needs_two_methods_and_labels_that_fit():
     with pytest.raises(ValueError, match=r"must be two methods or more\. Got 1 instead"):
         label_agreement(toy_steps("ab"), [DBSCAN()])
-    with pytest.raises(BadProfile, match="returned 1 labels for 2 steps"):
+    with pytest.raises(BadProfile, match="returned 1 label for 2 steps"):
         label_agreement(toy_steps("ab"), [DBSCAN(), lambda _: [0]])
 
 

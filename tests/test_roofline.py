@@ -1,7 +1,4 @@
-"""Roofline of a run at every level, and another device, modelled: by its roofline, and with the same waiting."""
-
-import os
-from pathlib import Path
+"""Roofline of a run at every level, and on another device."""
 
 import polars as pl
 import pytest
@@ -10,10 +7,10 @@ from hypothesis import strategies as st
 
 import tpunb as tp
 from tpunb import schema
-from tpunb.analysis.roofline import what_if
+from tpunb.analysis.libraries import library
 from tpunb.errors import TpunbError
 from tpunb.frames import Steps
-from tpunb.frames.hardware import DEVICES, Device
+from tpunb.frames.hardware import DEVICES, Device, Level
 from tpunb.testing import toy_steps
 
 SLOW = Device("slow", 10e12, 1e9, 1e12, "none", ("Toy",))
@@ -30,69 +27,91 @@ def run(flops, bytes_, *, busy=600, dur=1000, kind=None):
     return Steps(toy.frame, toy.ops, devices, metadata={} if kind is None else {"device kind": kind})
 
 
-def test_compute_is_scaled_and_waits_are_not():
-    (row,) = what_if(run(6e6, 0), FAST, of=SLOW).iter_rows(named=True)  # 600 ns at the peak of the slow one
-    assert (row["dur_ps"], row["device_ps"]) == (1_000_000, 600_000)
-    assert (row["modelled_dur_ps"], row["modelled_device_ps"]) == (700_000, 300_000)
-    assert row["idle"] == pytest.approx(0.4)
-    assert row["modelled_idle"] == pytest.approx(4 / 7)  # Observation 5
-    assert row["flops_util"] == pytest.approx(0.6)
-    assert row["modelled_flops_util"] == pytest.approx(6 / 14)
+def modelled(steps, other, of):
+    """Busy time of the one step on another device, in picoseconds."""
+    return tp.roofline(steps, "step", device=of).on(other).frame["self_ps"].item()
+
+
+def test_compute_is_scaled():
+    assert modelled(run(6e6, 0.0), FAST, SLOW) == 300_000  # 600 ns at the peak of the slow one
 
 
 def test_memory_bound_steps_are_scaled_by_bandwidth():
-    (row,) = what_if(run(1e3, 6e5), WIDE, of=SLOW).iter_rows(named=True)
-    assert row["modelled_device_ps"] == 150_000
-    (row,) = what_if(run(1e3, 6e5), FAST, of=SLOW).iter_rows(named=True)
-    assert row["modelled_device_ps"] == 600_000
+    assert modelled(run(1e3, 6e5), WIDE, SLOW) == 150_000
+    assert modelled(run(1e3, 6e5), FAST, SLOW) == 600_000
 
 
-def test_steps_without_flops_are_not_modelled():
-    (row,) = what_if(run(None, 6e5), FAST, of=SLOW).iter_rows(named=True)
-    assert (row["modelled_dur_ps"], row["modelled_idle"], row["dur_ps"]) == (None, None, 1_000_000)
-    (row,) = what_if(run(0.0, 0.0), FAST, of=SLOW).iter_rows(named=True)  # it was busy with something else
-    assert row["modelled_device_ps"] == 600_000
+def test_time_without_known_work_stays():
+    assert modelled(run(0.0, 0.0), FAST, SLOW) == 600_000  # it was busy with something else
+    steps = layers(DENSE, COPY, CALL)
+    rows = tp.roofline(steps, "instruction", device=UNIT).on(Device("twice", 2e12, 1e9, 2e12, "none")).frame
+    assert dict(rows.select("what", "self_ps").iter_rows()) == {"dot": 50, "copy-done": 10, "call": 70}
+    assert dict(rows.select("what", "headroom_ps").iter_rows()) == {"dot": 10, "copy-done": None, "call": None}
 
 
-@given(st.sampled_from([*DEVICES.values()]), st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 1000))
-def test_the_same_device_changes_nothing(one, flops, bytes_, busy):
-    (row,) = what_if(run(float(flops), float(bytes_), busy=busy), one, of=one).iter_rows(named=True)
-    assert row["modelled_dur_ps"] == row["dur_ps"]
-    assert row["modelled_idle"] == row["idle"]
+@given(
+    *(st.sampled_from([*DEVICES.values(), SLOW, FAST, WIDE]),) * 2,
+    *(st.integers(0, 10**18), st.integers(0, 10**15), st.integers(0, 10**9)),
+)
+def test_a_step_is_scaled_by_the_least_times_of_the_chips(one, other, flops, bytes_, busy):
+    """As ``what_if`` did, to the picosecond: chip for chip, also where profiles list the cores of a chip."""
+    measured = tp.roofline(run(float(flops), float(bytes_), busy=busy), "step", device=one)
+    least = [max(flops / chip.peak_flops, bytes_ / bandwidth(chip, bytes_)) for chip in (one, other)]
+    expected = busy * 1000 * (least[1] / least[0]) if least[0] else busy * 1000
+    there = measured.on(other)
+    assert there.frame["self_ps"].item() == round(expected)
+    assert there.device.cores == one.cores
+    back = there.on(one).frame["self_ps"].item()
+    assert back == pytest.approx(busy * 1000, abs=1 + max(1, least[0] / least[1] if least[1] else 0))
+    assert measured.on(one).frame.equals(measured.frame)
+
+
+def bandwidth(chip, bytes_):
+    return next((level.bandwidth for level in chip.levels if bytes_ <= level.capacity), chip.bandwidth)
 
 
 def test_the_device_is_taken_from_metadata():
-    assert what_if(run(1.0, 1.0, kind="TPU v6 Lite"), "TPU v3").height == 1
-    with pytest.raises(TpunbError, match="the run does not name its device"):
-        what_if(run(1.0, 1.0), "TPU v3")
-    with pytest.raises(TpunbError, match="unknown device 'abacus'"):
-        what_if(run(1.0, 1.0, kind="abacus"), "TPU v3")
-    with pytest.raises(TypeError, match="The other parameter of what_if must be a Device"):
-        what_if(run(1.0, 1.0), 3)
+    assert tp.roofline(run(1.0, 1.0, kind="TPU v6 Lite")).device.name == "TPU v6e"
+    with pytest.raises(TpunbError, match="the run does not name its device: roofline needs device="):
+        tp.roofline(run(1.0, 1.0))
+    with pytest.raises(TpunbError, match="no peaks of the device 'abacus': roofline needs device="):
+        tp.roofline(run(1.0, 1.0, kind="abacus"))
+    with pytest.raises(TypeError, match="The device parameter of roofline must be a Device"):
+        tp.roofline(run(1.0, 1.0), device=3)
+    with pytest.raises(ValueError, match="unknown device 'TPU v0'"):
+        tp.roofline(run(1.0, 1.0), device=SLOW).on("TPU v0")
 
 
-@pytest.mark.skipif("TPUNB_DATA" not in os.environ, reason="TPUNB_DATA is not set: real captures are not here")
-def test_a_real_capture_of_a_tpu_v6e():
-    path = Path(os.environ["TPUNB_DATA"], "profiles", "tpu-v6e-4_jax_host-offload.xplane.pb")
-    steps = tp.steps(tp.load(path))
-    rows = what_if(steps, "TPU v5e", of="TPU v6e")
-    assert rows["modelled_dur_ps"].null_count() == 0 < rows.height
-    assert (rows["modelled_dur_ps"] >= rows["dur_ps"]).all()  # half the memory's speed
-    assert (rows["modelled_idle"] <= rows["idle"]).all()
+def test_statistics_only_have_a_roofline_of_whole_steps():
+    steps = run(6e6, 3e5)
+    (row,) = tp.roofline(steps, "step", device=SLOW).frame.rows(named=True)
+    assert (row["what"], row["self_ps"], row["rate"], row["intensity"]) == ("0", 600_000, 1e13, 20)
+    assert tp.roofline(steps, device=SLOW).frame["efficiency"].item() == 1
+    with pytest.raises(TpunbError, match="its capture kept statistics only"):
+        tp.roofline(steps, "layer", device=SLOW)
+
+
+def test_a_real_capture_of_a_tpu_v6e(real_profiles):
+    steps = tp.steps(tp.load(real_profiles / "tpu-v6e-4_jax_host-offload.xplane.pb"))
+    roof = tp.roofline(steps, "step")
+    assert len(roof) == steps.layers["step"].n_unique()
+    assert roof.frame["self_ps"].sum() == tp.roofline(steps).frame["self_ps"].item()
+    other = roof.on("TPU v5e").frame
+    assert (other["self_ps"].sort() >= roof.frame["self_ps"].sort()).all()  # half the memory's speed
 
 
 # -- roofline ---------------------------------------------------------------------------------------------------------
 
-LEVELS = ["run", "category", "layer", "op", "instruction"]
+LEVELS = ["run", "step", "category", "layer", "op", "instruction", "library", "kernel"]
 UNIT = Device("unit", 1e12, 1e9, 1e12, "none")  # 1 FLOP and 1 byte a picosecond
 
 
-def layers(*rows):
+def layers(*rows, **more):
     """Steps with layers: (step, layer, instruction, category, self_ps, flops, bytes) each, of program 7."""
     toy = toy_steps("aab")
     names = ["step", "layer", "hlo_op", "category", "self_ps", "flops", "bytes"]
     base = {"host": toy.frame["host"][0], "side": "device", "program": 7, "count": 1, "flops_source": "program"}
-    made = [base | {"op": row[2]} | dict(zip(names, row, strict=True)) for row in rows]
+    made = [base | {"op": row[2]} | dict(zip(names, row, strict=True)) | more for row in rows]
     frame = pl.DataFrame([{name: row.get(name) for name in schema.LAYERS} for row in made], schema=schema.LAYERS)
     return Steps(toy.frame, toy.ops, read_layers=lambda: frame)
 
@@ -137,6 +156,8 @@ def test_phases_have_their_own_rows():
         for row in tp.roofline(phases, "phase", device=UNIT).frame.select("what", "count", "self_ps").rows()
     }
     assert found == {phases.names[0]: (2, 220), phases.names[1]: (1, 100)}
+    assert tp.roofline(phases, device=UNIT).by == "phase"
+    assert tp.roofline(steps, device=UNIT).by == "run"
     with pytest.raises(TypeError, match="must be Phases for by='phase'"):
         tp.roofline(steps, "phase", device=UNIT)
 
@@ -180,8 +201,8 @@ def test_what_is_missing_is_named():
     with pytest.raises(TpunbError, match="the run does not name its device") as error:
         tp.roofline(steps)
     assert "device=" in error.value.hint
-    with pytest.raises(ValueError, match=r"one of run, phase, category, layer, op, instruction\. Got 'kernel'"):
-        tp.roofline(steps, "kernel", device=UNIT)
+    with pytest.raises(ValueError, match=r"one of run, phase, step, .*, instruction\. Got 'module'"):
+        tp.roofline(steps, "module", device=UNIT)
     with pytest.raises(TypeError, match="The data parameter of roofline must be Steps or Phases"):
         tp.roofline(steps.frame)
     with pytest.raises(TpunbError, match="its capture kept statistics only"):
@@ -205,3 +226,97 @@ def test_convolution_fusions_of_a_real_tpu_reach_82_percent_of_its_peak(real_pro
     assert rows["convolution fusion"]["rate"] / 918e12 == pytest.approx(0.824, abs=0.002)
     assert rows["convolution fusion"]["intensity"] == pytest.approx(715, abs=1)
     assert rows["custom-call"]["rate"] is rows["custom-call"]["headroom_ps"] is None
+    assert roof.utilisation is None  # FLOPs of 70 % of the time
+
+
+# -- utilisation, data types, levels of memory, kernels ----------------------------------------------------------------
+
+
+def test_utilisation_leaves_out_what_claims_more_than_the_roof_or_counts_it_at_the_roof():
+    steps = layers(DENSE, (0, "dense", "call", "custom-call", 100, 400.0, 1.0))  # 4 times the peak
+    roof = tp.roofline(steps, device=UNIT)
+    assert roof.utilisation == pytest.approx((80 / 200, 180 / 200))
+    assert roof.frame["above"].item() == "custom call whose author's estimate exceeds the peak 4.0 times"
+    memory = (0, "norm", "add", "loop fusion", 100, 40.0, 200.0)  # 20 FLOPs would take these 100 ps at the roof
+    assert tp.roofline(layers(DENSE, memory), device=UNIT).utilisation == pytest.approx((80 / 200, 100 / 200))
+
+
+def test_utilisation_needs_the_work_of_nine_tenths_of_the_time():
+    call = (0, "dense", "call", "custom-call", 11, None, None)
+    assert tp.roofline(layers(DENSE, call), device=UNIT).utilisation == pytest.approx((0.8, 0.8))
+    assert tp.roofline(layers(DENSE, call, (1, *call[1:])), device=UNIT).utilisation is None
+    assert tp.roofline(layers(), device=UNIT).utilisation is None
+    assert tp.roofline(layers((0, "dense", "dot", "convolution", 0, 8.0, 4.0)), device=UNIT).utilisation is None
+
+
+@pytest.mark.parametrize(
+    ("product", "shape", "dtype", "peak"),
+    [
+        (None, "bf16[8,8]{1,0}", "bf16", 1e12),
+        (None, "(f32[8]{0}, pred[])", "f32", 0.5e12),
+        (None, "f8e4m3fn[8]{0}", "fp8", 2e12),
+        (None, "s8[8]", "int8", 4e12),
+        (None, "f64[8]", "bf16", 1e12),  # without a peak of its own
+        (None, None, "bf16", 1e12),
+        ("bf16", "f32[8,8]{1,0}", "bf16", 1e12),
+        ("u8", "s32[8]", "int8", 4e12),
+    ],
+)
+def test_the_peak_is_that_of_the_type_of_the_products_else_of_the_result(product, shape, dtype, peak):
+    chip = Device("typed", 1e12, 1e9, 1e12, "none", peaks={"f32": 0.5e12, "fp8": 2e12, "int8": 4e12})
+    (row,) = tp.roofline(layers(DENSE, shape=shape, dtype=product), "instruction", device=chip).frame.rows(named=True)
+    assert (row["dtype"], row["attainable"]) == (dtype, min(peak, 2 * chip.bandwidth))
+
+
+def test_data_that_fits_a_faster_memory_has_its_bandwidth():
+    chip = Device("cached", 1e15, 1e9, 1e12, "none", levels=(Level("L2", 50, 4e12), Level("L3", 100, 2e12)))
+    sizes = {"small": 50.0, "middle": 100.0, "large": 200.0}
+    rows = [(0, None, name, "loop fusion", 1000, 0.0, size) for name, size in sizes.items()]
+    frame = tp.roofline(layers(*rows), "instruction", device=chip).frame
+    least = {row["what"]: row["self_ps"] - row["headroom_ps"] for row in frame.rows(named=True)}
+    assert least == {"small": 12, "middle": 50, "large": 200}
+    twice = layers(*((*row[:-1], 2 * row[-1]) for row in rows), count=2)  # a run of each moves as much as before
+    frame = tp.roofline(twice, "instruction", device=chip).frame
+    assert {row["what"]: row["self_ps"] - row["headroom_ps"] for row in frame.rows(named=True)} == {
+        **{"small": 25, "middle": 100, "large": 400}
+    }
+
+
+def test_parts_have_rows_where_the_run_knows_them():
+    steps = layers(DENSE, NORM)
+    with pytest.raises(TpunbError, match="the layers of the run have no part"):
+        tp.roofline(steps, "part", device=UNIT)
+
+
+def test_an_instruction_of_several_kernels_ran_once_and_the_longest_has_its_work():
+    gemm, col = "Cijk_Ailk_Bljk", "Im3d2Col"
+    call = (0, "conv", "cudnn-conv.1", "custom-call", 100, 80.0, 40.0)
+    steps = layers(call, kernel=gemm)
+    changed = {"kernel": col, "self_ps": 30, "flops": None, "bytes": None}
+    other = steps.layers.with_columns(**{name: pl.lit(value, schema.LAYERS[name]) for name, value in changed.items()})
+    both = Steps(steps.frame, steps.ops, read_layers=lambda: pl.concat([steps.layers, other]))
+    names = ["count", "self_ps", "flops"]
+    assert rows_of(both, "instruction", of=names) == {"cudnn-conv.1": (1, 130, 80.0)}
+    assert rows_of(both, "kernel", of=names) == {gemm: (1, 100, 80.0), col: (1, 30, None)}
+    assert rows_of(both, "library", of=names) == {"hipBLAS": (1, 100, 80.0), "MIOpen": (1, 30, None)}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "hlo_op", "found"),
+    [
+        ("volta_sgemm_128x64_nn", None, "cuBLAS"),
+        ("sm80_xmma_fprop_implicit_gemm_f16", None, "cuDNN"),
+        ("void cudnn::bn_fw_tr_1C11_kernel", None, "cuDNN"),
+        ("ncclDevKernel_AllReduce_Sum_bf16", None, "NCCL"),
+        ("void at::native::elementwise_kernel<128>", None, "PyTorch"),
+        ("void tensorflow::functor::FillPhiloxRandomKernelLaunch<Eigen::half>", None, "TensorFlow"),
+        ("void Eigen::internal::EigenMetaKernel<Eigen::half>", None, "Eigen"),
+        (None, "ynn_fusion.1", "YNNPACK"),
+        ("loop_add_fusion", "loop_add_fusion", "XLA"),
+        ("my_kernel", None, None),
+        (None, None, None),
+    ],
+)
+def test_libraries_by_the_names_of_kernels(kernel, hlo_op, found):
+    assert library(kernel, hlo_op) == found
+    assert library(None, "custom-call.1", category="custom-call") is None

@@ -1,20 +1,25 @@
 """Analysis of phases: advice, comparison of two runs, quality, rooflines."""
 
+from tpunb.analysis import machine as machine
 from tpunb.analysis.account_metrics import account_metrics
-from tpunb.analysis.advice import ACCOUNT_RULES, RULES, Rule, advise
+from tpunb.analysis.advice import ACCOUNT_RULES, HEADROOM_RULES, RULES, Rule, advise
 from tpunb.analysis.compare import compare
 from tpunb.analysis.goodput import goodput
+from tpunb.analysis.history import runs
 from tpunb.analysis.phase_metrics import phase_metrics
 from tpunb.analysis.quality import assess, distinguishing_ops, label_agreement, stability
-from tpunb.analysis.roofline import roofline, what_if
+from tpunb.analysis.roofline import roofline
+from tpunb.analysis.verdict import Verdict, verdict
 from tpunb.frames.hardware import DEVICES, Device, device
 
 __all__ = [
     "ACCOUNT_RULES",
     "DEVICES",
+    "HEADROOM_RULES",
     "RULES",
     "Device",
     "Rule",
+    "Verdict",
     "account_metrics",
     "advise",
     "assess",
@@ -25,6 +30,7 @@ __all__ = [
     "label_agreement",
     "phase_metrics",
     "roofline",
+    "runs",
     "stability",
-    "what_if",
+    "verdict",
 ]

@@ -12,6 +12,7 @@ from tpunb.frames.goodput import totals
 
 _ACCOUNTS = {
     "productive": "productive",
+    "data loading": "loading",
     "callbacks": "callbacks",
     "checkpoint save": "saving",
     "preparation": "preparation",
@@ -23,11 +24,13 @@ _ACCOUNTS = {
 def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.DataFrame:
     """Return one row of metrics of the whole run, none without a record of its wall time; null if unknown.
 
-    ``wall_ps``; of the accounts ``productive``, ``callbacks``, ``saving``, ``preparation``, ``evaluation``, ``startup``
-    and of ``retracing`` (tracing and compiling a function after its first time, within startup) the share of wall time,
-    0 to 1, and the time such as ``callbacks_ps``; ``callback`` and ``retraced``, what took most of it, with
-    ``callback_ps``; ``unplanned``, ``saving`` without a known time between failures; ``save_ps``, time to save once;
-    ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval of least loss by Young.
+    ``wall_ps``; of the accounts ``productive``, ``loading``, ``callbacks``, ``saving``, ``preparation``,
+    ``evaluation``, ``startup``, ``retracing`` (tracing and compiling a function after its first time, within startup)
+    and ``rebuilding`` (tracing the step of three models or more, but for the first) the share of wall time, 0 to 1, and
+    the time such as ``callbacks_ps``; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``;
+    ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a known time between failures;
+    ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval of
+    least loss by Young.
 
     Parameters
     ----------
@@ -43,7 +46,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.
     row: dict[str, object] = {"wall_ps": run.wall_ps}
     retraced, retracing_ps = _retraced(phases.steps, run.hosts)
     taken = {name: times.get(account, 0) for account, name in _ACCOUNTS.items()}
-    taken["retracing"] = min(retracing_ps, taken["startup"])
+    models, rebuilding_ps = _rebuilt(phases.steps, run.hosts)
+    taken |= {"retracing": min(retracing_ps, taken["startup"]), "rebuilding": min(rebuilding_ps, taken["startup"])}
     for name, time_ps in taken.items():
         row |= {f"{name}_ps": time_ps, name: time_ps / max(run.wall_ps, 1)}
     most = totals(run, "detail").filter(account="callbacks").drop_nulls("detail").head(1).to_dicts()
@@ -52,6 +56,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.
         "callback": most[0]["detail"] if most else None,
         "callback_ps": round(most[0]["time_ps"]) if most else None,
         "retraced": retraced,
+        "models": str(models),
         "save_ps": taken["saving"] / saves if saves else None,
         "save_every_ps": run.wall_ps / saves if saves else None,
         "save_best_ps": None,
@@ -59,7 +64,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.
     }
     if failure_every_h is not None and saves:
         row["save_best_ps"] = math.sqrt(2 * taken["saving"] / saves * failure_every_h * 3.6e15)
-    texts = {"callback": pl.String(), "retraced": pl.String()}
+    texts = dict.fromkeys(("callback", "retraced", "models"), pl.String())
     return pl.DataFrame([row], schema={name: texts.get(name, pl.Float64()) for name in row})
 
 
@@ -80,3 +85,13 @@ def _retraced(steps: Steps, hosts: int) -> tuple[str | None, int]:
     more = spans.filter(repeated | pl.col("detail").str.contains(again)).group_by("name", maintain_order=True)
     times = more.agg(pl.col("dur_ps").sum()).sort("dur_ps", descending=True, maintain_order=True)
     return (times["name"][0], int(times["dur_ps"].sum()) // hosts) if times.height else (None, 0)
+
+
+def _rebuilt(steps: Steps, hosts: int) -> tuple[int, int]:
+    """Return of how many models a step was traced, and the time of all but the first, per host; 0 s for one or two."""
+    if steps.wall is None:
+        return 0, 0
+    spans = steps.wall.spans.filter(account="program startup", detail="tracing the step of fit").sort("start_ps")
+    later = spans.filter(pl.int_range(pl.len()).over("host") > 0)
+    models = spans.height // hosts
+    return models, int(later["dur_ps"].sum()) // hosts if models > 2 else 0

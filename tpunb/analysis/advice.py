@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 
@@ -13,6 +14,7 @@ from tpunb.analysis.account_metrics import account_metrics
 from tpunb.analysis.phase_metrics import phase_metrics
 from tpunb.errors import wrong
 from tpunb.frames import Phases
+from tpunb.frames.roofline import Roofline
 from tpunb.text import cut, percent, plain, short_time
 
 _HIGH = 0.7  # share of MXU peak or HBM bandwidth that XProf's smart suggestions call high
@@ -43,6 +45,8 @@ class Rule:
         What to try, in the imperative.
     source
         Origin of the rule and of its threshold.
+    account
+        Account of ``tpunb.schema.ACCOUNTS`` whose time it saves, if it is of one.
     """
 
     name: str
@@ -51,6 +55,7 @@ class Rule:
     sentence: str
     action: str
     source: str
+    account: str | None = None
 
     @property
     def needs(self) -> list[str]:
@@ -62,10 +67,12 @@ class Rule:
         return sorted({*self.when.meta.root_names(), *self.saves.meta.root_names()})
 
 
-def _share(name: str, least: float, sentence: str, action: str, source: str, *, metric: str = "") -> Rule:
+def _share(
+    name: str, least: float, sentence: str, action: str, source: str, *, metric: str = "", account: str | None = None
+) -> Rule:
     """Return a rule for a share of step time above `least` that could all be saved."""
     share = pl.col(metric or name)
-    return Rule(name, when=share > least, saves=share, sentence=sentence, action=action, source=source)
+    return Rule(name, share > least, share, sentence, action, source, account)
 
 
 def _rare(name: str, sentence: str, action: str, source: str) -> Rule:
@@ -84,6 +91,7 @@ RULES = (
         sentence="Waiting for input takes {input} of the phase's step time",
         action="prefetch, run map and interleave in parallel, cache what every epoch reads",
         source="TPUPoint VI.B, observations 3 and 4; over 10 % of step time: XProf's InputBoundRule",
+        account="data loading",
     ),
     _share(
         "idle",
@@ -141,6 +149,7 @@ RULES = (
         sentence="Recompilation after the first step takes {recompile} of the phase's step time",
         action="use batches of one shape (drop_remainder, padding, buckets), pass no Python numbers as arguments",
         source="https://www.tensorflow.org/guide/function, on retracing; 5 % is ours",
+        account="program startup",
     ),
     Rule(
         "compile",
@@ -149,6 +158,7 @@ RULES = (
         sentence="Compilation takes {compiled_ps}",
         action="enable the persistent compilation cache (jax_compilation_cache_dir); this cost is paid once per run",
         source="https://docs.jax.dev/en/latest/persistent_compilation_cache.html; 10 % is ours",
+        account="program startup",
     ),
     _rare(
         "checkpoint",
@@ -197,10 +207,36 @@ RULES = (
 )
 """Rules for phases. New advice needs a rule here and nothing else, unless it needs a new metric."""
 
+_SOURCE = "Williams, Waterman, Patterson: Roofline, 2009; 20 % is ours"
+
+
+def _headroom_rule(bound: str, action: str) -> Rule:
+    """Return a rule for device time above that at the roof, where one peak is the roof of most of it."""
+    headroom, busy = pl.col("headroom"), pl.col("busy")
+    when = (pl.col("bound") == bound) & (headroom > 0.2)
+    sentence = f"Its device operations could save {{headroom}} of their self time at the roof, mostly that of {bound}"
+    return Rule(f"{bound} headroom", when, busy * headroom, sentence, action, _SOURCE)
+
+
+HEADROOM_RULES = (
+    _headroom_rule("compute", "use larger batches, bfloat16, dimensions in multiples of the matrix unit's"),
+    _headroom_rule("memory", "fuse operations (jit_compile=True, jax.jit), use smaller data types, reuse what is read"),
+)
+"""Rules for phases with a roofline: they also have the metrics ``bound`` and ``headroom``, a share of self time."""
+
 _every, _best = pl.col("save_every_ps"), pl.col("save_best_ps")
 _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, https://doi.org/10.1145/361147.361115"
 
 ACCOUNT_RULES = (
+    Rule(
+        "slow input",
+        when=pl.col("loading") > 0.1,
+        saves=pl.col("loading"),
+        sentence="Waiting for input takes {loading} of wall time",
+        action="tune the input pipeline (%%tpupoint --tune, tp.tune): prefetch, map in parallel, cache",
+        source="account of tp.goodput; 10 % as for the input of a phase",
+        account="data loading",
+    ),
     Rule(
         "slow callbacks",
         when=(pl.col("callbacks") > 0.05) & pl.col("callback").is_not_null(),
@@ -208,6 +244,7 @@ ACCOUNT_RULES = (
         sentence="Callbacks take {callbacks} of wall time, mostly {callback}: {callback_ps}",
         action="call it less often, or do its work in another thread or after training",
         source="account of tp.goodput; 5 % as for callbacks of a step",
+        account="callbacks",
     ),
     Rule(
         "checkpoint saves",
@@ -216,6 +253,7 @@ ACCOUNT_RULES = (
         sentence="Saving checkpoints takes {unplanned} of wall time: {save_ps} each, once in {save_every_ps}",
         action="save less often or in the background; advise(phases, failure_every_h=...) computes the best interval",
         source="account of tp.goodput; 1 % as for checkpoints of a phase",
+        account="checkpoint save",
     ),
     Rule(
         "checkpoint interval",
@@ -242,6 +280,17 @@ ACCOUNT_RULES = (
         sentence="Tracing and compiling again what was traced before takes {retracing} of wall time, mostly {retraced}",
         action="use batches of one shape (drop_remainder, padding, buckets), pass no Python numbers as arguments",
         source="https://www.tensorflow.org/guide/function, on retracing; 2 % is ours",
+        account="program startup",
+    ),
+    Rule(
+        "rebuilt models",
+        when=pl.col("rebuilding") > 0.1,
+        saves=pl.col("rebuilding"),
+        sentence="The step of {models} models is traced and compiled, which takes {rebuilding} of wall time after the "
+        "first",
+        action="build and compile one model, and set its weights (get_weights, set_weights) for each training",
+        source="https://keras.io/api/models/model_training_apis: compile() makes a new step; 10 % is ours",
+        account="program startup",
     ),
     Rule(
         "preparation",
@@ -250,6 +299,7 @@ ACCOUNT_RULES = (
         sentence="Preparation takes {preparation_ps}, longer than the {productive_ps} of productive training",
         action="cache prepared data, build the model once, train longer per run",
         source="account of tp.goodput; longer than training is ours",
+        account="preparation",
     ),
     Rule(
         "long evaluation",
@@ -258,12 +308,13 @@ ACCOUNT_RULES = (
         sentence="Evaluation takes {evaluation_ps}, longer than the {productive_ps} of productive training",
         action="evaluate every few epochs, or on fewer batches (Keras' validation_freq, validation_steps)",
         source="account of tp.goodput; longer than training is ours",
+        account="evaluation",
     ),
 )
 """Rules for the accounts of the run."""
 
 
-def advise(phases: Phases, *, failure_every_h: float | None = None) -> pl.DataFrame:
+def advise(phases: Phases, *, failure_every_h: float | None = None, roof: Roofline | None = None) -> pl.DataFrame:
     """Return advice on each phase and on the run, most time saved first: ``tpunb.schema.ADVICE``.
 
     One row per phase and applicable rule of :data:`RULES`. The time saved is an upper bound: all of the wait, or all
@@ -273,8 +324,8 @@ def advise(phases: Phases, *, failure_every_h: float | None = None) -> pl.DataFr
     metrics come last, with nulls. Outliers count as a phase. Savings under 0.1 % of all step time are left out.
 
     One row per applicable rule of :data:`ACCOUNT_RULES`, without a phase, if the run has a record of its wall time:
-    callbacks, checkpoints, retracing, preparation, evaluation (`tp.goodput`). Each saves at most the time of its
-    account, and shares are of wall time.
+    input, callbacks, checkpoints, retracing, rebuilt models, preparation, evaluation (`tp.goodput`). Each saves at most
+    the time of its account, and shares are of wall time.
 
     Observations are those of the paper (VI), thresholds those of XProf's smart suggestions if it has them
     (https://github.com/openxla/xprof, ``convert/smart_suggestion``).
@@ -285,11 +336,13 @@ def advise(phases: Phases, *, failure_every_h: float | None = None) -> pl.DataFr
         Phases of a run.
     failure_every_h
         Mean time between failures of the job in hours: the checkpoint interval is compared with Young's.
+    roof
+        ``tp.roofline(phases)``: for :data:`HEADROOM_RULES`, whose savings are bounded by its headroom.
 
     Raises
     ------
     TypeError
-        If `phases` is something else.
+        If `phases` or `roof` is something else.
     ValueError
         If `failure_every_h` is not a number above 0.
 
@@ -306,7 +359,9 @@ The device is idle for 50 % of the phase's step time without a known cause.
         raise ValueError(
             f"The failure_every_h parameter of advise must be a number above 0. Got {failure_every_h!r} instead."
         )
-    rows = advise_phases(phases)
+    if roof is not None and not (isinstance(roof, Roofline) and roof.by == "phase"):
+        raise wrong("advise", "roof", "be a Roofline by phase", roof, hint="tp.roofline(phases)")
+    rows = advise_phases(phases, roof)
     metrics = account_metrics(phases, failure_every_h)
     if metrics.is_empty():
         return rows
@@ -315,12 +370,16 @@ The device is idle for 50 % of the phase's step time without a known cause.
     return pl.concat([rows, run]).sort("saves_ps", descending=True, nulls_last=True, maintain_order=True)
 
 
-def advise_phases(phases: Phases) -> pl.DataFrame:
+def advise_phases(phases: Phases, roof: Roofline | None = None) -> pl.DataFrame:
     """Return the advice on phases alone, which costs no account of the run."""
-    return _applied(RULES, phase_metrics(phases), int(phases.frame["dur_ps"].sum()), "of all step time")
+    metrics, rules = phase_metrics(phases), [*RULES]
+    if roof is not None:
+        headroom = roof.frame.select(name="what", bound="bound", headroom=pl.col("headroom_ps") / pl.col("self_ps"))
+        metrics, rules = metrics.join(headroom, on="name", how="left", maintain_order="left"), [*RULES, *HEADROOM_RULES]
+    return _applied(rules, metrics, int(phases.frame["dur_ps"].sum()), "of all step time")
 
 
-def _applied(rules: tuple[Rule, ...], metrics: pl.DataFrame, run_ps: float, base: str) -> pl.DataFrame:
+def _applied(rules: Sequence[Rule], metrics: pl.DataFrame, run_ps: float, base: str) -> pl.DataFrame:
     rows = []
     for number, rule in enumerate(rules):
         applies = rule.when & pl.all_horizontal(pl.col(rule.needs).is_not_null())

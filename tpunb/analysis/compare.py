@@ -15,12 +15,18 @@ from tpunb.analysis.phase_matching import SAME, by_operations, match, run_simila
 from tpunb.cluster import assign
 from tpunb.cluster.recorded import SKIPPED, incidental, skippable
 from tpunb.errors import IncompatibleRuns, wrong
-from tpunb.frames import Comparison, Phases, Steps
+from tpunb.frames import Comparison, PhaseMethod, Phases, Profile, Steps
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
 from tpunb.step_stats import op_names
 
 
-def compare(a: Phases | Steps, b: Phases | Steps, *, allow_different_models: bool = False) -> Comparison:
+def compare(
+    a: Phases | Steps | Profile,
+    b: Phases | Steps | Profile,
+    *,
+    method: PhaseMethod | str | None = None,
+    allow_different_models: bool = False,
+) -> Comparison:
     """Compare run `b` with run `a`: other data, batch size, device or settings.
 
     Phases are matched one to one by their operations; if these say nothing, as on different kinds of device or
@@ -41,14 +47,16 @@ def compare(a: Phases | Steps, b: Phases | Steps, *, allow_different_models: boo
     Parameters
     ----------
     a, b
-        Phases, or steps to group by the default method.
+        Phases, or steps or profiles to group.
+    method
+        Phase method of both runs or its name; if None, that of the phases, ``DBSCAN()`` for the others.
     allow_different_models
         Whether to compare runs of different models or precisions.
 
     Raises
     ------
     TypeError
-        If a run is neither.
+        If a run or the method is something else.
     IncompatibleRuns
         If model or precision are known and differ, or if the longest phases, on one kind of device, share too few
         operations to be of one model.
@@ -57,7 +65,7 @@ def compare(a: Phases | Steps, b: Phases | Steps, *, allow_different_models: boo
     >>> compare(toy_steps("aaabbb"), toy_steps("aaaabb"))
     Comparison(2 phases matched, step time ratio of the longest 1.00)
     """
-    a, b = _phases(a, "a"), _phases(b, "b")
+    a, b = _phases(a, "a", method), _phases(b, "b", method)
     traits = traits_of(a), traits_of(b)
     matrix = by_operations(*traits)
     similarity = None if matrix is None else run_similarity(*traits, matrix)
@@ -77,12 +85,12 @@ def compare(a: Phases | Steps, b: Phases | Steps, *, allow_different_models: boo
     return Comparison(a, b, frame, ops, explained, _accounts(a, b))
 
 
-def _phases(run: Phases | Steps, name: str) -> Phases:
-    if isinstance(run, Steps):
-        return assign.phases(run)
-    if not isinstance(run, Phases):
-        raise wrong("compare", name, "be Phases or Steps", run, hint="tp.steps(tp.load(...))")
-    return run
+def _phases(run: Phases | Steps | Profile, name: str, method: PhaseMethod | str | None) -> Phases:
+    if not isinstance(run, Phases | Steps | Profile):
+        raise wrong("compare", name, "be Phases, Steps or a Profile", run, hint="tp.load(...)")
+    if isinstance(run, Phases):
+        return run if method is None else assign.phases(run.steps, method)
+    return assign.phases(run, method)
 
 
 def _differences(a: Phases, b: Phases, similarity: float | None) -> Iterator[str]:
@@ -106,7 +114,11 @@ def _device(steps: Steps) -> str:
 
 
 def _top_ops(run: Phases) -> str:
-    top = run.top(2).filter(pl.col("phase") == run.longest.id).sort("side", "rank", descending=[True, False])
+    top = (
+        run.top(2, sources=False)
+        .filter(pl.col("phase") == run.longest.id)
+        .sort("side", "rank", descending=[True, False])
+    )
     return ", ".join(top["op"].cast(pl.String).head(2)) or "nothing"
 
 

@@ -15,10 +15,12 @@ _OPS = {
     "formatting": r"device (data formatting|device copy|copy|transpose|reshape):"
     r"|device [^:]*: (?i:((loop|input|wrapped|fused)_)*((copy|transpose|reshape|bitcast)_?)+(fusion)?)\Z",
     "copies": r"device (copy-done:|[^:]*: copy-done\Z)",
-    "callbacks": r"\w+ [^:]*: .*(debug_print|(debug|pure|io|host)_callback|python_\w*callback|PyFunc|XlaHostCompute)",
+    "callbacks": r"\w+ [^:]*: .*(debug_print|(debug|pure|io|host)_callback|python_\w*callback|XlaHostCompute)",
+    "python": r"\w+ [^:]*: .*PyFunc",
     "checkpoint": r"host [^:]*: (SaveV2|MergeV2Checkpoints)\Z",
     "summary": r"host [^:]*: (Write\w*Summary|FlushSummaryWriter|(Merge|Scalar|Histogram|Image|Tensor)Summary(V2)?)\Z",
     "transfers": r"host transfer: (?!.*Outfeed)",  # dequeuing an outfeed, the host waits for the device
+    "iterators": r"host [^:]*: Iterator::",
 }
 """Patterns of ``side category: op``, by the metric that the operations count for."""
 
@@ -37,12 +39,13 @@ _SLOWER = 1.25  # step time of a stalled phase by that of its twin
 def phase_metrics(phases: Phases) -> pl.DataFrame:
     """Return metrics of each phase, longest first; null if unknown.
 
-    Shares of the step time of its steps traced in full, 0 to 1: ``input`` (infeed wait of the device, or its idle time
-    while the host waits for input), ``any_idle``, ``idle`` (without a known cause), ``busy``, ``infeed``, ``outfeed``,
-    ``transfer``, ``collective``, ``formatting`` (reshapes, transposes and copies on the device), ``copies`` (waits for
-    copies to end), ``waits`` (sum of the waits), ``recompile`` (in all but the first step of a kind), ``callbacks``,
-    ``checkpoint``, ``summary``, and ``stall`` (waits beyond those of a longer phase of the same operations). Host work
-    counts as far as the device idles meanwhile; in full if nothing is known of a device.
+    Shares of the step time of its steps traced in full, 0 to 1: ``input`` (infeed wait of the device, and its idle time
+    while the host waits for input longer than that), ``any_idle``, ``idle`` (without a known cause), ``busy``,
+    ``infeed``, ``outfeed``, ``transfer``, ``collective``, ``formatting`` (reshapes, transposes and copies on the
+    device), ``copies`` (waits for copies to end), ``waits`` (sum of the waits), ``recompile`` (in all but the first
+    step of a kind), ``callbacks``, ``checkpoint``, ``summary``, and ``stall`` (waits beyond those of a longer phase of
+    the same operations). Host work counts as far as the device idles meanwhile; in full if nothing is known of a
+    device.
 
     Other columns: ``name``; ``kinds``, ``share`` (of all step time), ``dur_ps``, ``steps`` and ``full`` as in
     ``tpunb.schema.PHASES``; ``mxu`` (utilisation of the MXU, else of the device's peak FLOP/s) and ``hbm``, 0 to 1;
@@ -141,8 +144,10 @@ def _shares(steps: pl.DataFrame) -> pl.DataFrame:
     def used(*names: str) -> pl.Expr:
         return pl.coalesce(pl.col(f"{name}_util").fill_nan(None) for name in names) * dur
 
+    # Python functions of the input pipeline run while its iterators wait for them
+    callbacks = host["callbacks"] + (host["python"] - host["iterators"]).clip(0)
     waits = (time["input"], time["compile"], *(host[metric] for metric in ("checkpoint", "summary", "transfers")))
-    explained = pl.sum_horizontal(*(within(wait) for wait in waits), host["callbacks"])
+    explained = pl.sum_horizontal(*(within(wait) for wait in waits), callbacks)
     rest = (idle - pl.sum_horizontal(*(within(wait) for wait in waits[:-1]))).clip(0)
     return steps.select(
         *("row", "dur_ps"),
@@ -150,12 +155,13 @@ def _shares(steps: pl.DataFrame) -> pl.DataFrame:
         busy=time["device"],
         any_idle=idle,
         idle=(idle - explained).clip(0),
-        input=total(time["infeed"], within(time["input"])),
+        # the host waits for the same data while a device waits in an infeed
+        input=total(time["infeed"], within((time["input"] - time["infeed"].fill_null(0)).clip(0))),
         transfer=total(time["transfer"], within(host["transfers"], rest)),
         formatting=of_device("formatting"),
         copies=of_device("copies"),
         recompile=within(pl.when("first").then(time["compile"] * 0).otherwise(time["compile"])),
-        callbacks=within(host["callbacks"], idle + time["transfer"].fill_null(0)),  # a wait may be a transfer
+        callbacks=within(callbacks, idle + time["transfer"].fill_null(0)),  # a wait may be a transfer
         checkpoint=within(host["checkpoint"]),
         summary=within(host["summary"]),
         mxu=used("mxu", "flops"),
@@ -229,6 +235,7 @@ def _with_stalls(rows: pl.DataFrame, signatures: pl.DataFrame) -> pl.DataFrame:
 
 def _top_ops(ops: pl.DataFrame) -> pl.DataFrame:
     """Return (phase, formatting_op, ...): of each metric the operation with the most self time."""
+    ops = ops.with_columns(pl.col("metric").replace("python", "callbacks"))
     times = ops.group_by("phase", "metric", "op").agg(pl.col("self_ps").sum())
     times = times.with_columns(pl.col("op").cast(pl.String)).sort("self_ps", "op", descending=[True, False])
     return times.group_by("phase").agg(

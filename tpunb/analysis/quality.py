@@ -28,7 +28,9 @@ _ROUNDING = 1e-9  # of a squared distance
 _SEVERAL = 5  # fewest hosts or windows to draw from
 
 
-def label_agreement(steps: Steps, methods: Sequence[PhaseMethod] | Mapping[str, PhaseMethod]) -> pl.DataFrame:
+def label_agreement(
+    steps: Steps, methods: Sequence[PhaseMethod | str] | Mapping[str, PhaseMethod | str]
+) -> pl.DataFrame:
     """Return how far methods agree on phases, one row per pair: ``tpunb.schema.LABEL_AGREEMENT``.
 
     Over the steps traced in full. Both scores are adjusted for chance: 1.0 for equal phases, about 0 for unrelated ones
@@ -39,7 +41,7 @@ def label_agreement(steps: Steps, methods: Sequence[PhaseMethod] | Mapping[str, 
     steps
         Steps to group.
     methods
-        Two methods or more; by name, or else named by their reprs.
+        Two methods or more, or their names, such as "ols"; in a mapping, by your names.
 
     Raises
     ------
@@ -60,7 +62,7 @@ def label_agreement(steps: Steps, methods: Sequence[PhaseMethod] | Mapping[str, 
     if not isinstance(methods, Mapping | Sequence) or isinstance(methods, str):
         hint = "label_agreement(steps, [tp.DBSCAN(), tp.OLS()])"
         raise wrong("label_agreement", "methods", "be two methods or more", methods, hint=hint)
-    named = methods.items() if isinstance(methods, Mapping) else [(repr(method), method) for method in methods]
+    named = methods.items() if isinstance(methods, Mapping) else [(_title(method), method) for method in methods]
     if len(named) < 2:
         raise ValueError(
             f"The methods parameter of label_agreement must be two methods or more. Got {len(named)} instead."
@@ -73,6 +75,10 @@ def label_agreement(steps: Steps, methods: Sequence[PhaseMethod] | Mapping[str, 
         ari, ami = float(adjusted_rand_score(a, b)), float(adjusted_mutual_info_score(a, b))
         rows.append((name_a, name_b, ari, ami, ari_inside))
     return pl.DataFrame(rows, schema=schema.LABEL_AGREEMENT, orient="row")
+
+
+def _title(method: PhaseMethod | str) -> str:
+    return method if isinstance(method, str) else repr(method)
 
 
 @dataclass(frozen=True)

@@ -1,41 +1,46 @@
-"""Roofline of a run, and a model of the run on another device.
+"""Roofline of a run: the work of its device operations, beside the most that the device can do in that time.
 
 The roof of an instruction is the larger of two times: its FLOPs at the peak of the device, and its bytes at the memory
 bandwidth (Williams, Waterman, Patterson: Roofline, 2009). Sums are of instructions, each at its own roof.
-
-Compute time is scaled by the rooflines of `tpunb.analysis`: if the operations and bytes of a step take at
-least 2 ms on this device and 1 ms on the other, its busy time is halved, at the measured efficiency. Waits (for input,
-for the host) stay. So a faster device is idle for a larger share of its time: the paper's Observation 5.
 """
 
 from __future__ import annotations
 
 import polars as pl
 
+from tpunb.analysis.libraries import library
 from tpunb.errors import TpunbError, wrong
 from tpunb.frames import Phases, Steps
 from tpunb.frames.hardware import DEVICES, Device
 from tpunb.frames.hardware import device as device_named
-from tpunb.frames.roofline import Roofline
+from tpunb.frames.roofline import WORK, Roofline
 from tpunb.step_stats.aggregate import total
 from tpunb.text import plain
 
-_BY = {"run": "run", "phase": "phase", "category": "category", "layer": "layer", "op": "op", "instruction": "hlo_op"}
-_ASYNCHRONOUS = r"^(copy-|async-|send|recv|all-|collective-|reduce-scatter|ragged-)"
+_STEPS = {"run": "run", "phase": "phase", "step": "step"}
+_OPERATIONS = {name: name for name in ("category", "layer", "part", "op", "library", "kernel")}
+_BY = _STEPS | _OPERATIONS | {"instruction": "hlo_op"}
+_OF_KERNELS = ("library", "kernel")
+_WITH_PART = ("layer", "part", "op", "instruction")
+_UNIT = ["program", "part", "hlo_op", "tf_op", "op", "category", "shape", "dtype", "device"]
+"""What is compared with its own roof, as far as it is known: an instruction, or a device in a step."""
+_DTYPES = {"s8": "int8", "u8": "int8"}
 
 
-def roofline(data: Steps | Phases, by: str = "run", *, device: str | Device | None = None) -> Roofline:
+def roofline(data: Steps | Phases, by: str | None = None, *, device: str | Device | None = None) -> Roofline:
     """Return the work of a run's device operations, beside the most that its device can do in that time.
 
     Operations without a name at the level `by` are a row "unattributed", so time, FLOPs and bytes add up to the same at
-    every level.
+    every level. An instruction that launches several GPU kernels counts as work of the longest.
 
     Parameters
     ----------
     data
-        Steps or Phases of a run whose raw events were kept.
+        Steps or Phases of a run whose raw events were kept; of statistics only, which hold FLOPs and bytes of whole
+        steps, for the levels "run", "phase" and "step".
     by
-        Level of the rows: "run", "phase" (requires Phases), "category", "layer", "op" or "instruction".
+        Level of the rows: "phase" (requires Phases, and is their default), "run" (that of Steps), "step", "category",
+        "layer", "part", "op", "instruction", "library" or "kernel".
     device
         Device whose peaks are the roof, or its name; by the run's metadata if None.
 
@@ -44,163 +49,112 @@ def roofline(data: Steps | Phases, by: str = "run", *, device: str | Device | No
     ValueError
         If `by` or the name of the device is unknown.
     TpunbError
-        If the device of the run is unknown, or the capture kept statistics only.
+        If the device of the run is unknown, the capture kept statistics only, or parts of steps are unknown.
     """
     steps = data.steps if isinstance(data, Phases) else data
     if not isinstance(steps, Steps):
         raise wrong("roofline", "data", "be Steps or Phases", data)
+    by = by if by is not None else "phase" if isinstance(data, Phases) else "run"
     if by not in _BY:
         raise ValueError(f"The by parameter of roofline must be one of {', '.join(_BY)}. Got {by!r} instead.")
     if by == "phase" and not isinstance(data, Phases):
         raise wrong("roofline", "data", "be Phases for by='phase'", data)
-    chip = (
-        _device_of(steps, "roofline(..., device='TPU v3')") if device is None else _device(device, "device", "roofline")
-    )
-    rows = steps.layers.filter(pl.col("side") == "device").with_columns(run=pl.lit(steps.name or "run"))
+    chip = _device_of(steps) if device is None else _device(device)
+    statistics_only = steps.read_layers is None and by in _STEPS and steps.devices["flops"].count() > 0
+    rows = _of_steps(steps) if statistics_only else _of_instructions(steps, by)
+    rows = rows.with_columns(run=pl.lit(steps.name or "run"))
     if isinstance(data, Phases):
         labels = data.labelled.select("host", "step", phase=pl.col("phase").replace_strict(data.names, default=None))
         rows = rows.join(labels, on=["host", "step"], how="left")
-    unit = ["program", "hlo_op", "tf_op", "op", "category"]
-    sums = [total(name) for name in ("count", "self_ps", "flops", "bytes")]
-    rows = rows.with_columns(what=pl.col(_BY[by]).cast(pl.String)).group_by("what", *unit, "flops_source").agg(*sums)
-    rows = _at_the_roof(rows, chip).with_columns(
-        program=pl.when(pl.lit(by == "instruction") & pl.col("what").is_not_null()).then("program"),
-        what=pl.col("what").fill_null("unattributed"),
+    kernel = ["kernel"] if by in _OF_KERNELS else []
+    unit = [*_UNIT, *kernel, *(["host", "step"] if statistics_only else [])]
+    sums = [total(column) for column in ("count", "self_ps", "flops", "bytes")]
+    firsts = [pl.col("flops_source").drop_nulls().first(), pl.col("share").first()]
+    work = rows.group_by(*dict.fromkeys([_BY[by], *unit])).agg(*sums, *firsts)  # names become text when they are few
+    known = pl.col(_BY[by]).is_not_null()
+    of_result = pl.col("shape").cast(pl.String).str.extract(r"^\(*(\w+)\[")
+    dtype = pl.coalesce(pl.col("dtype").cast(pl.String), of_result)
+    work = work.with_columns(
+        what=pl.col(_BY[by]).cast(pl.String).fill_null("unattributed"),
+        program=pl.when(known & (by == "instruction")).then("program"),
+        part=pl.when(known & (by in _WITH_PART)).then("part"),
+        dtype=dtype.str.replace(r"^f8.*", "fp8").replace(_DTYPES),
     )
-    frame = rows.group_by("what", "program").agg(*sums, *_summary())
-    return Roofline(frame.sort("headroom_ps", "self_ps", "what", descending=True, nulls_last=True), chip, by)
+    return Roofline(work.select(pl.col(column).cast(dtype) for column, dtype in WORK.items()), chip, by)
 
 
-def _at_the_roof(rows: pl.DataFrame, chip: Device) -> pl.DataFrame:
-    """Add the self time of instructions whose work is known, and their time at the roof."""
-    peak, bandwidth = chip.peak_flops / chip.cores, chip.bandwidth / chip.cores  # profiles list cores as devices
-    time, counted = pl.col("self_ps"), pl.col("flops").is_not_null() & pl.col("bytes").is_not_null()
-    # what continues outside its self time has no roof there, and waiting for it no headroom
-    outside = pl.col("category").cast(pl.String).str.contains(_ASYNCHRONOUS).fill_null(value=False)
-    rows = rows.with_columns(
-        known=counted & ~outside,
-        compute_ps=pl.when(counted).then(pl.col("flops") / peak * 1e12),
-        memory_ps=pl.when(counted).then(pl.col("bytes") / bandwidth * 1e12),
-    ).with_columns(roof_ps=pl.max_horizontal("compute_ps", "memory_ps"))
-    times = (pl.col("compute_ps") / time).round(1).cast(pl.String)
-    why = (
-        pl.when(outside)
-        .then(pl.lit("asynchronous copy or collective: it continues outside its self time"))
-        .when(pl.col("compute_ps") <= time)
-        .then(pl.lit("data in a cache or on-chip memory"))
-        .when((pl.col("category").cast(pl.String) == "custom-call").fill_null(value=False))
-        .then(pl.format("custom call whose estimate exceeds the peak {} times", times))
-        .otherwise(pl.format("FLOPs exceed the peak {} times: other data type or device", times))
-    )
-    return rows.with_columns(
-        above=pl.when(pl.col("roof_ps") > time).then(why),
-        least_ps=pl.when("known").then(pl.min_horizontal("roof_ps", "self_ps")),
+def _of_steps(steps: Steps) -> pl.DataFrame:
+    """Return the work of each device in each step that was traced in full."""
+    return steps.full().devices.select(
+        *("host", "step", "flops", "bytes"),
+        count=pl.lit(1),
+        self_ps="device_ps",
+        flops_source=pl.when(pl.col("flops").is_not_null()).then(pl.lit("profiler")),
+        share=pl.col("flops_time_share").fill_null(1.0),
+        **{name: pl.lit(None, pl.String) for name in _UNIT if name != "device"},
+        device="device",
     )
 
 
-def _summary() -> list[pl.Expr]:
-    """Return the figures of a row of ``tpunb.schema.ROOFLINE``, of the instructions whose work is known."""
-    time, flops, bytes_, roof, least = (
-        pl.when(pl.col("known").any()).then(pl.col(name).filter("known").sum())
-        for name in ("self_ps", "flops", "bytes", "roof_ps", "least_ps")
+def _of_instructions(steps: Steps, by: str) -> pl.DataFrame:
+    """Return the work of each instruction in each step, of each of its kernels for their levels."""
+    rows = steps.layers.filter(pl.col("side") == "device").with_columns(share=pl.lit(1.0), device=pl.lit(None))
+    if "part" not in rows.columns:
+        rows = rows.with_columns(part=pl.lit(None, pl.String))
+    if by == "part" and rows["part"].null_count() == len(rows):
+        problem = "the layers of the run have no part: neither programs nor framework ops name forward and backward"
+        raise TpunbError(problem, hint="keep the programs of the run, or choose by='layer'")
+    if by == "library":
+        rows = _with_library(rows)
+    if by in _OF_KERNELS or not rows["kernel"].count():
+        return rows
+    # every kernel of an instruction runs once in each of its runs, or more often
+    events = pl.col("hlo_op").is_null() | pl.col("kernel").is_null()
+    first = ["flops_source", "share", "layer", "shape", "dtype", "device"]
+    runs = (
+        rows.filter(~events)
+        .group_by("host", "step", *(name for name in _UNIT if name not in first))
+        .agg(
+            pl.col("count").min(),
+            pl.col("self_ps").sum(),
+            *map(total, ["flops", "bytes"]),
+            *(pl.col(name).drop_nulls().first() for name in first),
+        )
     )
-    of_memory = pl.col("roof_ps").filter(pl.col("memory_ps") > pl.col("compute_ps")).sum()
-    sources = pl.col("flops_source").drop_nulls().unique()
-    excess = (pl.col("roof_ps") - pl.col("self_ps")).filter(pl.col("above").is_not_null())
-    return [
-        (time.fill_null(0) / _above_zero(pl.col("self_ps").sum())).alias("flops_time_share"),
-        (flops / _above_zero(time) * 1e12).alias("rate"),
-        (flops / _above_zero(bytes_)).alias("intensity"),
-        pl.when(roof > 0)
-        .then(pl.when(of_memory > roof / 2).then(pl.lit("memory")).otherwise(pl.lit("compute")))
-        .alias("bound"),
-        (flops / _above_zero(roof) * 1e12).alias("attainable"),
-        (least / _above_zero(time)).alias("efficiency"),
-        (time - least).round().cast(pl.Int64).alias("headroom_ps"),
-        pl.when(sources.len() > 1)
-        .then(pl.lit("both"))
-        .otherwise(sources.first().cast(pl.String))
-        .alias("flops_source"),
-        pl.col("above").drop_nulls().sort_by(excess, descending=True).first(),
-    ]
+    return pl.concat([rows.filter(events), runs], how="diagonal")
 
 
-def _above_zero(value: pl.Expr) -> pl.Expr:
-    return pl.when(value > 0).then(value)
+def _with_library(rows: pl.DataFrame) -> pl.DataFrame:
+    names = ["kernel", "hlo_op", "op", "category"]
+    texts = rows.select(names).unique()
+    libraries = [library(*row) for row in texts.cast(pl.String).rows()]
+    found = texts.with_columns(library=pl.Series(libraries, dtype=pl.String))
+    return rows.join(found, on=names, how="left", nulls_equal=True)
 
 
-def what_if(steps: Steps, other: str | Device, *, of: str | Device | None = None) -> pl.DataFrame:
-    """Model each step of each device on another device, beside its measurements.
-
-    Parameters
-    ----------
-    steps
-        Steps with FLOPs and bytes; those traced in full are modelled.
-    other
-        Device to model, or its name.
-    of
-        Device of the run, or its name; by the run's metadata if None.
-
-    Returns
-    -------
-    DataFrame
-        ``host``, ``device``, ``step``; measured ``dur_ps``, ``device_ps``, ``idle``, ``flops_util`` (a lower bound
-        where ``flops_time_share`` is below 0.9); and
-        ``modelled_dur_ps``, ``modelled_device_ps``, ``modelled_idle``, ``modelled_flops_util``, null without FLOPs and
-        bytes. Idle is the share of step time without compute, utilisation the share of peak FLOP/s, both 0 to 1.
-
-    Raises
-    ------
-    ValueError
-        If a device is unknown.
-    TpunbError
-        If the device of the run is unknown.
-
-    >>> from tpunb.testing import toy_steps
-    >>> modelled = what_if(toy_steps("aab"), "TPU v3", of="TPU v2")
-    >>> modelled["dur_ps"].to_list(), modelled["modelled_dur_ps"].to_list()  # without FLOPs
-    ([1000000000, 1000000000, 2000000000], [None, None, None])
-    """
-    target = _device(other, "other")
-    source = _device_of(steps, "what_if(..., of='TPU v3')") if of is None else _device(of, "of")
-    full = steps.full().frame.select("host", "step")
-    rows = steps.devices.join(full, on=["host", "step"], how="semi", maintain_order="left")
-    flops = pl.col("flops")
-    ratio = _roofline(target) / _roofline(source)
-    busy = (pl.col("device_ps") * ratio.fill_nan(1.0)).round().cast(pl.Int64)
-    return rows.with_columns(
-        modelled_device_ps=busy, modelled_dur_ps=pl.col("dur_ps") - pl.col("device_ps") + busy
-    ).select(
-        *("host", "device", "step", "dur_ps", "device_ps"),
-        idle=1 - pl.col("device_ps") / pl.col("dur_ps"),
-        flops_util=flops / (pl.col("dur_ps") / 1e12 * source.peak_flops),
-        flops_time_share=pl.col("flops_time_share"),
-        modelled_dur_ps=pl.col("modelled_dur_ps"),
-        modelled_device_ps=pl.col("modelled_device_ps"),
-        modelled_idle=1 - pl.col("modelled_device_ps") / pl.col("modelled_dur_ps"),
-        modelled_flops_util=flops / (pl.col("modelled_dur_ps") / 1e12 * target.peak_flops),
-    )
-
-
-def _roofline(on: Device) -> pl.Expr:
-    """Return the least time of a step in seconds."""
-    flops, bytes_ = pl.col("flops"), pl.col("bytes")
-    valid = flops.is_not_null() & bytes_.is_not_null()
-    return pl.when(valid).then(pl.max_horizontal(flops / on.peak_flops, bytes_ / on.bandwidth))
-
-
-def _device(value: object, name: str, owner: str = "what_if") -> Device:
+def _device(value: object) -> Device:
     if isinstance(value, Device):
         return value
     if not isinstance(value, str):
-        raise wrong(owner, name, "be a Device or the name of one", value)
+        raise wrong("roofline", "device", "be a Device or the name of one", value)
     return device_named(value)
 
 
-def _device_of(steps: Steps, call: str) -> Device:
+def device_of(steps: Steps) -> Device | None:
+    """Return the device measured for a run, or named by its metadata; None without known peaks."""
+    if steps.device is not None:
+        return steps.device
     kind = steps.metadata.get("device kind", "")
-    matching = [chip for chip in DEVICES.values() if chip.of_kind(kind)]
-    if not matching:
-        problem = f"unknown device {plain(kind)!r}" if kind else "the run does not name its device"
-        raise TpunbError(problem, hint=f"give the device of the run: {call}")
-    return matching[0]
+    return next((chip for chip in DEVICES.values() if chip.of_kind(kind)), None)
+
+
+def _device_of(steps: Steps) -> Device:
+    if (chip := device_of(steps)) is not None:
+        return chip
+    kind = steps.metadata.get("device kind", "")
+    problem = f"no peaks of the device {plain(kind)!r}" if kind else "the run does not name its device"
+    raise TpunbError(
+        f"{problem}: roofline needs device=",
+        hint="give its name, as in roofline(..., device='TPU v3'), "
+        "or of this CPU device=tpunb.analysis.machine.measured()",
+    )

@@ -9,7 +9,9 @@ import polars as pl
 from tpunb import schema
 from tpunb.frames.conversion import Tabular
 from tpunb.frames.phases import Phases
-from tpunb.text import duration, plural
+from tpunb.text import duration, plain, plural
+
+_ALONE = 3  # most unmatched phases that are named
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,6 +60,12 @@ class Comparison(Tabular):
             most = self.accounts.filter((change > 0) if wall_ps > 0 else (change < 0)).head(2)
             named = [f"{account} {_signed(change)}" for account, change in most.select("account", "change_ps").rows()]
             text += f": {', '.join(named)}" if named else ""
+        alone = [
+            plain(self.a.names[a] if b is None else self.b.names[b]) + f" only in {'a' if b is None else 'b'}"
+            for a, b in self.unmatched.select("phase_a", "phase_b").iter_rows()
+        ]
+        text += f", unmatched: {', '.join(alone[:_ALONE])}" if alone else ""
+        text += f" and {len(alone) - _ALONE} more" if len(alone) > _ALONE else ""
         return f"Comparison({text})"
 
     @property

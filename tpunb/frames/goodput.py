@@ -136,7 +136,13 @@ def _details(goodput: Goodput, account: str, whole: str) -> Iterator[str]:
 
 def busy(goodput: Goodput) -> str | None:
     """Return that other programs kept the machine busy, or None if they did not or there is no record of it."""
-    others = (goodput.load["machine_cpu"] - goodput.load["cpu"]).drop_nulls().drop_nans().mean()
-    if not isinstance(others, float) or others <= _BUSY:
+    others = others_used(goodput)
+    return None if others is None else f"the machine was busy: {others}"
+
+
+def others_used(goodput: Goodput) -> str | None:
+    """Return the share of the processors that other programs used on a busy machine, in words; else None."""
+    share = (goodput.load["machine_cpu"] - goodput.load["cpu"]).drop_nulls().drop_nans().mean()
+    if not isinstance(share, float) or share <= _BUSY:
         return None
-    return f"the machine was busy: other programs used {percent(others)} of its processors"
+    return f"other programs used {percent(share)} of its processors"

@@ -29,8 +29,9 @@ def phase_names(phases: Sequence[Mapping[str, Any]]) -> list[str]:
 
     The longest phase of a kind has the name of the kind. Another one is "checkpoint" if most of its steps save one,
     "first steps" if most of its steps compile, or if it ends before that phase begins and has at most a tenth of its
-    steps, and "(slower)" or "(faster)" if its step time differs by a quarter. A phase that waits for input for 30 % of
-    its step time is "(input-bound)". Phases that would share a name are numbered by their first steps.
+    steps, and "(slower)" or "(faster)" if its step time differs by a quarter; of two that are slower, or faster, the
+    farther is "(slowest)" or "(fastest)". A phase that waits for input for 30 % of its step time is "(input-bound)".
+    Phases that would share a name are numbered by their first steps.
 
     Parameters
     ----------
@@ -90,6 +91,12 @@ def _unique(names: list[str], phases: Sequence[Mapping[str, Any]], order: list[i
         name if longest[name] == at else _paced(name, phases[at], phases[longest[name]])
         for at, name in enumerate(names)
     ]
+    for pace, most in (("slower", "slowest"), ("faster", "fastest")):
+        for name in {paced[at] for at in order if paced[at].endswith(f"{pace})") and paced.count(paced[at]) == 2}:
+            one, two = sorted((at for at in order if paced[at] == name), key=lambda at: phases[at]["step_ps"] or 0)
+            if _paced("", phases[two], phases[one]):  # of two, the one that is farther
+                far = two if pace == "slower" else one
+                paced[far] = paced[far].replace(pace, most)
     shared = Counter(paced)
     kept = [name if shared[pace] > 1 else pace for name, pace in zip(names, paced, strict=True)]
     taken = {name for name, at in longest.items()} | {name for name, count in Counter(kept).items() if count == 1}

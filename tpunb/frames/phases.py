@@ -21,6 +21,7 @@ from tpunb.frames.op_matrix import op_matrix
 from tpunb.frames.own_time import reasons
 from tpunb.frames.phase_rows import rows
 from tpunb.frames.representatives import Representatives
+from tpunb.frames.step_trace import StepTrace
 from tpunb.frames.steps import Steps, trained
 from tpunb.text import plural
 
@@ -246,10 +247,17 @@ class Phases:
         """
         return float(self._population.explained_variance()) if self.fitted.n_unique() > 1 else None
 
-    def top(self, n: int = 5) -> pl.DataFrame:
+    def top(self, n: int = 5, *, sources: bool = True) -> pl.DataFrame:
         """Return the `n` operations of each phase with the most self time, host and device separately.
 
         Sums over the steps traced in full (paper VI.B, Tables II and III): ``tpunb.schema.TOP``.
+
+        Parameters
+        ----------
+        n
+            Number of operations, 1 or more.
+        sources
+            Whether to read layer and source line of the operations from the raw events; else they are null.
         """
         n = whole("top", "n", n, 1)
         rows = (
@@ -260,7 +268,19 @@ class Phases:
             .with_columns(rank=pl.int_range(1, pl.len() + 1).over("phase", "side"))
             .filter(pl.col("rank") <= min(n, self.steps.ops.height))
         )
+        if sources and self.steps.read_layers is not None:
+            rows = rows.join(self._sources, on=["phase", "side", "op"], how="left", maintain_order="left")
+        else:
+            rows = rows.with_columns(layer=None, source=None)
         return schema.check(rows, schema.TOP, "top")
+
+    @cached_property
+    def _sources(self) -> pl.DataFrame:
+        """The layer and source line in which each operation of each phase has the most self time."""
+        op, line = ["phase", "side", "op"], ["layer", "source"]
+        full = self.labelled.filter(traced="full").select("host", "step", "phase")
+        lines = self.steps.layers.join(full, on=["host", "step"]).group_by(*op, *line).agg(pl.col("self_ps").sum())
+        return lines.sort("self_ps", *line, descending=[True, False, False]).group_by(op).agg(pl.col(line).first())
 
     @cached_property
     def totals(self) -> pl.DataFrame:
@@ -348,6 +368,28 @@ class Phases:
 
         accounts = None if self.steps.wall is None else goodput(self).segments
         return chrome_trace(Path(path), self, told, accounts)
+
+    def open_trace(self, phase: int | None = None, path: str | os.PathLike[str] | None = None) -> StepTrace:
+        """Write the raw events of a typical step of a phase as a trace; what is returned says how to open it.
+
+        Parameters
+        ----------
+        phase
+            Number of the phase; the longest if None.
+        path
+            Where to, gzipped where it ends in ``.gz``; in the working folder if None.
+
+        Raises
+        ------
+        KeyError
+            If no step has that label.
+        TpunbError
+            If the capture kept no raw events, or no raw events of this phase.
+        """
+        from tpunb.io.step_trace import step_trace
+
+        number = self.longest.id if phase is None else self[phase].id
+        return step_trace(self, number, None if path is None else Path(path))
 
     def to_csv(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write ``phases.csv`` and the operations of each phase, host and device separately, into `folder`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,9 +43,11 @@ class Profile:
         Steps that a capture stored.
     read_events
         Function that decodes the raw events on access; None if none were kept.
+    read_batches
+        Functions that decode the raw events of a few hosts each; empty if all are decoded at once.
     read_details
-        Function that decodes another frame of the raw files on access, by its name: "instructions", "counters",
-        "memory"; None if none were kept.
+        Function that decodes another frame of the raw files on access, by its name: "instructions", "buffers",
+        "counters", "memory", "messages"; None if none were kept.
     stored_clocks
         ``tpunb.schema.CLOCKS`` that a capture stored; raw captures read them from the events.
     reused
@@ -55,7 +57,7 @@ class Profile:
     overhead_interval
         Ends of its 95 % interval; None if unknown.
     skipped
-        Files that could not be used, each with the reason.
+        Files that could not be used, each with the reason; of a run, raw windows that were damaged when read.
     """
 
     name: str
@@ -66,12 +68,13 @@ class Profile:
     origin_ns: int | None = None
     stored: Steps | None = None
     read_events: Callable[[], pl.DataFrame] | None = None
+    read_batches: Sequence[Callable[[], pl.DataFrame]] = ()
     read_details: Callable[[str], pl.DataFrame] | None = None
     stored_clocks: pl.DataFrame | None = None
     reused: bool = False
     overhead: float | None = None
     overhead_interval: tuple[float, float] | None = None
-    skipped: tuple[tuple[str, str], ...] = ()
+    skipped: Sequence[tuple[str, str]] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "windows", schema.check(self.windows, schema.WINDOWS, "windows"))
@@ -90,6 +93,14 @@ class Profile:
             raise not_kept(self.name, "raw events")
         return schema.check(self.read_events(), schema.EVENTS, "events")
 
+    def batches(self) -> Iterator[pl.DataFrame]:
+        """Yield `events` of a few hosts at a time, so that many hosts need not fit into memory together."""
+        if "events" in self.__dict__ or not self.read_batches:
+            yield self.events
+            return
+        for read in self.read_batches:
+            yield schema.check(read(), schema.EVENTS, "events")
+
     @cached_property
     def instructions(self) -> pl.DataFrame:
         """Shape, source line and replica groups of HLO instructions, ``tpunb.schema.INSTRUCTIONS``.
@@ -105,6 +116,15 @@ class Profile:
         return self._details("instructions")
 
     @cached_property
+    def buffers(self) -> pl.DataFrame:
+        """Memory of compiled programs by instruction and layer, ``tpunb.schema.BUFFERS``; raises as `instructions`.
+
+        Sums over buffers count memory that is used again several times; `allocation_bytes` of each allocation once is
+        what a run of the program needs.
+        """
+        return self._details("buffers")
+
+    @cached_property
     def counters(self) -> pl.DataFrame:
         """Samples of hardware counters, ``tpunb.schema.COUNTERS``; raises as `instructions`, empty if unknown."""
         return self._details("counters")
@@ -113,6 +133,11 @@ class Profile:
     def memory(self) -> pl.DataFrame:
         """Memory in use after each allocation, ``tpunb.schema.MEMORY``; raises as `instructions`, empty if unknown."""
         return self._details("memory")
+
+    @cached_property
+    def messages(self) -> pl.DataFrame:
+        """Messages of NCCL's kernels, ``tpunb.schema.MESSAGES``; raises as `instructions`, empty if unknown."""
+        return self._details("messages")
 
     def _details(self, kind: str) -> pl.DataFrame:
         if self.read_details is None:

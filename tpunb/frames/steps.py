@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
+from pathlib import Path
 
 import polars as pl
 
 from tpunb import schema
 from tpunb.errors import not_kept
 from tpunb.frames.conversion import Tabular
+from tpunb.frames.hardware import Device
 from tpunb.frames.wall_clock import WallClock
 from tpunb.text import plural
 
 _INFERRED = {"module": "module runs", "calls": "function calls", "whole": "the whole capture"}
 """What steps without annotation or record of their bounds were inferred from, by their rule."""
+
+_SHOWN = 20  # operations of a capture without steps
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,6 +49,14 @@ class Steps(Tabular):
         Host time of the input pipeline by stage, of the whole run: ``tpunb.schema.INPUT_STAGES``.
     wall
         Wall time of the run, and what the host clock knows beside steps; None if there is no record of it.
+    whole
+        All steps of the run, if these are the ones traced in full.
+    device
+        Peaks of its device that were measured for the run, if any.
+    source
+        Path or URL that the run was read from.
+    read_events
+        Function that decodes the raw events on access; None if none were kept.
     """
 
     frame: pl.DataFrame
@@ -56,6 +69,10 @@ class Steps(Tabular):
     metadata: Mapping[str, str] = field(default_factory=dict)
     wall: WallClock | None = None
     input_stages: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.INPUT_STAGES))
+    whole: Steps | None = None
+    device: Device | None = None
+    source: Path | str = ""
+    read_events: Callable[[], pl.DataFrame] | None = None
 
     def __post_init__(self) -> None:
         frame = schema.check(self.frame, schema.STEPS, "steps").sort("host", "start_ps", "step")
@@ -96,6 +113,13 @@ class Steps(Tabular):
         parts += [f"inferred from {source}" for rule, source in _INFERRED.items() if rule in rules]
         return f"Steps({', '.join(parts)})"
 
+    def _repr_html_(self) -> str | None:
+        """Return the longest operations, if the whole capture is one step: there is nothing else to show."""
+        if self.frame["rule"].ne_missing("whole").any() or self.ops.is_empty():
+            return None
+        longest = self.ops.sort("self_ps", "op", descending=[True, False]).head(_SHOWN).drop("step")
+        return f"<p>{escape(repr(self))}</p>{longest._repr_html_()}"
+
     def full(self) -> Steps:
         """Return the steps that were traced in full, with their operations."""
         return self._full
@@ -111,6 +135,7 @@ class Steps(Tabular):
             frame=frame,
             ops=self.ops.join(key, on=["host", "step"], how="semi"),
             devices=self.devices.join(key, on=["host", "step"], how="semi"),
+            whole=self,
         )
 
 

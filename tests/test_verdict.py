@@ -1,0 +1,84 @@
+"""The verdict: what took the time of a run, what to do first, and what it would save."""
+
+from dataclasses import replace
+
+import polars as pl
+import pytest
+from test_advice import SAVES, S, accounted
+
+import tpunb as tp
+from tpunb import schema
+from tpunb.analysis import verdict
+from tpunb.testing import toy_steps
+
+
+@pytest.mark.parametrize(
+    ("spans", "options", "sentence"),
+    [
+        (
+            [],
+            {"input_ps": 3 * S, "wall_s": 42},
+            "Waiting for input took 30.0 s of 42.0 s (71 % of run time). Tune the input pipeline (%%tpupoint --tune, "
+            "tp.tune): prefetch, map in parallel, cache: saves up to 30.0 s.",
+        ),
+        (
+            [(41, 10, "callbacks", "Slow.on_epoch_end"), (60, 2, "callbacks", "B.on_train_end")],
+            {"wall_s": 60},
+            "Callbacks took 10.0 s of 60.0 s (17 % of run time): mostly Slow.on_epoch_end. Call it less often, or do "
+            "its work in another thread or after training: saves up to 10.0 s.",
+        ),
+        ([], {"wall_s": 41}, "Healthy: 40.0 s of 41.0 s (98 % of run time) is productive training."),
+    ],
+)
+def test_the_verdict_says_what_took_the_time_and_what_to_do(spans, options, sentence):
+    assert verdict(accounted(*spans, **options)).sentence == sentence
+
+
+def test_advice_on_something_else_names_it():
+    again = (65, 10, "program startup", "tracing f again for (8,)")
+    found = verdict(accounted((41, 20, "evaluation", "fit"), (61, 4, "program startup", "tracing f"), again, wall_s=75))
+    assert found.account == "evaluation"
+    assert found.sentence == (
+        "Evaluation took 20.0 s of 75.0 s (27 % of run time): mostly fit. Tracing, compiling and first runs: use "
+        "batches of one shape (drop_remainder, padding, buckets), pass no Python numbers as arguments, saves up to "
+        "10.0 s."
+    )
+
+
+def test_steps_that_vary_on_a_busy_machine_are_to_be_measured_again():
+    steps = accounted().steps
+    late = steps.frame.with_columns(dur_ps=pl.when(pl.col("step") == 9).then(40 * S).otherwise("dur_ps"))
+    load = pl.DataFrame([("toy", n * S, 0.3, used, 0) for n, used in enumerate([0.9, 0.8])], schema.LOAD, orient="row")
+    quiet = tp.phases(replace(steps, frame=late), lambda _: [0] * 10)
+    busy = tp.phases(replace(steps, frame=late, wall=replace(steps.wall, load=load)), lambda _: [0] * 10)
+    assert verdict(busy).sentence == (
+        "Steps slower than usual took 36.0 s of 100.0 s (36 % of run time). The machine was busy, other programs used "
+        "55 % of its processors: measure again on an idle machine, saves up to 36.0 s."
+    )
+    assert verdict(busy).saves_ps == 36 * S
+    assert verdict(quiet).action != verdict(busy).action
+    assert verdict(quiet).account == "step time deviation"
+
+
+def test_what_saves_less_than_a_tenth_is_not_the_first_thing_to_do():
+    found = verdict(accounted(*SAVES[:1], wall_s=44))
+    assert (found.action, found.saves_ps) == (None, None)
+
+
+def test_evaluation_shorter_than_training_has_no_advice_but_is_named():
+    found = verdict(accounted(kinds=[*["eval"] * 3, *["train"] * 7], wall_s=41))
+    assert found.sentence.startswith("Evaluation took 12.0 s of 41.0 s (29 % of run time)")
+
+
+def test_names_of_the_program_are_plain_text():
+    evil = "x\x1b[31m\n" + "y" * 500
+    assert verdict(accounted((41, 40, "callbacks", evil))).sentence.isprintable()
+
+
+def test_no_record_of_wall_time_no_verdict():
+    assert verdict(tp.phases(toy_steps("aab"))) is None
+
+
+def test_wrong_arguments():
+    with pytest.raises(TypeError, match="must be Phases"):
+        verdict(toy_steps("aab"))

@@ -1,0 +1,114 @@
+"""The verdict on a run: what took its time, what to do first, and what that would save at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from tpunb.analysis.advice import ACCOUNT_RULES, RULES, advise
+from tpunb.analysis.goodput import goodput
+from tpunb.errors import wrong
+from tpunb.frames import Goodput, Phases
+from tpunb.frames.goodput import others_used, totals
+from tpunb.text import cut, duration, percent, plain
+
+_LEAST = 0.1  # share of run time that an account takes, or advice saves, to be named
+_TOOK = {
+    "data loading": "Waiting for input",
+    "callbacks": "Callbacks",
+    "checkpoint save": "Saving checkpoints",
+    "checkpoint restore": "Restoring a checkpoint",
+    "evaluation": "Evaluation",
+    "program startup": "Tracing, compiling and first runs",
+    "preparation": "Preparation before and between trainings",
+    "between steps": "Code between steps",
+    "step time deviation": "Steps slower than usual",
+    "profiler": "The profiler",
+    "tuning": "Tuning",
+    "resuming": "Resuming",
+    "other": "Time of unknown cause",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What took the time of a run, and what to do first.
+
+    Parameters
+    ----------
+    sentence
+        Both in words, with shares of run time (wall time).
+    account
+        The account outside of productive steps that took most, of ``tpunb.schema.ACCOUNTS``; None if none took a tenth.
+    action
+        What to do first; None if no advice saves a tenth of the run time.
+    saves_ps
+        What this would save at most, in picoseconds; None without an action.
+    """
+
+    sentence: str
+    account: str | None = None
+    action: str | None = None
+    saves_ps: int | None = None
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def verdict(phases: Phases) -> Verdict | None:
+    """Return the verdict on a run; None if there is no record of its wall time.
+
+    The action is the one of `tp.advise` that saves most, and a tenth of the run time at least; of those on what took
+    most, if there are any. Where steps vary most and other programs kept the machine busy, it is to measure again.
+
+    Parameters
+    ----------
+    phases
+        Phases of a run.
+
+    Raises
+    ------
+    TypeError
+        If `phases` is something else.
+    """
+    if not isinstance(phases, Phases):
+        raise wrong("verdict", "phases", "be Phases", phases, hint="tp.phases(steps)")
+    if phases.steps.wall is None or phases.steps.wall.span_ps <= 0:
+        return None
+    run = goodput(phases)
+    advice = advise(phases).filter(pl.col("saves_ps") >= _LEAST * run.wall_ps)
+    most = totals(run).filter(pl.col("account") != "productive", pl.col("share") >= _LEAST).head(1)
+    productive = f"{duration(run.time_ps('productive'))} of {duration(run.wall_ps)} ({percent(run.ratio)} of run time)"
+    if most.is_empty():
+        account: str | None
+        account, first = None, f"Healthy: {productive} is productive training"
+    else:
+        account, time_ps, share = most.select(pl.col("account").cast(pl.String), "time_ps", "share").row(0)
+        first = f"{_TOOK[account]} took {duration(time_ps)} of {duration(run.wall_ps)} ({percent(share)} of run time)"
+        first += f": {cause}" if (cause := _cause(run, account)) else ""
+    others = others_used(run)
+    if account == "step time deviation" and others is not None:
+        again = "measure again on an idle machine"
+        sentence = f"{first}. The machine was busy, {others}: {again}, saves up to {duration(time_ps)}."
+        return Verdict(sentence, account, again, time_ps)
+    of = {rule.name: rule.account for rule in (*ACCOUNT_RULES, *RULES)}
+    on_it = advice.filter(pl.col("rule").is_in([name for name in of if of[name] == account]))
+    if advice.is_empty():
+        return Verdict(f"{first}.", account)
+    best = (on_it if on_it.height else advice).row(0, named=True)
+    action, saves = best["action"].partition(";")[0], f"saves up to {duration(best['saves_ps'])}"
+    do = f"{action[0].upper()}{action[1:]}: {saves}"
+    if not on_it.height:  # it is about something else
+        about = _TOOK.get(of[best["rule"]] or "") or f"In {phases.names.get(best['phase'], 'the run')}"
+        do = f"{about}: {action}, {saves}"
+    return Verdict(f"{first}. {do}.", account, action, best["saves_ps"])
+
+
+def _cause(run: Goodput, account: str) -> str | None:
+    """Return what took most of an account, or else the place of most of its stalls."""
+    half_ps = run.time_ps(account) / 2
+    of = totals(run, "detail").filter(pl.col("account") == account, pl.col("time_ps") > half_ps)
+    at = run.stalls.filter(pl.col("kind") == account, pl.col("time_ps") > half_ps)
+    names = [*of["detail"].drop_nulls(), *at["place"].drop_nulls()]
+    return f"mostly {cut(plain(names[0]), 80)}" if names else None
