@@ -170,7 +170,7 @@ def test_a_long_run_keeps_the_timeline_small(hosts):
         error=pl.lit(None),
     )
     steps = Steps(frame, schema.empty(schema.OPS), windows=watched)
-    labels = pl.Series([0, 1, 2, 3, 4, 5, 6, 7, 8, -1] * (len(steps) // 10 + 1)).head(len(steps))
+    labels = pl.Series([*range(15), -1] * (len(steps) // 16 + 1)).head(len(steps))
     chart = charts.timeline(Phases(steps, labels, lambda s: [], pl.Series([None] * len(steps))))
     assert 100 < len(rows_of(chart)) < 5_000
     assert "3 other phases" in texts_of(chart)
@@ -237,9 +237,9 @@ def test_top_operations_are_of_the_longest_phase_unless_given():
 
 
 def test_colours_are_of_the_longest_and_outliers_are_grey():
-    found = charts.colours(phases_of("abcdefgh", [0, 1, 2, 3, 4, 5, 6, -1]))
-    assert len({found[phase] for phase in range(1, 7)}) == 6
-    assert len({found[phase] for phase in range(-1, 7)}) == 8
+    found = charts.colours(phases_of("abcdefghijklmnop", [*range(15), -1]))
+    assert len({found[phase] for phase in range(3, 15)}) == 12
+    assert len({found[phase] for phase in range(-1, 15)}) == 14
 
 
 EVIL = "<script>alert(1)</script>", '<img src=x onerror="alert(1)">\x00\x1b[31m\u202e', "]]>&amp;' --><!--"

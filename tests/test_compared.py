@@ -159,3 +159,16 @@ def test_names_of_methods_stay_text():
     said = texts_of(chart)
     assert all(evil[:9] in said for evil in EVIL)
     assert "alert(1)" in said
+
+
+def test_two_runs_of_one_name_are_numbered():
+    steps = replace(toy_steps("aaabbb"), name="bert")
+    comparison = tp.compare(tp.phases(steps), tp.phases(steps))
+    assert charts.compared(comparison).to_dict()["title"]["text"].endswith("bert → bert (2)")
+    assert tp.explore(steps, other=steps).answers()["compare"]()[0]["title"] == "bert (2)"
+
+
+def test_a_comparison_names_the_phases_of_one_run_alone():
+    first, second = run_of("aaabbb"), run_of("aaabbbcc")
+    assert repr(tp.compare(first, second)).endswith(f", unmatched: {second.names[2]} only in b)")
+    assert "unmatched" not in repr(tp.compare(first, first))

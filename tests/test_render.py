@@ -2,9 +2,11 @@
 
 import base64
 import re
+import zlib
 
 import altair as alt
 import pytest
+import vl_convert
 from test_charts import ALL, phases_of
 
 from tpunb import charts
@@ -41,6 +43,25 @@ def test_a_png_has_two_pixels_per_point():
     chart = charts.coverage(phases_of())
     width = int.from_bytes(render.png(chart)[16:20], "big")
     assert width > 2 * chart.width
+
+
+def test_a_png_is_packed_and_every_pixel_stays():
+    chart = charts.timeline(phases_of())
+    loose = vl_convert.vegalite_to_png(render._on_white(chart), render.VEGA_LITE, scale=2, allowed_base_urls=[])
+    packed = render.png(chart)
+    assert len(packed) < len(loose) / 2
+    assert pixels(packed) == pixels(loose)
+
+
+def pixels(png):
+    """The filtered rows of a PNG; its checksums are right."""
+    data, at = b"", 8
+    while at < len(png):
+        end = at + 8 + int.from_bytes(png[at : at + 4])
+        assert int.from_bytes(png[end : end + 4]) == zlib.crc32(png[at + 4 : end])
+        data += png[at + 8 : end] if png[at + 4 : at + 8] == b"IDAT" else b""
+        at = end + 4
+    return zlib.decompress(data)
 
 
 def test_a_users_configuration_takes_precedence():

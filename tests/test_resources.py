@@ -1,5 +1,6 @@
 """Hardware counters and memory: read from raw captures, per step, and over time in a chart."""
 
+import gzip
 import json
 import math
 import time
@@ -11,15 +12,11 @@ from xprof_oracle import Oracle
 
 import tpunb as tp
 from tpunb import schema
-from tpunb.io import run_folder, xplane
+from tpunb.errors import BadProfile, NoSteps, TpunbError
+from tpunb.io import run_folder, xplane, xprof_memory
 from tpunb.io.run_writer import RunWriter
 
 TPU, US = "/device:TPU:0", 1_000_000
-
-
-@pytest.fixture(scope="module")
-def pb2():
-    return pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
 
 
 class Plane:
@@ -50,9 +47,9 @@ def written(space, tmp_path):
 
 
 @pytest.fixture
-def counted(pb2, tmp_path):
+def counted(xplane_pb2, tmp_path):
     """Two steps of 100 us; the matrix unit is used for 80 and 40 % of the first, and 10 % of the second."""
-    space = pb2.XSpace(hostnames=["a"])
+    space = xplane_pb2.XSpace(hostnames=["a"])
     Plane(space, "/host:CPU").line("python", *(("train", 100 * n, 100, {"step_num": n}) for n in (0, 1)))
     tpu = Plane(space, TPU)
     tpu.line("XLA Ops", *(("fusion.1", start, 50, {"hlo_category": "loop fusion"}) for start in (10, 110)))
@@ -92,8 +89,8 @@ def test_counters_over_time_are_drawn(counted):
     assert drawn == [(pytest.approx(second, abs=1e-6), value) for second, value in [(0, 80), (30e-6, 40), (1e-4, 10)]]
 
 
-def test_a_profile_without_counters_has_no_rows_and_no_chart(pb2, tmp_path):
-    space = pb2.XSpace()
+def test_a_profile_without_counters_has_no_rows_and_no_chart(xplane_pb2, tmp_path):
+    space = xplane_pb2.XSpace()
     Plane(space, "/host:CPU").line("python", ("train", 0, 10, {"step_num": 1}))
     profile = tp.load(written(space, tmp_path))
     assert profile.counters.schema == schema.COUNTERS
@@ -111,8 +108,8 @@ def used(in_use, free, peak, size, **stats):
     return numbers | stats
 
 
-def test_memory_is_what_allocators_report(pb2, tmp_path):
-    space = pb2.XSpace(hostnames=["a"])
+def test_memory_is_what_allocators_report(xplane_pb2, tmp_path):
+    space = xplane_pb2.XSpace(hostnames=["a"])
     gpu = {"allocator_name": "GPU_0_bfc"}
     Plane(space, "/host:CPU").line(
         "python",
@@ -138,9 +135,9 @@ def test_memory_is_what_allocators_report(pb2, tmp_path):
     assert "GPU_0_bfc 3e-08 GB" in text
 
 
-def window(pb2, begin_ns, number, host="a"):
+def window(xplane_pb2, begin_ns, number, host="a"):
     """A capture of one step and one allocation, 2 us after its start."""
-    space = pb2.XSpace(hostnames=[host])
+    space = xplane_pb2.XSpace(hostnames=[host])
     task = Plane(space, "Task Environment")
     for name, ns in (("profile_start_time", begin_ns), ("profile_stop_time", begin_ns + 100_000)):
         task.plane.stats.add(metadata_id=task.key(name, task.plane.stat_metadata), uint64_value=ns)
@@ -149,9 +146,9 @@ def window(pb2, begin_ns, number, host="a"):
     return space.SerializeToString()
 
 
-def test_memory_of_several_files_is_in_the_time_and_under_the_hosts_of_the_profile(pb2, tmp_path):
+def test_memory_of_several_files_is_in_the_time_and_under_the_hosts_of_the_profile(xplane_pb2, tmp_path):
     begin = 1_700_000_000_000_000_000
-    for name, data in [("x", window(pb2, begin, 1)), ("y", window(pb2, begin + 7_000, 1))]:
+    for name, data in [("x", window(xplane_pb2, begin, 1)), ("y", window(xplane_pb2, begin + 7_000, 1))]:
         (tmp_path / f"{name}.xplane.pb").write_bytes(data)
     profile = tp.load(tmp_path)
     events = profile.events.filter(pl.col("name") == "MemoryAllocation").select(
@@ -162,10 +159,10 @@ def test_memory_of_several_files_is_in_the_time_and_under_the_hosts_of_the_profi
     assert events["host"].n_unique() == 2
 
 
-def test_memory_of_a_run_is_that_of_its_raw_windows(pb2, tmp_path):
+def test_memory_of_a_run_is_that_of_its_raw_windows(xplane_pb2, tmp_path):
     begin, writer = time.time_ns(), RunWriter(tmp_path)
     for number in (0, 1):
-        writer.raw(number, "a", window(pb2, begin + 7_000 * number, number))
+        writer.raw(number, "a", window(xplane_pb2, begin + 7_000 * number, number))
     facts = {"tpunb": run_folder.VERSION, "name": "toy", "origin_ns": begin}
     (tmp_path / run_folder.RUN).write_text(json.dumps(facts))
     assert tp.load(tmp_path).memory.select("start_ps", "in_use_bytes").rows() == [(2 * US, 0), (9 * US, 1)]
@@ -185,3 +182,72 @@ def test_memory_of_real_captures_is_that_of_xprof(real_profiles, tmp_path, name)
     peaks = memory.group_by("allocator").agg(pl.col("in_use_bytes", "capacity_bytes").max())
     assert {row[0]: row[1:] for row in peaks.rows()} == expected
     assert json.dumps(tp.charts.memory(tp.load(real_profiles / f"{name}.xplane.pb")).to_dict())
+    file = tmp_path / "host.memory_profile.json"
+    file.write_text(json.dumps(tables))
+    exported = tp.load(file).memory
+    columns = ["allocator", "in_use_bytes", "peak_bytes", "capacity_bytes"]
+    assert exported["host"].unique().to_list() == ["host"]
+    assert sorted(exported.select(columns).rows()) == sorted(memory.select(columns).rows())
+    assert sorted(exported["size_bytes"].drop_nulls()) == sorted(memory["size_bytes"].drop_nulls())
+
+
+def snapshot(at_us, used, *, size="5", kind="ALLOCATION", **more):
+    return {
+        "timeOffsetPs": str(at_us * US),
+        "aggregationStats": {"stackReservedBytes": "100", "heapAllocatedBytes": str(used), "freeMemoryBytes": "1000"}
+        | {"peakBytesInUse": "77"},
+        "activityMetadata": {"memoryActivity": kind, "allocationBytes": size, "tfOpName": "dense/MatMul"},
+    } | more
+
+
+def memory_table(*snapshots, sampled=()):
+    of_gpu = {"memoryProfileSnapshots": [*snapshots], "sampledTimelineSnapshots": [*sampled]}
+    return json.dumps({"memoryProfilePerAllocator": {"GPU_0_bfc": of_gpu}, "numHosts": 1}).encode()
+
+
+def test_a_memory_profile_that_xprof_exported_is_read(tmp_path):
+    first, second = snapshot(3, 10), snapshot(9, 4, size="6", kind="DEALLOCATION")
+    (tmp_path / "vm.memory_profile.json.gz").write_bytes(gzip.compress(memory_table(second, sampled=[second, first])))
+    profile = tp.load(tmp_path)
+    assert profile.memory.rows() == [
+        ("vm", "GPU_0_bfc", 3 * US, 5, 110, 77, 1110, "dense/MatMul"),
+        ("vm", "GPU_0_bfc", 9 * US, -6, 104, 77, 1104, "dense/MatMul"),
+    ]
+    with pytest.raises(NoSteps):
+        tp.steps(profile)
+    with pytest.raises(TpunbError, match="holds no counters"):
+        profile.counters  # noqa: B018
+
+
+def test_a_memory_profile_beside_tables_of_steps_adds_to_them(tmp_path):
+    steps = {"cols": [{"id": "stepnum"}, {"id": "stepTimeMs"}], "rows": [{"c": [{"v": "0"}, {"v": 1}]}]}
+    (tmp_path / "vm.overview_page.json").write_text(json.dumps([steps]))
+    (tmp_path / "vm.memory_profile.json").write_bytes(memory_table(snapshot(3, 10)))
+    for path in (tmp_path, tmp_path / "vm.memory_profile.json"):  # a table of the same prefix beside it belongs to it
+        profile = tp.load(path)
+        assert len(tp.steps(profile)) == 1
+        assert profile.memory["in_use_bytes"].to_list() == [110]
+    (tmp_path / "vm.memory_profile.json").write_bytes(b"[1]")
+    with pytest.warns(UserWarning, match=r"1 file skipped: vm\.memory_profile\.json: JSON, but no memory profile"):
+        profile = tp.load(tmp_path)
+    assert len(tp.steps(profile)) == 1
+    (tmp_path / "vm.overview_page.json").unlink()
+    with pytest.raises(BadProfile, match="no memory profile of XProf: a list"):
+        tp.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "row"),
+    [
+        ({"timeOffsetPs": "-5"}, None),
+        ({"timeOffsetPs": None}, None),
+        ({"aggregationStats": []}, (5, None, None, None)),
+        ({"aggregationStats": {"heapAllocatedBytes": "9" * 30, "freeMemoryBytes": 7.5}}, (5, None, None, None)),
+        ({"activityMetadata": {"memoryActivity": "NONE", "allocationBytes": "5"}}, (None, 110, 77, 1110)),
+        ({"activityMetadata": {"memoryActivity": "ALLOCATION", "allocationBytes": "0"}}, (None, 110, 77, 1110)),
+    ],
+)
+def test_values_of_an_exported_memory_profile_that_are_unset_or_damaged_are_null(damage, row):
+    memory = xprof_memory.read(memory_table(snapshot(3, 10) | damage, "none"), "vm.memory_profile.json")
+    columns = ("size_bytes", "in_use_bytes", "peak_bytes", "capacity_bytes")
+    assert memory.select(columns).rows() == ([] if row is None else [row])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tpunb import schema
 from tpunb.charts import render, timeline, timeline_rows
-from tpunb.charts.rows import PALETTE, colours
+from tpunb.charts.rows import PHASE_COLOURS, colours
 from tpunb.charts.timeline import live_timeline
 from tpunb.charts.timeline_rows import SHADES, Timeline, layout
 from tpunb.frames import Phases, Steps
@@ -90,7 +90,7 @@ def test_few_steps_are_drawn_one_by_one():
         "step": [0, 1, 2],
     }
     names = ["train", "train (slower)", "others", "outliers"]
-    assert rows["ranks"] == {"phase": [0, 1, None, -1], "shade": [0, 1, 6, 7], "name": names}
+    assert rows["ranks"] == {"phase": [0, 1, None, -1], "shade": [0, 1, 12, 13], "name": names}
     assert rows["numbers"] == {"at": [0.001, 0.003], "y": [8, 8], "name": ["train", "train (slower)"], "phase": [0, 1]}
 
 
@@ -181,32 +181,32 @@ def test_marks_stand_on_every_lane():
 
 
 def test_more_phases_than_colours_are_others():
-    phases = by_letter("aabbccddeeffgghhii")
-    real = phases.frame["phase"].to_list()  # i, the longest, first
+    phases = by_letter("aabbccddeeffgghhiijjkkllmmnnoo")
+    real = phases.frame["phase"].to_list()  # o, the longest, first
     rows = drawn(phases)
-    assert rows["ranks"]["phase"] == [*real[:6], None, -1]
-    assert rows["ranks"]["shade"] == [*range(8)]
+    assert rows["ranks"]["phase"] == [*real[:12], None, -1]
+    assert rows["ranks"]["shade"] == [*range(14)]
     shown = {
         real.index(label): SHADES[rows["ranks"]["shade"][rank]]
         for label, rank in zip(phases.labels, digits(rows["timeline"], "rank"), strict=True)
     }
     assert shown == {at: colours(phases)[phase] for at, phase in enumerate(real)}
-    assert "others" in rows["numbers"]["name"]
+    assert rows["ranks"]["name"][12:] == ["others", "outliers"]
 
 
 def test_the_chosen_one_of_the_others_is_drawn_as_itself():
-    phases = by_letter("aabbccddeeffgghhii")
+    phases = by_letter("aabbccddeeffgghhiijjkkllmmnnoo")
     plain, rows = drawn(phases), drawn(phases, chosen=0)
-    assert rows["ranks"]["phase"] == [8, 7, 6, 5, 4, 3, 0, None, -1]
-    assert rows["ranks"]["shade"] == [0, 1, 2, 3, 4, 5, 6, 6, 7]  # in the colour of the others
+    assert rows["ranks"]["phase"] == [*range(14, 2, -1), 0, None, -1]
+    assert rows["ranks"]["shade"] == [*range(12), 12, 12, 13]  # in the colour of the others
     assert [rows["ranks"]["phase"][rank] for rank in digits(rows["timeline"], "rank")[:4]] == [0, 0, None, None]
-    assert drawn(phases, chosen=8) == drawn(phases, chosen=99) == plain
+    assert drawn(phases, chosen=14) == drawn(phases, chosen=99) == plain
 
 
 def test_outliers_have_their_own_shade():
     rows = drawn(cut(toy_steps("aaz"), [0, 0, -1]))
     assert [rows["ranks"]["phase"][rank] for rank in digits(rows["timeline"], "rank")] == [0, 0, -1]
-    assert rows["ranks"]["shade"] == [0, 6, 7]
+    assert rows["ranks"]["shade"] == [0, 12, 13]
     assert rows["numbers"]["name"] == ["train", "outliers"]
     assert drawn(cut(toy_steps("az"), [-1, -1]))["timeline"]["rank"] == "1"
 
@@ -215,9 +215,13 @@ def test_a_second_run_wears_the_colours_of_the_first():
     phases = by_letter("aabbcc")
     rows = Timeline(phases.steps).rows(phases, alias={2: (1, "1 → 2"), 0: (0, "0 → 0")})
     assert rows["ranks"]["phase"] == [2, 1, 0, None, -1]
-    assert rows["ranks"]["shade"] == [1, 6, 0, 6, 7]
-    assert rows["numbers"]["name"] == ["0 → 0", "train 3", "1 → 2"]  # of the one that was matched with none its own
-    assert Timeline(phases.steps).rows(phases, alias={2: (9, "9 → 2")})["ranks"]["shade"][0] == len(PALETTE)
+    assert rows["ranks"]["shade"] == [1, 12, 0, 12, 13]
+    assert rows["numbers"]["name"] == [
+        "0 → 0",
+        "train (faster)",
+        "1 → 2",
+    ]  # of the one that was matched with none its own
+    assert Timeline(phases.steps).rows(phases, alias={2: (99, "99 → 2")})["ranks"]["shade"][0] == len(PHASE_COLOURS)
 
 
 def test_a_name_without_room_gives_way_to_the_number():

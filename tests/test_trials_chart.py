@@ -36,8 +36,11 @@ def domain(chart):
 def test_a_trial_is_a_dot_with_its_interval():
     line, intervals, dots, foot, ring = layers(charts.trials(TUNING))
     assert [row["ratio"] for row in line] == [1]
-    assert [(row["trial"], row["low"], row["high"]) for row in intervals] == [(1, 3.5, 4.5), (5, 0.7, 0.9)]
-    assert [(row["trial"], row["ratio"]) for row in dots] == [(0, 1), (1, 4), (2, 1), (5, 0.8)]
+    assert [(row["trial"], row["low"], row["high"]) for row in intervals] == [
+        (1, pytest.approx(3.5), pytest.approx(4.5)),
+        (5, pytest.approx(2.649, abs=1e-3), pytest.approx(3.780, abs=1e-3)),  # of two races
+    ]
+    assert [(row["trial"], row["ratio"]) for row in dots] == [(0, 1), (1, 4), (2, 4), (5, 3.2)]
     assert [(row["trial"], row["verdict"]) for row in foot] == [(3, "failed"), (4, "different output")]
     assert [row["trial"] for row in ring] == [1]
 
@@ -45,9 +48,38 @@ def test_a_trial_is_a_dot_with_its_interval():
 def test_each_dot_describes_its_trial():
     about = {row["trial"]: row["about"] for row in rows_of(charts.trials(TUNING)) if "trial" in row}
     assert about[0] == "trial 0, default: as written"
-    assert about[1] == "trial 1, faster: map:1 parallel calls = 8; 4.00x [3.5, 4.5] vs trial 0, 3 pairs"
-    assert about[2].endswith("1.00x vs trial 1, 1 pair")
+    assert about[1] == "trial 1, faster: map:1 parallel calls = 8; 4.00x [3.50, 4.50], by 3 pairs of runs with trial 0"
+    assert about[2].endswith("4.00x, by 1 pair of runs with trial 1")
     assert about[3].endswith("end prefetch = 2; ValueError: no")
+
+
+def test_trials_are_against_the_program_whichever_they_raced():
+    chain = Tuning(
+        (
+            TRIALS[0],
+            Trial(1, {"a": 2}, "faster", None, 0, 2.0, 1.6, 2.5, 3, True),
+            Trial(2, {"a": 4}, "faster", None, 1, 3.0, 2.4, 3.75, 3, True),
+            Trial(3, {"a": 8}, "failed", None, 2),
+            Trial(4, {"a": 9}, "not faster", None, 2, 0.5, None, None, 1, True),
+        )
+    )
+    first, second, third, failed, last = chain.speedups
+    assert first == (1, 1, 1)
+    assert second == pytest.approx((2, 1.6, 2.5))
+    wide = math.exp(math.sqrt(2) * math.log(1.25))  # both intervals are 25 % to each side
+    assert third == pytest.approx((6, 6 / wide, 6 * wide))
+    assert failed is None
+    assert last == (3, 0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "words"),
+    [((2, 1.5, 4.5), "2.00x [1.50, 4.50]"), ((2, 1.5, 4.6), "at least 1.50x"), ((2, 0.5, 9), "2.00x [0.50, 9.00]")],
+)
+def test_a_gain_with_a_wide_interval_is_its_lower_end(speedup, words):
+    assert charts.trials(Tuning(TRIALS[:1], CALLS, Speedup(*speedup))).description.endswith(
+        f"chosen (ring): {words} vs the program's values."
+    )
 
 
 def test_verdicts_differ_in_colour_and_in_shape():

@@ -7,11 +7,14 @@ charts offline.
 from tpunb.charts.accounts import accounts
 from tpunb.charts.compared import agreed, compared
 from tpunb.charts.curves import dbscan_eps, hdbscan_tree, sweep_curve
+from tpunb.charts.history import history
 from tpunb.charts.measures import measures
 from tpunb.charts.resources import counters, memory
+from tpunb.charts.roofline import roofline
 from tpunb.charts.rows import colours
 from tpunb.charts.runs import coverages, sweeps
 from tpunb.charts.shares import coverage, top_ops
+from tpunb.charts.stack import stack
 from tpunb.charts.timeline import timeline
 from tpunb.charts.trials import trials
 
@@ -25,8 +28,11 @@ __all__ = [
     "coverages",
     "dbscan_eps",
     "hdbscan_tree",
+    "history",
     "measures",
     "memory",
+    "roofline",
+    "stack",
     "sweep_curve",
     "sweeps",
     "timeline",

@@ -7,7 +7,7 @@ import polars as pl
 
 from tpunb.charts.labels import WIDEST, names_of
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.rows import GREY, PALETTE, WIDTH, cleaned, counted, rows_of
+from tpunb.charts.rows import GREY, PALETTE, WIDTH, counted, rows_of
 from tpunb.errors import TpunbError
 from tpunb.frames import Comparison
 from tpunb.text import cut
@@ -27,7 +27,7 @@ def compared(comparison: Comparison) -> LayerPicture:
     frame = comparison.frame.drop_nulls("ratio").head(_BARS)
     if frame.is_empty():
         raise TpunbError("no phase of one run was matched with one of the other", hint="see comparison.unmatched")
-    a, b = (cut(cleaned(run.steps.name), _RUN) or name for run, name in ((comparison.a, "a"), (comparison.b, "b")))
+    a, b = names_of([comparison.a.steps.name or "a", comparison.b.steps.name or "b"], _RUN)
     names = (
         pl.col(name).replace_strict({phase: cut(text, _NAME) for phase, text in run.names.items()})
         for name, run in (("phase_a", comparison.a), ("phase_b", comparison.b))
@@ -39,7 +39,7 @@ def compared(comparison: Comparison) -> LayerPicture:
     text = pl.format("{}x{}", ratio, pl.format(" [{}, {}]", low, high).fill_null(""))
     rows = frame.select(
         *("ratio", "ratio_low", "ratio_high"),
-        name=pl.format("{} → {}", *names),
+        name=pl.format("{} → {}", *names).map_batches(lambda pairs: pl.Series(names_of(pairs, 2 * _NAME + 3))),
         text=text,
         about=pl.format("{} in the first run, {} in the second: ratio {}", counted("steps_a", "step"), "steps_b", text),
     )

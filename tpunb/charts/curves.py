@@ -18,6 +18,7 @@ from tpunb.errors import TpunbError
 from tpunb.frames import Phases
 from tpunb.text import cut, plain, plural
 
+_FLAT = 36  # points: height of a plot without a change
 _POINTS = 60  # rows of a sweep that are all drawn; of longer ones, where a curve changes
 _CHOICE: dict[str, Any] = {"color": PALETTE[5], "filled": True, "opacity": 1, "size": 170, "shape": "diamond"}
 
@@ -52,10 +53,14 @@ def sweep_curve(phases: Phases) -> VConcatPicture:
     choice = f"chosen (diamond): {chosen['about'][0]}" if chosen.height else "none was chosen"
     axis = WHOLE if slider.step >= 1 else alt.Axis(tickCount=10)
     x = alt.X(f"{slider.parameter}:Q", title=slider.label, axis=axis).scale(zero=False)
+    flat = [curve for curve in slider.curves if sweep.height > 1 and sweep[curve.column].n_unique() == 1]
     plots = [_plot(sweep, curve, x) for curve in slider.curves]
     title = titled(phases, slider.title or f"{type(phases.method).__name__}: {slider.parameter}")
     plots[0].height = 200
-    plots[0].title = alt.TitleParams(title, subtitle=[choice, *_missed(sweep, slider)])
+    for plot, curve in zip(plots, slider.curves, strict=True):
+        if curve in flat:
+            plot.height = _FLAT
+    plots[0].title = alt.TitleParams(title, subtitle=[choice, *_missed(sweep, slider), *_flat(flat, slider)])
     if slider.rules:
         plots[0].title.offset = 20
         plots[0].layer += _rule_marks(sweep, slider, x)
@@ -92,7 +97,9 @@ def _plot(sweep: pl.DataFrame, curve: Curve, x: alt.X) -> alt.LayerChart:
     if curve.percent_of:
         title = f"{title} (% of {curve.percent_of})"
     y = alt.Y(f"{curve.column}:Q", title=title)
-    if sweep[curve.column].dtype.is_integer():
+    if sweep[curve.column].n_unique() == 1:
+        y = y.axis(alt.Axis(values=[sweep[curve.column][0]]))
+    elif sweep[curve.column].dtype.is_integer():
         y = y.axis(_counts(sweep[curve.column]))
     elif not curve.percent_of:
         y = y.scale(zero=curve.goal is None)
@@ -130,6 +137,12 @@ def _missed(sweep: pl.DataFrame, slider: SliderSpec) -> list[str]:
     """Return the subtitles of goals that are not reached."""
     goals = [(curve, level) for curve in slider.curves if (level := _level(sweep, curve)) is not None]
     return [curve.goal_missed for curve, level in goals if (sweep.filter(curve.goal_rule)[curve.column] < level).any()]
+
+
+def _flat(curves: list[Curve], slider: SliderSpec) -> list[str]:
+    """Return the subtitle of curves without a change."""
+    names = " and ".join(curve.title or curve.column for curve in curves)
+    return [f"flat: the same {names} at every {slider.parameter}"] if curves else []
 
 
 def _rule_marks(sweep: pl.DataFrame, slider: SliderSpec, x: alt.X) -> list[alt.Chart]:

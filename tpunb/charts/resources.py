@@ -58,7 +58,7 @@ def _over_time(
         about=pl.format("{}: {} at {} s", "name", pl.col("value").round(3), (pl.col("bin") * width / 1e12).round(3)),
     )
     axis, peaks = f"{what} ({unit})", [f"{name} {value:.3g} {unit}" for name, value in shown.rows()]
-    others = f"; {highest.height - shown.height} others left out" if highest.height > shown.height else ""
+    others = f"; {highest.height - shown.height} more left out" if highest.height > shown.height else ""
     hue = alt.Color("name:N", title=None).scale(range=PALETTE)
     line = rows_of(binned).encode(x=alt.X("second:Q", title=TIME), y=alt.Y("value:Q", title=axis), color=hue)
     text = cleaned(f"{title} · {profile.name}")

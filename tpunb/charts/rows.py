@@ -13,6 +13,7 @@ from tpunb.frames import Phases
 from tpunb.text import plural
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito, 2008
+PHASE_COLOURS = (*PALETTE, "#F0E442", "#6A51C9", "#8F2D56", "#8A9A2B", "#B7A6F2", "#2E6F62")  # of the longest phases
 NOISE, OTHERS, GREY = "#8c8c8c", "#7f6a4d", "#7f7f7f"
 INK = "currentColor"  # text colour of the page
 HOSTS = 8  # at most in one chart
@@ -56,9 +57,9 @@ def titled(phases: Phases, text: str) -> str:
 
 
 def colours(phases: Phases) -> dict[int, str]:
-    """Return a colour for each phase: six for colour-blind readers, for the longest; one for all others."""
+    """Return a colour for each of the 12 longest phases, six of them for colour-blind readers; one for all others."""
     real = [phase for phase in phases.frame["phase"] if phase >= 0]
-    hues = dict(zip(real, PALETTE, strict=False))
+    hues = dict(zip(real, PHASE_COLOURS, strict=False))
     return {phase: hues.get(phase, OTHERS) for phase in real} | {-1: NOISE}
 
 

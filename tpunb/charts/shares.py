@@ -96,7 +96,7 @@ def top_ops(phases: Phases, phase: int | None = None, n: int = 5) -> VConcatPict
         When no step of it was traced in full, or the profile holds no operations.
     """
     chosen = phases.longest if phase is None else phases[phase]
-    top = phases.top(n).filter(pl.col("phase") == chosen.id)
+    top = phases.top(n, sources=False).filter(pl.col("phase") == chosen.id)
     if top.is_empty():
         traced = (chosen.steps["traced"] == "full").any()
         why = "its profile holds none" if traced else "no step of it was traced in full"

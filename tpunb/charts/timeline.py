@@ -78,11 +78,11 @@ def timeline(phases: Phases) -> LayerPicture:
     marks, width = drawn.marks(phases), drawn.edges[1] - drawn.edges[0]
     rows = _merged(marks, width / _STILL / 2)
     columns = {"numbers": drawn.numbers(marks), "windows": drawn.windows()}
-    tables = {"timeline": rows} | {name: pl.DataFrame(table, strict=False) for name, table in columns.items()}
+    tables = {"timeline": rows} | {name: _typed(table) for name, table in columns.items()}
     every = phases.steps.frame["host"].n_unique()
     facts = f"{plural(len(phases), 'phase')} over {plural(len(phases.steps), 'step')}"
     facts += f"; top 3 cover {percent(phases.coverage(3), 1)} of productive time"
-    facts += f"; {failures.sum()} of {len(failures)} windows failed" if failures.any() else ""
+    facts += f"; {failures.sum()} of {plural(len(failures), 'window')} failed" if failures.any() else ""
     facts += f"; {HOSTS} of {every} hosts shown" if every > HOSTS else ""
     slice_s = width / layout(len(drawn.hosts))["slices"]
     sliced = [] if marks.step is not None else [f"slices of {slice_s:.3g} s, divided by the time of each phase"]
@@ -107,6 +107,11 @@ def timeline(phases: Phases) -> LayerPicture:
         description=f"Timeline. {facts}. {', '.join(names.values())}.",
         width=_STILL,
     )
+
+
+def _typed(table: Any) -> pl.DataFrame:
+    """Return a table, which may have no rows, as a frame whose columns have types."""
+    return pl.DataFrame(table, strict=False).with_columns(pl.col(pl.Null).cast(pl.Float64))
 
 
 def _merged(marks: Marks, gap: float) -> pl.DataFrame:
@@ -156,8 +161,10 @@ def _layers(
     steps = table("timeline").transform_calculate(
         steps="datum.last > datum.step ? ', steps ' + datum.step + ' to ' + datum.last : ', step ' + datum.step",
         seconds="format(datum.start, '.6~r') + ' s to ' + format(datum.end, '.6~r') + ' s'",
+        lasts="isValid(datum.step) ? ', ' + format(datum.end - datum.start, '.3~s') + 's' : ''",
+        hint="datum.more ? ', ' + datum.more : ''",
         about="datum.name + (isValid(datum.step) ? datum.steps : ', ' + datum.part + ' % of this slice')"
-        f" + ', ' + {_KINDS}[datum.traced] + ': ' + datum.seconds",
+        f" + ', ' + {_KINDS}[datum.traced] + ': ' + datum.seconds + datum.lasts + datum.hint",
     )
     faint = alt.ExprRef("hue !== null || chosen !== null && datum.phase !== chosen ? 0.22 : 1")
     top = [LANE * lane for lane in range(len(hosts))]

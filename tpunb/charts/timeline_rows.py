@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from tpunb.charts.rows import HOSTS, NOISE, OTHERS, PALETTE, cleaned
+from tpunb.charts.rows import HOSTS, NOISE, OTHERS, PHASE_COLOURS, cleaned
 from tpunb.frames import Phases, Steps
 from tpunb.frames.op_matrix import Floats, Ints, factorize
 
 Columns = dict[str, list[Any] | str]
 
-SHADES = (*PALETTE, OTHERS, NOISE)
+SHADES = (*PHASE_COLOURS, OTHERS, NOISE)
 """The colour of each shade: the longest phases by rank, all other phases, outliers."""
 
 SLICES = 480
@@ -290,9 +290,9 @@ def _digits(values: Ints) -> str:
 
 def _ranked(phases: Phases, chosen: int | None, alias: Mapping[int, tuple[int, str]] | None) -> tuple[Ints, Ranks]:
     """Return the rank of each step, and the look of each rank."""
-    others, outliers = len(PALETTE), len(PALETTE) + 1  # shades
+    others, outliers = len(PHASE_COLOURS), len(PHASE_COLOURS) + 1  # shades
     real = [phase for phase in phases.frame["phase"] if phase >= 0]
-    alone = real[: len(PALETTE)]
+    alone = real[: len(PHASE_COLOURS)]
     if chosen in real and chosen not in alone:
         alone.append(chosen)
     named = dict(phases.frame.select("phase", "name").iter_rows())

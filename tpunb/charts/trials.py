@@ -10,8 +10,8 @@ import polars as pl
 from tpunb.charts.render import LayerPicture
 from tpunb.charts.rows import GREY, INK, PALETTE, WIDTH, rows_of
 from tpunb.errors import TpunbError
-from tpunb.text import cut, plural, short
-from tpunb.tuning.results import Trial, Tuning, format_values
+from tpunb.text import cut, plural
+from tpunb.tuning.results import Speedup, Trial, Tuning, format_values
 
 _MARKS = {  # colours for colour-blind eyes, and shapes
     "default": (PALETTE[0], "square"),
@@ -28,7 +28,7 @@ _PLAIN = alt.Axis(tickMinStep=1, format="d", grid=False)
 
 
 def trials(tuning: Tuning) -> LayerPicture:
-    """Return the chart of the speed-up of each trial over the best before it, with its 95 % interval.
+    """Return the chart of the speed-up of each trial against the program's values, with its 95 % interval.
 
     Trials that failed or changed the output are at the bottom. A ring marks the values that won.
 
@@ -43,7 +43,7 @@ def trials(tuning: Tuning) -> LayerPicture:
     most = max(tuning.trials[-1].number + 1, _FEWEST)
     x = alt.X("trial:Q", title="trial", axis=_PLAIN, scale=alt.Scale(domain=[-0.5, most - 0.5], nice=False))
     scale = alt.Scale(type="log", domain=domain, nice=False)
-    y = alt.Y("ratio:Q", title="speed-up over the best before", scale=scale, axis=_ticks(domain))
+    y = alt.Y("ratio:Q", title="speed-up against the program", scale=scale, axis=_ticks(domain))
     timed, ended = rows.filter(pl.col("ratio").is_not_null()), rows.filter(pl.col("ratio").is_null())
     raced = timed.drop_nulls(["low", "high"])
     present = [name for name in _MARKS if name in set(rows["verdict"])]
@@ -65,7 +65,7 @@ def trials(tuning: Tuning) -> LayerPicture:
             .encode(x=x, y=y),
         ],
         title=alt.TitleParams("Trials", subtitle=[_summary(tuning)]),
-        description=f"Trials by their speed-up over the best before: {_summary(tuning)}.",
+        description=f"Trials by their speed-up against the program's values: {_summary(tuning)}.",
         width=WIDTH,
         height=220,
     )
@@ -78,13 +78,13 @@ def _rows(tuning: Tuning) -> tuple[pl.DataFrame, list[float]]:
         {
             "trial": trial.number,
             "verdict": trial.verdict,
-            "ratio": 1.0 if trial.verdict == "default" else trial.ratio,
-            "low": trial.low,
-            "high": trial.high,
+            "ratio": None if speedup is None else speedup.ratio,
+            "low": None if speedup is None or trial.low is None else speedup.low,
+            "high": None if speedup is None or trial.high is None else speedup.high,
             "chosen": trial is chosen,
-            "about": _about(trial),
+            "about": _about(trial, speedup),
         }
-        for trial in tuning.trials
+        for trial, speedup in zip(tuning.trials, tuning.speedups, strict=True)
     ]
     numbers = {"trial": pl.Int64, "ratio": pl.Float64, "low": pl.Float64, "high": pl.Float64}
     rows = pl.DataFrame(made, schema_overrides=numbers, infer_schema_length=None)
@@ -109,31 +109,33 @@ def _chosen(tuning: Tuning) -> Trial | None:
     return won[-1] if won and tuning.best else None
 
 
-def _about(trial: Trial) -> str:
+def _about(trial: Trial, speedup: Speedup | None) -> str:
     text = f"trial {trial.number}, {trial.verdict}: {cut(format_values(trial.values), 120)}"
-    if trial.ratio is None:
-        return text if trial.error is None else f"{text}; {cut(trial.error, 120)}"
-    return f"{text}; {gain(trial)} vs trial {trial.against}, {plural(trial.pairs, 'pair')}"
+    if trial.error is not None:
+        text += f"; {cut(trial.error, 120)}"
+    if trial.against is None or speedup is None:
+        return text
+    return f"{text}; {gain(speedup)}, by {plural(trial.pairs, 'pair')} of runs with trial {trial.against}"
 
 
-def gain(trial: Trial) -> str:
-    """Return the speed-up of a trial over the best before it, with its interval.
+def gain(speedup: Speedup | None) -> str:
+    """Return a speed-up with its interval, if it has one.
 
-    >>> gain(Trial(1, {}, "faster", ratio=4.0, low=3.5, high=1e6)), gain(Trial(2, {}, "failed"))
-    ('4.00x [3.5, >100]', '–')
+    >>> gain(Speedup(4.0, 3.5, 4.5)), gain(Speedup(1.1, 0.0, 1e6)), gain(Speedup(1.1, 0.0, math.inf)), gain(None)
+    ('4.00x [3.50, 4.50]', '1.10x [<0.01, >100]', '1.10x', '–')
     """
-    if trial.ratio is None:
+    if speedup is None:
         return "–"
-    if trial.low is None or trial.high is None:
-        return f"{trial.ratio:.2f}x"
-    low = short(trial.low) if trial.low >= 0.01 else "<0.01"
-    high = short(trial.high) if trial.high <= 100 else ">100"
-    return f"{trial.ratio:.2f}x [{low}, {high}]"
+    ratio, low, high = speedup
+    if low == ratio == high or (low == 0 and math.isinf(high)):  # the program itself, or one pair
+        return f"{ratio:.2f}x"
+    if low > 1:
+        return speedup.brief
+    return f"{ratio:.2f}x [{f'{low:.2f}' if low >= 0.01 else '<0.01'}, {f'{high:.2f}' if high <= 100 else '>100'}]"
 
 
 def _summary(tuning: Tuning) -> str:
     ran = plural(len(tuning.trials), "trial")
     if not tuning.best:
         return f"{ran}, the values stay as they are"
-    ratio, low, high = tuning.speedup
-    return f"{ran}; chosen (ring): {ratio:.2f}x [{low:.2f}, {high:.2f}] vs the program's values"
+    return f"{ran}; chosen (ring): {tuning.speedup.brief} vs the program's values"
