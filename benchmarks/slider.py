@@ -248,6 +248,7 @@ def soon(page: Any, panel: Panel, pressed: Iterable[str]) -> list[float]:
 
 def drag(page: Any, panel: Panel, moves: int) -> dict[str, int]:
     """Drag the slider's thumb over its rail and back; count frames, blank frames and clusterings shown."""
+    page.locator(f"{panel.root} {panel.slider}").scroll_into_view_if_needed()
     slider, rail = (page.locator(f"{panel.root} {part}").bounding_box() for part in (panel.slider, panel.rail))
     y = rail["y"] + rail["height"] / 2
     page.evaluate("panel => bench.look(panel)", asdict(panel))

@@ -233,6 +233,22 @@ def python(page, code):
     ).strip()
 
 
+def eventually(check, timeout_s=15):
+    """What a check returns once it asserts nothing wrong.
+
+    The page shows a change at once, but holds its message back until the kernel has answered the one before: for a
+    moment nothing says that one is still to come.
+    """
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            return check()
+        except AssertionError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
 def save(page):
     """Save the notebook, with its outputs and the state of its widgets."""
     page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save'); }")
@@ -266,7 +282,7 @@ def brightness(colour):
 
 def shot(page, folder, name):
     """Save a picture of each chart of the notebook."""
-    pictures = page.locator(".jp-OutputArea-output:has(svg.marks)")
+    pictures = page.locator(".jp-OutputArea-output").filter(has=page.locator("svg.marks:visible"))
     for number in range(pictures.count()):
         pictures.nth(number).scroll_into_view_if_needed()
         pictures.nth(number).screenshot(path=folder / f"{name}-{number:02d}.png")

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -17,6 +18,8 @@ from tpunb.errors import NoSteps
 from tpunb.frames import Labels, Steps
 from tpunb.testing import toy_steps
 from tpunb.widgets.panel import format_error
+
+SAMPLES = Path(__file__).parents[1] / "datasets" / "sample_profiles"
 
 TOY = toy_steps("aaaabbbbczz")
 SHOWN = ("clustering", "method", "min_samples", "k", "threshold", "ops", "phase", "time_range")
@@ -413,8 +416,6 @@ def test_what_cannot_be_explored(wrong):
 
 def test_nothing_to_cut():
     with pytest.raises(NoSteps):
-        tp.explore(toy_steps("aaa", traced="nnn"))
-    with pytest.raises(NoSteps):
         tp.explore(toy_steps(""))
 
 
@@ -448,3 +449,9 @@ assert not {"tensorflow", "jax", "torch"} & {*sys.modules}, "by a callback"
 def test_no_callback_brings_a_framework():
     run = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
+
+
+def test_a_profile_and_its_path_are_explored_by_their_steps():
+    path = SAMPLES / "keras_cnn"
+    for run in (tp.load(path), path, str(path)):
+        assert tp.explore(run, method="kmeans").value.method == tp.KMeans()

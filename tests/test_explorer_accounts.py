@@ -34,7 +34,11 @@ def answer(view):
 
 def test_the_bar_is_there_from_the_start_and_holds_no_segments():
     bar = tp.explore(clocked())._frame["accounts"]
-    assert bar["sentence"] == "20 ms: 9 ms productive (45 %), 10 ms in callbacks: Slow.on_epoch_end; 1 ms preparation"
+    assert bar["lines"] == [
+        "Callbacks took 10 ms of 20 ms (50 % of run time): mostly Slow.on_epoch_end. Call it less often, or do its "
+        "work in another thread or after training: saves up to 10 ms.",
+        "20 ms: 9 ms productive (45 %), 10 ms in callbacks: Slow.on_epoch_end; 1 ms preparation",
+    ]
     assert bar["parts"]["account"] == ["productive", "callbacks", "preparation"]
     assert bar["parts"]["until"] == [0.009, 0.019, 0.02]
     assert bar["selected"] is None
@@ -132,7 +136,7 @@ def test_each_host_is_marked_on_its_lane():
     view = tp.explore(both)
     view.account = "callbacks"
     assert answer(view)["selected"]["marks"]["y"] == [LANE + TOP]
-    assert "(mean of 2 hosts)" in answer(view)["sentence"]
+    assert "(mean of 2 hosts)" in answer(view)["lines"][-1]
 
 
 def test_the_saved_page_holds_every_account_and_the_selected_one():

@@ -1,7 +1,9 @@
 """The explorer in a real browser: every control by its role and name, by keys and by mouse, in Lab and Notebook 7."""
 
+import re
+
 import pytest
-from jupyter_pages import AXIS, VIEWPORT, brightness, errors, ink, python, run_all, theme
+from jupyter_pages import AXIS, VIEWPORT, brightness, errors, eventually, idle, ink, python, run_all, theme
 from playwright.sync_api import expect
 
 expect.set_options(timeout=30_000)
@@ -34,6 +36,7 @@ NAMES = (
     ("button", "PNG"),
     ("button", "SVG"),
     ("button", "Chrome trace"),
+    ("button", "Open trace"),
     ("button", "Make static"),
     ("region", "Clustering"),
     ("region", "Coverage and phases"),
@@ -72,23 +75,37 @@ def panel(shown):
 
 
 def settled(panel):
-    """Wait until the line of Python stays as it is."""
+    """Wait until the page has asked for all that it will, and the kernel has answered what came before."""
     panel.page.wait_for_timeout(SETTLED_MS)
     expect(panel.get_by_role("region", name="Selected phase")).not_to_have_attribute("aria-busy", "true")
+    idle(panel.page)
 
 
 def trait(panel, name):
     return python(panel.page, f"print(view.{name})")
 
 
+def becomes(panel, name, value):
+    """A trait in the kernel has a value, soon."""
+
+    def check():
+        assert trait(panel, name) == value
+
+    eventually(check)
+
+
 def is_what_the_kernel_holds(panel):
     """The line of Python on the page gives the phases that the panel holds, and the page shows as many."""
-    settled(panel)
-    line = panel.locator("code").text_content()
-    seen = f"found = {line}; print(view.code == {line!r}, view.value.labels.equals(found.labels), len(found))"
-    same, alike, many = python(panel.page, seen).split()
-    assert (same, alike) == ("True", "True")
-    assert panel.get_by_role("status").first.text_content().startswith(f"{many} phase")
+
+    def check():
+        settled(panel)
+        line = panel.locator("code").text_content()
+        seen = f"found = {line}; print(view.code == {line!r}, view.value.labels.equals(found.labels), len(found))"
+        same, alike, many = python(panel.page, seen).split()
+        assert (same, alike) == ("True", "True")
+        assert panel.get_by_role("status").first.text_content().startswith(f"{many} phase")
+
+    eventually(check)
 
 
 def choose(panel, method):
@@ -103,12 +120,16 @@ def choose(panel, method):
 
 def at(panel, slider, method):
     """Where the slider is; what is said beside it, the trait and the line of Python are there too."""
-    value = float(slider.input_value())
-    assert panel.locator("output").text_content() == f"{value:g}"
-    assert slider.get_attribute("aria-valuetext") == f"{SLIDERS[method][1]} {value:g}"
     is_what_the_kernel_holds(panel)
-    assert float(trait(panel, SLIDERS[method][2])) == pytest.approx(value)
-    return value
+
+    def check():
+        value = float(slider.input_value())
+        assert panel.locator("output").text_content() == f"{value:g}"
+        assert slider.get_attribute("aria-valuetext") == f"{SLIDERS[method][1]} {value:g}"
+        assert float(trait(panel, SLIDERS[method][2])) == pytest.approx(value)
+        return value
+
+    return eventually(check)
 
 
 def ends(slider):
@@ -137,28 +158,37 @@ def timeline_pixels(panel):
 
 def picked(panel):
     """The phase that stands out: in the kernel, by the radios and by the heading of what is said of it."""
-    settled(panel)
-    phase = trait(panel, "phase")
-    heading = panel.get_by_role("region", name="Selected phase").get_by_role("heading").first.text_content()
-    if phase == "None":
-        expect(panel.get_by_role("radio", checked=True)).to_have_count(0)
-        expect(panel.get_by_role("button", name="Clear selection")).to_be_disabled()
-        assert heading.endswith("(longest)")
-        return None
-    name = PHASES[int(phase)]
-    expect(panel.get_by_role("radio", name=name, exact=True)).to_be_checked()
-    assert heading == name
-    return int(phase)
+
+    def check():
+        settled(panel)
+        phase = trait(panel, "phase")
+        heading = panel.get_by_role("region", name="Selected phase").get_by_role("heading").first.text_content()
+        checked = panel.get_by_role("radio", checked=True)
+        if phase == "None":
+            assert checked.count() == 0
+            assert panel.get_by_role("button", name="Clear selection").is_disabled()
+            assert heading.endswith("(longest)")
+            return None
+        assert checked.count() == 1
+        assert checked.get_attribute("value") == phase
+        assert heading == PHASES[int(phase)]
+        return int(phase)
+
+    return eventually(check)
 
 
 def shown_seconds(panel):
     """From when to when the timeline is drawn, by the number fields and by the kernel."""
-    settled(panel)
-    fields = [panel.get_by_role("spinbutton").nth(i).input_value() for i in (0, 1)]
-    low, high = (float(field) for field in fields)
-    edges = python(panel.page, "print(*view._axis['edges'])").split()
-    assert [low, high] == pytest.approx([float(edge) for edge in edges], abs=1e-5)
-    return low, high
+
+    def check():
+        settled(panel)
+        fields = [panel.get_by_role("spinbutton").nth(i).input_value() for i in (0, 1)]
+        low, high = (float(field) for field in fields)
+        edges = python(panel.page, "print(*view._axis['edges'])").split()
+        assert [low, high] == pytest.approx([float(edge) for edge in edges], abs=1e-5)
+        return low, high
+
+    return eventually(check)
 
 
 # -- names, order, keys -----------------------------------------------------------------------------------------------
@@ -173,25 +203,40 @@ def test_everything_has_a_role_and_a_name(panel):
         assert len(figures.nth(number).get_attribute("aria-label")) > 20
 
 
-def test_tab_goes_from_the_method_to_the_buttons_as_they_stand(panel):
+def test_tab_goes_from_the_accounts_to_the_buttons_as_they_stand(panel):
     expect(panel.get_by_role("button", name="Whole run")).to_be_disabled()  # the whole run is shown
-    panel.get_by_role("combobox", name="Method").focus()
-    accounts = panel.get_by_role("group", name="Accounts").get_by_role("button").all_inner_texts()
+    accounts = panel.get_by_role("group", name="Accounts").get_by_role("button")
+    accounts.first.focus()
+    accounts = accounts.all_inner_texts()
     reached = []
-    for _ in range(13 + len(accounts)):
+    for _ in range(15 + len(accounts)):
         reached.append(panel.page.evaluate(FOCUSED))
         panel.page.keyboard.press("Tab")
     assert reached == [
-        "Method",
         *(text.strip() for text in accounts),
         "From (seconds)",
         "To (seconds)",
         "Timeline table",
+        "train",
+        "How phases were found",
+        "Method",
         "min_samples (steps)",
         "Curve table",
-        "train",
-        *("Copy code", "Save HTML", "PNG", "SVG", "Chrome trace", "Make static"),
+        *("Copy code", "Save HTML", "PNG", "SVG", "Chrome trace", "Open trace", "Make static"),
     ]
+
+
+ORDER = (".tpunb-headline", "svg", "canvas", *(f"[aria-label='{name}']" for name in ("Advice", "Coverage and phases")))
+ORDER += ("[aria-label='Selected phase']", ".tpunb-method")
+
+
+def test_it_begins_with_the_verdict_then_evidence_then_method(panel):
+    panel.page.set_viewport_size({"width": 800, "height": 1000})  # one column
+    tops = [panel.locator(part).first.bounding_box()["y"] for part in ORDER]
+    panel.page.set_viewport_size(VIEWPORT)
+    assert tops == sorted(tops)
+    assert "What to do" in panel.get_by_role("region", name="Advice").text_content()
+    expect(panel.locator("details.tpunb-method")).to_have_attribute("open", "")
 
 
 def test_phases_that_have_no_row_are_listed_when_asked_for(panel):
@@ -237,6 +282,19 @@ def test_the_mouse_drags_each_slider_to_the_value_under_it(panel, method):
     assert at(panel, slider, method) == pytest.approx(
         target, abs=max(0.02 * (most - least), 0.5 * float(slider.get_attribute("step")))
     )
+
+
+def test_the_slider_stays_where_it_is_while_the_list_of_phases_grows(panel):
+    slider = choose(panel, "kmeans")
+    rows = panel.get_by_role("table", name="Phases, longest first").get_by_role("row")
+    slider.press("ArrowRight")
+    is_what_the_kernel_holds(panel)
+    before, fewer = slider.bounding_box()["y"], rows.count()
+    for _ in range(3):
+        slider.press("ArrowRight")
+    is_what_the_kernel_holds(panel)
+    assert rows.count() > fewer
+    assert slider.bounding_box()["y"] == pytest.approx(before, abs=2)
 
 
 def test_a_method_without_a_slider_and_back(panel):
@@ -314,7 +372,7 @@ def test_an_account_is_picked_by_its_button_and_left_again(panel):
     button.click()
     expect(about.get_by_role("heading")).to_contain_text("of wall time")
     expect(button).to_have_attribute("aria-pressed", "true")
-    assert trait(panel, "account") == "step time deviation"
+    becomes(panel, "account", "step time deviation")
     assert timeline_pixels(panel) != before
     panel.get_by_role("slider", name="min_samples (steps)").press("ArrowRight")
     is_what_the_kernel_holds(panel)
@@ -324,7 +382,7 @@ def test_an_account_is_picked_by_its_button_and_left_again(panel):
     panel.get_by_role("button", name="step time deviation").press("Enter")
     expect(about).to_have_count(0)
     settled(panel)
-    assert trait(panel, "account") == "None"
+    becomes(panel, "account", "None")
 
 
 def test_an_account_is_picked_on_the_bar(panel):
@@ -332,7 +390,7 @@ def test_an_account_is_picked_on_the_bar(panel):
     panel.page.mouse.click(bar["x"] + 0.1 * bar["width"], bar["y"] + 15)
     expect(panel.get_by_role("button", name="productive")).to_have_attribute("aria-pressed", "true")
     settled(panel)
-    assert trait(panel, "account") == "productive"
+    becomes(panel, "account", "productive")
 
 
 def test_a_phase_is_picked_on_the_coverage(panel):
@@ -356,6 +414,36 @@ def test_a_stretch_drawn_over_the_timeline_is_shown_and_the_whole_run_again(pane
     expect(panel.get_by_role("button", name="Whole run")).to_be_disabled()
 
 
+def test_the_wheel_zooms_around_the_pointer_and_out_again(panel):
+    whole = shown_seconds(panel)
+    box, middle = timeline(panel)
+    panel.page.mouse.move(box["x"] + 0.5 * box["width"], middle)
+    panel.page.mouse.wheel(0, -100)
+    eventually(lambda: zoomed(panel, 0.8 * (whole[1] - whole[0])))
+    low, high = shown_seconds(panel)
+    assert (low + high) / 2 == pytest.approx(sum(whole) / 2, abs=0.05 * (whole[1] - whole[0]))
+    for _ in range(3):
+        panel.page.mouse.wheel(0, 100)
+    becomes(panel, "time_range", "None")
+    assert shown_seconds(panel) == whole
+
+
+def zoomed(panel, span):
+    low, high = shown_seconds(panel)
+    assert high - low == pytest.approx(span, rel=0.02)
+
+
+def test_the_pointer_over_a_step_gives_its_time_its_kind_and_the_top_operation(panel):
+    python(panel.page, "view.time_range = [4.2, 4.6]")  # few enough to be drawn one by one
+    settled(panel)
+    box, middle = timeline(panel)
+    panel.page.mouse.move(box["x"] + 0.5 * box["width"], middle)
+    about = panel.page.locator(".vg-tooltip")
+    expect(about).to_contain_text("kind train, mostly ")
+    expect(about).to_contain_text(re.compile(r"step \d+, .* s to .* s, [\d.]+ms"))
+    panel.page.mouse.move(0, 0)
+
+
 def test_a_stretch_is_typed(panel):
     low, high = panel.get_by_role("spinbutton").all()
     high.fill("4")
@@ -374,7 +462,7 @@ def test_a_refused_value_shows_an_error_and_changes_nothing(panel):
     high.fill("-1")
     high.press("Enter")
     expect(panel.get_by_role("alert")).to_contain_text("The time range must be [from, to] in seconds")
-    assert trait(panel, "time_range") == "[0.0, 4.0]"
+    becomes(panel, "time_range", "[0.0, 4.0]")
     expect(panel.locator("code")).to_have_text(FIRST)
     high.fill("3")
     high.press("Enter")

@@ -57,13 +57,34 @@ def test_each_button_gives_a_file(panel, button, name, first, tmp_path):
 
 @pytest.fixture(scope="module")
 def files(panel, tmp_path_factory):
-    """The page as the button gives it, and as `save_html` writes it."""
+    """The page as the button gives it, and as `save` writes it."""
     folder = tmp_path_factory.mktemp("pages")
-    python(panel.page, f"view.save_html({str(folder / 'written.html')!r})")
+    python(panel.page, f"view.save({str(folder / 'written.html')!r})")
     with panel.page.expect_download() as found:
         panel.get_by_role("button", name="Save HTML").click()
     found.value.save_as(folder / "button.html")
     return folder
+
+
+def test_a_notebook_that_was_not_frozen_shows_its_pictures_and_how_to_revive_the_panel(panel, files, jupyter, shots):
+    still = panel.page.locator("[data-tpunb]")
+    expect(still).to_be_hidden()
+    save(panel.page)
+    name = jupyter.folder / "shared.ipynb"
+    nbformat.write(nbformat.read(name, as_version=4), jupyter.folder / "revived.ipynb")
+    page = jupyter.open("revived.ipynb")
+    shown = page.locator("[data-tpunb]")
+    expect(shown).to_contain_text("For the panel, run this cell again.")
+    expect(shown.locator("img")).to_have_count(3)
+    page.wait_for_timeout(3000)
+    page.screenshot(path=shots / "explorer-revived.png")
+    expect(page.get_by_text("model not found")).to_be_hidden()
+    page.complaints.clear()  # the front end's own on the missing model
+    run_all(page, charts=2)
+    expect(shown).to_be_hidden()
+    expect(page.get_by_role("region", name=NAME)).to_be_visible()
+    jupyter.open("shared.ipynb")
+    run_all(page, charts=2)
 
 
 def test_a_notebook_that_was_frozen_shows_pictures_and_tables_without_a_kernel(panel, files, jupyter, shots):
@@ -71,12 +92,13 @@ def test_a_notebook_that_was_frozen_shows_pictures_and_tables_without_a_kernel(p
     expect(panel).to_have_count(0)
     idle(panel.page)
     save(panel.page)
-    (output,) = jupyter.saved("shared.ipynb").cells[0].outputs
+    output, below = jupyter.saved("shared.ipynb").cells[0].outputs
+    assert below.data == {"text/plain": ""}
     assert {*output.data} == {"text/html", "image/png", "text/plain"}
     page = jupyter.open("shared.ipynb")
     shown = page.locator(".tpunb-summary")
     expect(shown.get_by_role("table", name="Phases, longest first").get_by_role("row")).to_have_count(5)
-    expect(shown.locator("img")).to_have_count(4)  # with the bar of the run
+    expect(shown.locator("img")).to_have_count(3)  # bar, timeline, curve
     page.screenshot(path=shots / "explorer-frozen.png")
     assert page.complaints == []
 
@@ -88,7 +110,7 @@ def test_a_frozen_notebook_of_somebody_else_shows_tables_and_no_code_runs(jupyte
     book.cells[0].metadata.pop("trusted", None)
     nbformat.write(book, jupyter.folder / "untrusted.ipynb")
     page = jupyter.open("untrusted.ipynb")
-    shown = page.locator(".jp-OutputArea-output")
+    shown = page.locator(".jp-OutputArea-output").first
     expect(shown.get_by_role("table", name="Phases, longest first").get_by_role("row")).to_have_count(5)
     page.screenshot(path=shots / "explorer-untrusted.png")
     assert "time since the start of the run" not in shown.inner_text()
@@ -107,6 +129,7 @@ def test_the_saved_page_needs_no_kernel_and_no_network(jupyter, files, shots, na
     expect(panel.locator("canvas")).to_have_count(2)
     expect(panel.get_by_role("figure").locator("svg.marks")).not_to_have_count(0)
     expect(panel.get_by_role("slider")).to_be_disabled()
+    expect(panel.get_by_role("button", name="Open trace")).to_have_count(0)
     expect(panel.get_by_role("combobox", name="Method")).to_be_disabled()
     heading = panel.get_by_role("region", name="Selected phase").get_by_role("heading").first
     expect(heading).to_have_text("train (longest)")

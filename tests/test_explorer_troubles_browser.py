@@ -11,7 +11,7 @@ CELLS = (
 import polars as pl
 import tpunb as tp
 from dataclasses import replace
-from tpunb.testing import toy_steps
+from tpunb.testing import toy_events, toy_steps
 from tpunb.widgets import explorer, sliders
 
 BAD = "<img src=x onerror='window.ran = true'>"
@@ -32,6 +32,8 @@ steps = toy_steps("aaaabbbbbbccccc" * 4)""",
     "both = tp.explore(replace(steps, name='fast'), other=longer(steps))\nboth",
     "model = lambda name: replace(steps, name='unlike', metadata={'model': name})\n"
     "unlike = tp.explore(model('a'), other=model('b'))\nunlike",
+    "steps_of = [('/host:CPU', 'python', BAD, 1000 * i, 500, i) for i in range(6)]\n"
+    "raw = tp.explore(replace(toy_steps('aaabbb'), name='raw', read_events=lambda: toy_events(*steps_of)))\nraw",
 )
 BROKEN = "def broken(*_): raise RuntimeError('no <b>luck</b>')\n"
 MEND = """explorer.group_steps, sliders.chart = really, drawn
@@ -105,7 +107,7 @@ def test_a_chart_that_cannot_be_made_leaves_the_method_as_it_was(panel):
 def test_it_says_that_it_is_busy_and_then_no_more(panel):
     python(panel.page, "def slow(*a):\n    time.sleep(1)\n    return really(*a)\nexplorer.group_steps = slow")
     busy = panel.get_by_text("working …")
-    assert busy.count() == 0 or not busy.is_visible()
+    expect(busy).to_be_hidden()
     press(panel, "ArrowLeft", "ArrowLeft")
     expect(busy).to_be_visible()
     expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.69))")
@@ -122,6 +124,19 @@ def test_sliding_while_a_cell_runs_does_no_harm_and_the_last_value_holds(panel):
     assert python(panel.page, "print(total)") == "190"  # when the cell has ended
     expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.62))")
     assert python(panel.page, "print(view.threshold, view.value.method)") == "0.62 OLS(threshold=0.62)"
+
+
+def test_a_method_with_a_slider_replaces_one_without(panel):
+    """The chart of HDBSCAN is on the page, and has no rule for a slider to move."""
+    method = panel.get_by_role("combobox", name="Method")
+    method.select_option(label="HDBSCAN")
+    expect(panel.get_by_text("HDBSCAN: condensed tree")).to_be_visible()
+    python(panel.page, "view._first.pop('kmeans', None), view._swept.pop('kmeans', None)")  # as if never computed
+    method.select_option(label="k-means")
+    expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.KMeans())")
+    expect(panel.get_by_role("slider", name="clusters, k")).to_be_visible()
+    expect(panel.get_by_text("k-means: squared distances by k")).to_be_visible()
+    expect(panel.get_by_text("working …")).to_be_hidden()
 
 
 def test_what_arrives_while_a_chart_is_drawn_is_drawn_too(panel):
@@ -141,7 +156,7 @@ def test_what_arrives_while_a_chart_is_drawn_is_drawn_too(panel):
     expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.KMeans(k=2))")
     expect(panel.get_by_role("slider")).to_have_value("2")
     panel.page.wait_for_timeout(1500)
-    rule = panel.get_by_role("figure").nth(1).locator("svg .mark-rule line").last.bounding_box()
+    rule = panel.get_by_role("region", name="Clustering").locator("svg .mark-rule line").last.bounding_box()
     slider = panel.get_by_role("slider").bounding_box()
     least, most = (float(panel.get_by_role("slider").get_attribute(end)) for end in ("min", "max"))
     thumb = slider["x"] + 8 + (2 - least) / (most - least) * (slider["width"] - 16)
@@ -178,7 +193,7 @@ def test_a_second_run_has_its_ribbon_and_its_phases_matched(shown, shots):
     rows = beside.get_by_role("rowheader")
     expect(rows).to_have_count(3)
     assert [row.text_content() for row in rows.all()] == [
-        f"{name} → {name}" for name in ("train", "train 3", "train 2")
+        f"{name} → {name}" for name in ("train", "train (faster)", "train (fastest)")
     ]
     assert [cell.text_content()[:5] for cell in beside.get_by_role("cell", name="2.00x").all()] == ["2.00x"] * 3
     panel.screenshot(path=shots / "explorer-second-run.png")
@@ -193,6 +208,23 @@ def test_unlike_runs_are_compared_when_asked(shown):
     beside.get_by_role("button", name="Compare anyway").click()
     expect(beside.get_by_role("rowheader")).to_have_count(3)
     expect(beside.get_by_role("note")).to_have_count(0)
+    assert shown.complaints == []
+
+
+# -- a trace ----------------------------------------------------------------------------------------------------------
+
+
+def test_open_trace_says_where_the_trace_is_and_how_to_open_it(shown, jupyter):
+    panel = region(shown, "raw")
+    name = python(shown, "print(raw.value.names[1])")
+    panel.get_by_role("radio", name=name, exact=True).check()
+    panel.get_by_role("button", name="Open trace").click()
+    expect(panel.get_by_role("status").filter(has_text="ui.perfetto.dev")).to_contain_text(f"of {name}")
+    assert [*jupyter.folder.glob("*.trace.json.gz")]
+    without = region(shown, "toy")
+    without.get_by_role("button", name="Open trace").click()
+    expect(without.get_by_role("alert")).to_contain_text("holds no raw events")
+    python(shown, 'view.error = ""')
     assert shown.complaints == []
 
 

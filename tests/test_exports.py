@@ -71,7 +71,7 @@ def state_of(page):
 
 
 def test_files_are_written_where_they_are_asked_for(view, tmp_path):
-    assert view.save_html(tmp_path / "a.html") == tmp_path / "a.html"
+    assert view.save(tmp_path / "a.html") == tmp_path / "a.html"
     assert (tmp_path / "a.html").read_bytes().startswith(b"<!doctype html>")
     ElementTree.fromstring(view.save_svg(str(tmp_path / "a.svg")).read_bytes())
     assert view.save_png(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -190,7 +190,20 @@ def test_what_a_front_end_shows_without_a_kernel(view):
     assert still["text/plain"] == repr(view.value)
     assert b64decode(still["image/png"]).startswith(b"\x89PNG")
     data, _ = view._repr_mimebundle_()
-    assert {*data} == {*still, WIDGET}
+    assert {*data} == {"text/html", "text/plain", WIDGET}
+
+
+def test_pictures_have_the_order_of_the_panel_with_comparison_and_distinguishing_operations():
+    view = explore(toy_steps("aaabbb"), other=toy_steps("aabbbcc"))
+    html = view._repr_mimebundle_()[0]["text/html"]
+    order = ("Timeline", "What to do", "Phases, longest first", "Top operations", "Distinguishing operations of")
+    places = [*map(html.index, (*order, "Comparison with", "How phases were found"))]
+    assert places == sorted(places)
+    assert "(only in the second run)" in html
+    assert "<details open>" in html
+    assert (
+        "no comparison: " in explore(toy_steps("aaabbb"), other=toy_steps("ppppq"))._repr_mimebundle_()[0]["text/html"]
+    )
 
 
 CELLS = (
@@ -234,20 +247,17 @@ def displays(messages):
 
 def test_freeze_puts_pictures_in_place_of_the_panel(executed):
     _, messages = executed
-    panels = [
-        sent for sent in displays(messages).values() if sent[0] == ("display_data", sent[0][1]) and WIDGET in sent[0][1]
-    ]
-    assert len(panels) == 2
+    sent = [*displays(messages).values()]
+    panels = [one for one in sent if WIDGET in one[0][1]]
+    assert len(panels) == 3
     for shown, *updates in panels:
-        assert {"text/html", "image/png", "text/plain"} <= shown[1]
-        assert updates == [("update_display_data", {"text/html", "image/png", "text/plain"})]
-
-
-def test_a_finished_run_shows_the_panel_and_freezes(executed):
-    _, messages = executed
-    (run,) = [sent for sent in displays(messages).values() if WIDGET not in sent[0][1]]  # the line came first
-    assert any(WIDGET in kinds for _, kinds in run)
-    assert run[-1] == ("update_display_data", {"text/html", "image/png", "text/plain"})
+        assert shown[1] == {WIDGET, "text/plain"}
+        assert updates == [("update_display_data", {"text/plain"})]
+    pictures = [one for one in sent if one not in panels]
+    assert len(pictures) == 3
+    for *shown, last in pictures:
+        assert shown[-1][1] == {"text/html", "text/plain"}
+        assert last == ("update_display_data", {"text/html", "image/png", "text/plain"})
 
 
 def test_the_run_is_in_the_variable(executed):
@@ -260,13 +270,14 @@ def test_a_notebook_saved_without_widgets_shows_pictures_and_tables(executed):
     notebook, _ = executed
     assert "widgets" not in notebook.metadata
     for cell in notebook.cells[1:3]:
-        (output,) = cell.outputs
+        output, below = cell.outputs
         assert WIDGET not in output["data"]
+        assert below["data"] == {"text/plain": ""}
         assert "1 phase over 6 steps" in output["data"]["text/html"]  # what was shown last
     html, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
     seen = Page(html)
     assert (
-        sum(value.startswith("data:image/svg+xml") for name, value in seen.attributes if name == "src") == 10
+        sum(value.startswith("data:image/svg+xml") for name, value in seen.attributes if name == "src") == 7
     )  # with the bar of the run
     assert "Phases, longest first" in seen.text
     assert "widget-view" not in html
@@ -277,5 +288,5 @@ def test_a_notebook_that_was_not_frozen_shows_them_too(view):
     output = nbformat.v4.new_output("display_data", data=data)
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("view", outputs=[output])])
     html, _ = HTMLExporter(template_name="basic").from_notebook_node(book)
-    assert Page(html).tags.count("img") == 3
+    assert Page(html).tags.count("img") == 2
     assert "table" in Page(html).tags

@@ -2,15 +2,25 @@
 
 import ast
 import re
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
+import polars as pl
 import pytest
+from jupyter_client import KernelManager
 from kernel_client import Client
 from nbclient.exceptions import CellExecutionError
 
+import tpunb as tp
+from tpunb.errors import NoSteps
+from tpunb.testing import toy_steps
+
 INIT = """
-import sys
+%reset -f
+import os, sys
+os.chdir({folder!r})
 sys.path.insert(0, {tests!r})
 from stand_in import StandIn
 from tpunb.profiler import capture as capture_module
@@ -23,14 +33,24 @@ frontends.CellOutput.every_s = 0.01  # not to wait for a second each time
 WORK = "import time\nfor i in range(8):\n    with tpu.step(i):\n        time.sleep(0.01)\n"
 
 
-@pytest.fixture
-def notebook(tmp_path):
-    """Run cells in a kernel of their own; returns the notebook and what stopped it, if anything did."""
+@pytest.fixture(scope="module")
+def shared_kernel():
+    """One kernel for the cells of all tests that leave it as it was: each begins with an empty namespace."""
+    manager = KernelManager()
+    manager.start_kernel()
+    yield manager
+    manager.shutdown_kernel(now=True)
 
-    def run(*cells):
-        init = INIT.format(tests=str(__file__).rsplit("/", 1)[0])
+
+@pytest.fixture
+def notebook(tmp_path, request):
+    """Run cells in the shared kernel, or in a new one; returns the notebook and what stopped it, if anything did."""
+
+    def run(*cells, new_kernel=False):
+        init = INIT.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
         book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (init, *cells)])
-        client = Client(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+        kernel = None if new_kernel else request.getfixturevalue("shared_kernel")
+        client = Client(book, km=kernel, timeout=120)
         stopped = None
         try:
             client.execute()
@@ -51,7 +71,9 @@ def results(cell):
 
 
 def shown(cell):
-    return [output["data"] for output in cell.outputs if output.output_type == "display_data"]
+    """What a cell displays, without the panels below it."""
+    data = [output["data"] for output in cell.outputs if output.output_type == "display_data"]
+    return [bundle for bundle in data if bundle["text/plain"]]
 
 
 def errors(cell):
@@ -69,11 +91,45 @@ def test_the_cells_value_stays_its_out_and_the_summary_is_shown(notebook):
     assert text(after).startswith("41 Phases(")
 
 
+def test_one_loop_runs_before_in_and_after_the_magic(notebook):
+    loop = "for batch in tpu.batches([3, 4]):\n    print(batch)\nwith tpu.step(8):\n    print('step')"
+    (before, cell, after), stopped = notebook(
+        f"import tpunb as tp\ntpu = tp.null_run\n{loop}", f"%%tpupoint\n{loop}", loop
+    )
+    assert stopped is None
+    assert [text(each) for each in (before, cell, after)] == ["3\n4\nstep\n"] * 3
+
+
+OPERATIONS = """
+import time
+from tpunb.testing import toy_window
+class Operations(StandIn):
+    def window(self, seconds):
+        start = time.time_ns()
+        super().window(seconds)
+        return toy_window(start, time.time_ns(), [], [("MatMul", start, start + 3_000_000)])
+capture_module.Local = Operations
+"""
+
+
+def test_a_cell_without_steps_shows_a_table_of_its_operations(notebook):
+    (_, cell, after), stopped = notebook(
+        OPERATIONS,
+        "%%tpupoint --continuous --window 0.05\nimport time\ntime.sleep(0.3)",
+        "import tpunb as tp\ntp.steps(tpu.profile, by='whole')",
+    )
+    assert stopped is None
+    (summary,) = shown(cell)
+    assert re.search(r"! .* holds no steps: .*", summary["text/plain"])
+    assert re.search(r"MatMul +100.0 +3.000 +1", summary["text/plain"])
+    assert "MatMul" in after.outputs[0]["data"]["text/html"]
+
+
 LONG = """
 import time
 from tpunb.widgets import frontends
 shown, line = [], frontends.CellOutput.line
-frontends.CellOutput.line = lambda target, text: (shown.append(text), line(target, text))
+frontends.CellOutput.line = lambda target, text, shown=shown, line=line: (shown.append(text), line(target, text))
 def train(tpu, numbers, lines):  # steps until so many lines were shown
     until = len(shown) + lines
     for i in numbers:
@@ -87,11 +143,11 @@ def train(tpu, numbers, lines):  # steps until so many lines were shown
 
 def lines(messages):
     """What the kernel sent of one display after another: texts by display."""
-    told = {}
+    displays = {}
     for kind, content in messages:
         if kind in ("display_data", "update_display_data") and "display_id" in content.get("transient", {}):
-            told.setdefault(content["transient"]["display_id"], []).append(content["data"].get("text/plain"))
-    return told
+            displays.setdefault(content["transient"]["display_id"], []).append(content["data"].get("text/plain"))
+    return {name: texts for name, texts in displays.items() if texts != [""]}  # without the panel
 
 
 def test_one_line_is_updated_while_the_cell_runs_and_the_summary_takes_its_place(notebook):
@@ -249,10 +305,10 @@ def test_a_raising_cell_stops_run_all_with_one_traceback_and_the_partial_capture
     assert stopped is not None
     assert [error.evalue for error in errors(cell)] == ["at step 8"]
     (error,) = errors(cell)
-    told = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
-    assert told.count("Traceback (most recent call last)") == 1
-    assert "raise ValueError('at step 8')" in told  # the user's line, not ours
-    assert "capture.py" not in told
+    traceback = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
+    assert traceback.count("Traceback (most recent call last)") == 1
+    assert "raise ValueError('at step 8')" in traceback  # the user's line, not ours
+    assert "capture.py" not in traceback
     (summary,) = shown(cell)
     assert "raised ValueError" in summary["text/plain"]
     assert "8 steps" in summary["text/plain"]
@@ -375,21 +431,21 @@ def test_top_level_await_is_a_usage_error_that_says_what_to_do(shell):
         shell.run_cell_magic("tpupoint", "", "import asyncio\nawait asyncio.sleep(0)")
 
 
-BREAK = "import tpunb.magic\ndef broken(*_):\n    raise RuntimeError('ours')\ntpunb.magic.phases = broken"
+BREAK = "import tpunb.magic\ndef broken(*_, **__):\n    raise RuntimeError('ours')\ntpunb.magic.summary = broken"
 
 
 def test_an_error_in_showing_never_hides_the_exception_of_the_cell(notebook):
-    (_, cell), stopped = notebook(BREAK, f"%%tpupoint --window 0.05\n{WORK}raise KeyError('mine')")
+    (_, cell), stopped = notebook(BREAK, f"%%tpupoint --window 0.05\n{WORK}raise KeyError('mine')", new_kernel=True)
     assert stopped is not None
     (error,) = errors(cell)
     assert error.ename == "KeyError"
-    told = "\n".join(error.traceback)
-    assert told.count("Traceback (most recent call last)") == 1
-    assert "could not be shown: RuntimeError('ours')" in told
+    traceback = "\n".join(error.traceback)
+    assert traceback.count("Traceback (most recent call last)") == 1
+    assert "could not be shown: RuntimeError('ours')" in traceback
 
 
 def test_an_error_in_showing_never_loses_the_value_of_the_cell(notebook):
-    (_, cell), stopped = notebook(BREAK, f"%%tpupoint --window 0.05\n{WORK}6 * 7")
+    (_, cell), stopped = notebook(BREAK, f"%%tpupoint --window 0.05\n{WORK}6 * 7", new_kernel=True)
     assert stopped is None
     assert results(cell) == ["42"]
     assert "could not be shown" in text(cell)
@@ -407,6 +463,65 @@ def test_an_empty_cell_is_a_usage_error(shell):
 
     with pytest.raises(UsageError, match="no code to profile"):
         shell.run_cell_magic("tpupoint", "", "\n")
+
+
+@pytest.mark.parametrize(("option", "name"), [("", "tpu"), ("--var mine ", "mine")])
+def test_hints_name_the_variable_of_the_magic(notebook, option, name):
+    (cell,), stopped = notebook(f"%%tpupoint {option}--run runs/empty\npass")
+    assert stopped is None
+    summary = shown(cell)[0]["text/plain"]
+    assert f"`with {name}.step(i):` or `for batch in {name}.batches(data):`" in summary
+    assert "run.step" not in summary
+
+
+def test_a_folder_used_again_says_where_the_earlier_run_is(notebook):
+    cells, stopped = notebook(*[f"%%tpupoint --run runs/x\n{WORK}"] * 3)
+    assert stopped is None
+    moved = [re.findall("the earlier run .*", shown(cell)[0]["text/plain"]) for cell in cells]
+    assert moved == [
+        [],
+        ["the earlier run in runs/x is now in runs/x-1"],
+        ["the earlier run in runs/x is now in runs/x-2"],
+    ]
+
+
+def test_a_run_in_memory_names_its_variable_when_asked_to_save(notebook):
+    _, stopped = notebook("%%tpupoint --run memory://x --var mine\nmine.save(3)")
+    assert "give one: mine.save(step, dir, ...)" in str(stopped)
+
+
+FIVE = "import time\nfor i in range(5):\n    with tpu.step(i):\n        time.sleep(0.02)\n"
+
+
+def test_the_remedy_for_steps_without_operations_works(notebook):
+    (first, second), stopped = notebook(f"%%tpupoint\n{FIVE}", f"%%tpupoint --continuous\n{FIVE}")
+    assert stopped is None
+    assert "trace from the start: --continuous" in shown(first)[0]["text/plain"]
+    assert "step times only" not in shown(second)[0]["text/plain"]
+
+
+def test_steps_without_a_time_name_longer_windows():
+    steps = toy_steps("aaa", traced="ppp")
+    steps = replace(steps, frame=steps.frame.with_columns(dur_ps=pl.lit(None, pl.Int64)))
+    with pytest.raises(NoSteps) as caught:
+        tp.phases(steps)
+    assert "--window 10" in caught.value.hint
+
+
+def test_help_is_plain_text_by_group_with_examples(shell, capsys):
+    from tpunb.magic import _split
+
+    shell.run_line_magic("tpupoint", "-h")
+    text = capsys.readouterr().out
+    assert not re.search(r"``|::|<[\[{]", text)
+    (magics,) = [each for each in shell.magics_manager.registry.values() if hasattr(each, "tpupoint")]
+    groups = [group for group in magics.tpupoint.parser._action_groups if group.description]
+    assert len(groups) == 6
+    for group in groups:
+        example = re.search(rf"{re.escape(group.title)}:\n(?:  .*\n)*?  example: %%?tpupoint (.*)\n", text)[1]
+        options = magics.tpupoint.parser.parse_args(_split(example)[0])  # which exits if it is wrong
+        used = {action.dest for action in group._group_actions} & {key for key, value in vars(options).items() if value}
+        assert used, example
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
@@ -477,21 +592,21 @@ def test_a_cell_is_tuned_while_it_runs_and_the_values_are_shown(notebook):
         "again = little().fit(at_hand(), epochs=3, verbose=0).history\n"
         "print(tpu.tuning.best['end prefetch'], tpu.job, history == again)\n"
         "print(tpu.steps.frame.filter(tpu.steps.frame['kind'] == 'tune').height)",
+        new_kernel=True,
     )
     assert stopped is None
     (summary,) = shown(cell)
     for form in summary["text/plain"], summary["text/html"]:
-        assert "tuning: " in form
-        assert "end prefetch = AUTOTUNE" in form
-        assert "2.00 times as fast (1.50 to 3.00)" in form
-        assert "in all, including tuning; without: about" in form
-    assert text(after).endswith("-1 Job(little, tf.data, 1 model) True\n1\n")  # Keras warns before it
+        assert re.search(r"Tuned: about [\d.]+ s → [\d.]+ s, tuning included; steps 2\.00 times as fast", form)
+        assert re.search("output equal: .*end prefetch = AUTOTUNE", form)
+    assert summary["text/plain"].startswith("Tuned: ")
+    assert text(after).endswith("-1 Job(little, tf.data, 1 model) True\n0\n")  # Keras warns before it
 
 
 def test_the_summary_explains_why_nothing_was_tuned(notebook):
     (cell, after), stopped = notebook(f"%%tpupoint --tune --window 0.05\n{WORK}", "print(tpu.tuning)")
     assert stopped is None
-    assert "tuning: no fit was seen" in shown(cell)[0]["text/plain"]
+    assert "Tuning changed nothing. No fit was seen." in shown(cell)[0]["text/plain"]
     assert text(after) == "None\n"
 
 
@@ -520,5 +635,17 @@ def test_without_keras_tuning_is_a_usage_error(shell, monkeypatch):
     keras_hooks._check_keras.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "keras", None)
     with pytest.raises(UsageError, match=r"keras.*pip install"):
+        shell.run_cell_magic("tpupoint", "--tune", "ran = True")
+    assert "ran" not in shell.user_ns
+
+
+def test_keras_on_another_backend_cannot_be_tuned_while_it_runs(shell, monkeypatch):
+    from IPython.core.error import UsageError
+
+    from tpunb.training import keras_hooks
+
+    keras_hooks._check_keras.cache_clear()
+    monkeypatch.setattr(pytest.importorskip("keras").backend, "backend", lambda: "jax")
+    with pytest.raises(UsageError, match="Keras runs on jax: a running fit can be tuned or resumed on TensorFlow only"):
         shell.run_cell_magic("tpupoint", "--tune", "ran = True")
     assert "ran" not in shell.user_ns

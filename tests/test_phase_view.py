@@ -1,6 +1,7 @@
 """What the panel says of phases: figures that are those of the frames, names that are text."""
 
 import json
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -10,7 +11,7 @@ from tpunb import charts, schema
 from tpunb.frames import Phases, Steps
 from tpunb.testing import toy_steps
 from tpunb.text import short_time
-from tpunb.widgets import phase_view
+from tpunb.widgets import exports, phase_view
 from tpunb.widgets.html_tables import ROWS
 
 EVIL = "<img src=x onerror=alert(1)>\x1b[31m\u202e"
@@ -101,6 +102,26 @@ def test_operations_are_those_of_top():
     assert [row["op"] for row in details["device"]] == ["b2", "b1", "b0"]
 
 
+def test_operations_name_their_layer_and_source_line_in_panel_and_static_view():
+    base = {"host": "toy", "side": "device", "op": "b0", "count": 1, "self_ps": 10**9, "layer": "dense<1>"}
+    rows = [base | {"step": step, "source": "train.py:12"} for step in range(6)]
+    layers = pl.DataFrame([{name: row.get(name) for name in schema.LAYERS} for row in rows], schema=schema.LAYERS)
+    phases = cut("aaabbb")
+    phases = replace(phases, steps=replace(phases.steps, read_layers=lambda: layers))
+    below = {row["op"]: row["where"] for row in phase_view.explain(phases, 1)["ops"]["device"]}
+    assert below == {"b2": "", "b1": "", "b0": "dense<1> · train.py:12"}
+    assert {row["where"] for row in phase_view.describe(phases, 1, {})["ops"]["device"]} == {""}  # raw events are slow
+    static = exports.static_bundle(_selected(phases, 1))["text/html"]
+    assert '<div class="tpunb-quiet">dense&lt;1&gt; · train.py:12</div>' in static
+    assert "train.py" not in exports.static_bundle(_selected(phases, 1), live=True)["text/html"]
+
+
+def _selected(phases, number):
+    view = tp.explore(phases)
+    view.phase = number
+    return view.state
+
+
 def test_distinguishing_operations_are_sentences():
     sentences = phase_view.explain(cut("aaabbb"), 1)["distinguishing"]
     assert "step time: 2 ms (1 ms in other phases)" in sentences
@@ -113,6 +134,21 @@ def test_advice_names_its_phase_and_what_to_try():
     advice = phase_view.explain(tp.phases(found), 1)["advice"]
     assert advice
     assert all(piece.startswith("train (") and " Try: " in piece for piece in advice)
+
+
+def test_operations_far_from_the_roof_are_sentences_where_the_device_is_known():
+    base = {"host": "toy", "side": "device", "op": EVIL, "category": "fusion", "count": 1, "self_ps": 10**9}
+    rows = [base | {"step": step, "hlo_op": EVIL, "flops": 459e9, "bytes": 1e6} for step in range(6)]
+    layers = pl.DataFrame([{name: row.get(name) for name in schema.LAYERS} for row in rows], schema=schema.LAYERS)
+    phases = cut("aaabbb")
+    known = replace(phases.steps, read_layers=lambda: layers, metadata={"device kind": "TPU v6 lite"})
+    explained = phase_view.explain(replace(phases, steps=known), 1)["roofline"]
+    assert explained == [
+        "50 % of the peak of TPU v6e reached",
+        f"{TEXT}: 50 % of attainable (compute), headroom 500 µs per step",
+    ]
+    unknown = replace(known, metadata={})
+    assert phase_view.explain(replace(phases, steps=unknown), 1)["roofline"] == []
 
 
 def test_no_such_phase():

@@ -33,7 +33,7 @@ def test_a_run_beside_itself():
     assert found["pairs"][0]["idle"] == "50 % → 50 %"
     assert found["pairs"][0]["mxu"] == "–"
     assert (found["pairs"][0]["gained"], found["pairs"][0]["lost"]) == ([], [])
-    assert found["title"] == "toy"
+    assert found["title"] == "toy (2)"
     assert found["tables"]["timeline"]["step"] == [*range(6)]
     assert found["edges"] == [0.0, 0.009]
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+import tpunb as tp
 from tpunb import charts, schema
+from tpunb.errors import ProfileNotFound
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.wall_clock import WallClock
 from tpunb.testing import toy_steps
@@ -53,14 +55,29 @@ def test_the_headline_is_the_run_in_one_line():
     assert summary_of("a").headline.startswith("1 phase over 1 step;")
 
 
+def test_a_loop_written_for_the_magic_runs_on_its_result_and_on_the_null_run():
+    for tpu in (tp.null_run, summary_of()):
+        done = []
+        for batch in tpu.batches([3, 4], kind="eval"):
+            with tpu.step(7, kind="train") as nothing:
+                done.append((batch, nothing))
+        assert done == [(3, None), (4, None)]
+
+
 def test_the_text_is_an_aligned_table():
     assert (
         repr(summary_of(note="the cell raised ValueError: partial capture"))
         == """\
 2 phases over 6 steps; top 3 cover 100 % of productive time, outliers 0 %; explained variance 1.00
-1 window covers 50 % of run time
-toy · raw windows: none (statistics only) · runs/toy
 ! the cell raised ValueError: partial capture
+
+What to do
+  train (66.7 % of all step time) could save up to 33.3 % of all step time. The device is idle for 50 % of \
+the phase's step time without a known cause. Try: run more steps per call (Keras' steps_per_execution, a lax.scan), \
+fetch fewer values on the host.
+  train (faster) (33.3 % of all step time) could save up to 16.7 % of all step time. The device is idle for 50 % of \
+the phase's step time without a known cause. Try: run more steps per call (Keras' steps_per_execution, a lax.scan), \
+fetch fewer values on the host.
 
 Phases, longest first
   Phase           Id  Steps  Traced  % productive  Step (ms)  CV %  Idle %
@@ -77,13 +94,9 @@ Top operations of train, host, 3 steps traced in full
   Operation  % of self time  Self time (ms)  Calls
   b_host              100.0           1.500      6
 
-Bottlenecks
-  train (66.7 % of all step time) could save up to 33.3 % of all step time. The device is idle for 50 % of \
-the phase's step time without a known cause. Try: run more steps per call (Keras' steps_per_execution, a lax.scan), \
-fetch fewer values on the host.
-  train (faster) (33.3 % of all step time) could save up to 16.7 % of all step time. The device is idle for 50 % of \
-the phase's step time without a known cause. Try: run more steps per call (Keras' steps_per_execution, a lax.scan), \
-fetch fewer values on the host."""
+How this was measured
+  1 window covers 50 % of run time
+  toy · raw windows: none (statistics only) · runs/toy"""
     )
 
 
@@ -144,7 +157,7 @@ def test_reasons_of_windows_and_overhead_are_one_line():
     why = ["start", "start", "start", "evenly", "new phase", "evenly", "under-sampled"]
     text = repr(windows(*(("a", i, 0.5, None, reason) for i, reason in enumerate(why))))
     assert (
-        "\n7 windows cover 35 % of run time: 3 at the start, 2 evenly spaced, 1 for a new phase,"
+        "\n  7 windows cover 35 % of run time: 3 at the start, 2 evenly spaced, 1 for a new phase,"
         " 1 for under-sampled steps"
         " · profiling overhead: 1.3 % of run time (estimated)\n"
     ) in text
@@ -152,13 +165,13 @@ def test_reasons_of_windows_and_overhead_are_one_line():
 
 def test_a_window_of_two_hosts_counts_once():
     summary = windows(("b", 0, 0.5, None, "start"), ("a", 0, 0.5, None, "start"))
-    assert "\n1 window covers 5 % of run time: 1 at the start · " in repr(summary)
+    assert "\n  1 window covers 5 % of run time: 1 at the start · " in repr(summary)
     assert "· 2 hosts: a, b\n" in repr(summary)
 
 
 def test_unknown_reasons_and_overhead_are_left_out():
     profile = replace(windows(("a", 0, 0.5, None, None)).profile, overhead=None)
-    assert "\n1 window covers 5 % of run time\n" in repr(Summary(profile))
+    assert "\n  1 window covers 5 % of run time\n" in repr(Summary(profile))
     assert "overhead" not in repr(Summary(profile))
 
 
@@ -287,17 +300,23 @@ def clocked(load=()):
 SENTENCE = f"20 ms: 9 ms productive (45 %), 10 ms in callbacks: {EVIL[0]}; 1 ms preparation"
 
 
-def test_it_begins_with_the_wall_time_then_the_bar_then_phases():
+def test_it_begins_with_the_verdict_then_evidence_then_method():
     summary = clocked()
-    lines = repr(summary).splitlines()
-    assert lines[:2] == [SENTENCE, summary.headline]
+    first, second, *_ = repr(summary).splitlines()
+    assert first.startswith("Callbacks took 10 ms of 20 ms (50 % of run time)")
+    assert second == SENTENCE
+    assert repr(summary).endswith("runs/toy")
     html = summary._repr_html_()
-    first, bar, headline, tables = (
-        html.index(text) for text in ("20 ms: 9 ms", "Wall time by account", "2 phases over 6 steps", "<table")
-    )
-    assert first < bar < headline < tables
+    order = ("Callbacks took", "20 ms: 9 ms", "Wall time by account", "What to do", "<table", "<details>")
+    places = [*map(html.index, order), html.rindex("2 phases over 6 steps")]  # the picture names them, too
+    assert places == sorted(places)
     assert SENTENCE in Tags(html).text
     assert "script" not in Tags(html).tags
+
+
+def test_below_a_cell_how_phases_were_found_is_folded():
+    assert clocked().explorer._frame["folded"]
+    assert not tp.explore(clocked().phases)._frame["folded"]
 
 
 def test_a_run_without_phases_begins_with_its_wall_time_too():
@@ -310,3 +329,17 @@ def test_a_busy_machine_is_a_note():
     assert f"! {note}" in repr(clocked(load=[(0.5, 0.95)] * 3))
     assert note in Tags(clocked(load=[(0.5, 0.95)] * 3)._repr_html_()).text
     assert "busy" not in repr(clocked(load=[(0.5, 0.6)]))
+
+
+def test_a_summary_of_a_profile_is_saved_as_one_page(tmp_path):
+    shown = tp.summary(tp.sample("keras_cnn"), method="ols")
+    path = shown.save(tmp_path / "run.html")
+    page = path.read_text()
+    assert shown._lines[0].split(":")[0] in page
+    assert "<script" not in page
+    assert not re.findall(r'(?:src|href)="(?!data:)', page)
+    assert repr(shown) == repr(tp.summary(shown.profile, method=tp.OLS()))
+    with pytest.raises(TypeError, match="profile parameter of summary must be a Profile or the path of one"):
+        tp.summary(shown.phases)
+    with pytest.raises(ProfileNotFound):
+        tp.summary(tmp_path / "none")

@@ -246,11 +246,12 @@ def test_trials_arrive_one_by_one_and_then_it_is_done(played):
         "values": f"{CALLS} = 8",
         "verdict": "faster",
         "step": "4 ms",
-        "ratio": "4.00x [3.5, 4.5] vs 0",
+        "ratio": "4.00x [3.50, 4.50]",
         "output": "equal",
         "spent": "2 s",
     }
     assert panel._run["chosen"] == {CALLS: "8"}
+    assert panel._run["verified"] == [CALLS]
     assert panel._run["code"] == "ds = ..."
     assert panel._run["rejected"] == [[f"{CALLS} = 16", f"ValueError: {EVIL}"]]
     assert panel._run["headline"] == "3 trials: 4.00 times as fast (95 % interval 3.50 to 4.50), same output"
@@ -376,7 +377,7 @@ def test_names_stay_text_in_what_a_saved_notebook_shows(played):
     shown = panel._repr_mimebundle_()[0]
     assert EVIL not in shown["text/html"]
     assert "&lt;img src=x" in shown["text/html"]
-    assert "4.00x [3.5, 4.5] vs 0" in shown["text/html"]
+    assert "4.00x [3.50, 4.50]" in shown["text/html"]
     assert "data:image/svg+xml" in shown["text/html"]
     assert shown["text/plain"] == repr(panel)
     assert "application/vnd.jupyter.widget-view+json" in shown

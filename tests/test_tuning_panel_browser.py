@@ -47,7 +47,7 @@ NAMES = (
     ("spinbutton", "Budget (s)"),
     ("button", "Run"),
     ("button", "Stop"),
-    ("button", "Apply"),
+    ("button", "Code"),
     ("button", "Freeze"),
     ("region", "Trial start"),
     ("region", "Tuning"),
@@ -94,7 +94,7 @@ def test_everything_has_a_role_and_a_name(panel):
         expect(panel.get_by_role(role, name=name, exact=True), f"{role} {name}").to_have_count(1)
     expect(headline(panel)).to_have_text("no trials yet")
     expect(button(panel, "Stop")).to_be_disabled()
-    expect(button(panel, "Apply")).to_be_disabled()
+    expect(button(panel, "Code")).to_be_disabled()
 
 
 def test_the_phase_has_a_checkpoint_and_a_bottleneck(panel):
@@ -133,7 +133,6 @@ def test_trials_appear_and_the_winner_is_marked(panel, shots):
     assert rows(panel).count() == int(python(panel.page, "print(len(panel.value.trials))"))
     expect(panel.get_by_role("figure").locator("svg.marks")).to_have_count(1)
     assert panel.locator(".tpunb-won").count() == int(python(panel.page, "print(len(panel.value.best))"))
-    button(panel, "Apply").press("Enter")
     lines = panel.get_by_role("region", name="Code", exact=True)
     assert lines.locator("pre code").text_content() == trait(panel, "value.as_code()")
     expect(lines.get_by_role("button", name="Copy")).to_be_visible()

@@ -26,21 +26,24 @@ if TYPE_CHECKING:
     from tpunb.analysis.advice import advise
     from tpunb.analysis.compare import compare
     from tpunb.analysis.goodput import goodput
+    from tpunb.analysis.history import runs
     from tpunb.analysis.roofline import roofline
     from tpunb.checkpoint import checkpointing, checkpoints
     from tpunb.checkpoint.resume import resume
     from tpunb.cluster import DBSCAN, HDBSCAN, OLS, Curve, KMeans, OLSPlus, SliderSpec, phases
     from tpunb.frames import Goodput, Labels, Phases, Profile, Roofline, Steps
     from tpunb.io import load, sample
-    from tpunb.profiler.capture import capture
+    from tpunb.profiler.capture import capture, null_run
     from tpunb.profiler.schedule import Schedule
     from tpunb.profiler.sources.address import Address
     from tpunb.profiler.sources.cloud_tpu import TPU
     from tpunb.profiler.sources.local import Local
     from tpunb.profiler.sources.replay import Replay
+    from tpunb.profiler.sources.torch import Torch
     from tpunb.step_stats.reduce import steps
     from tpunb.tuning import Job, Tuning, tune
     from tpunb.widgets.explorer import explore
+    from tpunb.widgets.summary import summary
     from tpunb.widgets.tuning_panel import tuning_panel
 
 NAMESPACES = ("analysis", "charts", "checkpoint", "testing", "tuning", "workloads")
@@ -66,6 +69,7 @@ __all__ = [
     "Schedule",
     "SliderSpec",
     "Steps",
+    "Torch",
     "TpunbError",
     "Tuning",
     "advise",
@@ -76,32 +80,37 @@ __all__ = [
     "explore",
     "goodput",
     "load",
+    "null_run",
     "phases",
     "resume",
     "roofline",
+    "runs",
     "sample",
     "steps",
+    "summary",
     "tune",
     "tuning_panel",
 ]
 
 _MODULES = {
-    "tpunb.analysis": ("advise", "compare", "goodput", "roofline"),
+    "tpunb.analysis": ("advise", "compare", "goodput", "roofline", "runs"),
     "tpunb.checkpoint": ("checkpointing", "checkpoints"),
     "tpunb.checkpoint.resume": ("resume",),
     "tpunb.cluster": ("DBSCAN", "HDBSCAN", "OLS", "Curve", "KMeans", "OLSPlus", "SliderSpec", "phases"),
     "tpunb.frames": ("Goodput", "Labels", "Phases", "Profile", "Roofline", "Steps"),
     "tpunb.io": ("load", "sample"),
     "tpunb.magic": ("load_ipython_extension", "unload_ipython_extension"),
-    "tpunb.profiler.capture": ("capture",),
+    "tpunb.profiler.capture": ("capture", "null_run"),
     "tpunb.profiler.schedule": ("Schedule",),
     "tpunb.profiler.sources.address": ("Address",),
     "tpunb.profiler.sources.cloud_tpu": ("TPU",),
     "tpunb.profiler.sources.local": ("Local",),
     "tpunb.profiler.sources.replay": ("Replay",),
+    "tpunb.profiler.sources.torch": ("Torch",),
     "tpunb.step_stats.reduce": ("steps",),
     "tpunb.tuning": ("Job", "Tuning", "tune"),
     "tpunb.widgets.explorer": ("explore",),
+    "tpunb.widgets.summary": ("summary",),
     "tpunb.widgets.tuning_panel": ("tuning_panel",),
 }
 _MODULE = {name: module for module, names in _MODULES.items() for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import io
 import keyword
@@ -10,6 +11,7 @@ import shlex
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -26,22 +28,24 @@ from IPython.core.magic import (
 )
 from IPython.core.magic_arguments import argument, argument_group, magic_arguments
 
-from tpunb.cluster import METHODS, OLS, phases
-from tpunb.errors import NoSteps, TpunbError
+from tpunb.analysis import runs
+from tpunb.cluster import METHODS, OLS
+from tpunb.errors import TpunbError
 from tpunb.frames import PhaseMethod, Profile
 from tpunb.io import load
-from tpunb.profiler.capture import TPU, Address, Run, Schedule, Source, capture
-from tpunb.step_stats.reduce import steps
+from tpunb.profiler.capture import TPU, Address, Run, Schedule, Source, Torch, capture
 from tpunb.text import format_error
 from tpunb.tuning.online import Online, tuned
 from tpunb.widgets.frontends import OutputTarget, output_target
+from tpunb.widgets.history_view import History
 from tpunb.widgets.live_line import LiveLine
-from tpunb.widgets.summary import Summary
+from tpunb.widgets.summary import summary
 
 _FLAGS = ("-h", "--help", "--continuous", "--no-stacks", "--tune", "--quiet")
 _OF_TPU = ("zone", "project", "port")
 _TIMES = ("window", "every", "continuous")
 _OF_CAPTURE = (
+    "source",
     "address",
     "tpu",
     *_OF_TPU,
@@ -63,9 +67,10 @@ class TpupointMagics(Magics):
     shell: Any  # IPython declares it as optional; a registered magic always has one
 
     @magic_arguments()
-    @argument("statement", nargs="*", help="%%tpupoint: the statement to profile")
+    @argument("statement", nargs="*", help="the statement that %%tpupoint profiles")
     @argument("-h", "--help", action="store_true", dest="wants_help", help="show this help")
-    @argument_group("what to profile (default: this process)")
+    @argument_group("what to profile (default: this process)", description="%%tpupoint --address 10.0.0.2:8466")
+    @argument("--source", choices=("local", "torch"), help="torch: by torch.profiler (default: the framework in use)")
     @argument(
         "--address", metavar="HOST:PORT", action="append", help="profiler service; several: comma-separated, or repeat"
     )
@@ -73,25 +78,30 @@ class TpupointMagics(Magics):
     @argument("--zone", metavar="ZONE", help="zone of the TPU (default: this machine's)")
     @argument("--project", metavar="PROJECT", help="project of the TPU (default: this machine's)")
     @argument("--port", metavar="PORT", type=int, help="port of the TPU's profilers (default: 8466, on a TPU VM 9012)")
-    @argument_group("when to profile (default: within an overhead of 2 % of run time, more in a run under a minute)")
+    @argument_group(
+        "when to profile (default: within an overhead of 2 % of run time, more in a run under a minute)",
+        description="%%tpupoint --budget 0.05",
+    )
     @argument("--budget", metavar="SHARE", type=float, help="largest overhead, share of run time (default: by age)")
     @argument("--window", metavar="SECONDS", type=float, help="length of each window, without a budget (default: 1)")
     @argument("--every", metavar="SECONDS", type=float, help="time between windows, without a budget (default: 10)")
     @argument("--continuous", action="store_true", help="windows back to back, as in the paper")
     @argument("--no-stacks", action="store_true", help="do not sample the Python stack in steps that take too long")
     @argument("--until", metavar="STEP", type=int, help="stop profiling at this step; the cell continues")
-    @argument_group("what to change (default: nothing)")
+    @argument_group("what to change (default: nothing)", description="%%tpupoint --tune --tune-budget 60")
     @argument("--tune", action="store_true", help="tune the input pipeline during fit, with unchanged results")
     @argument("--tune-budget", metavar="SECONDS", type=float, help="time for tuning (default: 5 %% of run time)")
-    @argument_group("what to keep")
+    @argument_group("what to keep", description="%%tpupoint --run runs/bert --keep all")
     @argument("--run", metavar="DIR", help="run folder or its URL (default: runs/<date and time>)")
     @argument("--keep", choices=("none", "phases", "all"), help="raw windows for XProf (default: one per phase)")
-    @argument_group("what to show")
+    @argument_group("what to show", description="%%tpupoint --method ols --threshold 0.8")
     @argument("--method", choices=tuple(METHODS), default="dbscan", help="clustering of the steps (default: dbscan)")
     @argument("--threshold", metavar="X", type=float, help="similarity at which ols merges steps (default: 0.7)")
     @argument("--var", metavar="NAME", default="tpu", help="variable for the result (default: tpu)")
     @argument("--quiet", action="store_true", help="show nothing; the result is in the variable")
-    @argument("--load", metavar="DIR", help="show an earlier run from a folder or URL; runs no code")
+    @argument_group("earlier runs, without code", description="%tpupoint --load runs/bert")
+    @argument("--load", metavar="DIR", help="show an earlier run from a folder or URL")
+    @argument("--history", metavar="FOLDER", nargs="?", const="runs", help="show the runs of a folder (default: runs)")
     @no_var_expand
     @needs_local_scope
     @output_can_be_silenced
@@ -115,14 +125,19 @@ class TpupointMagics(Magics):
         __tracebackhide__ = True
         options, statement = self._options(line, is_cell=cell is not None)
         if options.wants_help:
-            print(self.tpupoint.__doc__)
+            print(_help(self.tpupoint.parser))
             return None
         options.method = _method(options)
         target = output_target(self.shell, quiet=options.quiet)
-        if options.load is not None:
+        if reads := next((f"--{name}" for name in ("load", "history") if getattr(options, name) is not None), None):
             if statement or cell is not None:
-                raise UsageError("--load cannot be combined with code")
-            _reject(options, _OF_CAPTURE, "--load cannot be combined with {}")
+                raise UsageError(f"{reads} cannot be combined with code")
+            _reject(options, _OF_CAPTURE, f"{reads} cannot be combined with {{}}")
+            if options.history is not None:
+                _reject(options, ["load"], "--history cannot be combined with {}")
+                with _usage_errors():
+                    target.result(History(runs(options.history)))
+                return None
             with _usage_errors():
                 profile = load(options.load)
             self._show(profile, options, target)
@@ -154,6 +169,7 @@ class TpupointMagics(Magics):
         code = self._compiled(source)
         try:
             with LiveLine(target) as line, _tuned(options) as online, capture(folder, **arguments) as run:
+                run.variable = options.var
                 if online is not None:
                     online.run, online.folder = run, run.path if isinstance(run.path, Path) else None
                 self.shell.user_ns[options.var] = run  # for `with tpu.step(i):` in the cell
@@ -209,15 +225,27 @@ class TpupointMagics(Magics):
         online: Online | None = None,
         note: str | None = None,
     ) -> None:
-        frame, grouped = None, None
-        try:
-            frame = steps(profile)
-            grouped = phases(frame, options.method)
-        except NoSteps as error:
-            note = ". ".join(filter(None, [note, format_error(error)]))
-        summary = Summary(profile=profile, steps=frame, phases=grouped, note=note, run=run, online=online)
-        self.shell.user_ns[options.var] = summary
-        target.result(summary)
+        shown = summary(profile, method=options.method, note=note)
+        note = None if shown.note is None else _of_variable(shown.note, options.var)
+        shown = replace(shown, note=note, run=run, online=online)
+        self.shell.user_ns[options.var] = shown
+        target.result(shown)
+
+
+def _help(parser: argparse.ArgumentParser) -> str:
+    """Return the options as plain text by group, each group with an example."""
+    parts = [
+        "%%tpupoint [options] profiles the cell below it, %tpupoint [options] CODE a statement.",
+        "The value of the last expression is still the cell's Out; the result is in the variable tpu.",
+    ]
+    for group in parser._action_groups:
+        formatter = argparse.HelpFormatter("%tpupoint", max_help_position=26, width=100)
+        formatter.start_section(group.title)
+        formatter.add_arguments(action for action in group._group_actions if action.option_strings)
+        formatter.end_section()
+        if text := formatter.format_help().rstrip():
+            parts += ["", text] + [f"  example: {group.description}"] * bool(group.description)
+    return "\n".join(parts)
 
 
 _OPTION = re.compile(r"--(?=\s|$)|--[a-z]|-h(?=\s|$)")
@@ -280,11 +308,12 @@ def _reject(options: Any, names: Iterable[str], message: str) -> None:
 
 def _source(options: Any) -> Source | None:
     if options.tpu is not None:
-        _reject(options, ["address"], "--tpu cannot be combined with {}")
+        _reject(options, ["address", "source"], "--tpu cannot be combined with {}")
         return TPU(options.tpu, **_given(options, _OF_TPU))
     _reject(options, _OF_TPU, "{} requires --tpu")
     if options.address is None:
-        return None
+        return Torch() if options.source == "torch" else None
+    _reject(options, ["source"], "--address cannot be combined with {}")
     return Address(*(address.strip() for part in options.address for address in part.split(",")))
 
 
@@ -304,6 +333,11 @@ def _tuned(options: Any) -> AbstractContextManager[Online | None]:
         return tuned(budget=options.tune_budget)
     _reject(options, ["tune_budget"], "{} requires --tune")
     return nullcontext()
+
+
+def _of_variable(note: str, variable: str) -> str:
+    """Return a note whose hint names the variable of the magic in place of ``run``."""
+    return re.sub(r"\brun\.(?=(?:step|batches)\()", f"{variable}.", note)
 
 
 @contextmanager

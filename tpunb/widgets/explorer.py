@@ -17,13 +17,14 @@ from tpunb.checkpoint.nearest import StepSource, checkpoint_steps
 from tpunb.cluster import METHODS
 from tpunb.cluster import phases as group_steps
 from tpunb.errors import IncompatibleRuns, wrong
-from tpunb.frames import PhaseMethod, Phases, Steps
+from tpunb.frames import PhaseMethod, Phases, Profile, Steps
+from tpunb.io import load
 from tpunb.io.storage import write_atomically
 from tpunb.text import format_error, plain
 from tpunb.widgets import exports, phase_view, second_run, sliders
 from tpunb.widgets.explorer_state import ExplorerState, Messages
 from tpunb.widgets.frontends import DisplayHandles, only_ipywidgets
-from tpunb.widgets.panel import Answer, Panel, Refused
+from tpunb.widgets.panel import Answer, Panel, Refused, packed
 
 _FAR = 1e9  # seconds from the start of a run: thirty years
 _OWN = "own"  # name of a method of the user's
@@ -50,7 +51,8 @@ class PhaseExplorer(Panel):
     """A run in its phases: every control is a trait or a property, and ``value`` the phases that they give.
 
     A method's parameter, set as a property, selects the method: ``view.threshold = 0.8`` groups by ``OLS(0.8)``.
-    :func:`explore` documents the parameters; ``messages`` are lines and warnings above the panel.
+    :func:`explore` documents the parameters; ``messages`` are lines and warnings, and ``folded`` folds how the phases
+    were found.
 
     Attributes
     ----------
@@ -75,7 +77,7 @@ class PhaseExplorer(Panel):
     Phases(1 phase over 6 steps, OLS(threshold=0.0), top 3 cover 100.0%)
     """
 
-    _esm, _css = exports.SCRIPT, exports.STYLE
+    _esm, _css = packed(exports.SCRIPT), exports.STYLE
 
     clustering: Dict[str, Any] = Dict(help="method and its slider's value").tag(sync=True)
     phase = Int(None, allow_none=True, help="selected phase").tag(sync=True)
@@ -95,17 +97,18 @@ class PhaseExplorer(Panel):
 
     def __init__(
         self,
-        run: Steps | Phases,
+        run: Steps | Phases | Profile | str | Path,
         *,
-        method: PhaseMethod | None = None,
+        method: PhaseMethod | str | None = None,
         checkpoints: StepSource | None = None,
         other: Steps | Phases | None = None,
         messages: Messages = ((), ()),
+        folded: bool = False,
     ) -> None:
         if isinstance(run, Phases):
             first = run if method is None else group_steps(run.steps, method)
         else:
-            first = group_steps(run, method)
+            first = group_steps(load(run) if isinstance(run, str | Path) else run, method)
         if other is not None and not isinstance(other, Steps | Phases):
             raise wrong("explore", "other", "be Steps or Phases", other)
         name = sliders.name_of(first.method) or _OWN
@@ -125,9 +128,10 @@ class PhaseExplorer(Panel):
             checkpoints=checkpoint_steps(checkpoints),
             other=other,
             messages=messages,
+            folded=folded,
         )
         super().__init__()
-        self._frame = self._state.frame()
+        self._frame = {**self._state.frame(), "pictures": self.displays.name}
         self._show(self._state)
 
     @property
@@ -166,7 +170,7 @@ class PhaseExplorer(Panel):
             number = self.state.shown_phase if phase is None else phase
             return self._state.figures(number) | self._state.reasons(number)
 
-    def save_html(self, path: str | Path) -> Path:
+    def save(self, path: str | Path) -> Path:
         """Write the explorer as one file without sliders, which needs neither a kernel nor a network."""
         with self._turn:
             return write_atomically(Path(path), exports.page(self.state))
@@ -197,7 +201,7 @@ class PhaseExplorer(Panel):
         from tpunb.widgets.static_explorer import StaticExplorer
 
         if self._static_explorer is None:
-            panel = StaticExplorer(self.state, self._choose)
+            panel = StaticExplorer(self.state, self._choose, self.displays.name)
             self.observe(lambda _: panel.show(self.state), "value")
             self._static_explorer = panel
         return self._static_explorer
@@ -208,10 +212,13 @@ class PhaseExplorer(Panel):
 
     def _repr_mimebundle_(self, **kwds: Any) -> Any:
         with self._turn:
-            return {**exports.static_bundle(self.state), **self.view_bundle()}, {}
+            still = exports.static_bundle(self.state, live=True)
+            return {**still, **self.view_bundle()}, {}
 
     def _ipython_display_(self) -> None:
-        self.displays.show(self)
+        with self._turn:
+            still = exports.static_bundle(self.state, live=True)
+            self.displays.show(still | {"text/html": self.displays.marked(still["text/html"])}, self.view_bundle())
 
     # Values of the traits
 
@@ -331,10 +338,12 @@ class PhaseExplorer(Panel):
             "figures": lambda: (self._state.figures(self.state.shown_phase), []),
             "reasons": lambda: (self._state.reasons(self.state.shown_phase), []),
             "accounts": lambda account=None: (replace(self._state, account=account).accounts(), []),
+            "hints": lambda: ({"phases": phase_view.hints(self.value)}, []),
             "phases": lambda: ({"phases": phase_view.rows(self.value, phase_view.PHASES)}, []),
             "compare": self._compare,
             "runs": lambda: ({"table": phase_view.runs(self.value, self._state.edges)}, []),
             "to_static": self.to_static,
+            "open_trace": lambda: ({"text": repr(self.value.open_trace(self.state.shown_phase))}, []),
             "export": lambda kind: exports.export(self.state, kind),
         }
 
@@ -348,9 +357,9 @@ class PhaseExplorer(Panel):
 
 
 def explore(
-    steps: Steps | Phases,
+    steps: Steps | Phases | Profile | str | Path,
     *,
-    method: PhaseMethod | None = None,
+    method: PhaseMethod | str | None = None,
     checkpoints: StepSource | None = None,
     other: Steps | Phases | None = None,
 ) -> PhaseExplorer:
@@ -359,9 +368,9 @@ def explore(
     Parameters
     ----------
     steps
-        Steps of the run, or its phases.
+        Steps of the run, its phases, its profile, or the path of that.
     method
-        Phase method to begin with; ``DBSCAN()`` if None, or that of the phases.
+        Phase method to begin with, or its name; ``DBSCAN()`` if None, or that of the phases.
     checkpoints
         Step of each checkpoint by name; or the steps alone; or objects with a ``step``: marks on the timeline.
     other

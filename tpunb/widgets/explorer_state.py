@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+from tpunb.analysis import advise
 from tpunb.charts import render
 from tpunb.charts.accounts import live_accounts
 from tpunb.charts.curves import with_slider
@@ -22,9 +23,10 @@ from tpunb.widgets import goodput_view, phase_view, sliders
 from tpunb.widgets.html_tables import ROWS
 
 T = TypeVar("T")
+_ADVICE = 6  # most pieces that are listed
 
 Messages = tuple[Sequence[str], Sequence[str]]
-"""Lines and warnings above a panel."""
+"""Lines on how phases were found, and warnings above a panel."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +57,8 @@ class ExplorerState:
         Selected account, if any.
     allow_different_models
         Whether runs of different models are compared.
+    folded
+        Whether the part on how phases were found begins folded.
     """
 
     phases: Phases
@@ -68,6 +72,7 @@ class ExplorerState:
     phase: int | None = None
     account: str | None = None
     allow_different_models: bool = False
+    folded: bool = False
     _results: dict[Any, Any] = field(default_factory=dict)  # of these phases, shared by states that differ otherwise
 
     @property
@@ -153,15 +158,22 @@ class ExplorerState:
             "lines": [plain(line) for line in self.notes[0]],
             "warnings": [plain(line) for line in self.notes[1]],
             "second": self.other is not None,
+            "whole": [*self.timeline.whole],
+            "folded": self.folded,
         }
 
+    @property
+    def advice(self) -> list[str]:
+        """Advice on phases, outliers and accounts, most time saved first."""
+        return self.once("advice", lambda: phase_view.advised(advise(self.phases).drop_nulls("saves_ps"), _ADVICE))
+
     def accounts(self) -> dict[str, Any]:
-        """Return the sentence and the bar of accounts, and the time, the details and the stalls of the selected one."""
+        """Return advice, the sentence and bar of accounts, and the time, details and stalls of the selected one."""
         found = self.goodput
         if found is None:
-            return {}
+            return {"advice": self.advice}
         chosen = None if self.account is None else goodput_view.describe(found, self.account, self.timeline)
-        return {**goodput_view.bar(found), "selected": chosen}
+        return {"advice": self.advice, **goodput_view.bar(found, self.phases), "selected": chosen}
 
     def curve(self) -> dict[str, Any]:
         """Return the method's curve and its slider."""

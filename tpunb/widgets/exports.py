@@ -16,7 +16,7 @@ from tpunb.frames import Phases
 from tpunb.text import format_error, plain
 from tpunb.widgets import goodput_view, html_tables, phase_view, second_run, sliders
 from tpunb.widgets.explorer_state import ExplorerState, Messages
-from tpunb.widgets.html_tables import safe
+from tpunb.widgets.html_tables import Table, safe
 from tpunb.widgets.panel import Answer, asset, module
 from tpunb.widgets.vega import bundle as vega
 
@@ -55,6 +55,7 @@ def page(state: ExplorerState) -> bytes:
         "_details": {"phases": details, "longest": state.phases.longest.id},
         "_runs": phase_view.runs(state.phases, state.edges),
     }
+    stored |= {"_advice": state.advice, "_hints": phase_view.hints(state.phases)}
     if (found := state.goodput) is not None:
         names = stored["_frame"]["accounts"]["parts"]["account"]
         stored["_accounts"] = {name: goodput_view.describe(found, name, state.timeline) for name in names}
@@ -115,22 +116,47 @@ def export(state: ExplorerState, kind: str) -> Answer:
 
 def static_html(state: ExplorerState) -> str:
     """Return the phases as HTML without scripts: tables, and the charts in the colours of the page."""
-    return _block(state, ([], []), render.svg, svg(state.phases).decode())
+    return _block(state, ([], []), render.svg, sources=True)
 
 
-def _block(state: ExplorerState, messages: Messages, draw: Callable[[render.LayerPicture], str], below: str) -> str:
-    """Return the goodput, lines and warnings, the phases as tables, and `below`, which is HTML already."""
-    (first, *lines), bar = goodput_view.headed(state.goodput, phase_view.headline(state.phases), draw)
-    return html_tables.block(first, ([*lines, *messages[0]], messages[1]), phase_view.tables(state.phases), below, bar)
+def _block(
+    state: ExplorerState,
+    messages: Messages,
+    draw: Callable[[render.LayerPicture], str],
+    curve: str = "",
+    *,
+    sources: bool,
+) -> str:
+    """Return verdict, goodput, timeline, advice, the phases as tables, the comparison, then how phases were found."""
+    found, headline = state.goodput, phase_view.headline(state.phases)
+    lines, bar = goodput_view.lines(found, state.phases), "" if found is None else draw(charts.accounts(found))
+    evidence = bar + draw(charts.timeline(state.phases)) + html_tables.items(html_tables.ADVICE, state.advice)
+    method = [*([headline] if lines else []), *messages[0], state.code]
+    phase, warnings = state.shown_phase, [*messages[1]]
+    tables = phase_view.tables(state.phases, phase, sources=sources)
+    if distinguishing := [[sentence] for sentence in phase_view.distinguishing(state.phases, phase)]:
+        tables.append(Table(f"Distinguishing operations of {state.phases.names[phase]}", ["Operation"], distinguishing))
+    if state.other is not None:
+        try:
+            tables.append(second_run.table(second_run.compared(state)))
+        except Exception as error:  # noqa: BLE001  shown in place of the comparison
+            warnings.append(f"no comparison: {format_error(error)}")
+    return html_tables.block(
+        lines or [headline], warnings, evidence, tables, method, title=html_tables.FOUND, curve=curve
+    )
 
 
-def static_bundle(state: ExplorerState) -> dict[str, str]:
-    """Return pictures and tables by media type, for front ends without a kernel and notebooks that are not trusted."""
-    phases, curve = state.phases, sliders.chart(state.swept)
-    drawn = [charts.timeline(phases), charts.coverage(phases), *([] if curve is None else [curve])]
-    below = "".join(f"<div>{render.image(chart)}</div>" for chart in drawn)
-    return {
-        "text/html": _block(state, state.notes, render.image, below),
-        "image/png": base64.b64encode(png(phases)).decode(),
-        "text/plain": plain(repr(phases)),
+def static_bundle(state: ExplorerState, *, live: bool = False) -> dict[str, str]:
+    """Return pictures and tables by media type, for front ends without a kernel and notebooks that are not trusted.
+
+    Beside a live panel there is no PNG, and no raw events are read.
+    """
+    chart = sliders.chart(state.swept)
+    curve = "" if chart is None else f"<div>{render.image(chart)}</div>"
+    bundle = {
+        "text/html": _block(
+            state, state.notes, lambda chart: f"<div>{render.image(chart)}</div>", curve, sources=not live
+        ),
+        "text/plain": plain(repr(state.phases)),
     }
+    return bundle if live else {**bundle, "image/png": base64.b64encode(png(state.phases)).decode()}

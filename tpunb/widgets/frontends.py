@@ -32,26 +32,48 @@ def only_ipywidgets() -> bool:
 
 
 class DisplayHandles:
-    """The outputs in which a panel is shown, so that they can be updated."""
+    """The outputs in which a panel is shown, so that they can be updated.
+
+    Pictures and tables, and below them the panel, which hides them while it lives: in a notebook that is opened without
+    its kernel the pictures are visible, and the front end's error below them is not.
+    """
 
     def __init__(self) -> None:
-        self._ids: list[str] = []
+        self.name = f"tpunb-{uuid4().hex}"  # of the pictures, for the panel
+        self._pictures: list[str] = []
+        self._panels: list[str] = []
 
-    def show(self, panel: Any) -> None:
-        """Show the panel in a new output."""
-        display_id = f"tpunb-{uuid4().hex}"
-        data, metadata = panel._repr_mimebundle_() or ({}, {})
-        _display().publish_display_data(data, metadata, transient={"display_id": display_id})
-        self.add(display_id)
+    def show(self, data: dict[str, Any], panel: dict[str, Any] | None = None) -> None:
+        """Show data in a new output, and a panel in one below."""
+        name = self._publish(data)
+        self._pictures.append(name)
+        if panel is not None:
+            self.show_below(name, panel)
 
-    def add(self, display_id: str) -> None:
-        """Add an output in which the panel is shown."""
-        self._ids.append(display_id)
+    def show_below(self, pictures: str, panel: dict[str, Any]) -> None:
+        """Show a panel below the output with its pictures."""
+        self._pictures = [*dict.fromkeys([*self._pictures, pictures])]
+        self._panels.append(self._publish({"text/plain": "", **panel}))
+
+    def _publish(self, data: dict[str, Any]) -> str:
+        name = f"tpunb-{uuid4().hex}"
+        _display().publish_display_data(data, {}, **_at(name))
+        return name
+
+    def marked(self, html: str) -> str:
+        """Return pictures as HTML that a panel hides."""
+        below = (
+            f'.jp-OutputArea-child:has([data-tpunb="{self.name}"])+.jp-OutputArea-child .jupyter-widgets:not(:has(*))'
+        )
+        style, hint = f"<style>{below}{{display:none}}</style>", "Static view. For the panel, run this cell again."
+        return f'<div data-tpunb="{self.name}">{style}<p style="opacity:.8">{hint}</p>{html}</div>'
 
     def update(self, data: dict[str, str]) -> None:
-        """Replace the panel by `data` in all outputs."""
-        for display_id in self._ids:
-            _display().publish_display_data(data, {}, transient={"display_id": display_id}, update=True)
+        """Replace pictures and panel by `data` in all outputs."""
+        for name in self._pictures:
+            _display().publish_display_data(data, {}, **_at(name), update=True)
+        for name in self._panels:
+            _display().publish_display_data({"text/plain": ""}, {}, **_at(name), update=True)
 
 
 class OutputTarget:
@@ -133,15 +155,17 @@ class CellOutput(OutputTarget):
         if hasattr(self._publisher, "unregister_hook"):
             self._publisher.unregister_hook(self._on_message)
 
-    def result(self, value: object) -> None:
+    def result(self, value: Any) -> None:
         """Show the result in place of the line, or in a new output if the cell cleared its output."""
         update = self._shown and not self._cleared
         if self._shown and self._cleared:  # perhaps a widget's output was cleared, and the line is still visible
             self._publish({})
             self._display_id = f"tpunb-{uuid4().hex}"
-        _display().display(value, display_id=self._display_id, update=update)
-        if hasattr(value, "shown_at"):
+        if hasattr(value, "pictures"):
+            _display().publish_display_data(value.pictures(), {}, **_at(self._display_id), update=update)
             value.shown_at(self._display_id)
+        else:
+            _display().display(value, display_id=self._display_id, update=update)
 
     def _publish(self, data: dict[str, str]) -> None:
         where = {"display_id": self._display_id}
@@ -162,6 +186,10 @@ def output_target(shell: Any, *, quiet: bool = False) -> OutputTarget:
     if isinstance(shell.display_pub, CapturingDisplayPublisher):
         return ResultOnly()
     return CellOutput(shell) if getattr(shell, "kernel", None) is not None else TerminalOutput()
+
+
+def _at(display_id: str) -> dict[str, Any]:
+    return {"transient": {"display_id": display_id}}
 
 
 def _display() -> Any:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import polars as pl
 
-from tpunb import charts
 from tpunb.analysis.goodput import goodput
+from tpunb.analysis.verdict import verdict
 from tpunb.charts.accounts import HUES, account_rows
-from tpunb.charts.render import LayerPicture
 from tpunb.charts.timeline_rows import Timeline
 from tpunb.frames import Goodput, Phases, Profile
 from tpunb.frames.goodput import busy, totals
@@ -32,14 +30,15 @@ def warnings(found: Goodput | None) -> list[str]:
     return [] if line is None else [line]
 
 
-def bar(found: Goodput) -> dict[str, Any]:
-    """Return the sentence and the parts of the bar as columns."""
-    return {"sentence": found.sentence, "parts": account_rows(found).to_dict(as_series=False)}
+def bar(found: Goodput, phases: Phases) -> dict[str, Any]:
+    """Return the verdict, the sentence and the parts of the bar as columns."""
+    return {"lines": lines(found, phases), "parts": account_rows(found).to_dict(as_series=False)}
 
 
-def headed(found: Goodput | None, headline: str, draw: Callable[[LayerPicture], str]) -> tuple[list[str], str]:
-    """Return the first lines of a block, and the bar as HTML: goodput comes first, if it is recorded."""
-    return ([headline], "") if found is None else ([found.sentence, headline], draw(charts.accounts(found)))
+def lines(found: Goodput | None, phases: Phases | None) -> list[str]:
+    """Return the verdict on the run, and where its wall time went; nothing without a record of that."""
+    judged = None if phases is None else verdict(phases)
+    return [line for line in (judged and judged.sentence, found and found.sentence) if line]
 
 
 def describe(found: Goodput, account: str, timeline: Timeline) -> dict[str, Any]:

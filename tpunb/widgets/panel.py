@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import threading
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,20 @@ def module(*files: str) -> str:
     lines = "\n".join((_BROWSER / file).read_text(encoding="utf-8") for file in ("page.js", *files)).splitlines()
     bare = (line.strip() for line in lines)
     return "\n".join(line for line in bare if line and not line.startswith("// "))
+
+
+def packed(code: str) -> str:
+    """Return a module that unpacks and imports `code`: less than half as long in a saved notebook."""
+    data = base64.b64encode(zlib.compress(code.encode(), 9)).decode()
+    return (
+        f'const data = Uint8Array.from(atob("{data}"), (letter) => letter.charCodeAt(0));\n'
+        'const stream = new Blob([data]).stream().pipeThrough(new DecompressionStream("deflate"));\n'
+        'const code = new Blob([await new Response(stream).text()], { type: "text/javascript" });\n'
+        "const url = URL.createObjectURL(code);\n"
+        "const { default: widget } = await import(url);\n"
+        "URL.revokeObjectURL(url);\n"
+        "export default widget;"
+    )
 
 
 def asset(file: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -10,6 +11,7 @@ import polars as pl
 from tpunb import charts
 from tpunb.analysis import distinguishing_ops
 from tpunb.analysis.advice import advise_phases
+from tpunb.analysis.roofline import device_of, roofline
 from tpunb.charts.rows import covered
 from tpunb.checkpoint.nearest import nearest_checkpoint
 from tpunb.frames import Phase, Phases
@@ -54,10 +56,14 @@ def rows(phases: Phases, most: int = ROWS) -> list[dict[str, Any]]:
     )
 
 
-def tables(phases: Phases) -> list[Table]:
-    """Return the phases, longest first, and the top operations of the longest as tables."""
-    shown, longest, rest = rows(phases), phases.longest.id, phases.frame.slice(ROWS)
-    full = phases.frame.filter(phase=longest)["full"].item()
+def tables(phases: Phases, chosen: int | None = None, *, sources: bool = False) -> list[Table]:
+    """Return the phases, longest first, and the operations of one, the longest if None, as tables.
+
+    With `sources`, layer and source line are a second line in the cell of an operation; raw events are read for them.
+    """
+    shown, rest = rows(phases), phases.frame.slice(ROWS)
+    number = phases.longest.id if chosen is None else chosen
+    full = phases.frame.filter(phase=number)["full"].item()
     cells = [
         [
             *(row["name"], str(row["phase"]), f"{row['steps']:,}"),
@@ -74,11 +80,14 @@ def tables(phases: Phases) -> list[Table]:
     views = [Table("Phases, longest first", header, cells, {row["name"]: row["colour"] for row in shown})]
     for side in ("device", "host"):
         ops = [
-            [row["op"], f"{100 * row['share']:.1f}", f"{row['self_ms']:,.3f}", f"{row['count']:,}"]
-            for row in _top(phases, longest, side)
+            [
+                "\n".join(filter(None, (row["op"], row["where"]))),
+                *(f"{100 * row['share']:.1f}", f"{row['self_ms']:,.3f}", f"{row['count']:,}"),
+            ]
+            for row in _top(phases, number, side, sources=sources)
         ]
         if ops:
-            caption = f"Top operations of {phases.names[longest]}, {side}, {plural(full, 'step')} traced in full"
+            caption = f"Top operations of {phases.names[number]}, {side}, {plural(full, 'step')} traced in full"
             views.append(Table(caption, ["Operation", "% of self time", "Self time (ms)", "Calls"], ops))
     return views
 
@@ -127,10 +136,23 @@ def describe(phases: Phases, number: int, checkpoints: Mapping[str, int]) -> dic
     }
 
 
+def hints(phases: Phases) -> dict[str, str]:
+    """Return kind and top operation of each phase, for the pointer on the timeline."""
+    top = phases.top(1, sources=False).sort("phase", pl.col("side").cast(pl.String))  # device before host
+    ops = dict(top.unique("phase", keep="first", maintain_order=True).select("phase", "op").iter_rows())
+    rows = phases.frame.select("phase", kinds=pl.col("kinds").cast(pl.String)).iter_rows()
+    known = {
+        phase: (kinds and f"kind {cut(kinds)}", ops.get(phase) and f"mostly {cut(ops[phase])}") for phase, kinds in rows
+    }
+    return {str(phase): plain(", ".join(filter(None, parts))) for phase, parts in known.items()}
+
+
 def explain(phases: Phases, number: int) -> dict[str, Any]:
-    """Return the distinguishing operations and the bottlenecks of a phase, and the explained variance of all phases."""
+    """Return what is slower: operations with their source lines, distinguishing ones, roofline and bottlenecks."""
     return {
-        "distinguishing": _distinguishing(phases, number),
+        "ops": {side: _top(phases, number, side, sources=True) for side in ("device", "host")},
+        "distinguishing": distinguishing(phases, number),
+        "roofline": _roofline(phases, number),
         "advice": advised(advise_phases(phases).filter(pl.col("phase") == number)),
         "explained_variance": phases.explained_variance,
     }
@@ -161,16 +183,23 @@ def _facts(phases: Phases, phase: Phase, checkpoints: Mapping[str, int]) -> list
     return facts
 
 
-def _top(phases: Phases, number: int, side: str) -> list[dict[str, Any]]:
-    top = phases.top(_TOP).filter((pl.col("phase") == number) & (pl.col("side").cast(pl.String) == side))
-    op = pl.col("op").cast(pl.String).map_elements(plain, return_dtype=pl.String)
-    return top.select(op, "share", "count", self_ms=pl.col("self_ps").fill_null(0) / 1e9).to_dicts()
+def _top(phases: Phases, number: int, side: str, *, sources: bool = False) -> list[dict[str, Any]]:
+    """Return the top operations; ``where`` is layer and source line, "" if unknown."""
+    top = phases.top(_TOP, sources=sources).filter(
+        (pl.col("phase") == number) & (pl.col("side").cast(pl.String) == side)
+    )
+    op, layer, source = (
+        pl.col(name).cast(pl.String).map_elements(plain, return_dtype=pl.String) for name in ("op", "layer", "source")
+    )
+    where = pl.concat_str(layer, source, separator=" · ", ignore_nulls=True).alias("where")
+    return top.select(op, "share", "count", where, self_ms=pl.col("self_ps").fill_null(0) / 1e9).to_dicts()
 
 
-def _distinguishing(phases: Phases, number: int) -> list[str]:
+def distinguishing(phases: Phases, number: int) -> list[str]:
     """Return the strongest differences between the phase's steps and the others, a sentence for each operation."""
     sentences: dict[str, str] = {}
-    for row in distinguishing_ops(phases, _TOP).filter(pl.col("phase") == number).iter_rows(named=True):
+    rows = distinguishing_ops(phases, _TOP).filter(phase=number)
+    for row in rows.drop_nulls(["inside_ps", "outside_ps"]).iter_rows(named=True):  # null: the profiler may skip it
         op, inside, outside = cut(plain(row["op"])), short_time(row["inside_ps"]), short_time(row["outside_ps"])
         if row["op"] == "step time":
             sentence = f"step time: {inside} ({outside} in other phases)"
@@ -184,9 +213,30 @@ def _distinguishing(phases: Phases, number: int) -> list[str]:
     return [*sentences.values()]
 
 
-def advised(advice: pl.DataFrame) -> list[str]:
+def _roofline(phases: Phases, number: int) -> list[str]:
+    """Return the operations of a phase with most headroom; none without raw events of a device with known peaks."""
+    steps = phases.steps
+    chip = device_of(steps)
+    if steps.read_layers is None or chip is None:
+        return []
+    own = phases.labelled.filter(phase=number).select("host", "step")
+    layers = steps.layers.join(own, on=["host", "step"], how="semi")
+    roof = roofline(replace(steps, read_layers=lambda: layers), "op", device=chip)
+    count = max(layers.select("host", "step").n_unique(), 1)
+    rows = roof.frame.filter(pl.col("headroom_ps") > 0).head(_TOP)
+    sentences = [
+        f"{cut(row['what'])}: {percent(row['efficiency'], None)} of attainable ({row['bound']}), "
+        f"headroom {short_time(row['headroom_ps'] / count)} per step"
+        for row in rows.iter_rows(named=True)
+    ]
+    reached = roof.utilisation
+    whole = [] if reached is None else [f"{percent(reached[0], None)} of the peak of {chip.name} reached"]
+    return [plain(text) for text in (*whole, *sentences)]
+
+
+def advised(advice: pl.DataFrame, most: int = _PIECES) -> list[str]:
     """Return the first pieces of ``tpunb.schema.ADVICE`` in sentences."""
-    return [plain(f"{row['sentence']} Try: {row['action']}.") for row in advice.head(_PIECES).iter_rows(named=True)]
+    return [plain(f"{row['sentence']} Try: {row['action']}.") for row in advice.head(most).iter_rows(named=True)]
 
 
 def _figure(value: float | None, form: str, factor: int = 1) -> str:

@@ -9,6 +9,7 @@ import polars as pl
 from tpunb import charts
 from tpunb.analysis import compare
 from tpunb.charts import render
+from tpunb.charts.labels import names_of
 from tpunb.charts.timeline import live_timeline
 from tpunb.charts.timeline_rows import Timeline, layout
 from tpunb.cluster import phases
@@ -16,6 +17,7 @@ from tpunb.errors import TpunbError
 from tpunb.frames import Comparison, Phases
 from tpunb.text import cut, percent, plain, short_time
 from tpunb.widgets.explorer_state import ExplorerState
+from tpunb.widgets.html_tables import Table
 from tpunb.widgets.phase_view import runs
 
 _OPS = 3  # gained or lost, for each pair
@@ -41,7 +43,7 @@ def _compared(state: ExplorerState) -> dict[str, Any]:
     comparison = compare(state.phases, second, allow_different_models=state.allow_different_models)
     timeline = Timeline(second.steps)
     return {
-        "title": plain(second.steps.name or "the other run"),
+        "title": names_of([state.steps.name or "the run", second.steps.name or "the other run"])[1],
         "result": plain(repr(comparison).removeprefix("Comparison(").removesuffix(")")),
         "timeline": render.spec(live_timeline(timeline.hosts, windows=second.steps.windows.height > 0)),
         "edges": [*timeline.edges],
@@ -50,8 +52,21 @@ def _compared(state: ExplorerState) -> dict[str, Any]:
         "runs": runs(second, timeline.edges),
         "axis": {"windows": timeline.windows(), "checkpoints": timeline.checkpoints({})},
         "chart": _ratios(comparison),
-        "pairs": [_pair(comparison, row) for row in comparison.frame.iter_rows(named=True)],
+        "pairs": [
+            *(_pair(comparison, row) for row in comparison.frame.iter_rows(named=True)),
+            *(_alone(comparison, row) for row in comparison.unmatched.iter_rows(named=True)),
+        ],
     }
+
+
+def table(compared: dict[str, Any]) -> Table:
+    """Return the changes phase by phase as a table for pictures without scripts."""
+    rows = [
+        [pair["name"], pair["step"], pair["ratio"], *(", ".join(pair[state]) or "–" for state in ("gained", "lost"))]
+        for pair in compared["pairs"]
+    ]
+    header = ["Phase", "Step time", "Ratio [95 % interval]", "Gained", "Lost"]
+    return Table(f"Comparison with {compared['title']}: {compared['result']}", header, rows)
 
 
 def _ratios(comparison: Comparison) -> dict[str, Any] | None:
@@ -86,6 +101,15 @@ def _pair(comparison: Comparison, row: dict[str, Any]) -> dict[str, Any]:
         "gained": gained,
         "lost": lost,
     }
+
+
+def _alone(comparison: Comparison, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a phase of one run alone."""
+    run, phase = (comparison.b, row["phase_b"]) if row["phase_a"] is None else (comparison.a, row["phase_a"])
+    which = "second" if row["phase_a"] is None else "first"
+    unknown = dict.fromkeys(("kinds", "step", "ratio", "idle", "mxu"), "–")
+    name = f"{run.names[phase]} (only in the {which} run)"
+    return {"phase": row["phase_a"], "other": row["phase_b"], "name": name, **unknown, "gained": [], "lost": []}
 
 
 def _change(before: float | None, after: float | None) -> str:

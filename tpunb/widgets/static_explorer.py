@@ -27,15 +27,18 @@ class StaticExplorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has n
         State to show first.
     choose
         Called with another clustering; what follows from it comes back through `show`.
+    pictures
+        Name of the pictures above, which are hidden: see :class:`tpunb.widgets.frontends.DisplayHandles`.
     """
 
-    def __init__(self, state: ExplorerState, choose: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, state: ExplorerState, choose: Callable[[dict[str, Any]], None], pictures: str = "") -> None:
         self._choose = choose
         self._swept: Phases | None = None
         options = [(title, name) for name, title in state.methods.items()]
         self.method = ipywidgets.Dropdown(options=options, value=state.method, description="Method")
         self.slider: Any = None
         self.curve, self.phases, self.alert = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
+        self.hiding = ipywidgets.HTML(f'<style>[data-tpunb="{pictures}"]{{display:none}}</style>')
         super().__init__()
         self.method.observe(lambda change: self._try({"method": change["new"]}), "value")
         self.show(state)
@@ -50,7 +53,7 @@ class StaticExplorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has n
             self.curve.value = "" if chart is None else render.svg(chart)
             self.slider = self._slider(state)
             controls = [self.method] if self.slider is None else [self.method, self.slider]
-            self.children = [*controls, self.curve, self.alert, self.phases]
+            self.children = [self.hiding, self.alert, self.phases, *controls, self.curve]
         if self.slider is not None and self.slider.value != state.position:
             self.slider.value = state.position
         self.phases.value = exports.static_html(state)

@@ -19,12 +19,17 @@ import polars as pl
 from tpunb import charts
 from tpunb.analysis import advise
 from tpunb.charts import render
-from tpunb.errors import TpunbError
-from tpunb.frames import Goodput, Phases, Profile, Steps
-from tpunb.text import estimated_overhead, percent, plain, plural
+from tpunb.cluster import phases as group_steps
+from tpunb.errors import NoSteps, TpunbError, wrong
+from tpunb.frames import Goodput, PhaseMethod, Phases, Profile, Steps
+from tpunb.io import load
+from tpunb.io.storage import write_atomically
+from tpunb.profiler.capture import NullRun
+from tpunb.profiler.sources.frameworks import STEP_TIMES_ONLY
+from tpunb.step_stats.reduce import steps as steps_of
+from tpunb.text import estimated_overhead, format_error, percent, plain, plural
 from tpunb.widgets import goodput_view, html_tables, phase_view
 from tpunb.widgets.frontends import in_kernel
-from tpunb.widgets.html_tables import safe
 
 if TYPE_CHECKING:
     from tpunb.profiler.capture import Run
@@ -35,8 +40,14 @@ if TYPE_CHECKING:
 
 _GROUPS = 4  # most kinds of failures that are listed
 _NAMES = 8  # most hosts that are listed
-_ADVICE = "Bottlenecks"
 _GIVEN_UP = "given up: "
+_TOO_EARLY = (
+    "the run was over before its first window; "
+    "for operations, run more steps or trace from the start: --continuous (tp.Schedule.continuous())"
+)
+_TOO_SHORT = (
+    "no window held a whole step; for operations, take longer windows: --window 10 (tp.Schedule.fixed(window=10))"
+)
 _RAW = "plugins/profile"
 _REASONS = {
     "start": "at the start",
@@ -45,12 +56,22 @@ _REASONS = {
     "new phase": "for a new phase",
     "under-sampled": "for under-sampled steps",
 }
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>{title}</title>
+<style>:root{{color-scheme:light dark}}body{{font-family:system-ui,sans-serif;margin:24px auto;max-width:1200px;\
+padding:0 16px}}</style></head>
+<body><main>{body}</main></body></html>
+"""
 _MOMENT = re.compile(r"; asked again in [\d.]+ s|, [\d.]+ s after it was asked")  # else no two failures are alike
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Summary:
+class Summary(NullRun):
     """A run at a glance: its wall time, its phases, its most time-consuming operations and the profiler's windows.
+
+    `step` and `batches` do nothing: a loop written for the magic runs again after it, on the magic's result.
 
     Parameters
     ----------
@@ -109,7 +130,20 @@ class Summary:
     @cached_property
     def goodput(self) -> Goodput | None:
         """Where the wall time went, or None if there is no record of it."""
-        return goodput_view.goodput_of(self.phases or self.profile)
+        return goodput_view.goodput_of(self.phases or self.profile) or goodput_view.goodput_of(self.profile)
+
+    @cached_property
+    def _lines(self) -> list[str]:
+        return goodput_view.lines(self.goodput, self.phases) or [self.headline]
+
+    @property
+    def _tuned(self) -> list[str]:
+        return [] if self.online is None else [self.online.headline]
+
+    @property
+    def _method(self) -> list[str]:
+        """Return how the phases were found, and the windows."""
+        return self._facts if self._lines == [self.headline] else [self.headline, *self._facts]
 
     @property
     def _facts(self) -> list[str]:
@@ -131,10 +165,12 @@ class Summary:
 
     @property
     def _where(self) -> str | None:
-        where, here = self.profile.source, Path.cwd()
-        if isinstance(where, Path) and where.is_relative_to(here):
-            where = where.relative_to(here)  # absolute paths contain user names
-        return None if self._in_memory else str(where)
+        return None if self._in_memory else _relative(self.profile.source)
+
+    @property
+    def _earlier(self) -> str | None:
+        earlier = None if self.run is None else self.run.earlier_run
+        return None if earlier is None else f"the earlier run in {self._where} is now in {_relative(earlier)}"
 
     @property
     def _in_memory(self) -> bool:
@@ -146,12 +182,27 @@ class Summary:
             return "raw windows: none (statistics only)"
         if self._in_memory or (isinstance(self.profile.source, Path) and not (self.profile.source / _RAW).is_dir()):
             return "raw windows: kept"
+        if isinstance(self.profile.source, Path) and any((self.profile.source / _RAW).rglob("*.trace.json")):
+            return f"raw windows for Perfetto: {_RAW} in the run folder"
         return f"raw windows for XProf: {_RAW} in the run folder"
 
     @property
     def _notes(self) -> list[str]:
         disturbed = goodput_view.warnings(self.goodput)
-        return [note for note in (self.note, *disturbed, *_failures(self.profile.windows)) if note]
+        return [
+            note
+            for note in (self.note, self._earlier, *disturbed, *self._untraced, *_failures(self.profile.windows))
+            if note
+        ]
+
+    @property
+    def _untraced(self) -> list[str]:
+        """Return why steps have no operations, if no window failed."""
+        windows = self.profile.windows
+        if self.steps is None or not len(self.steps) or len(self.steps.full()) or windows["error"].count():
+            return []
+        why = _TOO_SHORT if windows.height else _TOO_EARLY
+        return [f"{STEP_TIMES_ONLY}: {why}"]
 
     @cached_property
     def _tables(self) -> list[html_tables.Table]:
@@ -168,21 +219,20 @@ class Summary:
         return None if self.phases is None or not len(self.phases.steps) else charts.timeline(self.phases)
 
     def __repr__(self) -> str:
-        first = [self.headline] if self.goodput is None else [self.goodput.sentence, self.headline]
-        lines = [*first, *self._facts, *(f"! {note}" for note in self._notes)]
+        lines = [*self._tuned, *self._lines, *(f"! {note}" for note in self._notes)]
+        if self._advice:
+            lines += ["", html_tables.ADVICE, *(f"  {advice}" for advice in self._advice)]
         for caption, header, rows, _ in self._tables:
             lines += ["", caption, *html_tables.text([header, *rows])]
-        if self._advice:
-            lines += ["", _ADVICE, *(f"  {advice}" for advice in self._advice)]
+        lines += ["", html_tables.METHOD, *(f"  {line}" for line in self._method)]
         return "\n".join(plain(line) for line in lines)
 
     def _repr_html_(self) -> str:
         picture = "" if self._chart is None else render.svg(self._chart)
-        items = "".join(f"<li>{safe(advice)}</li>" for advice in self._advice)
-        advice = f'<div class="tpunb-advice"><b>{_ADVICE}</b><ul>{items}</ul></div>' if items else ""
-        (first, *lines), bar = goodput_view.headed(self.goodput, self.headline, render.svg)
-        messages = [*lines, *self._facts], self._notes
-        return html_tables.block(first, messages, self._tables, advice + picture, bar)
+        advice = html_tables.items(html_tables.ADVICE, self._advice)
+        bar = "" if self.goodput is None else render.svg(charts.accounts(self.goodput))
+        lines, body = [*self._tuned, *self._lines], bar + picture + advice
+        return html_tables.block(lines, self._notes, body, self._tables, self._method)
 
     @cached_property
     def explorer(self) -> PhaseExplorer | None:
@@ -191,7 +241,12 @@ class Summary:
             return None
         from tpunb.widgets.explorer import PhaseExplorer
 
-        return PhaseExplorer(self.phases, messages=(self._facts, self._notes))
+        return PhaseExplorer(self.phases, messages=(self._facts, [*self._tuned, *self._notes]), folded=True)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the summary as one HTML file, which needs neither a kernel nor a network."""
+        page = _PAGE.format(title=html_tables.safe(self.profile.name or "Summary"), body=self._repr_html_())
+        return write_atomically(Path(path), page.encode())
 
     def to_static(self) -> None:
         """Replace the shown panel by pictures and tables, which a saved notebook shows without a kernel."""
@@ -199,9 +254,18 @@ class Summary:
             self.explorer.to_static()
 
     def shown_at(self, display_id: str) -> None:
-        """Note the output in which this is shown."""
+        """Show the explorer below the output in which the pictures are shown."""
         if in_kernel() and self.explorer is not None:
-            self.explorer.displays.add(display_id)
+            self.explorer.displays.show_below(display_id, self.explorer.view_bundle())
+
+    def pictures(self) -> dict[str, Any]:
+        """Return what stands above the explorer, by media type."""
+        bundle = {"text/html": self._repr_html_(), "text/plain": repr(self)}
+        if in_kernel() and self.explorer is not None:
+            bundle["text/html"] = self.explorer.displays.marked(bundle["text/html"])
+        elif self._chart is not None:
+            bundle["image/png"] = base64.b64encode(render.png(self._chart)).decode()
+        return bundle
 
     def _repr_mimebundle_(self, *args: Any, **kwds: Any) -> dict[str, Any]:
         bundle = {"text/html": self._repr_html_(), "text/plain": repr(self)}
@@ -210,6 +274,48 @@ class Summary:
         if in_kernel() and self.explorer is not None:
             bundle |= self.explorer.view_bundle()
         return bundle
+
+
+def summary(
+    profile: Profile | str | Path, *, method: PhaseMethod | str | None = None, note: str | None = None
+) -> Summary:
+    """Return the summary of a run, as a ``%%tpupoint`` cell shows it.
+
+    Parameters
+    ----------
+    profile
+        Profile of the run, or its path.
+    method
+        Phase method or its name; ``DBSCAN()`` if None.
+    note
+        Warning above the summary.
+
+    Raises
+    ------
+    TypeError
+        If `profile` or `method` is something else.
+    """
+    profile = load(profile) if isinstance(profile, str | Path) else profile
+    if not isinstance(profile, Profile):
+        raise wrong("summary", "profile", "be a Profile or the path of one", profile)
+    frame, grouped = None, None
+    try:
+        try:
+            frame = steps_of(profile)
+        except NoSteps as error:
+            note = ". ".join(filter(None, [note, format_error(error)]))
+            if profile.read_events is not None:
+                frame = steps_of(profile, by="whole")
+        grouped = None if frame is None else group_steps(frame, method)
+    except NoSteps as error:  # of the whole
+        note = note or format_error(error)
+    return Summary(profile=profile, steps=frame, phases=grouped, note=note)
+
+
+def _relative(where: Path | str) -> str:
+    """Return a path relative to the working directory if it is below: absolute paths contain user names."""
+    here = Path.cwd()
+    return str(where.relative_to(here) if isinstance(where, Path) and where.is_relative_to(here) else where)
 
 
 def _traced(windows: pl.DataFrame) -> pl.DataFrame:
@@ -239,6 +345,9 @@ def _failures(windows: pl.DataFrame) -> list[str]:
         counts[host if several else "", _MOMENT.sub("", error).removeprefix(f"{host}: ")] += 1
     taken = dict(windows.group_by("host").len().iter_rows()) | {"": windows.height}
     lines = []
+    for key in [key for key in counts if STEP_TIMES_ONLY in key[1]]:
+        lines.append(key[1])  # nothing failed
+        del counts[key]
     for (host, error), n in counts.most_common(_GROUPS):
         given_up = error.startswith(_GIVEN_UP)  # for the program's own profiler
         result = f"{'given up' if given_up else 'failed'}: {error.removeprefix(_GIVEN_UP)}"

@@ -196,7 +196,7 @@ class TuningPanel(Panel):
         lines = [plain(text) for text in (repr(self.job), *map(str, self._shown.messages))]
         notes = [*self._notes, *([] if self.failure is None else [format_error(self.failure)])]
         return {
-            "text/html": block(self._run["headline"], (lines, notes), tables, image),
+            "text/html": block([self._run["headline"], *lines], notes, image, tables, []),
             "text/plain": plain(repr(self)),
         }
 
@@ -208,7 +208,7 @@ class TuningPanel(Panel):
             return {**self.still(), **live}, {}
 
     def _ipython_display_(self) -> None:
-        self.places.show(self)
+        self.places.show(self._repr_mimebundle_()[0])
 
     # The thread
 
@@ -300,6 +300,7 @@ class TuningPanel(Panel):
             "trials": rows,
             "chart": tuning_view.chart_spec(tuning),
             "chosen": tuning_view.chosen_values(tuning),
+            "verified": tuning_view.verified(tuning),
             "rejected": tuning_view.rejected_rows(tuning),
             "code": tuning.as_code() if ended else "",
             "since": time.perf_counter() - self._started if state in _ACTIVE else None,

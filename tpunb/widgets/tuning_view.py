@@ -101,6 +101,11 @@ def chosen_values(tuning: Tuning) -> dict[str, str]:
     return {name: format_value(value) for name, value in tuning.best.items()}
 
 
+def verified(tuning: Tuning) -> list[str]:
+    """Return the parameters of which another value gave the same output in a trial."""
+    return sorted({name for trial in tuning.trials if trial.equal for name in trial.values})
+
+
 def trial_rows(tuning: Tuning) -> list[dict[str, Any]]:
     """Return the trials, one row each, in the order in which they ran."""
     return [
@@ -109,11 +114,11 @@ def trial_rows(tuning: Tuning) -> list[dict[str, Any]]:
             "values": cut(format_values(trial.values), _LONGEST),
             "verdict": trial.verdict,
             "step": "–" if trial.seconds is None else short_time(trial.seconds * 1e12),
-            "ratio": gain(trial) if trial.ratio is None else f"{gain(trial)} vs {trial.against}",
+            "ratio": gain(speedup),
             "output": {True: "equal", False: "different", None: "–"}[trial.equal],
             "spent": short_time(trial.spent * 1e12),
         }
-        for trial in tuning.trials
+        for trial, speedup in zip(tuning.trials, tuning.speedups, strict=True)
     ]
 
 
@@ -131,8 +136,7 @@ def headline(state: str, tuning: Tuning) -> str:
     ran = plural(len(tuning.trials), "trial")
     gain = "the values stay as they are"
     if tuning.best:
-        ratio, low, high = tuning.speedup
-        gain = f"{ratio:.2f} times as fast (95 % interval {low:.2f} to {high:.2f}), same output"
+        gain = f"{tuning.speedup.sentence}, same output"
     return {
         "ready": "no trials yet",
         "running": f"running: {ran} so far",
@@ -151,9 +155,13 @@ def chart_spec(tuning: Tuning) -> dict[str, Any] | None:
 
 def tables(parameters: Iterable[Parameter], tuning: Tuning) -> list[Table]:
     """Return the parameters and the trials as tables for a page without a kernel."""
-    chosen = chosen_values(tuning)
+    chosen, equal = chosen_values(tuning), verified(tuning)
     cells = [
-        [row["stage"], row["parameter"], row["current"], chosen.get(row["name"], "–"), row["verdict"], row["reason"]]
+        [
+            *(row["stage"], row["parameter"], row["current"], chosen.get(row["name"], "–")),
+            "verified" if row["verdict"] == "verify" and row["name"] in equal else row["verdict"],
+            row["reason"],
+        ]
         for row in parameter_rows(parameters)
     ]
     made = [Table("Pipeline parameters", ["Stage", "Parameter", "Current", "Chosen", "Verdict", "Reason"], cells)]

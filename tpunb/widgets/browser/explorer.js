@@ -1,6 +1,7 @@
 // The explorer's page: controls that set traits, and charts of what the kernel has grouped.
 
 const WAIT_MS = 120; // without input, before the slower answers are asked for
+const WHEEL_MS = 80; // without a turn of the wheel, before the timeline is zoomed
 const BUSY_MS = 100; // without an answer, before the page says "working"
 
 class Explorer extends Panel {
@@ -15,6 +16,7 @@ class Explorer extends Panel {
     this.on("change:time_range", () => this.zoomed());
     this.on("change:error", () => this.complain(model.get("error")));
     this.undo.push(onTheme(() => { this.timeline.recolour(); this.second?.timeline.recolour(); }));
+    this.undo.push(steady(this.slider, this.root));
     this.start();
   }
 
@@ -43,15 +45,12 @@ class Explorer extends Panel {
   build() {
     const frame = this.get("_frame");
     const id = (part) => `${this.name}-${part}`;
-    const card = (label, title, ...parts) =>
-      make("section", { class: "tpunb-card", "aria-label": label }, make("h4", {}, title), ...parts);
-    this.headline = make("p", { class: "tpunb-headline", role: "status" });
+    this.headline = make("p", { class: frame.accounts ? null : "tpunb-headline", role: "status" });
     this.busy = make("span", { class: "tpunb-busy", role: "status" });
     this.select = make("select", { id: id("method"), disabled: this.still,
       onchange: () => this.set("clustering", { method: this.select.value }) },
       frame.methods.map(({ name, title }) => make("option", { value: name }, title)));
-    const head = make("header", {}, make("div", {}, make("h3", {}, frame.name || "Phases of the run"), this.headline),
-      make("div", { class: "tpunb-pick" }, this.busy, make("label", { for: id("method") }, "Method"), this.select));
+    const pick = make("div", { class: "tpunb-pick" }, make("label", { for: id("method") }, "Method"), this.select, this.busy);
     const lines = frame.lines.map((line) => make("p", { class: "tpunb-line" }, line));
     const warnings = frame.warnings.map((line) => make("p", { class: "tpunb-warning", role: "note" }, line));
 
@@ -65,7 +64,7 @@ class Explorer extends Panel {
     this.clear = button("Clear selection", "Clear the selected phase", () => this.pick(null), { disabled: true });
     const zoom = make("div", { class: "tpunb-zoom" }, make("span", {}, "Time range (s):"), this.from, "to", this.until,
       this.whole, this.clear,
-      make("span", { class: "tpunb-hint" }, this.still ? "" : "Drag over the timeline to zoom, click to select a phase."));
+      make("span", { class: "tpunb-hint" }, this.still ? "" : "Turn the wheel or drag over the timeline to zoom, click to select a phase."));
     this.runs = make("details", { ontoggle: () => this.listRuns() }, make("summary", {}, "Timeline table"), make("div"));
 
     this.graph = this.chart("Sweep curve");
@@ -82,15 +81,26 @@ class Explorer extends Panel {
     this.facts = new PhaseFacts(this);
     this.second = frame.second ? new SecondRun(this) : null;
     this.buttons = new Buttons(this);
+    this.advice = make("section", { class: "tpunb-card tpunb-about", "aria-label": "Advice", hidden: true });
+    const found = make("details", { class: "tpunb-card tpunb-method", open: !frame.folded },
+      make("summary", {}, make("h4", {}, "How phases were found")),
+      frame.accounts ? this.headline : null, ...lines, pick,
+      make("section", { "aria-label": "Clustering" }, this.graph.host, this.sliding, this.numbers));
     this.root.replaceChildren(make("div", { class: "tpunb-explorer", role: "region",
       onkeydown: (event) => event.stopPropagation(), // the notebook's own keys: its arrows fold headings
       "aria-label": `Explorer of phases${frame.name ? `: ${frame.name}` : ""}` },
-      head, ...warnings, ...lines, this.alert, this.accounts?.host ?? null, this.timeline.host, zoom,
-      this.accounts?.details ?? null, this.runs,
-      make("div", { class: "tpunb-two" },
-        card("Clustering", "Clustering", this.graph.host, this.sliding, this.numbers),
-        card("Coverage and phases", "Coverage", this.top, this.shares.host, make("div", { class: "tpunb-scroll" }, this.table))),
-      this.facts.host, this.second?.host ?? null, this.buttons.host));
+      frame.pictures ? make("style", {}, `[data-tpunb="${frame.pictures}"]{display:none}`) : null,
+      make("header", {}, make("h3", {}, frame.name || "Phases of the run"), frame.accounts ? null : this.headline),
+      ...warnings, this.alert, this.accounts?.host ?? null, this.timeline.host, zoom, this.accounts?.details ?? null, this.runs, this.advice,
+      make("section", { class: "tpunb-card tpunb-about", "aria-label": "Coverage and phases" }, make("h4", {}, "Phases"), this.top,
+        make("div", { class: "tpunb-columns tpunb-shares" }, this.shares.host, make("div", { class: "tpunb-scroll" }, this.table))),
+      make("div", { class: "tpunb-two" }, this.facts.host, found), this.second?.host ?? null, this.buttons.host));
+  }
+
+  advise(texts) {
+    this.advice.hidden = !texts.length;
+    this.advice.replaceChildren(make("h4", {}, "What to do"),
+      make("ol", {}, texts.map((text) => make("li", {}, text))));
   }
 
   chart(label) {
@@ -119,7 +129,37 @@ class Explorer extends Panel {
 
   // ---- the timeline
 
-  steps() { return unpacked(JSON.parse(this.get("_clusters").tables), this.get("_axis"), this.get("_frame").layout); }
+  steps() {
+    const { tables, number: current } = this.get("_clusters");
+    const hints = this.hints?.current === current ? this.hints.phases : {};
+    return unpacked(JSON.parse(tables), this.get("_axis"), this.get("_frame").layout, hints);
+  }
+
+  // Kind and top operation of each phase, for the pointer on the timeline.
+  async hint() {
+    const { number: current } = this.get("_clusters");
+    if (this.hints?.current === current) return;
+    const { phases } = this.still ? { phases: this.get("_hints") } : await ask(this.model, "hints");
+    this.hints = { current, phases };
+    if (current === this.get("_clusters").number) this.timeline.put(this.steps());
+  }
+
+  // The wheel zooms around the time below the pointer; out of the whole run, the page scrolls.
+  wheeled(event, view) {
+    const [first, last] = this.get("_frame").whole;
+    const [low, high] = this.aim ?? this.get("_axis").edges;
+    if (!event.deltaY || (event.deltaY > 0 && low <= first && high >= last)) return;
+    event.preventDefault();
+    const at = view.scale("x").invert(event.offsetX - view.origin()[0]);
+    const by = 1.25 ** Math.sign(event.deltaY);
+    this.aim = [Math.max(first, at - (at - low) * by), Math.min(last, at + (high - at) * by)];
+    clearTimeout(this.wheeling);
+    this.wheeling = setTimeout(() => {
+      const [from, to] = this.aim;
+      this.aim = null;
+      this.set("time_range", from <= first && to >= last ? null : [from, to]);
+    }, WHEEL_MS);
+  }
 
   // A drag over the timeline zooms; a click selects the phase below it.
   listen(view) {
@@ -139,6 +179,8 @@ class Explorer extends Panel {
     window.addEventListener("pointerup", end);
     this.ended = () => window.removeEventListener("pointerup", end);
     view.addEventListener("dblclick", () => this.set("time_range", null));
+    const canvas = this.timeline.host.querySelector("canvas");
+    canvas?.addEventListener("wheel", (event) => this.wheeled(event, view), { passive: false });
   }
 
   clickable(view, meant = () => true) {
@@ -343,7 +385,7 @@ class Explorer extends Panel {
   }
 
   end() {
-    for (const timer of [this.resting, this.silence, this.below]) clearTimeout(timer);
+    for (const timer of [this.resting, this.silence, this.below, this.wheeling]) clearTimeout(timer);
     cancelAnimationFrame(this.frame);
     this.buttons.end();
     this.ended?.();

@@ -9,13 +9,13 @@ const button = (text, label, call, extra = {}) =>
   make("button", { type: "button", class: "tpunb-button", title: label, onclick: call, ...extra }, text);
 
 // The rows of the timeline as Vega takes them, from their compact form.
-function unpacked({ timeline, ranks, numbers }, { edges: [low, high] }, { slices, lane, top, height }) {
+function unpacked({ timeline, ranks, numbers }, { edges: [low, high] }, { slices, lane, top, height }, hints = {}) {
   const many = (timeline.step ?? timeline.after).length;
   const places = (text) => Array.from(text.length === many ? text : text.repeat(many), (digit) => parseInt(digit, 36));
   const rank = places(timeline.rank);
   const column = (call) => rank.map((_, i) => call(i));
   const drawn = { phase: column((i) => ranks.phase[rank[i]]), shade: column((i) => ranks.shade[rank[i]]),
-    name: column((i) => ranks.name[rank[i]]), traced: places(timeline.traced) };
+    name: column((i) => ranks.name[rank[i]]), more: column((i) => hints[ranks.phase[rank[i]]] ?? ""), traced: places(timeline.traced) };
   if (timeline.step !== undefined) {
     const { start, end, step } = timeline;
     const y = timeline.lane.map((at) => lane * at + top);
@@ -80,9 +80,36 @@ function listed(phases, rest, chosen, name, pick, more) {
 
 function operations(ops, side) {
   const most = Math.max(...ops.map((op) => op.share), 1e-9);
-  const row = (op) => make("tr", {}, make("th", { scope: "row", title: op.op }, op.op),
+  const row = (op) => make("tr", {}, make("th", { scope: "row", title: [op.op, op.where].filter(Boolean).join("\n") }, op.op,
+    op.where ? make("div", { class: "tpunb-where" }, op.where) : null),
     make("td", {}, make("span", { class: "tpunb-bar", "aria-hidden": "true", style: `width:${(36 * op.share) / most}px` }),
       share(op.share)),
     make("td", {}, digits(op.self_ms)), make("td", {}, number(op.count)));
   return table(`Top operations, ${side}`, ["Operation", "% of self time", "Self (ms)", "Calls"], ops.map(row), "tpunb-ops");
+}
+
+// Keep a control where it is on the screen while it changes the height of what is above it; returns how to end that.
+function steady(control, around) {
+  let top = null, own = false; // whether the next event of a scroll is of this function
+  const free = () => { top = null; };
+  const keep = () => {
+    if (top === null || document.activeElement !== control) return;
+    const by = control.getBoundingClientRect().top - top, node = scroller(control), before = node.scrollTop;
+    if (Math.abs(by) >= 1) node.scrollBy(0, by);
+    own = own || node.scrollTop !== before;
+  };
+  const here = () => { keep(); top = control.getBoundingClientRect().top; };
+  const scrolled = () => { if (own) own = false; else free(); };
+  control.addEventListener("focus", free);
+  control.addEventListener("input", here);
+  addEventListener("scroll", scrolled, { capture: true, passive: true });
+  const watch = new ResizeObserver(keep);
+  watch.observe(around);
+  return () => { watch.disconnect(); removeEventListener("scroll", scrolled, { capture: true }); };
+}
+
+function scroller(node) {
+  if (!node) return document.scrollingElement;
+  const scrolls = node.scrollHeight > node.clientHeight && /auto|scroll/.test(getComputedStyle(node).overflowY);
+  return scrolls ? node : scroller(node.parentElement);
 }

@@ -4,6 +4,7 @@ class PhaseFacts {
   constructor(explorer) {
     this.explorer = explorer;
     this.host = make("section", { class: "tpunb-card tpunb-about", "aria-label": "Selected phase" });
+    this.ops = make("div");
     this.reasons = make("div");
   }
 
@@ -20,7 +21,8 @@ class PhaseFacts {
       const reasons = await this.answer("reasons");
       if (passed()) return;
       this.explain(reasons);
-      await explorer.accounts?.ask();
+      await (explorer.accounts ? explorer.accounts.ask() : this.advise());
+      await explorer.hint();
       await explorer.listRuns();
       if (!passed()) await explorer.second?.compare();
     } catch (error) {
@@ -29,6 +31,12 @@ class PhaseFacts {
     if (passed()) return;
     this.host.removeAttribute("aria-busy");
     explorer.arrived();
+  }
+
+  // A run without a record of its wall time has advice on its phases alone.
+  async advise() {
+    const { explorer } = this;
+    explorer.advise(explorer.still ? explorer.get("_advice") : (await ask(explorer.model, "accounts")).advice);
   }
 
   async answer(question) {
@@ -41,17 +49,24 @@ class PhaseFacts {
   }
 
   show({ name, facts, ops }, longest) {
-    const bars = (side) => (ops[side].length ? [make("h5", {}, `Top operations, ${side}`), operations(ops[side], side)] : []);
     this.host.replaceChildren(make("h4", {}, longest ? `${name} (longest)` : name),
       make("div", { class: "tpunb-columns" },
         make("div", {}, make("dl", {}, facts.map(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]))),
-        make("div", {}, bars("device"), bars("host")), this.reasons));
+        this.ops, this.reasons));
+    this.list(ops);
   }
 
-  explain({ distinguishing, advice, explained_variance }) {
+  list(ops) {
+    this.ops.replaceChildren(...["device", "host"].filter((side) => ops[side].length)
+      .flatMap((side) => [make("h5", {}, `Top operations, ${side}`), operations(ops[side], side)]));
+  }
+
+  explain({ ops, distinguishing, roofline, advice, explained_variance }) {
     const list = (title, texts) => (texts.length ? [make("h5", {}, title),
       make("ul", {}, texts.map((text) => make("li", {}, text)))] : []);
-    this.reasons.replaceChildren(...list("Distinguishing operations", distinguishing), ...list("Bottleneck", advice));
+    this.list(ops); // now with their source lines
+    this.reasons.replaceChildren(...list("Distinguishing operations", distinguishing),
+      ...list("Roofline", roofline), ...list("Bottleneck", advice));
     this.explorer.showExplained(explained_variance);
   }
 }

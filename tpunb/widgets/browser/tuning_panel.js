@@ -44,7 +44,7 @@ class TuningPanel extends Panel {
   start() {
     const { phases } = this.get("_frame");
     const option = ({ phase, name, share, steps }) =>
-      make("option", { value: phase }, `${name}: ${percent(share)} of productive time, ${number(steps)} steps`);
+      make("option", { value: phase }, `${name}: ${percent(share)} of productive time, ${number(steps)} ${steps === 1 ? "step" : "steps"}`);
     this.phase = make("select", { id: `${this.name}-phase`, onchange: () => this.set("phase", Number(this.phase.value)) },
       phases.map(option));
     this.facts = make("dl");
@@ -66,7 +66,7 @@ class TuningPanel extends Panel {
       onchange: () => this.setBudget(Number(this.budget.value)) });
     this.runButton = button("Run", "Start trials in a thread of the kernel", () => this.request("run"));
     this.stopButton = button("Stop", "End after the current trial", () => this.request("stop"));
-    this.applyButton = button("Apply", "Show code", () => this.show(this.code.hidden),
+    this.applyButton = button("Code", "Show or hide the code to paste", () => this.show(this.code.hidden),
       { "aria-controls": id("code") });
     this.bar = make("progress", { "aria-label": "Budget used", max: 1, value: 0 });
     this.clock = make("span", { class: "tpunb-hint" });
@@ -129,7 +129,7 @@ class TuningPanel extends Panel {
     this.failed.hidden = !failed;
     this.messages.replaceChildren(...messages.map((text) => make("li", {}, text)));
     if (chart) this.chart.show(chart);
-    else this.chart.none("Trials appear here, each with its speed-up over the best before it.");
+    else this.chart.none("Trials appear here, each with its speed-up against the program as written.");
     this.listParameters();
     this.listTrials();
     this.listRejected();
@@ -138,10 +138,11 @@ class TuningPanel extends Panel {
   }
 
   listParameters() {
-    const { chosen } = this.get("_run");
+    const { chosen, verified } = this.get("_run");
+    const checked = (verdict, name) => (verdict === "verify" && verified.includes(name) ? "verified" : verdict);
     const row = ({ name, stage, parameter, current, verdict, reason }) =>
       make("tr", { class: name in chosen ? "tpunb-chosen" : null }, make("th", { scope: "row" }, stage),
-        [parameter, current, chosen[name] ?? "–", verdict, reason].map((text, at) =>
+        [parameter, current, chosen[name] ?? "–", checked(verdict, name), reason].map((text, at) =>
           make("td", { class: at === 2 && name in chosen ? "tpunb-won" : null }, text)));
     const heads = ["Stage", "Parameter", "Current", "Chosen", "Verdict", "Reason"];
     const { parameters } = this.get("_frame");
@@ -172,8 +173,8 @@ class TuningPanel extends Panel {
     for (const control of [this.phase, this.search, this.budget, this.runButton]) control.disabled = active;
     this.stopButton.disabled = state !== "running";
     this.applyButton.disabled = !code;
+    if (this.text.textContent !== code) this.show(Boolean(code)); // open as soon as there is code to paste
     this.text.textContent = code;
-    if (!code) this.show(false);
     this.phase.value = this.get("phase");
     this.search.value = this.get("search");
     if (document.activeElement !== this.budget) this.budget.value = exact(this.get("budget"));

@@ -1,0 +1,67 @@
+"""No serious barrier for people who use a keyboard, a screen reader or high contrast, by the rules of axe-core."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from jupyter_pages import errors, run_all, theme
+from playwright.sync_api import expect
+
+import tpunb as tp
+
+CELLS = (
+    "import tpunb as tp\nsteps = tp.steps(tp.sample('keras_cnn'))",
+    "tp.summary(tp.sample('keras_cnn'))",
+    "tp.explore(steps)",
+    """import tensorflow as tf
+import keras
+
+def build():
+    data = tf.data.Dataset.range(64).map(lambda n: (tf.cast([n], tf.float32),) * 2).batch(4)
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model, data
+
+model, data = build()
+with tp.checkpointing("saved", every=4):
+    model.fit(data, verbose=0)
+tp.tuning_panel(tp.Job(build), tp.phases(steps), "saved", folder="trials")""",
+)
+OUTPUTS = ".jp-OutputArea-output"
+
+
+def barriers(page, within=None):
+    """Return the violations that axe calls serious or critical: rule, element and message of each."""
+    response = Axe().run(page, context=within).response
+    assert "button-name" in {rule["id"] for rule in response["passes"]}  # it saw the panels
+    return [
+        (rule["id"], node["html"][:200], node["failureSummary"])
+        for rule in response["violations"]
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
+
+
+@pytest.fixture(scope="module")
+def shown(jupyter):
+    page = jupyter.open("accessibility.ipynb", *CELLS)
+    run_all(page)
+    assert errors(page) == []
+    expect(page.get_by_role("region", name="Tuning of Job(")).to_be_visible(timeout=60_000)
+    return page
+
+
+@pytest.mark.parametrize("colours", ["Dark", "Light"])
+def test_summary_explorer_and_tuning_panel_have_no_serious_barrier(shown, colours):
+    theme(shown, colours)
+    shown.wait_for_timeout(1000)
+    assert barriers(shown, OUTPUTS) == []
+
+
+@pytest.mark.parametrize("width", [620, 1600])
+@pytest.mark.parametrize("colours", ["dark", "light"])
+def test_a_saved_explorer_has_no_serious_barrier(browser, tmp_path, width, colours):
+    path = tp.explore(tp.sample("keras_cnn")).save(tmp_path / "explorer.html")
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=colours)
+    page.goto(path.as_uri())
+    expect(page.locator("svg.marks").first).to_be_visible(timeout=30_000)
+    assert barriers(page) == []
+    page.close()

@@ -1,0 +1,91 @@
+"""Every number that the explorer and the advice show, recomputed from the frames of the run."""
+
+import re
+
+import numpy as np
+import polars as pl
+import pytest
+from test_summary_numbers import RUNS, productive
+
+import tpunb as tp
+from tpunb.text import percent, short_time
+from tpunb.widgets import phase_view
+
+NUMBER = re.compile(r"[\d.,]+ (?:%|s|ms|µs|ns|min|h)")
+
+
+def ratio(rows, column):
+    """The share of the steps' time, of those that know it."""
+    known = rows.drop_nulls(column).filter(pl.col("dur_ps") > 0)
+    return None if known.is_empty() else known[column].sum() / known["dur_ps"].sum()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_facts_of_a_phase_are_those_of_the_frames(name):
+    steps = RUNS[name]()
+    phases = tp.phases(steps)
+    labels = phases.labels.to_numpy()
+    time = productive(steps, labels)
+    for label in sorted({*labels.tolist()}):
+        facts = dict(phase_view.describe(phases, label, {})["facts"])
+        rows = steps.frame.filter(pl.Series(labels == label))
+        full = rows.filter(pl.col("traced") == "full")
+        whole = rows.filter(pl.col("traced") != "partial")["dur_ps"]
+        assert facts.pop("Steps") == f"{rows.height:,} ({full.height:,} traced in full)"
+        share = time[labels == label].sum() / time.sum()
+        assert facts.pop("Time") == f"{short_time(rows['dur_ps'].sum())}, {percent(share, None)} of productive time"
+        assert facts.pop("Step") == f"{short_time(rows['dur_ps'].median())} (median)"
+        variation = whole.std(ddof=0) / whole.mean()
+        assert facts.pop("Variation") == f"{percent(variation, None)} of mean step time"
+        idle, waited = ratio(rows, "idle_ps"), ratio(rows, "input_ps")
+        assert facts.pop("Idle") == ("not measured" if idle is None else f"{percent(idle, None)} of step time")
+        assert facts.pop("MXU") == "not measured"  # no run here has it
+        assert facts.pop("Input wait", None) == (None if waited is None else f"{percent(waited, None)} of step time")
+        drift, confidence = phases.frame.filter(phase=label).select("drift", "confidence").row(0)
+        by_first = None if drift is None else f"{100 * drift:+.0f} % of step time, last tenth of steps by first"
+        assert facts.pop("Drift", None) == by_first
+        assert facts.pop("Confidence") == ("not measured" if confidence is None else f"{confidence:.2f} of 1")
+        step, took = re.fullmatch(r"step ([\d,]+), (.*)", facts.pop("Representative")).groups()
+        chosen = full.filter(step=int(step.replace(",", "")))
+        assert short_time(chosen["dur_ps"].item()) == took
+        assert facts == {}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_numbers_of_advice_are_those_of_the_frames(name):
+    steps = RUNS[name]()
+    phases = tp.phases(steps)
+    goodput = tp.goodput(phases) if steps.wall is not None else None
+    all_ps = steps.frame["dur_ps"].sum()
+    labels = phases.labels.to_numpy()
+    for row in tp.advise(phases).iter_rows(named=True):
+        subject, sentence = re.split(r"(?<=time)\. ", row["sentence"], maxsplit=1)
+        if row["phase"] is None:
+            wall_ps = goodput.wall_ps
+            assert subject.startswith(f"The run ({short_time(wall_ps)})")
+            assert subject.endswith(f"up to {percent(row['saves_ps'] / wall_ps, None)} of wall time")
+            assert row["saves_ps"] <= goodput.frame["time_ps"].max()
+            continue
+        rows = steps.frame.filter(pl.Series(labels == row["phase"]))
+        full = rows.filter(pl.col("traced") == "full")
+        share, saved = re.search(r"([\d.]+) % of all step time\) could save up to ([\d.]+) %", subject).groups()
+        assert share == f"{rows['dur_ps'].sum() / all_ps * 100:.3g}"
+        assert saved == f"{row['saves_ps'] / all_ps * 100:.3g}"
+        shown = sentence.split(" of the phase's step time")[0].split()[-2:-1]
+        if row["rule"] == "input":
+            parts = [full[f"{part}_ps"].fill_null(0).to_numpy() for part in ("infeed", "input", "idle")]
+            idle = parts[2] if full["idle_ps"].null_count() == 0 else full["dur_ps"].to_numpy()
+            waits = parts[0] + np.minimum(np.maximum(parts[1] - parts[0], 0), idle)
+            assert shown == [f"{100 * waits.sum() / full['dur_ps'].sum():.3g}"]
+        elif row["rule"] == "idle":
+            assert float(shown[0]) <= 100 * full["idle_ps"].sum() / full["dur_ps"].sum() + 0.05
+            assert float(shown[0]) > 10
+        elif row["rule"] == "compile":
+            firsts = steps.frame.filter(pl.int_range(pl.len()).over("kind") == 0)
+            firsts = firsts.join(rows, on=["host", "step"], how="semi")
+            assert sentence == f"Compilation takes {short_time(firsts['compile_ps'].sum())}."
+        elif row["rule"] == "stall":
+            mean_ps = full["dur_ps"].mean()
+            assert f"but take {short_time(mean_ps)} instead of" in sentence
+        else:
+            assert row["rule"] in {"checkpoint", "summary"}, row["rule"]
