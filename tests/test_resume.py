@@ -119,12 +119,6 @@ def test_counters_of_keras_callbacks_are_restored(tmp_path):
         fit(epochs=9, callbacks=[waited])
     assert len(after.saved) == 2
     assert (waited.wait, waited.stopped_epoch) == (4, 4)
-    keeps = keras.callbacks.EarlyStopping(monitor="loss", restore_best_weights=True)
-    with (
-        pytest.warns(UserWarning, match="keeps the best weights in memory"),
-        checkpointing(tmp_path / "best"),
-    ):
-        fit(callbacks=[keeps])
 
 
 def small():
@@ -166,11 +160,17 @@ NOT_EXACT = {
 def test_a_stateful_op_in_the_data_warns_before_training(tmp_path, op):
     data = NOT_EXACT[op]()
     data = data if op in ("PyFunc", "DummySeedGenerator") else data.batch(BATCH)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "the position in the data")
-        with pytest.raises(UserWarning, match=rf"resuming will not be exact. {op}: "), checkpointing(tmp_path, every=1):
-            fit(data)
-    assert len(checkpoints(tmp_path)) == 0  # it was said before the first step
+    warned = []
+
+    class Begins(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            warned.append(any("resuming will not be exact" in str(each.message) for each in caught))
+
+    inexact = pytest.warns(UserWarning, match=rf"resuming will not be exact. {op}: ")
+    with inexact as caught, checkpointing(tmp_path, every=1):
+        fit(data, callbacks=[Begins()])
+    assert all(warned), "before the first step"
+    assert {each.exact for each in checkpoints(tmp_path)} == {False}
 
 
 def test_shuffled_arrays_cannot_be_exact(tmp_path):
@@ -439,7 +439,7 @@ def test_later_epochs_keep_their_order_if_the_epoch_end_was_prefetched(tmp_path,
 
 def test_a_shuffle_in_a_later_part_of_concatenate_is_not_exact(tmp_path):
     data = rows().batch(BATCH).concatenate(rows().shuffle(9, seed=5).batch(BATCH))
-    with pytest.warns(UserWarning, match=r"ConcatenateDataset: it contains a shuffle"), checkpointing(tmp_path):
+    with pytest.warns(UserWarning, match=r"concatenate:3: it contains a shuffle"), checkpointing(tmp_path):
         fit(data)
     with warnings.catch_warnings(), checkpointing(tmp_path / "first", every=5):
         warnings.filterwarnings("error", "the position")

@@ -31,7 +31,7 @@ _HARMLESS = set(f"{_READS} {_CALLS} {_SOURCES} {_CHECKS}".split())
 """Operations that are stateful in the registry only since what they read or call may be."""
 
 _DRAWS = ("Random", "Sample", "Multinomial", "TruncatedNormal", "SeedGenerator", "CandidateSampler")
-_GENERATOR = ("Rng", "StatefulRandom", "StatefulUniform", "StatefulStandard", "StatefulTrunc")  # tf.random.Generator
+GENERATOR = ("Rng", "StatefulRandom", "StatefulUniform", "StatefulStandard", "StatefulTrunc")  # tf.random.Generator
 _STILL_PARALLEL = {"Assert", "If", "While"}
 """Stateful operations with which tf.data still calls a map in parallel."""
 
@@ -94,7 +94,7 @@ def effects_of(functions: dict[str, Any], *names: str) -> Effects:
 
 def draws_random_numbers(op: str) -> bool:
     """Return whether an operation draws from a random state, its own or that of a ``tf.random.Generator``."""
-    return op.startswith(_GENERATOR) or _effect(op) == "draws"
+    return op.startswith(GENERATOR) or _effect(op) == "draws"
 
 
 def called_functions(node: Any) -> list[str]:

@@ -8,20 +8,10 @@ from typing import Any
 
 from tpunb.errors import TpunbError
 from tpunb.text import format_error
-from tpunb.tfdata.effects import effects_of
-from tpunb.tfdata.rewrite import is_reshuffling
-from tpunb.tfdata.stages import stages, upstream
+from tpunb.tfdata.restored import explain_op
 
 _STATEFUL = re.compile(r"(\w+) (?:is stateful|does not support checkpointing)")
 _NOISE = re.compile(r"\{\{.*?\}\}|\[Op:.*")  # TensorFlow's names of its own functions
-_REASONS = {
-    "GeneratorDataset": "a Python function (from_generator) feeds it",
-    "PyFunc": "a Python function (from_generator, numpy_function, or a Keras PyDataset) feeds it",
-    "EagerPyFunc": "a Python function (py_function) feeds it",
-    "RandomShuffle": "arrays are shuffled by an operation whose state cannot be saved",
-    "DummySeedGenerator": "it is a shuffle inside interleave or flat_map",
-    "RngReadAndSkip": "it draws from a tf.random.Generator",
-}
 
 
 def write(prefix: Path, iterator: Any) -> str:
@@ -57,22 +47,9 @@ def explain(error: Exception) -> str:
     if not isinstance(error, tf.errors.OpError):
         return "the position of distributed data cannot be saved"
     if match := _STATEFUL.search(str(error)):
-        return _explain_op(match[1])
+        return explain_op(match[1])
     reason = _NOISE.sub("", str(error.message).partition("\n")[0]).strip()
     return reason or type(error).__name__
-
-
-def _explain_op(op: str) -> str:
-    return f"{op}: {_REASONS.get(op, 'an operation in it has state that cannot be saved')}"
-
-
-def external_state(graph: Any) -> str:
-    """Return a sentence that names an operation in a graph whose state no position holds, or ""."""
-    if graph is None:
-        return "the options of the data ignore external state, and their graph cannot be read"
-    functions = {function.signature.name: function for function in graph.library.function}
-    op = effects_of(functions, *functions).external_state
-    return _explain_op(op) if op else ""
 
 
 def ignores_external_state(dataset: Any) -> bool:
@@ -95,11 +72,50 @@ def with_external_state_policy(dataset: Any, policy: str) -> Any:
     return dataset.with_options(options)
 
 
-def late_shuffle(graph: Any) -> str:
-    """Return a sentence if a shuffle begins after another part ends, so that no position holds its order; or ""."""
-    pipeline, nodes = stages(graph), {node.name: node for node in graph.node}
-    by_node = {stage.node: stage for stage in pipeline}
-    later = (by_node[name] for stage in pipeline if stage.kind == "concatenate" for name in stage.inputs[1:])
-    if any(is_reshuffling(nodes[stage.node]) for part in later for stage in upstream(part, pipeline)):
-        return "ConcatenateDataset: it contains a shuffle that begins when the part before it ends"
-    return ""
+def begun(iterator: Any) -> list[int]:
+    """Return how often each shuffle that feeds an iterator has begun, by whichever iterators, in a fixed order.
+
+    Shuffles that ended are left out. A generator of seeds draws two numbers each time that its shuffle begins.
+    """
+    import tensorflow as tf
+    from tensorflow.core.framework import dataset_pb2, tensor_pb2
+
+    ignore = 1
+    saved = tf.raw_ops.SerializeIterator(resource_handle=iterator._iterator_resource, external_state_policy=ignore)
+    counts = {}
+    for at in range(int(saved.shape[0])):
+        content = tensor_pb2.TensorProto.FromString(tf.io.serialize_tensor(saved[at]).numpy()).tensor_content
+        if b"@@epoch_num_random_samples" not in content:
+            continue
+        stage = _variant(content)
+        name, *keys = stage.metadata.decode().split("@@")
+        compressed = dataset_pb2.CompressedElement.FromString(stage.tensors[0].variant_val[0].metadata)
+        values = tf.raw_ops.UncompressElement(
+            compressed=tf.io.parse_tensor(stage.tensors[0].SerializeToString(), tf.variant),
+            output_types=[part.dtype for part in compressed.component_metadata],
+            output_shapes=[part.tensor_shape for part in compressed.component_metadata],
+        )
+        counts[name] = int(values[keys.index("epoch_num_random_samples")]) // 2
+    return [counts[name] for name in sorted(counts)]
+
+
+def seeded_shuffles(dataset: Any) -> list[Any]:
+    """Return the shuffles with a seed that a dataset of a program reads; other iterators over them advance them."""
+    found, todo, seen = [], [dataset], set()
+    while todo:
+        part = todo.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        todo += part._inputs()
+        if type(part).__name__ == "_ShuffleDataset" and (int(part._seed) or int(part._seed2)):
+            found.append(part)
+    return found
+
+
+def _variant(content: bytes) -> Any:
+    """Return the message of a serialised variant, which follows its size as a varint."""
+    from tensorflow.core.framework.tensor_pb2 import VariantTensorDataProto
+
+    start = next(at for at, byte in enumerate(content) if byte < 0x80) + 1
+    return VariantTensorDataProto.FromString(content[start:])

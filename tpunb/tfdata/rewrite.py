@@ -31,10 +31,16 @@ CYCLE_INPUT = {
     "ParallelInterleaveDatasetV4": -5,
 }
 # operation -> its input with a resource of the process: a generator of shuffle seeds, a cache in memory
-_RESOURCE_INPUT = {"ShuffleDatasetV3": 4, "ShuffleAndRepeatDatasetV2": 5, "CacheDatasetV2": 2}
+_RESOURCE_INPUT = {
+    "ShuffleDatasetV3": 4,
+    "ShuffleAndRepeatDatasetV2": 5,
+    "RandomDatasetV2": 2,
+    "CacheDatasetV2": 2,
+}
+# operation -> the first of its two inputs with a seed
+_SEED_INPUT = {"ShuffleDatasetV3": 2, "ShuffleAndRepeatDatasetV2": 2, "RandomDataset": 0, "RandomDatasetV2": 0}
 _SHUFFLES = ("ShuffleDatasetV3", "ShuffleAndRepeatDatasetV2")
-_SEED_INPUTS = slice(2, 4)  # of a shuffle
-_RESHUFFLES = "reshuffle_each_iteration"
+_RESHUFFLES, _REDRAWS = "reshuffle_each_iteration", "rerandomize_each_iteration"
 
 
 class Rewriting:
@@ -122,8 +128,8 @@ class Rewriting:
 
 
 def shuffles(graph: Any) -> list[Any]:
-    """Return the shuffle nodes of a graph."""
-    return [node for node in graph.node if node.op in _SHUFFLES]
+    """Return the nodes of a graph with a generator of seeds: shuffles, and random numbers that are drawn anew."""
+    return [node for node in graph.node if node.op in (*_SHUFFLES, "RandomDatasetV2")]
 
 
 def is_reshuffling(node: Any) -> bool:
@@ -132,9 +138,10 @@ def is_reshuffling(node: Any) -> bool:
 
 
 def unseeded_shuffles(graph: Any) -> list[Any]:
-    """Return the shuffle nodes without a seed: no iterator state holds the order of their later epochs."""
-    work = Rewriting(graph)
-    return [node for node in shuffles(graph) if work.number(node.name, 2) == 0 and work.number(node.name, 3) == 0]
+    """Return the shuffles and random sources without a seed: no iterator state holds their later epochs."""
+    work, seeded = Rewriting(graph), [node for node in graph.node if node.op in _SEED_INPUT]
+    inputs = {node.name: range(_SEED_INPUT[node.op], _SEED_INPUT[node.op] + 2) for node in seeded}
+    return [node for node in seeded if all(work.number(node.name, at) == 0 for at in inputs[node.name])]
 
 
 def draw_seeds(graph: Any) -> list[int]:
@@ -143,10 +150,17 @@ def draw_seeds(graph: Any) -> list[int]:
 
 
 def seed_shuffles(dataset: Any, graph: Any, seeds: Sequence[int]) -> Any:
-    """Return a dataset whose unseeded shuffles have seeds; itself, if there are none. Changes its graph."""
+    """Return a dataset whose unseeded shuffles have seeds; itself, if there are none. Changes its graph.
+
+    So have the random choices of ``sample_from_datasets``, which differ in each epoch as they do without a seed.
+    """
     unseeded, work = unseeded_shuffles(graph), Rewriting(graph)
     for node, seed in zip(unseeded, seeds, strict=True):
-        node.input[_SEED_INPUTS] = [work.const(seed), work.const(seed >> 31)]
+        _set_seeds(node, work.const(seed), work.const(seed >> 31))
+        if node.op == "RandomDataset":
+            node.op = "RandomDatasetV2"
+            node.attr[_REDRAWS].b = True
+            node.input.append("")
         _renew_resources(work, [node])
     return from_graph(graph, dataset.element_spec) if unseeded else dataset
 
@@ -163,6 +177,25 @@ def with_own_shuffles(dataset: Any) -> Any:
     return from_graph(graph, dataset.element_spec)
 
 
+def begin_shuffles(graph: Any, names: Sequence[str], times: int) -> None:
+    """Advance the generators of shuffles of a graph, as if each of them had begun some more times."""
+    import tensorflow as tf
+
+    small = tf.data.Dataset.range(1).shuffle(1, seed=1)
+    redrawn = tf.data.Dataset.random(seed=1, rerandomize_each_iteration=True)
+    given = Rewriting(graph)
+    for name in names:
+        node, template = given.nodes[name], redrawn if given.nodes[name].op == "RandomDatasetV2" else small
+        work = Rewriting(graph_or_none(template))
+        (other,) = shuffles(work.graph)
+        at = _RESOURCE_INPUT[node.op]
+        generator = given.nodes[node.input[at].split(":")[0]].attr["value"]
+        work.nodes[other.input[at].split(":")[0]].attr["value"].CopyFrom(generator)
+        dataset = from_graph(work.graph, template.element_spec)
+        for _ in range(times):
+            iter(dataset)
+
+
 def use_own_resources(work: Rewriting, entropy: int) -> None:
     """Give a pipeline its own shuffle seeds and caches: iterating it neither advances nor fills the program's.
 
@@ -174,7 +207,7 @@ def use_own_resources(work: Rewriting, entropy: int) -> None:
     drawn = {node.name: (dice.getrandbits(31) + 1, dice.getrandbits(31)) for node in filter(is_reshuffling, nodes)}
     for node in unseeded_shuffles(work.graph):
         if node.name in drawn:
-            node.input[_SEED_INPUTS] = [work.const(seed) for seed in drawn[node.name]]
+            _set_seeds(node, *map(work.const, drawn[node.name]))
     _renew_resources(work, nodes)
 
 
@@ -183,15 +216,21 @@ def _renew_resources(work: Rewriting, nodes: Sequence[Any]) -> None:
     created: dict[bytes, str] = {}
     for node in nodes:
         at = _RESOURCE_INPUT[node.op]
-        key = work.nodes[node.input[at].split(":")[0]].attr["value"].SerializeToString(deterministic=True)
+        shared = work.nodes.get(node.input[at].split(":")[0])
+        key = b"" if shared is None else shared.attr["value"].SerializeToString(deterministic=True)
         if key not in created:
-            created[key] = _add_seed_generator(work, node) if node.op in _SHUFFLES else _add_cache(work)
+            created[key] = _add_cache(work) if node.op == "CacheDatasetV2" else _add_seed_generator(work, node)
         node.input[at] = created[key]
 
 
 def _add_seed_generator(work: Rewriting, node: Any) -> str:
-    again = work.const(flag(node, _RESHUFFLES))
-    return str(work.add("AnonymousSeedGenerator", *node.input[_SEED_INPUTS], again).name)
+    again, at = work.const(flag(node, _RESHUFFLES) or flag(node, _REDRAWS)), _SEED_INPUT[node.op]
+    return str(work.add("AnonymousSeedGenerator", *node.input[at : at + 2], again).name)
+
+
+def _set_seeds(node: Any, *seeds: str) -> None:
+    at = _SEED_INPUT[node.op]
+    node.input[at : at + 2] = seeds
 
 
 def _add_cache(work: Rewriting) -> str:

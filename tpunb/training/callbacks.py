@@ -1,46 +1,163 @@
-"""Counters of Keras' own callbacks, by which they stop, save or slow down a training."""
+"""State of a fit's callbacks: numbers and arrays among their attributes, which are saved, and anything else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import dis
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
+from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-_CLASSES = ("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint")
-_COUNTERS = (
-    *("wait", "best", "best_epoch", "stopped_epoch", "cooldown_counter", "epochs_since_last_save"),
-    *("_batches_seen_since_last_saving", "_last_batch_seen", "_current_epoch"),
-)  # not their arguments: Keras changes the sign of min_delta in the first epoch
+from tpunb.text import plain
+from tpunb.training.state import is_from, variables_of
+
+_COUNTERS = {
+    "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch", "best_weights"),
+    "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
+    "ModelCheckpoint": (
+        *("best", "epochs_since_last_save", "_batches_seen_since_last_saving", "_last_batch_seen", "_current_epoch"),
+    ),
+    "SwapEMAWeights": ("_ema_weights_in_model",),
+}
+"""What Keras' own callbacks change, by class; not their arguments: Keras changes the sign of min_delta."""
+
+_OF_EVERY = {"params", "_model", "model", "validation_data"}
+_CONSTANT = (
+    *(FunctionType, BuiltinFunctionType, BuiltinMethodType, MethodType, ModuleType, type),
+    *(np.ufunc, np.dtype, PurePath, logging.Logger),
+)
 
 
-def callback_counters(callbacks: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return the counters of Keras' own callbacks, in order, as JSON values."""
-    return [{"kind": type(each).__name__, "numbers": _counters(each)} for each in callbacks if _is_supported(each)]
+class CallbackState:
+    """State of callbacks as JSON values and arrays.
+
+    Attributes
+    ----------
+    values
+        Class and attributes of each callback with state, as JSON values; an array by its number.
+    arrays
+        The arrays.
+    unsaved
+        Sentence that names an attribute that cannot be saved, or "".
+    """
+
+    def __init__(self, callbacks: Iterable[Any], model: Any) -> None:
+        self.arrays: list[NDArray[Any]] = []
+        self.unsaved = ""
+        self._tracked = {id(variable) for variable in variables_of(model)}
+        self.values = [
+            {"kind": type(each).__name__, "attributes": saved} for each in callbacks if (saved := self._saved(each))
+        ]
+
+    def _saved(self, callback: Any) -> dict[str, Any]:
+        saved = {}
+        for name, value in _attributes(callback).items():
+            if not self._is_constant(value):
+                try:
+                    saved[name] = self._encoded(value)
+                except TypeError:
+                    where = f"{type(callback).__name__}.{name} ({type(value).__name__})"
+                    self.unsaved = self.unsaved or f"the callback's attribute {plain(where)} cannot be saved"
+        return saved
+
+    def _is_constant(self, value: Any) -> bool:
+        """Return whether a value does not change, or is restored with the model."""
+        if isinstance(value, _CONSTANT):
+            return True
+        if is_from(value, "tensorflow") and hasattr(value, "element_spec") and not hasattr(value, "__next__"):
+            return True  # a dataset
+        variables = variables_of(value) if is_from(value, "keras") else []
+        return bool(variables) and all(id(variable) in self._tracked for variable in variables)
+
+    def _encoded(self, value: Any) -> list[Any]:
+        if value is None or isinstance(value, bool | int | float | str):
+            return ["value", value]
+        if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biufcUS":
+            self.arrays.append(np.array(value))
+            return ["number" if isinstance(value, np.generic) else "array", len(self.arrays) - 1]
+        if is_from(value, "tensorflow") and hasattr(value, "_numpy") and not hasattr(value, "assign"):
+            return ["tensor", self._encoded(np.asarray(value.numpy()))[1]]
+        if type(value) in (list, tuple):
+            return [type(value).__name__, [self._encoded(each) for each in value]]
+        if isinstance(value, dict):
+            return ["dict", [[self._encoded(key), self._encoded(each)] for key, each in value.items()]]
+        raise TypeError
 
 
-def restore_counters(callbacks: Iterable[Any], saved: Sequence[Mapping[str, Any]]) -> None:
-    """Restore counters of `callback_counters`: the n-th of a class to the n-th callback of that class."""
+def restore_callbacks(callbacks: Iterable[Any], values: Sequence[Mapping[str, Any]], arrays: Sequence[Any]) -> None:
+    """Restore a `CallbackState`: the n-th of a class to the n-th callback of that class."""
     by_class: dict[str, list[Mapping[str, Any]]] = {}
-    for counters in saved:
-        by_class.setdefault(counters["kind"], []).append(counters["numbers"])
+    for saved in values:
+        by_class.setdefault(saved["kind"], []).append(saved["attributes"])
     for callback in callbacks:
-        if _is_supported(callback) and (waiting := by_class.get(type(callback).__name__)):
-            vars(callback).update(waiting.pop(0))
+        if not (waiting := by_class.get(type(callback).__name__)):
+            continue
+        restored = {name: _decoded(value, arrays) for name, value in waiting.pop(0).items()}
+        if _has_state_methods(callback):
+            callback.set_state(restored["get_state"])
+            continue
+        for name, value in restored.items():
+            _set(callback, name, value)
 
 
-def unsaved_state(callbacks: Iterable[Any]) -> str:
-    """Return a sentence that names state of callbacks that is not saved, or ""."""
-    if any(getattr(callback, "restore_best_weights", False) for callback in callbacks if _is_supported(callback)):
-        return "EarlyStopping(restore_best_weights=True) keeps the best weights in memory; they are not saved"
-    return ""
+def _set(callback: Any, name: str, value: Any) -> None:
+    """Set an attribute; a list or a dict in place, as others may read it."""
+    present = vars(callback).get(name)
+    if isinstance(present, list) and isinstance(value, list):
+        present[:] = value
+    elif isinstance(present, dict) and isinstance(value, dict):
+        present.clear()
+        present.update(value)
+    else:
+        vars(callback)[name] = value
 
 
-def _is_supported(callback: Any) -> bool:
-    return type(callback).__name__ in _CLASSES and type(callback).__module__.partition(".")[0] == "keras"
+def _decoded(encoded: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    kind, value = encoded
+    match kind:
+        case "array":
+            return arrays[value]
+        case "number":
+            return arrays[value][()]
+        case "tensor":
+            import tensorflow as tf
+
+            return tf.constant(arrays[value])
+        case "list" | "tuple":
+            items = [_decoded(each, arrays) for each in value]
+            return items if kind == "list" else tuple(items)
+        case "dict":
+            return {_decoded(key, arrays): _decoded(each, arrays) for key, each in value}
+    return value
 
 
-def _counters(callback: Any) -> dict[str, Any]:
-    values = {name: vars(callback).get(name) for name in _COUNTERS}
-    numbers = {name: value for name, value in values.items() if isinstance(value, bool | int | float | np.number)}
-    return {name: value.item() if isinstance(value, np.number) else value for name, value in numbers.items()}
+def _has_state_methods(callback: Any) -> bool:
+    return all(callable(getattr(callback, name, None)) for name in ("get_state", "set_state"))
+
+
+def _attributes(callback: Any) -> dict[str, Any]:
+    """Return the attributes of a callback that may be state: not those of Keras' classes but their counters."""
+    if _has_state_methods(callback):
+        return {"get_state": callback.get_state()}
+    counters = {name for kind in type(callback).__mro__ if _is_keras(kind) for name in _COUNTERS.get(kind.__name__, ())}
+    ignored = (_OF_EVERY | set(_names_in_keras(type(callback)))) - counters
+    return {name: value for name, value in vars(callback).items() if name not in ignored}
+
+
+def _is_keras(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "keras"
+
+
+def _names_in_keras(kind: type) -> frozenset[str]:
+    """Return the names of attributes that the methods of Keras' classes among the bases of a class set."""
+
+    def stored(methods: Iterable[Any]) -> Iterator[str]:
+        for method in methods:
+            if isinstance(method, FunctionType):
+                yield from (each.argval for each in dis.get_instructions(method) if each.opname == "STORE_ATTR")
+
+    return frozenset(name for base in kind.__mro__ if _is_keras(base) for name in stored(vars(base).values()))

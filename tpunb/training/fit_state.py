@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
 from tpunb.errors import TpunbError
 from tpunb.signals import spending
+from tpunb.text import format_error
 from tpunb.tfdata import position, rewrite
 from tpunb.tfdata.graph import graph_or_none
-from tpunb.training import seeds, snapshot
-from tpunb.training.callbacks import callback_counters, restore_counters
-from tpunb.training.hidden_state import hidden_state
+from tpunb.tfdata.restored import late_shuffles, not_restored, varies
+from tpunb.training import constants, seeds, snapshot
+from tpunb.training.callbacks import CallbackState, restore_callbacks
+from tpunb.training.hidden_state import EagerStep, hidden_state
 from tpunb.training.model_build import build
 from tpunb.training.state import DATA, METRICS, RANDOM, assign, to_numpy, variables_by_part
 
 _ITERATOR = "iterator"
 """Prefix of the files of a ``tf.data`` iterator."""
+
+_CALLBACKS = "callbacks"
+"""Part of the arrays that callbacks keep."""
+
+T = TypeVar("T")
 
 CheckpointPath = str | os.PathLike[str]
 
@@ -64,6 +73,7 @@ class FitStart(NamedTuple):
         for part, each in variables.items():
             assign(each, values[part])
         seeds.set_host_random_state(self.metadata["random"])
+        seeds.set_tensorflow_random_state(self.metadata.get("tensorflow_random"))
 
     def seed_shuffles(self, dataset: Any) -> Any:
         """Return a dataset whose unseeded shuffles have the seeds that the fit gave them."""
@@ -103,10 +113,15 @@ class CountingDataset:
 
     def __init__(self, dataset: Any, iterators: int = 0) -> None:
         self.dataset, self.iterators = dataset, iterators
+        self.is_creating = False
 
     def __iter__(self) -> Iterator[Any]:
         self.iterators += 1
-        return iter(self.dataset)
+        self.is_creating = True
+        try:
+            return iter(self.dataset)
+        finally:
+            self.is_creating = False
 
 
 @dataclass(eq=False)
@@ -117,6 +132,7 @@ class Fit:
     number: int  # of fits before it in the same block
     listeners: Sequence[Listener]
     start: FitStart | None = None  # checkpoint from which it starts
+    validation: tuple[Any, int | None] = (None, None)  # its data and steps
     epoch: int = 0
     step_in_epoch: int = 0
     steps: int = 0  # that the optimizer has taken
@@ -124,15 +140,41 @@ class Fit:
     callbacks: tuple[Any, ...] = ()
     owns_shuffles: bool = True  # the program seeded none of them, so that nothing else advances them
     restore_due: bool = False  # the saved state is not restored yet
+    failed: bool = False  # saving and tuning have ended with an error
     _epochs: Any = None  # Keras' iterator over epochs
     _data: CountingDataset = field(default_factory=lambda: CountingDataset(()))
     _seeds: list[int] = field(default_factory=list)  # of the shuffles that had none
     _iterator: Any = None  # feeds the steps
     _drawn: int = 0  # batches taken from it
+    _shuffles: list[Any] = field(default_factory=list)  # of the program's data that others may begin too
+    _data_constants: str = ""  # fingerprint
+    _begun: int = 0  # times that they had begun before
+    _used: int = 0  # iterators from which batches were taken
     _replaced: Any = None  # iterator that Keras still holds, and that feeds nothing
     _restored_data: Any = None  # kept alive: a position was read into its iterator
     _data_due: bool = False
+    _is_restored: bool = False  # a step has begun
     _notified: int = -1  # steps at the last event
+    _eager: EagerStep | None = None  # what the steps of an eager model do
+
+    def guarded(self, action: Callable[..., T], *args: Any, default: T) -> T:
+        """Call a part of saving or tuning; an error in it is reported once, and the training continues without.
+
+        Before the state of a checkpoint is restored, errors are raised: the training would be another one. So are
+        warnings that the program's filters turn into errors.
+        """
+        if self.failed:
+            return default
+        try:
+            return action(*args)
+        except Exception as error:
+            if isinstance(error, Warning) or (self.start is not None and not self._is_restored):
+                raise
+            self.failed = True
+            warnings.warn(
+                f"saving and tuning ended with an error, and training continues: {format_error(error)}", stacklevel=2
+            )
+            return default
 
     def attach(self, epochs: Any) -> None:
         """Take the data of the fit when Keras has prepared them, before anything is drawn."""
@@ -145,21 +187,23 @@ class Fit:
         graph = graph_or_none(dataset) if from_program else None
         if from_program and graph is None:
             self.reason = "the graph of the data cannot be read (larger than 2 GB, or distributed)"
-        elif position.ignores_external_state(dataset):
-            strict = position.with_external_state_policy(dataset, "FAIL")
-            self.reason = position.external_state(graph) if from_program else _try_save(strict)
+        elif not from_program and position.ignores_external_state(dataset):
+            self.reason = _try_save(position.with_external_state_policy(dataset, "FAIL"))
         if graph is not None:
-            self.reason = self.reason or position.late_shuffle(graph)
+            self._data_constants = constants.of_data(graph)
+            self.reason = self.reason or not_restored(graph, dataset.options())
             unseeded = rewrite.unseeded_shuffles(graph)
-            self.owns_shuffles = len(unseeded) == len(rewrite.shuffles(graph))
+            names = {node.name for node in unseeded}
+            self.owns_shuffles = all(node.name in names for node in rewrite.shuffles(graph))
             self._seeds = self.start.metadata["seeds"] if self.start else rewrite.draw_seeds(graph)
             if len(self._seeds) != len(unseeded):
                 raise self._different_data(f"{len(self._seeds)} unseeded shuffles were saved, now {len(unseeded)}")
             dataset = rewrite.seed_shuffles(dataset, graph, self._seeds)
             for listener in self.listeners:
-                dataset = listener.on_data(self, dataset)
+                dataset = self.guarded(listener.on_data, self, dataset, default=dataset)
+        self._shuffles = position.seeded_shuffles(epochs._distributed_dataset) if graph is not None else []
         self._data = epochs._distributed_dataset = CountingDataset(dataset)
-        self.steps = 0 if self.model.optimizer is None else int(self.model.optimizer.iterations)
+        self.steps = 0 if self.model.optimizer is None else int(to_numpy([self.model.optimizer.iterations])[0])
         if self.start is not None:
             self._begin_at(self.start.metadata, dataset)
 
@@ -168,6 +212,10 @@ class Fit:
         build(self.model, dataset.element_spec)
         for _ in range(metadata["iterators"]):
             iter(self._data)
+        self._used = metadata.get("used_iterators", 0) - metadata["live"]
+        graph = graph_or_none(dataset)
+        if graph is not None and (late := late_shuffles(graph)):
+            rewrite.begin_shuffles(graph, late, metadata.get("used_iterators", 0))
         self.epoch, self.step_in_epoch, self.steps = metadata["epoch"], metadata["step_in_epoch"], metadata["step"]
         if self._epochs._num_batches is None:  # data of unknown length, which the first epoch has counted
             self._epochs._num_batches = metadata["batches"]
@@ -176,7 +224,8 @@ class Fit:
         """Handle the begin of an epoch, before its callbacks: they may set the learning rate."""
         self.epoch = epoch
         if not self.callbacks and self.start is not None:
-            restore_counters(callbacks, self.start.metadata["callbacks"])
+            arrays = snapshot.read_part(self.start.folder, _CALLBACKS)
+            restore_callbacks(callbacks, self.start.metadata["callbacks"], arrays)
         self.callbacks = tuple(callbacks)
         if self.restore_due and self.step_in_epoch == 0:
             self.restore()
@@ -191,39 +240,84 @@ class Fit:
             iterator = self._iterator if current is self._replaced else current
             if first < resumed:
                 continue
-            if self._data_due and first > resumed:
-                raise self._different_data(f"step {resumed} is not the first of a turn (steps_per_execution)")
-            if self.restore_due:
-                self.restore(metrics=True)
-            if iterator is not self._iterator:
-                self._use(iterator)
-            if self._data_due:
-                with spending("resuming", "position in the data"):
-                    self._restore_data(last + 1 - first)
-                iterator = self._iterator
-            yield first, last, iterator
+            iterator = self.guarded(self._begin_turn, first, last, iterator, default=iterator)
+            with ExitStack() as watching:
+                if self.model.run_eagerly:
+                    self.guarded(self._watch_step, watching, default=None)
+                yield first, last, iterator
             del current, iterator  # they may have been replaced, and are to be freed
             self.steps += last + 1 - first
             self._drawn += last + 1 - first
             self.step_in_epoch = last + 1
             if self.step_in_epoch < (epochs.steps_per_epoch or epochs._num_batches or np.inf):
-                self._notify()
+                self.guarded(self._notify, default=None)
 
         if self._data_due:
             raise self._different_data(f"the epoch has no step {resumed}")
 
+    def _begin_turn(self, first: int, last: int, iterator: Any) -> Any:
+        """Restore what is due; return the iterator that feeds the turn."""
+        if self._data_due and first > self.step_in_epoch:
+            problem = f"step {self.step_in_epoch} is not the first of a turn (steps_per_execution)"
+            raise self._different_data(problem)
+        if self.restore_due:
+            self.restore(metrics=True)
+        if iterator is not self._iterator:
+            self._use(iterator)
+        if self._data_due:
+            with spending("resuming", "position in the data"):
+                self._restore_data(last + 1 - first)
+        if self.start is not None and not self._is_restored and self.start.metadata["exact"]:
+            self._check_constants(self.start.metadata.get("constants", {}))
+        self._is_restored = True
+        return self._iterator
+
+    @cached_property
+    def _constants(self) -> dict[str, str]:
+        """Fingerprints of the constants in the data and the step."""
+        step = "" if self._iterator is None else constants.of_step(self.model.train_function, self._iterator)
+        return {"dataset": self._data_constants, "model": step}
+
+    def _check_constants(self, saved: Mapping[str, str]) -> None:
+        """Raise an error if the program computes with other constants than when it was saved."""
+        assert self.start is not None
+        for part, present in self._constants.items():
+            if saved.get(part, present) != present:
+                raise TpunbError(
+                    f"{self.start.folder.name} was saved with a different {part}: its constants differ (arrays, names "
+                    "of files, or what adapt computed)",
+                    hint="give random parts before fit a seed (a shuffle before adapt, a split by permutation)",
+                )
+
     def _use(self, iterator: Any) -> None:
         """Use a new iterator; of the first, check whether its position can be saved."""
         is_first, self._iterator, self._drawn = self._iterator is None, iterator, 0
+        self._used += 1
+        if is_first and self._shuffles:
+            self._begun = max(position.begun(iterator), default=self._data.iterators) - self._data.iterators
+            saved = self._begun if self.start is None else self.start.metadata.get("begun", self._begun)
+            if saved != self._begun:
+                raise self._different_data(f"its shuffle had begun {saved} times before the fit, now {self._begun}")
         if is_first and self.listeners:
             self.reason = self.reason or _try_save(iterator)
             for listener in self.listeners:
-                listener.on_begin(self)
+                self.guarded(listener.on_begin, self, default=None)
+
+    def on_iterator(self, dataset: Any) -> None:
+        """Note an iterator that is created over any dataset during the fit, and may begin a shuffle of its data."""
+        if self._data.is_creating or not self._shuffles or self.reason:
+            return
+        own = {id(shuffle) for shuffle in self._shuffles}
+        if any(id(shuffle) in own for shuffle in position.seeded_shuffles(dataset)):
+            self.reason = (
+                "another iterator began the seeded shuffle of the data during the fit (a callback, or validation); "
+                "give it data of its own"
+            )
 
     def end_epoch(self, epoch: int) -> None:
         """Handle the end of an epoch, after its callbacks."""
         self.epoch, self.step_in_epoch, self._replaced = epoch + 1, 0, None
-        self._notify()
+        self.guarded(self._notify, default=None)
 
     def _notify(self) -> None:
         repeated, self._notified = self._notified == self.steps, self.steps
@@ -270,28 +364,33 @@ class Fit:
     def write(self, folder: Path) -> dict[str, Any]:
         """Write everything that the next step depends on; return its metadata."""
         variables = {part: to_numpy(each) for part, each in _variables(self.model).items()}
-        snapshot.write_arrays(folder, variables)
-        self.reason = self.reason or self.hidden_state
-        live, reason = self._live_iterator, self.reason
-        if live is not None and not reason:
-            reason = position.write(folder / _ITERATOR, live)
+        callbacks = CallbackState(self.callbacks, self.model)
+        snapshot.write_arrays(folder, {**variables, _CALLBACKS: callbacks.arrays})
+        live, unpositioned = self._live_iterator, self.reason
+        if live is not None and not unpositioned:
+            unpositioned = position.write(folder / _ITERATOR, live)
+        reason = unpositioned or self.hidden_state or self._unsaved_validation or callbacks.unsaved
         parts = [part for part, values in variables.items() if values and part != RANDOM]
         return {
-            "holds": [*parts, RANDOM, *[DATA] * (not reason)],
+            "holds": [*parts, RANDOM, *[DATA] * (not unpositioned)],
             "exact": not reason,
             "why": reason,
             "fit": self.number,
             "epoch": self.epoch,
             "step_in_epoch": self.step_in_epoch,
             "iterators": self._data.iterators - (live is not None),
+            "used_iterators": self._used,
+            "begun": self._begun,
+            "constants": self._constants,
             "live": live is not None,
             "drawn": self._drawn if live is not None and live is self._iterator else 0,
             "steps_seen": self._epochs._steps_seen,
             "batches": self._epochs._num_batches,
             "seeds": self._seeds,
-            "callbacks": callback_counters(self.callbacks),
+            "callbacks": callbacks.values,
             "global_seed": bool(variables[RANDOM]),
             "random": seeds.host_random_state(),
+            "tensorflow_random": seeds.tensorflow_random_state(),
         }
 
     def restore(self, *, metrics: bool = False) -> None:
@@ -301,13 +400,40 @@ class Fit:
             self.start.restore(self.model, metrics=metrics)
         self.restore_due = False
 
+    @property
+    def unsaved_beside(self) -> str:
+        """Sentence that names state beside the training data that cannot be saved, or ""; known before a step."""
+        return self._unsaved_validation or CallbackState(self.callbacks, self.model).unsaved
+
+    @cached_property
+    def _unsaved_validation(self) -> str:
+        """Sentence that says why a validation after a checkpoint may give other results, or ""."""
+        import tensorflow as tf
+
+        data, steps = self.validation
+        if not isinstance(data, tf.data.Dataset):
+            return ""
+        if steps is not None and int(data.cardinality()) != steps:
+            return "validation_data: with validation_steps, a validation continues where the one before it ended"
+        graph = graph_or_none(data)
+        reason = "its graph cannot be read" if graph is None else varies(graph, data.options())
+        return f"validation_data: {reason}" if reason else ""
+
     @cached_property
     def hidden_state(self) -> str:
         """Sentence that names state of the step that is not saved, or ""; known after the first step."""
         if self._iterator is None:
             return ""
         tracked = [variable for each in _variables(self.model).values() for variable in each]
+        if self._eager is not None:
+            return self._eager.hidden_state(tracked)
         return hidden_state(self.model.train_function, self._iterator, tracked)
+
+    def _watch_step(self, stack: ExitStack) -> None:
+        """Watch the eager operations of the first step, and in all steps the seeds that they draw."""
+        first, self._eager = self._eager is None, self._eager or EagerStep()
+        stack.enter_context(self._eager.watching(operations=first))
+        self.__dict__.pop("hidden_state", None)
 
     def _restore_data(self, taken: int) -> None:
         """Restore the position of the iterator; if it was not saved, draw as many batches."""
@@ -320,7 +446,7 @@ class Fit:
             return  # an epoch that begins with a new iterator
         self._epochs._steps_seen = metadata["steps_seen"] + taken
         self._drawn = metadata["drawn"]
-        if metadata["exact"]:
+        if DATA in metadata["holds"]:
             self._restored_data = rewrite.with_own_shuffles(self._data.dataset)
             iterator = self._iterator if self._restored_data is self._data.dataset else iter(self._restored_data)
             position.read(folder / _ITERATOR, iterator)

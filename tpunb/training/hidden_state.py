@@ -1,12 +1,82 @@
-"""Finds state that a compiled training step uses beyond the tracked variables, and that cannot be restored."""
+"""Finds state that a training step uses beyond the tracked variables, and that cannot be restored."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tpunb.text import plain
-from tpunb.tfdata.effects import draws_random_numbers
+from tpunb.tfdata.effects import GENERATOR, draws_random_numbers
+from tpunb.training.constants import compiled_step
+from tpunb.training.patching import replaced
+
+
+class EagerStep:
+    """State that eager steps use beyond the tracked variables, seen as they run.
+
+    Attributes
+    ----------
+    unsaved_seed
+        Sentence that names a random operation whose seed is not drawn from TensorFlow's global seed, or "".
+    """
+
+    def __init__(self) -> None:
+        self.unsaved_seed = ""
+        self._generator = ""
+        self._changed: list[Any] = []  # handles of variables
+
+    @contextmanager
+    def watching(self, *, operations: bool) -> Iterator[None]:
+        """Watch a step: the seeds that it draws, and all of its operations if asked for."""
+        from tensorflow.python.framework import op_callbacks, random_seed
+
+        with ExitStack() as stack:
+            stack.enter_context(replaced(random_seed, "get_seed", self._drawing(random_seed.get_seed)))
+            if operations:
+                op_callbacks.add_op_callback(self._note)
+                stack.callback(op_callbacks.remove_op_callback, self._note)
+            yield
+
+    def hidden_state(self, tracked: Iterable[Any]) -> str:
+        """Return a sentence that names state beyond the tracked variables, or ""."""
+        if self._generator:
+            return (
+                f"the model draws random numbers with {self._generator}, whose state cannot be saved (use keras.random)"
+            )
+        handles = _handles(tracked)
+        if any(id(handle) not in handles for handle in self._changed):
+            return "the step changes a variable that is not one of the model"
+        return self.unsaved_seed
+
+    def _drawing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        import tensorflow as tf
+
+        def get_seed(seed: Any) -> Any:
+            drawn = original(seed)
+            if tf.executing_eagerly() and (seed is not None or drawn == (None, None)):
+                self.unsaved_seed = (
+                    "an eager step draws random numbers with a seed of its own or none, whose state cannot be saved "
+                    "(use keras.random, or tf.random without a seed after tf.random.set_seed)"
+                )
+            return drawn
+
+        return get_seed
+
+    def _note(self, op: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
+        name = op.decode() if isinstance(op, bytes) else str(op)
+        if graph is None and name.startswith(GENERATOR):
+            self._generator = name
+        elif graph is None and name.startswith(("Assign", "ResourceApply", "ResourceScatter")):
+            self._changed.append(inputs[0])
+
+
+def _handles(tracked: Iterable[Any]) -> set[int]:
+    return {
+        id(getattr(part, "handle", None))
+        for variable in tracked
+        for part in (variable, getattr(variable, "value", None))
+    }
 
 
 def hidden_state(function: Any, iterator: Any, tracked: Iterable[Any]) -> str:
@@ -14,19 +84,12 @@ def hidden_state(function: Any, iterator: Any, tracked: Iterable[Any]) -> str:
 
     The function is compiled for the iterator if necessary, and not run. An eager function gives "".
     """
-    inner = (getattr(cell, "cell_contents", None) for cell in getattr(function, "__closure__", None) or ())
-    step = next((part for part in (function, *inner) if hasattr(part, "get_concrete_function")), None)
-    if step is None:
+    if (compiled := compiled_step(function, iterator)) is None:
         return ""
-    compiled = step.get_concrete_function(iterator)
     graph = compiled.graph.as_graph_def()
     nodes = [*graph.node, *(node for part in graph.library.function for node in part.node_def)]
     if (op := next((node.op for node in nodes if draws_random_numbers(node.op)), None)) is not None:
         return f"the model draws random numbers with {op}, whose state cannot be saved (use keras.random)"
-    handles = {
-        id(getattr(part, "handle", None))
-        for variable in tracked
-        for part in (variable, getattr(variable, "value", None))
-    }
+    handles = _handles(tracked)
     untracked = next((variable for variable in compiled.variables if id(variable.handle) not in handles), None)
     return "" if untracked is None else f"the step uses {plain(untracked.name)}, which is not a variable of the model"

@@ -9,7 +9,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 from tpunb.errors import TpunbError, need
@@ -92,12 +92,21 @@ def _installed() -> Iterator[None]:
 def _install(stack: ExitStack) -> None:
     import keras
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
+    from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
     def begin_epoch(fit: Fit, callbacks: Any, epoch: int, logs: Any = None) -> None:
         fit.begin_epoch(epoch, callbacks.callbacks)
 
     def end_epoch(fit: Fit, callbacks: Any, epoch: int, logs: Any = None) -> None:
         fit.end_epoch(epoch)
+
+    def created(original: Callable[..., None]) -> Callable[..., None]:
+        def create(iterator: Any, dataset: Any) -> None:
+            original(iterator, dataset)
+            if (fit := _hooks.fit) is not None:
+                fit.guarded(fit.on_iterator, dataset, default=None)
+
+        return create
 
     callbacks = keras.callbacks.CallbackList
     for owner, name, hook in (
@@ -108,6 +117,7 @@ def _install(stack: ExitStack) -> None:
         (callbacks, "on_epoch_end", _event(end_epoch)),
         (TFEpochIterator, "reset", _event(Fit.attach)),
         (TFEpochIterator, "_enumerate_iterator", _enumerate),
+        (OwnedIterator, "_create_iterator", created),
     ):
         original = getattr(owner, name)
         stack.enter_context(replaced(owner, name, wraps(original)(hook(original))))
@@ -121,12 +131,13 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
         if _hooks.fit is not None:
             return _inner_call(original)(model, *args, **kwargs)
         start, _hooks.start = _hooks.start, None
+        bound = signature.bind(model, *args, **kwargs)
+        validation = bound.arguments.get("validation_data"), bound.arguments.get("validation_steps")
         if start is not None:
-            bound = signature.bind(model, *args, **kwargs)
             bound.arguments["initial_epoch"] = start.metadata["epoch"]
             args, kwargs = bound.args[1:], bound.kwargs
         _hooks.thread = threading.get_ident()
-        _hooks.fit = fit = Fit(model, _hooks.fits, tuple(_hooks.listeners), start)
+        _hooks.fit = fit = Fit(model, _hooks.fits, tuple(_hooks.listeners), start, validation)
         _hooks.fits += 1
         try:
             value = original(model, *args, **kwargs)
@@ -159,10 +170,10 @@ def _event(handle: Callable[..., None], *, after: bool = True) -> Callable[..., 
     def hook(original: Callable[..., None]) -> Callable[..., None]:
         def method(*args: Any, **kwargs: Any) -> None:
             if not after and (fit := _hooks.training):
-                handle(fit, *args, **kwargs)
+                fit.guarded(partial(handle, fit), *args, default=None)
             original(*args, **kwargs)
             if after and (fit := _hooks.training):
-                handle(fit, *args, **kwargs)
+                fit.guarded(partial(handle, fit), *args, default=None)
 
         return method
 
@@ -172,7 +183,7 @@ def _event(handle: Callable[..., None], *, after: bool = True) -> Callable[..., 
 def _enumerate(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
     def turns(epochs: Any) -> Iterator[Any]:
         fit = _hooks.training
-        return original(epochs) if fit is None else fit.turns(epochs, original)
+        return original(epochs) if fit is None or fit.failed else fit.turns(epochs, original)
 
     return turns
 
@@ -182,7 +193,8 @@ def _check_keras() -> None:
     """Check that Keras' internals are those that the hooks were written for."""
     keras = need("keras", extra="tensorflow")
     if keras.backend.backend() != "tensorflow":
-        raise TpunbError(f"Keras runs on {keras.backend.backend()}: fit is resumed on TensorFlow only", hint=_HINT)
+        problem = f"Keras runs on {keras.backend.backend()}: a running fit can be tuned or resumed on TensorFlow only"
+        raise TpunbError(problem, hint=f"{_HINT}; tune a loop of your own with tp.Job(build, step=step)")
     seeds.keras_generator()
     try:
         works = _try_epoch() and "data_batch" in inspect.signature(keras.Model._symbolic_build).parameters

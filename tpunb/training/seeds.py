@@ -24,7 +24,7 @@ class RandomState:
 
     host: Mapping[str, Any]  # of Python's and NumPy's random numbers, as `host_random_state` returns it
     keras: NDArray[Any] | None  # of Keras' global seed generator; None if there was none
-    tensorflow: Any  # global seed and state of its generator; None without TensorFlow
+    tensorflow: Any  # of TensorFlow's eager seeds, as `tensorflow_random_state` returns it
 
     @classmethod
     def capture(cls) -> Self:
@@ -34,11 +34,7 @@ class RandomState:
             import keras
 
             seeds = np.array(keras.ops.convert_to_numpy(generator.state))
-        tensorflow = None
-        if (context := _tensorflow_context()) is not None:
-            drawn = context._rng.getstate() if isinstance(context._rng, random.Random) else None
-            tensorflow = context._seed, drawn
-        return cls(host_random_state(), seeds, tensorflow)
+        return cls(host_random_state(), seeds, tensorflow_random_state())
 
     def restore(self) -> None:
         """Restore it."""
@@ -48,12 +44,7 @@ class RandomState:
         elif generator is not None:  # Keras created it since
             forget_keras_generator()
         set_host_random_state(self.host)
-        if (context := _tensorflow_context()) is not None and self.tensorflow is not None:
-            context._seed, drawn = self.tensorflow
-            context._rng = None
-            if drawn is not None:
-                context._rng = random.Random()
-                context._rng.setstate(drawn)
+        set_tensorflow_random_state(self.tensorflow)
 
 
 def host_random_state() -> dict[str, Any]:
@@ -72,6 +63,27 @@ def set_host_random_state(state: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(numbers), gauss))
     name, key, *rest = state["numpy"]
     np.random.set_state((name, np.array(key, dtype=np.uint32), *rest))
+
+
+def tensorflow_random_state() -> Any:
+    """Return TensorFlow's global seed and the state of its eager seeds as JSON values; None without TensorFlow."""
+    if (context := _tensorflow_context()) is None:
+        return None
+    drawn = context._rng.getstate() if isinstance(context._rng, random.Random) else None
+    return [context._seed, None if drawn is None else [drawn[0], list(drawn[1]), drawn[2]]]
+
+
+def set_tensorflow_random_state(state: Any) -> None:
+    """Restore a state of `tensorflow_random_state`, and the operations that hold eager seeds drawn since."""
+    if (context := _tensorflow_context()) is None or state in (None, tensorflow_random_state()):
+        return
+    seed, drawn = state
+    if drawn is not None and hasattr(context, "_set_global_seed"):
+        context._set_global_seed(seed)  # removes the operations
+    context._seed, context._rng = seed, None
+    if drawn is not None:
+        context._rng = random.Random()
+        context._rng.setstate((drawn[0], tuple(drawn[1]), drawn[2]))
 
 
 def keras_generator() -> Any:

@@ -112,11 +112,18 @@ def read_arrays(folder: Path, like: Arrays) -> dict[str, list[NDArray[Any]]]:
         parts = [name.rpartition("/")[0] for name in file.files]
         for part, present in like.items():
             if parts.count(part) != len(present):
-                raise _different_model(folder, f"{parts.count(part)} variables of its {part} were saved", len(present))
+                raise _different_model(folder, f"saved variables of its {part}: {parts.count(part)}", len(present))
         return {
             part: [_checked(folder, part, file[f"{part}/{at}"], value) for at, value in enumerate(present)]
             for part, present in like.items()
         }
+
+
+def read_part(folder: Path, part: str) -> list[NDArray[Any]]:
+    """Return the arrays of a part in any number, shapes and types."""
+    with np.load(folder / _VARIABLES, allow_pickle=False) as file:
+        names = [name for name in file.files if name.rpartition("/")[0] == part]
+        return [file[f"{part}/{at}"] for at in range(len(names))]
 
 
 def _bits(value: NDArray[Any]) -> NDArray[Any]:

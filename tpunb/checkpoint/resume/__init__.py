@@ -1,7 +1,7 @@
 """Saves a training so that it can be resumed exactly: an unmodified ``fit``, or a custom loop.
 
-A checkpoint holds weights, optimizer, metrics, random state, the position in the data, and the counters of Keras' own
-callbacks; not the state of custom callbacks, nor that of a model outside its variables.
+A checkpoint holds weights, optimizer, metrics, random state, the position in the data, and numbers and arrays that
+callbacks keep. It is exact only if everything that the next step depends on is of a kind that is proved to be restored.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from tpunb.checkpoint.formats import native
 from tpunb.errors import TpunbError, need, whole
 from tpunb.text import format_error
 from tpunb.tfdata import position
+from tpunb.tfdata.graph import graph_or_none
+from tpunb.tfdata.restored import not_restored, unseeded
 from tpunb.training import seeds, snapshot
 from tpunb.training.state import DATA, OPTIMIZER, RANDOM, STATE_PARTS, WEIGHTS, assign, is_from, own_variables, to_numpy
 
@@ -183,7 +185,10 @@ def _write_tensorflow(path: Path, part: Any) -> str:
     reason = position.write(path, part)
     if reason:
         path.with_suffix(".missing").write_text(reason)
-    return reason
+    graph = graph_or_none(part._dataset) if _is_data(part) and hasattr(part, "_dataset") else None
+    if reason or graph is None:
+        return reason
+    return unseeded(graph) or not_restored(graph, part._dataset.options(), passes=False)
 
 
 def _write_arrays(path: Path, part: Any) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint
 from tpunb.checkpoint.formats import native
-from tpunb.text import plain, plural
-from tpunb.training.callbacks import unsaved_state
+from tpunb.text import format_error, plain, plural
 from tpunb.training.fit_state import Fit
 
 
@@ -64,8 +63,9 @@ class Saving:
                 f"the position in the data cannot be saved, so that resuming will not be exact. {fit.reason}",
                 stacklevel=2,
             )
-        if unsaved := unsaved_state(fit.callbacks):
-            warnings.warn(unsaved, stacklevel=2)
+        elif unsaved := fit.unsaved_beside:
+            self._has_warned = True
+            warnings.warn(f"resuming will not be exact. {unsaved}", stacklevel=2)
         if self.at_phases and not signals.spent.receivers:
             warnings.warn(
                 "at_phases=True saves nothing without a capture: put `with tp.capture(...)` around", stacklevel=2
@@ -86,7 +86,7 @@ class Saving:
         return self.every is not None and fit.steps // self.every > self._last // self.every
 
     def _save(self, fit: Fit, *, replacing: Path | None = None) -> None:
-        """Save; a full disk does not end the training."""
+        """Save; an error, as of a full disk, does not end the training."""
         begun = time.perf_counter()
         self._phase_began.clear()
         self._last = fit.steps
@@ -95,9 +95,10 @@ class Saving:
             if self.saved[-1].reason and not self._has_warned:
                 self._has_warned = True
                 warnings.warn(f"resuming will not be exact. {self.saved[-1].reason}", stacklevel=2)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  the training must continue
             if not self._has_failed:
                 self._has_failed = True
-                warnings.warn(f"step {fit.steps} was not saved, and training continues: {error}", stacklevel=2)
+                problem = str(error) if isinstance(error, OSError) else format_error(error)
+                warnings.warn(f"step {fit.steps} was not saved, and training continues: {problem}", stacklevel=2)
         finally:
             self.seconds += time.perf_counter() - begun

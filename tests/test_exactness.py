@@ -1,0 +1,422 @@
+"""Programs whose checkpoints were exact by mistake: each is resumed bit for bit, or its checkpoints say why not."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from tpunb.checkpoint import checkpointing, checkpoints
+from tpunb.checkpoint.resume import restore, resume, save
+from tpunb.errors import TpunbError
+from tpunb.training import seeds
+from tpunb.tuning.results import Tuning
+
+keras = pytest.importorskip("keras")
+tf = pytest.importorskip("tensorflow")
+
+BATCH = 4
+
+
+@pytest.fixture(autouse=True)
+def no_seed_for_all():
+    """TensorFlow's global seed as a new process has it: unset, whatever other tests did."""
+    tf.random.set_seed(None)
+    seeds.forget_keras_generator()
+
+
+def rows(count=32):
+    x = np.random.default_rng(7).normal(size=(count, 3)).astype("f")
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
+
+
+def small(*layers, **more):
+    made = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1, kernel_initializer="ones")])
+    made.compile("sgd", "mse", **more)
+    return made
+
+
+class Losses(keras.callbacks.Callback):
+    """The losses of every step."""
+
+    def __init__(self):
+        super().__init__()
+        seen.clear()
+
+    def on_train_batch_end(self, batch, logs=None):
+        seen.append(float(logs["loss"]).hex())
+
+
+seen = []
+
+
+def trained(data, model=None, *, epochs=3, callbacks=(), **more):
+    """Train; return the losses of every step, the history and the weights."""
+    made = model or small()
+    history = made.fit(data, epochs=epochs, verbose=0, callbacks=[Losses(), *callbacks], **more).history
+    return list(seen), history, [weights.tolist() for weights in made.get_weights()]
+
+
+def saved(folder, cell, every=3):
+    """Train and save; return the result."""
+    with warnings.catch_warnings(), checkpointing(folder, every=every):
+        warnings.simplefilter("ignore")
+        return cell()
+
+
+def resumes(folder, cell, every=3):
+    """Assert that the checkpoints of a cell are exact, and that three continue as the whole run did."""
+    losses, history, weights = saved(folder, cell, every)
+    found = checkpoints(folder)
+    assert len(found) > 2
+    for one in found:
+        assert one.exact, one.reason
+    for one in (found[0], found[len(found) // 2], found[-2]):
+        seeds.forget_keras_generator()
+        with resume(one):
+            later, ended, final = cell()
+        assert later == losses[len(losses) - len(later) :], one.step
+        assert len(later) == len(losses) - one.step
+        assert final == weights
+        for name, values in ended.items():
+            assert values == history[name][len(history[name]) - len(values) :]
+
+
+def refuses(folder, cell, reason, every=3):
+    """Assert that the checkpoints of a cell are not exact for a reason, which is also the warning."""
+    with warnings.catch_warnings(record=True) as caught, checkpointing(folder, every=every):
+        warnings.simplefilter("always")
+        cell()
+    assert any(reason in str(one.message) for one in caught)
+    found = checkpoints(folder)
+    assert len(found) > 0
+    assert all(not one.exact and reason in one.reason for one in found), found[0].reason
+
+
+def loose(data, *, deterministic=False):
+    options = tf.data.Options()
+    options.deterministic = deterministic
+    return data.with_options(options)
+
+
+def twice(x, y):
+    return 2 * x, y
+
+
+def within():
+    return tf.data.Dataset.range(4).shuffle(4, seed=2).repeat(3).interleave(lambda at: rows().skip(8 * at).take(8))
+
+
+def chosen():
+    parts = [rows().shuffle(9, seed=1).repeat(10), rows().repeat(10)]
+    return tf.data.Dataset.choose_from_datasets(parts, tf.data.Dataset.range(2).repeat(16))
+
+
+REFUSED = {
+    "repeat:2: it begins shuffle:1 more than once in a pass": lambda: rows().shuffle(9, seed=3).repeat(2).batch(8),
+    "repeat:2: it begins shuffle:1 ": lambda: rows().shuffle(9, seed=3).repeat().take(48).batch(BATCH),
+    "repeat:2: it begins shuffle:1 more": lambda: within().batch(8),
+    "repeat:2: it begins 1/shuffle:1": lambda: chosen().batch(BATCH),
+    "cache:2: it keeps the order of shuffle:1": lambda: rows().shuffle(9, seed=3).cache().batch(BATCH),
+    "map:1(twice): the order of its elements": lambda: loose(rows().map(twice, num_parallel_calls=2).batch(BATCH)),
+    "map:1(twice): the order": lambda: (
+        rows().map(twice, num_parallel_calls=2, deterministic=False).shuffle(9, seed=1).batch(BATCH)
+    ),
+    "interleave:1: the order of its elements": lambda: loose(
+        tf.data.Dataset.range(4).interleave(lambda at: rows().take(8), num_parallel_calls=2).batch(BATCH)
+    ),
+    "PyFunc: a Python function (from_generator": lambda: generated().cache().shuffle(99).batch(BATCH),
+}
+
+
+def generated():
+    spec = (tf.TensorSpec((3,)), tf.TensorSpec((1,)))
+    dice = np.random.default_rng()
+    return tf.data.Dataset.from_generator(
+        lambda: ((dice.normal(size=3), dice.normal(size=1)) for _ in range(32)), output_signature=spec
+    )
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_stage_that_no_position_restores_makes_a_checkpoint_inexact(tmp_path, reason):
+    refuses(tmp_path, lambda: trained(REFUSED[reason](), epochs=2), reason)
+
+
+def test_a_shuffle_above_repeat_or_cache_resumes_exactly(tmp_path):
+    resumes(tmp_path, lambda: trained(rows(16).repeat(2).cache().shuffle(9, seed=3).batch(8)))
+    loosened = loose(rows().batch(8).prefetch(2), deterministic=True)
+    resumes(tmp_path / "options", lambda: trained(loosened.map(twice, num_parallel_calls=2)))
+
+
+def sampled():
+    parts = [rows().repeat(), rows().map(twice).repeat()]
+    return tf.data.Dataset.sample_from_datasets(parts, [0.4, 0.6]).batch(BATCH).take(16)
+
+
+def test_sampling_without_a_seed_gets_one_that_is_saved(tmp_path):
+    losses, _, _ = trained(sampled(), epochs=2)
+    assert losses[:16] != losses[16:]
+    resumes(tmp_path, lambda: trained(sampled(), epochs=2), every=5)
+    assert saved(tmp_path / "a", lambda: trained(sampled())) != saved(tmp_path / "b", lambda: trained(sampled()))
+
+
+def test_samples_of_data_that_end_are_inexact(tmp_path):
+    """Restored after one of them has ended, TensorFlow's iterator looks for the next element forever."""
+    saved(tmp_path, lambda: trained(tf.data.Dataset.sample_from_datasets([rows(), rows()]).batch(BATCH), epochs=1))
+    for one in checkpoints(tmp_path):
+        assert not one.exact
+        assert "after one of its datasets has ended" in one.reason
+
+
+def test_endless_samples_of_shuffles_resume_exactly(tmp_path):
+    def data():
+        parts = [rows().shuffle(9).repeat(), rows().map(twice).shuffle(9, seed=3).repeat()]
+        return tf.data.Dataset.sample_from_datasets(parts).batch(BATCH)
+
+    resumes(tmp_path, lambda: trained(data(), steps_per_epoch=12, epochs=2), every=5)
+
+
+class Halving(keras.callbacks.ReduceLROnPlateau):
+    """A subclass of Keras' with state of its own."""
+
+    def __init__(self):
+        super().__init__(monitor="loss", patience=1, factor=0.5, min_delta=1e9)
+        self.scale = np.float32(1)
+        self.seen = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        self.seen.append(float(logs["loss"]))
+        self.scale *= np.float32(0.9)
+        self.model.layers[-1].kernel.assign(self.model.layers[-1].kernel * self.scale * len(self.seen))
+
+
+class Swinging(keras.callbacks.Callback):
+    """A callback that gives and takes its state."""
+
+    def __init__(self):
+        super().__init__()
+        self.turn = iter(range(99))
+        self.at = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.at += 1
+        self.model.optimizer.learning_rate = 0.01 / self.at
+
+    def get_state(self):
+        return {"at": self.at, "name": ("swing", None)}
+
+    def set_state(self, state):
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("kind", [Halving, Swinging])
+def test_state_of_callbacks_is_restored(tmp_path, kind):
+    resumes(tmp_path, lambda: trained(rows().batch(BATCH), callbacks=[kind()]))
+
+
+def test_the_best_weights_of_early_stopping_are_restored(tmp_path):
+    def cell():
+        stops = keras.callbacks.EarlyStopping("loss", patience=3, min_delta=1e9, restore_best_weights=True)
+        return trained(rows().batch(BATCH), epochs=5, callbacks=[stops])
+
+    resumes(tmp_path, cell, every=6)
+
+
+class Measuring(keras.callbacks.Callback):
+    """A callback with state that cannot be saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = keras.metrics.Mean()
+        self.called = twice
+        self.data = rows().batch(2)
+
+
+def test_a_callback_with_other_state_makes_a_checkpoint_inexact(tmp_path):
+    refuses(tmp_path, lambda: trained(rows().batch(BATCH), callbacks=[Measuring()]), "attribute Measuring.mean (Mean)")
+    shown = checkpoints(tmp_path)[0]
+    assert "data position" in shown.holds
+    with pytest.raises(TpunbError, match=r"cannot be resumed exactly: .*Measuring\.mean"), resume(shown):
+        pass
+    losses, *_ = trained(rows().batch(BATCH), callbacks=[Measuring()])
+    with resume(shown, exact=False):
+        assert trained(rows().batch(BATCH), callbacks=[Measuring()])[0] == losses[shown.step :]
+
+
+class Noisy(keras.layers.Layer):
+    """A layer that draws with TensorFlow's own random operations."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def call(self, x, training=False):
+        return x + self.draw() if training else x
+
+
+def eager(draw, seed):
+    """Train an eager model."""
+    tf.random.set_seed(seed)
+    return trained(rows(16).batch(BATCH), small(Noisy(draw), run_eagerly=True), epochs=2)
+
+
+def test_eager_seeds_are_saved(tmp_path):
+    resumes(tmp_path, lambda: eager(lambda: tf.random.normal((3,)), 5), every=2)
+
+
+@pytest.mark.parametrize("draw", ["no seed", "its own seed", "generator"])
+def test_other_eager_random_numbers_make_a_checkpoint_inexact(tmp_path, draw):
+    dice = tf.random.Generator.from_seed(1)
+    draws = {
+        "no seed": (lambda: tf.random.normal((3,)), None, "an eager step draws random numbers"),
+        "its own seed": (lambda: tf.random.normal((3,), seed=2), 5, "an eager step draws random numbers"),
+        "generator": (lambda: dice.normal((3,)), 5, "RngReadAndSkip, whose state cannot be saved"),
+    }
+    function, seed, reason = draws[draw]
+    refuses(tmp_path, lambda: eager(function, seed), reason, every=2)
+
+
+def test_an_eager_step_that_changes_another_variable_makes_a_checkpoint_inexact(tmp_path):
+    count = tf.Variable(0.0)
+    refuses(tmp_path, lambda: eager(lambda: count.assign_add(1.0), 5), "changes a variable that is not", every=2)
+
+
+VALIDATIONS = {
+    "validation_data: shuffle:1: its order differs": lambda: {"validation_data": rows().shuffle(9, seed=1).batch(8)},
+    "validation_data: shuffle:1: its order": lambda: {"validation_data": rows().shuffle(9).batch(8)},
+    "validation_data: PyFunc: ": lambda: {"validation_data": generated().batch(8)},
+    "with validation_steps, a validation continues": lambda: {
+        "validation_data": rows().batch(8).repeat(),
+        "validation_steps": 3,
+    },
+}
+
+
+@pytest.mark.parametrize("reason", VALIDATIONS)
+def test_validation_that_varies_makes_a_checkpoint_inexact(tmp_path, reason):
+    refuses(tmp_path, lambda: trained(rows().batch(8), epochs=2, **VALIDATIONS[reason]()), reason)
+
+
+def test_validation_of_the_same_elements_resumes_exactly(tmp_path):
+    held = rows().shuffle(9, seed=1, reshuffle_each_iteration=False).batch(8)
+    resumes(tmp_path, lambda: trained(rows().batch(8), validation_data=held, validation_steps=4))
+
+
+@pytest.mark.parametrize("data", ["no seed", "generator", "not in order"])
+def test_an_iterator_that_is_not_restored_is_saved_as_inexact(tmp_path, data):
+    made = {
+        "no seed": (lambda: rows().shuffle(9), "shuffle:1: it has no seed"),
+        "generator": (lambda: generated().cache(), "PyFunc: a Python function"),
+        "not in order": (lambda: loose(rows().map(twice)), "map:1(twice): the order of its elements"),
+    }
+    function, reason = made[data]
+    batches = iter(function())
+    next(batches)
+    with pytest.warns(UserWarning, match="resuming is not exact") as caught:
+        one = save(tmp_path, 1, batches=batches)
+    assert not one.exact
+    assert reason in str(caught[0].message)
+    with pytest.raises(TpunbError, match="cannot be resumed exactly"):
+        restore(one, batches=iter(function()))
+
+
+def test_an_iterator_that_repeats_a_seeded_shuffle_is_exact(tmp_path):
+    def data():
+        return iter(rows(8).shuffle(5, seed=1).repeat(3).batch(3))
+
+    batches = data()
+    for _ in range(4):
+        next(batches)
+    one = save(tmp_path, 4, batches=batches)
+    assert one.exact
+    again = data()
+    restore(one, batches=again)
+    np.testing.assert_array_equal(
+        [x.numpy().tolist() for x, _ in again], [x.numpy().tolist() for x, _ in batches], strict=True
+    )
+
+
+@pytest.mark.parametrize("seed", [3, None])
+def test_a_shuffle_below_a_shuffle_resumes_exactly(tmp_path, seed):
+    def data():
+        files = tf.data.Dataset.range(8).shuffle(8, seed=seed)
+        return files.interleave(lambda at: rows().skip(4 * at).take(4), cycle_length=2).shuffle(5, seed=1).batch(BATCH)
+
+    resumes(tmp_path, lambda: trained(data()))
+
+
+def test_samples_below_a_shuffle_resume_exactly(tmp_path):
+    resumes(tmp_path, lambda: trained(sampled().unbatch().shuffle(9).batch(BATCH), epochs=2), every=5)
+
+
+class Looking(keras.callbacks.Callback):
+    """A callback that reads a batch of the training data in each epoch."""
+
+    def __init__(self, data):
+        super().__init__()
+        self.data = data
+
+    def on_epoch_end(self, epoch, logs=None):
+        next(iter(self.data))
+
+
+def looked(*, before=1, during=False):
+    data = rows().shuffle(9, seed=3).batch(BATCH)
+    for _ in data.take(before):
+        pass
+    for _ in range(before):
+        next(iter(data))
+    return trained(data, callbacks=[Looking(data)] * during)
+
+
+def test_data_that_are_looked_at_before_the_fit_resume_exactly(tmp_path):
+    resumes(tmp_path, looked)
+    for step, before, times in ((3, 0, 0), (12, 2, 3)):
+        problem = f"its shuffle had begun 2 times before the fit, now {times}"
+        with pytest.raises(TpunbError, match=problem), resume(tmp_path / f"tpunb-{step}"):
+            looked(before=before)
+
+
+def test_data_that_a_callback_begins_too_are_inexact_from_then_on(tmp_path):
+    whole, *_ = saved(tmp_path, lambda: looked(during=True))
+    found = checkpoints(tmp_path)
+    assert [one.exact for one in found] == [True, True] + [False] * (len(found) - 2)
+    assert "another iterator began the seeded shuffle" in found[-1].reason
+    with resume(found[1]):
+        later, *_ = looked(during=True)
+    assert later == whole[6:]
+
+
+def adapted(seed):
+    normal = keras.layers.Normalization()
+    normal.adapt(rows().map(lambda x, y: x).shuffle(32, seed=seed).batch(BATCH).take(3))
+    return trained(rows().batch(BATCH), small(normal))
+
+
+def split(seed):
+    x = np.random.default_rng(7).normal(size=(32, 3)).astype("f")
+    x = x[np.random.default_rng(seed).permutation(32)]
+    return trained(tf.data.Dataset.from_tensor_slices((x, x[:, :1])).shuffle(9).batch(BATCH))
+
+
+@pytest.mark.parametrize(("program", "part"), [(adapted, "model"), (split, "dataset")])
+def test_a_program_with_other_constants_is_an_error(tmp_path, program, part):
+    resumes(tmp_path / "same", lambda: program(1))
+    with checkpointing(tmp_path, every=3):
+        program(1)
+    for step in (3, 8, 15) if part == "dataset" else (3, 15):
+        one = checkpoints(tmp_path).before(step)
+        with pytest.raises(TpunbError, match=f"was saved with a different {part}: its constants differ"), resume(one):
+            program(2)
+
+
+def test_tuned_data_continue_a_shuffle_that_has_begun():
+    def orders(apply):
+        data = rows().map(twice).shuffle(9, seed=3).batch(BATCH)
+        for _ in range(2):
+            next(iter(data))
+        if apply:
+            data = Tuning((), {"map:1(twice) parallel calls": 2}).apply(data)
+        return [[x.numpy().tolist() for x, _ in data] for _ in range(2)]
+
+    assert orders(True) == orders(False)

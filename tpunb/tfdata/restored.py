@@ -1,0 +1,145 @@
+"""Which parts of a tf.data pipeline a saved position is proved to restore: the one list, for resuming and for tuning.
+
+A position holds the state of one iterator. TensorFlow tests that it restores the stages listed here. What an iterator
+does not hold is how often its shuffles had begun: that can be counted only if each pass begins them once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from tpunb.tfdata.effects import effects_of
+from tpunb.tfdata.rewrite import is_reshuffling, unseeded_shuffles
+from tpunb.tfdata.stages import Stage, constant, is_deterministic, stages, upstream
+
+_KINDS = (
+    "range from_tensors from_tensor_slices from_sparse_tensor_slices TFRecordDataset TextLineDataset CsvDataset "
+    "FixedLengthRecordDataset random map filter batch padded_batch take skip shard zip enumerate prefetch shuffle "
+    "shuffle_and_repeat take_while scan unbatch rebatch options flat_map interleave map_and_batch choose_from_datasets "
+    "window group_by_window bucket_by_sequence_length unique assert_cardinality assert_next ignore_errors "
+    "dense_to_sparse_batch sliding_window max_intra_op_parallelism private_thread_pool parse_example repeat "
+    "concatenate cache"
+)
+RESTORED = frozenset(_KINDS.split())
+"""Kinds of stages whose position is restored."""
+
+_KEEPS_ENDLESS = {"map", "batch", "padded_batch", "unbatch", "prefetch", "shuffle", "enumerate", "options", "scan"}
+_CALLS_IN_PARALLEL = {"map", "interleave", "parallel_interleave", "map_and_batch", "batch"}
+_REASONS = {
+    "GeneratorDataset": "a Python function (from_generator) feeds it",
+    "PyFunc": "a Python function (from_generator, numpy_function, or a Keras PyDataset) feeds it",
+    "EagerPyFunc": "a Python function (py_function) feeds it",
+    "RandomShuffle": "arrays are shuffled by an operation whose state cannot be saved",
+    "DummySeedGenerator": "it is a shuffle inside interleave or flat_map",
+    "RngReadAndSkip": "it draws from a tf.random.Generator",
+}
+
+
+def explain_op(op: str) -> str:
+    """Return a sentence that names an operation whose state cannot be saved."""
+    return f"{op}: {_REASONS.get(op, 'an operation in it has state that cannot be saved')}"
+
+
+def not_restored(graph: Any, options: Any, *, passes: bool = True) -> str:
+    """Return a sentence that names the first part of a graph that is not proved to be restored, or "".
+
+    `options` are those of the dataset; `passes` is False if a single iterator over it matters.
+    """
+    return next(chain(external_state(graph), unrestored_stages(graph, options, passes=passes)), "")
+
+
+def varies(graph: Any, options: Any) -> str:
+    """Return a sentence that names what may give a dataset other elements in another pass, or ""."""
+    drawing = {node.name for node in graph.node if advances(node)} | {node.name for node in unseeded_shuffles(graph)}
+    drawn = (f"{stage.name}: its order differs in each pass" for stage in stages(graph) if stage.node in drawing)
+    return next(chain(drawn, external_state(graph), unrestored_stages(graph, options)), "")
+
+
+def unseeded(graph: Any) -> str:
+    """Return a sentence that names a shuffle without a seed, whose later order no iterator holds, or ""."""
+    names = {node.name for node in unseeded_shuffles(graph)}
+    return next(
+        (f"{each.name}: it has no seed, which a later pass needs" for each in stages(graph) if each.node in names), ""
+    )
+
+
+def external_state(graph: Any) -> Iterator[str]:
+    """Yield a sentence for each stage with a function whose state no position holds."""
+    functions = {function.signature.name: function for function in graph.library.function}
+    for stage in stages(graph):
+        if op := effects_of(functions, *stage.functions).external_state:
+            yield f"{explain_op(op)} (in {stage.name})"
+
+
+def unrestored_stages(graph: Any, options: Any, *, passes: bool = True) -> Iterator[str]:
+    """Yield a sentence for each stage that is not proved to be restored, whatever its functions do."""
+    pipeline, nodes = stages(graph), {node.name: node for node in graph.node}
+    for stage in pipeline:
+        if stage.kind not in RESTORED and stage.kind != "from_generator":
+            yield f"{stage.name}: the position in this stage is not proved to be restored"
+        if stage.op == "CacheDataset" or (stage.op == "CacheDatasetV2" and _second_input(stage, nodes) != b""):
+            yield f"{stage.name}: it caches in files, which a resumed run finds in another state"
+        if stage.kind == "choose_from_datasets" and not nodes[stage.node].attr["stop_on_empty_dataset"].b:
+            chosen = [each for each in pipeline if each.node in stage.inputs[1:]]  # the first one chooses
+            if not all(_never_ends(each, pipeline, nodes) for each in chosen):
+                yield (
+                    f"{stage.name}: after one of its datasets has ended, TensorFlow does not find its end again "
+                    "(sample from datasets that repeat, or pass stop_on_empty_dataset=True)"
+                )
+        ordered = options.deterministic is not False and is_deterministic(nodes[stage.node])
+        if stage.kind in _CALLS_IN_PARALLEL and not ordered:
+            yield f"{stage.name}: the order of its elements is not deterministic (deterministic=False)"
+    endless = not passes or _is_endless(pipeline, nodes)
+    for stage in pipeline:
+        if advances(nodes[stage.node]):
+            yield from _begun_again(stage, pipeline, endless)
+
+
+def late_shuffles(graph: Any) -> list[str]:
+    """Return the nodes of shuffles that begin with the first element: those that feed another shuffle."""
+    pipeline, nodes = stages(graph), {node.name: node for node in graph.node}
+    above = [stage for stage in pipeline if stage.kind.startswith("shuffle")]
+    fed = {other.node for stage in above for other in upstream(stage, pipeline) if other is not stage}
+    return [name for name in sorted(fed) if advances(nodes[name])]
+
+
+def advances(node: Any) -> bool:
+    """Return whether a node has another order each time that it begins."""
+    return is_reshuffling(node) or node.op == "RandomDatasetV2"
+
+
+def _begun_again(stage: Stage, pipeline: tuple[Stage, ...], endless: bool) -> Iterator[str]:
+    """Yield the stages above a shuffle that begin it late, more than once a pass, or in the first pass only."""
+    below = {stage.node}
+    for above in pipeline:  # each after those that it reads
+        if not below.intersection(above.inputs):
+            continue
+        below.add(above.node)
+        if above.kind == "repeat" and not endless:
+            yield f"{above.name}: it begins {stage.name} more than once in a pass (put repeat before the shuffle)"
+        elif above.kind == "concatenate" and below.intersection(above.inputs[1:]):
+            yield f"{above.name}: it contains a shuffle that begins when the part before it ends ({stage.name})"
+        elif above.kind == "cache":
+            yield f"{above.name}: it keeps the order of {stage.name} in the first pass (put cache before the shuffle)"
+
+
+def _is_endless(pipeline: tuple[Stage, ...], nodes: dict[str, Any]) -> bool:
+    """Return whether one iterator serves a whole training: every repeat is endless, and nothing ends it."""
+    repeats = [stage for stage in pipeline if stage.kind == "repeat"]
+    ends = {"take", "take_while", "zip", "enumerate", "assert_cardinality", "concatenate"}
+    last = {name for stage in pipeline if stage.kind in ends for name in stage.inputs}
+    ended = any(stage in repeats for stage in pipeline if stage.node in last for stage in upstream(stage, pipeline))
+    return not ended and all(_second_input(stage, nodes) == -1 for stage in repeats)
+
+
+def _never_ends(stage: Stage, pipeline: tuple[Stage, ...], nodes: dict[str, Any]) -> bool:
+    """Return whether a dataset is an endless repeat, with stages above it that keep it endless."""
+    while stage.kind in _KEEPS_ENDLESS:
+        stage = next(each for each in pipeline if each.node == stage.inputs[0])
+    return stage.kind == "random" or (stage.kind == "repeat" and _second_input(stage, nodes) == -1)
+
+
+def _second_input(stage: Stage, nodes: dict[str, Any]) -> Any:
+    return constant(nodes[nodes[stage.node].input[1].split(":")[0]])
