@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -150,9 +151,10 @@ def test_faster_values_take_over(tmp_path, monkeypatch):
     assert found.seconds > 0
     assert repr(found).startswith(f"Online({len(found.tuning.trials)} trials, ")
     assert CALLS in repr(found)
-    chosen, whole = found.facts
-    assert CALLS in chosen
-    assert "in all, including tuning; without: about" in whole
+    assert re.match(r"Tuned: about [\d.]+ s → [\d.]+ s, tuning included; steps .* output equal: ", found.headline)
+    assert CALLS in found.headline
+    (facts,) = found.facts
+    assert facts.startswith(f"tuning: {len(found.tuning.trials)} trials, ")
 
 
 def test_a_later_fit_of_the_same_data_is_unchanged(at):
@@ -224,7 +226,7 @@ def test_an_error_in_tuning_does_not_affect_the_fit(at, monkeypatch):
         assert fitted(at_hand()) == plain
     assert str(found.messages[-1]) == "Tuning ended with an error, and training continued unchanged: ValueError: ours."
     assert found.values == {}
-    assert found.facts[-1].endswith(str(found.messages[-1]))
+    assert found.headline.endswith(str(found.messages[-1]))
 
 
 def test_data_that_cannot_be_rebuilt_stay_as_they_are(at, monkeypatch):
@@ -267,7 +269,8 @@ def test_a_budget_that_is_too_small_is_not_spent():
     assert "(5% of the run) is below the" in sentence
     assert "--tune-budget" in sentence
     assert repr(found).startswith("Online(nothing was tried, ")
-    assert found.facts == [f"tuning: {sentence}"]
+    assert found.headline == f"Tuning changed nothing. {sentence}"
+    assert found.facts == []
 
 
 def test_a_short_fit_is_not_tuned(monkeypatch):
@@ -356,19 +359,23 @@ def test_wrong_arguments_raise(wrong, kind, words):
         pass
 
 
-def test_under_a_capture_the_tuning_is_a_step_of_its_own(at):
+def test_under_a_capture_the_tuning_is_an_account_and_no_step(at):
     at(5)
     with tp.capture(schedule=Schedule.ticks()) as run, tuned(budget=1e6, run=run) as found:
         found._phase_obstacle = lambda current: None
         fitted(at_hand())
-    kinds = tp.load(run).stored.frame.sort("step")["kind"].to_list()
-    assert kinds == ["train"] * 5 + ["tune"] + ["train"] * 27
+    steps = tp.load(run).stored
+    assert steps.frame["kind"].to_list() == ["train"] * 32
+    assert steps.frame["step"].to_list() == [*range(32)]
+    (tuning,) = steps.wall.spans.filter(account="tuning").select("start_ps", "dur_ps").rows()
+    before, after = steps.frame["start_ps"][4], steps.frame["start_ps"][5]
+    assert before < tuning[0] < sum(tuning) <= after
 
 
 def test_with_a_capture_the_hot_phase_is_tuned(monkeypatch):
     monkeypatch.setattr(online, "Tuner", Chosen)
     with tp.capture(schedule=Schedule.fixed(0.3, 0.4)) as run, tuned(budget=30, run=run) as found:
-        fitted(reading(n=400), epochs=5)
+        fitted(reading(n=400), epochs=12)
     assert found.tuning is not None, sentences(found)
     assert found.tuning.best
     assert "hot phase" in [message.code for message in found.tuning.messages]

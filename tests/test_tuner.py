@@ -81,7 +81,7 @@ def test_it_has_a_frame_and_code(tuned):
     assert found.frame["values"][0] == "as written"
     assert found.frame.filter(pl.col("verdict") == "faster").height >= 1
     assert "ds.map(fetched, num_parallel_calls=" in found.as_code()
-    assert repr(found).startswith(f"Tuning({len(found.trials)} trials, {found.speedup.ratio:.2f}x [")
+    assert repr(found).startswith(f"Tuning({len(found.trials)} trials, {found.speedup.brief}, ")
     assert found.seconds > 0
 
 

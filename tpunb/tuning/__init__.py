@@ -7,9 +7,11 @@ from tpunb.tuning.parameters import Kind, Parameter
 from tpunb.tuning.pipeline import Pipeline
 from tpunb.tuning.results import Trial, Tuning
 from tpunb.tuning.search import Space, StepCosts, hill_climb, is_better, optuna_search
+from tpunb.tuning.tournament import Budget
 from tpunb.tuning.tuner import tune
 
 __all__ = [
+    "Budget",
     "Job",
     "Kind",
     "Parameter",

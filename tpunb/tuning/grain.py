@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from tpunb.errors import TpunbError, need, wrong
-from tpunb.text import plain
+from tpunb.text import plain, plural
 from tpunb.tuning.parameters import Kind, Parameter, Value, changes
 
 _ONE_TO_ONE = {"PrefetchIterDataset", "MapIterDataset"}  # and independent of the index, which differs in a slice
@@ -59,7 +59,7 @@ class GrainPipeline:
 
     def __repr__(self) -> str:
         adjustable = sum(parameter.verdict != "locked" for parameter in self.parameters)
-        return f"GrainPipeline({adjustable} of {len(self.parameters)} parameters adjustable)"
+        return f"GrainPipeline({adjustable} of {plural(len(self.parameters), 'parameter')} adjustable)"
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:

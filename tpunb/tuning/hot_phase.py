@@ -44,5 +44,5 @@ def _input_bound(phases: Phases) -> set[int]:
     """Return the phases whose top operations include several kinds of input operations."""
     name = pl.col("op").cast(pl.String).str.to_lowercase()
     kinds = [name.str.contains(word, literal=True).any().cast(pl.Int64).alias(word) for word in _INPUT_OPS]
-    counted = phases.top(_TOP).group_by("phase").agg(pl.sum_horizontal(kinds).alias("kinds"))
+    counted = phases.top(_TOP, sources=False).group_by("phase").agg(pl.sum_horizontal(kinds).alias("kinds"))
     return set(counted.filter(pl.col("kinds") >= _PATTERN)["phase"].to_list())

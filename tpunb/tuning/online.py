@@ -19,10 +19,14 @@ from tpunb.cluster import OLS, phases
 from tpunb.errors import NoSteps, wrong
 from tpunb.io import load
 from tpunb.signals import spending
+from tpunb.step_stats.numbering import TUNING_STEP
 from tpunb.step_stats.reduce import steps
-from tpunb.text import format_error, plain
+from tpunb.text import format_error, plain, plural
+from tpunb.tfdata.graph import graph_or_none
+from tpunb.tfdata.restored import late_shuffles
 from tpunb.training import keras_hooks
 from tpunb.training.fit_state import Fit
+from tpunb.training.state import TrainingState, variables_of
 from tpunb.tuning.hot_phase import hot_phase
 from tpunb.tuning.job import Job
 from tpunb.tuning.model_based import model_based
@@ -34,9 +38,6 @@ from tpunb.tuning.search import Search
 from tpunb.tuning.step_timer import StepTimer
 from tpunb.tuning.tournament import Budget, check_seconds
 from tpunb.tuning.tuner import SHARE, Tuner, least_seconds
-
-MARK = "tune"
-"""Kind of the step as which a capture records the tuning."""
 
 _FIRST = 20  # steps of a fit before the first check
 _AGAIN = 1.5  # steps of the next check, by those of the one before
@@ -114,7 +115,7 @@ class Online:
             current.pending = self._obstacle(current) or self._phase_obstacle(current)
             if current.pending is None:
                 current.done = True
-                with spending("tuning"), self.run.between(MARK) if self.run is not None else nullcontext():
+                with spending("tuning"), self.run.between(TUNING_STEP) if self.run is not None else nullcontext():
                     self._tune(current, started)
         except Exception as error:  # noqa: BLE001  the training must continue
             current.done = True
@@ -184,6 +185,14 @@ class Online:
 
     def _tune(self, current: _TunableFit, started: float) -> None:
         """Try values from the fit's position, and continue it with those that win."""
+        state = TrainingState.capture(variables_of(current.fit.model))
+        try:
+            self._try_values(current, started)
+        except BaseException:  # of the trials, or of what restores the model after them
+            state.restore()
+            raise
+
+    def _try_values(self, current: _TunableFit, started: float) -> None:
         with TemporaryDirectory(prefix="tpunb-") as folder:
             position = current.position(Path(folder))
             if position.obstacle:
@@ -217,22 +226,23 @@ class Online:
                     return
 
     @property
-    def facts(self) -> list[str]:
-        """Lines of the summary; the values that were chosen first."""
+    def headline(self) -> str:
+        """The result in one line: run time without and with tuning, or why it stayed as it is."""
         sentences = " ".join(map(str, self.messages))
+        if not self.values or self.tuning is None:
+            return plain(f"Tuning changed nothing. {sentences or 'No fit was seen.'}")
+        gain = f"steps {self.tuning.speedup.sentence}, output equal: {format_values(self.values)}"
+        if self._total is None:
+            return plain(f"Tuned: {gain}.")
+        without = self._total - self.seconds + self.timer.saved
+        return plain(f"Tuned: about {without:.1f} s → {self._total:.1f} s, tuning included; {gain}.")
+
+    @property
+    def facts(self) -> list[str]:
+        """Trials and duration of the tuning, in at most one line."""
         if self.tuning is None:
-            return [plain(f"tuning: {sentences or 'no fit was seen'}")]
-        chosen = "the values stay as they are"
-        if self.values:
-            ratio, low, high = self.tuning.speedup
-            chosen = f"{format_values(self.values)}, {ratio:.2f} times as fast ({low:.2f} to {high:.2f})"
-        lines = [f"tuning: {chosen}; {len(self.tuning.trials)} trials, {self.seconds:.1f} s"]
-        if not self.values:
-            lines.append(sentences)
-        elif self._total is not None:
-            before = self._total - self.seconds + self.timer.saved
-            lines.append(f"{self._total:.1f} s in all, including tuning; without: about {before:.1f} s")
-        return [plain(line) for line in lines]
+            return []
+        return [f"tuning: {plural(len(self.tuning.trials), 'trial')}, {self.seconds:.1f} s"]
 
 
 class _TunableFit:
@@ -260,6 +270,8 @@ class _TunableFit:
                     "it is also saved or resumed, and how often its shuffle was started is unknown: "
                     "omit the shuffle's seed, or tp.checkpointing"
                 )
+            elif late := late_shuffles(graph_or_none(self.data)):
+                return f"it is also saved or resumed, and {late[0]} begins with the first element only"
         except Exception as error:  # noqa: BLE001  the fit must continue
             return format_error(error)
         return ""
@@ -324,7 +336,7 @@ def tuned(
     folder
         Folder to which trials are written.
     run
-        Capture around the block: it gives the phases, and records the tuning as a separate step.
+        Capture around the block: it gives the phases, and records the time of the tuning as an account.
 
     Raises
     ------

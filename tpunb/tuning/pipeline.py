@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from tpunb.errors import TpunbError
+from tpunb.text import plural
 from tpunb.tfdata.effects import Effects, Verdict, effects_of
 from tpunb.tfdata.graph import AUTOTUNE, check_dataset, from_graph, to_graph
 from tpunb.tfdata.rewrite import (
@@ -76,12 +77,13 @@ class Pipeline:
         self._purity: dict[str, Effects] = {stage.node: effects_of(library, *stage.functions) for stage in self.stages}
         self._options = dataset.options()
         self.refusal: str | None = next(rebuild_obstacles(self._graph, self.stages, self._purity), None)
-        self.immovable: str | None = next(move_obstacles(self._graph, self.stages, self._purity), None)
+        self.immovable: str | None = next(move_obstacles(self._graph, self.stages, self._purity, self._options), None)
         self._doubt = next(doubts(self._graph, self.stages, self._purity, self._options), None)
 
     def __repr__(self) -> str:
         adjustable = sum(parameter.verdict != "locked" for parameter in self.parameters)
-        return f"Pipeline({len(self.stages)} stages, {adjustable} of {len(self.parameters)} parameters adjustable)"
+        parameters = f"{adjustable} of {plural(len(self.parameters), 'parameter')} adjustable"
+        return f"Pipeline({plural(len(self.stages), 'stage')}, {parameters})"
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

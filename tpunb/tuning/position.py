@@ -68,8 +68,9 @@ class TfPosition:
             position.read(self._prefix, iterator)
         except TpunbError as error:
             if self._begun or self._drawn > _FEW:
+                drawn = f"{self._drawn:,} batch{'es' * (self._drawn != 1)}"
                 raise TpunbError(
-                    f"the position after {self._drawn} batches cannot be restored with these stages",
+                    f"the position after {drawn} cannot be restored with these stages",
                     hint="tune from the beginning: omit start=",
                 ) from error
             iterator = self._by_reading(self._built(values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -53,12 +54,15 @@ _SENTENCES = {
     "slow start": "Every trial reads all data before its start again: {reason}.",
     "budget spent": "The budget ended after {trials:trial}.",
     "none faster": "{trials:trial}, no value faster: the pipeline keeps its values.",
-    "winner": "{values:values}: {ratio:.2f} times as fast (95 % interval {low:.2f} to {high:.2f}), same output.",
+    "winner": "{values:values}: {speedup:speedup}, same output.",
     "stopped": "Stopped before the end.",
     "fit ends": "The rest of the fit takes {rest:.1f} s, less than a trial.",
     "interrupted": "Interrupted after {trials:trial}: no values were chosen.",
     "error": "Tuning ended with an error, and training continued unchanged: {error}.",
 }
+
+
+_WIDE = 3.0  # factor between the ends of an interval beyond which only the lower end is reported
 
 
 class Speedup(NamedTuple):
@@ -67,6 +71,30 @@ class Speedup(NamedTuple):
     ratio: float
     low: float
     high: float
+
+    @property
+    def sentence(self) -> str:
+        """The speed-up in words; of a gain whose interval is wider than a factor of 3, its lower end.
+
+        >>> print(Speedup(2.0, 1.5, 2.5).sentence, "·", Speedup(2.0, 1.1, 3.9).sentence)
+        2.00 times as fast (95 % interval 1.50 to 2.50) · at least 1.10 times as fast
+        """
+        if self._is_vague:
+            return f"at least {self.low:.2f} times as fast"
+        return f"{self.ratio:.2f} times as fast (95 % interval {self.low:.2f} to {self.high:.2f})"
+
+    @property
+    def brief(self) -> str:
+        """The speed-up in short.
+
+        >>> print(Speedup(2.0, 1.5, 2.5).brief, "·", Speedup(2.0, 1.1, 3.9).brief)
+        2.00x [1.50, 2.50] · at least 1.10x
+        """
+        return f"at least {self.low:.2f}x" if self._is_vague else f"{self.ratio:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+
+    @property
+    def _is_vague(self) -> bool:
+        return self.low > 1 and self.high > _WIDE * self.low
 
 
 SAME = Speedup(1.0, 1.0, 1.0)
@@ -96,6 +124,8 @@ class _Sentences(Formatter):
             return f"{value * 1e3:.3g} ms"
         if spec == "values":
             return format_values(value)
+        if spec == "speedup":
+            return Speedup(*value).sentence
         return plural(value, spec) if spec in ("trial", "core") else str(super().format_field(value, spec))
 
 
@@ -172,8 +202,25 @@ class Tuning:
     fingerprint: str = ""
 
     def __repr__(self) -> str:
-        gain = f"{self.speedup.ratio:.2f}x [{self.speedup.low:.2f}, {self.speedup.high:.2f}], {self.best}"
-        return f"Tuning({plural(len(self.trials), 'trial')}, {gain if self.best else 'the values stay as they are'})"
+        gain = f"{self.speedup.brief}, {self.best}" if self.best else "the values stay as they are"
+        return f"Tuning({plural(len(self.trials), 'trial')}, {gain})"
+
+    @property
+    def speedups(self) -> tuple[Speedup | None, ...]:
+        """Speed-up of each trial against the program's values; None if it was not measured.
+
+        Of a trial that raced another one, it is the product of the races between; their errors count as independent.
+        """
+        found: list[Speedup | None] = []
+        for trial in self.trials:
+            if trial.verdict == "default":
+                found.append(SAME)
+            elif trial.ratio is None or trial.against is None or (base := found[trial.against]) is None:
+                found.append(None)
+            else:
+                low, high = trial.low or 0.0, math.inf if trial.high is None else trial.high
+                found.append(_product(base, Speedup(trial.ratio, low, high)))
+        return tuple(found)
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -191,6 +238,8 @@ class Tuning:
     def apply(self, data: Any) -> Any:
         """Return the program's data with the best values; unchanged if the program's values stay.
 
+        Seeded shuffles of ``tf.data`` continue where the program's are, also if they have begun before.
+
         Parameters
         ----------
         data
@@ -203,7 +252,7 @@ class Tuning:
         """
         if not self.best:
             return data
-        return (GrainPipeline if is_grain(data) else Pipeline)(data).build(self.best)
+        return GrainPipeline(data).build(self.best) if is_grain(data) else Pipeline(data).in_place(self.best)
 
     def as_code(self) -> str:
         """Return the lines of code that set the best values; "" if the program's values stay."""
@@ -236,6 +285,14 @@ class Tuning:
             return cls(trials, end["best"], speedup, messages, end["seconds"], end["code"], fingerprint)
         except (ValueError, KeyError, TypeError) as error:
             raise TpunbError(f"{plain(str(path))} cannot be read: {plain(str(error))}") from error
+
+
+def _product(one: Speedup, two: Speedup) -> Speedup:
+    """Return the product of two speed-ups; the half widths of their intervals, as logarithms, add by their squares."""
+    ratio = one.ratio * two.ratio
+    down = math.hypot(*(math.log(each.ratio / each.low) if each.low > 0 else math.inf for each in (one, two)))
+    up = math.hypot(*(math.log(each.high / each.ratio) for each in (one, two)))
+    return Speedup(ratio, ratio * math.exp(-down), ratio * math.exp(up) if up < 700 else math.inf)
 
 
 def _trial(*, values: object, **fields: Any) -> Trial:

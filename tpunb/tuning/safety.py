@@ -7,6 +7,7 @@ from typing import Any
 
 from tpunb.text import plain
 from tpunb.tfdata.effects import Effects
+from tpunb.tfdata.restored import unrestored_stages
 from tpunb.tfdata.rewrite import Rewriting, shared_resources
 from tpunb.tfdata.stages import Stage, is_deterministic, upstream
 
@@ -53,7 +54,9 @@ def doubts(graph: Any, stages: tuple[Stage, ...], effects: Mapping[str, Effects]
     yield from _copied_state(graph)
 
 
-def move_obstacles(graph: Any, stages: tuple[Stage, ...], effects: Mapping[str, Effects]) -> Iterator[str]:
+def move_obstacles(
+    graph: Any, stages: tuple[Stage, ...], effects: Mapping[str, Effects], options: Any
+) -> Iterator[str]:
     """Yield why an iterator cannot continue in a rebuilt pipeline in mid-run.
 
     It cannot if the next elements depend on state outside the iterator, other than the number of iterators before it.
@@ -61,8 +64,6 @@ def move_obstacles(graph: Any, stages: tuple[Stage, ...], effects: Mapping[str, 
     for stage in stages:
         if effects[stage.node].draws:
             yield f"{stage.name} draws random numbers, and no position holds how many"
-        if not stage.supported:
-            yield f"{stage.name} is an unknown stage"
         if stage.kind == "cache":
             yield f"{stage.name} keeps the elements of the first epoch, and a copy would compute them again"
         starts_inputs = len(stage.inputs) > 1 and stage.kind not in ("zip", "enumerate")
@@ -70,6 +71,7 @@ def move_obstacles(graph: Any, stages: tuple[Stage, ...], effects: Mapping[str, 
             yield f"{stage.name} reads a shuffle, and no position holds how often it has begun"
     if any(node.op == "GeneratorDataset" for function in graph.library.function for node in function.node_def):
         yield "a Python generator feeds it, which cannot be rewound"
+    yield from unrestored_stages(graph, options)
     yield from _copied_state(graph)
 
 

@@ -173,7 +173,7 @@ class Tuner:
         if winner.number == 0:
             self.report("none faster", trials=tried)
         else:
-            self.report("winner", values=dict(winner.values), **tournament.speedup._asdict())
+            self.report("winner", values=dict(winner.values), speedup=[*tournament.speedup])
 
     def _result(self) -> Tuning:
         spent, messages = time.perf_counter() - self._started, tuple(self.messages)
