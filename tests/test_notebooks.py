@@ -8,6 +8,7 @@ import nbformat
 import polars as pl
 import pytest
 from nbclient import NotebookClient
+from notebook_results import RESULTS, markdown
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -57,6 +58,24 @@ def test_a_notebook_runs_without_an_error_or_a_warning(executed, name):
     assert [output.text for output in outputs if output.get("name") == "stderr"] == []
 
 
+@pytest.mark.parametrize("name", BOOKS + PAPER)
+def test_a_notebook_opens_with_its_result(name):
+    """Its first cell states what the runs that come with tpunb give now: else run tests/notebook_results.py."""
+    first = nbformat.read(NOTEBOOKS / name, as_version=4).cells[0]
+    title, result = first.source.split("\n\n", 1)
+    assert title.startswith("# ")
+    assert result.startswith(markdown(name))
+
+
+def test_every_notebook_has_a_result():
+    assert sorted(RESULTS) == sorted(BOOKS + PAPER)
+
+
+def test_the_tour_does_not_open_with_the_log_of_tensorflow(tour):
+    book, _ = tour
+    assert code(book)[0].outputs == []
+
+
 @pytest.mark.parametrize("name", sorted({*BOOKS} - {"00_tour.ipynb"}) + PAPER)
 # the tour shows something in every cell: it is below
 def test_a_cell_that_ends_in_an_expression_shows_something(executed, name):
@@ -86,20 +105,23 @@ def test_training_and_evaluation_are_separate_phases(tour):
     import tpunb as tp
 
     _, folder = tour
-    steps = tp.steps(tp.load(folder / "runs" / "tour"))
+    profile = tp.load(folder / "runs" / "tour")
+    steps = tp.steps(profile)
     assert len(steps) == 480
     phases = tp.phases(steps)
     names = phases.labelled.join(phases.frame.select("phase", "name"), on="phase")
     most = {kind: names.filter(kind=kind)["name"].value_counts(sort=True)["name"][0] for kind in ("train", "eval")}
     assert most["train"].partition(" ")[0] == "train"  # "train (slower)" on a busy machine
     assert most["eval"].partition(" ")[0] == "evaluation"
-    assert names.filter(pl.col("traced") == "full").height >= 20
+    _, most_lost = profile.overhead_interval
+    # on a busy machine one window may cost most of the budget, 10 % of the run: then it is the only one
+    assert names.filter(pl.col("traced") == "full").height >= (20 if most_lost < 0.05 else 5)
 
 
 @pytest.mark.parametrize(
     ("name", "least"),
     [
-        *(("00_tour.ipynb", 7), ("01_read_a_profile.ipynb", 2), ("02_phases.ipynb", 7), ("03_tune.ipynb", 2)),
+        *(("00_tour.ipynb", 7), ("01_read_a_profile.ipynb", 2), ("02_phases.ipynb", 5), ("03_tune.ipynb", 1)),
         *(("paper/2_phases.ipynb", 7), ("paper/3_operators.ipynb", 3), ("paper/4_datasets.ipynb", 3)),
         ("paper/5_tuning.ipynb", 3),
     ],
@@ -129,9 +151,11 @@ def test_the_panel_is_set_from_python_and_made_static(executed):
     assert "tp.phases(steps, tp.OLS(threshold=0.8))" in text
     assert (folder / "phases.html").stat().st_size > 100_000
     widget = "application/vnd.jupyter.widget-view+json"
-    panels = [bundle for cell in code(book) for bundle in data(cell) if "top 3 cover" in bundle["text/plain"]]
-    drawn = [bundle for bundle in panels if "image/png" in bundle]
-    assert [widget in bundle for bundle in drawn] == [True, True, False]  # two live panels; the third is frozen
+    bundles = [bundle for cell in code(book) for bundle in data(cell)]
+    panels = [widget in bundle for bundle in bundles if bundle["text/plain"] == ""]
+    assert panels == [True, True, False]  # two live panels; the third is frozen
+    stills = [bundle for bundle in bundles if "How phases were found" in bundle.get("text/html", "")]
+    assert ["image/png" in bundle for bundle in stills] == [False, False, True]
 
 
 def test_a_fit_resumes_exactly_and_is_tuned(executed):
@@ -141,7 +165,7 @@ def test_a_fit_resumes_exactly_and_is_tuned(executed):
     assert data(by_id["tune-16"])[0]["text/plain"] == "[True, True, True]"  # the elements of the tuned data
     settings = by_id["tune-16"].outputs[0]["text"]  # which of two ways to more readers won differs from run to run
     assert "num_parallel_calls=" in settings or "private_threadpool_size" in settings
-    assert "s in all, including tuning" in by_id["tune-20"].outputs[0]["text"]
+    assert "tuning included; steps" in by_id["tune-20"].outputs[0]["text"]
     assert {"saved", "waits", "tuned"} <= {path.name for path in (folder / "runs").iterdir()}
     assert (folder / "runs" / "tuning" / "tuning.jsonl").is_file()
 
