@@ -69,6 +69,18 @@ def jupyter(browser, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def hlo_pb2():
+    """The messages of XLA's programs, by the protobuf library."""
+    return pytest.importorskip("tensorflow.compiler.xla.service.hlo_pb2")
+
+
+@pytest.fixture(scope="session")
+def xplane_pb2():
+    """The messages of XPlanes, by the protobuf library."""
+    return pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
+
+
+@pytest.fixture(scope="session")
 def shots(tmp_path_factory):
     """The folder of screenshots: TPUNB_SHOTS if set."""
     folder = Path(os.environ.get("TPUNB_SHOTS") or tmp_path_factory.mktemp("shots"))

@@ -394,3 +394,20 @@ def test_the_quick_goodput_benchmark_ends_in_its_figures_and_omissions():
     assert 0 <= last["worst_account"] < 1  # by the load of the machine
     assert 0.5 < last["places"] <= 1
     assert "left out: function, keras_jax" in said
+
+
+# -- how exactly and how fast the work of programs is counted ----------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_quick_roofline_benchmark_ends_in_its_figures_and_omissions():
+    pytest.importorskip("tensorflow")
+    said, last = quick("roofline.py")
+    assert list(last) == ["vs_protobuf", "roofline_s", "flops_error", "bytes_error", "overhead"]
+    assert last["flops_error"] <= 1e-3
+    assert last["bytes_error"] <= 1e-2
+    assert min(last["vs_protobuf"], last["roofline_s"]) > 0
+    assert "the loop's FLOPs differ by 0.0e+00" in said
+    assert "left out: " in said
+    middle, low, high = last["overhead"]
+    assert 0 < low <= middle <= high

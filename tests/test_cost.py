@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpunb.errors import TpunbError
+from tpunb.training.graph_work import step_flops
 from tpunb.workloads.cost import Cost, cost
 
 tf = pytest.importorskip("tensorflow")
@@ -44,6 +45,33 @@ def test_training_counts_gradients():
     first, second = 2 * 4 * 5 * 3, 2 * 4 * 3 * 2
     assert cost(model, data, "eval").flops == first + second
     assert cost(model, data).flops == 2 * first + 3 * second, "nobody asks for the gradient of the input"
+
+
+@pytest.mark.parametrize(
+    ("options", "counted"),
+    [
+        ({"jit_compile": False}, 1),
+        ({"jit_compile": True}, None),
+        ({"run_eagerly": True}, None),
+        ({"jit_compile": False, "steps_per_execution": 2}, None),
+    ],
+)
+def test_a_training_without_xla_has_the_work_of_the_graph_that_fit_traced(options, counted):
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(2)])
+    model.compile("sgd", "mse", **options)
+    model.fit(tf.zeros((8, 5)), tf.zeros((8, 2)), batch_size=4, verbose=0)
+    before = [variable.numpy().tolist() for variable in model.variables]
+    first, second = 2 * 4 * 5 * 3, 2 * 4 * 3 * 2
+    assert step_flops(model) == (counted and 2 * first + 3 * second)
+    assert [variable.numpy().tolist() for variable in model.variables] == before
+
+
+def test_the_work_of_a_graph_for_any_batch_size_is_unknown():
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse", jit_compile=False)
+    assert step_flops(model) is None  # not fitted
+    model.fit(tf.zeros((10, 5)), tf.zeros((10, 3)), batch_size=4, verbose=0)  # the last batch is one of 2
+    assert step_flops(model) is None
 
 
 def test_einsum_counts_each_combination_of_indices():

@@ -1,8 +1,13 @@
 """Checks of arguments that several doors share: what is let in, and in which sentence the rest is refused."""
 
+import ast
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import tpunb as tp
 from tpunb.errors import share, whole, wrong
 
 
@@ -29,6 +34,33 @@ def test_share_refuses_numbers_outside_0_to_1(value):
     with pytest.raises(ValueError, match="The threshold parameter") as caught:
         share("OLS", "threshold", value)
     assert str(caught.value) == f"The threshold parameter of OLS must be in [0, 1]. Got {value!r} instead."
+
+
+COUNTED = re.compile(
+    r"\{\} (?:batches|checkpoints|cores|devices|epochs|examples|files|hosts|labels|operations|others|parameters|"
+    r"phases|programs|rows|samples|sessions|stages|steps|threads|trials|variables|windows|workers)\b"
+)
+MANY = {  # of which there are always several, or a column's name
+    "; {} of {} hosts shown",
+    "{} hosts: {}{}",
+    "{} of {} steps",
+    "{} steps",
+    "top {} operations",
+    "{} steps vary in too many ways: similar ones are merged by {} of {} components, which loses {} of the variance",
+    "{} steps are too different to merge: {} micro-clusters lose {} of the variance",
+    "{} holds no raw profile, but tables of {} sessions",
+}
+
+
+def test_counts_have_their_noun_in_singular_or_plural():
+    """A count before a plural noun goes through `tpunb.text.plural`."""
+    found = set()
+    for path in Path(tp.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                text = "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+                found |= {text} if COUNTED.search(text) else set()
+    assert found - MANY == set()
 
 
 def test_a_wrong_kind_is_named_with_what_to_do_next():

@@ -27,6 +27,7 @@ UPWARD = {
     # (module, function): a noun that offers what a higher room does, as pandas' to_* methods do
     ("frames.phases", "to_chrome_trace"): {"io", "checkpoint", "analysis"},
     ("frames.phases", "to_csv"): {"io"},
+    ("frames.phases", "open_trace"): {"io"},
     ("frames.phases", "representatives"): {"analysis"},
     ("frames.phases", "representative"): {"analysis"},
     ("frames.phases", "_population"): {"analysis"},

@@ -148,8 +148,9 @@ def test_a_kernel_killed_at_any_moment_leaves_every_recorded_window_complete(tmp
 
 
 def pages(sent):
-    """What is displayed last."""
-    return [content["data"] for kind, content in sent if kind in ("display_data", "update_display_data")][-1]
+    """Pictures and tables that are displayed last; the panel is below them."""
+    shown = [content["data"] for kind, content in sent if kind in ("display_data", "update_display_data")]
+    return [data for data in shown if "text/html" in data][-1]
 
 
 def test_interrupt_or_exception_in_the_cell_keeps_the_recording(tmp_path, trained):

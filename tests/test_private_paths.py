@@ -30,6 +30,7 @@ def test_no_output_of_a_capture_has_a_private_path(path, tmp_path):
     assert private(steps.layers) == private(steps.ops) == set()
     phases = tp.phases(steps)
     written = [*phases.to_csv(tmp_path), phases.to_chrome_trace(tmp_path / "trace.json")]
+    written.append(phases.open_trace(path=tmp_path / "step.json").path)
     assert not [file for file in written if PRIVATE.search(file.read_text(encoding="utf-8"))]
 
 

@@ -13,6 +13,7 @@ from tpunb.cluster.features import space
 from tpunb.cluster.recorded import EVIDENCE, incidental
 from tpunb.frames.op_matrix import op_matrix
 from tpunb.testing import spelled_steps, synthetic_run
+from tpunb.widgets import phase_view
 
 STEP_MS = 10
 
@@ -138,6 +139,14 @@ def test_means_of_an_operation_that_was_skipped_are_over_the_steps_that_have_it(
     row = distinguishing_ops(phases, n=9).filter(pl.col("op") == "Slice", pl.col("phase") == 0).row(0, named=True)
     assert (row["inside_ps"], row["outside_ps"]) == (3_000_000, 90_000_000)
     assert (row["inside_ran"], row["outside_ran"]) == (None, 1.0)
+
+
+def test_an_operation_that_no_step_of_a_phase_is_known_to_have_does_not_distinguish_it():
+    slow = {"MatMul": 8000, "Slice": 90}
+    phases = tp.phases(program(*[BARE] * 20, *[({}, slow)] * 20), lambda _: [0] * 20 + [1] * 20)
+    rows = distinguishing_ops(phases, n=9).filter(pl.col("op") == "Slice", pl.col("phase") == 0)
+    assert rows["inside_ps"].to_list() == [None] * rows.height
+    assert [line for line in phase_view.distinguishing(phases, 0) if "Slice" in line] == []
 
 
 def changed(a, b):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tpunb.testing.builders import spelled_steps, toy_events, toy_steps, toy_window
+from tpunb.testing.builders import spelled_steps, toy_events, toy_layers, toy_steps, toy_window
 from tpunb.testing.conformance import (
     check_checkpoint_format,
     check_method,
@@ -36,6 +36,7 @@ __all__ = [
     "spelled_steps",
     "synthetic_run",
     "toy_events",
+    "toy_layers",
     "toy_steps",
     "toy_window",
 ]

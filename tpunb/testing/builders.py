@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,45 @@ def toy_steps(pattern: str = "aaabbb", *, host: str = "toy", traced: str | None 
     }
     windows = pl.DataFrame([window], schema=schema.WINDOWS)  # the other columns are null
     return Steps(frame, pl.DataFrame(rows, schema=_OPS, orient="row"), devices, windows, name="toy")
+
+
+_LAYERS = (  # layer, framework op, instruction, kernel, category, microseconds, GFLOP, MB, shape
+    ("conv", "jvp(conv)/conv", "cudnn-conv.1", "sm90_xmma_fprop", "custom-call", 400, 300, 120, "bf16[256,56,56,64]"),
+    ("conv", "jvp(conv)/transpose", "transpose.3", "transpose_3", "data formatting", 60, 0, 120, "bf16[256,64,56,56]"),
+    ("conv", "transpose(jvp(conv))", "cudnn-bw.2", "sm90_xmma_wgrad", "custom-call", 700, 300, 150, "bf16[3,3,64]"),
+    ("dense", "jvp(dense)/dot", "gemm.1", "nvjet_hsh", "custom-call", 120, 80, 30, "bf16[256,4096]"),
+    ("dense", "transpose(jvp(dense))", "gemm.2", "nvjet_hsh", "custom-call", 260, 160, 60, "bf16[4096,4096]"),
+    ("norm", "jvp(norm)/add", "add_fusion", "loop_add_fusion", "loop fusion", 100, 0.05, 250, "bf16[256,4096]"),
+    (None, "sgd/mul", "multiply_fusion", "loop_multiply_fusion", "loop fusion", 80, 0.1, 200, "f32[4096,4096]"),
+    (None, None, None, "MemcpyH2D", "host to device copy", 50, None, None, None),
+)  # fmt: skip
+
+
+def toy_layers(steps: int = 3) -> Steps:
+    """Return equal steps of 2 ms of a small network on an H100, with the work of each instruction in `layers`.
+
+    >>> toy_layers().layers.select("layer", "hlo_op", "flops").row(0)
+    ('conv', 'cudnn-conv.1', 300000000000.0)
+    """
+    toy = toy_steps("b" * steps)
+    names = ("layer", "tf_op", "hlo_op", "kernel", "category", "self_ps", "flops", "bytes", "shape")
+    base: dict[str, object] = {"host": toy.frame["host"][0], "side": "device", "count": 1}
+    rows = []
+    for step in range(steps):
+        for *texts, time, work, moved, shape in _LAYERS:
+            values = (
+                *texts,
+                time * _US,
+                None if work is None else work * 1e9,
+                None if moved is None else moved * 1e6,
+                shape,
+            )
+            row = base | dict(zip(names, values, strict=True)) | {"step": step, "op": texts[2] or texts[3]}
+            known = {"program": 1, "flops_source": "program"} if texts[2] else {}
+            rows.append(row | known | {"total_ps": time * _US})
+    layers = pl.DataFrame([{name: row.get(name) for name in schema.LAYERS} for row in rows], schema=schema.LAYERS)
+    metadata = {"device kind": "NVIDIA H100 80GB HBM3", "batch": "256"}
+    return replace(toy, read_layers=lambda: layers, metadata=metadata, name="toy network")
 
 
 def spelled_steps(*self_times: tuple[Mapping[str, int], Mapping[str, int]], host: str = "toy") -> Steps:

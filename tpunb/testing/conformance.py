@@ -18,7 +18,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import NoSteps, TpunbError
 from tpunb.frames import PhaseMethod, Profile, Steps
-from tpunb.io import xplane
+from tpunb.profiler.reducer import decode
 from tpunb.step_stats.reduce import StepRule
 from tpunb.step_stats.reduce import steps as steps_of
 from tpunb.testing.builders import toy_events, toy_steps
@@ -144,7 +144,7 @@ def _check_window(source: Any, window: object) -> None:
         _require(isinstance(part, bytes | TpunbError), source, f"{worker} is bytes or a TpunbError", part)
         if isinstance(part, bytes):
             try:
-                xplane.read(part, source=str(worker))
+                decode(part, str(worker))
             except TpunbError as error:
                 raise AssertionError(f"{source!r}: {worker} is an XSpace; {error}") from error
 

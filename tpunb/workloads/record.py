@@ -28,6 +28,7 @@ import polars as pl
 from tpunb.io import load, run_folder
 from tpunb.profiler.capture import TPU, Address, Schedule, Source, capture
 from tpunb.step_stats.reduce import steps
+from tpunb.text import plural
 from tpunb.tuning.tuner import tune
 from tpunb.workloads.catalogue import WORKLOADS
 from tpunb.workloads.cost import Cost, cost
@@ -138,7 +139,7 @@ def _run_facts(name: str, scale: float, target: Path, seconds: float) -> dict[st
 def _device() -> str:
     """Return the devices that TensorFlow computes on."""
     if not (gpus := tf.config.list_physical_devices("GPU")):
-        return f"CPU, {os.cpu_count()} cores, {platform.machine()}"
+        return f"CPU, {plural(os.cpu_count() or 1, 'core')}, {platform.machine()}"
     details = tf.config.experimental.get_device_details(gpus[0])
     return f"GPU, {len(gpus)} x {details.get('device_name', 'unknown')}"
 
@@ -178,8 +179,9 @@ def _source(tpu: str | None, address: str | None) -> Source | None:
 def _describe(plan: Plan) -> str:
     every = "each" if plan.eval_every == 1 else f"every {plan.eval_every}"
     return (
-        f"{plan.epochs} epochs of {plan.epoch_steps} training steps of {plan.batch} examples, "
-        f"{plan.eval_steps} evaluation steps after {every}, a checkpoint at the end of each epoch"
+        f"{plural(plan.epochs, 'epoch')} of {plural(plan.epoch_steps, 'training step')} of "
+        f"{plural(plan.batch, 'example')}, "
+        f"{plural(plan.eval_steps, 'evaluation step')} after {every}, a checkpoint at the end of each epoch"
     )
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.roofline import what_if
+from tpunb.analysis.roofline import roofline
 from tpunb.frames import Steps
-from tpunb.frames.hardware import Device
+from tpunb.frames.hardware import Device, device
 from tpunb.workloads.recordings import NAIVE, TUNED, RecordedRun
 
 _HOW = {"value": pl.Float64(), "how": pl.String()}
@@ -134,26 +134,32 @@ def on_devices(runs: Iterable[RecordedRun], others: Iterable[str | Device]) -> p
     TpunbError
         When the device of a run on an accelerator is unknown.
     """
-    others = [*others]
+    chips = [device(other) if isinstance(other, str) else other for other in others]
     rows: list[tuple[str, str, float | None, str]] = []
     for run in runs:
-        steps, device = _with_device(run)
+        steps, own = _with_device(run)
         rows.append((run.workload.name, "as it ran", _idle(run)[0], "measured"))
-        for other in others:
-            modelled = what_if(steps, other, of=device).drop_nulls("modelled_dur_ps")
-            busy, whole = int(modelled["modelled_device_ps"].sum()), int(modelled["modelled_dur_ps"].sum())
-            name = other if isinstance(other, str) else other.name
-            rows.append((run.workload.name, name, 1 - busy / whole if whole else None, "modelled"))
+        counted = steps.full().devices.drop_nulls(["flops", "bytes"])
+        idle = [None] * len(chips) if counted.is_empty() else _idle_on(replace(steps, devices=counted), own, chips)
+        rows += [(run.workload.name, chip.name, share, "modelled") for chip, share in zip(chips, idle, strict=True)]
     return pl.DataFrame(rows, schema={"run": pl.String(), "form": pl.String(), **_HOW}, orient="row")
+
+
+def _idle_on(steps: Steps, own: Device | None, chips: Iterable[Device]) -> list[float | None]:
+    """Return the idle share of whole steps, by their work on their own device, on each of other devices."""
+    measured = roofline(replace(steps, read_layers=None), "step", device=own)
+    waits = int((steps.full().devices["dur_ps"] - steps.full().devices["device_ps"]).sum())
+    times = [int(measured.on(chip).frame["self_ps"].sum()) for chip in chips]
+    return [waits / (busy + waits) if busy + waits else None for busy in times]
 
 
 def _with_device(run: RecordedRun) -> tuple[Steps, Device | None]:
     """Return steps with operations and bytes, and the device if the profile does not name it."""
     if run.steps.devices["flops"].is_not_null().any():
         return run.steps, None
-    kinds = run.steps.frame["kind"].cast(pl.String)
+    kinds, peak = run.steps.frame["kind"].cast(pl.String), run.metadata.get("matrix_flops")
     costs = pl.DataFrame(
-        [(kind, cost.flops, cost.bytes) for kind, cost in run.costs.items()],
+        [(kind, cost.flops, cost.bytes) for kind, cost in run.costs.items() if peak],
         schema={"kind": pl.String, "flops": pl.Float64, "bytes": pl.Float64},
         orient="row",
     )
@@ -164,6 +170,5 @@ def _with_device(run: RecordedRun) -> tuple[Steps, Device | None]:
         device_ps=pl.col("dur_ps") - pl.col("input_ps").clip(upper_bound=pl.col("dur_ps")),
     )
     missing = [pl.lit(None, dtype=kind).alias(name) for name, kind in schema.DEVICES.items() if name not in devices]
-    peak = float(run.metadata.get("matrix_flops", math.nan))
-    machine = Device("this machine", peak, math.inf, math.inf, "measured when the run was recorded")
+    machine = Device("this machine", float(peak or math.inf), math.inf, math.inf, "measured when the run was recorded")
     return replace(run.steps, devices=devices.with_columns(missing).select(*schema.DEVICES)), machine

@@ -95,7 +95,7 @@ def operators(runs: Mapping[str, Mapping[str, Phases]], n: int = 5) -> pl.DataFr
     methods: dict[tuple[str, str], dict[str, list[str]]] = {}
     for run, by_method in runs.items():
         for method, phases in by_method.items():
-            longest = phases.top(n).filter(pl.col("phase") == phases.longest.id)
+            longest = phases.top(n, sources=False).filter(pl.col("phase") == phases.longest.id)
             for side, op in longest.select(pl.col("side", "op").cast(pl.String)).iter_rows():
                 methods.setdefault((side, op), {}).setdefault(run, []).append(method)
     schema = {"side": pl.String, "op": pl.String, **dict.fromkeys(runs, pl.String), "total": pl.Int64}
