@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -134,7 +134,8 @@ class DBSCAN(Parameters):
         )
         labels = np.where(outside, -1, graph.labels(int(values[chosen])))
         if self.features == "default":
-            labels = _without_few(of_one_kind(labels, kinds_of(steps)), steps)
+            groups = _groups(steps, self.features, merged, float(eps))
+            labels = _without_few(of_one_kind(labels, kinds_of(steps)), steps, groups)
         return Labels(in_order(labels, steps), sweeps)
 
 
@@ -155,22 +156,44 @@ def chosen_eps(steps: Steps, features: Features) -> float:
     return float(sweep.filter("chosen")["eps"].item())
 
 
-def _without_few(labels: Ints, steps: Steps) -> Ints:
-    """Return labels in which a few steps that differ from a larger cluster in time alone are outliers."""
+class _Groups(NamedTuple):
+    """Steps that get one label at any ``min_samples``: of one kind and one micro-cluster, or outside of it."""
+
+    group: Ints  # of each step
+    first: Ints  # step of each group
+    size: Ints
+    ran: Floats  # steps in which each operation that is not incidental ran, (groups, ops)
+
+
+@memoised_last  # of one eps, as `_graph`
+def _groups(steps: Steps, features: Features, merged: MicroClusters, eps: float) -> _Groups:
     from tpunb.frames import phase_sums  # numba: slow to import
 
+    outside, kinds = _graph(steps, features, merged, eps)[1], kinds_of(steps)
+    key = (merged.labels * 2 + outside) * (int(kinds.max(initial=0)) + 1) + kinds
+    _, first, group, size = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    ran = phase_sums.sums(op_matrix(steps).presence(), group, len(size))
+    return _Groups(group, first, size, ran[:, ~incidental(steps)])
+
+
+def _without_few(labels: Ints, steps: Steps, groups: _Groups) -> Ints:
+    """Return labels in which a few steps that differ from a larger cluster in time alone are outliers."""
+    from scipy.sparse import csr_array
+
     least = min(len(steps) // 10, 5)
-    clusters, first, at, size = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
+    label = labels[groups.first]
+    clusters, first, at = np.unique(label, return_index=True, return_inverse=True)
+    size = np.bincount(at, groups.size, minlength=len(clusters))
     if not ((size < least) & (clusters >= 0)).any():
         return labels
-    ran = phase_sums.sums(op_matrix(steps).presence(), at, len(clusters))
-    program = ran[:, ~incidental(steps)] > size[:, None] / 2  # operations of most of its steps
-    kinds = kinds_of(steps)[first]
+    members = csr_array((np.ones(len(at)), (at, np.arange(len(at)))), shape=(len(clusters), len(at)))
+    program = members @ groups.ran > size[:, None] / 2  # operations of most of its steps
+    kinds = kinds_of(steps)[groups.first[first]]
     for few in np.flatnonzero((size < least) & (clusters >= 0)):
         same = (program == program[few]).all(axis=1) & (kinds == kinds[few]) & (clusters >= 0) & (size >= least)
         alone = size[few] == 1 and len(steps) >= 20  # one step of another kind among those of a cluster
-        labels = np.where((at == few) & (same.any() or alone), -1, labels)
-    return labels
+        label[(at == few) & (same.any() or alone)] = -1
+    return label[groups.group]
 
 
 @memoised
