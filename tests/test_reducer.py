@@ -227,6 +227,21 @@ def test_window_without_a_full_step_keeps_the_phase():
 # -- which raw windows stay ------------------------------------------------------------------------------------------
 
 
+def test_steps_of_one_phase_at_two_paces_have_a_raw_window_each():
+    reducer, kept = Reducer(HERE, ORIGIN), RawWindowPolicy()
+    fast, slow = [(3, 10, 20), (4, 20, 31), (5, 31, 40)], [(6, 0, 30), (7, 30, 60)]
+    reduced = [
+        reducer.reduce(answer(number, {LOCAL: window(0, 100, steps)}), [])
+        for number, steps in enumerate([fast, slow, fast])
+    ]
+    assert [dict(each.phases) for each in reduced] == [{0: 3}, {0: 2}, {0: 3}]
+    assert [kept.offer(number, each.paces) for number, each in enumerate(reduced)] == [
+        (True, []),
+        (True, []),
+        (False, []),
+    ]
+
+
 def test_the_first_window_with_enough_steps_of_a_phase_stays():
     kept = RawWindowPolicy()
     assert kept.offer(0, {0: 5}) == (True, [])

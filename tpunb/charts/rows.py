@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import altair as alt
@@ -28,6 +29,7 @@ def clean(text: pl.Expr) -> pl.Expr:
     return text.cast(pl.String).str.replace_all(r"[\p{Cc}\p{Cf}\x{FFFE}\x{FFFF}]", "\ufffd")
 
 
+@lru_cache(4096)  # names of phases are drawn with each move of a slider
 def cleaned(text: str) -> str:
     """Return one text as `clean` returns a column."""
     return str(pl.select(clean(pl.lit(text))).item())

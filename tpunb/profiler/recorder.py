@@ -169,7 +169,7 @@ class RunRecorder:
     def _write_raw(self, window: int, reduced: ReducedWindow) -> None:
         keep, replaced = self._keep == "all", list[int]()
         if self._keep == "phases" and reduced.raw:
-            keep, replaced = self._raw_windows.offer(window, reduced.phases)
+            keep, replaced = self._raw_windows.offer(window, reduced.paces)
         for host, data in reduced.raw.items() if keep else ():
             self._writer.raw(window, host, data)
         for other in replaced:

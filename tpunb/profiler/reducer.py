@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import log2
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -54,6 +56,7 @@ class ReducedWindow:
     ran: dict[str, pl.DataFrame] = field(default_factory=dict)  # instructions of programs by host: (program, hlo_op)
     full: Counter[str] = field(default_factory=Counter)  # fully traced steps by kind
     phases: Counter[int] = field(default_factory=Counter)  # and by phase
+    paces: Counter[tuple[int, int]] = field(default_factory=Counter)  # and by phase and pace
     opened: bool = False  # whether it ends in a phase that no earlier window saw
     undersampled: bool = False  # whether it ends in a phase with few traced steps so far
     messages: list[str] = field(default_factory=list)  # errors and warnings of the profiler
@@ -179,11 +182,16 @@ class Reducer:
         reduced.scanned = reduced.steps[self._scanned]
         full, phases = reduced.scanned.full(), len(self.scan)
         ops = full.ops.group_by("step").agg(pl.col("op").cast(pl.String).alias("ops"))
-        in_order = full.frame.select("step", "kind").join(ops, on="step", maintain_order="left")
-        for kind, names in in_order.select("kind", "ops").iter_rows():
+        in_order = full.frame.select("step", "kind", "dur_ps").join(ops, on="step", maintain_order="left")
+        times: defaultdict[int, list[int]] = defaultdict(list)
+        for kind, names, dur_ps in in_order.select("kind", "ops", "dur_ps").iter_rows():
             self.phase = self.scan.feed(names, kind or "")
             reduced.full[kind or ""] += 1
             reduced.phases[self.phase] += 1
+            times[self.phase].append(max(dur_ps or 0, 1))
+        reduced.paces.update(
+            {(phase, round(2 * log2(median(each)))): len(each) for phase, each in times.items()}  # to a factor of 1.4
+        )
         if self.phase is not None and reduced.phases:
             self._steps_of.update(reduced.phases)
             self._windows_of[self.phase] += 1
@@ -244,13 +252,16 @@ def _collect_error(worker: str, response: WindowResponse, errors: dict[str, str]
 
 
 class RawWindowPolicy:
-    """Choose the raw windows to keep: one per phase, the first with enough steps of it; without phases the first."""
+    """Choose the raw windows to keep: one per phase and pace, the first with enough steps of it; without any the first.
+
+    Steps of one phase of the online scan at different paces are different phases later.
+    """
 
     def __init__(self) -> None:
-        self._best: dict[int | None, tuple[int, int]] = {}  # by phase: steps, window
+        self._best: dict[Hashable, tuple[int, int]] = {}  # by phase: steps, window
 
-    def offer(self, window: int, phases: Mapping[int, int]) -> tuple[bool, list[int]]:
-        """Return whether to keep a window, and the kept windows that it replaces."""
+    def offer(self, window: int, phases: Mapping[Any, int]) -> tuple[bool, list[int]]:
+        """Return whether to keep a window, and the kept windows that it replaces; `phases` has steps by phase."""
         before = {kept for _, kept in self._best.values()}
         if phases:
             self._best.pop(None, None)
