@@ -1,7 +1,8 @@
 """The tuning panel in a real browser: Run, trials that arrive, Stop, what is applied; and after a restart all again."""
 
+import nbformat
 import pytest
-from jupyter_pages import KERNEL, VIEWPORT, brightness, errors, idle, ink, python, run_all, theme
+from jupyter_pages import KERNEL, VIEWPORT, brightness, errors, idle, ink, python, run_all, save, theme
 from playwright.sync_api import expect
 
 expect.set_options(timeout=30_000)
@@ -193,3 +194,19 @@ def test_a_restart_of_the_kernel_shows_the_trials_again(panel):
     expect(rows(panel)).to_have_count(len(known))
     assert rows(panel).all_text_contents() == known
     assert trait(panel, "value.messages[-1]") == "Stopped before the end."
+
+
+def test_a_notebook_opened_without_its_kernel_shows_the_trials(panel, jupyter, shots):
+    expect(panel.page.locator("[data-tpunb]")).to_be_hidden()
+    known = rows(panel).count()
+    save(panel.page)
+    book = jupyter.saved("tuning-panel.ipynb")
+    nbformat.write(book, jupyter.folder / "tuning-revived.ipynb")
+    page = jupyter.open("tuning-revived.ipynb")
+    still = page.locator("[data-tpunb]")
+    expect(still).to_contain_text("For the panel, run this cell again.")
+    expect(still.get_by_role("table", name="Trials").locator("tbody tr")).to_have_count(known)
+    page.wait_for_timeout(3000)
+    expect(page.get_by_text("model not found")).to_be_hidden()
+    page.screenshot(path=shots / "tuning-panel-revived.png")
+    page.complaints.clear()  # the front end's own on the missing model

@@ -68,10 +68,14 @@ class DisplayHandles:
         style, hint = f"<style>{below}{{display:none}}</style>", "Static view. For the panel, run this cell again."
         return f'<div data-tpunb="{self.name}">{style}<p style="opacity:.8">{hint}</p>{html}</div>'
 
-    def update(self, data: dict[str, str]) -> None:
-        """Replace pictures and panel by `data` in all outputs."""
+    def redraw(self, data: dict[str, str]) -> None:
+        """Replace the pictures by `data` in all outputs."""
         for name in self._pictures:
             _display().publish_display_data(data, {}, **_at(name), update=True)
+
+    def update(self, data: dict[str, str]) -> None:
+        """Replace pictures and panel by `data` in all outputs."""
+        self.redraw(data)
         for name in self._panels:
             _display().publish_display_data({"text/plain": ""}, {}, **_at(name), update=True)
 

@@ -36,7 +36,7 @@ from tpunb.tuning.tuner import Tuner
 from tpunb.widgets import phase_view, tuning_view
 from tpunb.widgets.frontends import DisplayHandles, only_ipywidgets
 from tpunb.widgets.html_tables import block
-from tpunb.widgets.panel import Answer, Panel, Refused, asset, module
+from tpunb.widgets.panel import Answer, Panel, Refused, asset, module, packed
 from tpunb.widgets.tuning_thread import TuningThread
 from tpunb.widgets.tuning_view import TrialStart
 
@@ -55,7 +55,7 @@ _ACTIVE = ("running", "stopping")
 class TuningPanel(Panel):
     """A job and its tuning: controls in, ``value`` out. :func:`tuning_panel` documents the parameters."""
 
-    _esm = module("parts.js", "panel.js", "tuning_panel.js")
+    _esm = packed(module("parts.js", "panel.js", "tuning_panel.js"))
     _css = asset("explorer.css") + asset("tuning_panel.css")
 
     phase = Int(None, allow_none=True, help="phase to tune; None for the beginning of the job").tag(sync=True)
@@ -200,15 +200,24 @@ class TuningPanel(Panel):
             "text/plain": plain(repr(self)),
         }
 
+    def _live(self) -> dict[str, Any]:
+        """Return the panel by media type, where the front end shows it."""
+        data, _ = super()._repr_mimebundle_() or ({}, {})
+        return {} if only_ipywidgets() else {kind: data[kind] for kind in data if kind.startswith("application/")}
+
+    def _pictures(self) -> dict[str, str]:
+        """Return what a front end shows until the panel lives."""
+        still = self.still()
+        return still | {"text/html": self.places.marked(still["text/html"])}
+
     def _repr_mimebundle_(self, **kwds: Any) -> Any:
         with self._turn:
-            data, _ = super()._repr_mimebundle_() or ({}, {})
-            plain_only = only_ipywidgets()
-            live = {kind: part for kind, part in data.items() if kind.startswith("application/") and not plain_only}
-            return {**self.still(), **live}, {}
+            return {**self.still(), **self._live()}, {}
 
     def _ipython_display_(self) -> None:
-        self.places.show(self._repr_mimebundle_()[0])
+        with self._turn:
+            live = self._live()
+            self.places.show(self._pictures() if live else self.still(), live or None)
 
     # The thread
 
@@ -225,6 +234,7 @@ class TuningPanel(Panel):
         with self._turn:
             self._shown, self.failure = tuning, failure
             self._update("done" if failure is None else "failed")
+            self.places.redraw(self._pictures())
 
     # Valid traits
 
@@ -280,6 +290,7 @@ class TuningPanel(Panel):
         rows = [] if self.phases is None else phase_view.rows(self.phases, phase_view.PHASES)
         return {
             "job": plain(repr(self.job)),
+            "pictures": self.places.name,
             "folder": plain(str(self.folder)),
             "parameters": tuning_view.parameter_rows(self._parameters),
             "refusal": plain(self.job.pipeline.refusal or ""),

@@ -25,7 +25,7 @@ class TuningPanel extends Panel {
   // ---- sections of the page
 
   build() {
-    const { job, folder, refusal } = this.get("_frame");
+    const { job, folder, pictures, refusal } = this.get("_frame");
     this.headline = make("p", { class: "tpunb-headline", role: "status" });
     this.failed = make("p", { class: "tpunb-alert", role: "alert", hidden: true });
     this.notes = make("div");
@@ -33,6 +33,7 @@ class TuningPanel extends Panel {
     this.root.replaceChildren(make("div", { class: "tpunb-explorer tpunb-tuning", role: "region",
       onkeydown: (event) => event.stopPropagation(), // the notebook's own keys
       "aria-label": `Tuning of ${job}` },
+      make("style", {}, `[data-tpunb="${pictures}"]{display:none}`),
       make("header", {}, make("div", {}, make("h3", {}, `Tuning of ${job}`), this.headline)),
       refusal ? make("p", { class: "tpunb-warning", role: "note" }, `This pipeline cannot be tuned: ${refusal}.`) : null,
       this.notes, this.alert, this.failed,
