@@ -92,6 +92,12 @@ def test_python_functions_of_the_input_pipeline_are_no_callbacks_of_the_step(ite
     )
 
 
+@pytest.mark.parametrize("stage", ["Iterator::Root::ParallelMapV2", "ParallelMapProduce"])
+def test_beside_a_parallel_input_pipeline_python_functions_are_its_own(stage):
+    ops = [("PyFuncStateless", "host", None, 0.8), (stage, "host", None, 0.01)]
+    assert fired(phased("aa", ops={"a": ops})) == {}
+
+
 def test_every_rule_is_tested_and_has_a_source_and_known_metrics():
     assert [rule.name for rule in RULES if rule.name not in {*CASES, *ELSEWHERE}] == []
     assert len({rule.name for rule in RULES}) == len(RULES)

@@ -153,12 +153,17 @@ def test_steps_are_cut_by_the_default_method_and_others_refused():
     steps = toy_steps("aaabbb")
     assert isinstance(compare(steps, tp.phases(steps)), Comparison)
     with pytest.raises(
-        TypeError, match=r"a parameter of compare must be Phases, Steps or a Profile\. Got 'run'"
+        TypeError, match=r"a parameter of compare must be Phases, Steps, a Profile or the path of one\. Got 7"
     ) as caught:
-        compare("run", steps)
-    assert caught.value.__notes__ == ["Hint: tp.load(...)"]
-    with pytest.raises(TypeError, match=r"b parameter of compare must be Phases, Steps or a Profile\. Got None"):
+        compare(7, steps)
+    assert caught.value.__notes__ == ["Hint: tp.load(path)"]
+    with pytest.raises(TypeError, match=r"b parameter of compare must be Phases, .* Got None"):
         compare(steps, None)
+
+
+def test_runs_are_compared_by_their_paths():
+    sample = tp.sample("keras_cnn")
+    assert compare(sample.source, str(sample.source)).frame.equals(compare(sample, sample).frame)
 
 
 @given(st.text("abc", min_size=1, max_size=12), st.text("abc", min_size=1, max_size=12))

@@ -126,7 +126,7 @@ def test_a_run_killed_before_its_first_part_loads_without_steps(tmp_path):
     say(tmp_path, state="running")
     profile = tp.load(tmp_path)
     assert (len(profile.stored), profile.span_ps, profile.observed) == (0, 0, 0.0)
-    with pytest.raises(tp.TpunbError, match="toy holds no steps"):
+    with pytest.raises(tp.TpunbError, match="toy has no steps"):
         tp.steps(profile)
 
 

@@ -8,11 +8,13 @@ import io
 import keyword
 import re
 import shlex
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from tpunb.io import load
 from tpunb.profiler.capture import TPU, Address, Run, Schedule, Source, Torch, capture
 from tpunb.text import format_error
 from tpunb.tuning.online import Online, tuned
-from tpunb.widgets.frontends import OutputTarget, output_target
+from tpunb.widgets.frontends import OutputTarget, hide_profiler_log, in_kernel, output_target
 from tpunb.widgets.history_view import History
 from tpunb.widgets.live_line import LiveLine
 from tpunb.widgets.summary import summary
@@ -165,7 +167,7 @@ class TpupointMagics(Magics):
         run: Run | None = None
         online: Online | None = None
         arguments = _capture_arguments(options)
-        folder = options.run or Path("runs", f"{datetime.now():%Y%m%d-%H%M%S}")
+        folder = options.run or _free(Path("runs", f"{datetime.now():%Y%m%d-%H%M%S}"))
         code = self._compiled(source)
         try:
             with LiveLine(target) as line, _tuned(options) as online, capture(folder, **arguments) as run:
@@ -279,6 +281,11 @@ def _word(text: str) -> tuple[str, str]:
     return word, text[stream.tell() :].lstrip()
 
 
+def _free(folder: Path) -> Path:
+    """Return a folder that does not exist: the given one, or one with a number after its name."""
+    return next(free for n in count(1) if not (free := Path(f"{folder}-{n}" if n > 1 else folder)).exists())
+
+
 def _method(options: Any) -> PhaseMethod:
     if options.method != "ols":
         _reject(options, ["threshold"], f"{{}} requires --method ols (got {options.method})")
@@ -351,9 +358,12 @@ def _usage_errors() -> Iterator[None]:
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register ``%tpupoint`` and ``%%tpupoint`` in this shell."""
     shell.register_magics(TpupointMagics)
+    if in_kernel() and "write" not in getattr(sys.stderr, "__dict__", {}):  # else an earlier load has done it
+        hide_profiler_log(sys.stderr)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Remove the magics from this shell."""
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("tpupoint", None)
+    getattr(sys.stderr, "__dict__", {}).pop("write", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from tpunb.cluster.recorded import SKIPPED, incidental, skippable
 from tpunb.errors import IncompatibleRuns, wrong
 from tpunb.frames import Comparison, PhaseMethod, Phases, Profile, Steps
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
+from tpunb.io import load
 from tpunb.step_stats import op_names
 
 
 def compare(
-    a: Phases | Steps | Profile,
-    b: Phases | Steps | Profile,
+    a: Phases | Steps | Profile | str | Path,
+    b: Phases | Steps | Profile | str | Path,
     *,
     method: PhaseMethod | str | None = None,
     allow_different_models: bool = False,
@@ -47,7 +49,7 @@ def compare(
     Parameters
     ----------
     a, b
-        Phases, or steps or profiles to group.
+        Phases, or steps or profiles to group, or their paths.
     method
         Phase method of both runs or its name; if None, that of the phases, ``DBSCAN()`` for the others.
     allow_different_models
@@ -85,9 +87,10 @@ def compare(
     return Comparison(a, b, frame, ops, explained, _accounts(a, b))
 
 
-def _phases(run: Phases | Steps | Profile, name: str, method: PhaseMethod | str | None) -> Phases:
+def _phases(run: Phases | Steps | Profile | str | Path, name: str, method: PhaseMethod | str | None) -> Phases:
+    run = load(run) if isinstance(run, str | Path) else run
     if not isinstance(run, Phases | Steps | Profile):
-        raise wrong("compare", name, "be Phases, Steps or a Profile", run, hint="tp.load(...)")
+        raise wrong("compare", name, "be Phases, Steps, a Profile or the path of one", run, hint="tp.load(path)")
     if isinstance(run, Phases):
         return run if method is None else assign.phases(run.steps, method)
     return assign.phases(run, method)

@@ -20,7 +20,8 @@ _OPS = {
     "checkpoint": r"host [^:]*: (SaveV2|MergeV2Checkpoints)\Z",
     "summary": r"host [^:]*: (Write\w*Summary|FlushSummaryWriter|(Merge|Scalar|Histogram|Image|Tensor)Summary(V2)?)\Z",
     "transfers": r"host transfer: (?!.*Outfeed)",  # dequeuing an outfeed, the host waits for the device
-    "iterators": r"host [^:]*: Iterator::",
+    "iterators": r"host [^:]*: Iterator::(?!.*Parallel)",
+    "parallel": r"host [^:]*: (Iterator::.*Parallel|Parallel\w+Produce)",
 }
 """Patterns of ``side category: op``, by the metric that the operations count for."""
 
@@ -144,8 +145,9 @@ def _shares(steps: pl.DataFrame) -> pl.DataFrame:
     def used(*names: str) -> pl.Expr:
         return pl.coalesce(pl.col(f"{name}_util").fill_nan(None) for name in names) * dur
 
-    # Python functions of the input pipeline run while its iterators wait for them
-    callbacks = host["callbacks"] + (host["python"] - host["iterators"]).clip(0)
+    # Python functions of the input pipeline run while its iterators wait for them; if it is parallel, in other threads
+    python = pl.when(pl.col("parallel").sum() == 0).then((host["python"] - host["iterators"]).clip(0)).otherwise(0.0)
+    callbacks = host["callbacks"] + python
     waits = (time["input"], time["compile"], *(host[metric] for metric in ("checkpoint", "summary", "transfers")))
     explained = pl.sum_horizontal(*(within(wait) for wait in waits), callbacks)
     rest = (idle - pl.sum_horizontal(*(within(wait) for wait in waits[:-1]))).clip(0)

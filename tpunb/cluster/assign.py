@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 from typing import NamedTuple
 
 import numpy as np
@@ -76,7 +77,8 @@ def phases(steps: Steps | Profile, method: PhaseMethod | str | None = None) -> P
     """
     steps = steps_of(steps) if isinstance(steps, Profile) else steps
     if not isinstance(steps, Steps):
-        raise wrong("phases", "steps", "be Steps or a Profile", steps, hint="tp.steps(profile)")
+        hint = "tp.load(path)" if isinstance(steps, str | PathLike) else "tp.steps(profile)"
+        raise wrong("phases", "steps", "be Steps or a Profile", steps, hint=hint)
     method = _named(method) if isinstance(method, str) else DBSCAN() if method is None else method
     if not callable(method) or isinstance(method, type):
         raise wrong("phases", "method", "be a method such as tp.DBSCAN()", method)

@@ -144,9 +144,12 @@ def _no_steps(profile: Profile) -> NoSteps:
             f"{profile.name} holds no steps: {plural(failures.len(), 'window')} failed, the first with {failures[0]!r}",
             hint="stop other profilers of this program, and capture again",
         )
-    annotate = "`with run.step(i):` or `for batch in run.batches(data):` in the captured block (Keras needs neither)"
-    if profile.stored is None:
-        annotate = f"{_JAX_OR_TF}, or {_PYTORCH} (PyTorch), and record again"
+    if profile.stored is not None:
+        return NoSteps(
+            f"{profile.name} has no steps: none was marked, and no window shows any",
+            hint="mark them: `with run.step(i):` or `for batch in run.batches(data):` (Keras' fit needs neither)",
+        )
+    annotate = f"{_JAX_OR_TF}, or {_PYTORCH} (PyTorch), and record again"
     return NoSteps(
         f"{profile.name} holds no steps: no event has step_num, no device has a Steps line, "
         "no module ran twice and no compiled function was called twice",

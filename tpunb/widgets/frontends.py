@@ -7,7 +7,9 @@ kernel's own channel.
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 from uuid import uuid4
 
@@ -17,6 +19,7 @@ _LOOK = (
     "color:var(--jp-content-font-color1,currentColor);font-size:13px;line-height:1.45;"
     "font-variant-numeric:tabular-nums;overflow-wrap:anywhere"
 )
+_PROFILER_LOG = re.compile(r"^[^\n]*\bprofiler_(?:session|server)\.cc:\d+\][^\n]*\n?", re.MULTILINE)
 
 
 def in_kernel() -> bool:
@@ -24,6 +27,25 @@ def in_kernel() -> bool:
     from IPython.core.getipython import get_ipython
 
     return getattr(get_ipython(), "kernel", None) is not None
+
+
+def hide_profiler_log(stream: Any) -> None:
+    r"""Leave out of a kernel's stream what TensorFlow's profiler logs: four lines a window.
+
+    >>> from io import StringIO
+    >>> stream = StringIO()
+    >>> hide_profiler_log(stream)
+    >>> _ = stream.write("I0000 00:00:1.5 31 profiler_session.cc:117] Profiler session initializing.\nmine\n")
+    >>> stream.getvalue()
+    'mine\n'
+    """
+    write: Callable[[str], Any] = stream.write
+
+    def filtered(text: str) -> Any:
+        kept = _PROFILER_LOG.sub("", text)
+        return write(kept) if kept or not text else len(text)
+
+    stream.write = filtered
 
 
 def only_ipywidgets() -> bool:

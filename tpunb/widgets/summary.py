@@ -27,7 +27,7 @@ from tpunb.io.storage import write_atomically
 from tpunb.profiler.capture import NullRun
 from tpunb.profiler.sources.frameworks import STEP_TIMES_ONLY
 from tpunb.step_stats.reduce import steps as steps_of
-from tpunb.text import estimated_overhead, format_error, percent, plain, plural
+from tpunb.text import duration, estimated_overhead, format_error, percent, plain, plural
 from tpunb.widgets import goodput_view, html_tables, phase_view
 from tpunb.widgets.frontends import in_kernel
 
@@ -134,6 +134,8 @@ class Summary(NullRun):
 
     @cached_property
     def _lines(self) -> list[str]:
+        if self.steps is None and self.goodput is not None:
+            return [f"No steps were found in {duration(self.goodput.wall_ps)}."]
         return goodput_view.lines(self.goodput, self.phases) or [self.headline]
 
     @property
