@@ -114,6 +114,17 @@ def test_checkpoints_of_tensorflow_are_spans(tmp_path):
     assert of(found, "checkpoint restore")[-1] == "Checkpoint.restore"
 
 
+def test_positions_that_tpunb_writes_are_no_checkpoints_of_the_program(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    from tpunb.tfdata import position
+
+    found, numbers = [], iter(tf.data.Dataset.range(4))
+    with spans_of(found):
+        assert position.write(tmp_path / "position", numbers) == ""
+        position.read(tmp_path / "position", numbers)
+    assert of(found, "checkpoint save") == of(found, "checkpoint restore") == []
+
+
 def test_checkpoints_of_orbax_are_spans(tmp_path):
     checkpoint, jax = pytest.importorskip("orbax.checkpoint"), pytest.importorskip("jax")
     found, saved = [], {"weights": jax.numpy.ones(3)}

@@ -555,6 +555,15 @@ def test_options_are_cut_from_the_statement_and_the_statement_left_alone():
         _split("--run 'unclosed work()")
 
 
+def test_a_notebook_does_not_show_the_log_of_the_profiler(notebook):
+    log = "I0000 00:00:1795.5 31 profiler_session.cc:117] Profiler session initializing."
+    cells = [f"import sys\n_ = sys.stderr.write({text!r})" for text in (f"{log}\n", f"mine\n{log}\nagain\n")]
+    (hidden, kept), stopped = notebook(*cells)
+    assert stopped is None
+    assert hidden.outputs == []
+    assert [output["text"] for output in kept.outputs] == ["mine\nagain\n"]
+
+
 def test_unloading_removes_the_magics(shell):
     shell.extension_manager.unload_extension("tpunb")
     assert shell.find_cell_magic("tpupoint") is None

@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
@@ -355,15 +355,19 @@ def _usage_errors() -> Iterator[None]:
         raise UsageError(format_error(error)) from None
 
 
+_on_unload: list[Callable[[], None]] = []
+
+
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register ``%tpupoint`` and ``%%tpupoint`` in this shell."""
     shell.register_magics(TpupointMagics)
-    if in_kernel() and "write" not in getattr(sys.stderr, "__dict__", {}):  # else an earlier load has done it
-        hide_profiler_log(sys.stderr)
+    if in_kernel() and hasattr(sys.stderr, "register_hook") and not _on_unload:
+        _on_unload.append(hide_profiler_log(sys.stderr))
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Remove the magics from this shell."""
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("tpupoint", None)
-    getattr(sys.stderr, "__dict__", {}).pop("write", None)
+    while _on_unload:
+        _on_unload.pop()()

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TextIO
 from uuid import uuid4
 
@@ -29,23 +30,18 @@ def in_kernel() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
-def hide_profiler_log(stream: Any) -> None:
-    r"""Leave out of a kernel's stream what TensorFlow's profiler logs: four lines a window.
+def hide_profiler_log(stream: Any) -> Callable[[], None]:
+    """Leave out of a kernel's stream the lines that TensorFlow's profiler logs, four a window.
 
-    >>> from io import StringIO
-    >>> stream = StringIO()
-    >>> hide_profiler_log(stream)
-    >>> _ = stream.write("I0000 00:00:1.5 31 profiler_session.cc:117] Profiler session initializing.\nmine\n")
-    >>> stream.getvalue()
-    'mine\n'
+    Return a function that ends it. Hooks of a stream are those of its own thread.
     """
-    write: Callable[[str], Any] = stream.write
 
-    def filtered(text: str) -> Any:
-        kept = _PROFILER_LOG.sub("", text)
-        return write(kept) if kept or not text else len(text)
+    def without(message: dict[str, Any]) -> dict[str, Any] | None:
+        kept = _PROFILER_LOG.sub("", message["content"]["text"])
+        return {**message, "content": {**message["content"], "text": kept}} if kept else None
 
-    stream.write = filtered
+    stream.pub_thread.schedule(partial(stream.register_hook, without))
+    return partial(stream.pub_thread.schedule, partial(stream.unregister_hook, without))
 
 
 def only_ipywidgets() -> bool:
