@@ -22,6 +22,7 @@ from tpunb.tfdata.graph import graph_or_none
 from tpunb.tfdata.restored import late_shuffles, not_restored, varies
 from tpunb.training import constants, seeds, snapshot
 from tpunb.training.callbacks import CallbackState, restore_callbacks
+from tpunb.training.fingerprints import Diverged, Fingerprints, OnDivergence, Resumed
 from tpunb.training.hidden_state import EagerStep, hidden_state
 from tpunb.training.model_build import build
 from tpunb.training.state import DATA, METRICS, RANDOM, assign, to_numpy, variables_by_part
@@ -45,9 +46,10 @@ class FitStart(NamedTuple):
 
     folder: Path
     metadata: Mapping[str, Any]
+    resumed: Resumed
 
     @classmethod
-    def read(cls, checkpoint: CheckpointPath) -> Self:
+    def read(cls, checkpoint: CheckpointPath, on_divergence: OnDivergence = "warn") -> Self:
         """Return the start that a checkpoint of `tpunb.checkpointing` is."""
         folder = Path(checkpoint)
         metadata = snapshot.read_metadata(folder)
@@ -56,7 +58,7 @@ class FitStart(NamedTuple):
                 f"{folder.name} is a checkpoint of a custom loop, not of fit",
                 hint="restore it with tpunb.checkpoint.restore",
             )
-        return cls(folder, metadata)
+        return cls(folder, metadata, Resumed.read(folder, metadata, on_divergence))
 
     @property
     def step(self) -> int:
@@ -161,14 +163,14 @@ class Fit:
         """Call a part of saving or tuning; an error in it is reported once, and the training continues without.
 
         Before the state of a checkpoint is restored, errors are raised: the training would be another one. So are
-        warnings that the program's filters turn into errors.
+        warnings that the program's filters turn into errors, and a divergence from the saved run.
         """
         if self.failed:
             return default
         try:
             return action(*args)
         except Exception as error:
-            if isinstance(error, Warning) or (self.start is not None and not self._is_restored):
+            if isinstance(error, Warning | Diverged) or (self.start is not None and not self._is_restored):
                 raise
             self.failed = True
             warnings.warn(
@@ -244,7 +246,8 @@ class Fit:
             with ExitStack() as watching:
                 if self.model.run_eagerly:
                     self.guarded(self._watch_step, watching, default=None)
-                yield first, last, iterator
+                feed = self.fingerprints.feed
+                yield first, last, self.guarded(feed, self.steps, first, last, iterator, default=iterator)
             del current, iterator  # they may have been replaced, and are to be freed
             self.steps += last + 1 - first
             self._drawn += last + 1 - first
@@ -271,6 +274,11 @@ class Fit:
             self._check_constants(self.start.metadata.get("constants", {}))
         self._is_restored = True
         return self._iterator
+
+    @cached_property
+    def fingerprints(self) -> Fingerprints:
+        """Fingerprints of its steps, which are compared with those of the saved run."""
+        return Fingerprints(None if self.start is None else self.start.resumed)
 
     @cached_property
     def _constants(self) -> dict[str, str]:
@@ -317,6 +325,7 @@ class Fit:
     def end_epoch(self, epoch: int) -> None:
         """Handle the end of an epoch, after its callbacks."""
         self.epoch, self.step_in_epoch, self._replaced = epoch + 1, 0, None
+        self.guarded(self.fingerprints.write, default=None)
         self.guarded(self._notify, default=None)
 
     def _notify(self) -> None:
@@ -382,6 +391,7 @@ class Fit:
             "used_iterators": self._used,
             "begun": self._begun,
             "constants": self._constants,
+            "fingerprints": self.fingerprints.name,
             "live": live is not None,
             "drawn": self._drawn if live is not None and live is self._iterator else 0,
             "steps_seen": self._epochs._steps_seen,
@@ -440,7 +450,7 @@ class Fit:
         import tensorflow as tf
 
         assert self.start is not None
-        folder, metadata = self.start
+        folder, metadata = self.start.folder, self.start.metadata
         self._data_due = False
         if not metadata["live"]:
             return  # an epoch that begins with a new iterator
