@@ -33,6 +33,9 @@ _ITERATOR = "iterator"
 _CALLBACKS = "callbacks"
 """Part of the arrays that callbacks keep."""
 
+_UNFROZEN = "a callback changed which variables are trainable"
+_UNFREEZE = "fit again after the change, in a block of its own"
+
 T = TypeVar("T")
 
 CheckpointPath = str | os.PathLike[str]
@@ -158,6 +161,7 @@ class Fit:
     _is_restored: bool = False  # a step has begun
     _notified: int = -1  # steps at the last event
     _eager: EagerStep | None = None  # what the steps of an eager model do
+    _trainable: list[bool] | None = None  # variables for which the step was compiled
 
     def guarded(self, action: Callable[..., T], *args: Any, default: T) -> T:
         """Call a part of saving or tuning; an error in it is reported once, and the training continues without.
@@ -271,6 +275,9 @@ class Fit:
             with spending("resuming", "position in the data"):
                 self._restore_data(last + 1 - first)
         if self.start is not None and not self._is_restored and self.start.metadata["exact"]:
+            if self.start.metadata.get("trainable") not in (None, _trainable(self.model)):
+                problem = f"{self.start.folder.name} cannot be resumed: {_UNFROZEN}"
+                raise TpunbError(problem, hint=_UNFREEZE)
             self._check_constants(self.start.metadata.get("constants", {}))
         self._is_restored = True
         return self._iterator
@@ -329,6 +336,8 @@ class Fit:
         self.guarded(self._notify, default=None)
 
     def _notify(self) -> None:
+        if self._trainable is None:
+            self._trainable = _trainable(self.model)
         repeated, self._notified = self._notified == self.steps, self.steps
         for listener in self.listeners:
             listener.on_step(self, repeated=repeated)
@@ -379,6 +388,8 @@ class Fit:
         if live is not None and not unpositioned:
             unpositioned = position.write(folder / _ITERATOR, live)
         reason = unpositioned or self.hidden_state or self._unsaved_validation or callbacks.unsaved
+        if not reason and self._trainable != _trainable(self.model):
+            reason = f"{_UNFROZEN} ({_UNFREEZE})"
         parts = [part for part, values in variables.items() if values and part != RANDOM]
         return {
             "holds": [*parts, RANDOM, *[DATA] * (not unpositioned)],
@@ -391,6 +402,7 @@ class Fit:
             "used_iterators": self._used,
             "begun": self._begun,
             "constants": self._constants,
+            "trainable": self._trainable,
             "fingerprints": self.fingerprints.name,
             "live": live is not None,
             "drawn": self._drawn if live is not None and live is self._iterator else 0,
@@ -481,6 +493,11 @@ def _variables(model: Any, *, global_seed: bool | None = None) -> dict[str, list
     generator = seeds.make_keras_generator() if global_seed else seeds.keras_generator()
     has_seed = generator is not None and global_seed is not False
     return {**variables_by_part(model), RANDOM: [generator.state] if has_seed else []}
+
+
+def _trainable(model: Any) -> list[bool]:
+    """Return which variables of a model are trainable: a compiled step updates those that were, whatever changes."""
+    return [bool(getattr(variable, "trainable", False)) for variable in model.variables]
 
 
 def _try_save(data: Any) -> str:
