@@ -152,6 +152,14 @@ def test_an_error_in_a_fingerprint_leaves_the_fit_unchanged(tmp_path, numbers, m
                 assert train(numbers) == whole
 
 
+def test_an_error_in_the_data_ends_the_fit_as_without_checkpoints(tmp_path, numbers):
+    numbers.write_text("\n".join([*map(str, range(80)), "no number", *map(str, range(40))]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no number"):
+        train(numbers, epochs=1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no number"), checkpointing(tmp_path / "saved", every=1):
+        train(numbers, epochs=1)
+
+
 def test_samples_of_a_batch():
     def of(*arrays):
         return fingerprints._of_batch([tf.constant(each) for each in arrays])

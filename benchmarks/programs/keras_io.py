@@ -175,8 +175,8 @@ def series_classification(folder: Path) -> Training:
 
 
 @program(
-    "from_tensors repeat range from_tensors repeat zip map zip map from_tensors repeat range from_tensors repeat zip map "
-    "zip map zip prefetch batch",
+    "from_tensors repeat range from_tensors repeat zip map zip map "
+    "from_tensors repeat range from_tensors repeat zip map zip map zip prefetch batch",
     "tune",
 )
 def weather(folder: Path) -> Training:

@@ -115,20 +115,24 @@ class Fingerprints:
         self.write()
         self._file, self._left = folder / self.name, STEPS
 
-    def feed(self, step: int, first: int, last: int, iterator: Any) -> Any:
-        """Return the iterator for the step: if it is to be noted, one that holds the next batch only."""
+    def begin_step(self, step: int, first: int, last: int, iterator: Any) -> bool:
+        """Return whether the batch of a step is to be drawn by `draw`."""
         if first == 0 and self._file is not None:
             self._left = max(self._left, 1)
         compared = self._resumed is not None and step in self._resumed.expected
-        self._step = step if self._left or compared else None
-        self._batch = None
+        self._step, self._batch = step if self._left or compared else None, None
         if self._step is None or first != last or not _has_plain_batches(iterator):
-            return iterator
+            return False
         self._feeder = self._feeder or _Feeder(iterator.element_spec)
+        return True
+
+    def draw(self, iterator: Any) -> Any:
+        """Draw the next batch; return an iterator that feeds it to the step."""
         try:
             self._batch = next(iterator)
         except StopIteration:  # which the step finds too
             return iterator
+        assert self._feeder is not None
         return self._feeder.feed(self._batch)
 
     def on_logs(self, logs: Any) -> None:

@@ -250,8 +250,9 @@ class Fit:
             with ExitStack() as watching:
                 if self.model.run_eagerly:
                     self.guarded(self._watch_step, watching, default=None)
-                feed = self.fingerprints.feed
-                yield first, last, self.guarded(feed, self.steps, first, last, iterator, default=iterator)
+                if self.guarded(self.fingerprints.begin_step, self.steps, first, last, iterator, default=False):
+                    iterator = self.fingerprints.draw(iterator)  # not guarded: errors are those of the data
+                yield first, last, iterator
             del current, iterator  # they may have been replaced, and are to be freed
             self.steps += last + 1 - first
             self._drawn += last + 1 - first
