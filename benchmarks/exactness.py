@@ -126,8 +126,11 @@ def arrays_of(part: Any) -> Iterator[Any]:
     """Yield the arrays in a part of a loop; iterators have none."""
     if hasattr(part, "__next__") or hasattr(part, "get_state"):
         return
-    if hasattr(part, "variables") or hasattr(part, "assign"):
-        yield from (np.asarray(each) for each in getattr(part, "variables", [part]))
+    variables = getattr(part, "variables", [part] if hasattr(part, "assign") else None)
+    if variables is None and hasattr(getattr(part, "state", None), "assign"):
+        variables = [part.state]  # of a seed generator
+    if variables is not None:
+        yield from (np.asarray(each) for each in variables)
         return
     import jax
 

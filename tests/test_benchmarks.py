@@ -451,7 +451,7 @@ def test_the_quick_exactness_benchmark_ends_in_its_counts_and_omissions():
     assert list(last) == ["resume", "tune", "cost_1gb", "save_mb", "save_s"]
     assert sum(last["resume"].values()) == 8
     assert last["resume"]["silent"] == last["resume"]["crashed"] == 0
-    assert last["resume"]["identical"] >= 5
+    assert last["resume"]["identical"] >= 4
     assert last["tune"]["changed"] == last["tune"]["crashed"] == 0
     assert said.count(": tuning: ") == 2
     assert "left out: actor_critic, " in said

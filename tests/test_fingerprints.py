@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
+from tpunb import signals
 from tpunb.checkpoint import checkpointing
 from tpunb.checkpoint.resume import resume
 from tpunb.errors import TpunbError
@@ -54,9 +55,12 @@ def test_a_resumed_fit_is_verified(tmp_path, numbers):
     (file,) = (tmp_path / "saved").glob("fingerprints-*")
     steps = [json.loads(line)[0] for line in file.read_text().splitlines()]
     assert steps == [*range(20, 28)]  # epochs begin at 0, 12 and 24, and are saved at 20
-    with warnings.catch_warnings(), resume(tmp_path / "saved" / "tpunb-20", on_divergence="raise") as resumed:
+    sentences = []
+    with signals.resumed.connect(sentences.append), warnings.catch_warnings():
         warnings.filterwarnings("error", "the resumed run")
-        assert train(numbers) == whole
+        with resume(tmp_path / "saved" / "tpunb-20", on_divergence="raise") as resumed:
+            assert train(numbers) == whole
+    assert sentences == [str(resumed)]
     assert resumed.verified_steps == 8
     assert str(resumed) == "resumed exactly at step 20, verified over 8 steps"
 

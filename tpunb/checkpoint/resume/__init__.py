@@ -121,3 +121,4 @@ def resume(
         )
     with keras_hooks.starting(start):
         yield start.resumed
+    signals.resumed.send(str(start.resumed))
