@@ -55,9 +55,9 @@ class Resumed:
     def read(cls, folder: Path, metadata: Mapping[str, Any], on_divergence: OnDivergence) -> Resumed:
         """Return the resumption of a checkpoint, with the fingerprints that the saved run noted after it."""
         resumed = cls(metadata["step"], "" if metadata["exact"] else metadata["why"], on_divergence)
-        file = folder.parent / metadata.get("fingerprints", "missing")
-        if metadata["exact"] and file.is_file():
-            resumed.expected = {step: each for step, *each in _lines(file) if step >= resumed.step}
+        if metadata["exact"] and "fingerprints" in metadata:
+            lines = _lines(folder.parent / Path(metadata["fingerprints"]).name)
+            resumed.expected = {step: each for step, *each in lines if step >= resumed.step}
         return resumed
 
     def __str__(self) -> str:
@@ -193,9 +193,15 @@ class _Feeder:
 
 
 def _lines(file: Path) -> list[list[Any]]:
-    """Return the lines of a file of fingerprints; the last one may be incomplete."""
-    whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("]\n")]
-    return [json.loads(line) for line in whole]
+    """Return the lines of a file of fingerprints up to one that is damaged; none if it cannot be read."""
+    lines = list[list[Any]]()
+    try:
+        for line in file.read_text().splitlines():
+            step, data, logs = json.loads(line)
+            lines.append([int(step), str(data), str(logs)])
+    except (OSError, ValueError, TypeError):
+        pass
+    return lines
 
 
 def _has_plain_batches(iterator: Any) -> bool:
