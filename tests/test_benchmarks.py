@@ -411,3 +411,47 @@ def test_the_quick_roofline_benchmark_ends_in_its_figures_and_omissions():
     assert "left out: " in said
     middle, low, high = last["overhead"]
     assert 0 < low <= middle <= high
+
+
+# -- how exactly programs are resumed and tuned ------------------------------------------------------------------------
+
+
+def test_the_programs_are_after_different_pages_and_read_their_data_differently(monkeypatch):
+    pytest.importorskip("tensorflow")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    exactness = importlib.import_module("exactness")
+    exactness.import_all()
+    programs = exactness.PROGRAMS.values()
+    assert len(programs) >= 60
+    assert len({each.page for each in programs}) == len(programs)
+    assert len({each.operations for each in programs}) == len(programs)
+    assert all(each.page.startswith("https://") for each in programs)
+    assert sum(bool(each.tags & {"own step", "callback"}) for each in programs) >= 15
+    assert {*exactness.QUICK} <= {each.name for each in programs}
+    assert all("tune" in exactness.PROGRAMS[name].tags for name in exactness.QUICK_TUNED)
+
+
+def test_a_difference_of_a_bit_is_named(monkeypatch):
+    pytest.importorskip("tensorflow")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    exactness = importlib.import_module("exactness")
+    one = np.ones(3, "f")
+    whole = exactness.Result([one, one], {"loss": [3.0, 2.0, float("nan")]})
+    assert exactness.same(whole, exactness.Result([one, one], {"loss": [2.0, float("nan")]})) == ""
+    other = exactness.Result([one, np.nextafter(one, np.float32(2))], {})
+    assert exactness.same(whole, other) == "variable 1 of 2 differs"
+    assert exactness.same(whole, exactness.Result([one, one], {"loss": [2.0, 1.0]})) == "the history of loss differs"
+
+
+@pytest.mark.slow
+def test_the_quick_exactness_benchmark_ends_in_its_counts_and_omissions():
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("grain")
+    said, last = quick("exactness.py")
+    assert list(last) == ["resume", "tune", "cost_1gb", "save_mb", "save_s"]
+    assert sum(last["resume"].values()) == 8
+    assert last["resume"]["silent"] == last["resume"]["crashed"] == 0
+    assert last["resume"]["identical"] >= 4
+    assert last["tune"]["changed"] == last["tune"]["crashed"] == 0
+    assert said.count(": tuning: ") == 2
+    assert "left out: actor_critic, " in said

@@ -13,12 +13,14 @@ import pytest
 from stand_in import StandIn, xspace
 
 import tpunb as tp
+from tpunb import signals
 from tpunb.errors import CaptureBusy, TpunbError
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler import session
 from tpunb.profiler.capture import Schedule
 from tpunb.step_stats import reduce as module
 from tpunb.tuning.job import job_of
+from tpunb.widgets.summary import Summary
 
 
 def facts(run):
@@ -363,6 +365,15 @@ def test_an_earlier_run_is_renamed_never_overwritten(tmp_path):
             pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run-1", "run-2"]
     assert facts(tmp_path / "run")["earlier_run"] == str(tmp_path / "run-2")
+
+
+def test_a_resumed_fit_is_a_fact_and_a_line_of_the_summary(tmp_path):
+    sentence = "resumed exactly at step 3, verified over 8 steps"
+    with tp.capture(tmp_path / "run", source=StandIn()) as run:
+        signals.resumed.send(sentence)
+    assert facts(run)["resumed"] == [sentence]
+    assert run.resumed == (sentence,)
+    assert f"\n  {sentence}\n" in repr(Summary(tp.load(run), run=run))
 
 
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path):

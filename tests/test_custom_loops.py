@@ -105,6 +105,15 @@ def test_a_jax_loop_resumes_exactly(tmp_path, threads):
         assert (one == two).all()
 
 
+def test_a_single_array_is_a_part(tmp_path):
+    jax = pytest.importorskip("jax")
+    pytest.importorskip("orbax.checkpoint")
+    saved = save(tmp_path, 1, weights=jax.numpy.arange(3), key=jax.random.key(5))
+    trees = restore(saved, weights=jax.numpy.zeros(3, int), key=jax.random.key(0))
+    assert trees["weights"].tolist() == [0, 1, 2]
+    assert trees["key"] == jax.random.key(5)
+
+
 class Batches:
     """An iterator with a state of bytes, as in Grain's loader."""
 

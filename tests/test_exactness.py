@@ -420,3 +420,25 @@ def test_tuned_data_continue_a_shuffle_that_has_begun():
         return [[x.numpy().tolist() for x, _ in data] for _ in range(2)]
 
     assert orders(True) == orders(False)
+
+
+class Unfreezing(keras.callbacks.Callback):
+    """A callback that makes a layer trainable, which the compiled step does not notice."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.layers[0].trainable = epoch > 0
+
+
+def test_a_callback_that_unfreezes_makes_later_checkpoints_inexact(tmp_path):
+    def cell(callback):
+        frozen = keras.layers.Dense(2, kernel_initializer="ones", trainable=False)
+        return trained(rows().batch(BATCH), small(frozen), callbacks=callback)
+
+    whole, *_ = saved(tmp_path, lambda: cell([Unfreezing()]), every=4)
+    by_step = {one.step: one for one in checkpoints(tmp_path)}
+    assert [step for step, one in by_step.items() if one.exact] == [4, 8]
+    assert "a callback changed which variables are trainable" in by_step[12].reason
+    with resume(by_step[4]):
+        assert cell([Unfreezing()])[0] == whole[4:]
+    with pytest.raises(TpunbError, match="a callback changed which variables are trainable"), resume(by_step[8]):
+        cell([Unfreezing()])

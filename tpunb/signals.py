@@ -54,6 +54,8 @@ class Spent(NamedTuple):
 
 phase_opened: Signal[int] = Signal()
 """The online scan of a capture has found a new phase: its number."""
+resumed: Signal[str] = Signal()
+"""A block of ``tp.resume`` has ended: a sentence with the steps verified. A running capture is connected."""
 spent: Signal[Spent] = Signal()
 """Time went into an account of ``tpunb.schema.ACCOUNTS``. A running capture is connected."""
 

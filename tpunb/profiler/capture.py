@@ -74,6 +74,11 @@ class Run:
         return moved if moved is None or isinstance(self.path, str) else Path(moved)
 
     @property
+    def resumed(self) -> tuple[str, ...]:
+        """A sentence for each block of ``tp.resume`` that has ended: the steps verified."""
+        return tuple(self._session.resumed)
+
+    @property
     def fitted(self) -> tuple[Any, Any] | None:
         """The model and the data of the last ``fit`` in the block; None without any."""
         return self._clock.fitted
@@ -229,6 +234,7 @@ def capture(
         stack.enter_context(_exclusive(session))
         stack.enter_context(session)
         stack.enter_context(signals.spent.connect(session.on_spent))
+        stack.enter_context(signals.resumed.connect(session.resumed.append))
         arbiter = stack.enter_context(ProfilerArbiter(session.on_profiler_start, session.on_profiler_stop))
         keras_steps = stack.enter_context(_KerasSteps(session.clock))
         spans = stack.enter_context(FrameworkSpans(session.clock))

@@ -84,6 +84,7 @@ class CaptureSession:
         self.writer, self.source, self._schedule, self._keep, self._until = writer, source, schedule, keep, until
         self.clock = StepClock(self._annotate, until=until, reached=lambda: self.stop(f"stopped at step {until}"))
         self.import_watchers: list[Callable[[], None]] = []  # called regularly: what has been imported since?
+        self.resumed: list[str] = []  # sentences on fits that were resumed from a checkpoint
         self.stacks = True  # whether to sample them in stalls
         self.is_over = False  # whether its block has been left
         self.settled = threading.Event()  # the first window is over, or none is due soon
@@ -381,6 +382,7 @@ class CaptureSession:
         self.recorder.write_facts(
             {
                 **facts,
+                **({"resumed": self.resumed} if self.resumed else {}),
                 "options": {**vars(self._schedule), **options},
                 "state": self._state if self._failure is None else f"{self._state}, incomplete",
                 **({} if self._span_ns is None else {"span_ps": self._span_ns * 1000}),

@@ -22,6 +22,7 @@ from tpunb.tfdata.graph import graph_or_none
 from tpunb.tfdata.restored import late_shuffles, not_restored, varies
 from tpunb.training import constants, seeds, snapshot
 from tpunb.training.callbacks import CallbackState, restore_callbacks
+from tpunb.training.fingerprints import Diverged, Fingerprints, OnDivergence, Resumed
 from tpunb.training.hidden_state import EagerStep, hidden_state
 from tpunb.training.model_build import build
 from tpunb.training.state import DATA, METRICS, RANDOM, assign, to_numpy, variables_by_part
@@ -31,6 +32,9 @@ _ITERATOR = "iterator"
 
 _CALLBACKS = "callbacks"
 """Part of the arrays that callbacks keep."""
+
+_UNFROZEN = "a callback changed which variables are trainable"
+_UNFREEZE = "fit again after the change, in a block of its own"
 
 T = TypeVar("T")
 
@@ -45,9 +49,10 @@ class FitStart(NamedTuple):
 
     folder: Path
     metadata: Mapping[str, Any]
+    resumed: Resumed
 
     @classmethod
-    def read(cls, checkpoint: CheckpointPath) -> Self:
+    def read(cls, checkpoint: CheckpointPath, on_divergence: OnDivergence = "warn") -> Self:
         """Return the start that a checkpoint of `tpunb.checkpointing` is."""
         folder = Path(checkpoint)
         metadata = snapshot.read_metadata(folder)
@@ -56,7 +61,7 @@ class FitStart(NamedTuple):
                 f"{folder.name} is a checkpoint of a custom loop, not of fit",
                 hint="restore it with tpunb.checkpoint.restore",
             )
-        return cls(folder, metadata)
+        return cls(folder, metadata, Resumed.read(folder, metadata, on_divergence))
 
     @property
     def step(self) -> int:
@@ -156,19 +161,20 @@ class Fit:
     _is_restored: bool = False  # a step has begun
     _notified: int = -1  # steps at the last event
     _eager: EagerStep | None = None  # what the steps of an eager model do
+    _trainable: list[bool] | None = None  # variables for which the step was compiled
 
     def guarded(self, action: Callable[..., T], *args: Any, default: T) -> T:
         """Call a part of saving or tuning; an error in it is reported once, and the training continues without.
 
         Before the state of a checkpoint is restored, errors are raised: the training would be another one. So are
-        warnings that the program's filters turn into errors.
+        warnings that the program's filters turn into errors, and a divergence from the saved run.
         """
         if self.failed:
             return default
         try:
             return action(*args)
         except Exception as error:
-            if isinstance(error, Warning) or (self.start is not None and not self._is_restored):
+            if isinstance(error, Warning | Diverged) or (self.start is not None and not self._is_restored):
                 raise
             self.failed = True
             warnings.warn(
@@ -244,6 +250,8 @@ class Fit:
             with ExitStack() as watching:
                 if self.model.run_eagerly:
                     self.guarded(self._watch_step, watching, default=None)
+                if self.guarded(self.fingerprints.begin_step, self.steps, first, last, iterator, default=False):
+                    iterator = self.fingerprints.draw(iterator)  # not guarded: errors are those of the data
                 yield first, last, iterator
             del current, iterator  # they may have been replaced, and are to be freed
             self.steps += last + 1 - first
@@ -268,9 +276,17 @@ class Fit:
             with spending("resuming", "position in the data"):
                 self._restore_data(last + 1 - first)
         if self.start is not None and not self._is_restored and self.start.metadata["exact"]:
+            if self.start.metadata.get("trainable") not in (None, _trainable(self.model)):
+                problem = f"{self.start.folder.name} cannot be resumed: {_UNFROZEN}"
+                raise TpunbError(problem, hint=_UNFREEZE)
             self._check_constants(self.start.metadata.get("constants", {}))
         self._is_restored = True
         return self._iterator
+
+    @cached_property
+    def fingerprints(self) -> Fingerprints:
+        """Fingerprints of its steps, which are compared with those of the saved run."""
+        return Fingerprints(None if self.start is None else self.start.resumed)
 
     @cached_property
     def _constants(self) -> dict[str, str]:
@@ -317,9 +333,12 @@ class Fit:
     def end_epoch(self, epoch: int) -> None:
         """Handle the end of an epoch, after its callbacks."""
         self.epoch, self.step_in_epoch, self._replaced = epoch + 1, 0, None
+        self.guarded(self.fingerprints.write, default=None)
         self.guarded(self._notify, default=None)
 
     def _notify(self) -> None:
+        if self._trainable is None:
+            self._trainable = _trainable(self.model)
         repeated, self._notified = self._notified == self.steps, self.steps
         for listener in self.listeners:
             listener.on_step(self, repeated=repeated)
@@ -370,6 +389,8 @@ class Fit:
         if live is not None and not unpositioned:
             unpositioned = position.write(folder / _ITERATOR, live)
         reason = unpositioned or self.hidden_state or self._unsaved_validation or callbacks.unsaved
+        if not reason and self._trainable != _trainable(self.model):
+            reason = f"{_UNFROZEN} ({_UNFREEZE})"
         parts = [part for part, values in variables.items() if values and part != RANDOM]
         return {
             "holds": [*parts, RANDOM, *[DATA] * (not unpositioned)],
@@ -382,6 +403,8 @@ class Fit:
             "used_iterators": self._used,
             "begun": self._begun,
             "constants": self._constants,
+            "trainable": self._trainable,
+            "fingerprints": self.fingerprints.name,
             "live": live is not None,
             "drawn": self._drawn if live is not None and live is self._iterator else 0,
             "steps_seen": self._epochs._steps_seen,
@@ -440,7 +463,7 @@ class Fit:
         import tensorflow as tf
 
         assert self.start is not None
-        folder, metadata = self.start
+        folder, metadata = self.start.folder, self.start.metadata
         self._data_due = False
         if not metadata["live"]:
             return  # an epoch that begins with a new iterator
@@ -471,6 +494,11 @@ def _variables(model: Any, *, global_seed: bool | None = None) -> dict[str, list
     generator = seeds.make_keras_generator() if global_seed else seeds.keras_generator()
     has_seed = generator is not None and global_seed is not False
     return {**variables_by_part(model), RANDOM: [generator.state] if has_seed else []}
+
+
+def _trainable(model: Any) -> list[bool]:
+    """Return which variables of a model are trainable: a compiled step updates those that were, whatever changes."""
+    return [bool(getattr(variable, "trainable", False)) for variable in model.variables]
 
 
 def _try_save(data: Any) -> str:

@@ -100,6 +100,9 @@ def _install(stack: ExitStack) -> None:
     def end_epoch(fit: Fit, callbacks: Any, epoch: int, logs: Any = None) -> None:
         fit.end_epoch(epoch)
 
+    def end_step(fit: Fit, callbacks: Any, step: int, logs: Any = None) -> None:
+        fit.fingerprints.on_logs(logs)
+
     def created(original: Callable[..., None]) -> Callable[..., None]:
         def create(iterator: Any, dataset: Any) -> None:
             original(iterator, dataset)
@@ -115,6 +118,7 @@ def _install(stack: ExitStack) -> None:
         (keras.Model, "predict", _inner_call),
         (callbacks, "on_epoch_begin", _event(begin_epoch, after=False)),
         (callbacks, "on_epoch_end", _event(end_epoch)),
+        (callbacks, "on_train_batch_end", _event(end_step, after=False)),
         (TFEpochIterator, "reset", _event(Fit.attach)),
         (TFEpochIterator, "_enumerate_iterator", _enumerate),
         (OwnedIterator, "_create_iterator", created),

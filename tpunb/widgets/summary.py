@@ -155,7 +155,8 @@ class Summary(NullRun):
         covered = f"{count} cover{'s' * (count == '1 window')} {percent(self.profile.observed)} of run time"
         cost = [covered + _reasons(windows), self._overhead, _hosts(windows)]
         where = [self.profile.name, self._raw, self._where]
-        return [" · ".join(filter(None, cost)), *online, " · ".join(filter(None, where))]
+        resumed = () if self.run is None else self.run.resumed
+        return [" · ".join(filter(None, cost)), *online, *resumed, " · ".join(filter(None, where))]
 
     @property
     def _overhead(self) -> str | None:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import get_args
 
 from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint
@@ -17,10 +18,11 @@ from tpunb.checkpoint.resume.custom_loops import restore, save
 from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError, whole
 from tpunb.training import keras_hooks
+from tpunb.training.fingerprints import OnDivergence, Resumed
 from tpunb.training.fit_state import FitStart
 from tpunb.training.state import DATA, RANDOM
 
-__all__ = ["Saving", "checkpointing", "restore", "resume", "save"]
+__all__ = ["Resumed", "Saving", "checkpointing", "restore", "resume", "save"]
 
 
 @contextmanager
@@ -66,12 +68,17 @@ def checkpointing(
 
 
 @contextmanager
-def resume(checkpoint: Checkpoint | str | os.PathLike[str], *, exact: bool = True) -> Iterator[None]:
+def resume(
+    checkpoint: Checkpoint | str | os.PathLike[str], *, exact: bool = True, on_divergence: OnDivergence = "warn"
+) -> Iterator[Resumed]:
     """Continue the ``model.fit(data, ...)`` of the block from a checkpoint, as if it had not been interrupted.
 
     Run the cell that was saved, in the same process or a new one: `fit` keeps its arguments, and begins with the epoch
     and step of the checkpoint. Its history holds the epochs from there on. It may be saved again:
     ``with resume(checkpoint), checkpointing(dir, every=100): ...``.
+
+    Batches and logs of the first 8 steps after each checkpoint, and of the first step of each epoch, are compared with
+    those of the saved run; the result is ``resumed.verified_steps`` and ``print(resumed)``.
 
     Parameters
     ----------
@@ -80,9 +87,14 @@ def resume(checkpoint: Checkpoint | str | os.PathLike[str], *, exact: bool = Tru
     exact
         Whether the run must be bit for bit the uninterrupted one. If False and the position in the data was not saved,
         as many batches are drawn as before.
+    on_divergence
+        At the first step that differs from the saved run: "warn", or "raise" an error. Both name the step, and whether
+        its data or its computation differ.
 
     Raises
     ------
+    ValueError
+        When `on_divergence` is neither "warn" nor "raise".
     TpunbError
         The checkpoint is of another kind, or not exact; or, in the block, the model or the data differ.
     """
@@ -92,7 +104,11 @@ def resume(checkpoint: Checkpoint | str | os.PathLike[str], *, exact: bool = Tru
             f"{checkpoint.path.name} is a checkpoint of {checkpoint.kind} without {missing or 'the state of fit'}",
             hint="restore it with its own framework; tp.resume needs one of tp.checkpointing",
         )
-    start = FitStart.read(checkpoint)
+    if on_divergence not in get_args(OnDivergence):
+        raise ValueError(
+            f"The on_divergence parameter of resume must be 'warn' or 'raise'. Got {on_divergence!r} instead."
+        )
+    start = FitStart.read(checkpoint, on_divergence)
     name, metadata = start.folder.name, start.metadata
     if metadata["fit"]:
         raise TpunbError(
@@ -104,4 +120,5 @@ def resume(checkpoint: Checkpoint | str | os.PathLike[str], *, exact: bool = Tru
             hint="resume(..., exact=False) draws as many batches as before; random ones differ",
         )
     with keras_hooks.starting(start):
-        yield
+        yield start.resumed
+    signals.resumed.send(str(start.resumed))

@@ -194,14 +194,20 @@ def _write_tensorflow(path: Path, part: Any) -> str:
 def _write_arrays(path: Path, part: Any) -> None:
     orbax = need("orbax.checkpoint", extra="jax")
     with orbax.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path.absolute(), part)
+        checkpointer.save(path.absolute(), [part] if _is_array(part) else part)
+
+
+def _is_array(part: Any) -> bool:
+    """Return whether a tree is a single array, which Orbax does not write."""
+    return hasattr(part, "dtype") and hasattr(part, "shape")
 
 
 def _read_arrays(path: Path, part: Any) -> Any:
     orbax = need("orbax.checkpoint", extra="jax")
     with orbax.StandardCheckpointer() as checkpointer:
         try:
-            return checkpointer.restore(path.absolute(), part)
+            restored = checkpointer.restore(path.absolute(), [part] if _is_array(part) else part)
+            return restored[0] if _is_array(part) else restored
         except (ValueError, KeyError, TypeError) as error:
             problem = f"{path.name} was saved with a different tree: {format_error(error)}"
             raise TpunbError(problem, hint="give a tree as it was saved") from error

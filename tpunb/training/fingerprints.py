@@ -1,0 +1,233 @@
+"""Fingerprints of batches and losses: noted after each checkpoint, compared when a fit is resumed from one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from tpunb.errors import TpunbError
+from tpunb.text import plural
+from tpunb.training.state import digest
+
+STEPS = 8
+"""Steps after a checkpoint whose fingerprints are noted; of later epochs the first step."""
+
+_BLOCKS, _BLOCK = 64, 1024
+"""Evenly spaced blocks of a larger array that are hashed, and their size in bytes."""
+
+OnDivergence = Literal["warn", "raise"]
+
+
+class Diverged(TpunbError):
+    """A resumed run has other data or computes other values than the saved run."""
+
+
+@dataclass(eq=False)
+class Resumed:
+    """A fit that continues from a checkpoint, compared with the saved run.
+
+    Attributes
+    ----------
+    step
+        Step of the checkpoint.
+    verified_steps
+        Number of steps whose batch and logs were compared with those of the saved run, and are the same.
+    divergence
+        Sentence that names the first step that differs, and whether its data or its computation do, or "".
+    """
+
+    step: int
+    reason: str = ""  # why it is not exact
+    on_divergence: OnDivergence = "warn"
+    verified_steps: int = 0
+    divergence: str = ""
+    expected: dict[int, list[str]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def read(cls, folder: Path, metadata: Mapping[str, Any], on_divergence: OnDivergence) -> Resumed:
+        """Return the resumption of a checkpoint, with the fingerprints that the saved run noted after it."""
+        resumed = cls(metadata["step"], "" if metadata["exact"] else metadata["why"], on_divergence)
+        if metadata["exact"] and "fingerprints" in metadata:
+            lines = _lines(folder.parent / Path(metadata["fingerprints"]).name)
+            resumed.expected = {step: each for step, *each in lines if step >= resumed.step}
+        return resumed
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"resumed at step {self.step}, not exactly: {self.reason}"
+        if self.divergence:
+            return f"resumed at step {self.step}: {self.divergence}"
+        verified = f"verified over {plural(self.verified_steps, 'step')}" if self.verified_steps else "not verified"
+        return f"resumed exactly at step {self.step}, {verified}"
+
+    def compare(self, step: int, present: list[str]) -> None:
+        """Compare the fingerprints of a step; at the first difference, warn or raise an error."""
+        saved = self.expected.pop(step, None)
+        if saved is None or self.divergence:
+            return
+        (saved_data, saved_logs), (data, logs) = saved, present
+        if data and saved_data and data != saved_data:
+            self.divergence = f"the data of step {step} differ from those of the saved run"
+        elif logs != saved_logs:
+            self.divergence = f"the computation of step {step} differs from that of the saved run"
+            if data and saved_data:
+                self.divergence += ", on the same data"
+        else:
+            self.verified_steps += 1
+            return
+        if self.on_divergence == "raise":
+            raise Diverged(self.divergence, hint="run the same program on the same files, device and versions")
+        warnings.warn(f"the resumed run is not exact: {self.divergence}", stacklevel=2)
+
+
+class Fingerprints:
+    """Notes fingerprints of a fit's steps, and compares them if it is resumed.
+
+    A fingerprint is that of samples of the batch, which is drawn before the step and fed to it by an iterator of its
+    own, and of the step's logs, such as the mean of the losses so far.
+
+    Attributes
+    ----------
+    name
+        Name of the file, beside the checkpoints: a line ``[step, batch, logs]`` per step.
+    """
+
+    def __init__(self, resumed: Resumed | None) -> None:
+        self.name = f"fingerprints-{os.urandom(4).hex()}.jsonl"  # the program's random numbers are left alone
+        self._resumed = resumed
+        self._file: Path | None = None
+        self._left = 0  # steps still to note
+        self._step: int | None = None  # that is running and to be noted or compared
+        self._batch: Any = None
+        self._feeder: _Feeder | None = None
+        self._steps = list[tuple[int, str, Any]]()  # noted, and not written
+
+    def begin(self, folder: Path) -> None:
+        """Note the steps from here on: a checkpoint was saved to a folder."""
+        self.write()
+        self._file, self._left = folder / self.name, STEPS
+
+    def begin_step(self, step: int, first: int, last: int, iterator: Any) -> bool:
+        """Return whether the batch of a step is to be drawn by `draw`."""
+        if first == 0 and self._file is not None:
+            self._left = max(self._left, 1)
+        compared = self._resumed is not None and step in self._resumed.expected
+        self._step, self._batch = step if self._left or compared else None, None
+        if self._step is None or first != last or not _has_plain_batches(iterator):
+            return False
+        self._feeder = self._feeder or _Feeder(iterator.element_spec)
+        return True
+
+    def draw(self, iterator: Any) -> Any:
+        """Draw the next batch; return an iterator that feeds it to the step."""
+        try:
+            self._batch = next(iterator)
+        except StopIteration:  # which the step finds too
+            return iterator
+        assert self._feeder is not None
+        return self._feeder.feed(self._batch)
+
+    def on_logs(self, logs: Any) -> None:
+        """Note or compare the step that has ended; its logs are read from the device later."""
+        if self._step is None:
+            return
+        step, self._step = self._step, None
+        batch, self._batch = self._batch, None
+        data = "" if batch is None else _of_batch(batch)
+        if self._left:
+            self._left -= 1
+            self._steps.append((step, data, logs))
+        if self._resumed is not None:
+            self._resumed.compare(step, [data, digest([logs], [])])
+        if not self._left:
+            self.write()
+
+    def write(self) -> None:
+        """Write the noted steps to the file."""
+        steps, self._steps = self._steps, []
+        if self._file is not None and steps and self._file.parent.is_dir():
+            lines = (json.dumps([step, data, digest([logs], [])]) for step, data, logs in steps)
+            with self._file.open("a") as file:
+                file.writelines(f"{line}\n" for line in lines)
+
+
+class _Feeder:
+    """An iterator that draws one batch after the other from a queue."""
+
+    def __init__(self, spec: Any) -> None:
+        import tensorflow as tf
+        from tensorflow.python.data.ops.dataset_ops import _VariantDataset
+
+        parts = tf.nest.flatten(spec)
+        self._queue = tf.queue.FIFOQueue(1, [part.dtype for part in parts])
+        options = tf.data.Options()
+        options.autotune.enabled = False  # nothing is drawn in advance
+        options.experimental_optimization.apply_default_optimizations = False
+        options.experimental_optimization.inject_prefetch = False
+
+        def drawn(_: Any) -> Any:
+            batch = self._queue.dequeue()
+            batch = batch if isinstance(batch, list | tuple) else [batch]
+            return tf.nest.pack_sequence_as(spec, [tf.ensure_shape(*each) for each in zip(batch, shapes, strict=True)])
+
+        shapes = [part.shape for part in parts]
+        batches = tf.data.Dataset.from_tensors(0).repeat().map(drawn).with_options(options)
+        self._iterator = iter(_VariantDataset(batches._variant_tensor, spec))
+
+    def feed(self, batch: Any) -> Any:
+        """Return the iterator, whose next batch is this one."""
+        import tensorflow as tf
+
+        if int(self._queue.size()):  # a step has failed before it drew
+            self._queue.dequeue()
+        self._queue.enqueue(tf.nest.flatten(batch))
+        return self._iterator
+
+
+def _lines(file: Path) -> list[list[Any]]:
+    """Return the lines of a file of fingerprints up to one that is damaged; none if it cannot be read."""
+    lines = list[list[Any]]()
+    try:
+        for line in file.read_text().splitlines():
+            step, data, logs = json.loads(line)
+            lines.append([int(step), str(data), str(logs)])
+    except (OSError, ValueError, TypeError):
+        pass
+    return lines
+
+
+def _has_plain_batches(iterator: Any) -> bool:
+    """Return whether an iterator draws nests of plain tensors on this machine."""
+    import tensorflow as tf
+    from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+
+    specs = tf.nest.flatten(iterator.element_spec) if isinstance(iterator, OwnedIterator) else []
+    return bool(specs) and all(type(spec) is tf.TensorSpec for spec in specs)
+
+
+def _of_batch(batch: Any) -> str:
+    """Return a fingerprint of samples of a batch: shapes, types and evenly spaced blocks of the values."""
+    import tensorflow as tf
+
+    hashed = hashlib.blake2b(digest_size=8)
+    for tensor in tf.nest.flatten(batch):
+        array = np.ascontiguousarray(tensor.numpy())
+        hashed.update(f"{array.dtype} {array.shape}".encode())
+        if array.dtype == object:  # texts
+            hashed.update(repr(array.ravel()[:_BLOCK].tolist()).encode())
+            continue
+        content = array.reshape(-1).view(np.uint8)
+        if content.size > _BLOCKS * _BLOCK:
+            content = np.ascontiguousarray(
+                content[: content.size // _BLOCKS * _BLOCKS].reshape(_BLOCKS, -1)[:, :_BLOCK]
+            )
+        hashed.update(content.data)
+    return hashed.hexdigest()
