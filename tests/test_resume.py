@@ -173,14 +173,6 @@ def test_a_stateful_op_in_the_data_warns_before_training(tmp_path, op):
     assert {each.exact for each in checkpoints(tmp_path)} == {False}
 
 
-def test_shuffled_arrays_cannot_be_exact(tmp_path):
-    with pytest.warns(UserWarning, match="RandomShuffle: arrays are shuffled"), checkpointing(tmp_path, every=5):
-        small().fit(*arrays(), batch_size=BATCH, verbose=0)
-    one = checkpoints(tmp_path)[0]
-    assert (one.exact, one.holds) == (False, ("weights", "optimizer", "metrics", "random state"))
-    assert one.reason.startswith("RandomShuffle: ")
-
-
 def test_a_stateful_op_warns_even_if_the_options_ignore_it(tmp_path):
     options = tf.data.Options()
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE

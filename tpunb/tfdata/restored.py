@@ -31,7 +31,7 @@ _REASONS = {
     "GeneratorDataset": "a Python function (from_generator) feeds it",
     "PyFunc": "a Python function (from_generator, numpy_function, or a Keras PyDataset) feeds it",
     "EagerPyFunc": "a Python function (py_function) feeds it",
-    "RandomShuffle": "arrays are shuffled by an operation whose state cannot be saved",
+    "RandomShuffle": "it is shuffled by an operation whose state cannot be saved",
     "DummySeedGenerator": "it is a shuffle inside interleave or flat_map",
     "RngReadAndSkip": "it draws from a tf.random.Generator",
 }

@@ -24,6 +24,7 @@ from tpunb.training import constants, seeds, snapshot
 from tpunb.training.callbacks import CallbackState, restore_callbacks
 from tpunb.training.hidden_state import EagerStep, hidden_state
 from tpunb.training.model_build import build
+from tpunb.training.passes import ArrayBatches, CountingDataset
 from tpunb.training.state import DATA, METRICS, RANDOM, assign, to_numpy, variables_by_part
 
 _ITERATOR = "iterator"
@@ -108,22 +109,6 @@ class Listener(Protocol):
         """
 
 
-class CountingDataset:
-    """A dataset that counts its iterators: with each, its shuffles proceed to another order."""
-
-    def __init__(self, dataset: Any, iterators: int = 0) -> None:
-        self.dataset, self.iterators = dataset, iterators
-        self.is_creating = False
-
-    def __iter__(self) -> Iterator[Any]:
-        self.iterators += 1
-        self.is_creating = True
-        try:
-            return iter(self.dataset)
-        finally:
-            self.is_creating = False
-
-
 @dataclass(eq=False)
 class Fit:
     """A call of ``fit`` and its position."""
@@ -185,8 +170,15 @@ class Fit:
         self._epochs, dataset = epochs, epochs._distributed_dataset
         from_program = isinstance(epochs.data_adapter, TFDatasetAdapter)
         graph = graph_or_none(dataset) if from_program else None
+        arrays = ArrayBatches.of(dataset, epochs.data_adapter)
         if from_program and graph is None:
             self.reason = "the graph of the data cannot be read (larger than 2 GB, or distributed)"
+        elif arrays is not None:
+            self._data_constants = arrays.fingerprint
+            if arrays.needs_seed:
+                self._seeds = self.start.metadata["seeds"] if self.start else [arrays.seed]
+                self._check_seeds(1)
+                (arrays.seed,) = self._seeds
         elif not from_program and position.ignores_external_state(dataset):
             self.reason = _try_save(position.with_external_state_policy(dataset, "FAIL"))
         if graph is not None:
@@ -196,24 +188,26 @@ class Fit:
             names = {node.name for node in unseeded}
             self.owns_shuffles = all(node.name in names for node in rewrite.shuffles(graph))
             self._seeds = self.start.metadata["seeds"] if self.start else rewrite.draw_seeds(graph)
-            if len(self._seeds) != len(unseeded):
-                raise self._different_data(f"{len(self._seeds)} unseeded shuffles were saved, now {len(unseeded)}")
+            self._check_seeds(len(unseeded))
             dataset = rewrite.seed_shuffles(dataset, graph, self._seeds)
             for listener in self.listeners:
                 dataset = self.guarded(listener.on_data, self, dataset, default=dataset)
         self._shuffles = position.seeded_shuffles(epochs._distributed_dataset) if graph is not None else []
-        self._data = epochs._distributed_dataset = CountingDataset(dataset)
+        self._data = epochs._distributed_dataset = arrays or CountingDataset(dataset)
         self.steps = 0 if self.model.optimizer is None else int(to_numpy([self.model.optimizer.iterations])[0])
         if self.start is not None:
             self._begin_at(self.start.metadata, dataset)
 
+    def _check_seeds(self, shuffles: int) -> None:
+        if len(self._seeds) != shuffles:
+            raise self._different_data(f"{len(self._seeds)} unseeded shuffles were saved, now {shuffles}")
+
     def _begin_at(self, metadata: Mapping[str, Any], dataset: Any) -> None:
         self.restore_due = self._data_due = True
         build(self.model, dataset.element_spec)
-        for _ in range(metadata["iterators"]):
-            iter(self._data)
+        self._data.begin(metadata["iterators"])
         self._used = metadata.get("used_iterators", 0) - metadata["live"]
-        graph = graph_or_none(dataset)
+        graph = None if isinstance(self._data, ArrayBatches) else graph_or_none(dataset)
         if graph is not None and (late := late_shuffles(graph)):
             rewrite.begin_shuffles(graph, late, metadata.get("used_iterators", 0))
         self.epoch, self.step_in_epoch, self.steps = metadata["epoch"], metadata["step_in_epoch"], metadata["step"]
@@ -299,7 +293,7 @@ class Fit:
             if saved != self._begun:
                 raise self._different_data(f"its shuffle had begun {saved} times before the fit, now {self._begun}")
         if is_first and self.listeners:
-            self.reason = self.reason or _try_save(iterator)
+            self.reason = self.reason or ("" if isinstance(self._data, ArrayBatches) else _try_save(iterator))
             for listener in self.listeners:
                 self.guarded(listener.on_begin, self, default=None)
 
@@ -367,7 +361,7 @@ class Fit:
         callbacks = CallbackState(self.callbacks, self.model)
         snapshot.write_arrays(folder, {**variables, _CALLBACKS: callbacks.arrays})
         live, unpositioned = self._live_iterator, self.reason
-        if live is not None and not unpositioned:
+        if live is not None and not unpositioned and not isinstance(self._data, ArrayBatches):
             unpositioned = position.write(folder / _ITERATOR, live)
         reason = unpositioned or self.hidden_state or self._unsaved_validation or callbacks.unsaved
         parts = [part for part, values in variables.items() if values and part != RANDOM]
@@ -446,6 +440,9 @@ class Fit:
             return  # an epoch that begins with a new iterator
         self._epochs._steps_seen = metadata["steps_seen"] + taken
         self._drawn = metadata["drawn"]
+        if DATA in metadata["holds"] and isinstance(self._data, ArrayBatches):
+            self._feed_from(self._data.pass_from(metadata["iterators"], self._drawn))
+            return
         if DATA in metadata["holds"]:
             self._restored_data = rewrite.with_own_shuffles(self._data.dataset)
             iterator = self._iterator if self._restored_data is self._data.dataset else iter(self._restored_data)

@@ -32,9 +32,9 @@ def checkpointing(
 ) -> Iterator[Saving]:
     """Save an unmodified ``model.fit(data, ...)`` in the block, for `resume` (paper IV.C).
 
-    If the position in the data cannot be saved (a Python generator, arrays that Keras shuffles, random operations in a
-    map), a warning names the operation before training begins, and the checkpoints are not exact. An unseeded shuffle
-    gets a random seed, which is saved. Nothing is overwritten or removed.
+    If the position in the data cannot be saved (a Python generator, random operations in a map), a warning names the
+    operation before training begins, and the checkpoints are not exact. An unseeded shuffle gets a random seed, which
+    is saved. Nothing is overwritten or removed.
 
     Parameters
     ----------
