@@ -6,12 +6,13 @@ does not hold is how often its shuffles had begun: that can be counted only if e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
 from tpunb.tfdata.effects import effects_of
-from tpunb.tfdata.rewrite import is_reshuffling, unseeded_shuffles
+from tpunb.tfdata.rewrite import Rewriting, is_reshuffling, unseeded_shuffles
 from tpunb.tfdata.stages import Stage, constant, is_deterministic, stages, upstream
 
 _KINDS = (
@@ -103,6 +104,20 @@ def late_shuffles(graph: Any) -> list[str]:
     above = [stage for stage in pipeline if stage.kind.startswith("shuffle")]
     fed = {other.node for stage in above for other in upstream(stage, pipeline) if other is not stage}
     return [name for name in sorted(fed) if advances(nodes[name])]
+
+
+def buffered_bytes(graph: Any) -> int:
+    """Return the bytes of the elements in the buffers of shuffles, as far as their shapes are known."""
+    import tensorflow as tf
+
+    work, total = Rewriting(graph), 0
+    for stage in stages(graph):
+        if stage.kind in ("shuffle", "shuffle_and_repeat"):
+            types, shapes = work.element(stage.node)
+            sizes = [math.prod(max(dim.size, 0) for dim in shape.dim) for shape in shapes.list.shape]
+            widths = [tf.as_dtype(number).size for number in types.list.type]
+            total += max(work.number(stage.node, 1) or 0, 0) * sum(map(math.prod, zip(sizes, widths, strict=True)))
+    return total
 
 
 def advances(node: Any) -> bool:

@@ -92,6 +92,7 @@ class Saving:
         self._last = fit.steps
         try:
             self.saved.append(native.save(self.folder, fit.steps, fit.write, replacing=replacing))
+            fit.positions.moved(self.saved[-1].path)
             if self.saved[-1].reason and not self._has_warned:
                 self._has_warned = True
                 warnings.warn(f"resuming will not be exact. {self.saved[-1].reason}", stacklevel=2)
