@@ -20,6 +20,7 @@ from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.resume import resume
 from tpunb.errors import TpunbError
 from tpunb.profiler.capture import Schedule
+from tpunb.tfdata import graph
 from tpunb.training import fit_state, snapshot
 
 keras = pytest.importorskip("keras")
@@ -357,6 +358,18 @@ def test_data_without_a_readable_graph_are_not_exact(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="graph of the data cannot be read"), checkpointing(tmp_path):
         fit()
     assert not checkpoints(tmp_path)[0].exact
+
+
+def test_large_arrays_are_not_copied_where_memory_is_short(tmp_path, monkeypatch):
+    monkeypatch.setattr(graph, "MAX_ARRAY_BYTES", 1000)
+    monkeypatch.setattr(graph, "_COPIES", 1e15)
+    with pytest.warns(UserWarning, match=r"arrays of 0 MB, .*\(give the arrays to fit"), checkpointing(tmp_path):
+        fit()
+    assert not checkpoints(tmp_path)[0].exact
+    monkeypatch.setattr(graph, "MAX_ARRAY_BYTES", 10_000)
+    with checkpointing(tmp_path / "small"):
+        fit()
+    assert checkpoints(tmp_path / "small")[0].exact
 
 
 def test_only_checkpoints_of_tpunb_can_be_resumed(tmp_path):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from tpunb.tfdata.effects import effects_of
+from tpunb.tfdata.effects import CHECKS, effects_of, operations
 from tpunb.tfdata.rewrite import Rewriting, is_reshuffling, unseeded_shuffles
 from tpunb.tfdata.stages import Stage, constant, is_deterministic, stages, upstream
 
@@ -34,6 +34,8 @@ _REASONS = {
     "EagerPyFunc": "a Python function (py_function) feeds it",
     "RandomShuffle": "it is shuffled by an operation whose state cannot be saved",
     "DummySeedGenerator": "it is a shuffle inside interleave or flat_map",
+    "AssignVariableOp": "it changes a variable, as Keras' random layers do (put them into the model)",
+    "ReadVariableOp": "it reads a variable, whose value is not saved with the data (use a constant)",
     "RngReadAndSkip": "it draws from a tf.random.Generator",
 }
 
@@ -104,6 +106,13 @@ def late_shuffles(graph: Any) -> list[str]:
     above = [stage for stage in pipeline if stage.kind.startswith("shuffle")]
     fed = {other.node for stage in above for other in upstream(stage, pipeline) if other is not stage}
     return [name for name in sorted(fed) if advances(nodes[name])]
+
+
+def only_checks(graph: Any) -> bool:
+    """Return whether TensorFlow takes for state what only checks numbers: functions with such and no variables."""
+    functions = {function.signature.name: function for function in graph.library.function}
+    ops = {op for stage in stages(graph) for op in operations(functions, *stage.functions)}
+    return not ops.isdisjoint(CHECKS) and not any("Variable" in op or op.startswith("ResourceGather") for op in ops)
 
 
 def buffered_bytes(graph: Any) -> int:

@@ -18,8 +18,8 @@ from tpunb.errors import TpunbError
 from tpunb.signals import spending
 from tpunb.text import format_error
 from tpunb.tfdata import position, rewrite
-from tpunb.tfdata.graph import graph_or_none
-from tpunb.tfdata.restored import buffered_bytes, late_shuffles, not_restored, varies
+from tpunb.tfdata.graph import graph_or_none, too_large
+from tpunb.tfdata.restored import buffered_bytes, late_shuffles, not_restored, only_checks, varies
 from tpunb.training import constants, seeds, snapshot
 from tpunb.training.callbacks import CallbackState, restore_callbacks
 from tpunb.training.hidden_state import EagerStep, hidden_state
@@ -168,10 +168,11 @@ class Fit:
             return
         self._epochs, dataset = epochs, epochs._distributed_dataset
         from_program = isinstance(epochs.data_adapter, TFDatasetAdapter)
-        graph = graph_or_none(dataset) if from_program else None
+        self.reason = too_large(dataset) if from_program else ""
+        graph = graph_or_none(dataset) if from_program and not self.reason else None
         arrays = ArrayBatches.of(dataset, epochs.data_adapter)
         if from_program and graph is None:
-            self.reason = "the graph of the data cannot be read (larger than 2 GB, or distributed)"
+            self.reason = self.reason or "the graph of the data cannot be read (larger than 2 GB, or distributed)"
         elif arrays is not None:
             self._data_constants = arrays.fingerprint
             if arrays.needs_seed:
@@ -188,8 +189,10 @@ class Fit:
             self.owns_shuffles = all(node.name in names for node in rewrite.shuffles(graph))
             self._seeds = self.start.metadata["seeds"] if self.start else rewrite.draw_seeds(graph)
             self._check_seeds(len(unseeded))
-            self.positions = Positions(buffered_bytes(graph))
+            self.positions, checked = Positions(buffered_bytes(graph)), only_checks(graph)
             dataset = rewrite.seed_shuffles(dataset, graph, self._seeds)
+            if checked and not self.reason:
+                dataset = position.with_external_state_policy(dataset, "IGNORE")
             for listener in self.listeners:
                 dataset = self.guarded(listener.on_data, self, dataset, default=dataset)
         self._shuffles = position.seeded_shuffles(epochs._distributed_dataset) if graph is not None else []
