@@ -54,12 +54,13 @@ FITS = {
     "unbuilt": (lambda: rows().shuffle(20).batch(BATCH), {"unbuilt": True}),
     "augmented": (lambda: rows().shuffle(20).batch(BATCH), {"augmented": True}),
     "arrays": (None, {"shuffle": False}),
+    "shuffled arrays": (None, {}),
 }
 EVERY = {"repeated": 5, "unknown length": 3}
 """Steps from one checkpoint to the next, half an epoch or a third; of the others 6."""
 """By name: the data, and what else the fit is given."""
 
-QUICK = ("shuffled", "seeded", "repeated", "interleaved", "scheduled", "augmented")
+QUICK = ("shuffled", "seeded", "repeated", "interleaved", "scheduled", "augmented", "shuffled arrays")
 """Those that are resumed at every run of the tests."""
 
 

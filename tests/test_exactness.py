@@ -102,6 +102,38 @@ def twice(x, y):
     return 2 * x, y
 
 
+def checked(x, y):
+    return tf.debugging.check_numerics(x, "not a number"), y
+
+
+def by_numpy(x, y):
+    return tf.ensure_shape(tf.numpy_function(np.negative, [x], "float32", stateful=False), (3,)), y
+
+
+@pytest.mark.parametrize("function", [checked, by_numpy])
+def test_functions_that_compute_from_their_input_alone_resume_exactly(tmp_path, function):
+    resumes(tmp_path, lambda: trained(rows().map(function).shuffle(9).batch(BATCH).prefetch(2)))
+
+
+def test_a_check_of_numbers_does_not_hide_a_variable(tmp_path):
+    scale = tf.Variable(2.0)
+    data = rows().map(checked).map(lambda x, y: (x * scale, y)).batch(BATCH)
+    refuses(tmp_path, lambda: trained(data, epochs=2), "ReadVariableOp: it reads a variable, whose value is not saved")
+
+
+def test_a_random_layer_in_the_data_is_refused_with_a_way_out(tmp_path):
+    noise = keras.layers.GaussianNoise(0.1)
+
+    def noisy(x, y):
+        return noise(x, training=True), y
+
+    refuses(
+        tmp_path,
+        lambda: trained(rows().map(noisy).batch(BATCH), epochs=2),
+        "AssignVariableOp: it changes a variable, as Keras' random layers do (put them into the model) (in map:1(",
+    )
+
+
 def within():
     return tf.data.Dataset.range(4).shuffle(4, seed=2).repeat(3).interleave(lambda at: rows().skip(8 * at).take(8))
 

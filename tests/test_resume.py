@@ -20,6 +20,7 @@ from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.resume import resume
 from tpunb.errors import TpunbError
 from tpunb.profiler.capture import Schedule
+from tpunb.tfdata import graph
 from tpunb.training import fit_state, snapshot
 
 keras = pytest.importorskip("keras")
@@ -173,14 +174,6 @@ def test_a_stateful_op_in_the_data_warns_before_training(tmp_path, op):
     assert {each.exact for each in checkpoints(tmp_path)} == {False}
 
 
-def test_shuffled_arrays_cannot_be_exact(tmp_path):
-    with pytest.warns(UserWarning, match="RandomShuffle: arrays are shuffled"), checkpointing(tmp_path, every=5):
-        small().fit(*arrays(), batch_size=BATCH, verbose=0)
-    one = checkpoints(tmp_path)[0]
-    assert (one.exact, one.holds) == (False, ("weights", "optimizer", "metrics", "random state"))
-    assert one.reason.startswith("RandomShuffle: ")
-
-
 def test_a_stateful_op_warns_even_if_the_options_ignore_it(tmp_path):
     options = tf.data.Options()
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
@@ -269,6 +262,43 @@ def test_a_new_phase_is_saved_at_the_next_step(tmp_path):
     assert [one.step for one in saved.saved] == [5]
 
 
+def phase_at(*steps):
+    """Return a callback that reports a new phase at some steps."""
+
+    def begin(batch, logs=None):
+        if batch in steps:
+            signals.phase_opened.send(1)
+
+    return keras.callbacks.LambdaCallback(on_train_batch_begin=begin)
+
+
+@pytest.mark.parametrize(
+    ("phases", "at_phases", "steps"),
+    [((), False, [11, 12]), ((4,), False, [4, 5, 11, 12]), ((4, 7), True, [5, 8])],
+)
+def test_the_last_checkpoints_and_those_of_phases_are_kept(tmp_path, phases, at_phases, steps):
+    every = None if at_phases else 1
+    with (
+        warnings.catch_warnings(),
+        signals.spent.connect(lambda spent: None),
+        checkpointing(tmp_path, every=every, at_phases=at_phases, keep=2) as saving,
+    ):
+        whole = fit(callbacks=[phase_at(*phases)])
+    found = checkpoints(tmp_path)
+    assert [one.step for one in found] == [one.step for one in saving.saved] == steps
+    with resume(found[0]):
+        again = fit(callbacks=[phase_at(*phases)])
+    for one, other in zip(whole.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_checkpoints_of_other_blocks_are_not_removed(tmp_path):
+    for keep in (None, 1):
+        with checkpointing(tmp_path, every=6, keep=keep):
+            fit()
+    assert sorted(one.path.name for one in checkpoints(tmp_path)) == ["tpunb-12", "tpunb-12-2", "tpunb-6"]
+
+
 def test_a_phase_detected_by_a_capture_is_saved(tmp_path):
     schedule = Schedule.fixed(0.1, 0.15)
     data = rows().repeat(40).batch(BATCH)
@@ -328,6 +358,18 @@ def test_data_without_a_readable_graph_are_not_exact(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="graph of the data cannot be read"), checkpointing(tmp_path):
         fit()
     assert not checkpoints(tmp_path)[0].exact
+
+
+def test_large_arrays_are_not_copied_where_memory_is_short(tmp_path, monkeypatch):
+    monkeypatch.setattr(graph, "MAX_ARRAY_BYTES", 1000)
+    monkeypatch.setattr(graph, "_COPIES", 1e15)
+    with pytest.warns(UserWarning, match=r"arrays of 0 MB, .*\(give the arrays to fit"), checkpointing(tmp_path):
+        fit()
+    assert not checkpoints(tmp_path)[0].exact
+    monkeypatch.setattr(graph, "MAX_ARRAY_BYTES", 10_000)
+    with checkpointing(tmp_path / "small"):
+        fit()
+    assert checkpoints(tmp_path / "small")[0].exact
 
 
 def test_only_checkpoints_of_tpunb_can_be_resumed(tmp_path):
@@ -403,6 +445,8 @@ def test_bfloat16_arrays_keep_their_bits(tmp_path):
 def test_wrong_arguments_are_errors(tmp_path):
     with pytest.raises(ValueError, match="every parameter of checkpointing must be an int of 1 or more"):
         checkpointing(tmp_path, every=0).__enter__()
+    with pytest.raises(ValueError, match="keep parameter of checkpointing must be an int of 1 or more"):
+        checkpointing(tmp_path, keep=0).__enter__()
     with pytest.raises(TypeError, match="at_phases"):
         checkpointing(tmp_path, at_phases=3).__enter__()
     with pytest.raises(TpunbError, match="is not on this machine"):

@@ -26,8 +26,9 @@ _SOURCES = (
     "TextLineDataset FixedLengthRecordDataset FixedLengthRecordDatasetV2 CSVDataset CSVDatasetV2 LMDBDataset "
     "GeneratorDataset CacheDatasetV2 DummyMemoryCache"
 )
-_CHECKS = "Assert CheckNumerics CheckNumericsV2 StatelessRandomGetAlg"
-_HARMLESS = set(f"{_READS} {_CALLS} {_SOURCES} {_CHECKS}".split())
+CHECKS = frozenset({"CheckNumerics", "CheckNumericsV2"})
+"""Operations that fail for some numbers and do nothing else; TensorFlow refuses to save a position above them."""
+_HARMLESS = CHECKS | set(f"{_READS} {_CALLS} {_SOURCES} Assert StatelessRandomGetAlg".split())
 """Operations that are stateful in the registry only since what they read or call may be."""
 
 _DRAWS = ("Random", "Sample", "Multinomial", "TruncatedNormal", "SeedGenerator", "CandidateSampler")
@@ -85,7 +86,7 @@ def effects_of(functions: dict[str, Any], *names: str) -> Effects:
     """Return the effects of functions, by name in the library of a GraphDef, and of all that they call."""
     ops: dict[str, set[str]] = {"draws": set(), "keeps": set(), "prints": set(), "unknown": set(), "python": set()}
     registered = False
-    for op in _ops(functions, names):
+    for op in operations(functions, *names):
         registered = registered or (op not in _STILL_PARALLEL and getattr(op_def(op), "is_stateful", False))
         if (effect := _effect(op)) is not None:
             ops[effect].add(op)
@@ -104,7 +105,7 @@ def called_functions(node: Any) -> list[str]:
     return single + [function.name for functions in lists for function in functions]
 
 
-def _ops(functions: dict[str, Any], names: tuple[str, ...]) -> Iterator[str]:
+def operations(functions: dict[str, Any], *names: str) -> Iterator[str]:
     """Yield the operations of functions and of all that they call; a missing function by its name."""
     todo, seen = [*names], set(names)
     while todo:

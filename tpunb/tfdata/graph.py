@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import psutil
+
 from tpunb.errors import TpunbError, need, wrong
 from tpunb.text import format_error
 
@@ -17,6 +19,9 @@ AUTOTUNE = -1
 
 MAX_ARRAY_BYTES = 200_000_000
 """Largest arrays in a pipeline that is converted: larger graphs take many seconds, and 2 GB is their limit."""
+
+_COPIES = 3
+"""Copies of its arrays that converting a pipeline makes."""
 
 _HINT = "set its parameters by hand; the rest of tpunb works without"
 
@@ -69,6 +74,21 @@ def graph_or_none(dataset: Any) -> Any:
         return _serialise(dataset)
     except (tf.errors.OpError, AttributeError, TypeError, ValueError):
         return None
+
+
+def too_large(dataset: Any) -> str:
+    """Return a sentence that says why a dataset should not be converted: copies of its arrays would fill memory."""
+    try:
+        size = array_bytes(dataset)
+    except AttributeError:  # distributed
+        return ""
+    available = psutil.virtual_memory().available
+    if size < MAX_ARRAY_BYTES or _COPIES * size < available / 2:
+        return ""
+    return (
+        f"the data hold arrays of {size / 1e6:,.0f} MB, of which {_COPIES} copies are made to read their graph, with "
+        f"{available / 1e6:,.0f} MB of memory available (give the arrays to fit as x and y, or read them from files)"
+    )
 
 
 def from_graph(graph: Any, spec: Any) -> Any:

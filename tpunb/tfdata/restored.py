@@ -6,12 +6,13 @@ does not hold is how often its shuffles had begun: that can be counted only if e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from tpunb.tfdata.effects import effects_of
-from tpunb.tfdata.rewrite import is_reshuffling, unseeded_shuffles
+from tpunb.tfdata.effects import CHECKS, effects_of, operations
+from tpunb.tfdata.rewrite import Rewriting, is_reshuffling, unseeded_shuffles
 from tpunb.tfdata.stages import Stage, constant, is_deterministic, stages, upstream
 
 _KINDS = (
@@ -31,8 +32,10 @@ _REASONS = {
     "GeneratorDataset": "a Python function (from_generator) feeds it",
     "PyFunc": "a Python function (from_generator, numpy_function, or a Keras PyDataset) feeds it",
     "EagerPyFunc": "a Python function (py_function) feeds it",
-    "RandomShuffle": "arrays are shuffled by an operation whose state cannot be saved",
+    "RandomShuffle": "it is shuffled by an operation whose state cannot be saved",
     "DummySeedGenerator": "it is a shuffle inside interleave or flat_map",
+    "AssignVariableOp": "it changes a variable, as Keras' random layers do (put them into the model)",
+    "ReadVariableOp": "it reads a variable, whose value is not saved with the data (use a constant)",
     "RngReadAndSkip": "it draws from a tf.random.Generator",
 }
 
@@ -103,6 +106,27 @@ def late_shuffles(graph: Any) -> list[str]:
     above = [stage for stage in pipeline if stage.kind.startswith("shuffle")]
     fed = {other.node for stage in above for other in upstream(stage, pipeline) if other is not stage}
     return [name for name in sorted(fed) if advances(nodes[name])]
+
+
+def only_checks(graph: Any) -> bool:
+    """Return whether TensorFlow takes for state what only checks numbers: functions with such and no variables."""
+    functions = {function.signature.name: function for function in graph.library.function}
+    ops = {op for stage in stages(graph) for op in operations(functions, *stage.functions)}
+    return not ops.isdisjoint(CHECKS) and not any("Variable" in op or op.startswith("ResourceGather") for op in ops)
+
+
+def buffered_bytes(graph: Any) -> int:
+    """Return the bytes of the elements in the buffers of shuffles, as far as their shapes are known."""
+    import tensorflow as tf
+
+    work, total = Rewriting(graph), 0
+    for stage in stages(graph):
+        if stage.kind in ("shuffle", "shuffle_and_repeat"):
+            types, shapes = work.element(stage.node)
+            sizes = [math.prod(max(dim.size, 0) for dim in shape.dim) for shape in shapes.list.shape]
+            widths = [tf.as_dtype(number).size for number in types.list.type]
+            total += max(work.number(stage.node, 1) or 0, 0) * sum(map(math.prod, zip(sizes, widths, strict=True)))
+    return total
 
 
 def advances(node: Any) -> bool:

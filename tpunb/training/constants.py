@@ -17,6 +17,22 @@ def of_data(graph: Any) -> str:
     return _digest(map(_of_node, _constants(graph)))
 
 
+def of_arrays(tensors: Iterable[Any], about: str) -> str:
+    """Return a fingerprint of arrays, of large ones from samples, and of a text about their use."""
+    import tensorflow as tf
+
+    def sample(tensor: Any) -> bytes:
+        if tensor.shape.rank:
+            count, size = len(tensor), max(1, tensor.shape.num_elements() * tensor.dtype.size)
+            rows = max(1, min(count, _WHOLE * count // size))
+            tensor = tf.gather(tensor, np.linspace(0, max(count - 1, 0), rows if count else 0, dtype=np.int64))
+        return bytes(tf.io.serialize_tensor(tensor).numpy())
+
+    with tf.device("/cpu:0"):
+        facts = [f"{tensor.dtype.name}{tensor.shape}".encode() + _sample(sample(tensor)) for tensor in tensors]
+    return _digest([about.encode(), *facts])
+
+
 def of_step(function: Any, iterator: Any) -> str:
     """Return a fingerprint of the constants that a compiled step computes with; "" for another function.
 

@@ -18,17 +18,16 @@ from tpunb.errors import TpunbError
 from tpunb.signals import spending
 from tpunb.text import format_error
 from tpunb.tfdata import position, rewrite
-from tpunb.tfdata.graph import graph_or_none
-from tpunb.tfdata.restored import late_shuffles, not_restored, varies
+from tpunb.tfdata.graph import graph_or_none, too_large
+from tpunb.tfdata.restored import buffered_bytes, late_shuffles, not_restored, only_checks, varies
 from tpunb.training import constants, seeds, snapshot
 from tpunb.training.callbacks import CallbackState, restore_callbacks
 from tpunb.training.fingerprints import Diverged, Fingerprints, OnDivergence, Resumed
 from tpunb.training.hidden_state import EagerStep, hidden_state
 from tpunb.training.model_build import build
+from tpunb.training.passes import ArrayBatches, CountingDataset
+from tpunb.training.positions import ITERATOR, Positions
 from tpunb.training.state import DATA, METRICS, RANDOM, assign, to_numpy, variables_by_part
-
-_ITERATOR = "iterator"
-"""Prefix of the files of a ``tf.data`` iterator."""
 
 _CALLBACKS = "callbacks"
 """Part of the arrays that callbacks keep."""
@@ -113,22 +112,6 @@ class Listener(Protocol):
         """
 
 
-class CountingDataset:
-    """A dataset that counts its iterators: with each, its shuffles proceed to another order."""
-
-    def __init__(self, dataset: Any, iterators: int = 0) -> None:
-        self.dataset, self.iterators = dataset, iterators
-        self.is_creating = False
-
-    def __iter__(self) -> Iterator[Any]:
-        self.iterators += 1
-        self.is_creating = True
-        try:
-            return iter(self.dataset)
-        finally:
-            self.is_creating = False
-
-
 @dataclass(eq=False)
 class Fit:
     """A call of ``fit`` and its position."""
@@ -149,6 +132,7 @@ class Fit:
     _epochs: Any = None  # Keras' iterator over epochs
     _data: CountingDataset = field(default_factory=lambda: CountingDataset(()))
     _seeds: list[int] = field(default_factory=list)  # of the shuffles that had none
+    positions: Positions = field(default_factory=Positions)
     _iterator: Any = None  # feeds the steps
     _drawn: int = 0  # batches taken from it
     _shuffles: list[Any] = field(default_factory=list)  # of the program's data that others may begin too
@@ -190,9 +174,17 @@ class Fit:
             return
         self._epochs, dataset = epochs, epochs._distributed_dataset
         from_program = isinstance(epochs.data_adapter, TFDatasetAdapter)
-        graph = graph_or_none(dataset) if from_program else None
+        self.reason = too_large(dataset) if from_program else ""
+        graph = graph_or_none(dataset) if from_program and not self.reason else None
+        arrays = ArrayBatches.of(dataset, epochs.data_adapter)
         if from_program and graph is None:
-            self.reason = "the graph of the data cannot be read (larger than 2 GB, or distributed)"
+            self.reason = self.reason or "the graph of the data cannot be read (larger than 2 GB, or distributed)"
+        elif arrays is not None:
+            self._data_constants = arrays.fingerprint
+            if arrays.needs_seed:
+                self._seeds = self.start.metadata["seeds"] if self.start else [arrays.seed]
+                self._check_seeds(1)
+                (arrays.seed,) = self._seeds
         elif not from_program and position.ignores_external_state(dataset):
             self.reason = _try_save(position.with_external_state_policy(dataset, "FAIL"))
         if graph is not None:
@@ -202,29 +194,41 @@ class Fit:
             names = {node.name for node in unseeded}
             self.owns_shuffles = all(node.name in names for node in rewrite.shuffles(graph))
             self._seeds = self.start.metadata["seeds"] if self.start else rewrite.draw_seeds(graph)
-            if len(self._seeds) != len(unseeded):
-                raise self._different_data(f"{len(self._seeds)} unseeded shuffles were saved, now {len(unseeded)}")
+            self._check_seeds(len(unseeded))
+            self.positions, checked = Positions(buffered_bytes(graph)), only_checks(graph)
             dataset = rewrite.seed_shuffles(dataset, graph, self._seeds)
+            if checked and not self.reason:
+                dataset = position.with_external_state_policy(dataset, "IGNORE")
             for listener in self.listeners:
                 dataset = self.guarded(listener.on_data, self, dataset, default=dataset)
         self._shuffles = position.seeded_shuffles(epochs._distributed_dataset) if graph is not None else []
-        self._data = epochs._distributed_dataset = CountingDataset(dataset)
+        self._data = epochs._distributed_dataset = arrays or CountingDataset(dataset)
         self.steps = 0 if self.model.optimizer is None else int(to_numpy([self.model.optimizer.iterations])[0])
         if self.start is not None:
             self._begin_at(self.start.metadata, dataset)
 
+    def _check_seeds(self, shuffles: int) -> None:
+        if len(self._seeds) != shuffles:
+            raise self._different_data(f"{len(self._seeds)} unseeded shuffles were saved, now {shuffles}")
+
     def _begin_at(self, metadata: Mapping[str, Any], dataset: Any) -> None:
         self.restore_due = self._data_due = True
         build(self.model, dataset.element_spec)
-        for _ in range(metadata["iterators"]):
-            iter(self._data)
+        self._data.begin(metadata["iterators"])
         self._used = metadata.get("used_iterators", 0) - metadata["live"]
-        graph = graph_or_none(dataset)
+        graph = None if isinstance(self._data, ArrayBatches) else graph_or_none(dataset)
         if graph is not None and (late := late_shuffles(graph)):
-            rewrite.begin_shuffles(graph, late, metadata.get("used_iterators", 0))
+            drawn_again = metadata["drawn"] > 0 and not self._is_written
+            rewrite.begin_shuffles(graph, late, metadata.get("used_iterators", 0) - drawn_again)
         self.epoch, self.step_in_epoch, self.steps = metadata["epoch"], metadata["step_in_epoch"], metadata["step"]
         if self._epochs._num_batches is None:  # data of unknown length, which the first epoch has counted
             self._epochs._num_batches = metadata["batches"]
+
+    @property
+    def _is_written(self) -> bool:
+        """Whether the checkpoint has the state of an iterator."""
+        assert self.start is not None
+        return any(self.start.folder.glob(f"{ITERATOR}.*"))
 
     def begin_epoch(self, epoch: int, callbacks: Sequence[Any]) -> None:
         """Handle the begin of an epoch, before its callbacks: they may set the learning rate."""
@@ -309,13 +313,14 @@ class Fit:
         """Use a new iterator; of the first, check whether its position can be saved."""
         is_first, self._iterator, self._drawn = self._iterator is None, iterator, 0
         self._used += 1
+        self.positions.begin()
         if is_first and self._shuffles:
             self._begun = max(position.begun(iterator), default=self._data.iterators) - self._data.iterators
             saved = self._begun if self.start is None else self.start.metadata.get("begun", self._begun)
             if saved != self._begun:
                 raise self._different_data(f"its shuffle had begun {saved} times before the fit, now {self._begun}")
         if is_first and self.listeners:
-            self.reason = self.reason or _try_save(iterator)
+            self.reason = self.reason or ("" if isinstance(self._data, ArrayBatches) else _try_save(iterator))
             for listener in self.listeners:
                 self.guarded(listener.on_begin, self, default=None)
 
@@ -385,9 +390,10 @@ class Fit:
         variables = {part: to_numpy(each) for part, each in _variables(self.model).items()}
         callbacks = CallbackState(self.callbacks, self.model)
         snapshot.write_arrays(folder, {**variables, _CALLBACKS: callbacks.arrays})
-        live, unpositioned = self._live_iterator, self.reason
-        if live is not None and not unpositioned:
-            unpositioned = position.write(folder / _ITERATOR, live)
+        live, unpositioned, facts = self._live_iterator, self.reason, dict[str, Any]()
+        drawn = self._drawn if live is not None and live is self._iterator else 0
+        if live is not None and not unpositioned and not isinstance(self._data, ArrayBatches):
+            unpositioned, facts = self.positions.write(folder, live, drawn)
         reason = unpositioned or self.hidden_state or self._unsaved_validation or callbacks.unsaved
         if not reason and self._trainable != _trainable(self.model):
             reason = f"{_UNFROZEN} ({_UNFREEZE})"
@@ -406,7 +412,8 @@ class Fit:
             "trainable": self._trainable,
             "fingerprints": self.fingerprints.name,
             "live": live is not None,
-            "drawn": self._drawn if live is not None and live is self._iterator else 0,
+            "drawn": drawn,
+            "position": facts,
             "steps_seen": self._epochs._steps_seen,
             "batches": self._epochs._num_batches,
             "seeds": self._seeds,
@@ -469,14 +476,21 @@ class Fit:
             return  # an epoch that begins with a new iterator
         self._epochs._steps_seen = metadata["steps_seen"] + taken
         self._drawn = metadata["drawn"]
-        if DATA in metadata["holds"]:
+        draws, is_positioned = self._drawn, DATA in metadata["holds"]
+        if is_positioned and isinstance(self._data, ArrayBatches):
+            self._feed_from(self._data.pass_from(metadata["iterators"], self._drawn))
+            return
+        if is_positioned and self._is_written:
             self._restored_data = rewrite.with_own_shuffles(self._data.dataset)
             iterator = self._iterator if self._restored_data is self._data.dataset else iter(self._restored_data)
-            position.read(folder / _ITERATOR, iterator)
+            position.read(folder / ITERATOR, iterator)
             self._feed_from(iterator)
-            return
+            draws = metadata.get("position", {}).get("redraw", 0)
+            self.positions.begin(folder, self._drawn - draws, metadata.get("position", {}).get("seconds", 0))
+        elif is_positioned:
+            self.positions.begin(seconds=metadata["position"]["seconds"])
         try:
-            for _ in range(self._drawn):
+            for _ in range(draws):
                 next(self._iterator)
         except (tf.errors.OpError, StopIteration) as error:
             raise self._different_data(f"it ends before batch {self._drawn}") from error
@@ -504,4 +518,4 @@ def _trainable(model: Any) -> list[bool]:
 def _try_save(data: Any) -> str:
     """Save the position in some data to a temporary folder; return why it cannot be saved, or ""."""
     with TemporaryDirectory() as folder:
-        return position.write(Path(folder) / _ITERATOR, iter(data))
+        return position.write(Path(folder) / ITERATOR, iter(data))

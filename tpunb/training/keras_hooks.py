@@ -14,7 +14,8 @@ from typing import Any
 
 from tpunb.errors import TpunbError, need
 from tpunb.training import seeds
-from tpunb.training.fit_state import CountingDataset, Fit, FitStart, Listener
+from tpunb.training.fit_state import Fit, FitStart, Listener
+from tpunb.training.passes import CountingDataset
 from tpunb.training.patching import replaced
 
 _HINT = "save a custom loop with tpunb.checkpoint.save"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
@@ -31,12 +31,13 @@ def checkpointing(
     *,
     every: int | None = None,
     at_phases: bool = False,
+    keep: int | None = None,
 ) -> Iterator[Saving]:
     """Save an unmodified ``model.fit(data, ...)`` in the block, for `resume` (paper IV.C).
 
-    If the position in the data cannot be saved (a Python generator, arrays that Keras shuffles, random operations in a
-    map), a warning names the operation before training begins, and the checkpoints are not exact. An unseeded shuffle
-    gets a random seed, which is saved. Nothing is overwritten or removed.
+    If the position in the data cannot be saved (a Python generator, random operations in a map), a warning names the
+    operation before training begins, and the checkpoints are not exact. An unseeded shuffle gets a random seed, which
+    is saved. Nothing is overwritten, and without `keep` nothing is removed.
 
     Parameters
     ----------
@@ -47,23 +48,27 @@ def checkpointing(
     at_phases
         Whether to save at the first step after the surrounding capture detects a new phase; without a capture, a
         warning is given.
+    keep
+        Number of checkpoints of the block to keep: the last ones, and besides, of each phase that the surrounding
+        capture detects, those before and after its begin. By default all are kept.
 
     Raises
     ------
     ValueError
-        When `every` is not an int of 1 or more.
+        When `every` or `keep` is not an int of 1 or more.
     TpunbError
         Keras runs on another backend than TensorFlow, or its internals have changed.
     """
     if every is not None:
         every = whole("checkpointing", "every", every, 1)
+    if keep is not None:
+        keep = whole("checkpointing", "keep", keep, 1)
     if not isinstance(at_phases, bool):
         raise TypeError(f"The at_phases parameter of checkpointing must be a bool. Got {at_phases!r} instead.")
     if "://" in os.fspath(dir):
         raise TpunbError(f"{os.fspath(dir)} is not on this machine", hint="save to a local folder, and copy it there")
-    saving = Saving(Path(dir), every, at_phases=at_phases)
-    phases = signals.phase_opened.connect(saving.on_phase) if at_phases else nullcontext()
-    with phases, keras_hooks.listening(saving):
+    saving = Saving(Path(dir), every, at_phases=at_phases, keep=keep)
+    with signals.phase_opened.connect(saving.on_phase), keras_hooks.listening(saving):
         yield saving
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 import warnings
@@ -26,20 +27,23 @@ class Saving:
         Number of steps between checkpoints; None for no such checkpoints.
     at_phases
         Whether to save when a phase begins. Without either, each end of an epoch is saved.
+    keep
+        Number of last checkpoints that are kept, beside those before and after the begin of a phase; None for all.
 
     Attributes
     ----------
     saved
-        Checkpoints so far.
+        Checkpoints so far, without those that were removed.
     seconds
         Time spent on saving.
     """
 
-    def __init__(self, folder: Path, every: int | None, *, at_phases: bool) -> None:
-        self.folder, self.every, self.at_phases = folder, every, at_phases
+    def __init__(self, folder: Path, every: int | None, *, at_phases: bool, keep: int | None = None) -> None:
+        self.folder, self.every, self.at_phases, self.keep = folder, every, at_phases, keep
         self.saved: list[Checkpoint] = []
         self.seconds = 0.0
         self._phase_began = threading.Event()
+        self._of_phases = set[Path]()  # checkpoints that are kept
         self._last = 0  # step of the last checkpoint, or the first step
         self._has_failed = False
         self._has_warned = False  # that resuming will not be exact
@@ -48,7 +52,7 @@ class Saving:
         return f"Saving({plain(str(self.folder))}, {plural(len(self.saved), 'checkpoint')}, {self.seconds:.2f} s)"
 
     def on_phase(self, phase: int) -> None:
-        """Save at the next step: a phase has begun."""
+        """Note that a phase has begun: save at the next step, or keep the checkpoints before and after."""
         self._phase_began.set()
 
     def on_data(self, fit: Fit, data: Any) -> Any:
@@ -81,18 +85,24 @@ class Saving:
     def _is_due(self, fit: Fit) -> bool:
         if self.every is None and not self.at_phases:
             return fit.step_in_epoch == 0
-        if self._phase_began.is_set():
+        if self.at_phases and self._phase_began.is_set():
             return True
         return self.every is not None and fit.steps // self.every > self._last // self.every
 
     def _save(self, fit: Fit, *, replacing: Path | None = None) -> None:
         """Save; an error, as of a full disk, does not end the training."""
         begun = time.perf_counter()
+        of_phase, before = self._phase_began.is_set(), [one.path for one in self.saved[-1:]]
         self._phase_began.clear()
         self._last = fit.steps
         try:
             self.saved.append(native.save(self.folder, fit.steps, fit.write, replacing=replacing))
             fit.fingerprints.begin(self.folder)
+            fit.positions.moved(self.saved[-1].path)
+            if of_phase:
+                self._of_phases.update([*before, self.saved[-1].path])
+            if self.keep is not None:
+                self._remove(self.keep)
             if self.saved[-1].reason and not self._has_warned:
                 self._has_warned = True
                 warnings.warn(f"resuming will not be exact. {self.saved[-1].reason}", stacklevel=2)
@@ -103,3 +113,10 @@ class Saving:
                 warnings.warn(f"step {fit.steps} was not saved, and training continues: {problem}", stacklevel=2)
         finally:
             self.seconds += time.perf_counter() - begun
+
+    def _remove(self, keep: int) -> None:
+        """Remove the checkpoints of the block but the last ones and those of phases."""
+        with signals.spending("checkpoint save", "tpunb"):
+            for one in [one for one in self.saved if one.path not in self._of_phases][:-keep]:
+                shutil.rmtree(one.path)
+                self.saved.remove(one)

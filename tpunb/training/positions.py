@@ -1,0 +1,78 @@
+"""Positions in the data of a fit on disk: with the contents of buffers, or of large ones, with the batches drawn since.
+
+What the batches are is known: a position is saved only of data that give the same elements again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from tpunb.tfdata import position
+
+ITERATOR = "iterator"
+"""Prefix of the files of a ``tf.data`` iterator."""
+
+LARGE = 4_000_000
+"""Bytes of a position that is not written into every checkpoint."""
+
+_SHARE = 0.01
+"""Share of the time since the last position with its buffers that writing another one may take."""
+
+_RATE = 1.5e8
+"""Bytes of buffers that are assumed to be written in a second, before the first are."""
+
+
+class Positions:
+    """Positions of the iterator that feeds a fit.
+
+    Parameters
+    ----------
+    buffered
+        Bytes in the buffers of the data, as far as they are known.
+    """
+
+    def __init__(self, buffered: int = 0) -> None:
+        self._is_large, self._cost = buffered > LARGE, buffered / _RATE
+        self.begin()
+
+    def begin(self, saved: Path | None = None, drawn: int = 0, seconds: float = 0.0) -> None:
+        """Follow a new iterator; one that was restored had `drawn` batches in `saved`, `seconds` of training before."""
+        self._saved, self._drawn, self._since = saved, drawn, time.monotonic() - seconds
+
+    def write(self, folder: Path, iterator: Any, drawn: int) -> tuple[str, dict[str, Any]]:
+        """Write the position of an iterator from which some batches were drawn.
+
+        Return why it cannot be written, or "", and its metadata: "redraw", the batches to draw after what is written
+        is read, or from the beginning of the iterator if nothing is, and "seconds" for which they were drawn.
+        """
+        seconds = time.monotonic() - self._since
+        if self._is_large and not drawn:
+            return "", {"redraw": 0, "seconds": 0.0}
+        if self._is_large and seconds < self._cost / _SHARE and self._link(folder):
+            return "", {"redraw": drawn - self._drawn, "seconds": seconds}
+        begun = time.monotonic()
+        if reason := position.write(folder / ITERATOR, iterator):
+            return reason, {}
+        self._cost = time.monotonic() - begun
+        self._is_large |= sum(path.stat().st_size for path in folder.glob(f"{ITERATOR}.*")) > LARGE
+        self.begin(folder, drawn)
+        return "", {"redraw": 0, "seconds": 0.0}
+
+    def moved(self, folder: Path) -> None:
+        """Follow a checkpoint, in whose folder the last position was written, to its final one."""
+        if self._saved is not None:
+            self._saved = folder
+
+    def _link(self, folder: Path) -> bool:
+        """Give a checkpoint the files of the last one, without more space; return whether none is missing."""
+        files = [] if self._saved is None else [*self._saved.glob(f"{ITERATOR}.*")]
+        for file in files:
+            try:
+                os.link(file, folder / file.name)
+            except OSError:  # of a filesystem without links
+                shutil.copyfile(file, folder / file.name)
+        return bool(files) or self._saved is None
