@@ -203,6 +203,23 @@ def test_unknown_fields_are_null_in_the_frame():
 # ---- arguments
 
 
+@pytest.mark.parametrize("data", [at_hand, lambda: (np.zeros((64, 4), "f"), np.zeros((64, 1), "f"))])
+def test_a_model_and_its_data_are_tuned(data):
+    model = little()
+    before = [weight.tolist() for weight in model.get_weights()]
+    found = tune(model, data(), budget=Budget(60, trials=1))
+    assert [trial.verdict for trial in found.trials] == ["default"]
+    assert found.trials[0].equal
+    assert [weight.tolist() for weight in model.get_weights()] == before
+
+
+def test_data_of_a_model_alone_are_asked_for():
+    with pytest.raises(TypeError, match="a model followed by its data"):
+        tune(little())
+    with pytest.raises(TypeError, match="data parameter"):
+        tune(job(), at_hand())
+
+
 def test_the_budget_is_a_part_of_the_run():
     run = phases(toy_steps("aaabbb"))
     assert _budget(None, run).seconds == pytest.approx(0.05 * 9e-3)

@@ -16,6 +16,7 @@ import polars as pl
 from tpunb.errors import TpunbError
 from tpunb.text import plain, plural
 from tpunb.tfdata.graph import AUTOTUNE
+from tpunb.tuning.arrays import are_arrays, shuffled
 from tpunb.tuning.grain import GrainPipeline, is_grain
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
@@ -243,7 +244,8 @@ class Tuning:
         Parameters
         ----------
         data
-            Dataset made like the one that was tuned, of ``tf.data`` or of Grain.
+            Dataset made like the one that was tuned, of ``tf.data`` or of Grain; or the tuple of arrays, of which the
+            batches are returned, shuffled as ``fit`` does.
 
         Raises
         ------
@@ -252,6 +254,8 @@ class Tuning:
         """
         if not self.best:
             return data
+        if are_arrays(data):
+            return shuffled(data, self.best)
         return GrainPipeline(data).build(self.best) if is_grain(data) else Pipeline(data).in_place(self.best)
 
     def as_code(self) -> str:

@@ -81,7 +81,8 @@ class TrialRunner:
         window: int | None = None,
     ) -> None:
         if not isinstance(job, Job):
-            raise wrong("tune", "job", "be a Job", job, hint="tpunb.Job(build), where build() returns (model, data)")
+            hint = "tp.tune(model, data), or tp.tune(tp.Job(build)), where build() returns (model, data)"
+            raise wrong("tune", "job", "be a Job, or a model followed by its data", job, hint=hint)
         self.job, self.start = job, _checked(job, start)
         if isinstance(start, LivePosition):
             sizes = trial_sizes(start.seconds)

@@ -31,7 +31,8 @@ _CORES = os.cpu_count() or 1
 
 
 def tune(
-    job: Job,
+    job: Any,
+    data: Any = None,
     *,
     start: CheckpointPath | None = None,
     search: Search | None = None,
@@ -48,7 +49,9 @@ def tune(
     Parameters
     ----------
     job
-        Job to tune.
+        `Job` to tune; or a compiled Keras model, with its data.
+    data
+        The model's ``tf.data.Dataset``, or its arrays (x, y): ``tune(model, data)`` is ``tune(Job((model, data)))``.
     start
         Checkpoint of its ``fit``, of `tpunb.checkpoint.checkpointing`; None for the beginning.
     search
@@ -67,6 +70,10 @@ def tune(
     TpunbError
         If the checkpoint does not hold all state that a trial needs, or the job cannot be run as ``fit`` would.
     """
+    if data is not None:
+        if isinstance(job, Job):
+            raise wrong("tune", "data", "be omitted: the Job holds its data", type(data).__name__)
+        job = Job((job, data))
     tuner = Tuner(job, start, search or model_based, _budget(budget, phases), Journal(folder))
     if phases is not None:
         phase = hot_phase(phases)
