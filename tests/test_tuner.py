@@ -98,7 +98,7 @@ def test_where_nothing_waits_it_stops_at_once():
     one = Job(lambda: (little(), at_hand()), step=lambda model, batch: [model.train_on_batch(*batch) for _ in range(4)])
     found = tune(one, budget=Budget(5, trials=2))
     assert found.best == {}
-    if found.messages[0].code == "model-bound":  # by the clock
+    if found.messages[1].code == "model-bound":  # by the clock
         assert len(found.trials) == 1
     data = at_hand()
     assert found.apply(data) is data
@@ -119,10 +119,27 @@ def test_the_bound_of_a_step_is_reported(monkeypatch, step, busy, words):
     assert str(tuner._bound(TrialResult(step, "", 1.0, busy), 0.01)) == words
 
 
+def test_the_seconds_needed_are_announced_and_a_smaller_budget_is_refused_at_once(capsys):
+    found = tune(job(), budget=0.01)
+    needs, refusal = found.messages
+    assert capsys.readouterr().err == f"tpunb: {needs}\n"
+    assert str(needs).startswith("Tuning takes ")
+    assert needs.facts["needed"] > 16 * 0.016, "sixteen readings for each of eight trials"
+    assert str(refusal).startswith("Not tuned: the budget of 0.0 s is below the ")
+    assert refusal.facts["needed"] == needs.facts["needed"]
+    assert found.trials == ()
+
+
+def test_a_budget_that_ends_before_the_first_race_is_reported(monkeypatch):
+    monkeypatch.setattr(tuner, "least_seconds", lambda execution: 0.0)  # as if the first two executions were quick
+    found = tune(job(), search=hill_climb, budget=1.0)
+    assert [message.code for message in found.messages] == ["needs", "budget too small"]
+
+
 def test_outputs_that_are_not_repeatable_are_reported():
     found = tune(job(counting), budget=20)
     assert found.trials == ()
-    assert "not deterministic" in str(found.messages[0])
+    assert "not deterministic" in str(found.messages[-1])
     assert repr(found) == "Tuning(0 trials, the values stay as they are)"
 
 

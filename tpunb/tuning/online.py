@@ -156,8 +156,7 @@ class Online:
             return Message("fit too short", {"rest": rest, "needed": needed})
         if budget >= needed:
             return None
-        base = f"{SHARE:.0%} of the run" if self._budget is None else "what is left of it"
-        return Message("budget too small", {"budget": max(budget, 0.0), "base": base, "needed": needed})
+        return Message("budget too small", {"budget": max(budget, 0.0), "needed": needed})
 
     def _left(self, current: _TunableFit) -> float:
         """Return the seconds left of the budget, or of a share of the run so far and expected."""

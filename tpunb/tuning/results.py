@@ -44,7 +44,8 @@ _SENTENCES = {
     "untracked state": "Not tuned: {state}, and a trial could not restore it.",
     "position": "Not tuned: the position in the data cannot be saved. {reason}.",
     "fit too short": "Not tuned: the rest of the fit takes {rest:.1f} s, one race about {needed:.1f} s.",
-    "budget too small": "Not tuned: the budget of {budget:.1f} s ({base}) is below the {needed:.1f} s of one race. "
+    "needs": "Tuning takes {needed:.1f} s at least, and {budget:.1f} s at most.",
+    "budget too small": "Not tuned: the budget of {budget:.1f} s is below the {needed:.1f} s of one race. "
     "Raise it with --tune-budget or budget=.",
     "no hot phase": "No phase takes over half of the step time or is input-bound.",
     "hot phase": 'Phase "{phase}" is worth tuning: it takes {share:.0%} of productive time.',

@@ -117,6 +117,12 @@ class TrialRunner:
         """Return the state of a step that a trial could not restore; "" for none."""
         return self.training.untracked_state(self.position.source({}).iterator)
 
+    def execution_seconds(self) -> float:
+        """Return the seconds of an execution: the mean of two after the first, which compiles."""
+        self.training.restore(self._state)
+        source = self.position.source({})
+        return _timed(lambda: source.execute(self.training), 1, 2).seconds
+
     def calibrate(self) -> Baseline:
         """Return the program's values, measured in a trial, with sizes chosen by a first short one."""
         if self._warmup is not None and self._window is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
 
@@ -42,6 +43,7 @@ def tune(
 ) -> Tuning:
     """Return the fastest values of a job's input pipeline, with the same output to the last bit.
 
+    It writes at once, to the standard error stream, how many seconds it needs; if the budget is below, it ends at once.
     Every trial runs a few steps from the same place. Values win if a race of pairs shows that they are faster than the
     program's own; otherwise these stay. Afterwards the job's model, its random numbers and its data are what they were
     before.
@@ -81,6 +83,7 @@ def tune(
             tuner.report("no hot phase")
         else:
             tuner.report("hot phase", phase=phase.name, share=phase.share)
+    tuner.announce = lambda sentence: print(f"tpunb: {sentence}", file=sys.stderr, flush=True)
     for _ in tuner.trials():
         pass
     return tuner.tuning
@@ -111,6 +114,8 @@ class Tuner:
         self.messages: list[Message] = []
         self.closing = Message("stopped")
         """Event to report if its trials are closed before the end."""
+        self.announce: Callable[[str], object] = lambda sentence: None
+        """Receives a sentence with the seconds needed, before the first trial."""
         self.tuning = Tuning(())
 
     def report(self, code: str, **facts: Any) -> None:
@@ -139,9 +144,11 @@ class Tuner:
         if state := runner.untracked_state():
             self.report("untracked state", state=state)
             return
+        if self._is_too_short(least_seconds(runner.execution_seconds()), announced=True):
+            return
         baseline = runner.calibrate()
         default = self._default(baseline)
-        if default is None:
+        if default is None or self._is_too_short(2 * default.spent):
             return
         tournament = self._tournament = Tournament(baseline.trial, default, self._budget, started=self._started)
         model = runner.model_only_seconds()
@@ -164,6 +171,17 @@ class Tuner:
                 self._journal.record(trial)
                 yield trial
         self._report_winner(tournament)
+
+    def _is_too_short(self, seconds: float, *, announced: bool = False) -> bool:
+        """Return whether the budget ends before some more seconds; report these, or that it does."""
+        needed, budget = time.perf_counter() - self._started + seconds, self._budget.seconds
+        if announced:
+            self.report("needs", needed=needed, budget=budget)
+            self.announce(str(self.messages[-1]))
+        if needed <= budget:
+            return False
+        self.report("budget too small", budget=budget, needed=needed)
+        return True
 
     def _default(self, baseline: Baseline) -> TrialResult | None:
         """Return the result of the program's values; None if its outputs are not repeatable."""
