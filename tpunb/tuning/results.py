@@ -53,6 +53,8 @@ _SENTENCES = {
     "model-bound": "Nothing to gain: a step takes {step:ms}, the model alone {model:ms}.",
     "compute-bound": "Nothing to gain: a step takes {step:ms}, and keeps {busy:.1f} of {cores:core} busy.",
     "step": "A step takes {step:ms}, the model alone {model:ms}.",
+    "data": "A step takes {step:ms}, its data alone {data:ms}.",
+    "data keep up": "Nothing to gain: a step takes {step:ms}, its data alone {data:ms}.",
     "slow start": "Every trial reads all data before its start again: {reason}.",
     "budget spent": "The budget ended after {trials:trial}.",
     "none faster": "{trials:trial}, no value faster: the pipeline keeps its values.",
