@@ -337,7 +337,18 @@ def generated():
     return tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec).batch(4)
 
 
+def drawn_from_an_iterator():
+    rows = iter(range(1000))
+
+    def draw(i):
+        return np.full(4, next(rows), "f")
+
+    read = tf.data.Dataset.range(64).map(lambda i: tf.ensure_shape(tf.numpy_function(draw, [i], tf.float32), [4]))
+    return read.map(lambda x: (x, x[:1])).batch(4)
+
+
 STAYS = {
+    "map:1 calls draw, which draws from the iterator 'rows'": drawn_from_an_iterator,
     "not a tf.data.Dataset": lambda: (np.ones((64, 4), "f"), np.ones((64, 1), "f")),
     "a function reads a variable": with_variable,
     "draws random numbers": lambda: at_hand().map(lambda x, y: (x + tf.random.uniform((), seed=1), y)),

@@ -283,3 +283,18 @@ def test_stages_of_all_kinds_have_costs():
     assert all(cost.seconds >= 0 for cost in costs)
     assert [cost.certain for cost in costs] == [True, True, False, False, True], "an interleave makes many of one"
     assert stage_costs(Pipeline(tf.data.Dataset.range(0).map(lambda x: x)))[0].seconds == 0
+
+
+def test_functions_that_are_not_safe_in_parallel_are_named():
+    rows = iter(range(100_000))
+
+    def draw(i):
+        return np.full(4, next(rows), "f")
+
+    def data():
+        read = tf.data.Dataset.range(64).map(lambda i: tf.ensure_shape(tf.numpy_function(draw, [i], tf.float32), [4]))
+        return read.map(lambda x: (x, x[:1])).batch(4)
+
+    found = tune(job(data), budget=5)
+    assert str(found.messages[0]) == "Not safe in parallel: map:1 calls draw, which draws from the iterator 'rows'."
+    assert found.best == {}

@@ -353,6 +353,8 @@ class _TunableFit:
         try:
             if reason := self.pipeline.refusal or self.pipeline.immovable:
                 return reason
+            if self.pipeline.unsafe:
+                return f"{self.pipeline.unsafe[0]}: trials would change what it returns"
             if exclusive:
                 self.data, self._rebuilt = saveable(self.pipeline.in_place({})), True
             elif not self.fit.owns_shuffles:

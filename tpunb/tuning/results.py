@@ -44,6 +44,7 @@ _SENTENCES = {
     "untracked state": "Not tuned: {state}, and a trial could not restore it.",
     "position": "Not tuned: the position in the data cannot be saved. {reason}.",
     "fit too short": "Not tuned: the rest of the fit takes {rest:.1f} s, one race about {needed:.1f} s.",
+    "unsafe": "Not safe in parallel: {reason}.",
     "needs": "Tuning takes {needed:.1f} s at least, and {budget:.1f} s at most.",
     "budget too small": "Not tuned: the budget of {budget:.1f} s is below the {needed:.1f} s of one race. "
     "Raise it with --tune-budget or budget=.",

@@ -138,6 +138,8 @@ class Tuner:
     def _trials(self) -> Generator[Trial, None, None]:
         runner = self._runner
         self._journal.start(runner.job.fingerprint)
+        for reason in runner.pipeline.unsafe:
+            self.report("unsafe", reason=reason)
         if runner.pipeline.refusal is not None:
             self.report("not tuned", reason=runner.pipeline.refusal)
             return
