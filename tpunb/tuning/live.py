@@ -129,6 +129,7 @@ class LiveTuning:
             with self._aside():
                 self._reference = self._sampled(self.best, _SHARE * self._left(0.0))
             if len(self._reference.batches) <= SAMPLE[0] and self._reference.batches[-1] == b"end":
+                self._reference = None
                 while self._fit.cursor is not None:
                     yield
         return self._reference

@@ -116,8 +116,7 @@ class Online:
         if current is None or current.done:
             return
         if current.course is not None:
-            if not repeated:
-                self._advance(current)
+            self._advance(current)
             return
         if not fit.step_in_epoch or not current.is_due(self.timer):
             return
