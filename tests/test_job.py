@@ -13,6 +13,7 @@ from tpunb.training.state import arrays, digest
 from tpunb.tuning.grain import GrainPipeline
 from tpunb.tuning.job import Job
 from tpunb.tuning.pipeline import Pipeline
+from tpunb.tuning.results import Tuning
 
 tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
@@ -183,6 +184,51 @@ def test_a_loop_of_other_objects_runs_on_a_copy():
     assert own.weights.tolist() == [0, 0]
 
 
+# ---- pairs and arrays
+
+
+def arrays_of(n=70):
+    numbers = np.random.default_rng(7)
+    return numbers.normal(size=(n, 6)).astype("f"), numbers.normal(size=(n, 1)).astype("f")
+
+
+def test_a_pair_is_a_job():
+    model, pair = little(), data()
+    job = Job((model, pair))
+    assert job.parts == (model, pair)
+    assert repr(job) == "Job(little, tf.data, 1 model)"
+
+
+@pytest.mark.parametrize("weights", [(), (np.ones(70, "f"),)])
+def test_arrays_are_stepped_as_fit_steps_them(weights):
+    given = (*arrays_of(), *weights)
+    model = little()
+    job = Job(lambda: (model, given))
+    training, iterator = job.training, iter(job.parts[1])
+    for _ in range(3):
+        outputs = training.execute(iterator)
+    with pytest.raises(StopIteration):
+        training.execute(iterator)
+    sample = {"sample_weight": weights[0]} if weights else {}
+    history = little().fit(*given[:2], **sample, epochs=1, shuffle=False, verbose=0)
+    assert float(outputs["loss"]) == history.history["loss"][0]
+    assert repr(job) == "Job(little, arrays, 1 model)"
+
+
+def test_the_code_for_arrays_applies_the_tuning():
+    x, y = (np.arange(40, dtype="f") + offset for offset in (0, 100))
+    job = Job((little(), (x, y)))
+    assert job.pipeline.as_code({"end prefetch": 4}).startswith("data = tuning.apply((x, y))")
+    assert job.pipeline.as_code({}) == ""
+    tf.random.set_seed(None)  # which `little` set: with it, fit repeats the same order too
+    values = {"map:5(grab_batch) parallel calls": 2, "1/map:1(permutation) parallel calls": 2}
+    applied = Tuning((), values).apply((x, y))
+    first, second = ([batch[0].numpy().tolist() for batch in applied] for _ in range(2))
+    assert [len(rows) for rows in first] == [32, 8]
+    assert first != second, "it shuffles in each epoch, as fit does"
+    assert sorted(row for batch in first for row in batch) == x.tolist()
+
+
 # ---- names and errors
 
 
@@ -215,6 +261,9 @@ def test_grain_data_need_a_step_function():
     ("build", "words"),
     [
         (lambda: 3, r"return \(model, data\)"),
+        ((3,), r"return \(model, data\)"),
+        ((little, ("text", 3)), "a dataset, or a tuple of arrays"),
+        ((little, (np.zeros(3), np.zeros(4))), "a dataset, or a tuple of arrays"),
         (lambda: (3, data()), "a compiled Keras model"),
         (lambda: (keras.Sequential([keras.layers.Dense(1)]), data()), "a compiled Keras model"),
     ],
@@ -227,6 +276,9 @@ def test_invalid_jobs_raise(build, words):
 def test_arguments_that_are_not_callable_raise_at_once():
     with pytest.raises(TypeError, match="build parameter"):
         Job(3)
+    with pytest.raises(TypeError, match="step parameter") as found:
+        Job(little(), data())
+    assert found.value.__notes__ == ["Hint: pass the model and its data as a pair: tp.Job((model, data))"]
     with pytest.raises(TypeError, match="step parameter"):
         Job(little, 3)
 

@@ -19,12 +19,15 @@ from tpunb.profiler.capture import Schedule
 from tpunb.testing import toy_steps
 from tpunb.tfdata import rewrite
 from tpunb.training import keras_hooks
-from tpunb.tuning import online, trial
+from tpunb.tuning import live, online
 from tpunb.tuning.model_based import model_based
 from tpunb.tuning.online import tuned
 from tpunb.tuning.parameters import Kind
 from tpunb.tuning.pipeline import Pipeline
+from tpunb.tuning.racing import RaceResult
 from tpunb.tuning.results import Speedup, Trial, Tuning
+from tpunb.tuning.search import StepCosts
+from tpunb.tuning.stage_costs import StageCost
 from tpunb.tuning.trial import TrialRunner
 
 tf = pytest.importorskip("tensorflow")
@@ -62,6 +65,28 @@ class Chosen:
         self.tuning = Tuning((), values, Speedup(2.0, 1.5, 3.0), tuple(self.messages))
 
 
+class Won:
+    """A race that is won at once; `Lost` is lost after some blocks in turns."""
+
+    def __init__(self, *, fewest, most):
+        self.pairs = 0
+
+    def add(self, baseline, candidate):
+        self.pairs += 1
+        return RaceResult("faster", 2.0, 1.5, 3.0, self.pairs)
+
+
+class Lost(Won):
+    def add(self, baseline, candidate):
+        self.pairs += 1
+        return RaceResult("not faster" if self.pairs == 4 else "undecided", 1.01, 0.9, 1.1, self.pairs)
+
+
+def others(space):
+    """Propose other values for all parameters, and no more."""
+    yield {parameter.name: other(parameter) for parameter in space.parameters}
+
+
 def other(parameter):
     return next(value for value in reversed(parameter.domain) if value != parameter.current)
 
@@ -79,11 +104,18 @@ def the_same_seeds(monkeypatch):
 def at(monkeypatch):
     """Let a fit be tuned by `Chosen` at a step."""
 
-    def after(step):
+    def after(step, race=Won):
         monkeypatch.setattr(online, "_SECONDS", 0.0)
+        monkeypatch.setattr(online, "_SOON", 0.0)
+        monkeypatch.setattr(online, "_ENOUGH", 1e6)
         monkeypatch.setattr(online, "_FIRST", step)
         monkeypatch.setattr(online, "Tuner", Chosen)
+        monkeypatch.setattr(online, "model_based", others)
         monkeypatch.setattr(online._TunableFit, "rest", lambda fit, step: 1e6)  # as if it paid
+        monkeypatch.setattr(live.LiveTuning, "_costs", lambda tuning, reference: StepCosts(1.0))
+        monkeypatch.setattr(live, "Race", race)
+        monkeypatch.setattr(live, "WARM", 1)
+        monkeypatch.setattr(live, "WINDOW", 1)
 
     return after
 
@@ -108,12 +140,15 @@ QUICK = {  # where 12 steps are an epoch, but 10 of "repeated": at the edge of o
 EVERY = [(name, step) for name, (data, _) in FITS.items() if data is not None for step in (5, 10, 11, 12, 17)]
 
 
-def comes_out_the_same(name, step, at):
-    at(step)
+def comes_out_the_same(name, step, at, race=Won):
+    at(step, race)
     with tuned(budget=1e6) as found:
         result = seen(name)
     assert found.tuning is not None, sentences(found)
-    assert found.values == found.tuning.best != {}
+    (_, trial, *_) = found.tuning.trials
+    assert trial.equal, sentences(found)
+    assert trial.values != {}
+    assert found.values == found.tuning.best == (dict(trial.values) if race is Won else {})
     assert result == untuned(name)
 
 
@@ -122,10 +157,16 @@ def test_the_output_is_the_same(name, step, at):
     comes_out_the_same(name, step, at)
 
 
+@pytest.mark.parametrize("name", ["shuffled", "unknown length"])
+def test_the_output_is_the_same_while_values_alternate(name, at):
+    comes_out_the_same(name, 5, at, Lost)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("race", [Won, Lost])
 @pytest.mark.parametrize(("name", "step"), EVERY)
-def test_the_output_is_the_same_at_every_step(name, step, at):
-    comes_out_the_same(name, step, at)
+def test_the_output_is_the_same_at_every_step(name, step, race, at):
+    comes_out_the_same(name, step, at, race)
 
 
 def sentences(found):
@@ -140,11 +181,14 @@ def fitted(data, *, epochs=2, model=None, **more):
     return [weight.tolist() for weight in model.get_weights()], losses
 
 
-def test_faster_values_take_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(trial, "_SECONDS", 0.1)
-    with tuned(budget=30, folder=tmp_path) as found:
+def test_faster_values_take_over(tmp_path, at, monkeypatch):
+    at(20)
+    costs = StepCosts(0.001, (StageCost("map:1(fetched)", 0.016, 0.1),))
+    monkeypatch.setattr(live.LiveTuning, "_costs", lambda tuning, reference: costs)
+    monkeypatch.setattr(online, "model_based", model_based)
+    with tuned(budget=600, folder=tmp_path) as found:
         result = fitted(reading(n=400), epochs=3)
-    assert found.tuning.best[CALLS] != 1, sentences(found)
+    assert found.tuning.best.get(CALLS, 1) != 1, [sentences(found), found.tuning.frame.to_dicts()]
     assert found.tuning.speedup.low > 1
     assert Tuning.read(tmp_path).best == found.tuning.best
     assert result == fitted(reading(n=400), epochs=3)
@@ -208,21 +252,17 @@ def test_callbacks_see_no_trial(at):
 
 
 def breaking(error):
-    class Breaks(Chosen):
-        def trials(self):
-            yield from super().trials()
-            with TrialRunner(self.job, self.start, warmup=1, window=2) as runner:
-                runner.calibrate()
-                raise error
+    def search(space):
+        raise error
+        yield
 
-    return Breaks
+    return search
 
 
-def test_an_error_in_tuning_does_not_affect_the_fit(at, monkeypatch):
+def test_an_error_in_tuning_does_not_affect_the_fit(at):
     plain = fitted(at_hand())
     at(5)
-    monkeypatch.setattr(online, "Tuner", breaking(ValueError("ours")))
-    with tuned(budget=1e6) as found:
+    with tuned(budget=1e6, search=breaking(ValueError("ours"))) as found:
         assert fitted(at_hand()) == plain
     assert str(found.messages[-1]) == "Tuning ended with an error, and training continued unchanged: ValueError: ours."
     assert found.values == {}
@@ -241,11 +281,10 @@ def test_data_that_cannot_be_rebuilt_stay_as_they_are(at, monkeypatch):
     assert sentences(found) == ["Not tuned: RuntimeError: ours."]
 
 
-def test_an_interrupt_ends_the_fit_as_it_does(at, monkeypatch):
+def test_an_interrupt_ends_the_fit_as_it_does(at):
     at(5)
-    monkeypatch.setattr(online, "Tuner", breaking(KeyboardInterrupt()))
     model = little()
-    with tuned(budget=1e6), pytest.raises(KeyboardInterrupt):
+    with tuned(budget=1e6, search=breaking(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
         model.fit(at_hand(), verbose=0)
     assert int(model.optimizer.iterations) == 5
     other = little()
@@ -258,19 +297,25 @@ def test_an_interrupt_ends_the_fit_as_it_does(at, monkeypatch):
 
 
 def test_a_budget_that_is_too_small_is_not_spent():
-    class Ends(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            self.model.stop_training = batch >= 150
-
-    with tuned() as found:
-        fitted(reading(n=640), epochs=12, callbacks=[Ends()])
+    with tuned(budget=0.01) as found:
+        fitted(reading(n=640), epochs=1)
     assert found.tuning is None
     (sentence,) = sentences(found)
-    assert "(5% of the run) is below the" in sentence
+    assert "Not tuned: the budget of 0.0 s is below the " in sentence
     assert "--tune-budget" in sentence
     assert repr(found).startswith("Online(nothing was tried, ")
     assert found.headline == f"Tuning changed nothing. {sentence}"
     assert found.facts == []
+
+
+def test_the_seconds_needed_are_stated_before_they_are_spent(at):
+    at(5)
+    with tuned(budget=1e6) as found:
+        fitted(at_hand())
+    assert (
+        sentences(found)[0]
+        == f"Tuning takes {found.messages[0].facts['needed']:.1f} s at least, and 1000000.0 s at most."
+    )
 
 
 def test_a_short_fit_is_not_tuned(monkeypatch):
@@ -297,7 +342,18 @@ def generated():
     return tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec).batch(4)
 
 
+def drawn_from_an_iterator():
+    rows = iter(range(1000))
+
+    def draw(i):
+        return np.full(4, next(rows), "f")
+
+    read = tf.data.Dataset.range(64).map(lambda i: tf.ensure_shape(tf.numpy_function(draw, [i], tf.float32), [4]))
+    return read.map(lambda x: (x, x[:1])).batch(4)
+
+
 STAYS = {
+    "map:1 calls draw, which draws from the iterator 'rows'": drawn_from_an_iterator,
     "not a tf.data.Dataset": lambda: (np.ones((64, 4), "f"), np.ones((64, 1), "f")),
     "a function reads a variable": with_variable,
     "draws random numbers": lambda: at_hand().map(lambda x, y: (x + tf.random.uniform((), seed=1), y)),
@@ -367,13 +423,14 @@ def test_under_a_capture_the_tuning_is_an_account_and_no_step(at):
     steps = tp.load(run).stored
     assert steps.frame["kind"].to_list() == ["train"] * 32
     assert steps.frame["step"].to_list() == [*range(32)]
-    (tuning,) = steps.wall.spans.filter(account="tuning").select("start_ps", "dur_ps").rows()
+    first, *_ = steps.wall.spans.filter(account="tuning").select("start_ps", "dur_ps").rows()
     before, after = steps.frame["start_ps"][4], steps.frame["start_ps"][5]
-    assert before < tuning[0] < sum(tuning) <= after
+    assert before < first[0] < sum(first) <= after
 
 
 def test_with_a_capture_the_hot_phase_is_tuned(monkeypatch):
     monkeypatch.setattr(online, "Tuner", Chosen)
+    monkeypatch.setattr(online._TunableFit, "is_live", False)  # as if it were saved too
     with tp.capture(schedule=Schedule.fixed(0.3, 0.4)) as run, tuned(budget=30, run=run) as found:
         fitted(reading(n=400), epochs=12)
     assert found.tuning is not None, sentences(found)

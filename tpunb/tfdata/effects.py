@@ -14,7 +14,7 @@ from tpunb.tfdata.graph import op_def
 
 Verdict = Literal["safe", "verify", "locked"]
 
-_PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
+PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
 _PRINTS = {"PrintV2", "Print"}
 _READS = (
     "ReadVariableOp ResourceGather ResourceGatherNd VariableShape VarIsInitializedOp LookupTableFind LookupTableFindV2 "
@@ -125,7 +125,7 @@ def operations(functions: dict[str, Any], *names: str) -> Iterator[str]:
 
 def _effect(op: str) -> str | None:
     """Return the field of `Effects` for an operation; None for a pure one."""
-    if op in _PYTHON:
+    if op in PYTHON:
         return "python"
     definition = op_def(op)
     if definition is None:

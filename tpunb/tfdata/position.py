@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,31 @@ def read(prefix: Path, iterator: Any) -> None:
             f"{prefix.parent.name} was saved with a different dataset: {format_error(error)}",
             hint="run the same cell as when it was saved",
         ) from error
+
+
+def state_of(iterator: Any) -> Any:
+    """Return the position of an iterator, in memory; stateful functions are ignored."""
+    import tensorflow as tf
+
+    ignore = 1
+    return tf.raw_ops.SerializeIterator(resource_handle=iterator._iterator_resource, external_state_policy=ignore)
+
+
+def set_state(iterator: Any, state: Any) -> None:
+    """Restore the position of an iterator from `state_of`."""
+    import tensorflow as tf
+
+    tf.raw_ops.DeserializeIterator(resource_handle=iterator._iterator_resource, serialized=state)
+
+
+def fingerprint(element: Any) -> bytes:
+    """Return a digest of the tensors of an element, exact to the last bit."""
+    import tensorflow as tf
+
+    hashed = hashlib.blake2b(digest_size=16)
+    for part in tf.nest.flatten(element, expand_composites=True):
+        hashed.update(tf.io.serialize_tensor(part).numpy())
+    return hashed.digest()
 
 
 def explain(error: Exception) -> str:
@@ -80,8 +106,7 @@ def begun(iterator: Any) -> list[int]:
     import tensorflow as tf
     from tensorflow.core.framework import dataset_pb2, tensor_pb2
 
-    ignore = 1
-    saved = tf.raw_ops.SerializeIterator(resource_handle=iterator._iterator_resource, external_state_policy=ignore)
+    saved = state_of(iterator)
     counts = {}
     for at in range(int(saved.shape[0])):
         content = tensor_pb2.TensorProto.FromString(tf.io.serialize_tensor(saved[at]).numpy()).tensor_content

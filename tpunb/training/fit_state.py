@@ -381,7 +381,7 @@ class Fit:
     def _feed_from(self, iterator: Any) -> None:
         if self._epochs._current_iterator is self._iterator:
             self._epochs._current_iterator = iterator
-        else:  # with data of unknown length, Keras keeps it in a local variable
+        elif self._replaced is None:  # with data of unknown length, Keras keeps it in a local variable
             self._replaced = self._iterator
         self._iterator = iterator
 

@@ -44,6 +44,7 @@ class GrainPipeline:
     """
 
     refusal: str | None = None
+    unsafe: tuple[str, ...] = ()
 
     def __init__(self, dataset: Any) -> None:
         grain = need("grain", extra="jax")

@@ -17,6 +17,7 @@ from tpunb.training.hidden_state import hidden_state
 from tpunb.training.model_build import build
 from tpunb.training.seeds import ensured_keras_generator, keras_generator
 from tpunb.training.state import TrainingState, digest, find_trackables, variables_of
+from tpunb.tuning.arrays import ArrayPipeline, are_arrays, batched
 from tpunb.tuning.grain import GrainPipeline, is_grain
 from tpunb.tuning.pipeline import Pipeline
 
@@ -53,8 +54,8 @@ class Job:
     Parameters
     ----------
     build
-        Function that returns (model, data): a compiled Keras model, and its ``tf.data.Dataset``. It is called once,
-        when first needed.
+        The pair (model, data), or a function that returns it, which is called once, when first needed: a compiled
+        Keras model, and its ``tf.data.Dataset`` or a tuple of arrays (x, y), as ``fit`` takes them with batches of 32.
     step
         ``step(model, batch)`` for a custom loop: changes `model` in place, and returns the loss, or whatever must not
         change. `model` then is all that a step changes, of any kind; data may be Grain's too.
@@ -62,39 +63,46 @@ class Job:
     Raises
     ------
     TypeError
-        If one of them is not callable.
+        If `build` is neither a pair nor a function, or `step` is no function.
 
     >>> Job(lambda: (None, None))
     Job(<lambda>, not built yet)
     """
 
-    build: Callable[[], tuple[Any, Any]]
+    build: Callable[[], tuple[Any, Any]] | tuple[Any, Any]
     step: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.build):
-            raise wrong("Job", "build", "be a function that returns (model, data)", self.build)
+        pair = "pass the model and its data as a pair: tp.Job((model, data))"
+        if not isinstance(self.build, tuple) and not callable(self.build):
+            raise wrong("Job", "build", "be (model, data), or a function that returns it", self.build, hint=pair)
         if self.step is not None and not callable(self.step):
-            raise wrong("Job", "step", "be a function of a model and a batch", self.step)
+            raise wrong("Job", "step", "be a function of a model and a batch", cut(repr(self.step)), hint=pair)
 
     def __repr__(self) -> str:
-        if "parts" not in vars(self):
+        if "parts" not in vars(self) and not isinstance(self.build, tuple):
             return f"Job({plain(getattr(self.build, '__name__', 'build'))}, not built yet)"
         model, data = self.parts
         name = getattr(model, "name", None)
         name = name if isinstance(name, str) else type(model).__name__
-        return f"Job({plain(cut(name))}, {'Grain' if is_grain(data) else 'tf.data'}, 1 model)"
+        kind = "arrays" if are_arrays(self._given[1]) else "Grain" if is_grain(data) else "tf.data"
+        return f"Job({plain(cut(name))}, {kind}, 1 model)"
 
     @cached_property
     def parts(self) -> tuple[Any, Any]:
-        """The model and the data.
+        """The model and the data; of arrays, the dataset that Keras makes of them.
 
         Raises
         ------
         TypeError
-            If `build` does not return a pair.
+            If `build` is no pair and does not return one, or the arrays cannot be batched.
         """
-        parts = self.build()
+        model, data = self._given
+        return model, batched(data, shuffle=False) if are_arrays(data) else data
+
+    @cached_property
+    def _given(self) -> tuple[Any, Any]:
+        parts = self.build if isinstance(self.build, tuple) else self.build()
         if not isinstance(parts, tuple) or len(parts) != 2:
             raise wrong("Job", "build", "return (model, data)", type(parts))
         return parts
@@ -106,10 +114,12 @@ class Job:
         Raises
         ------
         TypeError
-            If the data are neither of ``tf.data`` nor of Grain.
+            If the data are neither arrays nor of ``tf.data`` or Grain.
         TpunbError
             If their graph cannot be read.
         """
+        if are_arrays(self._given[1]):
+            return ArrayPipeline(self._given[1])
         data = self.parts[1]
         return GrainPipeline(data) if is_grain(data) else Pipeline(data)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ from tpunb.training.fit_state import Fit
 from tpunb.training.state import TrainingState, variables_of
 from tpunb.tuning.hot_phase import hot_phase
 from tpunb.tuning.job import Job
+from tpunb.tuning.live import RACE, SAMPLE, SWITCH, WINDOW, LiveTuning
 from tpunb.tuning.model_based import model_based
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
@@ -42,6 +44,9 @@ from tpunb.tuning.tuner import SHARE, Tuner, least_seconds
 _FIRST = 20  # steps of a fit before the first check
 _AGAIN = 1.5  # steps of the next check, by those of the one before
 _SECONDS = 1.0  # of training before the first check
+_SOON, _ENOUGH = 0.2, 1.0  # of steps before a fit is tuned in place; of half as many steps
+_SAVED = 0.25  # of the seconds that the rest of the fit would save, which a race may take
+_PAUSE = 0.005  # of tuning that is not counted as a part of a step
 _REASON = "the pipeline was tuned in the midst of the fit"
 
 
@@ -108,14 +113,22 @@ class Online:
         """Tune the fit, if it is time."""
         self.timer.record(fit.steps, within_epoch=fit.step_in_epoch > 0)
         current = self._fit
-        if current is None or current.done or not fit.step_in_epoch or not current.is_due(self.timer):
+        if current is None or current.done:
+            return
+        if current.course is not None:
+            self._advance(current)
+            return
+        if not fit.step_in_epoch or not current.is_due(self.timer):
+            return
+        if current.is_live:
+            self._begin_live(current)
             return
         started = time.perf_counter()
         try:
             current.pending = self._obstacle(current) or self._phase_obstacle(current)
             if current.pending is None:
                 current.done = True
-                with spending("tuning"), self.run.between(TUNING_STEP) if self.run is not None else nullcontext():
+                with self._aside():
                     self._tune(current, started)
         except Exception as error:  # noqa: BLE001  the training must continue
             current.done = True
@@ -123,6 +136,60 @@ class Online:
         finally:
             self.seconds += time.perf_counter() - started
             self.timer.pause()
+
+    def _begin_live(self, current: _TunableFit) -> None:
+        """Begin to tune the fit in place, if it is worth it."""
+        step, busy = self.timer.recent(max(WINDOW * current.turn, _FIRST // 2))
+        current.pending = self._refusal(current) or self._live_obstacle(current, step)
+        if current.pending is None and not current.done:
+            current.live = LiveTuning(
+                current.fit,
+                current.pipeline,
+                self._search,
+                recent=(step, busy),
+                left=partial(self._left, current),
+                aside=self._aside,
+                journal=Journal(self.folder),
+            )
+            current.course = current.live.course()
+            self._advance(current)
+
+    def _advance(self, current: _TunableFit) -> None:
+        """Continue a tuning in place after a step."""
+        started, live = time.perf_counter(), current.live
+        assert live is not None
+        assert current.course is not None
+        try:
+            next(current.course)
+        except StopIteration:
+            current.done = True
+        except Exception as error:  # noqa: BLE001  the training must continue
+            current.done = True
+            live.messages.append(Message("error", {"error": format_error(error)}))
+        finally:
+            self.seconds += time.perf_counter() - started
+            self.timer.swap(bool(live.values))
+            if time.perf_counter() - started > _PAUSE:
+                self.timer.pause()
+            if current.done:
+                self._end_live(current)
+
+    def _end_live(self, current: _TunableFit) -> None:
+        """Report the result of a tuning in place."""
+        live, current.live, current.course = current.live, None, None
+        assert live is not None
+        if not current.done:
+            current.done = True
+            live.messages.append(Message("fit ends", {"rest": current.rest(self.timer.step)}))
+        self.tuning, self.values = live.tuning, dict(live.best)
+        self.messages += self.tuning.messages
+        live.journal.end(self.tuning)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Account for what the training waits for."""
+        with spending("tuning"), self.run.between(TUNING_STEP) if self.run is not None else nullcontext():
+            yield
 
     def close(self) -> None:
         """End the block."""
@@ -133,22 +200,42 @@ class Online:
         self.messages.append(Message(code, facts))
 
     def _end_fit(self) -> None:
-        """Report why nothing was tried in the last fit."""
-        if self._fit is not None and not self._fit.done:
+        """Report what became of the last fit."""
+        if self._fit is not None and self._fit.live is not None:
+            self._end_live(self._fit)
+        elif self._fit is not None and not self._fit.done:
             ended = Message("not tuned", {"reason": "the fit ended before"})
             self.messages.append(self._fit.pending or self._fit.refusal or ended)
         self._fit = None
 
     # -- when to tune ----------------------------------------------------------------------------------------------
 
-    def _obstacle(self, current: _TunableFit) -> Message | None:
-        """Return why a fit cannot be tuned, or not yet."""
+    def _refusal(self, current: _TunableFit) -> Message | None:
+        """Return why a fit cannot be tuned."""
         refusal = current.refusal
         if refusal is None and current.fit.hidden_state:
             refusal = Message("untracked state", {"state": current.fit.hidden_state})
         if refusal is not None:
             current.done = True
             self.messages.append(refusal)
+        return refusal
+
+    def _live_obstacle(self, current: _TunableFit, step: float) -> Message | None:
+        """Return why a fit is not tuned in place, or not yet."""
+        budget, rest, races = self._left(current), current.rest(step), RACE * current.execution(step)
+        needed = SAMPLE[0] * step + SWITCH
+        if budget < needed:
+            return Message("budget too small", {"budget": max(budget, 0.0), "needed": needed})
+        if rest < races:
+            return Message("fit too short", {"rest": rest, "needed": races})
+        if not current.announced:
+            current.announced = True
+            self._report("needs", needed=needed, budget=budget)
+        return None
+
+    def _obstacle(self, current: _TunableFit) -> Message | None:
+        """Return why a fit cannot be tuned, or not yet."""
+        if refusal := self._refusal(current):
             return refusal
         step = self.timer.step
         budget, needed, rest = self._left(current), current.least_seconds(step), current.rest(step)
@@ -156,15 +243,14 @@ class Online:
             return Message("fit too short", {"rest": rest, "needed": needed})
         if budget >= needed:
             return None
-        base = f"{SHARE:.0%} of the run" if self._budget is None else "what is left of it"
-        return Message("budget too small", {"budget": max(budget, 0.0), "base": base, "needed": needed})
+        return Message("budget too small", {"budget": max(budget, 0.0), "needed": needed})
 
-    def _left(self, current: _TunableFit) -> float:
-        """Return the seconds left of the budget, or of a share of the run so far and expected."""
+    def _left(self, current: _TunableFit, saving: float = 0.0) -> float:
+        """Return the seconds left of the budget, or of shares of the run so far and expected, and of what it saves."""
         if self._budget is not None:
             return self._budget - self.seconds
         so_far = time.perf_counter() - self._started
-        return SHARE * (so_far + (current.fit.steps_left or 0) * self.timer.step) - self.seconds
+        return SHARE * (so_far + (current.fit.steps_left or 0) * self.timer.step) + _SAVED * saving - self.seconds
 
     def _phase_obstacle(self, current: _TunableFit) -> Message | None:
         """Return why the fit is not in a phase worth tuning (paper VII.B); None without a capture."""
@@ -252,6 +338,9 @@ class _TunableFit:
         self.fit, self.data, self.done = fit, data, False
         self.pending: Message | None = None  # why it is not tuned yet
         self.phase: Message | None = None
+        self.live: LiveTuning | None = None
+        self.course: Generator[None, None, None] | None = None
+        self.announced = False
         self.job = Job(lambda: (fit.model, data))
         self._first, self._next = fit.steps, 0
         self._rebuilt = False
@@ -263,6 +352,8 @@ class _TunableFit:
         try:
             if reason := self.pipeline.refusal or self.pipeline.immovable:
                 return reason
+            if self.pipeline.unsafe:
+                return f"{self.pipeline.unsafe[0]}: trials would change what it returns"
             if exclusive:
                 self.data, self._rebuilt = saveable(self.pipeline.in_place({})), True
             elif not self.fit.owns_shuffles:
@@ -285,10 +376,24 @@ class _TunableFit:
     def is_due(self, timer: StepTimer) -> bool:
         """Return whether to check it now; then again after half as many steps more."""
         taken = self.fit.steps - self._first
-        if taken < max(self._next, _FIRST) or timer.seconds < _SECONDS:
+        if self.is_live:
+            due = timer.before >= (_SOON if taken >= _FIRST else _ENOUGH) and 2 * taken >= _FIRST
+        else:
+            due = taken >= _FIRST and timer.seconds >= _SECONDS
+        if taken < self._next or not due or not timer.before:
             return False
         self._next = round(_AGAIN * taken)
         return True
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is tuned in place: nothing else depends on how its data are made."""
+        return self._rebuilt
+
+    @property
+    def turn(self) -> int:
+        """Steps of an execution."""
+        return int(self.fit.model.steps_per_execution)
 
     def least_seconds(self, step: float) -> float:
         """Return the least duration of a tuning, including reading the data up to the position again."""
@@ -298,7 +403,7 @@ class _TunableFit:
 
     def execution(self, step: float) -> float:
         """Return the seconds of an execution."""
-        return step * int(self.fit.model.steps_per_execution)
+        return step * self.turn
 
     def rest(self, step: float) -> float:
         """Return the seconds of the rest of the fit; infinite if its end is unknown."""

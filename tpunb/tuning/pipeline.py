@@ -25,6 +25,7 @@ from tpunb.tfdata.stages import Stage, flag, stages
 from tpunb.tuning.caching import cache_places
 from tpunb.tuning.codegen import as_code
 from tpunb.tuning.parameters import Kind, Parameter, Value, buffer_sizes, call_counts, changes, pool_sizes
+from tpunb.tuning.python_functions import functions_with_state
 from tpunb.tuning.safety import doubts, move_obstacles, rebuild_obstacles
 
 Setter = Callable[[Rewriting, Any], None]
@@ -84,6 +85,11 @@ class Pipeline:
         adjustable = sum(parameter.verdict != "locked" for parameter in self.parameters)
         parameters = f"{adjustable} of {plural(len(self.parameters), 'parameter')} adjustable"
         return f"Pipeline({plural(len(self.stages), 'stage')}, {parameters})"
+
+    @cached_property
+    def unsafe(self) -> tuple[str, ...]:
+        """Sentences that name Python functions in the data that keep state, and are not safe to call in parallel."""
+        return tuple(functions_with_state(self._graph, self.stages))
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

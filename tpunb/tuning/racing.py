@@ -34,7 +34,9 @@ class RaceResult:
     pairs: int
 
 
-def race(pairs: Iterable[tuple[float, float]], *, fewest: int = 3, most: int = 10) -> RaceResult:
+def race(
+    pairs: Iterable[tuple[float, float]], *, fewest: int = 3, most: int = 10, narrow: float = math.inf
+) -> RaceResult:
     """Return whether the candidate takes less time than the baseline.
 
     It is faster if the interval of the mean ratio is above 1 and the mean above `GAIN`. The interval is Student's, of
@@ -51,30 +53,49 @@ def race(pairs: Iterable[tuple[float, float]], *, fewest: int = 3, most: int = 1
         Pairs before the first check, 2 or more.
     most
         Pairs at the last check.
+    narrow
+        Ratio of the ends of the interval down to which a race that is won goes on, while there are pairs.
 
     >>> race([(3.0, 1.0), (3.1, 1.0), (2.9, 1.0), (3.0, 1.0)]).decision
     'faster'
     >>> race([(1.2, 1.0), (1.0, 1.0), (1.1, 1.0)]).decision
     'undecided'
     """
-    fewest = whole("race", "fewest", fewest, 2)
-    most = whole("race", "most", most, fewest)
-    logs: list[float] = []
-    result: RaceResult | None = None
-    for baseline, candidate in islice(pairs, most):
+    contest = Race(fewest=fewest, most=most)
+    result = won = None
+    for baseline, candidate in islice(pairs, contest.most):
+        result = contest.add(baseline, candidate)
+        if result.decision == "faster":
+            won = result
+        if (won or result).decision != "undecided" and not (won and result.high > narrow * result.low):
+            break
+    if result is None:
+        raise ValueError("The pairs parameter of race must hold one pair or more. Got none instead.")
+    return won or result
+
+
+class Race:
+    """A race whose pairs come one at a time; `race` documents the parameters and the decision."""
+
+    def __init__(self, *, fewest: int = 3, most: int = 10) -> None:
+        self._fewest = whole("race", "fewest", fewest, 2)
+        self.most = whole("race", "most", most, fewest)
+        self._logs: list[float] = []
+
+    def add(self, baseline: float, candidate: float) -> RaceResult:
+        """Return the result with one pair more."""
         if not (baseline > 0 and candidate > 0):
             raise ValueError(
                 f"The pairs parameter of race must hold times above 0. Got {(baseline, candidate)} instead."
             )
+        logs = self._logs
         logs.append(math.log(baseline / candidate))
-        result = _estimate(logs, most - fewest + 1)
-        if len(logs) >= fewest and (decision := _decision(result)) != "undecided":
-            return replace(result, decision=decision)
+        result = _estimate(logs, self.most - self._fewest + 1)
+        if len(logs) >= self._fewest:
+            return replace(result, decision=_decision(result))
         if len(logs) == 2 and max(logs) < -math.log(GAIN):
             return replace(result, decision="not faster")
-    if result is None:
-        raise ValueError("The pairs parameter of race must hold one pair or more. Got none instead.")
-    return result
+        return result
 
 
 def alternating(baseline: Callable[[], float], candidate: Callable[[], float]) -> Iterator[tuple[float, float]]:

@@ -16,6 +16,7 @@ import polars as pl
 from tpunb.errors import TpunbError
 from tpunb.text import plain, plural
 from tpunb.tfdata.graph import AUTOTUNE
+from tpunb.tuning.arrays import are_arrays, shuffled
 from tpunb.tuning.grain import GrainPipeline, is_grain
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
@@ -43,7 +44,9 @@ _SENTENCES = {
     "untracked state": "Not tuned: {state}, and a trial could not restore it.",
     "position": "Not tuned: the position in the data cannot be saved. {reason}.",
     "fit too short": "Not tuned: the rest of the fit takes {rest:.1f} s, one race about {needed:.1f} s.",
-    "budget too small": "Not tuned: the budget of {budget:.1f} s ({base}) is below the {needed:.1f} s of one race. "
+    "unsafe": "Not safe in parallel: {reason}.",
+    "needs": "Tuning takes {needed:.1f} s at least, and {budget:.1f} s at most.",
+    "budget too small": "Not tuned: the budget of {budget:.1f} s is below the {needed:.1f} s of one race. "
     "Raise it with --tune-budget or budget=.",
     "no hot phase": "No phase takes over half of the step time or is input-bound.",
     "hot phase": 'Phase "{phase}" is worth tuning: it takes {share:.0%} of productive time.',
@@ -51,6 +54,8 @@ _SENTENCES = {
     "model-bound": "Nothing to gain: a step takes {step:ms}, the model alone {model:ms}.",
     "compute-bound": "Nothing to gain: a step takes {step:ms}, and keeps {busy:.1f} of {cores:core} busy.",
     "step": "A step takes {step:ms}, the model alone {model:ms}.",
+    "data": "A step takes {step:ms}, its data alone {data:ms}.",
+    "data keep up": "Nothing to gain: a step takes {step:ms}, its data alone {data:ms}.",
     "slow start": "Every trial reads all data before its start again: {reason}.",
     "budget spent": "The budget ended after {trials:trial}.",
     "none faster": "{trials:trial}, no value faster: the pipeline keeps its values.",
@@ -62,7 +67,8 @@ _SENTENCES = {
 }
 
 
-_WIDE = 3.0  # factor between the ends of an interval beyond which only the lower end is reported
+NARROW = 1.5
+"""Factor between the ends of an interval beyond which only the lower end is reported."""
 
 
 class Speedup(NamedTuple):
@@ -74,10 +80,10 @@ class Speedup(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The speed-up in words; of a gain whose interval is wider than a factor of 3, its lower end.
+        """The speed-up in words; of a gain whose interval is wider than a factor of 1.5, its lower end.
 
-        >>> print(Speedup(2.0, 1.5, 2.5).sentence, "·", Speedup(2.0, 1.1, 3.9).sentence)
-        2.00 times as fast (95 % interval 1.50 to 2.50) · at least 1.10 times as fast
+        >>> print(Speedup(2.0, 1.7, 2.5).sentence, "·", Speedup(2.0, 1.1, 3.9).sentence)
+        2.00 times as fast (95 % interval 1.70 to 2.50) · at least 1.10 times as fast
         """
         if self._is_vague:
             return f"at least {self.low:.2f} times as fast"
@@ -87,14 +93,14 @@ class Speedup(NamedTuple):
     def brief(self) -> str:
         """The speed-up in short.
 
-        >>> print(Speedup(2.0, 1.5, 2.5).brief, "·", Speedup(2.0, 1.1, 3.9).brief)
-        2.00x [1.50, 2.50] · at least 1.10x
+        >>> print(Speedup(2.0, 1.7, 2.5).brief, "·", Speedup(2.0, 1.1, 3.9).brief)
+        2.00x [1.70, 2.50] · at least 1.10x
         """
         return f"at least {self.low:.2f}x" if self._is_vague else f"{self.ratio:.2f}x [{self.low:.2f}, {self.high:.2f}]"
 
     @property
     def _is_vague(self) -> bool:
-        return self.low > 1 and self.high > _WIDE * self.low
+        return self.low > 1 and self.high > NARROW * self.low
 
 
 SAME = Speedup(1.0, 1.0, 1.0)
@@ -243,7 +249,8 @@ class Tuning:
         Parameters
         ----------
         data
-            Dataset made like the one that was tuned, of ``tf.data`` or of Grain.
+            Dataset made like the one that was tuned, of ``tf.data`` or of Grain; or the tuple of arrays, of which the
+            batches are returned, shuffled as ``fit`` does.
 
         Raises
         ------
@@ -252,6 +259,8 @@ class Tuning:
         """
         if not self.best:
             return data
+        if are_arrays(data):
+            return shuffled(data, self.best)
         return GrainPipeline(data).build(self.best) if is_grain(data) else Pipeline(data).in_place(self.best)
 
     def as_code(self) -> str:

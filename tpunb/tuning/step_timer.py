@@ -22,10 +22,11 @@ class StepTimer:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._before: list[float] = []
+        self._busy: list[float] = []  # cores, in each of these
         self._after: list[float] = []
         self._swapped = False
         self._saved = 0.0  # in earlier fits
-        self._last: tuple[int, float] | None = None
+        self._last: tuple[int, float, float] | None = None  # steps, and seconds of the clock and the processors
         self._started = 0.0
         self.seconds = 0.0
         """Since the fit started."""
@@ -33,27 +34,38 @@ class StepTimer:
     def start(self) -> None:
         """Start a fit with a new pipeline."""
         self._saved = self.saved
-        self._before, self._after, self._swapped = [], [], False
+        self._before, self._busy, self._after, self._swapped = [], [], [], False
         self._started, self._last = self._clock(), None
 
     def record(self, step: int, *, within_epoch: bool) -> None:
         """Record the number of steps taken so far."""
-        now = self._clock()
+        now, worked = self._clock(), time.process_time()
         self.seconds = now - self._started
         if self._last is not None and step > self._last[0]:
-            taken = step - self._last[0]
+            taken, wall = step - self._last[0], now - self._last[1]
             times = self._after if self._swapped else self._before
-            times += [(now - self._last[1]) / taken] * taken
-        self._last = (step, now) if within_epoch else None
+            times += [wall / taken] * taken
+            if not self._swapped:
+                self._busy += [(worked - self._last[2]) / max(wall, 1e-9)] * taken
+        self._last = (step, now, worked) if within_epoch else None
 
     def pause(self) -> None:
         """Exclude the time since the last step."""
         if self._last is not None:
-            self._last = self._last[0], self._clock()
+            self._last = self._last[0], self._clock(), time.process_time()
 
-    def swap(self) -> None:
-        """Count the following steps as after the change."""
-        self._swapped = True
+    def swap(self, changed: bool = True) -> None:
+        """Count the following steps as after the change, or before it."""
+        self._swapped = changed
+
+    @property
+    def before(self) -> float:
+        """Seconds of all steps before the change."""
+        return sum(self._before)
+
+    def recent(self, steps: int) -> tuple[float, float]:
+        """Return the median seconds of the last steps before the change, and of the cores kept busy."""
+        return statistics.median(self._before[-steps:]), statistics.median(self._busy[-steps:])
 
     @property
     def step(self) -> float:

@@ -81,7 +81,8 @@ class TrialRunner:
         window: int | None = None,
     ) -> None:
         if not isinstance(job, Job):
-            raise wrong("tune", "job", "be a Job", job, hint="tpunb.Job(build), where build() returns (model, data)")
+            hint = "tp.tune(model, data), or tp.tune(tp.Job(build)), where build() returns (model, data)"
+            raise wrong("tune", "job", "be a Job, or a model followed by its data", job, hint=hint)
         self.job, self.start = job, _checked(job, start)
         if isinstance(start, LivePosition):
             sizes = trial_sizes(start.seconds)
@@ -115,6 +116,12 @@ class TrialRunner:
     def untracked_state(self) -> str:
         """Return the state of a step that a trial could not restore; "" for none."""
         return self.training.untracked_state(self.position.source({}).iterator)
+
+    def execution_seconds(self) -> float:
+        """Return the seconds of an execution: the mean of two after the first, which compiles."""
+        self.training.restore(self._state)
+        source = self.position.source({})
+        return _timed(lambda: source.execute(self.training), 1, 2).seconds
 
     def calibrate(self) -> Baseline:
         """Return the program's values, measured in a trial, with sizes chosen by a first short one."""

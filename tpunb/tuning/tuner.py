@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
 
@@ -31,7 +32,8 @@ _CORES = os.cpu_count() or 1
 
 
 def tune(
-    job: Job,
+    job: Any,
+    data: Any = None,
     *,
     start: CheckpointPath | None = None,
     search: Search | None = None,
@@ -41,6 +43,7 @@ def tune(
 ) -> Tuning:
     """Return the fastest values of a job's input pipeline, with the same output to the last bit.
 
+    It writes at once, to the standard error stream, how many seconds it needs; if the budget is below, it ends at once.
     Every trial runs a few steps from the same place. Values win if a race of pairs shows that they are faster than the
     program's own; otherwise these stay. Afterwards the job's model, its random numbers and its data are what they were
     before.
@@ -48,7 +51,9 @@ def tune(
     Parameters
     ----------
     job
-        Job to tune.
+        `Job` to tune; or a compiled Keras model, with its data.
+    data
+        The model's ``tf.data.Dataset``, or its arrays (x, y): ``tune(model, data)`` is ``tune(Job((model, data)))``.
     start
         Checkpoint of its ``fit``, of `tpunb.checkpoint.checkpointing`; None for the beginning.
     search
@@ -67,6 +72,10 @@ def tune(
     TpunbError
         If the checkpoint does not hold all state that a trial needs, or the job cannot be run as ``fit`` would.
     """
+    if data is not None:
+        if isinstance(job, Job):
+            raise wrong("tune", "data", "be omitted: the Job holds its data", type(data).__name__)
+        job = Job((job, data))
     tuner = Tuner(job, start, search or model_based, _budget(budget, phases), Journal(folder))
     if phases is not None:
         phase = hot_phase(phases)
@@ -74,6 +83,7 @@ def tune(
             tuner.report("no hot phase")
         else:
             tuner.report("hot phase", phase=phase.name, share=phase.share)
+    tuner.announce = lambda sentence: print(f"tpunb: {sentence}", file=sys.stderr, flush=True)
     for _ in tuner.trials():
         pass
     return tuner.tuning
@@ -104,6 +114,8 @@ class Tuner:
         self.messages: list[Message] = []
         self.closing = Message("stopped")
         """Event to report if its trials are closed before the end."""
+        self.announce: Callable[[str], object] = lambda sentence: None
+        """Receives a sentence with the seconds needed, before the first trial."""
         self.tuning = Tuning(())
 
     def report(self, code: str, **facts: Any) -> None:
@@ -126,15 +138,19 @@ class Tuner:
     def _trials(self) -> Generator[Trial, None, None]:
         runner = self._runner
         self._journal.start(runner.job.fingerprint)
+        for reason in runner.pipeline.unsafe:
+            self.report("unsafe", reason=reason)
         if runner.pipeline.refusal is not None:
             self.report("not tuned", reason=runner.pipeline.refusal)
             return
         if state := runner.untracked_state():
             self.report("untracked state", state=state)
             return
+        if self._is_too_short(least_seconds(runner.execution_seconds()), announced=True):
+            return
         baseline = runner.calibrate()
         default = self._default(baseline)
-        if default is None:
+        if default is None or self._is_too_short(2 * default.spent):
             return
         tournament = self._tournament = Tournament(baseline.trial, default, self._budget, started=self._started)
         model = runner.model_only_seconds()
@@ -157,6 +173,17 @@ class Tuner:
                 self._journal.record(trial)
                 yield trial
         self._report_winner(tournament)
+
+    def _is_too_short(self, seconds: float, *, announced: bool = False) -> bool:
+        """Return whether the budget ends before some more seconds; report these, or that it does."""
+        needed, budget = time.perf_counter() - self._started + seconds, self._budget.seconds
+        if announced:
+            self.report("needs", needed=needed, budget=budget)
+            self.announce(str(self.messages[-1]))
+        if needed <= budget:
+            return False
+        self.report("budget too small", budget=budget, needed=needed)
+        return True
 
     def _default(self, baseline: Baseline) -> TrialResult | None:
         """Return the result of the program's values; None if its outputs are not repeatable."""

@@ -1,0 +1,300 @@
+"""Tunes a running ``fit`` in place: the steps that are measured are steps of the training, with other values.
+
+A position holds for any values, so the fit changes its values between two steps, keeps its place in the data, and
+wastes no step. Before values are used, a copy of the data at the present position shows that they give the same
+batches, bit for bit; then blocks of steps race, in turns, against the best values so far.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tpunb.errors import wrong
+from tpunb.text import format_error
+from tpunb.tfdata import position
+from tpunb.training.fit_state import Fit
+from tpunb.tuning.parameters import Kind, Value
+from tpunb.tuning.pipeline import Pipeline
+from tpunb.tuning.position import saveable
+from tpunb.tuning.racing import Race, RaceResult
+from tpunb.tuning.results import SAME, Journal, Message, Trial, Tuning
+from tpunb.tuning.search import BUFFERS, Search, Space, StepCosts, Values
+from tpunb.tuning.stage_costs import StageCost
+
+SAMPLE = 3, 8
+"""Least and most batches that are drawn from a copy of the data."""
+
+WARM, WINDOW = 6, 6
+"""Executions after a change of values that are not measured, since they empty or fill buffers, and those that are."""
+
+RACE = 6 * (WARM + WINDOW)
+"""Executions that a fit must have left: those of a race."""
+
+SWITCH = 0.15
+"""Expected seconds of a change of values, before there has been one."""
+
+_WAITS = 1.15
+_HIDDEN = 1.5  # times the data alone: a step of the model's, if batches are made ahead
+_LEAST = 0.05  # of a step that is taken for the model's, if the data take all of it
+_SHARE = 0.3  # of the seconds left, for the batches of the program's values
+_PATIENCE, _HICCUP = 1.5, 0.25  # limit of a block: by the time of the best values, and seconds more
+_MOST = 6  # pairs of a race
+_DEEPEST = 4
+_CORES = os.cpu_count() or 1
+
+_Course = Generator[None, None, None]
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Batches drawn from a copy of the data: their fingerprints, seconds of each, and cores kept busy."""
+
+    steps: int  # of the fit before them
+    batches: tuple[bytes, ...]
+    seconds: float
+    busy: float
+
+
+class LiveTuning:
+    """A tuning of a fit in place: ``next(course)`` after each of its steps.
+
+    Parameters
+    ----------
+    fit
+        Fit whose data are `saveable` and in the form that `Pipeline.in_place` returns.
+    recent
+        Seconds per step of the program's values, and the busy cores meanwhile.
+    left
+        Function that returns the seconds for which the training may still wait, by those that it would save.
+    aside
+        Function that returns a context for what the training waits for.
+    """
+
+    def __init__(
+        self,
+        fit: Fit,
+        pipeline: Pipeline,
+        search: Search,
+        *,
+        recent: tuple[float, float],
+        left: Callable[[float], float],
+        aside: Callable[[], AbstractContextManager[object]],
+        journal: Journal,
+    ) -> None:
+        self._fit, self._pipeline, self._search = fit, pipeline, search
+        self._recent, self._left, self._aside, self.journal = recent, left, aside, journal
+        self._steps = int(fit.model.steps_per_execution)
+        self._started, self._switch_seconds = time.perf_counter(), SWITCH
+        self.values: dict[str, Value] = {}
+        """Values with which the fit runs."""
+        self.best: dict[str, Value] = {}
+        self.messages: list[Message] = [Message("tuned at", {"steps": fit.steps})]
+        self.trials = [Trial(0, {}, "default", recent[0], equal=True)]
+        self._champion = self.trials[0]
+        self._seconds = recent[0]  # per step, of the best values
+        self._reference: _Sample | None = None
+
+    @property
+    def tuning(self) -> Tuning:
+        """The result so far."""
+        trials, spent = tuple(self.trials), time.perf_counter() - self._started
+        speedup = Tuning(trials).speedups[self._champion.number]
+        code = self._pipeline.as_code(self.best) if self.best else ""
+        messages = [*self.messages]
+        if self.best and speedup is not None:
+            messages.append(Message("winner", {"values": dict(self.best), "speedup": [*speedup]}))
+        elif len(trials) > 1:
+            messages.append(Message("none faster", {"trials": len(trials) - 1}))
+        return Tuning(trials, dict(self.best), speedup or SAME, tuple(messages), spent, code)
+
+    def course(self) -> _Course:
+        """Yield until a step has been taken, to the end of the tuning."""
+        self.journal.record(self.trials[0])
+        reference = yield from self._referenced()
+        if (costs := self._costs(reference)) is not None:
+            space = Space.of(self._pipeline.parameters, lambda: costs, cores=_CORES, deepest=_DEEPEST)
+            yield from self._proposed(space)
+
+    def _referenced(self) -> Generator[None, None, _Sample]:
+        """Return the batches that the best values give at the present position; near an epoch's end, in the next."""
+        while self._reference is None or self._reference.steps != self._fit.steps:
+            yield from self._in_epoch()
+            with self._aside():
+                self._reference = self._sampled(self.best, _SHARE * self._left(0.0))
+            if len(self._reference.batches) <= SAMPLE[0] and self._reference.batches[-1] == b"end":
+                self._reference = None
+                while self._fit.cursor is not None:
+                    yield
+        return self._reference
+
+    def _costs(self, reference: _Sample) -> StepCosts | None:
+        """Return the costs of a step, all of the data's for each stage; None if no values can make it much faster."""
+        step, busy = self._recent
+        data, parameters = reference.seconds, self._pipeline.parameters
+        ahead = any(parameter.kind in BUFFERS and parameter.current != 0 for parameter in parameters)
+        hidden = ahead and data * _HIDDEN < step  # behind the work of the model
+        model = step if hidden else _LEAST * step if ahead else max(step - data, _LEAST * step)
+        facts = {"step": step, "data": data}
+        if step < _WAITS * model:
+            self.messages.append(Message("data keep up", facts))
+            return None
+        if _WAITS * busy > _CORES:
+            self.messages.append(Message("compute-bound", {"step": step, "busy": busy, "cores": _CORES}))
+            return None
+        self.messages.append(Message("data", facts))
+        stages = [parameter.stage for parameter in parameters if parameter.kind is Kind.CALLS]
+        return StepCosts(model, tuple(StageCost(stage, data, reference.busy) for stage in stages))
+
+    def _proposed(self, space: Space) -> _Course:
+        """Race the proposals of the search, and AUTOTUNE if its first one is not faster."""
+        proposals = self._search(space)
+        seen: dict[frozenset[tuple[str, Value]], float | None] = {frozenset(): self._seconds}
+        try:
+            values = next(proposals)
+            while len(seen) < 2 or self._is_worth_it():
+                cost = yield from self._entered(values, space, seen)
+                if len(self.trials) == 2 and not self.best and self._is_worth_it():
+                    yield from self._entered(space.autotune, space, seen)
+                values = proposals.send(cost)
+        except StopIteration:
+            pass
+        finally:
+            proposals.close()
+
+    def _entered(
+        self, proposed: Values, space: Space, seen: dict[frozenset[tuple[str, Value]], float | None]
+    ) -> Generator[None, None, float | None]:
+        if not isinstance(proposed, Mapping):
+            raise wrong("tune", "search", "yield mappings of parameter names to values", proposed)
+        default = space.default
+        values = {name: value for name, value in proposed.items() if name not in default or value != default[name]}
+        key = frozenset(values.items())
+        if key not in seen:
+            yield from self._raced(values)
+            seen[key] = self.trials[-1].seconds
+        return seen[key]
+
+    def _is_worth_it(self) -> bool:
+        """Return whether another race fits into the rest of the fit, and of what it may wait."""
+        left = self._fit.steps_left
+        pause = 2 * SAMPLE[0] * self._seconds * self._steps + 3 * self._switch_seconds
+        return pause <= self._left(0.0) and (left is None or left >= RACE * self._steps)
+
+    def _raced(self, values: Values) -> _Course:
+        """Add the trial of values in a race against the best so far; the fit then runs with those that won."""
+        started = time.perf_counter()
+        best, against = dict(self.best), self._champion
+        trial = Trial(len(self.trials), dict(values), "failed", against=against.number)
+        try:
+            reference = yield from self._referenced()
+            with self._aside():
+                limit = _PATIENCE * len(reference.batches) * reference.seconds + _HICCUP
+                sample = self._sampled(values, limit, batches=len(reference.batches))
+            if sample.batches == reference.batches[: len(sample.batches)]:
+                result = yield from self._pairs(values, best)
+                low, high = (None if math.isnan(end) else end for end in (result.low, result.high))
+                seconds = self._seconds / result.ratio
+                trial = replace(trial, verdict=result.decision, seconds=seconds, equal=True, pairs=result.pairs)
+                trial = replace(trial, ratio=result.ratio, low=low, high=high)
+            else:
+                trial = replace(trial, verdict="different output", equal=False)
+        except Exception as error:  # noqa: BLE001  whatever it is, the values do not suit this program
+            trial = replace(trial, error=format_error(error))
+        trial = replace(trial, spent=time.perf_counter() - started)
+        self.trials.append(trial)
+        self.journal.record(trial)
+        if trial.verdict == "faster" and trial.seconds is not None:
+            self.best, self._champion, self._seconds = dict(values), trial, trial.seconds
+        yield from self._run_with(self.best)
+
+    def _pairs(self, values: Values, best: Values) -> Generator[None, None, RaceResult]:
+        """Return the result of a race in blocks of steps, of which the first is lost at once by slower values."""
+        race = Race(fewest=3, most=_MOST)
+        baseline = self._seconds if not best else (yield from self._block(best))
+        result = race.add(baseline, (yield from self._block(values)))
+        if result.ratio < 1:
+            return replace(result, decision="not faster")
+        while result.decision == "undecided" and result.pairs < _MOST and self._pays(result):
+            first, second = (values, best) if result.pairs % 2 else (best, values)
+            one = yield from self._block(first)
+            two = yield from self._block(second)
+            result = race.add(*((two, one) if first is values else (one, two)))
+        return result
+
+    def _pays(self, result: RaceResult) -> bool:
+        """Return whether the training may wait for another pair, by what it would save."""
+        steps = self._fit.steps if self._fit.steps_left is None else self._fit.steps_left
+        saving = steps * self._seconds * (1 - 1 / result.ratio)
+        return self._left(saving) > 2 * self._switch_seconds
+
+    def _block(self, values: Values) -> Generator[None, None, float]:
+        """Return the seconds per step of a block with some values; of a much slower one, those until it is ended."""
+        warm = 0 if values == self.values else WARM
+        yield from self._run_with(values)
+        started, steps = time.perf_counter(), self._fit.steps
+        limit = _PATIENCE * (warm + WINDOW) * self._steps * self._seconds + _HICCUP
+        taken = 0
+        while taken < warm + WINDOW:
+            yield
+            now = time.perf_counter()
+            if self._fit.step_in_epoch <= self._steps:  # an epoch has ended, or begun: its first step fills buffers
+                started, steps, taken = now, self._fit.steps, min(taken, warm)
+                continue
+            taken += 1
+            if taken == warm:
+                started, steps = now, self._fit.steps
+            elif now - started > limit:
+                break
+        return max(time.perf_counter() - started, 1e-9) / max(self._fit.steps - steps, 1)
+
+    def _run_with(self, values: Values) -> _Course:
+        """Continue the fit with some values, at the same place."""
+        if values == self.values:
+            return
+        yield from self._in_epoch()
+        with self._aside():
+            started = time.perf_counter()
+            iterator = self._copy(values)
+            later = saveable(self._pipeline.in_place(values))  # continues the program's shuffles
+            self._fit.replace_data(later, iterator, "the pipeline was tuned in the midst of the fit")
+            self.values = dict(values)
+            self._switch_seconds = max(self._switch_seconds, time.perf_counter() - started)
+
+    def _in_epoch(self) -> _Course:
+        """Yield until the fit is within an epoch."""
+        while self._fit.cursor is None:
+            yield
+
+    def _copy(self, values: Values) -> Any:
+        """Return an iterator over the data with some values, at the present position."""
+        stand = self._fit.cursor
+        assert stand is not None
+        state = position.state_of(stand.iterator)
+        iterator = iter(saveable(self._pipeline.build(values)))
+        position.set_state(iterator, state)
+        return iterator
+
+    def _sampled(self, values: Values, limit: float, *, batches: int = SAMPLE[1]) -> _Sample:
+        """Return batches of a copy of the data from the present position on, as many as fit into a limit of seconds."""
+        drawn: list[bytes] = []
+        seconds: list[float] = []
+        iterator = self._copy(values)
+        begun, worked = time.perf_counter(), time.process_time()
+        while len(seconds) < batches and (len(seconds) < SAMPLE[0] or time.perf_counter() - begun < limit):
+            started = time.perf_counter()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                drawn.append(b"end")
+                break
+            seconds.append(time.perf_counter() - started)
+            drawn.append(position.fingerprint(batch))
+        busy = (time.process_time() - worked) / max(time.perf_counter() - begun, 1e-9)
+        return _Sample(self._fit.steps, tuple(drawn), statistics.fmean(seconds[len(seconds) // 2 :] or [0.0]), busy)
