@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ import numpy as np
 
 from tpunb.errors import TpunbError
 from tpunb.signals import spending
-from tpunb.text import format_error
+from tpunb.text import format_error, plain
 from tpunb.tfdata import position, rewrite
 from tpunb.tfdata.graph import graph_or_none, too_large
 from tpunb.tfdata.restored import buffered_bytes, late_shuffles, not_restored, only_checks, varies
@@ -26,7 +26,7 @@ from tpunb.training.hidden_state import EagerStep, hidden_state
 from tpunb.training.model_build import build
 from tpunb.training.passes import ArrayBatches, CountingDataset
 from tpunb.training.positions import ITERATOR, Positions
-from tpunb.training.state import DATA, METRICS, RANDOM, assign, to_numpy, variables_by_part
+from tpunb.training.state import DATA, METRICS, RANDOM, WEIGHTS, assign, to_numpy, variables_by_part
 
 _CALLBACKS = "callbacks"
 """Part of the arrays that callbacks keep."""
@@ -80,6 +80,22 @@ class FitStart(NamedTuple):
         return dataset if graph is None else rewrite.seed_shuffles(dataset, graph, self.metadata["seeds"])
 
 
+@dataclass(frozen=True)
+class EndedFit:
+    """What remains of a fit that has ended: a later one of its block that is resumed does not train it again."""
+
+    history: dict[str, list[float]] = field(default_factory=dict)  # as Keras' History holds it
+    epochs: list[int] = field(default_factory=list)
+    iterators: int = 0  # created from its data
+    used: int = 0  # from which batches were taken
+    model: Any = None  # its variables, kept to compare them; not saved
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Attributes as JSON values."""
+        return {name: value for name, value in vars(self).items() if name != "model"}
+
+
 class DataCursor(NamedTuple):
     """Position of a fit in its data."""
 
@@ -116,6 +132,8 @@ class Fit:
     listeners: Sequence[Listener]
     start: FitStart | None = None  # checkpoint from which it starts
     validation: tuple[Any, int | None] = (None, None)  # its data and steps
+    past: EndedFit | None = None  # itself, if it ended before the checkpoint of a later fit and is not trained again
+    before: tuple[EndedFit, ...] = ()  # fits of the block
     epoch: int = 0
     step_in_epoch: int = 0
     steps: int = 0  # that the optimizer has taken
@@ -200,6 +218,8 @@ class Fit:
         self.steps = 0 if self.model.optimizer is None else int(to_numpy([self.model.optimizer.iterations])[0])
         if self.start is not None:
             self._begin_at(self.start.metadata, dataset)
+        elif self.past is not None:
+            self._begin_data(dataset, self.past.iterators, self.past.used)
 
     def _check_seeds(self, shuffles: int) -> None:
         if len(self._seeds) != shuffles:
@@ -208,15 +228,37 @@ class Fit:
     def _begin_at(self, metadata: Mapping[str, Any], dataset: Any) -> None:
         self.restore_due = self._data_due = True
         build(self.model, dataset.element_spec)
-        self._data.begin(metadata["iterators"])
+        drawn_again = metadata["drawn"] > 0 and not self._is_written
+        self._begin_data(dataset, metadata["iterators"], metadata.get("used_iterators", 0) - drawn_again)
         self._used = metadata.get("used_iterators", 0) - metadata["live"]
-        graph = None if isinstance(self._data, ArrayBatches) else graph_or_none(dataset)
-        if graph is not None and (late := late_shuffles(graph)):
-            drawn_again = metadata["drawn"] > 0 and not self._is_written
-            rewrite.begin_shuffles(graph, late, metadata.get("used_iterators", 0) - drawn_again)
         self.epoch, self.step_in_epoch, self.steps = metadata["epoch"], metadata["step_in_epoch"], metadata["step"]
         if self._epochs._num_batches is None:  # data of unknown length, which the first epoch has counted
             self._epochs._num_batches = metadata["batches"]
+
+    def _begin_data(self, dataset: Any, iterators: int, used: int) -> None:
+        """Proceed in the orders of the data as if iterators had been created, and some of them used."""
+        self._data.begin(iterators)
+        graph = None if isinstance(self._data, ArrayBatches) else graph_or_none(dataset)
+        if graph is not None and (late := late_shuffles(graph)):
+            rewrite.begin_shuffles(graph, late, used)
+
+    def ended(self, history: Any) -> EndedFit:
+        """Return what remains of the fit after its end."""
+        if self.past is not None:
+            return replace(self.past, model=self.model)
+        numbers = {name: values for name, values in history.history.items() if not any(map(np.ndim, values))}
+        logs = {name: [float(value) for value in values] for name, values in numbers.items()}
+        return EndedFit(logs, list(history.epoch), self._data.iterators, self._used, self.model)
+
+    @property
+    def _other_model(self) -> str:
+        """Sentence that names a model that an earlier fit of the block trained, or ""."""
+        present = {id(variable) for variable in variables_by_part(self.model)[WEIGHTS]}
+        others = [each.model for each in self.before if each.model is not None]
+        apart = (one for one in others if any(id(each) not in present for each in variables_by_part(one)[WEIGHTS]))
+        if (other := next(apart, None)) is None:
+            return ""
+        return f"an earlier fit of the block trained {plain(other.name)}, not a part of this model (use another block)"
 
     @property
     def _is_written(self) -> bool:
@@ -373,15 +415,18 @@ class Fit:
         snapshot.write_arrays(folder, {**variables, _CALLBACKS: callbacks.arrays})
         live, unpositioned, facts = self._live_iterator, self.reason, dict[str, Any]()
         drawn = self._drawn if live is not None and live is self._iterator else 0
-        if live is not None and not unpositioned and not isinstance(self._data, ArrayBatches):
+        if isinstance(self._data, ArrayBatches):
+            unpositioned = unpositioned or self._data.problem
+        elif live is not None and not unpositioned:
             unpositioned, facts = self.positions.write(folder, live, drawn)
-        reason = unpositioned or self.hidden_state or self._unsaved_validation or callbacks.unsaved
+        reason = unpositioned or self._other_model or self.hidden_state or self._unsaved_validation or callbacks.unsaved
         parts = [part for part, values in variables.items() if values and part != RANDOM]
         return {
             "holds": [*parts, RANDOM, *[DATA] * (not unpositioned)],
             "exact": not reason,
             "why": reason,
             "fit": self.number,
+            "ended": [each.metadata for each in self.before],
             "epoch": self.epoch,
             "step_in_epoch": self.step_in_epoch,
             "iterators": self._data.iterators - (live is not None),
