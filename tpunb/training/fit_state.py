@@ -155,6 +155,7 @@ class Fit:
     _replaced: Any = None  # iterator that Keras still holds, and that feeds nothing
     _restored_data: Any = None  # kept alive: a position was read into its iterator
     _data_due: bool = False
+    _is_built: bool = True  # all variables exist
     _is_restored: bool = False  # a step has begun
     _notified: int = -1  # steps at the last event
     _eager: EagerStep | None = None  # what the steps of an eager model do
@@ -227,7 +228,7 @@ class Fit:
 
     def _begin_at(self, metadata: Mapping[str, Any], dataset: Any) -> None:
         self.restore_due = self._data_due = True
-        build(self.model, dataset.element_spec)
+        self._is_built = build(self.model, dataset.element_spec)
         drawn_again = metadata["drawn"] > 0 and not self._is_written
         self._begin_data(dataset, metadata["iterators"], metadata.get("used_iterators", 0) - drawn_again)
         self._used = metadata.get("used_iterators", 0) - metadata["live"]
@@ -449,6 +450,12 @@ class Fit:
         """Restore the saved variables and random state; metrics only within an epoch."""
         assert self.start is not None
         with spending("checkpoint restore", "tpunb"):
+            if not self._is_built:
+                import tensorflow as tf
+
+                constants.compiled_step(
+                    self.model.train_function, tf.data.IteratorSpec(self._data.dataset.element_spec)
+                )
             self.start.restore(self.model, metrics=metrics)
         self.restore_due = False
 
