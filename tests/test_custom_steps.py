@@ -1,8 +1,13 @@
 """Models with a step of their own, several optimizers or no ``call``: resumed bit for bit."""
 
-import pytest
-from test_exactness import BATCH, resumes, rows, small, trained
+import warnings
 
+import numpy as np
+import pytest
+from test_exactness import BATCH, refuses, resumes, rows, small, trained
+
+from tpunb.checkpoint import checkpointing, checkpoints
+from tpunb.checkpoint.resume import resume
 from tpunb.training import seeds
 from tpunb.training.state import OPTIMIZER, optimizers_of, variables_by_part
 
@@ -89,3 +94,51 @@ def test_every_optimizer_belongs_to_the_state():
     assert len(variables_by_part(made)[OPTIMIZER]) == 3 * 2  # iteration and learning rate
     assert optimizers_of(small()) != []
     assert optimizers_of(keras.layers.Dense(1)) == []
+
+
+class Recompiling(keras.callbacks.Callback):
+    """A callback that unfreezes a layer in the second epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.layers[0].trainable = True
+            self.model.compile("adam", "mse")
+            self.model.make_train_function()
+
+
+def test_a_model_that_is_compiled_again_during_a_fit_is_inexact_from_then_on(tmp_path):
+    def cell():
+        layer = keras.layers.Dense(2, kernel_initializer="ones")
+        layer.trainable = False
+        return trained(rows().batch(BATCH), small(layer), callbacks=[Recompiling()])
+
+    with warnings.catch_warnings(), checkpointing(tmp_path, every=5):
+        warnings.simplefilter("ignore")
+        losses, _, weights = cell()
+    found = checkpoints(tmp_path)
+    assert [one.exact for one in found if one.step < 8] == [True]
+    assert {one.reason for one in found if one.step > 8} == {
+        "the model was compiled again during the fit (compile it between two fits instead)"
+    }
+    with resume(found[0]):
+        later, _, again = cell()
+    assert (later, again) == (losses[5:], weights)
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches that Python makes."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, at):
+        x = np.full((BATCH, 3), at, "f")
+        return x, x[:, :1]
+
+
+def test_a_py_dataset_is_refused_by_its_name_with_a_way_out(tmp_path):
+    refuses(
+        tmp_path,
+        lambda: trained(Batches(), epochs=2),
+        "Batches: a Keras PyDataset feeds it, whose Python code may have state (give fit arrays or a tf.data.Dataset)",
+    )

@@ -27,7 +27,7 @@ tf = pytest.importorskip("tensorflow")
 SAVING = (
     *((fit_state, name) for name in ("graph_or_none", "not_restored", "varies", "CallbackState", "hidden_state")),
     *((fit_state, name) for name in ("to_numpy", "_try_save", "_variables", "too_large", "buffered_bytes")),
-    *((fit_state.Fit, name) for name in ("_other_model", "ended")),
+    *((fit_state.Fit, name) for name in ("_other_training", "ended")),
     *((positions.Positions, name) for name in ("begin", "write", "moved")),
     *(
         (fit_state.Fit, name)

@@ -143,6 +143,7 @@ class Fit:
     restore_due: bool = False  # the saved state is not restored yet
     failed: bool = False  # saving and tuning have ended with an error
     _epochs: Any = None  # Keras' iterator over epochs
+    _optimizer: Any = None  # of the model at the begin
     _data: CountingDataset = field(default_factory=lambda: CountingDataset(()))
     _seeds: list[int] = field(default_factory=list)  # of the shuffles that had none
     positions: Positions = field(default_factory=Positions)
@@ -186,6 +187,7 @@ class Fit:
         if self._epochs is not None:
             return
         self._epochs, dataset = epochs, epochs._distributed_dataset
+        self._optimizer = self.model.optimizer
         from_program = isinstance(epochs.data_adapter, TFDatasetAdapter)
         self.reason = too_large(dataset) if from_program else ""
         graph = graph_or_none(dataset) if from_program and not self.reason else None
@@ -198,6 +200,11 @@ class Fit:
                 self._seeds = self.start.metadata["seeds"] if self.start else [arrays.seed]
                 self._check_seeds(1)
                 (arrays.seed,) = self._seeds
+        elif (fed := getattr(epochs.data_adapter, "py_dataset", None)) is not None:
+            self.reason = (
+                f"{plain(type(fed).__name__)}: a Keras PyDataset feeds it, whose Python code may have state "
+                "(give fit arrays or a tf.data.Dataset)"
+            )
         elif not from_program and position.ignores_external_state(dataset):
             self.reason = _try_save(position.with_external_state_policy(dataset, "FAIL"))
         if graph is not None:
@@ -252,11 +259,13 @@ class Fit:
         return EndedFit(logs, list(history.epoch), self._data.iterators, self._used, self.model)
 
     @property
-    def _other_model(self) -> str:
-        """Sentence that names a model that an earlier fit of the block trained, or ""."""
+    def _other_training(self) -> str:
+        """Sentence that names training by another optimizer in this fit, or of another model before it, or ""."""
         present = {id(variable) for variable in variables_by_part(self.model)[WEIGHTS]}
         others = [each.model for each in self.before if each.model is not None]
         apart = (one for one in others if any(id(each) not in present for each in variables_by_part(one)[WEIGHTS]))
+        if self.model.optimizer is not self._optimizer:
+            return "the model was compiled again during the fit (compile it between two fits instead)"
         if (other := next(apart, None)) is None:
             return ""
         return f"an earlier fit of the block trained {plain(other.name)}, not a part of this model (use another block)"
@@ -420,7 +429,9 @@ class Fit:
             unpositioned = unpositioned or self._data.problem
         elif live is not None and not unpositioned:
             unpositioned, facts = self.positions.write(folder, live, drawn)
-        reason = unpositioned or self._other_model or self.hidden_state or self._unsaved_validation or callbacks.unsaved
+        reason = (
+            unpositioned or self._other_training or self.hidden_state or self._unsaved_validation or callbacks.unsaved
+        )
         parts = [part for part, values in variables.items() if values and part != RANDOM]
         return {
             "holds": [*parts, RANDOM, *[DATA] * (not unpositioned)],
