@@ -13,6 +13,7 @@ from functools import cache, partial, wraps
 from typing import Any
 
 from tpunb.errors import TpunbError, need
+from tpunb.text import plural
 from tpunb.training import seeds
 from tpunb.training.fit_state import EndedFit, Fit, FitStart, Listener
 from tpunb.training.passes import CountingDataset
@@ -70,9 +71,11 @@ def starting(start: FitStart) -> Iterator[None]:
         try:
             yield
             if _hooks.start is not None:
-                calls = "no fit" if not _hooks.fits else f"fit {_hooks.fits} time{'s' * (_hooks.fits > 1)}"
-                problem, hint = f"nothing was resumed: the block called {calls}", "call model.fit(...) in it"
-                raise TpunbError(problem, hint=hint if not _hooks.fits else "run the same cell as when it was saved")
+                if not _hooks.fits:
+                    raise TpunbError("nothing was resumed: the block called no fit", hint="call model.fit(...) in it")
+                calls, saved = plural(_hooks.fits, "time"), start.metadata["fit"] + 1
+                problem = f"nothing was resumed: the block called fit {calls}, and the checkpoint is of fit {saved}"
+                raise TpunbError(problem, hint="run the same cell as when it was saved")
         finally:
             _hooks.start = None
 
