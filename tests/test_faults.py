@@ -7,6 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from slow_jobs import at_hand, little
 from test_exactness import BATCH, rows, small, trained
@@ -16,7 +17,7 @@ from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.formats import native
 from tpunb.checkpoint.resume import policy
 from tpunb.tfdata import position, rewrite
-from tpunb.training import constants, fit_state, seeds, snapshot, state
+from tpunb.training import constants, fit_state, passes, positions, seeds, snapshot, state
 from tpunb.tuning import online, pipeline, trial, tuner
 from tpunb.tuning import position as trial_position
 
@@ -25,7 +26,9 @@ tf = pytest.importorskip("tensorflow")
 
 SAVING = (
     *((fit_state, name) for name in ("graph_or_none", "not_restored", "varies", "CallbackState", "hidden_state")),
-    *((fit_state, name) for name in ("to_numpy", "_try_save", "_variables")),
+    *((fit_state, name) for name in ("to_numpy", "_try_save", "_variables", "too_large", "buffered_bytes")),
+    *((fit_state.Fit, name) for name in ("_other_training", "ended")),
+    *((positions.Positions, name) for name in ("begin", "write", "moved")),
     *(
         (fit_state.Fit, name)
         for name in ("attach", "begin_epoch", "end_epoch", "_use", "_begin_turn", "_notify", "on_iterator")
@@ -88,6 +91,22 @@ def test_a_fault_in_saving_does_not_affect_the_training(tmp_path, monkeypatch, w
         warnings.simplefilter("always")
         assert trained(data, epochs=2, validation_data=held) == whole
     assert sum("injected" in str(one.message) for one in caught) <= 1
+
+
+@pytest.mark.parametrize("name", ["of", "fingerprint", "pass_from"])
+def test_a_fault_in_saving_arrays_does_not_affect_the_training(tmp_path, monkeypatch, name):
+    def arrays():
+        x, y = map(np.array, zip(*rows().as_numpy_iterator(), strict=True))
+        tf.random.set_seed(5)
+        return trained(x, y=y, batch_size=BATCH, epochs=2)
+
+    plain = arrays()
+    fault(monkeypatch, (passes.ArrayBatches, name))
+    with warnings.catch_warnings(), checkpointing(tmp_path, every=3):
+        warnings.simplefilter("ignore")
+        assert arrays() == plain
+    tf.random.set_seed(None)
+    assert not any(one.exact for one in checkpoints(tmp_path))
 
 
 def tuned_fit():

@@ -69,7 +69,7 @@ def test_data_with_large_buffers_resume_exactly(tmp_path, monkeypatch, name, sta
 def contents(folder, every=2):
     """Return, by step, the batches to draw again, and the file with the buffers by its number on the disk."""
     found = {}
-    for one in sorted(folder.iterdir(), key=lambda path: int(path.name.split("-")[1])):
+    for one in sorted(folder.glob("tpunb-*"), key=lambda path: int(path.name.split("-")[1])):
         about = json.loads((one / "tpunb.json").read_text())
         if about["live"]:
             data = [path.stat().st_ino for path in one.glob("iterator.data*")]

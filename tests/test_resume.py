@@ -385,16 +385,6 @@ def test_only_checkpoints_of_tpunb_can_be_resumed(tmp_path):
         pass
 
 
-def test_a_checkpoint_of_the_second_fit_of_a_block_is_an_error(tmp_path):
-    made = small()
-    with checkpointing(tmp_path, every=12) as saved:
-        fit(made=made)
-        fit(made=made)
-    assert [one.step for one in saved.saved] == [12, 24]
-    with pytest.raises(TpunbError, match="was saved in fit number 2 of its block"), resume(saved.saved[1]):
-        pass
-
-
 def test_a_killed_process_leaves_no_incomplete_checkpoint(tmp_path):
     code = f"""
 import os, sys

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ import numpy as np
 
 from tpunb.errors import TpunbError
 from tpunb.signals import spending
-from tpunb.text import format_error
+from tpunb.text import format_error, plain
 from tpunb.tfdata import position, rewrite
 from tpunb.tfdata.graph import graph_or_none, too_large
 from tpunb.tfdata.restored import buffered_bytes, late_shuffles, not_restored, only_checks, varies
@@ -27,7 +27,7 @@ from tpunb.training.hidden_state import EagerStep, hidden_state
 from tpunb.training.model_build import build
 from tpunb.training.passes import ArrayBatches, CountingDataset
 from tpunb.training.positions import ITERATOR, Positions
-from tpunb.training.state import DATA, METRICS, RANDOM, assign, to_numpy, variables_by_part
+from tpunb.training.state import DATA, METRICS, RANDOM, WEIGHTS, assign, to_numpy, variables_by_part
 
 _CALLBACKS = "callbacks"
 """Part of the arrays that callbacks keep."""
@@ -85,6 +85,22 @@ class FitStart(NamedTuple):
         return dataset if graph is None else rewrite.seed_shuffles(dataset, graph, self.metadata["seeds"])
 
 
+@dataclass(frozen=True)
+class EndedFit:
+    """What remains of a fit that has ended: a later one of its block that is resumed does not train it again."""
+
+    history: dict[str, list[float]] = field(default_factory=dict)  # as Keras' History holds it
+    epochs: list[int] = field(default_factory=list)
+    iterators: int = 0  # created from its data
+    used: int = 0  # from which batches were taken
+    model: Any = None  # its variables, kept to compare them; not saved
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Attributes as JSON values."""
+        return {name: value for name, value in vars(self).items() if name != "model"}
+
+
 class DataCursor(NamedTuple):
     """Position of a fit in its data."""
 
@@ -121,6 +137,8 @@ class Fit:
     listeners: Sequence[Listener]
     start: FitStart | None = None  # checkpoint from which it starts
     validation: tuple[Any, int | None] = (None, None)  # its data and steps
+    past: EndedFit | None = None  # itself, if it ended before the checkpoint of a later fit and is not trained again
+    before: tuple[EndedFit, ...] = ()  # fits of the block
     epoch: int = 0
     step_in_epoch: int = 0
     steps: int = 0  # that the optimizer has taken
@@ -130,6 +148,7 @@ class Fit:
     restore_due: bool = False  # the saved state is not restored yet
     failed: bool = False  # saving and tuning have ended with an error
     _epochs: Any = None  # Keras' iterator over epochs
+    _optimizer: Any = None  # of the model at the begin
     _data: CountingDataset = field(default_factory=lambda: CountingDataset(()))
     _seeds: list[int] = field(default_factory=list)  # of the shuffles that had none
     positions: Positions = field(default_factory=Positions)
@@ -142,6 +161,7 @@ class Fit:
     _replaced: Any = None  # iterator that Keras still holds, and that feeds nothing
     _restored_data: Any = None  # kept alive: a position was read into its iterator
     _data_due: bool = False
+    _is_built: bool = True  # all variables exist
     _is_restored: bool = False  # a step has begun
     _notified: int = -1  # steps at the last event
     _eager: EagerStep | None = None  # what the steps of an eager model do
@@ -173,6 +193,7 @@ class Fit:
         if self._epochs is not None:
             return
         self._epochs, dataset = epochs, epochs._distributed_dataset
+        self._optimizer = self.model.optimizer
         from_program = isinstance(epochs.data_adapter, TFDatasetAdapter)
         self.reason = too_large(dataset) if from_program else ""
         graph = graph_or_none(dataset) if from_program and not self.reason else None
@@ -185,6 +206,11 @@ class Fit:
                 self._seeds = self.start.metadata["seeds"] if self.start else [arrays.seed]
                 self._check_seeds(1)
                 (arrays.seed,) = self._seeds
+        elif (fed := getattr(epochs.data_adapter, "py_dataset", None)) is not None:
+            self.reason = (
+                f"{plain(type(fed).__name__)}: a Keras PyDataset feeds it, whose Python code may have state "
+                "(give fit arrays or a tf.data.Dataset)"
+            )
         elif not from_program and position.ignores_external_state(dataset):
             self.reason = _try_save(position.with_external_state_policy(dataset, "FAIL"))
         if graph is not None:
@@ -206,6 +232,8 @@ class Fit:
         self.steps = 0 if self.model.optimizer is None else int(to_numpy([self.model.optimizer.iterations])[0])
         if self.start is not None:
             self._begin_at(self.start.metadata, dataset)
+        elif self.past is not None:
+            self._begin_data(dataset, self.past.iterators, self.past.used)
 
     def _check_seeds(self, shuffles: int) -> None:
         if len(self._seeds) != shuffles:
@@ -213,16 +241,40 @@ class Fit:
 
     def _begin_at(self, metadata: Mapping[str, Any], dataset: Any) -> None:
         self.restore_due = self._data_due = True
-        build(self.model, dataset.element_spec)
-        self._data.begin(metadata["iterators"])
+        self._is_built = build(self.model, dataset.element_spec)
+        drawn_again = metadata["drawn"] > 0 and not self._is_written
+        self._begin_data(dataset, metadata["iterators"], metadata.get("used_iterators", 0) - drawn_again)
         self._used = metadata.get("used_iterators", 0) - metadata["live"]
-        graph = None if isinstance(self._data, ArrayBatches) else graph_or_none(dataset)
-        if graph is not None and (late := late_shuffles(graph)):
-            drawn_again = metadata["drawn"] > 0 and not self._is_written
-            rewrite.begin_shuffles(graph, late, metadata.get("used_iterators", 0) - drawn_again)
         self.epoch, self.step_in_epoch, self.steps = metadata["epoch"], metadata["step_in_epoch"], metadata["step"]
         if self._epochs._num_batches is None:  # data of unknown length, which the first epoch has counted
             self._epochs._num_batches = metadata["batches"]
+
+    def _begin_data(self, dataset: Any, iterators: int, used: int) -> None:
+        """Proceed in the orders of the data as if iterators had been created, and some of them used."""
+        self._data.begin(iterators)
+        graph = None if isinstance(self._data, ArrayBatches) else graph_or_none(dataset)
+        if graph is not None and (late := late_shuffles(graph)):
+            rewrite.begin_shuffles(graph, late, used)
+
+    def ended(self, history: Any) -> EndedFit:
+        """Return what remains of the fit after its end."""
+        if self.past is not None:
+            return replace(self.past, model=self.model)
+        numbers = {name: values for name, values in history.history.items() if not any(map(np.ndim, values))}
+        logs = {name: [float(value) for value in values] for name, values in numbers.items()}
+        return EndedFit(logs, list(history.epoch), self._data.iterators, self._used, self.model)
+
+    @property
+    def _other_training(self) -> str:
+        """Sentence that names training by another optimizer in this fit, or of another model before it, or ""."""
+        present = {id(variable) for variable in variables_by_part(self.model)[WEIGHTS]}
+        others = [each.model for each in self.before if each.model is not None]
+        apart = (one for one in others if any(id(each) not in present for each in variables_by_part(one)[WEIGHTS]))
+        if self.model.optimizer is not self._optimizer:
+            return "the model was compiled again during the fit (compile it between two fits instead)"
+        if (other := next(apart, None)) is None:
+            return ""
+        return f"an earlier fit of the block trained {plain(other.name)}, not a part of this model (use another block)"
 
     @property
     def _is_written(self) -> bool:
@@ -392,9 +444,13 @@ class Fit:
         snapshot.write_arrays(folder, {**variables, _CALLBACKS: callbacks.arrays})
         live, unpositioned, facts = self._live_iterator, self.reason, dict[str, Any]()
         drawn = self._drawn if live is not None and live is self._iterator else 0
-        if live is not None and not unpositioned and not isinstance(self._data, ArrayBatches):
+        if isinstance(self._data, ArrayBatches):
+            unpositioned = unpositioned or self._data.problem
+        elif live is not None and not unpositioned:
             unpositioned, facts = self.positions.write(folder, live, drawn)
-        reason = unpositioned or self.hidden_state or self._unsaved_validation or callbacks.unsaved
+        reason = (
+            unpositioned or self._other_training or self.hidden_state or self._unsaved_validation or callbacks.unsaved
+        )
         if not reason and self._trainable != _trainable(self.model):
             reason = f"{_UNFROZEN} ({_UNFREEZE})"
         parts = [part for part, values in variables.items() if values and part != RANDOM]
@@ -403,6 +459,7 @@ class Fit:
             "exact": not reason,
             "why": reason,
             "fit": self.number,
+            "ended": [each.metadata for each in self.before],
             "epoch": self.epoch,
             "step_in_epoch": self.step_in_epoch,
             "iterators": self._data.iterators - (live is not None),
@@ -427,6 +484,12 @@ class Fit:
         """Restore the saved variables and random state; metrics only within an epoch."""
         assert self.start is not None
         with spending("checkpoint restore", "tpunb"):
+            if not self._is_built:
+                import tensorflow as tf
+
+                constants.compiled_step(
+                    self.model.train_function, tf.data.IteratorSpec(self._data.dataset.element_spec)
+                )
             self.start.restore(self.model, metrics=metrics)
         self.restore_due = False
 

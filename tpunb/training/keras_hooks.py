@@ -13,8 +13,9 @@ from functools import cache, partial, wraps
 from typing import Any
 
 from tpunb.errors import TpunbError, need
+from tpunb.text import plural
 from tpunb.training import seeds
-from tpunb.training.fit_state import Fit, FitStart, Listener
+from tpunb.training.fit_state import EndedFit, Fit, FitStart, Listener
 from tpunb.training.passes import CountingDataset
 from tpunb.training.patching import replaced
 
@@ -30,6 +31,7 @@ class _Hooks:
         self.listeners: list[Listener] = []
         self.start: FitStart | None = None
         self.fits = 0
+        self.ended: list[EndedFit] = []  # of the block
         self.fit: Fit | None = None
         self.thread = 0  # of the fit
         self.depth = 0  # evaluations, predictions and fits within the fit
@@ -61,7 +63,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def starting(start: FitStart) -> Iterator[None]:
-    """Start the first fit of the block from a checkpoint."""
+    """Start the fit of the block that a checkpoint was saved in from there; those before it are not trained again."""
     with _installed():
         if _hooks.start is not None:
             raise TpunbError("a fit cannot be resumed from two checkpoints", hint="remove one of the resume blocks")
@@ -69,7 +71,11 @@ def starting(start: FitStart) -> Iterator[None]:
         try:
             yield
             if _hooks.start is not None:
-                raise TpunbError("nothing was resumed: the block called no fit", hint="call model.fit(...) in it")
+                if not _hooks.fits:
+                    raise TpunbError("nothing was resumed: the block called no fit", hint="call model.fit(...) in it")
+                calls, saved = plural(_hooks.fits, "time"), start.metadata["fit"] + 1
+                problem = f"nothing was resumed: the block called fit {calls}, and the checkpoint is of fit {saved}"
+                raise TpunbError(problem, hint="run the same cell as when it was saved")
         finally:
             _hooks.start = None
 
@@ -79,7 +85,7 @@ def _installed() -> Iterator[None]:
     """Install the hooks while the outermost block runs."""
     if _hooks.users == 0:
         _check_keras()
-        _hooks.fits = 0
+        _hooks.fits, _hooks.ended = 0, []
         _install(_hooks.stack)
     _hooks.users += 1
     try:
@@ -135,21 +141,31 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
         __tracebackhide__ = True
         if _hooks.fit is not None:
             return _inner_call(original)(model, *args, **kwargs)
-        start, _hooks.start = _hooks.start, None
         bound = signature.bind(model, *args, **kwargs)
-        validation = bound.arguments.get("validation_data"), bound.arguments.get("validation_steps")
-        if start is not None:
+        start, past = _hooks.start, None
+        if start is not None and _hooks.fits < start.metadata["fit"]:
+            past, start = EndedFit(**start.metadata["ended"][_hooks.fits]), None
+            bound.arguments["initial_epoch"] = bound.arguments.get("epochs", 1)
+        elif start is not None:
+            _hooks.start = None
             bound.arguments["initial_epoch"] = start.metadata["epoch"]
-            args, kwargs = bound.args[1:], bound.kwargs
+        validation = bound.arguments.get("validation_data"), bound.arguments.get("validation_steps")
         _hooks.thread = threading.get_ident()
-        _hooks.fit = fit = Fit(model, _hooks.fits, tuple(_hooks.listeners), start, validation)
+        _hooks.fit = fit = Fit(
+            model, _hooks.fits, () if past else tuple(_hooks.listeners), start, validation, past, tuple(_hooks.ended)
+        )
         _hooks.fits += 1
+        ended = EndedFit(model=model)
         try:
-            value = original(model, *args, **kwargs)
+            value = original(model, *bound.args[1:], **bound.kwargs)
             if fit.restore_due:  # it was saved after the last epoch
                 fit.restore()
+            if past is not None:
+                value.history, value.epoch = dict(past.history), list(past.epochs)
+            ended = fit.guarded(fit.ended, value, default=ended)
         finally:
             _hooks.fit = None
+            _hooks.ended.append(ended)
         return value
 
     return fit

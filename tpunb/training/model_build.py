@@ -6,10 +6,14 @@ from typing import Any
 
 from tpunb.errors import TpunbError
 from tpunb.text import format_error
+from tpunb.training.state import optimizers_of
 
 
-def build(model: Any, spec: Any) -> None:
-    """Create the variables of a compiled model, its optimizer and metrics, as the first batch of ``fit`` would."""
+def build(model: Any, spec: Any) -> bool:
+    """Create the variables of a compiled model, its optimizer and metrics, as the first batch of ``fit`` would.
+
+    Return False if some may be missing: of a model without ``call``, whose parts have variables.
+    """
     import keras
     import tensorflow as tf
 
@@ -24,7 +28,10 @@ def build(model: Any, spec: Any) -> None:
             raise ValueError("the shape of its data is unknown")
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        if model.variables:
+            return False
         raise TpunbError(
             f"{model.name} cannot be built: {format_error(error)}", hint="call it on a batch once"
         ) from error
+    return all(getattr(each, "built", True) for each in optimizers_of(model))

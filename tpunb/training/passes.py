@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Self
@@ -10,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from tpunb.text import format_error
 from tpunb.training import constants
 
 
@@ -50,6 +52,8 @@ class ArrayBatches(CountingDataset):
         Whether Keras' shuffle has no seed, so that `seed` takes its place.
     seed
         Seed of the orders.
+    problem
+        Error after which Keras' own order took over, or "".
     """
 
     def __init__(self, dataset: Any, gather: Any, adapter: Any) -> None:
@@ -59,6 +63,16 @@ class ArrayBatches(CountingDataset):
         self._shuffle_seeds = _shuffle_seeds(self._indices)
         self.needs_seed = any(seeds == (0, 0) for seeds in self._shuffle_seeds)
         self.seed = secrets.randbelow(2**62) + 1
+        self.problem = ""
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            return super().__iter__()
+        except Exception as error:  # noqa: BLE001  the training must continue
+            if not self.problem:
+                self.problem = f"the order of the arrays is not that of its seed: {format_error(error)}"
+                warnings.warn(f"resuming will not be exact. {self.problem}", stacklevel=2)
+            return iter(self.dataset)
 
     @classmethod
     def of(cls, dataset: Any, adapter: Any) -> Self | None:

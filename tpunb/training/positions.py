@@ -37,7 +37,8 @@ class Positions:
 
     def __init__(self, buffered: int = 0) -> None:
         self._is_large, self._cost = buffered > LARGE, buffered / _RATE
-        self.begin()
+        self._saved: Path | None = None
+        self._drawn, self._since = 0, time.monotonic()
 
     def begin(self, saved: Path | None = None, drawn: int = 0, seconds: float = 0.0) -> None:
         """Follow a new iterator; one that was restored had `drawn` batches in `saved`, `seconds` of training before."""

@@ -50,9 +50,16 @@ def variables_by_part(trackable: Any) -> dict[str, list[Any]]:
     """Return the variables of a model, layer, optimizer, metric or module, by part of the state."""
     return {
         WEIGHTS: own_variables(trackable) or [],
-        OPTIMIZER: list(getattr(getattr(trackable, "optimizer", None), "variables", ())),
+        OPTIMIZER: [variable for each in optimizers_of(trackable) for variable in getattr(each, "variables", ())],
         METRICS: list(getattr(trackable, "metrics_variables", None) or ()),
     }
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Return the optimizer of a model, and others among its attributes, as models with a step of their own have."""
+    kept = (each for each in getattr(model, "__dict__", {}).values() if hasattr(each, "apply_gradients"))
+    every = [getattr(model, "optimizer", None), *(each for each in kept if is_from(each, "keras"))]
+    return list({id(each): each for each in every if each is not None}.values())
 
 
 def variables_of(*trackables: Any) -> list[Any]:

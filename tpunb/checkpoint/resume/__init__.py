@@ -79,7 +79,8 @@ def resume(
     """Continue the ``model.fit(data, ...)`` of the block from a checkpoint, as if it had not been interrupted.
 
     Run the cell that was saved, in the same process or a new one: `fit` keeps its arguments, and begins with the epoch
-    and step of the checkpoint. Its history holds the epochs from there on. It may be saved again:
+    and step of the checkpoint. Its history holds the epochs from there on. Fits of the block before it return their
+    saved history and train nothing. It may be saved again:
     ``with resume(checkpoint), checkpointing(dir, every=100): ...``.
 
     Batches and logs of the first 8 steps after each checkpoint, and of the first step of each epoch, are compared with
@@ -115,10 +116,6 @@ def resume(
         )
     start = FitStart.read(checkpoint, on_divergence)
     name, metadata = start.folder.name, start.metadata
-    if metadata["fit"]:
-        raise TpunbError(
-            f"{name} was saved in fit number {metadata['fit'] + 1} of its block", hint="use one block per fit"
-        )
     if exact and not metadata["exact"]:
         raise TpunbError(
             f"{name} cannot be resumed exactly: {metadata['why']}",
