@@ -1,7 +1,8 @@
-"""Naive input pipelines and what a careful user writes instead; and twelve small pipelines.
+"""Naive input pipelines and what a careful user writes instead; short jobs; and twelve small pipelines.
 
 A batch of the naive ones takes longer than a step of the model: `KINDS`. Each has a variant with AUTOTUNE for every
-call and a prefetch at its end, as TensorFlow's guide advises. The twelve contain every common dataset operation,
+call and a prefetch at its end, as TensorFlow's guide advises. `SHORT` adds five that compute or wait in other ways, as
+programs of tutorials do. The twelve contain every common dataset operation,
 including those on which the tuner of the original TPUPoint crashed or changed the output.
 """
 
@@ -37,7 +38,7 @@ class Kind:
         ``job(build)`` with ``build()`` that returns the dataset: the training on it.
     """
 
-    metadata: str
+    about: str
     data: Callable[[Path, Any], Any]
     job: Callable[[Callable[[], Any]], Job]
 
@@ -181,6 +182,130 @@ def of_the_original(_: Path, auto: Any) -> Any:
     return batches.prefetch(3 if auto is None else auto).repeat()
 
 
+def packed(folder: Path, auto: Any) -> Any:
+    """Return rows of 64 KB, decoded from examples in TFRecord files."""
+    import tensorflow as tf
+
+    path = folder / "examples.tfrecord"
+    if not path.exists():
+        dice = np.random.default_rng(1)
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for number in range(PICTURES):
+                row = dice.random((8, FEATURES), "float32")
+                features = {
+                    "row": tf.train.Feature(bytes_list=tf.train.BytesList(value=[row.tobytes()])),
+                    "label": tf.train.Feature(float_list=tf.train.FloatList(value=[number / PICTURES] * 3)),
+                }
+                example = tf.train.Example(features=tf.train.Features(feature=features))
+                writer.write(example.SerializeToString())
+
+    spec = {"row": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([3], tf.float32)}
+
+    def parsed(record: Any) -> Any:
+        example = tf.io.parse_single_example(record, spec)
+        row = tf.reshape(tf.io.decode_raw(example["row"], tf.float32), [8, FEATURES])
+        return tf.reduce_mean(tf.math.tanh(row), axis=0), example["label"]
+
+    records = tf.data.TFRecordDataset(str(path)).repeat()
+    return _ended(records.map(parsed, num_parallel_calls=auto), auto)
+
+
+def lines(folder: Path, auto: Any) -> Any:
+    """Return rows parsed from the lines of CSV files, which arrive in 1 ms each."""
+    import tensorflow as tf
+
+    path, columns = folder / "rows.csv", FEATURES // 4
+    if not path.exists():
+        rows = np.random.default_rng(2).random((PICTURES, columns))
+        np.savetxt(path, rows, delimiter=",", fmt="%.4f")
+
+    def parsed(line: Any) -> Any:
+        arrived = late(0.0005, tf.data.Dataset.from_tensors(line)).get_single_element()
+        row = tf.stack(tf.io.decode_csv(arrived, [0.0] * columns))
+        return tf.tile(row, [4]), row[:3]
+
+    arriving = tf.data.TextLineDataset(str(path)).repeat()
+    return _ended(arriving.map(parsed, num_parallel_calls=auto), auto)
+
+
+def tokens(_: Path, auto: Any) -> Any:
+    """Return texts, split into words and numbered in Python."""
+    import tensorflow as tf
+
+    words = [f"word{number}" for number in range(5000)]
+    numbers = {word: number for number, word in enumerate(words)}
+
+    def numbered(seed: Any) -> Any:
+        text = " ".join(words[(int(seed) * 7919 + at * at) % len(words)] for at in range(3000))
+        row = np.zeros(FEATURES, "float32")
+        for at, word in enumerate(text.split()):
+            row[at] = numbers[word] / len(words)
+        return row
+
+    def tokenised(seed: Any) -> Any:
+        row = tf.ensure_shape(tf.numpy_function(numbered, [seed], tf.float32), [FEATURES])
+        return row, row[:3]
+
+    return _ended(tf.data.Dataset.range(2**20).map(tokenised, num_parallel_calls=auto), auto)
+
+
+def augmented(_: Path, auto: Any) -> Any:
+    """Return images that NumPy turns, mirrors and blurs, by random numbers that are seeded by their place."""
+    import tensorflow as tf
+
+    def turned(number: Any) -> Any:
+        dice = np.random.default_rng(int(number))
+        image = np.rot90(dice.random((4 * SIDE, 4 * SIDE, 3)), dice.integers(4))
+        image = image[:, ::-1] if dice.random() < 0.5 else image
+        blurred = sum(np.roll(image, step, axis) for step in range(-2, 3) for axis in (0, 1)) / 10
+        return np.ascontiguousarray(blurred[: 8 * SIZE : 8, : 8 * SIZE : 8], "float32").reshape(FEATURES)
+
+    def both(number: Any) -> Any:
+        row = tf.ensure_shape(tf.numpy_function(turned, [number], tf.float32), [FEATURES])
+        return row, row[:3]
+
+    return _ended(tf.data.Dataset.range(2**20).map(both, num_parallel_calls=auto), auto)
+
+
+def generated(_: Path, auto: Any) -> Any:
+    """Return rows of a Python generator that waits 2 ms for each, scaled in a map."""
+    import tensorflow as tf
+
+    def rows() -> Any:
+        for number in range(2**20):
+            time.sleep(0.002)
+            yield np.full(FEATURES, number % 7, "float32")
+
+    def scaled(row: Any) -> Any:
+        return row / 7, row[:3]
+
+    data = tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((FEATURES,), tf.float32))
+    return _ended(data.map(scaled, num_parallel_calls=auto), auto)
+
+
+def fitted(name: str, folder: Path) -> tuple[Any, Any]:
+    """Return a model and its naive dataset for ``fit``, of a name in `KINDS` or `SHORT`."""
+    kind = (KINDS | SHORT)[name]
+    model, data = kind.job(lambda: kind.data(folder, None)).parts
+    return (model or _taking(), data)
+
+
+def _taking() -> Any:
+    """Return a model that only takes batches."""
+    import keras
+    import tensorflow as tf
+
+    class Taking(keras.Model):
+        def train_step(self, batch: Any) -> Any:
+            return {
+                "loss": tf.reduce_sum([tf.reduce_sum(tf.cast(part, tf.float32)) for part in tf.nest.flatten(batch)])
+            }
+
+    model = Taking()
+    model.compile()
+    return model
+
+
 def dense(width: int, build: Callable[[], Any]) -> Job:
     """Return the training of three dense layers of one width in Keras on such data."""
 
@@ -208,6 +333,15 @@ KINDS = {
     "mixed": Kind("1.5 ms to arrive, 2 ms in Python, and decoding", mixed, partial(dense, 384)),
     "original": Kind("the original's: read 15 ms, map 30 ms, batch 8", of_the_original, taken),
 }
+
+SHORT = {
+    "tfrecord": Kind("examples of TFRecord files are decoded", packed, partial(dense, 384)),
+    "csv": Kind("lines arrive in 1 ms and are parsed", lines, partial(dense, 384)),
+    "tokens": Kind("texts are numbered word by word in Python", tokens, partial(dense, 384)),
+    "augmented": Kind("NumPy turns, mirrors and blurs images", augmented, partial(dense, 384)),
+    "generator": Kind("a generator waits 2 ms for each row", generated, partial(dense, 384)),
+}
+"""With `KINDS`, the ten jobs of which short fits are tuned while they run."""
 
 
 def _files(folder: Path) -> Any:

@@ -11,6 +11,9 @@ for a grid and a search of one proposal, and the twelve small pipelines with few
 ``io``, ``python``, ``cpu``, ``mixed``, ``original``
     ``vs_naive`` and ``vs_autotune``, milliseconds of a step by ours; ``of_best``, those of the grid's best by ours;
     ``search_s``, the seconds of all of ``tune``.
+``short``
+    Of ten jobs (`pipelines.KINDS` and `pipelines.SHORT`), in fits of about 20 s: how many end ``sooner`` under
+    ``tp.tuning.tuned`` than without, and how many ``later`` by more than 3 %, by the medians of fits in turns.
 ``pipelines``
     Of twelve small ones, how many were ``rewritten`` and gave the same elements, ``refused`` with a reason,
     ``crashed`` or gave ``different`` ones.
@@ -28,6 +31,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -50,6 +54,9 @@ from tpunb.tuning.tournament import Budget
 from tpunb.tuning.trial import TrialError, TrialRunner
 
 Values = Mapping[str, Value]
+
+LATER = 1.03
+"""Time of a tuned fit by that of one that is not, above which it ends later."""
 
 
 @dataclass(frozen=True)
@@ -245,6 +252,44 @@ def late_trial(folder: Path, steps: int = 150) -> None:
     )
 
 
+def short_fits(names: Iterable[str], folder: Path, *, seconds: float, turns: int) -> dict[str, int]:
+    """Return how many jobs end sooner and later when they are tuned while they run; print a line for each."""
+    counts = {"sooner": 0, "later": 0}
+    print(f"Fits of about {seconds:.0f} s, tuned while they run:", flush=True)
+    for name in names:
+        steps, found = _steps(name, folder, seconds), None
+        taken: dict[bool, list[float]] = {False: [], True: []}
+        for turn in range(turns):
+            for tuned in (False, True) if turn % 2 else (True, False):
+                once, online = _fit_once(name, folder, steps, tuned=tuned)
+                taken[tuned].append(once)
+                found = online or found
+        plain, tuned_s = (statistics.median(each) for each in taken.values())
+        counts["sooner"] += tuned_s < plain
+        counts["later"] += tuned_s > LATER * plain
+        print(f"  {name}: {plain:.1f} s, tuned {tuned_s:.1f} s. {found.headline if found else ''}", flush=True)
+    return counts
+
+
+def _steps(name: str, folder: Path, seconds: float) -> int:
+    """Return the steps of a fit of so many seconds."""
+    _, few, most = (_fit_once(name, folder, steps, tuned=False)[0] for steps in (2, 2, 22))  # the first compiles
+    return max(round(seconds * 20 / max(most - few, 1e-3)), 20)
+
+
+def _fit_once(name: str, folder: Path, steps: int, *, tuned: bool) -> tuple[float, Any]:
+    """Return the seconds of a fit with data begun anew, and what became of its tuning."""
+    import keras
+
+    keras.backend.clear_session()
+    model, data = pipelines.fitted(name, folder)
+    begun = time.perf_counter()
+    with tp.tuning.tuned() if tuned else nullcontext() as online, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a dataset is not shuffled by fit
+        model.fit(data, steps_per_epoch=steps, epochs=1, verbose=0)
+    return time.perf_counter() - begun, online
+
+
 def judged(make: Callable[[], Any], tries: int = 2) -> tuple[str, str]:
     """Return what becomes of a pipeline when its parameters change, and why: rewritten, refused, crashed, different."""
     try:
@@ -301,6 +346,8 @@ def main() -> None:
         result: dict[str, Any] = {kind: measured(kind, folder, plan) for kind, plan in plans.items()}
         if not quick:
             late_trial(folder)
+        names = ["python"] if quick else [*pipelines.KINDS, *pipelines.SHORT]
+        result["short"] = short_fits(names, folder, seconds=3 if quick else 20, turns=1 if quick else 3)
         result["pipelines"] = small_ones(folder, tries=1 if quick else 2)
     print(json.dumps(result))
 

@@ -163,9 +163,8 @@ def test_a_fit_resumes_exactly_and_is_tuned(executed):
     by_id = {cell.id: cell for cell in code(book)}
     assert data(by_id["tune-08"])[0]["text/plain"] == "True"  # the weights of the resumed run
     assert data(by_id["tune-16"])[0]["text/plain"] == "[True, True, True]"  # the elements of the tuned data
-    settings = by_id["tune-16"].outputs[0]["text"]  # which of two ways to more readers won differs from run to run
-    assert "num_parallel_calls=" in settings or "private_threadpool_size" in settings
-    assert "tuning included; steps" in by_id["tune-20"].outputs[0]["text"]
+    summary = by_id["tune-20"].outputs[0]["text"]  # what was gained, if anything, differs from machine to machine
+    assert "tuning included; steps" in summary or "Tuning changed nothing." in summary
     assert {"saved", "waits", "tuned"} <= {path.name for path in (folder / "runs").iterdir()}
     assert (folder / "runs" / "tuning" / "tuning.jsonl").is_file()
 

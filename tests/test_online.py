@@ -27,6 +27,7 @@ from tpunb.tuning.pipeline import Pipeline
 from tpunb.tuning.racing import RaceResult
 from tpunb.tuning.results import Speedup, Trial, Tuning
 from tpunb.tuning.search import StepCosts
+from tpunb.tuning.stage_costs import StageCost
 from tpunb.tuning.trial import TrialRunner
 
 tf = pytest.importorskip("tensorflow")
@@ -180,8 +181,12 @@ def fitted(data, *, epochs=2, model=None, **more):
     return [weight.tolist() for weight in model.get_weights()], losses
 
 
-def test_faster_values_take_over(tmp_path):
-    with tuned(budget=30, folder=tmp_path) as found:
+def test_faster_values_take_over(tmp_path, at, monkeypatch):
+    at(20)
+    costs = StepCosts(0.001, (StageCost("map:1(fetched)", 0.016, 0.1),))
+    monkeypatch.setattr(live.LiveTuning, "_costs", lambda tuning, reference: costs)
+    monkeypatch.setattr(online, "model_based", model_based)
+    with tuned(budget=600, folder=tmp_path) as found:
         result = fitted(reading(n=400), epochs=3)
     assert found.tuning.best.get(CALLS, 1) != 1, [sentences(found), found.tuning.frame.to_dicts()]
     assert found.tuning.speedup.low > 1

@@ -136,3 +136,14 @@ def test_an_interval_surrounds_its_ratio(pairs, fewest, most):
 def test_wrong_arguments_raise(pairs, limits, words):
     with pytest.raises(ValueError, match=words):
         race(pairs, **limits)
+
+
+def test_a_race_that_is_won_goes_on_until_its_interval_is_narrow():
+    wide = [(4.0, 1.0), (2.9, 1.0), (3.4, 1.0)]
+    assert race(wide).decision == "faster"
+    drawn = iter([*wide, (3.3, 1.0), (3.4, 1.0), (3.3, 1.0), (3.4, 1.0)])
+    result = race(drawn, most=6, narrow=1.5)
+    assert (result.decision, result.pairs) == ("faster", 6)
+    assert len(list(drawn)) == 1, "the seventh pair is beyond the last check"
+    short = race([*wide, (0.1, 1.0)], narrow=1.5)
+    assert (short.decision, short.pairs) == ("faster", 3), "the last check that showed a gain"

@@ -79,11 +79,29 @@ def test_differing_and_crashing_pipelines_are_counted(tuning, monkeypatch):
 
 
 def test_a_careful_user_trains_on_the_same_data(tuning, tmp_path):
-    for kind in tuning.pipelines.KINDS.values():
+    for kind in (tuning.pipelines.KINDS | tuning.pipelines.SHORT).values():
         naive, auto = (kind.data(tmp_path, calls).take(2).as_numpy_iterator() for calls in (None, -1))
         for one, other in zip(naive, auto, strict=True):
             parts = zip(np.atleast_1d(one), np.atleast_1d(other), strict=True) if isinstance(one, np.ndarray) else ()
             assert all(np.array_equal(*both) for both in parts or zip(one, other, strict=True))
+
+
+def test_short_fits_are_counted_by_their_medians(tuning, monkeypatch, tmp_path, capsys):
+    seconds = {"io": (20.0, 10.0), "cpu": (20.0, 20.5), "csv": (20.0, 21.0)}
+
+    def fit(name, folder, steps, *, tuned):
+        return (steps / 10 if steps < 30 else seconds[name][tuned]), None
+
+    monkeypatch.setattr(tuning, "_fit_once", fit)
+    assert tuning.short_fits(seconds, tmp_path, seconds=20, turns=2) == {"sooner": 1, "later": 1}
+    assert "io: 20.0 s, tuned 10.0 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["original", "tfrecord"])
+def test_short_jobs_can_be_fitted(tuning, name, tmp_path):
+    model, data = tuning.pipelines.fitted(name, tmp_path)
+    history = model.fit(data.take(1), verbose=0).history
+    assert np.isfinite(history["loss"]).all()
 
 
 @pytest.mark.slow
@@ -93,10 +111,10 @@ def test_the_quick_tuning_benchmark_ends_in_its_ratios_and_omissions():
     )
     assert done.returncode == 0, done.stderr
     said, last = done.stdout, json.loads(done.stdout.splitlines()[-1])
-    assert list(last) == ["io", "original", "pipelines"]
+    assert list(last) == ["io", "original", "short", "pipelines"]
     for kind in ("io", "original"):
         assert list(last[kind]) == ["vs_naive", "vs_autotune", "of_best", "search_s"]
         assert min(last[kind].values()) > 0
-    assert last["original"]["vs_naive"] > 1  # two thirds of a step is sleep that need not be
+    assert set(last["short"]) == {"sooner", "later"}
     assert last["pipelines"] == {"rewritten": 10, "refused": 2, "crashed": 0, "different": 0}
     assert "left out: python, cpu, mixed, and the trial late in a run" in said

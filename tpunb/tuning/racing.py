@@ -34,7 +34,9 @@ class RaceResult:
     pairs: int
 
 
-def race(pairs: Iterable[tuple[float, float]], *, fewest: int = 3, most: int = 10) -> RaceResult:
+def race(
+    pairs: Iterable[tuple[float, float]], *, fewest: int = 3, most: int = 10, narrow: float = math.inf
+) -> RaceResult:
     """Return whether the candidate takes less time than the baseline.
 
     It is faster if the interval of the mean ratio is above 1 and the mean above `GAIN`. The interval is Student's, of
@@ -51,6 +53,8 @@ def race(pairs: Iterable[tuple[float, float]], *, fewest: int = 3, most: int = 1
         Pairs before the first check, 2 or more.
     most
         Pairs at the last check.
+    narrow
+        Ratio of the ends of the interval down to which a race that is won continues, while there are pairs.
 
     >>> race([(3.0, 1.0), (3.1, 1.0), (2.9, 1.0), (3.0, 1.0)]).decision
     'faster'
@@ -58,14 +62,16 @@ def race(pairs: Iterable[tuple[float, float]], *, fewest: int = 3, most: int = 1
     'undecided'
     """
     contest = Race(fewest=fewest, most=most)
-    result: RaceResult | None = None
+    result = won = None
     for baseline, candidate in islice(pairs, contest.most):
         result = contest.add(baseline, candidate)
-        if result.decision != "undecided":
+        if result.decision == "faster":
+            won = result
+        if (won or result).decision != "undecided" and not (won and result.high > narrow * result.low):
             break
     if result is None:
         raise ValueError("The pairs parameter of race must hold one pair or more. Got none instead.")
-    return result
+    return won or result
 
 
 class Race:

@@ -67,7 +67,8 @@ _SENTENCES = {
 }
 
 
-_WIDE = 3.0  # factor between the ends of an interval beyond which only the lower end is reported
+NARROW = 1.5
+"""Factor between the ends of an interval beyond which only the lower end is reported."""
 
 
 class Speedup(NamedTuple):
@@ -79,10 +80,10 @@ class Speedup(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The speed-up in words; of a gain whose interval is wider than a factor of 3, its lower end.
+        """The speed-up in words; of a gain whose interval is wider than a factor of 1.5, its lower end.
 
-        >>> print(Speedup(2.0, 1.5, 2.5).sentence, "·", Speedup(2.0, 1.1, 3.9).sentence)
-        2.00 times as fast (95 % interval 1.50 to 2.50) · at least 1.10 times as fast
+        >>> print(Speedup(2.0, 1.7, 2.5).sentence, "·", Speedup(2.0, 1.1, 3.9).sentence)
+        2.00 times as fast (95 % interval 1.70 to 2.50) · at least 1.10 times as fast
         """
         if self._is_vague:
             return f"at least {self.low:.2f} times as fast"
@@ -92,14 +93,14 @@ class Speedup(NamedTuple):
     def brief(self) -> str:
         """The speed-up in short.
 
-        >>> print(Speedup(2.0, 1.5, 2.5).brief, "·", Speedup(2.0, 1.1, 3.9).brief)
-        2.00x [1.50, 2.50] · at least 1.10x
+        >>> print(Speedup(2.0, 1.7, 2.5).brief, "·", Speedup(2.0, 1.1, 3.9).brief)
+        2.00x [1.70, 2.50] · at least 1.10x
         """
         return f"at least {self.low:.2f}x" if self._is_vague else f"{self.ratio:.2f}x [{self.low:.2f}, {self.high:.2f}]"
 
     @property
     def _is_vague(self) -> bool:
-        return self.low > 1 and self.high > _WIDE * self.low
+        return self.low > 1 and self.high > NARROW * self.low
 
 
 SAME = Speedup(1.0, 1.0, 1.0)

@@ -15,7 +15,7 @@ from itertools import chain
 from tpunb.errors import wrong
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.racing import alternating, race
-from tpunb.tuning.results import SAME, Speedup, Trial
+from tpunb.tuning.results import NARROW, SAME, Speedup, Trial
 from tpunb.tuning.search import Search, Space, Values
 from tpunb.tuning.trial import TrialError, TrialResult
 
@@ -125,7 +125,9 @@ class Tournament:
         started = self._clock()
         trial = Trial(len(self.trials), dict(values), "failed", against=against.number)
         try:
-            result = race(self._pairs(against.values, values), fewest=FEWEST_PAIRS, most=MOST_PAIRS)
+            shown = math.inf if against.number else NARROW  # the interval against the program's values is reported
+            pairs = self._pairs(against.values, values)
+            result = race(pairs, fewest=FEWEST_PAIRS, most=MOST_PAIRS, narrow=shown)
         except _DifferentOutput:
             trial = replace(trial, verdict="different output", equal=False)
         except TrialError as error:
