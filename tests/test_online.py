@@ -79,7 +79,7 @@ class Won:
 class Lost(Won):
     def add(self, baseline, candidate):
         self.pairs += 1
-        return RaceResult("not faster" if self.pairs == 4 else "undecided", 1.01, 0.9, 1.1, self.pairs)
+        return RaceResult("not faster" if self.pairs == 4 else "undecided", 1.2, 0.9, 1.3, self.pairs)
 
 
 def others(space):
