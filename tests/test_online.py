@@ -79,7 +79,7 @@ class Won:
 class Lost(Won):
     def add(self, baseline, candidate):
         self.pairs += 1
-        return RaceResult("not faster" if self.pairs == 4 else "undecided", 1.01, 0.9, 1.1, self.pairs)
+        return RaceResult("not faster" if self.pairs == 4 else "undecided", 1.2, 0.9, 1.3, self.pairs)
 
 
 def others(space):
@@ -145,10 +145,10 @@ def comes_out_the_same(name, step, at, race=Won):
     with tuned(budget=1e6) as found:
         result = seen(name)
     assert found.tuning is not None, sentences(found)
-    (_, trial, *_) = found.tuning.trials
-    assert trial.equal, sentences(found)
-    assert trial.values != {}
-    assert found.values == found.tuning.best == (dict(trial.values) if race is Won else {})
+    trials = found.tuning.trials[1:]
+    assert all(trial.equal and trial.values for trial in trials), sentences(found)
+    assert trials or found.messages[-1].code == "fit ends", "its end came within the race"
+    assert found.values == found.tuning.best == (dict(trials[0].values) if race is Won else {})
     assert result == untuned(name)
 
 

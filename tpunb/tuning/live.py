@@ -45,6 +45,7 @@ _HIDDEN = 1.5  # times the data alone: a step of the model's, if batches are mad
 _LEAST = 0.05  # of a step that is taken for the model's, if the data take all of it
 _SHARE = 0.3  # of the seconds left, for the batches of the program's values
 _PATIENCE, _HICCUP = 1.5, 0.25  # limit of a block: by the time of the best values, and seconds more
+_PROMISING = 1.1  # ratio of the pairs so far, below which a race is given up
 _MOST = 6  # pairs of a race
 _DEEPEST = 4
 _CORES = os.cpu_count() or 1
@@ -229,10 +230,10 @@ class LiveTuning:
         return result
 
     def _pays(self, result: RaceResult) -> bool:
-        """Return whether the training may wait for another pair, by what it would save."""
+        """Return whether the training may wait for another pair, by what it would save if the gain is half of it."""
         steps = self._fit.steps if self._fit.steps_left is None else self._fit.steps_left
-        saving = steps * self._seconds * (1 - 1 / result.ratio)
-        return self._left(saving) > 2 * self._switch_seconds
+        saving = steps * self._seconds * (1 - 1 / math.sqrt(result.ratio))
+        return result.ratio > _PROMISING and self._left(saving) > 2 * self._switch_seconds
 
     def _block(self, values: Values) -> Generator[None, None, float]:
         """Return the seconds per step of a block with some values; of a much slower one, those until it is ended."""

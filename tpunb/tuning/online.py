@@ -1,7 +1,8 @@
-"""Tunes the input pipeline of a running ``fit`` between two of its steps (paper VII).
+"""Tunes the input pipeline of a running ``fit`` (paper VII).
 
-In the phase that takes most of the time, trials run from the fit's own position; then the model is restored, and the
-data continue at the same element with the values that won. The output is the same as without.
+In place, by steps of the fit itself (`LiveTuning`); if it is also saved or resumed, by trials between two of its steps
+in the phase that takes most of the time, after which the model is restored, and the data continue at the same element
+with the values that won. The output is the same as without.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _FIRST = 20  # steps of a fit before the first check
 _AGAIN = 1.5  # steps of the next check, by those of the one before
 _SECONDS = 1.0  # of training before the first check
 _SOON, _ENOUGH = 0.2, 1.0  # of steps before a fit is tuned in place; of half as many steps
-_SAVED = 0.25  # of the seconds that the rest of the fit would save, which a race may take
+_SAVED = 0.2  # of the seconds that the rest of the fit would save, which a race may take
 _PAUSE = 0.005  # of tuning that is not counted as a part of a step
 _REASON = "the pipeline was tuned in the midst of the fit"
 
@@ -223,7 +224,7 @@ class Online:
     def _live_obstacle(self, current: _TunableFit, step: float) -> Message | None:
         """Return why a fit is not tuned in place, or not yet."""
         budget, rest, races = self._left(current), current.rest(step), RACE * current.execution(step)
-        needed = SAMPLE[0] * step + SWITCH
+        needed = (SAMPLE[0] + 1) * current.execution(step) + 3 * SWITCH
         if budget < needed:
             return Message("budget too small", {"budget": max(budget, 0.0), "needed": needed})
         if rest < races:
@@ -427,9 +428,9 @@ def tuned(
 ) -> Iterator[Online]:
     """Tune every unmodified ``model.fit(data, ...)`` of the block while it runs; its output stays the same.
 
-    Each is tuned once: in the phase that takes most of its time with a capture, else after some steps. The training
-    waits meanwhile. Values that win a race take over at the same element, within an epoch; weights, losses and what
-    callbacks see are the same to the last bit. If that is impossible, nothing is tried, and `Online.messages` give the
+    Each is tuned once, by measured steps of its own with other values, or by trials if it is also saved or resumed.
+    Values that win a race take over at the same element, within an epoch; weights, losses and what callbacks see are
+    the same to the last bit. If that is impossible, nothing is tried, and `Online.messages` give the
     reason. Trials also call the Python functions in the data.
 
     Parameters

@@ -54,7 +54,7 @@ def race(
     most
         Pairs at the last check.
     narrow
-        Ratio of the ends of the interval down to which a race that is won goes on, while there are pairs.
+        Ratio of the ends of the interval down to which a race that is won continues, while there are pairs.
 
     >>> race([(3.0, 1.0), (3.1, 1.0), (2.9, 1.0), (3.0, 1.0)]).decision
     'faster'
