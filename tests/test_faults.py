@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from slow_jobs import at_hand, little
 from test_exactness import BATCH, rows, small, trained
-from test_online import Chosen
+from test_online import Chosen, Won, others
 
 from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.formats import native
 from tpunb.checkpoint.resume import policy
 from tpunb.tfdata import position, rewrite
 from tpunb.training import constants, fit_state, passes, positions, seeds, snapshot, state
-from tpunb.tuning import online, pipeline, trial, tuner
+from tpunb.tuning import live, online, pipeline, results, trial, tuner
 from tpunb.tuning import position as trial_position
+from tpunb.tuning.search import StepCosts
 
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
@@ -56,6 +57,18 @@ TUNING = (
     *((fit_state.Fit, name) for name in ("replace_data", "_feed_from", "cursor", "steps_left")),
     (tuner.Tuner, "trials"),
     (position, "read"),
+)
+
+
+LIVE = (
+    *((online.Online, name) for name in ("_begin_live", "_advance", "_live_obstacle", "_end_live", "_aside")),
+    *((live.LiveTuning, name) for name in ("course", "_referenced", "_raced", "_pairs", "_block", "_run_with")),
+    *((live.LiveTuning, name) for name in ("_copy", "_sampled", "tuning")),
+    *((live, name) for name in ("saveable", "LiveTuning")),
+    *((position, name) for name in ("state_of", "set_state", "fingerprint")),
+    *((results.Journal, name) for name in ("__init__", "record", "end")),
+    *((fit_state.Fit, name) for name in ("replace_data", "_feed_from", "cursor", "steps_left")),
+    (online, "Journal"),
 )
 
 
@@ -124,6 +137,7 @@ def untuned():
 def test_a_fault_in_tuning_does_not_affect_the_training(monkeypatch, untuned, place):
     monkeypatch.setattr(online, "_FIRST", 5)
     monkeypatch.setattr(online, "_SECONDS", 0)
+    monkeypatch.setattr(online._TunableFit, "is_live", False)  # as if it were saved too
     if place[0] is not tuner.Tuner:  # values are chosen that do not pay
         monkeypatch.setattr(online, "Tuner", Chosen)
         monkeypatch.setattr(online._TunableFit, "rest", lambda fit, step: 1e6)
@@ -136,10 +150,38 @@ def test_a_fault_in_tuning_does_not_affect_the_training(monkeypatch, untuned, pl
     assert not any("injected" in one for one in messages) or not found.values or place[1] == "_feed_from"
 
 
+@pytest.fixture
+def in_place(monkeypatch):
+    """Other values win a race of single steps, whatever they gain."""
+    for name, value in {"_FIRST": 5, "_SECONDS": 0, "_SOON": 0, "_ENOUGH": 1e6, "model_based": others}.items():
+        monkeypatch.setattr(online, name, value)
+    monkeypatch.setattr(online._TunableFit, "rest", lambda fit, step: 1e6)
+    monkeypatch.setattr(live.LiveTuning, "_costs", lambda tuning, reference: StepCosts(1.0))
+    for name, value in {"Race": Won, "WARM": 1, "WINDOW": 1}.items():
+        monkeypatch.setattr(live, name, value)
+
+
+@pytest.mark.parametrize("place", parameters(LIVE))
+def test_a_fault_in_tuning_in_place_does_not_affect_the_training(tmp_path, monkeypatch, untuned, in_place, place):
+    fault(monkeypatch, place)
+    with warnings.catch_warnings(record=True) as caught, online.tuned(budget=1e6, folder=tmp_path) as found:
+        warnings.simplefilter("always")
+        assert tuned_fit() == untuned
+    messages = [*(str(one.message) for one in caught), *map(str, found.messages)]
+    assert sum("injected" in one for one in messages) <= 2  # a fault at its end, and one before
+
+
+def test_without_a_fault_values_take_over_in_place(untuned, in_place):
+    with online.tuned(budget=1e6) as found:
+        assert tuned_fit() == untuned
+    assert found.values
+
+
 def test_without_a_fault_other_values_take_over(monkeypatch, untuned):
     monkeypatch.setattr(online, "_FIRST", 5)
     monkeypatch.setattr(online, "_SECONDS", 0)
     monkeypatch.setattr(online, "Tuner", Chosen)
+    monkeypatch.setattr(online._TunableFit, "is_live", False)
     monkeypatch.setattr(online._TunableFit, "rest", lambda fit, step: 1e6)
     with online.tuned(budget=1e6) as found:
         assert tuned_fit() == untuned

@@ -194,7 +194,10 @@ class Online:
 
     def close(self) -> None:
         """End the block."""
-        self._end_fit()
+        try:
+            self._end_fit()
+        except Exception as error:  # noqa: BLE001  the program must continue
+            self._report("error", error=format_error(error))
         self._total = time.perf_counter() - self._started
 
     def _report(self, code: str, **facts: Any) -> None:
