@@ -132,7 +132,7 @@ def test_the_bound_of_a_step_is_reported(monkeypatch, step, busy, words):
 def test_the_seconds_needed_are_announced_and_a_smaller_budget_is_refused_at_once(capsys):
     found = tune(job(), budget=0.01)
     needs, refusal = found.messages
-    assert capsys.readouterr().err == f"tpunb: {needs}\n"
+    assert capsys.readouterr().out == f"{needs}\n"
     assert str(needs).startswith("Tuning takes ")
     assert needs.facts["needed"] > 16 * 0.016, "sixteen readings for each of eight trials"
     assert str(refusal).startswith("Not tuned: the budget of 0.0 s is below the ")

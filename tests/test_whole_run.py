@@ -214,12 +214,12 @@ def raw_of(run):
     return sorted(Path(run).glob("plugins/profile/*/*.xplane.pb"))
 
 
-def test_of_each_phase_at_most_one_raw_window_stays_and_the_run_is_a_logdir(tmp_path):
+def test_of_each_phase_and_pace_a_raw_window_stays_and_the_run_is_a_logdir(tmp_path):
     with tp.capture(tmp_path / "run", source=Phased(), schedule=SHORT, keep="phases") as run:
         train(run, range(120), seconds=0.004)
         phases = run.status.phases
     files = raw_of(run)
-    assert 1 <= len(files) <= run.status.phases
+    assert 1 <= len(files) <= 2 * run.status.phases  # on a busy machine, at a second pace
     assert phases <= 3
     seen = tp.load(run).windows.filter(pl.col("steps") > 0)
     assert {int(file.parent.name) for file in files} <= set(seen["window"])
@@ -240,7 +240,7 @@ def test_of_a_run_at_a_url_at_most_one_raw_window_a_phase_stays_too():
         with tp.capture(url, source=Phased(), schedule=SHORT, keep="phases") as run:
             train(run, range(120), seconds=0.004)
         files = [name for name in fsspec.filesystem("memory").find("/whole/run") if name.endswith(".pb")]
-        assert 1 <= len(files) <= run.status.phases
+        assert 1 <= len(files) <= 2 * run.status.phases  # on a busy machine, at a second pace
         assert {"first0", "second0"} <= set(tp.load(url).events["name"])
     finally:
         fsspec.filesystem("memory").rm("/whole", recursive=True)

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import log2
+from math import log
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ LOCAL = ""
 
 _MAX_SKEW_NS = 10_000_000_000  # between the clocks of worker and host before the worker's is not used
 _TRIES = 3  # windows that end in an under-sampled phase before it is given up
+_APART = log(1.5)  # ratio of the step times of two paces
 _SAME_PS = 50_000_000  # host clock and annotation agree to microseconds; clocks of two machines seldom do
 
 
@@ -106,6 +107,7 @@ class Reducer:
         self._scanned: str | None = None  # the host whose phases are scanned
         self._steps_of: Counter[int] = Counter()  # fully traced, by phase
         self._windows_of: Counter[int] = Counter()  # by the phase they end in
+        self._paces: defaultdict[int, list[float]] = defaultdict(list)  # step times by phase
         self._numbering: defaultdict[str, StepNumbering] = defaultdict(StepNumbering)  # by host
 
     def reduce(self, response: WindowResponse, records: Sequence[StepRecord]) -> ReducedWindow:
@@ -189,15 +191,23 @@ class Reducer:
             reduced.full[kind or ""] += 1
             reduced.phases[self.phase] += 1
             times[self.phase].append(max(dur_ps or 0, 1))
-        reduced.paces.update(
-            {(phase, round(2 * log2(median(each)))): len(each) for phase, each in times.items()}  # to a factor of 1.4
-        )
+        for phase, each in times.items():
+            reduced.paces[phase, self._pace(phase, median(each))] += len(each)
         if self.phase is not None and reduced.phases:
             self._steps_of.update(reduced.phases)
             self._windows_of[self.phase] += 1
             reduced.opened = self.phase >= phases
             few = self._steps_of[self.phase] < ENOUGH and self._windows_of[self.phase] <= _TRIES
             reduced.undersampled = few and not reduced.opened
+
+    def _pace(self, phase: int, time_ps: float) -> int:
+        """Return the number of a pace of a phase: the nearest within a factor, or a new one."""
+        paces = self._paces[phase]
+        near = [abs(log(time_ps / pace)) for pace in paces]
+        if not near or min(near) > _APART:
+            paces.append(time_ps)
+            return len(paces) - 1
+        return near.index(min(near))
 
 
 def decode(data: bytes, source: str) -> tuple[pl.DataFrame, XSpaceFacts]:

@@ -29,7 +29,7 @@ def build(model: Any, spec: Any) -> bool:
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
     except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        if model.variables:
+        if model.variables and type(model).call is keras.Model.call:
             return False
         raise TpunbError(
             f"{model.name} cannot be built: {format_error(error)}", hint="call it on a batch once"

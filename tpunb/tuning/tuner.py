@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -43,7 +42,7 @@ def tune(
 ) -> Tuning:
     """Return the fastest values of a job's input pipeline, with the same output to the last bit.
 
-    It writes at once, to the standard error stream, how many seconds it needs; if the budget is below, it ends at once.
+    It prints at once how many seconds it needs; if the budget is below, it ends at once.
     Every trial runs a few steps from the same place. Values win if a race of pairs shows that they are faster than the
     program's own; otherwise these stay. Afterwards the job's model, its random numbers and its data are what they were
     before.
@@ -83,7 +82,7 @@ def tune(
             tuner.report("no hot phase")
         else:
             tuner.report("hot phase", phase=phase.name, share=phase.share)
-    tuner.announce = lambda sentence: print(f"tpunb: {sentence}", file=sys.stderr, flush=True)
+    tuner.announce = lambda sentence: print(sentence, flush=True)
     for _ in tuner.trials():
         pass
     return tuner.tuning
