@@ -9,8 +9,8 @@ compared with those of the first. Programs on tf.data and ``fit`` are also train
 of them tuned, in under three minutes. The last line is one JSON object:
 
 ``resume``
-    Number of programs that are identical; refused, because their checkpoints are listed as inexact; silent, which were
-    called exact and differ; and crashed.
+    Number of programs that are identical; refused, because their checkpoints are listed as inexact; unrepeatable, whose
+    runs with one seed differ without this package too; silent, which were called exact and differ; and crashed.
 ``tune``
     Number of programs that are faster, with other values; changed, whose result differs; and crashed.
 ``cost_1gb``
@@ -267,7 +267,7 @@ def resumed(program: Program, folder: Path, dice: random.Random) -> tuple[str, s
     where = f"killed after step {(first.step or 0) + kill}, resumed at {start.step}"
     differs = same(whole, later)
     if differs and "tune" in program.tags and not repeats(program, folder):
-        return "refused", f"{differs}, but the program does not repeat itself; {where}; {later.note}"
+        return "unrepeatable", f"{differs}, as without this package; {where}; {later.note}"
     return "silent" if differs else "identical", "; ".join(filter(None, (differs, where, later.note)))
 
 
@@ -294,7 +294,7 @@ def tuned(program: Program, folder: Path, budget: float) -> tuple[str, str]:
     note = f"{result.note} {changed.note}"
     if differs := same(plain, result) or (not changed.refused and same(plain, changed)):
         if not repeats(program, folder):
-            return "refused", f"{differs}, but the program does not repeat itself. {note}"
+            return "unrepeatable", f"{differs}, as without this package. {note}"
         return "changed", f"{differs}; {note}"
     return "faster" if result.faster else "unchanged", note
 
@@ -396,7 +396,7 @@ def main() -> None:
     resumes, tunings = Counter(each.resume for each in done), Counter(each.tune for each in done)
     print(f"tuning: {dict(tunings)}")
     last = {
-        "resume": {name: resumes[name] for name in ("identical", "refused", "silent", "crashed")},
+        "resume": {name: resumes[name] for name in ("identical", "refused", "unrepeatable", "silent", "crashed")},
         "tune": {name: tunings[name] for name in ("faster", "changed", "crashed")},
         **dict(zip(("cost_1gb", "save_mb", "save_s"), figures, strict=True)),
     }

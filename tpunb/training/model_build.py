@@ -12,7 +12,7 @@ from tpunb.training.state import optimizers_of
 def build(model: Any, spec: Any) -> bool:
     """Create the variables of a compiled model, its optimizer and metrics, as the first batch of ``fit`` would.
 
-    Return False if some may be missing: of a model without ``call``, whose parts have variables.
+    Return False if some may be missing: of a model without ``call``, or whose ``train_step`` calls it in another way.
     """
     import keras
     import tensorflow as tf
@@ -29,7 +29,8 @@ def build(model: Any, spec: Any) -> bool:
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
     except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        if model.variables and type(model).call is keras.Model.call:
+        own_step = type(model).train_step is not keras.Model.train_step or type(model).call is keras.Model.call
+        if model.variables and own_step:
             return False
         raise TpunbError(
             f"{model.name} cannot be built: {format_error(error)}", hint="call it on a batch once"
