@@ -86,3 +86,12 @@ def shots(tmp_path_factory):
     folder = Path(os.environ.get("TPUNB_SHOTS") or tmp_path_factory.mktemp("shots"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@pytest.fixture
+def no_seed_for_all():
+    """TensorFlow's global seed and Keras' generator as a new process has them, whatever other tests did."""
+    from tpunb.training import seeds
+
+    pytest.importorskip("tensorflow").random.set_seed(None)
+    seeds.forget_keras_generator()

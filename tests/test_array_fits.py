@@ -9,20 +9,15 @@ from test_exactness import BATCH, Losses, resumes, saved, seen, small
 from tpunb.checkpoint import checkpointing
 from tpunb.checkpoint.resume import resume
 from tpunb.errors import TpunbError
-from tpunb.training import constants, seeds
+from tpunb.training import constants
 from tpunb.training.passes import ArrayBatches
 
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
+pytestmark = pytest.mark.usefixtures("no_seed_for_all")
+
 COUNT = 22  # five batches and a part of one
-
-
-@pytest.fixture(autouse=True)
-def no_seed_for_all():
-    """TensorFlow's global seed as a new process has it: unset, whatever other tests did."""
-    tf.random.set_seed(None)
-    seeds.forget_keras_generator()
 
 
 def arrays(count=COUNT):

@@ -8,18 +8,12 @@ from test_exactness import BATCH, refuses, resumes, rows, small, trained
 
 from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.resume import resume
-from tpunb.training import seeds
 from tpunb.training.state import OPTIMIZER, optimizers_of, variables_by_part
 
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
-
-@pytest.fixture(autouse=True)
-def no_seed_for_all():
-    """TensorFlow's global seed as a new process has it: unset, whatever other tests did."""
-    tf.random.set_seed(None)
-    seeds.forget_keras_generator()
+pytestmark = pytest.mark.usefixtures("no_seed_for_all")
 
 
 def part(units, *layers):

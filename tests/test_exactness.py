@@ -14,14 +14,9 @@ from tpunb.tuning.results import Tuning
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
+pytestmark = pytest.mark.usefixtures("no_seed_for_all")
+
 BATCH = 4
-
-
-@pytest.fixture(autouse=True)
-def no_seed_for_all():
-    """TensorFlow's global seed as a new process has it: unset, whatever other tests did."""
-    tf.random.set_seed(None)
-    seeds.forget_keras_generator()
 
 
 def rows(count=32):

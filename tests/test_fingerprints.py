@@ -10,17 +10,12 @@ from tpunb import signals
 from tpunb.checkpoint import checkpointing
 from tpunb.checkpoint.resume import resume
 from tpunb.errors import TpunbError
-from tpunb.training import fingerprints, seeds
+from tpunb.training import fingerprints
 
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
-
-@pytest.fixture(autouse=True)
-def no_seed_for_all():
-    """TensorFlow's global seed as a new process has it: unset, whatever other tests did."""
-    tf.random.set_seed(None)
-    seeds.forget_keras_generator()
+pytestmark = pytest.mark.usefixtures("no_seed_for_all")
 
 
 class Scaled(keras.layers.Layer):

@@ -8,17 +8,11 @@ from test_exactness import BATCH, Losses, rows, seen, small, trained
 from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.resume import resume
 from tpunb.errors import TpunbError
-from tpunb.training import seeds
 
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
-
-@pytest.fixture(autouse=True)
-def no_seed_for_all():
-    """TensorFlow's global seed as a new process has it: unset, whatever other tests did."""
-    tf.random.set_seed(None)
-    seeds.forget_keras_generator()
+pytestmark = pytest.mark.usefixtures("no_seed_for_all")
 
 
 def transferred(data, unfreeze=True):
