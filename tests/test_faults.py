@@ -17,7 +17,7 @@ from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.formats import native
 from tpunb.checkpoint.resume import policy
 from tpunb.tfdata import position, rewrite
-from tpunb.training import constants, fit_state, passes, positions, seeds, snapshot, state
+from tpunb.training import constants, fit_data, fit_state, passes, positions, seeds, snapshot, state
 from tpunb.tuning import live, online, pipeline, results, trial, tuner
 from tpunb.tuning import position as trial_position
 from tpunb.tuning.search import StepCosts
@@ -26,15 +26,16 @@ keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
 SAVING = (
-    *((fit_state, name) for name in ("graph_or_none", "not_restored", "varies", "CallbackState", "hidden_state")),
-    *((fit_state, name) for name in ("to_numpy", "_try_save", "_variables", "too_large", "buffered_bytes")),
+    *((fit_state, name) for name in ("varies", "CallbackState", "hidden_state", "to_numpy", "variables_of_step")),
+    *((fit_data, name) for name in ("graph_or_none", "not_restored", "try_save", "too_large", "buffered_bytes")),
     *((fit_state.Fit, name) for name in ("_other_training", "ended")),
     *((positions.Positions, name) for name in ("begin", "write", "moved")),
     *(
         (fit_state.Fit, name)
         for name in ("attach", "begin_epoch", "end_epoch", "_use", "_begin_turn", "_notify", "on_iterator")
     ),
-    *((fit_state.Fit, name) for name in ("write", "hidden_state", "_live_iterator", "unsaved_beside")),
+    *((fit_state.Fit, name) for name in ("write", "hidden_state", "unsaved_beside", "_listened")),
+    *((fit_data.FitData, name) for name in ("attach", "use", "end_epoch", "write", "on_iterator")),
     *((rewrite, name) for name in ("unseeded_shuffles", "draw_seeds", "seed_shuffles", "shuffles")),
     *((position, name) for name in ("write", "ignores_external_state", "begun", "seeded_shuffles")),
     *((seeds, name) for name in ("keras_generator", "host_random_state", "tensorflow_random_state")),
@@ -54,7 +55,8 @@ TUNING = (
     *((pipeline.Pipeline, name) for name in ("__init__", "build", "in_place", "_built", "parameters")),
     *((trial.TrialRunner, name) for name in ("__init__", "__enter__", "__exit__", "calibrate")),
     *((trial_position.TfPosition, name) for name in ("source", "_built")),
-    *((fit_state.Fit, name) for name in ("replace_data", "_feed_from", "cursor", "steps_left")),
+    *((fit_data.FitData, name) for name in ("replace", "_feed_from", "cursor")),
+    *((fit_state.Fit, name) for name in ("cursor", "steps_left")),
     (tuner.Tuner, "trials"),
     (position, "read"),
 )
@@ -67,7 +69,8 @@ LIVE = (
     *((live, name) for name in ("saveable", "LiveTuning")),
     *((position, name) for name in ("state_of", "set_state", "fingerprint")),
     *((results.Journal, name) for name in ("__init__", "record", "end")),
-    *((fit_state.Fit, name) for name in ("replace_data", "_feed_from", "cursor", "steps_left")),
+    *((fit_data.FitData, name) for name in ("replace", "_feed_from", "cursor")),
+    *((fit_state.Fit, name) for name in ("cursor", "steps_left")),
     (online, "Journal"),
 )
 

@@ -21,7 +21,7 @@ from tpunb.checkpoint.resume import resume
 from tpunb.errors import TpunbError
 from tpunb.profiler.capture import Schedule
 from tpunb.tfdata import graph
-from tpunb.training import fit_state, snapshot
+from tpunb.training import fit_data, snapshot
 
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
@@ -354,7 +354,7 @@ def test_a_different_model_or_dataset_is_an_error(tmp_path):
 
 
 def test_data_without_a_readable_graph_are_not_exact(tmp_path, monkeypatch):
-    monkeypatch.setattr(fit_state, "graph_or_none", lambda dataset: None)
+    monkeypatch.setattr(fit_data, "graph_or_none", lambda dataset: None)
     with pytest.warns(UserWarning, match="graph of the data cannot be read"), checkpointing(tmp_path):
         fit()
     assert not checkpoints(tmp_path)[0].exact

@@ -15,7 +15,8 @@ from typing import Any
 from tpunb.errors import TpunbError, need
 from tpunb.text import plural
 from tpunb.training import seeds
-from tpunb.training.fit_state import EndedFit, Fit, FitStart, Listener
+from tpunb.training.fit_start import EndedFit, FitStart
+from tpunb.training.fit_state import Fit, Listener
 from tpunb.training.passes import CountingDataset
 from tpunb.training.patching import replaced
 

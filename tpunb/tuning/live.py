@@ -264,7 +264,7 @@ class LiveTuning:
             started = time.perf_counter()
             iterator = self._copy(values)
             later = saveable(self._pipeline.in_place(values))  # continues the program's shuffles
-            self._fit.replace_data(later, iterator, "the pipeline was tuned in the midst of the fit")
+            self._fit.data.replace(later, iterator, "the pipeline was tuned in the midst of the fit")
             self.values = dict(values)
             self._switch_seconds = max(self._switch_seconds, time.perf_counter() - started)
 

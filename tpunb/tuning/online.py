@@ -300,7 +300,7 @@ class Online:
                 self.messages += tuner.tuning.messages
             if best := tuner.tuning.best:
                 later = saveable(current.pipeline.in_place(best))  # continues the program's shuffles
-                current.fit.replace_data(later, position.source(best).iterator, _REASON)
+                current.fit.data.replace(later, position.source(best).iterator, _REASON)
                 self.values = dict(best)
                 self.timer.swap()
 
@@ -360,7 +360,7 @@ class _TunableFit:
                 return f"{self.pipeline.unsafe[0]}: trials would change what it returns"
             if exclusive:
                 self.data, self._rebuilt = saveable(self.pipeline.in_place({})), True
-            elif not self.fit.owns_shuffles:
+            elif not self.fit.data.owns_shuffles:
                 return (
                     "it is also saved or resumed, and how often its shuffle was started is unknown: "
                     "omit the shuffle's seed, or tp.checkpointing"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 
 from tpunb.errors import TpunbError, whole, wrong
 from tpunb.text import format_error, plain, plural
-from tpunb.training.fit_state import CheckpointPath, FitStart
+from tpunb.training.fit_start import CheckpointPath, FitStart
 from tpunb.training.seeds import RandomState
 from tpunb.training.state import arrays
 from tpunb.tuning.grain import GrainPipeline

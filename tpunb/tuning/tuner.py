@@ -10,7 +10,7 @@ from typing import Any
 
 from tpunb.errors import wrong
 from tpunb.frames import Phases
-from tpunb.training.fit_state import CheckpointPath
+from tpunb.training.fit_start import CheckpointPath
 from tpunb.tuning.hot_phase import hot_phase
 from tpunb.tuning.job import Job
 from tpunb.tuning.model_based import model_based

@@ -19,7 +19,7 @@ from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError, whole
 from tpunb.training import keras_hooks
 from tpunb.training.fingerprints import OnDivergence, Resumed
-from tpunb.training.fit_state import FitStart
+from tpunb.training.fit_start import FitStart
 from tpunb.training.state import DATA, RANDOM
 
 __all__ = ["Resumed", "Saving", "checkpointing", "restore", "resume", "save"]

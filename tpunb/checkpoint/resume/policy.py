@@ -61,10 +61,10 @@ class Saving:
 
     def on_begin(self, fit: Fit) -> None:
         """Warn, before the first batch is drawn, of what cannot be saved."""
-        self._last, self._has_warned = fit.steps, bool(fit.reason)
-        if fit.reason:
+        self._last, self._has_warned = fit.steps, bool(fit.data.reason)
+        if fit.data.reason:
             warnings.warn(
-                f"the position in the data cannot be saved, so that resuming will not be exact. {fit.reason}",
+                f"the position in the data cannot be saved, so that resuming will not be exact. {fit.data.reason}",
                 stacklevel=2,
             )
         elif unsaved := fit.unsaved_beside:
@@ -98,7 +98,7 @@ class Saving:
         try:
             self.saved.append(native.save(self.folder, fit.steps, fit.write, replacing=replacing))
             fit.fingerprints.begin(self.folder)
-            fit.positions.moved(self.saved[-1].path)
+            fit.data.positions.moved(self.saved[-1].path)
             if of_phase:
                 self._of_phases.update([*before, self.saved[-1].path])
             if self.keep is not None:

@@ -1,0 +1,253 @@
+"""The data of a ``fit``: its passes, the seeds of their shuffles, and the position in them, saved and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from tpunb.text import plain
+from tpunb.tfdata import position, rewrite
+from tpunb.tfdata.graph import graph_or_none, too_large
+from tpunb.tfdata.restored import buffered_bytes, late_shuffles, not_restored, only_checks
+from tpunb.training import constants
+from tpunb.training.fit_start import FitStart
+from tpunb.training.passes import ArrayBatches, CountingDataset
+from tpunb.training.positions import ITERATOR, Positions
+from tpunb.training.state import DATA
+
+_SHARED = (
+    "another iterator began the seeded shuffle of the data during the fit (a callback, or validation); "
+    "give it data of its own"
+)
+
+
+class DataCursor(NamedTuple):
+    """Position of a fit in its data."""
+
+    iterator: Any  # feeds the next step
+    iterators: int  # created from the data before it
+    drawn: int  # batches taken from it
+
+
+@dataclass(eq=False)
+class FitData:
+    """The data of a fit and the position in them.
+
+    Attributes
+    ----------
+    reason
+        Why the position cannot be saved, or "".
+    owns_shuffles
+        Whether no shuffle has a seed of the program, so that nothing else advances them.
+    fingerprint
+        Of the constants in the data.
+    passes
+        The data, as Keras draws its iterators from them.
+    positions
+        Positions that were written.
+    iterator
+        It feeds the steps; None before the first.
+    drawn
+        Batches taken from it.
+    due
+        Whether the saved position is not restored yet.
+    """
+
+    start: FitStart | None = None
+    reason: str = ""
+    owns_shuffles: bool = True
+    fingerprint: str = ""
+    passes: CountingDataset = field(default_factory=lambda: CountingDataset(()))
+    positions: Positions = field(default_factory=Positions)
+    iterator: Any = None
+    drawn: int = 0
+    due: bool = False
+    epochs: Any = None  # Keras' iterator over epochs
+    used: int = 0  # iterators from which batches were taken
+    _seeds: list[int] = field(default_factory=list)  # of the shuffles that had none
+    _shuffles: list[Any] = field(default_factory=list)  # of the program's data that others may begin too
+    _begun: int = 0  # times that they had begun before
+    _replaced: Any = None  # iterator that Keras still holds, and that feeds nothing
+    _restored: Any = None  # kept alive: a position was read into its iterator
+
+    def attach(self, epochs: Any, listened: Callable[[Any], Any]) -> None:
+        """Take the data when Keras has prepared them; `listened` may replace a dataset by one with its elements."""
+        from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+
+        self.epochs, dataset = epochs, epochs._distributed_dataset
+        from_program = isinstance(epochs.data_adapter, TFDatasetAdapter)
+        self.reason = too_large(dataset) if from_program else ""
+        graph = graph_or_none(dataset) if from_program and not self.reason else None
+        arrays = ArrayBatches.of(dataset, epochs.data_adapter)
+        if from_program and graph is None:
+            self.reason = self.reason or "the graph of the data cannot be read (larger than 2 GB, or distributed)"
+        elif arrays is not None:
+            self._seed_arrays(arrays)
+        elif (fed := getattr(epochs.data_adapter, "py_dataset", None)) is not None:
+            self.reason = (
+                f"{plain(type(fed).__name__)}: a Keras PyDataset feeds it, whose Python code may have state "
+                "(give fit arrays or a tf.data.Dataset)"
+            )
+        elif not from_program and position.ignores_external_state(dataset):
+            self.reason = try_save(position.with_external_state_policy(dataset, "FAIL"))
+        if graph is not None:
+            dataset = listened(self._seed_dataset(dataset, graph))
+            self._shuffles = position.seeded_shuffles(epochs._distributed_dataset)
+        self.passes = epochs._distributed_dataset = arrays or CountingDataset(dataset)
+
+    def _seed_arrays(self, arrays: ArrayBatches) -> None:
+        self.fingerprint = arrays.fingerprint
+        if arrays.needs_seed:
+            self._seeds = self.start.metadata["seeds"] if self.start else [arrays.seed]
+            self._check_seeds(1)
+            (arrays.seed,) = self._seeds
+
+    def _seed_dataset(self, dataset: Any, graph: Any) -> Any:
+        """Return the dataset of a graph with seeds for its shuffles that had none."""
+        self.fingerprint = constants.of_data(graph)
+        self.reason = self.reason or not_restored(graph, dataset.options())
+        unseeded = rewrite.unseeded_shuffles(graph)
+        names = {node.name for node in unseeded}
+        self.owns_shuffles = all(node.name in names for node in rewrite.shuffles(graph))
+        self._seeds = self.start.metadata["seeds"] if self.start else rewrite.draw_seeds(graph)
+        self._check_seeds(len(unseeded))
+        self.positions, checked = Positions(buffered_bytes(graph)), only_checks(graph)
+        dataset = rewrite.seed_shuffles(dataset, graph, self._seeds)
+        if checked and not self.reason:
+            dataset = position.with_external_state_policy(dataset, "IGNORE")
+        return dataset
+
+    def _check_seeds(self, shuffles: int) -> None:
+        if len(self._seeds) != shuffles:
+            assert self.start is not None
+            raise self.start.different_data(f"{len(self._seeds)} unseeded shuffles were saved, now {shuffles}")
+
+    def begin_at_start(self) -> None:
+        """Proceed to the pass in which the checkpoint was saved; its position is restored with the first batch."""
+        assert self.start is not None
+        self.due, saved = True, self.start.metadata
+        drawn_again = saved["drawn"] > 0 and not self.start.has_iterator
+        self.begin(saved["iterators"], saved.get("used_iterators", 0) - drawn_again)
+        self.used = saved.get("used_iterators", 0) - saved["live"]
+        if self.epochs._num_batches is None:  # data of unknown length, which the first epoch has counted
+            self.epochs._num_batches = saved["batches"]
+
+    def begin(self, iterators: int, used: int) -> None:
+        """Proceed in the orders of the data as if iterators had been created, and some of them used."""
+        self.passes.begin(iterators)
+        graph = None if isinstance(self.passes, ArrayBatches) else graph_or_none(self.passes.dataset)
+        if graph is not None and (late := late_shuffles(graph)):
+            rewrite.begin_shuffles(graph, late, used)
+
+    def current(self, held: Any) -> Any:
+        """Return the iterator that feeds the steps in place of the one that Keras holds."""
+        return self.iterator if held is self._replaced else held
+
+    def use(self, iterator: Any, *, check: bool) -> None:
+        """Use a new iterator; of the first, `check` whether its position can be saved."""
+        is_first, self.iterator, self.drawn = self.iterator is None, iterator, 0
+        self.used += 1
+        self.positions.begin()
+        if is_first and self._shuffles:
+            self._begun = max(position.begun(iterator), default=self.passes.iterators) - self.passes.iterators
+            saved = self._begun if self.start is None else self.start.metadata.get("begun", self._begun)
+            if saved != self._begun:
+                assert self.start is not None
+                problem = f"its shuffle had begun {saved} times before the fit, now {self._begun}"
+                raise self.start.different_data(problem)
+        if is_first and check:
+            self.reason = self.reason or ("" if isinstance(self.passes, ArrayBatches) else try_save(iterator))
+
+    def on_iterator(self, dataset: Any) -> None:
+        """Note an iterator that is created over any dataset during the fit, and may begin a shuffle of its data."""
+        if self.passes.is_creating or not self._shuffles or self.reason:
+            return
+        own = {id(shuffle) for shuffle in self._shuffles}
+        if any(id(shuffle) in own for shuffle in position.seeded_shuffles(dataset)):
+            self.reason = _SHARED
+
+    def end_epoch(self) -> None:
+        """Handle the end of an epoch."""
+        self._replaced = None
+
+    @property
+    def cursor(self) -> DataCursor:
+        """Position within an epoch."""
+        return DataCursor(self.iterator, self.passes.iterators - 1, self.drawn)
+
+    def replace(self, dataset: Any, iterator: Any, reason: str) -> None:
+        """Continue within an epoch with another dataset of the same elements, and an iterator at the same position.
+
+        `reason` says why positions in it cannot be restored into the program's own dataset.
+        """
+        self.passes = self.epochs._distributed_dataset = CountingDataset(dataset, self.passes.iterators)
+        self._feed_from(iterator)
+        self.reason = self.reason or reason
+
+    def _feed_from(self, iterator: Any) -> None:
+        if self.epochs._current_iterator is self.iterator:
+            self.epochs._current_iterator = iterator
+        elif self._replaced is None:  # with data of unknown length, Keras keeps it in a local variable
+            self._replaced = self.iterator
+        self.iterator = iterator
+
+    def write(self, folder: Path, *, within_epoch: bool) -> tuple[str, dict[str, Any]]:
+        """Write the position; return why it cannot be restored, or "", and its metadata."""
+        kept = self.epochs._current_iterator if self.epochs.steps_per_epoch else None
+        live = self.iterator if within_epoch else kept  # None where Keras will create one
+        drawn = self.drawn if live is not None and live is self.iterator else 0
+        unpositioned, facts = self.reason, dict[str, Any]()
+        if isinstance(self.passes, ArrayBatches):
+            unpositioned = unpositioned or self.passes.problem
+        elif live is not None and not unpositioned:
+            unpositioned, facts = self.positions.write(folder, live, drawn)
+        return unpositioned, {
+            "iterators": self.passes.iterators - (live is not None),
+            "used_iterators": self.used,
+            "begun": self._begun,
+            "live": live is not None,
+            "drawn": drawn,
+            "position": facts,
+            "steps_seen": self.epochs._steps_seen,
+            "batches": self.epochs._num_batches,
+            "seeds": self._seeds,
+        }
+
+    def restore(self, taken: int) -> None:
+        """Restore the position of the iterator; if it was not saved, draw as many batches."""
+        import tensorflow as tf
+
+        assert self.start is not None
+        folder, saved = self.start.folder, self.start.metadata
+        self.due = False
+        if not saved["live"]:
+            return  # an epoch that begins with a new iterator
+        self.epochs._steps_seen = saved["steps_seen"] + taken
+        self.drawn = saved["drawn"]
+        draws, is_positioned = self.drawn, DATA in saved["holds"]
+        if is_positioned and isinstance(self.passes, ArrayBatches):
+            self._feed_from(self.passes.pass_from(saved["iterators"], self.drawn))
+            return
+        if is_positioned and self.start.has_iterator:
+            self._restored = rewrite.with_own_shuffles(self.passes.dataset)
+            iterator = self.iterator if self._restored is self.passes.dataset else iter(self._restored)
+            position.read(folder / ITERATOR, iterator)
+            self._feed_from(iterator)
+            draws = saved.get("position", {}).get("redraw", 0)
+            self.positions.begin(folder, self.drawn - draws, saved.get("position", {}).get("seconds", 0))
+        elif is_positioned:
+            self.positions.begin(seconds=saved["position"]["seconds"])
+        try:
+            for _ in range(draws):
+                next(self.iterator)
+        except (tf.errors.OpError, StopIteration) as error:
+            raise self.start.different_data(f"it ends before batch {self.drawn}") from error
+
+
+def try_save(data: Any) -> str:
+    """Save the position in some data to a temporary folder; return why it cannot be saved, or ""."""
+    with TemporaryDirectory() as folder:
+        return position.write(Path(folder) / ITERATOR, iter(data))
