@@ -1,0 +1,137 @@
+"""Whether a sweep can be believed on a busy machine: equal things are equal, a knee is found, a gain is seen.
+
+``python benchmarks/sweep.py [--quick]``. A sweep of five fully connected networks is recorded in rounds, beside a
+process that computes now and then; pairs of sweeps are made of disjoint rounds of it. The last line is JSON:
+
+``aa``
+    Of 40 pairs of sweeps of one thing, the share whose interval of the speed-up contains 1.
+``knee``
+    Of 20 made-up sweeps with drift and 30 % outliers, the share whose saturation is the known one.
+``ratio_low``
+    Lower end of the interval of the throughput of ``fc`` 4 x 256 with batch 1,024 by that with batch 16.
+``points_s``
+    Seconds of a sweep that measures 20 points in 8 rounds at least, with the start of its process and the peaks of
+    this CPU; null if it took more than its budget of 60 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+import tpunb as tp
+from tpunb.workloads.sweep_times import step_times
+
+BATCHES = (16, 32, 64, 128, 256, 512, 1024)
+KNEE = 256
+
+
+def busy(seconds: float) -> None:
+    """Compute now and then, as other people's programs do."""
+    drawn, until = np.random.default_rng(0), time.monotonic() + seconds
+    while time.monotonic() < until:
+        matrix, pause = drawn.random((400, 400)), drawn.exponential(0.5)
+        stop = time.monotonic() + drawn.exponential(0.5)
+        while time.monotonic() < stop:
+            matrix @ matrix
+        time.sleep(pause)
+
+
+def swept(rounds: Any, names: Any = BATCHES) -> tp.Sweep:
+    """Return the sweep of rounds of seconds, one point per batch."""
+    times = step_times(rounds)
+    figures = {
+        "step_ps": [round(each.median * 1e12) for each in times],
+        "low_ps": [round(each.low * 1e12) for each in times],
+        "high_ps": [round(each.high * 1e12) for each in times],
+        "examples": list(names),
+        "rounds": [len(rounds)] * len(times),
+    }
+    facts = {"mode": "train", "state": "ok"}
+    frame = pl.DataFrame({"batch": list(names), **figures}).with_columns(**{k: pl.lit(v) for k, v in facts.items()})
+    return tp.Sweep(frame, ("batch",))
+
+
+def equal_share(seconds: float, pairs: int) -> float:
+    """Return the share of pairs of sweeps of one thing whose interval contains 1."""
+    from tpunb.workloads import sweeping
+
+    sweeping._NARROW, sweeping._MOST = 0.0, 10**6  # until the budget ends
+    other = multiprocessing.get_context("spawn").Process(target=busy, args=(seconds,))
+    other.start()
+    grid = {"nodes": [64, 96, 128, 192, 256]}
+    sweep = tp.sweep(tp.workloads.fc, budget=seconds, layers=[2], input=[64], output=[8], batch=[32], **grid)
+    other.terminate()
+    other.join()
+    sweeping._NARROW, sweeping._MOST = 0.02, 60
+    rounds = np.array(sweep.frame["rounds_ps"].to_list(), float).T / 1e12
+    rounds = rounds[~np.isnan(rounds).any(axis=1)]
+    each = len(rounds) // (2 * pairs)
+    print(f"  {len(rounds)} rounds recorded beside other work, {each} in each of {2 * pairs} sweeps")
+    parts = [rounds[part * each : (part + 1) * each] for part in range(2 * pairs)]
+    hits = 0
+    for pair in range(pairs):
+        one, two = (swept(parts[2 * pair + side], range(1, 6)) for side in range(2))
+        row = one.speedup(two).frame.row(pair % 5, named=True)
+        hits += row["low"] <= 1 <= row["high"]
+    return hits / pairs
+
+
+def knee_share(seeds: int = 20, count: int = 20) -> float:
+    """Return the share of made-up sweeps whose saturation is found exactly."""
+    hits = 0
+    for seed in range(seeds):
+        drawn = np.random.default_rng(seed)
+        drift = 1 + 0.5 * np.sin(np.linspace(0, 5, count) + seed)
+        seconds = np.maximum(np.array(BATCHES), KNEE) * 1e-4 * drift[:, None]
+        seconds = seconds * np.exp(drawn.normal(0, 0.02, seconds.shape))
+        slow = drawn.random(seconds.shape) < 0.3
+        seconds = np.where(slow, seconds * drawn.uniform(1.2, 3, seconds.shape), seconds)
+        hits += swept(seconds).saturation("batch").value == KNEE
+    return hits / seeds
+
+
+def gain() -> float:
+    """Return the lower end of the throughput of a large batch by that of a small one."""
+    fixed = {"layers": [4], "nodes": [256], "input": [256], "output": [64]}
+    sweep = tp.sweep(tp.workloads.fc, budget=30, batch=[16, 1024], **fixed)
+    small, large = sweep.frame.sort("batch").rows(named=True)
+    print(f"  fc 4 x 256: {small['examples_per_s']:,.0f} examples/s at 16, {large['examples_per_s']:,.0f} at 1,024")
+    return float(1024 / large["high_ps"] / (16 / small["low_ps"]))
+
+
+def points_seconds() -> float | None:
+    """Return the seconds of a sweep of 20 points."""
+    begun = time.monotonic()
+    fixed = {"input": [64], "output": [8]}
+    sweep = tp.sweep(tp.workloads.fc, budget=60, layers=[2, 4], nodes=[32, 64], batch=[16, 64, 128, 256, 512], **fixed)
+    taken = time.monotonic() - begun
+    fewest = sweep.frame["rounds"].min()
+    print(f"  20 points: {taken:.0f} s, {fewest} rounds and more")
+    return round(taken, 1) if fewest >= 8 and taken <= 65 else None
+
+
+def main() -> None:
+    """Print what was measured, and the figures."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--quick", action="store_true", help="8 pairs of recorded sweeps, and no sweep of 20 points")
+    quick = options.parse_args().quick
+    os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    result = {
+        "aa": equal_share(20 if quick else 150, 8 if quick else 40),
+        "knee": knee_share(),
+        "ratio_low": round(gain(), 2),
+        "points_s": None if quick else points_seconds(),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
