@@ -318,15 +318,15 @@ class Sweep(Tabular):
         return part.replace(path)
 
     @staticmethod
-    def read(path: str | Path | bytes) -> Sweep:
-        """Read what `save` wrote, by path or content.
+    def read(path: str | Path | bytes, *, name: str | None = None) -> Sweep:
+        """Read what `save` wrote, by path or content; `name` replaces the path in errors.
 
         Raises
         ------
         BadProfile
             If the file is damaged, no sweep, or of another version.
         """
-        name = "the file" if isinstance(path, bytes) else plain(str(path))
+        name = plain(name or ("the file" if isinstance(path, bytes) else str(path)))
         data = path if isinstance(path, bytes) else Path(path).read_bytes()
         try:
             facts = json.loads(pl.read_parquet_metadata(io.BytesIO(data))[_KEY])
