@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tpunb.checkpoint import checkpointing, checkpoints
     from tpunb.checkpoint.resume import resume
     from tpunb.cluster import DBSCAN, HDBSCAN, OLS, Curve, KMeans, OLSPlus, SliderSpec, phases
-    from tpunb.frames import Goodput, Labels, Phases, Profile, Roofline, Steps
+    from tpunb.frames import Goodput, Labels, Phases, Profile, Roofline, Steps, Sweep
     from tpunb.io import load, sample
     from tpunb.profiler.capture import capture, null_run
     from tpunb.profiler.schedule import Schedule
@@ -69,6 +69,7 @@ __all__ = [
     "Schedule",
     "SliderSpec",
     "Steps",
+    "Sweep",
     "Torch",
     "TpunbError",
     "Tuning",
@@ -97,7 +98,7 @@ _MODULES = {
     "tpunb.checkpoint": ("checkpointing", "checkpoints"),
     "tpunb.checkpoint.resume": ("resume",),
     "tpunb.cluster": ("DBSCAN", "HDBSCAN", "OLS", "Curve", "KMeans", "OLSPlus", "SliderSpec", "phases"),
-    "tpunb.frames": ("Goodput", "Labels", "Phases", "Profile", "Roofline", "Steps"),
+    "tpunb.frames": ("Goodput", "Labels", "Phases", "Profile", "Roofline", "Steps", "Sweep"),
     "tpunb.io": ("load", "sample"),
     "tpunb.magic": ("load_ipython_extension", "unload_ipython_extension"),
     "tpunb.profiler.capture": ("capture", "null_run"),
