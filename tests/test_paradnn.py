@@ -156,7 +156,7 @@ def test_figures_that_cannot_be_are_null():
 
 
 def test_an_unknown_device_is_refused():
-    with pytest.raises(ValueError, match="must be one of TPU v2, TPU v2 board, V100. Got 'TPU v3' instead"):
+    with pytest.raises(ValueError, match=r"must be one of TPU v2, TPU v2 board, V100\. Got 'TPU v3' instead"):
         paradnn.measured("TPU v3")
 
 
