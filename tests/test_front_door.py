@@ -11,7 +11,7 @@ import tpunb as tp
 
 VERBS = [
     *("advise", "capture", "checkpointing", "checkpoints", "compare", "explore", "goodput", "load"),
-    *("phases", "resume", "roofline", "runs", "sample", "steps", "summary", "tune", "tuning_panel"),
+    *("phases", "resume", "roofline", "runs", "sample", "steps", "summary", "sweep", "tune", "tuning_panel"),
 ]
 METHODS = ["DBSCAN", "HDBSCAN", "KMeans", "OLS", "OLSPlus"]
 NOUNS = ["Curve", "Goodput", "Job", "Labels", "Phases", "Profile", "Roofline", "SliderSpec", "Steps", "Sweep", "Tuning"]

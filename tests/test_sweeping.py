@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 import pytest
-from tpunb.frames.sweep import Sweep
 
 from tpunb.errors import IncompatibleRuns
+from tpunb.frames.sweep import Sweep
 from tpunb.workloads import sweep_process, sweeping
 from tpunb.workloads.sweeping import sweep
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tpunb.widgets.explorer import explore
     from tpunb.widgets.summary import summary
     from tpunb.widgets.tuning_panel import tuning_panel
+    from tpunb.workloads.sweeping import sweep
 
 NAMESPACES = ("analysis", "charts", "checkpoint", "testing", "tuning", "workloads")
 """Modules with what the functions and classes below do not cover."""
@@ -89,6 +90,7 @@ __all__ = [
     "sample",
     "steps",
     "summary",
+    "sweep",
     "tune",
     "tuning_panel",
 ]
@@ -113,6 +115,7 @@ _MODULES = {
     "tpunb.widgets.explorer": ("explore",),
     "tpunb.widgets.summary": ("summary",),
     "tpunb.widgets.tuning_panel": ("tuning_panel",),
+    "tpunb.workloads.sweeping": ("sweep",),
 }
 _MODULE = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -729,6 +729,10 @@ SWEEP = _frame(
     peak_bytes=Column(_INT, "Peak memory of the point in bytes, or null."),
     joules=Column(_FLOAT, "Energy of a step in joules, null without a meter."),
     rounds=Column(_INT, "Number of rounds that measured the point, or null."),
+    rounds_ps=Column(
+        pl.List(pl.Int64()),
+        "Step time in each round in picoseconds, null in one that did not reach the point, or null.",
+    ),
     state=Column(_TEXT, 'Result: "ok", "out of memory", "not reached", or "failed: " and the reason.'),
 )
 

@@ -258,11 +258,13 @@ def _limit_memory(size: int) -> None:
 
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer requests until their end: first the path of imports, then the `Setup`, then each `Request`."""
+    """Read the path of imports and the `Setup`, reply that it is ready, and then to each `Request`."""
     sys.path[:] = pickle.load(requests)
     setup: Setup = pickle.load(requests)
     _limit_memory(setup.memory)
     points: dict[int, _Point] = {}
+    pickle.dump("ready", replies)
+    replies.flush()
     while True:
         try:
             request: Request = pickle.load(requests)

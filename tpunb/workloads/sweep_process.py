@@ -20,6 +20,8 @@ from tpunb.workloads.sweep_points import Request, Setup
 SHARE = 0.8
 """Share of the free memory that the process may take."""
 
+_START_S = 120.0  # for its imports
+
 _TICK_S = 0.1  # between two looks at its memory
 
 
@@ -72,7 +74,7 @@ class PointProcess:
                 cause = f"by signal {-code}" if code < 0 else f"with code {code}"
                 return {"state": f"failed: its process ended {cause}"}
             if reply:
-                return reply | {"watts": sum(power) / len(power) if power else None}
+                return dict(reply) | {"watts": sum(power) / len(power) if power else None}
             if self._watts is not None:
                 power.append(float(self._watts()))
 
@@ -98,7 +100,8 @@ class PointProcess:
         import cloudpickle
 
         self.limit = int(SHARE * psutil.virtual_memory().available)
-        self._replies = replies = queue.Queue()
+        replies: queue.Queue[Any] = queue.Queue()
+        self._replies = replies
         self._process = process = subprocess.Popen(
             [sys.executable, "-c", "from tpunb.workloads.sweep_points import main; main()"],
             stdin=subprocess.PIPE,
@@ -122,6 +125,7 @@ class PointProcess:
                     return
 
         threading.Thread(target=read, daemon=True, name="tpunb sweep").start()
+        replies.get(timeout=_START_S)  # it has begun: its imports are not the time of a point
 
 
 def _environment() -> dict[str, str]:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binom
 
 _CONFIDENCE = 0.95
 _FEWEST = 4  # points that show what a round has in common
@@ -52,6 +51,8 @@ def _slowness(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
 def _time(seconds: NDArray[np.float64]) -> StepTime:
     if not len(seconds):
         return StepTime(np.nan, np.nan, np.nan)
+    from scipy.stats import binom
+
     ordered = np.sort(seconds)
     out = max(int(binom.ppf((1 - _CONFIDENCE) / 2, len(ordered), 0.5)) - 1, 0)
     return StepTime(float(np.median(ordered)), float(ordered[out]), float(ordered[-1 - out]))

@@ -7,6 +7,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -100,10 +101,9 @@ def sweep(
 
 def _points(build: Callable[..., Any], grid: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the points of a grid; a value alone is a list of one."""
-    try:
+    known: Mapping[str, inspect.Parameter] = {}
+    with suppress(TypeError, ValueError):  # of a function without a signature
         known = inspect.signature(build).parameters
-    except (TypeError, ValueError):
-        known = {}
     takes_any = not known or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
     for name in () if takes_any else grid:
         if name not in known:
