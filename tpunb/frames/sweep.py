@@ -255,16 +255,16 @@ class Sweep(Tabular):
         if chip is None:
             raise TpunbError(f"no peaks of the device {name!r}", hint="sweep.roofline('TPU v5e'), or another device")
         point = [pl.format("{}={}", pl.lit(name), pl.col(name)) for name in self.parameters]
-        dtype = pl.col("dtype").str.strip_prefix("mixed_").replace(_DTYPES)
-        rows = self.ok.with_columns(
-            *(pl.lit(None, pl.String).alias(name) for name in WORK if name not in self.frame.columns),
-            what=pl.concat_str(point, separator=", "),
-            dtype=dtype,
-            count=pl.lit(1),
-            self_ps="step_ps",
-            share=pl.lit(1.0),
-        )
-        return Roofline(rows.select(pl.col(name).cast(kind) for name, kind in WORK.items()), chip, "point")
+        work = {
+            **{name: pl.col(name) for name in ("flops", "bytes")},
+            "what": pl.concat_str(point, separator=", "),
+            "count": pl.lit(1),
+            "self_ps": pl.col("step_ps"),
+            "dtype": pl.col("dtype").str.strip_prefix("mixed_").replace(_DTYPES),
+            "share": pl.lit(1.0),
+        }
+        columns = [work.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in WORK.items()]
+        return Roofline(self.ok.select(columns), chip, "point")
 
     @property
     def names(self) -> tuple[str, str]:

@@ -12,8 +12,6 @@ from pathlib import Path
 import polars as pl
 
 from tpunb.frames import Roofline, Sweep
-from tpunb.frames.hardware import DEVICES
-from tpunb.frames.roofline import WORK
 
 __all__ = ["categories", "measured", "roofline", "time_shares", "traces"]
 
@@ -25,7 +23,7 @@ ORIGIN = {
     "changes": "converted to columns; TPU FLOPs of a shard are multiplied by its 8 shards",
 }
 _FILES = {"TPU v2": "tpu_v2", "TPU v2 board": "tpu_v2", "V100": "v100"}
-_POINT = ["layers", "nodes", "input", "output", "batch"]
+_POINT = ("layers", "nodes", "input", "output", "batch")
 _SHARDS = 8  # cores of the board
 
 
@@ -81,16 +79,7 @@ def roofline() -> Roofline:
     Its ``on("TPU v3")`` models them on the next chip, core by core: at most 123 : 45 = 2.73 times the speed where
     compute binds, 900 : 600 = 1.50 times where memory does. The authors' slides compare boards: 420 : 180 = 2.33.
     """
-    rows, flops = traces(), pl.col("bytes") * pl.col("intensity")
-    point = pl.concat_str([pl.format("{}={}", pl.lit(name), pl.col(name)) for name in _POINT], separator=", ")
-    work = {
-        "what": point,
-        "count": pl.lit(1),
-        "self_ps": (flops / pl.col("rate") * 1e12).round(),
-        "flops": flops / _SHARDS,
-        "bytes": pl.col("bytes") / _SHARDS,
-        "flops_source": pl.lit("profiler"),
-        "share": pl.lit(1.0),
-    }
-    columns = [work.get(name, pl.lit(None)).cast(dtype).alias(name) for name, dtype in WORK.items()]
-    return Roofline(rows.select(columns), DEVICES["TPU v2"], "point")
+    flops = pl.col("bytes") * pl.col("intensity")
+    time = (flops / pl.col("rate") * 1e12).round().cast(pl.Int64)
+    of_core = {"flops": flops / _SHARDS, "bytes": pl.col("bytes") / _SHARDS}
+    return Sweep(traces().with_columns(step_ps=time, state=pl.lit("ok"), **of_core), _POINT).roofline("TPU v2")
