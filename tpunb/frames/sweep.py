@@ -254,7 +254,8 @@ class Sweep(Tabular):
         chip = chip or next((each for each in DEVICES.values() if each.of_kind(name)), None)
         if chip is None:
             raise TpunbError(f"no peaks of the device {name!r}", hint="sweep.roofline('TPU v5e'), or another device")
-        point = [pl.format("{}={}", pl.lit(name), pl.col(name)) for name in self.parameters]
+        varying = [name for name in self.parameters if self.ok[name].n_unique() > 1]
+        point = [pl.format("{} {}", pl.lit(name), pl.col(name)) for name in varying or self.parameters]
         work = {
             **{name: pl.col(name) for name in ("flops", "bytes")},
             "what": pl.concat_str(point, separator=", "),
@@ -338,7 +339,7 @@ class Sweep(Tabular):
             return Sweep(frame, tuple(facts["parameters"]), chip, facts["metadata"])
         except KeyError as error:
             raise BadProfile(f"{name} is a Parquet file, but no sweep", hint="write sweeps with sweep.save") from error
-        except (pl.exceptions.PolarsError, ValueError, TypeError, AttributeError) as error:
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError, TypeError) as error:
             if isinstance(error, BadProfile):
                 raise
             raise BadProfile(f"{name} is damaged, or no Parquet file") from error
@@ -404,7 +405,7 @@ def _checked(frame: pl.DataFrame, parameters: tuple[str, ...]) -> pl.DataFrame:
         pl.lit(None, dtype).alias(name) for name, dtype in schema.SWEEP.items() if name not in (*frame.columns, "state")
     ]
     checked = schema.check(frame.with_columns(missing), {**types, **schema.SWEEP}, "sweep")
-    rate = pl.col("examples") / pl.when(pl.col("step_ps") > 0).then("step_ps") * 1e12
+    rate = pl.col("examples") * 1e12 / pl.when(pl.col("step_ps") > 0).then("step_ps")
     checked = checked.with_columns(pl.coalesce("examples_per_s", rate))
     if checked.select(parameters).is_duplicated().any():
         raise BadProfile(
