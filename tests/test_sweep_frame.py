@@ -72,6 +72,7 @@ def test_columns_are_those_of_the_schema_after_the_parameters():
         ({"batch": [1]}, ("batch",), r"the sweep frame lacks \['state'\]"),
         ({"state": ["ok"]}, ("batch",), r"the sweep frame lacks the parameter 'batch'; it has \['state'\]"),
         ({"dtype": ["f"], "state": ["ok"]}, ("dtype",), "'dtype' has the name of another column"),
+        ({"ratio": [1], "state": ["ok"]}, ("ratio",), "'ratio' has the name of another column"),
         ({"batch": [1], "state": ["ok"]}, ("batch", "batch"), "'batch' has the name of another column"),
         ({"batch": [1, 1], "state": ["ok", "ok"]}, ("batch",), "two rows of one point"),
         ({"batch": [[1]], "state": ["ok"]}, ("batch",), "of type List"),

@@ -52,14 +52,14 @@ def heatmap(sweep: Sweep, *, x: str, y: str, value: str = "flops_util") -> Layer
         )
     ran = (pl.col("state") == "ok") & pl.col(value).is_not_null()
     cells = sweep.frame.group_by(x, y, maintain_order=True).agg(
-        value=pl.col(value).filter(ran).median(), points=ran.sum(), state=pl.col("state").first()
+        pl.col("state").first(), value=pl.col(value).filter(ran).median(), rounds=ran.sum()
     )
     if not cells["value"].count():
         raise TpunbError(f"no point of the sweep has {value}", hint="choose another column: value='examples_per_s'")
     most, least = cells["value"].max(), cells["value"].min()
     shown = [_number(value, each) for each in cells["value"]]
     about = [
-        f"{x}={row[x]}, {y}={row[y]}: " + (f"{text}, {plural(row['points'], 'point')}" if text else row["state"])
+        f"{x}={row[x]}, {y}={row[y]}: " + (f"{text}, {plural(row['rounds'], 'point')}" if text else row["state"])
         for row, text in zip(cells.iter_rows(named=True), shown, strict=True)
     ]
     shade = (pl.col("value") - least) / max(most - least, 1e-30)  # type: ignore[operator]

@@ -32,6 +32,7 @@ _KEY = "tpunb.sweep"  # of the file's metadata
 _TYPES = (pl.Int64, pl.Float64, pl.Boolean, pl.String)  # of parameters
 _DTYPES = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # Keras' names to Device's
 _WORKLOAD = {"weights": 0.01, "flops": 0.25}  # largest difference of one workload; frameworks count FLOPs differently
+_NAMES = {*schema.SWEEP, *schema.SATURATION, *schema.SPEEDUP}  # of columns, which parameters cannot have
 _TRAITS = ("dtype", "mode", "workload")
 
 
@@ -108,20 +109,19 @@ class Sweep(Tabular):
         if self._named(parameter, "saturation") not in self._numeric:
             raise ValueError(f"The parameter of saturation must have numbers as values. Got {parameter!r} instead.")
         others = [name for name in self.parameters if name != parameter]
-        value, rate, best = pl.col(parameter), pl.col("rate"), pl.col("rate").max()
+        value, rate, best = pl.col(parameter), pl.col("#rate"), pl.col("#rate").max()
         ran = (pl.col("state") == "ok") & (pl.col("step_ps") > 0)
-        rows = self.frame.sort(parameter).with_columns(
-            rate=pl.when(ran).then("examples_per_s"), fastest=pl.coalesce("low_ps", "step_ps") / pl.col("step_ps")
-        )
-        rows = rows.with_columns(enough=rate / pl.col("fastest") >= (1 - within) * _over(best, others))
-        rows = rows.with_columns(
-            value=_over(pl.when(rate.count() > 1).then(value.filter("enough").min()), others),
-            largest=_over(value.filter(rate.is_not_null()).max(), others),
+        rows = self.frame.sort(parameter).with_columns(pl.when(ran).then("examples_per_s").alias("#rate"))
+        upper = rate * pl.col("step_ps") / pl.coalesce("low_ps", "step_ps")
+        enough = upper >= (1 - within) * _over(best, others)
+        rows = rows.with_columns(enough.alias("#enough")).with_columns(
+            value=_over(pl.when(rate.count() > 1).then(value.filter("#enough").min()), others),
+            **{"#largest": _over(value.filter(rate.is_not_null()).max(), others)},
         )
         below = rate.is_not_null() & (value < pl.col("value"))
         found = rows.group_by(*others, pl.lit(0).alias(_KEY), maintain_order=True).agg(
             pl.col("value").first(),
-            rising=(pl.col("value") == pl.col("largest")).first(),
+            rising=(pl.col("value") == pl.col("#largest")).first(),
             examples_per_s=best,
             below=value.filter(below).last(),
             given_away=1 - rate.filter(below).last() / best,
@@ -384,8 +384,8 @@ def _checked(frame: pl.DataFrame, parameters: tuple[str, ...]) -> pl.DataFrame:
     """Return the frame of a sweep with all columns in order."""
     if not parameters:
         raise BadProfile("a sweep has no parameters", hint="name at least one column of its points")
-    if twice := [name for name in parameters if name in schema.SWEEP or parameters.count(name) > 1]:
-        hint = f"rename it; other columns are {', '.join(schema.SWEEP)}"
+    if twice := [name for name in parameters if name in _NAMES or parameters.count(name) > 1]:
+        hint = f"rename it; other columns are {', '.join(sorted(_NAMES))}"
         raise BadProfile(f"the parameter {twice[0]!r} has the name of another column of a sweep", hint=hint)
     types: dict[str, pl.DataType] = {}
     for name in parameters:
