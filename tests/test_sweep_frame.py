@@ -93,6 +93,9 @@ def test_filter_selects_points_by_value_or_values():
         ValueError, match=r"filter: unknown parameter 'widht'; did you mean 'width'\? parameters: batch, "
     ):
         both.filter(widht=8)
+    for value in ("large", [None, "large"]):
+        with pytest.raises(ValueError, match=r"filter: width is of Int64\. Got "):
+            both.filter(width=value)
 
 
 # -- saturation -------------------------------------------------------------------------------------------------------

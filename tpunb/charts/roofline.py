@@ -47,7 +47,7 @@ def roofline(roof: Roofline | Sweep, *, backdrop: pl.DataFrame | None = None) ->
     if known.is_empty():
         raise TpunbError("no row of the roofline has FLOPs and bytes", hint="choose another level: by='run'")
     points = _points(known.head(_POINTS))
-    device, others = cleaned(plain(roof.device.name)), _backdrop(backdrop)
+    device, others = cleaned(plain(roof.device_label)), _backdrop(backdrop)
     lines = _lines(points, roof.device, others["intensity"].to_list())
     left_out = f", {len(known) - len(points)} of less headroom not shown" if len(known) > len(points) else ""
     left_out += f", {len(roof) - len(known)} without known FLOPs not shown" if len(roof) > len(known) else ""

@@ -79,12 +79,16 @@ class Sweep(Tabular):
         Raises
         ------
         ValueError
-            If there is no parameter of a name.
+            If there is no parameter of a name, or a value is of another type.
         """
         frame = self.frame
         for name, value in values.items():
             several = isinstance(value, Iterable) and not isinstance(value, str)
-            frame = frame.filter(pl.col(self._named(name, "filter")).is_in([*value] if several else [value]))
+            wanted = [*value] if several else [value]
+            try:
+                frame = frame.filter(pl.col(self._named(name, "filter")).is_in(wanted))
+            except (pl.exceptions.PolarsError, TypeError) as error:
+                raise ValueError(f"filter: {name} is of {frame.schema[name]}. Got {value!r} instead.") from error
         return replace(self, frame=frame)
 
     def saturation(self, parameter: str, within: float = 0.05) -> Saturation:
