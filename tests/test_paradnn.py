@@ -131,6 +131,9 @@ def test_the_next_chip_is_modelled():
     assert roof.frame["above"].null_count() == 230
     model = roof.on("TPU v3")
     assert model.device.name == "TPU v3"
+    assert "TPU v3, modelled from TPU v2" in repr(model)
+    assert tp.charts.roofline(model).to_dict()["title"]["text"] == "Roofline by point · TPU v3, modelled from TPU v2"
+    assert "modelled" not in repr(roof)
     gain = roof.work["self_ps"] / model.work["self_ps"]
     memory = roof.work["flops"] / roof.work["bytes"] < 75
     assert gain.filter(memory).is_between(1.499, 1.501).all()

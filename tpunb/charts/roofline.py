@@ -14,7 +14,7 @@ from tpunb.frames.roofline import Roofline
 from tpunb.frames.sweep import Sweep
 from tpunb.text import duration, percent, plain, plural
 
-_POINTS = 200  # at most in one chart
+_POINTS = 250  # at most in one chart
 _NAMED = 5  # of most headroom
 _MARGIN = 4.0  # by which the axes exceed points and ridge
 _BOUND = {"compute": PALETTE[0], "memory": PALETTE[1]}
@@ -47,15 +47,16 @@ def roofline(roof: Roofline | Sweep, *, backdrop: pl.DataFrame | None = None) ->
     if known.is_empty():
         raise TpunbError("no row of the roofline has FLOPs and bytes", hint="choose another level: by='run'")
     points = _points(known.head(_POINTS))
-    lines = _lines(points, roof.device)
-    device, others = cleaned(plain(roof.device.name)), _backdrop(backdrop)
-    left_out = f", {len(roof) - len(points)} without known FLOPs not shown" if len(roof) > len(points) else ""
+    device, others = cleaned(plain(roof.device_label)), _backdrop(backdrop)
+    lines = _lines(points, roof.device, others["intensity"].to_list())
+    left_out = f", {len(known) - len(points)} of less headroom not shown" if len(known) > len(points) else ""
+    left_out += f", {len(roof) - len(known)} without known FLOPs not shown" if len(roof) > len(known) else ""
     behind = f"; grey: {plural(len(others), 'point')} of other measurements" if len(others) else ""
     utilisation = roof.utilisation
     reached = f"; {_pair(utilisation)} of peak FLOP/s reached" if utilisation else ""
     x = alt.X("intensity:Q", title="intensity (FLOP/byte)", axis=alt.Axis(format="~g", tickCount=6))
     y = alt.Y("rate:Q", title="rate (FLOP/s)", axis=alt.Axis(format="~s", tickCount=6))
-    rates, across = [*points["rate"], *lines["rate"], *others["rate"]], [*lines["intensity"], *others["intensity"]]
+    rates, across = [*points["rate"], *lines["rate"], *others["rate"]], lines["intensity"].to_list()
     log_x = alt.Scale(type="log", nice=False, domain=[min(across), max(across)])
     log_y = alt.Scale(type="log", nice=False, domain=[min(rates) / 2, max(rates) * 2])
     base = rows_of(points).encode(x=x.scale(log_x), y=y.scale(log_y))
@@ -126,8 +127,8 @@ def _most_headroom(points: pl.DataFrame) -> list[str]:
     ]
 
 
-def _lines(points: pl.DataFrame, device: Device) -> pl.DataFrame:
-    """Return the ends of the lines of the roof: slopes of memories and peaks of data types."""
+def _lines(points: pl.DataFrame, device: Device, others: list[float]) -> pl.DataFrame:
+    """Return the ends of the lines of the roof over all intensities: slopes of memories and peaks of data types."""
     peaks = {device.dtype: device.peak_flops} | {
         dtype: peak for dtype, peak in device.peaks.items() if dtype in points["dtype"].to_list()
     }
@@ -135,7 +136,7 @@ def _lines(points: pl.DataFrame, device: Device) -> pl.DataFrame:
     memories = {"memory": device.bandwidth} | {level.name: level.bandwidth for level in device.levels}
     memories = {name: rate / device.cores for name, rate in memories.items() if rate < float("inf")}
     top, slowest = max(peaks.values()), min(memories.values(), default=None)
-    across = points["intensity"].to_list()
+    across = [*points["intensity"], *others]
     ridge = peaks[device.dtype] / slowest if slowest else min(across)
     left, right = min(*across, ridge) / _MARGIN, max(*across, ridge) * _MARGIN
     rows = []

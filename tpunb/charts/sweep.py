@@ -15,7 +15,7 @@ from tpunb.errors import TpunbError, wrong
 from tpunb.frames import Sensitivity, Speedup, Sweep
 from tpunb.text import count, duration, percent, plural, short
 
-_SHADES = alt.Scale(scheme="viridis")
+_SHADES = alt.Scale(scheme=alt.SchemeParams("viridis", extent=[0.2, 0.95]))  # seen on light and dark pages
 _LABELS = 150  # cells with room for a number
 _RATIO = 8  # of values of one axis, from which it is logarithmic
 
@@ -52,14 +52,14 @@ def heatmap(sweep: Sweep, *, x: str, y: str, value: str = "flops_util") -> Layer
         )
     ran = (pl.col("state") == "ok") & pl.col(value).is_not_null()
     cells = sweep.frame.group_by(x, y, maintain_order=True).agg(
-        value=pl.col(value).filter(ran).median(), points=ran.sum(), state=pl.col("state").first()
+        pl.col("state").first(), value=pl.col(value).filter(ran).median(), rounds=ran.sum()
     )
     if not cells["value"].count():
         raise TpunbError(f"no point of the sweep has {value}", hint="choose another column: value='examples_per_s'")
     most, least = cells["value"].max(), cells["value"].min()
     shown = [_number(value, each) for each in cells["value"]]
     about = [
-        f"{x}={row[x]}, {y}={row[y]}: " + (f"{text}, {plural(row['points'], 'point')}" if text else row["state"])
+        f"{x}={row[x]}, {y}={row[y]}: " + (f"{text}, {plural(row['rounds'], 'point')}" if text else row["state"])
         for row, text in zip(cells.iter_rows(named=True), shown, strict=True)
     ]
     shade = (pl.col("value") - least) / max(most - least, 1e-30)  # type: ignore[operator]
@@ -68,7 +68,7 @@ def heatmap(sweep: Sweep, *, x: str, y: str, value: str = "flops_util") -> Layer
         across=pl.col(x).cast(pl.String),
         up=pl.col(y).cast(pl.String),
         value="value",
-        light=shade > 0.6,
+        light=shade > 0.5,
         text=pl.Series([text or "–" for text in shown]),
         about=pl.Series(about),
     )
@@ -86,11 +86,12 @@ def heatmap(sweep: Sweep, *, x: str, y: str, value: str = "flops_util") -> Layer
         for light, ink in (("datum.light", "black"), ("!datum.light", "white")):
             number = rows_of(ran_cells).transform_filter(light).mark_text(color=ink)
             layers.append(number.encode(x=across, y=up, text="text:N"))
-    title = f"{_titles(value)} by {cleaned(x)} and {cleaned(y)}"
+    name = _titles(value)
+    title = f"{name[0].upper()}{name[1:]} by {cleaned(x)} and {cleaned(y)}"
     return LayerPicture(
         layer=layers,
         title=alt.TitleParams(title, subtitle=[f"{_device(sweep)}{others}"]),
-        description=f"{title}: {listed(cells['about'].to_list())}.",
+        description=f"{title}: {cleaned(listed(cells['about'].to_list()))}.",
         width=WIDTH,
         height=34 * len(sorted_y),
     )
@@ -134,7 +135,8 @@ def speedups(a: Sweep | Speedup, b: Sweep | None = None, *, colour: str | None =
     base = rows_of(rows.drop_nulls("by")).encode(
         x=alt.X("by:Q", title=title, scale=alt.Scale(type="log"), axis=_axis())
     )
-    y = alt.Scale(type="log")
+    ends = [1.0, *(value for name in ("ratio", "low", "high") for value in rows[name].drop_nulls())]
+    y = alt.Scale(type="log", nice=False, domain=[min(ends) / 1.2, max(ends) * 1.2])
     same = rows_of(pl.DataFrame({"ratio": [1.0], "about": ["equal"]}))
     layers = [
         same.mark_rule(strokeDash=[4, 3], color=GREY).encode(y=alt.Y("ratio:Q", scale=y)),
@@ -145,9 +147,10 @@ def speedups(a: Sweep | Speedup, b: Sweep | None = None, *, colour: str | None =
         ),
     ]
     first, spread = answer.sentences[:2]
+    this, other = (" with ".join(names) for names in (answer.this, answer.other))
     return LayerPicture(
         layer=layers,
-        title=alt.TitleParams(f"{cleaned(answer.this[0])} against {cleaned(answer.other[0])}", subtitle=[spread]),
+        title=alt.TitleParams("Speed-up", subtitle=[cleaned(f"{this} against {other}"), spread]),
         description=f"{cleaned(first)}; {spread}.",
         width=WIDTH,
         height=320,
@@ -164,8 +167,13 @@ def sensitivity(answer: Sensitivity | Sweep) -> LayerPicture:
     texts = [f"{weight:.3f}" for weight in rows["weight"]]
     about = [f"{term}: {text}" for term, text in zip(terms, texts, strict=True)]
     rows = pl.DataFrame({"term": terms, "weight": rows["weight"], "text": texts, "about": about})
+    ends = [0.0, *rows["weight"]]
+    room = 0.12 * (max(ends) - min(ends))  # for numbers beside the bars
+    scale = alt.Scale(nice=False, domain=[min(ends) - room * (min(ends) < 0), max(ends) + room])
     base = rows_of(rows).encode(
-        x=alt.X("weight:Q", title="standard deviations per standard deviation", axis=alt.Axis(tickCount=6)),
+        x=alt.X(
+            "weight:Q", title="standard deviations per standard deviation", axis=alt.Axis(tickCount=6), scale=scale
+        ),
         y=alt.Y("term:N", title=None, sort=terms),
     )
     right = base.transform_filter("datum.weight >= 0").mark_text(align="left", dx=4)
@@ -210,7 +218,9 @@ def latency(sweep: Sweep, parameter: str = "batch") -> VConcatPicture:
     rows = rows.with_columns(pl.col(columns[:4]) / 1e9, about=pl.Series(about))
     wide = rows["value"].max() >= _RATIO * rows["value"].min() > 0  # type: ignore[operator]
     scale = alt.Scale(type="log", base=2, nice=False) if wide else alt.Scale(zero=False)
-    x = alt.X("value:Q", title=cleaned(parameter), scale=scale, axis=alt.Axis(format="~s", values=_some(rows["value"])))
+    x = alt.X(
+        "value:Q", title=cleaned(parameter), scale=scale, axis=alt.Axis(format=",~r", values=_some(rows["value"]))
+    )
     base = rows_of(rows).encode(x=x)
     names = ["median", "95th percentile"]
     hue = alt.Scale(domain=names, range=[PALETTE[0], PALETTE[1]])
@@ -223,13 +233,16 @@ def latency(sweep: Sweep, parameter: str = "batch") -> VConcatPicture:
         )
         time += [line.mark_line(tooltip=None), line.mark_point(filled=True, size=50, opacity=1)]
     rate = base.encode(y=alt.Y("examples_per_s:Q", title="examples per second", axis=_axis()))
-    rates = [rate.mark_line(color=PALETTE[2], tooltip=None), rate.mark_point(filled=True, size=50, color=PALETTE[2])]
+    rates = [
+        rate.mark_line(color=PALETTE[2], tooltip=None),
+        rate.mark_point(filled=True, size=50, opacity=1, color=PALETTE[2]),
+    ]
     combinations = rows["len"].max()
     several = f", median of up to {plural(combinations, 'combination')}" if combinations > 1 else ""  # type: ignore[operator, arg-type]
     return VConcatPicture(
         vconcat=[alt.layer(*marks).properties(width=WIDTH, height=150) for marks in (time, rates)],
         title=alt.TitleParams(f"Latency and throughput by {cleaned(parameter)}", subtitle=[_device(sweep) + several]),
-        description=f"Latency and throughput of {_device(sweep)}{several}: {listed(about)}.",
+        description=f"Latency and throughput of {_device(sweep)}{several}: {cleaned(listed(about))}.",
     )
 
 

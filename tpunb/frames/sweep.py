@@ -32,6 +32,7 @@ _KEY = "tpunb.sweep"  # of the file's metadata
 _TYPES = (pl.Int64, pl.Float64, pl.Boolean, pl.String)  # of parameters
 _DTYPES = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # Keras' names to Device's
 _WORKLOAD = {"weights": 0.01, "flops": 0.25}  # largest difference of one workload; frameworks count FLOPs differently
+_NAMES = {*schema.SWEEP, *schema.SATURATION, *schema.SPEEDUP}  # of columns, which parameters cannot have
 _TRAITS = ("dtype", "mode", "workload")
 
 
@@ -78,12 +79,16 @@ class Sweep(Tabular):
         Raises
         ------
         ValueError
-            If there is no parameter of a name.
+            If there is no parameter of a name, or a value is of another type.
         """
         frame = self.frame
         for name, value in values.items():
             several = isinstance(value, Iterable) and not isinstance(value, str)
-            frame = frame.filter(pl.col(self._named(name, "filter")).is_in([*value] if several else [value]))
+            wanted = [*value] if several else [value]
+            try:
+                frame = frame.filter(pl.col(self._named(name, "filter")).is_in(wanted))
+            except (pl.exceptions.PolarsError, TypeError) as error:
+                raise ValueError(f"filter: {name} is of {frame.schema[name]}. Got {value!r} instead.") from error
         return replace(self, frame=frame)
 
     def saturation(self, parameter: str, within: float = 0.05) -> Saturation:
@@ -108,20 +113,19 @@ class Sweep(Tabular):
         if self._named(parameter, "saturation") not in self._numeric:
             raise ValueError(f"The parameter of saturation must have numbers as values. Got {parameter!r} instead.")
         others = [name for name in self.parameters if name != parameter]
-        value, rate, best = pl.col(parameter), pl.col("rate"), pl.col("rate").max()
+        value, rate, best = pl.col(parameter), pl.col("#rate"), pl.col("#rate").max()
         ran = (pl.col("state") == "ok") & (pl.col("step_ps") > 0)
-        rows = self.frame.sort(parameter).with_columns(
-            rate=pl.when(ran).then("examples_per_s"), fastest=pl.coalesce("low_ps", "step_ps") / pl.col("step_ps")
-        )
-        rows = rows.with_columns(enough=rate / pl.col("fastest") >= (1 - within) * _over(best, others))
-        rows = rows.with_columns(
-            value=_over(pl.when(rate.count() > 1).then(value.filter("enough").min()), others),
-            largest=_over(value.filter(rate.is_not_null()).max(), others),
+        rows = self.frame.sort(parameter).with_columns(pl.when(ran).then("examples_per_s").alias("#rate"))
+        upper = rate * pl.col("step_ps") / pl.coalesce("low_ps", "step_ps")
+        enough = upper >= (1 - within) * _over(best, others)
+        rows = rows.with_columns(enough.alias("#enough")).with_columns(
+            value=_over(pl.when(rate.count() > 1).then(value.filter("#enough").min()), others),
+            **{"#largest": _over(value.filter(rate.is_not_null()).max(), others)},
         )
         below = rate.is_not_null() & (value < pl.col("value"))
         found = rows.group_by(*others, pl.lit(0).alias(_KEY), maintain_order=True).agg(
             pl.col("value").first(),
-            rising=(pl.col("value") == pl.col("largest")).first(),
+            rising=(pl.col("value") == pl.col("#largest")).first(),
             examples_per_s=best,
             below=value.filter(below).last(),
             given_away=1 - rate.filter(below).last() / best,
@@ -254,7 +258,8 @@ class Sweep(Tabular):
         chip = chip or next((each for each in DEVICES.values() if each.of_kind(name)), None)
         if chip is None:
             raise TpunbError(f"no peaks of the device {name!r}", hint="sweep.roofline('TPU v5e'), or another device")
-        point = [pl.format("{}={}", pl.lit(name), pl.col(name)) for name in self.parameters]
+        varying = [name for name in self.parameters if self.ok[name].n_unique() > 1]
+        point = [pl.format("{} {}", pl.lit(name), pl.col(name)) for name in varying or self.parameters]
         work = {
             **{name: pl.col(name) for name in ("flops", "bytes")},
             "what": pl.concat_str(point, separator=", "),
@@ -338,7 +343,7 @@ class Sweep(Tabular):
             return Sweep(frame, tuple(facts["parameters"]), chip, facts["metadata"])
         except KeyError as error:
             raise BadProfile(f"{name} is a Parquet file, but no sweep", hint="write sweeps with sweep.save") from error
-        except (pl.exceptions.PolarsError, ValueError, TypeError, AttributeError) as error:
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError, TypeError) as error:
             if isinstance(error, BadProfile):
                 raise
             raise BadProfile(f"{name} is damaged, or no Parquet file") from error
@@ -383,8 +388,8 @@ def _checked(frame: pl.DataFrame, parameters: tuple[str, ...]) -> pl.DataFrame:
     """Return the frame of a sweep with all columns in order."""
     if not parameters:
         raise BadProfile("a sweep has no parameters", hint="name at least one column of its points")
-    if twice := [name for name in parameters if name in schema.SWEEP or parameters.count(name) > 1]:
-        hint = f"rename it; other columns are {', '.join(schema.SWEEP)}"
+    if twice := [name for name in parameters if name in _NAMES or parameters.count(name) > 1]:
+        hint = f"rename it; other columns are {', '.join(sorted(_NAMES))}"
         raise BadProfile(f"the parameter {twice[0]!r} has the name of another column of a sweep", hint=hint)
     types: dict[str, pl.DataType] = {}
     for name in parameters:
@@ -404,7 +409,7 @@ def _checked(frame: pl.DataFrame, parameters: tuple[str, ...]) -> pl.DataFrame:
         pl.lit(None, dtype).alias(name) for name, dtype in schema.SWEEP.items() if name not in (*frame.columns, "state")
     ]
     checked = schema.check(frame.with_columns(missing), {**types, **schema.SWEEP}, "sweep")
-    rate = pl.col("examples") / pl.when(pl.col("step_ps") > 0).then("step_ps") * 1e12
+    rate = pl.col("examples") * 1e12 / pl.when(pl.col("step_ps") > 0).then("step_ps")
     checked = checked.with_columns(pl.coalesce("examples_per_s", rate))
     if checked.select(parameters).is_duplicated().any():
         raise BadProfile(

@@ -53,7 +53,7 @@ class PointProcess:
             Seconds until the process is ended.
         """
         if self._process is None:
-            self._start()
+            self.start()
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -96,7 +96,8 @@ class PointProcess:
             self._process.wait()
             self._process = None
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the process, and wait until it has imported what it needs."""
         import cloudpickle
 
         self.limit = int(SHARE * psutil.virtual_memory().available)

@@ -30,7 +30,6 @@ _PATIENCE_S = 60.0
 _ROUND_S = 0.1  # for the blocks of a cheap point in a round
 _BLOCKS = 5  # at most
 _FEWEST, _MOST = 8, 60  # rounds, if the budget lasts
-_PEAKS_S = 5.0  # to measure the peaks of a CPU
 _NARROW = 0.02  # width of an interval by its median, at which all is known
 _CROWDED = 0.6  # share of the memory limit at which the points that are built are dropped
 
@@ -59,7 +58,8 @@ def sweep(
         ``build(**point)`` returns (model, data): a compiled Keras model on any backend, and data whose first batch
         counts; arrays (x, y) are one batch. It is sent to the process by value.
     budget
-        Seconds in all, with the start of the process; a sweep ends sooner when its intervals are within 2 %.
+        Seconds, after the start of the process and before 5 s for the peaks of a CPU; a sweep ends sooner when its
+        intervals are within 2 %. One point is measured in any case.
     mode
         "train", or "predict", in which every prediction is waited for: its times are latencies.
     watts
@@ -95,7 +95,7 @@ def sweep(
     measuring = _Measuring(Setup(build, step, mode, 0), tuple(grid), [_Point(values) for values in points], watts)
     if into is not None and Path(into).exists():
         measuring.continue_from(Sweep.read(into))
-    measuring.run(time.monotonic() + budget, None if into is None else Path(into))
+    measuring.run(float(budget), None if into is None else Path(into))
     return measuring.result()
 
 
@@ -182,15 +182,16 @@ class _Measuring:
             point.facts = {name: row[name] for name in _FACTS}
             self._number = max(self._number, len(rounds))
 
-    def run(self, until: float, into: Path | None) -> None:
-        """Measure in rounds until a moment, or until all is known; an interrupt ends it."""
+    def run(self, budget: float, into: Path | None) -> None:
+        """Measure in rounds for some seconds, or until all is known; an interrupt ends it."""
         from tqdm.auto import tqdm
 
-        begun = time.monotonic()
-        with tqdm(total=round(until - begun), unit="s", leave=False, desc="sweep") as bar:
+        with tqdm(total=round(budget), unit="s", leave=False, desc="sweep") as bar:
             try:
-                while time.monotonic() < until - _PEAKS_S * self._is_cpu and not self._is_known:
-                    self._round(until, lambda: _show(bar, time.monotonic() - begun, self._open))
+                self._process.start()
+                begun = time.monotonic()
+                while not self._is_known and time.monotonic() < begun + budget:
+                    self._round(begun + budget, lambda: _show(bar, time.monotonic() - begun, self._open))
                     if into is not None:
                         self.result().save(into)
             except KeyboardInterrupt:
@@ -217,8 +218,9 @@ class _Measuring:
             blocks = max(1, min(int(_ROUND_S / last), _BLOCKS))
             request = Request(place, point.values, blocks, is_crowded)
             patience = max(_PATIENCE_S, 100 * last) if point.rounds else _PATIENCE_S
-            reply = self._process.ask(request, min(patience, left))
-            if left < patience and reply["state"].startswith("failed: no answer"):
+            is_first = not any(each.rounds for each in self.points)
+            reply = self._process.ask(request, patience if is_first else min(patience, left))
+            if left < patience and not is_first and reply["state"].startswith("failed: no answer"):
                 return  # the budget has ended, not the patience with this point
             is_crowded = reply.get("rss", 0) > _CROWDED * self._process.limit
             point.add(number, reply)

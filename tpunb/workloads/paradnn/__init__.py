@@ -1,8 +1,8 @@
-"""ParaDnn's measurements of fully connected networks on a TPU v2 board and a V100, as its authors published them.
+"""ParaDnn's published measurements of fully connected networks on a TPU v2 board and a V100.
 
 Wang, Wei, Brooks: Benchmarking TPU, GPU, and CPU Platforms for Deep Learning (2019), https://arxiv.org/abs/1907.10701.
 The data are from https://github.com/Emma926/paradnn at commit 60a25ff, under the Apache License 2.0, converted by
-``datasets/paradnn/convert.py``. The repository has no measurements of TPU v3, or of CNNs and RNNs.
+``datasets/paradnn/convert.py``. The repository has no measurements of TPU v3, nor of CNNs and RNNs.
 """
 
 from __future__ import annotations
