@@ -139,12 +139,8 @@ class Fingerprints:
         return batch
 
     def _is_drawn_before(self, iterator: Any) -> bool:
-        """Return whether an iterator draws nests of plain tensors on this machine, so that `draw` can draw them."""
-        import tensorflow as tf
-        from tensorflow.python.data.ops.iterator_ops import OwnedIterator
-
-        specs = tf.nest.flatten(iterator.element_spec) if isinstance(iterator, OwnedIterator) else []
-        return bool(specs) and all(type(spec) is tf.TensorSpec for spec in specs)
+        """Return whether the batch of a step is drawn before it, by `draw`."""
+        return _has_plain_batches(iterator)
 
     def _arrays(self, batch: Any) -> list[NDArray[Any]]:
         import tensorflow as tf
@@ -218,6 +214,15 @@ def _lines(file: Path) -> list[list[Any]]:
     except (OSError, ValueError, TypeError):
         pass
     return lines
+
+
+def _has_plain_batches(iterator: Any) -> bool:
+    """Return whether an iterator draws nests of plain tensors on this machine."""
+    import tensorflow as tf
+    from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+
+    specs = tf.nest.flatten(iterator.element_spec) if isinstance(iterator, OwnedIterator) else []
+    return bool(specs) and all(type(spec) is tf.TensorSpec for spec in specs)
 
 
 def _of_batch(batch: Iterable[NDArray[Any]]) -> str:

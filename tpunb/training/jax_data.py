@@ -205,11 +205,13 @@ class _Passes(CountingDataset):
         self.iterators = iterators
 
 
-def batches_of(dataset: Any, iterator: Any) -> Feed:
-    """Return the batches of an iterator over a ``tf.data.Dataset`` as ``fit`` passes them to a step."""
+def batches_of(iterator: Any) -> Feed:
+    """Return the batches of an iterator of ``tf.data`` as ``fit`` passes them to a step."""
     from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
-    return Feed(TFDatasetAdapter(dataset), lambda: iterator)
+    feed = Feed(TFDatasetAdapter.__new__(TFDatasetAdapter), lambda: iterator)
+    feed.opened()
+    return feed
 
 
 def _converted(adapter: Any, source: Any) -> Iterator[Any]:

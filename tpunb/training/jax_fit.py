@@ -16,6 +16,9 @@ from tpunb.training.fingerprints import Fingerprints
 from tpunb.training.fit_state import Fit
 from tpunb.training.jax_data import Feed, JaxData
 
+PARTS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+"""Parts of the state of a step, in the order in which Keras passes them."""
+
 _CALLBACKS = {"io_callback", "pure_callback", "python_callback", "infeed", "outfeed"}
 """Primitives whose results do not depend on their operands alone, or may not."""
 
@@ -119,8 +122,7 @@ def step_of(model: Any, shapes: Any) -> Any:
     step = next((part for part in cells if hasattr(part, "trace")), None)
     if step is None:
         return None
-    parts = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
-    return step.trace(model._get_jax_state(**dict.fromkeys(parts, True)), shapes).jaxpr
+    return step.trace(model._get_jax_state(**dict.fromkeys(PARTS, True)), shapes).jaxpr
 
 
 def hidden_state(step: Any) -> str:
