@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tpunb.errors import TpunbError
 from tpunb.text import plural
@@ -121,10 +122,7 @@ class Fingerprints:
             self._left = max(self._left, 1)
         compared = self._resumed is not None and step in self._resumed.expected
         self._step, self._batch = step if self._left or compared else None, None
-        if self._step is None or first != last or not _has_plain_batches(iterator):
-            return False
-        self._feeder = self._feeder or _Feeder(iterator.element_spec)
-        return True
+        return self._step is not None and first == last and self._is_drawn_before(iterator)
 
     def draw(self, iterator: Any) -> Any:
         """Draw the next batch; return an iterator that feeds it to the step."""
@@ -132,16 +130,30 @@ class Fingerprints:
             self._batch = next(iterator)
         except StopIteration:  # which the step finds too
             return iterator
-        assert self._feeder is not None
+        self._feeder = self._feeder or _Feeder(iterator.element_spec)
         return self._feeder.feed(self._batch)
+
+    def _drawn(self) -> Any:
+        """Return the batch of the step that has ended; None if it was not noted."""
+        batch, self._batch = self._batch, None
+        return batch
+
+    def _is_drawn_before(self, iterator: Any) -> bool:
+        """Return whether the batch of a step is drawn before it, by `draw`."""
+        return _has_plain_batches(iterator)
+
+    def _arrays(self, batch: Any) -> list[NDArray[Any]]:
+        import tensorflow as tf
+
+        return [tensor.numpy() for tensor in tf.nest.flatten(batch)]
 
     def on_logs(self, logs: Any) -> None:
         """Note or compare the step that has ended; its logs are read from the device later."""
         if self._step is None:
             return
         step, self._step = self._step, None
-        batch, self._batch = self._batch, None
-        data = "" if batch is None else _of_batch(batch)
+        batch = self._drawn()
+        data = "" if batch is None else _of_batch(self._arrays(batch))
         if self._left:
             self._left -= 1
             self._steps.append((step, data, logs))
@@ -213,13 +225,10 @@ def _has_plain_batches(iterator: Any) -> bool:
     return bool(specs) and all(type(spec) is tf.TensorSpec for spec in specs)
 
 
-def _of_batch(batch: Any) -> str:
+def _of_batch(batch: Iterable[NDArray[Any]]) -> str:
     """Return a fingerprint of samples of a batch: shapes, types and evenly spaced blocks of the values."""
-    import tensorflow as tf
-
     hashed = hashlib.blake2b(digest_size=8)
-    for tensor in tf.nest.flatten(batch):
-        array = np.ascontiguousarray(tensor.numpy())
+    for array in map(np.ascontiguousarray, batch):
         hashed.update(f"{array.dtype} {array.shape}".encode())
         if array.dtype == object:  # texts
             hashed.update(repr(array.ravel()[:_BLOCK].tolist()).encode())

@@ -275,6 +275,7 @@ class Online:
 
     def _tune(self, current: _TunableFit, started: float) -> None:
         """Try values from the fit's position, and continue it with those that win."""
+        current.fit.sync()
         state = TrainingState.capture(variables_of(current.fit.model))
         try:
             self._try_values(current, started)
