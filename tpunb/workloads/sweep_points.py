@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from itertools import repeat
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -64,6 +65,7 @@ class _Point:
         self.is_keras = hasattr(self.model, "compute_output_shape") and hasattr(self.model, "count_params")
         if setup.step is None and not self.is_keras:
             raise TypeError(f"build must return a Keras model, or step= be given. Got {type(self.model).__name__}.")
+        self.steps = 1  # of an execution
         self._execute = self._executed(setup.step)
         self.last = self._execute()
         self._wait()
@@ -83,13 +85,14 @@ class _Point:
             return lambda: model.predict_on_batch(inputs)
         if not model.compiled:
             raise TypeError("the model is not compiled")
-        if _backend() != "tensorflow":
+        if _backend() == "torch" or find_spec("tensorflow") is None:
             parts = batch if isinstance(batch, tuple) else (batch,)
             return lambda: model.train_on_batch(*parts)
         import tensorflow as tf
 
         dataset = tf.data.Dataset.from_tensors(batch).repeat()
         training, iterator = Job((model, dataset)).training, iter(dataset)
+        self.steps = training.steps
         return lambda: training.execute(iterator)
 
     def _wait(self) -> None:
@@ -97,22 +100,22 @@ class _Point:
             pass
 
     def block(self, steps: int) -> list[float]:
-        """Take steps that are waited for together; return the seconds of one."""
+        """Take executions that are waited for together; return the seconds of a step."""
         begun = time.perf_counter()
         for _ in repeat(None, steps):
             self.last = self._execute()
         self._wait()
-        return [(time.perf_counter() - begun) / steps]
+        return [(time.perf_counter() - begun) / (steps * self.steps)]
 
     def measured(self, blocks: int) -> dict[str, Any]:
         """Return the seconds of a step in each block, and those of steps that were waited for alone."""
-        steps = max(1, min(int(_BLOCK_S / max(self.seconds, 1e-9)), _MOST))
+        steps = max(1, min(int(_BLOCK_S / max(self.seconds * self.steps, 1e-9)), _MOST))
         if self.mode == "predict":
             single = [self.block(1)[0] for _ in range(blocks * steps)]
             taken = [statistics.median(single)]
         else:
             taken = [self.block(steps)[0] for _ in range(blocks)]
-            single = taken if steps == 1 else []
+            single = taken if steps * self.steps == 1 else []
         self.seconds = statistics.median(taken)
         return {"blocks": taken, "single": single}
 
@@ -173,6 +176,7 @@ def _jax_work(model: Any, batch: Any) -> tuple[float | None, float | None]:
     import jax
 
     parts = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+    model.jax_state_sync()
     state = model._get_jax_state(**dict.fromkeys(parts, True))
     numbers = jax.tree.map(lambda part: jax.numpy.asarray(part), batch)
     cost = jax.jit(model.train_step).lower(state, numbers).cost_analysis() or {}
