@@ -236,6 +236,15 @@ def test_speedup_joins_equal_points_and_a_by_b_is_the_inverse_of_b_by_a():
     assert slow.speedup(fast).geometric_mean == pytest.approx(0.5)
 
 
+def test_numbers_of_another_type_are_equal_points_where_they_are_equal():
+    halves = sweep([1, 1, 1, 1], batches=(16.0, 32.5, 64.0, 128.0))
+    assert (
+        KNEE.speedup(halves).frame["batch"].to_list() == halves.speedup(KNEE).frame["batch"].to_list() == [16, 64, 128]
+    )
+    texts = Sweep(KNEE.frame.with_columns(batch=pl.col("batch").cast(pl.String)), ("batch",))
+    assert len(KNEE.speedup(texts)) == 4
+
+
 def test_faster_is_only_said_if_the_interval_excludes_1():
     base = sweep([1, 1, 1, 1], spread=0.04)
     clear = sweep([2, 2, 2, 2], spread=0.04, device="other")

@@ -211,8 +211,9 @@ class Sweep(Tabular):
         if {*self.parameters} != {*other.parameters}:
             problem = f"{[*self.parameters]} and {[*other.parameters]}"
             raise IncompatibleRuns(f"the sweeps have different parameters: {problem}", hint="compare equal points")
-        keys = [pl.col(name).cast(self.ok.schema[name], strict=False) for name in self.parameters]
-        pairs = self.ok.join(other.ok.with_columns(keys), on=[*self.parameters], maintain_order="left")
+        keys = [pl.col(name).cast(self._type_with(other, name)) for name in self.parameters]
+        right = other.ok.with_columns(keys)
+        pairs = self.ok.with_columns(keys).join(right, on=[*self.parameters], maintain_order="left")
         pairs = pairs.filter(pl.col("examples_per_s") > 0, pl.col("examples_per_s_right") > 0)
         if pairs.is_empty():
             raise IncompatibleRuns("the sweeps have no point in common that ran", hint="sweep over the same values")
@@ -221,19 +222,9 @@ class Sweep(Tabular):
             named = ", ".join(f"{name} ({differences[name]})" for name in refused)
             hint = f"to compare them anyway: speedup(other, allow_different={tuple(refused)!r})"
             raise IncompatibleRuns(f"the sweeps differ in {named}", hint=hint)
-        rates, others = (
-            [pl.col(f"{name}{end}") for name in ("examples_per_s", "step_ps", "low_ps", "high_ps")]
-            for end in ("", "_right")
-        )
-        ends = [rate * step / end for rate, step, low, high in (rates, others) for end in (high, low)]
-        pairs = pairs.with_columns(ratio=rates[0] / others[0], low=ends[0] / ends[3], high=ends[1] / ends[2])
-        verdict = pl.when(pl.col("low") > 1).then(pl.lit("faster")).when(pl.col("high") < 1).then(pl.lit("slower"))
-        verdict = verdict.when(pl.col("low").is_not_null()).then(pl.lit("not distinguishable"))
-        pairs = pairs.with_columns(verdict=verdict, other_examples_per_s="examples_per_s_right")
-        frame = _typed(pairs, self.parameters, schema.SPEEDUP)
-        return Speedup(
-            frame, self.names, other.names, _spearman(pairs), tuple(f"{k}: {v}" for k, v in differences.items())
-        )
+        frame = _typed(_ratios(pairs), self.parameters, schema.SPEEDUP)
+        texts = tuple(f"{name}: {values}" for name, values in differences.items())
+        return Speedup(frame, self.names, other.names, _spearman(pairs), texts)
 
     @property
     def rank_correlation(self) -> float | None:
@@ -360,6 +351,12 @@ class Sweep(Tabular):
             raise ValueError(f"{method}: unknown parameter {name!r}; {hint}parameters: {', '.join(self.parameters)}")
         return name
 
+    def _type_with(self, other: Sweep, name: str) -> pl.DataType:
+        """Return the type in which the values of a parameter of both sweeps compare."""
+        types = self.frame.schema[name], other.frame.schema[name]
+        numbers = all(dtype.is_numeric() for dtype in types)
+        return types[0] if types[0] == types[1] else pl.Float64() if numbers else pl.String()
+
     def _batches(self, name: str) -> bool:
         """Return whether a parameter is the number of examples of a step."""
         return name in ("batch", "batch_size") or bool((self.ok[name] == self.ok["examples"]).fill_null(False).all())
@@ -436,6 +433,19 @@ def _logarithm(name: str, values: Any) -> Any:
     if not (values > 0).all():
         raise ValueError(f"log=True requires values above 0; {name} has {values.min()}")
     return np.log(values)
+
+
+def _ratios(pairs: pl.DataFrame) -> pl.DataFrame:
+    """Return a join of two sweeps with the ratio of their throughputs, its interval and what that says."""
+    rates, others = (
+        [pl.col(f"{name}{end}") for name in ("examples_per_s", "step_ps", "low_ps", "high_ps")]
+        for end in ("", "_right")
+    )
+    ends = [rate * step / end for rate, step, low, high in (rates, others) for end in (high, low)]
+    pairs = pairs.with_columns(ratio=rates[0] / others[0], low=ends[0] / ends[3], high=ends[1] / ends[2])
+    verdict = pl.when(pl.col("low") > 1).then(pl.lit("faster")).when(pl.col("high") < 1).then(pl.lit("slower"))
+    verdict = verdict.when(pl.col("low").is_not_null()).then(pl.lit("not distinguishable"))
+    return pairs.with_columns(verdict=verdict, other_examples_per_s="examples_per_s_right")
 
 
 def _differences(pairs: pl.DataFrame) -> dict[str, str]:
