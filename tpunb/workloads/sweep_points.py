@@ -24,7 +24,7 @@ import psutil
 from tpunb.errors import TpunbError
 from tpunb.text import cut, format_error, plain
 from tpunb.training.graph_work import graph_work
-from tpunb.training.state import arrays, to_numpy, variables_of
+from tpunb.training.state import arrays
 from tpunb.tuning.arrays import are_arrays
 from tpunb.tuning.job import Job
 
@@ -69,9 +69,6 @@ class _Point:
         self._execute = self._executed(setup.step)
         self.last = self._execute()
         self._wait()
-        need = sum(value.nbytes for value in to_numpy(variables_of(self.model))) if self.is_keras else 0
-        if need > setup.memory:
-            raise MemoryError
         self.block(2)
         self.seconds = self.block(1)[0]
 
