@@ -4,8 +4,8 @@ import json
 import os
 import signal
 import sys
-import time
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "jax"
@@ -18,8 +18,10 @@ import tensorflow as tf
 
 from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.resume import resume
+from tpunb.errors import TpunbError
 from tpunb.training import seeds
 
+backend = jax.default_backend
 SAMPLES, BATCH, EVERY = 48, 4, 5
 """Rows, rows of a batch, and steps from one checkpoint to the next; an epoch has 12 steps."""
 
@@ -80,18 +82,19 @@ EXACT = {
     "arrays": (lambda: (X, Y), {"validation_split": 0.5}, {}),
     "arrays in batches": (lambda: (X, Y), {"shuffle": "batch", "steps_per_epoch": 7}, {"built": False}),
     "grain": (grained, {}, {}),
+    "transferred": (lambda: rows().shuffle(20, seed=3).batch(BATCH), {}, {}),
     "loader": (loaded, {"steps_per_epoch": 9}, {"built": False}),
 }
 """By name: the data, arguments of fit, and arguments of the model."""
 
-PLAIN = ("seeded", "arrays", "grain")
+PLAIN = "seeded", "scheduled", "arrays", "loader", "transferred"
 """Those that are trained without being saved too."""
 
 INEXACT = {
-    "eager": (lambda: rows().batch(BATCH), {}, {"run_eagerly": True}),
-    "callback": (lambda: rows().batch(BATCH), {}, {"layers": [keras.layers.Lambda(counted)]}),
-    "generator": (generated, {"steps_per_epoch": 12}, {}),
-    "distributed": (lambda: rows().batch(BATCH), {}, {}),
+    "eager": (lambda: rows().batch(BATCH), {"epochs": 1}, {"run_eagerly": True}),
+    "callback": (lambda: rows().batch(BATCH), {"epochs": 1}, {"layers": [keras.layers.Lambda(counted)]}),
+    "generator": (generated, {"steps_per_epoch": 12, "epochs": 1}, {}),
+    "distributed": (lambda: rows().batch(BATCH), {"epochs": 1}, {}),
 }
 
 
@@ -115,62 +118,67 @@ def cell(name, *callbacks):
     extra = [plateau()] * of_fit.pop("plateau", False)
     if of_fit.pop("validation_data", False):
         of_fit["validation_data"] = rows().batch(8)
+    jax.default_backend = (lambda: "gpu") if name == "transferred" else backend  # Keras then draws one batch ahead
     given = data()
     x, y = given if isinstance(given, tuple) else (given, None)
     if isinstance(given, tuple):
         of_fit["batch_size"] = BATCH
-    history = one.fit(x, y, epochs=3, verbose=0, callbacks=[Note(), *extra, *callbacks], **of_fit).history
+    history = one.fit(x, y, callbacks=[Note(), *extra, *callbacks], **{"epochs": 3, "verbose": 0} | of_fit).history
     variables = [*one.variables, *one.optimizer.variables]
     state = [np.asarray(variable).tobytes().hex() for variable in variables]
     return {"losses": losses, "history": history, "state": state}
 
 
 def record(folder, names, *, plain=False):
-    """Train each case, saved unless plain; return the results, and the reasons of its checkpoints."""
+    """Train each case, saved unless plain; return the results, and the steps and reasons of its checkpoints."""
     seen = {}
     for name in names:
         seeds.forget_keras_generator()
-        with checkpointing(folder / name, every=EVERY) if not plain else warnings.catch_warnings():
-            begun = time.time()
+        with nullcontext() if plain else checkpointing(folder / name, every=EVERY):
             result = cell(name)
-            print(name, time.time() - begun)
         found = [] if plain else checkpoints(folder / name)
         seen[name] = {**result, "reasons": sorted({one.reason for one in found}), "steps": [one.step for one in found]}
     return seen
 
 
-def main(folder, what):
-    if what == "save":
-        whole = {"plain": record(folder, PLAIN, plain=True)}
-        whole["saved"] = record(folder, EXACT)
-        whole["inexact"] = record(folder, [name for name in INEXACT if name != "distributed"])
-        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
-        whole["inexact"] |= record(folder, ["distributed"])
-        keras.distribution.set_distribution(None)
-        (folder / "whole.json").write_text(json.dumps(whole))
+def save(folder, names):
+    """Train the cases and those that are not exact; then one that is killed after three checkpoints."""
+    whole = record(folder, names)
+    plain = record(folder, [name for name in names if name in PLAIN], plain=True)
+    inexact = record(folder, [name for name in INEXACT if name != "distributed"])
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
+    inexact |= record(folder, ["distributed"])
+    keras.distribution.set_distribution(None)
+    (folder / "whole.json").write_text(json.dumps({"plain": plain, "saved": whole, "inexact": inexact}))
 
-        class Kill(keras.callbacks.Callback):
-            def on_train_batch_begin(self, batch, logs=None):
-                if len([*(folder / "killed").glob("tpunb-*")]) == 3:
-                    os.kill(os.getpid(), signal.SIGKILL)
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if len([*(folder / "killed").glob("tpunb-*")]) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-        with checkpointing(folder / "killed", every=EVERY):
-            cell("arrays", Kill())
+    with checkpointing(folder / "killed", every=EVERY):
+        cell("arrays", Kill())
+
+
+def go_on(folder, names):
+    """Train the cases from two of their checkpoints, and the one that was killed from its last."""
     resumed = {}
-    for name in [*EXACT, "killed"]:
+    for name in [*names, "killed"]:
         found = checkpoints(folder / name)
         for one in [found[-1]] if name == "killed" else [found[0], found[-2]]:
             with resume(one, on_divergence="raise") as seen:
                 result = cell("arrays" if name == "killed" else name)
-            resumed.setdefault(name, {})[one.step] = {**result, "verified": seen.verified_steps}
+            resumed[f"{name} {one.step}"] = {**result, "verified": seen.verified_steps}
+    with resume(checkpoints(folder / "callback")[1], exact=False):
+        resumed["callback"] = cell("callback")
+    try:
+        with resume(checkpoints(folder / "grain")[0]):
+            cell("callback")
+    except TpunbError as error:
+        resumed["other"] = str(error)
     (folder / "resumed.json").write_text(json.dumps(resumed))
-    loose = {}
-    for name in ("callback", "eager"):
-        one = checkpoints(folder / name)[1]
-        with resume(one, exact=False):
-            loose[name] = len(cell(name)["losses"])
-    (folder / "loose.json").write_text(json.dumps(loose))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    warnings.simplefilter("ignore")
+    {"save": save, "resume": go_on}[sys.argv[1]](Path(sys.argv[2]), sys.argv[3:])

@@ -47,9 +47,14 @@ def of_rows(readers: Iterable[Callable[[Any], NDArray[Any]]], count: int, about:
 
 def of_jaxpr(step: Any) -> str:
     """Return a fingerprint of the constants in the jaxpr of a compiled step."""
+    import jax
+
     literals = (each for part in jaxprs(step) for equation in part.eqns for each in equation.invars)
     values = [each.val for each in literals if hasattr(each, "val")]
     values += [each for part in jaxprs(step) for each in getattr(part, "consts", ())]
+    values = [
+        jax.random.key_data(each) if str(getattr(each, "dtype", "")).startswith("key<") else each for each in values
+    ]
     return _digest(_sample(f"{each.dtype}{each.shape}".encode() + each.tobytes()) for each in map(np.asarray, values))
 
 

@@ -141,10 +141,13 @@ class JaxData(FitData):
         return super()._write_position(folder, live, drawn) if self._is_graph else _state_of(live)
 
     def _read_position(self, saved: Mapping[str, Any]) -> int:
-        if "state" not in saved["position"]:
+        assert self.start is not None
+        if (state := saved["position"].get("state")) is None and self._is_graph:
             return super()._read_position(saved)
-        state = saved["position"]["state"]
-        self.iterator.set_state(base64.b64decode(state["bytes"]) if "bytes" in state else state["json"])
+        try:
+            self.iterator.set_state(base64.b64decode(state["bytes"]) if "bytes" in state else state["json"])
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise self.start.different_data(f"its position cannot be restored ({format_error(error)})") from error
         return 0
 
 
@@ -236,7 +239,10 @@ def _shape(array: Any) -> Any:
     import jax
 
     struct: Any = jax.ShapeDtypeStruct
-    return struct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype)) if hasattr(array, "dtype") else array
+    try:
+        return struct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
+    except (AttributeError, TypeError):  # a number, or what the step refuses
+        return array
 
 
 def _state_of(iterator: Any) -> tuple[str, dict[str, Any]]:

@@ -155,7 +155,7 @@ def _is_jax() -> bool:
 
 def _watch_iterators() -> None:
     """Report iterators over ``tf.data`` to the fit, once the program has imported TensorFlow."""
-    if _hooks.watches_iterators or "tensorflow" not in sys.modules:
+    if _hooks.watches_iterators or sys.modules.get("tensorflow") is None:
         return
     from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 

@@ -453,7 +453,7 @@ def tuned(
     TypeError, ValueError
         If an argument is invalid.
     TpunbError
-        If Keras runs on another backend than TensorFlow, or this version of Keras is not supported.
+        If Keras runs on another backend than TensorFlow and JAX, or this version of Keras is not supported.
     """
     if search is not None and not callable(search):
         raise wrong("tuned", "search", "be a function of a space that yields proposals", search)
