@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tpunb.errors import TpunbError
 from tpunb.text import plural
@@ -119,8 +120,7 @@ class Fingerprints:
         """Return whether the batch of a step is to be drawn by `draw`."""
         if first == 0 and self._file is not None:
             self._left = max(self._left, 1)
-        compared = self._resumed is not None and step in self._resumed.expected
-        self._step, self._batch = step if self._left or compared else None, None
+        self._step, self._batch = step if self.is_noted(step) else None, None
         if self._step is None or first != last or not _has_plain_batches(iterator):
             return False
         self._feeder = self._feeder or _Feeder(iterator.element_spec)
@@ -141,7 +141,14 @@ class Fingerprints:
             return
         step, self._step = self._step, None
         batch, self._batch = self._batch, None
-        data = "" if batch is None else _of_batch(batch)
+        self.note(step, "" if batch is None else _of_batch(batch), logs)
+
+    def is_noted(self, step: int) -> bool:
+        """Return whether a step is to be noted or compared."""
+        return self._left > 0 or (self._resumed is not None and step in self._resumed.expected)
+
+    def note(self, step: int, data: str, logs: Any) -> None:
+        """Note or compare a step by the fingerprint of its batch, or "", and its logs."""
         if self._left:
             self._left -= 1
             self._steps.append((step, data, logs))
@@ -214,12 +221,16 @@ def _has_plain_batches(iterator: Any) -> bool:
 
 
 def _of_batch(batch: Any) -> str:
-    """Return a fingerprint of samples of a batch: shapes, types and evenly spaced blocks of the values."""
+    """Return the fingerprint of a batch of tensors."""
     import tensorflow as tf
 
+    return of_arrays(tensor.numpy() for tensor in tf.nest.flatten(batch))
+
+
+def of_arrays(batch: Iterable[NDArray[Any]]) -> str:
+    """Return a fingerprint of samples of arrays: shapes, types and evenly spaced blocks of the values."""
     hashed = hashlib.blake2b(digest_size=8)
-    for tensor in tf.nest.flatten(batch):
-        array = np.ascontiguousarray(tensor.numpy())
+    for array in map(np.ascontiguousarray, batch):
         hashed.update(f"{array.dtype} {array.shape}".encode())
         if array.dtype == object:  # texts
             hashed.update(repr(array.ravel()[:_BLOCK].tolist()).encode())
