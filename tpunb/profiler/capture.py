@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from tpunb import signals
 from tpunb.checkpoint import Checkpoint, save
+from tpunb.checkpoint.resume import loops
 from tpunb.errors import CaptureBusy, TpunbError, whole, wrong
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.framework_spans import FrameworkSpans
@@ -130,9 +131,21 @@ class Run:
         finally:
             self._clock.end(step)
 
-    def batches(self, data: Iterable[T], kind: str = "train") -> Iterator[T]:
-        """Mark each iteration of a loop as a step, with its wait for data: ``for batch in run.batches(data): ...``."""
-        batches, step = iter(data), None
+    def batches(self, data: Iterable[T], kind: str = "train", *, state: dict[str, Any] | None = None) -> Iterator[T]:
+        """Mark each iteration of a loop as a step, with its wait for data: ``for batch in run.batches(data): ...``.
+
+        Parameters
+        ----------
+        data
+            Batches to iterate over.
+        kind
+            Kind of the steps.
+        state
+            What the next step depends on, by name: trees of arrays, or what else `tpunb.checkpoint.save` takes. The
+            loop assigns its new values to ``state[...]``. In a block of ``tp.checkpointing`` it is saved with the
+            position in the data, in a block of ``tp.resume`` restored; elsewhere it has no effect.
+        """
+        batches, step = loops.batches(data, state), None
         _checked(kind)
         try:
             while True:
@@ -144,6 +157,8 @@ class Run:
                 if step is not None:
                     self._clock.complete()
                 yield batch
+                if isinstance(batches, loops.Loop):  # the time to save is part of the step, as in Keras
+                    batches.end_step()
                 self._clock.end(step)
         finally:
             self._clock.end(step)
@@ -156,9 +171,9 @@ class NullRun:
         """Do nothing: a capture would mark the block as one step."""
         return nullcontext()
 
-    def batches(self, data: Iterable[T], kind: str = "train") -> Iterator[T]:
-        """Return the iterator of `data`: a capture would mark each iteration as a step."""
-        return iter(data)
+    def batches(self, data: Iterable[T], kind: str = "train", *, state: dict[str, Any] | None = None) -> Iterator[T]:
+        """Return the iterator of `data`, which saves `state` as `Run.batches` does, and marks no steps."""
+        return loops.batches(data, state)
 
 
 null_run = NullRun()

@@ -120,8 +120,7 @@ class Fingerprints:
         """Return whether the batch of a step is to be drawn by `draw`."""
         if first == 0 and self._file is not None:
             self._left = max(self._left, 1)
-        compared = self._resumed is not None and step in self._resumed.expected
-        self._step, self._batch = step if self._left or compared else None, None
+        self._step, self._batch = step if self.is_noted(step) else None, None
         return self._step is not None and first == last and self._is_drawn_before(iterator)
 
     def draw(self, iterator: Any) -> Any:
@@ -153,7 +152,14 @@ class Fingerprints:
             return
         step, self._step = self._step, None
         batch = self._drawn()
-        data = "" if batch is None else _of_batch(self._arrays(batch))
+        self.note(step, "" if batch is None else of_arrays(self._arrays(batch)), logs)
+
+    def is_noted(self, step: int) -> bool:
+        """Return whether a step is to be noted or compared."""
+        return self._left > 0 or (self._resumed is not None and step in self._resumed.expected)
+
+    def note(self, step: int, data: str, logs: Any) -> None:
+        """Note or compare a step by the fingerprint of its batch, or "", and its logs."""
         if self._left:
             self._left -= 1
             self._steps.append((step, data, logs))
@@ -225,8 +231,8 @@ def _has_plain_batches(iterator: Any) -> bool:
     return bool(specs) and all(type(spec) is tf.TensorSpec for spec in specs)
 
 
-def _of_batch(batch: Iterable[NDArray[Any]]) -> str:
-    """Return a fingerprint of samples of a batch: shapes, types and evenly spaced blocks of the values."""
+def of_arrays(batch: Iterable[NDArray[Any]]) -> str:
+    """Return a fingerprint of samples of arrays: shapes, types and evenly spaced blocks of the values."""
     hashed = hashlib.blake2b(digest_size=8)
     for array in map(np.ascontiguousarray, batch):
         hashed.update(f"{array.dtype} {array.shape}".encode())

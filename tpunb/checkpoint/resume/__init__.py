@@ -7,17 +7,21 @@ callbacks keep. It is exact only if everything that the next step depends on is 
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
 from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint
+from tpunb.checkpoint.resume import loops
 from tpunb.checkpoint.resume.custom_loops import restore, save
 from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError, whole
-from tpunb.training import keras_hooks
+from tpunb.training import keras_hooks, snapshot
 from tpunb.training.fingerprints import OnDivergence, Resumed
 from tpunb.training.fit_start import FitStart
 from tpunb.training.state import DATA, RANDOM
@@ -68,8 +72,20 @@ def checkpointing(
     if "://" in os.fspath(dir):
         raise TpunbError(f"{os.fspath(dir)} is not on this machine", hint="save to a local folder, and copy it there")
     saving = Saving(Path(dir), every, at_phases=at_phases, keep=keep)
-    with signals.phase_opened.connect(saving.on_phase), keras_hooks.listening(saving):
+    with signals.phase_opened.connect(saving.on_phase), loops.listening(saving), _in_fit(saving):
         yield saving
+
+
+@contextmanager
+def _in_fit(saving: Saving) -> Iterator[None]:
+    """Save fits in the block, unless the program computes with JAX and has not imported Keras, or has no Keras."""
+    if "keras" in sys.modules or ("jax" not in sys.modules and find_spec("keras") and find_spec("tensorflow")):
+        with keras_hooks.listening(saving):
+            yield
+        return
+    yield
+    if "keras" in sys.modules and not saving.saved:
+        warnings.warn("fits were not saved: import keras before the block of tp.checkpointing", stacklevel=3)
 
 
 @contextmanager
@@ -114,13 +130,17 @@ def resume(
         raise ValueError(
             f"The on_divergence parameter of resume must be 'warn' or 'raise'. Got {on_divergence!r} instead."
         )
-    start = FitStart.read(checkpoint, on_divergence)
-    name, metadata = start.folder.name, start.metadata
+    folder = Path(checkpoint)
+    metadata, name = snapshot.read_metadata(folder), folder.name
+    if is_loop := "loop" in metadata:
+        start = FitStart(folder, metadata, Resumed.read(folder, metadata, on_divergence))
+    else:
+        start = FitStart.read(checkpoint, on_divergence)
     if exact and not metadata["exact"]:
         raise TpunbError(
             f"{name} cannot be resumed exactly: {metadata['why']}",
             hint="resume(..., exact=False) draws as many batches as before; random ones differ",
         )
-    with keras_hooks.starting(start):
+    with loops.starting(start) if is_loop else keras_hooks.starting(start):
         yield start.resumed
     signals.resumed.send(str(start.resumed))

@@ -23,6 +23,8 @@ from tpunb.training import seeds, snapshot
 from tpunb.training.state import DATA, OPTIMIZER, RANDOM, STATE_PARTS, WEIGHTS, assign, is_from, own_variables, to_numpy
 
 _NO_DATA = "no iterator over the data was given"
+_ARRAYS = "arrays"
+"""Kind of the parts that are trees of arrays, and the folder in which Orbax writes them, together."""
 
 
 def save(dir: str | os.PathLike[str], step: int, **parts: Any) -> Checkpoint:  # noqa: A002  as in `checkpointing`
@@ -63,17 +65,12 @@ def save(dir: str | os.PathLike[str], step: int, **parts: Any) -> Checkpoint:  #
     if not parts:
         raise ValueError("The parts parameter of save must name what to save. Got {} instead.")
 
-    def write_parts(folder: Path) -> dict[str, Any]:
-        kinds = {name: _kind(part) for name, part in parts.items()}
-        reasons = [_FORMATS[kinds[name]][0](_path(folder, name), part) for name, part in parts.items()]
-        unsaved = next(filter(None, reasons), "")
+    def write(folder: Path) -> dict[str, Any]:
+        metadata, unsaved = write_parts(folder, parts)
         reason = unsaved or ("" if any(map(_is_data, parts.values())) else _NO_DATA)
-        written = {RANDOM, *(_state_part(name, part) for name, part in parts.items())} - ({DATA} if unsaved else set())
-        holds = [part for part in STATE_PARTS if part in written]
-        random = seeds.host_random_state()
-        return {"holds": holds, "exact": not reason, "why": reason, "parts": kinds, "random": random}
+        return {**metadata, "exact": not reason, "why": reason, "random": seeds.host_random_state()}
 
-    saved = native.save(Path(dir), step, write_parts)
+    saved = native.save(Path(dir), step, write)
     if not saved.exact and saved.reason != _NO_DATA:
         warnings.warn(
             f"the position in the data was not saved, so that resuming is not exact. {saved.reason}", stacklevel=2
@@ -111,21 +108,39 @@ def restore(checkpoint: Checkpoint | str | os.PathLike[str], *, exact: bool = Tr
             f"{folder.name} cannot be resumed exactly: {metadata['why']}",
             hint="restore(..., exact=False) restores the rest",
         )
-    kinds = {name: _kind(part) for name, part in parts.items()}
-    if kinds != metadata["parts"]:
-        saved, given = (
-            ", ".join(f"{name} ({kind})" for name, kind in each.items()) for each in (metadata["parts"], kinds)
-        )
-        raise TpunbError(f"{folder.name} holds {saved}; got {given or 'none'}", hint="give all parts that it holds")
-    trees = {}
-    for name, part in parts.items():
-        if _path(folder, name).with_suffix(".missing").exists():
-            continue
-        value = _FORMATS[kinds[name]][1](_path(folder, name), part)
-        if kinds[name] == "arrays":
-            trees[name] = value
+    trees = read_parts(folder, metadata["parts"], parts)
     seeds.set_host_random_state(metadata["random"])
     return trees
+
+
+def write_parts(folder: Path, parts: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Write parts of a state; return their metadata, and why one of them cannot be restored, or ""."""
+    kinds = {name: _kind(part) for name, part in parts.items()}
+    trees = array_trees(parts)
+    reasons = [_FORMATS[kinds[name]][0](_path(folder, name), parts[name]) for name in kinds if name not in trees]
+    if trees:
+        _write_arrays(folder / _ARRAYS, trees)
+    reason = next(filter(None, reasons), "")
+    written = {RANDOM, *(_state_part(name, part) for name, part in parts.items())} - ({DATA} if reason else set())
+    return {"holds": [part for part in STATE_PARTS if part in written], "parts": kinds}, reason
+
+
+def read_parts(folder: Path, saved: Mapping[str, str], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Restore parts of the `saved` kinds in place; return the trees of arrays by name."""
+    kinds = {name: _kind(part) for name, part in parts.items()}
+    if kinds != saved:
+        held, given = (", ".join(f"{name} ({kind})" for name, kind in each.items()) for each in (saved, kinds))
+        raise TpunbError(f"{folder.name} holds {held}; got {given or 'none'}", hint="give all parts that it holds")
+    trees = array_trees(parts)
+    for name, part in parts.items():
+        if name not in trees and not _path(folder, name).with_suffix(".missing").exists():
+            _FORMATS[kinds[name]][1](_path(folder, name), part)
+    return _read_arrays(folder / _ARRAYS, trees) if trees else {}
+
+
+def array_trees(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts that are trees of arrays, by name."""
+    return {name: part for name, part in parts.items() if _kind(part) == _ARRAYS}
 
 
 def _path(folder: Path, name: str) -> Path:
@@ -138,7 +153,7 @@ def _kind(part: Any) -> str:
         return "state"
     if is_from(part, "keras"):
         return "variables"
-    return "tensorflow" if is_from(part, "tensorflow") else "arrays"
+    return "tensorflow" if is_from(part, "tensorflow") else _ARRAYS
 
 
 def _is_data(part: Any) -> bool:
@@ -164,7 +179,8 @@ def _read_variables(path: Path, part: Any) -> None:
     assign(variables, snapshot.read_arrays(path, {"variables": to_numpy(variables)})["variables"])
 
 
-def _write_state(path: Path, part: Any) -> None:
+def write_state(path: Path, part: Any) -> None:
+    """Write the state of an iterator with `get_state`: bytes, or JSON values."""
     state = part.get_state()
     encoded = {"bytes": base64.b64encode(state).decode()} if isinstance(state, bytes) else {"json": state}
     path.with_suffix(".json").write_text(json.dumps(encoded, default=_number))
@@ -176,7 +192,8 @@ def _number(value: Any) -> Any:
     raise TypeError(f"the state of an iterator holds a {type(value).__name__}")
 
 
-def _read_state(path: Path, part: Any) -> None:
+def read_state(path: Path, part: Any) -> None:
+    """Restore the state of an iterator from the file of `write_state`."""
     encoded = json.loads(path.with_suffix(".json").read_text())
     part.set_state(encoded["json"] if "json" in encoded else base64.b64decode(encoded["bytes"]))
 
@@ -191,32 +208,36 @@ def _write_tensorflow(path: Path, part: Any) -> str:
     return unseeded(graph) or not_restored(graph, part._dataset.options(), passes=False)
 
 
-def _write_arrays(path: Path, part: Any) -> None:
+def _write_arrays(path: Path, trees: dict[str, Any]) -> None:
     orbax = need("orbax.checkpoint", extra="jax")
+    import jax
+
     with orbax.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path.absolute(), [part] if _is_array(part) else part)
+        checkpointer.save(path.absolute(), jax.tree.map(_as_array, trees))
 
 
-def _is_array(part: Any) -> bool:
-    """Return whether a tree is a single array, which Orbax does not write."""
-    return hasattr(part, "dtype") and hasattr(part, "shape")
-
-
-def _read_arrays(path: Path, part: Any) -> Any:
+def _read_arrays(path: Path, trees: dict[str, Any]) -> dict[str, Any]:
     orbax = need("orbax.checkpoint", extra="jax")
+    import jax
+
     with orbax.StandardCheckpointer() as checkpointer:
         try:
-            restored = checkpointer.restore(path.absolute(), [part] if _is_array(part) else part)
-            return restored[0] if _is_array(part) else restored
+            restored: dict[str, Any] = checkpointer.restore(path.absolute(), jax.tree.map(_as_array, trees))
         except (ValueError, KeyError, TypeError) as error:
-            problem = f"{path.name} was saved with a different tree: {format_error(error)}"
+            problem = f"{path.parent.name} was saved with a different tree: {format_error(error)}"
             raise TpunbError(problem, hint="give a tree as it was saved") from error
+    numbers = jax.tree.map(lambda value, like: value[()] if isinstance(like, np.generic) else value, restored, trees)
+    return dict(numbers)
+
+
+def _as_array(leaf: Any) -> Any:
+    """Return a leaf of a tree; NumPy's numbers, which Orbax does not restore, as arrays."""
+    return np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
 
 
 _FORMATS: Mapping[str, tuple[Callable[[Path, Any], str | None], Callable[[Path, Any], Any]]] = {
     "variables": (_write_variables, _read_variables),
-    "state": (_write_state, _read_state),
+    "state": (write_state, read_state),
     "tensorflow": (_write_tensorflow, position.read),
-    "arrays": (_write_arrays, _read_arrays),
 }
 """How a kind of part is written, which returns why it cannot be, and read."""

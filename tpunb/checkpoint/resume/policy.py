@@ -1,4 +1,4 @@
-"""Decides when a fit is saved, and saves it."""
+"""Decides when a fit or a custom loop is saved, and saves it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,57 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint
 from tpunb.checkpoint.formats import native
 from tpunb.text import format_error, plain, plural
-from tpunb.training.fit_state import Fit
+from tpunb.training.fingerprints import Fingerprints
+from tpunb.training.positions import Positions
+
+
+class _Data(Protocol):
+    """Data of a training."""
+
+    @property
+    def reason(self) -> str:
+        """Why the position in them cannot be saved, or ""."""
+
+    @property
+    def positions(self) -> Positions:
+        """Positions that were written."""
+
+
+class Training(Protocol):
+    """A fit or a custom loop that can be saved."""
+
+    @property
+    def data(self) -> _Data:
+        """Its data."""
+
+    @property
+    def steps(self) -> int:
+        """Number of steps taken."""
+
+    @property
+    def step_in_epoch(self) -> int:
+        """Number of steps in the epoch; 0 at its end."""
+
+    @property
+    def fingerprints(self) -> Fingerprints:
+        """Fingerprints of its steps."""
+
+    @property
+    def unsaved_beside(self) -> str:
+        """Sentence that names state beside the data that cannot be saved, or ""."""
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write everything that the next step depends on; return its metadata."""
 
 
 class Saving:
-    """Checkpoints of the fits in a block of `checkpointing`.
+    """Checkpoints of the fits and custom loops in a block of `checkpointing`.
 
     Parameters
     ----------
@@ -55,11 +95,11 @@ class Saving:
         """Note that a phase has begun: save at the next step, or keep the checkpoints before and after."""
         self._phase_began.set()
 
-    def on_data(self, fit: Fit, data: Any) -> Any:
+    def on_data(self, fit: Training, data: Any) -> Any:
         """Return the data unchanged."""
         return data
 
-    def on_begin(self, fit: Fit) -> None:
+    def on_begin(self, fit: Training) -> None:
         """Warn, before the first batch is drawn, of what cannot be saved."""
         self._last, self._has_warned = fit.steps, bool(fit.data.reason)
         if fit.data.reason:
@@ -75,21 +115,21 @@ class Saving:
                 "at_phases=True saves nothing without a capture: put `with tp.capture(...)` around", stacklevel=2
             )
 
-    def on_step(self, fit: Fit, *, repeated: bool) -> None:
+    def on_step(self, fit: Training, *, repeated: bool) -> None:
         """Save the state that the next step begins with, if due."""
         if repeated and self.saved and self.saved[-1].step == fit.steps == self._last:
             self._save(fit, replacing=self.saved.pop().path)
         elif self._is_due(fit):
             self._save(fit)
 
-    def _is_due(self, fit: Fit) -> bool:
+    def _is_due(self, fit: Training) -> bool:
         if self.every is None and not self.at_phases:
             return fit.step_in_epoch == 0
         if self.at_phases and self._phase_began.is_set():
             return True
         return self.every is not None and fit.steps // self.every > self._last // self.every
 
-    def _save(self, fit: Fit, *, replacing: Path | None = None) -> None:
+    def _save(self, fit: Training, *, replacing: Path | None = None) -> None:
         """Save; an error, as of a full disk, does not end the training."""
         begun = time.perf_counter()
         of_phase, before = self._phase_began.is_set(), [one.path for one in self.saved[-1:]]

@@ -1,0 +1,246 @@
+"""The data of a custom loop: its passes, and the position in a pass, saved and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpunb.checkpoint.resume.custom_loops import read_state, write_state
+from tpunb.text import format_error, plain
+from tpunb.tfdata import position, rewrite
+from tpunb.tfdata.graph import graph_or_none, too_large
+from tpunb.tfdata.restored import advances, buffered_bytes, late_shuffles, not_restored, only_checks, unseeded
+from tpunb.training import constants
+from tpunb.training.fit_data import try_save
+from tpunb.training.fit_start import FitStart
+from tpunb.training.positions import ITERATOR, Positions
+from tpunb.training.state import is_from
+
+_BY_INDEX = (list, tuple, range, Sequence, np.ndarray)
+
+
+class LoopData:
+    """An iterable that a loop reads: an iterator with `get_state` and `set_state`, as in Grain, or any other.
+
+    The position in any other one cannot be saved: as many batches are drawn again.
+
+    Attributes
+    ----------
+    reason
+        Why the position cannot be saved, or ""; known after `begin`.
+    positions
+        Positions that were written.
+    drawn
+        Batches taken in this pass.
+    seeds
+        Seeds of the shuffles that had none.
+    fingerprint
+        Of the constants in the data.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self.data, self.reason, self.drawn = data, "", 0
+        self.positions = Positions()
+        self.seeds: list[int] = []
+        self.fingerprint = ""
+        self.iterator: Any = None
+        self._earlier = [0]  # batches of earlier passes, by all copies
+
+    def begin(self) -> None:
+        """Begin a pass."""
+        self._take(iter(self.data))
+        if not self._has_state:
+            name = plain(type(self.data).__name__)
+            self.reason = self.reason or (
+                f"{name}: the position in it cannot be saved (give a list, an array, a tf.data.Dataset or Grain data)"
+            )
+
+    def _take(self, iterator: Any) -> None:
+        self.iterator, self.drawn = iterator, 0
+
+    def skip(self) -> None:
+        """Proceed as if a pass had been made."""
+
+    def draw(self) -> Any:
+        """Return the next batch."""
+        batch = next(self.iterator)
+        self.drawn += 1
+        self._earlier[0] += 1
+        return batch
+
+    def write(self, folder: Path, *, ended: bool) -> tuple[str, dict[str, Any]]:
+        """Write the position; return why it cannot be restored, or "", and its metadata."""
+        if self._has_state:
+            write_state(folder / ITERATOR, self.iterator)
+            return "", {"redraw": 0}
+        return self.reason, {"redraw": self._earlier[0] if self.iterator is self.data else self.drawn}
+
+    def resume(self, start: FitStart, saved: Mapping[str, Any], *, ended: bool) -> None:
+        """Begin the pass in which a checkpoint was saved, at its position."""
+        self.begin()
+        if self._has_state != start.has_iterator:
+            raise start.different_data("its iterators have another kind of state")
+        if self._has_state:
+            read_state(start.folder / ITERATOR, self.iterator)
+        self._redraw(start, saved["redraw"])
+
+    def _redraw(self, start: FitStart, batches: int) -> None:
+        for drawn in range(batches):
+            try:
+                next(self.iterator)
+            except StopIteration as error:
+                raise start.different_data(f"it ends after batch {drawn}") from error
+        self._earlier[0] += batches
+
+    @property
+    def _has_state(self) -> bool:
+        return all(callable(getattr(self.iterator, name, None)) for name in ("get_state", "set_state"))
+
+
+class _Indexed(LoopData):
+    """A sequence, whose batches have indices."""
+
+    def begin(self) -> None:
+        self._take(iter(self.data))
+
+    def write(self, folder: Path, *, ended: bool) -> tuple[str, dict[str, Any]]:
+        return "", {"length": len(self.data)}
+
+    def resume(self, start: FitStart, saved: Mapping[str, Any], *, ended: bool) -> None:
+        if saved["length"] != len(self.data):
+            raise start.different_data(f"it had {saved['length']} batches, now {len(self.data)}")
+        self._take(_from_index(self.data, saved["drawn"]))
+
+
+class _TensorFlowIterator(LoopData):
+    """An iterator of ``tf.data``, which one pass or several read."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data)
+        if (graph := graph_or_none(data._dataset)) is None:
+            self.reason = _UNREADABLE
+            return
+        self.fingerprint = constants.of_data(graph)
+        self.reason = unseeded(graph) or not_restored(graph, data._dataset.options(), passes=False)
+        if any(map(advances, graph.node)) and int(data._dataset.cardinality()) != -1:
+            self.reason = self.reason or "an iterator over data that shuffle in each pass (give the dataset)"
+
+    def begin(self) -> None:
+        self._take(self.data)
+        self.reason = self.reason or try_save(self.data)
+
+    def write(self, folder: Path, *, ended: bool) -> tuple[str, dict[str, Any]]:
+        reason = self.reason or position.write(folder / ITERATOR, self.data)
+        return reason, {"redraw": self._earlier[0]}
+
+    def resume(self, start: FitStart, saved: Mapping[str, Any], *, ended: bool) -> None:
+        self._take(self.data)
+        if start.has_iterator:
+            position.read(start.folder / ITERATOR, self.data)
+            self._earlier[0] = saved["redraw"]
+        else:
+            self._redraw(start, saved["redraw"])
+
+
+class _Dataset(LoopData):
+    """A ``tf.data.Dataset``, from which each pass makes an iterator; shuffles without a seed get one, as in fit."""
+
+    def __init__(self, data: Any, seeds: list[int] | None) -> None:
+        super().__init__(data)
+        self._dataset, self._buffered = data, 0
+        self._restored: Any = None  # kept alive: a position was read into its iterator
+        self.reason = too_large(data)
+        graph = None if self.reason else graph_or_none(data)
+        if graph is None:
+            self.reason = self.reason or _UNREADABLE
+            return
+        self.fingerprint = constants.of_data(graph)
+        self.reason, self._buffered, checked = (
+            not_restored(graph, data.options()),
+            buffered_bytes(graph),
+            only_checks(graph),
+        )
+        self.seeds = rewrite.draw_seeds(graph) if seeds is None else seeds
+        self._dataset = rewrite.seed_shuffles(data, graph, self.seeds)
+        if checked and not self.reason:
+            self._dataset = position.with_external_state_policy(self._dataset, "IGNORE")
+
+    def begin(self) -> None:
+        self._take(iter(self._dataset))
+        self.positions = Positions(self._buffered)
+        self.positions.begin()
+        self.reason = self.reason or try_save(self.iterator)
+
+    def skip(self) -> None:
+        iter(self._dataset)
+        self._begin_late()
+
+    def _begin_late(self) -> None:
+        """Advance the shuffles that begin with the first element."""
+        graph, late = self._late
+        if late:
+            rewrite.begin_shuffles(graph, late, 1)
+
+    @cached_property
+    def _late(self) -> tuple[Any, list[str]]:
+        graph = graph_or_none(self._dataset)
+        return graph, [] if graph is None else late_shuffles(graph)
+
+    def write(self, folder: Path, *, ended: bool) -> tuple[str, dict[str, Any]]:
+        if self.reason or ended:
+            return self.reason, {"redraw": self.drawn}
+        return self.positions.write(folder, self.iterator, self.drawn)
+
+    def resume(self, start: FitStart, saved: Mapping[str, Any], *, ended: bool) -> None:
+        if ended:
+            self.skip()
+            return
+        self.begin()
+        redraw = saved["redraw"]
+        if start.has_iterator:
+            self._begin_late()
+            self._restored = rewrite.with_own_shuffles(self._dataset)
+            if self._restored is not self._dataset:
+                self.iterator = iter(self._restored)
+            position.read(start.folder / ITERATOR, self.iterator)
+            self.positions.begin(start.folder, saved["drawn"] - redraw, saved["seconds"])
+        else:
+            self.positions.begin(seconds=saved.get("seconds", 0.0))
+        self._redraw(start, redraw)
+
+
+_UNREADABLE = "the graph of the data cannot be read (larger than 2 GB, or distributed)"
+
+
+def loop_data(data: Any, seeds: list[int] | None) -> LoopData:
+    """Return the data of a loop; `seeds` are those of its shuffles in the run that is resumed, or None."""
+    try:
+        if is_from(data, "tensorflow") and hasattr(data, "_dataset") and hasattr(data, "__next__"):
+            return _TensorFlowIterator(data)
+        if is_from(data, "tensorflow") and hasattr(data, "_variant_tensor"):
+            return _Dataset(data, seeds)
+    except Exception as error:
+        if seeds is not None:
+            raise
+        found = LoopData(data)
+        found.reason = format_error(error)
+        return found
+    by_index = isinstance(data, _BY_INDEX) or is_from(data, "jaxlib") or not hasattr(data, "__iter__")
+    has_index = all(hasattr(data, name) for name in ("__len__", "__getitem__"))
+    return _Indexed(data) if by_index and has_index else LoopData(data)
+
+
+def _from_index(data: Any, start: int) -> Iterator[Any]:
+    """Yield the items of a sequence from an index on, as its iterator does."""
+    at = start
+    while True:
+        try:
+            item = data[at]
+        except IndexError:
+            return
+        yield item
+        at += 1

@@ -1,0 +1,277 @@
+"""Saves and resumes a custom loop through the batches that it draws: ``run.batches(data, state=state)``.
+
+The calls with a `state` in a block of `checkpointing` or `resume` are numbered: a checkpoint holds the number of its
+call. When it is resumed, earlier calls yield nothing, and that one continues at the position in its data.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tpunb.checkpoint.resume.custom_loops import array_trees, read_parts, write_parts
+from tpunb.checkpoint.resume.loop_data import LoopData, loop_data
+from tpunb.checkpoint.resume.policy import Saving
+from tpunb.errors import TpunbError, wrong
+from tpunb.signals import spending
+from tpunb.text import format_error, plural
+from tpunb.training import seeds, snapshot
+from tpunb.training.fingerprints import Diverged, Fingerprints, of_arrays
+from tpunb.training.fit_start import FitStart
+from tpunb.training.state import DATA, RANDOM, STATE_PARTS, arrays, assign, is_from, own_variables, to_numpy
+
+T = TypeVar("T")
+
+_SAMPLE = 64
+"""Small arrays of the state whose values are part of a step's fingerprint, at most, and their size in kB."""
+
+_UNCHANGED = "the arrays of state are those that the loop began with (assign state[...] in the loop)"
+
+
+class _Block:
+    """The loops of the outermost block of `checkpointing` or `resume`."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.listeners: list[Saving] = []
+        self.start: FitStart | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        self.calls = self.steps = 0
+        self.seeds: list[list[int]] = []  # of each dataset that was first read in the block
+        self.saved_seeds: list[list[int]] = []  # in the run that is resumed
+        self.known = deque[LoopData](maxlen=4)  # data that several calls may read
+        self.fingerprints: Fingerprints | None = None
+
+    def data_of(self, data: Any) -> LoopData:
+        """Return the data of a call, which share the orders of shuffles with earlier calls over the same object."""
+        for each in self.known:
+            if each.data is data:
+                return copy.copy(each)
+        at = len(self.seeds)
+        found = loop_data(data, self.saved_seeds[at] if at < len(self.saved_seeds) else None)
+        if found.fingerprint or hasattr(data, "__next__"):
+            self.known.append(found)
+            self.seeds.append(found.seeds)
+        return copy.copy(found)
+
+
+_block = _Block()
+
+
+@contextmanager
+def listening(saving: Saving) -> Iterator[None]:
+    """Save the loops of the block."""
+    with _entered():
+        _block.listeners.append(saving)
+        try:
+            yield
+        finally:
+            _block.listeners.remove(saving)
+
+
+@contextmanager
+def starting(start: FitStart) -> Iterator[None]:
+    """Start the loops of the block from a checkpoint."""
+    with _entered():
+        if _block.start is not None:
+            raise TpunbError("a loop cannot be resumed from two checkpoints", hint="remove one of the resume blocks")
+        _block.start, _block.saved_seeds = start, start.metadata["seeds"]
+        try:
+            yield
+            if _block.start is not None:
+                calls, saved = plural(_block.calls, "time"), start.metadata["loop"] + 1
+                problem = f"nothing was resumed: batches(data, state=) was called {calls}, and the checkpoint is of"
+                raise TpunbError(f"{problem} call {saved}", hint="run the same cell as when it was saved")
+        finally:
+            _block.start = None
+
+
+@contextmanager
+def _entered() -> Iterator[None]:
+    if _block.users == 0:
+        _block.clear()
+    _block.users += 1
+    try:
+        yield
+    finally:
+        _block.users -= 1
+        if _block.users == 0:
+            _block.clear()
+
+
+def batches(data: Iterable[T], state: dict[str, Any] | None) -> Iterator[T]:
+    """Return an iterator over data; with a state, in a block of `checkpointing` or `resume`, one that is saved."""
+    if state is None:
+        return iter(data)
+    if not isinstance(state, dict) or not state or not all(isinstance(n, str) and n.isidentifier() for n in state):
+        raise wrong("batches", "state", "be a dict of what the next step depends on, by name", state)
+    return Loop(data, state) if _block.users else iter(data)
+
+
+class Loop(Iterator[T], Generic[T]):
+    """The batches of one call, after each of which the loop is saved, if due."""
+
+    unsaved_beside = ""
+
+    def __init__(self, data: Iterable[T], state: dict[str, Any]) -> None:
+        self.state, self.number = state, _block.calls
+        _block.calls += 1
+        self.step_in_epoch, self._is_open, self._has_failed, self._is_past = 0, False, False, False
+        self._noted: str | None = None  # fingerprint of the batch of this step
+        if _block.fingerprints is None:
+            _block.fingerprints = Fingerprints(None if _block.start is None else _block.start.resumed)
+        self.fingerprints = _block.fingerprints
+        self.data, start = _block.data_of(data), _block.start
+        if start is not None and self.number < start.metadata["loop"]:
+            self.data.skip()
+            self._is_past = True
+            return
+        if start is not None:
+            _block.start = None
+            self._restore(start)
+        else:
+            self.data.begin()
+        self._first = [weakref.ref(leaf) for leaf in _leaves(state) if is_from(leaf, "jaxlib")]
+        for saving in _block.listeners:
+            saving.on_begin(self)
+
+    @property
+    def steps(self) -> int:
+        """Number of batches that the loops of the block have drawn."""
+        return _block.steps
+
+    def __next__(self) -> T:
+        self.end_step()
+        if self._is_past:
+            raise StopIteration
+        try:
+            batch: T = self.data.draw()
+        except StopIteration:
+            self._is_past, self.step_in_epoch = True, 0
+            self._guarded(self._notify)
+            self._guarded(self.fingerprints.write)
+            raise
+        _block.steps += 1
+        self.step_in_epoch, self._is_open = self.data.drawn, True
+        self._guarded(self._begin_step, batch)
+        return batch
+
+    def _begin_step(self, batch: T) -> None:
+        is_noted = self.fingerprints.is_noted(self.steps - 1)
+        self._noted = of_arrays(arrays(batch)) if is_noted else None
+
+    def end_step(self) -> None:
+        """Handle the end of a step: `state` is what the next one begins with."""
+        if self._is_open:
+            self._is_open = False
+            self._guarded(self._end_step)
+
+    def _end_step(self) -> None:
+        if self._noted is not None:
+            self.fingerprints.note(self.steps - 1, self._noted, _sample(self.state))
+        self._notify()
+
+    def _notify(self) -> None:
+        for saving in _block.listeners:
+            saving.on_step(self, repeated=False)
+
+    def _guarded(self, action: Callable[..., None], *args: Any) -> None:
+        """Call a part of saving; an error in it is reported once, and the loop continues without."""
+        if self._has_failed:
+            return
+        try:
+            action(*args)
+        except Exception as error:
+            if isinstance(error, Warning | Diverged):
+                raise
+            self._has_failed = True
+            warnings.warn(f"saving ended with an error, and training continues: {format_error(error)}", stacklevel=2)
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write everything that the next step depends on; return its metadata."""
+        metadata, unsaved = write_parts(folder, self.state)
+        unpositioned, place = self.data.write(folder, ended=self._is_past)
+        reason = unpositioned or unsaved or (_UNCHANGED if self._is_unchanged else "")
+        generator = seeds.keras_generator()
+        snapshot.write_arrays(folder, {RANDOM: [] if generator is None else to_numpy([generator.state])})
+        holds = {*metadata["holds"], *([] if unpositioned else [DATA])}
+        return {
+            **metadata,
+            "holds": [part for part in STATE_PARTS if part in holds],
+            "exact": not reason,
+            "why": reason,
+            "loop": self.number,
+            "ended": self._is_past,
+            "data": {**place, "kind": type(self.data).__name__, "drawn": self.data.drawn},
+            "constants": self.data.fingerprint,
+            "seeds": _block.seeds,
+            "fingerprints": self.fingerprints.name,
+            "global_seed": generator is not None,
+            "random": seeds.host_random_state(),
+            "tensorflow_random": seeds.tensorflow_random_state(),
+        }
+
+    @property
+    def _is_unchanged(self) -> bool:
+        """Whether all of the state is arrays of JAX, which do not change, and they are those of the begin."""
+        leaves = _leaves(self.state) if len(array_trees(self.state)) == len(self.state) else []
+        return bool(leaves) and [id(ref()) for ref in self._first] == [id(leaf) for leaf in leaves]
+
+    def _restore(self, start: FitStart) -> None:
+        """Restore the state and the position in the data."""
+        saved = start.metadata
+        if saved["data"]["kind"] != type(self.data).__name__:
+            raise start.different_data("the data are of another kind")
+        if saved["exact"] and saved["constants"] != self.data.fingerprint:
+            raise start.different_data("its constants differ (arrays, or names of files)")
+        with spending("resuming", "position in the data"):
+            self.data.resume(start, saved["data"], ended=saved["ended"])
+        with spending("checkpoint restore", "tpunb"):
+            self.state.update(read_parts(start.folder, saved["parts"], self.state))
+            if saved["global_seed"]:
+                variables = [seeds.make_keras_generator().state]
+                values = snapshot.read_arrays(start.folder, {RANDOM: to_numpy(variables)})
+                assign(variables, values[RANDOM])
+            seeds.set_host_random_state(saved["random"])
+            seeds.set_tensorflow_random_state(saved["tensorflow_random"])
+        self.data.drawn = self.step_in_epoch = saved["data"]["drawn"]
+        _block.steps, self._is_past = start.step, saved["ended"]
+
+
+def _leaves(state: dict[str, Any]) -> list[Any]:
+    """Return the arrays and numbers in the trees of a state."""
+    if not (trees := array_trees(state)):
+        return []
+    import jax
+
+    return list(jax.tree.leaves(trees))
+
+
+def _sample(state: dict[str, Any]) -> list[NDArray[Any]]:
+    """Return the values of small arrays and variables of a state, which later steps do not change."""
+    variables = [each for part in state.values() for each in own_variables(part) or ()]
+    small = to_numpy([each for each in variables if np.prod(each.shape, dtype=int) <= 256 * _SAMPLE][:_SAMPLE])
+    return [*small, *(np.array(leaf) for leaf in map(_as_data, _leaves(state)) if _is_small(leaf))][:_SAMPLE]
+
+
+def _as_data(leaf: Any) -> Any:
+    """Return a leaf of a tree; a key of JAX's random numbers as its data."""
+    import jax
+
+    is_key = isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
+
+
+def _is_small(leaf: Any) -> bool:
+    return getattr(leaf, "nbytes", 8) <= 1024 * _SAMPLE and getattr(leaf, "is_fully_addressable", True)
