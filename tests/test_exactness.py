@@ -9,6 +9,7 @@ from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.resume import restore, resume, save
 from tpunb.errors import TpunbError
 from tpunb.training import seeds
+from tpunb.tuning.pipeline import Pipeline
 from tpunb.tuning.results import Tuning
 
 keras = pytest.importorskip("keras")
@@ -116,17 +117,67 @@ def test_a_check_of_numbers_does_not_hide_a_variable(tmp_path):
     refuses(tmp_path, lambda: trained(data, epochs=2), "ReadVariableOp: it reads a variable, whose value is not saved")
 
 
-def test_a_random_layer_in_the_data_is_refused_with_a_way_out(tmp_path):
-    noise = keras.layers.GaussianNoise(0.1)
+def augmented(data, *layers, **more):
+    """Return data that pass through layers of random augmentation, as images of 3 x 1 pixels."""
 
-    def noisy(x, y):
-        return noise(x, training=True), y
+    def augment(x, y):
+        image = tf.reshape(x, (3, 1, 1))
+        for layer in layers:
+            image = layer(image, training=True)
+        return tf.reshape(image, (3,)), y
 
-    refuses(
-        tmp_path,
-        lambda: trained(rows().map(noisy).batch(BATCH), epochs=2),
-        "AssignVariableOp: it changes a variable, as Keras' random layers do (put them into the model) (in map:1(",
-    )
+    return data.map(augment, **more)
+
+
+def flips():
+    return [keras.layers.RandomFlip("vertical", seed=2), keras.layers.GaussianNoise(0.1, seed=3)]
+
+
+DRAWING = {
+    "plain": lambda: augmented(rows(), *flips()).batch(BATCH),
+    "prefetched": lambda: augmented(rows(), *flips()).batch(BATCH).prefetch(3),
+    "two maps": lambda: augmented(augmented(rows(), *flips()), keras.layers.RandomBrightness(0.2, seed=1)).batch(BATCH),
+}
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_random_layers_in_a_sequential_map_resume_exactly(tmp_path, name):
+    resumes(tmp_path, lambda: trained(DRAWING[name]()))
+
+
+def test_random_layers_in_repeated_data_resume_exactly(tmp_path):
+    resumes(tmp_path, lambda: trained(augmented(rows(), *flips()).repeat().batch(BATCH).prefetch(2), steps_per_epoch=5))
+
+
+def test_batches_that_draw_are_never_drawn_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("tpunb.training.positions.LARGE", 0)
+    resumes(tmp_path, lambda: trained(DRAWING["prefetched"]()))
+
+
+def test_a_random_layer_in_parallel_calls_is_refused_with_a_way_out(tmp_path):
+    data = augmented(rows(), *flips(), num_parallel_calls=2).batch(BATCH)
+    refuses(tmp_path, lambda: trained(data, epochs=2), "in parallel calls (drop num_parallel_calls, or use stateless")
+
+
+@pytest.mark.parametrize("above", [lambda data: data.take(3), lambda data: data.cache(), lambda data: data.shuffle(3)])
+def test_random_layers_below_other_stages_are_refused(tmp_path, above):
+    data = above(augmented(rows(), *flips()).batch(BATCH).prefetch(2))
+    refuses(tmp_path, lambda: trained(data, epochs=2), "AssignVariableOp: it changes a variable", every=2)
+
+
+def test_a_seed_generator_that_other_data_share_makes_later_checkpoints_inexact(tmp_path):
+    layers = flips()
+
+    def cell():
+        other = augmented(rows(8), *layers).batch(BATCH)
+        return trained(augmented(rows(), *layers).batch(BATCH), epochs=2, validation_data=other)
+
+    saved(tmp_path, cell)
+    assert all(not one.exact for one in checkpoints(tmp_path)), [one.reason for one in checkpoints(tmp_path)]
+
+
+def test_tuning_leaves_data_that_draw_unchanged():
+    assert {each.verdict for each in Pipeline(DRAWING["prefetched"]()).parameters} <= {"locked"}
 
 
 def within():

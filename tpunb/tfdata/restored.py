@@ -14,6 +14,7 @@ from typing import Any
 from tpunb.tfdata.effects import CHECKS, effects_of, operations
 from tpunb.tfdata.rewrite import Rewriting, is_reshuffling, unseeded_shuffles
 from tpunb.tfdata.stages import Stage, constant, is_deterministic, stages, upstream
+from tpunb.tfdata.variables import CHANGES, drawing_stages
 
 _KINDS = (
     "range from_tensors from_tensor_slices from_sparse_tensor_slices TFRecordDataset TextLineDataset CsvDataset "
@@ -38,6 +39,7 @@ _REASONS = {
     "ReadVariableOp": "it reads a variable, whose value is not saved with the data (use a constant)",
     "RngReadAndSkip": "it draws from a tf.random.Generator",
 }
+_IN_PARALLEL = "in parallel calls (drop num_parallel_calls, or use stateless operations with a seed from the element)"
 
 
 def explain_op(op: str) -> str:
@@ -45,12 +47,13 @@ def explain_op(op: str) -> str:
     return f"{op}: {_REASONS.get(op, 'an operation in it has state that cannot be saved')}"
 
 
-def not_restored(graph: Any, options: Any, *, passes: bool = True) -> str:
+def not_restored(graph: Any, options: Any, *, passes: bool = True, seeds: bool = False) -> str:
     """Return a sentence that names the first part of a graph that is not proved to be restored, or "".
 
-    `options` are those of the dataset; `passes` is False if a single iterator over it matters.
+    `options` are those of the dataset; `passes` is False if a single iterator over it matters; `seeds` says whether the
+    states of seed generators that its maps change are restored too.
     """
-    return next(chain(external_state(graph), unrestored_stages(graph, options, passes=passes)), "")
+    return next(chain(external_state(graph, seeds=seeds), unrestored_stages(graph, options, passes=passes)), "")
 
 
 def varies(graph: Any, options: Any) -> str:
@@ -68,11 +71,15 @@ def unseeded(graph: Any) -> str:
     )
 
 
-def external_state(graph: Any) -> Iterator[str]:
-    """Yield a sentence for each stage with a function whose state no position holds."""
+def external_state(graph: Any, *, seeds: bool = False) -> Iterator[str]:
+    """Yield a sentence for each stage with a function whose state no position holds; `seeds` as in `not_restored`."""
     functions = {function.signature.name: function for function in graph.library.function}
+    restored = drawing_stages(graph) if seeds else ()
     for stage in stages(graph):
-        if op := effects_of(functions, *stage.functions).external_state:
+        op = effects_of(functions, *stage.functions).external_state
+        if op in CHANGES and stage.op.startswith("ParallelMap"):
+            yield f"{explain_op(op)} {_IN_PARALLEL} (in {stage.name})"
+        elif op and stage not in restored:
             yield f"{explain_op(op)} (in {stage.name})"
 
 

@@ -13,6 +13,7 @@ from tpunb.text import plain
 from tpunb.tfdata import position, rewrite
 from tpunb.tfdata.graph import graph_or_none, too_large
 from tpunb.tfdata.restored import buffered_bytes, late_shuffles, not_restored, only_checks
+from tpunb.tfdata.variables import SeedStates
 from tpunb.training import constants
 from tpunb.training.fit_start import FitStart
 from tpunb.training.passes import ArrayBatches, CountingDataset
@@ -22,6 +23,9 @@ from tpunb.training.state import DATA
 _SHARED = (
     "another iterator began the seeded shuffle of the data during the fit (a callback, or validation); "
     "give it data of its own"
+)
+_SHARED_SEEDS = (
+    "another iterator drew from a seed generator of the data during the fit (a random layer that other data use too)"
 )
 
 
@@ -109,13 +113,14 @@ class FitData:
     def _seed_dataset(self, dataset: Any, graph: Any) -> Any:
         """Return the dataset of a graph with seeds for its shuffles that had none."""
         self.fingerprint = constants.of_data(graph)
-        self.reason = self.reason or not_restored(graph, dataset.options())
+        drawn = SeedStates(dataset)
+        self.reason = self.reason or not_restored(graph, dataset.options(), seeds=bool(drawn))
         unseeded = rewrite.unseeded_shuffles(graph)
         names = {node.name for node in unseeded}
         self.owns_shuffles = all(node.name in names for node in rewrite.shuffles(graph))
         self._seeds = self.start.metadata["seeds"] if self.start else rewrite.draw_seeds(graph)
         self._check_seeds(len(unseeded))
-        self.positions, checked = Positions(buffered_bytes(graph)), only_checks(graph)
+        self.positions, checked = Positions(buffered_bytes(graph), drawn), only_checks(graph) or bool(drawn)
         dataset = rewrite.seed_shuffles(dataset, graph, self._seeds)
         if checked and not self.reason:
             dataset = position.with_external_state_policy(dataset, "IGNORE")
@@ -171,7 +176,10 @@ class FitData:
 
     def on_iterator(self, dataset: Any) -> None:
         """Note an iterator that is created over any dataset during the fit, and may begin a shuffle of its data."""
-        if self.passes.is_creating or not self._shuffles or self.reason:
+        if self.passes.is_creating or self.reason:
+            return
+        if self.positions.seeds.shares(dataset):
+            self.reason = _SHARED_SEEDS
             return
         own = {id(shuffle) for shuffle in self._shuffles}
         if any(id(shuffle) in own for shuffle in position.seeded_shuffles(dataset)):
@@ -211,9 +219,10 @@ class FitData:
         """Write the position; return why it cannot be restored, or "", and its metadata."""
         live = self.iterator if within_epoch else self._kept
         drawn = self.drawn if live is not None and live is self.iterator else 0
-        unpositioned, facts = self.reason, dict[str, Any]()
+        unpositioned, facts = self.reason, {"seeds": self.positions.seeds.read()}
         if not unpositioned:
-            unpositioned, facts = self._write_position(folder, live, drawn)
+            unpositioned, written = self._write_position(folder, live, drawn)
+            facts |= written
         return unpositioned, {
             "iterators": self.passes.iterators - (live is not None),
             "used_iterators": self.used,
@@ -236,6 +245,8 @@ class FitData:
         assert self.start is not None
         saved = self.start.metadata
         self.due = False
+        if DATA in saved["holds"]:
+            self.positions.seeds.assign(saved.get("position", {}).get("seeds", []))
         if not saved["live"]:
             return  # an epoch that begins with a new iterator
         self.epochs._steps_seen = saved["steps_seen"] + taken

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tpunb.tfdata import position
+from tpunb.tfdata.variables import SeedStates
 
 ITERATOR = "iterator"
 """Prefix of the files of a ``tf.data`` iterator."""
@@ -25,6 +26,9 @@ _SHARE = 0.01
 _RATE = 1.5e8
 """Bytes of buffers that are assumed to be written in a second, before the first are."""
 
+_TRIES, _PAUSE = 20, 0.01
+_CHANGING = "a map in the data draws from a seed generator, whose state changed each time that the position was read"
+
 
 class Positions:
     """Positions of the iterator that feeds a fit.
@@ -33,10 +37,13 @@ class Positions:
     ----------
     buffered
         Bytes in the buffers of the data, as far as they are known.
+    seeds
+        States of seed generators that the data change: batches that are drawn again would change them again.
     """
 
-    def __init__(self, buffered: int = 0) -> None:
+    def __init__(self, buffered: int = 0, seeds: SeedStates | None = None) -> None:
         self._is_large, self._cost = buffered > LARGE, buffered / _RATE
+        self.seeds = SeedStates() if seeds is None else seeds
         self._saved: Path | None = None
         self._drawn, self._since = 0, time.monotonic()
 
@@ -50,6 +57,8 @@ class Positions:
         Return why it cannot be written, or "", and its metadata: "redraw", the batches to draw after what is written
         is read, or from the beginning of the iterator if nothing is, and "seconds" for which they were drawn.
         """
+        if self.seeds:
+            return self._write_with_seeds(folder, iterator)
         seconds = time.monotonic() - self._since
         if self._is_large and not drawn:
             return "", {"redraw": 0, "seconds": 0.0}
@@ -62,6 +71,16 @@ class Positions:
         self._is_large |= sum(path.stat().st_size for path in folder.glob(f"{ITERATOR}.*")) > LARGE
         self.begin(folder, drawn)
         return "", {"redraw": 0, "seconds": 0.0}
+
+    def _write_with_seeds(self, folder: Path, iterator: Any) -> tuple[str, dict[str, Any]]:
+        """Write a position and the states of the seed generators at it; threads of the data may change them."""
+        for _ in range(_TRIES):
+            before = self.seeds.read()
+            reason = position.write(folder / ITERATOR, iterator)
+            if reason or self.seeds.read() == before:
+                return reason, {"redraw": 0, "seconds": 0.0, "seeds": before}
+            time.sleep(_PAUSE)
+        return _CHANGING, {}
 
     def moved(self, folder: Path) -> None:
         """Follow a checkpoint, in whose folder the last position was written, to its final one."""
