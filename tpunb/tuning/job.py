@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from tpunb.errors import TpunbError, need, wrong
 from tpunb.text import cut, plain
 from tpunb.training.hidden_state import hidden_state
-from tpunb.training.jax_data import Feed, batches_of
+from tpunb.training.jax_data import batches_of
 from tpunb.training.jax_fit import PARTS, step_of
 from tpunb.training.jax_fit import hidden_state as hidden_jax_state
 from tpunb.training.model_build import build
@@ -231,13 +231,12 @@ class _KerasTraining:
 class _JaxTraining(_KerasTraining):
     """A compiled Keras model on JAX: between steps its state is that of Keras' loop, and its variables are empty."""
 
-    _feed: Feed | None = None  # of the last iterator
     _kept: Any = None  # state after the last step
 
     def execute(self, iterator: Iterator[Any]) -> Any:
         if self.model._jax_state_synced:
             self._keep(self.model._get_jax_state(**dict.fromkeys(PARTS, True), purge_model_variables=True))
-        outputs, state = self._function(self._kept, self._fed(iterator))
+        outputs, state = self._function(self._kept, batches_of(iterator))  # not kept: an iterator reads ahead
         self._keep(state)
         return outputs
 
@@ -251,7 +250,7 @@ class _JaxTraining(_KerasTraining):
 
     def untracked_state(self, iterator: Iterator[Any]) -> str:
         self._sync()
-        _, feed = self._function, self._fed(iterator)
+        _, feed = self._function, batches_of(iterator)
         next(feed)
         return hidden_jax_state(step_of(self.model, feed.shapes))
 
@@ -275,11 +274,6 @@ class _JaxTraining(_KerasTraining):
     def _sync(self) -> None:
         self.model.jax_state_sync()
         self._kept = self.model._jax_state = None
-
-    def _fed(self, iterator: Any) -> Feed:
-        if self._feed is None or self._feed.source is not iterator:
-            self._feed = batches_of(iterator)
-        return self._feed
 
 
 class _LoopTraining:
