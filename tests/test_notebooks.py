@@ -14,7 +14,9 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
 BOOKS = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
+SLOW = "04_sweep.ipynb"  # six sweeps of seconds each
 PAPER = sorted(f"paper/{path.name}" for path in (NOTEBOOKS / "paper").glob("*.ipynb"))
+EXECUTED = [pytest.param(name, marks=[pytest.mark.slow] * (name == SLOW)) for name in BOOKS + PAPER]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def shown(book):
     return "\n".join(str(output.get("text") or output.get("data", {}).get("text/plain")) for output in outputs)
 
 
-@pytest.mark.parametrize("name", BOOKS + PAPER)
+@pytest.mark.parametrize("name", EXECUTED)
 def test_a_notebook_runs_without_an_error_or_a_warning(executed, name):
     book, _ = executed(name)
     outputs = [output for cell in code(book) for output in cell.outputs]
@@ -76,7 +78,7 @@ def test_the_tour_does_not_open_with_the_log_of_tensorflow(tour):
     assert code(book)[0].outputs == []
 
 
-@pytest.mark.parametrize("name", sorted({*BOOKS} - {"00_tour.ipynb"}) + PAPER)
+@pytest.mark.parametrize("name", [each for each in EXECUTED if each.values != ("00_tour.ipynb",)])
 # the tour shows something in every cell: it is below
 def test_a_cell_that_ends_in_an_expression_shows_something(executed, name):
     book, _ = executed(name)
@@ -124,6 +126,7 @@ def test_training_and_evaluation_are_separate_phases(tour):
         *(("00_tour.ipynb", 7), ("01_read_a_profile.ipynb", 2), ("02_phases.ipynb", 5), ("03_tune.ipynb", 1)),
         *(("paper/2_phases.ipynb", 7), ("paper/3_operators.ipynb", 3), ("paper/4_datasets.ipynb", 3)),
         ("paper/5_tuning.ipynb", 3),
+        pytest.param(SLOW, 4, marks=pytest.mark.slow),
     ],
 )
 def test_pictures_are_static_and_need_no_network(executed, name, least):
@@ -167,6 +170,15 @@ def test_a_fit_resumes_exactly_and_is_tuned(executed):
     assert "tuning included; steps" in summary or "Tuning changed nothing." in summary
     assert {"saved", "waits", "tuned"} <= {path.name for path in (folder / "runs").iterdir()}
     assert (folder / "runs" / "tuning" / "tuning.jsonl").is_file()
+
+
+@pytest.mark.slow
+def test_a_sweep_answers_and_is_read_again(executed):
+    text = shown(executed(SLOW)[0])
+    assert "batch 16,384 is the largest measured, and throughput still rises" in text  # as published
+    assert "2.78 times the examples per second" in text
+    assert text.count("by the graph:") == 3
+    assert "Rank correlation of FLOPs and latency:" in text
 
 
 def test_notebooks_are_stored_without_outputs_and_paths():
