@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 
 import tpunb as tp
-from tpunb.workloads import recorded, table_1
+from tpunb.workloads import paradnn, recorded, table_1
 from tpunb.workloads.paper import published, speedups, utilisation
 from tpunb.workloads.record import COMPARED
 
@@ -70,6 +70,17 @@ def tune():
     )
 
 
+def sweep():
+    rows = []
+    for name in ("TPU v2", "V100"):
+        answer = paradnn.measured(name).filter(layers=4, nodes=512, input=2000, output=1000).saturation("batch")
+        rows.append((name, f"{answer.value:,}", "still rises" if answer.rising else "is enough"))
+    return (
+        "where throughput stops growing depends on the device. Four layers of 512 nodes, as published:",
+        [("device", "batch within 5 % of the best throughput", "throughput there"), *rows],
+    )
+
+
 def workloads():
     models = table_1().group_by("model", maintain_order=True).agg(pl.col("dataset"))
     rows = [(model, ", ".join(datasets)) for model, datasets in models.rows()]
@@ -123,6 +134,7 @@ RESULTS = {
     "01_read_a_profile.ipynb": read,
     "02_phases.ipynb": phases,
     "03_tune.ipynb": tune,
+    "04_sweep.ipynb": sweep,
     "paper/1_workloads.ipynb": workloads,
     "paper/2_phases.ipynb": paper_phases,
     "paper/3_operators.ipynb": operators,

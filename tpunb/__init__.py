@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tpunb.checkpoint import checkpointing, checkpoints
     from tpunb.checkpoint.resume import resume
     from tpunb.cluster import DBSCAN, HDBSCAN, OLS, Curve, KMeans, OLSPlus, SliderSpec, phases
-    from tpunb.frames import Goodput, Labels, Phases, Profile, Roofline, Steps
+    from tpunb.frames import Goodput, Labels, Phases, Profile, Roofline, Steps, Sweep
     from tpunb.io import load, sample
     from tpunb.profiler.capture import capture, null_run
     from tpunb.profiler.schedule import Schedule
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tpunb.widgets.explorer import explore
     from tpunb.widgets.summary import summary
     from tpunb.widgets.tuning_panel import tuning_panel
+    from tpunb.workloads.sweeping import sweep
 
 NAMESPACES = ("analysis", "charts", "checkpoint", "testing", "tuning", "workloads")
 """Modules with what the functions and classes below do not cover."""
@@ -69,6 +70,7 @@ __all__ = [
     "Schedule",
     "SliderSpec",
     "Steps",
+    "Sweep",
     "Torch",
     "TpunbError",
     "Tuning",
@@ -88,6 +90,7 @@ __all__ = [
     "sample",
     "steps",
     "summary",
+    "sweep",
     "tune",
     "tuning_panel",
 ]
@@ -97,7 +100,7 @@ _MODULES = {
     "tpunb.checkpoint": ("checkpointing", "checkpoints"),
     "tpunb.checkpoint.resume": ("resume",),
     "tpunb.cluster": ("DBSCAN", "HDBSCAN", "OLS", "Curve", "KMeans", "OLSPlus", "SliderSpec", "phases"),
-    "tpunb.frames": ("Goodput", "Labels", "Phases", "Profile", "Roofline", "Steps"),
+    "tpunb.frames": ("Goodput", "Labels", "Phases", "Profile", "Roofline", "Steps", "Sweep"),
     "tpunb.io": ("load", "sample"),
     "tpunb.magic": ("load_ipython_extension", "unload_ipython_extension"),
     "tpunb.profiler.capture": ("capture", "null_run"),
@@ -112,6 +115,7 @@ _MODULES = {
     "tpunb.widgets.explorer": ("explore",),
     "tpunb.widgets.summary": ("summary",),
     "tpunb.widgets.tuning_panel": ("tuning_panel",),
+    "tpunb.workloads.sweeping": ("sweep",),
 }
 _MODULE = {name: module for module, names in _MODULES.items() for name in names}
 

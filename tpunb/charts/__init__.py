@@ -15,6 +15,7 @@ from tpunb.charts.rows import colours
 from tpunb.charts.runs import coverages, sweeps
 from tpunb.charts.shares import coverage, top_ops
 from tpunb.charts.stack import stack
+from tpunb.charts.sweep import heatmap, latency, sensitivity, speedups
 from tpunb.charts.timeline import timeline
 from tpunb.charts.trials import trials
 
@@ -28,10 +29,14 @@ __all__ = [
     "coverages",
     "dbscan_eps",
     "hdbscan_tree",
+    "heatmap",
     "history",
+    "latency",
     "measures",
     "memory",
     "roofline",
+    "sensitivity",
+    "speedups",
     "stack",
     "sweep_curve",
     "sweeps",

@@ -11,41 +11,52 @@ from tpunb.charts.rows import GREY, PALETTE, WIDTH, cleaned, rows_of
 from tpunb.errors import TpunbError, wrong
 from tpunb.frames.hardware import Device
 from tpunb.frames.roofline import Roofline
+from tpunb.frames.sweep import Sweep
 from tpunb.text import duration, percent, plain, plural
 
-_POINTS = 200  # at most in one chart
+_POINTS = 250  # at most in one chart
 _NAMED = 5  # of most headroom
 _MARGIN = 4.0  # by which the axes exceed points and ridge
 _BOUND = {"compute": PALETTE[0], "memory": PALETTE[1]}
 
 
-def roofline(roof: Roofline) -> LayerPicture:
+def roofline(roof: Roofline | Sweep, *, backdrop: pl.DataFrame | None = None) -> LayerPicture:
     """Return the rows of a roofline by intensity and rate, both logarithmic, under the roof of the device.
 
     The roof rises with the memory bandwidth to the ridge and is level at the peak. Peaks of other data types of these
     rows and faster memories are dashed. The area of a point is its self time; the five of most headroom are numbered.
 
+    Parameters
+    ----------
+    roof
+        Roofline, or a sweep, whose points are then the rows.
+    backdrop
+        Frame with ``intensity`` and ``rate`` of other measurements, in grey: ``tp.workloads.paradnn.traces()``.
+
     Raises
     ------
     TypeError
-        When `roof` is no Roofline.
+        When `roof` is neither.
     TpunbError
         When no row has FLOPs and bytes.
     """
+    roof = roof.roofline() if isinstance(roof, Sweep) else roof
     if not isinstance(roof, Roofline):
-        raise wrong("roofline", "roof", "be a Roofline", roof)
+        raise wrong("roofline", "roof", "be a Roofline or a Sweep", roof)
     known = roof.frame.filter(pl.col("rate") > 0, pl.col("intensity") > 0)
     if known.is_empty():
         raise TpunbError("no row of the roofline has FLOPs and bytes", hint="choose another level: by='run'")
     points = _points(known.head(_POINTS))
-    lines = _lines(points, roof.device)
-    device = cleaned(plain(roof.device.name))
-    left_out = f", {len(roof) - len(points)} without known FLOPs not shown" if len(roof) > len(points) else ""
+    device, others = cleaned(plain(roof.device_label)), _backdrop(backdrop)
+    lines = _lines(points, roof.device, others["intensity"].to_list())
+    left_out = f", {len(known) - len(points)} of less headroom not shown" if len(known) > len(points) else ""
+    left_out += f", {len(roof) - len(known)} without known FLOPs not shown" if len(roof) > len(known) else ""
+    behind = f"; grey: {plural(len(others), 'point')} of other measurements" if len(others) else ""
     utilisation = roof.utilisation
     reached = f"; {_pair(utilisation)} of peak FLOP/s reached" if utilisation else ""
     x = alt.X("intensity:Q", title="intensity (FLOP/byte)", axis=alt.Axis(format="~g", tickCount=6))
     y = alt.Y("rate:Q", title="rate (FLOP/s)", axis=alt.Axis(format="~s", tickCount=6))
-    rates, across = [*points["rate"], *lines["rate"]], lines["intensity"].to_list()
+    rates, across = [*points["rate"], *lines["rate"], *others["rate"]], lines["intensity"].to_list()
     log_x = alt.Scale(type="log", nice=False, domain=[min(across), max(across)])
     log_y = alt.Scale(type="log", nice=False, domain=[min(rates) / 2, max(rates) * 2])
     base = rows_of(points).encode(x=x.scale(log_x), y=y.scale(log_y))
@@ -62,6 +73,7 @@ def roofline(roof: Roofline) -> LayerPicture:
     )
     return LayerPicture(
         layer=[
+            *([rows_of(others).mark_circle(color=GREY, opacity=0.35).encode(x=x, y=y)] if len(others) else []),
             curve.transform_filter("datum.main").mark_line(color=GREY, strokeWidth=2),
             curve.transform_filter("!datum.main").mark_line(color=GREY, strokeDash=[4, 3], strokeWidth=1),
             peaks.mark_text(align="right", dy=-7, color=GREY),
@@ -73,12 +85,21 @@ def roofline(roof: Roofline) -> LayerPicture:
         ],
         title=alt.TitleParams(
             f"Roofline by {roof.by} · {device}",
-            subtitle=[f"{plural(len(points), 'row')}{left_out}{reached}", *_most_headroom(points)],
+            subtitle=[f"{plural(len(points), 'row')}{left_out}{reached}{behind}", *_most_headroom(points)],
         ),
         description=f"Roofline of {device} by {roof.by}{reached}: {listed(points['about'].to_list())}.",
         width=WIDTH,
         height=360,
     )
+
+
+def _backdrop(rows: pl.DataFrame | None) -> pl.DataFrame:
+    """Return the points behind the others."""
+    if rows is None:
+        return pl.DataFrame(schema={"intensity": pl.Float64, "rate": pl.Float64, "about": pl.String})
+    shown = rows.filter(pl.col("intensity") > 0, pl.col("rate") > 0)
+    about = pl.format("{} GFLOP/s at {} FLOP/byte", (pl.col("rate") / 1e9).round(1), pl.col("intensity").round(2))
+    return shown.select("intensity", "rate", about=about)
 
 
 def _points(rows: pl.DataFrame) -> pl.DataFrame:
@@ -106,8 +127,8 @@ def _most_headroom(points: pl.DataFrame) -> list[str]:
     ]
 
 
-def _lines(points: pl.DataFrame, device: Device) -> pl.DataFrame:
-    """Return the ends of the lines of the roof: slopes of memories and peaks of data types."""
+def _lines(points: pl.DataFrame, device: Device, others: list[float]) -> pl.DataFrame:
+    """Return the ends of the lines of the roof over all intensities: slopes of memories and peaks of data types."""
     peaks = {device.dtype: device.peak_flops} | {
         dtype: peak for dtype, peak in device.peaks.items() if dtype in points["dtype"].to_list()
     }
@@ -115,7 +136,7 @@ def _lines(points: pl.DataFrame, device: Device) -> pl.DataFrame:
     memories = {"memory": device.bandwidth} | {level.name: level.bandwidth for level in device.levels}
     memories = {name: rate / device.cores for name, rate in memories.items() if rate < float("inf")}
     top, slowest = max(peaks.values()), min(memories.values(), default=None)
-    across = points["intensity"].to_list()
+    across = [*points["intensity"], *others]
     ridge = peaks[device.dtype] / slowest if slowest else min(across)
     left, right = min(*across, ridge) / _MARGIN, max(*across, ridge) * _MARGIN
     rows = []

@@ -1,4 +1,4 @@
-"""The nouns Profile, Steps, Phases, Goodput, Roofline, Comparison: frozen, with frames of `tpunb.schema`."""
+"""The nouns Profile, Steps, Phases, Goodput, Roofline, Comparison, Sweep: frozen, with frames of `tpunb.schema`."""
 
 from tpunb.frames.comparison import Comparison
 from tpunb.frames.goodput import Goodput
@@ -7,6 +7,8 @@ from tpunb.frames.profile import Profile
 from tpunb.frames.representatives import Representatives
 from tpunb.frames.roofline import Roofline
 from tpunb.frames.steps import Steps
+from tpunb.frames.sweep import Sweep
+from tpunb.frames.sweep_answers import Saturation, Sensitivity, Speedup
 
 __all__ = [
     "Comparison",
@@ -18,5 +20,9 @@ __all__ = [
     "Profile",
     "Representatives",
     "Roofline",
+    "Saturation",
+    "Sensitivity",
+    "Speedup",
     "Steps",
+    "Sweep",
 ]

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 _GIB = 2**30
+_PARADNN = "ParaDnn, https://arxiv.org/abs/1907.10701"
 _CLOUD = "https://cloud.google.com/tpu/docs/"
 _NVIDIA = "https://www.nvidia.com/en-us/data-center/"
 _AMD = "https://www.amd.com/en/products/accelerators/instinct/mi300/"
@@ -109,7 +110,8 @@ _CDNA3_LEVELS = (Level("Infinity Cache", 256 * 2**20, 17.2e12),)  # https://rocm
 
 _DEVICES = (
     # published for the board of four chips: 180 TFLOP/s, 64 GB, 2,400 GB/s
-    Device("TPU v2", 45e12, 16 * _GIB, 600e9, "ParaDnn, https://arxiv.org/abs/1907.10701", ("TPU v2",), 2),
+    Device("TPU v2", 45e12, 16 * _GIB, 600e9, _PARADNN, ("TPU v2",), 2),
+    Device("TPU v2 board", 180e12, 64 * _GIB, 2400e9, _PARADNN),
     Device("TPU v3", 123e12, 32 * _GIB, 900e9, _CLOUD + "v3", ("TPU v3",), 2),
     Device("TPU v4", 275e12, 32 * _GIB, 1200e9, _CLOUD + "v4", ("TPU v4",), peaks={"int8": 275e12}),
     Device("TPU v5e", 197e12, 16e9, 819e9, _CLOUD + "v5e", ("TPU v5 lite", "TPU v5 Lite"), peaks={"int8": 393e12}),

@@ -36,12 +36,15 @@ class Roofline(Tabular):
         Device whose peaks are the roof. A device of a profile has ``1 / device.cores`` of them.
     by
         Level of the rows: "run", "phase", "step", "category", "layer", "part", "op", "instruction", "library" or
-        "kernel".
+        "kernel", or "point" of a sweep.
+    measured_on
+        Name of the device that was measured, if `device` is another, for which the times are modelled.
     """
 
     work: pl.DataFrame
     device: Device
     by: str
+    measured_on: str | None = None
     frame: pl.DataFrame = field(init=False)
     """One row per thing of the level `by`, most headroom first: ``tpunb.schema.ROOFLINE``."""
 
@@ -100,7 +103,8 @@ class Roofline(Tabular):
         chip = replace(device_named(other) if isinstance(other, str) else other, cores=self.device.cores)
         ratio = (_roof(chip) / _roof(self.device)).fill_nan(1.0)
         time = pl.when(_counted() & ~_outside()).then((pl.col("self_ps") * ratio).round().cast(pl.Int64))
-        return Roofline(self.work.with_columns(self_ps=pl.coalesce(time, "self_ps")), chip, self.by)
+        source = self.measured_on or self.device.name
+        return Roofline(self.work.with_columns(self_ps=pl.coalesce(time, "self_ps")), chip, self.by, source)
 
     @cached_property
     def _at_the_roof(self) -> pl.DataFrame:
@@ -134,8 +138,13 @@ class Roofline(Tabular):
             least_ps=pl.when("known").then(pl.min_horizontal("roof_ps", "self_ps")),
         )
 
+    @property
+    def device_label(self) -> str:
+        """Name of the device, and whether its times are modelled."""
+        return self.device.name + (f", modelled from {self.measured_on}" if self.measured_on else "")
+
     def __repr__(self) -> str:
-        parts = [f"{plural(len(self), 'row')} by {self.by}", self.device.name]
+        parts = [f"{plural(len(self), 'row')} by {self.by}", self.device_label]
         time, headroom = int(self.frame["self_ps"].sum()), self.frame["headroom_ps"].drop_nulls()
         room = f"headroom {duration(int(headroom.sum()))} of {duration(time)} self time"
         unknown = "no FLOPs and bytes known" if len(self) else "no operations on devices"

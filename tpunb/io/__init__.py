@@ -1,4 +1,4 @@
-"""Load profiles of any format, and the samples recorded by this project."""
+"""Load profiles of any format, sweeps, and the samples recorded by this project."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from tpunb.errors import BadProfile, ProfileNotFound, TpunbError
-from tpunb.frames import Profile
+from tpunb.frames import Profile, Sweep
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.profile import device_kinds
@@ -24,8 +25,8 @@ from tpunb.text import plural
 _PROTOBUF_TABLES = ("overview_page.pb", "input_pipeline.pb", "pod_viewer.pb")  # as XProf wrote them in 2020
 
 
-def load(path: PathLike | Iterable[PathLike], *, device: str | None = None) -> Profile:
-    """Read a profile.
+def load(path: PathLike | Iterable[PathLike], *, device: str | None = None) -> Any:
+    """Read a profile, or a sweep.
 
     Parameters
     ----------
@@ -33,13 +34,14 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None) -> P
         Run folder of ``tp.capture``, logdir of a profiler, one ``*.xplane.pb`` or ``*.trace.json`` (each also gzipped),
         or a list of such files, one per host; local, or the URL of any file system that fsspec supports, such as
         ``gs://bucket/logdir``. All sessions of a logdir are read, and the XPlane where a session has both forms.
-        Without a raw profile, XProf's tables (``*.overview_page.json`` and others) are read.
+        Without a raw profile, XProf's tables (``*.overview_page.json`` and others) are read. A ``*.parquet`` that
+        ``Sweep.save`` wrote is a sweep.
     device
         Name of the device in ``tpunb.analysis.DEVICES``, for files that do not name it: gives its kind and peaks.
 
     Returns
     -------
-    Profile
+    Profile or Sweep
         Of several files, damaged ones and tables of another run are left out, with a warning: see ``skipped``. The
         Chrome trace of a capture is read where its XPlane is damaged.
 
@@ -57,6 +59,11 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None) -> P
         When a server cannot be reached.
     """
     named = None if device is None else device_named(device)
+    if isinstance(path, (str, os.PathLike)) and os.fspath(path).endswith(".parquet"):
+        if named is not None:
+            raise ValueError(f"device cannot be combined with a sweep: {path!s} names its device")
+        file = storage.find(path)
+        return Sweep.read(storage.read(file).tobytes(), name=str(file))
     profile = _load(path)
     if profile.skipped:
         warnings.warn(logdir.skip_message(profile.name, profile.skipped), stacklevel=2)
@@ -218,6 +225,6 @@ def sample(name: str) -> Profile:
     names: set[str] = set()
     for folder in (here / "_samples", here.parent / "datasets" / "sample_profiles"):
         if run_folder.is_run(folder / name):
-            return load(folder / name)
+            return _load(folder / name)
         names |= {path.name for path in folder.glob("*") if run_folder.is_run(path)}
     raise ProfileNotFound(f"no sample is named {name!r}", hint=f"samples: {', '.join(sorted(names)) or 'none'}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 _WHOLE = 1 << 17
 """Bytes of a constant that are all hashed; of a larger one, as many of its first and last."""
@@ -31,6 +32,43 @@ def of_arrays(tensors: Iterable[Any], about: str) -> str:
     with tf.device("/cpu:0"):
         facts = [f"{tensor.dtype.name}{tensor.shape}".encode() + _sample(sample(tensor)) for tensor in tensors]
     return _digest([about.encode(), *facts])
+
+
+def of_rows(readers: Iterable[Callable[[Any], NDArray[Any]]], count: int, about: str) -> str:
+    """Return a fingerprint of `count` rows that functions read by their numbers, as `of_arrays` does of tensors."""
+
+    def sample(rows: Callable[[Any], NDArray[Any]]) -> bytes:
+        size = max(1, rows([0]).nbytes) if count else 1
+        array = rows(np.linspace(0, max(count - 1, 0), max(1, min(count, _WHOLE // size)) if count else 0, dtype=int))
+        return f"{array.dtype}{array.shape}".encode() + _sample(np.ascontiguousarray(array).tobytes())
+
+    return _digest([f"{about}{count}".encode(), *map(sample, readers)])
+
+
+def of_jaxpr(step: Any) -> str:
+    """Return a fingerprint of the constants in the jaxpr of a compiled step."""
+    import jax
+
+    literals = (each for part in jaxprs(step) for equation in part.eqns for each in equation.invars)
+    values = [each.val for each in literals if hasattr(each, "val")]
+    values += [each for part in jaxprs(step) for each in getattr(part, "consts", ())]
+    values = [
+        jax.random.key_data(each) if str(getattr(each, "dtype", "")).startswith("key<") else each for each in values
+    ]
+    return _digest(_sample(f"{each.dtype}{each.shape}".encode() + each.tobytes()) for each in map(np.asarray, values))
+
+
+def jaxprs(step: Any) -> Iterator[Any]:
+    """Yield a jaxpr and those in the parameters of its equations, the closed ones too."""
+    yield step
+    if hasattr(step, "jaxpr"):
+        yield from jaxprs(step.jaxpr)
+        return
+    for equation in step.eqns:
+        for value in equation.params.values():
+            for part in value if isinstance(value, list | tuple) else [value]:
+                if hasattr(part, "eqns"):
+                    yield from jaxprs(part)
 
 
 def of_step(function: Any, iterator: Any) -> str:

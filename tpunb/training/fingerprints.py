@@ -121,10 +121,7 @@ class Fingerprints:
         if first == 0 and self._file is not None:
             self._left = max(self._left, 1)
         self._step, self._batch = step if self.is_noted(step) else None, None
-        if self._step is None or first != last or not _has_plain_batches(iterator):
-            return False
-        self._feeder = self._feeder or _Feeder(iterator.element_spec)
-        return True
+        return self._step is not None and first == last and self._is_drawn_before(iterator)
 
     def draw(self, iterator: Any) -> Any:
         """Draw the next batch; return an iterator that feeds it to the step."""
@@ -132,16 +129,30 @@ class Fingerprints:
             self._batch = next(iterator)
         except StopIteration:  # which the step finds too
             return iterator
-        assert self._feeder is not None
+        self._feeder = self._feeder or _Feeder(iterator.element_spec)
         return self._feeder.feed(self._batch)
+
+    def _drawn(self) -> Any:
+        """Return the batch of the step that has ended; None if it was not noted."""
+        batch, self._batch = self._batch, None
+        return batch
+
+    def _is_drawn_before(self, iterator: Any) -> bool:
+        """Return whether the batch of a step is drawn before it, by `draw`."""
+        return _has_plain_batches(iterator)
+
+    def _arrays(self, batch: Any) -> list[NDArray[Any]]:
+        import tensorflow as tf
+
+        return [tensor.numpy() for tensor in tf.nest.flatten(batch)]
 
     def on_logs(self, logs: Any) -> None:
         """Note or compare the step that has ended; its logs are read from the device later."""
         if self._step is None:
             return
         step, self._step = self._step, None
-        batch, self._batch = self._batch, None
-        self.note(step, "" if batch is None else _of_batch(batch), logs)
+        batch = self._drawn()
+        self.note(step, "" if batch is None else of_arrays(self._arrays(batch)), logs)
 
     def is_noted(self, step: int) -> bool:
         """Return whether a step is to be noted or compared."""
@@ -218,13 +229,6 @@ def _has_plain_batches(iterator: Any) -> bool:
 
     specs = tf.nest.flatten(iterator.element_spec) if isinstance(iterator, OwnedIterator) else []
     return bool(specs) and all(type(spec) is tf.TensorSpec for spec in specs)
-
-
-def _of_batch(batch: Any) -> str:
-    """Return the fingerprint of a batch of tensors."""
-    import tensorflow as tf
-
-    return of_arrays(tensor.numpy() for tensor in tf.nest.flatten(batch))
 
 
 def of_arrays(batch: Iterable[NDArray[Any]]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -151,6 +152,10 @@ class FitData:
         """Return the iterator that feeds the steps in place of the one that Keras holds."""
         return self.iterator if held is self._replaced else held
 
+    def fed(self, iterator: Any) -> Any:
+        """Return an iterator in the form in which a step takes it."""
+        return iterator
+
     def use(self, iterator: Any, *, check: bool) -> None:
         """Use a new iterator; of the first, `check` whether its position can be saved."""
         is_first, self.iterator, self.drawn = self.iterator is None, iterator, 0
@@ -164,7 +169,10 @@ class FitData:
                 problem = f"its shuffle had begun {saved} times before the fit, now {self._begun}"
                 raise self.start.different_data(problem)
         if is_first and check:
-            self.reason = self.reason or ("" if isinstance(self.passes, ArrayBatches) else try_save(iterator))
+            self.reason = self.reason or self._try_save(iterator)
+
+    def _try_save(self, iterator: Any) -> str:
+        return "" if isinstance(self.passes, ArrayBatches) else try_save(iterator)
 
     def on_iterator(self, dataset: Any) -> None:
         """Note an iterator that is created over any dataset during the fit, and may begin a shuffle of its data."""
@@ -202,16 +210,19 @@ class FitData:
             self._replaced = self.iterator
         self.iterator = iterator
 
+    @property
+    def _kept(self) -> Any:
+        """The iterator that the next epoch continues; None where Keras will create one."""
+        return self.epochs._current_iterator if self.epochs.steps_per_epoch else None
+
     def write(self, folder: Path, *, within_epoch: bool) -> tuple[str, dict[str, Any]]:
         """Write the position; return why it cannot be restored, or "", and its metadata."""
-        kept = self.epochs._current_iterator if self.epochs.steps_per_epoch else None
-        live = self.iterator if within_epoch else kept  # None where Keras will create one
+        live = self.iterator if within_epoch else self._kept
         drawn = self.drawn if live is not None and live is self.iterator else 0
-        unpositioned, facts = self.reason, {"seeds": self.positions.seeds.read()}
-        if isinstance(self.passes, ArrayBatches):
-            unpositioned = unpositioned or self.passes.problem
-        elif live is not None and not unpositioned:
-            unpositioned, facts = self.positions.write(folder, live, drawn)
+        unpositioned, facts = self.reason, dict[str, Any](seeds=self.positions.seeds.read())
+        if not unpositioned:
+            unpositioned, written = self._write_position(folder, live, drawn)
+            facts |= written
         return unpositioned, {
             "iterators": self.passes.iterators - (live is not None),
             "used_iterators": self.used,
@@ -224,12 +235,15 @@ class FitData:
             "seeds": self._seeds,
         }
 
+    def _write_position(self, folder: Path, live: Any, drawn: int) -> tuple[str, dict[str, Any]]:
+        if isinstance(self.passes, ArrayBatches):
+            return self.passes.problem, {}
+        return self.positions.write(folder, live, drawn) if live is not None else ("", {})
+
     def restore(self, taken: int) -> None:
         """Restore the position of the iterator; if it was not saved, draw as many batches."""
-        import tensorflow as tf
-
         assert self.start is not None
-        folder, saved = self.start.folder, self.start.metadata
+        saved = self.start.metadata
         self.due = False
         if DATA in saved["holds"]:
             self.positions.seeds.assign(saved.get("position", {}).get("seeds", []))
@@ -237,24 +251,30 @@ class FitData:
             return  # an epoch that begins with a new iterator
         self.epochs._steps_seen = saved["steps_seen"] + taken
         self.drawn = saved["drawn"]
-        draws, is_positioned = self.drawn, DATA in saved["holds"]
-        if is_positioned and isinstance(self.passes, ArrayBatches):
-            self._feed_from(self.passes.pass_from(saved["iterators"], self.drawn))
-            return
-        if is_positioned and self.start.has_iterator:
-            self._restored = rewrite.with_own_shuffles(self.passes.dataset)
-            iterator = self.iterator if self._restored is self.passes.dataset else iter(self._restored)
-            position.read(folder / ITERATOR, iterator)
-            self._feed_from(iterator)
-            draws = saved.get("position", {}).get("redraw", 0)
-            self.positions.begin(folder, self.drawn - draws, saved.get("position", {}).get("seconds", 0))
-        elif is_positioned:
-            self.positions.begin(seconds=saved["position"]["seconds"])
+        tf = sys.modules.get("tensorflow")
+        ended = (StopIteration,) if tf is None else (StopIteration, tf.errors.OpError)
         try:
-            for _ in range(draws):
+            for _ in range(self._read_position(saved) if DATA in saved["holds"] else self.drawn):
                 next(self.iterator)
-        except (tf.errors.OpError, StopIteration) as error:
+        except ended as error:
             raise self.start.different_data(f"it ends before batch {self.drawn}") from error
+
+    def _read_position(self, saved: Mapping[str, Any]) -> int:
+        """Restore the position that was written; return how many batches are to be drawn after it."""
+        assert self.start is not None
+        if isinstance(self.passes, ArrayBatches):
+            self._feed_from(self.passes.pass_from(saved["iterators"], self.drawn))
+            return 0
+        if not self.start.has_iterator:
+            self.positions.begin(seconds=saved["position"]["seconds"])
+            return self.drawn
+        self._restored = rewrite.with_own_shuffles(self.passes.dataset)
+        iterator = self.iterator if self._restored is self.passes.dataset else iter(self._restored)
+        position.read(self.start.folder / ITERATOR, iterator)
+        self._feed_from(iterator)
+        draws: int = saved.get("position", {}).get("redraw", 0)
+        self.positions.begin(self.start.folder, self.drawn - draws, saved.get("position", {}).get("seconds", 0))
+        return draws
 
 
 def try_save(data: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -123,9 +124,16 @@ class Fit:
 
     def _begin_at(self, saved: Mapping[str, Any]) -> None:
         self.restore_due = True
-        self._is_built = build(self.model, self.data.passes.dataset.element_spec)
+        self._is_built = self._build()
         self.data.begin_at_start()
         self.epoch, self.step_in_epoch, self.steps = saved["epoch"], saved["step_in_epoch"], saved["step"]
+
+    def _build(self) -> bool:
+        """Create the variables of the model; return whether all of them exist."""
+        return build(self.model, self.data.passes.dataset.element_spec)
+
+    def sync(self) -> None:
+        """Have the variables hold the state of the steps."""
 
     def ended(self, history: Any) -> EndedFit:
         """Return what remains of the fit after its end."""
@@ -171,6 +179,7 @@ class Fit:
             with ExitStack() as watching:
                 if self.model.run_eagerly:
                     self.guarded(self._watch_step, watching, default=None)
+                iterator = self.data.fed(iterator)
                 if self.guarded(self.fingerprints.begin_step, self.steps, first, last, iterator, default=False):
                     iterator = self.fingerprints.draw(iterator)  # not guarded: errors are those of the data
                 yield first, last, iterator
@@ -178,6 +187,7 @@ class Fit:
             self.steps += last + 1 - first
             self.data.drawn += last + 1 - first
             self.step_in_epoch = last + 1
+            self._end_turn()
             if self.step_in_epoch < (epochs.steps_per_epoch or epochs._num_batches or np.inf):
                 self.guarded(self._notify, default=None)
 
@@ -204,6 +214,9 @@ class Fit:
         self._is_restored = True
         return self.data.iterator
 
+    def _end_turn(self) -> None:
+        """Check what is known only after a step."""
+
     @cached_property
     def fingerprints(self) -> Fingerprints:
         """Fingerprints of its steps, which are compared with those of the saved run."""
@@ -217,14 +230,17 @@ class Fit:
 
     def _check_constants(self, saved: Mapping[str, str]) -> None:
         """Raise an error if the program computes with other constants than when it was saved."""
-        assert self.start is not None
         for part, present in self._constants.items():
-            if saved.get(part, present) != present:
-                raise TpunbError(
-                    f"{self.start.folder.name} was saved with a different {part}: its constants differ (arrays, names "
-                    "of files, or what adapt computed)",
-                    hint="give random parts before fit a seed (a shuffle before adapt, a split by permutation)",
-                )
+            self._check_constant(part, saved, present)
+
+    def _check_constant(self, part: str, saved: Mapping[str, str], present: str) -> None:
+        if saved.get(part, present) != present:
+            assert self.start is not None
+            raise TpunbError(
+                f"{self.start.folder.name} was saved with a different {part}: its constants differ (arrays, names "
+                "of files, or what adapt computed)",
+                hint="give random parts before fit a seed (a shuffle before adapt, a split by permutation)",
+            )
 
     def _use(self, iterator: Any) -> None:
         is_first = self.data.iterator is None
@@ -265,6 +281,7 @@ class Fit:
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Write everything that the next step depends on; return its metadata."""
+        self.sync()
         variables = {part: to_numpy(each) for part, each in variables_of_step(self.model).items()}
         callbacks = CallbackState(self.callbacks, self.model)
         snapshot.write_arrays(folder, {**variables, _CALLBACKS: callbacks.arrays})
@@ -314,10 +331,8 @@ class Fit:
     @cached_property
     def _unsaved_validation(self) -> str:
         """Sentence that says why a validation after a checkpoint may give other results, or ""."""
-        import tensorflow as tf
-
-        data, steps = self.validation
-        if not isinstance(data, tf.data.Dataset):
+        (data, steps), tf = self.validation, sys.modules.get("tensorflow")
+        if tf is None or not isinstance(data, tf.data.Dataset):
             return ""
         if steps is not None and int(data.cardinality()) != steps:
             return "validation_data: with validation_steps, a validation continues where the one before it ended"

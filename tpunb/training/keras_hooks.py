@@ -1,4 +1,4 @@
-"""Hooks into Keras' ``fit`` on TensorFlow: its data, its turns and its epochs.
+"""Hooks into Keras' ``fit`` on TensorFlow and JAX: its data, its turns and its epochs.
 
 They depend on Keras' internals, which an epoch of three batches checks before the first use.
 """
@@ -6,17 +6,21 @@ They depend on Keras' internals, which an epoch of three batches checks before t
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial, wraps
 from typing import Any
 
+import numpy as np
+
 from tpunb.errors import TpunbError, need
 from tpunb.text import plural
 from tpunb.training import seeds
 from tpunb.training.fit_start import EndedFit, FitStart
 from tpunb.training.fit_state import Fit, Listener
+from tpunb.training.jax_fit import JaxFit
 from tpunb.training.passes import CountingDataset
 from tpunb.training.patching import replaced
 
@@ -35,6 +39,7 @@ class _Hooks:
         self.ended: list[EndedFit] = []  # of the block
         self.fit: Fit | None = None
         self.thread = 0  # of the fit
+        self.watches_iterators = False
         self.depth = 0  # evaluations, predictions and fits within the fit
 
     @property
@@ -95,12 +100,11 @@ def _installed() -> Iterator[None]:
         _hooks.users -= 1
         if _hooks.users == 0:
             _hooks.stack.close()
+            _hooks.watches_iterators = False
 
 
 def _install(stack: ExitStack) -> None:
     import keras
-    from keras.src.backend.tensorflow.trainer import TFEpochIterator
-    from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
     def begin_epoch(fit: Fit, callbacks: Any, epoch: int, logs: Any = None) -> None:
         fit.begin_epoch(epoch, callbacks.callbacks)
@@ -111,6 +115,50 @@ def _install(stack: ExitStack) -> None:
     def end_step(fit: Fit, callbacks: Any, step: int, logs: Any = None) -> None:
         fit.fingerprints.on_logs(logs)
 
+    def attach(fit: Fit, epochs: Any) -> None:
+        fit.attach(epochs)
+
+    callbacks, epochs = keras.callbacks.CallbackList, _epoch_iterator()
+    for owner, name, hook in (
+        (keras.Model, "fit", _fit),
+        (keras.Model, "evaluate", _inner_call),
+        (keras.Model, "predict", _inner_call),
+        (callbacks, "on_epoch_begin", _event(begin_epoch, after=False)),
+        (callbacks, "on_epoch_end", _event(end_epoch)),
+        (callbacks, "on_train_batch_end", _event(end_step, after=False)),
+        (epochs, "reset", _event(attach)),
+        (epochs, "_enumerate_iterator", _enumerate),
+    ):
+        _replace(stack, owner, name, hook)
+
+
+def _replace(stack: ExitStack, owner: Any, name: str, hook: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+    stack.enter_context(replaced(owner, name, wraps(original)(hook(original))))
+
+
+def _epoch_iterator() -> type:
+    """Return the class of Keras' backend that iterates over the epochs of a fit."""
+    if _is_jax():
+        from keras.src.backend.jax.trainer import JAXEpochIterator as EpochIterator
+    else:
+        from keras.src.backend.tensorflow.trainer import TFEpochIterator as EpochIterator
+    kind: type = EpochIterator
+    return kind
+
+
+def _is_jax() -> bool:
+    import keras
+
+    return bool(keras.backend.backend() == "jax")
+
+
+def _watch_iterators() -> None:
+    """Report iterators over ``tf.data`` to the fit, once the program has imported TensorFlow."""
+    if _hooks.watches_iterators or sys.modules.get("tensorflow") is None:
+        return
+    from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+
     def created(original: Callable[..., None]) -> Callable[..., None]:
         def create(iterator: Any, dataset: Any) -> None:
             original(iterator, dataset)
@@ -119,20 +167,8 @@ def _install(stack: ExitStack) -> None:
 
         return create
 
-    callbacks = keras.callbacks.CallbackList
-    for owner, name, hook in (
-        (keras.Model, "fit", _fit),
-        (keras.Model, "evaluate", _inner_call),
-        (keras.Model, "predict", _inner_call),
-        (callbacks, "on_epoch_begin", _event(begin_epoch, after=False)),
-        (callbacks, "on_epoch_end", _event(end_epoch)),
-        (callbacks, "on_train_batch_end", _event(end_step, after=False)),
-        (TFEpochIterator, "reset", _event(Fit.attach)),
-        (TFEpochIterator, "_enumerate_iterator", _enumerate),
-        (OwnedIterator, "_create_iterator", created),
-    ):
-        original = getattr(owner, name)
-        stack.enter_context(replaced(owner, name, wraps(original)(hook(original))))
+    _replace(_hooks.stack, OwnedIterator, "_create_iterator", created)
+    _hooks.watches_iterators = True
 
 
 def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,7 +188,8 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
             bound.arguments["initial_epoch"] = start.metadata["epoch"]
         validation = bound.arguments.get("validation_data"), bound.arguments.get("validation_steps")
         _hooks.thread = threading.get_ident()
-        _hooks.fit = fit = Fit(
+        _watch_iterators()
+        _hooks.fit = fit = (JaxFit if _is_jax() else Fit)(
             model, _hooks.fits, () if past else tuple(_hooks.listeners), start, validation, past, tuple(_hooks.ended)
         )
         _hooks.fits += 1
@@ -205,7 +242,9 @@ def _event(handle: Callable[..., None], *, after: bool = True) -> Callable[..., 
 def _enumerate(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
     def turns(epochs: Any) -> Iterator[Any]:
         fit = _hooks.training
-        return original(epochs) if fit is None or fit.failed else fit.turns(epochs, original)
+        if fit is None or fit.failed or fit.data.epochs is not epochs:  # the last: Keras builds the model on JAX
+            return original(epochs)
+        return fit.turns(epochs, original)
 
     return turns
 
@@ -214,8 +253,8 @@ def _enumerate(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
 def _check_keras() -> None:
     """Check that Keras' internals are those that the hooks were written for."""
     keras = need("keras", extra="tensorflow")
-    if keras.backend.backend() != "tensorflow":
-        problem = f"Keras runs on {keras.backend.backend()}: a running fit can be tuned or resumed on TensorFlow only"
+    if (backend := keras.backend.backend()) not in ("tensorflow", "jax"):
+        problem = f"Keras runs on {backend}: a running fit can be tuned or resumed on TensorFlow and JAX only"
         raise TpunbError(problem, hint=f"{_HINT}; tune a loop of your own with tp.Job(build, step=step)")
     seeds.keras_generator()
     try:
@@ -228,14 +267,17 @@ def _check_keras() -> None:
 
 def _try_epoch() -> bool:
     """Return whether an epoch of three batches creates two iterators, yields three turns and counts them."""
-    import tensorflow as tf
-    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+    kind: Any = _epoch_iterator()
+    if _is_jax():
+        epochs, data = kind(x=np.zeros((3, 1)), batch_size=1), CountingDataset(range(3))
+        epochs._get_iterator = lambda: data
+        epochs.reset()
+    else:
+        import tensorflow as tf
 
-    epochs = TFEpochIterator(
-        x=tf.data.Dataset.range(3), shuffle=False, distribute_strategy=tf.distribute.get_strategy()
-    )
-    epochs.reset()
-    data = epochs._distributed_dataset = CountingDataset(epochs._distributed_dataset)
+        epochs = kind(x=tf.data.Dataset.range(3), shuffle=False, distribute_strategy=tf.distribute.get_strategy())
+        epochs.reset()
+        data = epochs._distributed_dataset = CountingDataset(epochs._distributed_dataset)
     turns = [(first, last, epochs._steps_seen) for first, last, _ in epochs._enumerate_iterator()]
     return bool(
         turns == [(0, 0, 1), (1, 1, 2), (2, 2, 3)]

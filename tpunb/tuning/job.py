@@ -14,6 +14,9 @@ from typing import Any, Protocol
 from tpunb.errors import TpunbError, need, wrong
 from tpunb.text import cut, plain
 from tpunb.training.hidden_state import hidden_state
+from tpunb.training.jax_data import Feed, batches_of
+from tpunb.training.jax_fit import PARTS, step_of
+from tpunb.training.jax_fit import hidden_state as hidden_jax_state
 from tpunb.training.model_build import build
 from tpunb.training.seeds import ensured_keras_generator, keras_generator
 from tpunb.training.state import TrainingState, digest, find_trackables, variables_of
@@ -155,7 +158,14 @@ class Job:
                 "Keras' fit on Grain data cannot be tuned",
                 hint="Job(build, step=lambda model, batch: model.train_on_batch(*batch))",
             )
-        return _KerasTraining(model, data.element_spec)
+        if need("keras", extra="tensorflow").backend.backend() != "jax":
+            return _KerasTraining(model, data.element_spec)
+        if are_arrays(self._given[1]):
+            raise TpunbError(
+                "Keras' fit on JAX takes arrays without a pipeline: there is nothing to tune",
+                hint="give a tf.data.Dataset",
+            )
+        return _JaxTraining(model, data.element_spec)
 
 
 class _KerasTraining:
@@ -165,19 +175,22 @@ class _KerasTraining:
         keras = need("keras", extra="tensorflow")
         if not isinstance(model, keras.Model) or not model.compiled:
             raise wrong("Job", "build", "return a compiled Keras model first, or step= be given", model)
-        if keras.backend.backend() != "tensorflow":
+        if keras.backend.backend() not in ("tensorflow", "jax"):
             raise TpunbError(
-                f"Keras' fit on {keras.backend.backend()} cannot be tuned, only on TensorFlow",
+                f"Keras' fit on {keras.backend.backend()} cannot be tuned, only on TensorFlow and JAX",
                 hint="pass a step function: Job(build, step=...)",
             )
-        if (replicas := model.distribute_strategy.num_replicas_in_sync) > 1:
+        self.model = model
+        self._check_devices()
+        self.steps = int(model.steps_per_execution)
+        build(model, spec)
+
+    def _check_devices(self) -> None:
+        if (replicas := self.model.distribute_strategy.num_replicas_in_sync) > 1:
             raise TpunbError(
                 f"training on {replicas} replicas cannot be tuned",
                 hint="tune it on one, and apply the values to the distributed run",
             )
-        self.model = model
-        self.steps = int(model.steps_per_execution)
-        build(model, spec)
 
     @property
     def _function(self) -> Any:
@@ -213,6 +226,60 @@ class _KerasTraining:
 
     def digest(self, outputs: list[Any]) -> str:
         return digest(outputs, variables_of(self.model))
+
+
+class _JaxTraining(_KerasTraining):
+    """A compiled Keras model on JAX: between steps its state is that of Keras' loop, and its variables are empty."""
+
+    _feed: Feed | None = None  # of the last iterator
+    _kept: Any = None  # state after the last step
+
+    def execute(self, iterator: Iterator[Any]) -> Any:
+        if self.model._jax_state_synced:
+            self._keep(self.model._get_jax_state(**dict.fromkeys(PARTS, True), purge_model_variables=True))
+        outputs, state = self._function(self._kept, self._fed(iterator))
+        self._keep(state)
+        return outputs
+
+    def state(self) -> TrainingState:
+        self._sync()
+        return super().state()
+
+    def restore(self, state: TrainingState) -> None:
+        self._sync()
+        super().restore(state)
+
+    def untracked_state(self, iterator: Iterator[Any]) -> str:
+        self._sync()
+        _, feed = self._function, self._fed(iterator)
+        next(feed)
+        return hidden_jax_state(step_of(self.model, feed.shapes))
+
+    def digest(self, outputs: list[Any]) -> str:
+        self._sync()
+        return super().digest(outputs)
+
+    def _check_devices(self) -> None:
+        import keras
+
+        if keras.distribution.distribution() is not None:
+            raise TpunbError(
+                "a model distributed by keras.distribution cannot be tuned",
+                hint="tune it on one device, and apply the values to the distributed run",
+            )
+
+    def _keep(self, state: Any) -> None:
+        self._kept, self.model._jax_state = state, dict(zip(PARTS, state, strict=True))
+        self.model._jax_state_synced = False
+
+    def _sync(self) -> None:
+        self.model.jax_state_sync()
+        self._kept = self.model._jax_state = None
+
+    def _fed(self, iterator: Any) -> Feed:
+        if self._feed is None or self._feed.source is not iterator:
+            self._feed = batches_of(iterator)
+        return self._feed
 
 
 class _LoopTraining:

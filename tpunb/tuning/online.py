@@ -275,6 +275,7 @@ class Online:
 
     def _tune(self, current: _TunableFit, started: float) -> None:
         """Try values from the fit's position, and continue it with those that win."""
+        current.fit.sync()
         state = TrainingState.capture(variables_of(current.fit.model))
         try:
             self._try_values(current, started)
@@ -452,7 +453,7 @@ def tuned(
     TypeError, ValueError
         If an argument is invalid.
     TpunbError
-        If Keras runs on another backend than TensorFlow, or this version of Keras is not supported.
+        If Keras runs on another backend than TensorFlow and JAX, or this version of Keras is not supported.
     """
     if search is not None and not callable(search):
         raise wrong("tuned", "search", "be a function of a space that yields proposals", search)

@@ -1,8 +1,22 @@
-"""The five workloads of the paper (section V), from a minute on two cores to the sizes in its Table I."""
+"""The five workloads of the paper (section V) at any scale, networks of any size for sweeps, and ParaDnn's figures."""
 
-from tpunb.workloads import paper
+from tpunb.workloads import paper, paradnn
 from tpunb.workloads.catalogue import WORKLOADS, table_1, workload
+from tpunb.workloads.generators import cnn, fc, rnn, transformer
 from tpunb.workloads.recordings import RecordedRun, recorded
 from tpunb.workloads.workload import Workload
 
-__all__ = ["WORKLOADS", "RecordedRun", "Workload", "paper", "recorded", "table_1", "workload"]
+__all__ = [
+    "WORKLOADS",
+    "RecordedRun",
+    "Workload",
+    "cnn",
+    "fc",
+    "paper",
+    "paradnn",
+    "recorded",
+    "rnn",
+    "table_1",
+    "transformer",
+    "workload",
+]

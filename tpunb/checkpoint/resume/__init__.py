@@ -61,7 +61,7 @@ def checkpointing(
     ValueError
         When `every` or `keep` is not an int of 1 or more.
     TpunbError
-        Keras runs on another backend than TensorFlow, or its internals have changed.
+        Keras runs on another backend than TensorFlow and JAX, or its internals have changed.
     """
     if every is not None:
         every = whole("checkpointing", "every", every, 1)

@@ -1,0 +1,184 @@
+"""Fits of Keras on JAX that are saved and resumed by the same cell: a program, run in processes of its own."""
+
+import json
+import os
+import signal
+import sys
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+
+os.environ["KERAS_BACKEND"] = "jax"
+
+import grain
+import jax
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tpunb.checkpoint import checkpointing, checkpoints
+from tpunb.checkpoint.resume import resume
+from tpunb.errors import TpunbError
+from tpunb.training import seeds
+
+backend = jax.default_backend
+SAMPLES, BATCH, EVERY = 48, 4, 5
+"""Rows, rows of a batch, and steps from one checkpoint to the next; an epoch has 12 steps."""
+
+X = np.random.default_rng(7).normal(size=(SAMPLES, 6)).astype("f")
+Y = (X[:, :1] > 0).astype("f")
+
+
+def rows():
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def grained():
+    source = grain.MapDataset.source(list(zip(X, Y, strict=True)))
+    return source.shuffle(seed=5).map(lambda row: (2 * row[0], row[1])).batch(BATCH)
+
+
+def loaded():
+    sampler = grain.samplers.IndexSampler(SAMPLES, shard_options=grain.sharding.NoSharding(), shuffle=True, seed=3)
+    operations = [grain.transforms.Batch(BATCH)]
+    source = list(zip(X, Y, strict=True))
+    return grain.DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=0)
+
+
+def generated():
+    while True:
+        yield X[:BATCH], Y[:BATCH]
+
+
+def model(*layers, built=True, auc=False, **more):
+    parts = [
+        *[keras.Input((6,))] * built,
+        *layers,
+        keras.layers.Dense(8, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.3),
+        keras.layers.Dense(1, activation="sigmoid"),
+    ]
+    made = keras.Sequential(parts)
+    made.compile(keras.optimizers.Adam(1e-2), "binary_crossentropy", metrics=["mae", *["auc"] * auc], **more)
+    return made
+
+
+def counted(x):
+    return jax.experimental.io_callback(lambda value: value, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def plateau():
+    return keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=1.0)
+
+
+EXACT = {
+    "shuffled": (lambda: rows().shuffle(20).batch(BATCH), {}, {"built": False}),
+    "seeded": (lambda: rows().shuffle(20, seed=3).batch(BATCH).prefetch(2), {}, {}),
+    "repeated": (lambda: rows().shuffle(20).repeat().batch(BATCH), {"steps_per_epoch": 10}, {}),
+    "unknown length": (lambda: rows().filter(lambda x, y: x[0] > -9.0).shuffle(9).batch(BATCH), {}, {}),
+    "scheduled": (lambda: rows().shuffle(20).batch(BATCH), {"plateau": True, "validation_data": True}, {"auc": True}),
+    "several a turn": (lambda: rows().shuffle(20).batch(BATCH), {}, {"steps_per_execution": 2}),
+    "arrays": (lambda: (X, Y), {"validation_split": 0.5}, {}),
+    "arrays in batches": (lambda: (X, Y), {"shuffle": "batch", "steps_per_epoch": 7}, {"built": False}),
+    "grain": (grained, {}, {}),
+    "transferred": (lambda: rows().shuffle(20, seed=3).batch(BATCH), {}, {}),
+    "loader": (loaded, {"steps_per_epoch": 9}, {"built": False}),
+}
+"""By name: the data, arguments of fit, and arguments of the model."""
+
+PLAIN = "seeded", "scheduled", "arrays", "loader", "transferred"
+"""Those that are trained without being saved too."""
+
+INEXACT = {
+    "eager": (lambda: rows().batch(BATCH), {"epochs": 1}, {"run_eagerly": True}),
+    "callback": (lambda: rows().batch(BATCH), {"epochs": 1}, {"layers": [keras.layers.Lambda(counted)]}),
+    "generator": (generated, {"steps_per_epoch": 12, "epochs": 1}, {}),
+    "distributed": (lambda: rows().batch(BATCH), {"epochs": 1}, {}),
+}
+
+
+def cell(name, *callbacks):
+    """Train; return the losses by step, the random numbers between them, the history and the final weights."""
+    data, of_fit, of_model = {**EXACT, **INEXACT}[name]
+    of_fit, of_model = dict(of_fit), dict(of_model)
+    keras.utils.set_random_seed(1)
+    if name == "shuffled":  # its order depends on no seed of the program
+        tf.random.set_seed(None)
+    one = model(*of_model.pop("layers", ()), **of_model)
+    losses = []
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            np.random.random()
+
+        def on_train_batch_end(self, batch, logs=None):
+            losses.append([batch, float(logs["loss"]).hex(), float(logs["mae"]).hex(), float(np.random.random())])
+
+    extra = [plateau()] * of_fit.pop("plateau", False)
+    if of_fit.pop("validation_data", False):
+        of_fit["validation_data"] = rows().batch(8)
+    jax.default_backend = (lambda: "gpu") if name == "transferred" else backend  # Keras then draws one batch ahead
+    given = data()
+    x, y = given if isinstance(given, tuple) else (given, None)
+    if isinstance(given, tuple):
+        of_fit["batch_size"] = BATCH
+    history = one.fit(x, y, callbacks=[Note(), *extra, *callbacks], **{"epochs": 3, "verbose": 0} | of_fit).history
+    variables = [*one.variables, *one.optimizer.variables]
+    state = [np.asarray(variable).tobytes().hex() for variable in variables]
+    return {"losses": losses, "history": history, "state": state}
+
+
+def record(folder, names, *, plain=False):
+    """Train each case, saved unless plain; return the results, and the steps and reasons of its checkpoints."""
+    seen = {}
+    for name in names:
+        seeds.forget_keras_generator()
+        with nullcontext() if plain else checkpointing(folder / name, every=EVERY):
+            result = cell(name)
+        found = [] if plain else checkpoints(folder / name)
+        seen[name] = {**result, "reasons": sorted({one.reason for one in found}), "steps": [one.step for one in found]}
+    return seen
+
+
+def save(folder, names):
+    """Train the cases and those that are not exact; then one that is killed after three checkpoints."""
+    whole = record(folder, names)
+    plain = record(folder, [name for name in names if name in PLAIN], plain=True)
+    inexact = record(folder, [name for name in INEXACT if name != "distributed"])
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
+    inexact |= record(folder, ["distributed"])
+    keras.distribution.set_distribution(None)
+    (folder / "whole.json").write_text(json.dumps({"plain": plain, "saved": whole, "inexact": inexact}))
+
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if len([*(folder / "killed").glob("tpunb-*")]) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with checkpointing(folder / "killed", every=EVERY):
+        cell("arrays", Kill())
+
+
+def go_on(folder, names):
+    """Train the cases from two of their checkpoints, and the one that was killed from its last."""
+    resumed = {}
+    for name in [*names, "killed"]:
+        found = checkpoints(folder / name)
+        for one in [found[-1]] if name == "killed" else [found[0], found[-2]]:
+            with resume(one, on_divergence="raise") as seen:
+                result = cell("arrays" if name == "killed" else name)
+            resumed[f"{name} {one.step}"] = {**result, "verified": seen.verified_steps}
+    with resume(checkpoints(folder / "callback")[1], exact=False):
+        resumed["callback"] = cell("callback")
+    try:
+        with resume(checkpoints(folder / "grain")[0]):
+            cell("callback")
+    except TpunbError as error:
+        resumed["other"] = str(error)
+    (folder / "resumed.json").write_text(json.dumps(resumed))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    {"save": save, "resume": go_on}[sys.argv[1]](Path(sys.argv[2]), sys.argv[3:])

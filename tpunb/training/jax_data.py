@@ -1,0 +1,272 @@
+"""The data of a ``fit`` on JAX: batches of tf.data, arrays and Grain as Keras makes them, and the position in them.
+
+Keras on JAX begins a pass over its data with the first batch, so that its iterators are opened then. On a GPU or TPU it
+draws one batch ahead; here none is, so that a position is that of the batches trained on.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpunb.text import format_error, plain
+from tpunb.training import constants, seeds
+from tpunb.training.fit_data import FitData
+from tpunb.training.passes import CountingDataset
+
+
+class Feed:
+    """Batches of an iterator in the form in which Keras passes them to a step on JAX.
+
+    Attributes
+    ----------
+    source
+        Iterator of the data; None before the first batch.
+    shapes
+        Tree of the shapes and types of the first batch; None before it.
+    noted
+        Batches since this list was set; None to note none.
+    """
+
+    def __init__(self, adapter: Any, begin: Callable[[], Iterator[Any]]) -> None:
+        self._adapter, self._begin = adapter, begin
+        self.source: Any = None
+        self.shapes: Any = None
+        self.noted: list[Any] | None = None
+        self._batches: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        import jax
+
+        self.opened()
+        assert self._batches is not None
+        batch = next(self._batches)
+        if self.shapes is None:
+            self.shapes = jax.tree.map(_shape, batch)
+        if self.noted is not None:
+            self.noted.append(batch)
+        return batch
+
+    def opened(self) -> Any:
+        """Return the iterator of the data, which is created if necessary."""
+        if self.source is None:
+            self.move(self._begin())
+        return self.source
+
+    def move(self, source: Any) -> None:
+        """Take the next batches from another iterator."""
+        self.source, self._batches = source, _on_device(_converted(self._adapter, source))
+
+
+class JaxData(FitData):
+    """The data of a fit on JAX and the position in them; Keras holds a `Feed`, and `iterator` is its source."""
+
+    _feed: Feed | None = None  # of the steps
+    _is_graph = False  # of tf.data
+
+    def attach(self, epochs: Any, listened: Callable[[Any], Any]) -> None:
+        """Take the data when Keras has prepared them; `listened` may replace a dataset by one with its elements."""
+        import keras
+        from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+        from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+
+        self.epochs, adapter = epochs, epochs.data_adapter
+        self._is_graph = isinstance(adapter, TFDatasetAdapter)
+        if keras.distribution.distribution() is not None:
+            self._is_graph, self.reason = False, "the training is distributed over devices (keras.distribution)"
+            return
+        if self._is_graph:
+            epochs._distributed_dataset = adapter._dataset
+            super().attach(epochs, listened)
+        elif isinstance(adapter, ArrayDataAdapter):
+            self.fingerprint = _of_arrays(adapter)
+            self.passes = epochs._distributed_dataset = _Passes(lambda: ArrayPass(adapter))
+        elif type(adapter).__name__ == "GrainDatasetAdapter":
+            self.passes = epochs._distributed_dataset = _Passes(lambda: iter(adapter.get_jax_iterator()))
+        else:
+            fed = next((each for each in map(vars(adapter).get, ("py_dataset", "_dataloader")) if each), adapter)
+            self.reason = (
+                f"{plain(type(fed).__name__)}: Python code feeds it, which may have state "
+                "(give fit arrays, a tf.data.Dataset or a Grain dataset)"
+            )
+            return
+        epochs._get_iterator = lambda: Feed(adapter, lambda: iter(epochs._distributed_dataset))
+
+    def begin(self, iterators: int, used: int) -> None:
+        """Proceed in the orders of the data as if iterators had been created, and some of them used."""
+        if self._is_graph:
+            super().begin(iterators, used)
+        else:
+            self.passes.begin(iterators)
+
+    def current(self, held: Any) -> Any:
+        """Return the iterator that feeds the steps in place of the one that Keras holds."""
+        if not isinstance(held, Feed):
+            return held
+        self._feed = held
+        return held.opened()
+
+    def fed(self, iterator: Any) -> Any:
+        """Return the batches of an iterator as a step takes them."""
+        return iterator if self._feed is None else self._feed
+
+    @property
+    def shapes(self) -> Any:
+        """Tree of the shapes and types of the first batch; None before it."""
+        return None if self._feed is None else self._feed.shapes
+
+    @property
+    def _kept(self) -> Any:
+        feed = super()._kept
+        return feed.source if isinstance(feed, Feed) else feed
+
+    def _feed_from(self, iterator: Any) -> None:
+        assert self._feed is not None
+        self.iterator = iterator
+        self._feed.move(iterator)
+
+    def _try_save(self, iterator: Any) -> str:
+        return super()._try_save(iterator) if self._is_graph else _state_of(iterator)[0]
+
+    def _write_position(self, folder: Path, live: Any, drawn: int) -> tuple[str, dict[str, Any]]:
+        return super()._write_position(folder, live, drawn) if self._is_graph else _state_of(live)
+
+    def _read_position(self, saved: Mapping[str, Any]) -> int:
+        assert self.start is not None
+        if (state := saved["position"].get("state")) is None and self._is_graph:
+            return super()._read_position(saved)
+        try:
+            self.iterator.set_state(base64.b64decode(state["bytes"]) if "bytes" in state else state["json"])
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise self.start.different_data(f"its position cannot be restored ({format_error(error)})") from error
+        return 0
+
+
+class ArrayPass:
+    """A pass over arrays, in the order that NumPy's random state gives it when its first batch is drawn."""
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = copy(adapter)
+        self._adapter._get_iterator = self._sliced
+        self._random: dict[str, Any] | None = None  # when it began
+        self._drawn, self._is_skipping = 0, False
+        self._batches = self._adapter.get_jax_iterator()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._random = self._random or seeds.host_random_state()
+        batch = next(self._batches)
+        self._drawn += 1
+        return batch
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the position as JSON values."""
+        return {"random": self._random, "drawn": self._drawn}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Proceed to a position; the batches before it are not read, and the random state stays."""
+        present = seeds.host_random_state()
+        self._is_skipping = True
+        try:
+            seeds.set_host_random_state(state["random"] or present)
+            for _ in range(state["drawn"]):
+                next(self)
+        finally:
+            self._is_skipping = False
+            seeds.set_host_random_state(present)
+
+    def _sliced(self, slice_batch: Callable[..., Any], inputs: Any) -> Iterator[Any]:
+        def sliced(part: Any, indices: Any = None) -> Any:
+            return None if self._is_skipping else slice_batch(part, indices=indices)
+
+        batches: Iterator[Any] = type(self._adapter)._get_iterator(self._adapter, sliced, inputs)
+        return batches
+
+
+class _Passes(CountingDataset):
+    """Passes whose order depends on no pass before."""
+
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        super().__init__(None)
+        self._begin = begin
+
+    def pass_from(self, number: int) -> Iterator[Any]:
+        return self._begin()
+
+    def begin(self, iterators: int) -> None:
+        self.iterators = iterators
+
+
+def batches_of(iterator: Any) -> Feed:
+    """Return the batches of an iterator of ``tf.data`` as ``fit`` passes them to a step."""
+    from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+
+    feed = Feed(TFDatasetAdapter.__new__(TFDatasetAdapter), lambda: iterator)
+    feed.opened()
+    return feed
+
+
+def _converted(adapter: Any, source: Any) -> Iterator[Any]:
+    """Return the batches of an iterator of ``tf.data`` as Keras converts them; others are converted already."""
+    if not hasattr(source, "element_spec"):
+        return iter(source)
+    held = copy(adapter)
+    held._dataset = source
+    converted: Iterator[Any] = held.get_jax_iterator()
+    return converted
+
+
+def _on_device(batches: Iterator[Any]) -> Iterator[Any]:
+    """Return batches that Keras would transfer before the step, on another device than a CPU."""
+    import jax
+    from keras.src.backend.jax.trainer import _distribute_data
+
+    return batches if jax.default_backend() == "cpu" else map(_distribute_data, batches)
+
+
+def _shape(array: Any) -> Any:
+    import jax
+
+    struct: Any = jax.ShapeDtypeStruct
+    try:
+        return struct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
+    except (AttributeError, TypeError):  # a number, or what the step refuses
+        return array
+
+
+def _state_of(iterator: Any) -> tuple[str, dict[str, Any]]:
+    """Return why the state of an iterator cannot be saved, or "", and its metadata."""
+    if iterator is None:
+        return "", {}
+    try:
+        state = iterator.get_state()
+        encoded = {"bytes": base64.b64encode(state).decode()} if isinstance(state, bytes) else {"json": state}
+        json.dumps(encoded)
+    except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
+        return f"{plain(type(iterator).__name__)}: its state cannot be saved ({format_error(error)})", {}
+    return "", {"state": encoded}
+
+
+def _of_arrays(adapter: Any) -> str:
+    """Return a fingerprint of the arrays of a fit and of the order in which they are read."""
+    import keras
+    from keras.src.trainers.data_adapters import array_slicing
+
+    parts = keras.tree.flatten(array_slicing.convert_to_sliceable(adapter._inputs, target_backend="numpy"))
+
+    def rows(part: Any, at: Any) -> Any:
+        return np.asarray(part.convert_to_numpy(part[np.asarray(at)]))
+
+    readers = [lambda at, part=part: rows(part, at) for part in parts if part is not None]
+    return constants.of_rows(readers, adapter._num_samples, repr((adapter._batch_size, adapter._shuffle)))
