@@ -144,7 +144,7 @@ def test_without_fingerprints_a_resumed_fit_is_not_verified(tmp_path, numbers):
 
 def test_an_error_in_a_fingerprint_leaves_the_fit_unchanged(tmp_path, numbers, monkeypatch):
     whole = train(numbers)
-    for name in ("_of_batch", "digest", "_has_plain_batches"):
+    for name in ("of_arrays", "digest", "_has_plain_batches"):
         with monkeypatch.context() as patch, pytest.warns(match="saving and tuning ended with an error"):
             patch.setattr(fingerprints, name, None)
             with checkpointing(tmp_path / name, every=5):
@@ -161,7 +161,7 @@ def test_an_error_in_the_data_ends_the_fit_as_without_checkpoints(tmp_path, numb
 
 def test_samples_of_a_batch():
     def of(*arrays):
-        return fingerprints._of_batch([tf.constant(each) for each in arrays])
+        return fingerprints.of_arrays(arrays)
 
     large = np.zeros((64, 4096), "f")
     changed = large.copy()
