@@ -1,4 +1,4 @@
-"""Fits of Keras on JAX that are saved and resumed by the same cell: a program, run in processes of its own."""
+"""Fits of Keras on JAX that are saved and resumed by the same cell: a program, run with ``KERAS_BACKEND=jax``."""
 
 import json
 import os
@@ -7,8 +7,6 @@ import sys
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
-
-os.environ["KERAS_BACKEND"] = "jax"
 
 import grain
 import jax

@@ -1,6 +1,7 @@
 """Fits of Keras on JAX resume bit for bit in a new process, or their checkpoints say why not; and they are tuned."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -25,7 +26,8 @@ REASONS = {
 
 
 def run(*arguments, killed=False):
-    ended = subprocess.run([sys.executable, FITS, *map(str, arguments)], capture_output=True, text=True, check=False)
+    command, environment = [sys.executable, FITS, *map(str, arguments)], {**os.environ, "KERAS_BACKEND": "jax"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == (-9 if killed else 0), ended.stderr[-3000:]
 
 
