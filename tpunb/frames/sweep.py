@@ -367,7 +367,7 @@ class Sweep(Tabular):
         step, size = (_over(pl.col(each).log(2).diff(), others) for each in ("step_ps", name))
         rows = self.ok.filter(pl.col(name) > 0).sort(name).select(slope=step / size).drop_nulls()
         slope = median(rows["slope"])
-        return None if slope is None else f"twice the {plain(name)} costs {2**slope:.2g}x"
+        return None if slope is None else f"twice the {plain(name)} costs {2**slope:.1f}x"
 
     def _terms(self, rows: pl.DataFrame, *, log: bool) -> dict[str, Any]:
         """Return the parameters as arrays, those of text as one per value."""

@@ -39,6 +39,8 @@ def checkpointing(
 ) -> Iterator[Saving]:
     """Save an unmodified ``model.fit(data, ...)`` in the block, for `resume` (paper IV.C).
 
+    A loop of its own is saved if it draws its batches by ``run.batches(data, state=state)``.
+
     If the position in the data cannot be saved (a Python generator, random operations in a map), a warning names the
     operation before training begins, and the checkpoints are not exact. An unseeded shuffle gets a random seed, which
     is saved. Nothing is overwritten, and without `keep` nothing is removed.
@@ -93,6 +95,8 @@ def resume(
     checkpoint: Checkpoint | str | os.PathLike[str], *, exact: bool = True, on_divergence: OnDivergence = "warn"
 ) -> Iterator[Resumed]:
     """Continue the ``model.fit(data, ...)`` of the block from a checkpoint, as if it had not been interrupted.
+
+    A loop over ``run.batches(data, state=state)`` continues likewise, with its `state` restored.
 
     Run the cell that was saved, in the same process or a new one: `fit` keeps its arguments, and begins with the epoch
     and step of the checkpoint. Its history holds the epochs from there on. Fits of the block before it return their
