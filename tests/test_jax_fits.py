@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 FITS = Path(__file__).with_name("jax_fits.py")
-QUICK = ("shuffled", "several a turn", "scheduled", "arrays", "grain")
-SLOW = ("seeded", "repeated", "unknown length", "arrays in batches", "loader", "transferred")
+QUICK = ("shuffled", "scheduled", "arrays", "grain")
+SLOW = ("several a turn", "seeded", "repeated", "unknown length", "arrays in batches", "loader", "transferred")
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("jax", "grain", "keras", "tensorflow")), reason="jax is not installed"

@@ -115,7 +115,7 @@ def test_latency_and_throughput_share_an_axis():
         (64, 1.0, 3.0, 0.9),
         (128, 2.0, 3.0, 1.8),
     ]
-    assert rows[0]["about"] == "batch 16: median 1 ms, p95 3 ms, 16k examples/s"
+    assert rows[0]["about"] == "batch 16: median 1 ms, p95 3 ms, 16k per second"
     panels = chart.to_dict()["vconcat"]
     assert [panel["layer"][1]["encoding"]["y"]["title"] for panel in panels] == [
         "step time (ms)",

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from tpunb.errors import IncompatibleRuns
+from tpunb.errors import BadProfile, IncompatibleRuns
 from tpunb.frames.sweep import Sweep
 from tpunb.workloads import sweep_process, sweeping
 from tpunb.workloads.sweeping import sweep
@@ -16,14 +16,14 @@ from tpunb.workloads.sweeping import sweep
 keras = pytest.importorskip("keras")
 
 
-def dense(batch=32, width=8, compiled=True, value=1.0):
+def dense(batch=32, width=8, compiled=True, fill=1.0):
     """Return a model and a batch."""
     import keras
 
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(width), keras.layers.Dense(1)])
     if compiled:
         model.compile("sgd", "mse")
-    return model, (np.full((batch, 4), value, "float32"), np.ones((batch, 1), "float32"))
+    return model, (np.full((batch, 4), fill, "float32"), np.ones((batch, 1), "float32"))
 
 
 def added(size=10, kind="sound"):
@@ -126,9 +126,9 @@ def test_latency_waits_for_each_prediction_and_needs_no_compiled_model(few):
 
 
 def test_a_model_that_cannot_be_trained_and_a_loss_that_is_no_number(few):
-    found = sweep(dense, budget=30, compiled=[False, True], value=[1.0, float("nan")])
+    found = sweep(dense, budget=30, compiled=[False, True], fill=[1.0, float("nan")])
     assert found.frame["state"].to_list() == [*["failed: TypeError: the model is not compiled"] * 2, "ok", "ok"]
-    assert found.metadata == {"loss is not finite": "{'compiled': True, 'value': nan}"}  # timed all the same
+    assert found.metadata == {"loss is not finite": "{'compiled': True, 'fill': nan}"}  # timed all the same
 
 
 def test_a_loop_of_its_own_is_stepped(few):
@@ -170,7 +170,7 @@ def test_an_interrupt_keeps_what_was_measured(monkeypatch):
     [
         ({}, "The grid of sweep must have a point. No parameter was given."),
         ({"batch": []}, "The grid of sweep must have a point. The batch parameter has no values."),
-        ({"bach": [1]}, "build has no parameter 'bach', only batch, width, compiled, value. Did you mean 'batch'?"),
+        ({"bach": [1]}, "build has no parameter 'bach', only batch, width, compiled, fill. Did you mean 'batch'?"),
         ({"batch": [1], "mode": "fit"}, "The mode parameter of sweep must be 'train' or 'predict'. Got 'fit' instead."),
         ({"batch": [1], "budget": 0}, "The budget parameter of sweep must be above 0 seconds. Got 0 instead."),
     ],
@@ -179,5 +179,7 @@ def test_wrong_grids_are_refused_before_anything_runs(options, problem):
     with pytest.raises(ValueError) as caught:  # noqa: PT011  the message is compared whole
         sweep(dense, **options)
     assert str(caught.value) == problem
+    with pytest.raises(BadProfile, match="the parameter 'value' has the name of another column"):
+        sweep(lambda value: None, value=[1])
     with pytest.raises(TypeError, match="must be a function of the parameters"):
         sweep(3, batch=[1])

@@ -212,7 +212,7 @@ def latency(sweep: Sweep, parameter: str = "batch") -> VConcatPicture:
     about = [
         f"{parameter} {row['value']:,.10g}: median {duration(row['step_ps'])}"
         + (f", p95 {duration(row['p95_ps'])}" if row["p95_ps"] is not None else "")
-        + (f", {_number('examples_per_s', row['examples_per_s'])} examples/s" if row["examples_per_s"] else "")
+        + (f", {_number('examples_per_s', row['examples_per_s'])} per second" if row["examples_per_s"] else "")
         for row in rows.iter_rows(named=True)
     ]
     rows = rows.with_columns(pl.col(columns[:4]) / 1e9, about=pl.Series(about))

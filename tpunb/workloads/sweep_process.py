@@ -31,7 +31,7 @@ class PointProcess:
     Parameters
     ----------
     setup
-        What all points have in common; `memory` is set to a share of what is free when the process starts.
+        What all points have in common; `memory` is set to what is free when the process starts.
     watts
         Power of the device now, sampled while a point is measured; None without a meter.
     """
@@ -100,7 +100,8 @@ class PointProcess:
         """Start the process, and wait until it has imported what it needs."""
         import cloudpickle
 
-        self.limit = int(SHARE * psutil.virtual_memory().available)
+        free = psutil.virtual_memory().available
+        self.limit = int(SHARE * free)
         replies: queue.Queue[Any] = queue.Queue()
         self._replies = replies
         self._process = process = subprocess.Popen(
@@ -113,7 +114,7 @@ class PointProcess:
         )
         assert process.stdin is not None
         paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109
-        process.stdin.write(pickle.dumps(paths) + cloudpickle.dumps(self._setup._replace(memory=self.limit)))
+        process.stdin.write(pickle.dumps(paths) + cloudpickle.dumps(self._setup._replace(memory=free)))
         process.stdin.flush()
 
         def read() -> None:

@@ -80,6 +80,8 @@ def sweep(
     ------
     ValueError
         When the grid is empty, names a parameter that `build` does not have, or `mode` is another.
+    BadProfile
+        When a parameter has the name of a column of a sweep or its answers, such as "dtype" or "value".
     TypeError
         When `build` is no function.
     IncompatibleRuns
@@ -93,6 +95,7 @@ def sweep(
         raise ValueError(f"The budget parameter of sweep must be above 0 seconds. Got {budget!r} instead.")
     points = _points(build, grid)
     measuring = _Measuring(Setup(build, step, mode, 0), tuple(grid), [_Point(values) for values in points], watts)
+    measuring.result()  # raises what is wrong with the names and values of the grid, before anything runs
     if into is not None and Path(into).exists():
         measuring.continue_from(Sweep.read(into))
     measuring.run(float(budget), None if into is None else Path(into))

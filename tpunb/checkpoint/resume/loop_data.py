@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tpunb.checkpoint.resume.custom_loops import read_state, write_state
-from tpunb.text import format_error, plain
+from tpunb.text import format_error, plain, plural
 from tpunb.tfdata import position, rewrite
 from tpunb.tfdata.graph import graph_or_none, too_large
 from tpunb.tfdata.restored import advances, buffered_bytes, late_shuffles, not_restored, only_checks, unseeded
@@ -112,7 +112,7 @@ class _Indexed(LoopData):
 
     def resume(self, start: FitStart, saved: Mapping[str, Any], *, ended: bool) -> None:
         if saved["length"] != len(self.data):
-            raise start.different_data(f"it had {saved['length']} batches, now {len(self.data)}")
+            raise start.different_data(f"it had {plural(saved['length'], 'element')}, now {len(self.data)}")
         self._take(_from_index(self.data, saved["drawn"]))
 
 
