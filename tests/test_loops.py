@@ -196,7 +196,7 @@ def test_what_the_state_lacks_is_a_divergence_that_is_named(tmp_path):
 def test_other_data_are_an_error_or_a_divergence(tmp_path):
     whole = saved(tmp_path, BATCHES, every=EVERY)
     one = checkpoints(tmp_path)[0]
-    with pytest.raises(TpunbError, match="it had 12 batches, now 11"), resume(one):
+    with pytest.raises(TpunbError, match="it had 12 elements, now 11"), resume(one):
         train(BATCHES[:11])
     with pytest.raises(TpunbError, match="the data are of another kind"), resume(one):
         train(drawn())
