@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,16 @@ def pytest_configure(config):
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests that take minutes too")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """Begin each test with the global seeds of a new process, whatever earlier tests of this process have set."""
+    if "tensorflow" in sys.modules:
+        from tpunb.training import seeds
+
+        sys.modules["tensorflow"].random.set_seed(None)
+        seeds.forget_keras_generator()
 
 
 @pytest.hookimpl(trylast=True)
@@ -86,12 +97,3 @@ def shots(tmp_path_factory):
     folder = Path(os.environ.get("TPUNB_SHOTS") or tmp_path_factory.mktemp("shots"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-@pytest.fixture
-def no_seed_for_all():
-    """TensorFlow's global seed and Keras' generator as a new process has them, whatever other tests did."""
-    from tpunb.training import seeds
-
-    pytest.importorskip("tensorflow").random.set_seed(None)
-    seeds.forget_keras_generator()

@@ -15,7 +15,6 @@ from tpunb.training.passes import ArrayBatches
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = pytest.mark.usefixtures("no_seed_for_all")
 
 COUNT = 22  # five batches and a part of one
 

@@ -13,8 +13,6 @@ from tpunb.training.state import OPTIMIZER, optimizers_of, variables_by_part
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = pytest.mark.usefixtures("no_seed_for_all")
-
 
 def part(units, *layers):
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(units, kernel_initializer="ones"), *layers])

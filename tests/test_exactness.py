@@ -15,7 +15,6 @@ from tpunb.tuning.results import Tuning
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = pytest.mark.usefixtures("no_seed_for_all")
 
 BATCH = 4
 

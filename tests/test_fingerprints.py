@@ -15,8 +15,6 @@ from tpunb.training import fingerprints
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = pytest.mark.usefixtures("no_seed_for_all")
-
 
 class Scaled(keras.layers.Layer):
     """A layer whose factor is read from Python at each eager step."""

@@ -10,7 +10,7 @@ from test_exactness import BATCH, resumes, rows, sampled, saved, trained, twice
 from tpunb.checkpoint.resume import resume
 from tpunb.tfdata.graph import graph_or_none
 from tpunb.tfdata.restored import buffered_bytes
-from tpunb.training import positions, seeds
+from tpunb.training import positions
 
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
@@ -27,10 +27,7 @@ class Clock:
 
 
 @pytest.fixture(autouse=True)
-def no_seed_for_all(monkeypatch):
-    """TensorFlow's global seed as a new process has it; every buffer counts as large."""
-    tf.random.set_seed(None)
-    seeds.forget_keras_generator()
+def every_buffer_is_large(monkeypatch):
     monkeypatch.setattr(positions, "LARGE", 0)
     monkeypatch.setattr(positions, "_SHARE", 0.25)
 

@@ -51,12 +51,6 @@ def ranged():
     return tf.data.Dataset.range(11)
 
 
-@pytest.fixture(autouse=True)
-def no_seed_for_all():
-    """TensorFlow's global seed as a new process has it: unset, whatever other tests did."""
-    tf.random.set_seed(None)
-
-
 # ---- what is read
 
 

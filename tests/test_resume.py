@@ -36,12 +36,6 @@ def cut_and_resumed(top, names):
     return top, whole, json.loads((top / "resumed.json").read_text())
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_seed_for_all():
-    """TensorFlow's global seed as a new process has it: unset, whatever other tests did."""
-    tf.random.set_seed(None)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     return cut_and_resumed(tmp_path_factory.mktemp("runs"), QUICK)

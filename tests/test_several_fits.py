@@ -12,8 +12,6 @@ from tpunb.errors import TpunbError
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = pytest.mark.usefixtures("no_seed_for_all")
-
 
 def transferred(data, unfreeze=True):
     """Train a head, then the whole model with another optimizer; return the histories, the losses and the weights."""
