@@ -30,6 +30,7 @@ _PATIENCE_S = 60.0
 _ROUND_S = 0.1  # for the blocks of a cheap point in a round
 _BLOCKS = 5  # at most
 _FEWEST, _MOST = 8, 60  # rounds, if the budget lasts
+_SIX = 6  # rounds, of which the least and the greatest contain the median at 95 %
 _NARROW = 0.02  # width of an interval by its median, at which all is known
 _CROWDED = 0.6  # share of the memory limit at which the points that are built are dropped
 
@@ -283,8 +284,8 @@ def _figures(taken: StepTime, row: Mapping[str, Any], cpu: Device | None) -> dic
     """Return what follows from the time of a step and the facts of a point."""
     figures: dict[str, Any] = {
         "step_ps": round(taken.median * 1e12),
-        "low_ps": round(taken.low * 1e12),
-        "high_ps": round(taken.high * 1e12),
+        "low_ps": round(taken.low * 1e12) if row["rounds"] >= _SIX else None,
+        "high_ps": round(taken.high * 1e12) if row["rounds"] >= _SIX else None,
         "examples_per_s": row["examples"] / taken.median if row["examples"] else None,
     }
     device = (
