@@ -276,6 +276,40 @@ COLLECTIVES = _frame(
     bus_bandwidth=Column(_FLOAT, "Bytes per second over the links of a device, as in NCCL's tests, or null."),
 )
 
+HOST_OPS = _frame(
+    "HOST_OPS",
+    "One row per (host, op, side) of a job, over all its steps.",
+    host=_HOST._replace(dtype=NAME),
+    op=_OP,
+    side=_SIDE,
+    count=_COUNT,
+    total_ps=_TOTAL,
+    self_ps=_SELF,
+)
+
+HOST_COLLECTIVES = _frame(
+    "HOST_COLLECTIVES",
+    "One row per (host, step, program, name, instance) of a collective in a job.",
+    host=_HOST._replace(dtype=NAME),
+    step=_STEP,
+    program=_PROGRAM,
+    name=Column(NAME, 'Name of the HLO instruction or kernel, such as "all-reduce.1".'),
+    instance=Column(_INT, "Number of the run of this instruction in the step, from 1, 0 if it began before the step."),
+    device=Column(NAME, "Device of the host that arrived last: the one with the shortest run."),
+    start_ps=Column(
+        _INT, "Start of that run by the clock of the host, in picoseconds since the origin of the profile."
+    ),
+    dur_ps=Column(_INT, "Duration of that run in picoseconds, in which the host waits for others."),
+    groups=Column(NAME, 'Replica groups as HLO text, such as "{{0,1},{2,3}}", or null.'),
+)
+
+LOST = _frame(
+    "LOST",
+    "One row per host, or file of one, that a job has no data of.",
+    what=Column(_TEXT, "Name of the file, or of the host if no file is known."),
+    reason=Column(_TEXT, "Reason in one line."),
+)
+
 INSTRUCTIONS = _frame(
     "INSTRUCTIONS",
     "One row per HLO instruction of a raw profile.",

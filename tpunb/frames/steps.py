@@ -14,6 +14,7 @@ from tpunb import schema
 from tpunb.errors import not_kept
 from tpunb.frames.conversion import Tabular
 from tpunb.frames.hardware import Device
+from tpunb.frames.host_tables import HostTables
 from tpunb.frames.wall_clock import WallClock
 from tpunb.text import plural
 
@@ -57,6 +58,8 @@ class Steps(Tabular):
         Path or URL that the run was read from.
     read_events
         Function that decodes the raw events on access; None if none were kept.
+    by_host
+        The hosts of a job, if these are the steps of the job as a whole.
     """
 
     frame: pl.DataFrame
@@ -73,6 +76,7 @@ class Steps(Tabular):
     device: Device | None = None
     source: Path | str = ""
     read_events: Callable[[], pl.DataFrame] | None = None
+    by_host: HostTables | None = None
 
     def __post_init__(self) -> None:
         frame = schema.check(self.frame, schema.STEPS, "steps").sort("host", "start_ps", "step")
