@@ -1,8 +1,8 @@
 """Roles of the hosts of a job, and which of their steps are one step of the job.
 
-Hosts that run one program have one role. They do unless one has devices and the other none; or they spend less than
-half of their time in operations that both have; or each repeats its steps exactly, and no step of one is like any step
-of the other, as in the stages of a pipeline. Hosts without operations join the first role.
+Hosts that run one program have one role. They do if both have devices, or none, and a step of one runs the operations of
+a step of the other. Without such steps they do if they spend half of their time in operations that both have, unless
+each repeats its steps exactly, as the stages of a pipeline. Hosts without operations join the first role.
 
 Steps of hosts of one role are one step if their numbers are equal and the program gave them: by annotations or by the
 step clock. Else a host is moved by the number of steps at which its steps end as far apart as those of the first host:
@@ -47,8 +47,8 @@ class Member:
         Fingerprints of the operations on its devices in steps traced in full.
     repeated
         Share of the steps traced in full whose fingerprint is that of another, 0 to 1.
-    times
-        Self time of each operation on its devices, or of the host if it has none, in picoseconds.
+    ops
+        Self time of each operation on its devices, or of the host if it has none: (op, self_ps).
     on_device
         Whether it has devices.
     """
@@ -59,8 +59,13 @@ class Member:
     ends: Ints
     prints: frozenset[int]
     repeated: float
-    times: dict[str, int]
+    ops: pl.DataFrame
     on_device: bool
+
+    @property
+    def times(self) -> dict[str, int]:
+        """`ops` by name."""
+        return dict(self.ops.select(pl.col("op").cast(pl.String), pl.col("self_ps").fill_null(0).clip(0)).iter_rows())
 
 
 def fingerprints(ops: pl.DataFrame, devices: pl.DataFrame) -> pl.DataFrame:
@@ -95,30 +100,22 @@ def members(frame: pl.DataFrame, host_ops: pl.DataFrame, collectives: pl.DataFra
     """
     end_ps = (pl.col("start_ps") + pl.col("dur_ps")).max()
     ends = collectives.group_by(pl.col("host").cast(pl.String), "step").agg(end_ps=end_ps)
-    host_ops = host_ops.with_columns(pl.col("self_ps").fill_null(0).clip(0))
-    placed = frame.join(ends, on=["host", "step"], how="left", maintain_order="left")
-    placed = placed.with_columns(pl.coalesce("end_ps", "start_ps")).sort("step")
-    known = {str(host): rows for (host,), rows in placed.partition_by("host", as_dict=True).items()}
-    times = {str(host): rows for (host,), rows in host_ops.partition_by("host", as_dict=True).items()}
-    hosts = sorted(frame["host"].unique(maintain_order=True), key=lambda host: host not in times)
-    return [_member(host, known[host], times.get(host, host_ops.clear())) for host in hosts]
-
-
-def _member(host: str, steps: pl.DataFrame, ops: pl.DataFrame) -> Member:
-    prints = steps.filter(pl.col("traced") == "full")["print"].drop_nulls()
-    on_device = ops.filter(pl.col("side") == "device")
-    times = (on_device if on_device.height else ops).select(pl.col("op").cast(pl.String), "self_ps")
-    ends = steps["end_ps"].fill_null(0).to_numpy().astype(np.int64)
-    return Member(
-        host,
-        numbered=not steps["rule"].cast(pl.String).is_in(BY_ORDER).any(),
-        steps=steps["step"].to_numpy().astype(np.int64),
-        ends=ends,
-        prints=frozenset(prints),
-        repeated=float(prints.is_duplicated().mean() or 0.0),  # type: ignore[arg-type]  # of Booleans
-        times=dict(times.iter_rows()),
-        on_device=on_device.height > 0,
+    placed = frame.join(ends, on=["host", "step"], how="left", maintain_order="left").sort("host", "step")
+    numbered = ~pl.col("rule").cast(pl.String).is_in(BY_ORDER).fill_null(value=False)
+    full = pl.col("print").filter(pl.col("traced") == "full").drop_nulls()
+    facts = placed.group_by("host", maintain_order=True).agg(
+        numbered.all().alias("numbered"), full.unique(), repeated=full.is_duplicated().mean().fill_null(0.0), n=pl.len()
     )
+    steps, times = (column.fill_null(0).to_numpy() for column in placed.select("step", pl.coalesce("end_ps", "start_ps")))
+    ops = {str(host): rows for (host,), rows in host_ops.partition_by("host", as_dict=True).items()}
+    of_host, at = dict[str, Member](), 0
+    for host, is_numbered, prints, repeated, n in facts.iter_rows():
+        rows = ops.get(host, host_ops.clear())
+        on_device = rows.filter(pl.col("side") == "device")
+        known = steps[at : at + n], times[at : at + n], frozenset(prints), repeated
+        of_host[host] = Member(host, is_numbered, *known, on_device if len(on_device) else rows, len(on_device) > 0)
+        at += n
+    return sorted((of_host[host] for host in frame["host"].unique(maintain_order=True)), key=lambda host: not len(host.ops))
 
 
 def place(roles: dict[str, Member], host: Member) -> tuple[str, int, bool]:
@@ -142,15 +139,16 @@ def place(roles: dict[str, Member], host: Member) -> tuple[str, int, bool]:
 
 def same_program(one: Member, two: Member) -> bool:
     """Return whether two hosts run one program."""
-    if not one.times or not two.times:
+    if one.ops.is_empty() or two.ops.is_empty():
         return True
     if one.on_device != two.on_device:
         return False
-    common = one.times.keys() & two.times.keys()
-    shared = sum(member.times[op] for member in (one, two) for op in common)
-    if shared < _COMMON * sum(sum(member.times.values()) for member in (one, two)):
-        return False
-    return not (min(one.repeated, two.repeated) >= _REPEATED and one.prints.isdisjoint(two.prints))
+    if not one.prints.isdisjoint(two.prints):
+        return True
+    times = [one.times, two.times]
+    common = times[0].keys() & times[1].keys()
+    shared = sum(each[op] for each in times for op in common)
+    return shared >= _COMMON * sum(sum(each.values()) for each in times) and min(one.repeated, two.repeated) < _REPEATED
 
 
 def shift_of(first: Member, host: Member) -> int | None:
