@@ -60,6 +60,8 @@ class Steps(Tabular):
         Function that decodes the raw events on access; None if none were kept.
     by_host
         The hosts of a job, if these are the steps of the job as a whole.
+    lost
+        Hosts and files without data: ``tpunb.schema.LOST``.
     """
 
     frame: pl.DataFrame
@@ -77,6 +79,7 @@ class Steps(Tabular):
     source: Path | str = ""
     read_events: Callable[[], pl.DataFrame] | None = None
     by_host: HostTables | None = None
+    lost: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.LOST))
 
     def __post_init__(self) -> None:
         frame = schema.check(self.frame, schema.STEPS, "steps").sort("host", "start_ps", "step")

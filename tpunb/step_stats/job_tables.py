@@ -142,7 +142,7 @@ def merge(parts: Sequence[JobTables]) -> JobTables:
 
 
 def _merged(one: JobTables, two: JobTables) -> JobTables:
-    two = _moved(two, 0 if None in (one.origin_ns, two.origin_ns) else (two.origin_ns - one.origin_ns) * 1000)  # type: ignore[operator]
+    two = moved(two, later(one.origin_ns, two.origin_ns))
     first, names, shifts, unmatched = dict(one.first), dict[str, str](), dict[str, int](), list[str]()
     for role, host in two.first.items():
         names[role], shifts[role], matched = roles.place(one.first, host)
@@ -165,11 +165,16 @@ def _merged(one: JobTables, two: JobTables) -> JobTables:
         roles={**one.roles, **{host: names[role] for host, role in two.roles.items()}},
         first=first,
         unmatched=tuple(dict.fromkeys([*one.unmatched, *two.unmatched, *unmatched])),
-        origin_ns=one.origin_ns,
+        origin_ns=two.origin_ns if one.origin_ns is None else one.origin_ns,
     )
 
 
-def _moved(tables: JobTables, by_ps: int) -> JobTables:
+def later(origin_ns: int | None, time_ns: int | None) -> int:
+    """Return the time since an origin in picoseconds, 0 if either is unknown."""
+    return 0 if origin_ns is None or time_ns is None else (time_ns - origin_ns) * 1000
+
+
+def moved(tables: JobTables, by_ps: int) -> JobTables:
     """Return tables whose times are later."""
     if not by_ps:
         return tables

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import polars as pl
@@ -26,7 +27,34 @@ def host_tables(steps: Steps) -> HostTables:
     rows = steps.ops.with_columns(pl.col("host").cast(schema.NAME))
     ops = rows.group_by("host", "op", "side").agg(pl.col("count", "total_ps", "self_ps").sum())
     runs = schema.empty(schema.COLLECTIVES) if steps.read_collectives is None else steps.collectives
-    return HostTables(steps.frame, ops.sort(pl.col("host", "op").cast(pl.String), "side"), last_arrivals(runs))
+    ops = ops.sort(pl.col("host", "op").cast(pl.String), "side")
+    return HostTables(steps.frame, ops, last_arrivals(runs), lost=lost(steps.frame["host"], steps.lost))
+
+
+def lost(hosts: pl.Series, files: pl.DataFrame) -> pl.DataFrame:
+    """Return ``tpunb.schema.LOST``: files, and the hosts whose number is missing among the names of the others."""
+    named = files["what"].str.replace(r"^.*/", "").to_list()
+    missing = [host for host in gaps(hosts.unique()) if not any(name.startswith(host) for name in named)]
+    rows = pl.DataFrame({"what": missing, "reason": ["no file, but hosts before and after it have one"] * len(missing)})
+    return pl.concat([files, schema.check(rows, schema.LOST, "lost")])
+
+
+def gaps(hosts: Iterable[str]) -> list[str]:
+    """Return the hosts that are missing among numbered ones, if most numbers are there.
+
+    >>> gaps(["pod-08", "pod-09", "pod-11", "pod-12"]), gaps(["a1", "a7"]), gaps(["a", "c"])
+    (['pod-10'], [], [])
+    """
+    parts = [re.fullmatch(r"(.*?)(\d{1,9})", host) for host in hosts]
+    named = {int(part[2]): part for part in parts if part}
+    if len(named) < len(parts) or len({part[1] for part in named.values()}) != 1:
+        return []
+    first, count = min(named), max(named) - min(named) + 1
+    if 4 * (count - len(named)) > len(named):
+        return []
+    prefix, widths = named[first][1], {len(part[2]) for part in named.values()}
+    width = min(widths) if len(widths) == 1 else 1
+    return [f"{prefix}{number:0{width}d}" for number in range(first, first + count) if number not in named]
 
 
 def of_job(steps: Steps) -> Steps:
@@ -57,16 +85,24 @@ def _job(steps: Steps, collectives: pl.DataFrame) -> tuple[Steps, pl.DataFrame]:
     whole = job_tables.tables(steps, collectives)
     if whole.unmatched:
         warnings.warn(unmatched_message(steps.name, whole.unmatched), stacklevel=2)
-    job = job_tables.job(whole)
+    job = with_windows(job_tables.job(whole), steps.windows, steps.lost)
     of_host = job.by_host.roles if job.by_host is not None else {}
     job = replace(
         job,
         **{name: getattr(steps, name) for name in ("name", "source", "metadata", "device")},
-        windows=windows_of_roles(steps.windows, of_host),
         wall=None if steps.wall is None else _wall(steps.wall, of_host),
         whole=None if steps.whole is None else placed(steps.whole)[0],
     )
     return job, whole.frame.select(pl.col("host").replace(of_host), "step")
+
+
+def with_windows(job: Steps, windows: pl.DataFrame, files: pl.DataFrame) -> Steps:
+    """Return the steps of a job with the windows of its roles and its lost hosts, given the windows of its hosts."""
+    if job.by_host is None:
+        return job
+    missing = lost(job.by_host.frame["host"], files)
+    by_host = replace(job.by_host, lost=missing)
+    return replace(job, by_host=by_host, windows=_windows_of_roles(windows, by_host.roles), lost=missing)
 
 
 def unmatched_message(name: str, hosts: Sequence[str]) -> str:
@@ -75,7 +111,7 @@ def unmatched_message(name: str, hosts: Sequence[str]) -> str:
     return f"{name}: steps of {plural(len(hosts), 'host')} could not be matched with those of others: {shown}"
 
 
-def windows_of_roles(windows: pl.DataFrame, of_host: Mapping[str, str]) -> pl.DataFrame:
+def _windows_of_roles(windows: pl.DataFrame, of_host: Mapping[str, str]) -> pl.DataFrame:
     """Return one row per (role, window): from its first start to its last end."""
     by_role = windows.with_columns(pl.col("host").replace(of_host)).group_by("host", "window", maintain_order=True)
     end_ps, failed = pl.col("start_ps") + pl.col("dur_ps"), pl.col("error").is_not_null().all()

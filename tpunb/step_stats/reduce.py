@@ -117,6 +117,7 @@ def _reduced(profile: Profile, batches: Iterable[pl.DataFrame], rule: Callable[[
         read_events=None if profile.read_events is None else lambda: profile.events,
         read_layers=partial(_layers, profile, found),
         read_collectives=partial(collectives, profile, found),
+        lost=pl.DataFrame([*profile.skipped], schema=schema.LOST, orient="row"),
         metadata={"device kind": kind} if (kind := device_kinds(profile.hardware)) else {},
     )
 

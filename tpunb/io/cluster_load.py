@@ -1,0 +1,130 @@
+"""Load the hosts of a job as statistics: some files at a time in this process, or on the workers of a Dask cluster.
+
+Files go to workers by name, and statistics of some hosts come back (:mod:`tpunb.io.job_parts`); raw events stay where
+they are. Parts are merged in the order of the files, so the result is the same wherever they were reduced.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import polars as pl
+
+from tpunb import schema
+from tpunb.errors import BadProfile
+from tpunb.frames import Profile, Steps
+from tpunb.frames.profile import device_kinds
+from tpunb.io import host_files, logdir
+from tpunb.io.job_parts import Numbered, Part, reduced
+from tpunb.io.storage import Location
+from tpunb.step_stats import job_tables, merge_hosts
+
+_FILES, _BYTES = 40, 16 << 20  # of a part, at most
+
+
+class Engine(Protocol):
+    """Where parts are reduced."""
+
+    def parts(self, chunks: Sequence[Numbered]) -> Iterator[Part]:
+        """Yield the parts of files in order."""
+
+    def part(self, chunk: Numbered) -> Part:
+        """Return one part."""
+
+
+class Here:
+    """This process."""
+
+    def __init__(self, bar: logdir.Bar) -> None:
+        self.part = partial(reduced, bar=bar)
+
+    def parts(self, chunks: Sequence[Numbered]) -> Iterator[Part]:
+        return map(self.part, chunks)
+
+
+def read(files: Sequence[Location], name: str, source: Any, engine: Engine | None = None) -> Profile:
+    """Read many files of a job as one profile of statistics.
+
+    Parameters
+    ----------
+    files
+        Raw files, one per host and session, or run folders, one per process.
+    name, source
+        Of the profile.
+    engine
+        Where they are reduced: in this process by default.
+
+    Raises
+    ------
+    BadProfile
+        When no file can be read; the message names the first.
+    """
+    chunks = [[(number, files[number]) for number in chunk] for chunk in chunked(files)]
+    with closing(logdir.Bar(files)) as bar:
+        engine = engine or Here(bar)
+        total = Part()
+        for chunk, part in zip(chunks, engine.parts(chunks), strict=True):
+            known = {**total.files, **part.files}
+            odd = host_files.strangers([*known.values()])
+            strange = {number: reason for at, reason in odd.items() if (number := [*known][at]) in part.files}
+            if strange:  # their statistics are in sums over hosts
+                part = engine.part([file for file in chunk if file[0] not in strange])
+            total += replace(part, lost={**part.lost, **strange})
+    several = len({file.session for file in files}) > 1
+    lost = [logdir.skipped_file(files[number], total.lost[number], session=several) for number in sorted(total.lost)]
+    if not total.files:
+        raise BadProfile(f"{files[0]}: {lost[0][1]}", hint=f"none of {len(files)} files could be read")
+    return _profile(total, name, source, lost)
+
+
+def chunked(files: Sequence[Location]) -> list[list[int]]:
+    """Return the numbers of the files of each part."""
+    chunks: list[list[int]] = []
+    room = 0
+    for number, file in enumerate(files):
+        size = int(file.info.get("size") or 0)
+        if not chunks or room < size or len(chunks[-1]) == _FILES:
+            chunks.append([])
+            room = _BYTES
+        chunks[-1].append(number)
+        room -= max(size, 1)
+    return chunks
+
+
+def _profile(total: Part, name: str, source: Any, lost: Sequence[tuple[str, str]]) -> Profile:
+    roles = {} if total.tables is None else total.tables.roles
+    files = [replace(file, role=roles.get(str(number), "")) for number, file in total.files.items()]
+    names = dict(zip(map(str, total.files), host_files.distinct(files), strict=True))
+    starts = [file.start_ns for file in files]
+    origin_ns = None if total.origin_ns is None or None in starts else min(starts)
+    by_ps = job_tables.later(origin_ns, total.origin_ns)
+    sessions = {session: number for number, session in enumerate(dict.fromkeys(file.session for file in files))}
+    host = pl.col("host").replace(names)
+    windows = total.windows.with_columns(pl.col("start_ps") + by_ps, host=host)
+    hardware = total.hardware.with_columns(host=host)
+    rows = schema.check(pl.DataFrame([*lost], ["what", "reason"], orient="row"), schema.LOST, "lost")
+    if total.tables is None:
+        stored = Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS), windows=windows, name=name, lost=rows)
+    else:
+        tables = job_tables.renamed(job_tables.moved(total.tables, by_ps), names)
+        if tables.unmatched:
+            warnings.warn(merge_hosts.unmatched_message(name, tables.unmatched), stacklevel=4)
+        by_session = windows.with_columns(window=pl.Series([sessions[file.session] for file in files], dtype=pl.Int64))
+        stored = merge_hosts.with_windows(job_tables.job(tables), by_session, rows)
+        kind = device_kinds(hardware)
+        stored = replace(stored, name=name, source=source, metadata={"device kind": kind} if kind else {})
+    return Profile(
+        name=name,
+        source=source,
+        windows=windows,
+        hardware=hardware,
+        span_ps=int(windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0),
+        origin_ns=origin_ns,
+        stored=stored,
+        skipped=tuple(lost),
+    )

@@ -1,0 +1,196 @@
+"""Parts of a job: some of its files, reduced to statistics that can be merged. What a worker computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from typing import Any
+
+import polars as pl
+
+from tpunb import schema
+from tpunb.errors import BadProfile, TpunbError
+from tpunb.frames import Profile
+from tpunb.io import logdir, run_folder, storage, xplane
+from tpunb.io.host_files import HostFile
+from tpunb.io.storage import Bytes, Location
+from tpunb.io.xplane import XSpaceFacts
+from tpunb.step_stats import job_tables, merge_hosts
+from tpunb.step_stats.job_tables import JobTables
+from tpunb.step_stats.reduce import with_collectives
+
+_FETCHES = 8  # parallel downloads
+
+Numbered = Sequence[tuple[int, str | Location]]
+"""Files or run folders by number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some files of a job, reduced.
+
+    Parameters
+    ----------
+    tables
+        Statistics of their hosts, each named after the number of its file; None without steps.
+    files
+        The files that were read, by number.
+    windows
+        ``tpunb.schema.WINDOWS``, one row per file.
+    hardware
+        ``tpunb.schema.HARDWARE``.
+    lost
+        Why a file gives no host, by number.
+    origin_ns
+        Time 0 of tables and windows in nanoseconds since the epoch; None if unknown.
+    """
+
+    tables: JobTables | None = None
+    files: Mapping[int, HostFile] = field(default_factory=dict)
+    windows: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.WINDOWS))
+    hardware: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.HARDWARE))
+    lost: Mapping[int, str] = field(default_factory=dict)
+    origin_ns: int | None = None
+
+    def __add__(self, other: Part) -> Part:
+        tables = [part.tables for part in (self, other) if part.tables is not None]
+        by_ps = job_tables.later(self.origin_ns, other.origin_ns)
+        return Part(
+            job_tables.merge(tables) if tables else None,
+            {**self.files, **other.files},
+            pl.concat([self.windows, other.windows.with_columns(pl.col("start_ps") + by_ps)]),
+            pl.concat([self.hardware, other.hardware]),
+            {**self.lost, **other.lost},
+            other.origin_ns if self.origin_ns is None else self.origin_ns,
+        )
+
+
+def reduced(files: Numbered, bar: Any = lambda _: None) -> Part:
+    """Return some files reduced: what a worker does."""
+    lost, contents, parts = dict[int, str](), dict[int, tuple[Location, Bytes]](), list[Part]()
+
+    def fetched(path: str | Location) -> tuple[Location, Bytes | Profile | TpunbError]:
+        file = storage.local(path) if isinstance(path, str) else path
+        try:
+            file = storage.find(path) if isinstance(path, str) else path
+            return file, run_folder.read(file, file.below()) if file.is_folder else storage.read(file, bar)
+        except TpunbError as error:
+            return file, error
+
+    remote = any(isinstance(path, Location) and path.url or "://" in str(path) for _, path in files)
+    with ThreadPoolExecutor(_FETCHES if remote else 1) as pool:
+        for (number, _), (file, answer) in zip(files, pool.map(fetched, [path for _, path in files]), strict=True):
+            if isinstance(answer, TpunbError):
+                lost[number] = str(answer).removeprefix(f"{file}: ")
+            elif isinstance(answer, Profile):
+                parts.append(_of_run(number, file, answer))
+            else:
+                contents[number] = file, answer
+    if contents:
+        parts.append(_of_events(contents))
+    return reduce(Part.__add__, parts, Part(lost=lost))
+
+
+def _of_run(number: int, file: Location, run: Profile) -> Part:
+    """Return the steps that one process stored."""
+    steps, host, key = run.stored, str(run.windows["host"].first() or file.name), pl.lit(str(number))
+    if steps is None or not len(steps):
+        return Part(lost={number: "the run has no steps"})
+    names = {name: getattr(steps, name).with_columns(host=key) for name in ("frame", "ops", "devices", "input_stages")}
+    tables = job_tables.tables(replace(steps, **names), schema.empty(schema.HOST_COLLECTIVES), run.origin_ns)
+    events, numbers = int(run.windows["events"].sum()), frozenset(steps.frame["step"])
+    facts = HostFile(file.name, file.session, host, None, None, events, numbers)
+    window = (str(number), number, 0, run.span_ps, run.span_ps, int(run.windows["bytes"].sum()), events, len(steps))
+    return Part(tables, {number: facts}, _windows([window]), run.hardware.with_columns(host=key), {}, run.origin_ns)
+
+
+def _windows(rows: Sequence[tuple[Any, ...]]) -> pl.DataFrame:
+    return pl.DataFrame([(*row, None, None) for row in rows], schema=schema.WINDOWS, orient="row")
+
+
+def _of_events(contents: Mapping[int, tuple[Location, Bytes]]) -> Part:
+    """Return the statistics of raw files."""
+    events, facts, origin_ns, lost = _decoded(contents)
+    if not facts:
+        return Part(lost=lost)
+    moves = {number: job_tables.later(origin_ns, each.start_ns) for number, each in facts.items()}
+    hardware = pl.concat([each.hardware for each in facts.values()])
+    profile = Profile(
+        name="part",
+        source="",
+        windows=schema.empty(schema.WINDOWS),
+        hardware=hardware,
+        span_ps=0,
+        read_events=lambda: events,
+        read_details=partial(_details, events, {number: contents[number] for number in facts}, moves),
+    )
+    steps, runs = with_collectives(profile)
+    lost |= dict.fromkeys(facts.keys() - {int(host) for host in steps.frame["host"].unique()}, "no steps found")
+    end_ps = (pl.col("start_ps") + pl.col("dur_ps")).max()
+    spans = events.group_by(pl.col("host").cast(pl.String)).agg(
+        pl.len(), pl.col("start_ps").min(), end_ps.alias("end_ps"), pl.col("step_num").drop_nulls().unique()
+    )
+    of_host = {int(host): facts for host, *facts in spans.iter_rows()}
+    files, rows = dict[int, HostFile](), []
+    for number, each in facts.items():
+        (file, data), (count, begin, end, numbers) = contents[number], of_host.get(number, (0, 0, 0, []))
+        begin = min(moves[number], begin)
+        dur = end - begin
+        if each.start_ns is not None and each.stop_ns is not None:
+            begin, dur = moves[number], (each.stop_ns - each.start_ns) * 1000
+        host = each.hosts[0] if each.hosts else ""
+        files[number] = HostFile(
+            file.name, file.session, host, each.start_ns, each.stop_ns, count, frozenset(numbers)
+        )
+        rows.append((str(number), number, begin, dur, dur, len(data), count, len(numbers)))
+    tables = job_tables.tables(steps, merge_hosts.last_arrivals(runs), origin_ns) if len(steps) else None
+    return Part(tables, files, _windows(rows), hardware, lost, origin_ns)
+
+
+def _decoded(
+    contents: Mapping[int, tuple[Location, Bytes]],
+) -> tuple[pl.DataFrame, dict[int, XSpaceFacts], int | None, dict[int, str]]:
+    """Return events, facts of each file, time 0, and why files are damaged; all XPlanes are decoded in one pass."""
+    frames, facts, lost, origin_ns = [schema.empty(schema.EVENTS)], dict[int, XSpaceFacts](), dict[int, str](), None
+    xplanes = {number: data for number, (file, data) in contents.items() if ".xplane.pb" in file.name}
+    try:
+        batch = xplane.read_many([*xplanes.values()], [*map(str, xplanes)]) if xplanes else None
+    except BadProfile:
+        for number, data in [*xplanes.items()]:
+            try:
+                xplane.extent(data, source="")
+            except BadProfile as error:
+                lost[number] = str(error).removeprefix(": ")
+                del xplanes[number]
+        batch = xplane.read_many([*xplanes.values()], [*map(str, xplanes)]) if xplanes else None
+    if batch is not None:
+        frames.append(batch[0])
+        origin_ns, facts = batch[1], dict(zip(xplanes, batch[2], strict=True))
+    for number in contents.keys() - xplanes.keys() - lost.keys():
+        try:
+            one = logdir.decoded(*contents[number])
+        except BadProfile as error:
+            lost[number] = str(error).removeprefix(f"{contents[number][0]}: ")
+            continue
+        lane, host = pl.col("lane") + (int(frames[-1]["lane"].max() or -1) + 1), pl.lit(str(number))
+        frames.append(schema.check(one.events.with_columns(lane, host=host), schema.EVENTS, "events"))
+        hardware = one.hardware.with_columns(host=host)
+        facts[number] = XSpaceFacts([one.host] * bool(one.host), one.start_ns, one.stop_ns, hardware, [], [])
+    return pl.concat(frames), facts, origin_ns, lost
+
+
+def _details(
+    events: pl.DataFrame, contents: Mapping[int, tuple[Location, Bytes]], moves: Mapping[int, int], kind: str
+) -> pl.DataFrame:
+    """Return a frame that raw files hold beside events; files with the same instructions are read once for these."""
+    program = pl.struct(pl.col("program"), pl.col("hlo_op").cast(pl.String)).unique().hash().sum()
+    programs = dict(events.group_by(pl.col("host").cast(pl.String)).agg(program).iter_rows())
+    frames, known = [schema.empty(getattr(schema, kind.upper()))], dict[Any, pl.DataFrame]()
+    for number, (file, data) in contents.items():
+        key = programs.get(str(number)) if kind == "instructions" else number
+        if key not in known:
+            known[key] = logdir.details(file, data, kind)
+        frames.append(known[key].with_columns(pl.col("^start_ps$") + moves[number], host=pl.lit(str(number))))
+    return pl.concat(frames)
