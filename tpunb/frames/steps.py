@@ -109,7 +109,7 @@ class Steps(Tabular):
 
     def _read(self, read: Callable[[], pl.DataFrame] | None, name: str) -> pl.DataFrame:
         if read is None:
-            raise not_kept(self.name, name)
+            raise not_kept(self.name, name, job=self.by_host is not None)
         rows = schema.check(read(), getattr(schema, name.upper()), name)
         return rows.join(self.frame.select("host", "step"), on=["host", "step"], how="semi", maintain_order="left")
 

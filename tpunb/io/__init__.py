@@ -108,10 +108,10 @@ def _load(path: PathLike | Iterable[PathLike], engine: Any = None) -> Profile:
     return _raw_files(_profiles(location, files), location.name, location.source, engine)
 
 
-def _raw_files(files: Sequence[Location], name: str, source: Path | str, engine: Any) -> Profile:
+def _raw_files(files: Sequence[Location], name: str, source: Path | str, engine: Any, forms: bool = True) -> Profile:
     """Read raw files with their events, or as statistics where they are many or read by a cluster."""
     if engine is None and len(files) <= MANY:
-        return logdir.read(files, name, source, forms=len(files) > 1)
+        return logdir.read(files, name, source, forms=forms)
     from tpunb.io import cluster_load
 
     return cluster_load.read(files, name, source, engine)
@@ -170,7 +170,7 @@ def _load_list(paths: Iterable[PathLike], engine: Any) -> Profile:
     if runs and engine is None and len(runs) <= MANY:
         return run_lists.together([run_folder.read(folder, files) for folder, files in runs.items()])
     files = _unique(profiles or [*runs])
-    return _raw_files(files, files[0].name, files[0].parent.source, engine)
+    return _raw_files(files, files[0].name, files[0].parent.source, engine, len(files) > 1)
 
 
 def _profiles(folder: Location, files: Mapping[str, Location]) -> list[Location]:

@@ -24,7 +24,7 @@ from tpunb.io.job_parts import Numbered, Part, reduced
 from tpunb.io.storage import Location
 from tpunb.step_stats import job_tables, merge_hosts
 
-_FILES, _BYTES = 40, 16 << 20  # of a part, at most
+_FILES, _BYTES = 25, 8 << 20  # of a part, at most
 
 
 class Engine(Protocol):

@@ -45,7 +45,7 @@ def stem(name: str) -> str:
 def strangers(files: Sequence[HostFile]) -> dict[int, str]:
     """Return which files are no further host of the job, each with the reason.
 
-    A file is of another run if it was traced more than 10 minutes before or after most of its session. It is a copy if
+    A file is of another run if it was traced more than 10 minutes before or after most others of its session. It is a copy if
     host, times and number of events are those of another file, from whose name its name is derived.
     """
     reasons, sessions, seen = dict[int, str](), dict[str, list[int]](), dict[object, int]()
@@ -63,10 +63,11 @@ def strangers(files: Sequence[HostFile]) -> dict[int, str]:
         if len(rows) < _LEAST:
             continue
         start, stop = (median_low(ends) for ends in zip(*spans.values(), strict=True))
-        for row, (begin, end) in spans.items():
-            if (apart := max(begin - stop, start - end)) > _FAR_NS:
-                when = "before" if begin < start else "after"
-                reasons[row] = f"of another run: traced {duration(apart * 1000)} {when} the others"
+        apart = {row: max(begin - stop, start - end) for row, (begin, end) in spans.items()}
+        far = {row: ns for row, ns in apart.items() if ns > _FAR_NS}
+        for row, ns in far.items() if 2 * len(far) < len(rows) else ():
+            when = "before" if spans[row][0] < start else "after"
+            reasons[row] = f"of another run: traced {duration(ns * 1000)} {when} the others"
     return reasons
 
 

@@ -215,12 +215,13 @@ def job(tables: JobTables) -> Steps:
     ops = tables.ops.with_columns(pl.col("role").replace(names)).join(best, on=["role", "step", "traced"])
     mean = [(pl.col(name) / pl.col("hosts")).round().cast(pl.Int64) for name in _TIMES[1:]]
     ops = ops.with_columns((pl.col("count") / pl.col("hosts")).ceil().cast(pl.Int64), *mean, host="role")
+    ops = ops.sort("host", "step", "side", pl.col("op").cast(pl.String))
     stages = tables.stages.with_columns(pl.col("host").replace(of_host)).group_by("host", "stage")
     stages = stages.agg(pl.col("time_ps").mean().round().cast(pl.Int64)).sort("host", "stage")
     return Steps(
         frame,
         ops,
-        _mean_devices(tables.devices.with_columns(host=pl.col("role").replace(names))),
+        _mean_devices(tables.devices.with_columns(host=pl.col("role").replace(names))).sort("host", "device", "step"),
         input_stages=stages.with_columns(share=pl.col("time_ps") / pl.col("time_ps").sum().over("host")),
         by_host=HostTables(
             schema.check(rows, schema.STEPS, "steps"),

@@ -1,0 +1,134 @@
+"""Reduce parts of a job on the workers of a Dask cluster, which get names of files and return statistics."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+from tpunb.errors import TpunbError, need, wrong
+from tpunb.io.job_parts import Numbered, Part, reduced
+from tpunb.text import format_error, plain
+
+_CONNECT_S = 10  # to reach a scheduler, and until it has a worker
+_TURN_S = 5.0  # between two looks at the cluster
+_PATIENCE_S = 120.0  # until a cluster without workers counts as lost
+_START = "start one with `dask scheduler` and `dask worker`, or use distributed.LocalCluster()"
+
+
+@contextmanager
+def connected(client: Any) -> Iterator[DaskEngine]:
+    """Yield the engine of a ``distributed.Client`` or of the scheduler at an address.
+
+    Raises
+    ------
+    MissingExtra
+        When ``distributed`` is not installed.
+    TypeError
+        When `client` is neither.
+    TpunbError
+        When the scheduler cannot be reached, has no workers, or these have other versions.
+    """
+    distributed = need("distributed", extra="dask")
+    if isinstance(client, str):
+        try:
+            own = distributed.Client(client, timeout=_CONNECT_S, set_as_default=False)
+        except (OSError, ValueError) as error:
+            reason = f"the scheduler {plain(client)} cannot be reached: {format_error(error)}"
+            raise TpunbError(reason, hint=f"check its address, or {_START}") from error
+        with own:
+            yield DaskEngine(own)
+        return
+    if not isinstance(client, distributed.Client) or client.asynchronous:
+        raise wrong("load", "client", "be a synchronous distributed.Client or the address of a scheduler", client)
+    yield DaskEngine(client)
+
+
+class DaskEngine:
+    """The workers of a client.
+
+    A file that kills its worker as often as the scheduler allows, three times by default, gives no host.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self._name = client.scheduler.address if client.scheduler is not None else "of the client"
+        self._futures: list[Any] = []
+        self._check_running()
+        try:
+            client.wait_for_workers(1, timeout=_CONNECT_S)
+            found = client.run(versions)
+        except TimeoutError:
+            raise TpunbError(f"the scheduler {self._name} has no workers", hint=_START) from None
+        except ImportError as error:
+            reason = f"workers of {self._name} cannot import tpunb: {format_error(error)}"
+            raise TpunbError(reason, hint="install tpunb on the workers, in the version of this process") from error
+        for worker, theirs in found.items():
+            if other := [f"{name} {theirs.get(name)}" for name, own in versions().items() if theirs.get(name) != own]:
+                mine = ", ".join(f"{name} {own}" for name, own in versions().items())
+                reason = f"worker {worker} has {', '.join(other)}, this process has {mine}"
+                raise TpunbError(reason, hint="install the same versions on the workers")
+
+    def parts(self, chunks: Sequence[Numbered]) -> Iterator[Part]:
+        """Yield the parts of files in order."""
+        self._futures = [self._submit(chunk) for chunk in chunks]
+        try:
+            for chunk, future in zip(chunks, self._futures, strict=True):
+                yield self._result(future, chunk)
+                future.release()
+        finally:
+            self.client.cancel(self._futures)
+
+    def part(self, chunk: Numbered) -> Part:
+        """Return one part."""
+        return self._result(self._submit(chunk), chunk)
+
+    def _submit(self, chunk: Numbered) -> Any:
+        return self.client.submit(reduced, [(number, str(file)) for number, file in chunk], pure=False)
+
+    def _result(self, future: Any, chunk: Numbered) -> Part:
+        from distributed import KilledWorker
+
+        try:
+            self._wait([future])
+            part: Part = future.result()
+            return part
+        except KilledWorker as error:
+            if len(chunk) == 1:
+                return Part(lost={chunk[0][0]: f"killed its worker {error.allowed_failures + 1} times"})
+            self._wait(self._futures)  # a file that runs alone is killed by no other
+            return sum((self.part([file]) for file in chunk), Part())
+        except (CancelledError, OSError) as error:
+            raise self._lost(format_error(error)) from error
+
+    def _wait(self, futures: Sequence[Any]) -> None:
+        """Wait until all are done; raise if there is nobody who could do them."""
+        from distributed import wait
+
+        last = time.monotonic()
+        while True:
+            try:
+                wait(futures, timeout=_TURN_S)
+                return
+            except TimeoutError:
+                self._check_running()
+            last = time.monotonic() if self.client.scheduler_info()["workers"] else last
+            if time.monotonic() - last > _PATIENCE_S:
+                raise self._lost("no worker is left")
+
+    def _check_running(self) -> None:
+        if self.client.status != "running":
+            raise self._lost(f"the client is {self.client.status}")
+
+    def _lost(self, reason: str) -> TpunbError:
+        return TpunbError(f"lost the scheduler {self._name}: {reason}", hint="check that the cluster runs, and load again")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that must be alike where statistics are computed and merged."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"tpunb": version("tpunb"), "polars": version("polars"), "Python": python}
