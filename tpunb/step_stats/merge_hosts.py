@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 import polars as pl
@@ -33,28 +33,28 @@ def host_tables(steps: Steps) -> HostTables:
 
 def lost(hosts: pl.Series, files: pl.DataFrame) -> pl.DataFrame:
     """Return ``tpunb.schema.LOST``: files, and the hosts whose number is missing among the names of the others."""
-    named = files["what"].str.replace(r"^.*/", "").to_list()
-    missing = [host for host in gaps(hosts.unique()) if not any(name.startswith(host) for name in named)]
+    missing = gaps({*hosts}, {*files["what"].str.extract(r"([^/.]+)[^/]*$").drop_nulls()})
     rows = pl.DataFrame({"what": missing, "reason": ["no file, but hosts before and after it have one"] * len(missing)})
     return pl.concat([files, schema.check(rows, schema.LOST, "lost")])
 
 
-def gaps(hosts: Iterable[str]) -> list[str]:
-    """Return the hosts that are missing among numbered ones, if most numbers are there.
+def gaps(hosts: Set[str], others: Set[str] = frozenset()) -> list[str]:
+    """Return the hosts that are missing among numbered ones and others of such names, if most numbers are there.
 
-    >>> gaps(["pod-08", "pod-09", "pod-11", "pod-12"]), gaps(["a1", "a7"]), gaps(["a", "c"])
+    >>> gaps({"pod-08", "pod-09", "pod-12"}, {"pod-11", "x"}), gaps({"a1", "a7"}), gaps({"a", "c"})
     (['pod-10'], [], [])
     """
     parts = [re.fullmatch(r"(.*?)(\d{1,9})", host) for host in hosts]
-    named = {int(part[2]): part for part in parts if part}
-    if len(named) < len(parts) or len({part[1] for part in named.values()}) != 1:
+    prefixes, widths = ({part[group] for part in parts if part} for group in (1, 2))
+    if len(prefixes) != 1 or not all(parts) or not re.search("[A-Za-z]", min(prefixes)):  # addresses have gaps
         return []
-    first, count = min(named), max(named) - min(named) + 1
-    if 4 * (count - len(named)) > len(named):
+    (prefix,), width = prefixes, min(map(len, widths))
+    pattern = re.compile(re.escape(prefix) + r"(\d{1,9})")
+    numbers = {int(part[1]) for part in map(pattern.fullmatch, hosts | others) if part}
+    count = max(numbers) - min(numbers) + 1
+    if 4 * (count - len(numbers)) > len(numbers):
         return []
-    prefix, widths = named[first][1], {len(part[2]) for part in named.values()}
-    width = min(widths) if len(widths) == 1 else 1
-    return [f"{prefix}{number:0{width}d}" for number in range(first, first + count) if number not in named]
+    return [f"{prefix}{number:0{width}d}" for number in range(min(numbers), min(numbers) + count) if number not in numbers]
 
 
 def of_job(steps: Steps) -> Steps:
