@@ -19,8 +19,9 @@ from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.frames import Profile, Steps
 from tpunb.frames.profile import device_kinds
+from tpunb.frames.wall_clock import WallClock
 from tpunb.io import host_files, logdir
-from tpunb.io.job_parts import Numbered, Part, reduced
+from tpunb.io.job_parts import FRAMES, Numbered, Part, reduced
 from tpunb.io.storage import Location
 from tpunb.step_stats import job_tables, merge_hosts
 
@@ -100,31 +101,31 @@ def _profile(total: Part, name: str, source: Any, lost: Sequence[tuple[str, str]
     roles = {} if total.tables is None else total.tables.roles
     files = [replace(file, role=roles.get(str(number), "")) for number, file in total.files.items()]
     names = dict(zip(map(str, total.files), host_files.distinct(files), strict=True))
-    starts = [file.start_ns for file in files]
-    origin_ns = None if total.origin_ns is None or None in starts else min(starts)
+    starts = [file.start_ns for file in files if file.start_ns is not None]
+    origin_ns = min([*starts, total.origin_ns]) if total.origin_ns is not None else None
     by_ps = job_tables.later(origin_ns, total.origin_ns)
-    sessions = {session: number for number, session in enumerate(dict.fromkeys(file.session for file in files))}
-    host = pl.col("host").replace(names)
-    windows = total.windows.with_columns(pl.col("start_ps") + by_ps, host=host)
-    hardware = total.hardware.with_columns(host=host)
-    rows = schema.check(pl.DataFrame([*lost], ["what", "reason"], orient="row"), schema.LOST, "lost")
-    if total.tables is None:
-        stored = Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS), windows=windows, name=name, lost=rows)
-    else:
+    moved = pl.col("host").replace(names), pl.col("^start_ps$") + by_ps
+    frames = {name: getattr(total, name).with_columns(moved) for name in FRAMES}
+    windows, hardware = frames["windows"], frames["hardware"]
+    span_ps = int(windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0)
+    rows = schema.check(pl.DataFrame([*lost], schema.LOST, orient="row"), schema.LOST, "lost")
+    stored = Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS), windows=windows, lost=rows)
+    if total.tables is not None:
         tables = job_tables.renamed(job_tables.moved(total.tables, by_ps), names)
         if tables.unmatched:
-            warnings.warn(merge_hosts.unmatched_message(name, tables.unmatched), stacklevel=4)
-        by_session = windows.with_columns(window=pl.Series([sessions[file.session] for file in files], dtype=pl.Int64))
-        stored = merge_hosts.with_windows(job_tables.job(tables), by_session, rows)
-        kind = device_kinds(hardware)
-        stored = replace(stored, name=name, source=source, metadata={"device kind": kind} if kind else {})
+            warnings.warn(merge_hosts.unmatched_message(name, tables.unmatched), stacklevel=5)
+        sessions = {session: number for number, session in enumerate(dict.fromkeys(file.session for file in files))}
+        number = pl.Series([sessions[file.session] for file in files], dtype=pl.Int64)
+        wall = WallClock(span_ps, True, spans=frames["spans"], stalls=frames["stalls"]) if len(frames["spans"]) else None
+        stored = merge_hosts.with_facts(job_tables.job(tables), windows.with_columns(window=number), wall, rows)
+    kind = device_kinds(hardware)
     return Profile(
         name=name,
         source=source,
         windows=windows,
         hardware=hardware,
-        span_ps=int(windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0),
+        span_ps=span_ps,
         origin_ns=origin_ns,
-        stored=stored,
+        stored=replace(stored, name=name, source=source, metadata={"device kind": kind} if kind else {}),
         skipped=tuple(lost),
     )

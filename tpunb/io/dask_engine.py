@@ -77,9 +77,9 @@ class DaskEngine:
         """Yield the parts of files in order."""
         self._futures = [self._submit(chunk) for chunk in chunks]
         try:
-            for chunk, future in zip(chunks, self._futures, strict=True):
-                yield self._result(future, chunk)
-                future.release()
+            for chunk in chunks:
+                yield self._result(self._futures[0], chunk)
+                self._futures.pop(0).release()
         finally:
             self.client.cancel(self._futures)
 

@@ -13,6 +13,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames import Profile
+from tpunb.frames.wall_clock import WallClock
 from tpunb.io import logdir, run_folder, storage, xplane
 from tpunb.io.host_files import HostFile
 from tpunb.io.storage import Bytes, Location
@@ -39,6 +40,8 @@ class Part:
         The files that were read, by number.
     windows
         ``tpunb.schema.WINDOWS``, one row per file.
+    spans, stalls
+        What run folders recorded by the host clock: ``tpunb.schema.SPANS``, ``tpunb.schema.STALLS``.
     hardware
         ``tpunb.schema.HARDWARE``.
     lost
@@ -50,21 +53,26 @@ class Part:
     tables: JobTables | None = None
     files: Mapping[int, HostFile] = field(default_factory=dict)
     windows: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.WINDOWS))
+    spans: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.SPANS))
+    stalls: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.STALLS))
     hardware: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.HARDWARE))
     lost: Mapping[int, str] = field(default_factory=dict)
     origin_ns: int | None = None
 
     def __add__(self, other: Part) -> Part:
         tables = [part.tables for part in (self, other) if part.tables is not None]
-        by_ps = job_tables.later(self.origin_ns, other.origin_ns)
+        start_ps = pl.col("^start_ps$") + job_tables.later(self.origin_ns, other.origin_ns)
         return Part(
             job_tables.merge(tables) if tables else None,
             {**self.files, **other.files},
-            pl.concat([self.windows, other.windows.with_columns(pl.col("start_ps") + by_ps)]),
-            pl.concat([self.hardware, other.hardware]),
-            {**self.lost, **other.lost},
-            other.origin_ns if self.origin_ns is None else self.origin_ns,
+            **{name: pl.concat([getattr(self, name), getattr(other, name).with_columns(start_ps)]) for name in FRAMES},
+            lost={**self.lost, **other.lost},
+            origin_ns=other.origin_ns if self.origin_ns is None else self.origin_ns,
         )
+
+
+FRAMES = ("windows", "spans", "stalls", "hardware")
+"""Frames of parts that are put one below the other."""
 
 
 def reduced(files: Numbered, bar: Any = lambda _: None) -> Part:
@@ -95,15 +103,22 @@ def reduced(files: Numbered, bar: Any = lambda _: None) -> Part:
 
 def _of_run(number: int, file: Location, run: Profile) -> Part:
     """Return the steps that one process stored."""
-    steps, host, key = run.stored, str(run.windows["host"].first() or file.name), pl.lit(str(number))
+    steps, host, key = run.stored, str(run.windows["host"].first() or file.name), pl.lit(str(number)).alias("host")
     if steps is None or not len(steps):
         return Part(lost={number: "the run has no steps"})
-    names = {name: getattr(steps, name).with_columns(host=key) for name in ("frame", "ops", "devices", "input_stages")}
+    names = {name: getattr(steps, name).with_columns(key) for name in ("frame", "ops", "devices", "input_stages")}
     tables = job_tables.tables(replace(steps, **names), schema.empty(schema.HOST_COLLECTIVES), run.origin_ns)
-    events, numbers = int(run.windows["events"].sum()), frozenset(steps.frame["step"])
-    facts = HostFile(file.name, file.session, host, None, None, events, numbers)
-    window = (str(number), number, 0, run.span_ps, run.span_ps, int(run.windows["bytes"].sum()), events, len(steps))
-    return Part(tables, {number: facts}, _windows([window]), run.hardware.with_columns(host=key), {}, run.origin_ns)
+    events, size = (int(run.windows[name].sum()) for name in ("events", "bytes"))
+    wall = WallClock(run.span_ps) if steps.wall is None else steps.wall
+    return Part(
+        tables,
+        {number: HostFile(file.name, file.name, host, None, None, events, frozenset())},
+        _windows([(str(number), number, 0, run.span_ps, run.span_ps, size, events, len(steps))]),
+        wall.spans.with_columns(key),
+        wall.stalls.with_columns(key),
+        run.hardware.with_columns(key),
+        origin_ns=run.origin_ns,
+    )
 
 
 def _windows(rows: Sequence[tuple[Any, ...]]) -> pl.DataFrame:
@@ -146,7 +161,7 @@ def _of_events(contents: Mapping[int, tuple[Location, Bytes]]) -> Part:
         )
         rows.append((str(number), number, begin, dur, dur, len(data), count, len(numbers)))
     tables = job_tables.tables(steps, merge_hosts.last_arrivals(runs), origin_ns) if len(steps) else None
-    return Part(tables, files, _windows(rows), hardware, lost, origin_ns)
+    return Part(tables, files, _windows(rows), hardware=hardware, lost=lost, origin_ns=origin_ns)
 
 
 def _decoded(

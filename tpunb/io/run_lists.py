@@ -11,7 +11,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.frames import Profile, Steps
 from tpunb.frames.wall_clock import WallClock
-from tpunb.io import host_files
+from tpunb.io import host_files, storage
 from tpunb.io.host_files import HostFile
 from tpunb.step_stats.job_tables import later
 
@@ -66,11 +66,11 @@ def _stored(run: Profile) -> Steps:
 def _distinct(runs: Sequence[Profile]) -> list[Profile]:
     """Return the runs with distinct names of hosts."""
     hosts = [sorted({*run.windows["host"], *_stored(run).frame["host"]}) for run in runs]
+    folders = [storage.local(str(run.source)).name for run in runs]
     files = [
-        HostFile(run.name, f"{run.name} {number}" if named > 1 else run.name, host, None, None, 0, frozenset())
-        for number, (run, of_run) in enumerate(zip(runs, hosts, strict=True))
+        HostFile(folder, folder, host, None, None, 0, frozenset())
+        for folder, of_run in zip(folders, hosts, strict=True)
         for host in of_run
-        for named in [sum(other.name == run.name for other in runs)]
     ]
     names = iter(host_files.distinct(files))
     return [

@@ -85,24 +85,28 @@ def _job(steps: Steps, collectives: pl.DataFrame) -> tuple[Steps, pl.DataFrame]:
     whole = job_tables.tables(steps, collectives)
     if whole.unmatched:
         warnings.warn(unmatched_message(steps.name, whole.unmatched), stacklevel=2)
-    job = with_windows(job_tables.job(whole), steps.windows, steps.lost)
-    of_host = job.by_host.roles if job.by_host is not None else {}
+    job = with_facts(job_tables.job(whole), steps.windows, steps.wall, steps.lost)
     job = replace(
         job,
         **{name: getattr(steps, name) for name in ("name", "source", "metadata", "device")},
-        wall=None if steps.wall is None else _wall(steps.wall, of_host),
         whole=None if steps.whole is None else placed(steps.whole)[0],
     )
-    return job, whole.frame.select(pl.col("host").replace(of_host), "step")
+    roles = {} if job.by_host is None else job.by_host.roles
+    return job, whole.frame.select(pl.col("host").replace(roles), "step")
 
 
-def with_windows(job: Steps, windows: pl.DataFrame, files: pl.DataFrame) -> Steps:
-    """Return the steps of a job with the windows of its roles and its lost hosts, given the windows of its hosts."""
+def with_facts(job: Steps, windows: pl.DataFrame, wall: WallClock | None, files: pl.DataFrame) -> Steps:
+    """Return the steps of a job with what is known of its hosts beside steps, and the lost ones."""
     if job.by_host is None:
         return job
-    missing = lost(job.by_host.frame["host"], files)
-    by_host = replace(job.by_host, lost=missing)
-    return replace(job, by_host=by_host, windows=_windows_of_roles(windows, by_host.roles), lost=missing)
+    roles, missing = job.by_host.roles, lost(job.by_host.frame["host"], files)
+    return replace(
+        job,
+        by_host=replace(job.by_host, lost=missing),
+        windows=_windows_of_roles(windows, roles),
+        wall=None if wall is None else _wall(wall, roles),
+        lost=missing,
+    )
 
 
 def unmatched_message(name: str, hosts: Sequence[str]) -> str:
