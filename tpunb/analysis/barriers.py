@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
@@ -30,22 +32,34 @@ class Barriers:
     devices: list[str]
     group: Ints  # place in `groups` of each instance
     groups: list[Ints]  # component of each host: those of one wait for each other, -1 for none
-    notes: tuple[str, ...] = ()
+    by: str  # "collectives" or "step ends"
+    notes: tuple[str, ...]
 
-    @property
+    @cached_property
     def blocks(self) -> list[tuple[Ints, Ints]]:
-        """Instances and hosts that wait for each other."""
+        """Instances and hosts that wait for each other, two or more in each instance."""
         found = []
         for place, component in enumerate(self.groups):
             rows = np.flatnonzero(self.group == place)
-            members = [np.flatnonzero(component == number) for number in range(component.max(initial=-1) + 1)]
-            found += [(rows, hosts) for hosts in members if len(hosts) > 1 and len(rows)]
+            for number in range(component.max(initial=-1) + 1):
+                hosts = np.flatnonzero(component == number)
+                waited = rows[np.isfinite(self.wait[np.ix_(rows, hosts)]).sum(axis=1) > 1]
+                found += [(waited, hosts)] if len(waited) else []
         return found
 
     @property
     def ends(self) -> Floats:
         """End of each instance by the clock of each host."""
         return self.start + self.wait
+
+    @cached_property
+    def late(self) -> Floats:
+        """Time by which each host came later than the median of those that it waits for, 0 if it took no part."""
+        late = np.zeros_like(self.wait)
+        for block in self.blocks:
+            wait = self.wait[np.ix_(*block)]
+            late[np.ix_(*block)] = np.nan_to_num(np.nanmedian(wait, axis=1, keepdims=True) - wait)
+        return late
 
 
 def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
@@ -58,6 +72,7 @@ def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
     if frame.height < tables.frame.height:
         key = frame.select(pl.col("host").cast(schema.NAME), "step")
         runs = runs.join(key, on=["host", "step"], how="semi", maintain_order="left")
+    by = "step ends" if runs.is_empty() else "collectives"
     if runs.is_empty():
         absent = [pl.lit(None).alias(name) for name in ("program", "name", "device", "groups")]
         runs = frame.select("host", "step", "start_ps", *absent, instance=1, dur_ps=-pl.col("dur_ps"))
@@ -94,7 +109,7 @@ def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
             notes.append(f"collectives of the groups {text} are left out: the groups do not fit the hosts")
             component = np.full(len(names), -1)
         groups.append(component)
-    facts = runs["name"].cast(pl.String)[first], wait, start, device, devices, group, groups, tuple(notes)
+    facts = runs["name"].cast(pl.String)[first], wait, start, device, devices, group, groups, by, tuple(notes)
     return Barriers(names, steps.tolist(), step[first], *facts)
 
 
@@ -152,13 +167,14 @@ def clocks(barriers: Barriers) -> tuple[Floats, Floats]:
     """
     shared = [place for place, component in enumerate(barriers.groups) if component.max(initial=-1) == 0]
     ends = barriers.ends[np.isin(barriers.group, shared)]
-    if not len(ends) or barriers.name.null_count():
+    if not len(ends) or barriers.by != "collectives":
         return np.full((2, len(barriers.hosts)), np.nan)[0], np.full(len(barriers.hosts), np.nan)
     middle = np.nanmedian(ends, axis=1)
     apart, time = ends - middle[:, None], (middle - (middle[0] + middle[-1]) / 2)[:, None]
-    centred = np.where(np.isfinite(apart), time, np.nan)
-    centred = centred - np.nanmean(centred, axis=0)
-    with np.errstate(invalid="ignore"):  # one instance has no drift
+    with warnings.catch_warnings():  # a host without such a collective has no offset, one instance has no drift
+        warnings.simplefilter("ignore", RuntimeWarning)
+        centred = np.where(np.isfinite(apart), time, np.nan)
+        centred = centred - np.nanmean(centred, axis=0)
         drift = np.nansum(centred * apart, axis=0) / np.nansum(centred**2, axis=0)
-    offset = np.nanmedian(apart - np.nan_to_num(drift) * time, axis=0)
-    return offset - np.nanmedian(offset), (drift - np.nanmedian(drift)) * 1e6
+        offset = np.nanmedian(apart - np.nan_to_num(drift) * time, axis=0)
+        return offset - np.nanmedian(offset), (drift - np.nanmedian(drift)) * 1e6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ from tpunb.frames.op_matrix import Floats, Ints
 from tpunb.step_stats.merge_hosts import host_tables
 
 _ALPHA = 0.05  # share of sound jobs in which a host would be named
-_NAMED, _RANKED = 32, 64  # most hosts that are named; whose costs are compared
+_RANKED, _UPPER = 64, 0.6  # most hosts whose costs are compared, and part of all: spacings of the lowest are others
 _REPLAYED = 16  # hosts, where replica groups separate hosts
 
 
@@ -85,7 +86,7 @@ def hosts(steps: Steps) -> Hosts:
             }
         ),
         int(frame.group_by("step").agg(pl.col("dur_ps").median())["dur_ps"].sum()),
-        "step ends" if found.name.null_count() else "collectives",
+        found.by,
         found.notes,
     )
 
@@ -150,9 +151,9 @@ def _together(found: Barriers, order: Ints) -> Floats:
 
 def _outliers(gains: Floats) -> int:
     """Return how many of the first hosts cost more than the costs of those after them explain."""
-    scaled = gains[:_RANKED] * np.arange(1, len(gains[:_RANKED]) + 1)
-    most, found = min(_NAMED, (len(gains) + 1) // 2, len(scaled) - 1), 0
-    for k in range(1, most + 1):
+    compared = min(_RANKED, math.ceil(_UPPER * (len(gains) + 1)), int(np.isfinite(gains).sum()))
+    scaled, most, found = gains[:compared] * np.arange(1, compared + 1), max(compared // 2, 1), 0
+    for k in range(1, min(most + 1, compared)):
         n = len(scaled) - k  # of equal exponential distribution: their ratio has the F-distribution
         if scaled[k - 1] > scaled[k:].mean() * n * ((most / _ALPHA) ** (1 / n) - 1):
             found = k
@@ -188,11 +189,10 @@ def _replay(found: Barriers, without: Sequence[Sequence[int]]) -> Floats:
         _, edges, sizes = np.unique(component[hosts], return_index=True, return_counts=True)
         least, most = (np.repeat(part.reduceat(wait[hosts], edges), sizes) for part in (np.minimum, np.maximum))
         worked = np.where(np.isfinite(before[hosts]), start[hosts] - before[hosts], most - wait[hosts])
-        arrived = np.where(gone[:, hosts], -np.inf, now[:, hosts] + worked)
-        latest = np.maximum.reduceat(arrived, edges, axis=1)
-        alone = np.maximum.reduceat(now[:, hosts] + worked, edges, axis=1)
-        latest = np.where(np.isfinite(latest), latest, alone)
-        now[:, hosts] = np.repeat(latest, sizes, axis=1) + least
+        arrived = now[:, hosts] + worked
+        earliest = np.minimum.reduceat(arrived, edges, axis=1)  # of a group of which nobody waits for anybody
+        latest = np.maximum.reduceat(np.where(gone[:, hosts], -np.inf, arrived), edges, axis=1)
+        now[:, hosts] = np.repeat(np.maximum(latest, earliest), sizes, axis=1) + least
         before[hosts] = start[hosts] + wait[hosts]
     return np.asarray(now.max(axis=1))
 
@@ -200,18 +200,16 @@ def _replay(found: Barriers, without: Sequence[Sequence[int]]) -> Floats:
 def _lateness(found: Barriers) -> Floats:
     """Return how much later than the median host each came in each step, (steps, hosts)."""
     late = np.zeros((len(found.steps), len(found.hosts)))
-    for rows, hosts in found.blocks:
-        wait = found.wait[np.ix_(rows, hosts)]
-        apart = np.nan_to_num(np.nanmedian(wait, axis=1, keepdims=True) - wait)
-        steps, first = np.unique(found.step[rows], return_index=True)
-        late[np.ix_(steps, hosts)] += np.add.reduceat(apart, first, axis=0)
+    steps, first = np.unique(found.step, return_index=True)
+    if len(steps):
+        late[steps] = np.add.reduceat(found.late, first, axis=0)
     return late
 
 
 def _critical(found: Barriers, skew: Floats) -> pl.DataFrame:
     """Return ``tpunb.schema.CRITICAL``: from the end of each step back, the host that each collective waited for."""
     ends, rows, host, step = found.ends, [], -1, -1
-    known, clocked = np.isfinite(found.wait), not found.name.null_count()
+    known = np.isfinite(found.wait)
     for at in range(len(ends) - 1, -1, -1):
         component = np.where(known[at], found.groups[found.group[at]], -1)
         if found.step[at] != step:  # begins with the host that ended it last
@@ -221,7 +219,7 @@ def _critical(found: Barriers, skew: Floats) -> pl.DataFrame:
         members = np.flatnonzero(component == component[host])
         last, second = members[np.argsort(found.wait[at, members], kind="stable")[[0, 1 % len(members)]]]
         earlier = next((ends[before, last] for before in range(at - 1, -1, -1) if known[before, last]), np.nan)
-        dur = ends[at, last] - earlier if clocked else -found.wait[at, last]
+        dur = ends[at, last] - earlier if found.by == "collectives" else -found.wait[at, last]
         device = int(found.device[at, last])
         gain = found.wait[at, second] - found.wait[at, last]
         named = found.hosts[last], None if device < 0 else found.devices[device], found.name[at]
