@@ -13,11 +13,12 @@ from tpunb.analysis.barriers import Barriers, barriers, clocks
 from tpunb.analysis.straggler_causes import causes
 from tpunb.errors import NoSteps, wrong
 from tpunb.frames import Hosts, Steps
+from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints
 from tpunb.step_stats.merge_hosts import host_tables
 
 _ALPHA = 0.05  # share of sound jobs in which a host would be named
-_RANKED, _UPPER = 64, 0.6  # most hosts whose costs are compared, and part of all: spacings of the lowest are others
+_RANKED, _UPPER = 128, 2 / 3  # hosts whose gains are compared: at most, and as a part of all
 _REPLAYED = 16  # hosts, where replica groups separate hosts
 
 
@@ -48,6 +49,11 @@ def hosts(steps: Steps) -> Hosts:
     """
     if not isinstance(steps, Steps):
         raise wrong("hosts", "steps", "be Steps", steps, hint="tp.steps(tp.load(folder))")
+    return _hosts(steps)
+
+
+@memoised
+def _hosts(steps: Steps) -> Hosts:
     tables = host_tables(steps) if steps.by_host is None else steps.by_host
     frame = tables.frame.filter(pl.col("traced") == "full")
     if frame.is_empty():
@@ -150,14 +156,19 @@ def _together(found: Barriers, order: Ints) -> Floats:
 
 
 def _outliers(gains: Floats) -> int:
-    """Return how many of the first hosts cost more than the costs of those after them explain."""
+    """Return how many of the first hosts gain more than the gains of those after them explain.
+
+    Spacings of the largest values of one distribution, times their rank, are exponential, so that the ratio of one to
+    the mean of n has the F-distribution; the probability of any false one among `most` is `_ALPHA` or less.
+    """
     compared = min(_RANKED, math.ceil(_UPPER * (len(gains) + 1)), int(np.isfinite(gains).sum()))
-    scaled, most, found = gains[:compared] * np.arange(1, compared + 1), max(compared // 2, 1), 0
-    for k in range(1, min(most + 1, compared)):
-        n = len(scaled) - k  # of equal exponential distribution: their ratio has the F-distribution
-        if scaled[k - 1] > scaled[k:].mean() * n * ((most / _ALPHA) ** (1 / n) - 1):
-            found = k
-    return found
+    most = max(compared // 2, 1)
+    for k in range(min(most, compared - 1), 0, -1):
+        n = compared - k
+        mean = (gains[k:compared] * np.arange(2, n + 2)).mean()  # the first after k others has rank 1
+        if gains[k - 1] > mean * n * ((most / _ALPHA) ** (1 / n) - 1):
+            return k
+    return 0
 
 
 def _replayed(found: Barriers, costs: Floats, order: Ints) -> tuple[Floats, Ints, Floats]:
@@ -217,11 +228,12 @@ def _critical(found: Barriers, skew: Floats) -> pl.DataFrame:
         if component[host] < 0:
             continue
         members = np.flatnonzero(component == component[host])
-        last, second = members[np.argsort(found.wait[at, members], kind="stable")[[0, 1 % len(members)]]]
+        waits = found.wait[at, members]
+        last, second = members[waits.argmin()], np.partition(waits, min(1, len(waits) - 1))[min(1, len(waits) - 1)]
         earlier = next((ends[before, last] for before in range(at - 1, -1, -1) if known[before, last]), np.nan)
         dur = ends[at, last] - earlier if found.by == "collectives" else -found.wait[at, last]
         device = int(found.device[at, last])
-        gain = found.wait[at, second] - found.wait[at, last]
+        gain = second - waits.min()
         named = found.hosts[last], None if device < 0 else found.devices[device], found.name[at]
         rows.append((found.steps[step], *named, *(None if np.isnan(time) else round(time) for time in (dur, gain))))
         host = last
