@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
@@ -13,6 +15,7 @@ from tpunb.frames.host_tables import HostTables
 from tpunb.frames.op_matrix import Floats, Ints, factorize
 from tpunb.step_stats.collectives import replica_groups
 
+_FILE = r"^.*/|\.(xplane\.pb|trace\.json)(\.gz)?$"  # what the name of a file has more than that of its host
 _CHECKED = 64  # instances that show whether hosts of a replica group end together
 
 
@@ -30,22 +33,34 @@ class Barriers:
     devices: list[str]
     group: Ints  # place in `groups` of each instance
     groups: list[Ints]  # component of each host: those of one wait for each other, -1 for none
-    notes: tuple[str, ...] = ()
+    by: str  # "collectives" or "step ends"
+    notes: tuple[str, ...]
 
-    @property
+    @cached_property
     def blocks(self) -> list[tuple[Ints, Ints]]:
-        """Instances and hosts that wait for each other."""
+        """Instances and hosts that wait for each other, two or more in each instance."""
         found = []
         for place, component in enumerate(self.groups):
             rows = np.flatnonzero(self.group == place)
-            members = [np.flatnonzero(component == number) for number in range(component.max(initial=-1) + 1)]
-            found += [(rows, hosts) for hosts in members if len(hosts) > 1 and len(rows)]
+            for number in range(component.max(initial=-1) + 1):
+                hosts = np.flatnonzero(component == number)
+                waited = rows[np.isfinite(self.wait[np.ix_(rows, hosts)]).sum(axis=1) > 1]
+                found += [(waited, hosts)] if len(waited) else []
         return found
 
     @property
     def ends(self) -> Floats:
         """End of each instance by the clock of each host."""
         return self.start + self.wait
+
+    @cached_property
+    def late(self) -> Floats:
+        """Time by which each host came later than the median of those that it waits for, 0 if it took no part."""
+        late = np.zeros_like(self.wait)
+        for block in self.blocks:
+            wait = self.wait[np.ix_(*block)]
+            late[np.ix_(*block)] = np.nan_to_num(np.nanmedian(wait, axis=1, keepdims=True) - wait)
+        return late
 
 
 def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
@@ -58,11 +73,12 @@ def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
     if frame.height < tables.frame.height:
         key = frame.select(pl.col("host").cast(schema.NAME), "step")
         runs = runs.join(key, on=["host", "step"], how="semi", maintain_order="left")
+    by = "step ends" if runs.is_empty() else "collectives"
     if runs.is_empty():
         absent = [pl.lit(None).alias(name) for name in ("program", "name", "device", "groups")]
         runs = frame.select("host", "step", "start_ps", *absent, instance=1, dur_ps=-pl.col("dur_ps"))
         runs = schema.check(runs, schema.HOST_COLLECTIVES, "collectives")
-    names = sorted(frame["host"].unique(), key=lambda name: [(len(s), s) for s in re.split(r"(\d+)", name)])
+    names, lost = _in_order({*frame["host"]}), {re.sub(_FILE, "", name) for name in tables.lost["what"]}
     host = _places(runs["host"], names)
     devices = sorted(runs["device"].cast(pl.String).drop_nulls().unique())
     texts = runs["groups"].cast(pl.String).drop_nulls().unique().sort().to_list()
@@ -89,13 +105,21 @@ def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
     for number, code in enumerate(kind.tolist()):
         text = [None, *texts][code // (role.max() + 1)]
         rows = np.flatnonzero(group == number)
-        component = _components(text, wait[rows])
+        present = np.flatnonzero(np.isfinite(wait[rows]).any(axis=0))
+        every = _in_order({names[host] for host in present} | (lost if role.max() == 0 else set()))
+        numbers = np.array([every.index(names[host]) for host in present])
+        component = _components(text, len(names), present, numbers, len(every))
         if component is None or not _end_together(component, start[rows[:_CHECKED]], wait[rows[:_CHECKED]]):
             notes.append(f"collectives of the groups {text} are left out: the groups do not fit the hosts")
             component = np.full(len(names), -1)
         groups.append(component)
-    facts = runs["name"].cast(pl.String)[first], wait, start, device, devices, group, groups, tuple(notes)
+    facts = runs["name"].cast(pl.String)[first], wait, start, device, devices, group, groups, by, tuple(notes)
     return Barriers(names, steps.tolist(), step[first], *facts)
+
+
+def _in_order(names: set[str]) -> list[str]:
+    """Return names sorted with their numbers in order: host-9 before host-10."""
+    return sorted(names, key=lambda name: [(len(part), part) for part in re.split(r"(\d+)", name)])
 
 
 def _places(column: pl.Series, names: list[str]) -> Ints:
@@ -114,23 +138,22 @@ def _programs(runs: pl.DataFrame) -> Ints:
     return joined["rank"].to_numpy()
 
 
-def _components(text: str | None, wait: Floats) -> Ints | None:
+def _components(text: str | None, hosts: int, present: Ints, numbers: Ints, total: int) -> Ints | None:
     """Return which hosts wait for each other by replica groups over hosts in order; None if the groups do not fit."""
-    present, component = np.flatnonzero(np.isfinite(wait).any(axis=0)), np.full(wait.shape[1], -1)
-    groups = replica_groups(text or "")
-    ids = [number for group in groups for number in group]
+    component, groups = np.full(hosts, -1), replica_groups(text or "")
+    ids = np.array([number for group in groups for number in group])
     if len(groups) < 2:
         component[present] = 0
-    elif len(ids) % len(present) or max(ids) >= len(ids):
+        return component
+    if len(ids) % total or max(ids) >= len(ids):
         return None
-    else:
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-        heads = np.repeat([group[0] for group in groups if group], [len(group) for group in groups if group])
-        pairs = np.array([heads, ids]) // (len(ids) // len(present))
-        graph = coo_array((np.ones(len(ids)), tuple(pairs)), shape=(len(present), len(present)))
-        component[present] = connected_components(graph, directed=False)[1]
+    heads = np.repeat([group[0] for group in groups if group], [len(group) for group in groups if group])
+    pairs = np.array([heads, ids]) // (len(ids) // total)
+    graph = coo_array((np.ones(len(ids)), tuple(pairs)), shape=(total, total))
+    component[present] = connected_components(graph, directed=False)[1][numbers]
     return component
 
 
@@ -152,13 +175,14 @@ def clocks(barriers: Barriers) -> tuple[Floats, Floats]:
     """
     shared = [place for place, component in enumerate(barriers.groups) if component.max(initial=-1) == 0]
     ends = barriers.ends[np.isin(barriers.group, shared)]
-    if not len(ends) or barriers.name.null_count():
+    if not len(ends) or barriers.by != "collectives":
         return np.full((2, len(barriers.hosts)), np.nan)[0], np.full(len(barriers.hosts), np.nan)
     middle = np.nanmedian(ends, axis=1)
     apart, time = ends - middle[:, None], (middle - (middle[0] + middle[-1]) / 2)[:, None]
-    centred = np.where(np.isfinite(apart), time, np.nan)
-    centred = centred - np.nanmean(centred, axis=0)
-    with np.errstate(invalid="ignore"):  # one instance has no drift
+    with warnings.catch_warnings():  # a host without such a collective has no offset, one instance has no drift
+        warnings.simplefilter("ignore", RuntimeWarning)
+        centred = np.where(np.isfinite(apart), time, np.nan)
+        centred = centred - np.nanmean(centred, axis=0)
         drift = np.nansum(centred * apart, axis=0) / np.nansum(centred**2, axis=0)
-    offset = np.nanmedian(apart - np.nan_to_num(drift) * time, axis=0)
-    return offset - np.nanmedian(offset), (drift - np.nanmedian(drift)) * 1e6
+        offset = np.nanmedian(apart - np.nan_to_num(drift) * time, axis=0)
+        return offset - np.nanmedian(offset), (drift - np.nanmedian(drift)) * 1e6

@@ -10,7 +10,7 @@ import polars as pl
 
 from tpunb.analysis.barriers import Barriers
 from tpunb.frames.host_tables import HostTables
-from tpunb.frames.op_matrix import Floats, Ints
+from tpunb.frames.op_matrix import Floats
 from tpunb.step_stats import op_names
 
 _EXPLAINED = 0.5  # part of the lateness that a cause has to explain
@@ -37,7 +37,7 @@ def causes(
     rows: list[tuple[str | None, ...]] = []
     for host in hosts:
         lateness, peers = late[:, host].clip(0), roles == roles[host]
-        often, ran = _recurrence(lateness)
+        often = _recurrence(lateness)
         total, shares = max(lateness.sum(), 1), {}
         for name, of in times.items():
             shares[name] = np.nansum(np.minimum(of[:, host] - _median(of[:, peers]), lateness).clip(0)) / total
@@ -52,7 +52,7 @@ def causes(
         elif cause == "host" and often in ("bursts", "once"):
             cause = "pause"
         elif cause == "compute":
-            device, op = _device(found, host, ran), ops[int(more.argmax())]
+            device, op = _device(found, host), ops[int(more.argmax())]
         rows.append((found.hosts[host], cause, device, op, often))
     return pl.DataFrame(rows, schema=dict.fromkeys(_REASON, pl.String), orient="row")
 
@@ -63,23 +63,22 @@ def _median(times: Floats) -> Floats:
         return np.asarray(np.nanmedian(times, axis=1))
 
 
-def _recurrence(lateness: Floats) -> tuple[str, Ints]:
-    """Return in which steps a host is late, in words and as places: by half of what a late step costs, or more."""
+def _recurrence(lateness: Floats) -> str:
+    """Return in which steps a host is late, in words: by half of what a late step costs, or more."""
     ran = np.flatnonzero(lateness >= (lateness**2).sum() / max(lateness.sum(), 1) / 2)
     gaps = np.diff(ran)
     if len(ran) < 2:
-        return "once", ran
+        return "once"
     if len(ran) >= _REGULAR * len(lateness):
-        return "every step", ran
+        return "every step"
     every = int(np.median(gaps))
-    return (f"every {every} steps" if len(gaps) > 1 and (gaps == every).mean() >= _REGULAR else "bursts"), ran
+    return f"every {every} steps" if len(gaps) > 1 and (gaps == every).mean() >= _REGULAR else "bursts"
 
 
-def _device(found: Barriers, host: int, ran: Ints) -> str | None:
-    """Return the device that arrives last in most collectives of the late steps, None if there is none."""
-    runs = found.device[np.isin(found.step, ran), host]
-    most = np.bincount(runs[runs >= 0], minlength=1)
-    return found.devices[most.argmax()] if most.max() > len(runs) / 2 else None
+def _device(found: Barriers, host: int) -> str | None:
+    """Return the device that arrives last in most of the time by which a host is late, None if there is none."""
+    late = np.bincount(found.device[:, host] + 1, found.late[:, host].clip(0))[1:]
+    return found.devices[late.argmax()] if late.max(initial=0) > late.sum() / 2 else None
 
 
 def _by_step(found: Barriers, frame: pl.DataFrame, column: pl.Expr) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,11 +13,12 @@ from tpunb.analysis.barriers import Barriers, barriers, clocks
 from tpunb.analysis.straggler_causes import causes
 from tpunb.errors import NoSteps, wrong
 from tpunb.frames import Hosts, Steps
+from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints
 from tpunb.step_stats.merge_hosts import host_tables
 
 _ALPHA = 0.05  # share of sound jobs in which a host would be named
-_NAMED, _RANKED = 32, 64  # most hosts that are named; whose costs are compared
+_RANKED, _UPPER = 128, 2 / 3  # hosts whose gains are compared: at most, and as a part of all
 _REPLAYED = 16  # hosts, where replica groups separate hosts
 
 
@@ -47,6 +49,11 @@ def hosts(steps: Steps) -> Hosts:
     """
     if not isinstance(steps, Steps):
         raise wrong("hosts", "steps", "be Steps", steps, hint="tp.steps(tp.load(folder))")
+    return _hosts(steps)
+
+
+@memoised
+def _hosts(steps: Steps) -> Hosts:
     tables = host_tables(steps) if steps.by_host is None else steps.by_host
     frame = tables.frame.filter(pl.col("traced") == "full")
     if frame.is_empty():
@@ -85,7 +92,7 @@ def hosts(steps: Steps) -> Hosts:
             }
         ),
         int(frame.group_by("step").agg(pl.col("dur_ps").median())["dur_ps"].sum()),
-        "step ends" if found.name.null_count() else "collectives",
+        found.by,
         found.notes,
     )
 
@@ -149,14 +156,19 @@ def _together(found: Barriers, order: Ints) -> Floats:
 
 
 def _outliers(gains: Floats) -> int:
-    """Return how many of the first hosts cost more than the costs of those after them explain."""
-    scaled = gains[:_RANKED] * np.arange(1, len(gains[:_RANKED]) + 1)
-    most, found = min(_NAMED, (len(gains) + 1) // 2, len(scaled) - 1), 0
-    for k in range(1, most + 1):
-        n = len(scaled) - k  # of equal exponential distribution: their ratio has the F-distribution
-        if scaled[k - 1] > scaled[k:].mean() * n * ((most / _ALPHA) ** (1 / n) - 1):
-            found = k
-    return found
+    """Return how many of the first hosts gain more than the gains of those after them explain.
+
+    Spacings of the largest values of one distribution, times their rank, are exponential, so that the ratio of one to
+    the mean of n has the F-distribution; the probability of any false one among `most` is `_ALPHA` or less.
+    """
+    compared = min(_RANKED, math.ceil(_UPPER * (len(gains) + 1)), int(np.isfinite(gains).sum()))
+    most = max(compared // 2, 1)
+    for k in range(min(most, compared - 1), 0, -1):
+        n = compared - k
+        mean = (gains[k:compared] * np.arange(2, n + 2)).mean()  # the first after k others has rank 1
+        if gains[k - 1] > mean * n * ((most / _ALPHA) ** (1 / n) - 1):
+            return k
+    return 0
 
 
 def _replayed(found: Barriers, costs: Floats, order: Ints) -> tuple[Floats, Ints, Floats]:
@@ -188,11 +200,10 @@ def _replay(found: Barriers, without: Sequence[Sequence[int]]) -> Floats:
         _, edges, sizes = np.unique(component[hosts], return_index=True, return_counts=True)
         least, most = (np.repeat(part.reduceat(wait[hosts], edges), sizes) for part in (np.minimum, np.maximum))
         worked = np.where(np.isfinite(before[hosts]), start[hosts] - before[hosts], most - wait[hosts])
-        arrived = np.where(gone[:, hosts], -np.inf, now[:, hosts] + worked)
-        latest = np.maximum.reduceat(arrived, edges, axis=1)
-        alone = np.maximum.reduceat(now[:, hosts] + worked, edges, axis=1)
-        latest = np.where(np.isfinite(latest), latest, alone)
-        now[:, hosts] = np.repeat(latest, sizes, axis=1) + least
+        arrived = now[:, hosts] + worked
+        earliest = np.minimum.reduceat(arrived, edges, axis=1)  # of a group of which nobody waits for anybody
+        latest = np.maximum.reduceat(np.where(gone[:, hosts], -np.inf, arrived), edges, axis=1)
+        now[:, hosts] = np.repeat(np.maximum(latest, earliest), sizes, axis=1) + least
         before[hosts] = start[hosts] + wait[hosts]
     return np.asarray(now.max(axis=1))
 
@@ -200,18 +211,16 @@ def _replay(found: Barriers, without: Sequence[Sequence[int]]) -> Floats:
 def _lateness(found: Barriers) -> Floats:
     """Return how much later than the median host each came in each step, (steps, hosts)."""
     late = np.zeros((len(found.steps), len(found.hosts)))
-    for rows, hosts in found.blocks:
-        wait = found.wait[np.ix_(rows, hosts)]
-        apart = np.nan_to_num(np.nanmedian(wait, axis=1, keepdims=True) - wait)
-        steps, first = np.unique(found.step[rows], return_index=True)
-        late[np.ix_(steps, hosts)] += np.add.reduceat(apart, first, axis=0)
+    steps, first = np.unique(found.step, return_index=True)
+    if len(steps):
+        late[steps] = np.add.reduceat(found.late, first, axis=0)
     return late
 
 
 def _critical(found: Barriers, skew: Floats) -> pl.DataFrame:
     """Return ``tpunb.schema.CRITICAL``: from the end of each step back, the host that each collective waited for."""
     ends, rows, host, step = found.ends, [], -1, -1
-    known, clocked = np.isfinite(found.wait), not found.name.null_count()
+    known = np.isfinite(found.wait)
     for at in range(len(ends) - 1, -1, -1):
         component = np.where(known[at], found.groups[found.group[at]], -1)
         if found.step[at] != step:  # begins with the host that ended it last
@@ -219,11 +228,12 @@ def _critical(found: Barriers, skew: Floats) -> pl.DataFrame:
         if component[host] < 0:
             continue
         members = np.flatnonzero(component == component[host])
-        last, second = members[np.argsort(found.wait[at, members], kind="stable")[[0, 1 % len(members)]]]
+        waits = found.wait[at, members]
+        last, second = members[waits.argmin()], np.partition(waits, min(1, len(waits) - 1))[min(1, len(waits) - 1)]
         earlier = next((ends[before, last] for before in range(at - 1, -1, -1) if known[before, last]), np.nan)
-        dur = ends[at, last] - earlier if clocked else -found.wait[at, last]
+        dur = ends[at, last] - earlier if found.by == "collectives" else -found.wait[at, last]
         device = int(found.device[at, last])
-        gain = found.wait[at, second] - found.wait[at, last]
+        gain = second - waits.min()
         named = found.hosts[last], None if device < 0 else found.devices[device], found.name[at]
         rows.append((found.steps[step], *named, *(None if np.isnan(time) else round(time) for time in (dur, gain))))
         host = last

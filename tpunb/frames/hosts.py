@@ -74,7 +74,8 @@ class Hosts(Tabular):
         if self.by != "collectives":
             yield f"judged by {self.by}, as no collectives are recorded"
         if lost.len():
-            yield f"{plural(lost.len(), 'host')} or files lost"
+            yield f"{lost.len():,} lost"
+        yield from map(plain, self.notes)
 
     def __repr__(self) -> str:
         return f"Hosts({self.sentence})"
