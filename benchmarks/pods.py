@@ -1,6 +1,6 @@
 """Measure what it costs to read a simulated pod, in this process, on Dask and with XProf, and to find its stragglers.
 
-``python benchmarks/pods.py [--quick]``: XPlane files of 1,000 hosts x 4 chips x 20 steps x 63 operations, some 5 million
+``python benchmarks/pods.py [--quick]``: XPlane files of 1,000 hosts x 4 chips x 20 steps x 63 operations, 5 million
 events, made from a sample. Processor time is user and system time of all threads; each measurement is made in a
 separate process after a small load, so that imports and compilation do not count. The last line is one JSON object:
 
@@ -42,6 +42,7 @@ HOSTS, QUICK = 1000, 200
 CHIPS, STEPS, OPS, COLLECTIVES = 4, 20, 60, 3
 ROUNDS, QUICK_ROUNDS = 9, 2
 SMALL = 3  # files of the load before
+ONE_THREAD = {"POLARS_MAX_THREADS": "1"}  # Dask itself limits other libraries
 TABLES = ("frame", "ops", "devices", "windows")
 
 
@@ -104,7 +105,7 @@ def cluster(workers: int) -> Iterator[Any]:
     """Yield the client of workers of one thread each, which have read a small pod."""
     from distributed import Client, LocalCluster
 
-    options = {"threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
+    options = {"threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1", "env": ONE_THREAD}
     with LocalCluster(n_workers=workers, **options) as local, Client(local) as client:
         yield client
 
@@ -135,8 +136,8 @@ def dask(folder: str, rounds: str) -> dict[str, Any]:
         memory = [now[1], max(of_worker[1] for of_worker in after.values())]
         expected = tp.steps(tp.load(folder))
         pairs = [(getattr(steps, name), getattr(expected, name)) for name in TABLES]
-        for name in ("frame", "ops", "collectives", "lost"):
-            pairs.append((getattr(steps.by_host, name), getattr(expected.by_host, name)))
+        hosts = ("frame", "ops", "collectives", "lost")
+        pairs += [(getattr(steps.by_host, name), getattr(expected.by_host, name)) for name in hosts]
         same = all(one.equals(two) for one, two in pairs)
     return {"one": walls[1], "two": walls[2], "cpu": min(totals), "memory": memory, "same": same}
 

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 import tpunb as tp
-from tpunb import io, schema
+from tpunb import io
 from tpunb.io import cluster_load, dask_engine, job_parts, storage
 from tpunb.io.host_files import HostFile, distinct, strangers
 from tpunb.step_stats.merge_hosts import of_job
@@ -117,7 +117,9 @@ def test_files_above_the_limit_are_reduced_and_others_keep_their_events(program,
 
 def window(host, start_ns, first=0, n=4):
     steps = [(first + k, start_ns + k * MS, start_ns + (k + 1) * MS) for k in range(n)]
-    return toy_window(start_ns, start_ns + n * MS, steps, [("MatMul", begin, begin + MS // 2) for _, begin, _ in steps], host=host)
+    return toy_window(
+        start_ns, start_ns + n * MS, steps, [("MatMul", begin, begin + MS // 2) for _, begin, _ in steps], host=host
+    )
 
 
 def test_two_sessions_of_one_host_are_one_host(tmp_path, few):
@@ -256,7 +258,9 @@ def test_files_that_workers_do_not_see_are_named(lossy, client):
 
 def test_workers_of_another_version_are_refused(lossy, client, monkeypatch):
     monkeypatch.setattr(dask_engine, "version", lambda name: "9.9")
-    with pytest.raises(tp.TpunbError, match=r"^worker tcp://127\S+ has tpunb \S+, polars \S+, this process has") as caught:
+    with pytest.raises(
+        tp.TpunbError, match=r"^worker tcp://127\S+ has tpunb \S+, polars \S+, this process has"
+    ) as caught:
         tp.load(lossy, client=client)
     assert caught.value.hint == "install the same versions on the workers"
 
@@ -264,7 +268,7 @@ def test_workers_of_another_version_are_refused(lossy, client, monkeypatch):
 def test_a_scheduler_that_is_not_there_is_an_error_in_one_line(lossy, monkeypatch):
     pytest.importorskip("distributed")
     monkeypatch.setattr(dask_engine, "_CONNECT_S", 0.3)
-    with pytest.raises(tp.TpunbError, match="the scheduler tcp://127.0.0.1:9 cannot be reached") as caught:
+    with pytest.raises(tp.TpunbError, match=r"the scheduler tcp://127.0.0.1:9 cannot be reached") as caught:
         tp.load(lossy, client="tcp://127.0.0.1:9")
     assert "\n" not in str(caught.value)
     assert "dask scheduler" in caught.value.hint
@@ -280,7 +284,7 @@ def test_without_distributed_the_extra_is_named(lossy, monkeypatch):
 @pytest.mark.parametrize("wrong", [5, object()], ids=repr)
 def test_what_is_no_client_is_refused(lossy, wrong):
     pytest.importorskip("distributed")
-    with pytest.raises(TypeError, match="The client parameter of load must be a synchronous distributed.Client"):
+    with pytest.raises(TypeError, match=r"The client parameter of load must be a synchronous distributed.Client"):
         tp.load(lossy, client=wrong)
 
 

@@ -1,6 +1,7 @@
 """Phases of a job: a phase is a property of the job's step, whatever the number of its hosts."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -210,11 +211,13 @@ def test_real_captures_as_four_hosts_have_the_phases_of_one(real_profiles, tmp_p
 @given(cuts=st.sets(st.integers(1, 7)), seed=st.integers(0, 9))
 def test_parts_merge_to_the_same_job_wherever_they_are_cut(cuts, seed):
     rng = np.random.default_rng(seed)
-    hosts = [host_of(toy_steps("aabbab"), f"host-{n}", 1 + 0.1 * rng.random(), int(rng.integers(0, 4))) for n in range(8)]
+    hosts = [
+        host_of(toy_steps("aabbab"), f"host-{n}", 1 + 0.1 * rng.random(), int(rng.integers(0, 4))) for n in range(8)
+    ]
     runs = schema.empty(schema.HOST_COLLECTIVES)
     whole = job_tables.job(job_tables.tables(joined(*hosts), runs))
     edges = [0, *sorted(cuts), 8]
-    parts = [job_tables.tables(joined(*hosts[a:b]), runs) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [job_tables.tables(joined(*hosts[a:b]), runs) for a, b in pairwise(edges)]
     merged = job_tables.job(job_tables.merge(parts))
     for table in ("frame", "ops", "devices"):
         assert getattr(merged, table).equals(getattr(whole, table)), table

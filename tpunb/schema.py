@@ -16,8 +16,8 @@ from tpunb.text import format_error
 Schema = dict[str, pl.DataType]
 
 Aggregation = Literal["first", "min", "max", "sum", "mean", "middle"]
-"""How values become one, nulls left out: "mean" is weighted by ``dur_ps`` over windows and plain over devices and hosts,
-"middle" is the lower median."""
+"""How values become one, nulls left out. "mean" is weighted by ``dur_ps`` over windows and plain over devices and
+hosts; "middle" is the lower median."""
 
 NAME = pl.Categorical()
 SIDE = pl.Enum(["host", "device"])
@@ -193,15 +193,16 @@ STEPS = _frame(
     annotation_ps=Column(
         _INT, "Duration of the annotation on the host, in picoseconds, null without one.", "max", hosts="max"
     ),
-    input_ps=Column(
-        _INT, "Time in which the host waits for the input pipeline, in picoseconds.", "sum", hosts="max"
-    ),
+    input_ps=Column(_INT, "Time in which the host waits for the input pipeline, in picoseconds.", "sum", hosts="max"),
     compile_ps=Column(_INT, "Time in which the host compiles, in picoseconds.", "sum", hosts="max"),
     callbacks_ps=Column(
         _INT, "Time in callbacks of the framework by the host clock, in picoseconds.", "max", hosts="max"
     ),
     dispatch_ps=Column(
-        _INT, "Time before the step is dispatched, without input wait and callbacks, in picoseconds.", "max", hosts="max"
+        _INT,
+        "Time before the step is dispatched, without input wait and callbacks, in picoseconds.",
+        "max",
+        hosts="max",
     ),
     step_skew_ps=Column(
         _INT,

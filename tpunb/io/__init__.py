@@ -164,13 +164,15 @@ def _load_list(paths: Iterable[PathLike], engine: Any) -> Profile:
         else:
             profiles += _profiles(location, files)
     if profiles and runs:
-        raise TpunbError(f"{next(iter(runs))} is a run, not a raw profile", hint="load runs and raw profiles one by one")
+        raise TpunbError(
+            f"{next(iter(runs))} is a run, not a raw profile", hint="load runs and raw profiles one by one"
+        )
     if not profiles and not runs:
         raise ProfileNotFound("the list of profiles is empty")
     if runs and engine is None and len(runs) <= MANY:
         return run_lists.together([run_folder.read(folder, files) for folder, files in runs.items()])
-    files = _unique(profiles or [*runs])
-    return _raw_files(files, files[0].name, files[0].parent.source, engine, len(files) > 1)
+    found = _unique(profiles or [*runs])
+    return _raw_files(found, found[0].name, found[0].parent.source, engine, len(found) > 1)
 
 
 def _profiles(folder: Location, files: Mapping[str, Location]) -> list[Location]:

@@ -38,8 +38,8 @@ class Engine(Protocol):
         """Return one part."""
 
 
-class Here:
-    """This process."""
+class _Here:
+    """Reduce parts in this process."""
 
     def __init__(self, bar: logdir.Bar) -> None:
         self.part = partial(reduced, bar=bar)
@@ -67,7 +67,7 @@ def read(files: Sequence[Location], name: str, source: Any, engine: Engine | Non
     """
     chunks = [[(number, files[number]) for number in chunk] for chunk in chunked(files)]
     with closing(logdir.Bar(files)) as bar:
-        engine = engine or Here(bar)
+        engine = engine or _Here(bar)
         total = Part()
         for chunk, part in zip(chunks, engine.parts(chunks), strict=True):
             known = {**total.files, **part.files}
@@ -116,7 +116,9 @@ def _profile(total: Part, name: str, source: Any, lost: Sequence[tuple[str, str]
             warnings.warn(merge_hosts.unmatched_message(name, tables.unmatched), stacklevel=5)
         sessions = {session: number for number, session in enumerate(dict.fromkeys(file.session for file in files))}
         number = pl.Series([sessions[file.session] for file in files], dtype=pl.Int64)
-        wall = WallClock(span_ps, True, spans=frames["spans"], stalls=frames["stalls"]) if len(frames["spans"]) else None
+        wall = (
+            WallClock(span_ps, True, spans=frames["spans"], stalls=frames["stalls"]) if len(frames["spans"]) else None
+        )
         stored = merge_hosts.with_facts(job_tables.job(tables), windows.with_columns(window=number), wall, rows)
     kind = device_kinds(hardware)
     return Profile(

@@ -112,7 +112,7 @@ class DaskEngine:
         last = time.monotonic()
         while True:
             try:
-                wait(futures, timeout=_TURN_S)
+                wait(futures, timeout=_TURN_S)  # type: ignore[no-untyped-call]
                 return
             except TimeoutError:
                 self._check_running()
@@ -125,7 +125,9 @@ class DaskEngine:
             raise self._lost(f"the client is {self.client.status}")
 
     def _lost(self, reason: str) -> TpunbError:
-        return TpunbError(f"lost the scheduler {self._name}: {reason}", hint="check that the cluster runs, and load again")
+        return TpunbError(
+            f"lost the scheduler {self._name}: {reason}", hint="check that the cluster runs, and load again"
+        )
 
 
 def versions() -> dict[str, str]:

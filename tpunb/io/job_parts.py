@@ -87,7 +87,7 @@ def reduced(files: Numbered, bar: Any = lambda _: None) -> Part:
         except TpunbError as error:
             return file, error
 
-    remote = any(isinstance(path, Location) and path.url or "://" in str(path) for _, path in files)
+    remote = any((isinstance(path, Location) and path.url) or "://" in str(path) for _, path in files)
     with ThreadPoolExecutor(_FETCHES if remote else 1) as pool:
         for (number, _), (file, answer) in zip(files, pool.map(fetched, [path for _, path in files]), strict=True):
             if isinstance(answer, TpunbError):
@@ -156,9 +156,7 @@ def _of_events(contents: Mapping[int, tuple[Location, Bytes]]) -> Part:
         if each.start_ns is not None and each.stop_ns is not None:
             begin, dur = moves[number], (each.stop_ns - each.start_ns) * 1000
         host = each.hosts[0] if each.hosts else ""
-        files[number] = HostFile(
-            file.name, file.session, host, each.start_ns, each.stop_ns, count, frozenset(numbers)
-        )
+        files[number] = HostFile(file.name, file.session, host, each.start_ns, each.stop_ns, count, frozenset(numbers))
         rows.append((str(number), number, begin, dur, dur, len(data), count, len(numbers)))
     tables = job_tables.tables(steps, merge_hosts.last_arrivals(runs), origin_ns) if len(steps) else None
     return Part(tables, files, _windows(rows), hardware=hardware, lost=lost, origin_ns=origin_ns)
@@ -183,13 +181,14 @@ def _decoded(
     if batch is not None:
         frames.append(batch[0])
         origin_ns, facts = batch[1], dict(zip(xplanes, batch[2], strict=True))
-    for number in contents.keys() - xplanes.keys() - lost.keys():
+    for number in sorted(contents.keys() - xplanes.keys() - lost.keys()):
         try:
             one = logdir.decoded(*contents[number])
         except BadProfile as error:
             lost[number] = str(error).removeprefix(f"{contents[number][0]}: ")
             continue
-        lane, host = pl.col("lane") + (int(frames[-1]["lane"].max() or -1) + 1), pl.lit(str(number))
+        lanes = max((int(frame["lane"].to_numpy().max()) + 1 for frame in frames if len(frame)), default=0)
+        lane, host = pl.col("lane") + lanes, pl.lit(str(number))
         frames.append(schema.check(one.events.with_columns(lane, host=host), schema.EVENTS, "events"))
         hardware = one.hardware.with_columns(host=host)
         facts[number] = XSpaceFacts([one.host] * bool(one.host), one.start_ns, one.stop_ns, hardware, [], [])

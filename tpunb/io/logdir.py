@@ -330,6 +330,7 @@ def _part(file: Location, bar: Bar) -> Decoded:
 
 
 def decoded(file: Location, data: storage.Bytes) -> Decoded:
+    """Return the contents of a file."""
     if ".xplane.pb" in file.name:
         from tpunb.io import xplane
 
@@ -361,6 +362,7 @@ class Bar:
         self._lock = threading.Lock()
 
     def __call__(self, count: int) -> None:
+        """Add bytes that were read."""
         if self.cancelled:
             raise CancelledError
         with self._lock:
@@ -374,5 +376,6 @@ class Bar:
                     self._bar = tqdm(total=self._total, initial=self._done, unit="B", unit_scale=True, leave=False)
 
     def close(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import polars as pl
 
@@ -87,7 +88,7 @@ def _changed(run: Profile, change: pl.Expr) -> Profile:
     """Return a run with a column changed in all tables, those of raw events included."""
     steps, read, details = _stored(run), run.read_events, run.read_details
 
-    def tables(owner: object, names: Sequence[str]) -> dict[str, pl.DataFrame]:
+    def tables(owner: object, names: Sequence[str]) -> dict[str, Any]:
         return {name: getattr(owner, name).with_columns(change) for name in names}
 
     return replace(
@@ -113,4 +114,5 @@ def _events(runs: Sequence[Profile]) -> pl.DataFrame:
 
 
 def _details(runs: Sequence[Profile], kind: str) -> pl.DataFrame:
-    return pl.concat([getattr(run, kind) for run in runs])
+    rows: pl.DataFrame = pl.concat([getattr(run, kind) for run in runs])
+    return rows

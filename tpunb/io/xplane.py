@@ -399,17 +399,22 @@ class _XSpace:
         mxu, hosts = stats.real(_MXU), self.top.sub(_HOSTNAMES).parent
         of_file = [self.file == file for file in range(len(self.top))]
         percent = [_first(mxu, cpus & mine) for mine in of_file]
-        devices = [(*row, None if (share := percent[file]) is None else share / 100) for file, row in self._hardware(stats)]
+        devices = [
+            (*row, None if (share := percent[file]) is None else share / 100) for file, row in self._hardware(stats)
+        ]
         hardware = pl.DataFrame(devices, schema=schema.HARDWARE, orient="row")
         edges = np.append(0, np.cumsum([np.count_nonzero(self.on_device & self.active & mine) for mine in of_file]))
+        spans = [[_first(time, tasks & mine) for time in times] for mine in of_file]
         return [
             XSpaceFacts(
                 [self.hosts[row] for row in np.flatnonzero(hosts == file).tolist()],
-                *(_first(time, tasks & mine) for time in times),
+                spans[file][0],
+                spans[file][1],
                 hardware[edges[file] : edges[file + 1]],
-                *([], []),
+                [],
+                [],
             )
-            for file, mine in enumerate(of_file)
+            for file in range(len(of_file))
         ]
 
     def _hardware(self, stats: Stats) -> Iterator[tuple[int, tuple[str, str, str, float | None, float | None]]]:

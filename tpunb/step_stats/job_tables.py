@@ -95,11 +95,11 @@ def tables(steps: Steps, collectives: pl.DataFrame, origin_ns: int | None = None
         _shifted(rows, shifts, "host") for rows in (frame, ops, steps.devices, collectives)
     )
     traced = frame.select("host", "step", "traced")
-    role = pl.col("host").replace(of_host).alias("role")
+    named = pl.col("host").replace(of_host).alias("role")
     return JobTables(
         frame=frame,
-        ops=_ops(ops.join(traced, on=["host", "step"], maintain_order="left").with_columns(role)),
-        devices=_devices(_summable(devices.with_columns(role))),
+        ops=_ops(ops.join(traced, on=["host", "step"], maintain_order="left").with_columns(named)),
+        devices=_devices(_summable(devices.with_columns(named))),
         host_ops=host_ops,
         collectives=collectives,
         stages=steps.input_stages,
@@ -179,7 +179,8 @@ def moved(tables: JobTables, by_ps: int) -> JobTables:
     if not by_ps:
         return tables
     frames = {
-        name: getattr(tables, name).with_columns(pl.col("start_ps") + by_ps) for name in ("frame", "devices", "collectives")
+        name: getattr(tables, name).with_columns(pl.col("start_ps") + by_ps)
+        for name in ("frame", "devices", "collectives")
     }
     first = {role: replace(host, ends=host.ends + by_ps) for role, host in tables.first.items()}
     return replace(tables, **frames, first=first)
@@ -216,8 +217,8 @@ def job(tables: JobTables) -> Steps:
     mean = [(pl.col(name) / pl.col("hosts")).round().cast(pl.Int64) for name in _TIMES[1:]]
     ops = ops.with_columns((pl.col("count") / pl.col("hosts")).ceil().cast(pl.Int64), *mean, host="role")
     ops = ops.sort("host", "step", "side", pl.col("op").cast(pl.String))
-    stages = tables.stages.with_columns(pl.col("host").replace(of_host)).group_by("host", "stage")
-    stages = stages.agg(pl.col("time_ps").mean().round().cast(pl.Int64)).sort("host", "stage")
+    by_stage = tables.stages.with_columns(pl.col("host").replace(of_host)).group_by("host", "stage")
+    stages = by_stage.agg(pl.col("time_ps").mean().round().cast(pl.Int64)).sort("host", "stage")
     return Steps(
         frame,
         ops,
@@ -249,7 +250,9 @@ def _steps(rows: pl.DataFrame) -> pl.DataFrame:
     frame = rows.group_by(key, maintain_order=True).agg(
         *over_hosts(names),
         step_skew_ps=pl.when(several).then(outside.max() - outside.min()),
-        slowest_host=pl.when(several).then(pl.col("host").sort_by(outside, descending=True, maintain_order=True).first()),
+        slowest_host=pl.when(several).then(
+            pl.col("host").sort_by(outside, descending=True, maintain_order=True).first()
+        ),
     )
     return frame.rename({"role": "host"})
 

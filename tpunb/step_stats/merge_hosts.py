@@ -54,7 +54,9 @@ def gaps(hosts: Set[str], others: Set[str] = frozenset()) -> list[str]:
     count = max(numbers) - min(numbers) + 1
     if 4 * (count - len(numbers)) > len(numbers):
         return []
-    return [f"{prefix}{number:0{width}d}" for number in range(min(numbers), min(numbers) + count) if number not in numbers]
+    return [
+        f"{prefix}{number:0{width}d}" for number in range(min(numbers), min(numbers) + count) if number not in numbers
+    ]
 
 
 def of_job(steps: Steps) -> Steps:

@@ -1,17 +1,18 @@
 """Roles of the hosts of a job, and which of their steps are one step of the job.
 
-Hosts that run one program have one role. They do if both have devices, or none, and a step of one runs the operations of
-a step of the other. Without such steps they do if they spend half of their time in operations that both have, unless
+Hosts that run one program have one role. They do if both have devices, or none, and a step of one runs the operations
+of a step of the other. Without such steps they do if they spend half of their time in operations that both have, unless
 each repeats its steps exactly, as the stages of a pipeline. Hosts without operations join the first role.
 
 Steps of hosts of one role are one step if their numbers are equal and the program gave them: by annotations or by the
 step clock. Else a host is moved by the number of steps at which its steps end as far apart as those of the first host:
 collectives end together on all hosts, so the times between their ends differ by microseconds, those of other steps by
-the jitter of step time. Where several numbers fit, the clocks of the hosts decide, if they agree to a quarter of a step.
+the jitter of step time. Where several numbers fit, the clocks decide, if they agree to a quarter of a step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,7 +107,9 @@ def members(frame: pl.DataFrame, host_ops: pl.DataFrame, collectives: pl.DataFra
     facts = placed.group_by("host", maintain_order=True).agg(
         numbered.all().alias("numbered"), full.unique(), repeated=full.is_duplicated().mean().fill_null(0.0), n=pl.len()
     )
-    steps, times = (column.fill_null(0).to_numpy() for column in placed.select("step", pl.coalesce("end_ps", "start_ps")))
+    steps, times = (
+        column.fill_null(0).to_numpy() for column in placed.select("step", pl.coalesce("end_ps", "start_ps"))
+    )
     ops = {str(host): rows for (host,), rows in host_ops.partition_by("host", as_dict=True).items()}
     of_host, at = dict[str, Member](), 0
     for host, is_numbered, prints, repeated, n in facts.iter_rows():
@@ -115,10 +118,12 @@ def members(frame: pl.DataFrame, host_ops: pl.DataFrame, collectives: pl.DataFra
         known = steps[at : at + n], times[at : at + n], frozenset(prints), repeated
         of_host[host] = Member(host, is_numbered, *known, on_device if len(on_device) else rows, len(on_device) > 0)
         at += n
-    return sorted((of_host[host] for host in frame["host"].unique(maintain_order=True)), key=lambda host: not len(host.ops))
+    return sorted(
+        (of_host[host] for host in frame["host"].unique(maintain_order=True)), key=lambda host: not len(host.ops)
+    )
 
 
-def place(roles: dict[str, Member], host: Member) -> tuple[str, int, bool]:
+def place(roles: Mapping[str, Member], host: Member) -> tuple[str, int, bool]:
     """Return the role of a host, how far its step numbers move, and whether its steps match those of the role.
 
     A host of a new role, or one whose steps do not match, has a role of its own: that of its name.
