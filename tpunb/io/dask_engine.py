@@ -51,7 +51,7 @@ def connected(client: Any) -> Iterator[DaskEngine]:
 class DaskEngine:
     """The workers of a client.
 
-    A file that kills its worker as often as the scheduler allows, three times by default, gives no host.
+    A file that kills its worker more times than the scheduler allows (by default 3) gives no host.
     """
 
     def __init__(self, client: Any) -> None:
