@@ -80,8 +80,8 @@ def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
         runs = schema.check(runs, schema.HOST_COLLECTIVES, "collectives")
     names, lost = _in_order({*frame["host"]}), {re.sub(_FILE, "", name) for name in tables.lost["what"]}
     host = _places(runs["host"], names)
-    devices = sorted(runs["device"].cast(pl.String).drop_nulls().unique())
-    texts = runs["groups"].cast(pl.String).drop_nulls().unique().sort().to_list()
+    devices = _texts(runs["device"])
+    texts = _texts(runs["groups"])
     roles = [tables.roles.get(name) for name in names]
     role = np.array([[*dict.fromkeys(roles)].index(name) for name in roles])
     steps, step = factorize(runs["step"].to_numpy())
@@ -122,9 +122,19 @@ def _in_order(names: set[str]) -> list[str]:
     return sorted(names, key=lambda name: [(len(part), part) for part in re.split(r"(\d+)", name)])
 
 
+def _texts(column: pl.Series) -> list[str]:
+    """Return the distinct texts of a column of names, sorted."""
+    return sorted(column.unique().drop_nulls().cast(pl.String))
+
+
 def _places(column: pl.Series, names: list[str]) -> Ints:
-    """Return the place of each text among names, -1 for null."""
-    return column.cast(pl.Enum(names)).to_physical().cast(pl.Int64).fill_null(-1).to_numpy()
+    """Return the place of each text of a column among names, -1 for null; a text may be long, so each is read once."""
+    distinct = column.unique().drop_nulls()
+    place = dict(zip(names, range(len(names)), strict=True))
+    of_code = {code: place[text] for code, text in zip(distinct.to_physical(), distinct.cast(pl.String), strict=True)}
+    places = np.full(max(of_code, default=-1) + 2, -1)
+    places[[*of_code]] = [*of_code.values()]
+    return np.asarray(places[column.to_physical().fill_null(len(places) - 1).to_numpy()])
 
 
 def _programs(runs: pl.DataFrame) -> Ints:
