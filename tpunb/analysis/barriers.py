@@ -69,10 +69,11 @@ def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
     Point-to-point transfers are left out: nobody else waits for them. Programs have numbers of their own on each host
     if their ids differ.
     """
-    runs = tables.collectives.filter(pl.col("instance") > 0, ~pl.col("name").cat.starts_with("collective-permute"))
+    to_one = pl.col("name").cat.starts_with("collective-permute").fill_null(value=False)
+    runs = tables.collectives.filter(pl.col("instance") > 0, ~to_one)
     if frame.height < tables.frame.height:
-        key = frame.select(pl.col("host").cast(schema.NAME), "step")
-        runs = runs.join(key, on=["host", "step"], how="semi", maintain_order="left")
+        full = frame.select(pl.col("host").cast(schema.NAME), "step")
+        runs = runs.join(full, on=["host", "step"], how="semi", maintain_order="left")
     by = "step ends" if runs.is_empty() else "collectives"
     if runs.is_empty():
         absent = [pl.lit(None).alias(name) for name in ("program", "name", "device", "groups")]
@@ -80,17 +81,15 @@ def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
         runs = schema.check(runs, schema.HOST_COLLECTIVES, "collectives")
     names, lost = _in_order({*frame["host"]}), {re.sub(_FILE, "", name) for name in tables.lost["what"]}
     host = _places(runs["host"], names)
-    devices = _texts(runs["device"])
-    texts = _texts(runs["groups"])
+    devices, texts, ops = (_texts(runs[name]) for name in ("device", "groups", "name"))
     roles = [tables.roles.get(name) for name in names]
     role = np.array([[*dict.fromkeys(roles)].index(name) for name in roles])
     steps, step = factorize(runs["step"].to_numpy())
-    place = step
-    names_of, instances = runs["name"].to_physical().fill_null(0), runs["instance"]
-    for code in (role[host], _programs(runs), names_of.to_numpy().astype(np.int64), instances.to_numpy()):
-        place = place * (int(code.max()) + 1) + code
-    _, instance = factorize(place)
-    n = int(instance.max()) + 1
+    key = step
+    for code in (role[host], _programs(runs), _places(runs["name"], ops) + 1, runs["instance"].to_numpy()):
+        key = key * (int(code.max()) + 1) + code
+    distinct, instance = factorize(key)
+    n = len(distinct)
     first = np.zeros(n, np.int64)
     first[instance[::-1]] = np.arange(len(instance))[::-1]
     wait, start = np.full((2, n, len(names)), np.nan)
