@@ -8,7 +8,7 @@ import polars as pl
 from tpunb.frames import Steps
 from tpunb.frames.host_tables import HostTables
 from tpunb.schema import HOST_COLLECTIVES, HOST_OPS, NAME, OPS, STEPS
-from tpunb.testing.pod import Pod, before, launched, weights
+from tpunb.testing.pod import Pod, before, launched, slow_time
 from tpunb.testing.pod_files import local
 
 
@@ -65,10 +65,13 @@ def _ops(pod: Pod, ends: np.ndarray) -> pl.DataFrame:
     hosts, chips, steps, n = pod.arrivals.shape
     runs, shared = pod.program.runs, pod.program.collectives
     segment = runs["segment"].to_numpy()
-    work = pod.arrivals.sum(axis=2, dtype=np.float64) - launched(pod, slice(None)).sum(axis=1)[:, None]
-    share = np.stack([weights(pod, host) for host in range(hosts)])
-    total = share * (work / (share @ (segment[:, None] == np.arange(n))))[..., segment]
-    times = np.hstack([total.sum(axis=1), _shared(pod, ends).sum(axis=1)])
+    work = pod.arrivals.sum(axis=(1, 2), dtype=np.float64) - chips * launched(pod, slice(None)).sum(axis=1)
+    extra = np.zeros((hosts, len(segment)))
+    for host in pod.slow:
+        extra[host] = slow_time(pod, host).sum(axis=(0, 1))
+    of_segment, durs = (segment[:, None] == np.arange(n)).astype(float), runs["dur_ps"].to_numpy()
+    total = extra + durs * ((work - extra @ of_segment) / (durs @ of_segment))[:, segment]
+    times = np.hstack([total, _shared(pod, ends).sum(axis=1)])
     ops = pl.concat([runs["op"], shared["op"]])
     columns = {"host": np.repeat(pod.hosts, len(ops)), "op": pl.concat([ops] * hosts), "self_ps": times.ravel()}
     sums = pl.DataFrame(columns).group_by("host", "op", maintain_order=True)

@@ -67,7 +67,7 @@ def test_a_host_costs_the_time_from_the_second_last_arrival_to_its_own():
     # h2 is last by 30 and 40, h0 by 10; three ways tied, none costs anything
     assert {host: cost for host, (cost, _) in costs(found).items()} == {"h2": 70, "h0": 10, "h1": 0}
     last = {host: share for host, (_, share) in costs(found).items()}
-    assert (last["h2"], sum(last.values())) == (pytest.approx(0.5, abs=0.25), 1)
+    assert last == {"h2": 0.5, "h0": 0.25, "h1": 0}  # the last three tie
     assert found.frame["together_ps"].to_list() == [70 * US, 90 * US, 90 * US]  # then the second waits for nobody
     assert found.span_ps == (50 + 30 + 60 + 10 + 40) * US
     assert found.by == "collectives"
@@ -166,6 +166,7 @@ def test_a_sound_pod_names_no_host(hosts):
 
 def test_equal_hosts_cost_nothing_and_one_slow_copy_is_named():
     assert tp.hosts(job(np.full((5, 2, 8), 100))).frame.select(pl.col("costs_ps", "named").sum()).row(0) == (0, 0)
+    assert repr(tp.hosts(job(np.full((5, 2, 8), 100)))) == "Hosts(8 hosts, none delays the others)"
     found = tp.hosts(job(np.where(np.arange(8) == 3, 125, np.full((5, 2, 8), 100))))
     assert found.frame.filter("named")["host"].to_list() == ["h3"]
     assert found.frame["costs_ps"][0] == 5 * 2 * 25 * US
@@ -198,7 +199,7 @@ def replay(work, groups, transfer=10, without=()):
     return now.max(), rows
 
 
-def grouped(work, texts, recorded=None):
+def grouped(work, texts, recorded=None, gone=None):
     groups = [[[int(n) for n in g.split(",")] for g in text.strip("{}").split("},{")] for text in texts]
     _, rows = replay(work, groups)
     names = ["host", "step", "place", "start_ps", "dur_ps"]
@@ -210,7 +211,10 @@ def grouped(work, texts, recorded=None):
         groups=pl.col("place").replace_strict(dict(enumerate(recorded or texts))),
         program=None, instance=1, device=None,
     )  # fmt: skip
-    return tp.hosts(job(np.full((len(work), 1, 8), 100), collectives=shared)), groups
+    lost = pl.DataFrame({"what": [f"run/{gone}.xplane.pb"] * (gone is not None), "reason": "empty"}, schema=schema.LOST)
+    frame = job(np.full((len(work), 1, 8), 100)).by_host.frame.filter(pl.col("host") != (gone or ""))
+    shared = shared.filter(pl.col("host") != (gone or ""))
+    return tp.hosts(job(np.full((len(work), 1, 8), 100), collectives=shared, frame=frame, lost=lost)), groups
 
 
 def test_a_victim_is_not_blamed_for_the_host_that_its_group_waits_for():
@@ -238,6 +242,15 @@ def test_a_delay_of_one_group_costs_what_reaches_the_others():
         ("h1", 10 * 10, 10 * 10),
         ("h6", 0, 10 * 40),
     ]
+
+
+def test_groups_are_counted_with_the_hosts_that_are_lost():
+    rng = np.random.default_rng(0)
+    work = rng.uniform(100, 101, (20, 1, 8))
+    work[:, 0, 6] += 40
+    found, _ = grouped(work, ["{{0,1,2,3},{4,5,6,7}}"], gone="h2")
+    assert found.notes == ()
+    assert found.frame.filter("named")["host"].to_list() == ["h6"]
 
 
 def test_groups_that_do_not_fit_the_hosts_are_left_out_and_named():
@@ -276,13 +289,14 @@ def test_a_job_of_one_host_waits_for_nobody():
     found = tp.hosts(toy_steps("aabb"))
     assert found.frame.select("host", "named", "costs_ps", "last").rows() == [("toy", False, None, None)]
     assert found.critical.is_empty()
-    alone = "1 host, none costs more than their spread explains"
-    assert repr(found) == f"Hosts({alone}; judged by step ends, as no collectives are recorded)"
+    assert repr(found) == "Hosts(1 host, none waits for another)"
 
 
 def test_two_hosts_are_compared_but_none_is_named():
     found = tp.hosts(job([[[10, 50]]]))
     assert found.frame.select("host", "named", "costs_ps").row(0) == ("h1", False, 40 * US)
+    most = "none delays the others more than their spread explains, h1 by 66.67 % of step time"
+    assert repr(found) == f"Hosts(2 hosts, {most})"
 
 
 def test_a_job_without_full_steps_or_of_another_type_is_refused():

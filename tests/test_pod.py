@@ -194,6 +194,19 @@ def test_a_slow_operation_is_slow_on_one_device_in_some_steps(tmp_path):
     assert simulated.cost_ps(1) == pytest.approx(2 * TWO.step_ps, rel=0.1)
 
 
+def test_a_slow_operation_is_as_long_as_ever_in_other_steps(tmp_path):
+    fault = Fault("slow chip", (1,), 0.1, every=5, op="fusion.10")
+    pod(TWO, hosts=2, steps=10, faults=[fault], folder=tmp_path)
+    events = tp.load(tmp_path).events.filter(pl.col("host") == "pod-0001", pl.col("plane") == "/device:TPU:0")
+    durs = {
+        name: events.filter(pl.col("name") == name)["dur_ps"].to_numpy() / MS for name in ("fusion.00", "fusion.10")
+    }
+    slow = np.arange(10) % 5 == 4
+    assert durs["fusion.00"] == pytest.approx(3, rel=0.05)
+    assert durs["fusion.10"][~slow] == pytest.approx(4, rel=0.05)
+    assert durs["fusion.10"][slow] == pytest.approx(4 + 0.5 * TWO.step_ps / MS, rel=0.05)
+
+
 def test_lost_files_are_lost_as_named(tmp_path):
     kinds = ["missing", "empty", "cut", "garbage", "doubled", "other run"]
     pod(TWO, hosts=8, steps=4, faults=[Fault(kind, (n,)) for n, kind in enumerate(kinds)], folder=tmp_path)

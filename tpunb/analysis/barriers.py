@@ -69,10 +69,11 @@ def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
     Point-to-point transfers are left out: nobody else waits for them. Programs have numbers of their own on each host
     if their ids differ.
     """
-    runs = tables.collectives.filter(pl.col("instance") > 0, ~pl.col("name").cat.starts_with("collective-permute"))
+    to_one = pl.col("name").cat.starts_with("collective-permute").fill_null(value=False)
+    runs = tables.collectives.filter(pl.col("instance") > 0, ~to_one)
     if frame.height < tables.frame.height:
-        key = frame.select(pl.col("host").cast(schema.NAME), "step")
-        runs = runs.join(key, on=["host", "step"], how="semi", maintain_order="left")
+        full = frame.select(pl.col("host").cast(schema.NAME), "step")
+        runs = runs.join(full, on=["host", "step"], how="semi", maintain_order="left")
     by = "step ends" if runs.is_empty() else "collectives"
     if runs.is_empty():
         absent = [pl.lit(None).alias(name) for name in ("program", "name", "device", "groups")]
@@ -80,17 +81,15 @@ def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
         runs = schema.check(runs, schema.HOST_COLLECTIVES, "collectives")
     names, lost = _in_order({*frame["host"]}), {re.sub(_FILE, "", name) for name in tables.lost["what"]}
     host = _places(runs["host"], names)
-    devices = sorted(runs["device"].cast(pl.String).drop_nulls().unique())
-    texts = runs["groups"].cast(pl.String).drop_nulls().unique().sort().to_list()
+    devices, texts, ops = (_texts(runs[name]) for name in ("device", "groups", "name"))
     roles = [tables.roles.get(name) for name in names]
     role = np.array([[*dict.fromkeys(roles)].index(name) for name in roles])
     steps, step = factorize(runs["step"].to_numpy())
-    place = step
-    names_of, instances = runs["name"].to_physical().fill_null(0), runs["instance"]
-    for code in (role[host], _programs(runs), names_of.to_numpy().astype(np.int64), instances.to_numpy()):
-        place = place * (int(code.max()) + 1) + code
-    _, instance = factorize(place)
-    n = int(instance.max()) + 1
+    key = step
+    for code in (role[host], _programs(runs), _places(runs["name"], ops) + 1, runs["instance"].to_numpy()):
+        key = key * (int(code.max()) + 1) + code
+    distinct, instance = factorize(key)
+    n = len(distinct)
     first = np.zeros(n, np.int64)
     first[instance[::-1]] = np.arange(len(instance))[::-1]
     wait, start = np.full((2, n, len(names)), np.nan)
@@ -122,9 +121,19 @@ def _in_order(names: set[str]) -> list[str]:
     return sorted(names, key=lambda name: [(len(part), part) for part in re.split(r"(\d+)", name)])
 
 
+def _texts(column: pl.Series) -> list[str]:
+    """Return the distinct texts of a column of names, sorted."""
+    return sorted(column.unique().drop_nulls().cast(pl.String))
+
+
 def _places(column: pl.Series, names: list[str]) -> Ints:
-    """Return the place of each text among names, -1 for null."""
-    return column.cast(pl.Enum(names)).to_physical().cast(pl.Int64).fill_null(-1).to_numpy()
+    """Return the place of each text of a column among names, -1 for null; a text may be long, so each is read once."""
+    distinct = column.unique().drop_nulls()
+    place = dict(zip(names, range(len(names)), strict=True))
+    of_code = {code: place[text] for code, text in zip(distinct.to_physical(), distinct.cast(pl.String), strict=True)}
+    places = np.full(max(of_code, default=-1) + 2, -1)
+    places[[*of_code]] = [*of_code.values()]
+    return np.asarray(places[column.to_physical().fill_null(len(places) - 1).to_numpy()])
 
 
 def _programs(runs: pl.DataFrame) -> Ints:

@@ -120,7 +120,7 @@ def _costs(found: Barriers, tops: Sequence[tuple[Ints, Floats]]) -> tuple[Floats
     costs, last = np.zeros((2, len(took)))
     for who, wait in tops:
         costs += np.bincount(who[:, 0], wait[:, 1] - wait[:, 0], len(took))
-        last += np.bincount(who[:, 0], minlength=len(took))
+        last += np.bincount(who[:, 0], wait[:, 1] > wait[:, 0], len(took))
     return np.where(took > 0, costs, np.nan), np.where(took > 0, last / np.maximum(took, 1), np.nan)
 
 

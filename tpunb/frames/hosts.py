@@ -60,10 +60,12 @@ class Hosts(Tabular):
         present, lost = self.frame.filter(pl.col("lost").is_null()), self.frame["lost"].drop_nulls()
         named, judged = present.filter("named"), present.drop_nulls("costs_ps")
         first = plural(present.height, "host")
-        if named.is_empty():
-            worst = "" if judged.is_empty() else f", {_name(judged.row(0, named=True))} costs most: "
-            worst += percent(self.share(judged["costs_ps"][0]), 2) + " of step time" if worst else ""
-            yield f"{first}, none costs more than their spread explains{worst}"
+        if judged.is_empty():
+            yield f"{first}, none waits for another"
+        elif named.is_empty():
+            gain = percent(self.share(judged["costs_ps"][0]), 2)
+            worst = f" more than their spread explains, {_name(judged.row(0, named=True))} by {gain} of step time"
+            yield f"{first}, none delays the others{worst if judged['costs_ps'][0] else ''}"
         else:
             rows = [*named.head(_MOST).iter_rows(named=True)]
             each = (f"{_name(row)} to gain {percent(self.share(row['costs_ps']), 1)} ({_why(row)})" for row in rows)
@@ -71,7 +73,7 @@ class Hosts(Tabular):
             yield f"{first}, replace {', '.join(each)}{more}"
             together = percent(self.share(named["together_ps"][-1]), 1)
             yield f"{together} together, of step time" if named.height > 1 else "of step time"
-        if self.by != "collectives":
+        if self.by != "collectives" and not judged.is_empty():
             yield f"judged by {self.by}, as no collectives are recorded"
         if lost.len():
             yield f"{lost.len():,} lost"

@@ -22,9 +22,8 @@ DELAYS = ("slow chip", "slow input", "pause", "late start", "compile")
 LOSSES = ("missing", "empty", "cut", "garbage", "doubled", "other run")
 """Faults of the file of a host."""
 
-_HOST, _CHIP, _OP, _INPUT = 0.004, 0.002, 0.01, 0.02
-"""How sound hosts differ: deviations of the speed of a host, a chip, a run; mean input wait as a share of a step."""
-
+_HOST, _CHIP, _OP = 0.004, 0.002, 0.01  # deviations of the speed of a host, a chip, a run of an operation
+_INPUT = 0.02  # mean input wait of sound hosts as a share of a step; it varies by a tenth
 _OFFSET_PS, _DRIFT_PPM, _JITTER_PS = 200e6, 2.0, 0.5e6  # of clocks; of the end of a collective
 _PAUSED = 0.05  # share of the steps that a pause delays
 _LEAST = 0.2  # part of a collective that is never wait
@@ -34,20 +33,11 @@ Floats = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with some hosts of a pod.
+    """What is wrong with some hosts of a pod, which are equally slow.
 
-    Parameters
-    ----------
-    kind
-        One of `DELAYS` or `LOSSES`. A pause comes in 5 % of the steps, random ones.
-    hosts
-        Numbers of the hosts, which are equally slow.
-    share
-        Extra time as a share of the step without faults, mean over steps.
-    every
-        1: every step, 2: every second one, ...
-    device, op
-        Number of the slow chip; name of its slow operation, all by default.
+    `kind` is one of `DELAYS` or `LOSSES`, `share` the extra time as a share of the step without faults, mean over
+    steps; it comes in every step, every second one, ... (`every`), a pause in 5 % of the steps. `device` is the number
+    of a slow chip, `op` its slow operation, all by default.
     """
 
     kind: str
@@ -60,34 +50,24 @@ class Fault:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pod:
-    """A simulated pod with known truth, in picoseconds of true time.
-
-    Parameters
-    ----------
-    program
-        The step of each device.
-    faults
-        What is wrong with its hosts.
-    arrivals
-        Time from the first end of the collective before to the arrival, (hosts, chips, steps, collectives).
-    sound
-        The same of each faulty host without its faults.
-    waits
-        Time before the launch of a step by cause: "input", "compile", "host"; (hosts, steps) each.
-    late_ends
-        How much later than the first a host sees the end of a collective, (hosts, steps, collectives).
-    offset_ps, drift_ppm
-        What the clock of each host shows at time 0, and how fast it gains.
-    """
+    """A simulated pod with known truth, in picoseconds of true time."""
 
     program: StepProgram
     faults: tuple[Fault, ...]
     arrivals: Floats
+    """Time from the first end of the collective before to the arrival, (hosts, chips, steps, collectives)."""
     sound: Mapping[int, Floats]
+    """The same of each delayed host without its faults."""
+    slow: Mapping[int, Floats]
+    """What slow chips add to these arrivals."""
     waits: Mapping[str, Floats]
+    """Time before the launch of a step by cause, "input", "compile" or "host": (hosts, steps) each."""
     late_ends: Floats
+    """How much later than the first a host sees the end of a collective, (hosts, steps, collectives)."""
     offset_ps: Floats
+    """What the clock of each host shows at time 0."""
     drift_ppm: Floats
+    """How fast it gains."""
 
     @property
     def hosts(self) -> list[str]:
@@ -198,16 +178,18 @@ def pod(
     clocks = rng.normal(0, _OFFSET_PS, hosts), rng.normal(0, _DRIFT_PPM, hosts)
     delays = [(fault, host) for fault in faults if fault.kind in DELAYS for host in fault.hosts]
     sound = {host: arrivals[host].copy() for _, host in delays}
+    slow = {host: np.zeros_like(arrivals[host]) for _, host in delays}
     for fault, host in delays:
         extra = _extra(fault, steps, rng) * program.step_ps
         if fault.kind == "slow chip":
-            slow = _slow_runs(program, fault)
-            parts = np.bincount(segment, durs * slow, n) / durs[slow].sum()
-            arrivals[host, fault.device] += extra[:, None] * parts
+            longer = durs * _slow_runs(program, fault)
+            slow[host][fault.device] += extra[:, None] * np.bincount(segment, longer, n) / longer.sum()
         else:
             waits[{"slow input": "input", "compile": "compile"}.get(fault.kind, "host")][host] += extra
             arrivals[host, ..., 0] += extra
-    simulated = Pod(program, tuple(faults), arrivals, sound, waits, late_ends, *clocks)
+    for host, extra in slow.items():
+        arrivals[host] += extra
+    simulated = Pod(program, tuple(faults), arrivals, sound, slow, waits, late_ends, *clocks)
     if folder is not None:
         from tpunb.testing.pod_files import write
 
@@ -215,15 +197,14 @@ def pod(
     return simulated
 
 
-def weights(pod: Pod, host: int) -> Floats:
-    """Return the expected time of each run on the chips of a host, (chips, runs): the slow operation takes longer."""
-    durs = pod.program.runs["dur_ps"].to_numpy()
-    every = np.tile(durs, (pod.arrivals.shape[1], 1))
-    for fault in pod.faults:
-        if fault.kind == "slow chip" and host in fault.hosts:
-            slow = _slow_runs(pod.program, fault)
-            every[fault.device] += slow * durs * fault.share * pod.program.step_ps / durs[slow].sum()
-    return every
+def slow_time(pod: Pod, host: int) -> Floats:
+    """Return the extra time of each run on slow chips of a host, (chips, steps, runs)."""
+    segment, durs = (pod.program.runs[name].to_numpy() for name in ("segment", "dur_ps"))
+    slow = np.zeros(len(durs))
+    for fault in (fault for fault in pod.faults if fault.kind == "slow chip" and host in fault.hosts):
+        slow = np.maximum(slow, _slow_runs(pod.program, fault) * durs)
+    share = slow / np.maximum(np.bincount(segment, slow), 1)[segment]
+    return np.asarray(pod.slow.get(host, np.zeros_like(pod.arrivals[host]))[..., segment] * share)
 
 
 def before(ends: Floats) -> Floats:

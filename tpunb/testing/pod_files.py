@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpunb.testing.builders import _field, _plane, _task, _wide
-from tpunb.testing.pod import Floats, Pod, before, launched, weights
+from tpunb.testing.pod import Floats, Pod, before, launched, slow_time
 
 Ints = npt.NDArray[np.int64]
 
@@ -75,8 +75,10 @@ def _runs(pod: Pod, host: int, ends: Floats) -> tuple[Ints, Floats, Floats]:
     chips, steps, n = pod.arrivals.shape[1:]
     since, first = before(ends), launched(pod, host)
     noise = 1 + np.random.default_rng(host).normal(0, _NOISE, (chips, steps, len(segment)))
-    share, of_segment = weights(pod, host)[:, None] * noise, (segment[:, None] == np.arange(n)).astype(float)
-    dur = share * ((pod.arrivals[host] - first) / np.maximum(share @ of_segment, 1))[..., segment]
+    share, of_segment = pod.program.runs["dur_ps"].to_numpy() * noise, (segment[:, None] == np.arange(n)).astype(float)
+    slow = slow_time(pod, host)
+    rest = (pod.arrivals[host] - first - slow @ of_segment) / np.maximum(share @ of_segment, 1)
+    dur = share * rest[..., segment] + slow
     total = dur @ of_segment
     start = (since + first - total.cumsum(axis=2) + total)[..., segment] + dur.cumsum(axis=2) - dur
     arrived = since + pod.arrivals[host]

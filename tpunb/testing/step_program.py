@@ -18,14 +18,9 @@ _TEXTS = ("name", "op", "category")
 
 @dataclass(frozen=True, eq=False)
 class StepProgram:
-    """What a device runs in one step; both frames have ``name``, ``op``, ``category`` and ``dur_ps``.
+    """What a device runs in one step: ``name``, ``op``, ``category`` and ``dur_ps`` of `runs` and `collectives`.
 
-    Parameters
-    ----------
-    runs
-        Runs of operations in order, each with ``segment``: the number of the collective that follows it.
-    collectives
-        Collectives in order; the last one ends the step.
+    Both are in order; ``segment`` of a run is the number of the collective that follows, and the last ends the step.
     """
 
     runs: pl.DataFrame
@@ -77,10 +72,9 @@ def step_program(
     weight = None if ops is None else runs["dur_ps"].to_numpy() / total
     runs = runs[rng.choice(runs.height, n, replace=runs.height < n, p=weight)]
     added = pl.DataFrame({"name": [f"all-reduce.{number}" for number in range(m - shared.height)]})
-    kind = pl.lit("all-reduce")
-    added = added.with_columns(op=kind, category=kind, dur_ps=_ADDED * total / max(added.height, 1))
-    shared = shared.with_columns(pl.col(_TEXTS).str.replace("-(start|done)", ""))
-    shared = pl.concat([shared[rng.permutation(shared.height)[:m]], added], how="vertical_relaxed")
+    kind, dur_ps = pl.lit("all-reduce"), _ADDED * total / max(added.height, 1)
+    shared = shared.with_columns(pl.col(_TEXTS).str.replace("-(start|done)", ""))[rng.permutation(shared.height)[:m]]
+    shared = pl.concat([shared, added.with_columns(op=kind, category=kind, dur_ps=dur_ps)], how="vertical_relaxed")
     return StepProgram(runs.with_columns(segment=pl.Series(np.arange(n) * m // n)), shared)
 
 
@@ -88,24 +82,17 @@ def _runs(steps: Steps) -> pl.DataFrame:
     """Return one row per run in the mean step of the main kind: name, op, category, dur_ps, collective."""
     times = steps.frame.group_by("kind").agg(pl.col("dur_ps").sum())
     chosen = steps.frame.join(times.sort("dur_ps", "kind").tail(1), on="kind", how="semi", nulls_equal=True)
-    rows, name = steps.ops, pl.col("op")
-    if steps.read_layers is not None:
-        rows, name = steps.layers, pl.coalesce("hlo_op", "kernel", "op")
-    rows = rows.join(chosen, on=["host", "step"], how="semi")
-    rows = rows.select("side", name.alias("name"), "op", "category", "count", "self_ps").with_columns(
-        pl.col(_TEXTS).cast(pl.String)
-    )
-    n, on_device = chosen.height, rows.filter(side="device")
-    if on_device.is_empty():
-        work = pl.col("category").is_in([op_names.PIPELINE, op_names.INPUT_WAIT, "compile"]).fill_null(value=False)
-        on_device = rows.filter(~work)
-    else:
-        n = steps.devices.join(chosen, on=["host", "step"], how="semi").height
-    each = on_device.group_by(_TEXTS).agg(pl.col("count", "self_ps").sum() / max(n, 1)).filter(pl.col("self_ps") > 0)
+    raw = steps.read_layers is not None
+    name = pl.coalesce("hlo_op", "kernel", "op") if raw else pl.col("op")
+    rows = (steps.layers if raw else steps.ops).join(chosen, on=["host", "step"], how="semi")
+    texts = name.cast(pl.String).alias("name"), pl.col("op", "category").cast(pl.String)
+    rows, n = rows.select("side", *texts, "count", "self_ps"), chosen.height
+    if (rows["side"] == "device").any():
+        rows, n = rows.filter(side="device"), steps.devices.join(chosen, on=["host", "step"], how="semi").height
+    other = pl.col("category").is_in([op_names.PIPELINE, op_names.INPUT_WAIT, "compile"]).fill_null(value=False)
+    each = rows.filter(~other, pl.col("self_ps") > 0).group_by(_TEXTS).agg(pl.col("count", "self_ps").sum() / max(n, 1))
     runs = pl.col("count").round().clip(1).cast(pl.Int64)
-    shared = [
-        "collective" in (op_names.kind(category or ""), op_names.operation_class(op))
-        for op, category in each.select("op", "category").rows()
-    ]
-    rows = each.select(*_TEXTS, dur_ps=pl.col("self_ps") / runs, collective=pl.Series(shared, dtype=pl.Boolean))
+    kinds = [{op_names.kind(kind or ""), op_names.operation_class(op)} for kind, op in each["category", "op"].rows()]
+    shared = pl.Series(["collective" in kind for kind in kinds], dtype=pl.Boolean)
+    rows = each.select(*_TEXTS, dur_ps=pl.col("self_ps") / runs, collective=shared)
     return rows[np.repeat(np.arange(rows.height), each.select(runs).to_series())].sort(*_TEXTS)
