@@ -158,7 +158,7 @@ def test_only_damaged_files_are_an_error_of_the_first(tmp_path, few):
         (tmp_path / f"{number}.xplane.pb").write_bytes(b"")
     with pytest.raises(tp.TpunbError, match=r"0.xplane.pb: the file is empty") as caught:
         tp.load(tmp_path)
-    assert caught.value.hint == "check the 3 files: each is empty, damaged or no profile"
+    assert caught.value.hint == "check the files: each is empty, damaged or no profile"
 
 
 def test_a_pod_behind_a_url(lossy, few):

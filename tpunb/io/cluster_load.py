@@ -79,7 +79,7 @@ def read(files: Sequence[Location], name: str, source: Any, engine: Engine | Non
     several = len({file.session for file in files}) > 1
     lost = [logdir.skipped_file(files[number], total.lost[number], session=several) for number in sorted(total.lost)]
     if not total.files:
-        raise BadProfile(f"{files[0]}: {lost[0][1]}", hint=f"check the {len(files)} files: each is empty, damaged or no profile")
+        raise BadProfile(f"{files[0]}: {lost[0][1]}", hint="check the files: each is empty, damaged or no profile")
     return _profile(total, name, source, lost)
 
 
