@@ -64,7 +64,7 @@ def _median(times: Floats) -> Floats:
 
 
 def _recurrence(lateness: Floats) -> str:
-    """Return in which steps a host is late, in words: by half of what a late step costs, or more."""
+    """Return in which steps a host is late, in words: by 50 % of the mean of late steps, or more."""
     ran = np.flatnonzero(lateness >= (lateness**2).sum() / max(lateness.sum(), 1) / 2)
     gaps = np.diff(ran)
     if len(ran) < 2:

@@ -87,7 +87,7 @@ def hosts(found: Hosts) -> LayerPicture:
             symbolStrokeWidth=0,
         ),
     )
-    labels = rows_of(facts).mark_text(align="left", dx=6, color=INK).encode(x=alt.value(WIDTH), y=y, text="fact:N")
+    labels = rows_of(facts).mark_text(align="left", dx=6, color=INK).encode(x=alt.value("width"), y=y, text="fact:N")
     texts = [f"{name}: {fact}" for name, fact in facts.select("label", "fact").rows()]
     named = judged.filter("named")
     together = percent(found.share(named["together_ps"][-1] if len(named) else 0), 1)
