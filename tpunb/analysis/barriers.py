@@ -14,6 +14,7 @@ from tpunb import schema
 from tpunb.frames.host_tables import HostTables
 from tpunb.frames.op_matrix import Floats, Ints, factorize
 from tpunb.step_stats.collectives import replica_groups
+from tpunb.text import cut
 
 _FILE = r"^.*/|\.(xplane\.pb|trace\.json)(\.gz)?$"  # what the name of a file has more than that of its host
 _CHECKED = 64  # instances that show whether hosts of a replica group end together
@@ -69,16 +70,7 @@ def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
     Point-to-point transfers are left out: nobody else waits for them. Programs have numbers of their own on each host
     if their ids differ.
     """
-    to_one = pl.col("name").cat.starts_with("collective-permute").fill_null(value=False)
-    runs = tables.collectives.filter(pl.col("instance") > 0, ~to_one)
-    if frame.height < tables.frame.height:
-        full = frame.select(pl.col("host").cast(schema.NAME), "step")
-        runs = runs.join(full, on=["host", "step"], how="semi", maintain_order="left")
-    by = "step ends" if runs.is_empty() else "collectives"
-    if runs.is_empty():
-        absent = [pl.lit(None).alias(name) for name in ("program", "name", "device", "groups")]
-        runs = frame.select("host", "step", "start_ps", *absent, instance=1, dur_ps=-pl.col("dur_ps"))
-        runs = schema.check(runs, schema.HOST_COLLECTIVES, "collectives")
+    runs, by = _runs(tables, frame)
     names, lost = _in_order({*frame["host"]}), {re.sub(_FILE, "", name) for name in tables.lost["what"]}
     host = _places(runs["host"], names)
     devices, texts, ops = (_texts(runs[name]) for name in ("device", "groups", "name"))
@@ -102,18 +94,30 @@ def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
     kind, group = factorize((_places(runs["groups"], texts) + 1)[first] * (role.max() + 1) + role[host[first]])
     groups, notes = [], []
     for number, code in enumerate(kind.tolist()):
-        text = [None, *texts][code // (role.max() + 1)]
-        rows = np.flatnonzero(group == number)
+        rows, text = np.flatnonzero(group == number), [None, *texts][code // (role.max() + 1)]
         present = np.flatnonzero(np.isfinite(wait[rows]).any(axis=0))
-        every = _in_order({names[host] for host in present} | (lost if role.max() == 0 else set()))
-        numbers = np.array([every.index(names[host]) for host in present])
-        component = _components(text, len(names), present, numbers, len(every))
+        component = _component(text, names, present, lost if role.max() == 0 else set())
         if component is None or not _end_together(component, start[rows[:_CHECKED]], wait[rows[:_CHECKED]]):
-            notes.append(f"collectives of the groups {text} are left out: the groups do not fit the hosts")
+            shown = cut(text or "", 80)
+            notes.append(f"collectives of the groups {shown} are left out: the groups do not fit the hosts")
             component = np.full(len(names), -1)
         groups.append(component)
-    facts = runs["name"].cast(pl.String)[first], wait, start, device, devices, group, groups, by, tuple(notes)
+    facts = runs["name"][first].cast(pl.String), wait, start, device, devices, group, groups, by, tuple(notes)
     return Barriers(names, steps.tolist(), step[first], *facts)
+
+
+def _runs(tables: HostTables, frame: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """Return the collectives of steps, or without any, the steps as if all hosts waited at their ends; and which."""
+    to_one = pl.col("name").cat.starts_with("collective-permute").fill_null(value=False)
+    runs = tables.collectives.filter(pl.col("instance") > 0, ~to_one)
+    if frame.height < tables.frame.height:
+        full = frame.select(pl.col("host").cast(schema.NAME), "step")
+        runs = runs.join(full, on=["host", "step"], how="semi", maintain_order="left")
+    if not runs.is_empty():
+        return runs, "collectives"
+    absent = [pl.lit(None).alias(name) for name in ("program", "name", "device", "groups")]
+    runs = frame.select("host", "step", "start_ps", *absent, instance=1, dur_ps=-pl.col("dur_ps"))
+    return schema.check(runs, schema.HOST_COLLECTIVES, "collectives"), "step ends"
 
 
 def _in_order(names: set[str]) -> list[str]:
@@ -147,21 +151,23 @@ def _programs(runs: pl.DataFrame) -> Ints:
     return joined["rank"].to_numpy()
 
 
-def _components(text: str | None, hosts: int, present: Ints, numbers: Ints, total: int) -> Ints | None:
-    """Return which hosts wait for each other by replica groups over hosts in order; None if the groups do not fit."""
-    component, groups = np.full(hosts, -1), replica_groups(text or "")
-    ids = np.array([number for group in groups for number in group])
+def _component(text: str | None, names: list[str], present: Ints, lost: set[str]) -> Ints | None:
+    """Return which hosts wait for each other, by replica groups of their devices in order; None if these do not fit."""
+    component, groups = np.full(len(names), -1), replica_groups(text or "")
+    every = _in_order({names[host] for host in present} | lost)
+    ids, hosts = np.array([number for group in groups for number in group]), len(every)
     if len(groups) < 2:
         component[present] = 0
         return component
-    if len(ids) % total or max(ids) >= len(ids):
+    if len(ids) % hosts or max(ids) >= len(ids):
         return None
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
     heads = np.repeat([group[0] for group in groups if group], [len(group) for group in groups if group])
-    pairs = np.array([heads, ids]) // (len(ids) // total)
-    graph = coo_array((np.ones(len(ids)), tuple(pairs)), shape=(total, total))
+    pairs = np.array([heads, ids]) // (len(ids) // hosts)
+    graph = coo_array((np.ones(len(ids)), tuple(pairs)), shape=(hosts, hosts))
+    numbers = [every.index(names[host]) for host in present]
     component[present] = connected_components(graph, directed=False)[1][numbers]
     return component
 

@@ -45,7 +45,7 @@ def step_program(
     capture
         Profile, or its steps by a rule of the caller.
     ops
-        Number of runs to draw, each as likely as it is long; all of them by default.
+        Number of runs to draw, with a probability proportional to their time; all of them by default.
     collectives
         Number of collectives, by default those of the capture; missing ones are added: all-reduces, 5 % of the step.
     seed
