@@ -14,6 +14,7 @@ from tpunb import schema
 from tpunb.frames.host_tables import HostTables
 from tpunb.frames.op_matrix import Floats, Ints, factorize
 from tpunb.step_stats.collectives import replica_groups
+from tpunb.text import cut
 
 _FILE = r"^.*/|\.(xplane\.pb|trace\.json)(\.gz)?$"  # what the name of a file has more than that of its host
 _CHECKED = 64  # instances that show whether hosts of a replica group end together
@@ -59,7 +60,7 @@ class Barriers:
         late = np.zeros_like(self.wait)
         for block in self.blocks:
             wait = self.wait[np.ix_(*block)]
-            late[np.ix_(*block)] = np.nan_to_num(np.nanmedian(wait, axis=1, keepdims=True) - wait)
+            late[np.ix_(*block)] = np.nan_to_num(median(wait, 1)[:, None] - wait)
         return late
 
 
@@ -69,17 +70,8 @@ def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
     Point-to-point transfers are left out: nobody else waits for them. Programs have numbers of their own on each host
     if their ids differ.
     """
-    to_one = pl.col("name").cat.starts_with("collective-permute").fill_null(value=False)
-    runs = tables.collectives.filter(pl.col("instance") > 0, ~to_one)
-    if frame.height < tables.frame.height:
-        full = frame.select(pl.col("host").cast(schema.NAME), "step")
-        runs = runs.join(full, on=["host", "step"], how="semi", maintain_order="left")
-    by = "step ends" if runs.is_empty() else "collectives"
-    if runs.is_empty():
-        absent = [pl.lit(None).alias(name) for name in ("program", "name", "device", "groups")]
-        runs = frame.select("host", "step", "start_ps", *absent, instance=1, dur_ps=-pl.col("dur_ps"))
-        runs = schema.check(runs, schema.HOST_COLLECTIVES, "collectives")
-    names, lost = _in_order({*frame["host"]}), {re.sub(_FILE, "", name) for name in tables.lost["what"]}
+    runs, by = _runs(tables, frame)
+    names, lost = _in_order({*frame["host"].unique()}), {re.sub(_FILE, "", name) for name in tables.lost["what"]}
     host = _places(runs["host"], names)
     devices, texts, ops = (_texts(runs[name]) for name in ("device", "groups", "name"))
     roles = [tables.roles.get(name) for name in names]
@@ -96,24 +88,36 @@ def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
     wait[instance, host], start[instance, host] = runs["dur_ps"], runs["start_ps"]
     device = np.full(wait.shape, -1, np.int16)
     device[instance, host] = _places(runs["device"], devices)
-    order = np.lexsort((np.nanmedian(start, axis=1), step[first]))
+    order = np.lexsort((median(start, 1), step[first]))
     order = order[np.isfinite(wait[order]).sum(axis=1) > 1]
     first, wait, start, device = first[order], wait[order], start[order], device[order]
     kind, group = factorize((_places(runs["groups"], texts) + 1)[first] * (role.max() + 1) + role[host[first]])
     groups, notes = [], []
     for number, code in enumerate(kind.tolist()):
-        text = [None, *texts][code // (role.max() + 1)]
-        rows = np.flatnonzero(group == number)
+        rows, text = np.flatnonzero(group == number), [None, *texts][code // (role.max() + 1)]
         present = np.flatnonzero(np.isfinite(wait[rows]).any(axis=0))
-        every = _in_order({names[host] for host in present} | (lost if role.max() == 0 else set()))
-        numbers = np.array([every.index(names[host]) for host in present])
-        component = _components(text, len(names), present, numbers, len(every))
+        component = _component(text, names, present, lost if role.max() == 0 else set())
         if component is None or not _end_together(component, start[rows[:_CHECKED]], wait[rows[:_CHECKED]]):
-            notes.append(f"collectives of the groups {text} are left out: the groups do not fit the hosts")
+            shown = cut(text or "", 80)
+            notes.append(f"collectives of the groups {shown} are left out: the groups do not fit the hosts")
             component = np.full(len(names), -1)
         groups.append(component)
-    facts = runs["name"].cast(pl.String)[first], wait, start, device, devices, group, groups, by, tuple(notes)
+    facts = runs["name"][first].cast(pl.String), wait, start, device, devices, group, groups, by, tuple(notes)
     return Barriers(names, steps.tolist(), step[first], *facts)
+
+
+def _runs(tables: HostTables, frame: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """Return the collectives of steps, or without any, the steps as if all hosts waited at their ends; and which."""
+    to_one = pl.col("name").cat.starts_with("collective-permute").fill_null(value=False)
+    runs = tables.collectives.filter(pl.col("instance") > 0, ~to_one)
+    if frame.height < tables.frame.height:
+        full = frame.select(pl.col("host").cast(schema.NAME), "step")
+        runs = runs.join(full, on=["host", "step"], how="semi", maintain_order="left")
+    if not runs.is_empty():
+        return runs, "collectives"
+    absent = [pl.lit(None).alias(name) for name in ("program", "name", "device", "groups")]
+    runs = frame.select("host", "step", "start_ps", *absent, instance=1, dur_ps=-pl.col("dur_ps"))
+    return schema.check(runs, schema.HOST_COLLECTIVES, "collectives"), "step ends"
 
 
 def _in_order(names: set[str]) -> list[str]:
@@ -147,21 +151,23 @@ def _programs(runs: pl.DataFrame) -> Ints:
     return joined["rank"].to_numpy()
 
 
-def _components(text: str | None, hosts: int, present: Ints, numbers: Ints, total: int) -> Ints | None:
-    """Return which hosts wait for each other by replica groups over hosts in order; None if the groups do not fit."""
-    component, groups = np.full(hosts, -1), replica_groups(text or "")
-    ids = np.array([number for group in groups for number in group])
+def _component(text: str | None, names: list[str], present: Ints, lost: set[str]) -> Ints | None:
+    """Return which hosts wait for each other, by replica groups of their devices in order; None if these do not fit."""
+    component, groups = np.full(len(names), -1), replica_groups(text or "")
+    every = _in_order({names[host] for host in present} | lost)
+    ids, hosts = np.array([number for group in groups for number in group]), len(every)
     if len(groups) < 2:
         component[present] = 0
         return component
-    if len(ids) % total or max(ids) >= len(ids):
+    if len(ids) % hosts or max(ids) >= len(ids):
         return None
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
     heads = np.repeat([group[0] for group in groups if group], [len(group) for group in groups if group])
-    pairs = np.array([heads, ids]) // (len(ids) // total)
-    graph = coo_array((np.ones(len(ids)), tuple(pairs)), shape=(total, total))
+    pairs = np.array([heads, ids]) // (len(ids) // hosts)
+    graph = coo_array((np.ones(len(ids)), tuple(pairs)), shape=(hosts, hosts))
+    numbers = [every.index(names[host]) for host in present]
     component[present] = connected_components(graph, directed=False)[1][numbers]
     return component
 
@@ -171,10 +177,19 @@ def _end_together(component: Ints, start: Floats, wait: Floats) -> bool:
     spreads = []
     for times in (start, start + wait) if component.max() > 0 else ():
         apart = [times[:, component == number] for number in range(component.max() + 1)]
-        apart = [part - np.nanmedian(part, axis=1, keepdims=True) for part in apart if part.shape[1] > 1]
-        moved = [np.abs(part - np.nanmedian(part, axis=0)).ravel() for part in apart]
+        apart = [part - median(part, 1)[:, None] for part in apart if part.shape[1] > 1]
+        moved = [np.abs(part - median(part, 0)).ravel() for part in apart]
         spreads.append(np.nanmedian(np.concatenate([np.zeros(1), *moved])))
     return len(spreads) < 2 or spreads[1] <= spreads[0] / 2
+
+
+def median(times: Floats, axis: int) -> Floats:
+    """Return the median without NaN, which takes three times as long where there is any; NaN where all are."""
+    if np.isfinite(times).all():
+        return np.asarray(np.median(times, axis=axis))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.asarray(np.nanmedian(times, axis=axis))
 
 
 def clocks(barriers: Barriers) -> tuple[Floats, Floats]:
@@ -186,12 +201,12 @@ def clocks(barriers: Barriers) -> tuple[Floats, Floats]:
     ends = barriers.ends[np.isin(barriers.group, shared)]
     if not len(ends) or barriers.by != "collectives":
         return np.full((2, len(barriers.hosts)), np.nan)[0], np.full(len(barriers.hosts), np.nan)
-    middle = np.nanmedian(ends, axis=1)
+    middle = median(ends, 1)
     apart, time = ends - middle[:, None], (middle - (middle[0] + middle[-1]) / 2)[:, None]
     with warnings.catch_warnings():  # a host without such a collective has no offset, one instance has no drift
         warnings.simplefilter("ignore", RuntimeWarning)
         centred = np.where(np.isfinite(apart), time, np.nan)
         centred = centred - np.nanmean(centred, axis=0)
         drift = np.nansum(centred * apart, axis=0) / np.nansum(centred**2, axis=0)
-        offset = np.nanmedian(apart - np.nan_to_num(drift) * time, axis=0)
+        offset = median(apart - np.nan_to_num(drift) * time, 0)
         return offset - np.nanmedian(offset), (drift - np.nanmedian(drift)) * 1e6

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
 
-from tpunb.analysis.barriers import Barriers
+from tpunb.analysis.barriers import Barriers, median
 from tpunb.frames.host_tables import HostTables
 from tpunb.frames.op_matrix import Floats
 from tpunb.step_stats import op_names
@@ -40,8 +39,8 @@ def causes(
         often = _recurrence(lateness)
         total, shares = max(lateness.sum(), 1), {}
         for name, of in times.items():
-            shares[name] = np.nansum(np.minimum(of[:, host] - _median(of[:, peers]), lateness).clip(0)) / total
-        more = self_ps[:, host] - _median(self_ps[:, peers])
+            shares[name] = np.nansum(np.minimum(of[:, host] - median(of[:, peers], 1), lateness).clip(0)) / total
+        more = self_ps[:, host] - median(self_ps[:, peers], 1)
         idle = shares["host"] if np.isfinite(times["host"][:, host]).any() else shares["input"] + shares["compile"]
         shares["compute"] = min(more.clip(0).sum() / total, 1 - idle)
         shares["host"] -= shares["input"] + shares["compile"]
@@ -57,14 +56,8 @@ def causes(
     return pl.DataFrame(rows, schema=dict.fromkeys(_REASON, pl.String), orient="row")
 
 
-def _median(times: Floats) -> Floats:
-    with warnings.catch_warnings():  # NaN where none is known
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return np.asarray(np.nanmedian(times, axis=1))
-
-
 def _recurrence(lateness: Floats) -> str:
-    """Return in which steps a host is late, in words: by half of what a late step costs, or more."""
+    """Return in which steps a host is late, in words: by 50 % of the mean of late steps, or more."""
     ran = np.flatnonzero(lateness >= (lateness**2).sum() / max(lateness.sum(), 1) / 2)
     gaps = np.diff(ran)
     if len(ran) < 2:

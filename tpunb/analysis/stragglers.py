@@ -23,7 +23,7 @@ _REPLAYED = 16  # hosts, where replica groups separate hosts
 
 
 def hosts(steps: Steps) -> Hosts:
-    """Return which hosts of a job delay the others, why, and what would be gained.
+    """Return which hosts of a job delay the others, why, and the gain of a replacement.
 
     At a collective all devices of a group wait for the last one, which has the shortest run, whatever the clocks show.
     A host that is last costs the time to the second-last. Hosts are named if their cost exceeds what the costs of the

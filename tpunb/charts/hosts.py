@@ -43,24 +43,9 @@ def hosts(found: Hosts) -> LayerPicture:
     if judged.is_empty() or found.lateness.is_empty():
         raise TpunbError("no host waits for another", hint="load the profiles of all hosts of the job")
     shown = judged.head(min(max(int(judged["named"].sum()), _LEAST), _ROWS))
+    facts = _facts(found, shown)
     steps = found.lateness["step"].unique().sort()
-    width, mean_ps = -(-len(steps) // _BINS), max(found.span_ps, 1) / max(len(steps), 1)
-    gains = pl.Series([percent(found.share(cost), 1) for cost in shown["costs_ps"]])
-    facts = shown.select(
-        pl.col("host").cast(pl.String),
-        label=pl.Series(names_of(shown["host"].to_list())),
-        cause=pl.col("cause").fill_null("not named"),
-        fact=pl.concat_str(gains, "cause", pl.col("recurrence"), separator=" · ", ignore_nulls=True),
-    )
-    place = pl.col("step").replace_strict(steps, pl.int_range(len(steps), eager=True)) // width
-    rows = found.lateness.with_columns(pl.col("host").cast(pl.String), bin=place).join(facts, on="host")
-    cells = rows.group_by("label", "cause", "bin").agg(
-        first=pl.col("step").min(),
-        last=pl.col("step").max(),
-        late=(pl.col("late_ps").clip(0).mean() / mean_ps).round(4),
-    )
-    ends = cells.group_by("bin").agg(until=pl.col("last").max() + 1)
-    cells = cells.join(ends, on="bin").filter(pl.col("late") >= _FAINT).drop("bin").sort("label", "first")
+    cells = _cells(found, facts, steps)
     base = rows_of(cells).transform_calculate(
         about="datum.label + ', steps ' + datum.first + ' to ' + datum.last + ': late by '"
         " + format(100 * datum.late, '.1f') + ' % of step time, ' + datum.cause"
@@ -87,7 +72,7 @@ def hosts(found: Hosts) -> LayerPicture:
             symbolStrokeWidth=0,
         ),
     )
-    labels = rows_of(facts).mark_text(align="left", dx=6, color=INK).encode(x=alt.value(WIDTH), y=y, text="fact:N")
+    labels = rows_of(facts).mark_text(align="left", dx=6, color=INK).encode(x=alt.value("width"), y=y, text="fact:N")
     texts = [f"{name}: {fact}" for name, fact in facts.select("label", "fact").rows()]
     named = judged.filter("named")
     together = percent(found.share(named["together_ps"][-1] if len(named) else 0), 1)
@@ -101,3 +86,26 @@ def hosts(found: Hosts) -> LayerPicture:
         height=18 * len(shown),
         usermeta={"room": 300},  # points on the page beside the plot
     )
+
+
+def _facts(found: Hosts, shown: pl.DataFrame) -> pl.DataFrame:
+    """Return host, label, cause and what is written beside the row of each host."""
+    gains = pl.Series([percent(found.share(cost), 1) for cost in shown["costs_ps"]])
+    return shown.select(
+        pl.col("host").cast(pl.String),
+        label=pl.Series(names_of(shown["host"].to_list())),
+        cause=pl.col("cause").fill_null("not named"),
+        fact=pl.concat_str(gains, "cause", pl.col("recurrence"), separator=" · ", ignore_nulls=True),
+    )
+
+
+def _cells(found: Hosts, facts: pl.DataFrame, steps: pl.Series) -> pl.DataFrame:
+    """Return how late each host was in ranges of steps, as a share of mean step time."""
+    width, mean_ps = -(-len(steps) // _BINS), max(found.span_ps, 1) / len(steps)
+    place = pl.col("step").replace_strict(steps, pl.int_range(len(steps), eager=True)) // width
+    rows = found.lateness.with_columns(pl.col("host").cast(pl.String), bin=place).join(facts, on="host")
+    late = (pl.col("late_ps").clip(0).mean() / mean_ps).round(4)
+    cells = rows.group_by("label", "cause", "bin").agg(
+        first=pl.col("step").min(), last=pl.col("step").max(), until=pl.col("step").max() + 1, late=late
+    )
+    return cells.filter(pl.col("late") >= _FAINT).drop("bin").sort("label", "first")

@@ -1,4 +1,4 @@
-"""Hosts: which hosts of a job delay the others, why, and what would be gained."""
+"""Hosts: which hosts of a job delay the others, why, and the gain of a replacement."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Hosts(Tabular):
 
     @property
     def sentence(self) -> str:
-        """Which hosts to replace and what the job would gain, in one sentence."""
+        """Which hosts to replace, and the gain of the job, in one sentence."""
         return "; ".join(self._parts())
 
     def _parts(self) -> Iterator[str]:

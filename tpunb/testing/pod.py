@@ -162,19 +162,8 @@ def pod(
         known = fault.kind in DELAYS + LOSSES and {*fault.hosts} <= {*range(hosts)} and 0 <= fault.device < chips
         if not known or not _slow_runs(program, fault).any():
             raise ValueError(f"The faults parameter of pod must fit its hosts and operations. Got {fault} instead.")
-    rng, segment, durs = np.random.default_rng(seed), program.runs["segment"], program.runs["dur_ps"].to_numpy()
-    n = program.collectives.height
-    speed = np.exp(rng.normal(0, _HOST, hosts))[:, None] * np.exp(rng.normal(0, _CHIP, (hosts, chips)))
-    speed = (speed / speed.mean()).astype(np.float32)[:, :, None, None]
-    arrivals = rng.standard_normal((*shape, n), np.float32)
-    arrivals *= (_OP * np.sqrt(np.bincount(segment, durs**2, n))).astype(np.float32)
-    arrivals += speed * np.bincount(segment, durs, n).astype(np.float32)
-    late_ends = np.abs(rng.standard_normal((hosts, steps, n), np.float32)) * np.float32(_JITTER_PS)
-    arrivals += before(late_ends)[:, None]
-    mean = _INPUT * program.step_ps
-    waits = {name: np.zeros((hosts, steps)) for name in ("input", "compile", "host")}
-    waits["input"] += np.abs(rng.normal(mean, mean / 10, (hosts, steps)))
-    arrivals[..., 0] += waits["input"][:, None]
+    rng = np.random.default_rng(seed)
+    arrivals, waits, late_ends = _sound(program, (*shape, program.collectives.height), rng)
     clocks = rng.normal(0, _OFFSET_PS, hosts), rng.normal(0, _DRIFT_PPM, hosts)
     delays = [(fault, host) for fault in faults if fault.kind in DELAYS for host in fault.hosts]
     sound = {host: arrivals[host].copy() for _, host in delays}
@@ -182,8 +171,9 @@ def pod(
     for fault, host in delays:
         extra = _extra(fault, steps, rng) * program.step_ps
         if fault.kind == "slow chip":
-            longer = durs * _slow_runs(program, fault)
-            slow[host][fault.device] += extra[:, None] * np.bincount(segment, longer, n) / longer.sum()
+            longer = _slow_runs(program, fault) * program.runs["dur_ps"].to_numpy()
+            of_segment = np.bincount(program.runs["segment"], longer, program.collectives.height)
+            slow[host][fault.device] += extra[:, None] * of_segment / longer.sum()
         else:
             waits[{"slow input": "input", "compile": "compile"}.get(fault.kind, "host")][host] += extra
             arrivals[host, ..., 0] += extra
@@ -195,6 +185,26 @@ def pod(
 
         write(simulated, Path(folder))
     return simulated
+
+
+def _sound(
+    program: StepProgram, shape: tuple[int, ...], rng: np.random.Generator
+) -> tuple[Floats, dict[str, Floats], Floats]:
+    """Return the arrivals of sound hosts, their waits before each step, and how late they see the ends."""
+    hosts, chips, steps, n = shape
+    segment, durs = (program.runs[name].to_numpy() for name in ("segment", "dur_ps"))
+    speed = np.exp(rng.normal(0, _HOST, hosts))[:, None] * np.exp(rng.normal(0, _CHIP, (hosts, chips)))
+    speed = (speed / speed.mean()).astype(np.float32)[:, :, None, None]
+    arrivals = rng.standard_normal(shape, np.float32)
+    arrivals *= (_OP * np.sqrt(np.bincount(segment, durs**2, n))).astype(np.float32)
+    arrivals += speed * np.bincount(segment, durs, n).astype(np.float32)
+    late_ends = np.abs(rng.standard_normal((hosts, steps, n), np.float32)) * np.float32(_JITTER_PS)
+    arrivals += before(late_ends)[:, None]
+    mean = _INPUT * program.step_ps
+    waits = {name: np.zeros((hosts, steps)) for name in ("input", "compile", "host")}
+    waits["input"] += np.abs(rng.normal(mean, mean / 10, (hosts, steps)))
+    arrivals[..., 0] += waits["input"][:, None]
+    return arrivals, waits, late_ends
 
 
 def slow_time(pod: Pod, host: int) -> Floats:

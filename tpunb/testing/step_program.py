@@ -35,7 +35,7 @@ class StepProgram:
 def step_program(
     capture: Profile | Steps, *, ops: int | None = None, collectives: int | None = None, seed: int = 0
 ) -> StepProgram:
-    """Return the step of a capture: each operation as often and as long as in its mean step on one device.
+    """Return the step of a capture: operations with the count and the time of its mean step on one device.
 
     It is the step of the kind with the most time. Where a capture has no device, operations of hosts take their place,
     without input pipeline and compiler. Runs are in random order; collectives divide them evenly.
@@ -45,7 +45,7 @@ def step_program(
     capture
         Profile, or its steps by a rule of the caller.
     ops
-        Number of runs to draw, each as likely as it is long; all of them by default.
+        Number of runs to draw, with a probability proportional to their time; all of them by default.
     collectives
         Number of collectives, by default those of the capture; missing ones are added: all-reduces, 5 % of the step.
     seed
