@@ -96,6 +96,19 @@ def test_raw_events_stay_where_they_are(lossy, few):
     assert "7 hosts, 14 TPUs" in repr(profile)
 
 
+@pytest.mark.parametrize("many", [2, 64])
+@pytest.mark.parametrize(
+    ("fault", "every"), [("slow input", 4), ("pause", 1), ("late start", 3), ("compile", 6), ("slow chip", 1)]
+)
+def test_what_slows_one_host_makes_no_phase(program, few, monkeypatch, tmp_path, many, fault, every):
+    monkeypatch.setattr(io, "MANY", many)
+    pod(program, hosts=12, chips=2, steps=40, faults=[Fault(fault, (3,), 0.1, every=every)], folder=tmp_path)
+    steps = tp.steps(tp.load(tmp_path))
+    times = of_job(steps).frame["dur_ps"]
+    assert fault == "slow chip" or times.max() > 1.2 * times.median()  # all hosts wait in these steps
+    assert set(tp.phases(steps).labels) == {0}
+
+
 def test_no_table_of_a_job_has_a_row_per_host_step_and_operation(lossy, few):
     steps = tp.steps(quietly(lossy))
     hosts, count, ops = 7, 8, steps.ops.select("op", "side").n_unique()

@@ -25,6 +25,8 @@ class HostTables:
         Role of each host, by the program that it runs.
     lost
         Hosts and files without data: ``tpunb.schema.LOST``.
+    least
+        Operations that most hosts of a role ran, with the least count and time of a host: ``tpunb.schema.OPS``, by role.
     """
 
     frame: pl.DataFrame
@@ -32,6 +34,7 @@ class HostTables:
     collectives: pl.DataFrame
     roles: dict[str, str] = field(default_factory=dict)
     lost: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.LOST))
+    least: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.OPS))
 
     def __post_init__(self) -> None:
         columns = {"frame": "STEPS", "ops": "HOST_OPS", "collectives": "HOST_COLLECTIVES", "lost": "LOST"}

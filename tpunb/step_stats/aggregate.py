@@ -14,6 +14,12 @@ def total(name: str) -> pl.Expr:
     return pl.when(pl.col(name).count() > 0).then(pl.col(name).sum())
 
 
+def middle(name: str) -> pl.Expr:
+    """Return the lower median of a column, null where all its values are."""
+    column = pl.col(name)
+    return column.drop_nulls().sort().get((column.count().cast(pl.Int64) - 1) // 2, null_on_oob=True)
+
+
 def over_windows(frame: str, columns: Iterable[str]) -> list[pl.Expr]:
     """Return how columns of a frame become one row over the windows that traced a part of it.
 
@@ -57,7 +63,7 @@ def _one(name: str, aggregation: schema.Aggregation | None) -> pl.Expr:
     if aggregation == "sum":
         return total(name)
     if aggregation == "middle":
-        return column.drop_nulls().sort().get((column.count().cast(pl.Int64) - 1) // 2, null_on_oob=True)
+        return middle(name)
     if aggregation == "mean":
         weights = pl.col("dur_ps").filter(column.is_not_null()).sum()
         mean = (column * pl.col("dur_ps")).sum() / pl.when(weights > 0).then(weights)

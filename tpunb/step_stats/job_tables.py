@@ -16,6 +16,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.frames import Steps
 from tpunb.frames.host_tables import HostTables
+from tpunb.frames.phase_names import SAVING
 from tpunb.step_stats import roles
 from tpunb.step_stats.aggregate import over_hosts, total
 from tpunb.step_stats.roles import Member
@@ -38,7 +39,8 @@ class JobTables:
     frame
         ``tpunb.schema.STEPS`` of the hosts, numbered by the job, with the column ``print``.
     ops
-        Sums over the hosts of a role: (role, step, traced, op, side, category, count, total_ps, self_ps).
+        Sums over the hosts of a role, the least of a host, and how many ran it: (role, step, traced, op, side, category,
+        count, total_ps, self_ps, least_count, least_total_ps, least_self_ps, hosts).
     devices
         Sums over the hosts of a role, and of how many values: (role, device, step, ...).
     host_ops, collectives
@@ -91,6 +93,7 @@ def tables(steps: Steps, collectives: pl.DataFrame, origin_ns: int | None = None
         of_host[host.host] = role
         unmatched += [] if matched else [host.host]
     ops = steps.ops.with_columns(pl.col(_TIMES).clip(0))  # negative values count as 0, as in phases
+    ops = ops.with_columns(pl.col(_TIMES).name.prefix("least_"), hosts=pl.lit(1, pl.Int64))
     frame, ops, devices, collectives = (
         _shifted(rows, shifts, "host") for rows in (frame, ops, steps.devices, collectives)
     )
@@ -121,7 +124,8 @@ def _shifted(rows: pl.DataFrame, shifts: Mapping[str, int], key: str) -> pl.Data
 
 def _ops(rows: pl.DataFrame) -> pl.DataFrame:
     category = pl.col("category").drop_nulls().first()
-    return rows.group_by(_OP, maintain_order=True).agg(category, *map(total, _TIMES))
+    sums = category, *map(total, _TIMES), pl.col("hosts").sum()
+    return rows.group_by(_OP, maintain_order=True).agg(*sums, pl.col("^least_.*$").min())
 
 
 def _summable(devices: pl.DataFrame) -> pl.DataFrame:
@@ -211,17 +215,18 @@ def job(tables: JobTables) -> Steps:
     of_host = {host: names[role] for host, role in tables.roles.items()}
     rows = tables.frame.with_columns(role=pl.col("host").replace(of_host)).sort("role", "step", "host")
     frame = _steps(rows)
-    hosts = rows.group_by("role", "step", "traced").agg(hosts=pl.len().cast(pl.Int64))
-    best = frame.select("step", "traced", role="host").join(hosts, on=["role", "step", "traced"])
+    sizes = rows.group_by("role", "step", "traced").agg(of=pl.len().cast(pl.Int64))
+    best = frame.select("step", "traced", role="host").join(sizes, on=["role", "step", "traced"])
     ops = tables.ops.with_columns(pl.col("role").replace(names)).join(best, on=["role", "step", "traced"])
-    mean = [(pl.col(name) / pl.col("hosts")).round().cast(pl.Int64) for name in _TIMES[1:]]
-    ops = ops.with_columns((pl.col("count") / pl.col("hosts")).ceil().cast(pl.Int64), *mean, host="role")
-    ops = ops.sort("host", "step", "side", pl.col("op").cast(pl.String))
+    ops = ops.sort("role", "step", "side", pl.col("op").cast(pl.String)).rename({"role": "host"})
+    mean = [(pl.col(name) / pl.col("of")).round().cast(pl.Int64) for name in _TIMES[1:]]
+    most = ops.filter((2 * pl.col("hosts") >= pl.col("of")) | pl.col("op").cast(pl.String).str.contains(SAVING))
+    least = most.with_columns(pl.col(f"least_{name}").alias(name) for name in _TIMES)
     by_stage = tables.stages.with_columns(pl.col("host").replace(of_host)).group_by("host", "stage")
     stages = by_stage.agg(pl.col("time_ps").mean().round().cast(pl.Int64)).sort("host", "stage")
     return Steps(
         frame,
-        ops,
+        ops.with_columns((pl.col("count") / pl.col("of")).ceil().cast(pl.Int64), *mean),
         _mean_devices(tables.devices.with_columns(host=pl.col("role").replace(names))).sort("host", "device", "step"),
         input_stages=stages.with_columns(share=pl.col("time_ps") / pl.col("time_ps").sum().over("host")),
         by_host=HostTables(
@@ -229,6 +234,7 @@ def job(tables: JobTables) -> Steps:
             tables.host_ops.sort(pl.col("host", "op").cast(pl.String), "side"),
             tables.collectives.sort(pl.col("host").cast(pl.String), "start_ps", pl.col("name").cast(pl.String)),
             of_host,
+            least=schema.check(least, schema.OPS, "ops"),
         ),
     )
 
