@@ -106,7 +106,9 @@ def test_what_slows_one_host_makes_no_phase(program, few, monkeypatch, tmp_path,
     steps = tp.steps(tp.load(tmp_path))
     times = of_job(steps).frame["dur_ps"]
     assert fault == "slow chip" or times.max() > 1.2 * times.median()  # all hosts wait in these steps
-    assert set(tp.phases(steps).labels) == {0}
+    found = tp.phases(steps)
+    assert len(found) == 1
+    assert (found.labels == 0).mean() > 0.95  # a step of a sound pod may be an outlier
 
 
 def test_no_table_of_a_job_has_a_row_per_host_step_and_operation(lossy, few):
