@@ -96,19 +96,26 @@ def test_raw_events_stay_where_they_are(lossy, few):
     assert "7 hosts, 14 TPUs" in repr(profile)
 
 
+SLOW = {
+    "input": [Fault("slow input", (3,), 0.1, every=4)],
+    "chip": [Fault("slow chip", (3,), 0.1, every=4)],
+    "two": [Fault("slow chip", (3,), 0.1), Fault("late start", (5,), 0.1, every=3)],
+    "pause": [Fault("pause", (3,), 0.1), Fault("compile", (7,), 0.1, every=6)],
+}
+
+
 @pytest.mark.parametrize("many", [2, 64])
-@pytest.mark.parametrize(
-    ("fault", "every"), [("slow input", 4), ("pause", 1), ("late start", 3), ("compile", 6), ("slow chip", 1)]
-)
-def test_what_slows_one_host_makes_no_phase(program, few, monkeypatch, tmp_path, many, fault, every):
+@pytest.mark.parametrize("faults", SLOW)
+def test_slow_hosts_change_no_phase_of_a_pod(program, few, monkeypatch, tmp_path, many, faults):
     monkeypatch.setattr(io, "MANY", many)
-    pod(program, hosts=12, chips=2, steps=40, faults=[Fault(fault, (3,), 0.1, every=every)], folder=tmp_path)
-    steps = tp.steps(tp.load(tmp_path))
+    found = []
+    for name, slow in (("sound", []), ("slow", SLOW[faults])):
+        pod(program, hosts=12, chips=4, steps=40, faults=slow, folder=tmp_path / name)
+        steps = tp.steps(tp.load(tmp_path / name))
+        found.append(tp.phases(steps).labels.to_list())
     times = of_job(steps).frame["dur_ps"]
-    assert fault == "slow chip" or times.max() > 1.2 * times.median()  # all hosts wait in these steps
-    found = tp.phases(steps)
-    assert len(found) == 1
-    assert (found.labels == 0).mean() > 0.95  # a step of a sound pod may be an outlier
+    assert times.max() > 1.2 * times.median()  # all hosts wait in some steps
+    assert found[0] == found[1]
 
 
 def test_no_table_of_a_job_has_a_row_per_host_step_and_operation(lossy, few):
@@ -151,12 +158,12 @@ def test_two_sessions_of_one_host_are_one_host(tmp_path, few):
 
 
 def test_hosts_of_one_name_are_told_apart(tmp_path, few):
-    for number in range(100):
+    for number in range(40):
         (tmp_path / f"{number:03d}.xplane.pb").write_bytes(window("localhost", T0 + number))
     job = tp.steps(tp.load(tmp_path))
-    assert len(job.by_host.roles) == 100
-    assert set(job.by_host.roles.values()) == {f"localhost {tmp_path.name} 0 and 99 more"}
-    assert job.by_host.frame.height == 400
+    assert len(job.by_host.roles) == 40
+    assert set(job.by_host.roles.values()) == {f"localhost {tmp_path.name} 0 and 39 more"}
+    assert job.by_host.frame.height == 160
 
 
 def test_a_host_without_steps_is_lost_and_the_others_are_read(tmp_path, few):

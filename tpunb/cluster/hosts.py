@@ -1,8 +1,6 @@
 """Phases of a job of several hosts: steps are grouped once for each role, and hosts share the labels.
 
-Slow hosts make no phases: the step time that counts is the median over hosts of the time outside collectives, the least
-time in collectives, which is that of the host for which the others waited, and the longest callbacks; the input wait is
-the median, too. Of an operation the least time of a host counts, if half of the hosts ran it or it saves a checkpoint.
+Slow hosts make no phases, since these go by the steps without waits: :mod:`tpunb.step_stats.without_waits`.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import polars as pl
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Ints
-from tpunb.step_stats.aggregate import middle
 from tpunb.step_stats.merge_hosts import placed
 
 
@@ -45,7 +42,7 @@ def roles_of(steps: Steps) -> list[Role]:
     if steps.by_host is None and steps.frame["host"].n_unique() < 2:
         return []
     job, places = (steps, steps.frame.select("host", "step")) if steps.by_host is not None else placed(steps)
-    job, places = _without_waits(job), places.with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64))
+    job, places = _typical(job), places.with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64))
     roles = []
     for name in places["host"].unique(maintain_order=True):
         of_role = _of_role(job, name)
@@ -55,31 +52,12 @@ def roles_of(steps: Steps) -> list[Role]:
     return roles
 
 
-def _without_waits(job: Steps) -> Steps:
-    """Return the steps of a job with the times that count."""
-    if job.by_host is None or job.by_host.least.is_empty():
+def _typical(job: Steps) -> Steps:
+    """Return the steps of a job without waits for slow hosts."""
+    if job.by_host is None or job.by_host.typical.is_empty():
         return job
-    rows, key = job.by_host.frame.with_columns(role=pl.col("host").replace(job.by_host.roles)), ["role", "step"]
-    cut = (pl.col("traced") == "partial") & (pl.col("traced") != "partial").any().over(key)
-    known = pl.col("collective_ps").is_not_null().all().over(key)
-    rows = rows.filter(~cut).with_columns(
-        callbacks_ps=pl.col("callbacks_ps").fill_null(0),
-        collective_ps=pl.when(known).then("collective_ps").otherwise(0),
-    )
-    outside = (pl.col("dur_ps") - pl.col("collective_ps") - pl.col("callbacks_ps")).alias("dur_ps")
-    sound = (
-        rows.with_columns(outside)
-        .group_by(key)
-        .agg(
-            dur_ps=middle("dur_ps") + pl.col("collective_ps").min() + pl.col("callbacks_ps").max(),
-            input_ps=middle("input_ps"),
-        )
-    )
-    frame = job.frame.drop("dur_ps", "input_ps").join(
-        sound, left_on=["host", "step"], right_on=key, how="left", maintain_order="left"
-    )
-    whole = None if job.whole is None else _without_waits(job.whole)
-    return replace(job, frame=frame, ops=job.by_host.least, whole=whole)
+    whole = None if job.whole is None else _typical(job.whole)
+    return replace(job, frame=job.by_host.typical, ops=job.by_host.typical_ops, whole=whole)
 
 
 def _of_role(job: Steps, name: str) -> Steps:

@@ -16,10 +16,10 @@ import polars as pl
 from tpunb import schema
 from tpunb.frames import Steps
 from tpunb.frames.host_tables import HostTables
-from tpunb.frames.phase_names import SAVING
 from tpunb.step_stats import roles
 from tpunb.step_stats.aggregate import over_hosts, total
 from tpunb.step_stats.roles import Member
+from tpunb.step_stats.without_waits import with_least, without_waits
 
 _MOST_ROLES = 64  # whose operations are kept by step: more are hosts that do not match
 _FIXED = 2.0**40  # shares are added up in whole numbers, whose sum does not depend on their order
@@ -37,10 +37,10 @@ class JobTables:
     Parameters
     ----------
     frame
-        ``tpunb.schema.STEPS`` of the hosts, numbered by the job, with the column ``print``.
+        ``tpunb.schema.STEPS`` of the hosts, numbered by the job, with the columns ``print`` and ``least_ps``.
     ops
-        Sums over the hosts of a role, the least of a host, and how many ran it: (role, step, traced, op, side, category,
-        count, total_ps, self_ps, least_count, least_total_ps, least_self_ps, hosts).
+        Sums over the hosts of a role, the least of a host, and the number that ran it: (role, step, traced, op, side,
+        category, count, total_ps, self_ps, least_count, least_total_ps, least_self_ps, hosts).
     devices
         Sums over the hosts of a role, and of how many values: (role, device, step, ...).
     host_ops, collectives
@@ -81,8 +81,9 @@ def tables(steps: Steps, collectives: pl.DataFrame, origin_ns: int | None = None
     origin_ns
         Time 0 of the steps in nanoseconds since the epoch; None if unknown.
     """
-    frame = steps.frame.join(
-        roles.fingerprints(steps.ops, steps.devices), on=["host", "step"], how="left", maintain_order="left"
+    prints = roles.fingerprints(steps.ops, steps.devices)
+    frame = with_least(steps.frame, steps.devices, collectives).join(
+        prints, on=["host", "step"], how="left", maintain_order="left"
     )
     host_ops = steps.ops.group_by("host", "op", "side").agg(map(total, _TIMES)).select(*schema.HOST_OPS)
     first: dict[str, Member] = {}
@@ -214,19 +215,20 @@ def job(tables: JobTables) -> Steps:
     names = _names(tables.roles)
     of_host = {host: names[role] for host, role in tables.roles.items()}
     rows = tables.frame.with_columns(role=pl.col("host").replace(of_host)).sort("role", "step", "host")
-    frame = _steps(rows)
+    whole, role = _uncut(rows), pl.col("host").cast(pl.String).replace(of_host)
+    frame = _steps(whole)
     sizes = rows.group_by("role", "step", "traced").agg(of=pl.len().cast(pl.Int64))
     best = frame.select("step", "traced", role="host").join(sizes, on=["role", "step", "traced"])
     ops = tables.ops.with_columns(pl.col("role").replace(names)).join(best, on=["role", "step", "traced"])
     ops = ops.sort("role", "step", "side", pl.col("op").cast(pl.String)).rename({"role": "host"})
     mean = [(pl.col(name) / pl.col("of")).round().cast(pl.Int64) for name in _TIMES[1:]]
-    most = ops.filter((2 * pl.col("hosts") >= pl.col("of")) | pl.col("op").cast(pl.String).str.contains(SAVING))
-    least = most.with_columns(pl.col(f"least_{name}").alias(name) for name in _TIMES)
+    ops = ops.with_columns((pl.col("count") / pl.col("of")).ceil().cast(pl.Int64), *mean)
+    typical, typical_ops = without_waits(whole, frame, ops, tables.collectives.with_columns(role=role))
     by_stage = tables.stages.with_columns(pl.col("host").replace(of_host)).group_by("host", "stage")
     stages = by_stage.agg(pl.col("time_ps").mean().round().cast(pl.Int64)).sort("host", "stage")
     return Steps(
         frame,
-        ops.with_columns((pl.col("count") / pl.col("of")).ceil().cast(pl.Int64), *mean),
+        ops,
         _mean_devices(tables.devices.with_columns(host=pl.col("role").replace(names))).sort("host", "device", "step"),
         input_stages=stages.with_columns(share=pl.col("time_ps") / pl.col("time_ps").sum().over("host")),
         by_host=HostTables(
@@ -234,7 +236,8 @@ def job(tables: JobTables) -> Steps:
             tables.host_ops.sort(pl.col("host", "op").cast(pl.String), "side"),
             tables.collectives.sort(pl.col("host").cast(pl.String), "start_ps", pl.col("name").cast(pl.String)),
             of_host,
-            least=schema.check(least, schema.OPS, "ops"),
+            typical=typical,
+            typical_ops=typical_ops,
         ),
     )
 
@@ -245,12 +248,17 @@ def _names(of_host: Mapping[str, str]) -> dict[str, str]:
     return {role: role if count == 1 else f"{role} and {count - 1:,} more" for role, count in hosts.items()}
 
 
+def _uncut(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps of hosts, those that a window cut only where no other host has the step in full."""
+    in_full = (pl.col("traced") == "full").any().over("role", "step")
+    return rows.filter((pl.col("traced") != "partial") | ~in_full)
+
+
 def _steps(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per (role, step) of the steps of hosts; those that a window cut only where no other is in full."""
+    """Return one row per (role, step) of the steps of hosts."""
     key, outside = ["role", "step"], pl.col("dur_ps") - pl.col("collective_ps")
-    cut = (pl.col("traced") == "partial") & (pl.col("traced") == "full").any().over(key)
     measured = pl.col("collective_ps").is_not_null().all().over(key)
-    rows = rows.filter(~cut).with_columns(outside_ps=pl.when(measured).then(outside).otherwise("dur_ps"))
+    rows = rows.with_columns(outside_ps=pl.when(measured).then(outside).otherwise("dur_ps"))
     several, outside = pl.len() > 1, pl.col("outside_ps")
     names = [name for name in schema.STEPS if name not in ("host", "step", "step_skew_ps", "slowest_host")]
     frame = rows.group_by(key, maintain_order=True).agg(

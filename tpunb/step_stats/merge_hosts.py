@@ -15,7 +15,6 @@ from tpunb.frames.host_tables import HostTables
 from tpunb.frames.wall_clock import WallClock
 from tpunb.step_stats import job_tables
 from tpunb.step_stats.collectives import replica_groups
-from tpunb.step_stats.numbering import BY_ORDER
 from tpunb.text import plain, plural
 
 _NAMED = 4  # hosts in a message
@@ -77,10 +76,9 @@ def of_job(steps: Steps) -> Steps:
 
 
 def placed(steps: Steps) -> tuple[Steps, pl.DataFrame]:
-    """Return the steps of the job, and (host, step) in it of each row of `steps`; collectives only where they align."""
-    in_order = steps.frame["rule"].cast(pl.String).is_in(BY_ORDER).any()
-    known = in_order and steps.read_collectives is not None
-    return _job(steps, host_tables(steps).collectives if known else schema.empty(schema.HOST_COLLECTIVES))
+    """Return the steps of the job, and (host, step) in it of each row of `steps`."""
+    shared = steps.read_collectives is not None and (steps.frame["collective_ps"] > 0).any()
+    return _job(steps, last_arrivals(steps.collectives) if shared else schema.empty(schema.HOST_COLLECTIVES))
 
 
 def _job(steps: Steps, collectives: pl.DataFrame) -> tuple[Steps, pl.DataFrame]:
