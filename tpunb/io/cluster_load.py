@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
+from uuid import uuid4
 
 import polars as pl
 
@@ -42,7 +43,7 @@ class _Here:
     """Reduce parts in this process."""
 
     def __init__(self, bar: logdir.Bar) -> None:
-        self.part = partial(reduced, bar=bar)
+        self.part = partial(reduced, job=uuid4().hex, bar=bar)
 
     def parts(self, chunks: Sequence[Numbered]) -> Iterator[Part]:
         return map(self.part, chunks)

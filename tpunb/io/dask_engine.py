@@ -9,6 +9,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
+from uuid import uuid4
 
 from tpunb.errors import TpunbError, need, wrong
 from tpunb.io.job_parts import Numbered, Part, reduced
@@ -58,6 +59,7 @@ class DaskEngine:
         self.client = client
         self._name = client.scheduler.address if client.scheduler is not None else "of the client"
         self._futures: list[Any] = []
+        self._job = uuid4().hex
         self._check_running()
         try:
             client.wait_for_workers(1, timeout=_CONNECT_S)
@@ -88,7 +90,7 @@ class DaskEngine:
         return self._result(self._submit(chunk), chunk)
 
     def _submit(self, chunk: Numbered) -> Any:
-        return self.client.submit(reduced, [(number, str(file)) for number, file in chunk], pure=False)
+        return self.client.submit(reduced, [(number, str(file)) for number, file in chunk], self._job, pure=False)
 
     def _result(self, future: Any, chunk: Numbered) -> Part:
         from distributed import KilledWorker

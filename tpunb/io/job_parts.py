@@ -75,8 +75,11 @@ FRAMES = ("windows", "spans", "stalls", "hardware")
 """Frames of parts that are put one below the other."""
 
 
-def reduced(files: Numbered, bar: Any = lambda _: None) -> Part:
-    """Return some files reduced: what a worker does."""
+_INSTRUCTIONS = dict[tuple[str, Any], pl.DataFrame]()  # of the programs of the last job
+
+
+def reduced(files: Numbered, job: str = "", bar: Any = lambda _: None) -> Part:
+    """Return some files of a job reduced: what a worker does."""
     lost, contents, parts = dict[int, str](), dict[int, tuple[Location, Bytes]](), list[Part]()
 
     def fetched(path: str | Location) -> tuple[Location, Bytes | Profile | TpunbError]:
@@ -97,7 +100,7 @@ def reduced(files: Numbered, bar: Any = lambda _: None) -> Part:
             else:
                 contents[number] = file, answer
     if contents:
-        parts.append(_of_events(contents))
+        parts.append(_of_events(contents, job))
     return reduce(Part.__add__, parts, Part(lost=lost))
 
 
@@ -125,7 +128,7 @@ def _windows(rows: Sequence[tuple[Any, ...]]) -> pl.DataFrame:
     return pl.DataFrame([(*row, None, None) for row in rows], schema=schema.WINDOWS, orient="row")
 
 
-def _of_events(contents: Mapping[int, tuple[Location, Bytes]]) -> Part:
+def _of_events(contents: Mapping[int, tuple[Location, Bytes]], job: str) -> Part:
     """Return the statistics of raw files."""
     events, facts, origin_ns, lost = _decoded(contents)
     if not facts:
@@ -139,7 +142,7 @@ def _of_events(contents: Mapping[int, tuple[Location, Bytes]]) -> Part:
         hardware=hardware,
         span_ps=0,
         read_events=lambda: events,
-        read_details=partial(_details, events, {number: contents[number] for number in facts}, moves),
+        read_details=partial(_details, job, events, {number: contents[number] for number in facts}, moves),
     )
     steps, runs = with_collectives(profile)
     lost |= dict.fromkeys(facts.keys() - {int(host) for host in steps.frame["host"].unique()}, "no steps found")
@@ -196,15 +199,27 @@ def _decoded(
 
 
 def _details(
-    events: pl.DataFrame, contents: Mapping[int, tuple[Location, Bytes]], moves: Mapping[int, int], kind: str
+    job: str,
+    events: pl.DataFrame,
+    contents: Mapping[int, tuple[Location, Bytes]],
+    moves: Mapping[int, int],
+    kind: str,
 ) -> pl.DataFrame:
-    """Return a frame that raw files hold beside events; files with the same instructions are read once for these."""
-    program = pl.struct(pl.col("program"), pl.col("hlo_op").cast(pl.String)).unique().hash().sum()
-    programs = dict(events.group_by(pl.col("host").cast(pl.String)).agg(program).iter_rows())
-    frames, known = [schema.empty(getattr(schema, kind.upper()))], dict[Any, pl.DataFrame]()
-    for number, (file, data) in contents.items():
-        key = programs.get(str(number)) if kind == "instructions" else number
-        if key not in known:
-            known[key] = logdir.details(file, data, kind)
-        frames.append(known[key].with_columns(pl.col("^start_ps$") + moves[number], host=pl.lit(str(number))))
+    """Return a frame that raw files hold beside events; of hosts with equal programs the instructions are read once."""
+    frames = [schema.empty(getattr(schema, kind.upper()))]
+    if kind != "instructions":
+        for number, (file, data) in contents.items():
+            rows = logdir.details(file, data, kind)
+            frames.append(rows.with_columns(pl.col("^start_ps$") + moves[number], host=pl.lit(str(number))))
+        return pl.concat(frames)
+    pairs = events.select("host", "program", pl.col("hlo_op").to_physical()).unique()  # one numbering in a process
+    by_host = pairs.group_by(pl.col("host").cast(pl.String))
+    programs = dict(by_host.agg(pl.struct("program", "hlo_op").hash().sum()).iter_rows())
+    for number, content in contents.items():
+        key = job, programs.get(str(number))
+        if key not in _INSTRUCTIONS:
+            for old in [other for other in _INSTRUCTIONS if other[0] != job]:
+                del _INSTRUCTIONS[old]
+            _INSTRUCTIONS[key] = logdir.details(*content, kind)
+        frames.append(_INSTRUCTIONS[key].with_columns(host=pl.lit(str(number))))
     return pl.concat(frames)
