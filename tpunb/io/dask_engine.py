@@ -7,9 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 from uuid import uuid4
+
+import psutil
 
 from tpunb.errors import TpunbError, need, wrong
 from tpunb.io.job_parts import Numbered, Part, reduced
@@ -17,7 +20,8 @@ from tpunb.text import format_error, plain
 
 _CONNECT_S = 10  # to reach a scheduler, and until it has a worker
 _TURN_S = 5.0  # between two looks at the cluster
-_PATIENCE_S = 120.0  # until a cluster without workers counts as lost
+_YOUNG_S, _SETTLE_S = 10.0, 0.5  # age of a worker that may still be starting, and what it is given
+_TURNS = 24  # without a worker, until the cluster counts as lost
 _START = "start one with `dask scheduler` and `dask worker`, or use distributed.LocalCluster()"
 
 
@@ -58,7 +62,6 @@ class DaskEngine:
     def __init__(self, client: Any) -> None:
         self.client = client
         self._name = client.scheduler.address if client.scheduler is not None else "of the client"
-        self._futures: list[Any] = []
         self._job = uuid4().hex
         self._check_running()
         try:
@@ -77,22 +80,27 @@ class DaskEngine:
 
     def parts(self, chunks: Sequence[Numbered]) -> Iterator[Part]:
         """Yield the parts of files in order."""
-        self._futures = [self._submit(chunk) for chunk in chunks]
+        futures = [self._submit(chunk) for chunk in chunks]
         try:
-            for chunk in chunks:
-                yield self._result(self._futures[0], chunk)
-                self._futures.pop(0).release()
+            kept: list[Part | str] = []
+            for number, chunk in enumerate(chunks):
+                answer = kept.pop(0) if kept else self._answer(futures[number])
+                if isinstance(answer, str) and not kept:  # the next worker to be killed takes its results along
+                    kept = [self._answer(future) for future in futures[number + 1 :]]
+                yield answer if isinstance(answer, Part) else self._alone(chunk, answer)
         finally:
-            self.client.cancel(self._futures)
+            self.client.cancel(futures)
 
     def part(self, chunk: Numbered) -> Part:
         """Return one part."""
-        return self._result(self._submit(chunk), chunk)
+        answer = self._answer(self._submit(chunk))
+        return answer if isinstance(answer, Part) else self._alone(chunk, answer)
 
     def _submit(self, chunk: Numbered) -> Any:
-        return self.client.submit(reduced, [(number, str(file)) for number, file in chunk], self._job, pure=False)
+        return self.client.submit(settled, [(number, str(file)) for number, file in chunk], self._job, pure=False)
 
-    def _result(self, future: Any, chunk: Numbered) -> Part:
+    def _answer(self, future: Any) -> Part | str:
+        """Return a part, or the reason if it killed its workers."""
         from distributed import KilledWorker
 
         try:
@@ -100,27 +108,31 @@ class DaskEngine:
             part: Part = future.result()
             return part
         except KilledWorker as error:
-            if len(chunk) == 1:
-                return Part(lost={chunk[0][0]: f"killed its worker {error.allowed_failures + 1} times"})
-            self._wait(self._futures)  # a file that runs alone is killed by no other
-            return sum((self.part([file]) for file in chunk), Part())
+            return f"killed its worker {error.allowed_failures + 1} times"
         except (CancelledError, OSError) as error:
             raise self._lost(format_error(error)) from error
+        finally:
+            future.release()  # else it is computed again where its worker is lost
+
+    def _alone(self, chunk: Numbered, reason: str) -> Part:
+        """Return a part from its files one by one, so that none is killed by another."""
+        if len(chunk) == 1:
+            return Part(lost={chunk[0][0]: reason})
+        return sum((self.part([file]) for file in chunk), Part())
 
     def _wait(self, futures: Sequence[Any]) -> None:
         """Wait until all are done; raise if there is nobody who could do them."""
         from distributed import wait
 
-        last = time.monotonic()
-        while True:
+        idle = 0  # turns, since the clock of a machine that slept has moved on
+        while idle < _TURNS:
             try:
                 wait(futures, timeout=_TURN_S)  # type: ignore[no-untyped-call]
                 return
             except TimeoutError:
                 self._check_running()
-            last = time.monotonic() if self.client.scheduler_info()["workers"] else last
-            if time.monotonic() - last > _PATIENCE_S:
-                raise self._lost("no worker is left")
+            idle = 0 if self.client.nthreads() else idle + 1
+        raise self._lost("no worker is left")
 
     def _check_running(self) -> None:
         if self.client.status != "running":
@@ -130,6 +142,19 @@ class DaskEngine:
         return TpunbError(
             f"lost the scheduler {self._name}: {reason}", hint="check that the cluster runs, and load again"
         )
+
+
+@cache
+def _settle() -> None:
+    """Wait once in a new process: Dask does not replace a worker that is killed while it starts."""
+    if time.time() - psutil.Process().create_time() < _YOUNG_S:
+        time.sleep(_SETTLE_S)
+
+
+def settled(files: Numbered, job: str) -> Part:
+    """Return a part: what a worker does."""
+    _settle()
+    return reduced(files, job)
 
 
 def versions() -> dict[str, str]:
