@@ -349,6 +349,51 @@ BUFFERS = _frame(
     offset_bytes=Column(_INT, "Start of the buffer in the allocation, in bytes."),
 )
 
+NODES = _frame(
+    "NODES",
+    "One row per node of the graph of a compiled program: an HLO instruction, in the order of the program.",
+    node=Column(_INT, "Number of the node, from 0."),
+    computation=Column(_INT, "Number of the computation of the node, from 0."),
+    hlo_op=Column(NAME, "Name of the HLO instruction."),
+    opcode=Column(NAME, 'Opcode of the HLO instruction, such as "dot".'),
+    dtype=Column(NAME, 'Data type of the result, such as "bf16" or "tuple", or null.'),
+    dims=Column(pl.List(pl.Int64()), "Dimensions of the result, empty for a scalar or a tuple."),
+    layout=Column(NAME, 'Order of the dimensions in memory, minor to major, with tiles, such as "{1,0:T(8,128)}".'),
+    window=Column(NAME, 'Window of a convolution or a reduction, such as "size=3x3 pad=1_1x1_1", or null.'),
+    dimension_numbers=Column(NAME, 'Dimension numbers of a convolution or a product, such as "b01f_01io->b01f".'),
+    layer=Column(NAME, 'Layer of the model, "mixed" for a fusion of several, or null.'),
+    part=_PART,
+    self_ps=Column(_INT, "Self time in the capture in picoseconds, null if no event of the capture is of the node."),
+)
+
+EDGES = _frame(
+    "EDGES",
+    "One row per pair of nodes of which one uses the result of the other.",
+    consumer=Column(_INT, "Number of the node that uses the result."),
+    producer=Column(_INT, "Number of the node whose result is used, of a called computation its root."),
+    kind=Column(pl.Enum(["operand", "call"]), 'What links the nodes: "operand", or "call" of a computation.'),
+)
+
+COMPUTATIONS = _frame(
+    "COMPUTATIONS",
+    "One row per computation of a compiled program, in its order.",
+    computation=Column(_INT, "Number of the computation, from 0."),
+    name=Column(_TEXT, "Name of the computation."),
+    entry=Column(pl.Boolean(), "Whether a run of the program begins with it."),
+    first=Column(_INT, "Number of its first node."),
+    nodes=Column(_INT, "Number of its nodes."),
+    root=Column(_INT, "Number of the node whose result it returns, or null."),
+)
+
+PROTOS = _frame(
+    "PROTOS",
+    "One row per compiled program of a profile.",
+    host=_HOST,
+    program=Column(_INT, "Id of the compiled program, as events refer to it."),
+    module=Column(_TEXT, "Name of the program."),
+    proto=Column(pl.Binary(), "Serialised HloProto of the program."),
+)
+
 COUNTERS = _frame(
     "COUNTERS",
     "One row per sample of a hardware counter of a device.",

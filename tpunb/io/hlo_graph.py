@@ -35,6 +35,7 @@ class Shapes:
     """Sizes of the distinct shapes of instructions; of a tuple also those of its arrays."""
 
     def __init__(self, shapes: Messages, depth: int = 0) -> None:
+        self.messages = shapes
         kind = shapes.columns(_TYPE)[0]
         self.tuple = kind == hlo.TUPLE
         self.kind = kind  # of the first array
