@@ -17,7 +17,7 @@ from tpunb.costmodel.node_features import OPCODES, Floats32, Padding, node_featu
 from tpunb.errors import BadProfile, TpunbError, wrong
 from tpunb.frames import Profile
 from tpunb.io import hlo, hlo_ops
-from tpunb.io.hlo_graph import Instructions, spans
+from tpunb.io.hlo_graph import Instructions, grouped, spans
 from tpunb.io.protobuf_table import Ints, Messages, integer, text
 from tpunb.step_stats import ops
 from tpunb.text import plain, plural
@@ -63,7 +63,7 @@ class ProgramGraph:
         dtypes = [hlo.TYPES.get(each, "tuple" if each == hlo.TUPLE else None) for each in kind.tolist()]
         of_shape = {
             "dtype": pl.Series(dtypes, dtype=schema.NAME),
-            "dims": pl.Series(_grouped(*shapes.numbers(3), len(shapes)), dtype=pl.List(pl.Int64())),
+            "dims": pl.Series(grouped(*shapes.numbers(3), len(shapes)), dtype=pl.List(pl.Int64())),
             "layout": pl.Series(_layouts(shapes.at(layout)), dtype=schema.NAME),
         }
         named = hlo_ops.ops(self.protos)
@@ -238,13 +238,6 @@ def _of_profile(profile: Profile, program: str | int | None) -> ProgramGraph:
     return of_bytes(proto, dict(of_program.select("hlo_op", "self_ps").iter_rows()))
 
 
-def _grouped(owner: Ints, values: Ints, n: int) -> list[list[int]]:
-    """Return the values of each owner."""
-    first, count = (column.tolist() for column in spans(owner, n))
-    flat = values.tolist()
-    return [flat[begin : begin + size] for begin, size in zip(first, count, strict=True)]
-
-
 def _texts(rows: Messages, refs: Ints, write: Callable[[Messages], str]) -> pl.Series:
     """Return messages of rows as text, each distinct one written once; null of rows without."""
     code, _ = rows.distinct(refs)
@@ -261,11 +254,11 @@ def _layouts(layouts: Messages) -> list[str | None]:
     """Return layouts as HLO text, with the tiles and the memory space of a TPU."""
     tiles = layouts.sub(_TILES)
     tiled = [""] * len(layouts)
-    for row, dims in zip(tiles.parent.tolist(), _grouped(*tiles.numbers(1), len(tiles)), strict=True):
+    for row, dims in zip(tiles.parent.tolist(), grouped(*tiles.numbers(1), len(tiles)), strict=True):
         tiled[row] += f"({','.join(map(str, dims))})"
     texts: list[str | None] = []
     spaces = layouts.columns(_SPACE)[0].tolist()
-    for order, tile, space in zip(_grouped(*layouts.numbers(1), len(layouts)), tiled, spaces, strict=True):
+    for order, tile, space in zip(grouped(*layouts.numbers(1), len(layouts)), tiled, spaces, strict=True):
         parts = (f"T{tile}" if tile else "") + (f"S({space})" if space else "")
         body = ",".join(map(str, order)) + (f":{parts}" if parts else "")
         texts.append(f"{{{body}}}" if body else None)

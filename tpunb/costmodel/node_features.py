@@ -17,22 +17,16 @@ from tpunb.io.protobuf_table import Ints, Messages, integer, text
 Floats32 = npt.NDArray[np.float32]
 Padding = Literal[0, -1]
 
-_DIMENSIONS = 6
-_TYPES = (
-    *("invalid_type", "pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f16", "f32", "f64", "bf16"),
-    *("c64", "c128", "tuple", "opaque_type", "token"),
-)
-_NUMBER_OF_TYPE = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 15, 18, 13, 14, 17)  # in xla_data.proto
-_WINDOW = {  # field of WindowDimension
-    **{"size": 1, "stride": 2, "padding_low": 3, "padding_high": 4},
-    **{"window_dilation": 5, "base_dilation": 6, "window_reversal": 7},
+_TYPES = {  # number in xla_data.proto
+    **{"invalid_type": 0, "pred": 1, "s8": 2, "s16": 3, "s32": 4, "s64": 5, "u8": 6, "u16": 7, "u32": 8, "u64": 9},
+    **{"f16": 10, "f32": 11, "f64": 12, "bf16": 16, "c64": 15, "c128": 18, "tuple": 13, "opaque_type": 14, "token": 17},
 }
-_CONVOLUTION = {  # field of ConvolutionDimensionNumbers, and how many numbers
+_WINDOW = ("size", "stride", "padding_low", "padding_high", "window_dilation", "base_dilation")  # fields 1 to 6
+_CONVOLUTION = {  # field, and 4 of a list
     **{"input_batch_dim": (7, 0), "input_feature_dim": (8, 0), "input_spatial_dims": (11, 4)},
     **{"kernel_input_feature_dim": (3, 0), "kernel_output_feature_dim": (4, 0), "kernel_spatial_dims": (6, 4)},
     **{"output_batch_dim": (9, 0), "output_feature_dim": (10, 0)},
 }
-_SLICE, _PAD = {"start": 1, "stride": 3, "limit": 2}, {"edge_padding_low": 1, "edge_padding_high": 2}
 _OPCODES = """abs add add-dependency after-all all-reduce all-to-all atan2 batch-norm-grad batch-norm-inference
 batch-norm-training bitcast bitcast-convert broadcast call ceil cholesky clamp collective-permute count-leading-zeros
 compare complex concatenate conditional constant convert convolution copy copy-done copy-start cosine custom-call divide
@@ -49,84 +43,63 @@ OPCODES = {name: number for number, name in enumerate(_OPCODES.split(), 1)}
 """The dataset's number of each opcode; 0 is any other."""
 
 
-def _list(name: str, width: int = _DIMENSIONS, ends: tuple[str, ...] = ("sum", "product")) -> list[str]:
-    return [f"{name}_{place}" for place in (*range(width), *ends)]
+def _names(*lists: str, of: int = 6, ends: str = "sum product") -> list[str]:
+    return [f"{name}_{place}" for name in lists for place in (*range(of), *ends.split())]
 
 
 NODE_FEATURES: tuple[str, ...] = (
-    "is_root",
-    "element_size_in_bits",
-    *(f"shape_element_type_is_{name}" for name in _TYPES),
-    *_list("shape_dimensions"),
-    "shape_tuple_shapes_size",
-    "parameter_number",
-    *_list("dimensions", ends=()),
-    *(each for name in [*_WINDOW][:-1] for each in _list(f"window_{name}")),
-    *_list("window_window_reversal", ends=("true_count", "false_count")),
+    *("is_root", "element_size_in_bits", *(f"shape_element_type_is_{name}" for name in _TYPES)),
+    *(*_names("shape_dimensions"), "shape_tuple_shapes_size", "parameter_number", *_names("dimensions", ends="")),
+    *_names(*(f"window_{name}" for name in _WINDOW)),
+    *_names("window_window_reversal", ends="true_count false_count"),
     *(
-        each
-        for name, (_, width) in _CONVOLUTION.items()
-        for each in (
-            _list(f"convolution_dim_numbers_{name}", width, ()) if width else [f"convolution_dim_numbers_{name}"]
-        )
+        name
+        for field, (_, of) in _CONVOLUTION.items()
+        for name in (_names(field, of=of, ends="") if of else [field])
+        for name in [f"convolution_dim_numbers_{name}"]
     ),
-    "feature_group_count",
-    "batch_group_count",
-    *(each for name in _SLICE for each in _list(f"slice_dims_{name}", 2)),
-    *_list("dynamic_slice_sizes", 2),
-    *(each for name in _PAD for each in _list(f"padding_config_{name}", 2)),
-    "is_stable",
-    *_list("layout_minor_to_major", ends=()),
+    *("feature_group_count", "batch_group_count"),
+    *_names("slice_dims_start", "slice_dims_stride", "slice_dims_limit", "dynamic_slice_sizes", of=2),
+    *_names("padding_config_edge_padding_low", "padding_config_edge_padding_high", of=2),
+    *("is_stable", *_names("layout_minor_to_major", ends="")),
 )
 """The 140 numbers of a node."""
 
-TILE_FEATURES: tuple[str, ...] = tuple(
-    each for name in ("kernel", "output", "input") for each in _list(f"{name}_bounds")
-)
+TILE_FEATURES: tuple[str, ...] = tuple(_names("kernel_bounds", "output_bounds", "input_bounds"))
 """The 24 numbers of a tile configuration."""
 
-LAYOUT_FEATURES: tuple[str, ...] = tuple(
-    each for name in ("output", "input", "kernel") for each in _list(f"{name}_layout", ends=())
-)
+LAYOUT_FEATURES: tuple[str, ...] = tuple(_names("output_layout", "input_layout", "kernel_layout", ends=""))
 """The 18 numbers of the layouts of a node; -1 where a tensor has fewer than 6 dimensions."""
 
 
 class Numbers:
-    """A table of `count` rows that is filled from its first column on."""
+    """Columns of numbers of `count` rows."""
 
-    def __init__(self, count: int, width: int, padding: int) -> None:
-        self.table: Floats32 = np.zeros((count, width), np.float32)
-        self._at, self._padding = 0, padding
+    def __init__(self, count: int, padding: int) -> None:
+        self._count, self._padding = count, padding
+        self._columns: list[npt.NDArray[np.float32]] = []
+
+    @property
+    def table(self) -> Floats32:
+        """The columns side by side."""
+        return np.concatenate(self._columns, axis=1)
 
     def add(self, *columns: npt.ArrayLike) -> None:
         """Add a column of each, one value a row."""
-        for column in columns:
-            self.table[:, self._at] = column
-            self._at += 1
+        self._columns.append(np.stack([np.asarray(column) for column in columns], axis=1).astype(np.float32))
 
-    def add_list(
-        self, owner: Ints, values: Ints, width: int = _DIMENSIONS, *, sums: bool = True, empty: int = 1
-    ) -> None:
+    def add_list(self, owner: Ints, values: Ints, of: int = 6, *, sums: bool = True, empty: int = 1) -> None:
         """Add the first values of the list of each row, then their sum and product; of no values it is `empty`."""
-        count = len(self.table)
-        first, length = spans(owner, count)
+        first, length = spans(owner, self._count)
         place = np.arange(owner.size) - first[owner]
-        block = self.table[:, self._at : self._at + width]
-        block[:] = self._padding
-        inside = place < width
+        inside = place < of
+        block = np.full((self._count, of), self._padding, np.float32)
         block[owner[inside], place[inside]] = values[inside]
-        self._at += width
+        self._columns.append(block)
         if sums:
             product = np.where(length > 0, 1.0, empty)
             np.multiply.at(product, owner, values)
-            self.add(np.bincount(owner, values, count), product)
-
-    def add_flags(self, owner: Ints, values: Ints) -> None:
-        """Add the first flags of the list of each row, then how many are set, and how many are not."""
-        self.add_list(owner, values != 0, sums=False)
-        length = spans(owner, len(self.table))[1]
-        added = np.bincount(owner, values != 0, len(self.table))
-        self.add(added, length - added)
+            self.add(np.bincount(owner, values, self._count), product)
 
 
 def node_features(graph: Instructions, padding: Padding = 0) -> Floats32:
@@ -141,32 +114,32 @@ def node_features(graph: Instructions, padding: Padding = 0) -> Floats32:
     """
     rows, n = graph.rows, graph.n
     shapes = _shape_numbers(graph, padding)[graph.shape]
-    names = (integer(9), text(15), text(16), integer(50), integer(58), integer(60), text(21))
-    parameter, window, convolution, feature_groups, batch_groups, stable, pad = rows.columns(*names)
-    out = Numbers(n, len(NODE_FEATURES), padding)
-    out.add(np.isin(np.arange(n), graph.root), np.zeros(n), *shapes[:, :-_DIMENSIONS].T, parameter)
+    fields = (integer(9), text(15), text(16), integer(50), integer(58), integer(60), text(21))
+    parameter, window, convolution, *groups, stable, pad = rows.columns(*fields)
+    out = Numbers(n, padding)
+    out.add(np.isin(np.arange(n), graph.root), np.zeros(n), *shapes[:, :-6].T, parameter)
     out.add_list(*rows.numbers(14), sums=False)
-    fields = _of_messages(rows.at(window).sub(text(1)), *_WINDOW.values())
-    for owner, values in fields[:-1]:
-        out.add_list(owner, values)
-    out.add_flags(*fields[-1])
+    windows = rows.at(window).sub(text(1))
+    for values in _lists(windows, *range(1, len(_WINDOW) + 1)):
+        out.add_list(*values)
+    ((owner, reversed_),) = _lists(windows, 7)
+    out.add_list(owner, reversed_, sums=False)
+    count = np.bincount(owner, reversed_, n)
+    out.add(count, spans(owner, n)[1] - count)
     numbers = rows.at(convolution)
-    for field, width in _CONVOLUTION.values():
-        if width:
-            out.add_list(*numbers.numbers(field), width, sums=False)
+    for field, of in _CONVOLUTION.values():
+        if of:
+            out.add_list(*numbers.numbers(field), of, sums=False)
         else:
             out.add(*numbers.columns(integer(field)))
-    out.add(feature_groups, batch_groups)
-    for owner, values in _of_messages(rows.sub(text(17)), *_SLICE.values()):
-        out.add_list(owner, values, 2)
-    out.add_list(*rows.numbers(20), 2)
-    for owner, values in _of_messages(rows.at(pad).sub(text(1)), *_PAD.values()):
-        out.add_list(owner, values, 2)
-    out.add(stable, *shapes[:, -_DIMENSIONS:].T)
+    out.add(*groups)
+    for values in (*_lists(rows.sub(text(17)), 1, 3, 2), rows.numbers(20), *_lists(rows.at(pad).sub(text(1)), 1, 2)):
+        out.add_list(*values, 2)
+    out.add(stable, *shapes[:, -6:].T)
     return out.table
 
 
-def _of_messages(messages: Messages, *fields: int) -> list[tuple[Ints, Ints]]:
+def _lists(messages: Messages, *fields: int) -> list[tuple[Ints, Ints]]:
     """Return (row, value) of fields of the messages that rows have."""
     return [(messages.parent.astype(np.int64), column) for column in messages.columns(*map(integer, fields))]
 
@@ -175,36 +148,29 @@ def _shape_numbers(graph: Instructions, padding: int) -> Floats32:
     """Return the numbers of distinct shapes: type, dimensions, size of a tuple, layout."""
     shapes = graph.shapes.messages
     kind, layout = shapes.columns(integer(2), text(5))
-    out = Numbers(len(shapes), len(_TYPES) + 2 * _DIMENSIONS + 3, padding)
-    out.add(*(kind == number for number in _NUMBER_OF_TYPE))
+    out = Numbers(len(shapes), padding)
+    out.add(*(kind == number for number in _TYPES.values()))
     out.add_list(*shapes.numbers(3))
     out.add(np.bincount(shapes.sub(text(4)).parent, minlength=len(shapes)))
     out.add_list(*shapes.at(layout).numbers(1), sums=False)
     return out.table
 
 
-def tile_features(kernel: tuple[Ints, Ints], output: tuple[Ints, Ints], given: tuple[Ints, Ints], n: int) -> Floats32:
-    """Return the 24 numbers of tile configurations from (configuration, bound) of kernel, output and input."""
-    out = Numbers(n, len(TILE_FEATURES), 0)
-    for owner, values in (kernel, output, given):
-        out.add_list(owner, values, empty=0)
+def tile_features(bounds: Messages, n: int) -> Floats32:
+    """Return the 24 numbers of tile configurations, shape (n, 24), from a ``TileSizeConfig`` of each row or less."""
+    out = Numbers(n, 0)
+    for field in (1, 2, 3):
+        owner, values = bounds.numbers(field)
+        out.add_list(bounds.parent[owner].astype(np.int64), values, empty=0)
     return out.table
 
 
-def layout_features(node: Ints, tensor: Ints, dims: tuple[Ints, Ints], n: int) -> Floats32:
-    """Return the 18 numbers of the layouts of nodes, shape (n, 18).
-
-    Parameters
-    ----------
-    node, tensor
-        Node, and number 0 to 2 among its tensors, of each tensor.
-    dims
-        (tensor, dimension) of the layouts, in order.
-    n
-        Number of nodes.
-    """
-    of_tensors = Numbers(node.size, _DIMENSIONS, -1)
-    of_tensors.add_list(*dims, sums=False)
-    out = np.full((n, len(LAYOUT_FEATURES) // _DIMENSIONS, _DIMENSIONS), -1, np.float32)
-    out[node, tensor] = of_tensors.table
-    return out.reshape(n, len(LAYOUT_FEATURES))
+def layout_features(nodes: Messages) -> Floats32:
+    """Return the 18 numbers of the layouts of nodes, shape (n, 18), from a ``NodeLayoutConfig`` each."""
+    tensors = nodes.sub(text(1))
+    of_tensors = Numbers(len(tensors), -1)
+    of_tensors.add_list(*tensors.numbers(1), sums=False)
+    out = np.full((len(nodes), 3, 6), -1, np.float32)
+    node = tensors.parent.astype(np.int64)
+    out[node, np.arange(node.size) - np.searchsorted(node, node)] = of_tensors.table
+    return out.reshape(len(nodes), len(LAYOUT_FEATURES))

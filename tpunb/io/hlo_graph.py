@@ -85,6 +85,13 @@ def spans(owner: Ints | Rows, n: int) -> tuple[Ints, Ints]:
     return np.cumsum(count) - count, count
 
 
+def grouped(owner: Ints | Rows, values: Ints, n: int) -> list[list[int]]:
+    """Return the values of each owner, which are in its order."""
+    first, count = (column.tolist() for column in spans(owner, n))
+    flat = values.tolist()
+    return [flat[begin : begin + size] for begin, size in zip(first, count, strict=True)]
+
+
 def member_rows(scope: Ints, ids: Ints, in_scope: Ints, wanted: Ints) -> Ints:
     """Return the row with each wanted id in a scope, the number of rows where there is none."""
     _, code = np.unique(np.append(ids, wanted), return_inverse=True)
