@@ -6,6 +6,8 @@ slows all. The process is pinned to one core and XLA runs in one thread. The mac
 that is printed at the end shows how far the times can be trusted.
 """
 
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import argparse
@@ -94,9 +96,8 @@ def main() -> None:
         for each in data:
             loss = each.times[0] / each.times.min() - 1
             print(f"{each.name}: default {loss:.1%} off the best, repeat ceiling {kendall(*each.halves):.2f}")
-        print(
-            f"{file.name}: {file.stat().st_size / 1000:.0f} KB, ceiling {np.mean([kendall(*m.halves) for m in data]):.3f}"
-        )
+        ceiling = np.mean([kendall(*each.halves) for each in data])
+        print(f"{file.name}: {file.stat().st_size / 1000:.0f} KB, mean ceiling {ceiling:.3f}")
     facts = {
         "what": "times of common layers in JAX with up to 24 orders of the dimensions of their arguments",
         "recorded": f"{datetime.now(UTC):%Y-%m-%d}",
