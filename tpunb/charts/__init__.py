@@ -9,6 +9,7 @@ from tpunb.charts.compared import agreed, compared
 from tpunb.charts.curves import dbscan_eps, hdbscan_tree, sweep_curve
 from tpunb.charts.history import history
 from tpunb.charts.measures import measures
+from tpunb.charts.ranking import graph_table, ranking, top_errors
 from tpunb.charts.resources import counters, memory
 from tpunb.charts.roofline import roofline
 from tpunb.charts.rows import colours
@@ -28,12 +29,14 @@ __all__ = [
     "coverage",
     "coverages",
     "dbscan_eps",
+    "graph_table",
     "hdbscan_tree",
     "heatmap",
     "history",
     "latency",
     "measures",
     "memory",
+    "ranking",
     "roofline",
     "sensitivity",
     "speedups",
@@ -41,6 +44,7 @@ __all__ = [
     "sweep_curve",
     "sweeps",
     "timeline",
+    "top_errors",
     "top_ops",
     "trials",
 ]

@@ -24,15 +24,23 @@ _CALLS = {"call", "while", "conditional", "async-start"}
 _VIEWS = {"transpose", "reshape", "bitcast"}
 _TILED = {*hlo.ELEMENTWISE, *_VIEWS, "parameter", "copy", "tanh", "exponential"} - {"constant"}
 _FUSIBLE = _TILED | {"broadcast", "constant", "concatenate", "slice", "pad", "reverse", "iota"} - {"parameter"}
-_FUSING = {*_FUSIBLE, "reduce", "reduce-window"}
+_FUSING, _PACKING = {*_FUSIBLE, "reduce", "reduce-window"}, {"dot", "convolution"}
 _TRIPS = re.compile(r'known_trip_count":\s*\{\s*"n":\s*"(\d{1,9})"')
 _SIDES = ((7, 11, 8), (6, 3, 4))  # of a convolution, major to minor: batch, spatial, feature; spatial, input, output
 
 
 class Kernels(Instructions):
-    """Instructions of programs, with the kernels that they become on a CPU."""
+    """Instructions of programs, with the kernels that they become on a CPU.
 
-    def __init__(self, protos: Messages) -> None:
+    Parameters
+    ----------
+    protos
+        ``HloProto`` messages.
+    compiled
+        Whether the compiler's passes have run; before that, layouts in a program are not those in memory.
+    """
+
+    def __init__(self, protos: Messages, *, compiled: bool = True) -> None:
         super().__init__(protos)
         self.protos = protos
         shapes, dot, modules = self.shapes.messages, self.rows.at(self.dot), protos.sub(text(1))
@@ -41,7 +49,12 @@ class Kernels(Instructions):
         with np.errstate(all="ignore"):
             items = np.maximum(np.nan_to_num(np.ceil(self.shapes.bytes / self.shapes.elements), posinf=1), 1)
         of_shape = [
-            (size, order if len(order) == len(size) else [*range(len(size))][::-1], int(item), float(whole))
+            (
+                size,
+                order if compiled and len(order) == len(size) else [*range(len(size))][::-1],
+                int(item),
+                float(whole),
+            )
             for size, order, item, whole in zip(dims, orders, items, np.nan_to_num(self.shapes.size), strict=True)
         ]
         self._arrays = [of_shape[shape] for shape in self.shape.tolist()]
@@ -62,14 +75,14 @@ class Kernels(Instructions):
         self._out = np.zeros((len(modules), len(loops.COSTS)))
 
     def compiled(self) -> Floats:
-        """Return how often each of ``COSTS`` occurs in a run of each program, shape (programs, n)."""
+        """Return how often each of ``COSTS`` occurs in a run of each compiled program, shape (programs, n)."""
         self._out[:] = 0
         for entry, program in self._entries:
             self._run(entry, 1, self._out[program], _DEEPEST)
         return self._out.copy()
 
     def planned(self, orders: Sequence[Sequence[int]]) -> Floats:
-        """Return what `compiled` does for programs before the compiler's passes, of kernels that read arguments.
+        """Return the same of programs that are not compiled, in the kernels that read their arguments.
 
         Parameters
         ----------
@@ -107,14 +120,19 @@ class Kernels(Instructions):
         for row in members:
             for used in self._uses[row]:
                 users.setdefault(used, set()).add(self._names[row])
-        kept = {row for row in members if self._names[row] not in _FUSIBLE or not users.get(row, {""}) <= _FUSING}
+        kept = {
+            row
+            for row in members
+            for name in [self._names[row]]
+            if name not in _FUSIBLE or not users.get(row, {""}) <= (_FUSING | _PACKING if name in _VIEWS else _FUSING)
+        }
         for row in members:
             name, uses = self._names[row], self._uses[row]
             if name == "call":
                 passed = {k: given[used] for k, used in enumerate(uses) if used in given}
                 for callee in self._calls[row]:
                     self._plan(callee, passed, out, depth - 1)
-            elif name in ("dot", "convolution"):
+            elif name in _PACKING:
                 for side, used in enumerate(uses[:2]):
                     self._pack(row, side, used, given, kept, out)
             elif name in (*_OPAQUE, *_CALLS, "tuple"):

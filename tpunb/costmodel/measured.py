@@ -134,7 +134,7 @@ def inputs_of_programs(programs: Sequence[bytes]) -> Floats:
 
 def inputs_of_graph(hlo: bytes, orders: Sequence[Sequence[Sequence[int]]]) -> Floats:
     """Return what a model sees of orders of the arguments of a program before the compiler's passes."""
-    kernels = Kernels(_protos([hlo]))
+    kernels = Kernels(_protos([hlo]), compiled=False)
     return relative(np.concatenate([kernels.planned(each) for each in orders]))
 
 
