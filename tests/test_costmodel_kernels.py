@@ -1,7 +1,8 @@
-"""Kernels of programs: what loops fetch agrees with a cache that is simulated, and loops are followed to their arrays."""
+"""Kernels of programs: loops fetch what a simulated cache does, and are followed to the arrays that they read."""
 
 import itertools
 import math
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from test_hlo import messages
 from tpunb.costmodel.graphs import module_of
 from tpunb.costmodel.kernels import Kernels
 from tpunb.costmodel.loops import COSTS, cost, fetched, merged
+from tpunb.errors import BadProfile
 
 NAMES = [*COSTS]
 
@@ -221,9 +223,5 @@ def test_shared_parts_of_an_expression_are_followed_once():
 @settings(max_examples=40)
 @given(data=st.binary(max_size=60))
 def test_no_bytes_end_in_an_error_of_another_kind(data):
-    from tpunb.errors import BadProfile
-
-    try:
+    with suppress(BadProfile):
         Kernels(messages(b"\x0a" + _varint(len(data)) + data)).compiled()
-    except BadProfile:
-        pass

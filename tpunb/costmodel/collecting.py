@@ -62,7 +62,7 @@ class Function:
         try:
             traced = jax.jit(f).trace(*self.args)
             donated = jax.tree.leaves(getattr(f, "lower", jax.jit(f).lower)(*self.args).args_info)
-        except (TypeError, ValueError, NotImplementedError) as error:
+        except (TypeError, ValueError, IndexError, NotImplementedError) as error:
             raise self._refused(format_error(error), "pass a function of arrays whose shapes are fixed") from error
         if traced.jaxpr.effects:
             raise self._refused(f"it has side effects: {traced.jaxpr.effects}", "remove callbacks and prints")

@@ -125,7 +125,7 @@ class CostModel:
             auto, inputs = None, inputs_of_graph(function.hlo, [each.orders or () for each in configurations])
         predicted = self._predicted(inputs)
         order = np.argsort(predicted, kind="stable")
-        chosen = [0, *(int(place) for place in order if place)][: k + 1] if order[0] else [*map(int, order[: k + 1])]
+        chosen = [0, *(int(place) for place in order[:k] if place)]
         trials = Trials(function, [configurations[place] for place in chosen], seed=seed)
         trials.run(budget)
         measured = trials.measured(auto=auto)
