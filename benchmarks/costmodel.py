@@ -1,17 +1,17 @@
 """Measure graphs of programs, and a cost model on the collection that tpunb ships.
 
-``python benchmarks/costmodel.py [--quick]``. ``--quick`` takes a program of fewer layers and a smaller file. The last line
-is one JSON object:
+``python benchmarks/costmodel.py [--quick]``. ``--quick`` takes a program of fewer layers and a smaller file. The last
+line is one JSON object:
 
-- ``vs_protobuf``: CPU time of a loop over the protobuf library's messages by that of ``tp.costmodel.graph``, from the bytes
-  of a transformer's training step to its nodes with layer and part, edges and 140 numbers a node; median of pairs
+- ``vs_protobuf``: CPU time of a loop over the protobuf library's messages by that of ``tp.costmodel.graph``, from the
+  bytes of a transformer's training step to its nodes with layer and part, edges and 140 numbers a node; median of pairs
 - ``fit_s``: CPU seconds from the programs of 312 configurations to a fitted model
 - ``rank_s``: CPU seconds of the order of 1,000 configurations whose programs were read
-- ``memory``: peak memory of reading a made-up layout ``.npz`` of 20,000 nodes and 10,000 configurations above that before,
-  by its largest array
+- ``memory``: by how much reading a made-up layout ``.npz`` of 20,000 nodes and 10,000 configurations raises the peak
+  memory of a process, by the file's largest array
 - ``tau``, ``ceiling``, ``top3``: means over the functions of the shipped collection, leaving one family out, from the
-  compiled program: Kendall's tau, that of the measurement with itself, and how much slower the best of the first three is
-  than the fastest (0.01 is 1 %)
+  compiled program: Kendall's tau, that of the measurement with itself, and how much slower the best of the first three
+  is than the fastest (0.01 is 1 %)
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -171,7 +170,8 @@ def read_both(folder: str) -> int:
     for name in ("small", "large"):
         (measured,) = read_tpugraphs(Path(folder, f"{name}.npz"))
         assert len(measured) == measured.numbers.shape[0]
-        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        status = Path("/proc/self/status").read_text()  # getrusage would count the process that started this one
+        peaks.append(int(status.split("VmHWM:")[1].split()[0]) * 1024)
     return peaks[1] - peaks[0]
 
 

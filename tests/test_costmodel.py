@@ -243,7 +243,7 @@ def test_the_collection_is_what_it_states(shipped):
     assert len({each.family for each in shipped}) >= 6
     assert min(map(len, shipped)) >= 16
     assert (folder / "layouts.parquet").stat().st_size <= 300_000
-    facts = (folder / "layouts.toml").read_text()
+    facts = (folder / "about.toml").read_text()
     assert 'licence = "Apache-2.0"' in facts
     for each in shipped:
         assert each.frame["default"].to_list() == [True, *[False] * (len(each) - 1)]

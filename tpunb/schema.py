@@ -425,7 +425,7 @@ RANKED = _frame(
     equal=Column(_TEXT, 'Equality of the outputs with those of the default: "bitwise", "close", null if not timed.'),
     time_ps=Column(_INT, "Median time of a run in picoseconds, null if not timed."),
     ratio=Column(_FLOAT, "Time of the default by that of the configuration, the median of rounds, null if not timed."),
-    low=Column(_FLOAT, "Lower end of the interval of the ratio; all intervals hold together at 95 %."),
+    low=Column(_FLOAT, "Lower end of the interval of the ratio, of which all hold together at 95 %."),
     high=Column(_FLOAT, "Upper end of the interval of the ratio, or null."),
 )
 

@@ -132,8 +132,8 @@ def graph_table(graph: ProgramGraph, computation: int | None = None) -> LayerPic
     total = int(nodes["self_ps"].sum())
     kept = nodes.top_k(_ROWS, by=pl.col("self_ps").fill_null(-1)).sort("node") if total else nodes.head(_ROWS)
     left = f", {'those with the most time' if total else 'the first'} of {len(nodes):,}"
-    found = f"{plural(len(kept), 'node')}{left if len(kept) < len(nodes) else ''}; "
-    found += f"self time {duration(total)}" if total else "self time unknown: no capture"
+    summary = f"{plural(len(kept), 'node')}{left if len(kept) < len(nodes) else ''}; "
+    summary += f"self time {duration(total)}" if total else "self time unknown: no capture"
     frame = pl.DataFrame(_table(graph, kept))
     base = rows_of(frame).encode(y=alt.Y("node:N", sort=frame["node"].to_list(), axis=None))
     heads = rows_of(pl.DataFrame({"about": ["columns"]}))
@@ -149,8 +149,8 @@ def graph_table(graph: ProgramGraph, computation: int | None = None) -> LayerPic
     title = f"{cleaned(plain(graph.name))} · {cleaned(plain(graph.computations['name'][number]))}"
     return LayerPicture(
         layer=layers,
-        title=alt.TitleParams(title, subtitle=[found], offset=22),
-        description=f"{title}: {found}; {listed(frame['about'].to_list())}.",
+        title=alt.TitleParams(title, subtitle=[summary], offset=22),
+        description=f"{title}: {summary}; {listed(frame['about'].to_list())}.",
         width=_BAR + _LONGEST + 60,
         height=(LINE + 4) * len(frame),
     )
@@ -160,21 +160,21 @@ def _table(graph: ProgramGraph, nodes: pl.DataFrame) -> list[dict[str, Any]]:
     """Return the texts of nodes by column, and the ends of their bars."""
     operands = graph.edges.filter(pl.col("kind") == "operand").group_by("consumer").agg("producer")
     used = dict(operands.iter_rows())
-    longest = max(int(nodes["self_ps"].max() or 0), 1)  # type: ignore[call-overload]
+    longest = max(nodes["self_ps"].fill_null(0).to_numpy().max(initial=0), 1)
     rows = []
     for row in nodes.rows(named=True):
         array = f"{row['dtype'] or ''}[{','.join(map(str, row['dims']))}]{row['layout'] or ''}"
         texts = {
-            **{"node": str(row["node"]), "operation": row["hlo_op"], "layer": row["layer"] or ""},
-            **{
-                "result": array if row["dtype"] != "tuple" else "tuple",
-                "uses": " ".join(map(str, used.get(row["node"], []))),
-            },
+            "node": str(row["node"]),
+            "operation": row["hlo_op"],
+            "layer": row["layer"] or "",
+            "result": array if row["dtype"] != "tuple" else "tuple",
+            "uses": " ".join(map(str, used.get(row["node"], []))),
         }
         texts = {name: cut(cleaned(plain(text)), _COLUMNS[name][1]) for name, text in texts.items()}
         time = "" if row["self_ps"] is None else short_time(row["self_ps"])
         about = f"{texts['operation']} {texts['result']}, uses {texts['uses'] or 'nothing'}, {time or 'no time'}"
-        end = _BAR + _LONGEST * (row["self_ps"] or 0) / longest
+        end = _BAR + float(_LONGEST * (row["self_ps"] or 0) / longest)
         rows.append({**texts, "time": time, "about": about, "begin": float(_BAR), "end": end})
     return rows
 

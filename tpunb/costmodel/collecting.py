@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,9 @@ class Function:
 
     def __init__(self, f: Any, args: Sequence[Any]) -> None:
         jax = need("jax", extra="jax")
+        self._layouts = import_module("jax.experimental.layout")
+        if not hasattr(self._layouts, "Format"):
+            raise TpunbError(f"JAX {jax.__version__} has no formats of arrays", hint="install jax 0.7 or later")
         if not callable(f):
             raise wrong("collect", "f", "be a JAX function or a Keras model on JAX", f)
         if isinstance(args, str) or not isinstance(args, Sequence):
@@ -96,7 +100,7 @@ class Function:
         spaces = [[*itertools.permutations(range(np.ndim(leaf)))] for leaf in self.leaves]
         default = tuple(space[0] for space in spaces)
         whole("collect", "layouts", layouts, 1)
-        found = dict.fromkeys([default])
+        chosen = dict.fromkeys([default])
         drawn = random.Random(seed)
         few = math.prod(map(len, spaces)) <= 4 * layouts
         every: Iterator[tuple[Order, ...]] = (
@@ -104,10 +108,13 @@ class Function:
         )
         pool = sorted(every, key=lambda _: drawn.random()) if few else every
         for orders in pool:
-            if len(found) >= layouts:
+            if len(chosen) >= layouts:
                 break
-            found[orders] = None
-        return [*(Configuration(orders) for orders in found), *(Configuration(default, each) for each in options or ())]
+            chosen[orders] = None
+        return [
+            *(Configuration(orders) for orders in chosen),
+            *(Configuration(default, each) for each in options or ()),
+        ]
 
     def compile(self, configuration: Configuration) -> Any:
         """Return the compiled function."""
@@ -133,14 +140,10 @@ class Function:
         return lambda: self._jax.block_until_ready(compiled(*args))
 
     def _format(self, order: Order | None) -> Any:
-        try:
-            from jax.experimental.layout import Format, Layout
-        except ImportError:  # before JAX 0.7
-            from jax.experimental.layout import DeviceLocalLayout as Layout
-            from jax.experimental.layout import Layout as Format
         if order is not None and len(order) < 2:
             return self._place
-        return Format(Layout.AUTO if order is None else Layout(order), self._place)
+        layout = self._layouts.Layout
+        return self._layouts.Format(layout.AUTO if order is None else layout(order), self._place)
 
 
 class Trials:
@@ -280,10 +283,10 @@ def _equality(expected: Sequence[Any], outputs: Sequence[Any]) -> str | None:
         return "bitwise"
     for a, b in pairs:
         if not np.issubdtype(a.dtype, np.integer) and a.dtype != bool:
-            wide = [each.astype(np.complex128) for each in (a, b)]
-            size = float(np.max(np.abs(wide[0]), initial=0, where=np.isfinite(wide[0])))
+            wide = a.astype(np.complex128)
+            size = float(np.max(np.abs(wide), initial=0, where=np.isfinite(wide)))
             precision = 2.0**-7 if a.dtype.itemsize == 2 else 1e-4
-            if np.allclose(*wide, rtol=precision, atol=precision * size, equal_nan=True):
+            if np.allclose(wide, b.astype(np.complex128), precision, precision * size, equal_nan=True):
                 continue
         if a.tobytes() != b.tobytes():
             return None

@@ -70,9 +70,8 @@ class Evaluation:
     def __str__(self) -> str:
         rows = {row["method"]: row for row in self.frame.rows(named=True)}
         model, ceiling = rows["model"], rows.get("repeat ceiling")
-        parts = [
-            f"{self.split}, {plural(model['graphs'], 'graph')}, from the {self.features}: tau {_interval(model, 'tau', '{:.2f}')}"
-        ]
+        graphs, tau = plural(model["graphs"], "graph"), _interval(model, "tau", "{:.2f}")
+        parts = [f"{self.split}, {graphs}, from the {self.features}: tau {tau}"]
         if ceiling and ceiling["tau"] is not None:
             parts[0] += f" of a repeat ceiling {ceiling['tau']:.2f}"
         parts.append(f"best of the first 3 {percent(model['top3'], None)} off the fastest")
@@ -106,11 +105,11 @@ def splits(graphs: Sequence[Measured], by: str) -> Iterator[tuple[list[Measured]
                 drawn = np.random.default_rng(seed).permutation(len(each))
                 yield [_part(each, drawn[: len(each) // 2])], _part(each, drawn[len(each) // 2 :])
         return
-    group = (lambda each: each.family) if by == "family" else (lambda each: each.name)
-    if len({group(each) for each in rankable}) < 2:
+    groups = [each.family if by == "family" else each.name for each in rankable]
+    if len({*groups}) < 2:
         raise TpunbError(f"one {by} only: nothing is left to fit to", hint="add others, or choose by='configuration'")
-    for each in rankable:
-        yield [other for other in rankable if group(other) != group(each)], each
+    for each, group in zip(rankable, groups, strict=True):
+        yield [other for other, its in zip(rankable, groups, strict=True) if its != group], each
 
 
 def _part(measured: Measured, rows: Any) -> Measured:

@@ -93,11 +93,11 @@ class ProgramGraph:
     def edges(self) -> pl.DataFrame:
         """The uses of results, each once and by consumer: ``tpunb.schema.EDGES``."""
         graph = self.instructions
-        found = graph.operands < graph.n
+        inside = graph.operands < graph.n
         roots = np.append(graph.root, graph.n)[graph.callee]
         called = roots < graph.n
         pairs = [
-            np.unique(graph.user[found].astype(np.int64) * graph.n + graph.operands[found]),
+            np.unique(graph.user[inside].astype(np.int64) * graph.n + graph.operands[inside]),
             graph.caller[called].astype(np.int64) * graph.n + roots[called],
         ]
         kind = pl.Series(["operand", "call"], dtype=schema.EDGES["kind"]).gather(np.repeat([0, 1], [*map(len, pairs)]))
@@ -165,7 +165,7 @@ def graph(source: Any, program: str | int | None = None) -> ProgramGraph:
     Raises
     ------
     TpunbError
-        If a profile holds no program, or none of that name.
+        If a profile holds no program, or no program of that name.
     BadProfile
         If bytes are no program, or a damaged one.
     TypeError
@@ -268,8 +268,8 @@ def _layouts(layouts: Messages) -> list[str | None]:
 def _window(window: Messages) -> str:
     """Return a window as HLO text, without what is 1 or 0 in all dimensions."""
     size, stride, low, high, dilation, base, reversal = window.sub(text(1)).columns(*map(integer, range(1, 8)))
-    pads = [f"{a}_{b}" for a, b in zip(low.tolist(), high.tolist(), strict=True)]
-    parts = [("size", size, True), ("stride", stride, (stride != 1).any())]
+    pads = np.array([f"{a}_{b}" for a, b in zip(low.tolist(), high.tolist(), strict=True)])
+    parts: list[tuple[str, Any, Any]] = [("size", size, True), ("stride", stride, (stride != 1).any())]
     parts += [("pad", pads, (low | high).any()), ("lhs_dilate", base, (base != 1).any())]
     parts += [("rhs_dilate", dilation, (dilation != 1).any()), ("rhs_reversal", reversal, reversal.any())]
     return " ".join(f"{name}={'x'.join(map(str, values))}" for name, values, shown in parts if shown)
@@ -292,5 +292,5 @@ def _convolution(numbers: Messages) -> str:
 
 def _products(numbers: Messages) -> str:
     """Return the dimension numbers of a product as HLO text."""
-    found = {name: numbers.numbers(tag)[1] for name, tag in _DOT_FIELDS.items()}
-    return " ".join(f"{name}={{{_braces(values)}}}" for name, values in found.items() if values.size)
+    lists = {name: numbers.numbers(tag)[1] for name, tag in _DOT_FIELDS.items()}
+    return " ".join(f"{name}={{{_braces(values)}}}" for name, values in lists.items() if values.size)

@@ -65,7 +65,7 @@ class Kernels(Instructions):
         self._listed, self._numbers = grouped(*self.rows.numbers(14), self.n), self.rows.columns(integer(9))[0].tolist()
         self._products = [grouped(*dot.numbers(field), self.n) for field in (3, 1, 4, 2)]
         code, configs = self.rows.distinct(self.config)
-        trips = [int(found[1]) if (found := _TRIPS.search(config)) else 1 for config in configs]
+        trips = [int(match[1]) if (match := _TRIPS.search(config)) else 1 for config in configs]
         self._trips = [trips[row] for row in code.tolist()]
         computations = modules.sub(text(3))
         entry = computations.columns(integer(5))[0] == modules.columns(integer(6))[0][computations.parent]
@@ -184,7 +184,7 @@ class Kernels(Instructions):
     def _kernel(
         self, result: int, nest: _Loop, stop: _Stop, given: _Orders | None = None, *, order: list[int] | None = None
     ) -> Floats:
-        """Return the counts of a kernel that computes a result; of given arrays, none if it reads none of them."""
+        """Return the counts of a kernel that computes a result; 0 if arrays are given and it reads no one of them."""
         counts = np.zeros(len(loops.COSTS))
         if result >= self.n:
             return counts
@@ -193,7 +193,8 @@ class Kernels(Instructions):
             return counts
         counts[:2] = 1, sum(self._arrays[read][3] for read, loop in reads if loop is None)
         sizes = [size for size, _ in nest]
-        arrays, others = [(self._steps(result, nest, order), self._arrays[result][2])], []
+        arrays = [(self._steps(result, nest, order), self._arrays[result][2])]
+        others: list[tuple[loops.Loops, int]] = []
         for read, loop in reads:
             if loop is not None:
                 steps = self._steps(read, loop, None if given is None else given.get(read))
@@ -284,17 +285,17 @@ class Kernels(Instructions):
         place = 1
         for dim in [*range(len(dims))][::-1] if logical else order:
             into[dim], place = place, place * dims[dim]
-        found: list[tuple[int, tuple[int, ...]]] = []
+        nest: list[tuple[int, tuple[int, ...]]] = []
         item = self._arrays[row][2]
         steps = self._steps(row, loop, [*range(len(self._arrays[row][0]))][::-1] if logical else None)
         for left, step in steps:
             place = step // item
             if place == 0:
-                found.append((left, (0,) * len(dims)))
+                nest.append((left, (0,) * len(dims)))
             for dim, by in into.items():  # minor to major
                 if left > 1 and 0 < place < by * dims[dim]:
                     move = max(1, place // by)
                     count = min(left, -(-dims[dim] // move))
-                    found.append((count, tuple(move * (k == dim) for k in range(len(dims)))))
+                    nest.append((count, tuple(move * (k == dim) for k in range(len(dims)))))
                     left, place = -(-left // count), by * dims[dim]
-        return tuple(found)
+        return tuple(nest)

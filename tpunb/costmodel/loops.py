@@ -29,7 +29,7 @@ COSTS: dict[str, float] = {
     **{f"written {name}": cost for name, cost in _WRITE.items()},
     **{f"tiled {name}": cost for name, cost in _TILED.items()},
 }
-"""Nanoseconds of each on one core of an EPYC 9004, fitted to 900 kernels of one to three operations."""
+"""Nanoseconds of each on a core of an EPYC 9004: ``datasets/layouts/costs.py`` fits them to 900 small kernels."""
 
 _LINE, _PAGE, _TILE = 64, 4096, 16  # bytes, bytes, elements
 _LINES, _PAGES = (_LINE, 64, 8), (_PAGE, 1, 64)  # bytes, sets and ways of the first cache, and of the cache of pages
@@ -61,10 +61,8 @@ def cost(arrays: Sequence[tuple[Loops, int]], *, tiled: bool, interchange: bool 
             for loops, _ in arrays
         ]
         cut = sorted({*minor})
-        tiles, whole = (
-            math.prod(of(n) if k in cut else n for k, n in enumerate(sizes))
-            for of in (lambda n: -(-n // _TILE), lambda n: n // _TILE)
-        )
+        whole = math.prod(n // _TILE if k in cut else n for k, n in enumerate(sizes))
+        tiles = math.prod(-(-n // _TILE) if k in cut else n for k, n in enumerate(sizes))
         lines = sum(min(elements, fetched(_in_tiles(loops, cut), *_LINES)) for loops, _ in arrays)
         transposed = elements * sum(k != minor[0] for k in minor)
         all_elements = elements * len(arrays)
@@ -135,7 +133,7 @@ def merged(loops: Loops, sizes: Sequence[int]) -> Loops | None:
     >>> merged([(4, 8), (2, 32)], [8]), merged([(4, 8), (2, 64)], [8])
     ([(8, 8)], None)
     """
-    found: Loops = []
+    result: Loops = []
     left = [loop for loop in loops if loop[0] > 1][::-1]
     for size in sizes:
         n, step = left.pop() if left else (0, 0)
@@ -143,5 +141,5 @@ def merged(loops: Loops, sizes: Sequence[int]) -> Loops | None:
             n *= left.pop()[0]
         if n != size:
             return None
-        found.append((n, step))
-    return None if left else found
+        result.append((n, step))
+    return None if left else result

@@ -48,7 +48,7 @@ class Measured:
         ``HloModuleProto`` of each configuration, and before the compiler's passes; empty if unknown.
     numbers
         Numbers of the configurations by TpuGraphs' description, shape (configurations, 24) or (configurations,
-        configurable nodes, 18); None of others.
+        configurable nodes, 18); None for other graphs.
     """
 
     name: str
@@ -64,7 +64,8 @@ class Measured:
         frame = schema.check(self.frame, schema.CONFIGURATIONS, "configurations")
         object.__setattr__(self, "frame", frame)
         if (frame["time_ps"] <= 0).any():
-            raise BadProfile(f"{plain(self.name)} has a time of {frame['time_ps'].min()} ps; times are above 0")
+            worst = frame["time_ps"].to_numpy().min()
+            raise BadProfile(f"{plain(self.name)} has a time of {worst} ps; times are above 0")
         for name, values in self.inputs.items():
             if len(values) != len(frame) or not np.isfinite(values).all():
                 problem = f"{len(values)} rows" if len(values) != len(frame) else "numbers that are not finite"
@@ -79,8 +80,8 @@ class Measured:
     def times(self) -> Floats:
         """Times in picoseconds; of graphs measured on several machines, relative to the default on each."""
         times, default = (self.frame[name].cast(pl.Float64).to_numpy() for name in ("time_ps", "default_ps"))
-        known = np.isfinite(default).all() and (default > 0).all()
-        return times * np.median(default) / default if known else times
+        complete = np.isfinite(default).all() and (default > 0).all()
+        return times * np.median(default) / default if complete else times
 
     @cached_property
     def halves(self) -> tuple[Floats, Floats] | None:

@@ -23,6 +23,7 @@ Features = Literal["program", "graph"]
 
 _ALPHAS = tuple(10.0**k for k in range(-1, 5))
 _FOLDS = 5
+_DECIMALS = 9  # equal inputs are equal predictions, however a library adds up
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +84,7 @@ class CostModel:
     def _predicted(self, inputs: Floats) -> Floats:
         if self.fitted is None:
             raise TpunbError("the model is not fitted", hint="fit it first: CostModel().fit(data)")
-        return np.asarray(self.fitted.predict(inputs), float)
+        return np.round(np.asarray(self.fitted.predict(inputs), float), _DECIMALS)
 
     def _inputs(self, measured: Measured) -> Floats:
         if self.features not in measured.inputs:
@@ -177,21 +178,22 @@ class Ranking:
     def __str__(self) -> str:
         best, count = self.timed.row(0, named=True), len(self.frame)
         default = self.frame.filter("default").row(0, named=True)
-        found = f"{plain(self.name)}: {len(self.timed)} of {plural(count, 'configuration')} timed; "
+        timed = f"{plain(self.name)}: {len(self.timed)} of {plural(count, 'configuration')} timed; "
         if best["default"]:
-            return f"{found}the default is fastest, {duration(default['time_ps'])}"
+            return f"{timed}the default is fastest, {duration(default['time_ps'])}"
         ratio = f"{best['ratio']:.2f}x" + (f" [{best['low']:.2f}, {best['high']:.2f}]" if best["low"] else "")
         certain = best["low"] is not None and best["low"] > 1
         verdict = "faster than" if certain else "not distinguishable from"
         return (
-            f"{found}layouts {_text(best['layouts'])} take {duration(best['time_ps'])}, {ratio} {verdict} the default"
+            f"{timed}layouts {_text(best['layouts'])} take {duration(best['time_ps'])}, {ratio} {verdict} the default"
         )
 
     def __repr__(self) -> str:
         return f"Ranking({self.name}, {plural(len(self.frame), 'configuration')}, {len(self.timed)} timed)"
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(str(self))}</p>{self.frame._repr_html_()}"
+        layouts = pl.Series([_text(layouts) for layouts in self.frame["layouts"].to_list()], dtype=pl.String)
+        return f"<p>{escape(str(self))}</p>{self.frame.with_columns(layouts=layouts)._repr_html_()}"
 
 
 def graphs_of(data: Measured | Iterable[Measured]) -> list[Measured]:

@@ -26,7 +26,7 @@ _FILE: schema.Schema = {
 def recorded() -> list[Measured]:
     """Return the collection of this project: entry layouts of common layers in JAX, on one core of a CPU.
 
-    ``tpunb/costmodel/layouts.toml`` states how it was recorded.
+    ``tpunb/costmodel/about.toml`` states how it was recorded.
 
     >>> len(recorded()) >= 20
     True
@@ -42,9 +42,8 @@ def write_collection(path: str | PathLike[str], measured: Iterable[Measured]) ->
         columns = {"hlo": pl.Series(hlo, dtype=pl.Binary), "program": pl.Series([*each.programs], dtype=pl.Binary)}
         frames.append(each.frame.with_columns(name=pl.lit(each.name), family=pl.lit(each.family), **columns))
     # one page a column: equal parts of programs are compressed once
-    pl.concat(frames).select(*_FILE).write_parquet(
-        path, compression="zstd", compression_level=22, data_page_size=1 << 26
-    )
+    whole = pl.concat(frames).select(*_FILE)
+    whole.write_parquet(Path(path), compression="zstd", compression_level=22, data_page_size=1 << 26)
 
 
 def read_collection(path: str | PathLike[str]) -> list[Measured]:
@@ -56,10 +55,16 @@ def read_collection(path: str | PathLike[str]) -> list[Measured]:
         If the file is damaged, or no such collection.
     """
     try:
-        frame = schema.check(pl.read_parquet(path), _FILE, "collection")
+        frame = schema.check(pl.read_parquet(Path(path)), _FILE, "collection")
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise BadProfile(f"{plain(str(path))} is damaged, or no Parquet file: {format_error(error)}") from error
     return [
-        of_programs(*name, rows.select(*schema.CONFIGURATIONS), rows["hlo"][0], rows["program"].to_list())
-        for name, rows in frame.group_by("name", "family", maintain_order=True)
+        of_programs(
+            rows["name"][0],
+            rows["family"][0],
+            rows.select(*schema.CONFIGURATIONS),
+            rows["hlo"][0],
+            rows["program"].to_list(),
+        )
+        for rows in frame.partition_by("name", "family")
     ]

@@ -80,35 +80,35 @@ def _bad(file: Path, problem: str) -> BadProfile:
 
 def _npz(file: Path) -> Measured:
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in _NAMES if name in arrays.files and _fits(arrays, name)}
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in _NAMES if name in archive.files and _fits(archive, name)}
     except (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise _bad(file, f"no .npz of TpuGraphs: {format_error(error)}") from error
     sizes: dict[str, int] = {}
-    for name in _OF_LAYOUTS if "node_config_feat" in found else _OF_TILES:
-        if name not in found:
+    for name in _OF_LAYOUTS if "node_config_feat" in arrays else _OF_TILES:
+        if name not in arrays:
             raise _bad(file, f"there is no array {name}")
-        shape, wanted = found[name].shape, _ARRAYS[name].split()
+        shape, wanted = arrays[name].shape, _ARRAYS[name].split()
         pairs = zip(shape, wanted, strict=False)
         fits = [size == (int(key) if key.isdigit() else sizes.setdefault(key, size)) for size, key in pairs]
         if len(shape) != len(wanted) or not all(fits):
             raise _bad(file, f"{name} has shape {shape}, not ({', '.join(wanted)}) with {sizes}")
-    ids = found.get("node_config_ids", np.zeros(0, int))
-    for name, nodes in (("edge_index", found["edge_index"]), ("node_config_ids", ids)):
+    ids = arrays.get("node_config_ids", np.zeros(0, int))
+    for name, nodes in (("edge_index", arrays["edge_index"]), ("node_config_ids", ids)):
         if nodes.size and not 0 <= nodes.min() <= nodes.max() < sizes["n"]:
             raise _bad(file, f"{name} has nodes outside 0 to {sizes['n'] - 1}")
-    graph = TpuGraph(found["node_feat"], found["node_opcode"], found["edge_index"])
-    numbers = found["node_config_feat" if "node_config_feat" in found else "config_feat"]
-    return _measured(file.stem, graph, (numbers, ids), found["config_runtime"], found.get(_NAMES[5]))
+    graph = TpuGraph(arrays["node_feat"], arrays["node_opcode"], arrays["edge_index"])
+    numbers = arrays["node_config_feat" if "node_config_feat" in arrays else "config_feat"]
+    return _measured(file.stem, graph, (numbers, ids), arrays["config_runtime"], arrays.get(_NAMES[5]))
 
 
-def _fits(arrays: Any, name: str) -> bool:
+def _fits(archive: Any, name: str) -> bool:
     """Raise ValueError unless a member of an archive has numbers, and the size that its header states."""
-    with arrays.zip.open(f"{name}.npy") as member:
+    with archive.zip.open(f"{name}.npy") as member:
         version = np.lib.format.read_magic(member)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(member)
-    size = arrays.zip.getinfo(f"{name}.npy").file_size
+    size = archive.zip.getinfo(f"{name}.npy").file_size
     if dtype.kind not in "iuf" or size < np.prod(shape, dtype=float) * dtype.itemsize:
         raise ValueError(f"{name} of shape {shape} and type {dtype} in {size} bytes")
     return True
