@@ -1,4 +1,4 @@
-"""Analysis of phases: advice, comparison of two runs, quality, rooflines."""
+"""Analysis of phases and hosts: advice, comparison of two runs, quality, rooflines, stragglers."""
 
 from tpunb.analysis import machine as machine
 from tpunb.analysis.account_metrics import account_metrics
@@ -9,6 +9,7 @@ from tpunb.analysis.history import runs
 from tpunb.analysis.phase_metrics import phase_metrics
 from tpunb.analysis.quality import assess, distinguishing_ops, label_agreement, stability
 from tpunb.analysis.roofline import roofline
+from tpunb.analysis.stragglers import hosts
 from tpunb.analysis.verdict import Verdict, verdict
 from tpunb.frames.hardware import DEVICES, Device, device
 
@@ -27,6 +28,7 @@ __all__ = [
     "device",
     "distinguishing_ops",
     "goodput",
+    "hosts",
     "label_agreement",
     "phase_metrics",
     "roofline",

@@ -8,6 +8,7 @@ from tpunb.charts.accounts import accounts
 from tpunb.charts.compared import agreed, compared
 from tpunb.charts.curves import dbscan_eps, hdbscan_tree, sweep_curve
 from tpunb.charts.history import history
+from tpunb.charts.hosts import hosts
 from tpunb.charts.measures import measures
 from tpunb.charts.resources import counters, memory
 from tpunb.charts.roofline import roofline
@@ -31,6 +32,7 @@ __all__ = [
     "hdbscan_tree",
     "heatmap",
     "history",
+    "hosts",
     "latency",
     "measures",
     "memory",

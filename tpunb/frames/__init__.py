@@ -1,7 +1,8 @@
-"""The nouns Profile, Steps, Phases, Goodput, Roofline, Comparison, Sweep: frozen, with frames of `tpunb.schema`."""
+"""The nouns Profile, Steps, Phases, Goodput, Hosts, Roofline, Comparison, Sweep: frozen, frames of `tpunb.schema`."""
 
 from tpunb.frames.comparison import Comparison
 from tpunb.frames.goodput import Goodput
+from tpunb.frames.hosts import Hosts
 from tpunb.frames.phases import Labels, Phase, PhaseMethod, Phases
 from tpunb.frames.profile import Profile
 from tpunb.frames.representatives import Representatives
@@ -13,6 +14,7 @@ from tpunb.frames.sweep_answers import Saturation, Sensitivity, Speedup
 __all__ = [
     "Comparison",
     "Goodput",
+    "Hosts",
     "Labels",
     "Phase",
     "PhaseMethod",
