@@ -1,6 +1,7 @@
 """Analysis of phases: advice, comparison of two runs, quality, rooflines."""
 
 from tpunb.analysis import machine as machine
+from tpunb.analysis import scaling as scaling
 from tpunb.analysis.account_metrics import account_metrics
 from tpunb.analysis.advice import ACCOUNT_RULES, HEADROOM_RULES, RULES, Rule, advise
 from tpunb.analysis.compare import compare
