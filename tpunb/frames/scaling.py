@@ -14,7 +14,7 @@ from tpunb.frames.conversion import Tabular
 from tpunb.text import cut, percent, plain, plural, short_time
 
 _KIND = ["benchmark", "ruleset", "submitter", "series"]
-_NUMBER = r"([^A-Za-z0-9.]n?)\d+\b"  # of chips, cores or nodes in the name of a system
+_NUMBER = r"([^A-Za-z0-9.]n?)\d+([^A-Za-z0-9.]|$)"  # of chips, cores or nodes in the name of a system
 _MEDIANS = ("block_s", "step_ps", "examples_per_s", "startup_minutes", "evaluation_minutes", "to_quality")
 
 
@@ -84,7 +84,7 @@ class Scaling(Tabular):
             minutes=pl.when(scored).then(
                 pl.col("minutes").filter(success).sort().slice(drop, pl.len() - 2 * drop).mean()
             ),
-            series=pl.col("system").first().str.replace_all(_NUMBER, "${1}N"),
+            series=pl.col("system").first().str.replace_all(_NUMBER, "${1}N$2"),
             unit=pl.col("unit").drop_nulls().first(),
             official_factor=pl.col("official_factor").first(),
         )

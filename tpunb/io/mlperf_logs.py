@@ -49,7 +49,7 @@ def read(folder: Path, chips: Mapping[str, int], ruleset: str | None) -> tuple[p
     notes: list[str] = []
     rows = [row for path in files for row in _runs_of(path, folder, ruleset, notes)]
     if not rows:
-        reason = notes[0] if notes else f"{plural(len(files), 'text file')} without lines of {_MARK}LOG"
+        reason = notes[0] if notes else f"{plural(len(files), 'text file')} without lines of :::MLLOG"
         hint = "give a folder of files result_*.txt, as mllog writes them"
         raise ProfileNotFound(f"no MLPerf run in {plain(str(folder))!r}: {reason}", hint=hint)
     if unknown := sorted({*chips} - {row["system"] for row in rows}):
@@ -99,8 +99,8 @@ def _events(lines: list[str], ruleset: str) -> tuple[list[_Event], list[str]]:
     for line in lines:
         try:
             parsed, failed = parser.parse_generator([line])
-            if failed:
-                raise ValueError(failed[0][1])
+            if not parsed:
+                raise ValueError(failed[0][1] if failed else "in the form of another ruleset")
             s = float(parsed[0].timestamp) / (1 if ruleset == "0.6.0" else 1000)
             if not 0 <= s < 4e9:
                 raise ValueError(f"a time of {s} s")
