@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tpunb as tp
-from tpunb import schema
+from tpunb import charts, schema
 from tpunb.analysis import scaling
+from tpunb.charts import render
 from tpunb.errors import MissingExtra, ProfileNotFound, TpunbError
 from tpunb.frames import Scaling
 from tpunb.frames.wall_clock import WallClock
@@ -600,3 +601,56 @@ def test_dates_alone_give_the_rulesets_of_the_published_logs(published, real_pro
 def test_the_door():
     assert tp.analysis.scaling.points is scaling.points
     assert tp.analysis.scaling.mlperf is scaling.mlperf
+
+
+# chart
+
+
+def drawn(chart, column):
+    """Return the values of a column in the first panel."""
+    tables = chart.to_dict()["datasets"]
+    return [row[column] for row in next(iter(tables.values()))]
+
+
+def test_the_chart_has_an_ideal_line_efficiency_and_startup():
+    sizes = runs_of([(8, 512, 400.0), (16, 512, 700.0), (64, 512, 1600.0)], startup_minutes=0.5)
+    chart = charts.scaling(sizes)
+    assert drawn(chart, "ideal") == [2.5, 1.25, 0.3125]  # minutes of 8 chips, by the chips
+    assert [panel.layer[-1].encoding.y.shorthand for panel in chart.vconcat] == [
+        "minutes:Q",
+        "efficiency:Q",
+        "startup_share:Q",
+    ]
+    assert (
+        "resnet on 16 chips, 1.43 min, mean of 1 of 1 run, 700 examples/s, 88 % of the throughput per chip on 8, "
+        "batch 512, startup 35 % of the scored time" in chart.description
+    )
+    rates = charts.scaling(sizes, value="examples_per_s")
+    assert drawn(rates, "ideal") == [400, 800, 3200]
+    assert "<svg" in render.svg(rates)
+
+
+def test_what_is_unknown_has_no_panel():
+    chart = charts.scaling(scaling.points({8: capture([10], batch=None), 16: capture([5])}, batch={8: 4}))
+    assert len(chart.vconcat) == 2  # throughput and efficiency; no quality was reached, no startup recorded
+    assert "Net on 8 chips, 400 examples/s" in chart.description
+
+
+def test_benchmarks_are_lines_of_their_own_and_names_are_made_safe():
+    more = runs_of([(8, 512, 400.0), (16, 512, 700.0)], benchmark="b<\u202e")
+    both = Scaling(
+        pl.concat([runs_of([(8, 64, 9.0)]).runs, more.runs, more.runs.with_columns(ruleset=pl.lit("1.0.0"))])
+    )
+    assert sorted({*drawn(charts.scaling(both), "of")}) == ["b<\ufffd", "b<\ufffd 1.0.0", "resnet"]
+
+
+def test_charts_that_are_impossible_say_why():
+    with pytest.raises(TpunbError, match="cannot show sizes without known chips and examples per second"):
+        charts.scaling(runs_of([]))
+    names = [runs_of([(8, 64, 9.0)], benchmark=f"b{n}").runs for n in range(13)]
+    with pytest.raises(TpunbError, match="cannot show 13 benchmarks"):
+        charts.scaling(Scaling(pl.concat(names)))
+    with pytest.raises(TypeError, match="sizes parameter of scaling must be a Scaling"):
+        charts.scaling(3)
+    with pytest.raises(ValueError, match="value parameter of scaling must be one of minutes, examples_per_s"):
+        charts.scaling(runs_of([]), value="chips")

@@ -15,7 +15,7 @@ from tpunb.analysis.goodput import goodput
 from tpunb.cluster import phases as group
 from tpunb.errors import TpunbError, whole, wrong
 from tpunb.frames import Phases, Steps
-from tpunb.frames.scaling import Scaling, ScalingFit
+from tpunb.frames.scaling import KIND, Scaling, ScalingFit
 from tpunb.io import mlperf_logs
 from tpunb.text import plural
 
@@ -130,7 +130,7 @@ def fit(scaling: Scaling, sizes: Sequence[int] | None = None) -> ScalingFit:
     """
     if not isinstance(scaling, Scaling):
         raise wrong("fit", "scaling", "be a Scaling", scaling, hint="tp.analysis.scaling.mlperf(folder)")
-    kinds = scaling.frame.select("benchmark", "ruleset", "submitter", "series").n_unique()
+    kinds = scaling.frame.select(KIND).n_unique()
     if kinds > 1:
         hint = 'scaling.filter(benchmark="resnet", ruleset="0.6.0")'
         raise TpunbError(f"a fit is of one benchmark and ruleset on one kind of system; these are {kinds}", hint=hint)

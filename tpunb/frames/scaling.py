@@ -13,7 +13,9 @@ from tpunb import schema
 from tpunb.frames.conversion import Tabular
 from tpunb.text import cut, percent, plain, plural, short_time
 
-_KIND = ["benchmark", "ruleset", "submitter", "series"]
+KIND = ["benchmark", "ruleset", "submitter", "series"]
+"""Columns of the frame whose sizes have one base."""
+
 _NUMBER = r"([^A-Za-z0-9.]n?)\d+([^A-Za-z0-9.]|$)"  # of chips, cores or nodes in the name of a system
 _MEDIANS = ("block_s", "step_ps", "examples_per_s", "startup_minutes", "evaluation_minutes", "to_quality")
 
@@ -44,11 +46,11 @@ class Scaling(Tabular):
         chips, batch, rate = pl.col("chips"), pl.col("batch"), pl.col("examples_per_s_per_chip")
 
         def base(of: str) -> pl.Expr:
-            return pl.when(chips.is_not_null()).then(pl.col(of).filter(chips.is_not_null()).first().over(_KIND))
+            return pl.when(chips.is_not_null()).then(pl.col(of).filter(chips.is_not_null()).first().over(KIND))
 
         rows = self._sizes.with_columns(examples_per_s_per_chip=pl.col("examples_per_s") / chips)
-        rows = rows.sort(*_KIND, "chips", "batch", nulls_last=True)
-        rows = rows.with_columns(pl.col("batch", "chips").shift().over(_KIND).name.suffix("_before"))
+        rows = rows.sort(*KIND, "chips", "batch", nulls_last=True)
+        rows = rows.with_columns(pl.col("batch", "chips").shift().over(KIND).name.suffix("_before"))
         before, size = pl.col("batch_before"), pl.col("chips_before")
         batch_scaling = (
             pl.when(before.is_null() | batch.is_null() | chips.is_null() | (chips == size))
@@ -75,7 +77,7 @@ class Scaling(Tabular):
         drop = pl.when(pl.len() > 2 * most).then(most).otherwise(0)  # so few runs have no best and worst
         scored = success.any() & ((~finished).sum() <= drop)
         shares = (pl.col(f"{name}_minutes") / pl.col("minutes") for name in ("startup", "evaluation"))
-        return self.runs.group_by("system", "chips", "cores", "batch", *_KIND[:3]).agg(
+        return self.runs.group_by("system", "chips", "cores", "batch", *KIND[:3]).agg(
             *(pl.col(name).filter(finished).median() for name in _MEDIANS),
             *(share.filter(finished).median().name.replace("minutes", "share") for share in shares),
             runs=pl.len(),
@@ -95,7 +97,7 @@ class Scaling(Tabular):
 
     def __str__(self) -> str:
         texts = []
-        for _, rows in self.frame.drop_nulls("chips").group_by(_KIND, maintain_order=True):
+        for _, rows in self.frame.drop_nulls("chips").group_by(KIND, maintain_order=True):
             most = rows.row(-1, named=True)
             speedup = f", {most['speedup']:.1f} times as fast to quality" if most["speedup"] else ""
             kept = f", {percent(most['efficiency'])} of the throughput per chip" if most["efficiency"] else ""
