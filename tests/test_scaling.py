@@ -520,8 +520,17 @@ def test_the_batch_with_most_sizes_is_fitted():
 
 
 @pytest.fixture(scope="module")
-def published(real_profiles):
-    return scaling.mlperf(real_profiles.parent / "seeds/mlperf/logs")
+def published():
+    return tp.workloads.mlperf.published()
+
+
+def test_the_published_runs_are_those_of_the_logs(published, real_profiles):
+    read = scaling.mlperf(real_profiles.parent / "seeds/mlperf/logs")
+    keys = ["ruleset", "benchmark", "chips", "run"]
+    assert read.notes == ()
+    assert read.runs.sort(keys).equals(published.runs.sort(keys))
+    assert tp.workloads.mlperf.RUNS.stat().st_size < 60_000
+    assert pl.read_parquet_metadata(tp.workloads.mlperf.RUNS)["licence"] == "Apache-2.0"
 
 
 MINUTES = {
@@ -535,7 +544,6 @@ def test_all_published_logs_are_read(published):
     counts = published.runs.group_by("ruleset").len().sort("ruleset").rows()
     assert counts == [("0.6.0", 185), ("0.7.0", 30), ("3.1.0", 3), ("4.0.0", 12)]
     assert published.runs["status"].value_counts().sort("status").rows() == [("aborted", 1), ("success", 229)]
-    assert published.notes == ()
     one = published.filter(pl.col("run").str.contains("8192-TF/ssd/result_0"))
     assert one.runs["minutes"].item() > 900  # a paused run
     assert published.filter(benchmark="ssd", system="tpu-v3-8192-TF").frame["minutes"].item() == pytest.approx(

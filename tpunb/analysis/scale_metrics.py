@@ -58,7 +58,7 @@ def scale_metrics(metrics: pl.DataFrame, phases: Phases, roof: Roofline | None =
         train_devices=pl.col("devices").filter(train).max(),
         replicas=pl.when("reduces").then("devices"),
         update=pl.when(modelled < 1).then(modelled),
-        update_source=pl.lit("modelled"),
+        update_source=pl.when(modelled < 1).then(pl.lit("modelled")),
         device_batch=pl.lit(float(batch) if batch.isdecimal() else None, pl.Float64) / pl.col("devices"),
         **dict.fromkeys(("intensity", "ridge"), pl.lit(None, pl.Float64)),
     )

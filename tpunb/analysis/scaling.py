@@ -126,7 +126,7 @@ def fit(scaling: Scaling, sizes: Sequence[int] | None = None) -> ScalingFit:
     Raises
     ------
     TpunbError
-        If the runs are of several benchmarks, rulesets or systems, or fewer than two sizes of one batch are known.
+        If the runs are of several benchmarks, rulesets or systems, or the step time of fewer than two sizes of one batch is known.
     """
     if not isinstance(scaling, Scaling):
         raise wrong("fit", "scaling", "be a Scaling", scaling, hint="tp.analysis.scaling.mlperf(folder)")
@@ -136,11 +136,11 @@ def fit(scaling: Scaling, sizes: Sequence[int] | None = None) -> ScalingFit:
         raise TpunbError(f"a fit is of one benchmark and ruleset on one kind of system; these are {kinds}", hint=hint)
     runs = scaling.runs.filter(pl.col("status").is_in(["success", "capture"])).drop_nulls(["chips", "step_ps"])
     step = pl.col("step_ps").cast(pl.Float64)
-    known = runs.group_by("batch", "chips").agg(step.mean(), variance=step.var() / pl.len(), runs=pl.len())
-    chosen = known if sizes is None else known.filter(pl.col("chips").is_in([*sizes]))
+    by_size = runs.group_by("batch", "chips").agg(step.mean(), variance=step.var() / pl.len(), runs=pl.len())
+    chosen = by_size if sizes is None else by_size.filter(pl.col("chips").is_in([*sizes]))
     batch = chosen.group_by("batch").len().sort("len", "batch", descending=True).head(1)
-    known, fitted = (
-        rows.join(batch, on="batch", how="semi", nulls_equal=True).sort("chips") for rows in (known, chosen)
+    by_size, fitted = (
+        rows.join(batch, on="batch", how="semi", nulls_equal=True).sort("chips") for rows in (by_size, chosen)
     )
     if len(fitted) < max(2, len({*(sizes or ())})):
         problem = f"the step time is known of {plural(len(fitted), 'size')} of one batch" + (
@@ -148,12 +148,12 @@ def fit(scaling: Scaling, sizes: Sequence[int] | None = None) -> ScalingFit:
         )
         raise TpunbError(f"a fit requires all of its sizes, two or more: {problem}", hint="see scaling.frame")
     at, times = (fitted[name].to_numpy() for name in ("chips", "step_ps"))
-    rest = [at != chips for chips in known["chips"]]
+    rest = [at != chips for chips in by_size["chips"]]
     predicted = [
         float(_weights(at[others], times[others]) @ times[others] @ [1, 1 / chips]) if others.sum() > 1 else None
-        for others, chips in zip(rest, known["chips"], strict=True)
+        for others, chips in zip(rest, by_size["chips"], strict=True)
     ]
-    frame = known.with_columns(predicted_ps=pl.Series(predicted, dtype=pl.Float64)).with_columns(
+    frame = by_size.with_columns(predicted_ps=pl.Series(predicted, dtype=pl.Float64)).with_columns(
         pl.col("step_ps", "predicted_ps").round(),
         error=pl.col("predicted_ps") / pl.col("step_ps") - 1,
         fitted=pl.col("chips").is_in(fitted["chips"].implode()),

@@ -40,9 +40,9 @@ def scaling(sizes: Scaling, *, value: Literal["minutes", "examples_per_s"] | Non
         raise wrong("scaling", "sizes", "be a Scaling", sizes, hint="tp.analysis.scaling.mlperf(folder)")
     if value not in (None, *_TITLES):
         raise ValueError(f"The value parameter of scaling must be one of {', '.join(_TITLES)}. Got {value!r} instead.")
-    known = sizes.frame.drop_nulls("chips")
-    value = value or ("minutes" if known["minutes"].count() else "examples_per_s")
-    rows = known.filter(pl.col(value) > 0)
+    rows = sizes.frame.drop_nulls("chips")
+    value = value or ("minutes" if rows["minutes"].count() else "examples_per_s")
+    rows = rows.filter(pl.col(value) > 0)
     kinds = rows.select(KIND).unique(maintain_order=True)
     if not 0 < len(kinds) <= len(PHASE_COLOURS):
         problem = f"{len(kinds)} benchmarks" if len(kinds) else f"sizes without known chips and {_TITLES[value]}"

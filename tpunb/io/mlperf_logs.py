@@ -43,8 +43,8 @@ def read(folder: Path, chips: Mapping[str, int], ruleset: str | None) -> tuple[p
     """Return the runs of all logs below a folder, and what was not as expected; see `analysis.scaling.mlperf`."""
     need("mlperf_logging", extra="mlperf")
     if ruleset not in (None, *_PUBLISHED):
-        known = ", ".join(_PUBLISHED)
-        raise ValueError(f"The ruleset parameter of mlperf must be one of {known}. Got {ruleset!r} instead.")
+        names = ", ".join(_PUBLISHED)
+        raise ValueError(f"The ruleset parameter of mlperf must be one of {names}. Got {ruleset!r} instead.")
     files = sorted(folder.rglob("result_*.txt")) or sorted((*folder.rglob("*.txt"), *folder.rglob("*.log")))
     notes: list[str] = []
     rows = [row for path in files for row in _runs_of(path, folder, ruleset, notes)]
@@ -52,8 +52,8 @@ def read(folder: Path, chips: Mapping[str, int], ruleset: str | None) -> tuple[p
         reason = notes[0] if notes else f"{plural(len(files), 'text file')} without lines of :::MLLOG"
         hint = "give a folder of files result_*.txt, as mllog writes them"
         raise ProfileNotFound(f"no MLPerf run in {plain(str(folder))!r}: {reason}", hint=hint)
-    if unknown := sorted({*chips} - {row["system"] for row in rows}):
-        systems = sorted({row["system"] for row in rows})
+    systems = sorted({row["system"] for row in rows})
+    if unknown := sorted({*chips} - {*systems}):
         raise ValueError(f"The chips parameter of mlperf must name systems of {systems}. Got {unknown[0]!r} instead.")
     for row in rows:
         row["chips"] = chips.get(row["system"], row["chips"])
@@ -67,28 +67,26 @@ def _runs_of(path: Path, folder: Path, ruleset: str | None, notes: list[str]) ->
     lines = [line for line in path.read_text(encoding="latin-1").splitlines() if _MARK in line]
     old = sum(_OLD in line for line in lines) * 2 > len(lines)
     events, bad = _events(lines, "0.6.0" if old else ruleset or [*_PUBLISHED][-1])
-    segments, problem = _segments(events)
+    runs, problem = _split(events)
     benchmark = next((str(event.value) for event in events if event.key == "submission_benchmark"), path.parent.name)
     benchmark = _ALIASES.get(benchmark, benchmark)
-    named = next((match[1] + ".0" for each in path.resolve().parents if (match := _FOLDER.match(each.name))), None)
-    found = "0.6.0" if old else named if named in [*_PUBLISHED][1:] else _by_date(segments)
-    said = {
+    of_folder = next((match[1] + ".0" for each in path.resolve().parents if (match := _FOLDER.match(each.name))), None)
+    stated = "0.6.0" if old else of_folder if of_folder in [*_PUBLISHED][1:] else _by_date(runs)
+    problems = {
         f"{plural(len(bad), 'bad line')} left out, the first: {(bad or [''])[0]}": bad,
         f"left out: {problem}": problem and lines,
-        f"{len(segments)} runs": len(segments) > 1,
-        f"is of ruleset {found}, unlike its folder's {named}": segments and named not in (None, found),
+        f"{len(runs)} runs": len(runs) > 1,
+        f"is of ruleset {stated}, unlike its folder's {of_folder}": runs and of_folder not in (None, stated),
     }
-    notes += [f"{name}: {note}" for note, applies in said.items() if applies]
-    if not segments:
-        return []
-    facts = {**_system(path, benchmark, notes), "benchmark": benchmark, "ruleset": ruleset or found}
-    numbers = [f" ({number})" if len(segments) > 1 else "" for number in range(1, len(segments) + 1)]
-    return [{**facts, "run": name + n, **_figures(each, benchmark)} for n, each in zip(numbers, segments, strict=True)]
+    notes += [f"{name}: {text}" for text, applies in problems.items() if applies]
+    facts = {"benchmark": benchmark, "ruleset": ruleset or stated} | (_system(path, benchmark, notes) if runs else {})
+    names = [name if len(runs) == 1 else f"{name} ({number})" for number in range(1, len(runs) + 1)]
+    return [{**facts, "run": each, **_figures(run, benchmark)} for each, run in zip(names, runs, strict=True)]
 
 
-def _by_date(segments: list[list[_Event]]) -> str:
+def _by_date(runs: list[list[_Event]]) -> str:
     """Return the first ruleset of JSON lines whose round was published after the run."""
-    day = datetime.fromtimestamp(segments[0][0].s if segments else 0, UTC).date().isoformat()
+    day = datetime.fromtimestamp(runs[0][0].s if runs else 0, UTC).date().isoformat()
     return next(ruleset for ruleset, published in _PUBLISHED.items() if day < published and ruleset != "0.6.0")
 
 
@@ -113,7 +111,7 @@ def _events(lines: list[str], ruleset: str) -> tuple[list[_Event], list[str]]:
     return sorted(events.values(), key=lambda event: event.s), bad
 
 
-def _segments(events: list[_Event]) -> tuple[list[list[_Event]], str | None]:
+def _split(events: list[_Event]) -> tuple[list[list[_Event]], str | None]:
     """Return the events of each run, or why it is unknown which events are of one run."""
     timed = [event for event in events if event.s > 0]  # lines of time 0 were added after the run
     starts = [place for place, event in enumerate(timed) if event.key == "run_start"]
