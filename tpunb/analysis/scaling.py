@@ -126,26 +126,23 @@ def fit(scaling: Scaling, sizes: Sequence[int] | None = None) -> ScalingFit:
     Raises
     ------
     TpunbError
-        If the runs are of several benchmarks, rulesets or systems, or the step time of fewer than two sizes of one batch is known.
+        If the runs are of several benchmarks, rulesets or systems, or there are no two sizes of one batch.
     """
     if not isinstance(scaling, Scaling):
         raise wrong("fit", "scaling", "be a Scaling", scaling, hint="tp.analysis.scaling.mlperf(folder)")
-    kinds = scaling.frame.select(KIND).n_unique()
-    if kinds > 1:
+    if (kinds := scaling.frame.select(KIND).n_unique()) > 1:
         hint = 'scaling.filter(benchmark="resnet", ruleset="0.6.0")'
         raise TpunbError(f"a fit is of one benchmark and ruleset on one kind of system; these are {kinds}", hint=hint)
     runs = scaling.runs.filter(pl.col("status").is_in(["success", "capture"])).drop_nulls(["chips", "step_ps"])
     step = pl.col("step_ps").cast(pl.Float64)
     by_size = runs.group_by("batch", "chips").agg(step.mean(), variance=step.var() / pl.len(), runs=pl.len())
-    chosen = by_size if sizes is None else by_size.filter(pl.col("chips").is_in([*sizes]))
-    batch = chosen.group_by("batch").len().sort("len", "batch", descending=True).head(1)
-    by_size, fitted = (
-        rows.join(batch, on="batch", how="semi", nulls_equal=True).sort("chips") for rows in (by_size, chosen)
-    )
+    chosen = pl.lit(value=True) if sizes is None else pl.col("chips").is_in([*sizes])
+    batch = by_size.filter(chosen).group_by("batch").len().sort("len", "batch", descending=True).head(1)
+    by_size = by_size.join(batch, on="batch", how="semi", nulls_equal=True).sort("chips")
+    fitted = by_size.filter(chosen)
     if len(fitted) < max(2, len({*(sizes or ())})):
-        problem = f"the step time is known of {plural(len(fitted), 'size')} of one batch" + (
-            "" if sizes is None else f" among {[*sizes]}"
-        )
+        among = "" if sizes is None else f" among {[*sizes]}"
+        problem = f"the step time is known of {plural(len(fitted), 'size')} of one batch{among}"
         raise TpunbError(f"a fit requires all of its sizes, two or more: {problem}", hint="see scaling.frame")
     at, times = (fitted[name].to_numpy() for name in ("chips", "step_ps"))
     rest = [at != chips for chips in by_size["chips"]]
@@ -156,7 +153,7 @@ def fit(scaling: Scaling, sizes: Sequence[int] | None = None) -> ScalingFit:
     frame = by_size.with_columns(predicted_ps=pl.Series(predicted, dtype=pl.Float64)).with_columns(
         pl.col("step_ps", "predicted_ps").round(),
         error=pl.col("predicted_ps") / pl.col("step_ps") - 1,
-        fitted=pl.col("chips").is_in(fitted["chips"].implode()),
+        fitted=chosen,
     )
     return ScalingFit(schema.check(frame, schema.SCALING_FIT, "scaling_fit"), *_serial(fitted, int(frame["chips"][-1])))
 

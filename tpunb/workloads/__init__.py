@@ -1,4 +1,4 @@
-"""The five workloads of the paper (section V) at any scale, networks for sweeps, and the figures of ParaDnn and MLPerf."""
+"""The five workloads of the paper (section V) at any scale, networks for sweeps, figures of ParaDnn and MLPerf."""
 
 from tpunb.workloads import mlperf, paper, paradnn
 from tpunb.workloads.catalogue import WORKLOADS, table_1, workload
