@@ -21,7 +21,7 @@ _TITLES = {"minutes": "minutes to quality", "examples_per_s": "examples per seco
 def scaling(sizes: Scaling, *, value: Literal["minutes", "examples_per_s"] | None = None) -> VConcatPicture:
     """Return time or throughput by number of chips, efficiency, and startup as a share of the scored time.
 
-    Dashed lines are ideal: the smallest size, as many times as fast as it has fewer chips. Sizes without a known number
+    Dashed lines are ideal: the throughput of the smallest size by the number of its chips. Sizes without a known number
     of chips are left out.
 
     Parameters
