@@ -303,6 +303,48 @@ HOST_COLLECTIVES = _frame(
     groups=Column(NAME, 'Replica groups as HLO text, such as "{{0,1},{2,3}}", or null.'),
 )
 
+HOSTS = _frame(
+    "HOSTS",
+    "One row per host of a job, the one whose delays cost most first, then those that are lost.",
+    host=_HOST,
+    role=Column(_TEXT, "Role of the host in the job, by the program that it runs, or null."),
+    named=Column(pl.Boolean(), "Whether it costs more than the spread of the other hosts explains."),
+    last=Column(_FLOAT, "Share of the collectives of the host at which it arrived last, 0 to 1."),
+    costs_ps=Column(
+        _INT, "Time that the job would gain if the host came second-last where it is last, in picoseconds."
+    ),
+    together_ps=Column(
+        _INT, "Time that the job would gain if no other host waited for it and those above it, in picoseconds."
+    ),
+    cause=Column(_TEXT, 'Cause: "input", "compute", "host", "pause", "compile" or "unknown", null unless named.'),
+    device=Column(_TEXT, "Device that arrives last on the host where the cause is compute, null if several do."),
+    op=Column(_TEXT, "Operation with the most extra time where the cause is compute, or null."),
+    recurrence=Column(_TEXT, 'Steps that it delays: "every step", "every 4 steps", "bursts" or "once", or null.'),
+    skew_ps=Column(_INT, "Offset of its clock from the median host half-way through the steps, in picoseconds."),
+    drift_ppm=Column(_FLOAT, "Rate of its clock less that of the median host, in parts per million."),
+    lost=Column(_TEXT, "Why there is no data of the host, or null."),
+)
+
+CRITICAL = _frame(
+    "CRITICAL",
+    "One row per (step, segment): the chain of devices that others waited for, up to the end of the step.",
+    step=_STEP,
+    segment=Column(_INT, "Number of the segment in the step, from 1: the time up to the end of a collective."),
+    host=Column(_TEXT, "Host that arrived last."),
+    device=Column(_TEXT, "Device of the host that arrived last, or null."),
+    op=Column(NAME, "Collective that waited for it, or null without collectives."),
+    dur_ps=Column(_INT, "Time of the segment by the clock of the host, in picoseconds, null for the first."),
+    gain_ps=Column(_INT, "Time by which it came later than the second-last host, in picoseconds."),
+)
+
+LATENESS = _frame(
+    "LATENESS",
+    "One row per (host, step) with collectives.",
+    host=_HOST._replace(dtype=NAME),
+    step=_STEP,
+    late_ps=Column(_INT, "Time by which it came later than the median host, summed over collectives, in picoseconds."),
+)
+
 LOST = _frame(
     "LOST",
     "One row per host, or file of one, that a job has no data of.",

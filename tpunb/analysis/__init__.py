@@ -1,4 +1,4 @@
-"""Analysis of phases: advice, comparison of two runs, quality, rooflines."""
+"""Analysis of phases and hosts: advice, comparison of two runs, quality, rooflines, stragglers."""
 
 from tpunb.analysis import machine as machine
 from tpunb.analysis import scaling as scaling
@@ -11,6 +11,7 @@ from tpunb.analysis.phase_metrics import phase_metrics
 from tpunb.analysis.quality import assess, distinguishing_ops, label_agreement, stability
 from tpunb.analysis.roofline import roofline
 from tpunb.analysis.scale_metrics import weight_update_ps
+from tpunb.analysis.stragglers import hosts
 from tpunb.analysis.verdict import Verdict, verdict
 from tpunb.frames.hardware import DEVICES, Device, device
 
@@ -31,6 +32,7 @@ __all__ = [
     "device",
     "distinguishing_ops",
     "goodput",
+    "hosts",
     "label_agreement",
     "phase_metrics",
     "roofline",

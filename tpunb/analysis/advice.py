@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
 import polars as pl
 
@@ -15,7 +14,7 @@ from tpunb.analysis.account_metrics import account_metrics
 from tpunb.analysis.phase_metrics import phase_metrics
 from tpunb.analysis.scale_metrics import scale_metrics
 from tpunb.errors import wrong
-from tpunb.frames import Phases
+from tpunb.frames import Hosts, Phases
 from tpunb.frames.roofline import Roofline
 from tpunb.text import cut, percent, plain, short, short_time
 
@@ -360,9 +359,9 @@ SCALE_RULES = (
 HOST_RULES = (
     Rule(
         "straggling host",
-        when=pl.col("costs") > 0.01,
+        when=pl.col("costs") > 0.01,  # of hosts that cost more than the spread of the others explains
         saves=pl.col("costs"),
-        sentence="Host {host} makes the others wait for {costs_ps} ({cause})",
+        sentence="Host {host} delays the others by {costs_ps} (cause: {cause})",
         action="replace or repair the host, or give it an equal share of input and work",
         source="tp.hosts: what the job would gain if it came second-last; 1 % is ours",
     ),
@@ -371,7 +370,7 @@ HOST_RULES = (
 
 
 def advise(
-    phases: Phases, *, failure_every_h: float | None = None, roof: Roofline | None = None, hosts: Any = None
+    phases: Phases, *, failure_every_h: float | None = None, roof: Roofline | None = None, hosts: Hosts | None = None
 ) -> pl.DataFrame:
     """Return advice on each phase and on the run, most time saved first: ``tpunb.schema.ADVICE``.
 
@@ -423,11 +422,21 @@ The device is idle for 50 % of the phase's step time without a known cause.
         )
     if roof is not None and not (isinstance(roof, Roofline) and roof.by == "phase"):
         raise wrong("advise", "roof", "be a Roofline by phase", roof, hint="tp.roofline(phases)")
-    if hosts is not None and not {"host", "costs_ps", "cause"} <= {*getattr(hosts, "frame", pl.DataFrame()).columns}:
+    if hosts is not None and not isinstance(hosts, Hosts):
         raise wrong("advise", "hosts", "be Hosts", hosts, hint="tp.hosts(steps)")
     rows = advise_phases(phases, roof)
     if hosts is not None:
-        rows = _ranked(rows, _host_advice(phases, hosts.frame))
+        metrics = hosts.frame.filter("named").head(1)
+        metrics = metrics.select(
+            *("host", "cause", "costs_ps"),
+            costs=pl.col("costs_ps") / max(hosts.span_ps, 1),
+            typical_ps=pl.lit(float(hosts.span_ps)),
+            name=pl.lit("The job"),
+            share=pl.lit(1.0),
+            phase=pl.lit(None, pl.Int64),
+            kinds=pl.lit(None, pl.String),
+        )
+        rows = _ranked(rows, _applied(HOST_RULES, metrics, hosts.span_ps, "of all step time"))
     metrics = account_metrics(phases, failure_every_h)
     if metrics.is_empty():
         return rows
@@ -437,21 +446,6 @@ The device is idle for 50 % of the phase's step time without a known cause.
 
 def _ranked(*rows: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(rows).sort("saves_ps", descending=True, nulls_last=True, maintain_order=True)
-
-
-def _host_advice(phases: Phases, hosts: pl.DataFrame) -> pl.DataFrame:
-    """Return the advice on the host that costs most, as a share of the time of the slowest host in each step."""
-    job_ps = int(phases.steps.frame.group_by("step").agg(pl.col("dur_ps").max())["dur_ps"].sum())
-    metrics = hosts.drop_nulls("costs_ps").sort("costs_ps", "host", descending=[True, False]).head(1)
-    metrics = metrics.select(
-        *("host", "costs_ps", pl.col("cause").cast(pl.String).fill_null("unknown cause")),
-        *(pl.lit(None, dtype).alias(name) for name, dtype in (("phase", pl.Int64), ("kinds", pl.String))),
-        costs=pl.col("costs_ps") / max(job_ps, 1),
-        typical_ps=pl.lit(float(job_ps)),
-        name=pl.lit("The job"),
-        share=pl.lit(1.0),
-    )
-    return _applied(HOST_RULES, metrics, job_ps, "of all step time")
 
 
 def advise_phases(phases: Phases, roof: Roofline | None = None) -> pl.DataFrame:

@@ -1,7 +1,8 @@
-"""The nouns Profile, Steps, Phases, Goodput, Roofline, Comparison, Sweep, Scaling: frozen, with frames of `schema`."""
+"""Profile, Steps, Phases, Goodput, Hosts, Roofline, Comparison, Sweep, Scaling: frozen, with frames of `schema`."""
 
 from tpunb.frames.comparison import Comparison
 from tpunb.frames.goodput import Goodput
+from tpunb.frames.hosts import Hosts
 from tpunb.frames.phases import Labels, Phase, PhaseMethod, Phases
 from tpunb.frames.profile import Profile
 from tpunb.frames.representatives import Representatives
@@ -14,6 +15,7 @@ from tpunb.frames.sweep_answers import Saturation, Sensitivity, Speedup
 __all__ = [
     "Comparison",
     "Goodput",
+    "Hosts",
     "Labels",
     "Phase",
     "PhaseMethod",
