@@ -631,7 +631,7 @@ def test_the_chart_has_an_ideal_line_efficiency_and_startup():
     ]
     assert (
         "resnet on 16 chips, 1.43 min, mean of 1 of 1 run, 700 examples/s, 88 % of the throughput per chip on 8, "
-        "batch 512, startup 35 % of the scored time" in chart.description
+        "batch 512, startup 35 % of the time after it" in chart.description
     )
     rates = charts.scaling(sizes, value="examples_per_s")
     assert drawn(rates, "ideal") == [400, 800, 3200]

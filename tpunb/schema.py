@@ -856,7 +856,7 @@ _MEASURED = {
     ),
     "step_ps": Column(_INT, "Time of a step in picoseconds, of the batch at these examples per second, or null."),
     "examples_per_s": Column(_FLOAT, "Examples per second in these blocks, evaluation between them included, or null."),
-    "startup_minutes": Column(_FLOAT, "Minutes of startup, before the scored time, or null."),
+    "startup_minutes": Column(_FLOAT, "Minutes of startup, before the time that is scored, or null."),
     "evaluation_minutes": Column(_FLOAT, "Minutes in which an evaluation runs, beside training or not, or null."),
     "to_quality": Column(_FLOAT, "Epochs or tokens until the quality was reached, or null."),
     "unit": Column(_TEXT, 'Unit of `to_quality`: "epochs" or "tokens", or null.'),
@@ -891,8 +891,8 @@ SCALING = _frame(
     examples_per_s_per_chip=Column(_FLOAT, "Examples per second and chip, or null."),
     efficiency=Column(_FLOAT, "Examples per second and chip as a share of those of the base, or null."),
     base_chips=Column(_INT, "Chips of the base: the smallest size of this benchmark, ruleset and kind of system."),
-    startup_share=Column(_FLOAT, "Startup as a share of the scored time after it, which it may exceed, or null."),
-    evaluation_share=Column(_FLOAT, "Time in which an evaluation runs as a share of the scored time, or null."),
+    startup_share=Column(_FLOAT, "Startup as a share of the time after it, which it may exceed, or null."),
+    evaluation_share=Column(_FLOAT, "Time in which an evaluation runs as a share of the time after startup, or null."),
     **_MEASURED,
 )
 

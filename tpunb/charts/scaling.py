@@ -19,7 +19,7 @@ _TITLES = {"minutes": "minutes to quality", "examples_per_s": "examples per seco
 
 
 def scaling(sizes: Scaling, *, value: Literal["minutes", "examples_per_s"] | None = None) -> VConcatPicture:
-    """Return time or throughput by number of chips, efficiency, and startup as a share of the scored time.
+    """Return time or throughput by number of chips, efficiency, and startup as a share of the time after it.
 
     Dashed lines are ideal: the throughput of the smallest size by the number of its chips. Sizes without a known number
     of chips are left out.
@@ -46,7 +46,10 @@ def scaling(sizes: Scaling, *, value: Literal["minutes", "examples_per_s"] | Non
     kinds = rows.select(KIND).unique(maintain_order=True)
     if not 0 < len(kinds) <= len(PHASE_COLOURS):
         problem = f"{len(kinds)} benchmarks" if len(kinds) else f"sizes without known chips and {_TITLES[value]}"
-        raise TpunbError(f"the chart of a scaling cannot show {problem}", hint="select others: sizes.filter(...)")
+        hint = (
+            "select some: sizes.filter(...)" if len(kinds) else "give mlperf(..., chips=...) or points(..., batch=...)"
+        )
+        raise TpunbError(f"the chart of a scaling cannot show {problem}", hint=hint)
     varying = [name for name in KIND if name == "benchmark" or kinds[name].n_unique() > 1]
     names = names_of((" ".join(filter(None, row)) for row in kinds.select(varying).rows()), 48)
     rows = rows.join(kinds.with_columns(of=pl.Series(names)), on=KIND, nulls_equal=True, maintain_order="left")
@@ -61,7 +64,7 @@ def scaling(sizes: Scaling, *, value: Literal["minutes", "examples_per_s"] | Non
     panels = {
         value: ("ideal", _TITLES[value], log, alt.Axis(format="~g" if value == "minutes" else "~s", tickCount=6)),
         "efficiency": ("all", "efficiency", alt.Scale(zero=True), alt.Axis(format="%", tickCount=4)),
-        "startup_share": (None, "startup / scored time", log, alt.Axis(format="~%", tickCount=4)),
+        "startup_share": (None, "startup / rest", log, alt.Axis(format=".2~p", tickCount=4)),
     }
     of = alt.Color(
         "of:N",
@@ -95,6 +98,6 @@ def _about(row: dict[str, Any]) -> str:
         "examples_per_s": f"{count(round(row['examples_per_s'] or 0))} examples/s",
         "efficiency": f"{percent(row['efficiency'] or 0)} of the throughput per chip on {base}",
         "batch": f"batch {row['batch'] or 0:,}",
-        "startup_share": f"startup {percent(row['startup_share'] or 0)} of the scored time",
+        "startup_share": f"startup {percent(row['startup_share'] or 0)} of the time after it",
     }
     return ", ".join([f"{name} on {chips}{cores}", *(text for name, text in texts.items() if row[name] is not None)])
