@@ -81,10 +81,16 @@ def scale_metrics(metrics: pl.DataFrame, phases: Phases, roof: Roofline | None =
 @memoised
 def _used_devices(steps: Steps) -> pl.DataFrame:
     """Return (host, step, devices, reduces) of full steps: devices in use, and whether they only all-reduce."""
-    full = steps.full()
+    full, names = steps.full(), ["side", "op", "category"]
     used = full.devices.filter(pl.col("device_ps") > 0).group_by("step")
-    text = pl.concat_str(pl.col("op", "category").cast(pl.String), separator=" ", ignore_nulls=True)
-    of_devices = full.ops.filter(pl.col("side") == "device").with_columns(text=text).group_by("host", "step")
-    reduces = pl.col("text").str.contains(_REDUCE).any() & ~pl.col("text").str.contains(_SCATTER).any()
     rows = full.frame.select("host", "step").join(used.agg(devices=pl.struct("host", "device").n_unique()), on="step")
-    return rows.join(of_devices.agg(reduces=reduces), on=["host", "step"], how="left")
+    text = pl.concat_str(pl.col("op", "category").cast(pl.String), separator=" ", ignore_nulls=True)
+    ops = full.ops.select(names).unique().filter(pl.col("side") == "device").with_columns(text=text)
+    reducing, scattering = (
+        full.ops.join(ops.filter(pl.col("text").str.contains(pattern)), on=names, how="semi", nulls_equal=True)
+        .select("host", "step", pl.lit(value=True).alias(name))
+        .unique()
+        for name, pattern in (("reduces", _REDUCE), ("scatters", _SCATTER))
+    )
+    rows = rows.join(reducing, on=["host", "step"], how="left").join(scattering, on=["host", "step"], how="left")
+    return rows.with_columns(reduces=pl.col("reduces").fill_null(False) & pl.col("scatters").is_null())
