@@ -14,6 +14,7 @@ from tpunb.charts.resources import counters, memory
 from tpunb.charts.roofline import roofline
 from tpunb.charts.rows import colours
 from tpunb.charts.runs import coverages, sweeps
+from tpunb.charts.scaling import scaling
 from tpunb.charts.shares import coverage, top_ops
 from tpunb.charts.stack import stack
 from tpunb.charts.sweep import heatmap, latency, sensitivity, speedups
@@ -37,6 +38,7 @@ __all__ = [
     "measures",
     "memory",
     "roofline",
+    "scaling",
     "sensitivity",
     "speedups",
     "stack",
