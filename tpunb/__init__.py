@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from tpunb.analysis.goodput import goodput
     from tpunb.analysis.history import runs
     from tpunb.analysis.roofline import roofline
+    from tpunb.analysis.stragglers import hosts
     from tpunb.checkpoint import checkpointing, checkpoints
     from tpunb.checkpoint.resume import resume
     from tpunb.cluster import DBSCAN, HDBSCAN, OLS, Curve, KMeans, OLSPlus, SliderSpec, phases
-    from tpunb.frames import Goodput, Labels, Phases, Profile, Roofline, Steps, Sweep
+    from tpunb.frames import Goodput, Hosts, Labels, Phases, Profile, Roofline, Steps, Sweep
     from tpunb.io import load, sample
     from tpunb.profiler.capture import capture, null_run
     from tpunb.profiler.schedule import Schedule
@@ -59,6 +60,7 @@ __all__ = [
     "Address",
     "Curve",
     "Goodput",
+    "Hosts",
     "Job",
     "KMeans",
     "Labels",
@@ -82,6 +84,7 @@ __all__ = [
     "compare",
     "explore",
     "goodput",
+    "hosts",
     "load",
     "null_run",
     "phases",
@@ -97,11 +100,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "tpunb.analysis": ("advise", "compare", "goodput", "roofline", "runs"),
+    "tpunb.analysis": ("advise", "compare", "goodput", "hosts", "roofline", "runs"),
     "tpunb.checkpoint": ("checkpointing", "checkpoints"),
     "tpunb.checkpoint.resume": ("resume",),
     "tpunb.cluster": ("DBSCAN", "HDBSCAN", "OLS", "Curve", "KMeans", "OLSPlus", "SliderSpec", "phases"),
-    "tpunb.frames": ("Goodput", "Labels", "Phases", "Profile", "Roofline", "Steps", "Sweep"),
+    "tpunb.frames": ("Goodput", "Hosts", "Labels", "Phases", "Profile", "Roofline", "Steps", "Sweep"),
     "tpunb.io": ("load", "sample"),
     "tpunb.magic": ("load_ipython_extension", "unload_ipython_extension"),
     "tpunb.profiler.capture": ("capture", "null_run"),
