@@ -20,9 +20,9 @@ Loops = list[tuple[int, int]]
 
 _ACCESS = {"gapped": 0.17, "lines": 0.44, "aliased": 1.9, "pages": 0.15}
 _WRITE = {"gapped": 0.34, "lines": 0.17, "aliased": 1.4, "pages": 1.7}
-_TILED = {"partial": 0.1, "elements": 0.05, "transposed": 0.24, "lines": 0.22, "cubic": 0.1}
+_TILED = {"elements": 0.05, "transposed": 0.27, "lines": 0.23}
 COSTS: dict[str, float] = {
-    "kernels": 9000.0,
+    "kernels": 8100.0,
     "unseen bytes": 0.02,
     "contiguous": 0.03,
     **{f"read {name}": cost for name, cost in _ACCESS.items()},
@@ -56,17 +56,10 @@ def cost(arrays: Sequence[tuple[Loops, int]], *, tiled: bool, interchange: bool 
     elements = math.prod(sizes)
     counts = np.zeros(len(COSTS) - 2)
     if tiled and sizes:
-        minor = [
-            min((k for k, (_, step) in enumerate(loops) if step), key=lambda k: loops[k][1], default=0)
-            for loops, _ in arrays
-        ]
-        cut = sorted({*minor})
-        whole = math.prod(n // _TILE if k in cut else n for k, n in enumerate(sizes))
-        tiles = math.prod(-(-n // _TILE) if k in cut else n for k, n in enumerate(sizes))
-        lines = sum(min(elements, fetched(_in_tiles(loops, cut), *_LINES)) for loops, _ in arrays)
-        transposed = elements * sum(k != minor[0] for k in minor)
-        all_elements = elements * len(arrays)
-        counts[-5:] = tiles - whole, all_elements, transposed, lines, all_elements * (len(cut) > 2)
+        inner = [[step if step else math.inf for _, step in loops] for loops, _ in arrays]
+        minor = [steps.index(min(steps)) for steps in inner]
+        lines = sum(min(elements, fetched(_in_tiles(loops, sorted({*minor})), *_LINES)) for loops, _ in arrays)
+        counts[-3:] = elements * len(arrays), elements * sum(k != minor[0] for k in minor), lines
         return counts
     order = _interchanged([loops for loops, _ in arrays]) if interchange else range(len(sizes))
     for number, (loops, item) in enumerate(arrays):
@@ -76,14 +69,9 @@ def cost(arrays: Sequence[tuple[Loops, int]], *, tiled: bool, interchange: bool 
         count = math.prod(n for n, _ in turned)
         aliased = count * (step > 0 and step % _PAGE == 0 and size > 8)  # each element in one set of the first cache
         counts[0] += count * (step == item)
+        lines, pages = (min(count, fetched(turned, *cache)) for cache in (_LINES, _PAGES))
         at = 5 if number == 0 else 1
-        seen = (
-            count * (step > item),
-            min(count, fetched(turned, *_LINES)),
-            aliased,
-            min(count, fetched(turned, *_PAGES)),
-        )
-        counts[at : at + 4] += seen if turned else 0
+        counts[at : at + 4] += (count * (step > item), lines, aliased, pages) if turned else 0
     return counts
 
 
