@@ -220,9 +220,16 @@ def main() -> None:
         print(evaluation, flush=True)
     if OTHERS.exists():
         others = read_collection(OTHERS)
-        rows = [row for each in others for row in judged(each, model.predict(each))]
-        evaluation = Evaluation("program", "family", pl.DataFrame(rows, schema=schema.JUDGED, orient="row"))
-        print(f"functions in which the order of axes is computed with: {evaluation}", flush=True)
+        whole = CostModel().evaluate([*collection, *others], "family")
+        print(f"with those that compute with axes in another order: {whole}")
+        rows = pl.DataFrame(
+            [row for each in others for row in judged(each, model.predict(each))], schema.JUDGED, orient="row"
+        )
+        apart = Evaluation("program", "family", rows)
+        tau, ceiling = (row_of(apart, method)["tau"] for method in ("model", "repeat ceiling"))
+        top3, default = (row_of(apart, method)["top3"] for method in ("model", "default"))
+        print(f"these {len(others)} alone, by the model of the others: tau {tau:.2f} of {ceiling:.2f}, ", end="")
+        print(f"best of the first 3 {top3:.1%} off the fastest, default {default:.1%}", flush=True)
     if given.quick:
         print(f"left out: {BLOCKS} blocks, {CONFIGURABLE} configurable nodes")
     program = found["program"]

@@ -471,5 +471,6 @@ def test_the_quick_benchmark_of_cost_models_ends_in_its_figures_and_omissions():
     assert 0 < last["tau"] <= last["ceiling"] < 1
     assert 0 <= last["top3"] <= 0.01
     assert min(last["fit_s"], last["rank_s"]) > 0
-    assert said.count("leave one family of graphs out") == 3  # from the program, from the graph, of other functions
+    assert said.count("leave one family of graphs out") == 3  # from the program, from the graph, with other functions
+    assert "these 9 alone, by the model of the others: tau 0." in said
     assert "left out: " in said

@@ -371,6 +371,10 @@ def printing(a):
     return a
 
 
+def silent(a):
+    return None
+
+
 def donating():
     import jax
 
@@ -388,7 +392,8 @@ def branching(a):
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
-        (lambda: printing, "it has side effects"),
+        (lambda: printing, "it has side effects: DebugEffect"),
+        (lambda: silent, "it returns no array"),
         (donating, "it donates arguments"),
         (lambda: dynamic, "NonConcreteBooleanIndexError"),
         (lambda: branching, "TracerBoolConversionError"),
@@ -401,10 +406,21 @@ def test_what_cannot_be_ranked_is_refused_in_a_line(jnp, function, problem):
     assert caught.value.hint
 
 
+def test_an_option_that_xla_does_not_have_is_refused(jnp):
+    with pytest.raises(TpunbError, match=r'it does not compile with {"xla_no": true}: ') as caught:
+        collect(scaled, arrays(jnp, (8, 16), (16, 8)), layouts=1, options=[{"xla_no": True}])
+    assert "\n" not in str(caught.value)
+
+
+def test_an_argument_that_is_not_used_keeps_its_order(jnp):
+    function = Function(lambda a, b: a + 1, arrays(jnp, (4, 8), (8, 4)))
+    assert function.auto() == ((0, 1), (0, 1))
+
+
 def test_arguments_that_are_no_arrays_are_refused(jnp):
     with pytest.raises(TpunbError, match="not arrays of fixed shapes"):
         collect(scaled, ["a", "b"])
-    with pytest.raises(TypeError, match="args parameter of collect must be a sequence of arrays"):
+    with pytest.raises(TypeError, match=r"must be a sequence of arrays. Got 'ArrayImpl'"):
         collect(scaled, jnp.ones(3))
     with pytest.raises(TypeError, match="must be a JAX function or a Keras model"):
         collect(3, [jnp.ones(3)])

@@ -54,7 +54,8 @@ class Function:
         if not callable(f):
             raise wrong("collect", "f", "be a JAX function or a Keras model on JAX", f)
         if isinstance(args, str) or not isinstance(args, Sequence):
-            raise wrong("collect", "args", "be a sequence of arrays", args, hint="write collect(f, (x, y))")
+            given = type(args).__name__
+            raise wrong("collect", "args", "be a sequence of arrays", given, hint="write collect(f, (x, y))")
         self.name = plain(getattr(f, "__name__", None) or getattr(f, "name", None) or type(f).__name__)
         if hasattr(f, "stateless_call"):
             f, args = self._of_keras(f, args)
@@ -69,7 +70,10 @@ class Function:
         except (TypeError, ValueError, IndexError, NotImplementedError) as error:
             raise self._refused(format_error(error), "pass a function of arrays whose shapes are fixed") from error
         if traced.jaxpr.effects:
-            raise self._refused(f"it has side effects: {traced.jaxpr.effects}", "remove callbacks and prints")
+            names = ", ".join(sorted({type(effect).__name__ for effect in traced.jaxpr.effects}))
+            raise self._refused(f"it has side effects: {names}", "remove callbacks and prints")
+        if not jax.tree.leaves(traced.out_info):
+            raise self._refused("it returns no array", "return what it computes")
         if any(info.donated for info in donated):
             raise self._refused("it donates arguments, which can be used once", "jit it without donate_argnums")
         devices = {device for leaf in self.leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
@@ -123,14 +127,23 @@ class Function:
             for order in configuration.orders or [()] * len(self.leaves)
         ]
         jitted = self._jax.jit(self.f, in_shardings=self._jax.tree.unflatten(self._tree, formats))
-        return jitted.lower(*self.args).compile(compiler_options=dict(configuration.options or {}) or None)
+        options = dict(configuration.options or {})
+        try:
+            return jitted.lower(*self.args).compile(compiler_options=options or None)
+        except (RuntimeError, ValueError) as error:  # an option that this XLA does not have
+            chosen = f" with {plain(json.dumps(options, default=str))}" if options else ""
+            raise self._refused(f"it does not compile{chosen}: {format_error(error)}", "leave it out") from error
 
     def auto(self) -> tuple[Order, ...]:
         """Return the orders that the compiler chooses when it may."""
         formats = self._jax.tree.leaves(
             self.compile(Configuration(None)).input_formats[0], is_leaf=lambda each: hasattr(each, "layout")
         )
-        return tuple(tuple(each.layout.major_to_minor) for each in formats)
+        ranks = map(np.ndim, self.leaves)  # an argument that is not used has no layout
+        return tuple(
+            tuple(each.layout.major_to_minor if each.layout else range(rank))
+            for each, rank in zip(formats, ranks, strict=True)
+        )
 
     def runner(self, configuration: Configuration, compiled: Any) -> Callable[[], Any]:
         """Return a function that runs a compiled one to its end, on arguments of its layouts."""
