@@ -306,7 +306,7 @@ def test_all_orders_of_a_function_are_timed(jnp):
     assert len(rounds[0]) >= 6
     assert (data.frame["low_ps"] <= data.frame["time_ps"]).all()
     assert data.frame["bytes"].null_count() == 0
-    assert data.inputs["program"].shape == data.inputs["graph"].shape == (4, 17)
+    assert data.inputs["program"].shape == data.inputs["graph"].shape == (4, 15)  # their sum, and 14 costs
     assert data.graph.nodes["opcode"].cast(pl.String).is_in(["parameter"]).sum() >= 2
 
 

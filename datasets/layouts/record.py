@@ -1,9 +1,9 @@
 """Record how long functions take with several entry layouts: ``python datasets/layouts/record.py [--rounds 30]``.
 
-It writes ``tpunb/costmodel/layouts.parquet`` and ``.toml``, and ``datasets/layouts/others.parquet``. All functions are
-compiled first; each round then times every configuration of every function once, in random order, so that a slow minute
-slows all. The process is pinned to one core and XLA runs in one thread. The machine should be idle: the repeat ceiling
-that is printed at the end shows how far the times can be trusted.
+It writes ``tpunb/costmodel/layouts.parquet``, ``about.toml`` beside it, and ``datasets/layouts/others.parquet``. All
+functions are compiled first; each round then times every configuration of every function once, in random order: a slow
+minute slows all. The process is pinned to one core and XLA runs in one thread. The machine should be idle: the repeat
+ceiling that is printed at the end shows how far the times can be trusted.
 """
 
 # ruff: noqa: E402
@@ -111,7 +111,7 @@ def main() -> None:
         "again": f"python datasets/layouts/record.py --rounds {given.rounds}",
     }
     lines = [f"{key} = {value}" if isinstance(value, int) else f'{key} = "{value}"' for key, value in facts.items()]
-    HERE.with_suffix(".toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    HERE.with_name("about.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

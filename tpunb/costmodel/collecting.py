@@ -9,7 +9,7 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -106,12 +106,10 @@ class Function:
         whole("collect", "layouts", layouts, 1)
         chosen = dict.fromkeys([default])
         drawn = random.Random(seed)
-        few = math.prod(map(len, spaces)) <= 4 * layouts
-        every: Iterator[tuple[Order, ...]] = (
-            itertools.product(*spaces) if few else (tuple(map(drawn.choice, spaces)) for _ in itertools.count())
-        )
-        pool = sorted(every, key=lambda _: drawn.random()) if few else every
-        for orders in pool:
+        every: Iterable[tuple[Order, ...]] = (tuple(map(drawn.choice, spaces)) for _ in itertools.count())
+        if math.prod(map(len, spaces)) <= 4 * layouts:
+            every = sorted(itertools.product(*spaces), key=lambda _: drawn.random())
+        for orders in every:
             if len(chosen) >= layouts:
                 break
             chosen[orders] = None
@@ -122,10 +120,7 @@ class Function:
 
     def compile(self, configuration: Configuration) -> Any:
         """Return the compiled function."""
-        formats = [
-            self._format(None if configuration.orders is None else order)
-            for order in configuration.orders or [()] * len(self.leaves)
-        ]
+        formats = [*map(self._format, configuration.orders or [None] * len(self.leaves))]
         jitted = self._jax.jit(self.f, in_shardings=self._jax.tree.unflatten(self._tree, formats))
         options = dict(configuration.options or {})
         try:
@@ -179,13 +174,10 @@ class Trials:
             if equal is None:
                 differing += 1
                 continue
-            for values, value in (
-                (self.configurations, configuration),
-                (self.programs, module_of(compiled)),
-                (self.equal, equal),
-                (self._runs, run),
-            ):
-                values.append(value)  # type: ignore[arg-type]
+            self.configurations.append(configuration)
+            self.programs.append(module_of(compiled))
+            self.equal.append(equal)
+            self._runs.append(run)
         if differing:
             warnings.warn(
                 f"{function.name}: {plural(differing, 'configuration')} left out, whose outputs differ", stacklevel=3
@@ -203,23 +195,21 @@ class Trials:
 
     def run(self, budget: float) -> None:
         """Time in rounds until the best three are separated, or for some seconds."""
-        begun = time.monotonic()
-        while len(self.rounds) < _MOST and not (len(self.rounds) >= _FEWEST and self._separated):
-            if self.rounds and time.monotonic() - begun > budget:
-                break
+        end = time.monotonic() + budget
+        while not self.rounds or (len(self.rounds) < _MOST and time.monotonic() < end and not self._separated):
             self.round()
 
     @property
     def _separated(self) -> bool:
-        times = sorted(step_times(self.rounds))[:4]
-        pairs = itertools.pairwise(times)
-        return all(a.high < b.low or max(a.high, b.high) < (1 + _EQUAL) * min(a.low, b.low) for a, b in pairs)
+        pairs = itertools.pairwise(sorted(step_times(self.rounds))[:4])
+        return len(self.rounds) >= _FEWEST and all(
+            a.high < b.low or max(a.high, b.high) < (1 + _EQUAL) * min(a.low, b.low) for a, b in pairs
+        )
 
     def measured(self, family: str | None = None, *, auto: tuple[Order, ...] | None = None) -> Measured:
         """Return the configurations with their times."""
-        times, count = step_times(self.rounds), len(self.rounds)
+        times, enough = step_times(self.rounds), len(self.rounds) >= _FEWEST
         picoseconds = np.round(np.array(self.rounds) * 1e12).astype(np.int64)
-        enough = count >= _FEWEST
         rows = [
             {
                 "configuration": number,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -130,7 +131,7 @@ class CostModel:
         trials = Trials(function, [configurations[place] for place in chosen], seed=seed)
         trials.run(budget)
         measured = trials.measured(auto=auto)
-        kept = [chosen[[configurations[place] for place in chosen].index(each)] for each in trials.configurations]
+        kept = [configurations.index(each) for each in trials.configurations]
         return Ranking(function.name, self.features, _ranked(configurations, predicted, measured, kept))
 
     def evaluate(self, data: Iterable[Measured], by: str = "graph") -> Evaluation:
@@ -231,19 +232,15 @@ def _ranked(
     configurations: Sequence[Configuration], predicted: Floats, measured: Measured, kept: Sequence[int]
 ) -> pl.DataFrame:
     """Return ``tpunb.schema.RANKED``."""
-    order = np.argsort(predicted, kind="stable")
-    rank = np.empty(len(order), int)
-    rank[order] = np.arange(1, len(order) + 1)
-    layouts = [[[*order] for order in each.orders or ()] for each in configurations]
-    rows = pl.DataFrame(
-        {
-            "configuration": range(len(rank)),
-            "rank": rank,
-            "predicted": predicted,
-            "layouts": layouts,
-            "default": [k == 0 for k in range(len(rank))],
-        }
-    )
+    columns = {
+        "configuration": range(len(predicted)),
+        "rank": np.argsort(np.argsort(predicted, kind="stable")) + 1,
+        "predicted": predicted,
+        "layouts": [[[*order] for order in each.orders or ()] for each in configurations],
+        "options": [json.dumps(dict(each.options)) if each.options else None for each in configurations],
+        "default": [k == 0 for k in range(len(predicted))],
+    }
+    rows = pl.DataFrame(columns, schema_overrides={"options": pl.String})
     taken = measured.frame.with_columns(configuration=pl.Series(kept, dtype=pl.Int64))
     rounds = np.array(measured.frame["rounds_ps"].to_list(), float)
     # each at 1 - 0.05 / k, so that all hold together
@@ -255,7 +252,7 @@ def _ranked(
         ratio=pl.Series([each.median for each in ratios]),
         low=pl.Series([each.low if enough else None for each in ratios], dtype=pl.Float64),
         high=pl.Series([each.high if enough else None for each in ratios], dtype=pl.Float64),
-    ).select("configuration", "options", "auto", "equal", "time_ps", "ratio", "low", "high")
+    ).select("configuration", "auto", "equal", "time_ps", "ratio", "low", "high")
     return schema.check(rows.join(taken, on="configuration", how="left").sort("rank"), schema.RANKED, "ranked")
 
 
