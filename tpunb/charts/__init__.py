@@ -10,6 +10,7 @@ from tpunb.charts.curves import dbscan_eps, hdbscan_tree, sweep_curve
 from tpunb.charts.history import history
 from tpunb.charts.hosts import hosts
 from tpunb.charts.measures import measures
+from tpunb.charts.ranking import graph_table, ranking, top_errors
 from tpunb.charts.resources import counters, memory
 from tpunb.charts.roofline import roofline
 from tpunb.charts.rows import colours
@@ -30,6 +31,7 @@ __all__ = [
     "coverage",
     "coverages",
     "dbscan_eps",
+    "graph_table",
     "hdbscan_tree",
     "heatmap",
     "history",
@@ -37,6 +39,7 @@ __all__ = [
     "latency",
     "measures",
     "memory",
+    "ranking",
     "roofline",
     "scaling",
     "sensitivity",
@@ -45,6 +48,7 @@ __all__ = [
     "sweep_curve",
     "sweeps",
     "timeline",
+    "top_errors",
     "top_ops",
     "trials",
 ]
