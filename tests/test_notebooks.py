@@ -14,7 +14,7 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
 BOOKS = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
-SLOW = ("04_sweep.ipynb", "05_pods.ipynb")  # six sweeps of seconds each; a cluster of two processes
+SLOW = ("04_sweep.ipynb", "05_pods.ipynb", "06_rank.ipynb")  # they measure for minutes, or start a cluster
 PAPER = sorted(f"paper/{path.name}" for path in (NOTEBOOKS / "paper").glob("*.ipynb"))
 EXECUTED = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in BOOKS + PAPER]
 
@@ -126,8 +126,7 @@ def test_training_and_evaluation_are_separate_phases(tour):
         *(("00_tour.ipynb", 7), ("01_read_a_profile.ipynb", 2), ("02_phases.ipynb", 5), ("03_tune.ipynb", 1)),
         *(("paper/2_phases.ipynb", 7), ("paper/3_operators.ipynb", 3), ("paper/4_datasets.ipynb", 3)),
         ("paper/5_tuning.ipynb", 3),
-        pytest.param("04_sweep.ipynb", 4, marks=pytest.mark.slow),
-        pytest.param("05_pods.ipynb", 1, marks=pytest.mark.slow),
+        *(pytest.param(name, least, marks=pytest.mark.slow) for name, least in zip(SLOW, (4, 2, 3), strict=True)),
     ],
 )
 def test_pictures_are_static_and_need_no_network(executed, name, least):
@@ -188,6 +187,26 @@ def test_the_hosts_that_delay_a_pod_are_named(executed):
     assert "replace pod-0037" in text
     assert "pod-0061" in text
     assert "its hosts were reduced to statistics" in text
+
+
+@pytest.mark.slow
+def test_what_more_chips_bought_is_answered(executed):
+    text = shown(executed("05_pods.ipynb")[0])
+    assert "resnet tpu-v3-N 0.6.0: 16 to 1,024 chips, 32.9 times as fast to quality" in text
+    assert "of the step on 1,024 chips is serial" in text
+    assert "1.52" in text
+
+
+@pytest.mark.slow
+def test_three_layouts_are_timed_of_24(executed):
+    book, folder = executed("06_rank.ipynb")
+    text = shown(book)
+    assert (
+        "attention: 4 of 24 configurations timed; " in text or "attention: 3 of 24 " in text
+    )  # the default was among 3
+    assert "tau of the halves: " in text
+    assert "ProgramGraph(jit_attention, " in text
+    assert (folder / "attention.parquet").is_file()
 
 
 def test_notebooks_are_stored_without_outputs_and_paths():

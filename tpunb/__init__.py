@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tpunb import analysis as analysis
     from tpunb import charts as charts
     from tpunb import checkpoint as checkpoint
+    from tpunb import costmodel as costmodel
     from tpunb import testing as testing
     from tpunb import tuning as tuning
     from tpunb import workloads as workloads
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from tpunb.widgets.tuning_panel import tuning_panel
     from tpunb.workloads.sweeping import sweep
 
-NAMESPACES = ("analysis", "charts", "checkpoint", "testing", "tuning", "workloads")
+NAMESPACES = ("analysis", "charts", "checkpoint", "costmodel", "testing", "tuning", "workloads")
 """Modules with what the functions and classes below do not cover."""
 
 __all__ = [
