@@ -271,6 +271,18 @@ def test_a_cluster_reduces_few_files_and_run_folders_too(lossy, runs, client):
     assert set(tp.steps(tp.load(runs, client=client)).by_host.roles) == {f"vm process-{number}" for number in range(3)}
 
 
+def test_the_slow_host_of_a_pod_is_named_from_files_on_a_cluster(program, client, tmp_path):
+    truth = pod(program, hosts=12, chips=2, steps=8, faults=[Fault("slow chip", (3,), 0.2, device=1)], folder=tmp_path)
+    found = tp.hosts(tp.steps(tp.load(tmp_path, client=client)))
+    first = found.frame.row(0, named=True)
+    assert (first["host"], first["cause"], first["device"]) == ("pod-0003", "compute", "/device:TPU:1")
+    assert (first["named"], first["recurrence"], first["last"]) == (True, "every step", 1.0)
+    assert first["costs_ps"] == pytest.approx(truth.cost_ps(3), rel=0.05)
+    assert found.frame["named"].sum() == 1
+    here = tp.hosts(tp.steps(tp.load(tmp_path)))  # with raw events
+    assert found.frame["host", "costs_ps", "cause"].equals(here.frame["host", "costs_ps", "cause"])
+
+
 def test_files_that_workers_do_not_see_are_named(lossy, client):
     hidden = [storage.local(f"/nowhere/{number}.xplane.pb") for number in range(2)]
     for location in hidden:
