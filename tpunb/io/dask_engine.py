@@ -12,15 +12,14 @@ from importlib.metadata import version
 from typing import Any
 from uuid import uuid4
 
-import psutil
-
 from tpunb.errors import TpunbError, need, wrong
 from tpunb.io.job_parts import Numbered, Part, reduced
 from tpunb.text import format_error, plain
 
 _CONNECT_S = 10  # to reach a scheduler, and until it has a worker
 _TURN_S = 5.0  # between two looks at the cluster
-_YOUNG_S, _SETTLE_S = 10.0, 0.5  # age of a worker that may still be starting, and what it is given
+_SETTLE_S, _SETTLE_TURN_S = 30.0, 0.1  # until a worker starts without its nanny, and between two looks at it
+_RESTART = "1h"  # until a worker that was killed may be given up
 _TURNS = 24  # without a worker, until the cluster counts as lost
 _START = "start one with `dask scheduler` and `dask worker`, or use distributed.LocalCluster()"
 
@@ -50,7 +49,10 @@ def connected(client: Any) -> Iterator[DaskEngine]:
         return
     if not isinstance(client, distributed.Client) or client.asynchronous:
         raise wrong("load", "client", "be a synchronous distributed.Client or the address of a scheduler", client)
-    yield DaskEngine(client)
+    from dask import config
+
+    with config.set({"distributed.deploy.lost-worker-timeout": _RESTART}):  # of a LocalCluster; 15 s by default
+        yield DaskEngine(client)
 
 
 class DaskEngine:
@@ -146,9 +148,22 @@ class DaskEngine:
 
 @cache
 def _settle() -> None:
-    """Wait once in a new process: Dask does not replace a worker that is killed while it starts."""
-    if time.time() - psutil.Process().create_time() < _YOUNG_S:
-        time.sleep(_SETTLE_S)
+    """Wait once in each process until its nanny knows it: a worker that is killed before is not replaced."""
+    from distributed import get_client, get_worker
+
+    worker = get_worker()
+    end = time.monotonic() + _SETTLE_S
+    while worker.nanny and time.monotonic() < end:
+        known = get_client().run(_is_up, workers=[worker.address], nanny=True, on_error="ignore")
+        if any(known.values()):
+            return
+        time.sleep(_SETTLE_TURN_S)
+
+
+def _is_up(dask_worker: Any) -> bool:
+    """Return whether a nanny knows that its worker runs."""
+    process = dask_worker.process
+    return process is not None and {dask_worker.status.name, process.status.name} == {"running"}
 
 
 def settled(files: Numbered, job: str) -> Part:
