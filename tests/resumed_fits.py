@@ -40,6 +40,30 @@ def odd(x, y):
     return x[0] > -0.5
 
 
+def by_index():
+    import keras
+
+    class Batches(keras.utils.PyDataset):
+        """Batches by an index, of rows that are permuted between epochs."""
+
+        def __init__(self):
+            super().__init__(workers=2)
+            self.x, self.y = arrays()
+            self.order = np.arange(SAMPLES)
+
+        def __len__(self):
+            return SAMPLES // BATCH
+
+        def __getitem__(self, index):
+            at = self.order[BATCH * index : BATCH * (index + 1)]
+            return self.x[at], self.y[at]
+
+        def on_epoch_end(self):
+            np.random.shuffle(self.order)
+
+    return Batches()
+
+
 FITS = {
     "plain": (lambda: rows().batch(BATCH), {}),
     "shuffled": (lambda: rows().shuffle(20).batch(BATCH), {}),
@@ -55,12 +79,13 @@ FITS = {
     "augmented": (lambda: rows().shuffle(20).batch(BATCH), {"augmented": True}),
     "arrays": (None, {"shuffle": False}),
     "shuffled arrays": (None, {}),
+    "by index": (by_index, {}),
 }
 EVERY = {"repeated": 5, "unknown length": 3}
 """Steps from one checkpoint to the next, half an epoch or a third; of the others 6."""
 """By name: the data, and what else the fit is given."""
 
-QUICK = ("shuffled", "seeded", "repeated", "interleaved", "scheduled", "augmented", "shuffled arrays")
+QUICK = ("shuffled", "seeded", "repeated", "interleaved", "scheduled", "augmented", "shuffled arrays", "by index")
 """Those that are resumed at every run of the tests."""
 
 

@@ -258,12 +258,13 @@ class Halving(keras.callbacks.ReduceLROnPlateau):
     def __init__(self):
         super().__init__(monitor="loss", patience=1, factor=0.5, min_delta=1e9)
         self.scale = np.float32(1)
+        self.dice = np.random.default_rng(3)
         self.seen = []
 
     def on_epoch_end(self, epoch, logs=None):
         super().on_epoch_end(epoch, logs)
         self.seen.append(float(logs["loss"]))
-        self.scale *= np.float32(0.9)
+        self.scale *= np.float32(self.dice.uniform(0.8, 1))
         self.model.layers[-1].kernel.assign(self.model.layers[-1].kernel * self.scale * len(self.seen))
 
 

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from tpunb.tuning.python_functions import state_of
+from tpunb.tfdata.python_functions import state_of
 
 ROWS = iter(range(9))
 DICE = np.random.default_rng(3)
@@ -81,7 +81,7 @@ KEEPS = {
     "changes the variable 'calls'": counts,
     "changes 'box'": boxed,
     "changes 'seen'": notes,
-    "changes 'self'": Counter(),
+    "changes 'self.calls'": Counter(),
     "draws random numbers from 'DICE'": lambda x: x + DICE.normal(),
     "draws from the global generator of numpy.random": lambda x: x + np.random.normal(),
     "draws from the global generator of random": lambda x: x + random.random(),

@@ -31,7 +31,7 @@ _KEEPS_ENDLESS = {"map", "batch", "padded_batch", "unbatch", "prefetch", "shuffl
 _CALLS_IN_PARALLEL = {"map", "interleave", "parallel_interleave", "map_and_batch", "batch"}
 _REASONS = {
     "GeneratorDataset": "a Python function (from_generator) feeds it",
-    "PyFunc": "a Python function (from_generator, numpy_function, or a Keras PyDataset) feeds it",
+    "PyFunc": "a Python function (from_generator, numpy_function) feeds it",
     "EagerPyFunc": "a Python function (py_function) feeds it",
     "RandomShuffle": "it is shuffled by an operation whose state cannot be saved",
     "DummySeedGenerator": "it is a shuffle inside interleave or flat_map",
