@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint
 from tpunb.checkpoint.formats import native
 from tpunb.errors import TpunbError, need, whole
@@ -70,7 +71,8 @@ def save(dir: str | os.PathLike[str], step: int, **parts: Any) -> Checkpoint:  #
         reason = unsaved or ("" if any(map(_is_data, parts.values())) else _NO_DATA)
         return {**metadata, "exact": not reason, "why": reason, "random": seeds.host_random_state()}
 
-    saved = native.save(Path(dir), step, write)
+    with signals.spending("checkpoint save", "tpunb"):
+        saved = native.save(Path(dir), step, write)
     if not saved.exact and saved.reason != _NO_DATA:
         warnings.warn(
             f"the position in the data was not saved, so that resuming is not exact. {saved.reason}", stacklevel=2

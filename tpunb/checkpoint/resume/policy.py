@@ -116,11 +116,11 @@ class Saving:
             )
 
     def on_step(self, fit: Training, *, repeated: bool) -> None:
-        """Save the state that the next step begins with, if due."""
-        if repeated and self.saved and self.saved[-1].step == fit.steps == self._last:
-            self._save(fit, replacing=self.saved.pop().path)
-        elif self._is_due(fit):
-            self._save(fit)
+        """Save the state that the next step begins with, if due; a capture accounts for the time."""
+        is_again = repeated and bool(self.saved) and self.saved[-1].step == fit.steps == self._last
+        if is_again or self._is_due(fit):
+            with signals.spending("checkpoint save", "tpunb"):
+                self._save(fit, replacing=self.saved.pop().path if is_again else None)
 
     def _is_due(self, fit: Training) -> bool:
         if self.every is None and not self.at_phases:
@@ -156,7 +156,6 @@ class Saving:
 
     def _remove(self, keep: int) -> None:
         """Remove the checkpoints of the block but the last ones and those of phases."""
-        with signals.spending("checkpoint save", "tpunb"):
-            for one in [one for one in self.saved if one.path not in self._of_phases][:-keep]:
-                shutil.rmtree(one.path)
-                self.saved.remove(one)
+        for one in [one for one in self.saved if one.path not in self._of_phases][:-keep]:
+            shutil.rmtree(one.path)
+            self.saved.remove(one)
