@@ -22,7 +22,7 @@ REASONS = {
     "callback": "the step calls io_callback: what it returns or changes outside",
     "workers": "Batches: its workers leave batches to the next epoch",
     "by more than the index": "Beside.__getitem__ draws from the global generator of numpy.random (a batch must",
-    "generator": "GeneratorDataAdapter: Python code feeds it, which may have state",
+    "generator": "the Python generator feeds it, and cannot continue in the middle (give fit arrays, or a keras.utils",
     "distributed": "the training is distributed over devices (keras.distribution)",
 }
 

@@ -208,15 +208,15 @@ STATES = {
     "Appending.__getitem__ changes 'self.files' (": lambda: having([], Appending),
     "PassedOn.__getitem__ uses 'self' (PassedOn), which may have state (": PassedOn,
     "Rolled.on_epoch_end draws random numbers from 'roll' (keep it in an attribute)": Rolled,
-    "the attribute Choosing.read (ufunc) cannot be saved, and may change": lambda: changed(Choosing(), read=np.sin),
+    "the attribute Choosing.read (ufunc) cannot be saved (keep numbers, text, arrays": lambda: changed(
+        Choosing(), read=np.sin
+    ),
     "Shuffling.on_epoch_end may change 'FILES' (keep it in an attribute)": Shuffling,
     "Beginning may change while its batches are read (use on_epoch_end": Beginning,
     "Rows.files (Dropout) may have state (keep": lambda: having(LAYER),
     "Rows.files (list) may have state (keep": lambda: having([object()]),
     "Rows.files (method) may have state (keep": lambda: having(roll),
-    "the attribute Permuted.dice (list_iterator) cannot be saved, and may change between epochs (keep": lambda: changed(
-        Permuted(), dice=iter([1])
-    ),
+    "the attribute Permuted.dice (list_iterator) cannot be saved (keep": lambda: changed(Permuted(), dice=iter([1])),
     "Permuted.dice, Permuted.indices, Permuted.old, Permuted.python, Permuted.seen: too large to be saved": lambda: (
         changed(Permuted(), indices=np.zeros(10**6))
     ),

@@ -130,6 +130,4 @@ def test_stages_with_such_functions_are_named():
     assert Pipeline(ranged.map(read)).unsafe == ("map:1(read) calls draws, which draws from the iterator 'rows'",)
     assert Pipeline(ranged.map(tokens)).unsafe == ("map:1(tokens) calls counts, which changes the variable 'calls'",)
     assert Pipeline(ranged.map(lambda x: tf.numpy_function(local, [x], tf.float64))).unsafe == ()
-    assert Pipeline(generated).unsafe == (
-        "from_generator:0 calls a Python generator, which draws from the iterator 'rows'",
-    )
+    assert Pipeline(generated).unsafe == ("from_generator:0 calls <lambda>, which draws from the iterator 'rows'",)

@@ -37,6 +37,7 @@ _RANDOM_MODULES = (random, np.random)
 _GLOBAL_GENERATORS = (random.random.__self__, np.random.random.__self__)  # type: ignore[attr-defined]
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 _UNKNOWN, _UNBOUND = object(), object()
+_UNNAMED = "a Python function"
 GLOBAL = "draws from the global generator"
 
 
@@ -57,6 +58,12 @@ def functions_with_state(graph: Any, stages: tuple[Stage, ...]) -> Iterator[str]
             if reason := state_of(function):
                 yield f"{stage.name} calls {plain(_name(function))}, which {reason}"
                 break
+
+
+def python_names(library: Mapping[str, Any], stage: Stage) -> list[str]:
+    """Return the names of the Python functions that a stage calls, or of its generator."""
+    every = {plain(_name(function)) for function in _python_functions(library, stage.functions)}
+    return sorted(every - {_UNNAMED})
 
 
 def state_of(function: Any) -> str:
@@ -216,6 +223,9 @@ def _python_functions(library: Mapping[str, Any], names: tuple[str, ...]) -> Ite
 
 def _name(function: Any) -> str:
     function, owner = _unwrapped(function)
-    if function is None or (function.__module__ or "").startswith("tensorflow"):
-        return "a Python generator"
+    if function is None:
+        return _UNNAMED
+    if (function.__module__ or "").startswith("tensorflow"):  # from_generator calls the program's
+        held = (getattr(value, "_generator", None) for value in (owner, *_closure(function).values()))
+        return _name(next((generator for generator in held if generator is not None), None))
     return type(owner).__name__ if owner is not None and function.__name__ == "__call__" else function.__name__

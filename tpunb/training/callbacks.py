@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpunb.text import plain
-from tpunb.training.state import is_from, variables_of
+from tpunb.training.state import is_from, to_numpy, variables_of
 
 _COUNTERS = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch", "best_weights"),
@@ -38,6 +38,7 @@ _GENERATORS: dict[type, tuple[Any, Any]] = {
 }
 """How the state of a random generator is read and set."""
 
+_PLAIN = "keep numbers, text, arrays or random generators there, or give the callback get_state and set_state"
 _OF_EVERY = {"params", "_model", "model", "validation_data"}
 CONSTANT = (
     *(FunctionType, BuiltinFunctionType, BuiltinMethodType, MethodType, ModuleType, type),
@@ -75,7 +76,7 @@ class CallbackState:
                 saved[name] = self._encoded(_GENERATORS.get(type(value), (lambda part: part,))[0](value))
             except TypeError:
                 where = plain(f"{type(owner).__name__}.{name} ({type(value).__name__})")
-                self.unsaved = self.unsaved or f"the attribute {where} cannot be saved"
+                self.unsaved = self.unsaved or f"the attribute {where} cannot be saved ({_PLAIN})"
         return saved
 
     def _is_constant(self, attribute: tuple[str, Any]) -> bool:
@@ -96,6 +97,8 @@ class CallbackState:
             return ["number" if isinstance(value, np.generic) else "array", len(self.arrays) - 1]
         if is_from(value, "tensorflow") and hasattr(value, "_numpy") and not hasattr(value, "assign"):
             return ["tensor", self._encoded(np.asarray(value.numpy()))[1]]
+        if _is_seed_generator(value):
+            return self._encoded(to_numpy([value.state])[0])
         if type(value) in (list, tuple):
             return [type(value).__name__, [self._encoded(each) for each in value]]
         if isinstance(value, dict):
@@ -124,6 +127,8 @@ def _set(callback: Any, name: str, value: Any) -> None:
     present = vars(callback).get(name)
     if type(present) in _GENERATORS:
         _GENERATORS[type(present)][1](present, value)
+    elif _is_seed_generator(present):
+        present.state.assign(value)
     elif isinstance(present, list) and isinstance(value, list):
         present[:] = value
     elif isinstance(present, dict) and isinstance(value, dict):
@@ -150,6 +155,10 @@ def _decoded(encoded: Sequence[Any], arrays: Sequence[Any]) -> Any:
         case "dict":
             return {_decoded(key, arrays): _decoded(each, arrays) for key, each in value}
     return value
+
+
+def _is_seed_generator(value: Any) -> bool:
+    return is_from(value, "keras") and type(value).__name__ == "SeedGenerator"
 
 
 def _has_state_methods(callback: Any) -> bool:

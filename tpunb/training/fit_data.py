@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tpunb.tfdata import position, rewrite
 from tpunb.tfdata.graph import graph_or_none, too_large
-from tpunb.tfdata.restored import buffered_bytes, late_shuffles, not_restored, only_checks
+from tpunb.tfdata.restored import buffered_bytes, explain_op, late_shuffles, not_restored, only_checks
 from tpunb.tfdata.variables import SeedStates
 from tpunb.training import constants
 from tpunb.training.fit_start import FitStart
@@ -88,13 +88,18 @@ class FitData:
         self.reason = too_large(dataset) if from_program else ""
         graph = graph_or_none(dataset) if from_program and not self.reason else None
         arrays: Any = ArrayBatches.of(dataset, epochs.data_adapter)
-        if from_program and graph is None:
-            self.reason = self.reason or "the graph of the data cannot be read (larger than 2 GB, or distributed)"
+        if not hasattr(dataset, "_inputs"):
+            self.reason = (
+                "the data are distributed over replicas, whose positions cannot be saved (train without a strategy)"
+            )
+        elif from_program and graph is None:
+            self.reason = self.reason or "the graph of the data cannot be read: it is larger than 2 GB (read files)"
         elif arrays is not None:
             self._seed_arrays(arrays)
         elif hasattr(epochs.data_adapter, "py_dataset"):
-            self.reason = "" if hasattr(dataset, "_inputs") else "the training is distributed over replicas"
             arrays = self._py_batches(dataset)
+        elif hasattr(epochs.data_adapter, "generator"):
+            self.reason = explain_op("GeneratorDataset")
         elif not from_program and position.ignores_external_state(dataset):
             self.reason = try_save(position.with_external_state_policy(dataset, "FAIL"))
         if graph is not None:
@@ -106,7 +111,7 @@ class FitData:
         """Return the batches of a PyDataset by index; None if there is a reason against them."""
         adapter = self.epochs.data_adapter
         self.py_datasets = [state := PyDatasetState(adapter.py_dataset, self.epochs.steps_per_epoch)]
-        self.reason, self.fingerprint = self.reason or state.reason, f"{state.fingerprint()} {adapter.shuffle}"
+        self.reason, self.fingerprint = state.reason, f"{state.fingerprint()} {adapter.shuffle}"
         return None if self.reason else PyDatasetBatches(dataset, adapter, state)
 
     def _seed_arrays(self, arrays: ArrayBatches) -> None:

@@ -241,7 +241,7 @@ class Fit:
             raise TpunbError(
                 f"{self.start.folder.name} was saved with a different {part}: its constants differ (arrays, names "
                 "of files, or what adapt computed)",
-                hint="give random parts before fit a seed (a shuffle before adapt, a split by permutation)",
+                hint="begin the cell with keras.utils.set_random_seed(1), or give a seed to what is random before fit",
             )
 
     def _use(self, iterator: Any) -> None:
@@ -333,7 +333,7 @@ class Fit:
     @cached_property
     def _unsaved_validation(self) -> str:
         """Sentence that says why a validation after a checkpoint may give other results, or ""."""
-        (data, steps), tf = self.validation, sys.modules.get("tensorflow")
+        (data, _), tf = self.validation, sys.modules.get("tensorflow")
         if self._py_validation:
             reason = self._py_validation[0].probe()
             return f"validation_data: {reason}" if reason else ""
@@ -341,8 +341,6 @@ class Fit:
             return f"validation_data: Python code feeds it ({type(data).__name__}; give arrays or a tf.data.Dataset)"
         if tf is None or not isinstance(data, tf.data.Dataset):
             return ""
-        if steps is not None and int(data.cardinality()) != steps:
-            return "validation_data: with validation_steps, a validation continues where the one before it ended"
         graph = graph_or_none(data)
         reason = "its graph cannot be read" if graph is None else varies(graph, data.options())
         return f"validation_data: {reason}" if reason else ""

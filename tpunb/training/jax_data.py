@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tpunb.text import format_error, plain
+from tpunb.tfdata.restored import explain_op
 from tpunb.training import constants, seeds
 from tpunb.training.fit_data import FitData
 from tpunb.training.passes import CountingDataset
@@ -97,11 +98,11 @@ class JaxData(FitData):
             self.passes = epochs._distributed_dataset = self._py_batches(passes) or passes
             self._is_counted = not self.reason
         else:
-            fed = vars(adapter).get("_dataloader") or adapter
-            self.reason = (
-                f"{plain(type(fed).__name__)}: Python code feeds it, which may have state "
-                "(give fit arrays, a tf.data.Dataset or a Grain dataset)"
+            fed = plain(type(vars(adapter).get("_dataloader") or adapter).__name__)
+            python = (
+                f"{fed}: Python code feeds it, which may have state (give fit arrays, a tf.data.Dataset or a PyDataset)"
             )
+            self.reason = explain_op("GeneratorDataset") if hasattr(adapter, "generator") else python
             return
         epochs._get_iterator = lambda: Feed(adapter, lambda: iter(epochs._distributed_dataset))
 

@@ -64,7 +64,7 @@ class PyDatasetState:
                 yield f"{kind}.{plain(name)} ({plain(type(value).__name__)}) may have state ({_PLAIN})"
         saved = CallbackState(datasets=[self])
         if saved.unsaved:
-            yield f"{saved.unsaved}, and may change between epochs ({_PLAIN})"
+            yield f"{saved.unsaved}; {kind}.on_epoch_end may change it"
         if sum(array.nbytes for array in saved.arrays) > LARGE:
             names = ", ".join(f"{kind}.{plain(name)}" for name in self.attributes)
             yield f"{names}: too large to be saved, and may change between epochs (permute an array of indices instead)"

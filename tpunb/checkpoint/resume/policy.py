@@ -104,12 +104,12 @@ class Saving:
         self._last, self._has_warned = fit.steps, bool(fit.data.reason)
         if fit.data.reason:
             warnings.warn(
-                f"the position in the data cannot be saved, so that resuming will not be exact. {fit.data.reason}",
+                f"the position in the data cannot be saved, so that resuming will not be exact: {fit.data.reason}",
                 stacklevel=2,
             )
         elif unsaved := fit.unsaved_beside:
             self._has_warned = True
-            warnings.warn(f"resuming will not be exact. {unsaved}", stacklevel=2)
+            warnings.warn(f"resuming will not be exact: {unsaved}", stacklevel=2)
         if self.at_phases and not signals.spent.receivers:
             warnings.warn(
                 "at_phases=True saves nothing without a capture: put `with tp.capture(...)` around", stacklevel=2
@@ -145,7 +145,7 @@ class Saving:
                 self._remove(self.keep)
             if self.saved[-1].reason and not self._has_warned:
                 self._has_warned = True
-                warnings.warn(f"resuming will not be exact. {self.saved[-1].reason}", stacklevel=2)
+                warnings.warn(f"resuming will not be exact: {self.saved[-1].reason}", stacklevel=2)
         except Exception as error:  # noqa: BLE001  the training must continue
             if not self._has_failed:
                 self._has_failed = True
