@@ -1,8 +1,10 @@
-"""Fits that are saved and resumed by the same cell; as a program, it resumes them in a new process."""
+"""Fits that are saved and resumed by the same cell; as a program, it resumes them in a new process, and is killed."""
 
 import hashlib
 import json
+import os
 import random
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 
 from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.resume import resume
+from tpunb.training import snapshot
 
 SAMPLES, BATCH = 48, 4
 
@@ -169,8 +172,22 @@ def is_edge(checkpoint):
     return json.loads((checkpoint.path / "tpunb.json").read_text())["step_in_epoch"] == 0
 
 
+def killed(folder):
+    """Train and save, until the process is killed while it writes the second checkpoint."""
+    original = snapshot.write_arrays
+
+    def dies(aside, arrays):
+        original(aside, arrays)
+        if aside.name.startswith(".tpunb-12."):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    snapshot.write_arrays = dies
+    saved(folder, "plain")
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     top = Path(sys.argv[1])
     seen = {name: {one.path.name: resumed(one, name) for one in chosen(top / name)} for name in sys.argv[2:]}
     (top / "resumed.json").write_text(json.dumps(seen))
+    killed(top / "killed")

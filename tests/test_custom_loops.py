@@ -152,7 +152,9 @@ def test_data_whose_position_cannot_be_saved_warn(tmp_path):
         saved = save(tmp_path, 1, count=count, data=iter(data))
     assert saved.holds == ("weights", "random state")
     count.assign(0)
-    with pytest.raises(TpunbError, match="tpunb-1 cannot be resumed exactly: map:1: it draws random numbers with RandomUniformInt"):
+    with pytest.raises(
+        TpunbError, match="tpunb-1 cannot be resumed exactly: map:1: it draws random numbers with RandomUniformInt"
+    ):
         restore(saved, count=count, data=iter(data))
     restore(saved, exact=False, count=count, data=iter(data))
     assert int(count) == 5

@@ -27,8 +27,13 @@ REASONS = {
 }
 
 
-def run(*arguments, killed=False):
-    command, environment = [sys.executable, FITS, *map(str, arguments)], {**os.environ, "KERAS_BACKEND": "jax"}
+def run(folder, *arguments, killed=False):
+    cached = {  # equal programs are compiled once
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    command, environment = [sys.executable, FITS, *arguments], {**os.environ, "KERAS_BACKEND": "jax", **cached}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == (-9 if killed else 0), ended.stderr[-3000:]
 
@@ -38,8 +43,8 @@ def records(tmp_path_factory, request):
     """What was trained, in a process that was killed at its end, and what was resumed in another."""
     folder = tmp_path_factory.mktemp("fits")
     names = QUICK + SLOW * request.config.getoption("--slow")
-    run("save", folder, *names, killed=True)
-    run("resume", folder, *names)
+    run(folder, "save", folder, *names, killed=True)
+    run(folder, "resume", folder, *names)
     return json.loads((folder / "whole.json").read_text()), json.loads((folder / "resumed.json").read_text())
 
 
