@@ -8,7 +8,6 @@ import sys
 import threading
 import warnings
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
