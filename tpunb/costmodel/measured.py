@@ -68,7 +68,7 @@ class Measured:
             raise BadProfile(f"{plain(self.name)} has a time of {worst} ps; times are above 0")
         for name, values in self.inputs.items():
             if len(values) != len(frame) or not np.isfinite(values).all():
-                problem = f"{len(values)} rows" if len(values) != len(frame) else "numbers that are not finite"
+                problem = plural(len(values), "row") if len(values) != len(frame) else "numbers that are not finite"
                 raise BadProfile(
                     f"{plain(self.name)}: the {name} features have {problem} of {len(frame)} configurations"
                 )

@@ -15,6 +15,7 @@ import polars as pl
 from tpunb.errors import whole
 from tpunb.frames import Profile, Steps
 from tpunb.testing.step_program import StepProgram, step_program
+from tpunb.text import plural
 
 DELAYS = ("slow chip", "slow input", "pause", "late start", "compile")
 """Faults that delay a host."""
@@ -116,7 +117,8 @@ class Pod:
     def __repr__(self) -> str:
         hosts, chips, steps, collectives = self.arrivals.shape
         kinds = ", ".join(fault.kind for fault in self.faults) or "no fault"
-        return f"Pod({hosts} hosts x {chips} chips, {steps} steps of {collectives} collectives, {kinds})"
+        size = f"{plural(hosts, 'host')} x {plural(chips, 'chip')}"
+        return f"Pod({size}, {plural(steps, 'step')} of {plural(collectives, 'collective')}, {kinds})"
 
 
 def pod(
