@@ -77,11 +77,21 @@ def temporary() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="tpunb-workloads-")
 
 
-def pipeline(files: Sequence[Path], decode: Decode, plan: Plan, split: str, *, naive: bool, seed: int) -> Any:
+def pipeline(
+    files: Sequence[Path],
+    decode: Decode,
+    plan: Plan,
+    split: str,
+    *,
+    naive: bool,
+    seed: int,
+    threads: int | None = None,
+) -> Any:
     """Return the ``tf.data.Dataset`` of one pass over a split: read, shuffled, decoded, batched, prefetched.
 
     Training examples are shuffled, then numbered; number and seed determine all random operations, so that each epoch
-    crops an example differently, and a seed gives the same run again.
+    crops an example differently, and a seed gives the same run again. With `threads`, the work has that many private
+    threads.
     """
     calls = None if naive else tf.data.AUTOTUNE
     data = tf.data.Dataset.from_tensor_slices([str(path) for path in files])
@@ -90,12 +100,14 @@ def pipeline(files: Sequence[Path], decode: Decode, plan: Plan, split: str, *, n
         data = data.shuffle(min(_BUFFER, plan.examples), seed=seed)
     data = data.enumerate().map(decode, num_parallel_calls=calls)
     data = data.batch(plan.batch, drop_remainder=True).take(plan.steps_of(split))
-    return data.with_options(_without_rewrites()) if naive else data.prefetch(tf.data.AUTOTUNE)
-
-
-def _without_rewrites() -> Any:
-    """Return options under which tf.data adds no parallel calls and no buffers."""
     options = tf.data.Options()
-    options.experimental_optimization.map_parallelization = False
-    options.experimental_optimization.inject_prefetch = False
-    return options
+    if naive:  # tf.data adds no parallel calls and no buffers, in which it would work ahead
+        options.experimental_optimization.map_parallelization = False
+        options.experimental_optimization.map_and_batch_fusion = False
+        options.experimental_optimization.inject_prefetch = False
+    else:
+        data = data.prefetch(tf.data.AUTOTUNE)
+    if threads is not None:
+        options.threading.private_threadpool_size = threads
+        options.threading.max_intra_op_parallelism = 1
+    return data.with_options(options)

@@ -1,0 +1,170 @@
+"""Balance between input and device on one machine: each on a processor core of its own.
+
+The model, compiled by XLA, is the device: it computes in one thread on one core. The input pipeline, in one private
+thread, is the host, with Python: both on another core. Threads inherit the core of the thread that starts them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from tpunb.errors import TpunbError
+from tpunb.workloads.frameworks import tf
+
+INPUT = "tf_data"
+"""First letters of the names of TensorFlow's threads that prepare input; those of its others are "tf_"."""
+
+_TASKS = Path("/proc/self/task")
+_CORES = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Processor cores of a balance, by number; None where the system cannot pin threads."""
+
+    device: int | None
+    input: int | None
+    available: int
+
+    def __str__(self) -> str:
+        if self.device is None:
+            return f"no core in particular of {self.available}: this system has no affinity calls"
+        return f"core {self.device} computes, core {self.input} prepares input, of {self.available}"
+
+
+def width(balance: float, unit: int) -> int:
+    """Return the width of a model at a balance: the work of its matrix products falls with the square of the width.
+
+    Parameters
+    ----------
+    balance
+        Input work of full size by device work, 1 for the model of width `unit`.
+    unit
+        Width at balance 1.
+
+    Raises
+    ------
+    ValueError
+        The balance is not above 0.
+    TpunbError
+        The balance is beyond that of width 1.
+
+    >>> width(16, 64)
+    16
+    """
+    if isinstance(balance, bool) or not 0 < balance < math.inf:
+        raise ValueError(f"The balance parameter of Workload must be above 0. Got {balance!r} instead.")
+    if (wide := round(unit / math.sqrt(balance))) < 1:
+        raise TpunbError(
+            f"the model cannot reach balance {balance:g}: its least width, 1, is balance {unit**2}",
+            hint=f"use at most {unit**2}",
+        )
+    return wide
+
+
+def choose() -> Cores:
+    """Return the cores to use: the first that this process may use, and another that shares no physical core with it.
+
+    Raises
+    ------
+    TpunbError
+        The process may use one core only.
+    """
+    can_pin = hasattr(os, "sched_setaffinity")
+    allowed = sorted(os.sched_getaffinity(0)) if can_pin else list(range(os.cpu_count() or 1))
+    if len(allowed) < 2:
+        raise TpunbError(
+            f"a balance requires two processor cores, and this process may use one, number {allowed[0]}",
+            hint="use a machine with two, or record without a balance",
+        )
+    if not can_pin:
+        return Cores(None, None, len(allowed))
+    apart = [core for core in allowed[1:] if core not in _siblings(allowed[0])]
+    return Cores(allowed[0], (apart or allowed[1:])[0], len(allowed))
+
+
+def _siblings(core: int) -> set[int]:
+    """Return the logical cores of a core's physical core, as far as the system names them."""
+    file = _CORES / f"cpu{core}" / "topology" / "thread_siblings_list"
+    parts = file.read_text().strip().split(",") if file.exists() else []
+    ranges = [(part.partition("-")[0], part.rpartition("-")[2]) for part in parts]
+    return {number for low, high in ranges for number in range(int(low), int(high) + 1)}
+
+
+@cache
+def pin() -> Cores:
+    """Let TensorFlow compute in one thread on one core, and this thread and what it starts work on another.
+
+    This holds for the rest of the process.
+
+    Raises
+    ------
+    TpunbError
+        The process may use one core only, or TensorFlow has started with several threads.
+    """
+    chosen = choose()
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+    except RuntimeError as error:
+        raise TpunbError(
+            "TensorFlow has started its threads already: a balance requires one thread for operations",
+            hint="build the workload first in a new process",
+        ) from error
+    if chosen.device is None or chosen.input is None:
+        return chosen
+    os.sched_setaffinity(0, {chosen.device})
+    tf.function(lambda: tf.reduce_sum(tf.ones([8])), jit_compile=True)()  # starts the threads of TensorFlow and XLA
+    strays(chosen)
+    return chosen
+
+
+def strays(cores: Cores) -> list[str]:
+    """Return the names of threads that were on another core than their own, and move them there."""
+    if cores.device is None or cores.input is None:
+        return []
+    found = []
+    for task in _TASKS.iterdir():
+        try:
+            name, number = (task / "comm").read_text().strip(), int(task.name)
+            own = {cores.device if name.startswith("tf_") and not name.startswith(INPUT) else cores.input}
+            if os.sched_getaffinity(number) != own:
+                os.sched_setaffinity(number, own)
+                found.append(name)
+        except (FileNotFoundError, ProcessLookupError):  # the thread has ended
+            continue
+    return sorted(found)
+
+
+def overlap(events: pl.DataFrame) -> float | None:
+    """Return the share of the device's busy time in which input was prepared too; None if it was never busy.
+
+    Parameters
+    ----------
+    events
+        Events of a capture of this process: ``tpunb.schema.EVENTS``. The device's have an ``hlo_op``.
+    """
+    busy = events.filter(pl.col("hlo_op").is_not_null())
+    prepared = events.filter(pl.col("line").cast(pl.String).str.starts_with(f"{INPUT}_private"))
+    whole = _length(busy)
+    return (whole + _length(prepared) - _length(pl.concat([busy, prepared]))) / whole if whole else None
+
+
+def _length(events: pl.DataFrame) -> int:
+    """Return the time in which at least one of some events runs."""
+    from tpunb.step_stats.self_time import unions  # compiled
+
+    start, end = (events.select(at).to_series().to_numpy() for at in ("start_ps", pl.col("start_ps") + pl.col("dur_ps")))
+    return int(unions(np.zeros(len(events), np.uint32), start, end).sum())
+
+
+def describe(cores: Cores, moved: list[str]) -> str:
+    """Return what is pinned, and whether it held."""
+    held = f"threads that had to be moved: {', '.join(moved)}" if moved else "all threads stayed there"
+    return str(cores) if cores.device is None else f"{cores}; {held}"
