@@ -35,7 +35,7 @@ class Cores:
 
     def __str__(self) -> str:
         if self.device is None:
-            return f"no core in particular of {self.available}: this system has no affinity calls"
+            return "not pinned: " + ("no affinity calls on this system" if self.available else "the device has its own")
         return f"core {self.device} computes, core {self.input} prepares input, of {self.available}"
 
 
@@ -109,6 +109,8 @@ def pin() -> Cores:
     TpunbError
         The process may use one core only, or TensorFlow has started with several threads.
     """
+    if tf.distribute.has_strategy() or tf.config.list_physical_devices("GPU"):
+        return Cores(None, None, 0)
     chosen = choose()
     try:
         tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -160,11 +162,7 @@ def _length(events: pl.DataFrame) -> int:
     """Return the time in which at least one of some events runs."""
     from tpunb.step_stats.self_time import unions  # compiled
 
-    start, end = (events.select(at).to_series().to_numpy() for at in ("start_ps", pl.col("start_ps") + pl.col("dur_ps")))
+    start, end = (
+        events.select(at).to_series().to_numpy() for at in ("start_ps", pl.col("start_ps") + pl.col("dur_ps"))
+    )
     return int(unions(np.zeros(len(events), np.uint32), start, end).sum())
-
-
-def describe(cores: Cores, moved: list[str]) -> str:
-    """Return what is pinned, and whether it held."""
-    held = f"threads that had to be moved: {', '.join(moved)}" if moved else "all threads stayed there"
-    return str(cores) if cores.device is None else f"{cores}; {held}"

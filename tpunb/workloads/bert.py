@@ -47,7 +47,6 @@ class Size:
             positions=between(128, 512, scale),
         )
 
-
     @classmethod
     def beside_input(cls, width: int) -> Size:
         """Return the size with two layers, without dropout: most of a narrow step on a CPU is its random numbers."""
@@ -58,6 +57,7 @@ class Size:
 class Bert(WorkloadSpec):
     """BERT on one dataset."""
 
+    SIZE: ClassVar[type[Size]] = Size
     UNIT: ClassVar[int] = 160
     RUN: ClassVar[Plan] = Plan(16, epochs=2, epoch_steps=20, eval_steps=4, examples=256)
 
@@ -80,10 +80,6 @@ class Bert(WorkloadSpec):
         steps = between(self.small, self.examples // _BATCH, scale)
         examples = between(self.small * 16, self.examples, scale)
         return Plan(batch, _EPOCHS, steps, max(1, steps // 4), examples, eval_every=_EPOCHS)
-
-    def size(self, scale: float) -> Size:
-        """Return the size of the model."""
-        return Size.at(scale) if self.width is None else Size.beside_input(self.width)
 
     def decode(self, scale: float, split: str, seed: int, folder: Path) -> Decode:
         """Return the function from a record to input and target."""

@@ -36,8 +36,8 @@ class Size:
 
     @classmethod
     def beside_input(cls, width: int, images: Images) -> Size:
-        """Return the size for images of the dataset, which are averaged to a quarter of their side."""
-        return cls(images.height // 4, images.channels, filters=width, noise=width)
+        """Return the size for images of the dataset, which are averaged to 8 x 8 pixels."""
+        return cls(8, images.channels, filters=width, noise=width)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -142,8 +142,9 @@ def _gan() -> type[Any]:
 
         def losses_on(self, images: Any, training: bool) -> tuple[Any, Any]:
             """Return the loss of both parts on a batch of real images, averaged to the side of the model."""
-            if (pixels := images.shape[1] // self.generator.output_shape[1]) > 1:
-                images = keras.ops.average_pool(images, pixels)
+            side = self.generator.output_shape[1]
+            if (stride := images.shape[1] // side) > 1:
+                images = keras.ops.average_pool(images, images.shape[1] - stride * (side - 1), stride)
             noise = keras.random.normal((tf.shape(images)[0], self.generator.input_shape[-1]), seed=self.seeds)
             fakes = self.generator(noise, training=training)
             real = self.discriminator(images, training=training)

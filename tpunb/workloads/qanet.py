@@ -69,6 +69,7 @@ class Size:
 class QANet(WorkloadSpec):
     """QANet on SQuAD, or on a share of it."""
 
+    SIZE: ClassVar[type[Size]] = Size
     UNIT: ClassVar[int] = 384
     RUN: ClassVar[Plan] = Plan(128, epochs=2, epoch_steps=20, eval_steps=4, examples=512)
 
@@ -87,10 +88,6 @@ class QANet(WorkloadSpec):
         steps = round(between(80, _EPOCH_STEPS, scale) * self.share)
         examples = round(between(512, self.examples, scale) * self.share)
         return Plan(batch, _EPOCHS, steps, between(10, 10_570 // _BATCH, scale), examples)
-
-    def size(self, scale: float) -> Size:
-        """Return the size of the model."""
-        return Size.at(scale) if self.width is None else Size.beside_input(self.width)
 
     def decode(self, scale: float, split: str, seed: int, folder: Path) -> Decode:
         """Return the function from a record to input and target."""

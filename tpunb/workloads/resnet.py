@@ -55,6 +55,7 @@ class ResNet(WorkloadSpec):
     data: Images
     examples: int  # of training
 
+    SIZE: ClassVar[type[Size]] = Size
     UNIT: ClassVar[int] = 96
     RUN: ClassVar[Plan] = Plan(8, epochs=2, epoch_steps=20, eval_steps=4, examples=128)
 
@@ -74,10 +75,6 @@ class ResNet(WorkloadSpec):
         epochs = between(4, 90, scale)
         batch, examples = between(16, _BATCH, scale), between(384, self.examples, scale)
         return Plan(batch, epochs, between(150, _STEPS // 90, scale), between(12, 49, scale), examples)
-
-    def size(self, scale: float) -> Size:
-        """Return the size of the model."""
-        return Size.at(scale) if self.width is None else Size.beside_input(self.width)
 
     def factory(self, scale: float) -> Images:
         """Return the generator of images of the real sizes; the classes grow from 10."""
@@ -115,7 +112,9 @@ def backbone(image: Any, size: Size) -> list[Any]:
     for stage, count in enumerate(size.blocks):
         for number in range(count):
             stride = 2 if stage and not number else 1
-            hidden = _block(hidden, size.filters * 2**stage, stride, first=not number, name=f"stage_{stage}_block_{number}")
+            hidden = _block(
+                hidden, size.filters * 2**stage, stride, first=not number, name=f"stage_{stage}_block_{number}"
+            )
         outputs.append(hidden)
     return outputs
 

@@ -57,6 +57,7 @@ class Size:
 class RetinaNet(WorkloadSpec):
     """RetinaNet on COCO, or on a share of it."""
 
+    SIZE: ClassVar[type[Size]] = Size
     UNIT: ClassVar[int] = 64
     RUN: ClassVar[Plan] = Plan(2, epochs=2, epoch_steps=20, eval_steps=4, examples=64)
 
@@ -81,10 +82,6 @@ class RetinaNet(WorkloadSpec):
         steps = round(between(120, _EXAMPLES // _BATCH, scale) * self.share)
         batch = between(4, _BATCH, scale)
         return Plan(batch, between(4, _EPOCHS, scale), steps, between(12, 5000 // _BATCH, scale), examples)
-
-    def size(self, scale: float) -> Size:
-        """Return the size of the model."""
-        return Size.at(scale) if self.width is None else Size.beside_input(self.width)
 
     def factory(self, scale: float) -> Scenes:
         """Return the generator of scenes of the real sizes; the classes grow from 4."""

@@ -32,6 +32,9 @@ class WorkloadSpec(ABC):
     data: Any  # generator of the records, of the real sizes
     width: int | None = field(default=None, kw_only=True)  # of the model, with input of full size
 
+    SIZE: ClassVar[Any]
+    """Sizes of the model: ``at`` a scale, ``beside_input`` of full size."""
+
     UNIT: ClassVar[int]
     """Width at balance 1."""
 
@@ -53,6 +56,10 @@ class WorkloadSpec(ABC):
     @abstractmethod
     def model(self, scale: float) -> Any:
         """Return the compiled model."""
+
+    def size(self, scale: float) -> Any:
+        """Return the size of the model: at the scale, or of the width."""
+        return self.SIZE.at(scale) if self.width is None else self.SIZE.beside_input(self.width)
 
     def factory(self, scale: float) -> Any:
         """Return the generator of the records at a scale."""
@@ -193,6 +200,10 @@ class Workload:
 
         build.__name__ = self.name
         return Job(build)
+
+    def training(self, scale: float = 0.0, *, folder: PathLike | None = None, **options: Unpack[BuildOptions]) -> Any:
+        """Return the ``tf.data.Dataset`` of one epoch alone; the arguments are those of `build`."""
+        return self._dataset("train", scale, folder, **options)
 
     def evaluation(self, scale: float = 0.0, *, folder: PathLike | None = None, **options: Unpack[BuildOptions]) -> Any:
         """Return the ``tf.data.Dataset`` of one evaluation; the arguments are those of `build`."""
