@@ -37,12 +37,13 @@ from tpunb.io import load, run_folder
 from tpunb.io.storage import write_atomically
 from tpunb.profiler.capture import Schedule, Source, capture
 from tpunb.step_stats.reduce import steps
+from tpunb.step_stats.self_time import unions
 from tpunb.text import plural
 from tpunb.training.state import TrainingState, digest, variables_of
 from tpunb.tuning.results import Tuning
 from tpunb.tuning.tuner import tune
 from tpunb.workloads import about
-from tpunb.workloads.balance import overlap, pin, strays
+from tpunb.workloads.balance import INPUT, pin, strays
 from tpunb.workloads.catalogue import workload
 from tpunb.workloads.cost import Cost
 from tpunb.workloads.frameworks import keras, strategy
@@ -337,6 +338,20 @@ def _costs(recorded: Steps, chip: Device | None) -> dict[str, Cost]:
                 numbers = row["flops"], row["bytes"], roof_ps / 1e12
                 costs[kind] = Cost(*(number / len(of_kind) for number in numbers))
     return costs
+
+
+def overlap(events: pl.DataFrame) -> float | None:
+    """Return the share of the device's busy time in which input was prepared too; None if it was never busy."""
+    busy = events.filter(pl.col("hlo_op").is_not_null())
+    prepared = events.filter(pl.col("line").cast(pl.String).str.starts_with(f"{INPUT}_private"))
+    whole = _length(busy)
+    return (whole + _length(prepared) - _length(pl.concat([busy, prepared]))) / whole if whole else None
+
+
+def _length(events: pl.DataFrame) -> int:
+    """Return the time in which at least one of some events runs."""
+    start, dur = (events[name].to_numpy() for name in ("start_ps", "dur_ps"))
+    return int(unions(np.zeros(len(events), np.uint32), start, start + dur).sum())
 
 
 def _keep_statistics(run: Path, target: Path, *, with_ops: bool) -> None:

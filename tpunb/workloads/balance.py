@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-import polars as pl
-
 from tpunb.errors import TpunbError
 from tpunb.workloads.frameworks import tf
 
@@ -142,27 +139,3 @@ def strays(cores: Cores) -> list[str]:
         except (FileNotFoundError, ProcessLookupError):  # the thread has ended
             continue
     return sorted(found)
-
-
-def overlap(events: pl.DataFrame) -> float | None:
-    """Return the share of the device's busy time in which input was prepared too; None if it was never busy.
-
-    Parameters
-    ----------
-    events
-        Events of a capture of this process: ``tpunb.schema.EVENTS``. The device's have an ``hlo_op``.
-    """
-    busy = events.filter(pl.col("hlo_op").is_not_null())
-    prepared = events.filter(pl.col("line").cast(pl.String).str.starts_with(f"{INPUT}_private"))
-    whole = _length(busy)
-    return (whole + _length(prepared) - _length(pl.concat([busy, prepared]))) / whole if whole else None
-
-
-def _length(events: pl.DataFrame) -> int:
-    """Return the time in which at least one of some events runs."""
-    from tpunb.step_stats.self_time import unions  # compiled
-
-    start, end = (
-        events.select(at).to_series().to_numpy() for at in ("start_ps", pl.col("start_ps") + pl.col("dur_ps"))
-    )
-    return int(unions(np.zeros(len(events), np.uint32), start, end).sum())

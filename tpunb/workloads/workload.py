@@ -112,24 +112,21 @@ class Workload:
     def at_balance(self, balance: float, *, epoch_steps: int | None = None) -> Self:
         """Return this workload with input of the paper's size, against a model of another width.
 
-        The input pipeline works in one private thread on one processor core. The model, compiled by XLA, is the device:
-        it computes in one thread on another. Building it pins the threads of the process to these cores. The balance
-        is 1 at the width ``spec.UNIT``, and grows with the square of that by the width of the model: four times the
-        balance is half the width, with a quarter of the matrix operations, and the same input.
+        The model, compiled by XLA, is the device: it computes in one thread on one processor core. The input pipeline
+        works in one private thread on another. Building it pins the threads of the process (`tpunb.workloads.balance`).
 
         Parameters
         ----------
         balance
-            Input work by device work, above 0.
+            Input work by device work: 1 at the width ``spec.UNIT``; four times that at half the width, whose matrix
+            products are a quarter of the work, beside the same input.
         epoch_steps
             Training steps of an epoch; by default those of ``spec.RUN``.
 
         Raises
         ------
-        ValueError
-            The balance is not above 0.
-        TpunbError
-            The model cannot reach the balance, not even at width 1.
+        ValueError, TpunbError
+            The balance is not above 0; the model cannot reach it, not even at width 1.
         """
         share, run = getattr(self.spec, "share", 1.0), self.spec.RUN
         steps = epoch_steps or run.epoch_steps
@@ -180,8 +177,7 @@ class Workload:
         MissingExtra
             TensorFlow is not installed.
         TpunbError
-            `data` contains no such files; or at a balance, the process may use one core only, or TensorFlow has
-            started with several threads.
+            `data` contains no such files; or at a balance, as in `tpunb.workloads.balance.pin`.
         """
         if self.balance is not None:
             pin()

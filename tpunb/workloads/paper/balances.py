@@ -85,13 +85,10 @@ def _marks(folder: Path) -> dict[str, int]:
 def _measures(run: RecordedRun) -> dict[str, float | None]:
     """Return the figures of a run by measure."""
     frame = run.steps.full().frame.drop_nulls("device_ps")
-    train = frame.filter(kind="train").select(pl.col("dur_ps", "device_ps", "input_ps").cast(pl.Float64))
+    train = frame.filter(kind="train").select("dur_ps", "device_ps", pl.col("input_ps").fill_null(0))
     if train.is_empty():
         return {}
-    step, busy, wait = (train[name].fill_null(0).mean() for name in ("dur_ps", "device_ps", "input_ps"))
-    assert isinstance(step, float)
-    assert isinstance(busy, float)
-    assert isinstance(wait, float)
+    step, busy, wait = train.mean().row(0)
     roof_s = run.costs["train"].roof_s if "train" in run.costs else None
     by_kind = frame.group_by("kind").agg(pl.col("device_ps").mean())
     computed = float(run.steps.frame.select("kind").join(by_kind, on="kind", how="left")["device_ps"].sum())
@@ -140,111 +137,98 @@ def observations(measured: pl.DataFrame, faster: pl.DataFrame) -> pl.DataFrame:
 
     Parameters
     ----------
-    measured
-        Frame from `curves`, of runs at all marks.
-    faster
-        Frame from `gains`.
+    measured, faster
+        Frames from `curves` and `gains`, of runs at all marks.
 
     Returns
     -------
     DataFrame
-        One row per observation: ``observation``, ``figure``, its ``value``, ``low`` and ``high`` here, ``paper``, the
-        value in the paper, ``agrees``, and ``sentence``. Without such runs the values are null.
+        One row per observation that was measured: ``observation``; ``figure``, its ``value``, ``low`` and ``high``
+        here, ``paper``, the value in the paper, or null; ``agrees``; ``sentence``.
     """
     naive = measured.filter(form=NAIVE)
-    rows = [_preparation(naive), _efficiency(naive, faster), _faster(naive), _datasets(naive)]
+    own = naive.filter(pl.col("run").is_in([*OTHER_DATA]))
+    rows = [_preparation(own), _efficiency(own, faster.filter(form=TUNED)), _faster(own), _datasets(naive)]
     numbers = dict.fromkeys(("value", "low", "high", "paper"), pl.Float64)
     schema = {"observation": pl.Int64, "figure": pl.String, **numbers, "agrees": pl.Boolean, "sentence": pl.String}
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    return pl.DataFrame([row for row in rows if row is not None], schema=schema, orient="row")
 
 
-_Row = tuple[int, str, float | None, float | None, float | None, float, bool | None, str]
-_Range = tuple[float, float, float]
+_Row = tuple[int, str, float, float, float, float | None, bool, str]
 
 
-def _mean(frame: pl.DataFrame, **of: str) -> _Range | None:
-    """Return the mean over workloads of a value and its ends; None without rows."""
-    rows = frame.filter(**of)
-    means = rows.select(pl.col("value", "low", "high").mean()).row(0)
-    return None if None in means else means
+def _mean(frame: pl.DataFrame, mark: str | None) -> tuple[float, float, float] | None:
+    """Return the mean over workloads of a value and its ends at a mark; None without rows."""
+    rows = frame.filter(pl.col("mark").eq_missing(pl.lit(mark)))
+    return None if rows.is_empty() else rows.select(pl.col("value", "low", "high").mean()).row(0)
 
 
-def _idle(device_: str) -> float:
-    return float(published("idle").filter(device=device_)["value"].item())
+def _idle(of: str) -> float:
+    return float(published("idle").filter(device=of)["value"].item())
 
 
-def _said(agrees: bool) -> str:
-    return "Agrees" if agrees else "Does not agree"
+def _judged(agrees: bool, text: str) -> tuple[bool, str]:
+    return agrees, f"{'Agrees' if agrees else 'Does not agree'}: {text}."
 
 
-def _of_curves(naive: pl.DataFrame) -> pl.DataFrame:
-    return naive.filter(pl.col("run").is_in([*OTHER_DATA]))
-
-
-def _preparation(naive: pl.DataFrame) -> _Row:
-    figure, paper = "wait for input by step time, where the device idles as on TPU v2", _idle(V2)
-    naive = _of_curves(naive).filter(mark=V2)
-    wait, idle = _mean(naive, measure="input"), _mean(naive, measure="idle")
+def _preparation(naive: pl.DataFrame) -> _Row | None:
+    figure = "wait for input by step time, where the device idles as on TPU v2"
+    wait, idle = (_mean(naive.filter(measure=measure), V2) for measure in ("input", "idle"))
     if wait is None or idle is None:
-        return 3, figure, None, None, None, paper, None, "Not measured."
-    agrees = wait[1] > idle[0] / 2
-    most = "most" if agrees else "less than half"
-    text = f"{_said(agrees)}: steps wait for their input for {percent(wait[0], 1)} of their time, {most} of the"
-    return 3, figure, *wait, paper, agrees, f"{text} {percent(idle[0], 1)} in which the device idles."
+        return None
+    text = (
+        f"of {percent(idle[0], 1)} of step time in which the device idles, steps wait {percent(wait[0], 1)} for input"
+    )
+    return 3, figure, *wait, _idle(V2), *_judged(wait[1] > idle[0] / 2, text)
 
 
-def _efficiency(naive: pl.DataFrame, faster: pl.DataFrame) -> _Row:
-    figure, paper = "speed-up of whole runs by tuning, at that balance", float(published("speed-up")["value"].item())
-    tuned = faster.filter(form=TUNED)
-    at = [_mean(tuned.filter(pl.col("mark").eq_missing(pl.lit(mark)))) for mark in (None, V2, V3)]
-    widths = tuned.select("run", "width")
-    idle = naive.filter(measure="idle").join(widths, on=["run", "width"], how="semi")
-    shares = [_mean(idle.filter(pl.col("mark").eq_missing(pl.lit(mark)))) for mark in (None, V2, V3)]
-    if (gain := at[1]) is None:
-        return 4, figure, None, None, None, paper, None, "Not measured."
-    agrees = gain[1] > 1 and (at[0] is None or gain[0] > at[0][0])
+def _efficiency(naive: pl.DataFrame, tuned: pl.DataFrame) -> _Row | None:
+    figure, marks = "speed-up of whole runs by tuning, where the device idles as on TPU v2", (None, V2, V3)
+    idle = naive.filter(measure="idle").join(tuned, on=["run", "width"], how="semi")
+    gain, share = ([_mean(frame, mark) for mark in marks] for frame in (tuned, idle))
+    light, here, _ = gain
+    if here is None:
+        return None
     parts = [
-        f"{value[0]:.2f}x where the device idles {percent(share[0], 0)}"
-        for value, share in zip(at, shares, strict=True)
-        if value is not None and share is not None
+        f"{faster[0]:.2f}x where the device idles {percent(idles[0], 0)} of step time"
+        for faster, idles in zip(gain, share, strict=True)
+        if faster is not None and idles is not None
     ]
-    return 4, figure, *gain, paper, agrees, f"{_said(agrees)}: tuning makes whole runs {', '.join(parts)} of step time."
+    agrees = here[1] > 1 and (light is None or here[0] > light[0])
+    paper = float(published("speed-up")["value"].item())
+    return 4, figure, *here, paper, *_judged(agrees, f"tuning makes whole runs faster {', '.join(parts)}")
 
 
-def _faster(naive: pl.DataFrame) -> _Row:
-    figure, paper = f"idle by step time with {FASTER[V3]:.2f}x faster compute", _idle(V3)
-    idle = _of_curves(naive).filter(measure="idle")
-    before, memory, after = (_mean(idle, mark=mark) for mark in FASTER)
+def _faster(naive: pl.DataFrame) -> _Row | None:
+    figure = f"idle by step time, with a device {FASTER[V3]:.2f}x as fast as where it idles as on TPU v2"
+    before, memory, after = (_mean(naive.filter(measure="idle"), mark) for mark in FASTER)
     if before is None or after is None:
-        return 5, figure, None, None, None, paper, None, "Not measured."
-    agrees = after[1] > before[2]
-    enough = paper / (1 - paper) / (_idle(V2) / (1 - _idle(V2)))
-    grows = "grows from" if agrees else "does not grow from"
-    between = "" if memory is None else f", {percent(memory[0], 1)} with {FASTER[V3_MEMORY]:.1f}x"
-    text = f"{_said(agrees)}: idle time {grows} {percent(before[0], 1)} to {percent(after[0], 1)}{between};"
-    return 5, figure, *after, paper, agrees, f"{text} with the same waits, the paper's growth is that of {enough:.2f}x."
+        return None
+    enough = _idle(V3) / (1 - _idle(V3)) / (_idle(V2) / (1 - _idle(V2)))
+    between = "" if memory is None else f" ({percent(memory[0], 1)} with {FASTER[V3_MEMORY]:.1f}x)"
+    text = (
+        f"the device idles {percent(before[0], 1)}, and {percent(after[0], 1)} if it is faster{between}; if waits stay"
+    )
+    text += f", the growth in the paper is that by a device {enough:.2f}x as fast"
+    return 5, figure, *after, _idle(V3), *_judged(after[1] > before[2], text)
 
 
-def _datasets(naive: pl.DataFrame) -> _Row:
-    figure, paper = "idle by step time on other data less that on its own, least and most", 0.0
-    idle = naive.filter(measure="idle", mark=V2)
+def _datasets(naive: pl.DataFrame) -> _Row | None:
+    figure, idle = "change of idle by step time on other data: median, least and most", naive.filter(measure="idle")
     found = {}
     for run, others in OTHER_DATA.items():
-        own = idle.filter(run=run)
-        for row in idle.filter(pl.col("run").is_in(others)).iter_rows(named=True) if len(own) else ():
-            (base,) = own.iter_rows(named=True)
-            apart = row["low"] > base["high"] or row["high"] < base["low"]
-            found[row["run"]] = row["value"] - base["value"] if apart else 0.0
+        for own in idle.filter(run=run, mark=V2).iter_rows(named=True):
+            for other in idle.filter(pl.col("run").is_in(others), mark=V2).iter_rows(named=True):
+                apart = other["low"] > own["high"] or other["high"] < own["low"]
+                found[other["run"]] = other["value"] - own["value"] if apart else 0.0
     if not found:
-        return 6, figure, None, None, None, paper, None, "Not measured."
-    groups = [
-        ("more", [run for run, change in found.items() if change > 0]),
-        ("less", [run for run, change in found.items() if change < 0]),
-        ("as much", [run for run, change in found.items() if change == 0]),
-    ]
-    agrees = any(found.values())
-    parts = "; ".join(f"{how}: {', '.join(names)}" for how, names in groups if names)
+        return None
+    groups = {
+        "more": [run for run, change in found.items() if change > 0],
+        "less": [run for run, change in found.items() if change < 0],
+        "as much within the range of the rounds": [run for run, change in found.items() if change == 0],
+    }
+    text = "; ".join(f"{how}: {', '.join(names)}" for how, names in groups.items() if names)
     changes = sorted(found.values())
-    middle = changes[len(changes) // 2]
-    text = f"{_said(agrees)}: at one balance, other data leave the device idle {parts}."
-    return 6, figure, middle, changes[0], changes[-1], paper, agrees, text
+    ends = changes[len(changes) // 2], changes[0], changes[-1]
+    return 6, figure, *ends, None, *_judged(any(changes), f"on other data of the same model the device idles {text}")

@@ -33,8 +33,8 @@ def utilisation(runs: Iterable[RecordedRun]) -> pl.DataFrame:
     Returns
     -------
     DataFrame
-        One row per run and measure: ``run``, the name of its workload; ``measure``, "idle" or "mxu"; ``value``, a share from 0 to 1, null if unknown; ``how``, "measured" or
-        "modelled"; ``what``, its definition.
+        One row per run and measure: ``run``, the name of its workload; ``measure``, "idle" or "mxu"; ``value``, a share
+        from 0 to 1, null if unknown; ``how``, "measured" or "modelled"; ``what``, its definition.
     """
     rows = [
         (run.workload.name, measure, *figure)
