@@ -43,7 +43,7 @@ from tpunb.training.state import TrainingState, digest, variables_of
 from tpunb.tuning.results import Tuning
 from tpunb.tuning.tuner import tune
 from tpunb.workloads import about
-from tpunb.workloads.balance import INPUT, pin, strays
+from tpunb.workloads.balance import pin, strays
 from tpunb.workloads.catalogue import workload
 from tpunb.workloads.cost import Cost
 from tpunb.workloads.frameworks import keras, strategy
@@ -236,7 +236,8 @@ class Session:
             "balance": workload_.balance,
             **{name: getattr(point, name) for name in ("width", "form", "round")},
             "device": f"TPU {self.options.tpu}" if self.options.tpu else "a processor core, by XLA",
-            "cores": f"{self.cores}" + (f"; moved back: {', '.join(moved)}" if moved else ""),
+            "cores": str(self.cores),
+            "held": not moved if self.cores.device is not None else None,
             "overlap": None if both is None else round(both, 4),
             **{name: full[f"{short}_ps"].median() / 1e12 for name, short in _TIMES.items() if len(full)},  # type: ignore[operator]
             "output": digest([history.history], variables_of(model)),
@@ -341,11 +342,16 @@ def _costs(recorded: Steps, chip: Device | None) -> dict[str, Cost]:
 
 
 def overlap(events: pl.DataFrame) -> float | None:
-    """Return the share of the device's busy time in which input was prepared too; None if it was never busy."""
+    """Return the share of the device's busy time in which the private thread prepared input; None without either.
+
+    A pipeline that does not work ahead has none: it works in the thread that asks for a batch.
+    """
     busy = events.filter(pl.col("hlo_op").is_not_null())
-    prepared = events.filter(pl.col("line").cast(pl.String).str.starts_with(f"{INPUT}_private"))
+    prepared = events.filter(pl.col("line").cast(pl.String).str.starts_with("tf_data_private"))
+    if busy.is_empty() or prepared.is_empty():
+        return None
     whole = _length(busy)
-    return (whole + _length(prepared) - _length(pl.concat([busy, prepared]))) / whole if whole else None
+    return (whole + _length(prepared) - _length(pl.concat([busy, prepared]))) / whole
 
 
 def _length(events: pl.DataFrame) -> int:

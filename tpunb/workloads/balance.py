@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,9 +16,7 @@ from pathlib import Path
 from tpunb.errors import TpunbError
 from tpunb.workloads.frameworks import tf
 
-INPUT = "tf_data"
-"""First letters of the names of TensorFlow's threads that prepare input; those of its others are "tf_"."""
-
+_COMPUTES = "tf_"  # begins the names of TensorFlow's threads; those of longer names have none
 _TASKS = Path("/proc/self/task")
 _CORES = Path("/sys/devices/system/cpu")
 
@@ -120,22 +119,21 @@ def pin() -> Cores:
         return chosen
     os.sched_setaffinity(0, {chosen.device})
     tf.function(lambda: tf.reduce_sum(tf.ones([8])), jit_compile=True)()  # starts the threads of TensorFlow and XLA
+    os.sched_setaffinity(0, {chosen.input})
     strays(chosen)
     return chosen
 
 
 def strays(cores: Cores) -> list[str]:
-    """Return the names of threads that were on another core than their own, and move them there."""
+    """Return the names of threads that were not on a core of the two, or computed on that of the input; move them."""
     if cores.device is None or cores.input is None:
         return []
     found = []
     for task in _TASKS.iterdir():
-        try:
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             name, number = (task / "comm").read_text().strip(), int(task.name)
-            own = {cores.device if name.startswith("tf_") and not name.startswith(INPUT) else cores.input}
-            if os.sched_getaffinity(number) != own:
-                os.sched_setaffinity(number, own)
+            computes = name.startswith(_COMPUTES)
+            if os.sched_getaffinity(number) not in ([{cores.device}] if computes else [{cores.device}, {cores.input}]):
+                os.sched_setaffinity(number, {cores.device if computes else cores.input})
                 found.append(name)
-        except (FileNotFoundError, ProcessLookupError):  # the thread has ended
-            continue
     return sorted(found)

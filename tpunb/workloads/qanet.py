@@ -37,7 +37,7 @@ class Size:
     vocabulary: int  # rows of the word embedding
     word: int  # width of an embedding, as `letter`
     letter: int  # 0: the words come as vectors
-    patch: int = 1  # words of which the model reads the mean
+    patch: int = 1  # words of the context of which the model reads the mean
     dropout: float = 0.1
 
     @classmethod
@@ -62,7 +62,7 @@ class Size:
     def beside_input(cls, width: int) -> Size:
         """Return the size for an input pipeline that embeds the words, as that of the paper's program does."""
         lengths = {"context": 400, "question": 50, "vocabulary": 1024, "word": 300, "letter": 0, "patch": 50}
-        return cls(width, heads=1, blocks=1, **lengths, dropout=0.0)
+        return cls(2 * width, heads=1, blocks=1, **lengths, dropout=0.0)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class QANet(WorkloadSpec):
     """QANet on SQuAD, or on a share of it."""
 
     SIZE: ClassVar[type[Size]] = Size
-    UNIT: ClassVar[int] = 384
+    UNIT: ClassVar[int] = 192
     RUN: ClassVar[Plan] = Plan(128, epochs=2, epoch_steps=20, eval_steps=4, examples=512)
 
     data: Questions
@@ -142,7 +142,8 @@ def _given_vectors(size: Size) -> tuple[dict[str, Any], ...]:
     """Return the inputs, and by text the vectors, of which the mean of each patch is read, and their mask."""
     lengths = {"context": size.context, "question": size.question}
     inputs = {name: keras.Input((length, size.word), name=name) for name, length in lengths.items()}
-    pooled = {name: keras.layers.AveragePooling1D(size.patch)(vectors) for name, vectors in inputs.items()}
+    patches = {"context": size.patch, "question": size.patch // 2}  # questions are short
+    pooled = {name: keras.layers.AveragePooling1D(patches[name])(vectors) for name, vectors in inputs.items()}
     narrow = keras.layers.Conv1D(size.hidden, 1, use_bias=False, name="embedded")
     masks = {name: keras.ops.any(keras.ops.not_equal(each, 0.0), axis=-1) for name, each in pooled.items()}
     return inputs, {name: narrow(each) for name, each in pooled.items()}, masks

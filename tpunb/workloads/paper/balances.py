@@ -92,19 +92,19 @@ def _measures(run: RecordedRun) -> dict[str, float | None]:
     roof_s = run.costs["train"].roof_s if "train" in run.costs else None
     by_kind = frame.group_by("kind").agg(pl.col("device_ps").mean())
     computed = float(run.steps.frame.select("kind").join(by_kind, on="kind", how="left")["device_ps"].sum())
+    grouped = phases(run.steps)
     figures = {
         "idle": 1 - busy / step,
         "input": wait / step,
         "mxu": mxu(run)[0],
         "roof": None if roof_s is None else roof_s * 1e12 / step,
         "idle of the run": max(1 - computed / 1e12 / run.metadata["seconds"], 0.0),
-        "goodput": goodput(run.profile).ratio,
+        "goodput": goodput(grouped).ratio,
         "step_s": step / 1e12,
         "device_s": busy / 1e12,
     }
     if run.steps.ops.is_empty():  # of repeated rounds
         return figures
-    grouped = phases(run.steps)
     return figures | {"phases": float(len(grouped)), "coverage": grouped.coverage(3)}
 
 
