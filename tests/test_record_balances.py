@@ -228,7 +228,7 @@ def test_a_run_is_recorded_and_read_with_its_device_apart_from_its_host(tmp_path
         assert run.costs["train"].flops > run.costs["eval"].flops > 0
         assert run.steps.device.peak_flops > 1e9
     assert naive.metadata["output"] == hand.metadata["output"]
-    assert "overlap" not in naive.metadata
+    assert naive.metadata.get("overlap", 0.0) < 0.02
     assert hand.metadata["overlap"] > 0
     found = tp.workloads.paper.curves([naive, hand])
     assert found.filter(measure="idle")["value"].is_between(0, 1).all()

@@ -189,14 +189,13 @@ def _efficiency(naive: pl.DataFrame, tuned: pl.DataFrame) -> _Row | None:
     light, here, _ = gain
     if here is None:
         return None
-    parts = [
-        f"{faster[0]:.2f}x where the device idles {percent(idles[0], 0)} of step time"
-        for faster, idles in zip(gain, share, strict=True)
-        if faster is not None and idles is not None
-    ]
+    known = [(faster[0], idles[0]) for faster, idles in zip(gain, share, strict=True) if faster and idles]
+    (least, at), *more = known
+    text = f"tuning makes whole runs {least:.2f}x as fast where the device idles {percent(at, 0)} of step time"
+    text = ", ".join([text, *(f"{faster:.2f}x at {percent(idles, 0)}" for faster, idles in more)])
     agrees = here[1] > 1 and (light is None or here[0] > light[0])
     paper = float(published("speed-up")["value"].item())
-    return 4, figure, *here, paper, *_judged(agrees, f"tuning makes whole runs faster {', '.join(parts)}")
+    return 4, figure, *here, paper, *_judged(agrees, text)
 
 
 def _faster(naive: pl.DataFrame) -> _Row | None:
