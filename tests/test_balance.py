@@ -31,14 +31,15 @@ def kept(tmp_path_factory):
 def test_width_falls_with_the_root_of_the_balance(wanted, width):
     assert balance.width(wanted, 96) == width
     at = workload("resnet-imagenet", balance=wanted)
-    assert (at.balance, at.spec.width) == (wanted, width)
+    assert at.spec.width == balance.width(wanted, 128) == round(128 / wanted**0.5)
+    assert at.balance == (128 / at.spec.width) ** 2  # of a whole width
     assert workload("resnet-imagenet").balance is None
 
 
 def test_a_balance_beyond_width_1_is_rejected():
-    with pytest.raises(TpunbError, match=r"cannot reach balance 5000: its least width, 1, is balance 1024") as caught:
+    with pytest.raises(TpunbError, match=r"cannot reach balance 5000: its least width, 1, is balance 1600") as caught:
         workload("dcgan-cifar10", balance=5000)
-    assert caught.value.hint == "use at most 1024"
+    assert caught.value.hint == "use at most 1600"
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), True])
@@ -113,7 +114,7 @@ def batches(data):
 
 
 def test_both_forms_give_the_same_batches_and_work_in_one_private_thread(kept):
-    of = workload("resnet-cifar10").at_balance(9216, epoch_steps=2)
+    of = workload("resnet-cifar10").at_balance(128**2, epoch_steps=2)
     naive, tuned = (of.training(folder=kept, naive=naive) for naive in (True, False))
     assert batches(naive) == batches(tuned)
     assert [data.options().threading.private_threadpool_size for data in (naive, tuned)] == [1, 1]
@@ -123,7 +124,7 @@ def test_both_forms_give_the_same_batches_and_work_in_one_private_thread(kept):
 
 
 def test_answers_of_questions_are_found_among_the_vectors(kept):
-    x, y = next(iter(workload("qanet-squad", balance=192**2).training(folder=kept)))
+    x, y = next(iter(workload("qanet-squad", balance=128**2).training(folder=kept)))
     filled = np.any(x["context"].numpy() != 0, axis=-1)
     assert filled[:, 0].all()
     assert (np.diff(filled.astype(int), axis=1) <= 0).all()  # words, then zeros

@@ -17,6 +17,7 @@ from tpunb.errors import TpunbError
 from tpunb.workloads.frameworks import tf
 
 _COMPUTES = "tf_"  # begins the names of TensorFlow's threads; those of longer names have none
+_ROUNDING = 1e-9
 _TASKS = Path("/proc/self/task")
 _CORES = Path("/sys/devices/system/cpu")
 
@@ -57,12 +58,12 @@ def width(balance: float, unit: int) -> int:
     """
     if isinstance(balance, bool) or not 0 < balance < math.inf:
         raise ValueError(f"The balance parameter of Workload must be above 0. Got {balance!r} instead.")
-    if (wide := round(unit / math.sqrt(balance))) < 1:
+    if balance > (1 + _ROUNDING) * unit**2:
         raise TpunbError(
             f"the model cannot reach balance {balance:g}: its least width, 1, is balance {unit**2}",
             hint=f"use at most {unit**2}",
         )
-    return wide
+    return max(1, round(unit / math.sqrt(balance)))
 
 
 def choose() -> Cores:

@@ -58,7 +58,7 @@ class Bert(WorkloadSpec):
     """BERT on one dataset."""
 
     SIZE: ClassVar[type[Size]] = Size
-    UNIT: ClassVar[int] = 160
+    UNIT: ClassVar[int] = 176
     RUN: ClassVar[Plan] = Plan(16, epochs=2, epoch_steps=20, eval_steps=4, examples=256)
 
     data: Sentences | Questions

@@ -53,7 +53,7 @@ class Dcgan(WorkloadSpec):
     data: Images
     examples: int  # of training
 
-    UNIT: ClassVar[int] = 32
+    UNIT: ClassVar[int] = 40
     RUN: ClassVar[Plan] = Plan(256, epochs=2, epoch_steps=20, eval_steps=4, examples=4096)
 
     def facts(self) -> Mapping[str, object]:

@@ -70,8 +70,8 @@ class QANet(WorkloadSpec):
     """QANet on SQuAD, or on a share of it."""
 
     SIZE: ClassVar[type[Size]] = Size
-    UNIT: ClassVar[int] = 192
-    RUN: ClassVar[Plan] = Plan(128, epochs=2, epoch_steps=20, eval_steps=4, examples=512)
+    UNIT: ClassVar[int] = 128
+    RUN: ClassVar[Plan] = Plan(192, epochs=2, epoch_steps=20, eval_steps=4, examples=512)
 
     data: Questions
     examples: int  # of training, in all of SQuAD

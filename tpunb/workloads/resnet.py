@@ -56,7 +56,7 @@ class ResNet(WorkloadSpec):
     examples: int  # of training
 
     SIZE: ClassVar[type[Size]] = Size
-    UNIT: ClassVar[int] = 96
+    UNIT: ClassVar[int] = 128
     RUN: ClassVar[Plan] = Plan(8, epochs=2, epoch_steps=20, eval_steps=4, examples=128)
 
     def facts(self) -> Mapping[str, object]:

@@ -58,8 +58,8 @@ class RetinaNet(WorkloadSpec):
     """RetinaNet on COCO, or on a share of it."""
 
     SIZE: ClassVar[type[Size]] = Size
-    UNIT: ClassVar[int] = 64
-    RUN: ClassVar[Plan] = Plan(2, epochs=2, epoch_steps=20, eval_steps=4, examples=64)
+    UNIT: ClassVar[int] = 144
+    RUN: ClassVar[Plan] = Plan(1, epochs=2, epoch_steps=20, eval_steps=4, examples=64)
 
     data: Scenes
     share: float = 1.0  # of the dataset that is read; an epoch has that share of the steps (paper VI.C)

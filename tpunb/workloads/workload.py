@@ -96,7 +96,7 @@ class Workload:
     reduced
         Whether it is a workload of section VI.C, with less data than in Table I.
     balance
-        Input work of full size by device work; None if neither is set against the other.
+        Input work of full size by device work, of a whole width; None if neither is set against the other.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Workload:
         steps = epoch_steps or run.epoch_steps
         run = replace(run, epoch_steps=max(1, round(steps * share)), examples=round(run.examples * share))
         spec = replace(self.spec, width=width(balance, self.spec.UNIT))
-        return replace(self, balance=balance, spec=spec, _run=run)
+        return replace(self, balance=(spec.UNIT / spec.width) ** 2, spec=spec, _run=run)
 
     @property
     def table_1(self) -> Mapping[str, object]:
