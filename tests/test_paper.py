@@ -207,7 +207,8 @@ def test_other_data_change_the_idle_time(tmp_path):
 def test_what_was_not_measured_is_left_out(tmp_path):
     runs = [balanced("resnet-imagenet", 16, ms=[(10, 6, 3)])]
     assert observations(curves(runs), gains(runs)).is_empty()
-    (row,) = observations(curves(marked(tmp_path, *runs, marks={V2: 16, V3: None})), gains(runs)).rows(named=True)
+    runs = marked(tmp_path, balanced("resnet-imagenet", 16, ms=[(10, 6, 3)]), marks={V2: 16, V3: None})
+    (row,) = observations(curves(runs), gains(runs)).rows(named=True)
     assert row["observation"] == 3
 
 

@@ -47,10 +47,10 @@ from tpunb.workloads.balance import pin, strays
 from tpunb.workloads.catalogue import workload
 from tpunb.workloads.cost import Cost
 from tpunb.workloads.frameworks import keras, strategy
-from tpunb.workloads.paper.balances import FASTER, OTHER_DATA, PLAN, V2, V3_MEMORY
+from tpunb.workloads.paper.balances import FASTER, OTHER_DATA, V2, V3_MEMORY
 from tpunb.workloads.paper.tables import published
 from tpunb.workloads.record import source_of
-from tpunb.workloads.recordings import ABOUT, BALANCES, HAND, NAIVE, TUNED
+from tpunb.workloads.recordings import ABOUT, BALANCES, HAND, NAIVE, PLAN, TUNED
 from tpunb.workloads.workload import Workload
 
 COMPARED = ("qanet-squad", "retinanet-coco", "resnet-imagenet")
@@ -65,7 +65,6 @@ SAME_MODEL = {
 
 _POINTS, _ROUNDS, _LIGHT = 6, 3, 1  # widths of a curve; rounds; the width of those with little idle time that is tuned
 _LONGEST_S, _FEWEST, _HOUR_S = 25.0, 4, 3600.0  # of a run; steps of an epoch
-_BUDGET_S = 30.0  # of tuning
 _SLOWER, _OTHERS = 1.25, 0.10  # of a busy machine: probe by the fastest, and share of the processors that others use
 _PROBES, _PROBE = 8, 100_000
 
@@ -92,6 +91,7 @@ class Options:
     data: str | None = None
     tpu: str | None = None
     source: Source | None = None
+    budget_s: float = 30.0  # of a tuning
 
 
 def widths(unit: int) -> list[int]:
@@ -172,7 +172,7 @@ class Session:
         """Return the width at which the naive program's device idles, or computes, as marked; None if none does."""
         width: int | None = None
         for _ in range(2):  # the second time with the width found in the first
-            times = self._times()
+            times = self.times()
             if mark == V2:
                 idle = published("idle").filter(device=V2)["value"].item()
                 device_s = fmean(step_s - device_s for step_s, device_s in times.values()) * (1 - idle) / idle
@@ -185,7 +185,7 @@ class Session:
             self.record(Point(self.name, width, NAIVE, 1))
         return width
 
-    def _times(self) -> dict[int, tuple[float, float]]:
+    def times(self) -> dict[int, tuple[float, float]]:
         """Return the seconds of a step of the naive program, and of its device, by width, in the first round."""
         files = self.folder.glob(f"{self.name}-width-*-{NAIVE}-1/{ABOUT}")
         found = [tomllib.loads(file.read_text(encoding="utf-8")) for file in files]
@@ -279,7 +279,7 @@ class Session:
         data = self._workload(point).training(**options)
         if point.form == TUNED and str(point.width) not in tuning:
             model, state = self._model(point)
-            found = tune(model, data, budget=_BUDGET_S)
+            found = tune(model, data, budget=self.options.budget_s)
             state.restore()
             tuning[str(point.width)] = {
                 "best": dict(found.best),

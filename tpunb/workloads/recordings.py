@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -22,8 +23,8 @@ from tpunb.workloads.workload import Workload
 
 ABOUT, TRUTH = "about.toml", "truth.parquet"
 """Files in a run folder: facts about the recording, and the kind of each step."""
-BALANCES = "balances"
-"""Folder of the runs at balances of input and device, within that of the other runs."""
+BALANCES, PLAN = "balances", "plan.json"
+"""Folder of the runs at balances of input and device, within that of the other runs; file with their marked widths."""
 NAIVE, HAND, TUNED = "naive", "hand-optimised", "tuned"
 """Forms of the input pipeline of a run: one call at a time without prefetching; as the workload has it; tuned by us."""
 PathLike = str | os.PathLike[str]
@@ -63,6 +64,13 @@ class RecordedRun:
     def costs(self) -> Mapping[str, Cost]:
         """Cost of a step by kind, "train" or "eval"; empty if unknown."""
         return {kind: Cost(**facts) for kind, facts in self.metadata.get("cost", {}).items()}
+
+    @cached_property
+    def mark(self) -> str | None:
+        """Device of the paper that has the balance of the run, of `tpunb.workloads.paper.FASTER`; None without one."""
+        plan = self.folder.parent / PLAN
+        marks = json.loads(plan.read_text(encoding="utf-8"))["marks"] if plan.exists() else {}
+        return next((mark for mark, width in marks.items() if width == self.metadata.get("width")), None)
 
     @cached_property
     def truth(self) -> pl.DataFrame:

@@ -131,8 +131,8 @@ class Workload:
         share, run = getattr(self.spec, "share", 1.0), self.spec.RUN
         steps = epoch_steps or run.epoch_steps
         run = replace(run, epoch_steps=max(1, round(steps * share)), examples=round(run.examples * share))
-        spec = replace(self.spec, width=width(balance, self.spec.UNIT))
-        return replace(self, balance=(spec.UNIT / spec.width) ** 2, spec=spec, _run=run)
+        wide = width(balance, self.spec.UNIT)
+        return replace(self, balance=(self.spec.UNIT / wide) ** 2, spec=replace(self.spec, width=wide), _run=run)
 
     @property
     def table_1(self) -> Mapping[str, object]:

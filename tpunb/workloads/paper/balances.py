@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from functools import cache
-from pathlib import Path
 
 import polars as pl
 
@@ -30,9 +27,6 @@ OTHER_DATA = {
     "resnet-imagenet": ("resnet-cifar10",),
 }
 """Workloads recorded at balances, one of each model, and the same models on other data."""
-
-PLAN = "plan.json"
-"""File beside the runs of a workload at balances, with the widths of its marks."""
 
 _KEY = ["run", "balance", "width", "form", "mark", "measure"]
 _SCHEMA = {"run": pl.String, "balance": pl.Float64, "width": pl.Int64, "form": pl.String, "mark": pl.String}
@@ -71,15 +65,8 @@ def curves(runs: Iterable[RecordedRun]) -> pl.DataFrame:
 
 
 def _facts(run: RecordedRun) -> tuple[str, float, int, str, str | None]:
-    width = int(run.metadata["width"])
-    mark = next((mark for mark, of in _marks(run.folder.parent).items() if of == width), None)
-    return run.workload.name, float(run.metadata["balance"]), width, str(run.metadata["form"]), mark
-
-
-@cache
-def _marks(folder: Path) -> dict[str, int]:
-    file = folder / PLAN
-    return dict(json.loads(file.read_text(encoding="utf-8"))["marks"]) if file.exists() else {}
+    about = run.metadata
+    return run.workload.name, float(about["balance"]), int(about["width"]), str(about["form"]), run.mark
 
 
 def _measures(run: RecordedRun) -> dict[str, float | None]:
