@@ -17,7 +17,6 @@ from tpunb.errors import TpunbError
 from tpunb.workloads.frameworks import tf
 
 _COMPUTES = "tf_"  # begins the names of TensorFlow's threads; those of longer names have none
-_ROUNDING = 1e-9
 _TASKS = Path("/proc/self/task")
 _CORES = Path("/sys/devices/system/cpu")
 
@@ -37,28 +36,19 @@ class Cores:
 
 
 def width(balance: float, unit: int) -> int:
-    """Return the width of a model at a balance: the work of its matrix products falls with the square of the width.
-
-    Parameters
-    ----------
-    balance
-        Input work of full size by device work, 1 for the model of width `unit`.
-    unit
-        Width at balance 1.
+    """Return the width of a model at a balance, if it is `unit` at 1: matrix products grow with the square of it.
 
     Raises
     ------
-    ValueError
-        The balance is not above 0.
-    TpunbError
-        The balance is beyond that of width 1.
+    ValueError, TpunbError
+        The balance is not above 0; it is beyond that of width 1.
 
     >>> width(16, 64)
     16
     """
     if isinstance(balance, bool) or not 0 < balance < math.inf:
         raise ValueError(f"The balance parameter of Workload must be above 0. Got {balance!r} instead.")
-    if balance > (1 + _ROUNDING) * unit**2:
+    if balance > (1 + 1e-9) * unit**2:
         raise TpunbError(
             f"the model cannot reach balance {balance:g}: its least width, 1, is balance {unit**2}",
             hint=f"use at most {unit**2}",
@@ -99,7 +89,7 @@ def _siblings(core: int) -> set[int]:
 def pin() -> Cores:
     """Let TensorFlow compute in one thread on one core, and this thread and what it starts work on another.
 
-    This holds for the rest of the process.
+    This holds for the rest of the process, unless the device is a GPU or that of a distribution strategy.
 
     Raises
     ------

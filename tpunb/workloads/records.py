@@ -77,21 +77,11 @@ def temporary() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="tpunb-workloads-")
 
 
-def pipeline(
-    files: Sequence[Path],
-    decode: Decode,
-    plan: Plan,
-    split: str,
-    *,
-    naive: bool,
-    seed: int,
-    threads: int | None = None,
-) -> Any:
+def pipeline(files: Sequence[Path], decode: Decode, plan: Plan, split: str, *, naive: bool, seed: int) -> Any:
     """Return the ``tf.data.Dataset`` of one pass over a split: read, shuffled, decoded, batched, prefetched.
 
     Training examples are shuffled, then numbered; number and seed determine all random operations, so that each epoch
-    crops an example differently, and a seed gives the same run again. With `threads`, the work has that many private
-    threads.
+    crops an example differently, and a seed gives the same run again.
     """
     calls = None if naive else tf.data.AUTOTUNE
     data = tf.data.Dataset.from_tensor_slices([str(path) for path in files])
@@ -107,7 +97,12 @@ def pipeline(
         options.experimental_optimization.inject_prefetch = False
     else:
         data = data.prefetch(tf.data.AUTOTUNE)
-    if threads is not None:
-        options.threading.private_threadpool_size = threads
-        options.threading.max_intra_op_parallelism = 1
+    return data.with_options(options)
+
+
+def in_private_thread(data: Any) -> Any:
+    """Return a dataset that works in one private thread."""
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    options.threading.max_intra_op_parallelism = 1
     return data.with_options(options)

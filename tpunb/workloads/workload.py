@@ -121,7 +121,7 @@ class Workload:
             Input work by device work: 1 at the width ``spec.UNIT``; four times that at half the width, whose matrix
             products are a quarter of the work, beside the same input.
         epoch_steps
-            Training steps of an epoch; by default those of ``spec.RUN``.
+            Training steps of an epoch; those of ``spec.RUN`` if None.
 
         Raises
         ------
@@ -286,5 +286,5 @@ class Workload:
             examples = self.spec.factory(scale).records(np.random.default_rng([seed, SPLITS.index(split)]))
             files = records.write(source, split, examples, plan.records_of(split))
         decode = self.spec.decode(scale, split, seed, source)
-        threads = None if self.balance is None else 1
-        return records.pipeline(files, decode, plan, split, naive=naive, seed=seed, threads=threads)
+        pipeline = records.pipeline(files, decode, plan, split, naive=naive, seed=seed)
+        return pipeline if self.balance is None else records.in_private_thread(pipeline)

@@ -34,12 +34,7 @@ _RANGE = {"value": pl.col("value").median(), "low": pl.col("value").min(), "high
 
 
 def curves(runs: Iterable[RecordedRun]) -> pl.DataFrame:
-    """Return what runs at balances measured, over rounds.
-
-    Parameters
-    ----------
-    runs
-        Runs as `tpunb.workloads.recorded_balances` reads them.
+    """Return what runs measured, as `tpunb.workloads.recorded_balances` reads them, over rounds.
 
     Returns
     -------
@@ -48,9 +43,9 @@ def curves(runs: Iterable[RecordedRun]) -> pl.DataFrame:
         ``balance`` and ``width`` of the model; ``form``; ``mark``, a key of `FASTER`, or null; ``measure``; ``value``,
         the median over rounds; ``low`` and ``high``, the least and the greatest; ``rounds``, and ``busy``, how many of
         them the machine was busy in. Measures are shares of the time of training steps: "idle", in which the device
-        computes nothing, "input", in which a step waits for its batch, "mxu", FLOP/s by the peak of the device, "roof",
-        the time that the operations take at its roof; shares of the run: "idle of the run", "goodput" and "coverage"
-        of the three longest phases; their number "phases"; seconds of a step: "step_s", "device_s".
+        computes nothing, "input", in which a step waits for its batch, "roof", the time of the operations at its roof;
+        of all steps "mxu", FLOP/s by the peak of the device; of the run "idle of the run", "goodput", "coverage" of the
+        three longest "phases", of which it is the number; seconds of a step: "step_s", "device_s".
     """
     rows = [
         (*facts, measure, value, bool(run.metadata.get("busy")))
@@ -96,15 +91,14 @@ def _measures(run: RecordedRun) -> dict[str, float | None]:
 
 
 def gains(runs: Iterable[RecordedRun]) -> pl.DataFrame:
-    """Return how much faster whole runs are in other forms than the naive one, and that their output is equal.
+    """Return how much faster whole runs are in other forms than the naive one, and whether their output is equal.
 
     Returns
     -------
     DataFrame
-        One row per run, balance and form: ``run``, ``balance``, ``width``, ``form``, ``mark``; ``value``, ``low`` and
-        ``high``, the time of the naive run by that in this form, in the same round: median, least and greatest;
-        ``naive_s`` and ``seconds``, medians of both; ``tuning_s``, seconds of the tuning before, or null; ``equal``,
-        whether losses, metrics and final weights of all rounds are equal, bit for bit; ``busy``, as in `curves`.
+        One row per run, balance and other form, as in `curves`: ``value``, ``low`` and ``high``, the time of the naive
+        run by that in this form, in the same round; ``naive_s`` and ``seconds``, medians of both; ``tuning_s``, seconds
+        of the tuning before, or null; ``equal``, whether losses, metrics and final weights are, bit for bit; ``busy``.
     """
     facts = {"round": pl.Int64, "seconds": pl.Float64, "output": pl.String, "tuning_s": pl.Float64, "busy": pl.Boolean}
     names = ("round", "seconds", "output", "tuning_seconds", "busy")
@@ -120,12 +114,7 @@ def gains(runs: Iterable[RecordedRun]) -> pl.DataFrame:
 
 
 def observations(measured: pl.DataFrame, faster: pl.DataFrame) -> pl.DataFrame:
-    """Return Observations 3 to 6 of the paper, each with a measured figure, the paper's, and a sentence.
-
-    Parameters
-    ----------
-    measured, faster
-        Frames from `curves` and `gains`, of runs at all marks.
+    """Return Observations 3 to 6 of the paper, judged by `curves` and `gains` of runs at all marks.
 
     Returns
     -------
@@ -186,7 +175,7 @@ def _efficiency(naive: pl.DataFrame, tuned: pl.DataFrame) -> _Row | None:
 
 
 def _faster(naive: pl.DataFrame) -> _Row | None:
-    figure = f"idle by step time, with a device {FASTER[V3]:.2f}x as fast as where it idles as on TPU v2"
+    figure = f"idle by step time, with {FASTER[V3]:.2f}x the speed of the device that idles as on TPU v2"
     before, memory, after = (_mean(naive.filter(measure="idle"), mark) for mark in FASTER)
     if before is None or after is None:
         return None
