@@ -27,8 +27,8 @@ import numpy as np
 import polars as pl
 
 import tpunb as tp
+from tpunb.step_stats.sweep_times import step_times
 from tpunb.workloads import sweeping
-from tpunb.workloads.sweep_times import step_times
 
 BATCHES = (16, 32, 64, 128, 256, 512, 1024)
 KNEE = 256

@@ -21,9 +21,9 @@ def build():
     return model, data
 
 model, data = build()
-with tp.checkpointing("saved", every=4):
+with tp.checkpointing("accessible", every=4):
     model.fit(data, verbose=0)
-tp.tuning_panel(tp.Job(build), tp.phases(steps), "saved", folder="trials")""",
+tp.tuning_panel(tp.Job(build), tp.phases(steps), "accessible", folder="accessible-trials")""",
 )
 OUTPUTS = ".jp-OutputArea-output"
 

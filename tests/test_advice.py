@@ -435,6 +435,7 @@ OF_RUN = {
     "rare checkpoints": (SAVES, {"failure_every_h": 10 / 3600}, None),
     "retracing": (RETRACED, {}, 6),
     "rebuilt models": ([(41 + 5 * i, 4, "program startup", "tracing the step of fit") for i in range(4)], {}, 12),
+    "long startup": ([(41, 50, "program startup", "loading")], {}, 50),
     "long evaluation": ([], {}, 28),
     "preparation": ([FIT], {}, 60),
 }

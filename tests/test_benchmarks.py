@@ -473,3 +473,22 @@ def test_the_quick_paper_benchmark_ends_in_its_figures():
     assert last["tuned"] > 0
     assert last["equal"] is True
     assert "computes, core" in said
+
+
+# -- cost models -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_quick_benchmark_of_cost_models_ends_in_its_figures_and_omissions():
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("jax")
+    said, last = quick("costmodel.py")
+    assert list(last) == ["vs_protobuf", "fit_s", "rank_s", "memory", "tau", "ceiling", "top3"]
+    assert last["vs_protobuf"] > 1
+    assert last["memory"] <= 1.5
+    assert 0 < last["tau"] <= last["ceiling"] < 1
+    assert 0 <= last["top3"] <= 0.01
+    assert min(last["fit_s"], last["rank_s"]) > 0
+    assert said.count("leave one family of graphs out") == 3  # from the program, from the graph, with other functions
+    assert "these 9 alone, by the model of the others: tau 0." in said
+    assert "left out: " in said

@@ -49,6 +49,9 @@ MANY = {  # of which there are always several, or a column's name
     "{} steps vary in too many ways: similar ones are merged by {} of {} components, which loses {} of the variance",
     "{} steps are too different to merge: {} micro-clusters lose {} of the variance",
     "{} holds no raw profile, but tables of {} sessions",
+    "every {} steps",
+    "its arguments are on {} devices",
+    "{} examples/s",
 }
 
 

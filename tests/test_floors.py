@@ -15,7 +15,11 @@ FLOORS = {  # from the top; what each room is for, as CONTRIBUTING prints it
     ("widgets", "workloads"): "panels, live line, summary; the paper's models, figures and tables",
     ("charts",): "frames to Altair: a chart is a value that is returned, never shown",
     ("profiler", "tuning"): "capture a run; tune its input pipeline",
-    ("analysis", "checkpoint"): "advice, comparison, quality, roofline; find checkpoints and resume",
+    (
+        "analysis",
+        "checkpoint",
+        "costmodel",
+    ): "advice, comparison, quality, roofline; find checkpoints and resume; rank layouts",
     ("cluster", "io", "training"): "steps to phases; read and write; the state of a training",
     ("step_stats", "tfdata"): "events to steps; what a tf.data pipeline is",
     ("frames",): "the nouns `Profile`, `Steps`, `Phases`, `Goodput`, `Comparison`",

@@ -10,11 +10,24 @@ import pytest
 import tpunb as tp
 
 VERBS = [
-    *("advise", "capture", "checkpointing", "checkpoints", "compare", "explore", "goodput", "load"),
+    *("advise", "capture", "checkpointing", "checkpoints", "compare", "explore", "goodput", "hosts", "load"),
     *("phases", "resume", "roofline", "runs", "sample", "steps", "summary", "sweep", "tune", "tuning_panel"),
 ]
 METHODS = ["DBSCAN", "HDBSCAN", "KMeans", "OLS", "OLSPlus"]
-NOUNS = ["Curve", "Goodput", "Job", "Labels", "Phases", "Profile", "Roofline", "SliderSpec", "Steps", "Sweep", "Tuning"]
+NOUNS = [
+    "Curve",
+    "Goodput",
+    "Hosts",
+    "Job",
+    "Labels",
+    "Phases",
+    "Profile",
+    "Roofline",
+    "SliderSpec",
+    "Steps",
+    "Sweep",
+    "Tuning",
+]
 VALUES = ["Address", "Local", "Replay", "Schedule", "TPU", "Torch"]
 INSTANCES = ["null_run"]
 
@@ -47,7 +60,7 @@ for module in pkgutil.walk_packages(tp.__path__, "tpunb."):
 for owner in (tp, *(getattr(tp, name) for name in tp.NAMESPACES)):
     for name in owner.__all__:
         thing = getattr(owner, name)
-        module = name in ("paper", "paradnn")
+        module = name in ("mlperf", "paper", "paradnn")
         assert not inspect.ismodule(thing) or module, (owner.__name__, name)
         assert callable(thing) or not name[0].islower() or module or name == "null_run", (owner.__name__, name)
 """
@@ -69,7 +82,7 @@ def test_no_module_has_the_name_of_an_exported_function():
     assert set(tp.NAMESPACES) <= modules
 
 
-@pytest.mark.parametrize("noun", ["Phases", "Profile", "Roofline", "Steps", "Sweep"])
+@pytest.mark.parametrize("noun", ["Hosts", "Phases", "Profile", "Roofline", "Steps", "Sweep"])
 def test_nouns_are_frozen(noun):
     assert getattr(tp, noun).__dataclass_params__.frozen
 

@@ -14,9 +14,9 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
 BOOKS = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
-SLOW = "04_sweep.ipynb"  # six sweeps of seconds each
+SLOW = ("04_sweep.ipynb", "06_rank.ipynb")  # they measure for minutes
 PAPER = sorted(f"paper/{path.name}" for path in (NOTEBOOKS / "paper").glob("*.ipynb"))
-EXECUTED = [pytest.param(name, marks=[pytest.mark.slow] * (name == SLOW)) for name in BOOKS + PAPER]
+EXECUTED = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in BOOKS + PAPER]
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_training_and_evaluation_are_separate_phases(tour):
         *(("00_tour.ipynb", 7), ("01_read_a_profile.ipynb", 2), ("02_phases.ipynb", 5), ("03_tune.ipynb", 1)),
         *(("paper/2_phases.ipynb", 7), ("paper/3_operators.ipynb", 3), ("paper/4_datasets.ipynb", 3)),
         ("paper/5_tuning.ipynb", 3),
-        pytest.param(SLOW, 4, marks=pytest.mark.slow),
+        *(pytest.param(name, least, marks=pytest.mark.slow) for name, least in zip(SLOW, (4, 3), strict=True)),
     ],
 )
 def test_pictures_are_static_and_need_no_network(executed, name, least):
@@ -174,11 +174,23 @@ def test_a_fit_resumes_exactly_and_is_tuned(executed):
 
 @pytest.mark.slow
 def test_a_sweep_answers_and_is_read_again(executed):
-    text = shown(executed(SLOW)[0])
+    text = shown(executed(SLOW[0])[0])
     assert "batch 16,384 is the largest measured, and throughput still rises" in text  # as published
     assert "2.78 times the examples per second" in text
     assert text.count("by the graph:") == 3
     assert "Rank correlation of FLOPs and latency:" in text
+
+
+@pytest.mark.slow
+def test_three_layouts_are_timed_of_24(executed):
+    book, folder = executed(SLOW[1])
+    text = shown(book)
+    assert (
+        "attention: 4 of 24 configurations timed; " in text or "attention: 3 of 24 " in text
+    )  # the default was among 3
+    assert "tau of the halves: " in text
+    assert "ProgramGraph(jit_attention, " in text
+    assert (folder / "attention.parquet").is_file()
 
 
 def test_notebooks_are_stored_without_outputs_and_paths():

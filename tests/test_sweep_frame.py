@@ -146,6 +146,13 @@ def test_saturation_is_per_combination_of_the_others_and_its_value_one_that_was_
     assert answer.sentences[0] == "batch 64 is enough (median of 2 combinations of the other parameters)"
 
 
+def test_a_value_that_is_the_largest_in_its_combination_is_still_rising():
+    several = grid(lambda batch, width: max(1, batch / 32) if width == 8 else 1)
+    answer = several.saturation("batch")
+    assert answer.frame.select("width", "value", "rising").rows() == [(8, 32.0, False), (16, 128.0, True)]
+    assert (answer.value, answer.rising) == (128, True)
+
+
 def test_saturation_needs_a_parameter_of_numbers():
     cells = Sweep(pl.DataFrame({"cell": ["gru", "lstm"], "state": ["ok", "ok"]}), ("cell",))
     with pytest.raises(ValueError, match=r"must have numbers as values\. Got 'cell' instead"):

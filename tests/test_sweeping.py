@@ -6,7 +6,9 @@ import threading
 import time
 
 import numpy as np
+import polars as pl
 import pytest
+from plain_loops import add, added
 
 from tpunb.errors import BadProfile, IncompatibleRuns
 from tpunb.frames.sweep import Sweep
@@ -26,30 +28,6 @@ def dense(batch=32, width=8, compiled=True, fill=1.0):
     return model, (np.full((batch, 4), fill, "float32"), np.ones((batch, 1), "float32"))
 
 
-def added(size=10, kind="sound"):
-    """Return the model and the data of a loop without a framework; some kinds fail in ways of their own."""
-    import os
-    import time
-
-    if kind == "ends":
-        os._exit(3)
-    if kind == "hangs":
-        time.sleep(600)
-    if kind == "wrong":
-        return 5
-    if kind == "large":
-        np.ones(64 << 30, np.uint8)
-    if kind == "raises":
-        raise ValueError("no such\nkind")
-    return {"sum": 0.0}, [] if kind == "empty" else [np.ones(size)]
-
-
-def add(model, batch):
-    """Take a step of the loop."""
-    model["sum"] += float(batch.sum())
-    return model["sum"]
-
-
 @pytest.fixture
 def few(monkeypatch):
     """Sweeps of two or three rounds."""
@@ -59,7 +37,10 @@ def few(monkeypatch):
 
 @pytest.fixture(scope="module")
 def measured():
-    return sweep(dense, budget=18, batch=[8, 64], width=[4, 512])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweeping, "_MOST", 6)
+        patch.setattr(sweeping, "_FEWEST", 6)
+        return sweep(dense, budget=30, batch=[8, 64], width=[4, 512])
 
 
 def test_every_point_is_a_row_in_the_order_of_the_grid(measured):
@@ -69,8 +50,10 @@ def test_every_point_is_a_row_in_the_order_of_the_grid(measured):
     assert frame["weights"].to_list() == [4 * w + w + w + 1 for w in (4, 512, 4, 512)]
     assert frame["examples"].to_list() == frame["batch"].to_list()
     assert (frame["rounds"] >= 1).all()
-    assert (frame["low_ps"] <= frame["step_ps"]).all()
-    assert (frame["step_ps"] <= frame["high_ps"]).all()
+    narrow = frame.filter(pl.col("rounds") >= 6)  # all, unless the machine is very slow
+    assert (narrow["low_ps"] <= narrow["step_ps"]).all()
+    assert (narrow["step_ps"] <= narrow["high_ps"]).all()
+    assert frame.filter(pl.col("rounds") < 6)["low_ps"].count() == 0
     assert frame["joules"].to_list() == [None] * 4
 
 
@@ -114,8 +97,8 @@ def test_points_that_fail_are_rows_and_cost_the_others_nothing(monkeypatch, few)
 
 
 def test_a_process_that_takes_too_much_memory_is_ended(monkeypatch):
-    monkeypatch.setattr(sweep_process, "SHARE", 0.01)
-    assert sweep(dense, budget=30, batch=[8]).frame["state"].to_list() == ["out of memory"]
+    monkeypatch.setattr(sweep_process, "SHARE", 1e-6)
+    assert sweep(added, budget=30, step=add, kind="hangs").frame["state"].to_list() == ["out of memory"]
 
 
 def test_latency_waits_for_each_prediction_and_needs_no_compiled_model(few):

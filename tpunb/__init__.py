@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tpunb import analysis as analysis
     from tpunb import charts as charts
     from tpunb import checkpoint as checkpoint
+    from tpunb import costmodel as costmodel
     from tpunb import testing as testing
     from tpunb import tuning as tuning
     from tpunb import workloads as workloads
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
     from tpunb.analysis.goodput import goodput
     from tpunb.analysis.history import runs
     from tpunb.analysis.roofline import roofline
+    from tpunb.analysis.stragglers import hosts
     from tpunb.checkpoint import checkpointing, checkpoints
     from tpunb.checkpoint.resume import resume
     from tpunb.cluster import DBSCAN, HDBSCAN, OLS, Curve, KMeans, OLSPlus, SliderSpec, phases
-    from tpunb.frames import Goodput, Labels, Phases, Profile, Roofline, Steps, Sweep
+    from tpunb.frames import Goodput, Hosts, Labels, Phases, Profile, Roofline, Steps, Sweep
     from tpunb.io import load, sample
     from tpunb.profiler.capture import capture, null_run
     from tpunb.profiler.schedule import Schedule
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from tpunb.widgets.tuning_panel import tuning_panel
     from tpunb.workloads.sweeping import sweep
 
-NAMESPACES = ("analysis", "charts", "checkpoint", "testing", "tuning", "workloads")
+NAMESPACES = ("analysis", "charts", "checkpoint", "costmodel", "testing", "tuning", "workloads")
 """Modules with what the functions and classes below do not cover."""
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "Address",
     "Curve",
     "Goodput",
+    "Hosts",
     "Job",
     "KMeans",
     "Labels",
@@ -81,6 +84,7 @@ __all__ = [
     "compare",
     "explore",
     "goodput",
+    "hosts",
     "load",
     "null_run",
     "phases",
@@ -96,11 +100,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "tpunb.analysis": ("advise", "compare", "goodput", "roofline", "runs"),
+    "tpunb.analysis": ("advise", "compare", "goodput", "hosts", "roofline", "runs"),
     "tpunb.checkpoint": ("checkpointing", "checkpoints"),
     "tpunb.checkpoint.resume": ("resume",),
     "tpunb.cluster": ("DBSCAN", "HDBSCAN", "OLS", "Curve", "KMeans", "OLSPlus", "SliderSpec", "phases"),
-    "tpunb.frames": ("Goodput", "Labels", "Phases", "Profile", "Roofline", "Steps", "Sweep"),
+    "tpunb.frames": ("Goodput", "Hosts", "Labels", "Phases", "Profile", "Roofline", "Steps", "Sweep"),
     "tpunb.io": ("load", "sample"),
     "tpunb.magic": ("load_ipython_extension", "unload_ipython_extension"),
     "tpunb.profiler.capture": ("capture", "null_run"),

@@ -303,6 +303,48 @@ HOST_COLLECTIVES = _frame(
     groups=Column(NAME, 'Replica groups as HLO text, such as "{{0,1},{2,3}}", or null.'),
 )
 
+HOSTS = _frame(
+    "HOSTS",
+    "One row per host of a job, the one whose delays cost most first, then those that are lost.",
+    host=_HOST,
+    role=Column(_TEXT, "Role of the host in the job, by the program that it runs, or null."),
+    named=Column(pl.Boolean(), "Whether it costs more than the spread of the other hosts explains."),
+    last=Column(_FLOAT, "Share of the collectives of the host at which it arrived last, 0 to 1."),
+    costs_ps=Column(
+        _INT, "Time that the job would gain if the host came second-last where it is last, in picoseconds."
+    ),
+    together_ps=Column(
+        _INT, "Time that the job would gain if no other host waited for it and those above it, in picoseconds."
+    ),
+    cause=Column(_TEXT, 'Cause: "input", "compute", "host", "pause", "compile" or "unknown", null unless named.'),
+    device=Column(_TEXT, "Device that arrives last on the host where the cause is compute, null if several do."),
+    op=Column(_TEXT, "Operation with the most extra time where the cause is compute, or null."),
+    recurrence=Column(_TEXT, 'Steps that it delays: "every step", "every 4 steps", "bursts" or "once", or null.'),
+    skew_ps=Column(_INT, "Offset of its clock from the median host half-way through the steps, in picoseconds."),
+    drift_ppm=Column(_FLOAT, "Rate of its clock less that of the median host, in parts per million."),
+    lost=Column(_TEXT, "Why there is no data of the host, or null."),
+)
+
+CRITICAL = _frame(
+    "CRITICAL",
+    "One row per (step, segment): the chain of devices that others waited for, up to the end of the step.",
+    step=_STEP,
+    segment=Column(_INT, "Number of the segment in the step, from 1: the time up to the end of a collective."),
+    host=Column(_TEXT, "Host that arrived last."),
+    device=Column(_TEXT, "Device of the host that arrived last, or null."),
+    op=Column(NAME, "Collective that waited for it, or null without collectives."),
+    dur_ps=Column(_INT, "Time of the segment by the clock of the host, in picoseconds, null for the first."),
+    gain_ps=Column(_INT, "Time by which it came later than the second-last host, in picoseconds."),
+)
+
+LATENESS = _frame(
+    "LATENESS",
+    "One row per (host, step) with collectives.",
+    host=_HOST._replace(dtype=NAME),
+    step=_STEP,
+    late_ps=Column(_INT, "Time by which it came later than the median host, summed over collectives, in picoseconds."),
+)
+
 LOST = _frame(
     "LOST",
     "One row per host, or file of one, that a job has no data of.",
@@ -347,6 +389,117 @@ BUFFERS = _frame(
     part=_PART,
     bytes=Column(_INT, "Size of the buffer in bytes."),
     offset_bytes=Column(_INT, "Start of the buffer in the allocation, in bytes."),
+)
+
+NODES = _frame(
+    "NODES",
+    "One row per node of the graph of a compiled program: an HLO instruction, in the order of the program.",
+    node=Column(_INT, "Number of the node, from 0."),
+    computation=Column(_INT, "Number of the computation of the node, from 0."),
+    hlo_op=Column(NAME, "Name of the HLO instruction."),
+    opcode=Column(NAME, 'Opcode of the HLO instruction, such as "dot".'),
+    dtype=Column(NAME, 'Data type of the result, such as "bf16" or "tuple", or null.'),
+    dims=Column(pl.List(pl.Int64()), "Dimensions of the result, empty for a scalar or a tuple."),
+    layout=Column(NAME, 'Order of the dimensions in memory, minor to major, with tiles, such as "{1,0:T(8,128)}".'),
+    window=Column(NAME, 'Window of a convolution or a reduction, such as "size=3x3 pad=1_1x1_1", or null.'),
+    dimension_numbers=Column(NAME, 'Dimension numbers of a convolution or a product, such as "b01f_01io->b01f".'),
+    layer=Column(NAME, 'Layer of the model, "mixed" for a fusion of several, or null.'),
+    part=_PART,
+    self_ps=Column(_INT, "Self time in the capture in picoseconds, null if no event of the capture is of the node."),
+)
+
+EDGES = _frame(
+    "EDGES",
+    "One row per pair of nodes of which one uses the result of the other.",
+    consumer=Column(_INT, "Number of the node that uses the result."),
+    producer=Column(_INT, "Number of the node whose result is used, of a called computation its root."),
+    kind=Column(pl.Enum(["operand", "call"]), 'What links the nodes: "operand", or "call" of a computation.'),
+)
+
+COMPUTATIONS = _frame(
+    "COMPUTATIONS",
+    "One row per computation of a compiled program, in its order.",
+    computation=Column(_INT, "Number of the computation, from 0."),
+    name=Column(_TEXT, "Name of the computation."),
+    entry=Column(pl.Boolean(), "Whether a run of the program begins with it."),
+    first=Column(_INT, "Number of its first node."),
+    nodes=Column(_INT, "Number of its nodes."),
+    root=Column(_INT, "Number of the node whose result it returns, or null."),
+)
+
+PROTOS = _frame(
+    "PROTOS",
+    "One row per compiled program of a profile.",
+    host=_HOST,
+    program=Column(_INT, "Id of the compiled program, as events refer to it."),
+    module=Column(_TEXT, "Name of the program."),
+    proto=Column(pl.Binary(), "Serialised HloProto of the program."),
+)
+
+CONFIGURATIONS = _frame(
+    "CONFIGURATIONS",
+    "One row per measured configuration of a graph.",
+    configuration=Column(_INT, "Number of the configuration, from 0."),
+    layouts=Column(pl.List(pl.List(pl.Int64())), "Order of the dimensions of each argument, major to minor, or null."),
+    options=Column(_TEXT, "Compile options as JSON, or null."),
+    default=Column(pl.Boolean(), "Whether it is the compiler's default, or null."),
+    auto=Column(pl.Boolean(), "Whether the compiler chose these layouts when it could choose, or null."),
+    equal=Column(_TEXT, 'Equality of the outputs with those of the default: "bitwise", "close", or null.'),
+    time_ps=Column(_INT, "Time of a run, the median of the rounds, in picoseconds."),
+    low_ps=Column(_INT, "Lower end of the 95 % interval of the time in picoseconds, or null."),
+    high_ps=Column(_INT, "Upper end of the 95 % interval of the time in picoseconds, or null."),
+    default_ps=Column(_INT, "Time of the default on the same machine in picoseconds, or null."),
+    rounds_ps=Column(pl.List(pl.Int64()), "Time in each round in picoseconds, or null."),
+    bytes=Column(_FLOAT, "Bytes that the compiled program reads and writes, by XLA's rules, or null."),
+    tile=Column(_FLOAT, "Elements of the output tile, or null."),
+)
+
+RANKED = _frame(
+    "RANKED",
+    "One row per configuration of a function, in the order in which a cost model would time them.",
+    rank=Column(_INT, "Rank by the model, from 1."),
+    configuration=Column(_INT, "Number of the configuration, 0 for the default."),
+    predicted=Column(_FLOAT, "Prediction of the model, of which only the order counts."),
+    layouts=Column(pl.List(pl.List(pl.Int64())), "Order of the dimensions of each argument, major to minor."),
+    options=Column(_TEXT, "Compile options as JSON, or null."),
+    default=Column(pl.Boolean(), "Whether it is the compiler's default."),
+    auto=Column(pl.Boolean(), "Whether the compiler chose these layouts when it could choose, or null."),
+    equal=Column(_TEXT, 'Equality of the outputs with those of the default: "bitwise", "close", null if not timed.'),
+    time_ps=Column(_INT, "Median time of a run in picoseconds, null if not timed."),
+    ratio=Column(_FLOAT, "Time of the default by that of the configuration, the median of rounds, null if not timed."),
+    low=Column(_FLOAT, "Lower end of the interval of the ratio, of which all hold together at 95 %."),
+    high=Column(_FLOAT, "Upper end of the interval of the ratio, or null."),
+)
+
+_TOP = {f"top{k}": f"the best of the first {k} in its order is slower than the fastest" for k in (1, 3, 5, 10)}
+
+JUDGED = _frame(
+    "JUDGED",
+    "One row per (graph, method) of an evaluation.",
+    name=Column(_TEXT, "Name of the graph."),
+    family=Column(_TEXT, "Name of its family."),
+    method=Column(
+        _TEXT, 'Method: "model", "bytes moved", "largest tile", "default", "AUTO", "random", "repeat ceiling".'
+    ),
+    configurations=Column(_INT, "Number of configurations."),
+    tau=Column(_FLOAT, "Kendall's tau of its order and the measured one, -1 to 1, null for a single configuration."),
+    **{name: Column(_FLOAT, f"How much {text}: 0.01 is 1 %.") for name, text in _TOP.items()},
+)
+
+EVALUATION = _frame(
+    "EVALUATION",
+    "One row per method of an evaluation, as means over graphs.",
+    method=Column(_TEXT, 'Method, such as "model", "default" or "repeat ceiling".'),
+    graphs=Column(_INT, "Number of graphs."),
+    **{
+        f"{name}{end}": Column(_FLOAT, sentence.format(text))
+        for name, text in {"tau": "Kendall's tau, -1 to 1", **{name: f"the error {name}" for name in _TOP}}.items()
+        for end, sentence in {
+            "": "Mean of {}.",
+            "_low": "Lower end of the 95 % interval of the mean of {}.",
+            "_high": "Upper end of the 95 % interval of the mean of {}.",
+        }.items()
+    },
 )
 
 COUNTERS = _frame(
@@ -797,6 +950,71 @@ SPEEDUP = _frame(
     examples_per_s=Column(_FLOAT, "Examples per second of this sweep."),
     other_examples_per_s=Column(_FLOAT, "Examples per second of the other sweep."),
     flops=Column(_FLOAT, "Floating-point operations of a step of this sweep, or null."),
+)
+
+_SCALED = {
+    "benchmark": Column(_TEXT, 'Benchmark or model, such as "resnet".'),
+    "ruleset": Column(_TEXT, 'Ruleset of MLPerf Training, such as "4.0.0", or null.'),
+    "submitter": Column(_TEXT, "Submitter of the results, or null."),
+    "system": Column(_TEXT, "Name of the system, whose number may count cores."),
+    "chips": Column(_INT, "Number of chips by the description of the system, or null."),
+    "cores": Column(_INT, "Number of cores of these chips, or null."),
+    "batch": Column(_INT, "Examples of a step, over all chips, or null."),
+}
+_MEASURED = {
+    "block_s": Column(
+        _FLOAT, "Seconds from block to block, from the second on, of blocks of the usual length, or null."
+    ),
+    "step_ps": Column(_INT, "Time of a step in picoseconds, of the batch at these examples per second, or null."),
+    "examples_per_s": Column(_FLOAT, "Examples per second in these blocks, evaluation between them included, or null."),
+    "startup_minutes": Column(_FLOAT, "Minutes of startup, before the time that is scored, or null."),
+    "evaluation_minutes": Column(_FLOAT, "Minutes in which an evaluation runs, beside training or not, or null."),
+    "to_quality": Column(_FLOAT, "Epochs or tokens until the quality was reached, or null."),
+    "unit": Column(_TEXT, 'Unit of `to_quality`: "epochs" or "tokens", or null.'),
+    "official_factor": Column(_FLOAT, "Factor of scaling.json by which the official score exceeds minutes, or null."),
+}
+
+SCALING_RUNS = _frame(
+    "SCALING_RUNS",
+    "One row per run of a `Scaling`.",
+    **_SCALED,
+    run=Column(_TEXT, "Name of its log or capture."),
+    status=Column(_TEXT, 'Result: "success", "aborted", "not finished", or "capture" without a target.'),
+    minutes=Column(_FLOAT, "Minutes from the end of startup to the end of the run, or null."),
+    **_MEASURED,
+)
+
+SCALING = _frame(
+    "SCALING",
+    "One row per (benchmark, system, batch) of a `Scaling`, with medians of its finished runs, smallest first.",
+    **_SCALED,
+    series=Column(_TEXT, "Kind of system: its name without the number."),
+    batch_scaling=Column(
+        _TEXT, 'Batch by that of the next smaller size: "strong" (equal), "weak" (equal per chip), "mixed", or null.'
+    ),
+    runs=Column(_INT, "Number of runs."),
+    unfinished=Column(_INT, "Number of runs that were aborted or did not finish."),
+    scored=Column(_INT, "Number of runs of which `minutes` is the mean."),
+    minutes=Column(
+        _FLOAT, "Olympic mean: minutes to quality without the best and the worst run, unfinished ones first."
+    ),
+    speedup=Column(_FLOAT, "Minutes of the base by those of this size."),
+    examples_per_s_per_chip=Column(_FLOAT, "Examples per second and chip, or null."),
+    efficiency=Column(_FLOAT, "Examples per second and chip as a share of those of the base, or null."),
+    base_chips=Column(_INT, "Chips of the base: the smallest size of this benchmark, ruleset and kind of system."),
+    startup_share=Column(_FLOAT, "Startup as a share of the time after it, which it may exceed, or null."),
+    evaluation_share=Column(_FLOAT, "Time in which an evaluation runs as a share of the time after startup, or null."),
+    **_MEASURED,
+)
+
+SCALING_FIT = _frame(
+    "SCALING_FIT",
+    "One row per size of a `ScalingFit`.",
+    chips=_SCALED["chips"],
+    step_ps=Column(_INT, "Measured time of a step in picoseconds, mean of the runs."),
+    predicted_ps=Column(_INT, "Time of a step in picoseconds by a fit of the other sizes, null for two sizes."),
+    error=Column(_FLOAT, "Predicted by measured time, less 1."),
+    fitted=Column(pl.Boolean(), "Whether the fit is of this size too."),
 )
 
 _OPTIONAL = {

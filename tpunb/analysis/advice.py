@@ -12,10 +12,11 @@ import polars as pl
 from tpunb import schema
 from tpunb.analysis.account_metrics import account_metrics
 from tpunb.analysis.phase_metrics import phase_metrics
+from tpunb.analysis.scale_metrics import scale_metrics
 from tpunb.errors import wrong
-from tpunb.frames import Phases
+from tpunb.frames import Hosts, Phases
 from tpunb.frames.roofline import Roofline
-from tpunb.text import cut, percent, plain, short_time
+from tpunb.text import cut, percent, plain, short, short_time
 
 _HIGH = 0.7  # share of MXU peak or HBM bandwidth that XProf's smart suggestions call high
 _LOW = 0.5  # and low
@@ -302,6 +303,15 @@ ACCOUNT_RULES = (
         account="preparation",
     ),
     Rule(
+        "long startup",
+        when=pl.col("startup") > pl.col("productive"),
+        saves=pl.col("startup"),
+        sentence="Program startup takes {startup_ps}, longer than the {productive_ps} of productive training",
+        action="enable the persistent compilation cache, load data while programs compile, train longer per run",
+        source="account of tp.goodput; longer than training is ours",
+        account="program startup",
+    ),
+    Rule(
         "long evaluation",
         when=pl.col("evaluation") > pl.col("productive"),
         saves=pl.col("evaluation"),
@@ -313,15 +323,63 @@ ACCOUNT_RULES = (
 )
 """Rules for the accounts of the run."""
 
+_PODS = "Kumar et al.: Scale MLPerf-0.6 models on Google TPU-v3 Pods, 2019, https://arxiv.org/abs/1909.09756"
 
-def advise(phases: Phases, *, failure_every_h: float | None = None, roof: Roofline | None = None) -> pl.DataFrame:
+SCALE_RULES = (
+    Rule(
+        "replicated update",
+        when=(pl.col("update") > 0.05) & (pl.col("replicas") > 1),
+        saves=pl.col("update") * (1 - 1 / pl.col("replicas")),
+        sentence="The weight update takes {update} of the phase's step time ({update_source}) on each of {replicas} "
+        "devices that reduce their gradients",
+        action="if they hold equal weights, shard the update and its moments over them (as ZeRO and FSDP do)",
+        source=f"{_PODS}: weight-update sharding; 5 % is ours",
+    ),
+    Rule(
+        "undistributed evaluation",
+        when=(pl.col("main") == "eval") & (pl.col("devices") < pl.col("train_devices")),
+        saves=1 - pl.col("devices") / pl.col("train_devices"),
+        sentence="Evaluation uses {devices} of the {train_devices} devices that train",
+        action="distribute the evaluation over all devices, with its last batch padded",
+        source=f"{_PODS}: distributed evaluation",
+        account="evaluation",
+    ),
+    Rule(
+        "small batch per device",
+        when=(pl.col("intensity") < pl.col("ridge")) & (pl.col("device_batch") <= 8) & (pl.col("devices") > 1),
+        saves=pl.lit(None, pl.Float64),
+        sentence="With {device_batch} examples per device its operations do {intensity} FLOP/byte, left of the ridge "
+        "at {ridge}",
+        action="use larger batches, or partition each example over several devices (spatial or tensor partitioning)",
+        source=f"{_PODS}: spatial partitioning; 8 examples are ours",
+    ),
+)
+"""Rules for phases of several devices: metrics of :func:`tpunb.analysis.scale_metrics.scale_metrics` too."""
+
+HOST_RULES = (
+    Rule(
+        "straggling host",
+        when=pl.col("costs") > 0.01,  # of hosts that cost more than the spread of the others explains
+        saves=pl.col("costs"),
+        sentence="Host {host} delays the others by {costs_ps} (cause: {cause})",
+        action="replace or repair the host, or give it an equal share of input and work",
+        source="tp.hosts: what the job would gain if it came second-last; 1 % is ours",
+    ),
+)
+"""Rules for the host that delays a job most."""
+
+
+def advise(
+    phases: Phases, *, failure_every_h: float | None = None, roof: Roofline | None = None, hosts: Hosts | None = None
+) -> pl.DataFrame:
     """Return advice on each phase and on the run, most time saved first: ``tpunb.schema.ADVICE``.
 
-    One row per phase and applicable rule of :data:`RULES`. The time saved is an upper bound: all of the wait, or all
-    time beyond a high utilisation. Rows of one phase may concern the same time, so they do not add up. Metrics are
-    those of the steps traced in full, extrapolated to all steps of the phase; rules with unknown metrics do not apply.
-    Host work counts as far as the device idles meanwhile, and in full if nothing is known of a device. Phases without
-    metrics come last, with nulls. Outliers count as a phase. Savings under 0.1 % of all step time are left out.
+    One row per phase and applicable rule of :data:`RULES` and :data:`SCALE_RULES`. The time saved is an upper bound:
+    all of the wait, or all time beyond a high utilisation. Rows of one phase may concern the same time, so they do not
+    add up. Metrics are those of the steps traced in full, extrapolated to all steps of the phase; rules with unknown
+    metrics do not apply. Host work counts as far as the device idles meanwhile, and in full if nothing is known of a
+    device. Phases without metrics come last, with nulls. Outliers count as a phase. Savings under 0.1 % of all step
+    time are left out.
 
     One row per applicable rule of :data:`ACCOUNT_RULES`, without a phase, if the run has a record of its wall time:
     input, callbacks, checkpoints, retracing, rebuilt models, preparation, evaluation (`tp.goodput`). Each saves at most
@@ -337,12 +395,15 @@ def advise(phases: Phases, *, failure_every_h: float | None = None, roof: Roofli
     failure_every_h
         Mean time between failures of the job in hours: the checkpoint interval is compared with Young's.
     roof
-        ``tp.roofline(phases)``: for :data:`HEADROOM_RULES`, whose savings are bounded by its headroom.
+        ``tp.roofline(phases)``: for :data:`HEADROOM_RULES`, whose savings are bounded by its headroom, the measured
+        time of weight updates, and the batch per device.
+    hosts
+        ``tp.hosts(steps)``: for :data:`HOST_RULES`, whose shares are of the step time of the job.
 
     Raises
     ------
     TypeError
-        If `phases` or `roof` is something else.
+        If `phases`, `roof` or `hosts` is something else.
     ValueError
         If `failure_every_h` is not a number above 0.
 
@@ -361,21 +422,38 @@ The device is idle for 50 % of the phase's step time without a known cause.
         )
     if roof is not None and not (isinstance(roof, Roofline) and roof.by == "phase"):
         raise wrong("advise", "roof", "be a Roofline by phase", roof, hint="tp.roofline(phases)")
+    if hosts is not None and not isinstance(hosts, Hosts):
+        raise wrong("advise", "hosts", "be Hosts", hosts, hint="tp.hosts(steps)")
     rows = advise_phases(phases, roof)
+    if hosts is not None:
+        metrics = hosts.frame.filter("named").head(1)
+        metrics = metrics.select(
+            *("host", "cause", "costs_ps"),
+            costs=pl.col("costs_ps") / max(hosts.span_ps, 1),
+            typical_ps=pl.lit(float(hosts.span_ps)),
+            name=pl.lit("The job"),
+            share=pl.lit(1.0),
+            phase=pl.lit(None, pl.Int64),
+            kinds=pl.lit(None, pl.String),
+        )
+        rows = _ranked(rows, _applied(HOST_RULES, metrics, hosts.span_ps, "of all step time"))
     metrics = account_metrics(phases, failure_every_h)
     if metrics.is_empty():
         return rows
     metrics = metrics.with_columns(phase=pl.lit(None, pl.Int64), typical_ps="wall_ps")
-    run = _applied(ACCOUNT_RULES, metrics, metrics["wall_ps"].item(), "of wall time")
-    return pl.concat([rows, run]).sort("saves_ps", descending=True, nulls_last=True, maintain_order=True)
+    return _ranked(rows, _applied(ACCOUNT_RULES, metrics, metrics["wall_ps"].item(), "of wall time"))
+
+
+def _ranked(*rows: pl.DataFrame) -> pl.DataFrame:
+    return pl.concat(rows).sort("saves_ps", descending=True, nulls_last=True, maintain_order=True)
 
 
 def advise_phases(phases: Phases, roof: Roofline | None = None) -> pl.DataFrame:
     """Return the advice on phases alone, which costs no account of the run."""
-    metrics, rules = phase_metrics(phases), [*RULES]
+    metrics, rules = scale_metrics(phase_metrics(phases), phases, roof), [*RULES, *SCALE_RULES]
     if roof is not None:
         headroom = roof.frame.select(name="what", bound="bound", headroom=pl.col("headroom_ps") / pl.col("self_ps"))
-        metrics, rules = metrics.join(headroom, on="name", how="left", maintain_order="left"), [*RULES, *HEADROOM_RULES]
+        metrics, rules = metrics.join(headroom, on="name", how="left", maintain_order="left"), [*rules, *HEADROOM_RULES]
     return _applied(rules, metrics, int(phases.frame["dur_ps"].sum()), "of all step time")
 
 
@@ -417,6 +495,8 @@ def _text(name: str, value: object) -> str:
         return cut(plain(value))
     if name.endswith("_ps") and isinstance(value, int | float):
         return short_time(value)
+    if name in ("intensity", "ridge", "device_batch") and isinstance(value, float):
+        return short(value)
     if isinstance(value, float):
         return "under 0.1 %" if 0 < value < 0.0005 else percent(value, None)
     return str(value)

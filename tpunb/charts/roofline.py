@@ -40,12 +40,14 @@ def roofline(roof: Roofline | Sweep, *, backdrop: pl.DataFrame | None = None) ->
     TpunbError
         When no row has FLOPs and bytes.
     """
-    roof = roof.roofline() if isinstance(roof, Sweep) else roof
+    hint = "choose another level: by='run'"
+    if isinstance(roof, Sweep):
+        roof, hint = roof.roofline(), "sweep a Keras model on TensorFlow or JAX, whose FLOPs and bytes are counted"
     if not isinstance(roof, Roofline):
         raise wrong("roofline", "roof", "be a Roofline or a Sweep", roof)
     known = roof.frame.filter(pl.col("rate") > 0, pl.col("intensity") > 0)
     if known.is_empty():
-        raise TpunbError("no row of the roofline has FLOPs and bytes", hint="choose another level: by='run'")
+        raise TpunbError("no row of the roofline has FLOPs and bytes", hint=hint)
     points = _points(known.head(_POINTS))
     device, others = cleaned(plain(roof.device_label)), _backdrop(backdrop)
     lines = _lines(points, roof.device, others["intensity"].to_list())

@@ -47,7 +47,7 @@ class Profile:
         Functions that decode the raw events of a few hosts each; empty if all are decoded at once.
     read_details
         Function that decodes another frame of the raw files on access, by its name: "instructions", "buffers",
-        "counters", "memory", "messages"; None if none were kept.
+        "counters", "memory", "messages", "protos"; None if none were kept.
     stored_clocks
         ``tpunb.schema.CLOCKS`` that a capture stored; raw captures read them from the events.
     reused
@@ -123,6 +123,11 @@ class Profile:
         what a run of the program needs.
         """
         return self._details("buffers")
+
+    @cached_property
+    def protos(self) -> pl.DataFrame:
+        """Compiled programs as messages, ``tpunb.schema.PROTOS``; raises as `instructions`, empty if unknown."""
+        return self._details("protos")
 
     @cached_property
     def counters(self) -> pl.DataFrame:

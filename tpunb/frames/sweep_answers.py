@@ -38,9 +38,9 @@ class Saturation(Tabular):
 
     @property
     def rising(self) -> bool | None:
-        """Whether only the largest value is enough, in more than half of the combinations; None if no two ran."""
-        rising = self.frame["rising"].drop_nulls()
-        return sum(rising) > len(rising) / 2 if len(rising) else None
+        """Whether `value` is the largest that ran, in half or more of the rows that have it; None if no two ran."""
+        rising = self.frame.filter(pl.col("value") == self.value)["rising"]
+        return sum(rising) * 2 >= len(rising) if len(rising) else None
 
     @property
     def sentences(self) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ class Shapes:
     """Sizes of the distinct shapes of instructions; of a tuple also those of its arrays."""
 
     def __init__(self, shapes: Messages, depth: int = 0) -> None:
+        self.messages = shapes
         kind = shapes.columns(_TYPE)[0]
         self.tuple = kind == hlo.TUPLE
         self.kind = kind  # of the first array
@@ -82,6 +83,13 @@ def spans(owner: Ints | Rows, n: int) -> tuple[Ints, Ints]:
     """Return first row and count of the members of each owner, which are in its order."""
     count = np.bincount(owner, minlength=n).astype(np.int64)
     return np.cumsum(count) - count, count
+
+
+def grouped(owner: Ints | Rows, values: Ints, n: int) -> list[list[int]]:
+    """Return the values of each owner, which are in its order."""
+    first, count = (column.tolist() for column in spans(owner, n))
+    flat = values.tolist()
+    return [flat[begin : begin + size] for begin, size in zip(first, count, strict=True)]
 
 
 def member_rows(scope: Ints, ids: Ints, in_scope: Ints, wanted: Ints) -> Ints:

@@ -16,7 +16,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.io import hlo
-from tpunb.io.hlo_graph import Instructions, Mask, spans
+from tpunb.io.hlo_graph import Instructions, Mask, grouped
 from tpunb.io.protobuf_table import Ints, Messages
 from tpunb.step_stats import op_names
 
@@ -69,9 +69,9 @@ class _Named(Instructions):
             self._name_by_contents()
         edges = self.operands < self.n
         order = np.argsort(self.operands[edges], kind="stable")
-        self._users = _lists(self.operands[edges][order], self.user[edges][order], self.n)
-        self._uses = _lists(self.user[edges], self.operands[edges], self.n)
-        self.parts = [_PARTS.index(_place(name or "")[1]) for name in names]
+        self._users = grouped(self.operands[edges][order], self.user[edges][order], self.n)
+        self._uses = grouped(self.user[edges], self.operands[edges], self.n)
+        self.parts = [_PARTS.index(place(name or "")[1]) for name in names]
         self._find_updates()
         inputs = self.where(*_INPUTS).tolist()
         self._name_by_users(update=False)
@@ -145,19 +145,12 @@ class _Named(Instructions):
                 for operand in self._uses[user][:_NEAR] if self.parts[user] == _UPDATE else ():
                     name = self.names[operand]
                     if name and leaves[operand] and self.parts[operand] == _FORWARD:
-                        found.setdefault(_place(name)[0], name)
+                        found.setdefault(place(name)[0], name)
         return next(iter(found.values())) if len(found) == 1 else None
 
 
-def _lists(owner: Ints, members: Ints, n: int) -> list[list[int]]:
-    """Return the members of each owner, which are in its order."""
-    first, count = (each.tolist() for each in spans(owner, n))
-    flat = members.tolist()
-    return [flat[begin : begin + size] for begin, size in zip(first, count, strict=True)]
-
-
 @lru_cache(1 << 14)
-def _place(name: str) -> tuple[str | None, str | None]:
+def place(name: str) -> tuple[str | None, str | None]:
     """Return layer and part of a framework op."""
     return op_names.layer(name), op_names.part(name)
 
@@ -168,7 +161,7 @@ def _joined(own: str | None, names: Iterable[str]) -> str:
     for joined in (*([own] if own else []), *names):
         for name in joined.split(";"):
             if len(kept) < _MOST:
-                kept.setdefault(_place(name), name)
+                kept.setdefault(place(name), name)
     return ";".join(kept.values())
 
 

@@ -36,6 +36,7 @@ _T = TypeVar("_T")
 _OF_PROGRAMS = {
     "instructions": ["host", "program", "hlo_op"],
     "buffers": ["host", "program", "allocation", "hlo_op", "offset_bytes"],
+    "protos": ["host", "program"],
 }
 _FETCHES = 8  # parallel downloads
 _BAR_AFTER_S = 2.0

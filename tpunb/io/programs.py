@@ -11,8 +11,10 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.io import hlo, hlo_buffers, hlo_cost, hlo_ops, instructions, storage
-from tpunb.io.protobuf_table import Messages
+from tpunb.io.protobuf_table import Messages, text
 from tpunb.io.storage import Location
+
+_MODULE, _NAME = text(1), text(1)  # of xla/service/hlo.proto
 
 
 def describe(protos: Messages, ids: pl.Series) -> list[pl.DataFrame]:
@@ -64,6 +66,26 @@ def with_buffers(frame: pl.DataFrame, kept: Mapping[tuple[str, int], Location]) 
         buffers_of(proto, program).with_columns(host=pl.lit(host)) for host, program, proto in _others(kept, frame)
     ]
     return pl.concat([frame, *(schema.check(rows, schema.BUFFERS, "buffers") for rows in others)])
+
+
+def protos_of(protos: Messages, ids: pl.Series) -> pl.DataFrame:
+    """Return ``tpunb.schema.PROTOS`` of programs, without the host and without damaged ones."""
+    rows: list[tuple[int | None, str, bytes]] = []
+    for row, program in enumerate(ids):
+        with suppress(BadProfile):
+            modules = protos[row : row + 1].sub(_MODULE)
+            content = protos.buffer[protos.start[row] : protos.stop[row]].tobytes()
+            rows += [(program, name, content) for name in modules.text(modules.columns(_NAME)[0])]
+    columns = {name: dtype for name, dtype in schema.PROTOS.items() if name != "host"}
+    return pl.DataFrame(rows, columns, orient="row")
+
+
+def with_protos(frame: pl.DataFrame, kept: Mapping[tuple[str, int], Location]) -> pl.DataFrame:
+    """Return ``tpunb.schema.PROTOS`` with those of the programs that a run holds beside its windows, as `complete`."""
+    others = [
+        protos_of(proto, program).with_columns(host=pl.lit(host)) for host, program, proto in _others(kept, frame)
+    ]
+    return pl.concat([frame, *(schema.check(rows, schema.PROTOS, "protos") for rows in others)])
 
 
 def _others(kept: Mapping[tuple[str, int], Location], frame: pl.DataFrame) -> Iterator[tuple[str, pl.Series, Messages]]:

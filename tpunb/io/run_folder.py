@@ -254,7 +254,12 @@ def _details(
     read_raw: Callable[[str], pl.DataFrame], kept: Mapping[tuple[str, int], Location], kind: str
 ) -> pl.DataFrame:
     frame = read_raw(kind)
-    complete = {"instructions": programs.complete, "buffers": programs.with_buffers}.get(kind)
+    completing = {
+        "instructions": programs.complete,
+        "buffers": programs.with_buffers,
+        "protos": programs.with_protos,
+    }
+    complete = completing.get(kind)
     return complete(frame, kept) if complete else frame
 
 

@@ -23,7 +23,7 @@ from tpunb.io import hlo
 from tpunb.io import instructions as texts
 from tpunb.io import protobuf_kernels as loops
 from tpunb.io.cache import Extent
-from tpunb.io.programs import buffers_of, describe
+from tpunb.io.programs import buffers_of, describe, protos_of
 from tpunb.io.protobuf_table import Bytes, Ints, MessageMaps, Messages, Rows, integer, text
 from tpunb.io.xstats import Mask, Numbers, StatNames, Stats, Words, as_series, as_text, first_number, first_word, nulls
 from tpunb.step_stats.breakdown import COUNTERS
@@ -128,6 +128,12 @@ def programs(data: bytes | Bytes, *, source: str) -> dict[int, tuple[str, Messag
         for row, (program, name) in enumerate(zip(ids, names, strict=True))
         if program is not None
     }
+
+
+def protos(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
+    """Return the compiled programs in one XSpace as messages: ``tpunb.schema.PROTOS``."""
+    space = _XSpace(data, source)
+    return _of_host(protos_of(*space.protos()[:2]), space.host, schema.PROTOS)
 
 
 def buffers(data: bytes | Bytes, *, source: str) -> pl.DataFrame:

@@ -220,9 +220,9 @@ def crowded_window(start_ns: int, stop_ns: int, events: int) -> bytes:
     return _plane("/host:CPU", [line], {"Crowd": 1}, {}) + _task(start_ns, stop_ns) + _field(4, b"toy")
 
 
-def _wide(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
-    """Return numbers below 2**56 as varints padded to eight bytes."""
-    groups = values[:, None] >> np.arange(0, 56, 7, dtype=np.uint64) & np.uint64(127)
+def _wide(values: npt.NDArray[np.uint64], width: int = 8) -> npt.NDArray[np.uint8]:
+    """Return numbers below 2 ** (7 * width) as varints padded to `width` bytes."""
+    groups = values[:, None] >> np.arange(0, 7 * width, 7, dtype=np.uint64) & np.uint64(127)
     groups[:, :-1] |= np.uint64(128)
     return groups.astype(np.uint8)
 

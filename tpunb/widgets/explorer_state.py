@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from tpunb.analysis import advise
+from tpunb import charts
+from tpunb.analysis import advise, hosts
 from tpunb.charts import render
 from tpunb.charts.accounts import live_accounts
 from tpunb.charts.curves import with_slider
@@ -17,7 +18,7 @@ from tpunb.charts.timeline import live_timeline
 from tpunb.charts.timeline_rows import Timeline, layout
 from tpunb.checkpoint.nearest import checkpoint_times
 from tpunb.cluster import SliderSpec
-from tpunb.frames import Goodput, Phases, Steps
+from tpunb.frames import Goodput, Hosts, Phases, Steps
 from tpunb.text import plain
 from tpunb.widgets import goodput_view, phase_view, sliders
 from tpunb.widgets.html_tables import ROWS
@@ -138,6 +139,13 @@ class ExplorerState:
         return self.once("goodput", lambda: goodput_view.goodput_of(self.phases))
 
     @property
+    def hosts(self) -> Hosts | None:
+        """Hosts of the job, or None unless some wait for others."""
+        tables = self.steps.by_host
+        found = None if tables is None or (tables.frame["traced"] != "full").all() else hosts(self.steps)
+        return None if found is None or not found.frame["costs_ps"].count() else found
+
+    @property
     def notes(self) -> tuple[list[str], list[str]]:
         """Lines and warnings above the panel, with what disturbed the measurement."""
         lines, warnings = self.messages
@@ -154,6 +162,7 @@ class ExplorerState:
             "timeline": render.spec(live_timeline(hosts, windows=self.steps.windows.height > 0)),
             "coverage": render.spec(live_coverage()),
             "layout": layout(len(hosts)),
+            "hosts": None if (found := self.hosts) is None else render.spec(charts.hosts(found)),
             "accounts": None if self.goodput is None else {"spec": render.spec(live_accounts()), **self.accounts()},
             "lines": [plain(line) for line in self.notes[0]],
             "warnings": [plain(line) for line in self.notes[1]],

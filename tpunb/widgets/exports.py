@@ -130,7 +130,8 @@ def _block(
     """Return verdict, goodput, timeline, advice, the phases as tables, the comparison, then how phases were found."""
     found, headline = state.goodput, phase_view.headline(state.phases)
     lines, bar = goodput_view.lines(found, state.phases), "" if found is None else draw(charts.accounts(found))
-    evidence = bar + draw(charts.timeline(state.phases)) + html_tables.items(html_tables.ADVICE, state.advice)
+    hosts = "" if (found_hosts := state.hosts) is None else draw(charts.hosts(found_hosts))
+    evidence = bar + draw(charts.timeline(state.phases)) + hosts + html_tables.items(html_tables.ADVICE, state.advice)
     method = [*([headline] if lines else []), *messages[0], state.code]
     phase, warnings = state.shown_phase, [*messages[1]]
     tables = phase_view.tables(state.phases, phase, sources=sources)

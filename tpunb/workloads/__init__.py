@@ -1,6 +1,6 @@
-"""The five workloads of the paper (section V) at any scale, networks of any size for sweeps, and ParaDnn's figures."""
+"""The five workloads of the paper (section V) at any scale, networks for sweeps, figures of ParaDnn and MLPerf."""
 
-from tpunb.workloads import paper, paradnn
+from tpunb.workloads import mlperf, paper, paradnn
 from tpunb.workloads.catalogue import WORKLOADS, table_1, workload
 from tpunb.workloads.generators import cnn, fc, rnn, transformer
 from tpunb.workloads.recordings import RecordedRun, recorded, recorded_balances
@@ -12,6 +12,7 @@ __all__ = [
     "Workload",
     "cnn",
     "fc",
+    "mlperf",
     "paper",
     "paradnn",
     "recorded",

@@ -19,10 +19,10 @@ from tpunb.analysis import machine
 from tpunb.errors import IncompatibleRuns, wrong
 from tpunb.frames.hardware import DEVICES, Device
 from tpunb.frames.sweep import Sweep
+from tpunb.step_stats.sweep_times import StepTime, step_times
 from tpunb.text import plain, plural
 from tpunb.workloads.sweep_points import Request, Setup
 from tpunb.workloads.sweep_process import PointProcess
-from tpunb.workloads.sweep_times import StepTime, step_times
 
 _PATIENCE_S = 60.0
 """Seconds for the first steps of a point, at least: it is built and compiled."""

@@ -55,6 +55,7 @@ class Explorer extends Panel {
     const warnings = frame.warnings.map((line) => make("p", { class: "tpunb-warning", role: "note" }, line));
 
     this.timeline = this.chart("Timeline");
+    this.hosts = frame.hosts ? this.chart("Hosts") : null;
     this.accounts = frame.accounts ? new Accounts(this) : null;
     const field = (part, label) => make("input", { type: "number", step: "any", id: id(part), "aria-label": label,
       disabled: this.still, oninput: () => { this.typing = true; }, onchange: () => this.typed() });
@@ -91,7 +92,7 @@ class Explorer extends Panel {
       "aria-label": `Explorer of phases${frame.name ? `: ${frame.name}` : ""}` },
       frame.pictures ? make("style", {}, `[data-tpunb="${frame.pictures}"]{display:none}`) : null,
       make("header", {}, make("h3", {}, frame.name || "Phases of the run"), frame.accounts ? null : this.headline),
-      ...warnings, this.alert, this.accounts?.host ?? null, this.timeline.host, zoom, this.accounts?.details ?? null, this.runs, this.advice,
+      ...warnings, this.alert, this.accounts?.host ?? null, this.timeline.host, zoom, this.accounts?.details ?? null, this.runs, this.hosts?.host ?? null, this.advice,
       make("section", { class: "tpunb-card tpunb-about", "aria-label": "Coverage and phases" }, make("h4", {}, "Phases"), this.top,
         make("div", { class: "tpunb-columns tpunb-shares" }, this.shares.host, make("div", { class: "tpunb-scroll" }, this.table))),
       make("div", { class: "tpunb-two" }, this.facts.host, found), this.second?.host ?? null, this.buttons.host));
@@ -123,6 +124,7 @@ class Explorer extends Panel {
     this.shares.show(frame.coverage, { phases: this.covered() },
       { chosen: phase, top3: 100 * this.get("_clusters").top3 }, { drawn: (view) => this.clickable(view) });
     this.drawCurve();
+    this.hosts?.show(frame.hosts);
     this.accounts?.start();
     this.greet();
   }

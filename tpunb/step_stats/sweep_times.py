@@ -7,19 +7,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_CONFIDENCE = 0.95
 _FEWEST = 4  # points that show what a round has in common
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step: the median of the rounds and its interval of 95 %; NaN without a round."""
+    """Seconds of a step: the median of the rounds and its interval, of 95 % by default; NaN without a round."""
 
     median: float
     low: float
     high: float
 
 
-def step_times(rounds: ArrayLike) -> list[StepTime]:
+def step_times(rounds: ArrayLike, *, confidence: float = 0.95) -> list[StepTime]:
     """Return the time of a step at each point.
 
     What slowed all points of a round is divided out: the median, over the points, of the round's time by the point's
@@ -30,12 +29,14 @@ def step_times(rounds: ArrayLike) -> list[StepTime]:
     ----------
     rounds
         Seconds of shape (rounds, points); NaN where a point was not reached.
+    confidence
+        Share of intervals that contain the true median.
 
     >>> [round(time.median, 3) for time in step_times([[1, 2, 3, 4], [2, 4, 6, 8], [1, 2, 3, 4]])]
     [1.0, 2.0, 3.0, 4.0]
     """
     seconds = np.atleast_2d(np.asarray(rounds, float))
-    return [_time(column[~np.isnan(column)]) for column in (seconds / _slowness(seconds)).T]
+    return [_time(column[~np.isnan(column)], confidence) for column in (seconds / _slowness(seconds)).T]
 
 
 def _slowness(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -48,11 +49,11 @@ def _slowness(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(factors / np.median(factors)).reshape(ones.shape)
 
 
-def _time(seconds: NDArray[np.float64]) -> StepTime:
+def _time(seconds: NDArray[np.float64], confidence: float) -> StepTime:
     if not len(seconds):
         return StepTime(np.nan, np.nan, np.nan)
     from scipy.stats import binom
 
     ordered = np.sort(seconds)
-    out = max(int(binom.ppf((1 - _CONFIDENCE) / 2, len(ordered), 0.5)) - 1, 0)
+    out = max(int(binom.ppf((1 - confidence) / 2, len(ordered), 0.5)) - 1, 0)
     return StepTime(float(np.median(ordered)), float(ordered[out]), float(ordered[-1 - out]))

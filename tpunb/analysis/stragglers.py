@@ -1,0 +1,242 @@
+"""Hosts that delay a job: judged by the waits inside collectives, where the last to arrive waits least."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from tpunb import schema
+from tpunb.analysis.barriers import Barriers, barriers, clocks
+from tpunb.analysis.straggler_causes import causes
+from tpunb.errors import NoSteps, wrong
+from tpunb.frames import Hosts, Steps
+from tpunb.frames.cache import memoised
+from tpunb.frames.op_matrix import Floats, Ints
+from tpunb.step_stats.merge_hosts import host_tables
+
+_ALPHA = 0.05  # share of sound jobs in which a host would be named
+_RANKED, _UPPER = 128, 2 / 3  # hosts whose gains are compared: at most, and as a part of all
+_REPLAYED = 16  # hosts, where replica groups separate hosts
+
+
+def hosts(steps: Steps) -> Hosts:
+    """Return which hosts of a job delay the others, why, and the gain of a replacement.
+
+    At a collective all devices of a group wait for the last one, which has the shortest run, whatever the clocks show.
+    A host that is last costs the time to the second-last. Hosts are named if their cost exceeds what the costs of the
+    others explain: spacings of the largest values, times their rank, have one exponential distribution [1]_. Without
+    collectives, arrival is the end of the step.
+
+    Parameters
+    ----------
+    steps
+        Steps of a job of several hosts.
+
+    Raises
+    ------
+    TypeError
+        When `steps` is something else.
+    NoSteps
+        When no step was traced in full.
+
+    References
+    ----------
+    .. [1] I. Weissman, "Estimation of parameters and large quantiles based on the k largest observations", Journal of
+       the American Statistical Association 73, 1978.
+    """
+    if not isinstance(steps, Steps):
+        raise wrong("hosts", "steps", "be Steps", steps, hint="tp.steps(tp.load(folder))")
+    return _hosts(steps)
+
+
+@memoised
+def _hosts(steps: Steps) -> Hosts:
+    tables = host_tables(steps) if steps.by_host is None else steps.by_host
+    frame = tables.frame.filter(pl.col("traced") == "full")
+    if frame.is_empty():
+        raise NoSteps(f"{steps.name or 'the job'} has no step that was traced in full")
+    found = barriers(tables, frame)
+    tops = [_top(found.wait[np.ix_(*block)], block) for block in found.blocks]
+    costs, last = _costs(found, tops)
+    order = _ranking(tops, costs)
+    together = _together(found, order)
+    if any(component.max(initial=0) > 0 for component in found.groups):
+        costs, order, together = _replayed(found, costs, order)
+    named = order[: _outliers(np.diff(together, prepend=0)[:-1])]
+    late = _lateness(found)
+    skew, drift = clocks(found)
+    whole = (("costs_ps", costs[order]), ("together_ps", together), ("skew_ps", skew[order]))
+    columns = {name: pl.Series(values).fill_nan(None).round().cast(pl.Int64) for name, values in whole}
+    names = np.array(found.hosts)
+    rows = pl.DataFrame(
+        {"host": names[order], "last": last[order], "drift_ppm": drift[order]} | columns, nan_to_null=True
+    ).with_columns(
+        role=pl.Series([tables.roles.get(name) for name in names[order]], dtype=pl.String),
+        named=pl.int_range(pl.len()) < len(named),
+    )
+    reasons = causes(found, tables, frame, late, named.tolist())
+    lost = tables.lost.select(host="what", lost="reason")
+    parts = [rows.join(reasons, on="host", how="left", maintain_order="left"), lost]
+    every = [int(step) for step in found.steps]
+    return Hosts(
+        pl.concat(parts, how="diagonal"),
+        _critical(found, skew),
+        pl.DataFrame(
+            {
+                "host": pl.Series(found.hosts, dtype=schema.NAME)[np.repeat(np.arange(len(names)), len(every))],
+                "step": np.tile(every, len(names)),
+                "late_ps": np.rint(late.T).astype(np.int64).ravel(),
+            }
+        ),
+        int(frame.group_by("step").agg(pl.col("dur_ps").median())["dur_ps"].sum()),
+        found.by,
+        found.notes,
+    )
+
+
+def _filled(wait: Floats) -> Floats:
+    """Return waits in which a host without one waits longest: it never comes last."""
+    return np.where(np.isfinite(wait), wait, np.nanmax(wait, axis=1, keepdims=True))
+
+
+def _top(wait: Floats, block: tuple[Ints, Ints]) -> tuple[Ints, Floats]:
+    """Return the hosts that came last to each instance, and their waits, shortest first."""
+    filled = _filled(wait)
+    most = min(_RANKED + 2, filled.shape[1])
+    who = np.argpartition(filled, most - 1, axis=1)[:, :most]
+    waits = np.take_along_axis(filled, who, axis=1)
+    by_wait = np.argsort(waits, axis=1, kind="stable")
+    return block[1][np.take_along_axis(who, by_wait, axis=1)], np.take_along_axis(waits, by_wait, axis=1)
+
+
+def _costs(found: Barriers, tops: Sequence[tuple[Ints, Floats]]) -> tuple[Floats, Floats]:
+    """Return what each host costs, and the share of its collectives to which it came last; NaN if it had none."""
+    took = np.zeros(len(found.hosts))
+    for rows, hosts in found.blocks:
+        took[hosts] += np.isfinite(found.wait[np.ix_(rows, hosts)]).sum(axis=0)
+    costs, last = np.zeros((2, len(took)))
+    for who, wait in tops:
+        costs += np.bincount(who[:, 0], wait[:, 1] - wait[:, 0], len(took))
+        last += np.bincount(who[:, 0], wait[:, 1] > wait[:, 0], len(took))
+    return np.where(took > 0, costs, np.nan), np.where(took > 0, last / np.maximum(took, 1), np.nan)
+
+
+def _ranking(tops: Sequence[tuple[Ints, Floats]], costs: Floats) -> Ints:
+    """Return the hosts in order: next is the one that is dearest when no other waits for those before it."""
+    out, order = np.zeros(len(costs), bool), list[int]()
+    while len(order) < min(_RANKED, len(costs) - 1):
+        gains = np.zeros(len(costs))
+        for who, wait in tops:
+            rows, left = np.arange(len(who)), ~out[who]
+            first = left.argmax(axis=1)
+            left[rows, first] = False
+            second = np.where(left.any(axis=1), left.argmax(axis=1), first)
+            gains += np.bincount(who[rows, first], wait[rows, second] - wait[rows, first], len(costs))
+        gains[out] = 0
+        if gains.max() <= 0:
+            break
+        order.append(int(gains.argmax()))
+        out[order[-1]] = True
+    rest = np.flatnonzero(~out)
+    return np.array([*order, *rest[np.argsort(-np.nan_to_num(costs[rest], nan=-1), kind="stable")]], np.int64)
+
+
+def _together(found: Barriers, order: Ints) -> Floats:
+    """Return the gain if no other host waits for the first, the first two, ... in an order."""
+    rank, gains = np.argsort(order), np.zeros(len(order))
+    for rows, hosts in found.blocks:
+        ranked = hosts[np.argsort(rank[hosts])]
+        filled = _filled(found.wait[np.ix_(rows, ranked)])
+        least = np.minimum.accumulate(filled[:, ::-1], axis=1).sum(axis=0)[::-1]  # of all from a rank on
+        gains[rank[ranked[:-1]]] += np.diff(least)
+    return gains.cumsum()
+
+
+def _outliers(gains: Floats) -> int:
+    """Return how many of the first hosts gain more than the gains of those after them explain.
+
+    Spacings of the largest values of one distribution, times their rank, are exponential, so that the ratio of one to
+    the mean of n has the F-distribution; the probability of any false one among `most` is `_ALPHA` or less.
+    """
+    compared = min(_RANKED, math.ceil(_UPPER * (len(gains) + 1)), int(np.isfinite(gains).sum()))
+    most = max(compared // 2, 1)
+    for k in range(min(most, compared - 1), 0, -1):
+        n = compared - k
+        mean = (gains[k:compared] * np.arange(2, n + 2)).mean()  # the first after k others has rank 1
+        if gains[k - 1] > mean * n * ((most / _ALPHA) ** (1 / n) - 1):
+            return k
+    return 0
+
+
+def _replayed(found: Barriers, costs: Floats, order: Ints) -> tuple[Floats, Ints, Floats]:
+    """Return costs, order and joint gains by a replay of the job, for the dearest hosts; NaN for others.
+
+    Where groups of hosts wait for each other, a delay costs the job as far as it reaches the end through other groups.
+    """
+    chosen = order[:_REPLAYED]
+    alone = _replay(found, [[], *([host] for host in chosen)])
+    costs = np.where(np.isin(np.arange(len(costs)), chosen), np.nan, np.minimum(costs, 0))
+    costs[chosen] = alone[0] - alone[1:]
+    order = np.concatenate([chosen[np.argsort(-costs[chosen], kind="stable")], order[_REPLAYED:]])
+    joint = _replay(found, [[], *(order[: n + 1].tolist() for n in range(len(chosen)))])
+    together = np.full(len(order), np.nan)
+    together[: len(chosen)] = joint[0] - joint[1:]
+    return costs, order, together
+
+
+def _replay(found: Barriers, without: Sequence[Sequence[int]]) -> Floats:
+    """Return when the job ends if no other host waits for some hosts, for several choices of these."""
+    n = len(found.hosts)
+    gone = np.zeros((len(without), n), bool)
+    for at, left in enumerate(without):
+        gone[at, [*left]] = True
+    now, before = np.zeros((len(without), n)), np.full(n, np.nan)
+    for at, (wait, start) in enumerate(zip(found.wait, found.start, strict=True)):
+        component = np.where(np.isfinite(wait), found.groups[found.group[at]], -1)
+        hosts = np.argsort(component, kind="stable")[(component < 0).sum() :]
+        _, edges, sizes = np.unique(component[hosts], return_index=True, return_counts=True)
+        least, most = (np.repeat(part.reduceat(wait[hosts], edges), sizes) for part in (np.minimum, np.maximum))
+        worked = np.where(np.isfinite(before[hosts]), start[hosts] - before[hosts], most - wait[hosts])
+        arrived = now[:, hosts] + worked
+        earliest = np.minimum.reduceat(arrived, edges, axis=1)  # of a group of which nobody waits for anybody
+        latest = np.maximum.reduceat(np.where(gone[:, hosts], -np.inf, arrived), edges, axis=1)
+        now[:, hosts] = np.repeat(np.maximum(latest, earliest), sizes, axis=1) + least
+        before[hosts] = start[hosts] + wait[hosts]
+    return np.asarray(now.max(axis=1))
+
+
+def _lateness(found: Barriers) -> Floats:
+    """Return how much later than the median host each came in each step, (steps, hosts)."""
+    late = np.zeros((len(found.steps), len(found.hosts)))
+    steps, first = np.unique(found.step, return_index=True)
+    if len(steps):
+        late[steps] = np.add.reduceat(found.late, first, axis=0)
+    return late
+
+
+def _critical(found: Barriers, skew: Floats) -> pl.DataFrame:
+    """Return ``tpunb.schema.CRITICAL``: from the end of each step back, the host that each collective waited for."""
+    ends, rows, host, step = found.ends, [], -1, -1
+    known = np.isfinite(found.wait)
+    for at in range(len(ends) - 1, -1, -1):
+        component = np.where(known[at], found.groups[found.group[at]], -1)
+        if found.step[at] != step:  # begins with the host that ended it last
+            step, host = found.step[at], int(np.where(component < 0, -np.inf, ends[at] - np.nan_to_num(skew)).argmax())
+        if component[host] < 0:
+            continue
+        members = np.flatnonzero(component == component[host])
+        waits = found.wait[at, members]
+        last, second = members[waits.argmin()], np.partition(waits, min(1, len(waits) - 1))[min(1, len(waits) - 1)]
+        earlier = next((ends[before, last] for before in range(at - 1, -1, -1) if known[before, last]), np.nan)
+        dur = ends[at, last] - earlier if found.by == "collectives" else -found.wait[at, last]
+        device = int(found.device[at, last])
+        gain = second - waits.min()
+        named = found.hosts[last], None if device < 0 else found.devices[device], found.name[at]
+        rows.append((found.steps[step], *named, *(None if np.isnan(time) else round(time) for time in (dur, gain))))
+        host = last
+    columns = [name for name in schema.CRITICAL if name != "segment"]
+    chain = pl.DataFrame(rows[::-1], schema={name: schema.CRITICAL[name] for name in columns}, orient="row")
+    return chain.with_columns(segment=pl.int_range(1, pl.len() + 1).over("step")).select(*schema.CRITICAL)
