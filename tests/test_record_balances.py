@@ -205,13 +205,12 @@ def test_what_a_faster_device_is():
 TWO = hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > 1
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not TWO, reason="needs two cores, and affinity calls")
 def test_a_run_is_recorded_and_read_with_its_device_apart_from_its_host(tmp_path):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import record_balances as script; from pathlib import Path\n"
         "folder, scratch = Path(sys.argv[2]) / 'balances', Path(sys.argv[3])\n"
-        "session = script.Session('dcgan-cifar10', folder, script.Options(1.0, 1), scratch)\n"
+        "session = script.Session('dcgan-cifar10', folder, script.Options(0.2, 1), scratch)\n"
         "[session.record(script.Point('dcgan-cifar10', 1, form, 1)) for form in ('naive', 'hand-optimised')]"
     )
     env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(SCRIPT.parents[2])}
