@@ -148,7 +148,7 @@ def tuning():
     rows = [
         (
             row["run"],
-            row["mark"] or "little idle time",
+            row["mark"] or "little idle",
             f"{row['value']:.2f}x",
             f"{row['low']:.2f} to {row['high']:.2f}",
         )

@@ -185,7 +185,7 @@ def test_observations_that_agree(tmp_path):
     )
     assert rows[5]["value"] == pytest.approx(4 / 7)
     assert rows[5]["sentence"] == (
-        "Agrees: the device idles 40.0 %, and 57.1 % if it is faster (40.0 % with 1.5x); if waits stay, "
+        "Agrees: the device idles 40.0 %, and 57.1 % if it computes 2.00x as fast (40.0 % with 1.5x); if waits stay, "
         "the growth in the paper is that by a device 1.21x as fast."
     )
 

@@ -21,7 +21,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -65,8 +65,8 @@ SAME_MODEL = {
 
 _POINTS, _ROUNDS, _LIGHT = 6, 3, 1  # widths of a curve; rounds; the width of those with little idle time that is tuned
 _LONGEST_S, _FEWEST, _HOUR_S = 25.0, 4, 3600.0  # of a run; steps of an epoch
-_SLOWER, _OTHERS = 1.25, 0.10  # of a busy machine: probe by the fastest, and share of the processors that others use
-_PROBES, _PROBE = 8, 100_000
+_SLOWER, _OTHERS = 1.4, 0.10  # of a busy machine: probe by the fastest, and share of the processors that others use
+_PROBES, _PROBE = 25, 100_000
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Session:
         for _ in range(2):  # the second time with the width found in the first
             times = self.times()
             if mark == V2:
-                idle = published("idle").filter(device=V2)["value"].item()
+                idle = published("idle").filter(device="TPU v2")["value"].item()
                 device_s = fmean(step_s - device_s for step_s, device_s in times.values()) * (1 - idle) / idle
             elif self.plan["marks"].get(V2) is None:
                 return None
@@ -301,7 +301,7 @@ class Session:
         for core in (self.cores.device, self.cores.input):
             taken = self._on(core, lambda: [_probed() for _ in range(_PROBES)])
             self.plan["probe_s"] = min(self.plan["probe_s"], *taken)
-            slowest = max(slowest, fmean(taken))
+            slowest = max(slowest, median(taken))
         return slowest
 
     def _on(self, core: int | None, measure: Any) -> Any:

@@ -45,8 +45,10 @@ def balances(frame: pl.DataFrame, *, title: str, paper: Mapping[str, float] | No
     rows = rows.with_columns(run=pl.col("run").map_elements(plain, pl.String), about=pl.Series(about))
     names = rows["run"].unique(maintain_order=True).to_list()
     stroke, dash, fill, shape = looks(names, "run")
-    x = alt.X("balance:Q", title="balance: input work by device work (log)", scale=alt.Scale(type="log", nice=False))
-    y = alt.Y("value:Q", title="%", scale=alt.Scale(domain=[0, 100]))
+    x = alt.X("balance:Q", title="balance: input work by device work (log)", axis=alt.Axis(tickCount=5, format="~s"))
+    x = x.scale(type="log", nice=False)
+    top = 100 if max([*rows["high"], *(100 * each for each in (paper or {}).values())]) > 50 else alt.Undefined
+    y = alt.Y("value:Q", title="%", scale=alt.Scale(zero=True, domainMax=top))
     base = rows_of(rows).encode(x=x, y=y, stroke=stroke)
     lines = pl.DataFrame({"value": [100 * each for each in (paper or {}).values()], "about": [*(paper or {})]})
     across = rows_of(lines).encode(y=alt.Y("value:Q"))

@@ -14,10 +14,10 @@ from tpunb.workloads.paper.figures import mxu
 from tpunb.workloads.paper.tables import published
 from tpunb.workloads.recordings import NAIVE, TUNED, RecordedRun
 
-V2, V3_MEMORY, V3 = "TPU v2", "TPU v3, if memory bounds it", "TPU v3"
 _V2, _V3 = device("TPU v2"), device("TPU v3")
+V2, V3_MEMORY, V3 = "idle as TPU v2", "1.5x as fast", "2.73x as fast"
 FASTER = {V2: 1.0, V3_MEMORY: _V3.bandwidth / _V2.bandwidth, V3: _V3.peak_flops / _V2.peak_flops}
-"""Marked balances: where the naive program idles as the paper's on TPU v2, and with a device so many times faster."""
+"""Marked balances: where the naive program idles as the paper's on TPU v2, and a device so many times as fast, as TPU v3."""
 
 OTHER_DATA = {
     "bert-squad": ("bert-mrpc", "bert-mnli", "bert-cola"),
@@ -155,7 +155,7 @@ def _preparation(naive: pl.DataFrame) -> _Row | None:
     text = (
         f"of {percent(idle[0], 1)} of step time in which the device idles, steps wait {percent(wait[0], 1)} for input"
     )
-    return 3, figure, *wait, _idle(V2), *_judged(wait[1] > idle[0] / 2, text)
+    return 3, figure, *wait, _idle("TPU v2"), *_judged(wait[1] > idle[0] / 2, text)
 
 
 def _efficiency(naive: pl.DataFrame, tuned: pl.DataFrame) -> _Row | None:
@@ -179,13 +179,13 @@ def _faster(naive: pl.DataFrame) -> _Row | None:
     before, memory, after = (_mean(naive.filter(measure="idle"), mark) for mark in FASTER)
     if before is None or after is None:
         return None
-    enough = _idle(V3) / (1 - _idle(V3)) / (_idle(V2) / (1 - _idle(V2)))
+    device_s = naive.filter(measure="device_s").pivot("mark", index="run", values="value")
+    measured = (device_s[V2] / device_s[V3]).mean()
+    enough = _idle("TPU v3") / (1 - _idle("TPU v3")) / (_idle("TPU v2") / (1 - _idle("TPU v2")))
     between = "" if memory is None else f" ({percent(memory[0], 1)} with {FASTER[V3_MEMORY]:.1f}x)"
-    text = (
-        f"the device idles {percent(before[0], 1)}, and {percent(after[0], 1)} if it is faster{between}; if waits stay"
-    )
-    text += f", the growth in the paper is that by a device {enough:.2f}x as fast"
-    return 5, figure, *after, _idle(V3), *_judged(after[1] > before[2], text)
+    text = f"the device idles {percent(before[0], 1)}, and {percent(after[0], 1)} if it computes {measured:.2f}x as fast"
+    text += f"{between}; if waits stay, the growth in the paper is that by a device {enough:.2f}x as fast"
+    return 5, figure, *after, _idle("TPU v3"), *_judged(after[1] > before[2], text)
 
 
 def _datasets(naive: pl.DataFrame) -> _Row | None:
