@@ -303,6 +303,15 @@ def test_five_workloads_are_shipped_over_six_balances_and_three_rounds(shipped):
     assert {mark for mark in naive["mark"] if mark} <= {*FASTER}
 
 
+def test_marks_of_the_shipped_runs_are_what_they_are_named(shipped):
+    naive = curves(shipped).filter(form="naive").drop_nulls("mark")
+    device_s = naive.filter(measure="device_s").pivot("mark", index=["run"], values="value")
+    idle = naive.filter(measure="idle", mark=V2).filter(pl.col("run").is_in([*OTHER_DATA]))
+    busy = naive["busy"].sum() > 0  # then times are not those of the program alone
+    assert busy or idle["value"].is_between(0.33, 0.45).all()
+    assert busy or (device_s[V2] / device_s[V3]).drop_nulls().is_between(2.2, 3.3).all()
+
+
 def test_all_forms_that_are_shipped_have_equal_output(shipped):
     found = gains(shipped)
     assert set(found["form"]) == {"hand-optimised", "tuned"}

@@ -3,7 +3,7 @@
 The naive program runs at widths of the model from the unit to 1; at those where its device idles as the paper's on TPU
 v2, and computes faster by the ratios of TPU v3 to that; and there also on other data. Workloads of Figures 14 to 16 run
 with hand-optimised and with tuned input too. A run's name is its width, form and round, so the command continues where
-it stopped; all of it takes about 45 minutes on two cores without other work. `--address` or `--tpu` records on a TPU.
+it stopped; all of it takes about 40 minutes on two cores without other work. `--address` or `--tpu` records on a TPU.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ class Point:
 class Options:
     """Options of a recording: seconds of a run, times that it is tried, and those of `tpunb.workloads.record`."""
 
-    seconds: float = 5.0
+    seconds: float = 3.5
     tries: int = 3
     data: str | None = None
     tpu: str | None = None
     source: Source | None = None
-    budget_s: float = 30.0  # of a tuning
+    budget_s: float = 40.0  # of a tuning
 
 
 def widths(unit: int) -> list[int]:
@@ -374,7 +374,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="*", help=f"of {', '.join(OTHER_DATA)} (default: all)")
     parser.add_argument("--to", default=str(Path(__file__).parent), help="folder of the runs (default: the samples)")
-    parser.add_argument("--seconds", type=float, default=Options.seconds, help="of training in a run (default: 5)")
+    parser.add_argument("--seconds", type=float, default=Options.seconds, help="of training in a run (default: 3.5)")
     parser.add_argument("--tries", type=int, default=Options.tries, help="of a run on a busy machine (default: 3)")
     parser.add_argument("--data", help="folder of real examples as TFRecord files")
     parser.add_argument("--tpu", help="name or address of a Cloud TPU to train on and profile; on a TPU VM: local")

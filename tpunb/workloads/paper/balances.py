@@ -17,7 +17,7 @@ from tpunb.workloads.recordings import NAIVE, TUNED, RecordedRun
 _V2, _V3 = device("TPU v2"), device("TPU v3")
 V2, V3_MEMORY, V3 = "idle as TPU v2", "1.5x as fast", "2.73x as fast"
 FASTER = {V2: 1.0, V3_MEMORY: _V3.bandwidth / _V2.bandwidth, V3: _V3.peak_flops / _V2.peak_flops}
-"""Marked balances: where the naive program idles as the paper's on TPU v2, and a device so many times as fast, as TPU v3."""
+"""Marked balances: where the naive program idles as the paper's on TPU v2, and with a device so many times as fast."""
 
 OTHER_DATA = {
     "bert-squad": ("bert-mrpc", "bert-mnli", "bert-cola"),
@@ -179,11 +179,13 @@ def _faster(naive: pl.DataFrame) -> _Row | None:
     before, memory, after = (_mean(naive.filter(measure="idle"), mark) for mark in FASTER)
     if before is None or after is None:
         return None
-    device_s = naive.filter(measure="device_s").pivot("mark", index="run", values="value")
-    measured = (device_s[V2] / device_s[V3]).mean()
+    device_s = naive.drop_nulls("mark").filter(measure="device_s").pivot("mark", index="run", values="value")
+    measured = device_s.select((pl.col(V2) / pl.col(V3)).mean()).item()
     enough = _idle("TPU v3") / (1 - _idle("TPU v3")) / (_idle("TPU v2") / (1 - _idle("TPU v2")))
     between = "" if memory is None else f" ({percent(memory[0], 1)} with {FASTER[V3_MEMORY]:.1f}x)"
-    text = f"the device idles {percent(before[0], 1)}, and {percent(after[0], 1)} if it computes {measured:.2f}x as fast"
+    text = (
+        f"the device idles {percent(before[0], 1)}, and {percent(after[0], 1)} if it computes {measured:.2f}x as fast"
+    )
     text += f"{between}; if waits stay, the growth in the paper is that by a device {enough:.2f}x as fast"
     return 5, figure, *after, _idle("TPU v3"), *_judged(after[1] > before[2], text)
 
