@@ -243,7 +243,7 @@ class Session:
             "output": digest([history.history], variables_of(model)),
             "slower": round(slower, 3),
             "others": round(others, 3),
-            "busy": slower > _SLOWER or others > _OTHERS,
+            "busy": slower > _SLOWER or others > _OTHERS or seconds > _LONGEST_S,
             "again": f"python datasets/sample_profiles/record_balances.py {self.name}",
             **{name: value for name, value in tuned.items() if name != "best"},
         }

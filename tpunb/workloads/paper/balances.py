@@ -148,7 +148,7 @@ def _judged(agrees: bool, text: str) -> tuple[bool, str]:
 
 
 def _preparation(naive: pl.DataFrame) -> _Row | None:
-    figure = "wait for input by step time, where the device idles as on TPU v2"
+    figure = "wait for input by step time, where the device idles as on TPU v2 (paper: idle time)"
     wait, idle = (_mean(naive.filter(measure=measure), V2) for measure in ("input", "idle"))
     if wait is None or idle is None:
         return None
