@@ -34,9 +34,7 @@ import numpy as np
 import polars as pl
 
 import tpunb as tp
-from tpunb import schema
-from tpunb.costmodel import CostModel, Evaluation, Measured, read_collection, read_tpugraphs
-from tpunb.costmodel.evaluation import judged
+from tpunb.costmodel import CostModel, Evaluation, Measured, read_tpugraphs
 from tpunb.costmodel.measured import of_programs
 from tpunb.io import hlo_ops
 from tpunb.step_stats import op_names
@@ -44,7 +42,6 @@ from tpunb.step_stats import op_names
 BLOCKS, QUICK_BLOCKS = 24, 8  # of the transformer
 PAIRS = 11
 NODES, CONFIGURATIONS, CONFIGURABLE, QUICK_CONFIGURABLE = 20_000, 10_000, 400, 100
-OTHERS = Path(__file__).parents[1] / "datasets" / "layouts" / "others.parquet"
 WINDOW = ("size", "stride", "padding_low", "padding_high", "window_dilation", "base_dilation")
 
 
@@ -218,18 +215,6 @@ def main() -> None:
     found = {features: CostModel(features).evaluate(collection, by="family") for features in ("program", "graph")}
     for evaluation in found.values():
         print(evaluation, flush=True)
-    if OTHERS.exists():
-        others = read_collection(OTHERS)
-        whole = CostModel().evaluate([*collection, *others], "family")
-        print(f"with those that compute with axes in another order: {whole}")
-        rows = pl.DataFrame(
-            [row for each in others for row in judged(each, model.predict(each))], schema.JUDGED, orient="row"
-        )
-        apart = Evaluation("program", "family", rows)
-        tau, ceiling = (row_of(apart, method)["tau"] for method in ("model", "repeat ceiling"))
-        top3, default = (row_of(apart, method)["top3"] for method in ("model", "default"))
-        print(f"these {len(others)} alone, by the model of the others: tau {tau:.2f} of {ceiling:.2f}, ", end="")
-        print(f"best of the first 3 {top3:.1%} off the fastest, default {default:.1%}", flush=True)
     if given.quick:
         print(f"left out: {BLOCKS} blocks, {CONFIGURABLE} configurable nodes")
     program = found["program"]

@@ -31,6 +31,12 @@ def rows():
     return tf.data.Dataset.from_tensor_slices((X, Y))
 
 
+def changed(data, **attributes):
+    for name, value in attributes.items():
+        setattr(data, name, value)
+    return data
+
+
 def grained():
     source = grain.MapDataset.source(list(zip(X, Y, strict=True)))
     return source.shuffle(seed=5).map(lambda row: (2 * row[0], row[1])).batch(BATCH)
@@ -41,6 +47,31 @@ def loaded():
     operations = [grain.transforms.Batch(BATCH)]
     source = list(zip(X, Y, strict=True))
     return grain.DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=0)
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches by an index, of rows that are permuted between epochs."""
+
+    def __init__(self):
+        super().__init__()
+        self.x, self.y, self.order, self.dice = X, Y, np.arange(SAMPLES), np.random.default_rng(3)
+
+    def __len__(self):
+        return SAMPLES // BATCH
+
+    def __getitem__(self, index):
+        at = self.order[BATCH * index : BATCH * (index + 1)]
+        return self.x[at], self.y[at]
+
+    def on_epoch_end(self):
+        self.dice.shuffle(self.order)
+
+
+class Beside(Batches):
+    """Batches that depend on more than their index."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(np.random.randint(0, 4))
 
 
 def generated():
@@ -80,17 +111,20 @@ EXACT = {
     "arrays": (lambda: (X, Y), {"validation_split": 0.5}, {}),
     "arrays in batches": (lambda: (X, Y), {"shuffle": "batch", "steps_per_epoch": 7}, {"built": False}),
     "grain": (grained, {}, {}),
+    "by index": (Batches, {"validation_data": True}, {"built": False}),
     "transferred": (lambda: rows().shuffle(20, seed=3).batch(BATCH), {}, {}),
     "loader": (loaded, {"steps_per_epoch": 9}, {"built": False}),
 }
 """By name: the data, arguments of fit, and arguments of the model."""
 
-PLAIN = "seeded", "scheduled", "arrays", "loader", "transferred"
+PLAIN = "seeded", "by index", "scheduled", "arrays", "loader", "transferred"
 """Those that are trained without being saved too."""
 
 INEXACT = {
     "eager": (lambda: rows().batch(BATCH), {"epochs": 1}, {"run_eagerly": True}),
     "callback": (lambda: rows().batch(BATCH), {"epochs": 1}, {"layers": [keras.layers.Lambda(counted)]}),
+    "workers": (lambda: changed(Batches(), workers=2), {"epochs": 1}, {}),
+    "by more than the index": (Beside, {"epochs": 1}, {}),
     "generator": (generated, {"steps_per_epoch": 12, "epochs": 1}, {}),
     "distributed": (lambda: rows().batch(BATCH), {"epochs": 1}, {}),
 }
@@ -155,7 +189,7 @@ def save(folder, names):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     with checkpointing(folder / "killed", every=EVERY):
-        cell("arrays", Kill())
+        cell("by index", Kill())
 
 
 def go_on(folder, names):
@@ -165,7 +199,7 @@ def go_on(folder, names):
         found = checkpoints(folder / name)
         for one in [found[-1]] if name == "killed" else [found[0], found[-2]]:
             with resume(one, on_divergence="raise") as seen:
-                result = cell("arrays" if name == "killed" else name)
+                result = cell("by index" if name == "killed" else name)
             resumed[f"{name} {one.step}"] = {**result, "verified": seen.verified_steps}
     with resume(checkpoints(folder / "callback")[1], exact=False):
         resumed["callback"] = cell("callback")

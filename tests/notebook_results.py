@@ -4,12 +4,14 @@
 """
 
 import json
+import tempfile
 from functools import cache
 from pathlib import Path
 
 import polars as pl
 
 import tpunb as tp
+from tpunb.testing import Fault, pod, step_program
 from tpunb.workloads import paradnn, recorded, recorded_balances, table_1
 from tpunb.workloads.paper import FASTER, OTHER_DATA, curves, gains, observations, published
 from tpunb.workloads.paper.balances import V2, V3
@@ -79,6 +81,20 @@ def sweep():
     return (
         "where throughput stops growing depends on the device. Four layers of 512 nodes, as published:",
         [("device", "batch within 5 % of the best throughput", "throughput there"), *rows],
+    )
+
+
+def pods():
+    program = step_program(tp.sample("keras_cnn"), ops=60, collectives=3)
+    faults = [Fault("slow chip", (3,), 0.12, device=2), Fault("slow input", (11,), 0.08, every=4)]
+    with tempfile.TemporaryDirectory() as folder:
+        pod(program, hosts=24, steps=20, faults=faults, folder=folder)
+        found = tp.hosts(tp.steps(tp.load(folder)))
+    named = found.frame.filter("named").select("host", "cause", "recurrence", pl.col("costs_ps") / found.span_ps)
+    rows = [(host, cause, recurrence, percent(gain)) for host, cause, recurrence, gain in named.rows()]
+    return (
+        "hosts that delay a job are named, with cause and gain. Of a simulated pod of 24 hosts, two of them slow:",
+        [("host", "cause", "when", "gain of step time"), *rows],
     )
 
 
@@ -190,6 +206,7 @@ RESULTS = {
     "02_phases.ipynb": phases,
     "03_tune.ipynb": tune,
     "04_sweep.ipynb": sweep,
+    "05_pods.ipynb": pods,
     "06_rank.ipynb": rank,
     "paper/1_workloads.ipynb": workloads,
     "paper/2_phases.ipynb": paper_phases,

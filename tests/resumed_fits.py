@@ -1,8 +1,10 @@
-"""Fits that are saved and resumed by the same cell; as a program, it resumes them in a new process."""
+"""Fits that are saved and resumed by the same cell; as a program, it resumes them in a new process, and is killed."""
 
 import hashlib
 import json
+import os
 import random
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 
 from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.resume import resume
+from tpunb.training import snapshot
 
 SAMPLES, BATCH = 48, 4
 
@@ -40,6 +43,30 @@ def odd(x, y):
     return x[0] > -0.5
 
 
+def by_index():
+    import keras
+
+    class Batches(keras.utils.PyDataset):
+        """Batches by an index, of rows that are permuted between epochs."""
+
+        def __init__(self):
+            super().__init__(workers=2)
+            self.x, self.y = arrays()
+            self.order = np.arange(SAMPLES)
+
+        def __len__(self):
+            return SAMPLES // BATCH
+
+        def __getitem__(self, index):
+            at = self.order[BATCH * index : BATCH * (index + 1)]
+            return self.x[at], self.y[at]
+
+        def on_epoch_end(self):
+            np.random.shuffle(self.order)
+
+    return Batches()
+
+
 FITS = {
     "plain": (lambda: rows().batch(BATCH), {}),
     "shuffled": (lambda: rows().shuffle(20).batch(BATCH), {}),
@@ -55,12 +82,13 @@ FITS = {
     "augmented": (lambda: rows().shuffle(20).batch(BATCH), {"augmented": True}),
     "arrays": (None, {"shuffle": False}),
     "shuffled arrays": (None, {}),
+    "by index": (by_index, {}),
 }
 EVERY = {"repeated": 5, "unknown length": 3}
 """Steps from one checkpoint to the next, half an epoch or a third; of the others 6."""
 """By name: the data, and what else the fit is given."""
 
-QUICK = ("shuffled", "seeded", "repeated", "interleaved", "scheduled", "augmented", "shuffled arrays")
+QUICK = ("shuffled", "seeded", "repeated", "interleaved", "scheduled", "augmented", "shuffled arrays", "by index")
 """Those that are resumed at every run of the tests."""
 
 
@@ -144,8 +172,22 @@ def is_edge(checkpoint):
     return json.loads((checkpoint.path / "tpunb.json").read_text())["step_in_epoch"] == 0
 
 
+def killed(folder):
+    """Train and save, until the process is killed while it writes the second checkpoint."""
+    original = snapshot.write_arrays
+
+    def dies(aside, arrays):
+        original(aside, arrays)
+        if aside.name.startswith(".tpunb-12."):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    snapshot.write_arrays = dies
+    saved(folder, "plain")
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     top = Path(sys.argv[1])
     seen = {name: {one.path.name: resumed(one, name) for one in chosen(top / name)} for name in sys.argv[2:]}
     (top / "resumed.json").write_text(json.dumps(seen))
+    killed(top / "killed")

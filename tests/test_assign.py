@@ -94,11 +94,11 @@ def test_an_untimed_step_takes_the_label_of_the_nearest():
     assert phases(replace(steps, frame=unknown), every_step).labels.to_list() == [0, 1, 2, 2]
 
 
-def test_labels_come_from_the_same_host():
+def test_a_step_of_the_job_is_traced_in_full_if_any_host_traced_it():
     one = toy_steps("aaaa", host="one", traced="fnnn")
     two = toy_steps("aaaa", host="two", traced="nnnf")
     both = Steps(pl.concat([one.frame, two.frame]), pl.concat([one.ops, two.ops]))
-    assert phases(both, every_step).labels.to_list() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert phases(both, every_step).labels.to_list() == [0, 0, 1, 1, 0, 0, 1, 1]
 
 
 def test_a_host_without_full_steps_takes_labels_of_the_others():

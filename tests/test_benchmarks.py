@@ -401,6 +401,17 @@ def test_the_quick_goodput_benchmark_ends_in_its_figures_and_omissions():
 
 
 @pytest.mark.slow
+def test_the_quick_benchmark_of_pods_ends_in_its_figures():
+    pytest.importorskip("distributed")
+    pytest.importorskip("xprof")
+    said, last = quick("pods.py")
+    assert [*last] == ["cpu_s", "vs_xprof", "peak_mb", "dask_cpu", "dask_wall", "hosts_s"]
+    assert all(value > 0 for value in last.values())
+    assert "cpu_s is scaled to 1000 hosts" in said
+    assert "equal frames" in said
+
+
+@pytest.mark.slow
 def test_the_quick_roofline_benchmark_ends_in_its_figures_and_omissions():
     pytest.importorskip("tensorflow")
     said, last = quick("roofline.py")

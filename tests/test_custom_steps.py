@@ -2,9 +2,8 @@
 
 import warnings
 
-import numpy as np
 import pytest
-from test_exactness import BATCH, refuses, resumes, rows, small, trained
+from test_exactness import BATCH, resumes, rows, small, trained
 
 from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.resume import resume
@@ -115,22 +114,3 @@ def test_a_model_that_is_compiled_again_during_a_fit_is_inexact_from_then_on(tmp
     with resume(found[0]):
         later, _, again = cell()
     assert (later, again) == (losses[5:], weights)
-
-
-class Batches(keras.utils.PyDataset):
-    """Batches that Python makes."""
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, at):
-        x = np.full((BATCH, 3), at, "f")
-        return x, x[:, :1]
-
-
-def test_a_py_dataset_is_refused_by_its_name_with_a_way_out(tmp_path):
-    refuses(
-        tmp_path,
-        lambda: trained(Batches(), epochs=2),
-        "Batches: a Keras PyDataset feeds it, whose Python code may have state (give fit arrays or a tf.data.Dataset)",
-    )

@@ -44,7 +44,18 @@ ONLY_IN = {
     "grpc": {"profiler", "testing"},
     "numba": {"io", "step_stats", "frames", "cluster"},
 }
-NEVER_AT_THE_TOP = {"tensorflow", "keras", "jax", "sklearn", "hdbscan", "pandas", "scipy", "kneed"}
+NEVER_AT_THE_TOP = {
+    "tensorflow",
+    "keras",
+    "jax",
+    "sklearn",
+    "hdbscan",
+    "pandas",
+    "scipy",
+    "kneed",
+    "dask",
+    "distributed",
+}
 
 
 def imports(tree):

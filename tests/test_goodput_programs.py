@@ -121,6 +121,25 @@ def test_saves_in_a_callback_are_checkpoint_saves(captured, model, tmp_path):
     assert seconds(goodput, "callbacks") < 0.3
 
 
+def test_all_time_of_a_save_is_a_checkpoint_save(captured, model, tmp_path, monkeypatch):
+    from tpunb.training import snapshot
+    from tpunb.training.fingerprints import Fingerprints
+
+    def slowly(function):
+        def slow(*arguments):
+            time.sleep(0.25)
+            return function(*arguments)
+
+        return slow
+
+    monkeypatch.setattr(snapshot, "write_arrays", slowly(snapshot.write_arrays))
+    monkeypatch.setattr(Fingerprints, "begin", slowly(Fingerprints.begin))
+    with tp.checkpointing(tmp_path, every=6, keep=1) as saving:
+        goodput = captured(lambda run: model.fit(many(10), epochs=2, verbose=0))
+    assert seconds(goodput, "checkpoint save", "tpunb") > 0.99 * saving.seconds > 1.48
+    assert goodput.frame.filter(account="checkpoint save")["count"].sum() == 3
+
+
 def test_time_between_steps_and_fits_has_its_account(captured, model):
     def program(run):
         for number in range(20):

@@ -118,6 +118,56 @@ def test_missing_buffers_are_written_again(tmp_path, monkeypatch):
     assert about["position"]["redraw"] == 0
 
 
+class Hand:
+    """A clock that is moved by hand: writing a position takes 2 seconds, a step 50."""
+
+    def __init__(self):
+        self.now = 0
+
+    def monotonic(self):
+        return self.now
+
+    def slowly(self, write):
+        def written(*arguments):
+            self.now += 2
+            return write(*arguments)
+
+        return written
+
+    def step(self, batch, logs):
+        self.now += 50
+
+
+def test_a_position_that_is_written_slowly_is_not_written_each_time(tmp_path, monkeypatch):
+    """As where TensorFlow waits for the calls of a parallel map that are in flight."""
+    hand = Hand()
+    monkeypatch.setattr(positions, "LARGE", 10**9)
+    monkeypatch.setattr(positions, "_SHARE", 0.01)
+    monkeypatch.setattr(positions, "time", hand)
+    monkeypatch.setattr(positions.position, "write", hand.slowly(positions.position.write))
+
+    def cell():
+        steps = keras.callbacks.LambdaCallback(on_train_batch_end=hand.step)
+        return trained(rows().map(twice, num_parallel_calls=2).batch(BATCH), epochs=2, callbacks=[steps])
+
+    losses, *_ = saved(tmp_path, cell, every=1)
+    found = contents(tmp_path)
+    assert [redraw for redraw, *_ in found.values()] == [0, 1, 2, 3, 0, 1, 2, 1, 2, 3, 0, 1, 2, 3]
+    assert found[1][1:] == found[4][1:] != found[5][1:] == found[7][1:]
+    assert [step for step in range(9, 12) if found[step][1:]] == [], "drawn again from the begin of the pass"
+    for step in (3, 6, 10):
+        with resume(tmp_path / f"tpunb-{step}"):
+            later, *_ = cell()
+        assert later == losses[step:]
+
+
+def test_a_position_that_is_written_fast_is_written_each_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(positions, "LARGE", 10**9)
+    monkeypatch.setattr(positions, "time", Clock(stands=True))
+    saved(tmp_path, lambda: trained(rows().batch(BATCH), epochs=1), every=1)
+    assert {redraw for redraw, *_ in contents(tmp_path).values()} == {0}
+
+
 def test_bytes_in_buffers_are_those_of_shuffles():
     def size(data):
         return buffered_bytes(graph_or_none(data))

@@ -200,13 +200,13 @@ def test_any_collection_of_paths_will_do(tmp_path):
 
 def test_hosts_are_decoded_side_by_side(tmp_path, monkeypatch):
     together = threading.Barrier(3)
-    decode = logdir._decoded
+    decode = logdir.decoded
 
     def waits_for_the_others(file, data):
         together.wait(timeout=20)
         return decode(file, data)
 
-    monkeypatch.setattr(logdir, "_decoded", waits_for_the_others)
+    monkeypatch.setattr(logdir, "decoded", waits_for_the_others)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     files = [put(tmp_path / f"{host}.xplane.pb", window(host)) for host in "cab"]
     assert tp.load(files).windows["host"].to_list() == ["c", "a", "b"]
@@ -602,10 +602,10 @@ def test_an_empty_logdir_in_a_list_is_an_error(tmp_path):
         tp.load([tmp_path])
 
 
-def test_a_run_in_a_list_is_an_error(tmp_path):
+def test_a_run_in_a_list_of_raw_profiles_is_an_error(tmp_path):
     RunWriter(tmp_path / "bert").facts({"name": "bert"})
     with pytest.raises(tp.TpunbError, match="is a run"):
-        tp.load([tmp_path / "bert"])
+        tp.load([tmp_path / "bert", put(tmp_path / "a.xplane.pb", window())])
 
 
 @pytest.mark.parametrize("wrong", [None, 5, b"runs/bert"])

@@ -14,7 +14,7 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
 BOOKS = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
-SLOW = ("04_sweep.ipynb", "06_rank.ipynb")  # they measure for minutes
+SLOW = ("04_sweep.ipynb", "05_pods.ipynb", "06_rank.ipynb")  # they measure for minutes, or start a cluster
 PAPER = sorted(f"paper/{path.name}" for path in (NOTEBOOKS / "paper").glob("*.ipynb"))
 EXECUTED = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in BOOKS + PAPER]
 
@@ -131,7 +131,7 @@ def test_training_and_evaluation_are_separate_phases(tour):
         *(("00_tour.ipynb", 7), ("01_read_a_profile.ipynb", 2), ("02_phases.ipynb", 5), ("03_tune.ipynb", 1)),
         *(("paper/2_phases.ipynb", 7), ("paper/3_operators.ipynb", 3), ("paper/4_datasets.ipynb", 3)),
         ("paper/5_tuning.ipynb", 3),
-        *(pytest.param(name, least, marks=pytest.mark.slow) for name, least in zip(SLOW, (4, 3), strict=True)),
+        *(pytest.param(name, least, marks=pytest.mark.slow) for name, least in zip(SLOW, (4, 2, 3), strict=True)),
     ],
 )
 def test_pictures_are_static_and_need_no_network(executed, name, least):
@@ -179,7 +179,7 @@ def test_a_fit_resumes_exactly_and_is_tuned(executed):
 
 @pytest.mark.slow
 def test_a_sweep_answers_and_is_read_again(executed):
-    text = shown(executed(SLOW[0])[0])
+    text = shown(executed("04_sweep.ipynb")[0])
     assert "batch 16,384 is the largest measured, and throughput still rises" in text  # as published
     assert "2.78 times the examples per second" in text
     assert text.count("by the graph:") == 3
@@ -187,8 +187,24 @@ def test_a_sweep_answers_and_is_read_again(executed):
 
 
 @pytest.mark.slow
+def test_the_hosts_that_delay_a_pod_are_named(executed):
+    text = shown(executed("05_pods.ipynb")[0])
+    assert "replace pod-0037" in text
+    assert "pod-0061" in text
+    assert "its hosts were reduced to statistics" in text
+
+
+@pytest.mark.slow
+def test_what_more_chips_bought_is_answered(executed):
+    text = shown(executed("05_pods.ipynb")[0])
+    assert "resnet tpu-v3-N 0.6.0: 16 to 1,024 chips, 32.9 times as fast to quality" in text
+    assert "of the step on 1,024 chips is serial" in text
+    assert "1.52" in text
+
+
+@pytest.mark.slow
 def test_three_layouts_are_timed_of_24(executed):
-    book, folder = executed(SLOW[1])
+    book, folder = executed("06_rank.ipynb")
     text = shown(book)
     assert (
         "attention: 4 of 24 configurations timed; " in text or "attention: 3 of 24 " in text

@@ -325,7 +325,7 @@ def test_a_short_fit_is_not_tuned(monkeypatch):
     assert sentences(found)[0].startswith("Not tuned: the rest of the fit takes")
     with tuned(budget=1e6) as found:
         fitted(reading(n=8), epochs=1)
-    assert sentences(found) == ["Not tuned: the fit ended before."]
+    assert sentences(found) == ["Not tuned: the fit ended before its steps were measured."]
     with tuned() as found:
         pass
     assert (found.messages, found.tuning) == ([], None)

@@ -177,7 +177,7 @@ def test_noise_is_described_like_a_phase():
 def test_several_hosts_say_whose_step_represents():
     one, two = toy_steps("ab", host="h1"), toy_steps("ab", host="h2")
     steps = Steps(pl.concat([one.frame, two.frame]), pl.concat([one.ops, two.ops]))
-    phases = tp.phases(steps, lambda steps: [0, 1, 0, 1])
+    phases = tp.phases(steps, lambda steps: [0, 1])
     assert dict(phase_view.describe(phases, 0, {})["facts"])["Representative"].startswith("step 0 of h")
 
 

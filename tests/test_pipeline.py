@@ -133,7 +133,7 @@ def generating():
     ("build", "words"),
     [
         (lambda: ranged().map(double).cache("never-written"), "caches in files"),
-        (generating, "keeps or changes state"),
+        (generating, "draws from a tf.random.Generator"),
         (lambda: tf.data.Dataset.random(seed=1, rerandomize_each_iteration=True).take(3), "random"),
     ],
 )

@@ -138,8 +138,8 @@ def counted():
 
 NOT_REBUILT = {
     "cache in a file": (lambda: twenty().cache("never-written").batch(8), "caches in files"),
-    "a generator's state": (generating, "keeps or changes state"),
-    "a variable that is changed": (counted, "keeps or changes state"),
+    "a generator's state": (generating, "draws from a tf.random.Generator"),
+    "a variable that is changed": (counted, "changes a variable"),
 }
 
 

@@ -12,11 +12,11 @@ tf = pytest.importorskip("tensorflow")
     [
         (
             "{{function_node __wrapped__X}} PyFunc is stateful. [Op:SerializeIterator] name: ",
-            "PyFunc: a Python function (",
+            "a stage of the data: it calls the Python function, which may keep state (if it keeps none, pass",
         ),
         (
             "{{function_node __wrapped__X}} GeneratorDataset does not support checkpointing. [Op:Serialize] name: .",
-            "GeneratorDataset: a Python function (from_generator) feeds it",
+            "a stage of the data: the Python generator feeds it, and cannot continue in the middle (give fit arrays",
         ),
         ("{{node y}} the disk is full [Op:Z]", "the disk is full"),
         ("", "FailedPreconditionError"),

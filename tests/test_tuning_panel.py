@@ -127,7 +127,7 @@ def test_a_pipeline_that_cannot_be_rebuilt_is_shown_with_the_reason(tmp_path):
     generator = tf.random.Generator.from_seed(1)
     data = at_hand().map(lambda x, y: (x + generator.normal(()), y))
     panel = panel_of(Job(lambda: (little(), data)), tmp_path)
-    assert "keeps or changes state" in panel._frame["refusal"]
+    assert "draws from a tf.random.Generator" in panel._frame["refusal"]
     assert {row["verdict"] for row in panel._frame["parameters"]} == {"locked"}
 
 

@@ -9,6 +9,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,8 +18,9 @@ from hypothesis import strategies as st
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile
-from tpunb.io import chrome_trace, event_ids, protobuf_kernels, xplane
+from tpunb.io import chrome_trace, event_ids, protobuf_kernels, storage, xplane
 from tpunb.io.cache import Decoded
+from tpunb.testing import toy_window
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -202,6 +204,40 @@ def test_facts_of_real_captures_equal_the_protobuf_librarys(path, xplane_pb2):
     watched = [stat_values(plane.stats, plane) for plane in space.planes if plane.name == "Task Environment"] or [{}]
     assert facts.start_ns == watched[0].get("profile_start_time")
     assert facts.stop_ns == watched[0].get("profile_stop_time")
+
+
+def in_any_order(events):
+    """Events as rows of text and numbers."""
+    rows = events.drop("host", "lane").with_columns(pl.col(pl.Categorical).cast(pl.String))
+    return rows.sort(rows.columns)
+
+
+def test_captures_read_in_one_pass_are_those_read_one_by_one(real_profiles):
+    files = sorted(real_profiles.glob("*.xplane.pb"))
+    contents = [storage.read(storage.local(file)) for file in files]
+    events, origin_ns, facts = xplane.read_many(contents, [file.name for file in files])
+    assert origin_ns is None  # they are months apart
+    assert events["lane"].n_unique() == sum(xplane.read(data, source="one")[0]["lane"].n_unique() for data in contents)
+    for file, data, fact in zip(files, contents, facts, strict=True):
+        own, known = xplane.read(data, source="one")
+        mine = events.filter(pl.col("host") == file.name)
+        assert in_any_order(mine).equals(in_any_order(own)), file.name
+        assert (fact.hosts, fact.start_ns, fact.stop_ns) == (known.hosts, known.start_ns, known.stop_ns)
+        assert fact.hardware.drop("host").equals(known.hardware.drop("host"))
+        assert set(fact.hardware["host"]) <= {file.name}
+
+
+def test_times_of_files_read_in_one_pass_are_those_of_one_clock():
+    first, second = (toy_window(5_000 + by, 9_000 + by, [(7, 6_000 + by, 8_000 + by)]) for by in (0, 300))
+    contents = [np.frombuffer(data, np.uint8) for data in (second, first)]
+    events, origin_ns, facts = xplane.read_many(contents, ["b", "a"])
+    assert origin_ns == 5_000
+    assert [fact.start_ns for fact in facts] == [5_300, 5_000]
+    assert dict(events.select(pl.col("host").cast(pl.String), "start_ps").rows()) == {"b": 1_300_000, "a": 1_000_000}
+    with pytest.raises(BadProfile, match="files: no"):
+        xplane.read_many([contents[0], contents[1][:-3]], ["b", "a"])
+    with pytest.raises(BadProfile, match="files: no plane in one of several files"):
+        xplane.read_many([contents[0], contents[1][:0]], ["b", "a"])
 
 
 @each_capture("*_julia.xplane.pb")

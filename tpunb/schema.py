@@ -15,8 +15,9 @@ from tpunb.text import format_error
 
 Schema = dict[str, pl.DataType]
 
-Aggregation = Literal["first", "min", "max", "sum", "mean"]
-"""How values become one, nulls left out. "mean" is weighted by ``dur_ps`` over windows and plain over devices."""
+Aggregation = Literal["first", "min", "max", "sum", "mean", "middle"]
+"""How values become one, nulls left out. "mean" is weighted by ``dur_ps`` over windows and plain over devices and
+hosts; "middle" is the lower median."""
 
 NAME = pl.Categorical()
 SIDE = pl.Enum(["host", "device"])
@@ -55,6 +56,8 @@ class Column(NamedTuple):
     """How the values of one row that several windows traced become one; None for a key."""
     devices: Aggregation | None = None
     """How the values of the devices of one host become one; None for what is not measured on a device."""
+    hosts: Aggregation | None = None
+    """How the values of the hosts of a job become one; None as for `devices`."""
 
 
 class Frame(NamedTuple):
@@ -170,26 +173,43 @@ STEPS = _frame(
     "One row per (host, step).",
     host=_HOST,
     step=_STEP,
-    kind=_KIND,
-    start_ps=_START,
-    dur_ps=Column(_INT, "Step time in picoseconds.", "max"),
-    traced=Column(TRACED, 'How much of the step a window traced: "full", "partial" or "none".', "max"),
+    kind=_KIND._replace(hosts="first"),
+    start_ps=_START._replace(hosts="middle"),
+    dur_ps=Column(_INT, "Step time in picoseconds, of the slowest host in a job.", "max", hosts="max"),
+    traced=Column(TRACED, 'How much of the step a window traced: "full", "partial" or "none".', "max", hosts="min"),
     rule=Column(
         RULE,
         'Rule: "annotation", "steps line", "module", "calls", "whole" (the capture), "clock" or "caller".',
         "first",
+        hosts="first",
     ),
     **_DEVICE_STATS,
     imbalance_ps=Column(
-        _INT, "Step time of the slowest device less the mean over devices, in picoseconds, null for one device.", "sum"
+        _INT,
+        "Step time of the slowest device less the mean over devices, in picoseconds, null for one device.",
+        "sum",
+        hosts="max",
     ),
-    annotation_ps=Column(_INT, "Duration of the annotation on the host, in picoseconds, null without one.", "max"),
-    input_ps=Column(_INT, "Time in which the host waits for the input pipeline, in picoseconds.", "sum"),
-    compile_ps=Column(_INT, "Time in which the host compiles, in picoseconds.", "sum"),
-    callbacks_ps=Column(_INT, "Time in callbacks of the framework by the host clock, in picoseconds.", "max"),
+    annotation_ps=Column(
+        _INT, "Duration of the annotation on the host, in picoseconds, null without one.", "max", hosts="max"
+    ),
+    input_ps=Column(_INT, "Time in which the host waits for the input pipeline, in picoseconds.", "sum", hosts="max"),
+    compile_ps=Column(_INT, "Time in which the host compiles, in picoseconds.", "sum", hosts="max"),
+    callbacks_ps=Column(
+        _INT, "Time in callbacks of the framework by the host clock, in picoseconds.", "max", hosts="max"
+    ),
     dispatch_ps=Column(
-        _INT, "Time before the step is dispatched, without input wait and callbacks, in picoseconds.", "max"
+        _INT,
+        "Time before the step is dispatched, without input wait and callbacks, in picoseconds.",
+        "max",
+        hosts="max",
     ),
+    step_skew_ps=Column(
+        _INT,
+        "Longest less shortest time outside collectives over the hosts of a job, in picoseconds, null for one host.",
+        "max",
+    ),
+    slowest_host=Column(_TEXT, "Host with the longest time outside collectives, null for one host.", "first"),
 )
 
 OPS = _frame(

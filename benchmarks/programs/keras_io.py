@@ -294,6 +294,31 @@ def metric_learning(folder: Path) -> Training:
     return Training(classifier(layers.Input((8, 8, 1)), layers.Flatten()), Pairs())
 
 
+@program("fit on a PyDataset by its indices")
+def image_sequence(folder: Path) -> Training:
+    """Read batches by their indices, permuted between epochs (https://keras.io/api/utils/python_utils/)."""
+
+    class Images(keras.utils.PyDataset):
+        """Batches of images."""
+
+        def __init__(self) -> None:
+            super().__init__(workers=2)
+            self.images, self.labels, self.order = images(), labels(), np.arange(48)
+
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, at: int) -> tuple[Any, Any]:
+            chosen = self.order[8 * at : 8 * at + 8]
+            return self.images[chosen], self.labels[chosen]
+
+        def on_epoch_end(self) -> None:
+            """Permute the images."""
+            np.random.shuffle(self.order)
+
+    return Training(classifier(layers.Input((8, 8, 1)), layers.Flatten(), layers.Dropout(0.3)), Images(), epochs=3)
+
+
 # -- steps and callbacks of their own ------------------------------------------------------------------------
 
 

@@ -133,10 +133,6 @@ FUNCTIONS: dict[Function, list[Shapes]] = {
         [(64, 128), (128, 128), (24, 64, 128)],
         [(16, 384), (384, 384), (12, 16, 384)],
     ],
-}
-"""What tpunb ships."""
-
-OTHERS: dict[Function, list[Shapes]] = {
     channels_first: [
         [(4, 16, 32, 32), (32, 16, 3, 3), (32, 32, 3, 3)],
         [(8, 16, 28, 28), (16, 16, 3, 3), (64, 16, 1, 1)],
@@ -153,4 +149,3 @@ OTHERS: dict[Function, list[Shapes]] = {
         [(16, 128, 96), (96, 128, 16), (128, 16, 96)],
     ],
 }
-"""Functions in which the order of axes is part of the computation: no model is fitted to them."""

@@ -1,9 +1,9 @@
 """Record how long functions take with several entry layouts: ``python datasets/layouts/record.py [--rounds 30]``.
 
-It writes ``tpunb/costmodel/layouts.parquet``, ``about.toml`` beside it, and ``datasets/layouts/others.parquet``. All
-functions are compiled first; each round then times every configuration of every function once, in random order: a slow
-minute slows all. The process is pinned to one core and XLA runs in one thread. The machine should be idle: the repeat
-ceiling that is printed at the end shows how far the times can be trusted.
+It writes ``tpunb/costmodel/layouts.parquet``, and ``about.toml`` beside it. All functions are compiled first; each
+round then times every configuration of every function once, in random order: a slow minute slows all. The process is
+pinned to one core and XLA runs in one thread. The machine should be idle: the repeat ceiling that is printed at the end
+shows how far the times can be trusted.
 """
 
 # ruff: noqa: E402
@@ -18,7 +18,6 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 
 CORE = max(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {CORE})  # before JAX counts the cores
@@ -26,7 +25,7 @@ os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eige
 
 import jax
 import numpy as np
-from functions import FUNCTIONS, OTHERS
+from functions import FUNCTIONS
 from tensorflow.compiler.xla.service import hlo_pb2
 
 from tpunb.costmodel.collecting import Function, Trials
@@ -56,10 +55,10 @@ def bare(program: bytes) -> bytes:
     return module.SerializeToString(deterministic=True)
 
 
-def prepared(functions: dict, seed: int) -> list[tuple[str, str, Trials, tuple]]:
+def prepared(seed: int) -> list[tuple[str, str, Trials, tuple]]:
     """Return (name, family, trials, AUTO) of each function and size, compiled."""
     found = []
-    for f, sizes in functions.items():
+    for f, sizes in FUNCTIONS.items():
         for number, shapes in enumerate(sizes):
             draw = np.random.default_rng(seed + number)
             function = Function(f, [jax.numpy.asarray(draw.normal(size=shape).astype("f4")) for shape in shapes])
@@ -83,21 +82,19 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    shipped, others = prepared(FUNCTIONS, given.seed), prepared(OTHERS, given.seed)
-    trials = [each for _, _, each, _ in (*shipped, *others)]
+    group = prepared(given.seed)
+    trials = [each for _, _, each, _ in group]
     for number in range(given.rounds):
         for each in random.Random(number).sample(trials, len(trials)):
             each.round()
         print(f"round {number + 1} of {given.rounds}", flush=True)
-    folder = Path(__file__).parent
-    for file, group in ((HERE, shipped), (folder / "others.parquet", others)):
-        data = [measured(*each) for each in group]
-        write_collection(file, data)
-        for each in data:
-            loss = each.times[0] / each.times.min() - 1
-            print(f"{each.name}: default {loss:.1%} off the best, repeat ceiling {kendall(*each.halves):.2f}")
-        ceiling = np.mean([kendall(*each.halves) for each in data])
-        print(f"{file.name}: {file.stat().st_size / 1000:.0f} KB, mean ceiling {ceiling:.3f}")
+    data = [measured(*each) for each in group]
+    write_collection(HERE, data)
+    for each in data:
+        loss = each.times[0] / each.times.min() - 1
+        print(f"{each.name}: default {loss:.1%} off the best, repeat ceiling {kendall(*each.halves):.2f}")
+    ceiling = np.mean([kendall(*each.halves) for each in data])
+    print(f"{HERE.name}: {HERE.stat().st_size / 1000:.0f} KB, mean ceiling {ceiling:.3f}")
     facts = {
         "what": "times of common layers in JAX with up to 24 orders of the dimensions of their arguments",
         "recorded": f"{datetime.now(UTC):%Y-%m-%d}",
@@ -105,7 +102,7 @@ def main() -> None:
         "licence": "Apache-2.0",
         "device": f"CPU, one core of {os.cpu_count()}, {platform.machine()}, XLA in one thread",
         "versions": f"jax {version('jax')}, jaxlib {version('jaxlib')}, python {platform.python_version()}",
-        "functions": len(shipped),
+        "functions": len(group),
         "rounds": given.rounds,
         "load": f"{os.getloadavg()[2]:.1f} processes ran on the machine, on average, at the end",
         "again": f"python datasets/layouts/record.py --rounds {given.rounds}",

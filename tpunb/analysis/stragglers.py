@@ -15,7 +15,7 @@ from tpunb.errors import NoSteps, wrong
 from tpunb.frames import Hosts, Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints
-from tpunb.step_stats.merge_hosts import host_tables
+from tpunb.step_stats.merge_hosts import host_tables, of_job
 
 _ALPHA = 0.05  # share of sound jobs in which a host would be named
 _RANKED, _UPPER = 128, 2 / 3  # hosts whose gains are compared: at most, and as a part of all
@@ -54,7 +54,7 @@ def hosts(steps: Steps) -> Hosts:
 
 @memoised
 def _hosts(steps: Steps) -> Hosts:
-    tables = host_tables(steps) if steps.by_host is None else steps.by_host
+    tables = of_job(steps).by_host or host_tables(steps)  # one host is no job
     frame = tables.frame.filter(pl.col("traced") == "full")
     if frame.is_empty():
         raise NoSteps(f"{steps.name or 'the job'} has no step that was traced in full")

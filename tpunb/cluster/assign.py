@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tpunb.cluster.confidence import confidences
 from tpunb.cluster.dbscan import DBSCAN
 from tpunb.cluster.features import space
+from tpunb.cluster.hosts import combined, roles_of
 from tpunb.cluster.paces import kinds_of
 from tpunb.errors import BadProfile, NoSteps, wrong
 from tpunb.frames import Labels, PhaseMethod, Phases, Profile, Steps
@@ -49,6 +50,9 @@ def phases(steps: Steps | Profile, method: PhaseMethod | str | None = None) -> P
     20 ms are time slices of a busy machine, and of short steps many take 5 times the median. The median is that of the
     steps traced in full, of all if there are none; of an even number the lower, so one slow step of two is found.
 
+    Steps of several hosts are grouped once for each role, a set of hosts that run one program: a phase is a property of
+    the job's step, and each host has the label of the step in which it takes part (:mod:`tpunb.cluster.hosts`).
+
     Parameters
     ----------
     steps
@@ -83,14 +87,28 @@ def phases(steps: Steps | Profile, method: PhaseMethod | str | None = None) -> P
     if not callable(method) or isinstance(method, type):
         raise wrong("phases", "method", "be a method such as tp.DBSCAN()", method)
     _check(steps)
-    full = steps.full()
-    if not len(full) and not _columns(steps).timed.any():
+    of_roles = roles_of(steps)
+    groups = [_grouped(role.steps, method) for role in of_roles] or [_grouped(steps, method)]
+    if not any(group.known for group in groups):
         raise _no_steps(steps)
+    if not of_roles:
+        return groups[0].phases
+    return combined(steps, of_roles, [group.phases for group in groups])
+
+
+class _Grouped(NamedTuple):
+    known: bool  # whether a step was traced in full or timed
+    phases: Phases
+
+
+def _grouped(steps: Steps, method: PhaseMethod) -> _Grouped:
+    """Return the phases of the steps of one host, or of a job."""
+    full = steps.full()
     answer = method(full) if len(full) else Labels([])
     fitted = _checked(answer, len(full), method)
     labels = fitted if full is steps else _with_others(steps, fitted)
     sweeps = getattr(answer, "sweeps", None)
-    return Phases(
+    phases = Phases(
         steps=steps,
         labels=pl.Series("phase", labels),
         method=method,
@@ -98,6 +116,7 @@ def phases(steps: Steps | Profile, method: PhaseMethod | str | None = None) -> P
         sweeps=sweeps if isinstance(sweeps, Mapping) else {},
         confidences=lambda: confidences(full, fitted),
     )
+    return _Grouped(bool(len(full) or _columns(steps).timed.any()), phases)
 
 
 def _named(method: str) -> PhaseMethod:

@@ -25,6 +25,9 @@ class HostTables:
         Role of each host, by the program that it runs.
     lost
         Hosts and files without data: ``tpunb.schema.LOST``.
+    typical, typical_ops
+        Steps of the job without waits for slow hosts, which phases go by: ``tpunb.schema.STEPS`` and
+        ``tpunb.schema.OPS``, by role (:mod:`tpunb.step_stats.without_waits`).
     """
 
     frame: pl.DataFrame
@@ -32,6 +35,8 @@ class HostTables:
     collectives: pl.DataFrame
     roles: dict[str, str] = field(default_factory=dict)
     lost: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.LOST))
+    typical: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.STEPS))
+    typical_ops: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.OPS))
 
     def __post_init__(self) -> None:
         columns = {"frame": "STEPS", "ops": "HOST_OPS", "collectives": "HOST_COLLECTIVES", "lost": "LOST"}

@@ -21,7 +21,8 @@ _KINDS = {"eval": "evaluation", "test": "evaluation", "predict": "prediction"}
 _INPUT_BOUND = 0.3  # share of step time
 _FIRST = 0.1  # of the steps of the longest phase
 _OTHER_PACE = 1.25  # factor between step times of two phases that differ in pace
-_SAVING = r"^(SaveV2|MergeV2Checkpoints)$"
+SAVING = r"^(SaveV2|MergeV2Checkpoints)$"
+"""Operations that save a checkpoint."""
 
 
 def phase_names(phases: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -125,7 +126,7 @@ def saving(steps: Steps) -> pl.Series:
     """Return which steps save a checkpoint, by their operations or by the host clock."""
     result = pl.zeros(len(steps), dtype=pl.Int8, eager=True) > 0
     names = steps.ops.select(pl.col("op").unique())
-    saves = names.filter(pl.col("op").cast(pl.String).str.contains(_SAVING))
+    saves = names.filter(pl.col("op").cast(pl.String).str.contains(SAVING))
     if saves.height:
         rows = steps.ops.join(saves, on="op", how="semi").select("host", "step", saves=True).unique()
         placed = steps.frame.join(rows, on=["host", "step"], how="left", maintain_order="left")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import not_kept
+from tpunb.errors import TpunbError, not_kept
 from tpunb.frames.conversion import to_pandas
 from tpunb.frames.steps import Steps
 from tpunb.text import count, plural, short
@@ -90,7 +90,7 @@ class Profile:
             If the capture kept statistics only.
         """
         if self.read_events is None:
-            raise not_kept(self.name, "raw events")
+            raise self._not_kept("raw events")
         return schema.check(self.read_events(), schema.EVENTS, "events")
 
     def batches(self) -> Iterator[pl.DataFrame]:
@@ -146,8 +146,11 @@ class Profile:
 
     def _details(self, kind: str) -> pl.DataFrame:
         if self.read_details is None:
-            raise not_kept(self.name, kind)
+            raise self._not_kept(kind)
         return self.read_details(kind)
+
+    def _not_kept(self, what: str) -> TpunbError:
+        return not_kept(self.name, what, job=self.stored is not None and self.stored.by_host is not None)
 
     @cached_property
     def clocks(self) -> pl.DataFrame:

@@ -60,6 +60,8 @@ class Steps(Tabular):
         Function that decodes the raw events on access; None if none were kept.
     by_host
         The hosts of a job, if these are the steps of the job as a whole.
+    lost
+        Hosts and files without data: ``tpunb.schema.LOST``.
     """
 
     frame: pl.DataFrame
@@ -77,6 +79,7 @@ class Steps(Tabular):
     source: Path | str = ""
     read_events: Callable[[], pl.DataFrame] | None = None
     by_host: HostTables | None = None
+    lost: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.LOST))
 
     def __post_init__(self) -> None:
         frame = schema.check(self.frame, schema.STEPS, "steps").sort("host", "start_ps", "step")
@@ -106,7 +109,7 @@ class Steps(Tabular):
 
     def _read(self, read: Callable[[], pl.DataFrame] | None, name: str) -> pl.DataFrame:
         if read is None:
-            raise not_kept(self.name, name)
+            raise not_kept(self.name, name, job=self.by_host is not None)
         rows = schema.check(read(), getattr(schema, name.upper()), name)
         return rows.join(self.frame.select("host", "step"), on=["host", "step"], how="semi", maintain_order="left")
 

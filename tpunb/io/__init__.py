@@ -17,15 +17,18 @@ from tpunb.frames import Profile, Sweep
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.profile import device_kinds
-from tpunb.io import logdir, run_folder, run_writer, storage, xprof_json, xprof_memory, xprof_ops
-from tpunb.io.logdir import ENDINGS
+from tpunb.io import logdir, run_folder, run_lists, run_writer, storage, xprof_json, xprof_memory, xprof_ops
+from tpunb.io.host_files import ENDINGS, stem
 from tpunb.io.storage import Location, PathLike
 from tpunb.text import plural
+
+MANY = 64
+"""Files above which a profile is reduced to statistics while it is loaded."""
 
 _PROTOBUF_TABLES = ("overview_page.pb", "input_pipeline.pb", "pod_viewer.pb")  # as XProf wrote them in 2020
 
 
-def load(path: PathLike | Iterable[PathLike], *, device: str | None = None) -> Any:
+def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, client: Any = None) -> Any:
     """Read a profile, or a sweep.
 
     Parameters
@@ -35,15 +38,19 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None) -> A
         or a list of such files, one per host; local, or the URL of any file system that fsspec supports, such as
         ``gs://bucket/logdir``. All sessions of a logdir are read, and the XPlane where a session has both forms.
         Without a raw profile, XProf's tables (``*.overview_page.json`` and others) are read. A ``*.parquet`` that
-        ``Sweep.save`` wrote is a sweep.
+        ``Sweep.save`` wrote is a sweep. A list may also have run folders of one job, one per process.
     device
         Name of the device in ``tpunb.analysis.DEVICES``, for files that do not name it: gives its kind and peaks.
+    client
+        ``distributed.Client``, or the address of a scheduler: its workers read the files, which they must see under the
+        same names, and return statistics. Without a client more than 64 files are reduced likewise in this process.
 
     Returns
     -------
     Profile or Sweep
-        Of several files, damaged ones and tables of another run are left out, with a warning: see ``skipped``. The
-        Chrome trace of a capture is read where its XPlane is damaged.
+        Of several files, damaged ones, copies and those of another run are left out, with a warning: see ``skipped``.
+        The Chrome trace of a capture is read where its XPlane is damaged. With a client, or more than 64 files, the
+        steps are those of the job (``Steps.by_host`` has its hosts) and raw events are not kept.
 
     Raises
     ------
@@ -56,7 +63,7 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None) -> A
     MissingExtra
         When the package for the protocol of a URL is not installed.
     TpunbError
-        When a server cannot be reached.
+        When a server or the scheduler cannot be reached, or its workers have other versions.
     """
     named = None if device is None else device_named(device)
     if isinstance(path, (str, os.PathLike)) and os.fspath(path).endswith(".parquet"):
@@ -64,15 +71,21 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None) -> A
             raise ValueError(f"device cannot be combined with a sweep: {path!s} names its device")
         file = storage.find(path)
         return Sweep.read(storage.read(file).tobytes(), name=str(file))
-    profile = _load(path)
+    if client is None:
+        profile = _load(path, None)
+    else:
+        from tpunb.io import dask_engine
+
+        with dask_engine.connected(client) as engine:
+            profile = _load(path, engine)
     if profile.skipped:
         warnings.warn(logdir.skip_message(profile.name, profile.skipped), stacklevel=2)
     return profile if named is None else _on(named, profile)
 
 
-def _load(path: PathLike | Iterable[PathLike]) -> Profile:
+def _load(path: PathLike | Iterable[PathLike], engine: Any = None) -> Profile:
     if not isinstance(path, (str, os.PathLike)):
-        return _load_list(path)
+        return _load_list(path, engine)
     location = storage.find(path)
     if not location.is_folder:
         return _file(location)
@@ -92,7 +105,16 @@ def _load(path: PathLike | Iterable[PathLike]) -> Profile:
             return _tables(of_operations, location, xprof_ops.profile)
         if protobuf := sorted(name for name in files if name.endswith(_PROTOBUF_TABLES)):
             raise _protobuf(files[protobuf[0]])
-    return logdir.read(_profiles(location, files), location.name, location.source, forms=True)
+    return _raw_files(_profiles(location, files), location.name, location.source, engine)
+
+
+def _raw_files(files: Sequence[Location], name: str, source: Path | str, engine: Any, forms: bool = True) -> Profile:
+    """Read raw files with their events, or as statistics where they are many or read by a cluster."""
+    if engine is None and len(files) <= MANY:
+        return logdir.read(files, name, source, forms=forms)
+    from tpunb.io import cluster_load
+
+    return cluster_load.read(files, name, source, engine)
 
 
 def _runs(files: Mapping[str, Location]) -> list[str]:
@@ -127,25 +149,30 @@ def _on(chip: Device, profile: Profile) -> Profile:
     return replace(profile, hardware=hardware, stored=stored)
 
 
-def _load_list(paths: Iterable[PathLike]) -> Profile:
-    """Read several logdirs and files as one profile."""
+def _load_list(paths: Iterable[PathLike], engine: Any) -> Profile:
+    """Read several logdirs and files, or several run folders, as one profile."""
     if isinstance(paths, (bytes, bytearray)) or not isinstance(paths, Iterable):
         raise TypeError(f"The path parameter of load must be a path or a list of paths. Got {paths!r} instead.")
-    profiles: list[Location] = []
+    profiles, runs = list[Location](), dict[Location, Mapping[str, Location]]()
     for location in map(storage.find, paths):
         if location.name.endswith((*xprof_json.ENDINGS, *xprof_ops.ENDINGS)):
             raise TpunbError(f"{location} is a table of XProf, not a raw profile", hint="load its folder")
         if not location.is_folder:
             profiles.append(location)
-            continue
-        files = location.below()
-        if run_folder.RUN in files:
-            raise TpunbError(f"{location} is a run, not a raw profile", hint="load runs one by one")
-        profiles += _profiles(location, files)
-    if not profiles:
+        elif run_folder.RUN in (files := location.below()):
+            runs[location] = files
+        else:
+            profiles += _profiles(location, files)
+    if profiles and runs:
+        raise TpunbError(
+            f"{next(iter(runs))} is a run, not a raw profile", hint="load runs and raw profiles one by one"
+        )
+    if not profiles and not runs:
         raise ProfileNotFound("the list of profiles is empty")
-    profiles = _unique(profiles)
-    return logdir.read(profiles, profiles[0].name, profiles[0].parent.source, forms=len(profiles) > 1)
+    if runs and engine is None and len(runs) <= MANY:
+        return run_lists.together([run_folder.read(folder, files) for folder, files in runs.items()])
+    found = _unique(profiles or [*runs])
+    return _raw_files(found, found[0].name, found[0].parent.source, engine, len(found) > 1)
 
 
 def _profiles(folder: Location, files: Mapping[str, Location]) -> list[Location]:
@@ -162,7 +189,7 @@ def _raw(files: Mapping[str, Location]) -> list[Location]:
     for ending in ENDINGS:
         for name in sorted(files):
             if name.endswith(ending):
-                best.setdefault(logdir.stem(name), files[name])
+                best.setdefault(stem(name), files[name])
     return _unique([best[name] for name in sorted(best)])
 
 

@@ -21,13 +21,11 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames import Profile
-from tpunb.io import cache, storage
+from tpunb.io import cache, host_files, storage
 from tpunb.io.cache import Decoded, Extent
+from tpunb.io.host_files import ENDINGS, HostFile, stem
 from tpunb.io.storage import Location
 from tpunb.text import plural
-
-ENDINGS = (".xplane.pb", ".xplane.pb.gz", ".trace.json", ".trace.json.gz")
-"""Endings of the names of profiles, best first: of two forms of one capture the first is read."""
 
 SLOW_S = 1.0
 """Seconds to read and decode a local file above which the result is cached."""
@@ -46,17 +44,6 @@ _BATCH = 1 << 18  # events
 _MOST_CHUNKS = 16  # of a column; every operation costs some time for each
 
 
-def stem(name: str) -> str:
-    """Return the name without its ending, which is the same for all forms of one capture.
-
-    >>> stem("s/a.xplane.pb.gz")
-    's/a'
-    """
-    for ending in ENDINGS:
-        name = name.removesuffix(ending)
-    return name
-
-
 def read(files: Sequence[Location], name: str, source: Path | str, *, forms: bool = False) -> Profile:
     """Read raw files as one profile; the earliest start is its time 0.
 
@@ -72,9 +59,15 @@ def read(files: Sequence[Location], name: str, source: Path | str, *, forms: boo
     if len(damaged) - len(instead) == len(files):
         raise damaged[files[0]]
     several = len({file.session for file in files}) > 1
-    skipped = [_skipped(file, error, instead.get(file), session=several) for file, error in damaged.items()]
+    used = {file: f"; {part.file.name} is read instead" for file, part in instead.items()}
+    skipped = [skipped_file(file, f"{error}{used.get(file, '')}", session=several) for file, error in damaged.items()]
     found = (instead.get(file, answer) for file, answer in zip(files, answers, strict=True))
-    parts = _distinct_hosts([part for part in found if isinstance(part, _Part)])
+    parts = [part for part in found if isinstance(part, _Part)]
+    odd = host_files.strangers([part.facts for part in parts])
+    skipped += [skipped_file(parts[row].file, reason, session=several) for row, reason in odd.items()]
+    parts = [part for row, part in enumerate(parts) if row not in odd]
+    names = host_files.distinct([part.facts for part in parts])
+    parts = [part.named(name) for part, name in zip(parts, names, strict=True)]
     origins = [part.start_ns for part in parts if part.start_ns is not None]
     origin = min(origins) if len(origins) == len(parts) else None
     if origin is not None and (days := (max(origins) - origin) / 86_400e9) > _MOST_DAYS:
@@ -109,10 +102,9 @@ def skip_message(name: str, skipped: Sequence[tuple[str, str]]) -> str:
     return f"{name}: {plural(len(skipped), 'file')} skipped: {shown}"
 
 
-def _skipped(file: Location, error: BadProfile, instead: _Part | None, *, session: bool) -> tuple[str, str]:
+def skipped_file(file: Location, reason: str | BadProfile, *, session: bool) -> tuple[str, str]:
     """Return name and reason of a file that is left out."""
-    reason = str(error).removeprefix(f"{file}: ") + (f"; {instead.file.name} is read instead" if instead else "")
-    return f"{file.session}/{file.name}" if session else file.name, reason
+    return f"{file.session}/{file.name}" if session else file.name, str(reason).removeprefix(f"{file}: ")
 
 
 def _other_form(file: Location, files: Sequence[Location], budget: _Budget) -> _Part | None:
@@ -157,6 +149,11 @@ class _Part:
         return begin, self.extent.end_ps - begin
 
     @property
+    def facts(self) -> HostFile:
+        times = self.start_ns, self.stop_ns, self.extent.events, self.extent.steps
+        return HostFile(self.file.name, self.file.session, self.host, *times)
+
+    @property
     def named_hardware(self) -> pl.DataFrame:
         return self.hardware.with_columns(host=pl.lit(self.host)) if self.renamed else self.hardware
 
@@ -180,7 +177,7 @@ class _Budget:
             return held
 
 
-def _summary(budget: _Budget, file: Location, bar: _Bar) -> _Part:
+def _summary(budget: _Budget, file: Location, bar: Bar) -> _Part:
     """Return a file with its events while the budget allows."""
     if budget.take(0) or file.url or ".xplane.pb" not in file.name:
         decoded = _part(file, bar)
@@ -193,7 +190,7 @@ def _summary(budget: _Budget, file: Location, bar: _Bar) -> _Part:
     return _Part(file, host, facts.hardware, data.size, facts.start_ns, facts.stop_ns, extent)
 
 
-def _or_error(read: Callable[[Location, _Bar], _T], file: Location, bar: _Bar) -> _T | BadProfile:
+def _or_error(read: Callable[[Location, Bar], _T], file: Location, bar: Bar) -> _T | BadProfile:
     try:
         return read(file, bar)
     except BadProfile as error:
@@ -232,7 +229,7 @@ def windows(
     damaged = {files[key]: answer for key, answer in answers.items() if isinstance(answer, BadProfile)}
     if len(damaged) == len(files):
         raise next(iter(damaged.values()))
-    rows = [_skipped(file, error, None, session=True) for file, error in damaged.items()]
+    rows = [skipped_file(file, error, session=True) for file, error in damaged.items()]
     if skipped is not None:
         skipped += [row for row in rows if row not in skipped]
     files = {key: file for key, file in files.items() if file not in damaged}
@@ -251,17 +248,12 @@ def _details(files: Sequence[Location], hosts: Sequence[str], by_ps: Sequence[in
     columns: schema.Schema = getattr(schema, kind.upper())
     frames = [schema.empty(columns)]
     for file, host, by in zip(files, hosts, by_ps, strict=True):
-        is_xplane = ".xplane.pb" in file.name
-        reader = getattr(import_module("tpunb.io.xplane" if is_xplane else "tpunb.io.chrome_trace"), kind, None)
-        if reader is None:
-            continue
-        data = storage.read(file)
         try:
-            frame = reader(data if is_xplane else data.tobytes(), source=str(file))
+            frame = details(file, storage.read(file), kind)
         except BadProfile as error:
             if len(files) == 1:
                 raise
-            _, reason = _skipped(file, error, None, session=False)
+            _, reason = skipped_file(file, error, session=False)
             warnings.warn(f"{kind} without those of {file.name}: {reason}", stacklevel=2)
             continue
         frames.append(frame.with_columns(pl.col("^start_ps$") + by, host=pl.lit(host)))
@@ -271,24 +263,14 @@ def _details(files: Sequence[Location], hosts: Sequence[str], by_ps: Sequence[in
     return schema.check(rows, columns, kind)
 
 
-def _distinct_hosts(parts: Sequence[_Part]) -> list[_Part]:
-    """Name hosts so that steps are distinct: after the file, then the folder of the session, then by number."""
-    if len(parts) == 1:
-        return [*parts]
-    names = [part.host or stem(part.file.name) for part in parts]
-    for suffixes in ([part.file.session for part in parts], [str(number) for number in range(len(parts))]):
-        by_name: dict[str, list[_Part]] = {}
-        for part, name in zip(parts, names, strict=True):
-            by_name.setdefault(name, []).append(part)
-        clashing = {name for name, same in by_name.items() if _clash(same)}
-        names = [f"{name} {suffix}" if name in clashing else name for name, suffix in zip(names, suffixes, strict=True)]
-    return [part.named(name) for part, name in zip(parts, names, strict=True)]
-
-
-def _clash(parts: Sequence[_Part]) -> bool:
-    """Return whether steps of files of one host share numbers, or have none."""
-    steps = [part.extent.steps for part in parts]
-    return len(parts) > 1 and (not all(steps) or len(frozenset[int]().union(*steps)) < sum(map(len, steps)))
+def details(file: Location, data: storage.Bytes, kind: str) -> pl.DataFrame:
+    """Return a frame that one raw file holds beside events, empty if its format has none."""
+    is_xplane = ".xplane.pb" in file.name
+    reader = getattr(import_module("tpunb.io.xplane" if is_xplane else "tpunb.io.chrome_trace"), kind, None)
+    if reader is None:
+        return schema.empty(getattr(schema, kind.upper()))
+    frame: pl.DataFrame = reader(data if is_xplane else data.tobytes(), source=str(file))
+    return frame
 
 
 def _events(parts: Sequence[_Part], by_ps: Sequence[int], chosen: Sequence[int]) -> pl.DataFrame:
@@ -314,10 +296,10 @@ def _events(parts: Sequence[_Part], by_ps: Sequence[int], chosen: Sequence[int])
     )
 
 
-def _parallel(files: Sequence[Location], read: Callable[[Location, _Bar], _T]) -> list[_T]:
+def _parallel(files: Sequence[Location], read: Callable[[Location, Bar], _T]) -> list[_T]:
     """Return the result of `read` for each file, in parallel."""
     workers = _FETCHES if any(file.url for file in files) else os.cpu_count() or 1
-    with closing(_Bar(files)) as bar, ThreadPoolExecutor(min(len(files), workers)) as pool:
+    with closing(Bar(files)) as bar, ThreadPoolExecutor(min(len(files), workers)) as pool:
         try:
             answers = [pool.submit(read, file, bar) for file in files]  # an interrupt may come here, too
             storage.awaited(answers)
@@ -331,7 +313,7 @@ def _parallel(files: Sequence[Location], read: Callable[[Location, _Bar], _T]) -
             raise
 
 
-def _part(file: Location, bar: _Bar) -> Decoded:
+def _part(file: Location, bar: Bar) -> Decoded:
     """Return the contents of a file, from the cache if possible."""
     entry = cache.entry(file)
     if entry is not None and (cached := cache.get(entry)):
@@ -342,13 +324,14 @@ def _part(file: Location, bar: _Bar) -> Decoded:
 
         xplane.warm()  # not part of the time of decoding
     begin = time.monotonic()
-    part = _decoded(file, storage.read(file, bar))
+    part = decoded(file, storage.read(file, bar))
     if entry is not None and (file.url or time.monotonic() - begin > SLOW_S):
         cache.put(entry, part)
     return part
 
 
-def _decoded(file: Location, data: storage.Bytes) -> Decoded:
+def decoded(file: Location, data: storage.Bytes) -> Decoded:
+    """Return the contents of a file."""
     if ".xplane.pb" in file.name:
         from tpunb.io import xplane
 
@@ -367,7 +350,7 @@ def _decoded(file: Location, data: storage.Bytes) -> Decoded:
     )
 
 
-class _Bar:
+class Bar:
     """Progress of a load in bytes, shown after two seconds."""
 
     cancelled = False  # reading threads shall stop
@@ -380,6 +363,7 @@ class _Bar:
         self._lock = threading.Lock()
 
     def __call__(self, count: int) -> None:
+        """Add bytes that were read."""
         if self.cancelled:
             raise CancelledError
         with self._lock:
@@ -393,5 +377,6 @@ class _Bar:
                     self._bar = tqdm(total=self._total, initial=self._done, unit="B", unit_scale=True, leave=False)
 
     def close(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()

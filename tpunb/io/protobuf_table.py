@@ -61,10 +61,20 @@ class Messages:
             buffer[:size] = np.frombuffer(data, np.uint8)
         return cls(source, buffer, np.zeros(1, np.int32), np.array([size], np.int32), np.zeros(1, np.int32))
 
+    @classmethod
+    def joined(cls, files: Sequence[Bytes], *, source: str) -> Messages:
+        """Return several files as a table of one row each, in one buffer; raises as `of`."""
+        stop = np.cumsum([len(data) for data in files])
+        whole = cls.of(np.concatenate(files), source=source)
+        start = np.append(0, stop[:-1])
+        return replace(
+            whole, start=start.astype(np.int32), stop=stop.astype(np.int32), parent=whole.parent.repeat(stop.size)
+        )
+
     def __len__(self) -> int:
         return self.parent.size
 
-    def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> Messages:
+    def __getitem__(self, rows: slice | npt.NDArray[np.bool_ | np.int64]) -> Messages:
         return Messages(self.source, self.buffer, self.start[rows], self.stop[rows], self.parent[rows])
 
     def _checked(self, outcome: int) -> int:

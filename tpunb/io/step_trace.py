@@ -38,7 +38,7 @@ def step_trace(phases: Phases, phase: int, path: Path | None = None) -> StepTrac
         If the capture kept no raw events, or no raw events of this phase.
     """
     if phases.steps.read_events is None:
-        raise not_kept(phases.steps.name, "raw events")
+        raise not_kept(phases.steps.name, "raw events", job=phases.steps.by_host is not None)
     events, name = phases.steps.read_events(), phases.names[phase]
     row = _typical(phases, phase, events)
     if row is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
@@ -57,6 +57,9 @@ _MEMORY = [
 _PROGRAMS = "/host:metadata"
 _MXU = "matrix_unit_utilization_percent"
 _OF_PLANES = [*_HARDWARE, *_PEAKS, _MXU, "profile_start_time", "profile_stop_time"]
+_DAY_NS = 86_400 * 10**9
+MOST_DAYS = 50
+"""Days between files of one profile; Int64 picoseconds end after 106."""
 _MOST_PLANES = 4096  # bounds the time of a damaged file
 _CHUNK = 1 << 17  # events read at a time, to bound memory
 _LENGTH = 0xFFFFFFFF  # of a string, in a reference to it
@@ -101,6 +104,34 @@ def read(data: bytes | Bytes, *, source: str, workers: int = 1) -> tuple[pl.Data
     """
     space = _XSpace(data, source)
     return space.events(workers), space.facts()
+
+
+def read_many(files: Sequence[Bytes], names: Sequence[str]) -> tuple[pl.DataFrame, int | None, list[XSpaceFacts]]:
+    """Return the events of several XSpaces in one pass, their time 0 since the epoch, and what each holds beside them.
+
+    Small files take half of the time of `read`. Events of devices come first. Starts are relative to the earliest start
+    of tracing, of which the second value is the time in nanoseconds; if one has none, or starts `MOST_DAYS` later, each
+    start is relative to that of its file, and the second value is None.
+
+    Parameters
+    ----------
+    files
+        Contents of the files, uncompressed.
+    names
+        Name of each, which its events and devices have as host. Facts have the host's own name, and no errors.
+
+    Raises
+    ------
+    BadProfile
+        When any of them is damaged; `read` of each says which.
+    """
+    space = _XSpace(files, "files", names)
+    facts = space.facts_of_files()
+    starts = [fact.start_ns for fact in facts if fact.start_ns is not None]
+    if len(starts) < len(facts) or max(starts) - min(starts) > MOST_DAYS * _DAY_NS:
+        return space.events(), None, facts
+    space.line_ns = space.line_ns + (np.array(starts) - min(starts))[space.file[space.lines.parent]]
+    return space.events(), min(starts), facts
 
 
 def extent(data: bytes | Bytes, *, source: str) -> tuple[Extent, XSpaceFacts]:
@@ -174,21 +205,27 @@ def warm() -> None:
 class _XSpace:
     """The planes of one profile, as tables of all planes, of all their lines and of all their events."""
 
-    def __init__(self, data: bytes | Bytes, source: str) -> None:
+    def __init__(self, data: bytes | Bytes | Sequence[Bytes], source: str, names: Sequence[str] = ()) -> None:
+        """Take the contents of one file, or of several with the names of their hosts."""
         if not len(data):
             raise BadProfile(f"{source}: the file is empty", hint="copy the file again, or repeat the capture")
-        self.top = Messages.of(data, source=source)
+        self.top = Messages.joined(data, source=source) if names else Messages.of(data, source=source)  # type: ignore[arg-type]
         self.planes = self.top.sub(_PLANES)
-        if not len(self.planes):
-            content = f"{len(data)} bytes, the first {bytes(data[:16])!r}"
+        self.file = self.planes.parent  # of each plane
+        planes = np.bincount(self.file, minlength=len(self.top))
+        if not planes.all():
+            content = f"{len(data)} bytes, the first {bytes(data[:16])!r}" if not names else "one of several files"
             raise BadProfile(f"{source}: no plane in {content}", hint="check that this is an XPlane")
-        if len(self.planes) > _MOST_PLANES:
-            raise BadProfile(f"{source}: {len(self.planes)} planes; a profile has at most hundreds")
+        if planes.max() > _MOST_PLANES:
+            raise BadProfile(f"{source}: {planes.max()} planes; a profile has at most hundreds")
         self.hosts = self.top.strings(_HOSTNAMES)
-        self.host = self.hosts[0] if self.hosts else ""
+        self.host_names = [*names] or self.hosts[:1] or [""]  # of each file
+        self.host = self.host_names[0]
         self.names = self.planes.text(self.planes.columns(_PLANE_NAME)[0])
         self.on_device = self.where(lambda name: name.startswith("/device:"))
         self.lines = self.planes.sub(_LINES)
+        if names:  # devices of all files first, since their stats are read in one go
+            self.lines = self.lines[np.argsort(~self.on_device[self.lines.parent], kind="stable")]
         self.line_ns, self.line_name, self.line_display_name = self.lines.columns(
             _TIMESTAMP_NS, _LINE_NAME, _LINE_DISPLAY_NAME
         )
@@ -204,7 +241,7 @@ class _XSpace:
         """All events."""
         return self.lines.sub(_EVENTS)
 
-    @property
+    @cached_property
     def active(self) -> Mask:
         """Which planes have an event."""
         return np.bincount(self.lines.parent[self.rows.parent], minlength=len(self.names)) > 0
@@ -249,7 +286,9 @@ class _XSpace:
             "plane": words[plane.view(np.uint32)],
             "line": words[named.view(np.uint32)],
         }
-        columns["host"] = pl.Series([self.host], dtype=schema.NAME).new_from_index(0, line.size)
+        host = pl.Series(self.host_names, dtype=schema.NAME)
+        file = self.file[self.lines.parent[line]].view(np.uint32)
+        columns["host"] = host[file] if len(host) > 1 else host.new_from_index(0, line.size)
         for name, dtype in schema.EVENTS.items():
             if name not in columns:
                 parts = [piece[name] for piece in pieces]
@@ -343,7 +382,8 @@ class _XSpace:
         unnamed = any(frame[name].null_count() == len(frame) for name in ("program", "hlo_op"))
         if unnamed or self.programs.is_empty():
             return frame
-        joined = frame.join(self.programs, on=["program", "hlo_op"], how="left", maintain_order="left")
+        key = ["program", "hlo_op", *["host"] * (len(self.host_names) > 1)]
+        joined = frame.join(self.programs, on=key, how="left", maintain_order="left")
         named = pl.col("category").is_not_null().any().over("plane")
         added = {"tf_op": pl.coalesce("tf_op", "hlo_tf_op"), "category": pl.col("hlo_category")}
         added = {name: pl.when(named).then(name).otherwise(value) for name, value in added.items()}
@@ -352,25 +392,39 @@ class _XSpace:
     # -- what a profile holds beside events ------------------------------------------------------------------------
 
     def facts(self) -> XSpaceFacts:
+        (facts,) = self.facts_of_files()
+        return replace(facts, errors=self.top.strings(_ERRORS), warnings=self.top.strings(_WARNINGS))
+
+    def facts_of_files(self) -> list[XSpaceFacts]:
+        """Return the facts of each file."""
         stats = self.stat_names.read(
             self.planes, np.arange(len(self.planes), dtype=np.int32), [], _PLANE_STATS, _OF_PLANES
         )[1]
-        is_task = self.where(lambda name: name == "Task Environment")
-        start, stop = (_first(stats.integer(name), is_task) for name in ("profile_start_time", "profile_stop_time"))
-        percent = _first(stats.real(_MXU), self.where(lambda name: name == "/host:CPU"))
-        devices = self._hardware(stats)
-        mxu_util = None if percent is None else percent / 100
-        return XSpaceFacts(
-            hosts=self.hosts,
-            start_ns=start,
-            stop_ns=stop,
-            hardware=pl.DataFrame([(*row, mxu_util) for row in devices], schema=schema.HARDWARE, orient="row"),
-            errors=self.top.strings(_ERRORS),
-            warnings=self.top.strings(_WARNINGS),
-        )
+        tasks, cpus = (self.where(name.__eq__) for name in ("Task Environment", "/host:CPU"))
+        times = [stats.integer(name) for name in ("profile_start_time", "profile_stop_time")]
+        mxu, hosts = stats.real(_MXU), self.top.sub(_HOSTNAMES).parent
+        of_file = [self.file == file for file in range(len(self.top))]
+        percent = [_first(mxu, cpus & mine) for mine in of_file]
+        devices = [
+            (*row, None if (share := percent[file]) is None else share / 100) for file, row in self._hardware(stats)
+        ]
+        hardware = pl.DataFrame(devices, schema=schema.HARDWARE, orient="row")
+        edges = np.append(0, np.cumsum([np.count_nonzero(self.on_device & self.active & mine) for mine in of_file]))
+        spans = [[_first(time, tasks & mine) for time in times] for mine in of_file]
+        return [
+            XSpaceFacts(
+                [self.hosts[row] for row in np.flatnonzero(hosts == file).tolist()],
+                spans[file][0],
+                spans[file][1],
+                hardware[edges[file] : edges[file + 1]],
+                [],
+                [],
+            )
+            for file in range(len(of_file))
+        ]
 
-    def _hardware(self, stats: Stats) -> Iterator[tuple[str, str, str, float | None, float | None]]:
-        """Yield the rows of devices in ``tpunb.schema.HARDWARE``."""
+    def _hardware(self, stats: Stats) -> Iterator[tuple[int, tuple[str, str, str, float | None, float | None]]]:
+        """Yield the file and the row in ``tpunb.schema.HARDWARE`` of each device, without the last column."""
         texts = {name: stats.series(name) for name in ("device_type_string", "gpu_device_name", "device_vendor")}
         for row in np.flatnonzero(self.on_device & self.active).tolist():
             name = self.names[row]
@@ -382,7 +436,9 @@ class _XSpace:
                 kind = f"{vendor} {name.split(':')[1]}" + (f" (compute capability {version})" if version else "")
             peak, hbm, gpu_hbm = (_value(stats.real(stat), row) for stat in _PEAKS)
             flops, bandwidth = (peak or 0) * 1e12, gpu_hbm if hbm is None else hbm * 1e9
-            yield self.host, name, kind or name.split(":")[1], flops or None, bandwidth or None  # 0 means unknown
+            file = int(self.file[row])
+            # 0 means unknown
+            yield file, (self.host_names[file], name, kind or name.split(":")[1], flops or None, bandwidth or None)
 
     @cached_property
     def programs(self) -> pl.DataFrame:
@@ -391,9 +447,14 @@ class _XSpace:
         if not len(protos):
             return _NO_PROGRAMS
         instructions = hlo.instructions(protos)
+        hosts = pl.Series(self.host_names, dtype=schema.NAME).gather(self.file[protos.parent])
         return instructions.select(
-            "hlo_op", program=programs.gather(instructions["proto"]), hlo_tf_op="tf_op", hlo_category="category"
-        ).unique(["program", "hlo_op"], keep="first", maintain_order=True)
+            "hlo_op",
+            program=programs.gather(instructions["proto"]),
+            host=hosts.gather(instructions["proto"]),
+            hlo_tf_op="tf_op",
+            hlo_category="category",
+        ).unique(["host", "program", "hlo_op"], keep="first", maintain_order=True)
 
     def protos(self) -> tuple[Messages, pl.Series, list[str]]:
         """Return the HLO protos in the event metadata, the ids of their programs, and their names with the ids."""
@@ -403,7 +464,8 @@ class _XSpace:
         refs, present = stats.bytes("Hlo Proto")
         rows = np.flatnonzero(present)
         words = entries.text(names[rows])
-        return entries.at(refs[rows]), pl.Series(map(hlo.program, words), dtype=pl.Int64), words
+        protos = replace(entries.at(refs[rows]), parent=entries.parent[rows])
+        return protos, pl.Series(map(hlo.program, words), dtype=pl.Int64), words
 
     def described(self) -> pl.DataFrame:
         """Return the instructions that the event metadata of devices describe."""

@@ -31,7 +31,11 @@ def collectives(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     bytes by time; bus bandwidth is 2 (n - 1) / n of it for all-reduce, (n - 1) / n for all-gather, reduce-scatter and
     all-to-all in groups of n devices, and equal to it otherwise.
     """
-    ops, places = assign(find(profile.events), intervals)
+    return of_ops(profile, *assign(find(profile.events), intervals))
+
+
+def of_ops(profile: Profile, ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
+    """Return what :func:`collectives` does from the operations of steps, of :func:`tpunb.step_stats.ops.assign`."""
     ops = ops.filter((map_names(ops["category"], op_names.kind) == "collective") & (pl.col("side") == "device"))
     known = instructions(profile, ops).with_columns(
         pl.col("host").cast(schema.NAME), result=pl.col("hlo_op").cast(pl.String)

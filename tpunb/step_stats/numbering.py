@@ -14,6 +14,9 @@ Tables = Mapping[str, pl.DataFrame]
 
 _KEY = ["host", "step"]
 
+BY_ORDER = ("module", "calls")
+"""Rules that number the steps of a host by their order in its profile."""
+
 TUNING_STEP = "tune"
 """Kind of the step as which a capture records tuning in the midst of a fit."""
 
@@ -35,7 +38,7 @@ class StepNumbering:
         if intervals.is_empty():
             return intervals
         first, last = intervals.select(first=pl.col("step").min(), last=pl.col("step").max()).row(0)
-        if {"module", "calls"} & set(rule.split(", ")):
+        if set(BY_ORDER) & set(rule.split(", ")):
             below = intervals.with_columns(step=-1 - (pl.col("step") - first + self._inferred))
             self._inferred += last - first + 1
             return below

@@ -20,7 +20,7 @@ from tpunb.frames import Profile, Steps
 from tpunb.frames.profile import device_kinds
 from tpunb.step_stats import boundaries, breakdown, launches, modules, op_names
 from tpunb.step_stats.aggregate import total
-from tpunb.step_stats.collectives import collectives
+from tpunb.step_stats.collectives import collectives, of_ops
 from tpunb.step_stats.ops import assign, find, instructions, map_names
 from tpunb.text import plural
 
@@ -102,9 +102,7 @@ def _reduced(profile: Profile, batches: Iterable[pl.DataFrame], rule: Callable[[
         if rows.is_empty():
             continue
         intervals.append(rows)
-        counted = profile.read_details is not None and (events["line"] == breakdown.COUNTERS).any()
-        counters = profile.counters if counted else None
-        parts.append(reduce(events, rows, profile.hardware, counters))
+        parts.append(reduce(events, rows, profile.hardware, _counters(profile, events)))
     if not parts:
         raise _no_steps(profile)
     found = pl.concat(intervals)
@@ -119,6 +117,7 @@ def _reduced(profile: Profile, batches: Iterable[pl.DataFrame], rule: Callable[[
         read_events=None if profile.read_events is None else lambda: profile.events,
         read_layers=partial(_layers, profile, found),
         read_collectives=partial(collectives, profile, found),
+        lost=pl.DataFrame([*profile.skipped], schema=schema.LOST, orient="row"),
         metadata={"device kind": kind} if (kind := device_kinds(profile.hardware)) else {},
     )
 
@@ -126,6 +125,27 @@ def _reduced(profile: Profile, batches: Iterable[pl.DataFrame], rule: Callable[[
 def _whole(events: pl.DataFrame) -> pl.DataFrame:
     """Return the whole capture as one step of each host that has operations."""
     return boundaries.whole(events).join(find(events).select(pl.col("host").cast(pl.String)), on="host", how="semi")
+
+
+def _counters(profile: Profile, events: pl.DataFrame) -> pl.DataFrame | None:
+    counted = profile.read_details is not None and (events["line"] == breakdown.COUNTERS).any()
+    return profile.counters if counted else None
+
+
+def with_collectives(profile: Profile) -> tuple[Steps, pl.DataFrame]:
+    """Return the steps that a rule finds, none if it finds none, and ``tpunb.schema.COLLECTIVES``, in one pass."""
+    events, runs = profile.events, [schema.empty(schema.COLLECTIVES)]
+    rows = boundaries.find(events)[0]
+    if rows.is_empty():
+        return Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS)), runs[0]
+    steps = reduce(
+        events,
+        rows,
+        profile.hardware,
+        _counters(profile, events),
+        on_ops=lambda ops, places: runs.append(of_ops(profile, ops, places)),
+    )
+    return steps, runs[-1]
 
 
 _NAMED_RULES = {"whole": _whole, "module": boundaries.modules}
@@ -188,6 +208,8 @@ def reduce(
     intervals: pl.DataFrame,
     hardware: pl.DataFrame | None = None,
     counters: pl.DataFrame | None = None,
+    *,
+    on_ops: Callable[[pl.DataFrame, pl.DataFrame], None] | None = None,
 ) -> Steps:
     """Reduce events to one row per (host, step) and one per (host, step, op, side).
 
@@ -204,9 +226,13 @@ def reduce(
         ``tpunb.schema.HARDWARE``, for the peaks of utilisation.
     counters
         ``tpunb.schema.COUNTERS``, for the utilisation of the matrix unit in each step.
+    on_ops
+        Function that receives what :func:`tpunb.step_stats.ops.assign` returns, for other statistics of the same pass.
     """
     found = find(events)
     ops, places = assign(found, intervals)
+    if on_ops is not None:
+        on_ops(ops, places)
     on_device = pl.col("side") == "device"
     peaks = schema.empty(schema.HARDWARE) if hardware is None else hardware
     by_step = ["host", "step"]

@@ -6,7 +6,7 @@ random numbers, state and unknown operations are not allowed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,6 +96,12 @@ def effects_of(functions: dict[str, Any], *names: str) -> Effects:
 def draws_random_numbers(op: str) -> bool:
     """Return whether an operation draws from a random state, its own or that of a ``tf.random.Generator``."""
     return op.startswith(GENERATOR) or _effect(op) == "draws"
+
+
+def scope_of(functions: dict[str, Any], names: Iterable[str], op: str) -> str:
+    """Return the scope of an operation in functions, without the models around it: the name of a layer, or ""."""
+    nodes = (node for name in names if name in functions for node in functions[name].node_def if node.op == op)
+    return next((node.name.rpartition("/")[0].rpartition("/")[2] for node in nodes), "")
 
 
 def called_functions(node: Any) -> list[str]:

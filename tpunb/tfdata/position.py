@@ -73,7 +73,7 @@ def explain(error: Exception) -> str:
     if not isinstance(error, tf.errors.OpError):
         return "the position of distributed data cannot be saved"
     if match := _STATEFUL.search(str(error)):
-        return explain_op(match[1])
+        return f"a stage of the data: {explain_op(match[1])}"
     reason = _NOISE.sub("", str(error.message).partition("\n")[0]).strip()
     return reason or type(error).__name__
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from tpunb.tfdata.effects import CHECKS, effects_of, operations
+from tpunb.tfdata.effects import CHECKS, draws_random_numbers, effects_of, operations, scope_of
+from tpunb.tfdata.python_functions import python_names
 from tpunb.tfdata.rewrite import Rewriting, is_reshuffling, unseeded_shuffles
 from tpunb.tfdata.stages import Stage, constant, is_deterministic, stages, upstream
 from tpunb.tfdata.variables import CHANGES, drawing_stages
@@ -29,22 +30,39 @@ RESTORED = frozenset(_KINDS.split())
 
 _KEEPS_ENDLESS = {"map", "batch", "padded_batch", "unbatch", "prefetch", "shuffle", "enumerate", "options", "scan"}
 _CALLS_IN_PARALLEL = {"map", "interleave", "parallel_interleave", "map_and_batch", "batch"}
-_REASONS = {
-    "GeneratorDataset": "a Python function (from_generator) feeds it",
-    "PyFunc": "a Python function (from_generator, numpy_function, or a Keras PyDataset) feeds it",
-    "EagerPyFunc": "a Python function (py_function) feeds it",
-    "RandomShuffle": "it is shuffled by an operation whose state cannot be saved",
-    "DummySeedGenerator": "it is a shuffle inside interleave or flat_map",
-    "AssignVariableOp": "it changes a variable, as Keras' random layers do (put them into the model)",
-    "ReadVariableOp": "it reads a variable, whose value is not saved with the data (use a constant)",
-    "RngReadAndSkip": "it draws from a tf.random.Generator",
+_READS = "ReadVariableOp"
+_STATELESS = "use tf.random.stateless_* with a seed from the element, such as its number by enumerate"
+_UNTESTED = "the position in this stage is not proved to be restored (leave it out)"
+_UNPROVED = {
+    "parallel_interleave": "TensorFlow loses elements when it restores this stage (use Dataset.interleave; in place of "
+    "make_csv_dataset, tf.data.experimental.CsvDataset)",
 }
-_IN_PARALLEL = "in parallel calls (drop num_parallel_calls, or use stateless operations with a seed from the element)"
+_REASONS = {
+    "GeneratorDataset": "the Python generator{name} feeds it, and cannot continue in the middle (give fit arrays, or a "
+    "keras.utils.PyDataset whose batches depend on their index)",
+    "PyFunc": "it calls the Python function{name}, which may keep state (if it keeps none, pass stateful=False to "
+    "tf.numpy_function)",
+    "EagerPyFunc": "it calls the Python function{name} by tf.py_function, and may keep state (if it keeps none, use "
+    "tf.numpy_function with stateful=False)",
+    "RandomShuffle": "it is shuffled by an operation whose state cannot be saved (use Dataset.shuffle)",
+    "DummySeedGenerator": "it contains a shuffle, whose state cannot be saved (shuffle before or after it)",
+    _READS: "it reads a variable, whose value is not saved with the data (use a constant)",
+    **dict.fromkeys(
+        CHANGES,
+        "{name} changes a variable{calls} (put random layers into the model, and keep no other state in a map)",
+    ),
+    "RngReadAndSkip": f"it draws from a tf.random.Generator{{calls}} ({_STATELESS})",
+}
 
 
-def explain_op(op: str) -> str:
-    """Return a sentence that names an operation whose state cannot be saved."""
-    return f"{op}: {_REASONS.get(op, 'an operation in it has state that cannot be saved')}"
+def explain_op(op: str, name: str = "", calls: str = "") -> str:
+    """Return a sentence on an operation whose state cannot be saved, with the name of what uses it."""
+    if (reason := _REASONS.get(op)) is None and draws_random_numbers(op):
+        return f"it draws random numbers with {op} ({_STATELESS})"
+    if reason is None:
+        return f"{op}, an operation in it, has state that cannot be saved (leave it out)"
+    named = {"name": name or "it", "calls": calls} if op in CHANGES else {"name": name and f" {name}"}
+    return reason.format(**named)
 
 
 def not_restored(graph: Any, options: Any, *, passes: bool = True, seeds: bool = False) -> str:
@@ -53,22 +71,28 @@ def not_restored(graph: Any, options: Any, *, passes: bool = True, seeds: bool =
     `options` are those of the dataset; `passes` is False if a single iterator over it matters; `seeds` says whether the
     states of seed generators that its maps change are restored too.
     """
-    return next(chain(external_state(graph, seeds=seeds), unrestored_stages(graph, options, passes=passes)), "")
+    functions = {function.signature.name: function for function in graph.library.function}
+    changing = drawing_stages(graph) if seeds else ()
+    reading = (
+        each for each in stages(graph) if each not in changing and _READS in operations(functions, *each.functions)
+    )
+    reads = (f"{stage.name}: {explain_op(_READS)}" for stage in reading)
+    return next(chain(external_state(graph, seeds=seeds), unrestored_stages(graph, options, passes=passes), reads), "")
 
 
 def varies(graph: Any, options: Any) -> str:
     """Return a sentence that names what may give a dataset other elements in another pass, or ""."""
     drawing = {node.name for node in graph.node if advances(node)} | {node.name for node in unseeded_shuffles(graph)}
-    drawn = (f"{stage.name}: its order differs in each pass" for stage in stages(graph) if stage.node in drawing)
+    differs = "its order differs in each pass (do not shuffle it; functions of Keras take shuffle=False)"
+    drawn = (f"{stage.name}: {differs}" for stage in stages(graph) if stage.node in drawing)
     return next(chain(drawn, external_state(graph), unrestored_stages(graph, options)), "")
 
 
 def unseeded(graph: Any) -> str:
     """Return a sentence that names a shuffle without a seed, whose later order no iterator holds, or ""."""
     names = {node.name for node in unseeded_shuffles(graph)}
-    return next(
-        (f"{each.name}: it has no seed, which a later pass needs" for each in stages(graph) if each.node in names), ""
-    )
+    needs = "it has no seed, which a later pass needs (give it one)"
+    return next((f"{each.name}: {needs}" for each in stages(graph) if each.node in names), "")
 
 
 def external_state(graph: Any, *, seeds: bool = False) -> Iterator[str]:
@@ -77,10 +101,13 @@ def external_state(graph: Any, *, seeds: bool = False) -> Iterator[str]:
     restored = drawing_stages(graph) if seeds else ()
     for stage in stages(graph):
         op = effects_of(functions, *stage.functions).external_state
-        if op in CHANGES and stage.op.startswith("ParallelMap"):
-            yield f"{explain_op(op)} {_IN_PARALLEL} (in {stage.name})"
-        elif op and stage not in restored:
-            yield f"{explain_op(op)} (in {stage.name})"
+        is_parallel = op in CHANGES and stage.op.startswith("ParallelMap")
+        if is_parallel or (op and stage not in restored):
+            name = (
+                scope_of(functions, stage.functions, op) if op in CHANGES else ", ".join(python_names(functions, stage))
+            )
+            op = "GeneratorDataset" if stage.kind == "from_generator" else op
+            yield f"{stage.name}: {explain_op(op, name, ' in parallel calls' if is_parallel else '')}"
 
 
 def unrestored_stages(graph: Any, options: Any, *, passes: bool = True) -> Iterator[str]:
@@ -88,9 +115,9 @@ def unrestored_stages(graph: Any, options: Any, *, passes: bool = True) -> Itera
     pipeline, nodes = stages(graph), {node.name: node for node in graph.node}
     for stage in pipeline:
         if stage.kind not in RESTORED and stage.kind != "from_generator":
-            yield f"{stage.name}: the position in this stage is not proved to be restored"
+            yield f"{stage.name}: {_UNPROVED.get(stage.kind, _UNTESTED)}"
         if stage.op == "CacheDataset" or (stage.op == "CacheDatasetV2" and _second_input(stage, nodes) != b""):
-            yield f"{stage.name}: it caches in files, which a resumed run finds in another state"
+            yield f"{stage.name}: it caches in files, which a resumed run finds in another state (cache in memory)"
         if stage.kind == "choose_from_datasets" and not nodes[stage.node].attr["stop_on_empty_dataset"].b:
             chosen = [each for each in pipeline if each.node in stage.inputs[1:]]  # the first one chooses
             if not all(_never_ends(each, pipeline, nodes) for each in chosen):
@@ -100,7 +127,7 @@ def unrestored_stages(graph: Any, options: Any, *, passes: bool = True) -> Itera
                 )
         ordered = options.deterministic is not False and is_deterministic(nodes[stage.node])
         if stage.kind in _CALLS_IN_PARALLEL and not ordered:
-            yield f"{stage.name}: the order of its elements is not deterministic (deterministic=False)"
+            yield f"{stage.name}: the order of its elements is not deterministic (omit deterministic=False)"
     endless = not passes or _is_endless(pipeline, nodes)
     for stage in pipeline:
         if advances(nodes[stage.node]):
@@ -151,9 +178,11 @@ def _begun_again(stage: Stage, pipeline: tuple[Stage, ...], endless: bool) -> It
         if above.kind == "repeat" and not endless:
             yield f"{above.name}: it begins {stage.name} more than once in a pass (put repeat before the shuffle)"
         elif above.kind == "concatenate" and below.intersection(above.inputs[1:]):
-            yield f"{above.name}: it contains a shuffle that begins when the part before it ends ({stage.name})"
+            what = f"it contains a shuffle that begins when the part before it ends, {stage.name} (shuffle after it)"
+            yield f"{above.name}: {what}"
         elif above.kind == "cache":
-            yield f"{above.name}: it keeps the order of {stage.name} in the first pass (put cache before the shuffle)"
+            way_out = "shuffle after cache; functions of Keras that read folders shuffle unless shuffle=False"
+            yield f"{above.name}: it keeps the order of {stage.name} in the first pass ({way_out})"
 
 
 def _is_endless(pipeline: tuple[Stage, ...], nodes: dict[str, Any]) -> bool:

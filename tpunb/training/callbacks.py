@@ -1,10 +1,13 @@
-"""State of a fit's callbacks: numbers and arrays among their attributes, which are saved, and anything else."""
+"""State of a fit's callbacks and PyDatasets: numbers and arrays among their attributes, which are saved, and others."""
 
 from __future__ import annotations
 
 import dis
 import logging
+import random
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import filterfalse
 from pathlib import PurePath
 from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -13,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpunb.text import plain
-from tpunb.training.state import is_from, variables_of
+from tpunb.training.state import is_from, to_numpy, variables_of
 
 _COUNTERS = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch", "best_weights"),
@@ -25,10 +28,21 @@ _COUNTERS = {
 }
 """What Keras' own callbacks change, by class; not their arguments: Keras changes the sign of min_delta."""
 
+_GENERATORS: dict[type, tuple[Any, Any]] = {
+    random.Random: (random.Random.getstate, random.Random.setstate),
+    np.random.RandomState: (lambda drawn: drawn.get_state(legacy=False), np.random.RandomState.set_state),
+    np.random.Generator: (
+        lambda drawn: drawn.bit_generator.state,
+        lambda drawn, to: drawn.bit_generator.__setstate__(to),
+    ),
+}
+"""How the state of a random generator is read and set."""
+
+_PLAIN = "keep numbers, text, arrays or random generators there, or give the callback get_state and set_state"
 _OF_EVERY = {"params", "_model", "model", "validation_data"}
-_CONSTANT = (
+CONSTANT = (
     *(FunctionType, BuiltinFunctionType, BuiltinMethodType, MethodType, ModuleType, type),
-    *(np.ufunc, np.dtype, PurePath, logging.Logger),
+    *(np.ufunc, np.dtype, PurePath, logging.Logger, type(threading.Lock()), type(threading.RLock())),
 )
 
 
@@ -45,28 +59,30 @@ class CallbackState:
         Sentence that names an attribute that cannot be saved, or "".
     """
 
-    def __init__(self, callbacks: Iterable[Any], model: Any) -> None:
+    def __init__(self, callbacks: Iterable[Any] = (), model: Any = (), datasets: Iterable[Any] = ()) -> None:
         self.arrays: list[NDArray[Any]] = []
         self.unsaved = ""
         self._tracked = {id(variable) for variable in variables_of(model)}
-        self.values = [
-            {"kind": type(each).__name__, "attributes": saved} for each in callbacks if (saved := self._saved(each))
-        ]
+        parts = [(each.dataset, each.attributes) for each in datasets]
+        parts += [(each, dict(filterfalse(self._is_constant, _attributes(each).items()))) for each in callbacks]
+        saved = [(type(part).__name__, self.add(part, attributes)) for part, attributes in parts]
+        self.values = [{"kind": kind, "attributes": attributes} for kind, attributes in saved if attributes]
 
-    def _saved(self, callback: Any) -> dict[str, Any]:
+    def add(self, owner: Any, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return attributes of an object as JSON values, but those that cannot be saved."""
         saved = {}
-        for name, value in _attributes(callback).items():
-            if not self._is_constant(value):
-                try:
-                    saved[name] = self._encoded(value)
-                except TypeError:
-                    where = f"{type(callback).__name__}.{name} ({type(value).__name__})"
-                    self.unsaved = self.unsaved or f"the callback's attribute {plain(where)} cannot be saved"
+        for name, value in attributes.items():
+            try:
+                saved[name] = self._encoded(_GENERATORS.get(type(value), (lambda part: part,))[0](value))
+            except TypeError:
+                where = plain(f"{type(owner).__name__}.{name} ({type(value).__name__})")
+                self.unsaved = self.unsaved or f"the attribute {where} cannot be saved ({_PLAIN})"
         return saved
 
-    def _is_constant(self, value: Any) -> bool:
-        """Return whether a value does not change, or is restored with the model."""
-        if isinstance(value, _CONSTANT):
+    def _is_constant(self, attribute: tuple[str, Any]) -> bool:
+        """Return whether the value of an attribute does not change, or is restored with the model."""
+        _, value = attribute
+        if isinstance(value, CONSTANT):
             return True
         if is_from(value, "tensorflow") and hasattr(value, "element_spec") and not hasattr(value, "__next__"):
             return True  # a dataset
@@ -77,10 +93,12 @@ class CallbackState:
         if value is None or isinstance(value, bool | int | float | str):
             return ["value", value]
         if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biufcUS":
-            self.arrays.append(np.array(value))
+            self.arrays.append(np.asarray(value))
             return ["number" if isinstance(value, np.generic) else "array", len(self.arrays) - 1]
         if is_from(value, "tensorflow") and hasattr(value, "_numpy") and not hasattr(value, "assign"):
             return ["tensor", self._encoded(np.asarray(value.numpy()))[1]]
+        if _is_seed_generator(value):
+            return self._encoded(to_numpy([value.state])[0])
         if type(value) in (list, tuple):
             return [type(value).__name__, [self._encoded(each) for each in value]]
         if isinstance(value, dict):
@@ -105,9 +123,13 @@ def restore_callbacks(callbacks: Iterable[Any], values: Sequence[Mapping[str, An
 
 
 def _set(callback: Any, name: str, value: Any) -> None:
-    """Set an attribute; a list or a dict in place, as others may read it."""
+    """Set an attribute; a list, a dict or a random generator in place, as others may read it."""
     present = vars(callback).get(name)
-    if isinstance(present, list) and isinstance(value, list):
+    if type(present) in _GENERATORS:
+        _GENERATORS[type(present)][1](present, value)
+    elif _is_seed_generator(present):
+        present.state.assign(value)
+    elif isinstance(present, list) and isinstance(value, list):
         present[:] = value
     elif isinstance(present, dict) and isinstance(value, dict):
         present.clear()
@@ -133,6 +155,10 @@ def _decoded(encoded: Sequence[Any], arrays: Sequence[Any]) -> Any:
         case "dict":
             return {_decoded(key, arrays): _decoded(each, arrays) for key, each in value}
     return value
+
+
+def _is_seed_generator(value: Any) -> bool:
+    return is_from(value, "keras") and type(value).__name__ == "SeedGenerator"
 
 
 def _has_state_methods(callback: Any) -> bool:

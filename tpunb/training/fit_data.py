@@ -9,15 +9,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from tpunb.text import plain
 from tpunb.tfdata import position, rewrite
 from tpunb.tfdata.graph import graph_or_none, too_large
-from tpunb.tfdata.restored import buffered_bytes, late_shuffles, not_restored, only_checks
+from tpunb.tfdata.restored import buffered_bytes, explain_op, late_shuffles, not_restored, only_checks
 from tpunb.tfdata.variables import SeedStates
 from tpunb.training import constants
 from tpunb.training.fit_start import FitStart
 from tpunb.training.passes import ArrayBatches, CountingDataset
 from tpunb.training.positions import ITERATOR, Positions
+from tpunb.training.py_dataset import PyDatasetBatches, PyDatasetState
 from tpunb.training.state import DATA
 
 _SHARED = (
@@ -70,6 +70,7 @@ class FitData:
     iterator: Any = None
     drawn: int = 0
     due: bool = False
+    py_datasets: list[PyDatasetState] = field(default_factory=list)  # whose batches it reads by index
     epochs: Any = None  # Keras' iterator over epochs
     used: int = 0  # iterators from which batches were taken
     _seeds: list[int] = field(default_factory=list)  # of the shuffles that had none
@@ -86,22 +87,32 @@ class FitData:
         from_program = isinstance(epochs.data_adapter, TFDatasetAdapter)
         self.reason = too_large(dataset) if from_program else ""
         graph = graph_or_none(dataset) if from_program and not self.reason else None
-        arrays = ArrayBatches.of(dataset, epochs.data_adapter)
-        if from_program and graph is None:
-            self.reason = self.reason or "the graph of the data cannot be read (larger than 2 GB, or distributed)"
+        arrays: Any = ArrayBatches.of(dataset, epochs.data_adapter)
+        if not hasattr(dataset, "_inputs"):
+            self.reason = (
+                "the data are distributed over replicas, whose positions cannot be saved (train without a strategy)"
+            )
+        elif from_program and graph is None:
+            self.reason = self.reason or "the graph of the data cannot be read: it is larger than 2 GB (read files)"
         elif arrays is not None:
             self._seed_arrays(arrays)
-        elif (fed := getattr(epochs.data_adapter, "py_dataset", None)) is not None:
-            self.reason = (
-                f"{plain(type(fed).__name__)}: a Keras PyDataset feeds it, whose Python code may have state "
-                "(give fit arrays or a tf.data.Dataset)"
-            )
+        elif hasattr(epochs.data_adapter, "py_dataset"):
+            arrays = self._py_batches(dataset)
+        elif hasattr(epochs.data_adapter, "generator"):
+            self.reason = explain_op("GeneratorDataset")
         elif not from_program and position.ignores_external_state(dataset):
             self.reason = try_save(position.with_external_state_policy(dataset, "FAIL"))
         if graph is not None:
             dataset = listened(self._seed_dataset(dataset, graph))
             self._shuffles = position.seeded_shuffles(epochs._distributed_dataset)
         self.passes = epochs._distributed_dataset = arrays or CountingDataset(dataset)
+
+    def _py_batches(self, dataset: Any) -> PyDatasetBatches | None:
+        """Return the batches of a PyDataset by index; None if there is a reason against them."""
+        adapter = self.epochs.data_adapter
+        self.py_datasets = [state := PyDatasetState(adapter.py_dataset, self.epochs.steps_per_epoch)]
+        self.reason, self.fingerprint = state.reason, f"{state.fingerprint()} {adapter.shuffle}"
+        return None if self.reason else PyDatasetBatches(dataset, adapter, state)
 
     def _seed_arrays(self, arrays: ArrayBatches) -> None:
         self.fingerprint = arrays.fingerprint
@@ -138,13 +149,15 @@ class FitData:
         drawn_again = saved["drawn"] > 0 and not self.start.has_iterator
         self.begin(saved["iterators"], saved.get("used_iterators", 0) - drawn_again)
         self.used = saved.get("used_iterators", 0) - saved["live"]
+        if isinstance(self.passes, PyDatasetBatches):
+            self.passes.begin_at(saved["position"], saved["drawn"])
         if self.epochs._num_batches is None:  # data of unknown length, which the first epoch has counted
             self.epochs._num_batches = saved["batches"]
 
     def begin(self, iterators: int, used: int) -> None:
         """Proceed in the orders of the data as if iterators had been created, and some of them used."""
         self.passes.begin(iterators)
-        graph = None if isinstance(self.passes, ArrayBatches) else graph_or_none(self.passes.dataset)
+        graph = None if isinstance(self.passes, ArrayBatches | PyDatasetBatches) else graph_or_none(self.passes.dataset)
         if graph is not None and (late := late_shuffles(graph)):
             rewrite.begin_shuffles(graph, late, used)
 
@@ -172,6 +185,8 @@ class FitData:
             self.reason = self.reason or self._try_save(iterator)
 
     def _try_save(self, iterator: Any) -> str:
+        if isinstance(self.passes, PyDatasetBatches):
+            return self.py_datasets[0].probe()
         return "" if isinstance(self.passes, ArrayBatches) else try_save(iterator)
 
     def on_iterator(self, dataset: Any) -> None:
@@ -238,6 +253,8 @@ class FitData:
     def _write_position(self, folder: Path, live: Any, drawn: int) -> tuple[str, dict[str, Any]]:
         if isinstance(self.passes, ArrayBatches):
             return self.passes.problem, {}
+        if isinstance(self.passes, PyDatasetBatches):
+            return self.passes.position(drawn)
         return self.positions.write(folder, live, drawn) if live is not None else ("", {})
 
     def restore(self, taken: int) -> None:
@@ -262,11 +279,13 @@ class FitData:
     def _read_position(self, saved: Mapping[str, Any]) -> int:
         """Restore the position that was written; return how many batches are to be drawn after it."""
         assert self.start is not None
+        if isinstance(self.passes, PyDatasetBatches):
+            return 0 if "begun" in saved["position"] else self.drawn
         if isinstance(self.passes, ArrayBatches):
             self._feed_from(self.passes.pass_from(saved["iterators"], self.drawn))
             return 0
         if not self.start.has_iterator:
-            self.positions.begin(seconds=saved["position"]["seconds"])
+            self.positions.begin(seconds=saved["position"].get("seconds", 0))
             return self.drawn
         self._restored = rewrite.with_own_shuffles(self.passes.dataset)
         iterator = self.iterator if self._restored is self.passes.dataset else iter(self._restored)

@@ -25,7 +25,8 @@ from tpunb.training.fit_data import DataCursor, FitData
 from tpunb.training.fit_start import EndedFit, FitStart, variables_of_step
 from tpunb.training.hidden_state import EagerStep, hidden_state
 from tpunb.training.model_build import build
-from tpunb.training.state import DATA, RANDOM, WEIGHTS, to_numpy, variables_by_part
+from tpunb.training.py_dataset import PyDatasetState
+from tpunb.training.state import DATA, RANDOM, WEIGHTS, is_from, to_numpy, variables_by_part
 
 _CALLBACKS = "callbacks"
 """Part of the arrays that callbacks keep."""
@@ -160,7 +161,8 @@ class Fit:
         self.epoch = epoch
         if not self.callbacks and self.start is not None:
             arrays = snapshot.read_part(self.start.folder, _CALLBACKS)
-            restore_callbacks(callbacks, self.start.metadata["callbacks"], arrays)
+            datasets = [each.dataset for each in (*self.data.py_datasets, *self._py_validation)]
+            restore_callbacks([*callbacks, *datasets], self.start.metadata["callbacks"], arrays)
         self.callbacks = tuple(callbacks)
         if self.restore_due and self.step_in_epoch == 0:
             self.restore()
@@ -239,7 +241,7 @@ class Fit:
             raise TpunbError(
                 f"{self.start.folder.name} was saved with a different {part}: its constants differ (arrays, names "
                 "of files, or what adapt computed)",
-                hint="give random parts before fit a seed (a shuffle before adapt, a split by permutation)",
+                hint="begin the cell with keras.utils.set_random_seed(1), or give a seed to what is random before fit",
             )
 
     def _use(self, iterator: Any) -> None:
@@ -283,7 +285,7 @@ class Fit:
         """Write everything that the next step depends on; return its metadata."""
         self.sync()
         variables = {part: to_numpy(each) for part, each in variables_of_step(self.model).items()}
-        callbacks = CallbackState(self.callbacks, self.model)
+        callbacks = CallbackState(self.callbacks, self.model, [*self.data.py_datasets, *self._py_validation])
         snapshot.write_arrays(folder, {**variables, _CALLBACKS: callbacks.arrays})
         unpositioned, place = self.data.write(folder, within_epoch=self.step_in_epoch > 0)
         reason = (
@@ -331,14 +333,23 @@ class Fit:
     @cached_property
     def _unsaved_validation(self) -> str:
         """Sentence that says why a validation after a checkpoint may give other results, or ""."""
-        (data, steps), tf = self.validation, sys.modules.get("tensorflow")
+        (data, _), tf = self.validation, sys.modules.get("tensorflow")
+        if self._py_validation:
+            reason = self._py_validation[0].probe()
+            return f"validation_data: {reason}" if reason else ""
+        if hasattr(data, "__next__") or hasattr(data, "sampler"):  # a generator, or a DataLoader of PyTorch
+            return f"validation_data: Python code feeds it ({type(data).__name__}; give arrays or a tf.data.Dataset)"
         if tf is None or not isinstance(data, tf.data.Dataset):
             return ""
-        if steps is not None and int(data.cardinality()) != steps:
-            return "validation_data: with validation_steps, a validation continues where the one before it ended"
         graph = graph_or_none(data)
         reason = "its graph cannot be read" if graph is None else varies(graph, data.options())
         return f"validation_data: {reason}" if reason else ""
+
+    @cached_property
+    def _py_validation(self) -> list[PyDatasetState]:
+        """The PyDataset for validation, if there is one."""
+        data, steps = self.validation
+        return [PyDatasetState(data, steps)] if hasattr(data, "num_batches") and is_from(data, "keras") else []
 
     @cached_property
     def hidden_state(self) -> str:

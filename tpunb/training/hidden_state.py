@@ -46,7 +46,7 @@ class EagerStep:
             )
         handles = _handles(tracked)
         if any(id(handle) not in handles for handle in self._changed):
-            return "the step changes a variable that is not one of the model"
+            return "the step changes a variable that is not one of the model (create it by add_weight in a layer)"
         return self.unsaved_seed
 
     def _drawing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -88,8 +88,13 @@ def hidden_state(function: Any, iterator: Any, tracked: Iterable[Any]) -> str:
         return ""
     graph = compiled.graph.as_graph_def()
     nodes = [*graph.node, *(node for part in graph.library.function for node in part.node_def)]
-    if (op := next((node.op for node in nodes if draws_random_numbers(node.op)), None)) is not None:
-        return f"the model draws random numbers with {op}, whose state cannot be saved (use keras.random)"
+    if (node := next((node for node in nodes if draws_random_numbers(node.op)), None)) is not None:
+        scope = "/".join(node.name.split("/")[:-2])  # the last two are those of the operation
+        where = f" in {plain(scope)}" if scope else ""
+        return f"the model draws random numbers with {node.op}{where}, whose state cannot be saved (use keras.random)"
     handles = _handles(tracked)
     untracked = next((variable for variable in compiled.variables if id(variable.handle) not in handles), None)
-    return "" if untracked is None else f"the step uses {plain(untracked.name)}, which is not a variable of the model"
+    if untracked is None:
+        return ""
+    name = plain(untracked.name)
+    return f"the step uses {name}, which is not a variable of the model (create it by add_weight in a layer)"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tpunb.text import format_error, plain
+from tpunb.tfdata.restored import explain_op
 from tpunb.training import constants, seeds
 from tpunb.training.fit_data import FitData
 from tpunb.training.passes import CountingDataset
@@ -71,7 +72,7 @@ class JaxData(FitData):
     """The data of a fit on JAX and the position in them; Keras holds a `Feed`, and `iterator` is its source."""
 
     _feed: Feed | None = None  # of the steps
-    _is_graph = False  # of tf.data
+    _is_counted = False  # positions are those of `FitData`, not states of iterators
 
     def attach(self, epochs: Any, listened: Callable[[Any], Any]) -> None:
         """Take the data when Keras has prepared them; `listened` may replace a dataset by one with its elements."""
@@ -80,11 +81,11 @@ class JaxData(FitData):
         from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
         self.epochs, adapter = epochs, epochs.data_adapter
-        self._is_graph = isinstance(adapter, TFDatasetAdapter)
+        self._is_counted = isinstance(adapter, TFDatasetAdapter)
         if keras.distribution.distribution() is not None:
-            self._is_graph, self.reason = False, "the training is distributed over devices (keras.distribution)"
+            self._is_counted, self.reason = False, "the training is distributed over devices (keras.distribution)"
             return
-        if self._is_graph:
+        if self._is_counted:
             epochs._distributed_dataset = adapter._dataset
             super().attach(epochs, listened)
         elif isinstance(adapter, ArrayDataAdapter):
@@ -92,18 +93,22 @@ class JaxData(FitData):
             self.passes = epochs._distributed_dataset = _Passes(lambda: ArrayPass(adapter))
         elif type(adapter).__name__ == "GrainDatasetAdapter":
             self.passes = epochs._distributed_dataset = _Passes(lambda: iter(adapter.get_jax_iterator()))
+        elif hasattr(adapter, "py_dataset"):
+            passes = _Passes(adapter.get_jax_iterator)
+            self.passes = epochs._distributed_dataset = self._py_batches(passes) or passes
+            self._is_counted = not self.reason
         else:
-            fed = next((each for each in map(vars(adapter).get, ("py_dataset", "_dataloader")) if each), adapter)
-            self.reason = (
-                f"{plain(type(fed).__name__)}: Python code feeds it, which may have state "
-                "(give fit arrays, a tf.data.Dataset or a Grain dataset)"
+            fed = plain(type(vars(adapter).get("_dataloader") or adapter).__name__)
+            python = (
+                f"{fed}: Python code feeds it, which may have state (give fit arrays, a tf.data.Dataset or a PyDataset)"
             )
+            self.reason = explain_op("GeneratorDataset") if hasattr(adapter, "generator") else python
             return
         epochs._get_iterator = lambda: Feed(adapter, lambda: iter(epochs._distributed_dataset))
 
     def begin(self, iterators: int, used: int) -> None:
         """Proceed in the orders of the data as if iterators had been created, and some of them used."""
-        if self._is_graph:
+        if self._is_counted:
             super().begin(iterators, used)
         else:
             self.passes.begin(iterators)
@@ -135,14 +140,14 @@ class JaxData(FitData):
         self._feed.move(iterator)
 
     def _try_save(self, iterator: Any) -> str:
-        return super()._try_save(iterator) if self._is_graph else _state_of(iterator)[0]
+        return super()._try_save(iterator) if self._is_counted else _state_of(iterator)[0]
 
     def _write_position(self, folder: Path, live: Any, drawn: int) -> tuple[str, dict[str, Any]]:
-        return super()._write_position(folder, live, drawn) if self._is_graph else _state_of(live)
+        return super()._write_position(folder, live, drawn) if self._is_counted else _state_of(live)
 
     def _read_position(self, saved: Mapping[str, Any]) -> int:
         assert self.start is not None
-        if (state := saved["position"].get("state")) is None and self._is_graph:
+        if (state := saved["position"].get("state")) is None and self._is_counted:
             return super()._read_position(saved)
         try:
             self.iterator.set_state(base64.b64decode(state["bytes"]) if "bytes" in state else state["json"])

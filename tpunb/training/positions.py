@@ -1,5 +1,6 @@
-"""Positions in the data of a fit on disk: with the contents of buffers, or of large ones, with the batches drawn since.
+"""Positions in the data of a fit on disk: with the contents of buffers, or with the batches drawn since the last one.
 
+The latter where writing takes long: buffers are large, or TensorFlow waits for slow calls of a parallel map to end.
 What the batches are is known: a position is saved only of data that give the same elements again.
 """
 
@@ -26,6 +27,9 @@ _SHARE = 0.01
 _RATE = 1.5e8
 """Bytes of buffers that are assumed to be written in a second, before the first are."""
 
+_SLOW = 0.1
+"""Seconds of writing a position from which on that share matters, also without large buffers."""
+
 _TRIES, _PAUSE = 20, 0.01
 _CHANGING = "a map in the data draws from a seed generator, whose state changed each time that the position was read"
 
@@ -42,7 +46,7 @@ class Positions:
     """
 
     def __init__(self, buffered: int = 0, seeds: SeedStates | None = None) -> None:
-        self._is_large, self._cost = buffered > LARGE, buffered / _RATE
+        self._is_slow, self._cost = buffered > LARGE, buffered / _RATE
         self.seeds = SeedStates() if seeds is None else seeds
         self._saved: Path | None = None
         self._drawn, self._since = 0, time.monotonic()
@@ -60,15 +64,16 @@ class Positions:
         if self.seeds:
             return self._write_with_seeds(folder, iterator)
         seconds = time.monotonic() - self._since
-        if self._is_large and not drawn:
+        if self._is_slow and not drawn:
             return "", {"redraw": 0, "seconds": 0.0}
-        if self._is_large and seconds < self._cost / _SHARE and self._link(folder):
+        if self._is_slow and seconds < self._cost / _SHARE and self._link(folder):
             return "", {"redraw": drawn - self._drawn, "seconds": seconds}
         begun = time.monotonic()
         if reason := position.write(folder / ITERATOR, iterator):
             return reason, {}
         self._cost = time.monotonic() - begun
-        self._is_large |= sum(path.stat().st_size for path in folder.glob(f"{ITERATOR}.*")) > LARGE
+        self._is_slow |= self._cost > max(_SLOW, _SHARE * seconds)
+        self._is_slow |= sum(path.stat().st_size for path in folder.glob(f"{ITERATOR}.*")) > LARGE
         self.begin(folder, drawn)
         return "", {"redraw": 0, "seconds": 0.0}
 

@@ -208,7 +208,7 @@ class Online:
         if self._fit is not None and self._fit.live is not None:
             self._end_live(self._fit)
         elif self._fit is not None and not self._fit.done:
-            ended = Message("not tuned", {"reason": "the fit ended before"})
+            ended = Message("not tuned", {"reason": "the fit ended before its steps were measured"})
             self.messages.append(self._fit.pending or self._fit.refusal or ended)
         self._fit = None
 
@@ -349,14 +349,16 @@ class _TunableFit:
         self.job = Job(lambda: (fit.model, data))
         self._first, self._next = fit.steps, 0
         self._rebuilt = False
-        reason = "its data are not a tf.data.Dataset" if data is None else self._prepared(exclusive)
+        other = fit.data.reason or "its data are not a tf.data.Dataset (arrays and Python code have no values to tune)"
+        reason = other if data is None else self._prepared(exclusive)
         self.refusal = Message("not tuned", {"reason": reason}) if reason else None
 
     def _prepared(self, exclusive: bool) -> str:
         """Rebuild the data in a form whose position can be moved; return why they cannot, or ""."""
         try:
             if reason := self.pipeline.refusal or self.pipeline.immovable:
-                return reason
+                is_only_moved = self.pipeline.refusal is None
+                return f"{reason}; tp.tune(model, data) may tune it before the fit" if is_only_moved else reason
             if self.pipeline.unsafe:
                 return f"{self.pipeline.unsafe[0]}: trials would change what it returns"
             if exclusive:

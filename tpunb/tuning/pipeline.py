@@ -11,6 +11,7 @@ from tpunb.errors import TpunbError
 from tpunb.text import plural
 from tpunb.tfdata.effects import Effects, Verdict, effects_of
 from tpunb.tfdata.graph import AUTOTUNE, check_dataset, from_graph, to_graph
+from tpunb.tfdata.python_functions import functions_with_state
 from tpunb.tfdata.rewrite import (
     CYCLE_INPUT,
     PARALLEL_INPUT,
@@ -25,7 +26,6 @@ from tpunb.tfdata.stages import Stage, flag, stages
 from tpunb.tuning.caching import cache_places
 from tpunb.tuning.codegen import as_code
 from tpunb.tuning.parameters import Kind, Parameter, Value, buffer_sizes, call_counts, changes, pool_sizes
-from tpunb.tuning.python_functions import functions_with_state
 from tpunb.tuning.safety import doubts, move_obstacles, rebuild_obstacles
 
 Setter = Callable[[Rewriting, Any], None]

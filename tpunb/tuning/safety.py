@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tpunb.text import plain
-from tpunb.tfdata.effects import Effects
-from tpunb.tfdata.restored import unrestored_stages
+from tpunb.tfdata.effects import Effects, scope_of
+from tpunb.tfdata.restored import explain_op, unrestored_stages
 from tpunb.tfdata.rewrite import Rewriting, shared_resources
 from tpunb.tfdata.stages import Stage, is_deterministic, upstream
 
@@ -19,19 +19,19 @@ _RESTARTS_INPUT = {"cache", "concatenate", "repeat", "shuffle_and_repeat"}
 
 def rebuild_obstacles(graph: Any, stages: tuple[Stage, ...], effects: Mapping[str, Effects]) -> Iterator[str]:
     """Yield why a rebuilt copy of a pipeline would disturb the program's own."""
-    work = Rewriting(graph)
+    work, functions = Rewriting(graph), {function.signature.name: function for function in graph.library.function}
     for stage in stages:
         effect = effects[stage.node]
-        if effect.keeps:
-            yield f"{stage.name} keeps or changes state ({', '.join(effect.keeps)}), and a copy would have its own"
+        for op in effect.keeps[:1]:
+            yield f"{stage.name}: {explain_op(op, scope_of(functions, stage.functions, op))}"
         if effect.unknown:
             yield f"{stage.name} contains an operation unknown to TensorFlow's registry ({plain(effect.unknown[0])})"
         if stage.op in _WRITES:
-            yield f"{stage.name} writes files, and a copy would write the same ones"
+            yield f"{stage.name} writes files, and a copy would write the same ones (write them before the training)"
         if stage.op.startswith(_REMOTE):
             yield f"{stage.name} runs on a tf.data service, outside this process"
         if stage.op == "CacheDataset" or (stage.op == "CacheDatasetV2" and work.number(stage.node, 1) != b""):
-            yield f"{stage.name} caches in files, and a copy would write the same ones"
+            yield f"{stage.name} caches in files, and a copy would write the same ones (cache in memory)"
         if stage.op == "RandomDatasetV2":
             yield f"{stage.name} draws other random numbers in every epoch, and a copy would restart them"
     for node in shared_resources(graph):

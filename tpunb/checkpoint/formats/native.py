@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint, Skipped
 from tpunb.training.snapshot import METADATA, BadSnapshot, is_temporary, read_metadata, write
 from tpunb.training.state import STATE_PARTS
@@ -25,9 +24,8 @@ def find(folder: Path, files: Sequence[str]) -> Iterator[Checkpoint | Skipped]:
 def save(
     folder: Path, step: int, write_parts: Callable[[Path], Mapping[str, Any]], *, replacing: Path | None = None
 ) -> Checkpoint:
-    """Write a checkpoint, as `tpunb.training.snapshot.write` does, and return it; a capture accounts for the time."""
-    with signals.spending("checkpoint save", "tpunb"):
-        return _checkpoint(write(folder, step, write_parts, replacing=replacing))
+    """Write a checkpoint, as `tpunb.training.snapshot.write` does, and return it."""
+    return _checkpoint(write(folder, step, write_parts, replacing=replacing))
 
 
 def _checkpoint(folder: Path) -> Checkpoint:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint
 from tpunb.checkpoint.formats import native
 from tpunb.errors import TpunbError, need, whole
@@ -70,10 +71,11 @@ def save(dir: str | os.PathLike[str], step: int, **parts: Any) -> Checkpoint:  #
         reason = unsaved or ("" if any(map(_is_data, parts.values())) else _NO_DATA)
         return {**metadata, "exact": not reason, "why": reason, "random": seeds.host_random_state()}
 
-    saved = native.save(Path(dir), step, write)
+    with signals.spending("checkpoint save", "tpunb"):
+        saved = native.save(Path(dir), step, write)
     if not saved.exact and saved.reason != _NO_DATA:
         warnings.warn(
-            f"the position in the data was not saved, so that resuming is not exact. {saved.reason}", stacklevel=2
+            f"the position in the data was not saved, so that resuming is not exact: {saved.reason}", stacklevel=2
         )
     return saved
 
@@ -203,9 +205,9 @@ def _write_tensorflow(path: Path, part: Any) -> str:
     if reason:
         path.with_suffix(".missing").write_text(reason)
     graph = graph_or_none(part._dataset) if _is_data(part) and hasattr(part, "_dataset") else None
-    if reason or graph is None:
+    if graph is None:
         return reason
-    return unseeded(graph) or not_restored(graph, part._dataset.options(), passes=False)
+    return unseeded(graph) or not_restored(graph, part._dataset.options(), passes=False) or reason
 
 
 def _write_arrays(path: Path, trees: dict[str, Any]) -> None:

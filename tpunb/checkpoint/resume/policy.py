@@ -104,23 +104,23 @@ class Saving:
         self._last, self._has_warned = fit.steps, bool(fit.data.reason)
         if fit.data.reason:
             warnings.warn(
-                f"the position in the data cannot be saved, so that resuming will not be exact. {fit.data.reason}",
+                f"the position in the data cannot be saved, so that resuming will not be exact: {fit.data.reason}",
                 stacklevel=2,
             )
         elif unsaved := fit.unsaved_beside:
             self._has_warned = True
-            warnings.warn(f"resuming will not be exact. {unsaved}", stacklevel=2)
+            warnings.warn(f"resuming will not be exact: {unsaved}", stacklevel=2)
         if self.at_phases and not signals.spent.receivers:
             warnings.warn(
                 "at_phases=True saves nothing without a capture: put `with tp.capture(...)` around", stacklevel=2
             )
 
     def on_step(self, fit: Training, *, repeated: bool) -> None:
-        """Save the state that the next step begins with, if due."""
-        if repeated and self.saved and self.saved[-1].step == fit.steps == self._last:
-            self._save(fit, replacing=self.saved.pop().path)
-        elif self._is_due(fit):
-            self._save(fit)
+        """Save the state that the next step begins with, if due; a capture accounts for the time."""
+        is_again = repeated and bool(self.saved) and self.saved[-1].step == fit.steps == self._last
+        if is_again or self._is_due(fit):
+            with signals.spending("checkpoint save", "tpunb"):
+                self._save(fit, replacing=self.saved.pop().path if is_again else None)
 
     def _is_due(self, fit: Training) -> bool:
         if self.every is None and not self.at_phases:
@@ -145,7 +145,7 @@ class Saving:
                 self._remove(self.keep)
             if self.saved[-1].reason and not self._has_warned:
                 self._has_warned = True
-                warnings.warn(f"resuming will not be exact. {self.saved[-1].reason}", stacklevel=2)
+                warnings.warn(f"resuming will not be exact: {self.saved[-1].reason}", stacklevel=2)
         except Exception as error:  # noqa: BLE001  the training must continue
             if not self._has_failed:
                 self._has_failed = True
@@ -156,7 +156,6 @@ class Saving:
 
     def _remove(self, keep: int) -> None:
         """Remove the checkpoints of the block but the last ones and those of phases."""
-        with signals.spending("checkpoint save", "tpunb"):
-            for one in [one for one in self.saved if one.path not in self._of_phases][:-keep]:
-                shutil.rmtree(one.path)
-                self.saved.remove(one)
+        for one in [one for one in self.saved if one.path not in self._of_phases][:-keep]:
+            shutil.rmtree(one.path)
+            self.saved.remove(one)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpunb.errors import ProfileNotFound, TpunbError
-from tpunb.io import logdir, storage
+from tpunb.io import storage
+from tpunb.io.host_files import stem
 from tpunb.io.storage import Location, PathLike
 from tpunb.profiler.sources.frameworks import annotation
 
@@ -66,7 +67,7 @@ class Replay:
         for name in sorted(files):
             folder, _, file = name.rpartition("/")
             if file.endswith(_SUFFIXES) and not any(part.startswith(".") for part in name.split("/")):
-                windows[folder][logdir.stem(file)] = files[name]
+                windows[folder][stem(file)] = files[name]
         if not windows:
             hint = "capture with keep='all' to keep the windows" if "run.json" in files else None
             raise ProfileNotFound(f"{where} holds no raw window: no file ends in .xplane.pb", hint=hint)
