@@ -66,7 +66,7 @@ SAME_MODEL = {
 _POINTS, _ROUNDS, _LIGHT = 6, 3, 1  # widths of a curve; rounds; the width of those with little idle time that is tuned
 _LONGEST_S, _FEWEST, _HOUR_S = 25.0, 4, 3600.0  # of a run; steps of an epoch
 _SLOWER, _OTHERS = 1.4, 0.10  # of a busy machine: probe by the fastest, and share of the processors that others use
-_PROBES, _PROBE = 25, 100_000
+_PROBES, _PROBE = 75, 100_000
 
 
 @dataclass(frozen=True)
@@ -199,9 +199,9 @@ class Session:
         if (target / ABOUT).exists():
             return
         model, state = self._model(point)
-        data, times = self._data(point), 0
-        while busy and times < self.options.tries:
-            times, metadata = times + 1, self._once(point, model, state, data)
+        times = 0
+        while busy and times < self.options.tries:  # with data that begin anew, as a shuffle goes on from pass to pass
+            times, metadata = times + 1, self._once(point, model, state, self._data(point))
             busy = metadata["busy"]
         shutil.rmtree(target, ignore_errors=True)
         _keep_statistics(self.scratch / "run", target, with_ops=point.round == 1)
