@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -466,6 +467,23 @@ def test_the_quick_exactness_benchmark_ends_in_its_counts_and_omissions():
     assert last["tune"]["changed"] == last["tune"]["crashed"] == 0
     assert said.count(": tuning: ") == 2
     assert "left out: actor_critic, " in said
+
+
+# -- an accelerator beside its host ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_quick_paper_benchmark_ends_in_its_figures():
+    pytest.importorskip("tensorflow")
+    if not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores, and affinity calls")
+    said, last = quick("paper.py")
+    assert list(last) == ["idle", "tuned", "equal"]
+    assert len(last["idle"]) == 4
+    assert all(0 <= share <= 1 for share in last["idle"])
+    assert last["tuned"] > 0
+    assert last["equal"] is True
+    assert "computes, core" in said
 
 
 # -- cost models -----------------------------------------------------------------------------------------------------

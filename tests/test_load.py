@@ -20,7 +20,7 @@ from tpunb.errors import BadProfile, ProfileNotFound
 from tpunb.io import logdir, storage
 from tpunb.io.run_writer import RunWriter
 from tpunb.testing import toy_steps
-from tpunb.workloads.record import SAMPLES as RECORDED
+from tpunb.workloads import WORKLOADS as RECORDED
 
 pb = pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
 

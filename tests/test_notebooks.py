@@ -8,7 +8,7 @@ import nbformat
 import polars as pl
 import pytest
 from nbclient import NotebookClient
-from notebook_results import RESULTS, markdown
+from notebook_results import PAGE, RESULTS, markdown, page
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -67,6 +67,11 @@ def test_a_notebook_opens_with_its_result(name):
     title, result = first.source.split("\n\n", 1)
     assert title.startswith("# ")
     assert result.startswith(markdown(name))
+
+
+def test_the_page_on_the_paper_has_the_observations_of_the_recorded_runs():
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page(text)
 
 
 def test_every_notebook_has_a_result():

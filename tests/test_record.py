@@ -7,21 +7,19 @@ from short_workloads import short
 
 import tpunb as tp
 from tpunb.errors import ProfileNotFound, TpunbError
-from tpunb.workloads import catalogue, record, recorded
+from tpunb.workloads import catalogue, record, recorded, recorded_balances
 from tpunb.workloads.cost import Cost
-from tpunb.workloads.recordings import parted
 
 tf = pytest.importorskip("tensorflow")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A workload's three runs, each of ten steps."""
+    """A workload's run of ten steps."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(catalogue, "WORKLOADS", {"dcgan-mnist": short("dcgan-mnist")})
-        for name in ("dcgan-mnist", "dcgan-mnist-naive", "dcgan-mnist-tuned"):
-            record.record(name, folder)
+        record.record("dcgan-mnist", folder)
     tf.random.set_seed(None)  # building a workload sets it
     return folder
 
@@ -30,23 +28,18 @@ EPOCH = ["train"] * 3 + ["eval"] * 2
 
 
 def test_the_truth_agrees_with_the_capture(runs):
-    for name in ("dcgan-mnist", "dcgan-mnist-naive"):
-        run = recorded(name, runs)
-        assert run.truth["did"].to_list() == run.steps.frame["kind"].to_list() == 2 * EPOCH
-        assert run.truth["step"].to_list() == run.steps.frame["step"].to_list()
+    run = recorded("dcgan-mnist", runs)
+    assert run.truth["did"].to_list() == run.steps.frame["kind"].to_list() == 2 * EPOCH
+    assert run.truth["step"].to_list() == run.steps.frame["step"].to_list()
 
 
 def test_metadata_describe_the_recording(runs):
-    plain, naive, tuned = (recorded(f"dcgan-mnist{form}", runs) for form in ("", "-naive", "-tuned"))
-    assert [run.form for run in (plain, naive, tuned)] == [None, "naive", "tuned"]
-    assert {run.workload.name for run in (plain, naive, tuned)} == {"dcgan-mnist"}
-    assert plain.metadata["what"] == "DCGAN on MNIST"
-    assert naive.metadata["what"] == "DCGAN on MNIST, the naive input pipeline"
-    assert plain.metadata["again"] == "python -m tpunb.workloads.record --scale 0 dcgan-mnist"
-    assert all(run.metadata["seconds"] > 0 and run.metadata["matrix_flops"] > 1e9 for run in (plain, naive, tuned))
-    assert tuned.metadata["tuning_seconds"] >= 0
-    assert tuned.metadata["tuning"], "why nothing was tried, in so few steps"
-    assert "tuning" not in naive.metadata
+    run = recorded("dcgan-mnist", runs)
+    assert run.workload.name == run.name == "dcgan-mnist"
+    assert run.metadata["what"] == "DCGAN on MNIST"
+    assert run.metadata["again"] == "python -m tpunb.workloads.record --scale 0 dcgan-mnist"
+    assert run.metadata["seconds"] > 0
+    assert run.metadata["matrix_flops"] > 1e9
 
 
 def test_costs_of_training_and_evaluation_are_recorded(runs):
@@ -63,17 +56,6 @@ def test_only_statistics_are_kept(runs):
     assert b"/tmp" not in (runs / "dcgan-mnist" / "about.toml").read_bytes()
 
 
-def test_a_name_is_split_into_workload_and_form():
-    assert [(parted(name)[0].name, parted(name)[1]) for name in record.SAMPLES[-3:]] == [
-        ("retinanet-coco", "tuned"),
-        ("resnet-imagenet", "naive"),
-        ("resnet-imagenet", "tuned"),
-    ]
-    assert parted("qanet-squad-half")[0].reduced
-    with pytest.raises(TpunbError, match="no workload is named 'bert'"):
-        parted("bert-naive")
-
-
 def test_a_run_without_workload_metadata_is_rejected(runs, tmp_path):
     with pytest.raises(ProfileNotFound):
         recorded("bert-mrpc", tmp_path)
@@ -82,6 +64,10 @@ def test_a_run_without_workload_metadata_is_rejected(runs, tmp_path):
     with pytest.raises(ProfileNotFound, match=r"has no about\.toml") as told:
         recorded("bert-mrpc", tmp_path)
     assert "tpunb.workloads.record" in told.value.hint
+    with pytest.raises(TpunbError, match="no workload is named 'bert'"):
+        recorded("bert", tmp_path)
+    with pytest.raises(ProfileNotFound, match="has no runs at balances"):
+        recorded_balances(tmp_path)
 
 
 def test_the_command_prints_the_folder(monkeypatch, tmp_path, capsys):
@@ -95,7 +81,7 @@ def test_the_command_lists_the_names(capsys):
     with pytest.raises(SystemExit):
         record.main(["--help"])
     told = capsys.readouterr().out
-    assert all(name in told for name in (*record.SAMPLES, "--tpu", "--address"))
+    assert all(name in told for name in (*catalogue.WORKLOADS, "--tpu", "--address"))
 
 
 def test_a_folder_that_is_not_a_run_is_not_replaced(tmp_path, monkeypatch):
@@ -119,7 +105,7 @@ def test_a_folder_that_is_not_a_run_is_not_replaced(tmp_path, monkeypatch):
     ],
 )
 def test_the_source_follows_the_options(tpu, address, source):
-    assert repr(record._source(tpu, address)) == source
+    assert repr(record.source_of(tpu, address)) == source
 
 
 def test_a_workload_trains_under_a_strategy(monkeypatch, tmp_path):
@@ -130,7 +116,7 @@ def test_a_workload_trains_under_a_strategy(monkeypatch, tmp_path):
         seen.append(tpu)
         return tf.distribute.OneDeviceStrategy("/cpu:0").scope()
 
-    monkeypatch.setattr(record, "_strategy", stand_in)
+    monkeypatch.setattr(record, "strategy", stand_in)
     monkeypatch.setattr(catalogue, "WORKLOADS", {"bert-cola": short("bert-cola")})
     made = record.record("bert-cola", tmp_path, tpu="my-tpu")
     tf.random.set_seed(None)

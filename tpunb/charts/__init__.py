@@ -5,6 +5,7 @@ charts offline.
 """
 
 from tpunb.charts.accounts import accounts
+from tpunb.charts.balances import balances
 from tpunb.charts.compared import agreed, compared
 from tpunb.charts.curves import dbscan_eps, hdbscan_tree, sweep_curve
 from tpunb.charts.history import history
@@ -25,6 +26,7 @@ from tpunb.charts.trials import trials
 __all__ = [
     "accounts",
     "agreed",
+    "balances",
     "colours",
     "compared",
     "counters",

@@ -90,7 +90,7 @@ def sweeps(runs: Runs) -> LayerPicture:
     chosen = {run: sweep.choice.format(at, value) for run, at, value, _ in rows.filter("chosen").iter_rows()}
     labels = {run: f"{run} · {chosen.get(run, 'none chosen')}" for run in rows["run"].unique(maintain_order=True)}
     rows = rows.with_columns(run=pl.col("run").replace_strict(labels)).with_columns(about="run")
-    stroke, dash, fill, shape = _looks([*labels.values()], f"run · {sweep.legend}")
+    stroke, dash, fill, shape = looks([*labels.values()], f"run · {sweep.legend}")
     counts = sweep.method == "OLS"
     x = alt.X("at:Q", title=sweep.x_title, axis=alt.Axis(tickCount=10) if counts else WHOLE)
     y = _count_axis(rows["value"]) if counts else alt.Y("value:Q")
@@ -158,7 +158,7 @@ def _parameter(runs: Runs) -> str:
     raise ValueError(f"The runs parameter of sweeps must be Phases by one method of {every}. Got {methods} instead.")
 
 
-def _looks(runs: list[str], title: str) -> tuple[alt.Stroke, alt.StrokeDash, alt.Fill, alt.Shape]:
+def looks(runs: list[str], title: str) -> tuple[alt.Stroke, alt.StrokeDash, alt.Fill, alt.Shape]:
     """Return colour and dash of the lines, fill and shape of their marks: different for up to 72 runs."""
     legend = alt.Legend(orient="right", title=title, symbolSize=120, symbolStrokeWidth=2, rowPadding=4)
     hues = [PALETTE[i % len(PALETTE)] for i in range(len(runs))]

@@ -248,10 +248,13 @@ def sample(name: str) -> Profile:
     >>> sample("keras_cnn").name
     'keras_cnn'
     """
+    if run_folder.is_run(samples() / name):
+        return _load(samples() / name)
+    names = sorted(path.name for path in samples().glob("*") if run_folder.is_run(path))
+    raise ProfileNotFound(f"no sample is named {name!r}", hint=f"samples: {', '.join(names) or 'none'}")
+
+
+def samples() -> Path:
+    """Return the folder of the runs recorded by this project: of the package, or of its source tree."""
     here = Path(__file__).resolve().parents[1]
-    names: set[str] = set()
-    for folder in (here / "_samples", here.parent / "datasets" / "sample_profiles"):
-        if run_folder.is_run(folder / name):
-            return _load(folder / name)
-        names |= {path.name for path in folder.glob("*") if run_folder.is_run(path)}
-    raise ProfileNotFound(f"no sample is named {name!r}", hint=f"samples: {', '.join(sorted(names)) or 'none'}")
+    return here / "_samples" if (here / "_samples").exists() else here.parent / "datasets" / "sample_profiles"

@@ -3,7 +3,7 @@
 from tpunb.workloads import mlperf, paper, paradnn
 from tpunb.workloads.catalogue import WORKLOADS, table_1, workload
 from tpunb.workloads.generators import cnn, fc, rnn, transformer
-from tpunb.workloads.recordings import RecordedRun, recorded
+from tpunb.workloads.recordings import RecordedRun, recorded, recorded_balances
 from tpunb.workloads.workload import Workload
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "paper",
     "paradnn",
     "recorded",
+    "recorded_balances",
     "rnn",
     "table_1",
     "transformer",

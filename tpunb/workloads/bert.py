@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tpunb.workloads.frameworks import keras
 from tpunb.workloads.records import Decode
@@ -29,6 +29,7 @@ class Size:
     vocabulary: int  # rows of the embedding, as `positions`
     positions: int
     length: int = 128  # tokens of an input
+    dropout: float = 0.1
 
     @classmethod
     def at(cls, scale: float) -> Size:
@@ -46,10 +47,19 @@ class Size:
             positions=between(128, 512, scale),
         )
 
+    @classmethod
+    def beside_input(cls, width: int) -> Size:
+        """Return the size with two layers, without dropout: most of a narrow step on a CPU is its random numbers."""
+        return cls(2, 2 * width, 2, vocabulary=1024, positions=128, dropout=0.0)
+
 
 @dataclass(frozen=True)
 class Bert(WorkloadSpec):
     """BERT on one dataset."""
+
+    SIZE: ClassVar[type[Size]] = Size
+    UNIT: ClassVar[int] = 176
+    RUN: ClassVar[Plan] = Plan(16, epochs=2, epoch_steps=20, eval_steps=4, examples=256)
 
     data: Sentences | Questions
     examples: int  # of training
@@ -73,7 +83,7 @@ class Bert(WorkloadSpec):
 
     def decode(self, scale: float, split: str, seed: int, folder: Path) -> Decode:
         """Return the function from a record to input and target."""
-        size = Size.at(scale)
+        size = self.size(scale)
         tokens = tokens_of(folder, size.vocabulary)
         prepare = sentence_pairs if isinstance(self.data, Sentences) else paragraphs
         return prepare(tokens, size.length)
@@ -84,10 +94,10 @@ class Bert(WorkloadSpec):
         decay = keras.optimizers.schedules.PolynomialDecay(_learning_rate(scale), self.plan(scale).steps, 0.0)
         optimizer = keras.optimizers.AdamW(decay, weight_decay=0.01, global_clipnorm=1.0)
         if isinstance(self.data, Sentences):
-            model = classifier(Size.at(scale), self.data.classes)
+            model = classifier(self.size(scale), self.data.classes)
             model.compile(optimizer, crossentropy, metrics=["accuracy"])
         else:
-            model = span(Size.at(scale))
+            model = span(self.size(scale))
             model.compile(optimizer, {"start": crossentropy, "end": crossentropy})
         return model
 
@@ -96,7 +106,7 @@ def classifier(size: Size, classes: int) -> Any:
     """Return BERT as a classifier: logits of shape (batch, classes)."""
     inputs, hidden = _encoder(size)
     pooled = keras.layers.Dense(size.hidden, activation="tanh", name="pooler", **_init())(hidden[:, 0])
-    pooled = keras.layers.Dropout(0.1)(pooled)
+    pooled = keras.layers.Dropout(size.dropout)(pooled)
     logits = keras.layers.Dense(classes, name="classes", **_init())(pooled)
     return keras.Model(inputs, logits, name="bert_classifier")
 
@@ -119,7 +129,7 @@ def _encoder(size: Size) -> tuple[Any, Any]:
         + _embedding(2, size.hidden, "segment_embedding")(inputs["segments"])
         + _embedding(size.positions, size.hidden, "position_embedding")(positions)
     )
-    hidden = keras.layers.Dropout(0.1)(_norm("embedding_norm")(hidden))
+    hidden = keras.layers.Dropout(size.dropout)(_norm("embedding_norm")(hidden))
     mask = keras.ops.not_equal(tokens, 0)[:, None, :]
     for number in range(size.layers):
         hidden = _layer(hidden, mask, size, f"layer_{number}")
@@ -129,13 +139,13 @@ def _encoder(size: Size) -> tuple[Any, Any]:
 def _layer(hidden: Any, mask: Any, size: Size, name: str) -> Any:
     """Return the hidden states after one layer: attention and feed-forward, both residual and normalised."""
     attention = keras.layers.MultiHeadAttention(
-        size.heads, size.hidden // size.heads, dropout=0.1, name=f"{name}_attention", **_init()
+        size.heads, size.hidden // size.heads, dropout=size.dropout, name=f"{name}_attention", **_init()
     )
-    attended = keras.layers.Dropout(0.1)(attention(hidden, hidden, attention_mask=mask))
+    attended = keras.layers.Dropout(size.dropout)(attention(hidden, hidden, attention_mask=mask))
     hidden = _norm(f"{name}_attention_norm")(hidden + attended)
     wide = keras.layers.Dense(4 * size.hidden, activation="gelu", name=f"{name}_wide", **_init())(hidden)
     narrow = keras.layers.Dense(size.hidden, name=f"{name}_narrow", **_init())(wide)
-    return _norm(f"{name}_norm")(hidden + keras.layers.Dropout(0.1)(narrow))
+    return _norm(f"{name}_norm")(hidden + keras.layers.Dropout(size.dropout)(narrow))
 
 
 def _embedding(rows: int, hidden: int, name: str) -> Any:

@@ -48,19 +48,22 @@ WORKLOADS = MappingProxyType({each.name: each for each in _ALL})
 """The workloads, by name."""
 
 
-def workload(name: str) -> Workload:
-    """Return a workload by name, in any case.
+def workload(name: str, *, balance: float | None = None) -> Workload:
+    """Return a workload by name, in any case; at a balance of input and device, if given (`Workload.at_balance`).
 
     Raises
     ------
+    ValueError
+        The balance is not above 0.
     TpunbError
-        No workload has that name.
+        No workload has that name, or its model cannot reach the balance.
 
     >>> workload("BERT-MRPC")
     Workload(name='bert-mrpc', task='Natural Language', model='BERT', dataset='MRPC', size_mib=2.85, reduced=False)
     """
     if name.casefold() in WORKLOADS:
-        return WORKLOADS[name.casefold()]
+        found = WORKLOADS[name.casefold()]
+        return found if balance is None else found.at_balance(balance)
     near = get_close_matches(name.casefold(), WORKLOADS, n=1)
     hint = f"use {near[0]!r}" if near else f"use one of {', '.join(WORKLOADS)}"
     raise TpunbError(f"no workload is named {plain(name)!r}", hint=hint)

@@ -22,10 +22,14 @@ class Cost:
     bytes
         Bytes that these read and write if each moves its operands and results once and all other operations are fused:
         a lower bound.
+    roof_s
+        Seconds at the roof of the device that ran it, each instruction of the compiled program at its own; None if
+        counted in the graph.
     """
 
     flops: float
     bytes: float
+    roof_s: float | None = None
 
 
 def cost(model: Any, data: Any, split: str = "train") -> Cost:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tpunb.workloads.frameworks import keras, tf
 from tpunb.workloads.image_input import small
@@ -34,6 +34,11 @@ class Size:
         """Return the size at a scale, up to 64 filters."""
         return cls(images.height, images.channels, between(16, 64, scale, of=8))
 
+    @classmethod
+    def beside_input(cls, width: int, images: Images) -> Size:
+        """Return the size for images of the dataset, which are averaged to 8 x 8 pixels."""
+        return cls(8, images.channels, filters=width, noise=width)
+
     @property
     def widths(self) -> tuple[int, ...]:
         """Filters of the discriminator's layers, each of which halves the side."""
@@ -47,6 +52,9 @@ class Dcgan(WorkloadSpec):
 
     data: Images
     examples: int  # of training
+
+    UNIT: ClassVar[int] = 40
+    RUN: ClassVar[Plan] = Plan(256, epochs=2, epoch_steps=20, eval_steps=4, examples=4096)
 
     def facts(self) -> Mapping[str, object]:
         """Return the parameters in Table I."""
@@ -66,13 +74,17 @@ class Dcgan(WorkloadSpec):
         epochs = between(5, _STEPS // _EVERY, scale)
         return Plan(batch, epochs, between(100, _EVERY, scale), 8, between(4096, self.examples, scale))
 
+    def size(self, scale: float) -> Size:
+        """Return the size of the model."""
+        return Size.at(scale, self.data) if self.width is None else Size.beside_input(self.width, self.data)
+
     def decode(self, scale: float, split: str, seed: int, folder: Path) -> Decode:
         """Return the function from a record to input and target."""
         return small(self.data.height, self.data.width, self.data.channels)
 
     def model(self, scale: float) -> Any:
         """Return the compiled model, with 1 to 100 steps per execution."""
-        size = Size.at(scale, self.data)
+        size = self.size(scale)
         gan = _gan()(generator(size), discriminator(size))
         adam = keras.optimizers.Adam(_LEARNING_RATE, beta_1=0.5)  # shared by both parts
         gan.compile(adam, steps_per_execution=_steps_per_execution(scale))
@@ -129,7 +141,10 @@ def _gan() -> type[Any]:
             return self.generator(noise, training=training)
 
         def losses_on(self, images: Any, training: bool) -> tuple[Any, Any]:
-            """Return the loss of both parts on a batch of real images."""
+            """Return the loss of both parts on a batch of real images, averaged to the side of the model."""
+            side = self.generator.output_shape[1]
+            if (stride := images.shape[1] // side) > 1:
+                images = keras.ops.average_pool(images, images.shape[1] - stride * (side - 1), stride)
             noise = keras.random.normal((tf.shape(images)[0], self.generator.input_shape[-1]), seed=self.seeds)
             fakes = self.generator(noise, training=training)
             real = self.discriminator(images, training=training)

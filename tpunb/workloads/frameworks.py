@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tpunb.errors import need
@@ -18,3 +19,13 @@ class _Lazy:
 
 
 keras, tf = _Lazy("keras"), _Lazy("tensorflow")
+
+
+def strategy(tpu: str | None) -> AbstractContextManager[Any]:
+    """Return the scope of the distribution strategy for a Cloud TPU, or none."""
+    if tpu is None:
+        return nullcontext()
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
+    tf.config.experimental_connect_to_cluster(resolver)
+    tf.tpu.experimental.initialize_tpu_system(resolver)
+    return tf.distribute.TPUStrategy(resolver).scope()  # type: ignore[no-any-return]

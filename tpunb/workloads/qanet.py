@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tpunb.workloads.frameworks import keras
 from tpunb.workloads.records import Decode
 from tpunb.workloads.scaling import Plan, between
-from tpunb.workloads.text_input import words_and_letters
+from tpunb.workloads.text_input import word_vectors, words_and_letters
 from tpunb.workloads.texts import Questions
 from tpunb.workloads.wordpiece import LETTERS, tokens_of
 from tpunb.workloads.workload import WorkloadSpec
 
 _EPOCHS, _EPOCH_STEPS, _BATCH = 5, 20_000, 32
-_DROPOUT = 0.1
 _BYTES = 256
 _EMBEDDING_CONVOLUTIONS, _MODEL_CONVOLUTIONS = (4, 7), (2, 5)  # per block, and kernel size
 _PASSES = 3  # over the model encoder
@@ -37,7 +36,9 @@ class Size:
     question: int
     vocabulary: int  # rows of the word embedding
     word: int  # width of an embedding, as `letter`
-    letter: int
+    letter: int  # 0: the words come as vectors
+    patch: int = 1  # words of the context of which the model reads the mean
+    dropout: float = 0.1
 
     @classmethod
     def at(cls, scale: float) -> Size:
@@ -57,10 +58,20 @@ class Size:
             letter=between(16, 200, scale),
         )
 
+    @classmethod
+    def beside_input(cls, width: int) -> Size:
+        """Return the size for an input pipeline that embeds the words, as that of the paper's program does."""
+        lengths = {"context": 400, "question": 50, "vocabulary": 1024, "word": 300, "letter": 0, "patch": 50}
+        return cls(2 * width, heads=1, blocks=1, **lengths, dropout=0.0)
+
 
 @dataclass(frozen=True)
 class QANet(WorkloadSpec):
     """QANet on SQuAD, or on a share of it."""
+
+    SIZE: ClassVar[type[Size]] = Size
+    UNIT: ClassVar[int] = 128
+    RUN: ClassVar[Plan] = Plan(192, epochs=2, epoch_steps=20, eval_steps=4, examples=512)
 
     data: Questions
     examples: int  # of training, in all of SQuAD
@@ -80,27 +91,27 @@ class QANet(WorkloadSpec):
 
     def decode(self, scale: float, split: str, seed: int, folder: Path) -> Decode:
         """Return the function from a record to input and target."""
-        size = Size.at(scale)
-        return words_and_letters(tokens_of(folder, size.vocabulary), size.context, size.question)
+        size = self.size(scale)
+        tokens = tokens_of(folder, size.vocabulary)
+        if size.letter:
+            return words_and_letters(tokens, size.context, size.question)
+        vectors = np.random.default_rng(0).normal(size=(size.vocabulary, size.word)).astype("float32")
+        return word_vectors(tokens, size.context, size.question, vectors)
 
     def model(self, scale: float) -> Any:
         """Return the compiled model."""
         crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         optimizer = keras.optimizers.Adam(1e-3, beta_1=0.8, epsilon=1e-7, global_clipnorm=5.0)
-        model = span(Size.at(scale))
+        model = span(self.size(scale))
         model.compile(optimizer, {"start": crossentropy, "end": crossentropy})
         return model
 
 
 def span(size: Size) -> Any:
     """Return QANet: logits ``start`` and ``end`` of shape (batch, words of the context)."""
-    lengths = {"context": size.context, "question": size.question}
-    inputs = {name: keras.Input((length,), dtype="int32", name=name) for name, length in lengths.items()}
-    for name, length in lengths.items():
-        inputs[f"{name}_letters"] = keras.Input((length, LETTERS), dtype="int32", name=f"{name}_letters")
-    embed, encode = _embedding(size), _encoder(size, 1, *_EMBEDDING_CONVOLUTIONS, "embedding")
-    masks = {name: keras.ops.not_equal(inputs[name], 0) for name in lengths}
-    context, question = (encode(embed(inputs[name], inputs[f"{name}_letters"]), masks[name]) for name in lengths)
+    inputs, embedded, masks = (_embedded if size.letter else _given_vectors)(size)
+    encode = _encoder(size, 1, *_EMBEDDING_CONVOLUTIONS, "embedding")
+    context, question = (encode(embedded[name], masks[name]) for name in embedded)
     hidden = _attended(context, question, masks["context"], masks["question"])
     hidden = keras.layers.Conv1D(size.hidden, 1, use_bias=False, name="attended")(hidden)
     model = _encoder(size, size.blocks, *_MODEL_CONVOLUTIONS, "model")
@@ -112,7 +123,30 @@ def span(size: Size) -> Any:
         name: _pointer(keras.ops.concatenate([passes[0], other], axis=-1), masks["context"], name)
         for name, other in (("start", passes[1]), ("end", passes[2]))
     }
+    if size.patch > 1:
+        logits = {name: keras.ops.repeat(each, size.patch, axis=1) for name, each in logits.items()}
     return keras.Model(inputs, logits, name="qanet")
+
+
+def _embedded(size: Size) -> tuple[dict[str, Any], ...]:
+    """Return the inputs, and by text the embedded words and their mask."""
+    lengths = {"context": size.context, "question": size.question}
+    inputs = {name: keras.Input((length,), dtype="int32", name=name) for name, length in lengths.items()}
+    for name, length in lengths.items():
+        inputs[f"{name}_letters"] = keras.Input((length, LETTERS), dtype="int32", name=f"{name}_letters")
+    embed, masks = _embedding(size), {name: keras.ops.not_equal(inputs[name], 0) for name in lengths}
+    return inputs, {name: embed(inputs[name], inputs[f"{name}_letters"]) for name in lengths}, masks
+
+
+def _given_vectors(size: Size) -> tuple[dict[str, Any], ...]:
+    """Return the inputs, and by text the vectors, of which the mean of each patch is read, and their mask."""
+    lengths = {"context": size.context, "question": size.question}
+    inputs = {name: keras.Input((length, size.word), name=name) for name, length in lengths.items()}
+    patches = {"context": size.patch, "question": size.patch // 2}  # questions are short
+    pooled = {name: keras.layers.AveragePooling1D(patches[name])(vectors) for name, vectors in inputs.items()}
+    narrow = keras.layers.Conv1D(size.hidden, 1, use_bias=False, name="embedded")
+    masks = {name: keras.ops.any(keras.ops.not_equal(each, 0.0), axis=-1) for name, each in pooled.items()}
+    return inputs, {name: narrow(each) for name, each in pooled.items()}, masks
 
 
 def _embedding(size: Size) -> Layer:
@@ -132,7 +166,7 @@ def _embedding(size: Size) -> Layer:
 
     def embed(numbers: Any, spelled: Any) -> Any:
         spelt = keras.ops.max(spelling(letters(spelled)), axis=2)
-        hidden = keras.layers.Dropout(_DROPOUT)(keras.ops.concatenate([words(numbers), spelt], axis=-1))
+        hidden = keras.layers.Dropout(size.dropout)(keras.ops.concatenate([words(numbers), spelt], axis=-1))
         for gate, change in highways:
             share = gate(hidden)
             hidden = share * change(hidden) + (1 - share) * hidden
@@ -165,7 +199,7 @@ def _encoder(size: Size, blocks: int, convolutions: int, kernel: int, name: str)
                 hidden = hidden + _positions(hidden.shape[1], size.hidden)
             normed = norm(hidden)
             added = part(normed, normed, attention_mask=mask[:, None, :]) if attends else part(normed)
-            hidden = hidden + keras.layers.Dropout(_DROPOUT)(added)
+            hidden = hidden + keras.layers.Dropout(size.dropout)(added)
         return hidden
 
     return encode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import polars as pl
 
 from tpunb.errors import ProfileNotFound
 from tpunb.frames import Profile, Steps
-from tpunb.io import load, sample
+from tpunb.io import load, sample, samples
 from tpunb.step_stats.reduce import steps
 from tpunb.workloads.catalogue import workload
 from tpunb.workloads.cost import Cost
@@ -22,9 +23,10 @@ from tpunb.workloads.workload import Workload
 
 ABOUT, TRUTH = "about.toml", "truth.parquet"
 """Files in a run folder: facts about the recording, and the kind of each step."""
-NAIVE, TUNED = "naive", "tuned"
-FORMS = (NAIVE, TUNED)
-"""Forms of a run with the naive input pipeline: as it is, or tuned."""
+BALANCES, PLAN = "balances", "plan.json"
+"""Folder of the runs at balances of input and device, within that of the other runs; file with their marked widths."""
+NAIVE, HAND, TUNED = "naive", "hand-optimised", "tuned"
+"""Forms of the input pipeline of a run: one call at a time without prefetching; as the workload has it; tuned by us."""
 PathLike = str | os.PathLike[str]
 
 
@@ -38,20 +40,17 @@ class RecordedRun:
         Name of the run.
     workload
         Workload that was trained.
-    form
-        Form of the input pipeline: None, "naive" or "tuned".
     profile
         Profile of the run.
     metadata
-        Facts about the recording: "seconds" of training, "device", "recorded"; of a tuned run the "tuning_seconds"
-        before, the "speedup" of a step with its interval, the events of "tuning" and the "values".
+        Facts about the recording: "seconds" of training, "device", "recorded"; at a balance also what
+        ``datasets/sample_profiles/record_balances.py`` writes.
     folder
         Folder of the run.
     """
 
     name: str
     workload: Workload = field(repr=False)
-    form: str | None = field(repr=False)
     profile: Profile = field(repr=False)
     metadata: Mapping[str, Any] = field(repr=False)
     folder: Path = field(repr=False)
@@ -67,6 +66,13 @@ class RecordedRun:
         return {kind: Cost(**facts) for kind, facts in self.metadata.get("cost", {}).items()}
 
     @cached_property
+    def mark(self) -> str | None:
+        """Device of the paper that has the balance of the run, of `tpunb.workloads.paper.FASTER`; None without one."""
+        plan = self.folder.parent / PLAN
+        marks = json.loads(plan.read_text(encoding="utf-8"))["marks"] if plan.exists() else {}
+        return next((mark for mark, width in marks.items() if width == self.metadata.get("width")), None)
+
+    @cached_property
     def truth(self) -> pl.DataFrame:
         """Kind of each step from Keras' callbacks: ``step``, ``did``."""
         return pl.read_parquet(self.folder / TRUTH).with_columns(pl.col("did").replace({"test": "eval"}))  # older runs
@@ -78,7 +84,7 @@ def recorded(name: str, folder: PathLike | None = None) -> RecordedRun:
     Parameters
     ----------
     name
-        Name of a workload, followed by "-naive" or "-tuned" for a run of that form.
+        Name of a workload.
     folder
         Folder of the runs; by default those of this package.
 
@@ -92,23 +98,36 @@ def recorded(name: str, folder: PathLike | None = None) -> RecordedRun:
     >>> recorded("bert-mrpc")
     RecordedRun(name='bert-mrpc')
     """
-    spec, form = parted(name)
-    profile = sample(name) if folder is None else load(Path(folder) / name)
-    source = Path(profile.source)
-    about = source / ABOUT
-    if not about.exists():
-        raise ProfileNotFound(f"{source} has no {ABOUT}", hint="record runs of workloads by tpunb.workloads.record")
-    return RecordedRun(name, spec, form, profile, tomllib.loads(about.read_text(encoding="utf-8")), source)
+    spec = workload(name)
+    return _read(sample(name) if folder is None else load(Path(folder) / name), spec)
 
 
-def parted(name: str) -> tuple[Workload, str | None]:
-    """Return the workload and the form of a run from its name.
+def recorded_balances(folder: PathLike | None = None, name: str = "*") -> list[RecordedRun]:
+    """Return the runs recorded at balances of input and device by ``datasets/sample_profiles/record_balances.py``.
 
-    >>> run, form = parted("qanet-squad-naive")
-    >>> run.name, form
-    ('qanet-squad', 'naive')
+    Parameters
+    ----------
+    folder
+        Folder of the runs; by default those of this package.
+    name
+        Name of the workload; by default all.
+
+    Raises
+    ------
+    ProfileNotFound, BadProfile
+        There are no such runs, or one cannot be read.
     """
-    for form in FORMS:
-        if name.endswith(f"-{form}"):
-            return workload(name.removesuffix(f"-{form}")), form
-    return workload(name), None
+    home = samples() if folder is None else Path(folder)
+    found = sorted((home / BALANCES).glob(f"{name}/*/{ABOUT}"))
+    if not found:
+        raise ProfileNotFound(f"{home} has no runs at balances", hint="record them by record_balances.py")
+    return [_read(load(each.parent)) for each in found]
+
+
+def _read(profile: Profile, spec: Workload | None = None) -> RecordedRun:
+    """Return a run with the facts about it."""
+    source = Path(profile.source)
+    if not (about := source / ABOUT).exists():
+        raise ProfileNotFound(f"{source} has no {ABOUT}", hint="record runs of workloads by tpunb.workloads.record")
+    metadata = tomllib.loads(about.read_text(encoding="utf-8"))
+    return RecordedRun(source.name, spec or workload(metadata["workload"]), profile, metadata, source)

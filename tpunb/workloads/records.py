@@ -90,12 +90,19 @@ def pipeline(files: Sequence[Path], decode: Decode, plan: Plan, split: str, *, n
         data = data.shuffle(min(_BUFFER, plan.examples), seed=seed)
     data = data.enumerate().map(decode, num_parallel_calls=calls)
     data = data.batch(plan.batch, drop_remainder=True).take(plan.steps_of(split))
-    return data.with_options(_without_rewrites()) if naive else data.prefetch(tf.data.AUTOTUNE)
-
-
-def _without_rewrites() -> Any:
-    """Return options under which tf.data adds no parallel calls and no buffers."""
     options = tf.data.Options()
-    options.experimental_optimization.map_parallelization = False
-    options.experimental_optimization.inject_prefetch = False
-    return options
+    if naive:  # tf.data adds no parallel calls and no buffers, in which it would work ahead
+        options.experimental_optimization.map_parallelization = False
+        options.experimental_optimization.map_and_batch_fusion = False
+        options.experimental_optimization.inject_prefetch = False
+    else:
+        data = data.prefetch(tf.data.AUTOTUNE)
+    return data.with_options(options)
+
+
+def in_private_thread(data: Any) -> Any:
+    """Return a dataset that works in one private thread."""
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    options.threading.max_intra_op_parallelism = 1
+    return data.with_options(options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tpunb.workloads.frameworks import keras
 from tpunb.workloads.image_input import cropped
@@ -25,6 +25,7 @@ class Size:
     blocks: tuple[int, ...]  # of the four stages
     filters: int  # of the first stage; each next stage has twice as many
     image: int  # side, in pixels
+    stem: int = 2  # stride of the first convolution
 
     @classmethod
     def at(cls, scale: float) -> Size:
@@ -35,6 +36,11 @@ class Size:
         """
         blocks = tuple(between(1, count, scale) for count in _BLOCKS)
         return cls(blocks, filters=between(16, 64, scale, of=8), image=between(96, 224, scale, of=32))
+
+    @classmethod
+    def beside_input(cls, width: int) -> Size:
+        """Return the size for images of the paper's side: one block a stage, after a coarse stem."""
+        return cls((1, 1, 1, 1), filters=width, image=224, stem=8)
 
     @property
     def depth(self) -> int:
@@ -48,6 +54,10 @@ class ResNet(WorkloadSpec):
 
     data: Images
     examples: int  # of training
+
+    SIZE: ClassVar[type[Size]] = Size
+    UNIT: ClassVar[int] = 128
+    RUN: ClassVar[Plan] = Plan(8, epochs=2, epoch_steps=20, eval_steps=4, examples=128)
 
     def facts(self) -> Mapping[str, object]:
         """Return the parameters in Table I."""
@@ -72,14 +82,14 @@ class ResNet(WorkloadSpec):
 
     def decode(self, scale: float, split: str, seed: int, folder: Path) -> Decode:
         """Return the function from a record to input and target."""
-        return cropped(Size.at(scale).image, training=split == "train", seed=seed)
+        return cropped(self.size(scale).image, training=split == "train", seed=seed)
 
     def model(self, scale: float) -> Any:
         """Return the compiled model, with momentum and three drops of the learning rate to a tenth."""
         plan, top = self.plan(scale), rate(0.02, 0.1 * _BATCH / 256, scale)
         falls = [plan.steps * epoch // 90 for epoch in (30, 60, 80)]
         steps = keras.optimizers.schedules.PiecewiseConstantDecay(falls, [top, top / 10, top / 100, top / 1000])
-        model = classifier(Size.at(scale), self.factory(scale).classes)
+        model = classifier(self.size(scale), self.factory(scale).classes)
         crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(steps, momentum=0.9), crossentropy, metrics=["accuracy"])
         return model
@@ -88,21 +98,23 @@ class ResNet(WorkloadSpec):
 def classifier(size: Size, classes: int) -> Any:
     """Return ResNet as a classifier: logits of shape (batch, classes)."""
     image = keras.Input((size.image, size.image, 3), name="image")
-    last = backbone(image, size.blocks, size.filters)[-1]
+    last = backbone(image, size)[-1]
     pooled = keras.layers.GlobalAveragePooling2D()(last)
     logits = keras.layers.Dense(classes, name="classes")(pooled)
     return keras.Model(image, logits, name="resnet")
 
 
-def backbone(image: Any, blocks: tuple[int, ...], filters: int) -> list[Any]:
-    """Return the outputs of the four stages: a quarter of the image's side, then half of the stage before."""
-    hidden = convolved(image, filters, 7, stride=2, name="stem")
+def backbone(image: Any, size: Size) -> list[Any]:
+    """Return the outputs of the four stages: a quarter of the image's side at most, then half of the stage before."""
+    hidden = convolved(image, size.filters, 7, stride=size.stem, name="stem")
     hidden = keras.layers.MaxPooling2D(3, strides=2, padding="same")(hidden)
     outputs = []
-    for stage, count in enumerate(blocks):
+    for stage, count in enumerate(size.blocks):
         for number in range(count):
             stride = 2 if stage and not number else 1
-            hidden = _block(hidden, filters * 2**stage, stride, first=not number, name=f"stage_{stage}_block_{number}")
+            hidden = _block(
+                hidden, size.filters * 2**stage, stride, first=not number, name=f"stage_{stage}_block_{number}"
+            )
         outputs.append(hidden)
     return outputs
 

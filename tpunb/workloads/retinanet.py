@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tpunb.workloads import resnet
-from tpunb.workloads.boxes import IGNORED, PER_CELL
+from tpunb.workloads.boxes import IGNORED, LEVELS, PER_CELL
 from tpunb.workloads.frameworks import keras
 from tpunb.workloads.images import Scenes
 from tpunb.workloads.records import Decode
@@ -42,10 +42,24 @@ class Size:
         backbone = replace(resnet.Size.at(scale), image=between(128, 640, scale, of=128))
         return cls(backbone, channels=between(32, 256, scale, of=8), head=between(2, 4, scale))
 
+    @classmethod
+    def beside_input(cls, width: int) -> Size:
+        """Return the size for images of 640 x 640, with the levels 5 to 7 only."""
+        return cls(replace(resnet.Size.beside_input(width), image=640), channels=2 * width, head=2)
+
+    @property
+    def first_level(self) -> int:
+        """Lowest level of the pyramid: 3, unless the stem of the backbone is coarse."""
+        return LEVELS[0] + int(math.log2(self.backbone.stem)) - 1
+
 
 @dataclass(frozen=True)
 class RetinaNet(WorkloadSpec):
     """RetinaNet on COCO, or on a share of it."""
+
+    SIZE: ClassVar[type[Size]] = Size
+    UNIT: ClassVar[int] = 144
+    RUN: ClassVar[Plan] = Plan(1, epochs=2, epoch_steps=20, eval_steps=4, examples=64)
 
     data: Scenes
     share: float = 1.0  # of the dataset that is read; an epoch has that share of the steps (paper VI.C)
@@ -75,14 +89,14 @@ class RetinaNet(WorkloadSpec):
 
     def decode(self, scale: float, split: str, seed: int, folder: Path) -> Decode:
         """Return the function from a record to input and target."""
-        return scenes(Size.at(scale).backbone.image, training=split == "train", seed=seed)
+        return scenes(self.size(scale).backbone.image, training=split == "train", seed=seed)
 
     def model(self, scale: float) -> Any:
         """Return the compiled model, with momentum and two drops of the learning rate to a tenth."""
         plan, top = self.plan(scale), rate(0.01, 0.08, scale)
         falls = [plan.steps * 2 // 3, plan.steps * 8 // 9]
         steps = keras.optimizers.schedules.PiecewiseConstantDecay(falls, [top, top / 10, top / 100])
-        model = detector(Size.at(scale), self.factory(scale).classes)
+        model = detector(self.size(scale), self.factory(scale).classes)
         focal, huber = _losses()
         optimizer = keras.optimizers.SGD(steps, momentum=0.9, global_clipnorm=10.0)
         model.compile(optimizer, {"class": focal(name="class_loss"), "box": huber(name="box_loss")})
@@ -96,7 +110,7 @@ def detector(size: Size, classes: int) -> Any:
     the anchor, of shape (batch, anchors, 4).
     """
     image = keras.Input((size.backbone.image, size.backbone.image, 3), name="image")
-    levels = _pyramid(resnet.backbone(image, size.backbone.blocks, size.backbone.filters), size.channels)
+    levels = _pyramid(resnet.backbone(image, size.backbone), size)
     rare = keras.initializers.Constant(-math.log((1 - _PRIOR) / _PRIOR))
     outputs = {
         "class": _head(levels, size, classes, "class", bias=rare),
@@ -105,19 +119,20 @@ def detector(size: Size, classes: int) -> Any:
     return keras.Model(image, outputs, name="retinanet")
 
 
-def _pyramid(stages: list[Any], channels: int) -> list[Any]:
-    """Return the levels 3 to 7; from the top down, each is upsampled and added to the one below."""
-    above = None
+def _pyramid(stages: list[Any], size: Size) -> list[Any]:
+    """Return the levels up to 7; from the top down, each is upsampled and added to the one below."""
+    channels, first, above = size.channels, size.first_level, None
     levels: list[Any] = []
-    for number, hidden in reversed(list(enumerate(stages[1:], 3))):
+    for number, hidden in reversed(list(enumerate(stages[1:], first))):
         hidden = keras.layers.Conv2D(channels, 1, name=f"lateral_{number}")(hidden)
         if above is not None:
             hidden = hidden + keras.layers.UpSampling2D(2, name=f"larger_{number}")(above)
         above = hidden
         levels.insert(0, keras.layers.Conv2D(channels, 3, padding="same", name=f"level_{number}")(hidden))
-    levels.append(keras.layers.Conv2D(channels, 3, strides=2, padding="same", name="level_6")(levels[-1]))
-    further = keras.layers.Conv2D(channels, 3, strides=2, padding="same", name="level_7")
-    return [*levels, further(keras.ops.relu(levels[-1]))]
+    for number in range(first + len(levels), LEVELS.stop):
+        below = keras.ops.relu(levels[-1]) if number == LEVELS[-1] else levels[-1]
+        levels.append(keras.layers.Conv2D(channels, 3, strides=2, padding="same", name=f"level_{number}")(below))
+    return levels
 
 
 def _head(levels: list[Any], size: Size, values: int, name: str, *, bias: Any) -> Any:
@@ -147,7 +162,7 @@ def _losses() -> tuple[type[Any], type[Any]]:
 
     class Focal(keras.losses.Loss):  # type: ignore[misc, name-defined]
         def call(self, labels: Any, logits: Any) -> Any:
-            labels = ops.cast(labels, "int32")
+            labels = ops.cast(labels[:, -logits.shape[1] :], "int32")  # of the levels that the model has
             target = ops.one_hot(labels, logits.shape[-1])  # zeros if there is no object
             entropy = ops.softplus(logits) - target * logits
             weight = _ALPHA * target + (1 - _ALPHA) * (1 - target)
@@ -158,7 +173,8 @@ def _losses() -> tuple[type[Any], type[Any]]:
 
     class Huber(keras.losses.Loss):  # type: ignore[misc, name-defined]
         def call(self, target: Any, boxes: Any) -> Any:
-            target, weight = ops.cast(target[..., :4], boxes.dtype), ops.cast(target[..., 4], boxes.dtype)
+            target = ops.cast(target[:, -boxes.shape[1] :], boxes.dtype)
+            target, weight = target[..., :4], target[..., 4]
             error = ops.abs(target - boxes)
             losses = ops.where(error <= _DELTA, error**2 / 2, _DELTA * (error - _DELTA / 2))
             return _BOX_WEIGHT * ops.sum(ops.mean(losses, axis=-1) * weight, axis=-1) / (ops.sum(weight, axis=-1) + 1)

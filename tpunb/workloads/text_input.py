@@ -71,6 +71,24 @@ def words_and_letters(tokens: Tokens, context: int, question: int) -> Decode:
     return tokenise
 
 
+def word_vectors(tokens: Tokens, context: int, question: int, vectors: Any) -> Decode:
+    """Return the function from a record of `tpunb.workloads.texts.Questions` to the vectors of its words and the span.
+
+    The input is ``context`` and ``question``, float32 of shapes (context, size of a vector) and (question, that size);
+    the span as in `words_and_letters`. `vectors` has one row per token.
+    """
+    sizes = {"context": context, "question": question}
+
+    def look_up(_: Any, record: Any) -> tuple[Any, Any]:
+        parsed = _question(record)
+        numbers = {name: tokens.words(split(parsed[name])) for name in sizes}
+        span = tf.minimum(_answer(parsed), context - 1)
+        found = {name: padded(tf.gather(vectors, numbers[name]), size) for name, size in sizes.items()}
+        return found, {"start": span[0], "end": span[1]}
+
+    return look_up
+
+
 def _question(record: Any) -> Any:
     text = tf.io.FixedLenFeature([], tf.string)
     features = {"question": text, "context": text, "answer": text, "answer_start": tf.io.FixedLenFeature([], tf.int64)}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, ClassVar, Self, TypedDict, Unpack
 
 import numpy as np
 
 from tpunb.errors import share, whole
 from tpunb.tuning.job import Job
 from tpunb.workloads import records
+from tpunb.workloads.balance import pin, width
 from tpunb.workloads.frameworks import keras
 from tpunb.workloads.records import Decode
 from tpunb.workloads.scaling import SPLITS, Plan
@@ -26,9 +27,19 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True)
 class WorkloadSpec(ABC):
-    """Builds a model and its data at a scale from 0 (a minute on two cores) to 1 (the paper's)."""
+    """Builds a model and its data at a scale from 0 (a minute on two cores) to 1 (the paper's), or of a width."""
 
     data: Any  # generator of the records, of the real sizes
+    width: int | None = field(default=None, kw_only=True)  # of the model, with input of full size
+
+    SIZE: ClassVar[Any]
+    """Sizes of the model: ``at`` a scale, ``beside_input`` of full size."""
+
+    UNIT: ClassVar[int]
+    """Width at balance 1."""
+
+    RUN: ClassVar[Plan]
+    """Length of a training at a balance."""
 
     @abstractmethod
     def facts(self) -> Mapping[str, object]:
@@ -45,6 +56,10 @@ class WorkloadSpec(ABC):
     @abstractmethod
     def model(self, scale: float) -> Any:
         """Return the compiled model."""
+
+    def size(self, scale: float) -> Any:
+        """Return the size of the model: at the scale, or of the width."""
+        return self.SIZE.at(scale) if self.width is None else self.SIZE.beside_input(self.width)
 
     def factory(self, scale: float) -> Any:
         """Return the generator of the records at a scale."""
@@ -80,6 +95,8 @@ class Workload:
         Builder of model and data.
     reduced
         Whether it is a workload of section VI.C, with less data than in Table I.
+    balance
+        Input work of full size by device work, of a whole width; None if neither is set against the other.
     """
 
     name: str
@@ -89,6 +106,33 @@ class Workload:
     size_mib: float
     spec: WorkloadSpec = field(repr=False)
     reduced: bool = False
+    balance: float | None = field(default=None, repr=False)
+    _run: Plan | None = field(default=None, repr=False)  # at a balance
+
+    def at_balance(self, balance: float, *, epoch_steps: int | None = None) -> Self:
+        """Return this workload with input of the paper's size, against a model of another width.
+
+        The model, compiled by XLA, is the device: it computes in one thread on one processor core. The input pipeline
+        works in one private thread on another. Building it pins the threads of the process (`tpunb.workloads.balance`).
+
+        Parameters
+        ----------
+        balance
+            Input work by device work: 1 at the width ``spec.UNIT``; four times that at half the width, whose matrix
+            products are a quarter of the work, beside the same input.
+        epoch_steps
+            Training steps of an epoch; those of ``spec.RUN`` if None.
+
+        Raises
+        ------
+        ValueError, TpunbError
+            The balance is not above 0; the model cannot reach it, not even at width 1.
+        """
+        share, run = getattr(self.spec, "share", 1.0), self.spec.RUN
+        steps = epoch_steps or run.epoch_steps
+        run = replace(run, epoch_steps=max(1, round(steps * share)), examples=round(run.examples * share))
+        wide = width(balance, self.spec.UNIT)
+        return replace(self, balance=(self.spec.UNIT / wide) ** 2, spec=replace(self.spec, width=wide), _run=run)
 
     @property
     def table_1(self) -> Mapping[str, object]:
@@ -103,7 +147,8 @@ class Workload:
         ValueError
             The scale is not from 0 to 1.
         """
-        return self.spec.plan(share("Workload", "scale", scale))
+        plan = self.spec.plan(share("Workload", "scale", scale))
+        return plan if self._run is None else self._run
 
     def build(
         self, scale: float = 0.0, *, folder: PathLike | None = None, **options: Unpack[BuildOptions]
@@ -132,11 +177,16 @@ class Workload:
         MissingExtra
             TensorFlow is not installed.
         TpunbError
-            `data` contains no such files.
+            `data` contains no such files; or at a balance, as in `tpunb.workloads.balance.pin`.
         """
+        if self.balance is not None:
+            pin()
         keras.utils.set_random_seed(whole("Workload", "seed", options.get("seed", 0), 0))
         data = self._dataset("train", scale, folder, **options)
-        return self.spec.model(scale), data
+        model = self.spec.model(scale)
+        if self.balance is not None:
+            model.jit_compile = True
+        return model, data
 
     def job(self, scale: float = 0.0, *, folder: PathLike | None = None, **options: Unpack[BuildOptions]) -> Job:
         """Return a job for `tp.tune`, which calls `build` with these arguments when it is first needed."""
@@ -146,6 +196,10 @@ class Workload:
 
         build.__name__ = self.name
         return Job(build)
+
+    def training(self, scale: float = 0.0, *, folder: PathLike | None = None, **options: Unpack[BuildOptions]) -> Any:
+        """Return the ``tf.data.Dataset`` of one epoch alone; the arguments are those of `build`."""
+        return self._dataset("train", scale, folder, **options)
 
     def evaluation(self, scale: float = 0.0, *, folder: PathLike | None = None, **options: Unpack[BuildOptions]) -> Any:
         """Return the ``tf.data.Dataset`` of one evaluation; the arguments are those of `build`."""
@@ -232,4 +286,5 @@ class Workload:
             examples = self.spec.factory(scale).records(np.random.default_rng([seed, SPLITS.index(split)]))
             files = records.write(source, split, examples, plan.records_of(split))
         decode = self.spec.decode(scale, split, seed, source)
-        return records.pipeline(files, decode, plan, split, naive=naive, seed=seed)
+        pipeline = records.pipeline(files, decode, plan, split, naive=naive, seed=seed)
+        return pipeline if self.balance is None else records.in_private_thread(pipeline)
