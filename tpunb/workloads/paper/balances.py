@@ -42,9 +42,9 @@ def curves(runs: Iterable[RecordedRun]) -> pl.DataFrame:
         One row per run, balance, form of its input pipeline and measure: ``run``, the name of its workload;
         ``balance`` and ``width`` of the model; ``form``; ``mark``, a key of `FASTER`, or null; ``measure``; ``value``,
         the median over rounds; ``low`` and ``high``, the least and the greatest; ``rounds``, and ``busy``, how many of
-        them the machine was busy in. Measures are shares of the time of training steps: "idle", in which the device
-        computes nothing, "input", in which a step waits for its batch, "roof", the time of the operations at its roof;
-        of all steps "mxu", FLOP/s by the peak of the device; of the run "idle of the run", "goodput", "coverage" of the
+        them the machine was busy in. Measures are shares of the median training step, since the first steps of such a
+        short run take long: "idle", in which the device computes nothing, "input", in which a step waits for its batch,
+        "roof", the time of the operations at its roof; of all steps "mxu", FLOP/s by the peak of the device; of the run "idle of the run", "goodput", "coverage" of the
         three longest "phases", of which it is the number; seconds of a step: "step_s", "device_s".
     """
     rows = [
@@ -70,7 +70,7 @@ def _measures(run: RecordedRun) -> dict[str, float | None]:
     train = frame.filter(kind="train").select("dur_ps", "device_ps", pl.col("input_ps").fill_null(0))
     if train.is_empty():
         return {}
-    step, busy, wait = train.mean().row(0)
+    step, busy, wait = train.median().row(0)
     roof_s = run.costs["train"].roof_s if "train" in run.costs else None
     by_kind = frame.group_by("kind").agg(pl.col("device_ps").mean())
     computed = float(run.steps.frame.select("kind").join(by_kind, on="kind", how="left")["device_ps"].sum())
