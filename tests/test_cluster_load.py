@@ -324,7 +324,7 @@ def test_without_distributed_the_extra_is_named(lossy, monkeypatch):
     assert caught.value.hint == "pip install 'tpunb[dask]'"
 
 
-@pytest.mark.parametrize("wrong", [5, object()], ids=repr)
+@pytest.mark.parametrize("wrong", [5, object()], ids=["number", "object"])
 def test_what_is_no_client_is_refused(lossy, wrong):
     pytest.importorskip("distributed")
     with pytest.raises(TypeError, match=r"The client parameter of load must be a synchronous distributed.Client"):
