@@ -157,6 +157,8 @@ class Session:
             if mark not in self.plan["marks"]:
                 self.plan["marks"][mark] = self._mark(mark)
                 self._save()
+        for searched in self.times().keys() - {*curve, *self.plan["marks"].values()}:
+            shutil.rmtree(self.folder / str(Point(self.name, searched, NAIVE, 1)))
         for width in dict.fromkeys(each for each in self.plan["marks"].values() if each is not None):
             marked = [mark for mark, of in self.plan["marks"].items() if of == width]
             self._forms(width, number, order, compared=marked != [V3_MEMORY])

@@ -44,8 +44,9 @@ def curves(runs: Iterable[RecordedRun]) -> pl.DataFrame:
         the median over rounds; ``low`` and ``high``, the least and the greatest; ``rounds``, and ``busy``, how many of
         them the machine was busy in. Measures are shares of the median training step, since the first steps of such a
         short run take long: "idle", in which the device computes nothing, "input", in which a step waits for its batch,
-        "roof", the time of the operations at its roof; of all steps "mxu", FLOP/s by the peak of the device; of the run "idle of the run", "goodput", "coverage" of the
-        three longest "phases", of which it is the number; seconds of a step: "step_s", "device_s".
+        "roof", the time of the operations at its roof; of all steps "mxu", FLOP/s by the peak of the device; of the run
+        "idle of the run", "goodput", "coverage" of the three longest "phases", of which it is the number; seconds of a
+        step: "step_s", "device_s".
     """
     rows = [
         (*facts, measure, value, bool(run.metadata.get("busy")))
@@ -97,17 +98,23 @@ def gains(runs: Iterable[RecordedRun]) -> pl.DataFrame:
     -------
     DataFrame
         One row per run, balance and other form, as in `curves`: ``value``, ``low`` and ``high``, the time of the naive
-        run by that in this form, in the same round; ``naive_s`` and ``seconds``, medians of both; ``tuning_s``, seconds
-        of the tuning before, or null; ``equal``, whether losses, metrics and final weights are, bit for bit; ``busy``.
+        run by that in this form, in the same round; ``step``, the same of median training steps, the median over
+        rounds; ``naive_s`` and ``seconds``, medians of whole runs; ``tuning_s``, seconds of the tuning before, or null;
+        ``equal``, whether losses, metrics and final weights are, bit for bit; ``busy``.
     """
-    facts = {"round": pl.Int64, "seconds": pl.Float64, "output": pl.String, "tuning_s": pl.Float64, "busy": pl.Boolean}
-    names = ("round", "seconds", "output", "tuning_seconds", "busy")
+    facts = {"round": pl.Int64, **dict.fromkeys(("seconds", "step_s", "tuning_s"), pl.Float64)}
+    facts |= {"output": pl.String, "busy": pl.Boolean}
+    names = ("round", "seconds", "step_s", "tuning_seconds", "output", "busy")
     rows = [(*_facts(run), *(run.metadata.get(name) for name in names)) for run in runs]
     frame = pl.DataFrame(rows, schema=_SCHEMA | facts, orient="row")
-    naive = frame.filter(form=NAIVE).select("run", "width", "round", naive_s="seconds", naive="output")
+    naive = frame.filter(form=NAIVE).select(
+        "run", "width", "round", naive_s="seconds", naive_step_s="step_s", naive="output"
+    )
     pairs = frame.filter(pl.col("form") != NAIVE).join(naive, on=["run", "width", "round"])
-    pairs = pairs.with_columns(value=pl.col("naive_s") / pl.col("seconds"))
-    medians = {name: pl.col(name).median() for name in ("naive_s", "seconds", "tuning_s")}
+    pairs = pairs.with_columns(
+        value=pl.col("naive_s") / pl.col("seconds"), step=pl.col("naive_step_s") / pl.col("step_s")
+    )
+    medians = {name: pl.col(name).median() for name in ("step", "naive_s", "seconds", "tuning_s")}
     equal = pl.concat_list("output", "naive").list.explode(keep_nulls=True, empty_as_null=True).n_unique() == 1
     grouped = pairs.group_by(_KEY[:-1], maintain_order=True)
     return grouped.agg(**_RANGE, **medians, equal=equal, busy=pl.col("busy").sum()).sort("run", "balance", "form")
