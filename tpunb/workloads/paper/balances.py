@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import polars as pl
 
@@ -102,7 +103,7 @@ def gains(runs: Iterable[RecordedRun]) -> pl.DataFrame:
         rounds; ``naive_s`` and ``seconds``, medians of whole runs; ``tuning_s``, seconds of the tuning before, or null;
         ``equal``, whether losses, metrics and final weights are, bit for bit; ``busy``.
     """
-    facts = {"round": pl.Int64, **dict.fromkeys(("seconds", "step_s", "tuning_s"), pl.Float64)}
+    facts: dict[str, Any] = {"round": pl.Int64, **dict.fromkeys(("seconds", "step_s", "tuning_s"), pl.Float64)}
     facts |= {"output": pl.String, "busy": pl.Boolean}
     names = ("round", "seconds", "step_s", "tuning_seconds", "output", "busy")
     rows = [(*_facts(run), *(run.metadata.get(name) for name in names)) for run in runs]
