@@ -34,6 +34,14 @@ def no_ops(n=4):
     return Steps(toy_steps("a" * n).frame, schema.empty(schema.OPS))
 
 
+@pytest.mark.parametrize("method", OURS, ids=repr)
+def test_times_that_one_host_does_not_know_are_those_of_the_other(method):
+    steps = two_hosts("aaaabbbbccc", "aaaabbbbccc")
+    unknown = [pl.when(pl.col("host") != "one").then(name).alias(name) for name in ("self_ps", "total_ps")]
+    found = phases(Steps(steps.frame, steps.ops.with_columns(unknown)), method)
+    assert found.labels.to_list() == phases(steps, method).labels.to_list()
+
+
 @pytest.mark.parametrize("method", METHODS, ids=called)
 def test_holds_to_the_rules_for_all_methods(method):
     check_method(method)
@@ -142,7 +150,7 @@ GAPS = {
 @pytest.mark.parametrize("gap", GAPS)
 @pytest.mark.parametrize("columns", [("self_ps", "total_ps", "count"), ("dur_ps", "device_ps", "idle_ps")], ids=str)
 def test_null_and_negative_values_count_as_0(method, gap, columns):
-    steps = two_hosts("aaaabbbbccc", "aaaabbbbccc")
+    steps = toy_steps("aaaabbbbccc")
     odd, plain = (
         Steps(
             *(frame.with_columns(told(c) for c in columns if c in frame.columns) for frame in (steps.frame, steps.ops))
