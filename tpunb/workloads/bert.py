@@ -36,7 +36,7 @@ class Size:
         """Return the size at a scale, up to BERT-Base at 1; the length is that of Table I.
 
         >>> Size.at(1)
-        Size(layers=12, hidden=768, heads=12, vocabulary=30522, positions=512, length=128)
+        Size(layers=12, hidden=768, heads=12, vocabulary=30522, positions=512, length=128, dropout=0.1)
         """
         hidden = between(128, 768, scale, of=_HEAD)
         return cls(

@@ -44,8 +44,9 @@ class Size:
     def at(cls, scale: float) -> Size:
         """Return the size at a scale, up to that of QANet's paper at 1.
 
-        >>> Size.at(1)
-        Size(hidden=128, heads=8, blocks=7, context=400, question=50, vocabulary=90000, word=300, letter=200)
+        >>> size = Size.at(1)
+        >>> size.hidden, size.heads, size.blocks, size.context, size.question, size.vocabulary
+        (128, 8, 7, 400, 50, 90000)
         """
         return cls(
             hidden=between(64, 128, scale, of=32),

@@ -32,7 +32,7 @@ class Size:
         """Return the size at a scale, up to ResNet-50 at 1.
 
         >>> Size.at(1), Size.at(1).depth
-        (Size(blocks=(3, 4, 6, 3), filters=64, image=224), 50)
+        (Size(blocks=(3, 4, 6, 3), filters=64, image=224, stem=2), 50)
         """
         blocks = tuple(between(1, count, scale) for count in _BLOCKS)
         return cls(blocks, filters=between(16, 64, scale, of=8), image=between(96, 224, scale, of=32))
