@@ -3,7 +3,7 @@
 The naive program runs at widths of the model from the unit to 1; at those where its device idles as the paper's on TPU
 v2, and computes faster by the ratios of TPU v3 to that; and there also on other data. Workloads of Figures 14 to 16 run
 with hand-optimised and with tuned input too. A run's name is its width, form and round, so the command continues where
-it stopped; all of it takes about 40 minutes on two cores without other work. `--address` or `--tpu` records on a TPU.
+it stopped; all of it takes about an hour on two cores without other work. `--address` or `--tpu` records on a TPU.
 """
 
 from __future__ import annotations
