@@ -164,7 +164,7 @@ def tuning():
     rows = [
         (
             row["run"],
-            row["mark"] or "little idle",
+            row["mark"] or "less idle",
             f"{row['value']:.2f}x",
             f"{row['low']:.2f} to {row['high']:.2f}",
         )

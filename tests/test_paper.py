@@ -63,18 +63,18 @@ def test_what_is_not_known_is_null():
 
 def test_the_matrix_unit_is_measured_where_the_hardware_counts():
     steps = known(**{**UNKNOWN, "mxu_util": [0.1, 0.1, 0.3, None], "flops_util": [0.9] * 4})
-    (told,) = found("mxu", run("bert-mrpc", steps))
-    assert (told[1], told[2]) == (pytest.approx(1 / 6), "measured")
-    (told,) = found("mxu", run("bert-mrpc", known(**{**UNKNOWN, "flops_util": [0.5, 0.5, 0.5, 0.25]})))
-    assert (told[1], told[2]) == (pytest.approx(0.4), "measured")
+    (row,) = found("mxu", run("bert-mrpc", steps))
+    assert (row[1], row[2]) == (pytest.approx(1 / 6), "measured")
+    (row,) = found("mxu", run("bert-mrpc", known(**{**UNKNOWN, "flops_util": [0.5, 0.5, 0.5, 0.25]})))
+    assert (row[1], row[2]) == (pytest.approx(0.4), "measured")
 
 
 def test_it_is_modelled_from_the_programs_operations_where_nothing_counts():
     steps = known(**{**UNKNOWN, "kind": ["train", "train", "eval", "save"]})
     costs = {"train": {"flops": 2e9, "bytes": 1.0}, "eval": {"flops": 1e9, "bytes": 1.0}}
     # 5 GFLOP in 5 ms, on a machine that does 10 GFLOP in 5 ms
-    (told,) = found("mxu", run("bert-mrpc", steps, cost=costs, matrix_flops=2e12))
-    assert (told[1], told[2]) == (pytest.approx(0.5), "modelled")
+    (row,) = found("mxu", run("bert-mrpc", steps, cost=costs, matrix_flops=2e12))
+    assert (row[1], row[2]) == (pytest.approx(0.5), "modelled")
 
 
 # ---- balances

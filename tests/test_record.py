@@ -80,8 +80,8 @@ def test_the_command_prints_the_folder(monkeypatch, tmp_path, capsys):
 def test_the_command_lists_the_names(capsys):
     with pytest.raises(SystemExit):
         record.main(["--help"])
-    told = capsys.readouterr().out
-    assert all(name in told for name in (*catalogue.WORKLOADS, "--tpu", "--address"))
+    message = capsys.readouterr().out
+    assert all(name in message for name in (*catalogue.WORKLOADS, "--tpu", "--address"))
 
 
 def test_a_folder_that_is_not_a_run_is_not_replaced(tmp_path, monkeypatch):

@@ -63,7 +63,7 @@ SAME_MODEL = {
 }
 """Workloads whose model at a width is that of another, compiled already."""
 
-_POINTS, _ROUNDS, _LIGHT = 6, 3, 1  # widths of a curve; rounds; the width of those with little idle time that is tuned
+_POINTS, _ROUNDS, _LIGHT = 6, 3, 1  # widths of a curve; rounds; the width of those with less idle time that is tuned
 _LONGEST_S, _FEWEST, _HOUR_S = 25.0, 4, 3600.0  # of a run; steps of an epoch
 _SLOWER, _OTHERS = 1.4, 0.10  # of a busy machine: probe by the fastest, and share of the processors that others use
 _PROBES, _PROBE = 75, 100_000
