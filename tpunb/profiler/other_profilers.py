@@ -32,10 +32,11 @@ class _Framework:
     binding: str  # its name for the C++ binding with its ProfilerSession
     begins: str  # the method of a session that begins it
     ends: tuple[str, ...]  # those that end it; so does its deletion
-    keeps: str  # where the module keeps the running session
+    keeps: tuple[str, ...]  # where versions of the module keep the running session, or an object with it
     public: str  # the public functions' namespace in the framework
     start: str
     stop: str
+    session: str = ""  # the public class of sessions, in versions that have one; the functions call its start and stop
     client: str = ""  # the binding of a client of profiler services, which blocks in its `trace`
 
     def sessions(self) -> Any | None:
@@ -44,19 +45,16 @@ class _Framework:
         kind = getattr(binding, "ProfilerSession", None)
         return binding if isinstance(kind, type) and hasattr(kind, self.begins) else None
 
-    def _kept(self) -> object:
-        """Return the session that the module considers running."""
-        try:
-            return attrgetter(self.keeps)(sys.modules.get(self.module))
-        except AttributeError:
-            return None
-
     def free(self, session: object) -> None:
         """Clear the running session of the module if it is this one."""
-        if session is not None and self._kept() is session:
-            *path, name = self.keeps.split(".")
-            holder = sys.modules[self.module]
-            setattr(attrgetter(*path)(holder) if path else holder, name, None)
+        for place in self.keeps if session is not None else ():
+            *path, name = place.split(".")
+            holder = sys.modules.get(self.module)
+            for each in path:
+                holder = getattr(holder, each, None)
+            kept = getattr(holder, name, None)
+            if session in (kept, getattr(kept, "_raw_session", None)):
+                setattr(holder, name, None)
 
 
 _FRAMEWORKS = (
@@ -66,7 +64,7 @@ _FRAMEWORKS = (
         binding="_pywrap_profiler",
         begins="start",
         ends=("stop", "export_to_tb"),
-        keeps="_profiler",
+        keeps=("_profiler",),
         public="profiler.experimental",
         start="start",
         stop="stop",
@@ -78,10 +76,11 @@ _FRAMEWORKS = (
         binding="_profiler",
         begins="__init__",
         ends=("stop", "stop_and_export", "stop_and_get_profile_data"),
-        keeps="_profile_state.profile_session",
+        keeps=("_profile_state.profile_session", "_profile_state.session"),  # up to JAX 0.11, and from 0.12 on
         public="profiler",
         start="start_trace",
         stop="stop_trace",
+        session="ProfileSession",
     ),
     _Framework(
         "torch",
@@ -89,7 +88,7 @@ _FRAMEWORKS = (
         binding="",  # sessions have no class: functions begin and end them
         begins="",
         ends=(),
-        keeps="",
+        keeps=(),
         public="autograd.profiler",
         start="_prepare_profiler",
         stop="_disable_profiler",
@@ -179,7 +178,11 @@ class ProfilerArbiter:
         """Patch the public functions of a version without a known session class."""
         try:
             users = attrgetter(framework.public)(sys.modules[framework.name])
-            start, stop = getattr(users, framework.start), getattr(users, framework.stop)
+            if framework.session and hasattr(users, framework.session):
+                users = getattr(users, framework.session)
+                start, stop = users.start, users.stop
+            else:
+                start, stop = getattr(users, framework.start), getattr(users, framework.stop)
         except AttributeError:
             return  # a version without a profiler
         roles: list[tuple[Any, dict[str, bool]]] = [(start, {"begins": True}), (stop, {"ends": True})]

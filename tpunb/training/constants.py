@@ -61,8 +61,8 @@ def of_jaxpr(step: Any) -> str:
 def jaxprs(step: Any) -> Iterator[Any]:
     """Yield a jaxpr and those in the parameters of its equations, the closed ones too."""
     yield step
-    if hasattr(step, "jaxpr"):
-        yield from jaxprs(step.jaxpr)
+    if (inner := getattr(step, "jaxpr", step)) is not step:  # closed; from JAX 0.12 on none is apart from its constants
+        yield from jaxprs(inner)
         return
     for equation in step.eqns:
         for value in equation.params.values():
