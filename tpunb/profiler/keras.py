@@ -112,7 +112,8 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
                     describe(self, args, kwargs)
                 if name == "fit" and not _running:
                     clock.step_flops.add(_step_flops(self))
-                clock.exit(done=done)
+                if not _running or not done:  # what follows an evaluation in a callback counts towards its last step
+                    clock.exit(done=done)
             return value
 
         return patched
