@@ -165,7 +165,7 @@ class StallSampler:
         """End the sampling; an unfinished stall ends now."""
         if self._process == os.getpid() and self._running.locked():  # a forked process has no sampler
             self._running.release()
-            self._thread.join(1.0)
+            self._thread.join(10.0)  # it wakes 20 times a second
 
     def take(self) -> list[Stall]:
         """Return the stalls that ended since the last call, in order."""
