@@ -115,7 +115,7 @@
           clearInterval(timer);
           watch.disconnect();
           if (late) reject(new Error(`no rest within ${limit_s} s; the kernel is ${status}`));
-          else resolve(wire.bytes);
+          else requestAnimationFrame(() => resolve(wire.bytes)); // after those that were asked for before
         }, 20);
       });
     },

@@ -46,10 +46,6 @@ def measured(run: str | Path | None = None) -> Device:
     ------
     ProfileNotFound
         If there is no run folder at `run`.
-
-    >>> cpu = measured()
-    >>> cpu.dtype, cpu.peak_flops > 1e9, cpu.bandwidth > 1e8
-    ('f32', True, True)
     """
     if run is not None and not run_folder.is_run(Path(run)):
         raise ProfileNotFound(f"no run folder at {plain(str(run))!r}")

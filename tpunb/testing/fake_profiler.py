@@ -153,7 +153,7 @@ class FakeProfiler:
         self.stop()
         self.start()
 
-    def wait_asked(self, times: int = 1, method: str = "Profile", *, timeout: float = 20.0) -> None:
+    def wait_asked(self, times: int = 1, method: str = "Profile", *, timeout: float = 60.0) -> None:
         """Wait until `method` was requested `times` times in all; `TimeoutError` after `timeout` seconds."""
         with self._arrived:
             if not self._arrived.wait_for(lambda: sum(it.method == method for it in self.asked) >= times, timeout):
