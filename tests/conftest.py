@@ -1,33 +1,133 @@
-"""Shared by test files: the option --slow, the folder of real captures, and Jupyter in a browser."""
+"""What all tests share: kinds of tests, their order and times, and what is made once for the whole run."""
 
 from __future__ import annotations
 
+import gc
 import os
+import random
+import re
+import shutil
+import socket
 import sys
+import tempfile
+from collections import Counter
+from itertools import count
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
-
-# no deadlines: machines may be busy
-settings.register_profile("the same", deadline=None, derandomize=True)  # reproducible
-settings.register_profile("others", deadline=None)  # other examples each time with --slow
+from once import FOLDER, close
+from xdist.scheduler import LoadFileScheduling
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TPUNB_CACHE", "off")  # the user's cache is not used
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # 200 processes need not compile the same modules
+sys.dont_write_bytecode = False
 
+# no deadlines: machines may be busy
+settings.register_profile("reproducible", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None)  # other examples each time with --slow
 
-def pytest_configure(config):
-    settings.load_profile("others" if config.getoption("--slow") else "the same")
+LONG = ("browser", "test_notebooks.py", "test_workloads.py", "test_online.py", "test_kills.py", "test_exactness.py")
+"""Folders and files that take longest, which begin first so that no worker is left with one at the end."""
+
+LIVE_EXAMPLES = {"tpunb.testing.fake_profiler.FakeProfiler"}
+"""Examples in docstrings, which carry no marker, that start a server."""
+
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "socket.connect", "socket.bind"}
+"""Audit events of what only a live test may do."""
 
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests that take minutes too")
 
 
+def pytest_configure(config):
+    settings.load_profile("random" if config.getoption("--slow") else "reproducible")
+    if FOLDER not in os.environ:  # in the process that the others are started by
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix="tpunb-tests-")
+        (Path(os.environ[FOLDER]) / "runner").write_text(str(os.getpid()))
+        config.add_cleanup(_end_the_run)
+
+
+def _end_the_run():
+    close()
+    shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
+
+
+def pytest_xdist_auto_num_workers():
+    """Return one worker more than there are cores: some of them wait for a browser or another process."""
+    return (os.cpu_count() or 1) + 1
+
+
+class Scheduling(LoadFileScheduling):
+    """Give each worker whole files, and all files of a browser to one, which has one JupyterLab."""
+
+    def _split_scope(self, nodeid):
+        file = super()._split_scope(nodeid)
+        return "browser" if "/browser/" in file else file
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    def place(item):
+        path = item.path
+        return next((i for i, name in enumerate(LONG) if name in (path.name, path.parent.name)), len(LONG))
+
+    items.sort(key=place)
+    for item in items:
+        if item.name in LIVE_EXAMPLES:
+            item.add_marker("live")
+        if item.get_closest_marker("slow") and not config.getoption("--slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: runs with --slow"))
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()  # what was imported and collected stays until the end
+
+
+_plain = None
+"""The plain test that runs now."""
+
+
+def _audit(event, _):
+    if _plain is not None and event in STARTS and not _is_question():
+        raise AssertionError(f"{_plain} is not marked live, and causes {event}")
+
+
+def _is_question():
+    """Return whether a library asks a program of the system for facts: as it is imported, or joblib for cores."""
+    frame, asking = sys._getframe(), ("<frozen importlib._bootstrap>", "loky/backend/context.py")
+    while frame is not None and not frame.f_code.co_filename.endswith(asking):
+        frame = frame.f_back
+    return frame is not None
+
+
+sys.addaudithook(_audit)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    """Let a plain test start no process and open no connection, in its fixtures neither."""
+    global _plain
+    _plain = None if item.get_closest_marker("live") or item.get_closest_marker("slow") else item.nodeid
+    try:
+        return (yield)
+    finally:
+        _plain = None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
     """Begin each test with the global seeds of a new process, whatever earlier tests of this process have set."""
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
     if "tensorflow" in sys.modules:
         from tpunb.training import seeds
 
@@ -35,15 +135,39 @@ def pytest_runtest_setup():
         seeds.forget_keras_generator()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config, items):
-    # Playwright keeps an event loop in the thread of the tests, so calls of asyncio.run go first
-    items.sort(key=lambda item: "browser" in getattr(item, "fixturenames", ()))
-    if config.getoption("--slow"):
-        return
-    for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="slow: runs with --slow"))
+def pytest_terminal_summary(terminalreporter):
+    """Print where the time went: the ten slowest files, and the sum of each kind of tests."""
+    files, kinds, counts = Counter(), Counter(), Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                kind = next((name for name in ("slow", "live") if name in report.keywords), "plain")
+                files[report.nodeid.split("::")[0]] += report.duration
+                kinds[kind] += report.duration
+                counts[kind] += report.when == "call"
+    if len(files) > 10:
+        terminalreporter.section("time of tests, over all workers")
+        for name, seconds in files.most_common(10):
+            terminalreporter.line(f"{seconds:7.1f} s {name}")
+        for kind, seconds in kinds.most_common():
+            terminalreporter.line(f"{seconds:7.1f} s {counts[kind]} {kind} tests")
+
+
+_numbers = count()
+
+
+@pytest.fixture
+def own_name(request):
+    """A name that nothing else in this process has, for a module, a compiled function or a program."""
+    return f"own_{next(_numbers)}_{re.sub(r'[^a-z0-9]+', '_', request.node.name.lower())[:40]}"
+
+
+@pytest.fixture
+def nowhere():
+    """An address at which nothing listens, nor can."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield "{}:{}".format(*held.getsockname())
 
 
 @pytest.fixture(scope="session")
@@ -53,30 +177,6 @@ def real_profiles():
     if not root:
         pytest.skip("TPUNB_DATA is unset: real captures are not part of the project")
     return Path(root) / "profiles"
-
-
-@pytest.fixture(scope="session")
-def browser_type_launch_args(browser_type_launch_args):
-    """Debian's Chromium, with no network beyond the machine; without one, the tests of pages skip."""
-    from jupyter_pages import CHROMIUM, LAUNCH
-
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    return {**browser_type_launch_args, **LAUNCH}
-
-
-@pytest.fixture(scope="session")
-def jupyter(browser, tmp_path_factory):
-    """One Jupyter server and one page for all tests; see `jupyter_pages.Jupyter`."""
-    from jupyter_pages import VIEWPORT, Jupyter, listened, served
-
-    folder = tmp_path_factory.mktemp("jupyter")
-    with served(folder) as address:
-        page = listened(browser.new_page(viewport=VIEWPORT))
-        shown = Jupyter(address, folder, page)
-        yield shown
-        shown.close()
-        page.close()
 
 
 @pytest.fixture(scope="session")
