@@ -1,23 +1,28 @@
-"""Fits of Keras on JAX that are saved and resumed by the same cell: a program, run with ``KERAS_BACKEND=jax``."""
+"""Fits of Keras on JAX that are saved and resumed by the same cell, or tuned: run with ``KERAS_BACKEND=jax``."""
 
 import json
 import os
 import signal
 import sys
+import time
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
 
+import forced_tuning
 import grain
 import jax
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
+import tpunb as tp
 from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.resume import resume
 from tpunb.errors import TpunbError
 from tpunb.training import seeds
+from tpunb.tuning import tournament, tuned, tuner
 
 backend = jax.default_backend
 SAMPLES, BATCH, EVERY = 48, 4, 5
@@ -79,17 +84,14 @@ def generated():
         yield X[:BATCH], Y[:BATCH]
 
 
-def model(*layers, built=True, auc=False, **more):
-    parts = [
-        *[keras.Input((6,))] * built,
-        *layers,
-        keras.layers.Dense(8, activation="relu"),
-        keras.layers.BatchNormalization(),
-        keras.layers.Dropout(0.3),
-        keras.layers.Dense(1, activation="sigmoid"),
-    ]
-    made = keras.Sequential(parts)
-    made.compile(keras.optimizers.Adam(1e-2), "binary_crossentropy", metrics=["mae", *["auc"] * auc], **more)
+def model(*layers, hidden=True, built=True, auc=False, **more):
+    if hidden:
+        dense = keras.layers.Dense(8, activation="relu")
+        layers = *layers, dense, keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)
+    output = keras.layers.Dense(1, activation="sigmoid")
+    made = keras.Sequential([*[keras.Input((6,))] * built, *layers, output])
+    optimizer = keras.optimizers.Adam(1e-2) if hidden else "sgd"
+    made.compile(optimizer, "binary_crossentropy", metrics=["mae", *["auc"] * auc], **more)
     return made
 
 
@@ -130,14 +132,14 @@ INEXACT = {
 }
 
 
-def cell(name, *callbacks):
+def cell(name, *callbacks, hidden=False):
     """Train; return the losses by step, the random numbers between them, the history and the final weights."""
     data, of_fit, of_model = {**EXACT, **INEXACT}[name]
     of_fit, of_model = dict(of_fit), dict(of_model)
     keras.utils.set_random_seed(1)
     if name == "shuffled":  # its order depends on no seed of the program
         tf.random.set_seed(None)
-    one = model(*of_model.pop("layers", ()), **of_model)
+    one = model(*of_model.pop("layers", ()), hidden=hidden or name in EXACT, **of_model)
     losses = []
 
     class Note(keras.callbacks.Callback):
@@ -205,12 +207,79 @@ def go_on(folder, names):
         resumed["callback"] = cell("callback")
     try:
         with resume(checkpoints(folder / "grain")[0]):
-            cell("callback")
+            cell("callback", hidden=True)
     except TpunbError as error:
         resumed["other"] = str(error)
     (folder / "resumed.json").write_text(json.dumps(resumed))
 
 
+def read(x):
+    time.sleep(0.005)
+    return x
+
+
+def slow(x):
+    x = tf.ensure_shape(tf.numpy_function(read, [x], "float32", stateful=False), (6,))
+    return x, x[:1]
+
+
+def tuned_cell(steps, turn):
+    """Return a model, its data, which wait for Python, and a function that trains."""
+    keras.utils.set_random_seed(1)
+    data = tf.data.Dataset.from_tensor_slices(X).shuffle(64, seed=2).repeat().map(slow).batch(2)
+    one = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+    one.compile("adam", "mse", steps_per_execution=turn)
+
+    def fit():
+        history = one.fit(data, epochs=1, steps_per_epoch=steps, verbose=0).history
+        return history, weights(one)
+
+    return one, data, fit
+
+
+def weights(one):
+    return [float(value) for variable in one.get_weights() for value in variable.ravel()]
+
+
+def tune(folder, turn):
+    """Tune a model before and during a fit; its races are won by plan, as times decide nothing here."""
+    forced_tuning.force(pytest.MonkeyPatch(), 8)
+    tournament.race = lambda pairs, **_: forced_tuning.Won(fewest=1, most=1).add(*next(pairs))
+    tuner._bound = lambda *_: None
+    one, data, _ = tuned_cell(0, turn)
+    before = weights(one)
+    tuning = tp.tune(one, data, search=forced_tuning.others, budget=1e6)
+    elements = [
+        [x.numpy().tolist() for x, _ in made.take(9)]
+        for made in (tuned_cell(0, turn)[1], tuning.apply(tuned_cell(0, turn)[1]))
+    ]
+    try:
+        tp.tune(one, (X, Y))
+    except TpunbError as error:
+        refused = str(error)
+    whole = tuned_cell(60, turn)[2]()
+    with tuned(budget=1e6) as online:
+        inside = tuned_cell(60, turn)[2]()
+    seen = {
+        "trials": [[trial.verdict, trial.equal] for trial in tuning.trials],
+        "best": tuning.best,
+        "same": before == weights(one),
+        "elements": elements,
+        "refused": refused,
+        "headline": online.headline,
+        "online": [[trial.verdict, trial.equal] for trial in online.tuning.trials],
+        "fits": [whole, inside],
+    }
+    (folder / "tuned.json").write_text(json.dumps(seen))
+    os._exit(0)  # TensorFlow may wait at the exit, forever, for iterators that call Python
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    {"save": save, "resume": go_on}[sys.argv[1]](Path(sys.argv[2]), sys.argv[3:])
+    action, top = sys.argv[1], Path(sys.argv[2])
+    jax.config.update("jax_compilation_cache_dir", str(top / "compiled"))  # equal programs are compiled once
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    if action == "tune":
+        tune(top, int(sys.argv[3]))
+    {"save": save, "resume": go_on}[action](top, sys.argv[3:])

@@ -5,15 +5,16 @@
 
 import json
 import tempfile
-from functools import cache
 from pathlib import Path
 
 import polars as pl
+import shipped_runs
+from shipped_runs import measured
 
 import tpunb as tp
 from tpunb.testing import Fault, pod, step_program
-from tpunb.workloads import paradnn, recorded, recorded_balances, table_1
-from tpunb.workloads.paper import FASTER, OTHER_DATA, curves, gains, observations, published
+from tpunb.workloads import paradnn, table_1
+from tpunb.workloads.paper import FASTER, OTHER_DATA, observations, published
 from tpunb.workloads.paper.balances import V2, V3
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -99,12 +100,11 @@ def pods():
 
 
 def rank():
-    collection = tp.costmodel.recorded()
-    means = tp.costmodel.CostModel().evaluate(collection, by="family").frame
+    means = shipped_runs.ranked()
     rows = [(row["method"], percent(row["top3"])) for row in means.rows(named=True)]
     return (
         "a cost model chooses three of 24 layouts to time, of functions of families that it was not fitted to. "
-        f"On average over {len(collection)} recorded functions, on one core of a CPU:",
+        f"On average over {means['graphs'].max()} recorded functions, on one core of a CPU:",
         [("method", "best of the first three, slower than the fastest by"), *rows],
     )
 
@@ -116,8 +116,8 @@ def workloads():
 
 
 def paper_phases():
-    methods = (tp.OLS(0.7), tp.DBSCAN.paper(), tp.KMeans.paper())
-    rows = [(run, *(percent(tp.phases(recorded(run).steps, method).coverage(3)) for method in methods)) for run in RUNS]
+    shares = shipped_runs.phases().pivot("method", index="run", values="coverage")
+    rows = [(run, *map(percent, covered)) for run, *covered in shares.rows()]
     least = percent(published("coverage")["value"].item())
     return (
         f"three phases cover most of each run. Paper, on TPU v2: at least {least} by every method.",
@@ -125,15 +125,9 @@ def paper_phases():
     )
 
 
-@cache
-def balances():
-    runs = recorded_balances()
-    return curves(runs), gains(runs)
-
-
 def marked(measure, mark, names=(*OTHER_DATA,)):
     """The mean of a measure of the naive program over workloads, at a mark."""
-    rows = balances()[0].filter(pl.col("run").is_in(names), form="naive", measure=measure, mark=mark)
+    rows = measured()[0].filter(pl.col("run").is_in(names), form="naive", measure=measure, mark=mark)
     return percent(rows["value"].mean()) if len(rows) else "not reached"
 
 
@@ -152,7 +146,7 @@ def operators():
 
 def datasets():
     rows = [(run, marked("idle", V2, [run]), other, marked("idle", V2, [other])) for run, (other, *_) in LESS.items()]
-    (row,) = observations(*balances()).filter(observation=6).rows(named=True)
+    (row,) = observations(*measured()).filter(observation=6).rows(named=True)
     return (
         f"{row['sentence'].split(': ', 1)[1]} In the paper it idles more on all.",
         [("run", "idle time", "on other data", "idle time there"), *rows],
@@ -160,7 +154,7 @@ def datasets():
 
 
 def tuning():
-    tuned = balances()[1].filter(form="tuned").sort("run", "balance")
+    tuned = measured()[1].filter(form="tuned").sort("run", "balance")
     rows = [
         (
             row["run"],
@@ -170,7 +164,7 @@ def tuning():
         )
         for row in tuned.iter_rows(named=True)
     ]
-    (row,) = observations(*balances()).filter(observation=4).rows(named=True)
+    (row,) = observations(*measured()).filter(observation=4).rows(named=True)
     equal = "equal, bit for bit" if tuned["equal"].all() else "NOT equal"
     mean = published("speed-up")["value"].item()
     return (
@@ -182,7 +176,7 @@ def tuning():
 def of_paper():
     """The rows of Observations 3 to 6 in docs/paper.md."""
     rows = []
-    for row in observations(*balances()).iter_rows(named=True):
+    for row in observations(*measured()).iter_rows(named=True):
         shown = f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
         paper = "" if row["paper"] is None else f"{row['paper']:.4g}"
         rows.append(

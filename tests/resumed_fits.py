@@ -68,41 +68,40 @@ def by_index():
 
 
 FITS = {
-    "plain": (lambda: rows().batch(BATCH), {}),
+    "plain": (lambda: rows().batch(BATCH), {"linear": True}),
     "shuffled": (lambda: rows().shuffle(20).batch(BATCH), {}),
-    "seeded": (lambda: rows().shuffle(20, seed=3).batch(BATCH).prefetch(2), {}),
-    "same order": (lambda: rows().shuffle(20, reshuffle_each_iteration=False).batch(BATCH), {}),
-    "repeated": (lambda: rows().shuffle(20).repeat().batch(BATCH), {"steps_per_epoch": 10}),
-    "interleaved": (lambda: interleaved().shuffle(9).batch(BATCH), {}),
-    "unknown length": (lambda: rows().filter(odd).shuffle(20, seed=1).batch(BATCH), {}),
+    "seeded": (lambda: rows().shuffle(20, seed=3).batch(BATCH).prefetch(2), {"linear": True}),
+    "same order": (lambda: rows().shuffle(20, reshuffle_each_iteration=False).batch(BATCH), {"linear": True}),
+    "repeated": (lambda: rows().shuffle(20).repeat().batch(BATCH), {"linear": True, "steps_per_epoch": 10}),
+    "interleaved": (lambda: interleaved().shuffle(9).batch(BATCH), {"linear": True}),
+    "unknown length": (lambda: rows().filter(odd).shuffle(20, seed=1).batch(BATCH), {"linear": True}),
     "several a turn": (lambda: rows().shuffle(20).batch(BATCH), {"steps_per_execution": 3}),
     "scheduled": (lambda: rows().shuffle(20).batch(BATCH), {"scheduled": True}),
     "validated": (lambda: rows().shuffle(20).batch(BATCH), {"validated": True}),
     "unbuilt": (lambda: rows().shuffle(20).batch(BATCH), {"unbuilt": True}),
-    "augmented": (lambda: rows().shuffle(20).batch(BATCH), {"augmented": True}),
-    "arrays": (None, {"shuffle": False}),
-    "shuffled arrays": (None, {}),
-    "by index": (by_index, {}),
+    "augmented": (lambda: rows().shuffle(20).batch(BATCH), {"augmented": True, "linear": True}),
+    "arrays": (None, {"linear": True, "shuffle": False}),
+    "shuffled arrays": (None, {"linear": True}),
+    "by index": (by_index, {"linear": True}),
 }
+"""By name: the data, and what else the fit is given."""
+
 EVERY = {"repeated": 5, "unknown length": 3}
 """Steps from one checkpoint to the next, half an epoch or a third; of the others 6."""
-"""By name: the data, and what else the fit is given."""
 
 QUICK = ("shuffled", "seeded", "repeated", "interleaved", "scheduled", "augmented", "shuffled arrays", "by index")
 """Those that are resumed at every run of the tests."""
 
 
-def model(*, unbuilt=False, augmented=False, steps_per_execution=1):
+def model(*, linear=False, unbuilt=False, augmented=False, steps_per_execution=1):
+    """Return a model with random numbers; one that is not linear has normalization and more of them."""
     import keras
 
     known = [] if unbuilt else [keras.Input((6,))]
-    layers = [
-        keras.layers.GaussianNoise(0.1),
-        keras.layers.Dense(8, activation="relu"),
-        keras.layers.BatchNormalization(),
-        keras.layers.Dropout(0.3),
-        keras.layers.Dense(1),
-    ]
+    layers = [keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+    if not linear:
+        dense, normalized = keras.layers.Dense(8, activation="relu"), keras.layers.BatchNormalization()
+        layers = [keras.layers.GaussianNoise(0.1), dense, normalized, *layers]
     if augmented:
         turned = [keras.layers.RandomFlip(), keras.layers.RandomTranslation(0.2, 0.2, seed=5), keras.layers.Flatten()]
         layers = [keras.layers.Reshape((2, 3, 1)), *turned, *layers]
@@ -124,7 +123,7 @@ def cell(name, *, epochs=3):
     data, more = FITS[name]
     more = dict(more)
     scheduled, validated = (more.pop(key, False) for key in ("scheduled", "validated"))
-    of_model = {key: more.pop(key) for key in ("unbuilt", "augmented", "steps_per_execution") if key in more}
+    of_model = {key: more.pop(key) for key in ("linear", "unbuilt", "augmented", "steps_per_execution") if key in more}
     one = model(**of_model | {"unbuilt": True} if scheduled else of_model)
     losses, draws = [], []
 

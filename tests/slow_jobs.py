@@ -1,11 +1,16 @@
 """Input-bound jobs: each read sleeps, and the model is small."""
 
+import random
 import threading
 import time
+from functools import cache
 
 import numpy as np
+from optional import lazy
 
 from tpunb.tuning.job import Job
+
+keras, tf = lazy("keras"), lazy("tensorflow")
 
 SLEEP = 0.004
 """Seconds per read."""
@@ -17,34 +22,24 @@ def fetch(i):
 
 
 def with_label(x):
-    import tensorflow as tf
-
     return x, tf.reduce_sum(x, keepdims=True)
 
 
 def fetched(i):
-    import tensorflow as tf
-
     return with_label(tf.ensure_shape(tf.numpy_function(fetch, [i], tf.float32), [4]))
 
 
 def reading(n=64, batch=4):
     """Return batches of what a sleeping Python function reads."""
-    import tensorflow as tf
-
     return tf.data.Dataset.range(n).map(fetched, num_parallel_calls=1).batch(batch)
 
 
 def shuffled(n=64, batch=4):
-    import tensorflow as tf
-
     return tf.data.Dataset.range(n).shuffle(16).map(fetched, num_parallel_calls=1).batch(batch)
 
 
 def at_hand(n=64, batch=4):
     """Return batches for which nothing is waited."""
-    import tensorflow as tf
-
     rows = np.random.default_rng(1).normal(size=(n, 4)).astype("f")
     return tf.data.Dataset.from_tensor_slices(rows).map(with_label).batch(batch)
 
@@ -61,7 +56,6 @@ def broken(n=512, batch=4):
 
     Trials of it must be longer than what is read ahead as a position is saved, of which a busy machine has more.
     """
-    import tensorflow as tf
 
     def alone(i):
         if not _reading.acquire(blocking=False):
@@ -80,8 +74,6 @@ def broken(n=512, batch=4):
 
 def counting(n=64, batch=4):
     """Return batches of a function that remembers how often it was called."""
-    import tensorflow as tf
-
     calls = []
 
     def count(i):
@@ -95,22 +87,42 @@ def counting(n=64, batch=4):
 
 
 def little(units=8):
-    import keras
-
     keras.utils.set_random_seed(5)
     layers = [keras.Input((4,)), keras.layers.Dense(units), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
     model = keras.Sequential(layers, name="little")
-    model.compile("adam", "mse")
+    model.compile(keras.optimizers.Lion(0.01), "mse")  # its steps are bounded, whatever the data
     return model
 
 
+@cache
+def _compiled():
+    model = little()
+    model.optimizer.build(model.trainable_variables)
+    model.make_train_function()  # trials drop one that they have made
+    return model, [(variable, variable.numpy()) for variable in [*model.variables, *model.optimizer.variables]]
+
+
+def reused():
+    """Return a `little` model in its first state; its step is compiled once, which takes longer than to train it."""
+    model, first = _compiled()
+    keras.utils.set_random_seed(5)
+    for variable, value in first:
+        variable.assign(value)
+    return model
+
+
+def everything(model):
+    """Return all that the next step depends on, as plain values."""
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    return [variable.numpy().tolist() for variable in variables], random.getstate(), np.random.get_state()[1].tolist()
+
+
 def job(data=reading, **sizes):
-    return Job(lambda: (little(), data(**sizes)))
+    return Job(lambda: (reused(), data(**sizes)))
 
 
 def noisy():
     """Return a model that draws from Keras' global seed generator, which is not there before it first does."""
-    import keras
 
     class Noise(keras.layers.Layer):
         def call(self, x, training=False):

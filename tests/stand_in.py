@@ -34,7 +34,10 @@ class StandIn:
         self.stopped.clear()
         stop = time.time_ns()
         inside = [(n, a, b) for n, a, b in self.kinds if a >= start and b <= stop]
-        return answer or xspace(start, stop, inside, [("MatMul", a, b) for _, a, b in inside])
+        return answer or xspace(start, stop, inside, self.ops(inside))
+
+    def ops(self, steps):
+        return [("MatMul", begin, end) for _, begin, end in steps]
 
     def stop(self):
         self.stopped.set()
@@ -53,4 +56,4 @@ class StandIn:
 
     def wait_asked(self, times=1):
         for _ in range(times):
-            assert self.asked.acquire(timeout=20)
+            assert self.asked.acquire(timeout=60)

@@ -2,6 +2,7 @@
 
 import polars as pl
 import pytest
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,6 +59,7 @@ STALL = st.tuples(
 WINDOW = st.tuples(TIME, st.integers(0, 90))
 
 
+@examples(50)
 @given(
     steps=st.lists(STEP, max_size=12),
     spans=st.lists(SPAN, max_size=12),

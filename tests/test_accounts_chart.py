@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import polars as pl
 import pytest
-from test_goodput_text import SLOW, goodput_of
+from goodput_rows import SLOW, goodput_of
 
 from tpunb import charts, schema
 from tpunb.charts import render

@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
+from advised_runs import BUSY, SAVES, UNKNOWN, S, accounted, fired, labelled, of_run, phased
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,54 +16,12 @@ from tpunb import schema
 from tpunb.analysis.account_metrics import account_metrics
 from tpunb.analysis.advice import ACCOUNT_RULES, HEADROOM_RULES, RULES, advise
 from tpunb.analysis.phase_metrics import phase_metrics
-from tpunb.frames import Phases, Steps
+from tpunb.frames import Steps
 from tpunb.frames.hardware import Device
 from tpunb.frames.wall_clock import WallClock
 from tpunb.testing import toy_steps
 from tpunb.testing.synthetic_runs import KINDS, synthetic_run
 
-UNKNOWN = ["device", "idle", "infeed", "outfeed", "transfer", "collective", "input", "compile"]
-
-
-def phased(pattern, *, traced=None, kinds=None, host="toy", ops=None, **figures):
-    """Return phases, one a letter, of toy steps of 1 ms, 2 ms, ...: times as shares of the step, others as they are.
-
-    ``ops`` are (op, side, category, share of the step) a letter; what is not given is unknown.
-    """
-    toy = toy_steps(pattern, traced=traced, host=host)
-    rows = [figures.get(letter, {}) for letter in pattern]
-    durs = toy.frame["dur_ps"].to_list()
-    times = {
-        f"{name}_ps": [None if name not in one else round(one[name] * dur) for one, dur in zip(rows, durs, strict=True)]
-        for name in UNKNOWN
-    }
-    utils = {
-        name: [one.get(name) for one in rows] for name in ("mxu_util", "flops_util", "hbm_util", "flops_time_share")
-    }
-    types = {name: schema.STEPS[name] for name in (*times, *utils)}
-    frame = toy.frame.with_columns(pl.DataFrame({**times, **utils}, schema=types).get_columns())
-    if kinds is not None:
-        frame = frame.with_columns(kind=pl.Series([kinds.get(letter, "train") for letter in pattern]))
-    rows = [
-        (host, step, op, side, category, 1, round(part * durs[step]), round(part * durs[step]))
-        for step, letter in enumerate(pattern)
-        for op, side, category, part in (ops or {}).get(letter, [])
-    ]
-    steps = Steps(frame, pl.DataFrame(rows, schema=schema.OPS, orient="row"), windows=toy.windows, name="toy")
-    return labelled(steps, [string.ascii_lowercase.index(letter) for letter in pattern])
-
-
-def labelled(steps, labels):
-    nowhere = pl.Series("distance", [None] * len(labels), dtype=pl.Float64)
-    return Phases(steps, pl.Series("phase", labels, dtype=pl.Int64), lambda steps: labels, nowhere)
-
-
-def fired(phases):
-    return {(row["phase"], row["rule"]): row["saves"] for row in advise(phases).iter_rows(named=True)}
-
-
-BUSY = {"device": 1.0, "idle": 0.0}
-ROOFLESS = {**BUSY, "mxu_util": 0.35, "hbm_util": 0.8}
 CASES = {
     "input": ({"infeed": 0.4}, [], 0.4),
     "idle": ({"device": 0.7, "idle": 0.3}, [], 0.3),
@@ -328,6 +288,7 @@ OPS = st.lists(
 )
 
 
+@examples(33)
 @given(
     st.text("abc", min_size=1, max_size=8),
     st.fixed_dictionaries(dict.fromkeys("abc", STEP)),
@@ -358,7 +319,7 @@ def test_advice_is_bounded_ranked_and_unique(pattern, figures, ops, data):
 
 
 def test_the_stall_of_a_synthetic_run_costs_its_infeed():
-    run = synthetic_run(20_000, 120)
+    run = synthetic_run(6000, 120)
     phases = tp.phases(run.steps)
     stalled = run.phase == KINDS.index("input stall")
     number = int(np.bincount(phases.labels.to_numpy()[stalled]).argmax())
@@ -406,23 +367,7 @@ def test_steps_are_refused():
 
 # accounts of the run
 
-
-def accounted(*spans, wall_s=100, kinds=None, input_ps=None):
-    """Return 40 s of steps in a run of 100 s, with spans of (start in s, seconds, account, detail) outside of them."""
-    steps = toy_steps("a" * 10)
-    frame = steps.frame.with_columns(
-        start_ps=pl.int_range(10, dtype=pl.Int64) * 4 * S, dur_ps=pl.lit(4 * S), kind=pl.Series(kinds or ["train"] * 10)
-    )
-    frame = frame.with_columns(input_ps=pl.lit(input_ps, pl.Int64))
-    frame = frame.with_columns(device_ps="dur_ps", idle_ps=pl.lit(0))  # nothing to say of the phase
-    rows = [("toy", start * S, seconds * S, account, detail) for start, seconds, account, detail in spans]
-    wall = WallClock(wall_s * S, complete=True, spans=pl.DataFrame(rows, schema=schema.SPANS, orient="row"))
-    return labelled(replace(steps, frame=frame, wall=wall), [0] * 10)
-
-
-S = 10**12
 FIT = (0, 100, "fit", "fit")
-SAVES = [(41 + 10 * i, 2, "checkpoint save", "ModelCheckpoint") for i in range(5)]
 EVAL = [*["train"] * 3, *["eval"] * 7]
 RETRACED = [(41, 5, "program startup", "tracing f"), (50, 6, "program startup", "tracing f again for (8,)")]
 COMPILED = [(41 + 5 * i, 4, "program startup", detail) for i, detail in enumerate(["tracing g", "compiling g"] * 2)]
@@ -439,11 +384,6 @@ OF_RUN = {
     "long evaluation": ([], {}, 28),
     "preparation": ([FIT], {}, 60),
 }
-
-
-def of_run(phases, **options):
-    rows = advise(phases, **options).filter(pl.col("phase").is_null()).iter_rows(named=True)
-    return {row["rule"]: None if row["saves_ps"] is None else row["saves_ps"] / S for row in rows}
 
 
 @pytest.mark.parametrize("rule", OF_RUN)

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tpunb.analysis import batch_means
@@ -62,7 +63,7 @@ def up_and_down(mean, spread, n, random):
 
 
 @given(st.integers(2, 60), st.integers(2, 60), st.integers(0, 99))
-@settings(max_examples=30)
+@examples(30)
 @example(4, 2, 0)
 def test_of_steps_unlike_their_neighbours_the_interval_is_welchs(n, m, seed):
     from scipy.stats import ttest_ind

@@ -2,7 +2,8 @@
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tpunb as tp
@@ -220,7 +221,7 @@ def test_instructions_of_one_name_in_two_programs_are_two_rows():
     ]
 
 
-@settings(deadline=None)
+@examples(25)
 @given(
     st.lists(
         st.tuples(

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from stand_in import xspace
 
@@ -89,7 +90,7 @@ texts = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8
     ),
     host=st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
 )
-@settings(max_examples=40, deadline=None)
+@examples(20)
 def test_any_part_comes_back_as_it_was(tmp_path_factory, rows, host):
     part = a_part(host, pl.DataFrame(rows, schema=schema.EVENTS))
     entry = tmp_path_factory.mktemp("cache") / "decoded" / "key"
@@ -142,7 +143,7 @@ def test_what_has_other_columns_is_not_read(file, slow, monkeypatch):
 
 @pytest.mark.parametrize("lost", ["events.parquet", "facts.json", None])
 @given(kept=st.floats(0, 1, exclude_max=True))
-@settings(max_examples=25, deadline=None)
+@examples(10)
 def test_an_entry_cut_anywhere_is_dropped(tmp_path_factory, lost, kept):
     entry = tmp_path_factory.mktemp("cache") / "decoded" / "key"
     module.put(entry, a_part())

@@ -80,6 +80,7 @@ def orbax(tmp_path_factory):
     return top
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("folder", "told"),
     [
@@ -101,6 +102,7 @@ def test_the_step_is_read_without_the_model(written, folder, told):
     assert found.skipped == {}
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("folder", "holds"),
     [
@@ -120,17 +122,20 @@ def test_the_parts_of_a_checkpoint_are_listed(written, folder, holds):
     assert timedelta(0) <= datetime.now(UTC) - one.time < timedelta(hours=1)
 
 
+@pytest.mark.live
 def test_a_whole_model_as_hdf5_has_a_step_too(written, tmp_path):
     shutil.copy(written / "old.h5", tmp_path)
     assert (the_only(tmp_path).step, the_only(tmp_path).holds) == (8, ("weights", "optimizer"))
 
 
+@pytest.mark.live
 def test_the_path_is_what_the_framework_restores_from(written):
     import tensorflow as tf
 
     assert tf.train.latest_checkpoint(written / "manager") == os.fspath(the_only(written / "manager"))
 
 
+@pytest.mark.live
 def test_a_backup_states_the_epoch_that_it_restarts(written):
     assert the_only(written / "backup").reason == "BackupAndRestore saved epoch 1, batch 1, and restarts that epoch"
 
@@ -146,6 +151,7 @@ def test_orbax_names_its_steps(orbax):
     assert {one.kind for one in found} == {"orbax"}
 
 
+@pytest.mark.live
 def test_checkpoints_are_in_order_of_step(written):
     found = checkpoints(written)
     steps = [one.step for one in found]
@@ -182,6 +188,7 @@ def shortened(path):
     os.truncate(path, path.stat().st_size - 1)
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("source", "name", "harm", "reason"),
     [
@@ -211,12 +218,14 @@ def test_an_incomplete_checkpoint_is_skipped_with_a_reason(written, tmp_path, so
     assert "1 skipped" in repr(found)
 
 
+@pytest.mark.live
 def test_missing_shards_are_skipped(written, tmp_path):
     shutil.copy(written / "manager/ckpt-30.index", tmp_path / "ckpt-1.index")
     shutil.copy(written / "manager/ckpt-30.data-00000-of-00001", tmp_path / "ckpt-1.data-00001-of-00003")
     assert checkpoints(tmp_path).skipped == {"ckpt-1": "has 1 of its 3 .data files"}
 
 
+@pytest.mark.live
 def test_unfinished_tensorflow_checkpoints_are_skipped(written, tmp_path):
     aside = tmp_path / "ckpt-2_temp"
     aside.mkdir()

@@ -6,7 +6,8 @@ import json
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tpunb as tp
@@ -74,7 +75,7 @@ def test_microseconds_become_picoseconds_exactly(written, picoseconds):
 
 
 @given(times=st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=5))
-@settings(max_examples=200, deadline=None)
+@examples(50)
 def test_every_picosecond_survives(times):
     digits = [f"{'-' if ps < 0 else ''}{abs(ps) // 10**6}.{abs(ps) % 10**6:06}" for ps in times]
     items = ", ".join(f'{{"ph": "X", "ts": {text}, "dur": 0, "name": "a"}}' for text in digits)
@@ -452,7 +453,7 @@ JSON = st.recursive(
 
 
 @given(items=st.lists(JSON))
-@settings(max_examples=200, deadline=None)
+@examples(50)
 def test_any_json_is_a_trace_or_a_bad_profile(items):
     try:
         found = chrome_trace.read(json.dumps({"traceEvents": items}).encode(), source="any")[0].schema

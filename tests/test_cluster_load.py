@@ -109,7 +109,7 @@ SLOW = {
 def sound(program, tmp_path_factory):
     """The files of twelve hosts without a fault."""
     folder = tmp_path_factory.mktemp("sound")
-    pod(program, hosts=12, chips=4, steps=40, folder=folder)
+    pod(program, hosts=12, chips=2, steps=30, folder=folder)
     return folder
 
 
@@ -117,7 +117,7 @@ def sound(program, tmp_path_factory):
 @pytest.mark.parametrize("faults", SLOW)
 def test_slow_hosts_change_no_phase_of_a_pod(program, sound, few, monkeypatch, tmp_path, many, faults):
     monkeypatch.setattr(io, "MANY", many)
-    pod(program, hosts=12, chips=4, steps=40, faults=SLOW[faults], folder=tmp_path)
+    pod(program, hosts=12, chips=2, steps=30, faults=SLOW[faults], folder=tmp_path)
     found = []
     for folder in (sound, tmp_path):
         steps = tp.steps(tp.load(folder))
@@ -267,11 +267,13 @@ def client():
         yield client
 
 
+@pytest.mark.live
 def test_a_cluster_gives_the_same_to_the_row(lossy, few, client):
     assert is_same(tp.steps(quietly(lossy, client=client)), tp.steps(quietly(lossy))) == (True, [])
     assert is_same(tp.steps(quietly(lossy, client=client.scheduler.address)), tp.steps(quietly(lossy))) == (True, [])
 
 
+@pytest.mark.live
 def test_a_cluster_reduces_few_files_and_run_folders_too(lossy, runs, client):
     files = [lossy / f"pod-000{number}.xplane.pb" for number in range(2)]
     job = tp.steps(tp.load(files, client=client))
@@ -279,6 +281,7 @@ def test_a_cluster_reduces_few_files_and_run_folders_too(lossy, runs, client):
     assert set(tp.steps(tp.load(runs, client=client)).by_host.roles) == {f"vm process-{number}" for number in range(3)}
 
 
+@pytest.mark.live
 def test_the_slow_host_of_a_pod_is_named_from_files_on_a_cluster(program, client, tmp_path):
     truth = pod(program, hosts=12, chips=2, steps=8, faults=[Fault("slow chip", (3,), 0.2, device=1)], folder=tmp_path)
     found = tp.hosts(tp.steps(tp.load(tmp_path, client=client)))
@@ -291,6 +294,7 @@ def test_the_slow_host_of_a_pod_is_named_from_files_on_a_cluster(program, client
     assert found.frame["host", "costs_ps", "cause"].equals(here.frame["host", "costs_ps", "cause"])
 
 
+@pytest.mark.live
 def test_files_that_workers_do_not_see_are_named(lossy, client):
     hidden = [storage.local(f"/nowhere/{number}.xplane.pb") for number in range(2)]
     for location in hidden:
@@ -299,6 +303,7 @@ def test_files_that_workers_do_not_see_are_named(lossy, client):
         cluster_load.read(hidden, "pod", "pod", dask_engine.DaskEngine(client))
 
 
+@pytest.mark.live
 def test_workers_of_another_version_are_refused(lossy, client, monkeypatch):
     monkeypatch.setattr(dask_engine, "version", lambda name: "9.9")
     with pytest.raises(
@@ -308,6 +313,7 @@ def test_workers_of_another_version_are_refused(lossy, client, monkeypatch):
     assert caught.value.hint == "install the same versions on the workers"
 
 
+@pytest.mark.live
 def test_a_scheduler_that_is_not_there_is_an_error_in_one_line(lossy, monkeypatch):
     pytest.importorskip("distributed")
     monkeypatch.setattr(dask_engine, "_CONNECT_S", 0.3)
@@ -331,6 +337,7 @@ def test_what_is_no_client_is_refused(lossy, wrong):
         tp.load(lossy, client=wrong)
 
 
+@pytest.mark.live
 def test_a_closed_client_and_a_cluster_without_workers_are_named(lossy, monkeypatch):
     distributed = pytest.importorskip("distributed")
     monkeypatch.setattr(dask_engine, "_CONNECT_S", 0.3)

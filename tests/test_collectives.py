@@ -6,19 +6,11 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_resources import US, Plane, written
+from planes import US, Plane, op, written
 
 import tpunb as tp
 from tpunb import schema
 from tpunb.step_stats.collectives import replica_groups
-
-SHAPE = "f32[1000]{0}"  # 4000 bytes
-
-
-def op(name, category, groups, shape=SHAPE):
-    """The name and the metadata of an instruction, as the profiler of a TPU writes them."""
-    text = f"%{name} = {shape} {category}({shape} %p), channel_id=1, replica_groups={groups}, to_apply=%add"
-    return text, name, {"hlo_category": category, "shape_with_layout": shape, "program_id": 7}
 
 
 def capture(xplane_pb2, tmp_path, ops, *devices, step=200):

@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
+from run_pairs import by_letter, matched, metadata_of, renamed, stretched
 
 import tpunb as tp
 from tpunb import schema
@@ -19,38 +21,6 @@ from tpunb.profiler.capture import Schedule
 from tpunb.testing import KINDS, spelled_steps, synthetic_run, toy_steps
 
 MS = 1_000_000_000
-
-
-def by_letter(pattern, **more):
-    """Toy phases, one a letter: phase 0 is the letter a."""
-    steps = toy_steps(pattern, **more)
-    return tp.phases(steps, lambda full: [ord(pattern[step]) - ord("a") for step in full.frame["step"]])
-
-
-def stretched(run, factor):
-    """The same phases, their steps and operations `factor` times as long."""
-    times = (pl.col("^.*_ps$") * factor).round().cast(pl.Int64)
-    steps = replace(run.steps, frame=run.steps.frame.with_columns(times), ops=run.steps.ops.with_columns(times))
-    return replace(run, steps=steps)
-
-
-EVERY = pl.lit(True)
-
-
-def renamed(run, of=EVERY):
-    """The same phases, their operations of other names."""
-    name = pl.when(of).then(pl.format("other_{}", "op")).otherwise(pl.col("op").cast(pl.String))
-    return replace(run, steps=replace(run.steps, ops=run.steps.ops.with_columns(op=name)))
-
-
-def metadata_of(run, **facts):
-    return replace(
-        run, steps=replace(run.steps, metadata={fact.replace("_", " "): word for fact, word in facts.items()})
-    )
-
-
-def matched(comparison):
-    return comparison.frame.select("phase_a", "phase_b").sort("phase_a").rows()
 
 
 # -- what is said -----------------------------------------------------------------------------------------------------
@@ -167,7 +137,7 @@ def test_runs_are_compared_by_their_paths():
 
 
 @given(st.text("abc", min_size=1, max_size=12), st.text("abc", min_size=1, max_size=12))
-@settings(max_examples=40)
+@examples(12)
 def test_each_phase_is_listed_once_and_backwards_is_the_inverse(one, other):
     a, b = by_letter(one), by_letter(other)
     outcome, back = compare(a, b, allow_different_models=True), compare(b, a, allow_different_models=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
-from test_charts import EVIL, rows_of, texts_of
+from chart_checks import EVIL, rows_of, texts_of
 
 import tpunb as tp
 from tpunb import charts, schema

@@ -27,12 +27,14 @@ from tpunb.tuning.search import hill_climb
 # -- capture sources --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.live
 def test_replay_is_a_source(tmp_path):
     for number in range(3):
         (tmp_path / f"{number}.xplane.pb").write_bytes(toy_window(1000, 9000, [(number, 2000, 3000)]))
     check_source(Replay(tmp_path / "0.xplane.pb", loop=True))
 
 
+@pytest.mark.live
 def test_address_is_a_source():
     with FakeProfiler() as first, FakeProfiler() as second:
         check_source(Address(first.address, second.address))
@@ -44,6 +46,7 @@ def test_local_is_a_source():
     check_source(Local())
 
 
+@pytest.mark.live
 def test_the_source_of_the_tests_is_a_source():
     check_source(StandIn())
 
@@ -56,6 +59,7 @@ class Broken(StandIn):
         vars(self).update(methods)
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("methods", "rule"),
     [
@@ -75,15 +79,22 @@ def test_a_broken_source_fails(methods, rule):
         check_source(Broken(**methods), seconds=0.01)
 
 
+@pytest.mark.live
 def test_a_source_that_does_not_stop_fails(monkeypatch):
     monkeypatch.setattr("tpunb.testing.conformance._STOP_S", 0.2)
     ended = threading.Event()
-    deaf = Broken(stop=lambda: None, window=lambda seconds: ended.wait(min(seconds, 1.0)) or toy_window(1, 2))
+
+    def window(seconds):
+        if seconds > 1:
+            ended.wait(60)
+        return toy_window(1, 2)
+
     with pytest.raises(AssertionError, match=r"stop\(\) ends the window under way"):
-        check_source(deaf, seconds=0.01)
+        check_source(Broken(stop=lambda: None, window=window), seconds=0.01)
     ended.set()
 
 
+@pytest.mark.live
 def test_a_source_may_fail_for_some_workers():
     def window(seconds):
         return {"a": toy_window(1, 2), "b": TpunbError("no answer")}
@@ -234,6 +245,7 @@ def test_the_format_of_orbax_passes(tmp_path):
     check_checkpoint_format(orbax, tmp_path / "5")
 
 
+@pytest.mark.live
 def test_the_native_format_passes(tmp_path, model):
     import numpy as np
 

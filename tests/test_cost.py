@@ -2,33 +2,29 @@
 
 import math
 import string
+from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
+from optional import lazy
 
 from tpunb.errors import TpunbError
 from tpunb.training.graph_work import step_flops
 from tpunb.workloads.cost import Cost, cost
 
-tf = pytest.importorskip("tensorflow")
-keras = pytest.importorskip("keras")
+tf, keras = lazy("tensorflow"), lazy("keras")
 
 
-class Asks(keras.Model):
+def model_of(function):
     """A model of one function."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def test_step(self, batch):
-        return self.function(*batch)
+    return SimpleNamespace(test_step=lambda batch: function(*batch))
 
 
 def of(function, *shapes):
     batch = tuple(tf.zeros(shape) for shape in shapes)
-    return cost(Asks(function), tf.data.Dataset.from_tensors(batch), "eval")
+    return cost(model_of(function), tf.data.Dataset.from_tensors(batch), "eval")
 
 
 def test_a_matrix_product_counts_two_operations_per_term():
@@ -47,6 +43,7 @@ def test_training_counts_gradients():
     assert cost(model, data).flops == 2 * first + 3 * second, "nobody asks for the gradient of the input"
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("options", "counted"),
     [
@@ -66,6 +63,7 @@ def test_a_training_without_xla_has_the_work_of_the_graph_that_fit_traced(option
     assert [variable.numpy().tolist() for variable in model.variables] == before
 
 
+@pytest.mark.live
 def test_the_work_of_a_graph_for_any_batch_size_is_unknown():
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
     model.compile("sgd", "mse", jit_compile=False)
@@ -80,7 +78,7 @@ def test_einsum_counts_each_combination_of_indices():
     assert of(lambda a: tf.einsum("ab->ba", a), (2, 3)).flops == 0
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(0, 2))
 def test_einsum_is_the_product_of_its_sizes(sizes, shared):
     letters = string.ascii_lowercase[: len(sizes)]
@@ -136,7 +134,7 @@ def counted(function, shapes, kinds):
 
 
 def test_a_dynamic_shape_is_rejected():
-    asked = Asks(lambda one: tf.matmul(tf.boolean_mask(one, [True] * 4), tf.zeros((5, 3))))
+    asked = model_of(lambda one: tf.matmul(tf.boolean_mask(one, [True] * 4), tf.zeros((5, 3))))
     with pytest.raises(TpunbError, match=r"the shape of .* is \(None, "):
         cost(asked, tf.data.Dataset.from_tensors((tf.zeros((4, 5)),)), "eval")
 

@@ -6,7 +6,8 @@ import itertools
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tpunb as tp
@@ -227,7 +228,7 @@ INSTRUCTIONS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(instructions=INSTRUCTIONS)
 def test_any_program_is_what_the_protobuf_library_reads(hlo_pb2, instructions):
     module = hlo_pb2.HloModuleProto(name="made up")

@@ -6,9 +6,10 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hlo_protos import messages
+from hypothesis import given
 from hypothesis import strategies as st
-from test_hlo import messages
 
 from tpunb.costmodel.graphs import module_of
 from tpunb.costmodel.kernels import Kernels
@@ -62,7 +63,7 @@ def test_fetched_lines_are_those_of_a_simulated_cache(loops, expected):
 SIZES = st.lists(st.integers(2, 6), min_size=1, max_size=3)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(sizes=SIZES, order=st.randoms(use_true_random=False))
 def test_a_cache_that_holds_all_fetches_each_line_once(sizes, order):
     steps, step = [], 4
@@ -77,7 +78,7 @@ def test_a_cache_that_holds_all_fetches_each_line_once(sizes, order):
     assert found == lines or any(step < 64 and (size * step) % 64 for size, step in loops)  # lines cut by a loop's end
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(sizes=SIZES, parts=st.data())
 def test_merged_loops_visit_the_same_places(sizes, parts):
     steps = [parts.draw(st.sampled_from([1, 3, 8])) if k == 0 else None for k in range(len(sizes))]
@@ -218,7 +219,7 @@ def test_shared_parts_of_an_expression_are_followed_once():
     assert planned(doubled, [SHAPE], [DEFAULT])["contiguous"] == 2 * 16 * 32 * 64
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(data=st.binary(max_size=60))
 def test_no_bytes_end_in_an_error_of_another_kind(data):
     with suppress(BadProfile):

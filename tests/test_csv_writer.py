@@ -1,8 +1,21 @@
+"""Phases and their operations as tables that a spreadsheet opens."""
+
 import csv
 from dataclasses import replace
 
+import polars as pl
 import pytest
-from test_trace_writer import phases_of, renamed
+
+import tpunb as tp
+from tpunb import schema
+from tpunb.testing import toy_steps
+
+
+def phases_of(pattern, **names):
+    """Return a phase for each letter, of steps whose operations have other names."""
+    steps = toy_steps(pattern)
+    ops = steps.ops.with_columns(pl.col("op").cast(pl.String).replace(names).cast(schema.NAME))
+    return tp.phases(replace(steps, ops=ops), lambda _: [ord(letter) - ord("a") for letter in pattern])
 
 
 def test_csv_headers_name_the_units_and_times_are_milliseconds(tmp_path):
@@ -29,14 +42,10 @@ def test_csv_headers_name_the_units_and_times_are_milliseconds(tmp_path):
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx"])
 def test_a_cell_that_a_spreadsheet_would_run_is_text(tmp_path, name):
-    phases = phases_of("ab")
-    phases = replace(phases, steps=renamed(phases.steps, a2=name))
-    device = phases.to_csv(tmp_path)[2]
+    device = phases_of("ab", a2=name).to_csv(tmp_path)[2]
     assert next(row["operation"] for row in csv.DictReader(device.open(newline=""))) == "'" + name
 
 
 def test_a_name_with_a_comma_a_quote_and_a_newline_comes_back(tmp_path):
-    phases = phases_of("ab")
-    phases = replace(phases, steps=renamed(phases.steps, a2='x,"y"\nz'))
-    device = phases.to_csv(tmp_path)[2]
+    device = phases_of("ab", a2='x,"y"\nz').to_csv(tmp_path)[2]
     assert next(csv.DictReader(device.open(newline="")))["operation"] == 'x,"y"\nz'

@@ -41,6 +41,7 @@ class TensorFlow:
         return float(loss).hex()
 
 
+@pytest.mark.live
 def test_a_tensorflow_loop_resumes_exactly(tmp_path):
     whole = TensorFlow()
     losses = []
@@ -65,6 +66,7 @@ def batches(threads):
     return iter(data.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)))
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_jax_loop_resumes_exactly(tmp_path, threads):
     jax = pytest.importorskip("jax")
@@ -179,6 +181,7 @@ def test_a_different_tree_is_an_error(tmp_path):
         restore(saved, state={"b": np.ones(3)})
 
 
+@pytest.mark.live
 def test_a_checkpoint_of_fit_is_an_error(tmp_path):
     keras = pytest.importorskip("keras")
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

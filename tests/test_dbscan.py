@@ -3,9 +3,10 @@
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
-from sklearn import cluster as sklearn_cluster
+from optional import lazy
 
 from tpunb.cluster import DBSCAN, dbscan
 from tpunb.cluster.dbscan import Graph, distances
@@ -13,6 +14,8 @@ from tpunb.cluster.features import space
 from tpunb.cluster.micro_clusters import merge
 from tpunb.frames import Steps
 from tpunb.testing import synthetic_run, toy_steps
+
+sklearn_cluster = lazy("sklearn.cluster")
 
 GRID = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=40)
 
@@ -65,6 +68,7 @@ def test_a_wide_eps_is_one_phase():
     assert DBSCAN(eps=1e6)(toy_steps("abcabc")) == [0] * 6
 
 
+@examples(33)
 @given(GRID, st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.7]), st.integers(1, 12))
 def test_equals_scikit_learn(points, eps, min_samples):
     points = np.array(points, dtype=float)
@@ -78,7 +82,7 @@ def test_equals_scikit_learn(points, eps, min_samples):
 
 
 @given(st.integers(0, 2**32), st.integers(1, 60), st.integers(1, 5))
-@settings(max_examples=50)
+@examples(10)
 def test_every_min_samples_equals_scikit_learn(seed, n, d):
     points = np.random.default_rng(seed).normal(size=(n, d)) * 2
     graph = Graph(merged := merge(points), distances(merged), 1.3)
@@ -91,7 +95,7 @@ def test_every_min_samples_equals_scikit_learn(seed, n, d):
         assert graph.labels(value).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_min_samples_equals_scikit_learn_on_weighted_points(seed):
     random = np.random.default_rng(seed)
     points = np.concatenate([random.normal(size=(4500, 2)), random.normal(6, 0.3, size=(1500, 2))])

@@ -3,12 +3,15 @@
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
-from scipy.spatial.distance import cdist
+from optional import lazy
 
 from tpunb.cluster.dbscan_eps import eps_candidates
 from tpunb.cluster.micro_clusters import merge
+
+distance = lazy("scipy.spatial.distance")
 
 
 def ranges(values, k=2):
@@ -19,6 +22,13 @@ def ranges(values, k=2):
 
 def chosen(values, k=2):
     return ranges(values, k).filter("chosen")["eps"].item()
+
+
+def range_of(points):
+    """The range of clusters that is chosen of points with five neighbours."""
+    merged = merge(points)
+    ranges = eps_candidates(distance.cdist(merged.centres, merged.centres), merged, 5)
+    return ranges.filter("chosen").row(0, named=True)
 
 
 def test_eps_is_in_the_widest_range_of_the_clusters():
@@ -71,31 +81,26 @@ def test_an_outlier_between_clusters_is_not_their_core_distance():
 
 
 @given(st.integers(0, 50), st.sampled_from([1, 2, 8]))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_one_cloud_of_chance_is_one_cluster(seed, d):
     points = np.random.default_rng(seed).normal(size=(400, d))
-    merged = merge(points)
-    found = eps_candidates(cdist(merged.centres, merged.centres), merged, 5).filter("chosen")
-    assert found["clusters"].item() == 1
+    assert range_of(points)["clusters"] == 1
 
 
 @given(st.integers(0, 50), st.sampled_from([1e-6, 1e-3, 10.0, 1e6]))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_the_unit_does_not_matter(seed, unit):
     random = np.random.default_rng(seed)
     points = random.normal(size=(120, 2))
     points[:60, 0] += 9
-    merged, wide = merge(points), merge(points * unit)
-    one, other = (eps_candidates(cdist(m.centres, m.centres), m, 5).filter("chosen") for m in (merged, wide))
-    assert one["clusters"].item() == other["clusters"].item()
-    assert other["eps"].item() == pytest.approx(one["eps"].item() * unit, rel=1e-4)
+    one, other = range_of(points), range_of(points * unit)
+    assert one["clusters"] == other["clusters"]
+    assert other["eps"] == pytest.approx(one["eps"] * unit, rel=1e-4)
 
 
 def grids(*corners):
     """Five by five points 0.1 apart, the fifth nearest at most 0.2 away, from each corner; and how they fall apart."""
-    points = np.array([(x + i / 10, y + j / 10) for x, y in corners for i in range(5) for j in range(5)])
-    merged = merge(points)
-    return eps_candidates(cdist(merged.centres, merged.centres), merged, 5).filter("chosen").row(0, named=True)
+    return range_of(np.array([(x + i / 10, y + j / 10) for x, y in corners for i in range(5) for j in range(5)]))
 
 
 @pytest.mark.parametrize(("gap", "clusters"), [(0.12, 1), (0.2, 1), (0.28, 2), (0.4, 2), (1.0, 2)])
@@ -106,7 +111,6 @@ def test_two_clouds_are_clusters_where_their_gap_is_wide_beside_their_grain(gap,
 def test_eps_is_wider_than_the_grain_of_the_coarsest_cluster():
     fine = np.array([(i / 10, j / 10) for i in range(15) for j in range(15)])
     coarse = np.array([(6.0 + i, j * 1.0) for i in range(4) for j in range(4)])  # fewer than a tenth of all
-    merged = merge(np.concatenate([fine, coarse]))
-    found = eps_candidates(cdist(merged.centres, merged.centres), merged, 5).filter("chosen").row(0, named=True)
-    assert found["clusters"] == 2
-    assert found["eps"] > 1.0
+    row = range_of(np.concatenate([fine, coarse]))
+    assert row["clusters"] == 2
+    assert row["eps"] > 1.0

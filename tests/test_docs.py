@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 from fake_cloud import FakeCloud
-from IPython.core.interactiveshell import InteractiveShell
-from test_remote_capture import worker
-from traitlets.config import Config
+from training_worker import worker
 
 from tpunb.profiler.capture import Status
 from tpunb.profiler.service_client import ProfilerClient
@@ -27,12 +25,7 @@ PYTHON = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MU
 """A block of Python and, if one follows directly, the block of its output."""
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 KINDS = {"python", "bash", "text", ""}  # of blocks: what is not Python is not run
-NO_HISTORY = Config({"HistoryManager": {"enabled": False}})
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-
-def called(page):
-    return page.name
 
 
 def prose(page):
@@ -45,14 +38,12 @@ def prose(page):
 
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
-    """An empty folder with two runs; global seeds are reset."""
+    """An empty folder with two runs."""
     for run in ("a", "b"):
         shutil.copytree(ROOT / "datasets" / "sample_profiles" / "keras_cnn", tmp_path / "runs" / run)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / ".ipython"))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # a shell puts its own there
-    if "tensorflow" in sys.modules:
-        sys.modules["tensorflow"].random.set_seed(None)
 
 
 def run_blocks(page, names):
@@ -62,7 +53,10 @@ def run_blocks(page, names):
     assert blocks
     shell = None
     if any(code[0] == "%" for code, *_ in blocks):
-        shell = InteractiveShell(user_ns=names, config=NO_HISTORY)
+        from IPython.core.interactiveshell import InteractiveShell
+        from traitlets.config import Config
+
+        shell = InteractiveShell(user_ns=names, config=Config({"HistoryManager": {"enabled": False}}))
     for code, shown, line in blocks:
         printed = io.StringIO()
         with redirect_stdout(printed):
@@ -74,28 +68,33 @@ def run_blocks(page, names):
 
 
 WITH_FIXTURES = {"README.md", "capture.md"}  # their blocks need a model, or workers: see below
-ALONE = [page for page in PAGES if page.name not in WITH_FIXTURES and PYTHON.search(page.read_text(encoding="utf-8"))]
+LIVE = {"extending.md", "goodput.md", "ranking.md", "resume.md", "start.md", "tune.md"}  # which train, or measure
+ALONE = [
+    pytest.param(page, marks=pytest.mark.live if page.name in LIVE else (), id=page.name)
+    for page in PAGES
+    if page.name not in WITH_FIXTURES and PYTHON.search(page.read_text(encoding="utf-8"))
+]
 
 
-@pytest.mark.parametrize("document", ALONE, ids=called)
+@pytest.mark.parametrize("document", ALONE)
 def test_python_blocks_run_and_print_what_is_shown(document, reader):
     run_blocks(document, {})
 
 
-@pytest.mark.parametrize("document", PAGES, ids=called)
-def test_blocks_import_tpunb_by_its_front_door(document):
-    code = "".join(match[1] for match in PYTHON.finditer(document.read_text(encoding="utf-8")))
+def test_blocks_import_tpunb_by_its_front_door():
+    code = "".join(match[1] for page in PAGES for match in PYTHON.finditer(page.read_text(encoding="utf-8")))
     imports = re.findall(r"^ *((?:import|from) tpunb\b.*)$", code, re.MULTILINE)
     assert [each for each in imports if not re.match(r"import tpunb as tp$|from tpunb\.testing import ", each)] == []
 
 
-@pytest.mark.parametrize("document", PAGES, ids=called)
-def test_every_block_has_a_language(document):
-    opened = re.findall(r"^ *```(.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
-    assert set(opened[::2]) <= KINDS
-    assert set(opened[1::2]) <= {""}  # none is left open
+def test_every_block_has_a_language():
+    for page in PAGES:
+        opened = re.findall(r"^ *```(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(opened[::2]) <= KINDS, page.name
+        assert set(opened[1::2]) <= {""}, page.name  # none is left open
 
 
+@pytest.mark.live
 def test_the_readme_runs_with_a_model_and_data(reader):
     keras, tf = pytest.importorskip("keras"), pytest.importorskip("tensorflow")
 
@@ -138,6 +137,7 @@ def elsewhere(tmp_path, monkeypatch):
         yield there
 
 
+@pytest.mark.live
 def test_the_capture_page_runs_with_workers_at_its_addresses(reader, elsewhere):
     pytest.importorskip("cloud_tpu_client")
     names = {}
@@ -166,23 +166,21 @@ def anchors(page):
     return {heading.replace(" ", "-") for heading in words}
 
 
-@pytest.mark.parametrize("document", PAGES, ids=called)
-def test_links_lead_to_files_and_headings(document):
-    lost = []
-    for found in LINK.finditer(prose(document)):
+def lost_links(page):
+    for found in LINK.finditer(prose(page)):
         target = found[1] or found[2]
-        if target.startswith("https://"):
-            continue
         path, _, heading = target.partition("#")
-        file = document.parent / path if path else document
-        if not file.exists() or (heading and heading not in anchors(file)):
-            lost.append(target)
-    assert lost == []
+        file = page.parent / path if path else page
+        if not target.startswith("https://") and (not file.exists() or (heading and heading not in anchors(file))):
+            yield target
 
 
-@pytest.mark.parametrize("document", PAGES, ids=called)
-def test_named_files_exist(document):
-    names = {match[1] for match in NAMED.finditer(prose(document))}
+def test_links_lead_to_files_and_headings():
+    assert {page.name: lost for page in PAGES if (lost := [*lost_links(page)])} == {}
+
+
+def test_named_files_exist():
+    names = {match[1] for page in PAGES for match in NAMED.finditer(prose(page))}
     named = {name for name in names if name.split("/")[0] in TOPS or "/" not in name}
     assert [name for name in sorted(named) if not list(ROOT.glob(name.rstrip("/")))] == []
 
@@ -192,9 +190,6 @@ def test_the_index_lists_every_page():
     assert pages == {found[1] for found in LINK.finditer(prose(ROOT / "docs" / "index.md")) if "/" not in found[1]}
 
 
-CODE = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tpunb").rglob("*.py")).lower()
-
-
 def explained_messages(page):
     """Return the messages in the first column of a page's tables of messages."""
     tables = page.read_text(encoding="utf-8").split("| message | cause | what to do |\n|---|---|---|\n")[1:]
@@ -202,9 +197,10 @@ def explained_messages(page):
     return [message for row in rows for message in re.findall(r"`([^`]+)`", row.split("|")[1])]
 
 
-@pytest.mark.parametrize("document", [page for page in PAGES if explained_messages(page)], ids=called)
-def test_explained_messages_occur_in_the_code(document):
-    assert [message for message in explained_messages(document) if message.lower() not in CODE] == []
+def test_explained_messages_occur_in_the_code():
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tpunb").rglob("*.py")).lower()
+    explained = {message for page in PAGES for message in explained_messages(page)}
+    assert [message for message in explained if message.lower() not in code] == []
 
 
 def test_the_capture_page_explains_its_messages():
@@ -246,6 +242,6 @@ def test_the_version_is_the_same_everywhere():
     assert f"\n## {PROJECT['version']}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["explorer-light.png", "explorer-dark.png"])
-def test_a_picture_is_small(name):
-    assert (ROOT / "docs" / "pictures" / name).stat().st_size < 200_000
+def test_pictures_are_small():
+    for name in ("explorer-light.png", "explorer-dark.png"):
+        assert (ROOT / "docs" / "pictures" / name).stat().st_size < 200_000

@@ -1,100 +1,24 @@
 """Programs whose checkpoints were exact by mistake: each is resumed bit for bit, or its checkpoints say why not."""
 
-import warnings
-
 import numpy as np
 import pytest
+from exact_fits import BATCH, refuses, resumes, rows, sampled, saved, small, trained, twice
+from optional import lazy
 
 from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.resume import restore, resume, save
 from tpunb.errors import TpunbError
-from tpunb.training import seeds
 from tpunb.tuning.pipeline import Pipeline
 from tpunb.tuning.results import Tuning
 
-keras = pytest.importorskip("keras")
-tf = pytest.importorskip("tensorflow")
-
-
-BATCH = 4
-
-
-def rows(count=32):
-    x = np.random.default_rng(7).normal(size=(count, 3)).astype("f")
-    return tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
-
-
-def small(*layers, **more):
-    made = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1, kernel_initializer="ones")])
-    made.compile("sgd", "mse", **more)
-    return made
-
-
-class Losses(keras.callbacks.Callback):
-    """The losses of every step."""
-
-    def __init__(self):
-        super().__init__()
-        seen.clear()
-
-    def on_train_batch_end(self, batch, logs=None):
-        seen.append(float(logs["loss"]).hex())
-
-
-seen = []
-
-
-def trained(data, model=None, *, epochs=3, callbacks=(), **more):
-    """Train; return the losses of every step, the history and the weights."""
-    made = model or small()
-    history = made.fit(data, epochs=epochs, verbose=0, callbacks=[Losses(), *callbacks], **more).history
-    return list(seen), history, [weights.tolist() for weights in made.get_weights()]
-
-
-def saved(folder, cell, every=3):
-    """Train and save; return the result."""
-    with warnings.catch_warnings(), checkpointing(folder, every=every):
-        warnings.simplefilter("ignore")
-        return cell()
-
-
-def resumes(folder, cell, every=3):
-    """Assert that the checkpoints of a cell are exact, and that three continue as the whole run did."""
-    losses, history, weights = saved(folder, cell, every)
-    found = checkpoints(folder)
-    assert len(found) > 2
-    for one in found:
-        assert one.exact, one.reason
-    for one in (found[0], found[len(found) // 2], found[-2]):
-        seeds.forget_keras_generator()
-        with resume(one):
-            later, ended, final = cell()
-        assert later == losses[len(losses) - len(later) :], one.step
-        assert len(later) == len(losses) - one.step
-        assert final == weights
-        for name, values in ended.items():
-            assert values == history[name][len(history[name]) - len(values) :]
-
-
-def refuses(folder, cell, reason, every=3):
-    """Assert that the checkpoints of a cell are not exact for a reason, which is also the warning."""
-    with warnings.catch_warnings(record=True) as caught, checkpointing(folder, every=every):
-        warnings.simplefilter("always")
-        cell()
-    assert any(reason in str(one.message) for one in caught)
-    found = checkpoints(folder)
-    assert len(found) > 0
-    assert all(not one.exact and reason in one.reason for one in found), found[0].reason
+keras, tf = lazy("keras"), lazy("tensorflow")
+pytestmark = pytest.mark.live
 
 
 def loose(data, *, deterministic=False):
     options = tf.data.Options()
     options.deterministic = deterministic
     return data.with_options(options)
-
-
-def twice(x, y):
-    return 2 * x, y
 
 
 def checked(x, y):
@@ -236,16 +160,12 @@ def test_a_shuffle_above_repeat_or_cache_resumes_exactly(tmp_path):
     resumes(tmp_path / "options", lambda: trained(loosened.map(twice, num_parallel_calls=2)))
 
 
-def sampled():
-    parts = [rows().repeat(), rows().map(twice).repeat()]
-    return tf.data.Dataset.sample_from_datasets(parts, [0.4, 0.6]).batch(BATCH).take(16)
-
-
 def test_sampling_without_a_seed_gets_one_that_is_saved(tmp_path):
     losses, _, _ = trained(sampled(), epochs=2)
     assert losses[:16] != losses[16:]
     resumes(tmp_path, lambda: trained(sampled(), epochs=2), every=5)
-    assert saved(tmp_path / "a", lambda: trained(sampled())) != saved(tmp_path / "b", lambda: trained(sampled()))
+    once = [saved(tmp_path / name, lambda: trained(sampled(), epochs=1), every=16) for name in "ab"]
+    assert once[0] != once[1]
 
 
 def test_samples_of_data_that_end_are_inexact(tmp_path):
@@ -264,44 +184,50 @@ def test_endless_samples_of_shuffles_resume_exactly(tmp_path):
     resumes(tmp_path, lambda: trained(data(), steps_per_epoch=12, epochs=2), every=5)
 
 
-class Halving(keras.callbacks.ReduceLROnPlateau):
-    """A subclass of Keras' with state of its own."""
+def halving():
+    class Halving(keras.callbacks.ReduceLROnPlateau):
+        """A subclass of Keras' with state of its own."""
 
-    def __init__(self):
-        super().__init__(monitor="loss", patience=1, factor=0.5, min_delta=1e9)
-        self.scale = np.float32(1)
-        self.dice, self.draws = np.random.default_rng(3), keras.random.SeedGenerator(4)
-        self.seen = []
+        def __init__(self):
+            super().__init__(monitor="loss", patience=1, factor=0.5, min_delta=1e9)
+            self.scale = np.float32(1)
+            self.dice, self.draws = np.random.default_rng(3), keras.random.SeedGenerator(4)
+            self.seen = []
 
-    def on_epoch_end(self, epoch, logs=None):
-        super().on_epoch_end(epoch, logs)
-        self.seen.append(float(logs["loss"]))
-        self.scale *= np.float32(self.dice.uniform(0.8, 1)) * np.float32(keras.random.uniform((), seed=self.draws))
-        self.model.layers[-1].kernel.assign(self.model.layers[-1].kernel * self.scale * len(self.seen))
+        def on_epoch_end(self, epoch, logs=None):
+            super().on_epoch_end(epoch, logs)
+            self.seen.append(float(logs["loss"]))
+            self.scale *= np.float32(self.dice.uniform(0.8, 1)) * np.float32(keras.random.uniform((), seed=self.draws))
+            self.model.layers[-1].kernel.assign(self.model.layers[-1].kernel * self.scale * len(self.seen))
 
-
-class Swinging(keras.callbacks.Callback):
-    """A callback that gives and takes its state."""
-
-    def __init__(self):
-        super().__init__()
-        self.turn = iter(range(99))
-        self.at = 0
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.at += 1
-        self.model.optimizer.learning_rate = 0.01 / self.at
-
-    def get_state(self):
-        return {"at": self.at, "name": ("swing", None)}
-
-    def set_state(self, state):
-        self.at = state["at"]
+    return Halving()
 
 
-@pytest.mark.parametrize("kind", [Halving, Swinging])
-def test_state_of_callbacks_is_restored(tmp_path, kind):
-    resumes(tmp_path, lambda: trained(rows().batch(BATCH), callbacks=[kind()]))
+def swinging():
+    class Swinging(keras.callbacks.Callback):
+        """A callback that gives and takes its state."""
+
+        def __init__(self):
+            super().__init__()
+            self.turn = iter(range(99))
+            self.at = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.at += 1
+            self.model.optimizer.learning_rate = 0.01 / self.at
+
+        def get_state(self):
+            return {"at": self.at, "name": ("swing", None)}
+
+        def set_state(self, state):
+            self.at = state["at"]
+
+    return Swinging()
+
+
+@pytest.mark.parametrize("callback", [halving, swinging])
+def test_state_of_callbacks_is_restored(tmp_path, callback):
+    resumes(tmp_path, lambda: trained(rows().batch(BATCH), callbacks=[callback()]))
 
 
 def test_the_best_weights_of_early_stopping_are_restored(tmp_path):
@@ -312,14 +238,17 @@ def test_the_best_weights_of_early_stopping_are_restored(tmp_path):
     resumes(tmp_path, cell, every=6)
 
 
-class Measuring(keras.callbacks.Callback):
-    """A callback with state that cannot be saved."""
+def measuring():
+    class Measuring(keras.callbacks.Callback):
+        """A callback with state that cannot be saved."""
 
-    def __init__(self):
-        super().__init__()
-        self.mean = keras.metrics.Mean()
-        self.called = twice
-        self.data = rows().batch(2)
+        def __init__(self):
+            super().__init__()
+            self.mean = keras.metrics.Mean()
+            self.called = twice
+            self.data = rows().batch(2)
+
+    return Measuring()
 
 
 MEASURING = (
@@ -329,31 +258,25 @@ MEASURING = (
 
 
 def test_a_callback_with_other_state_makes_a_checkpoint_inexact(tmp_path):
-    refuses(tmp_path, lambda: trained(rows().batch(BATCH), callbacks=[Measuring()]), MEASURING)
+    refuses(tmp_path, lambda: trained(rows().batch(BATCH), callbacks=[measuring()]), MEASURING)
     shown = checkpoints(tmp_path)[0]
     assert "data position" in shown.holds
     with pytest.raises(TpunbError, match=r"cannot be resumed exactly: .*Measuring\.mean"), resume(shown):
         pass
-    losses, *_ = trained(rows().batch(BATCH), callbacks=[Measuring()])
+    losses, *_ = trained(rows().batch(BATCH), callbacks=[measuring()])
     with resume(shown, exact=False):
-        assert trained(rows().batch(BATCH), callbacks=[Measuring()])[0] == losses[shown.step :]
-
-
-class Noisy(keras.layers.Layer):
-    """A layer that draws with TensorFlow's own random operations."""
-
-    def __init__(self, draw):
-        super().__init__()
-        self.draw = draw
-
-    def call(self, x, training=False):
-        return x + self.draw() if training else x
+        assert trained(rows().batch(BATCH), callbacks=[measuring()])[0] == losses[shown.step :]
 
 
 def eager(draw, seed):
-    """Train an eager model."""
+    """Train an eager model with a layer that draws with TensorFlow's own random operations."""
+
+    class Noisy(keras.layers.Layer):
+        def call(self, x, training=False):
+            return x + draw() if training else x
+
     tf.random.set_seed(seed)
-    return trained(rows(16).batch(BATCH), small(Noisy(draw), run_eagerly=True), epochs=2)
+    return trained(rows(16).batch(BATCH), small(Noisy(), run_eagerly=True), epochs=2)
 
 
 def test_eager_seeds_are_saved(tmp_path):
@@ -448,24 +371,14 @@ def test_samples_below_a_shuffle_resume_exactly(tmp_path):
     resumes(tmp_path, lambda: trained(sampled().unbatch().shuffle(9).batch(BATCH), epochs=2), every=5)
 
 
-class Looking(keras.callbacks.Callback):
-    """A callback that reads a batch of the training data in each epoch."""
-
-    def __init__(self, data):
-        super().__init__()
-        self.data = data
-
-    def on_epoch_end(self, epoch, logs=None):
-        next(iter(self.data))
-
-
 def looked(*, before=1, during=False):
     data = rows().shuffle(9, seed=3).batch(BATCH)
     for _ in data.take(before):
         pass
     for _ in range(before):
         next(iter(data))
-    return trained(data, callbacks=[Looking(data)] * during)
+    looking = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: next(iter(data)))
+    return trained(data, callbacks=[looking] * during)
 
 
 def test_data_that_are_looked_at_before_the_fit_resume_exactly(tmp_path):
@@ -521,23 +434,21 @@ def test_tuned_data_continue_a_shuffle_that_has_begun():
     assert orders(True) == orders(False)
 
 
-class Unfreezing(keras.callbacks.Callback):
-    """A callback that makes a layer trainable, which the compiled step does not notice."""
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.model.layers[0].trainable = epoch > 0
-
-
 def test_a_callback_that_unfreezes_makes_later_checkpoints_inexact(tmp_path):
-    def cell(callback):
+    def cell():
         frozen = keras.layers.Dense(2, kernel_initializer="ones", trainable=False)
-        return trained(rows().batch(BATCH), small(frozen), callbacks=callback)
 
-    whole, *_ = saved(tmp_path, lambda: cell([Unfreezing()]), every=4)
+        def unfreeze(epoch, logs):
+            frozen.trainable = epoch > 0  # the compiled step does not notice it
+
+        callback = keras.callbacks.LambdaCallback(on_epoch_begin=unfreeze)
+        return trained(rows().batch(BATCH), small(frozen), callbacks=[callback])
+
+    whole, *_ = saved(tmp_path, cell, every=4)
     by_step = {one.step: one for one in checkpoints(tmp_path)}
     assert [step for step, one in by_step.items() if one.exact] == [4, 8]
     assert "a callback changed which variables are trainable" in by_step[12].reason
     with resume(by_step[4]):
-        assert cell([Unfreezing()])[0] == whole[4:]
+        assert cell()[0] == whole[4:]
     with pytest.raises(TpunbError, match="a callback changed which variables are trainable"), resume(by_step[8]):
-        cell([Unfreezing()])
+        cell()

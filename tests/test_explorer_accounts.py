@@ -28,12 +28,24 @@ def clocked(spans=SPANS, stalls=STALLS, load=(), wall_ms=20):
     return replace(toy_steps("aaabbb"), wall=WallClock(wall_ms * MS, complete=True, **parts))
 
 
+@pytest.fixture(scope="module")
+def explorer():
+    return tp.explore(clocked())
+
+
+@pytest.fixture
+def view(explorer):
+    """The explorer of that run, with nothing selected."""
+    explorer.account = explorer.time_range = None
+    return explorer
+
+
 def answer(view):
     return json.loads(json.dumps(view.answers()["accounts"](view.account)[0]))
 
 
-def test_the_bar_is_there_from_the_start_and_holds_no_segments():
-    bar = tp.explore(clocked())._frame["accounts"]
+def test_the_bar_is_there_from_the_start_and_holds_no_segments(view):
+    bar = view._frame["accounts"]
     assert bar["lines"] == [
         "Callbacks took 10 ms of 20 ms (50 % of run time): mostly Slow.on_epoch_end. Call it less often, or do its "
         "work in another thread or after training: saves up to 10 ms.",
@@ -45,8 +57,7 @@ def test_the_bar_is_there_from_the_start_and_holds_no_segments():
     assert len(json.dumps(bar)) < 5_000
 
 
-def test_an_account_marks_its_time_and_lists_its_details_and_stalls():
-    view = tp.explore(clocked())
+def test_an_account_marks_its_time_and_lists_its_details_and_stalls(view):
     view.account = "callbacks"
     chosen = answer(view)["selected"]
     assert chosen["heading"] == "callbacks: 10 ms, 50 % of wall time"
@@ -65,8 +76,7 @@ def test_an_account_marks_its_time_and_lists_its_details_and_stalls():
     assert answer(view)["selected"] is None
 
 
-def test_marks_are_those_of_the_time_range():
-    view = tp.explore(clocked())
+def test_marks_are_those_of_the_time_range(view):
     view.account = "callbacks"
     view.time_range = [0.012, 0.03]
     marks = answer(view)["selected"]["marks"]
@@ -87,8 +97,7 @@ def test_the_timeline_reaches_to_the_end_of_the_run():
     assert Timeline(clocked()).edges == (0.0, 0.02)
 
 
-def test_an_account_that_took_no_time_is_refused():
-    view = tp.explore(clocked())
+def test_an_account_that_took_no_time_is_refused(view):
     with pytest.raises(
         TraitError, match=r"no account 'tuning'; there are \['productive', 'callbacks', 'preparation'\]"
     ):
@@ -139,8 +148,7 @@ def test_each_host_is_marked_on_its_lane():
     assert "(mean of 2 hosts)" in answer(view)["lines"][-1]
 
 
-def test_the_saved_page_holds_every_account_and_the_selected_one():
-    view = tp.explore(clocked())
+def test_the_saved_page_holds_every_account_and_the_selected_one(view):
     view.account = "callbacks"
     page = exports.page(view.state).decode()
     state = json.loads(re.search(r"\nconst state = (.*);\n", page)[1])

@@ -20,13 +20,13 @@ def test_a_value_set_while_another_thread_cuts_is_neither_lost_nor_unchecked(mon
 
     def slow(steps, method):
         inside.set()
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         return cut(steps, method)
 
     monkeypatch.setattr(explorer, "group_steps", slow)
     page = threading.Thread(target=view.set_state, args=({"clustering": {"method": "kmeans", "k": 2}},))
     page.start()
-    assert inside.wait(20)
+    assert inside.wait(120)
     refused = []
 
     def cell():
@@ -39,8 +39,8 @@ def test_a_value_set_while_another_thread_cuts_is_neither_lost_nor_unchecked(mon
     other = threading.Thread(target=cell)
     other.start()
     go_on.set()
-    page.join(20)
-    other.join(20)
+    page.join(120)
+    other.join(120)
     assert [str(error) for error in refused] == ["The threshold parameter of OLS must be in [0, 1]. Got 7.0 instead."]
     assert (view.method, view.threshold, view.k) == ("ols", 0.4, 2)
     assert view.code == "tp.phases(steps, tp.OLS(threshold=0.4))"

@@ -6,11 +6,9 @@ from base64 import b64decode
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
-import nbformat
 import polars as pl
 import pytest
-from kernel_client import Client
-from nbconvert import HTMLExporter
+from warm_python import warm_kernels
 
 from tpunb import schema
 from tpunb.frames import Steps
@@ -153,7 +151,7 @@ def test_without_scripts_the_page_is_pictures_and_tables(view, written):
     assert "script" not in Page(still).tags
 
 
-def test_a_selected_phase_beyond_the_table_has_its_details(tmp_path):
+def test_a_selected_phase_beyond_the_table_has_its_details():
     view = explore(toy_steps("abcdefghijklmnop"), method=lambda steps: range(len(steps)))
     view.phase = 0  # the shortest
     assert "0" in state_of(exports.page(view.state).decode())["_details"]["phases"]
@@ -223,17 +221,27 @@ CELLS = (
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
     """A notebook that showed the explorer twice and a run once, and froze them; as it is saved, and the messages."""
+    from kernel_client import Client
+    from nbformat import v4
+
     tests = str(__file__).rsplit("/", 1)[0]
-    cells = [nbformat.v4.new_code_cell(cell.replace("{tests!r}", repr(tests))) for cell in CELLS]
-    folder = str(tmp_path_factory.mktemp("notebook"))
+    cells = [v4.new_code_cell(cell.replace("{tests!r}", repr(tests))) for cell in CELLS]
     client = Client(
-        nbformat.v4.new_notebook(cells=cells),
-        timeout=120,
+        v4.new_notebook(cells=cells),
+        timeout=300,
         store_widget_state=False,
-        resources={"metadata": {"path": folder}},
+        resources={"metadata": {"path": str(tmp_path_factory.mktemp("notebook"))}},
     )
-    client.execute()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_PATH", warm_kernels()["JUPYTER_PATH"])
+        client.execute()
     return client.nb, client.messages
+
+
+def as_html(notebook):
+    from nbconvert import HTMLExporter
+
+    return HTMLExporter(template_name="basic").from_notebook_node(notebook)[0]
 
 
 def displays(messages):
@@ -245,6 +253,7 @@ def displays(messages):
     return sent
 
 
+@pytest.mark.live
 def test_freeze_puts_pictures_in_place_of_the_panel(executed):
     _, messages = executed
     sent = [*displays(messages).values()]
@@ -260,12 +269,14 @@ def test_freeze_puts_pictures_in_place_of_the_panel(executed):
         assert last == ("update_display_data", {"text/html", "image/png", "text/plain"})
 
 
+@pytest.mark.live
 def test_the_run_is_in_the_variable(executed):
     notebook, _ = executed
     (told,) = [output["text"] for output in notebook.cells[-1].outputs if output.output_type == "stream"]
     assert told == "PhaseExplorer True True\n"
 
 
+@pytest.mark.live
 def test_a_notebook_saved_without_widgets_shows_pictures_and_tables(executed):
     notebook, _ = executed
     assert "widgets" not in notebook.metadata
@@ -274,7 +285,7 @@ def test_a_notebook_saved_without_widgets_shows_pictures_and_tables(executed):
         assert WIDGET not in output["data"]
         assert below["data"] == {"text/plain": ""}
         assert "1 phase over 6 steps" in output["data"]["text/html"]  # what was shown last
-    html, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
+    html = as_html(notebook)
     seen = Page(html)
     assert (
         sum(value.startswith("data:image/svg+xml") for name, value in seen.attributes if name == "src") == 7
@@ -284,9 +295,10 @@ def test_a_notebook_saved_without_widgets_shows_pictures_and_tables(executed):
 
 
 def test_a_notebook_that_was_not_frozen_shows_them_too(view):
+    from nbformat import v4
+
     data, _ = view._repr_mimebundle_()
-    output = nbformat.v4.new_output("display_data", data=data)
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("view", outputs=[output])])
-    html, _ = HTMLExporter(template_name="basic").from_notebook_node(book)
+    output = v4.new_output("display_data", data=data)
+    html = as_html(v4.new_notebook(cells=[v4.new_code_cell("view", outputs=[output])]))
     assert Page(html).tags.count("img") == 2
     assert "table" in Page(html).tags

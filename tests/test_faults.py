@@ -3,27 +3,28 @@
 import contextlib
 import functools
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-from slow_jobs import at_hand, little
-from test_exactness import BATCH, rows, small, trained
-from test_online import Chosen, Won, others
+from exact_fits import BATCH, rows, small, trained
+from forced_tuning import force
+from optional import lazy
+from slow_jobs import at_hand, reused
+from warm_python import warm_python
 
 from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.formats import native
 from tpunb.checkpoint.resume import policy
 from tpunb.tfdata import position, rewrite
-from tpunb.training import constants, fit_data, fit_state, passes, positions, seeds, snapshot, state
+from tpunb.training import callbacks, constants, fit_data, fit_state, passes, positions, seeds, snapshot
 from tpunb.tuning import live, online, pipeline, results, trial, tuner
 from tpunb.tuning import position as trial_position
-from tpunb.tuning.search import StepCosts
 
-keras = pytest.importorskip("keras")
-tf = pytest.importorskip("tensorflow")
+tf = lazy("tensorflow")
+
+pytestmark = pytest.mark.live
 
 SAVING = (
     *((fit_state, name) for name in ("varies", "CallbackState", "hidden_state", "to_numpy", "variables_of_step")),
@@ -37,13 +38,13 @@ SAVING = (
     *((fit_state.Fit, name) for name in ("write", "hidden_state", "unsaved_beside", "_listened")),
     *((fit_data.FitData, name) for name in ("attach", "use", "end_epoch", "write", "on_iterator")),
     *((rewrite, name) for name in ("unseeded_shuffles", "draw_seeds", "seed_shuffles", "shuffles")),
-    *((position, name) for name in ("write", "ignores_external_state", "begun", "seeded_shuffles")),
+    *((position, name) for name in ("write", "begun", "seeded_shuffles")),
     *((seeds, name) for name in ("keras_generator", "host_random_state", "tensorflow_random_state")),
-    *((snapshot, name) for name in ("write", "write_arrays", "read_metadata")),
+    *((native, name) for name in ("save", "write", "read_metadata")),
     *((policy.Saving, name) for name in ("on_data", "on_begin", "on_step", "_is_due", "_save")),
     *((constants, name) for name in ("of_data", "of_step", "compiled_step")),
-    (native, "save"),
-    (state, "variables_of"),
+    (snapshot, "write_arrays"),
+    (callbacks, "variables_of"),
 )
 TUNING = (
     *(
@@ -66,17 +67,13 @@ LIVE = (
     *((online.Online, name) for name in ("_begin_live", "_advance", "_live_obstacle", "_end_live", "_aside")),
     *((live.LiveTuning, name) for name in ("course", "_referenced", "_raced", "_pairs", "_block", "_run_with")),
     *((live.LiveTuning, name) for name in ("_copy", "_sampled", "tuning")),
-    *((live, name) for name in ("saveable", "LiveTuning")),
+    (live, "saveable"),
     *((position, name) for name in ("state_of", "set_state", "fingerprint")),
     *((results.Journal, name) for name in ("__init__", "record", "end")),
     *((fit_data.FitData, name) for name in ("replace", "_feed_from", "cursor")),
     *((fit_state.Fit, name) for name in ("cursor", "steps_left")),
-    (online, "Journal"),
+    *((online, name) for name in ("Journal", "LiveTuning")),
 )
-
-
-def breaks(*_, **__):
-    raise RuntimeError("injected")
 
 
 def parameters(places):
@@ -87,10 +84,16 @@ def parameters(places):
 
 
 def fault(patch, place):
-    """Replace a function, a method or a property by one that fails."""
-    owner, name = place
+    """Replace a function, a method or a property by one that fails; return a list of its calls."""
+    (owner, name), calls = place, []
+
+    def breaks(*given, **more):
+        calls.append(True)
+        raise RuntimeError("injected")
+
     is_property = isinstance(vars(owner)[name], property | functools.cached_property)
     patch.setattr(owner, name, property(breaks) if is_property else breaks)
+    return calls
 
 
 @pytest.fixture(scope="module")
@@ -101,11 +104,12 @@ def whole():
 
 @pytest.mark.parametrize("place", parameters(SAVING))
 def test_a_fault_in_saving_does_not_affect_the_training(tmp_path, monkeypatch, whole, place):
-    fault(monkeypatch, place)
+    calls = fault(monkeypatch, place)
     data, held = rows().shuffle(9, seed=1).batch(BATCH), rows().batch(8)
     with warnings.catch_warnings(record=True) as caught, checkpointing(tmp_path, every=3):
         warnings.simplefilter("always")
         assert trained(data, epochs=2, validation_data=held) == whole
+    assert calls
     assert sum("injected" in str(one.message) for one in caught) <= 1
 
 
@@ -117,75 +121,61 @@ def test_a_fault_in_saving_arrays_does_not_affect_the_training(tmp_path, monkeyp
         return trained(x, y=y, batch_size=BATCH, epochs=2)
 
     plain = arrays()
-    fault(monkeypatch, (passes.ArrayBatches, name))
+    calls = fault(monkeypatch, (passes.ArrayBatches, name))
     with warnings.catch_warnings(), checkpointing(tmp_path, every=3):
         warnings.simplefilter("ignore")
         assert arrays() == plain
-    tf.random.set_seed(None)
+    assert calls
     assert not any(one.exact for one in checkpoints(tmp_path))
 
 
 def tuned_fit():
-    tf.random.set_seed(None)
-    return trained(at_hand().shuffle(9, seed=1), little(), epochs=2)
+    model = reused()
+    tf.random.set_seed(None)  # which `reused` set
+    return trained(at_hand().shuffle(9, seed=1), model, epochs=2)
 
 
 @pytest.fixture(scope="module")
 def untuned():
-    tf.random.set_seed(None)
     return tuned_fit()
+
+
+def told(caught, found):
+    """Return what was warned of, and what tuning reports."""
+    return [*(str(one.message) for one in caught), *map(str, found.messages)]
 
 
 @pytest.mark.parametrize("place", parameters(TUNING))
 def test_a_fault_in_tuning_does_not_affect_the_training(monkeypatch, untuned, place):
-    monkeypatch.setattr(online, "_FIRST", 5)
-    monkeypatch.setattr(online, "_SECONDS", 0)
+    force(monkeypatch, 5)
     monkeypatch.setattr(online._TunableFit, "is_live", False)  # as if it were saved too
-    if place[0] is not tuner.Tuner:  # values are chosen that do not pay
-        monkeypatch.setattr(online, "Tuner", Chosen)
-        monkeypatch.setattr(online._TunableFit, "rest", lambda fit, step: 1e6)
-    fault(monkeypatch, place)
+    if place[0] is tuner.Tuner:
+        monkeypatch.setattr(online, "Tuner", tuner.Tuner)
+    calls = fault(monkeypatch, place)
     with warnings.catch_warnings(record=True) as caught, online.tuned(budget=1e6) as found:
         warnings.simplefilter("always")
         assert tuned_fit() == untuned
-    messages = [*(str(one.message) for one in caught), *map(str, found.messages)]
-    assert sum("injected" in one for one in messages) <= 1
-    assert not any("injected" in one for one in messages) or not found.values or place[1] == "_feed_from"
-
-
-@pytest.fixture
-def in_place(monkeypatch):
-    """Other values win a race of single steps, whatever they gain."""
-    for name, value in {"_FIRST": 5, "_SECONDS": 0, "_SOON": 0, "_ENOUGH": 1e6, "model_based": others}.items():
-        monkeypatch.setattr(online, name, value)
-    monkeypatch.setattr(online._TunableFit, "rest", lambda fit, step: 1e6)
-    monkeypatch.setattr(live.LiveTuning, "_costs", lambda tuning, reference: StepCosts(1.0))
-    for name, value in {"Race": Won, "WARM": 1, "WINDOW": 1}.items():
-        monkeypatch.setattr(live, name, value)
+    assert calls
+    injected = sum("injected" in one for one in told(caught, found))
+    assert injected <= 1
+    assert not injected or not found.values or place[1] == "_feed_from"
 
 
 @pytest.mark.parametrize("place", parameters(LIVE))
-def test_a_fault_in_tuning_in_place_does_not_affect_the_training(tmp_path, monkeypatch, untuned, in_place, place):
-    fault(monkeypatch, place)
+def test_a_fault_in_tuning_in_place_does_not_affect_the_training(tmp_path, monkeypatch, untuned, place):
+    force(monkeypatch, 5)
+    calls = fault(monkeypatch, place)
     with warnings.catch_warnings(record=True) as caught, online.tuned(budget=1e6, folder=tmp_path) as found:
         warnings.simplefilter("always")
         assert tuned_fit() == untuned
-    messages = [*(str(one.message) for one in caught), *map(str, found.messages)]
-    assert sum("injected" in one for one in messages) <= 2  # a fault at its end, and one before
+    assert calls
+    assert sum("injected" in one for one in told(caught, found)) <= 2  # a fault at its end, and one before
 
 
-def test_without_a_fault_values_take_over_in_place(untuned, in_place):
-    with online.tuned(budget=1e6) as found:
-        assert tuned_fit() == untuned
-    assert found.values
-
-
-def test_without_a_fault_other_values_take_over(monkeypatch, untuned):
-    monkeypatch.setattr(online, "_FIRST", 5)
-    monkeypatch.setattr(online, "_SECONDS", 0)
-    monkeypatch.setattr(online, "Tuner", Chosen)
-    monkeypatch.setattr(online._TunableFit, "is_live", False)
-    monkeypatch.setattr(online._TunableFit, "rest", lambda fit, step: 1e6)
+@pytest.mark.parametrize("is_live", [True, False])
+def test_without_a_fault_other_values_take_over(monkeypatch, untuned, is_live):
+    force(monkeypatch, 5)
+    monkeypatch.setattr(online._TunableFit, "is_live", is_live)
     with online.tuned(budget=1e6) as found:
         assert tuned_fit() == untuned
     assert found.values
@@ -239,4 +229,4 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_faults import train_with_replicas
 train_with_replicas({str(tmp_path)!r}, 2)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    subprocess.run([*warm_python(), "-c", code], check=True, capture_output=True)

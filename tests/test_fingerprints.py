@@ -5,6 +5,8 @@ import warnings
 
 import numpy as np
 import pytest
+from exact_fits import reused
+from optional import lazy
 
 from tpunb import signals
 from tpunb.checkpoint import checkpointing
@@ -12,25 +14,28 @@ from tpunb.checkpoint.resume import resume
 from tpunb.errors import TpunbError
 from tpunb.training import fingerprints
 
-keras = pytest.importorskip("keras")
-tf = pytest.importorskip("tensorflow")
+keras, tf = lazy("keras"), lazy("tensorflow")
+pytestmark = pytest.mark.live
+
+FACTOR = {"value": 1.0}
 
 
-class Scaled(keras.layers.Layer):
-    """A layer whose factor is read from Python at each eager step."""
+def scaled(**compiled):
+    """Return a model with a factor that is read from Python at each eager step."""
 
-    def call(self, x):
-        return x * FACTOR[0]
+    class Scaled(keras.layers.Layer):
+        def call(self, x):
+            return x * FACTOR["value"]
+
+    model = keras.Sequential([keras.Input((1,)), Scaled(), keras.layers.Dense(1, kernel_initializer="zeros")])
+    model.compile("sgd", "mae", **compiled)
+    return model
 
 
-FACTOR = [1.0]
-
-
-def train(file, *, eager=False, callbacks=(), epochs=3, **more):
+def train(file, *, callbacks=(), epochs=3, **compiled):
     """Train on 12 batches an epoch that are read from a file of lines."""
     data = tf.data.TextLineDataset(str(file)).map(tf.strings.to_number).map(lambda x: (x[None], x[None]))
-    model = keras.Sequential([keras.Input((1,)), Scaled(), keras.layers.Dense(1, kernel_initializer="zeros")])
-    model.compile("sgd", "mae", run_eagerly=eager, **more)
+    model = scaled(**compiled) if compiled else reused(scaled)
     model.fit(data.shuffle(9, seed=1).batch(8), epochs=epochs, verbose=0, callbacks=list(callbacks))
     return [weights.tolist() for weights in model.get_weights()]
 
@@ -96,25 +101,28 @@ def test_other_data_are_named_with_their_step(tmp_path, numbers, action):
 
 
 @pytest.mark.parametrize("eager", [True, False])
-def test_another_computation_is_named_with_its_step(tmp_path, numbers, eager):
+def test_another_computation_is_named_with_its_step(tmp_path, numbers, eager, monkeypatch):
+    monkeypatch.setitem(FACTOR, "value", 1.0)
+
     class Changing(keras.callbacks.Callback):
         """A callback that changes what no checkpoint holds."""
 
         def on_train_batch_begin(self, batch, logs=None):
-            if batch == 6:
-                if self.model.run_eagerly:
-                    FACTOR[0] += changed[0]
-                else:
-                    self.model.layers[-1].kernel.assign(self.model.layers[-1].kernel + changed[0])
+            if batch == 6 and eager:
+                FACTOR["value"] += changed[0]
+            elif batch == 6:
+                self.model.layers[-1].kernel.assign(self.model.layers[-1].kernel + changed[0])
+
+    def cell():
+        return train(numbers, callbacks=[Changing()], epochs=1, **{"run_eagerly": True} if eager else {})
 
     changed = [0.0]
-    FACTOR[0] = 1.0
     with checkpointing(tmp_path / "saved", every=4):
-        train(numbers, eager=eager, callbacks=[Changing()], epochs=1)
+        cell()
     changed[0] = 1.0
     message = "the computation of step 6 differs from that of the saved run, on the same data"
     with pytest.warns(match=message), resume(tmp_path / "saved" / "tpunb-4") as resumed:
-        train(numbers, eager=eager, callbacks=[Changing()], epochs=1)
+        cell()
     assert resumed.verified_steps == 2
     assert str(resumed) == f"resumed at step 4: {message}"
 

@@ -2,22 +2,25 @@
 
 import os
 import subprocess
-import sys
 import threading
 from importlib.util import find_spec
 
 import pytest
+from recorded_runs import JAX
+from warm_python import TENSORFLOW, warm_python
 
 import tpunb as tp
 from tpunb.profiler import forks
 
 pytestmark = [
+    pytest.mark.live,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"),
     pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed"),
 ]
 
 BEGINNING = """
-import faulthandler, os, sys, threading, time
+import faulthandler, multiprocessing, os, sys, threading, time, warnings
+warnings.simplefilter("ignore")
 import tpunb as tp
 from tpunb.profiler.capture import Schedule
 
@@ -50,7 +53,7 @@ def child(body):
     '''Run `body` in a forked process, and wait for its end.'''
     pid = os.fork()
     if pid == 0:
-        faulthandler.dump_traceback_later(60, exit=True)
+        faulthandler.dump_traceback_later(120, exit=True)
         touched = listen()
         try:
             body()
@@ -63,34 +66,36 @@ def child(body):
     assert ended == 0, f"the child ended with {ended}"
 """
 
-JAX = """
-import jax
-multiply = jax.jit(lambda x: x @ x)
+WITH_JAX = """
+if __name__ == "__main__":  # not in workers that import this file
+    import jax
+    multiply = jax.jit(lambda x: x @ x)
 
 
 def compute():
     multiply(jax.numpy.ones((64, 64))).block_until_ready()
-
-
-compute()
 """
 
 WATCHED = """
-def wait_windows(run, more=1):
-    goal, end = run.status.windows + more, time.monotonic() + 60
+def wait_windows(run):
+    goal, until = run.status.windows + 1, time.monotonic() + 120
     while run.status.windows < goal:
-        assert time.monotonic() < end, run.status
+        assert time.monotonic() < until, run.status
         compute()
+        time.sleep(0.002)
+
+
+if __name__ == "__main__":
+    compute()
 """
 
 
-def captured(folder, code, *, framework=JAX):
+def captured(folder, code, *, framework=WITH_JAX, modules=JAX):
     """Run a program in a process of its own; return the run that it captured."""
     script = folder / "program.py"
     script.write_text("\n".join([BEGINNING, framework, WATCHED, code]))
-    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-W", "ignore", str(script), str(folder / "run")]
-    seen = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240, check=False)
+    command = [*warm_python(modules, JAX_PLATFORMS="cpu"), str(script), str(folder / "run")]
+    seen = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert seen.returncode == 0, seen.stderr[-4000:]
     assert "a child:" not in seen.stderr, seen.stderr[-4000:]
     assert seen.stdout.endswith("fine\n"), seen.stdout
@@ -102,24 +107,8 @@ def assert_whole(profile, steps):
     assert profile.windows["error"].null_count() == profile.windows.height >= 2
 
 
-BETWEEN = """
-with tp.capture(FOLDER, schedule=SCHEDULE) as run:
-    for step in range(6):
-        with run.step(step):
-            compute()
-            if step in (2, 4):
-                wait_windows(run)
-                child(body)
-            elif step == 5:
-                wait_windows(run)
-assert not [thread for thread in threading.enumerate() if thread.name.startswith("tpunb-")]
-print("fine")
-"""
-
-
-def test_forked_child_that_runs_steps_leaves_no_trace(tmp_path):
-    body = """
-def body():
+CHILDREN = """
+def marks_steps():
     for step in range(100, 103):
         with run.step(step):
             pass
@@ -127,8 +116,33 @@ def body():
         pass
     run.stop()
     repr(run), run.status
+
+
+def captures():
+    try:
+        with tp.capture(FOLDER, schedule=SCHEDULE):
+            pass
+    except tp.TpunbError:
+        return
+    fail("captured into the folder of its parent")
+
+
+with tp.capture(FOLDER, schedule=SCHEDULE) as run:
+    for step in range(6):
+        with run.step(step):
+            compute()
+            if step in (2, 4):
+                wait_windows(run)
+                child(marks_steps if step == 2 else captures)
+            elif step == 5:
+                wait_windows(run)
+assert not [thread for thread in threading.enumerate() if thread.name.startswith("tpunb-")]
+print("fine")
 """
-    assert_whole(captured(tmp_path, body + BETWEEN), 6)
+
+
+def test_forked_children_that_mark_steps_or_capture_leave_no_trace(tmp_path):
+    assert_whole(captured(tmp_path, CHILDREN), 6)
 
 
 LEAVING = """
@@ -136,20 +150,21 @@ class Leave(Exception):
     pass
 
 
-parent, pids, touched, failed = os.getpid(), [], [], False
-began = time.monotonic()
+parent, pids, touched = os.getpid(), [], []
 try:
     with tp.capture(FOLDER, schedule=SCHEDULE) as run:
         for step in range(6):
             with run.step(step):
                 compute()
-                if step == 3:
+                if step in (3, 4):
                     wait_windows(run)
                     pids.append(os.fork())
                     if pids[-1] == 0:
-                        faulthandler.dump_traceback_later(60, exit=True)
+                        faulthandler.dump_traceback_later(120, exit=True)
                         touched = listen()
-                        {leave}
+                        if step == 3:
+                            raise Leave
+                        break
                 elif step == 5:
                     wait_windows(run)
 except Leave:
@@ -158,64 +173,55 @@ if os.getpid() != parent:
     if touched:
         fail("touched", touched)
     {end}
-for pid in pids:
+for pid, leaves in zip(pids, ("by an exception", "by break"), strict=True):
     ended = os.waitpid(pid, 0)[1]
-    assert ended == 0, f"the child ended with {{ended}}"
+    assert ended == 0, f"the child that left {{leaves}} ended with {{ended}}"
 print("fine")
 """
 
 
-@pytest.mark.parametrize("leave", ["raise Leave", "break"])
-def test_forked_child_that_leaves_the_block_writes_nothing(tmp_path, leave):
+def test_forked_children_that_leave_the_block_write_nothing(tmp_path):
     # not by sys.exit: a child of JAX alone, without any profiler, hangs in it
-    assert_whole(captured(tmp_path, LEAVING.format(leave=leave, end="os._exit(0)")), 6)
+    assert_whole(captured(tmp_path, LEAVING.format(end="os._exit(0)")), 6)
 
 
-def test_a_capture_in_a_child_into_the_parents_folder_is_refused(tmp_path):
-    body = """
-def body():
-    try:
-        with tp.capture(FOLDER, schedule=SCHEDULE):
-            pass
-    except tp.TpunbError:
-        return
-    fail("captured into the folder of its parent")
-"""
-    assert_whole(captured(tmp_path, body + BETWEEN), 6)
+class Settled(threading.Event):
+    """An event that records who waits for it, and how long at most."""
+
+    def __init__(self):
+        super().__init__()
+        self.waits = []
+
+    def wait(self, timeout):
+        self.waits.append((timeout, self.is_set()))
 
 
 class Beginning:
-    """Stands in for a capture whose first window is over after a while."""
+    """Stands in for a capture whose first window is not over."""
 
-    def __init__(self, settles):
-        self.settled, self.seen = threading.Event(), []
-        if settles:
-            threading.Timer(0.2, self.settled.set).start()
+    def __init__(self):
+        self.settled, self.seen = Settled(), []
 
     def disown(self):
         self.seen.append("disowned")
 
 
-@pytest.mark.parametrize("settles", [True, False])
-def test_fork_waits_for_the_first_window_up_to_a_limit(monkeypatch, settles):
-    monkeypatch.setattr(forks, "WAIT_S", 30.0 if settles else 0.1)
-    capture = Beginning(settles)
+def test_fork_waits_once_for_the_first_window_up_to_a_limit():
+    capture = Beginning()
     forks.captures.add(capture)
     try:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0 if capture.seen == ["disowned"] else 1)
-        assert os.waitpid(pid, 0)[1] == 0
-        assert capture.settled.is_set(), "the next fork waits no more"
+        for _ in range(2):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0 if capture.seen == ["disowned"] else 1)
+            assert os.waitpid(pid, 0)[1] == 0
+        assert capture.settled.waits == [(forks.WAIT_S, False), (forks.WAIT_S, True)]
         assert capture.seen == []
     finally:
         forks.captures.discard(capture)
 
 
 POOL = """
-import multiprocessing
-
-
 def square(x):
     return x * x
 
@@ -238,9 +244,6 @@ def test_a_pool_of_forked_workers_leaves_the_run_whole(tmp_path):
 
 
 LOADER = """
-import multiprocessing
-
-
 def load(wanted, loaded):
     for index in iter(wanted.get, None):
         loaded.put((index, [index] * 4))
@@ -257,13 +260,13 @@ def batches(context, count):
     ready = {{}}
     for index in range(count):
         while index not in ready:
-            key, batch = loaded.get(timeout=20)
+            key, batch = loaded.get(timeout=120)
             ready[key] = batch
         yield ready.pop(index)
     for _ in workers:
         wanted.put(None)
     for worker in workers:
-        worker.join(60)
+        worker.join(120)
         assert worker.exitcode == 0, worker
 
 
@@ -283,22 +286,16 @@ def test_a_loader_with_worker_processes_leaves_the_run_whole(tmp_path, method):
     assert_whole(captured(tmp_path, LOADER.format(method=method)), 20)
 
 
-TENSORFLOW = """
+WITH_TENSORFLOW = """
 import tensorflow as tf
 multiply = tf.function(lambda x: x @ x)
 
 
 def compute():
     multiply(tf.ones((64, 64)))
-
-
-compute()
 """
 
 DATASET = """
-import multiprocessing
-
-
 def square(x):
     return float(x * x)
 
@@ -315,7 +312,8 @@ if __name__ == "__main__":
             seen = []
             for batch in run.batches(data):
                 seen.append(float(batch))
-                wait_windows(run)
+                if len(seen) in (1, 8):
+                    wait_windows(run)
             assert seen == [0, 1, 4, 9, 16, 25, 36, 49], seen
     print("fine")
 """
@@ -323,14 +321,14 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(find_spec("tensorflow") is None, reason="tensorflow is not installed")
 def test_a_dataset_fed_by_a_pool_leaves_the_run_whole(tmp_path):
-    assert_whole(captured(tmp_path, DATASET, framework=TENSORFLOW), 16)
+    assert_whole(captured(tmp_path, DATASET, framework=WITH_TENSORFLOW, modules=TENSORFLOW), 16)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("tensorflow") is None, reason="tensorflow is not installed")
-@pytest.mark.parametrize("leave", ["raise Leave", "break"])
-def test_a_child_of_tensorflow_that_ends_its_interpreter_does_so_at_once(tmp_path, leave):
-    assert_whole(captured(tmp_path, LEAVING.format(leave=leave, end="sys.exit(0)"), framework=TENSORFLOW), 6)
+def test_children_of_tensorflow_that_end_their_interpreter_do_so_at_once(tmp_path):
+    code = LEAVING.format(end="sys.exit(0)")
+    assert_whole(captured(tmp_path, code, framework=WITH_TENSORFLOW, modules=TENSORFLOW), 6)
 
 
 @pytest.mark.slow

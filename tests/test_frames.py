@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tpunb as tp
@@ -180,7 +181,7 @@ def test_gaps_are_when_no_window_watched(windows, gaps, observed):
 
 
 @given(windows=st.lists(st.tuples(st.sampled_from("ab"), st.integers(-20, 120), st.integers(0, 60)), max_size=6))
-@settings(deadline=None)
+@examples(50)
 def test_every_instant_is_watched_or_in_a_gap(windows):
     profile = profile_of(*windows)
     hosts = {host for host, _, _ in windows} or {""}
@@ -324,7 +325,7 @@ def test_less_than_one_is_refused_in_a_sentence(what, n):
 
 
 @given(labels=st.lists(st.integers(-1, 3), min_size=1, max_size=8))
-@settings(deadline=None)
+@examples(50)
 def test_every_step_is_in_one_phase(labels):
     pattern = "abcdefgh"[: len(labels)]
     phases = toy_phases(pattern, labels)

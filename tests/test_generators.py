@@ -2,15 +2,16 @@
 
 import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
+from optional import lazy
+from warm_python import warm_python
 
 from tpunb.workloads import cnn, fc, rnn, transformer
 from tpunb.workloads.generators import VOCABULARY
 
-tf = pytest.importorskip("tensorflow")
+tf = lazy("tensorflow")
 
 FC = [
     {"layers": layers, "nodes": nodes, "input": wide, "output": out, "batch": 2}
@@ -109,6 +110,7 @@ SMALL = {
 }
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("name", SMALL)
 def test_models_train_and_data_are_endless_and_seeded(name):
     (model, data), (_, again) = SMALL[name](), SMALL[name]()
@@ -117,11 +119,13 @@ def test_models_train_and_data_are_endless_and_seeded(name):
         for mine, theirs in zip(batch, other, strict=True):
             np.testing.assert_array_equal(mine, theirs)
     assert len(batches) == 3
+    model.run_eagerly = True
     history = model.fit(data, steps_per_epoch=4, epochs=2, verbose=0).history["loss"]
     assert history[1] < history[0]  # one batch is learnt by heart
     assert model.predict(data.take(1), verbose=0).shape[0] == 2
 
 
+@pytest.mark.live
 def test_on_jax_the_data_are_endless_too():
     pytest.importorskip("jax")
     code = """
@@ -131,7 +135,8 @@ assert data.num_batches is None and data[0][0].shape == (2, 3), data
 loss = model.fit(data, steps_per_epoch=5, verbose=0).history["loss"]
 assert len(loss) == 1 and loss[0] > 0, loss
 """
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "KERAS_BACKEND": "jax"})
+    command = [*warm_python(KERAS_BACKEND="jax"), "-c", code]
+    subprocess.run(command, check=True, env={**os.environ, "KERAS_BACKEND": "jax"}, timeout=600)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from optional import lazy
 
 from tpunb.errors import TpunbError
 from tpunb.tuning import grain as grain_module
 from tpunb.tuning.grain import GrainPipeline
 
-grain = pytest.importorskip("grain")
+grain = lazy("grain")
 
 
 def rows():
@@ -99,6 +100,7 @@ def test_workers_that_grain_would_not_start_raise_with_a_hint(parsed):
     assert "mark_as_parsed" in raised.value.hint
 
 
+@pytest.mark.live
 def test_worker_processes_give_the_same(parsed):
     parsed(True)
     pipeline = GrainPipeline(grain.MapDataset.range(23).shuffle(seed=4).batch(5))

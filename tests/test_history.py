@@ -7,9 +7,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from chart_checks import EVIL, texts_of
 from stand_in import StandIn
-from test_charts import EVIL, texts_of
-from test_magic import notebook, shared_kernel, shown  # noqa: F401  a fixture
 
 import tpunb as tp
 from tpunb import charts, schema
@@ -135,39 +134,3 @@ def test_what_is_no_frame_of_runs_is_refused():
         charts.history("runs/")
     with pytest.raises(TpunbError, match="no run to draw"):
         charts.history(schema.empty(schema.RUNS))
-
-
-# -- the magic --------------------------------------------------------------------------------------------------------
-
-
-def test_the_magic_shows_the_chart_and_a_table_the_last_run_first(notebook, tmp_path):  # noqa: F811
-    copy(tmp_path / "runs" / "first", origin_ns=10**18)
-    copy(tmp_path / "runs" / "second", origin_ns=2 * 10**18)
-    copy(tmp_path / "elsewhere" / "third")
-    cells, stopped = notebook("%tpupoint --history", "%tpupoint --history elsewhere")
-    assert stopped is None
-    (default,), (named,) = map(shown, cells)
-    assert [line.split()[0] for line in default["text/plain"].splitlines()] == ["2", "Run", "second", "first"]
-    assert "<svg" in default["text/html"]
-    assert default["text/html"].rindex(">second<") < default["text/html"].rindex(">first<")
-    assert "third" in named["text/plain"]
-
-
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("--history nowhere", "nothing is at nowhere"),
-        ("--history runs --load runs/x", "--history cannot be combined with --load"),
-        ("--history runs --keep all", "--history cannot be combined with --keep"),
-        ("--history runs model.fit()", "--history cannot be combined with code"),
-    ],
-)
-def test_wrong_uses_are_refused_in_one_line(line, sentence, tmp_path, monkeypatch):
-    from IPython.core.error import UsageError
-    from IPython.core.interactiveshell import InteractiveShell
-
-    from tpunb.magic import TpupointMagics
-
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=sentence):
-        TpupointMagics(InteractiveShell()).tpupoint(line)

@@ -4,26 +4,16 @@ import random
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hlo_protos import messages, toy
+from hypothesis import given
 from hypothesis import strategies as st
 from xprof_oracle import Oracle
 
 from tpunb import schema
 from tpunb.io import hlo, instructions
-from tpunb.io.protobuf_table import Messages, text
 
 COLUMNS = ["proto", "module", "hlo_op", "tf_op", "op_type", "opcode", "category"]
-
-
-def varint(number):
-    low = bytes([number & 127 | (128 if number > 127 else 0)])
-    return low + varint(number >> 7) if number > 127 else low
-
-
-def messages(*protos):
-    """Return the messages, as an XPlane has them: fields of another message."""
-    data = b"".join(b"\x0a" + varint(len(proto)) + proto for proto in protos)
-    return Messages.of(data, source="toy").sub(text(1))
 
 
 def rows(*protos):
@@ -49,16 +39,6 @@ def expected(hlo_pb2, *protos):
         for computation in module.computations
         for one in computation.instructions
     ]
-
-
-def toy(hlo_pb2, *instructions, name="jit_f"):
-    """Return a program of one computation: (name, opcode, fields) each."""
-    proto = hlo_pb2.HloProto()
-    proto.hlo_module.name = name
-    computation = proto.hlo_module.computations.add(name="main")
-    for instruction, opcode, *fields in instructions:
-        computation.instructions.add(name=instruction, opcode=opcode, **dict(*fields))
-    return proto.SerializeToString()
 
 
 def test_an_instruction_is_a_row(hlo_pb2):
@@ -256,14 +236,14 @@ def programs(draw, hlo_pb2):
 
 
 @given(data=st.data())
-@settings(deadline=None)
+@examples(30)
 def test_random_programs_agree_with_the_protobuf_library(hlo_pb2, data):
     protos = data.draw(st.lists(programs(hlo_pb2), max_size=3))
     assert rows(*protos) == expected(hlo_pb2, *protos)
 
 
 @given(data=st.data(), seed=st.integers(0, 2**32))
-@settings(deadline=None)
+@examples(30)
 def test_damage_costs_no_other_programs_rows(hlo_pb2, data, seed):
     healthy = data.draw(programs(hlo_pb2))
     damaged = bytearray(data.draw(programs(hlo_pb2)))
@@ -277,7 +257,6 @@ def test_damage_costs_no_other_programs_rows(hlo_pb2, data, seed):
 
 
 @given(noise=st.binary(max_size=200))
-@settings(deadline=None)
 def test_any_bytes_are_rows_or_none(noise):
     assert hlo.instructions(messages(noise)).columns == COLUMNS
     assert hlo.details(messages(noise)).schema == hlo.DETAILS
@@ -338,7 +317,6 @@ def test_categories_of_a_real_tpu_are_those_of_its_programs(real_profiles, xplan
 
 
 def test_a_program_of_jax_agrees_with_xprof(hlo_pb2, xplane_pb2, tmp_path):
-    pytest.importorskip("xprof")
     jax = pytest.importorskip("jax")
     proto = hlo_pb2.HloProto()
     lowered = jax.jit(many_operations).lower(jax.numpy.ones((8, 8)), jax.numpy.ones(8, "int32"))

@@ -2,9 +2,10 @@
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hlo_protos import messages
+from hypothesis import given
 from hypothesis import strategies as st
-from test_hlo import messages
 
 from tpunb import schema
 from tpunb.io import hlo_buffers, programs, storage
@@ -54,7 +55,8 @@ def test_each_buffer_is_of_its_instruction_and_its_allocation(hlo_pb2):
     ]
 
 
-def test_sizes_are_those_of_xlas_memory_analysis(hlo_pb2, tmp_path):
+@pytest.mark.live
+def test_sizes_are_those_of_xlas_memory_analysis(own_name):
     jax = pytest.importorskip("jax")
     import jax.numpy as jnp
 
@@ -67,20 +69,22 @@ def test_sizes_are_those_of_xlas_memory_analysis(hlo_pb2, tmp_path):
             x = jnp.tanh(x @ weights)
         return (x**2).sum()
 
-    def buffers_trained(params, x):  # names that no other test of this process compiles
+    def trained(params, x):
         return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params, x))
 
-    def buffers_scanned(x):
+    def scanned(x):
         return jax.lax.scan(lambda h, row: (jnp.sin(h + row), h.sum()), x[0], x)
 
-    def buffers_donated(x):
+    def donated(x):
         return x * 2 + 1
 
     params, x = [jnp.ones((64, 64))] * 3, jnp.ones((32, 64))
+    for function in (trained, scanned, donated):
+        function.__name__ = f"{own_name}_{function.__name__}"
     compiled = {
-        "jit_buffers_trained": jax.jit(buffers_trained).lower(params, x).compile(),
-        "jit_buffers_scanned": jax.jit(buffers_scanned).lower(x).compile(),
-        "jit_buffers_donated": jax.jit(buffers_donated, donate_argnums=0).lower(x).compile(),
+        f"jit_{trained.__name__}": jax.jit(trained).lower(params, x).compile(),
+        f"jit_{scanned.__name__}": jax.jit(scanned).lower(x).compile(),
+        f"jit_{donated.__name__}": jax.jit(donated, donate_argnums=0).lower(x).compile(),
     }
     client = ProfilerClient(serve("jax"))
     held = {
@@ -112,7 +116,7 @@ SIZES = st.sampled_from([0, 1, 2**40, 2**63 - 1, -1])
 
 
 @given(data=st.data())
-@settings(deadline=None)
+@examples(30)
 def test_any_assignment_is_a_row_per_buffer(hlo_pb2, data):
     proto = hlo_pb2.HloProto()
     computation = proto.hlo_module.computations.add(id=1)
@@ -129,6 +133,5 @@ def test_any_assignment_is_a_row_per_buffer(hlo_pb2, data):
 
 
 @given(noise=st.binary(max_size=200))
-@settings(deadline=None)
 def test_any_bytes_are_rows_or_none(noise):
     assert hlo_buffers.buffers(messages(noise)).schema == hlo_buffers.BUFFERS

@@ -7,9 +7,10 @@ import random
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hlo_protos import messages, varint
+from hypothesis import given
 from hypothesis import strategies as st
-from test_hlo import messages, varint
 from xprof_oracle import Oracle
 
 import tpunb as tp
@@ -383,7 +384,7 @@ def shapes(draw, hlo_pb2, depth=0):
     return shape
 
 
-@settings(deadline=None)
+@examples(30)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_any_program_whole_or_damaged_ends_in_a_frame(hlo_pb2, data, seed):
     program = data.draw(programs(hlo_pb2))
@@ -411,8 +412,9 @@ def test_tuples_in_tuples_without_end_are_null(hlo_pb2):
 
 
 @pytest.mark.parametrize("kind", ["chain", "shapes", "convolutions"])
-def test_many_instructions_end(hlo_pb2, kind):
+def test_many_instructions_end(hlo_pb2, kind, monkeypatch):
     n = 20_000
+    monkeypatch.setattr(hlo_cost, "_POSITIONS", 1 << 18)  # instead of 1 << 24: the bound holds whatever it is
     proto = hlo_pb2.HloProto()
     if kind == "chain":
         for number in range(n):
@@ -465,7 +467,6 @@ def test_work_counts_once_a_run_of_an_instruction_not_once_a_kernel(real_profile
     assert (row["count"], row["total_ps"], row["flops_source"]) == (10, 1_539_832_000, "program")
     assert row["flops"] == 5 * 2 * 32 * 60 * 104 * 16 * 5120 == pytest.approx(5 * 3.27156e10, rel=1e-5)
     assert row["flops"] / row["total_ps"] == pytest.approx(106.2, abs=0.05)  # TFLOP/s
-    pytest.importorskip("xprof")
     by_xprof = Oracle.of(path, tmp_path).hlo_ops.select("hlo_op", "count", by_xprof="flops", bytes_by_xprof="bytes")
     both = layers.with_columns(pl.col("hlo_op").cast(pl.String)).drop("count").join(by_xprof, on="hlo_op")
     row = both.row(by_predicate=pl.col("hlo_op") == CONVOLUTION, named=True)

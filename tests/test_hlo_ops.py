@@ -2,9 +2,10 @@
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hlo_protos import messages
+from hypothesis import given
 from hypothesis import strategies as st
-from test_hlo import messages
 
 from tpunb.io import hlo_ops
 from tpunb.step_stats.op_names import layer
@@ -170,7 +171,7 @@ def programs(draw, hlo_pb2):
 
 
 @given(data=st.data())
-@settings(deadline=None)
+@examples(30)
 def test_any_program_ends_in_a_row_per_instruction(hlo_pb2, data):
     """Cycles, missing operands, computations that contain themselves."""
     protos = data.draw(st.lists(programs(hlo_pb2), max_size=3))
@@ -184,7 +185,6 @@ def test_any_program_ends_in_a_row_per_instruction(hlo_pb2, data):
 
 
 @given(noise=st.binary(max_size=200))
-@settings(deadline=None)
 def test_any_bytes_are_rows_or_none(noise):
     assert hlo_ops.ops(messages(noise)).schema == hlo_ops.OPS
 

@@ -3,63 +3,21 @@
 import numpy as np
 import polars as pl
 import pytest
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from test_pod import TWO, benchmark
+from pods import TWO, US, benchmark, job, simulated
 
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import NoSteps
-from tpunb.frames import Steps
-from tpunb.frames.host_tables import HostTables
 from tpunb.testing import Fault, pod, step_program, toy_steps
 
-US = 1_000_000
 CAUSE = {"slow chip": "compute", "slow input": "input", "pause": "pause", "late start": "host", "compile": "compile"}
-
-
-def job(arrivals, *, names=None, offset=0, drift=0.0, transfer=10, facts=None, **more):
-    """Steps of hosts from arrivals in microseconds since the end of the collective before: (steps, collectives, hosts).
-
-    `offset` and `drift` are of the clock of each host, `facts` columns of collectives, `more` fields of the tables.
-    """
-    arrivals = np.array(arrivals, float) * US
-    n, m, hosts = arrivals.shape
-    ends = (arrivals.max(axis=2) + transfer * US).cumsum().reshape(n, m, 1)
-    start = np.concatenate([np.zeros(1), ends.ravel()[:-1]]).reshape(n, m, 1) + arrivals
-    names = names or [f"h{number}" for number in range(hosts)]
-    start, until = (
-        np.rint(times * (1 + np.array(drift)) + np.array(offset) * US) for times in (start, ends + 0 * start)
-    )
-    columns = {
-        "host": np.tile(names, n * m),
-        "step": np.repeat(np.arange(n), m * hosts),
-        "name": np.tile(np.repeat([f"all-reduce.{number}" for number in range(m)], hosts), n),
-        "start_ps": start.ravel().astype(int),
-        "dur_ps": (until - start).ravel().astype(int),
-    }
-    facts = {"program": None, "instance": 1, "device": "/device:TPU:0", "groups": None} | (facts or {})
-    collectives = pl.DataFrame(columns).with_columns(**{name: pl.lit(value) for name, value in facts.items()})
-    spans = np.diff(ends[:, -1, 0], prepend=0).astype(int)
-    frame = pl.DataFrame({"host": np.tile(names, n), "step": np.repeat(np.arange(n), hosts)}).with_columns(
-        kind=pl.lit("train"),
-        traced=pl.lit("full"),
-        start_ps=pl.lit(0),
-        dur_ps=pl.Series(np.repeat(spans, hosts)),
-        device_ps=None,
-        idle_ps=None,
-    )
-    tables = {"frame": frame, "ops": schema.empty(schema.HOST_OPS), "collectives": collectives} | more
-    return Steps(toy_steps("").frame, toy_steps("").ops, name="job", by_host=HostTables(**tables))
 
 
 def costs(hosts):
     return {row["host"]: (row["costs_ps"] / US, row["last"]) for row in hosts.frame.iter_rows(named=True)}
-
-
-def simulated(*faults, hosts=16, steps=40, seed=0, program=TWO):
-    made = pod(program, hosts=hosts, steps=steps, seed=seed, faults=faults)
-    return made, tp.hosts(benchmark("pod_tables").job_steps(made))
 
 
 def test_a_host_costs_the_time_from_the_second_last_arrival_to_its_own():
@@ -101,6 +59,7 @@ def test_clocks_are_compared_by_common_ends():
     assert (found["skew_ps"] / US).to_list() == pytest.approx(offset + drift * middle, abs=0.05)
 
 
+@examples(33)
 @given(
     st.integers(2, 6).flatmap(
         lambda n: st.lists(st.lists(st.integers(0, 1000), min_size=n, max_size=n), min_size=1, max_size=8)

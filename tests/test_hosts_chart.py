@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_hosts import job, simulated
-from test_pod import TWO, benchmark
+from pods import TWO, benchmark, job, simulated
 
 import tpunb as tp
 from tpunb import charts

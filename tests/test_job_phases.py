@@ -6,7 +6,8 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tpunb as tp
@@ -56,8 +57,7 @@ def one():
 def test_copies_of_a_host_have_its_labels(one, method):
     expected = by_step(tp.phases(one, method))
     assert len(set(expected)) > 2
-    for n in (2, 4):
-        assert by_step(tp.phases(copies(one, n), method)) == expected * n
+    assert by_step(tp.phases(copies(one, 4), method)) == expected * 4
 
 
 @pytest.mark.parametrize("n", [64, pytest.param(1000, marks=pytest.mark.slow)])
@@ -70,7 +70,7 @@ def test_many_copies_of_a_host_have_its_labels(one, n):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("factors", [(1.25, 1, 1, 1), (1, 1, 1, 1.25), (1, 1.25)], ids=str)
+@pytest.mark.parametrize("factors", [(1.25, 1, 1, 1), (1, 1.25)], ids=str)
 def test_a_slow_host_changes_no_label(one, method, factors):
     hosts = joined(*(host_of(one, f"host{number}", factor) for number, factor in enumerate(factors)))
     assert by_step(tp.phases(hosts, method)) == by_step(tp.phases(one, method)) * len(factors)
@@ -162,7 +162,7 @@ def uneven(n, seed=0):
     return np.cumsum(np.random.default_rng(seed).normal(100 * MS, MS, n)).astype(np.int64)
 
 
-@settings(max_examples=40)
+@examples(20)
 @given(
     first=st.integers(0, 8), clock=st.integers(-(10**12), 10**12), seed=st.integers(0, 99), jitter=st.integers(0, 10**6)
 )
@@ -207,7 +207,7 @@ def test_real_captures_as_four_hosts_have_the_phases_of_one(real_profiles, tmp_p
 # -- merging -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=20)
+@examples(10)
 @given(cuts=st.sets(st.integers(1, 7)), seed=st.integers(0, 9))
 def test_parts_merge_to_the_same_job_wherever_they_are_cut(cuts, seed):
     rng = np.random.default_rng(seed)

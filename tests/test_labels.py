@@ -2,9 +2,9 @@
 
 from itertools import pairwise
 
+from chart_checks import EVIL
 from hypothesis import given
 from hypothesis import strategies as st
-from test_charts import EVIL
 
 from tpunb.charts.labels import faded, lanes, listed, names_of
 from tpunb.text import plain

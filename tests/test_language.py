@@ -27,7 +27,6 @@ DIALECT = {
 ALLOWED = {
     # (file, sentence with the words): why they stay
 }
-PENDING: tuple[str, ...] = ()
 CODE = re.compile(r"^( *)```.*?^\1```$|`[^`\n]*`|\]\([^)]*\)|<[^>]*>", re.MULTILINE | re.DOTALL)
 LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"|`((?:[^`\\]|\\.)*)`')
 FILES = sorted(
@@ -77,21 +76,15 @@ def python_texts(source):
     return [re.sub(r"^ *>>>.*(?:\n.+)*|``[^`]*``|`[^`\n]*`", "_", text, flags=re.M) for text in found if " " in text]
 
 
-def name_of(path):
-    return path.relative_to(ROOT).as_posix()
-
-
-def marked(path):
-    """Return a file as a parameter, expected to fail while its rewrite is pending."""
-    marks = pytest.mark.xfail(strict=False, reason="being rewritten") if name_of(path).startswith(PENDING) else ()
-    return pytest.param(path, marks=marks, id=name_of(path))
-
-
-@pytest.mark.parametrize("path", [marked(path) for path in FILES])
-def test_texts_for_people_use_plain_words(path):
-    allowed = [sentence for file, sentence in ALLOWED if file == name_of(path)]
-    found = [each for text in texts(path) for each in findings(text)]
-    assert [each for each in found if not any(sentence in each for sentence in allowed)] == []
+def test_texts_for_people_use_plain_words():
+    found = {}
+    for path in FILES:
+        name = path.relative_to(ROOT).as_posix()
+        allowed = [sentence for file, sentence in ALLOWED if file == name]
+        wrong = [each for text in texts(path) for each in findings(text)]
+        if wrong := [each for each in wrong if not any(sentence in each for sentence in allowed)]:
+            found[name] = wrong
+    assert found == {}
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,16 @@ from itertools import count
 
 import numpy as np
 import pytest
-from test_exactness import BATCH, resumes, rows, sampled, saved, trained, twice
+from exact_fits import BATCH, resumes, rows, sampled, saved, trained, twice
+from optional import lazy
 
 from tpunb.checkpoint.resume import resume
 from tpunb.tfdata.graph import graph_or_none
 from tpunb.tfdata.restored import buffered_bytes
 from tpunb.training import positions
 
-keras = pytest.importorskip("keras")
-tf = pytest.importorskip("tensorflow")
+keras, tf = lazy("keras"), lazy("tensorflow")
+pytestmark = pytest.mark.live
 
 
 class Clock:
@@ -105,15 +106,16 @@ def test_a_resumed_fit_continues_from_the_same_buffers(tmp_path, monkeypatch):
 def test_missing_buffers_are_written_again(tmp_path, monkeypatch):
     monkeypatch.setattr(positions, "time", Clock(stands=True))
 
-    class Removing(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            for path in tmp_path.glob("*/iterator.*"):
-                path.unlink()
+    def remove(batch, logs):
+        for path in tmp_path.glob("*/iterator.*"):
+            path.unlink()
+
+    def cell():
+        removing = keras.callbacks.LambdaCallback(on_train_batch_end=remove)
+        return trained(rows(16).shuffle(9, seed=3).batch(BATCH), epochs=1, callbacks=[removing])
 
     monkeypatch.setattr(positions, "_RATE", np.inf)  # buffers are written at once
-    saved(
-        tmp_path, lambda: trained(rows(16).shuffle(9, seed=3).batch(BATCH), epochs=1, callbacks=[Removing()]), every=1
-    )
+    saved(tmp_path, cell, every=1)
     about = json.loads((tmp_path / "tpunb-3/tpunb.json").read_text())
     assert about["position"]["redraw"] == 0
 

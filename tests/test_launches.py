@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 
 import polars as pl
 import pytest
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -274,6 +275,7 @@ def test_a_device_without_links_has_none():
     assert launches.clocks(toy_events((CPU, "python", "f", 0, 1))).is_empty()
 
 
+@examples(30)
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(-1000, 1000), st.integers(0, 5)), min_size=1, max_size=20))
 def test_no_statistic_of_the_clocks_is_ever_negative(runs):
     host = [(CPU, "python", "Enqueue", 2000 + sent, 1) for sent, _, _ in runs]
@@ -332,6 +334,7 @@ def test_most_launches_in_the_queue():
     assert launches.clocks(KERNELS)["queue_length"].to_list() == [3]  # at 7, before a starts
 
 
+@examples(30)
 @given(
     runs=st.lists(st.tuples(*[st.integers(0, 200)] * 3), min_size=1, max_size=12),
     cuts=st.lists(st.integers(1, 299), max_size=4, unique=True),

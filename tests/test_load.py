@@ -7,6 +7,7 @@ import re
 import threading
 import time
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import polars as pl
@@ -21,8 +22,6 @@ from tpunb.io import logdir, storage
 from tpunb.io.run_writer import RunWriter
 from tpunb.testing import toy_steps
 from tpunb.workloads import WORKLOADS as RECORDED
-
-pb = pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
 
 T0 = 1_700_000_000_000_000_000  # when the toys began, in nanoseconds since 1970
 MS = 1_000_000  # nanoseconds
@@ -39,9 +38,8 @@ def no_cache(monkeypatch):
 def window(host="a", begin=T0, steps=(0, 1), op="MatMul"):
     """The XSpace of a host that watched for 10 ms: steps of 2 ms, each with an operation of 1 ms."""
     spans = [(n, begin + i * 2 * MS, begin + (i + 1) * 2 * MS) for i, n in enumerate(steps)]
-    space = pb.XSpace.FromString(xspace(begin, begin + 10 * MS, spans, [(op, a, a + MS) for _, a, _ in spans]))
-    space.hostnames[:] = [host] if host else []
-    return space.SerializeToString()
+    data = xspace(begin, begin + 10 * MS, spans, [(op, a, a + MS) for _, a, _ in spans], host=host)
+    return data if host else data.removesuffix(b"\x22\x00")  # without a name
 
 
 def trace(op="Relu", steps=(0, 1)):
@@ -203,7 +201,7 @@ def test_hosts_are_decoded_side_by_side(tmp_path, monkeypatch):
     decode = logdir.decoded
 
     def waits_for_the_others(file, data):
-        together.wait(timeout=20)
+        together.wait(timeout=60)
         return decode(file, data)
 
     monkeypatch.setattr(logdir, "decoded", waits_for_the_others)
@@ -213,13 +211,13 @@ def test_hosts_are_decoded_side_by_side(tmp_path, monkeypatch):
 
 
 class Trickle:
-    """A file system whose files come a byte at a time, for ten seconds."""
+    """A file system whose files come a byte at a time, for a minute."""
 
     def __init__(self):
         self.came = 0
 
     def info(self, path):
-        return {"type": "file", "size": 10_000}
+        return {"type": "file", "size": 60_000}
 
     def open(self, path, **_):
         return self
@@ -236,11 +234,12 @@ class Trickle:
         return 1
 
 
+@pytest.mark.live
 def test_what_is_still_being_read_stops_when_a_host_fails(tmp_path):
     slow, gone = Trickle(), storage.Location(storage.find(tmp_path).fs, str(tmp_path / "a.xplane.pb"))
     with pytest.raises(ProfileNotFound, match=r"a\.xplane\.pb"):
         logdir.read([gone, storage.Location(slow, "b.xplane.pb", "slow://b.xplane.pb")], "toy", tmp_path)
-    assert slow.came < 10_000
+    assert slow.came < 60_000
 
 
 # -- damaged members ------------------------------------------------------------------------------------------
@@ -639,8 +638,11 @@ def test_a_folder_of_real_captures_is_read_with_one_window_a_host(real_profiles)
 # -- samples --------------------------------------------------------------------------------------------------
 
 
+sample = cache(tp.sample)
+
+
 def folder_of(name):
-    return tp.sample(name).source
+    return sample(name).source
 
 
 def test_an_unknown_sample_lists_all_samples():
@@ -655,14 +657,14 @@ def test_a_sample_is_small_and_holds_statistics_only(name):
     assert {path.suffix for path in files} == {".json", ".toml", ".parquet"}
     assert sum(path.stat().st_size for path in files) < 1_000_000
     with pytest.raises(tp.TpunbError, match="statistics only"):
-        tp.sample(name).events  # noqa: B018
+        sample(name).events  # noqa: B018
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_is_described_by_its_about_toml(name):
     about = tomllib.loads((folder_of(name) / "about.toml").read_text(encoding="utf-8"))
-    steps = tp.steps(tp.sample(name))
-    assert about["name"] == tp.sample(name).name == name
+    steps = tp.steps(sample(name))
+    assert about["name"] == sample(name).name == name
     assert (about["steps"], about["seen_in_full"]) == (len(steps), len(steps.full()))
     assert {"what", "run", "recorded", "device", "versions"} <= set(about)
     python, *script, which = about["again"].split()
@@ -709,7 +711,7 @@ def test_a_sample_has_no_data_of_its_machine(name):
 
 @pytest.mark.parametrize("name", OWN)
 def test_phases_of_a_sample_keep_training_and_testing_apart(name):
-    phases = tp.phases(tp.steps(tp.sample(name)))
+    phases = tp.phases(tp.steps(sample(name)))
     counts = phases.labelled.group_by("kind", "phase").len().sort("len")
     kinds = {kind: counts.filter(pl.col("kind") == kind) for kind in counts["kind"].unique()}
     assert set(kinds) == {"train", "eval"}

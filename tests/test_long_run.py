@@ -1,4 +1,4 @@
-"""A run of an hour's worth of windows and steps, replayed as fast as it goes: whole, and memory stays as it is."""
+"""A run of many windows and steps, replayed as fast as it goes: whole, and memory stays as it is."""
 
 import json
 import subprocess
@@ -10,7 +10,10 @@ import pytest
 
 import tpunb as tp
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="no /proc here to ask for the memory")
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="no /proc here to ask for the memory"),
+]
 
 LONG = """
 import gc, json, os, sys, threading, time
@@ -20,11 +23,11 @@ from tpunb.profiler.capture import Schedule
 from tpunb.testing import toy_window
 
 folder, windows, early = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-STEPS = 200  # a window, as of a training of 5 ms a step
+STEPS = 100  # a window, as of a training of 10 ms a step
 
 
 class Fast:
-    '''Answers when 200 steps have run, with five operations in each.'''
+    '''Answers when 100 steps have run, with five operations in each.'''
 
     def __init__(self):
         self.marks = deque(maxlen=STEPS)
@@ -71,7 +74,7 @@ with tp.capture(folder, source=source, schedule=Schedule.continuous()) as run:
             done = number // STEPS + 1
             if done in (early, windows):
                 memory.append(resident_mb())
-print(json.dumps(memory))
+print(json.dumps([*memory, sum(map(len, run._session.recorder._reducer._paces.values()))]))
 """
 
 
@@ -80,22 +83,22 @@ def check_a_long_run(folder, windows, early, more_mb):
     command = [sys.executable, "-c", LONG, str(folder), str(windows), str(early)]
     seen = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert seen.returncode == 0, seen.stderr
-    first_mb, last_mb = json.loads(seen.stdout)
+    first_mb, last_mb, paces = json.loads(seen.stdout)
     assert last_mb - first_mb < more_mb, f"{first_mb:.0f} MB after {early} windows, {last_mb:.0f} MB after {windows}"
     profile = tp.load(folder)
     steps = tp.steps(profile)
-    assert steps.frame["step"].to_list() == list(range(200 * windows))
+    assert steps.frame["step"].to_list() == list(range(100 * windows))
     assert profile.windows["window"].to_list() == list(range(profile.windows.height))
-    assert profile.windows.filter(pl.col("steps") > 100).height >= 0.9 * windows
-    assert (steps.frame["traced"] == "full").mean() > 0.9
+    assert profile.windows["steps"].to_list()[:windows] == [100] * windows
+    assert set(steps.frame["traced"]) == {"full"}
     assert set(steps.full().ops["op"].cast(pl.String)) == {f"Op{k}" for k in range(5)}
-    assert 1 <= len(list(folder.glob("plugins/profile/*"))) <= 3  # on a busy machine, at further paces
+    assert 1 <= len(list(folder.glob("plugins/profile/*"))) <= paces  # on a busy machine there are several
 
 
-def test_memory_stays_as_it_is_over_a_run_of_some_windows(tmp_path):
+def test_memory_stays_as_it_is_over_a_hundred_windows(tmp_path):
     check_a_long_run(tmp_path / "run", windows=100, early=50, more_mb=20)
 
 
 @pytest.mark.slow
-def test_memory_stays_as_it_is_over_an_hours_worth_of_windows(tmp_path):
-    check_a_long_run(tmp_path / "run", windows=3600, early=360, more_mb=30)
+def test_memory_stays_as_it_is_over_a_thousand_windows(tmp_path):
+    check_a_long_run(tmp_path / "run", windows=1000, early=200, more_mb=30)

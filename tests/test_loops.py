@@ -8,8 +8,11 @@ import warnings
 import numpy as np
 import pytest
 import resumed_loops
+from optional import lazy
+from recorded_runs import JAX
 from resumed_loops import BATCHES, DATA, EVERY, leaves, train
 from stand_in import StandIn
+from warm_python import warm_python
 
 import tpunb as tp
 from tpunb.checkpoint import checkpointing, checkpoints, restore
@@ -18,13 +21,14 @@ from tpunb.errors import TpunbError
 from tpunb.training import positions
 from tpunb.training.fingerprints import Diverged
 
-jax = pytest.importorskip("jax")
-pytest.importorskip("orbax.checkpoint")
+jax, keras, tf = lazy("jax"), lazy("keras"), lazy("tensorflow")
+pytestmark = pytest.mark.live
 
 
 @pytest.fixture(autouse=True)
 def installed(request):
     """Skip kinds of data whose library is missing."""
+    pytest.importorskip("orbax.checkpoint")
     name = getattr(request.node, "callspec", None) and request.node.callspec.params.get("name", "")
     for library in ("grain", "tensorflow"):
         if name and (library in name or (library == "tensorflow" and "tf" in name)):
@@ -50,14 +54,13 @@ def resumes(checkpoint, data, whole, **more):
 
 @pytest.mark.parametrize("name", ["list", "tf.data"])
 def test_a_killed_loop_resumes_in_a_new_process(tmp_path, name):
-    if name == "tf.data":
-        pytest.importorskip("tensorflow")
     folder = tmp_path / "saved"
-    command = [sys.executable, resumed_loops.__file__, folder, name]
-    assert subprocess.run([*command, "22"], capture_output=True).returncode == 9
+    python = warm_python() if name == "tf.data" else warm_python(JAX)
+    killed = [*python, resumed_loops.__file__, folder, name, "22"]
+    assert subprocess.run(killed, capture_output=True, timeout=600).returncode == 9
     assert [one.step for one in checkpoints(folder)] == [5, 10, 15, 20]
     if name == "list":
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run([sys.executable, resumed_loops.__file__, folder, name], check=True, capture_output=True)
         losses, state, resumed, has_tensorflow = json.loads((folder / "resumed.json").read_text())
         assert not has_tensorflow
     else:
@@ -240,8 +243,6 @@ def test_a_loop_by_hand_can_restore_its_state(tmp_path):
 
 
 def test_a_tensorflow_loop_resumes_with_its_objects_in_place(tmp_path):
-    keras, tf = pytest.importorskip("keras"), pytest.importorskip("tensorflow")
-
     def cell():
         keras.utils.set_random_seed(3)
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.4), keras.layers.Dense(1)])

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import polars as pl
 import pytest
+from chart_checks import EVIL, texts_of
 from hypothesis import given
 from hypothesis import strategies as st
-from test_charts import EVIL, texts_of
 
 from tpunb import charts
 from tpunb.charts import render

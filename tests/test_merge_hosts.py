@@ -2,8 +2,7 @@
 
 import polars as pl
 import pytest
-from test_collectives import op
-from test_resources import US, Plane
+from planes import US, Plane, op
 
 import tpunb as tp
 from tpunb import schema

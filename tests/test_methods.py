@@ -1,9 +1,10 @@
-"""The rule-book of phase methods, and what all of them find in runs whose phases are known."""
+"""The rule-book of phase methods, and the names by which they are given."""
+
+from itertools import product
 
 import numpy as np
 import polars as pl
 import pytest
-from sklearn.metrics import adjusted_rand_score
 
 from tpunb import schema
 from tpunb.cluster import DBSCAN, HDBSCAN, OLS, KMeans, OLSPlus, phases
@@ -63,32 +64,16 @@ def test_the_rules_catch_who_breaks_them(wrong, rule):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=called)
-@pytest.mark.parametrize(
-    "steps",
-    [
-        toy_steps("a"),
-        toy_steps("aaabbb"),
-        toy_steps("abcdefgh"),
-        toy_steps("abc", traced="fnp"),
-        two_hosts(),
-        two_hosts("a", "b"),
-        no_ops(),
-        no_ops(1),
-        toy_steps("ab" * 20),
-    ],
-    ids=lambda steps: repr(steps),
-)
-def test_one_label_a_step_the_same_twice(method, steps):
-    found = phases(steps, method)
-    again = phases(Steps(steps.frame, steps.ops), method)
-    assert len(found.labels) == len(steps)
-    assert found.labels.dtype == pl.Int64
-    assert found.labels.min() >= -1
-    assert found.labels.null_count() == 0
-    assert found.labels.to_list() == again.labels.to_list()
-    assert found.distance.to_list() == pytest.approx(again.distance.to_list())
-    assert sum(len(phase.steps) for phase in found) == len(steps)
-    assert found.top(3).height > 0 or steps.ops.is_empty()
+def test_each_step_is_in_one_phase_and_has_the_same_label_and_distance_twice(method):
+    for steps in (toy_steps("aaabbb"), toy_steps("abc", traced="fnp"), two_hosts(), two_hosts("a", "b"), no_ops()):
+        found = phases(steps, method)
+        again = phases(Steps(steps.frame, steps.ops), method)
+        assert found.labels.dtype == pl.Int64, steps
+        assert found.labels.null_count() == 0, steps
+        assert found.labels.to_list() == again.labels.to_list(), steps
+        assert found.distance.to_list() == pytest.approx(again.distance.to_list()), steps
+        assert sum(len(phase.steps) for phase in found) == len(steps), steps
+        assert found.top(3).height > 0 or steps.ops.is_empty(), steps
 
 
 @pytest.mark.parametrize("method", OURS, ids=repr)
@@ -145,29 +130,31 @@ GAPS = {
 }
 
 
+OF_OPS, OF_STEPS = ("self_ps", "total_ps", "count"), ("dur_ps", "device_ps", "idle_ps")
+
+
+def with_gaps(gap, columns):
+    steps = toy_steps("aaaabbbbccc")
+    return Steps(
+        *(frame.with_columns(gap.alias(c) for c in columns if c in frame.columns) for frame in (steps.frame, steps.ops))
+    )
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # of the logarithm and the root of what is below 0
 @pytest.mark.parametrize("method", OURS, ids=repr)
-@pytest.mark.parametrize("gap", GAPS)
-@pytest.mark.parametrize("columns", [("self_ps", "total_ps", "count"), ("dur_ps", "device_ps", "idle_ps")], ids=str)
-def test_null_and_negative_values_count_as_0(method, gap, columns):
-    steps = toy_steps("aaaabbbbccc")
-    odd, plain = (
-        Steps(
-            *(frame.with_columns(told(c) for c in columns if c in frame.columns) for frame in (steps.frame, steps.ops))
-        )
-        for told in (GAPS[gap].alias, lambda column: GAPS[gap].fill_null(0).clip(0).alias(column))
-    )
-    found = phases(odd, method)
-    assert found.labels.to_list() == phases(plain, method).labels.to_list()
-    assert found.distance.is_null().to_list() == (found.labels < 0).to_list()
-    assert not found.distance.is_nan().any()
-    for sweep in found.sweeps.values():
-        assert not any(sweep[name].is_nan().any() for name, dtype in sweep.schema.items() if dtype.is_float())
-
-
-@pytest.mark.parametrize("method", METHODS, ids=called)
-def test_no_steps_have_no_labels(method):
-    assert method(toy_steps("")) == []
+def test_null_and_negative_values_count_as_0(method):
+    none = {columns: phases(with_gaps(every(1, 0), columns), method) for columns in (OF_OPS, OF_STEPS)}
+    for gap, of in product(GAPS, (OF_OPS, OF_STEPS)):
+        found = phases(with_gaps(GAPS[gap], of), method)
+        if gap in ("null", "negative", "the least"):
+            plain = none[of]
+        else:
+            plain = phases(with_gaps(GAPS[gap].fill_null(0).clip(0), of), method)
+        assert found.labels.to_list() == plain.labels.to_list(), (gap, of)
+        assert found.distance.is_null().to_list() == (found.labels < 0).to_list(), (gap, of)
+        assert not found.distance.is_nan().any(), (gap, of)
+        for sweep in found.sweeps.values():
+            assert not any(sweep[name].is_nan().any() for name, dtype in sweep.schema.items() if dtype.is_float())
 
 
 @pytest.mark.parametrize("method", OURS, ids=repr)
@@ -190,14 +177,6 @@ def test_order_and_names_of_ops_do_not_matter(method):
     assert method(Steps(steps.frame, other)) == expected
 
 
-@pytest.mark.parametrize("hard", [False, True])
-@pytest.mark.parametrize("method", [DBSCAN(), HDBSCAN(), OLSPlus()], ids=repr)
-def test_finds_the_phases_of_a_synthetic_run(method, hard):
-    run = synthetic_run(3000, 100, seed=7, hard=hard)
-    clean = run.phase >= 0
-    assert adjusted_rand_score(run.phase[clean], np.array(method(run.steps))[clean]) >= 0.98
-
-
 @pytest.mark.parametrize("method", [DBSCAN(), HDBSCAN(), KMeans(), OLSPlus()], ids=repr)
 def test_a_run_of_one_kind_is_one_phase(method):
     run = synthetic_run(600, 60)
@@ -209,6 +188,7 @@ def test_a_run_of_one_kind_is_one_phase(method):
 @pytest.mark.parametrize("method", [DBSCAN(), HDBSCAN(), KMeans(), OLSPlus()], ids=repr)
 def test_hosts_share_their_phases(method):
     assert phases(two_hosts("aaabbb", "aaabbb"), method).labels.to_list() == [0, 0, 0, 1, 1, 1] * 2
+    assert method(two_hosts("aaabbb", "bbbaaa")) == [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["dbscan", "hdbscan", "kmeans", "ols", "olsplus"])
@@ -222,8 +202,14 @@ def test_every_door_that_takes_a_method_takes_its_name(name):
     assert tp.explore(steps, method=name).value.method == method
     compared = tp.compare(steps, tp.phases(steps), method=name)
     assert (compared.a.method, compared.b.method) == (method, method)
-    assert tp.compare(tp.sample("keras_cnn"), tp.sample("keras_cnn"), method="kmeans").a.method == KMeans()
     assert label_agreement(steps, [name, "ols"])["a"][0] == name
+
+
+def test_two_profiles_are_compared_by_a_named_method():
+    import tpunb as tp
+
+    sample = tp.sample("keras_cnn")
+    assert tp.compare(sample, sample, method="kmeans").a.method == KMeans()
 
 
 def test_an_unknown_name_lists_the_methods():

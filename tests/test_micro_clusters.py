@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +44,7 @@ def test_the_number_of_micro_clusters_is_bounded():
     assert merged.weights @ merged.centres == pytest.approx(points.sum(axis=0))
 
 
+@examples(10)
 @given(st.integers(0, 100), st.integers(1, 20))
 def test_error_of_centres_plus_within_is_that_of_the_rows(seed, k):
     random = np.random.default_rng(seed)

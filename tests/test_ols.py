@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import polars as pl
 import pytest
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,6 +85,7 @@ def test_each_host_is_scanned_by_itself():
     assert at["phases"].to_list() == [2, 4]
 
 
+@examples(50)
 @given(SETS, THRESHOLD)
 def test_bulk_is_equation_1_and_online_is_bulk(sets, threshold):
     expected = equation_1(sets, threshold)
@@ -92,6 +94,7 @@ def test_bulk_is_equation_1_and_online_is_bulk(sets, threshold):
     assert [scan.feed(ops) for ops in sets] == expected
 
 
+@examples(50)
 @given(SETS, THRESHOLD)
 def test_the_sweep_counts_the_phases_of_every_threshold(sets, threshold):
     sweep = OLS(threshold)(steps_of(sets)).sweeps["threshold"]
@@ -106,6 +109,7 @@ def test_the_sweep_goes_from_0_to_1_by_a_thousandth():
     assert sweep.filter(pl.col("threshold") == 0.7)["chosen"].to_list() == [True]
 
 
+@examples(20)
 @given(st.lists(st.frozensets(st.integers(0, 200), min_size=60), min_size=2, max_size=6))
 def test_long_steps_are_counted_as_short_ones(sets):
     similar, starts = similarities(steps_of([{f"op{op}" for op in ops} for ops in sets]))

@@ -5,15 +5,17 @@ import math
 import numpy as np
 import polars as pl
 import pytest
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import adjusted_rand_score
+from optional import lazy
 
 from tpunb.cluster.ols import MOST
 from tpunb.cluster.ols_plus import SWEEP, OLSPlus, OnlineOLSPlus
-from tpunb.frames import Steps
 from tpunb.testing import spelled_steps, toy_steps
 from tpunb.testing.synthetic_runs import synthetic_run
+
+metrics = lazy("sklearn.metrics")
 
 NAMES = st.sampled_from("abcdef")
 SIDE = st.dictionaries(NAMES, st.sampled_from([0, 1, 2, 5, 40]), max_size=6)
@@ -150,13 +152,6 @@ def test_a_step_joins_the_larger_of_two_phases():
     assert fed(on_device(many, *(device for device, _ in told)), time=0.8) == [0, 1, 1, 0, 0, 0, 1, 0]
 
 
-def test_hosts_share_their_phases():
-    one, two = toy_steps("aaabbb", host="one"), toy_steps("bbbaaa", host="two")
-    both = Steps(pl.concat([one.frame, two.frame]), pl.concat([one.ops, two.ops]))
-    labels = OLSPlus()(both)
-    assert labels == [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0]
-
-
 # noise
 
 
@@ -172,13 +167,12 @@ def test_longer_runs_have():
     assert set(labels) == {0, -1, 1}
 
 
-@pytest.mark.parametrize("hard", [False, True], ids=["easy", "hard"])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("seed", "hard"), [(1, False), (2, True), (3, True)])
 def test_finds_the_phases_and_corrupted_steps_of_a_synthetic_run(seed, hard):
     run = synthetic_run(4000, 150, seed=seed, hard=hard)
     labels = np.array(OLSPlus()(run.steps))
     clean = run.phase >= 0
-    assert adjusted_rand_score(run.phase[clean], labels[clean]) >= 0.95
+    assert metrics.adjusted_rand_score(run.phase[clean], labels[clean]) >= 0.98
     assert (labels[~clean] < 0).mean() >= 0.95
     assert (~clean)[labels < 0].mean() >= 0.8
 
@@ -186,6 +180,7 @@ def test_finds_the_phases_and_corrupted_steps_of_a_synthetic_run(seed, hard):
 # in bulk, online, spelled out
 
 
+@examples(50)
 @given(STEPS, LIMIT, LIMIT)
 def test_bulk_equals_online_equals_the_definition(told, ops, time):
     expected = spelled_out(told, ops, time)
@@ -193,12 +188,14 @@ def test_bulk_equals_online_equals_the_definition(told, ops, time):
     assert OLSPlus(ops, time, least=1)(spelled_steps(*told)) == expected
 
 
+@examples(33)
 @given(st.lists(st.sampled_from([2, 5, 10, 20, 40]), min_size=15, max_size=60))
 def test_scatter_is_learnt_as_it_is_spelled_out(times):
     told = [({"a": 50, "b": own}, {"c": own, "d": 9}) for own in times]
     assert fed(told) == OLSPlus(least=1)(spelled_steps(*told)) == spelled_out(told, 0.97, 0.8)
 
 
+@examples(33)
 @given(STEPS, st.permutations("abcdef"))
 def test_names_and_order_of_operations_do_not_matter(told, names):
     other = dict(zip("abcdef", names, strict=True))

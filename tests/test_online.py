@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 import re
+import time
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from forced_tuning import Lost, Won, force
+from optional import lazy
 from resumed_fits import FITS, cell
-from slow_jobs import at_hand, little, reading
+from slow_jobs import at_hand, reading, reused
 
 import tpunb as tp
 from tpunb.checkpoint import checkpointing, checkpoints
@@ -22,16 +26,14 @@ from tpunb.training import keras_hooks
 from tpunb.tuning import live, online
 from tpunb.tuning.model_based import model_based
 from tpunb.tuning.online import tuned
-from tpunb.tuning.parameters import Kind
 from tpunb.tuning.pipeline import Pipeline
-from tpunb.tuning.racing import RaceResult
-from tpunb.tuning.results import Speedup, Trial, Tuning
+from tpunb.tuning.results import Tuning
 from tpunb.tuning.search import StepCosts
 from tpunb.tuning.stage_costs import StageCost
-from tpunb.tuning.trial import TrialRunner
 
-tf = pytest.importorskip("tensorflow")
-keras = pytest.importorskip("keras")
+keras, tf = lazy("keras"), lazy("tensorflow")
+
+pytestmark = pytest.mark.live
 
 CALLS = "map:1(fetched) parallel calls"
 
@@ -49,48 +51,6 @@ class Idle:
         pass
 
 
-class Chosen:
-    """A tuner that runs a trial of the present values and one of others, and chooses these whatever they gain."""
-
-    def __init__(self, job, start, search, budget, journal):
-        self.job, self.start, self.messages, self.tuning = job, start, [], Tuning(())
-
-    def trials(self):
-        parameters = [one for one in self.job.pipeline.parameters if one.verdict != "locked" and one.kind != Kind.CACHE]
-        values = {parameter.name: other(parameter) for parameter in parameters}
-        with TrialRunner(self.job, self.start, warmup=1, window=4) as runner:
-            baseline = runner.calibrate()
-            assert baseline.result.digest == baseline.trial(values).digest
-            yield Trial(0, {}, "default", 1.0)
-        self.tuning = Tuning((), values, Speedup(2.0, 1.5, 3.0), tuple(self.messages))
-
-
-class Won:
-    """A race that is won at once; `Lost` is lost after some blocks in turns."""
-
-    def __init__(self, *, fewest, most):
-        self.pairs = 0
-
-    def add(self, baseline, candidate):
-        self.pairs += 1
-        return RaceResult("faster", 2.0, 1.5, 3.0, self.pairs)
-
-
-class Lost(Won):
-    def add(self, baseline, candidate):
-        self.pairs += 1
-        return RaceResult("not faster" if self.pairs == 4 else "undecided", 1.2, 0.9, 1.3, self.pairs)
-
-
-def others(space):
-    """Propose other values for all parameters, and no more."""
-    yield {parameter.name: other(parameter) for parameter in space.parameters}
-
-
-def other(parameter):
-    return next(value for value in reversed(parameter.domain) if value != parameter.current)
-
-
 @pytest.fixture(autouse=True)
 def the_same_seeds(monkeypatch):
     """Shuffles without a seed get the same in every run; TensorFlow's global seed is unset, as in a new process."""
@@ -102,22 +62,8 @@ def the_same_seeds(monkeypatch):
 
 @pytest.fixture
 def at(monkeypatch):
-    """Let a fit be tuned by `Chosen` at a step."""
-
-    def after(step, race=Won):
-        monkeypatch.setattr(online, "_SECONDS", 0.0)
-        monkeypatch.setattr(online, "_SOON", 0.0)
-        monkeypatch.setattr(online, "_ENOUGH", 1e6)
-        monkeypatch.setattr(online, "_FIRST", step)
-        monkeypatch.setattr(online, "Tuner", Chosen)
-        monkeypatch.setattr(online, "model_based", others)
-        monkeypatch.setattr(online._TunableFit, "rest", lambda fit, step: 1e6)  # as if it paid
-        monkeypatch.setattr(live.LiveTuning, "_costs", lambda tuning, reference: StepCosts(1.0))
-        monkeypatch.setattr(live, "Race", race)
-        monkeypatch.setattr(live, "WARM", 1)
-        monkeypatch.setattr(live, "WINDOW", 1)
-
-    return after
+    """Let a fit be tuned at a step, whatever it gains."""
+    return lambda step, race=Won: force(monkeypatch, step, race)
 
 
 def seen(name):
@@ -126,6 +72,7 @@ def seen(name):
     return cell(name)
 
 
+@cache
 def untuned(name):
     with keras_hooks.listening(Idle()):
         return seen(name)
@@ -137,7 +84,13 @@ QUICK = {  # where 12 steps are an epoch, but 10 of "repeated": at the edge of o
     "unknown length": (5,),
     "several a turn": (12,),
 }
-EVERY = [(name, step) for name, (data, _) in FITS.items() if data is not None for step in (5, 10, 11, 12, 17)]
+EVERY = [
+    (name, step, race)
+    for name, (data, _) in FITS.items()
+    if data is not None and name != "by index"  # those are no pipelines
+    for race, steps in ((Won, (5, 10, 11, 12, 17)), (Lost, (5, 11, 12)))
+    for step in steps
+]
 
 
 def comes_out_the_same(name, step, at, race=Won):
@@ -163,8 +116,7 @@ def test_the_output_is_the_same_while_values_alternate(name, at):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("race", [Won, Lost])
-@pytest.mark.parametrize(("name", "step"), EVERY)
+@pytest.mark.parametrize(("name", "step", "race"), EVERY)
 def test_the_output_is_the_same_at_every_step(name, step, race, at):
     comes_out_the_same(name, step, at, race)
 
@@ -173,12 +125,18 @@ def sentences(found):
     return [*map(str, found.messages)]
 
 
-def fitted(data, *, epochs=2, model=None, **more):
+def fitted(data, *, epochs=2, **more):
     """Return the weights and losses of a fit."""
-    model = model or little()
-    tf.random.set_seed(None)  # which `little` set: it goes into the seeds of shuffles
+    model = reused()
+    tf.random.set_seed(None)  # which `reused` set: it goes into the seeds of shuffles
     losses = model.fit(data, epochs=epochs, verbose=0, **more).history["loss"]
     return [weight.tolist() for weight in model.get_weights()], losses
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """What a fit of the data at hand comes to without tuning."""
+    return fitted(at_hand())
 
 
 def test_faster_values_take_over(tmp_path, at, monkeypatch):
@@ -187,11 +145,11 @@ def test_faster_values_take_over(tmp_path, at, monkeypatch):
     monkeypatch.setattr(live.LiveTuning, "_costs", lambda tuning, reference: costs)
     monkeypatch.setattr(online, "model_based", model_based)
     with tuned(budget=600, folder=tmp_path) as found:
-        result = fitted(reading(n=400), epochs=3)
+        result = fitted(reading(n=480), epochs=1)
     assert found.tuning.best.get(CALLS, 1) != 1, [sentences(found), found.tuning.frame.to_dicts()]
     assert found.tuning.speedup.low > 1
     assert Tuning.read(tmp_path).best == found.tuning.best
-    assert result == fitted(reading(n=400), epochs=3)
+    assert result == fitted(reading(n=480), epochs=1)
     assert found.seconds > 0
     assert repr(found).startswith(f"Online({len(found.tuning.trials)} trials, ")
     assert CALLS in repr(found)
@@ -215,7 +173,7 @@ def test_a_later_fit_of_the_same_data_is_unchanged(at):
 
 def test_random_numbers_are_what_they_would_be(at):
     def after():
-        data, model = at_hand(), little()
+        data, model = at_hand(), reused()
         keras.utils.set_random_seed(9)
         model.fit(data, verbose=0)
         return (
@@ -241,7 +199,7 @@ def test_callbacks_see_no_trial(at):
 
     def fit():
         heard.clear()
-        fitted(at_hand(n=64), callbacks=[Hears()])
+        fitted(at_hand(), callbacks=[Hears()])
         return list(heard)
 
     plain = fit()
@@ -259,8 +217,7 @@ def breaking(error):
     return search
 
 
-def test_an_error_in_tuning_does_not_affect_the_fit(at):
-    plain = fitted(at_hand())
+def test_an_error_in_tuning_does_not_affect_the_fit(at, plain):
     at(5)
     with tuned(budget=1e6, search=breaking(ValueError("ours"))) as found:
         assert fitted(at_hand()) == plain
@@ -269,11 +226,10 @@ def test_an_error_in_tuning_does_not_affect_the_fit(at):
     assert found.headline.endswith(str(found.messages[-1]))
 
 
-def test_data_that_cannot_be_rebuilt_stay_as_they_are(at, monkeypatch):
+def test_data_that_cannot_be_rebuilt_stay_as_they_are(at, plain, monkeypatch):
     def fails(pipeline, values):
         raise RuntimeError("ours")
 
-    plain = fitted(at_hand())
     at(5)
     monkeypatch.setattr(Pipeline, "in_place", fails)
     with tuned(budget=1e6) as found:
@@ -283,13 +239,13 @@ def test_data_that_cannot_be_rebuilt_stay_as_they_are(at, monkeypatch):
 
 def test_an_interrupt_ends_the_fit_as_it_does(at):
     at(5)
-    model = little()
+    model = reused()
     with tuned(budget=1e6, search=breaking(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
         model.fit(at_hand(), verbose=0)
     assert int(model.optimizer.iterations) == 5
-    other = little()
-    other.fit(at_hand().take(5), verbose=0)
-    for one, same in zip(model.get_weights(), other.get_weights(), strict=True):
+    interrupted = model.get_weights()
+    reused().fit(at_hand().take(5), verbose=0)
+    for one, same in zip(interrupted, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, same)
 
 
@@ -298,7 +254,7 @@ def test_an_interrupt_ends_the_fit_as_it_does(at):
 
 def test_a_budget_that_is_too_small_is_not_spent():
     with tuned(budget=0.01) as found:
-        fitted(reading(n=640), epochs=1)
+        fitted(reading(n=160), epochs=1)
     assert found.tuning is None
     (sentence,) = sentences(found)
     assert "Not tuned: the budget of 0.0 s is below the " in sentence
@@ -363,16 +319,18 @@ STAYS = {
 }
 
 
-@pytest.mark.parametrize("why", STAYS)
-def test_data_whose_position_cannot_be_moved_stay_as_they_are(why, at):
+def test_data_whose_position_cannot_be_moved_stay_as_they_are(at):
     at(5)
-    data = STAYS[why]()
-    x, y = data if isinstance(data, tuple) else (data, None)
-    with tuned(budget=1e6) as found:
-        little().fit(x, y, batch_size=4 if y is not None else None, epochs=2, verbose=0)
-    assert found.tuning is None
-    assert sentences(found)[0].startswith("Not tuned: ")
-    assert why in sentences(found)[0]
+    wrong = {}
+    for why, make in STAYS.items():
+        data = make()
+        x, y = data if isinstance(data, tuple) else (data, None)
+        with tuned(budget=1e6) as found:
+            reused().fit(x, y, batch_size=4 if y is not None else None, epochs=2, verbose=0)
+        sentence = sentences(found)[0]
+        if found.tuning is not None or not sentence.startswith("Not tuned: ") or why not in sentence:
+            wrong[why] = sentences(found)
+    assert not wrong
 
 
 def test_with_checkpoints_the_position_is_reached_by_reading(at, tmp_path):
@@ -392,8 +350,7 @@ def test_with_checkpoints_the_position_is_reached_by_reading(at, tmp_path):
         assert fitted(data())[0] == plain[0]
 
 
-def test_a_resumed_fit_is_tuned_too(at, tmp_path):
-    plain = fitted(at_hand())
+def test_a_resumed_fit_is_tuned_too(at, plain, tmp_path):
     with checkpointing(tmp_path, every=4):
         fitted(at_hand())
     at(5)
@@ -428,11 +385,20 @@ def test_under_a_capture_the_tuning_is_an_account_and_no_step(at):
     assert before < first[0] < sum(first) <= after
 
 
-def test_with_a_capture_the_hot_phase_is_tuned(monkeypatch):
-    monkeypatch.setattr(online, "Tuner", Chosen)
+def test_with_a_capture_the_hot_phase_is_tuned(at, monkeypatch):
+    at(20)
+    monkeypatch.setattr(online, "_AGAIN", 1.1)
     monkeypatch.setattr(online._TunableFit, "is_live", False)  # as if it were saved too
-    with tp.capture(schedule=Schedule.fixed(0.3, 0.4)) as run, tuned(budget=30, run=run) as found:
-        fitted(reading(n=400), epochs=12)
+    until = time.monotonic() + 120
+
+    class End(keras.callbacks.Callback):
+        """Ends the fit once windows have shown a phase that was tuned."""
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = found.tuning is not None or time.monotonic() > until
+
+    with tp.capture(schedule=Schedule.fixed(0.3, 0.4)) as run, tuned(budget=1e6, run=run) as found:
+        fitted(reading(n=160), epochs=10_000, callbacks=[End()])
     assert found.tuning is not None, sentences(found)
     assert found.tuning.best
     assert "hot phase" in [message.code for message in found.tuning.messages]
@@ -496,14 +462,13 @@ def test_what_a_cache_keeps_is_not_made_anew(at):
     assert len(calls) == 64
 
 
-class Random(keras.layers.Layer):
-    """Draws by an operation of TensorFlow's that keeps its own state."""
-
-    def call(self, x, training=False):
-        return x + tf.random.normal(tf.shape(x)) if training else x
-
-
 def drawing():
+    class Random(keras.layers.Layer):
+        """Draws by an operation of TensorFlow's that keeps its own state."""
+
+        def call(self, x, training=False):
+            return x + tf.random.normal(tf.shape(x)) if training else x
+
     keras.utils.set_random_seed(5)
     model = keras.Sequential([keras.Input((4,)), Random(), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

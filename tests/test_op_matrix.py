@@ -5,6 +5,7 @@ import weakref
 
 import numpy as np
 import polars as pl
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ def test_an_op_of_no_time_is_present():
     assert op_matrix(still).presence().toarray().tolist() == [[1, 1, 1, 1]]
 
 
+@examples(33)
 @given(st.randoms(use_true_random=False), st.text("abc", min_size=1, max_size=6))
 def test_the_order_of_rows_does_not_matter(random, pattern):
     steps = toy_steps(pattern)

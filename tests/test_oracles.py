@@ -3,17 +3,19 @@
 import json
 import os
 import subprocess
-import sys
+from functools import cache
+from importlib.util import find_spec
 
 import polars as pl
 import pytest
+from optional import lazy
+from warm_python import warm_python
+from xprof_oracle import Oracle
 
 import tpunb as tp
 from tpunb.io import xprof_json
 
-pytest.importorskip("xprof", reason="XProf is the oracle: pip install xprof")
-
-from xprof_oracle import Oracle
+tf = lazy("tensorflow")
 
 TPU, V100, MI300X = "tpu-v6e-4_jax_host-offload", "gpu-v100_tf2_bert_steps", "gpu-mi300x_jax_conv"
 JULIA_GPU, JULIA_CPU = "gpu-1080ti_julia", "cpu_julia"
@@ -54,14 +56,7 @@ class Case:
 @pytest.fixture(scope="session")
 def case(real_profiles, tmp_path_factory):
     """The Case of a name, made once."""
-    made = {}
-
-    def of(name):
-        if name not in made:
-            made[name] = Case(real_profiles / f"{name}.xplane.pb", tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return of
+    return cache(lambda name: Case(real_profiles / f"{name}.xplane.pb", tmp_path_factory.mktemp(name)))
 
 
 def gaps(ours, theirs, *columns, on):
@@ -243,7 +238,8 @@ def test_the_whole_capture_is_a_step_where_there_are_none(case, name):
     assert steps.frame.select("step", "rule").rows() == [(0, "whole")]
 
 
-JAX = """
+PROGRAMS = {
+    "jax": """
 import sys, jax, jax.numpy as jnp
 step = jax.jit(lambda x: jnp.tanh(x @ x))
 x = step(jnp.ones((200, 200))).block_until_ready()
@@ -251,9 +247,8 @@ with jax.profiler.trace(sys.argv[1]):
     for i in range(int(sys.argv[2])):
         with jax.profiler.StepTraceAnnotation("train", step_num=i):
             x = step(x).block_until_ready()
-"""
-
-TENSORFLOW = """
+""",
+    "tensorflow": """
 import sys, tensorflow as tf
 step = tf.function(lambda x: tf.reduce_sum(tf.tanh(tf.matmul(x, x))))
 rows = iter(tf.data.Dataset.range(100).map(lambda i: tf.ones((64, 64)) * tf.cast(i, tf.float32)).prefetch(1))
@@ -262,47 +257,48 @@ with tf.profiler.experimental.Profile(sys.argv[1]):
     for i in range(int(sys.argv[2])):
         with tf.profiler.experimental.Trace("train", step_num=i, _r=1):
             step(next(rows)).numpy()
-"""
+""",
+}
 
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
-    """The Case of a program that runs here and now, in a process of its own, for so many steps."""
-    made = {}
+    """The Case of a program of a framework that runs here and now, in a process of its own, for so many steps."""
 
-    def of(program, steps):
-        if (program, steps) not in made:
-            folder = tmp_path_factory.mktemp("run")
-            command = [sys.executable, "-c", program, str(folder / "logs"), str(steps)]
-            on_cpu = os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
-            subprocess.run(command, check=True, capture_output=True, timeout=120, env=on_cpu)
-            (file,) = (folder / "logs").rglob("*.xplane.pb")
-            made[program, steps] = Case(file, folder)
-        return made[program, steps]
+    @cache
+    def of(framework, steps):
+        if find_spec(framework) is None:
+            pytest.skip(f"{framework} is not installed")
+        folder = tmp_path_factory.mktemp("run")
+        command = [*warm_python(), "-c", PROGRAMS[framework], str(folder / "logs"), str(steps)]
+        on_cpu = os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
+        subprocess.run(command, check=True, capture_output=True, timeout=120, env=on_cpu)
+        (file,) = (folder / "logs").rglob("*.xplane.pb")
+        return Case(file, folder)
 
     return of
 
 
-@pytest.mark.parametrize("program", [JAX, TENSORFLOW], ids=["jax", "tensorflow"])
-def test_marked_steps_of_a_cpu_take_as_long_and_none_is_dropped(run, program):
+@pytest.mark.live
+@pytest.mark.parametrize("framework", PROGRAMS)
+def test_marked_steps_of_a_cpu_take_as_long_and_none_is_dropped(run, framework):
     """On purpose: of more than five steps XProf drops the first and the last, whole or not; ours are all there."""
-    pytest.importorskip("jax" if program is JAX else "tensorflow")
-    ours, theirs = tp.steps(run(program, 10).profile).frame, run(program, 10).xprof.steps
+    ours, theirs = tp.steps(run(framework, 10).profile).frame, run(framework, 10).xprof.steps
     assert ours["step"].to_list() == list(range(10))
     assert theirs["step"].to_list() == [f"train {i}" for i in range(1, 9)]
     assert ours["dur_ps"].to_list()[1:9] == pytest.approx(theirs["dur_ps"].to_list(), abs=10**6)
 
 
+@pytest.mark.live
 def test_of_five_steps_neither_drops_any(run):
-    pytest.importorskip("jax")
-    ours, theirs = tp.steps(run(JAX, 5).profile).frame, run(JAX, 5).xprof.steps
+    ours, theirs = tp.steps(run("jax", 5).profile).frame, run("jax", 5).xprof.steps
     assert len(ours) == len(theirs) == 5
     assert ours["dur_ps"].to_list() == pytest.approx(theirs["dur_ps"].to_list(), abs=10**6)
 
 
+@pytest.mark.live
 def test_waiting_for_input(run):
-    pytest.importorskip("tensorflow")
-    ours, theirs = tp.steps(run(TENSORFLOW, 10).profile).frame, run(TENSORFLOW, 10).xprof.steps
+    ours, theirs = tp.steps(run("tensorflow", 10).profile).frame, run("tensorflow", 10).xprof.steps
     assert theirs["input_ps"].min() > 0
     assert ours["input_ps"].to_list()[1:9] == pytest.approx(theirs["input_ps"].to_list(), abs=10**6)
 
@@ -324,9 +320,9 @@ def framework_ops(found):
     return rows.filter(~pl.col("type").is_in(["IDLE", "Dataset", ""]))
 
 
+@pytest.mark.live
 def test_ops_of_the_host_of_a_real_run(run):
-    pytest.importorskip("tensorflow")
-    ours, theirs = host_ops(run(TENSORFLOW, 10)), framework_ops(run(TENSORFLOW, 10))
+    ours, theirs = host_ops(run("tensorflow", 10)), framework_ops(run("tensorflow", 10))
     assert {"MatMul", "Tanh", "Sum"} <= set(theirs["op"])
     assert gaps(ours, theirs, "count", "total_ps", on="op") == pytest.approx({"count": 0, "total_ps": 0}, abs=0.005)
 
@@ -350,8 +346,8 @@ def test_stages_of_the_input_pipeline_are_xprofs(case):
     assert not found
 
 
+@pytest.mark.live
 def test_stages_of_a_pipeline_that_reads_files_are_xprofs(tmp_path):
-    tf = pytest.importorskip("tensorflow")
     files = [str(tmp_path / f"{number}.tfrecord") for number in range(4)]
     for file in files:
         with tf.io.TFRecordWriter(file) as writer:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import shipped_runs
 
 import tpunb as tp
 from tpunb.analysis import Device
 from tpunb.testing import toy_steps
-from tpunb.workloads import WORKLOADS, RecordedRun, recorded, recorded_balances, workload
+from tpunb.workloads import RecordedRun, recorded, workload
 from tpunb.workloads.paper import FASTER, OTHER_DATA, curves, gains, observations, operators, published, utilisation
 from tpunb.workloads.paper.balances import V2, V3, V3_MEMORY
 
@@ -247,54 +248,38 @@ def test_the_papers_numbers():
 
 # ---- what the notebooks say of the runs that come with the package
 
-NAMES = [name for name, one in WORKLOADS.items() if not one.reduced]
+
+def test_observation_1_a_limited_number_of_phases():
+    found = shipped_runs.phases()
+    assert {*found.filter(method="k-means")["phases"]} <= {5, 6, 7}
+    ols = found.filter(method="OLS")
+    assert (ols["phases"].min(), ols["phases"].max()) == (1, 9)
+    assert {*ols.filter(pl.col("run").str.contains("bert"))["phases"]} == {1, 2}
+    assert {*ols.filter(pl.col("at_one") >= 15)["run"]} == {"resnet-imagenet", "dcgan-cifar10"}
 
 
-@pytest.fixture(scope="module")
-def cut():
-    """The phases of each run of Table I by the paper's methods."""
-    methods = {"k-means": tp.KMeans.paper(), "DBSCAN": tp.DBSCAN.paper(), "OLS": tp.OLS(0.7)}
-    steps = {name: recorded(name).steps for name in NAMES}
-    return {by: {name: tp.phases(one, method) for name, one in steps.items()} for by, method in methods.items()}
+def test_observation_2_the_three_longest_cover_most():
+    found = shipped_runs.phases()
+    dbscan = found.filter(method="DBSCAN")
+    assert (dbscan["coverage"] + dbscan["noise"]).to_list() == pytest.approx([1] * 9)
+    assert (dbscan["coverage"] >= 0.97).all()
+    assert found.filter(method="k-means")["coverage"].is_between(0.92, 0.975).all()
+    ols = found.filter(method="OLS")
+    again = pl.col("run").str.contains("dcgan|qanet|retinanet")
+    assert ols.filter(again)["coverage"].is_between(0.74, 0.83).all()
+    assert (ols.filter(~again)["coverage"] >= 0.96).all()
 
 
-def at_one(phases):
-    return phases.sweeps["threshold"].filter(pl.col("threshold") == 1.0)["phases"].item()
-
-
-def test_observation_1_a_limited_number_of_phases(cut):
-    assert {len(one) for one in cut["k-means"].values()} <= {5, 6, 7}
-    counts = {name: len(one) for name, one in cut["OLS"].items()}
-    assert (min(counts.values()), max(counts.values())) == (1, 9)
-    assert {count for name, count in counts.items() if "bert" in name} == {1, 2}
-    assert {name for name, one in cut["OLS"].items() if at_one(one) >= 15} == {"resnet-imagenet", "dcgan-cifar10"}
-
-
-def test_observation_2_the_three_longest_cover_most(cut):
-    assert all(one.coverage(3) + one.noise == pytest.approx(1) for one in cut["DBSCAN"].values())
-    assert all(one.coverage(3) >= 0.97 for one in cut["DBSCAN"].values())
-    assert all(0.92 <= one.coverage(3) <= 0.975 for one in cut["k-means"].values())
-    of_ols = {name: one.coverage(3) for name, one in cut["OLS"].items()}
-    again = {name for name in NAMES if name.split("-")[0] in ("dcgan", "qanet", "retinanet")}
-    assert all(0.74 <= of_ols[name] <= 0.83 for name in again)
-    assert all(of_ols[name] >= 0.96 for name in {*NAMES} - again)
-
-
-def test_to_decode_images_is_among_the_first_operators(cut):
-    table = operators({name: {"k-means": cut["k-means"][name]} for name in ("dcgan-cifar10", "resnet-imagenet")})
+def test_to_decode_images_is_among_the_first_operators():
+    names = ("dcgan-cifar10", "resnet-imagenet")
+    table = operators({name: {"k-means": tp.phases(recorded(name).steps, tp.KMeans.paper())} for name in names})
     decoded = table.filter(pl.col("op").str.starts_with("Decode"))
     assert decoded["dcgan-cifar10"].is_not_null().any()
     assert decoded["resnet-imagenet"].is_not_null().any()
 
 
-@pytest.fixture(scope="module")
-def shipped():
-    """The runs at balances that come with the package."""
-    return recorded_balances()
-
-
-def test_five_workloads_are_shipped_over_six_balances_and_three_rounds(shipped):
-    naive = curves(shipped).filter(measure="idle", form="naive")
+def test_five_workloads_are_shipped_over_six_balances_and_three_rounds():
+    naive = shipped_runs.measured()[0].filter(measure="idle", form="naive")
     for name in OTHER_DATA:
         rows = naive.filter(run=name).sort("balance")
         assert len(rows) >= 6
@@ -303,8 +288,8 @@ def test_five_workloads_are_shipped_over_six_balances_and_three_rounds(shipped):
     assert {mark for mark in naive["mark"] if mark} <= {*FASTER}
 
 
-def test_marks_of_the_shipped_runs_are_what_they_are_named(shipped):
-    naive = curves(shipped).filter(form="naive").drop_nulls("mark")
+def test_marks_of_the_shipped_runs_are_what_they_are_named():
+    naive = shipped_runs.measured()[0].filter(form="naive").drop_nulls("mark")
     device_s = naive.filter(measure="device_s").pivot("mark", index=["run"], values="value")
     idle = naive.filter(measure="idle", mark=V2).filter(pl.col("run").is_in([*OTHER_DATA]))
     busy = naive["busy"].sum() > 0  # then times are not those of the program alone
@@ -312,14 +297,14 @@ def test_marks_of_the_shipped_runs_are_what_they_are_named(shipped):
     assert busy or (device_s[V2] / device_s[V3]).drop_nulls().is_between(2.2, 3.3).all()
 
 
-def test_all_forms_that_are_shipped_have_equal_output(shipped):
-    found = gains(shipped)
+def test_all_forms_that_are_shipped_have_equal_output():
+    found = shipped_runs.measured()[1]
     assert set(found["form"]) == {"hand-optimised", "tuned"}
     assert found["equal"].all()
 
 
-def test_the_shipped_runs_say_which_cores_and_whether_the_machine_was_busy(shipped):
-    for each in shipped:
+def test_the_shipped_runs_say_which_cores_and_whether_the_machine_was_busy():
+    for each in shipped_runs.balances():
         assert {"cores", "held", "busy", "times", "slower", "others"} <= set(each.metadata)
         assert each.metadata["seconds"] <= 25 or each.metadata["busy"]
         assert 1 <= each.metadata["times"] <= 3

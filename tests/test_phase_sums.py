@@ -5,12 +5,14 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.sparse import csr_array
+from optional import lazy
 
 from tpunb.frames import Steps, phase_sums
 from tpunb.frames.op_matrix import op_matrix
 from tpunb.frames.phase_sums import root_sums, sums, totals
 from tpunb.testing import toy_steps
+
+sparse = lazy("scipy.sparse")
 
 PATTERN = "aabbcabcc"
 LABELS = np.array([0, 0, 2, 2, -1, 0, 2, -1, -1])
@@ -77,11 +79,11 @@ def test_sums_of_values_are_those_of_the_dense_matrix(seed, n, d, phases):
     random = np.random.default_rng(seed)
     dense = np.where(random.random((n, d)) < 0.5, random.random((n, d)), 0).astype(np.float32)
     phase, weight = random.integers(0, phases, n), random.random(n)
-    found = sums(csr_array(dense), phase, phases)
+    found = sums(sparse.csr_array(dense), phase, phases)
     assert found == pytest.approx(np.array([dense[phase == k].sum(axis=0, dtype=float) for k in range(phases)]))
     phase[random.random(n) < 0.3] = -1
     rooted = np.zeros((phases, d))
-    for first, some in root_sums(csr_array(dense), phase, weight):
+    for first, some in root_sums(sparse.csr_array(dense), phase, weight):
         rooted[first : first + len(some)] = some
     by_root = np.sqrt(dense) * weight[:, None]
     assert rooted == pytest.approx(np.array([by_root[phase == k].sum(axis=0) for k in range(phases)]))

@@ -1,46 +1,17 @@
 """Simulated pods: their files hold what the capture and the known truth say."""
 
-import importlib.util
 import warnings
-from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+from pods import MS, TWO, benchmark
 
 import tpunb as tp
 from tpunb.step_stats.merge_hosts import host_tables
-from tpunb.testing import Fault, StepProgram, pod, step_program, toy_steps
+from tpunb.testing import Fault, pod, step_program, toy_steps
 from tpunb.testing.pod import DELAYS
 
-MS = 1_000_000_000
-
-
-def benchmark(name):
-    """A module of the benchmarks."""
-    path = Path(__file__).resolve().parents[1] / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def program(*segments, transfer=100_000_000):
-    """Segments of runs in milliseconds, each followed by an all-reduce of 0.1 ms."""
-    runs = [
-        (f"fusion.{i}{j}", "fusion", "loop fusion", ms * MS, i)
-        for i, s in enumerate(segments)
-        for j, ms in enumerate(s)
-    ]
-    shared = [(f"all-reduce.{i}", "all-reduce", "all-reduce", float(transfer)) for i in range(len(segments))]
-    names = ["name", "op", "category", "dur_ps"]
-    return StepProgram(
-        pl.DataFrame(runs, schema=[*names, "segment"], orient="row").with_columns(pl.col("dur_ps").cast(pl.Float64)),
-        pl.DataFrame(shared, schema=names, orient="row"),
-    )
-
-
-TWO = program([3, 2], [4])
 ONE_OF_EACH = [Fault(kind, (number,), 0.1, every=1 + number // 2) for number, kind in enumerate(DELAYS)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ NOISES = {
 }
 
 
+@cache
 def decisions(noise, *, gain=1.0):
     """Return the decisions of races under seeded noise of the logarithm of time."""
     times = np.exp(NOISES[noise](np.random.default_rng(11)))

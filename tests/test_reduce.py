@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tpunb as tp
@@ -335,7 +336,7 @@ def test_a_step_cut_by_the_windows_edge_is_partial():
     assert steps.full().frame["step"].to_list() == [7, 8]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(25)
 @given(
     st.lists(
         st.tuples(

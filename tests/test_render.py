@@ -7,7 +7,7 @@ import zlib
 import altair as alt
 import pytest
 import vl_convert
-from test_charts import ALL, phases_of
+from chart_checks import ALL, phases_of
 
 from tpunb import charts
 from tpunb.charts import render

@@ -5,7 +5,8 @@ import tracemalloc
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tpunb as tp
@@ -276,7 +277,7 @@ def test_when_all_steps_are_looked_at_nothing_is_left_to_chance():
     n=st.integers(1, 14) | st.none(),
     seed=st.integers(0, 9) | st.none(),
 )
-@settings(deadline=None, max_examples=150)
+@examples(50)
 def test_whatever_the_phases_the_books_balance(labels, traced, n, seed):
     pattern, traced = "abcdabcdabcd"[: len(labels)], "".join(traced[: len(labels)])
     phases = toy_phases(pattern, labels, traced=traced)

@@ -8,6 +8,7 @@ import time
 import altair as alt
 import polars as pl
 import pytest
+from planes import US, Plane, written
 from xprof_oracle import Oracle
 
 import tpunb as tp
@@ -16,34 +17,7 @@ from tpunb.errors import BadProfile, NoSteps, TpunbError
 from tpunb.io import run_folder, xplane, xprof_memory
 from tpunb.io.run_writer import RunWriter
 
-TPU, US = "/device:TPU:0", 1_000_000
-
-
-class Plane:
-    """A plane whose events are spelled by name, start and duration in microseconds, and stats."""
-
-    def __init__(self, space, name):
-        self.plane, self.keys = space.planes.add(name=name), {}
-
-    def key(self, name, names):
-        number = self.keys.setdefault(name, len(self.keys) + 1)
-        names[number].id, names[number].name = number, name
-        return number
-
-    def line(self, name, *events, **fields):
-        line = self.plane.lines.add(name=name, **fields)
-        for event, start, dur, stats in events:
-            key = self.key(event, self.plane.event_metadata)
-            added = line.events.add(metadata_id=key, offset_ps=start * US, duration_ps=dur * US)
-            for stat, value in stats.items():
-                kind = {str: "str_value", float: "double_value", int: "int64_value"}[type(value)]
-                added.stats.add(metadata_id=self.key(stat, self.plane.stat_metadata), **{kind: value})
-
-
-def written(space, tmp_path):
-    path = tmp_path / "host.xplane.pb"
-    path.write_bytes(space.SerializeToString())
-    return path
+TPU = "/device:TPU:0"
 
 
 @pytest.fixture

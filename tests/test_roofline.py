@@ -2,8 +2,10 @@
 
 import polars as pl
 import pytest
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from layer_rows import AGAIN, CALL, COPY, DENSE, NORM, UNIT, layers
 
 import tpunb as tp
 from tpunb import schema
@@ -49,6 +51,7 @@ def test_time_without_known_work_stays():
     assert dict(rows.select("what", "headroom_ps").iter_rows()) == {"dot": 10, "copy-done": None, "call": None}
 
 
+@examples(50)
 @given(
     *(st.sampled_from([*DEVICES.values(), SLOW, FAST, WIDE]),) * 2,
     *(st.integers(0, 10**18), st.integers(0, 10**15), st.integers(0, 10**9)),
@@ -103,24 +106,6 @@ def test_a_real_capture_of_a_tpu_v6e(real_profiles):
 # -- roofline ---------------------------------------------------------------------------------------------------------
 
 LEVELS = ["run", "step", "category", "layer", "op", "instruction", "library", "kernel"]
-UNIT = Device("unit", 1e12, 1e9, 1e12, "none")  # 1 FLOP and 1 byte a picosecond
-
-
-def layers(*rows, **more):
-    """Steps with layers: (step, layer, instruction, category, self_ps, flops, bytes) each, of program 7."""
-    toy = toy_steps("aab")
-    names = ["step", "layer", "hlo_op", "category", "self_ps", "flops", "bytes"]
-    base = {"host": toy.frame["host"][0], "side": "device", "program": 7, "count": 1, "flops_source": "program"}
-    made = [base | {"op": row[2]} | dict(zip(names, row, strict=True)) | more for row in rows]
-    frame = pl.DataFrame([{name: row.get(name) for name in schema.LAYERS} for row in made], schema=schema.LAYERS)
-    return Steps(toy.frame, toy.ops, read_layers=lambda: frame)
-
-
-DENSE = (0, "dense", "dot", "convolution", 100, 80.0, 40.0)
-AGAIN = (1, "dense", "dot", "convolution", 120, 80.0, 40.0)
-NORM = (0, "norm", "add", "loop fusion", 100, 10.0, 50.0)
-COPY = (0, None, "copy-done", "copy-done", 10, 0.0, 40.0)
-CALL = (0, "dense", "call", "custom-call", 70, None, None)
 
 
 def rows_of(steps, by, **columns):
@@ -162,6 +147,7 @@ def test_phases_have_their_own_rows():
         tp.roofline(steps, "phase", device=UNIT)
 
 
+@examples(25)
 @given(
     st.lists(
         st.tuples(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_roofline import AGAIN, CALL, COPY, DENSE, NORM, UNIT, layers
+from layer_rows import AGAIN, CALL, COPY, DENSE, NORM, UNIT, layers
 
 import tpunb as tp
 from tpunb import charts

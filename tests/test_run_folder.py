@@ -8,7 +8,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tpunb as tp
@@ -474,7 +475,7 @@ def test_steps_that_only_windows_saw_are_there_too(tmp_path):
 
 
 @given(pattern=st.text("abc", min_size=1, max_size=6), data=st.data())
-@settings(max_examples=30, deadline=None)
+@examples(15)
 def test_steps_cut_into_windows_give_their_sums_back(pattern, data):
     steps = toy_steps(pattern)
     windows = [[] for _ in range(3)]  # what each saw: (step, rows of ops, "full" or "partial")
@@ -538,7 +539,7 @@ def tables(draw):
 
 
 @given(table=tables())
-@settings(max_examples=200, deadline=None)
+@examples(50)
 def test_a_table_that_was_packed_is_what_it_was(table):
     name, frame = table
     columns = run_folder.TABLES[name]
@@ -555,7 +556,7 @@ def test_a_table_that_was_packed_is_what_it_was(table):
     together=st.integers(2, 5),
     is_closed=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@examples(15)
 def test_what_was_written_in_parts_is_what_is_read(parts, gaps, together, is_closed):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_writer, "_TOGETHER", together)
@@ -618,7 +619,7 @@ def test_a_damaged_file_is_named(tmp_path, file, damage):
 
 
 @given(kept=st.floats(0, 1, exclude_max=True))
-@settings(max_examples=60, deadline=None)
+@examples(20)
 def test_a_file_cut_anywhere_is_a_bad_profile(kept):
     with tempfile.TemporaryDirectory() as folder:
         a_run(Path(folder))

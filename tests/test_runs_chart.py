@@ -2,9 +2,9 @@
 
 import polars as pl
 import pytest
+from chart_checks import EVIL, SWEEPS, phases_of, texts_of
 from hypothesis import given
 from hypothesis import strategies as st
-from test_charts import EVIL, SWEEPS, phases_of, texts_of
 
 import tpunb as tp
 from tpunb import charts
@@ -75,28 +75,6 @@ def test_the_run_under_the_pointer_stands_out():
     assert pointed["select"]["fields"] == ["run"]
     assert (pointed["select"]["on"], pointed["bind"]) == ("pointerover", {"legend": "pointerover"})
     assert all(layer["encoding"]["opacity"]["condition"][0]["param"] == "pointed" for layer in layers(chart))
-
-
-def test_it_does_so_in_a_page_without_a_kernel_or_a_network(browser):
-    page, asked = browser.new_page(), []
-    page.on("request", lambda request: asked.append(request.url))
-    html = charts.sweeps(by("k", "bert", "dcgan")).to_html(inline=True, embed_options={"renderer": "svg"})
-    page.set_content(html)
-    page.wait_for_selector("svg .role-legend-label text")
-
-    def faint(*strengths):
-        of = "[...document.querySelectorAll('svg .mark-line path')].map(path => path.getAttribute('opacity')).join()"
-        page.wait_for_function(f"{of} === '{','.join(strengths)}'")
-
-    faint("1", "1")
-    page.locator("svg .role-legend-label text").nth(1).hover()
-    faint("0.15", "1")
-    page.mouse.move(0, 0)
-    faint("1", "1")
-    page.locator("svg .mark-symbol.role-mark path").nth(1).hover()  # the mark of the last run lies on top
-    faint("0.15", "1")
-    page.close()
-    assert [url for url in asked if not url.startswith(("about:", "data:"))] == []
 
 
 @pytest.mark.parametrize(("most", "scale"), [(50, None), (51, "log")])

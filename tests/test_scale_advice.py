@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
-from test_advice import BUSY, accounted, labelled, of_run, phased
-from test_pod import TWO, benchmark
+from advised_runs import BUSY, accounted, labelled, of_run, phased
+from pods import TWO, benchmark
 
 import tpunb as tp
 from tpunb import schema

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tpunb as tp
@@ -165,7 +166,7 @@ scores = st.lists(st.floats(1, 100), max_size=45)
 
 
 @given(scores, st.integers(0, 6), st.sampled_from(["resnet", "unet3d"]))
-@settings(max_examples=60)
+@examples(60)
 def test_minutes_are_the_official_olympic_mean(times, unfinished, benchmark):
     summary = pytest.importorskip("mlperf_logging.result_summarizer.result_summarizer")
     drop = 4 if benchmark == "unet3d" else 1
@@ -309,7 +310,7 @@ old_line = st.builds(
 
 
 @given(st.lists(json_line, max_size=8) | st.lists(old_line | st.text(max_size=20), max_size=8))
-@settings(max_examples=100)
+@examples(100)
 def test_any_lines_give_runs_or_no_run(tmp_path_factory, lines):
     folder = tmp_path_factory.mktemp("logs") / "resnet"
     folder.mkdir()
@@ -479,12 +480,12 @@ def test_a_size_left_out_is_predicted_from_the_fit():
 def test_the_interval_holds_the_serial_share_by_the_spread_of_the_runs():
     truth = 5 / 17.5
     hits = 0
-    for seed in range(60):
+    for seed in range(30):
         fit = scaling.fit(law(5, 800, runs=4, spread=0.03, seed=seed))
         low, high = fit.interval
         assert low < fit.serial_share < high
         hits += low <= truth <= high
-    assert hits >= 53  # 57 are expected; 52 or fewer come in 2 % of such experiments
+    assert hits >= 26  # 28 are expected; 25 or fewer come in 2 % of such experiments
     assert "(" in str(fit)
 
 

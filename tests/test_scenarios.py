@@ -1,32 +1,71 @@
-"""Runs whose phases a person would name: what the methods find in them."""
+"""Runs whose phases a person would name: what the methods find in them, and with which confidence."""
+
+import warnings
+from functools import cache
 
 import numpy as np
 import pytest
-from sklearn.metrics import adjusted_rand_score
+from optional import lazy
 
 import tpunb as tp
+from tpunb.cluster.confidence import confidences
 from tpunb.testing import SCENARIOS, scenario
 
-SEEDS = range(5)
+metrics = lazy("sklearn.metrics")
+
+METHODS = [tp.DBSCAN(), tp.HDBSCAN(), tp.KMeans(), tp.OLS(), tp.OLSPlus(), tp.DBSCAN.paper(), tp.KMeans.paper()]
+
+run_of = cache(scenario)
+
+
+@cache
+def labels_of(name, seed, method):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return np.array(method(run_of(name, seed=seed).steps))
+
+
+@pytest.fixture(scope="module")
+def seeds(request):
+    return range(5 if request.config.getoption("--slow") else 2)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_default_finds_the_phases_without_outliers(name):
-    for seed in SEEDS:
-        run = scenario(name, seed=seed)
-        labels = np.array(tp.DBSCAN()(run.steps))
-        assert labels.min() == 0
-        assert len(set(labels.tolist())) == len(run.names)
-        assert adjusted_rand_score(run.phase, labels) == 1.0
+def test_the_default_finds_the_phases_without_outliers(name, seeds):
+    for seed in seeds:
+        run, labels = run_of(name, seed=seed), labels_of(name, seed, tp.DBSCAN())
+        assert labels.min() == 0, seed
+        assert len(set(labels.tolist())) == len(run.names), seed
+        assert metrics.adjusted_rand_score(run.phase, labels) == 1.0, seed
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_hdbscan_finds_as_many_phases(name):
-    for seed in SEEDS:
-        run = scenario(name, seed=seed)
-        labels = np.array(tp.HDBSCAN()(run.steps))
-        assert len({*labels.tolist()} - {-1}) == len(run.names)
-        assert adjusted_rand_score(run.phase, labels) > 0.95
+def test_hdbscan_finds_as_many_phases(name, seeds):
+    for seed in seeds:
+        run, labels = run_of(name, seed=seed), labels_of(name, seed, tp.HDBSCAN())
+        assert len({*labels.tolist()} - {-1}) == len(run.names), seed
+        assert metrics.adjusted_rand_score(run.phase, labels) > 0.95, seed
+
+
+def index(truth, labels):
+    """The adjusted Rand index; a few outliers are left out."""
+    kept = labels >= 0 if (labels < 0).mean() < 0.01 else np.ones(len(labels), bool)
+    return metrics.adjusted_rand_score(truth[kept], labels[kept])
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_wrong_phases_have_no_confidence_and_true_ones_have(name, seeds):
+    true = []
+    for seed in seeds:
+        run = run_of(name, seed=seed)
+        for method in METHODS:
+            labels = labels_of(name, seed, method)
+            confidence = confidences(run.steps, labels)[None]
+            if index(run.phase, labels) < 0.8:
+                assert confidence < 0.5, (seed, method)
+            else:
+                true.append(confidence >= 0.5)
+    assert np.mean(true) >= 0.9
 
 
 def test_a_seed_reproduces_the_run():

@@ -6,7 +6,8 @@ import math
 import sys
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tpunb.errors import MissingExtra
@@ -171,7 +172,7 @@ def test_values_that_fail_or_change_the_output_never_win(search):
             assert (trial.seconds, trial.equal) == (None, False)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.dictionaries(st.sampled_from(list(OWN)), st.floats(0.3, 3), max_size=4), st.floats(50, 3000))
 def test_whatever_the_costs_nothing_slower_wins(weights, seconds):
     def cost(values):

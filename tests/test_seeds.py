@@ -4,13 +4,13 @@ import random
 
 import numpy as np
 import pytest
+from optional import lazy
 
 from tpunb.errors import TpunbError
 from tpunb.training import seeds
 from tpunb.training.seeds import RandomState
 
-keras = pytest.importorskip("keras")
-tf = pytest.importorskip("tensorflow")
+keras, tf = lazy("keras"), lazy("tensorflow")
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,12 @@
-from test_trace_writer import phases_of
+"""Stretches of equal steps."""
+
+from run_pairs import by_letter
 
 from tpunb.frames.segments import segments
 
 
 def test_segments_are_the_runs_of_equal_columns():
-    found = segments(phases_of("aabba").labelled, "phase")
+    found = segments(by_letter("aabba").labelled, "phase")
     assert found.select("phase", "first_step", "last_step", "steps").rows() == [
         (0, 0, 1, 2),
         (1, 2, 3, 2),

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tpunb.step_stats.self_time import self_times
@@ -35,7 +36,7 @@ def test_self_time_by_hand(events, answer):
     assert own(*events) == answer
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 25), st.integers(0, 12)), max_size=20))
 def test_self_times_are_those_of_a_brute_force_clock(events):
     answer = [0] * len(events)

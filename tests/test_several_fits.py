@@ -3,33 +3,33 @@
 import contextlib
 
 import pytest
-from test_exactness import BATCH, Losses, rows, seen, small, trained
+from exact_fits import BATCH, noting, rows, small, trained
+from optional import lazy
 
 from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.checkpoint.resume import resume
 from tpunb.errors import TpunbError
 
-keras = pytest.importorskip("keras")
-tf = pytest.importorskip("tensorflow")
+keras, tf = lazy("keras"), lazy("tensorflow")
+pytestmark = pytest.mark.live
 
 
-def transferred(data, unfreeze=True):
+def transferred(data):
     """Train a head, then the whole model with another optimizer; return the histories, the losses and the weights."""
     base = keras.layers.Dense(4, name="base", kernel_initializer="ones")
-    base.trainable = not unfreeze
+    base.trainable = False
     made = small(base, keras.layers.Dropout(0.3))
-    first = made.fit(data, epochs=2, verbose=0, callbacks=[Losses()])
-    before = list(seen)
+    before, losses = [], []
+    first = made.fit(data, epochs=2, verbose=0, callbacks=[noting(before)])
     base.trainable = True
     made.compile(keras.optimizers.Adam(0.01), "mse")
-    second = made.fit(data, epochs=3, verbose=0, callbacks=[Losses()])
-    return first.history, before, second.history, list(seen), [each.tolist() for each in made.get_weights()]
+    second = made.fit(data, epochs=3, verbose=0, callbacks=[noting(losses)])
+    return first.history, before, second.history, losses, [each.tolist() for each in made.get_weights()]
 
 
 DATA = {
-    "seeded shuffle": lambda: rows().shuffle(9, seed=3).batch(BATCH),
     "shuffle": lambda: rows().shuffle(9).batch(BATCH),
-    "shuffle below a shuffle": lambda: (
+    "seeded shuffle below a shuffle": lambda: (
         tf.data.Dataset.range(8)
         .shuffle(8, seed=1)
         .interleave(lambda at: rows().skip(4 * at).take(4), cycle_length=2)
@@ -39,17 +39,22 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize("name", DATA)
-def test_the_second_fit_of_a_block_resumes_exactly(tmp_path, name):
-    with checkpointing(tmp_path, every=5):
-        first, _, second, losses, weights = transferred(DATA[name]())
-    found = checkpoints(tmp_path)
+@pytest.fixture(scope="module", params=DATA)
+def whole(request, tmp_path_factory):
+    """The data, the folder of the checkpoints, and what was trained."""
+    data, folder = DATA[request.param], tmp_path_factory.mktemp("whole")
+    with checkpointing(folder, every=5):
+        return data, folder, transferred(data())
+
+
+def test_the_second_fit_of_a_block_resumes_exactly(whole):
+    data, folder, (first, _, second, losses, weights) = whole
+    found = checkpoints(folder)
     assert [one.step for one in found] == [5, 5, 10, 10, 15, 15, 20]
     assert all(one.exact for one in found)
-    for step in (5, 10, 20):
-        one = tmp_path / ("tpunb-20" if step == 20 else f"tpunb-{step}-2")
-        with resume(one):
-            history, before, later, after, final = transferred(DATA[name]())
+    for step, name in ((5, "tpunb-5-2"), (20, "tpunb-20")):
+        with resume(folder / name):
+            history, before, later, after, final = transferred(data())
         assert history == first
         assert before == []
         assert after == losses[step:]
@@ -57,15 +62,22 @@ def test_the_second_fit_of_a_block_resumes_exactly(tmp_path, name):
         assert later["loss"] == second["loss"][-len(later["loss"]) :]
 
 
-def test_a_resumed_second_fit_can_be_saved_again(tmp_path):
-    with checkpointing(tmp_path / "a", every=10):
-        *_, weights = transferred(DATA["shuffle"]())
-    with resume(tmp_path / "a/tpunb-10-2"), checkpointing(tmp_path / "b", every=5) as saving:
-        transferred(DATA["shuffle"]())
+@pytest.mark.parametrize("whole", ["shuffle"], indirect=True)
+def test_a_resumed_second_fit_can_be_saved_again(whole, tmp_path):
+    data, folder, (*_, weights) = whole
+    with resume(folder / "tpunb-10-2"), checkpointing(tmp_path, every=5) as saving:
+        transferred(data())
     assert [one.step for one in saving.saved] == [15, 20]
     with resume(saving.saved[0]):
-        *_, again = transferred(DATA["shuffle"]())
+        *_, again = transferred(data())
     assert again == weights
+
+
+@pytest.mark.parametrize("whole", ["shuffle"], indirect=True)
+def test_a_block_with_fewer_fits_is_an_error(whole):
+    _, folder, _ = whole
+    with pytest.raises(TpunbError, match="the block called fit 1 time"), resume(folder / "tpunb-5-2"):
+        trained(rows().batch(BATCH))
 
 
 def test_an_interrupted_fit_counts(tmp_path):
@@ -101,10 +113,3 @@ def test_a_fit_of_another_model_before_makes_a_checkpoint_inexact(tmp_path):
         cell()
     exact = {one.path.name: one.exact for one in checkpoints(tmp_path)}
     assert exact == {"tpunb-8": True, "tpunb-8-2": False}
-
-
-def test_a_block_with_fewer_fits_is_an_error(tmp_path):
-    with checkpointing(tmp_path, every=5):
-        transferred(DATA["shuffle"]())
-    with pytest.raises(TpunbError, match="the block called fit 1 time"), resume(tmp_path / "tpunb-5-2"):
-        trained(rows().batch(BATCH))

@@ -1,12 +1,18 @@
-"""Every shared real capture: it gives steps, phases and advice, and its figures agree with one another."""
+"""Every shared real capture: it gives steps, phases and advice, its figures agree, and no output names a person."""
 
+import gzip
+import json
+import re
 import warnings
+from functools import cache
 
 import polars as pl
+import polars.selectors as cs
 import pytest
 
 import tpunb as tp
 from tpunb.step_stats import launches
+from tpunb.text import plain
 
 PROFILES = [
     "cpu_julia.trace.json.gz",
@@ -23,6 +29,8 @@ PROFILES = [
     "tpu-v6e-4_jax_host-offload.xplane.pb",
     "tpu_vllm-qwen3.trace.json.gz",
 ]
+TRACES = [name for name in PROFILES if not name.endswith("overview_page.json")]
+"""Without XProf's tables, which hold no events."""
 RULES = ["calls", "calls", "annotation", "steps line", None, "module"]
 """Of those below: all others have one step, the whole capture."""
 BY_RULE = [PROFILES[i] for i in (6, 7, 8, 9, 10, 11)]
@@ -37,15 +45,19 @@ def steps_of(profile, by=None):
 @pytest.fixture(scope="module")
 def captures(real_profiles):
     """Return a profile and its steps by name, loaded once."""
-    loaded = {}
 
+    @cache
     def of(name):
-        if name not in loaded:
-            profile = tp.load(real_profiles / name)
-            loaded[name] = profile, steps_of(profile)
-        return loaded[name]
+        profile = tp.load(real_profiles / name)
+        return profile, steps_of(profile)
 
     return of
+
+
+@pytest.fixture(scope="module")
+def phases(captures):
+    """Return the phases of a capture by name, found once."""
+    return cache(lambda name: tp.phases(captures(name)[1]))
 
 
 def test_no_shared_capture_is_left_out(real_profiles):
@@ -54,23 +66,20 @@ def test_no_shared_capture_is_left_out(real_profiles):
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_a_capture_gives_steps_phases_and_advice(captures, name):
+def test_a_capture_gives_steps_phases_and_advice(captures, phases, name):
     profile, steps = captures(name)
-    phases = tp.phases(steps)
     assert len(steps) >= 1
-    assert len(phases) >= 1
-    assert tp.advise(phases).height >= 0
+    assert len(phases(name)) >= 1
+    assert tp.advise(phases(name)).height >= 0
     assert tp.goodput(profile) is not None
     rule = dict(zip(BY_RULE, RULES, strict=True)).get(name, "annotation" if name == PROFILES[2] else "whole")
     assert steps.frame["rule"].unique().to_list() == [rule]
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", TRACES)
 @pytest.mark.parametrize("by", [None, "whole"])
 def test_figures_of_devices_agree(captures, name, by):
     profile, steps = captures(name)
-    if profile.read_events is None:
-        pytest.skip("XProf's tables hold no operations")
     steps = steps if by is None else steps_of(profile, by)
     devices = steps.devices
     assert (devices["device_ps"] <= devices["dur_ps"]).all()
@@ -132,3 +141,56 @@ def test_each_module_of_one_forward_pass_is_a_step(captures):
     unknown = events.filter(pl.col("category") == "custom-call")["dur_ps"].sum() / events["dur_ps"].sum()
     assert whole.frame["flops_time_share"].item() == pytest.approx(1 - unknown, abs=0.005)
     assert 0.2 < unknown < 0.3
+
+
+# -- outputs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_the_trace_of_a_step_is_read_back_as_it_is(captures, phases, name, tmp_path):
+    found = phases(name).open_trace(path=tmp_path / "step.trace.json.gz")
+    start = phases(name).steps.frame.filter(host=found.host, step=found.step)["start_ps"].item()
+    again, at = tp.load(found.path).events, pl.col("start_ps")
+    end = at + pl.col("dur_ps")
+    around = (at < start + 2 * found.dur_ps) & (end > start - found.dur_ps) & (pl.col("host") == found.host)
+    of_capture = captures(name)[0].events.filter(around)
+    assert again.height == of_capture.height > 0
+    assert again["plane"].cast(pl.String).sort().to_list() == of_capture["plane"].cast(pl.String).sort().to_list()
+    written = json.loads(gzip.decompress(found.path.read_bytes()))["traceEvents"]
+    names = [event["name"] for event in written if event["ph"] == "X"]
+    assert sorted(names) == sorted(plain(name) for name in of_capture["name"].cast(pl.String))
+    assert abs(again["dur_ps"].sum() - of_capture["dur_ps"].sum()) <= 1000 * again.height
+
+
+PRIVATE = re.compile(r"/home/|/mnt/|/Users/")
+
+
+def private(frame):
+    texts = frame.select(cs.string() | cs.categorical()).unique()
+    return {text for column in texts for text in column.cast(pl.String).unique() if text and PRIVATE.search(text)}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_no_output_has_a_private_path(captures, phases, name, tmp_path):
+    """People's folders are in source locations of programs."""
+    profile, steps = captures(name)
+    assert private(profile.events) == private(profile.instructions) == set()
+    assert private(steps.layers) == private(steps.ops) == set()
+    written = [*phases(name).to_csv(tmp_path), phases(name).to_chrome_trace(tmp_path / "trace.json")]
+    written.append(phases(name).open_trace(path=tmp_path / "step.json").path)
+    assert not [file for file in written if PRIVATE.search(file.read_text(encoding="utf-8"))]
+
+
+def test_sources_are_lines_of_their_programs_without_folders(captures):
+    found = {}
+    for name in (
+        "tpu-v6e-4_jax_host-offload.xplane.pb",
+        "gpu-mi300x_jax_conv.xplane.pb",
+        "tpu_vllm-qwen3.trace.json.gz",
+    ):
+        known = captures(name)[0].instructions.filter(pl.col("source").is_not_null())
+        assert known["source"].cast(pl.String).str.contains(r":[0-9]+$").all()
+        found[name[:5]] = known["source"].cast(pl.String).unique().sort().to_list()
+    assert found["tpu-v"] == [f"host_offload_stress_test.py:{line}" for line in (29, 37, 38)]
+    assert "jax_conv_profiling.py:77" in found["gpu-m"]
+    assert {"attention.py:262", "torchax/ops/jaten.py:583"} <= {*found["tpu_v"]}

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import polars as pl
 import pytest
-from test_summary_numbers import RUNS, productive
+from summary_runs import RUNS, phases_of, productive
 
 import tpunb as tp
 from tpunb.text import percent, short_time
@@ -22,8 +22,8 @@ def ratio(rows, column):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_facts_of_a_phase_are_those_of_the_frames(name):
-    steps = RUNS[name]()
-    phases = tp.phases(steps)
+    phases = phases_of(name)
+    steps = phases.steps
     labels = phases.labels.to_numpy()
     time = productive(steps, labels)
     for label in sorted({*labels.tolist()}):
@@ -53,8 +53,8 @@ def test_the_facts_of_a_phase_are_those_of_the_frames(name):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_numbers_of_advice_are_those_of_the_frames(name):
-    steps = RUNS[name]()
-    phases = tp.phases(steps)
+    phases = phases_of(name)
+    steps = phases.steps
     goodput = tp.goodput(phases) if steps.wall is not None else None
     all_ps = steps.frame["dur_ps"].sum()
     labels = phases.labels.to_numpy()

@@ -5,8 +5,12 @@ import sys
 import threading
 import types
 from contextlib import nullcontext
+from importlib.util import find_spec
 
 import pytest
+from optional import lazy
+from recorded_runs import JAX
+from warm_python import warm_python
 
 from tpunb.errors import CaptureBusy, MissingExtra, TpunbError
 from tpunb.io import xplane
@@ -15,13 +19,18 @@ from tpunb.profiler.sources import frameworks, local
 from tpunb.profiler.sources.frameworks import in_use
 from tpunb.profiler.sources.local import Local, serve
 
+tf = lazy("tensorflow")
+needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
+needs_tensorflow = pytest.mark.skipif(find_spec("tensorflow") is None, reason="tensorflow is not installed")
 
-def run(code):
+
+def run(code, python):
     """Run a program of its own; what it prints."""
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seen = subprocess.run([*python, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     return seen.stdout.split()
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("framework", ["tensorflow", "jax"])
 def test_a_server_is_opened_once_a_process(framework):
     pytest.importorskip(framework)
@@ -29,20 +38,24 @@ def test_a_server_is_opened_once_a_process(framework):
     assert serve(framework).startswith("127.0.0.1:")
 
 
-def test_facts_name_the_profiled_framework():
-    tf = pytest.importorskip("tensorflow")
+@pytest.mark.live
+def test_facts_name_the_profiled_framework(monkeypatch):
     tf.ones(3)
+    monkeypatch.setattr(local, "in_use", lambda: ("tensorflow",))  # another test may have computed with JAX
     source = Local()
     source.start()
     source.window(0.01)
-    facts = source.facts()
-    if facts["framework"] == "tensorflow":  # another test of this process may have computed with JAX
-        assert facts["framework_version"] == tf.__version__
-        assert facts["devices"] == [device.name for device in tf.config.list_logical_devices()]
+    devices = [device.name for device in tf.config.list_logical_devices()]
+    assert source.facts() == {
+        "framework": "tensorflow",
+        "framework_version": tf.__version__,
+        "devices": devices,
+    }
 
 
+@pytest.mark.live
+@needs_jax
 def test_jax_program_is_profiled_without_importing_tensorflow():
-    pytest.importorskip("jax")
     code = """
 import sys, jax, jax.numpy as jnp
 from tpunb.profiler.sources.frameworks import in_use
@@ -56,12 +69,13 @@ source = Local(); source.start()
 events, facts = xplane.read(source.window(0.1), source="window")
 print(source.facts()["framework"], "tensorflow" in sys.modules, facts.errors == [])
 """
-    assert run(code) == ["None", "jax", "jax", "False", "True"]
+    assert run(code, warm_python(JAX)) == ["None", "jax", "jax", "False", "True"]
 
 
+@pytest.mark.live
+@needs_jax
+@needs_tensorflow
 def test_framework_that_is_only_imported_is_not_profiled():
-    pytest.importorskip("jax")
-    pytest.importorskip("tensorflow")
     code = """
 import tensorflow as tf, jax
 from tpunb.profiler.sources.frameworks import in_use
@@ -71,27 +85,31 @@ print(*in_use() or ['None'], sep='+')
 jax.devices()
 print(*in_use() or ['None'], sep='+')
 """
-    assert run(code) == ["None", "tensorflow", "jax+tensorflow"]
+    assert run(code, warm_python()) == ["None", "tensorflow", "jax+tensorflow"]
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_backend_of_keras_is_profiled(backend):
     pytest.importorskip("keras")
     pytest.importorskip(backend)
-    code = f"""
-import os; os.environ["KERAS_BACKEND"] = "{backend}"
+    code = """
+import time
 import numpy as np, tensorflow as tf, jax, keras
 import tpunb as tp
 tf.ones(3); jax.devices()
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
-with tp.capture() as run:
-    while run.status.windows < 3:  # the first may have begun before Keras
-        model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
+until = time.monotonic() + 120
+with tp.capture(schedule=tp.Schedule.continuous(window=0.2)) as run:
+    while not run._session.recorder.full:  # the first window may have begun before Keras
+        assert time.monotonic() < until, run.status
+        model.fit(np.ones((640, 4)), np.ones((640, 1)), verbose=0)
 facts = run._session.source.facts()
 print(facts["framework"], tp.steps(tp.load(run)).full().ops.height > 0)
 """
-    assert run(code) == [backend, "True"]
+    python = warm_python() if backend == "tensorflow" else warm_python(KERAS_BACKEND=backend)
+    assert run(code, python) == [backend, "True"]
 
 
 def fake(monkeypatch, **modules):
@@ -110,8 +128,9 @@ def test_a_framework_in_the_midst_of_its_import_is_not_in_use_yet(monkeypatch):
     assert in_use() == ()
 
 
+@pytest.mark.live
 def test_framework_used_later_is_waited_for(monkeypatch):
-    pytest.importorskip("tensorflow")
+    tf.ones(3)
     frameworks = iter([(), (), ("tensorflow",)])
     monkeypatch.setattr(local, "in_use", lambda: next(frameworks, ("tensorflow",)))
     source = Local()
@@ -146,6 +165,7 @@ def test_without_any_framework_the_extras_are_named(monkeypatch):
     assert caught.value.hint == "pip install 'tpunb[tensorflow]' or 'tpunb[jax]'"
 
 
+@pytest.mark.live
 def test_silent_server_raises_and_is_not_kept(monkeypatch):
     monkeypatch.setattr(local, "_servers", {})
     monkeypatch.setattr(local, "_READY_S", 0.3)
@@ -155,8 +175,9 @@ def test_silent_server_raises_and_is_not_kept(monkeypatch):
     assert local._servers == {}
 
 
+@pytest.mark.live
+@needs_jax
 def test_a_window_of_jax_and_one_of_the_programs_own_server_do_not_meet():
-    pytest.importorskip("jax")
     code = """
 import socket, jax
 from tpunb.profiler.sources.local import Local
@@ -168,49 +189,51 @@ jax.profiler.start_server(port)
 jax.profiler.stop_server()
 print(len(source.window(0.05)) > 0)
 """
-    assert run(code) == ["True"]
+    assert run(code, warm_python(JAX)) == ["True"]
 
 
 def test_a_step_is_annotated_by_every_framework_in_use(monkeypatch):
-    pytest.importorskip("tensorflow")
-    pytest.importorskip("jax")
     opened = []
     for name in frameworks.SUPPORTED:
         monkeypatch.setitem(
             frameworks._ANNOTATIONS, name, lambda *what, name=name: opened.append((name, *what)) or nullcontext()
         )
     for using in ((), ("jax",), ("jax", "tensorflow")):
-        monkeypatch.setattr(frameworks, "in_use", lambda using=using: using)
+        for module in (frameworks, local):
+            monkeypatch.setattr(module, "in_use", lambda using=using: using)
         opened.clear()
         with Local().step("train", 7):
             assert opened == [(name, "train", 7) for name in using]
 
 
+@pytest.mark.live
+@needs_jax
+@needs_tensorflow
 def test_of_two_frameworks_the_computing_one_is_profiled():
-    pytest.importorskip("jax")
-    pytest.importorskip("tensorflow")
     code = """
 import threading, tensorflow as tf, jax, jax.numpy as jnp
 from tpunb.profiler.sources.local import Local
-tf.ones(3); jax.devices()
+jax.devices()
 source = Local(); source.start()
-def watched(compute):
-    ended = threading.Event()
+def profiled(compute, expected):
+    ended, computed = threading.Event(), threading.Event()
     def busy():
         while not ended.is_set():
-            compute()
-    thread = threading.Thread(target=busy); thread.start()
-    seen = []
-    for _ in range(3):
-        source.window(0.2); seen.append(source.facts()["framework"])
+            compute(); computed.set()
+    thread = threading.Thread(target=busy); thread.start(); computed.wait()
+    for _ in range(50):  # a window may be too short for a busy machine to compute in it
+        source._jax_rests = 0
+        source.window(0.1)  # of JAX, which shows whether that computes
+        source.window(0.1)
+        if source.facts()["framework"] == expected:
+            break
     ended.set(); thread.join()
-    return seen[-1]
-print(watched(lambda: tf.matmul(tf.ones((9, 9)), tf.ones((9, 9)))))
-source._jax_rests = 0
+    return source.facts()["framework"]
+print(profiled(lambda: tf.matmul(tf.ones((9, 9)), tf.ones((9, 9))), "tensorflow"))
 step = jax.jit(lambda x: x @ x)
-print(watched(lambda: step(jnp.ones((9, 9)))))
+print(profiled(lambda: step(jnp.ones((9, 9))), "jax"))
 """
-    assert run(code) == ["tensorflow", "jax"]
+    assert run(code, warm_python()) == ["tensorflow", "jax"]
 
 
 class Client:

@@ -32,7 +32,7 @@ def test_the_list_and_the_slider_are_the_traits(view, panel):
     assert view.value.method == tp.OLS(0.5)
 
 
-def test_what_is_shown_follows(view, panel):
+def test_what_is_shown_follows(panel):
     before = panel.phases.value
     panel.method.value = "ols"
     panel.slider.value = 0.0
@@ -41,7 +41,7 @@ def test_what_is_shown_follows(view, panel):
     assert "<svg" in panel.curve.value
 
 
-def test_a_method_without_a_parameter_has_no_slider(view, panel):
+def test_a_method_without_a_parameter_has_no_slider(panel):
     assert panel.slider in panel.children
     panel.method.value = "hdbscan"
     assert panel.slider not in panel.children
@@ -68,8 +68,7 @@ def test_an_error_is_shown_in_the_panel(panel, monkeypatch):
     assert panel.alert.value == ""
 
 
-def test_it_is_shown_where_other_widgets_cannot_be(monkeypatch):
-    view = explore(TOY)
+def test_it_is_shown_where_other_widgets_cannot_be(view, monkeypatch):
     own = view.view_bundle()
     monkeypatch.setenv("TPUNB_WIDGETS", "plain")
     plain = view.view_bundle()

@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
-from test_xplane import each_capture
 
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import TpunbError
 from tpunb.frames import Profile
 from tpunb.testing import toy_events, toy_steps
-from tpunb.text import plain
 
 HOST, CHIP = "/host:CPU", "/device:TPU:0"
 
@@ -83,24 +81,3 @@ def test_xprof_opens_the_folder_above_the_plugins(tmp_path):
     capture = tmp_path / "log" / "plugins" / "profile" / "2026" / "host.xplane.pb"
     assert phases_of(5, 5, source=capture).open_trace(path=tmp_path / "t.json").logdir == str(tmp_path / "log")
     assert phases_of(5, 5, source=tmp_path / "host.xplane.pb").open_trace(path=tmp_path / "t.json").logdir is None
-
-
-@each_capture("*.[xtp]*")
-def test_the_trace_of_a_real_capture_is_read_back_as_it_is(path, tmp_path):
-    profile = tp.load(path)
-    if profile.read_events is None:
-        pytest.skip("tables hold no events")
-    try:
-        phases = tp.phases(profile)
-    except TpunbError:
-        pytest.skip("no steps")
-    found = phases.open_trace(path=tmp_path / "step.trace.json.gz")
-    start = phases.steps.frame.filter(host=found.host, step=found.step)["start_ps"].item()
-    again, at = tp.load(found.path).events, pl.col("start_ps")
-    end = at + pl.col("dur_ps")
-    around = (at < start + 2 * found.dur_ps) & (end > start - found.dur_ps) & (pl.col("host") == found.host)
-    of_capture = profile.events.filter(around)
-    assert again.height == of_capture.height > 0
-    assert again["plane"].cast(pl.String).sort().to_list() == of_capture["plane"].cast(pl.String).sort().to_list()
-    assert sorted(names(found.path)) == sorted(plain(name) for name in of_capture["name"].cast(pl.String))
-    assert abs(again["dur_ps"].sum() - of_capture["dur_ps"].sum()) <= 1000 * again.height

@@ -2,7 +2,7 @@
 
 import polars as pl
 import pytest
-from test_sweep_frame import CHIP, KNEE, MS, grid, sweep
+from toy_sweeps import CHIP, KNEE, MS, grid, sweep
 
 import tpunb as tp
 from tpunb import charts

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from optional import lazy
 
 from tpunb.errors import TpunbError
 from tpunb.tfdata import graph as module
 from tpunb.tfdata.graph import array_bytes, check_dataset, from_graph, op_def, to_graph
 
-tf = pytest.importorskip("tensorflow")
+tf = lazy("tensorflow")
 
 
 @pytest.fixture

@@ -1,10 +1,11 @@
 """Positions of tf.data iterators: why they cannot be saved."""
 
 import pytest
+from optional import lazy
 
 from tpunb.tfdata import position
 
-tf = pytest.importorskip("tensorflow")
+tf = lazy("tensorflow")
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,15 @@
 import threading
 
 import pytest
-from slow_jobs import reading
+from optional import lazy
+from slow_jobs import noisy, reading
 
 from tpunb.errors import TpunbError
 from tpunb.tuning.job import Job
 from tpunb.tuning.thread_locals import copy_thread_locals
 from tpunb.tuning.trial import TrialRunner
 
-keras = pytest.importorskip("keras")
+keras = lazy("keras")
 
 
 def in_a_thread(call):
@@ -46,27 +47,18 @@ def test_layer_names_are_counted_per_thread():
     assert in_a_thread(lambda: (restore(), keras.layers.Dense(1).name)[1]) == keras.layers.Dense(1).name
 
 
-class Noise(keras.layers.Layer):
-    """Adds random numbers of Keras' own generator, which each thread has for itself."""
-
-    def call(self, x, training=False):
-        return x + keras.random.normal(keras.ops.shape(x)) if training else x
-
-
-def noisy():
-    keras.utils.set_random_seed(5)
-    keras.random.normal((1,))  # the generator of this thread is there
-    model = keras.Sequential([keras.Input((4,)), Noise(), keras.layers.Dense(1)])
-    model.compile("adam", "mse")
-    return model
-
-
+@pytest.mark.live
 def test_trials_in_a_thread_leave_nothing_behind():
     def losses(model):
         return model.fit(reading(), epochs=1, verbose=0).history["loss"]
 
-    fresh = losses(noisy())
-    model = noisy()
+    def drawing():
+        model = noisy()
+        keras.random.normal((1,))  # the generator of this thread is there
+        return model
+
+    fresh = losses(drawing())
+    model = drawing()
     job, restore = Job(lambda: (model, reading())), copy_thread_locals()
 
     def trials():

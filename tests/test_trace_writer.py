@@ -24,11 +24,6 @@ def windows_of(*rows):
     return pl.DataFrame(rows, schema=WINDOWS, orient="row")
 
 
-def renamed(steps, **names):
-    ops = steps.ops.with_columns(pl.col("op").cast(pl.String).replace(names).cast(schema.NAME))
-    return replace(steps, ops=ops)
-
-
 def events_of(path, thread=None):
     events = json.loads(path.read_text())["traceEvents"]
     tids = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from test_charts import EVIL, rows_of, texts_of
+from chart_checks import EVIL, rows_of, texts_of
 
 from tpunb import charts
 from tpunb.charts import render

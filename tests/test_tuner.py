@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import json
-import random
 from itertools import islice
 
 import numpy as np
 import polars as pl
 import pytest
-from slow_jobs import TWO_READERS, at_hand, broken, counting, job, little, reading
+from optional import lazy
+from slow_jobs import SLEEP, TWO_READERS, at_hand, broken, counting, everything, job, little, reading, reused
 
 from tpunb.checkpoint import checkpointing, checkpoints
 from tpunb.cluster import phases
 from tpunb.errors import TpunbError
 from tpunb.testing import toy_steps
 from tpunb.tfdata.graph import AUTOTUNE
-from tpunb.tuning import tournament, tuner
+from tpunb.tuning import stage_costs, tournament, trial, tuner
 from tpunb.tuning.job import Job
 from tpunb.tuning.pipeline import Pipeline
 from tpunb.tuning.racing import RaceResult
 from tpunb.tuning.results import Journal, Message, Speedup, Trial, Tuning, format_values
 from tpunb.tuning.search import hill_climb
-from tpunb.tuning.stage_costs import stage_costs
+from tpunb.tuning.stage_costs import StageCost
 from tpunb.tuning.tournament import Budget
 from tpunb.tuning.trial import TrialResult, TrialRunner
 from tpunb.tuning.tuner import Tuner, _budget, tune
 
-tf = pytest.importorskip("tensorflow")
+tf = lazy("tensorflow")
 
 CALLS = "map:1(fetched) parallel calls"
-
-
-def everything(model):
-    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
-    return [variable.numpy().tolist() for variable in variables], random.getstate(), np.random.get_state()[1].tolist()
 
 
 def elements(data):
@@ -46,20 +41,36 @@ def won(pairs, **limits):
     return RaceResult("faster", 2.0, 1.8, 2.2, len(list(islice(pairs, 2))))
 
 
+def clear(patch):
+    """Let steps wait for their data, and every candidate win its race, whatever the clock shows."""
+    patch.setattr(tournament, "race", won)
+    patch.setattr(tuner, "_bound", lambda default, model: None)
+    patch.setattr(tuner, "stage_costs", lambda pipeline: (StageCost("map:1(fetched)", 0.016, 0.1),))
+    patch.setattr(TrialRunner, "model_only_seconds", lambda runner: 0.001)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_trials():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "_SECONDS", 0.1)
+        patch.setattr(trial, "_HICCUP", 600)
+        yield
+
+
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """Return a tuning of a job that waits, the job, its folder, and the state of its model before and after."""
-    one, folder = job(n=240), tmp_path_factory.mktemp("tuned")
+    one, folder = Job(lambda: (little(), reading(n=240))), tmp_path_factory.mktemp("tuned")
     _ = one.training  # builds the optimizer, as the first step of fit does
     model = one.parts[0]
     before = everything(model)
-    with pytest.MonkeyPatch.context() as patch:  # a busy machine may hide what is gained
-        patch.setattr(tournament, "race", won)
-        patch.setattr(tuner, "_bound", lambda default, model: None)
-        found = tune(one, budget=600, folder=folder)
+    with pytest.MonkeyPatch.context() as patch:
+        clear(patch)
+        found = tune(one, budget=Budget(600, trials=4), folder=folder)
     return found, one, folder, before, everything(model)
 
 
+@pytest.mark.live
 def test_a_pipeline_that_waits_becomes_parallel(tuned):
     found, *_ = tuned
     assert found.best[CALLS] == AUTOTUNE or found.best[CALLS] > 1, [*map(str, found.messages)]
@@ -67,6 +78,7 @@ def test_a_pipeline_that_waits_becomes_parallel(tuned):
     assert "same output" in str(found.messages[-1])
 
 
+@pytest.mark.live
 def test_its_output_is_the_same(tuned):
     found, one, *_ = tuned
     assert all(trial.equal for trial in found.trials)
@@ -76,14 +88,15 @@ def test_its_output_is_the_same(tuned):
         assert baseline.trial(found.best).digest == baseline.result.digest
 
 
+@pytest.mark.live
 def test_nothing_is_left_of_it(tuned):
     _, one, _, before, after = tuned
     assert after == before
-    again = little()
     tuned_losses = one.parts[0].fit(reading(), epochs=1, verbose=0).history["loss"]
-    assert tuned_losses == again.fit(reading(), epochs=1, verbose=0).history["loss"]
+    assert tuned_losses == little().fit(reading(), epochs=1, verbose=0).history["loss"]
 
 
+@pytest.mark.live
 def test_it_has_a_frame_and_code(tuned):
     found, *_ = tuned
     assert found.frame.height == len(found.trials)
@@ -95,6 +108,7 @@ def test_it_has_a_frame_and_code(tuned):
     assert found.seconds > 0
 
 
+@pytest.mark.live
 def test_it_is_read_again_from_its_folder(tuned):
     found, _, folder, *_ = tuned
     again = Tuning.read(folder)
@@ -104,12 +118,13 @@ def test_it_is_read_again_from_its_folder(tuned):
     assert repr(again) == repr(found)
 
 
-def test_where_nothing_waits_it_stops_at_once():
-    one = Job(lambda: (little(), at_hand()), step=lambda model, batch: [model.train_on_batch(*batch) for _ in range(4)])
-    found = tune(one, budget=Budget(600, trials=2))
+@pytest.mark.live
+def test_where_nothing_waits_it_stops_at_once(monkeypatch):
+    monkeypatch.setattr(TrialRunner, "model_only_seconds", lambda runner: 600.0)
+    found = tune(job(at_hand), budget=600)
+    assert found.messages[1].code == "model-bound"
+    assert [trial.verdict for trial in found.trials] == ["default"]
     assert found.best == {}
-    if found.messages[1].code == "model-bound":  # by the clock
-        assert len(found.trials) == 1
     data = at_hand()
     assert found.apply(data) is data
     assert found.as_code() == ""
@@ -129,6 +144,7 @@ def test_the_bound_of_a_step_is_reported(monkeypatch, step, busy, words):
     assert str(tuner._bound(TrialResult(step, "", 1.0, busy), 0.01)) == words
 
 
+@pytest.mark.live
 def test_the_seconds_needed_are_announced_and_a_smaller_budget_is_refused_at_once(capsys):
     found = tune(job(), budget=0.01)
     needs, refusal = found.messages
@@ -140,20 +156,27 @@ def test_the_seconds_needed_are_announced_and_a_smaller_budget_is_refused_at_onc
     assert found.trials == ()
 
 
+@pytest.mark.live
 def test_a_budget_that_ends_before_the_first_race_is_reported(monkeypatch):
-    monkeypatch.setattr(tuner, "least_seconds", lambda execution: 0.0)  # as if the first two executions were quick
-    found = tune(job(), search=hill_climb, budget=1.0)
+    monkeypatch.setattr(tuner, "least_seconds", lambda execution: -600.0)  # the first check passes
+    found = tune(job(), search=hill_climb, budget=0.3)
     assert [message.code for message in found.messages] == ["needs", "budget too small"]
 
 
-def test_outputs_that_are_not_repeatable_are_reported():
+@pytest.mark.live
+def test_outputs_that_are_not_repeatable_are_reported(monkeypatch):
+    monkeypatch.setattr(trial, "_LEAST", 20)  # longer than what has been read ahead
     found = tune(job(counting), budget=600)
     assert found.trials == ()
     assert "not deterministic" in str(found.messages[-1])
     assert repr(found) == "Tuning(0 trials, the values stay as they are)"
 
 
-def test_values_whose_trial_fails_are_rejected_with_the_error():
+@pytest.mark.live
+def test_values_whose_trial_fails_are_rejected_with_the_error(monkeypatch):
+    monkeypatch.setattr(trial, "_LEAST", 30)  # longer than what has been read ahead
+    monkeypatch.setattr(tuner, "_bound", lambda default, model: None)
+
     def search(_):
         yield TWO_READERS
 
@@ -162,6 +185,7 @@ def test_values_whose_trial_fails_are_rejected_with_the_error():
     assert "no more than one reader" in found.rejected[format_values(TWO_READERS)]
 
 
+@pytest.mark.live
 def test_pipelines_that_cannot_be_rebuilt_are_not_tuned():
     generator = tf.random.Generator.from_seed(1)
 
@@ -175,12 +199,14 @@ def test_pipelines_that_cannot_be_rebuilt_are_not_tuned():
     )
 
 
-def test_a_checkpoint_is_a_start(tmp_path):
+@pytest.mark.live
+def test_a_checkpoint_is_a_start(tmp_path, monkeypatch):
     def data():
         return reading(n=80).shuffle(3)
 
     with checkpointing(tmp_path, every=8):
-        little().fit(data(), epochs=1, verbose=0)
+        reused().fit(data(), epochs=1, verbose=0)
+    clear(monkeypatch)
     saved = checkpoints(tmp_path)
     found = tune(job(data), start=saved[0], budget=Budget(600, trials=3))
     assert len(found.trials) <= 3
@@ -188,6 +214,7 @@ def test_a_checkpoint_is_a_start(tmp_path):
     assert found.trials[1].values.get(CALLS, 1) != 1
 
 
+@pytest.mark.live
 def test_it_may_be_stopped_between_trials(tmp_path):
     tuner = Tuner(job(), None, hill_climb, Budget(600), Journal(tmp_path))
     trials = tuner.trials()
@@ -232,9 +259,10 @@ def test_unknown_fields_are_null_in_the_frame():
 # ---- arguments
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("data", [at_hand, lambda: (np.zeros((64, 4), "f"), np.zeros((64, 1), "f"))])
 def test_a_model_and_its_data_are_tuned(data):
-    model = little()
+    model = reused()
     before = [weight.tolist() for weight in model.get_weights()]
     found = tune(model, data(), budget=Budget(600, trials=1))
     assert [trial.verdict for trial in found.trials] == ["default"]
@@ -275,11 +303,19 @@ def test_wrong_arguments_raise(wrong, kind, words):
 # ---- stage costs
 
 
-def test_the_cost_of_a_stage_excludes_those_below():
-    found = {cost.stage: cost for cost in stage_costs(Pipeline(reading(batch=4)))}
-    assert list(found) == ["range:0", "map:1(fetched)"]
-    assert found["map:1(fetched)"].seconds > 2 * 0.004, "four readings, one after the other, less what is below"
-    assert found["map:1(fetched)"].waits
+def test_the_cost_of_a_stage_excludes_those_below(monkeypatch):
+    measured = iter([(0.001, 0.0005), (0.021, 0.0025)])  # seconds, and of the processors: to the range, to the map
+    monkeypatch.setattr(stage_costs, "_measured", lambda dataset, needed, limit: next(measured))
+    below, stage = stage_costs.stage_costs(Pipeline(reading()))
+    assert (below.stage, below.seconds, below.busy, below.waits) == ("range:0", 0.001, 0.5, False)
+    assert (stage.stage, stage.waits) == ("map:1(fetched)", True)
+    assert (stage.seconds, stage.busy) == pytest.approx((0.02, 0.1))
+
+
+@pytest.mark.live
+def test_a_stage_is_measured_for_all_elements_of_a_batch():
+    below, stage = stage_costs.stage_costs(Pipeline(reading(batch=4)))
+    assert below.seconds + stage.seconds >= 3 * SLEEP, "four readings, of which one may have begun before"
 
 
 def test_stages_of_all_kinds_have_costs():
@@ -290,13 +326,14 @@ def test_stages_of_all_kinds_have_costs():
         rows().map(lambda x: x + 1, num_parallel_calls=4).shuffle(40).prefetch(8),
         rows().interleave(lambda x: tf.data.Dataset.range(x, x + 3), cycle_length=2).filter(lambda x: x % 2 == 0),
     ).batch(5)
-    costs = stage_costs(Pipeline(data))
+    costs = stage_costs.stage_costs(Pipeline(data))
     assert [cost.stage.split(":")[0] for cost in costs] == ["1/range", "1/map", "2/range", "2/interleave", "2/filter"]
     assert all(cost.seconds >= 0 for cost in costs)
     assert [cost.certain for cost in costs] == [True, True, False, False, True], "an interleave makes many of one"
-    assert stage_costs(Pipeline(tf.data.Dataset.range(0).map(lambda x: x)))[0].seconds == 0
+    assert stage_costs.stage_costs(Pipeline(tf.data.Dataset.range(0).map(lambda x: x)))[0].seconds == 0
 
 
+@pytest.mark.live
 def test_functions_that_are_not_safe_in_parallel_are_named():
     rows = iter(range(100_000))
 

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from optional import lazy
+from warm_python import warm_python
 
 from tpunb.tuning.parameters import Kind, Parameter
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 
-tf = pytest.importorskip("tensorflow")
+tf = lazy("tensorflow")
 
 
 @pytest.fixture
 def tuning(monkeypatch):
-    """The benchmark of tuning."""
+    """The benchmark of tuning, on fewer files."""
     monkeypatch.syspath_prepend(str(FOLDER))
     import tuning
 
+    for name, count in {"PICTURES": 24, "SHARDS": 2, "BATCH": 4}.items():
+        monkeypatch.setattr(tuning.pipelines, name, count)
     return tuning
 
 
@@ -63,7 +66,7 @@ def test_ratios_of_tuning_are_of_the_same_turn(tuning):
 
 
 def test_twelve_pipelines_are_rewritten_or_refused(tuning, tmp_path, capsys):
-    assert tuning.small_ones(tmp_path) == {"rewritten": 10, "refused": 2, "crashed": 0, "different": 0}
+    assert tuning.small_ones(tmp_path, tries=1) == {"rewritten": 10, "refused": 2, "crashed": 0, "different": 0}
     assert "a cache in a file: refused, cache:2 caches in files" in capsys.readouterr().out
 
 
@@ -97,6 +100,7 @@ def test_short_fits_are_counted_by_their_medians(tuning, monkeypatch, tmp_path, 
     assert "io: 20.0 s, tuned 10.0 s" in capsys.readouterr().out
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("name", ["original", "tfrecord"])
 def test_short_jobs_can_be_fitted(tuning, name, tmp_path):
     model, data = tuning.pipelines.fitted(name, tmp_path)
@@ -107,7 +111,7 @@ def test_short_jobs_can_be_fitted(tuning, name, tmp_path):
 @pytest.mark.slow
 def test_the_quick_tuning_benchmark_ends_in_its_ratios_and_omissions():
     done = subprocess.run(
-        [sys.executable, FOLDER / "tuning.py", "--quick"], capture_output=True, text=True, timeout=600
+        [*warm_python(), FOLDER / "tuning.py", "--quick"], capture_output=True, text=True, timeout=1800
     )
     assert done.returncode == 0, done.stderr
     said, last = done.stdout, json.loads(done.stdout.splitlines()[-1])

@@ -3,33 +3,37 @@
 import json
 import random
 import threading
+from itertools import islice
 
 import numpy as np
 import pytest
-from slow_jobs import at_hand, job, little, reading
+from optional import lazy
+from slow_jobs import at_hand, everything, job, little, reading, reused
 
 import tpunb as tp
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases
 from tpunb.testing import toy_steps
+from tpunb.tuning import tournament, trial, tuner
 from tpunb.tuning.job import Job
+from tpunb.tuning.racing import RaceResult
 from tpunb.tuning.results import Journal, Message, Speedup, Trial, Tuning
 from tpunb.tuning.tournament import Budget
 from tpunb.widgets import tuning_panel as room
 from tpunb.widgets.tuning_panel import TuningPanel, tuning_panel
 from tpunb.widgets.tuning_view import trial_start
 
-tf = pytest.importorskip("tensorflow")
+tf = lazy("tensorflow")
 
 CALLS = "map:1(fetched) parallel calls"
 THREADS = "options private threads"
 EVIL = "<img src=x onerror=alert(1)>"
-SECONDS = 120  # for what ends long before
+SECONDS = 600  # for what ends long before
 
 
 @pytest.fixture(scope="module")
 def one_job():
-    return job(n=240)
+    return Job(lambda: (little(), reading(n=240)))
 
 
 @pytest.fixture
@@ -53,7 +57,7 @@ class Played:
     def __init__(self, job, start, search, budget, journal):
         self.given = {"start": start, "search": search, "budget": budget}
         self.messages, self.tuning, self.closed, self.thread = [], Tuning(()), False, None
-        self.next = threading.Semaphore(0)
+        self.asked, self.next = threading.Semaphore(0), threading.Semaphore(0)
         self.error = None
 
     def trials(self):
@@ -62,6 +66,7 @@ class Played:
         try:
             self.messages.append(Message("budget spent", {"trials": 3}))
             for trial in self.trials_to_come:
+                self.asked.release()  # the trial before is in the panel
                 assert self.next.acquire(timeout=SECONDS)
                 if self.error is not None:
                     raise self.error
@@ -88,14 +93,11 @@ def played(monkeypatch, one_job, tmp_path):
         panel._thread.join(SECONDS)
 
 
-def arrived(panel, many):
-    """Wait until so many trials are in the panel."""
-    there = threading.Event()
-    look = lambda _: len(panel.trials) >= many and there.set()  # noqa: E731  taken off again
-    panel.observe(look, "trials")
-    look(None)
-    assert there.wait(SECONDS)
-    panel.unobserve(look, "trials")
+def one_trial(tuner):
+    """Let a tuner that has begun run its first trial, and wait until it is asked for the second."""
+    tuner.next.release()
+    for _ in range(2):
+        assert tuner.asked.acquire(timeout=SECONDS)
 
 
 # ---- before anything runs
@@ -119,7 +121,7 @@ def test_a_panel_begins_with_the_parameters_and_writes_nothing(one_job, tmp_path
 
 def test_building_the_job_draws_no_random_numbers(tmp_path):
     before = random.getstate(), np.random.get_state()[1].tolist()
-    panel_of(job(), tmp_path)  # it sets the seeds
+    panel_of(Job(lambda: (little(), reading())), tmp_path)  # it sets the seeds
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
@@ -194,9 +196,10 @@ def test_outliers_alone_can_be_selected(one_job, tmp_path):
     assert panel_of(one_job, tmp_path, noise).phase == -1
 
 
+@pytest.mark.live
 def test_the_nearest_checkpoint_that_holds_all_is_the_start(one_job, tmp_path, phases):
     with tp.checkpointing(tmp_path / "saved", every=4):
-        little().fit(reading(), epochs=1, verbose=0)
+        reused().fit(reading(), epochs=1, verbose=0)
     panel = panel_of(one_job, tmp_path, phases, tmp_path / "saved")
     assert (panel.start.checkpoint.step, panel.start.text) == (4, "step 4, in the phase (tpunb-4)")
     panel.phase = 0
@@ -232,8 +235,7 @@ def test_trials_arrive_one_by_one_and_then_it_is_done(played):
     panel.run()
     (tuner,) = made
     assert (panel.state, panel._run["headline"]) == ("running", "running: 0 trials so far")
-    tuner.next.release()
-    arrived(panel, 1)
+    one_trial(tuner)
     assert panel._run["messages"] == ["The budget ended after 3 trials."]
     assert panel._run["since"] >= 0
     tuner.next.release(2)
@@ -287,8 +289,7 @@ def test_stop_ends_it_after_the_current_trial(played):
     panel.stop()  # nothing runs: nothing to stop
     assert panel.state == "ready"
     panel.run()
-    made[0].next.release()
-    arrived(panel, 1)
+    one_trial(made[0])
     panel.stop()
     assert panel.state == "stopping"
     with pytest.raises(TimeoutError, match="still runs after 0 s"):
@@ -322,8 +323,7 @@ def test_one_tuning_runs_at_a_time(played, one_job, tmp_path):
 def test_an_error_is_kept_and_the_next_tuning_can_run(played, error):
     panel, made = played
     panel.run()
-    made[0].next.release()
-    arrived(panel, 1)
+    one_trial(made[0])
     made[0].error = error
     made[0].next.release()
     with pytest.raises((RuntimeError, TpunbError)) as caught:
@@ -410,8 +410,8 @@ def test_observers_that_raise_do_not_block_the_next_tuning(played):
 def written(folder, fingerprint, *trials, end=True):
     journal = Journal(folder)
     journal.start(fingerprint)
-    for trial in trials:
-        journal.record(trial)
+    for one in trials:
+        journal.record(one)
     if end:
         journal.end(Tuning(trials, {CALLS: 8}, Speedup(4, 3.5, 4.5), (Message("stopped"),), 3.0, "ds = ..."))
 
@@ -455,28 +455,30 @@ def test_an_unreadable_file_is_reported(one_job, tmp_path, line):
 # ---- a tuning, in earnest
 
 
-def everything(model):
-    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
-    return [variable.numpy().tolist() for variable in variables], random.getstate(), np.random.get_state()[1].tolist()
-
-
-def test_it_tunes_in_the_thread_and_leaves_nothing_behind(tmp_path):
+@pytest.mark.live
+def test_it_tunes_in_the_thread_and_leaves_nothing_behind(tmp_path, monkeypatch):
     def parallel(space):
         yield {CALLS: 8, THREADS: 8}
 
+    def won(pairs, **limits):
+        return RaceResult("faster", 2.0, 1.8, 2.2, len(list(islice(pairs, 2))))
+
+    monkeypatch.setattr(tournament, "race", won)  # whatever the clock shows
+    monkeypatch.setattr(tuner, "_bound", lambda default, model: None)
+    monkeypatch.setattr(trial, "_SECONDS", 0.1)
+    monkeypatch.setattr(trial, "_HICCUP", SECONDS)
     one = job(n=240)
-    panel = panel_of(one, tmp_path, search=parallel, budget=Budget(SECONDS, trials=4))
+    panel = panel_of(one, tmp_path, search=parallel, budget=Budget(SECONDS, trials=2))
     assert isinstance(panel, TuningPanel)
-    _ = one.training  # builds the optimizer, as the first step of fit does
     before = everything(one.parts[0])
     panel.run()
     found = panel.wait(SECONDS)
     assert everything(one.parts[0]) == before
-    assert found.trials[1].values == {CALLS: 8, THREADS: 8}
+    assert [trial.values for trial in found.trials] == [{}, {CALLS: 8, THREADS: 8}]
     assert all(trial.equal for trial in found.trials)
     assert len(panel.trials) == len(found.trials)
-    fresh = little().fit(reading(), epochs=1, verbose=0).history["loss"]
-    assert one.parts[0].fit(panel.apply(reading()), epochs=1, verbose=0).history["loss"] == fresh
+    tuned = one.parts[0].fit(panel.apply(reading()), epochs=1, verbose=0).history["loss"]
+    assert tuned == reused().fit(reading(), epochs=1, verbose=0).history["loss"]
     again = panel_of(one, tmp_path)
     assert again.trials == panel.trials
     assert again.value.frame.equals(found.frame)

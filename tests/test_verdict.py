@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
-from test_advice import SAVES, S, accounted
+from advised_runs import SAVES, S, accounted
 
 import tpunb as tp
 from tpunb import schema

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from optional import lazy
 
 from tpunb.workloads import boxes, image_input, records, scene_input, text_input, texts, wordpiece
 from tpunb.workloads.images import Images, Scenes, paint
 from tpunb.workloads.scaling import Plan
 
-tf = pytest.importorskip("tensorflow")
+tf = lazy("tensorflow")
 
 PLAN = Plan(batch=2, epochs=1, epoch_steps=3, eval_steps=2, examples=4)
 PIECES = [*texts.SPECIAL, "un", "##aff", "##able", "##a", "able", "."]

@@ -4,15 +4,13 @@ import gzip
 import os
 import random
 import re
-import threading
-import time
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import tpunb as tp
@@ -410,16 +408,13 @@ def test_a_gpu_without_a_name_has_its_vendor_and_compute_capability(xplane_pb2, 
     assert tp.load(file, device="L4").hardware["kind"].to_list() == ["NVIDIA L4" if "NVIDIA" in kind else "L4"]
 
 
-def test_large_unused_stats_cost_nothing(xplane_pb2):
-    def seconds(data):
-        begin = time.perf_counter()
-        xplane.read(data, source="toy")
-        return time.perf_counter() - begin
-
-    xplane.warm()
-    plane = toy_plane(xplane_pb2, metadata_stats=[("Hlo Proto", "bytes_value", b"\x80" * 50_000_000)])
+def test_large_unused_stats_are_not_decoded(xplane_pb2):
+    broken = b"\x80" * 1_000_000  # a varint without end: corrupt if it were decoded
+    plane = toy_plane(
+        xplane_pb2, metadata_stats=[("a large stat", "bytes_value", broken), ("Hlo Proto", "bytes_value", broken)]
+    )
     data = xplane_pb2.XSpace(planes=[plane]).SerializeToString()
-    assert min(seconds(data) for _ in range(3)) < 0.5  # bytes decoded one by one would be broken varints
+    assert xplane.read(data, source="toy")[0]["name"].to_list() == ["dot.1"]
 
 
 def test_warm_leaves_nothing_to_compile(xplane_pb2):
@@ -434,32 +429,10 @@ def test_warm_leaves_nothing_to_compile(xplane_pb2):
     assert any(before)
 
 
-def test_decoding_a_large_window_lets_other_threads_run(xplane_pb2):
-    plane = toy_plane(xplane_pb2, event_stats=[("hlo_op", "str_value", "dot")])
-    plane.lines[0].events.extend([plane.lines[0].events[0]] * 300_000)
-    data = xplane_pb2.XSpace(planes=[plane]).SerializeToString()
-    xplane.warm()
-    # a machine busy with other work makes us wait too: one calm decode of five is proof
-    assert min(longest_wait(data) for _ in range(5)) < 0.5
-
-
-def longest_wait(data):
-    """Decode, and return the longest time another thread stood still, as a share of the time it took."""
-    done, ticks = threading.Event(), []
-
-    def tick():
-        while not done.wait(0.0005):
-            ticks.append(time.perf_counter())
-
-    clock = threading.Thread(target=tick)
-    clock.start()
-    begin = time.perf_counter()
-    xplane.read(data, source="toy")
-    end = time.perf_counter()
-    done.set()
-    clock.join()
-    within = [begin, *(at for at in ticks if begin < at < end), end]
-    return max(later - earlier for earlier, later in pairwise(within)) / (end - begin)
+def test_decoding_lets_other_threads_run():
+    kernels = {name: one for name, one in vars(protobuf_kernels).items() if hasattr(one, "targetoptions")}
+    assert len(kernels) > 5
+    assert [name for name, kernel in kernels.items() if not kernel.targetoptions.get("nogil")] == []
 
 
 # -- random captures ------------------------------------------------------------------------------------------
@@ -513,19 +486,6 @@ def spaces(draw, xplane_pb2):
     return space
 
 
-def check_a_random_space(data, xplane_pb2):
-    space = data.draw(spaces(xplane_pb2))
-    agrees(space, space.SerializeToString(deterministic=True))
-    xplane.read(space.SerializeToString(), source="random")
-
-
-def check_a_damaged_space(data, xplane_pb2):
-    whole_data = bytearray(data.draw(spaces(xplane_pb2)).SerializeToString(deterministic=True))
-    for _ in range(data.draw(st.integers(0, 3))):
-        whole_data[data.draw(st.integers(0, len(whole_data) - 1))] = data.draw(st.integers(0, 255))
-    survives(bytes(whole_data[: data.draw(st.integers(0, len(whole_data)))]))
-
-
 def survives(data):
     outcomes = {}
     for part in ("events", "facts", "extent"):
@@ -538,40 +498,27 @@ def survives(data):
     assert ("events" in outcomes) == ("extent" in outcomes)  # steps decode what `tp.load` only scanned
 
 
-def few(count):
-    return settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-@few(200)
+@examples(100, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_spaces_agree_with_the_protobuf_library(xplane_pb2, data):
-    check_a_random_space(data, xplane_pb2)
+    space = data.draw(spaces(xplane_pb2))
+    agrees(space, space.SerializeToString(deterministic=True))
+    xplane.read(space.SerializeToString(), source="random")
 
 
-@few(200)
+@examples(100, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_damaged_spaces_decode_or_are_bad_profiles(xplane_pb2, data):
-    check_a_damaged_space(data, xplane_pb2)
+    whole_data = bytearray(data.draw(spaces(xplane_pb2)).SerializeToString(deterministic=True))
+    for _ in range(data.draw(st.integers(0, 3))):
+        whole_data[data.draw(st.integers(0, len(whole_data) - 1))] = data.draw(st.integers(0, 255))
+    survives(bytes(whole_data[: data.draw(st.integers(0, len(whole_data)))]))
 
 
-@few(200)
+@examples(100)
 @given(data=st.binary(max_size=200))
 def test_any_bytes_decode_or_are_bad_profiles(data):
     survives(data)
-
-
-@pytest.mark.slow
-@few(3000)
-@given(data=st.data())
-def test_thousands_of_random_spaces_agree_with_the_protobuf_library(xplane_pb2, data):
-    check_a_random_space(data, xplane_pb2)
-
-
-@pytest.mark.slow
-@few(3000)
-@given(data=st.data())
-def test_thousands_of_damaged_spaces_decode_or_are_bad_profiles(xplane_pb2, data):
-    check_a_damaged_space(data, xplane_pb2)
 
 
 @pytest.mark.slow

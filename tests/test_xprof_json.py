@@ -4,7 +4,8 @@ import json
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tpunb as tp
@@ -485,7 +486,7 @@ HLO = st.fixed_dictionaries(
 
 
 @given(one=st.lists(TABLE, max_size=2) | ANY, other=POD | TABLE, hlo=HLO)
-@settings(max_examples=300, deadline=None)
+@examples(30)
 def test_any_json_is_a_profile_or_a_bad_profile(one, other, hlo):
     try:
         profile = read(overview_page=one, pod_viewer=other, hlo_stats=hlo)

@@ -4,6 +4,7 @@ import json
 
 import polars as pl
 import pytest
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
@@ -85,6 +86,7 @@ JSON = st.recursive(
 )
 
 
+@examples(30)
 @given(st.fixed_dictionaries({key: JSON | st.just(value) for key, value in OP.items()}))
 def test_any_values_are_a_profile_or_refused(row):
     try:
@@ -102,7 +104,6 @@ def test_any_json_is_a_profile_or_refused(value):
 
 @pytest.mark.parametrize("tool", ["hlo_stats", "roofline_model"])
 def test_tables_of_a_real_capture_give_its_roofline(real_profiles, tmp_path, tool):
-    pytest.importorskip("xprof")
     capture = real_profiles / "tpu-v6e-4_jax_host-offload.xplane.pb"
     (content, *_) = Oracle.of(capture, tmp_path).tables(tool)
     (tmp_path / "tables").mkdir()

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 US, MS = 10**6, 10**9  # in picoseconds
 
@@ -19,6 +20,7 @@ class Oracle:
 
     @classmethod
     def of(cls, capture, folder):
+        pytest.importorskip("xprof", reason="XProf is the oracle: pip install xprof")
         return cls(Path(shutil.copy(capture, folder / "host.xplane.pb")))
 
     def tables(self, tool):

@@ -3,18 +3,31 @@
 import shutil
 from pathlib import Path
 
-import nbformat
 import pytest
-from jupyter_pages import brightness, errors, idle, ink, run_all, save, shot, start_all, theme
-from playwright.sync_api import expect
 
-TOUR = Path(__file__).parents[1] / "notebooks" / "00_tour.ipynb"
+from browser.jupyter_pages import (
+    brightness,
+    errors,
+    eventually,
+    expect,
+    idle,
+    ink,
+    run_all,
+    save,
+    shot,
+    start_all,
+    theme,
+)
+
+pytestmark = pytest.mark.live
+
+TOUR = Path(__file__).parents[2] / "notebooks" / "00_tour.ipynb"
 
 LIVE = (
     f"""
 import sys, time
 from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from stand_in import StandIn
 from tpunb.profiler import capture as capture_module
 capture_module.Local = StandIn  # a source that needs no framework
@@ -40,7 +53,7 @@ CHARTS = (
 @pytest.fixture(scope="module")
 def tour(jupyter):
     """The tour, run from top to bottom in JupyterLab."""
-    shutil.copy(TOUR, jupyter.folder)
+    shutil.copy(TOUR, jupyter.folder_of(TOUR.name))
     page = jupyter.open(TOUR.name)
     run_all(page, charts=7)
     return page
@@ -73,12 +86,14 @@ def test_light_and_dark_are_both_legible(tour, shots):
 
 
 def is_legible_in_light_and_dark(page, shots, name):
-    theme(page, "Light")
-    shot(page, shots, f"{name}-light")
-    assert {brightness(colour) < 110 for colour in ink(page)} == {True}
-    theme(page, "Dark")
-    shot(page, shots, f"{name}-dark")
-    assert {brightness(colour) > 150 for colour in ink(page)} == {True}
+    for colour, legible in (("Light", lambda ink: ink < 110), ("Dark", lambda ink: ink > 150)):
+        theme(page, colour)
+
+        def check(legible=legible):  # style sheets come when they come
+            assert {legible(brightness(one)) for one in ink(page)} == {True}
+
+        eventually(check)
+        shot(page, shots, f"{name}-{colour.lower()}")
 
 
 def test_nothing_was_asked_of_the_network_and_nothing_complained(tour):
@@ -99,11 +114,16 @@ def test_the_line_changes_in_place_while_the_cell_runs_and_gives_way_to_the_pane
     assert page.locator(".tpunb-live b").count() == 0  # a mark's name is no markup
     for name, legible in (("Light", lambda ink: ink < 110), ("Dark", lambda ink: ink > 150)):
         theme(page, name)
-        page.locator(".jp-Notebook").screenshot(path=shots / f"live-{name.lower()}.png")
-        colour = "() => getComputedStyle(document.querySelector('.tpunb-live')).color"
-        assert legible(brightness(page.evaluate(colour)))
 
-    (jupyter.folder / "enough").touch()
+        def check(legible=legible):
+            assert legible(
+                brightness(page.evaluate("() => getComputedStyle(document.querySelector('.tpunb-live')).color"))
+            )
+
+        eventually(check)
+        page.locator(".jp-Notebook").screenshot(path=shots / f"live-{name.lower()}.png")
+
+    (jupyter.folder_of("live.ipynb") / "enough").touch()
     page.get_by_role("region", name="Explorer of phases: live").wait_for(timeout=120_000)
     idle(page, timeout_s=60)
     assert line.count() == 0
@@ -117,11 +137,18 @@ def test_the_line_changes_in_place_while_the_cell_runs_and_gives_way_to_the_pane
     assert page.complaints == []
 
 
+def charted(jupyter):
+    """A notebook of charts, run and saved in Notebook 7."""
+    if not jupyter.shows("charts.ipynb"):
+        run_all(jupyter.open("charts.ipynb", *CHARTS, app="notebook"), charts=2)
+        assert errors(jupyter.page) == []
+        save(jupyter.page)
+    return jupyter.page
+
+
 def test_notebook_7_shows_the_charts_in_light_and_dark_and_complains_of_nothing(jupyter, shots):
-    page = jupyter.open("charts.ipynb", *CHARTS, app="notebook")
+    page = charted(jupyter)
     assert page.evaluate("() => window.jupyterapp.name") == "Jupyter Notebook"
-    run_all(page, charts=2)
-    assert errors(page) == []
     assert "Phases(" in page.locator(".jp-Notebook").text_content()
     charts = page.locator("svg.marks")
     assert charts.count() == 2
@@ -131,14 +158,12 @@ def test_notebook_7_shows_the_charts_in_light_and_dark_and_complains_of_nothing(
 
 
 def test_charts_of_a_notebook_that_is_not_trusted_are_images_without_loose_letters(jupyter, shots):
-    page = jupyter.open("seen.ipynb", *CHARTS)
-    run_all(page, charts=2)
-    save(page)
-    book = jupyter.saved("seen.ipynb")
+    charted(jupyter)
+    book = jupyter.saved("charts.ipynb")
     book.cells[0].source += "  # changed elsewhere"
     for cell in book.cells:
         cell.metadata.pop("trusted", None)
-    nbformat.write(book, jupyter.folder / "untrusted-charts.ipynb")
+    jupyter.write("untrusted-charts.ipynb", book)
     page = jupyter.open("untrusted-charts.ipynb")
     images = page.locator(".jp-OutputArea-output img")
     expect(images).to_have_count(2)

@@ -1,13 +1,14 @@
 """The explorer in a real browser where something is amiss: names that are markup, errors, a busy kernel, a reload."""
 
 import pytest
-from jupyter_pages import KERNEL, errors, idle, python, run_all, save
-from playwright.sync_api import expect
 
-expect.set_options(timeout=30_000)
+from browser.jupyter_pages import KERNEL, errors, eventually, expect, idle, python, run_all, save
+
+pytestmark = pytest.mark.live
 
 CELLS = (
     """import time
+from pathlib import Path
 import polars as pl
 import tpunb as tp
 from dataclasses import replace
@@ -23,6 +24,9 @@ def marked(steps):
     windows = steps.windows.with_columns(name("host"))
     return replace(steps, frame=frame, ops=ops, devices=devices, windows=windows, name=BAD)
 really, drawn = explorer.group_steps, sliders.chart
+def wait_for(name):  # until the test makes the file
+    while not Path(name).exists():
+        time.sleep(0.01)
 steps = toy_steps("aaaabbbbbbccccc" * 4)""",
     "view = tp.explore(steps)\nview",
     "bad = tp.explore(marked(steps), checkpoints={BAD: 7}, other=marked(toy_steps('aaabbb')))\nbad",
@@ -35,6 +39,7 @@ steps = toy_steps("aaaabbbbbbccccc" * 4)""",
     "steps_of = [('/host:CPU', 'python', BAD, 1000 * i, 500, i) for i in range(6)]\n"
     "raw = tp.explore(replace(toy_steps('aaabbb'), name='raw', read_events=lambda: toy_events(*steps_of)))\nraw",
 )
+NOTEBOOK = "troubles.ipynb"
 BROKEN = "def broken(*_): raise RuntimeError('no <b>luck</b>')\n"
 MEND = """explorer.group_steps, sliders.chart = really, drawn
 view.threshold, view.error = 0.7, ""
@@ -43,8 +48,8 @@ view.threshold, view.error = 0.7, ""
 
 @pytest.fixture(scope="module")
 def shown(jupyter):
-    """Four explorers below each other, in JupyterLab."""
-    page = jupyter.open("troubles.ipynb", *CELLS)
+    """Five explorers below each other, in JupyterLab."""
+    page = jupyter.open(NOTEBOOK, *CELLS)
     run_all(page)
     assert errors(page) == []
     return page
@@ -104,23 +109,30 @@ def test_a_chart_that_cannot_be_made_leaves_the_method_as_it_was(panel):
     expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLSPlus())")
 
 
-def test_it_says_that_it_is_busy_and_then_no_more(panel):
-    python(panel.page, "def slow(*a):\n    time.sleep(1)\n    return really(*a)\nexplorer.group_steps = slow")
+def test_it_says_that_it_is_busy_and_then_no_more(panel, jupyter):
+    python(
+        panel.page,
+        "files = ['first', 'second']\ndef slow(*a):\n    wait_for(files.pop(0))\n    return really(*a)\n"
+        "explorer.group_steps = slow",
+    )
     busy = panel.get_by_text("working …")
     expect(busy).to_be_hidden()
     press(panel, "ArrowLeft", "ArrowLeft")
     expect(busy).to_be_visible()
+    (folder := jupyter.folder_of(NOTEBOOK)).joinpath("first").touch()
     expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.69))")
     expect(busy).to_be_visible()  # the second is still to come
+    folder.joinpath("second").touch()
     expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.68))")
     expect(busy).to_be_hidden()
 
 
-def test_sliding_while_a_cell_runs_does_no_harm_and_the_last_value_holds(panel):
-    counted = "total = 0\nfor i in range(20):\n    time.sleep(0.1)\n    total += i"
+def test_sliding_while_a_cell_runs_does_no_harm_and_the_last_value_holds(panel, jupyter):
+    counted = "total = 0\nwait_for('slid')\nfor i in range(20):\n    total += i"
     panel.page.evaluate(f"code => {{ {KERNEL}.requestExecute({{code}}); }}", counted)
     press(panel, *["ArrowLeft"] * 8)
     expect(panel.get_by_role("slider")).to_have_value("0.62")  # the thumb follows the hand at once
+    jupyter.folder_of(NOTEBOOK).joinpath("slid").touch()
     assert python(panel.page, "print(total)") == "190"  # when the cell has ended
     expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS(threshold=0.62))")
     assert python(panel.page, "print(view.threshold, view.value.method)") == "0.62 OLS(threshold=0.62)"
@@ -141,26 +153,31 @@ def test_a_method_with_a_slider_replaces_one_without(panel):
 
 def test_what_arrives_while_a_chart_is_drawn_is_drawn_too(panel):
     """The page is slow to draw; meanwhile the kernel sends another cut."""
-    late = """panel => {
+    late = """() => {
       const draw = tpunbVega.vegaEmbed;
       tpunbVega.vegaEmbed = async (...all) => {
-        await new Promise((on) => setTimeout(on, 1000));
+        await new Promise((on) => { window.draw_now = on; });
         tpunbVega.vegaEmbed = draw;
         return draw(...all);
       };
     }"""
-    panel.evaluate(late)
+    panel.page.evaluate(late)
     python(panel.page, "view.method = 'kmeans'; view.k = 3")  # another curve
-    panel.page.wait_for_timeout(300)
+    panel.page.wait_for_function("() => window.draw_now")
     python(panel.page, "view.k = 2")
     expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.KMeans(k=2))")
     expect(panel.get_by_role("slider")).to_have_value("2")
-    panel.page.wait_for_timeout(1500)
-    rule = panel.get_by_role("region", name="Clustering").locator("svg .mark-rule line").last.bounding_box()
-    slider = panel.get_by_role("slider").bounding_box()
+    panel.page.evaluate("() => window.draw_now()")
     least, most = (float(panel.get_by_role("slider").get_attribute(end)) for end in ("min", "max"))
-    thumb = slider["x"] + 8 + (2 - least) / (most - least) * (slider["width"] - 16)
-    assert rule["x"] + rule["width"] / 2 == pytest.approx(thumb, abs=2)
+
+    def check():
+        rule = panel.get_by_role("region", name="Clustering").locator("svg .mark-rule line").last.bounding_box()
+        slider = panel.get_by_role("slider").bounding_box()
+        thumb = slider["x"] + 8 + (2 - least) / (most - least) * (slider["width"] - 16)
+        assert rule["x"] + rule["width"] / 2 == pytest.approx(thumb, abs=2)
+
+    expect(panel.get_by_text("k-means: squared distances by k")).to_be_visible()
+    eventually(check)
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -220,7 +237,7 @@ def test_open_trace_says_where_the_trace_is_and_how_to_open_it(shown, jupyter):
     panel.get_by_role("radio", name=name, exact=True).check()
     panel.get_by_role("button", name="Open trace").click()
     expect(panel.get_by_role("status").filter(has_text="ui.perfetto.dev")).to_contain_text(f"of {name}")
-    assert [*jupyter.folder.glob("*.trace.json.gz")]
+    assert [*jupyter.folder_of(NOTEBOOK).glob("*.trace.json.gz")]
     without = region(shown, "toy")
     without.get_by_role("button", name="Open trace").click()
     expect(without.get_by_role("alert")).to_contain_text("holds no raw events")

@@ -1,8 +1,6 @@
-"""Builders against the decoder, and the fake profiler service with a client."""
+"""The fake profiler service with a client: it behaves, and misbehaves, as services do."""
 
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,18 +8,15 @@ from contextlib import suppress
 
 import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from polars.testing import assert_frame_equal
 
 from tpunb.io import xplane
 from tpunb.profiler.service_client import ProfilerClient, ServiceError
-from tpunb.testing import FakeProfiler, toy_steps, toy_window
-from tpunb.testing.builders import crowded_window
+from tpunb.testing import FakeProfiler
 from tpunb.testing.fake_profiler import _Proxy
 
+pytestmark = pytest.mark.live
+
 SEC = 1_000_000_000  # nanoseconds
-THEN = 1_700_000_000 * SEC
 
 
 @pytest.fixture
@@ -34,7 +29,7 @@ def serve():
         server.start()
         client = ProfilerClient(server.address)
         opened.append((server, client))
-        client.wait_ready(20)
+        client.wait_ready(60)
         return server, client
 
     yield start
@@ -43,117 +38,10 @@ def serve():
         server.stop()
 
 
-# -- builders -----------------------------------------------------------------------------------------------------
-
-
-def test_builders_do_not_import_grpc():
-    code = "import sys, tpunb.testing; print([name for name in ('grpc', 'google.protobuf') if name in sys.modules])"
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert seen.stdout.strip() == "[]"
-
-
-def test_an_unknown_name_is_an_import_error():
-    with pytest.raises(ImportError, match="nonsense"):
-        from tpunb.testing import nonsense  # noqa: F401
-
-
-def test_toy_steps_have_one_window_without_error():
-    [window] = toy_steps("aab").windows.to_dicts()
-    assert (window["steps"], window["dur_ps"], window["error"]) == (3, 4 * SEC // 1000 * 1000, None)
-
-
-def test_a_toy_window_reads_back():
-    data = toy_window(
-        THEN,
-        THEN + SEC,
-        steps=[(7, THEN + 10, THEN + 30), (8, THEN + 30, THEN + 70)],
-        ops=[("MatMul", THEN + 12, THEN + 20), ("Relu", THEN + 20, THEN + 21), ("MatMul", THEN + 32, THEN + 60)],
-        host="worker-3",
-    )
-    events, facts = xplane.read(data, source="toy")
-    assert events.select("line", "name", "step_num", "start_ps", "dur_ps").rows() == [
-        ("python", "train", 7, 10_000, 20_000),
-        ("python", "train", 8, 30_000, 40_000),
-        ("worker", "MatMul", None, 12_000, 8_000),
-        ("worker", "Relu", None, 20_000, 1_000),
-        ("worker", "MatMul", None, 32_000, 28_000),
-    ]
-    assert events["host"].unique().to_list() == ["worker-3"]
-    assert (facts.hosts, facts.start_ns, facts.stop_ns) == (["worker-3"], THEN, THEN + SEC)
-
-
-def test_an_empty_toy_window_has_no_events():
-    events, facts = xplane.read(toy_window(THEN, THEN + 5), source="toy")
-    assert (events.height, facts.stop_ns - facts.start_ns) == (0, 5)
-
-
-def test_a_step_that_starts_before_its_window_has_a_negative_start():
-    events = xplane.read(toy_window(THEN, THEN + SEC, [(1, THEN - 5, THEN + 5)]), source="toy")[0]
-    assert events.select("start_ps", "dur_ps").row(0) == (-5_000, 10_000)
-
-
-def test_an_operation_may_have_the_name_of_steps():
-    events = xplane.read(toy_window(THEN, THEN + 9, [(1, THEN, THEN + 5)], [("train", THEN, THEN + 1)]), source="toy")[
-        0
-    ]
-    assert events.select("name", "step_num").rows() == [("train", 1), ("train", None)]
-
-
-def by_tensorflow(start_ns, stop_ns, steps, ops):
-    """The same window, spelled by TensorFlow's protobuf."""
-    pb = pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
-    space = pb.XSpace(hostnames=["toy"])
-    cpu = space.planes.add(name="/host:CPU")
-    cpu.stat_metadata[1].CopyFrom(pb.XStatMetadata(id=1, name="step_num"))
-    names = {}
-    for name in ["train", *(name for name, *_ in ops)]:
-        number = names.setdefault(name, len(names) + 1)
-        cpu.event_metadata[number].CopyFrom(pb.XEventMetadata(id=number, name=name))
-    python, worker = cpu.lines.add(id=1, name="python"), cpu.lines.add(id=2, name="worker")
-    for line, events in (python, [("train", a, b) for _, a, b in steps]), (worker, ops):
-        for name, begin, end in events:
-            event = line.events.add(metadata_id=names[name], offset_ps=(begin - start_ns) * 1000)
-            event.duration_ps = (end - begin) * 1000
-    for event, (number, *_) in zip(python.events, steps, strict=True):
-        event.stats.add(metadata_id=1, int64_value=number)
-    task = space.planes.add(name="Task Environment")
-    for i, (name, value) in enumerate([("profile_start_time", start_ns), ("profile_stop_time", stop_ns)], start=1):
-        task.stat_metadata[i].CopyFrom(pb.XStatMetadata(id=i, name=name))
-        task.stats.add(metadata_id=i, uint64_value=value)
-    return pb, space
-
-
-MOMENT = st.integers(-(10**12), 10**12).map(lambda ns: THEN + ns)
-NAME = st.sampled_from(["MatMul", "Relu", "ein Wörtchen", "x" * 30, "train"])
-
-
-@given(
-    st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), MOMENT, st.integers(0, 10**12)), max_size=4),
-    st.lists(st.tuples(NAME, MOMENT, st.integers(0, 10**12)), max_size=4),
-    st.integers(0, 10**12),
-)
-def test_tensorflow_reads_a_toy_window(steps, ops, length):
-    steps = [(number, begin, begin + dur) for number, begin, dur in steps]
-    ops = [(name, begin, begin + dur) for name, begin, dur in ops]
-    pb, meant = by_tensorflow(THEN, THEN + length, steps, ops)
-    data = toy_window(THEN, THEN + length, steps, ops)
-    assert pb.XSpace.FromString(data) == meant
-    theirs, ours = (xplane.read(one, source="toy")[0] for one in (meant.SerializeToString(), data))
-    assert_frame_equal(theirs, ours)
-
-
-def test_a_crowded_window_has_back_to_back_events():
-    events, facts = xplane.read(crowded_window(THEN, THEN + SEC, 1000), source="crowd")
-    assert events["start_ps"].to_list() == [i * SEC for i in range(1000)]
-    assert events["dur_ps"].unique().to_list() == [SEC]
-    assert events["name"].unique().to_list() == ["Crowd"]
-    assert facts.stop_ns - facts.start_ns == SEC
-
-
 def test_the_proxy_is_cut_after_the_given_bytes():
     with socket.create_server(("127.0.0.1", 0)) as behind:
         proxy = _Proxy(0, behind.getsockname()[1])
-        with socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as client:
             server, _ = behind.accept()
             with server:
                 server.sendall(b"abc")
@@ -215,10 +103,10 @@ def test_the_default_window_has_the_requested_time(serve):
 
 def test_requests_are_recorded(serve):
     server, client = serve(instant=True)
-    client.window(0.25, "session-1")
+    client.window(30, "session-1")
     client.terminate("session-1")
-    assert server.asked == [("Profile", 250, "session-1"), ("Terminate", 0, "session-1")]
-    assert server.asked[0].duration_ms == 250
+    assert server.asked == [("Profile", 30_000, "session-1"), ("Terminate", 0, "session-1")]
+    assert server.asked[0].duration_ms == 30_000
 
 
 def test_a_window_lasts_its_time(serve):
@@ -236,7 +124,7 @@ def test_terminate_ends_the_window_of_that_session_alone(serve):
         client.terminate("yours")
         assert not window.done()
         client.terminate("mine")
-        assert window.result(20) == b"x"
+        assert window.result(60) == b"x"
 
 
 def test_an_early_terminate_ends_the_next_window_only(serve):
@@ -249,7 +137,7 @@ def test_an_early_terminate_ends_the_next_window_only(serve):
         with pytest.raises(ServiceError, match="Another profiling session"):
             client.window(1, "beside")
         client.terminate("s")
-        assert again.result(20) == b"x"
+        assert again.result(60) == b"x"
 
 
 def test_a_second_session_is_refused_and_the_first_continues(serve):
@@ -261,7 +149,7 @@ def test_a_second_session_is_refused_and_the_first_continues(serve):
             client.window(1, "second")
         assert refused.value.busy
         client.terminate("first")
-        assert first.result(20) == b"x"
+        assert first.result(60) == b"x"
     client.terminate("third")
     assert client.window(1, "third") == b"x"
 
@@ -274,8 +162,8 @@ def test_a_cancelled_window_frees_the_profiler(serve):
         server.wait_asked()
         leaver.close()
         with pytest.raises(ServiceError, match=r"^CANCELLED"):
-            window.result(20)
-    deadline, data = time.monotonic() + 20, None
+            window.result(60)
+    deadline, data = time.monotonic() + 60, None
     while data is None and time.monotonic() < deadline:  # the server hears of it soon after
         client.terminate("next")
         with suppress(ServiceError):
@@ -294,8 +182,9 @@ def test_waiting_for_a_request_times_out(serve):
 
 def test_late_windows_keep_the_profiler_busy(serve):
     server, client = serve([b"x"], misbehave="late", instant=True)
+    server.late_s = 300.0
     with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(client.window, 0.01, "s", timeout=20)
+        late = pool.submit(client.window, 0.01, "s", timeout=300)
         server.wait_asked()
         client.terminate("s")  # does not hurry it
         with pytest.raises(ServiceError) as refused:
@@ -304,7 +193,7 @@ def test_late_windows_keep_the_profiler_busy(serve):
         assert not late.done()
         server.stop()
         with pytest.raises(ServiceError, match=r"^(UNAVAILABLE|CANCELLED)"):
-            late.result(20)
+            late.result(60)
 
 
 def test_the_delay_can_be_set(serve):
@@ -360,7 +249,7 @@ def test_it_restarts_at_the_same_port_for_the_same_client(serve):
     server.misbehave = None
     server.restart()
     assert server.address == address
-    client.wait_ready(20)
+    client.wait_ready(60)
     client.terminate("s")
     assert client.window(30, "s") == b"b"  # no session was left behind
     assert [asked.method for asked in server.asked].count("Profile") == 2
@@ -373,11 +262,11 @@ def test_stopping_during_a_window_is_like_killing_the_process(serve):
         server.wait_asked()
         server.stop()
         with pytest.raises(ServiceError, match=r"^(UNAVAILABLE|CANCELLED)"):
-            window.result(20)
+            window.result(60)
     with pytest.raises(ServiceError, match=r"^UNAVAILABLE"):
-        client.window(1, "t", timeout=5)
+        client.window(1, "t")
     server.restart()
-    client.wait_ready(20)
+    client.wait_ready(60)
     client.terminate("u")
     assert client.window(30, "u")
 
@@ -402,8 +291,9 @@ def test_unauthorised_refuses_every_call(serve):
 def test_silent_accepts_calls_and_never_responds(serve):
     server, client = serve([b"x"], misbehave="silent", instant=True)
     with pytest.raises(ServiceError, match=r"^DEADLINE_EXCEEDED"):
-        client.window(0.01, "s", timeout=0.2)
-    assert server.asked == [("Profile", 10, "s")]
+        client.window(2, "s", timeout=0.9)
+    server.wait_asked()
+    assert server.asked == [("Profile", 2000, "s")]
     server.misbehave = None
     assert client.window(0.01, "t") == b"x"
 
@@ -423,7 +313,7 @@ def test_a_port_in_use_is_an_error_and_leaves_no_thread(serve):
     with pytest.raises(OSError, match=r"in use"):
         other.start()
     other.stop()
-    assert [thread.name for thread in threading.enumerate()].count("tpunb-proxy") == threads
+    assert [thread.name for thread in threading.enumerate()].count("tpunb-proxy") <= threads
 
 
 def test_stop_may_be_called_twice():

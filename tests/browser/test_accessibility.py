@@ -1,11 +1,11 @@
 """No serious barrier for people who use a keyboard, a screen reader or high contrast, by the rules of axe-core."""
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from jupyter_pages import errors, run_all, theme
-from playwright.sync_api import expect
 
 import tpunb as tp
+from browser.jupyter_pages import errors, eventually, expect, listened, run_all, theme
+
+pytestmark = pytest.mark.live
 
 CELLS = (
     "import tpunb as tp\nsteps = tp.steps(tp.sample('keras_cnn'))",
@@ -30,6 +30,8 @@ OUTPUTS = ".jp-OutputArea-output"
 
 def barriers(page, within=None):
     """Return the violations that axe calls serious or critical: rule, element and message of each."""
+    from axe_playwright_python.sync_playwright import Axe
+
     response = Axe().run(page, context=within).response
     assert "button-name" in {rule["id"] for rule in response["passes"]}  # it saw the panels
     return [
@@ -45,23 +47,31 @@ def shown(jupyter):
     page = jupyter.open("accessibility.ipynb", *CELLS)
     run_all(page)
     assert errors(page) == []
-    expect(page.get_by_role("region", name="Tuning of Job(")).to_be_visible(timeout=60_000)
+    expect(page.get_by_role("region", name="Tuning of Job(")).to_be_visible()
     return page
 
 
 @pytest.mark.parametrize("colours", ["Dark", "Light"])
 def test_summary_explorer_and_tuning_panel_have_no_serious_barrier(shown, colours):
     theme(shown, colours)
-    shown.wait_for_timeout(1000)
-    assert barriers(shown, OUTPUTS) == []
+
+    def check():  # style sheets come when they come
+        assert barriers(shown, OUTPUTS) == []
+
+    eventually(check)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The explorer of a sample as a page of its own."""
+    return tp.explore(tp.sample("keras_cnn")).save(tmp_path_factory.mktemp("saved") / "explorer.html")
 
 
 @pytest.mark.parametrize("width", [620, 1600])
 @pytest.mark.parametrize("colours", ["dark", "light"])
-def test_a_saved_explorer_has_no_serious_barrier(browser, tmp_path, width, colours):
-    path = tp.explore(tp.sample("keras_cnn")).save(tmp_path / "explorer.html")
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=colours)
-    page.goto(path.as_uri())
-    expect(page.locator("svg.marks").first).to_be_visible(timeout=30_000)
+def test_a_saved_explorer_has_no_serious_barrier(browser, saved, width, colours):
+    page = listened(browser.new_page(viewport={"width": width, "height": 900}, color_scheme=colours))
+    page.goto(saved.as_uri())
+    expect(page.locator("svg.marks").first).to_be_visible()
     assert barriers(page) == []
     page.close()

@@ -1,12 +1,28 @@
-"""The explorer in a real browser: every control by its role and name, by keys and by mouse, in Lab and Notebook 7."""
+"""The explorer in a real browser: every control by its role and name, by keys and by mouse.
 
+JupyterLab and Notebook 7 run the same script of the panel: in Notebook 7 is tested again what that page could take
+for itself, keys above all, and what it draws.
+"""
+
+import ast
 import re
 
 import pytest
-from jupyter_pages import AXIS, VIEWPORT, brightness, errors, eventually, idle, ink, python, run_all, theme
-from playwright.sync_api import expect
 
-expect.set_options(timeout=30_000)
+from browser.jupyter_pages import (
+    AXIS,
+    VIEWPORT,
+    brightness,
+    errors,
+    eventually,
+    expect,
+    ink,
+    python,
+    run_all,
+    theme,
+)
+
+pytestmark = pytest.mark.live
 
 CELLS = (
     "import tpunb as tp\nsteps = tp.steps(tp.sample('keras_cnn'))",
@@ -48,12 +64,22 @@ FOCUSED = """() => {
   return (at.ariaLabel ?? at.labels?.[0]?.innerText ?? at.innerText).trim();
 }"""
 PHASES = {0: "train", 1: "checkpoint", 2: "evaluation", -1: "outliers"}
-SETTLED_MS = 250  # of no news, after which the page has asked for all that it will
 
 
-@pytest.fixture(scope="module", params=["lab", "notebook"])
+def pytest_generate_tests(metafunc):
+    if "shown" in metafunc.fixturenames:
+        pages = getattr(metafunc.function, "pages", ["lab"])
+        metafunc.parametrize("shown", pages, indirect=True, scope="module")
+
+
+def in_notebook_7_too(test):
+    test.pages = ["lab", "notebook"]
+    return test
+
+
+@pytest.fixture(scope="module")
 def shown(request, jupyter):
-    """The explorer of a sample, in JupyterLab and in Notebook 7."""
+    """The explorer of a sample, in JupyterLab or in Notebook 7."""
     page = jupyter.open("explorer.ipynb", *CELLS, app=request.param)
     run_all(page, charts=2)
     assert errors(page) == []
@@ -63,22 +89,16 @@ def shown(request, jupyter):
 @pytest.fixture
 def panel(shown):
     """The panel as it began; the page complains of nothing that a test did."""
+    found = shown.get_by_role("region", name="Explorer of phases: keras_cnn")
+    is_what_the_kernel_holds(found)  # nothing that another test asked for is still to come
     shown.evaluate("() => document.activeElement.blur()")  # a field that is typed in keeps what is typed
     python(shown, BEGINNING)
-    found = shown.get_by_role("region", name="Explorer of phases: keras_cnn")
     expect(found.locator("code")).to_have_text(FIRST)
     expect(found.get_by_role("spinbutton", name="To (seconds)")).to_have_value(UNTIL)
     expect(found.get_by_role("button", name="Clear selection")).to_be_disabled()
     yield found
     expect(found.get_by_role("alert")).to_have_count(0)
     assert shown.complaints == []
-
-
-def settled(panel):
-    """Wait until the page has asked for all that it will, and the kernel has answered what came before."""
-    panel.page.wait_for_timeout(SETTLED_MS)
-    expect(panel.get_by_role("region", name="Selected phase")).not_to_have_attribute("aria-busy", "true")
-    idle(panel.page)
 
 
 def trait(panel, name):
@@ -95,13 +115,17 @@ def becomes(panel, name, value):
 
 
 def is_what_the_kernel_holds(panel):
-    """The line of Python on the page gives the phases that the panel holds, and the page shows as many."""
+    """The kernel has what list and slider are at, the line of Python gives its phases, and the page shows as many."""
+    expect(panel.get_by_role("region", name="Selected phase")).not_to_have_attribute("aria-busy", "true")
 
     def check():
-        settled(panel)
         line = panel.locator("code").text_content()
         seen = f"found = {line}; print(view.code == {line!r}, view.value.labels.equals(found.labels), len(found))"
-        same, alike, many = python(panel.page, seen).split()
+        clustering, equal = python(panel.page, f"print(view.clustering); {seen}").splitlines()
+        method, *slider = ast.literal_eval(clustering).values()
+        assert panel.get_by_role("combobox", name="Method").input_value() == method
+        assert [float(one.input_value()) for one in panel.get_by_role("slider").all()] == pytest.approx(slider)
+        same, alike, many = equal.split()
         assert (same, alike) == ("True", "True")
         assert panel.get_by_role("status").first.text_content().startswith(f"{many} phase")
 
@@ -114,7 +138,7 @@ def choose(panel, method):
     panel.get_by_role("combobox", name="Method").select_option(label=title)
     slider = panel.get_by_role("slider", name=name)
     expect(slider).to_be_visible()
-    settled(panel)
+    is_what_the_kernel_holds(panel)
     return slider
 
 
@@ -152,41 +176,32 @@ def timeline(panel):
 
 
 def timeline_pixels(panel):
-    settled(panel)
     return panel.locator("canvas").evaluate("canvas => canvas.toDataURL()")
 
 
-def picked(panel):
-    """The phase that stands out: in the kernel, by the radios and by the heading of what is said of it."""
+def is_picked(panel, phase):
+    """A phase stands out, or none: in the kernel, by the radios and by the heading of what is said of it."""
+    heading = panel.get_by_role("region", name="Selected phase").get_by_role("heading").first
+    checked = panel.get_by_role("radio", checked=True)
+    becomes(panel, "phase", str(phase))
+    expect(checked).to_have_count(int(phase is not None))
+    if phase is None:
+        expect(panel.get_by_role("button", name="Clear selection")).to_be_disabled()
+        expect(heading).to_have_text(re.compile(r"\(longest\)$"))
+    else:
+        expect(checked).to_have_attribute("value", str(phase))
+        expect(heading).to_have_text(PHASES[phase])
+
+
+def is_shown(panel, low, high, within=1e-5):
+    """The timeline is drawn from one second to another, by the number fields and by the kernel; from when to when."""
 
     def check():
-        settled(panel)
-        phase = trait(panel, "phase")
-        heading = panel.get_by_role("region", name="Selected phase").get_by_role("heading").first.text_content()
-        checked = panel.get_by_role("radio", checked=True)
-        if phase == "None":
-            assert checked.count() == 0
-            assert panel.get_by_role("button", name="Clear selection").is_disabled()
-            assert heading.endswith("(longest)")
-            return None
-        assert checked.count() == 1
-        assert checked.get_attribute("value") == phase
-        assert heading == PHASES[int(phase)]
-        return int(phase)
-
-    return eventually(check)
-
-
-def shown_seconds(panel):
-    """From when to when the timeline is drawn, by the number fields and by the kernel."""
-
-    def check():
-        settled(panel)
-        fields = [panel.get_by_role("spinbutton").nth(i).input_value() for i in (0, 1)]
-        low, high = (float(field) for field in fields)
-        edges = python(panel.page, "print(*view._axis['edges'])").split()
-        assert [low, high] == pytest.approx([float(edge) for edge in edges], abs=1e-5)
-        return low, high
+        fields = [float(panel.get_by_role("spinbutton").nth(i).input_value()) for i in (0, 1)]
+        edges = [float(edge) for edge in python(panel.page, "print(*view._axis['edges'])").split()]
+        assert fields == pytest.approx(edges, abs=1e-5)
+        assert fields == pytest.approx([low, high], abs=within)
+        return fields
 
     return eventually(check)
 
@@ -194,6 +209,7 @@ def shown_seconds(panel):
 # -- names, order, keys -----------------------------------------------------------------------------------------------
 
 
+@in_notebook_7_too
 def test_everything_has_a_role_and_a_name(panel):
     for role, name in NAMES:
         expect(panel.get_by_role(role, name=name, exact=True), f"{role} {name}").to_have_count(1)
@@ -203,6 +219,7 @@ def test_everything_has_a_role_and_a_name(panel):
         assert len(figures.nth(number).get_attribute("aria-label")) > 20
 
 
+@in_notebook_7_too
 def test_tab_goes_from_the_accounts_to_the_buttons_as_they_stand(panel):
     expect(panel.get_by_role("button", name="Whole run")).to_be_disabled()  # the whole run is shown
     accounts = panel.get_by_role("group", name="Accounts").get_by_role("button")
@@ -255,6 +272,18 @@ def test_phases_that_have_no_row_are_listed_when_asked_for(panel):
 
 @pytest.mark.parametrize("method", SLIDERS)
 def test_keys_move_each_slider(panel, method):
+    keys_move(panel, method)
+
+
+def test_keys_and_mouse_move_a_slider_in_notebook_7(panel):
+    keys_move(panel, "kmeans")
+    the_mouse_drags(panel, "ols")
+
+
+test_keys_and_mouse_move_a_slider_in_notebook_7.pages = ["notebook"]
+
+
+def keys_move(panel, method):
     slider = choose(panel, method)
     before = at(panel, slider, method)
     slider.focus()
@@ -268,6 +297,10 @@ def test_keys_move_each_slider(panel, method):
 
 @pytest.mark.parametrize("method", SLIDERS)
 def test_the_mouse_drags_each_slider_to_the_value_under_it(panel, method):
+    the_mouse_drags(panel, method)
+
+
+def the_mouse_drags(panel, method):
     slider = choose(panel, method)
     slider.scroll_into_view_if_needed()
     least, most = ends(slider)
@@ -307,6 +340,7 @@ def test_a_method_without_a_slider_and_back(panel):
     at(panel, choose(panel, "ols"), "ols")
 
 
+@in_notebook_7_too
 def test_a_method_is_chosen_by_keys(panel):
     panel.get_by_role("combobox", name="Method").focus()
     panel.page.keyboard.press("o")  # as in any list
@@ -330,6 +364,7 @@ def test_the_curve_is_a_table_too(panel):
     panel.get_by_text("Curve table").click()
 
 
+@in_notebook_7_too
 def test_no_key_of_the_notebook_fires_from_inside(panel):
     cells = "() => window.jupyterapp.shell.currentWidget.content.widgets.map(cell => cell.model.type).join()"
     active = "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex"
@@ -347,23 +382,25 @@ def test_no_key_of_the_notebook_fires_from_inside(panel):
 # -- phases and the timeline ------------------------------------------------------------------------------------------
 
 
+@in_notebook_7_too
 def test_a_phase_is_picked_by_its_radio_and_left_again(panel):
     panel.get_by_role("radio", name="evaluation").check()
-    assert picked(panel) == 2
+    is_picked(panel, 2)
     panel.get_by_role("radio", name="evaluation").focus()
     panel.page.keyboard.press("ArrowDown")  # the next of the table
-    assert picked(panel) == 1
+    is_picked(panel, 1)
     panel.get_by_role("button", name="Clear selection").click()
-    assert picked(panel) is None
+    is_picked(panel, None)
 
 
 def test_a_phase_is_picked_on_the_timeline_and_by_the_same_click_left(panel):
     box, middle = timeline(panel)
     for phase in (0, None):
         panel.page.mouse.click(box["x"] + 0.29 * box["width"], middle)
-        assert picked(panel) == phase
+        is_picked(panel, phase)
 
 
+@in_notebook_7_too
 def test_an_account_is_picked_by_its_button_and_left_again(panel):
     button = panel.get_by_role("button", name="step time deviation")
     about = panel.get_by_role("region", name="Selected account")
@@ -373,15 +410,17 @@ def test_an_account_is_picked_by_its_button_and_left_again(panel):
     expect(about.get_by_role("heading")).to_contain_text("of wall time")
     expect(button).to_have_attribute("aria-pressed", "true")
     becomes(panel, "account", "step time deviation")
-    assert timeline_pixels(panel) != before
+
+    def marked():
+        assert timeline_pixels(panel) != before
+
+    eventually(marked)
     panel.get_by_role("slider", name="min_samples (steps)").press("ArrowRight")
     is_what_the_kernel_holds(panel)
-    (shown,) = (text for text in panel.get_by_role("button").all_inner_texts() if "step time deviation" in text)
     now = python(panel.page, "a = view.state.accounts()['parts']; print(a['time'][a['account'].index(view.account)])")
-    assert shown.strip() == f"step time deviation · {now}"
+    expect(button).to_have_text(f"step time deviation · {now}")
     panel.get_by_role("button", name="step time deviation").press("Enter")
     expect(about).to_have_count(0)
-    settled(panel)
     becomes(panel, "account", "None")
 
 
@@ -389,76 +428,75 @@ def test_an_account_is_picked_on_the_bar(panel):
     bar = panel.get_by_role("figure", name="Wall time by account").locator("svg").bounding_box()
     panel.page.mouse.click(bar["x"] + 0.1 * bar["width"], bar["y"] + 15)
     expect(panel.get_by_role("button", name="productive")).to_have_attribute("aria-pressed", "true")
-    settled(panel)
     becomes(panel, "account", "productive")
 
 
 def test_a_phase_is_picked_on_the_coverage(panel):
     bar = panel.get_by_role("figure").locator("path[aria-label^='checkpoint:']")
     bar.click()
-    assert picked(panel) == 1
+    is_picked(panel, 1)
     bar.click()
-    assert picked(panel) is None
+    is_picked(panel, None)
 
 
 def test_a_stretch_drawn_over_the_timeline_is_shown_and_the_whole_run_again(panel):
-    whole = shown_seconds(panel)
+    whole = float(UNTIL)
     box, middle = timeline(panel)
     drag(panel.page, (box["x"] + 0.4 * box["width"], middle), (box["x"] + 0.6 * box["width"], middle))
-    low, high = shown_seconds(panel)
-    span = whole[1] - whole[0]
-    assert [low, high] == pytest.approx([whole[0] + 0.4 * span, whole[0] + 0.6 * span], abs=0.03 * span)
-    assert picked(panel) is None  # the click that ends it is none
+    is_shown(panel, 0.4 * whole, 0.6 * whole, within=0.03 * whole)
+    is_picked(panel, None)  # the click that ends it is none
     panel.get_by_role("button", name="Whole run").click()
-    assert shown_seconds(panel) == whole
+    is_shown(panel, 0, whole)
     expect(panel.get_by_role("button", name="Whole run")).to_be_disabled()
 
 
+@in_notebook_7_too
 def test_the_wheel_zooms_around_the_pointer_and_out_again(panel):
-    whole = shown_seconds(panel)
+    whole = float(UNTIL)
     box, middle = timeline(panel)
     panel.page.mouse.move(box["x"] + 0.5 * box["width"], middle)
     panel.page.mouse.wheel(0, -100)
-    eventually(lambda: zoomed(panel, 0.8 * (whole[1] - whole[0])))
-    low, high = shown_seconds(panel)
-    assert (low + high) / 2 == pytest.approx(sum(whole) / 2, abs=0.05 * (whole[1] - whole[0]))
+    low, high = is_shown(panel, 0.1 * whole, 0.9 * whole, within=0.05 * whole)
+    assert high - low == pytest.approx(0.8 * whole, rel=0.02)
     for _ in range(3):
         panel.page.mouse.wheel(0, 100)
     becomes(panel, "time_range", "None")
-    assert shown_seconds(panel) == whole
-
-
-def zoomed(panel, span):
-    low, high = shown_seconds(panel)
-    assert high - low == pytest.approx(span, rel=0.02)
+    is_shown(panel, 0, whole)
 
 
 def test_the_pointer_over_a_step_gives_its_time_its_kind_and_the_top_operation(panel):
     python(panel.page, "view.time_range = [4.2, 4.6]")  # few enough to be drawn one by one
-    settled(panel)
+    is_shown(panel, 4.2, 4.6)
     box, middle = timeline(panel)
-    panel.page.mouse.move(box["x"] + 0.5 * box["width"], middle)
     about = panel.page.locator(".vg-tooltip")
-    expect(about).to_contain_text("kind train, mostly ")
-    expect(about).to_contain_text(re.compile(r"step \d+, .* s to .* s, [\d.]+ms"))
+
+    def check():  # what the page asks for when the input rests is shown when the pointer moves
+        for x in (0.5, 0.501):
+            panel.page.mouse.move(box["x"] + x * box["width"], middle)
+        text = "".join(about.all_text_contents())  # there is none before the first
+        assert "kind train, mostly " in text
+        assert re.search(r"step \d+, .* s to .* s, [\d.]+ms", text)
+
+    eventually(check)
     panel.page.mouse.move(0, 0)
 
 
+@in_notebook_7_too
 def test_a_stretch_is_typed(panel):
     low, high = panel.get_by_role("spinbutton").all()
     high.fill("4")
     high.press("Enter")
-    assert shown_seconds(panel) == (0, 4)
+    is_shown(panel, 0, 4)
     low.fill("2.5")
     low.press("Tab")
-    assert shown_seconds(panel) == (2.5, 4)
+    is_shown(panel, 2.5, 4)
 
 
 def test_a_refused_value_shows_an_error_and_changes_nothing(panel):
     high = panel.get_by_role("spinbutton", name="To (seconds)")
     high.fill("4")
     high.press("Enter")
-    assert shown_seconds(panel) == (0, 4)
+    is_shown(panel, 0, 4)
     high.fill("-1")
     high.press("Enter")
     expect(panel.get_by_role("alert")).to_contain_text("The time range must be [from, to] in seconds")
@@ -467,21 +505,25 @@ def test_a_refused_value_shows_an_error_and_changes_nothing(panel):
     high.fill("3")
     high.press("Enter")
     expect(panel.get_by_role("alert")).to_have_count(0)
-    assert shown_seconds(panel) == (0, 3)
+    is_shown(panel, 0, 3)
 
 
 # -- light and dark ---------------------------------------------------------------------------------------------------
 
 
-def test_light_and_dark_are_both_legible(panel, shots, request):
+@in_notebook_7_too
+def test_light_and_dark_are_both_legible(panel, shots):
     page = panel.page
     name = "notebook-7" if "/notebooks/" in page.url else "lab"
     page.set_viewport_size({"width": 1500, "height": 2200})  # all of it in one picture
     for colour, legible in (("Dark", lambda ink: ink > 150), ("Light", lambda ink: ink < 110)):
         theme(page, colour)
-        page.wait_for_timeout(2000)  # style sheets come when they come
+
+        def check(legible=legible):  # style sheets come when they come
+            assert legible(brightness(panel.evaluate("panel => getComputedStyle(panel).color")))
+            assert {legible(brightness(one)) for one in ink(page)} == {True}
+            assert legible(panel.evaluate(AXIS))
+
+        eventually(check)
         panel.screenshot(path=shots / f"explorer-{name}-{colour.lower()}.png")
-        assert legible(brightness(panel.evaluate("panel => getComputedStyle(panel).color")))
-        assert {legible(brightness(one)) for one in ink(page)} == {True}
-        assert legible(panel.evaluate(AXIS))
     page.set_viewport_size(VIEWPORT)

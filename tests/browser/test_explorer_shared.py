@@ -2,12 +2,11 @@
 
 import json
 
-import nbformat
 import pytest
-from jupyter_pages import AXIS, errors, idle, python, run_all, save
-from playwright.sync_api import expect
 
-expect.set_options(timeout=30_000)
+from browser.jupyter_pages import AXIS, VIEWPORT, errors, eventually, expect, idle, listened, python, run_all, save
+
+pytestmark = pytest.mark.live
 
 CELLS = (
     "import tpunb as tp\nsteps = tp.steps(tp.sample('keras_cnn'))\n"
@@ -16,13 +15,20 @@ CELLS = (
 NAME = "Explorer of phases: keras_cnn"
 
 
-@pytest.fixture(scope="module")
-def panel(jupyter):
+def shown(jupyter):
     """The explorer of a sample, in JupyterLab."""
-    page = jupyter.open("shared.ipynb", *CELLS)
-    run_all(page, charts=2)
-    assert errors(page) == []
-    return page.get_by_role("region", name=NAME)
+    if not jupyter.shows("shared.ipynb"):
+        jupyter.open("shared.ipynb", *CELLS)
+    panel = jupyter.page.get_by_role("region", name=NAME)
+    if not panel.count():
+        run_all(jupyter.page, charts=2)
+        assert errors(jupyter.page) == []
+    return panel
+
+
+@pytest.fixture
+def panel(jupyter):
+    return shown(jupyter)
 
 
 def test_the_line_of_python_is_copied(panel, jupyter):
@@ -56,46 +62,45 @@ def test_each_button_gives_a_file(panel, button, name, first, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def files(panel, tmp_path_factory):
-    """The page as the button gives it, and as `save` writes it."""
-    folder = tmp_path_factory.mktemp("pages")
-    python(panel.page, f"view.save({str(folder / 'written.html')!r})")
-    with panel.page.expect_download() as found:
-        panel.get_by_role("button", name="Save HTML").click()
-    found.value.save_as(folder / "button.html")
-    return folder
+def notebooks(jupyter):
+    """Notebooks saved with the panel as it is, made static, and made static and changed by somebody else."""
+    panel = shown(jupyter)
+    page = panel.page
+    expect(page.locator("[data-tpunb]")).to_be_hidden()
+    save(page)
+    jupyter.write("revived.ipynb", jupyter.saved("shared.ipynb"))
+    panel.get_by_role("button", name="Make static").click()
+    expect(panel).to_have_count(0)
+    idle(page)
+    save(page)
+    book = jupyter.saved("shared.ipynb")
+    jupyter.write("static.ipynb", book)
+    book.cells[0].source += "  # changed elsewhere: its outputs are not trusted"
+    book.cells[0].metadata.pop("trusted", None)
+    jupyter.write("untrusted.ipynb", book)
+    return jupyter
 
 
-def test_a_notebook_that_was_not_frozen_shows_its_pictures_and_how_to_revive_the_panel(panel, files, jupyter, shots):
-    still = panel.page.locator("[data-tpunb]")
-    expect(still).to_be_hidden()
-    save(panel.page)
-    name = jupyter.folder / "shared.ipynb"
-    nbformat.write(nbformat.read(name, as_version=4), jupyter.folder / "revived.ipynb")
-    page = jupyter.open("revived.ipynb")
+def test_a_notebook_that_was_not_frozen_shows_its_pictures_and_how_to_revive_the_panel(notebooks, shots):
+    page = notebooks.open("revived.ipynb")
     shown = page.locator("[data-tpunb]")
     expect(shown).to_contain_text("For the panel, run this cell again.")
     expect(shown.locator("img")).to_have_count(3)
-    page.wait_for_timeout(3000)
+    missing = page.get_by_text("model not found")
+    expect(missing).to_have_count(1)  # the front end has looked for it
+    expect(missing).to_be_hidden()
     page.screenshot(path=shots / "explorer-revived.png")
-    expect(page.get_by_text("model not found")).to_be_hidden()
     page.complaints.clear()  # the front end's own on the missing model
     run_all(page, charts=2)
     expect(shown).to_be_hidden()
     expect(page.get_by_role("region", name=NAME)).to_be_visible()
-    jupyter.open("shared.ipynb")
-    run_all(page, charts=2)
 
 
-def test_a_notebook_that_was_frozen_shows_pictures_and_tables_without_a_kernel(panel, files, jupyter, shots):
-    panel.get_by_role("button", name="Make static").click()
-    expect(panel).to_have_count(0)
-    idle(panel.page)
-    save(panel.page)
-    output, below = jupyter.saved("shared.ipynb").cells[0].outputs
+def test_a_notebook_that_was_frozen_shows_pictures_and_tables_without_a_kernel(notebooks, shots):
+    output, below = notebooks.saved("static.ipynb").cells[0].outputs
     assert below.data == {"text/plain": ""}
     assert {*output.data} == {"text/html", "image/png", "text/plain"}
-    page = jupyter.open("shared.ipynb")
+    page = notebooks.open("static.ipynb")
     shown = page.locator(".tpunb-summary")
     expect(shown.get_by_role("table", name="Phases, longest first").get_by_role("row")).to_have_count(5)
     expect(shown.locator("img")).to_have_count(3)  # bar, timeline, curve
@@ -103,13 +108,9 @@ def test_a_notebook_that_was_frozen_shows_pictures_and_tables_without_a_kernel(p
     assert page.complaints == []
 
 
-def test_a_frozen_notebook_of_somebody_else_shows_tables_and_no_code_runs(jupyter, files, shots):
+def test_a_frozen_notebook_of_somebody_else_shows_tables_and_no_code_runs(notebooks, shots):
     """JupyterLab does not trust it: what it cannot show must not become loose text."""
-    book = jupyter.saved("shared.ipynb")
-    book.cells[0].source += "  # changed elsewhere: its outputs are not trusted"
-    book.cells[0].metadata.pop("trusted", None)
-    nbformat.write(book, jupyter.folder / "untrusted.ipynb")
-    page = jupyter.open("untrusted.ipynb")
+    page = notebooks.open("untrusted.ipynb")
     shown = page.locator(".jp-OutputArea-output").first
     expect(shown.get_by_role("table", name="Phases, longest first").get_by_role("row")).to_have_count(5)
     page.screenshot(path=shots / "explorer-untrusted.png")
@@ -117,14 +118,18 @@ def test_a_frozen_notebook_of_somebody_else_shows_tables_and_no_code_runs(jupyte
     assert page.complaints == []
 
 
-@pytest.mark.parametrize("name", ["written.html", "button.html"])
-def test_the_saved_page_needs_no_kernel_and_no_network(jupyter, files, shots, name):
-    jupyter.close()
-    page, asked = jupyter.page, []
-    page.complaints.clear()
-    listen = lambda request: asked.append(request.url)  # noqa: E731  it is taken off again
-    page.on("request", listen)
-    page.goto((files / name).as_uri())
+@pytest.mark.parametrize("by", ["save", "button"])
+def test_the_saved_page_needs_no_kernel_and_no_network(panel, browser, shots, tmp_path, by):
+    file = tmp_path / f"{by}.html"
+    if by == "save":
+        python(panel.page, f"view.save({str(file)!r})")
+    else:
+        with panel.page.expect_download() as found:
+            panel.get_by_role("button", name="Save HTML").click()
+        found.value.save_as(file)
+    page, asked = listened(browser.new_page(viewport=VIEWPORT)), []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(file.as_uri())
     panel = page.get_by_role("region", name=NAME)
     expect(panel.locator("canvas")).to_have_count(2)
     expect(panel.get_by_role("figure").locator("svg.marks")).not_to_have_count(0)
@@ -143,10 +148,12 @@ def test_the_saved_page_needs_no_kernel_and_no_network(jupyter, files, shots, na
     expect(panel.get_by_role("alert")).to_have_count(0)
     for colour, legible in (("dark", lambda ink: ink > 150), ("light", lambda ink: ink < 110)):
         page.emulate_media(color_scheme=colour)
-        page.wait_for_timeout(1000)
-        assert legible(panel.evaluate(AXIS))
+
+        def check(legible=legible, panel=panel):
+            assert legible(panel.evaluate(AXIS))
+
+        eventually(check)
         page.screenshot(path=shots / f"explorer-page-{colour}.png", full_page=True)
-    page.emulate_media(color_scheme="null")
-    page.remove_listener("request", listen)
-    assert asked == [(files / name).as_uri()]
+    assert asked == [file.as_uri()]
     assert page.complaints == []
+    page.close()

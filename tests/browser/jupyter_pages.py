@@ -1,20 +1,19 @@
 """Notebooks in a real browser: a Jupyter server on loopback, and a page with JupyterLab or Notebook 7."""
 
+import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nbformat
+from warm_python import TENSORFLOW, warm_kernels
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LAUNCH = {
@@ -28,7 +27,9 @@ LAUNCH = {
     ],
 }
 VIEWPORT = {"width": 1200, "height": 1000}
-ADDRESSES = {"lab": "lab/tree/{name}?reset", "notebook": "notebooks/{name}"}
+LIMIT_S = 60
+"""Seconds after which what must happen has failed."""
+ADDRESSES = {"lab": "lab/tree/{}?reset", "notebook": "notebooks/{}"}
 # no question after news over the pictures, and each notebook opens in the light theme
 SETTINGS = {
     "notification": '{"fetchNews": "false", "checkForUpdates": false}',
@@ -61,28 +62,38 @@ OF_NOTEBOOK_7 = (
 class Jupyter:
     """A server and one page: ``open`` shows a notebook in it, and the notebook before goes, with its kernel.
 
-    ``address`` has no slash at its end; ``folder`` is where the server finds notebooks and their kernels work.
+    ``address`` has no slash at its end. Each notebook is in a folder of its own, in which its kernel works.
     """
 
     address: str
     folder: Path
     page: Any
 
+    def folder_of(self, name):
+        """The folder of a notebook, made at first use; files of other notebooks are elsewhere."""
+        folder = self.folder / name.removesuffix(".ipynb")
+        folder.mkdir(exist_ok=True)
+        return folder
+
     def open(self, name, *cells, app="lab"):
         """Show a notebook with a new kernel, in ``lab`` or ``notebook``; the page.
 
         With the code of cells, a new notebook of them is written first, without outputs; else the file of that name
-        is shown as it lies in the folder. What the page complains of meanwhile and from then on is in
+        is shown as it lies in its folder. What the page complains of meanwhile and from then on is in
         ``page.complaints``: errors in the console, exceptions, requests that failed.
         """
         self.close()
         self.page.complaints.clear()  # what the notebook before complained of as its kernel went
         _settle(self.folder)
         if cells:
-            nbformat.write(_book(cells), self.folder / name)
-        self.page.goto(f"{self.address}/{ADDRESSES[app].format(name=name)}")
+            self.write(name, _book(cells))
+        self.page.goto(f"{self.address}/{ADDRESSES[app].format(self._place(name))}")
         _wait_for_its_kernel(self.page)
         return self.page
+
+    def shows(self, name):
+        """Whether a notebook is what the page shows now."""
+        return f"/{self._place(name)}" in self.page.url
 
     def reload(self):
         """Show the same notebook anew, as last saved, with the kernel it has; complaints stay and are added to."""
@@ -93,64 +104,76 @@ class Jupyter:
         _wait_for_its_kernel(self.page)
         return self.page
 
+    def write(self, name, book):
+        """Write a notebook to its folder."""
+        import nbformat
+
+        nbformat.write(book, self.folder_of(name) / name)
+
     def saved(self, name):
-        """The notebook as it lies in the folder."""
-        return nbformat.read(self.folder / name, as_version=4)
+        """The notebook as it lies in its folder."""
+        import nbformat
+
+        return nbformat.read(self.folder_of(name) / name, as_version=4)
 
     def close(self):
         """End the kernel of the notebook that is shown, and leave it."""
         self.page.evaluate("async () => { await window.jupyterapp?.serviceManager.sessions.shutdownAll(); }")
         self.page.goto("about:blank")
 
+    def _place(self, name):
+        return (self.folder_of(name) / name).relative_to(self.folder).as_posix()
+
 
 @contextmanager
 def served(folder):
     """The address of a Jupyter server of its own, for /lab and /notebooks; its log is .server.log in ``folder``."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     folders = {f"JUPYTER_{name}_DIR": str(folder / f".{name}") for name in ("CONFIG", "DATA", "RUNTIME")}
     options = [
         "--no-browser",
         "--allow-root",
         "--ServerApp.ip=127.0.0.1",
-        f"--ServerApp.port={port}",
-        "--ServerApp.port_retries=0",
+        "--ServerApp.port=0",
         f"--ServerApp.root_dir={folder}",
         "--IdentityProvider.token=",
         "--LabApp.news_url=",
         "--LabApp.expose_app_in_browser=True",
         "--JupyterNotebookApp.expose_app_in_browser=True",
     ]
+    folders["TPUNB_CACHE"] = str(folder / ".cache")  # of Vega, which all kernels send to the page
     with (folder / ".server.log").open("wb") as log:
         server = subprocess.Popen(
             [sys.executable, "-m", "jupyterlab", *options],
-            env={**os.environ, **folders, "IPYTHONDIR": str(folder / ".ipython")},
+            env={**os.environ, **warm_kernels(TENSORFLOW), **folders, "IPYTHONDIR": str(folder / ".ipython")},
             stdout=log,
             stderr=subprocess.STDOUT,
         )
     try:
-        _wait_until_it_answers(server, f"http://127.0.0.1:{port}/api", log.name)
-        yield f"http://127.0.0.1:{port}"
+        yield _address(server, folder / ".RUNTIME", log.name)
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(LIMIT_S)
 
 
-def _wait_until_it_answers(server, address, log, limit_s=60):
-    until = time.monotonic() + limit_s
+def _address(server, runtime, log):
+    """The address that the server chose, once it answers."""
+    until = time.monotonic() + LIMIT_S
     while time.monotonic() < until:
         try:
-            urllib.request.urlopen(address, timeout=1).close()
-        except (urllib.error.URLError, OSError):
+            (facts,) = runtime.glob("jpserver-*.json")
+            address = "http://127.0.0.1:{}".format(json.loads(facts.read_text())["port"])
+            urllib.request.urlopen(f"{address}/api", timeout=1).close()
+        except (ValueError, OSError):  # there is no file yet, or it is half written, or nobody listens
             assert server.poll() is None, f"the Jupyter server ended by itself: {Path(log).read_text()[-2000:]}"
             time.sleep(0.25)
         else:
-            return
-    raise AssertionError(f"no Jupyter server within {limit_s} s: {Path(log).read_text()[-2000:]}")
+            return address
+    raise AssertionError(f"no Jupyter server within {LIMIT_S} s: {Path(log).read_text()[-2000:]}")
 
 
 def _book(cells):
+    import nbformat
+
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     made = [nbformat.v4.new_code_cell(cell) for cell in cells]
     return nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": kernel})
@@ -166,6 +189,7 @@ def _settle(folder):
 def listened(page):
     """The same page, which from now on keeps what it complains of in ``page.complaints``."""
     page.complaints = []
+    page.set_default_timeout(1000 * LIMIT_S)
 
     def complain(text):
         if not ("/notebooks/" in page.url and text in OF_NOTEBOOK_7):
@@ -178,9 +202,17 @@ def listened(page):
 
 
 def _wait_for_its_kernel(page):
-    page.locator(".jp-CodeCell").first.wait_for(timeout=60_000)
+    page.locator(".jp-CodeCell").first.wait_for()
     page.evaluate("async () => { await window.jupyterapp.restored; }")
-    page.wait_for_function(f"() => !!{KERNEL}", timeout=60_000)
+    page.wait_for_function(f"() => !!{KERNEL}")
+
+
+def expect(what, message=None):
+    """Return Playwright's assertions on a part of the page, which wait until they hold."""
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=1000 * LIMIT_S)
+    return expect(what, message)
 
 
 def idle(page, timeout_s=120):
@@ -233,20 +265,20 @@ def python(page, code):
     ).strip()
 
 
-def eventually(check, timeout_s=15):
+def eventually(check):
     """What a check returns once it asserts nothing wrong.
 
     The page shows a change at once, but holds its message back until the kernel has answered the one before: for a
     moment nothing says that one is still to come.
     """
-    until = time.monotonic() + timeout_s
+    until = time.monotonic() + LIMIT_S
     while True:
         try:
             return check()
         except AssertionError:
             if time.monotonic() > until:
                 raise
-            time.sleep(0.1)
+            time.sleep(0.05)
 
 
 def save(page):
@@ -258,9 +290,9 @@ def theme(page, name):
     """Change the theme to ``Light`` or ``Dark``."""
     page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", f"JupyterLab {name}")
     light = "true" if name == "Light" else "false"
-    page.wait_for_function("light => document.body.dataset.jpThemeLight === light", arg=light, timeout=30_000)
+    page.wait_for_function("light => document.body.dataset.jpThemeLight === light", arg=light)
     # it lies over the page while the theme loads, and JupyterLab stumbles over a second one before the first is gone
-    page.wait_for_function("() => document.querySelector('#jupyterlab-splash') === null", timeout=30_000)
+    page.wait_for_function("() => document.querySelector('#jupyterlab-splash') === null")
 
 
 def ink(page):
