@@ -109,7 +109,7 @@ def _in_code(
     last: Use | None = None
     steps = [*dis.get_instructions(code)]
     for at, step in enumerate(steps):
-        name, place = str(step.argval), (step.positions.lineno, step.positions.col_offset) if step.positions else None
+        name, place = str(step.argval), _place(step)
         following = steps[min(at + 1, len(steps) - 1)]
         is_size = any((each.opname, each.argval) == ("LOAD_GLOBAL", "len") for each in steps[max(at - 2, 0) : at])
         if step.opname == "STORE_GLOBAL" or (step.opname == "STORE_DEREF" and name in closure):
@@ -125,20 +125,23 @@ def _in_code(
             last = Use(name, getattr(last.value, name, _UNKNOWN) if isinstance(last.value, types.ModuleType) else None)
             is_size = is_size or following.argval in _SIZES
         else:
-            last, loads = (
-                None,
-                step.argval if isinstance(step.argval, tuple) else (name,),
-            )  # some of Python 3.13 load two
+            loads = step.argval if isinstance(step.argval, tuple) else (name,)  # some of Python 3.13 load two
             scope = closure if "FAST" in step.opname else ChainMap(closure, module)
             found = [Use(each, scope[each]) for each in loads if step.opname.startswith(_LOADS) and each in scope]
             last, is_used = None, following.opname in _ATTRIBUTES | _STORES or is_size
             is_size = is_used and any(use.value is owner for use in found)
+            if len(loads) == 2 and loads[1] in scope and following.opname in _STORES:
+                place = _place(following)  # what is changed is the second, the instruction's place is the first's
         for use in found:
             last = use
             if place is not None and not isinstance(use.value, types.ModuleType):
                 loaded[place] = use
             if not is_size:
                 yield from _of_value(use, seen)
+
+
+def _place(step: dis.Instruction) -> tuple[int | None, int | None] | None:
+    return (step.positions.lineno, step.positions.col_offset) if step.positions else None
 
 
 def own_attributes(owner: Any, name: str) -> list[Any]:
