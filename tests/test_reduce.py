@@ -95,6 +95,21 @@ def test_a_step_marked_on_two_threads_is_one():
     assert reduced(events).frame.select("step", "start_ps", "dur_ps").rows() == [(3, 0, 120 * US)]
 
 
+def test_a_step_ends_where_the_next_begins_though_its_annotation_is_longer():
+    events = toy_events((CPU, "python", "train", 0, 120, 3), (CPU, "worker", "train", 100, 50, 4))
+    assert reduced(events).frame.select("step", "start_ps", "dur_ps").rows() == [
+        (3, 0, 100 * US),
+        (4, 100 * US, 50 * US),
+    ]
+
+
+def test_a_step_of_the_clock_is_traced_in_full_if_its_annotation_begins_within_it():
+    events = toy_events((CPU, "python", "train", 5, 50, 3), (CPU, "python", "train", 9000, 50, 4))
+    ticks = pl.DataFrame({"step": [3, 4], "kind": "train", "start_ps": [0, 60 * US], "end_ps": [60 * US, 100 * US]})
+    steps = boundaries.from_clock(events, ticks)
+    assert steps.select("step", "traced", "annotation_ps").rows() == [(3, "full", 50 * US), (4, "partial", None)]
+
+
 def test_a_run_with_only_failed_windows_names_the_first_error():
     windows = pl.DataFrame([("toy", 0, 0, 0, 1, 0, 0, 0, "busy")], schema=WINDOWS, orient="row")
     failed = Profile("toy", None, windows, schema.empty(schema.HARDWARE), 0, stored=toy_steps(""))
