@@ -67,5 +67,5 @@ def test_the_papers_longest_run(hard, monkeypatch):
     assert found["noise_recall"] >= (0.85 if hard else 0.99)  # a few of a hard run resemble each other: small phases
     assert found["ari_ols_plus"] >= 0.95
     assert found["error_10"] <= (0.05 if hard else 0.02)
-    assert found["error_30"] <= (0.03 if hard else 0.01)
+    assert found["error_30"] <= (0.04 if hard else 0.01)
     assert hard or found["ari_bic"] >= 0.95
