@@ -180,17 +180,31 @@ def test_bic_finds_the_phases_of_a_synthetic_run(seed):
     assert metrics.adjusted_rand_score(run.phase[clean], labels[clean]) >= 0.95
 
 
+@cache
+def longest(seed):
+    run = synthetic_run(seed=seed)
+    return run, KMeans()(run.steps)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [11, 12, 13])
 def test_bic_finds_the_phases_of_the_papers_longest_run(seed):
-    run = synthetic_run(seed=seed)
-    labels = KMeans()(run.steps)
+    run, labels = longest(seed)
     clean = run.phase >= 0
     assert metrics.adjusted_rand_score(run.phase[clean], np.array(labels)[clean]) >= 0.95
+
+
+WORSE = pytest.mark.xfail(reason="0.13 % above the best of ten, at k = 6", raises=AssertionError)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [11, 12, pytest.param(13, marks=WORSE)])
+def test_the_error_in_the_papers_longest_run_is_that_of_scikit_learns_best_of_ten(seed):
+    run, labels = longest(seed)
     points = space(run.steps).points
     sweep = labels.sweeps["k"]
     for k in (1, 3, 6):
-        assert sweep["sse"][k - 1] <= 1.002 * sklearn_cluster.KMeans(k, n_init=10, random_state=0).fit(points).inertia_
+        assert sweep["sse"][k - 1] <= 1.001 * sklearn_cluster.KMeans(k, n_init=10, random_state=0).fit(points).inertia_
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -155,7 +155,8 @@ def test_a_bomb_is_refused_in_bounded_memory(monkeypatch):
         read(bomb, len(bomb))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 8 << 20  # the limit of 1 MiB, buffers, and what other threads of this process have asked for
+    # the limit of 1 MiB, and what is in buffers, of which gzip's has 128 KiB from Python 3.12 on
+    assert peak < (3 << 19 if sys.version_info < (3, 12) else 2 << 20)
 
 
 @pytest.mark.parametrize("told", [None, 3000])
@@ -768,12 +769,12 @@ except KeyboardInterrupt:
 
 @pytest.mark.live
 def test_an_interrupt_that_comes_while_threads_start_ends_a_load(tmp_path, monkeypatch):
-    told = []
+    reports = []
 
     def slowly(file, tell):
         for count in range(600):
             time.sleep(0.1)
-            told.append(count)
+            reports.append(count)
             tell(1)
 
     def interrupted(pool, *work):
@@ -785,4 +786,4 @@ def test_an_interrupt_that_comes_while_threads_start_ends_a_load(tmp_path, monke
     monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tp.load(put(tmp_path / "a.xplane.pb", window()))
-    assert len(told) < 600  # it ends at a report of progress
+    assert len(reports) < 600  # it ends at a report of progress

@@ -2,6 +2,7 @@
 
 import importlib.util
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -54,18 +55,37 @@ def test_the_default_finds_the_phases_of_known_runs(seed, hard):
     assert (noise & corrupted).sum() >= 0.9 * max(noise.sum(), corrupted.sum())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hard", [False, True])
-def test_the_papers_longest_run(hard, monkeypatch):
-    """The benchmark's own figures, one seed of each kind; it shows more."""
+@cache
+def longest(hard):
+    """The figures of the benchmark, of one seed of each kind; it shows more."""
     spec = importlib.util.spec_from_file_location("truth", ROOT / "benchmarks" / "truth.py")
     truth = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(truth)
-    found = truth.measure(16, hard=hard)
+    return truth.measure(16, hard=hard)
+
+
+def hard_fails(reason):
+    return pytest.param(True, marks=pytest.mark.xfail(reason=reason, raises=AssertionError))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hard", [False, True])
+def test_the_papers_longest_run(hard):
+    found = longest(hard)
     assert found["ari"] >= 0.98
     assert found["noise_precision"] >= 0.99
-    assert found["noise_recall"] >= (0.85 if hard else 0.99)  # a few of a hard run resemble each other: small phases
     assert found["ari_ols_plus"] >= 0.95
     assert found["error_10"] <= (0.05 if hard else 0.02)
-    assert found["error_30"] <= (0.04 if hard else 0.01)
     assert hard or found["ari_bic"] >= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hard", [False, hard_fails("11 % of the corrupted steps resemble another: phases of 2 to 20")])
+def test_corrupted_steps_of_the_papers_longest_run_are_outliers(hard):
+    assert longest(hard)["noise_recall"] >= 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hard", [False, hard_fails("the error is 3.5 %")])
+def test_thirty_representatives_of_the_papers_longest_run(hard):
+    assert longest(hard)["error_30"] <= (0.03 if hard else 0.01)
