@@ -313,7 +313,7 @@ def test_the_quick_goodput_benchmark_ends_in_its_figures_and_omissions():
     assert list(last) == ["worst_account", "other", "sum_error_ps", "places", "ticker_us"]
     assert last["sum_error_ps"] == 0
     assert 0 <= last["other"] < 0.9  # this, and the accounts, by the load of the machine
-    assert last["worst_account"] >= 0
+    assert 0 <= last["worst_account"] < float("inf")
     assert 0 < last["places"] <= 1
     assert "left out: function, keras_jax" in said
 

@@ -140,7 +140,7 @@ def untuned():
     return tuned_fit()
 
 
-def told(caught, found):
+def messages_of(caught, found):
     """Return what was warned of, and what tuning reports."""
     return [*(str(one.message) for one in caught), *map(str, found.messages)]
 
@@ -156,7 +156,7 @@ def test_a_fault_in_tuning_does_not_affect_the_training(monkeypatch, untuned, pl
         warnings.simplefilter("always")
         assert tuned_fit() == untuned
     assert calls
-    injected = sum("injected" in one for one in told(caught, found))
+    injected = sum("injected" in one for one in messages_of(caught, found))
     assert injected <= 1
     assert not injected or not found.values or place[1] == "_feed_from"
 
@@ -169,7 +169,7 @@ def test_a_fault_in_tuning_in_place_does_not_affect_the_training(tmp_path, monke
         warnings.simplefilter("always")
         assert tuned_fit() == untuned
     assert calls
-    assert sum("injected" in one for one in told(caught, found)) <= 2  # a fault at its end, and one before
+    assert sum("injected" in one for one in messages_of(caught, found)) <= 2  # a fault at its end, and one before
 
 
 @pytest.mark.parametrize("is_live", [True, False])

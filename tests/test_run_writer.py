@@ -927,17 +927,17 @@ def test_every_part_that_was_written_before_a_kill_loads_and_none_is_half(tmp_pa
     with Child(tmp_path / "run", WRITE.format(together=(2, 16, 3)[turn % 3])) as writer:
         assert writer.line() == "0\n"
         time.sleep(at.uniform(0, 0.5))  # the moment is what is tried
-        told = [0, *map(int, re.findall(r"(\d+)\n", writer.kill()))]
-    assert told == [*range(len(told))]
+        printed = [0, *map(int, re.findall(r"(\d+)\n", writer.kill()))]
+    assert printed == [*range(len(printed))]
     profile = tp.load(tmp_path / "run")
-    assert profile.windows.height in (len(told), len(told) + 1)  # the last may be whole and not yet told
+    assert profile.windows.height in (len(printed), len(printed) + 1)  # the last may be whole and not yet printed
     assert once_each(profile, profile.windows.height)
-    assert set(profile.stored.frame["step"]) >= set(told)
+    assert set(profile.stored.frame["step"]) >= set(printed)
     parts = run_folder.parts(storage.find(tmp_path / "run").below())
     for part in parts:
         assert sorted(file.name for file in (tmp_path / "run" / "parts" / part).iterdir()) == sorted(FILES)
     raw = run_folder.raw_windows(storage.find(tmp_path / "run").below())
-    assert [number for number, _ in raw][: len(told)] == told
+    assert [number for number, _ in raw][: len(printed)] == printed
     assert all(file.info["size"] == 3 for file in raw.values())
     assert finished(tmp_path / "run").moved == str(tmp_path / "run-1")
 

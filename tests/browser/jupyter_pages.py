@@ -265,6 +265,15 @@ def python(page, code):
     ).strip()
 
 
+def becomes(page, expression, value):
+    """What the kernel prints of an expression is a value, soon."""
+
+    def check():
+        assert python(page, f"print({expression})") == value
+
+    eventually(check)
+
+
 def eventually(check):
     """What a check returns once it asserts nothing wrong.
 

@@ -12,6 +12,7 @@ import pytest
 from browser.jupyter_pages import (
     AXIS,
     VIEWPORT,
+    becomes,
     brightness,
     errors,
     eventually,
@@ -105,15 +106,6 @@ def trait(panel, name):
     return python(panel.page, f"print(view.{name})")
 
 
-def becomes(panel, name, value):
-    """A trait in the kernel has a value, soon."""
-
-    def check():
-        assert trait(panel, name) == value
-
-    eventually(check)
-
-
 def is_what_the_kernel_holds(panel):
     """The kernel has what list and slider are at, the line of Python gives its phases, and the page shows as many."""
     expect(panel.get_by_role("region", name="Selected phase")).not_to_have_attribute("aria-busy", "true")
@@ -183,7 +175,7 @@ def is_picked(panel, phase):
     """A phase stands out, or none: in the kernel, by the radios and by the heading of what is said of it."""
     heading = panel.get_by_role("region", name="Selected phase").get_by_role("heading").first
     checked = panel.get_by_role("radio", checked=True)
-    becomes(panel, "phase", str(phase))
+    becomes(panel.page, "view.phase", str(phase))
     expect(checked).to_have_count(int(phase is not None))
     if phase is None:
         expect(panel.get_by_role("button", name="Clear selection")).to_be_disabled()
@@ -409,7 +401,7 @@ def test_an_account_is_picked_by_its_button_and_left_again(panel):
     button.click()
     expect(about.get_by_role("heading")).to_contain_text("of wall time")
     expect(button).to_have_attribute("aria-pressed", "true")
-    becomes(panel, "account", "step time deviation")
+    becomes(panel.page, "view.account", "step time deviation")
 
     def marked():
         assert timeline_pixels(panel) != before
@@ -421,14 +413,14 @@ def test_an_account_is_picked_by_its_button_and_left_again(panel):
     expect(button).to_have_text(f"step time deviation · {now}")
     panel.get_by_role("button", name="step time deviation").press("Enter")
     expect(about).to_have_count(0)
-    becomes(panel, "account", "None")
+    becomes(panel.page, "view.account", "None")
 
 
 def test_an_account_is_picked_on_the_bar(panel):
     bar = panel.get_by_role("figure", name="Wall time by account").locator("svg").bounding_box()
     panel.page.mouse.click(bar["x"] + 0.1 * bar["width"], bar["y"] + 15)
     expect(panel.get_by_role("button", name="productive")).to_have_attribute("aria-pressed", "true")
-    becomes(panel, "account", "productive")
+    becomes(panel.page, "view.account", "productive")
 
 
 def test_a_phase_is_picked_on_the_coverage(panel):
@@ -460,7 +452,7 @@ def test_the_wheel_zooms_around_the_pointer_and_out_again(panel):
     assert high - low == pytest.approx(0.8 * whole, rel=0.02)
     for _ in range(3):
         panel.page.mouse.wheel(0, 100)
-    becomes(panel, "time_range", "None")
+    becomes(panel.page, "view.time_range", "None")
     is_shown(panel, 0, whole)
 
 
@@ -500,7 +492,7 @@ def test_a_refused_value_shows_an_error_and_changes_nothing(panel):
     high.fill("-1")
     high.press("Enter")
     expect(panel.get_by_role("alert")).to_contain_text("The time range must be [from, to] in seconds")
-    becomes(panel, "time_range", "[0.0, 4.0]")
+    becomes(panel.page, "view.time_range", "[0.0, 4.0]")
     expect(panel.locator("code")).to_have_text(FIRST)
     high.fill("3")
     high.press("Enter")

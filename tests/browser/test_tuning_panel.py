@@ -5,6 +5,7 @@ import pytest
 from browser.jupyter_pages import (
     KERNEL,
     VIEWPORT,
+    becomes,
     brightness,
     errors,
     eventually,
@@ -118,15 +119,6 @@ def trait(panel, name):
     return python(panel.page, f"print(panel.{name})")
 
 
-def becomes(panel, name, value):
-    """A trait in the kernel has a value, soon."""
-
-    def check():
-        assert trait(panel, name) == value
-
-    eventually(check)
-
-
 @pytest.fixture
 def tuned(panel):
     """The panel after a tuning."""
@@ -150,7 +142,7 @@ def test_the_phase_has_a_checkpoint_and_a_bottleneck(panel):
     before = other.input_value()
     other.select_option(index=1)
     expect(where.get_by_text("step 8, in the phase (tpunb-8)")).to_have_count(1)
-    becomes(panel, "phase", other.input_value())
+    becomes(panel.page, "panel.phase", other.input_value())
     assert other.input_value() != before
     other.select_option(before)
     expect(where.get_by_text("step 16, in the phase (tpunb-16)")).to_have_count(1)
@@ -165,7 +157,7 @@ def test_an_invalid_budget_is_reported_and_changes_nothing(panel):
     field.fill("2000")
     field.press("Enter")
     expect(panel.get_by_role("alert")).to_have_count(0)
-    becomes(panel, "budget", "2000.0")
+    becomes(panel.page, "panel.budget", "2000.0")
 
 
 def test_trials_appear_and_the_winner_is_marked(panel, shots):

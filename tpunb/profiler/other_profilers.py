@@ -47,7 +47,9 @@ class _Framework:
 
     def free(self, session: object) -> None:
         """Clear the running session of the module if it is this one."""
-        for place in self.keeps if session is not None else ():
+        if session is None:
+            return
+        for place in self.keeps:
             *path, name = place.split(".")
             holder = sys.modules.get(self.module)
             for each in path:
