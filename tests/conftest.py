@@ -122,9 +122,15 @@ def pytest_runtest_protocol(item):
         _plain = None
 
 
+_jitter = random.Random()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
-    """Begin each test with the global seeds of a new process, whatever earlier tests of this process have set."""
+    """Begin each test with the global seeds of a new process, which no thread of an earlier test draws from."""
+    for name in ("gcsfs.core", "gcsfs.retry"):  # retries in a thread of its own, long after the test that gave it up
+        if name in sys.modules:
+            sys.modules[name].random = _jitter
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
