@@ -3,8 +3,9 @@
 ``python benchmarks/costmodel.py [--quick]``. ``--quick`` takes a program of fewer layers and a smaller file. The last
 line is one JSON object:
 
-- ``vs_protobuf``: CPU time of a loop over the protobuf library's messages by that of ``tp.costmodel.graph``, from the
-  bytes of a transformer's training step to its nodes with layer and part, edges and 140 numbers a node; median of pairs
+- ``vs_protobuf``: CPU time of a loop over the protobuf library's messages by that of ``ranking.graph``, from
+  the bytes of a transformer's training step to its nodes with layer and part, edges and 140 numbers a node; median
+  of pairs
 - ``fit_s``: CPU seconds from the programs of 312 configurations to a fitted model
 - ``rank_s``: CPU seconds of the order of 1,000 configurations whose programs were read
 - ``memory``: by how much reading a made-up layout ``.npz`` of 20,000 nodes and 10,000 configurations raises the peak
@@ -34,10 +35,10 @@ import numpy as np
 import polars as pl
 
 import tpunb as tp
-from tpunb.costmodel import CostModel, Evaluation, Measured, read_tpugraphs
-from tpunb.costmodel.measured import of_programs
 from tpunb.io import hlo_ops
 from tpunb.step_stats import op_names
+from tpunb.studies.ranking import CostModel, Evaluation, Measured, read_tpugraphs
+from tpunb.studies.ranking.measured import of_programs
 
 BLOCKS, QUICK_BLOCKS = 24, 8  # of the transformer
 PAIRS = 11
@@ -125,7 +126,7 @@ def by_loop(data: bytes) -> tuple[list, list, np.ndarray]:
 def ours(data: bytes) -> tuple[pl.DataFrame, pl.DataFrame, np.ndarray]:
     """Return nodes, edges and numbers of nodes by tpunb; names that were seen before are forgotten."""
     hlo_ops.place.cache_clear()
-    graph = tp.costmodel.graph(data)
+    graph = tp.studies.ranking.graph(data)
     return graph.nodes, graph.edges, graph.features()
 
 
@@ -198,7 +199,7 @@ def main() -> None:
     loop, graph = (median(pair[k] for pair in pairs) * 1e3 for k in (0, 1))
     print(f"{len(mine[0]):,} nodes, {len(mine[1]):,} edges: loop {loop:.1f} ms, tpunb {graph:.1f} ms CPU", flush=True)
 
-    collection = tp.costmodel.recorded()
+    collection = tp.studies.ranking.recorded()
     part = collection[:13]
     CostModel().fit(part)  # imports scikit-learn
     fit_s = cpu_s(lambda: CostModel().fit(map(again, part)))

@@ -23,9 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "datasets" / "sample_profiles
 
 from record_balances import NAIVE, TUNED, Options, Point, Session, width_of, widths
 
-from tpunb.workloads import recorded_balances
-from tpunb.workloads.paper import curves, gains
-from tpunb.workloads.recordings import BALANCES
+from tpunb.studies.paper import curves, gains, recorded_balances
+from tpunb.studies.paper.recordings import BALANCES
 
 NAME = "resnet-imagenet"
 IDLE = 0.625

@@ -27,8 +27,8 @@ import numpy as np
 import polars as pl
 
 import tpunb as tp
-from tpunb.step_stats.sweep_times import step_times
-from tpunb.workloads import sweeping
+from tpunb.studies.step_times import step_times
+from tpunb.studies.sweeps import measuring
 
 BATCHES = (16, 32, 64, 128, 256, 512, 1024)
 KNEE = 256
@@ -45,7 +45,7 @@ def busy(seconds: float) -> None:
         time.sleep(pause)
 
 
-def swept(rounds: Any, names: Any = BATCHES) -> tp.Sweep:
+def swept(rounds: Any, names: Any = BATCHES) -> tp.studies.sweeps.Sweep:
     """Return the sweep of rounds of seconds, one point per batch."""
     times = step_times(rounds)
     figures = {
@@ -57,7 +57,7 @@ def swept(rounds: Any, names: Any = BATCHES) -> tp.Sweep:
     }
     facts = {"mode": "train", "state": "ok"}
     frame = pl.DataFrame({"batch": list(names), **figures}).with_columns(**{k: pl.lit(v) for k, v in facts.items()})
-    return tp.Sweep(frame, ("batch",))
+    return tp.studies.sweeps.Sweep(frame, ("batch",))
 
 
 def numbers(count: int) -> tuple[Any, Any]:
@@ -74,18 +74,18 @@ def add_sines(model: Any, batch: Any) -> float:
 def equal_share(pairs: int, each: int) -> float:
     """Return the share of pairs of sweeps of one thing, of so many rounds each, whose interval contains 1."""
     patched = {"_NARROW": 0.0, "_MOST": 2 * pairs * each, "_ROUND_S": 0.02}
-    kept = {name: getattr(sweeping, name) for name in patched}
+    kept = {name: getattr(measuring, name) for name in patched}
     other = multiprocessing.get_context("spawn").Process(target=busy, args=(600,))
     other.start()
     try:
         for name, value in patched.items():
-            setattr(sweeping, name, value)
+            setattr(measuring, name, value)
         sweep = tp.sweep(numbers, budget=600, step=add_sines, count=[2_000, 5_000, 10_000, 20_000, 50_000])
     finally:
         other.terminate()
         other.join()
         for name, value in kept.items():
-            setattr(sweeping, name, value)
+            setattr(measuring, name, value)
     rounds = np.array(sweep.frame["rounds_ps"].to_list(), float).T / 1e12
     spread = np.percentile(rounds, 95, axis=0) / np.median(rounds, axis=0)
     print(f"  {len(rounds)} rounds recorded beside other work, 95th percentile by median {spread.max():.2f} at most")
@@ -114,7 +114,7 @@ def knee_share(seeds: int = 20, count: int = 20) -> float:
 def gain(quick: bool) -> float:
     """Return the lower end of the throughput of a large batch by that of a small one."""
     fixed = {"layers": [4], "nodes": [256], "input": [256], "output": [64]}
-    sweep = tp.sweep(tp.workloads.fc, budget=20 if quick else 40, batch=[16, 1024], **fixed)
+    sweep = tp.sweep(tp.studies.sweeps.fc, budget=20 if quick else 40, batch=[16, 1024], **fixed)
     small, large = sweep.frame.sort("batch").rows(named=True)
     print(f"  fc 4 x 256: {small['examples_per_s']:,.0f} examples/s at 16, {large['examples_per_s']:,.0f} at 1,024")
     return float(1024 / large["high_ps"] / (16 / small["low_ps"]))
@@ -124,7 +124,9 @@ def points_seconds() -> float | None:
     """Return the seconds of a sweep of 20 points."""
     begun = time.monotonic()
     fixed = {"input": [64], "output": [8]}
-    sweep = tp.sweep(tp.workloads.fc, budget=45, layers=[2, 4], nodes=[32, 64], batch=[16, 64, 128, 256, 512], **fixed)
+    sweep = tp.sweep(
+        tp.studies.sweeps.fc, budget=45, layers=[2, 4], nodes=[32, 64], batch=[16, 64, 128, 256, 512], **fixed
+    )
     taken = time.monotonic() - begun
     fewest = sweep.frame["rounds"].min()
     print(f"  20 points: {taken:.0f} s, {fewest} rounds and more")

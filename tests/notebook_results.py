@@ -12,10 +12,10 @@ import shipped_runs
 from shipped_runs import measured
 
 import tpunb as tp
+from tpunb.studies.paper import FASTER, OTHER_DATA, observations, published, table_1
+from tpunb.studies.paper.balances import V2, V3
+from tpunb.studies.sweeps import paradnn
 from tpunb.testing import Fault, pod, step_program
-from tpunb.workloads import paradnn, table_1
-from tpunb.workloads.paper import FASTER, OTHER_DATA, observations, published
-from tpunb.workloads.paper.balances import V2, V3
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 PAGE = NOTEBOOKS.parent / "docs" / "paper.md"

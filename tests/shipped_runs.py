@@ -7,8 +7,7 @@ import once
 import polars as pl
 
 import tpunb as tp
-from tpunb.workloads import WORKLOADS, recorded, recorded_balances
-from tpunb.workloads.paper import curves, gains
+from tpunb.studies.paper import WORKLOADS, curves, gains, recorded, recorded_balances
 
 NAMES = [name for name, each in WORKLOADS.items() if not each.reduced]
 METHODS = {"OLS": tp.OLS(0.7), "DBSCAN": tp.DBSCAN.paper(), "k-means": tp.KMeans.paper()}
@@ -51,5 +50,5 @@ def phases():
 @cache
 def ranked(features="program"):
     """Return how well the recorded layouts of each family are ranked by a cost model of the others."""
-    evaluate = tp.costmodel.CostModel(features).evaluate
-    return _frame(f"ranked-{features}", lambda: evaluate(tp.costmodel.recorded(), by="family").frame)
+    evaluate = tp.studies.ranking.CostModel(features).evaluate
+    return _frame(f"ranked-{features}", lambda: evaluate(tp.studies.ranking.recorded(), by="family").frame)

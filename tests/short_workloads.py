@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from tpunb.workloads import workload
-from tpunb.workloads.scaling import Plan
+from tpunb.studies.paper import workload
+from tpunb.studies.paper.workloads.sizes import Plan
 
 
 class Short:

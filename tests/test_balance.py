@@ -11,7 +11,8 @@ from optional import lazy
 from warm_python import warm_python
 
 from tpunb.errors import TpunbError
-from tpunb.workloads import WORKLOADS, balance, workload
+from tpunb.studies.paper import WORKLOADS, workload
+from tpunb.studies.paper.workloads import balance
 
 tf, keras = lazy("tensorflow"), lazy("keras")
 
@@ -185,7 +186,7 @@ TWO = hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > 1
 PINNED = """
 import os
 import tensorflow as tf
-from tpunb.workloads import balance
+from tpunb.studies.paper.workloads import balance
 cores = balance.pin()
 print(cores)
 png = tf.io.encode_png(tf.zeros([64, 64, 3], tf.uint8))
@@ -220,7 +221,7 @@ assert os.sched_getaffinity(0) == {cores.input}
 @pytest.mark.skipif(not TWO, reason="needs two cores, and affinity calls")
 def test_threads_of_input_and_of_tensorflow_are_each_on_one_core():
     pytest.importorskip("tensorflow")
-    env = os.environ | {"PYTHONPATH": str(Path(balance.__file__).parents[2])}
+    env = os.environ | {"PYTHONPATH": str(Path(balance.__file__).parents[4])}
     done = subprocess.run([*warm_python(), "-c", PINNED], env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "computes, core" in done.stdout

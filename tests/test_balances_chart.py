@@ -4,7 +4,8 @@ import polars as pl
 import pytest
 
 import tpunb as tp
-from tpunb.charts import balances, render
+from tpunb.charts import render
+from tpunb.studies.paper.charts import balances
 
 SCHEMA = ("run", "balance", "mark", "value", "low", "high")
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from optional import lazy
 
 from tpunb.errors import TpunbError
+from tpunb.studies.paper.workloads.cost import Cost, cost
 from tpunb.training.graph_work import step_flops
-from tpunb.workloads.cost import Cost, cost
 
 tf, keras = lazy("tensorflow"), lazy("keras")
 

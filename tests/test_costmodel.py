@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import tpunb as tp
-from tpunb import schema
-from tpunb.costmodel import (
+from tpunb.errors import BadProfile, TpunbError
+from tpunb.studies.ranking import (
     CostModel,
     Measured,
     collect,
@@ -28,10 +28,10 @@ from tpunb.costmodel import (
     top_error,
     write_collection,
 )
-from tpunb.costmodel.collecting import Configuration, Function, Trials
-from tpunb.costmodel.evaluation import METHODS, splits
-from tpunb.costmodel.metrics import random_error
-from tpunb.errors import BadProfile, TpunbError
+from tpunb.studies.ranking.collecting import Configuration, Function, Trials
+from tpunb.studies.ranking.columns import CONFIGURATIONS, EVALUATION, JUDGED, RANKED
+from tpunb.studies.ranking.evaluation import METHODS, splits
+from tpunb.studies.ranking.metrics import random_error
 
 TIMES = st.lists(st.integers(1, 10**9), min_size=2, max_size=30)
 
@@ -91,7 +91,7 @@ def made_up(name="graph 1", family="graph", times=(10, 20, 30, 40), noise=0.0, *
         },
         schema_overrides={"time_ps": pl.Int64},
     )
-    missing = [pl.lit(None).alias(each) for each in schema.CONFIGURATIONS if each not in frame.columns]
+    missing = [pl.lit(None).alias(each) for each in CONFIGURATIONS if each not in frame.columns]
     inputs = {"graph": np.array(times, float)[:, None] - np.median(times)}
     return Measured(name, family, frame.with_columns(missing), inputs)
 
@@ -187,8 +187,8 @@ def test_an_order_that_is_in_the_inputs_is_learnt_and_named():
     assert rows["default"]["tau"] is None
     assert rows["default"]["top1"] == rows["default"]["top10"] > 0
     assert "leave one family of graphs out, 6 graphs, from the graph" in str(found)
-    assert found.frame.schema == schema.EVALUATION
-    assert found.graphs.schema == schema.JUDGED
+    assert found.frame.schema == EVALUATION
+    assert found.graphs.schema == JUDGED
 
 
 def test_a_rule_that_is_better_is_shown():
@@ -241,7 +241,7 @@ def shipped():
 
 
 def test_the_collection_is_what_it_states(shipped):
-    folder = Path(tp.costmodel.__file__).parent
+    folder = Path(tp.studies.ranking.__file__).parent
     assert len(shipped) >= 20
     assert len({each.family for each in shipped}) >= 6
     assert min(map(len, shipped)) >= 16
@@ -478,7 +478,7 @@ def test_only_the_first_and_the_default_are_timed(jnp, shipped, features, monkey
     kept = Function.compile
     monkeypatch.setattr(Function, "compile", lambda self, each: compiled.append(each) or kept(self, each))
     ranking = model.rank(heads, arrays(jnp, (2, 16, 4, 8), (2, 16, 4, 8)), k=3, layouts=6, budget=1)
-    assert ranking.frame.schema == schema.RANKED
+    assert ranking.frame.schema == RANKED
     assert ranking.frame["rank"].to_list() == [1, 2, 3, 4, 5, 6]
     assert ranking.frame["predicted"].is_sorted()
     timed = ranking.frame.drop_nulls("time_ps")
@@ -504,13 +504,13 @@ def test_the_interval_of_a_ranking_states_what_is_certain(jnp, shipped):
             "high": [1.4, 1.0, None],
         }
     )
-    ranking = tp.costmodel.Ranking("f", "program", frame)
+    ranking = tp.studies.ranking.Ranking("f", "program", frame)
     assert str(ranking) == (
         "f: 2 of 3 configurations timed; layouts 10 take 1 ms, 1.30x [1.20, 1.40] faster than the default"
     )
-    unclear = tp.costmodel.Ranking("f", "program", frame.with_columns(low=pl.lit(0.9)))
+    unclear = tp.studies.ranking.Ranking("f", "program", frame.with_columns(low=pl.lit(0.9)))
     assert "not distinguishable from the default" in str(unclear)
-    best = tp.costmodel.Ranking("f", "program", frame.with_columns(time_ps=pl.Series([1400, 1300, None])))
+    best = tp.studies.ranking.Ranking("f", "program", frame.with_columns(time_ps=pl.Series([1400, 1300, None])))
     assert "the default is fastest" in str(best)
 
 
@@ -519,26 +519,26 @@ def test_the_interval_of_a_ranking_states_what_is_certain(jnp, shipped):
 
 def test_charts_state_what_they_show(shipped):
     model = CostModel().fit(shipped[3:])
-    chart = tp.charts.ranking(shipped[2], model)
+    chart = tp.studies.ranking.charts.ranking(shipped[2], model)
     assert chart.title.text == "Predicted rank and time · attention 3"
     assert "24 configurations, from the program" in chart.title.subtitle
     spec = json.dumps(chart.to_dict())
     assert '"default"' in spec
     assert '"fastest"' in spec
-    errors = tp.charts.top_errors(CostModel("graph").evaluate(several(), by="family"))
+    errors = tp.studies.ranking.charts.top_errors(CostModel("graph").evaluate(several(), by="family"))
     assert "leave one family of graphs out; 6 graphs" in errors.title.subtitle[0]
     assert "model, first 3: 0.00 %" in errors.description
-    table = tp.charts.graph_table(shipped[0].graph)
+    table = tp.studies.ranking.charts.graph_table(shipped[0].graph)
     assert "self time unknown: no capture" in table.title.subtitle[0]
     for wrong in (
-        lambda: tp.charts.ranking(3, model),
-        lambda: tp.charts.top_errors(3),
-        lambda: tp.charts.graph_table(3),
+        lambda: tp.studies.ranking.charts.ranking(3, model),
+        lambda: tp.studies.ranking.charts.top_errors(3),
+        lambda: tp.studies.ranking.charts.graph_table(3),
     ):
         with pytest.raises(TypeError, match="must be"):
             wrong()
     with pytest.raises(ValueError, match="computation must be 0 to"):
-        tp.charts.graph_table(shipped[0].graph, 99)
+        tp.studies.ranking.charts.graph_table(shipped[0].graph, 99)
 
 
 def test_names_in_a_table_of_nodes_are_not_trusted(shipped):
@@ -547,6 +547,6 @@ def test_names_in_a_table_of_nodes_are_not_trusted(shipped):
     module.name = "evil\x1b[31m\u202e"
     for one in module.computations[-1].instructions:
         one.name = "x\x00\u202e" + one.name
-    table = tp.charts.graph_table(tp.costmodel.graph(module.SerializeToString()))
+    table = tp.studies.ranking.charts.graph_table(tp.studies.ranking.graph(module.SerializeToString()))
     text = json.dumps(table.to_dict(), ensure_ascii=False)
     assert not {"\x00", "\x1b", "\u202e"} & {*text}

@@ -12,10 +12,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tpunb import schema
-from tpunb.costmodel import CostModel, read_tpugraphs
-from tpunb.costmodel.tpugraphs import TpuGraph
 from tpunb.errors import BadProfile, ProfileNotFound, TpunbError
+from tpunb.studies.ranking import CostModel, columns, read_tpugraphs
+from tpunb.studies.ranking.tpugraphs import TpuGraph
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +66,7 @@ def saved(folder, arrays, name="alexnet_train_batch_32_-12345", write=np.savez):
 def test_a_tile_file_is_a_graph_with_its_configurations(tmp_path):
     (found,) = read_tpugraphs(saved(tmp_path, tile(), write=np.savez_compressed))
     assert (found.name, found.family) == ("alexnet_train_batch_32_-12345", "alexnet_train_batch_32")
-    assert found.frame.schema == schema.CONFIGURATIONS
+    assert found.frame.schema == columns.CONFIGURATIONS
     assert found.frame["time_ps"].to_list() == [30_000, 20_000, 50_000, 40_000]  # nanoseconds in the file
     assert found.frame["tile"].to_list() == tile()["config_feat"][:, 15].tolist()
     assert found.frame["default"].to_list() == [None] * 4  # only its time is in the file

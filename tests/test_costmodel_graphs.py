@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tpunb as tp
-from tpunb import schema
-from tpunb.costmodel import LAYOUT_FEATURES, NODE_FEATURES, OPCODES, TILE_FEATURES, ProgramGraph, graph
 from tpunb.errors import BadProfile, TpunbError
 from tpunb.io import storage, xplane
+from tpunb.studies.ranking import LAYOUT_FEATURES, NODE_FEATURES, OPCODES, TILE_FEATURES, ProgramGraph, columns, graph
 
 WINDOW = ("size", "stride", "padding_low", "padding_high", "window_dilation", "base_dilation")
 TYPES = (
@@ -81,7 +80,7 @@ def edges_of(module):
 def check(found: ProgramGraph, module):
     """Compare a graph with the message of its program."""
     instructions = [(one, each) for each in module.computations for one in each.instructions]
-    assert found.nodes.schema == schema.NODES
+    assert found.nodes.schema == columns.NODES
     assert found.nodes["hlo_op"].cast(pl.String).to_list() == [one.name for one, _ in instructions]
     assert found.nodes["opcode"].cast(pl.String).to_list() == [one.opcode for one, _ in instructions]
     assert found.nodes["dims"].to_list() == [[*one.shape.dimensions] for one, _ in instructions]

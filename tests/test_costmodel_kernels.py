@@ -11,10 +11,10 @@ from hlo_protos import messages
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.costmodel.graphs import module_of
-from tpunb.costmodel.kernels import Kernels
-from tpunb.costmodel.loops import COSTS, cost, fetched, merged
 from tpunb.errors import BadProfile
+from tpunb.studies.ranking.graphs import module_of
+from tpunb.studies.ranking.kernels import Kernels
+from tpunb.studies.ranking.loops import COSTS, cost, fetched, merged
 
 NAMES = [*COSTS]
 

@@ -8,8 +8,8 @@ import pytest
 from optional import lazy
 from warm_python import warm_python
 
-from tpunb.workloads import cnn, fc, rnn, transformer
-from tpunb.workloads.generators import VOCABULARY
+from tpunb.studies.sweeps import cnn, fc, rnn, transformer
+from tpunb.studies.sweeps.generators import VOCABULARY
 
 tf = lazy("tensorflow")
 
@@ -129,7 +129,7 @@ def test_models_train_and_data_are_endless_and_seeded(name):
 def test_on_jax_the_data_are_endless_too():
     pytest.importorskip("jax")
     code = """
-from tpunb.workloads import fc
+from tpunb.studies.sweeps import fc
 model, data = fc(layers=1, nodes=4, input=3, output=2, batch=2)
 assert data.num_batches is None and data[0][0].shape == (2, 3), data
 loss = model.fit(data, steps_per_epoch=5, verbose=0).history["loss"]

@@ -20,8 +20,8 @@ from tpunb import schema
 from tpunb.errors import BadProfile, ProfileNotFound
 from tpunb.io import logdir, storage
 from tpunb.io.run_writer import RunWriter
+from tpunb.studies.paper import WORKLOADS as RECORDED
 from tpunb.testing import toy_steps
-from tpunb.workloads import WORKLOADS as RECORDED
 
 T0 = 1_700_000_000_000_000_000  # when the toys began, in nanoseconds since 1970
 MS = 1_000_000  # nanoseconds
@@ -672,7 +672,7 @@ def test_a_sample_is_described_by_its_about_toml(name):
     if name in OWN:
         assert (Path(tp.__file__).parents[1] / script[0]).is_file()
     else:
-        assert script == ["-m", "tpunb.workloads.record", "--scale", "0"]
+        assert script == ["-m", "tpunb.studies.paper.record", "--scale", "0"]
 
 
 def test_all_samples_together_are_small():

@@ -9,10 +9,10 @@ from chart_checks import EVIL, texts_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb import charts
 from tpunb.charts import render
-from tpunb.charts.measures import placed
 from tpunb.errors import TpunbError
+from tpunb.studies.paper import charts
+from tpunb.studies.paper.charts.measures import placed
 
 SCHEMA = {"run": pl.String, "value": pl.Float64, "how": pl.String, "form": pl.String, "low": pl.Float64}
 SCHEMA |= {"high": pl.Float64}

@@ -11,10 +11,21 @@ import shipped_runs
 
 import tpunb as tp
 from tpunb.analysis import Device
+from tpunb.studies.paper import (
+    FASTER,
+    OTHER_DATA,
+    RecordedRun,
+    curves,
+    gains,
+    observations,
+    operators,
+    published,
+    recorded,
+    utilisation,
+    workload,
+)
+from tpunb.studies.paper.balances import V2, V3, V3_MEMORY
 from tpunb.testing import toy_steps
-from tpunb.workloads import RecordedRun, recorded, workload
-from tpunb.workloads.paper import FASTER, OTHER_DATA, curves, gains, observations, operators, published, utilisation
-from tpunb.workloads.paper.balances import V2, V3, V3_MEMORY
 
 
 def run(name, steps=None, **about):

@@ -9,7 +9,7 @@ import pytest
 import tpunb as tp
 from tpunb.frames.hardware import DEVICES
 
-paradnn = tp.workloads.paradnn
+paradnn = tp.studies.sweeps.paradnn
 ROOT = Path(__file__).parents[1]
 ONE = {"layers": 4, "nodes": 512, "input": 2000, "output": 1000}
 

@@ -10,8 +10,9 @@ from stand_in import StandIn
 import tpunb as tp
 from tpunb.analysis import Device
 from tpunb.errors import ProfileNotFound, TpunbError
-from tpunb.workloads import catalogue, record, recorded, recorded_balances
-from tpunb.workloads.cost import Cost
+from tpunb.studies.paper import record, recorded, recorded_balances
+from tpunb.studies.paper.workloads import catalogue
+from tpunb.studies.paper.workloads.cost import Cost
 
 tf = lazy("tensorflow")
 
@@ -42,7 +43,7 @@ def test_metadata_describe_the_recording(runs):
     run = recorded("dcgan-mnist", runs)
     assert run.workload.name == run.name == "dcgan-mnist"
     assert run.metadata["what"] == "DCGAN on MNIST"
-    assert run.metadata["again"] == "python -m tpunb.workloads.record --scale 0 dcgan-mnist"
+    assert run.metadata["again"] == "python -m tpunb.studies.paper.record --scale 0 dcgan-mnist"
     assert run.metadata["seconds"] > 0
     assert run.metadata["matrix_flops"] == 2e12
 
@@ -70,7 +71,7 @@ def test_a_run_without_workload_metadata_is_rejected(tmp_path):
         pass
     with pytest.raises(ProfileNotFound, match=r"has no about\.toml") as told:
         recorded("bert-mrpc", tmp_path)
-    assert "tpunb.workloads.record" in told.value.hint
+    assert "tpunb.studies.paper.record" in told.value.hint
     with pytest.raises(TpunbError, match="no workload is named 'bert'"):
         recorded("bert", tmp_path)
     with pytest.raises(ProfileNotFound, match="has no runs at balances"):

@@ -15,9 +15,9 @@ from stand_in import StandIn
 from warm_python import warm_python
 
 import tpunb as tp
-from tpunb.workloads import WORKLOADS
-from tpunb.workloads.balance import Cores
-from tpunb.workloads.paper.balances import FASTER, OTHER_DATA, V2, V3, V3_MEMORY
+from tpunb.studies.paper import WORKLOADS
+from tpunb.studies.paper.balances import FASTER, OTHER_DATA, V2, V3, V3_MEMORY
+from tpunb.studies.paper.workloads.balance import Cores
 
 SCRIPT = Path(__file__).parents[1] / "datasets" / "sample_profiles" / "record_balances.py"
 
@@ -217,7 +217,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import record_balances as script
 from tpunb.frames.hardware import Device
-from tpunb.workloads.dcgan import Dcgan
+from tpunb.studies.paper.workloads.dcgan import Dcgan
 script.machine.measured = lambda: Device("CPU", 1e11, 1e10, 1e9, "test")
 script._PROBES = 3
 Dcgan.RUN = replace(Dcgan.RUN, batch=128, examples=256)
@@ -229,7 +229,7 @@ for form in ("naive", "hand-optimised"):
     (tmp_path / "scratch").mkdir()
     arguments = [str(SCRIPT.parent), str(tmp_path), str(tmp_path / "scratch")]
     subprocess.run([*warm_python(), "-c", code, *arguments], env=env, check=True, timeout=600)
-    naive, hand = sorted(tp.workloads.recorded_balances(tmp_path), key=lambda run: run.metadata["form"] != "naive")
+    naive, hand = sorted(tp.studies.paper.recorded_balances(tmp_path), key=lambda run: run.metadata["form"] != "naive")
     for run in (naive, hand):
         assert run.workload.name == "dcgan-cifar10"
         assert (run.metadata["width"], run.metadata["balance"], run.metadata["held"]) == (1, 1600.0, True)
@@ -241,6 +241,6 @@ for form in ("naive", "hand-optimised"):
         assert run.steps.device.peak_flops == 1e11
     assert naive.metadata["output"] == hand.metadata["output"]
     assert hand.metadata["overlap"] is not None
-    found = tp.workloads.paper.curves([naive, hand])
+    found = tp.studies.paper.curves([naive, hand])
     assert found.filter(measure="idle")["value"].is_between(0, 1).all()
-    assert tp.workloads.paper.gains([naive, hand])["equal"].to_list() == [True]
+    assert tp.studies.paper.gains([naive, hand])["equal"].to_list() == [True]

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tpunb as tp
-from tpunb import charts
 from tpunb.charts import render
-from tpunb.charts.runs import longest, swept
 from tpunb.errors import TpunbError
+from tpunb.studies.paper import charts
+from tpunb.studies.paper.charts.runs import longest, swept
 from tpunb.testing import toy_steps
 
 TWELVE = [f"run {i}" for i in range(12)]

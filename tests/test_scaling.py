@@ -12,15 +12,15 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from tpunb.io.mlperf_logs import _by_date, _Event
 
 import tpunb as tp
-from tpunb import charts, schema
-from tpunb.analysis import scaling
+from tpunb import schema
 from tpunb.charts import render
 from tpunb.errors import MissingExtra, ProfileNotFound, TpunbError
-from tpunb.frames import Scaling
 from tpunb.frames.wall_clock import WallClock
-from tpunb.io.mlperf_logs import _by_date, _Event
+from tpunb.studies.scaling import Scaling, charts, columns, mlperf_runs
+from tpunb.studies.scaling import analysis as scaling
 from tpunb.testing import toy_steps
 
 IN_ROUND = {"0.6.0": 1_558_000_000, "4.0.0": 1_709_000_000}  # May 2019, February 2024
@@ -174,7 +174,7 @@ def test_minutes_are_the_official_olympic_mean(times, unfinished, benchmark):
         return  # too few runs for an official score
     rows = [{"benchmark": benchmark, "status": "success", "minutes": each} for each in times]
     rows += [{"benchmark": benchmark, "status": "aborted", "minutes": 0.1}] * unfinished
-    row = only(Scaling(pl.DataFrame(rows, schema=schema.SCALING_RUNS)))
+    row = only(Scaling(pl.DataFrame(rows, schema=columns.SCALING_RUNS)))
     if unfinished > drop:
         assert row["minutes"] is None
     else:
@@ -320,7 +320,7 @@ def test_any_lines_give_runs_or_no_run(tmp_path_factory, lines):
     except ProfileNotFound:
         return
     frame = result.frame
-    assert frame.schema == schema.SCALING
+    assert frame.schema == columns.SCALING
     assert len(frame) >= 1
     assert not frame.select(pl.col(pl.Float64).is_nan().any()).row(0).count(True)
     assert all("\n" not in note for note in result.notes)
@@ -337,7 +337,7 @@ def runs_of(sizes, **common):
         | {"examples_per_s": rate, "step_ps": round(batch / rate * 1e12), "minutes": 1000 / rate, **common}
         for chips, batch, rate in sizes
     ]
-    return Scaling(pl.DataFrame(rows, schema=schema.SCALING_RUNS))
+    return Scaling(pl.DataFrame(rows, schema=columns.SCALING_RUNS))
 
 
 def test_efficiency_is_against_the_smallest_and_the_batch_names_the_kind_of_scaling():
@@ -356,7 +356,7 @@ def test_kinds_of_systems_have_bases_of_their_own():
     names = ["tpu-v3-32", "tpu-v3-128", "tpu-v4-512-TF", "dgx_n2_ngc21.05", "dgx_n16_ngc21.05"]
     rows = pl.DataFrame(
         [{"benchmark": "b", "system": name, "chips": 2**i, "status": "success"} for i, name in enumerate(names)],
-        schema=schema.SCALING_RUNS,
+        schema=columns.SCALING_RUNS,
     )
     frame = Scaling(rows).frame.sort("chips")
     assert frame["series"].to_list() == ["tpu-v3-N"] * 2 + ["tpu-v4-N-TF"] + ["dgx_nN_ngc21.05"] * 2
@@ -522,7 +522,7 @@ def test_the_batch_with_most_sizes_is_fitted():
 
 @pytest.fixture(scope="module")
 def published():
-    return tp.workloads.mlperf.published()
+    return tp.studies.scaling.published()
 
 
 def test_the_published_runs_are_those_of_the_logs(published, real_profiles):
@@ -530,8 +530,8 @@ def test_the_published_runs_are_those_of_the_logs(published, real_profiles):
     keys = ["ruleset", "benchmark", "chips", "run"]
     assert read.notes == ()
     assert read.runs.sort(keys).equals(published.runs.sort(keys))
-    assert tp.workloads.mlperf.RUNS.stat().st_size < 60_000
-    assert pl.read_parquet_metadata(tp.workloads.mlperf.RUNS)["licence"] == "Apache-2.0"
+    assert mlperf_runs.RUNS.stat().st_size < 60_000
+    assert pl.read_parquet_metadata(mlperf_runs.RUNS)["licence"] == "Apache-2.0"
 
 
 MINUTES = {
@@ -608,8 +608,8 @@ def test_dates_alone_give_the_rulesets_of_the_published_logs(published, real_pro
 
 
 def test_the_door():
-    assert tp.analysis.scaling.points is scaling.points
-    assert tp.analysis.scaling.mlperf is scaling.mlperf
+    assert tp.studies.scaling.points is scaling.points
+    assert tp.studies.scaling.mlperf is scaling.mlperf
 
 
 # chart

@@ -1,6 +1,7 @@
 """The columns of every frame: types, definitions, aggregation, and the glossary that is generated from them."""
 
 import re
+import sys
 from pathlib import Path
 
 import polars as pl
@@ -8,9 +9,13 @@ import pytest
 
 from tpunb import schema
 from tpunb.errors import BadProfile
+from tpunb.studies.ranking import columns as ranking
+from tpunb.studies.scaling import columns as scaling
+from tpunb.studies.sweeps import columns as sweeps
 
 SPANS = {"host": pl.String(), "step": pl.Int64(), "traced": schema.TRACED}
-SCHEMAS = {name: getattr(schema, name) for name in schema.FRAMES}
+MODULES = (schema, ranking, scaling, sweeps)
+SCHEMAS = {name: getattr(sys.modules[frame.home], name) for name, frame in schema.FRAMES.items()}
 GLOSSARY = Path(__file__).parents[1] / "docs" / "glossary.md"
 INTRO = """# Glossary
 
@@ -96,9 +101,12 @@ def test_every_frame_is_declared_with_its_columns():
     assert declared == SCHEMAS
 
 
-def test_every_schema_of_the_module_is_a_declared_frame():
+def test_every_schema_of_the_modules_is_a_declared_frame():
     schemas = {
-        name for name, value in vars(schema).items() if name.isupper() and isinstance(value, dict) and name[0] != "_"
+        name
+        for module in MODULES
+        for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, dict) and name[0] != "_"
     }
     assert schemas - {"FRAMES", "TERMS"} == set(schema.FRAMES)
 
@@ -157,7 +165,7 @@ def glossary():
     """Return the glossary as Markdown."""
     parts = [INTRO, "## Terms\n", *(f"- **{term}**: {sentence}" for term, sentence in schema.TERMS.items())]
     for name, frame in schema.FRAMES.items():
-        parts += [f"\n## {name}\n", f"{frame.row} `tpunb.schema.{name}`\n", "| column | definition |", "|---|---|"]
+        parts += [f"\n## {name}\n", f"{frame.row} `{frame.home}.{name}`\n", "| column | definition |", "|---|---|"]
         parts += [f"| `{column}` | {spec.term} |" for column, spec in frame.columns.items()]
     return "\n".join(parts) + "\n"
 

@@ -5,10 +5,9 @@ import pytest
 from toy_sweeps import CHIP, KNEE, MS, grid, sweep
 
 import tpunb as tp
-from tpunb import charts
 from tpunb.charts import render
 from tpunb.errors import IncompatibleRuns, TpunbError
-from tpunb.frames import Sweep
+from tpunb.studies.sweeps import Sweep, charts
 
 EVIL = "<script>alert(1)</script>\x1b\u202e"
 POINTS = grid(lambda batch, width: max(1, batch / 64) * width / 8, flops_util=0.25)
@@ -44,7 +43,7 @@ def test_cells_without_a_point_that_ran_are_drawn_with_their_state():
 
 
 def test_the_heat_map_is_the_median_over_other_parameters():
-    tpu = tp.workloads.paradnn.measured("TPU v2")
+    tpu = tp.studies.sweeps.paradnn.measured("TPU v2")
     chart = charts.heatmap(tpu, x="batch", y="nodes")
     cell = next(row for row in rows_of(chart, 1) if (row["across"], row["up"]) == ("16384", "4096"))
     median = tpu.ok.filter(batch=16_384, nodes=4096)["flops_util"].median()
@@ -91,7 +90,7 @@ def test_speedups_without_flops_are_by_the_throughput_of_the_other():
 
 
 def test_sensitivity_is_bars_the_largest_first():
-    tpu = tp.workloads.paradnn.measured("TPU v2")
+    tpu = tp.studies.sweeps.paradnn.measured("TPU v2")
     chart = charts.sensitivity(tpu)
     assert [(row["term"], row["text"]) for row in rows_of(chart)] == [
         ("batch", "0.472"),
@@ -132,20 +131,20 @@ def test_latency_and_throughput_share_an_axis():
 
 def test_the_roofline_of_a_sweep_has_the_published_points_behind():
     points = Sweep(grid(lambda batch, width: 1, bytes=1e6).frame, ("batch", "width"), CHIP)
-    chart = charts.roofline(points, backdrop=tp.workloads.paradnn.traces())
+    chart = tp.charts.roofline(points.roofline(), backdrop=tp.studies.sweeps.paradnn.traces())
     assert len(rows_of(chart)) == 230
     spec = chart.to_dict()
     assert spec["title"]["text"] == "Roofline by point · toy"
     assert spec["title"]["subtitle"][0].endswith("; grey: 230 points of other measurements")
     left, right = spec["layer"][5]["encoding"]["x"]["scale"]["domain"]
-    assert left < tp.workloads.paradnn.traces()["intensity"].min() < right
-    assert len(rows_of(charts.roofline(points), 4)) == 8  # without a backdrop, the layers are as before
+    assert left < tp.studies.sweeps.paradnn.traces()["intensity"].min() < right
+    assert len(rows_of(tp.charts.roofline(points.roofline()), 4)) == 8  # without a backdrop, the layers are as before
 
 
 def test_more_rows_than_points_are_counted():
     widths = range(1, 301)
     points = Sweep(grid(lambda batch, width: 1, widths=widths, batches=(1,), bytes=1e6).frame, ("batch", "width"), CHIP)
-    subtitle = charts.roofline(points).to_dict()["title"]["subtitle"][0]
+    subtitle = tp.charts.roofline(points.roofline()).to_dict()["title"]["subtitle"][0]
     assert subtitle.startswith("250 rows, 50 of less headroom not shown")
 
 

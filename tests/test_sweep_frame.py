@@ -13,15 +13,14 @@ from scipy import stats
 from toy_sweeps import CHIP, KNEE, MS, grid, sweep
 
 import tpunb as tp
-from tpunb import schema
 from tpunb.errors import BadProfile, IncompatibleRuns, TpunbError
-from tpunb.frames import Sweep
+from tpunb.studies.sweeps import Sweep, columns
 
 # -- columns ----------------------------------------------------------------------------------------------------------
 
 
 def test_columns_are_those_of_the_schema_after_the_parameters():
-    assert KNEE.frame.columns == ["batch", *schema.SWEEP]
+    assert KNEE.frame.columns == ["batch", *columns.SWEEP]
     assert KNEE.frame["examples_per_s"].to_list() == [16e3, 32e3, 64e3, 64e3]
     assert KNEE.frame["joules"].null_count() == len(KNEE) == 4
     with pytest.raises(FrozenInstanceError):
@@ -353,13 +352,13 @@ def test_points_are_rows_of_a_roofline():
 def test_a_saved_sweep_is_loaded_with_all_it_holds(tmp_path):
     saved = Sweep(grid(lambda batch, width: batch).frame, ("batch", "width"), CHIP, {"origin": "here"})
     path = saved.save(tmp_path / "new" / "sweep.parquet")
-    loaded = tp.load(path)
-    assert isinstance(loaded, tp.Sweep)
+    loaded = Sweep.read(path)
+    assert isinstance(loaded, Sweep)
     assert loaded.frame.equals(saved.frame)
     assert (loaded.parameters, loaded.chip, loaded.metadata) == (saved.parameters, CHIP, {"origin": "here"})
     assert [each.name for each in path.parent.iterdir()] == ["sweep.parquet"]
-    with pytest.raises(ValueError, match="device cannot be combined with a sweep"):
-        tp.load(path, device="TPU v3")
+    with pytest.raises(BadProfile, match=r"sweep.parquet is a table, not a profile"):
+        tp.load(path)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +375,7 @@ def test_other_parquet_files_are_refused_by_name(facts, message, tmp_path):
     path = tmp_path / "x.parquet"
     KNEE.frame.write_parquet(path, metadata=None if facts is None else {"tpunb.sweep": json.dumps(facts)})
     with pytest.raises(BadProfile, match=message):
-        tp.load(path)
+        Sweep.read(path)
 
 
 @given(data=st.data())

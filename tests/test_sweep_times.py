@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tpunb.step_stats.sweep_times import step_times
+from tpunb.studies.step_times import step_times
 
 BATCHES = np.array([16, 32, 64, 128, 256, 512, 1024])
 

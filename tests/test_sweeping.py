@@ -12,9 +12,9 @@ from plain_loops import add, added
 
 from tpunb.analysis import Device
 from tpunb.errors import BadProfile, IncompatibleRuns
-from tpunb.frames.sweep import Sweep
-from tpunb.workloads import sweep_points, sweep_process, sweeping
-from tpunb.workloads.sweeping import sweep
+from tpunb.studies.sweeps import measuring, points, process
+from tpunb.studies.sweeps.measuring import sweep
+from tpunb.studies.sweeps.results import Sweep
 
 
 def dense(batch=32, width=8, compiled=True, fill=1.0):
@@ -30,9 +30,9 @@ def dense(batch=32, width=8, compiled=True, fill=1.0):
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     """Sweeps of two or three rounds, on a CPU of known peaks."""
-    monkeypatch.setattr(sweeping, "_MOST", 3)
-    monkeypatch.setattr(sweeping, "_FEWEST", 2)
-    monkeypatch.setattr(sweeping.machine, "measured", lambda: Device("CPU", 1e12, 1e10, 1e9, "test", dtype="f32"))
+    monkeypatch.setattr(measuring, "_MOST", 3)
+    monkeypatch.setattr(measuring, "_FEWEST", 2)
+    monkeypatch.setattr(measuring.machine, "measured", lambda: Device("CPU", 1e12, 1e10, 1e9, "test", dtype="f32"))
 
 
 class HereProcess:
@@ -52,7 +52,7 @@ class HereProcess:
         HereProcess.asked += 1
         if self.asked == self.interrupted_at:
             raise KeyboardInterrupt
-        reply = sweep_points._reply(self.setup, self.points, request)
+        reply = points._reply(self.setup, self.points, request)
         return reply | {"watts": None if self.watts is None else self.watts()}
 
     def close(self):
@@ -63,18 +63,18 @@ class HereProcess:
 def here(monkeypatch):
     """Measure points in this process, by simulated clocks: a block of steps takes 1 ms."""
     blocks = count()
-    monkeypatch.setattr(sweep_points, "time", SimpleNamespace(perf_counter=lambda: next(blocks) / 1e3))
-    monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=lambda: HereProcess.asked))
-    monkeypatch.setattr(sweeping, "PointProcess", HereProcess)
+    monkeypatch.setattr(points, "time", SimpleNamespace(perf_counter=lambda: next(blocks) / 1e3))
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: HereProcess.asked))
+    monkeypatch.setattr(measuring, "PointProcess", HereProcess)
     return HereProcess
 
 
 @pytest.mark.live
 def test_every_point_is_a_row_in_the_order_of_the_grid(monkeypatch):
     pytest.importorskip("tensorflow")
-    monkeypatch.setattr(sweeping, "_MOST", 6)
-    monkeypatch.setattr(sweeping, "_FEWEST", 6)
-    monkeypatch.setattr(sweeping, "_ROUND_S", 0.01)
+    monkeypatch.setattr(measuring, "_MOST", 6)
+    monkeypatch.setattr(measuring, "_FEWEST", 6)
+    monkeypatch.setattr(measuring, "_ROUND_S", 0.01)
     frame = sweep(dense, budget=600, batch=[8, 64], width=[4, 512]).frame
     assert frame.select("batch", "width").rows() == [(8, 4), (8, 512), (64, 4), (64, 512)]
     assert set(frame["state"]) == {"ok"}
@@ -102,8 +102,8 @@ def test_fewer_than_six_rounds_have_no_interval(here):
 def test_a_sweep_continues_where_its_file_ends(tmp_path, monkeypatch, here):
     path = tmp_path / "sweep.parquet"
     first = sweep(added, step=add, into=path, size=[10, 1000]).frame
-    monkeypatch.setattr(sweeping, "_MOST", 6)
-    monkeypatch.setattr(sweeping, "_NARROW", -1)
+    monkeypatch.setattr(measuring, "_MOST", 6)
+    monkeypatch.setattr(measuring, "_NARROW", -1)
     again = sweep(added, step=add, into=path, size=[10, 1000]).frame
     assert (first["rounds"].to_list(), again["rounds"].to_list()) == ([3, 3], [6, 6])
     pairs = zip(again["rounds_ps"], first["rounds_ps"], strict=True)
@@ -132,13 +132,13 @@ def test_points_that_fail_are_rows_and_cost_the_others_nothing():
 
 @pytest.mark.live
 def test_a_point_without_an_answer_has_failed_and_costs_the_next_nothing(monkeypatch):
-    monkeypatch.setattr(sweeping.random, "shuffle", lambda order: None)
-    ask = sweeping.PointProcess.ask
+    monkeypatch.setattr(measuring.random, "shuffle", lambda order: None)
+    ask = measuring.PointProcess.ask
 
     def asked(self, request, patience):
         return ask(self, request, 1 if request.values["kind"] == "hangs" else patience)
 
-    monkeypatch.setattr(sweeping.PointProcess, "ask", asked)
+    monkeypatch.setattr(measuring.PointProcess, "ask", asked)
     states = sweep(added, step=add, kind=["hangs", "sound"]).frame["state"].to_list()
     assert states == ["failed: no answer in 1 s", "ok"]
 
@@ -152,15 +152,15 @@ def test_power_is_sampled_while_a_point_is_measured():
             raise queue.Empty
         return answer
 
-    process = sweep_process.PointProcess(None, watts=iter([40.0, 60.0]).__next__)
-    process.limit, process._replies = 1 << 60, SimpleNamespace(get=get)
-    process._process = SimpleNamespace(stdin=io.BytesIO(), pid=os.getpid())
-    assert process.ask(None, patience=60) == {"state": "ok", "watts": 50.0}
+    point = process.PointProcess(None, watts=iter([40.0, 60.0]).__next__)
+    point.limit, point._replies = 1 << 60, SimpleNamespace(get=get)
+    point._process = SimpleNamespace(stdin=io.BytesIO(), pid=os.getpid())
+    assert point.ask(None, patience=60) == {"state": "ok", "watts": 50.0}
 
 
 @pytest.mark.live
 def test_a_process_that_takes_too_much_memory_is_ended(monkeypatch):
-    monkeypatch.setattr(sweep_process, "SHARE", 1e-6)
+    monkeypatch.setattr(process, "SHARE", 1e-6)
     assert sweep(added, step=add, kind="hangs").frame["state"].to_list() == ["out of memory"]
 
 
@@ -187,7 +187,7 @@ def test_what_a_budget_does_not_reach_is_said(here):
 
 @pytest.mark.live
 def test_a_point_that_outlasts_the_budget_is_not_reached(monkeypatch):
-    monkeypatch.setattr(sweeping.random, "shuffle", lambda order: None)
+    monkeypatch.setattr(measuring.random, "shuffle", lambda order: None)
     frame = sweep(added, budget=3, step=add, kind=["sound", "hangs"]).frame
     assert frame["state"].to_list() == ["ok", "not reached"]
 

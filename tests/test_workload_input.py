@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optional import lazy
 
-from tpunb.workloads import boxes, image_input, records, scene_input, text_input, texts, wordpiece
-from tpunb.workloads.images import Images, Scenes, paint
-from tpunb.workloads.scaling import Plan
+from tpunb.studies.paper.workloads import boxes, image_input, records, scene_input, text_input, texts, wordpiece
+from tpunb.studies.paper.workloads.images import Images, Scenes, paint
+from tpunb.studies.paper.workloads.sizes import Plan
 
 tf = lazy("tensorflow")
 
@@ -300,7 +300,7 @@ def test_boxes_are_transformed_with_their_image(training):
 
 
 def test_an_object_is_inside_its_box():
-    from tpunb.workloads.images import encoded
+    from tpunb.studies.paper.workloads.images import encoded
 
     picture = np.zeros((64, 64, 3), "float32")
     paint(picture, (16, 8, 48, 32), [255.0, 0, 0])

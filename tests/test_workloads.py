@@ -12,12 +12,13 @@ from short_workloads import short
 
 import tpunb as tp
 from tpunb.errors import TpunbError
+from tpunb.studies.paper import WORKLOADS, Workload, table_1, workload
+from tpunb.studies.paper.workloads import bert, dcgan, qanet, resnet, retinanet
+from tpunb.studies.paper.workloads.cost import cost
+from tpunb.studies.paper.workloads.images import Images
+from tpunb.studies.paper.workloads.sizes import Plan, between, rate
 from tpunb.training.state import OPTIMIZER
 from tpunb.tuning.pipeline import Pipeline
-from tpunb.workloads import WORKLOADS, Workload, bert, dcgan, qanet, resnet, retinanet, table_1, workload
-from tpunb.workloads.cost import cost
-from tpunb.workloads.images import Images
-from tpunb.workloads.scaling import Plan, between, rate
 
 tf, keras = lazy("tensorflow"), lazy("keras")
 

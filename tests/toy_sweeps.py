@@ -2,8 +2,8 @@
 
 import polars as pl
 
-from tpunb.frames import Sweep
 from tpunb.frames.hardware import Device
+from tpunb.studies.sweeps import Sweep
 
 MS = 10**9
 CHIP = Device("toy", 1e12, 1e9, 1e11, "none", dtype="f32")

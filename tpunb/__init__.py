@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from tpunb import analysis as analysis
     from tpunb import charts as charts
     from tpunb import checkpoint as checkpoint
-    from tpunb import costmodel as costmodel
+    from tpunb import studies as studies
     from tpunb import testing as testing
     from tpunb import tuning as tuning
-    from tpunb import workloads as workloads
     from tpunb.analysis.advice import advise
     from tpunb.analysis.compare import compare
     from tpunb.analysis.goodput import goodput
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from tpunb.checkpoint import checkpointing, checkpoints
     from tpunb.checkpoint.resume import resume
     from tpunb.cluster import DBSCAN, HDBSCAN, OLS, Curve, KMeans, OLSPlus, SliderSpec, phases
-    from tpunb.frames import Goodput, Hosts, Labels, Phases, Profile, Roofline, Steps, Sweep
+    from tpunb.frames import Goodput, Hosts, Labels, Phases, Profile, Roofline, Steps
     from tpunb.io import load, sample
     from tpunb.profiler.capture import capture, null_run
     from tpunb.profiler.schedule import Schedule
@@ -43,13 +42,13 @@ if TYPE_CHECKING:
     from tpunb.profiler.sources.replay import Replay
     from tpunb.profiler.sources.torch import Torch
     from tpunb.step_stats.reduce import steps
+    from tpunb.studies.sweeps.measuring import sweep
     from tpunb.tuning import Job, Tuning, tune
     from tpunb.widgets.explorer import explore
     from tpunb.widgets.summary import summary
     from tpunb.widgets.tuning_panel import tuning_panel
-    from tpunb.workloads.sweeping import sweep
 
-NAMESPACES = ("analysis", "charts", "checkpoint", "costmodel", "testing", "tuning", "workloads")
+NAMESPACES = ("analysis", "charts", "checkpoint", "studies", "testing", "tuning")
 """Modules with what the functions and classes below do not cover."""
 
 __all__ = [
@@ -73,7 +72,6 @@ __all__ = [
     "Schedule",
     "SliderSpec",
     "Steps",
-    "Sweep",
     "Torch",
     "TpunbError",
     "Tuning",
@@ -104,7 +102,7 @@ _MODULES = {
     "tpunb.checkpoint": ("checkpointing", "checkpoints"),
     "tpunb.checkpoint.resume": ("resume",),
     "tpunb.cluster": ("DBSCAN", "HDBSCAN", "OLS", "Curve", "KMeans", "OLSPlus", "SliderSpec", "phases"),
-    "tpunb.frames": ("Goodput", "Hosts", "Labels", "Phases", "Profile", "Roofline", "Steps", "Sweep"),
+    "tpunb.frames": ("Goodput", "Hosts", "Labels", "Phases", "Profile", "Roofline", "Steps"),
     "tpunb.io": ("load", "sample"),
     "tpunb.magic": ("load_ipython_extension", "unload_ipython_extension"),
     "tpunb.profiler.capture": ("capture", "null_run"),
@@ -119,7 +117,7 @@ _MODULES = {
     "tpunb.widgets.explorer": ("explore",),
     "tpunb.widgets.summary": ("summary",),
     "tpunb.widgets.tuning_panel": ("tuning_panel",),
-    "tpunb.workloads.sweeping": ("sweep",),
+    "tpunb.studies.sweeps.measuring": ("sweep",),
 }
 _MODULE = {name: module for module, names in _MODULES.items() for name in names}
 

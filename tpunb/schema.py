@@ -65,14 +65,17 @@ class Frame(NamedTuple):
 
     row: str
     columns: dict[str, Column]
+    home: str
+    """Module that declares it."""
 
 
 FRAMES: dict[str, Frame] = {}
-"""Every frame of this module by its name, such as "STEPS"."""
+"""Every frame by its name, such as "STEPS"; studies add theirs."""
 
 
-def _frame(name: str, row: str, /, **columns: Column) -> Schema:
-    FRAMES[name] = Frame(row, columns)
+def frame(name: str, row: str, home: str = __name__, /, **columns: Column) -> Schema:
+    """Declare a frame of the module `home`: what one row is, and its columns; return its schema."""
+    FRAMES[name] = Frame(row, columns, home)
     return {column: dtype for column, (dtype, *_) in columns.items()}
 
 
@@ -99,7 +102,7 @@ _DTYPE = Column(
     NAME, 'Data type of the products in the HLO instruction, such as "bf16", else that of its result, or null.', "first"
 )
 _SOURCE = Column(NAME, 'Source line behind the HLO instruction, such as "model.py:41", or null.', "first")
-_PART = Column(_TEXT, 'Part of the step: "forward", "backward", "update", "mixed", or null.')
+PART = Column(_TEXT, 'Part of the step: "forward", "backward", "update", "mixed", or null.')
 _COUNT = Column(_INT, "Number of events of the operation.", "sum")
 _TOTAL = Column(_INT, "Total time of the operation in picoseconds.", "sum")
 _SELF = Column(_INT, "Self time of the operation in picoseconds.", "sum")
@@ -108,7 +111,7 @@ _PLACE = Column(_TEXT, 'Innermost frame of user code, such as "train.py:12 in on
 _STALL_KIND = Column(_TEXT, 'Account in which the stall began, such as "callbacks", or null.')
 
 
-EVENTS = _frame(
+EVENTS = frame(
     "EVENTS",
     "One row per event of a raw profile.",
     host=_HOST._replace(dtype=NAME),
@@ -168,7 +171,7 @@ _DEVICE_STATS: dict[str, Column] = {
 DEVICE_FACTS = [*_DEVICE_STATS]
 """Columns of STEPS and DEVICES that are measured on devices; STEPS has the mean or the sum over devices."""
 
-STEPS = _frame(
+STEPS = frame(
     "STEPS",
     "One row per (host, step).",
     host=_HOST,
@@ -212,7 +215,7 @@ STEPS = _frame(
     slowest_host=Column(_TEXT, "Host with the longest time outside collectives, null for one host.", "first"),
 )
 
-OPS = _frame(
+OPS = frame(
     "OPS",
     "One row per (host, step, op, side).",
     host=_HOST,
@@ -225,7 +228,7 @@ OPS = _frame(
     self_ps=_SELF,
 )
 
-LAYERS = _frame(
+LAYERS = frame(
     "LAYERS",
     "One row per (host, step, side, layer, framework op, program, HLO instruction, GPU kernel).",
     host=_HOST,
@@ -237,7 +240,7 @@ LAYERS = _frame(
     hlo_op=_HLO_OP,
     kernel=Column(NAME, "Name of the GPU kernel, or null."),
     op=_OP,
-    part=_PART,
+    part=PART,
     category=Column(NAME, "Category of the operation, or null."),
     count=_COUNT,
     total_ps=_TOTAL,
@@ -252,7 +255,7 @@ LAYERS = _frame(
     source=_SOURCE,
 )
 
-DEVICES = _frame(
+DEVICES = frame(
     "DEVICES",
     "One row per (host, device, step).",
     host=_HOST,
@@ -267,7 +270,7 @@ DEVICES = _frame(
     },
 )
 
-INPUT_STAGES = _frame(
+INPUT_STAGES = frame(
     "INPUT_STAGES",
     "One row per (host, stage) of the input pipeline that takes time.",
     host=_HOST,
@@ -276,7 +279,7 @@ INPUT_STAGES = _frame(
     share=Column(_FLOAT, "Share of the time of all stages on the host, 0 to 1."),
 )
 
-COLLECTIVES = _frame(
+COLLECTIVES = frame(
     "COLLECTIVES",
     "One row per run of a collective on a device.",
     host=_HOST,
@@ -296,7 +299,7 @@ COLLECTIVES = _frame(
     bus_bandwidth=Column(_FLOAT, "Bytes per second over the links of a device, as in NCCL's tests, or null."),
 )
 
-HOST_OPS = _frame(
+HOST_OPS = frame(
     "HOST_OPS",
     "One row per (host, op, side) of a job, over all its steps.",
     host=_HOST._replace(dtype=NAME),
@@ -307,7 +310,7 @@ HOST_OPS = _frame(
     self_ps=_SELF,
 )
 
-HOST_COLLECTIVES = _frame(
+HOST_COLLECTIVES = frame(
     "HOST_COLLECTIVES",
     "One row per (host, step, program, name, instance) of a collective in a job.",
     host=_HOST._replace(dtype=NAME),
@@ -323,7 +326,7 @@ HOST_COLLECTIVES = _frame(
     groups=Column(NAME, 'Replica groups as HLO text, such as "{{0,1},{2,3}}", or null.'),
 )
 
-HOSTS = _frame(
+HOSTS = frame(
     "HOSTS",
     "One row per host of a job, the one whose delays cost most first, then those that are lost.",
     host=_HOST,
@@ -345,7 +348,7 @@ HOSTS = _frame(
     lost=Column(_TEXT, "Why there is no data of the host, or null."),
 )
 
-CRITICAL = _frame(
+CRITICAL = frame(
     "CRITICAL",
     "One row per (step, segment): the chain of devices that others waited for, up to the end of the step.",
     step=_STEP,
@@ -357,7 +360,7 @@ CRITICAL = _frame(
     gain_ps=Column(_INT, "Time by which it came later than the second-last host, in picoseconds."),
 )
 
-LATENESS = _frame(
+LATENESS = frame(
     "LATENESS",
     "One row per (host, step) with collectives.",
     host=_HOST._replace(dtype=NAME),
@@ -365,21 +368,21 @@ LATENESS = _frame(
     late_ps=Column(_INT, "Time by which it came later than the median host, summed over collectives, in picoseconds."),
 )
 
-LOST = _frame(
+LOST = frame(
     "LOST",
     "One row per host, or file of one, that a job has no data of.",
     what=Column(_TEXT, "Name of the file, or of the host if no file is known."),
     reason=Column(_TEXT, "Reason in one line."),
 )
 
-INSTRUCTIONS = _frame(
+INSTRUCTIONS = frame(
     "INSTRUCTIONS",
     "One row per HLO instruction of a raw profile.",
     host=_HOST,
     program=_PROGRAM,
     hlo_op=Column(NAME, "Name of the HLO instruction."),
     tf_op=Column(NAME, "Framework op, several of a fusion joined by ';', that of a neighbour if it has none, or null."),
-    part=_PART,
+    part=PART,
     category=Column(NAME, 'Category of the HLO instruction, such as "loop fusion", or null.'),
     shape=_SHAPE,
     dtype=_DTYPE,
@@ -391,7 +394,7 @@ INSTRUCTIONS = _frame(
     bytes_accessed=Column(_FLOAT, "Bytes that one run reads and writes, by the same rules, or null."),
 )
 
-BUFFERS = _frame(
+BUFFERS = frame(
     "BUFFERS",
     "One row per buffer of a compiled program, in the memory that is allocated for one run of it.",
     host=_HOST,
@@ -406,48 +409,12 @@ BUFFERS = _frame(
     hlo_op=Column(NAME, "HLO instruction whose result the buffer holds, or null."),
     tf_op=_TF_OP,
     layer=Column(NAME, 'Layer of the model, "mixed" for a fusion of several, or null.'),
-    part=_PART,
+    part=PART,
     bytes=Column(_INT, "Size of the buffer in bytes."),
     offset_bytes=Column(_INT, "Start of the buffer in the allocation, in bytes."),
 )
 
-NODES = _frame(
-    "NODES",
-    "One row per node of the graph of a compiled program: an HLO instruction, in the order of the program.",
-    node=Column(_INT, "Number of the node, from 0."),
-    computation=Column(_INT, "Number of the computation of the node, from 0."),
-    hlo_op=Column(NAME, "Name of the HLO instruction."),
-    opcode=Column(NAME, 'Opcode of the HLO instruction, such as "dot".'),
-    dtype=Column(NAME, 'Data type of the result, such as "bf16" or "tuple", or null.'),
-    dims=Column(pl.List(pl.Int64()), "Dimensions of the result, empty for a scalar or a tuple."),
-    layout=Column(NAME, 'Order of the dimensions in memory, minor to major, with tiles, such as "{1,0:T(8,128)}".'),
-    window=Column(NAME, 'Window of a convolution or a reduction, such as "size=3x3 pad=1_1x1_1", or null.'),
-    dimension_numbers=Column(NAME, 'Dimension numbers of a convolution or a product, such as "b01f_01io->b01f".'),
-    layer=Column(NAME, 'Layer of the model, "mixed" for a fusion of several, or null.'),
-    part=_PART,
-    self_ps=Column(_INT, "Self time in the capture in picoseconds, null if no event of the capture is of the node."),
-)
-
-EDGES = _frame(
-    "EDGES",
-    "One row per pair of nodes of which one uses the result of the other.",
-    consumer=Column(_INT, "Number of the node that uses the result."),
-    producer=Column(_INT, "Number of the node whose result is used, of a called computation its root."),
-    kind=Column(pl.Enum(["operand", "call"]), 'What links the nodes: "operand", or "call" of a computation.'),
-)
-
-COMPUTATIONS = _frame(
-    "COMPUTATIONS",
-    "One row per computation of a compiled program, in its order.",
-    computation=Column(_INT, "Number of the computation, from 0."),
-    name=Column(_TEXT, "Name of the computation."),
-    entry=Column(pl.Boolean(), "Whether a run of the program begins with it."),
-    first=Column(_INT, "Number of its first node."),
-    nodes=Column(_INT, "Number of its nodes."),
-    root=Column(_INT, "Number of the node whose result it returns, or null."),
-)
-
-PROTOS = _frame(
+PROTOS = frame(
     "PROTOS",
     "One row per compiled program of a profile.",
     host=_HOST,
@@ -456,73 +423,7 @@ PROTOS = _frame(
     proto=Column(pl.Binary(), "Serialised HloProto of the program."),
 )
 
-CONFIGURATIONS = _frame(
-    "CONFIGURATIONS",
-    "One row per measured configuration of a graph.",
-    configuration=Column(_INT, "Number of the configuration, from 0."),
-    layouts=Column(pl.List(pl.List(pl.Int64())), "Order of the dimensions of each argument, major to minor, or null."),
-    options=Column(_TEXT, "Compile options as JSON, or null."),
-    default=Column(pl.Boolean(), "Whether it is the compiler's default, or null."),
-    auto=Column(pl.Boolean(), "Whether the compiler chose these layouts when it could choose, or null."),
-    equal=Column(_TEXT, 'Equality of the outputs with those of the default: "bitwise", "close", or null.'),
-    time_ps=Column(_INT, "Time of a run, the median of the rounds, in picoseconds."),
-    low_ps=Column(_INT, "Lower end of the 95 % interval of the time in picoseconds, or null."),
-    high_ps=Column(_INT, "Upper end of the 95 % interval of the time in picoseconds, or null."),
-    default_ps=Column(_INT, "Time of the default on the same machine in picoseconds, or null."),
-    rounds_ps=Column(pl.List(pl.Int64()), "Time in each round in picoseconds, or null."),
-    bytes=Column(_FLOAT, "Bytes that the compiled program reads and writes, by XLA's rules, or null."),
-    tile=Column(_FLOAT, "Elements of the output tile, or null."),
-)
-
-RANKED = _frame(
-    "RANKED",
-    "One row per configuration of a function, in the order in which a cost model would time them.",
-    rank=Column(_INT, "Rank by the model, from 1."),
-    configuration=Column(_INT, "Number of the configuration, 0 for the default."),
-    predicted=Column(_FLOAT, "Prediction of the model, of which only the order counts."),
-    layouts=Column(pl.List(pl.List(pl.Int64())), "Order of the dimensions of each argument, major to minor."),
-    options=Column(_TEXT, "Compile options as JSON, or null."),
-    default=Column(pl.Boolean(), "Whether it is the compiler's default."),
-    auto=Column(pl.Boolean(), "Whether the compiler chose these layouts when it could choose, or null."),
-    equal=Column(_TEXT, 'Equality of the outputs with those of the default: "bitwise", "close", null if not timed.'),
-    time_ps=Column(_INT, "Median time of a run in picoseconds, null if not timed."),
-    ratio=Column(_FLOAT, "Time of the default by that of the configuration, the median of rounds, null if not timed."),
-    low=Column(_FLOAT, "Lower end of the interval of the ratio, of which all hold together at 95 %."),
-    high=Column(_FLOAT, "Upper end of the interval of the ratio, or null."),
-)
-
-_TOP = {f"top{k}": f"the best of the first {k} in its order is slower than the fastest" for k in (1, 3, 5, 10)}
-
-JUDGED = _frame(
-    "JUDGED",
-    "One row per (graph, method) of an evaluation.",
-    name=Column(_TEXT, "Name of the graph."),
-    family=Column(_TEXT, "Name of its family."),
-    method=Column(
-        _TEXT, 'Method: "model", "bytes moved", "largest tile", "default", "AUTO", "random", "repeat ceiling".'
-    ),
-    configurations=Column(_INT, "Number of configurations."),
-    tau=Column(_FLOAT, "Kendall's tau of its order and the measured one, -1 to 1, null for a single configuration."),
-    **{name: Column(_FLOAT, f"How much {text}: 0.01 is 1 %.") for name, text in _TOP.items()},
-)
-
-EVALUATION = _frame(
-    "EVALUATION",
-    "One row per method of an evaluation, as means over graphs.",
-    method=Column(_TEXT, 'Method, such as "model", "default" or "repeat ceiling".'),
-    graphs=Column(_INT, "Number of graphs."),
-    **{
-        f"{name}{end}": Column(_FLOAT, sentence.format(text))
-        for name, text in {"tau": "Kendall's tau, -1 to 1", **{name: f"the error {name}" for name in _TOP}}.items()
-        for end, sentence in {
-            "": "Mean of {}.",
-            "_low": "Lower end of the 95 % interval of the mean of {}.",
-            "_high": "Upper end of the 95 % interval of the mean of {}.",
-        }.items()
-    },
-)
-
-COUNTERS = _frame(
+COUNTERS = frame(
     "COUNTERS",
     "One row per sample of a hardware counter of a device.",
     host=_HOST,
@@ -533,7 +434,7 @@ COUNTERS = _frame(
     value=Column(_FLOAT, "Utilisation of the unit, 0 to 1, null where the recorded value is no utilisation."),
 )
 
-MEMORY = _frame(
+MEMORY = frame(
     "MEMORY",
     "One row per allocation or deallocation of device or pinned host memory.",
     host=_HOST,
@@ -546,7 +447,7 @@ MEMORY = _frame(
     tf_op=_TF_OP,
 )
 
-MESSAGES = _frame(
+MESSAGES = frame(
     "MESSAGES",
     "One row per kernel of NCCL whose message PyTorch recorded.",
     host=_HOST,
@@ -557,7 +458,7 @@ MESSAGES = _frame(
     size=Column(_INT, "Number of ranks in the process group, or null."),
 )
 
-HARDWARE = _frame(
+HARDWARE = frame(
     "HARDWARE",
     "One row per device of a profile.",
     host=_HOST,
@@ -568,7 +469,7 @@ HARDWARE = _frame(
     mxu_util=Column(_FLOAT, "Utilisation of the matrix unit during the profile by its hardware counter, 0 to 1."),
 )
 
-CLOCKS = _frame(
+CLOCKS = frame(
     "CLOCKS",
     "One row per (host, device).",
     host=_HOST,
@@ -581,7 +482,7 @@ CLOCKS = _frame(
     queue_length=Column(_INT, "Most launches that waited for their run to start at one time.", "max"),
 )
 
-WINDOWS = _frame(
+WINDOWS = frame(
     "WINDOWS",
     "One row per (host, window) requested.",
     host=_HOST,
@@ -596,7 +497,7 @@ WINDOWS = _frame(
     reason=Column(_TEXT, 'Why the scheduler requested the window, such as "start" or "new phase", or null.'),
 )
 
-PHASES = _frame(
+PHASES = frame(
     "PHASES",
     "One row per phase, most productive time first.",
     phase=_PHASE,
@@ -643,7 +544,7 @@ ACCOUNTS = (
 )
 """What the wall time of a run is spent on: every picosecond of a host is in one account."""
 
-SPANS = _frame(
+SPANS = frame(
     "SPANS",
     "One row per stretch of a run, outside or inside steps, whose cause the host clock knows.",
     host=_HOST,
@@ -653,7 +554,7 @@ SPANS = _frame(
     detail=Column(_TEXT, 'What took the time, such as "ModelCheckpoint.on_epoch_end", or null.'),
 )
 
-STALLS = _frame(
+STALLS = frame(
     "STALLS",
     "One row per (stall, place): where the program was while a step or the gap between steps lasted too long.",
     host=_HOST,
@@ -667,7 +568,7 @@ STALLS = _frame(
     locked=Column(pl.Boolean(), "Whether the sample was late because other code held the interpreter lock."),
 )
 
-LOAD = _frame(
+LOAD = frame(
     "LOAD",
     "One row per second of a run.",
     host=_HOST,
@@ -677,7 +578,7 @@ LOAD = _frame(
     rss_bytes=Column(_INT, "Resident memory of the process in bytes."),
 )
 
-RUNS = _frame(
+RUNS = frame(
     "RUNS",
     "One row per run of a folder, in order of their starts.",
     started=Column(pl.Datetime("us", "UTC"), "Time at which the capture began."),
@@ -691,7 +592,7 @@ RUNS = _frame(
     phases=Column(_INT, "Number of phases, by the default method."),
 )
 
-GOODPUT = _frame(
+GOODPUT = frame(
     "GOODPUT",
     "One row per (host, account, phase, detail), which add up to the wall time of the host.",
     host=_HOST,
@@ -710,7 +611,7 @@ GOODPUT = _frame(
     high_ps=Column(_INT, "Upper end of the 95 % interval of an estimated time in picoseconds, or null."),
 )
 
-GOODPUT_SEGMENTS = _frame(
+GOODPUT_SEGMENTS = frame(
     "GOODPUT_SEGMENTS",
     "One row per stretch of the time of a host in one account, in order and without gaps.",
     host=_HOST,
@@ -721,7 +622,7 @@ GOODPUT_SEGMENTS = _frame(
     step=Column(_INT, "Number of the step, null outside of steps."),
 )
 
-GOODPUT_STALLS = _frame(
+GOODPUT_STALLS = frame(
     "GOODPUT_STALLS",
     "One row per (place, kind), most time first.",
     place=_PLACE,
@@ -732,7 +633,7 @@ GOODPUT_STALLS = _frame(
     locked=Column(pl.Boolean(), "Whether code that holds the interpreter lock was at that place."),
 )
 
-TOP = _frame(
+TOP = frame(
     "TOP",
     "One row per (phase, side, rank).",
     phase=_PHASE,
@@ -747,7 +648,7 @@ TOP = _frame(
     source=Column(NAME, 'Source line in which it has the most self time, such as "model.py:41", or null.'),
 )
 
-ADVICE = _frame(
+ADVICE = frame(
     "ADVICE",
     "One row per (phase, rule) that applies, largest saving first.",
     phase=Column(_INT, "Number of the phase, -1 for outliers, null for the run as a whole."),
@@ -760,12 +661,12 @@ ADVICE = _frame(
     action=Column(_TEXT, "Action to try."),
 )
 
-ROOFLINE = _frame(
+ROOFLINE = frame(
     "ROOFLINE",
     "One row per thing on devices at the level of a `Roofline`, most headroom first.",
     what=Column(_TEXT, 'Name of the run, phase, layer, ..., or number of the step, or "unattributed".'),
     program=_PROGRAM,
-    part=_PART,
+    part=PART,
     count=Column(_INT, "Number of runs of instructions, of events for what is no instruction."),
     self_ps=_SELF,
     flops=Column(_FLOAT, "Floating-point operations of all calls, or null."),
@@ -786,7 +687,7 @@ ROOFLINE = _frame(
     above=Column(_TEXT, "Why the instruction that exceeds the roof most may do so, null if none does."),
 )
 
-REPRESENTATIVES = _frame(
+REPRESENTATIVES = frame(
     "REPRESENTATIVES",
     "One row per representative step, longest phase first.",
     host=_HOST,
@@ -803,7 +704,7 @@ REPRESENTATIVES = _frame(
     distance=Column(_FLOAT, "Distance to the centroid of the phase in feature space, null for outliers."),
 )
 
-REPRESENTED = _frame(
+REPRESENTED = frame(
     "REPRESENTED",
     "One row per (side, op), most self time first.",
     side=_SIDE,
@@ -815,7 +716,7 @@ REPRESENTED = _frame(
     share=Column(_FLOAT, "Share of the estimated self time on that side, 0 to 1."),
 )
 
-LABEL_AGREEMENT = _frame(
+LABEL_AGREEMENT = frame(
     "LABEL_AGREEMENT",
     "One row per pair of methods.",
     a=Column(_TEXT, "First method."),
@@ -825,7 +726,7 @@ LABEL_AGREEMENT = _frame(
     ari_inside=Column(_FLOAT, "Adjusted Rand index of the steps that are outliers for neither method, or null."),
 )
 
-DISTINGUISHING_OPS = _frame(
+DISTINGUISHING_OPS = frame(
     "DISTINGUISHING_OPS",
     "One row per (phase, rank).",
     phase=_PHASE,
@@ -844,7 +745,7 @@ DISTINGUISHING_OPS = _frame(
     ),
 )
 
-COMPARED = _frame(
+COMPARED = frame(
     "COMPARED",
     "One row per pair of matched phases of runs a and b, longest first.",
     **_in_both("phase_{}", _INT, "Number of the phase in run {}, -1 for outliers."),
@@ -866,7 +767,7 @@ COMPARED = _frame(
     **_in_both("input_{}", _FLOAT, "Share of step time in which hosts wait for input in run {}, 0 to 1."),
 )
 
-COMPARED_OPS = _frame(
+COMPARED_OPS = frame(
     "COMPARED_OPS",
     "One row per operation of a pair of matched phases, largest change first.",
     **_in_both("phase_{}", _INT, "Number of the phase in run {}, -1 for outliers."),
@@ -882,7 +783,7 @@ COMPARED_OPS = _frame(
     high_ps=Column(_INT, "Upper end of the 95 % interval of the change, in picoseconds."),
 )
 
-EXPLAINED = _frame(
+EXPLAINED = frame(
     "EXPLAINED",
     "One row per phase of either run, and one for outliers.",
     **_in_both("phase_{}", _INT, "Number of the phase in run {}, -1 for outliers, null without a counterpart."),
@@ -897,7 +798,7 @@ EXPLAINED = _frame(
     share=Column(_FLOAT, "Share of the difference between the runs, null where they do not differ."),
 )
 
-COMPARED_ACCOUNTS = _frame(
+COMPARED_ACCOUNTS = frame(
     "COMPARED_ACCOUNTS",
     "One row per account of either run, the largest change first.",
     account=Column(_TEXT, "Account, see tpunb.schema.ACCOUNTS."),
@@ -906,135 +807,12 @@ COMPARED_ACCOUNTS = _frame(
     share=Column(_FLOAT, "Share of the difference in wall time, null where the runs do not differ."),
 )
 
-SETTINGS = _frame(
+SETTINGS = frame(
     "SETTINGS",
     "One row per fact recorded about either run.",
     fact=Column(_TEXT, 'Name of the fact, such as "optimizer" or "dtype".'),
     a=Column(_TEXT, "Its value in run a, or null."),
     b=Column(_TEXT, "Its value in run b, or null."),
-)
-
-SWEEP = _frame(
-    "SWEEP",
-    "One row per point of a `Sweep`, after a column per parameter.",
-    device=Column(_TEXT, 'Device that ran the point, such as "TPU v5e" or the name of the processor, or null.'),
-    framework=Column(_TEXT, 'Framework, such as "TensorFlow" or "JAX", or null.'),
-    version=Column(_TEXT, "Version of the framework, or null."),
-    dtype=Column(_TEXT, 'Data type of the computation, such as "float32" or "mixed_bfloat16", or null.'),
-    mode=Column(_TEXT, 'What a step does: "train" or "predict", or null.'),
-    weights=Column(_INT, "Number of weights of the model, or null."),
-    examples=Column(_INT, "Number of examples of a step, or null."),
-    flops=Column(_FLOAT, "Floating-point operations of a step, or null."),
-    bytes=Column(_FLOAT, "Bytes read and written by a step, or null."),
-    step_ps=Column(_INT, "Median step time in picoseconds, null unless the point ran."),
-    low_ps=Column(_INT, "Lower end of the 95 % interval of the median step time in picoseconds, or null."),
-    high_ps=Column(_INT, "Upper end of the 95 % interval of the median step time in picoseconds, or null."),
-    p95_ps=Column(_INT, "The 95th percentile of step time in picoseconds, or null."),
-    examples_per_s=Column(_FLOAT, "Examples per second at the median step time, or null."),
-    flops_util=Column(_FLOAT, "Achieved FLOP/s as a share of the peak of the device, 0 to 1, or null."),
-    bound=Column(_TEXT, 'Peak that limits the step at the roof: "compute" or "memory", or null.'),
-    peak_bytes=Column(_INT, "Peak memory of the point in bytes, or null."),
-    joules=Column(_FLOAT, "Energy of a step in joules, null without a meter."),
-    rounds=Column(_INT, "Number of rounds that measured the point, or null."),
-    rounds_ps=Column(
-        pl.List(pl.Int64()),
-        "Step time in each round in picoseconds, null in one that did not reach the point, or null.",
-    ),
-    state=Column(_TEXT, 'Result: "ok", "out of memory", "not reached", or "failed: " and the reason.'),
-)
-
-SATURATION = _frame(
-    "SATURATION",
-    "One row per combination of the other parameters of a `Sweep`, after a column per parameter.",
-    value=Column(_FLOAT, "Smallest value that is enough, null if fewer than two values ran."),
-    rising=Column(pl.Boolean(), "Whether only the largest value is enough, so that larger ones may give more."),
-    examples_per_s=Column(_FLOAT, "Examples per second of the best value."),
-    below=Column(_FLOAT, "Next smaller value that was measured, or null."),
-    given_away=Column(_FLOAT, "Examples per second that this smaller value loses, as a share of the best, 0 to 1."),
-)
-
-SENSITIVITY = _frame(
-    "SENSITIVITY",
-    "One row per term of the regression of a column of a `Sweep` on its parameters.",
-    term=Column(_TEXT, 'Parameter, or product of two, such as "batch x width".'),
-    weight=Column(_FLOAT, "Standard deviations of the column per standard deviation of the term, null if constant."),
-)
-
-SPEEDUP = _frame(
-    "SPEEDUP",
-    "One row per point that two sweeps have in common, after a column per parameter.",
-    ratio=Column(_FLOAT, "Examples per second of this sweep by those of the other."),
-    low=Column(_FLOAT, "Lower end of the interval of the ratio: both ends of the step times at their worst, or null."),
-    high=Column(_FLOAT, "Upper end of the interval of the ratio, or null."),
-    verdict=Column(_TEXT, 'Result by the interval: "faster", "slower", "not distinguishable", null without one.'),
-    examples_per_s=Column(_FLOAT, "Examples per second of this sweep."),
-    other_examples_per_s=Column(_FLOAT, "Examples per second of the other sweep."),
-    flops=Column(_FLOAT, "Floating-point operations of a step of this sweep, or null."),
-)
-
-_SCALED = {
-    "benchmark": Column(_TEXT, 'Benchmark or model, such as "resnet".'),
-    "ruleset": Column(_TEXT, 'Ruleset of MLPerf Training, such as "4.0.0", or null.'),
-    "submitter": Column(_TEXT, "Submitter of the results, or null."),
-    "system": Column(_TEXT, "Name of the system, whose number may count cores."),
-    "chips": Column(_INT, "Number of chips by the description of the system, or null."),
-    "cores": Column(_INT, "Number of cores of these chips, or null."),
-    "batch": Column(_INT, "Examples of a step, over all chips, or null."),
-}
-_MEASURED = {
-    "block_s": Column(
-        _FLOAT, "Seconds from block to block, from the second on, of blocks of the usual length, or null."
-    ),
-    "step_ps": Column(_INT, "Time of a step in picoseconds, of the batch at these examples per second, or null."),
-    "examples_per_s": Column(_FLOAT, "Examples per second in these blocks, evaluation between them included, or null."),
-    "startup_minutes": Column(_FLOAT, "Minutes of startup, before the time that is scored, or null."),
-    "evaluation_minutes": Column(_FLOAT, "Minutes in which an evaluation runs, beside training or not, or null."),
-    "to_quality": Column(_FLOAT, "Epochs or tokens until the quality was reached, or null."),
-    "unit": Column(_TEXT, 'Unit of `to_quality`: "epochs" or "tokens", or null.'),
-    "official_factor": Column(_FLOAT, "Factor of scaling.json by which the official score exceeds minutes, or null."),
-}
-
-SCALING_RUNS = _frame(
-    "SCALING_RUNS",
-    "One row per run of a `Scaling`.",
-    **_SCALED,
-    run=Column(_TEXT, "Name of its log or capture."),
-    status=Column(_TEXT, 'Result: "success", "aborted", "not finished", or "capture" without a target.'),
-    minutes=Column(_FLOAT, "Minutes from the end of startup to the end of the run, or null."),
-    **_MEASURED,
-)
-
-SCALING = _frame(
-    "SCALING",
-    "One row per (benchmark, system, batch) of a `Scaling`, with medians of its finished runs, smallest first.",
-    **_SCALED,
-    series=Column(_TEXT, "Kind of system: its name without the number."),
-    batch_scaling=Column(
-        _TEXT, 'Batch by that of the next smaller size: "strong" (equal), "weak" (equal per chip), "mixed", or null.'
-    ),
-    runs=Column(_INT, "Number of runs."),
-    unfinished=Column(_INT, "Number of runs that were aborted or did not finish."),
-    scored=Column(_INT, "Number of runs of which `minutes` is the mean."),
-    minutes=Column(
-        _FLOAT, "Olympic mean: minutes to quality without the best and the worst run, unfinished ones first."
-    ),
-    speedup=Column(_FLOAT, "Minutes of the base by those of this size."),
-    examples_per_s_per_chip=Column(_FLOAT, "Examples per second and chip, or null."),
-    efficiency=Column(_FLOAT, "Examples per second and chip as a share of those of the base, or null."),
-    base_chips=Column(_INT, "Chips of the base: the smallest size of this benchmark, ruleset and kind of system."),
-    startup_share=Column(_FLOAT, "Startup as a share of the time after it, which it may exceed, or null."),
-    evaluation_share=Column(_FLOAT, "Time in which an evaluation runs as a share of the time after startup, or null."),
-    **_MEASURED,
-)
-
-SCALING_FIT = _frame(
-    "SCALING_FIT",
-    "One row per size of a `ScalingFit`.",
-    chips=_SCALED["chips"],
-    step_ps=Column(_INT, "Measured time of a step in picoseconds, mean of the runs."),
-    predicted_ps=Column(_INT, "Time of a step in picoseconds by a fit of the other sizes, null for two sizes."),
-    error=Column(_FLOAT, "Predicted by measured time, less 1."),
-    fitted=Column(pl.Boolean(), "Whether the fit is of this size too."),
 )
 
 _OPTIONAL = {
@@ -1057,7 +835,8 @@ def check(frame: pl.DataFrame, schema: Schema, name: str) -> pl.DataFrame:
         return frame
     absent = [column for column in schema if column not in frame.columns]
     if missing := [column for column in absent if column not in _OPTIONAL]:
-        hint = f"its columns are listed in tpunb.schema.{name.upper()}" if name.upper() in FRAMES else None
+        declared = FRAMES.get(name.upper())
+        hint = f"its columns are listed in {declared.home}.{name.upper()}" if declared else None
         raise BadProfile(f"the {name} frame lacks {missing}; it has {frame.columns}", hint=hint)
     try:
         return frame.with_columns(pl.lit(None).alias(column) for column in absent).select(

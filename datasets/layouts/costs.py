@@ -1,4 +1,4 @@
-"""Fit ``tpunb.costmodel.loops.COSTS``: ``python datasets/layouts/costs.py [--runs 40]``.
+"""Fit ``tpunb.studies.ranking.loops.COSTS``: ``python datasets/layouts/costs.py [--runs 40]``.
 
 It times small kernels with arguments in several orders on one core, counts what their loops do, and prints the
 nanoseconds of each by non-negative least squares of relative errors. No kernel reads arrays in an order that cannot be
@@ -26,11 +26,11 @@ import numpy as np
 from jax.experimental.layout import Format, Layout
 from scipy.optimize import nnls
 
-from tpunb.costmodel.graphs import joined, module_of
-from tpunb.costmodel.kernels import Kernels
-from tpunb.costmodel.loops import COSTS
-from tpunb.costmodel.metrics import kendall
 from tpunb.io.protobuf_table import Messages, text
+from tpunb.studies.ranking.graphs import joined, module_of
+from tpunb.studies.ranking.kernels import Kernels
+from tpunb.studies.ranking.loops import COSTS
+from tpunb.studies.ranking.metrics import kendall
 
 FUNCTIONS = {
     "scale": lambda a: a * 2.0,

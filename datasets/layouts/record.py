@@ -1,9 +1,9 @@
 """Record how long functions take with several entry layouts: ``python datasets/layouts/record.py [--rounds 30]``.
 
-It writes ``tpunb/costmodel/layouts.parquet``, and ``about.toml`` beside it. All functions are compiled first; each
-round then times every configuration of every function once, in random order: a slow minute slows all. The process is
-pinned to one core and XLA runs in one thread. The machine should be idle: the repeat ceiling that is printed at the end
-shows how far the times can be trusted.
+It writes ``tpunb/studies/ranking/layouts.parquet``, and ``about.toml`` beside it. All functions are compiled first;
+each round then times every configuration of every function once, in random order: a slow minute slows all. The process
+is pinned to one core and XLA runs in one thread. The machine should be idle: the repeat ceiling that is printed at
+the end shows how far the times can be trusted.
 """
 
 # ruff: noqa: E402
@@ -28,10 +28,10 @@ import numpy as np
 from functions import FUNCTIONS
 from tensorflow.compiler.xla.service import hlo_pb2
 
-from tpunb.costmodel.collecting import Function, Trials
-from tpunb.costmodel.measured import Measured
-from tpunb.costmodel.metrics import kendall
-from tpunb.costmodel.recorded import HERE, write_collection
+from tpunb.studies.ranking.collecting import Function, Trials
+from tpunb.studies.ranking.collection_files import HERE, write_collection
+from tpunb.studies.ranking.measured import Measured
+from tpunb.studies.ranking.metrics import kendall
 from tpunb.text import plural
 
 LAYOUTS = 24

@@ -1,7 +1,7 @@
 """Convert ParaDnn's published measurements: ``python datasets/paradnn/convert.py FOLDER``.
 
 FOLDER holds the JSON files of https://github.com/Emma926/paradnn (Apache-2.0), which this script reads as they are. It
-replaces the Parquet files in ``tpunb/workloads/paradnn``.
+replaces the Parquet files in ``tpunb/studies/sweeps/paradnn``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import polars as pl
 
-from tpunb.frames import Sweep
 from tpunb.frames.hardware import DEVICES
-from tpunb.workloads.paradnn import HERE, ORIGIN
+from tpunb.studies.sweeps import Sweep
+from tpunb.studies.sweeps.paradnn import HERE, ORIGIN
 
 PARAMETERS = ("layers", "nodes", "input", "output", "batch")
 LABEL = r"layer_(?<layers>\d+)-node_(?<nodes>\d+)-input_(?<input>\d+)-output_(?<output>\d+)-bs_(?<batch>\d+)"

@@ -38,20 +38,20 @@ from tpunb.io.storage import write_atomically
 from tpunb.profiler.capture import Schedule, Source, capture
 from tpunb.step_stats.reduce import steps
 from tpunb.step_stats.self_time import unions
+from tpunb.studies.frameworks import keras, strategy
+from tpunb.studies.paper import about
+from tpunb.studies.paper.balances import FASTER, OTHER_DATA, V2, V3_MEMORY
+from tpunb.studies.paper.record import source_of
+from tpunb.studies.paper.recordings import ABOUT, BALANCES, HAND, NAIVE, PLAN, TUNED
+from tpunb.studies.paper.tables import published
+from tpunb.studies.paper.workloads.balance import pin, strays
+from tpunb.studies.paper.workloads.catalogue import workload
+from tpunb.studies.paper.workloads.cost import Cost
+from tpunb.studies.paper.workloads.workload import Workload
 from tpunb.text import plural
 from tpunb.training.state import TrainingState, digest, variables_of
 from tpunb.tuning.results import Tuning
 from tpunb.tuning.tuner import tune
-from tpunb.workloads import about
-from tpunb.workloads.balance import pin, strays
-from tpunb.workloads.catalogue import workload
-from tpunb.workloads.cost import Cost
-from tpunb.workloads.frameworks import keras, strategy
-from tpunb.workloads.paper.balances import FASTER, OTHER_DATA, V2, V3_MEMORY
-from tpunb.workloads.paper.tables import published
-from tpunb.workloads.record import source_of
-from tpunb.workloads.recordings import ABOUT, BALANCES, HAND, NAIVE, PLAN, TUNED
-from tpunb.workloads.workload import Workload
 
 COMPARED = ("qanet-squad", "retinanet-coco", "resnet-imagenet")
 """Workloads of Figures 14 to 16: those whose runs took more than twenty minutes in the paper."""
@@ -84,7 +84,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a recording: seconds of a run, times that it is tried, and those of `tpunb.workloads.record`."""
+    """Options of a recording: seconds of a run, times that it is tried, and those of `tpunb.studies.paper.record`."""
 
     seconds: float = 3.5
     tries: int = 3

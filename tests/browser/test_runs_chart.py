@@ -4,7 +4,7 @@ import pytest
 from chart_checks import SWEEPS, phases_of
 
 from browser.jupyter_pages import listened
-from tpunb import charts
+from tpunb.studies.paper import charts
 
 pytestmark = pytest.mark.live
 

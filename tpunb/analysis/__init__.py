@@ -1,7 +1,6 @@
 """Analysis of phases and hosts: advice, comparison of two runs, quality, rooflines, stragglers."""
 
 from tpunb.analysis import machine as machine
-from tpunb.analysis import scaling as scaling
 from tpunb.analysis.account_metrics import account_metrics
 from tpunb.analysis.advice import ACCOUNT_RULES, HEADROOM_RULES, HOST_RULES, RULES, SCALE_RULES, Rule, advise
 from tpunb.analysis.compare import compare

@@ -11,7 +11,6 @@ from tpunb.charts.rows import GREY, PALETTE, WIDTH, cleaned, rows_of
 from tpunb.errors import TpunbError, wrong
 from tpunb.frames.hardware import Device
 from tpunb.frames.roofline import Roofline
-from tpunb.frames.sweep import Sweep
 from tpunb.text import duration, percent, plain, plural
 
 _POINTS = 250  # at most in one chart
@@ -20,7 +19,7 @@ _MARGIN = 4.0  # by which the axes exceed points and ridge
 _BOUND = {"compute": PALETTE[0], "memory": PALETTE[1]}
 
 
-def roofline(roof: Roofline | Sweep, *, backdrop: pl.DataFrame | None = None) -> LayerPicture:
+def roofline(roof: Roofline, *, backdrop: pl.DataFrame | None = None) -> LayerPicture:
     """Return the rows of a roofline by intensity and rate, both logarithmic, under the roof of the device.
 
     The roof rises with the memory bandwidth to the ridge and is level at the peak. Peaks of other data types of these
@@ -29,25 +28,22 @@ def roofline(roof: Roofline | Sweep, *, backdrop: pl.DataFrame | None = None) ->
     Parameters
     ----------
     roof
-        Roofline, or a sweep, whose points are then the rows.
+        Roofline whose rows are the points.
     backdrop
-        Frame with ``intensity`` and ``rate`` of other measurements, in grey: ``tp.workloads.paradnn.traces()``.
+        Frame with ``intensity`` and ``rate`` of other measurements, in grey: ``tp.studies.sweeps.paradnn.traces()``.
 
     Raises
     ------
     TypeError
-        When `roof` is neither.
+        When `roof` is no Roofline.
     TpunbError
         When no row has FLOPs and bytes.
     """
-    hint = "choose another level: by='run'"
-    if isinstance(roof, Sweep):
-        roof, hint = roof.roofline(), "sweep a Keras model on TensorFlow or JAX, whose FLOPs and bytes are counted"
     if not isinstance(roof, Roofline):
-        raise wrong("roofline", "roof", "be a Roofline or a Sweep", roof)
+        raise wrong("roofline", "roof", "be a Roofline", roof)
     known = roof.frame.filter(pl.col("rate") > 0, pl.col("intensity") > 0)
     if known.is_empty():
-        raise TpunbError("no row of the roofline has FLOPs and bytes", hint=hint)
+        raise TpunbError("no row of the roofline has FLOPs and bytes", hint="choose another level: by='run'")
     points = _points(known.head(_POINTS))
     device, others = cleaned(plain(roof.device_label)), _backdrop(backdrop)
     lines = _lines(points, roof.device, others["intensity"].to_list())

@@ -7,10 +7,7 @@ from tpunb.frames.phases import Labels, Phase, PhaseMethod, Phases
 from tpunb.frames.profile import Profile
 from tpunb.frames.representatives import Representatives
 from tpunb.frames.roofline import Roofline
-from tpunb.frames.scaling import Scaling, ScalingFit
 from tpunb.frames.steps import Steps
-from tpunb.frames.sweep import Sweep
-from tpunb.frames.sweep_answers import Saturation, Sensitivity, Speedup
 
 __all__ = [
     "Comparison",
@@ -23,11 +20,5 @@ __all__ = [
     "Profile",
     "Representatives",
     "Roofline",
-    "Saturation",
-    "Scaling",
-    "ScalingFit",
-    "Sensitivity",
-    "Speedup",
     "Steps",
-    "Sweep",
 ]

@@ -1,4 +1,4 @@
-"""Load profiles of any format, sweeps, and the samples recorded by this project."""
+"""Load profiles of any format, and the samples recorded by this project."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from tpunb.errors import BadProfile, ProfileNotFound, TpunbError
-from tpunb.frames import Profile, Sweep
+from tpunb.frames import Profile
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.profile import device_kinds
@@ -28,8 +28,8 @@ MANY = 64
 _PROTOBUF_TABLES = ("overview_page.pb", "input_pipeline.pb", "pod_viewer.pb")  # as XProf wrote them in 2020
 
 
-def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, client: Any = None) -> Any:
-    """Read a profile, or a sweep.
+def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, client: Any = None) -> Profile:
+    """Read a profile.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
         Run folder of ``tp.capture``, logdir of a profiler, one ``*.xplane.pb`` or ``*.trace.json`` (each also gzipped),
         or a list of such files, one per host; local, or the URL of any file system that fsspec supports, such as
         ``gs://bucket/logdir``. All sessions of a logdir are read, and the XPlane where a session has both forms.
-        Without a raw profile, XProf's tables (``*.overview_page.json`` and others) are read. A ``*.parquet`` that
-        ``Sweep.save`` wrote is a sweep. A list may also have run folders of one job, one per process.
+        Without a raw profile, XProf's tables (``*.overview_page.json`` and others) are read. A list
+        may also have run folders of one job, one per process.
     device
         Name of the device in ``tpunb.analysis.DEVICES``, for files that do not name it: gives its kind and peaks.
     client
@@ -47,7 +47,7 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
 
     Returns
     -------
-    Profile or Sweep
+    Profile
         Of several files, damaged ones, copies and those of another run are left out, with a warning: see ``skipped``.
         The Chrome trace of a capture is read where its XPlane is damaged. With a client, or more than 64 files, the
         steps are those of the job (``Steps.by_host`` has its hosts) and raw events are not kept.
@@ -66,11 +66,6 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
         When a server or the scheduler cannot be reached, or its workers have other versions.
     """
     named = None if device is None else device_named(device)
-    if isinstance(path, (str, os.PathLike)) and os.fspath(path).endswith(".parquet"):
-        if named is not None:
-            raise ValueError(f"device cannot be combined with a sweep: {path!s} names its device")
-        file = storage.find(path)
-        return Sweep.read(storage.read(file).tobytes(), name=str(file))
     if client is None:
         profile = _load(path, None)
     else:
@@ -202,6 +197,8 @@ def _file(file: Location) -> Profile:
     """Read one file: a raw profile, or a table of XProf with tables of the same prefix beside it."""
     if file.name.endswith(_PROTOBUF_TABLES):
         raise _protobuf(file)
+    if file.name.endswith(".parquet"):
+        raise BadProfile(f"{file} is a table, not a profile", hint="read a sweep by tp.studies.sweeps.Sweep.read")
     if file.name.endswith(xprof_ops.ENDINGS):
         return _tables([file], file, xprof_ops.profile)
     if ending := next((ending for ending in xprof_json.ENDINGS if file.name.endswith(ending)), None):

@@ -1,0 +1,11 @@
+from . import paper as paper
+from . import ranking as ranking
+from . import scaling as scaling
+from . import sweeps as sweeps
+
+__all__ = [
+    "paper",
+    "ranking",
+    "scaling",
+    "sweeps",
+]
