@@ -39,7 +39,7 @@ import wasteful
 from wasteful import PROGRAMS, Waste
 
 import tpunb as tp
-from tpunb.frames.goodput import busy
+from tpunb.analysis.goodput import busy
 
 ALLOWED_S, ALLOWED_SHARE, LEAST_S = 0.03, 0.05, 0.6
 QUICK = "jax,keras"

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from tpunb.frames import Steps
-from tpunb.frames.host_tables import HostTables
+from tpunb.frames.steps import HostTables
 from tpunb.schema import HOST_COLLECTIVES, HOST_OPS, NAME, OPS, STEPS
 from tpunb.testing.pod import Pod, before, launched, slow_time
 from tpunb.testing.pod_files import local

@@ -41,8 +41,8 @@ def measure(seed: int, *, hard: bool) -> dict[str, float]:
         "noise_recall": right / max(corrupted.sum(), 1),
         "ari_bic": ari(tp.KMeans(choose="bic")(run.steps)),
         "ari_ols_plus": ari(tp.OLSPlus()(run.steps)),
-        "error_10": phases.representatives(10).error,
-        "error_30": phases.representatives(30).error,
+        "error_10": tp.analysis.representatives(phases, 10).error,
+        "error_30": tp.analysis.representatives(phases, 30).error,
     }
 
 

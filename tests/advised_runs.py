@@ -8,7 +8,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.analysis.advice import advise
 from tpunb.frames import Phases, Steps
-from tpunb.frames.wall_clock import WallClock
+from tpunb.frames.steps import WallClock
 from tpunb.testing import toy_steps
 
 S = 10**12

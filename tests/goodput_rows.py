@@ -3,7 +3,7 @@
 import polars as pl
 
 from tpunb import schema
-from tpunb.frames.goodput import Goodput
+from tpunb.analysis.goodput import Goodput
 
 S = 10**12
 

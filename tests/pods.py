@@ -9,7 +9,7 @@ import polars as pl
 import tpunb as tp
 from tpunb import schema
 from tpunb.frames import Steps
-from tpunb.frames.host_tables import HostTables
+from tpunb.frames.steps import HostTables
 from tpunb.testing import StepProgram, pod, toy_steps
 
 MS = 1_000_000_000

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 import tpunb as tp
 from tpunb import schema
-from tpunb.analysis.account_metrics import account_metrics
 from tpunb.analysis.advice import ACCOUNT_RULES, HEADROOM_RULES, RULES, advise
-from tpunb.analysis.phase_metrics import phase_metrics
+from tpunb.analysis.metrics import account_metrics, phase_metrics
 from tpunb.frames import Steps
 from tpunb.frames.hardware import Device
-from tpunb.frames.wall_clock import WallClock
+from tpunb.frames.steps import WallClock
 from tpunb.testing import toy_steps
 from tpunb.testing.synthetic_runs import KINDS, synthetic_run
 

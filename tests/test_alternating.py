@@ -8,7 +8,7 @@ import pytest
 
 import tpunb as tp
 from tpunb.cluster import dbscan
-from tpunb.cluster.alternating import alternate
+from tpunb.cluster.paces import alternate
 from tpunb.testing import spelled_steps
 
 MS = 10**9

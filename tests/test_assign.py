@@ -10,8 +10,9 @@ import tpunb as tp
 from tpunb import schema
 from tpunb.cluster import DBSCAN, KMeans, phases
 from tpunb.errors import BadProfile, NoSteps
-from tpunb.frames import Labels, Steps
-from tpunb.frames.wall_clock import WallClock
+from tpunb.frames import Steps
+from tpunb.frames.phases import Labels
+from tpunb.frames.steps import WallClock
 from tpunb.testing import toy_steps
 
 
@@ -121,7 +122,7 @@ def test_outliers_and_steps_not_in_full_have_no_distance():
     found = phases(toy_steps("aaat", traced="fnff"), lambda steps: [0, 0, -1])
     assert found.labels.to_list() == [0, 0, 0, -1]
     assert found.distance.is_null().to_list() == [False, True, False, True]
-    assert found.representatives(5).frame["step"].to_list() == [3, 0, 2]
+    assert tp.analysis.representatives(found, 5).frame["step"].to_list() == [3, 0, 2]
 
 
 # refusals

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpunb.checkpoint import Checkpoint, Checkpoints, checkpoints
-from tpunb.checkpoint.nearest import nearest_checkpoint
 from tpunb.errors import ProfileNotFound, TpunbError
 from tpunb.frames import Phase
+from tpunb.frames.nearest import nearest_checkpoint
 from tpunb.training import snapshot
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import tpunb as tp
 from tpunb import io
-from tpunb.io import cluster_load, dask_engine, job_parts, storage
+from tpunb.io import cluster_load, dask_engine, storage
 from tpunb.io.host_files import HostFile, distinct, strangers
 from tpunb.step_stats.merge_hosts import of_job
 from tpunb.testing import toy_steps, toy_window
@@ -369,7 +369,7 @@ class Deadly(dask_engine.DaskEngine):
                 if any(Path(str(path)).name.startswith(self.names) for _, path in chunk):
                     raise sys.modules["distributed"].KilledWorker("task", None, 3)
                 self.sizes += [len(chunk)]
-                return job_parts.reduced([(number, str(path)) for number, path in chunk])
+                return cluster_load.reduced([(number, str(path)) for number, path in chunk])
 
         return Future()
 

@@ -13,10 +13,10 @@ from run_pairs import by_letter, matched, metadata_of, renamed, stretched
 import tpunb as tp
 from tpunb import schema
 from tpunb.analysis import batch_means
-from tpunb.analysis.compare import compare
+from tpunb.analysis.compare import Comparison, compare
 from tpunb.errors import IncompatibleRuns
-from tpunb.frames import Comparison, Phases, Steps
-from tpunb.frames.wall_clock import WallClock
+from tpunb.frames import Phases, Steps
+from tpunb.frames.steps import WallClock
 from tpunb.profiler.capture import Schedule
 from tpunb.testing import KINDS, spelled_steps, synthetic_run, toy_steps
 

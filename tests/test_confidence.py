@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tpunb as tp
-from tpunb.cluster.confidence import confidences
+from tpunb.cluster.assign import confidences
 from tpunb.testing import scenario, toy_steps
 
 

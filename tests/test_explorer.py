@@ -16,7 +16,8 @@ from warm_python import NOTEBOOK, warm_python
 import tpunb as tp
 from tpunb.cluster import Curve, SliderSpec
 from tpunb.errors import NoSteps
-from tpunb.frames import Labels, Steps
+from tpunb.frames import Steps
+from tpunb.frames.phases import Labels
 from tpunb.testing import toy_steps
 from tpunb.widgets.panel import format_error
 

@@ -11,7 +11,7 @@ from traitlets import TraitError
 import tpunb as tp
 from tpunb import schema
 from tpunb.charts.timeline_rows import HEIGHT, LANE, TOP, Timeline
-from tpunb.frames.wall_clock import WallClock
+from tpunb.frames.steps import WallClock
 from tpunb.testing import toy_steps
 from tpunb.widgets import exports
 

@@ -10,7 +10,7 @@ from recorded_runs import JAX
 from warm_python import TENSORFLOW, warm_python
 
 import tpunb as tp
-from tpunb.profiler import forks
+from tpunb.profiler import session
 
 pytestmark = [
     pytest.mark.live,
@@ -208,17 +208,17 @@ class Beginning:
 
 def test_fork_waits_once_for_the_first_window_up_to_a_limit():
     capture = Beginning()
-    forks.captures.add(capture)
+    session.captures.add(capture)
     try:
         for _ in range(2):
             pid = os.fork()
             if pid == 0:
                 os._exit(0 if capture.seen == ["disowned"] else 1)
             assert os.waitpid(pid, 0)[1] == 0
-        assert capture.settled.waits == [(forks.WAIT_S, False), (forks.WAIT_S, True)]
+        assert capture.settled.waits == [(session.WAIT_S, False), (session.WAIT_S, True)]
         assert capture.seen == []
     finally:
-        forks.captures.discard(capture)
+        session.captures.discard(capture)
 
 
 POOL = """

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile, MissingExtra, TpunbError
-from tpunb.frames import Labels, Phase, Phases, Profile, Steps
+from tpunb.frames import Phase, Phases, Profile, Steps
+from tpunb.frames.phases import Labels
 from tpunb.testing import toy_events, toy_steps
 
 MS = 1_000_000_000
@@ -307,7 +308,11 @@ def test_more_than_there_are_is_all_of_them(n):
     phases = toy_phases("aab", [0, 0, 1])
     assert phases.coverage(n) == pytest.approx(1.0)
     assert phases.top(n).equals(phases.top(phases.steps.ops.height))
-    assert len(phases.representatives(n)) == len(phases.representatives(n, seed=np.int64(1))) == 3
+    assert (
+        len(tp.analysis.representatives(phases, n))
+        == len(tp.analysis.representatives(phases, n, seed=np.int64(1)))
+        == 3
+    )
 
 
 def test_fitted_are_the_labels_of_full_steps():
@@ -474,7 +479,7 @@ NOUNS = {
     "Steps": (toy_steps("ab"), "frame"),
     "Profile": (profile_of(("a", 0, 10)), "windows"),
     "Phases": (toy_phases("aab", [0, 0, 1]), "frame"),
-    "Representatives": (toy_phases("aab", [0, 0, 1]).representatives(), "frame"),
+    "Representatives": (tp.analysis.representatives(toy_phases("aab", [0, 0, 1])), "frame"),
 }
 
 

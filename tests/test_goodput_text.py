@@ -5,7 +5,7 @@ import pytest
 from goodput_rows import SLOW, goodput_of
 
 from tpunb import schema
-from tpunb.frames.goodput import Goodput, busy
+from tpunb.analysis.goodput import Goodput, busy
 
 
 def test_the_sentence_begins_with_the_waste_and_the_place_to_change():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from xprof_oracle import Oracle
 
 from tpunb import schema
-from tpunb.io import hlo, instructions
+from tpunb.io import hlo
 
 COLUMNS = ["proto", "module", "hlo_op", "tf_op", "op_type", "opcode", "category"]
 
@@ -105,7 +105,7 @@ def test_types_have_the_names_of_the_library(hlo_pb2):
     ],
 )
 def test_a_source_path_names_no_person(path, kept):
-    assert instructions.relative(path) == kept
+    assert hlo.relative(path) == kept
 
 
 def test_the_source_of_an_instruction_is_its_own_or_that_of_its_stack_frame(hlo_pb2):
@@ -149,7 +149,7 @@ def test_replica_groups_in_every_form(hlo_pb2):
     forms = ["{{0,1},{2,300}}", "{{0,1},{2,300}}", "[2,4]<=[8]", "[2,4]<=[4,2]T(1,0)"]
     assert [row[5] for row in details(program)] == [*forms, None]
     texts = [f"%a = f32[] all-reduce(f32[] %b), channel_id=1, replica_groups={form}, to_apply=%add" for form in forms]
-    assert [instructions.replica_groups(text) for text in [*texts, "%a = f32[] add(%b)"]] == [*forms, None]
+    assert [hlo.replica_groups(text) for text in [*texts, "%a = f32[] add(%b)"]] == [*forms, None]
 
 
 def test_what_two_descriptions_disagree_on_is_null_and_the_first_source_wins():
@@ -160,7 +160,7 @@ def test_what_two_descriptions_disagree_on_is_null_and_the_first_source_wins():
     first = frame((1, "a", "f32[]", 4, "x.py:1", None), (1, "a", "f32[]", 4, "x.py:2", None))
     second = frame((1, "a", "f32[]{0}", 4, "y.py:3", None), (2, "a", "s8[]", 1, None, None))
     counts = pl.DataFrame({"program": [1], "hlo_op": ["a"], "flops": [6.0]})
-    assert instructions.merged([[first], [second], [counts]], "h").rows() == [
+    assert hlo.merged([[first], [second], [counts]], "h").rows() == [
         ("h", 1, "a", None, None, None, "f32[]", None, 4, "y.py:3", None, 6.0, None, None),
         ("h", 2, "a", None, None, None, "s8[]", None, 1, None, None, None, None, None),
     ]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpunb import schema
-from tpunb.io import hlo_buffers, programs, storage
+from tpunb.io import programs, storage
 
 
 def assigned(proto, *allocations):
@@ -40,8 +40,8 @@ def test_each_buffer_is_of_its_instruction_and_its_allocation(hlo_pb2):
         (4, {"is_constant": True}),
         (2, {"is_thread_local": True}),
     )
-    rows = hlo_buffers.buffers(messages(data))
-    assert rows.schema == hlo_buffers.BUFFERS
+    rows = programs.buffers(messages(data))
+    assert rows.schema == programs.BUFFERS
     names = pl.col("hlo_op", "layer").cast(pl.String)
     assert rows.select("allocation", "kind", "allocation_bytes", names, "part", "bytes", "offset_bytes").rows() == [
         (0, "argument", 64, "i.1", "net/a", "forward", 64, 0),  # of what uses it
@@ -127,11 +127,11 @@ def test_any_assignment_is_a_row_per_buffer(hlo_pb2, data):
         buffers = data.draw(st.lists(st.tuples(IDS, SIZES, SIZES, IDS), max_size=3))
         assigned(proto, (data.draw(SIZES), {}, *buffers))
         expected += max(1, len(buffers))
-    rows = hlo_buffers.buffers(messages(proto.SerializeToString()))
+    rows = programs.buffers(messages(proto.SerializeToString()))
     assert len(rows) == expected
     assert all((rows[name].drop_nulls() >= 0).all() for name in ("bytes", "allocation_bytes", "offset_bytes"))
 
 
 @given(noise=st.binary(max_size=200))
 def test_any_bytes_are_rows_or_none(noise):
-    assert hlo_buffers.buffers(messages(noise)).schema == hlo_buffers.BUFFERS
+    assert programs.buffers(messages(noise)).schema == programs.BUFFERS

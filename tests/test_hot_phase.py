@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tpunb.cluster import phases
 from tpunb.testing import spelled_steps, toy_steps
-from tpunb.tuning.hot_phase import hot_phase
+from tpunb.tuning.job import hot_phase
 
 COMPUTES = ({"MatMul": 6, "fusion": 3}, {"Dataset": 1})
 FED = ({"infeed": 5, "reshape": 2, "MatMul": 1}, {"TransferBufferToInfeedLocked": 4})

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.cluster.knee import knee
+from tpunb.cluster.base import knee
 
 
 def test_finds_the_elbow():

@@ -10,8 +10,7 @@ import pytest
 from IPython.core.displaypub import CapturingDisplayPublisher
 
 from tpunb.profiler.session import Status
-from tpunb.widgets.frontends import CellOutput, OutputTarget, ResultOnly, TerminalOutput, output_target
-from tpunb.widgets.live_line import LiveLine
+from tpunb.widgets.frontends import CellOutput, LiveLine, OutputTarget, ResultOnly, TerminalOutput, output_target
 
 BEGUN = Status(0, None, None, 0, 0, 0, 0.0, 0.0, 0.1, "running")
 LATER = Status(1204, "train", 1, 3, 14, 0, 0.117, 0.0131, 130.0, "running")

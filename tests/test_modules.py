@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tpunb as tp
 from tpunb import schema
-from tpunb.step_stats import modules
+from tpunb.step_stats.ops import scoped, split
 from tpunb.testing import toy_events
 
 CPU, GPU = "/host:CPU", "/device:GPU:0"
@@ -23,8 +23,8 @@ def with_ids(events, ids, ops):
 
 def paths(events):
     on_device = pl.col("plane").cast(pl.String) == GPU
-    ops = modules.scoped(events).filter(on_device)["tf_op"].cast(pl.String)
-    return [(None, None) if op is None else modules.split(op) for op in ops]
+    ops = scoped(events).filter(on_device)["tf_op"].cast(pl.String)
+    return [(None, None) if op is None else split(op) for op in ops]
 
 
 def test_a_kernel_is_in_the_modules_around_its_launch():
@@ -50,7 +50,7 @@ def test_a_kernel_is_in_the_modules_around_its_launch():
 
 def test_events_without_modules_stay_as_they_are():
     events = toy_events((CPU, "python", "launch", 15, 1), (GPU, "Stream #7", "kernel", 20, 9))
-    assert modules.scoped(events) is events
+    assert scoped(events) is events
     assert paths(with_ids(events, [1, 1], [None, "aten::add"])) == [(None, "aten::add")]
 
 

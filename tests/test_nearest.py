@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.checkpoint.nearest import checkpoint_steps, checkpoint_times, nearest_checkpoint
 from tpunb.frames import Steps
+from tpunb.frames.nearest import checkpoint_steps, checkpoint_times, nearest_checkpoint
 from tpunb.frames.steps import trained
 from tpunb.testing import toy_steps
 

@@ -9,7 +9,7 @@ import tpunb as tp
 from tpunb import schema
 from tpunb.cluster.paces import kinds_of
 from tpunb.frames import Steps
-from tpunb.frames.wall_clock import WallClock
+from tpunb.frames.steps import WallClock
 from tpunb.testing import toy_steps
 
 MS = 10**9

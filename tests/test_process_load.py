@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from tpunb import schema
-from tpunb.profiler.process_load import ProcessLoad
+from tpunb.profiler.stall_sampler import ProcessLoad
 
 SECOND = 1_000_000_000
 

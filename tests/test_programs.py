@@ -15,7 +15,7 @@ from tpunb import schema
 from tpunb.io import programs, storage
 from tpunb.io.run_folder import PROGRAMS
 from tpunb.io.run_writer import RunWriter
-from tpunb.profiler.programs import ProgramKeeper
+from tpunb.profiler.recorder import ProgramKeeper
 
 
 @pytest.fixture

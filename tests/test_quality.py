@@ -296,7 +296,7 @@ def test_one_phase_for_everything_is_told_from_the_phases_that_are_there():
     assert one.coverage() >= true.coverage()
     assert one.explained_variance is None
     assert true.explained_variance > 0.8
-    assert true.representatives(10).error < 0.02 < one.representatives(1).error
+    assert tp.analysis.representatives(true, 10).error < 0.02 < tp.analysis.representatives(one, 1).error
 
 
 # -- distinguishing operations -----------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ SPELLED = run_of(
 
 
 def test_one_representative_per_phase_and_for_outliers():
-    chosen = SPELLED.representatives()
+    chosen = tp.analysis.representatives(SPELLED)
     assert chosen.frame.schema == schema.REPRESENTATIVES
     assert chosen.frame.select("phase", "step", "weight").rows() == [(0, 1, 3.0), (1, 3, 1.0), (-1, 4, 1.0)]
     assert len(chosen) == 3
@@ -81,7 +81,7 @@ def test_one_representative_per_phase_and_for_outliers():
 
 
 def test_estimates_by_hand():
-    chosen = SPELLED.representatives()
+    chosen = tp.analysis.representatives(SPELLED)
     assert chosen.profile.schema == schema.REPRESENTED
     assert chosen.profile.rows() == [
         # side, op, self, low, high, true, share
@@ -96,7 +96,7 @@ def test_estimates_by_hand():
 def test_step_times_calibrate_and_the_error_is_the_sum_of_what_is_wrong():
     # the one step that is looked at ran 40 of 100 in a: so did 300 ps of the phase, it is held
     run = run_of((0, 100, 40, 60, 0), (0, 200, 140, 60, 0), traced="ff")
-    chosen = run.representatives()
+    chosen = tp.analysis.representatives(run)
     step = chosen.frame["step"].item()
     a = {0: 120, 1: 210}[step]
     assert chosen.profile.sort("op")["self_ps"].to_list() == [a, 300 - a]
@@ -108,31 +108,31 @@ def test_step_times_calibrate_and_the_error_is_the_sum_of_what_is_wrong():
 
 def test_more_steps_go_to_large_phases_that_vary():
     rows = [(0, 100, 50 + i % 7, 50 - i % 7, 0) for i in range(40)] + [(1, 100, 0, 0, 100)] * 40
-    frame = run_of(*rows).representatives(12).frame
+    frame = tp.analysis.representatives(run_of(*rows), 12).frame
     assert frame.group_by("phase").len().sort("phase").rows() == [(0, 11), (1, 1)]
     assert frame["weight"].sum() == pytest.approx(80)
 
 
 def test_of_equal_steps_the_earliest_are_chosen():
     phases = toy_phases("aaabbbb", [0, 0, 0, 1, 1, 1, 1])
-    assert phases.representatives().frame["step"].to_list() == [3, 0]
-    assert phases.representatives(5).frame["step"].to_list() == [3, 4, 5, 6, 0]
-    assert sorted(phases.representatives(99).frame["step"].to_list()) == list(range(7))
+    assert tp.analysis.representatives(phases).frame["step"].to_list() == [3, 0]
+    assert tp.analysis.representatives(phases, 5).frame["step"].to_list() == [3, 4, 5, 6, 0]
+    assert sorted(tp.analysis.representatives(phases, 99).frame["step"].to_list()) == list(range(7))
 
 
 def test_fewer_than_there_are_phases_are_of_the_longest_and_say_what_lacks():
-    chosen = toy_phases("aaabbb", [0, 0, 0, 1, 1, 1]).representatives(1)
+    chosen = tp.analysis.representatives(toy_phases("aaabbb", [0, 0, 0, 1, 1, 1]), 1)
     assert chosen.frame["phase"].to_list() == [1]
     assert chosen.missing == pytest.approx(1 / 3)
     assert chosen.profile["self_ps"].sum() == pytest.approx(chosen.profile["true_ps"].sum(), rel=1e-6)
     assert repr(chosen).endswith("none for 33.3 % of step time)")
-    drawn = toy_phases("aaabbb", [0, 0, 0, 1, 1, 1]).representatives(1, seed=0)
+    drawn = tp.analysis.representatives(toy_phases("aaabbb", [0, 0, 0, 1, 1, 1]), 1, seed=0)
     assert drawn.interval is None
     assert drawn.profile["low_ps"].null_count() == drawn.profile.height
 
 
 def test_a_phase_that_no_window_saw_has_none():
-    chosen = toy_phases("aabb", [0, 0, 1, 1], traced="ffnn").representatives()
+    chosen = tp.analysis.representatives(toy_phases("aabb", [0, 0, 1, 1], traced="ffnn"))
     assert chosen.frame["phase"].to_list() == [0]
     assert chosen.missing == pytest.approx(2 / 3)
     assert chosen.time_error == 0.0
@@ -140,7 +140,7 @@ def test_a_phase_that_no_window_saw_has_none():
 
 def test_the_steps_that_no_window_saw_count_by_their_time():
     run = run_of((0, 100, 60, 40, 0), (0, 100, 0, 0, 0), (1, 50, 0, 0, 50), (0, 200, 0, 0, 0), traced="fnfn")
-    chosen = run.representatives()
+    chosen = tp.analysis.representatives(run)
     assert chosen.frame.select("step", "weight").rows() == [(0, 3.0), (2, 1.0)]
     assert chosen.profile.sort("op")["self_ps"].to_list() == [240, 160, 50]
     assert chosen.error == 0.0
@@ -149,7 +149,7 @@ def test_the_steps_that_no_window_saw_count_by_their_time():
 
 
 def test_outliers_alone_have_a_representative():
-    chosen = toy_phases("ab", [-1, -1]).representatives()
+    chosen = tp.analysis.representatives(toy_phases("ab", [-1, -1]))
     assert chosen.frame["phase"].to_list() == [-1]
     assert chosen.missing == 0.0
 
@@ -157,7 +157,7 @@ def test_outliers_alone_have_a_representative():
 def test_steps_without_operations_or_time_are_no_trouble():
     for run in (run_of((0, 10, 0, 0, 0), (0, 20, 0, 0, 0)), run_of((0, 0, 0, 0, 0)), run_of((0, 0, 5, 0, 0))):
         for seed in (None, 0):
-            chosen = run.representatives(3, seed=seed)
+            chosen = tp.analysis.representatives(run, 3, seed=seed)
             assert chosen.error == 0.0
             assert chosen.profile["self_ps"].to_list() == chosen.profile["true_ps"].to_list()
 
@@ -166,7 +166,7 @@ def test_steps_of_two_hosts_are_separate():
     one, two = toy_steps("aab", host="one"), toy_steps("abb", host="two")
     steps = Steps(pl.concat([one.frame, two.frame]), pl.concat([one.ops, two.ops]))
     phases = Phases(steps, pl.Series([0, 0, 1, 0, 1, 1]), "by hand", pl.Series([0.0] * 6))
-    chosen = phases.representatives()
+    chosen = tp.analysis.representatives(phases)
     assert chosen.frame.select("host", "step", "weight").rows() == [("two", 1, 3.0), ("one", 0, 3.0)]
     assert chosen.error == pytest.approx(0, abs=1e-6)
 
@@ -174,20 +174,20 @@ def test_steps_of_two_hosts_are_separate():
 @pytest.mark.parametrize(("name", "value"), [("n", 0), ("n", True), ("n", 2.0), ("seed", -1), ("seed", True)])
 def test_invalid_numbers_are_refused(name, value):
     with pytest.raises(ValueError, match=f"The {name} parameter of representatives must be an int of . or more"):
-        SPELLED.representatives(**{name: value})
+        tp.analysis.representatives(SPELLED, **{name: value})
 
 
 def test_the_same_seed_draws_the_same_steps_and_another_others():
     run = skewed(np.random.default_rng(0))
-    steps = [tuple(run.representatives(12, seed=seed).frame["step"]) for seed in (1, 1, 2)]
+    steps = [tuple(tp.analysis.representatives(run, 12, seed=seed).frame["step"]) for seed in (1, 1, 2)]
     assert steps[0] == steps[1] != steps[2]
 
 
 def test_those_that_stand_best_are_better_than_those_that_are_drawn():
     run = skewed(np.random.default_rng(1))
-    drawn = [run.representatives(12, seed=seed).error for seed in range(40)]
-    assert run.representatives(12).error < np.quantile(drawn, 0.05)
-    assert run.representatives(40).error < run.representatives(4).error
+    drawn = [tp.analysis.representatives(run, 12, seed=seed).error for seed in range(40)]
+    assert tp.analysis.representatives(run, 12).error < np.quantile(drawn, 0.05)
+    assert tp.analysis.representatives(run, 40).error < tp.analysis.representatives(run, 4).error
 
 
 # -- the interval ---------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def draws_of(run, counts, times, random):
 def test_the_interval_holds_in_95_of_100_draws(n):
     random = np.random.default_rng(n)
     run = skewed(random)
-    chosen = [run.representatives(n, seed=seed) for seed in range(20)]
+    chosen = [tp.analysis.representatives(run, n, seed=seed) for seed in range(20)]
     counts = dict(chosen[0].frame.group_by("phase").len().iter_rows())
     ops, time, true_ops, true_time = draws_of(run, counts, 10_000, random)
     # the interval is as wide for every draw, where it is not cut at nothing: that of some tells those of all
@@ -240,7 +240,7 @@ def test_the_interval_holds_in_95_of_100_draws(n):
 def test_every_draw_has_the_interval_and_most_hold_the_truth():
     run = skewed(np.random.default_rng(7))
     truth = run.steps.frame["dur_ps"].sum()
-    chosen = [run.representatives(9, seed=seed) for seed in range(300)]
+    chosen = [tp.analysis.representatives(run, 9, seed=seed) for seed in range(300)]
     widths = [one.interval[1] - one.interval[0] for one in chosen if one.interval[0] > 0]
     assert max(widths) - min(widths) <= 1
     held = np.mean([one.interval[0] <= truth <= one.interval[1] for one in chosen])
@@ -262,7 +262,7 @@ def test_of_steps_that_vary_as_if_by_chance_the_interval_is_that_of_the_books(n,
 
 def test_when_all_steps_are_looked_at_nothing_is_left_to_chance():
     run = skewed(np.random.default_rng(5), n=40)
-    chosen = run.representatives(40, seed=0)
+    chosen = tp.analysis.representatives(run, 40, seed=0)
     assert chosen.interval[1] - chosen.interval[0] <= 1
     assert chosen.interval[0] <= run.steps.frame["dur_ps"].sum() <= chosen.interval[1]
     assert chosen.error == pytest.approx(0, abs=1e-6)
@@ -281,7 +281,7 @@ def test_when_all_steps_are_looked_at_nothing_is_left_to_chance():
 def test_whatever_the_phases_the_books_balance(labels, traced, n, seed):
     pattern, traced = "abcdabcdabcd"[: len(labels)], "".join(traced[: len(labels)])
     phases = toy_phases(pattern, labels, traced=traced)
-    chosen = phases.representatives(n, seed=seed)
+    chosen = tp.analysis.representatives(phases, n, seed=seed)
     full = {step for step, how in enumerate(traced) if how == "f"}
     there = {labels[step] for step in full}
     assert set(chosen.frame["step"]) <= full
@@ -301,7 +301,10 @@ def test_the_interval_of_a_sample_holds_though_a_part_of_its_steps_was_not_seen(
     steps = tp.steps(tp.sample(name))
     assert len(steps.full()) < len(steps)
     phases, whole = tp.phases(steps), steps.frame["dur_ps"].sum()
-    inside = [low <= whole <= high for low, high in (phases.representatives(20, seed=i).interval for i in range(200))]
+    inside = [
+        low <= whole <= high
+        for low, high in (tp.analysis.representatives(phases, 20, seed=i).interval for i in range(200))
+    ]
     assert np.mean(inside) >= 0.9
 
 
@@ -317,12 +320,12 @@ def test_thousands_of_phases_take_no_square_of_memory():
 @pytest.mark.parametrize("name", ["keras_cnn", "keras_transformer"])
 def test_the_representative_of_one_phase_is_that_of_all(name):
     found = tp.phases(tp.steps(tp.sample(name)))
-    every = found.representatives().frame
+    every = tp.analysis.representatives(found).frame
     for phase in found.frame["phase"]:
-        assert found.representative(phase).rows() == every.filter(pl.col("phase") == phase).rows()
+        assert tp.analysis.representative(found, phase).rows() == every.filter(pl.col("phase") == phase).rows()
     with pytest.raises(KeyError, match="99"):
-        found.representative(99)
+        tp.analysis.representative(found, 99)
 
 
 def test_of_a_phase_that_no_window_saw_in_full_no_step_is_its_representative():
-    assert toy_phases("aab", [0, 0, 1], "ffn").representative(1).is_empty()
+    assert tp.analysis.representative(toy_phases("aab", [0, 0, 1], "ffn"), 1).is_empty()

@@ -9,7 +9,7 @@ from layer_rows import AGAIN, CALL, COPY, DENSE, NORM, UNIT, layers
 
 import tpunb as tp
 from tpunb import schema
-from tpunb.analysis.libraries import library
+from tpunb.analysis.roofline import library
 from tpunb.errors import TpunbError
 from tpunb.frames import Steps
 from tpunb.frames.hardware import DEVICES, Device, Level

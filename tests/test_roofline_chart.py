@@ -8,7 +8,7 @@ from layer_rows import AGAIN, CALL, COPY, DENSE, NORM, UNIT, layers
 import tpunb as tp
 from tpunb import charts
 from tpunb.charts import render
-from tpunb.charts.stack import stack
+from tpunb.charts.roofline import stack
 from tpunb.errors import TpunbError
 from tpunb.frames.hardware import Device, Level
 

@@ -23,7 +23,7 @@ import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile, CaptureBusy, ProfileNotFound
 from tpunb.io import parquet, run_folder, run_storage, run_writer, storage
-from tpunb.io.folder_lock import LOCK, FolderLock
+from tpunb.io.run_storage import LOCK, FolderLock
 from tpunb.io.run_writer import RunWriter, keeper
 from tpunb.testing import toy_steps
 from tpunb.testing import toy_window as xspace

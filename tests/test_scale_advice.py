@@ -12,9 +12,8 @@ import tpunb as tp
 from tpunb import schema
 from tpunb.analysis import weight_update_ps
 from tpunb.analysis.advice import HOST_RULES, SCALE_RULES, advise
-from tpunb.analysis.phase_metrics import phase_metrics
-from tpunb.analysis.scale_metrics import scale_metrics
-from tpunb.frames import Hosts
+from tpunb.analysis.metrics import phase_metrics, scale_metrics
+from tpunb.analysis.stragglers import Hosts
 from tpunb.testing import Fault, pod, toy_layers
 
 REDUCE = [("all-reduce", "device", "all-reduce", 0.1), ("fusion", "device", None, 0.9)]

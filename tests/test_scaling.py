@@ -18,7 +18,7 @@ import tpunb as tp
 from tpunb import schema
 from tpunb.charts import render
 from tpunb.errors import MissingExtra, ProfileNotFound, TpunbError
-from tpunb.frames.wall_clock import WallClock
+from tpunb.frames.steps import WallClock
 from tpunb.studies.scaling import Scaling, charts, columns, mlperf_runs
 from tpunb.studies.scaling import analysis as scaling
 from tpunb.testing import toy_steps

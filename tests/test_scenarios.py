@@ -8,7 +8,7 @@ import pytest
 from optional import lazy
 
 import tpunb as tp
-from tpunb.cluster.confidence import confidences
+from tpunb.cluster.assign import confidences
 from tpunb.testing import SCENARIOS, scenario
 
 metrics = lazy("sklearn.metrics")

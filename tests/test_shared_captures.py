@@ -148,7 +148,7 @@ def test_each_module_of_one_forward_pass_is_a_step(captures):
 
 @pytest.mark.parametrize("name", TRACES)
 def test_the_trace_of_a_step_is_read_back_as_it_is(captures, phases, name, tmp_path):
-    found = phases(name).open_trace(path=tmp_path / "step.trace.json.gz")
+    found = tp.analysis.open_trace(phases(name), path=tmp_path / "step.trace.json.gz")
     start = phases(name).steps.frame.filter(host=found.host, step=found.step)["start_ps"].item()
     again, at = tp.load(found.path).events, pl.col("start_ps")
     end = at + pl.col("dur_ps")
@@ -177,7 +177,7 @@ def test_no_output_has_a_private_path(captures, phases, name, tmp_path):
     assert private(profile.events) == private(profile.instructions) == set()
     assert private(steps.layers) == private(steps.ops) == set()
     written = [*phases(name).to_csv(tmp_path), phases(name).to_chrome_trace(tmp_path / "trace.json")]
-    written.append(phases(name).open_trace(path=tmp_path / "step.json").path)
+    written.append(tp.analysis.open_trace(phases(name), path=tmp_path / "step.json").path)
     assert not [file for file in written if PRIVATE.search(file.read_text(encoding="utf-8"))]
 
 

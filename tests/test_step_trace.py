@@ -43,7 +43,7 @@ def names(path):
 
 def test_the_representative_step_of_the_longest_phase_is_written_with_its_neighbours(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = phases_of(40, 50, 60, 55, 99).open_trace()
+    found = tp.analysis.open_trace(phases_of(40, 50, 60, 55, 99))
     assert (found.step, found.dur_ps, found.host) == (2, 60_000_000, "toy")
     assert found.path.name == "train-step-2.trace.json.gz"
     assert names(found.path) == ["train", "train", "dot.2", "train", "dot.3"]
@@ -54,17 +54,17 @@ def test_the_representative_step_of_the_longest_phase_is_written_with_its_neighb
 
 
 def test_a_step_whose_raw_events_were_not_kept_gives_way_to_the_next_in_length(tmp_path):
-    found = phases_of(40, 50, 60, 55, 99, kept=["dot.1", "dot.4"]).open_trace(path=tmp_path / "t.json")
+    found = tp.analysis.open_trace(phases_of(40, 50, 60, 55, 99, kept=["dot.1", "dot.4"]), path=tmp_path / "t.json")
     assert found.step == 1
     assert names(found.path) == ["dot.1"]
     kept_of_other = phases_of(40, 50, 60, 55, kept=["dot.0"], labels=[0, 0, 1, 1])
     with pytest.raises(TpunbError, match=r"toy kept no raw events of a step of phase 1, .*\n?.*keep='all'"):
-        kept_of_other.open_trace(1)
+        tp.analysis.open_trace(kept_of_other, 1)
 
 
 def test_a_run_of_statistics_has_no_trace():
     with pytest.raises(TpunbError, match="toy holds no raw events: its capture kept statistics only"):
-        tp.phases(toy_steps("aab")).open_trace()
+        tp.analysis.open_trace(tp.phases(toy_steps("aab")))
 
 
 def test_xprof_opens_a_run_folder_at_the_window_of_the_step(tmp_path):
@@ -72,12 +72,19 @@ def test_xprof_opens_a_run_folder_at_the_window_of_the_step(tmp_path):
     us = 10**6
     rows = [{"host": "toy", "window": n, "start_ps": 100 * n * us, "dur_ps": 100 * us} for n in range(4)]
     windows = pl.DataFrame([{name: row.get(name) for name in schema.WINDOWS} for row in rows], schema=schema.WINDOWS)
-    found = phases_of(40, 50, 60, 55, 99, source=tmp_path, windows=windows).open_trace(path=tmp_path / "t.json")
+    found = tp.analysis.open_trace(
+        phases_of(40, 50, 60, 55, 99, source=tmp_path, windows=windows), path=tmp_path / "t.json"
+    )
     assert (found.step, found.window) == (2, 2)
     assert repr(found).splitlines()[-1] == f"XProf: tensorboard --logdir {tmp_path}, then choose 00002"
 
 
 def test_xprof_opens_the_folder_above_the_plugins(tmp_path):
     capture = tmp_path / "log" / "plugins" / "profile" / "2026" / "host.xplane.pb"
-    assert phases_of(5, 5, source=capture).open_trace(path=tmp_path / "t.json").logdir == str(tmp_path / "log")
-    assert phases_of(5, 5, source=tmp_path / "host.xplane.pb").open_trace(path=tmp_path / "t.json").logdir is None
+    assert tp.analysis.open_trace(phases_of(5, 5, source=capture), path=tmp_path / "t.json").logdir == str(
+        tmp_path / "log"
+    )
+    assert (
+        tp.analysis.open_trace(phases_of(5, 5, source=tmp_path / "host.xplane.pb"), path=tmp_path / "t.json").logdir
+        is None
+    )

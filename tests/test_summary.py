@@ -10,7 +10,7 @@ import tpunb as tp
 from tpunb import charts, schema
 from tpunb.errors import ProfileNotFound
 from tpunb.frames import Phases, Profile, Steps
-from tpunb.frames.wall_clock import WallClock
+from tpunb.frames.steps import WallClock
 from tpunb.testing import toy_steps
 from tpunb.widgets.summary import Summary
 

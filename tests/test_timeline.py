@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tpunb import schema
 from tpunb.charts import render, timeline, timeline_rows
-from tpunb.charts.rows import PHASE_COLOURS, colours
+from tpunb.charts.style import PHASE_COLOURS, colours
 from tpunb.charts.timeline import live_timeline
 from tpunb.charts.timeline_rows import SHADES, Timeline, layout
 from tpunb.frames import Phases, Steps

@@ -7,8 +7,8 @@ import pytest
 
 from tpunb import schema
 from tpunb.frames import Phases, Steps
-from tpunb.frames.wall_clock import WallClock
-from tpunb.io.trace_writer import chrome_trace
+from tpunb.frames.export import chrome_trace
+from tpunb.frames.steps import WallClock
 from tpunb.testing import toy_steps
 
 WINDOWS = {name: dtype for name, dtype in schema.WINDOWS.items() if name != "reason"}

@@ -5,7 +5,7 @@ from importlib.metadata import version
 import pytest
 import vl_convert
 
-from tpunb.widgets import vega
+from tpunb.widgets import panel
 
 MADE = "globalThis.tpunbVega = {};"
 
@@ -16,31 +16,31 @@ def made(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(vl_convert, "javascript_bundle", lambda *args, **more: calls.append(args) or MADE)
     monkeypatch.setenv("TPUNB_CACHE", str(tmp_path / "cache"))
-    vega.bundle.cache_clear()
+    panel.bundle.cache_clear()
     yield calls
-    vega.bundle.cache_clear()
+    panel.bundle.cache_clear()
 
 
 def another_kernel():
-    vega.bundle.cache_clear()
-    return vega.bundle()
+    panel.bundle.cache_clear()
+    return panel.bundle()
 
 
 def test_it_is_made_once_and_kept(made, tmp_path):
-    first = vega.bundle()
+    first = panel.bundle()
     assert first.startswith(MADE.encode())
-    assert vega.bundle() is first
+    assert panel.bundle() is first
     assert another_kernel() == first
     assert len(made) == 1
     (kept,) = (tmp_path / "cache").iterdir()
     assert kept.read_bytes() == first
-    assert kept.name == f"vega-{vega.VEGA_LITE}-{version('vl-convert-python')}.js"
+    assert kept.name == f"vega-{panel.VEGA_LITE}-{version('vl-convert-python')}.js"
     assert kept.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("damage", [lambda whole: whole[:10], lambda whole: b"", lambda whole: b"<html>no</html>"])
 def test_a_damaged_file_is_made_anew(made, tmp_path, damage):
-    whole = vega.bundle()
+    whole = panel.bundle()
     (kept,) = (tmp_path / "cache").iterdir()
     kept.write_bytes(damage(whole))
     assert another_kernel() == whole
@@ -51,14 +51,14 @@ def test_a_damaged_file_is_made_anew(made, tmp_path, damage):
 def test_a_folder_that_is_none_does_no_harm(made, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
     monkeypatch.setenv("TPUNB_CACHE", str(tmp_path / "file"))
-    assert vega.bundle().startswith(MADE.encode())
+    assert panel.bundle().startswith(MADE.encode())
     assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_what_cannot_be_put_in_place_leaves_nothing_behind(made, tmp_path):
-    vega._place().mkdir(parents=True)
-    assert vega.bundle().startswith(MADE.encode())
-    assert [*(tmp_path / "cache").iterdir()] == [vega._place()]
+    panel._place().mkdir(parents=True)
+    assert panel.bundle().startswith(MADE.encode())
+    assert [*(tmp_path / "cache").iterdir()] == [panel._place()]
 
 
 def test_a_disk_that_is_full_does_no_harm(made, tmp_path, monkeypatch):
@@ -68,7 +68,7 @@ def test_a_disk_that_is_full_does_no_harm(made, tmp_path, monkeypatch):
         raise OSError("no space left on device")
 
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
-    assert vega.bundle().startswith(MADE.encode())
+    assert panel.bundle().startswith(MADE.encode())
     assert [*(tmp_path / "cache").iterdir()] == []
 
 
@@ -83,11 +83,11 @@ def test_off_keeps_nothing(made, tmp_path, monkeypatch):
 def test_without_a_word_it_is_kept_where_the_system_keeps_such_things(monkeypatch, tmp_path):
     monkeypatch.delenv("TPUNB_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert vega._place().parent.name == "tpunb"
+    assert panel._place().parent.name == "tpunb"
 
 
 def test_the_real_one_is_one_module_that_a_page_can_bear():
-    code = vega.bundle().decode()
+    code = panel.bundle().decode()
     assert "globalThis.tpunbVega" in code
     assert "vegaEmbed" in code
     assert len(code) < 2_000_000

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from tpunb import tuning as tuning
     from tpunb.analysis.advice import advise
     from tpunb.analysis.compare import compare
-    from tpunb.analysis.goodput import goodput
+    from tpunb.analysis.goodput import Goodput, goodput
     from tpunb.analysis.history import runs
-    from tpunb.analysis.roofline import roofline
-    from tpunb.analysis.stragglers import hosts
+    from tpunb.analysis.roofline import Roofline, roofline
+    from tpunb.analysis.stragglers import Hosts, hosts
     from tpunb.checkpoint import checkpointing, checkpoints
     from tpunb.checkpoint.resume import resume
     from tpunb.cluster import DBSCAN, HDBSCAN, OLS, Curve, KMeans, OLSPlus, SliderSpec, phases
-    from tpunb.frames import Goodput, Hosts, Labels, Phases, Profile, Roofline, Steps
+    from tpunb.frames import Phases, Profile, Steps
+    from tpunb.frames.phases import Labels
     from tpunb.io import load, sample
     from tpunb.profiler.capture import capture, null_run
     from tpunb.profiler.schedule import Schedule

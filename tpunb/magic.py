@@ -33,14 +33,14 @@ from IPython.core.magic_arguments import argument, argument_group, magic_argumen
 from tpunb.analysis import runs
 from tpunb.cluster import METHODS, OLS
 from tpunb.errors import TpunbError
-from tpunb.frames import PhaseMethod, Profile
+from tpunb.frames import Profile
+from tpunb.frames.phases import PhaseMethod
 from tpunb.io import load
 from tpunb.profiler.capture import TPU, Address, Run, Schedule, Source, Torch, capture
 from tpunb.text import format_error
 from tpunb.tuning.online import Online, tuned
-from tpunb.widgets.frontends import OutputTarget, hide_profiler_log, in_kernel, output_target
+from tpunb.widgets.frontends import LiveLine, OutputTarget, hide_profiler_log, in_kernel, output_target
 from tpunb.widgets.history_view import History
-from tpunb.widgets.live_line import LiveLine
 from tpunb.widgets.summary import summary
 
 _FLAGS = ("-h", "--help", "--continuous", "--no-stacks", "--tune", "--quiet")

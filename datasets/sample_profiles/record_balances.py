@@ -32,9 +32,9 @@ from tpunb.analysis import machine
 from tpunb.analysis.goodput import goodput
 from tpunb.analysis.roofline import roofline
 from tpunb.frames import Steps
+from tpunb.frames.conversion import write_atomically
 from tpunb.frames.hardware import Device
 from tpunb.io import load, run_folder
-from tpunb.io.storage import write_atomically
 from tpunb.profiler.capture import Schedule, Source, capture
 from tpunb.step_stats.reduce import steps
 from tpunb.step_stats.self_time import unions

@@ -1,16 +1,16 @@
 """Analysis of phases and hosts: advice, comparison of two runs, quality, rooflines, stragglers."""
 
 from tpunb.analysis import machine as machine
-from tpunb.analysis.account_metrics import account_metrics
 from tpunb.analysis.advice import ACCOUNT_RULES, HEADROOM_RULES, HOST_RULES, RULES, SCALE_RULES, Rule, advise
-from tpunb.analysis.compare import compare
-from tpunb.analysis.goodput import goodput
+from tpunb.analysis.compare import Comparison, compare
+from tpunb.analysis.goodput import Goodput, goodput
 from tpunb.analysis.history import runs
-from tpunb.analysis.phase_metrics import phase_metrics
+from tpunb.analysis.metrics import account_metrics, phase_metrics, weight_update_ps
 from tpunb.analysis.quality import assess, distinguishing_ops, label_agreement, stability
-from tpunb.analysis.roofline import roofline
-from tpunb.analysis.scale_metrics import weight_update_ps
-from tpunb.analysis.stragglers import hosts
+from tpunb.analysis.representatives import Representatives, representative, representatives
+from tpunb.analysis.roofline import Roofline, roofline
+from tpunb.analysis.step_trace import StepTrace, open_trace
+from tpunb.analysis.stragglers import Hosts, hosts
 from tpunb.analysis.verdict import Verdict, verdict
 from tpunb.frames.hardware import DEVICES, Device, device
 
@@ -21,8 +21,14 @@ __all__ = [
     "HOST_RULES",
     "RULES",
     "SCALE_RULES",
+    "Comparison",
     "Device",
+    "Goodput",
+    "Hosts",
+    "Representatives",
+    "Roofline",
     "Rule",
+    "StepTrace",
     "Verdict",
     "account_metrics",
     "advise",
@@ -33,7 +39,10 @@ __all__ = [
     "goodput",
     "hosts",
     "label_agreement",
+    "open_trace",
     "phase_metrics",
+    "representative",
+    "representatives",
     "roofline",
     "runs",
     "stability",

@@ -10,12 +10,11 @@ from numbers import Real
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.account_metrics import account_metrics
-from tpunb.analysis.phase_metrics import phase_metrics
-from tpunb.analysis.scale_metrics import scale_metrics
+from tpunb.analysis.metrics import account_metrics, phase_metrics, scale_metrics
+from tpunb.analysis.roofline import Roofline
+from tpunb.analysis.stragglers import Hosts
 from tpunb.errors import wrong
-from tpunb.frames import Hosts, Phases
-from tpunb.frames.roofline import Roofline
+from tpunb.frames import Phases
 from tpunb.text import cut, percent, plain, short, short_time
 
 _HIGH = 0.7  # share of MXU peak or HBM bandwidth that XProf's smart suggestions call high
@@ -28,8 +27,8 @@ _LEAST = 0.001  # share of all step time: advice that saves less is left out
 class Rule:
     """One piece of advice, and when to give it.
 
-    Its expressions are over :func:`tpunb.analysis.phase_metrics.phase_metrics`, those of `ACCOUNT_RULES` over
-    :func:`tpunb.analysis.account_metrics.account_metrics`. Unknown metrics are null, and a rule that needs one of them
+    Its expressions are over :func:`tpunb.analysis.metrics.phase_metrics`, those of `ACCOUNT_RULES` over
+    :func:`tpunb.analysis.metrics.account_metrics`. Unknown metrics are null, and a rule that needs one of them
     does not apply.
 
     Parameters
@@ -354,7 +353,7 @@ SCALE_RULES = (
         source=f"{_PODS}: spatial partitioning; 8 examples are ours",
     ),
 )
-"""Rules for phases of several devices: metrics of :func:`tpunb.analysis.scale_metrics.scale_metrics` too."""
+"""Rules for phases of several devices: metrics of :func:`tpunb.analysis.metrics.scale_metrics` too."""
 
 HOST_RULES = (
     Rule(

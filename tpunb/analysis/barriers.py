@@ -11,8 +11,8 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
-from tpunb.frames.host_tables import HostTables
 from tpunb.frames.op_matrix import Floats, Ints, factorize
+from tpunb.frames.steps import HostTables
 from tpunb.step_stats.collectives import replica_groups
 from tpunb.text import cut
 

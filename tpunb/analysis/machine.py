@@ -16,9 +16,9 @@ import psutil
 from threadpoolctl import threadpool_limits
 
 from tpunb.errors import ProfileNotFound
+from tpunb.frames.conversion import write_atomically
 from tpunb.frames.hardware import Device, Level
 from tpunb.io import run_folder
-from tpunb.io.storage import write_atomically
 from tpunb.text import plain, plural
 
 _SIZES = 128, 256, 512  # of square matrices

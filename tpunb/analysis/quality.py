@@ -11,12 +11,14 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
+from tpunb.analysis.representatives import Representatives, representatives
 from tpunb.cluster import assign, features
 from tpunb.cluster.recorded import incidental
 from tpunb.errors import TpunbError, whole, wrong
-from tpunb.frames import PhaseMethod, Phases, Representatives, Steps
+from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints, factorize, op_matrix
+from tpunb.frames.phases import PhaseMethod
 from tpunb.text import plural
 
 if TYPE_CHECKING:
@@ -290,7 +292,7 @@ def assess(phases: Phases, *, draws: int = 10, seed: int = 0) -> Quality:
       representatives     2: op profile within 0.0%, time within 0.0%
     """
     _check(phases, "assess")
-    return Quality(phases, stability(phases, draws=draws, seed=seed), phases.representatives())
+    return Quality(phases, stability(phases, draws=draws, seed=seed), representatives(phases))
 
 
 def distinguishing_ops(phases: Phases, n: int = 5) -> pl.DataFrame:

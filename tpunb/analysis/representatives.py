@@ -5,19 +5,66 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import polars as pl
 
 from tpunb import schema
-from tpunb.frames.cache import memoised
-from tpunb.frames.op_matrix import Floats, Ints, op_matrix
-from tpunb.frames.representatives import Representatives
+from tpunb.errors import whole
+from tpunb.frames import Phases
+from tpunb.frames.conversion import Tabular
+from tpunb.frames.op_matrix import Floats, Ints, op_matrix, self_times
 from tpunb.frames.steps import Steps
+from tpunb.text import percent, plural
 
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Representatives(Tabular):
+    """Representative steps of a run, and the run as estimated from them.
+
+    Each phase is estimated from its own steps; outliers are a group like a phase. The time of every step is known,
+    traced or not, so an operation's time in a phase is its time per step time in the representatives, multiplied by the
+    time of all steps of the phase (ratio estimator, Cochran 1977, section 6.10).
+
+    Parameters
+    ----------
+    frame
+        Representative steps, those of the longest phase first: ``tpunb.schema.REPRESENTATIVES``.
+    profile
+        Self time of each operation in the run, estimated and measured: ``tpunb.schema.REPRESENTED``.
+    time_ps
+        Estimated time of all steps; for steps not traced in full, the clock's.
+    interval
+        Interval that covers the time of all steps in 95 of 100 draws; None if the steps were not drawn at random.
+    time_error
+        Error of `time_ps`, as a share of the measured time.
+    steps
+        Number of steps of the run.
+    missing
+        Share of step time in phases without a representative: no step of them was traced in full, or fewer steps
+        were requested than there are phases (these are estimated from the others).
+    """
+
+    frame: pl.DataFrame
+    profile: pl.DataFrame
+    time_ps: int
+    interval: tuple[int, int] | None
+    time_error: float
+    steps: int
+    missing: float
+
+    @property
+    def error(self) -> float:
+        """L1 error of the operations' self times, as a share of all self time, from 0."""
+        off = (self.profile["self_ps"] - self.profile["true_ps"]).abs().sum()
+        return int(off) / max(int(self.profile["true_ps"].sum()), 1)
+
+    def __repr__(self) -> str:
+        missing = f", none for {percent(self.missing, 1)} of step time" if self.missing else ""
+        steps = f"{len(self)} of {plural(self.steps, 'step')}"
+        return f"Representatives({steps}, op profile within {percent(self.error, 1)}{missing})"
+
 
 _POOL = 2000  # most candidates of a phase
 _POOL_NUMBERS = 2**23  # dense numbers of these at one time
@@ -25,7 +72,6 @@ _SPREAD = 300  # steps that the spread of a phase is measured on
 _GREEDY = 100  # most steps of a phase chosen one by one; more are spread evenly over its time
 _DRAWS = (500, 4000)  # fewest and most draws of an interval
 _DRAWN_NUMBERS = 2**31  # numbers to sum in more than the fewest draws
-_LEAST_VARIANCE = 0.1**2 / 4  # of steps whose operations' times vary by 10 %
 _TIME_WEIGHT = 0.5  # weight of the error in step time beside that of the op profile
 
 
@@ -39,20 +85,13 @@ class Group:
     time: float
 
 
-@memoised
-def _self_times(steps: Steps) -> tuple[csr_array, Floats]:
-    """Return the self times of each step, (steps, ops), and their sum; the same for all phases."""
-    times = op_matrix(steps).values("self_ps")
-    return times, np.asarray(times.sum(axis=1, dtype=np.float64))
-
-
 class Population:
     """All steps of a run in their phases, to choose representatives from; `labelled` is ``Phases.labelled``."""
 
     def __init__(self, steps: Steps, labelled: pl.DataFrame) -> None:
         self.labelled = labelled
         self.names = op_matrix(steps).ops
-        self.times, self.total = _self_times(steps)
+        self.times, self.total = self_times(steps)
         # at least one picosecond, to divide by
         self.dur = labelled["dur_ps"].fill_null(0).clip(1).to_numpy().astype(np.float64)
         self.groups = self._groups()
@@ -112,27 +151,6 @@ class Population:
         group_of = np.repeat(np.arange(len(counts)), [len(k) for k in more])
         taken = np.argsort(-gain, kind="stable")[: n - len(counts)]
         return counts + np.bincount(group_of[taken], minlength=len(counts))
-
-    def explained_variance(self) -> float:
-        """Return :attr:`tpunb.frames.Phases.explained_variance`."""
-        dur = np.where(self.total > 0, self.dur, 0.0)
-        phase = np.full(len(dur), -1, dtype=np.int64)
-        for number, group in enumerate(self.traced):
-            phase[group.rows] = number
-        times = np.bincount(phase[phase >= 0], dur[phase >= 0], minlength=len(self.traced))
-        run_time = float(times.sum())
-        if not run_time:
-            return 1.0
-        between, centre = 0.0, np.zeros(self.names.height)
-        from tpunb.frames.phase_sums import root_sums
-
-        for first, sums in root_sums(self.times, phase, dur / np.sqrt(self.total.clip(1))):
-            time = times[first : first + len(sums)]
-            between += float(np.square(sums)[time > 0].sum(axis=1) @ (1 / time[time > 0]))
-            centre += sums.sum(axis=0)
-        variance = run_time - float(np.square(centre).sum()) / run_time
-        within = max(0.0, run_time - between)
-        return min(1.0, 1 - within / max(variance, _LEAST_VARIANCE * run_time))
 
     def _spread(self, group: Group) -> float:
         """Return the spread of the operations' times between steps of a group, in picoseconds."""
@@ -223,15 +241,62 @@ def _draws(n: int, m: int, draws: int, random: np.random.Generator) -> Ints:
     )
 
 
-def representative(population: Population, phase: int) -> pl.DataFrame:
-    """Return the best step of a phase, ``tpunb.schema.REPRESENTATIVES``; no row if none was traced in full."""
+_POPULATIONS: WeakKeyDictionary[Phases, Population] = WeakKeyDictionary()
+
+
+def _population(phases: Phases) -> Population:
+    """Return the steps of a run in its phases, made once."""
+    if phases not in _POPULATIONS:
+        _POPULATIONS[phases] = Population(phases.steps, phases.labelled)
+    return _POPULATIONS[phases]
+
+
+def representative(phases: Phases, phase: int) -> pl.DataFrame:
+    """Return the representative step of one phase: its row of ``representatives(phases).frame``, without the estimate.
+
+    No row if no step of it was traced in full.
+
+    Raises
+    ------
+    KeyError
+        If no step has that label.
+    """
+    population, phase = _population(phases), phases[phase].id
     return _frame(
         population, [(group, population.best(group, 1)) for group in population.traced if group.phase == phase]
     )
 
 
-def representatives(population: Population, n: int | None, seed: int | None) -> Representatives:
-    """Return `n` representative steps, or one per phase; drawn at random if a seed is given."""
+def representatives(phases: Phases, n: int | None = None, *, seed: int | None = None) -> Representatives:
+    """Return representative steps of the run, and the run as estimated from them.
+
+    The outliers are a group like a phase. Representatives are traced in full.
+
+    Parameters
+    ----------
+    phases
+        Phases of the run.
+    n
+        Number of steps, 1 or more; one per phase and one for the outliers if None. More steps go where they
+        reduce the error most; fewer go to the longest phases.
+    seed
+        Seed to draw the steps of each phase at random, with a 95 % interval of the estimates. If None, the steps
+        that represent their phase best, without an interval.
+
+    Raises
+    ------
+    ValueError
+        If `n` or `seed` is out of its range.
+
+    >>> from tpunb.testing import toy_steps
+    >>> import tpunb as tp
+    >>> chosen = representatives(tp.phases(toy_steps("aaabbb")))
+    >>> chosen, chosen.frame.select("phase", "step", "weight").rows()
+    (Representatives(2 of 6 steps, op profile within 0.0 %), [(1, 3, 3.0), (0, 0, 3.0)])
+    """
+    n = n if n is None else whole("representatives", "n", n, 1)
+    seed = seed if seed is None else whole("representatives", "seed", seed, 0)
+    population = _population(phases)
     traced, counts = population.traced, population.counts(n)
     if seed is None:
         chosen = [population.best(group, int(m)) for group, m in zip(traced, counts, strict=True)]

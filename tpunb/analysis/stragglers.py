@@ -3,19 +3,106 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.barriers import Barriers, barriers, clocks
-from tpunb.analysis.straggler_causes import causes
+from tpunb.analysis.barriers import Barriers, barriers, clocks, median
 from tpunb.errors import NoSteps, wrong
-from tpunb.frames import Hosts, Steps
+from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
+from tpunb.frames.conversion import Tabular
 from tpunb.frames.op_matrix import Floats, Ints
+from tpunb.frames.steps import HostTables
+from tpunb.step_stats import op_names
 from tpunb.step_stats.merge_hosts import host_tables, of_job
+from tpunb.text import cut, percent, plain, plural
+
+_MOST = 4  # hosts in a sentence
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Hosts(Tabular):
+    """Hosts of a job by what their delays cost.
+
+    Parameters
+    ----------
+    frame
+        One row per host: ``tpunb.schema.HOSTS``.
+    critical
+        Per step the chain of (host, device, collective) that ended it: ``tpunb.schema.CRITICAL``.
+    lateness
+        How late each host came in each step: ``tpunb.schema.LATENESS``.
+    span_ps
+        Step time of the job in picoseconds, median over hosts: the base of every share.
+    by
+        What arrivals were judged by: "collectives", or "step ends" if none are recorded.
+    notes
+        What is not judged, one line each.
+    """
+
+    frame: pl.DataFrame
+    critical: pl.DataFrame
+    lateness: pl.DataFrame
+    span_ps: int
+    by: str = "collectives"
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        for name in ("frame", "critical", "lateness"):
+            columns = getattr(schema, "HOSTS" if name == "frame" else name.upper())
+            object.__setattr__(self, name, schema.check(getattr(self, name), columns, name))
+
+    def share(self, time_ps: int | None) -> float:
+        """Return a time as a share of the step time of the job."""
+        return (time_ps or 0) / max(self.span_ps, 1)
+
+    @property
+    def sentence(self) -> str:
+        """Which hosts to replace, and the gain of the job, in one sentence."""
+        return "; ".join(self._parts())
+
+    def _parts(self) -> Iterator[str]:
+        present, lost = self.frame.filter(pl.col("lost").is_null()), self.frame["lost"].drop_nulls()
+        named, judged = present.filter("named"), present.drop_nulls("costs_ps")
+        first = plural(present.height, "host")
+        if judged.is_empty():
+            yield f"{first}, none waits for another"
+        elif named.is_empty():
+            gain = percent(self.share(judged["costs_ps"][0]), 2)
+            worst = f" more than their spread explains, {_name(judged.row(0, named=True))} by {gain} of step time"
+            yield f"{first}, none delays the others{worst if judged['costs_ps'][0] else ''}"
+        else:
+            rows = [*named.head(_MOST).iter_rows(named=True)]
+            each = (f"{_name(row)} to gain {percent(self.share(row['costs_ps']), 1)} ({_why(row)})" for row in rows)
+            more = f" and {named.height - _MOST} more" if named.height > _MOST else ""
+            yield f"{first}, replace {', '.join(each)}{more}"
+            together = percent(self.share(named["together_ps"][-1]), 1)
+            yield f"{together} together, of step time" if named.height > 1 else "of step time"
+        if self.by != "collectives" and not judged.is_empty():
+            yield f"judged by {self.by}, as no collectives are recorded"
+        if lost.len():
+            yield f"{lost.len():,} lost"
+        yield from map(plain, self.notes)
+
+    def __repr__(self) -> str:
+        return f"Hosts({self.sentence})"
+
+
+def _name(row: dict[str, Any]) -> str:
+    return cut(plain(row["host"]))
+
+
+def _why(row: dict[str, Any]) -> str:
+    """Return cause and recurrence of a row of ``tpunb.schema.HOSTS``."""
+    where = [plain(row[name]) for name in ("device", "op") if row[name] is not None]
+    cause = f"{row['cause']} of {', '.join(map(cut, where))}" if where else f"cause {row['cause']}"
+    return f"{cause}, {row['recurrence']}"
+
 
 _ALPHA = 0.05  # share of sound jobs in which a host would be named
 _RANKED, _UPPER = 128, 2 / 3  # hosts whose gains are compared: at most, and as a part of all
@@ -240,3 +327,88 @@ def _critical(found: Barriers, skew: Floats) -> pl.DataFrame:
     columns = [name for name in schema.CRITICAL if name != "segment"]
     chain = pl.DataFrame(rows[::-1], schema={name: schema.CRITICAL[name] for name in columns}, orient="row")
     return chain.with_columns(segment=pl.int_range(1, pl.len() + 1).over("step")).select(*schema.CRITICAL)
+
+
+_EXPLAINED = 0.5  # part of the lateness that a cause has to explain
+_REGULAR = 0.8  # part of the steps, or of the gaps between late ones, that are alike
+_WAITING = r"(?i)^(infeed|outfeed|send|recv)"  # operations of a device that wait for others
+_REASON = ("host", "cause", "device", "op", "recurrence")
+
+
+def causes(
+    found: Barriers, tables: HostTables, frame: pl.DataFrame, late: Floats, hosts: Sequence[int]
+) -> pl.DataFrame:
+    """Return host, cause, device, op and recurrence of some hosts.
+
+    A cause explains what the host has more of than the median of its role, at most its lateness in each step. Of the
+    device's time only what it was busy is compute, as far as operations took longer.
+    """
+    times = {
+        "input": _by_step(found, frame, pl.sum_horizontal("input_ps", "infeed_ps", ignore_nulls=True)),
+        "compile": _by_step(found, frame, pl.col("compile_ps")),
+        "host": _by_step(found, frame, pl.col("idle_ps")),
+    }
+    ops, self_ps = _by_op(found, tables)
+    roles = np.array([tables.roles.get(name, "") for name in found.hosts])
+    rows: list[tuple[str | None, ...]] = []
+    for host in hosts:
+        lateness, peers = late[:, host].clip(0), roles == roles[host]
+        often = _recurrence(lateness)
+        total, shares = max(lateness.sum(), 1), {}
+        for name, of in times.items():
+            shares[name] = np.nansum(np.minimum(of[:, host] - median(of[:, peers], 1), lateness).clip(0)) / total
+        more = self_ps[:, host] - median(self_ps[:, peers], 1)
+        idle = shares["host"] if np.isfinite(times["host"][:, host]).any() else shares["input"] + shares["compile"]
+        shares["compute"] = min(more.clip(0).sum() / total, 1 - idle)
+        shares["host"] -= shares["input"] + shares["compile"]
+        cause = max(shares, key=lambda name: shares[name])
+        device = op = None
+        if shares[cause] < _EXPLAINED:
+            cause = "unknown"
+        elif cause == "host" and often in ("bursts", "once"):
+            cause = "pause"
+        elif cause == "compute":
+            device, op = _device(found, host), ops[int(more.argmax())]
+        rows.append((found.hosts[host], cause, device, op, often))
+    return pl.DataFrame(rows, schema=dict.fromkeys(_REASON, pl.String), orient="row")
+
+
+def _recurrence(lateness: Floats) -> str:
+    """Return in which steps a host is late, in words: by 50 % of the mean of late steps, or more."""
+    ran = np.flatnonzero(lateness >= (lateness**2).sum() / max(lateness.sum(), 1) / 2)
+    gaps = np.diff(ran)
+    if len(ran) < 2:
+        return "once"
+    if len(ran) >= _REGULAR * len(lateness):
+        return "every step"
+    every = int(np.median(gaps))
+    return f"every {every} steps" if len(gaps) > 1 and (gaps == every).mean() >= _REGULAR else "bursts"
+
+
+def _device(found: Barriers, host: int) -> str | None:
+    """Return the device that arrives last in most of the time by which a host is late, None if there is none."""
+    late = np.bincount(found.device[:, host] + 1, found.late[:, host].clip(0))[1:]
+    return found.devices[late.argmax()] if late.max(initial=0) > late.sum() / 2 else None
+
+
+def _by_step(found: Barriers, frame: pl.DataFrame, column: pl.Expr) -> Floats:
+    """Return a time of each host by step, (steps, hosts), NaN if unknown."""
+    rows = frame.select("host", "step", value=column.cast(pl.Float64)).filter(pl.col("step").is_in(found.steps))
+    times = np.full((len(found.steps), len(found.hosts)), np.nan)
+    host = rows["host"].cast(pl.Enum(found.hosts)).to_physical().to_numpy()
+    times[np.searchsorted(found.steps, rows["step"]), host] = rows["value"]
+    return times
+
+
+def _by_op(found: Barriers, tables: HostTables) -> tuple[list[str], Floats]:
+    """Return operations of devices that wait for nobody, and their self times, (ops, hosts)."""
+    rows = tables.ops.filter(side="device").with_columns(pl.col("op").cast(pl.String), pl.col("host").cast(pl.String))
+    rows = rows.filter(pl.col("host").is_in(found.hosts), ~pl.col("op").str.contains(_WAITING))
+    ops = [name for name in rows["op"].unique().sort() if op_names.operation_class(name) != "collective"] or [""]
+    rows = rows.filter(pl.col("op").is_in(ops))
+    times = np.zeros((len(ops), len(found.hosts)))
+    op, host = (
+        rows[name].cast(pl.Enum(of)).to_physical().to_numpy() for name, of in (("op", ops), ("host", found.hosts))
+    )
+    times[op, host] = rows["self_ps"]
+    return ops, times

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import polars as pl
 
 from tpunb.analysis.advice import ACCOUNT_RULES, RULES, advise
-from tpunb.analysis.goodput import goodput
+from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
 from tpunb.errors import wrong
-from tpunb.frames import Goodput, Phases
-from tpunb.frames.goodput import others_used, totals
+from tpunb.frames import Phases
 from tpunb.text import cut, duration, percent, plain
 
 _LEAST = 0.1  # share of run time that an account takes, or advice saves, to be named

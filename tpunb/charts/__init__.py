@@ -9,11 +9,9 @@ from tpunb.charts.compared import agreed, compared
 from tpunb.charts.curves import dbscan_eps, hdbscan_tree, sweep_curve
 from tpunb.charts.history import history
 from tpunb.charts.hosts import hosts
-from tpunb.charts.resources import counters, memory
-from tpunb.charts.roofline import roofline
-from tpunb.charts.rows import colours
+from tpunb.charts.roofline import counters, memory, roofline, stack
 from tpunb.charts.shares import coverage, top_ops
-from tpunb.charts.stack import stack
+from tpunb.charts.style import colours
 from tpunb.charts.timeline import timeline
 from tpunb.charts.trials import trials
 

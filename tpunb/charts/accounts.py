@@ -8,10 +8,10 @@ from typing import Any
 import altair as alt
 import polars as pl
 
+from tpunb.analysis.goodput import Goodput, totals
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.rows import ABOUT, WIDTH, cleaned, rows_of, with_signals
+from tpunb.charts.style import ABOUT, WIDTH, cleaned, rows_of, with_signals
 from tpunb.errors import TpunbError
-from tpunb.frames.goodput import Goodput, totals
 from tpunb.schema import ACCOUNTS
 from tpunb.text import cut, duration, percent, plural
 

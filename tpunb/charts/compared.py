@@ -5,11 +5,10 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from tpunb.charts.labels import WIDEST, names_of
+from tpunb.analysis.compare import Comparison
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.rows import GREY, PALETTE, WIDTH, counted, rows_of
+from tpunb.charts.style import GREY, PALETTE, WIDEST, WIDTH, counted, names_of, rows_of
 from tpunb.errors import TpunbError
-from tpunb.frames import Comparison
 from tpunb.text import cut
 
 _BARS = 20  # at most in one chart

@@ -10,9 +10,8 @@ import polars as pl
 import polars.selectors as cs
 
 from tpunb.charts import render
-from tpunb.charts.labels import LINE, lanes
 from tpunb.charts.render import LayerPicture, VConcatPicture
-from tpunb.charts.rows import GREY, PALETTE, WHOLE, WIDTH, counted, rows_of, titled
+from tpunb.charts.style import GREY, LINE, PALETTE, WHOLE, WIDTH, counted, lanes, rows_of, titled
 from tpunb.cluster import Curve, SliderSpec
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases

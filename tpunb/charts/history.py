@@ -6,9 +6,8 @@ import altair as alt
 import polars as pl
 
 from tpunb import schema
-from tpunb.charts.labels import listed, names_of
 from tpunb.charts.render import VConcatPicture
-from tpunb.charts.rows import OTHERS, PALETTE, WIDTH, rows_of
+from tpunb.charts.style import OTHERS, PALETTE, WIDTH, listed, names_of, rows_of
 from tpunb.errors import TpunbError, wrong
 from tpunb.text import duration, percent, plural
 

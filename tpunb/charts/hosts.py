@@ -5,11 +5,10 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from tpunb.charts.labels import listed, names_of
+from tpunb.analysis.stragglers import Hosts
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.rows import GREY, INK, PALETTE, WHOLE, WIDTH, rows_of
+from tpunb.charts.style import GREY, INK, PALETTE, WHOLE, WIDTH, listed, names_of, rows_of
 from tpunb.errors import TpunbError, wrong
-from tpunb.frames import Hosts
 from tpunb.text import percent, plural
 
 _ROWS, _BINS = 24, 120  # most hosts and ranges of steps

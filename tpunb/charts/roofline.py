@@ -5,13 +5,13 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from tpunb.charts.labels import listed, names_of
+from tpunb.analysis.roofline import Roofline
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.rows import GREY, PALETTE, WIDTH, cleaned, rows_of
+from tpunb.charts.style import GREY, LETTER, NOISE, PALETTE, TIME, WIDTH, clean, cleaned, listed, names_of, rows_of
 from tpunb.errors import TpunbError, wrong
+from tpunb.frames import Profile, Steps
 from tpunb.frames.hardware import Device
-from tpunb.frames.roofline import Roofline
-from tpunb.text import duration, percent, plain, plural
+from tpunb.text import cut, duration, percent, plain, plural
 
 _POINTS = 250  # at most in one chart
 _NAMED = 5  # of most headroom
@@ -158,3 +158,189 @@ def _lines(points: pl.DataFrame, device: Device, others: list[float]) -> pl.Data
 def _pair(utilisation: tuple[float, float]) -> str:
     low, high = (percent(share, 1) for share in utilisation)
     return low if low == high else f"{low} to {high}"
+
+
+_LEVELS = {"layer": "layer", "part": "part", "op": "operation", "hlo_op": "instruction"}
+_NAMELESS = "unattributed"
+_NARROWEST = 0.0015  # of the width
+_OTHERS = "#7f6a4d"
+_WHITE_ON = (PALETTE[0], PALETTE[2], PALETTE[5], _OTHERS)
+
+
+def stack(steps: Steps) -> LayerPicture:
+    """Return the self time of devices as an icicle: step, layer, part, operation, instruction.
+
+    The width is the mean over steps. What has no name at a level is "unattributed"; a level on which nothing has a name
+    is left out, as are parts of less than 0.15 % of the width.
+
+    Parameters
+    ----------
+    steps
+        Steps of a run whose raw events were kept.
+
+    Raises
+    ------
+    TypeError
+        When `steps` are no Steps.
+    TpunbError
+        When the capture kept statistics only, or no operation ran on a device.
+    """
+    if not isinstance(steps, Steps):
+        raise wrong("stack", "steps", "be Steps", steps)
+    rows = steps.layers.filter(pl.col("side") == "device", pl.col("self_ps") > 0)
+    if rows.is_empty():
+        raise TpunbError("no operation ran on a device", hint="pass steps of a run with a TPU, a GPU or XLA")
+    count = rows.select("host", "step").n_unique()
+    rows = rows.with_columns(pl.lit(f"step, mean of {count}" if count > 1 else "step").alias("whole"))
+    levels = ["whole", *(name for name in _LEVELS if name in rows.columns and rows[name].count() > 0)]
+    spans = _spans(rows, levels, count)
+    drawn = spans.filter(pl.col("share") >= _NARROWEST)
+    titles = ["step", *(_LEVELS[name] for name in levels[1:])]
+    x = alt.X("from:Q", title="self time of devices per step (ms)", axis=alt.Axis(grid=False)).scale(nice=False)
+    y = alt.Y("level:N", sort=titles, title=None, axis=alt.Axis(ticks=False, domain=False)).scale(padding=0.06)
+    base = rows_of(drawn.sort("level", "from")).encode(y=y)
+    text = base.encode(x="middle:Q", text="text:N")
+    total = round(sum(spans.filter(level="step")["self_ps"]))
+    unnamed = sum(spans.filter("nameless", level=titles[-1])["share"])
+    about = f"{duration(total)} self time per step; {percent(unnamed, 1)} without an {titles[-1]}"
+    return LayerPicture(
+        layer=[
+            base.mark_rect(stroke="white", strokeWidth=0.5).encode(
+                x=x, x2="until:Q", color=alt.Color("colour:N", scale=None)
+            ),
+            *(
+                text.transform_filter(which).mark_text(color=ink, fontSize=10, tooltip=None)
+                for which, ink in (("datum.white", "white"), ("!datum.white", "black"))
+            ),
+        ],
+        title=alt.TitleParams("Across the stack" + _of(steps), subtitle=[about]),
+        description=f"Self time of devices by {', '.join(titles)}: {about}. "
+        f"{listed(drawn.filter(level=titles[min(1, len(titles) - 1)])['about'].to_list())}.",
+        width=WIDTH,
+        height=alt.Step(26),
+    )
+
+
+def _spans(rows: pl.DataFrame, levels: list[str], count: int) -> pl.DataFrame:
+    """Return a bar of each thing of each level, from where those before it end: most time first, nameless last."""
+    names = [pl.col(name).cast(pl.String).fill_null(_NAMELESS) for name in levels]
+    leaves = rows.with_columns(names).group_by(levels).agg(pl.col("self_ps").sum() / count)
+    depths = range(1, len(levels) + 1)
+    leaves = leaves.with_columns(
+        *(pl.col("self_ps").sum().over(levels[:depth]).alias(f"time_{depth}") for depth in depths),
+        *((pl.col(levels[depth - 1]) == _NAMELESS).alias(f"nameless_{depth}") for depth in depths),
+    )
+    order = [key for depth in depths for key in (f"nameless_{depth}", f"time_{depth}", levels[depth - 1])]
+    leaves = leaves.sort(order, descending=[False, True, False] * len(levels))
+    leaves = leaves.with_columns(until=pl.col("self_ps").cum_sum())
+    whole = float(leaves["self_ps"].sum())
+    hues = _hues(leaves, levels)
+    spans = []
+    for depth in depths:
+        of = leaves.group_by(levels[:depth], maintain_order=True).agg(
+            pl.col("self_ps").sum(), pl.col("until").max(), pl.col(f"nameless_{depth}").first().alias("nameless")
+        )
+        colour = pl.lit(_OTHERS) if depth == 1 else pl.col(levels[1]).replace_strict(hues, default=_OTHERS)
+        title = "step" if depth == 1 else _LEVELS[levels[depth - 1]]
+        spans.append(
+            of.select(
+                "self_ps",
+                "nameless",
+                level=pl.lit(title),
+                name=clean(pl.col(levels[depth - 1])),
+                share=pl.col("self_ps") / whole,
+                until=pl.col("until") / 1e9,
+                colour=pl.when("nameless").then(pl.lit(NOISE)).otherwise(colour),
+                **{"from": (pl.col("until") - pl.col("self_ps")) / 1e9},
+            )
+        )
+    return _labelled(pl.concat(spans))
+
+
+def _hues(leaves: pl.DataFrame, levels: list[str]) -> dict[str, str]:
+    """Return a colour for each of the six of the second level with most time."""
+    if len(levels) < 2:
+        return {}
+    named = leaves.filter(pl.col(levels[1]) != _NAMELESS)[levels[1]].unique(maintain_order=True)
+    return dict(zip(named, PALETTE, strict=False))
+
+
+def _labelled(spans: pl.DataFrame) -> pl.DataFrame:
+    """Return spans with the text that fits each, its tooltip and its middle."""
+    fits = (spans["share"] * WIDTH / LETTER - 1).cast(pl.Int64).to_list()
+    names = [plain(name) for name in spans["name"]]
+    texts = [cut(name, room) if room >= 4 else "" for name, room in zip(names, fits, strict=True)]
+    about = [
+        f"{level} {cut(name, 160)}: {duration(round(time))} per step, {percent(share, 1)} of device self time"
+        for level, name, time, share in zip(spans["level"], names, spans["self_ps"], spans["share"], strict=True)
+    ]
+    return spans.with_columns(
+        text=pl.Series(texts, dtype=pl.String),
+        about=pl.Series(about, dtype=pl.String),
+        middle=(pl.col("from") + pl.col("until")) / 2,
+        white=pl.col("colour").is_in(_WHITE_ON),
+    )
+
+
+def _of(steps: Steps) -> str:
+    return f" · {cleaned(steps.name)}" if steps.name else ""
+
+
+_BINS = 400  # in time
+
+
+def counters(profile: Profile) -> LayerPicture:
+    """Return the utilisation of each unit over time by its hardware counter, mean over devices.
+
+    Raises
+    ------
+    TpunbError
+        When the profile has no hardware counters.
+    """
+    rows = profile.counters.select("start_ps", name="counter", value=pl.col("value") * 100)
+    return _over_time(profile, rows, "Hardware counters", "utilisation", "%", pl.col("value").mean())
+
+
+def memory(profile: Profile) -> LayerPicture:
+    """Return the memory in use over time by allocator: its maximum in each of 400 bins.
+
+    Raises
+    ------
+    TpunbError
+        When the profile has no events of allocators.
+    """
+    host = pl.when(profile.memory["host"].n_unique() > 1).then(pl.col("host") + " ").otherwise(pl.lit(""))
+    name = host + pl.col("allocator").cast(pl.String).fill_null("unnamed").str.replace(r"^(\d+)$", "TPU:$1")
+    rows = profile.memory.select("start_ps", name=name, value=pl.col("in_use_bytes") / 1e9)
+    return _over_time(profile, rows, "Memory in use", "memory in use", "GB", pl.col("value").max())
+
+
+def _over_time(
+    profile: Profile, rows: pl.DataFrame, title: str, what: str, unit: str, mean_or_max: pl.Expr
+) -> LayerPicture:
+    """Return a line per name, of those with the highest values."""
+    rows = rows.drop_nulls("value").with_columns(pl.col("name").cast(pl.String))
+    if rows.is_empty():
+        raise TpunbError(f"{profile.name} holds no {title.lower()}", hint="record it with them, see docs/profiles.md")
+    highest = rows.group_by("name").agg(pl.col("value").max()).sort("value", "name", descending=[True, False])
+    shown = highest.head(len(PALETTE))
+    width = max(profile.span_ps, *rows["start_ps"], 1) // _BINS + 1
+    binned = rows.join(shown, on="name", how="semi").group_by("name", bin=pl.col("start_ps") // width).agg(mean_or_max)
+    binned = binned.sort("name", "bin").select(
+        "name",
+        "value",
+        second=pl.col("bin") * width / 1e12,
+        about=pl.format("{}: {} at {} s", "name", pl.col("value").round(3), (pl.col("bin") * width / 1e12).round(3)),
+    )
+    axis, peaks = f"{what} ({unit})", [f"{name} {value:.3g} {unit}" for name, value in shown.rows()]
+    others = f"; {highest.height - shown.height} more left out" if highest.height > shown.height else ""
+    hue = alt.Color("name:N", title=None).scale(range=PALETTE)
+    line = rows_of(binned).encode(x=alt.X("second:Q", title=TIME), y=alt.Y("value:Q", title=axis), color=hue)
+    text = cleaned(f"{title} · {profile.name}")
+    return LayerPicture(
+        layer=[line.mark_line(interpolate="step-after"), line.mark_point(size=9, filled=True)],
+        title=alt.TitleParams(text, subtitle=[cleaned(f"at most: {listed(peaks)}{others}")]),
+        description=cleaned(f"{text}, at most: {listed(peaks)}{others}."),
+        width=WIDTH,
+        height=200,
+    )

@@ -8,7 +8,7 @@ import altair as alt
 import polars as pl
 
 from tpunb.charts.render import LayerPicture, VConcatPicture
-from tpunb.charts.rows import ABOUT, WIDTH, colours, counted, covered, rows_of, titled, with_signals
+from tpunb.charts.style import ABOUT, WIDTH, colours, counted, covered, rows_of, titled, with_signals
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases
 from tpunb.text import percent, plural

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.rows import ABOUT, GREY, HOSTS, INK, TIME, cleaned, legend_of, titled, with_signals
+from tpunb.charts.style import ABOUT, GREY, HOSTS, INK, TIME, cleaned, legend_of, titled, with_signals
 from tpunb.charts.timeline_rows import BELOW, HEIGHT, LANE, SHADES, THIN, TOP, TRACED, Marks, Timeline, layout
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases

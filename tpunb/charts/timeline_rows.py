@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from tpunb.charts.rows import HOSTS, NOISE, OTHERS, PHASE_COLOURS, cleaned
+from tpunb.charts.style import HOSTS, NOISE, OTHERS, PHASE_COLOURS, cleaned
 from tpunb.frames import Phases, Steps
 from tpunb.frames.op_matrix import Floats, Ints, factorize
 

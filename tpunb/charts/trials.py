@@ -8,7 +8,7 @@ import altair as alt
 import polars as pl
 
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.rows import GREY, INK, PALETTE, WIDTH, rows_of
+from tpunb.charts.style import GREY, INK, PALETTE, WIDTH, rows_of
 from tpunb.errors import TpunbError
 from tpunb.text import cut, plural
 from tpunb.tuning.results import Speedup, Trial, Tuning, format_values

@@ -10,8 +10,8 @@ from typing import NamedTuple, overload
 
 import polars as pl
 
-from tpunb.checkpoint.nearest import nearest_checkpoint
 from tpunb.errors import whole
+from tpunb.frames.nearest import nearest_checkpoint
 from tpunb.frames.phases import Phase
 from tpunb.text import count, plain, plural
 

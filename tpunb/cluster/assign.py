@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import NamedTuple
 
@@ -10,19 +11,26 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tpunb.cluster.confidence import confidences
-from tpunb.cluster.dbscan import DBSCAN
+from tpunb.cluster.dbscan import DBSCAN, labels_of
 from tpunb.cluster.features import space
-from tpunb.cluster.hosts import combined, roles_of
+from tpunb.cluster.hdbscan import HDBSCAN
+from tpunb.cluster.kmeans import KMeans
+from tpunb.cluster.ols import OLS
+from tpunb.cluster.ols_plus import OLSPlus
 from tpunb.cluster.paces import kinds_of
 from tpunb.errors import BadProfile, NoSteps, wrong
-from tpunb.frames import Labels, PhaseMethod, Phases, Profile, Steps
+from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.cache import memoised, memoised_last
 from tpunb.frames.op_matrix import Floats, Ints, factorize
 from tpunb.frames.own_time import own_time
 from tpunb.frames.phase_names import saved_by_clock
+from tpunb.frames.phases import Labels, PhaseMethod
+from tpunb.step_stats.merge_hosts import placed
 from tpunb.step_stats.reduce import steps as steps_of
 from tpunb.text import plural
+
+METHODS = {"dbscan": DBSCAN, "hdbscan": HDBSCAN, "kmeans": KMeans, "ols": OLS, "olsplus": OLSPlus}
+"""Phase methods by their names in the magic and in the explorer."""
 
 _CANDIDATES = 8  # full steps on each side that a step may take its label from
 _ROWS = 2048  # steps per chunk: few enough for the processor's caches
@@ -51,7 +59,7 @@ def phases(steps: Steps | Profile, method: PhaseMethod | str | None = None) -> P
     steps traced in full, of all if there are none; of an even number the lower, so one slow step of two is found.
 
     Steps of several hosts are grouped once for each role, a set of hosts that run one program: a phase is a property of
-    the job's step, and each host has the label of the step in which it takes part (:mod:`tpunb.cluster.hosts`).
+    the job's step, and each host has the label of the step in which it takes part (:mod:`tpunb.cluster.assign`).
 
     Parameters
     ----------
@@ -120,8 +128,6 @@ def _grouped(steps: Steps, method: PhaseMethod) -> _Grouped:
 
 
 def _named(method: str) -> PhaseMethod:
-    from tpunb.cluster import METHODS  # which has this module's verb
-
     if method not in METHODS:
         raise ValueError(f"The method parameter of phases must be one of {', '.join(METHODS)}. Got {method!r} instead.")
     chosen: PhaseMethod = METHODS[method]()
@@ -305,3 +311,159 @@ def _distances(steps: Steps, fitted: Ints) -> pl.Series:
     distances = np.full(len(steps), np.nan)
     distances[(steps.frame["traced"] == "full").to_numpy()] = distance
     return pl.Series("distance", distances, nan_to_null=True)
+
+
+_DRAWS, _PART, _MOST = 5, 0.8, 1000
+_LEAST = 3  # steps
+_SEEN = 10  # steps of a phase in a part of a long run, below which its confidence is unknown
+_FEW = 0.01  # share of a part below which outliers are left out
+_NONE = 0.6  # index of no confidence
+
+
+def confidences(full: Steps, labels: Ints) -> dict[int | None, float | None]:
+    """Return the confidence in each phase by its label, and in all of them by None; outliers are no phase.
+
+    Parameters
+    ----------
+    full
+        Steps traced in full.
+    labels
+        Label of each, -1 for outliers: (steps,).
+
+    >>> from tpunb.testing import toy_steps
+    >>> confidences(toy_steps("aaaaabbbbb"), np.repeat([0, 1], 5))
+    {0: 1.0, 1: 1.0, None: 1.0}
+    """
+    if len(full) < _LEAST:
+        return {}
+    ids, phase = factorize(labels)
+    shared, most = np.sum([_agreement(phase[rows], found, ids) for rows, found in _parts(full)], axis=0)
+    # most parts of a long run have too few steps of a rare phase to find it
+    rare = np.bincount(phase) * _MOST < _SEEN * len(full) if len(full) * _PART > _MOST else np.zeros(len(ids), np.bool_)
+    known = (most > 0) & ~rare
+    index = {int(label): shared[at] / most[at] if known[at] else None for at, label in enumerate(ids)}
+    every = shared.sum() / most.sum() if most.sum() > 0 else 1.0  # all in one phase, in both
+    of_one = {int(ids[0]): 1.0} if len(ids) == 1 and not most.sum() else {}
+    return {
+        label: None if value is None or label == -1 else float(np.clip((value - _NONE) / (1 - _NONE), 0, 1))
+        for label, value in (index | of_one | {None: every}).items()
+    }
+
+
+def _agreement(phase: Ints, found: Ints, ids: Ints) -> Floats:
+    """Return the parts of the adjusted Rand index in each phase: pairs beyond chance, and the most there can be."""
+    outliers = ids[phase] < 0, found < 0
+    few = [mask & (mask.mean() < _FEW) for mask in outliers]
+    kept = ~(few[0] | few[1])
+    table = np.zeros((len(ids), int(found.max(initial=-1)) + 2))
+    np.add.at(table, (phase[kept], found[kept] + 1), 1)
+    rows, columns, n = table.sum(axis=1), table.sum(axis=0), table.sum()
+    together = (table * (table - 1)).sum(axis=1)
+    mine, theirs = rows * (rows - 1), table @ (columns - 1).clip(0)
+    chance = mine * (columns * (columns - 1)).sum() / max(n * (n - 1), 1)
+    return np.stack([together - chance, (mine + theirs) / 2 - chance])
+
+
+@memoised
+def _parts(full: Steps) -> list[tuple[Ints, Ints]]:
+    """Return the rows of each part, and the phases that the default method finds in them."""
+    n, random = len(full), np.random.default_rng(0)
+    size = min(round(n * _PART), _MOST)
+    rows = [np.sort(random.choice(n, size, replace=False)) for _ in range(_DRAWS)]
+    return [(part, labels_of(full, part)) for part in rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Role:
+    """The hosts of a job that run one program.
+
+    Parameters
+    ----------
+    steps
+        Steps of the job in that role.
+    rows
+        Rows of its hosts in the frame of all hosts.
+    at
+        Row in `steps` of each.
+    """
+
+    steps: Steps
+    rows: Ints
+    at: Ints
+
+
+@memoised
+def roles_of(steps: Steps) -> list[Role]:
+    """Return the roles of the hosts of a job; none if there is one host."""
+    if steps.by_host is None and steps.frame["host"].n_unique() < 2:
+        return []
+    job, places = (steps, steps.frame.select("host", "step")) if steps.by_host is not None else placed(steps)
+    job, places = _typical(job), places.with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64))
+    roles = []
+    for name in places["host"].unique(maintain_order=True):
+        of_role = _of_role(job, name)
+        at = of_role.frame.select("host", "step", at=pl.int_range(pl.len(), dtype=pl.Int64))
+        rows = places.join(at, on=["host", "step"], maintain_order="left")
+        roles.append(Role(of_role, rows["row"].to_numpy(), rows["at"].to_numpy()))
+    return roles
+
+
+def _typical(job: Steps) -> Steps:
+    """Return the steps of a job without waits for slow hosts."""
+    if job.by_host is None or job.by_host.typical.is_empty():
+        return job
+    whole = None if job.whole is None else _typical(job.whole)
+    return replace(job, frame=job.by_host.typical, ops=job.by_host.typical_ops, whole=whole)
+
+
+def _of_role(job: Steps, name: str) -> Steps:
+    return replace(
+        job,
+        **{table: getattr(job, table).filter(host=name) for table in ("frame", "ops", "devices", "windows")},
+        whole=None if job.whole is None else _of_role(job.whole, name),
+        by_host=None,
+    )
+
+
+def combined(steps: Steps, roles: Sequence[Role], parts: Sequence[Phases]) -> Phases:
+    """Return the phases of `steps` of several hosts from those of each role; labels of later roles follow on.
+
+    The sweeps are those of the role whose steps take most time. The confidence in all phases is the mean over roles,
+    weighted by their steps, null where one is unknown.
+    """
+    labels, offset, offsets = np.full(len(steps), -1, np.int64), 0, []
+    for role, part in zip(roles, parts, strict=True):
+        of_role = part.labels.to_numpy()
+        labels[role.rows] = np.where(of_role < 0, -1, of_role + offset)[role.at]
+        offsets.append(offset)
+        offset += int(of_role.max(initial=-1)) + 1
+
+    def distances() -> pl.Series:
+        distance = np.full(len(steps), np.nan)
+        for role, part in zip(roles, parts, strict=True):
+            distance[role.rows] = part.distance.to_numpy()[role.at]
+        distance[(steps.frame["traced"] != "full").to_numpy()] = np.nan
+        return pl.Series("distance", distance, nan_to_null=True)
+
+    def confidences() -> dict[int | None, float | None]:
+        of_parts = [dict(part.confidences()) for part in parts]
+        of_phases: dict[int | None, float | None] = {
+            label + at if label >= 0 else label: value
+            for at, known in zip(offsets, of_parts, strict=True)
+            for label, value in known.items()
+            if label is not None
+        }
+        every = [known.get(None) for known in of_parts]
+        sizes = [len(role.steps) for role in roles]
+        weighted = [value * n for value, n in zip(every, sizes, strict=True) if value is not None]
+        return of_phases | {None: sum(weighted) / sum(sizes) if len(weighted) == len(roles) else None}
+
+    longest = max(range(len(roles)), key=lambda at: int(roles[at].steps.frame["dur_ps"].sum()))
+    return Phases(
+        steps=steps,
+        labels=pl.Series("phase", labels),
+        method=parts[0].method,
+        distances=distances,
+        sweeps=parts[longest].sweeps,
+        confidences=confidences,
+    )

@@ -16,18 +16,17 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tpunb.cluster.alternating import alternate
-from tpunb.cluster.base import Curve, Parameters, SliderSpec, in_order, of_one_kind
+from tpunb.cluster.base import Curve, Parameters, SliderSpec, in_order, knee, of_one_kind
 from tpunb.cluster.dbscan_eps import INSIDE, eps_candidates
 from tpunb.cluster.features import Features, check, space
-from tpunb.cluster.knee import knee
 from tpunb.cluster.micro_clusters import MicroClusters, merge, micro_clusters_of, outliers
-from tpunb.cluster.paces import kinds_of
+from tpunb.cluster.paces import alternate, kinds_of
 from tpunb.cluster.recorded import incidental
 from tpunb.errors import whole, wrong
-from tpunb.frames import Labels, Steps
+from tpunb.frames import Steps
 from tpunb.frames.cache import memoised, memoised_last
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
+from tpunb.frames.phases import Labels
 
 PAPER_SWEEP = tuple(range(5, 201, 25))
 """Values of ``min_samples`` in the paper: 5 to 200 in steps of 25 (IV.A)."""
@@ -44,7 +43,7 @@ class DBSCAN(Parameters):
 
     The paper gives no ``eps``. The default is between the core distance of the clusters and the narrowest gap that is
     wide in comparison (:func:`tpunb.cluster.dbscan_eps.eps_candidates`). In the default space clusters that alternate
-    need no wide gap if their operations take as much longer as their steps (:mod:`tpunb.cluster.alternating`).
+    need no wide gap if their operations take as much longer as their steps (:mod:`tpunb.cluster.paces`).
 
     ``min_samples`` is chosen as in the paper, at the elbow of the share of outliers over ``min_samples``; the smallest
     value if that curve is flat. In the default `sweep` the elbow may turn 0.5 % of the steps to outliers at most: more

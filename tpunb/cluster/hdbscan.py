@@ -16,8 +16,9 @@ from tpunb.cluster.base import Parameters, in_order
 from tpunb.cluster.dbscan import chosen_eps
 from tpunb.cluster.features import Features, Space, check, space
 from tpunb.cluster.micro_clusters import MicroClusters, merge_leading
-from tpunb.frames import Labels, Steps
+from tpunb.frames import Steps
 from tpunb.frames.op_matrix import Floats, Ints
+from tpunb.frames.phases import Labels
 
 if TYPE_CHECKING:
     import hdbscan

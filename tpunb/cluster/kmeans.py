@@ -9,13 +9,13 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 import polars as pl
 
-from tpunb.cluster.base import Curve, Parameters, SliderSpec, in_order
+from tpunb.cluster.base import Curve, Parameters, SliderSpec, in_order, knee
 from tpunb.cluster.features import Features, check
-from tpunb.cluster.knee import knee
 from tpunb.cluster.micro_clusters import MicroClusters, micro_clusters_of
-from tpunb.frames import Labels, Steps
+from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints
+from tpunb.frames.phases import Labels
 
 CHOICES = ("elbow", "log", "bic")
 """Rules that choose k."""

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from tpunb.cluster.base import Curve, Parameters, SliderSpec
 from tpunb.errors import share
-from tpunb.frames import Labels, Steps
+from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, op_matrix
+from tpunb.frames.phases import Labels
 
 MOST = 256
 """Most phases that an online scan keeps."""

@@ -17,8 +17,9 @@ import polars as pl
 from tpunb.cluster.base import Curve, Parameters, SliderSpec, in_order
 from tpunb.cluster.ols import MOST, first_of_host
 from tpunb.errors import share
-from tpunb.frames import Labels, Steps
+from tpunb.frames import Steps
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
+from tpunb.frames.phases import Labels
 
 SWEEP = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.98, 0.99, 1.0)
 """Values of ``ops`` in the sweep, besides the chosen one."""

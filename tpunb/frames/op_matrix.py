@@ -141,3 +141,10 @@ def factorize(labels: NDArray[np.integer[Any]]) -> tuple[Ints, Ints]:
         return distinct.astype(np.int64), place
     used = np.bincount(labels - low, minlength=1) > 0
     return np.flatnonzero(used) + low, (np.cumsum(used) - 1)[labels - low]
+
+
+@memoised
+def self_times(steps: Steps) -> tuple[csr_array, Floats]:
+    """Return the self times of each step, (steps, ops), and their sum: (steps,)."""
+    times = op_matrix(steps).values("self_ps")
+    return times, np.asarray(times.sum(axis=1, dtype=np.float64))

@@ -13,7 +13,7 @@ import polars as pl
 from numba import njit
 from numpy.typing import NDArray
 
-from tpunb.frames.op_matrix import Floats, Ints, factorize, op_matrix
+from tpunb.frames.op_matrix import Floats, Ints, factorize, op_matrix, self_times
 from tpunb.frames.steps import Steps
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _NUMBERS = 2**20  # dense at one time: a phase per step must not take steps × ops of memory
+_LEAST_VARIANCE = 0.1**2 / 4  # of steps whose operations' times vary by 10 %
 _FIGURES = ("ran", "count", "total_ps", "self_ps", "spent_ps")
 
 
@@ -107,6 +108,27 @@ def root_sums(values: csr_array, phase: Ints, weight: Floats) -> Iterator[tuple[
         out = np.zeros((size, values.shape[1]))
         _root_sums(rows, phase[rows] - first, weight[rows], *_int_arrays(values), values.data, out)
         yield first, out
+
+
+def explained_variance(steps: Steps, labels: pl.Series) -> float:
+    """Return :attr:`tpunb.frames.Phases.explained_variance` of steps with these labels, one per row of their frame."""
+    times, total = self_times(steps)
+    full = (steps.frame["traced"] == "full").fill_null(False).to_numpy()
+    dur = np.where(total > 0, steps.frame["dur_ps"].fill_null(0).clip(1).to_numpy().astype(np.float64), 0.0)
+    phase = np.full(len(dur), -1, dtype=np.int64)
+    phase[full] = factorize(labels.to_numpy()[full])[1]
+    spent = np.bincount(phase[full], dur[full])
+    run_time = float(spent.sum())
+    if not run_time:
+        return 1.0
+    between, centre = 0.0, np.zeros(times.shape[1])
+    for first, roots in root_sums(times, phase, dur / np.sqrt(total.clip(1))):
+        time = spent[first : first + len(roots)]
+        between += float(np.square(roots)[time > 0].sum(axis=1) @ (1 / time[time > 0]))
+        centre += roots.sum(axis=0)
+    variance = run_time - float(np.square(centre).sum()) / run_time
+    within = max(0.0, run_time - between)
+    return min(1.0, 1 - within / max(variance, _LEAST_VARIANCE * run_time))
 
 
 def _int_arrays(matrix: Any) -> tuple[Ints, NDArray[np.int32]]:

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from tpunb import schema
 from tpunb.errors import whole
+from tpunb.frames import export
 from tpunb.frames.conversion import to_pandas
+from tpunb.frames.nearest import StepSource, checkpoint_steps, nearest_checkpoint
 from tpunb.frames.op_matrix import op_matrix
 from tpunb.frames.own_time import reasons
 from tpunb.frames.phase_rows import rows
-from tpunb.frames.representatives import Representatives
-from tpunb.frames.step_trace import StepTrace
 from tpunb.frames.steps import Steps, trained
 from tpunb.text import plural
 
@@ -179,7 +179,7 @@ class Phases:
 
     @property
     def confidence(self) -> float | None:
-        """Confidence in the phases, 0 to 1, or None if unknown: :mod:`tpunb.cluster.confidence`."""
+        """Confidence in the phases, 0 to 1, or None if unknown: :mod:`tpunb.cluster.assign`."""
         return self._confidences.get(None)
 
     @cached_property
@@ -245,7 +245,9 @@ class Phases:
 
         The outliers count as a phase. Steps not traced in full are left out.
         """
-        return float(self._population.explained_variance()) if self.fitted.n_unique() > 1 else None
+        from tpunb.frames.phase_sums import explained_variance  # compiled
+
+        return explained_variance(self.steps, self.labels) if self.fitted.n_unique() > 1 else None
 
     def top(self, n: int = 5, *, sources: bool = True) -> pl.DataFrame:
         """Return the `n` operations of each phase with the most self time, host and device separately.
@@ -289,113 +291,36 @@ class Phases:
 
         return totals(self.steps.full(), self.fitted.to_numpy())
 
-    def representatives(self, n: int | None = None, *, seed: int | None = None) -> Representatives:
-        """Return representative steps of the run, and the run as estimated from them.
-
-        The outliers are a group like a phase. Representatives are traced in full.
-
-        Parameters
-        ----------
-        n
-            Number of steps, 1 or more; one per phase and one for the outliers if None. More steps go where they
-            reduce the error most; fewer go to the longest phases.
-        seed
-            Seed to draw the steps of each phase at random, with a 95 % interval of the estimates. If None, the steps
-            that represent their phase best, without an interval.
-
-        Raises
-        ------
-        ValueError
-            If `n` or `seed` is out of its range.
-
-        >>> from tpunb.testing import toy_steps
-        >>> import tpunb as tp
-        >>> chosen = tp.phases(toy_steps("aaabbb")).representatives()
-        >>> chosen, chosen.frame.select("phase", "step", "weight").rows()
-        (Representatives(2 of 6 steps, op profile within 0.0 %), [(1, 3, 3.0), (0, 0, 3.0)])
-        """
-        if n is not None:
-            n = whole("representatives", "n", n, 1)
-        if seed is not None:
-            seed = whole("representatives", "seed", seed, 0)
-        from tpunb.analysis.representatives import representatives
-
-        return representatives(self._population, n, seed)
-
-    def representative(self, phase: int) -> pl.DataFrame:
-        """Return the representative step of one phase: its row of ``representatives().frame``, without the estimate.
-
-        No row if no step of it was traced in full.
-
-        Raises
-        ------
-        KeyError
-            If no step has that label.
-        """
-        from tpunb.analysis.representatives import representative
-
-        return representative(self._population, self[phase].id)
-
-    @cached_property
-    def _population(self) -> Any:
-        from tpunb.analysis.representatives import Population
-
-        return Population(self.steps, self.labelled)
-
     def to_chrome_trace(
-        self, path: str | os.PathLike[str], checkpoints: Mapping[str, int] | Iterable[Any] | None = None
+        self,
+        path: str | os.PathLike[str],
+        checkpoints: StepSource | None = None,
+        accounts: pl.DataFrame | None = None,
     ) -> Path:
         """Write the phases as a trace for chrome://tracing and Perfetto (paper IV.B and C, Figure 3).
 
         On the time axis of the run: one track of the profiler's windows; one of the phases, each with its operations
-        and its nearest checkpoint; one of the accounts of ``tp.goodput``, if there is a record of the wall time.
+        and its nearest checkpoint; one of the accounts, if they are given.
 
         Parameters
         ----------
         path
-            Where to; gzipped where it ends in ``.gz``.
+            Target file, gzipped if it ends in ``.gz``.
         checkpoints
             Checkpoints of ``tp.checkpoints``, or steps by checkpoint name, or steps.
+        accounts
+            Stretches of time by account: ``tp.goodput(phases).segments``.
         """
-        from tpunb.checkpoint.nearest import checkpoint_steps, nearest_checkpoint
-
         saved = checkpoint_steps(checkpoints, "to_chrome_trace")
         by_phase = self.labelled.group_by("phase").agg("trained").iter_rows()
         near = {phase: name for phase, steps in by_phase if (name := nearest_checkpoint(steps, saved)) is not None}
-        told = {phase: f"{name} (step {saved[name]})" for phase, name in near.items()}
-        from tpunb.analysis.goodput import goodput
-        from tpunb.io.trace_writer import chrome_trace  # a higher room, as pandas' to_* methods do
-
-        accounts = None if self.steps.wall is None else goodput(self).segments
-        return chrome_trace(Path(path), self, told, accounts)
-
-    def open_trace(self, phase: int | None = None, path: str | os.PathLike[str] | None = None) -> StepTrace:
-        """Write the raw events of a typical step of a phase as a trace; what is returned says how to open it.
-
-        Parameters
-        ----------
-        phase
-            Number of the phase; the longest if None.
-        path
-            Where to, gzipped where it ends in ``.gz``; in the working folder if None.
-
-        Raises
-        ------
-        KeyError
-            If no step has that label.
-        TpunbError
-            If the capture kept no raw events, or no raw events of this phase.
-        """
-        from tpunb.io.step_trace import step_trace
-
-        number = self.longest.id if phase is None else self[phase].id
-        return step_trace(self, number, None if path is None else Path(path))
+        nearest = {phase: f"{name} (step {saved[name]})" for phase, name in near.items()}
+        described = export.descriptions(self.frame, self.top(5), nearest)
+        return export.chrome_trace(Path(path), self.labelled, self.steps.windows, described, accounts)
 
     def to_csv(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write ``phases.csv`` and the operations of each phase, host and device separately, into `folder`."""
-        from tpunb.io.csv_writer import csv
-
-        return csv(Path(folder), self.frame, self.top(max(self.steps.ops.height, 1)))
+        return export.csv(Path(folder), self.frame, self.top(max(self.steps.ops.height, 1)))
 
     def to_pandas(self) -> pd.DataFrame:
         """Convert `frame` to a pandas DataFrame (requires the extra ``pandas``)."""

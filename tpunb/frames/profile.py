@@ -49,7 +49,9 @@ class Profile:
         Function that decodes another frame of the raw files on access, by its name: "instructions", "buffers",
         "counters", "memory", "messages", "protos"; None if none were kept.
     stored_clocks
-        ``tpunb.schema.CLOCKS`` that a capture stored; raw captures read them from the events.
+        ``tpunb.schema.CLOCKS`` that a capture stored.
+    read_clocks
+        Function from raw events to ``tpunb.schema.CLOCKS``; None if they are stored or unknown.
     reused
         Whether the decoded events came from the cache.
     overhead
@@ -71,6 +73,7 @@ class Profile:
     read_batches: Sequence[Callable[[], pl.DataFrame]] = ()
     read_details: Callable[[str], pl.DataFrame] | None = None
     stored_clocks: pl.DataFrame | None = None
+    read_clocks: Callable[[pl.DataFrame], pl.DataFrame] | None = None
     reused: bool = False
     overhead: float | None = None
     overhead_interval: tuple[float, float] | None = None
@@ -157,11 +160,9 @@ class Profile:
         """Launch delay and clock skew of each device, ``tpunb.schema.CLOCKS``; empty if unknown."""
         if self.stored_clocks is not None:
             return schema.check(self.stored_clocks, schema.CLOCKS, "clocks")
-        if self.read_events is None:
-            return schema.empty(schema.CLOCKS)
-        from tpunb.step_stats.launches import clocks
-
-        return clocks(self.events)
+        if self.read_events is None or self.read_clocks is None:
+            return pl.DataFrame(schema=schema.CLOCKS)
+        return self.read_clocks(self.events)
 
     @property
     def gaps(self) -> pl.DataFrame:

@@ -14,8 +14,6 @@ from tpunb import schema
 from tpunb.errors import not_kept
 from tpunb.frames.conversion import Tabular
 from tpunb.frames.hardware import Device
-from tpunb.frames.host_tables import HostTables
-from tpunb.frames.wall_clock import WallClock
 from tpunb.text import plural
 
 _INFERRED = {"module": "module runs", "calls": "function calls", "whole": "the whole capture"}
@@ -160,3 +158,67 @@ def trained() -> pl.Expr:
     train = (pl.col("kind").cast(pl.String) == "train").fill_null(value=False)
     others = (~train).cast(pl.Int64)
     return (pl.col("step") - train.any() * (others.cum_sum() - others).over("host")).alias("trained")
+
+
+@dataclass(frozen=True, eq=False)
+class WallClock:
+    """The wall time of a run, and where the host clock saw it go outside of computation.
+
+    Parameters
+    ----------
+    span_ps
+        Wall time of the captured block in picoseconds.
+    complete
+        Whether the run recorded `spans`: runs before layout 3, and other processes, did not.
+    spans
+        Stretches of known cause, which may be nested: ``tpunb.schema.SPANS``.
+    stalls
+        Where the program was in stalls: ``tpunb.schema.STALLS``.
+    load
+        Load of the process and the machine: ``tpunb.schema.LOAD``.
+    """
+
+    span_ps: int
+    complete: bool = False
+    spans: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.SPANS))
+    stalls: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.STALLS))
+    load: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.LOAD))
+
+    def __post_init__(self) -> None:
+        for name, columns in (("spans", schema.SPANS), ("stalls", schema.STALLS), ("load", schema.LOAD)):
+            object.__setattr__(self, name, schema.check(getattr(self, name), columns, name))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HostTables:
+    """Statistics of the hosts of a job; never one row per (host, step, op).
+
+    Parameters
+    ----------
+    frame
+        One row per (host, step): ``tpunb.schema.STEPS``, with step numbers of the job.
+    ops
+        One row per (host, op, side): ``tpunb.schema.HOST_OPS``.
+    collectives
+        One row per (host, step, instance) of a collective: ``tpunb.schema.HOST_COLLECTIVES``.
+    roles
+        Role of each host, by the program that it runs.
+    lost
+        Hosts and files without data: ``tpunb.schema.LOST``.
+    typical, typical_ops
+        Steps of the job without waits for slow hosts, which phases go by: ``tpunb.schema.STEPS`` and
+        ``tpunb.schema.OPS``, by role (:mod:`tpunb.step_stats.roles`).
+    """
+
+    frame: pl.DataFrame
+    ops: pl.DataFrame
+    collectives: pl.DataFrame
+    roles: dict[str, str] = field(default_factory=dict)
+    lost: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.LOST))
+    typical: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.STEPS))
+    typical_ops: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.OPS))
+
+    def __post_init__(self) -> None:
+        columns = {"frame": "STEPS", "ops": "HOST_OPS", "collectives": "HOST_COLLECTIVES", "lost": "LOST"}
+        for name, frame in columns.items():
+            object.__setattr__(self, name, schema.check(getattr(self, name), getattr(schema, frame), name))

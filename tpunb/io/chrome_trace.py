@@ -19,7 +19,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.frames.hardware import DEVICES
-from tpunb.io import instructions as texts
+from tpunb.io import hlo as texts
 from tpunb.io.event_ids import flow_id, run_launch
 from tpunb.step_stats.boundaries import PYTORCH_STEP
 from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL

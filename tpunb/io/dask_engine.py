@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from tpunb.errors import TpunbError, need, wrong
-from tpunb.io.job_parts import Numbered, Part, reduced
+from tpunb.io.cluster_load import Numbered, Part, reduced
 from tpunb.text import format_error, plain
 
 _CONNECT_S = 10  # to reach a scheduler, and until it has a worker

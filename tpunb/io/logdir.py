@@ -25,6 +25,7 @@ from tpunb.io import cache, host_files, storage
 from tpunb.io.cache import Decoded, Extent
 from tpunb.io.host_files import ENDINGS, HostFile, stem
 from tpunb.io.storage import Location
+from tpunb.step_stats import launches
 from tpunb.text import plural
 
 SLOW_S = 1.0
@@ -91,6 +92,7 @@ def read(files: Sequence[Location], name: str, source: Path | str, *, forms: boo
         read_events=partial(_events, parts, moves, range(len(parts))),
         read_batches=[partial(_events, parts, moves, batch) for batch in batches] if len(batches) > 1 else (),
         read_details=partial(_details, [part.file for part in parts], [part.host for part in parts], moves),
+        read_clocks=launches.clocks,
         reused=all(part.reused for part in parts),
         skipped=tuple(skipped),
     )

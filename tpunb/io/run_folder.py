@@ -46,10 +46,10 @@ from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames import Profile, Steps
 from tpunb.frames.hardware import Device
 from tpunb.frames.profile import device_kinds
-from tpunb.frames.wall_clock import WallClock
+from tpunb.frames.steps import WallClock
 from tpunb.io import logdir, parquet, programs, storage
 from tpunb.io.storage import Location
-from tpunb.step_stats import merge_windows
+from tpunb.step_stats import aggregate, launches
 from tpunb.text import format_error
 
 RUN, DEVICE = "run.json", "device.json"
@@ -215,7 +215,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     wall = WallClock(span_ps, complete=facts.get("causes") is True, **causes)
     skipped: list[tuple[str, str]] = []
     read_raw = partial(_events, owner, name, raw, origin_ns, starts, skipped) if raw else None
-    steps = merge_windows.merge(tables, _step_flops(facts))
+    steps = aggregate.merge(tables, _step_flops(facts))
     return Profile(
         name=name,
         source=folder.source,
@@ -226,7 +226,8 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         stored=Steps(*steps, windows, name, metadata=metadata, wall=wall, device=_device(files)),
         read_events=read_raw,
         read_details=partial(_details, read_raw, kept) if read_raw else None,
-        stored_clocks=None if clocks.is_empty() else merge_windows.merge_clocks(clocks),
+        stored_clocks=None if clocks.is_empty() else aggregate.merge_clocks(clocks),
+        read_clocks=launches.clocks,
         overhead=overhead,
         overhead_interval=interval,
         skipped=skipped,

@@ -23,9 +23,8 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import TpunbError, wrong
 from tpunb.io import parquet, storage
-from tpunb.io.folder_lock import holder_here
 from tpunb.io.run_folder import RUN, TABLES, VERSION, is_chrome_trace, program_name, raw_name
-from tpunb.io.run_storage import LocalFiles, RemoteFiles
+from tpunb.io.run_storage import LocalFiles, RemoteFiles, holder_here
 from tpunb.io.storage import NoAnswer
 
 _TOGETHER = 16  # parts merged into one: their tables are kept in memory until then

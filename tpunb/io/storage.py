@@ -16,12 +16,11 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import unquote
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -440,16 +439,3 @@ def _whole(stream: io.BufferedIOBase | gzip.GzipFile, size: int, file: Location)
     if used < room:
         whole.resize(used + PADDING, refcheck=False)
     return whole[:used]
-
-
-def write_atomically(path: Path, content: bytes) -> Path:
-    """Write a temporary file and rename it, so that no reader sees a part of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
-    try:
-        aside.write_bytes(content)
-        aside.replace(path)
-    finally:
-        with suppress(OSError):  # report the first error
-            aside.unlink(missing_ok=True)
-    return path

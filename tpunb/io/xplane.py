@@ -20,7 +20,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.io import hlo
-from tpunb.io import instructions as texts
+from tpunb.io import hlo as texts
 from tpunb.io import protobuf_kernels as loops
 from tpunb.io.cache import Extent
 from tpunb.io.programs import buffers_of, describe, protos_of

@@ -20,7 +20,7 @@ from tpunb import schema
 from tpunb.errors import BadProfile, not_kept
 from tpunb.frames import Profile, Steps
 from tpunb.frames.hardware import DEVICES
-from tpunb.io import xprof_memory
+from tpunb.io import xprof_tables
 from tpunb.io.chrome_trace import parse
 from tpunb.text import plural
 
@@ -28,7 +28,7 @@ _STEP_TABLES = ("overview_page.json", "input_pipeline.json", "input_pipeline_ana
 STEP_TABLES = (*_STEP_TABLES, *(f"{name}.gz" for name in _STEP_TABLES))
 """Endings of the names of tables with steps."""
 
-ENDINGS = (*STEP_TABLES, "hlo_stats.json", "hlo_stats.json.gz", *xprof_memory.ENDINGS)
+ENDINGS = (*STEP_TABLES, "hlo_stats.json", "hlo_stats.json.gz", *xprof_tables.MEMORY_ENDINGS)
 """Endings of the names of tables that are read."""
 
 _STAGES = {  # of the input pipeline
@@ -65,7 +65,7 @@ def is_table(data: bytes) -> bool:
     if re.match(rb'\s*\[?\s*\{\s*"(cols|rows|p)"\s*:', data):
         return True
     is_object = data[:64].lstrip().startswith(b"{")
-    return is_object and (f'"{_POD}"'.encode() in data or xprof_memory.is_table("", data))
+    return is_object and (f'"{_POD}"'.encode() in data or xprof_tables.is_memory_table("", data))
 
 
 def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | str) -> Profile:
@@ -126,13 +126,13 @@ def _memory(
     """Return the memory profiles among tables as one frame, the errors of damaged ones, and the other tables."""
     frames, damaged, others = [], dict[str, BadProfile](), dict[str, bytes | BadProfile]()
     for file, data in sorted(tables.items()):
-        if not xprof_memory.is_table(file, b"" if isinstance(data, BadProfile) else data):
+        if not xprof_tables.is_memory_table(file, b"" if isinstance(data, BadProfile) else data):
             others[file] = data
             continue
         try:
             if isinstance(data, BadProfile):
                 raise data
-            frames.append(xprof_memory.read(data, file))
+            frames.append(xprof_tables.memory(data, file))
         except BadProfile as error:
             damaged[file] = error
     return pl.concat(frames) if frames else None, damaged, others

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import queue
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 
 from tpunb.errors import TpunbError
 from tpunb.io.run_writer import RunWriter
-from tpunb.profiler import forks
 from tpunb.profiler.recorder import Keep, RunRecorder
 from tpunb.profiler.reducer import LOCAL, WindowResponse
 from tpunb.profiler.schedule import Schedule, WindowRequest, WindowResult, WindowScheduler
@@ -123,7 +124,7 @@ class CaptureSession:
         except BaseException:
             self.writer.close()
             raise
-        forks.captures.add(self)
+        captures.add(self)
         self._profiling.start()
         self._recording.start()
         self.clock.mark_progress()
@@ -148,7 +149,7 @@ class CaptureSession:
             self._finalize()
             raise
         finally:
-            forks.captures.discard(self)
+            captures.discard(self)
         if self._failure is not None:
             message = f"the recording of {self.writer.source} is incomplete: {self._failure!r}"
             if error is None:
@@ -257,7 +258,7 @@ class CaptureSession:
                 kind = None if step is None else step.kind
                 running_s = 0.0 if step is None else (step.end_ns - step.start_ns) / 1e9
                 request = self.scheduler.next_window(now_s, kind, running_s)
-                if request.due_s > now_s + forks.WAIT_S:
+                if request.due_s > now_s + WAIT_S:
                     self.settled.set()
                 if request.due_s > now_s:
                     look_s = _POLL_S if self._schedule.budget is None else _PLAN_S
@@ -431,3 +432,36 @@ class CaptureSession:
                         self._fail(error)
         finally:
             self.writer.close()
+
+
+WAIT_S = 3.0
+"""Longest wait of a fork for the first window; it waits once."""
+
+
+class Capture(Protocol):
+    """A capture that must survive forks."""
+
+    settled: threading.Event
+    """Set once its threads have started: the first window is over, or none is due soon."""
+
+    def disown(self) -> None:
+        """Become, in a forked process, a copy that records nothing."""
+
+
+captures: weakref.WeakSet[Capture] = weakref.WeakSet()
+"""The running captures of this process."""
+
+
+def _before() -> None:
+    for capture in list(captures):
+        capture.settled.wait(WAIT_S)
+        capture.settled.set()
+
+
+def _in_child() -> None:
+    for capture in list(captures):
+        capture.disown()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_child=_in_child)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import polars as pl
 
 from tpunb import schema
+from tpunb.step_stats.numbering import Tables, numbered
 
 
 def total(name: str) -> pl.Expr:
@@ -69,3 +70,77 @@ def _one(name: str, aggregation: schema.Aggregation | None) -> pl.Expr:
         mean = (column * pl.col("dur_ps")).sum() / pl.when(weights > 0).then(weights)
         return pl.when(column.min() == column.max()).then(column.min()).otherwise(mean).alias(name)
     return {"first": column.first(), "min": column.min(), "max": column.max()}[aggregation]
+
+
+_KEY = ["host", "step"]
+_BY_CLOCK = ["input_ps", "callbacks_ps", "dispatch_ps"]
+_MEASURED = [name for name in schema.STEPS if name not in {*_KEY, "kind", "start_ps", "dur_ps", "traced", "rule"}]
+
+
+def merge(tables: Tables, step_flops: float | None = None) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """Return STEPS, OPS and DEVICES of a run.
+
+    Parameters
+    ----------
+    tables
+        Tables of all parts by name, with hosts named: ticks, steps, ops and devices.
+    step_flops
+        FLOPs of a step of kind "train" whose profiler reports none; None if unknown.
+    """
+    tables = numbered(tables)
+    traced = tables["steps"].group_by(_KEY).agg(over_windows("STEPS", [*schema.STEPS][2:]))
+    clocked = (
+        tables["ticks"]
+        .group_by(_KEY)
+        .agg(
+            clock_kind=pl.col("kind").sort_by("start_ps").first(),
+            clock_start_ps=pl.col("start_ps").min(),
+            clock_end_ps=pl.col("end_ps").max(),
+            **{f"clock_{name}": total(name) for name in _BY_CLOCK},
+        )
+    )
+    # times of a full trace win: a device that lags behind its host starts a step later than the clock says
+    full = pl.when(pl.col("traced") == "full")
+    clock_dur_ps = pl.col("clock_end_ps") - pl.col("clock_start_ps")
+    frame = clocked.join(traced, on=_KEY, how="full", coalesce=True).select(
+        *_KEY,
+        kind=pl.coalesce("clock_kind", "kind"),
+        start_ps=full.then("start_ps").otherwise(pl.coalesce("clock_start_ps", "start_ps")),
+        dur_ps=full.then("dur_ps").otherwise(pl.coalesce(clock_dur_ps, "dur_ps")),
+        traced=pl.col("traced").fill_null("none"),
+        rule=pl.coalesce("rule", pl.when(pl.col("clock_start_ps").is_not_null()).then(pl.lit("clock", schema.RULE))),
+        **{name: pl.col(name) for name in _MEASURED if name not in _BY_CLOCK},
+        **{name: pl.coalesce(f"clock_{name}", name) for name in _BY_CLOCK},
+    )
+    if step_flops is not None and frame["flops"].null_count() == len(frame):
+        frame = frame.with_columns(flops=pl.when(pl.col("kind") == "train").then(step_flops))
+    per_device = (
+        tables["devices"]
+        .group_by("host", "device", "step")
+        .agg(over_windows("DEVICES", ["start_ps", "dur_ps", *schema.DEVICE_FACTS]))
+    )
+    return frame, _merge_ops(tables["ops"], tables["steps"]), per_device
+
+
+def merge_clocks(clocks: pl.DataFrame) -> pl.DataFrame:
+    """Return CLOCKS over all windows, one row per link; the delay is weighted by the launches it is the median of."""
+    linked = pl.col("linked").filter(pl.col("delay_ps").is_not_null()).sum()
+    return clocks.group_by("host", "device", "link", maintain_order=True).agg(
+        *over_windows("CLOCKS", ["launches", "linked", "skew_ps", "queue_length"]),
+        delay_ps=(pl.col("delay_ps") * pl.col("linked")).sum() // pl.when(linked > 0).then(linked),
+    )
+
+
+def _merge_ops(ops: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per (host, step, op, side); most steps were traced by one window and stay as they are."""
+    once = steps.group_by(_KEY).len().filter(pl.col("len") == 1).select(_KEY)
+    others = ops.join(once, on=_KEY, how="anti")
+    if others.is_empty():
+        return ops
+    # a group keeps the order of its rows: the first category is that of most self time
+    merged = (
+        others.sort("self_ps", descending=True)
+        .group_by(*_KEY, "op", "side")
+        .agg(pl.col("category").drop_nulls().first(), *over_windows("OPS", ["count", "total_ps", "self_ps"]))
+    )
+    return pl.concat([ops.join(once, on=_KEY, how="semi"), merged.select(ops.columns)])

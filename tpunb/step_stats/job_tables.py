@@ -15,11 +15,10 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.frames import Steps
-from tpunb.frames.host_tables import HostTables
+from tpunb.frames.steps import HostTables
 from tpunb.step_stats import roles
 from tpunb.step_stats.aggregate import over_hosts, total
-from tpunb.step_stats.roles import Member
-from tpunb.step_stats.without_waits import with_least, without_waits
+from tpunb.step_stats.roles import Member, with_least, without_waits
 
 _MOST_ROLES = 64  # whose operations are kept by step: more are hosts that do not match
 _FIXED = 2.0**40  # shares are added up in whole numbers, whose sum does not depend on their order

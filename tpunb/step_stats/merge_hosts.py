@@ -11,8 +11,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.frames import Steps
-from tpunb.frames.host_tables import HostTables
-from tpunb.frames.wall_clock import WallClock
+from tpunb.frames.steps import HostTables, WallClock
 from tpunb.step_stats import job_tables
 from tpunb.step_stats.collectives import replica_groups
 from tpunb.text import plain, plural

@@ -1,6 +1,6 @@
 """Reduce events to statistics per step.
 
-A capture reduces window by window and :mod:`tpunb.step_stats.merge_windows` merges the results; :func:`steps` reduces
+A capture reduces window by window and :mod:`tpunb.step_stats.aggregate` merges the results; :func:`steps` reduces
 the events of a raw profile, or returns what a capture stored.
 """
 
@@ -18,10 +18,10 @@ from tpunb import schema
 from tpunb.errors import BadProfile, NoSteps
 from tpunb.frames import Profile, Steps
 from tpunb.frames.profile import device_kinds
-from tpunb.step_stats import boundaries, breakdown, launches, modules, op_names
+from tpunb.step_stats import boundaries, breakdown, launches, op_names
 from tpunb.step_stats.aggregate import total
 from tpunb.step_stats.collectives import collectives, of_ops
-from tpunb.step_stats.ops import assign, find, instructions, map_names
+from tpunb.step_stats.ops import assign, find, instructions, map_names, scoped, split
 from tpunb.text import plural
 
 StepRule = Callable[[Profile], pl.DataFrame]
@@ -274,7 +274,7 @@ _NESTING = ["while", "conditional", "call"]  # categories whose work is that of 
 
 def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     """Return ``tpunb.schema.LAYERS``: one row per (host, step, side, framework op, program, instruction, kernel)."""
-    ops, places = assign(find(modules.scoped(profile.events)), intervals)
+    ops, places = assign(find(scoped(profile.events)), intervals)
     steps = places.select("host", "step").unique().sort("host", "step").with_row_index("row")
     row = places.join(steps, on=["host", "step"], maintain_order="left")["row"]  # of each place, whose number is `at`
     kernel = pl.when(pl.col("plane").cat.starts_with("/device:GPU")).then("kernel")
@@ -303,8 +303,8 @@ def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
         bytes=pl.coalesce("bytes", pl.col("bytes_of_run") * runs),
         flops_source=pl.when(profiled).then(pl.lit("profiler")).when(counted).then(pl.lit("program")),
     )
-    path = map_names(rows["tf_op"], lambda op: modules.split(op)[0])
-    rows = rows.with_columns(path=path, framework_op=map_names(rows["tf_op"], lambda op: modules.split(op)[1]))
+    path = map_names(rows["tf_op"], lambda op: split(op)[0])
+    rows = rows.with_columns(path=path, framework_op=map_names(rows["tf_op"], lambda op: split(op)[1]))
     framework = rows.select(pl.coalesce("fused", "framework_op")).to_series()
     layer, part = map_names(framework, op_names.layer), map_names(framework, op_names.part, pl.String())
     rows = rows.with_columns(

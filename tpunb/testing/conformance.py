@@ -17,7 +17,8 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.errors import NoSteps, TpunbError
-from tpunb.frames import PhaseMethod, Profile, Steps
+from tpunb.frames import Profile, Steps
+from tpunb.frames.phases import PhaseMethod
 from tpunb.profiler.reducer import decode
 from tpunb.step_stats.reduce import StepRule
 from tpunb.step_stats.reduce import steps as steps_of

@@ -5,23 +5,26 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+import polars as pl
+
 from tpunb.errors import TpunbError, need, wrong
+from tpunb.frames import Phase, Phases
 from tpunb.text import cut, plain
+from tpunb.training.fit_state import build
 from tpunb.training.hidden_state import hidden_state
 from tpunb.training.jax_data import batches_of
 from tpunb.training.jax_fit import PARTS, step_of
 from tpunb.training.jax_fit import hidden_state as hidden_jax_state
-from tpunb.training.model_build import build
 from tpunb.training.seeds import ensured_keras_generator, keras_generator
 from tpunb.training.state import TrainingState, digest, find_trackables, variables_of
-from tpunb.tuning.arrays import ArrayPipeline, are_arrays, batched
 from tpunb.tuning.grain import GrainPipeline, is_grain
+from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
 
 
@@ -371,3 +374,90 @@ def job_of(run: FittedRun) -> Job:
     job = Job(lambda: (model, data))
     _ = job.parts  # builds it now, so that its repr shows the model
     return job
+
+
+_TOP = 5
+"""Operations per phase and side (paper VI.B, Tables II and III)."""
+
+_INPUT_OPS = (
+    *("reshape", "infeed", "outfeed", "fusion"),  # the paper's, from the most common pattern
+    *("transfer", "copy", "linearize", "transpose", "input wait", "input pipeline", "getnext", "iterator"),
+)
+"""Parts of the names of operations that feed the model or reshape its input."""
+
+_PATTERN = 2
+"""Kinds of input operations that make a pattern: a fusion alone occurs in every phase of a TPU."""
+
+_SHARE = 0.5
+
+
+def hot_phase(phases: Phases) -> Phase | None:
+    """Return the longest phase whose tuning can pay; None if there is none (paper VII.B).
+
+    Such a phase takes over half of the step time of all phases, input wait included, or its top operations feed the
+    model (reshape, infeed, fusion, outfeed and the like). Outliers are no phase.
+
+    >>> from tpunb.testing import toy_steps
+    >>> from tpunb.cluster import phases
+    >>> hot_phase(phases(toy_steps("aaabbb")))
+    Phase(1, 'train', 3 steps, 66.7% of productive time)
+    """
+    input_bound = _input_bound(phases)
+    rows = phases.frame.filter(pl.col("phase") >= 0).sort("dur_ps", descending=True, maintain_order=True)
+    for number, share in rows.select("phase", pl.col("dur_ps") / pl.col("dur_ps").sum()).iter_rows():
+        if share > _SHARE or number in input_bound:
+            return phases[number]
+    return None
+
+
+def _input_bound(phases: Phases) -> set[int]:
+    """Return the phases whose top operations include several kinds of input operations."""
+    name = pl.col("op").cast(pl.String).str.to_lowercase()
+    kinds = [name.str.contains(word, literal=True).any().cast(pl.Int64).alias(word) for word in _INPUT_OPS]
+    counted = phases.top(_TOP, sources=False).group_by("phase").agg(pl.sum_horizontal(kinds).alias("kinds"))
+    return set(counted.filter(pl.col("kinds") >= _PATTERN)["phase"].to_list())
+
+
+BATCH = 32
+"""Rows of a batch, as in ``fit`` by default."""
+
+
+def are_arrays(data: object) -> bool:
+    """Return whether data are (x, y) or (x, y, sample weights)."""
+    return isinstance(data, tuple) and len(data) in (2, 3)
+
+
+def batched(data: tuple[Any, ...], *, shuffle: bool) -> Any:
+    """Return the dataset from which ``fit(*data)`` takes its batches, in the order of the rows unless shuffled.
+
+    Raises
+    ------
+    TypeError
+        If they are not arrays with the same number of rows.
+    """
+    need("keras", extra="tensorflow")
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    x, y, weights = (*data, None)[:3]
+    try:
+        return ArrayDataAdapter(x, y, weights, batch_size=BATCH, shuffle=shuffle).get_tf_dataset()
+    except (ValueError, AttributeError, TypeError) as error:
+        raise TypeError(f"The data of a Job must be a dataset, or a tuple of arrays: {error}") from error
+
+
+class ArrayPipeline(Pipeline):
+    """The batches of arrays as adjustable parameters, in the order of the rows, so that trials are alike."""
+
+    def __init__(self, data: tuple[Any, ...]) -> None:
+        super().__init__(batched(data, shuffle=False))
+
+    def as_code(self, values: Mapping[str, Value]) -> str:
+        """Return the lines of code that set these values: Keras makes the dataset, so no code of the program does."""
+        return "data = tuning.apply((x, y))\nmodel.fit(data)  # in place of model.fit(x, y)" if values else ""
+
+
+def shuffled(data: tuple[Any, ...], values: Mapping[str, Value]) -> Any:
+    """Return the shuffled batches of arrays, as ``fit`` makes them, with other values."""
+    pipeline = Pipeline(batched(data, shuffle=True))
+    free = {parameter.name for parameter in pipeline.parameters if parameter.verdict != "locked"}
+    return pipeline.in_place({name: value for name, value in values.items() if name in free})

@@ -8,10 +8,11 @@ from functools import cached_property, partial
 from typing import Any
 
 from tpunb.errors import TpunbError
-from tpunb.text import plural
-from tpunb.tfdata.effects import Effects, Verdict, effects_of
+from tpunb.text import plain, plural
+from tpunb.tfdata.effects import Effects, Verdict, effects_of, scope_of
 from tpunb.tfdata.graph import AUTOTUNE, check_dataset, from_graph, to_graph
 from tpunb.tfdata.python_functions import functions_with_state
+from tpunb.tfdata.restored import explain_op, unrestored_stages
 from tpunb.tfdata.rewrite import (
     CYCLE_INPUT,
     PARALLEL_INPUT,
@@ -20,13 +21,12 @@ from tpunb.tfdata.rewrite import (
     insert_prefetch,
     keep_prefetch_order,
     make_parallel,
+    shared_resources,
     use_own_resources,
 )
-from tpunb.tfdata.stages import Stage, flag, stages
+from tpunb.tfdata.stages import Stage, flag, is_deterministic, stages, upstream
 from tpunb.tuning.caching import cache_places
-from tpunb.tuning.codegen import as_code
 from tpunb.tuning.parameters import Kind, Parameter, Value, buffer_sizes, call_counts, changes, pool_sizes
-from tpunb.tuning.safety import doubts, move_obstacles, rebuild_obstacles
 
 Setter = Callable[[Rewriting, Any], None]
 
@@ -249,3 +249,122 @@ class Pipeline:
             last = next(stage for stage in self.stages if stage.node == last.inputs[0])
         ahead = last.kind in _ASYNCHRONOUS or (last.kind == "map" and self._purity[last.node].is_auto_parallel)
         return self._optimizes("inject_prefetch") and not ahead
+
+
+def as_code(stages: tuple[Stage, ...], changed: Mapping[Parameter, Value]) -> str:
+    """Return the lines that set values: those of stages in the chain, then the options and the end of the pipeline."""
+    by_name = {stage.name: stage for stage in stages if not stage.helper}
+    chain: list[str] = []
+    options: dict[Kind, Value] = {}  # one line for all stages
+    end: list[str] = []
+    for parameter, value in changed.items():
+        kind, stage = parameter.kind, by_name.get(parameter.stage)
+        if kind.code.startswith("options"):
+            options[kind] = max(value, options.get(kind, value))
+        elif stage is None:
+            end.append(_line(kind, value))
+        else:
+            branch = f", of input {stage.branch}" if stage.branch else ""
+            where = "right after stage" if kind is Kind.CACHE else "stage"
+            code = _line(kind, value, method=stage.kind, function=_function(stage))
+            chain.append(f"{code}  # {where} {stage.number} from the source{branch}")
+    lines = [_line(kind, value) for kind, value in options.items()]
+    if lines:
+        lines = ["options = tf.data.Options()", *lines, "ds = ds.with_options(options)"]
+    return "\n".join([*chain, *lines, *end])
+
+
+def _line(kind: Kind, value: Value, **words: str) -> str:
+    return kind.code.format(value="tf.data.AUTOTUNE" if value == AUTOTUNE else value, **words)
+
+
+def _function(stage: Stage) -> str:
+    """Return the first arguments of a stage's call."""
+    named = stage.label.isidentifier() and not stage.label[0].isupper()  # a class would need its instance
+    if not named or stage.kind not in ("map", "interleave"):
+        return "..."
+    return f"{stage.label}, ..." if stage.kind == "interleave" else stage.label
+
+
+_WRITES = {"SnapshotDataset", "SnapshotDatasetV2", "SaveDataset", "SaveDatasetV2"}
+_REMOTE = ("DataServiceDataset", "DistributedSave")
+_ENDS_EARLY = {"take", "take_while"}
+_RESTARTS_INPUT = {"cache", "concatenate", "repeat", "shuffle_and_repeat"}
+
+
+def rebuild_obstacles(graph: Any, stages: tuple[Stage, ...], effects: Mapping[str, Effects]) -> Iterator[str]:
+    """Yield why a rebuilt copy of a pipeline would disturb the program's own."""
+    work, functions = Rewriting(graph), {function.signature.name: function for function in graph.library.function}
+    for stage in stages:
+        effect = effects[stage.node]
+        for op in effect.keeps[:1]:
+            yield f"{stage.name}: {explain_op(op, scope_of(functions, stage.functions, op))}"
+        if effect.unknown:
+            yield f"{stage.name} contains an operation unknown to TensorFlow's registry ({plain(effect.unknown[0])})"
+        if stage.op in _WRITES:
+            yield f"{stage.name} writes files, and a copy would write the same ones (write them before the training)"
+        if stage.op.startswith(_REMOTE):
+            yield f"{stage.name} runs on a tf.data service, outside this process"
+        if stage.op == "CacheDataset" or (stage.op == "CacheDatasetV2" and work.number(stage.node, 1) != b""):
+            yield f"{stage.name} caches in files, and a copy would write the same ones (cache in memory)"
+        if stage.op == "RandomDatasetV2":
+            yield f"{stage.name} draws other random numbers in every epoch, and a copy would restart them"
+    for node in shared_resources(graph):
+        yield f"{plain(node.op)} holds an unsupported resource of the process"
+
+
+def doubts(graph: Any, stages: tuple[Stage, ...], effects: Mapping[str, Effects], options: Any) -> Iterator[str]:
+    """Yield why the outputs of a rebuilt pipeline must be compared."""
+    for stage in stages:
+        effect = effects[stage.node]
+        if effect.python:
+            yield f"{stage.name} runs Python, which cannot be analysed"
+        if effect.draws:
+            yield f"{stage.name} draws random numbers"
+        if not stage.supported:
+            yield f"{stage.name} is an unknown stage"
+    yield from _read_ahead(stages)
+    if options.deterministic is False or not all(map(is_deterministic, graph.node)):
+        yield "the order of elements in the pipeline is not deterministic (deterministic=False)"
+    yield from _copied_state(graph)
+
+
+def move_obstacles(
+    graph: Any, stages: tuple[Stage, ...], effects: Mapping[str, Effects], options: Any
+) -> Iterator[str]:
+    """Yield why an iterator cannot continue in a rebuilt pipeline in mid-run.
+
+    It cannot if the next elements depend on state outside the iterator, other than the number of iterators before it.
+    """
+    for stage in stages:
+        if effects[stage.node].draws:
+            yield f"{stage.name} draws random numbers, and no position holds how many"
+        if stage.kind == "cache":
+            yield f"{stage.name} keeps the elements of the first epoch, and a copy would compute them again"
+        starts_inputs = len(stage.inputs) > 1 and stage.kind not in ("zip", "enumerate")
+        if starts_inputs and any(other.kind.startswith("shuffle") for other in upstream(stage, stages)):
+            yield f"{stage.name} reads a shuffle, and no position holds how often it has begun"
+    if any(node.op == "GeneratorDataset" for function in graph.library.function for node in function.node_def):
+        yield "a Python generator feeds it, which cannot be rewound"
+    yield from unrestored_stages(graph, options)
+    yield from _copied_state(graph)
+
+
+def _copied_state(graph: Any) -> Iterator[str]:
+    for node in graph.node:
+        if node.op == "VarHandleOp":
+            yield "a function reads a variable: a rebuilt pipeline reads a copy of its present value"
+        if node.op.startswith(("MutableHashTable", "MutableDenseHashTable")):
+            yield "a function reads a mutable table: a rebuilt pipeline reads a copy of its present contents"
+
+
+def _read_ahead(stages: tuple[Stage, ...]) -> Iterator[str]:
+    """Yield why later orders may depend on how far was read ahead: a shuffle advances each time that it begins."""
+    for above in stages:
+        if above.kind not in _ENDS_EARLY and (len(above.inputs) < 2 or above.kind == "concatenate"):
+            continue
+        for stage in upstream(above, stages):
+            if stage.kind in _RESTARTS_INPUT and any(
+                other.kind.startswith("shuffle") for other in upstream(stage, stages)
+            ):
+                yield f"{above.name} may end before {stage.name} does, so that later orders depend on reading ahead"

@@ -16,8 +16,8 @@ import polars as pl
 from tpunb.errors import TpunbError
 from tpunb.text import plain, plural
 from tpunb.tfdata.graph import AUTOTUNE
-from tpunb.tuning.arrays import are_arrays, shuffled
 from tpunb.tuning.grain import GrainPipeline, is_grain
+from tpunb.tuning.job import are_arrays, shuffled
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
 

@@ -11,8 +11,7 @@ from typing import Any
 from tpunb.errors import wrong
 from tpunb.frames import Phases
 from tpunb.training.fit_start import CheckpointPath
-from tpunb.tuning.hot_phase import hot_phase
-from tpunb.tuning.job import Job
+from tpunb.tuning.job import Job, hot_phase
 from tpunb.tuning.model_based import model_based
 from tpunb.tuning.position import LivePosition
 from tpunb.tuning.results import Journal, Message, Trial, Tuning

@@ -10,20 +10,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ipywidgets
 from traitlets import Dict, Instance, Int, List, Unicode, observe, validate
 
+from tpunb.analysis.step_trace import open_trace
+from tpunb.charts import render
 from tpunb.charts.timeline_rows import Timeline
-from tpunb.checkpoint.nearest import StepSource, checkpoint_steps
 from tpunb.cluster import METHODS
 from tpunb.cluster import phases as group_steps
 from tpunb.errors import IncompatibleRuns, wrong
-from tpunb.frames import PhaseMethod, Phases, Profile, Steps
+from tpunb.frames import Phases, Profile, Steps
+from tpunb.frames.conversion import write_atomically
+from tpunb.frames.nearest import StepSource, checkpoint_steps
+from tpunb.frames.phases import PhaseMethod
 from tpunb.io import load
-from tpunb.io.storage import write_atomically
 from tpunb.text import format_error, plain
 from tpunb.widgets import exports, phase_view, second_run, sliders
 from tpunb.widgets.explorer_state import ExplorerState, Messages
 from tpunb.widgets.frontends import DisplayHandles, only_ipywidgets
+from tpunb.widgets.html_tables import safe
 from tpunb.widgets.panel import Answer, Panel, Refused, packed
 
 _FAR = 1e9  # seconds from the start of a run: thirty years
@@ -198,8 +203,6 @@ class PhaseExplorer(Panel):
 
     def _plain_view(self) -> Any:
         """Return the panel of ipywidgets alone."""
-        from tpunb.widgets.static_explorer import StaticExplorer
-
         if self._static_explorer is None:
             panel = StaticExplorer(self.state, self._choose, self.displays.name)
             self.observe(lambda _: panel.show(self.state), "value")
@@ -343,7 +346,7 @@ class PhaseExplorer(Panel):
             "compare": self._compare,
             "runs": lambda: ({"table": phase_view.runs(self.value, self._state.edges)}, []),
             "to_static": self.to_static,
-            "open_trace": lambda: ({"text": repr(self.value.open_trace(self.state.shown_phase))}, []),
+            "open_trace": lambda: ({"text": repr(open_trace(self.value, self.state.shown_phase))}, []),
             "export": lambda kind: exports.export(self.state, kind),
         }
 
@@ -388,3 +391,66 @@ def explore(
     Phases(2 phases over 6 steps, DBSCAN(), top 3 cover 100.0%)
     """
     return PhaseExplorer(steps, method=method, checkpoints=checkpoints, other=other)
+
+
+class StaticExplorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no types
+    """A list, a slider and pictures of an :class:`ExplorerState`.
+
+    Parameters
+    ----------
+    state
+        State to show first.
+    choose
+        Called with another clustering; what follows from it comes back through `show`.
+    pictures
+        Name of the pictures above, which are hidden: see :class:`tpunb.widgets.frontends.DisplayHandles`.
+    """
+
+    def __init__(self, state: ExplorerState, choose: Callable[[dict[str, Any]], None], pictures: str = "") -> None:
+        self._choose = choose
+        self._swept: Phases | None = None
+        options = [(title, name) for name, title in state.methods.items()]
+        self.method = ipywidgets.Dropdown(options=options, value=state.method, description="Method")
+        self.slider: Any = None
+        self.curve, self.phases, self.alert = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
+        self.hiding = ipywidgets.HTML(f'<style>[data-tpunb="{pictures}"]{{display:none}}</style>')
+        super().__init__()
+        self.method.observe(lambda change: self._try({"method": change["new"]}), "value")
+        self.show(state)
+
+    def show(self, state: ExplorerState) -> None:
+        """Show the phases of a state, and the slider of their method."""
+        self._state = state
+        self.method.value = state.method
+        if self._swept is not state.swept:
+            self._swept = state.swept
+            chart = sliders.chart(state.swept)
+            self.curve.value = "" if chart is None else render.svg(chart)
+            self.slider = self._slider(state)
+            controls = [self.method] if self.slider is None else [self.method, self.slider]
+            self.children = [self.hiding, self.alert, self.phases, *controls, self.curve]
+        if self.slider is not None and self.slider.value != state.position:
+            self.slider.value = state.position
+        self.phases.value = exports.static_html(state)
+
+    def _slider(self, state: ExplorerState) -> Any:
+        slider, at = state.slider, state.position
+        if slider is None or state.limits is None:
+            return None
+        kind = ipywidgets.FloatSlider if slider.step < 1 else ipywidgets.IntSlider
+        ends = {"min": min(state.limits[0], at), "max": max(state.limits[1], at)}
+        control = kind(value=at, **ends, step=slider.step, description=slider.label)
+        control.style.description_width = "initial"
+        control.layout.width = "480px"
+        choice = {"method": state.method}
+        control.observe(lambda change: self._try({**choice, slider.parameter: change["new"]}), "value")
+        return control
+
+    def _try(self, clustering: dict[str, Any]) -> None:
+        """Choose a clustering; front ends do not show what a callback raises, so the panel does."""
+        self.alert.value = ""
+        try:
+            self._choose(clustering)
+        except Exception as error:  # noqa: BLE001  shown in the panel
+            self.method.value = self._state.method  # its own callback clears the alert
+            self.alert.value = f'<p role="alert">{safe(format_error(error))}</p>'

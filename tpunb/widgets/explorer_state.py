@@ -10,17 +10,19 @@ from typing import Any, TypeVar
 
 from tpunb import charts
 from tpunb.analysis import advise, hosts
+from tpunb.analysis.goodput import Goodput
+from tpunb.analysis.stragglers import Hosts
 from tpunb.charts import render
 from tpunb.charts.accounts import live_accounts
 from tpunb.charts.curves import with_slider
 from tpunb.charts.shares import live_coverage
 from tpunb.charts.timeline import live_timeline
 from tpunb.charts.timeline_rows import Timeline, layout
-from tpunb.checkpoint.nearest import checkpoint_times
 from tpunb.cluster import SliderSpec
-from tpunb.frames import Goodput, Hosts, Phases, Steps
+from tpunb.frames import Phases, Steps
+from tpunb.frames.nearest import checkpoint_times
 from tpunb.text import plain
-from tpunb.widgets import goodput_view, phase_view, sliders
+from tpunb.widgets import phase_view, sliders
 from tpunb.widgets.html_tables import ROWS
 
 T = TypeVar("T")
@@ -136,7 +138,7 @@ class ExplorerState:
     @property
     def goodput(self) -> Goodput | None:
         """Goodput of these phases, or None if there is no record of the wall time."""
-        return self.once("goodput", lambda: goodput_view.goodput_of(self.phases))
+        return self.once("goodput", lambda: phase_view.goodput_of(self.phases))
 
     @property
     def hosts(self) -> Hosts | None:
@@ -149,7 +151,7 @@ class ExplorerState:
     def notes(self) -> tuple[list[str], list[str]]:
         """Lines and warnings above the panel, with what disturbed the measurement."""
         lines, warnings = self.messages
-        return [*lines], [*dict.fromkeys([*warnings, *goodput_view.warnings(self.goodput)])]
+        return [*lines], [*dict.fromkeys([*warnings, *phase_view.warnings(self.goodput)])]
 
     # What the page gets, as values of JSON
 
@@ -181,8 +183,8 @@ class ExplorerState:
         found = self.goodput
         if found is None:
             return {"advice": self.advice}
-        chosen = None if self.account is None else goodput_view.describe(found, self.account, self.timeline)
-        return {"advice": self.advice, **goodput_view.bar(found, self.phases), "selected": chosen}
+        chosen = None if self.account is None else phase_view.describe_goodput(found, self.account, self.timeline)
+        return {"advice": self.advice, **phase_view.bar(found, self.phases), "selected": chosen}
 
     def curve(self) -> dict[str, Any]:
         """Return the method's curve and its slider."""

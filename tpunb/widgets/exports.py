@@ -14,11 +14,11 @@ from tpunb import charts
 from tpunb.charts import render
 from tpunb.frames import Phases
 from tpunb.text import format_error, plain
-from tpunb.widgets import goodput_view, html_tables, phase_view, second_run, sliders
+from tpunb.widgets import html_tables, phase_view, second_run, sliders
 from tpunb.widgets.explorer_state import ExplorerState, Messages
 from tpunb.widgets.html_tables import Table, safe
 from tpunb.widgets.panel import Answer, asset, module
-from tpunb.widgets.vega import bundle as vega
+from tpunb.widgets.panel import bundle as vega
 
 SCRIPT = module("parts.js", "panel.js", "phase_facts.js", "accounts.js", "second_run.js", "buttons.js", "explorer.js")
 STYLE = asset("explorer.css")
@@ -58,7 +58,7 @@ def page(state: ExplorerState) -> bytes:
     stored |= {"_advice": state.advice, "_hints": phase_view.hints(state.phases)}
     if (found := state.goodput) is not None:
         names = stored["_frame"]["accounts"]["parts"]["account"]
-        stored["_accounts"] = {name: goodput_view.describe(found, name, state.timeline) for name in names}
+        stored["_accounts"] = {name: phase_view.describe_goodput(found, name, state.timeline) for name in names}
     if state.other is not None:
         try:
             stored["_compared"] = second_run.compared(state)
@@ -88,7 +88,8 @@ def png(phases: Phases) -> bytes:
 def trace(state: ExplorerState) -> bytes:
     """Return the phases as a trace for chrome://tracing and Perfetto."""
     with tempfile.TemporaryDirectory() as folder:
-        return state.phases.to_chrome_trace(Path(folder) / "trace.json", state.checkpoints).read_bytes()
+        accounts = None if state.goodput is None or state.phases.steps.wall is None else state.goodput.segments
+        return state.phases.to_chrome_trace(Path(folder) / "trace.json", state.checkpoints, accounts).read_bytes()
 
 
 _KINDS: dict[str, tuple[str, Callable[[ExplorerState], bytes]]] = {
@@ -129,7 +130,7 @@ def _block(
 ) -> str:
     """Return verdict, goodput, timeline, advice, the phases as tables, the comparison, then how phases were found."""
     found, headline = state.goodput, phase_view.headline(state.phases)
-    lines, bar = goodput_view.lines(found, state.phases), "" if found is None else draw(charts.accounts(found))
+    lines, bar = phase_view.lines(found, state.phases), "" if found is None else draw(charts.accounts(found))
     hosts = "" if (found_hosts := state.hosts) is None else draw(charts.hosts(found_hosts))
     evidence = bar + draw(charts.timeline(state.phases)) + hosts + html_tables.items(html_tables.ADVICE, state.advice)
     method = [*([headline] if lines else []), *messages[0], state.code]

@@ -9,7 +9,7 @@ import polars as pl
 
 from tpunb import charts
 from tpunb.charts import render
-from tpunb.charts.labels import names_of
+from tpunb.charts.style import names_of
 from tpunb.text import duration, percent, plural
 from tpunb.widgets import html_tables
 

@@ -13,7 +13,7 @@ import polars.selectors as cs
 from traitlets import Bool, Dict, Unicode
 
 from tpunb.charts import render
-from tpunb.charts.rows import clean
+from tpunb.charts.style import clean
 from tpunb.errors import wrong
 from tpunb.widgets.panel import Panel, module
 

@@ -8,13 +8,14 @@ import polars as pl
 
 from tpunb import charts
 from tpunb.analysis import compare
+from tpunb.analysis.compare import Comparison
 from tpunb.charts import render
-from tpunb.charts.labels import names_of
+from tpunb.charts.style import names_of
 from tpunb.charts.timeline import live_timeline
 from tpunb.charts.timeline_rows import Timeline, layout
 from tpunb.cluster import phases
 from tpunb.errors import TpunbError
-from tpunb.frames import Comparison, Phases
+from tpunb.frames import Phases
 from tpunb.text import cut, percent, plain, short_time
 from tpunb.widgets.explorer_state import ExplorerState
 from tpunb.widgets.html_tables import Table

@@ -14,7 +14,8 @@ import polars.selectors as cs
 from tpunb import charts
 from tpunb.cluster import METHODS, SliderSpec
 from tpunb.errors import TpunbError
-from tpunb.frames import PhaseMethod, Phases
+from tpunb.frames import Phases
+from tpunb.frames.phases import PhaseMethod
 
 _ROWS = 60  # of a curve as a table
 

@@ -18,17 +18,19 @@ import polars as pl
 
 from tpunb import charts
 from tpunb.analysis import advise
+from tpunb.analysis.goodput import Goodput
 from tpunb.charts import render
 from tpunb.cluster import phases as group_steps
 from tpunb.errors import NoSteps, TpunbError, wrong
-from tpunb.frames import Goodput, PhaseMethod, Phases, Profile, Steps
+from tpunb.frames import Phases, Profile, Steps
+from tpunb.frames.conversion import write_atomically
+from tpunb.frames.phases import PhaseMethod
 from tpunb.io import load
-from tpunb.io.storage import write_atomically
 from tpunb.profiler.capture import NullRun
 from tpunb.profiler.sources.frameworks import STEP_TIMES_ONLY
 from tpunb.step_stats.reduce import steps as steps_of
 from tpunb.text import duration, estimated_overhead, format_error, percent, plain, plural
-from tpunb.widgets import goodput_view, html_tables, phase_view
+from tpunb.widgets import html_tables, phase_view
 from tpunb.widgets.frontends import in_kernel
 
 if TYPE_CHECKING:
@@ -130,13 +132,13 @@ class Summary(NullRun):
     @cached_property
     def goodput(self) -> Goodput | None:
         """Where the wall time went, or None if there is no record of it."""
-        return goodput_view.goodput_of(self.phases or self.profile) or goodput_view.goodput_of(self.profile)
+        return phase_view.goodput_of(self.phases or self.profile) or phase_view.goodput_of(self.profile)
 
     @cached_property
     def _lines(self) -> list[str]:
         if self.steps is None and self.goodput is not None:
             return [f"No steps were found in {duration(self.goodput.wall_ps)}."]
-        return goodput_view.lines(self.goodput, self.phases) or [self.headline]
+        return phase_view.lines(self.goodput, self.phases) or [self.headline]
 
     @property
     def _tuned(self) -> list[str]:
@@ -191,7 +193,7 @@ class Summary(NullRun):
 
     @property
     def _notes(self) -> list[str]:
-        disturbed = goodput_view.warnings(self.goodput)
+        disturbed = phase_view.warnings(self.goodput)
         return [
             note
             for note in (self.note, self._earlier, *disturbed, *self._untraced, *_failures(self.profile.windows))

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,9 @@ from tpunb.errors import TpunbError, wrong
 from tpunb.frames import Phases
 from tpunb.text import format_error, plain
 from tpunb.training.seeds import RandomState
-from tpunb.tuning.hot_phase import hot_phase
-from tpunb.tuning.job import Job
+from tpunb.tuning.job import Job, hot_phase
 from tpunb.tuning.model_based import model_based
-from tpunb.tuning.results import Journal, Tuning
+from tpunb.tuning.results import Journal, Trial, Tuning
 from tpunb.tuning.search import Search, hill_climb, optuna_search
 from tpunb.tuning.thread_locals import copy_thread_locals
 from tpunb.tuning.tournament import Budget
@@ -37,8 +37,87 @@ from tpunb.widgets import phase_view, tuning_view
 from tpunb.widgets.frontends import DisplayHandles, only_ipywidgets
 from tpunb.widgets.html_tables import block
 from tpunb.widgets.panel import Answer, Panel, Refused, asset, module, packed
-from tpunb.widgets.tuning_thread import TuningThread
 from tpunb.widgets.tuning_view import TrialStart
+
+_ONE_AT_A_TIME = threading.Lock()  # two would slow each other down, and share random numbers
+
+
+class TuningThread:
+    """A tuning that runs beside the cells of a notebook.
+
+    Parameters
+    ----------
+    make
+        Function that returns the tuner; called here, where its errors are raised.
+    set_thread_locals
+        Function to call in the thread first, of `tpunb.tuning.thread_locals.copy_thread_locals`.
+    on_trial
+        Callback with the result so far, after each trial, in the thread.
+    on_end
+        Callback with the result and the error that ended it, in the thread.
+
+    Raises
+    ------
+    TpunbError
+        If another one runs in this kernel.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Tuner],
+        *,
+        set_thread_locals: Callable[[], None],
+        on_trial: Callable[[Tuning], None],
+        on_end: Callable[[Tuning, Exception | None], None],
+    ) -> None:
+        if not _ONE_AT_A_TIME.acquire(blocking=False):
+            raise TpunbError("a tuning runs in this kernel", hint="stop() its panel, or wait() for its end")
+        try:
+            self._tuner = make()
+        except BaseException:
+            _ONE_AT_A_TIME.release()
+            raise
+        self._set_thread_locals, self._on_trial, self._on_end = set_thread_locals, on_trial, on_end
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="tpunb-tuning", daemon=True)
+
+    def start(self) -> None:
+        """Start, once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the current trial."""
+        self._stopped.set()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end; raise TimeoutError after `timeout` seconds."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the tuning still runs after {timeout:g} s")
+
+    def _work(self) -> None:
+        failure: Exception | None = None
+        try:
+            self._set_thread_locals()
+            self._run()
+        except Exception as error:  # noqa: BLE001  nobody else would see it
+            failure = error
+        except BaseException as error:  # noqa: BLE001  a program may call sys.exit()
+            failure = TpunbError(f"the tuning was ended by {type(error).__name__}")
+        try:
+            self._on_end(self._tuner.tuning, failure)
+        finally:
+            _ONE_AT_A_TIME.release()
+
+    def _run(self) -> None:
+        finished: list[Trial] = []
+        with closing(self._tuner.trials()) as trials:
+            for trial in trials:
+                finished.append(trial)
+                self._on_trial(Tuning(tuple(finished), messages=tuple(self._tuner.messages)))
+                if self._stopped.is_set():
+                    return
+
 
 FOLDER = "tuning"
 """Default folder of the trials, in the folder of the notebook."""

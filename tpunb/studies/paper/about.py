@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tpunb.io.storage import write_atomically
+from tpunb.frames.conversion import write_atomically
 from tpunb.step_stats.reduce import steps
 from tpunb.studies.paper.recordings import ABOUT
 from tpunb.studies.paper.workloads.cost import Cost

@@ -15,7 +15,8 @@ import polars as pl
 
 from tpunb.errors import ProfileNotFound
 from tpunb.frames import Profile, Steps
-from tpunb.io import load, sample, samples
+from tpunb.io import load, sample
+from tpunb.io.formats import samples
 from tpunb.step_stats.reduce import steps
 from tpunb.studies.paper.workloads.catalogue import workload
 from tpunb.studies.paper.workloads.cost import Cost

@@ -8,9 +8,8 @@ import altair as alt
 import numpy as np
 import polars as pl
 
-from tpunb.charts.labels import LINE, listed
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.rows import GREY, PALETTE, WIDTH, cleaned, rows_of
+from tpunb.charts.style import GREY, LINE, PALETTE, WIDTH, cleaned, listed, rows_of
 from tpunb.errors import wrong
 from tpunb.studies.ranking import CostModel, Evaluation, Measured, ProgramGraph, kendall, top_error
 from tpunb.text import cut, duration, percent, plain, plural, short_time

@@ -15,7 +15,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import BadProfile, TpunbError, wrong
 from tpunb.frames import Profile
-from tpunb.io import hlo, hlo_ops
+from tpunb.io import hlo, hlo_graph
 from tpunb.io.hlo_graph import Instructions, grouped, spans
 from tpunb.io.protobuf_table import Ints, Messages, integer, text
 from tpunb.step_stats import ops
@@ -67,8 +67,8 @@ class ProgramGraph:
             "dims": pl.Series(grouped(*shapes.numbers(3), len(shapes)), dtype=pl.List(pl.Int64())),
             "layout": pl.Series(_layouts(shapes.at(layout)), dtype=schema.NAME),
         }
-        named = hlo_ops.ops(self.protos)
-        layers = ops.map_names(named["tf_op"], lambda name: hlo_ops.place(name)[0])
+        named = hlo_graph.ops(self.protos)
+        layers = ops.map_names(named["tf_op"], lambda name: hlo_graph.place(name)[0])
         names = named["hlo_op"].cast(pl.String)
         times = [self.self_times.get(name) for name in names] if self.self_times else None
         (convolution,) = rows.columns(_CONVOLUTION)

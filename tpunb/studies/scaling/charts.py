@@ -7,9 +7,8 @@ from typing import Any, Literal
 import altair as alt
 import polars as pl
 
-from tpunb.charts.labels import listed, names_of
 from tpunb.charts.render import VConcatPicture
-from tpunb.charts.rows import PHASE_COLOURS, WIDTH, rows_of
+from tpunb.charts.style import PHASE_COLOURS, WIDTH, listed, names_of, rows_of
 from tpunb.errors import TpunbError, wrong
 from tpunb.studies.scaling.scaling import KIND, Scaling
 from tpunb.text import count, percent, plural, short

@@ -7,9 +7,8 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from tpunb.charts.labels import listed, names_of
 from tpunb.charts.render import LayerPicture, VConcatPicture
-from tpunb.charts.rows import GREY, PALETTE, WIDTH, cleaned, rows_of
+from tpunb.charts.style import GREY, PALETTE, WIDTH, cleaned, listed, names_of, rows_of
 from tpunb.errors import TpunbError, wrong
 from tpunb.studies.sweeps.columns import SPEEDUP, SWEEP
 from tpunb.studies.sweeps.results import Sensitivity, Speedup, Sweep

@@ -25,8 +25,7 @@ from tpunb.errors import TpunbError
 from tpunb.text import cut, format_error, plain
 from tpunb.training.graph_work import graph_work
 from tpunb.training.state import arrays
-from tpunb.tuning.arrays import are_arrays
-from tpunb.tuning.job import Job
+from tpunb.tuning.job import Job, are_arrays
 
 _BLOCK_S = 0.02
 """Seconds of steps that are waited for together: shorter steps follow each other as in ``fit``."""

@@ -17,11 +17,11 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
+from tpunb.analysis.roofline import WORK, Roofline
 from tpunb.errors import BadProfile, IncompatibleRuns, TpunbError, share, wrong
 from tpunb.frames.conversion import Tabular
 from tpunb.frames.hardware import DEVICES, Device
 from tpunb.frames.hardware import device as device_named
-from tpunb.frames.roofline import WORK, Roofline
 from tpunb.studies.sweeps.columns import SATURATION, SENSITIVITY, SPEEDUP, SWEEP
 from tpunb.text import cut, percent, plain, plural
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import altair as alt
 import polars as pl
 
-from tpunb.charts.labels import listed
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.rows import GREY, WIDTH, cleaned, rows_of
+from tpunb.charts.style import GREY, WIDTH, cleaned, listed, rows_of
 from tpunb.errors import TpunbError
 from tpunb.studies.paper.charts.runs import looks
 from tpunb.text import percent, plain, plural

@@ -9,9 +9,21 @@ import altair as alt
 import polars as pl
 import polars.selectors as cs
 
-from tpunb.charts.labels import LETTER, LINE, faded, framed, lanes, listed, names_of
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.rows import GREY, PALETTE, WIDTH, cleaned, rows_of
+from tpunb.charts.style import (
+    GREY,
+    LETTER,
+    LINE,
+    PALETTE,
+    WIDTH,
+    cleaned,
+    faded,
+    framed,
+    lanes,
+    listed,
+    names_of,
+    rows_of,
+)
 from tpunb.errors import TpunbError, wrong
 from tpunb.text import cut, percent, plain, plural
 

@@ -8,9 +8,21 @@ from typing import Any, NamedTuple
 import altair as alt
 import polars as pl
 
-from tpunb.charts.labels import WIDEST, faded, framed, listed, names_of
 from tpunb.charts.render import LayerPicture
-from tpunb.charts.rows import GREY, NOISE, OTHERS, PALETTE, WHOLE, WIDTH, rows_of
+from tpunb.charts.style import (
+    GREY,
+    NOISE,
+    OTHERS,
+    PALETTE,
+    WHOLE,
+    WIDEST,
+    WIDTH,
+    faded,
+    framed,
+    listed,
+    names_of,
+    rows_of,
+)
 from tpunb.errors import TpunbError, whole, wrong
 from tpunb.frames import Phases
 from tpunb.text import cut, percent, plain, plural

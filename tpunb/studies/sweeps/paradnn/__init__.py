@@ -11,7 +11,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tpunb.frames import Roofline
+from tpunb.analysis.roofline import Roofline
 from tpunb.studies.sweeps.results import Sweep
 
 __all__ = ["categories", "measured", "roofline", "time_shares", "traces"]

@@ -1,4 +1,4 @@
-"""Write phases as a trace for chrome://tracing and Perfetto.
+"""Write phases as a trace for chrome://tracing and Perfetto, and as CSV.
 
 A trace has the description of each phase with its host and device operations, as in section IV.B and Figure 3 of the
 paper, and the account of every stretch of time. The time axis is the real one. Names of hosts, steps and operations are
@@ -12,23 +12,25 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
+from tpunb import schema
+from tpunb.frames.conversion import write_atomically
 from tpunb.frames.segments import segments
-from tpunb.io.storage import write_atomically
 from tpunb.text import cut, plain
-
-if TYPE_CHECKING:
-    from tpunb.frames import Phases
 
 _WINDOWS, _PHASES, _ACCOUNTS = 1, 2, 3  # threads
 _DESCRIBED = 2_000  # segments above which only the first of a phase lists its operations
 
 
 def chrome_trace(
-    path: Path, phases: Phases, checkpoints: Mapping[int, str], accounts: pl.DataFrame | None = None
+    path: Path,
+    steps: pl.DataFrame,
+    windows: pl.DataFrame,
+    described: dict[int, dict[str, Any]],
+    accounts: pl.DataFrame | None = None,
 ) -> Path:
     """Write a trace for chrome://tracing and Perfetto; return `path`.
 
@@ -40,14 +42,15 @@ def chrome_trace(
     ----------
     path
         Target file, gzipped if it ends in ``.gz``; its folder is created.
-    phases
-        Phases of the run.
-    checkpoints
-        Nearest checkpoint of a phase, by number of the phase.
+    steps
+        ``Phases.labelled``.
+    windows
+        ``tpunb.schema.WINDOWS``.
+    described
+        Name and facts of each phase: `descriptions`.
     accounts
         ``tpunb.schema.GOODPUT_SEGMENTS``, if there is a record of the wall time.
     """
-    steps, windows = phases.labelled, phases.steps.windows
     hosts = pl.concat([steps["host"], windows["host"]]).unique().sort().to_list()
     pids = {host: pid for pid, host in enumerate(hosts, 1)}
     trace = {
@@ -56,7 +59,7 @@ def chrome_trace(
         "traceEvents": [
             *_metadata(pids, accounts is not None),
             *_window_events(windows, pids),
-            *_phase_events(segments(steps, "phase"), _descriptions(phases.frame, phases.top(5), checkpoints), pids),
+            *_phase_events(segments(steps, "phase"), described, pids),
             *(() if accounts is None else _account_events(accounts, pids)),
         ],
     }
@@ -119,8 +122,8 @@ def _account_events(stretches: pl.DataFrame, pids: dict[str, int]) -> Iterator[d
         yield event | {"args": {**args, "last step": row["last"]}}
 
 
-def _descriptions(phases: pl.DataFrame, top: pl.DataFrame, checkpoints: Mapping[int, str]) -> dict[int, dict[str, Any]]:
-    """Return the description of each phase, by number."""
+def descriptions(phases: pl.DataFrame, top: pl.DataFrame, checkpoints: Mapping[int, str]) -> dict[int, dict[str, Any]]:
+    """Return the name and facts of each phase, by number; `checkpoints` has the nearest of a phase, by number."""
     described: dict[int, dict[str, Any]] = {
         row["phase"]: {
             "name": row["name"],
@@ -146,3 +149,56 @@ def _descriptions(phases: pl.DataFrame, top: pl.DataFrame, checkpoints: Mapping[
 
 def _percent(share: float | None) -> float | None:
     return None if share is None or not math.isfinite(share) else round(100 * share, 4)
+
+
+def csv(folder: Path, phases: pl.DataFrame, top: pl.DataFrame) -> list[Path]:
+    """Write ``phases.csv``, ``operations_host.csv`` and ``operations_device.csv``; return their paths.
+
+    Headers contain the units. Text that a spreadsheet would run as a formula gets an apostrophe in front.
+
+    Parameters
+    ----------
+    folder
+        Target folder; it is created.
+    phases
+        ``tpunb.schema.PHASES``.
+    top
+        ``tpunb.schema.TOP``.
+    """
+    tables = {
+        "phases.csv": phases.select(
+            "phase",
+            "steps",
+            pl.col("full").alias("steps traced in full"),
+            _text("kinds").alias("kinds"),
+            pl.col("first_step").alias("first step"),
+            _ms("start_ps").alias("start (ms)"),
+            _ms("dur_ps").alias("total time (ms)"),
+            (pl.col("share") * 100).fill_nan(None).round(4).alias("share of productive time (%)"),
+            _ms("step_ps").alias("median step time (ms)"),
+            _ms("device_ps").alias("device time (ms)"),
+            _ms("idle_ps").alias("idle time (ms)"),
+        )
+    }
+    for side in schema.SIDE.categories:
+        tables[f"operations_{side}.csv"] = top.filter(pl.col("side") == side).select(
+            "phase",
+            "rank",
+            _text("op").alias("operation"),
+            pl.col("count").alias("calls"),
+            _ms("total_ps").alias("total time (ms)"),
+            _ms("self_ps").alias("self time (ms)"),
+            (pl.col("share") * 100).fill_nan(None).round(4).alias("share of self time (%)"),
+            _text("layer").alias("layer"),
+            _text("source").alias("source line"),
+        )
+    return [write_atomically(folder / name, table.write_csv().encode()) for name, table in tables.items()]
+
+
+def _ms(column: str) -> pl.Expr:
+    return (pl.col(column) / 1e9).round(6)  # to the nanosecond
+
+
+def _text(column: str) -> pl.Expr:
+    text = pl.col(column).cast(pl.String)
+    return pl.when(text.str.contains(r"^[=+\-@\t\r\n]")).then("'" + text).otherwise(text)

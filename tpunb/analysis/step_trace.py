@@ -4,41 +4,88 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from tpunb.analysis.representatives import representative
 from tpunb.errors import BadProfile, not_kept
 from tpunb.frames import Phases, Steps
-from tpunb.frames.step_trace import StepTrace
-from tpunb.io.storage import write_atomically
-from tpunb.text import cut, plain
+from tpunb.frames.conversion import write_atomically
+from tpunb.text import cut, plain, short_time
+
+
+@dataclass(frozen=True, repr=False)
+class StepTrace:
+    """A step of a phase in a trace file.
+
+    Parameters
+    ----------
+    path
+        The trace.
+    phase
+        Name of the phase.
+    host, step
+        The step.
+    dur_ps
+        Step time in picoseconds.
+    logdir
+        Folder in which XProf and TensorBoard open the raw capture, if there is one.
+    window
+        Number of the window of the step, as XProf names it, if the run was captured in windows.
+    """
+
+    path: Path
+    phase: str
+    host: str
+    step: int
+    dur_ps: int
+    logdir: str | None = None
+    window: int | None = None
+
+    def __repr__(self) -> str:
+        lines = [
+            f"step {self.step:,} of {plain(self.phase)} ({short_time(self.dur_ps)}) is in {self.path}",
+            "Perfetto: open https://ui.perfetto.dev and drop the file there",
+        ]
+        if self.logdir is not None:
+            session = "" if self.window is None else f", then choose {self.window:05d}"
+            lines.append(f"XProf: tensorboard --logdir {self.logdir}{session}")
+        return "\n".join(lines)
+
 
 _ARGS = ("tf_op", "hlo_op", "category", "step_num", "flops", "bytes", "hbm_bytes", "correlation_id")
 
 
-def step_trace(phases: Phases, phase: int, path: Path | None = None) -> StepTrace:
+def open_trace(phases: Phases, phase: int | None = None, path: str | os.PathLike[str] | None = None) -> StepTrace:
     """Write the raw events of a typical step of a phase, and of one step time before and after it.
+
+    What is returned says how to open the trace.
 
     Parameters
     ----------
     phases
         Phases of the run.
     phase
-        Number of the phase.
+        Number of the phase; the longest if None.
     path
         Target file, gzipped if it ends in ``.gz``; named after the phase and the step in the working folder if None.
 
     Raises
     ------
+    KeyError
+        If no step has that label.
     TpunbError
         If the capture kept no raw events, or no raw events of this phase.
     """
     if phases.steps.read_events is None:
         raise not_kept(phases.steps.name, "raw events", job=phases.steps.by_host is not None)
+    phase = phases.longest.id if phase is None else phases[phase].id
     events, name = phases.steps.read_events(), phases.names[phase]
     row = _typical(phases, phase, events)
     if row is None:
@@ -50,6 +97,7 @@ def step_trace(phases: Phases, phase: int, path: Path | None = None) -> StepTrac
     if path is None:
         words = "".join(letter if letter.isalnum() else "-" for letter in plain(name)).strip("-")
         path = Path(f"{words}-step-{step}.trace.json.gz")
+    path = Path(path)
     trace = {"displayTimeUnit": "ms", "traceEvents": [*_named(around), *_events(around)]}
     text = json.dumps(trace, allow_nan=False, separators=(",", ":")).encode()
     written = write_atomically(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
@@ -60,7 +108,7 @@ def _typical(phases: Phases, phase: int, events: pl.DataFrame) -> dict[str, Any]
     """Return the representative step, else of the steps with raw events the one of the nearest step time."""
     columns = "host", "step", "start_ps", "dur_ps"
     own = phases.labelled.filter(pl.col("phase") == phase, traced="full").select(columns)
-    best = phases.representative(phase).select(columns)
+    best = representative(phases, phase).select(columns)
     middle = best["dur_ps"].median() or own["dur_ps"].median() or 0
     steps = pl.concat([best, own.sort((pl.col("dur_ps") - middle).abs(), "start_ps")])
     for host in steps["host"].unique():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
 import polars as pl
 
+from tpunb.analysis.goodput import goodput, totals
+from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
+from tpunb.frames.hardware import Device
+from tpunb.frames.hardware import device as device_named
 from tpunb.frames.op_matrix import op_matrix
 
 _OPS = {
@@ -243,3 +248,176 @@ def _top_ops(ops: pl.DataFrame) -> pl.DataFrame:
     return times.group_by("phase").agg(
         pl.col("op").filter(pl.col("metric") == metric).first().alias(f"{metric}_op") for metric in _OPS
     )
+
+
+_ACCOUNTS = {
+    "productive": "productive",
+    "data loading": "loading",
+    "callbacks": "callbacks",
+    "checkpoint save": "saving",
+    "preparation": "preparation",
+    "evaluation": "evaluation",
+    "program startup": "startup",
+}
+
+
+def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.DataFrame:
+    """Return one row of metrics of the whole run, none without a record of its wall time; null if unknown.
+
+    ``wall_ps``; of the accounts ``productive``, ``loading``, ``callbacks``, ``saving``, ``preparation``,
+    ``evaluation``, ``startup``, ``retracing`` (tracing and compiling a function after its first time, within startup)
+    and ``rebuilding`` (tracing the step of three models or more, but for the first) the share of wall time, 0 to 1, and
+    the time such as ``callbacks_ps``; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``;
+    ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a known time between failures;
+    ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval of
+    least loss by Young.
+
+    Parameters
+    ----------
+    phases
+        Phases of the run.
+    failure_every_h
+        Mean time between failures in hours, if known.
+    """
+    if phases.steps.wall is None:
+        return pl.DataFrame()
+    run = goodput(phases)
+    times = dict(totals(run).select("account", pl.col("time_ps").round().cast(pl.Int64)).iter_rows())
+    row: dict[str, object] = {"wall_ps": run.wall_ps}
+    retraced, retracing_ps = _retraced(phases.steps, run.hosts)
+    taken = {name: times.get(account, 0) for account, name in _ACCOUNTS.items()}
+    models, rebuilding_ps = _rebuilt(phases.steps, run.hosts)
+    taken |= {"retracing": min(retracing_ps, taken["startup"]), "rebuilding": min(rebuilding_ps, taken["startup"])}
+    for name, time_ps in taken.items():
+        row |= {f"{name}_ps": time_ps, name: time_ps / max(run.wall_ps, 1)}
+    most = totals(run, "detail").filter(account="callbacks").drop_nulls("detail").head(1).to_dicts()
+    saves = run.frame.filter(account="checkpoint save")["count"].sum() / run.hosts
+    row |= {
+        "callback": most[0]["detail"] if most else None,
+        "callback_ps": round(most[0]["time_ps"]) if most else None,
+        "retraced": retraced,
+        "models": str(models),
+        "save_ps": taken["saving"] / saves if saves else None,
+        "save_every_ps": run.wall_ps / saves if saves else None,
+        "save_best_ps": None,
+        "unplanned": row["saving"] if failure_every_h is None else None,
+    }
+    if failure_every_h is not None and saves:
+        row["save_best_ps"] = math.sqrt(2 * taken["saving"] / saves * failure_every_h * 3.6e15)
+    texts = dict.fromkeys(("callback", "retraced", "models"), pl.String())
+    return pl.DataFrame([row], schema={name: texts.get(name, pl.Float64()) for name in row})
+
+
+def _retraced(steps: Steps, hosts: int) -> tuple[str | None, int]:
+    """Return which function was traced or compiled again, and the time of all of them per host."""
+    if steps.wall is None:
+        return None, 0
+    work, again = r"^(tracing|lowering|compiling) ", r" again for .*$"
+    spans = (
+        steps.wall.spans.filter(pl.col("account") == "program startup", pl.col("detail").str.contains(work))
+        .sort("start_ps")
+        .with_columns(work=pl.col("detail").str.replace(again, ""))
+        .with_columns(name=pl.col("work").str.replace(work, ""))
+    )
+    # TensorFlow's are marked; JAX compiles as well, and functions without a name of their own are many
+    compiled = pl.col("detail").str.starts_with("compiling").any().over("host", "name")
+    repeated = compiled & (pl.int_range(pl.len()).over("host", "work") > 0) & ~pl.col("name").str.contains("^<|^a func")
+    more = spans.filter(repeated | pl.col("detail").str.contains(again)).group_by("name", maintain_order=True)
+    times = more.agg(pl.col("dur_ps").sum()).sort("dur_ps", descending=True, maintain_order=True)
+    return (times["name"][0], int(times["dur_ps"].sum()) // hosts) if times.height else (None, 0)
+
+
+def _rebuilt(steps: Steps, hosts: int) -> tuple[int, int]:
+    """Return of how many models a step was traced, and the time of all but the first, per host; 0 s for one or two."""
+    if steps.wall is None:
+        return 0, 0
+    spans = steps.wall.spans.filter(account="program startup", detail="tracing the step of fit").sort("start_ps")
+    later = spans.filter(pl.int_range(pl.len()).over("host") > 0)
+    models = spans.height // hosts
+    return models, int(later["dur_ps"].sum()) // hosts if models > 2 else 0
+
+
+# times that each weight is read or written: weight, gradient and moments; for LARS the norms of weight and gradient too
+_PASSES = {"sgd": 3, "momentum": 5, "rmsprop": 5, "adagrad": 5, "lars": 7, "adam": 7, "adamw": 7}
+_REDUCE, _SCATTER = r"(?i)all.?reduce", r"(?i)reduce.?scatter"
+
+
+def weight_update_ps(weights: int, optimizer: str, device: Device | str) -> float | None:
+    """Return the modelled time to update all weights on one core, in picoseconds; None for another optimizer.
+
+    Each weight and moment is in float32, and each is read from or written to the main memory of the chip, of whose
+    bandwidth a core has an equal share: 4 bytes x weights x passes / bandwidth. Passes are 3 for SGD, 5 with momentum,
+    7 for LARS and Adam, after the update rules in https://arxiv.org/abs/1708.03888 and https://arxiv.org/abs/1412.6980.
+
+    Parameters
+    ----------
+    weights
+        Number of weights.
+    optimizer
+        Name of the optimizer: "sgd", "momentum", "rmsprop", "adagrad", "lars", "adam" or "adamw", in any case.
+    device
+        Chip, or its name in ``tpunb.analysis.DEVICES``.
+
+    >>> round(weight_update_ps(25_600_000, "LARS", "TPU v3") / 1e9, 2)  # ResNet-50, in milliseconds
+    1.59
+    """
+    chip = device_named(device) if isinstance(device, str) else device
+    passes = _PASSES.get(optimizer.casefold())
+    return None if passes is None else 4 * weights * passes / (chip.bandwidth / chip.cores) * 1e12
+
+
+def scale_metrics(metrics: pl.DataFrame, phases: Phases, roof: Roofline | None = None) -> pl.DataFrame:
+    """Return the metrics of phases with those of many devices; null if unknown.
+
+    ``devices`` busy in a step of the phase, and ``train_devices``, the most in a phase of training steps; ``replicas``,
+    the devices that all-reduce; ``update``, share of step time in the weight update, and ``update_source``:
+    "measured" with a roofline if raw events were kept, else "modelled"; with a roofline ``intensity``, ``ridge``
+    (FLOP/byte) and ``device_batch``, examples of a step per device.
+    """
+    steps, train = phases.steps, pl.col("main") == "train"
+    used = _used_devices(steps).join(phases.labelled.select("host", "step", "phase"), on=["host", "step"])
+    used = used.group_by("phase").agg(pl.col("devices").median().cast(pl.Int64), pl.col("reduces").all())
+    weights, optimizer, batch = (steps.metadata.get(name, "") for name in ("weights", "optimizer", "batch"))
+    chip = device_of(steps)
+    update_ps = weight_update_ps(int(weights), optimizer, chip) if weights.isdecimal() and chip else None
+    modelled = pl.when(train).then(pl.lit(update_ps, pl.Float64) / pl.col("step_ps"))
+    metrics = metrics.join(used, on="phase", how="left", maintain_order="left").with_columns(
+        train_devices=pl.col("devices").filter(train).max(),
+        replicas=pl.when("reduces").then("devices"),
+        update=pl.when(modelled < 1).then(modelled),
+        update_source=pl.when(modelled < 1).then(pl.lit("modelled")),
+        device_batch=pl.lit(float(batch) if batch.isdecimal() else None, pl.Float64) / pl.col("devices"),
+        **dict.fromkeys(("intensity", "ridge"), pl.lit(None, pl.Float64)),
+    )
+    if roof is None:
+        return metrics
+    peak = pl.col("dtype").replace_strict(dict(roof.device.peaks), default=roof.device.peak_flops)
+    by_name = roof.frame.select("intensity", name="what", ridge=peak / roof.device.bandwidth)
+    metrics = metrics.drop("intensity", "ridge").join(by_name, on="name", how="left", maintain_order="left")
+    if steps.read_layers is None or not steps.layers["part"].count():
+        return metrics
+    is_update = pl.col("self_ps").filter(pl.col("part") == "update")
+    parts = steps.layers.filter(pl.col("side") == "device").join(phases.labelled, on=["host", "step"])
+    parts = parts.group_by("phase").agg(measured=is_update.sum() / pl.col("self_ps").sum())
+    metrics = metrics.join(parts, on="phase", how="left", maintain_order="left")
+    measured = pl.col("measured") * pl.col("busy")
+    source = pl.when(measured.is_null()).then("update_source").otherwise(pl.lit("measured"))
+    return metrics.with_columns(update=pl.coalesce(measured, "update"), update_source=source)
+
+
+@memoised
+def _used_devices(steps: Steps) -> pl.DataFrame:
+    """Return (host, step, devices, reduces) of full steps: devices in use, and whether they only all-reduce."""
+    full, names = steps.full(), ["side", "op", "category"]
+    used = full.devices.filter(pl.col("device_ps") > 0).group_by("step")
+    rows = full.frame.select("host", "step").join(used.agg(devices=pl.struct("host", "device").n_unique()), on="step")
+    text = pl.concat_str(pl.col("op", "category").cast(pl.String), separator=" ", ignore_nulls=True)
+    ops = full.ops.select(names).unique().filter(pl.col("side") == "device").with_columns(text=text)
+    reducing, scattering = (
+        full.ops.join(ops.filter(pl.col("text").str.contains(pattern)), on=names, how="semi", nulls_equal=True)
+        .select("host", "step", pl.lit(value=True).alias(name))
+        .unique()
+        for name, pattern in (("reduces", _REDUCE), ("scatters", _SCATTER))
+    )
+    rows = rows.join(reducing, on=["host", "step"], how="left").join(scattering, on=["host", "step"], how="left")
+    return rows.with_columns(reduces=pl.col("reduces").fill_null(False) & pl.col("scatters").is_null())

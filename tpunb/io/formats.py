@@ -1,0 +1,257 @@
+"""Load profiles of any format, and the samples recorded by this project."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tpunb.errors import BadProfile, ProfileNotFound, TpunbError
+from tpunb.frames import Profile
+from tpunb.frames.hardware import Device
+from tpunb.frames.hardware import device as device_named
+from tpunb.frames.profile import device_kinds
+from tpunb.io import host_files, logdir, run_folder, run_writer, storage, xprof_json, xprof_tables
+from tpunb.io.host_files import ENDINGS, stem
+from tpunb.io.storage import Location, PathLike
+from tpunb.text import plural
+
+MANY = 64
+"""Files above which a profile is reduced to statistics while it is loaded."""
+
+_PROTOBUF_TABLES = ("overview_page.pb", "input_pipeline.pb", "pod_viewer.pb")  # as XProf wrote them in 2020
+
+
+def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, client: Any = None) -> Profile:
+    """Read a profile.
+
+    Parameters
+    ----------
+    path
+        Run folder of ``tp.capture``, logdir of a profiler, one ``*.xplane.pb`` or ``*.trace.json`` (each also gzipped),
+        or a list of such files, one per host; local, or the URL of any file system that fsspec supports, such as
+        ``gs://bucket/logdir``. All sessions of a logdir are read, and the XPlane where a session has both forms.
+        Without a raw profile, XProf's tables (``*.overview_page.json`` and others) are read. A list
+        may also have run folders of one job, one per process.
+    device
+        Name of the device in ``tpunb.analysis.DEVICES``, for files that do not name it: gives its kind and peaks.
+    client
+        ``distributed.Client``, or the address of a scheduler: its workers read the files, which they must see under the
+        same names, and return statistics. Without a client more than 64 files are reduced likewise in this process.
+
+    Returns
+    -------
+    Profile
+        Of several files, damaged ones, copies and those of another run are left out, with a warning: see ``skipped``.
+        The Chrome trace of a capture is read where its XPlane is damaged. With a client, or more than 64 files, the
+        steps are those of the job (``Steps.by_host`` has its hosts) and raw events are not kept.
+
+    Raises
+    ------
+    ProfileNotFound
+        When there is no profile at the path.
+    BadProfile
+        When a file is empty, truncated, corrupt or of another format, and no other can be read; the message names it.
+    ValueError
+        When the device is unknown, or the profile has none that may be of this kind.
+    MissingExtra
+        When the package for the protocol of a URL is not installed.
+    TpunbError
+        When a server or the scheduler cannot be reached, or its workers have other versions.
+    """
+    named = None if device is None else device_named(device)
+    if client is None:
+        profile = _load(path, None)
+    else:
+        from tpunb.io import dask_engine
+
+        with dask_engine.connected(client) as engine:
+            profile = _load(path, engine)
+    if profile.skipped:
+        warnings.warn(logdir.skip_message(profile.name, profile.skipped), stacklevel=2)
+    return profile if named is None else _on(named, profile)
+
+
+def _load(path: PathLike | Iterable[PathLike], engine: Any = None) -> Profile:
+    if not isinstance(path, (str, os.PathLike)):
+        return _load_list(path, engine)
+    location = storage.find(path)
+    if not location.is_folder:
+        return _file(location)
+    files = location.below()
+    if run_folder.RUN in files:
+        return run_folder.read(location, files, run_writer.keeper(str(location)))
+    if runs := _runs(files):
+        raise ProfileNotFound(
+            f"{str(location)!r} is not a run folder; it contains {plural(len(runs), 'run')}",
+            hint=f"load one of {', '.join(runs[:8])}",
+        )
+    tables = [file for name, file in files.items() if name.endswith(xprof_json.ENDINGS)]
+    if not _raw(files):
+        if any(file.name.endswith((*xprof_json.STEP_TABLES, *xprof_tables.MEMORY_ENDINGS)) for file in tables):
+            return _tables(tables, location)
+        if of_operations := [file for name, file in files.items() if name.endswith(xprof_tables.ENDINGS)]:
+            return _tables(of_operations, location, xprof_tables.profile)
+        if protobuf := sorted(name for name in files if name.endswith(_PROTOBUF_TABLES)):
+            raise _protobuf(files[protobuf[0]])
+    return _raw_files(_profiles(location, files), location.name, location.source, engine)
+
+
+def _raw_files(files: Sequence[Location], name: str, source: Path | str, engine: Any, forms: bool = True) -> Profile:
+    """Read raw files with their events, or as statistics where they are many or read by a cluster."""
+    if engine is None and len(files) <= MANY:
+        return logdir.read(files, name, source, forms=forms)
+    from tpunb.io import cluster_load
+
+    return cluster_load.read(files, name, source, engine)
+
+
+def _runs(files: Mapping[str, Location]) -> list[str]:
+    """Return the paths of the runs in a folder, at any depth; a ``run.json`` of another program is none."""
+    runs = []
+    for name in sorted(files):
+        if name.endswith(f"/{run_folder.RUN}"):
+            with suppress(BadProfile):
+                if b'"tpunb"' in storage.read(files[name]).tobytes():
+                    runs.append(name.rpartition("/")[0])
+    return runs
+
+
+def _on(chip: Device, profile: Profile) -> Profile:
+    """Return a profile with the kind and the peaks of its devices where the files do not name them."""
+    family = "TPU" if chip.name.startswith("TPU") else "GPU"
+    kind = pl.col("kind").fill_null("")
+    nameless = kind.is_in(["", family]) | kind.str.contains(rf"^\S+ {family}( \(compute|$)")
+    unnamed = nameless | kind.is_in([chip.name, *chip.kinds])
+    unnamed &= pl.col("device").str.starts_with(f"/device:{family}:")
+    if profile.hardware.filter(unnamed).is_empty():
+        kinds = device_kinds(profile.hardware) or "no device"
+        raise ValueError(f"The device parameter of load must fit the profile. Got {chip.name!r} for {kinds}.")
+    peaks = {"peak_flops": chip.peak_flops / chip.cores, "hbm_bandwidth": chip.bandwidth / chip.cores}
+    hardware = profile.hardware.with_columns(
+        kind=pl.when(unnamed & nameless).then(pl.lit(chip.name)).otherwise("kind"),
+        **{name: pl.when(unnamed).then(pl.col(name).fill_null(peak)).otherwise(name) for name, peak in peaks.items()},
+    )
+    stored = profile.stored
+    if stored is not None:
+        stored = replace(stored, metadata={**stored.metadata, "device kind": device_kinds(hardware)})
+    return replace(profile, hardware=hardware, stored=stored)
+
+
+def _load_list(paths: Iterable[PathLike], engine: Any) -> Profile:
+    """Read several logdirs and files, or several run folders, as one profile."""
+    if isinstance(paths, (bytes, bytearray)) or not isinstance(paths, Iterable):
+        raise TypeError(f"The path parameter of load must be a path or a list of paths. Got {paths!r} instead.")
+    profiles, runs = list[Location](), dict[Location, Mapping[str, Location]]()
+    for location in map(storage.find, paths):
+        if location.name.endswith((*xprof_json.ENDINGS, *xprof_tables.ENDINGS)):
+            raise TpunbError(f"{location} is a table of XProf, not a raw profile", hint="load its folder")
+        if not location.is_folder:
+            profiles.append(location)
+        elif run_folder.RUN in (files := location.below()):
+            runs[location] = files
+        else:
+            profiles += _profiles(location, files)
+    if profiles and runs:
+        raise TpunbError(
+            f"{next(iter(runs))} is a run, not a raw profile", hint="load runs and raw profiles one by one"
+        )
+    if not profiles and not runs:
+        raise ProfileNotFound("the list of profiles is empty")
+    if runs and engine is None and len(runs) <= MANY:
+        return host_files.together([run_folder.read(folder, files) for folder, files in runs.items()])
+    found = _unique(profiles or [*runs])
+    return _raw_files(found, found[0].name, found[0].parent.source, engine, len(found) > 1)
+
+
+def _profiles(folder: Location, files: Mapping[str, Location]) -> list[Location]:
+    """Return the raw profiles of a logdir, in the best form of each."""
+    if profiles := _raw(files):
+        return profiles
+    raise ProfileNotFound(
+        f"{folder} holds no profile: no run.json and no file ending in {', '.join(ENDINGS)}", hint=folder.holds()
+    )
+
+
+def _raw(files: Mapping[str, Location]) -> list[Location]:
+    best: dict[str, Location] = {}
+    for ending in ENDINGS:
+        for name in sorted(files):
+            if name.endswith(ending):
+                best.setdefault(stem(name), files[name])
+    return _unique([best[name] for name in sorted(best)])
+
+
+def _unique(files: Sequence[Location]) -> list[Location]:
+    """Return each file once, links resolved."""
+    return list({file.url or os.path.realpath(file.path): file for file in reversed(files)}.values())[::-1]
+
+
+def _file(file: Location) -> Profile:
+    """Read one file: a raw profile, or a table of XProf with tables of the same prefix beside it."""
+    if file.name.endswith(_PROTOBUF_TABLES):
+        raise _protobuf(file)
+    if file.name.endswith(".parquet"):
+        raise BadProfile(f"{file} is a table, not a profile", hint="read a sweep by tp.studies.sweeps.Sweep.read")
+    if file.name.endswith(xprof_tables.ENDINGS):
+        return _tables([file], file, xprof_tables.profile)
+    if ending := next((ending for ending in xprof_json.ENDINGS if file.name.endswith(ending)), None):
+        family = [file.name.removesuffix(ending) + other for other in xprof_json.ENDINGS]
+        return _tables([child for child in file.parent.children() if child.name in family] or [file], file)
+    try:
+        return logdir.read([file], file.name, file.source)
+    except BadProfile:
+        data = b"" if file.name.endswith(ENDINGS) else storage.read(file).tobytes()
+        if not xprof_json.is_table(data):
+            raise
+        return xprof_json.profile({file.name: data}, file.name, file.source)
+
+
+def _tables(files: Sequence[Location], location: Location, read: Callable[..., Profile] | None = None) -> Profile:
+    """Read XProf's tables of one session."""
+    folders = sorted({str(file.parent) for file in files})
+    if len(folders) > 1:
+        raise ProfileNotFound(
+            f"{location} holds no raw profile, but tables of {len(folders)} sessions",
+            hint=f"load one of {', '.join(folders[:8])}",
+        )
+    plain = {file.name.removesuffix(".gz"): file for file in sorted(files, key=lambda file: file.name, reverse=True)}
+    tables: dict[str, bytes | BadProfile] = {}
+    for file in plain.values():
+        try:
+            tables[file.name] = storage.read(file).tobytes()
+        except BadProfile as error:
+            tables[file.name] = BadProfile(str(error).replace(str(file), file.name), hint=error.hint)
+    return (read or xprof_json.profile)(tables, location.name, location.source)
+
+
+def _protobuf(file: Location) -> BadProfile:
+    """Return the error for a table that only XProf of 2020 reads."""
+    return BadProfile(
+        f"{file}: a table of XProf in the binary form of 2020, which is not supported",
+        hint=f"load the run's *.xplane.pb, or XProf's tables as JSON ({', '.join(xprof_json.STEP_TABLES[:2])})",
+    )
+
+
+def sample(name: str) -> Profile:
+    """Load a run recorded by this project; an unknown name raises an error that lists all samples.
+
+    >>> sample("keras_cnn").name
+    'keras_cnn'
+    """
+    if run_folder.is_run(samples() / name):
+        return _load(samples() / name)
+    names = sorted(path.name for path in samples().glob("*") if run_folder.is_run(path))
+    raise ProfileNotFound(f"no sample is named {name!r}", hint=f"samples: {', '.join(names) or 'none'}")
+
+
+def samples() -> Path:
+    """Return the folder of the runs recorded by this project: of the package, or of its source tree."""
+    here = Path(__file__).resolve().parents[1]
+    return here / "_samples" if (here / "_samples").exists() else here.parent / "datasets" / "sample_profiles"
