@@ -68,10 +68,10 @@ def need(module: str, *, extra: str) -> ModuleType:
         raise MissingExtra(f"{module} is not installed", hint=f"pip install 'tpunb[{extra}]'") from error
 
 
-def wrong(owner: str, name: str, must: str, got: object, *, hint: str | None = None) -> TypeError:
+def wrong_type(owner: str, name: str, must: str, got: object, *, hint: str | None = None) -> TypeError:
     """Return the error for an argument of the wrong type; ``hint`` says what to do next.
 
-    >>> wrong("phases", "steps", "be Steps", 3)
+    >>> wrong_type("phases", "steps", "be Steps", 3)
     TypeError('The steps parameter of phases must be Steps. Got 3 instead.')
     """
     error = TypeError(f"The {name} parameter of {owner} must {must}. Got {got!r} instead.")
@@ -80,7 +80,7 @@ def wrong(owner: str, name: str, must: str, got: object, *, hint: str | None = N
     return error
 
 
-def whole(owner: str, name: str, value: object, least: int) -> int:
+def check_whole(owner: str, name: str, value: object, least: int) -> int:
     """Return a parameter that is an integer of at least `least`, of Python or NumPy, but not a bool.
 
     Raises
@@ -88,7 +88,7 @@ def whole(owner: str, name: str, value: object, least: int) -> int:
     ValueError
         When it is not.
 
-    >>> whole("KMeans", "k", 3, 1)
+    >>> check_whole("KMeans", "k", 3, 1)
     3
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
@@ -96,7 +96,7 @@ def whole(owner: str, name: str, value: object, least: int) -> int:
     return int(value)
 
 
-def share(owner: str, name: str, value: object) -> float:
+def check_share(owner: str, name: str, value: object) -> float:
     """Return a parameter that is a number from 0 to 1, but not a bool.
 
     Raises
@@ -104,7 +104,7 @@ def share(owner: str, name: str, value: object) -> float:
     ValueError
         When it is not.
 
-    >>> share("OLS", "threshold", 0.7)
+    >>> check_share("OLS", "threshold", 0.7)
     0.7
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:

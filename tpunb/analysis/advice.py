@@ -13,7 +13,7 @@ from tpunb import schema
 from tpunb.analysis.metrics import account_metrics, phase_metrics, scale_metrics
 from tpunb.analysis.roofline import Roofline
 from tpunb.analysis.stragglers import Hosts
-from tpunb.errors import wrong
+from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.text import cut, percent, plain, short, short_time
 
@@ -413,16 +413,16 @@ def advise(
 The device is idle for 50 % of the phase's step time without a known cause.
     """
     if not isinstance(phases, Phases):
-        raise wrong("advise", "phases", "be Phases", phases, hint="tp.phases(steps)")
+        raise wrong_type("advise", "phases", "be Phases", phases, hint="tp.phases(steps)")
     valid = isinstance(failure_every_h, Real) and not isinstance(failure_every_h, bool)
     if failure_every_h is not None and not (valid and 0 < failure_every_h < math.inf):
         raise ValueError(
             f"The failure_every_h parameter of advise must be a number above 0. Got {failure_every_h!r} instead."
         )
     if roof is not None and not (isinstance(roof, Roofline) and roof.by == "phase"):
-        raise wrong("advise", "roof", "be a Roofline by phase", roof, hint="tp.roofline(phases)")
+        raise wrong_type("advise", "roof", "be a Roofline by phase", roof, hint="tp.roofline(phases)")
     if hosts is not None and not isinstance(hosts, Hosts):
-        raise wrong("advise", "hosts", "be Hosts", hosts, hint="tp.hosts(steps)")
+        raise wrong_type("advise", "hosts", "be Hosts", hosts, hint="tp.hosts(steps)")
     rows = advise_phases(phases, roof)
     if hosts is not None:
         metrics = hosts.frame.filter("named").head(1)

@@ -16,7 +16,7 @@ from tpunb.analysis.goodput import goodput
 from tpunb.analysis.phase_matching import SAME, by_operations, match, run_similarity, traits_of
 from tpunb.cluster import assign
 from tpunb.cluster.recorded import SKIPPED, incidental, skippable
-from tpunb.errors import IncompatibleRuns, wrong
+from tpunb.errors import IncompatibleRuns, wrong_type
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.conversion import Tabular
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
@@ -173,7 +173,7 @@ def compare(
 def _phases(run: Phases | Steps | Profile | str | Path, name: str, method: PhaseMethod | str | None) -> Phases:
     run = load(run) if isinstance(run, str | Path) else run
     if not isinstance(run, Phases | Steps | Profile):
-        raise wrong("compare", name, "be Phases, Steps, a Profile or the path of one", run, hint="tp.load(path)")
+        raise wrong_type("compare", name, "be Phases, Steps, a Profile or the path of one", run, hint="tp.load(path)")
     if isinstance(run, Phases):
         return run if method is None else assign.phases(run.steps, method)
     return assign.phases(run, method)

@@ -16,7 +16,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.analysis.account_segments import HostRun, segments
 from tpunb.cluster import phases as group
-from tpunb.errors import NoSteps, wrong
+from tpunb.errors import NoSteps, wrong_type
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.steps import WallClock
 from tpunb.step_stats.reduce import from_rules
@@ -77,7 +77,7 @@ class Goodput:
             If there is no such account.
         """
         if account not in schema.ACCOUNTS:
-            raise wrong("time_ps", "account", f"be one of {', '.join(schema.ACCOUNTS)}", account)
+            raise wrong_type("time_ps", "account", f"be one of {', '.join(schema.ACCOUNTS)}", account)
         return int(self.frame.filter(account=account)["time_ps"].sum()) // self.hosts
 
     def cost(self, *, per_hour: float) -> pl.DataFrame:
@@ -191,7 +191,7 @@ def goodput(run: Profile | Phases) -> Goodput:
     if isinstance(run, Phases):
         return _of_steps(run.steps, run.labels, run.steps.wall)
     if not isinstance(run, Profile):
-        raise wrong("goodput", "run", "be a Profile or Phases", run, hint="tp.load(path) or tp.phases(steps)")
+        raise wrong_type("goodput", "run", "be a Profile or Phases", run, hint="tp.load(path) or tp.phases(steps)")
     wall = WallClock(run.span_ps) if run.stored is None else run.stored.wall
     try:
         steps = from_rules(run)

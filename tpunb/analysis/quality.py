@@ -14,7 +14,7 @@ from tpunb import schema
 from tpunb.analysis.representatives import Representatives, representatives
 from tpunb.cluster import assign, features
 from tpunb.cluster.recorded import incidental
-from tpunb.errors import TpunbError, whole, wrong
+from tpunb.errors import TpunbError, check_whole, wrong_type
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints, factorize, op_matrix
@@ -60,10 +60,10 @@ def label_agreement(
     from sklearn.metrics import adjusted_mutual_info_score, adjusted_rand_score
 
     if not isinstance(steps, Steps):
-        raise wrong("label_agreement", "steps", "be Steps", steps, hint="tp.steps(profile)")
+        raise wrong_type("label_agreement", "steps", "be Steps", steps, hint="tp.steps(profile)")
     if not isinstance(methods, Mapping | Sequence) or isinstance(methods, str):
         hint = "label_agreement(steps, [tp.DBSCAN(), tp.OLS()])"
-        raise wrong("label_agreement", "methods", "be two methods or more", methods, hint=hint)
+        raise wrong_type("label_agreement", "methods", "be two methods or more", methods, hint=hint)
     named = methods.items() if isinstance(methods, Mapping) else [(_title(method), method) for method in methods]
     if len(named) < 2:
         raise ValueError(
@@ -142,7 +142,7 @@ def stability(phases: Phases, *, draws: int = 20, seed: int = 0) -> Stability:
     from sklearn.metrics import adjusted_rand_score
 
     _check(phases, "stability")
-    draws = whole("stability", "draws", draws, 1)
+    draws = check_whole("stability", "draws", draws, 1)
     full = phases.steps.full()
     name, unit = _units(full)
     n = len(np.unique(unit))
@@ -169,7 +169,7 @@ def stability(phases: Phases, *, draws: int = 20, seed: int = 0) -> Stability:
 
 def _check(phases: object, owner: str) -> None:
     if not isinstance(phases, Phases):
-        raise wrong(owner, "phases", "be Phases", phases, hint="tp.phases(steps)")
+        raise wrong_type(owner, "phases", "be Phases", phases, hint="tp.phases(steps)")
 
 
 def _units(full: Steps) -> tuple[str, Ints]:
@@ -323,7 +323,7 @@ def distinguishing_ops(phases: Phases, n: int = 5) -> pl.DataFrame:
     from tpunb.frames import phase_sums
 
     _check(phases, "distinguishing_ops")
-    n = whole("distinguishing_ops", "n", n, 1)
+    n = check_whole("distinguishing_ops", "n", n, 1)
     full = phases.steps.full()
     ids, group = factorize(phases.fitted.to_numpy())
     size, phase = np.bincount(group, minlength=len(ids)), ids >= 0

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import whole
+from tpunb.errors import check_whole
 from tpunb.frames import Phases
 from tpunb.frames.conversion import Tabular
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix, self_times
@@ -294,8 +294,8 @@ def representatives(phases: Phases, n: int | None = None, *, seed: int | None = 
     >>> chosen, chosen.frame.select("phase", "step", "weight").rows()
     (Representatives(2 of 6 steps, op profile within 0.0 %), [(1, 3, 3.0), (0, 0, 3.0)])
     """
-    n = n if n is None else whole("representatives", "n", n, 1)
-    seed = seed if seed is None else whole("representatives", "seed", seed, 0)
+    n = n if n is None else check_whole("representatives", "n", n, 1)
+    seed = seed if seed is None else check_whole("representatives", "seed", seed, 0)
     population = _population(phases)
     traced, counts = population.traced, population.counts(n)
     if seed is None:

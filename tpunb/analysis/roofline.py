@@ -13,7 +13,7 @@ from functools import cached_property
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import TpunbError, wrong
+from tpunb.errors import TpunbError, wrong_type
 from tpunb.frames import Phases, Steps
 from tpunb.frames.conversion import Tabular
 from tpunb.frames.hardware import DEVICES, Device
@@ -261,12 +261,12 @@ def roofline(data: Steps | Phases, by: str | None = None, *, device: str | Devic
     """
     steps = data.steps if isinstance(data, Phases) else data
     if not isinstance(steps, Steps):
-        raise wrong("roofline", "data", "be Steps or Phases", data)
+        raise wrong_type("roofline", "data", "be Steps or Phases", data)
     by = by if by is not None else "phase" if isinstance(data, Phases) else "run"
     if by not in _BY:
         raise ValueError(f"The by parameter of roofline must be one of {', '.join(_BY)}. Got {by!r} instead.")
     if by == "phase" and not isinstance(data, Phases):
-        raise wrong("roofline", "data", "be Phases for by='phase'", data)
+        raise wrong_type("roofline", "data", "be Phases for by='phase'", data)
     chip = _device_of(steps) if device is None else _device(device)
     statistics_only = steps.read_layers is None and by in _STEPS and steps.devices["flops"].count() > 0
     rows = _of_steps(steps) if statistics_only else _of_instructions(steps, by)
@@ -344,7 +344,7 @@ def _device(value: object) -> Device:
     if isinstance(value, Device):
         return value
     if not isinstance(value, str):
-        raise wrong("roofline", "device", "be a Device or the name of one", value)
+        raise wrong_type("roofline", "device", "be a Device or the name of one", value)
     return device_named(value)
 
 

@@ -12,7 +12,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.barriers import Barriers, barriers, clocks, median
-from tpunb.errors import NoSteps, wrong
+from tpunb.errors import NoSteps, wrong_type
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.conversion import Tabular
@@ -135,7 +135,7 @@ def hosts(steps: Steps) -> Hosts:
        the American Statistical Association 73, 1978.
     """
     if not isinstance(steps, Steps):
-        raise wrong("hosts", "steps", "be Steps", steps, hint="tp.steps(tp.load(folder))")
+        raise wrong_type("hosts", "steps", "be Steps", steps, hint="tp.steps(tp.load(folder))")
     return _hosts(steps)
 
 

@@ -8,7 +8,7 @@ import polars as pl
 
 from tpunb.analysis.advice import ACCOUNT_RULES, RULES, advise
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
-from tpunb.errors import wrong
+from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.text import cut, duration, percent, plain
 
@@ -72,7 +72,7 @@ def verdict(phases: Phases) -> Verdict | None:
         If `phases` is something else.
     """
     if not isinstance(phases, Phases):
-        raise wrong("verdict", "phases", "be Phases", phases, hint="tp.phases(steps)")
+        raise wrong_type("verdict", "phases", "be Phases", phases, hint="tp.phases(steps)")
     if phases.steps.wall is None or phases.steps.wall.span_ps <= 0:
         return None
     run = goodput(phases)

@@ -8,7 +8,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.charts.render import VConcatPicture
 from tpunb.charts.style import OTHERS, PALETTE, WIDTH, listed, names_of, rows_of
-from tpunb.errors import TpunbError, wrong
+from tpunb.errors import TpunbError, wrong_type
 from tpunb.text import duration, percent, plural
 
 _LOG_RATIO = 50  # step times with a larger ratio are on a logarithmic axis
@@ -34,7 +34,7 @@ def history(runs: pl.DataFrame) -> VConcatPicture:
         When it has no row.
     """
     if not isinstance(runs, pl.DataFrame):
-        raise wrong("history", "runs", "be a frame of runs", runs, hint='tp.runs("runs/")')
+        raise wrong_type("history", "runs", "be a frame of runs", runs, hint='tp.runs("runs/")')
     rows = _rows(schema.check(runs, schema.RUNS, "runs"))
     if rows.is_empty():
         raise TpunbError("no run to draw", hint='pass tp.runs("runs/")')

@@ -8,7 +8,7 @@ import polars as pl
 from tpunb.analysis.stragglers import Hosts
 from tpunb.charts.render import LayerPicture
 from tpunb.charts.style import GREY, INK, PALETTE, WHOLE, WIDTH, listed, names_of, rows_of
-from tpunb.errors import TpunbError, wrong
+from tpunb.errors import TpunbError, wrong_type
 from tpunb.text import percent, plural
 
 _ROWS, _BINS = 24, 120  # most hosts and ranges of steps
@@ -37,7 +37,7 @@ def hosts(found: Hosts) -> LayerPicture:
         When no host has a step with collectives of several hosts.
     """
     if not isinstance(found, Hosts):
-        raise wrong("hosts", "found", "be Hosts", found, hint="tp.hosts(steps)")
+        raise wrong_type("hosts", "found", "be Hosts", found, hint="tp.hosts(steps)")
     judged = found.frame.drop_nulls("costs_ps")
     if judged.is_empty() or found.lateness.is_empty():
         raise TpunbError("no host waits for another", hint="load the profiles of all hosts of the job")

@@ -8,7 +8,7 @@ import polars as pl
 from tpunb.analysis.roofline import Roofline
 from tpunb.charts.render import LayerPicture
 from tpunb.charts.style import GREY, LETTER, NOISE, PALETTE, TIME, WIDTH, clean, cleaned, listed, names_of, rows_of
-from tpunb.errors import TpunbError, wrong
+from tpunb.errors import TpunbError, wrong_type
 from tpunb.frames import Profile, Steps
 from tpunb.frames.hardware import Device
 from tpunb.text import cut, duration, percent, plain, plural
@@ -40,7 +40,7 @@ def roofline(roof: Roofline, *, backdrop: pl.DataFrame | None = None) -> LayerPi
         When no row has FLOPs and bytes.
     """
     if not isinstance(roof, Roofline):
-        raise wrong("roofline", "roof", "be a Roofline", roof)
+        raise wrong_type("roofline", "roof", "be a Roofline", roof)
     known = roof.frame.filter(pl.col("rate") > 0, pl.col("intensity") > 0)
     if known.is_empty():
         raise TpunbError("no row of the roofline has FLOPs and bytes", hint="choose another level: by='run'")
@@ -186,7 +186,7 @@ def stack(steps: Steps) -> LayerPicture:
         When the capture kept statistics only, or no operation ran on a device.
     """
     if not isinstance(steps, Steps):
-        raise wrong("stack", "steps", "be Steps", steps)
+        raise wrong_type("stack", "steps", "be Steps", steps)
     rows = steps.layers.filter(pl.col("side") == "device", pl.col("self_ps") > 0)
     if rows.is_empty():
         raise TpunbError("no operation ran on a device", hint="pass steps of a run with a TPU, a GPU or XLA")

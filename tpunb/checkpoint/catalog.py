@@ -10,7 +10,7 @@ from typing import NamedTuple, overload
 
 import polars as pl
 
-from tpunb.errors import whole
+from tpunb.errors import check_whole
 from tpunb.frames.nearest import nearest_checkpoint
 from tpunb.frames.phases import Phase
 from tpunb.text import count, plain, plural
@@ -164,7 +164,7 @@ class Checkpoints(Sequence[Checkpoint]):
         ValueError
             When `step` is not an int of 0 or more.
         """
-        step = whole("before", "step", step, 0)
+        step = check_whole("before", "step", step, 0)
         earlier = {checkpoint: saved for checkpoint, saved in self._steps.items() if saved <= step}
         return max(earlier, key=earlier.__getitem__, default=None)
 

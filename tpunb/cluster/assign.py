@@ -18,7 +18,7 @@ from tpunb.cluster.kmeans import KMeans
 from tpunb.cluster.ols import OLS
 from tpunb.cluster.ols_plus import OLSPlus
 from tpunb.cluster.paces import kinds_of
-from tpunb.errors import BadProfile, NoSteps, wrong
+from tpunb.errors import BadProfile, NoSteps, wrong_type
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.cache import memoised, memoised_last
 from tpunb.frames.op_matrix import Floats, Ints, factorize
@@ -90,10 +90,10 @@ def phases(steps: Steps | Profile, method: PhaseMethod | str | None = None) -> P
     steps = steps_of(steps) if isinstance(steps, Profile) else steps
     if not isinstance(steps, Steps):
         hint = "tp.load(path)" if isinstance(steps, str | PathLike) else "tp.steps(profile)"
-        raise wrong("phases", "steps", "be Steps or a Profile", steps, hint=hint)
+        raise wrong_type("phases", "steps", "be Steps or a Profile", steps, hint=hint)
     method = _named(method) if isinstance(method, str) else DBSCAN() if method is None else method
     if not callable(method) or isinstance(method, type):
-        raise wrong("phases", "method", "be a method such as tp.DBSCAN()", method)
+        raise wrong_type("phases", "method", "be a method such as tp.DBSCAN()", method)
     _check(steps)
     of_roles = roles_of(steps)
     groups = [_grouped(role.steps, method) for role in of_roles] or [_grouped(steps, method)]

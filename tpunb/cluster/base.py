@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tpunb.errors import whole
+from tpunb.errors import check_whole
 from tpunb.frames import Steps
 from tpunb.frames.op_matrix import Ints
 
@@ -137,7 +137,7 @@ class Parameters:
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None or getattr(type(self), name) is not None:
-                object.__setattr__(self, name, whole(type(self).__name__, name, value, low))
+                object.__setattr__(self, name, check_whole(type(self).__name__, name, value, low))
 
 
 def knee(

@@ -22,7 +22,7 @@ from tpunb.cluster.features import Features, check, space
 from tpunb.cluster.micro_clusters import MicroClusters, merge, micro_clusters_of, outliers
 from tpunb.cluster.paces import alternate, kinds_of
 from tpunb.cluster.recorded import incidental
-from tpunb.errors import whole, wrong
+from tpunb.errors import check_whole, wrong_type
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised, memoised_last
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
@@ -89,9 +89,9 @@ class DBSCAN(Parameters):
     def __post_init__(self) -> None:
         self._hold_whole(min_samples=1)
         if not isinstance(self.sweep, Sequence | None):
-            raise wrong("DBSCAN", "sweep", "be a tuple of ints", self.sweep)
+            raise wrong_type("DBSCAN", "sweep", "be a tuple of ints", self.sweep)
         for value in self.sweep or ():
-            whole("DBSCAN", "sweep", value, 1)
+            check_whole("DBSCAN", "sweep", value, 1)
         if self.sweep is not None and not self.sweep:
             raise ValueError("The sweep parameter of DBSCAN must not be empty. Got () instead.")
         if self.eps is not None and (

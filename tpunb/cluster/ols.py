@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tpunb.cluster.base import Curve, Parameters, SliderSpec
-from tpunb.errors import share
+from tpunb.errors import check_share
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, op_matrix
@@ -63,7 +63,7 @@ class OLS(Parameters):
     )
 
     def __post_init__(self) -> None:
-        share("OLS", "threshold", self.threshold)
+        check_share("OLS", "threshold", self.threshold)
 
     def __call__(self, steps: Steps) -> Labels:
         """Return one label per step, with the sweep of ``threshold``: ``phases`` at 0 to 1 in thousandths.
@@ -149,9 +149,9 @@ class OnlineOLS:
     """
 
     def __init__(self, threshold: float = 0.7, *, recall: float | None = None) -> None:
-        share("OnlineOLS", "threshold", threshold)
+        check_share("OnlineOLS", "threshold", threshold)
         if recall is not None:
-            share("OnlineOLS", "recall", recall)
+            check_share("OnlineOLS", "recall", recall)
         self.threshold, self.recall = threshold, recall
         self._count = 0
         self._label = -1

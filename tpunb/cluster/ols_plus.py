@@ -16,7 +16,7 @@ import polars as pl
 
 from tpunb.cluster.base import Curve, Parameters, SliderSpec, in_order
 from tpunb.cluster.ols import MOST, first_of_host
-from tpunb.errors import share
+from tpunb.errors import check_share
 from tpunb.frames import Steps
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
 from tpunb.frames.phases import Labels
@@ -74,8 +74,8 @@ class OLSPlus(Parameters):
     )
 
     def __post_init__(self) -> None:
-        share("OLSPlus", "ops", self.ops)
-        share("OLSPlus", "time", self.time)
+        check_share("OLSPlus", "ops", self.ops)
+        check_share("OLSPlus", "time", self.time)
         self._hold_whole(least=1)
 
     def __call__(self, steps: Steps) -> Labels:
@@ -175,8 +175,8 @@ class OnlineOLSPlus:
     def __init__(self, ops: float = OLSPlus.ops, time: float = OLSPlus.time) -> None:
         from tpunb.cluster import kernels
 
-        share("OnlineOLSPlus", "ops", ops)
-        share("OnlineOLSPlus", "time", time)
+        check_share("OnlineOLSPlus", "ops", ops)
+        check_share("OnlineOLSPlus", "time", time)
         self.ops, self.time = ops, time
         self._kernels = kernels
         self._limits = np.array([ops, time], dtype=np.float64)

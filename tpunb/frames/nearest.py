@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import polars as pl
 
-from tpunb.errors import wrong
+from tpunb.errors import wrong_type
 from tpunb.frames.steps import Steps, trained
 
 K = TypeVar("K")
@@ -27,7 +27,7 @@ def checkpoint_steps(checkpoints: StepSource | None, verb: str = "explore") -> d
     if checkpoints is None:
         return {}
     if not isinstance(checkpoints, Iterable) or isinstance(checkpoints, str | bytes):
-        raise wrong(verb, "checkpoints", "be steps, or objects with a step", checkpoints)
+        raise wrong_type(verb, "checkpoints", "be steps, or objects with a step", checkpoints)
     if isinstance(checkpoints, Mapping):
         named = list(checkpoints.items())
     else:
@@ -35,7 +35,7 @@ def checkpoint_steps(checkpoints: StepSource | None, verb: str = "explore") -> d
     steps = {str(name): step for name, step in named}
     for step in steps.values():
         if isinstance(step, bool) or not isinstance(step, Integral):
-            raise wrong(verb, "checkpoints", "be steps, or objects with a step", step)
+            raise wrong_type(verb, "checkpoints", "be steps, or objects with a step", step)
     return {name: int(step) for name, step in sorted(steps.items(), key=lambda pair: pair[1])}
 
 

@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tpunb import schema
-from tpunb.errors import whole
+from tpunb.errors import check_whole
 from tpunb.frames import export
 from tpunb.frames.conversion import to_pandas
 from tpunb.frames.nearest import StepSource, checkpoint_steps, nearest_checkpoint
@@ -226,7 +226,7 @@ class Phases:
         Outliers are not covered. Productive time of a step is its time without callbacks and input wait, up to the
         median of its phase; of outliers, up to that of their kind.
         """
-        n = whole("coverage", "n", n, 1)
+        n = check_whole("coverage", "n", n, 1)
         return float(self._rows.filter(pl.col("phase") >= 0)["share"].head(min(n, self._rows.height)).sum())
 
     @property
@@ -261,7 +261,7 @@ class Phases:
         sources
             Whether to read layer and source line of the operations from the raw events; else they are null.
         """
-        n = whole("top", "n", n, 1)
+        n = check_whole("top", "n", n, 1)
         rows = (
             self.totals.select("phase", "count", "total_ps", "self_ps")
             .with_columns(op_matrix(self.steps.full()).ops[self.totals["column"]])

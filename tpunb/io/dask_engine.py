@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any
 from uuid import uuid4
 
-from tpunb.errors import TpunbError, need, wrong
+from tpunb.errors import TpunbError, need, wrong_type
 from tpunb.io.cluster_load import Numbered, Part, reduced
 from tpunb.text import format_error, plain
 
@@ -48,7 +48,7 @@ def connected(client: Any) -> Iterator[DaskEngine]:
             yield DaskEngine(own)
         return
     if not isinstance(client, distributed.Client) or client.asynchronous:
-        raise wrong("load", "client", "be a synchronous distributed.Client or the address of a scheduler", client)
+        raise wrong_type("load", "client", "be a synchronous distributed.Client or the address of a scheduler", client)
     from dask import config
 
     with config.set({"distributed.deploy.lost-worker-timeout": _RESTART}):  # of a LocalCluster; 15 s by default

@@ -21,7 +21,7 @@ from uuid import uuid4
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import TpunbError, wrong
+from tpunb.errors import TpunbError, wrong_type
 from tpunb.io import parquet, storage
 from tpunb.io.run_folder import RUN, TABLES, VERSION, is_chrome_trace, program_name, raw_name
 from tpunb.io.run_storage import LocalFiles, RemoteFiles, holder_here
@@ -85,7 +85,7 @@ class RunWriter:
             return
         text = os.fspath(where) if isinstance(where, (str, os.PathLike)) else None
         if not isinstance(text, str):
-            raise wrong("capture", "dir", "be a path, a URL or None", where)
+            raise wrong_type("capture", "dir", "be a path, a URL or None", where)
         if not text:
             raise ValueError(f"The dir parameter of capture must be a path, a URL or None. Got {where!r} instead.")
         if re.match(r"[a-z][a-z0-9+.-]+:/(?!/)", text):

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from tpunb import signals
 from tpunb.checkpoint import Checkpoint, save
 from tpunb.checkpoint.resume import loops
-from tpunb.errors import CaptureBusy, TpunbError, whole, wrong
+from tpunb.errors import CaptureBusy, TpunbError, check_whole, wrong_type
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.framework_spans import FrameworkSpans
 from tpunb.profiler.keras import keras_marks
@@ -232,9 +232,9 @@ def capture(
         If the source cannot be reached.
     """
     if schedule is not None and not isinstance(schedule, Schedule):
-        raise wrong("capture", "schedule", "be a Schedule", schedule)
+        raise wrong_type("capture", "schedule", "be a Schedule", schedule)
     if source is not None and not all(callable(getattr(source, name, None)) for name in _SOURCE):
-        raise wrong("capture", "source", "be a source, as Address(...) is", source)
+        raise wrong_type("capture", "source", "be a source, as Address(...) is", source)
     if keep not in ("none", "phases", "all"):
         raise ValueError(f"The keep parameter of capture must be 'none', 'phases' or 'all'. Got {keep!r} instead.")
     session = CaptureSession(
@@ -242,7 +242,7 @@ def capture(
         Local() if source is None else source,
         Schedule() if schedule is None else schedule,
         keep=keep,
-        until=None if until is None else whole("capture", "until", until, 1),
+        until=None if until is None else check_whole("capture", "until", until, 1),
     )
     session.stacks = stacks
     with ExitStack() as stack:

@@ -11,7 +11,7 @@ from numbers import Real
 from statistics import median
 from typing import Literal, NamedTuple
 
-from tpunb.errors import whole
+from tpunb.errors import check_whole
 from tpunb.profiler.window_cost import GUESS, Estimate, TimedStep, WindowCosts
 
 ENOUGH = 20
@@ -85,7 +85,7 @@ class Schedule:
     def __post_init__(self) -> None:
         self._check("window", self.window, 0.01, LONGEST_S, "in [0.01, 60] seconds")
         self._check("every", self.every, 0, math.inf, "0 seconds or more")
-        object.__setattr__(self, "burst", whole("Schedule", "burst", self.burst, 0))
+        object.__setattr__(self, "burst", check_whole("Schedule", "burst", self.burst, 0))
         if self.budget is not None and self.budget != "auto":
             self._check("budget", self.budget, 0, 1, "in [0, 1], 'auto' or None")
 

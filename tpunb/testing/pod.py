@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tpunb.errors import whole
+from tpunb.errors import check_whole
 from tpunb.frames import Profile, Steps
 from tpunb.testing.step_program import StepProgram, step_program
 from tpunb.text import plural
@@ -158,7 +158,7 @@ def pod(
     >>> simulated, round(simulated.cost_ps(3) / float(simulated.ends().max()), 2)
     (Pod(8 hosts x 4 chips, 20 steps of 2 collectives, slow input), 0.16)
     """
-    shape = [whole("pod", name, n, 1) for name, n in (("hosts", hosts), ("chips", chips), ("steps", steps))]
+    shape = [check_whole("pod", name, n, 1) for name, n in (("hosts", hosts), ("chips", chips), ("steps", steps))]
     program = capture if isinstance(capture, StepProgram) else step_program(capture, seed=seed)
     for fault in faults:
         known = fault.kind in DELAYS + LOSSES and {*fault.hosts} <= {*range(hosts)} and 0 <= fault.device < chips

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tpunb.errors import TpunbError, whole
+from tpunb.errors import TpunbError, check_whole
 from tpunb.frames import Profile, Steps
 from tpunb.step_stats import op_names
 from tpunb.step_stats.reduce import steps as steps_of
@@ -66,8 +66,8 @@ def step_program(
     if collectives is None and shared.is_empty():
         hint = "add some: tpunb.testing.step_program(capture, collectives=3)"
         raise TpunbError(f"{name} has no collectives, so nothing joins hosts that run it", hint=hint)
-    n = runs.height if ops is None else whole("step_program", "ops", ops, 1)
-    m = shared.height if collectives is None else whole("step_program", "collectives", collectives, 1)
+    n = runs.height if ops is None else check_whole("step_program", "ops", ops, 1)
+    m = shared.height if collectives is None else check_whole("step_program", "collectives", collectives, 1)
     total = float(runs["dur_ps"].sum())
     weight = None if ops is None else runs["dur_ps"].to_numpy() / total
     runs = runs[rng.choice(runs.height, n, replace=runs.height < n, p=weight)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from tpunb.errors import TpunbError, need, wrong
+from tpunb.errors import TpunbError, need, wrong_type
 from tpunb.text import format_error
 
 AUTOTUNE = -1
@@ -120,7 +120,7 @@ def check_dataset(value: object) -> Any:
     """Return `value`; a ``TypeError`` if it is not a ``tf.data.Dataset``."""
     tf = need("tensorflow", extra="tensorflow")
     if not isinstance(value, tf.data.Dataset):
-        raise wrong("Pipeline", "dataset", "be a tf.data.Dataset", value)
+        raise wrong_type("Pipeline", "dataset", "be a tf.data.Dataset", value)
     return value
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
 from typing import Any
 
-from tpunb.errors import TpunbError, need, wrong
+from tpunb.errors import TpunbError, need, wrong_type
 from tpunb.text import plain, plural
 from tpunb.tuning.parameters import Kind, Parameter, Value, changes
 
@@ -49,7 +49,7 @@ class GrainPipeline:
     def __init__(self, dataset: Any) -> None:
         grain = need("grain", extra="jax")
         if not isinstance(dataset, grain.MapDataset | grain.IterDataset | grain.DataLoader):
-            raise wrong("GrainPipeline", "dataset", "be a dataset of Grain, or a grain.DataLoader", dataset)
+            raise wrong_type("GrainPipeline", "dataset", "be a dataset of Grain, or a grain.DataLoader", dataset)
         _self_check()
         self.dataset = dataset
         self._is_loader = isinstance(dataset, grain.DataLoader)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from tpunb.errors import TpunbError, need, wrong
+from tpunb.errors import TpunbError, need, wrong_type
 from tpunb.frames import Phase, Phases
 from tpunb.text import cut, plain
 from tpunb.training.fit_state import build
@@ -81,9 +81,9 @@ class Job:
     def __post_init__(self) -> None:
         pair = "pass the model and its data as a pair: tp.Job((model, data))"
         if not isinstance(self.build, tuple) and not callable(self.build):
-            raise wrong("Job", "build", "be (model, data), or a function that returns it", self.build, hint=pair)
+            raise wrong_type("Job", "build", "be (model, data), or a function that returns it", self.build, hint=pair)
         if self.step is not None and not callable(self.step):
-            raise wrong("Job", "step", "be a function of a model and a batch", cut(repr(self.step)), hint=pair)
+            raise wrong_type("Job", "step", "be a function of a model and a batch", cut(repr(self.step)), hint=pair)
 
     def __repr__(self) -> str:
         if "parts" not in vars(self) and not isinstance(self.build, tuple):
@@ -110,7 +110,7 @@ class Job:
     def _given(self) -> tuple[Any, Any]:
         parts = self.build if isinstance(self.build, tuple) else self.build()
         if not isinstance(parts, tuple) or len(parts) != 2:
-            raise wrong("Job", "build", "return (model, data)", type(parts))
+            raise wrong_type("Job", "build", "return (model, data)", type(parts))
         return parts
 
     @cached_property
@@ -177,7 +177,7 @@ class _KerasTraining:
     def __init__(self, model: Any, spec: Any) -> None:
         keras = need("keras", extra="tensorflow")
         if not isinstance(model, keras.Model) or not model.compiled:
-            raise wrong("Job", "build", "return a compiled Keras model first, or step= be given", model)
+            raise wrong_type("Job", "build", "return a compiled Keras model first, or step= be given", model)
         if keras.backend.backend() not in ("tensorflow", "jax"):
             raise TpunbError(
                 f"Keras' fit on {keras.backend.backend()} cannot be tuned, only on TensorFlow and JAX",

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpunb.errors import wrong
+from tpunb.errors import wrong_type
 from tpunb.text import format_error
 from tpunb.tfdata import position
 from tpunb.training.fit_state import Fit
@@ -173,7 +173,7 @@ class LiveTuning:
         self, proposed: Values, space: Space, seen: dict[frozenset[tuple[str, Value]], float | None]
     ) -> Generator[None, None, float | None]:
         if not isinstance(proposed, Mapping):
-            raise wrong("tune", "search", "yield mappings of parameter names to values", proposed)
+            raise wrong_type("tune", "search", "yield mappings of parameter names to values", proposed)
         default = space.default
         values = {name: value for name, value in proposed.items() if name not in default or value != default[name]}
         key = frozenset(values.items())

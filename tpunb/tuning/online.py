@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from tpunb.cluster import OLS, phases
-from tpunb.errors import NoSteps, wrong
+from tpunb.errors import NoSteps, wrong_type
 from tpunb.io import load
 from tpunb.signals import spending
 from tpunb.step_stats.numbering import TUNING_STEP
@@ -457,7 +457,7 @@ def tuned(
         If Keras runs on another backend than TensorFlow and JAX, or this version of Keras is not supported.
     """
     if search is not None and not callable(search):
-        raise wrong("tuned", "search", "be a function of a space that yields proposals", search)
+        raise wrong_type("tuned", "search", "be a function of a space that yields proposals", search)
     if budget is not None:
         check_seconds("budget", "tuned", budget)
     online = Online(search or model_based, budget, None if folder is None else Path(folder), run)

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import islice
 from typing import Literal
 
-from tpunb.errors import whole
+from tpunb.errors import check_whole
 
 Decision = Literal["faster", "not faster", "undecided"]
 
@@ -78,8 +78,8 @@ class Race:
     """A race whose pairs come one at a time; `race` documents the parameters and the decision."""
 
     def __init__(self, *, fewest: int = 3, most: int = 10) -> None:
-        self._fewest = whole("race", "fewest", fewest, 2)
-        self.most = whole("race", "most", most, fewest)
+        self._fewest = check_whole("race", "fewest", fewest, 2)
+        self.most = check_whole("race", "most", most, fewest)
         self._logs: list[float] = []
 
     def add(self, baseline: float, candidate: float) -> RaceResult:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from tpunb.errors import need, whole
+from tpunb.errors import check_whole, need
 from tpunb.tfdata.graph import AUTOTUNE
 from tpunb.tuning.parameters import Kind, Parameter, Value
 from tpunb.tuning.racing import GAIN
@@ -153,7 +153,7 @@ def optuna_search(*, trials: int = 24, seed: int = 0, sampler: Any = None) -> Se
         If `trials` is below 1, or `seed` below 0.
     """
     optuna = need("optuna", extra="optuna")
-    trials, seed = whole("optuna_search", "trials", trials, 1), whole("optuna_search", "seed", seed, 0)
+    trials, seed = check_whole("optuna_search", "trials", trials, 1), check_whole("optuna_search", "seed", seed, 0)
 
     def search(space: Space) -> Proposals:
         verbosity = optuna.logging.get_verbosity()

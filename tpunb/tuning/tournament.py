@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from tpunb.errors import wrong
+from tpunb.errors import wrong_type
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.racing import alternating, race
 from tpunb.tuning.results import NARROW, SAME, Speedup, Trial
@@ -193,6 +193,6 @@ def _key(values: Values) -> Key:
 def _changed(values: object, space: Space) -> dict[str, Value]:
     """Return the values that differ from the program's."""
     if not isinstance(values, Mapping):
-        raise wrong("tune", "search", "yield mappings of parameter names to values", values)
+        raise wrong_type("tune", "search", "yield mappings of parameter names to values", values)
     default = space.default
     return {name: value for name, value in values.items() if name not in default or value != default[name]}

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
-from tpunb.errors import TpunbError, whole, wrong
+from tpunb.errors import TpunbError, check_whole, wrong_type
 from tpunb.text import format_error, plain, plural
 from tpunb.training.fit_start import CheckpointPath, FitStart
 from tpunb.training.seeds import RandomState
@@ -82,13 +82,13 @@ class TrialRunner:
     ) -> None:
         if not isinstance(job, Job):
             hint = "tp.tune(model, data), or tp.tune(tp.Job(build)), where build() returns (model, data)"
-            raise wrong("tune", "job", "be a Job, or a model followed by its data", job, hint=hint)
+            raise wrong_type("tune", "job", "be a Job, or a model followed by its data", job, hint=hint)
         self.job, self.start = job, _checked(job, start)
         if isinstance(start, LivePosition):
             sizes = trial_sizes(start.seconds)
             warmup, window = warmup or sizes[0], window or sizes[1]
-        self._warmup = None if warmup is None else whole("TrialRunner", "warmup", warmup, 1)
-        self._window = None if window is None else whole("TrialRunner", "window", window, 1)
+        self._warmup = None if warmup is None else check_whole("TrialRunner", "warmup", warmup, 1)
+        self._window = None if window is None else check_whole("TrialRunner", "window", window, 1)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -229,7 +229,7 @@ def _checked(job: Job, start: CheckpointPath | LivePosition | None) -> FitStart 
     if start is None or isinstance(start, LivePosition):
         return start
     if not isinstance(start, str | os.PathLike):
-        raise wrong("tune", "start", "be a checkpoint of tpunb.checkpoints(dir), or None", start)
+        raise wrong_type("tune", "start", "be a checkpoint of tpunb.checkpoints(dir), or None", start)
     fit = FitStart.read(start)
     if job.step is not None:
         raise TpunbError(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
 
-from tpunb.errors import wrong
+from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.training.fit_start import CheckpointPath
 from tpunb.tuning.job import Job, hot_phase
@@ -72,7 +72,7 @@ def tune(
     """
     if data is not None:
         if isinstance(job, Job):
-            raise wrong("tune", "data", "be omitted: the Job holds its data", type(data).__name__)
+            raise wrong_type("tune", "data", "be omitted: the Job holds its data", type(data).__name__)
         job = Job((job, data))
     tuner = Tuner(job, start, search or model_based, _budget(budget, phases), Journal(folder))
     if phases is not None:
@@ -104,7 +104,7 @@ class Tuner:
         journal: Journal | None = None,
     ) -> None:
         if not callable(search):
-            raise wrong("tune", "search", "be a function of a space that yields proposals", search)
+            raise wrong_type("tune", "search", "be a function of a space that yields proposals", search)
         self._runner = TrialRunner(job, start)
         self._search, self._budget, self._journal = search, budget, journal or Journal(None)
         self._started = time.perf_counter()
@@ -218,7 +218,7 @@ def _budget(budget: float | Budget | None, phases: Phases | None) -> Budget:
     if phases is None:
         return Budget()
     if not isinstance(phases, Phases):
-        raise wrong("tune", "phases", "be Phases", phases)
+        raise wrong_type("tune", "phases", "be Phases", phases)
     ran = int(phases.frame["dur_ps"].sum()) / 1e12
     return Budget(SHARE * ran) if ran > 0 else Budget()
 

@@ -18,7 +18,7 @@ from tpunb.charts import render
 from tpunb.charts.timeline_rows import Timeline
 from tpunb.cluster import METHODS
 from tpunb.cluster import phases as group_steps
-from tpunb.errors import IncompatibleRuns, wrong
+from tpunb.errors import IncompatibleRuns, wrong_type
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.conversion import write_atomically
 from tpunb.frames.nearest import StepSource, checkpoint_steps
@@ -115,7 +115,7 @@ class PhaseExplorer(Panel):
         else:
             first = group_steps(load(run) if isinstance(run, str | Path) else run, method)
         if other is not None and not isinstance(other, Steps | Phases):
-            raise wrong("explore", "other", "be Steps or Phases", other)
+            raise wrong_type("explore", "other", "be Steps or Phases", other)
         name = sliders.name_of(first.method) or _OWN
         self._methods: dict[str, PhaseMethod] = {word: make() for word, make in METHODS.items()} | {name: first.method}
         self._first = {name: first}  # by method: as it was given, or chooses by itself

@@ -14,7 +14,7 @@ from traitlets import Bool, Dict, Unicode
 
 from tpunb.charts import render
 from tpunb.charts.style import clean
-from tpunb.errors import wrong
+from tpunb.errors import wrong_type
 from tpunb.widgets.panel import Panel, module
 
 _SAVED = 20_000  # characters of JSON in a saved notebook; a picture that exceeds them is left out
@@ -59,7 +59,7 @@ class LiveChart(Panel):
         canvas: bool = False,
     ) -> None:
         if not isinstance(chart, alt.TopLevelMixin):
-            raise wrong("LiveChart", "chart", "be a chart of Altair", chart)
+            raise wrong_type("LiveChart", "chart", "be a chart of Altair", chart)
         named = {name: columns(frame) for name, frame in (tables or {}).items()}
         self._chart = chart
         super().__init__(spec=render.spec(chart), tables=named, signals=dict(signals or {}), canvas=canvas)

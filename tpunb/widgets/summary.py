@@ -21,7 +21,7 @@ from tpunb.analysis import advise
 from tpunb.analysis.goodput import Goodput
 from tpunb.charts import render
 from tpunb.cluster import phases as group_steps
-from tpunb.errors import NoSteps, TpunbError, wrong
+from tpunb.errors import NoSteps, TpunbError, wrong_type
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.conversion import write_atomically
 from tpunb.frames.phases import PhaseMethod
@@ -302,7 +302,7 @@ def summary(
     """
     profile = load(profile) if isinstance(profile, str | Path) else profile
     if not isinstance(profile, Profile):
-        raise wrong("summary", "profile", "be a Profile or the path of one", profile)
+        raise wrong_type("summary", "profile", "be a Profile or the path of one", profile)
     frame, grouped = None, None
     try:
         try:

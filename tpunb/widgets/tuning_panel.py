@@ -22,7 +22,7 @@ from tpunb import charts
 from tpunb.analysis.advice import advise_phases
 from tpunb.charts import render
 from tpunb.checkpoint import Checkpoints
-from tpunb.errors import TpunbError, wrong
+from tpunb.errors import TpunbError, wrong_type
 from tpunb.frames import Phases
 from tpunb.text import format_error, plain
 from tpunb.training.seeds import RandomState
@@ -159,13 +159,15 @@ class TuningPanel(Panel):
         folder: str | os.PathLike[str] = FOLDER,
     ) -> None:
         if not isinstance(job, Job):
-            raise wrong(
+            raise wrong_type(
                 "tuning_panel", "job", "be a Job", job, hint="tp.Job(build), where build() returns (model, data)"
             )
         if phases is not None and not isinstance(phases, Phases):
-            raise wrong("tuning_panel", "phases", "be Phases, or None", phases)
+            raise wrong_type("tuning_panel", "phases", "be Phases, or None", phases)
         if not callable(search) and not isinstance(search, str):
-            raise wrong("tuning_panel", "search", "be a name, or a function of a space that yields proposals", search)
+            raise wrong_type(
+                "tuning_panel", "search", "be a name, or a function of a space that yields proposals", search
+            )
         self.job, self.phases, self.saved = job, phases, tuning_view.checkpoints_of(saved)
         self.folder = Path(folder)
         self.places = DisplayHandles()

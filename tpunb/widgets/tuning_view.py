@@ -10,7 +10,7 @@ from tpunb import charts
 from tpunb.charts import render
 from tpunb.charts.trials import gain
 from tpunb.checkpoint import Checkpoint, Checkpoints, checkpoints
-from tpunb.errors import TpunbError, wrong
+from tpunb.errors import TpunbError, wrong_type
 from tpunb.frames import Phase
 from tpunb.text import cut, plain, plural, short_time
 from tpunb.tfdata.graph import AUTOTUNE
@@ -35,7 +35,7 @@ def checkpoints_of(saved: Checkpoints | str | os.PathLike[str] | None) -> Checkp
     if saved is None or isinstance(saved, Checkpoints):
         return saved
     if not isinstance(saved, str | os.PathLike):
-        raise wrong("tuning_panel", "saved", "be checkpoints of tp.checkpoints(dir), or their folder", saved)
+        raise wrong_type("tuning_panel", "saved", "be checkpoints of tp.checkpoints(dir), or their folder", saved)
     return checkpoints(saved)
 
 

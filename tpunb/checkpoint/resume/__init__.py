@@ -20,7 +20,7 @@ from tpunb.checkpoint.catalog import Checkpoint
 from tpunb.checkpoint.resume import loops
 from tpunb.checkpoint.resume.custom_loops import restore, save
 from tpunb.checkpoint.resume.policy import Saving
-from tpunb.errors import TpunbError, whole
+from tpunb.errors import TpunbError, check_whole
 from tpunb.training import keras_hooks, snapshot
 from tpunb.training.fingerprints import OnDivergence, Resumed
 from tpunb.training.fit_start import FitStart
@@ -66,9 +66,9 @@ def checkpointing(
         Keras runs on another backend than TensorFlow and JAX, or its internals have changed.
     """
     if every is not None:
-        every = whole("checkpointing", "every", every, 1)
+        every = check_whole("checkpointing", "every", every, 1)
     if keep is not None:
-        keep = whole("checkpointing", "keep", keep, 1)
+        keep = check_whole("checkpointing", "keep", keep, 1)
     if not isinstance(at_phases, bool):
         raise TypeError(f"The at_phases parameter of checkpointing must be a bool. Got {at_phases!r} instead.")
     if "://" in os.fspath(dir):

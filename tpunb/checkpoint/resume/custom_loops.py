@@ -15,7 +15,7 @@ import numpy as np
 from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint
 from tpunb.checkpoint.formats import native
-from tpunb.errors import TpunbError, need, whole
+from tpunb.errors import TpunbError, check_whole, need
 from tpunb.text import format_error
 from tpunb.tfdata import position
 from tpunb.tfdata.graph import graph_or_none
@@ -62,7 +62,7 @@ def save(dir: str | os.PathLike[str], step: int, **parts: Any) -> Checkpoint:  #
     ...     restore(saved, data=again), again.at
     ({}, 7)
     """
-    step = whole("save", "step", step, 0)
+    step = check_whole("save", "step", step, 0)
     if not parts:
         raise ValueError("The parts parameter of save must name what to save. Got {} instead.")
 

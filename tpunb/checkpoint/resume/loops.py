@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tpunb.checkpoint.resume.custom_loops import array_trees, read_parts, write_parts
 from tpunb.checkpoint.resume.loop_data import LoopData, loop_data
 from tpunb.checkpoint.resume.policy import Saving
-from tpunb.errors import TpunbError, wrong
+from tpunb.errors import TpunbError, wrong_type
 from tpunb.signals import spending
 from tpunb.text import format_error, plural
 from tpunb.training import seeds, snapshot
@@ -115,7 +115,7 @@ def batches(data: Iterable[T], state: dict[str, Any] | None) -> Iterator[T]:
     if state is None:
         return iter(data)
     if not isinstance(state, dict) or not state or not all(isinstance(n, str) and n.isidentifier() for n in state):
-        raise wrong("batches", "state", "be a dict of what the next step depends on, by name", state)
+        raise wrong_type("batches", "state", "be a dict of what the next step depends on, by name", state)
     return Loop(data, state) if _block.users else iter(data)
 
 

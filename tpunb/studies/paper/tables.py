@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from tpunb.errors import whole
+from tpunb.errors import check_whole
 from tpunb.frames import Phases
 
 _SCHEMA = {
@@ -91,7 +91,7 @@ def operators(runs: Mapping[str, Mapping[str, Phases]], n: int = 5) -> pl.DataFr
     >>> table.columns, table["total"].to_list()
     (['side', 'op', 'cnn', 'total'], [2])
     """
-    whole("operators", "n", n, 1)
+    check_whole("operators", "n", n, 1)
     methods: dict[tuple[str, str], dict[str, list[str]]] = {}
     for run, by_method in runs.items():
         for method, phases in by_method.items():

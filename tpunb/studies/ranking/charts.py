@@ -10,7 +10,7 @@ import polars as pl
 
 from tpunb.charts.render import LayerPicture
 from tpunb.charts.style import GREY, LINE, PALETTE, WIDTH, cleaned, listed, rows_of
-from tpunb.errors import wrong
+from tpunb.errors import wrong_type
 from tpunb.studies.ranking import CostModel, Evaluation, Measured, ProgramGraph, kendall, top_error
 from tpunb.text import cut, duration, percent, plain, plural, short_time
 
@@ -38,7 +38,7 @@ def ranking(measured: Measured, model: CostModel) -> LayerPicture:
         Fitted model.
     """
     if not isinstance(measured, Measured) or not isinstance(model, CostModel):
-        raise wrong("ranking", "measured and model", "be Measured and a fitted CostModel", (measured, model))
+        raise wrong_type("ranking", "measured and model", "be Measured and a fitted CostModel", (measured, model))
     predicted, times = model.predict(measured), measured.times
     default = measured.frame["default"].fill_null(value=False)
     kinds = ["default" if each else "configuration" for each in default]
@@ -76,7 +76,7 @@ def ranking(measured: Measured, model: CostModel) -> LayerPicture:
 def top_errors(evaluation: Evaluation) -> LayerPicture:
     """Return how far the best of the first `k` configurations is from the fastest, by `k`, for each method."""
     if not isinstance(evaluation, Evaluation):
-        raise wrong("top_errors", "evaluation", "be what CostModel.evaluate returns", evaluation)
+        raise wrong_type("top_errors", "evaluation", "be what CostModel.evaluate returns", evaluation)
     means = {row["method"]: row for row in evaluation.frame.rows(named=True)}
     rows: list[dict[str, Any]] = [
         {"k": k, "method": name} | {end or "_": row[f"top{k}{end}"] for end in ("", "_low", "_high")}
@@ -123,7 +123,7 @@ def graph_table(graph: ProgramGraph, computation: int | None = None) -> LayerPic
         Number of the computation; that with which a run of the program begins if None.
     """
     if not isinstance(graph, ProgramGraph):
-        raise wrong("graph_table", "graph", "be what tp.studies.ranking.graph returns", graph)
+        raise wrong_type("graph_table", "graph", "be what tp.studies.ranking.graph returns", graph)
     number = int(graph.computations.filter("entry")["computation"][0]) if computation is None else computation
     if number not in graph.computations["computation"]:
         raise ValueError(f"The computation must be 0 to {len(graph.computations) - 1}. Got {number!r} instead.")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tpunb.errors import TpunbError, need, whole, wrong
+from tpunb.errors import TpunbError, check_whole, need, wrong_type
 from tpunb.studies.ranking.columns import CONFIGURATIONS
 from tpunb.studies.ranking.graphs import module_of
 from tpunb.studies.ranking.measured import Measured, of_programs
@@ -52,10 +52,10 @@ class Function:
         if not hasattr(self._layouts, "Format"):
             raise TpunbError(f"JAX {jax.__version__} has no formats of arrays", hint="install jax 0.7 or later")
         if not callable(f):
-            raise wrong("collect", "f", "be a JAX function or a Keras model on JAX", f)
+            raise wrong_type("collect", "f", "be a JAX function or a Keras model on JAX", f)
         if isinstance(args, str) or not isinstance(args, Sequence):
             given = type(args).__name__
-            raise wrong("collect", "args", "be a sequence of arrays", given, hint="write collect(f, (x, y))")
+            raise wrong_type("collect", "args", "be a sequence of arrays", given, hint="write collect(f, (x, y))")
         self.name = plain(getattr(f, "__name__", None) or getattr(f, "name", None) or type(f).__name__)
         if hasattr(f, "stateless_call"):
             f, args = self._of_keras(f, args)
@@ -103,7 +103,7 @@ class Function:
                 raise self._refused(f"the option {name!r} may change results", "leave it out")
         spaces = [[*itertools.permutations(range(np.ndim(leaf)))] for leaf in self.leaves]
         default = tuple(space[0] for space in spaces)
-        whole("collect", "layouts", layouts, 1)
+        check_whole("collect", "layouts", layouts, 1)
         chosen = dict.fromkeys([default])
         drawn = random.Random(seed)
         every: Iterable[tuple[Order, ...]] = (tuple(map(drawn.choice, spaces)) for _ in itertools.count())

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import BadProfile, TpunbError, wrong
+from tpunb.errors import BadProfile, TpunbError, wrong_type
 from tpunb.frames import Profile
 from tpunb.io import hlo, hlo_graph
 from tpunb.io.hlo_graph import Instructions, grouped, spans
@@ -184,7 +184,7 @@ def graph(source: Any, program: str | int | None = None) -> ProgramGraph:
         return of_bytes(source)
     if hasattr(source, "runtime_executable") or hasattr(source, "compiler_ir"):
         return of_bytes(module_of(source))
-    raise wrong("graph", "source", "be a Profile, a lowered or compiled JAX function, or bytes", source)
+    raise wrong_type("graph", "source", "be a Profile, a lowered or compiled JAX function, or bytes", source)
 
 
 def module_of(stage: Any) -> bytes:

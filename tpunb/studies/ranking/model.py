@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import TpunbError, whole, wrong
+from tpunb.errors import TpunbError, check_whole, wrong_type
 from tpunb.studies.ranking.collecting import Configuration, Function, Trials
 from tpunb.studies.ranking.columns import JUDGED, RANKED
 from tpunb.studies.ranking.evaluation import Evaluation, Judged, judged, splits
@@ -116,7 +116,7 @@ class CostModel:
         k
             Number of configurations to time beside the default.
         """
-        whole("rank", "k", k, 1)
+        check_whole("rank", "k", k, 1)
         function = Function(f, args)
         configurations = function.configurations(layouts, options, seed)
         if self.features == "program":
@@ -203,7 +203,7 @@ def graphs_of(data: Measured | Iterable[Measured]) -> list[Measured]:
     graphs = [data] if isinstance(data, Measured) else list(data)
     for each in graphs:
         if not isinstance(each, Measured):
-            raise wrong("CostModel", "data", "be what collect and read_tpugraphs return", each)
+            raise wrong_type("CostModel", "data", "be what collect and read_tpugraphs return", each)
     return graphs
 
 

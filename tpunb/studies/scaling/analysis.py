@@ -13,7 +13,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.analysis.goodput import goodput
 from tpunb.cluster import phases as group
-from tpunb.errors import TpunbError, whole, wrong
+from tpunb.errors import TpunbError, check_whole, wrong_type
 from tpunb.frames import Phases, Steps
 from tpunb.studies.scaling import logs
 from tpunb.studies.scaling.columns import SCALING_FIT, SCALING_RUNS
@@ -44,14 +44,14 @@ def points(captures: Mapping[int, Run | Sequence[Run]], *, batch: int | Mapping[
         If a number of chips or a batch is no whole number above 0.
     """
     if not isinstance(captures, Mapping):
-        raise wrong("points", "captures", "be a mapping of chips to Steps", captures, hint="points({8: steps})")
+        raise wrong_type("points", "captures", "be a mapping of chips to Steps", captures, hint="points({8: steps})")
     rows = []
     for chips, runs in captures.items():
-        facts = {"chips": whole("points", "chips", chips, 1)}
+        facts = {"chips": check_whole("points", "chips", chips, 1)}
         given = batch.get(chips) if isinstance(batch, Mapping) else batch
         for number, run in enumerate(runs if isinstance(runs, Sequence) else [runs], 1):
             if not isinstance(run, Steps | Phases):
-                raise wrong("points", "captures", "be Steps or Phases by chips", run, hint="tp.steps(profile)")
+                raise wrong_type("points", "captures", "be Steps or Phases by chips", run, hint="tp.steps(profile)")
             rows.append({**facts, "run": f"{plural(chips, 'chip')}, run {number}", **_of_capture(run, given)})
     return Scaling(pl.DataFrame(rows, schema=SCALING_RUNS))
 
@@ -70,7 +70,7 @@ def _of_capture(run: Run, batch: int | None) -> dict[str, Any]:
     if len(times):
         row["step_ps"] = int(np.median(times[1:] if len(times) > 1 else times))
     if batch is not None:
-        row["batch"] = whole("points", "batch", batch, 1)
+        row["batch"] = check_whole("points", "batch", batch, 1)
         row["examples_per_s"] = batch * 1e12 / row["step_ps"] if row.get("step_ps") else None
     if steps.wall is not None:
         account = goodput(run if isinstance(run, Phases) else group(steps))
@@ -106,7 +106,7 @@ def mlperf(folder: str | Path, *, chips: Mapping[str, int] | None = None, rulese
     MissingExtra
         If ``mlperf-logging`` is not installed.
     """
-    sizes = {name: whole("mlperf", f"chips[{name!r}]", count, 1) for name, count in (chips or {}).items()}
+    sizes = {name: check_whole("mlperf", f"chips[{name!r}]", count, 1) for name, count in (chips or {}).items()}
     return Scaling(*logs.read(Path(folder), sizes, ruleset))
 
 
@@ -130,7 +130,7 @@ def fit(scaling: Scaling, sizes: Sequence[int] | None = None) -> ScalingFit:
         If the runs are of several benchmarks, rulesets or systems, or there are no two sizes of one batch.
     """
     if not isinstance(scaling, Scaling):
-        raise wrong("fit", "scaling", "be a Scaling", scaling, hint="tp.studies.scaling.mlperf(folder)")
+        raise wrong_type("fit", "scaling", "be a Scaling", scaling, hint="tp.studies.scaling.mlperf(folder)")
     if (kinds := scaling.frame.select(KIND).n_unique()) > 1:
         hint = 'scaling.filter(benchmark="resnet", ruleset="0.6.0")'
         raise TpunbError(f"a fit is of one benchmark and ruleset on one kind of system; these are {kinds}", hint=hint)

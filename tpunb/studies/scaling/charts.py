@@ -9,7 +9,7 @@ import polars as pl
 
 from tpunb.charts.render import VConcatPicture
 from tpunb.charts.style import PHASE_COLOURS, WIDTH, listed, names_of, rows_of
-from tpunb.errors import TpunbError, wrong
+from tpunb.errors import TpunbError, wrong_type
 from tpunb.studies.scaling.scaling import KIND, Scaling
 from tpunb.text import count, percent, plural, short
 
@@ -35,7 +35,7 @@ def scaling(sizes: Scaling, *, value: Literal["minutes", "examples_per_s"] | Non
         If no size has a known number of chips and the value, or there are more benchmarks.
     """
     if not isinstance(sizes, Scaling):
-        raise wrong("scaling", "sizes", "be a Scaling", sizes, hint="tp.studies.scaling.mlperf(folder)")
+        raise wrong_type("scaling", "sizes", "be a Scaling", sizes, hint="tp.studies.scaling.mlperf(folder)")
     if value not in (None, *_TITLES):
         raise ValueError(f"The value parameter of scaling must be one of {', '.join(_TITLES)}. Got {value!r} instead.")
     rows = sizes.frame.drop_nulls("chips")

@@ -9,7 +9,7 @@ import polars as pl
 
 from tpunb.charts.render import LayerPicture, VConcatPicture
 from tpunb.charts.style import GREY, PALETTE, WIDTH, cleaned, listed, names_of, rows_of
-from tpunb.errors import TpunbError, wrong
+from tpunb.errors import TpunbError, wrong_type
 from tpunb.studies.sweeps.columns import SPEEDUP, SWEEP
 from tpunb.studies.sweeps.results import Sensitivity, Speedup, Sweep
 from tpunb.text import count, duration, percent, plural, short
@@ -160,7 +160,7 @@ def sensitivity(answer: Sensitivity | Sweep) -> LayerPicture:
     """Return the weights of a regression as bars, largest first; of a `Sweep`, those of ``flops_util``."""
     answer = answer.sensitivity() if isinstance(answer, Sweep) else answer
     if not isinstance(answer, Sensitivity):
-        raise wrong("sensitivity", "answer", "be a Sensitivity or a Sweep", answer, hint="sweep.sensitivity()")
+        raise wrong_type("sensitivity", "answer", "be a Sensitivity or a Sweep", answer, hint="sweep.sensitivity()")
     rows = answer.frame.drop_nulls().sort(pl.col("weight").abs(), descending=True)
     terms = names_of(rows["term"])
     texts = [f"{weight:.3f}" for weight in rows["weight"]]
@@ -247,7 +247,7 @@ def latency(sweep: Sweep, parameter: str = "batch") -> VConcatPicture:
 
 def _sweep(owner: str, sweep: object) -> Sweep:
     if not isinstance(sweep, Sweep):
-        raise wrong(owner, "sweep", "be a Sweep", sweep, hint="Sweep.read('sweep.parquet')")
+        raise wrong_type(owner, "sweep", "be a Sweep", sweep, hint="Sweep.read('sweep.parquet')")
     return sweep
 
 

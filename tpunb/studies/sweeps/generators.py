@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tpunb.errors import whole
+from tpunb.errors import check_whole
 from tpunb.studies.frameworks import keras, tf
 
 VOCABULARY = 1000
@@ -204,7 +204,7 @@ def transformer(
 
 def _sizes(owner: str, **values: object) -> None:
     for name, value in values.items():
-        whole(owner, name, value, 1)
+        check_whole(owner, name, value, 1)
 
 
 def _compiled(model: Any) -> Any:

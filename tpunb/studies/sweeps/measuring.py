@@ -16,7 +16,7 @@ from typing import Any, Literal
 import polars as pl
 
 from tpunb.analysis import machine
-from tpunb.errors import IncompatibleRuns, wrong
+from tpunb.errors import IncompatibleRuns, wrong_type
 from tpunb.frames.hardware import DEVICES, Device
 from tpunb.studies.step_times import StepTime, step_times
 from tpunb.studies.sweeps.points import Request, Setup
@@ -89,7 +89,7 @@ def sweep(
         When the file `into` is of another grid or mode.
     """
     if not callable(build):
-        raise wrong("sweep", "build", "be a function of the parameters that returns (model, data)", build)
+        raise wrong_type("sweep", "build", "be a function of the parameters that returns (model, data)", build)
     if mode not in ("train", "predict"):
         raise ValueError(f"The mode parameter of sweep must be 'train' or 'predict'. Got {mode!r} instead.")
     if not budget > 0:

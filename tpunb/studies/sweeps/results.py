@@ -18,7 +18,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.roofline import WORK, Roofline
-from tpunb.errors import BadProfile, IncompatibleRuns, TpunbError, share, wrong
+from tpunb.errors import BadProfile, IncompatibleRuns, TpunbError, check_share, wrong_type
 from tpunb.frames.conversion import Tabular
 from tpunb.frames.hardware import DEVICES, Device
 from tpunb.frames.hardware import device as device_named
@@ -264,7 +264,7 @@ class Sweep(Tabular):
         ValueError
             If there is no such parameter, its values are no numbers, or `within` is no share.
         """
-        within = share("saturation", "within", within)
+        within = check_share("saturation", "within", within)
         if self._named(parameter, "saturation") not in self._numeric:
             raise ValueError(f"The parameter of saturation must have numbers as values. Got {parameter!r} instead.")
         others = [name for name in self.parameters if name != parameter]
@@ -354,7 +354,7 @@ class Sweep(Tabular):
             or mode, which was not recorded, does not differ.
         """
         if not isinstance(other, Sweep):
-            raise wrong("speedup", "other", "be a Sweep", other)
+            raise wrong_type("speedup", "other", "be a Sweep", other)
         allowed = {allow_different} if isinstance(allow_different, str) else {*allow_different}
         if unknown := allowed - {*_TRAITS}:
             names = ", ".join(_TRAITS)

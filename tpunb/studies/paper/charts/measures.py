@@ -24,7 +24,7 @@ from tpunb.charts.style import (
     names_of,
     rows_of,
 )
-from tpunb.errors import TpunbError, wrong
+from tpunb.errors import TpunbError, wrong_type
 from tpunb.text import cut, percent, plain, plural
 
 _HOW = {  # fill, frame and dash; without colours, two of them still differ
@@ -73,7 +73,7 @@ def measures(frame: pl.DataFrame, *, title: str, share: bool = True) -> LayerPic
         When no row is of a run.
     """
     if not isinstance(title, str):
-        raise wrong("measures", "title", "be a str", title)
+        raise wrong_type("measures", "title", "be a str", title)
     rows, title = _checked(frame, share), cleaned(plain(title))
     if rows["run"].null_count() == rows.height:
         raise TpunbError("no run to draw", hint="name a run in at least one row of the frame")
@@ -247,7 +247,7 @@ def _checked(frame: object, share: bool) -> pl.DataFrame:
 def _typed(frame: object) -> pl.DataFrame:
     """Return the columns that are drawn, each of its type; optional ones that are missing are null."""
     if not isinstance(frame, pl.DataFrame):
-        raise wrong("measures", "frame", "be a polars DataFrame", frame)
+        raise wrong_type("measures", "frame", "be a polars DataFrame", frame)
     if missing := [name for name in _NEEDED if name not in frame.columns]:
         names = cut(plain(", ".join(frame.columns))) or "none"
         raise ValueError(f"The frame parameter of measures must have the column {missing[0]}. Got {names} instead.")

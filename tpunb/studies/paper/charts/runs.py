@@ -23,7 +23,7 @@ from tpunb.charts.style import (
     names_of,
     rows_of,
 )
-from tpunb.errors import TpunbError, whole, wrong
+from tpunb.errors import TpunbError, check_whole, wrong_type
 from tpunb.frames import Phases
 from tpunb.text import cut, percent, plain, plural
 
@@ -154,7 +154,7 @@ def _checked(owner: str, runs: Runs) -> Runs:
     """Return `runs` if they are phases by name, one at least."""
     named = isinstance(runs, Mapping) and all(isinstance(name, str) for name in runs)
     if not named or not all(isinstance(phases, Phases) for phases in runs.values()):
-        raise wrong(owner, "runs", "be a mapping of names to Phases", runs, hint="{'bert': tp.phases(steps)}")
+        raise wrong_type(owner, "runs", "be a mapping of names to Phases", runs, hint="{'bert': tp.phases(steps)}")
     if not runs:
         raise TpunbError("no run to draw", hint=f"charts.{owner}({{'bert': tp.phases(steps)}})")
     return runs
@@ -289,7 +289,7 @@ def longest(runs: Runs, n: int = 3) -> pl.DataFrame:
     ``run``, its name as it is shown; ``rank``, from 0; ``part``, its name: longest, second, third and so on, outliers,
     or other phases; ``before`` and ``until``, its start and end (%).
     """
-    n = whole("coverages", "n", n, 1)
+    n = check_whole("coverages", "n", n, 1)
     named = zip(names_of(_checked("coverages", runs)), runs.values(), strict=True)
     rows = [(run, *part) for run, phases in named for part in _parts(phases.frame, n)]
     schema = {"run": pl.String, "rank": pl.Int64, "part": pl.String, "share": pl.Float64}

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, TypedDict, Unpack
 
 import numpy as np
 
-from tpunb.errors import share, whole
+from tpunb.errors import check_share, check_whole
 from tpunb.studies.frameworks import keras
 from tpunb.studies.paper.workloads import records
 from tpunb.studies.paper.workloads.balance import pin, width
@@ -147,7 +147,7 @@ class Workload:
         ValueError
             The scale is not from 0 to 1.
         """
-        plan = self.spec.plan(share("Workload", "scale", scale))
+        plan = self.spec.plan(check_share("Workload", "scale", scale))
         return plan if self._run is None else self._run
 
     def build(
@@ -181,7 +181,7 @@ class Workload:
         """
         if self.balance is not None:
             pin()
-        keras.utils.set_random_seed(whole("Workload", "seed", options.get("seed", 0), 0))
+        keras.utils.set_random_seed(check_whole("Workload", "seed", options.get("seed", 0), 0))
         data = self._dataset("train", scale, folder, **options)
         model = self.spec.model(scale)
         if self.balance is not None:
