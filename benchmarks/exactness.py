@@ -188,7 +188,7 @@ def changed_run(program: Program, folder: Path) -> Result:
     assert isinstance(made, Training)
     safe = [each for each in Pipeline(made.data).parameters if each.verdict == "safe"]
     values = {each.name: other[-1] for each in safe if (other := [one for one in each.domain if one != each.current])}
-    result = fitted(replace(made, data=tp.Tuning((), values).apply(made.data)), killed_after(None))
+    result = fitted(replace(made, data=tp.tuning.Tuning((), values).apply(made.data)), killed_after(None))
     return result._replace(note=f"{len(values)} safe parameters changed", faster=bool(values))
 
 

@@ -46,7 +46,7 @@ QUICK = "jax,keras"
 _PLACE = re.compile(r"(.+):(\d+) in (\w+)")
 
 
-def captured(name: str, folder: Path, *, on: bool) -> tuple[tp.Goodput, Waste, float]:
+def captured(name: str, folder: Path, *, on: bool) -> tuple[tp.analysis.Goodput, Waste, float]:
     """Return the goodput of a captured program, what it injected, and the share of stalls that sampling takes."""
     folder.mkdir(parents=True)
     waste = Waste(on=on)
@@ -68,14 +68,14 @@ def sampler_seconds() -> float:
     return 0.0
 
 
-def measured(goodput: tp.Goodput, account: str, detail: str | None) -> float:
+def measured(goodput: tp.analysis.Goodput, account: str, detail: str | None) -> float:
     """Return the seconds of an account, or of one detail of it."""
     rows = goodput.frame.filter(account=account)
     rows = rows if detail is None else rows.filter(pl.col("detail") == detail)
     return float(rows["time_ps"].sum()) / 1e12
 
 
-def compared(plain: list[tuple[tp.Goodput, Waste]], wasted: tuple[tp.Goodput, Waste]) -> pl.DataFrame:
+def compared(plain: list[tuple[tp.analysis.Goodput, Waste]], wasted: tuple[tp.analysis.Goodput, Waste]) -> pl.DataFrame:
     """Return injected and measured seconds of each account and hook, less what the program itself spends."""
     rows = []
     for key, seconds in wasted[1].seconds().items():
@@ -87,7 +87,7 @@ def compared(plain: list[tuple[tp.Goodput, Waste]], wasted: tuple[tp.Goodput, Wa
     return frame.with_columns(error_s=error, error=error.abs() / pl.col("injected_s").clip(LEAST_S))
 
 
-def places(goodput: tp.Goodput, waste: Waste) -> tuple[int, int, list[str]]:
+def places(goodput: tp.analysis.Goodput, waste: Waste) -> tuple[int, int, list[str]]:
     """Return how many of the injected stalls have their place in the profile, how many there are, and the others."""
     seen: Counter[tuple[str, int]] = Counter()
     for place, count in goodput.stalls.drop_nulls("place").select("place", "count").rows():

@@ -138,7 +138,7 @@ def _value(parameter: Parameter, value: int) -> Value:
     return max(int(candidate) for candidate in parameter.domain if int(candidate) <= value)
 
 
-def best_of(job: tp.Job, plan: Plan) -> dict[str, Value]:
+def best_of(job: tp.tuning.Job, plan: Plan) -> dict[str, Value]:
     """Return the point of the grid with the least time of a step; print how many there were."""
     begun = time.perf_counter()
     warmup, window = plan.short
@@ -160,7 +160,7 @@ def best_of(job: tp.Job, plan: Plan) -> dict[str, Value]:
     return best[0]
 
 
-def in_turns(job: tp.Job, data: Mapping[str, Any], plan: Plan) -> dict[str, list[float]]:
+def in_turns(job: tp.tuning.Job, data: Mapping[str, Any], plan: Plan) -> dict[str, list[float]]:
     """Return the milliseconds of a step for each dataset, one figure a turn; in each, they run in random order.
 
     Every turn begins the data anew: an iterator that stood while others ran would have filled its buffers, and that

@@ -84,7 +84,7 @@ def train(data, run=None, *, epochs=EPOCHS, die=None):
 
     step, state, losses = compiled(), begun(), []
     for _ in range(epochs):
-        for batch in (run or tp.null_run).batches(data, state=state):
+        for batch in (run or tp.testing.null_run).batches(data, state=state):
             state["key"], key = jax.random.split(state["key"])
             scaled = jnp.asarray(batch) * state["rate"]
             state["params"], state["opt_state"], loss = step(state["params"], state["opt_state"], scaled, key)

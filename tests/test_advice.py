@@ -358,10 +358,11 @@ def test_advice_for_real_captures(real_profiles, name):
     assert answer["saves"].sum() > 0.2
 
 
-def test_steps_are_refused():
-    with pytest.raises(TypeError, match=r"phases parameter of advise must be Phases\. Got Steps") as caught:
-        advise(toy_steps("ab"))
-    assert caught.value.__notes__ == ["Hint: tp.phases(steps)"]
+def test_steps_are_grouped_and_what_is_no_run_is_refused():
+    steps = toy_steps("aaabbb")
+    assert advise(steps).equals(advise(tp.phases(steps)))
+    with pytest.raises(TypeError, match=r"run parameter of advise must be the path of a run, .* Got 7"):
+        advise(7)
 
 
 # accounts of the run

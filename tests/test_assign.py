@@ -132,18 +132,22 @@ def test_outliers_and_steps_not_in_full_have_no_distance():
     ("asked", "seen"),
     [
         (
-            lambda steps: phases(phases(steps)),
-            r"The steps parameter of phases must be Steps or a Profile\. Got Phases\(2 phases",
+            lambda steps: tp.phases(steps.frame),
+            "The run parameter of phases must be the path of a run, a Profile",
         ),
-        (lambda steps: phases(steps.frame), "The steps parameter of phases must be Steps"),
-        (lambda steps: phases(None), r"must be Steps or a Profile\. Got None instead\."),
+        (lambda steps: tp.phases(None), r"must be the path of a run, a Profile, Steps or Phases\. Got None instead\."),
         (lambda steps: phases(steps, DBSCAN), r"The method parameter of phases must be a method .* Got <class"),
     ],
 )
 def test_wrong_arguments(asked, seen):
-    with pytest.raises(TypeError, match=seen) as caught:
+    with pytest.raises(TypeError, match=seen):
         asked(toy_steps("aaabbb"))
-    assert ("must be Steps" in seen) == (getattr(caught.value, "__notes__", None) == ["Hint: tp.steps(profile)"])
+
+
+def test_phases_are_returned_as_they_are_or_grouped_anew():
+    found = phases(toy_steps("aaabbb"))
+    assert tp.phases(found) is found
+    assert tp.phases(found, "kmeans").method == KMeans()
 
 
 def test_a_method_has_a_name():
@@ -154,7 +158,8 @@ def test_a_method_has_a_name():
 
 def test_a_profile_is_grouped_by_its_steps():
     profile = tp.sample("keras_cnn")
-    assert phases(profile).labels.to_list() == phases(tp.steps(profile)).labels.to_list()
+    labels = phases(tp.steps(profile)).labels.to_list()
+    assert tp.phases(profile).labels.to_list() == tp.phases(profile.source).labels.to_list() == labels
 
 
 def test_no_steps():

@@ -122,12 +122,9 @@ def test_repr_has_the_ratio_of_the_longest_phase():
 def test_steps_are_cut_by_the_default_method_and_others_refused():
     steps = toy_steps("aaabbb")
     assert isinstance(compare(steps, tp.phases(steps)), Comparison)
-    with pytest.raises(
-        TypeError, match=r"a parameter of compare must be Phases, Steps, a Profile or the path of one\. Got 7"
-    ) as caught:
+    with pytest.raises(TypeError, match=r"a parameter of compare must be the path of a run, .* or Phases\. Got 7"):
         compare(7, steps)
-    assert caught.value.__notes__ == ["Hint: tp.load(path)"]
-    with pytest.raises(TypeError, match=r"b parameter of compare must be Phases, .* Got None"):
+    with pytest.raises(TypeError, match=r"b parameter of compare must be the path of a run, .* Got None"):
         compare(steps, None)
 
 

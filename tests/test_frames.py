@@ -321,7 +321,7 @@ def test_fitted_are_the_labels_of_full_steps():
     assert phases.fitted.len() == len(phases.steps.full())
 
 
-@pytest.mark.parametrize("what", ["coverage", "top", "representatives"])
+@pytest.mark.parametrize("what", ["coverage", "top"])
 @pytest.mark.parametrize("n", [0, -1])
 def test_less_than_one_is_refused_in_a_sentence(what, n):
     with pytest.raises(ValueError, match="parameter of") as caught:

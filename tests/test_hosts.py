@@ -261,7 +261,7 @@ def test_two_hosts_are_compared_but_none_is_named():
 def test_a_job_without_full_steps_or_of_another_type_is_refused():
     with pytest.raises(NoSteps, match="toy has no step that was traced in full"):
         tp.hosts(toy_steps("ab", traced="np"))
-    with pytest.raises(TypeError, match="steps parameter of hosts must be Steps"):
+    with pytest.raises(TypeError, match="run parameter of hosts must be the path of a run, a Profile, Steps or Phases"):
         tp.hosts([1])
 
 

@@ -279,7 +279,7 @@ def test_arguments_that_are_not_callable_raise_at_once():
         Job(3)
     with pytest.raises(TypeError, match="step parameter") as found:
         Job(little(), data())
-    assert found.value.__notes__ == ["Hint: pass the model and its data as a pair: tp.Job((model, data))"]
+    assert found.value.__notes__ == ["Hint: pass the model and its data as a pair: tp.tuning.Job((model, data))"]
     with pytest.raises(TypeError, match="step parameter"):
         Job(little, 3)
 

@@ -165,19 +165,19 @@ def test_a_loop_in_a_capture_marks_its_steps_and_is_saved(tmp_path):
 
 
 def test_without_a_block_a_state_has_no_effect():
-    assert type(tp.null_run.batches([1], state={"a": 1})) is type(iter([1]))
+    assert type(tp.testing.null_run.batches([1], state={"a": 1})) is type(iter([1]))
 
 
 @pytest.mark.parametrize("state", [[], {}, {"a/b": 1}, {1: 2}])
 def test_another_state_is_an_error(state):
     with pytest.raises(TypeError, match="The state parameter of batches must be a dict"):
-        tp.null_run.batches([1], state=state)
+        tp.testing.null_run.batches([1], state=state)
 
 
 def test_a_state_that_the_loop_does_not_assign_is_inexact(tmp_path):
     state = {"params": jax.numpy.ones(3)}
     with pytest.warns(UserWarning, match=r"assign state\[\.\.\.\] in the loop"), checkpointing(tmp_path, every=1):
-        for _ in tp.null_run.batches([1, 2], state=state):
+        for _ in tp.testing.null_run.batches([1, 2], state=state):
             pass
     assert not checkpoints(tmp_path)[0].exact
 
@@ -185,7 +185,7 @@ def test_a_state_that_the_loop_does_not_assign_is_inexact(tmp_path):
 def forgetful():
     """Train with a counter that the state lacks."""
     state = {"params": jax.numpy.ones(3)}
-    for number, _ in enumerate(tp.null_run.batches([1, 2, 3, 4], state=state)):
+    for number, _ in enumerate(tp.testing.null_run.batches([1, 2, 3, 4], state=state)):
         state["params"] = state["params"] * (number + 2)
 
 
@@ -216,9 +216,9 @@ def test_calls_are_counted(tmp_path):
     with pytest.raises(TpunbError, match="was called 2 times, and the checkpoint is of call 3"), resume(one):
         train(BATCHES, epochs=2)
     with pytest.raises(TpunbError, match="opt_state"), resume(one):
-        list(tp.null_run.batches([1], state={"params": 1}))
-        list(tp.null_run.batches([1], state={"params": 1}))
-        list(tp.null_run.batches(BATCHES, state={"params": 1}))
+        list(tp.testing.null_run.batches([1], state={"params": 1}))
+        list(tp.testing.null_run.batches([1], state={"params": 1}))
+        list(tp.testing.null_run.batches(BATCHES, state={"params": 1}))
     assert loops._block.users == 0
     assert loops._block.start is None
 
@@ -235,7 +235,7 @@ def test_an_error_while_saving_does_not_end_the_loop(tmp_path):
 def test_a_loop_by_hand_can_restore_its_state(tmp_path):
     state = {"a": jax.numpy.zeros(2), "n": np.float32(0), "count": 0}
     with checkpointing(tmp_path, every=2):
-        for _ in tp.null_run.batches([1, 2, 3], state=state):
+        for _ in tp.testing.null_run.batches([1, 2, 3], state=state):
             state |= {"a": state["a"] + 1, "n": np.float32(state["n"] + 2), "count": state["count"] + 1}
     found = restore(checkpoints(tmp_path)[0], **state)
     assert (found["a"].tolist(), found["n"], found["count"]) == ([2, 2], 4, 2)
@@ -250,7 +250,7 @@ def test_a_tensorflow_loop_resumes_with_its_objects_in_place(tmp_path):
         state["optimizer"].build(model.trainable_variables)
         losses, data = [], DATA["tf.data"]()
         for _ in range(2):
-            for batch in tp.null_run.batches(data, state=state):
+            for batch in tp.testing.null_run.batches(data, state=state):
                 with tf.GradientTape() as tape:
                     noise = keras.random.normal((4, 4)) + tf.random.normal((4, 4)) + np.random.random()
                     loss = tf.reduce_mean(model(batch + noise, training=True) ** 2)
@@ -278,7 +278,7 @@ def test_an_optax_loop_resumes_exactly(tmp_path):
     def cell():
         optimizer, params = optax.adamw(optax.cosine_decay_schedule(0.1, 30)), {"w": jax.numpy.ones(4)}
         state, losses = {"params": params, "opt_state": optimizer.init(params)}, []
-        for batch in tp.null_run.batches(BATCHES, state=state):
+        for batch in tp.testing.null_run.batches(BATCHES, state=state):
             loss, gradients = jax.value_and_grad(lambda p, x: ((x @ p["w"]) ** 2).mean())(state["params"], batch)
             updates, state["opt_state"] = optimizer.update(gradients, state["opt_state"], state["params"])
             state["params"] = optax.apply_updates(state["params"], updates)

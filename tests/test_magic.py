@@ -100,7 +100,7 @@ def test_the_cells_value_stays_its_out_and_the_summary_is_shown(notebook):
 def test_one_loop_runs_before_in_and_after_the_magic(notebook):
     loop = "for batch in tpu.batches([3, 4]):\n    print(batch)\nwith tpu.step(8):\n    print('step')"
     (before, cell, after), stopped = notebook(
-        f"import tpunb as tp\ntpu = tp.null_run\n{loop}", f"%%tpupoint\n{loop}", loop
+        f"import tpunb as tp\ntpu = tp.testing.null_run\n{loop}", f"%%tpupoint\n{loop}", loop
     )
     assert stopped is None
     assert [text(each) for each in (before, cell, after)] == ["3\n4\nstep\n"] * 3

@@ -11,6 +11,7 @@ from tpunb import charts, schema
 from tpunb.errors import ProfileNotFound
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.steps import WallClock
+from tpunb.profiler.capture import null_run
 from tpunb.testing import toy_steps
 from tpunb.widgets.summary import Summary
 
@@ -56,7 +57,7 @@ def test_the_headline_is_the_run_in_one_line():
 
 
 def test_a_loop_written_for_the_magic_runs_on_its_result_and_on_the_null_run():
-    for tpu in (tp.null_run, summary_of()):
+    for tpu in (null_run, summary_of()):
         done = []
         for batch in tpu.batches([3, 4], kind="eval"):
             with tpu.step(7, kind="train") as nothing:
@@ -339,7 +340,8 @@ def test_a_summary_of_a_profile_is_saved_as_one_page(tmp_path):
     assert "<script" not in page
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
     assert repr(shown) == repr(tp.summary(shown.profile, method=tp.OLS()))
-    with pytest.raises(TypeError, match="profile parameter of summary must be a Profile or the path of one"):
-        tp.summary(shown.phases)
+    assert tp.summary(shown.phases)._lines == shown._lines
+    with pytest.raises(TypeError, match="run parameter of summary must be the path of a run"):
+        tp.summary(3)
     with pytest.raises(ProfileNotFound):
         tp.summary(tmp_path / "none")

@@ -47,11 +47,11 @@ def threads(monkeypatch):
 
 
 def test_it_is_a_source(threads):
-    check_source(tp.Torch())
+    check_source(tp.sources.Torch())
 
 
 def test_a_window_is_a_session_over_all_threads(threads):
-    source = tp.Torch()
+    source = tp.sources.Torch()
     source.start()
     began_ns = time.time_ns()
     events, facts = decode(source.window(0.2), "window")
@@ -62,7 +62,7 @@ def test_a_window_is_a_session_over_all_threads(threads):
     assert source.facts() == {"framework": "torch", "framework_version": "2.9.0", "devices": ["/device:CPU:0"]}
 
 
-@pytest.mark.parametrize("source", [None, tp.Torch()], ids=["found", "chosen"])
+@pytest.mark.parametrize("source", [None, tp.sources.Torch()], ids=["found", "chosen"])
 def test_a_loop_has_traced_steps_with_operators_and_raw_windows(monkeypatch, tmp_path, source):
     torch = install(monkeypatch)
     with tp.capture(tmp_path / "run", source=source, schedule=Schedule.continuous(window=0.2), keep="all") as run:
@@ -109,7 +109,7 @@ def test_without_its_profiler_the_training_goes_through_and_the_message_names_it
 
 
 def test_a_profiler_that_fails_later_is_named(threads):
-    source = tp.Torch()
+    source = tp.sources.Torch()
     source.window(0.05)
     threads.refuses = "out of memory"
     with pytest.raises(TpunbError, match="the profiler of PyTorch failed: RuntimeError: out of memory"):
@@ -118,7 +118,7 @@ def test_a_profiler_that_fails_later_is_named(threads):
 
 def test_before_its_import_windows_wait(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    source = tp.Torch()
+    source = tp.sources.Torch()
     with pytest.raises(MissingExtra, match="torch is not installed"):
         source.start()
     timer = threading.Timer(0.3, source.stop)

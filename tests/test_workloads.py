@@ -231,7 +231,7 @@ def test_the_naive_form_can_be_tuned(name, kept):
 @pytest.mark.live
 def test_a_job_takes_steps_and_is_restored(kept):
     job = short("dcgan-mnist").job(folder=kept, naive=True)
-    assert isinstance(job, tp.Job)
+    assert isinstance(job, tp.tuning.Job)
     assert repr(job) == "Job(dcgan-mnist, not built yet)"
     training, data = job.training, job.parts[1]
     state = training.state()

@@ -23,7 +23,7 @@ def build():
 model, data = build()
 with tp.checkpointing("accessible", every=4):
     model.fit(data, verbose=0)
-tp.tuning_panel(tp.Job(build), tp.phases(steps), "accessible", folder="accessible-trials")""",
+tp.tuning_panel(tp.tuning.Job(build), tp.phases(steps), "accessible", folder="accessible-trials")""",
 )
 OUTPUTS = ".jp-OutputArea-output"
 

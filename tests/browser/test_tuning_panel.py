@@ -65,7 +65,7 @@ def beginning(full):  # and the rest
 
 phases = tp.phases(tp.steps(tp.sample("keras_transformer")), beginning)
 limits = Budget(3000, trials=2)
-panel = tp.tuning_panel(tp.Job(build), phases, "saved", search=eight, budget=limits, folder="trials")
+panel = tp.tuning_panel(tp.tuning.Job(build), phases, "saved", search=eight, budget=limits, folder="trials")
 panel"""
 NAMES = (
     ("combobox", "Phase"),

@@ -12,6 +12,8 @@ import polars as pl
 from tpunb import schema
 from tpunb.analysis.metrics import account_metrics, phase_metrics, scale_metrics
 from tpunb.analysis.roofline import Roofline
+from tpunb.analysis.run import Run, loaded
+from tpunb.analysis.run import phases as phases_of
 from tpunb.analysis.stragglers import Hosts
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
@@ -369,7 +371,7 @@ HOST_RULES = (
 
 
 def advise(
-    phases: Phases, *, failure_every_h: float | None = None, roof: Roofline | None = None, hosts: Hosts | None = None
+    run: Run, *, failure_every_h: float | None = None, roof: Roofline | None = None, hosts: Hosts | None = None
 ) -> pl.DataFrame:
     """Return advice on each phase and on the run, most time saved first: ``tpunb.schema.ADVICE``.
 
@@ -389,8 +391,8 @@ def advise(
 
     Parameters
     ----------
-    phases
-        Phases of a run.
+    run
+        Path of a run, its Profile, Steps or Phases; steps are grouped by the default method.
     failure_every_h
         Mean time between failures of the job in hours: the checkpoint interval is compared with Young's.
     roof
@@ -402,7 +404,7 @@ def advise(
     Raises
     ------
     TypeError
-        If `phases`, `roof` or `hosts` is something else.
+        If `run`, `roof` or `hosts` is something else.
     ValueError
         If `failure_every_h` is not a number above 0.
 
@@ -412,8 +414,7 @@ def advise(
     train (66.7 % of all step time) could save up to 33.3 % of all step time. \
 The device is idle for 50 % of the phase's step time without a known cause.
     """
-    if not isinstance(phases, Phases):
-        raise wrong_type("advise", "phases", "be Phases", phases, hint="tp.phases(steps)")
+    phases = phases_of(loaded(run, "advise"))
     valid = isinstance(failure_every_h, Real) and not isinstance(failure_every_h, bool)
     if failure_every_h is not None and not (valid and 0 < failure_every_h < math.inf):
         raise ValueError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,13 @@ from tpunb import schema
 from tpunb.analysis import batch_means
 from tpunb.analysis.goodput import goodput
 from tpunb.analysis.phase_matching import SAME, by_operations, match, run_similarity, traits_of
-from tpunb.cluster import assign
+from tpunb.analysis.run import Run, loaded, phases
 from tpunb.cluster.recorded import SKIPPED, incidental, skippable
-from tpunb.errors import IncompatibleRuns, wrong_type
-from tpunb.frames import Phases, Profile, Steps
+from tpunb.errors import IncompatibleRuns
+from tpunb.frames import Phases, Steps
 from tpunb.frames.conversion import Tabular
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
 from tpunb.frames.phases import PhaseMethod
-from tpunb.io import load
 from tpunb.step_stats import op_names
 from tpunb.text import duration, plain, plural
 
@@ -106,8 +104,8 @@ def _signed(time_ps: int) -> str:
 
 
 def compare(
-    a: Phases | Steps | Profile | str | Path,
-    b: Phases | Steps | Profile | str | Path,
+    a: Run,
+    b: Run,
     *,
     method: PhaseMethod | str | None = None,
     allow_different_models: bool = False,
@@ -132,7 +130,7 @@ def compare(
     Parameters
     ----------
     a, b
-        Phases, or steps or profiles to group, or their paths.
+        Paths of runs, their Profiles, Steps or Phases.
     method
         Phase method of both runs or its name; if None, that of the phases, ``DBSCAN()`` for the others.
     allow_different_models
@@ -150,7 +148,7 @@ def compare(
     >>> compare(toy_steps("aaabbb"), toy_steps("aaaabb"))
     Comparison(2 phases matched, step time ratio of the longest 1.00)
     """
-    a, b = _phases(a, "a", method), _phases(b, "b", method)
+    a, b = phases(loaded(a, "compare", "a"), method), phases(loaded(b, "compare", "b"), method)
     traits = traits_of(a), traits_of(b)
     matrix = by_operations(*traits)
     similarity = None if matrix is None else run_similarity(*traits, matrix)
@@ -168,15 +166,6 @@ def compare(
     frame = pl.concat([rows, pl.DataFrame(changes, schema=columns)], how="horizontal")
     ops = _ops(a, b, frame.select("phase_a", "phase_b").rows())
     return Comparison(a, b, frame, ops, explained, _accounts(a, b))
-
-
-def _phases(run: Phases | Steps | Profile | str | Path, name: str, method: PhaseMethod | str | None) -> Phases:
-    run = load(run) if isinstance(run, str | Path) else run
-    if not isinstance(run, Phases | Steps | Profile):
-        raise wrong_type("compare", name, "be Phases, Steps, a Profile or the path of one", run, hint="tp.load(path)")
-    if isinstance(run, Phases):
-        return run if method is None else assign.phases(run.steps, method)
-    return assign.phases(run, method)
 
 
 def _differences(a: Phases, b: Phases, similarity: float | None) -> Iterator[str]:

@@ -15,9 +15,9 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.account_segments import HostRun, segments
-from tpunb.cluster import phases as group
+from tpunb.analysis.run import Run, loaded, phases
 from tpunb.errors import NoSteps, wrong_type
-from tpunb.frames import Phases, Profile, Steps
+from tpunb.frames import Profile, Steps
 from tpunb.frames.steps import WallClock
 from tpunb.step_stats.reduce import from_rules
 from tpunb.text import cut, duration, percent, plain, plural
@@ -164,7 +164,7 @@ _BY_CLOCK_ALONE = (
 """Accounts that only a capture of its own process knows."""
 
 
-def goodput(run: Profile | Phases) -> Goodput:
+def goodput(run: Run) -> Goodput:
     """Account for the wall time of a run: productive steps, and everything else by cause.
 
     Every picosecond of a host is in one account of ``tpunb.schema.ACCOUNTS``. Of a step, *own* time is its duration
@@ -175,7 +175,7 @@ def goodput(run: Profile | Phases) -> Goodput:
     Parameters
     ----------
     run
-        Phases of a run, or a profile, which is grouped by the default method.
+        Path of a run, its Profile, Steps or Phases; steps are grouped by the default method.
 
     Raises
     ------
@@ -188,14 +188,14 @@ def goodput(run: Profile | Phases) -> Goodput:
     >>> known.select("account", "phase", "time_ps").rows()
     [('productive', 1, 6000000000), ('productive', 0, 3000000000)]
     """
-    if isinstance(run, Phases):
-        return _of_steps(run.steps, run.labels, run.steps.wall)
+    run = loaded(run, "goodput")
     if not isinstance(run, Profile):
-        raise wrong_type("goodput", "run", "be a Profile or Phases", run, hint="tp.load(path) or tp.phases(steps)")
+        found = phases(run)
+        return _of_steps(found.steps, found.labels, found.steps.wall)
     wall = WallClock(run.span_ps) if run.stored is None else run.stored.wall
     try:
         steps = from_rules(run)
-        labels = group(steps).labels
+        labels = phases(steps).labels
     except NoSteps:  # time without steps is accounted for all the same
         steps = Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS)) if run.stored is None else run.stored
         labels = (steps.frame["kind"].fill_null("").rank("dense").cast(pl.Int64) - 1).alias("phase")

@@ -13,6 +13,8 @@ from functools import cached_property
 import polars as pl
 
 from tpunb import schema
+from tpunb.analysis.run import Run, loaded, phases
+from tpunb.analysis.run import steps as steps_of
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.frames import Phases, Steps
 from tpunb.frames.conversion import Tabular
@@ -235,7 +237,7 @@ _UNIT = ["program", "part", "hlo_op", "tf_op", "op", "category", "shape", "dtype
 _DTYPES = {"s8": "int8", "u8": "int8"}
 
 
-def roofline(data: Steps | Phases, by: str | None = None, *, device: str | Device | None = None) -> Roofline:
+def roofline(run: Run, by: str | None = None, *, device: str | Device | None = None) -> Roofline:
     """Return the work of a run's device operations, beside the most that its device can do in that time.
 
     Operations without a name at the level `by` are a row "unattributed", so time, FLOPs and bytes add up to the same at
@@ -243,36 +245,37 @@ def roofline(data: Steps | Phases, by: str | None = None, *, device: str | Devic
 
     Parameters
     ----------
-    data
-        Steps or Phases of a run whose raw events were kept; of statistics only, which hold FLOPs and bytes of whole
-        steps, for the levels "run", "phase" and "step".
+    run
+        Path of a run whose raw events were kept, its Profile, Steps or Phases; of statistics only, which hold FLOPs
+        and bytes of whole steps, for the levels "run", "phase" and "step".
     by
-        Level of the rows: "phase" (requires Phases, and is their default), "run" (that of Steps), "step", "category",
+        Level of the rows: "phase" (the default for Phases), "run" (for all else), "step", "category",
         "layer", "part", "op", "instruction", "library" or "kernel".
     device
         Device whose peaks are the roof, or its name; by the run's metadata if None.
 
     Raises
     ------
+    TypeError
+        If `run` is something else.
     ValueError
         If `by` or the name of the device is unknown.
     TpunbError
         If the device of the run is unknown, the capture kept statistics only, or parts of steps are unknown.
     """
-    steps = data.steps if isinstance(data, Phases) else data
-    if not isinstance(steps, Steps):
-        raise wrong_type("roofline", "data", "be Steps or Phases", data)
-    by = by if by is not None else "phase" if isinstance(data, Phases) else "run"
+    found = loaded(run, "roofline")
+    by = by if by is not None else "phase" if isinstance(found, Phases) else "run"
     if by not in _BY:
         raise ValueError(f"The by parameter of roofline must be one of {', '.join(_BY)}. Got {by!r} instead.")
-    if by == "phase" and not isinstance(data, Phases):
-        raise wrong_type("roofline", "data", "be Phases for by='phase'", data)
+    grouped = phases(found) if by == "phase" or isinstance(found, Phases) else None
+    steps = steps_of(found) if grouped is None else grouped.steps
     chip = _device_of(steps) if device is None else _device(device)
     statistics_only = steps.read_layers is None and by in _STEPS and steps.devices["flops"].count() > 0
     rows = _of_steps(steps) if statistics_only else _of_instructions(steps, by)
     rows = rows.with_columns(run=pl.lit(steps.name or "run"))
-    if isinstance(data, Phases):
-        labels = data.labelled.select("host", "step", phase=pl.col("phase").replace_strict(data.names, default=None))
+    if grouped is not None:
+        phase = pl.col("phase").replace_strict(grouped.names, default=None)
+        labels = grouped.labelled.select("host", "step", phase=phase)
         rows = rows.join(labels, on=["host", "step"], how="left")
     kernel = ["kernel"] if by in _OF_KERNELS else []
     unit = [*_UNIT, *kernel, *(["host", "step"] if statistics_only else [])]

@@ -12,7 +12,8 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.barriers import Barriers, barriers, clocks, median
-from tpunb.errors import NoSteps, wrong_type
+from tpunb.analysis.run import Run, loaded, steps
+from tpunb.errors import NoSteps
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.conversion import Tabular
@@ -109,7 +110,7 @@ _RANKED, _UPPER = 128, 2 / 3  # hosts whose gains are compared: at most, and as 
 _REPLAYED = 16  # hosts, where replica groups separate hosts
 
 
-def hosts(steps: Steps) -> Hosts:
+def hosts(run: Run) -> Hosts:
     """Return which hosts of a job delay the others, why, and the gain of a replacement.
 
     At a collective all devices of a group wait for the last one, which has the shortest run, whatever the clocks show.
@@ -119,13 +120,13 @@ def hosts(steps: Steps) -> Hosts:
 
     Parameters
     ----------
-    steps
-        Steps of a job of several hosts.
+    run
+        Path of a job of several hosts, its Profile, Steps or Phases.
 
     Raises
     ------
     TypeError
-        When `steps` is something else.
+        When `run` is something else.
     NoSteps
         When no step was traced in full.
 
@@ -134,9 +135,7 @@ def hosts(steps: Steps) -> Hosts:
     .. [1] I. Weissman, "Estimation of parameters and large quantiles based on the k largest observations", Journal of
        the American Statistical Association 73, 1978.
     """
-    if not isinstance(steps, Steps):
-        raise wrong_type("hosts", "steps", "be Steps", steps, hint="tp.steps(tp.load(folder))")
-    return _hosts(steps)
+    return _hosts(steps(loaded(run, "hosts")))
 
 
 @memoised

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from os import PathLike
 from typing import NamedTuple
 
 import numpy as np
@@ -19,14 +18,13 @@ from tpunb.cluster.ols import OLS
 from tpunb.cluster.ols_plus import OLSPlus
 from tpunb.cluster.paces import kinds_of
 from tpunb.errors import BadProfile, NoSteps, wrong_type
-from tpunb.frames import Phases, Profile, Steps
+from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised, memoised_last
 from tpunb.frames.op_matrix import Floats, Ints, factorize
 from tpunb.frames.own_time import own_time
 from tpunb.frames.phase_names import saved_by_clock
 from tpunb.frames.phases import Labels, PhaseMethod
 from tpunb.step_stats.merge_hosts import placed
-from tpunb.step_stats.reduce import steps as steps_of
 from tpunb.text import plural
 
 METHODS = {"dbscan": DBSCAN, "hdbscan": HDBSCAN, "kmeans": KMeans, "ols": OLS, "olsplus": OLSPlus}
@@ -38,59 +36,8 @@ _SIMILAR = 1.1  # factor between step times that count as equal
 _FAR, _FAR_PS = 5, 20_000_000_000  # a step is an outlier if it is so many times, and so much, longer than its phase
 
 
-def phases(steps: Steps | Profile, method: PhaseMethod | str | None = None) -> Phases:
-    """Group steps into phases.
-
-    The method labels the steps traced in full. Every other step takes the label of the nearest of them in time, by the
-    middle of the step, that has its host and its kind, saved a checkpoint if it did, and is not an outlier; the earlier
-    of two as near. If the clock timed the step, candidates of similar step time come first: without callbacks, and
-    where it is known with and without input wait. If its host has no candidate, other hosts serve. A kind without
-    candidates is a phase by itself, whose ``full`` is 0: in a run without windows, where the clock timed the steps,
-    each kind.
-
-    Steps of one kind are of several where the program marks that something else begins, by a call of ``fit``, by tuning
-    in its midst, or by tracing or compiling a function again, and the median own time of the steps is another: 1.5
-    times as long or more, with three quarters of the steps above three quarters of the other, from 20 steps and 5 % of
-    the time on.
-
-    A step not traced in full is an outlier if it takes more than 5 times the median of its phase and more than 20 ms
-    longer, both without callbacks and known input wait; `Phases.labelled` has its reason. Both bounds leave out noise:
-    20 ms are time slices of a busy machine, and of short steps many take 5 times the median. The median is that of the
-    steps traced in full, of all if there are none; of an even number the lower, so one slow step of two is found.
-
-    Steps of several hosts are grouped once for each role, a set of hosts that run one program: a phase is a property of
-    the job's step, and each host has the label of the step in which it takes part (:mod:`tpunb.cluster.assign`).
-
-    Parameters
-    ----------
-    steps
-        Steps to group, or a profile, whose steps they are.
-    method
-        ``DBSCAN()`` by default; ``OLS()``, ``OLSPlus()``, ``KMeans()``, ``HDBSCAN()``, or the name of one, such as
-        "olsplus"; or any function from `Steps` to one int per step, -1 for outliers.
-
-    Raises
-    ------
-    TypeError
-        If `steps` are neither steps nor a profile, or `method` is not a function of steps.
-    ValueError
-        If no method has that name.
-    NoSteps
-        If there are no steps, or none was traced in full or timed.
-    BadProfile
-        If the method does not return one int of -1 or more per step; if a host has two steps of the same number, or
-        a step or an operation has no name.
-
-    >>> from tpunb.testing import toy_steps
-    >>> phases(toy_steps("aaabbb"))
-    Phases(2 phases over 6 steps, DBSCAN(), top 3 cover 100.0%)
-    >>> phases(toy_steps("aaabbb"), lambda steps: range(len(steps))).labels.to_list()
-    [0, 1, 2, 3, 4, 5]
-    """
-    steps = steps_of(steps) if isinstance(steps, Profile) else steps
-    if not isinstance(steps, Steps):
-        hint = "tp.load(path)" if isinstance(steps, str | PathLike) else "tp.steps(profile)"
-        raise wrong_type("phases", "steps", "be Steps or a Profile", steps, hint=hint)
+def phases(steps: Steps, method: PhaseMethod | str | None = None) -> Phases:
+    """Group steps into phases: :func:`tpunb.analysis.run.phases`."""
     method = _named(method) if isinstance(method, str) else DBSCAN() if method is None else method
     if not callable(method) or isinstance(method, type):
         raise wrong_type("phases", "method", "be a method such as tp.DBSCAN()", method)

@@ -177,7 +177,7 @@ class NullRun:
 
 
 null_run = NullRun()
-"""The `NullRun` to use before and without a capture: ``tpu = tp.null_run``."""
+"""The `NullRun` to use before and without a capture: ``tpu = tp.testing.null_run``."""
 
 
 def _checked(kind: str) -> str:

@@ -29,28 +29,7 @@ StepRule = Callable[[Profile], pl.DataFrame]
 
 
 def steps(profile: Profile, by: StepRule | Literal["whole", "module"] | None = None) -> Steps:
-    """Return the steps of a profile; ``steps.frame["rule"]`` says how they were found.
-
-    If no rule of :mod:`tpunb.step_stats.boundaries` finds a step, the whole capture is one step a host, with a warning.
-
-    Parameters
-    ----------
-    profile
-        From ``tp.load`` or ``tp.sample``.
-    by
-        Step rule: a function of the profile that returns one row per (host, step) with ``start_ps`` and ``dur_ps`` in
-        picoseconds of the profile, optionally ``kind`` and ``traced``. "whole": the whole capture is one step a host.
-        "module": each run of any compiled module is a step of that kind. Requires raw events.
-
-    Raises
-    ------
-    NoSteps
-        When no rule finds a step and the profile holds no operations; the message lists the rules.
-    ValueError
-        When `by` is another text.
-    TpunbError
-        When `by` is given and the profile has no raw events.
-    """
+    """Return the steps of a profile: :func:`tpunb.analysis.run.steps`."""
     if by is None:
         try:
             return from_rules(profile)
@@ -59,7 +38,7 @@ def steps(profile: Profile, by: StepRule | Literal["whole", "module"] | None = N
                 raise
         annotate = _PYTORCH if _is_pytorch(profile.events) else _JAX_OR_TF
         problem = f"{profile.name}: no steps found, so the whole capture is one step"
-        warnings.warn(f"{problem}; to see steps, record again with {annotate}", stacklevel=2)
+        warnings.warn(f"{problem}; to see steps, record again with {annotate}", stacklevel=3)
         return _reduced(profile, [profile.events], lambda _: intervals)
     if isinstance(by, str) and by not in _NAMED_RULES:
         raise ValueError(f"The by parameter of steps must be a function, 'whole' or 'module'. Got {by!r} instead.")

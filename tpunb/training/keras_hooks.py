@@ -255,7 +255,7 @@ def _check_keras() -> None:
     keras = need("keras", extra="tensorflow")
     if (backend := keras.backend.backend()) not in ("tensorflow", "jax"):
         problem = f"Keras runs on {backend}: a running fit can be tuned or resumed on TensorFlow and JAX only"
-        raise TpunbError(problem, hint=f"{_HINT}; tune a loop of your own with tp.Job(build, step=step)")
+        raise TpunbError(problem, hint=f"{_HINT}; tune a loop of your own with tp.tuning.Job(build, step=step)")
     seeds.keras_generator()
     try:
         works = _try_epoch() and "data_batch" in inspect.signature(keras.Model._symbolic_build).parameters

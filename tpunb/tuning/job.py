@@ -79,7 +79,7 @@ class Job:
     step: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        pair = "pass the model and its data as a pair: tp.Job((model, data))"
+        pair = "pass the model and its data as a pair: tp.tuning.Job((model, data))"
         if not isinstance(self.build, tuple) and not callable(self.build):
             raise wrong_type("Job", "build", "be (model, data), or a function that returns it", self.build, hint=pair)
         if self.step is not None and not callable(self.step):
@@ -364,7 +364,7 @@ def job_of(run: FittedRun) -> Job:
         If there was no fit, or its data are not a ``tf.data.Dataset``.
     """
     if run.fitted is None:
-        raise TpunbError("the capture saw no fit", hint="call model.fit(data) in its block, or make a tp.Job(build)")
+        raise TpunbError("the capture saw no fit", hint="fit a model in its block, or make a tp.tuning.Job(build)")
     model, data = run.fitted
     if not hasattr(data, "element_spec") or not hasattr(data, "options"):
         raise TpunbError(

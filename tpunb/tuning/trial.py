@@ -81,7 +81,7 @@ class TrialRunner:
         window: int | None = None,
     ) -> None:
         if not isinstance(job, Job):
-            hint = "tp.tune(model, data), or tp.tune(tp.Job(build)), where build() returns (model, data)"
+            hint = "tp.tune(model, data), or tp.tune(tp.tuning.Job(build)), where build() returns (model, data)"
             raise wrong_type("tune", "job", "be a Job, or a model followed by its data", job, hint=hint)
         self.job, self.start = job, _checked(job, start)
         if isinstance(start, LivePosition):

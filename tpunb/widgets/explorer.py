@@ -13,17 +13,18 @@ from typing import Any
 import ipywidgets
 from traitlets import Dict, Instance, Int, List, Unicode, observe, validate
 
+from tpunb.analysis.run import Run, loaded
+from tpunb.analysis.run import phases as grouped
+from tpunb.analysis.run import steps as steps_of
 from tpunb.analysis.step_trace import open_trace
 from tpunb.charts import render
 from tpunb.charts.timeline_rows import Timeline
 from tpunb.cluster import METHODS
-from tpunb.cluster import phases as group_steps
-from tpunb.errors import IncompatibleRuns, wrong_type
+from tpunb.errors import IncompatibleRuns
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.conversion import write_atomically
 from tpunb.frames.nearest import StepSource, checkpoint_steps
 from tpunb.frames.phases import PhaseMethod
-from tpunb.io import load
 from tpunb.text import format_error, plain
 from tpunb.widgets import exports, phase_view, second_run, sliders
 from tpunb.widgets.explorer_state import ExplorerState, Messages
@@ -102,20 +103,16 @@ class PhaseExplorer(Panel):
 
     def __init__(
         self,
-        run: Steps | Phases | Profile | str | Path,
+        run: Run,
         *,
         method: PhaseMethod | str | None = None,
         checkpoints: StepSource | None = None,
-        other: Steps | Phases | None = None,
+        other: Run | None = None,
         messages: Messages = ((), ()),
         folded: bool = False,
     ) -> None:
-        if isinstance(run, Phases):
-            first = run if method is None else group_steps(run.steps, method)
-        else:
-            first = group_steps(load(run) if isinstance(run, str | Path) else run, method)
-        if other is not None and not isinstance(other, Steps | Phases):
-            raise wrong_type("explore", "other", "be Steps or Phases", other)
+        first = grouped(loaded(run, "explore"), method)
+        compared = None if other is None else loaded(other, "explore", "other")
         name = sliders.name_of(first.method) or _OWN
         self._methods: dict[str, PhaseMethod] = {word: make() for word, make in METHODS.items()} | {name: first.method}
         self._first = {name: first}  # by method: as it was given, or chooses by itself
@@ -131,7 +128,7 @@ class PhaseExplorer(Panel):
             methods=own | {word: sliders.title_of(word) for word in METHODS},
             timeline=Timeline(first.steps),
             checkpoints=checkpoint_steps(checkpoints),
-            other=other,
+            other=steps_of(compared) if isinstance(compared, Profile) else compared,
             messages=messages,
             folded=folded,
         )
@@ -303,18 +300,18 @@ class PhaseExplorer(Panel):
         if slider is not None and value is not None and value != sliders.position(slider, phases):
             method = sliders.moved(slider, method, value, swept)
             same = method == self.value.method
-            phases = self.value if same else group_steps(self.steps, method)
+            phases = self.value if same else grouped(self.steps, method)
         return replace(self._state, phases=phases, swept=swept, method=name, _results={})
 
     def _sweep(self, name: str) -> Phases:
         """Return the phases whose sweep is a method's curve; the method chooses by itself when first used."""
         method = self._methods[name]
         if name not in self._first:
-            self._first[name] = group_steps(self.steps, method)
+            self._first[name] = grouped(self.steps, method)
         if name not in self._swept:
             first = self._first[name]
             free = sliders.sweeping(method, first)
-            self._swept[name] = first if free is method else group_steps(first.steps, free)
+            self._swept[name] = first if free is method else grouped(first.steps, free)
         return self._swept[name]
 
     def _show(self, state: ExplorerState) -> None:
@@ -360,24 +357,24 @@ class PhaseExplorer(Panel):
 
 
 def explore(
-    steps: Steps | Phases | Profile | str | Path,
+    run: Run,
     *,
     method: PhaseMethod | str | None = None,
     checkpoints: StepSource | None = None,
-    other: Steps | Phases | None = None,
+    other: Run | None = None,
 ) -> PhaseExplorer:
     """Return the explorer of a run: :class:`PhaseExplorer`.
 
     Parameters
     ----------
-    steps
-        Steps of the run, its phases, its profile, or the path of that.
+    run
+        Path of the run, its Profile, Steps or Phases.
     method
         Phase method to begin with, or its name; ``DBSCAN()`` if None, or that of the phases.
     checkpoints
         Step of each checkpoint by name; or the steps alone; or objects with a ``step``: marks on the timeline.
     other
-        A second run to compare with: steps, which are grouped by the same method, or phases.
+        A second run to compare with; its steps are grouped by the same method, unless it is Phases.
 
     Raises
     ------
@@ -390,7 +387,7 @@ def explore(
     >>> explore(toy_steps("aaabbb")).value
     Phases(2 phases over 6 steps, DBSCAN(), top 3 cover 100.0%)
     """
-    return PhaseExplorer(steps, method=method, checkpoints=checkpoints, other=other)
+    return PhaseExplorer(run, method=method, checkpoints=checkpoints, other=other)
 
 
 class StaticExplorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no types

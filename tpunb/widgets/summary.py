@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tpunb import charts
+from tpunb import charts, schema
 from tpunb.analysis import advise
 from tpunb.analysis.goodput import Goodput
+from tpunb.analysis.run import Run as RunLike
+from tpunb.analysis.run import loaded
+from tpunb.analysis.run import phases as phases_of
+from tpunb.analysis.run import steps as steps_of
 from tpunb.charts import render
-from tpunb.cluster import phases as group_steps
-from tpunb.errors import NoSteps, TpunbError, wrong_type
+from tpunb.errors import NoSteps, TpunbError
 from tpunb.frames import Phases, Profile, Steps
 from tpunb.frames.conversion import write_atomically
 from tpunb.frames.phases import PhaseMethod
-from tpunb.io import load
 from tpunb.profiler.capture import NullRun
 from tpunb.profiler.sources.frameworks import STEP_TIMES_ONLY
-from tpunb.step_stats.reduce import steps as steps_of
 from tpunb.text import duration, estimated_overhead, format_error, percent, plain, plural
 from tpunb.widgets import html_tables, phase_view
 from tpunb.widgets.frontends import in_kernel
@@ -115,7 +116,7 @@ class Summary(NullRun):
         from tpunb.tuning.job import job_of
 
         if self.run is None:
-            raise TpunbError("a loaded run has no model and no data", hint="make a tp.Job(build)")
+            raise TpunbError("a loaded run has no model and no data", hint="make a tp.tuning.Job(build)")
         return job_of(self.run)
 
     @property
@@ -281,40 +282,47 @@ class Summary(NullRun):
         return bundle
 
 
-def summary(
-    profile: Profile | str | Path, *, method: PhaseMethod | str | None = None, note: str | None = None
-) -> Summary:
+def summary(run: RunLike, *, method: PhaseMethod | str | None = None, note: str | None = None) -> Summary:
     """Return the summary of a run, as a ``%%tpupoint`` cell shows it.
 
     Parameters
     ----------
-    profile
-        Profile of the run, or its path.
+    run
+        Path of the run, its Profile, Steps or Phases.
     method
-        Phase method or its name; ``DBSCAN()`` if None.
+        Phase method or its name; ``DBSCAN()`` if None, or that of the phases.
     note
         Warning above the summary.
 
     Raises
     ------
     TypeError
-        If `profile` or `method` is something else.
+        If `run` or `method` is something else.
     """
-    profile = load(profile) if isinstance(profile, str | Path) else profile
-    if not isinstance(profile, Profile):
-        raise wrong_type("summary", "profile", "be a Profile or the path of one", profile)
-    frame, grouped = None, None
+    found = loaded(run, "summary")
+    if not isinstance(found, Profile):
+        frame = steps_of(found)
+        return Summary(_profile_of(frame), frame, phases_of(found, method), note)
+    whole, grouped = None, None
     try:
         try:
-            frame = steps_of(profile)
+            whole = steps_of(found)
         except NoSteps as error:
             note = ". ".join(filter(None, [note, format_error(error)]))
-            if profile.read_events is not None:
-                frame = steps_of(profile, by="whole")
-        grouped = None if frame is None else group_steps(frame, method)
+            if found.read_events is not None:
+                whole = steps_of(found, by="whole")
+        grouped = None if whole is None else phases_of(whole, method)
     except NoSteps as error:  # of the whole
         note = note or format_error(error)
-    return Summary(profile=profile, steps=frame, phases=grouped, note=note)
+    return Summary(profile=found, steps=whole, phases=grouped, note=note)
+
+
+def _profile_of(steps: Steps) -> Profile:
+    """Return the record of a run of which the steps alone are at hand."""
+    ends = steps.frame["start_ps"] + steps.frame["dur_ps"]
+    span_ps = int(ends.max() or 0) if steps.wall is None else steps.wall.span_ps  # type: ignore[arg-type]
+    devices = pl.DataFrame(schema=schema.HARDWARE)
+    return Profile(steps.name, steps.source, steps.windows, devices, span_ps, stored=steps)
 
 
 def _relative(where: Path | str) -> str:

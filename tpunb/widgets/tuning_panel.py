@@ -160,7 +160,7 @@ class TuningPanel(Panel):
     ) -> None:
         if not isinstance(job, Job):
             raise wrong_type(
-                "tuning_panel", "job", "be a Job", job, hint="tp.Job(build), where build() returns (model, data)"
+                "tuning_panel", "job", "be a Job", job, hint="tp.tuning.Job(build), where build() returns (model, data)"
             )
         if phases is not None and not isinstance(phases, Phases):
             raise wrong_type("tuning_panel", "phases", "be Phases, or None", phases)
