@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import threading
 import time
 import tomllib
@@ -720,3 +721,12 @@ def test_phases_of_a_sample_keep_training_and_testing_apart(name):
     assert homes["train"] != homes["eval"]
     for rows in kinds.values():
         assert rows["len"][-1] / rows["len"].sum() > 0.5
+
+
+def test_a_copy_of_a_run_is_left_out_of_a_list_of_runs(tmp_path):
+    sample = tp.sample("keras_cnn")
+    copy = shutil.copytree(sample.source, tmp_path / "copy")
+    with pytest.warns(UserWarning, match=r"1 file skipped: .*copy: a copy of .*keras_cnn"):
+        profile = tp.load([sample.source, copy])
+    assert profile.windows["host"].n_unique() == 1
+    assert len(tp.steps(profile)) == len(tp.steps(sample))

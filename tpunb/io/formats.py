@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import polars as pl
 
@@ -24,8 +24,6 @@ from tpunb.text import plural
 
 MANY = 64
 """Files above which a profile is reduced to statistics while it is loaded."""
-
-_PROTOBUF_TABLES = ("overview_page.pb", "input_pipeline.pb", "pod_viewer.pb")  # as XProf wrote them in 2020
 
 
 def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, client: Any = None) -> Profile:
@@ -82,25 +80,94 @@ def _load(path: PathLike | Iterable[PathLike], engine: Any = None) -> Profile:
     if not isinstance(path, (str, os.PathLike)):
         return _load_list(path, engine)
     location = storage.find(path)
-    if not location.is_folder:
-        return _file(location)
-    files = location.below()
-    if run_folder.RUN in files:
-        return run_folder.read(location, files, run_writer.keeper(str(location)))
+    files = location.below() if location.is_folder else {location.name: location}
+    for form in FORMATS:
+        fitting = [file for name, file in files.items() if name.endswith(form.endings)]
+        if fitting and (profile := form.read(fitting, location, files, engine)) is not None:
+            return profile
+    if location.is_folder:
+        raise _no_profile(location)
+    return _by_content(location)
+
+
+class Format(NamedTuple):
+    """A form in which profiles are stored."""
+
+    name: str
+    endings: tuple[str, ...]
+    """Ends of the names of its files."""
+    read: Callable[[Sequence[Location], Location, Mapping[str, Location], Any], Profile | None]
+    """Function of the fitting files, the file or folder to load, all its files by name, and the engine of a cluster;
+    None if they are something else after all."""
+
+
+def _run(fitting: Sequence[Location], folder: Location, files: Mapping[str, Location], engine: Any) -> Profile | None:
+    """Read a run folder; a folder of runs is refused."""
+    if run_folder.RUN in files and folder.is_folder:
+        return run_folder.read(folder, files, run_writer.keeper(str(folder)))
     if runs := _runs(files):
         raise ProfileNotFound(
-            f"{str(location)!r} is not a run folder; it contains {plural(len(runs), 'run')}",
+            f"{str(folder)!r} is not a run folder; it contains {plural(len(runs), 'run')}",
             hint=f"load one of {', '.join(runs[:8])}",
         )
-    tables = [file for name, file in files.items() if name.endswith(xprof_json.ENDINGS)]
-    if not _raw(files):
-        if any(file.name.endswith((*xprof_json.STEP_TABLES, *xprof_tables.MEMORY_ENDINGS)) for file in tables):
-            return _tables(tables, location)
-        if of_operations := [file for name, file in files.items() if name.endswith(xprof_tables.ENDINGS)]:
-            return _tables(of_operations, location, xprof_tables.profile)
-        if protobuf := sorted(name for name in files if name.endswith(_PROTOBUF_TABLES)):
-            raise _protobuf(files[protobuf[0]])
-    return _raw_files(_profiles(location, files), location.name, location.source, engine)
+    return None
+
+
+def _raw(fitting: Sequence[Location], where: Location, files: Mapping[str, Location], engine: Any) -> Profile:
+    if not where.is_folder:
+        return logdir.read(fitting, where.name, where.source)
+    return _raw_files(_best_forms(files), where.name, where.source, engine)
+
+
+def _step_tables(fitting: Sequence[Location], where: Location, files: Mapping[str, Location], engine: Any) -> Profile:
+    """Read XProf's tables, of a file also those of the same prefix beside it."""
+    if where.is_folder:
+        return _tables([file for name, file in files.items() if name.endswith(xprof_json.ENDINGS)], where)
+    ending = next(ending for ending in xprof_json.ENDINGS if where.name.endswith(ending))
+    family = [where.name.removesuffix(ending) + other for other in xprof_json.ENDINGS]
+    return _tables([child for child in where.parent.children() if child.name in family] or [where], where)
+
+
+def _op_tables(fitting: Sequence[Location], where: Location, files: Mapping[str, Location], engine: Any) -> Profile:
+    return _tables(fitting, where, xprof_tables.profile)
+
+
+def _tables_of_2020(
+    fitting: Sequence[Location], where: Location, files: Mapping[str, Location], engine: Any
+) -> NoReturn:
+    raise BadProfile(
+        f"{min(fitting, key=str)}: a table of XProf in the binary form of 2020, which is not supported",
+        hint=f"load the run's *.xplane.pb, or XProf's tables as JSON ({', '.join(xprof_json.STEP_TABLES[:2])})",
+    )
+
+
+FORMATS = (
+    Format("run of tp.capture", (run_folder.RUN,), _run),
+    Format("XPlane or Chrome trace", ENDINGS, _raw),
+    Format("XProf's tables of steps and memory", (*xprof_json.STEP_TABLES, *xprof_tables.MEMORY_ENDINGS), _step_tables),
+    Format("XProf's tables of operations", xprof_tables.ENDINGS, _op_tables),
+    Format("XProf's binary tables", ("overview_page.pb", "input_pipeline.pb", "pod_viewer.pb"), _tables_of_2020),
+)
+"""Formats in the order in which `load` asks for their files."""
+
+
+def _by_content(file: Location) -> Profile:
+    """Read a file of another name: a raw profile, or a table of XProf."""
+    if file.name.endswith(".parquet"):
+        raise BadProfile(f"{file} is a table, not a profile", hint="read a sweep by tp.studies.sweeps.Sweep.read")
+    try:
+        return logdir.read([file], file.name, file.source)
+    except BadProfile:
+        data = storage.read(file).tobytes()
+        if not xprof_json.is_table(data):
+            raise
+        return xprof_json.profile({file.name: data}, file.name, file.source)
+
+
+def _no_profile(folder: Location) -> ProfileNotFound:
+    return ProfileNotFound(
+        f"{folder} holds no profile: no run.json and no file ending in {', '.join(ENDINGS)}", hint=folder.holds()
+    )
 
 
 def _raw_files(files: Sequence[Location], name: str, source: Path | str, engine: Any, forms: bool = True) -> Profile:
@@ -157,7 +224,10 @@ def _load_list(paths: Iterable[PathLike], engine: Any) -> Profile:
         elif run_folder.RUN in (files := location.below()):
             runs[location] = files
         else:
-            profiles += _profiles(location, files)
+            found = _best_forms(files)
+            if not found:
+                raise _no_profile(location)
+            profiles += found
     if profiles and runs:
         raise TpunbError(
             f"{next(iter(runs))} is a run, not a raw profile", hint="load runs and raw profiles one by one"
@@ -165,21 +235,29 @@ def _load_list(paths: Iterable[PathLike], engine: Any) -> Profile:
     if not profiles and not runs:
         raise ProfileNotFound("the list of profiles is empty")
     if runs and engine is None and len(runs) <= MANY:
-        return host_files.together([run_folder.read(folder, files) for folder, files in runs.items()])
+        return host_files.together(*_without_copies([run_folder.read(folder, files) for folder, files in runs.items()]))
     found = _unique(profiles or [*runs])
     return _raw_files(found, found[0].name, found[0].parent.source, engine, len(found) > 1)
 
 
-def _profiles(folder: Location, files: Mapping[str, Location]) -> list[Location]:
+def _without_copies(runs: Sequence[Profile]) -> tuple[list[Profile], list[tuple[str, str]]]:
+    """Return the runs that are no copies of an earlier one, and each copy with the reason why it is left out."""
+    kept, copies = list[Profile](), list[tuple[str, str]]()
+    for run in runs:
+        same = (each for each in kept if each.origin_ns == run.origin_ns is not None and _equal_steps(each, run))
+        if (first := next(same, None)) is None:
+            kept.append(run)
+        else:
+            copies.append((str(run.source), f"a copy of {first.source}"))
+    return kept, copies
+
+
+def _equal_steps(a: Profile, b: Profile) -> bool:
+    return a.stored is not None and b.stored is not None and a.stored.frame.equals(b.stored.frame)
+
+
+def _best_forms(files: Mapping[str, Location]) -> list[Location]:
     """Return the raw profiles of a logdir, in the best form of each."""
-    if profiles := _raw(files):
-        return profiles
-    raise ProfileNotFound(
-        f"{folder} holds no profile: no run.json and no file ending in {', '.join(ENDINGS)}", hint=folder.holds()
-    )
-
-
-def _raw(files: Mapping[str, Location]) -> list[Location]:
     best: dict[str, Location] = {}
     for ending in ENDINGS:
         for name in sorted(files):
@@ -191,26 +269,6 @@ def _raw(files: Mapping[str, Location]) -> list[Location]:
 def _unique(files: Sequence[Location]) -> list[Location]:
     """Return each file once, links resolved."""
     return list({file.url or os.path.realpath(file.path): file for file in reversed(files)}.values())[::-1]
-
-
-def _file(file: Location) -> Profile:
-    """Read one file: a raw profile, or a table of XProf with tables of the same prefix beside it."""
-    if file.name.endswith(_PROTOBUF_TABLES):
-        raise _protobuf(file)
-    if file.name.endswith(".parquet"):
-        raise BadProfile(f"{file} is a table, not a profile", hint="read a sweep by tp.studies.sweeps.Sweep.read")
-    if file.name.endswith(xprof_tables.ENDINGS):
-        return _tables([file], file, xprof_tables.profile)
-    if ending := next((ending for ending in xprof_json.ENDINGS if file.name.endswith(ending)), None):
-        family = [file.name.removesuffix(ending) + other for other in xprof_json.ENDINGS]
-        return _tables([child for child in file.parent.children() if child.name in family] or [file], file)
-    try:
-        return logdir.read([file], file.name, file.source)
-    except BadProfile:
-        data = b"" if file.name.endswith(ENDINGS) else storage.read(file).tobytes()
-        if not xprof_json.is_table(data):
-            raise
-        return xprof_json.profile({file.name: data}, file.name, file.source)
 
 
 def _tables(files: Sequence[Location], location: Location, read: Callable[..., Profile] | None = None) -> Profile:
@@ -229,14 +287,6 @@ def _tables(files: Sequence[Location], location: Location, read: Callable[..., P
         except BadProfile as error:
             tables[file.name] = BadProfile(str(error).replace(str(file), file.name), hint=error.hint)
     return (read or xprof_json.profile)(tables, location.name, location.source)
-
-
-def _protobuf(file: Location) -> BadProfile:
-    """Return the error for a table that only XProf of 2020 reads."""
-    return BadProfile(
-        f"{file}: a table of XProf in the binary form of 2020, which is not supported",
-        hint=f"load the run's *.xplane.pb, or XProf's tables as JSON ({', '.join(xprof_json.STEP_TABLES[:2])})",
-    )
 
 
 def sample(name: str) -> Profile:

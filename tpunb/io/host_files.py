@@ -14,7 +14,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.frames import Profile, Steps
 from tpunb.frames.steps import WallClock
-from tpunb.io import host_files, storage
+from tpunb.io import storage
 from tpunb.step_stats import launches
 from tpunb.step_stats.job_tables import later
 from tpunb.text import duration
@@ -110,10 +110,11 @@ _STEPS = ("frame", "ops", "devices", "input_stages", "windows")
 _WALL = ("spans", "stalls", "load")
 
 
-def together(runs: Sequence[Profile]) -> Profile:
+def together(runs: Sequence[Profile], skipped: Sequence[tuple[str, str]] = ()) -> Profile:
     """Return the runs as one profile with a host each, which starts with the first of them.
 
-    Hosts of one name are named after their run. Steps keep their numbers, by which they are aligned.
+    Hosts of one name are named after their run. Steps keep their numbers, by which they are aligned. `skipped` names
+    the runs that were left out.
     """
     runs = _distinct([replace(run, stored=run.stored or _NOTHING) for run in runs])
     origins = [run.origin_ns for run in runs]
@@ -144,7 +145,7 @@ def together(runs: Sequence[Profile]) -> Profile:
         stored_clocks=pl.concat(clocks) if clocks else None,
         overhead=None,
         overhead_interval=None,
-        skipped=tuple(file for run in runs for file in run.skipped),
+        skipped=(*(file for run in runs for file in run.skipped), *skipped),
     )
 
 
@@ -164,7 +165,7 @@ def _distinct(runs: Sequence[Profile]) -> list[Profile]:
         for folder, of_run in zip(folders, hosts, strict=True)
         for host in of_run
     ]
-    names = iter(host_files.distinct(files))
+    names = iter(distinct(files))
     return [
         _changed(run, pl.col("host").cast(pl.String).replace({host: next(names) for host in of_run}))
         for run, of_run in zip(runs, hosts, strict=True)
