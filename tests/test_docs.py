@@ -68,7 +68,7 @@ def run_blocks(page, names):
 
 
 WITH_FIXTURES = {"README.md", "capture.md"}  # their blocks need a model, or workers: see below
-LIVE = {"extending.md", "goodput.md", "ranking.md", "resume.md", "start.md", "tune.md"}  # which train, or measure
+LIVE = {"extending.md", "goodput.md", "resume.md", "start.md", "studies.md", "tune.md"}  # which train, or measure
 ALONE = [
     pytest.param(page, marks=pytest.mark.live if page.name in LIVE else (), id=page.name)
     for page in PAGES
@@ -214,7 +214,7 @@ def test_the_status_line_on_the_page_is_a_real_one():
 
 def test_versions_on_the_pages_are_those_of_pyproject():
     required = {*PROJECT["dependencies"], *chain(*PROJECT["optional-dependencies"].values())}
-    stated = re.findall(r"`([\w.-]+>=[\d.]+)`", prose(ROOT / "docs" / "faq.md"))
+    stated = re.findall(r"`([\w.-]+>=[\d.]+)`", prose(ROOT / "docs" / "start.md"))
     assert len(stated) >= 4
     assert set(stated) <= required
     assert f"Python {PROJECT['requires-python'].removeprefix('>=')} or later" in prose(ROOT / "README.md")
