@@ -1,4 +1,4 @@
-"""Builders of toy data, synthetic runs, simulated pods, a fake profiler service, and conformance tests.
+"""Builders of toy data, a fake profiler service, and conformance tests.
 
 They need no TPU and no network beyond loopback; all randomness is seeded.
 """
@@ -16,32 +16,18 @@ from tpunb.testing.conformance import (
     check_source,
     check_step_rule,
 )
-from tpunb.testing.pod import Fault, Pod, pod
-from tpunb.testing.scenarios import SCENARIOS, scenario
-from tpunb.testing.step_program import StepProgram, step_program
-from tpunb.testing.synthetic_runs import KINDS, SyntheticRun, synthetic_run
 
 if TYPE_CHECKING:
     from tpunb.testing.fake_profiler import FakeProfiler
 
 __all__ = [
-    "KINDS",
-    "SCENARIOS",
     "FakeProfiler",
-    "Fault",
-    "Pod",
-    "StepProgram",
-    "SyntheticRun",
     "check_checkpoint_format",
     "check_method",
     "check_search",
     "check_source",
     "check_step_rule",
-    "pod",
-    "scenario",
     "spelled_steps",
-    "step_program",
-    "synthetic_run",
     "toy_events",
     "toy_layers",
     "toy_steps",
