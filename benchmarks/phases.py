@@ -1,7 +1,7 @@
 """Measure the cost of finding the phases of the paper's longest run, compared with scikit-learn and plain Python.
 
 ``python benchmarks/phases.py [--quick]``: a synthetic training of 112,590 steps × 300 operations
-(`tpunb.testing.synthetic_run`); both sides in one run, in processor time (user and system, all threads). What takes too
+(`simulate.synthetic_runs`); both sides in one run, in processor time (user and system, all threads). What takes too
 long is measured on a part and extrapolated, and marked in the output; ``--quick`` does that more often. The last line
 is one JSON object:
 
@@ -35,13 +35,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from simulate.synthetic_runs import synthetic_run
 from sklearn import cluster as sklearn_cluster
 
 import tpunb as tp
 from tpunb.cluster.features import space
 from tpunb.cluster.micro_clusters import merge
 from tpunb.frames.op_matrix import op_matrix
-from tpunb.testing import synthetic_run
 
 KS = range(1, 16)
 VALUES = range(5, 201, 25)  # min_samples in the paper

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
+from simulate.pod import Pod, before, launched, slow_time
+from simulate.pod_files import local
 
 from tpunb.frames import Steps
 from tpunb.frames.steps import HostTables
 from tpunb.schema import HOST_COLLECTIVES, HOST_OPS, NAME, OPS, STEPS
-from tpunb.testing.pod import Pod, before, launched, slow_time
-from tpunb.testing.pod_files import local
 
 
 def job_steps(pod: Pod) -> Steps:

@@ -48,8 +48,10 @@ TABLES = ("frame", "ops", "devices", "windows")
 
 def made(folder: str, hosts: str) -> float:
     """Write the files of a pod; return their size in megabytes."""
+    from simulate.pod import Fault, pod
+    from simulate.step_program import step_program
+
     import tpunb as tp
-    from tpunb.testing import Fault, pod, step_program
 
     program = step_program(tp.sample("resnet-imagenet"), ops=OPS, collectives=COLLECTIVES)
     faults = [Fault("slow chip", (3,), 0.1), Fault("slow input", (5,), 0.1)]
@@ -145,9 +147,10 @@ def dask(folder: str, rounds: str) -> dict[str, Any]:
 def stragglers() -> float:
     """Return the processor time of ``tp.hosts``."""
     import pod_tables
+    from simulate.pod import Fault, pod
+    from simulate.step_program import step_program
 
     import tpunb as tp
-    from tpunb.testing import Fault, pod, step_program
 
     program = step_program(tp.sample("resnet-imagenet"), ops=OPS, collectives=8)
     for hosts, steps in ((20, 10), (1000, 500)):

@@ -1,7 +1,7 @@
 """Measure the time of a slider move on the paper's longest run in JupyterLab, compared with Altair's JupyterChart.
 
 ``python benchmarks/slider.py [--quick] [--moves N]``: a notebook in headless Chromium, all on this machine. One cell
-builds 112,590 steps × 300 operations (`tpunb.testing.synthetic_run`, hard), one shows ``tp.explore(steps)``, and one
+builds 112,590 steps × 300 operations (`simulate.synthetic_runs`, hard), one shows ``tp.explore(steps)``, and one
 per method what a user of JupyterChart writes instead: a slider of ipywidgets whose callback clusters the steps and
 assigns a new chart, `tpunb.charts.timeline`. For DBSCAN, k-means and OLS, arrow keys move the focused slider to and
 fro where the sweep changes most; each key waits until page and kernel are idle, including the requests of the page at

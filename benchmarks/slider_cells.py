@@ -10,10 +10,10 @@ from typing import Any
 
 import altair as alt
 import ipywidgets
+from simulate.synthetic_runs import synthetic_run
 
 import tpunb as tp
 from tpunb import charts
-from tpunb.testing import synthetic_run
 from tpunb.widgets import sliders
 
 TOOK: list[float] = []

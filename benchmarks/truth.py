@@ -1,7 +1,7 @@
 """Compare the phases of synthetic runs with their ground truth.
 
 ``python benchmarks/truth.py [--quick] [--seeds 11,12,13,14,15] [--hard]``: synthetic trainings of 112,590 steps × 300
-operations (`tpunb.testing.synthetic_run`), clustered by each method. ``--quick`` takes only the first seed. The last
+operations (`simulate.synthetic_runs`), clustered by each method. ``--quick`` takes only the first seed. The last
 line is one JSON object, the worst over the seeds:
 
 - ``ari``: adjusted Rand index of ``DBSCAN()`` over the steps that are not corrupted; 1.0 equals the ground truth
@@ -16,10 +16,10 @@ import argparse
 import json
 
 import numpy as np
+from simulate.synthetic_runs import synthetic_run
 from sklearn.metrics import adjusted_rand_score
 
 import tpunb as tp
-from tpunb.testing import synthetic_run
 
 SEEDS = "11,12,13,14,15"
 

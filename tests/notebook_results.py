@@ -10,12 +10,13 @@ from pathlib import Path
 import polars as pl
 import shipped_runs
 from shipped_runs import measured
+from simulate.pod import Fault, pod
+from simulate.step_program import step_program
 
 import tpunb as tp
 from tpunb.studies.paper import FASTER, OTHER_DATA, observations, published, table_1
 from tpunb.studies.paper.balances import V2, V3
 from tpunb.studies.sweeps import paradnn
-from tpunb.testing import Fault, pod, step_program
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 PAGE = NOTEBOOKS.parent / "docs" / "studies.md"

@@ -4,9 +4,11 @@ from functools import cache
 
 import numpy as np
 import polars as pl
+from simulate.scenarios import scenario
+from simulate.synthetic_runs import synthetic_run
 
 import tpunb as tp
-from tpunb.testing import scenario, synthetic_run, toy_steps
+from tpunb.testing import toy_steps
 
 RUNS = {
     "keras_cnn": lambda: tp.steps(tp.sample("keras_cnn")),

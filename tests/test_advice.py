@@ -10,6 +10,7 @@ from advised_runs import BUSY, SAVES, UNKNOWN, S, accounted, fired, labelled, of
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from simulate.synthetic_runs import KINDS, synthetic_run
 
 import tpunb as tp
 from tpunb import schema
@@ -19,7 +20,6 @@ from tpunb.frames import Steps
 from tpunb.frames.hardware import Device
 from tpunb.frames.steps import WallClock
 from tpunb.testing import toy_steps
-from tpunb.testing.synthetic_runs import KINDS, synthetic_run
 
 CASES = {
     "input": ({"infeed": 0.4}, [], 0.4),

@@ -42,6 +42,12 @@ def pod(modules):
     return modules[0].made_up(20_000)
 
 
+def test_benchmarks_and_modules_of_tests_have_different_names():
+    """Both folders are on the path of the tests."""
+    benchmarks, tests = ({path.stem for path in folder.iterdir()} for folder in (FOLDER, Path(__file__).parent))
+    assert benchmarks & tests <= {"__pycache__"}
+
+
 @given(numbers=st.lists(st.tuples(INT64, st.floats(allow_nan=False)), min_size=1, max_size=20))
 def test_statistics_are_encoded_like_the_protobuf_library(modules, numbers):
     xspaces, _, _ = modules

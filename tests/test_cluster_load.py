@@ -7,6 +7,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from simulate.pod import LOSSES, Fault, pod
+from simulate.step_program import step_program
 
 import tpunb as tp
 from tpunb import io
@@ -14,8 +16,6 @@ from tpunb.io import cluster_load, dask_engine, storage
 from tpunb.io.host_files import HostFile, distinct, strangers
 from tpunb.step_stats.merge_hosts import of_job
 from tpunb.testing import toy_steps, toy_window
-from tpunb.testing.pod import LOSSES, Fault, pod
-from tpunb.testing.step_program import step_program
 
 SAMPLES = Path(__file__).parents[1] / "datasets" / "sample_profiles"
 T0, MS = 1_700_000_000_000_000_000, 10**6  # nanoseconds

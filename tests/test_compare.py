@@ -9,6 +9,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from run_pairs import by_letter, matched, metadata_of, renamed, stretched
+from simulate.synthetic_runs import KINDS, synthetic_run
 
 import tpunb as tp
 from tpunb import schema
@@ -18,7 +19,7 @@ from tpunb.errors import IncompatibleRuns
 from tpunb.frames import Phases, Steps
 from tpunb.frames.steps import WallClock
 from tpunb.profiler.capture import Schedule
-from tpunb.testing import KINDS, spelled_steps, synthetic_run, toy_steps
+from tpunb.testing import spelled_steps, toy_steps
 
 MS = 1_000_000_000
 

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from simulate.scenarios import scenario
 
 import tpunb as tp
 from tpunb.cluster.assign import confidences
-from tpunb.testing import scenario, toy_steps
+from tpunb.testing import toy_steps
 
 
 def test_of_two_phases_that_were_joined_a_third_is_not_to_blame():

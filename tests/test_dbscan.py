@@ -7,13 +7,14 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from optional import lazy
+from simulate.synthetic_runs import synthetic_run
 
 from tpunb.cluster import DBSCAN, dbscan
 from tpunb.cluster.dbscan import Graph, distances
 from tpunb.cluster.features import space
 from tpunb.cluster.micro_clusters import merge
 from tpunb.frames import Steps
-from tpunb.testing import synthetic_run, toy_steps
+from tpunb.testing import toy_steps
 
 sklearn_cluster = lazy("sklearn.cluster")
 

@@ -3,12 +3,13 @@
 import numpy as np
 import polars as pl
 import pytest
+from simulate.synthetic_runs import synthetic_run
 
 from tpunb import schema
 from tpunb.cluster import DBSCAN
 from tpunb.cluster.features import BLOCKS, MOST_COMPONENTS, space
 from tpunb.frames import Steps
-from tpunb.testing import synthetic_run, toy_steps
+from tpunb.testing import toy_steps
 
 OPS = {name: dtype for name, dtype in schema.OPS.items() if name != "category"}
 

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "tpunb"
 parse = cache(ast.parse)
 FLOORS = {  # from the top; what each room is for, as CONTRIBUTING prints it
-    ("__init__", "testing"): "the front door, lazy; builders, synthetic runs, a fake profiler, conformance tests",
+    ("__init__", "testing"): "the front door, lazy; builders, a fake profiler, conformance tests",
     ("magic",): "`%tpupoint`, `%%tpupoint`",
     ("studies",): "many runs made on purpose: sweeps, rankings, scaling, the paper",
     ("widgets",): "panels, live line, summary",

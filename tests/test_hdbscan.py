@@ -9,6 +9,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from optional import lazy
+from simulate.synthetic_runs import synthetic_run
 
 from tpunb import schema
 from tpunb.cluster import hdbscan
@@ -16,7 +17,6 @@ from tpunb.cluster.hdbscan import HDBSCAN, MOST_ROWS, Clustering, Least
 from tpunb.cluster.micro_clusters import merge
 from tpunb.frames import Steps
 from tpunb.testing import toy_steps
-from tpunb.testing.synthetic_runs import synthetic_run
 
 package = lazy("hdbscan")
 metrics = lazy("sklearn.metrics")

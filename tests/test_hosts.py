@@ -1,17 +1,20 @@
 """Hosts that delay a job: spelled-out arrivals, simulated pods of known truth, and brute force as oracles."""
 
 import numpy as np
+import pod_tables
 import polars as pl
 import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from pods import TWO, US, benchmark, job, simulated
+from pod_jobs import TWO, US, job, simulated
+from simulate.pod import Fault, pod
+from simulate.step_program import step_program
 
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import NoSteps
-from tpunb.testing import Fault, pod, step_program, toy_steps
+from tpunb.testing import toy_steps
 
 CAUSE = {"slow chip": "compute", "slow input": "input", "pause": "pause", "late start": "host", "compile": "compile"}
 
@@ -134,7 +137,7 @@ def test_equal_hosts_cost_nothing_and_one_slow_copy_is_named():
 def test_files_give_what_tables_give(tmp_path):
     made = pod(TWO, hosts=8, steps=20, faults=[Fault("slow chip", (2,), 0.2)], folder=tmp_path)
     files = tp.hosts(tp.steps(tp.load(tmp_path)))
-    tables = tp.hosts(benchmark("pod_tables").job_steps(made))
+    tables = tp.hosts(pod_tables.job_steps(made))
     assert files.frame.drop("op", "role").equals(tables.frame.drop("op", "role"))
     assert files.lateness.sort("host", "step").equals(tables.lateness.sort("host", "step"))
 
@@ -359,12 +362,12 @@ def draw(rng, program, n, steps, seed):
     ],
 )
 def test_pods_of_known_truth(n, steps, collectives, seeds):
-    tables, first, causes, devices, named = benchmark("pod_tables"), 0, [], [], 0
+    first, causes, devices, named = 0, [], [], 0
     for seed in range(seeds):
         program = step_program(tp.sample("keras_cnn"), ops=60, collectives=collectives, seed=seed)
         rng = np.random.default_rng(seed)
         made = draw(rng, program, n, steps, seed)
-        found = tp.hosts(tables.job_steps(made))
+        found = tp.hosts(pod_tables.job_steps(made))
         rows = {row["host"]: row for row in found.frame.iter_rows(named=True)}
         faulty = {f"pod-{fault.hosts[0]:04d}": fault for fault in made.faults}
         first += set(found.frame["host"][:4]) == set(faulty)
@@ -380,9 +383,9 @@ def test_pods_of_known_truth(n, steps, collectives, seeds):
         assert np.abs(skews - clocks + np.median(clocks)).max() < US + 500_000
         rack = tuple(rng.choice(n, 8, replace=False).tolist())
         made = pod(program, hosts=n, steps=steps, seed=seed, faults=[Fault("slow chip", rack, 0.12)])
-        together = tp.hosts(tables.job_steps(made)).frame["together_ps"][7]
+        together = tp.hosts(pod_tables.job_steps(made)).frame["together_ps"][7]
         assert together == pytest.approx(made.cost_ps(*rack), rel=0.05)
-        named += tp.hosts(tables.job_steps(pod(program, hosts=n, steps=steps, seed=seed))).frame["named"].any()
+        named += tp.hosts(pod_tables.job_steps(pod(program, hosts=n, steps=steps, seed=seed))).frame["named"].any()
     assert first >= 0.95 * seeds
     assert np.mean(causes) >= 0.95
     assert np.mean(devices) >= 0.95

@@ -4,14 +4,16 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pod_tables
 import pytest
-from pods import TWO, benchmark, job, simulated
+from pod_jobs import TWO, job, simulated
+from simulate.pod import Fault, pod
 
 import tpunb as tp
 from tpunb import charts
 from tpunb.charts import render
 from tpunb.errors import TpunbError
-from tpunb.testing import Fault, pod, toy_steps
+from tpunb.testing import toy_steps
 from tpunb.widgets import exports
 
 EVIL = "<script>alert(1)</script>\x1b\u202e"
@@ -69,7 +71,7 @@ def test_what_is_no_job_is_refused():
 
 
 def test_the_explorer_of_a_job_shows_its_hosts_below_one_lane():
-    tables = benchmark("pod_tables").pod_tables(pod(TWO, hosts=20, steps=6, faults=[Fault("pause", (3,), 0.3)]))
+    tables = pod_tables.pod_tables(pod(TWO, hosts=20, steps=6, faults=[Fault("pause", (3,), 0.3)]))
     steps = replace(toy_steps("aaabbb"), by_host=tables)
     view = tp.explore(steps)
     hosts = view._frame["hosts"]

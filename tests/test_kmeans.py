@@ -11,6 +11,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from optional import lazy
+from simulate.synthetic_runs import synthetic_run
 
 from tpunb import schema
 from tpunb.cluster import KMeans
@@ -19,7 +20,6 @@ from tpunb.cluster.kmeans import fits
 from tpunb.cluster.micro_clusters import MOST_MICRO_CLUSTERS, merge
 from tpunb.frames import Steps
 from tpunb.testing import toy_steps
-from tpunb.testing.synthetic_runs import synthetic_run
 
 sklearn_cluster = lazy("sklearn.cluster")
 metrics = lazy("sklearn.metrics")

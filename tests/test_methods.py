@@ -5,11 +5,12 @@ from itertools import product
 import numpy as np
 import polars as pl
 import pytest
+from simulate.synthetic_runs import KINDS, synthetic_run
 
 from tpunb import schema
 from tpunb.cluster import DBSCAN, HDBSCAN, OLS, KMeans, OLSPlus, phases
 from tpunb.frames import Steps
-from tpunb.testing import KINDS, check_method, synthetic_run, toy_steps
+from tpunb.testing import check_method, toy_steps
 
 
 def every_other(steps):

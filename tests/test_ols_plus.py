@@ -9,11 +9,11 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from optional import lazy
+from simulate.synthetic_runs import synthetic_run
 
 from tpunb.cluster.ols import MOST
 from tpunb.cluster.ols_plus import SWEEP, OLSPlus, OnlineOLSPlus
 from tpunb.testing import spelled_steps, toy_steps
-from tpunb.testing.synthetic_runs import synthetic_run
 
 metrics = lazy("sklearn.metrics")
 

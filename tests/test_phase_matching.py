@@ -6,11 +6,12 @@ import numpy as np
 import polars as pl
 import pytest
 from run_pairs import by_letter, matched, metadata_of, renamed, stretched
+from simulate.synthetic_runs import KINDS, synthetic_run
 
 import tpunb as tp
 from tpunb.analysis.compare import compare
 from tpunb.frames import Steps
-from tpunb.testing import KINDS, synthetic_run, toy_steps
+from tpunb.testing import toy_steps
 
 
 def test_labels_of_phases_do_not_matter():

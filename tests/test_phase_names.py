@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
+from simulate.scenarios import scenario
 
 import tpunb as tp
 from tpunb.frames.phase_names import phase_names
-from tpunb.testing import scenario, toy_steps
+from tpunb.testing import toy_steps
 
 PHASE = {
     **{"phase": 0, "steps": 100, "kinds": "train", "productive_ps": 100, "start_ps": 0, "last_ps": 9, "step_ps": 10},

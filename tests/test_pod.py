@@ -3,14 +3,16 @@
 import warnings
 
 import numpy as np
+import pod_tables
 import polars as pl
 import pytest
-from pods import MS, TWO, benchmark
+from pod_jobs import MS, TWO
+from simulate.pod import DELAYS, Fault, pod
+from simulate.step_program import step_program
 
 import tpunb as tp
 from tpunb.step_stats.merge_hosts import host_tables
-from tpunb.testing import Fault, pod, step_program, toy_steps
-from tpunb.testing.pod import DELAYS
+from tpunb.testing import toy_steps
 
 ONE_OF_EACH = [Fault(kind, (number,), 0.1, every=1 + number // 2) for number, kind in enumerate(DELAYS)]
 
@@ -36,7 +38,7 @@ def test_the_step_of_a_capture_has_its_operations():
 def test_a_capture_that_joins_no_hosts_is_refused():
     with pytest.raises(tp.TpunbError, match="toy has no collectives") as caught:
         pod(toy_steps())
-    assert caught.value.hint == "add some: tpunb.testing.step_program(capture, collectives=3)"
+    assert caught.value.hint == "add some: step_program(capture, collectives=3)"
     with pytest.raises(tp.TpunbError, match="toy has no operations"):
         step_program(toy_steps("a", traced="n"))
 
@@ -104,7 +106,7 @@ def test_the_library_of_protobuf_reads_the_files(xplane_pb2, tmp_path):
 
 def test_files_hold_what_the_tables_say(tmp_path):
     simulated = pod(TWO, hosts=6, steps=40, seed=5, faults=ONE_OF_EACH, folder=tmp_path)
-    files, tables = host_tables(tp.steps(loaded(tmp_path))), benchmark("pod_tables").pod_tables(simulated)
+    files, tables = host_tables(tp.steps(loaded(tmp_path))), pod_tables.pod_tables(simulated)
     key = ["host", "step", "start_ps"]
     mine, theirs = (
         one.collectives.drop("program", "groups").with_columns(pl.col("host", "name", "device").cast(pl.String))

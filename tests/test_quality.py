@@ -7,6 +7,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from optional import lazy
+from simulate.synthetic_runs import synthetic_run
 
 import tpunb as tp
 from tpunb import schema
@@ -14,7 +15,7 @@ from tpunb.analysis.quality import Stability, assess, distinguishing_ops, label_
 from tpunb.cluster import DBSCAN, OLS, KMeans
 from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames import Phases, Steps
-from tpunb.testing import synthetic_run, toy_steps
+from tpunb.testing import toy_steps
 
 metrics = lazy("sklearn.metrics")
 

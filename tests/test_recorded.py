@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
+from simulate.synthetic_runs import synthetic_run
 
 import tpunb as tp
 from tpunb import schema
@@ -12,7 +13,7 @@ from tpunb.analysis.quality import distinguishing_ops
 from tpunb.cluster.features import space
 from tpunb.cluster.recorded import EVIDENCE, incidental
 from tpunb.frames.op_matrix import op_matrix
-from tpunb.testing import spelled_steps, synthetic_run
+from tpunb.testing import spelled_steps
 from tpunb.widgets import phase_view
 
 STEP_MS = 10

@@ -11,6 +11,9 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from pod_jobs import TWO
+from polars.testing import assert_frame_equal
+from simulate.pod import Fault, pod
 
 import tpunb as tp
 from tpunb import schema
@@ -68,6 +71,45 @@ def a_run(folder):
         write(folder, number, mine, ticks_of(mine), windows=watched(number, 2 * number, 2))
     say(folder, span_ps=5 * MS)
     return steps
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Steps of four hosts that wait for the second at collectives, from raw files."""
+    faults = [Fault("slow chip", (1,), 0.3)]
+    pod(TWO, hosts=4, chips=2, steps=4, faults=faults, folder=tmp_path / "raw")
+    return tp.steps(tp.load(tmp_path / "raw"))
+
+
+def test_collectives_of_a_run_are_those_that_were_written(tmp_path, job):
+    write(tmp_path / "run", 0, job, windows=job.windows, collectives=job.collectives)
+    say(tmp_path / "run")
+    back = tp.steps(tp.load(tmp_path / "run"))
+    assert_frame_equal(back.collectives, job.collectives, check_row_order=False)
+    assert tp.hosts(back).by == "collectives"
+    assert tp.hosts(back).frame.equals(tp.hosts(job).frame)
+
+
+@pytest.mark.parametrize("many", [64, 1])
+def test_collectives_of_one_run_per_host_are_put_together(tmp_path, job, monkeypatch, many):
+    monkeypatch.setattr("tpunb.io.MANY", many)
+    hosts = job.frame["host"].unique(maintain_order=True)
+    for host in hosts:
+        mine = Steps(**{name: getattr(job, name).filter(host=host) for name in ("frame", "ops", "devices")})
+        tables = {name: getattr(job, name).filter(host=host) for name in ("windows", "collectives")}
+        write(tmp_path / host, 0, mine, **tables)
+        say(tmp_path / host, host=host)
+    found = tp.hosts(tp.steps(tp.load([tmp_path / host for host in hosts])))
+    assert found.frame.drop("role").equals(tp.hosts(job).frame.drop("role"))
+
+
+def test_a_run_without_collectives_is_judged_by_the_ends_of_steps(tmp_path, job):
+    write(tmp_path / "run", 0, job, windows=job.windows)
+    say(tmp_path / "run")
+    steps = tp.steps(tp.load(tmp_path / "run"))
+    assert tp.hosts(steps).by == "step ends"
+    with pytest.raises(tp.TpunbError, match="holds no collectives"):
+        steps.collectives  # noqa: B018
 
 
 def sums(steps):

@@ -4,9 +4,10 @@ import json
 
 import polars as pl
 import pytest
+from simulate.synthetic_runs import synthetic_run
 
 import tpunb as tp
-from tpunb.testing import synthetic_run, toy_steps
+from tpunb.testing import toy_steps
 
 METHODS = ("dbscan", "kmeans", "ols", "olsplus", "hdbscan")
 

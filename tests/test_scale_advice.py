@@ -3,10 +3,12 @@
 import string
 from dataclasses import replace
 
+import pod_tables
 import polars as pl
 import pytest
 from advised_runs import BUSY, accounted, labelled, of_run, phased
-from pods import TWO, benchmark
+from pod_jobs import TWO
+from simulate.pod import Fault, pod
 
 import tpunb as tp
 from tpunb import schema
@@ -14,7 +16,7 @@ from tpunb.analysis import weight_update_ps
 from tpunb.analysis.advice import HOST_RULES, SCALE_RULES, advise
 from tpunb.analysis.metrics import phase_metrics, scale_metrics
 from tpunb.analysis.stragglers import Hosts
-from tpunb.testing import Fault, pod, toy_layers
+from tpunb.testing import toy_layers
 
 REDUCE = [("all-reduce", "device", "all-reduce", 0.1), ("fusion", "device", None, 0.9)]
 RESNET = {"weights": "25600000", "optimizer": "LARS", "device kind": "TPU v3"}  # 1.593 ms an update
@@ -211,7 +213,7 @@ def test_hosts_that_cost_little_or_nothing_known_get_no_advice(rows):
 
 def test_the_slow_host_of_a_simulated_pod_is_named():
     made = pod(TWO, hosts=16, steps=40, seed=0, faults=[Fault("slow chip", (3,), 0.2)])
-    hosts = tp.hosts(benchmark("pod_tables").job_steps(made))
+    hosts = tp.hosts(pod_tables.job_steps(made))
     row = advice(phased("aab"), "straggling host", hosts=hosts)
     worst = hosts.frame.row(0, named=True)
     assert f"Host {worst['host']} delays the others by" in row["sentence"]

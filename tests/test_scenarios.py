@@ -6,10 +6,10 @@ from functools import cache
 import numpy as np
 import pytest
 from optional import lazy
+from simulate.scenarios import SCENARIOS, scenario
 
 import tpunb as tp
 from tpunb.cluster.assign import confidences
-from tpunb.testing import SCENARIOS, scenario
 
 metrics = lazy("sklearn.metrics")
 

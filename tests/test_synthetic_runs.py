@@ -3,10 +3,10 @@
 import numpy as np
 import polars as pl
 import pytest
+from simulate.synthetic_runs import KINDS, synthetic_run
 
 from tpunb import schema
 from tpunb.frames.op_matrix import op_matrix
-from tpunb.testing import KINDS, synthetic_run
 
 EITHER = pytest.mark.parametrize("hard", [False, True])
 
@@ -29,7 +29,7 @@ def test_every_phase_occurs_and_one_step_in_a_hundred_is_corrupted(n, hard):
 
 
 def test_the_longest_run_has_the_counts_in_the_docstring():
-    from tpunb.testing.synthetic_runs import _timetable
+    from simulate.synthetic_runs import _timetable
 
     phase = _timetable(112_590)
     found = dict(zip(KINDS, np.bincount(phase).tolist(), strict=True))

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from optional import lazy
+from simulate.synthetic_runs import synthetic_run
 
 import tpunb as tp
-from tpunb.testing import synthetic_run
 
 metrics = lazy("sklearn.metrics")
 

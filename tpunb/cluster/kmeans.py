@@ -43,8 +43,8 @@ class KMeans(Parameters):
       Sherwood et al. 2002), for spherical clusters of one variance (Pelleg and Moore 2000).
 
     The last two choose no k beyond the last one with separate phases, where centres only split clusters. "bic" finds
-    the phases of a synthetic run (:func:`tpunb.testing.synthetic_run`); ``benchmarks/truth.py`` prints by how much it
-    misses them if step times vary a lot.
+    the phases of a synthetic run (``benchmarks/simulate/synthetic_runs.py``); ``benchmarks/truth.py`` prints by how
+    much it misses them if step times vary a lot.
 
     Similar steps are merged (:mod:`tpunb.cluster.micro_clusters`). Ten starts search the leading principal components.
     Each result competes with that of the next larger k with two phases joined, and of the next smaller k with one

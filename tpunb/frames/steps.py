@@ -41,7 +41,7 @@ class Steps(Tabular):
     read_layers
         Function that reduces the raw events to `layers` on access; None if none were kept.
     read_collectives
-        Function that reduces the raw events to `collectives` on access; None if none were kept.
+        Function that returns `collectives` on access, from raw events or a run folder; None if neither has them.
     metadata
         Known facts of the run: "model", "weights", "dtype", "optimizer", "batch", "device kind".
     input_stages

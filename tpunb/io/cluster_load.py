@@ -226,7 +226,9 @@ def _of_run(number: int, file: Location, run: Profile) -> Part:
     if steps is None or not len(steps):
         return Part(lost={number: "the run has no steps"})
     names = {name: getattr(steps, name).with_columns(key) for name in ("frame", "ops", "devices", "input_stages")}
-    tables = job_tables.tables(replace(steps, **names), schema.empty(schema.HOST_COLLECTIVES), run.origin_ns)
+    runs = pl.DataFrame(schema=schema.COLLECTIVES) if steps.read_collectives is None else steps.collectives
+    arrivals = merge_hosts.last_arrivals(runs.with_columns(key))
+    tables = job_tables.tables(replace(steps, **names), arrivals, run.origin_ns)
     events, size = (int(run.windows[name].sum()) for name in ("events", "bytes"))
     wall = WallClock(run.span_ps) if steps.wall is None else steps.wall
     return Part(

@@ -127,6 +127,7 @@ def together(runs: Sequence[Profile], skipped: Sequence[tuple[str, str]] = ()) -
     first, every = runs[0], [*map(_stored, runs)]
     clocks = [run.stored_clocks for run in runs if run.stored_clocks is not None]
     kept = all(run.read_events is not None for run in runs)
+    shared = all(steps.read_collectives is not None for steps in every)
     return replace(
         first,
         windows=pl.concat([run.windows for run in runs]),
@@ -136,6 +137,7 @@ def together(runs: Sequence[Profile], skipped: Sequence[tuple[str, str]] = ()) -
         stored=replace(
             _stored(first),
             **{name: pl.concat([getattr(steps, name) for steps in every]) for name in _STEPS},
+            read_collectives=partial(_collectives, every) if shared else None,
             wall=WallClock(span_ps, all(wall.complete for wall in walls), **causes) if walls else None,
             metadata=dict(set.intersection(*(set(steps.metadata.items()) for steps in every))),
         ),
@@ -179,6 +181,7 @@ def _later(run: Profile, by_ps: int) -> Profile:
 def _changed(run: Profile, change: pl.Expr) -> Profile:
     """Return a run with a column changed in all tables, those of raw events included."""
     steps, read, details = _stored(run), run.read_events, run.read_details
+    shared = steps.read_collectives
 
     def tables(owner: object, names: Sequence[str]) -> dict[str, Any]:
         return {name: getattr(owner, name).with_columns(change) for name in names}
@@ -189,6 +192,7 @@ def _changed(run: Profile, change: pl.Expr) -> Profile:
         stored=replace(
             steps,
             **tables(steps, _STEPS),
+            read_collectives=None if shared is None else lambda: shared().with_columns(change),
             wall=None if steps.wall is None else replace(steps.wall, **tables(steps.wall, _WALL)),
         ),
         stored_clocks=None if run.stored_clocks is None else run.stored_clocks.with_columns(change),
@@ -203,6 +207,10 @@ def _events(runs: Sequence[Profile]) -> pl.DataFrame:
         frames.append(run.events.with_columns(pl.col("lane") + pl.lit(lanes, pl.UInt32)))
         lanes = int(frames[-1]["lane"].max() or -1) + 1  # type: ignore[arg-type]  # of numbers
     return pl.concat(frames)
+
+
+def _collectives(every: Sequence[Steps]) -> pl.DataFrame:
+    return pl.concat([steps.collectives for steps in every])
 
 
 def _details(runs: Sequence[Profile], kind: str) -> pl.DataFrame:

@@ -10,6 +10,7 @@
         steps.parquet           STEPS that the windows traced, in full or in part
         ops.parquet             OPS
         devices.parquet         DEVICES
+        collectives.parquet     COLLECTIVES, in runs made from raw files: captures do not write them
         clocks.parquet          CLOCKS
         spans.parquet           SPANS by the host clock
         stalls.parquet          STALLS
@@ -50,6 +51,7 @@ from tpunb.frames.steps import WallClock
 from tpunb.io import logdir, parquet, programs, storage
 from tpunb.io.storage import Location
 from tpunb.step_stats import aggregate, launches
+from tpunb.step_stats.numbering import numbered
 from tpunb.text import format_error
 
 RUN, DEVICE = "run.json", "device.json"
@@ -81,6 +83,7 @@ TABLES: Mapping[str, schema.Schema] = {
     "steps": schema.STEPS,
     "ops": schema.OPS,
     "devices": schema.DEVICES,
+    "collectives": schema.COLLECTIVES,
     "clocks": schema.CLOCKS,
     "windows": schema.WINDOWS,
     "spans": schema.SPANS,
@@ -223,7 +226,15 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         hardware=hardware.with_columns(pl.col("host").replace(hosts)),
         span_ps=span_ps,
         origin_ns=origin_ns,
-        stored=Steps(*steps, windows, name, metadata=metadata, wall=wall, device=_device(files)),
+        stored=Steps(
+            *steps,
+            windows,
+            name,
+            read_collectives=partial(_collectives, tables) if tables["collectives"].height else None,
+            metadata=metadata,
+            wall=wall,
+            device=_device(files),
+        ),
         read_events=read_raw,
         read_details=partial(_details, read_raw, kept) if read_raw else None,
         stored_clocks=None if clocks.is_empty() else aggregate.merge_clocks(clocks),
@@ -232,6 +243,10 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         overhead_interval=interval,
         skipped=skipped,
     )
+
+
+def _collectives(tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
+    return numbered(tables)["collectives"]
 
 
 def _events(

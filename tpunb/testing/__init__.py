@@ -1,55 +1,8 @@
-"""Builders of toy data, synthetic runs, simulated pods, a fake profiler service, and conformance tests.
+"""What extensions need: toy data, conformance tests, a fake profiler service, a run that records nothing.
 
 They need no TPU and no network beyond loopback; all randomness is seeded.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from tpunb.testing.builders import spelled_steps, toy_events, toy_layers, toy_steps, toy_window
-from tpunb.testing.conformance import (
-    check_checkpoint_format,
-    check_method,
-    check_search,
-    check_source,
-    check_step_rule,
-)
-from tpunb.testing.pod import Fault, Pod, pod
-from tpunb.testing.scenarios import SCENARIOS, scenario
-from tpunb.testing.step_program import StepProgram, step_program
-from tpunb.testing.synthetic_runs import KINDS, SyntheticRun, synthetic_run
-
-if TYPE_CHECKING:
-    from tpunb.testing.fake_profiler import FakeProfiler
-
-__all__ = [
-    "KINDS",
-    "SCENARIOS",
-    "FakeProfiler",
-    "Fault",
-    "Pod",
-    "StepProgram",
-    "SyntheticRun",
-    "check_checkpoint_format",
-    "check_method",
-    "check_search",
-    "check_source",
-    "check_step_rule",
-    "pod",
-    "scenario",
-    "spelled_steps",
-    "step_program",
-    "synthetic_run",
-    "toy_events",
-    "toy_layers",
-    "toy_steps",
-    "toy_window",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "FakeProfiler":  # imports grpc
-        return import_module("tpunb.testing.fake_profiler").FakeProfiler
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

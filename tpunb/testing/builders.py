@@ -202,10 +202,10 @@ def toy_window(
         for number, begin, end in steps
     )
     calls = (_event(names[name], begin - start_ns, end - begin) for name, begin, end in ops)
-    cpu = _plane(
+    cpu = plane(
         "/host:CPU", [_line(1, "python", annotations), _line(2, "worker", calls)], names, {"step_num": _STEP_NUM}
     )
-    return cpu + _task(start_ns, stop_ns) + _field(4, host.encode())
+    return xspace(cpu, start_ns, stop_ns, host)
 
 
 def crowded_window(start_ns: int, stop_ns: int, events: int) -> bytes:
@@ -213,58 +213,71 @@ def crowded_window(start_ns: int, stop_ns: int, events: int) -> bytes:
     dur_ps = max(1, (stop_ns - start_ns) * 1000 // max(1, events))
     rows = np.zeros((events, 22), np.uint8)  # all of one size, so that numpy can write a million of them
     rows[:, :5] = list(b"\x22\x14\x08\x01\x10")  # an event of 20 bytes, name id 1, then its offset
-    rows[:, 5:13] = _wide(np.arange(events, dtype=np.uint64) * np.uint64(dur_ps))
+    rows[:, 5:13] = varints(np.arange(events, dtype=np.uint64) * np.uint64(dur_ps))
     rows[:, 13] = 0x18  # its duration
-    rows[:, 14:] = _wide(np.full(events, dur_ps, np.uint64))
-    line = _field(1, 1) + _field(2, b"worker") + rows.tobytes()
-    return _plane("/host:CPU", [line], {"Crowd": 1}, {}) + _task(start_ns, stop_ns) + _field(4, b"toy")
+    rows[:, 14:] = varints(np.full(events, dur_ps, np.uint64))
+    line = field(1, 1) + field(2, b"worker") + rows.tobytes()
+    return xspace(plane("/host:CPU", [line], {"Crowd": 1}, {}), start_ns, stop_ns, "toy")
 
 
-def _wide(values: npt.NDArray[np.uint64], width: int = 8) -> npt.NDArray[np.uint8]:
-    """Return numbers below 2 ** (7 * width) as varints padded to `width` bytes."""
+def xspace(planes: bytes, start_ns: int, stop_ns: int, host: str) -> bytes:
+    """Return the XSpace of a window: its planes, its start and stop time, and the name of its host."""
+    return planes + _task(start_ns, stop_ns) + field(4, host.encode())
+
+
+def varints(values: npt.NDArray[np.uint64], width: int = 8) -> npt.NDArray[np.uint8]:
+    """Return numbers below 2 ** (7 * width) as varints padded to `width` bytes, a row each.
+
+    >>> varints(np.array([300], np.uint64), 3).tobytes().hex()
+    'ac8200'
+    """
     groups = values[:, None] >> np.arange(0, 7 * width, 7, dtype=np.uint64) & np.uint64(127)
     groups[:, :-1] |= np.uint64(128)
     return groups.astype(np.uint8)
 
 
-def _plane(
+def plane(
     name: str, lines: Iterable[bytes], events: Mapping[str, int], stats: Mapping[str, int], values: bytes = b""
 ) -> bytes:
     """Return a plane of the XSpace; `events` and `stats` map names to ids, `values` are its statistics."""
-    content = [_field(2, name.encode()), *(_field(3, line) for line in lines)]
-    for field, names in ((4, events), (5, stats)):
-        content += [_field(field, _entry(number, name)) for name, number in names.items()]
-    return _field(1, b"".join(content) + values)
+    content = [field(2, name.encode()), *(field(3, line) for line in lines)]
+    for of, names in ((4, events), (5, stats)):
+        content += [field(of, _entry(number, name)) for name, number in names.items()]
+    return field(1, b"".join(content) + values)
 
 
 def _entry(number: int, name: str) -> bytes:
     """Return an entry of a plane's map from id to name."""
-    return _field(1, number) + _field(2, _field(1, number) + _field(2, name.encode()))
+    return field(1, number) + field(2, field(1, number) + field(2, name.encode()))
 
 
 def _task(start_ns: int, stop_ns: int) -> bytes:
     """Return the plane that holds the start and stop time of the window."""
     names = {"profile_start_time": 1, "profile_stop_time": 2}
-    times = (_field(6, _stat(number, 3, time)) for number, time in enumerate((start_ns, stop_ns), start=1))
-    return _plane("Task Environment", [], {}, names, b"".join(times))
+    times = (field(6, _stat(number, 3, time)) for number, time in enumerate((start_ns, stop_ns), start=1))
+    return plane("Task Environment", [], {}, names, b"".join(times))
 
 
 def _line(number: int, name: str, events: Iterable[bytes]) -> bytes:
-    return _field(1, number) + _field(2, name.encode()) + b"".join(_field(4, event) for event in events)
+    return field(1, number) + field(2, name.encode()) + b"".join(field(4, event) for event in events)
 
 
 def _event(name: int, offset_ns: int, dur_ns: int, stat: bytes | None = None) -> bytes:
-    event = _field(1, name) + _field(2, offset_ns * 1000) + _field(3, dur_ns * 1000)
-    return event if stat is None else event + _field(4, stat)
+    event = field(1, name) + field(2, offset_ns * 1000) + field(3, dur_ns * 1000)
+    return event if stat is None else event + field(4, stat)
 
 
 def _stat(name: int, kind: int, value: int) -> bytes:
     """Return an integer statistic; `kind` is 3 for unsigned, 4 for signed."""
-    return _field(1, name) + _field(kind, value)
+    return field(1, name) + field(kind, value)
 
 
-def _field(number: int, value: int | bytes) -> bytes:
-    """Return a protobuf field: an integer, or bytes with their length before them."""
+def field(number: int, value: int | bytes) -> bytes:
+    """Return a protobuf field: an integer, or bytes with their length before them.
+
+    >>> field(1, 150).hex(), field(2, b"abc").hex()
+    ('089601', '1203616263')
+    """
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     return _varint(number << 3 | 2) + _varint(len(value)) + value

@@ -16,9 +16,13 @@ from typing import Any
 import polars as pl
 
 from tpunb import schema
+from tpunb.cluster.base import Curve as Curve
+from tpunb.cluster.base import SliderSpec as SliderSpec
 from tpunb.errors import NoSteps, TpunbError
 from tpunb.frames import Profile, Steps
+from tpunb.frames.phases import Labels as Labels
 from tpunb.frames.phases import PhaseMethod
+from tpunb.profiler.capture import null_run as null_run
 from tpunb.profiler.reducer import decode
 from tpunb.step_stats.reduce import StepRule
 from tpunb.step_stats.reduce import steps as steps_of

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from simulate.step_program import StepProgram, step_program
 from tpunb.errors import check_whole
 from tpunb.frames import Profile, Steps
-from tpunb.testing.step_program import StepProgram, step_program
 from tpunb.text import plural
 
 DELAYS = ("slow chip", "slow input", "pause", "late start", "compile")
@@ -183,7 +183,7 @@ def pod(
         arrivals[host] += extra
     simulated = Pod(program, tuple(faults), arrivals, sound, slow, waits, late_ends, *clocks)
     if folder is not None:
-        from tpunb.testing.pod_files import write
+        from simulate.pod_files import write
 
         write(simulated, Path(folder))
     return simulated

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tpunb.testing.builders import _field, _plane, _task, _wide
-from tpunb.testing.pod import Floats, Pod, before, launched, slow_time
+from simulate.pod import Floats, Pod, before, launched, slow_time
+from tpunb.testing.builders import field, plane, varints, xspace
 
 Ints = npt.NDArray[np.int64]
 
@@ -66,7 +66,7 @@ def _xspace(pod: Pod, host: int, ends: Floats, *, another: bool) -> bytes:
     space += _xplane("/host:CPU", lines, [_entry(name, None) for name in _CALLS])
     start_ns = _START_NS + another * _DAY_NS
     stop_ns = start_ns + int(local(pod, host, ends).max() + _LEAD_PS) // 1000
-    return space + _task(start_ns, stop_ns) + _field(4, pod.hosts[host].encode())
+    return xspace(space, start_ns, stop_ns, pod.hosts[host])
 
 
 def _runs(pod: Pod, host: int, ends: Floats) -> tuple[Ints, Floats, Floats]:
@@ -91,16 +91,16 @@ def _runs(pod: Pod, host: int, ends: Floats) -> tuple[Ints, Floats, Floats]:
 def _entry(name: str, category: str | None) -> bytes:
     """Return the metadata of an event, without its id."""
     if category is None:
-        return _field(2, name.encode())
+        return field(2, name.encode())
     full = f"%{name} = f32[] {category.replace(' ', '-')}(), replica_groups={{}}"
-    stat = _field(1, _KEY["hlo_category"]) + _field(5, category.encode())
-    return _field(2, full.encode()) + _field(4, name.encode()) + _field(5, stat)
+    stat = field(1, _KEY["hlo_category"]) + field(5, category.encode())
+    return field(2, full.encode()) + field(4, name.encode()) + field(5, stat)
 
 
 def _xplane(name: str, lines: bytes, entries: list[bytes]) -> bytes:
     """Return a plane whose events have the numbers of `entries`, from 1."""
-    numbered = ((_field(1, key), _field(2, _field(1, key) + entry)) for key, entry in enumerate(entries, 1))
-    return _plane(name, [], {}, _KEY, lines + b"".join(_field(4, key + value) for key, value in numbered))
+    numbered = ((field(1, key), field(2, field(1, key) + entry)) for key, entry in enumerate(entries, 1))
+    return plane(name, [], {}, _KEY, lines + b"".join(field(4, key + value) for key, value in numbered))
 
 
 def _line(number: int, name: str, ids: Ints, start: Ints, dur: Ints, stats: Mapping[str, Ints]) -> bytes:
@@ -110,5 +110,5 @@ def _line(number: int, name: str, ids: Ints, start: Ints, dur: Ints, stats: Mapp
     head = bytes([0x22, sum(len(tag) + width for tag, _, width in parts)])
     columns = [np.tile(np.frombuffer(head, np.uint8), (len(ids), 1))]
     for tag, values, width in parts:
-        columns += [np.tile(np.frombuffer(tag, np.uint8), (len(ids), 1)), _wide(values.astype(np.uint64), width)]
-    return _field(3, _field(1, number) + _field(2, name.encode()) + np.hstack(columns).tobytes())
+        columns += [np.tile(np.frombuffer(tag, np.uint8), (len(ids), 1)), varints(values.astype(np.uint64), width)]
+    return field(3, field(1, number) + field(2, name.encode()) + np.hstack(columns).tobytes())

@@ -64,7 +64,7 @@ def step_program(
     if runs.is_empty():
         raise TpunbError(f"{name} has no operations", hint="pass a capture with events of devices")
     if collectives is None and shared.is_empty():
-        hint = "add some: tpunb.testing.step_program(capture, collectives=3)"
+        hint = "add some: step_program(capture, collectives=3)"
         raise TpunbError(f"{name} has no collectives, so nothing joins hosts that run it", hint=hint)
     n = runs.height if ops is None else check_whole("step_program", "ops", ops, 1)
     m = shared.height if collectives is None else check_whole("step_program", "collectives", collectives, 1)

@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from simulate.synthetic_runs import SyntheticRun, as_steps
 from tpunb.frames.op_matrix import Floats, Ints
-from tpunb.testing.synthetic_runs import SyntheticRun, as_steps
 
 _FORWARD, _BACKWARD = slice(0, 36), slice(36, 60)  # operations of the device, those of experts after them
 _FEED, _EVALUATE, _SAVE = slice(-30, -10), slice(-10, -7), slice(-7, None)  # operations of the host

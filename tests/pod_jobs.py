@@ -1,28 +1,19 @@
 """Simulated pods, and jobs of hosts whose arrivals at collectives are spelled out."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
+import pod_tables
 import polars as pl
+from simulate.pod import pod
+from simulate.step_program import StepProgram
 
 import tpunb as tp
 from tpunb import schema
 from tpunb.frames import Steps
 from tpunb.frames.steps import HostTables
-from tpunb.testing import StepProgram, pod, toy_steps
+from tpunb.testing import toy_steps
 
 MS = 1_000_000_000
 US = 1_000_000
-
-
-def benchmark(name):
-    """A module of the benchmarks."""
-    path = Path(__file__).resolve().parents[1] / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def program(*segments, transfer=100_000_000):
@@ -80,4 +71,4 @@ def job(arrivals, *, names=None, offset=0, drift=0.0, transfer=10, facts=None, *
 
 def simulated(*faults, hosts=16, steps=40, seed=0, program=TWO):
     made = pod(program, hosts=hosts, steps=steps, seed=seed, faults=faults)
-    return made, tp.hosts(benchmark("pod_tables").job_steps(made))
+    return made, tp.hosts(pod_tables.job_steps(made))
