@@ -1,0 +1,67 @@
+"""The ledger: how large each room may be. Who needs more raises the number in the same commit and says why in its body."""
+
+import ast
+import io
+import tokenize
+from pathlib import Path
+
+import pytest
+
+import tpunb as tp
+
+ROOT = Path(__file__).parents[1] / "tpunb"
+CODE = {  # most lines of code per room, without docstrings, comments and blank lines
+    "analysis": 2_900,
+    "root": 1_500,
+}
+STUDIES = {"paper": 2_400, "ranking": 1_500, "scaling": 600, "sweeps": 1_500}
+LINES, FILES = 41_500, 200  # of the package without studies, everything counted
+DOOR = 30  # names beside the namespaces
+
+_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def code_lines(source):
+    """Return the number of lines that hold code.
+
+    >>> code_lines('"What it does."' + chr(10) + "x = 1  # one" + chr(10) * 2 + "# two" + chr(10))
+    1
+    """
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            lines |= {*range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= {*range(node.lineno, node.end_lineno + 1)}
+    return len(lines)
+
+
+def files(folder):
+    return [path for ending in ("py", "pyi") for path in sorted(folder.rglob(f"*.{ending}"))]
+
+
+def test_every_room_is_in_the_ledger():
+    rooms = {path.name for path in ROOT.iterdir() if path.is_dir() and [*path.rglob("*.py")]}
+    assert rooms == {*CODE, "studies"} - {"root"}
+    assert {path.name for path in (ROOT / "studies").iterdir() if path.is_dir() and files(path)} == {*STUDIES}
+
+
+@pytest.mark.parametrize("room", [*CODE, *(f"studies/{study}" for study in STUDIES)])
+def test_no_room_is_larger_than_its_ceiling(room):
+    paths = [*ROOT.glob("*.py")] if room == "root" else (ROOT / room).rglob("*.py")
+    lines = sum(code_lines(path.read_text(encoding="utf-8")) for path in paths)
+    most = STUDIES[room.partition("/")[2]] if "/" in room else CODE[room]
+    assert lines <= most
+    assert lines > 0.9 * most, "lower the ceiling: it holds nothing"
+
+
+def test_the_package_without_studies_is_no_larger_than_its_ceiling():
+    paths = [path for path in files(ROOT) if "studies" not in path.relative_to(ROOT).parts]
+    assert len(paths) <= FILES
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths) <= LINES
+
+
+def test_the_door_has_no_more_names_than_it_may():
+    namespaces = {"analysis", "charts", "checkpoint", "sources", "studies", "testing", "tuning"}
+    assert len({*tp.__all__} - namespaces) <= DOOR
