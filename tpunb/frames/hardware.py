@@ -17,17 +17,7 @@ _AMD = "https://www.amd.com/en/products/accelerators/instinct/mi300/"
 
 @dataclass(frozen=True)
 class Level:
-    """A memory that is faster and smaller than the main memory, such as a cache.
-
-    Parameters
-    ----------
-    name
-        Name by the maker.
-    capacity
-        Size in bytes.
-    bandwidth
-        Bandwidth in bytes per second.
-    """
+    """A memory that is faster and smaller than the main memory, such as a cache: bytes, and bytes per second."""
 
     name: str
     capacity: float

@@ -97,9 +97,7 @@ def stall_places(steps: pl.DataFrame, stalls: pl.DataFrame) -> pl.Series:
 def reasons(steps: Steps, labels: pl.Series) -> pl.Series:
     """Return why each step is an outlier, null for the steps of phases.
 
-    The account, or garbage collection, that took at least half of its own time; program startup if it traced or
-    compiled at all; else the place of its longest stall. Without such a cause it is "operations" for a step that the
-    phase method left out, and "slow step" for one that the clock found far outside its phase.
+    The account, or garbage collection, that took half of its exclusive time or more; program startup; place of a stall.
     """
     by_clock = (labels >= 0).any() & (steps.frame["traced"] != "full")
     unexplained = pl.when(by_clock).then(pl.lit(SLOW)).otherwise(pl.lit(RARE))

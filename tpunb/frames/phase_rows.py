@@ -20,14 +20,7 @@ _DRIFTING = 20  # fewest steps whose drift is known
 
 
 def rows(steps: Steps, labels: pl.Series) -> pl.DataFrame:
-    """Return one row per phase, most productive time first: ``tpunb.schema.PHASES``.
-
-    Parameters
-    ----------
-    steps
-        Steps of the run.
-    labels
-        Phase of each step, -1 for outliers.
+    """Return one row per phase, most productive time first: ``tpunb.schema.PHASES``; labels are -1 for outliers.
 
     >>> from tpunb.testing import toy_steps
     >>> rows(toy_steps("aab"), pl.Series([0, 0, 1])).select("phase", "steps", "kinds", "step_ps").rows()
@@ -83,26 +76,21 @@ def _rows(steps: Steps, labels: bytes) -> pl.DataFrame:
 
 
 class _Columns(NamedTuple):
-    """What depends on the steps alone, as arrays.
-
-    `sums` are the columns `names` to add up; `time` is 0 and `by_time`, `by_start` leave out rows where null; `mxu` is
-    utilisation times picoseconds; `kind` numbers `kinds`, with one more for none; `own` is the own time, `of_kind` its
-    median over the kind.
-    """
+    """What depends on the steps alone, as arrays."""
 
     names: list[str]
-    sums: Ints
-    time: Ints
-    mxu: Floats
-    by_time: Ints
+    sums: Ints  # of `names`, to add up
+    time: Ints  # 0 where null
+    mxu: Floats  # utilisation times picoseconds
+    by_time: Ints  # rows that have a time
     by_start: Ints
     timed: NDArray[np.bool_]
     partial: NDArray[np.bool_]
     kinds: list[str]
-    kind: Ints
+    kind: Ints  # number in `kinds`, with one more for none
     own: Ints
     by_own: Ints
-    of_kind: Ints
+    of_kind: Ints  # median of `own` over the kind
 
 
 @memoised

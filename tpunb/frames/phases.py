@@ -90,24 +90,12 @@ class Labels(Sequence[int]):
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase: its label, its steps and its share of productive time.
+    """One phase: its label, its steps and its share of productive time."""
 
-    Parameters
-    ----------
-    id
-        Label; -1 for outliers.
-    steps
-        Rows of ``Steps.frame`` in the phase, with ``trained``, the step number that checkpoints use.
-    share
-        Share of the productive time of all steps, 0 to 1.
-    name
-        Name, unique in the run, such as "train (input-bound)".
-    """
-
-    id: int
-    steps: pl.DataFrame
-    share: float
-    name: str = ""
+    id: int  # label; -1 for outliers
+    steps: pl.DataFrame  # rows of `Steps.frame`, with `trained`, the step number that checkpoints use
+    share: float  # of the productive time of all steps, 0 to 1
+    name: str = ""  # unique in the run, such as "train (input-bound)"
 
     def __repr__(self) -> str:
         steps = plural(self.steps.height, "step")
@@ -194,13 +182,7 @@ class Phases:
         return (self[phase] for phase in self._rows["phase"])
 
     def __getitem__(self, phase: int) -> Phase:
-        """Return one phase by its label.
-
-        Raises
-        ------
-        KeyError
-            If no step has that label.
-        """
+        """Return one phase by its label; raises KeyError if no step has it."""
         valid = isinstance(phase, int) and not isinstance(phase, bool)
         row = self._rows.filter(pl.col("phase") == phase) if valid else self._rows.clear()
         if row.is_empty():
