@@ -22,15 +22,7 @@ _CONTAINERS = ["while", "conditional", "call"]  # count what their bodies count 
 
 
 def of_devices(ops: pl.DataFrame, places: pl.DataFrame, hardware: pl.DataFrame) -> pl.DataFrame:
-    """Return the statistics of each device in each step: ``tpunb.schema.DEVICES``.
-
-    Parameters
-    ----------
-    ops, places
-        Operations of devices, from :func:`tpunb.step_stats.ops.assign`.
-    hardware
-        ``tpunb.schema.HARDWARE``, for the peaks of utilisation.
-    """
+    """Return ``tpunb.schema.DEVICES`` from operations of devices and their places, as `ops.assign` returns them."""
     if ops.is_empty():
         return schema.empty(schema.DEVICES)
     kinds = map_names(ops["category"], op_names.kind)
@@ -94,13 +86,7 @@ def _zero_if(column: str, reported: str) -> pl.Expr:
 
 
 def of_hosts(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
-    """Return (host, step, input_ps, compile_ps): time in which a host waits for input, and compiles.
-
-    Parameters
-    ----------
-    ops, places
-        Operations of hosts, from :func:`tpunb.step_stats.ops.assign`.
-    """
+    """Return (host, step, input_ps, compile_ps): time in which a host waits for input, and compiles."""
     kinds = map_names(ops["category"], op_names.kind)
     rows = ops.select("at").unique().join(places, on="at")
     for kind in ("input", "compile"):

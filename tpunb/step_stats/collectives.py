@@ -21,15 +21,7 @@ _SHARED = ["allgather", "reducescatter", "alltoall"]
 def collectives(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     """Return the runs of collectives in steps: ``tpunb.schema.COLLECTIVES``.
 
-    The n-th runs of an instruction in a step on the devices of one host are one instance; hosts are not compared, since
-    their clocks differ. Of several replica groups a device waits only for those of its own, its id being its number;
-    with several hosts these ids are not known, and the wait is null.
-
-    PyTorch records bytes and process group of each kernel of NCCL; elsewhere they are those of the HLO instruction.
-
-    Bandwidths are those of NCCL's tests, over the time from the start of the last device: algorithmic bandwidth is
-    bytes by time; bus bandwidth is 2 (n - 1) / n of it for all-reduce, (n - 1) / n for all-gather, reduce-scatter and
-    all-to-all in groups of n devices, and equal to it otherwise.
+    The n-th runs of an instruction in a step on the devices of one host are one instance: clocks of hosts differ.
     """
     return of_ops(profile, *assign(find(profile.events), intervals))
 
@@ -81,7 +73,7 @@ def _with_messages(rows: pl.DataFrame, profile: Profile) -> pl.DataFrame:
 
 
 def _grouped(runs: pl.DataFrame, hosts: bool) -> pl.DataFrame:
-    """Add the replica group of each run, the devices in it, and how many of them the capture has."""
+    """Add the replica group of each run and its size; a device's id is its number, unknown with several hosts."""
     pairs = runs.select("groups", "device").unique()
     members = {text: replica_groups(text) for text in pairs["groups"].unique().drop_nulls()}
     found = []
@@ -113,7 +105,7 @@ def replica_groups(text: str) -> list[list[int]]:
 
 
 def _timed(runs: pl.DataFrame) -> pl.DataFrame:
-    """Add the wait for the last device of each instance, and the bandwidths."""
+    """Add the wait for the last device of each instance, and from its start on the bandwidths of NCCL's tests."""
     instance = ["host", "step", "program", "name", "instance", "group"]
     several = pl.len().over(instance) > 1
     last = pl.col("start_ps").max().over(instance)

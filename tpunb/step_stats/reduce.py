@@ -71,13 +71,7 @@ def steps(profile: Profile, by: StepRule | Literal["whole", "module"] | None = N
 
 
 def from_rules(profile: Profile) -> Steps:
-    """Return the steps that a capture stored, or that a rule finds: never the whole capture.
-
-    Raises
-    ------
-    NoSteps
-        When no rule finds a step; the message lists the rules.
-    """
+    """Return the steps that a capture stored, or that a rule finds: never the whole capture. Raises NoSteps."""
     if profile.stored is not None:
         if len(profile.stored) == 0:
             raise _no_steps(profile)
@@ -213,21 +207,7 @@ def reduce(
 ) -> Steps:
     """Reduce events to one row per (host, step) and one per (host, step, op, side).
 
-    An operation is part of the step in whose interval it starts: an interval of its device, else of its host. Self time
-    excludes nested events of a line; device time is the union of the operations of a device.
-
-    Parameters
-    ----------
-    events
-        ``tpunb.schema.EVENTS``.
-    intervals
-        From :func:`tpunb.step_stats.boundaries.find` or :func:`tpunb.step_stats.boundaries.from_clock`.
-    hardware
-        ``tpunb.schema.HARDWARE``, for the peaks of utilisation.
-    counters
-        ``tpunb.schema.COUNTERS``, for the utilisation of the matrix unit in each step.
-    on_ops
-        Function that receives what :func:`tpunb.step_stats.ops.assign` returns, for other statistics of the same pass.
+    `on_ops` receives what :func:`tpunb.step_stats.ops.assign` returns, for other statistics of the same pass.
     """
     found = find(events)
     ops, places = assign(found, intervals)
