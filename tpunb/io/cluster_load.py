@@ -1,7 +1,7 @@
 """Load the hosts of a job as statistics: some files at a time in this process, or on the workers of a Dask cluster.
 
-Files go to workers by name, and statistics of some hosts come back ; raw events stay where
-they are. Parts are merged in the order of the files, so the result is the same wherever they were reduced.
+Files go to workers by name, and statistics of some hosts come back; raw events stay where they are. Parts
+are merged in the order of the files, so the result is the same wherever they were reduced.
 """
 
 from __future__ import annotations
@@ -54,21 +54,9 @@ class _Here:
 
 
 def read(files: Sequence[Location], name: str, source: Any, engine: Engine | None = None) -> Profile:
-    """Read many files of a job as one profile of statistics.
+    """Read many files of a job, one per host and session, or run folders, as one profile of statistics.
 
-    Parameters
-    ----------
-    files
-        Raw files, one per host and session, or run folders, one per process.
-    name, source
-        Of the profile.
-    engine
-        Where they are reduced: in this process by default.
-
-    Raises
-    ------
-    BadProfile
-        When no file can be read; the message names the first.
+    `engine` is where they are reduced: in this process by default. Raises BadProfile if no file can be read.
     """
     chunks = [[(number, files[number]) for number in chunk] for chunk in chunked(files)]
     with closing(logdir.Bar(files)) as bar:
@@ -146,33 +134,15 @@ Numbered = Sequence[tuple[int, str | Location]]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some files of a job, reduced.
+    """Some files of a job, reduced: what a worker returns."""
 
-    Parameters
-    ----------
-    tables
-        Statistics of their hosts, each named after the number of its file; None without steps.
-    files
-        The files that were read, by number.
-    windows
-        ``tpunb.schema.WINDOWS``, one row per file.
-    spans, stalls
-        What run folders recorded by the host clock: ``tpunb.schema.SPANS``, ``tpunb.schema.STALLS``.
-    hardware
-        ``tpunb.schema.HARDWARE``.
-    lost
-        Why a file gives no host, by number.
-    origin_ns
-        Time 0 of tables and windows in nanoseconds since the epoch; None if unknown.
-    """
-
-    tables: JobTables | None = None
+    tables: JobTables | None = None  # hosts are named after the number of their file; None without steps
     files: Mapping[int, HostFile] = field(default_factory=dict)
     windows: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.WINDOWS))
     spans: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.SPANS))
     stalls: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.STALLS))
     hardware: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.HARDWARE))
-    lost: Mapping[int, str] = field(default_factory=dict)
+    lost: Mapping[int, str] = field(default_factory=dict)  # why a file gives no host
     origin_ns: int | None = None
 
     def __add__(self, other: Part) -> Part:

@@ -28,14 +28,7 @@ _START = "start one with `dask scheduler` and `dask worker`, or use distributed.
 def connected(client: Any) -> Iterator[DaskEngine]:
     """Yield the engine of a ``distributed.Client`` or of the scheduler at an address.
 
-    Raises
-    ------
-    MissingExtra
-        When ``distributed`` is not installed.
-    TypeError
-        When `client` is neither.
-    TpunbError
-        When the scheduler cannot be reached, has no workers, or these have other versions.
+    Raises TpunbError if the scheduler cannot be reached, has no workers, or these have other versions.
     """
     distributed = need("distributed", extra="dask")
     if isinstance(client, str):

@@ -79,10 +79,7 @@ def category(opcode: str, fusion_kind: str = "") -> str:
 def program(name: str) -> int | None:
     """Return the id of a program, as events refer to it, as Int64; None if its name has none.
 
-    Parameters
-    ----------
-    name
-        Name of the event metadata with the program; its key is another number in some captures.
+    It is in the name of the event metadata with the program, whose key is another number in some captures.
 
     >>> program("jit_step(6)"), program("jit_f(12190760917235803885)")
     (6, -6255983156473747731)
@@ -92,13 +89,7 @@ def program(name: str) -> int | None:
 
 
 def instructions(protos: Messages) -> pl.DataFrame:
-    """Return the instructions of programs: ``INSTRUCTIONS``, in their order.
-
-    Parameters
-    ----------
-    protos
-        ``HloProto`` messages; a damaged one has no rows, since events can be read without it.
-    """
+    """Return the instructions of programs: ``INSTRUCTIONS``, in their order; a damaged program has no rows."""
     return undamaged(protos, read_instructions, INSTRUCTIONS)
 
 
@@ -265,13 +256,7 @@ def replica_groups(instruction: str) -> str | None:
 
 
 def described(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return size and replica groups of instructions that a profiler describes.
-
-    Parameters
-    ----------
-    rows
-        Columns `shape` and `text`, the instruction as it is printed.
-    """
+    """Return size and replica groups of instructions by `shape` and `text`, the instruction as it is printed."""
     return rows.with_columns(
         bytes=pl.Series([None if shape is None else shape_bytes(shape) for shape in rows["shape"]], dtype=pl.Int64),
         groups=pl.Series([None if text is None else replica_groups(text) for text in rows["text"]], dtype=pl.String),

@@ -1,7 +1,8 @@
 """Work of HLO instructions: FLOPs, transcendentals and bytes, by the rules of XLA's ``HloCostAnalysis``.
 
 A ``while`` counts one iteration, a ``conditional`` the largest of its branches. Calls of cuBLAS and cuDNN, hipBLAS and
-MIOpen are counted from their shapes and configuration.
+MIOpen are counted from their shapes and configuration. Simpler than XLA: a fusion reads a parameter of a nested fusion
+whole, and a transpose that leaves the bytes in place counts as a copy.
 """
 
 from __future__ import annotations
@@ -58,21 +59,9 @@ _GEMM_DIMENSIONS = re.compile(r'"lhs_contracting_dimensions"\s*:\s*\[([\s\d",]*)
 
 
 def work(protos: Messages) -> pl.DataFrame:
-    """Return the work of the instructions of programs: ``WORK``, in their order.
+    """Return the work of the instructions of programs: ``WORK``, in their order; exact up to 2**53.
 
-    Flops and bytes are null of custom calls, of what XLA does not count (``batch-norm``, ``topk``, ``reduce-scatter``,
-    ``ragged-dot``), and of what contains such an instruction or calls itself. Counts of one instruction are exact up
-    to 2**53.
-
-    Parameters
-    ----------
-    protos
-        ``HloProto`` messages; a damaged one has no rows.
-
-    Notes
-    -----
-    By ``xla/service/hlo_cost_analysis.cc``, with two simplifications: a fusion reads a parameter of a nested fusion
-    whole, and a transpose that leaves the bytes in place counts as a copy.
+    Null for custom calls, what XLA does not count, and what contains such an instruction or calls itself.
     """
     return hlo.undamaged(protos, _work, WORK)
 

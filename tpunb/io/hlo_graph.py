@@ -178,13 +178,7 @@ _JVP = re.compile(r"jvp\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)")
 
 
 def ops(protos: Messages) -> pl.DataFrame:
-    """Return framework op, part and category of the instructions of programs: ``OPS``, in their order.
-
-    Parameters
-    ----------
-    protos
-        ``HloProto`` messages; a damaged one has no rows.
-    """
+    """Return framework op, part and category of the instructions of programs: ``OPS``, in their order."""
     return hlo.undamaged(protos, _ops, OPS)
 
 

@@ -55,9 +55,7 @@ def stem(name: str) -> str:
 def strangers(files: Sequence[HostFile]) -> dict[int, str]:
     """Return which files are no further host of the job, each with the reason.
 
-    A file is of another run if it was traced more than 10 minutes before or after most others of its
-    session. It is a copy if
-    host, times and number of events are those of another file, from whose name its name is derived.
+    A copy has host, times and number of events of another file, from whose name its name is derived.
     """
     reasons, sessions, seen = dict[int, str](), dict[str, list[int]](), dict[object, int]()
     for row, file in enumerate(files):

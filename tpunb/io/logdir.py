@@ -46,12 +46,9 @@ _MOST_CHUNKS = 16  # of a column; every operation costs some time for each
 
 
 def read(files: Sequence[Location], name: str, source: Path | str, *, forms: bool = False) -> Profile:
-    """Read raw files as one profile; the earliest start is its time 0.
+    """Read raw files as one profile whose time 0 is the earliest start; damaged ones are named in ``skipped``.
 
-    Of several files, damaged ones are left out and named in ``skipped``; if all are damaged, the first error is raised.
-    With `forms`, another form of the same capture beside a damaged file is read in its place.
-    Several sessions of one host stay one host where step annotations distinguish their steps; else each is a host named
-    after its session.
+    With `forms`, another form of a damaged capture beside it is read. Raises the first error if all are damaged.
     """
     budget = _Budget()
     answers = _parallel(files, partial(_or_error, partial(_summary, budget)))
@@ -222,10 +219,9 @@ def windows(
     kind: str = "events",
     skipped: list[tuple[str, str]] | None = None,
 ) -> pl.DataFrame:
-    """Return the events of raw windows of a run, by number and host, in the time of the run, or other frames of them.
+    """Return the events, or other frames, of raw windows of a run, by number and host, in the time of the run.
 
-    A window starts at its recorded time, relative to `origin_ns`, else at its start in `begins_ps`. Damaged windows are
-    added to `skipped`, each once; if all are damaged, the first error is raised.
+    A window starts at its recorded time, else in `begins_ps`. Damaged ones are added to `skipped`; raises if all are.
     """
     answers = dict(zip(files, _parallel([*files.values()], partial(_or_error, _part)), strict=True))
     damaged = {files[key]: answer for key, answer in answers.items() if isinstance(answer, BadProfile)}

@@ -21,15 +21,7 @@ _MODULE, _NAME = text(1), text(1)  # of xla/service/hlo.proto
 
 
 def describe(protos: Messages, ids: pl.Series) -> list[pl.DataFrame]:
-    """Return the columns of ``tpunb.schema.INSTRUCTIONS`` that programs give, as frames to be merged.
-
-    Parameters
-    ----------
-    protos
-        ``HloProto`` messages; a damaged one has no rows.
-    ids
-        Ids of the programs, in the same order.
-    """
+    """Return the columns of ``tpunb.schema.INSTRUCTIONS`` that programs give, as frames to be merged."""
     work = hlo_cost.work(protos).select("proto", "hlo_op", "dtype", "flops", "transcendentals", bytes_accessed="bytes")
     return [
         frame.with_columns(program=ids.gather(frame["proto"]))
@@ -38,15 +30,7 @@ def describe(protos: Messages, ids: pl.Series) -> list[pl.DataFrame]:
 
 
 def complete(frame: pl.DataFrame, kept: Mapping[tuple[str, int], Location]) -> pl.DataFrame:
-    """Return ``tpunb.schema.INSTRUCTIONS`` with the instructions of the programs that a run holds beside its windows.
-
-    Parameters
-    ----------
-    frame
-        ``tpunb.schema.INSTRUCTIONS`` of the windows.
-    kept
-        File of each program, by host and id; a damaged one has no rows.
-    """
+    """Return ``tpunb.schema.INSTRUCTIONS`` of windows with those of the programs kept beside them, by host and id."""
     counted = frame.filter(pl.col("flops").is_not_null())
     rows = defaultdict[str, list[pl.DataFrame]](list)
     for host, program, proto in _others(kept, counted):
@@ -117,13 +101,7 @@ BUFFERS: schema.Schema = {"proto": pl.UInt32()} | {
 
 
 def buffers(protos: Messages) -> pl.DataFrame:
-    """Return the buffers of programs: ``BUFFERS``.
-
-    Parameters
-    ----------
-    protos
-        ``HloProto`` messages; a damaged one has no rows, nor has one without buffer assignment.
-    """
+    """Return the buffers of programs: ``BUFFERS``; a damaged one, or one without buffer assignment, has no rows."""
     return hlo.undamaged(protos, _buffers, BUFFERS)
 
 

@@ -193,10 +193,9 @@ def scan(
     kinds: Bytes,
     used: Bytes,
 ) -> int:
-    """Read fields like `read`, and write the values of key-value entries by the column of their key.
+    """Read fields like `read`, and values of key-value entries into the column of their key in ``place``, if above -1.
 
-    Keys are those of a map of the owner of each message, which `index` filled; ``place`` has the column of each, or -1,
-    ``unkeyed`` that of the key 0 of each owner, which is not written. Columns with a value are marked in ``used``.
+    ``unkeyed`` has the column of the key 0, which is not written; ``used`` marks columns with a value.
     """
     for row in range(np.uint64(start.size)):
         at, end, plane = np.int64(start[row]), np.int64(stop[row]), owner[row]

@@ -154,8 +154,7 @@ def parts(files: Iterable[str]) -> list[str]:
 def is_settled(before: Sequence[str], after: Sequence[str]) -> bool:
     """Return whether parts read between two listings are the whole run at the time of the first.
 
-    It is unless parts were merged in between: some may have been removed before they were read. Parts that were added
-    hold later steps.
+    It is unless parts were merged in between. Parts that were added hold later steps.
 
     >>> is_settled(["00000", "00001"], ["00000", "00001", "00002"])
     True
@@ -171,23 +170,9 @@ def is_run(folder: Path) -> bool:
 
 
 def read(folder: Location, files: Mapping[str, Location], owner: object = None) -> Profile:
-    """Read a run, finished or not.
+    """Read a run, finished or not; `files` is the listing of the folder.
 
-    Parameters
-    ----------
-    folder
-        Run folder, local or behind a URL.
-    files
-        Listing of the folder.
-    owner
-        Object that keeps a run in memory; the profile holds it while raw windows can be read.
-
-    Raises
-    ------
-    BadProfile
-        When ``run.json`` is not one, or a table cannot be read.
-    TpunbError
-        When parts are merged faster than they can be read.
+    The profile holds `owner`, which keeps a run in memory, while raw windows can be read.
     """
     facts, tables, files = _settled(folder, files)
     hardware, span_ps, (overhead, interval), metadata = _metadata(facts, files[RUN])

@@ -265,12 +265,7 @@ class FolderLock:
     def take(cls, folder: Path) -> FolderLock | None:
         """Acquire the lock of a folder; None where the file system or the platform has no locks.
 
-        Raises
-        ------
-        CaptureBusy
-            When this or another process holds it.
-        FileNotFoundError
-            When the folder was removed in the meantime.
+        Raises CaptureBusy if this or another process holds it, FileNotFoundError if the folder was removed meanwhile.
         """
         try:
             import fcntl

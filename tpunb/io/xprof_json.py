@@ -69,24 +69,9 @@ def is_table(data: bytes) -> bool:
 
 
 def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | str) -> Profile:
-    """Return the profile of XProf's tables of one run: stored steps without operations.
+    """Return the profile of XProf's tables of one run, by file name: stored steps one after the other, no operations.
 
-    The tables have durations of steps, but no start times: steps follow each other from 0. Step time and wait for input
-    are those of the slowest core; values from the pod viewer alone are means over cores. A percentage of 0.0 means that
-    XProf has no value. Of several files, damaged ones and those of another run are left out and named in ``skipped``.
-    Without a table of steps, a memory profile is a profile without steps.
-
-    Parameters
-    ----------
-    tables
-        Uncompressed contents of the files by name, or the errors of reading them.
-    name, source
-        Name and source of the profile.
-
-    Raises
-    ------
-    BadProfile
-        When a file is not JSON or not a table, none has steps, or a time does not fit.
+    Step time and wait for input are those of the slowest core. 0.0 as a percentage means that XProf has no value.
     """
     try:
         memory, damaged, others = _memory(tables)

@@ -27,21 +27,9 @@ _ZERO_UNKNOWN = "custom-call"  # whose work XProf writes as 0
 
 
 def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | str) -> Profile:
-    """Return the profile of XProf's tables of operations: one step of all devices, with `layers` but no operations.
+    """Return the profile of ``hlo_stats`` or ``roofline_model``: one step of all devices with `layers`, no operations.
 
     FLOPs and bytes are rates of the table times its total times; where one is 0 for a custom call, it is null.
-
-    Parameters
-    ----------
-    tables
-        Uncompressed contents of ``hlo_stats`` or ``roofline_model``, or both, by name of the file.
-    name, source
-        Name and source of the profile.
-
-    Raises
-    ------
-    BadProfile
-        When a file is not JSON or has no operations, or a time does not fit.
     """
     contents = {file: _parsed(data, file) for file, data in sorted(tables.items())}  # hlo_stats first
     found = {file: [*_operations(top, file)] for file, top in contents.items()}
@@ -152,13 +140,7 @@ def is_memory_table(name: str, data: bytes) -> bool:
 
 
 def memory(data: bytes, name: str) -> pl.DataFrame:
-    """Return the allocations of one host in order of time, ``tpunb.schema.MEMORY``; the host is the name's prefix.
-
-    Raises
-    ------
-    BadProfile
-        When the data is not JSON or not such a table.
-    """
+    """Return the allocations of one host in order of time, ``tpunb.schema.MEMORY``; the host is the name's prefix."""
     top = parse(data, name)
     allocators = top.get(_ALLOCATORS, {}) if isinstance(top, dict) else None
     if not isinstance(allocators, dict):

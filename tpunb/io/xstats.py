@@ -169,11 +169,7 @@ class Stats:
     def launch(self, ordinals: Ints | None) -> Numbers | None:
         """Return ids of launches from correlation id, else run and device, see :mod:`tpunb.io.event_ids`.
 
-        Parameters
-        ----------
-        ordinals
-            Number of the device of each event; None for hosts, whose events name the device, or none for a run on host
-            threads.
+        `ordinals` are the numbers of the events' devices; None for hosts, whose events may name the device.
         """
         if not {"run_id", "correlation_id"} & self.column.keys():
             return None
