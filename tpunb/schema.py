@@ -826,10 +826,7 @@ _OPTIONAL = {
 def check(frame: pl.DataFrame, schema: Schema, name: str) -> pl.DataFrame:
     """Return `frame` with the columns of `schema`, in its order and types; optional columns may be absent.
 
-    Raises
-    ------
-    BadProfile
-        When a column is missing, or its values do not fit the type.
+    Raises BadProfile if a column is missing, or its values do not fit the type.
     """
     if frame.schema == schema:
         return frame

@@ -68,8 +68,7 @@ def explain_op(op: str, name: str = "", calls: str = "") -> str:
 def not_restored(graph: Any, options: Any, *, passes: bool = True, seeds: bool = False) -> str:
     """Return a sentence that names the first part of a graph that is not proved to be restored, or "".
 
-    `options` are those of the dataset; `passes` is False if a single iterator over it matters; `seeds` says whether the
-    states of seed generators that its maps change are restored too.
+    `passes`: whether later iterators matter too; `seeds`: whether states of seed generators are restored.
     """
     functions = {function.signature.name: function for function in graph.library.function}
     changing = drawing_stages(graph) if seeds else ()

@@ -197,10 +197,9 @@ def begin_shuffles(graph: Any, names: Sequence[str], times: int) -> None:
 
 
 def use_own_resources(work: Rewriting, entropy: int) -> None:
-    """Give a pipeline its own shuffle seeds and caches: iterating it neither advances nor fills the program's.
+    """Give a pipeline new shuffle seeds and caches, which iterating it advances and fills instead of the program's.
 
-    Stages that shared one still share one. Unseeded shuffles get seeds from `entropy`: the same one gives the same
-    order in every epoch.
+    Stages that shared one still share one. The same `entropy` gives unseeded shuffles the same order in every epoch.
     """
     dice = random.Random(entropy)
     nodes = [node for node in work.graph.node if is_reshuffling(node) or node.op == "CacheDatasetV2"]
@@ -273,8 +272,7 @@ def insert_prefetch(work: Rewriting, size: int) -> None:
 def keep_prefetch_order(work: Rewriting) -> None:
     """Give prefetch buffers that tf.data sizes at least one place from the start.
 
-    While a buffer has none, elements bypass it; if it gets its first places at that moment, the elements put there
-    arrive after one that should follow them.
+    While a buffer has none, elements bypass it, and those put into its first places arrive after them.
     """
     for node in work.graph.node:
         if node.op == "PrefetchDataset":
