@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from tpunb.frames.cache import memoised
-from tpunb.frames.own_time import covered
+from tpunb.frames.exclusive_time import covered
 from tpunb.frames.steps import Steps
 from tpunb.text import cut, plain
 

@@ -18,9 +18,9 @@ from tpunb import schema
 from tpunb.errors import check_whole
 from tpunb.frames import export
 from tpunb.frames.conversion import to_pandas
+from tpunb.frames.exclusive_time import outlier_reasons
 from tpunb.frames.nearest import StepSource, checkpoint_steps, nearest_checkpoint
 from tpunb.frames.op_matrix import op_matrix
-from tpunb.frames.own_time import reasons
 from tpunb.frames.phase_rows import rows
 from tpunb.frames.steps import Steps, trained
 from tpunb.text import plural
@@ -143,7 +143,7 @@ class Phases:
         place of a stall, "operations" if the method left it out, or "slow step"; null for the steps of phases.
         """
         labels = self.labels.cast(pl.Int64).alias("phase")
-        return self.steps.frame.with_columns(labels, self.distance, trained(), reasons(self.steps, labels))
+        return self.steps.frame.with_columns(labels, self.distance, trained(), outlier_reasons(self.steps, labels))
 
     @cached_property
     def fitted(self) -> pl.Series:
