@@ -137,8 +137,8 @@ def late_shuffles(graph: Any) -> list[str]:
     """Return the nodes of shuffles that begin with the first element: those that feed another shuffle."""
     pipeline, nodes = stages(graph), {node.name: node for node in graph.node}
     above = [stage for stage in pipeline if stage.kind.startswith("shuffle")]
-    fed = {other.node for stage in above for other in upstream(stage, pipeline) if other is not stage}
-    return [name for name in sorted(fed) if advances(nodes[name])]
+    lower = {other.node for stage in above for other in upstream(stage, pipeline) if other is not stage}
+    return [name for name in sorted(lower) if advances(nodes[name])]
 
 
 def only_checks(graph: Any) -> bool:

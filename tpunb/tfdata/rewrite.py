@@ -165,7 +165,7 @@ def seed_shuffles(dataset: Any, graph: Any, seeds: Sequence[int]) -> Any:
     return from_graph(graph, dataset.element_spec) if unseeded else dataset
 
 
-def with_own_shuffles(dataset: Any) -> Any:
+def with_new_shuffles(dataset: Any) -> Any:
     """Return a dataset whose shuffles do not advance those of `dataset`; itself, if it has none.
 
     Restoring a position begins the shuffles that ended before it once more.
@@ -196,7 +196,7 @@ def begin_shuffles(graph: Any, names: Sequence[str], times: int) -> None:
             iter(dataset)
 
 
-def use_own_resources(work: Rewriting, entropy: int) -> None:
+def use_new_resources(work: Rewriting, entropy: int) -> None:
     """Give a pipeline new shuffle seeds and caches, which iterating it advances and fills instead of the program's.
 
     Stages that shared one still share one. The same `entropy` gives unseeded shuffles the same order in every epoch.
@@ -289,12 +289,12 @@ def insert_cache(work: Rewriting, wanted: bool, below: str) -> None:
 
 
 def shared_resources(graph: Any) -> Iterator[Any]:
-    """Yield the dataset nodes that read a resource of the process which `use_own_resources` does not replace."""
+    """Yield the dataset nodes that read a resource of the process which `use_new_resources` does not replace."""
     import tensorflow as tf
 
     resource = tf.resource.as_datatype_enum
-    held = {node.name for node in graph.node if node.op == "Const" and node.attr["dtype"].type == resource}
+    constants = {node.name for node in graph.node if node.op == "Const" and node.attr["dtype"].type == resource}
     for node in filter(lambda node: is_dataset_op(node.op), graph.node):
-        read = {at for at, name in enumerate(node.input) if name.split(":")[0] in held}
+        read = {at for at, name in enumerate(node.input) if name.split(":")[0] in constants}
         if read - {_RESOURCE_INPUT.get(node.op)}:
             yield node

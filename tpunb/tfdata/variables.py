@@ -93,8 +93,8 @@ def _handles(dataset: Any) -> list[Any]:
             continue
         seen.add(id(part))
         todo += part._inputs()
-        held = [each for function in part._functions() for each in function.function.captured_inputs]
-        found += [each for each in held if each.dtype == tf.resource]
+        captured = [each for function in part._functions() for each in function.function.captured_inputs]
+        found += [each for each in captured if each.dtype == tf.resource]
     is_state = all(
         (kind := _type(each)) is not None and tf.as_dtype(kind.dtype).is_integer and len(kind.shape.dim) == 1
         for each in found
