@@ -151,7 +151,7 @@ def device(name: str) -> Device:
     >>> device("tpu V5E").peak_flops
     197000000000000.0
     """
-    names = {known.casefold(): known for known in DEVICES}
+    names = {listed.casefold(): listed for listed in DEVICES}
     if name.casefold() not in names:
         near = get_close_matches(name.casefold(), names, n=1)
         hint = f"did you mean {names[near[0]]!r}? " if near else ""

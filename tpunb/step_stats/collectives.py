@@ -29,7 +29,7 @@ def collectives(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
 def of_ops(profile: Profile, ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
     """Return what :func:`collectives` does from the operations of steps, of :func:`tpunb.step_stats.ops.assign`."""
     ops = ops.filter((map_names(ops["category"], op_names.kind) == "collective") & (pl.col("side") == "device"))
-    known = instructions(profile, ops).with_columns(
+    facts = instructions(profile, ops).with_columns(
         pl.col("host").cast(schema.NAME), result=pl.col("hlo_op").cast(pl.String)
     )
     name = pl.coalesce(pl.col("hlo_op").cast(pl.String), pl.col("op").cast(pl.String))
@@ -40,7 +40,7 @@ def of_ops(profile: Profile, ops: pl.DataFrame, places: pl.DataFrame) -> pl.Data
     )
     for fact, by in (("groups", "hlo_op"), ("bytes", "result")):
         by_op = ["host", "program", by]
-        rows = rows.drop(fact, strict=False).join(known.select(*by_op, fact), on=by_op, how="left", nulls_equal=True)
+        rows = rows.drop(fact, strict=False).join(facts.select(*by_op, fact), on=by_op, how="left", nulls_equal=True)
     rows = _with_messages(rows, profile).sort("start_ps")
     key = ["host", "step", "program", "name"]
     begins = (pl.col("part").fill_null("") != "done").cast(pl.Int64)  # the end of a transfer is part of its start
@@ -80,9 +80,9 @@ def _grouped(runs: pl.DataFrame, hosts: bool) -> pl.DataFrame:
     for text, device in pairs.rows():
         groups = members.get(text, [])
         number = re.search(r":(\d{1,9})$", device)
-        own = next((at for at, group in enumerate(groups) if number and int(number[1]) in group), -1)
+        place = next((at for at, group in enumerate(groups) if number and int(number[1]) in group), -1)
         unknown = hosts and len(groups) > 1
-        found.append((text, device, device if unknown else str(own), len(groups[max(own, 0)]) if groups else None))
+        found.append((text, device, device if unknown else str(place), len(groups[max(place, 0)]) if groups else None))
     columns: schema.Schema = {"groups": pl.String(), "device": schema.NAME, "group": pl.String(), "size": pl.Int64()}
     table = pl.DataFrame(found, schema=columns, orient="row")
     return runs.join(table, on=["groups", "device"], nulls_equal=True)

@@ -270,10 +270,10 @@ def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
         rows = rows.with_columns(runs=pl.when(~of_kernel).then("count").when(longest).then(least))
     rows = rows.sort("row", "side", "self_ps", descending=[False, True, True])
     rows = rows.join(steps, on="row", maintain_order="left")
-    known, key = instructions(profile, ops), ["host", "program", "hlo_op"]
+    described, key = instructions(profile, ops), ["host", "program", "hlo_op"]
     of_programs = {"fused": "tf_op", "kind": "category", "of_run": "flops", "bytes_of_run": "bytes_accessed"}
-    known = known.select(*key, "shape", "dtype", "source", "part", **of_programs)
-    rows = rows.join(known, on=key, how="left", nulls_equal=True, maintain_order="left")
+    described = described.select(*key, "shape", "dtype", "source", "part", **of_programs)
+    rows = rows.join(described, on=key, how="left", nulls_equal=True, maintain_order="left")
     rows = rows.with_columns(category=pl.coalesce("category", "kind"))
     nesting = pl.col("category").is_in(_NESTING).fill_null(value=False)
     runs, profiled = pl.when(~nesting).then("runs"), pl.col("flops").is_not_null()

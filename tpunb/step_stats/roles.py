@@ -82,8 +82,8 @@ def members(frame: pl.DataFrame, host_ops: pl.DataFrame, collectives: pl.DataFra
     for host, is_numbered, prints, repeated, n in facts.iter_rows():
         rows = ops.get(host, host_ops.clear())
         on_device = rows.filter(pl.col("side") == "device")
-        known = steps[at : at + n], times[at : at + n], frozenset(prints), repeated
-        of_host[host] = Member(host, is_numbered, *known, on_device if len(on_device) else rows, len(on_device) > 0)
+        figures = steps[at : at + n], times[at : at + n], frozenset(prints), repeated
+        of_host[host] = Member(host, is_numbered, *figures, on_device if len(on_device) else rows, len(on_device) > 0)
         at += n
     return sorted(
         (of_host[host] for host in frame["host"].unique(maintain_order=True)), key=lambda host: not len(host.ops)
@@ -158,18 +158,18 @@ def without_waits(
 
     `ops` are means over `hosts` of the `of` hosts, with the least values of a host: ``least_count``, ...
     """
-    rows = rows.with_columns(known=pl.col("collective_ps").is_not_null().all().over(_KEY))
-    known = pl.col("known")
+    rows = rows.with_columns(has_collectives=pl.col("collective_ps").is_not_null().all().over(_KEY))
+    has_collectives = pl.col("has_collectives")
     shared = {"collective_ps": pl.col("collective_ps"), "least_ps": pl.coalesce("least_ps", "collective_ps")}
     rows = rows.with_columns(
         pl.col("callbacks_ps").fill_null(0),
-        **{name: pl.when(known).then(time).otherwise(0) for name, time in shared.items()},
+        **{name: pl.when(has_collectives).then(time).otherwise(0) for name, time in shared.items()},
     )
     outside = pl.col("dur_ps") - pl.col("collective_ps") - pl.col("callbacks_ps")
     rows = rows.with_columns(dur_ps=outside, within_ps=pl.col("collective_ps") - pl.col("least_ps"))
     runs = collectives.group_by(*_KEY, "name", "instance").agg(pl.col("dur_ps").min())  # ids of programs may differ
     rows = rows.join(runs.group_by(_KEY).agg(transfer_ps=pl.col("dur_ps").sum()), on=_KEY, how="left")
-    transfer = pl.coalesce(pl.when(known).then("transfer_ps"), "least_ps").min() + middle("within_ps")
+    transfer = pl.coalesce(pl.when(has_collectives).then("transfer_ps"), "least_ps").min() + middle("within_ps")
     times = rows.group_by(_KEY).agg(
         dur_ps=middle("dur_ps") + transfer + pl.col("callbacks_ps").max(),
         input_ps=middle("input_ps"),
