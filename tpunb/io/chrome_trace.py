@@ -145,9 +145,9 @@ def messages(data: bytes, *, source: str) -> pl.DataFrame:
             rows.append((number, *_message(message)))
     facts = {name: schema.MESSAGES[name] for name in ("bytes", "groups", "size")}
     columns: schema.Schema = {"row": pl.UInt32(), **facts}
-    known = pl.DataFrame(rows, schema=columns, orient="row").filter(~pl.all_horizontal(pl.exclude("row").is_null()))
-    events = _events(top, source)[0][known["row"]].select("host", "start_ps", device="plane")
-    return schema.check(events.hstack(known.drop("row")), schema.MESSAGES, "messages")
+    recorded = pl.DataFrame(rows, schema=columns, orient="row").filter(~pl.all_horizontal(pl.exclude("row").is_null()))
+    events = _events(top, source)[0][recorded["row"]].select("host", "start_ps", device="plane")
+    return schema.check(events.hstack(recorded.drop("row")), schema.MESSAGES, "messages")
 
 
 def _message(args: _Event) -> tuple[int | None, str | None, int | None]:

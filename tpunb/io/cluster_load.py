@@ -63,9 +63,9 @@ def read(files: Sequence[Location], name: str, source: Any, engine: Engine | Non
         engine = engine or _Here(bar)
         total = Part()
         for chunk, part in zip(chunks, engine.parts(chunks), strict=True):
-            known = {**total.files, **part.files}
-            odd = host_files.strangers([*known.values()])
-            strange = {number: reason for at, reason in odd.items() if (number := [*known][at]) in part.files}
+            so_far = {**total.files, **part.files}
+            odd = host_files.strangers([*so_far.values()])
+            strange = {number: reason for at, reason in odd.items() if (number := [*so_far][at]) in part.files}
             if strange:  # their statistics are in sums over hosts
                 part = engine.part([file for file in chunk if file[0] not in strange])
             total += replace(part, lost={**part.lost, **strange})

@@ -200,7 +200,7 @@ def _groups(instruction: Messages) -> str | None:
 
 
 def _sources(rows: Messages, modules: Messages, module: Rows) -> pl.Series:
-    """Return file and line of instructions: their own, else those of their stack frame."""
+    """Return file and line of instructions, or those of their stack frame."""
     file, line, frame = rows.at(rows.columns(_METADATA)[0]).columns(_FILE, _LINE, _FRAME)
     stacks = modules.sub(_STACK)
     frames, locations, files = (stacks.sub(tag) for tag in (_FRAMES, _LOCATIONS, _FILES))
@@ -214,10 +214,10 @@ def _sources(rows: Messages, modules: Messages, module: Rows) -> pl.Series:
     at = member(locations, location)
     number, of_frame = (np.append(column, 0)[at] for column in locations.columns(integer(1), integer(3)))
     start, stop = (positions.astype(np.int64) for positions in (files.start, files.stop))
-    own = (file & 0xFFFFFFFF) > 0
-    file = np.where(own, file, np.append(start << 32 | (stop - start), 0)[member(files, number)])
+    has_file = (file & 0xFFFFFFFF) > 0
+    file = np.where(has_file, file, np.append(start << 32 | (stop - start), 0)[member(files, number)])
     code, paths = rows.distinct(file)
-    lines = np.where(own, line, of_frame) & 0x7FFFFFFF
+    lines = np.where(has_file, line, of_frame) & 0x7FFFFFFF
     pairs, code = np.unique(code.astype(np.int64) << 32 | lines, return_inverse=True)
     places = [(relative(paths[pair >> 32]), pair & 0xFFFFFFFF) for pair in pairs.tolist()]
     words = [f"{path}:{number}".removesuffix(":0") if path else None for path, number in places]

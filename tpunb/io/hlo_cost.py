@@ -31,7 +31,7 @@ _FFT_LENGTH, _CONTRACTED, _WINDOW_DIMENSIONS = 32, 1, text(1)
 _IN_BATCH, _IN_FEATURE, _OUT_FEATURE = integer(7), integer(8), integer(10)
 _SPATIAL = 11, 6, 12  # dimensions of input, kernel and output
 
-_MOST = 2.0**63  # work of one run: XLA's own sizes are Int64
+_MOST_WORK = 2.0**63  # work of one run: XLA's own sizes are Int64
 _LEVELS = 2  # of computations in computations whose products are found
 _INLINE = 8  # elements of a constant that code contains
 _LARGEST = 2.0**31  # dimension of a convolution
@@ -75,7 +75,7 @@ def _work(protos: Messages) -> pl.DataFrame:
         )
     described = hlo.read_instructions(protos).select("proto", "hlo_op", "opcode", "category")
     columns = {
-        name: pl.Series(np.where((count >= 0) & (count < _MOST), count, np.nan)) for name, count in counts.items()
+        name: pl.Series(np.where((count >= 0) & (count < _MOST_WORK), count, np.nan)) for name, count in counts.items()
     }
     return described.with_columns(dtype=dtype, **columns).with_columns(pl.col(*counts).fill_nan(None))
 
@@ -212,10 +212,10 @@ class _Costs(Instructions):
 
     def _reads(self) -> Floats:
         """Return the bytes that the users of each instruction read: slices, or once the whole."""
-        known = np.flatnonzero(self.operands < self.n)
-        pair = self.user[known].astype(np.int64) * self.n + self.operands[known]
+        edges = np.flatnonzero(self.operands < self.n)
+        pair = self.user[edges].astype(np.int64) * self.n + self.operands[edges]
         _, first = np.unique(pair, return_index=True)
-        edge = known[first]
+        edge = edges[first]
         user, used, leading = self.user[edge], self.operands[edge], self.position[edge] == 0
         slices = self.where("slice")[user] | self.where("dynamic-slice")[user] & leading
         updates = self.where("dynamic-update-slice")[user] & leading

@@ -23,7 +23,7 @@ ENDINGS = (".xplane.pb", ".xplane.pb.gz", ".trace.json", ".trace.json.gz")
 """Endings of the names of profiles, best first: of two forms of one capture the first is read."""
 
 _FAR_NS = 600 * 10**9  # between windows of one session
-_LEAST = 3  # files that say when a session was
+_FEWEST_FILES = 3  # that date a session
 _COPY = re.compile(r"[ .(~]")  # what follows the name of the original
 
 
@@ -69,7 +69,7 @@ def strangers(files: Sequence[HostFile]) -> dict[int, str]:
             reasons[row] = f"a copy of {other}"
     for rows in sessions.values():
         spans = {row: (files[row].start_ns or 0, files[row].stop_ns or files[row].start_ns or 0) for row in rows}
-        if len(rows) < _LEAST:
+        if len(rows) < _FEWEST_FILES:
             continue
         start, stop = (median_low(ends) for ends in zip(*spans.values(), strict=True))
         apart = {row: max(begin - stop, start - end) for row, (begin, end) in spans.items()}
@@ -115,8 +115,8 @@ def together(runs: Sequence[Profile]) -> Profile:
     """
     runs = _distinct([replace(run, stored=run.stored or _NOTHING) for run in runs])
     origins = [run.origin_ns for run in runs]
-    known = [origin for origin in origins if origin is not None]
-    origin_ns = min(known) if len(known) == len(runs) else None
+    dated = [origin for origin in origins if origin is not None]
+    origin_ns = min(dated) if len(dated) == len(runs) else None
     runs = [_later(run, later(origin_ns, run.origin_ns)) for run in runs]
     walls = [steps.wall for steps in map(_stored, runs) if steps.wall is not None]
     span_ps = max(run.span_ps for run in runs)

@@ -40,7 +40,7 @@ _OF_PROGRAMS = {
 _FETCHES = 8  # parallel downloads
 _BAR_AFTER_S = 2.0
 _MOST_DAYS = 50  # apart; Int64 picoseconds end after 106
-_HELD = 1 << 18  # events
+_MOST_EVENTS = 1 << 18  # of several files, that are kept
 _BATCH = 1 << 18  # events
 _MOST_CHUNKS = 16  # of a column; every operation costs some time for each
 
@@ -110,9 +110,9 @@ def _other_form(file: Location, files: Sequence[Location], budget: _Budget) -> _
     """Return the same capture from a sound file beside a damaged one, or None."""
     names = [stem(file.name) + ending for ending in ENDINGS]
     beside = {other.name: other for other in file.parent.children() if other.name in names}
-    known = {str(other) for other in files}
+    listed = {str(other) for other in files}
     for name in names:
-        if name in beside and str(beside[name]) not in known:
+        if name in beside and str(beside[name]) not in listed:
             (part,) = _parallel([beside[name]], partial(_or_error, partial(_summary, budget)))
             if isinstance(part, _Part):
                 return part
@@ -135,9 +135,9 @@ class _Part:
     renamed: bool = False
 
     @classmethod
-    def of(cls, file: Location, decoded: Decoded, *, held: bool = True) -> _Part:
+    def of(cls, file: Location, decoded: Decoded, *, keep_events: bool = True) -> _Part:
         facts = decoded.host, decoded.hardware, decoded.size, decoded.start_ns, decoded.stop_ns, decoded.extent
-        return cls(file, *facts, decoded.reused, decoded.events if held else None)
+        return cls(file, *facts, decoded.reused, decoded.events if keep_events else None)
 
     @property
     def traced(self) -> tuple[int, int]:
@@ -162,25 +162,25 @@ class _Part:
 
 
 class _Budget:
-    """Number of events that a profile of several files may hold; those of other files are decoded again on access."""
+    """Number of events that a profile of several files may keep; those of other files are decoded again on access."""
 
     def __init__(self) -> None:
-        self._left = _HELD
+        self._left = _MOST_EVENTS
         self._lock = threading.Lock()
 
     def take(self, events: int) -> bool:
-        """Return whether events may be held, and hold them."""
+        """Return whether events may be kept, and count them."""
         with self._lock:
-            held = self._left > 0
-            self._left -= events if held else 0
-            return held
+            granted = self._left > 0
+            self._left -= events if granted else 0
+            return granted
 
 
 def _summary(budget: _Budget, file: Location, bar: Bar) -> _Part:
     """Return a file with its events while the budget allows."""
     if budget.take(0) or file.url or ".xplane.pb" not in file.name:
         decoded = _part(file, bar)
-        return _Part.of(file, decoded, held=budget.take(decoded.extent.events))
+        return _Part.of(file, decoded, keep_events=budget.take(decoded.extent.events))
     from tpunb.io import xplane
 
     data = storage.read(file, bar)

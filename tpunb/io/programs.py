@@ -77,9 +77,9 @@ def with_protos(frame: pl.DataFrame, kept: Mapping[tuple[str, int], Location]) -
 
 def _others(kept: Mapping[tuple[str, int], Location], frame: pl.DataFrame) -> Iterator[tuple[str, pl.Series, Messages]]:
     """Yield host, id and ``HloProto`` of the kept programs that are not in a frame, without damaged ones."""
-    known = set(frame.select("host", "program").unique().iter_rows())
+    listed = set(frame.select("host", "program").unique().iter_rows())
     for (host, program), file in kept.items():
-        if (host, program) not in known:
+        if (host, program) not in listed:
             with suppress(BadProfile):
                 proto = Messages.of(storage.read(file), source=str(file))
                 yield host, pl.Series([program], dtype=pl.Int64), proto

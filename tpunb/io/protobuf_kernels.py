@@ -214,11 +214,11 @@ def scan(
                     return ~row
                 if tag == 8:
                     first = _slot(base[plane], table.size, got)
-                    known = np.int64(table[first])
-                    while known >= 0 and (keys[np.uint64(known)] != got or owners[np.uint64(known)] != plane):
+                    key_row = np.int64(table[first])
+                    while key_row >= 0 and (keys[np.uint64(key_row)] != got or owners[np.uint64(key_row)] != plane):
                         first = (first + np.uint64(1)) & np.uint64(table.size - 1)
-                        known = np.int64(table[first])
-                    column = np.int64(place[np.uint64(known)]) if known >= 0 else np.int64(-1)
+                        key_row = np.int64(table[first])
+                    column = np.int64(place[np.uint64(key_row)]) if key_row >= 0 else np.int64(-1)
                     if column < 0:
                         break  # the value is not requested
                 elif tag < 128:

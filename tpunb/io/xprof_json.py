@@ -252,8 +252,8 @@ class _Tables:
     def input_stages(self) -> pl.DataFrame:
         """Return ``tpunb.schema.INPUT_STAGES``."""
         times = {stage: _ps(self._properties.get(key), _US) for key, stage in _STAGES.items()}
-        known = {stage: time for stage, time in times.items() if time}
-        rows = [(self.host, stage, time, time / sum(known.values())) for stage, time in known.items()]
+        recorded = {stage: time for stage, time in times.items() if time}
+        rows = [(self.host, stage, time, time / sum(recorded.values())) for stage, time in recorded.items()]
         return pl.DataFrame(rows, schema=schema.INPUT_STAGES, orient="row")
 
     @cached_property

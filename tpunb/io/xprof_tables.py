@@ -127,13 +127,13 @@ MEMORY_ENDINGS = ("memory_profile.json", "memory_profile.json.gz")
 _ALLOCATORS = "memoryProfilePerAllocator"
 _LISTS = ("memoryProfileSnapshots", "sampledTimelineSnapshots")
 _SIGNS = {"ALLOCATION": 1, "DEALLOCATION": -1}
-_MOST = 2**62  # sums of two still fit Int64
+_MOST_BYTES = 2**62  # sums of two still fit Int64
 
 
 def is_memory_table(name: str, data: bytes) -> bool:
     """Return whether a file is such a table, by its name or its first bytes.
 
-    >>> is_table("vm.memory_profile.json", b""), is_table("a.json", b'{"memoryProfilePerAllocator":{}}')
+    >>> is_memory_table("vm.memory_profile.json", b""), is_memory_table("a.json", b'{"memoryProfilePerAllocator":{}}')
     (True, True)
     """
     return name.endswith(MEMORY_ENDINGS) or f'"{_ALLOCATORS}"'.encode() in data[:4096]
@@ -191,4 +191,4 @@ def _integer(value: dict[str, Any], key: str) -> int | None:
     number = value.get(key)
     if isinstance(number, str) and number.isascii() and number.isdigit() and len(number) <= 19:
         number = int(number)
-    return number if type(number) is int and 0 <= number < _MOST else None
+    return number if type(number) is int and 0 <= number < _MOST_BYTES else None
