@@ -30,7 +30,7 @@ def chrome_trace(
     steps: pl.DataFrame,
     windows: pl.DataFrame,
     described: dict[int, dict[str, Any]],
-    accounts: pl.DataFrame | None = None,
+    accounts: pl.DataFrame | None,
 ) -> Path:
     """Write a trace for chrome://tracing and Perfetto (paper IV.B, Figure 3) to `path`, gzipped if it ends in ``.gz``.
 

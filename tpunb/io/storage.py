@@ -82,9 +82,6 @@ class _Local:
             files += [str(Path(parent, name)) for name in names]
         return dict.fromkeys(files)
 
-    def open(self, path: str, **_: object) -> io.FileIO:
-        return io.FileIO(path)
-
 
 def _reraise(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):  # removed since it was listed
@@ -365,8 +362,8 @@ def read(file: Location, progress: Callable[[int], None] = lambda _: None) -> By
     if file.info["type"] in ("directory", "other"):
         raise BadProfile(f"{file}: neither a file nor a folder")
     # from the web in one stream: a file server may not support ranges
-    block = 0 if file._is_web else _BLOCK
-    with _errors(file), file.fs.open(file.path, mode="rb", block_size=block, cache_type="none") as raw:
+    options = {"mode": "rb", "block_size": 0 if file._is_web else _BLOCK, "cache_type": "none"}
+    with _errors(file), file.fs.open(file.path, **options) if file.url else io.FileIO(file.path) as raw:
         stream = io.BufferedReader(_Progress(raw, progress), _PIECE)
         if stream.peek(2)[:2] != _GZIP:
             return _whole(stream, size, file)
