@@ -841,8 +841,3 @@ def check(frame: pl.DataFrame, schema: Schema, name: str) -> pl.DataFrame:
         )
     except pl.exceptions.PolarsError as error:
         raise BadProfile(f"the {name} frame has a column of the wrong type: {format_error(error)}") from error
-
-
-def empty(schema: Schema) -> pl.DataFrame:
-    """Return a frame without rows that has the columns of `schema`."""
-    return pl.DataFrame(schema=schema)

@@ -64,20 +64,20 @@ class Steps(Tabular):
 
     frame: pl.DataFrame
     ops: pl.DataFrame
-    devices: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.DEVICES))
-    windows: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.WINDOWS))
+    devices: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.DEVICES))
+    windows: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.WINDOWS))
     name: str = ""
     read_layers: Callable[[], pl.DataFrame] | None = None
     read_collectives: Callable[[], pl.DataFrame] | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     wall: WallClock | None = None
-    input_stages: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.INPUT_STAGES))
+    input_stages: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.INPUT_STAGES))
     whole: Steps | None = None
     device: Device | None = None
     source: Path | str = ""
     read_events: Callable[[], pl.DataFrame] | None = None
     by_host: HostTables | None = None
-    lost: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.LOST))
+    lost: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.LOST))
 
     def __post_init__(self) -> None:
         frame = schema.check(self.frame, schema.STEPS, "steps").sort("host", "start_ps", "step")
@@ -166,9 +166,9 @@ class WallClock:
     span_ps: int  # of the captured block
     complete: bool = False  # whether `spans` were recorded: runs before layout 3, and other processes, did not
     # stretches of known cause, which may be nested; where the program was in stalls; load of process and machine
-    spans: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.SPANS))
-    stalls: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.STALLS))
-    load: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.LOAD))
+    spans: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.SPANS))
+    stalls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.STALLS))
+    load: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.LOAD))
 
     def __post_init__(self) -> None:
         for name, columns in (("spans", schema.SPANS), ("stalls", schema.STALLS), ("load", schema.LOAD)):
@@ -183,12 +183,15 @@ class HostTables:
     ops: pl.DataFrame  # `tpunb.schema.HOST_OPS`
     collectives: pl.DataFrame  # `tpunb.schema.HOST_COLLECTIVES`
     roles: dict[str, str] = field(default_factory=dict)  # of each host, by the program that it runs
-    lost: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.LOST))
+    lost: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.LOST))
     # steps of the job without waits for slow hosts, by role, which phases use: `tpunb.step_stats.roles`
-    typical: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.STEPS))
-    typical_ops: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.OPS))
+    typical: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.STEPS))
+    typical_ops: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.OPS))
 
     def __post_init__(self) -> None:
         columns = {"frame": "STEPS", "ops": "HOST_OPS", "collectives": "HOST_COLLECTIVES", "lost": "LOST"}
         for name, frame in columns.items():
             object.__setattr__(self, name, schema.check(getattr(self, name), getattr(schema, frame), name))
+
+
+NO_STEPS = Steps(pl.DataFrame(schema=schema.STEPS), pl.DataFrame(schema=schema.OPS))

@@ -19,9 +19,9 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile, TpunbError
-from tpunb.frames import Profile, Steps
+from tpunb.frames import Profile
 from tpunb.frames.profile import device_kinds
-from tpunb.frames.steps import WallClock
+from tpunb.frames.steps import NO_STEPS, WallClock
 from tpunb.io import host_files, logdir, run_folder, storage, xplane
 from tpunb.io.host_files import HostFile
 from tpunb.io.storage import Bytes, Location
@@ -102,7 +102,7 @@ def _profile(total: Part, name: str, source: Any, lost: Sequence[tuple[str, str]
     windows, hardware = frames["windows"], frames["hardware"]
     span_ps = int(windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0)
     rows = schema.check(pl.DataFrame([*lost], schema.LOST, orient="row"), schema.LOST, "lost")
-    stored = Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS), windows=windows, lost=rows)
+    stored = replace(NO_STEPS, windows=windows, lost=rows)
     if total.tables is not None:
         tables = job_tables.renamed(job_tables.moved(total.tables, by_ps), names)
         if tables.unmatched:
@@ -138,10 +138,10 @@ class Part:
 
     tables: JobTables | None = None  # hosts are named after the number of their file; None without steps
     files: Mapping[int, HostFile] = field(default_factory=dict)
-    windows: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.WINDOWS))
-    spans: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.SPANS))
-    stalls: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.STALLS))
-    hardware: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.HARDWARE))
+    windows: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.WINDOWS))
+    spans: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.SPANS))
+    stalls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.STALLS))
+    hardware: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.HARDWARE))
     lost: Mapping[int, str] = field(default_factory=dict)  # why a file gives no host
     origin_ns: int | None = None
 
@@ -196,7 +196,7 @@ def _of_run(number: int, file: Location, run: Profile) -> Part:
     if steps is None or not len(steps):
         return Part(lost={number: "the run has no steps"})
     names = {name: getattr(steps, name).with_columns(key) for name in ("frame", "ops", "devices", "input_stages")}
-    tables = job_tables.tables(replace(steps, **names), schema.empty(schema.HOST_COLLECTIVES), run.origin_ns)
+    tables = job_tables.tables(replace(steps, **names), pl.DataFrame(schema=schema.HOST_COLLECTIVES), run.origin_ns)
     events, size = (int(run.windows[name].sum()) for name in ("events", "bytes"))
     wall = WallClock(run.span_ps) if steps.wall is None else steps.wall
     return Part(
@@ -224,7 +224,7 @@ def _of_events(contents: Mapping[int, tuple[Location, Bytes]], job: str) -> Part
     profile = Profile(
         name="part",
         source="",
-        windows=schema.empty(schema.WINDOWS),
+        windows=pl.DataFrame(schema=schema.WINDOWS),
         hardware=hardware,
         span_ps=0,
         read_events=lambda: events,
@@ -255,7 +255,8 @@ def _decoded(
     contents: Mapping[int, tuple[Location, Bytes]],
 ) -> tuple[pl.DataFrame, dict[int, XSpaceFacts], int | None, dict[int, str]]:
     """Return events, facts of each file, time 0, and why files are damaged; all XPlanes are decoded in one pass."""
-    frames, facts, lost, origin_ns = [schema.empty(schema.EVENTS)], dict[int, XSpaceFacts](), dict[int, str](), None
+    frames, origin_ns = [pl.DataFrame(schema=schema.EVENTS)], None
+    facts, lost = dict[int, XSpaceFacts](), dict[int, str]()
     xplanes = {number: data for number, (file, data) in contents.items() if ".xplane.pb" in file.name}
     try:
         batch = xplane.read_many([*xplanes.values()], [*map(str, xplanes)]) if xplanes else None
@@ -292,7 +293,7 @@ def _details(
     kind: str,
 ) -> pl.DataFrame:
     """Return a frame that raw files hold beside events; of hosts with equal programs the instructions are read once."""
-    frames = [schema.empty(getattr(schema, kind.upper()))]
+    frames = [pl.DataFrame(schema=getattr(schema, kind.upper()))]
     if kind != "instructions":
         for number, (file, data) in contents.items():
             rows = logdir.details(file, data, kind)

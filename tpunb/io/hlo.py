@@ -103,7 +103,7 @@ def undamaged(protos: Messages, read: Callable[[Messages], pl.DataFrame], column
     try:
         return read(protos)
     except BadProfile:  # one by one, without the damaged ones
-        frames = [schema.empty(columns)]
+        frames = [pl.DataFrame(schema=columns)]
         for row in range(len(protos)):
             with suppress(BadProfile):
                 frames.append(read(protos[row : row + 1]).with_columns(proto=pl.lit(row, pl.UInt32)))
@@ -270,14 +270,14 @@ def merged(sources: Iterable[Iterable[pl.DataFrame]], host: str) -> pl.DataFrame
     What two descriptions of one instruction in one source disagree on is null, as is what none has.
     """
     columns = {name: dtype for name, dtype in schema.INSTRUCTIONS.items() if name != "host"}
-    tables = [schema.empty(columns)]
+    tables = [pl.DataFrame(schema=columns)]
     for frames in sources:
         rows = [
             frame.select(pl.col(name).cast(dtype) for name, dtype in columns.items() if name in frame.columns)
             for frame in frames
         ]
         values = pl.exclude("program", "hlo_op").drop_nulls()
-        table = pl.concat([schema.empty(columns), *rows], how="diagonal").drop_nulls("hlo_op")
+        table = pl.concat([pl.DataFrame(schema=columns), *rows], how="diagonal").drop_nulls("hlo_op")
         by_op = table.group_by("program", "hlo_op", maintain_order=True)
         tables.append(by_op.agg(pl.when(values.n_unique() == 1).then(values.first())))
     best = pl.concat(tables).group_by("program", "hlo_op", maintain_order=True).agg(pl.all().drop_nulls().first())

@@ -11,9 +11,8 @@ from typing import Any
 
 import polars as pl
 
-from tpunb import schema
 from tpunb.frames import Profile, Steps
-from tpunb.frames.steps import WallClock
+from tpunb.frames.steps import NO_STEPS, WallClock
 from tpunb.io import host_files, storage
 from tpunb.step_stats import launches
 from tpunb.step_stats.job_tables import later
@@ -113,7 +112,7 @@ def together(runs: Sequence[Profile]) -> Profile:
 
     Hosts of one name are named after their run. Steps keep their numbers, by which they are aligned.
     """
-    runs = _distinct([replace(run, stored=run.stored or _NOTHING) for run in runs])
+    runs = _distinct([replace(run, stored=run.stored or NO_STEPS) for run in runs])
     origins = [run.origin_ns for run in runs]
     dated = [origin for origin in origins if origin is not None]
     origin_ns = min(dated) if len(dated) == len(runs) else None
@@ -146,11 +145,8 @@ def together(runs: Sequence[Profile]) -> Profile:
     )
 
 
-_NOTHING = Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS))
-
-
 def _stored(run: Profile) -> Steps:
-    return run.stored or _NOTHING
+    return run.stored or NO_STEPS
 
 
 def _distinct(runs: Sequence[Profile]) -> list[Profile]:

@@ -244,7 +244,7 @@ def windows(
 def _details(files: Sequence[Location], hosts: Sequence[str], by_ps: Sequence[int], kind: str) -> pl.DataFrame:
     """Return a frame that raw files hold beside events, such as "instructions", in the time of the profile."""
     columns: schema.Schema = getattr(schema, kind.upper())
-    frames = [schema.empty(columns)]
+    frames = [pl.DataFrame(schema=columns)]
     for file, host, by in zip(files, hosts, by_ps, strict=True):
         try:
             frame = details(file, storage.read(file), kind)
@@ -266,7 +266,7 @@ def details(file: Location, data: storage.Bytes, kind: str) -> pl.DataFrame:
     is_xplane = ".xplane.pb" in file.name
     reader = getattr(import_module("tpunb.io.xplane" if is_xplane else "tpunb.io.chrome_trace"), kind, None)
     if reader is None:
-        return schema.empty(getattr(schema, kind.upper()))
+        return pl.DataFrame(schema=getattr(schema, kind.upper()))
     frame: pl.DataFrame = reader(data if is_xplane else data.tobytes(), source=str(file))
     return frame
 

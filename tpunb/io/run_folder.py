@@ -348,7 +348,7 @@ def _tables(contents: Mapping[str, _Source], files: Mapping[str, Location]) -> d
 def _stack(files: Sequence[tuple[Location, _Source]], table: str) -> pl.DataFrame:
     """Return a table of all parts, one below the other."""
     if not files:
-        return schema.empty(TABLES[table])
+        return pl.DataFrame(schema=TABLES[table])
     try:
         return parquet.read([source for _, source in files], TABLES[table])
     except _UNREADABLE as error:

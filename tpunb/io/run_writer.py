@@ -111,7 +111,7 @@ class RunWriter:
             raise ValueError(f"The tables of a part must be of {[*TABLES]}. Got {sorted(unknown)} instead.")
         if number <= self._last:
             raise ValueError(f"The number of a part must be above {self._last}. Got {number!r} instead.")
-        frames = {name: tables.get(name, schema.empty(columns)) for name, columns in TABLES.items()}
+        frames = {name: tables.get(name, pl.DataFrame(schema=columns)) for name, columns in TABLES.items()}
         checked = {name: schema.check(frame, TABLES[name], name) for name, frame in frames.items()}
         written = {name: frame for name, frame in checked.items() if frame.height or name == "ticks"}
         try:

@@ -237,7 +237,7 @@ class _XSpace:
                 frames = [*pool.map(self._chunk, begins)]
         else:
             frames = [self._chunk(begin) for begin in begins]
-        return self._with_programs(pl.concat(frames or [schema.empty(schema.EVENTS)]))
+        return self._with_programs(pl.concat(frames or [pl.DataFrame(schema=schema.EVENTS)]))
 
     def _chunk(self, begin: int) -> pl.DataFrame:
         """Return ``_CHUNK`` events."""

@@ -100,7 +100,7 @@ def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | 
     rows = [(host, 0, 0, span_ps, span_ps, size, 0, count, None, None) for host, count in counts]
     windows = pl.DataFrame(rows, schema=schema.WINDOWS, orient="row")
     steps = steps.with_columns(**of_run)
-    stored = Steps(steps, schema.empty(schema.OPS), devices, windows, name, input_stages=stages)
+    stored = Steps(steps, pl.DataFrame(schema=schema.OPS), devices, windows, name, input_stages=stages)
     details = None if memory is None else partial(_only_memory, memory, name)
     return Profile(name, source, windows, run.hardware(), span_ps, stored=stored, read_details=details, skipped=skipped)
 

@@ -44,8 +44,8 @@ def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | 
     kind = next((text for text in kinds if isinstance(text, str)), "")
     hardware = pl.DataFrame([("", "devices", kind, None, None, None)], schema=schema.HARDWARE, orient="row")
     metadata = {"device kind": kind} if kind else {}
-    steps = Steps(frame, schema.empty(schema.OPS), name=name, read_layers=lambda: layers, metadata=metadata)
-    windows = schema.empty(schema.WINDOWS)
+    steps = Steps(frame, pl.DataFrame(schema=schema.OPS), name=name, read_layers=lambda: layers, metadata=metadata)
+    windows = pl.DataFrame(schema=schema.WINDOWS)
     return Profile(name, source, windows, hardware if kind else hardware.clear(), busy, stored=steps)
 
 

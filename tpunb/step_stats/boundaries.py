@@ -97,7 +97,7 @@ _END_PS = (pl.col("start_ps") + pl.col("dur_ps")).alias("end_ps")
 
 def find(events: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     """Return INTERVALS and the names of the rules that found them, "none" without steps."""
-    frames, rules = [schema.empty(INTERVALS)], []
+    frames, rules = [pl.DataFrame(schema=INTERVALS)], []
     for name, rule in _RULES.items():  # each for the hosts without steps so far
         if events.is_empty():
             break
@@ -276,7 +276,7 @@ def _by_calls(events: pl.DataFrame) -> pl.DataFrame:
         .pipe(_busiest)
     )
     if busiest.is_empty():
-        return schema.empty(INTERVALS)
+        return pl.DataFrame(schema=INTERVALS)
     rows = calls.join(busiest, on=["host", "lane", "kind"], how="semi").with_columns(
         step=pl.int_range(pl.len(), dtype=pl.Int64).over("host"),
         end_ps=pl.coalesce(pl.col("start_ps").shift(-1).over("host"), "end_ps"),

@@ -24,7 +24,7 @@ _CONTAINERS = ["while", "conditional", "call"]  # count what their bodies count 
 def of_devices(ops: pl.DataFrame, places: pl.DataFrame, hardware: pl.DataFrame) -> pl.DataFrame:
     """Return ``tpunb.schema.DEVICES`` from operations of devices and their places, as `ops.assign` returns them."""
     if ops.is_empty():
-        return schema.empty(schema.DEVICES)
+        return pl.DataFrame(schema=schema.DEVICES)
     kinds = map_names(ops["category"], op_names.kind)
     containers = map_names(ops["category"], _CONTAINERS.__contains__, pl.Boolean()).fill_null(False)
     counted = ops.filter(~containers).select("at", "self_ps", pl.col(WORK).cast(pl.Float64))
@@ -105,7 +105,7 @@ def input_stages(ops: pl.DataFrame) -> pl.DataFrame:
     stage = map_names(ops.select(pl.coalesce("tf_op", "op"))["tf_op"], op_names.input_stage)
     rows = ops.with_columns(stage=stage).filter(pl.any_horizontal(pl.col("stage", "tf_op").is_not_null()))
     if rows["stage"].null_count() == len(rows):
-        return schema.empty(schema.INPUT_STAGES)
+        return pl.DataFrame(schema=schema.INPUT_STAGES)
     from tpunb.step_stats.self_time import self_times  # compiled
 
     times = self_times(rows["lane"].to_numpy(), rows["start_ps"].to_numpy(), rows["dur_ps"].to_numpy())

@@ -106,7 +106,7 @@ def clocks(events: pl.DataFrame) -> pl.DataFrame:
     No run starts before its launch: the largest delay below 0 is a lower bound of the clock skew.
     """
     if not any_device(events):
-        return schema.empty(schema.CLOCKS)
+        return pl.DataFrame(schema=schema.CLOCKS)
     runs = _on_one_clock(events)
     linked = runs.drop_nulls("sent_ps")
     changes = (linked.select(*_DEVICE, at=at, by=by) for at, by in (("sent_ps", 1), ("start_ps", -1)))
@@ -166,7 +166,7 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
     on_device = pl.col("plane").cat.starts_with(DEVICE)
     thunk = ~on_device & pl.col("hlo_op").is_not_null()
     if not linked.select((on_device | thunk).any()).item():  # a host alone
-        return schema.empty(_LAUNCHES)
+        return pl.DataFrame(schema=_LAUNCHES)
     senders = first_of(events, "flow_out").select(
         "host", flow_in="flow_out", by_flow_lane="lane", by_flow_sent_ps="start_ps"
     )

@@ -24,7 +24,7 @@ def host_tables(steps: Steps) -> HostTables:
     """Return the tables of the hosts of a job from steps of all hosts; no collectives if no raw events were kept."""
     rows = steps.ops.with_columns(pl.col("host").cast(schema.NAME))
     ops = rows.group_by("host", "op", "side").agg(pl.col("count", "total_ps", "self_ps").sum())
-    runs = schema.empty(schema.COLLECTIVES) if steps.read_collectives is None else steps.collectives
+    runs = pl.DataFrame(schema=schema.COLLECTIVES) if steps.read_collectives is None else steps.collectives
     ops = ops.sort(pl.col("host", "op").cast(pl.String), "side")
     return HostTables(steps.frame, ops, last_arrivals(runs), lost=lost(steps.frame["host"], steps.lost))
 
@@ -70,7 +70,7 @@ def of_job(steps: Steps) -> Steps:
 def placed(steps: Steps) -> tuple[Steps, pl.DataFrame]:
     """Return the steps of the job, and (host, step) in it of each row of `steps`."""
     shared = steps.read_collectives is not None and (steps.frame["collective_ps"] > 0).any()
-    return _job(steps, last_arrivals(steps.collectives) if shared else schema.empty(schema.HOST_COLLECTIVES))
+    return _job(steps, last_arrivals(steps.collectives) if shared else pl.DataFrame(schema=schema.HOST_COLLECTIVES))
 
 
 def _job(steps: Steps, collectives: pl.DataFrame) -> tuple[Steps, pl.DataFrame]:

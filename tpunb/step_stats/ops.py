@@ -61,7 +61,7 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
 def instructions(profile: Profile, ops: pl.DataFrame) -> pl.DataFrame:
     """Return ``tpunb.schema.INSTRUCTIONS``; no rows where no operation has one, or the profile kept no raw files."""
     if profile.read_details is None or ops["hlo_op"].null_count() == len(ops):
-        return schema.empty(schema.INSTRUCTIONS)
+        return pl.DataFrame(schema=schema.INSTRUCTIONS)
     return profile.instructions
 
 

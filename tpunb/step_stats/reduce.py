@@ -18,6 +18,7 @@ from tpunb import schema
 from tpunb.errors import BadProfile, NoSteps
 from tpunb.frames import Profile, Steps
 from tpunb.frames.profile import device_kinds
+from tpunb.frames.steps import NO_STEPS
 from tpunb.step_stats import boundaries, breakdown, launches, op_names
 from tpunb.step_stats.aggregate import total
 from tpunb.step_stats.collectives import collectives, of_ops
@@ -128,10 +129,10 @@ def _counters(profile: Profile, events: pl.DataFrame) -> pl.DataFrame | None:
 
 def with_collectives(profile: Profile) -> tuple[Steps, pl.DataFrame]:
     """Return the steps that a rule finds, none if it finds none, and ``tpunb.schema.COLLECTIVES``, in one pass."""
-    events, runs = profile.events, [schema.empty(schema.COLLECTIVES)]
+    events, runs = profile.events, [pl.DataFrame(schema=schema.COLLECTIVES)]
     rows = boundaries.find(events)[0]
     if rows.is_empty():
-        return Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS)), runs[0]
+        return NO_STEPS, runs[0]
     steps = reduce(
         events,
         rows,
@@ -214,7 +215,7 @@ def reduce(
     if on_ops is not None:
         on_ops(ops, places)
     on_device = pl.col("side") == "device"
-    peaks = schema.empty(schema.HARDWARE) if hardware is None else hardware
+    peaks = pl.DataFrame(schema=schema.HARDWARE) if hardware is None else hardware
     by_step = ["host", "step"]
     devices = launches.with_waits(breakdown.of_devices(ops.filter(on_device), places, peaks), events)
     if counters is not None:
