@@ -47,10 +47,12 @@ class _Here:
     """Reduce parts in this process."""
 
     def __init__(self, bar: logdir.Bar) -> None:
-        self.part = partial(reduced, job=uuid4().hex, bar=bar)
+        self.part, self._bar = partial(reduced, job=uuid4().hex), bar
 
     def parts(self, chunks: Sequence[Numbered]) -> Iterator[Part]:
-        return map(self.part, chunks)
+        for chunk in chunks:
+            yield self.part(chunk)
+            self._bar(sum(int(file.info.get("size") or 0) for _, file in chunk if isinstance(file, Location)))
 
 
 def read(files: Sequence[Location], name: str, source: Any, engine: Engine | None = None) -> Profile:
@@ -164,7 +166,7 @@ FRAMES = ("windows", "spans", "stalls", "hardware")
 _INSTRUCTIONS = dict[tuple[str, Any], pl.DataFrame]()  # of the programs of the last job
 
 
-def reduced(files: Numbered, job: str = "", bar: Any = lambda _: None) -> Part:
+def reduced(files: Numbered, job: str) -> Part:
     """Return some files of a job reduced: what a worker does."""
     lost, contents, parts = dict[int, str](), dict[int, tuple[Location, Bytes]](), list[Part]()
 
@@ -172,7 +174,7 @@ def reduced(files: Numbered, job: str = "", bar: Any = lambda _: None) -> Part:
         file = storage.local(path) if isinstance(path, str) else path
         try:
             file = storage.find(path) if isinstance(path, str) else path
-            return file, run_folder.read(file, file.below()) if file.is_folder else storage.read(file, bar)
+            return file, run_folder.read(file, file.below()) if file.is_folder else storage.read(file)
         except TpunbError as error:
             return file, error
 
