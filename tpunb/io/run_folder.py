@@ -99,10 +99,10 @@ _RAW = re.compile(r"plugins/profile/([0-9]+)/([^/]*)\.(?:xplane\.pb|trace\.json)
 _UNREADABLE = (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
-def raw_name(window: int, host: str, ending: str = "xplane.pb") -> str:
+def raw_name(window: int, host: str, ending: str) -> str:
     """Return the path of a raw window in the run folder.
 
-    >>> raw_name(7, "10.0.0.2:8466")
+    >>> raw_name(7, "10.0.0.2:8466", "xplane.pb")
     'plugins/profile/00007/10.0.0.2%3A8466.xplane.pb'
     """
     return f"plugins/profile/{window:05d}/{quote(host, safe=' @+=,()')}.{ending}"
