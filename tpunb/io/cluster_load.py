@@ -275,15 +275,15 @@ def _decoded(
         origin_ns, facts = batch[1], dict(zip(xplanes, batch[2], strict=True))
     for number in sorted(contents.keys() - xplanes.keys() - lost.keys()):
         try:
-            one = logdir.decoded(*contents[number])
+            raw = logdir.decoded(*contents[number])
         except BadProfile as error:
             lost[number] = str(error).removeprefix(f"{contents[number][0]}: ")
             continue
         lanes = max((int(frame["lane"].to_numpy().max()) + 1 for frame in frames if len(frame)), default=0)
         lane, host = pl.col("lane") + lanes, pl.lit(str(number))
-        frames.append(schema.check(one.events.with_columns(lane, host=host), schema.EVENTS, "events"))
-        hardware = one.hardware.with_columns(host=host)
-        facts[number] = XSpaceFacts([one.host] * bool(one.host), one.start_ns, one.stop_ns, hardware, [], [])
+        frames.append(schema.check(raw.events.with_columns(lane, host=host), schema.EVENTS, "events"))
+        hardware = raw.hardware.with_columns(host=host)
+        facts[number] = XSpaceFacts([raw.host] * bool(raw.host), raw.start_ns, raw.stop_ns, hardware, [], [])
     return pl.concat(frames), facts, origin_ns, lost
 
 

@@ -61,13 +61,13 @@ class DaskEngine:
         self._check_running()
         try:
             client.wait_for_workers(1, timeout=_CONNECT_S)
-            found = client.run(versions)
+            of_workers = client.run(versions)
         except TimeoutError:
             raise TpunbError(f"the scheduler {self._name} has no workers", hint=_START) from None
         except ImportError as error:
             reason = f"workers of {self._name} cannot import tpunb: {format_error(error)}"
             raise TpunbError(reason, hint="install tpunb on the workers, in the version of this process") from error
-        for worker, theirs in found.items():
+        for worker, theirs in of_workers.items():
             if other := [f"{name} {theirs.get(name)}" for name, here in versions().items() if theirs.get(name) != here]:
                 mine = ", ".join(f"{name} {here}" for name, here in versions().items())
                 reason = f"worker {worker} has {', '.join(other)}, this process has {mine}"

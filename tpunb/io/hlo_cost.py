@@ -291,8 +291,8 @@ class _Costs(Instructions):
 
 def _contracted(config: str) -> list[int]:
     """Return the contracted dimensions of the left operand of a GEMM; -2, which there is not, if they are not given."""
-    found = _GEMM_DIMENSIONS.search(config)
-    return [int(number) for number in re.findall(r"\d{1,9}", found[1])] if found else [-2]
+    match = _GEMM_DIMENSIONS.search(config)
+    return [int(number) for number in re.findall(r"\d{1,9}", match[1])] if match else [-2]
 
 
 def _positions(window: Messages, of_input: Floats, of_kernel: Floats, of_output: Floats) -> Floats:

@@ -59,8 +59,8 @@ def read(files: Sequence[Location], name: str, source: Path | str, *, forms: boo
     several = len({file.session for file in files}) > 1
     used = {file: f"; {part.file.name} is read instead" for file, part in instead.items()}
     skipped = [skipped_file(file, f"{error}{used.get(file, '')}", session=several) for file, error in damaged.items()]
-    found = (instead.get(file, answer) for file, answer in zip(files, answers, strict=True))
-    parts = [part for part in found if isinstance(part, _Part)]
+    used_forms = (instead.get(file, answer) for file, answer in zip(files, answers, strict=True))
+    parts = [part for part in used_forms if isinstance(part, _Part)]
     odd = host_files.strangers([part.facts for part in parts])
     skipped += [skipped_file(parts[row].file, reason, session=several) for row, reason in odd.items()]
     parts = [part for row, part in enumerate(parts) if row not in odd]

@@ -160,5 +160,5 @@ def _instructions(protos: Messages, scope: Ints, defined_at: Messages) -> Ints:
     computations = modules.sub(_COMPUTATIONS)
     rows = computations.sub(_INSTRUCTIONS)
     proto = modules.parent[computations.parent[rows.parent]].astype(np.int64)
-    found = member_rows(proto, rows.columns(_ID)[0], scope, defined_at.columns(_INSTRUCTION_ID)[0])
-    return np.where(found < len(rows), found, -1)
+    defining = member_rows(proto, rows.columns(_ID)[0], scope, defined_at.columns(_INSTRUCTION_ID)[0])
+    return np.where(defining < len(rows), defining, -1)

@@ -144,7 +144,7 @@ def _of_one_run(tables: Mapping[str, bytes | BadProfile]) -> tuple[dict[str, Any
         except BadProfile as error:
             errors[file] = error
             read.pop(file, None)
-    if errors and not any(one.has_steps for one in read.values()):
+    if errors and not any(tables.has_steps for tables in read.values()):
         raise next(iter(errors.values()))
     reasons = {file: str(error).removeprefix(f"{file}: ") for file, error in errors.items()}
     against = {file: [other for other in read if read[file].differs(read[other])] for file in read}
@@ -462,8 +462,8 @@ def _integer(value: Any) -> int | None:
 
 
 def _distinct(numbers: Sequence[int | None]) -> list[int] | None:
-    found = {number: None for number in numbers if number is not None}
-    return [*found] if len(found) == len(numbers) else None
+    distinct = {number: None for number in numbers if number is not None}
+    return [*distinct] if len(distinct) == len(numbers) else None
 
 
 def _last_number(value: Any) -> int | None:

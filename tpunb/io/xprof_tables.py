@@ -32,8 +32,8 @@ def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | 
     FLOPs and bytes are rates of the table times its total times; where one is 0 for a custom call, it is null.
     """
     contents = {file: _parsed(data, file) for file, data in sorted(tables.items())}  # hlo_stats first
-    found = {file: [*_operations(top, file)] for file, top in contents.items()}
-    rows = next((rows for rows in found.values() if rows), [])
+    operations = {file: [*_operations(top, file)] for file, top in contents.items()}
+    rows = next((rows for rows in operations.values() if rows), [])
     if not rows:
         raise BadProfile(f"{source}: the tables have no operations", hint="XProf's tables of a CPU capture have none")
     layers = pl.DataFrame(rows, schema=schema.LAYERS)

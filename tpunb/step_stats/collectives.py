@@ -76,15 +76,15 @@ def _grouped(runs: pl.DataFrame, hosts: bool) -> pl.DataFrame:
     """Add the replica group of each run and its size; a device's id is its number, unknown with several hosts."""
     pairs = runs.select("groups", "device").unique()
     members = {text: replica_groups(text) for text in pairs["groups"].unique().drop_nulls()}
-    found = []
+    rows = []
     for text, device in pairs.rows():
         groups = members.get(text, [])
         number = re.search(r":(\d{1,9})$", device)
         place = next((at for at, group in enumerate(groups) if number and int(number[1]) in group), -1)
         unknown = hosts and len(groups) > 1
-        found.append((text, device, device if unknown else str(place), len(groups[max(place, 0)]) if groups else None))
+        rows.append((text, device, device if unknown else str(place), len(groups[max(place, 0)]) if groups else None))
     columns: schema.Schema = {"groups": pl.String(), "device": schema.NAME, "group": pl.String(), "size": pl.Int64()}
-    table = pl.DataFrame(found, schema=columns, orient="row")
+    table = pl.DataFrame(rows, schema=columns, orient="row")
     return runs.join(table, on=["groups", "device"], nulls_equal=True)
 
 

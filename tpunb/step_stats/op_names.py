@@ -327,8 +327,8 @@ def collective(op: str) -> str | None:
     >>> collective("all-gather-start"), collective("fusion")
     ('allgather', None)
     """
-    found = _COLLECTIVE.search(op)
-    return found and re.sub("[-_]", "", found[0].lower()).replace("crossdevicereduce", "allreduce")
+    match = _COLLECTIVE.search(op)
+    return match and re.sub("[-_]", "", match[0].lower()).replace("crossdevicereduce", "allreduce")
 
 
 def is_launch(op: str) -> bool:

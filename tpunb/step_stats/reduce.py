@@ -100,7 +100,7 @@ def _reduced(profile: Profile, batches: Iterable[pl.DataFrame], rule: Callable[[
         parts.append(reduce(events, rows, profile.hardware, _counters(profile, events)))
     if not parts:
         raise _no_steps(profile)
-    found = pl.concat(intervals)
+    bounds = pl.concat(intervals)
     tables = {
         name: pl.concat([getattr(part, name) for part in parts]) for name in ("frame", "ops", "devices", "input_stages")
     }
@@ -110,8 +110,8 @@ def _reduced(profile: Profile, batches: Iterable[pl.DataFrame], rule: Callable[[
         name=profile.name,
         source=profile.source,
         read_events=None if profile.read_events is None else lambda: profile.events,
-        read_layers=partial(_layers, profile, found),
-        read_collectives=partial(collectives, profile, found),
+        read_layers=partial(_layers, profile, bounds),
+        read_collectives=partial(collectives, profile, bounds),
         lost=pl.DataFrame([*profile.skipped], schema=schema.LOST, orient="row"),
         metadata={"device kind": kind} if (kind := device_kinds(profile.hardware)) else {},
     )
@@ -210,8 +210,8 @@ def reduce(
 
     `on_ops` receives what :func:`tpunb.step_stats.ops.assign` returns, for other statistics of the same pass.
     """
-    found = find(events)
-    ops, places = assign(found, intervals)
+    operations = find(events)
+    ops, places = assign(operations, intervals)
     if on_ops is not None:
         on_ops(ops, places)
     on_device = pl.col("side") == "device"
@@ -236,7 +236,7 @@ def reduce(
     slowest = devices.group_by(by_step).agg(mean_ps=pl.when(pl.len() > 1).then(pl.col("dur_ps").mean().round()))
     frame = frame.join(slowest, on=by_step, how="left").with_columns(imbalance_ps=pl.col("dur_ps") - pl.col("mean_ps"))
     frame = frame.join(breakdown.of_hosts(ops.filter(~on_device), places), on=by_step, how="left")
-    stages = breakdown.input_stages(found.filter(~on_device))
+    stages = breakdown.input_stages(operations.filter(~on_device))
     return Steps(frame, _ops(ops, places), devices, input_stages=stages)
 
 
