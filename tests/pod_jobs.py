@@ -65,7 +65,7 @@ def job(arrivals, *, names=None, offset=0, drift=0.0, transfer=10, facts=None, *
         device_ps=None,
         idle_ps=None,
     )
-    tables = {"frame": frame, "ops": schema.empty(schema.HOST_OPS), "collectives": collectives} | more
+    tables = {"frame": frame, "ops": pl.DataFrame(schema=schema.HOST_OPS), "collectives": collectives} | more
     return Steps(toy_steps("").frame, toy_steps("").ops, name="job", by_host=HostTables(**tables))
 
 

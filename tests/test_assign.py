@@ -351,7 +351,7 @@ def slow_steps(stalls=()):
     rows = [("toy", at * 10**9, 150 * 10**9, None, kind, place, 1.0, 3, False) for at, kind, place in stalls]
     stalled = pl.DataFrame(rows, schema=schema.STALLS, orient="row")
     wall = WallClock(3 * 10**12, complete=True, spans=spans, stalls=stalled)
-    return replace(steps, wall=wall, windows=schema.empty(schema.WINDOWS))
+    return replace(steps, wall=wall, windows=pl.DataFrame(schema=schema.WINDOWS))
 
 
 def test_the_reason_of_an_outlier_is_what_took_most_of_it():

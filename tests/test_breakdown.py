@@ -189,7 +189,12 @@ def test_layers_join_a_step_to_its_layers_ops_and_instructions():
     )
     rows = reduce.reduce(events, boundaries.find(events)[0])
     profile = tp.frames.Profile(
-        "toy", "toy", schema.empty(schema.WINDOWS), schema.empty(schema.HARDWARE), 0, read_events=lambda: events
+        "toy",
+        "toy",
+        pl.DataFrame(schema=schema.WINDOWS),
+        pl.DataFrame(schema=schema.HARDWARE),
+        0,
+        read_events=lambda: events,
     )
     layers = tp.steps(profile).layers.sort("total_ps", descending=True)
     assert layers.schema == schema.LAYERS
@@ -212,7 +217,12 @@ def test_instructions_of_one_name_in_two_programs_are_two_rows():
         program=pl.Series([None, 7, 8, 8], dtype=pl.Int64),
     )
     profile = tp.frames.Profile(
-        "toy", "toy", schema.empty(schema.WINDOWS), schema.empty(schema.HARDWARE), 0, read_events=lambda: events
+        "toy",
+        "toy",
+        pl.DataFrame(schema=schema.WINDOWS),
+        pl.DataFrame(schema=schema.HARDWARE),
+        0,
+        read_events=lambda: events,
     )
     layers = tp.steps(profile).layers.sort("program")
     assert layers.select("hlo_op", "program", "count", "self_ps").rows() == [

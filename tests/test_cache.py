@@ -52,7 +52,7 @@ def entries(cache):
 
 def a_part(host="größe", events=None):
     hardware = pl.DataFrame([(host, "/device:TPU:0", "TPU v6 Lite", 9.1e14, None, 0.25)], schema.HARDWARE, orient="row")
-    return Decoded(host, schema.empty(schema.EVENTS) if events is None else events, hardware, 99, T0, None)
+    return Decoded(host, pl.DataFrame(schema=schema.EVENTS) if events is None else events, hardware, 99, T0, None)
 
 
 # -- what comes back ------------------------------------------------------------------------------------------

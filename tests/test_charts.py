@@ -107,7 +107,7 @@ def test_a_long_run_keeps_the_timeline_small(hosts):
         **{name: pl.lit(1) for name in ("latency_ps", "bytes", "events", "steps")},
         error=pl.lit(None),
     )
-    steps = Steps(frame, schema.empty(schema.OPS), windows=watched)
+    steps = Steps(frame, pl.DataFrame(schema=schema.OPS), windows=watched)
     labels = pl.Series([*range(15), -1] * (len(steps) // 16 + 1)).head(len(steps))
     chart = charts.timeline(Phases(steps, labels, lambda s: [], pl.Series([None] * len(steps))))
     assert 100 < len(rows_of(chart)) < 5_000
@@ -191,7 +191,7 @@ def test_names_cannot_become_markup():
 
 
 def test_no_steps_and_one_step():
-    none = Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS))
+    none = Steps(pl.DataFrame(schema=schema.STEPS), pl.DataFrame(schema=schema.OPS))
     with pytest.raises(TpunbError, match="no steps"):
         charts.timeline(Phases(none, pl.Series([], dtype=pl.Int64), lambda s: [], pl.Series([], dtype=pl.Float64)))
     one = phases_of("a")

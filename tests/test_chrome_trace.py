@@ -199,7 +199,7 @@ def test_an_object_and_a_list_are_the_same_trace():
 
 
 def test_a_trace_of_no_events_is_an_empty_frame():
-    assert chrome_trace.read(b'{"traceEvents": [{}]}', source="toy")[0].equals(schema.empty(schema.EVENTS))
+    assert chrome_trace.read(b'{"traceEvents": [{}]}', source="toy")[0].equals(pl.DataFrame(schema=schema.EVENTS))
 
 
 # -- PyTorch --------------------------------------------------------------------------------------------------

@@ -369,7 +369,7 @@ class Deadly(dask_engine.DaskEngine):
                 if any(Path(str(path)).name.startswith(self.names) for _, path in chunk):
                     raise sys.modules["distributed"].KilledWorker("task", None, 3)
                 self.sizes += [len(chunk)]
-                return cluster_load.reduced([(number, str(path)) for number, path in chunk])
+                return cluster_load.reduced([(number, str(path)) for number, path in chunk], "job")
 
         return Future()
 

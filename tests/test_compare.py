@@ -230,7 +230,7 @@ def test_untraced_phases_are_compared_by_step_time():
 
 def test_tables_without_operations_are_compared_by_marks():
     run = by_letter("aabbb")
-    bare = replace(run, steps=replace(run.steps, ops=schema.empty(schema.OPS)))
+    bare = replace(run, steps=replace(run.steps, ops=pl.DataFrame(schema=schema.OPS)))
     outcome = compare(bare, bare)
     assert set(outcome.frame["by"]) == {"kinds"}
     assert matched(outcome) == [(0, 0), (1, 1)]

@@ -67,7 +67,7 @@ def test_one_step_has_a_ratio_and_no_interval():
 
 def test_runs_without_a_pair_cannot_be_drawn():
     run = run_of("aabb")
-    none = replace(tp.compare(run, run), frame=schema.empty(schema.COMPARED))
+    none = replace(tp.compare(run, run), frame=pl.DataFrame(schema=schema.COMPARED))
     with pytest.raises(TpunbError, match="no phase of one run") as caught:
         charts.compared(none)
     assert caught.value.hint
@@ -132,7 +132,7 @@ def test_what_methods_agree_on_can_be_drawn():
 
 def test_no_methods_are_no_picture():
     with pytest.raises(TpunbError, match="no two methods") as caught:
-        charts.agreed(schema.empty(schema.LABEL_AGREEMENT))
+        charts.agreed(pl.DataFrame(schema=schema.LABEL_AGREEMENT))
     assert caught.value.hint
 
 

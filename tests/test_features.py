@@ -38,14 +38,14 @@ def test_equal_steps_are_one_point(features, pattern):
 @FEATURES
 def test_steps_without_ops(features):
     steps = toy_steps("aab")
-    points = space(Steps(steps.frame, schema.empty(schema.OPS)), features).points
+    points = space(Steps(steps.frame, pl.DataFrame(schema=schema.OPS)), features).points
     assert points.shape[0] == 3
     assert np.isfinite(points).all()
 
 
 def test_step_time_alone_separates_steps():
     steps = toy_steps("aab")
-    points = space(Steps(steps.frame, schema.empty(schema.OPS))).points
+    points = space(Steps(steps.frame, pl.DataFrame(schema=schema.OPS))).points
     assert points[0] == points[1]
     assert points[0] != points[2]
 

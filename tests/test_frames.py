@@ -220,9 +220,9 @@ def test_without_raw_windows_events_say_how_to_keep_them():
 
 def test_a_profile_checks_its_tables():
     with pytest.raises(BadProfile, match="the windows frame lacks"):
-        Profile("toy", Path("toy"), pl.DataFrame({"host": ["a"]}), schema.empty(schema.HARDWARE), 0)
+        Profile("toy", Path("toy"), pl.DataFrame({"host": ["a"]}), pl.DataFrame(schema=schema.HARDWARE), 0)
     with pytest.raises(BadProfile, match="the hardware frame lacks"):
-        Profile("toy", Path("toy"), schema.empty(schema.WINDOWS), pl.DataFrame({"host": ["a"]}), 0)
+        Profile("toy", Path("toy"), pl.DataFrame(schema=schema.WINDOWS), pl.DataFrame({"host": ["a"]}), 0)
 
 
 # -- Phases: the frame ----------------------------------------------------------------------------------------

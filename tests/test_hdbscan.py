@@ -49,7 +49,7 @@ def test_finds_the_letters(pattern, expected):
 
 
 def test_without_operations_the_time_of_a_step_is_left():
-    assert HDBSCAN()(Steps(toy_steps("aaaeee").frame, schema.empty(schema.OPS))) == [0, 0, 0, 1, 1, 1]
+    assert HDBSCAN()(Steps(toy_steps("aaaeee").frame, pl.DataFrame(schema=schema.OPS))) == [0, 0, 0, 1, 1, 1]
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.integers(1, 6))

@@ -133,4 +133,4 @@ def test_what_is_no_frame_of_runs_is_refused():
     with pytest.raises(TypeError, match="must be a frame of runs"):
         charts.history("runs/")
     with pytest.raises(TpunbError, match="no run to draw"):
-        charts.history(schema.empty(schema.RUNS))
+        charts.history(pl.DataFrame(schema=schema.RUNS))

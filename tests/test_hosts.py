@@ -235,11 +235,11 @@ def test_groups_that_do_not_fit_the_hosts_are_left_out_and_named():
 
 
 def test_without_collectives_the_end_of_the_step_decides_and_that_is_said():
-    steps = job(np.full((4, 1, 3), 100), collectives=schema.empty(schema.HOST_COLLECTIVES))
+    steps = job(np.full((4, 1, 3), 100), collectives=pl.DataFrame(schema=schema.HOST_COLLECTIVES))
     slow = steps.by_host.frame.with_columns(
         dur_ps=100 * US + pl.when(pl.col("host") == "h1").then(20 * US).otherwise(0)
     )
-    found = tp.hosts(job(np.full((4, 1, 3), 100), collectives=schema.empty(schema.HOST_COLLECTIVES), frame=slow))
+    found = tp.hosts(job(np.full((4, 1, 3), 100), collectives=pl.DataFrame(schema=schema.HOST_COLLECTIVES), frame=slow))
     assert found.by == "step ends"
     assert "judged by step ends, as no collectives are recorded" in repr(found)
     assert found.frame.select("host", "costs_ps", "last").row(0) == ("h1", 4 * 20 * US, 1.0)

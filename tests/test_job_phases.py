@@ -50,7 +50,7 @@ def by_step(phases, host=None):
 
 @pytest.fixture(scope="module")
 def one():
-    return replace(tp.steps(tp.sample("keras_cnn")), wall=None, windows=schema.empty(schema.WINDOWS))
+    return replace(tp.steps(tp.sample("keras_cnn")), wall=None, windows=pl.DataFrame(schema=schema.WINDOWS))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -214,7 +214,7 @@ def test_parts_merge_to_the_same_job_wherever_they_are_cut(cuts, seed):
     hosts = [
         host_of(toy_steps("aabbab"), f"host-{n}", 1 + 0.1 * rng.random(), int(rng.integers(0, 4))) for n in range(8)
     ]
-    runs = schema.empty(schema.HOST_COLLECTIVES)
+    runs = pl.DataFrame(schema=schema.HOST_COLLECTIVES)
     whole = job_tables.job(job_tables.tables(joined(*hosts), runs))
     edges = [0, *sorted(cuts), 8]
     parts = [job_tables.tables(joined(*hosts[a:b]), runs) for a, b in pairwise(edges)]

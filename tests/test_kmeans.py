@@ -54,7 +54,7 @@ def test_finds_the_letters(method, pattern, expected):
 
 @EACH
 def test_without_operations_the_time_of_a_step_is_left(method):
-    steps = Steps(toy_steps("aaaaee").frame, schema.empty(schema.OPS))
+    steps = Steps(toy_steps("aaaaee").frame, pl.DataFrame(schema=schema.OPS))
     expected = [0] * 6 if method.features == "paper" else [0, 0, 0, 0, 1, 1]
     assert method(steps) == expected
 

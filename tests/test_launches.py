@@ -327,7 +327,7 @@ def test_an_idle_device_waits_for_its_host_or_for_the_kernel():
 
 def test_the_waits_of_a_device_without_links_are_unknown():
     assert waits(linked(KERNELS), (1, 0, 250)) == [(1, None, None)]
-    assert launches.with_waits(schema.empty(schema.DEVICES), KERNELS).is_empty()
+    assert launches.with_waits(pl.DataFrame(schema=schema.DEVICES), KERNELS).is_empty()
 
 
 def test_most_launches_in_the_queue():

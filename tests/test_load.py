@@ -313,7 +313,7 @@ def test_hosts_beyond_the_limit_are_decoded_again_some_at_a_time(tmp_path, monke
     for number in range(6):
         put(tmp_path / f"{number}.xplane.pb", window(f"host{number % 4}", T0 + number * 10 * MS, (number, number + 10)))
     held = tp.load(tmp_path)
-    monkeypatch.setattr(logdir, "_HELD", 3)
+    monkeypatch.setattr(logdir, "_MOST_EVENTS", 3)
     monkeypatch.setattr(logdir, "_BATCH", 5)
     few = tp.load(tmp_path)
     assert few.windows.equals(held.windows)

@@ -33,7 +33,7 @@ def two_hosts(pattern="aaabbb", other="aaabbb"):
 
 
 def no_ops(n=4):
-    return Steps(toy_steps("a" * n).frame, schema.empty(schema.OPS))
+    return Steps(toy_steps("a" * n).frame, pl.DataFrame(schema=schema.OPS))
 
 
 @pytest.mark.parametrize("method", OURS, ids=repr)

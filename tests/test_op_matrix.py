@@ -70,7 +70,7 @@ def test_null_and_negative_values_are_0_at_any_scale():
 
 def test_no_steps_and_no_ops():
     assert op_matrix(toy_steps("")).shape == (0, 0)
-    assert op_matrix(Steps(toy_steps("aa").frame, schema.empty(schema.OPS))).shape == (2, 0)
+    assert op_matrix(Steps(toy_steps("aa").frame, pl.DataFrame(schema=schema.OPS))).shape == (2, 0)
 
 
 def test_it_is_made_once_for_as_long_as_its_steps_live():

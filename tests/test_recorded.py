@@ -117,7 +117,7 @@ def test_the_share_that_counts_is_of_the_time_of_a_side(base_us):
 
 def test_steps_without_operations_have_no_incidental_ones():
     steps = program(BARE, BARE)
-    assert incidental(replace(steps, ops=schema.empty(schema.OPS))).tolist() == []
+    assert incidental(replace(steps, ops=pl.DataFrame(schema=schema.OPS))).tolist() == []
     assert incidental(program()).tolist() == []
 
 

@@ -37,8 +37,8 @@ def profile_of(events):
     return Profile(
         "toy",
         None,
-        schema.empty(schema.WINDOWS),
-        schema.empty(schema.HARDWARE),
+        pl.DataFrame(schema=schema.WINDOWS),
+        pl.DataFrame(schema=schema.HARDWARE),
         0,
         read_events=lambda: events,
     )
@@ -112,7 +112,7 @@ def test_a_step_of_the_clock_is_traced_in_full_if_its_annotation_begins_within_i
 
 def test_a_run_with_only_failed_windows_names_the_first_error():
     windows = pl.DataFrame([("toy", 0, 0, 0, 1, 0, 0, 0, "busy")], schema=WINDOWS, orient="row")
-    failed = Profile("toy", None, windows, schema.empty(schema.HARDWARE), 0, stored=toy_steps(""))
+    failed = Profile("toy", None, windows, pl.DataFrame(schema=schema.HARDWARE), 0, stored=toy_steps(""))
     with pytest.raises(NoSteps, match="1 window failed, the first with 'busy'"):
         tp.steps(failed)
 
@@ -332,7 +332,12 @@ def test_a_rule_without_a_required_column_is_refused():
 
 def test_stored_steps_are_handed_on_and_a_rule_needs_raw_events():
     stored = Profile(
-        "toy", None, schema.empty(schema.WINDOWS), schema.empty(schema.HARDWARE), 0, stored=toy_steps("ab")
+        "toy",
+        None,
+        pl.DataFrame(schema=schema.WINDOWS),
+        pl.DataFrame(schema=schema.HARDWARE),
+        0,
+        stored=toy_steps("ab"),
     )
     assert tp.steps(stored) is stored.stored
     with pytest.raises(tp.TpunbError, match="statistics only") as caught:

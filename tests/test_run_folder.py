@@ -305,7 +305,7 @@ def test_raw_windows_are_read_from_where_they_began(tmp_path, monkeypatch):
     def read_raw(files, origin_ns, begins, kind, skipped):
         assert kind == "events"
         asked.extend((key, file.source.read_bytes(), begins[key]) for key, file in files.items())
-        return schema.empty(schema.EVENTS)
+        return pl.DataFrame(schema=schema.EVENTS)
 
     monkeypatch.setattr(logdir, "windows", read_raw)
     profile = tp.load(tmp_path)
@@ -538,8 +538,8 @@ def test_steps_cut_into_windows_give_their_sums_back(pattern, data):
     with tempfile.TemporaryDirectory() as folder:
         for number, seen in enumerate(windows):
             parts = [part(steps, [step], how).frame for step, _, how in seen]
-            frame = pl.concat([schema.empty(schema.STEPS), *parts])
-            ops = pl.concat([schema.empty(schema.OPS), *(rows for _, rows, _ in seen)])
+            frame = pl.concat([pl.DataFrame(schema=schema.STEPS), *parts])
+            ops = pl.concat([pl.DataFrame(schema=schema.OPS), *(rows for _, rows, _ in seen)])
             write(Path(folder), number, Steps(frame, ops))
         say(Path(folder))
         stored = tp.load(folder).stored

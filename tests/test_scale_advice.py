@@ -189,7 +189,7 @@ def job(*rows, span_ps=4 * 10**9):
     """Return Hosts of (host, named, costs_ps, cause)."""
     columns = ("host", "named", "costs_ps", "cause")
     frame = pl.DataFrame([dict(zip(columns, row, strict=True)) for row in rows], schema=schema.HOSTS)
-    return Hosts(frame, schema.empty(schema.CRITICAL), schema.empty(schema.LATENESS), span_ps)
+    return Hosts(frame, pl.DataFrame(schema=schema.CRITICAL), pl.DataFrame(schema=schema.LATENESS), span_ps)
 
 
 def test_the_host_that_costs_most_is_named_with_its_cause():

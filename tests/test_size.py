@@ -1,4 +1,4 @@
-"""The ledger: how large each room may be. Who needs more raises the number in the same commit and says why in its body."""
+"""The ledger: how large a room may be. Who needs more raises its number in the same commit, with the reason."""
 
 import ast
 import io

@@ -30,8 +30,8 @@ def phases_of(*durs, kept=None, labels=None, **more):
 
 
 def profile_of(events, **more):
-    windows = more.pop("windows", schema.empty(schema.WINDOWS))
-    hardware = schema.empty(schema.HARDWARE)
+    windows = more.pop("windows", pl.DataFrame(schema=schema.WINDOWS))
+    hardware = pl.DataFrame(schema=schema.HARDWARE)
     return Profile("toy", more.pop("source", "toy"), windows, hardware, 10**9, read_events=lambda: events, **more)
 
 

@@ -43,7 +43,13 @@ def summary_of(pattern="aaabbb", *, labels=None, note=None, names=None, name="to
     failed = [("toy", i, end, 0, 1, 0, 0, 0, error, "evenly") for i, error in enumerate(errors, 1)]
     windows = pl.concat([steps.windows, pl.DataFrame(failed, schema=schema.WINDOWS, orient="row")])
     profile = Profile(
-        name, Path("runs/toy"), windows, schema.empty(schema.HARDWARE), 2 * end, stored=steps, read_events=read_events
+        name,
+        Path("runs/toy"),
+        windows,
+        pl.DataFrame(schema=schema.HARDWARE),
+        2 * end,
+        stored=steps,
+        read_events=read_events,
     )
     return Summary(profile, steps, phases, note)
 
@@ -123,14 +129,14 @@ def test_it_follows_the_colours_of_the_page():
 
 
 def test_kept_raw_windows_are_listed():
-    assert "raw windows: kept" in repr(summary_of(read_events=lambda: schema.empty(schema.EVENTS)))
+    assert "raw windows: kept" in repr(summary_of(read_events=lambda: pl.DataFrame(schema=schema.EVENTS)))
 
 
 WHERE = "raw windows for XProf: plugins/profile in the run folder"
 
 
 def test_the_folder_of_raw_windows_for_xprof_is_shown_if_there_is_one(tmp_path):
-    summary = summary_of(read_events=lambda: schema.empty(schema.EVENTS))
+    summary = summary_of(read_events=lambda: pl.DataFrame(schema=schema.EVENTS))
     run, logdir = tmp_path / "run", tmp_path / "traces"
     (run / "plugins" / "profile").mkdir(parents=True)
     logdir.mkdir()
@@ -151,7 +157,9 @@ def windows(*rows):
         for name, value in zip(columns, values, strict=True):
             columns[name].append(value)
     frame = pl.DataFrame(columns, schema=schema.WINDOWS)
-    return Summary(Profile("toy", Path("toy"), frame, schema.empty(schema.HARDWARE), 10 * 10**12, overhead=0.0131))
+    return Summary(
+        Profile("toy", Path("toy"), frame, pl.DataFrame(schema=schema.HARDWARE), 10 * 10**12, overhead=0.0131)
+    )
 
 
 def test_reasons_of_windows_and_overhead_are_one_line():
@@ -247,7 +255,7 @@ def test_without_steps_the_windows_and_the_note_are_shown():
 
 
 def test_no_windows_at_all_is_fine():
-    profile = Profile("x", Path("x"), schema.empty(schema.WINDOWS), schema.empty(schema.HARDWARE), 0)
+    profile = Profile("x", Path("x"), pl.DataFrame(schema=schema.WINDOWS), pl.DataFrame(schema=schema.HARDWARE), 0)
     assert "0 windows cover 0 % of run time" in repr(Summary(profile))
     assert Tags(Summary(profile)._repr_html_()).tags
 

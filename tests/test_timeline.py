@@ -38,7 +38,8 @@ def spelled(*rows, windows=()):
     rows = [
         (host, i, start * MS, length * MS, 0, 0, 0, 0, None, None) for i, (host, start, length) in enumerate(windows)
     ]
-    return Steps(frame, schema.empty(schema.OPS), windows=pl.DataFrame(rows, schema=schema.WINDOWS, orient="row"))
+    windows = pl.DataFrame(rows, schema=schema.WINDOWS, orient="row")
+    return Steps(frame, pl.DataFrame(schema=schema.OPS), windows=windows)
 
 
 def cut(steps, labels):
@@ -300,7 +301,7 @@ def test_the_longest_run_is_100_kb_at_most_and_the_same_in_any_order_of_hosts(ho
     frames, labels = long_run(hosts)
     found = []
     for order in (frames, frames[::-1]):
-        phases = cut(Steps(pl.concat(order, how="diagonal"), schema.empty(schema.OPS)), labels)
+        phases = cut(Steps(pl.concat(order, how="diagonal"), pl.DataFrame(schema=schema.OPS)), labels)
         found.append(drawn(phases))
     assert found[0] == found[1]
     assert len(json.dumps(found[0])) <= 100_000
@@ -314,7 +315,7 @@ def test_phases_that_are_strewn_over_the_longest_run_are_100_kb_at_most(hosts):
     frame = pl.concat(frames, how="diagonal")
     frame = frame.with_columns(traced=pl.Series([KINDS[i] for i in random.integers(0, 3, len(frame))], dtype=pl.String))
     strewn = random.integers(-1, 9, len(labels))
-    assert len(json.dumps(drawn(cut(Steps(frame, schema.empty(schema.OPS)), strewn)))) <= 100_000
+    assert len(json.dumps(drawn(cut(Steps(frame, pl.DataFrame(schema=schema.OPS)), strewn)))) <= 100_000
 
 
 def test_the_chart_names_its_tables_and_draws_them():

@@ -128,7 +128,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_no_steps_and_no_windows_still_make_a_trace(tmp_path):
-    steps = Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS))
+    steps = Steps(pl.DataFrame(schema=schema.STEPS), pl.DataFrame(schema=schema.OPS))
     phases = Phases(steps, pl.Series([], dtype=pl.Int64), lambda s: [], pl.Series([], dtype=pl.Float64))
     assert events_of(chrome_trace(tmp_path / "t.json", phases, {})) == []
 

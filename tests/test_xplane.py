@@ -172,7 +172,7 @@ def expected_hardware(space):
 def agrees(space, data):
     frame = xplane.read(data, source="test")[0]
     assert frame.schema == schema.EVENTS
-    assert xplane.extent(data, source="test")[0] == Decoded("", frame, schema.empty(schema.HARDWARE), 0).extent
+    assert xplane.extent(data, source="test")[0] == Decoded("", frame, pl.DataFrame(schema=schema.HARDWARE), 0).extent
     expected = list(expected_events(space))
     assert frame.height == len(expected)
     for name in set(schema.EVENTS) - {"hbm_bytes"}:

@@ -55,13 +55,7 @@ class MissingExtra(TpunbError, ImportError):
 
 
 def need(module: str, *, extra: str) -> ModuleType:
-    """Import an optional package.
-
-    Raises
-    ------
-    MissingExtra
-        When it is not installed; the hint names the extra.
-    """
+    """Import an optional package; MissingExtra, whose hint names the extra, if it is not installed."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -83,11 +77,6 @@ def wrong_type(owner: str, name: str, must: str, got: object, *, hint: str | Non
 def check_whole(owner: str, name: str, value: object, least: int) -> int:
     """Return a parameter that is an integer of at least `least`, of Python or NumPy, but not a bool.
 
-    Raises
-    ------
-    ValueError
-        When it is not.
-
     >>> check_whole("KMeans", "k", 3, 1)
     3
     """
@@ -98,11 +87,6 @@ def check_whole(owner: str, name: str, value: object, least: int) -> int:
 
 def check_share(owner: str, name: str, value: object) -> float:
     """Return a parameter that is a number from 0 to 1, but not a bool.
-
-    Raises
-    ------
-    ValueError
-        When it is not.
 
     >>> check_share("OLS", "threshold", 0.7)
     0.7

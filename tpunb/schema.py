@@ -826,10 +826,7 @@ _OPTIONAL = {
 def check(frame: pl.DataFrame, schema: Schema, name: str) -> pl.DataFrame:
     """Return `frame` with the columns of `schema`, in its order and types; optional columns may be absent.
 
-    Raises
-    ------
-    BadProfile
-        When a column is missing, or its values do not fit the type.
+    Raises BadProfile if a column is missing, or its values do not fit the type.
     """
     if frame.schema == schema:
         return frame
@@ -844,8 +841,3 @@ def check(frame: pl.DataFrame, schema: Schema, name: str) -> pl.DataFrame:
         )
     except pl.exceptions.PolarsError as error:
         raise BadProfile(f"the {name} frame has a column of the wrong type: {format_error(error)}") from error
-
-
-def empty(schema: Schema) -> pl.DataFrame:
-    """Return a frame without rows that has the columns of `schema`."""
-    return pl.DataFrame(schema=schema)

@@ -13,8 +13,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tpunb import schema
+from tpunb.frames.exclusive_time import clock_measures_input, covered, input_wait, phase_medians, stall_places
 from tpunb.frames.op_matrix import Ints, factorize
-from tpunb.frames.own_time import by_clock, covered, input_wait, stall_places, typical
 
 _FIRST = {"fit": 0, "tuning": 2, "resuming": 2}  # the rank of a span that begins later or earlier than others
 _BESIDE = ["profiler", "garbage collection"]  # beside the training, or within a step
@@ -130,7 +130,7 @@ def _parts(run: HostRun, start: Ints, end: Ints, own: Ints, spans: pl.DataFrame,
     garbage = np.minimum(garbage, left)
     left -= garbage
     kind = factorize(steps["kind"].fill_null("").rank("dense").to_numpy().astype(np.int64))[1]
-    usual = np.minimum(left, typical(left, steps["phase"].fill_null(-1).to_numpy(), kind))
+    usual = np.minimum(left, phase_medians(left, steps["phase"].fill_null(-1).to_numpy(), kind))
     excess = left - usual
 
     starts_up = np.zeros(len(own), np.bool_)
@@ -198,7 +198,7 @@ def _explained(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
         "start_ps",
         "dur_ps",
         has_input=pl.col("input_ps").is_not_null(),
-        by_clock=by_clock(),
+        by_clock=clock_measures_input(),
     )
     reasons = _reasons(run, steps)
     account = pl.col("account")

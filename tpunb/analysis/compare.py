@@ -295,7 +295,7 @@ def _number(value: Any) -> float | None:
 def _ops(a: Phases, b: Phases, pairs: list[tuple[int, int]]) -> pl.DataFrame:
     """Return ``tpunb.schema.COMPARED_OPS`` of pairs of phases whose operations are known in both runs."""
     rows_a, rows_b = _rows(a), _rows(b)
-    frames = [schema.empty(schema.COMPARED_OPS)]
+    frames = [pl.DataFrame(schema=schema.COMPARED_OPS)]
     for phase_a, phase_b in pairs:
         if phase_a in rows_a and phase_b in rows_b:
             left = _of_ops(a.steps.full(), rows_a[phase_a], "a")

@@ -18,7 +18,7 @@ from tpunb.analysis.account_segments import HostRun, segments
 from tpunb.analysis.run import Run, loaded, phases
 from tpunb.errors import NoSteps, wrong_type
 from tpunb.frames import Profile, Steps
-from tpunb.frames.steps import WallClock
+from tpunb.frames.steps import NO_STEPS, WallClock
 from tpunb.step_stats.reduce import from_rules
 from tpunb.text import cut, duration, percent, plain, plural
 
@@ -197,7 +197,7 @@ def goodput(run: Run) -> Goodput:
         steps = from_rules(run)
         labels = phases(steps).labels
     except NoSteps:  # time without steps is accounted for all the same
-        steps = Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS)) if run.stored is None else run.stored
+        steps = NO_STEPS if run.stored is None else run.stored
         labels = (steps.frame["kind"].fill_null("").rank("dense").cast(pl.Int64) - 1).alias("phase")
     return _of_steps(steps, labels, wall)
 

@@ -328,7 +328,7 @@ def distinguishing_ops(phases: Phases, n: int = 5) -> pl.DataFrame:
     ids, group = factorize(phases.fitted.to_numpy())
     size, phase = np.bincount(group, minlength=len(ids)), ids >= 0
     if not phase.any() or size[phase][0] == len(full):  # no phase, or no other steps
-        return schema.empty(schema.DISTINGUISHING_OPS)
+        return pl.DataFrame(schema=schema.DISTINGUISHING_OPS)
     space = features.space(full, _features(phases.method))
     ops = op_matrix(full).ops.height
 

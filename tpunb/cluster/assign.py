@@ -20,8 +20,8 @@ from tpunb.cluster.paces import kinds_of
 from tpunb.errors import BadProfile, NoSteps, wrong_type
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised, memoised_last
+from tpunb.frames.exclusive_time import exclusive_time
 from tpunb.frames.op_matrix import Floats, Ints, factorize
-from tpunb.frames.own_time import own_time
 from tpunb.frames.phase_names import saved_by_clock
 from tpunb.frames.phases import Labels, PhaseMethod
 from tpunb.step_stats.merge_hosts import placed
@@ -152,7 +152,7 @@ def _columns(steps: Steps) -> _Columns:
     host, kind = frame["host"].rank("dense").to_numpy().astype(np.int64), kinds_of(steps)
     full = (frame["traced"] == "full").to_numpy()
     middle = (frame["start_ps"].fill_null(0) * 2 + dur).to_numpy()
-    times = frame.select(pl.col("dur_ps") - pl.col("callbacks_ps").fill_null(0), own_time())
+    times = frame.select(pl.col("dur_ps") - pl.col("callbacks_ps").fill_null(0), exclusive_time())
     long, own = (column.fill_null(0).clip(0).to_numpy() for column in times)
     size, own_size = np.log(long.clip(1)), np.log(own.clip(long // 100 + 1))  # all input: no own time to go by
     fed = frame["input_ps"].is_not_null().to_numpy()

@@ -16,8 +16,8 @@ import polars as pl
 from tpunb.cluster.recorded import fed, launches
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
+from tpunb.frames.exclusive_time import exclusive_time
 from tpunb.frames.op_matrix import Ints, op_matrix
-from tpunb.frames.own_time import own_time
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -45,9 +45,9 @@ def kinds_of(steps: Steps) -> Ints:
 @memoised
 def _kinds(steps: Steps) -> Ints:
     frame = steps.frame.select(
-        pl.col("kind").fill_null(""), "host", "traced", own_time(), pl.Series("stretch", _stretches(steps))
+        pl.col("kind").fill_null(""), "host", "traced", exclusive_time(), pl.Series("stretch", _stretches(steps))
     )
-    own, took = pl.col("own_ps"), pl.col("own_ps") > 0
+    own, took = pl.col("exclusive_ps"), pl.col("exclusive_ps") > 0
     timed, untraced = own.filter(took), own.filter(took & (pl.col("traced") == "none"))  # tracing slows steps down
     stretches = frame.group_by("kind", "host", "stretch").agg(
         *(
@@ -102,7 +102,7 @@ _MOST = 200  # steps of a cluster that are read
 
 def alternate(steps: Steps, rows: Ints, labels: Ints) -> bool:
     """Return whether all clusters, of rows of steps in order of time, are other work by alternation and operations."""
-    own = steps.frame.select(own_time()).to_series().fill_null(0).to_numpy()[rows]
+    own = steps.frame.select(exclusive_time()).to_series().fill_null(0).to_numpy()[rows]
     ids = [label for label in np.unique(labels) if label >= 0]
     ids = sorted(ids, key=lambda label: float(np.median(own[labels == label])))
     if len(ids) < 2 or min(int((labels == label).sum()) for label in ids) < _LEAST_ALTERNATING:

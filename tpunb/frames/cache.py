@@ -15,16 +15,9 @@ _OfSteps: TypeAlias = Callable[Concatenate[Steps, _P], _R]
 
 
 def memoised(function: _OfSteps[_P, _R], *, last_only: bool = False) -> _OfSteps[_P, _R]:
-    """Cache each result of `function` for as long as its steps live.
+    """Cache each result of `function` for as long as its steps live; with `last_only` the last result alone.
 
-    Steps are compared by identity, the other arguments by value. Results must not hold the steps, or neither is freed.
-
-    Parameters
-    ----------
-    function
-        Function of steps and of hashable values. Exceptions are not cached.
-    last_only
-        Whether each steps keep the last result alone: `memoised_last`, for results that take much memory.
+    Steps are compared by identity. Results must not hold the steps, or neither is freed; exceptions are not cached.
     """
     cache: WeakKeyDictionary[Steps, dict[Hashable, _R]] = WeakKeyDictionary()
 

@@ -30,26 +30,11 @@ def chrome_trace(
     steps: pl.DataFrame,
     windows: pl.DataFrame,
     described: dict[int, dict[str, Any]],
-    accounts: pl.DataFrame | None = None,
+    accounts: pl.DataFrame | None,
 ) -> Path:
-    """Write a trace for chrome://tracing and Perfetto; return `path`.
+    """Write a trace for chrome://tracing and Perfetto (paper IV.B, Figure 3) to `path`, gzipped if it ends in ``.gz``.
 
-    Each host is a process with threads: "Profile breakdown", one event per window; "Phase breakdown", one event per run
-    of consecutive steps of one phase (section IV.B and Figure 3 of the paper); "accounts", one event per stretch of one
-    account.
-
-    Parameters
-    ----------
-    path
-        Target file, gzipped if it ends in ``.gz``; its folder is created.
-    steps
-        ``Phases.labelled``.
-    windows
-        ``tpunb.schema.WINDOWS``.
-    described
-        Name and facts of each phase: `descriptions`.
-    accounts
-        ``tpunb.schema.GOODPUT_SEGMENTS``, if there is a record of the wall time.
+    `steps` are ``Phases.labelled``, `described` what `descriptions` returns, `accounts` GOODPUT_SEGMENTS.
     """
     hosts = pl.concat([steps["host"], windows["host"]]).unique().sort().to_list()
     pids = {host: pid for pid, host in enumerate(hosts, 1)}
@@ -152,18 +137,9 @@ def _percent(share: float | None) -> float | None:
 
 
 def csv(folder: Path, phases: pl.DataFrame, top: pl.DataFrame) -> list[Path]:
-    """Write ``phases.csv``, ``operations_host.csv`` and ``operations_device.csv``; return their paths.
+    """Write ``phases.csv``, ``operations_host.csv`` and ``operations_device.csv`` with units in the headers.
 
-    Headers contain the units. Text that a spreadsheet would run as a formula gets an apostrophe in front.
-
-    Parameters
-    ----------
-    folder
-        Target folder; it is created.
-    phases
-        ``tpunb.schema.PHASES``.
-    top
-        ``tpunb.schema.TOP``.
+    Text that a spreadsheet would run as a formula gets an apostrophe in front.
     """
     tables = {
         "phases.csv": phases.select(

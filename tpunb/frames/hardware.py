@@ -17,17 +17,7 @@ _AMD = "https://www.amd.com/en/products/accelerators/instinct/mi300/"
 
 @dataclass(frozen=True)
 class Level:
-    """A memory that is faster and smaller than the main memory, such as a cache.
-
-    Parameters
-    ----------
-    name
-        Name by the maker.
-    capacity
-        Size in bytes.
-    bandwidth
-        Bandwidth in bytes per second.
-    """
+    """A memory that is faster and smaller than the main memory, such as a cache: bytes, and bytes per second."""
 
     name: str
     capacity: float
@@ -161,7 +151,7 @@ def device(name: str) -> Device:
     >>> device("tpu V5E").peak_flops
     197000000000000.0
     """
-    names = {known.casefold(): known for known in DEVICES}
+    names = {listed.casefold(): listed for listed in DEVICES}
     if name.casefold() not in names:
         near = get_close_matches(name.casefold(), names, n=1)
         hint = f"did you mean {names[near[0]]!r}? " if near else ""

@@ -45,15 +45,7 @@ class OpMatrix:
         return np.asarray(self.table[name].fill_null(0).to_numpy())
 
     def values(self, column: str, *, scale: float = 1.0) -> csr_array:
-        """Return a column of ``Steps.ops`` as a matrix of float32; null and negative values are 0.
-
-        Parameters
-        ----------
-        column
-            Column of ``tpunb.schema.OPS``: ``count``, ``total_ps`` or ``self_ps``.
-        scale
-            Factor of the values.
-        """
+        """Return a column of ``Steps.ops`` times `scale` as a matrix of float32; null and negative values are 0."""
         values = self.table[column].cast(pl.Float32).fill_null(0).to_numpy()[self.order]
         return self._sparse(np.maximum(values, 0, out=values) * np.float32(scale))
 

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from tpunb.frames.cache import memoised
-from tpunb.frames.own_time import covered
+from tpunb.frames.exclusive_time import covered
 from tpunb.frames.steps import Steps
 from tpunb.text import cut, plain
 
@@ -26,20 +26,9 @@ SAVING = r"^(SaveV2|MergeV2Checkpoints)$"
 
 
 def phase_names(phases: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a name for each phase, unique in the run.
+    """Return a name for each phase, unique in the run: docs/phases.md lists the rules.
 
-    The longest phase of a kind has the name of the kind. Another one is "checkpoint" if most of its steps save one,
-    "first steps" if most of its steps compile, or if it ends before that phase begins and has at most a tenth of its
-    steps, and "(slower)" or "(faster)" if its step time differs by a quarter; of two that are slower, or faster, the
-    farther is "(slowest)" or "(fastest)". A phase that waits for input for 30 % of its step time is "(input-bound)".
-    Phases that would share a name are numbered by their first steps.
-
-    Parameters
-    ----------
-    phases
-        Of each phase: ``phase``, ``steps``, ``kinds``, ``productive_ps``, ``start_ps``, ``step_ps`` and ``input`` as in
-        ``tpunb.schema.PHASES``; ``last_ps``, the start of its last step; and the share of its steps that were
-        ``saving`` or ``compiling``. All but the first two may be None.
+    Rows of ``tpunb.schema.PHASES``, with ``last_ps``, start of the last step, and shares ``saving`` and ``compiling``.
 
     >>> train = {"phase": 0, "steps": 9, "kinds": "train", "productive_ps": 90, "start_ps": 0, "last_ps": 99}
     >>> train |= {"step_ps": 5, "saving": 0.0, "compiling": 0.1, "input": 0.4}

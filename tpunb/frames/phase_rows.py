@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tpunb import schema
 from tpunb.frames.cache import memoised, memoised_last
+from tpunb.frames.exclusive_time import exclusive_time, group_medians, rows_by_time
 from tpunb.frames.op_matrix import Floats, Ints, factorize
-from tpunb.frames.own_time import by_own, medians, own_time
 from tpunb.frames.phase_names import phase_names, saving
 from tpunb.frames.steps import Steps
 
@@ -20,14 +20,7 @@ _DRIFTING = 20  # fewest steps whose drift is known
 
 
 def rows(steps: Steps, labels: pl.Series) -> pl.DataFrame:
-    """Return one row per phase, most productive time first: ``tpunb.schema.PHASES``.
-
-    Parameters
-    ----------
-    steps
-        Steps of the run.
-    labels
-        Phase of each step, -1 for outliers.
+    """Return one row per phase, most productive time first: ``tpunb.schema.PHASES``; labels are -1 for outliers.
 
     >>> from tpunb.testing import toy_steps
     >>> rows(toy_steps("aab"), pl.Series([0, 0, 1])).select("phase", "steps", "kinds", "step_ps").rows()
@@ -47,10 +40,11 @@ def _rows(steps: Steps, labels: bytes) -> pl.DataFrame:
     sum_of = dict(zip(columns.names, sums.T, strict=True))
     middle = np.zeros((len(ids), 2), dtype=np.int64)
     middle_values(phase, columns.by_time, columns.time, sum_of["timed"], middle)
-    # as in goodput: the own time of a step up to the median of its phase, of outliers up to that of their kind
-    usual = np.where(ids[phase] < 0, columns.of_kind, medians(columns.own, phase, columns.by_own)[phase])
+    # as in goodput: the exclusive time of a step up to the median of its phase, of outliers up to that of their kind
+    of_phase = group_medians(columns.exclusive, phase, columns.by_exclusive)[phase]
+    usual = np.where(ids[phase] < 0, columns.kind_median, of_phase)
     productive = np.zeros((len(ids), 1), dtype=np.int64)
-    row_sums(phase, np.minimum(columns.own, usual)[:, None], productive)  # in integers
+    row_sums(phase, np.minimum(columns.exclusive, usual)[:, None], productive)  # in integers
     first, last = np.full((2, len(ids)), -1)
     first[phase[columns.by_start[::-1]]] = columns.by_start[::-1]  # the last one written stays
     last[phase[columns.by_start]] = columns.by_start
@@ -83,26 +77,21 @@ def _rows(steps: Steps, labels: bytes) -> pl.DataFrame:
 
 
 class _Columns(NamedTuple):
-    """What depends on the steps alone, as arrays.
-
-    `sums` are the columns `names` to add up; `time` is 0 and `by_time`, `by_start` leave out rows where null; `mxu` is
-    utilisation times picoseconds; `kind` numbers `kinds`, with one more for none; `own` is the own time, `of_kind` its
-    median over the kind.
-    """
+    """What depends on the steps alone, as arrays."""
 
     names: list[str]
-    sums: Ints
-    time: Ints
-    mxu: Floats
-    by_time: Ints
+    sums: Ints  # of `names`, to add up
+    time: Ints  # 0 where null
+    mxu: Floats  # utilisation times picoseconds
+    by_time: Ints  # rows that have a time
     by_start: Ints
     timed: NDArray[np.bool_]
     partial: NDArray[np.bool_]
     kinds: list[str]
-    kind: Ints
-    own: Ints
-    by_own: Ints
-    of_kind: Ints
+    kind: Ints  # number in `kinds`, with one more for none
+    exclusive: Ints
+    by_exclusive: Ints  # rows that took time
+    kind_median: Ints  # of `exclusive` over the kind
 
 
 @memoised
@@ -126,8 +115,8 @@ def _columns(steps: Steps) -> _Columns:
     ).select(pl.all().cast(pl.Int64).fill_null(0))
     kinds = steps.frame["kind"].drop_nulls().unique().sort()
     kind = (steps.frame["kind"].rank("dense").cast(pl.Int64) - 1).fill_null(len(kinds)).to_numpy()
-    own = steps.frame.select(own_time().fill_null(0)).to_series().to_numpy()
-    ascending = by_own(own)
+    exclusive = steps.frame.select(exclusive_time().fill_null(0)).to_series().to_numpy()
+    ascending = rows_by_time(exclusive)
     return _Columns(
         added.columns,
         np.ascontiguousarray(added.to_numpy()),
@@ -139,9 +128,9 @@ def _columns(steps: Steps) -> _Columns:
         (steps.frame["traced"] == "partial").to_numpy(),
         kinds.to_list(),
         kind,
-        own,
+        exclusive,
         ascending,
-        medians(own, kind, ascending)[kind],
+        group_medians(exclusive, kind, ascending)[kind],
     )
 
 
@@ -172,7 +161,7 @@ def _step_time_cv(columns: _Columns, phase: Ints, phases: int) -> pl.Series:
 
 
 def _drift(columns: _Columns, phase: Ints, ids: Ints, count: Ints) -> pl.Series:
-    """Return the median own time of the last tenth of each phase's steps by that of the first, less 1."""
+    """Return the median exclusive time of the last tenth of each phase's steps by that of the first, less 1."""
     small = phase.astype(np.min_scalar_type(len(ids)))  # sorted by radix: five times as fast
     order = columns.by_start[np.argsort(small[columns.by_start], kind="stable")]
     size = np.bincount(phase[order], minlength=len(ids))
@@ -181,8 +170,8 @@ def _drift(columns: _Columns, phase: Ints, ids: Ints, count: Ints) -> pl.Series:
     end = np.full(len(phase), -1)
     end[order[place < tenth]] = 0
     end[order[place >= size[phase[order]] - tenth]] = 1
-    rows = columns.by_own[end[columns.by_own] >= 0]
-    middle = medians(columns.own, np.where(end < 0, 0, 2 * phase + end), rows)
+    rows = columns.by_exclusive[end[columns.by_exclusive] >= 0]
+    middle = group_medians(columns.exclusive, np.where(end < 0, 0, 2 * phase + end), rows)
     first, last = np.append(middle, np.zeros(2 * len(ids) - len(middle), np.int64)).reshape(-1, 2).T
     return _where((count >= _DRIFTING) & (ids >= 0) & (first > 0), last / np.maximum(first, 1) - 1)
 

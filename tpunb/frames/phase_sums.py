@@ -39,18 +39,9 @@ class _Entries(NamedTuple):
 
 
 def totals(steps: Steps, labels: Ints) -> pl.DataFrame:
-    """Return the totals of each operation in each phase: one row per phase and operation that ran in it, sorted.
+    """Return the totals of each operation in each phase, exact: one row per phase and operation that ran in it, sorted.
 
-    Its columns: ``phase``; ``column``, that of the operation in the `op_matrix` of `steps`; the number of steps in
-    which it ``ran``; ``count``, ``total_ps`` and ``self_ps``, as in ``tpunb.schema.OPS``, with null as 0; and
-    ``spent_ps``, its self time with negative values as 0. All Int64, and exact.
-
-    Parameters
-    ----------
-    steps
-        Steps with their operations.
-    labels
-        Phase of each step, (steps,).
+    ``column`` is that of the `op_matrix`, ``ran`` the number of steps, ``spent_ps`` self time, negative values as 0.
 
     >>> from tpunb.testing import toy_steps
     >>> totals(toy_steps("aab"), np.array([0, 0, 1])).select("phase", "column", "ran", "count").row(0)
@@ -72,16 +63,7 @@ def totals(steps: Steps, labels: Ints) -> pl.DataFrame:
 
 
 def sums(values: csr_array, phase: Ints, phases: int) -> Floats:
-    """Return the sum of each column over the steps of each phase, in float64: (phases, columns).
-
-    Parameters
-    ----------
-    values
-        Matrix of (steps, columns), in float32.
-    phase
-        Phase of each step, from 0: (steps,).
-    phases
-        Number of phases.
+    """Return the sum of each column over the steps of each phase, numbered from 0, in float64: (phases, columns).
 
     >>> from scipy.sparse import csr_array
     >>> sums(csr_array(np.float32([[1, 0], [2, 3]])), np.array([0, 0]), 1)
@@ -93,16 +75,9 @@ def sums(values: csr_array, phase: Ints, phases: int) -> Floats:
 
 
 def root_sums(values: csr_array, phase: Ints, weight: Floats) -> Iterator[tuple[int, Floats]]:
-    """Yield blocks of phases: the first of each, and the weighted sums of the square roots of their steps' values.
+    """Yield blocks of phases: the first of each, and the sums of the square roots of their steps' values.
 
-    Parameters
-    ----------
-    values
-        Matrix of (steps, columns), in float32.
-    phase
-        Phase of each step, from 0, and -1 for steps to leave out: (steps,).
-    weight
-        Factor of each step's roots: (steps,).
+    The roots of a step are multiplied by its weight; steps of phase -1 are left out.
     """
     for first, size, rows in _blocks(phase, int(phase.max(initial=-1)) + 1, values.shape[1]):
         out = np.zeros((size, values.shape[1]))

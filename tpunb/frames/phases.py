@@ -18,9 +18,9 @@ from tpunb import schema
 from tpunb.errors import check_whole
 from tpunb.frames import export
 from tpunb.frames.conversion import to_pandas
+from tpunb.frames.exclusive_time import outlier_reasons
 from tpunb.frames.nearest import StepSource, checkpoint_steps, nearest_checkpoint
 from tpunb.frames.op_matrix import op_matrix
-from tpunb.frames.own_time import reasons
 from tpunb.frames.phase_rows import rows
 from tpunb.frames.steps import Steps, trained
 from tpunb.text import plural
@@ -90,24 +90,12 @@ class Labels(Sequence[int]):
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase: its label, its steps and its share of productive time.
+    """One phase: its label, its steps and its share of productive time."""
 
-    Parameters
-    ----------
-    id
-        Label; -1 for outliers.
-    steps
-        Rows of ``Steps.frame`` in the phase, with ``trained``, the step number that checkpoints use.
-    share
-        Share of the productive time of all steps, 0 to 1.
-    name
-        Name, unique in the run, such as "train (input-bound)".
-    """
-
-    id: int
-    steps: pl.DataFrame
-    share: float
-    name: str = ""
+    id: int  # label; -1 for outliers
+    steps: pl.DataFrame  # rows of `Steps.frame`, with `trained`, the step number that checkpoints use
+    share: float  # of the productive time of all steps, 0 to 1
+    name: str = ""  # unique in the run, such as "train (input-bound)"
 
     def __repr__(self) -> str:
         steps = plural(self.steps.height, "step")
@@ -155,7 +143,7 @@ class Phases:
         place of a stall, "operations" if the method left it out, or "slow step"; null for the steps of phases.
         """
         labels = self.labels.cast(pl.Int64).alias("phase")
-        return self.steps.frame.with_columns(labels, self.distance, trained(), reasons(self.steps, labels))
+        return self.steps.frame.with_columns(labels, self.distance, trained(), outlier_reasons(self.steps, labels))
 
     @cached_property
     def fitted(self) -> pl.Series:
@@ -194,13 +182,7 @@ class Phases:
         return (self[phase] for phase in self._rows["phase"])
 
     def __getitem__(self, phase: int) -> Phase:
-        """Return one phase by its label.
-
-        Raises
-        ------
-        KeyError
-            If no step has that label.
-        """
+        """Return one phase by its label; raises KeyError if no step has it."""
         valid = isinstance(phase, int) and not isinstance(phase, bool)
         row = self._rows.filter(pl.col("phase") == phase) if valid else self._rows.clear()
         if row.is_empty():

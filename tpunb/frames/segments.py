@@ -6,18 +6,9 @@ import polars as pl
 
 
 def segments(steps: pl.DataFrame, *by: str) -> pl.DataFrame:
-    """Return the longest segments of consecutive steps of a host with equal values in the columns `by`.
+    """Return the longest segments of consecutive steps of a host with equal values in the columns `by` of STEPS.
 
-    Parameters
-    ----------
-    steps
-        Rows of ``tpunb.schema.STEPS``, with the columns `by`.
-
-    Returns
-    -------
-    pl.DataFrame
-        (host, *by, first_step, last_step, steps, start_ps, end_ps), in order of host and time. A segment ends where
-        the next one starts, so no two of a host overlap.
+    A segment ends where the next one starts, so no two of a host overlap; they are in order of host and time.
     """
     changed = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift()) for name in ("host", *by))
     first = pl.int_range(pl.len()) == 0  # nulls must not hide the first change

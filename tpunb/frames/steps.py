@@ -64,20 +64,20 @@ class Steps(Tabular):
 
     frame: pl.DataFrame
     ops: pl.DataFrame
-    devices: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.DEVICES))
-    windows: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.WINDOWS))
+    devices: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.DEVICES))
+    windows: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.WINDOWS))
     name: str = ""
     read_layers: Callable[[], pl.DataFrame] | None = None
     read_collectives: Callable[[], pl.DataFrame] | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     wall: WallClock | None = None
-    input_stages: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.INPUT_STAGES))
+    input_stages: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.INPUT_STAGES))
     whole: Steps | None = None
     device: Device | None = None
     source: Path | str = ""
     read_events: Callable[[], pl.DataFrame] | None = None
     by_host: HostTables | None = None
-    lost: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.LOST))
+    lost: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.LOST))
 
     def __post_init__(self) -> None:
         frame = schema.check(self.frame, schema.STEPS, "steps").sort("host", "start_ps", "step")
@@ -147,8 +147,7 @@ class Steps(Tabular):
 def trained() -> pl.Expr:
     """Return the step number by which checkpoints count, for each row of ``Steps.frame``.
 
-    It is the step number less the steps of other kinds before it on its host, as those of an evaluation. In a run
-    without steps of kind "train" it is the step number.
+    It is the step number less the steps before it of other kinds than "train", if the run has steps of that kind.
 
     >>> from tpunb.testing import toy_steps
     >>> run = toy_steps("aba").frame.with_columns(kind=pl.Series(["train", "test", "train"]))
@@ -162,27 +161,14 @@ def trained() -> pl.Expr:
 
 @dataclass(frozen=True, eq=False)
 class WallClock:
-    """The wall time of a run, and where the host clock saw it go outside of computation.
+    """The wall time of a run, and where the host clock saw it go outside of computation."""
 
-    Parameters
-    ----------
-    span_ps
-        Wall time of the captured block in picoseconds.
-    complete
-        Whether the run recorded `spans`: runs before layout 3, and other processes, did not.
-    spans
-        Stretches of known cause, which may be nested: ``tpunb.schema.SPANS``.
-    stalls
-        Where the program was in stalls: ``tpunb.schema.STALLS``.
-    load
-        Load of the process and the machine: ``tpunb.schema.LOAD``.
-    """
-
-    span_ps: int
-    complete: bool = False
-    spans: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.SPANS))
-    stalls: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.STALLS))
-    load: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.LOAD))
+    span_ps: int  # of the captured block
+    complete: bool = False  # whether `spans` were recorded: runs before layout 3, and other processes, did not
+    # stretches of known cause, which may be nested; where the program was in stalls; load of process and machine
+    spans: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.SPANS))
+    stalls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.STALLS))
+    load: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.LOAD))
 
     def __post_init__(self) -> None:
         for name, columns in (("spans", schema.SPANS), ("stalls", schema.STALLS), ("load", schema.LOAD)):
@@ -191,34 +177,21 @@ class WallClock:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HostTables:
-    """Statistics of the hosts of a job; never one row per (host, step, op).
+    """Statistics of the hosts of a job; never one row per (host, step, op)."""
 
-    Parameters
-    ----------
-    frame
-        One row per (host, step): ``tpunb.schema.STEPS``, with step numbers of the job.
-    ops
-        One row per (host, op, side): ``tpunb.schema.HOST_OPS``.
-    collectives
-        One row per (host, step, instance) of a collective: ``tpunb.schema.HOST_COLLECTIVES``.
-    roles
-        Role of each host, by the program that it runs.
-    lost
-        Hosts and files without data: ``tpunb.schema.LOST``.
-    typical, typical_ops
-        Steps of the job without waits for slow hosts, which phases go by: ``tpunb.schema.STEPS`` and
-        ``tpunb.schema.OPS``, by role (:mod:`tpunb.step_stats.roles`).
-    """
-
-    frame: pl.DataFrame
-    ops: pl.DataFrame
-    collectives: pl.DataFrame
-    roles: dict[str, str] = field(default_factory=dict)
-    lost: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.LOST))
-    typical: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.STEPS))
-    typical_ops: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.OPS))
+    frame: pl.DataFrame  # `tpunb.schema.STEPS`, with step numbers of the job
+    ops: pl.DataFrame  # `tpunb.schema.HOST_OPS`
+    collectives: pl.DataFrame  # `tpunb.schema.HOST_COLLECTIVES`
+    roles: dict[str, str] = field(default_factory=dict)  # of each host, by the program that it runs
+    lost: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.LOST))
+    # steps of the job without waits for slow hosts, by role, which phases use: `tpunb.step_stats.roles`
+    typical: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.STEPS))
+    typical_ops: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.OPS))
 
     def __post_init__(self) -> None:
         columns = {"frame": "STEPS", "ops": "HOST_OPS", "collectives": "HOST_COLLECTIVES", "lost": "LOST"}
         for name, frame in columns.items():
             object.__setattr__(self, name, schema.check(getattr(self, name), getattr(schema, frame), name))
+
+
+NO_STEPS = Steps(pl.DataFrame(schema=schema.STEPS), pl.DataFrame(schema=schema.OPS))

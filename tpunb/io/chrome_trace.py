@@ -63,20 +63,7 @@ def _without_collector() -> Iterator[None]:
 def read(data: bytes, *, source: str) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the events of a Chrome trace, in file order, ``tpunb.schema.EVENTS``, and ``tpunb.schema.HARDWARE``.
 
-    The host is "rank 3" for a distributed PyTorch run, else "": the format has none. Times of PyTorch, and those that
-    do not fit Int64 picoseconds, are moved so that the first event starts at 0.
-
-    Parameters
-    ----------
-    data
-        Uncompressed JSON: an object with ``traceEvents``, or the list itself.
-    source
-        Path or URL, for errors.
-
-    Raises
-    ------
-    BadProfile
-        When the data is not JSON or not a trace, or a time is not a number.
+    The host is the rank of PyTorch, else "". Times of PyTorch, and those beyond Int64, start at 0.
 
     >>> trace = b'[{"ph": "X", "pid": 1, "tid": 2, "ts": 0.5, "dur": 2.25, "name": "fc/MatMul:MatMul"}, {}]'
     >>> read(trace, source="toy")[0].select("plane", "line", "name", "start_ps", "dur_ps").row(0)
@@ -158,9 +145,9 @@ def messages(data: bytes, *, source: str) -> pl.DataFrame:
             rows.append((number, *_message(message)))
     facts = {name: schema.MESSAGES[name] for name in ("bytes", "groups", "size")}
     columns: schema.Schema = {"row": pl.UInt32(), **facts}
-    known = pl.DataFrame(rows, schema=columns, orient="row").filter(~pl.all_horizontal(pl.exclude("row").is_null()))
-    events = _events(top, source)[0][known["row"]].select("host", "start_ps", device="plane")
-    return schema.check(events.hstack(known.drop("row")), schema.MESSAGES, "messages")
+    recorded = pl.DataFrame(rows, schema=columns, orient="row").filter(~pl.all_horizontal(pl.exclude("row").is_null()))
+    events = _events(top, source)[0][recorded["row"]].select("host", "start_ps", device="plane")
+    return schema.check(events.hstack(recorded.drop("row")), schema.MESSAGES, "messages")
 
 
 def _message(args: _Event) -> tuple[int | None, str | None, int | None]:
@@ -178,13 +165,7 @@ def _message(args: _Event) -> tuple[int | None, str | None, int | None]:
 
 
 def hardware(events: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
-    """Return ``tpunb.schema.HARDWARE``, one row per device among the planes of `events`, with the peaks of known ones.
-
-    Parameters
-    ----------
-    names
-        Kind by device, such as "Tesla V100-SXM2-16GB" by "/device:GPU:0", where the file has it.
-    """
+    """Return ``tpunb.schema.HARDWARE`` of the devices among the planes of `events`; `names` has kinds of devices."""
     planes = events.select(pl.col("host", "plane").cast(pl.String)).unique(maintain_order=True)
     rows = []
     for host, device in planes.filter(pl.col("plane").str.starts_with("/device:")).rows():
@@ -204,13 +185,7 @@ def _device_names(top: Any) -> dict[str, str]:
 
 
 def parse(data: bytes, source: str) -> Any:
-    """Parse JSON text with exact fractions; a NaN becomes None, a half surrogate a question mark.
-
-    Raises
-    ------
-    BadProfile
-        When it is not JSON.
-    """
+    """Parse JSON text with exact fractions; a NaN becomes None, a half surrogate a question mark."""
     if not data:
         raise BadProfile(f"{source}: the file is empty", hint="the capture failed, or its copy did")
     try:

@@ -1,7 +1,7 @@
 """Load the hosts of a job as statistics: some files at a time in this process, or on the workers of a Dask cluster.
 
-Files go to workers by name, and statistics of some hosts come back ; raw events stay where
-they are. Parts are merged in the order of the files, so the result is the same wherever they were reduced.
+Files go to workers by name, and statistics of some hosts come back; raw events stay where they are. Parts
+are merged in the order of the files, so the result is the same wherever they were reduced.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile, TpunbError
-from tpunb.frames import Profile, Steps
+from tpunb.frames import Profile
 from tpunb.frames.profile import device_kinds
-from tpunb.frames.steps import WallClock
+from tpunb.frames.steps import NO_STEPS, WallClock
 from tpunb.io import host_files, logdir, run_folder, storage, xplane
 from tpunb.io.host_files import HostFile
 from tpunb.io.storage import Bytes, Location
@@ -47,37 +47,27 @@ class _Here:
     """Reduce parts in this process."""
 
     def __init__(self, bar: logdir.Bar) -> None:
-        self.part = partial(reduced, job=uuid4().hex, bar=bar)
+        self.part, self._bar = partial(reduced, job=uuid4().hex), bar
 
     def parts(self, chunks: Sequence[Numbered]) -> Iterator[Part]:
-        return map(self.part, chunks)
+        for chunk in chunks:
+            yield self.part(chunk)
+            self._bar(sum(int(file.info.get("size") or 0) for _, file in chunk if isinstance(file, Location)))
 
 
 def read(files: Sequence[Location], name: str, source: Any, engine: Engine | None = None) -> Profile:
-    """Read many files of a job as one profile of statistics.
+    """Read many files of a job, one per host and session, or run folders, as one profile of statistics.
 
-    Parameters
-    ----------
-    files
-        Raw files, one per host and session, or run folders, one per process.
-    name, source
-        Of the profile.
-    engine
-        Where they are reduced: in this process by default.
-
-    Raises
-    ------
-    BadProfile
-        When no file can be read; the message names the first.
+    `engine` is where they are reduced: in this process by default. Raises BadProfile if no file can be read.
     """
     chunks = [[(number, files[number]) for number in chunk] for chunk in chunked(files)]
     with closing(logdir.Bar(files)) as bar:
         engine = engine or _Here(bar)
         total = Part()
         for chunk, part in zip(chunks, engine.parts(chunks), strict=True):
-            known = {**total.files, **part.files}
-            odd = host_files.strangers([*known.values()])
-            strange = {number: reason for at, reason in odd.items() if (number := [*known][at]) in part.files}
+            so_far = {**total.files, **part.files}
+            odd = host_files.strangers([*so_far.values()])
+            strange = {number: reason for at, reason in odd.items() if (number := [*so_far][at]) in part.files}
             if strange:  # their statistics are in sums over hosts
                 part = engine.part([file for file in chunk if file[0] not in strange])
             total += replace(part, lost={**part.lost, **strange})
@@ -114,7 +104,7 @@ def _profile(total: Part, name: str, source: Any, lost: Sequence[tuple[str, str]
     windows, hardware = frames["windows"], frames["hardware"]
     span_ps = int(windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0)
     rows = schema.check(pl.DataFrame([*lost], schema.LOST, orient="row"), schema.LOST, "lost")
-    stored = Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS), windows=windows, lost=rows)
+    stored = replace(NO_STEPS, windows=windows, lost=rows)
     if total.tables is not None:
         tables = job_tables.renamed(job_tables.moved(total.tables, by_ps), names)
         if tables.unmatched:
@@ -146,33 +136,15 @@ Numbered = Sequence[tuple[int, str | Location]]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some files of a job, reduced.
+    """Some files of a job, reduced: what a worker returns."""
 
-    Parameters
-    ----------
-    tables
-        Statistics of their hosts, each named after the number of its file; None without steps.
-    files
-        The files that were read, by number.
-    windows
-        ``tpunb.schema.WINDOWS``, one row per file.
-    spans, stalls
-        What run folders recorded by the host clock: ``tpunb.schema.SPANS``, ``tpunb.schema.STALLS``.
-    hardware
-        ``tpunb.schema.HARDWARE``.
-    lost
-        Why a file gives no host, by number.
-    origin_ns
-        Time 0 of tables and windows in nanoseconds since the epoch; None if unknown.
-    """
-
-    tables: JobTables | None = None
+    tables: JobTables | None = None  # hosts are named after the number of their file; None without steps
     files: Mapping[int, HostFile] = field(default_factory=dict)
-    windows: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.WINDOWS))
-    spans: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.SPANS))
-    stalls: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.STALLS))
-    hardware: pl.DataFrame = field(default_factory=lambda: schema.empty(schema.HARDWARE))
-    lost: Mapping[int, str] = field(default_factory=dict)
+    windows: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.WINDOWS))
+    spans: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.SPANS))
+    stalls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.STALLS))
+    hardware: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.HARDWARE))
+    lost: Mapping[int, str] = field(default_factory=dict)  # why a file gives no host
     origin_ns: int | None = None
 
     def __add__(self, other: Part) -> Part:
@@ -194,7 +166,7 @@ FRAMES = ("windows", "spans", "stalls", "hardware")
 _INSTRUCTIONS = dict[tuple[str, Any], pl.DataFrame]()  # of the programs of the last job
 
 
-def reduced(files: Numbered, job: str = "", bar: Any = lambda _: None) -> Part:
+def reduced(files: Numbered, job: str) -> Part:
     """Return some files of a job reduced: what a worker does."""
     lost, contents, parts = dict[int, str](), dict[int, tuple[Location, Bytes]](), list[Part]()
 
@@ -202,7 +174,7 @@ def reduced(files: Numbered, job: str = "", bar: Any = lambda _: None) -> Part:
         file = storage.local(path) if isinstance(path, str) else path
         try:
             file = storage.find(path) if isinstance(path, str) else path
-            return file, run_folder.read(file, file.below()) if file.is_folder else storage.read(file, bar)
+            return file, run_folder.read(file, file.below()) if file.is_folder else storage.read(file)
         except TpunbError as error:
             return file, error
 
@@ -256,7 +228,7 @@ def _of_events(contents: Mapping[int, tuple[Location, Bytes]], job: str) -> Part
     profile = Profile(
         name="part",
         source="",
-        windows=schema.empty(schema.WINDOWS),
+        windows=pl.DataFrame(schema=schema.WINDOWS),
         hardware=hardware,
         span_ps=0,
         read_events=lambda: events,
@@ -287,7 +259,8 @@ def _decoded(
     contents: Mapping[int, tuple[Location, Bytes]],
 ) -> tuple[pl.DataFrame, dict[int, XSpaceFacts], int | None, dict[int, str]]:
     """Return events, facts of each file, time 0, and why files are damaged; all XPlanes are decoded in one pass."""
-    frames, facts, lost, origin_ns = [schema.empty(schema.EVENTS)], dict[int, XSpaceFacts](), dict[int, str](), None
+    frames, origin_ns = [pl.DataFrame(schema=schema.EVENTS)], None
+    facts, lost = dict[int, XSpaceFacts](), dict[int, str]()
     xplanes = {number: data for number, (file, data) in contents.items() if ".xplane.pb" in file.name}
     try:
         batch = xplane.read_many([*xplanes.values()], [*map(str, xplanes)]) if xplanes else None
@@ -304,15 +277,15 @@ def _decoded(
         origin_ns, facts = batch[1], dict(zip(xplanes, batch[2], strict=True))
     for number in sorted(contents.keys() - xplanes.keys() - lost.keys()):
         try:
-            one = logdir.decoded(*contents[number])
+            raw = logdir.decoded(*contents[number])
         except BadProfile as error:
             lost[number] = str(error).removeprefix(f"{contents[number][0]}: ")
             continue
         lanes = max((int(frame["lane"].to_numpy().max()) + 1 for frame in frames if len(frame)), default=0)
         lane, host = pl.col("lane") + lanes, pl.lit(str(number))
-        frames.append(schema.check(one.events.with_columns(lane, host=host), schema.EVENTS, "events"))
-        hardware = one.hardware.with_columns(host=host)
-        facts[number] = XSpaceFacts([one.host] * bool(one.host), one.start_ns, one.stop_ns, hardware, [], [])
+        frames.append(schema.check(raw.events.with_columns(lane, host=host), schema.EVENTS, "events"))
+        hardware = raw.hardware.with_columns(host=host)
+        facts[number] = XSpaceFacts([raw.host] * bool(raw.host), raw.start_ns, raw.stop_ns, hardware, [], [])
     return pl.concat(frames), facts, origin_ns, lost
 
 
@@ -324,7 +297,7 @@ def _details(
     kind: str,
 ) -> pl.DataFrame:
     """Return a frame that raw files hold beside events; of hosts with equal programs the instructions are read once."""
-    frames = [schema.empty(getattr(schema, kind.upper()))]
+    frames = [pl.DataFrame(schema=getattr(schema, kind.upper()))]
     if kind != "instructions":
         for number, (file, data) in contents.items():
             rows = logdir.details(file, data, kind)

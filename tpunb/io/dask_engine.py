@@ -28,24 +28,17 @@ _START = "start one with `dask scheduler` and `dask worker`, or use distributed.
 def connected(client: Any) -> Iterator[DaskEngine]:
     """Yield the engine of a ``distributed.Client`` or of the scheduler at an address.
 
-    Raises
-    ------
-    MissingExtra
-        When ``distributed`` is not installed.
-    TypeError
-        When `client` is neither.
-    TpunbError
-        When the scheduler cannot be reached, has no workers, or these have other versions.
+    Raises TpunbError if the scheduler cannot be reached, has no workers, or these have other versions.
     """
     distributed = need("distributed", extra="dask")
     if isinstance(client, str):
         try:
-            own = distributed.Client(client, timeout=_CONNECT_S, set_as_default=False)
+            connection = distributed.Client(client, timeout=_CONNECT_S, set_as_default=False)
         except (OSError, ValueError) as error:
             reason = f"the scheduler {plain(client)} cannot be reached: {format_error(error)}"
             raise TpunbError(reason, hint=f"check its address, or {_START}") from error
-        with own:
-            yield DaskEngine(own)
+        with connection:
+            yield DaskEngine(connection)
         return
     if not isinstance(client, distributed.Client) or client.asynchronous:
         raise wrong_type("load", "client", "be a synchronous distributed.Client or the address of a scheduler", client)
@@ -68,15 +61,15 @@ class DaskEngine:
         self._check_running()
         try:
             client.wait_for_workers(1, timeout=_CONNECT_S)
-            found = client.run(versions)
+            of_workers = client.run(versions)
         except TimeoutError:
             raise TpunbError(f"the scheduler {self._name} has no workers", hint=_START) from None
         except ImportError as error:
             reason = f"workers of {self._name} cannot import tpunb: {format_error(error)}"
             raise TpunbError(reason, hint="install tpunb on the workers, in the version of this process") from error
-        for worker, theirs in found.items():
-            if other := [f"{name} {theirs.get(name)}" for name, own in versions().items() if theirs.get(name) != own]:
-                mine = ", ".join(f"{name} {own}" for name, own in versions().items())
+        for worker, theirs in of_workers.items():
+            if other := [f"{name} {theirs.get(name)}" for name, here in versions().items() if theirs.get(name) != here]:
+                mine = ", ".join(f"{name} {here}" for name, here in versions().items())
                 reason = f"worker {worker} has {', '.join(other)}, this process has {mine}"
                 raise TpunbError(reason, hint="install the same versions on the workers")
 
@@ -154,8 +147,8 @@ def _settle() -> None:
     worker = get_worker()
     end = time.monotonic() + _SETTLE_S
     while worker.nanny and time.monotonic() < end:
-        known = get_client().run(_is_up, workers=[worker.address], nanny=True, on_error="ignore")
-        if any(known.values()):
+        answers = get_client().run(_is_up, workers=[worker.address], nanny=True, on_error="ignore")
+        if any(answers.values()):
             return
         time.sleep(_SETTLE_TURN_S)
 

@@ -15,12 +15,7 @@ _MODULUS = 2**64
 def flow_id(kind: int, number: int) -> int:
     """Return the id of a flow, 0 to 2**64 - 1, shared by the events at its start and end.
 
-    Parameters
-    ----------
-    kind
-        Type of the context: ``_pt`` of the producer, ``_ct`` of the consumer.
-    number
-        Id within that type, signed or unsigned: ``_p`` or ``_c``.
+    ``_pt``, ``_p`` of the producer and ``_ct``, ``_c`` of the consumer are its kind and number, signed or unsigned.
 
     >>> flow_id(12, -1) == flow_id(12, 2**64 - 1) != flow_id(13, -1)
     True
@@ -31,12 +26,7 @@ def flow_id(kind: int, number: int) -> int:
 def run_launch(run_id: int, ordinal: int) -> int:
     """Return the id of the launch of a run, 0 to 2**64 - 1; runs are counted per device.
 
-    Parameters
-    ----------
-    run_id
-        Number of the run on its device.
-    ordinal
-        Number of the device: 3 of ``/device:TPU:3``, ``device_ordinal`` of a host event; -1 for host threads.
+    The ordinal is 3 of ``/device:TPU:3``, ``device_ordinal`` of a host event, -1 for host threads.
 
     >>> run_launch(850, 0) == run_launch(850, 1), run_launch(0, 0)
     (False, 1)

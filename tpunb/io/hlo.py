@@ -79,10 +79,7 @@ def category(opcode: str, fusion_kind: str = "") -> str:
 def program(name: str) -> int | None:
     """Return the id of a program, as events refer to it, as Int64; None if its name has none.
 
-    Parameters
-    ----------
-    name
-        Name of the event metadata with the program; its key is another number in some captures.
+    It is in the name of the event metadata with the program, whose key is another number in some captures.
 
     >>> program("jit_step(6)"), program("jit_f(12190760917235803885)")
     (6, -6255983156473747731)
@@ -92,13 +89,7 @@ def program(name: str) -> int | None:
 
 
 def instructions(protos: Messages) -> pl.DataFrame:
-    """Return the instructions of programs: ``INSTRUCTIONS``, in their order.
-
-    Parameters
-    ----------
-    protos
-        ``HloProto`` messages; a damaged one has no rows, since events can be read without it.
-    """
+    """Return the instructions of programs: ``INSTRUCTIONS``, in their order; a damaged program has no rows."""
     return undamaged(protos, read_instructions, INSTRUCTIONS)
 
 
@@ -112,7 +103,7 @@ def undamaged(protos: Messages, read: Callable[[Messages], pl.DataFrame], column
     try:
         return read(protos)
     except BadProfile:  # one by one, without the damaged ones
-        frames = [schema.empty(columns)]
+        frames = [pl.DataFrame(schema=columns)]
         for row in range(len(protos)):
             with suppress(BadProfile):
                 frames.append(read(protos[row : row + 1]).with_columns(proto=pl.lit(row, pl.UInt32)))
@@ -209,7 +200,7 @@ def _groups(instruction: Messages) -> str | None:
 
 
 def _sources(rows: Messages, modules: Messages, module: Rows) -> pl.Series:
-    """Return file and line of instructions: their own, else those of their stack frame."""
+    """Return file and line of instructions, or those of their stack frame."""
     file, line, frame = rows.at(rows.columns(_METADATA)[0]).columns(_FILE, _LINE, _FRAME)
     stacks = modules.sub(_STACK)
     frames, locations, files = (stacks.sub(tag) for tag in (_FRAMES, _LOCATIONS, _FILES))
@@ -223,10 +214,10 @@ def _sources(rows: Messages, modules: Messages, module: Rows) -> pl.Series:
     at = member(locations, location)
     number, of_frame = (np.append(column, 0)[at] for column in locations.columns(integer(1), integer(3)))
     start, stop = (positions.astype(np.int64) for positions in (files.start, files.stop))
-    own = (file & 0xFFFFFFFF) > 0
-    file = np.where(own, file, np.append(start << 32 | (stop - start), 0)[member(files, number)])
+    has_file = (file & 0xFFFFFFFF) > 0
+    file = np.where(has_file, file, np.append(start << 32 | (stop - start), 0)[member(files, number)])
     code, paths = rows.distinct(file)
-    lines = np.where(own, line, of_frame) & 0x7FFFFFFF
+    lines = np.where(has_file, line, of_frame) & 0x7FFFFFFF
     pairs, code = np.unique(code.astype(np.int64) << 32 | lines, return_inverse=True)
     places = [(relative(paths[pair >> 32]), pair & 0xFFFFFFFF) for pair in pairs.tolist()]
     words = [f"{path}:{number}".removesuffix(":0") if path else None for path, number in places]
@@ -265,13 +256,7 @@ def replica_groups(instruction: str) -> str | None:
 
 
 def described(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return size and replica groups of instructions that a profiler describes.
-
-    Parameters
-    ----------
-    rows
-        Columns `shape` and `text`, the instruction as it is printed.
-    """
+    """Return size and replica groups of instructions by `shape` and `text`, the instruction as it is printed."""
     return rows.with_columns(
         bytes=pl.Series([None if shape is None else shape_bytes(shape) for shape in rows["shape"]], dtype=pl.Int64),
         groups=pl.Series([None if text is None else replica_groups(text) for text in rows["text"]], dtype=pl.String),
@@ -285,14 +270,14 @@ def merged(sources: Iterable[Iterable[pl.DataFrame]], host: str) -> pl.DataFrame
     What two descriptions of one instruction in one source disagree on is null, as is what none has.
     """
     columns = {name: dtype for name, dtype in schema.INSTRUCTIONS.items() if name != "host"}
-    tables = [schema.empty(columns)]
+    tables = [pl.DataFrame(schema=columns)]
     for frames in sources:
         rows = [
             frame.select(pl.col(name).cast(dtype) for name, dtype in columns.items() if name in frame.columns)
             for frame in frames
         ]
         values = pl.exclude("program", "hlo_op").drop_nulls()
-        table = pl.concat([schema.empty(columns), *rows], how="diagonal").drop_nulls("hlo_op")
+        table = pl.concat([pl.DataFrame(schema=columns), *rows], how="diagonal").drop_nulls("hlo_op")
         by_op = table.group_by("program", "hlo_op", maintain_order=True)
         tables.append(by_op.agg(pl.when(values.n_unique() == 1).then(values.first())))
     best = pl.concat(tables).group_by("program", "hlo_op", maintain_order=True).agg(pl.all().drop_nulls().first())

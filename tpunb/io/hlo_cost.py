@@ -1,7 +1,8 @@
 """Work of HLO instructions: FLOPs, transcendentals and bytes, by the rules of XLA's ``HloCostAnalysis``.
 
 A ``while`` counts one iteration, a ``conditional`` the largest of its branches. Calls of cuBLAS and cuDNN, hipBLAS and
-MIOpen are counted from their shapes and configuration.
+MIOpen are counted from their shapes and configuration. Simpler than XLA: a fusion reads a parameter of a nested fusion
+whole, and a transpose that leaves the bytes in place counts as a copy.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _FFT_LENGTH, _CONTRACTED, _WINDOW_DIMENSIONS = 32, 1, text(1)
 _IN_BATCH, _IN_FEATURE, _OUT_FEATURE = integer(7), integer(8), integer(10)
 _SPATIAL = 11, 6, 12  # dimensions of input, kernel and output
 
-_MOST = 2.0**63  # work of one run: XLA's own sizes are Int64
+_MOST_WORK = 2.0**63  # work of one run: XLA's own sizes are Int64
 _LEVELS = 2  # of computations in computations whose products are found
 _INLINE = 8  # elements of a constant that code contains
 _LARGEST = 2.0**31  # dimension of a convolution
@@ -58,21 +59,9 @@ _GEMM_DIMENSIONS = re.compile(r'"lhs_contracting_dimensions"\s*:\s*\[([\s\d",]*)
 
 
 def work(protos: Messages) -> pl.DataFrame:
-    """Return the work of the instructions of programs: ``WORK``, in their order.
+    """Return the work of the instructions of programs: ``WORK``, in their order; exact up to 2**53.
 
-    Flops and bytes are null of custom calls, of what XLA does not count (``batch-norm``, ``topk``, ``reduce-scatter``,
-    ``ragged-dot``), and of what contains such an instruction or calls itself. Counts of one instruction are exact up
-    to 2**53.
-
-    Parameters
-    ----------
-    protos
-        ``HloProto`` messages; a damaged one has no rows.
-
-    Notes
-    -----
-    By ``xla/service/hlo_cost_analysis.cc``, with two simplifications: a fusion reads a parameter of a nested fusion
-    whole, and a transpose that leaves the bytes in place counts as a copy.
+    Null for custom calls, what XLA does not count, and what contains such an instruction or calls itself.
     """
     return hlo.undamaged(protos, _work, WORK)
 
@@ -86,7 +75,7 @@ def _work(protos: Messages) -> pl.DataFrame:
         )
     described = hlo.read_instructions(protos).select("proto", "hlo_op", "opcode", "category")
     columns = {
-        name: pl.Series(np.where((count >= 0) & (count < _MOST), count, np.nan)) for name, count in counts.items()
+        name: pl.Series(np.where((count >= 0) & (count < _MOST_WORK), count, np.nan)) for name, count in counts.items()
     }
     return described.with_columns(dtype=dtype, **columns).with_columns(pl.col(*counts).fill_nan(None))
 
@@ -223,10 +212,10 @@ class _Costs(Instructions):
 
     def _reads(self) -> Floats:
         """Return the bytes that the users of each instruction read: slices, or once the whole."""
-        known = np.flatnonzero(self.operands < self.n)
-        pair = self.user[known].astype(np.int64) * self.n + self.operands[known]
+        edges = np.flatnonzero(self.operands < self.n)
+        pair = self.user[edges].astype(np.int64) * self.n + self.operands[edges]
         _, first = np.unique(pair, return_index=True)
-        edge = known[first]
+        edge = edges[first]
         user, used, leading = self.user[edge], self.operands[edge], self.position[edge] == 0
         slices = self.where("slice")[user] | self.where("dynamic-slice")[user] & leading
         updates = self.where("dynamic-update-slice")[user] & leading
@@ -302,8 +291,8 @@ class _Costs(Instructions):
 
 def _contracted(config: str) -> list[int]:
     """Return the contracted dimensions of the left operand of a GEMM; -2, which there is not, if they are not given."""
-    found = _GEMM_DIMENSIONS.search(config)
-    return [int(number) for number in re.findall(r"\d{1,9}", found[1])] if found else [-2]
+    match = _GEMM_DIMENSIONS.search(config)
+    return [int(number) for number in re.findall(r"\d{1,9}", match[1])] if match else [-2]
 
 
 def _positions(window: Messages, of_input: Floats, of_kernel: Floats, of_output: Floats) -> Floats:

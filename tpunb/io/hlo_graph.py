@@ -155,9 +155,9 @@ class Instructions:
 
     def dim(self, row: Ints, number: Ints) -> Floats:
         """Return dimensions of the results of rows."""
-        known = row < self.n
+        present = row < self.n
         dims = self.shapes.dim(np.append(self.shape, 0)[row], number)
-        return np.where(known, dims, np.nan)
+        return np.where(present, dims, np.nan)
 
 
 OPS: schema.Schema = {"proto": pl.UInt32()} | {
@@ -172,19 +172,13 @@ _COMPUTES = ("dot", "convolution", "custom-call")
 _INPUTS = ("parameter", "constant")  # whose names are of arguments, and of any user of an equal constant
 _FORMATTING = (*_INPUTS, "bitcast", "broadcast", "convert", "copy", "get-tuple-element", "iota", "reshape", "transpose")
 _LEVELS = 2  # of computations in computations that name an instruction
-_MOST = 8  # framework ops of one instruction
+_MOST_FRAMEWORK_OPS = 8  # of one instruction
 _NEAR = 16  # instructions of an update, and operands of each, that are searched for the parameter
 _JVP = re.compile(r"jvp\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)")
 
 
 def ops(protos: Messages) -> pl.DataFrame:
-    """Return framework op, part and category of the instructions of programs: ``OPS``, in their order.
-
-    Parameters
-    ----------
-    protos
-        ``HloProto`` messages; a damaged one has no rows.
-    """
+    """Return framework op, part and category of the instructions of programs: ``OPS``, in their order."""
     return hlo.undamaged(protos, _ops, OPS)
 
 
@@ -295,12 +289,12 @@ def place(name: str) -> tuple[str | None, str | None]:
     return op_names.layer(name), op_names.part(name)
 
 
-def _joined(own: str | None, names: Iterable[str]) -> str:
-    """Return framework ops of different layers or parts, joined; the own one first."""
+def _joined(main: str | None, names: Iterable[str]) -> str:
+    """Return framework ops of different layers or parts, joined; `main` first."""
     kept = dict[tuple[str | None, str | None], str]()
-    for joined in (*([own] if own else []), *names):
+    for joined in (*([main] if main else []), *names):
         for name in joined.split(";"):
-            if len(kept) < _MOST:
+            if len(kept) < _MOST_FRAMEWORK_OPS:
                 kept.setdefault(place(name), name)
     return ";".join(kept.values())
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import polars as pl
 
-from tpunb import schema
 from tpunb.frames import Profile, Steps
-from tpunb.frames.steps import WallClock
+from tpunb.frames.steps import NO_STEPS, WallClock
 from tpunb.io import storage
 from tpunb.step_stats import launches
 from tpunb.step_stats.job_tables import later
@@ -23,7 +22,7 @@ ENDINGS = (".xplane.pb", ".xplane.pb.gz", ".trace.json", ".trace.json.gz")
 """Endings of the names of profiles, best first: of two forms of one capture the first is read."""
 
 _FAR_NS = 600 * 10**9  # between windows of one session
-_LEAST = 3  # files that say when a session was
+_FEWEST_FILES = 3  # that date a session
 _COPY = re.compile(r"[ .(~]")  # what follows the name of the original
 
 
@@ -55,9 +54,7 @@ def stem(name: str) -> str:
 def strangers(files: Sequence[HostFile]) -> dict[int, str]:
     """Return which files are no further host of the job, each with the reason.
 
-    A file is of another run if it was traced more than 10 minutes before or after most others of its
-    session. It is a copy if
-    host, times and number of events are those of another file, from whose name its name is derived.
+    A copy has host, times and number of events of another file, from whose name its name is derived.
     """
     reasons, sessions, seen = dict[int, str](), dict[str, list[int]](), dict[object, int]()
     for row, file in enumerate(files):
@@ -71,7 +68,7 @@ def strangers(files: Sequence[HostFile]) -> dict[int, str]:
             reasons[row] = f"a copy of {other}"
     for rows in sessions.values():
         spans = {row: (files[row].start_ns or 0, files[row].stop_ns or files[row].start_ns or 0) for row in rows}
-        if len(rows) < _LEAST:
+        if len(rows) < _FEWEST_FILES:
             continue
         start, stop = (median_low(ends) for ends in zip(*spans.values(), strict=True))
         apart = {row: max(begin - stop, start - end) for row, (begin, end) in spans.items()}
@@ -116,10 +113,10 @@ def together(runs: Sequence[Profile], skipped: Sequence[tuple[str, str]] = ()) -
     Hosts of one name are named after their run. Steps keep their numbers, by which they are aligned. `skipped` names
     the runs that were left out.
     """
-    runs = _distinct([replace(run, stored=run.stored or _NOTHING) for run in runs])
+    runs = _distinct([replace(run, stored=run.stored or NO_STEPS) for run in runs])
     origins = [run.origin_ns for run in runs]
-    known = [origin for origin in origins if origin is not None]
-    origin_ns = min(known) if len(known) == len(runs) else None
+    dated = [origin for origin in origins if origin is not None]
+    origin_ns = min(dated) if len(dated) == len(runs) else None
     runs = [_later(run, later(origin_ns, run.origin_ns)) for run in runs]
     walls = [steps.wall for steps in map(_stored, runs) if steps.wall is not None]
     span_ps = max(run.span_ps for run in runs)
@@ -151,11 +148,8 @@ def together(runs: Sequence[Profile], skipped: Sequence[tuple[str, str]] = ()) -
     )
 
 
-_NOTHING = Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS))
-
-
 def _stored(run: Profile) -> Steps:
-    return run.stored or _NOTHING
+    return run.stored or NO_STEPS
 
 
 def _distinct(runs: Sequence[Profile]) -> list[Profile]:

@@ -40,18 +40,15 @@ _OF_PROGRAMS = {
 _FETCHES = 8  # parallel downloads
 _BAR_AFTER_S = 2.0
 _MOST_DAYS = 50  # apart; Int64 picoseconds end after 106
-_HELD = 1 << 18  # events
+_MOST_EVENTS = 1 << 18  # of several files, that are kept
 _BATCH = 1 << 18  # events
 _MOST_CHUNKS = 16  # of a column; every operation costs some time for each
 
 
 def read(files: Sequence[Location], name: str, source: Path | str, *, forms: bool = False) -> Profile:
-    """Read raw files as one profile; the earliest start is its time 0.
+    """Read raw files as one profile whose time 0 is the earliest start; damaged ones are named in ``skipped``.
 
-    Of several files, damaged ones are left out and named in ``skipped``; if all are damaged, the first error is raised.
-    With `forms`, another form of the same capture beside a damaged file is read in its place.
-    Several sessions of one host stay one host where step annotations distinguish their steps; else each is a host named
-    after its session.
+    With `forms`, another form of a damaged capture beside it is read. Raises the first error if all are damaged.
     """
     budget = _Budget()
     answers = _parallel(files, partial(_or_error, partial(_summary, budget)))
@@ -62,8 +59,8 @@ def read(files: Sequence[Location], name: str, source: Path | str, *, forms: boo
     several = len({file.session for file in files}) > 1
     used = {file: f"; {part.file.name} is read instead" for file, part in instead.items()}
     skipped = [skipped_file(file, f"{error}{used.get(file, '')}", session=several) for file, error in damaged.items()]
-    found = (instead.get(file, answer) for file, answer in zip(files, answers, strict=True))
-    parts = [part for part in found if isinstance(part, _Part)]
+    used_forms = (instead.get(file, answer) for file, answer in zip(files, answers, strict=True))
+    parts = [part for part in used_forms if isinstance(part, _Part)]
     odd = host_files.strangers([part.facts for part in parts])
     skipped += [skipped_file(parts[row].file, reason, session=several) for row, reason in odd.items()]
     parts = [part for row, part in enumerate(parts) if row not in odd]
@@ -113,9 +110,9 @@ def _other_form(file: Location, files: Sequence[Location], budget: _Budget) -> _
     """Return the same capture from a sound file beside a damaged one, or None."""
     names = [stem(file.name) + ending for ending in ENDINGS]
     beside = {other.name: other for other in file.parent.children() if other.name in names}
-    known = {str(other) for other in files}
+    listed = {str(other) for other in files}
     for name in names:
-        if name in beside and str(beside[name]) not in known:
+        if name in beside and str(beside[name]) not in listed:
             (part,) = _parallel([beside[name]], partial(_or_error, partial(_summary, budget)))
             if isinstance(part, _Part):
                 return part
@@ -138,9 +135,9 @@ class _Part:
     renamed: bool = False
 
     @classmethod
-    def of(cls, file: Location, decoded: Decoded, *, held: bool = True) -> _Part:
+    def of(cls, file: Location, decoded: Decoded, *, keep_events: bool = True) -> _Part:
         facts = decoded.host, decoded.hardware, decoded.size, decoded.start_ns, decoded.stop_ns, decoded.extent
-        return cls(file, *facts, decoded.reused, decoded.events if held else None)
+        return cls(file, *facts, decoded.reused, decoded.events if keep_events else None)
 
     @property
     def traced(self) -> tuple[int, int]:
@@ -165,25 +162,25 @@ class _Part:
 
 
 class _Budget:
-    """Number of events that a profile of several files may hold; those of other files are decoded again on access."""
+    """Number of events that a profile of several files may keep; those of other files are decoded again on access."""
 
     def __init__(self) -> None:
-        self._left = _HELD
+        self._left = _MOST_EVENTS
         self._lock = threading.Lock()
 
     def take(self, events: int) -> bool:
-        """Return whether events may be held, and hold them."""
+        """Return whether events may be kept, and count them."""
         with self._lock:
-            held = self._left > 0
-            self._left -= events if held else 0
-            return held
+            granted = self._left > 0
+            self._left -= events if granted else 0
+            return granted
 
 
 def _summary(budget: _Budget, file: Location, bar: Bar) -> _Part:
     """Return a file with its events while the budget allows."""
     if budget.take(0) or file.url or ".xplane.pb" not in file.name:
         decoded = _part(file, bar)
-        return _Part.of(file, decoded, held=budget.take(decoded.extent.events))
+        return _Part.of(file, decoded, keep_events=budget.take(decoded.extent.events))
     from tpunb.io import xplane
 
     data = storage.read(file, bar)
@@ -222,10 +219,9 @@ def windows(
     kind: str = "events",
     skipped: list[tuple[str, str]] | None = None,
 ) -> pl.DataFrame:
-    """Return the events of raw windows of a run, by number and host, in the time of the run, or other frames of them.
+    """Return the events, or other frames, of raw windows of a run, by number and host, in the time of the run.
 
-    A window starts at its recorded time, relative to `origin_ns`, else at its start in `begins_ps`. Damaged windows are
-    added to `skipped`, each once; if all are damaged, the first error is raised.
+    A window starts at its recorded time, else in `begins_ps`. Damaged ones are added to `skipped`; raises if all are.
     """
     answers = dict(zip(files, _parallel([*files.values()], partial(_or_error, _part)), strict=True))
     damaged = {files[key]: answer for key, answer in answers.items() if isinstance(answer, BadProfile)}
@@ -248,7 +244,7 @@ def windows(
 def _details(files: Sequence[Location], hosts: Sequence[str], by_ps: Sequence[int], kind: str) -> pl.DataFrame:
     """Return a frame that raw files hold beside events, such as "instructions", in the time of the profile."""
     columns: schema.Schema = getattr(schema, kind.upper())
-    frames = [schema.empty(columns)]
+    frames = [pl.DataFrame(schema=columns)]
     for file, host, by in zip(files, hosts, by_ps, strict=True):
         try:
             frame = details(file, storage.read(file), kind)
@@ -270,7 +266,7 @@ def details(file: Location, data: storage.Bytes, kind: str) -> pl.DataFrame:
     is_xplane = ".xplane.pb" in file.name
     reader = getattr(import_module("tpunb.io.xplane" if is_xplane else "tpunb.io.chrome_trace"), kind, None)
     if reader is None:
-        return schema.empty(getattr(schema, kind.upper()))
+        return pl.DataFrame(schema=getattr(schema, kind.upper()))
     frame: pl.DataFrame = reader(data if is_xplane else data.tobytes(), source=str(file))
     return frame
 

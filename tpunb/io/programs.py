@@ -21,15 +21,7 @@ _MODULE, _NAME = text(1), text(1)  # of xla/service/hlo.proto
 
 
 def describe(protos: Messages, ids: pl.Series) -> list[pl.DataFrame]:
-    """Return the columns of ``tpunb.schema.INSTRUCTIONS`` that programs give, as frames to be merged.
-
-    Parameters
-    ----------
-    protos
-        ``HloProto`` messages; a damaged one has no rows.
-    ids
-        Ids of the programs, in the same order.
-    """
+    """Return the columns of ``tpunb.schema.INSTRUCTIONS`` that programs give, as frames to be merged."""
     work = hlo_cost.work(protos).select("proto", "hlo_op", "dtype", "flops", "transcendentals", bytes_accessed="bytes")
     return [
         frame.with_columns(program=ids.gather(frame["proto"]))
@@ -38,15 +30,7 @@ def describe(protos: Messages, ids: pl.Series) -> list[pl.DataFrame]:
 
 
 def complete(frame: pl.DataFrame, kept: Mapping[tuple[str, int], Location]) -> pl.DataFrame:
-    """Return ``tpunb.schema.INSTRUCTIONS`` with the instructions of the programs that a run holds beside its windows.
-
-    Parameters
-    ----------
-    frame
-        ``tpunb.schema.INSTRUCTIONS`` of the windows.
-    kept
-        File of each program, by host and id; a damaged one has no rows.
-    """
+    """Return ``tpunb.schema.INSTRUCTIONS`` of windows with those of the programs kept beside them, by host and id."""
     counted = frame.filter(pl.col("flops").is_not_null())
     rows = defaultdict[str, list[pl.DataFrame]](list)
     for host, program, proto in _others(kept, counted):
@@ -93,9 +77,9 @@ def with_protos(frame: pl.DataFrame, kept: Mapping[tuple[str, int], Location]) -
 
 def _others(kept: Mapping[tuple[str, int], Location], frame: pl.DataFrame) -> Iterator[tuple[str, pl.Series, Messages]]:
     """Yield host, id and ``HloProto`` of the kept programs that are not in a frame, without damaged ones."""
-    known = set(frame.select("host", "program").unique().iter_rows())
+    listed = set(frame.select("host", "program").unique().iter_rows())
     for (host, program), file in kept.items():
-        if (host, program) not in known:
+        if (host, program) not in listed:
             with suppress(BadProfile):
                 proto = Messages.of(storage.read(file), source=str(file))
                 yield host, pl.Series([program], dtype=pl.Int64), proto
@@ -117,13 +101,7 @@ BUFFERS: schema.Schema = {"proto": pl.UInt32()} | {
 
 
 def buffers(protos: Messages) -> pl.DataFrame:
-    """Return the buffers of programs: ``BUFFERS``.
-
-    Parameters
-    ----------
-    protos
-        ``HloProto`` messages; a damaged one has no rows, nor has one without buffer assignment.
-    """
+    """Return the buffers of programs: ``BUFFERS``; a damaged one, or one without buffer assignment, has no rows."""
     return hlo.undamaged(protos, _buffers, BUFFERS)
 
 
@@ -182,5 +160,5 @@ def _instructions(protos: Messages, scope: Ints, defined_at: Messages) -> Ints:
     computations = modules.sub(_COMPUTATIONS)
     rows = computations.sub(_INSTRUCTIONS)
     proto = modules.parent[computations.parent[rows.parent]].astype(np.int64)
-    found = member_rows(proto, rows.columns(_ID)[0], scope, defined_at.columns(_INSTRUCTION_ID)[0])
-    return np.where(found < len(rows), found, -1)
+    defining = member_rows(proto, rows.columns(_ID)[0], scope, defined_at.columns(_INSTRUCTION_ID)[0])
+    return np.where(defining < len(rows), defining, -1)

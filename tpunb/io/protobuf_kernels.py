@@ -193,10 +193,9 @@ def scan(
     kinds: Bytes,
     used: Bytes,
 ) -> int:
-    """Read fields like `read`, and write the values of key-value entries by the column of their key.
+    """Read fields like `read`, and values of key-value entries into the column of their key in ``place``, if above -1.
 
-    Keys are those of a map of the owner of each message, which `index` filled; ``place`` has the column of each, or -1,
-    ``unkeyed`` that of the key 0 of each owner, which is not written. Columns with a value are marked in ``used``.
+    ``unkeyed`` has the column of the key 0, which is not written; ``used`` marks columns with a value.
     """
     for row in range(np.uint64(start.size)):
         at, end, plane = np.int64(start[row]), np.int64(stop[row]), owner[row]
@@ -215,11 +214,11 @@ def scan(
                     return ~row
                 if tag == 8:
                     first = _slot(base[plane], table.size, got)
-                    known = np.int64(table[first])
-                    while known >= 0 and (keys[np.uint64(known)] != got or owners[np.uint64(known)] != plane):
+                    key_row = np.int64(table[first])
+                    while key_row >= 0 and (keys[np.uint64(key_row)] != got or owners[np.uint64(key_row)] != plane):
                         first = (first + np.uint64(1)) & np.uint64(table.size - 1)
-                        known = np.int64(table[first])
-                    column = np.int64(place[np.uint64(known)]) if known >= 0 else np.int64(-1)
+                        key_row = np.int64(table[first])
+                    column = np.int64(place[np.uint64(key_row)]) if key_row >= 0 else np.int64(-1)
                     if column < 0:
                         break  # the value is not requested
                 elif tag < 128:

@@ -45,13 +45,7 @@ class Messages:
 
     @classmethod
     def of(cls, data: bytes | Bytes, *, source: str) -> Messages:
-        """Return `data` as a table of one row, without a copy if `PADDING` zeros follow it in its array.
-
-        Raises
-        ------
-        BadProfile
-            When it has 2 GiB or more.
-        """
+        """Return `data` as a table of one row, without a copy if `PADDING` zeros follow it in its array."""
         size = len(data)
         if size >= LIMIT:
             raise BadProfile(f"{source}: {size} bytes; a protobuf message has less than 2 GiB")
@@ -119,23 +113,9 @@ class Messages:
     def scan(
         self, tags: Sequence[int], tag: int, maps: MessageMaps, owner: Rows, place: Rows, n: int
     ) -> tuple[Ints, Ints, Bytes, Bytes]:
-        """Return fields as `columns` does, and values of key-value entries, all in one pass.
+        """Return fields as `columns` does, and values of key-value entries with number `tag`, all in one pass.
 
-        Parameters
-        ----------
-        tags
-            Tags of the fields.
-        tag
-            Tag of the entries: sub-messages with a key in field 1 and a value in any other.
-        maps, owner
-            Maps with the keys, and the number of the map of each row.
-        place
-            Column, below `n`, of each entry of the maps, or -1.
-
-        Returns
-        -------
-        The fields (len(tags), rows); values of shape (n, rows), and their tags, 0 without an entry; which columns have
-        a value.
+        Values and their tags, 0 without an entry, are (n, rows); `place` has the column of each key of `maps`, or -1.
         """
         out, values = np.zeros((len(tags), len(self)), np.int64), np.zeros((n, len(self)), np.int64)
         kinds, used = np.zeros((n, len(self)), np.uint8), np.zeros(n, np.uint8)

@@ -102,10 +102,10 @@ _RAW = re.compile(r"plugins/profile/([0-9]+)/([^/]*)\.(?:xplane\.pb|trace\.json)
 _UNREADABLE = (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
-def raw_name(window: int, host: str, ending: str = "xplane.pb") -> str:
+def raw_name(window: int, host: str, ending: str) -> str:
     """Return the path of a raw window in the run folder.
 
-    >>> raw_name(7, "10.0.0.2:8466")
+    >>> raw_name(7, "10.0.0.2:8466", "xplane.pb")
     'plugins/profile/00007/10.0.0.2%3A8466.xplane.pb'
     """
     return f"plugins/profile/{window:05d}/{quote(host, safe=' @+=,()')}.{ending}"
@@ -157,8 +157,7 @@ def parts(files: Iterable[str]) -> list[str]:
 def is_settled(before: Sequence[str], after: Sequence[str]) -> bool:
     """Return whether parts read between two listings are the whole run at the time of the first.
 
-    It is unless parts were merged in between: some may have been removed before they were read. Parts that were added
-    hold later steps.
+    It is unless parts were merged in between. Parts that were added hold later steps.
 
     >>> is_settled(["00000", "00001"], ["00000", "00001", "00002"])
     True
@@ -174,23 +173,9 @@ def is_run(folder: Path) -> bool:
 
 
 def read(folder: Location, files: Mapping[str, Location], owner: object = None) -> Profile:
-    """Read a run, finished or not.
+    """Read a run, finished or not; `files` is the listing of the folder.
 
-    Parameters
-    ----------
-    folder
-        Run folder, local or behind a URL.
-    files
-        Listing of the folder.
-    owner
-        Object that keeps a run in memory; the profile holds it while raw windows can be read.
-
-    Raises
-    ------
-    BadProfile
-        When ``run.json`` is not one, or a table cannot be read.
-    TpunbError
-        When parts are merged faster than they can be read.
+    The profile holds `owner`, which keeps a run in memory, while raw windows can be read.
     """
     facts, tables, files = _settled(folder, files)
     hardware, span_ps, (overhead, interval), metadata = _metadata(facts, files[RUN])
@@ -378,7 +363,7 @@ def _tables(contents: Mapping[str, _Source], files: Mapping[str, Location]) -> d
 def _stack(files: Sequence[tuple[Location, _Source]], table: str) -> pl.DataFrame:
     """Return a table of all parts, one below the other."""
     if not files:
-        return schema.empty(TABLES[table])
+        return pl.DataFrame(schema=TABLES[table])
     try:
         return parquet.read([source for _, source in files], TABLES[table])
     except _UNREADABLE as error:

@@ -254,23 +254,18 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 class FolderLock:
-    """A held lock of a folder, returned by `take`."""
+    """A lock of a folder, returned by `take`."""
 
     def __init__(self, path: Path, file: FileIO) -> None:
         self._path = path
         self._file: FileIO | None = file
-        _held.add(self)
+        _locks.add(self)
 
     @classmethod
     def take(cls, folder: Path) -> FolderLock | None:
         """Acquire the lock of a folder; None where the file system or the platform has no locks.
 
-        Raises
-        ------
-        CaptureBusy
-            When this or another process holds it.
-        FileNotFoundError
-            When the folder was removed in the meantime.
+        Raises CaptureBusy if this or another process holds it, FileNotFoundError if the folder was removed meanwhile.
         """
         try:
             import fcntl
@@ -331,12 +326,12 @@ def _is_at(file: FileIO, path: Path) -> bool:
         return False
 
 
-_held: WeakSet[FolderLock] = WeakSet()
+_locks: WeakSet[FolderLock] = WeakSet()
 
 
 def _close_in_child() -> None:
-    """Close the locks of a forked process: else they would be held as long as any child lives."""
-    for lock in list(_held):
+    """Close the locks of a forked process: else they would last as long as any child lives."""
+    for lock in list(_locks):
         if lock._file is not None:
             lock._file.close()
             lock._file = None

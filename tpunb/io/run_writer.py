@@ -43,23 +43,7 @@ def keeper(url: str) -> Keeper | None:
 
 
 class RunWriter:
-    """Writes a run during its capture.
-
-    Parameters
-    ----------
-    where
-        A folder, a URL, or None for memory.
-
-    Attributes
-    ----------
-    source
-        Path or URL for `tp.load`.
-    name
-        Last part of it, or "in memory".
-    moved
-        New path of an earlier run in that folder, once open.
-    keeper
-        Object that keeps a run in memory: without references to it, the run is deleted.
+    """Writes a run during its capture, into a folder, at a URL, or in memory if `where` is None.
 
     >>> writer = RunWriter(None)
     >>> writer.open()
@@ -69,8 +53,8 @@ class RunWriter:
 
     def __init__(self, where: str | os.PathLike[str] | None) -> None:
         self.source: Path | str
-        self.moved: str | None = None
-        self.keeper = Keeper()
+        self.moved: str | None = None  # new path of an earlier run in that folder, once open
+        self.keeper = Keeper()  # of a run in memory, which is deleted with the last reference to it
         self._raw: dict[int, set[str]] = {}
         self._programs: set[str] = set()
         self._pending: dict[int, Mapping[str, pl.DataFrame]] = {}  # parts to be merged, at most `_TOGETHER`
@@ -106,16 +90,7 @@ class RunWriter:
     def open(self) -> None:
         """Prepare the folder for a run: an earlier run there is renamed, never overwritten.
 
-        Raises
-        ------
-        CaptureBusy
-            When this or another process captures into it.
-        ValueError
-            When it has content that is not a run.
-        TpunbError
-            When a URL cannot be reached; `MissingExtra` when the package for its protocol is not installed.
-        OSError
-            When a folder cannot be created.
+        Raises CaptureBusy if another capture writes there, ValueError if it holds no run, TpunbError or OSError.
         """
         self.moved = self._files.open()
 
@@ -128,29 +103,15 @@ class RunWriter:
         self._files.put(RUN, json.dumps(content, indent=1).encode())
 
     def part(self, number: int, tables: Mapping[str, pl.DataFrame]) -> None:
-        """Write a part, any of the tables of `run_folder.TABLES`; it is valid once this returns.
+        """Write a part, any of the tables of `run_folder.TABLES`, with a number above the last; valid on return.
 
-        Parameters
-        ----------
-        number
-            Number above that of the part before.
-        tables
-            Tables by name.
-
-        Raises
-        ------
-        BadProfile
-            When a table has other columns.
-        OSError
-            When a folder cannot be written; incomplete files are removed if possible.
-        TpunbError
-            When a URL cannot be written.
+        Raises BadProfile for other columns, OSError or TpunbError; incomplete files are removed if possible.
         """
         if unknown := tables.keys() - TABLES.keys():
             raise ValueError(f"The tables of a part must be of {[*TABLES]}. Got {sorted(unknown)} instead.")
         if number <= self._last:
             raise ValueError(f"The number of a part must be above {self._last}. Got {number!r} instead.")
-        frames = {name: tables.get(name, schema.empty(columns)) for name, columns in TABLES.items()}
+        frames = {name: tables.get(name, pl.DataFrame(schema=columns)) for name, columns in TABLES.items()}
         checked = {name: schema.check(frame, TABLES[name], name) for name, frame in frames.items()}
         written = {name: frame for name, frame in checked.items() if frame.height or name == "ticks"}
         try:

@@ -82,9 +82,6 @@ class _Local:
             files += [str(Path(parent, name)) for name in names]
         return dict.fromkeys(files)
 
-    def open(self, path: str, **_: object) -> io.FileIO:
-        return io.FileIO(path)
-
 
 def _reraise(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):  # removed since it was listed
@@ -205,16 +202,9 @@ def local(path: PathLike) -> Location:
 
 
 def find(path: PathLike) -> Location:
-    """Return the file or folder at a local path or a URL.
+    """Return the file or folder at a local path or a URL; raises ProfileNotFound if there is nothing.
 
-    Raises
-    ------
-    ProfileNotFound
-        When there is nothing; the hint lists the parent folder.
-    MissingExtra
-        When the package for the protocol of the URL is not installed.
-    TpunbError
-        When its server cannot be reached within `PATIENCE_S`.
+    Raises MissingExtra without the package of the URL's protocol, TpunbError without an answer within `PATIENCE_S`.
 
     >>> find(".").is_folder
     True
@@ -347,13 +337,7 @@ def _errors(location: Location | str) -> Iterator[None]:
 
 
 def fetch(files: Sequence[Location]) -> list[bytes | None]:
-    """Return the contents of small files of one file system, fetched in parallel; None for a missing file.
-
-    Raises
-    ------
-    BadProfile
-        When they have 2 GiB or more.
-    """
+    """Return the contents of small files of one file system, fetched in parallel; None for a missing file."""
     size = sum(file.info.get("size") or 0 for file in files)
     if size >= LIMIT:
         raise BadProfile(f"{files[0]} and files beside it: {size} bytes; statistics of a run have less than 2 GiB")
@@ -372,24 +356,14 @@ def fetch(files: Sequence[Location]) -> list[bytes | None]:
 def read(file: Location, progress: Callable[[int], None] = lambda _: None) -> Bytes:
     """Return the contents of a file, unzipped, with `PADDING` zeros after the last byte.
 
-    Parameters
-    ----------
-    file
-        Plain or gzipped, which its first bytes say.
-    progress
-        Callback that receives the number of bytes since the last call.
-
-    Raises
-    ------
-    BadProfile
-        When it cannot be read, is truncated or corrupt, or has 2 GiB or more.
+    `progress` receives the number of bytes since the last call. Raises BadProfile if damaged, or 2 GiB or more.
     """
     size = file.info.get("size") or 0
     if file.info["type"] in ("directory", "other"):
         raise BadProfile(f"{file}: neither a file nor a folder")
     # from the web in one stream: a file server may not support ranges
-    block = 0 if file._is_web else _BLOCK
-    with _errors(file), file.fs.open(file.path, mode="rb", block_size=block, cache_type="none") as raw:
+    options = {"mode": "rb", "block_size": 0 if file._is_web else _BLOCK, "cache_type": "none"}
+    with _errors(file), file.fs.open(file.path, **options) if file.url else io.FileIO(file.path) as raw:
         stream = io.BufferedReader(_Progress(raw, progress), _PIECE)
         if stream.peek(2)[:2] != _GZIP:
             return _whole(stream, size, file)

@@ -80,50 +80,16 @@ class XSpaceFacts:
 def read(data: bytes | Bytes, *, source: str, workers: int = 1) -> tuple[pl.DataFrame, XSpaceFacts]:
     """Return the events of one XSpace, in file order, ``tpunb.schema.EVENTS``, and what it holds beside them.
 
-    Times are by the clock of the host. Durations by the clock of the device are a column, since they can differ by a
-    multiple and the two clocks drift by more than the duration of a module.
-
-    Parameters
-    ----------
-    data
-        Contents of the file, uncompressed.
-    source
-        Path or URL, for errors.
-    workers
-        Threads that decode a large file.
-
-    Raises
-    ------
-    BadProfile
-        When the data is truncated, corrupt or of another format, has no plane, or has an event beyond Int64
-        picoseconds (106 days).
-
-    Notes
-    -----
-    Reading takes four to six times the size of a real capture in memory, and at most 64 times the size of any file.
+    Takes four to six times the size of a real capture in memory. Raises BadProfile if damaged, or above 106 days.
     """
     space = _XSpace(data, source)
     return space.events(workers), space.facts()
 
 
 def read_many(files: Sequence[Bytes], names: Sequence[str]) -> tuple[pl.DataFrame, int | None, list[XSpaceFacts]]:
-    """Return the events of several XSpaces in one pass, their time 0 since the epoch, and what each holds beside them.
+    """Return the events of several XSpaces in one pass, their time 0 in nanoseconds, and what each holds beside them.
 
-    Small files take half of the time of `read`. Events of devices come first. Starts are relative to the earliest start
-    of tracing, of which the second value is the time in nanoseconds; if one has none, or starts `MOST_DAYS` later, each
-    start is relative to that of its file, and the second value is None.
-
-    Parameters
-    ----------
-    files
-        Contents of the files, uncompressed.
-    names
-        Name of each, which its events and devices have as host. Facts have the host's own name, and no errors.
-
-    Raises
-    ------
-    BadProfile
-        When any of them is damaged; `read` of each says which.
+    If they are `MOST_DAYS` apart, time 0 is None, and starts are relative to each file. `names` are those of the hosts.
     """
     space = _XSpace(files, "files", names)
     facts = space.facts_of_files()
@@ -143,8 +109,7 @@ def extent(data: bytes | Bytes, *, source: str) -> tuple[Extent, XSpaceFacts]:
 def instructions(data: bytes | Bytes, *, source: str) -> pl.DataFrame:
     """Return the HLO instructions of one XSpace: ``tpunb.schema.INSTRUCTIONS``.
 
-    The profiler of a TPU writes them as metadata of events; elsewhere they are in the programs in the file, as is the
-    work of each instruction everywhere.
+    They are metadata of events on a TPU, elsewhere in the programs in the file, as the work is everywhere.
     """
     space = _XSpace(data, source)
     protos, ids, _ = space.protos()
@@ -272,7 +237,7 @@ class _XSpace:
                 frames = [*pool.map(self._chunk, begins)]
         else:
             frames = [self._chunk(begin) for begin in begins]
-        return self._with_programs(pl.concat(frames or [schema.empty(schema.EVENTS)]))
+        return self._with_programs(pl.concat(frames or [pl.DataFrame(schema=schema.EVENTS)]))
 
     def _chunk(self, begin: int) -> pl.DataFrame:
         """Return ``_CHUNK`` events."""

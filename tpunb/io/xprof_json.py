@@ -69,24 +69,9 @@ def is_table(data: bytes) -> bool:
 
 
 def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | str) -> Profile:
-    """Return the profile of XProf's tables of one run: stored steps without operations.
+    """Return the profile of XProf's tables of one run, by file name: stored steps one after the other, no operations.
 
-    The tables have durations of steps, but no start times: steps follow each other from 0. Step time and wait for input
-    are those of the slowest core; values from the pod viewer alone are means over cores. A percentage of 0.0 means that
-    XProf has no value. Of several files, damaged ones and those of another run are left out and named in ``skipped``.
-    Without a table of steps, a memory profile is a profile without steps.
-
-    Parameters
-    ----------
-    tables
-        Uncompressed contents of the files by name, or the errors of reading them.
-    name, source
-        Name and source of the profile.
-
-    Raises
-    ------
-    BadProfile
-        When a file is not JSON or not a table, none has steps, or a time does not fit.
+    Step time and wait for input are those of the slowest core. 0.0 as a percentage means that XProf has no value.
     """
     try:
         memory, damaged, others = _memory(tables)
@@ -115,7 +100,7 @@ def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | 
     rows = [(host, 0, 0, span_ps, span_ps, size, 0, count, None, None) for host, count in counts]
     windows = pl.DataFrame(rows, schema=schema.WINDOWS, orient="row")
     steps = steps.with_columns(**of_run)
-    stored = Steps(steps, schema.empty(schema.OPS), devices, windows, name, input_stages=stages)
+    stored = Steps(steps, pl.DataFrame(schema=schema.OPS), devices, windows, name, input_stages=stages)
     details = None if memory is None else partial(_only_memory, memory, name)
     return Profile(name, source, windows, run.hardware(), span_ps, stored=stored, read_details=details, skipped=skipped)
 
@@ -159,7 +144,7 @@ def _of_one_run(tables: Mapping[str, bytes | BadProfile]) -> tuple[dict[str, Any
         except BadProfile as error:
             errors[file] = error
             read.pop(file, None)
-    if errors and not any(one.has_steps for one in read.values()):
+    if errors and not any(tables.has_steps for tables in read.values()):
         raise next(iter(errors.values()))
     reasons = {file: str(error).removeprefix(f"{file}: ") for file, error in errors.items()}
     against = {file: [other for other in read if read[file].differs(read[other])] for file in read}
@@ -267,8 +252,8 @@ class _Tables:
     def input_stages(self) -> pl.DataFrame:
         """Return ``tpunb.schema.INPUT_STAGES``."""
         times = {stage: _ps(self._properties.get(key), _US) for key, stage in _STAGES.items()}
-        known = {stage: time for stage, time in times.items() if time}
-        rows = [(self.host, stage, time, time / sum(known.values())) for stage, time in known.items()]
+        recorded = {stage: time for stage, time in times.items() if time}
+        rows = [(self.host, stage, time, time / sum(recorded.values())) for stage, time in recorded.items()]
         return pl.DataFrame(rows, schema=schema.INPUT_STAGES, orient="row")
 
     @cached_property
@@ -477,8 +462,8 @@ def _integer(value: Any) -> int | None:
 
 
 def _distinct(numbers: Sequence[int | None]) -> list[int] | None:
-    found = {number: None for number in numbers if number is not None}
-    return [*found] if len(found) == len(numbers) else None
+    distinct = {number: None for number in numbers if number is not None}
+    return [*distinct] if len(distinct) == len(numbers) else None
 
 
 def _last_number(value: Any) -> int | None:

@@ -27,25 +27,13 @@ _ZERO_UNKNOWN = "custom-call"  # whose work XProf writes as 0
 
 
 def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | str) -> Profile:
-    """Return the profile of XProf's tables of operations: one step of all devices, with `layers` but no operations.
+    """Return the profile of ``hlo_stats`` or ``roofline_model``: one step of all devices with `layers`, no operations.
 
     FLOPs and bytes are rates of the table times its total times; where one is 0 for a custom call, it is null.
-
-    Parameters
-    ----------
-    tables
-        Uncompressed contents of ``hlo_stats`` or ``roofline_model``, or both, by name of the file.
-    name, source
-        Name and source of the profile.
-
-    Raises
-    ------
-    BadProfile
-        When a file is not JSON or has no operations, or a time does not fit.
     """
     contents = {file: _parsed(data, file) for file, data in sorted(tables.items())}  # hlo_stats first
-    found = {file: [*_operations(top, file)] for file, top in contents.items()}
-    rows = next((rows for rows in found.values() if rows), [])
+    operations = {file: [*_operations(top, file)] for file, top in contents.items()}
+    rows = next((rows for rows in operations.values() if rows), [])
     if not rows:
         raise BadProfile(f"{source}: the tables have no operations", hint="XProf's tables of a CPU capture have none")
     layers = pl.DataFrame(rows, schema=schema.LAYERS)
@@ -56,8 +44,8 @@ def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | 
     kind = next((text for text in kinds if isinstance(text, str)), "")
     hardware = pl.DataFrame([("", "devices", kind, None, None, None)], schema=schema.HARDWARE, orient="row")
     metadata = {"device kind": kind} if kind else {}
-    steps = Steps(frame, schema.empty(schema.OPS), name=name, read_layers=lambda: layers, metadata=metadata)
-    windows = schema.empty(schema.WINDOWS)
+    steps = Steps(frame, pl.DataFrame(schema=schema.OPS), name=name, read_layers=lambda: layers, metadata=metadata)
+    windows = pl.DataFrame(schema=schema.WINDOWS)
     return Profile(name, source, windows, hardware if kind else hardware.clear(), busy, stored=steps)
 
 
@@ -139,26 +127,20 @@ MEMORY_ENDINGS = ("memory_profile.json", "memory_profile.json.gz")
 _ALLOCATORS = "memoryProfilePerAllocator"
 _LISTS = ("memoryProfileSnapshots", "sampledTimelineSnapshots")
 _SIGNS = {"ALLOCATION": 1, "DEALLOCATION": -1}
-_MOST = 2**62  # sums of two still fit Int64
+_MOST_BYTES = 2**62  # sums of two still fit Int64
 
 
 def is_memory_table(name: str, data: bytes) -> bool:
     """Return whether a file is such a table, by its name or its first bytes.
 
-    >>> is_table("vm.memory_profile.json", b""), is_table("a.json", b'{"memoryProfilePerAllocator":{}}')
+    >>> is_memory_table("vm.memory_profile.json", b""), is_memory_table("a.json", b'{"memoryProfilePerAllocator":{}}')
     (True, True)
     """
     return name.endswith(MEMORY_ENDINGS) or f'"{_ALLOCATORS}"'.encode() in data[:4096]
 
 
 def memory(data: bytes, name: str) -> pl.DataFrame:
-    """Return the allocations of one host in order of time, ``tpunb.schema.MEMORY``; the host is the name's prefix.
-
-    Raises
-    ------
-    BadProfile
-        When the data is not JSON or not such a table.
-    """
+    """Return the allocations of one host in order of time, ``tpunb.schema.MEMORY``; the host is the name's prefix."""
     top = parse(data, name)
     allocators = top.get(_ALLOCATORS, {}) if isinstance(top, dict) else None
     if not isinstance(allocators, dict):
@@ -209,4 +191,4 @@ def _integer(value: dict[str, Any], key: str) -> int | None:
     number = value.get(key)
     if isinstance(number, str) and number.isascii() and number.isdigit() and len(number) <= 19:
         number = int(number)
-    return number if type(number) is int and 0 <= number < _MOST else None
+    return number if type(number) is int and 0 <= number < _MOST_BYTES else None

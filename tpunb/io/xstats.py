@@ -169,11 +169,7 @@ class Stats:
     def launch(self, ordinals: Ints | None) -> Numbers | None:
         """Return ids of launches from correlation id, else run and device, see :mod:`tpunb.io.event_ids`.
 
-        Parameters
-        ----------
-        ordinals
-            Number of the device of each event; None for hosts, whose events name the device, or none for a run on host
-            threads.
+        `ordinals` are the numbers of the events' devices; None for hosts, whose events may name the device.
         """
         if not {"run_id", "correlation_id"} & self.column.keys():
             return None
@@ -222,9 +218,9 @@ def first_word(*columns: Rows | None) -> Rows | None:
 
 def first_number(*columns: Numbers | None) -> Numbers | None:
     """Return the first number that is not null of each row."""
-    found = [column for column in columns if column is not None]
-    best = found[0] if found else None
-    for other in found[1:]:
+    present = [column for column in columns if column is not None]
+    best = present[0] if present else None
+    for other in present[1:]:
         if best is not None and not best.valid.all():
             best = Numbers(np.where(best.valid, best.values, other.values), best.valid | other.valid)
     return best

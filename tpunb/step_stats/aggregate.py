@@ -78,14 +78,9 @@ _MEASURED = [name for name in schema.STEPS if name not in {*_KEY, "kind", "start
 
 
 def merge(tables: Tables, step_flops: float | None = None) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Return STEPS, OPS and DEVICES of a run.
+    """Return STEPS, OPS and DEVICES of a run from the tables of all its parts: ticks, steps, ops and devices.
 
-    Parameters
-    ----------
-    tables
-        Tables of all parts by name, with hosts named: ticks, steps, ops and devices.
-    step_flops
-        FLOPs of a step of kind "train" whose profiler reports none; None if unknown.
+    `step_flops` are the FLOPs of a step of kind "train" whose profiler reports none; None if unknown.
     """
     tables = numbered(tables)
     traced = tables["steps"].group_by(_KEY).agg(over_windows("STEPS", [*schema.STEPS][2:]))

@@ -65,18 +65,9 @@ def intervals(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def from_clock(events: pl.DataFrame, ticks: pl.DataFrame) -> pl.DataFrame:
-    """Return the intervals of steps that the step clock recorded during a window.
+    """Return the intervals of steps that the step clock recorded, as (step, kind, start_ps, end_ps), during a window.
 
-    A step is traced in full if the window has its annotation, which the profiler records only for a step that began and
-    ended while it traced. A step without any event in the window is left out: a profiler starts to record some
-    milliseconds after it reports that it started.
-
-    Parameters
-    ----------
-    events
-        Events of the window.
-    ticks
-        Columns step, kind, start_ps, end_ps, in the time of the window; a step may have several rows.
+    A step is traced in full if the window has its annotation, and left out without any event: profilers start late.
     """
     annotated = (
         events.select("dur_ps", step="step_num", annotated_ps="start_ps")
@@ -106,7 +97,7 @@ _END_PS = (pl.col("start_ps") + pl.col("dur_ps")).alias("end_ps")
 
 def find(events: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     """Return INTERVALS and the names of the rules that found them, "none" without steps."""
-    frames, rules = [schema.empty(INTERVALS)], []
+    frames, rules = [pl.DataFrame(schema=INTERVALS)], []
     for name, rule in _RULES.items():  # each for the hosts without steps so far
         if events.is_empty():
             break
@@ -136,14 +127,7 @@ def _by_annotations(events: pl.DataFrame) -> pl.DataFrame:
 def with_devices(rows: pl.DataFrame, events: pl.DataFrame, numbers: pl.DataFrame | None = None) -> pl.DataFrame:
     """Add intervals of devices to those of hosts: from their Steps lines, else from their launches.
 
-    Parameters
-    ----------
-    rows
-        INTERVALS of hosts.
-    events
-        Events of hosts and devices.
-    numbers
-        Columns host, number, repeat, step: the step of each recorded number; by default each number is its step.
+    `numbers` has the step of each recorded (host, number, repeat); by default each number is its step.
     """
     if not launches.any_device(events):  # quick, since a capture calls this during training
         return rows
@@ -292,7 +276,7 @@ def _by_calls(events: pl.DataFrame) -> pl.DataFrame:
         .pipe(_busiest)
     )
     if busiest.is_empty():
-        return schema.empty(INTERVALS)
+        return pl.DataFrame(schema=INTERVALS)
     rows = calls.join(busiest, on=["host", "lane", "kind"], how="semi").with_columns(
         step=pl.int_range(pl.len(), dtype=pl.Int64).over("host"),
         end_ps=pl.coalesce(pl.col("start_ps").shift(-1).over("host"), "end_ps"),

@@ -22,22 +22,14 @@ _CONTAINERS = ["while", "conditional", "call"]  # count what their bodies count 
 
 
 def of_devices(ops: pl.DataFrame, places: pl.DataFrame, hardware: pl.DataFrame) -> pl.DataFrame:
-    """Return the statistics of each device in each step: ``tpunb.schema.DEVICES``.
-
-    Parameters
-    ----------
-    ops, places
-        Operations of devices, from :func:`tpunb.step_stats.ops.assign`.
-    hardware
-        ``tpunb.schema.HARDWARE``, for the peaks of utilisation.
-    """
+    """Return ``tpunb.schema.DEVICES`` from operations of devices and their places, as `ops.assign` returns them."""
     if ops.is_empty():
-        return schema.empty(schema.DEVICES)
+        return pl.DataFrame(schema=schema.DEVICES)
     kinds = map_names(ops["category"], op_names.kind)
     containers = map_names(ops["category"], _CONTAINERS.__contains__, pl.Boolean()).fill_null(False)
     counted = ops.filter(~containers).select("at", "self_ps", pl.col(WORK).cast(pl.Float64))
-    known_ps = pl.col("self_ps").filter(pl.col("flops").is_not_null()).sum()
-    sums = counted.group_by("at").agg(*map(total, WORK), flops_time_share=_share(known_ps, pl.col("self_ps").sum()))
+    flops_ps = pl.col("self_ps").filter(pl.col("flops").is_not_null()).sum()
+    sums = counted.group_by("at").agg(*map(total, WORK), flops_time_share=_share(flops_ps, pl.col("self_ps").sum()))
     rows = ops.select("at").unique().join(sums, on="at", how="left")
     rows = rows.join(places, on="at").join(_union(ops, "device_ps"), on="at", how="left")
     waits = map_names(kinds, _WAITS.__contains__, pl.Boolean()).fill_null(False)
@@ -94,13 +86,7 @@ def _zero_if(column: str, reported: str) -> pl.Expr:
 
 
 def of_hosts(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
-    """Return (host, step, input_ps, compile_ps): time in which a host waits for input, and compiles.
-
-    Parameters
-    ----------
-    ops, places
-        Operations of hosts, from :func:`tpunb.step_stats.ops.assign`.
-    """
+    """Return (host, step, input_ps, compile_ps): time in which a host waits for input, and compiles."""
     kinds = map_names(ops["category"], op_names.kind)
     rows = ops.select("at").unique().join(places, on="at")
     for kind in ("input", "compile"):
@@ -119,7 +105,7 @@ def input_stages(ops: pl.DataFrame) -> pl.DataFrame:
     stage = map_names(ops.select(pl.coalesce("tf_op", "op"))["tf_op"], op_names.input_stage)
     rows = ops.with_columns(stage=stage).filter(pl.any_horizontal(pl.col("stage", "tf_op").is_not_null()))
     if rows["stage"].null_count() == len(rows):
-        return schema.empty(schema.INPUT_STAGES)
+        return pl.DataFrame(schema=schema.INPUT_STAGES)
     from tpunb.step_stats.self_time import self_times  # compiled
 
     times = self_times(rows["lane"].to_numpy(), rows["start_ps"].to_numpy(), rows["dur_ps"].to_numpy())

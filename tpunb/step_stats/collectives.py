@@ -21,15 +21,7 @@ _SHARED = ["allgather", "reducescatter", "alltoall"]
 def collectives(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     """Return the runs of collectives in steps: ``tpunb.schema.COLLECTIVES``.
 
-    The n-th runs of an instruction in a step on the devices of one host are one instance; hosts are not compared, since
-    their clocks differ. Of several replica groups a device waits only for those of its own, its id being its number;
-    with several hosts these ids are not known, and the wait is null.
-
-    PyTorch records bytes and process group of each kernel of NCCL; elsewhere they are those of the HLO instruction.
-
-    Bandwidths are those of NCCL's tests, over the time from the start of the last device: algorithmic bandwidth is
-    bytes by time; bus bandwidth is 2 (n - 1) / n of it for all-reduce, (n - 1) / n for all-gather, reduce-scatter and
-    all-to-all in groups of n devices, and equal to it otherwise.
+    The n-th runs of an instruction in a step on the devices of one host are one instance: clocks of hosts differ.
     """
     return of_ops(profile, *assign(find(profile.events), intervals))
 
@@ -37,7 +29,7 @@ def collectives(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
 def of_ops(profile: Profile, ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
     """Return what :func:`collectives` does from the operations of steps, of :func:`tpunb.step_stats.ops.assign`."""
     ops = ops.filter((map_names(ops["category"], op_names.kind) == "collective") & (pl.col("side") == "device"))
-    known = instructions(profile, ops).with_columns(
+    facts = instructions(profile, ops).with_columns(
         pl.col("host").cast(schema.NAME), result=pl.col("hlo_op").cast(pl.String)
     )
     name = pl.coalesce(pl.col("hlo_op").cast(pl.String), pl.col("op").cast(pl.String))
@@ -48,7 +40,7 @@ def of_ops(profile: Profile, ops: pl.DataFrame, places: pl.DataFrame) -> pl.Data
     )
     for fact, by in (("groups", "hlo_op"), ("bytes", "result")):
         by_op = ["host", "program", by]
-        rows = rows.drop(fact, strict=False).join(known.select(*by_op, fact), on=by_op, how="left", nulls_equal=True)
+        rows = rows.drop(fact, strict=False).join(facts.select(*by_op, fact), on=by_op, how="left", nulls_equal=True)
     rows = _with_messages(rows, profile).sort("start_ps")
     key = ["host", "step", "program", "name"]
     begins = (pl.col("part").fill_null("") != "done").cast(pl.Int64)  # the end of a transfer is part of its start
@@ -81,18 +73,18 @@ def _with_messages(rows: pl.DataFrame, profile: Profile) -> pl.DataFrame:
 
 
 def _grouped(runs: pl.DataFrame, hosts: bool) -> pl.DataFrame:
-    """Add the replica group of each run, the devices in it, and how many of them the capture has."""
+    """Add the replica group of each run and its size; a device's id is its number, unknown with several hosts."""
     pairs = runs.select("groups", "device").unique()
     members = {text: replica_groups(text) for text in pairs["groups"].unique().drop_nulls()}
-    found = []
+    rows = []
     for text, device in pairs.rows():
         groups = members.get(text, [])
         number = re.search(r":(\d{1,9})$", device)
-        own = next((at for at, group in enumerate(groups) if number and int(number[1]) in group), -1)
+        place = next((at for at, group in enumerate(groups) if number and int(number[1]) in group), -1)
         unknown = hosts and len(groups) > 1
-        found.append((text, device, device if unknown else str(own), len(groups[max(own, 0)]) if groups else None))
+        rows.append((text, device, device if unknown else str(place), len(groups[max(place, 0)]) if groups else None))
     columns: schema.Schema = {"groups": pl.String(), "device": schema.NAME, "group": pl.String(), "size": pl.Int64()}
-    table = pl.DataFrame(found, schema=columns, orient="row")
+    table = pl.DataFrame(rows, schema=columns, orient="row")
     return runs.join(table, on=["groups", "device"], nulls_equal=True)
 
 
@@ -113,7 +105,7 @@ def replica_groups(text: str) -> list[list[int]]:
 
 
 def _timed(runs: pl.DataFrame) -> pl.DataFrame:
-    """Add the wait for the last device of each instance, and the bandwidths."""
+    """Add the wait for the last device of each instance, and from its start on the bandwidths of NCCL's tests."""
     instance = ["host", "step", "program", "name", "instance", "group"]
     several = pl.len().over(instance) > 1
     last = pl.col("start_ps").max().over(instance)

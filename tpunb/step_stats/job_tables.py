@@ -31,55 +31,22 @@ _SHARES = [name for name in _FACTS if schema.FRAMES["DEVICES"].columns[name].win
 
 @dataclass(frozen=True, eq=False)
 class JobTables:
-    """Statistics of some hosts of a job, which can be merged with those of others.
+    """Statistics of some hosts of a job, which can be merged with those of others."""
 
-    Parameters
-    ----------
-    frame
-        ``tpunb.schema.STEPS`` of the hosts, numbered by the job, with the columns ``print`` and ``least_ps``.
-    ops
-        Sums over the hosts of a role, the least of a host, and the number that ran it: (role, step, traced, op, side,
-        category, count, total_ps, self_ps, least_count, least_total_ps, least_self_ps, hosts).
-    devices
-        Sums over the hosts of a role, and of how many values: (role, device, step, ...).
-    host_ops, collectives
-        ``tpunb.schema.HOST_OPS``, ``tpunb.schema.HOST_COLLECTIVES``.
-    stages
-        ``tpunb.schema.INPUT_STAGES`` of the hosts.
-    roles
-        Role of each host: the name of its first host.
-    first
-        First host of each role.
-    unmatched
-        Hosts that run the program of others, but whose steps do not match theirs.
-    origin_ns
-        Time 0 in nanoseconds since the epoch; None if unknown.
-    """
-
-    frame: pl.DataFrame
-    ops: pl.DataFrame
-    devices: pl.DataFrame
-    host_ops: pl.DataFrame
-    collectives: pl.DataFrame
-    stages: pl.DataFrame
-    roles: Mapping[str, str]
-    first: Mapping[str, Member]
-    unmatched: tuple[str, ...] = ()
-    origin_ns: int | None = None
+    frame: pl.DataFrame  # `tpunb.schema.STEPS`, numbered by the job, with `print` and `least_ps`
+    ops: pl.DataFrame  # by role: sums over hosts, the least of a host (`least_count`, ...), how many `hosts` ran it
+    devices: pl.DataFrame  # by role: sums over hosts, and of how many values ("idle_ps n")
+    host_ops: pl.DataFrame  # `tpunb.schema.HOST_OPS`
+    collectives: pl.DataFrame  # `tpunb.schema.HOST_COLLECTIVES`
+    stages: pl.DataFrame  # `tpunb.schema.INPUT_STAGES`
+    roles: Mapping[str, str]  # of each host: the name of its first host
+    first: Mapping[str, Member]  # host of each role
+    unmatched: tuple[str, ...] = ()  # hosts that run the program of others in other steps
+    origin_ns: int | None = None  # time 0 since the epoch
 
 
 def tables(steps: Steps, collectives: pl.DataFrame, origin_ns: int | None = None) -> JobTables:
-    """Return the statistics of the hosts of `steps`.
-
-    Parameters
-    ----------
-    steps
-        One row per (host, step).
-    collectives
-        ``tpunb.schema.HOST_COLLECTIVES``.
-    origin_ns
-        Time 0 of the steps in nanoseconds since the epoch; None if unknown.
-    """
+    """Return the statistics of the hosts of `steps`, whose time 0 is `origin_ns` since the epoch."""
     prints = roles.fingerprints(steps.ops, steps.devices)
     frame = with_least(steps.frame, steps.devices, collectives).join(
         prints, on=["host", "step"], how="left", maintain_order="left"
@@ -208,8 +175,7 @@ def renamed(tables: JobTables, names: Mapping[str, str]) -> JobTables:
 def job(tables: JobTables) -> Steps:
     """Return the steps of a job: one row per (role, step), with the hosts beside each other in ``by_host``.
 
-    A role is named after its first host and the number of others. Operations and devices are means over the hosts of a
-    role, operations over those that traced the step best: the self time of an operation is that of one host.
+    Operations and devices are means over the hosts of a role, operations over those that traced the step best.
     """
     names = _names(tables.roles)
     of_host = {host: names[role] for host, role in tables.roles.items()}

@@ -43,26 +43,9 @@ def any_device(events: pl.DataFrame) -> bool:
 
 
 def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return when each device ran each step, by the launches made during the step of the host, and the last of a kind.
+    """Return when each device ran each step, by launches during the step; `steps` of hosts have the result's columns.
 
-    On a device, a step begins when it has begun on the host and the device has finished all earlier runs, at its first
-    run at the latest. It ends where the next one begins; the last ends with its runs and with the step of the host. A
-    device that always finishes within the step of the host has no intervals: the host waited for it.
-
-    Parameters
-    ----------
-    events
-        ``tpunb.schema.EVENTS``.
-    steps
-        Columns host, step, kind, start_ps, end_ps, traced: steps of the host that do not overlap.
-
-    Returns
-    -------
-    intervals
-        (host, plane, step, kind, start_ps, end_ps, traced), one row per step and device.
-    last
-        (host, kind, last_ps): start of the last step of each kind that the busiest device of that kind ran, before a
-        last one with fewer runs than any, if others of the kind follow.
+    The second frame has the start of the last step of each kind that its busiest device ran: (host, kind, last_ps).
     """
     annotated = events.filter(pl.col("step_num").is_not_null())["lane"].unique()
     launches = _launches(events)
@@ -85,6 +68,7 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame,
     )
     unlinked = launches.filter(pl.col("sent_ps").is_null()).group_by("host", plane="device")
     last = _last_recorded(rows.join(unlinked.agg(unlinked_ps=pl.col("start_ps").max()), on=_PLANE, how="left"), steps)
+    # a device that always finishes within the step of the host has no intervals: the host waited for it
     rows = rows.filter(~pl.col("within").all().over(_PLANE)).drop("busy_ps", "within", "runs")
     if rows.is_empty():
         return rows.drop("from_ps", "until_ps"), last
@@ -93,6 +77,7 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame,
     rows = rows.sort("start_ps").join_asof(
         before, left_on="start_ps", right_on="run_ps", by=_PLANE, check_sortedness=False, allow_exact_matches=False
     )
+    # a step begins when it has begun on the host and earlier runs are finished, at its first run at the latest
     begin = pl.min_horizontal("start_ps", pl.max_horizontal("from_ps", "free_ps"))
     rows = rows.with_columns(start_ps=begin).sort("host", "plane", "start_ps", "step")
     following = pl.col("start_ps").shift(-1).over(_PLANE)
@@ -121,7 +106,7 @@ def clocks(events: pl.DataFrame) -> pl.DataFrame:
     No run starts before its launch: the largest delay below 0 is a lower bound of the clock skew.
     """
     if not any_device(events):
-        return schema.empty(schema.CLOCKS)
+        return pl.DataFrame(schema=schema.CLOCKS)
     runs = _on_one_clock(events)
     linked = runs.drop_nulls("sent_ps")
     changes = (linked.select(*_DEVICE, at=at, by=by) for at, by in (("sent_ps", 1), ("start_ps", -1)))
@@ -140,8 +125,7 @@ def clocks(events: pl.DataFrame) -> pl.DataFrame:
 def with_waits(devices: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Return ``tpunb.schema.DEVICES`` with the idle time that devices with linked launches wait for host and kernel.
 
-    As in HTA, the device waits for its host if the run after a gap was launched after the run before it ended, and for
-    the kernel if it was launched in time and the gap is short. HTA looks at each stream, this at the whole device.
+    By HTA's rules, but for the whole device: a gap is the host's if its run was launched after the one before ended.
     """
     begins = devices.group_by(_DEVICE).agg(begin_ps=pl.col("start_ps").min())
     runs = _on_one_clock(events).join(begins, on=_DEVICE).sort("start_ps", "sent_ps")
@@ -182,7 +166,7 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
     on_device = pl.col("plane").cat.starts_with(DEVICE)
     thunk = ~on_device & pl.col("hlo_op").is_not_null()
     if not linked.select((on_device | thunk).any()).item():  # a host alone
-        return schema.empty(_LAUNCHES)
+        return pl.DataFrame(schema=_LAUNCHES)
     senders = first_of(events, "flow_out").select(
         "host", flow_in="flow_out", by_flow_lane="lane", by_flow_sent_ps="start_ps"
     )

@@ -24,7 +24,7 @@ def host_tables(steps: Steps) -> HostTables:
     """Return the tables of the hosts of a job from steps of all hosts; no collectives if no raw events were kept."""
     rows = steps.ops.with_columns(pl.col("host").cast(schema.NAME))
     ops = rows.group_by("host", "op", "side").agg(pl.col("count", "total_ps", "self_ps").sum())
-    runs = schema.empty(schema.COLLECTIVES) if steps.read_collectives is None else steps.collectives
+    runs = pl.DataFrame(schema=schema.COLLECTIVES) if steps.read_collectives is None else steps.collectives
     ops = ops.sort(pl.col("host", "op").cast(pl.String), "side")
     return HostTables(steps.frame, ops, last_arrivals(runs), lost=lost(steps.frame["host"], steps.lost))
 
@@ -60,14 +60,7 @@ def gaps(hosts: Set[str], others: Set[str] = frozenset()) -> list[str]:
 def of_job(steps: Steps) -> Steps:
     """Return the steps of the job as a whole: one row per (role, step), with its hosts in ``by_host``.
 
-    Hosts that run one program have one role (:mod:`tpunb.step_stats.roles`), whose step lasts as long as that of its
-    slowest host; ``tpunb.schema`` declares how other figures are aggregated. Steps of one host, and steps that are
-    those of a job already, stay as they are.
-
-    Parameters
-    ----------
-    steps
-        One row per (host, step).
+    A step lasts as long as that of its slowest host. Steps of one host, and of a job already, stay as they are.
     """
     if steps.by_host is not None or steps.frame["host"].n_unique() < 2:
         return steps
@@ -77,7 +70,7 @@ def of_job(steps: Steps) -> Steps:
 def placed(steps: Steps) -> tuple[Steps, pl.DataFrame]:
     """Return the steps of the job, and (host, step) in it of each row of `steps`."""
     shared = steps.read_collectives is not None and (steps.frame["collective_ps"] > 0).any()
-    return _job(steps, last_arrivals(steps.collectives) if shared else schema.empty(schema.HOST_COLLECTIVES))
+    return _job(steps, last_arrivals(steps.collectives) if shared else pl.DataFrame(schema=schema.HOST_COLLECTIVES))
 
 
 def _job(steps: Steps, collectives: pl.DataFrame) -> tuple[Steps, pl.DataFrame]:
@@ -147,15 +140,9 @@ def _wall(wall: WallClock, of_host: Mapping[str, str]) -> WallClock:
 
 
 def last_arrivals(collectives: pl.DataFrame) -> pl.DataFrame:
-    """Return ``tpunb.schema.HOST_COLLECTIVES``: of each host and instance, the device that arrived last.
+    """Return HOST_COLLECTIVES from COLLECTIVES: of each host and instance, the device that arrived last.
 
-    Devices of one group end together, so that the last to arrive has the shortest run. Where replica groups separate
-    the devices of a host, it is the last to start, and the run lasts to the end of the last device.
-
-    Parameters
-    ----------
-    collectives
-        Runs on devices: ``tpunb.schema.COLLECTIVES``.
+    Devices of a group end together, so the last to arrive has the shortest run; with several groups it starts last.
     """
     several = [text for text in collectives["groups"].drop_nulls().unique() if len(replica_groups(text)) > 1]
     start, dur = pl.col("start_ps"), pl.col("dur_ps")

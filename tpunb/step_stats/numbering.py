@@ -30,11 +30,7 @@ class StepNumbering:
         self._offset = 0
 
     def renumber(self, intervals: pl.DataFrame, rule: str) -> pl.DataFrame:
-        """Return the intervals of a window's steps with numbers that are unique in the run.
-
-        Annotated steps keep their numbers while these rise; where a program counts from 0 again, they continue from
-        the last.
-        """
+        """Return the intervals of a window's steps with numbers unique in the run: where they fall, they continue."""
         if intervals.is_empty():
             return intervals
         first, last = intervals.select(first=pl.col("step").min(), last=pl.col("step").max()).row(0)
@@ -51,9 +47,7 @@ class StepNumbering:
 def numbered(tables: Tables) -> Tables:
     """Return the tables of a run with the final numbers of its steps.
 
-    Inferred steps are counted from 0, and dropped for hosts that have annotated steps. Statistics of a step that began
-    but got no data move to the step before, where the host clock counted it. Tuning in the midst of a fit was recorded
-    as a step, but is an account of its own: it is dropped, and the steps after it are counted on.
+    Inferred steps are dropped for hosts with annotated ones; steps of tuning in the midst of a fit are an account.
     """
     return _without_tuning(_without_phantom_steps(_with_inferred_steps(tables)))
 

@@ -211,14 +211,7 @@ def is_noise(name: str, tf_op: str | None = None) -> bool:
 
 
 def canonical(name: str, tf_op: str | None = None, hlo_op: str | None = None) -> str:
-    """Return the name under which an event counts as an operation.
-
-    Parameters
-    ----------
-    name
-        Name of a kernel, of an HLO instruction, or ``scope/name:Type`` of a framework op.
-    tf_op, hlo_op
-        Framework op and HLO instruction behind the event, if recorded; they win.
+    """Return the name under which an event counts as an operation; a recorded framework op or HLO instruction wins.
 
     >>> canonical("fusion.123"), canonical("%copy-done.2 = f32[8] copy-done(...)")
     ('fusion', 'copy-done')
@@ -272,16 +265,7 @@ def _function(name: str) -> str:
 
 
 def category(name: str, *, side: str) -> str | None:
-    """Return the category of an event by its name; None where the name does not say.
-
-    Used where the profiler stored no HLO category.
-
-    Parameters
-    ----------
-    name
-        Name of the event.
-    side
-        "host" or "device".
+    """Return the category of an event by its name, where the profiler stored none; None if the name does not say.
 
     >>> category("MemcpyH2D", side="device"), category("ncclDevKernel_AllReduce_Sum_f32", side="device")
     ('host to device copy', 'collective')
@@ -343,8 +327,8 @@ def collective(op: str) -> str | None:
     >>> collective("all-gather-start"), collective("fusion")
     ('allgather', None)
     """
-    found = _COLLECTIVE.search(op)
-    return found and re.sub("[-_]", "", found[0].lower()).replace("crossdevicereduce", "allreduce")
+    match = _COLLECTIVE.search(op)
+    return match and re.sub("[-_]", "", match[0].lower()).replace("crossdevicereduce", "allreduce")
 
 
 def is_launch(op: str) -> bool:
@@ -359,8 +343,7 @@ def is_launch(op: str) -> bool:
 def layer(tf_op: str) -> str | None:
     """Return the layer of the model of a framework op, by its scopes; None where it has none.
 
-    Scopes that TensorFlow and JAX add around or within a layer (functions, transforms, loops, gradients, replicas) are
-    removed: a gradient is part of the layer that it differentiates.
+    Scopes that TensorFlow and JAX add are removed: a gradient is part of the layer that it differentiates.
 
     >>> layer("gradient_tape/model/dense_1/MatMul/MatMul_1:MatMul"), layer("model/dense_1/BiasAdd:BiasAdd")
     ('model/dense_1', 'model/dense_1')

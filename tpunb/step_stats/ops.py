@@ -24,17 +24,9 @@ _READ = [
 
 
 def find(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the operations among events.
+    """Return the operations among events, one row each; lines that repeat each other are counted once.
 
-    Lines that repeat each other are counted once. Operations that XLA ran on host threads are assigned to the device
-    :data:`tpunb.step_stats.launches.CPU`.
-
-    Returns
-    -------
-    pl.DataFrame
-        (host, plane, lane, side, op, kernel, category, tf_op, hlo_op, program, start_ps, dur_ps, total_ps, self_ps,
-        flops, bytes, hbm_bytes), one row per event, texts Categorical; `kernel` is the name of the event, the two times
-        are by the clock of the device if known.
+    Operations of XLA on host threads are of the device :data:`tpunb.step_stats.launches.CPU`.
     """
     rows = events.select(_READ).filter(pl.col("step_num").is_null() & pl.col("lane").is_in(_op_lanes(events).implode()))
     on_device = rows["plane"].cat.starts_with(launches.DEVICE)
@@ -69,7 +61,7 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
 def instructions(profile: Profile, ops: pl.DataFrame) -> pl.DataFrame:
     """Return ``tpunb.schema.INSTRUCTIONS``; no rows where no operation has one, or the profile kept no raw files."""
     if profile.read_details is None or ops["hlo_op"].null_count() == len(ops):
-        return schema.empty(schema.INSTRUCTIONS)
+        return pl.DataFrame(schema=schema.INSTRUCTIONS)
     return profile.instructions
 
 
@@ -148,12 +140,7 @@ def _op_lanes(events: pl.DataFrame) -> pl.Series:
 def assign(ops: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Assign each operation to the interval of its device, else of its host, in which it starts; drop the others.
 
-    Returns
-    -------
-    ops
-        Operations with the column `at`, a row of `places`.
-    places
-        (at, host, plane, step, start_ps, end_ps): the steps of each plane with operations.
+    Return the operations with `at`, a row of the second frame: (at, host, plane, step, start_ps, end_ps).
     """
     # consecutive operations mostly share a plane, so each change of plane starts a run
     host, plane = (ops[name].to_physical().to_numpy() for name in ("host", "plane"))

@@ -18,6 +18,7 @@ from tpunb import schema
 from tpunb.errors import BadProfile, NoSteps
 from tpunb.frames import Profile, Steps
 from tpunb.frames.profile import device_kinds
+from tpunb.frames.steps import NO_STEPS
 from tpunb.step_stats import boundaries, breakdown, launches, op_names
 from tpunb.step_stats.aggregate import total
 from tpunb.step_stats.collectives import collectives, of_ops
@@ -50,13 +51,7 @@ def steps(profile: Profile, by: StepRule | Literal["whole", "module"] | None = N
 
 
 def from_rules(profile: Profile) -> Steps:
-    """Return the steps that a capture stored, or that a rule finds: never the whole capture.
-
-    Raises
-    ------
-    NoSteps
-        When no rule finds a step; the message lists the rules.
-    """
+    """Return the steps that a capture stored, or that a rule finds: never the whole capture. Raises NoSteps."""
     if profile.stored is not None:
         if len(profile.stored) == 0:
             raise _no_steps(profile)
@@ -84,7 +79,7 @@ def _reduced(profile: Profile, batches: Iterable[pl.DataFrame], rule: Callable[[
         parts.append(reduce(events, rows, profile.hardware, _counters(profile, events)))
     if not parts:
         raise _no_steps(profile)
-    found = pl.concat(intervals)
+    bounds = pl.concat(intervals)
     tables = {
         name: pl.concat([getattr(part, name) for part in parts]) for name in ("frame", "ops", "devices", "input_stages")
     }
@@ -94,8 +89,8 @@ def _reduced(profile: Profile, batches: Iterable[pl.DataFrame], rule: Callable[[
         name=profile.name,
         source=profile.source,
         read_events=None if profile.read_events is None else lambda: profile.events,
-        read_layers=partial(_layers, profile, found),
-        read_collectives=partial(collectives, profile, found),
+        read_layers=partial(_layers, profile, bounds),
+        read_collectives=partial(collectives, profile, bounds),
         lost=pl.DataFrame([*profile.skipped], schema=schema.LOST, orient="row"),
         metadata={"device kind": kind} if (kind := device_kinds(profile.hardware)) else {},
     )
@@ -113,10 +108,10 @@ def _counters(profile: Profile, events: pl.DataFrame) -> pl.DataFrame | None:
 
 def with_collectives(profile: Profile) -> tuple[Steps, pl.DataFrame]:
     """Return the steps that a rule finds, none if it finds none, and ``tpunb.schema.COLLECTIVES``, in one pass."""
-    events, runs = profile.events, [schema.empty(schema.COLLECTIVES)]
+    events, runs = profile.events, [pl.DataFrame(schema=schema.COLLECTIVES)]
     rows = boundaries.find(events)[0]
     if rows.is_empty():
-        return Steps(schema.empty(schema.STEPS), schema.empty(schema.OPS)), runs[0]
+        return NO_STEPS, runs[0]
     steps = reduce(
         events,
         rows,
@@ -192,28 +187,14 @@ def reduce(
 ) -> Steps:
     """Reduce events to one row per (host, step) and one per (host, step, op, side).
 
-    An operation is part of the step in whose interval it starts: an interval of its device, else of its host. Self time
-    excludes nested events of a line; device time is the union of the operations of a device.
-
-    Parameters
-    ----------
-    events
-        ``tpunb.schema.EVENTS``.
-    intervals
-        From :func:`tpunb.step_stats.boundaries.find` or :func:`tpunb.step_stats.boundaries.from_clock`.
-    hardware
-        ``tpunb.schema.HARDWARE``, for the peaks of utilisation.
-    counters
-        ``tpunb.schema.COUNTERS``, for the utilisation of the matrix unit in each step.
-    on_ops
-        Function that receives what :func:`tpunb.step_stats.ops.assign` returns, for other statistics of the same pass.
+    `on_ops` receives what :func:`tpunb.step_stats.ops.assign` returns, for other statistics of the same pass.
     """
-    found = find(events)
-    ops, places = assign(found, intervals)
+    operations = find(events)
+    ops, places = assign(operations, intervals)
     if on_ops is not None:
         on_ops(ops, places)
     on_device = pl.col("side") == "device"
-    peaks = schema.empty(schema.HARDWARE) if hardware is None else hardware
+    peaks = pl.DataFrame(schema=schema.HARDWARE) if hardware is None else hardware
     by_step = ["host", "step"]
     devices = launches.with_waits(breakdown.of_devices(ops.filter(on_device), places, peaks), events)
     if counters is not None:
@@ -234,7 +215,7 @@ def reduce(
     slowest = devices.group_by(by_step).agg(mean_ps=pl.when(pl.len() > 1).then(pl.col("dur_ps").mean().round()))
     frame = frame.join(slowest, on=by_step, how="left").with_columns(imbalance_ps=pl.col("dur_ps") - pl.col("mean_ps"))
     frame = frame.join(breakdown.of_hosts(ops.filter(~on_device), places), on=by_step, how="left")
-    stages = breakdown.input_stages(found.filter(~on_device))
+    stages = breakdown.input_stages(operations.filter(~on_device))
     return Steps(frame, _ops(ops, places), devices, input_stages=stages)
 
 
@@ -269,10 +250,10 @@ def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
         rows = rows.with_columns(runs=pl.when(~of_kernel).then("count").when(longest).then(least))
     rows = rows.sort("row", "side", "self_ps", descending=[False, True, True])
     rows = rows.join(steps, on="row", maintain_order="left")
-    known, key = instructions(profile, ops), ["host", "program", "hlo_op"]
+    described, key = instructions(profile, ops), ["host", "program", "hlo_op"]
     of_programs = {"fused": "tf_op", "kind": "category", "of_run": "flops", "bytes_of_run": "bytes_accessed"}
-    known = known.select(*key, "shape", "dtype", "source", "part", **of_programs)
-    rows = rows.join(known, on=key, how="left", nulls_equal=True, maintain_order="left")
+    described = described.select(*key, "shape", "dtype", "source", "part", **of_programs)
+    rows = rows.join(described, on=key, how="left", nulls_equal=True, maintain_order="left")
     rows = rows.with_columns(category=pl.coalesce("category", "kind"))
     nesting = pl.col("category").is_in(_NESTING).fill_null(value=False)
     runs, profiled = pl.when(~nesting).then("runs"), pl.col("flops").is_not_null()

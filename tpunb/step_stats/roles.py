@@ -37,35 +37,15 @@ _LOCKSTEP = 0.25  # of a step
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """What a host is compared by.
-
-    Parameters
-    ----------
-    host
-        Name of the host.
-    numbered
-        Whether the program gave its steps their numbers.
-    steps
-        Numbers of its steps, ascending: (steps,).
-    ends
-        End of the last collective of each in picoseconds, or another time that all hosts reach together.
-    prints
-        Fingerprints of the operations on its devices in steps traced in full.
-    repeated
-        Share of the steps traced in full whose fingerprint is that of another, 0 to 1.
-    ops
-        Self time of each operation on its devices, or of the host if it has none: (op, self_ps).
-    on_device
-        Whether it has devices.
-    """
+    """What a host is compared by."""
 
     host: str
-    numbered: bool
-    steps: Ints
-    ends: Ints
-    prints: frozenset[int]
-    repeated: float
-    ops: pl.DataFrame
+    numbered: bool  # whether the program gave its steps their numbers
+    steps: Ints  # numbers, ascending: (steps,)
+    ends: Ints  # of the last collective of each step in picoseconds, or another time that all hosts reach together
+    prints: frozenset[int]  # fingerprints of steps traced in full
+    repeated: float  # share of them that are equal to another, 0 to 1
+    ops: pl.DataFrame  # self time of operations on its devices, or of the host if it has none: (op, self_ps)
     on_device: bool
 
     @property
@@ -75,15 +55,7 @@ class Member:
 
 
 def fingerprints(ops: pl.DataFrame, devices: pl.DataFrame) -> pl.DataFrame:
-    """Return (host, step, print): steps with equal operations and counts on each device have equal prints.
-
-    Parameters
-    ----------
-    ops
-        ``tpunb.schema.OPS``.
-    devices
-        ``tpunb.schema.DEVICES``, for the number of devices of a host.
-    """
+    """Return (host, step, print): steps with equal operations and counts on each device have equal prints."""
     key = ["host", "step"]
     on_devices = ops.filter(pl.col("side") == "device")
     counted = on_devices.join(devices.group_by(key).len("devices"), on=key, how="left")
@@ -93,17 +65,7 @@ def fingerprints(ops: pl.DataFrame, devices: pl.DataFrame) -> pl.DataFrame:
 
 
 def members(frame: pl.DataFrame, host_ops: pl.DataFrame, collectives: pl.DataFrame) -> list[Member]:
-    """Return what each host is compared by, in the order of the hosts in `frame`, those without operations last.
-
-    Parameters
-    ----------
-    frame
-        ``tpunb.schema.STEPS`` with the column ``print``.
-    host_ops
-        ``tpunb.schema.HOST_OPS``.
-    collectives
-        ``tpunb.schema.HOST_COLLECTIVES``; of a step without one the start serves.
-    """
+    """Return what each host is compared by, in the order of the hosts in `frame`, those without operations last."""
     end_ps = (pl.col("start_ps") + pl.col("dur_ps")).max()
     ends = collectives.group_by(pl.col("host").cast(pl.String), "step").agg(end_ps=end_ps)
     placed = frame.join(ends, on=["host", "step"], how="left", maintain_order="left").sort("host", "step")
@@ -120,8 +82,8 @@ def members(frame: pl.DataFrame, host_ops: pl.DataFrame, collectives: pl.DataFra
     for host, is_numbered, prints, repeated, n in facts.iter_rows():
         rows = ops.get(host, host_ops.clear())
         on_device = rows.filter(pl.col("side") == "device")
-        known = steps[at : at + n], times[at : at + n], frozenset(prints), repeated
-        of_host[host] = Member(host, is_numbered, *known, on_device if len(on_device) else rows, len(on_device) > 0)
+        figures = steps[at : at + n], times[at : at + n], frozenset(prints), repeated
+        of_host[host] = Member(host, is_numbered, *figures, on_device if len(on_device) else rows, len(on_device) > 0)
         at += n
     return sorted(
         (of_host[host] for host in frame["host"].unique(maintain_order=True)), key=lambda host: not len(host.ops)
@@ -132,13 +94,6 @@ def place(roles: Mapping[str, Member], host: Member) -> tuple[str, int, bool]:
     """Return the role of a host, how far its step numbers move, and whether its steps match those of the role.
 
     A host of a new role, or one whose steps do not match, has a role of its own: that of its name.
-
-    Parameters
-    ----------
-    roles
-        The first host of each role by the name of the role.
-    host
-        Host to place.
     """
     alike = [(role, first) for role, first in roles.items() if same_program(first, host)]
     for role, first in alike:
@@ -201,30 +156,20 @@ def without_waits(
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return ``tpunb.schema.STEPS`` and ``tpunb.schema.OPS`` of a job without waits for slow hosts.
 
-    Parameters
-    ----------
-    rows
-        Steps of hosts, with ``role`` and what :func:`with_least` adds.
-    frame
-        ``tpunb.schema.STEPS`` of the roles.
-    ops
-        Means over hosts, as ``tpunb.schema.OPS``, with the least values of a host (``least_count``, ...), the number
-        of `hosts` that ran the operation, and `of` how many.
-    collectives
-        ``tpunb.schema.HOST_COLLECTIVES`` with ``role``.
+    `ops` are means over `hosts` of the `of` hosts, with the least values of a host: ``least_count``, ...
     """
-    rows = rows.with_columns(known=pl.col("collective_ps").is_not_null().all().over(_KEY))
-    known = pl.col("known")
+    rows = rows.with_columns(has_collectives=pl.col("collective_ps").is_not_null().all().over(_KEY))
+    has_collectives = pl.col("has_collectives")
     shared = {"collective_ps": pl.col("collective_ps"), "least_ps": pl.coalesce("least_ps", "collective_ps")}
     rows = rows.with_columns(
         pl.col("callbacks_ps").fill_null(0),
-        **{name: pl.when(known).then(time).otherwise(0) for name, time in shared.items()},
+        **{name: pl.when(has_collectives).then(time).otherwise(0) for name, time in shared.items()},
     )
     outside = pl.col("dur_ps") - pl.col("collective_ps") - pl.col("callbacks_ps")
     rows = rows.with_columns(dur_ps=outside, within_ps=pl.col("collective_ps") - pl.col("least_ps"))
     runs = collectives.group_by(*_KEY, "name", "instance").agg(pl.col("dur_ps").min())  # ids of programs may differ
     rows = rows.join(runs.group_by(_KEY).agg(transfer_ps=pl.col("dur_ps").sum()), on=_KEY, how="left")
-    transfer = pl.coalesce(pl.when(known).then("transfer_ps"), "least_ps").min() + middle("within_ps")
+    transfer = pl.coalesce(pl.when(has_collectives).then("transfer_ps"), "least_ps").min() + middle("within_ps")
     times = rows.group_by(_KEY).agg(
         dur_ps=middle("dur_ps") + transfer + pl.col("callbacks_ps").max(),
         input_ps=middle("input_ps"),

@@ -10,15 +10,9 @@ Ints = npt.NDArray[np.int64]
 
 
 def self_times(lanes: npt.NDArray[np.uint32], starts: Ints, durs: Ints) -> Ints:
-    """Return the time of each event without the time of nested events, in picoseconds.
+    """Return the time of each event without nested events, in picoseconds; rows by lane, start, longest first: (n,).
 
-    Every instant of a lane is assigned to the running event that began last, so self times are never negative and
-    those of a lane add up to the length of its union.
-
-    Parameters
-    ----------
-    lanes, starts, durs
-        Arrays of shape (n,), sorted by lane, start, and longest first.
+    Every instant is assigned to the running event that began last: self times add up to the lane's union.
 
     >>> self_times(np.uint32([0, 0, 1]), np.int64([0, 2, 2]), np.int64([10, 3, 3])).tolist()
     [7, 3, 3]
@@ -52,11 +46,6 @@ def _sweep_lanes(lanes: npt.NDArray[np.uint32], starts: Ints, durs: Ints) -> Int
 
 def unions(groups: npt.NDArray[np.uint32], starts: Ints, ends: Ints) -> Ints:
     """Return how long at least one event of each group ran, in picoseconds, by number of the group.
-
-    Parameters
-    ----------
-    groups, starts, ends
-        Arrays of shape (n,), in any order.
 
     >>> unions(np.uint32([7, 4, 7]), np.int64([2, 2, 0]), np.int64([5, 3, 3])).tolist()
     [1, 5]

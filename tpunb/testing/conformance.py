@@ -203,7 +203,7 @@ def _toy_profile() -> Profile:
 
 
 def _profile(events: pl.DataFrame) -> Profile:
-    windows, hardware = schema.empty(schema.WINDOWS), schema.empty(schema.HARDWARE)
+    windows, hardware = pl.DataFrame(schema=schema.WINDOWS), pl.DataFrame(schema=schema.HARDWARE)
     return Profile("toy", "toy", windows, hardware, span_ps=40_000_000, read_events=lambda: events)
 
 

@@ -126,7 +126,7 @@ def begun(iterator: Any) -> list[int]:
 
 def seeded_shuffles(dataset: Any) -> list[Any]:
     """Return the shuffles with a seed that a dataset of a program reads; other iterators over them advance them."""
-    found, todo, seen = [], [dataset], set()
+    shuffles, todo, seen = [], [dataset], set()
     while todo:
         part = todo.pop()
         if id(part) in seen:
@@ -134,8 +134,8 @@ def seeded_shuffles(dataset: Any) -> list[Any]:
         seen.add(id(part))
         todo += part._inputs()
         if type(part).__name__ == "_ShuffleDataset" and (int(part._seed) or int(part._seed2)):
-            found.append(part)
-    return found
+            shuffles.append(part)
+    return shuffles
 
 
 def _variant(content: bytes) -> Any:

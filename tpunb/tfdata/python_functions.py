@@ -120,19 +120,19 @@ def _in_code(
             yield use._replace(action=f"changes {use.name!r}")
         if step.opname in _ATTRIBUTES and last is not None:
             yield from _of_method(last, name)
-            own = own_attributes(owner, name) if last.value is owner else []
-            found = [Use(f"self.{name}", value, owner) for value in own]
+            values = object_attributes(owner, name) if last.value is owner else []
+            uses = [Use(f"self.{name}", value, owner) for value in values]
             last = Use(name, getattr(last.value, name, _UNKNOWN) if isinstance(last.value, types.ModuleType) else None)
             is_size = is_size or following.argval in _SIZES
         else:
             loads = step.argval if isinstance(step.argval, tuple) else (name,)  # some of Python 3.13 load two
             scope = closure if "FAST" in step.opname else ChainMap(closure, module)
-            found = [Use(each, scope[each]) for each in loads if step.opname.startswith(_LOADS) and each in scope]
+            uses = [Use(each, scope[each]) for each in loads if step.opname.startswith(_LOADS) and each in scope]
             last, is_used = None, following.opname in _ATTRIBUTES | _STORES or is_size
-            is_size = is_used and any(use.value is owner for use in found)
+            is_size = is_used and any(use.value is owner for use in uses)
             if len(loads) == 2 and loads[1] in scope and following.opname in _STORES:
                 place = _place(following)  # what is changed is the second, the instruction's place is the first's
-        for use in found:
+        for use in uses:
             last = use
             if place is not None and not isinstance(use.value, types.ModuleType):
                 loaded[place] = use
@@ -144,10 +144,10 @@ def _place(step: dis.Instruction) -> tuple[int | None, int | None] | None:
     return (step.positions.lineno, step.positions.col_offset) if step.positions else None
 
 
-def own_attributes(owner: Any, name: str) -> list[Any]:
+def object_attributes(owner: Any, name: str) -> list[Any]:
     """Return an attribute of an object; of a method or property, the functions of its class and of the bases."""
-    if name in (own := getattr(owner, "__dict__", {})):
-        return [own[name]]
+    if name in (attributes := getattr(owner, "__dict__", {})):
+        return [attributes[name]]
     every = [vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)]
     every = [getattr(each, "fget", getattr(each, "func", each)) for each in every]
     return [
@@ -187,13 +187,13 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _closure(function: types.FunctionType) -> dict[str, Any]:
     """Return the variables of outer functions that a function reads."""
-    found = {}
+    contents = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            found[name] = cell.cell_contents
+            contents[name] = cell.cell_contents
         except ValueError:  # not yet assigned
             continue
-    return found
+    return contents
 
 
 def _unwrapped(function: Any) -> tuple[Any, Any]:
@@ -229,6 +229,6 @@ def _name(function: Any) -> str:
     if function is None:
         return _UNNAMED
     if (function.__module__ or "").startswith("tensorflow"):  # from_generator calls the program's
-        held = (getattr(value, "_generator", None) for value in (owner, *_closure(function).values()))
-        return _name(next((generator for generator in held if generator is not None), None))
+        generators = (getattr(value, "_generator", None) for value in (owner, *_closure(function).values()))
+        return _name(next((generator for generator in generators if generator is not None), None))
     return type(owner).__name__ if owner is not None and function.__name__ == "__call__" else function.__name__

@@ -68,8 +68,7 @@ def explain_op(op: str, name: str = "", calls: str = "") -> str:
 def not_restored(graph: Any, options: Any, *, passes: bool = True, seeds: bool = False) -> str:
     """Return a sentence that names the first part of a graph that is not proved to be restored, or "".
 
-    `options` are those of the dataset; `passes` is False if a single iterator over it matters; `seeds` says whether the
-    states of seed generators that its maps change are restored too.
+    `passes`: whether later iterators matter too; `seeds`: whether states of seed generators are restored.
     """
     functions = {function.signature.name: function for function in graph.library.function}
     changing = drawing_stages(graph) if seeds else ()
@@ -138,8 +137,8 @@ def late_shuffles(graph: Any) -> list[str]:
     """Return the nodes of shuffles that begin with the first element: those that feed another shuffle."""
     pipeline, nodes = stages(graph), {node.name: node for node in graph.node}
     above = [stage for stage in pipeline if stage.kind.startswith("shuffle")]
-    fed = {other.node for stage in above for other in upstream(stage, pipeline) if other is not stage}
-    return [name for name in sorted(fed) if advances(nodes[name])]
+    lower = {other.node for stage in above for other in upstream(stage, pipeline) if other is not stage}
+    return [name for name in sorted(lower) if advances(nodes[name])]
 
 
 def only_checks(graph: Any) -> bool:

@@ -165,7 +165,7 @@ def seed_shuffles(dataset: Any, graph: Any, seeds: Sequence[int]) -> Any:
     return from_graph(graph, dataset.element_spec) if unseeded else dataset
 
 
-def with_own_shuffles(dataset: Any) -> Any:
+def with_new_shuffles(dataset: Any) -> Any:
     """Return a dataset whose shuffles do not advance those of `dataset`; itself, if it has none.
 
     Restoring a position begins the shuffles that ended before it once more.
@@ -196,11 +196,10 @@ def begin_shuffles(graph: Any, names: Sequence[str], times: int) -> None:
             iter(dataset)
 
 
-def use_own_resources(work: Rewriting, entropy: int) -> None:
-    """Give a pipeline its own shuffle seeds and caches: iterating it neither advances nor fills the program's.
+def use_new_resources(work: Rewriting, entropy: int) -> None:
+    """Give a pipeline new shuffle seeds and caches, which iterating it advances and fills instead of the program's.
 
-    Stages that shared one still share one. Unseeded shuffles get seeds from `entropy`: the same one gives the same
-    order in every epoch.
+    Stages that shared one still share one. The same `entropy` gives unseeded shuffles the same order in every epoch.
     """
     dice = random.Random(entropy)
     nodes = [node for node in work.graph.node if is_reshuffling(node) or node.op == "CacheDatasetV2"]
@@ -273,8 +272,7 @@ def insert_prefetch(work: Rewriting, size: int) -> None:
 def keep_prefetch_order(work: Rewriting) -> None:
     """Give prefetch buffers that tf.data sizes at least one place from the start.
 
-    While a buffer has none, elements bypass it; if it gets its first places at that moment, the elements put there
-    arrive after one that should follow them.
+    While a buffer has none, elements bypass it, and those put into its first places arrive after them.
     """
     for node in work.graph.node:
         if node.op == "PrefetchDataset":
@@ -291,12 +289,12 @@ def insert_cache(work: Rewriting, wanted: bool, below: str) -> None:
 
 
 def shared_resources(graph: Any) -> Iterator[Any]:
-    """Yield the dataset nodes that read a resource of the process which `use_own_resources` does not replace."""
+    """Yield the dataset nodes that read a resource of the process which `use_new_resources` does not replace."""
     import tensorflow as tf
 
     resource = tf.resource.as_datatype_enum
-    held = {node.name for node in graph.node if node.op == "Const" and node.attr["dtype"].type == resource}
+    constants = {node.name for node in graph.node if node.op == "Const" and node.attr["dtype"].type == resource}
     for node in filter(lambda node: is_dataset_op(node.op), graph.node):
-        read = {at for at, name in enumerate(node.input) if name.split(":")[0] in held}
+        read = {at for at, name in enumerate(node.input) if name.split(":")[0] in constants}
         if read - {_RESOURCE_INPUT.get(node.op)}:
             yield node

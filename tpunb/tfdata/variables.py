@@ -35,16 +35,16 @@ def drawing_stages(graph: Any) -> tuple[Stage, ...]:
     used = {stage: set(operations(functions, *stage.functions)) for stage in pipeline if stage.functions}
     if shuffles(graph) or any(_is_refused(op) for ops in used.values() for op in ops):
         return ()
-    found = tuple(stage for stage, ops in used.items() if any(op == "ReadVariableOp" or op in CHANGES for op in ops))
-    for stage in found:
+    drawing = tuple(stage for stage, ops in used.items() if any(op == "ReadVariableOp" or op in CHANGES for op in ops))
+    for stage in drawing:
         function = functions[stage.functions[0]]
         given = {arg.name for arg in function.signature.input_arg if arg.type == tf.resource.as_datatype_enum}
         changed = {node.input[0] for node in function.node_def if node.op in CHANGES}
         if stage.op != "MapDataset" or given != changed:
             return ()
-    below = {stage.node for stage in found}
+    below = {stage.node for stage in drawing}
     above = [each for each in pipeline if any(other.node in below for other in upstream(each, pipeline))]
-    return () if any(each.kind not in _ABOVE for each in above) else found
+    return () if any(each.kind not in _ABOVE for each in above) else drawing
 
 
 def _is_refused(op: str) -> bool:
@@ -86,20 +86,20 @@ def _handles(dataset: Any) -> list[Any]:
     """Return the handles of variables that functions of a dataset hold; none if one is no seed's state or is shared."""
     import tensorflow as tf
 
-    found, todo, seen = list[Any](), [dataset], set[int]()
+    handles, todo, seen = list[Any](), [dataset], set[int]()
     while todo:
         part = todo.pop()
         if id(part) in seen:
             continue
         seen.add(id(part))
         todo += part._inputs()
-        held = [each for function in part._functions() for each in function.function.captured_inputs]
-        found += [each for each in held if each.dtype == tf.resource]
+        captured = [each for function in part._functions() for each in function.function.captured_inputs]
+        handles += [each for each in captured if each.dtype == tf.resource]
     is_state = all(
         (kind := _type(each)) is not None and tf.as_dtype(kind.dtype).is_integer and len(kind.shape.dim) == 1
-        for each in found
+        for each in handles
     )
-    return found if is_state and len({id(each) for each in found}) == len(found) else []
+    return handles if is_state and len({id(each) for each in handles}) == len(handles) else []
 
 
 def _type(handle: Any) -> Any:

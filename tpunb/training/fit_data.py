@@ -287,7 +287,7 @@ class FitData:
         if not self.start.has_iterator:
             self.positions.begin(seconds=saved["position"].get("seconds", 0))
             return self.drawn
-        self._restored = rewrite.with_own_shuffles(self.passes.dataset)
+        self._restored = rewrite.with_new_shuffles(self.passes.dataset)
         iterator = self.iterator if self._restored is self.passes.dataset else iter(self._restored)
         position.read(self.start.folder / ITERATOR, iterator)
         self._feed_from(iterator)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tpunb.text import plain
-from tpunb.tfdata.python_functions import GLOBAL, Use, own_attributes, uses_of
+from tpunb.tfdata.python_functions import GLOBAL, Use, object_attributes, uses_of
 from tpunb.training.callbacks import CONSTANT, CallbackState
 from tpunb.training.fingerprints import of_arrays
 from tpunb.training.passes import CountingDataset
@@ -73,7 +73,7 @@ class PyDatasetState:
             yield f"{kind}: its workers leave batches to the next epoch, as many as they had read (set workers=1)"
 
     def _uses(self, method: str) -> list[Use]:
-        return [*uses_of(*own_attributes(self.dataset, method))]
+        return [*uses_of(*object_attributes(self.dataset, method))]
 
     def fingerprint(self) -> str:
         """Return a fingerprint of the number of batches, and of the attributes that do not change."""

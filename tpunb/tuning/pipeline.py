@@ -22,7 +22,7 @@ from tpunb.tfdata.rewrite import (
     keep_prefetch_order,
     make_parallel,
     shared_resources,
-    use_own_resources,
+    use_new_resources,
 )
 from tpunb.tfdata.stages import Stage, flag, is_deterministic, stages, upstream
 from tpunb.tuning.caching import cache_places
@@ -118,7 +118,7 @@ class Pipeline:
         """
         work = self._rewriting()
         changed = changes(self.parameters, values)
-        use_own_resources(work, self.entropy)
+        use_new_resources(work, self.entropy)
         return self._built(work, changed)
 
     def as_code(self, values: Mapping[str, Value]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpunb.tfdata.graph import to_graph
-from tpunb.tfdata.rewrite import PARALLEL_INPUT, Rewriting, use_own_resources
+from tpunb.tfdata.rewrite import PARALLEL_INPUT, Rewriting, use_new_resources
 from tpunb.tfdata.stages import Stage
 from tpunb.tuning.caching import dataset_up_to
 from tpunb.tuning.grain import GrainPipeline
@@ -51,7 +51,7 @@ def stage_costs(pipeline: Pipeline | GrainPipeline, *, limit: float = LIMIT) -> 
 
 def _of_tf(pipeline: Pipeline, limit: float) -> tuple[StageCost, ...]:
     work = Rewriting.of_copy(to_graph(pipeline.dataset))
-    use_own_resources(work, pipeline.entropy)
+    use_new_resources(work, pipeline.entropy)
     _make_serial(work)
     needed, certain = _elements_per_batch(pipeline.stages, work), _certain(pipeline.stages)
     costs: list[StageCost] = []

@@ -203,7 +203,7 @@ class _Dataset(LoopData):
         redraw = saved["redraw"]
         if start.has_iterator:
             self._begin_late()
-            self._restored = rewrite.with_own_shuffles(self._dataset)
+            self._restored = rewrite.with_new_shuffles(self._dataset)
             if self._restored is not self._dataset:
                 self.iterator = iter(self._restored)
             position.read(start.folder / ITERATOR, self.iterator)

@@ -1,4 +1,4 @@
-"""Own time of steps, without input wait and callbacks, and what else made a step long."""
+"""Exclusive time of steps, without input wait and callbacks, and what made outliers long."""
 
 from __future__ import annotations
 
@@ -12,49 +12,48 @@ from tpunb.frames.steps import Steps
 
 SLOW = "slow step"  # reason of an outlier by its duration, of a cause that the clock does not know
 RARE = "operations"  # reason of an outlier by the phase method
-_BESIDE = ("fit", "callbacks")  # no reasons: a method of Keras holds its steps, own time leaves callbacks out
+_BESIDE = ("fit", "callbacks")  # no reasons: a method of Keras holds its steps, exclusive time excludes callbacks
 
 
-def own_time() -> pl.Expr:
+def exclusive_time() -> pl.Expr:
     """Return the step time without callbacks and input wait, in picoseconds."""
-    return (pl.col("dur_ps") - pl.col("callbacks_ps").fill_null(0) - input_wait()).clip(0).alias("own_ps")
+    return (pl.col("dur_ps") - pl.col("callbacks_ps").fill_null(0) - input_wait()).clip(0).alias("exclusive_ps")
 
 
-def by_clock() -> pl.Expr:
+def clock_measures_input() -> pl.Expr:
     """Whether the clock measures the input wait of steps of this kind: those without it have none to measure."""
     return (pl.col("input_ps").is_not_null() & (pl.col("traced") == "none")).any().over("host", "kind")
 
 
 def input_wait() -> pl.Expr:
     """Return the input wait in picoseconds: the mean of the kind of step where only windows measure it, else 0."""
-    mean = pl.when(~by_clock()).then(pl.col("input_ps").mean().over("host", "kind").round().cast(pl.Int64))
+    mean = pl.when(~clock_measures_input()).then(pl.col("input_ps").mean().over("host", "kind").round().cast(pl.Int64))
     return pl.coalesce("input_ps", mean, 0).clip(0)
 
 
-def typical(own: Ints, phase: Ints, kind: Ints) -> Ints:
-    """Return the median own time of the phase of each step; of outliers, -1, that of their kind.
+def phase_medians(times: Ints, phase: Ints, kind: Ints) -> Ints:
+    """Return the median exclusive time of the phase of each step; of outliers, -1, that of their kind.
 
-    Productive time of a step is its own time up to that. Steps of no time are left out of medians; kinds are numbers.
+    Productive time of a step is its exclusive time up to that. Medians are of steps that took time; kinds are numbers.
     """
-    ascending = by_own(own)
-    return np.where(
-        phase < 0, medians(own, kind, ascending)[kind], medians(own, phase.clip(0), ascending)[phase.clip(0)]
-    )
+    ascending = rows_by_time(times)
+    of_kinds, of_phases = (group_medians(times, group, ascending)[group] for group in (kind, phase.clip(0)))
+    return np.where(phase < 0, of_kinds, of_phases)
 
 
-def by_own(own: Ints) -> Ints:
+def rows_by_time(times: Ints) -> Ints:
     """Return the rows that took time, in order of it."""
-    ascending = np.argsort(own, kind="stable")
-    return np.asarray(ascending[own[ascending] > 0])
+    ascending = np.argsort(times, kind="stable")
+    return np.asarray(ascending[times[ascending] > 0])
 
 
-def medians(own: Ints, group: Ints, ascending: Ints) -> Ints:
-    """Return the median own time of the rows in `ascending` of each group, numbered from 0; 0 without any."""
+def group_medians(times: Ints, group: Ints, ascending: Ints) -> Ints:
+    """Return the median time of the rows in `ascending` of each group, numbered from 0; 0 without any."""
     from tpunb.frames.phase_sums import middle_values  # compiled: half a second that importing need not wait
 
     groups = int(group.max(initial=-1)) + 1
     middle = np.zeros((groups, 2), dtype=np.int64)
-    middle_values(group, ascending, own, np.bincount(group[ascending], minlength=groups), middle)
+    middle_values(group, ascending, times, np.bincount(group[ascending], minlength=groups), middle)
     return np.asarray(middle.sum(axis=1) // 2)
 
 
@@ -94,32 +93,29 @@ def stall_places(steps: pl.DataFrame, stalls: pl.DataFrame) -> pl.Series:
     return steps.select(unit).join(longest, on="unit", how="left", maintain_order="left")["place"]
 
 
-def reasons(steps: Steps, labels: pl.Series) -> pl.Series:
+def outlier_reasons(steps: Steps, labels: pl.Series) -> pl.Series:
     """Return why each step is an outlier, null for the steps of phases.
 
-    The account, or garbage collection, that took at least half of its own time; program startup if it traced or
-    compiled at all; else the place of its longest stall. Without such a cause it is "operations" for a step that the
-    phase method left out, and "slow step" for one that the clock found far outside its phase.
+    The account, or garbage collection, that took half of its exclusive time or more; program startup; place of a stall.
     """
-    by_clock = (labels >= 0).any() & (steps.frame["traced"] != "full")
-    unexplained = pl.when(by_clock).then(pl.lit(SLOW)).otherwise(pl.lit(RARE))
+    left_by_clock = (labels >= 0).any() & (steps.frame["traced"] != "full")
+    unexplained = pl.when(left_by_clock).then(pl.lit(SLOW)).otherwise(pl.lit(RARE))
     return pl.select(pl.when(labels < 0).then(pl.coalesce(_causes(steps), unexplained)).alias("reason")).to_series()
 
 
 @memoised
 def _causes(steps: Steps) -> pl.Series:
-    """Return what took most of the own time of each step, or the place of its longest stall; null if unknown."""
+    """Return what took most of the exclusive time of each step, or the place of its longest stall; null if unknown."""
     causes = np.full(len(steps), None, dtype=object)
-    rows = steps.frame.with_row_index("row").with_columns(own_time())
+    rows = steps.frame.with_row_index("row").with_columns(exclusive_time())
     for host, part in rows.partition_by("host", as_dict=True).items():
         causes[part["row"].to_numpy()] = _causes_of_host(steps, str(host[0]), part)
     return pl.Series("reason", causes.tolist(), dtype=pl.String)
 
 
 def _causes_of_host(steps: Steps, host: str, rows: pl.DataFrame) -> NDArray[np.object_]:
-    start, dur, own, compiling = (
-        rows[name].fill_null(0).to_numpy().astype(np.int64) for name in ("start_ps", "dur_ps", "own_ps", "compile_ps")
-    )
+    names = ("start_ps", "dur_ps", "exclusive_ps", "compile_ps")
+    start, dur, exclusive, compiling = (rows[name].fill_null(0).to_numpy().astype(np.int64) for name in names)
     times = {"program startup": compiling}
     causes = np.full(len(rows), None, dtype=object)
     if steps.wall is not None:
@@ -128,12 +124,13 @@ def _causes_of_host(steps: Steps, host: str, rows: pl.DataFrame) -> NDArray[np.o
         windows = steps.windows.filter(host=host).select(account=pl.lit("window"), start_ps="start_ps", end_ps=until)
         for (account,), part in spans.partition_by("account", as_dict=True).items():
             if account not in _BESIDE:
-                known = [spans.filter(account="callbacks"), *([windows] if account == "profiler" else [])]
-                beside = pl.concat(known)  # time that own time leaves out, or in which the step ran and was traced
+                # time that is excluded, or in which the step ran and was traced
+                excluded = [spans.filter(account="callbacks"), *([windows] if account == "profiler" else [])]
+                beside = pl.concat(excluded)
                 time = covered(pl.concat([part, beside]), start, start + dur) - covered(beside, start, start + dur)
                 times[str(account)] = np.maximum(times.get(str(account), 0), time)
         causes = stall_places(rows, steps.wall.stalls.filter(host=host)).to_numpy().astype(object)
     accounts, taken = np.array([*times], dtype=object), np.stack([*times.values()])
     causes = np.where(times["program startup"] > 0, "program startup", causes)
     most = taken.argmax(axis=0)
-    return np.where((taken.max(axis=0) * 2 >= own) & (own > 0), accounts[most], causes)
+    return np.where((taken.max(axis=0) * 2 >= exclusive) & (exclusive > 0), accounts[most], causes)
