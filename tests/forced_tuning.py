@@ -27,7 +27,7 @@ class Chosen:
 class Won:
     """A race that is won at once; `Lost` is lost after some blocks in turns."""
 
-    def __init__(self, *, fewest, most):
+    def __init__(self):
         self.pairs = 0
 
     def add(self, baseline, candidate):

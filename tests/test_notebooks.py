@@ -145,7 +145,7 @@ def test_training_and_evaluation_are_separate_phases(tour):
     [
         pytest.param(name, least, marks=pytest.mark.slow if name in SLOW else pytest.mark.live)
         for name, least in [
-            *(("00_tour.ipynb", 7), ("01_read_a_profile.ipynb", 2), ("02_phases.ipynb", 5), ("03_tune.ipynb", 1)),
+            *(("00_tour.ipynb", 7), ("01_read_a_profile.ipynb", 2), ("02_phases.ipynb", 4), ("03_tune.ipynb", 1)),
             *(("04_sweep.ipynb", 4), ("05_pods.ipynb", 2), ("06_rank.ipynb", 3)),
             *(("paper/2_phases.ipynb", 7), ("paper/3_operators.ipynb", 3), ("paper/4_datasets.ipynb", 3)),
             ("paper/5_tuning.ipynb", 3),

@@ -274,6 +274,20 @@ def test_the_seconds_needed_are_stated_before_they_are_spent(at):
     )
 
 
+def test_seconds_are_saved_by_steps_after_the_change(monkeypatch):
+    clock = iter([0, 1, 3, 5, 6, 7])
+    monkeypatch.setattr(online, "time", SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: 0.0))
+    timer = online.StepTimer()
+    timer.start()
+    for step in (1, 2, 3):
+        timer.record(step, within_epoch=True)
+    assert timer.step == 2
+    timer.swap()
+    timer.record(4, within_epoch=True)
+    timer.record(5, within_epoch=True)
+    assert timer.saved == 2
+
+
 def test_a_short_fit_is_not_tuned(monkeypatch):
     monkeypatch.setattr(online, "_SECONDS", 0.0)
     with tuned(budget=1e6) as found:

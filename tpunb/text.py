@@ -48,10 +48,11 @@ def estimated_overhead(share: float, interval: tuple[float, float] | None = None
 def plural(n: int, noun: str) -> str:
     """Return a count with its noun.
 
-    >>> plural(1, "step"), plural(1200, "step")
-    ('1 step', '1,200 steps')
+    >>> plural(1, "step"), plural(1200, "step"), plural(2, "batch")
+    ('1 step', '1,200 steps', '2 batches')
     """
-    return f"{n:,} {noun}{'s'[: n != 1]}"
+    ending = "" if n == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{n:,} {noun}{ending}"
 
 
 def count(n: int) -> str:

@@ -40,14 +40,14 @@ class Barriers:
     @cached_property
     def blocks(self) -> list[tuple[Ints, Ints]]:
         """Instances and hosts that wait for each other, two or more in each instance."""
-        found = []
+        blocks = []
         for place, component in enumerate(self.groups):
             rows = np.flatnonzero(self.group == place)
             for number in range(component.max(initial=-1) + 1):
                 hosts = np.flatnonzero(component == number)
                 waited = rows[np.isfinite(self.wait[np.ix_(rows, hosts)]).sum(axis=1) > 1]
-                found += [(waited, hosts)] if len(waited) else []
-        return found
+                blocks += [(waited, hosts)] if len(waited) else []
+        return blocks
 
     @property
     def ends(self) -> Floats:
@@ -64,11 +64,10 @@ class Barriers:
         return late
 
 
-def barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
+def find_barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
     """Return the collectives of the steps in `frame`, or without any, the ends of these steps.
 
-    Point-to-point transfers are left out: nobody else waits for them. Programs have numbers of their own on each host
-    if their ids differ.
+    Point-to-point transfers are left out: nobody else waits for them. If program ids differ, hosts number them apart.
     """
     runs, by = _runs(tables, frame)
     names, lost = _in_order({*frame["host"].unique()}), {re.sub(_FILE, "", name) for name in tables.lost["what"]}

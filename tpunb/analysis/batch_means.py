@@ -17,13 +17,7 @@ def difference(a: Floats, b: Floats) -> tuple[Floats, Floats, Floats]:
     """Return the mean of `b` minus that of `a`, and the ends of its 95 % interval: NaN if unknown.
 
     Welch's t (Welch 1947) on the means of batches of adjacent steps, whose spread includes the autocorrelation of steps
-    (Schmeiser 1982: 10 to 30 batches). Below 40 steps, each step is a batch. If batches are still correlated, the
-    interval is widened. There is none for fewer than two steps, or if neither side varies.
-
-    Parameters
-    ----------
-    a, b
-        Values in order of time, (steps, ...), compared along the first axis, of any length.
+    (Schmeiser 1982: 10 to 30 batches). Correlated batches widen it; values are (steps, ...) in order of time.
 
     >>> [end.round(2).item() for end in difference(np.array([1.0, 2.0, 3.0]), np.array([5.0, 6.0, 7.0]))]
     [4.0, 1.73, 6.27]

@@ -345,8 +345,8 @@ def _of_ops(full: Steps, rows: Ints, run: str) -> pl.DataFrame:
 def _with_names_of(a: pl.DataFrame, b: pl.DataFrame) -> pl.DataFrame:
     """Return the operations of `b`; a collective has its name in `a` if each has one of its sort, by two names."""
     alone = [
-        one.filter(side="device").join(other, on=["side", "op"], how="anti")["op"].cast(pl.String)
-        for one, other in ((a, b), (b, a))
+        ops.filter(side="device").join(other, on=["side", "op"], how="anti")["op"].cast(pl.String)
+        for ops, other in ((a, b), (b, a))
     ]
     sorts = [[op_names.collective(name) for name in names] for names in alone]
     once = {sort for sort in sorts[0] if sort and sorts[0].count(sort) == sorts[1].count(sort) == 1}

@@ -77,14 +77,10 @@ def traits_of(phases: Phases) -> Traits:
 
 
 def by_operations(a: Traits, b: Traits) -> Floats | None:
-    """Return the similarity of the phases of two runs by their operations, (phases of a, phases of b), 0 to 1.
+    """Return the similarity of two runs' phases by operations, (phases of a, phases of b), 0 to 1; None if unknown.
 
-    On each side that both runs have, host and devices separately, it is the geometric mean of two affinities: of the
-    operations' shares of self time, the sum of sqrt(p q) (Bhattacharyya 1943; 1 minus the square of the Hellinger
-    distance), and of the shares of steps in which they run (Jaccard 1901), weighted down for operations of many
-    phases; the first alone if neither phase has such operations. Operations of one run alone are not in these sets if
-    they take less than 2 % of the time: the profiler may have skipped them in the other. The result is the mean of the
-    sides on which either phase ran anything; 0 if they have no kind in common. None if the runs have no side in common.
+    Mean over host and devices of the geometric mean of the affinity of shares of self time (Bhattacharyya 1943) and of
+    the shares of steps in which operations run (Jaccard 1901), weighted down for operations of many phases.
     """
     union = pl.concat([a.ops, b.ops]).unique(maintain_order=True).with_row_index("at")
     side = union["side"].to_physical().to_numpy()
@@ -98,6 +94,7 @@ def by_operations(a: Traits, b: Traits) -> Floats | None:
             share_a, share_b = _shares(time_a[:, mask]), _shares(time_b[:, mask])
             affinity = np.sqrt(share_a) @ np.sqrt(share_b).T
             in_both = time_a[:, mask].any(axis=0) & time_b[:, mask].any(axis=0)
+            # the profiler may have skipped operations of little time in one run
             mask[mask] = in_both | (np.maximum(share_a.max(axis=0), share_b.max(axis=0)) >= EVIDENCE)
             both = np.stack([np.minimum(row, set_b[:, mask]) @ weight[mask] for row in set_a[:, mask]])
             either = (set_a @ (mask * weight))[:, None] + (set_b @ (mask * weight))[None, :] - both
@@ -114,8 +111,8 @@ def by_operations(a: Traits, b: Traits) -> Floats | None:
 def by_kinds(a: Traits, b: Traits) -> Floats:
     """Return the similarity of the phases of two runs by kinds, order and numbers of steps, as `by_operations` does.
 
-    For runs whose operations have other names, as on another kind of device: the affinity of their kinds, times the
-    mean of the nearness of their places and of the ratio of their shares of the steps.
+    For runs whose operations have other names, as on other devices: the affinity of kinds, times the mean of the
+    nearness of places and of the ratio of shares of the steps.
     """
     near = 1 - np.abs(a.place[:, None] - b.place[None, :])
     most = np.maximum(a.steps[:, None], b.steps[None, :])
@@ -132,12 +129,7 @@ def run_similarity(a: Traits, b: Traits, similarity: Floats) -> float:
 def match(a: Traits, b: Traits, similarity: Floats | None) -> pl.DataFrame:
     """Return (phase_a, phase_b, similarity, by) of the matching phases of two runs.
 
-    Parameters
-    ----------
-    a, b
-        Runs to match.
-    similarity
-        Similarity by operations, used if both phases have any; None to use the kinds only.
+    `similarity`, by operations, is used if both phases have any; kinds only if None.
     """
     kinds = by_kinds(a, b)
     traced = np.zeros(kinds.shape, dtype=bool) if similarity is None else np.outer(a.traced, b.traced)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 _PART = 0.8  # share of the hosts, windows or steps in a draw: fewer would lose rare phases
-_MOST = 20_000  # steps in a draw
+_MOST_DRAWN = 20_000  # steps in a draw
 _ROUNDING = 1e-9  # of a squared distance
 _SEVERAL = 5  # fewest hosts or windows to draw from
 
@@ -85,28 +85,14 @@ def _title(method: PhaseMethod | str) -> str:
 
 @dataclass(frozen=True)
 class Stability:
-    """Agreement of phases with those found in parts of the steps.
+    """Agreement of phases with those found in parts of the steps."""
 
-    Parameters
-    ----------
-    ari
-        Mean adjusted Rand index on the common steps: 1.0 for equal phases, 0 for chance; None if unknown.
-    low, high
-        Interval that covers 95 of 100 draws.
-    draws
-        Number of draws.
-    of
-        Size of a draw: "4 of 5 hosts", "20000 of 112590 steps".
-    reason
-        Reason why it is unknown; "" if it is known.
-    """
-
-    ari: float | None
-    low: float | None
+    ari: float | None  # mean adjusted Rand index on the common steps: 1.0 for equal phases, 0 for chance
+    low: float | None  # ends of the interval that covers 95 of 100 draws
     high: float | None
     draws: int
-    of: str
-    reason: str = ""
+    of: str  # size of a draw: "4 of 5 hosts", "20000 of 112590 steps"
+    reason: str = ""  # why it is unknown
 
     def __str__(self) -> str:
         if self.ari is None:
@@ -154,7 +140,7 @@ def stability(phases: Phases, *, draws: int = 20, seed: int = 0) -> Stability:
     scores, reason = [], ""
     for _ in range(draws):
         rows = _draw(unit, random)
-        of = f"{_MOST} of {len(full)} steps" if len(rows) == _MOST else of
+        of = f"{_MOST_DRAWN} of {len(full)} steps" if len(rows) == _MOST_DRAWN else of
         try:
             part = phases.method(_select(full, rows))
         except TpunbError as error:
@@ -198,7 +184,7 @@ def _draw(unit: Ints, random: np.random.Generator) -> Ints:
     names = np.unique(unit)
     drawn = random.choice(names, max(1, round(len(names) * _PART)), replace=False)
     rows = np.flatnonzero(np.isin(unit, drawn))
-    return rows if len(rows) <= _MOST else np.sort(random.choice(rows, _MOST, replace=False))
+    return rows if len(rows) <= _MOST_DRAWN else np.sort(random.choice(rows, _MOST_DRAWN, replace=False))
 
 
 def _select(full: Steps, rows: Ints) -> Steps:
@@ -254,8 +240,8 @@ class Quality:
 
     def __repr__(self) -> str:
         few, n = self.representatives, plural(len(self.phases), "phase")
-        known = (self.explained_variance, self.confidence)
-        variance, confidence = ("undefined" if value is None else f"{value:.2f}" for value in known)
+        values = self.explained_variance, self.confidence
+        variance, confidence = ("undefined" if value is None else f"{value:.2f}" for value in values)
         errors = f"op profile within {few.error:.1%}, time within {few.time_error:.1%}"
         return "\n".join(
             [

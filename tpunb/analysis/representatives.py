@@ -138,8 +138,8 @@ class Population:
     def counts(self, n: int | None) -> Ints:
         """Return the number of steps to choose of each group of `traced`, `n` in all if there are as many.
 
-        One each, and the others by steps times spread (Neyman 1934), in integers (Wright 2012, The American
-        Statistician 66). If there are fewer than one each, the longest groups.
+        One each, the others by steps times spread (Neyman 1934), in integers (Wright 2012, The American Statistician
+        66). If there are fewer than one each, the longest groups.
         """
         counts = np.ones(len(self.traced), dtype=np.int64)
         if n is None or n <= len(counts) or not len(counts):
@@ -168,8 +168,7 @@ class Population:
     def best(self, group: Group, n: int) -> Ints:
         """Return the `n` rows of a group that represent it best, the best first.
 
-        Greedily: each brings the operations' times of the chosen rows, by their step time, nearest to the group's; the
-        earliest of equal ones.
+        Greedily: each brings the operations' shares of step time nearest to the group's; the earliest of equal ones.
         """
         if n == 0 or n == len(group.rows) or n > _GREEDY:
             return _evenly(group.rows, n)
@@ -191,9 +190,8 @@ class Population:
     def offsets(self, counts: Ints) -> tuple[Floats, Floats]:
         """Return how far below and above an estimate the truth is in 95 of 100 draws of so many steps.
 
-        For the self time of each operation, and last for the time of all steps. Quantiles of thousands of draws from
-        the population, without assumptions on its shape; large phases are drawn from a random part, corrected by
-        Cochran 1977, equation 2.9.
+        For the self time of each operation, and last for the time of all steps: quantiles of thousands of draws. Large
+        phases are drawn from a random part, corrected by Cochran 1977, equation 2.9.
         """
         key = tuple(counts.tolist())
         if key not in self._offsets:

@@ -79,14 +79,14 @@ class Roofline(Tabular):
         roof in the second. The base of both is the peak in the self time of instructions whose work is known: of
         ``flops_time_share`` of all, which must be 0.9 or more.
         """
-        known, time = self._at_the_roof.filter("known"), int(self.work["self_ps"].sum())
-        measured = int(known["self_ps"].sum())
-        if not measured or float((known["self_ps"] * known["share"]).sum()) < _ENOUGH * time:
+        counted, time = self._at_the_roof.filter("counted"), int(self.work["self_ps"].sum())
+        measured = int(counted["self_ps"].sum())
+        if not measured or float((counted["self_ps"] * counted["share"]).sum()) < _ENOUGH * time:
             return None
         above = pl.col("roof_ps") > pl.col("self_ps")
         at_most = pl.col("compute_ps") * pl.when(above).then(pl.col("self_ps") / pl.col("roof_ps")).otherwise(1)
         low, high = (
-            known.select(part.sum()).item() / measured for part in (pl.col("compute_ps").filter(~above), at_most)
+            counted.select(part.sum()).item() / measured for part in (pl.col("compute_ps").filter(~above), at_most)
         )
         return low, max(low, min(high, 1.0))
 
@@ -123,7 +123,7 @@ class Roofline(Tabular):
         rows = self.work.with_columns(
             dtype=_dtype(self.device),
             outside=_outside(),
-            known=_counted() & ~_outside(),  # waiting for what continues elsewhere has no roof and no headroom
+            counted=_counted() & ~_outside(),  # waiting for what continues elsewhere has no roof and no headroom
             compute_ps=_compute(self.device) * 1e12,
             memory_ps=_memory(self.device) * 1e12,
         ).with_columns(roof_ps=pl.max_horizontal("compute_ps", "memory_ps"))
@@ -145,7 +145,7 @@ class Roofline(Tabular):
         )
         return rows.with_columns(
             above=pl.when(pl.col("roof_ps") > time).then(why),
-            least_ps=pl.when("known").then(pl.min_horizontal("roof_ps", "self_ps")),
+            least_ps=pl.when("counted").then(pl.min_horizontal("roof_ps", "self_ps")),
         )
 
     @property
@@ -186,8 +186,8 @@ def _memory(device: Device) -> pl.Expr:
     """Return the time of the bytes in the fastest memory that holds those of one run, in seconds."""
     bandwidth = pl.lit(device.bandwidth)
     for level in reversed(device.levels):
-        held = pl.col("bytes") <= level.capacity * pl.max_horizontal("count", 1)
-        bandwidth = pl.when(held).then(level.bandwidth).otherwise(bandwidth)
+        fits = pl.col("bytes") <= level.capacity * pl.max_horizontal("count", 1)
+        bandwidth = pl.when(fits).then(level.bandwidth).otherwise(bandwidth)
     return pl.when(_counted()).then(pl.col("bytes") / (bandwidth / device.cores))
 
 
@@ -198,7 +198,7 @@ def _roof(device: Device) -> pl.Expr:
 def _summary() -> list[pl.Expr]:
     """Return the figures of a row of ``tpunb.schema.ROOFLINE``, of the instructions whose work is known."""
     time, flops, bytes_, roof, least, covered = (
-        pl.when(pl.col("known").any()).then(of.filter("known").sum())
+        pl.when(pl.col("counted").any()).then(of.filter("counted").sum())
         for of in (
             *(pl.col(name) for name in ("self_ps", "flops", "bytes", "roof_ps", "least_ps")),
             pl.col("self_ps") * pl.col("share"),
@@ -208,23 +208,23 @@ def _summary() -> list[pl.Expr]:
     sources = pl.col("flops_source").drop_nulls().unique()
     excess = (pl.col("roof_ps") - pl.col("self_ps")).filter(pl.col("above").is_not_null())
     return [
-        (covered.fill_null(0) / _above_zero(pl.col("self_ps").sum())).alias("flops_time_share"),
-        (flops / _above_zero(time) * 1e12).alias("rate"),
-        (flops / _above_zero(bytes_)).alias("intensity"),
+        _ratio(covered.fill_null(0), pl.col("self_ps").sum()).alias("flops_time_share"),
+        (_ratio(flops, time) * 1e12).alias("rate"),
+        _ratio(flops, bytes_).alias("intensity"),
         pl.when(roof > 0)
         .then(pl.when(of_memory > roof / 2).then(pl.lit("memory")).otherwise(pl.lit("compute")))
         .alias("bound"),
         pl.col("dtype").filter(pl.col("flops") > 0).sort_by(pl.col("flops").filter(pl.col("flops") > 0)).last(),
-        (flops / _above_zero(roof) * 1e12).alias("attainable"),
-        (least / _above_zero(time)).alias("efficiency"),
+        (_ratio(flops, roof) * 1e12).alias("attainable"),
+        _ratio(least, time).alias("efficiency"),
         (time - least).round().cast(pl.Int64).alias("headroom_ps"),
         pl.when(sources.len() > 1).then(pl.lit("several")).otherwise(sources.first()).alias("flops_source"),
         pl.col("above").drop_nulls().sort_by(excess, descending=True).first(),
     ]
 
 
-def _above_zero(value: pl.Expr) -> pl.Expr:
-    return pl.when(value > 0).then(value)
+def _ratio(numerator: pl.Expr, denominator: pl.Expr) -> pl.Expr:
+    return pl.when(denominator > 0).then(numerator / denominator)
 
 
 _STEPS = {"run": "run", "phase": "phase", "step": "step"}
@@ -282,13 +282,13 @@ def roofline(run: Run, by: str | None = None, *, device: str | Device | None = N
     sums = [total(column) for column in ("count", "self_ps", "flops", "bytes")]
     firsts = [pl.col("flops_source").drop_nulls().first(), pl.col("share").first()]
     work = rows.group_by(*dict.fromkeys([_BY[by], *unit])).agg(*sums, *firsts)  # names become text when they are few
-    known = pl.col(_BY[by]).is_not_null()
+    named = pl.col(_BY[by]).is_not_null()
     of_result = pl.col("shape").cast(pl.String).str.extract(r"^\(*(\w+)\[")
     dtype = pl.coalesce(pl.col("dtype").cast(pl.String), of_result)
     work = work.with_columns(
         what=pl.col(_BY[by]).cast(pl.String).fill_null("unattributed"),
-        program=pl.when(known & (by == "instruction")).then("program"),
-        part=pl.when(known & (by in _WITH_PART)).then("part"),
+        program=pl.when(named & (by == "instruction")).then("program"),
+        part=pl.when(named & (by in _WITH_PART)).then("part"),
         dtype=dtype.str.replace(r"^f8.*", "fp8").replace(_DTYPES),
     )
     return Roofline(work.select(pl.col(column).cast(dtype) for column, dtype in WORK.items()), chip, by)
@@ -339,8 +339,8 @@ def _with_library(rows: pl.DataFrame) -> pl.DataFrame:
     names = ["kernel", "hlo_op", "op", "category"]
     texts = rows.select(names).unique()
     libraries = [library(*row) for row in texts.cast(pl.String).rows()]
-    found = texts.with_columns(library=pl.Series(libraries, dtype=pl.String))
-    return rows.join(found, on=names, how="left", nulls_equal=True)
+    named = texts.with_columns(library=pl.Series(libraries, dtype=pl.String))
+    return rows.join(named, on=names, how="left", nulls_equal=True)
 
 
 def _device(value: object) -> Device:
@@ -394,18 +394,13 @@ _LONGEST = 500  # characters of a name that are matched
 
 
 def library(kernel: str | None, hlo_op: str | None, op: str | None = None, category: str | None = None) -> str | None:
-    """Return the library of an operation; None if its names name none.
-
-    Parameters
-    ----------
-    kernel, hlo_op, op, category
-        Names of the GPU kernel, the HLO instruction and the operation, and its category.
+    """Return the library of an operation by the names of its GPU kernel, HLO instruction and op, or None.
 
     >>> library("volta_sgemm_128x64_nn", "cublas-gemm.1"), library(None, "loop_fusion.3"), library("my_kernel", None)
     ('cuBLAS', 'XLA', None)
     """
     for name in (kernel, hlo_op, op):
-        for found, pattern in _PATTERNS.items():
+        for owner, pattern in _PATTERNS.items():
             if name and pattern.search(name[:_LONGEST]):
-                return found
+                return owner
     return "XLA" if hlo_op and category != "custom-call" else None

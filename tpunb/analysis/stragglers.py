@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.barriers import Barriers, barriers, clocks, median
+from tpunb.analysis.barriers import Barriers, clocks, find_barriers, median
 from tpunb.analysis.run import Run, loaded, steps
 from tpunb.errors import NoSteps
 from tpunb.frames import Steps
@@ -23,7 +23,7 @@ from tpunb.step_stats import op_names
 from tpunb.step_stats.merge_hosts import host_tables, of_job
 from tpunb.text import cut, percent, plain, plural
 
-_MOST = 4  # hosts in a sentence
+_MOST_NAMED = 4  # hosts in a sentence
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,9 +78,9 @@ class Hosts(Tabular):
             worst = f" more than their spread explains, {_name(judged.row(0, named=True))} by {gain} of step time"
             yield f"{first}, none delays the others{worst if judged['costs_ps'][0] else ''}"
         else:
-            rows = [*named.head(_MOST).iter_rows(named=True)]
+            rows = [*named.head(_MOST_NAMED).iter_rows(named=True)]
             each = (f"{_name(row)} to gain {percent(self.share(row['costs_ps']), 1)} ({_why(row)})" for row in rows)
-            more = f" and {named.height - _MOST} more" if named.height > _MOST else ""
+            more = f" and {named.height - _MOST_NAMED} more" if named.height > _MOST_NAMED else ""
             yield f"{first}, replace {', '.join(each)}{more}"
             together = percent(self.share(named["together_ps"][-1]), 1)
             yield f"{together} together, of step time" if named.height > 1 else "of step time"
@@ -144,42 +144,42 @@ def _hosts(steps: Steps) -> Hosts:
     frame = tables.frame.filter(pl.col("traced") == "full")
     if frame.is_empty():
         raise NoSteps(f"{steps.name or 'the job'} has no step that was traced in full")
-    found = barriers(tables, frame)
-    tops = [_top(found.wait[np.ix_(*block)], block) for block in found.blocks]
-    costs, last = _costs(found, tops)
+    barriers = find_barriers(tables, frame)
+    tops = [_top(barriers.wait[np.ix_(*block)], block) for block in barriers.blocks]
+    costs, last = _costs(barriers, tops)
     order = _ranking(tops, costs)
-    together = _together(found, order)
-    if any(component.max(initial=0) > 0 for component in found.groups):
-        costs, order, together = _replayed(found, costs, order)
+    together = _together(barriers, order)
+    if any(component.max(initial=0) > 0 for component in barriers.groups):
+        costs, order, together = _replayed(barriers, costs, order)
     named = order[: _outliers(np.diff(together, prepend=0)[:-1])]
-    late = _lateness(found)
-    skew, drift = clocks(found)
+    late = _lateness(barriers)
+    skew, drift = clocks(barriers)
     whole = (("costs_ps", costs[order]), ("together_ps", together), ("skew_ps", skew[order]))
     columns = {name: pl.Series(values).fill_nan(None).round().cast(pl.Int64) for name, values in whole}
-    names = np.array(found.hosts)
+    names = np.array(barriers.hosts)
     rows = pl.DataFrame(
         {"host": names[order], "last": last[order], "drift_ppm": drift[order]} | columns, nan_to_null=True
     ).with_columns(
         role=pl.Series([tables.roles.get(name) for name in names[order]], dtype=pl.String),
         named=pl.int_range(pl.len()) < len(named),
     )
-    reasons = causes(found, tables, frame, late, named.tolist())
+    reasons = causes(barriers, tables, frame, late, named.tolist())
     lost = tables.lost.select(host="what", lost="reason")
     parts = [rows.join(reasons, on="host", how="left", maintain_order="left"), lost]
-    every = [int(step) for step in found.steps]
+    every = [int(step) for step in barriers.steps]
     return Hosts(
         pl.concat(parts, how="diagonal"),
-        _critical(found, skew),
+        _critical(barriers, skew),
         pl.DataFrame(
             {
-                "host": pl.Series(found.hosts, dtype=schema.NAME)[np.repeat(np.arange(len(names)), len(every))],
+                "host": pl.Series(barriers.hosts, dtype=schema.NAME)[np.repeat(np.arange(len(names)), len(every))],
                 "step": np.tile(every, len(names)),
                 "late_ps": np.rint(late.T).astype(np.int64).ravel(),
             }
         ),
         int(frame.group_by("step").agg(pl.col("dur_ps").median())["dur_ps"].sum()),
-        found.by,
-        found.notes,
+        barriers.by,
+        barriers.notes,
     )
 
 
@@ -198,11 +198,11 @@ def _top(wait: Floats, block: tuple[Ints, Ints]) -> tuple[Ints, Floats]:
     return block[1][np.take_along_axis(who, by_wait, axis=1)], np.take_along_axis(waits, by_wait, axis=1)
 
 
-def _costs(found: Barriers, tops: Sequence[tuple[Ints, Floats]]) -> tuple[Floats, Floats]:
+def _costs(barriers: Barriers, tops: Sequence[tuple[Ints, Floats]]) -> tuple[Floats, Floats]:
     """Return what each host costs, and the share of its collectives to which it came last; NaN if it had none."""
-    took = np.zeros(len(found.hosts))
-    for rows, hosts in found.blocks:
-        took[hosts] += np.isfinite(found.wait[np.ix_(rows, hosts)]).sum(axis=0)
+    took = np.zeros(len(barriers.hosts))
+    for rows, hosts in barriers.blocks:
+        took[hosts] += np.isfinite(barriers.wait[np.ix_(rows, hosts)]).sum(axis=0)
     costs, last = np.zeros((2, len(took)))
     for who, wait in tops:
         costs += np.bincount(who[:, 0], wait[:, 1] - wait[:, 0], len(took))
@@ -230,12 +230,12 @@ def _ranking(tops: Sequence[tuple[Ints, Floats]], costs: Floats) -> Ints:
     return np.array([*order, *rest[np.argsort(-np.nan_to_num(costs[rest], nan=-1), kind="stable")]], np.int64)
 
 
-def _together(found: Barriers, order: Ints) -> Floats:
+def _together(barriers: Barriers, order: Ints) -> Floats:
     """Return the gain if no other host waits for the first, the first two, ... in an order."""
     rank, gains = np.argsort(order), np.zeros(len(order))
-    for rows, hosts in found.blocks:
+    for rows, hosts in barriers.blocks:
         ranked = hosts[np.argsort(rank[hosts])]
-        filled = _filled(found.wait[np.ix_(rows, ranked)])
+        filled = _filled(barriers.wait[np.ix_(rows, ranked)])
         least = np.minimum.accumulate(filled[:, ::-1], axis=1).sum(axis=0)[::-1]  # of all from a rank on
         gains[rank[ranked[:-1]]] += np.diff(least)
     return gains.cumsum()
@@ -244,8 +244,8 @@ def _together(found: Barriers, order: Ints) -> Floats:
 def _outliers(gains: Floats) -> int:
     """Return how many of the first hosts gain more than the gains of those after them explain.
 
-    Spacings of the largest values of one distribution, times their rank, are exponential, so that the ratio of one to
-    the mean of n has the F-distribution; the probability of any false one among `most` is `_ALPHA` or less.
+    Spacings of largest values, times their rank, are exponential: the ratio of one to the mean of n has the
+    F-distribution. The probability of any false one among `most` is `_ALPHA` or less.
     """
     compared = min(_RANKED, math.ceil(_UPPER * (len(gains) + 1)), int(np.isfinite(gains).sum()))
     most = max(compared // 2, 1)
@@ -257,31 +257,31 @@ def _outliers(gains: Floats) -> int:
     return 0
 
 
-def _replayed(found: Barriers, costs: Floats, order: Ints) -> tuple[Floats, Ints, Floats]:
+def _replayed(barriers: Barriers, costs: Floats, order: Ints) -> tuple[Floats, Ints, Floats]:
     """Return costs, order and joint gains by a replay of the job, for the dearest hosts; NaN for others.
 
     Where groups of hosts wait for each other, a delay costs the job as far as it reaches the end through other groups.
     """
     chosen = order[:_REPLAYED]
-    alone = _replay(found, [[], *([host] for host in chosen)])
+    alone = _replay(barriers, [[], *([host] for host in chosen)])
     costs = np.where(np.isin(np.arange(len(costs)), chosen), np.nan, np.minimum(costs, 0))
     costs[chosen] = alone[0] - alone[1:]
     order = np.concatenate([chosen[np.argsort(-costs[chosen], kind="stable")], order[_REPLAYED:]])
-    joint = _replay(found, [[], *(order[: n + 1].tolist() for n in range(len(chosen)))])
+    joint = _replay(barriers, [[], *(order[: n + 1].tolist() for n in range(len(chosen)))])
     together = np.full(len(order), np.nan)
     together[: len(chosen)] = joint[0] - joint[1:]
     return costs, order, together
 
 
-def _replay(found: Barriers, without: Sequence[Sequence[int]]) -> Floats:
+def _replay(barriers: Barriers, without: Sequence[Sequence[int]]) -> Floats:
     """Return when the job ends if no other host waits for some hosts, for several choices of these."""
-    n = len(found.hosts)
+    n = len(barriers.hosts)
     gone = np.zeros((len(without), n), bool)
     for at, left in enumerate(without):
         gone[at, [*left]] = True
     now, before = np.zeros((len(without), n)), np.full(n, np.nan)
-    for at, (wait, start) in enumerate(zip(found.wait, found.start, strict=True)):
-        component = np.where(np.isfinite(wait), found.groups[found.group[at]], -1)
+    for at, (wait, start) in enumerate(zip(barriers.wait, barriers.start, strict=True)):
+        component = np.where(np.isfinite(wait), barriers.groups[barriers.group[at]], -1)
         hosts = np.argsort(component, kind="stable")[(component < 0).sum() :]
         _, edges, sizes = np.unique(component[hosts], return_index=True, return_counts=True)
         least, most = (np.repeat(part.reduceat(wait[hosts], edges), sizes) for part in (np.minimum, np.maximum))
@@ -294,34 +294,35 @@ def _replay(found: Barriers, without: Sequence[Sequence[int]]) -> Floats:
     return np.asarray(now.max(axis=1))
 
 
-def _lateness(found: Barriers) -> Floats:
+def _lateness(barriers: Barriers) -> Floats:
     """Return how much later than the median host each came in each step, (steps, hosts)."""
-    late = np.zeros((len(found.steps), len(found.hosts)))
-    steps, first = np.unique(found.step, return_index=True)
+    late = np.zeros((len(barriers.steps), len(barriers.hosts)))
+    steps, first = np.unique(barriers.step, return_index=True)
     if len(steps):
-        late[steps] = np.add.reduceat(found.late, first, axis=0)
+        late[steps] = np.add.reduceat(barriers.late, first, axis=0)
     return late
 
 
-def _critical(found: Barriers, skew: Floats) -> pl.DataFrame:
+def _critical(barriers: Barriers, skew: Floats) -> pl.DataFrame:
     """Return ``tpunb.schema.CRITICAL``: from the end of each step back, the host that each collective waited for."""
-    ends, rows, host, step = found.ends, [], -1, -1
-    known = np.isfinite(found.wait)
+    ends, rows, host, step = barriers.ends, [], -1, -1
+    took_part = np.isfinite(barriers.wait)
     for at in range(len(ends) - 1, -1, -1):
-        component = np.where(known[at], found.groups[found.group[at]], -1)
-        if found.step[at] != step:  # begins with the host that ended it last
-            step, host = found.step[at], int(np.where(component < 0, -np.inf, ends[at] - np.nan_to_num(skew)).argmax())
+        component = np.where(took_part[at], barriers.groups[barriers.group[at]], -1)
+        if barriers.step[at] != step:  # begins with the host that ended it last
+            step = barriers.step[at]
+            host = int(np.where(component < 0, -np.inf, ends[at] - np.nan_to_num(skew)).argmax())
         if component[host] < 0:
             continue
         members = np.flatnonzero(component == component[host])
-        waits = found.wait[at, members]
+        waits = barriers.wait[at, members]
         last, second = members[waits.argmin()], np.partition(waits, min(1, len(waits) - 1))[min(1, len(waits) - 1)]
-        earlier = next((ends[before, last] for before in range(at - 1, -1, -1) if known[before, last]), np.nan)
-        dur = ends[at, last] - earlier if found.by == "collectives" else -found.wait[at, last]
-        device = int(found.device[at, last])
+        earlier = next((ends[before, last] for before in range(at - 1, -1, -1) if took_part[before, last]), np.nan)
+        dur = ends[at, last] - earlier if barriers.by == "collectives" else -barriers.wait[at, last]
+        device = int(barriers.device[at, last])
         gain = second - waits.min()
-        named = found.hosts[last], None if device < 0 else found.devices[device], found.name[at]
-        rows.append((found.steps[step], *named, *(None if np.isnan(time) else round(time) for time in (dur, gain))))
+        named = barriers.hosts[last], None if device < 0 else barriers.devices[device], barriers.name[at]
+        rows.append((barriers.steps[step], *named, *(None if np.isnan(time) else round(time) for time in (dur, gain))))
         host = last
     columns = [name for name in schema.CRITICAL if name != "segment"]
     chain = pl.DataFrame(rows[::-1], schema={name: schema.CRITICAL[name] for name in columns}, orient="row")
@@ -335,20 +336,20 @@ _REASON = ("host", "cause", "device", "op", "recurrence")
 
 
 def causes(
-    found: Barriers, tables: HostTables, frame: pl.DataFrame, late: Floats, hosts: Sequence[int]
+    barriers: Barriers, tables: HostTables, frame: pl.DataFrame, late: Floats, hosts: Sequence[int]
 ) -> pl.DataFrame:
     """Return host, cause, device, op and recurrence of some hosts.
 
-    A cause explains what the host has more of than the median of its role, at most its lateness in each step. Of the
-    device's time only what it was busy is compute, as far as operations took longer.
+    A cause explains what the host has more of than the median of its role, at most its lateness in each step.
+    Compute is busy time of the device, as far as operations took longer.
     """
     times = {
-        "input": _by_step(found, frame, pl.sum_horizontal("input_ps", "infeed_ps", ignore_nulls=True)),
-        "compile": _by_step(found, frame, pl.col("compile_ps")),
-        "host": _by_step(found, frame, pl.col("idle_ps")),
+        "input": _by_step(barriers, frame, pl.sum_horizontal("input_ps", "infeed_ps", ignore_nulls=True)),
+        "compile": _by_step(barriers, frame, pl.col("compile_ps")),
+        "host": _by_step(barriers, frame, pl.col("idle_ps")),
     }
-    ops, self_ps = _by_op(found, tables)
-    roles = np.array([tables.roles.get(name, "") for name in found.hosts])
+    ops, self_ps = _by_op(barriers, tables)
+    roles = np.array([tables.roles.get(name, "") for name in barriers.hosts])
     rows: list[tuple[str | None, ...]] = []
     for host in hosts:
         lateness, peers = late[:, host].clip(0), roles == roles[host]
@@ -367,8 +368,8 @@ def causes(
         elif cause == "host" and often in ("bursts", "once"):
             cause = "pause"
         elif cause == "compute":
-            device, op = _device(found, host), ops[int(more.argmax())]
-        rows.append((found.hosts[host], cause, device, op, often))
+            device, op = _device(barriers, host), ops[int(more.argmax())]
+        rows.append((barriers.hosts[host], cause, device, op, often))
     return pl.DataFrame(rows, schema=dict.fromkeys(_REASON, pl.String), orient="row")
 
 
@@ -384,30 +385,30 @@ def _recurrence(lateness: Floats) -> str:
     return f"every {every} steps" if len(gaps) > 1 and (gaps == every).mean() >= _REGULAR else "bursts"
 
 
-def _device(found: Barriers, host: int) -> str | None:
+def _device(barriers: Barriers, host: int) -> str | None:
     """Return the device that arrives last in most of the time by which a host is late, None if there is none."""
-    late = np.bincount(found.device[:, host] + 1, found.late[:, host].clip(0))[1:]
-    return found.devices[late.argmax()] if late.max(initial=0) > late.sum() / 2 else None
+    late = np.bincount(barriers.device[:, host] + 1, barriers.late[:, host].clip(0))[1:]
+    return barriers.devices[late.argmax()] if late.max(initial=0) > late.sum() / 2 else None
 
 
-def _by_step(found: Barriers, frame: pl.DataFrame, column: pl.Expr) -> Floats:
+def _by_step(barriers: Barriers, frame: pl.DataFrame, column: pl.Expr) -> Floats:
     """Return a time of each host by step, (steps, hosts), NaN if unknown."""
-    rows = frame.select("host", "step", value=column.cast(pl.Float64)).filter(pl.col("step").is_in(found.steps))
-    times = np.full((len(found.steps), len(found.hosts)), np.nan)
-    host = rows["host"].cast(pl.Enum(found.hosts)).to_physical().to_numpy()
-    times[np.searchsorted(found.steps, rows["step"]), host] = rows["value"]
+    rows = frame.select("host", "step", value=column.cast(pl.Float64)).filter(pl.col("step").is_in(barriers.steps))
+    times = np.full((len(barriers.steps), len(barriers.hosts)), np.nan)
+    host = rows["host"].cast(pl.Enum(barriers.hosts)).to_physical().to_numpy()
+    times[np.searchsorted(barriers.steps, rows["step"]), host] = rows["value"]
     return times
 
 
-def _by_op(found: Barriers, tables: HostTables) -> tuple[list[str], Floats]:
+def _by_op(barriers: Barriers, tables: HostTables) -> tuple[list[str], Floats]:
     """Return operations of devices that wait for nobody, and their self times, (ops, hosts)."""
     rows = tables.ops.filter(side="device").with_columns(pl.col("op").cast(pl.String), pl.col("host").cast(pl.String))
-    rows = rows.filter(pl.col("host").is_in(found.hosts), ~pl.col("op").str.contains(_WAITING))
+    rows = rows.filter(pl.col("host").is_in(barriers.hosts), ~pl.col("op").str.contains(_WAITING))
     ops = [name for name in rows["op"].unique().sort() if op_names.operation_class(name) != "collective"] or [""]
     rows = rows.filter(pl.col("op").is_in(ops))
-    times = np.zeros((len(ops), len(found.hosts)))
+    times = np.zeros((len(ops), len(barriers.hosts)))
     op, host = (
-        rows[name].cast(pl.Enum(of)).to_physical().to_numpy() for name, of in (("op", ops), ("host", found.hosts))
+        rows[name].cast(pl.Enum(of)).to_physical().to_numpy() for name, of in (("op", ops), ("host", barriers.hosts))
     )
     times[op, host] = rows["self_ps"]
     return ops, times

@@ -57,18 +57,18 @@ class VConcatPicture(Picture, alt.VConcatChart):
     """An ``altair.VConcatChart`` that draws itself."""
 
 
-def inline(chart: alt.TopLevelMixin, tables: Tables | None = None) -> str:
+def inline(chart: alt.TopLevelMixin) -> str:
     """Return HTML with a chart as `svg`, or as `image` in front ends that drop untrusted styles and SVG."""
     name = f"tpunb-{uuid4().hex[:10]}"  # styles apply to the whole page, also to outputs that are not trusted
     either = f"<style>.{name}>[hidden]{{display:block}}.{name}>img{{display:none}}</style>"
     look = "color:var(--jp-content-font-color1,currentColor);overflow-x:auto"
-    both = f'<div hidden="hidden">{svg(chart, tables)}</div>{image(chart, tables)}'
+    both = f'<div hidden="hidden">{svg(chart)}</div>{image(chart)}'
     return f'<div class="{name}" style="{look}">{either}{both}</div>'
 
 
 def svg(chart: alt.TopLevelMixin, tables: Tables | None = None) -> str:
     """Return an inline SVG: transparent, in the text colour of the page, with unique ids."""
-    root = ElementTree.fromstring(_drawn(spec(chart), tables))
+    root = ElementTree.fromstring(_drawn(_filled(spec(chart), tables)))
     prefix = f"t{uuid4().hex[:10]}-"
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
@@ -88,9 +88,9 @@ def svg(chart: alt.TopLevelMixin, tables: Tables | None = None) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def image(chart: alt.TopLevelMixin, tables: Tables | None = None) -> str:
+def image(chart: alt.TopLevelMixin) -> str:
     """Return an ``<img>`` that holds its SVG, on white: front ends keep it in untrusted pages."""
-    source = base64.b64encode(_slim(_drawn(_on_white(chart), tables)).encode()).decode()
+    source = base64.b64encode(_slim(_drawn(_on_white(chart))).encode()).decode()
     return f'<img alt="{escape(_description(chart))}" src="data:image/svg+xml;base64,{source}" style="max-width:100%"/>'
 
 
@@ -99,10 +99,9 @@ def spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
     return _themed(chart, "currentColor", "transparent")
 
 
-def png(chart: alt.TopLevelMixin, tables: Tables | None = None, *, scale: int = 2) -> bytes:
+def png(chart: alt.TopLevelMixin, *, scale: int = 2) -> bytes:
     """Return a PNG on white, `scale` pixels per point."""
-    spec = _filled(_on_white(chart), tables)
-    return _packed(vl_convert.vegalite_to_png(spec, VEGA_LITE, scale=scale, allowed_base_urls=[]))
+    return _packed(vl_convert.vegalite_to_png(_on_white(chart), VEGA_LITE, scale=scale, allowed_base_urls=[]))
 
 
 def _packed(png: bytes) -> bytes:
@@ -142,8 +141,8 @@ def _joined(paths: re.Match[str]) -> str:
     return f'<path d="{"".join(lines)}"{paths[1]}/>'
 
 
-def _drawn(spec: dict[str, Any], tables: Tables | None) -> str:
-    return vl_convert.vegalite_to_svg(_filled(spec, tables), VEGA_LITE, allowed_base_urls=[])
+def _drawn(spec: dict[str, Any]) -> str:
+    return vl_convert.vegalite_to_svg(spec, VEGA_LITE, allowed_base_urls=[])
 
 
 def _filled(spec: dict[str, Any], tables: Tables | None) -> dict[str, Any]:

@@ -99,8 +99,8 @@ def toy_layers(steps: int = 3) -> Steps:
                 shape,
             )
             row = base | dict(zip(names, values, strict=True)) | {"step": step, "op": texts[2] or texts[3]}
-            known = {"program": 1, "flops_source": "program"} if texts[2] else {}
-            rows.append(row | known | {"total_ps": time * _US})
+            program = {"program": 1, "flops_source": "program"} if texts[2] else {}
+            rows.append(row | program | {"total_ps": time * _US})
     layers = pl.DataFrame([{name: row.get(name) for name in schema.LAYERS} for row in rows], schema=schema.LAYERS)
     metadata = {"device kind": "NVIDIA H100 80GB HBM3", "batch": "256"}
     return replace(toy, read_layers=lambda: layers, metadata=metadata, name="toy network")

@@ -47,17 +47,7 @@ CONSTANT = (
 
 
 class CallbackState:
-    """State of callbacks as JSON values and arrays.
-
-    Attributes
-    ----------
-    values
-        Class and attributes of each callback with state, as JSON values; an array by its number.
-    arrays
-        The arrays.
-    unsaved
-        Sentence that names an attribute that cannot be saved, or "".
-    """
+    """State of callbacks: JSON `values`, in which an array is its number in `arrays`, and why a value is `unsaved`."""
 
     def __init__(self, callbacks: Iterable[Any] = (), model: Any = (), datasets: Iterable[Any] = ()) -> None:
         self.arrays: list[NDArray[Any]] = []

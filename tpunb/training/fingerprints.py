@@ -33,23 +33,13 @@ class Diverged(TpunbError):
 
 @dataclass(eq=False)
 class Resumed:
-    """A fit that continues from a checkpoint, compared with the saved run.
+    """A fit that continues from a checkpoint, compared with the saved run."""
 
-    Attributes
-    ----------
-    step
-        Step of the checkpoint.
-    verified_steps
-        Number of steps whose batch and logs were compared with those of the saved run, and are the same.
-    divergence
-        Sentence that names the first step that differs, and whether its data or its computation do, or "".
-    """
-
-    step: int
+    step: int  # of the checkpoint
     reason: str = ""  # why it is not exact
     on_divergence: OnDivergence = "warn"
-    verified_steps: int = 0
-    divergence: str = ""
+    verified_steps: int = 0  # whose batch and logs equal those of the saved run
+    divergence: str = ""  # sentence that names the first step that differs, and whether its data or computation do
     expected: dict[int, list[str]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -92,13 +82,8 @@ class Resumed:
 class Fingerprints:
     """Notes fingerprints of a fit's steps, and compares them if it is resumed.
 
-    A fingerprint is that of samples of the batch, which is drawn before the step and fed to it by an iterator of its
-    own, and of the step's logs, such as the mean of the losses so far.
-
-    Attributes
-    ----------
-    name
-        Name of the file, beside the checkpoints: a line ``[step, batch, logs]`` per step.
+    Lines ``[step, batch, logs]`` of the file `name` beside the checkpoints: hashes of samples of the batch, which is
+    drawn before the step and fed to it by another iterator, and of logs, such as the mean of the losses so far.
     """
 
     def __init__(self, resumed: Resumed | None) -> None:

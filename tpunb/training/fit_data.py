@@ -39,37 +39,17 @@ class DataCursor(NamedTuple):
 
 @dataclass(eq=False)
 class FitData:
-    """The data of a fit and the position in them.
-
-    Attributes
-    ----------
-    reason
-        Why the position cannot be saved, or "".
-    owns_shuffles
-        Whether no shuffle has a seed of the program, so that nothing else advances them.
-    fingerprint
-        Of the constants in the data.
-    passes
-        The data, as Keras draws its iterators from them.
-    positions
-        Positions that were written.
-    iterator
-        It feeds the steps; None before the first.
-    drawn
-        Batches taken from it.
-    due
-        Whether the saved position is not restored yet.
-    """
+    """The data of a fit and the position in them."""
 
     start: FitStart | None = None
-    reason: str = ""
-    owns_shuffles: bool = True
-    fingerprint: str = ""
-    passes: CountingDataset = field(default_factory=lambda: CountingDataset(()))
-    positions: Positions = field(default_factory=Positions)
-    iterator: Any = None
-    drawn: int = 0
-    due: bool = False
+    reason: str = ""  # why the position cannot be saved
+    owns_shuffles: bool = True  # no shuffle has a seed of the program, so that nothing else advances them
+    fingerprint: str = ""  # of the constants in the data
+    passes: CountingDataset = field(default_factory=lambda: CountingDataset(()))  # Keras draws its iterators from them
+    positions: Positions = field(default_factory=Positions)  # that were written
+    iterator: Any = None  # feeds the steps; None before the first
+    drawn: int = 0  # batches taken from it
+    due: bool = False  # the saved position is not restored yet
     py_datasets: list[PyDatasetState] = field(default_factory=list)  # whose batches it reads by index
     epochs: Any = None  # Keras' iterator over epochs
     used: int = 0  # iterators from which batches were taken
@@ -161,11 +141,11 @@ class FitData:
         if graph is not None and (late := late_shuffles(graph)):
             rewrite.begin_shuffles(graph, late, used)
 
-    def current(self, held: Any) -> Any:
-        """Return the iterator that feeds the steps in place of the one that Keras holds."""
-        return self.iterator if held is self._replaced else held
+    def current(self, iterator: Any) -> Any:
+        """Return the iterator that feeds the steps in place of Keras' own."""
+        return self.iterator if iterator is self._replaced else iterator
 
-    def fed(self, iterator: Any) -> Any:
+    def step_batches(self, iterator: Any) -> Any:
         """Return an iterator in the form in which a step takes it."""
         return iterator
 
@@ -196,8 +176,8 @@ class FitData:
         if self.positions.seeds.shares(dataset):
             self.reason = _SHARED_SEEDS
             return
-        own = {id(shuffle) for shuffle in self._shuffles}
-        if any(id(shuffle) in own for shuffle in position.seeded_shuffles(dataset)):
+        shuffles = {id(shuffle) for shuffle in self._shuffles}
+        if any(id(shuffle) in shuffles for shuffle in position.seeded_shuffles(dataset)):
             self.reason = _SHARED
 
     def end_epoch(self) -> None:

@@ -89,8 +89,7 @@ class Fit:
     def guarded(self, action: Callable[..., T], *args: Any, default: T) -> T:
         """Call a part of saving or tuning; an error in it is reported once, and the training continues without.
 
-        Before the state of a checkpoint is restored, errors are raised: the training would be another one. So are
-        warnings that the program's filters turn into errors, and a divergence from the saved run.
+        Raised are errors before the state of a checkpoint is restored, filtered warnings, and divergence.
         """
         if self.failed:
             return default
@@ -148,7 +147,7 @@ class Fit:
         """Sentence that names training by another optimizer in this fit, or of another model before it, or ""."""
         present = {id(variable) for variable in variables_by_part(self.model)[WEIGHTS]}
         others = [each.model for each in self.before if each.model is not None]
-        apart = (one for one in others if any(id(each) not in present for each in variables_by_part(one)[WEIGHTS]))
+        apart = (each for each in others if any(id(part) not in present for part in variables_by_part(each)[WEIGHTS]))
         if self.model.optimizer is not self._optimizer:
             return "the model was compiled again during the fit (compile it between two fits instead)"
         if (other := next(apart, None)) is None:
@@ -180,7 +179,7 @@ class Fit:
             with ExitStack() as watching:
                 if self.model.run_eagerly:
                     self.guarded(self._watch_step, watching, default=None)
-                iterator = self.data.fed(iterator)
+                iterator = self.data.step_batches(iterator)
                 if self.guarded(self.fingerprints.begin_step, self.steps, first, last, iterator, default=False):
                     iterator = self.fingerprints.draw(iterator)  # not guarded: errors are those of the data
                 yield first, last, iterator
@@ -392,8 +391,8 @@ def build(model: Any, spec: Any) -> bool:
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
     except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        own_step = type(model).train_step is not keras.Model.train_step or type(model).call is keras.Model.call
-        if model.variables and own_step:
+        is_custom = type(model).train_step is not keras.Model.train_step or type(model).call is keras.Model.call
+        if model.variables and is_custom:
             return False
         raise TpunbError(
             f"{model.name} cannot be built: {format_error(error)}", hint="call it on a batch once"

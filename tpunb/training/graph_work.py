@@ -13,22 +13,15 @@ _DEEPEST = 4  # wrappers around a traced function
 
 
 def graph_work(graph: Any) -> tuple[float, float]:
-    """Return FLOPs and bytes of the matrix products and convolutions of a graph, without running it.
-
-    Raises
-    ------
-    TpunbError
-        A shape is dynamic.
-    """
+    """Return FLOPs and bytes of a graph's matrix products and convolutions; raise a TpunbError for dynamic shapes."""
     counted = [op for op in graph.get_operations() if op.type in _FLOPS]
     return float(sum(_FLOPS[op.type](op) for op in counted)), float(sum(_bytes(op) for op in counted))
 
 
 def step_flops(model: Any) -> float | None:
-    """Return the FLOPs of a training step of a Keras model from the graph that ``fit`` traced, as `graph_work` counts.
+    """Return the FLOPs of a training step of a Keras model, from the largest static shapes that ``fit`` traced.
 
-    None if XLA compiles the step, whose program has them, if nothing was traced, or if one call takes several steps. Of
-    the shapes that it was traced with, the largest that is known counts.
+    None if XLA compiles the step, whose program has them, if nothing was traced, or if one call takes several steps.
     """
     if model.jit_compile or model.steps_per_execution != 1:
         return None

@@ -13,16 +13,10 @@ from tpunb.training.patching import replaced
 
 
 class EagerStep:
-    """State that eager steps use beyond the tracked variables, seen as they run.
-
-    Attributes
-    ----------
-    unsaved_seed
-        Sentence that names a random operation whose seed is not drawn from TensorFlow's global seed, or "".
-    """
+    """State that eager steps use beyond the tracked variables, seen as they run."""
 
     def __init__(self) -> None:
-        self.unsaved_seed = ""
+        self.unsaved_seed = ""  # sentence on a random operation whose seed is not drawn from TensorFlow's global seed
         self._generator = ""
         self._changed: list[Any] = []  # handles of variables
 

@@ -23,23 +23,13 @@ from tpunb.training.passes import CountingDataset
 
 
 class Feed:
-    """Batches of an iterator in the form in which Keras passes them to a step on JAX.
-
-    Attributes
-    ----------
-    source
-        Iterator of the data; None before the first batch.
-    shapes
-        Tree of the shapes and types of the first batch; None before it.
-    noted
-        Batches since this list was set; None to note none.
-    """
+    """Batches of an iterator in the form in which Keras passes them to a step on JAX."""
 
     def __init__(self, adapter: Any, begin: Callable[[], Iterator[Any]]) -> None:
         self._adapter, self._begin = adapter, begin
-        self.source: Any = None
-        self.shapes: Any = None
-        self.noted: list[Any] | None = None
+        self.source: Any = None  # iterator of the data
+        self.shapes: Any = None  # tree of the shapes and types of the first batch
+        self.noted: list[Any] | None = None  # batches since this list was set; None to note none
         self._batches: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -98,10 +88,9 @@ class JaxData(FitData):
             self.passes = epochs._distributed_dataset = self._py_batches(passes) or passes
             self._is_counted = not self.reason
         else:
-            fed = plain(type(vars(adapter).get("_dataloader") or adapter).__name__)
-            python = (
-                f"{fed}: Python code feeds it, which may have state (give fit arrays, a tf.data.Dataset or a PyDataset)"
-            )
+            name = plain(type(vars(adapter).get("_dataloader") or adapter).__name__)
+            python = f"{name}: Python code feeds it, which may have state"
+            python = f"{python} (give fit arrays, a tf.data.Dataset or a PyDataset)"
             self.reason = explain_op("GeneratorDataset") if hasattr(adapter, "generator") else python
             return
         epochs._get_iterator = lambda: Feed(adapter, lambda: iter(epochs._distributed_dataset))
@@ -113,14 +102,14 @@ class JaxData(FitData):
         else:
             self.passes.begin(iterators)
 
-    def current(self, held: Any) -> Any:
-        """Return the iterator that feeds the steps in place of the one that Keras holds."""
-        if not isinstance(held, Feed):
-            return held
-        self._feed = held
-        return held.opened()
+    def current(self, iterator: Any) -> Any:
+        """Return the iterator that feeds the steps in place of Keras' own."""
+        if not isinstance(iterator, Feed):
+            return iterator
+        self._feed = iterator
+        return iterator.opened()
 
-    def fed(self, iterator: Any) -> Any:
+    def step_batches(self, iterator: Any) -> Any:
         """Return the batches of an iterator as a step takes them."""
         return iterator if self._feed is None else self._feed
 
@@ -226,9 +215,9 @@ def _converted(adapter: Any, source: Any) -> Iterator[Any]:
     """Return the batches of an iterator of ``tf.data`` as Keras converts them; others are converted already."""
     if not hasattr(source, "element_spec"):
         return iter(source)
-    held = copy(adapter)
-    held._dataset = source
-    converted: Iterator[Any] = held.get_jax_iterator()
+    reader = copy(adapter)
+    reader._dataset = source
+    converted: Iterator[Any] = reader.get_jax_iterator()
     return converted
 
 

@@ -44,16 +44,7 @@ class ArrayBatches(CountingDataset):
     """Batches of the arrays of a fit, gathered by Keras' own pipeline.
 
     Keras shuffles with TensorFlow's global seed if there is one: each pass has the same order. Without it, the passes
-    have orders of the same distribution from a seed of this class.
-
-    Attributes
-    ----------
-    needs_seed
-        Whether Keras' shuffle has no seed, so that `seed` takes its place.
-    seed
-        Seed of the orders.
-    problem
-        Error after which Keras' own order took over, or "".
+    have orders of the same distribution from `seed`; after a `problem`, Keras' own.
     """
 
     def __init__(self, dataset: Any, gather: Any, adapter: Any) -> None:
@@ -89,10 +80,10 @@ class ArrayBatches(CountingDataset):
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the arrays and of the order in which they are read."""
-        (held,) = self._arrays._inputs()
+        (source,) = self._arrays._inputs()
         adapter = self._adapter
         order = adapter._batch_size, adapter._shuffle, *self._shuffle_seeds
-        return constants.of_arrays(held._tensors, repr(order))
+        return constants.of_arrays(source._tensors, repr(order))
 
     def pass_from(self, number: int, start: int = 0) -> Iterator[Any]:
         """Return an iterator over the pass of a number, from a batch on; the earlier ones are not read."""
@@ -150,5 +141,5 @@ class ArrayBatches(CountingDataset):
 def _shuffle_seeds(dataset: Any) -> list[tuple[int, int]]:
     """Return the two seeds of each random shuffle in the functions of a dataset and of those that it reads."""
     nodes = [node for each in dataset._functions() for node in each.function.graph.as_graph_def().node]
-    found = [(node.attr["seed"].i, node.attr["seed2"].i) for node in nodes if node.op == "RandomShuffle"]
-    return [*found, *(seeds for below in dataset._inputs() for seeds in _shuffle_seeds(below))]
+    present = [(node.attr["seed"].i, node.attr["seed2"].i) for node in nodes if node.op == "RandomShuffle"]
+    return [*present, *(seeds for below in dataset._inputs() for seeds in _shuffle_seeds(below))]

@@ -35,14 +35,9 @@ _CHANGING = "a map in the data draws from a seed generator, whose state changed 
 
 
 class Positions:
-    """Positions of the iterator that feeds a fit.
+    """Positions of the iterator that feeds a fit, whose data buffer so many bytes.
 
-    Parameters
-    ----------
-    buffered
-        Bytes in the buffers of the data, as far as they are known.
-    seeds
-        States of seed generators that the data change: batches that are drawn again would change them again.
+    `seeds`: states of seed generators that the data change; batches that are drawn again would change them again.
     """
 
     def __init__(self, buffered: int = 0, seeds: SeedStates | None = None) -> None:
@@ -56,10 +51,9 @@ class Positions:
         self._saved, self._drawn, self._since = saved, drawn, time.monotonic() - seconds
 
     def write(self, folder: Path, iterator: Any, drawn: int) -> tuple[str, dict[str, Any]]:
-        """Write the position of an iterator from which some batches were drawn.
+        """Write the position of an iterator; return why it cannot be written, or "", and its metadata.
 
-        Return why it cannot be written, or "", and its metadata: "redraw", the batches to draw after what is written
-        is read, or from the beginning of the iterator if nothing is, and "seconds" for which they were drawn.
+        These are "redraw", the batches to draw after reading what is written, and the "seconds" of their training.
         """
         if self.seeds:
             return self._write_with_seeds(folder, iterator)

@@ -43,8 +43,8 @@ def write(
 ) -> Path:
     """Write a snapshot and return its folder, ``tpunb-STEP``; an earlier one of that step is kept beside it.
 
-    `write_parts` writes files into a folder and returns their metadata: "holds", "exact", "why", and what it needs to
-    read them again. A snapshot to be replaced is removed when this one is complete, which then takes its name.
+    `write_parts` writes files into a folder and returns their metadata, "holds", "exact" and "why" among them. A
+    snapshot to be replaced is removed when this one is complete, which then takes its name.
     """
     begun = time.perf_counter()
     aside = folder / f"{_TEMPORARY}{step}.{os.getpid()}"

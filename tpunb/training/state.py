@@ -42,14 +42,14 @@ def find_trackables(model: Any) -> list[Any]:
     """Return the objects with variables: the model itself, or those in lists, tuples and mappings; each once."""
     parts = list(model.values()) if isinstance(model, Mapping) else model
     if not isinstance(parts, list | tuple):
-        return [] if own_variables(model) is None else [model]
+        return [] if direct_variables(model) is None else [model]
     return list({id(each): each for part in parts for each in find_trackables(part)}.values())
 
 
 def variables_by_part(trackable: Any) -> dict[str, list[Any]]:
     """Return the variables of a model, layer, optimizer, metric or module, by part of the state."""
     return {
-        WEIGHTS: own_variables(trackable) or [],
+        WEIGHTS: direct_variables(trackable) or [],
         OPTIMIZER: [variable for each in optimizers_of(trackable) for variable in getattr(each, "variables", ())],
         METRICS: list(getattr(trackable, "metrics_variables", None) or ()),
     }
@@ -68,7 +68,7 @@ def variables_of(*trackables: Any) -> list[Any]:
     return list({id(variable): variable for variable in every}.values())
 
 
-def own_variables(part: Any) -> list[Any] | None:
+def direct_variables(part: Any) -> list[Any] | None:
     """Return the variables of an object of Keras or TensorFlow, or the variable itself; None for anything else."""
     if isinstance(part, type) or not is_from(part, "keras", "tensorflow"):
         return None

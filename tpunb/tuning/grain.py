@@ -30,17 +30,7 @@ def is_grain(data: object) -> bool:
 class GrainPipeline:
     """The adjustable parameters of Grain's MapDataset, IterDataset or DataLoader, and the same data with other values.
 
-    Parameters
-    ----------
-    dataset
-        Data of the program. A MapDataset is read as ``to_iter_dataset()`` reads it.
-
-    Raises
-    ------
-    TypeError
-        If it is of another type.
-    TpunbError
-        If this version of Grain is not supported.
+    A MapDataset is read as ``to_iter_dataset()`` reads it.
     """
 
     refusal: str | None = None
@@ -79,15 +69,7 @@ class GrainPipeline:
     def build(self, values: Mapping[str, Value]) -> Any:
         """Return a ``grain.IterDataset``, or a DataLoader for a DataLoader, with the same elements and other values.
 
-        Iterator states are interchangeable with the program's, whatever the threads and buffers, but not with worker
-        processes.
-
-        Raises
-        ------
-        ValueError
-            If a name or a value is invalid.
-        TpunbError
-            If a locked parameter would change, or Grain could not start the worker processes.
+        Iterator states are interchangeable with the program's, unless the worker processes change.
         """
         changed = self._changed(values)
         options = {id(read): _read_options(read, changed, stage) for stage, read in self._reads.items()}
@@ -99,13 +81,7 @@ class GrainPipeline:
         return _loader(self.dataset, built) if self._is_loader else built
 
     def as_code(self, values: Mapping[str, Value]) -> str:
-        """Return the lines of code that set these values.
-
-        Raises
-        ------
-        ValueError, TpunbError
-            As `build` does.
-        """
+        """Return the lines of code that set these values."""
         changed = self._changed(values)
         lines = []
         for stage, read in self._reads.items():

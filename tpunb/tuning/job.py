@@ -138,7 +138,9 @@ class Job:
         TypeError, TpunbError
             As `pipeline` does.
         """
-        parameters = [[one.name, str(one.current), str(one.domain), one.verdict] for one in self.pipeline.parameters]
+        parameters = [
+            [each.name, str(each.current), str(each.domain), each.verdict] for each in self.pipeline.parameters
+        ]
         facts = [type(self.parts[0]).__qualname__, getattr(self.step, "__qualname__", ""), parameters]
         return hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
 
@@ -307,8 +309,8 @@ class _LoopTraining:
         return ensured_keras_generator()  # a function of the program that is first compiled in the block keeps them
 
     def digest(self, outputs: list[Any]) -> str:
-        held = {id(holder) for holder in self._holders}
-        return digest([outputs, _without(self._copy, held)], self._variables)
+        shared = {id(holder) for holder in self._holders}
+        return digest([outputs, _without(self._copy, shared)], self._variables)
 
     @property
     def _variables(self) -> list[Any]:
@@ -319,13 +321,13 @@ class _LoopTraining:
         return copy.deepcopy(model, {id(holder): holder for holder in self._holders})
 
 
-def _without(value: Any, held: set[int]) -> Any:
+def _without(value: Any, shared: set[int]) -> Any:
     """Return the contents of a value as lists, without the objects with variables."""
-    if id(value) in held:
+    if id(value) in shared:
         return None
     if isinstance(value, dict):
         value = list(value.values())
-    return [_without(part, held) for part in value] if isinstance(value, list | tuple) else value
+    return [_without(part, shared) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _build_optimizers(objects: list[Any]) -> None:
@@ -428,13 +430,7 @@ def are_arrays(data: object) -> bool:
 
 
 def batched(data: tuple[Any, ...], *, shuffle: bool) -> Any:
-    """Return the dataset from which ``fit(*data)`` takes its batches, in the order of the rows unless shuffled.
-
-    Raises
-    ------
-    TypeError
-        If they are not arrays with the same number of rows.
-    """
+    """Return the dataset from which ``fit(*data)`` takes its batches, in the order of the rows unless shuffled."""
     need("keras", extra="tensorflow")
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 

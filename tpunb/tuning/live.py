@@ -23,7 +23,7 @@ from tpunb.training.fit_state import Fit
 from tpunb.tuning.parameters import Kind, Value
 from tpunb.tuning.pipeline import Pipeline
 from tpunb.tuning.position import saveable
-from tpunb.tuning.racing import Race, RaceResult
+from tpunb.tuning.racing import MOST_PAIRS, Race, RaceResult
 from tpunb.tuning.results import SAME, Journal, Message, Trial, Tuning
 from tpunb.tuning.search import BUFFERS, Search, Space, StepCosts, Values
 from tpunb.tuning.stage_costs import StageCost
@@ -42,11 +42,10 @@ SWITCH = 0.15
 
 _WAITS = 1.15
 _HIDDEN = 1.5  # times the data alone: a step of the model's, if batches are made ahead
-_LEAST = 0.05  # of a step that is taken for the model's, if the data take all of it
+_LEAST_MODEL_SHARE = 0.05  # of a step, if the data take all of it
 _SHARE = 0.3  # of the seconds left, for the batches of the program's values
 _PATIENCE, _HICCUP = 1.5, 0.25  # limit of a block: by the time of the best values, and seconds more
 _PROMISING = 1.1  # ratio of the pairs so far, below which a race is given up
-_MOST = 6  # pairs of a race
 _DEEPEST = 4
 _CORES = os.cpu_count() or 1
 
@@ -64,18 +63,10 @@ class _Sample:
 
 
 class LiveTuning:
-    """A tuning of a fit in place: ``next(course)`` after each of its steps.
+    """A tuning in place of a fit with `saveable` data of `Pipeline.in_place`: ``next(course)`` after each step.
 
-    Parameters
-    ----------
-    fit
-        Fit whose data are `saveable` and in the form that `Pipeline.in_place` returns.
-    recent
-        Seconds per step of the program's values, and the busy cores meanwhile.
-    left
-        Function that returns the seconds for which the training may still wait, by those that it would save.
-    aside
-        Function that returns a context for what the training waits for.
+    `recent`: seconds per step of the program's values, and the busy cores meanwhile. `left`: function from the seconds
+    that tuning would save to those for which the training may still wait. `aside`: context for what it waits for.
     """
 
     def __init__(
@@ -141,7 +132,8 @@ class LiveTuning:
         data, parameters = reference.seconds, self._pipeline.parameters
         ahead = any(parameter.kind in BUFFERS and parameter.current != 0 for parameter in parameters)
         hidden = ahead and data * _HIDDEN < step  # behind the work of the model
-        model = step if hidden else _LEAST * step if ahead else max(step - data, _LEAST * step)
+        least = _LEAST_MODEL_SHARE * step
+        model = step if hidden else least if ahead else max(step - data, least)
         facts = {"step": step, "data": data}
         if step < _WAITS * model:
             self.messages.append(Message("data keep up", facts))
@@ -217,16 +209,15 @@ class LiveTuning:
 
     def _pairs(self, values: Values, best: Values) -> Generator[None, None, RaceResult]:
         """Return the result of a race in blocks of steps, of which the first is lost at once by slower values."""
-        race = Race(fewest=3, most=_MOST)
+        race = Race()
         baseline = self._seconds if not best else (yield from self._block(best))
         result = race.add(baseline, (yield from self._block(values)))
         if result.ratio < 1:
             return replace(result, decision="not faster")
-        while result.decision == "undecided" and result.pairs < _MOST and self._pays(result):
+        while result.decision == "undecided" and result.pairs < MOST_PAIRS and self._pays(result):
             first, second = (values, best) if result.pairs % 2 else (best, values)
-            one = yield from self._block(first)
-            two = yield from self._block(second)
-            result = race.add(*((two, one) if first is values else (one, two)))
+            seconds = (yield from self._block(first)), (yield from self._block(second))
+            result = race.add(*(reversed(seconds) if first is values else seconds))
         return result
 
     def _pays(self, result: RaceResult) -> bool:

@@ -43,11 +43,6 @@ def predicted(space: Space) -> dict[str, Value]:
 
     A stage that mostly waits (`StageCost.waits`) gets one and a half times the calls that it needs, and the pipeline
     gets threads for all of them; a stage that computes gets at most one call per core. Two batches are prefetched.
-
-    Returns
-    -------
-    dict
-        Values by parameter name; only those that change.
     """
     values: dict[str, Value] = {}
     for cost in space.costs.stages:

@@ -11,7 +11,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -63,18 +63,8 @@ class Run(Protocol):
 class Online:
     """Tuning of the fits of a block: `tuned` makes it.
 
-    Attributes
-    ----------
-    tuning
-        Result of the last fit that was tuned; None if nothing was tried.
-    values
-        Values with which that fit continued; empty if its values stayed.
-    messages
-        Events, also why nothing was tried.
-    seconds
-        Time for which the training waited.
-    timer
-        Step times before and after.
+    `tuning` and `values` are of the last fit that was tuned, `messages` also say why nothing was tried; the training
+    waited `seconds`.
     """
 
     def __init__(self, search: Search, budget: float | None, folder: Path | None, run: Run | None) -> None:
@@ -466,19 +456,9 @@ def tuned(
 
 
 class StepTimer:
-    """Times steps, except the first of each epoch.
+    """Times steps, except the first of each epoch."""
 
-    >>> ticks = iter([0, 1, 3, 5, 6, 7])
-    >>> timer = StepTimer(lambda: next(ticks))
-    >>> timer.start()
-    >>> for step in (1, 2, 3):
-    ...     timer.record(step, within_epoch=True)
-    >>> timer.step, timer.swap(), timer.record(4, within_epoch=True), timer.record(5, within_epoch=True), timer.saved
-    (2.0, None, None, None, 2.0)
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._before: list[float] = []
         self._busy: list[float] = []  # cores, in each of these
         self._after: list[float] = []
@@ -493,11 +473,11 @@ class StepTimer:
         """Start a fit with a new pipeline."""
         self._saved = self.saved
         self._before, self._busy, self._after, self._swapped = [], [], [], False
-        self._started, self._last = self._clock(), None
+        self._started, self._last = time.perf_counter(), None
 
     def record(self, step: int, *, within_epoch: bool) -> None:
         """Record the number of steps taken so far."""
-        now, worked = self._clock(), time.process_time()
+        now, worked = time.perf_counter(), time.process_time()
         self.seconds = now - self._started
         if self._last is not None and step > self._last[0]:
             taken, wall = step - self._last[0], now - self._last[1]
@@ -510,7 +490,7 @@ class StepTimer:
     def pause(self) -> None:
         """Exclude the time since the last step."""
         if self._last is not None:
-            self._last = self._last[0], self._clock(), time.process_time()
+            self._last = self._last[0], time.perf_counter(), time.process_time()
 
     def swap(self, changed: bool = True) -> None:
         """Count the following steps as after the change, or before it."""

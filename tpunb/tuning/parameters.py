@@ -100,15 +100,7 @@ class Parameter:
 
 
 def changes(parameters: Iterable[Parameter], values: Mapping[str, Value]) -> dict[Parameter, Value]:
-    """Return the values that differ from the current ones, checked, in the order of the parameters.
-
-    Raises
-    ------
-    ValueError
-        If a name or a value is invalid.
-    TpunbError
-        If a locked parameter would change.
-    """
+    """Return the values that differ from the current ones, checked, in the order of the parameters."""
     by_name = {parameter.name: parameter for parameter in parameters}
     if unknown := sorted(set(values) - set(by_name)):
         raise ValueError(f"no parameter is named {unknown[0]!r}; there are {', '.join(map(repr, by_name)) or 'none'}")
@@ -116,7 +108,7 @@ def changes(parameters: Iterable[Parameter], values: Mapping[str, Value]) -> dic
     return {parameter: value for parameter, value in checked.items() if value != parameter.current}
 
 
-def call_counts(current: int, limit: int | None = None) -> tuple[int, ...]:
+def call_counts(current: int, limit: int | None) -> tuple[int, ...]:
     """Return candidate numbers of parallel calls: up to 8 per core and `limit`, AUTOTUNE last.
 
     >>> call_counts(3, limit=4)[-2:]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tpunb.errors import TpunbError
-from tpunb.text import format_error
+from tpunb.text import format_error, plural
 from tpunb.tfdata import position
 from tpunb.tfdata.graph import AUTOTUNE
 from tpunb.tuning.grain import GrainPipeline
@@ -21,7 +21,7 @@ from tpunb.tuning.pipeline import Pipeline
 _LAST = 8
 """Batches before a position that are read with the program's values."""
 
-_FEW = 4
+_MOST_REREAD = 4
 """Batches that are read again if a position cannot be restored: more would take too long in every trial."""
 
 
@@ -46,8 +46,8 @@ class BatchSource:
 class TfPosition:
     """A position in a ``tf.data`` pipeline, saved to a folder.
 
-    It is reached by reading, unless an iterator of `saveable` data is there already: the program started `begun`
-    iterators before, each of which changes its shuffles, and drew batches since, at least one, which fills buffers.
+    It is reached by reading, unless an `iterator` of `saveable` data is at it. The program started `begun` iterators
+    before, each of which changes its shuffles, and drew batches since, at least one, which fills buffers.
     """
 
     def __init__(
@@ -67,10 +67,9 @@ class TfPosition:
         try:
             position.read(self._prefix, iterator)
         except TpunbError as error:
-            if self._begun or self._drawn > _FEW:
-                drawn = f"{self._drawn:,} batch{'es' * (self._drawn != 1)}"
+            if self._begun or self._drawn > _MOST_REREAD:
                 raise TpunbError(
-                    f"the position after {drawn} cannot be restored with these stages",
+                    f"the position after {plural(self._drawn, 'batch')} cannot be restored with these stages",
                     hint="tune from the beginning: omit start=",
                 ) from error
             iterator = self._by_reading(self._built(values))

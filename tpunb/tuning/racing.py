@@ -13,9 +13,10 @@ from functools import cache
 from itertools import islice
 from typing import Literal
 
-from tpunb.errors import check_whole
-
 Decision = Literal["faster", "not faster", "undecided"]
+
+FEWEST_PAIRS, MOST_PAIRS = 3, 6
+"""Pairs of a race before its first check, and at its last."""
 
 GAIN = 1.02
 """The least gain that justifies a change."""
@@ -34,36 +35,19 @@ class RaceResult:
     pairs: int
 
 
-def race(
-    pairs: Iterable[tuple[float, float]], *, fewest: int = 3, most: int = 10, narrow: float = math.inf
-) -> RaceResult:
-    """Return whether the candidate takes less time than the baseline.
+def race(pairs: Iterable[tuple[float, float]], *, narrow: float = math.inf) -> RaceResult:
+    """Return the result of a `Race` over (baseline, candidate) pairs in seconds, drawn as needed.
 
-    It is faster if the interval of the mean ratio is above 1 and the mean above `GAIN`. The interval is Student's, of
-    the log ratios; its error of 5 % is split among the checks (Bonferroni), so that early stopping does not raise it.
-    It is not faster if the interval is below `GAIN`; and a race is given up as not faster if the mean is below
-    `GAIN` at a check, or both of the first two pairs show a loss: more pairs would seldom show a gain that is worth
-    their time.
-
-    Parameters
-    ----------
-    pairs
-        (seconds of the baseline, seconds of the candidate); drawn as needed.
-    fewest
-        Pairs before the first check, 2 or more.
-    most
-        Pairs at the last check.
-    narrow
-        Ratio of the ends of the interval down to which a race that is won continues, while there are pairs.
+    A race that is won continues, while there are pairs, until the ends of its interval have a ratio of `narrow`.
 
     >>> race([(3.0, 1.0), (3.1, 1.0), (2.9, 1.0), (3.0, 1.0)]).decision
     'faster'
     >>> race([(1.2, 1.0), (1.0, 1.0), (1.1, 1.0)]).decision
     'undecided'
     """
-    contest = Race(fewest=fewest, most=most)
+    contest = Race()
     result = won = None
-    for baseline, candidate in islice(pairs, contest.most):
+    for baseline, candidate in islice(pairs, MOST_PAIRS):
         result = contest.add(baseline, candidate)
         if result.decision == "faster":
             won = result
@@ -75,11 +59,13 @@ def race(
 
 
 class Race:
-    """A race whose pairs come one at a time; `race` documents the parameters and the decision."""
+    """A race whose pairs come one at a time.
 
-    def __init__(self, *, fewest: int = 3, most: int = 10) -> None:
-        self._fewest = check_whole("race", "fewest", fewest, 2)
-        self.most = check_whole("race", "most", most, fewest)
+    The candidate is faster if the interval of the mean ratio is above 1, and the mean above `GAIN`. It is Student's, of
+    log ratios; its error of 5 % is split among the checks (Bonferroni), so that early stopping does not raise it.
+    """
+
+    def __init__(self) -> None:
         self._logs: list[float] = []
 
     def add(self, baseline: float, candidate: float) -> RaceResult:
@@ -90,10 +76,10 @@ class Race:
             )
         logs = self._logs
         logs.append(math.log(baseline / candidate))
-        result = _estimate(logs, self.most - self._fewest + 1)
-        if len(logs) >= self._fewest:
+        result = _estimate(logs)
+        if len(logs) >= FEWEST_PAIRS:
             return replace(result, decision=_decision(result))
-        if len(logs) == 2 and max(logs) < -math.log(GAIN):
+        if len(logs) == 2 and max(logs) < -math.log(GAIN):  # more pairs would seldom show a gain worth their time
             return replace(result, decision="not faster")
         return result
 
@@ -113,12 +99,12 @@ def alternating(baseline: Callable[[], float], candidate: Callable[[], float]) -
         yield baseline(), first
 
 
-def _estimate(logs: list[float], checks: int) -> RaceResult:
+def _estimate(logs: list[float]) -> RaceResult:
     """Return the mean ratio and its interval, undecided."""
     mean, n = statistics.fmean(logs), len(logs)
     if n < 2:
         return RaceResult("undecided", math.exp(mean), math.nan, math.nan, n)
-    half = _quantile(n - 1, checks) * statistics.stdev(logs) / math.sqrt(n)
+    half = _quantile(n - 1) * statistics.stdev(logs) / math.sqrt(n)
     return RaceResult("undecided", math.exp(mean), _exp(mean - half), _exp(mean + half), n)
 
 
@@ -133,8 +119,8 @@ def _decision(result: RaceResult) -> Decision:
 
 
 @cache
-def _quantile(freedom: int, checks: int) -> float:
-    """Return Student's quantile for one of several checks."""
+def _quantile(freedom: int) -> float:
+    """Return Student's quantile for one of the checks."""
     from scipy.stats import t
 
-    return float(t.ppf(1 - _ERROR / 2 / checks, freedom))
+    return float(t.ppf(1 - _ERROR / 2 / (MOST_PAIRS - FEWEST_PAIRS + 1), freedom))

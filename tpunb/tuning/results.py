@@ -217,16 +217,16 @@ class Tuning:
 
         Of a trial that raced another one, it is the product of the races between; their errors count as independent.
         """
-        found: list[Speedup | None] = []
+        speedups: list[Speedup | None] = []
         for trial in self.trials:
             if trial.verdict == "default":
-                found.append(SAME)
-            elif trial.ratio is None or trial.against is None or (base := found[trial.against]) is None:
-                found.append(None)
+                speedups.append(SAME)
+            elif trial.ratio is None or trial.against is None or (base := speedups[trial.against]) is None:
+                speedups.append(None)
             else:
                 low, high = trial.low or 0.0, math.inf if trial.high is None else trial.high
-                found.append(_product(base, Speedup(trial.ratio, low, high)))
-        return tuple(found)
+                speedups.append(_product(base, Speedup(trial.ratio, low, high)))
+        return tuple(speedups)
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -296,11 +296,11 @@ class Tuning:
             raise TpunbError(f"{plain(str(path))} cannot be read: {plain(str(error))}") from error
 
 
-def _product(one: Speedup, two: Speedup) -> Speedup:
+def _product(a: Speedup, b: Speedup) -> Speedup:
     """Return the product of two speed-ups; the half widths of their intervals, as logarithms, add by their squares."""
-    ratio = one.ratio * two.ratio
-    down = math.hypot(*(math.log(each.ratio / each.low) if each.low > 0 else math.inf for each in (one, two)))
-    up = math.hypot(*(math.log(each.high / each.ratio) for each in (one, two)))
+    ratio = a.ratio * b.ratio
+    down = math.hypot(*(math.log(each.ratio / each.low) if each.low > 0 else math.inf for each in (a, b)))
+    up = math.hypot(*(math.log(each.high / each.ratio) for each in (a, b)))
     return Speedup(ratio, ratio * math.exp(-down), ratio * math.exp(up) if up < 700 else math.inf)
 
 

@@ -19,7 +19,7 @@ from tpunb.tuning.grain import GrainPipeline
 from tpunb.tuning.parameters import Kind
 from tpunb.tuning.pipeline import Pipeline
 
-LIMIT = 0.4
+_LIMIT = 0.4
 """Seconds for which a stage is measured."""
 
 _BATCHES = 3
@@ -44,12 +44,12 @@ class StageCost:
         return self.busy < 0.5
 
 
-def stage_costs(pipeline: Pipeline | GrainPipeline, *, limit: float = LIMIT) -> tuple[StageCost, ...]:
+def stage_costs(pipeline: Pipeline | GrainPipeline) -> tuple[StageCost, ...]:
     """Return the costs of the stages that call functions or read, in the order of the pipeline."""
-    return _of_grain(pipeline, limit) if isinstance(pipeline, GrainPipeline) else _of_tf(pipeline, limit)
+    return _of_grain(pipeline) if isinstance(pipeline, GrainPipeline) else _of_tf(pipeline)
 
 
-def _of_tf(pipeline: Pipeline, limit: float) -> tuple[StageCost, ...]:
+def _of_tf(pipeline: Pipeline) -> tuple[StageCost, ...]:
     work = Rewriting.of_copy(to_graph(pipeline.dataset))
     use_new_resources(work, pipeline.entropy)
     _make_serial(work)
@@ -61,7 +61,7 @@ def _of_tf(pipeline: Pipeline, limit: float) -> tuple[StageCost, ...]:
         whole[stage.node] = below
         if stage.helper or not (stage.functions or not stage.inputs):
             continue
-        measured = _measured(dataset_up_to(work, stage.node), needed[stage.node], limit)
+        measured = _measured(dataset_up_to(work, stage.node), needed[stage.node])
         wall, busy = whole[stage.node] = max(measured[0], below[0]), max(measured[1], below[1])
         seconds = wall - below[0]
         share = (busy - below[1]) / seconds if seconds > 0 else 1.0
@@ -102,7 +102,7 @@ def _certain(stages: tuple[Stage, ...]) -> set[str]:
     return nodes
 
 
-def _measured(dataset: Any, needed: int, limit: float) -> tuple[float, float]:
+def _measured(dataset: Any, needed: int) -> tuple[float, float]:
     """Return wall and processor seconds for some elements; 0 for an empty dataset."""
     import tensorflow as tf
 
@@ -119,10 +119,10 @@ def _measured(dataset: Any, needed: int, limit: float) -> tuple[float, float]:
     options.experimental_optimization.apply_default_optimizations = options.autotune.enabled = False
     # the iterator is an argument: a function that held it would keep its threads reading ahead
     iterator, compiled = iter(dataset.with_options(options)), tf.function(draw)
-    return _rated(lambda n: compiled(iterator, tf.constant(n)), needed, limit, tf.errors.OpError)
+    return _rated(lambda n: compiled(iterator, tf.constant(n)), needed, tf.errors.OpError)
 
 
-def _of_grain(pipeline: GrainPipeline, limit: float) -> tuple[StageCost, ...]:
+def _of_grain(pipeline: GrainPipeline) -> tuple[StageCost, ...]:
     reads = [parameter for parameter in pipeline.parameters if parameter.kind is Kind.READ_THREADS]
     iterator = iter(pipeline.build({parameter.name: 0 for parameter in reads}))
 
@@ -130,22 +130,22 @@ def _of_grain(pipeline: GrainPipeline, limit: float) -> tuple[StageCost, ...]:
         for _ in range(n):
             next(iterator)
 
-    wall, busy = _rated(draw, 1, limit, StopIteration)
+    wall, busy = _rated(draw, 1, StopIteration)
     return tuple(StageCost(parameter.stage, wall, busy / wall if wall > 0 else 1.0) for parameter in reads)
 
 
-def _rated(draw: Callable[[int], object], needed: int, limit: float, end: type[Exception]) -> tuple[float, float]:
+def _rated(draw: Callable[[int], object], needed: int, end: type[Exception]) -> tuple[float, float]:
     """Return wall and processor seconds for `needed` elements, from drawing chunks of growing size."""
     count, chunk = 0, 1
     wall, busy = 0.0, 0.0
     try:
         draw(1)  # the first opens files, and compiles
         started, worked = time.perf_counter(), time.process_time()
-        while wall < limit and count < _BATCHES * needed:
+        while wall < _LIMIT and count < _BATCHES * needed:
             draw(chunk)
             count += chunk
             wall, busy = time.perf_counter() - started, time.process_time() - worked
-            fitting = int((limit - wall) / (wall / count)) if wall > 0 else chunk
+            fitting = int((_LIMIT - wall) / (wall / count)) if wall > 0 else chunk
             chunk = max(1, min(2 * chunk, _BATCHES * needed - count, fitting))
     except end:  # the data end or fail: trials report it
         pass

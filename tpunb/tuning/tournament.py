@@ -14,12 +14,10 @@ from itertools import chain
 
 from tpunb.errors import wrong_type
 from tpunb.tuning.parameters import Value
-from tpunb.tuning.racing import alternating, race
+from tpunb.tuning.racing import FEWEST_PAIRS, alternating, race
 from tpunb.tuning.results import NARROW, SAME, Speedup, Trial
 from tpunb.tuning.search import Search, Space, Values
 from tpunb.tuning.trial import TrialError, TrialResult
-
-FEWEST_PAIRS, MOST_PAIRS = 3, 6
 
 _REPEATED = 100
 """Repeated proposals in a row that end a search."""
@@ -127,7 +125,7 @@ class Tournament:
         try:
             shown = math.inf if against.number else NARROW  # the interval against the program's values is reported
             pairs = self._pairs(against.values, values)
-            result = race(pairs, fewest=FEWEST_PAIRS, most=MOST_PAIRS, narrow=shown)
+            result = race(pairs, narrow=shown)
         except _DifferentOutput:
             trial = replace(trial, verdict="different output", equal=False)
         except TrialError as error:
@@ -163,7 +161,7 @@ class Tournament:
     def _seconds_to_run(self, *values: Values) -> float:
         """Return the expected duration of one run each; new values take as long as the best."""
         best = self._run_seconds[_key(self._best.values)]
-        return sum(self._run_seconds.get(_key(one), best) for one in values)
+        return sum(self._run_seconds.get(_key(each), best) for each in values)
 
     def _final_race(self) -> float:
         """Return the expected duration of the final race; 0 if none is due."""

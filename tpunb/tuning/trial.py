@@ -31,8 +31,11 @@ from tpunb.tuning.position import BatchSource, GrainPosition, LivePosition, TfPo
 WARMUP = 8
 """Executions before the window: they empty, or fill, buffers of as many batches."""
 
-_SECONDS, _LEAST, _MOST = 0.5, 3, 100
+_SECONDS, _FEWEST_EXECUTIONS, _MOST_EXECUTIONS = 0.5, 3, 100
 """Duration of a window with the current values, and limits of its executions."""
+
+_MODEL_EXECUTIONS = 10
+"""Executions of a window of the model alone."""
 
 SIZING = 3, 3
 """Warm-up and window of the trial that chooses the sizes; of slow executions, it is like the others."""
@@ -64,12 +67,8 @@ class TrialResult:
 class TrialRunner:
     """A job at one place of its run: ``with TrialRunner(job) as runner: baseline = runner.calibrate()``.
 
-    After the block the model, its optimizer, metrics and seeds, and the random numbers of Python and NumPy are what
-    they were before, however it ends. Files are written to a temporary folder only.
-
-    It starts at a checkpoint of its ``fit``, or at the `LivePosition` of a running one, whose model is used as it is;
-    None is the beginning. The position in the data is reached by reading, once. The executions before the window, and
-    in it, are chosen by the time of an execution unless they are given.
+    It starts at a checkpoint of its ``fit``, at the `LivePosition` of a running one, or at the beginning (None). After
+    the block all state is what it was before. The sizes of a trial follow from the time of an execution, unless given.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class TrialRunner:
         short = _SHORT if self._window is None else 0.0
         return Baseline(self, warmup, window, short, first if (warmup, window) == SIZING else None)
 
-    def model_only_seconds(self, executions: int = 10) -> float:
+    def model_only_seconds(self) -> float:
         """Return the seconds per step of the model alone, on one batch in memory.
 
         It is the minimum of three windows, since other load on the machine only adds.
@@ -142,7 +141,7 @@ class TrialRunner:
         source = BatchSource(*self._one_batch())
         started, least = time.perf_counter(), math.inf
         for warmup in (3, 1, 1):
-            least = min(least, _timed(lambda: source.execute(self.training), warmup, executions).seconds)
+            least = min(least, _timed(lambda: source.execute(self.training), warmup, _MODEL_EXECUTIONS).seconds)
             if time.perf_counter() - started > _SECONDS:
                 break
         return least / self.training.steps
@@ -161,7 +160,7 @@ class TrialRunner:
         result = timed(window)
         digest = self.training.digest(result.outputs)
         if window * result.seconds < short:
-            result = timed(min(math.ceil(_RETIMED / result.seconds), _MOST))
+            result = timed(min(math.ceil(_RETIMED / result.seconds), _MOST_EXECUTIONS))
         return TrialResult(result.seconds / self.training.steps, digest, time.perf_counter() - started, result.busy)
 
     def _one_batch(self) -> tuple[Any, Any]:
@@ -221,7 +220,7 @@ def trial_sizes(seconds: float) -> tuple[int, int]:
     ((8, 10), (3, 3))
     """
     window = _SECONDS / max(seconds, 1e-6)
-    return SIZING[0] if seconds > _SLOW else WARMUP, round(min(max(window, _LEAST), _MOST))
+    return SIZING[0] if seconds > _SLOW else WARMUP, round(min(max(window, _FEWEST_EXECUTIONS), _MOST_EXECUTIONS))
 
 
 def _checked(job: Job, start: CheckpointPath | LivePosition | None) -> FitStart | LivePosition | None:

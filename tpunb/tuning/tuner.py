@@ -14,10 +14,11 @@ from tpunb.training.fit_start import CheckpointPath
 from tpunb.tuning.job import Job, hot_phase
 from tpunb.tuning.model_based import model_based
 from tpunb.tuning.position import LivePosition
+from tpunb.tuning.racing import FEWEST_PAIRS
 from tpunb.tuning.results import Journal, Message, Trial, Tuning
 from tpunb.tuning.search import Search, Space, StepCosts
 from tpunb.tuning.stage_costs import stage_costs
-from tpunb.tuning.tournament import FEWEST_PAIRS, Budget, Tournament, check_seconds
+from tpunb.tuning.tournament import Budget, Tournament, check_seconds
 from tpunb.tuning.trial import Baseline, TrialResult, TrialRunner, trial_sizes
 
 WAITS = 1.15

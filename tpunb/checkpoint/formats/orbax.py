@@ -57,11 +57,11 @@ def _read(folder: Path) -> Checkpoint | Skipped:
 
 
 def _holds(folder: Path, items: dict[str, Any]) -> tuple[str, ...]:
-    held: set[str] = set()
+    parts: set[str] = set()
     for name, handler in items.items():
         kinds = [kind for kind, word in _HANDLERS.items() if word.search(str(handler))]
-        held |= set(kinds) or _in_tree(folder / name / _TREE, name)
-    return tuple(part for part in STATE_PARTS if part in held)
+        parts |= set(kinds) or _in_tree(folder / name / _TREE, name)
+    return tuple(part for part in STATE_PARTS if part in parts)
 
 
 def _in_tree(path: Path, item: str) -> set[str]:
@@ -69,11 +69,11 @@ def _in_tree(path: Path, item: str) -> set[str]:
     if not path.exists():
         return set()
     tree = json.loads(path.read_text()).get("tree_metadata", {})
-    held: set[str] = set()
+    parts: set[str] = set()
     for leaf in tree.values():
         if leaf.get("value_metadata", {}).get("value_type") == "scalar":
             continue
         names = [item, *(str(key.get("key")) for key in leaf.get("key_metadata", []))]
         kinds = (kind for kind, word in _WORDS.items() if any(word.search(name) for name in names))
-        held.add(next(kinds, WEIGHTS))
-    return held
+        parts.add(next(kinds, WEIGHTS))
+    return parts

@@ -21,7 +21,17 @@ from tpunb.tfdata import position
 from tpunb.tfdata.graph import graph_or_none
 from tpunb.tfdata.restored import not_restored, unseeded
 from tpunb.training import seeds, snapshot
-from tpunb.training.state import DATA, OPTIMIZER, RANDOM, STATE_PARTS, WEIGHTS, assign, is_from, own_variables, to_numpy
+from tpunb.training.state import (
+    DATA,
+    OPTIMIZER,
+    RANDOM,
+    STATE_PARTS,
+    WEIGHTS,
+    assign,
+    direct_variables,
+    is_from,
+    to_numpy,
+)
 
 _NO_DATA = "no iterator over the data was given"
 _ARRAYS = "arrays"
@@ -131,8 +141,8 @@ def read_parts(folder: Path, saved: Mapping[str, str], parts: Mapping[str, Any])
     """Restore parts of the `saved` kinds in place; return the trees of arrays by name."""
     kinds = {name: _kind(part) for name, part in parts.items()}
     if kinds != saved:
-        held, given = (", ".join(f"{name} ({kind})" for name, kind in each.items()) for each in (saved, kinds))
-        raise TpunbError(f"{folder.name} holds {held}; got {given or 'none'}", hint="give all parts that it holds")
+        expected, given = (", ".join(f"{name} ({kind})" for name, kind in each.items()) for each in (saved, kinds))
+        raise TpunbError(f"{folder.name} holds {expected}; got {given or 'none'}", hint="give all parts that it holds")
     trees = array_trees(parts)
     for name, part in parts.items():
         if name not in trees and not _path(folder, name).with_suffix(".missing").exists():
@@ -173,11 +183,11 @@ def _state_part(name: str, part: Any) -> str:
 
 def _write_variables(path: Path, part: Any) -> None:
     path.mkdir()
-    snapshot.write_arrays(path, {"variables": to_numpy(own_variables(part) or [])})
+    snapshot.write_arrays(path, {"variables": to_numpy(direct_variables(part) or [])})
 
 
 def _read_variables(path: Path, part: Any) -> None:
-    variables = own_variables(part) or []
+    variables = direct_variables(part) or []
     assign(variables, snapshot.read_arrays(path, {"variables": to_numpy(variables)})["variables"])
 
 

@@ -27,26 +27,14 @@ class LoopData:
     """An iterable that a loop reads: an iterator with `get_state` and `set_state`, as in Grain, or any other.
 
     The position in any other one cannot be saved: as many batches are drawn again.
-
-    Attributes
-    ----------
-    reason
-        Why the position cannot be saved, or ""; known after `begin`.
-    positions
-        Positions that were written.
-    drawn
-        Batches taken in this pass.
-    seeds
-        Seeds of the shuffles that had none.
-    fingerprint
-        Of the constants in the data.
     """
 
     def __init__(self, data: Any) -> None:
-        self.data, self.reason, self.drawn = data, "", 0
+        self.data, self.drawn = data, 0  # batches in this pass
+        self.reason = ""  # why the position cannot be saved, after `begin`
         self.positions = Positions()
-        self.seeds: list[int] = []
-        self.fingerprint = ""
+        self.seeds: list[int] = []  # of the shuffles that had none
+        self.fingerprint = ""  # of the constants in the data
         self.iterator: Any = None
         self._earlier = [0]  # batches of earlier passes, by all copies
 
@@ -226,9 +214,9 @@ def loop_data(data: Any, seeds: list[int] | None) -> LoopData:
     except Exception as error:
         if seeds is not None:
             raise
-        found = LoopData(data)
-        found.reason = format_error(error)
-        return found
+        unreadable = LoopData(data)
+        unreadable.reason = format_error(error)
+        return unreadable
     by_index = isinstance(data, _BY_INDEX) or is_from(data, "jaxlib") or not hasattr(data, "__iter__")
     has_index = all(hasattr(data, name) for name in ("__len__", "__getitem__"))
     return _Indexed(data) if by_index and has_index else LoopData(data)

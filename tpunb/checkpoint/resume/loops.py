@@ -27,7 +27,7 @@ from tpunb.text import format_error, plural
 from tpunb.training import seeds, snapshot
 from tpunb.training.fingerprints import Diverged, Fingerprints, of_arrays
 from tpunb.training.fit_start import FitStart
-from tpunb.training.state import DATA, RANDOM, STATE_PARTS, arrays, assign, is_from, own_variables, to_numpy
+from tpunb.training.state import DATA, RANDOM, STATE_PARTS, arrays, assign, direct_variables, is_from, to_numpy
 
 T = TypeVar("T")
 
@@ -50,20 +50,20 @@ class _Block:
         self.calls = self.steps = 0
         self.seeds: list[list[int]] = []  # of each dataset that was first read in the block
         self.saved_seeds: list[list[int]] = []  # in the run that is resumed
-        self.known = deque[LoopData](maxlen=4)  # data that several calls may read
+        self.shared = deque[LoopData](maxlen=4)  # data that several calls may read
         self.fingerprints: Fingerprints | None = None
 
     def data_of(self, data: Any) -> LoopData:
         """Return the data of a call, which share the orders of shuffles with earlier calls over the same object."""
-        for each in self.known:
+        for each in self.shared:
             if each.data is data:
                 return copy.copy(each)
         at = len(self.seeds)
-        found = loop_data(data, self.saved_seeds[at] if at < len(self.saved_seeds) else None)
-        if found.fingerprint or hasattr(data, "__next__"):
-            self.known.append(found)
-            self.seeds.append(found.seeds)
-        return copy.copy(found)
+        added = loop_data(data, self.saved_seeds[at] if at < len(self.saved_seeds) else None)
+        if added.fingerprint or hasattr(data, "__next__"):
+            self.shared.append(added)
+            self.seeds.append(added.seeds)
+        return copy.copy(added)
 
 
 _block = _Block()
@@ -260,7 +260,7 @@ def _leaves(state: dict[str, Any]) -> list[Any]:
 
 def _sample(state: dict[str, Any]) -> list[NDArray[Any]]:
     """Return the values of small arrays and variables of a state, which later steps do not change."""
-    variables = [each for part in state.values() for each in own_variables(part) or ()]
+    variables = [each for part in state.values() for each in direct_variables(part) or ()]
     small = to_numpy([each for each in variables if np.prod(each.shape, dtype=int) <= 256 * _SAMPLE][:_SAMPLE])
     return [*small, *(np.array(leaf) for leaf in map(_as_data, _leaves(state)) if _is_small(leaf))][:_SAMPLE]
 

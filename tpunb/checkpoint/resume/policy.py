@@ -57,28 +57,12 @@ class Training(Protocol):
 
 
 class Saving:
-    """Checkpoints of the fits and custom loops in a block of `checkpointing`.
+    """Checkpoints of the fits and custom loops in a block of `checkpointing`, which documents the arguments.
 
-    Parameters
-    ----------
-    folder
-        Folder of the checkpoints.
-    every
-        Number of steps between checkpoints; None for no such checkpoints.
-    at_phases
-        Whether to save when a phase begins. Without either, each end of an epoch is saved.
-    keep
-        Number of last checkpoints that are kept, beside those before and after the begin of a phase; None for all.
-
-    Attributes
-    ----------
-    saved
-        Checkpoints so far, without those that were removed.
-    seconds
-        Time spent on saving.
+    `saved` are those so far, without the removed ones; saving took `seconds`.
     """
 
-    def __init__(self, folder: Path, every: int | None, *, at_phases: bool, keep: int | None = None) -> None:
+    def __init__(self, folder: Path, every: int | None, *, at_phases: bool, keep: int | None) -> None:
         self.folder, self.every, self.at_phases, self.keep = folder, every, at_phases, keep
         self.saved: list[Checkpoint] = []
         self.seconds = 0.0
@@ -132,7 +116,7 @@ class Saving:
     def _save(self, fit: Training, *, replacing: Path | None = None) -> None:
         """Save; an error, as of a full disk, does not end the training."""
         begun = time.perf_counter()
-        of_phase, before = self._phase_began.is_set(), [one.path for one in self.saved[-1:]]
+        of_phase, before = self._phase_began.is_set(), [checkpoint.path for checkpoint in self.saved[-1:]]
         self._phase_began.clear()
         self._last = fit.steps
         try:
@@ -156,6 +140,6 @@ class Saving:
 
     def _remove(self, keep: int) -> None:
         """Remove the checkpoints of the block but the last ones and those of phases."""
-        for one in [one for one in self.saved if one.path not in self._of_phases][:-keep]:
-            shutil.rmtree(one.path)
-            self.saved.remove(one)
+        for checkpoint in [each for each in self.saved if each.path not in self._of_phases][:-keep]:
+            shutil.rmtree(checkpoint.path)
+            self.saved.remove(checkpoint)
