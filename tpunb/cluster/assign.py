@@ -15,6 +15,7 @@ from tpunb.cluster.dbscan import DBSCAN, labels_of
 from tpunb.cluster.features import space
 from tpunb.cluster.hdbscan import HDBSCAN
 from tpunb.cluster.kmeans import KMeans
+from tpunb.cluster.limits import LIMITS
 from tpunb.cluster.ols import OLS
 from tpunb.cluster.ols_plus import OLSPlus
 from tpunb.cluster.paces import kinds_of
@@ -32,10 +33,7 @@ from tpunb.text import plural
 METHODS = {"dbscan": DBSCAN, "hdbscan": HDBSCAN, "kmeans": KMeans, "ols": OLS, "olsplus": OLSPlus}
 """Phase methods by their names in the magic and in the explorer."""
 
-_CANDIDATES = 8  # full steps on each side that a step may take its label from
 _ROWS = 2048  # steps per chunk: few enough for the processor's caches
-_SIMILAR = 1.1  # factor between step times that count as equal
-_FAR, _FAR_PS = 5, 20_000_000_000  # a step is an outlier if it is so many times, and so much, longer than its phase
 
 
 def phases(steps: Steps | Profile, method: PhaseMethod | str | None = None) -> Phases:
@@ -249,7 +247,8 @@ def _far(steps: Steps, labels: Ints, among: NDArray[np.bool_]) -> NDArray[np.boo
         middle = np.zeros((len(ids), 2), dtype=np.int64)
         middle_values(phase, ascending[among[ascending]], time, size, middle)
         usual = middle[phase, 0]
-        far |= (columns.fed == fed) & (time > _FAR * usual) & (time - usual > _FAR_PS)
+        longer = (time > LIMITS.outlier_time_ratio * usual) & (time - usual > LIMITS.outlier_excess_ps)
+        far |= (columns.fed == fed) & longer
     return far & ~columns.full & columns.timed & (labels >= 0) & (size > 0)[phase]
 
 
@@ -282,12 +281,12 @@ def _nearest(steps: Steps, sources: bytes) -> Ints:
 def _nearest_of(rows: Ints, after: Ints, queries: Ints, columns: _Columns) -> Ints:
     """Return the nearest of `rows`, sorted by time, for each query, which would be inserted at `after`."""
     middle, size, own, fed = columns.middle, columns.size, columns.own, columns.fed
-    near = rows[(after[:, None] + np.arange(-_CANDIDATES, _CANDIDATES)).clip(0, len(rows) - 1)]
+    near = rows[(after[:, None] + np.arange(-LIMITS.candidate_steps, LIMITS.candidate_steps)).clip(0, len(rows) - 1)]
     distance = np.abs(middle[queries][:, None] - middle[near])
     difference = np.abs(size[queries][:, None] - size[near])
     difference += np.abs(own[queries][:, None] - own[near]) * (fed[queries][:, None] & fed[near])
     difference *= columns.timed[queries][:, None]
-    similar = difference <= difference.min(axis=1, keepdims=True) + np.log(_SIMILAR)
+    similar = difference <= difference.min(axis=1, keepdims=True) + np.log(LIMITS.equal_time_ratio)
     best = np.where(similar, distance, np.iinfo(np.int64).max).argmin(axis=1)  # the earlier of two
     return np.asarray(near[np.arange(len(queries)), best], dtype=np.int64)
 
@@ -313,13 +312,6 @@ def _distances(steps: Steps, fitted: Ints) -> pl.Series:
     return pl.Series("distance", distances, nan_to_null=True)
 
 
-_DRAWS, _PART, _MOST = 5, 0.8, 1000
-_LEAST = 3  # steps
-_SEEN = 10  # steps of a phase in a part of a long run, below which its confidence is unknown
-_FEW = 0.01  # share of a part below which outliers are left out
-_NONE = 0.6  # index of no confidence
-
-
 def confidences(full: Steps, labels: Ints) -> dict[int | None, float | None]:
     """Return the confidence in each phase by its label, and in all of them by None; outliers are no phase.
 
@@ -334,18 +326,21 @@ def confidences(full: Steps, labels: Ints) -> dict[int | None, float | None]:
     >>> confidences(toy_steps("aaaaabbbbb"), np.repeat([0, 1], 5))
     {0: 1.0, 1: 1.0, None: 1.0}
     """
-    if len(full) < _LEAST:
+    if len(full) < LIMITS.confidence_fewest_steps:
         return {}
     ids, phase = factorize(labels)
     shared, most = np.sum([_agreement(phase[rows], found, ids) for rows, found in _parts(full)], axis=0)
     # most parts of a long run have too few steps of a rare phase to find it
-    rare = np.bincount(phase) * _MOST < _SEEN * len(full) if len(full) * _PART > _MOST else np.zeros(len(ids), np.bool_)
+    in_part = np.bincount(phase) * LIMITS.confidence_most_steps / len(full)
+    is_long = len(full) * LIMITS.confidence_part > LIMITS.confidence_most_steps
+    rare = is_long & (in_part < LIMITS.confidence_fewest_of_phase)
     known = (most > 0) & ~rare
     index = {int(label): shared[at] / most[at] if known[at] else None for at, label in enumerate(ids)}
     every = shared.sum() / most.sum() if most.sum() > 0 else 1.0  # all in one phase, in both
     of_one = {int(ids[0]): 1.0} if len(ids) == 1 and not most.sum() else {}
+    zero = LIMITS.confidence_zero_index
     return {
-        label: None if value is None or label == -1 else float(np.clip((value - _NONE) / (1 - _NONE), 0, 1))
+        label: None if value is None or label == -1 else float(np.clip((value - zero) / (1 - zero), 0, 1))
         for label, value in (index | of_one | {None: every}).items()
     }
 
@@ -353,7 +348,7 @@ def confidences(full: Steps, labels: Ints) -> dict[int | None, float | None]:
 def _agreement(phase: Ints, found: Ints, ids: Ints) -> Floats:
     """Return the parts of the adjusted Rand index in each phase: pairs beyond chance, and the most there can be."""
     outliers = ids[phase] < 0, found < 0
-    few = [mask & (mask.mean() < _FEW) for mask in outliers]
+    few = [mask & (mask.mean() < LIMITS.confidence_outlier_share) for mask in outliers]
     kept = ~(few[0] | few[1])
     table = np.zeros((len(ids), int(found.max(initial=-1)) + 2))
     np.add.at(table, (phase[kept], found[kept] + 1), 1)
@@ -368,8 +363,8 @@ def _agreement(phase: Ints, found: Ints, ids: Ints) -> Floats:
 def _parts(full: Steps) -> list[tuple[Ints, Ints]]:
     """Return the rows of each part, and the phases that the default method finds in them."""
     n, random = len(full), np.random.default_rng(0)
-    size = min(round(n * _PART), _MOST)
-    rows = [np.sort(random.choice(n, size, replace=False)) for _ in range(_DRAWS)]
+    size = min(round(n * LIMITS.confidence_part), LIMITS.confidence_most_steps)
+    rows = [np.sort(random.choice(n, size, replace=False)) for _ in range(LIMITS.confidence_draws)]
     return [(part, labels_of(full, part)) for part in rows]
 
 

@@ -15,6 +15,7 @@ import polars as pl
 from tpunb.cluster.base import Parameters, in_order
 from tpunb.cluster.dbscan import chosen_eps
 from tpunb.cluster.features import Features, Space, check, space
+from tpunb.cluster.limits import LIMITS
 from tpunb.cluster.micro_clusters import MicroClusters, merge_leading
 from tpunb.frames import Steps
 from tpunb.frames.op_matrix import Floats, Ints
@@ -23,12 +24,6 @@ from tpunb.frames.phases import Labels
 if TYPE_CHECKING:
     import hdbscan
     from scipy.spatial import KDTree
-
-MOST_ROWS = 10_000
-"""Most steps that are clustered."""
-
-_PERSISTENCE = 1.5  # ratio of distances over which a phase must hold
-_FAR = 10.0  # times the typical distance to the neighbours in a phase: an outlier
 
 
 @dataclass(frozen=True, repr=False)
@@ -173,7 +168,7 @@ class Clustering:
         for label in range(int(self.labels.max()) + 1):
             member = self.labels == label
             node = self._ancestor(set(cluster[member].tolist()))
-            persists = np.median(self._lambda[member]) >= _PERSISTENCE * self._born[node]
+            persists = np.median(self._lambda[member]) >= LIMITS.hdbscan_persistence * self._born[node]
             if persists and self._steps[node] >= self._least.steps:
                 chosen.append(node)
             else:
@@ -183,8 +178,8 @@ class Clustering:
         for label in range(int(self.labels.max()) + 1):
             member = self.labels == label
             typical = np.median(self._lambda[member]) if member.any() else np.inf
-            reach.append(_FAR / typical)
-            self.labels[member & (self._lambda * _FAR < typical)] = -1
+            reach.append(LIMITS.hdbscan_outlier_ratio / typical)
+            self.labels[member & (self._lambda * LIMITS.hdbscan_outlier_ratio < typical)] = -1
         self._reach = np.array(reach)
         return chosen
 
@@ -259,7 +254,7 @@ def _least_size(n: int) -> int:
 def _sample(merged: MicroClusters, most: int) -> tuple[Ints, Floats, int]:
     """Return up to `most` rows of each micro-cluster, the number of rows each represents, and the `most` used."""
     weights = merged.weights.astype(np.int64)
-    while most > 1 and np.minimum(weights, most).sum() > MOST_ROWS:
+    while most > 1 and np.minimum(weights, most).sum() > LIMITS.hdbscan_most_steps:
         most -= 1
     taken = np.minimum(weights, most)
     label = np.repeat(np.arange(len(weights)), taken)

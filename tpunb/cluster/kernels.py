@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from tpunb.cluster.limits import LIMITS
 from tpunb.frames.op_matrix import Floats, Ints
 
 _P = ParamSpec("_P")
@@ -20,9 +21,10 @@ _R = TypeVar("_R")
 
 _FAST_MATH = {"reassoc", "contract"}  # sums may be taken in any order, several at one time
 _BLOCK = 32  # columns per branch, for wide registers
-_YOUNG = 10  # steps up to which a phase's own scatter is not used
-_SCATTER = 8.0  # times the mean scatter of a phase: the most that one of its steps may be off
-_FINEST = 0.25  # share of the tolerance that remains in phases whose steps hardly scatter
+# compiled in, and cached by the state of this file: save it again after a change of these limits
+_SCATTER_STEPS = LIMITS.scatter_steps
+_SCATTER_RATIO = LIMITS.scatter_ratio
+_LEAST_TOLERANCE = LIMITS.least_tolerance
 _ROUNDING = 1e-9  # sums in another order differ in the last digits, and must not decide
 
 
@@ -215,8 +217,9 @@ def _tolerance(leaders: Leaders, slot: int, side: int, limits: Floats) -> float:
     """Return the distance from its mean that a phase accepts: less if its own steps scatter little."""
     most = 1 - limits[1]
     steps = leaders.stats[slot, 0]
-    if steps > _YOUNG:
-        most = min(most, max(_SCATTER * leaders.stats[slot, side] / (steps - 1), _FINEST * most))
+    if steps > _SCATTER_STEPS:
+        scatter = _SCATTER_RATIO * leaders.stats[slot, side] / (steps - 1)
+        most = min(most, max(scatter, _LEAST_TOLERANCE * most))
     return float(most + _ROUNDING)
 
 

@@ -15,16 +15,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tpunb.cluster.base import Curve, Parameters, SliderSpec
+from tpunb.cluster.limits import LIMITS
 from tpunb.errors import check_share
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, op_matrix
 from tpunb.frames.phases import Labels
-
-MOST = 256
-"""Most phases that an online scan keeps."""
-
-_THRESHOLDS = 1000  # values of the sweep above 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +68,7 @@ class OLS(Parameters):
         """
         similarity, starts = similarities(steps)
         labels = np.cumsum((similarity < self.threshold) | starts) - 1
-        thresholds = np.union1d(np.arange(_THRESHOLDS + 1) / _THRESHOLDS, [self.threshold])
+        thresholds = np.union1d(np.arange(LIMITS.ols_thresholds + 1) / LIMITS.ols_thresholds, [self.threshold])
         # one sort gives the phases of all thresholds: one per host, and one per similarity below the threshold
         below = np.searchsorted(np.sort(similarity[~starts]), thresholds, side="left")
         phases, chosen = below + int(starts.sum()), thresholds == self.threshold
@@ -185,7 +181,7 @@ class OnlineOLS:
                 for label, (other, ops) in self._phases.items()
             }
             best = max(similarity, key=similarity.__getitem__, default=-1)
-            if best >= 0 and (similarity[best] >= self.recall or len(similarity) == MOST):
+            if best >= 0 and (similarity[best] >= self.recall or len(similarity) == LIMITS.most_phases):
                 return best
         self._count += 1
         return self._count - 1
