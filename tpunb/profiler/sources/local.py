@@ -12,15 +12,12 @@ from importlib import import_module
 from typing import Any
 
 from tpunb.errors import CaptureBusy, MissingExtra, TpunbError
+from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.service_client import ProfilerClient, ServiceError
 from tpunb.profiler.sources.frameworks import NotInUse, annotation, in_use, installed
 from tpunb.profiler.sources.torch import Torch, usable
 
-_READY_S = 20.0
 _COMPUTED = re.compile(rb"Pjit|PjRt")  # host events of JAX when it computes
-_REST = 8
-_AGAIN_S = 0.5  # beyond a window's length, until an unknown session must have ended
-_LOOK_S = 0.05  # between two checks whether a framework is in use
 
 _servers: dict[str, tuple[str, Any]] = {}
 """The profiler servers of this process by framework: address, and the object that keeps it open."""
@@ -52,7 +49,7 @@ def serve(framework: str) -> str:
         server = _open[framework](port)
         client = ProfilerClient(address)
         try:
-            client.wait_ready(_READY_S)
+            client.wait_ready(LIMITS.ready_s)
         except ServiceError as error:
             raise CaptureBusy(
                 f"the profiler server of {framework}: {error}", hint="try again: its port was taken"
@@ -154,7 +151,7 @@ class Local:
             if usable():
                 self._facts = self._torch.facts()
                 return self._torch.window(seconds)
-            if self._stopped.wait(_LOOK_S):
+            if self._stopped.wait(LIMITS.import_look_s):
                 raise NotInUse
         framework = self._choose(frameworks)
         try:
@@ -164,7 +161,7 @@ class Local:
         finally:
             self._active = None
         if framework == "jax":
-            self._jax_rests = 0 if _COMPUTED.search(data) else _REST
+            self._jax_rests = 0 if _COMPUTED.search(data) else LIMITS.jax_rest_windows
         return data
 
     def _request(self, client: ProfilerClient, seconds: float) -> bytes:
@@ -178,7 +175,7 @@ class Local:
         try:
             return client.window(seconds, self._session)
         except ServiceError as error:
-            if not error.busy or self._windows > 1 or self._stopped.wait(seconds + _AGAIN_S):
+            if not error.busy or self._windows > 1 or self._stopped.wait(seconds + LIMITS.busy_retry_s):
                 raise
         return self._request(client, seconds)
 
