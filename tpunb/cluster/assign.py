@@ -177,12 +177,7 @@ def _checked(labels: object, n: int, method: PhaseMethod) -> Ints:
 
 
 class _Columns(NamedTuple):
-    """What places the steps not traced in full, whatever the phases: arrays of (steps,).
-
-    `kind` is the kind and the pace; `middle` is twice the middle of the step, to stay in whole picoseconds; `size` is
-    the logarithm of the step time without callbacks, `own` also without input wait where `fed` says that it is known;
-    `long` has both in picoseconds; `saves` says which saved a checkpoint.
-    """
+    """What places the steps not traced in full, whatever the phases: arrays of (steps,)."""
 
     full: NDArray[np.bool_]
     host: Ints
@@ -315,13 +310,6 @@ def _distances(steps: Steps, fitted: Ints) -> pl.Series:
 def confidences(full: Steps, labels: Ints) -> dict[int | None, float | None]:
     """Return the confidence in each phase by its label, and in all of them by None; outliers are no phase.
 
-    Parameters
-    ----------
-    full
-        Steps traced in full.
-    labels
-        Label of each, -1 for outliers: (steps,).
-
     >>> from tpunb.testing import toy_steps
     >>> confidences(toy_steps("aaaaabbbbb"), np.repeat([0, 1], 5))
     {0: 1.0, 1: 1.0, None: 1.0}
@@ -370,21 +358,11 @@ def _parts(full: Steps) -> list[tuple[Ints, Ints]]:
 
 @dataclass(frozen=True, eq=False)
 class Role:
-    """The hosts of a job that run one program.
+    """The hosts of a job that run one program."""
 
-    Parameters
-    ----------
-    steps
-        Steps of the job in that role.
-    rows
-        Rows of its hosts in the frame of all hosts.
-    at
-        Row in `steps` of each.
-    """
-
-    steps: Steps
-    rows: Ints
-    at: Ints
+    steps: Steps  # of the job in that role
+    rows: Ints  # of its hosts in the frame of all hosts
+    at: Ints  # row in `steps` of each
 
 
 @memoised
@@ -423,8 +401,7 @@ def _of_role(job: Steps, name: str) -> Steps:
 def combined(steps: Steps, roles: Sequence[Role], parts: Sequence[Phases]) -> Phases:
     """Return the phases of `steps` of several hosts from those of each role; labels of later roles follow on.
 
-    The sweeps are those of the role whose steps take most time. The confidence in all phases is the mean over roles,
-    weighted by their steps, null where one is unknown.
+    Sweeps are those of the longest role; the confidence in all phases is the mean over roles, weighted by steps.
     """
     labels, offset, offsets = np.full(len(steps), -1, np.int64), 0, []
     for role, part in zip(roles, parts, strict=True):

@@ -254,8 +254,8 @@ def _choose(values: Ints, noise: Floats, *, most: float) -> int:
 class Graph:
     """Neighbour graph of micro-clusters: DBSCAN for every ``min_samples`` from one matrix of distances.
 
-    A micro-cluster of w steps counts as w steps. With N the steps within `eps` of it, and M the largest N among itself
-    and its neighbours, it is a core if ``N >= min_samples``, and an outlier if ``M < min_samples``.
+    N steps are within `eps` of a micro-cluster, itself included: a core if ``N >= min_samples``; an outlier if no N of
+    it and its neighbours is.
     """
 
     def __init__(self, merged: MicroClusters, distance: Floats, eps: float) -> None:
@@ -265,10 +265,7 @@ class Graph:
         self.reach: Floats = self.near @ merged.weights
 
     def noise(self, values: Ints, inside: Floats | None = None) -> Floats:
-        """Return the share of steps that are outliers at each value of ``min_samples``, 0 to 1.
-
-        Where a micro-cluster is given fewer steps `inside`, its others are outliers at any value.
-        """
+        """Return the share of outliers at each ``min_samples``; steps that are not `inside` are outliers at any."""
         if not len(self.reach):
             return np.zeros(len(values))
         most = self._most

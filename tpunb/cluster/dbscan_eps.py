@@ -1,4 +1,15 @@
-"""Choice of DBSCAN's eps: above the core distance of the clusters, below the gaps between them."""
+"""Choice of DBSCAN's eps: above the core distance of the clusters, below the gaps between them.
+
+With growing distance, dense clusters appear, merge, and absorb the outliers between them. Two are separate if the gap
+between them is 1.5 times their core distance, 3 times in one dimension; the core distance is that at which nine in ten
+of a cluster's steps have merged. So are, in several dimensions, the clusters of a range whose end is 2.1 times its
+begin, with nine in ten steps in one of them. ``eps`` is the middle, on a log scale, between the core distance and the
+narrowest such gap at which nine in ten steps are in a cluster; without a gap, the middle of the widest range with one
+cluster, and at least twice the distance at which nine in ten are in it.
+
+The k-distances of the paper's elbow are where clusters appear. Neither their widest gap nor the longest range with the
+same number of clusters works: one phase far from all others merges the rest.
+"""
 
 from __future__ import annotations
 
@@ -16,36 +27,9 @@ _CANDIDATES = {"low": pl.Float64, "high": pl.Float64, "clusters": pl.Int64, "ins
 
 
 def eps_candidates(distance: Floats, merged: MicroClusters, k: int, least_gap: float = 0.0) -> pl.DataFrame:
-    """Return the number of dense clusters in each range of distances, and the ``eps`` to take.
+    """Return ranges of distances with a number of clusters of `k` steps; those below `least_gap` count as equal.
 
-    With growing distance, dense clusters of `k` steps appear, merge, and absorb the outliers between them. Two are
-    separate if the gap between them is 1.5 times their core distance, 3 times in one dimension; the core distance is
-    that at which nine in ten of a cluster's steps have merged. So are, in several dimensions, the clusters of a range
-    whose end is 2.1 times its begin, with nine in ten steps in one of them. ``eps`` is the middle, on a log scale,
-    between the core distance of the clusters and the narrowest such gap at which nine in ten steps are in a cluster;
-    without a gap, the middle of the widest range with one cluster, and at least twice the distance at which nine in ten
-    are in it.
-
-    The k-distances of the paper's elbow are where clusters appear. Neither their widest gap nor the longest range with
-    the same number of clusters works: one phase far from all others merges the rest.
-
-    Parameters
-    ----------
-    distance
-        Distances between the centres, (micro-clusters, micro-clusters).
-    merged
-        Micro-clusters, for their weights and their size.
-    k
-        Number of steps of a dense cluster, and the k of the k-distances.
-    least_gap
-        Distance below which steps count as equal.
-
-    Returns
-    -------
-    pl.DataFrame
-        One row per range of distances with the same number of clusters: ``low`` and ``high`` in feature units,
-        ``clusters``, ``inside`` (share of the steps in one at its end, 0 to 1), ``chosen``, and ``eps``, null where
-        not chosen.
+    ``low``, ``high``; ``clusters``; ``inside``, the share of steps in one at its end; ``chosen``; ``eps`` where chosen.
     """
     weights, n = merged.weights, float(merged.weights.sum())
     if not len(weights) or not distance.any():

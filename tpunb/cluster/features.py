@@ -3,6 +3,10 @@
 A space concatenates blocks of columns, each computed from the step × operation matrix, and keeps their principal
 components. Its loadings explain distances in operations and place later steps. Two spaces have names: the default, and
 the paper's (section IV.A).
+
+Each block is centred and divided by its first singular value, so that none dominates (multiple factor analysis); a
+block that hardly varies stays small. The paper does not say how counts and durations share a space; its columns are
+standardised (mean 0, variance 1), because durations would hide the counts.
 """
 
 from __future__ import annotations
@@ -153,13 +157,7 @@ class Space:
 
 
 def check(features: Features, owner: str) -> None:
-    """Raise if `features` is not a space.
-
-    Raises
-    ------
-    ValueError
-        If `features` is neither the name of a space nor a tuple of names of blocks.
-    """
+    """Raise if `features` is neither the name of a space nor a tuple of names of blocks."""
     if isinstance(features, str) and features in SPACES:
         return
     names = tuple([features] if isinstance(features, str) else features if isinstance(features, Iterable) else [])
@@ -175,22 +173,6 @@ def check(features: Features, owner: str) -> None:
 
 def space(steps: Steps, features: Features = "default") -> Space:
     """Return the feature space of `steps`, made once per steps.
-
-    Each block is centred and divided by its first singular value, so that none dominates (multiple factor analysis); a
-    block that hardly varies stays small. The paper does not say how counts and durations share a space; its columns are
-    standardised (mean 0, variance 1), because durations would hide the counts. At most 100 principal components follow.
-
-    Parameters
-    ----------
-    steps
-        Steps to place.
-    features
-        "default", "paper", or a tuple of names of `BLOCKS`.
-
-    Raises
-    ------
-    ValueError
-        If `features` is not one of these.
 
     >>> from tpunb.testing import toy_steps
     >>> space(toy_steps("aab")).points.shape

@@ -69,7 +69,11 @@ class HDBSCAN(Parameters):
         check(self.features, "HDBSCAN")
 
     def __call__(self, steps: Steps) -> Labels:
-        """Return one label per step and ``sweeps["tree"]``, as described in :class:`FittedHDBSCAN`."""
+        """Return one label per step, -1 for outliers, with the condensed tree of clusters as ``sweeps["tree"]``.
+
+        One row per cluster: ``parent``, null for the root, which is all steps; ``child``, its number; ``lambda_val``,
+        one over the distance at which it splits from its parent; ``steps``; whether it was ``chosen`` as a phase.
+        """
         return self.fit(steps).labels
 
     def fit(self, steps: Steps) -> FittedHDBSCAN:
@@ -101,23 +105,9 @@ class HDBSCAN(Parameters):
 
 @dataclass(frozen=True, eq=False)
 class FittedHDBSCAN:
-    """Phases of :class:`HDBSCAN`, which can label later steps.
+    """Phases of :class:`HDBSCAN`, which can label later steps."""
 
-    Parameters
-    ----------
-    labels
-        One label per step, -1 for outliers. ``sweeps["tree"]`` is the condensed tree, one row per cluster: ``parent``,
-        null for the root, which is all steps; ``child``, its number; ``lambda_val``, one over the distance at which it
-        splits from its parent; number of ``steps``; whether it was ``chosen`` as a phase.
-    space
-        Feature space of the steps.
-    clustering
-        Result of the package; None if there were fewer than two steps.
-    number
-        Label of each cluster of `clustering`.
-    """
-
-    labels: Labels
+    labels: Labels  # with ``sweeps["tree"]``
     space: Space
     clustering: Clustering | None
     number: dict[int, int] = field(default_factory=dict)
@@ -192,7 +182,7 @@ class Clustering:
 
     @property
     def tree(self) -> pl.DataFrame:
-        """One row per node, as described in :class:`FittedHDBSCAN`."""
+        """One row per node, as described in `HDBSCAN.__call__`."""
         nodes = range(len(self._parent))
         frame = pl.DataFrame(
             {

@@ -39,21 +39,8 @@ class MicroClusters:
 def merge(points: Floats, columns: int | None = None) -> MicroClusters:
     """Merge similar rows of `points`.
 
-    Equal rows are always merged. If more than ``LIMITS.most_micro_clusters`` differ, each joins the nearest of 1,500
-    seeds, which are drawn in five rounds, each time by the squared distance to the nearest seed so far (k-means||,
-    Bahmani et al. 2012): rare rows far from all others are seeds too.
-
-    Parameters
-    ----------
-    points
-        Matrix of (rows, columns), the columns in order of variance, as principal components are.
-    columns
-        Number of leading columns that ``LIMITS.most_variance_lost`` applies to; all by default.
-
-    Raises
-    ------
-    TpunbError
-        If merging loses more than ``LIMITS.most_variance_lost`` of the variance in these columns.
+    Equal rows are always merged; if too many differ, each joins the nearest seed of k-means|| (Bahmani et al. 2012).
+    `TpunbError` if that loses too much of the variance in the leading `columns`, all by default.
 
     >>> merge(np.array([[0.0], [1.0], [0.0]])).weights.tolist()
     [2.0, 1.0]
@@ -92,7 +79,10 @@ def merge(points: Floats, columns: int | None = None) -> MicroClusters:
 
 
 def _nearest_seed(points: Floats) -> Ints:
-    """Return the number of the seed nearest to each row."""
+    """Return the number of the seed nearest to each row.
+
+    Seeds are drawn in rounds, by the squared distance to the nearest so far: rare rows far from others are seeds too.
+    """
     rows, random = points.astype(np.float32), np.random.default_rng(0)
     n, square = len(rows), np.einsum("ij,ij->i", points, points)
     away, nearest = np.full(n, np.inf), np.zeros(n, dtype=np.int64)
@@ -112,25 +102,9 @@ def _nearest_seed(points: Floats) -> Ints:
 
 
 def merge_leading(points: Floats) -> MicroClusters:
-    """Merge similar rows by as many leading columns as ``LIMITS.most_variance_lost`` allows: usually all of them.
+    """Merge similar rows by as many leading columns as ``LIMITS.most_variance_lost`` allows, with a warning if not all.
 
-    If steps vary in many independent ways, half as many columns are tried, and so on. The error in `within` stays that
-    of all columns.
-
-    Parameters
-    ----------
-    points
-        Matrix as for `merge`.
-
-    Warns
-    -----
-    UserWarning
-        If columns were left out.
-
-    Raises
-    ------
-    TpunbError
-        If merging loses too much of the first column alone.
+    If steps vary in many independent ways, half as many are tried, and so on; `within` stays that of all columns.
     """
     merged = _merge_leading(points)
     _warn(merged)

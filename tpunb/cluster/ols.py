@@ -79,14 +79,9 @@ class OLS(Parameters):
 
 @memoised
 def similarities(steps: Steps) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return the similarity of each step to the one before it on its host, and the first steps of hosts.
+    """Return the similarity of each step to the one before it (equation 1), and which steps are the first of a host.
 
-    Returns
-    -------
-    similarity : Floats
-        Equation 1, 0 to 1; 1.0 for the first step of a host: (steps,), read-only.
-    starts : NDArray[np.bool_]
-        Whether a step is the first of its host: (steps,), read-only.
+    Both are (steps,) and read-only; the similarity of the first step of a host is 1.0.
     """
     from tpunb.cluster.kernels import shared_ops
 

@@ -90,10 +90,7 @@ def launches(ops: OpMatrix) -> Bools:
 
 
 def _shares(steps: Steps, ops: OpMatrix) -> Floats:
-    """Return the share of the self time of its side that each operation takes in the steps that run it, (ops,).
-
-    It is 1 if no time of the side is known.
-    """
+    """Return the share of its side's self time that each operation takes in the steps that run it; 1 if that is 0."""
     n, d = ops.shape
     micros = ops.values("self_ps", scale=1e-6)
     row = np.repeat(np.arange(n), np.diff(ops.indptr))

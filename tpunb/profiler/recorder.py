@@ -252,13 +252,7 @@ def _versions(*packages: str) -> dict[str, str]:
 
 
 class ProgramKeeper:
-    """Finds the programs that windows ran in XSpaces, and writes them.
-
-    Attributes
-    ----------
-    missing
-        Names of the instructions that ran, by host and id of each program that the run does not hold.
-    """
+    """Finds the programs that windows ran in XSpaces, and writes them."""
 
     def __init__(self, writer: RunWriter) -> None:
         self.missing: dict[tuple[str, int], set[str]] = {}

@@ -259,7 +259,7 @@ def _collect_error(worker: str, response: WindowResponse, errors: dict[str, str]
 class RawWindowPolicy:
     """Choose the raw windows to keep: one per phase and pace, the first with enough steps of it; without any the first.
 
-    Steps of one phase of the online scan at different paces are different phases later.
+    Steps of one phase of the online scan at two paces are two phases later.
     """
 
     def __init__(self) -> None:

@@ -221,17 +221,7 @@ class WindowScheduler:
             )
 
     def next_window(self, now_s: float, kind: str | None = None, running_s: float = 0.0) -> WindowRequest:
-        """Return the next window as planned now; call again before it is due.
-
-        Parameters
-        ----------
-        now_s
-            Current time on the caller's clock.
-        kind
-            Kind of the running step, if any.
-        running_s
-            Seconds since it began.
-        """
+        """Return the next window, as planned `running_s` after a step of `kind` began; call again before it is due."""
         every = self.schedule.every
         with self._lock:
             if self.schedule.budget is None:

@@ -296,10 +296,7 @@ class CaptureSession:
         self._requests += 1
 
     def _request_programs(self) -> bytes:
-        """Return an XSpace with all compiled programs of this process, empty if there is none now.
-
-        The next request is due when this one has taken at most 1 % of the time.
-        """
+        """Return an XSpace with all compiled programs of this process, empty if there is none now."""
         begun_s, begun_ns = time.monotonic(), time.time_ns()
         data = b""
         if hasattr(self.source, "programs") and self._other_profiler is None:

@@ -278,10 +278,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _innermost(frames: Iterator[FrameType]) -> tuple[str | None, str | None]:
-    """Return the text of the innermost frame of user code, and the function of the next inner frame.
-
-    What is left of `frames` is outside of it.
-    """
+    """Return the text of the innermost frame of user code, and the next inner function; leave the outer frames."""
     inner = None
     for frame in frames:
         code = frame.f_code

@@ -93,10 +93,9 @@ class StepClock:
     def begin(
         self, kind: str, *, step: int | None = None, complete: bool = True, explicit: bool = False
     ) -> _Open | None:
-        """Begin a step, which ends the one before; return it for `end`.
+        """Begin a step, which ends the one before; return it for `end`, or None if the clock is closed.
 
-        Returns None, and changes nothing, inside an `explicit` step, which the program marks itself, and once the clock
-        is closed. A `step` number that is not above the last is replaced by the next, with a warning. A step that is
+        Inside an `explicit` step, which the program marks itself, it returns None and changes nothing. A step that is
         not `complete` waits for a call of `complete`.
         """
         if (ending := self._open) is not None:
@@ -251,8 +250,7 @@ class StepClock:
     def end(self, step: object = _ANY) -> None:
         """End the open step; if `step` is given, only if it is that one, and never for None.
 
-        An incomplete step is not recorded (Keras begins one too many at the end of data of unknown length): its time
-        is added to the step before, and the next step takes its number.
+        An incomplete one, as Keras begins at the end of data of unknown length, becomes part of the step before.
         """
         ending = self._open
         if ending is None or (step is not _ANY and step is not ending):

@@ -36,10 +36,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def serve(framework: str) -> str:
-    """Return the address of this process's profiler server for a framework; open it if necessary.
+    """Return the address of this process's profiler server for a framework; open it, until the process ends, if needed.
 
-    It listens on a free port until the process ends. Both frameworks bind it to all interfaces of the machine and
-    offer no alternative; the capture connects by loopback. A server that the program opened is not used.
+    Both frameworks bind it to all interfaces and offer no alternative. A server that the program opened is not used.
     """
     if framework not in _servers:
         with socket.socket() as free:
@@ -127,10 +126,8 @@ class Local:
         return self._clients[framework]
 
     def _choose(self, frameworks: tuple[str, ...]) -> str:
-        """Return the framework to profile: of both JAX, unless its last window showed no computation.
-
-        TensorFlow often reads the data of JAX, and JAX may have been used earlier in a notebook.
-        """
+        """Return the framework to profile: of both JAX, unless its last window showed no computation."""
+        # TensorFlow often reads the data of JAX, and JAX may have been used earlier in a notebook
         if len(frameworks) == 1 or not self._jax_rests:
             return frameworks[0]
         self._jax_rests -= 1
@@ -165,10 +162,7 @@ class Local:
         return data
 
     def _request(self, client: ProfilerClient, seconds: float) -> bytes:
-        """Request a window; retry the first once if the service reports another session.
-
-        Under load a server that was just opened does so, although no other client knows it.
-        """
+        """Request a window; retry the first once: under load, a new server reports a session that nobody opened."""
         self._windows += 1
         self._session = f"tpunb-{id(self):x}-{self._windows}"  # unique, so that `stop` ends this window alone
         self._active = client
