@@ -29,7 +29,7 @@ from tpunb.profiler.sources import Source
 from tpunb.profiler.sources.frameworks import NotInUse
 from tpunb.profiler.step_clock import StepClock
 from tpunb.signals import Spent
-from tpunb.text import estimated_overhead, percent
+from tpunb.text import estimated_overhead, percent, plural
 
 _log = logging.getLogger("tpunb")
 
@@ -53,14 +53,15 @@ class Status(NamedTuple):
 
     def __str__(self) -> str:
         """Return the status as one plain line."""
-        windows = f"{self.windows:,} window{'s cover' if self.windows != 1 else ' covers'} {100 * self.observed:.0f} %"
-        windows += " of run time" + (f" ({self.failed:,} failed)" if self.failed else "")
+        cover = "covers" if self.windows == 1 else "cover"
+        windows = f"{plural(self.windows, 'window')} {cover} {100 * self.observed:.0f} % of run time"
+        windows += f" ({self.failed:,} failed)" if self.failed else ""
         cost = "not measured yet"
         if self.overhead is not None:
             cost = estimated_overhead(self.overhead, self.overhead_interval)
         parts = [
             "profiling" if self.state == "running" else self.state,
-            f"{self.steps:,} step{'' if self.steps == 1 else 's'}" + (f", now {self.kind}" if self.kind else ""),
+            plural(self.steps, "step") + (f", now {self.kind}" if self.kind else ""),
             "no phase yet" if self.phase is None else f"phase {self.phase:,}, {self.phases:,} so far",
             *([] if self.productive is None else [f"{percent(self.productive)} of run time productive"]),
             *([windows, f"overhead {cost}"] if self.windows or self.failed else ["no window yet"]),
@@ -303,7 +304,7 @@ class CaptureSession:
             with suppress(TpunbError):  # another session may profile
                 data = self.source.programs()
             self.recorder.spend("request of programs", begun_ns)
-        self._programs_rest_s = max(LIMITS.programs_s, 100 * (time.monotonic() - begun_s))
+        self._programs_rest_s = max(LIMITS.programs_s, 100 * (time.monotonic() - begun_s))  # 1 % of the time at most
         return data
 
     def _check_imports(self) -> None:

@@ -125,7 +125,7 @@ class Address:
                 if len(answers) == len(self._workers) and all(isinstance(answer, OSError) for answer in answers):
                     hosts = ", ".join(_host(address) for address in self.addresses)
                     raise TpunbError(
-                        f"unknown host{'s' * (len(answers) > 1)}: {hosts}",
+                        f"{'unknown hosts' if len(answers) > 1 else 'unknown host'}: {hosts}",
                         hint="check the spelling, or give the IP address",
                     )
                 if len(answers) == len(self._workers) or monotonic() >= until:
