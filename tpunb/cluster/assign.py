@@ -95,7 +95,7 @@ def phases(steps: Steps | Profile, method: PhaseMethod | str | None = None) -> P
     _check(steps)
     of_roles = roles_of(steps)
     groups = [_grouped(role.steps, method) for role in of_roles] or [_grouped(steps, method)]
-    if not any(group.known for group in groups):
+    if not any(group.has_steps for group in groups):
         raise _no_steps(steps)
     if not of_roles:
         return groups[0].phases
@@ -103,7 +103,7 @@ def phases(steps: Steps | Profile, method: PhaseMethod | str | None = None) -> P
 
 
 class _Grouped(NamedTuple):
-    known: bool  # whether a step was traced in full or timed
+    has_steps: bool  # traced in full or timed
     phases: Phases
 
 
@@ -181,14 +181,14 @@ class _Columns(NamedTuple):
 
     full: NDArray[np.bool_]
     host: Ints
-    kind: Ints
-    middle: Ints
-    size: Floats
-    own: Floats
-    fed: NDArray[np.bool_]
+    kind: Ints  # and pace
+    middle: Ints  # twice the middle of the step, to stay in whole picoseconds
+    size: Floats  # logarithm of the step time without callbacks
+    exclusive: Floats  # the same also without input wait, where `has_input`
+    has_input: NDArray[np.bool_]  # whether the input wait was measured
     timed: NDArray[np.bool_]
-    long: tuple[Ints, Ints]
-    saves: NDArray[np.bool_]
+    times_ps: tuple[Ints, Ints]  # without callbacks, and also without input wait
+    saves: NDArray[np.bool_]  # a checkpoint
 
 
 @memoised
@@ -199,12 +199,14 @@ def _columns(steps: Steps) -> _Columns:
     full = (frame["traced"] == "full").to_numpy()
     middle = (frame["start_ps"].fill_null(0) * 2 + dur).to_numpy()
     times = frame.select(pl.col("dur_ps") - pl.col("callbacks_ps").fill_null(0), own_time())
-    long, own = (column.fill_null(0).clip(0).to_numpy() for column in times)
-    size, own_size = np.log(long.clip(1)), np.log(own.clip(long // 100 + 1))  # all input: no own time to go by
-    fed = frame["input_ps"].is_not_null().to_numpy()
+    total_ps, exclusive_ps = (column.fill_null(0).clip(0).to_numpy() for column in times)
+    size = np.log(total_ps.clip(1))
+    exclusive = np.log(exclusive_ps.clip(total_ps // 100 + 1))  # of a step that only waits for input, 1 % of its time
+    has_input = frame["input_ps"].is_not_null().to_numpy()
     timed = (dur > 0).to_numpy()
     saves = saved_by_clock(steps).to_numpy()
-    return _Columns(full, host, kind, middle, size, own_size, fed, timed, (long, own), saves)
+    times_ps = (total_ps, exclusive_ps)
+    return _Columns(full, host, kind, middle, size, exclusive, has_input, timed, times_ps, saves)
 
 
 def _with_others(steps: Steps, fitted: Ints) -> Ints:
@@ -238,18 +240,18 @@ def _far(steps: Steps, labels: Ints, among: NDArray[np.bool_]) -> NDArray[np.boo
     among = among & columns.timed
     size = np.bincount(phase[among], minlength=len(ids))
     far = np.zeros(len(labels), np.bool_)
-    for fed, time, ascending in zip((False, True), columns.long, _ascending(steps), strict=True):
+    for has_input, time, ascending in zip((False, True), columns.times_ps, _ascending(steps), strict=True):
         middle = np.zeros((len(ids), 2), dtype=np.int64)
         middle_values(phase, ascending[among[ascending]], time, size, middle)
         usual = middle[phase, 0]
         longer = (time > LIMITS.outlier_time_ratio * usual) & (time - usual > LIMITS.outlier_excess_ps)
-        far |= (columns.fed == fed) & longer
+        far |= (columns.has_input == has_input) & longer
     return far & ~columns.full & columns.timed & (labels >= 0) & (size > 0)[phase]
 
 
 @memoised
 def _ascending(steps: Steps) -> tuple[Ints, ...]:
-    return tuple(np.argsort(time, kind="stable") for time in _columns(steps).long)
+    return tuple(np.argsort(time, kind="stable") for time in _columns(steps).times_ps)
 
 
 @memoised_last  # by the sources: most methods find no outliers, and have the same sources
@@ -275,11 +277,12 @@ def _nearest(steps: Steps, sources: bytes) -> Ints:
 
 def _nearest_of(rows: Ints, after: Ints, queries: Ints, columns: _Columns) -> Ints:
     """Return the nearest of `rows`, sorted by time, for each query, which would be inserted at `after`."""
-    middle, size, own, fed = columns.middle, columns.size, columns.own, columns.fed
+    middle, size, exclusive, has_input = columns.middle, columns.size, columns.exclusive, columns.has_input
     near = rows[(after[:, None] + np.arange(-LIMITS.candidate_steps, LIMITS.candidate_steps)).clip(0, len(rows) - 1)]
     distance = np.abs(middle[queries][:, None] - middle[near])
     difference = np.abs(size[queries][:, None] - size[near])
-    difference += np.abs(own[queries][:, None] - own[near]) * (fed[queries][:, None] & fed[near])
+    both = has_input[queries][:, None] & has_input[near]
+    difference += np.abs(exclusive[queries][:, None] - exclusive[near]) * both
     difference *= columns.timed[queries][:, None]
     similar = difference <= difference.min(axis=1, keepdims=True) + np.log(LIMITS.equal_time_ratio)
     best = np.where(similar, distance, np.iinfo(np.int64).max).argmin(axis=1)  # the earlier of two
@@ -317,13 +320,13 @@ def confidences(full: Steps, labels: Ints) -> dict[int | None, float | None]:
     if len(full) < LIMITS.confidence_fewest_steps:
         return {}
     ids, phase = factorize(labels)
-    shared, most = np.sum([_agreement(phase[rows], found, ids) for rows, found in _parts(full)], axis=0)
+    shared, most = np.sum([_agreement(phase[rows], regrouped, ids) for rows, regrouped in _parts(full)], axis=0)
     # most parts of a long run have too few steps of a rare phase to find it
     in_part = np.bincount(phase) * LIMITS.confidence_most_steps / len(full)
     is_long = len(full) * LIMITS.confidence_part > LIMITS.confidence_most_steps
     rare = is_long & (in_part < LIMITS.confidence_fewest_of_phase)
-    known = (most > 0) & ~rare
-    index = {int(label): shared[at] / most[at] if known[at] else None for at, label in enumerate(ids)}
+    decided = (most > 0) & ~rare
+    index = {int(label): shared[at] / most[at] if decided[at] else None for at, label in enumerate(ids)}
     every = shared.sum() / most.sum() if most.sum() > 0 else 1.0  # all in one phase, in both
     of_one = {int(ids[0]): 1.0} if len(ids) == 1 and not most.sum() else {}
     zero = LIMITS.confidence_zero_index
@@ -333,13 +336,13 @@ def confidences(full: Steps, labels: Ints) -> dict[int | None, float | None]:
     }
 
 
-def _agreement(phase: Ints, found: Ints, ids: Ints) -> Floats:
+def _agreement(phase: Ints, regrouped: Ints, ids: Ints) -> Floats:
     """Return the parts of the adjusted Rand index in each phase: pairs beyond chance, and the most there can be."""
-    outliers = ids[phase] < 0, found < 0
+    outliers = ids[phase] < 0, regrouped < 0
     few = [mask & (mask.mean() < LIMITS.confidence_outlier_share) for mask in outliers]
     kept = ~(few[0] | few[1])
-    table = np.zeros((len(ids), int(found.max(initial=-1)) + 2))
-    np.add.at(table, (phase[kept], found[kept] + 1), 1)
+    table = np.zeros((len(ids), int(regrouped.max(initial=-1)) + 2))
+    np.add.at(table, (phase[kept], regrouped[kept] + 1), 1)
     rows, columns, n = table.sum(axis=1), table.sum(axis=0), table.sum()
     together = (table * (table - 1)).sum(axis=1)
     mine, theirs = rows * (rows - 1), table @ (columns - 1).clip(0)
@@ -421,11 +424,11 @@ def combined(steps: Steps, roles: Sequence[Role], parts: Sequence[Phases]) -> Ph
         of_parts = [dict(part.confidences()) for part in parts]
         of_phases: dict[int | None, float | None] = {
             label + at if label >= 0 else label: value
-            for at, known in zip(offsets, of_parts, strict=True)
-            for label, value in known.items()
+            for at, by_label in zip(offsets, of_parts, strict=True)
+            for label, value in by_label.items()
             if label is not None
         }
-        every = [known.get(None) for known in of_parts]
+        every = [by_label.get(None) for by_label in of_parts]
         sizes = [len(role.steps) for role in roles]
         weighted = [value * n for value, n in zip(every, sizes, strict=True) if value is not None]
         return of_phases | {None: sum(weighted) / sum(sizes) if len(weighted) == len(roles) else None}

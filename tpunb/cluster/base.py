@@ -170,5 +170,5 @@ def knee(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "No knee/elbow found" is the answer None
-        found = KneeLocator(xs, ys, curve=curve, direction=direction).knee
-    return None if found is None else int(found)
+        elbow = KneeLocator(xs, ys, curve=curve, direction=direction).knee
+    return None if elbow is None else int(elbow)

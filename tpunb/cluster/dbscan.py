@@ -203,9 +203,9 @@ def _eps_of(steps: Steps, rows: Ints, merged: MicroClusters, distance: Floats, k
     candidates = eps_candidates(distance, merged, k, LIMITS.equal_distance)
     chosen = candidates.filter("chosen").row(0, named=True)
     usable = pl.col("clusters") > max(1, chosen["clusters"]), pl.col("inside") >= LIMITS.clustered_share
-    held = candidates.with_row_index().filter(*usable, pl.col("high") >= LIMITS.alternating_range_ratio * pl.col("low"))
-    held = held.sort(pl.col("high") / pl.col("low"), descending=True)
-    for number, low, high in held.select("index", "low", "high").rows():
+    ratio = pl.col("high") / pl.col("low")
+    wide = candidates.with_row_index().filter(*usable, pl.col("high") >= LIMITS.alternating_range_ratio * pl.col("low"))
+    for number, low, high in wide.sort(ratio, descending=True).select("index", "low", "high").rows():
         eps = float(np.sqrt(low * high))
         if eps > LIMITS.equal_distance and alternate(steps, rows, Graph(merged, distance, eps).labels(k)):
             at = pl.int_range(pl.len()) == number

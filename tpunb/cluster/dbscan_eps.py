@@ -51,9 +51,11 @@ def eps_candidates(distance: Floats, merged: MicroClusters, k: int, least_gap: f
     )
     most = min(LIMITS.clustered_share * n, n - 1)  # one outlier is allowed in any run
     enough = max(float(heights[(inside >= most).argmax()]), floor, least_gap)
-    hold = LIMITS.stable_range_ratio if merged.centres.shape[1] > 1 else np.inf
-    held = ranges.filter(pl.col("clusters") > 1, pl.col("inside") * n >= most, pl.col("high") >= hold * pl.col("low"))
-    gaps = [*_gaps(merges, merged, core, least, floor), *held.select(pl.col("low").clip(floor), "high").iter_rows()]
+    ratio = LIMITS.stable_range_ratio if merged.centres.shape[1] > 1 else np.inf
+    stable = ranges.filter(
+        pl.col("clusters") > 1, pl.col("inside") * n >= most, pl.col("high") >= ratio * pl.col("low")
+    )
+    gaps = [*_gaps(merges, merged, core, least, floor), *stable.select(pl.col("low").clip(floor), "high").iter_rows()]
     shortest = max(LIMITS.usable_range_ratio * enough, LIMITS.single_reach_ratio * least_gap)
     gaps = [gap for gap in gaps if gap[1] > shortest]
     if gaps:

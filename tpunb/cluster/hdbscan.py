@@ -109,8 +109,8 @@ class FittedHDBSCAN:
 
     labels: Labels  # with ``sweeps["tree"]``
     space: Space
-    clustering: Clustering | None
-    number: dict[int, int] = field(default_factory=dict)
+    clustering: Clustering | None  # None if there were fewer than two steps
+    number: dict[int, int] = field(default_factory=dict)  # label of each cluster of `clustering`
 
     def predict(self, later: Steps) -> list[int]:
         """Return one label per step, of the phase that it would have joined, -1 for none.

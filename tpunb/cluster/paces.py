@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from tpunb.cluster.limits import LIMITS
-from tpunb.cluster.recorded import fed, launches
+from tpunb.cluster.recorded import input_ops, launches
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Ints, op_matrix
@@ -43,8 +43,9 @@ def _kinds(steps: Steps) -> Ints:
     frame = steps.frame.select(
         pl.col("kind").fill_null(""), "host", "traced", own_time(), pl.Series("stretch", _stretches(steps))
     )
-    own, took = pl.col("own_ps"), pl.col("own_ps") > 0
-    timed, untraced = own.filter(took), own.filter(took & (pl.col("traced") == "none"))  # tracing slows steps down
+    exclusive, took = pl.col("own_ps"), pl.col("own_ps") > 0
+    # tracing slows steps down
+    timed, untraced = exclusive.filter(took), exclusive.filter(took & (pl.col("traced") == "none"))
     fewest = LIMITS.pace_fewest_steps
     stretches = frame.group_by("kind", "host", "stretch").agg(
         *(
@@ -94,16 +95,16 @@ def _stretches(steps: Steps) -> Ints:
 
 def alternate(steps: Steps, rows: Ints, labels: Ints) -> bool:
     """Return whether all clusters, of rows of steps in order of time, are other work by alternation and operations."""
-    own = steps.frame.select(own_time()).to_series().fill_null(0).to_numpy()[rows]
+    exclusive_ps = steps.frame.select(own_time()).to_series().fill_null(0).to_numpy()[rows]
     ids = [label for label in np.unique(labels) if label >= 0]
-    ids = sorted(ids, key=lambda label: float(np.median(own[labels == label])))
+    ids = sorted(ids, key=lambda label: float(np.median(exclusive_ps[labels == label])))
     if len(ids) < 2 or min(int((labels == label).sum()) for label in ids) < LIMITS.alternating_fewest_steps:
         return False
     ops = op_matrix(steps)
-    times = ops.values("self_ps")[:, ~(fed(ops) | launches(ops))]
+    times = ops.values("self_ps")[:, ~(input_ops(ops) | launches(ops))]
     typical = [_typical(times, rows[labels == label]) for label in ids]
     for shorter, longer, short_work, long_work in zip(ids, ids[1:], typical, typical[1:], strict=False):
-        short, long = own[labels == shorter], own[labels == longer]
+        short, long = exclusive_ps[labels == shorter], exclusive_ps[labels == longer]
         factor = np.median(long) / max(np.median(short), 1)
         if factor < LIMITS.alternating_time_ratio or np.quantile(long, 0.25) <= np.quantile(short, 0.75):
             return False

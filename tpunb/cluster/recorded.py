@@ -47,14 +47,14 @@ def incidental(steps: Steps) -> Bools:
     ran = np.bincount(ops.indices, minlength=d)
     first, pattern = patterns(ops)
     share = np.zeros((len(first), 2))
-    counted = _shares(steps, ops) * np.where(skippable(steps), LIMITS.evidence / LIMITS.skippable_evidence, 1.0)
-    np.add.at(share, (pattern, ops.sides), counted)
+    shares = _shares(steps, ops) * np.where(skippable(steps), LIMITS.evidence / LIMITS.skippable_evidence, 1.0)
+    np.add.at(share, (pattern, ops.sides), shares)
     together = share.copy()
     most = np.argsort(-share.max(axis=1), kind="stable")[: LIMITS.most_patterns]
     near = _correlation(ops, first[most]) >= LIMITS.presence_correlation
     together[most] = np.maximum(near @ share[most], share[most])
     small = (together.max(axis=1) < LIMITS.evidence)[pattern]
-    return np.asarray((ran < n) & ((small & ~_whole_classes(ops)) | fed(ops)))
+    return np.asarray((ran < n) & ((small & ~_whole_classes(ops)) | input_ops(ops)))
 
 
 @memoised
@@ -64,7 +64,7 @@ def skippable(steps: Steps) -> Bools:
     rows = steps.ops.gather_every(max(1, steps.ops.height // _ROWS))
     events = rows.group_by("side", "op").agg(event_ps=(pl.col("self_ps") / pl.col("count").clip(1)).median())
     event_ps = ops.ops.join(events, on=["side", "op"], how="left", maintain_order="left")["event_ps"].fill_null(0)
-    return np.asarray((ops.sides == 0) & ((event_ps.to_numpy() < LIMITS.skippable_event_ps) | fed(ops)))
+    return np.asarray((ops.sides == 0) & ((event_ps.to_numpy() < LIMITS.skippable_event_ps) | input_ops(ops)))
 
 
 def piped(ops: OpMatrix) -> Bools:
@@ -72,7 +72,7 @@ def piped(ops: OpMatrix) -> Bools:
     return _of_categories(ops, {op_names.PIPELINE})
 
 
-def fed(ops: OpMatrix) -> Bools:
+def input_ops(ops: OpMatrix) -> Bools:
     """Return which operations are of input pipelines or wait for them, (ops,): a framework waits by several."""
     return _of_categories(ops, {op_names.PIPELINE, op_names.INPUT_WAIT})
 

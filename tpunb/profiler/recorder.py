@@ -57,7 +57,7 @@ class RunRecorder:
         self._load = ProcessLoad()
         self.programs = ProgramKeeper(writer)
         self.productive_ns = 0  # about: by the median of recent steps
-        self._own: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=LIMITS.typical_steps))
+        self._recent_ns: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=LIMITS.typical_steps))
 
     @property
     def phase(self) -> int | None:
@@ -86,10 +86,10 @@ class RunRecorder:
         try:
             ended = self._clock.take()
             for record in ended:
-                own_ns = record.end_ns - record.start_ns - (record.input_ns or 0) - (record.callbacks_ns or 0)
-                recent = self._own[record.kind]
-                recent.append(own_ns)
-                self.productive_ns += max(0, round(min(own_ns, median(recent))))
+                exclusive_ns = record.end_ns - record.start_ns - (record.input_ns or 0) - (record.callbacks_ns or 0)
+                recent = self._recent_ns[record.kind]
+                recent.append(exclusive_ns)
+                self.productive_ns += max(0, round(min(exclusive_ns, median(recent))))
             self._unwritten += ended
             self._recent += ended
             self._spans += self._clock.take_spans()
@@ -255,7 +255,7 @@ class ProgramKeeper:
     """Finds the programs that windows ran in XSpaces, and writes them."""
 
     def __init__(self, writer: RunWriter) -> None:
-        self.missing: dict[tuple[str, int], set[str]] = {}
+        self.missing: dict[tuple[str, int], set[str]] = {}  # instructions that ran, by host and id of a missing program
         self._writer = writer
         self._seen: set[tuple[str, int]] = set()  # a program is searched for once
         self._rows: list[tuple[str, int, str, str]] = []
@@ -274,9 +274,9 @@ class ProgramKeeper:
         from tpunb.io import xplane
 
         with suppress(BadProfile):
-            held = xplane.programs(data, source="programs")
-            for program in [program for of, program in self.missing if of == host and program in held]:
-                name, proto = held[program]
+            programs = xplane.programs(data, source="programs")
+            for program in [program for of, program in self.missing if of == host and program in programs]:
+                name, proto = programs[program]
                 ran = self.missing[host, program]
                 if len(ran & {*hlo.instructions(proto)["hlo_op"].cast(pl.String)}) >= LIMITS.program_share * len(ran):
                     file = self._writer.program(proto.buffer[proto.start[0] : proto.stop[0]].tobytes())

@@ -252,7 +252,7 @@ def _place(stack: Mapping[int, FrameType], thread: int, account: str | None) -> 
     text, inner = _innermost(_outwards(stack[thread]))
     if account not in (None, "data loading") or (text is not None and inner is None):
         return text
-    found: list[tuple[int, str]] = []
+    at_work: list[tuple[int, str]] = []
     for other, frame in stack.items():
         if other == thread or frame.f_code.co_filename in _WAITING:
             continue
@@ -260,12 +260,12 @@ def _place(stack: Mapping[int, FrameType], thread: int, account: str | None) -> 
         busy = _innermost(frames)[0]
         # a thread that no library started may be unrelated, such as one that logs
         if busy and (account or any(_PACKAGES.search(outer.f_code.co_filename) for outer in frames)):
-            found.append((other, busy))
-    if not found:
+            at_work.append((other, busy))
+    if not at_work:
         return text
     skipped = {other.ident for other in threading.enumerate() if other.name.startswith("tpunb-")}
     skipped.add(threading.main_thread().ident)
-    texts = Counter(busy for other, busy in found if other not in skipped)
+    texts = Counter(busy for other, busy in at_work if other not in skipped)
     return texts.most_common(1)[0][0] if texts else text
 
 

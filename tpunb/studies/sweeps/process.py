@@ -116,8 +116,8 @@ class PointProcess:
 
 def _environment() -> dict[str, str]:
     """Return what is added to the environment: the paths of imports, and Keras' backend of this process."""
-    found = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    variables = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
     keras = sys.modules.get("keras")
     if keras is not None and "KERAS_BACKEND" not in os.environ:
-        found["KERAS_BACKEND"] = keras.backend.backend()
-    return found
+        variables["KERAS_BACKEND"] = keras.backend.backend()
+    return variables

@@ -103,12 +103,12 @@ def strays(cores: Cores) -> list[str]:
     """Return the names of threads that were not on a core of the two, or computed on that of the input; move them."""
     if cores.device is None or cores.input is None:
         return []
-    found = []
+    names = []
     for task in _TASKS.iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             name, number = (task / "comm").read_text().strip(), int(task.name)
             computes = name.startswith(_COMPUTES)
             if os.sched_getaffinity(number) not in ([{cores.device}] if computes else [{cores.device}, {cores.input}]):
                 os.sched_setaffinity(number, {cores.device if computes else cores.input})
-                found.append(name)
-    return sorted(found)
+                names.append(name)
+    return sorted(names)

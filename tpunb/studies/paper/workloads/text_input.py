@@ -77,8 +77,8 @@ def word_vectors(tokens: Tokens, context: int, question: int, vectors: Any) -> D
         parsed = _question(record)
         numbers = {name: tokens.words(split(parsed[name])) for name in sizes}
         span = tf.minimum(_answer(parsed), context - 1)
-        found = {name: padded(tf.gather(vectors, numbers[name]), size) for name, size in sizes.items()}
-        return found, {"start": span[0], "end": span[1]}
+        of_words = {name: padded(tf.gather(vectors, numbers[name]), size) for name, size in sizes.items()}
+        return of_words, {"start": span[0], "end": span[1]}
 
     return look_up
 
