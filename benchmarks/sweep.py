@@ -73,7 +73,7 @@ def add_sines(model: Any, batch: Any) -> float:
 
 def equal_share(pairs: int, each: int) -> float:
     """Return the share of pairs of sweeps of one thing, of so many rounds each, whose interval contains 1."""
-    patched = {"_NARROW": 0.0, "_MOST": 2 * pairs * each, "_ROUND_S": 0.02}
+    patched = {"_NARROW": 0.0, "_MOST_ROUNDS": 2 * pairs * each, "_ROUND_S": 0.02}
     kept = {name: getattr(measuring, name) for name in patched}
     other = multiprocessing.get_context("spawn").Process(target=busy, args=(600,))
     other.start()

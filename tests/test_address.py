@@ -7,6 +7,7 @@ import threading
 from _thread import interrupt_main
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -21,8 +22,8 @@ from tpunb.testing import FakeProfiler
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
     """Let a machine that stood still for a while seem late to no one."""
-    monkeypatch.setattr(service_client, "_LATE", 60.0)
-    monkeypatch.setattr(module, "_ENDED_S", 120.0)
+    monkeypatch.setattr(service_client, "LIMITS", replace(service_client.LIMITS, late_share=60.0))
+    monkeypatch.setattr(module, "LIMITS", replace(module.LIMITS, worker_ended_s=120.0))
 
 
 @pytest.fixture
@@ -234,7 +235,7 @@ def test_one_worker_that_answers_is_enough_to_start(workers, nowhere):
 
 @pytest.mark.live
 def test_where_none_answers_all_are_named(nowhere, monkeypatch):
-    monkeypatch.setattr(module, "_READY_S", 0.3)
+    monkeypatch.setattr(module, "LIMITS", replace(module.LIMITS, ready_s=0.3))
     with pytest.raises(TpunbError, match=r"^no profiler service answered within 0\.3 s at ") as caught:
         Address(nowhere, "127.0.0.1:1").start()
     assert str(caught.value).endswith(f"at {nowhere}, 127.0.0.1:1")
@@ -373,8 +374,8 @@ def test_a_worker_that_is_killed_and_restarted_gives_windows_again(workers, cloc
 
 @pytest.mark.live
 def test_a_silent_worker_costs_one_deadline_and_then_no_more(workers, monkeypatch):
-    monkeypatch.setattr(module, "_TRIAL_S", 0.2)
-    monkeypatch.setattr(module, "_MOST_REST_S", 0.0)  # it is asked again at once
+    # it is asked again at once
+    monkeypatch.setattr(module, "LIMITS", replace(module.LIMITS, worker_trial_s=0.2, worker_rest_s=0.0))
     good, bad = workers(None, "silent")
     source = of(good, bad)
     client, ask = source._workers[1].client, source._workers[1].client.window
@@ -393,8 +394,7 @@ def test_a_silent_worker_costs_one_deadline_and_then_no_more(workers, monkeypatc
 
 @pytest.mark.live
 def test_where_all_have_failed_before_the_first_that_answers_is_enough(workers, monkeypatch):
-    monkeypatch.setattr(module, "_TRIAL_S", 0.1)
-    monkeypatch.setattr(module, "_MOST_REST_S", 0.0)
+    monkeypatch.setattr(module, "LIMITS", replace(module.LIMITS, worker_trial_s=0.1, worker_rest_s=0.0))
     good, bad = workers("busy", "busy")
     source = of(good, bad)
     source.window(0.1)
@@ -406,10 +406,11 @@ def test_where_all_have_failed_before_the_first_that_answers_is_enough(workers, 
 
 @pytest.mark.live
 def test_stopped_window_waits_briefly_for_a_failed_worker(workers, monkeypatch):
-    monkeypatch.setattr(module, "_TRIAL_S", 0.1)
-    monkeypatch.setattr(module, "_TERMINATE_S", 0.1)
-    monkeypatch.setattr(module, "_ENDED_S", 60.0)
-    monkeypatch.setattr(module, "_MOST_REST_S", 0.0)
+    monkeypatch.setattr(
+        module,
+        "LIMITS",
+        replace(module.LIMITS, worker_trial_s=0.1, worker_terminate_s=0.1, worker_ended_s=60.0, worker_rest_s=0.0),
+    )
     good, bad = workers(None, "busy", instant=False)
     source = of(good, bad)
     source.window(0.1)
@@ -425,8 +426,7 @@ def test_stopped_window_waits_briefly_for_a_failed_worker(workers, monkeypatch):
 
 @pytest.mark.live
 def test_a_late_answer_makes_a_worker_trusted_again(workers, monkeypatch):
-    monkeypatch.setattr(module, "_TRIAL_S", 0.1)
-    monkeypatch.setattr(module, "_MOST_REST_S", 0.0)
+    monkeypatch.setattr(module, "LIMITS", replace(module.LIMITS, worker_trial_s=0.1, worker_rest_s=0.0))
     [good] = workers(None)
     go_on = threading.Event()
     with FakeProfiler(lambda _: go_on.wait(60) and b"at last", misbehave="unauthorised", instant=True) as bad:
@@ -443,8 +443,7 @@ def test_a_late_answer_makes_a_worker_trusted_again(workers, monkeypatch):
 
 @pytest.mark.live
 def test_a_stopped_window_does_not_wait_for_a_silent_worker(workers, monkeypatch):
-    monkeypatch.setattr(module, "_ENDED_S", 60.0)
-    monkeypatch.setattr(module, "_TERMINATE_S", 0.1)
+    monkeypatch.setattr(module, "LIMITS", replace(module.LIMITS, worker_ended_s=60.0, worker_terminate_s=0.1))
     good, bad = workers(None, "silent", instant=False)
     source = of(good, bad)
     with ThreadPoolExecutor(1) as pool:
@@ -454,7 +453,7 @@ def test_a_stopped_window_does_not_wait_for_a_silent_worker(workers, monkeypatch
         source.stop()
         with source._changed:
             assert source._changed.wait_for(lambda: not source._workers[0].session, 60)
-        monkeypatch.setattr(module, "_ENDED_S", 0.2)
+        monkeypatch.setattr(module, "LIMITS", replace(module.LIMITS, worker_ended_s=0.2))
         source.stop()  # again and again, as a capture does
         answers = window.result(60)
     assert "no answer yet" in str(answers[bad.address])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -419,7 +420,7 @@ def test_gaps_between_windows_are_reported(tmp_path):
 
 
 def test_status_is_logged(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(session, "_LOG_S", 0.0)
+    monkeypatch.setattr(session, "LIMITS", replace(session.LIMITS, log_s=0.0))
     source = StandIn()
     with caplog.at_level("INFO", logger="tpunb"), tp.capture(tmp_path / "mine", source=source, schedule=SHORT):
         until(lambda: caplog.messages)

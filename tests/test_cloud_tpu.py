@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 from fake_cloud import FakeCloud, worker
@@ -293,7 +294,7 @@ def test_the_client_is_not_needed_where_the_api_is_not_asked(monkeypatch):
 
 def test_a_resolution_that_never_ends_is_given_up(monkeypatch):
     never = threading.Event()
-    monkeypatch.setattr(cloud_tpu, "_RESOLVE_S", 0.2)
+    monkeypatch.setattr(cloud_tpu, "LIMITS", replace(cloud_tpu.LIMITS, resolve_s=0.2))
     monkeypatch.setattr(TPU, "_resolve", lambda self: never.wait(60))
     with pytest.raises(TpunbError, match=r"^TPU\('bert'\): no answer within 0\.2 s"):
         TPU("bert").start()

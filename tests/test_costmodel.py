@@ -296,7 +296,7 @@ def arrays(jnp, *shapes):
 
 
 def test_all_orders_of_a_function_are_timed(jnp, monkeypatch):
-    monkeypatch.setattr(collecting, "_MOST", 6)
+    monkeypatch.setattr(collecting, "_MOST_ROUNDS", 6)
     data = collect(scaled, arrays(jnp, (8, 16), (16, 8)), layouts=24, budget=600)
     assert (data.name, data.family, len(data)) == ("scaled", "scaled", 4)
     orders = [tuple(map(tuple, each)) for each in data.frame["layouts"]]

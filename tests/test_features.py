@@ -7,7 +7,8 @@ from simulate.synthetic_runs import synthetic_run
 
 from tpunb import schema
 from tpunb.cluster import DBSCAN
-from tpunb.cluster.features import BLOCKS, MOST_COMPONENTS, space
+from tpunb.cluster.features import BLOCKS, space
+from tpunb.cluster.limits import LIMITS
 from tpunb.frames import Steps
 from tpunb.testing import toy_steps
 
@@ -87,7 +88,7 @@ def test_at_most_a_hundred_components(features):
         if random.random() < 0.5
     ]
     points = space(Steps(frame, pl.DataFrame(rows, schema=OPS, orient="row")), features).points
-    assert 50 < points.shape[1] <= MOST_COMPONENTS
+    assert 50 < points.shape[1] <= LIMITS.most_components
 
 
 def test_thousands_of_ops_that_run_together_are_few_columns():

@@ -215,7 +215,7 @@ def test_fork_waits_once_for_the_first_window_up_to_a_limit():
             if pid == 0:
                 os._exit(0 if capture.seen == ["disowned"] else 1)
             assert os.waitpid(pid, 0)[1] == 0
-        assert capture.settled.waits == [(session.WAIT_S, False), (session.WAIT_S, True)]
+        assert capture.settled.waits == [(session.LIMITS.fork_s, False), (session.LIMITS.fork_s, True)]
         assert capture.seen == []
     finally:
         session.captures.discard(capture)

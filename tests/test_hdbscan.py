@@ -1,5 +1,6 @@
 """The package decides what is a cluster; ours are weights, steps that are alike, runs of one kind and later steps."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -13,7 +14,8 @@ from simulate.synthetic_runs import synthetic_run
 
 from tpunb import schema
 from tpunb.cluster import hdbscan
-from tpunb.cluster.hdbscan import HDBSCAN, MOST_ROWS, Clustering, Least
+from tpunb.cluster.hdbscan import HDBSCAN, Clustering, Least
+from tpunb.cluster.limits import LIMITS
 from tpunb.cluster.micro_clusters import merge
 from tpunb.frames import Steps
 from tpunb.testing import toy_steps
@@ -108,12 +110,12 @@ def test_a_sample_of_rows_represents_a_micro_cluster():
 def test_rows_are_bounded():
     merged = merge(np.repeat(np.arange(2500.0), 40)[:, None])
     rows, weights, most = hdbscan._sample(merged, 30)
-    assert len(rows) == 2500 * most <= MOST_ROWS
+    assert len(rows) == 2500 * most <= LIMITS.hdbscan_most_steps
     assert weights.sum() == 100_000
 
 
 def test_the_size_of_a_phase_is_counted_in_steps(monkeypatch):
-    monkeypatch.setattr(hdbscan, "MOST_ROWS", 9)
+    monkeypatch.setattr(hdbscan, "LIMITS", replace(LIMITS, hdbscan_most_steps=9))
     steps = toy_steps("a" * 30 + "b" * 20 + "c" * 10)
     assert HDBSCAN(min_cluster_size=15)(steps) == [0] * 30 + [1] * 20 + [-1] * 10
     assert HDBSCAN(min_cluster_size=10)(steps) == [0] * 30 + [1] * 20 + [2] * 10

@@ -17,7 +17,8 @@ from tpunb import schema
 from tpunb.cluster import KMeans
 from tpunb.cluster.features import space
 from tpunb.cluster.kmeans import fits
-from tpunb.cluster.micro_clusters import MOST_MICRO_CLUSTERS, merge
+from tpunb.cluster.limits import LIMITS
+from tpunb.cluster.micro_clusters import merge
 from tpunb.frames import Steps
 from tpunb.testing import toy_steps
 
@@ -159,7 +160,7 @@ def test_labels_have_the_error_of_the_sweep_which_never_rises(seed, n, d):
 
 def test_of_merged_steps_the_error_is_that_of_every_step():
     random = np.random.default_rng(0)
-    n = 2 * MOST_MICRO_CLUSTERS
+    n = 2 * LIMITS.most_micro_clusters
     centre = random.normal(size=(5, 30)) * 20
     points = centre[random.integers(0, 5, n)] + random.normal(size=(n, 30)) * np.geomspace(1, 0.01, 30)
     points -= points.mean(axis=0)

@@ -8,9 +8,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpunb.cluster.limits import LIMITS
 from tpunb.cluster.micro_clusters import (
-    MOST_LOST,
-    MOST_MICRO_CLUSTERS,
     merge,
     merge_leading,
     micro_clusters_of,
@@ -33,9 +32,9 @@ def test_minus_0_is_0():
 
 
 def test_the_number_of_micro_clusters_is_bounded():
-    points = np.random.default_rng(0).normal(size=(3 * MOST_MICRO_CLUSTERS, 3))
+    points = np.random.default_rng(0).normal(size=(3 * LIMITS.most_micro_clusters, 3))
     merged = merge(points)
-    assert 100 < len(merged.weights) <= MOST_MICRO_CLUSTERS
+    assert 100 < len(merged.weights) <= LIMITS.most_micro_clusters
     assert merged.weights.sum() == len(points)
     assert merged.side > 0
     away = np.square(points - merged.centres[merged.labels]).sum(axis=1)
@@ -48,7 +47,7 @@ def test_the_number_of_micro_clusters_is_bounded():
 @given(st.integers(0, 100), st.integers(1, 20))
 def test_error_of_centres_plus_within_is_that_of_the_rows(seed, k):
     random = np.random.default_rng(seed)
-    points = random.normal(size=(2 * MOST_MICRO_CLUSTERS, 2)) * [5, 1]
+    points = random.normal(size=(2 * LIMITS.most_micro_clusters, 2)) * [5, 1]
     merged = merge(points)
     labels = random.integers(k, size=len(merged.weights))
     rows = weighted = 0.0
@@ -63,21 +62,21 @@ def test_error_of_centres_plus_within_is_that_of_the_rows(seed, k):
 
 
 def test_lost_is_a_share_of_the_variance():
-    points = np.random.default_rng(0).normal(size=(2 * MOST_MICRO_CLUSTERS, 2))
+    points = np.random.default_rng(0).normal(size=(2 * LIMITS.most_micro_clusters, 2))
     merged = merge(points)
     assert merged.lost == pytest.approx(merged.within / np.square(points - points.mean(axis=0)).sum())
-    assert 0 < merged.lost < MOST_LOST
+    assert 0 < merged.lost < LIMITS.most_variance_lost
 
 
 def test_merging_that_loses_too_much_is_refused():
-    points = np.random.default_rng(0).normal(size=(2 * MOST_MICRO_CLUSTERS, 40))
+    points = np.random.default_rng(0).normal(size=(2 * LIMITS.most_micro_clusters, 40))
     with pytest.raises(TpunbError, match="6000 steps are too different to merge") as caught:
         merge(points)
     assert "choose features" in caught.value.__notes__[0]
 
 
 def test_trailing_columns_give_way_with_a_warning_and_are_not_forgotten():
-    noise = np.random.default_rng(0).normal(size=(2 * MOST_MICRO_CLUSTERS, 40))
+    noise = np.random.default_rng(0).normal(size=(2 * LIMITS.most_micro_clusters, 40))
     with pytest.warns(UserWarning, match=r"merged by \d+ of 40 components, which loses \d\d% of the variance"):
         merged = merge_leading(noise)
     apart = np.square(noise - merged.centres[merged.labels]).sum()
@@ -92,7 +91,7 @@ def test_all_columns_are_used_if_they_can_be():
 
 def test_outliers_are_far_from_their_centre():
     random = np.random.default_rng(0)
-    points = np.zeros((3 * MOST_MICRO_CLUSTERS, 40))
+    points = np.zeros((3 * LIMITS.most_micro_clusters, 40))
     points[:, :2] = random.normal(size=(len(points), 2))
     points[[5, 77], 39] = 3.0  # beyond the columns that decide which seed is the nearest
     merged = merge(points)
@@ -101,14 +100,14 @@ def test_outliers_are_far_from_their_centre():
 
 
 def test_noisy_columns_make_no_outliers():
-    noise = np.random.default_rng(0).normal(size=(2 * MOST_MICRO_CLUSTERS, 40))
+    noise = np.random.default_rng(0).normal(size=(2 * LIMITS.most_micro_clusters, 40))
     with pytest.warns(UserWarning, match="merged by"):
         merged = merge_leading(noise)
     assert not outliers(noise, merged, 0.5).any()
 
 
 def test_merging_by_few_columns_warns_each_time(monkeypatch):
-    noise = np.random.default_rng(0).normal(size=(2 * MOST_MICRO_CLUSTERS, 40))
+    noise = np.random.default_rng(0).normal(size=(2 * LIMITS.most_micro_clusters, 40))
     steps = toy_steps("a" * len(noise))
     monkeypatch.setattr("tpunb.cluster.micro_clusters.space", lambda *_: SimpleNamespace(points=noise))
     for _ in range(2):

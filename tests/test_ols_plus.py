@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from optional import lazy
 from simulate.synthetic_runs import synthetic_run
 
-from tpunb.cluster.ols import MOST
+from tpunb.cluster.limits import LIMITS
 from tpunb.cluster.ols_plus import SWEEP, OLSPlus, OnlineOLSPlus
 from tpunb.testing import spelled_steps, toy_steps
 
@@ -210,7 +210,7 @@ def test_memory_is_bounded_and_large_phases_stay():
     labels = [scan.feed(step) for i in range(1000) for step in (train, {f"op{i}": 1})]
     assert labels[::2] == [0] * 1000
     assert labels[1::2] == list(range(1, 1001))
-    assert len(scan.steps) == MOST
+    assert len(scan.steps) == LIMITS.most_phases
     assert scan.steps[0] == 1000
     assert scan.steps[1000] == 1
     assert 1 not in scan.steps

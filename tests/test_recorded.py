@@ -11,7 +11,8 @@ import tpunb as tp
 from tpunb import schema
 from tpunb.analysis.quality import distinguishing_ops
 from tpunb.cluster.features import space
-from tpunb.cluster.recorded import EVIDENCE, incidental
+from tpunb.cluster.limits import LIMITS
+from tpunb.cluster.recorded import incidental
 from tpunb.frames.op_matrix import op_matrix
 from tpunb.testing import spelled_steps
 from tpunb.widgets import phase_view
@@ -110,7 +111,7 @@ def test_the_share_that_counts_is_of_the_time_of_a_side(base_us):
     def small(micros):
         return names_of(program(on_host(MatMul=base_us), on_host(MatMul=base_us, Tanh=micros)))
 
-    least = EVIDENCE * max(base_us, STEP_MS * 100)
+    least = LIMITS.evidence * max(base_us, STEP_MS * 100)
     assert small(least * 0.95) == {"Tanh"}
     assert small(least * 1.05) == set()
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def test_several_workers_are_captured_side_by_side_into_one_run(tmp_path, worker
 def test_a_worker_that_fails_is_named_and_the_windows_of_the_others_are_all_there(
     tmp_path, workers, monkeypatch, how, reason
 ):
-    monkeypatch.setattr(address_module, "_TRIAL_S", 0.2)
+    monkeypatch.setattr(address_module, "LIMITS", replace(address_module.LIMITS, worker_trial_s=0.2))
     good, bad, fine = workers(None, how, None)
     source = of(good, bad, fine)
     if how == "silent":
@@ -176,7 +177,7 @@ def test_where_no_worker_answers_the_capture_does_not_begin(tmp_path, workers, m
         monkeypatch.context() as patch,
         pytest.raises(tp.TpunbError, match=f"no profiler service answered .* at {one.address}"),
     ):
-        patch.setattr(address_module, "_READY_S", 0.5)
+        patch.setattr(address_module, "LIMITS", replace(address_module.LIMITS, ready_s=0.5))
         with tp.capture(tmp_path / "run", source=of(one)):
             pass
     one.start()

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.profiler.schedule import LONGEST_S, MAX_EVENTS, Schedule, WindowResult, WindowScheduler
+from tpunb.profiler.limits import LIMITS
+from tpunb.profiler.schedule import Schedule, WindowResult, WindowScheduler
 from tpunb.profiler.window_cost import TimedStep
 
 LOOK_S = 0.05  # between two looks at the plan
@@ -197,7 +198,7 @@ def test_a_window_is_as_short_as_50_steps_and_as_long_as_20(step_s, low, high):
 def test_a_window_ends_before_the_limits_of_the_service():
     slow_steps = Training(Schedule(), step_s=20.0)
     slow_steps.run(2000)
-    assert slow_steps.windows[-1][1] == LONGEST_S
+    assert slow_steps.windows[-1][1] == LIMITS.longest_window_s
     many_events = Training(Schedule(window=10.0), step_s=0.2, events=1e6)
     many_events.run(100)
     assert many_events.windows[-1][1] == pytest.approx(0.5)
@@ -206,7 +207,7 @@ def test_a_window_ends_before_the_limits_of_the_service():
 def test_windows_of_steps_with_100_000_kernels_are_short_from_the_first():
     training = Training(Schedule(), step_s=0.5, slow=1.3, events=2e5)
     training.run(100)
-    assert max(seconds * 2e5 for _, seconds, *_ in training.windows) <= MAX_EVENTS
+    assert max(seconds * 2e5 for _, seconds, *_ in training.windows) <= LIMITS.most_events
 
 
 def test_windows_after_one_that_lasted_too_long_are_shorter():
@@ -399,7 +400,7 @@ def test_windows_of_any_plan_are_within_limits(stretches, budget):
     for kind, step_s, slow in stretches:
         training.slow, training.rest_s = slow, max(LOOK_S, step_s / 4)
         training.steps((kind, 20, step_s))
-    assert all(0.01 <= seconds <= LONGEST_S for _, seconds, *_ in training.windows)
+    assert all(0.01 <= seconds <= LIMITS.longest_window_s for _, seconds, *_ in training.windows)
     overhead = training.plan.overhead(training.now)
     assert overhead is None or 0 <= overhead.low <= overhead.value <= overhead.high
     assert not math.isnan(training.plan.next_window(training.now).due_s)

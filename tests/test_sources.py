@@ -5,6 +5,7 @@ import sys
 import threading
 import types
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -168,7 +169,7 @@ def test_without_any_framework_the_extras_are_named(monkeypatch):
 @pytest.mark.live
 def test_silent_server_raises_and_is_not_kept(monkeypatch):
     monkeypatch.setattr(local, "_servers", {})
-    monkeypatch.setattr(local, "_READY_S", 0.3)
+    monkeypatch.setattr(local, "LIMITS", replace(local.LIMITS, ready_s=0.3))
     monkeypatch.setitem(local._open, "tensorflow", lambda port: None)
     with pytest.raises(CaptureBusy, match="no profiler service answered"):
         serve("tensorflow")
@@ -261,7 +262,7 @@ class Client:
 def test_first_window_is_retried_beside_an_unknown_session(monkeypatch, busy, expected):
     client = Client(busy)
     monkeypatch.setattr(local, "in_use", lambda: ("tensorflow",))
-    monkeypatch.setattr(local, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(local, "LIMITS", replace(local.LIMITS, busy_retry_s=0.0))
     monkeypatch.setattr(Local, "_client", lambda self, framework: client)
     source, seen = Local(), []
     for _ in range(2):

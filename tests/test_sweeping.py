@@ -30,8 +30,8 @@ def dense(batch=32, width=8, compiled=True, fill=1.0):
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     """Sweeps of two or three rounds, on a CPU of known peaks."""
-    monkeypatch.setattr(measuring, "_MOST", 3)
-    monkeypatch.setattr(measuring, "_FEWEST", 2)
+    monkeypatch.setattr(measuring, "_MOST_ROUNDS", 3)
+    monkeypatch.setattr(measuring, "_FEWEST_ROUNDS", 2)
     monkeypatch.setattr(measuring.machine, "measured", lambda: Device("CPU", 1e12, 1e10, 1e9, "test", dtype="f32"))
 
 
@@ -72,8 +72,8 @@ def here(monkeypatch):
 @pytest.mark.live
 def test_every_point_is_a_row_in_the_order_of_the_grid(monkeypatch):
     pytest.importorskip("tensorflow")
-    monkeypatch.setattr(measuring, "_MOST", 6)
-    monkeypatch.setattr(measuring, "_FEWEST", 6)
+    monkeypatch.setattr(measuring, "_MOST_ROUNDS", 6)
+    monkeypatch.setattr(measuring, "_FEWEST_ROUNDS", 6)
     monkeypatch.setattr(measuring, "_ROUND_S", 0.01)
     frame = sweep(dense, budget=600, batch=[8, 64], width=[4, 512]).frame
     assert frame.select("batch", "width").rows() == [(8, 4), (8, 512), (64, 4), (64, 512)]
@@ -102,7 +102,7 @@ def test_fewer_than_six_rounds_have_no_interval(here):
 def test_a_sweep_continues_where_its_file_ends(tmp_path, monkeypatch, here):
     path = tmp_path / "sweep.parquet"
     first = sweep(added, step=add, into=path, size=[10, 1000]).frame
-    monkeypatch.setattr(measuring, "_MOST", 6)
+    monkeypatch.setattr(measuring, "_MOST_ROUNDS", 6)
     monkeypatch.setattr(measuring, "_NARROW", -1)
     again = sweep(added, step=add, into=path, size=[10, 1000]).frame
     assert (first["rounds"].to_list(), again["rounds"].to_list()) == ([3, 3], [6, 6])

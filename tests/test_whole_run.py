@@ -4,6 +4,7 @@ import gc
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -134,10 +135,11 @@ def test_without_windows_every_step_is_there_by_the_clock_and_each_kind_is_a_pha
 
 NO_PROFILER = """
 import time
+from dataclasses import replace
 import tpunb as tp
 from tpunb.profiler import schedule
 from tpunb.widgets.summary import Summary
-schedule._UNMARKED_S = schedule._SHORTEST_S = 0.0
+schedule.LIMITS = replace(schedule.LIMITS, unmarked_start_s=0.0, shortest_window_s=0.0)
 with tp.capture({run!r}, schedule=tp.Schedule.continuous(window=0.05)) as run:
     until = time.monotonic() + 60
     while not run._session._tracing.is_set():  # until the first window is requested
@@ -172,7 +174,7 @@ def test_a_loop_without_a_profiler_has_steps_goodput_and_phases_by_the_clock(tmp
 
 
 def test_steps_without_windows_are_written_during_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "_PART_S", 0.1)
+    monkeypatch.setattr(session, "LIMITS", replace(session.LIMITS, part_s=0.1))
     with tp.capture(tmp_path / "run", source=StandIn(), schedule=Schedule.ticks()) as run:
         train(run, range(10))
         until(lambda: (tmp_path / "run" / "parts" / "00000" / "ticks.parquet").is_file())
@@ -184,7 +186,7 @@ def test_steps_without_windows_are_written_during_the_run(tmp_path, monkeypatch)
 
 
 def test_steps_without_windows_are_released_after_writing(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "_PART_S", 0.05)
+    monkeypatch.setattr(session, "LIMITS", replace(session.LIMITS, part_s=0.05))
     with tp.capture(tmp_path / "run", source=StandIn(), schedule=Schedule.ticks()) as run:
         train(run, range(200), seconds=0)
         until(lambda: steps_of(run) == list(range(200)))
@@ -332,7 +334,7 @@ class Hanging(StandIn):
 
 
 def test_a_window_that_never_comes_ends_neither_the_training_nor_the_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "_COLLECT_S", 0.5)
+    monkeypatch.setattr(session, "LIMITS", replace(session.LIMITS, collect_s=0.5))
     source = Hanging()
     try:
         with (
@@ -351,8 +353,7 @@ def test_a_window_that_never_comes_ends_neither_the_training_nor_the_block(tmp_p
 
 
 def test_a_hanging_window_does_not_keep_the_steps_from_being_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "_COLLECT_S", 0.5)
-    monkeypatch.setattr(session, "_PART_S", 0.05)
+    monkeypatch.setattr(session, "LIMITS", replace(session.LIMITS, collect_s=0.5, part_s=0.05))
     source = Hanging()
     try:
         with (

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.profiler.window_cost import GUESS, TimedStep, WindowCosts
+from tpunb.profiler.limits import LIMITS
+from tpunb.profiler.window_cost import TimedStep, WindowCosts
 
 
 def run(costs, times, start_s=0.0, kind="train"):
@@ -26,7 +27,7 @@ def test_cost_is_what_steps_take_beyond_those_around_them():
     assert value == pytest.approx(0.5)
     assert low == pytest.approx(0.5)
     assert high == pytest.approx(0.5)  # none of these times varies
-    assert costs.share == pytest.approx((0.5 + GUESS * 0.3) / 1.8)
+    assert costs.share == pytest.approx((0.5 + LIMITS.guessed_cost_share * 0.3) / 1.8)
 
 
 def test_first_window_is_compared_with_the_steps_after_it():
@@ -65,9 +66,9 @@ def test_cost_of_windows_in_compilation_is_a_guess_with_a_wide_interval():
     costs.open(0.0)
     costs.close(0.0, 0.0, 3.0)
     run(costs, [0.1] * 10, 5.0)
-    assert costs.cost.value == pytest.approx(3.0 * GUESS)
+    assert costs.cost.value == pytest.approx(3.0 * LIMITS.guessed_cost_share)
     assert costs.cost.low == 0.0
-    assert costs.cost.high == pytest.approx(6.0 * GUESS)
+    assert costs.cost.high == pytest.approx(6.0 * LIMITS.guessed_cost_share)
 
 
 def test_stall_in_a_window_is_not_taken_for_its_cost():

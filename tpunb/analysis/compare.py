@@ -14,7 +14,8 @@ from tpunb.analysis import batch_means
 from tpunb.analysis.goodput import goodput
 from tpunb.analysis.phase_matching import SAME, by_operations, match, run_similarity, traits_of
 from tpunb.analysis.run import Run, loaded, phases
-from tpunb.cluster.recorded import SKIPPED, incidental, skippable
+from tpunb.cluster.limits import LIMITS
+from tpunb.cluster.recorded import incidental, skippable
 from tpunb.errors import IncompatibleRuns
 from tpunb.frames import Phases, Steps
 from tpunb.frames.conversion import Tabular
@@ -331,7 +332,7 @@ def _of_ops(full: Steps, rows: Ints, run: str) -> pl.DataFrame:
     spent = np.bincount(times.indices, times.data.astype(np.float64), minlength=len(error))
     skipped = incidental(full) & (ran < n)  # steps without a record of it say nothing
     step_us = full.frame["dur_ps"].fill_null(0).to_numpy()[rows].mean() * 1e-6
-    steady = (2 * ran > n) & (~skippable(full) | (spent > SKIPPED * n * step_us))
+    steady = (2 * ran > n) & (~skippable(full) | (spent > LIMITS.skippable_evidence * n * step_us))
     columns = {
         f"mean_{run}": spent / np.where(skipped, np.maximum(ran, 1), n),
         f"error_{run}": np.where(skipped, np.nan, error),

@@ -9,7 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tpunb import schema
-from tpunb.cluster.recorded import EVIDENCE
+from tpunb.cluster.limits import LIMITS
 from tpunb.frames import Phases
 from tpunb.frames.op_matrix import Floats, op_matrix
 
@@ -95,7 +95,7 @@ def by_operations(a: Traits, b: Traits) -> Floats | None:
             affinity = np.sqrt(share_a) @ np.sqrt(share_b).T
             in_both = time_a[:, mask].any(axis=0) & time_b[:, mask].any(axis=0)
             # the profiler may have skipped operations of little time in one run
-            mask[mask] = in_both | (np.maximum(share_a.max(axis=0), share_b.max(axis=0)) >= EVIDENCE)
+            mask[mask] = in_both | (np.maximum(share_a.max(axis=0), share_b.max(axis=0)) >= LIMITS.evidence)
             both = np.stack([np.minimum(row, set_b[:, mask]) @ weight[mask] for row in set_a[:, mask]])
             either = (set_a @ (mask * weight))[:, None] + (set_b @ (mask * weight))[None, :] - both
             jaccard = np.divide(both, either, out=np.zeros_like(both), where=either > 0)

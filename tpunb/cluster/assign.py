@@ -14,6 +14,7 @@ from tpunb.cluster.dbscan import DBSCAN, labels_of
 from tpunb.cluster.features import space
 from tpunb.cluster.hdbscan import HDBSCAN
 from tpunb.cluster.kmeans import KMeans
+from tpunb.cluster.limits import LIMITS
 from tpunb.cluster.ols import OLS
 from tpunb.cluster.ols_plus import OLSPlus
 from tpunb.cluster.paces import kinds_of
@@ -30,10 +31,7 @@ from tpunb.text import plural
 METHODS = {"dbscan": DBSCAN, "hdbscan": HDBSCAN, "kmeans": KMeans, "ols": OLS, "olsplus": OLSPlus}
 """Phase methods by their names in the magic and in the explorer."""
 
-_CANDIDATES = 8  # full steps on each side that a step may take its label from
 _ROWS = 2048  # steps per chunk: few enough for the processor's caches
-_SIMILAR = 1.1  # factor between step times that count as equal
-_FAR, _FAR_PS = 5, 20_000_000_000  # a step is an outlier if it is so many times, and so much, longer than its phase
 
 
 def phases(steps: Steps, method: PhaseMethod | str | None = None) -> Phases:
@@ -44,7 +42,7 @@ def phases(steps: Steps, method: PhaseMethod | str | None = None) -> Phases:
     _check(steps)
     of_roles = roles_of(steps)
     groups = [_grouped(role.steps, method) for role in of_roles] or [_grouped(steps, method)]
-    if not any(group.known for group in groups):
+    if not any(group.has_steps for group in groups):
         raise _no_steps(steps)
     if not of_roles:
         return groups[0].phases
@@ -52,7 +50,7 @@ def phases(steps: Steps, method: PhaseMethod | str | None = None) -> Phases:
 
 
 class _Grouped(NamedTuple):
-    known: bool  # whether a step was traced in full or timed
+    has_steps: bool  # traced in full or timed
     phases: Phases
 
 
@@ -126,23 +124,18 @@ def _checked(labels: object, n: int, method: PhaseMethod) -> Ints:
 
 
 class _Columns(NamedTuple):
-    """What places the steps not traced in full, whatever the phases: arrays of (steps,).
-
-    `kind` is the kind and the pace; `middle` is twice the middle of the step, to stay in whole picoseconds; `size` is
-    the logarithm of the step time without callbacks, `own` also without input wait where `fed` says that it is known;
-    `long` has both in picoseconds; `saves` says which saved a checkpoint.
-    """
+    """What places the steps not traced in full, whatever the phases: arrays of (steps,)."""
 
     full: NDArray[np.bool_]
     host: Ints
-    kind: Ints
-    middle: Ints
-    size: Floats
-    own: Floats
-    fed: NDArray[np.bool_]
+    kind: Ints  # and pace
+    middle: Ints  # twice the middle of the step, to stay in whole picoseconds
+    size: Floats  # logarithm of the step time without callbacks
+    exclusive: Floats  # the same also without input wait, where `has_input`
+    has_input: NDArray[np.bool_]  # whether the input wait was measured
     timed: NDArray[np.bool_]
-    long: tuple[Ints, Ints]
-    saves: NDArray[np.bool_]
+    times_ps: tuple[Ints, Ints]  # without callbacks, and also without input wait
+    saves: NDArray[np.bool_]  # a checkpoint
 
 
 @memoised
@@ -153,12 +146,14 @@ def _columns(steps: Steps) -> _Columns:
     full = (frame["traced"] == "full").to_numpy()
     middle = (frame["start_ps"].fill_null(0) * 2 + dur).to_numpy()
     times = frame.select(pl.col("dur_ps") - pl.col("callbacks_ps").fill_null(0), exclusive_time())
-    long, own = (column.fill_null(0).clip(0).to_numpy() for column in times)
-    size, own_size = np.log(long.clip(1)), np.log(own.clip(long // 100 + 1))  # all input: no own time to go by
-    fed = frame["input_ps"].is_not_null().to_numpy()
+    total_ps, exclusive_ps = (column.fill_null(0).clip(0).to_numpy() for column in times)
+    size = np.log(total_ps.clip(1))
+    exclusive = np.log(exclusive_ps.clip(total_ps // 100 + 1))  # of a step that only waits for input, 1 % of its time
+    has_input = frame["input_ps"].is_not_null().to_numpy()
     timed = (dur > 0).to_numpy()
     saves = saved_by_clock(steps).to_numpy()
-    return _Columns(full, host, kind, middle, size, own_size, fed, timed, (long, own), saves)
+    times_ps = (total_ps, exclusive_ps)
+    return _Columns(full, host, kind, middle, size, exclusive, has_input, timed, times_ps, saves)
 
 
 def _with_others(steps: Steps, fitted: Ints) -> Ints:
@@ -192,17 +187,18 @@ def _far(steps: Steps, labels: Ints, among: NDArray[np.bool_]) -> NDArray[np.boo
     among = among & columns.timed
     size = np.bincount(phase[among], minlength=len(ids))
     far = np.zeros(len(labels), np.bool_)
-    for fed, time, ascending in zip((False, True), columns.long, _ascending(steps), strict=True):
+    for has_input, time, ascending in zip((False, True), columns.times_ps, _ascending(steps), strict=True):
         middle = np.zeros((len(ids), 2), dtype=np.int64)
         middle_values(phase, ascending[among[ascending]], time, size, middle)
         usual = middle[phase, 0]
-        far |= (columns.fed == fed) & (time > _FAR * usual) & (time - usual > _FAR_PS)
+        longer = (time > LIMITS.outlier_time_ratio * usual) & (time - usual > LIMITS.outlier_excess_ps)
+        far |= (columns.has_input == has_input) & longer
     return far & ~columns.full & columns.timed & (labels >= 0) & (size > 0)[phase]
 
 
 @memoised
 def _ascending(steps: Steps) -> tuple[Ints, ...]:
-    return tuple(np.argsort(time, kind="stable") for time in _columns(steps).long)
+    return tuple(np.argsort(time, kind="stable") for time in _columns(steps).times_ps)
 
 
 @memoised_last  # by the sources: most methods find no outliers, and have the same sources
@@ -228,13 +224,14 @@ def _nearest(steps: Steps, sources: bytes) -> Ints:
 
 def _nearest_of(rows: Ints, after: Ints, queries: Ints, columns: _Columns) -> Ints:
     """Return the nearest of `rows`, sorted by time, for each query, which would be inserted at `after`."""
-    middle, size, own, fed = columns.middle, columns.size, columns.own, columns.fed
-    near = rows[(after[:, None] + np.arange(-_CANDIDATES, _CANDIDATES)).clip(0, len(rows) - 1)]
+    middle, size, exclusive, has_input = columns.middle, columns.size, columns.exclusive, columns.has_input
+    near = rows[(after[:, None] + np.arange(-LIMITS.candidate_steps, LIMITS.candidate_steps)).clip(0, len(rows) - 1)]
     distance = np.abs(middle[queries][:, None] - middle[near])
     difference = np.abs(size[queries][:, None] - size[near])
-    difference += np.abs(own[queries][:, None] - own[near]) * (fed[queries][:, None] & fed[near])
+    both = has_input[queries][:, None] & has_input[near]
+    difference += np.abs(exclusive[queries][:, None] - exclusive[near]) * both
     difference *= columns.timed[queries][:, None]
-    similar = difference <= difference.min(axis=1, keepdims=True) + np.log(_SIMILAR)
+    similar = difference <= difference.min(axis=1, keepdims=True) + np.log(LIMITS.equal_time_ratio)
     best = np.where(similar, distance, np.iinfo(np.int64).max).argmin(axis=1)  # the earlier of two
     return np.asarray(near[np.arange(len(queries)), best], dtype=np.int64)
 
@@ -260,50 +257,39 @@ def _distances(steps: Steps, fitted: Ints) -> pl.Series:
     return pl.Series("distance", distances, nan_to_null=True)
 
 
-_DRAWS, _PART, _MOST = 5, 0.8, 1000
-_LEAST = 3  # steps
-_SEEN = 10  # steps of a phase in a part of a long run, below which its confidence is unknown
-_FEW = 0.01  # share of a part below which outliers are left out
-_NONE = 0.6  # index of no confidence
-
-
 def confidences(full: Steps, labels: Ints) -> dict[int | None, float | None]:
     """Return the confidence in each phase by its label, and in all of them by None; outliers are no phase.
-
-    Parameters
-    ----------
-    full
-        Steps traced in full.
-    labels
-        Label of each, -1 for outliers: (steps,).
 
     >>> from tpunb.testing import toy_steps
     >>> confidences(toy_steps("aaaaabbbbb"), np.repeat([0, 1], 5))
     {0: 1.0, 1: 1.0, None: 1.0}
     """
-    if len(full) < _LEAST:
+    if len(full) < LIMITS.confidence_fewest_steps:
         return {}
     ids, phase = factorize(labels)
-    shared, most = np.sum([_agreement(phase[rows], found, ids) for rows, found in _parts(full)], axis=0)
+    shared, most = np.sum([_agreement(phase[rows], regrouped, ids) for rows, regrouped in _parts(full)], axis=0)
     # most parts of a long run have too few steps of a rare phase to find it
-    rare = np.bincount(phase) * _MOST < _SEEN * len(full) if len(full) * _PART > _MOST else np.zeros(len(ids), np.bool_)
-    known = (most > 0) & ~rare
-    index = {int(label): shared[at] / most[at] if known[at] else None for at, label in enumerate(ids)}
+    in_part = np.bincount(phase) * LIMITS.confidence_most_steps / len(full)
+    is_long = len(full) * LIMITS.confidence_part > LIMITS.confidence_most_steps
+    rare = is_long & (in_part < LIMITS.confidence_fewest_of_phase)
+    decided = (most > 0) & ~rare
+    index = {int(label): shared[at] / most[at] if decided[at] else None for at, label in enumerate(ids)}
     every = shared.sum() / most.sum() if most.sum() > 0 else 1.0  # all in one phase, in both
     of_one = {int(ids[0]): 1.0} if len(ids) == 1 and not most.sum() else {}
+    zero = LIMITS.confidence_zero_index
     return {
-        label: None if value is None or label == -1 else float(np.clip((value - _NONE) / (1 - _NONE), 0, 1))
+        label: None if value is None or label == -1 else float(np.clip((value - zero) / (1 - zero), 0, 1))
         for label, value in (index | of_one | {None: every}).items()
     }
 
 
-def _agreement(phase: Ints, found: Ints, ids: Ints) -> Floats:
+def _agreement(phase: Ints, regrouped: Ints, ids: Ints) -> Floats:
     """Return the parts of the adjusted Rand index in each phase: pairs beyond chance, and the most there can be."""
-    outliers = ids[phase] < 0, found < 0
-    few = [mask & (mask.mean() < _FEW) for mask in outliers]
+    outliers = ids[phase] < 0, regrouped < 0
+    few = [mask & (mask.mean() < LIMITS.confidence_outlier_share) for mask in outliers]
     kept = ~(few[0] | few[1])
-    table = np.zeros((len(ids), int(found.max(initial=-1)) + 2))
-    np.add.at(table, (phase[kept], found[kept] + 1), 1)
+    table = np.zeros((len(ids), int(regrouped.max(initial=-1)) + 2))
+    np.add.at(table, (phase[kept], regrouped[kept] + 1), 1)
     rows, columns, n = table.sum(axis=1), table.sum(axis=0), table.sum()
     together = (table * (table - 1)).sum(axis=1)
     mine, theirs = rows * (rows - 1), table @ (columns - 1).clip(0)
@@ -315,28 +301,18 @@ def _agreement(phase: Ints, found: Ints, ids: Ints) -> Floats:
 def _parts(full: Steps) -> list[tuple[Ints, Ints]]:
     """Return the rows of each part, and the phases that the default method finds in them."""
     n, random = len(full), np.random.default_rng(0)
-    size = min(round(n * _PART), _MOST)
-    rows = [np.sort(random.choice(n, size, replace=False)) for _ in range(_DRAWS)]
+    size = min(round(n * LIMITS.confidence_part), LIMITS.confidence_most_steps)
+    rows = [np.sort(random.choice(n, size, replace=False)) for _ in range(LIMITS.confidence_draws)]
     return [(part, labels_of(full, part)) for part in rows]
 
 
 @dataclass(frozen=True, eq=False)
 class Role:
-    """The hosts of a job that run one program.
+    """The hosts of a job that run one program."""
 
-    Parameters
-    ----------
-    steps
-        Steps of the job in that role.
-    rows
-        Rows of its hosts in the frame of all hosts.
-    at
-        Row in `steps` of each.
-    """
-
-    steps: Steps
-    rows: Ints
-    at: Ints
+    steps: Steps  # of the job in that role
+    rows: Ints  # of its hosts in the frame of all hosts
+    at: Ints  # row in `steps` of each
 
 
 @memoised
@@ -375,8 +351,7 @@ def _of_role(job: Steps, name: str) -> Steps:
 def combined(steps: Steps, roles: Sequence[Role], parts: Sequence[Phases]) -> Phases:
     """Return the phases of `steps` of several hosts from those of each role; labels of later roles follow on.
 
-    The sweeps are those of the role whose steps take most time. The confidence in all phases is the mean over roles,
-    weighted by their steps, null where one is unknown.
+    Sweeps are those of the longest role; the confidence in all phases is the mean over roles, weighted by steps.
     """
     labels, offset, offsets = np.full(len(steps), -1, np.int64), 0, []
     for role, part in zip(roles, parts, strict=True):
@@ -396,11 +371,11 @@ def combined(steps: Steps, roles: Sequence[Role], parts: Sequence[Phases]) -> Ph
         of_parts = [dict(part.confidences()) for part in parts]
         of_phases: dict[int | None, float | None] = {
             label + at if label >= 0 else label: value
-            for at, known in zip(offsets, of_parts, strict=True)
-            for label, value in known.items()
+            for at, by_label in zip(offsets, of_parts, strict=True)
+            for label, value in by_label.items()
             if label is not None
         }
-        every = [known.get(None) for known in of_parts]
+        every = [by_label.get(None) for by_label in of_parts]
         sizes = [len(role.steps) for role in roles]
         weighted = [value * n for value, n in zip(every, sizes, strict=True) if value is not None]
         return of_phases | {None: sum(weighted) / sum(sizes) if len(weighted) == len(roles) else None}

@@ -149,23 +149,8 @@ def knee(
 ) -> int | None:
     """Return the x of the knee of a curve, or None if it has none.
 
-    The Kneedle algorithm (Satopaa et al. 2011) of the package kneed. None for fewer than four points, a straight line,
-    a curve that bends the other way everywhere, and values that are not finite. A knee at 0 is a knee: test
+    The Kneedle algorithm (Satopaa et al. 2011) of the package kneed; `x` ascends. A knee at 0 is a knee: test
     ``is None``.
-
-    Parameters
-    ----------
-    x
-        Ascending values.
-    y
-        One value per x.
-    curve, direction
-        Shape of the curve; the default is an elbow: falling, ever more slowly.
-
-    Raises
-    ------
-    ValueError
-        If `x` and `y` differ in length.
 
     >>> knee(range(1, 8), [100, 40, 10, 9, 8, 7, 6])
     3
@@ -185,5 +170,5 @@ def knee(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "No knee/elbow found" is the answer None
-        found = KneeLocator(xs, ys, curve=curve, direction=direction).knee
-    return None if found is None else int(found)
+        elbow = KneeLocator(xs, ys, curve=curve, direction=direction).knee
+    return None if elbow is None else int(elbow)

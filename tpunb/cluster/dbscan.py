@@ -17,8 +17,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tpunb.cluster.base import Curve, Parameters, SliderSpec, in_order, knee, of_one_kind
-from tpunb.cluster.dbscan_eps import INSIDE, eps_candidates
+from tpunb.cluster.dbscan_eps import eps_candidates
 from tpunb.cluster.features import Features, check, space
+from tpunb.cluster.limits import LIMITS
 from tpunb.cluster.micro_clusters import MicroClusters, merge, micro_clusters_of, outliers
 from tpunb.cluster.paces import alternate, kinds_of
 from tpunb.cluster.recorded import incidental
@@ -30,11 +31,6 @@ from tpunb.frames.phases import Labels
 
 PAPER_SWEEP = tuple(range(5, 201, 25))
 """Values of ``min_samples`` in the paper: 5 to 200 in steps of 25 (IV.A)."""
-
-_FLAT = 0.02  # an outlier curve that rises by less than this share of the steps has no elbow
-_EQUAL = 0.2  # distance in the default space below which steps count as equal: 2 % of their time
-_HELD = 1.2  # ratio of the ends of a range whose clusters alternate
-_LOSS = 0.005  # share of the steps that an elbow of the default sweep may turn to outliers
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,7 +118,7 @@ class DBSCAN(Parameters):
             (sorted(self.sweep or ()) or _values(n)) if self.min_samples is None else [self.min_samples], dtype=np.int64
         )
         noise = graph.noise(values, inside)
-        chosen = _choose(values, noise, most=1.0 if self.sweep else _LOSS)
+        chosen = _choose(values, noise, most=1.0 if self.sweep else LIMITS.elbow_outliers)
         sweeps["min_samples"] = pl.DataFrame(
             {
                 "min_samples": values,
@@ -145,7 +141,7 @@ def labels_of(steps: Steps, rows: Ints) -> Ints:
     candidates = _eps_of(steps, rows, merged, distance, _neighbours(n))
     graph = Graph(merged, distance, candidates.filter("chosen")["eps"].item())
     values = np.array(_values(n), dtype=np.int64)
-    labels = graph.labels(int(values[_choose(values, graph.noise(values), most=_LOSS)]))
+    labels = graph.labels(int(values[_choose(values, graph.noise(values), most=LIMITS.elbow_outliers)]))
     return of_one_kind(labels, kinds_of(steps)[rows])
 
 
@@ -204,14 +200,14 @@ def _eps_sweep(steps: Steps, features: Features, merged: MicroClusters, k: int) 
 
 def _eps_of(steps: Steps, rows: Ints, merged: MicroClusters, distance: Floats, k: int) -> pl.DataFrame:
     """Return the candidates; chosen is the widest range with more clusters than its choice, if these alternate."""
-    candidates = eps_candidates(distance, merged, k, _EQUAL)
+    candidates = eps_candidates(distance, merged, k, LIMITS.equal_distance)
     chosen = candidates.filter("chosen").row(0, named=True)
-    usable = pl.col("clusters") > max(1, chosen["clusters"]), pl.col("inside") >= INSIDE
-    held = candidates.with_row_index().filter(*usable, pl.col("high") >= _HELD * pl.col("low"))
-    held = held.sort(pl.col("high") / pl.col("low"), descending=True)
-    for number, low, high in held.select("index", "low", "high").rows():
+    usable = pl.col("clusters") > max(1, chosen["clusters"]), pl.col("inside") >= LIMITS.clustered_share
+    ratio = pl.col("high") / pl.col("low")
+    wide = candidates.with_row_index().filter(*usable, pl.col("high") >= LIMITS.alternating_range_ratio * pl.col("low"))
+    for number, low, high in wide.sort(ratio, descending=True).select("index", "low", "high").rows():
         eps = float(np.sqrt(low * high))
-        if eps > _EQUAL and alternate(steps, rows, Graph(merged, distance, eps).labels(k)):
+        if eps > LIMITS.equal_distance and alternate(steps, rows, Graph(merged, distance, eps).labels(k)):
             at = pl.int_range(pl.len()) == number
             return candidates.with_columns(eps=pl.when(at).then(eps), chosen=at)
     return candidates
@@ -248,7 +244,7 @@ def _choose(values: Ints, noise: Floats, *, most: float) -> int:
     """Return the index of the elbow; of the smallest value if there is none, or it loses over `most` of the steps."""
     valid = np.flatnonzero(noise < 1)
     least = int(valid[0]) if len(valid) else 0
-    if not len(valid) or np.ptp(noise[valid]) <= _FLAT:
+    if not len(valid) or np.ptp(noise[valid]) <= LIMITS.flat_outliers:
         return least
     elbow = knee(values[valid].tolist(), noise[valid].tolist(), curve="convex", direction="increasing")
     chosen = least if elbow is None else int(np.flatnonzero(values == elbow)[0])
@@ -258,8 +254,8 @@ def _choose(values: Ints, noise: Floats, *, most: float) -> int:
 class Graph:
     """Neighbour graph of micro-clusters: DBSCAN for every ``min_samples`` from one matrix of distances.
 
-    A micro-cluster of w steps counts as w steps. With N the steps within `eps` of it, and M the largest N among itself
-    and its neighbours, it is a core if ``N >= min_samples``, and an outlier if ``M < min_samples``.
+    N steps are within `eps` of a micro-cluster, itself included: a core if ``N >= min_samples``; an outlier if no N of
+    it and its neighbours is.
     """
 
     def __init__(self, merged: MicroClusters, distance: Floats, eps: float) -> None:
@@ -269,10 +265,7 @@ class Graph:
         self.reach: Floats = self.near @ merged.weights
 
     def noise(self, values: Ints, inside: Floats | None = None) -> Floats:
-        """Return the share of steps that are outliers at each value of ``min_samples``, 0 to 1.
-
-        Where a micro-cluster is given fewer steps `inside`, its others are outliers at any value.
-        """
+        """Return the share of outliers at each ``min_samples``; steps that are not `inside` are outliers at any."""
         if not len(self.reach):
             return np.zeros(len(values))
         most = self._most

@@ -1,4 +1,15 @@
-"""Choice of DBSCAN's eps: above the core distance of the clusters, below the gaps between them."""
+"""Choice of DBSCAN's eps: above the core distance of the clusters, below the gaps between them.
+
+With growing distance, dense clusters appear, merge, and absorb the outliers between them. Two are separate if the gap
+between them is 1.5 times their core distance, 3 times in one dimension; the core distance is that at which nine in ten
+of a cluster's steps have merged. So are, in several dimensions, the clusters of a range whose end is 2.1 times its
+begin, with nine in ten steps in one of them. ``eps`` is the middle, on a log scale, between the core distance and the
+narrowest such gap at which nine in ten steps are in a cluster; without a gap, the middle of the widest range with one
+cluster, and at least twice the distance at which nine in ten are in it.
+
+The k-distances of the paper's elbow are where clusters appear. Neither their widest gap nor the longest range with the
+same number of clusters works: one phase far from all others merges the rest.
+"""
 
 from __future__ import annotations
 
@@ -6,54 +17,19 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from tpunb.cluster.limits import LIMITS
 from tpunb.cluster.micro_clusters import MicroClusters
 from tpunb.frames.op_matrix import Floats, Ints
 
-INSIDE = 0.9
-"""Share of the steps that must be in a cluster."""
-
-_GAP = 1.5  # gap by core distance of a cluster of its own; chance cuts seldom reach it
-_GAP_1D = 3.0  # the same in one dimension, where chance makes wide gaps
-_HOLD = 2.1  # ratio of the ends of a range with the same clusters; of one phase under load 1.7 at most were seen
-_RANGE = 1.2  # smallest ratio of the ends of a usable range of distances
-_STABLE = 20  # one cluster must hold over a factor of 1 + 20 / steps: few steps have wide gaps by chance
-_LOOSE = 2.0  # times the core distance of a single cluster that none of its steps is an outlier
 _ROUNDED = 1e-7  # heights are in float32
 _ROWS = 256  # rows of distances sorted at one time
 _CANDIDATES = {"low": pl.Float64, "high": pl.Float64, "clusters": pl.Int64, "inside": pl.Float64}
 
 
 def eps_candidates(distance: Floats, merged: MicroClusters, k: int, least_gap: float = 0.0) -> pl.DataFrame:
-    """Return the number of dense clusters in each range of distances, and the ``eps`` to take.
+    """Return ranges of distances with a number of clusters of `k` steps; those below `least_gap` count as equal.
 
-    With growing distance, dense clusters of `k` steps appear, merge, and absorb the outliers between them. Two are
-    separate if the gap between them is 1.5 times their core distance, 3 times in one dimension; the core distance is
-    that at which nine in ten of a cluster's steps have merged. So are, in several dimensions, the clusters of a range
-    whose end is 2.1 times its begin, with nine in ten steps in one of them. ``eps`` is the middle, on a log scale,
-    between the core distance of the clusters and the narrowest such gap at which nine in ten steps are in a cluster;
-    without a gap, the middle of the widest range with one cluster, and at least twice the distance at which nine in ten
-    are in it.
-
-    The k-distances of the paper's elbow are where clusters appear. Neither their widest gap nor the longest range with
-    the same number of clusters works: one phase far from all others merges the rest.
-
-    Parameters
-    ----------
-    distance
-        Distances between the centres, (micro-clusters, micro-clusters).
-    merged
-        Micro-clusters, for their weights and their size.
-    k
-        Number of steps of a dense cluster, and the k of the k-distances.
-    least_gap
-        Distance below which steps count as equal.
-
-    Returns
-    -------
-    pl.DataFrame
-        One row per range of distances with the same number of clusters: ``low`` and ``high`` in feature units,
-        ``clusters``, ``inside`` (share of the steps in one at its end, 0 to 1), ``chosen``, and ``eps``, null where
-        not chosen.
+    ``low``, ``high``; ``clusters``; ``inside``, the share of steps in one at its end; ``chosen``; ``eps`` where chosen.
     """
     weights, n = merged.weights, float(merged.weights.sum())
     if not len(weights) or not distance.any():
@@ -73,18 +49,22 @@ def eps_candidates(distance: Floats, merged: MicroClusters, k: int, least_gap: f
         {"low": heights[firsts], "high": heights[ends], "clusters": clusters[firsts], "inside": inside[ends - 1] / n},
         schema=_CANDIDATES,
     )
-    most = min(INSIDE * n, n - 1)  # one outlier is allowed in any run
+    most = min(LIMITS.clustered_share * n, n - 1)  # one outlier is allowed in any run
     enough = max(float(heights[(inside >= most).argmax()]), floor, least_gap)
-    hold = _HOLD if merged.centres.shape[1] > 1 else np.inf
-    held = ranges.filter(pl.col("clusters") > 1, pl.col("inside") * n >= most, pl.col("high") >= hold * pl.col("low"))
-    gaps = [*_gaps(merges, merged, core, least, floor), *held.select(pl.col("low").clip(floor), "high").iter_rows()]
-    gaps = [gap for gap in gaps if gap[1] > max(_RANGE * enough, _LOOSE * least_gap)]
+    ratio = LIMITS.stable_range_ratio if merged.centres.shape[1] > 1 else np.inf
+    stable = ranges.filter(
+        pl.col("clusters") > 1, pl.col("inside") * n >= most, pl.col("high") >= ratio * pl.col("low")
+    )
+    gaps = [*_gaps(merges, merged, core, least, floor), *stable.select(pl.col("low").clip(floor), "high").iter_rows()]
+    shortest = max(LIMITS.usable_range_ratio * enough, LIMITS.single_reach_ratio * least_gap)
+    gaps = [gap for gap in gaps if gap[1] > shortest]
     if gaps:
         narrowest = min(gap for _, gap in gaps)
         low = max([enough, *(near for near, _ in gaps if near < narrowest)])
         eps = float(np.sqrt(low * narrowest))
     else:
-        eps = max(_of_one(heights, (clusters == 1) & (inside >= most), n, max(floor, least_gap)), _LOOSE * enough)
+        middle = _of_one(heights, (clusters == 1) & (inside >= most), n, max(floor, least_gap))
+        eps = max(middle, LIMITS.single_reach_ratio * enough)
     at = max(int(np.searchsorted(ranges["low"].to_numpy(), eps, side="right")) - 1, 0)
     chosen = pl.int_range(pl.len()) == at
     return ranges.with_columns(eps=pl.when(chosen).then(eps), chosen=chosen)
@@ -93,7 +73,7 @@ def eps_candidates(distance: Floats, merged: MicroClusters, k: int, least_gap: f
 def _gaps(merges: Floats, merged: MicroClusters, core: Floats, least: float, floor: float) -> list[tuple[float, float]]:
     """Return the core distance of each two separate clusters, and the distance between them."""
     n = len(merged.weights)
-    ratio, few = (_GAP, 2) if merged.centres.shape[1] > 1 else (_GAP_1D, 10)
+    ratio, few = (LIMITS.gap_ratio, 2) if merged.centres.shape[1] > 1 else (LIMITS.gap_ratio_1d, 10)
     weight = np.concatenate([merged.weights, np.zeros(len(merges))])
     height = np.maximum(np.concatenate([core, merges[:, 2]]), floor)
     heavier = np.full(len(weight), -1)
@@ -103,7 +83,7 @@ def _gaps(merges: Floats, merged: MicroClusters, core: Floats, least: float, flo
     def core_of(node: int) -> float:
         if node in several:
             return several[node]
-        most = min(INSIDE * weight[node], weight[node] - 1)  # leave out an outlier or two
+        most = min(LIMITS.clustered_share * weight[node], weight[node] - 1)  # leave out an outlier or two
         while node >= n and weight[heavier[node]] >= most:
             node = heavier[node]
         return float(height[node])
@@ -128,7 +108,8 @@ def _of_one(heights: Floats, single: NDArray[np.bool_], n: float, floor: float) 
     """Return the middle of the widest range with one cluster; the largest distance if none is wide enough."""
     log = np.log(np.maximum(heights, floor))
     best = max(np.flatnonzero(single[:-1]), key=lambda at: log[at + 1] - log[at], default=None)
-    if best is None or log[best + 1] - log[best] < np.log(max(_RANGE, 1 + _STABLE / n)):
+    ratio = max(LIMITS.usable_range_ratio, 1 + LIMITS.single_stable_steps / n)
+    if best is None or log[best + 1] - log[best] < np.log(ratio):
         return float(heights[-1]) * (1 + _ROUNDED) or 1.0
     return float(np.exp((log[best] + log[best + 1]) / 2))
 

@@ -3,6 +3,10 @@
 A space concatenates blocks of columns, each computed from the step × operation matrix, and keeps their principal
 components. Its loadings explain distances in operations and place later steps. Two spaces have names: the default, and
 the paper's (section IV.A).
+
+Each block is centred and divided by its first singular value, so that none dominates (multiple factor analysis); a
+block that hardly varies stays small. The paper does not say how counts and durations share a space; its columns are
+standardised (mean 0, variance 1), because durations would hide the counts.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from tpunb.cluster.limits import LIMITS
 from tpunb.cluster.recorded import Bools, incidental, launches, patterns, piped
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
@@ -22,13 +27,7 @@ from tpunb.frames.op_matrix import Floats, Ints, OpMatrix, op_matrix
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-MOST_COMPONENTS = 100
-"""Most principal components: the paper's "at most 100 distinct operations"."""
-MOST_COLUMNS = 512
-"""Most columns of a block: those of the largest variance."""
 
-_VARIANCE = 0.99  # share that the components keep: a rare phase has little of the variance
-_LEAST_SCALE = 0.1  # a block that varies by less than 10 % is not scaled up to the size of the others
 _CHUNK = 2**22  # dense numbers at one time: 32 MiB
 _ENTRIES = 2**22  # entries of a sparse matrix summed at one time
 
@@ -158,13 +157,7 @@ class Space:
 
 
 def check(features: Features, owner: str) -> None:
-    """Raise if `features` is not a space.
-
-    Raises
-    ------
-    ValueError
-        If `features` is neither the name of a space nor a tuple of names of blocks.
-    """
+    """Raise if `features` is neither the name of a space nor a tuple of names of blocks."""
     if isinstance(features, str) and features in SPACES:
         return
     names = tuple([features] if isinstance(features, str) else features if isinstance(features, Iterable) else [])
@@ -180,22 +173,6 @@ def check(features: Features, owner: str) -> None:
 
 def space(steps: Steps, features: Features = "default") -> Space:
     """Return the feature space of `steps`, made once per steps.
-
-    Each block is centred and divided by its first singular value, so that none dominates (multiple factor analysis); a
-    block that hardly varies stays small. The paper does not say how counts and durations share a space; its columns are
-    standardised (mean 0, variance 1), because durations would hide the counts. At most 100 principal components follow.
-
-    Parameters
-    ----------
-    steps
-        Steps to place.
-    features
-        "default", "paper", or a tuple of names of `BLOCKS`.
-
-    Raises
-    ------
-    ValueError
-        If `features` is not one of these.
 
     >>> from tpunb.testing import toy_steps
     >>> space(toy_steps("aab")).points.shape
@@ -225,9 +202,9 @@ def _space(steps: Steps, features: Features) -> Space:
     factor = _by_column(gram) if features == "paper" else _by_block(gram, widths)
     values, axes = np.linalg.eigh(gram * np.outer(factor, factor))
     values, axes = values[::-1].clip(0), axes[:, ::-1]
-    share = 1.0 if features == "paper" else _VARIANCE
+    share = 1.0 if features == "paper" else LIMITS.variance_kept
     kept = 1 + int(np.searchsorted(values.cumsum(), share * values.sum() * (1 - 1e-9)))
-    axes = axes[:, : min(kept, MOST_COMPONENTS, len(mean))]
+    axes = axes[:, : min(kept, LIMITS.most_components, len(mean))]
     strongest = np.abs(axes).argmax(axis=0)
     axes = axes * np.where(axes[strongest, np.arange(axes.shape[1])] < 0, -1.0, 1.0)  # an axis has no sign
     loadings = axes * factor[:, None]
@@ -246,7 +223,7 @@ def _read_only(points: Floats) -> Floats:
 
 
 def _fold(name: str, values: csr_array, ops: OpMatrix, skipped: Bools) -> Fold:
-    """Return the columns to keep of a block: those that vary, ``MOST_COLUMNS`` at most."""
+    """Return the columns to keep of a block: those that vary, ``LIMITS.most_columns`` at most."""
     n, d = max(values.shape[0], 1), values.shape[1]
     weight, mean = np.ones(d), np.zeros(d)
     if name == "log_self":
@@ -260,7 +237,7 @@ def _fold(name: str, values: csr_array, ops: OpMatrix, skipped: Bools) -> Fold:
     square = _sums(values, power=2) / n * weight**2
     variance = square - (_sums(values) / n * weight) ** 2
     varies = np.flatnonzero((variance > 1e-9 * square) & (weight > 0))
-    kept = np.sort(varies[np.argsort(-variance[varies], kind="stable")[:MOST_COLUMNS]])
+    kept = np.sort(varies[np.argsort(-variance[varies], kind="stable")[: LIMITS.most_columns]])
     column = np.full(d, -1, dtype=np.int64)
     column[kept] = np.arange(len(kept))
     named = pl.DataFrame({"side": ["host"], "op": ["step time"]}) if name == "step_time" else ops.ops
@@ -318,7 +295,7 @@ def _by_block(gram: Floats, widths: list[int]) -> Floats:
     for end, width in zip(np.cumsum(widths), widths, strict=True):
         block = gram[end - width : end, end - width : end]
         first = np.sqrt(max(np.linalg.eigvalsh(block)[-1], 0.0)) if width else 1.0
-        factors.append(np.full(width, 1 / max(first, _LEAST_SCALE)))
+        factors.append(np.full(width, 1 / max(first, LIMITS.least_block_scale)))
     return np.concatenate(factors)
 
 

@@ -15,6 +15,7 @@ import polars as pl
 from tpunb.cluster.base import Parameters, in_order
 from tpunb.cluster.dbscan import chosen_eps
 from tpunb.cluster.features import Features, Space, check, space
+from tpunb.cluster.limits import LIMITS
 from tpunb.cluster.micro_clusters import MicroClusters, merge_leading
 from tpunb.frames import Steps
 from tpunb.frames.op_matrix import Floats, Ints
@@ -23,12 +24,6 @@ from tpunb.frames.phases import Labels
 if TYPE_CHECKING:
     import hdbscan
     from scipy.spatial import KDTree
-
-MOST_ROWS = 10_000
-"""Most steps that are clustered."""
-
-_PERSISTENCE = 1.5  # ratio of distances over which a phase must hold
-_FAR = 10.0  # times the typical distance to the neighbours in a phase: an outlier
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,7 +69,11 @@ class HDBSCAN(Parameters):
         check(self.features, "HDBSCAN")
 
     def __call__(self, steps: Steps) -> Labels:
-        """Return one label per step and ``sweeps["tree"]``, as described in :class:`FittedHDBSCAN`."""
+        """Return one label per step, -1 for outliers, with the condensed tree of clusters as ``sweeps["tree"]``.
+
+        One row per cluster: ``parent``, null for the root, which is all steps; ``child``, its number; ``lambda_val``,
+        one over the distance at which it splits from its parent; ``steps``; whether it was ``chosen`` as a phase.
+        """
         return self.fit(steps).labels
 
     def fit(self, steps: Steps) -> FittedHDBSCAN:
@@ -106,26 +105,12 @@ class HDBSCAN(Parameters):
 
 @dataclass(frozen=True, eq=False)
 class FittedHDBSCAN:
-    """Phases of :class:`HDBSCAN`, which can label later steps.
+    """Phases of :class:`HDBSCAN`, which can label later steps."""
 
-    Parameters
-    ----------
-    labels
-        One label per step, -1 for outliers. ``sweeps["tree"]`` is the condensed tree, one row per cluster: ``parent``,
-        null for the root, which is all steps; ``child``, its number; ``lambda_val``, one over the distance at which it
-        splits from its parent; number of ``steps``; whether it was ``chosen`` as a phase.
-    space
-        Feature space of the steps.
-    clustering
-        Result of the package; None if there were fewer than two steps.
-    number
-        Label of each cluster of `clustering`.
-    """
-
-    labels: Labels
+    labels: Labels  # with ``sweeps["tree"]``
     space: Space
-    clustering: Clustering | None
-    number: dict[int, int] = field(default_factory=dict)
+    clustering: Clustering | None  # None if there were fewer than two steps
+    number: dict[int, int] = field(default_factory=dict)  # label of each cluster of `clustering`
 
     def predict(self, later: Steps) -> list[int]:
         """Return one label per step, of the phase that it would have joined, -1 for none.
@@ -173,7 +158,7 @@ class Clustering:
         for label in range(int(self.labels.max()) + 1):
             member = self.labels == label
             node = self._ancestor(set(cluster[member].tolist()))
-            persists = np.median(self._lambda[member]) >= _PERSISTENCE * self._born[node]
+            persists = np.median(self._lambda[member]) >= LIMITS.hdbscan_persistence * self._born[node]
             if persists and self._steps[node] >= self._least.steps:
                 chosen.append(node)
             else:
@@ -183,8 +168,8 @@ class Clustering:
         for label in range(int(self.labels.max()) + 1):
             member = self.labels == label
             typical = np.median(self._lambda[member]) if member.any() else np.inf
-            reach.append(_FAR / typical)
-            self.labels[member & (self._lambda * _FAR < typical)] = -1
+            reach.append(LIMITS.hdbscan_outlier_ratio / typical)
+            self.labels[member & (self._lambda * LIMITS.hdbscan_outlier_ratio < typical)] = -1
         self._reach = np.array(reach)
         return chosen
 
@@ -197,7 +182,7 @@ class Clustering:
 
     @property
     def tree(self) -> pl.DataFrame:
-        """One row per node, as described in :class:`FittedHDBSCAN`."""
+        """One row per node, as described in `HDBSCAN.__call__`."""
         nodes = range(len(self._parent))
         frame = pl.DataFrame(
             {
@@ -259,7 +244,7 @@ def _least_size(n: int) -> int:
 def _sample(merged: MicroClusters, most: int) -> tuple[Ints, Floats, int]:
     """Return up to `most` rows of each micro-cluster, the number of rows each represents, and the `most` used."""
     weights = merged.weights.astype(np.int64)
-    while most > 1 and np.minimum(weights, most).sum() > MOST_ROWS:
+    while most > 1 and np.minimum(weights, most).sum() > LIMITS.hdbscan_most_steps:
         most -= 1
     taken = np.minimum(weights, most)
     label = np.repeat(np.arange(len(weights)), taken)

@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from tpunb.cluster.limits import LIMITS
 from tpunb.frames.op_matrix import Floats, Ints
 
 _P = ParamSpec("_P")
@@ -20,9 +21,10 @@ _R = TypeVar("_R")
 
 _FAST_MATH = {"reassoc", "contract"}  # sums may be taken in any order, several at one time
 _BLOCK = 32  # columns per branch, for wide registers
-_YOUNG = 10  # steps up to which a phase's own scatter is not used
-_SCATTER = 8.0  # times the mean scatter of a phase: the most that one of its steps may be off
-_FINEST = 0.25  # share of the tolerance that remains in phases whose steps hardly scatter
+# compiled in, and cached by the state of this file: save it again after a change of these limits
+_SCATTER_STEPS = LIMITS.scatter_steps
+_SCATTER_RATIO = LIMITS.scatter_ratio
+_LEAST_TOLERANCE = LIMITS.least_tolerance
 _ROUNDING = 1e-9  # sums in another order differ in the last digits, and must not decide
 
 
@@ -102,10 +104,9 @@ def _intersection(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
 def scan(
     rows: Rows, which: Ints, weights: Floats, starts: NDArray[np.bool_], limits: Floats, leaders: Leaders, out: Ints
 ) -> None:
-    """Write the phase number of each of the rows `which` to `out`, in order; update `leaders`.
+    """Write the phase number of each of the rows `which`, of `weights` equal steps each, to `out`; update `leaders`.
 
-    A row stands for `weights` equal steps, and `starts` marks the first of each host. `limits` are the smallest Jaccard
-    and Bhattacharyya similarity at which a step joins a phase.
+    `limits` are the smallest Jaccard and Bhattacharyya similarity; `starts` marks the first row of each host.
     """
     most = 0
     for i in range(which.size):
@@ -126,10 +127,9 @@ def scan(
 def join(
     leaders: Leaders, before: int, columns: NDArray[np.int32], root: Floats, split: int, weight: float, limits: Floats
 ) -> int:
-    """Add a step to a phase that accepts it, else to a new one; return the slot of the phase.
+    """Add a step to a phase that accepts it, else to a new one; return its slot. `before` is that of the step before.
 
-    `before` is the slot of the step before, or -1; `columns` are those of the operations that ran, `split` of the host
-    first; `root` has their self times and is overwritten; `weight` and `limits` are as in `scan`.
+    `columns` are the operations that ran, `split` of the host first; `root` has their self times and is overwritten.
     """
     host, device = _roots(root, 0, split), _roots(root, split, columns.size)
     step = Step(columns, root, split, host, device)
@@ -154,10 +154,8 @@ def _roots(root: Floats, begin: int, end: int) -> float:
 
 @_compiled
 def _choose(leaders: Leaders, before: int, step: Step, limits: Floats, products: Floats) -> int:
-    """Return the slot of the largest phase that accepts a step, else of a new one; that of the step before wins ties.
-
-    Not the most similar phase: outliers near a large phase form small ones, which would attract its ordinary steps.
-    """
+    """Return the slot of the largest phase that accepts a step, that of the step before in ties; else of a new one."""
+    # not the most similar phase: outliers near a large one form small ones, which would attract its ordinary steps
     best = before if before >= 0 and _accepts(leaders, before, step, limits, products) else -1
     least = 0
     for slot in range(leaders.slots.shape[0]):
@@ -181,11 +179,9 @@ def _choose(leaders: Leaders, before: int, step: Step, limits: Floats, products:
 
 @_compiled
 def _accepts(leaders: Leaders, slot: int, step: Step, limits: Floats, products: Floats) -> bool:
-    """Return whether a phase accepts a step; if so, write the products of their roots on each side.
-
-    Sets: sum of min over sum of max of the step's presence, 0 or 1, and the phase's frequency of each op (Jaccard for a
-    phase of one step). Times: cosine of the roots of the shares and their mean over the phase (Bhattacharyya for one).
-    """
+    """Return whether a phase accepts a step; if so, write the products of their roots on each side."""
+    # sets: sum of min over sum of max of the step's presence, 0 or 1, and the phase's frequency of each op (Jaccard for
+    # a phase of one step); times: cosine of the roots of the shares and their mean over the phase (Bhattacharyya)
     columns, roots = step.columns, step.roots
     sums, steps, total = leaders.sums[slot], leaders.stats[slot, 0], leaders.stats[slot, 1]
     size = columns.size * steps
@@ -215,8 +211,9 @@ def _tolerance(leaders: Leaders, slot: int, side: int, limits: Floats) -> float:
     """Return the distance from its mean that a phase accepts: less if its own steps scatter little."""
     most = 1 - limits[1]
     steps = leaders.stats[slot, 0]
-    if steps > _YOUNG:
-        most = min(most, max(_SCATTER * leaders.stats[slot, side] / (steps - 1), _FINEST * most))
+    if steps > _SCATTER_STEPS:
+        scatter = _SCATTER_RATIO * leaders.stats[slot, side] / (steps - 1)
+        most = min(most, max(scatter, _LEAST_TOLERANCE * most))
     return float(most + _ROUNDING)
 
 

@@ -11,6 +11,7 @@ import polars as pl
 
 from tpunb.cluster.base import Curve, Parameters, SliderSpec, in_order, knee
 from tpunb.cluster.features import Features, check
+from tpunb.cluster.limits import LIMITS
 from tpunb.cluster.micro_clusters import MicroClusters, micro_clusters_of
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
@@ -20,14 +21,7 @@ from tpunb.frames.phases import Labels
 CHOICES = ("elbow", "log", "bic")
 """Rules that choose k."""
 
-_STARTS = 10
-_MOVES = 2  # starts from a neighbouring k
-_LEADING = 20  # columns for the starts: k - 1 principal components span the centres (Ding and He 2004)
 _ROUNDING = 1e-12  # squared error that is rounding
-_FLOOR = 1e-3  # share of the error at k = 1 below which there is no structure
-_GAP = 2.0
-_TOUCHING = 3  # consecutive k without separate phases
-_BIC_SHARE = 0.9  # SimPoint takes the smallest k with this share of the range of the criterion
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,7 +86,7 @@ class KMeans(Parameters):
             Curve(
                 "bic",
                 "BIC",
-                goal=_BIC_SHARE,
+                goal=LIMITS.bic_share,
                 goal_rule="by_bic",
                 goal_missed="BIC's choice is below 90 % of its range: more clusters would overlap",
             ),
@@ -164,7 +158,7 @@ def _cached_fits(steps: Steps, merged: MicroClusters, ks: range, seed: int) -> l
 def fits(merged: MicroClusters, ks: Sequence[int], seed: int) -> list[Fit]:
     """Return the clusters of `merged` at each of consecutive `ks`; a larger k never fits worse."""
     weights, points = merged.weights, merged.centres
-    leading = np.ascontiguousarray(points[:, : max(_LEADING, *ks)])
+    leading = np.ascontiguousarray(points[:, : max(LIMITS.kmeans_columns, *ks)])
     results = [_lloyd(leading, weights, k, seed) for k in ks]
     for at in range(len(results) - 2, -1, -1):
         results[at] = _best(results[at], leading, weights, _joined(results[at + 1], weights))
@@ -184,7 +178,7 @@ def _lloyd(points: Floats, weights: Floats, start: int | Floats, seed: int = 0) 
     from sklearn.cluster import KMeans as Lloyd
 
     if isinstance(start, int):
-        lloyd = Lloyd(start, n_init=_STARTS, random_state=seed)
+        lloyd = Lloyd(start, n_init=LIMITS.kmeans_starts, random_state=seed)
     else:
         lloyd = Lloyd(len(start), init=start, n_init=1)
     return _fit(points, weights, lloyd.fit(points, sample_weight=weights).labels_.astype(np.int64))
@@ -208,7 +202,7 @@ def _best(fit: Fit, points: Floats, weights: Floats, starts: Iterable[Floats]) -
 def _split(fit: Fit, points: Floats, weights: Floats) -> Iterator[Floats]:
     """Yield the centres and one more: the worst point of each of the two clusters with the largest error."""
     error = weights * np.square(points - fit.centres[fit.labels]).sum(axis=1)
-    for cluster in np.argsort(-np.bincount(fit.labels, error), kind="stable")[:_MOVES]:
+    for cluster in np.argsort(-np.bincount(fit.labels, error), kind="stable")[: LIMITS.kmeans_moves]:
         worst = np.where(fit.labels == cluster, error, -1.0).argmax()
         yield np.vstack([fit.centres, points[worst]])
 
@@ -220,7 +214,7 @@ def _joined(fit: Fit, weights: Floats) -> Iterator[Floats]:
     size = _sizes(fit.labels, weights)
     a, b = np.triu_indices(len(size), 1)
     cost = cdist(fit.centres, fit.centres, "sqeuclidean")[a, b] / (1 / size[a] + 1 / size[b])
-    for at in np.argsort(cost, kind="stable")[:_MOVES]:
+    for at in np.argsort(cost, kind="stable")[: LIMITS.kmeans_moves]:
         pair = [a[at], b[at]]
         joined = np.average(fit.centres[pair], axis=0, weights=size[pair])
         yield np.vstack([np.delete(fit.centres, pair, axis=0), joined])
@@ -233,11 +227,11 @@ def _choices(results: list[Fit], bic: list[float], merged: MicroClusters, k_max:
         return dict.fromkeys(CHOICES, 1)
     last = _last_separate(results, merged)
     score = np.array(bic)
-    least = int((score >= score.min() + _BIC_SHARE * np.ptp(score)).argmax()) + 1
+    least = int((score >= score.min() + LIMITS.bic_share * np.ptp(score)).argmax()) + 1
     # with as many centres as different steps the error is 0: the curve continues flat up to k_max
     ks = range(1, max(k_max, len(results) + 3) + 1)
     curve = np.pad(error, (0, len(ks) - len(results)), mode="edge")
-    logs = np.log(np.maximum(curve, max(curve[last - 1], _FLOOR * curve[0])))
+    logs = np.log(np.maximum(curve, max(curve[last - 1], LIMITS.kmeans_least_error * curve[0])))
     elbow, log = knee(ks, curve.tolist()), knee(ks, logs.tolist())
     return {
         "elbow": least if elbow is None else min(elbow, len(results)),
@@ -250,7 +244,7 @@ def _last_separate(results: list[Fit], merged: MicroClusters) -> int:
     """Return the last k with separate phases, before three consecutive k without; later ones are chance."""
     last, most = 1, merged.weights.sum() / 2
     for k, result in enumerate(results, 1):
-        if k - last > _TOUCHING:
+        if k - last > LIMITS.kmeans_touching:
             break
         if 1 < k <= most and _separate(result, merged):
             last = k
@@ -268,7 +262,7 @@ def _separate(fit: Fit, merged: MicroClusters) -> bool:
         inside = merged.spread[member] @ np.square(fit.centres - centre).T  # variance inside the micro-clusters
         spread[label] = np.sqrt(merged.weights[member] @ (along**2 + inside) / size[label])
     length = np.square(fit.centres[:, None] - fit.centres).sum(axis=2)
-    needed = _GAP * (1 + 4 / (size[:, None] + size)) * (spread + spread.T)
+    needed = LIMITS.kmeans_gap_ratio * (1 + 4 / (size[:, None] + size)) * (spread + spread.T)
     return bool((length >= needed)[np.triu_indices(len(size), 1)].all())
 
 

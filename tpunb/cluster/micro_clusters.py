@@ -9,18 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpunb.cluster.features import Features, space
+from tpunb.cluster.limits import LIMITS
 from tpunb.errors import TpunbError
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints
 
-MOST_MICRO_CLUSTERS = 3000
-"""Most points that a method works on; if more rows differ, similar rows are merged."""
-MOST_LOST = 0.1
-"""Largest share of the variance that merging may lose."""
-
-_SEEDS, _ROUNDS = 1500, 5
-_LEADING = 32  # columns that decide which seed is the nearest
 _ROWS = 8192  # rows per chunk
 _STEP = 0x9E3779B97F4A7C15
 _MIX = [(np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB))]
@@ -39,27 +33,14 @@ class MicroClusters:
     within: float
     lost: float  # `within` as a share of the sum of squared distances of all rows to their mean, 0 to 1
     spread: Floats  # variance of the rows of each, (micro-clusters, columns)
-    columns: int  # number of leading columns that `MOST_LOST` holds for
+    columns: int  # number of leading columns that `LIMITS.most_variance_lost` holds for
 
 
 def merge(points: Floats, columns: int | None = None) -> MicroClusters:
     """Merge similar rows of `points`.
 
-    Equal rows are always merged. If more than ``MOST_MICRO_CLUSTERS`` differ, each joins the nearest of 1,500 seeds,
-    which are drawn in five rounds, each time by the squared distance to the nearest seed so far (k-means||, Bahmani et
-    al. 2012): rare rows far from all others are seeds too.
-
-    Parameters
-    ----------
-    points
-        Matrix of (rows, columns), the columns in order of variance, as principal components are.
-    columns
-        Number of leading columns that ``MOST_LOST`` applies to; all by default.
-
-    Raises
-    ------
-    TpunbError
-        If merging loses more than ``MOST_LOST`` of the variance in these columns.
+    Equal rows are always merged; if too many differ, each joins the nearest seed of k-means|| (Bahmani et al. 2012).
+    `TpunbError` if that loses too much of the variance in the leading `columns`, all by default.
 
     >>> merge(np.array([[0.0], [1.0], [0.0]])).weights.tolist()
     [2.0, 1.0]
@@ -68,9 +49,9 @@ def merge(points: Floats, columns: int | None = None) -> MicroClusters:
 
     width = points.shape[1] if columns is None else columns
     first, labels, counts = _unique(points)
-    merged = len(counts) > MOST_MICRO_CLUSTERS
+    merged = len(counts) > LIMITS.most_micro_clusters
     if merged:
-        seeds = _nearest_seed(points[:, : min(width, _LEADING)])
+        seeds = _nearest_seed(points[:, : min(width, LIMITS.seed_columns)])
         _, first, labels, counts = np.unique(seeds, return_index=True, return_inverse=True, return_counts=True)
     order = np.argsort(first)
     place = np.empty_like(order)
@@ -86,7 +67,7 @@ def merge(points: Floats, columns: int | None = None) -> MicroClusters:
     total = squares - n * np.square(points.mean(axis=0))
     within = (squares - weights @ np.square(centres)).clip(0)
     lost = within[:width].sum() / total[:width].sum()
-    if lost > MOST_LOST:
+    if lost > LIMITS.most_variance_lost:
         raise TpunbError(
             f"{len(points)} steps are too different to merge: {len(weights)} micro-clusters lose {lost:.0%} of the "
             "variance",
@@ -98,12 +79,15 @@ def merge(points: Floats, columns: int | None = None) -> MicroClusters:
 
 
 def _nearest_seed(points: Floats) -> Ints:
-    """Return the number of the seed nearest to each row."""
+    """Return the number of the seed nearest to each row.
+
+    Seeds are drawn in rounds, by the squared distance to the nearest so far: rare rows far from others are seeds too.
+    """
     rows, random = points.astype(np.float32), np.random.default_rng(0)
     n, square = len(rows), np.einsum("ij,ij->i", points, points)
     away, nearest = np.full(n, np.inf), np.zeros(n, dtype=np.int64)
-    seeds = random.choice(n, _SEEDS // _ROUNDS, replace=False)
-    for begin in range(0, _SEEDS, len(seeds)):
+    seeds = random.choice(n, LIMITS.seeds // LIMITS.seed_rounds, replace=False)
+    for begin in range(0, LIMITS.seeds, len(seeds)):
         centres = rows[seeds]
         half = np.einsum("ij,ij->i", centres, centres) / 2
         for start in range(0, n, _ROWS):
@@ -118,25 +102,9 @@ def _nearest_seed(points: Floats) -> Ints:
 
 
 def merge_leading(points: Floats) -> MicroClusters:
-    """Merge similar rows by as many leading columns as ``MOST_LOST`` allows: usually all of them.
+    """Merge similar rows by as many leading columns as ``LIMITS.most_variance_lost`` allows, with a warning if not all.
 
-    If steps vary in many independent ways, half as many columns are tried, and so on. The error in `within` stays that
-    of all columns.
-
-    Parameters
-    ----------
-    points
-        Matrix as for `merge`.
-
-    Warns
-    -----
-    UserWarning
-        If columns were left out.
-
-    Raises
-    ------
-    TpunbError
-        If merging loses too much of the first column alone.
+    If steps vary in many independent ways, half as many are tried, and so on; `within` stays that of all columns.
     """
     merged = _merge_leading(points)
     _warn(merged)

@@ -15,16 +15,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tpunb.cluster.base import Curve, Parameters, SliderSpec
+from tpunb.cluster.limits import LIMITS
 from tpunb.errors import check_share
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, op_matrix
 from tpunb.frames.phases import Labels
-
-MOST = 256
-"""Most phases that an online scan keeps."""
-
-_THRESHOLDS = 1000  # values of the sweep above 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +68,7 @@ class OLS(Parameters):
         """
         similarity, starts = similarities(steps)
         labels = np.cumsum((similarity < self.threshold) | starts) - 1
-        thresholds = np.union1d(np.arange(_THRESHOLDS + 1) / _THRESHOLDS, [self.threshold])
+        thresholds = np.union1d(np.arange(LIMITS.ols_thresholds + 1) / LIMITS.ols_thresholds, [self.threshold])
         # one sort gives the phases of all thresholds: one per host, and one per similarity below the threshold
         below = np.searchsorted(np.sort(similarity[~starts]), thresholds, side="left")
         phases, chosen = below + int(starts.sum()), thresholds == self.threshold
@@ -83,14 +79,9 @@ class OLS(Parameters):
 
 @memoised
 def similarities(steps: Steps) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return the similarity of each step to the one before it on its host, and the first steps of hosts.
+    """Return the similarity of each step to the one before it (equation 1), and which steps are the first of a host.
 
-    Returns
-    -------
-    similarity : Floats
-        Equation 1, 0 to 1; 1.0 for the first step of a host: (steps,), read-only.
-    starts : NDArray[np.bool_]
-        Whether a step is the first of its host: (steps,), read-only.
+    Both are (steps,) and read-only; the similarity of the first step of a host is 1.0.
     """
     from tpunb.cluster.kernels import shared_ops
 
@@ -185,7 +176,7 @@ class OnlineOLS:
                 for label, (other, ops) in self._phases.items()
             }
             best = max(similarity, key=similarity.__getitem__, default=-1)
-            if best >= 0 and (similarity[best] >= self.recall or len(similarity) == MOST):
+            if best >= 0 and (similarity[best] >= self.recall or len(similarity) == LIMITS.most_phases):
                 return best
         self._count += 1
         return self._count - 1

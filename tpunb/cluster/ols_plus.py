@@ -15,7 +15,8 @@ import numpy as np
 import polars as pl
 
 from tpunb.cluster.base import Curve, Parameters, SliderSpec, in_order
-from tpunb.cluster.ols import MOST, first_of_host
+from tpunb.cluster.limits import LIMITS
+from tpunb.cluster.ols import first_of_host
 from tpunb.errors import check_share
 from tpunb.frames import Steps
 from tpunb.frames.op_matrix import Floats, Ints, op_matrix
@@ -23,8 +24,6 @@ from tpunb.frames.phases import Labels
 
 SWEEP = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.98, 0.99, 1.0)
 """Values of ``ops`` in the sweep, besides the chosen one."""
-
-_STRETCHES = 2048  # most stretches of equal steps that the sweep reads
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,7 +129,7 @@ class _Rows:
     def scan(self, ops: float, time: float, which: Ints, weights: Floats) -> Ints:
         """Return the phase number of each of the rows `which`, each of so many steps."""
         out = np.zeros(len(which), dtype=np.int64)
-        leaders = self._kernels.new_leaders(MOST, self._ops)
+        leaders = self._kernels.new_leaders(LIMITS.most_phases, self._ops)
         self._kernels.scan(self._rows, which, weights, self._starts[which], np.array([ops, time]), leaders, out)
         return out
 
@@ -143,8 +142,8 @@ class _Rows:
         edge[1:] |= (numbers[1:] != numbers[:-1]) | (shared[1:] < np.maximum(size[1:], size[:-1]))
         heads = np.flatnonzero(edge)
         lengths = np.diff(heads, append=len(numbers)).astype(np.float64)
-        if len(heads) > _STRETCHES:  # at random: every second place would miss phases that alternate
-            sample = np.sort(np.random.default_rng(0).choice(len(heads), _STRETCHES, replace=False))
+        if len(heads) > LIMITS.ols_plus_stretches:  # at random: every second place would miss phases that alternate
+            sample = np.sort(np.random.default_rng(0).choice(len(heads), LIMITS.ols_plus_stretches, replace=False))
             heads, lengths = heads[sample], lengths[sample] * (len(numbers) / lengths[sample].sum())
         return heads, lengths
 
@@ -180,7 +179,7 @@ class OnlineOLSPlus:
         self.ops, self.time = ops, time
         self._kernels = kernels
         self._limits = np.array([ops, time], dtype=np.float64)
-        self._leaders = kernels.new_leaders(MOST, 64)
+        self._leaders = kernels.new_leaders(LIMITS.most_phases, 64)
         self._columns: dict[tuple[int, str], int] = {}
         self._names: tuple[tuple[str, ...], ...] = ((), ())  # operations of the last step
         self._last = np.zeros(0, dtype=np.int32)  # their columns
@@ -213,7 +212,7 @@ class OnlineOLSPlus:
     def _column(self, side: int, op: str) -> int:
         column = self._columns.setdefault((side, op), len(self._columns))
         if column == self._leaders.sums.shape[1]:
-            sums = np.zeros((MOST, 2 * column, 2))
+            sums = np.zeros((LIMITS.most_phases, 2 * column, 2))
             sums[:, :column] = self._leaders.sums
             self._leaders = self._leaders._replace(sums=sums)
         return column

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from tpunb.cluster.recorded import fed, launches
+from tpunb.cluster.limits import LIMITS
+from tpunb.cluster.recorded import input_ops, launches
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.exclusive_time import exclusive_time
@@ -21,11 +22,6 @@ from tpunb.frames.op_matrix import Ints, op_matrix
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
-
-_OTHER = 1.5  # factor between two paces
-_LEAST = 20  # steps that have a pace
-_SHARE = 0.05  # of the time of their kind
-_AGAIN_PS = 100_000_000_000  # shortest tracing or compilation of a step: helpers take less
 
 
 def kinds_of(steps: Steps) -> Ints:
@@ -47,18 +43,22 @@ def _kinds(steps: Steps) -> Ints:
     frame = steps.frame.select(
         pl.col("kind").fill_null(""), "host", "traced", exclusive_time(), pl.Series("stretch", _stretches(steps))
     )
-    own, took = pl.col("exclusive_ps"), pl.col("exclusive_ps") > 0
-    timed, untraced = own.filter(took), own.filter(took & (pl.col("traced") == "none"))  # tracing slows steps down
+    exclusive, took = pl.col("exclusive_ps"), pl.col("exclusive_ps") > 0
+    # tracing slows steps down
+    timed, untraced = exclusive.filter(took), exclusive.filter(took & (pl.col("traced") == "none"))
+    fewest = LIMITS.pace_fewest_steps
     stretches = frame.group_by("kind", "host", "stretch").agg(
         *(
-            pl.when(untraced.len() >= _LEAST).then(untraced.quantile(q)).otherwise(timed.quantile(q)).alias(name)
+            pl.when(untraced.len() >= fewest).then(untraced.quantile(q)).otherwise(timed.quantile(q)).alias(name)
             for name, q in (("low", 0.25), ("middle", 0.5), ("high", 0.75))
         ),
-        paced=(timed.len() >= _LEAST) & (timed.sum() > 0),
+        paced=(timed.len() >= fewest) & (timed.sum() > 0),
         spent=timed.sum(),
     )
     stretches = (
-        stretches.with_columns(pl.col("paced") & (pl.col("spent") >= _SHARE * pl.col("spent").sum().over("kind")))
+        stretches.with_columns(
+            pl.col("paced") & (pl.col("spent") >= LIMITS.pace_time_share * pl.col("spent").sum().over("kind"))
+        )
         .sort("kind", "middle", "host", "stretch")
         .with_columns(other=_other_pace().over("kind"))
         .with_columns(
@@ -72,7 +72,7 @@ def _kinds(steps: Steps) -> Ints:
 def _other_pace() -> pl.Expr:
     """Whether a stretch begins another pace: far above the one before, in order of pace, and hardly overlapping."""
     before = {name: pl.when("paced").then(name).forward_fill().shift() for name in ("middle", "high")}
-    far = (pl.col("middle") >= _OTHER * before["middle"]) & (pl.col("low") > before["high"])
+    far = (pl.col("middle") >= LIMITS.pace_ratio * before["middle"]) & (pl.col("low") > before["high"])
     return (pl.col("paced") & far).fill_null(value=False)
 
 
@@ -83,7 +83,7 @@ def _stretches(steps: Steps) -> Ints:
         return stretch
     function = pl.col("detail").str.extract(r"^(.*?)(?: again for |…|$)")
     again = pl.int_range(pl.len()).over("host", function) > 0
-    again &= (pl.col("account") == "program startup") & (pl.col("dur_ps") >= _AGAIN_PS)
+    again &= (pl.col("account") == "program startup") & (pl.col("dur_ps") >= LIMITS.shortest_compilation_ps)
     spans = steps.wall.spans.sort("start_ps")
     marks = spans.filter(pl.col("account").is_in(["fit", "tuning"]) | again).select("host", "start_ps")
     middle = (steps.frame["start_ps"] + steps.frame["dur_ps"].fill_null(0) // 2).fill_null(0).to_numpy()
@@ -93,37 +93,30 @@ def _stretches(steps: Steps) -> Ints:
     return stretch
 
 
-_LEAST_ALTERNATING = 5  # steps of a cluster
-_ALTERNATING = 1.4  # factor between median step times
-_TYPICAL = 0.6  # of its logarithm that the medians of operations explain
-_ALTERNATE = 0.5  # changes from one cluster to the other, by those of a random order
-_MOST = 200  # steps of a cluster that are read
-
-
 def alternate(steps: Steps, rows: Ints, labels: Ints) -> bool:
     """Return whether all clusters, of rows of steps in order of time, are other work by alternation and operations."""
-    own = steps.frame.select(exclusive_time()).to_series().fill_null(0).to_numpy()[rows]
+    exclusive_ps = steps.frame.select(exclusive_time()).to_series().fill_null(0).to_numpy()[rows]
     ids = [label for label in np.unique(labels) if label >= 0]
-    ids = sorted(ids, key=lambda label: float(np.median(own[labels == label])))
-    if len(ids) < 2 or min(int((labels == label).sum()) for label in ids) < _LEAST_ALTERNATING:
+    ids = sorted(ids, key=lambda label: float(np.median(exclusive_ps[labels == label])))
+    if len(ids) < 2 or min(int((labels == label).sum()) for label in ids) < LIMITS.alternating_fewest_steps:
         return False
     ops = op_matrix(steps)
-    times = ops.values("self_ps")[:, ~(fed(ops) | launches(ops))]
+    times = ops.values("self_ps")[:, ~(input_ops(ops) | launches(ops))]
     typical = [_typical(times, rows[labels == label]) for label in ids]
     for shorter, longer, short_work, long_work in zip(ids, ids[1:], typical, typical[1:], strict=False):
-        short, long = own[labels == shorter], own[labels == longer]
+        short, long = exclusive_ps[labels == shorter], exclusive_ps[labels == longer]
         factor = np.median(long) / max(np.median(short), 1)
-        if factor < _ALTERNATING or np.quantile(long, 0.25) <= np.quantile(short, 0.75):
+        if factor < LIMITS.alternating_time_ratio or np.quantile(long, 0.25) <= np.quantile(short, 0.75):
             return False
-        if long_work < short_work * factor**_TYPICAL:
+        if long_work < short_work * factor**LIMITS.alternating_explained:
             return False
         order = labels[(labels == shorter) | (labels == longer)]
-        if np.count_nonzero(np.diff(order)) < _ALTERNATE * 2 * len(short) * len(long) / len(order):
+        if np.count_nonzero(np.diff(order)) < LIMITS.alternating_changes * 2 * len(short) * len(long) / len(order):
             return False
     return True
 
 
 def _typical(times: csr_array, rows: Ints) -> float:
     """Return the sum of the median self times of operations, in picoseconds."""
-    sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), _MOST)).astype(np.int64)]
+    sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), LIMITS.alternating_most_steps)).astype(np.int64)]
     return float(np.median(times[sample].toarray(), axis=0).sum())

@@ -21,19 +21,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from tpunb.cluster.limits import LIMITS
 from tpunb.frames import Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints, OpMatrix, op_matrix
 from tpunb.step_stats import op_names
 
-EVIDENCE = 0.02
-"""Smallest share of the time of their side with which operations that come and go count as a difference."""
-SKIPPED = 0.1
-"""The same of operations that a profiler may skip."""
-
-_CHEAP_PS = 10_000_000  # median time of an event: three times the 8,000 cycles of a processor of 2.4 GHz
-_TOGETHER = 0.9  # correlation of presence from which two operations come and go together
-_MOST = 512  # different sets of steps that are correlated, those of most time
 _ROWS = 2**20  # of the table of operations, for medians
 
 Bools = NDArray[np.bool_]
@@ -54,14 +47,14 @@ def incidental(steps: Steps) -> Bools:
     ran = np.bincount(ops.indices, minlength=d)
     first, pattern = patterns(ops)
     share = np.zeros((len(first), 2))
-    counted = _shares(steps, ops) * np.where(skippable(steps), EVIDENCE / SKIPPED, 1.0)
-    np.add.at(share, (pattern, ops.sides), counted)
+    shares = _shares(steps, ops) * np.where(skippable(steps), LIMITS.evidence / LIMITS.skippable_evidence, 1.0)
+    np.add.at(share, (pattern, ops.sides), shares)
     together = share.copy()
-    most = np.argsort(-share.max(axis=1), kind="stable")[:_MOST]
-    near = _correlation(ops, first[most]) >= _TOGETHER
+    most = np.argsort(-share.max(axis=1), kind="stable")[: LIMITS.most_patterns]
+    near = _correlation(ops, first[most]) >= LIMITS.presence_correlation
     together[most] = np.maximum(near @ share[most], share[most])
-    small = (together.max(axis=1) < EVIDENCE)[pattern]
-    return np.asarray((ran < n) & ((small & ~_whole_classes(ops)) | fed(ops)))
+    small = (together.max(axis=1) < LIMITS.evidence)[pattern]
+    return np.asarray((ran < n) & ((small & ~_whole_classes(ops)) | input_ops(ops)))
 
 
 @memoised
@@ -71,7 +64,7 @@ def skippable(steps: Steps) -> Bools:
     rows = steps.ops.gather_every(max(1, steps.ops.height // _ROWS))
     events = rows.group_by("side", "op").agg(event_ps=(pl.col("self_ps") / pl.col("count").clip(1)).median())
     event_ps = ops.ops.join(events, on=["side", "op"], how="left", maintain_order="left")["event_ps"].fill_null(0)
-    return np.asarray((ops.sides == 0) & ((event_ps.to_numpy() < _CHEAP_PS) | fed(ops)))
+    return np.asarray((ops.sides == 0) & ((event_ps.to_numpy() < LIMITS.skippable_event_ps) | input_ops(ops)))
 
 
 def piped(ops: OpMatrix) -> Bools:
@@ -79,7 +72,7 @@ def piped(ops: OpMatrix) -> Bools:
     return _of_categories(ops, {op_names.PIPELINE})
 
 
-def fed(ops: OpMatrix) -> Bools:
+def input_ops(ops: OpMatrix) -> Bools:
     """Return which operations are of input pipelines or wait for them, (ops,): a framework waits by several."""
     return _of_categories(ops, {op_names.PIPELINE, op_names.INPUT_WAIT})
 
@@ -97,10 +90,7 @@ def launches(ops: OpMatrix) -> Bools:
 
 
 def _shares(steps: Steps, ops: OpMatrix) -> Floats:
-    """Return the share of the self time of its side that each operation takes in the steps that run it, (ops,).
-
-    It is 1 if no time of the side is known.
-    """
+    """Return the share of its side's self time that each operation takes in the steps that run it; 1 if that is 0."""
     n, d = ops.shape
     micros = ops.values("self_ps", scale=1e-6)
     row = np.repeat(np.arange(n), np.diff(ops.indptr))
@@ -151,6 +141,6 @@ def _whole_classes(ops: OpMatrix) -> Bools:
     for name in {*classes} - {""}:
         members = np.flatnonzero(classes == name)
         steps = len(np.unique(ran[:, members].nonzero()[0]))
-        whole_members = members[count[members] >= _TOGETHER * steps]
+        whole_members = members[count[members] >= LIMITS.presence_correlation * steps]
         whole[whole_members] = len(whole_members) > 1
     return whole

@@ -12,8 +12,9 @@ from functools import partial, wraps
 from typing import Any
 
 from tpunb.profiler.keras import running_method
+from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources.frameworks import loaded
-from tpunb.profiler.step_clock import SHORT_NS, StepClock
+from tpunb.profiler.step_clock import StepClock
 from tpunb.signals import Spent
 from tpunb.text import cut
 from tpunb.training.patching import replaced
@@ -136,7 +137,7 @@ class FrameworkSpans:
             self._collecting_ns = time.time_ns()
         else:
             now_ns = time.time_ns()
-            if now_ns - self._collecting_ns >= SHORT_NS:  # most take microseconds
+            if now_ns - self._collecting_ns >= LIMITS.shortest_span_ns:  # most take microseconds
                 detail = f"generation {facts.get('generation')}"
                 self._clock.on_spent(Spent("garbage collection", detail, self._collecting_ns, now_ns))
 

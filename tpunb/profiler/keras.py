@@ -45,8 +45,7 @@ def running_method() -> str | None:
 def keras_marks(clock: StepClock) -> Iterator[None]:
     """Mark every batch of ``fit``, ``evaluate`` and ``predict`` while the block runs, and time every callback.
 
-    The hooks of ``keras.callbacks.CallbackList`` are patched during the block, so that they also run in the training
-    thread where Keras calls its callbacks in another. The last step ends with the method.
+    It patches ``CallbackList``, whose hooks run in the training thread even if Keras calls callbacks in another.
     """
     import keras
     from keras.src.trainers.epoch_iterator import EpochIterator
@@ -194,10 +193,9 @@ class _TimedCallbacks(list[Any]):
 def keras_metadata(
     model: Any, x: object = None, y: object = None, batch_size: object = None, **_: object
 ) -> dict[str, str]:
-    """Return the properties of a Keras model and its training that are available.
+    """Return the properties of a Keras model and its training that are available; data are not iterated.
 
-    Its name is left out, since Keras numbers the models of a process: "model" is its class and the kinds of its
-    layers. Data are not iterated.
+    "model" is its class and the kinds of its layers, not its name: Keras numbers the models of a process.
     """
     properties: dict[str, Callable[[], object]] = {
         "model": lambda: _architecture(model),

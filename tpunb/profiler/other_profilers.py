@@ -99,14 +99,10 @@ _FRAMEWORKS = (
 
 
 class ProfilerArbiter:
-    """Report when the program's own profiler runs, while the block does.
+    """Report when the program's own profiler runs, while the block does; frameworks are patched after their import.
 
-    Frameworks that are imported during the block are patched after their import; none is imported here, and all
-    patches are removed afterwards. A profiler still running at the end of the block is never reported as stopped. A
-    forked process reports nothing.
-
-    `on_profiler_start` is called before each start, in the starting thread, with the framework's name, and returns when
-    the profiler is free; `on_profiler_stop`, which must not block, once no profiler of the program runs any more.
+    `on_profiler_start` is called before each start, in its thread, with the framework's name, and returns when the
+    profiler is free; `on_profiler_stop`, which must not block, once none runs any more, unless the block has ended.
     """
 
     def __init__(self, on_profiler_start: Callable[[str], None], on_profiler_stop: Callable[[], None]) -> None:

@@ -22,6 +22,7 @@ from tpunb.errors import BadProfile
 from tpunb.io import hlo, run_folder
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler import stall_sampler
+from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.reducer import RawWindowPolicy, ReducedWindow, Reducer, WindowResponse
 from tpunb.profiler.schedule import WindowResult, WindowScheduler
 from tpunb.profiler.stall_sampler import ProcessLoad, StallSampler
@@ -30,12 +31,6 @@ from tpunb.profiler.window_cost import TimedStep
 from tpunb.signals import Spent
 
 Keep = Literal["none", "phases", "all"]
-
-_MOMENT_NS = 1_000_000_000
-_FINAL_S = 10.0  # how long the final write waits for the one in progress
-_MAX_MESSAGES = 20
-_LATEST = 100  # steps that the scheduler needs between windows: of very short ones there are thousands
-_RECENT = 31  # steps of a kind that the usual step time is taken from
 
 
 class RunRecorder:
@@ -62,7 +57,7 @@ class RunRecorder:
         self._load = ProcessLoad()
         self.programs = ProgramKeeper(writer)
         self.productive_ns = 0  # about: by the median of recent steps
-        self._own: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=_RECENT))
+        self._recent_ns: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=LIMITS.typical_steps))
 
     @property
     def phase(self) -> int | None:
@@ -91,16 +86,16 @@ class RunRecorder:
         try:
             ended = self._clock.take()
             for record in ended:
-                own_ns = record.end_ns - record.start_ns - (record.input_ns or 0) - (record.callbacks_ns or 0)
-                recent = self._own[record.kind]
-                recent.append(own_ns)
-                self.productive_ns += max(0, round(min(own_ns, median(recent))))
+                exclusive_ns = record.end_ns - record.start_ns - (record.input_ns or 0) - (record.callbacks_ns or 0)
+                recent = self._recent_ns[record.kind]
+                recent.append(exclusive_ns)
+                self.productive_ns += max(0, round(min(exclusive_ns, median(recent))))
             self._unwritten += ended
             self._recent += ended
             self._spans += self._clock.take_spans()
-            self._scheduler.on_steps(map(_timed, ended if self._pending else ended[-_LATEST:]))
+            self._scheduler.on_steps(map(_timed, ended if self._pending else ended[-LIMITS.latest_steps :]))
             # a window that is requested at this moment may not be pending yet
-            oldest_ns = min([*self._pending, time.time_ns() - _MOMENT_NS])
+            oldest_ns = min([*self._pending, time.time_ns() - LIMITS.request_moment_ns])
             self._recent = [record for record in self._recent if record.end_ns > oldest_ns]
         finally:
             self._lock.release()
@@ -163,7 +158,7 @@ class RunRecorder:
                 missing.clear()
 
     def _add_messages(self, messages: list[str]) -> None:
-        self._messages |= set(messages[: max(0, _MAX_MESSAGES - len(self._messages))])
+        self._messages |= set(messages[: max(0, LIMITS.most_messages - len(self._messages))])
 
     def _write_raw(self, window: int, reduced: ReducedWindow) -> None:
         keep, replaced = self._keep == "all", list[int]()
@@ -234,7 +229,7 @@ class RunRecorder:
     @contextmanager
     def final(self) -> Iterator[bool]:
         """Allow the last writes in the block; yield whether the write in progress has ended."""
-        free = self._lock.acquire(timeout=_FINAL_S)
+        free = self._lock.acquire(timeout=LIMITS.final_write_s)
         try:
             yield free
         finally:
@@ -256,20 +251,11 @@ def _versions(*packages: str) -> dict[str, str]:
     return versions
 
 
-_SAME = 0.99  # share of the instructions in a window that a program must have to be the one that ran
-
-
 class ProgramKeeper:
-    """Finds the programs that windows ran in XSpaces, and writes them.
-
-    Attributes
-    ----------
-    missing
-        Names of the instructions that ran, by host and id of each program that the run does not hold.
-    """
+    """Finds the programs that windows ran in XSpaces, and writes them."""
 
     def __init__(self, writer: RunWriter) -> None:
-        self.missing: dict[tuple[str, int], set[str]] = {}
+        self.missing: dict[tuple[str, int], set[str]] = {}  # instructions that ran, by host and id of a missing program
         self._writer = writer
         self._seen: set[tuple[str, int]] = set()  # a program is searched for once
         self._rows: list[tuple[str, int, str, str]] = []
@@ -288,11 +274,11 @@ class ProgramKeeper:
         from tpunb.io import xplane
 
         with suppress(BadProfile):
-            held = xplane.programs(data, source="programs")
-            for program in [program for of, program in self.missing if of == host and program in held]:
-                name, proto = held[program]
+            programs = xplane.programs(data, source="programs")
+            for program in [program for of, program in self.missing if of == host and program in programs]:
+                name, proto = programs[program]
                 ran = self.missing[host, program]
-                if len(ran & {*hlo.instructions(proto)["hlo_op"].cast(pl.String)}) >= _SAME * len(ran):
+                if len(ran & {*hlo.instructions(proto)["hlo_op"].cast(pl.String)}) >= LIMITS.program_share * len(ran):
                     file = self._writer.program(proto.buffer[proto.start[0] : proto.stop[0]].tobytes())
                     self._rows.append((host, program, name, file))
                     del self.missing[host, program]

@@ -17,7 +17,7 @@ from tpunb.cluster.ols import OnlineOLS
 from tpunb.errors import BadProfile, TpunbError
 from tpunb.frames import Steps
 from tpunb.io import run_folder
-from tpunb.profiler.schedule import ENOUGH
+from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.step_clock import StepRecord
 from tpunb.step_stats import boundaries, launches, reduce
 from tpunb.step_stats.numbering import StepNumbering
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 
 LOCAL = ""
 """The worker name of this process in the windows of a source that profiles nothing else."""
-
-_MAX_SKEW_NS = 10_000_000_000  # between the clocks of worker and host before the worker's is not used
-_TRIES = 3  # windows that end in an under-sampled phase before it is given up
-_APART = log(1.5)  # ratio of the step times of two paces
-_SAME_PS = 50_000_000  # host clock and annotation agree to microseconds; clocks of two machines seldom do
 
 
 @dataclass(frozen=True)
@@ -146,7 +141,7 @@ class Reducer:
             self.local_worker = LOCAL
         elif self.local_worker is None:
             offsets = {worker: xspace.offset_ps() for worker, xspace in decoded.items() if self.host in xspace.hosts}
-            near = {worker: ps for worker, ps in offsets.items() if ps is not None and ps < _SAME_PS}
+            near = {worker: ps for worker, ps in offsets.items() if ps is not None and ps < LIMITS.same_clock_ps}
             self.local_worker = min(near, key=near.__getitem__, default=None)
 
     def _reduce_worker(self, worker: str, xspace: _Decoded, reduced: ReducedWindow) -> dict[str, Any]:
@@ -197,14 +192,14 @@ class Reducer:
             self._steps_of.update(reduced.phases)
             self._windows_of[self.phase] += 1
             reduced.opened = self.phase >= phases
-            few = self._steps_of[self.phase] < ENOUGH and self._windows_of[self.phase] <= _TRIES
-            reduced.undersampled = few and not reduced.opened
+            few = self._steps_of[self.phase] < LIMITS.enough_steps
+            reduced.undersampled = few and self._windows_of[self.phase] <= LIMITS.phase_tries and not reduced.opened
 
     def _pace(self, phase: int, time_ps: float) -> int:
         """Return the number of a pace of a phase: the nearest within a factor, or a new one."""
         paces = self._paces[phase]
         near = [abs(log(time_ps / pace)) for pace in paces]
-        if not near or min(near) > _APART:
+        if not near or min(near) > log(LIMITS.pace_ratio):
             paces.append(time_ps)
             return len(paces) - 1
         return near.index(min(near))
@@ -232,7 +227,7 @@ class _Decoded:
         self.events, self.facts, self.hosts = events, facts, facts.hosts
         start_ns = response.requested_ns if facts.start_ns is None else facts.start_ns
         stop_ns = response.received_ns if facts.stop_ns is None else facts.stop_ns
-        if not response.requested_ns - _MAX_SKEW_NS < start_ns < response.received_ns + _MAX_SKEW_NS:
+        if not response.requested_ns - LIMITS.most_skew_ns < start_ns < response.received_ns + LIMITS.most_skew_ns:
             start_ns, stop_ns = response.requested_ns, response.requested_ns + stop_ns - start_ns
         self.start_ns, self.stop_ns = start_ns, stop_ns
         overlapping = [
@@ -264,7 +259,7 @@ def _collect_error(worker: str, response: WindowResponse, errors: dict[str, str]
 class RawWindowPolicy:
     """Choose the raw windows to keep: one per phase and pace, the first with enough steps of it; without any the first.
 
-    Steps of one phase of the online scan at different paces are different phases later.
+    Steps of one phase of the online scan at two paces are two phases later.
     """
 
     def __init__(self) -> None:
@@ -279,7 +274,7 @@ class RawWindowPolicy:
             self._best[None] = 0, window
         for phase, steps in phases.items():
             most, _ = self._best.get(phase, (0, -1))
-            if most < min(steps, ENOUGH):
+            if most < min(steps, LIMITS.enough_steps):
                 self._best[phase] = steps, window
         after = {kept for _, kept in self._best.values()}
         return window in after, sorted(before - after)

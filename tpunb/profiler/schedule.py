@@ -12,38 +12,8 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from tpunb.errors import check_whole
-from tpunb.profiler.window_cost import GUESS, Estimate, TimedStep, WindowCosts
-
-ENOUGH = 20
-"""Steps per window at least; also fully traced steps after which a kind of step is well sampled."""
-
-LONGEST_S = 60.0
-"""Longest window that a profiler service accepts."""
-
-MAX_EVENTS = 1_000_000
-"""Most events of a window: a service drops later ones. Windows are planned for half of them."""
-
-AGES = ((5.0, 0.10), (20.0, 0.05), (60.0, 0.02))
-"""The budget "auto": (age of the run in seconds, its largest overhead from then on)."""
-
-_STEPS = 50  # in a window that follows a budget: cost grows with length, information hardly does
-_EDGES = 3  # steps that a window cuts, at its ends and where it is a little shorter
-_SLOWEST = 0.25  # share of a traced step that may be lost, at least, in the length of a window
-_TRIES = 3  # windows without one whole step of a kind before the kind is given up
-_SHORTEST_S = 0.1  # shorter windows cost more than they record
-_UNMARKED_S = 1.0  # into a run without steps: the first window
-_BLIND_S = 0.25  # longest window before any step has ended: a longer one records compilation only
-_STEADY = 3  # steps of similar time after which a kind is known to be compiled
-_SIMILAR = 2.0  # largest ratio between them
-_VARIED = 8  # steps after which a kind is traced even if their times differ
-_STALL, _STALL_S = 3.0, 0.1  # usual step times, and seconds beyond one, after which the running step is stalled
-_REST_S = 1.0  # between two windows that are due at once, or ten steps
-_SHARE, _SHARE_NEW = 0.75, 0.9  # of the budget that windows of well sampled kinds of steps may use, and of others
-_GUESS_LEAST, _EVENT_S = 0.02, 2e-6  # share of a window that is lost until it is measured, and seconds per event
-_TRACED = 10  # full steps of one pace and input wait after which these are well sampled
-_RECENT = 50  # steps that give the usual step time
-_NOW = 10  # steps that give the current step time
-_NOW_S = 0.5  # or those of this time
+from tpunb.profiler.limits import LIMITS
+from tpunb.profiler.window_cost import Estimate, TimedStep, WindowCosts
 
 
 @dataclass(frozen=True)
@@ -83,7 +53,7 @@ class Schedule:
     budget: float | Literal["auto"] | None = "auto"
 
     def __post_init__(self) -> None:
-        self._check("window", self.window, 0.01, LONGEST_S, "in [0.01, 60] seconds")
+        self._check("window", self.window, 0.01, LIMITS.longest_window_s, "in [0.01, 60] seconds")
         self._check("every", self.every, 0, math.inf, "0 seconds or more")
         object.__setattr__(self, "burst", check_whole("Schedule", "burst", self.burst, 0))
         if self.budget is not None and self.budget != "auto":
@@ -112,8 +82,8 @@ class Schedule:
         """Return the age of the run, in seconds, from which it may have lost this much to windows."""
         if self.budget != "auto":
             return lost_s / max(self.budget or 0.0, 1e-9)
-        age_s = 0.0
-        for (from_s, share), (until_s, _) in zip(AGES, [*AGES[1:], (math.inf, 0)], strict=True):
+        age_s, ages = 0.0, LIMITS.overhead_by_age
+        for (from_s, share), (until_s, _) in zip(ages, [*ages[1:], (math.inf, 0)], strict=True):
             if lost_s > share * from_s:
                 age_s = min(lost_s / share, until_s)
         return age_s
@@ -161,7 +131,7 @@ class WindowScheduler:
         self._costs = WindowCosts()
         self.saved_s = 0.0  # seconds spent on checkpointing
         self._times: dict[str, deque[float]] = {}  # of steps by kind, without the first, which compiles
-        self._untraced: defaultdict[str, deque[TimedStep]] = defaultdict(lambda: deque(maxlen=_NOW))
+        self._untraced: defaultdict[str, deque[TimedStep]] = defaultdict(lambda: deque(maxlen=LIMITS.current_steps))
         self._rest = 0  # steps since the last window
         self._full: Counter[str] = Counter()
         self._tries: Counter[str] = Counter()  # requests by the kind of the running step
@@ -173,7 +143,7 @@ class WindowScheduler:
         with self._lock:
             for step in steps:
                 if step.kind not in self._times:
-                    self._times[step.kind] = deque(maxlen=_RECENT)
+                    self._times[step.kind] = deque(maxlen=LIMITS.usual_steps)
                     continue
                 self._times[step.kind].append(step.end_s - step.start_s)
                 if self._costs.add(step):
@@ -201,7 +171,8 @@ class WindowScheduler:
             self._overrun = max(1.0, result.traced_s / asked_s * overran, self._overrun / 2)
             if self._times or result.full:  # not while the program compiles
                 self._events_per_s = max(result.events / result.traced_s, self._events_per_s / 2)
-                self._costs.guess = min(GUESS, _GUESS_LEAST + _EVENT_S * self._events_per_s)
+                of_events = LIMITS.event_cost_s * self._events_per_s
+                self._costs.guess = min(LIMITS.guessed_cost_share, LIMITS.least_cost_share + of_events)
             begin_s, end_s = result.requested_s, result.requested_s + result.traced_s
             for kind in {step.kind for step in inside}:
                 traced = [s for s in inside if s.kind == kind and s.start_s >= begin_s and s.end_s <= end_s]
@@ -250,17 +221,7 @@ class WindowScheduler:
             )
 
     def next_window(self, now_s: float, kind: str | None = None, running_s: float = 0.0) -> WindowRequest:
-        """Return the next window as planned now; call again before it is due.
-
-        Parameters
-        ----------
-        now_s
-            Current time on the caller's clock.
-        kind
-            Kind of the running step, if any.
-        running_s
-            Seconds since it began.
-        """
+        """Return the next window, as planned `running_s` after a step of `kind` began; call again before it is due."""
         every = self.schedule.every
         with self._lock:
             if self.schedule.budget is None:
@@ -280,14 +241,14 @@ class WindowScheduler:
         """Return when a window is most informative, and the reason."""
         evenly_s = max(now_s, self._window_s + self.schedule.every)
         if not self._requests and kind is None and not self._times:  # unmarked or remote steps, or none yet
-            return self._began_s + _UNMARKED_S, "start"
+            return self._began_s + LIMITS.unmarked_start_s, "start"
         if self._costs.pending:
             return math.inf, "evenly"
         if kind is None and self._times:  # between steps
             return evenly_s, "evenly"
         if kind is not None and not self._is_steady(kind, running_s):  # it compiles or stalls: one window is enough
             return (evenly_s if self._requested_s < now_s - running_s else math.inf), "evenly"
-        rested = self._rest >= _NOW or now_s >= self._done_s + _REST_S
+        rested = self._rest >= LIMITS.current_steps or now_s >= self._done_s + LIMITS.rest_s
         running = bool(self._times or self._full)  # remote steps are known from windows only
         if self._windows < self.schedule.burst and self._answered < 2 * self.schedule.burst:
             return (now_s if running and rested else evenly_s), "start"
@@ -304,15 +265,16 @@ class WindowScheduler:
         if not self._requests or (reason == "start" and self.schedule.budget != "auto"):
             return now_s, seconds
         lost_s = self.saved_s + self._costs.cost.value
-        new = kind is not None and (self._full[kind] < ENOUGH or reason == "under-sampled")
-        share = _SHARE_NEW if new else _SHARE
+        new = kind is not None and (self._full[kind] < LIMITS.enough_steps or reason == "under-sampled")
+        share = LIMITS.budget_share_new if new else LIMITS.budget_share
 
         def paid_s(length_s: float) -> float:
             return self._began_s + self.schedule.age_s((lost_s + self._cost(length_s)) / share)
 
         lengths = [seconds]
         if kind is not None and new:
-            shortest_s = max(_SHORTEST_S, (_EDGES + 1) * self._step_s(kind), 2 * self._last.queue_s)
+            one_step_s = (LIMITS.cut_steps + 1) * self._step_s(kind)
+            shortest_s = max(LIMITS.shortest_window_s, one_step_s, 2 * self._last.queue_s)
             if not self._events_per_s:  # of long steps a part shows what a window costs
                 shortest_s = min(shortest_s, self.schedule.window)
             lengths += [s for s in (seconds / 2, seconds / 4, shortest_s) if seconds > s >= shortest_s]
@@ -322,35 +284,38 @@ class WindowScheduler:
     def _is_steady(self, kind: str, running_s: float) -> bool:
         """Return whether steps of a kind return in steady time, and the running one is not stalled."""
         times = [*self._times.get(kind, [])]
-        last = times[-_STEADY:]
-        if len(last) < _STEADY or (len(times) < _VARIED and max(last) > _SIMILAR * min(last)):
+        last = times[-LIMITS.steady_steps :]
+        if len(last) < LIMITS.steady_steps:
             return False
-        usual_s: float = median(times[-_NOW:])
-        return running_s <= usual_s + max((_STALL - 1) * usual_s, _STALL_S)
+        if len(times) < LIMITS.varied_steps and max(last) > LIMITS.steady_ratio * min(last):
+            return False
+        usual_s: float = median(times[-LIMITS.current_steps :])
+        return running_s <= usual_s + max((LIMITS.stalled_ratio - 1) * usual_s, LIMITS.stalled_s)
 
     def _is_new(self, kind: str, now_s: float) -> bool:
         """Return whether few steps like the running ones have been traced."""
-        if self._full[kind] < ENOUGH:
-            return self._full[kind] > 0 or self._tries[kind] < _TRIES  # some steps are too long for any window
+        if self._full[kind] < LIMITS.enough_steps:  # some steps are too long for any window
+            return self._full[kind] > 0 or self._tries[kind] < LIMITS.kind_tries
         if (place := self._place_now(kind, now_s)) is None:
             return False
         near = _near(place)
-        return sum(self._places[p] for p in near) < _TRACED and sum(self._place_tries[p] for p in near) < _TRIES
+        steps, tries = (sum(counts[p] for p in near) for counts in (self._places, self._place_tries))
+        return steps < LIMITS.place_steps and tries < LIMITS.kind_tries
 
     def _slowdown(self, kind: str, traced_s: list[float]) -> float:
         """Return how much longer traced steps of a kind took than those just before."""
         before_s = [step.end_s - step.start_s for step in self._untraced[kind]]
-        if len(before_s) < _STEADY or not traced_s:
+        if len(before_s) < LIMITS.steady_steps or not traced_s:
             return 1 / (1 - self._costs.share)
         return max(1.0, median(traced_s) / max(median(before_s), 1e-7))
 
     def _place_now(self, kind: str, now_s: float) -> _Place | None:
         """Return the pace and input wait of the last steps of a kind outside windows; None for less than three."""
         recent = [*self._untraced[kind]]
-        if len(recent) < _STEADY:
+        if len(recent) < LIMITS.steady_steps:
             return None
-        recent = [step for step in recent if step.end_s > now_s - _NOW_S][-_NOW:] or recent
-        recent = recent if len(recent) >= _STEADY else [*self._untraced[kind]][-_STEADY:]
+        current = [step for step in recent if step.end_s > now_s - LIMITS.current_s][-LIMITS.current_steps :] or recent
+        recent = current if len(current) >= LIMITS.steady_steps else recent[-LIMITS.steady_steps :]
         seconds = median(step.end_s - step.start_s for step in recent)
         return _place(kind, seconds, median(step.input_s for step in recent))
 
@@ -364,22 +329,23 @@ class WindowScheduler:
 
     def _seconds(self, kind: str | None, reason: str) -> float:
         """Return the length of the next window that follows a budget."""
-        seconds = self.schedule.window if self._times else min(self.schedule.window, _BLIND_S)
+        seconds = self.schedule.window if self._times else min(self.schedule.window, LIMITS.blind_window_s)
         if step_s := self._step_s(kind):
-            missing = ENOUGH - self._full[kind or ""]
-            lost = self._costs.share if missing <= 0 else max(self._costs.share, _SLOWEST)
+            missing = LIMITS.enough_steps - self._full[kind or ""]
+            lost = self._costs.share if missing <= 0 else max(self._costs.share, LIMITS.least_lost_share)
             step_s /= 1 - lost
-            fewest_s = (_EDGES + (missing if missing > 0 else ENOUGH)) * step_s
-            longest_s = LONGEST_S if self._events_per_s else max(2 * seconds, (_EDGES + 1) * step_s)
-            most_s = _STEPS * step_s if reason == "evenly" else fewest_s
-            seconds = min(longest_s, max(fewest_s, min(seconds, max(_SHORTEST_S, most_s))))
+            fewest_s = (LIMITS.cut_steps + (missing if missing > 0 else LIMITS.enough_steps)) * step_s
+            one_step_s = (LIMITS.cut_steps + 1) * step_s
+            longest_s = LIMITS.longest_window_s if self._events_per_s else max(2 * seconds, one_step_s)
+            most_s = LIMITS.longest_evenly_steps * step_s if reason == "evenly" else fewest_s
+            seconds = min(longest_s, max(fewest_s, min(seconds, max(LIMITS.shortest_window_s, most_s))))
         # work that the steps of a window launch must run in it
         return self._within_limits(max(seconds, 2 * self._last.queue_s))
 
     def _within_limits(self, seconds: float) -> float:
         if self._events_per_s:
-            seconds = min(seconds, MAX_EVENTS / 2 / self._events_per_s)
-        return max(0.01, min(seconds, LONGEST_S) / self._overrun)
+            seconds = min(seconds, LIMITS.most_events / 2 / self._events_per_s)
+        return max(0.01, min(seconds, LIMITS.longest_window_s) / self._overrun)
 
     def _cost(self, seconds: float) -> float:
         """Return the seconds that a window will cost with collection and reduction."""

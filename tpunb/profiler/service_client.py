@@ -13,10 +13,7 @@ from typing import Any
 
 import grpc
 
-HOST_LEVEL = 2
-"""Host tracer level: 1 lacks operation names, 3 has all of them at three times the cost."""
-
-_LATE = 0.75  # of a window's length, or of a second: beyond it, the window is terminated
+from tpunb.profiler.limits import LIMITS
 
 _SERVICE = "/tensorflow.ProfilerService"
 _MESSAGES = {
@@ -138,7 +135,7 @@ class ProfilerClient:
             with suppress(ServiceError):  # it may have just ended, and be collected
                 self.terminate(session)
 
-        late = seconds + _LATE * max(seconds, 1.0), end
+        late = seconds + LIMITS.late_share * max(seconds, 1.0), end
         return bytes(self._call("Profile", _profile_request(seconds, session), seconds + timeout, late).xspace)
 
     def programs(self, session: str, *, timeout: float = 20.0) -> bytes:
@@ -160,12 +157,12 @@ def _profile_request(seconds: float, session: str, *, programs: bool = False) ->
     options = kinds["ProfileOptions"](
         version=1,  # with version 0 the service ignores the levels
         include_dataset_ops=True,
-        host_tracer_level=0 if programs else HOST_LEVEL,
+        host_tracer_level=0 if programs else LIMITS.host_tracer_level,
         device_tracer_level=0 if programs else 1,
         python_tracer_level=0,
         enable_hlo_proto=programs,  # all of the process, each time: too much for every window
         duration_ms=milliseconds,  # the length that counts
     )
     return kinds["ProfileRequest"](
-        duration_ms=milliseconds, max_events=1_000_000, opts=options, session_id=session, emit_xspace=True
+        duration_ms=milliseconds, max_events=LIMITS.most_events, opts=options, session_id=session, emit_xspace=True
     )

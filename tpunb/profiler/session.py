@@ -21,6 +21,7 @@ import polars as pl
 
 from tpunb.errors import TpunbError
 from tpunb.io.run_writer import RunWriter
+from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.recorder import Keep, RunRecorder
 from tpunb.profiler.reducer import LOCAL, WindowResponse
 from tpunb.profiler.schedule import Schedule, WindowRequest, WindowResult, WindowScheduler
@@ -28,16 +29,7 @@ from tpunb.profiler.sources import Source
 from tpunb.profiler.sources.frameworks import NotInUse
 from tpunb.profiler.step_clock import StepClock
 from tpunb.signals import Spent
-from tpunb.text import estimated_overhead, percent
-
-_COLLECT_S = 120.0  # how long the last window may take to be collected and written
-_YIELD_S = 30.0  # how long the program's profiler waits for the window to end
-_PLAN_S = 0.05  # between two looks at the plan
-_PROGRAMS_S = 1.0  # at least between two requests of programs
-_POLL_S = 0.2  # between two checks for an interrupt while waiting
-_PART_S = 10.0  # between two writes of steps without a window
-_FACTS_S = 30.0  # between two writes of run.json
-_LOG_S = 60.0  # between two lines in the log
+from tpunb.text import estimated_overhead, percent, plural
 
 _log = logging.getLogger("tpunb")
 
@@ -61,14 +53,15 @@ class Status(NamedTuple):
 
     def __str__(self) -> str:
         """Return the status as one plain line."""
-        windows = f"{self.windows:,} window{'s cover' if self.windows != 1 else ' covers'} {100 * self.observed:.0f} %"
-        windows += " of run time" + (f" ({self.failed:,} failed)" if self.failed else "")
+        cover = "covers" if self.windows == 1 else "cover"
+        windows = f"{plural(self.windows, 'window')} {cover} {100 * self.observed:.0f} % of run time"
+        windows += f" ({self.failed:,} failed)" if self.failed else ""
         cost = "not measured yet"
         if self.overhead is not None:
             cost = estimated_overhead(self.overhead, self.overhead_interval)
         parts = [
             "profiling" if self.state == "running" else self.state,
-            f"{self.steps:,} step{'' if self.steps == 1 else 's'}" + (f", now {self.kind}" if self.kind else ""),
+            plural(self.steps, "step") + (f", now {self.kind}" if self.kind else ""),
             "no phase yet" if self.phase is None else f"phase {self.phase:,}, {self.phases:,} so far",
             *([] if self.productive is None else [f"{percent(self.productive)} of run time productive"]),
             *([windows, f"overhead {cost}"] if self.windows or self.failed else ["no window yet"]),
@@ -95,7 +88,7 @@ class CaptureSession:
         self._other_profiler: str | None = None  # the program's own, while it runs
         self._tracing = threading.Event()  # a window is requested
         self._programs_s = 0.0  # when compiled programs may be requested again
-        self._programs_rest_s = _PROGRAMS_S  # between the last request and that
+        self._programs_rest_s = LIMITS.programs_s  # between the last request and that
         self._responses: queue.Queue[WindowResponse | bytes | None] = queue.Queue(maxsize=4)
         self._requests = 0
         self._state = "running"
@@ -142,7 +135,7 @@ class CaptureSession:
             finally:
                 self.stop("finished" if kind is None else f"ended by {kind.__name__}")
             while self._closing.is_alive():
-                self._closing.join(_POLL_S)  # an unlimited wait would not be interruptible
+                self._closing.join(LIMITS.poll_s)  # an unlimited wait would not be interruptible
         except BaseException:
             self._abandoned.set()
             self._state = "interrupted while closing"
@@ -224,7 +217,7 @@ class CaptureSession:
         if threading.current_thread() is self._profiling:  # a session of `Torch`
             return
         self._other_profiler = framework
-        until = time.monotonic() + _YIELD_S
+        until = time.monotonic() + LIMITS.yield_s
         while self._tracing.is_set() and not self._ended.is_set() and time.monotonic() < until:
             with suppress(TpunbError):  # the window may have just ended
                 self.source.stop()
@@ -258,10 +251,10 @@ class CaptureSession:
                 kind = None if step is None else step.kind
                 running_s = 0.0 if step is None else (step.end_ns - step.start_ns) / 1e9
                 request = self.scheduler.next_window(now_s, kind, running_s)
-                if request.due_s > now_s + WAIT_S:
+                if request.due_s > now_s + LIMITS.fork_s:
                     self.settled.set()
                 if request.due_s > now_s:
-                    look_s = _POLL_S if self._schedule.budget is None else _PLAN_S
+                    look_s = LIMITS.poll_s if self._schedule.budget is None else LIMITS.plan_s
                     self._ended.wait(min(request.due_s - now_s, look_s))
                     self.recorder.stalls.on_wake()
                     continue
@@ -304,17 +297,14 @@ class CaptureSession:
         self._requests += 1
 
     def _request_programs(self) -> bytes:
-        """Return an XSpace with all compiled programs of this process, empty if there is none now.
-
-        The next request is due when this one has taken at most 1 % of the time.
-        """
+        """Return an XSpace with all compiled programs of this process, empty if there is none now."""
         begun_s, begun_ns = time.monotonic(), time.time_ns()
         data = b""
         if hasattr(self.source, "programs") and self._other_profiler is None:
             with suppress(TpunbError):  # another session may profile
                 data = self.source.programs()
             self.recorder.spend("request of programs", begun_ns)
-        self._programs_rest_s = max(_PROGRAMS_S, 100 * (time.monotonic() - begun_s))
+        self._programs_rest_s = max(LIMITS.programs_s, 100 * (time.monotonic() - begun_s))  # 1 % of the time at most
         return data
 
     def _check_imports(self) -> None:
@@ -329,7 +319,7 @@ class CaptureSession:
         profiling = writable = True
         while profiling or not self._ended.is_set():  # steps are recorded even if the source has failed
             try:
-                response = self._responses.get(timeout=_POLL_S)
+                response = self._responses.get(timeout=LIMITS.poll_s)
                 profiling = profiling and response is not None
             except queue.Empty:
                 response = None
@@ -362,13 +352,13 @@ class CaptureSession:
             self._part_s = now_s
         self.recorder.collect_steps()
         self.recorder.sample_load()
-        if now_s - self._part_s > _PART_S:
+        if now_s - self._part_s > LIMITS.part_s:
             self.recorder.write_part()
             self._part_s = now_s
-        if now_s - self._facts_s > _FACTS_S:
+        if now_s - self._facts_s > LIMITS.facts_s:
             self._write_facts()
             self._facts_s = now_s
-        if now_s - self._log_s > _LOG_S:
+        if now_s - self._log_s > LIMITS.log_s:
             _log.info("%s: %s", self.writer.name, self.status)
             self._log_s = now_s
 
@@ -395,12 +385,12 @@ class CaptureSession:
 
     def _close(self) -> None:
         """End the last window early, wait for the threads, and write the rest."""
-        deadline = time.monotonic() + _COLLECT_S
+        deadline = time.monotonic() + LIMITS.collect_s
         for thread in (self._profiling, self._recording):
             while thread.is_alive() and time.monotonic() < deadline and not self._abandoned.is_set():
                 if thread is self._profiling:
                     self._stop_source()
-                thread.join(_POLL_S)
+                thread.join(LIMITS.poll_s)
         if not self._abandoned.is_set():
             if self._recording.is_alive():
                 self._abandoned.set()
@@ -434,10 +424,6 @@ class CaptureSession:
             self.writer.close()
 
 
-WAIT_S = 3.0
-"""Longest wait of a fork for the first window; it waits once."""
-
-
 class Capture(Protocol):
     """A capture that must survive forks."""
 
@@ -454,7 +440,7 @@ captures: weakref.WeakSet[Capture] = weakref.WeakSet()
 
 def _before() -> None:
     for capture in list(captures):
-        capture.settled.wait(WAIT_S)
+        capture.settled.wait(LIMITS.fork_s)
         capture.settled.set()
 
 

@@ -32,16 +32,11 @@ import polars as pl
 import psutil
 
 from tpunb import schema
+from tpunb.profiler.limits import LIMITS
 from tpunb.text import cut, plain
 
-_MS = 1_000_000
-_SAMPLE_NS = 50 * _MS  # between two samples
-_IDLE_NS = 100 * _MS  # between two looks at a training that progresses
-_TYPICAL_STEPS, _SHORTEST_NS = 5, 100 * _MS  # a stall lasts longer than both
-_LATE_NS = 100 * _MS  # a later sample waited for the interpreter lock
-_JUMP_NS = 1000 * _MS  # difference between the clocks: the system clock was set, or the machine slept
 _DEPTH = 256  # frames of a stack
-_SPOTS, _PLACES, _STALLS = 512, 8, 4096  # at most: counted in a stall, kept of it, stalls between two takes
+_SPOTS, _STALLS = 512, 4096  # at most: places counted in a stall, stalls between two takes
 _SOURCE, _TEXT = 10_000, 160  # characters of an expression that is parsed, of a place
 
 _CELL = re.compile(r"<ipython-input-|[\\/](?:ipykernel_|xpython_|ipython-input-)\d")
@@ -123,8 +118,8 @@ class _Open:
     samples: int = 0
 
     def add(self, text: str | None, late_ns: int) -> None:
-        locked = late_ns > _LATE_NS
-        samples = 1 + (late_ns // _SAMPLE_NS if locked else 0)
+        locked = late_ns > LIMITS.stall_late_ns
+        samples = 1 + (late_ns // LIMITS.stall_sample_ns if locked else 0)
         self.samples += samples
         if text in self.texts or len(self.texts) < _SPOTS:
             self.texts[text] += samples
@@ -132,7 +127,9 @@ class _Open:
                 self.locked.add(text)
 
     def stall(self, end_ns: int) -> Stall:
-        places = tuple(Place(text, count, text in self.locked) for text, count in self.texts.most_common(_PLACES))
+        places = tuple(
+            Place(text, count, text in self.locked) for text, count in self.texts.most_common(LIMITS.stall_places)
+        )
         end_ns = max(self.start_ns, end_ns)  # the system clock may be set back
         return Stall(self.start_ns, end_ns, self.step, self.account, self.samples, places)
 
@@ -175,7 +172,7 @@ class StallSampler:
     def on_wake(self) -> None:
         """Sample in another thread that wakes while the sampler is overdue."""
         late_ns = time.monotonic_ns() - self._due_ns
-        if late_ns <= _LATE_NS or self._seen is not None or not self._running.locked():
+        if late_ns <= LIMITS.stall_late_ns or self._seen is not None or not self._running.locked():
             return
         progress, stack = self._progress(), stacks()
         if progress.thread in stack and self._elapsed_ns(progress) > _limit_ns(progress):
@@ -191,7 +188,7 @@ class StallSampler:
             while not self._running.acquire(timeout=delay_ns / 1e9):
                 before, times = times, (time.monotonic_ns(), self._clock())
                 passed_ns, clock_ns = times[0] - before[0], times[1] - before[1]
-                delay_ns = self._look(passed_ns - delay_ns, abs(clock_ns - passed_ns) > _JUMP_NS)
+                delay_ns = self._look(passed_ns - delay_ns, abs(clock_ns - passed_ns) > LIMITS.clock_jump_ns)
                 self._due_ns = time.monotonic_ns() + delay_ns
             self._finish(self._clock())
         except Exception as error:  # noqa: BLE001  must never reach the training
@@ -209,14 +206,14 @@ class StallSampler:
         if self._open is not None and since_ns != self._open.start_ns:
             self._finish(now_ns if since_ns is None else since_ns)
         if since_ns is None or progress.thread is None or since_ns == self._skipped_ns:
-            return _IDLE_NS
+            return LIMITS.stall_idle_ns
         elapsed_ns, limit_ns = now_ns - since_ns, _limit_ns(progress)
         if elapsed_ns <= limit_ns:
-            return min(max(limit_ns - elapsed_ns, _SAMPLE_NS), _IDLE_NS)
+            return min(max(limit_ns - elapsed_ns, LIMITS.stall_sample_ns), LIMITS.stall_idle_ns)
         stack = stacks()
         if progress.thread in stack:
             self._add(progress, _place(stack, progress.thread, progress.account), min(late_ns, elapsed_ns))
-        return _SAMPLE_NS
+        return LIMITS.stall_sample_ns
 
     def _add(self, progress: Progress, text: str | None, late_ns: int) -> None:
         """Add a sample to the open stall, or to a new one."""
@@ -234,7 +231,7 @@ class StallSampler:
 
 def _limit_ns(progress: Progress) -> int:
     """Return the time without progress after which it is a stall."""
-    return max(_TYPICAL_STEPS * progress.typical_ns, _SHORTEST_NS)
+    return max(LIMITS.stall_steps * progress.typical_ns, LIMITS.stall_shortest_ns)
 
 
 def rows(stalls: Iterable[Stall], host: str, origin_ns: int) -> pl.DataFrame:
@@ -255,7 +252,7 @@ def _place(stack: Mapping[int, FrameType], thread: int, account: str | None) -> 
     text, inner = _innermost(_outwards(stack[thread]))
     if account not in (None, "data loading") or (text is not None and inner is None):
         return text
-    found: list[tuple[int, str]] = []
+    at_work: list[tuple[int, str]] = []
     for other, frame in stack.items():
         if other == thread or frame.f_code.co_filename in _WAITING:
             continue
@@ -263,12 +260,12 @@ def _place(stack: Mapping[int, FrameType], thread: int, account: str | None) -> 
         busy = _innermost(frames)[0]
         # a thread that no library started may be unrelated, such as one that logs
         if busy and (account or any(_PACKAGES.search(outer.f_code.co_filename) for outer in frames)):
-            found.append((other, busy))
-    if not found:
+            at_work.append((other, busy))
+    if not at_work:
         return text
     skipped = {other.ident for other in threading.enumerate() if other.name.startswith("tpunb-")}
     skipped.add(threading.main_thread().ident)
-    texts = Counter(busy for other, busy in found if other not in skipped)
+    texts = Counter(busy for other, busy in at_work if other not in skipped)
     return texts.most_common(1)[0][0] if texts else text
 
 
@@ -281,10 +278,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _innermost(frames: Iterator[FrameType]) -> tuple[str | None, str | None]:
-    """Return the text of the innermost frame of user code, and the function of the next inner frame.
-
-    What is left of `frames` is outside of it.
-    """
+    """Return the text of the innermost frame of user code, and the next inner function; leave the outer frames."""
     inner = None
     for frame in frames:
         code = frame.f_code
@@ -368,7 +362,6 @@ def _dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else "…"
 
 
-_SECOND_NS = 1_000_000_000
 _ROWS = 86_400  # at most between two takes
 
 
@@ -385,7 +378,7 @@ class ProcessLoad:
     def sample(self, now_ns: int) -> None:
         """Record the load since the last sample, if that was at least a second ago; for one thread."""
         start_ns = self._sampled_ns
-        if self.failure is not None or (start_ns is not None and 0 <= now_ns - start_ns < _SECOND_NS):
+        if self.failure is not None or (start_ns is not None and 0 <= now_ns - start_ns < LIMITS.load_ns):
             return
         try:  # both are shares of the time since the last call in this thread: the first has no meaning
             cpu = self._process.cpu_percent() / 100 / self._processors

@@ -18,6 +18,7 @@ from threading import get_ident
 from time import time_ns
 from typing import Any, NamedTuple, TypeVar
 
+from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.stall_sampler import Progress
 from tpunb.signals import Spent
 
@@ -28,10 +29,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 _ANY = object()
-SHORT_NS = 1_000_000  # a shorter stretch is no span of its own: short callbacks are summed by step
 _WHOLE = ("fit", "evaluation", "checkpoint save", "checkpoint restore", "resuming", "tuning")  # spans of any length
-_RECENT = 31  # steps of a kind that the typical step time is taken from
-_FIRST_NS = 200_000_000  # longest typical step time before the second step has ended
 
 
 class StepRecord(NamedTuple):
@@ -88,16 +86,16 @@ class StepClock:
         self._accounts: list[str] = []  # that the program is in now
         self._other_ns = 0  # spans within waits for input
         self._progress_ns = time_ns()
-        self._recent: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=_RECENT))  # by kind
-        self._typical: tuple[tuple[int, str | None] | None, int] = (None, _FIRST_NS)  # and the steps it is of
+        self._recent: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=LIMITS.typical_steps))  # by kind
+        # and the steps it is of
+        self._typical: tuple[tuple[int, str | None] | None, int] = (None, LIMITS.first_step_ns)
 
     def begin(
         self, kind: str, *, step: int | None = None, complete: bool = True, explicit: bool = False
     ) -> _Open | None:
-        """Begin a step, which ends the one before; return it for `end`.
+        """Begin a step, which ends the one before; return it for `end`, or None if the clock is closed.
 
-        Returns None, and changes nothing, inside an `explicit` step, which the program marks itself, and once the clock
-        is closed. A `step` number that is not above the last is replaced by the next, with a warning. A step that is
+        Inside an `explicit` step, which the program marks itself, it returns None and changes nothing. A step that is
         not `complete` waits for a call of `complete`.
         """
         if (ending := self._open) is not None:
@@ -196,7 +194,7 @@ class StepClock:
             for running in callbacks:
                 yield running
                 end_ns = self._progress_ns = time_ns()
-                if end_ns - start_ns >= SHORT_NS:
+                if end_ns - start_ns >= LIMITS.shortest_span_ns:
                     self._called(running, hook, start_ns, end_ns)
                 start_ns = end_ns
                 running = None
@@ -215,7 +213,7 @@ class StepClock:
         """Record a span of the thread that trains, unless it is part of a wait for input."""
         whole, dur_ns = spent.account in _WHOLE, spent.end_ns - spent.start_ns
         waits = "data loading" in self._accounts
-        if self._closed or not self.trains_here or not (whole or (dur_ns >= SHORT_NS and not waits)):
+        if self._closed or not self.trains_here or not (whole or (dur_ns >= LIMITS.shortest_span_ns and not waits)):
             return
         self._spans.append(spent)
         if waits:  # our own work as Keras asks for the next batch
@@ -234,7 +232,7 @@ class StepClock:
         if key != self._typical[0]:
             of_kind = self._recent.get(key[1] or "")
             usual = map(_usual_ns, [of_kind.copy()] if of_kind else [each.copy() for each in [*self._recent.values()]])
-            self._typical = key, min(usual, default=_FIRST_NS)
+            self._typical = key, min(usual, default=LIMITS.first_step_ns)
         since_ns = None if self._closed else self._progress_ns
         return Progress(self._thread, since_ns, None if step is None else step.step, account, self._typical[1])
 
@@ -252,8 +250,7 @@ class StepClock:
     def end(self, step: object = _ANY) -> None:
         """End the open step; if `step` is given, only if it is that one, and never for None.
 
-        An incomplete step is not recorded (Keras begins one too many at the end of data of unknown length): its time
-        is added to the step before, and the next step takes its number.
+        An incomplete one, as Keras begins at the end of data of unknown length, becomes part of the step before.
         """
         ending = self._open
         if ending is None or (step is not _ANY and step is not ending):
@@ -304,4 +301,4 @@ class StepClock:
 
 def _usual_ns(recent: deque[int]) -> int:
     """Return the typical step time: the first steps may compile, so that the shortest of a few is usual."""
-    return int(median(recent)) if len(recent) > 4 else min([*recent, *[_FIRST_NS] * (len(recent) < 2)])
+    return int(median(recent)) if len(recent) > 4 else min([*recent, *[LIMITS.first_step_ns] * (len(recent) < 2)])

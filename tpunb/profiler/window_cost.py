@@ -11,17 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tpunb.analysis.batch_means import error, means
+from tpunb.profiler.limits import LIMITS
 
-GUESS = 1 / 6
-"""Share of a window that is assumed lost until it is measured: that of a small model on a shared CPU."""
-
-_GUESS_S = 0.3  # seconds of steps in windows that weigh as much as the guess
-_NEAR = 50  # steps before and after a window that those in it are compared with
-_FEW = 3
-_STALL_S = 0.2  # a step that takes this much more than three usual ones does other work too, and is not compared
-_OPEN = 8  # windows that still take steps after them
 _PENDING = 20_000  # steps between the request of a window and its reduction
-_WIDTH = 2.0  # standard errors in half of a 95 % interval
 
 
 class TimedStep(NamedTuple):
@@ -58,7 +50,7 @@ class _Window:
     @property
     def is_complete(self) -> bool:
         """Whether it was followed by enough steps: of one kind, the others may be over."""
-        return any(len(self.after[kind]) >= _NEAR for kind in self.inside)
+        return any(len(self.after[kind]) >= LIMITS.compared_steps for kind in self.inside)
 
 
 class _Loss(NamedTuple):
@@ -73,13 +65,13 @@ class WindowCosts:
     def __init__(self) -> None:
         self._requests: list[float] = []  # of windows that are not reduced
         self._pending: deque[TimedStep] = deque(maxlen=_PENDING)  # steps since the first of them
-        self._before: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_NEAR))
+        self._before: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=LIMITS.compared_steps))
         self._windows: list[_Window] = []  # that still take steps after them
         self._losses: list[_Loss] = []  # of the others
         self._span_s = 0.0  # of all windows
         self._done_s = -math.inf
         self._untraced = 0
-        self.guess = GUESS
+        self.guess = LIMITS.guessed_cost_share
         self._latest: list[_Loss] = []  # of the windows, until they change
 
     @property
@@ -90,7 +82,7 @@ class WindowCosts:
     @property
     def measured(self) -> bool:
         """Whether enough steps ran outside windows to compare with."""
-        return self._untraced >= _FEW
+        return self._untraced >= LIMITS.fewest_compared
 
     def open(self, requested_s: float) -> None:
         """Record the request of a window."""
@@ -137,7 +129,7 @@ class WindowCosts:
         self._untraced += 1
         self._before[step.kind].append(step.seconds)
         for window in self._windows:
-            if len(after := window.after[step.kind]) < _NEAR and step.start_s >= window.done_s:
+            if len(after := window.after[step.kind]) < LIMITS.compared_steps and step.start_s >= window.done_s:
                 after.append(step.seconds)
                 self._latest.clear()
 
@@ -146,7 +138,7 @@ class WindowCosts:
         """The share of windows, with collection and reduction, that is lost: the guess, corrected by the steps."""
         losses = self._compared()
         lost_s, of_s = sum(loss.seconds for loss in losses), sum(loss.of_s for loss in losses)
-        return min(0.95, max(0.0, lost_s + self.guess * _GUESS_S) / (of_s + _GUESS_S))
+        return min(0.95, max(0.0, lost_s + self.guess * LIMITS.guess_weight_s) / (of_s + LIMITS.guess_weight_s))
 
     @property
     def cost(self) -> Estimate:
@@ -155,18 +147,19 @@ class WindowCosts:
         lost_s, of_s = sum(loss.seconds for loss in losses), sum(loss.of_s for loss in losses)
         rest_s = share * max(0.0, self._span_s - of_s)
         variance = sum(loss.variance for loss in losses)
-        if (n := len(losses)) >= _FEW:  # steps of one window may share a disturbance: use the spread of windows
+        if (n := len(losses)) >= LIMITS.fewest_compared:
+            # steps of one window may share a disturbance: use the spread of windows
             apart = sum((loss.seconds - lost_s / of_s * loss.of_s) ** 2 for loss in losses)
             variance = max(variance, apart * n / (n - 1))
         lost_s += rest_s
-        width_s = math.hypot(_WIDTH * math.sqrt(variance), rest_s)
+        width_s = math.hypot(LIMITS.interval_errors * math.sqrt(variance), rest_s)
         ends = lost_s, lost_s - width_s, lost_s + width_s
         return Estimate(*(min(self._span_s, max(0.0, end_s)) for end_s in ends))
 
     def _compared(self) -> list[_Loss]:
         """Return the losses of all windows; those of the last ones change with the steps after them."""
         if not self._latest:
-            while self._windows and (len(self._windows) > _OPEN or self._windows[0].is_complete):
+            while self._windows and (len(self._windows) > LIMITS.open_windows or self._windows[0].is_complete):
                 self._losses += _losses(self._windows.pop(0))
             self._latest = [loss for window in self._windows for loss in _losses(window)]
         return [*self._losses, *self._latest]
@@ -177,9 +170,9 @@ def _losses(window: _Window) -> list[_Loss]:
     seconds = variance = of_s = 0.0
     for kind, inside in window.inside.items():
         before, after = window.before.get(kind, []), window.after[kind]
-        if len(before) + len(after) < _FEW:
+        if len(before) + len(after) < LIMITS.fewest_compared:
             continue
-        longest = 3 * median([*before, *after]) + _STALL_S
+        longest = 3 * median([*before, *after]) + LIMITS.other_work_s
         before, after, inside = ([s for s in times if s <= longest] for times in (before, after, inside))
         if not inside:
             continue

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_FEWEST = 4  # points that show what a round has in common
+_FEWEST_POINTS = 4  # points that show what a round has in common
 
 
 class StepTime(NamedTuple):
@@ -43,7 +43,7 @@ def _slowness(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return by how much each round was slower than the median one, of shape (rounds, 1)."""
     ones = np.ones((len(seconds), 1))
     whole = seconds[:, ~np.isnan(seconds).any(axis=0)]
-    if whole.shape[1] < _FEWEST or len(seconds) < 2:
+    if whole.shape[1] < _FEWEST_POINTS or len(seconds) < 2:
         return ones
     factors = np.median(whole / np.median(whole, axis=0), axis=1)
     return np.asarray(factors / np.median(factors)).reshape(ones.shape)

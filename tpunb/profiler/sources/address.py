@@ -16,17 +16,9 @@ from typing import Any
 from uuid import uuid4
 
 from tpunb.errors import TpunbError
+from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.service_client import ProfilerClient, ServiceError
 from tpunb.profiler.sources.frameworks import annotation
-
-_READY_S = 20.0  # until the first worker must answer
-_COLLECT_S = 60.0  # how long a worker may collect beyond its window
-_TRIAL_S = 2.0  # how long to wait for a worker that failed before
-_ENDED_S = 15.0  # how long a window that was ended early may take to return
-_PROGRAMS_S = 5.0  # how long a worker may take to send its programs
-_TERMINATE_S = 2.0  # how long `stop` waits for the workers
-_MOST_REST_S = 60.0
-_POLL_S = 0.2  # an unlimited wait in the main thread would not be interruptible
 
 _NO_CREDENTIALS = "connect without a proxy, or tunnel with ssh -L: profilers accept no credentials"
 _HINTS = {
@@ -77,7 +69,7 @@ class _Worker:
         else:
             self.error = TpunbError(f"{self.address}: its answer is empty", hint="check that it computes")
         self.failures += 1
-        self.rests_until = monotonic() + min(2.0 ** (self.failures - 1), _MOST_REST_S)
+        self.rests_until = monotonic() + min(2.0 ** (self.failures - 1), LIMITS.worker_rest_s)
         return self.error
 
     def no_window(self) -> TpunbError:
@@ -127,21 +119,21 @@ class Address:
         answers: list[object] = []
         for worker in self._workers:
             self._call(partial(_wait_ready, worker), answers.append)
-        until = monotonic() + _READY_S + _POLL_S
+        until = monotonic() + LIMITS.ready_s + LIMITS.poll_s
         with self._changed:
             while None not in answers:
                 if len(answers) == len(self._workers) and all(isinstance(answer, OSError) for answer in answers):
                     hosts = ", ".join(_host(address) for address in self.addresses)
                     raise TpunbError(
-                        f"unknown host{'s' * (len(answers) > 1)}: {hosts}",
+                        f"{'unknown hosts' if len(answers) > 1 else 'unknown host'}: {hosts}",
                         hint="check the spelling, or give the IP address",
                     )
                 if len(answers) == len(self._workers) or monotonic() >= until:
                     raise TpunbError(
-                        f"no profiler service answered within {_READY_S:g} s at {', '.join(self.addresses)}",
+                        f"no profiler service answered within {LIMITS.ready_s:g} s at {', '.join(self.addresses)}",
                         hint=_HINTS["UNAVAILABLE"],
                     )
-                self._changed.wait(_POLL_S)
+                self._changed.wait(LIMITS.poll_s)
 
     def facts(self) -> dict[str, Any]:
         """Return the addresses of the workers."""
@@ -165,7 +157,7 @@ class Address:
             self._windows += 1
             for worker in requested:
                 worker.session, worker.requested_at = f"tpunb-{self._name}-{self._windows}", monotonic()
-                call = partial(worker.client.window, seconds, worker.session, timeout=_COLLECT_S)
+                call = partial(worker.client.window, seconds, worker.session, timeout=LIMITS.worker_collect_s)
                 self._call(call, partial(respond, worker))
             self._gather(requested, responses, seconds)
             return {worker.address: responses.get(worker.address) or worker.no_window() for worker in self._workers}
@@ -175,7 +167,8 @@ class Address:
         for worker in self._workers:
             if worker.is_due and not worker.failures:
                 with suppress(ServiceError):
-                    return worker.client.programs(f"tpunb-{self._name}-programs-{self._windows}", timeout=_PROGRAMS_S)
+                    session = f"tpunb-{self._name}-programs-{self._windows}"
+                    return worker.client.programs(session, timeout=LIMITS.worker_programs_s)
         return b""
 
     def _call(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None:
@@ -203,15 +196,16 @@ class Address:
             return all(worker.address in responses for worker in trusted or requested)
 
         began = monotonic()
-        self._wait(complete, seconds + _COLLECT_S + _TRIAL_S)  # the calls' own deadline is a little earlier
+        # the calls' own deadline is a little earlier
+        self._wait(complete, seconds + LIMITS.worker_collect_s + LIMITS.worker_trial_s)
         rest_s = 0.0 if self._stopped_at is not None else max(0.0, began + seconds - monotonic())
-        self._wait(lambda: len(responses) == len(requested), rest_s + _TRIAL_S)
+        self._wait(lambda: len(responses) == len(requested), rest_s + LIMITS.worker_trial_s)
 
     def _wait(self, complete: Callable[[], bool], seconds: float) -> None:
         """Wait until complete, for `seconds`, or until a window that was ended must have returned."""
         until = monotonic() + seconds
         while not complete():
-            ends = until if self._stopped_at is None else min(until, self._stopped_at + _ENDED_S)
+            ends = until if self._stopped_at is None else min(until, self._stopped_at + LIMITS.worker_ended_s)
             if (left := ends - monotonic()) <= 0:
                 return
             self._changed.wait(left)
@@ -246,7 +240,7 @@ class Address:
             for worker in ending:
                 worker.ending = True
                 self._call(partial(worker.client.terminate, str(worker.session)), partial(ended, worker))
-            self._changed.wait_for(lambda: len(results) == len(ending), _TERMINATE_S)
+            self._changed.wait_for(lambda: len(results) == len(ending), LIMITS.worker_terminate_s)
             refused = [f"{address}: {error}" for address, error in results.items() if error is not None]
         if refused:
             raise TpunbError(f"not ended: {'; '.join(refused)}", hint="wait until the window ends by itself")
@@ -264,7 +258,7 @@ def _wait_ready(worker: _Worker) -> None:
         socket.getaddrinfo(_host(worker.address), None)
     except UnicodeError as error:  # a label of a name is too long
         raise OSError(str(error)) from error
-    worker.client.wait_ready(_READY_S)
+    worker.client.wait_ready(LIMITS.ready_s)
 
 
 def _checked(addresses: Sequence[str]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tpunb.errors import MissingExtra, TpunbError
 from tpunb.io import storage
+from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources.address import Address
 from tpunb.profiler.sources.frameworks import annotation
 from tpunb.text import format_error, plain
@@ -20,8 +21,6 @@ VM_PORT = 9012
 """The port on which the training on a TPU VM opens its profiler server, by the documentation."""
 
 _MASTER_PORT = 8470  # of a TPU node, for the computation itself
-_METADATA_S = 3.0
-_RESOLVE_S = 60.0
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _VM_RUNTIMES = ("tpu-vm", "tpu-ubuntu", "v2-")
 _PROJECTS = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
@@ -81,7 +80,7 @@ class TPU:
         """
         if self._workers is None:
             # neither name servers nor the libraries respond to an interrupt or a deadline
-            self._workers = storage.bounded(self._resolve, repr(self), _NETWORK, _RESOLVE_S)
+            self._workers = storage.bounded(self._resolve, repr(self), _NETWORK, LIMITS.resolve_s)
         self._workers.start()
 
     def facts(self) -> dict[str, Any]:
@@ -242,7 +241,7 @@ def _metadata(path: str) -> str | None:
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy cannot reach it
     try:
-        with direct.open(request, timeout=_METADATA_S) as response:
+        with direct.open(request, timeout=LIMITS.metadata_s) as response:
             text: str = response.read().decode().strip()
             return text if response.headers.get("Metadata-Flavor") == "Google" else None
     except (OSError, ValueError):  # with URLError and HTTPError: most machines are not in Google Cloud

@@ -47,8 +47,7 @@ def installed() -> bool:
 def in_use() -> tuple[str, ...]:
     """Return the frameworks that this process may be computing with, most likely first.
 
-    While Keras runs, its backend; otherwise those that have initialised their devices. An import proves nothing:
-    TensorFlow imports JAX and Keras.
+    While Keras runs, its backend; else those with initialised devices: TensorFlow imports JAX and Keras.
     """
     keras = loaded("keras") if keras_marks.keras_runs() else None
     if keras is not None and (backend := keras.config.backend()) in SUPPORTED:

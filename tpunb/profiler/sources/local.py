@@ -12,15 +12,12 @@ from importlib import import_module
 from typing import Any
 
 from tpunb.errors import CaptureBusy, MissingExtra, TpunbError
+from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.service_client import ProfilerClient, ServiceError
 from tpunb.profiler.sources.frameworks import NotInUse, annotation, in_use, installed
 from tpunb.profiler.sources.torch import Torch, usable
 
-_READY_S = 20.0
 _COMPUTED = re.compile(rb"Pjit|PjRt")  # host events of JAX when it computes
-_REST = 8
-_AGAIN_S = 0.5  # beyond a window's length, until an unknown session must have ended
-_LOOK_S = 0.05  # between two checks whether a framework is in use
 
 _servers: dict[str, tuple[str, Any]] = {}
 """The profiler servers of this process by framework: address, and the object that keeps it open."""
@@ -39,10 +36,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def serve(framework: str) -> str:
-    """Return the address of this process's profiler server for a framework; open it if necessary.
+    """Return the address of this process's profiler server for a framework; open it, until the process ends, if needed.
 
-    It listens on a free port until the process ends. Both frameworks bind it to all interfaces of the machine and
-    offer no alternative; the capture connects by loopback. A server that the program opened is not used.
+    Both frameworks bind it to all interfaces and offer no alternative. A server that the program opened is not used.
     """
     if framework not in _servers:
         with socket.socket() as free:
@@ -52,7 +48,7 @@ def serve(framework: str) -> str:
         server = _open[framework](port)
         client = ProfilerClient(address)
         try:
-            client.wait_ready(_READY_S)
+            client.wait_ready(LIMITS.ready_s)
         except ServiceError as error:
             raise CaptureBusy(
                 f"the profiler server of {framework}: {error}", hint="try again: its port was taken"
@@ -130,10 +126,8 @@ class Local:
         return self._clients[framework]
 
     def _choose(self, frameworks: tuple[str, ...]) -> str:
-        """Return the framework to profile: of both JAX, unless its last window showed no computation.
-
-        TensorFlow often reads the data of JAX, and JAX may have been used earlier in a notebook.
-        """
+        """Return the framework to profile: of both JAX, unless its last window showed no computation."""
+        # TensorFlow often reads the data of JAX, and JAX may have been used earlier in a notebook
         if len(frameworks) == 1 or not self._jax_rests:
             return frameworks[0]
         self._jax_rests -= 1
@@ -154,7 +148,7 @@ class Local:
             if usable():
                 self._facts = self._torch.facts()
                 return self._torch.window(seconds)
-            if self._stopped.wait(_LOOK_S):
+            if self._stopped.wait(LIMITS.import_look_s):
                 raise NotInUse
         framework = self._choose(frameworks)
         try:
@@ -164,21 +158,18 @@ class Local:
         finally:
             self._active = None
         if framework == "jax":
-            self._jax_rests = 0 if _COMPUTED.search(data) else _REST
+            self._jax_rests = 0 if _COMPUTED.search(data) else LIMITS.jax_rest_windows
         return data
 
     def _request(self, client: ProfilerClient, seconds: float) -> bytes:
-        """Request a window; retry the first once if the service reports another session.
-
-        Under load a server that was just opened does so, although no other client knows it.
-        """
+        """Request a window; retry the first once: under load, a new server reports a session that nobody opened."""
         self._windows += 1
         self._session = f"tpunb-{id(self):x}-{self._windows}"  # unique, so that `stop` ends this window alone
         self._active = client
         try:
             return client.window(seconds, self._session)
         except ServiceError as error:
-            if not error.busy or self._windows > 1 or self._stopped.wait(seconds + _AGAIN_S):
+            if not error.busy or self._windows > 1 or self._stopped.wait(seconds + LIMITS.busy_retry_s):
                 raise
         return self._request(client, seconds)
 

@@ -15,10 +15,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tpunb.errors import MissingExtra, TpunbError
+from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources.frameworks import NotInUse, can_import, loaded
 from tpunb.text import format_error
-
-_LOOK_S = 0.05  # between two checks whether PyTorch has been imported
 
 
 def usable() -> bool:
@@ -79,7 +78,7 @@ class Torch:
         """
         self._stopped.clear()
         while not usable():
-            if self._stopped.wait(_LOOK_S):
+            if self._stopped.wait(LIMITS.import_look_s):
                 raise NotInUse
         try:
             return self._window(seconds)

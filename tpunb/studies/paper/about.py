@@ -49,8 +49,8 @@ def _describe(plan: Plan) -> str:
 
 def write(folder: Path, metadata: Mapping[str, Any], costs: Mapping[str, Cost]) -> None:
     """Write facts and costs as TOML: strings, numbers and lists of strings are written as in JSON; None is left out."""
-    known = {key: value for key, value in metadata.items() if value is not None}
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in known.items()]
+    entries = {key: value for key, value in metadata.items() if value is not None}
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entries.items()]
     for split, counts in costs.items():
         numbers = {"flops": counts.flops, "bytes": counts.bytes, "roof_s": counts.roof_s}
         lines += ["", f"[cost.{split}]", *(f"{key} = {value!r}" for key, value in numbers.items() if value is not None)]

@@ -131,8 +131,8 @@ def observations(measured: pl.DataFrame, faster: pl.DataFrame) -> pl.DataFrame:
         here, ``paper``, the value in the paper, or null; ``agrees``; ``sentence``.
     """
     naive = measured.filter(form=NAIVE)
-    own = naive.filter(pl.col("run").is_in([*OTHER_DATA]))
-    rows = [_preparation(own), _efficiency(own, faster.filter(form=TUNED)), _faster(own), _datasets(naive)]
+    runs = naive.filter(pl.col("run").is_in([*OTHER_DATA]))
+    rows = [_preparation(runs), _efficiency(runs, faster.filter(form=TUNED)), _faster(runs), _datasets(naive)]
     numbers = dict.fromkeys(("value", "low", "high", "paper"), pl.Float64)
     schema = {"observation": pl.Int64, "figure": pl.String, **numbers, "agrees": pl.Boolean, "sentence": pl.String}
     return pl.DataFrame([row for row in rows if row is not None], schema=schema, orient="row")
@@ -173,8 +173,8 @@ def _efficiency(naive: pl.DataFrame, tuned: pl.DataFrame) -> _Row | None:
     light, here, _ = gain
     if here is None:
         return None
-    known = [(faster[0], idles[0]) for faster, idles in zip(gain, share, strict=True) if faster and idles]
-    (least, at), *more = known
+    measured = [(faster[0], idles[0]) for faster, idles in zip(gain, share, strict=True) if faster and idles]
+    (least, at), *more = measured
     text = f"tuning makes whole runs {least:.2f}x as fast where the device idles {percent(at, 0)} of step time"
     text = ", ".join([text, *(f"{faster:.2f}x at {percent(idles, 0)}" for faster, idles in more)])
     agrees = here[1] > 1 and (light is None or here[0] > light[0])
@@ -200,20 +200,20 @@ def _faster(naive: pl.DataFrame) -> _Row | None:
 
 def _datasets(naive: pl.DataFrame) -> _Row | None:
     figure, idle = "change of idle by step time on other data: median, least and most", naive.filter(measure="idle")
-    found = {}
+    by_run = {}
     for run, others in OTHER_DATA.items():
-        for own in idle.filter(run=run, mark=V2).iter_rows(named=True):
+        for base in idle.filter(run=run, mark=V2).iter_rows(named=True):
             for other in idle.filter(pl.col("run").is_in(others), mark=V2).iter_rows(named=True):
-                apart = other["low"] > own["high"] or other["high"] < own["low"]
-                found[other["run"]] = other["value"] - own["value"] if apart else 0.0
-    if not found:
+                apart = other["low"] > base["high"] or other["high"] < base["low"]
+                by_run[other["run"]] = other["value"] - base["value"] if apart else 0.0
+    if not by_run:
         return None
     groups = {
-        "more": [run for run, change in found.items() if change > 0],
-        "less": [run for run, change in found.items() if change < 0],
-        "as much within the range of the rounds": [run for run, change in found.items() if change == 0],
+        "more": [run for run, change in by_run.items() if change > 0],
+        "less": [run for run, change in by_run.items() if change < 0],
+        "as much within the range of the rounds": [run for run, change in by_run.items() if change == 0],
     }
     text = "; ".join(f"{how}: {', '.join(names)}" for how, names in groups.items() if names)
-    changes = sorted(found.values())
+    changes = sorted(by_run.values())
     ends = changes[len(changes) // 2], changes[0], changes[-1]
     return 6, figure, *ends, None, *_judged(any(changes), f"on other data of the same model the device idles {text}")

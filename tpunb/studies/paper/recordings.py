@@ -119,10 +119,10 @@ def recorded_balances(folder: PathLike | None = None, name: str = "*") -> list[R
         There are no such runs, or one cannot be read.
     """
     home = samples() if folder is None else Path(folder)
-    found = sorted((home / BALANCES).glob(f"{name}/*/{ABOUT}"))
-    if not found:
+    files = sorted((home / BALANCES).glob(f"{name}/*/{ABOUT}"))
+    if not files:
         raise ProfileNotFound(f"{home} has no runs at balances", hint="record them by record_balances.py")
-    return [_read(load(each.parent)) for each in found]
+    return [_read(load(each.parent)) for each in files]
 
 
 def _read(profile: Profile, spec: Workload | None = None) -> RecordedRun:

@@ -27,7 +27,7 @@ from tpunb.text import format_error, plain, plural
 Order = tuple[int, ...]
 
 _RUNS = 3  # in a round, of which the fastest counts
-_FEWEST, _MOST = 6, 100  # rounds
+_FEWEST_ROUNDS, _MOST_ROUNDS = 6, 100  # rounds
 _EQUAL = 0.01  # relative difference of times that nobody needs to separate
 _CHANGING = re.compile(
     "fast|precision|approx|denormal|excess|relax|reassoc|bf16|f16|tf32|determin|quant|autocast", re.I
@@ -196,19 +196,19 @@ class Trials:
     def run(self, budget: float) -> None:
         """Time in rounds until the best three are separated, or for some seconds."""
         end = time.monotonic() + budget
-        while not self.rounds or (len(self.rounds) < _MOST and time.monotonic() < end and not self._separated):
+        while not self.rounds or (len(self.rounds) < _MOST_ROUNDS and time.monotonic() < end and not self._separated):
             self.round()
 
     @property
     def _separated(self) -> bool:
         pairs = itertools.pairwise(sorted(step_times(self.rounds))[:4])
-        return len(self.rounds) >= _FEWEST and all(
+        return len(self.rounds) >= _FEWEST_ROUNDS and all(
             a.high < b.low or max(a.high, b.high) < (1 + _EQUAL) * min(a.low, b.low) for a, b in pairs
         )
 
     def measured(self, family: str | None = None, *, auto: tuple[Order, ...] | None = None) -> Measured:
         """Return the configurations with their times."""
-        times, enough = step_times(self.rounds), len(self.rounds) >= _FEWEST
+        times, enough = step_times(self.rounds), len(self.rounds) >= _FEWEST_ROUNDS
         picoseconds = np.round(np.array(self.rounds) * 1e12).astype(np.int64)
         rows = [
             {

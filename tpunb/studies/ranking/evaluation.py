@@ -87,15 +87,7 @@ class Evaluation:
 
 
 def splits(graphs: Sequence[Measured], by: str) -> Iterator[tuple[list[Measured], Measured]]:
-    """Yield the graphs to fit to and one to judge; configurations of one graph are on one side, but by "configuration".
-
-    Raises
-    ------
-    ValueError
-        If `by` is unknown.
-    TpunbError
-        If there is one group only.
-    """
+    """Yield the graphs to fit to and one to judge; one graph is on both sides by "configuration" alone."""
     if by not in _SPLITS:
         raise ValueError(f"The by parameter of evaluate must be one of {', '.join(_SPLITS)}. Got {by!r} instead.")
     rankable = [each for each in graphs if len(each) > 1 and np.ptp(each.times) > 0]

@@ -17,7 +17,7 @@ _Loop = tuple[tuple[int, tuple[int, ...]], ...]  # sizes, innermost first, each 
 _Orders = dict[int, list[int]]  # of arrays in memory, minor to major, by instruction or parameter
 _Stop = Callable[[int], bool]
 
-_MOST, _DEEPEST = 10_000, 50  # instructions in a loop; calls in calls
+_MOST_INSTRUCTIONS, _DEEPEST = 10_000, 50  # instructions in a loop; calls in calls
 _NO_LOOP = {"parameter", "constant", "get-tuple-element", "bitcast", "after-all", "iota", "partition-id", "replica-id"}
 _OPAQUE = {"convolution", "gather", "scatter", "custom-call", "sort", "fft", "rng-bit-generator", "triangular-solve"}
 _CALLS = {"call", "while", "conditional", "async-start"}
@@ -228,7 +228,7 @@ class Kernels(Instructions):
         pending, names = [(result, nest)], set()
         reads: dict[tuple[int, _Loop | None], None] = {}
         seen = set(pending)
-        while pending and len(seen) < _MOST:
+        while pending and len(seen) < _MOST_INSTRUCTIONS:
             row, loop = pending.pop()
             names.add(self._names[row])
             for used, inner in self._operands(row, loop):

@@ -38,14 +38,7 @@ _LINES, _PAGES = (_LINE, 64, 8), (_PAGE, 1, 64)  # bytes, sets and ways of the f
 def cost(arrays: Sequence[tuple[Loops, int]], *, tiled: bool, interchange: bool = True) -> npt.NDArray[np.float64]:
     """Return how often each of ``COSTS`` occurs in a kernel, but the first two.
 
-    Parameters
-    ----------
-    arrays
-        Loops and bytes of an element of each array; the first is written.
-    tiled
-        Whether the kernel runs in tiles.
-    interchange
-        Whether the loops may be interchanged.
+    `arrays` are the loops and the bytes of an element of each; the first is written.
 
     >>> rows, columns = [(64, 4), (64, 256)], [(64, 256), (64, 4)]
     >>> kernel = cost([(rows, 4), (columns, 4)], tiled=False)

@@ -103,14 +103,9 @@ class Numbers:
 
 
 def node_features(graph: Instructions, padding: Padding = 0) -> Floats32:
-    """Return the 140 numbers of the nodes of a graph, shape (n, 140).
+    """Return the 140 numbers of the nodes of a graph, (n, 140).
 
-    Parameters
-    ----------
-    graph
-        Instructions of one program.
-    padding
-        Value of the elements of a list that has fewer: 0 as published, or -1, which differs from dimension 0.
+    `padding` stands for the elements that a list lacks: 0 as published, or -1, which differs from dimension 0.
     """
     rows, n = graph.rows, graph.n
     shapes = _shape_numbers(graph, padding)[graph.shape]

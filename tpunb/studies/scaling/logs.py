@@ -192,8 +192,7 @@ def _number(events: list[_Event], *keys: str) -> float | None:
 def _blocks(events: list[_Event]) -> tuple[float | None, float | None]:
     """Return the usual length of blocks in epochs or tokens, and the median seconds from their start to the next.
 
-    Blocks overlap where the next is trained while one is evaluated, so their ends say nothing. The first includes the
-    warm-up and is left out.
+    A block may be evaluated while the next is trained; the first, which includes the warm-up, is left out.
     """
     starts = {e.s if e.part is None else e.part: e for e in reversed(events) if e.key == "block_start"}
     ordered = sorted(starts.values(), key=lambda event: event.s)

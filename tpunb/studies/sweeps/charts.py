@@ -43,8 +43,8 @@ def heatmap(sweep: Sweep, *, x: str, y: str, value: str = "flops_util") -> Layer
     sweep = _sweep("heatmap", sweep)
     for name in (x, y):
         if name not in sweep.parameters or x == y:
-            known = ", ".join(sweep.parameters)
-            raise ValueError(f"x and y of heatmap must be two of {known}. Got {x!r} and {y!r} instead.")
+            names = ", ".join(sweep.parameters)
+            raise ValueError(f"x and y of heatmap must be two of {names}. Got {x!r} and {y!r} instead.")
     if value not in SWEEP or not SWEEP[value].is_numeric():
         raise ValueError(
             f"The value parameter of heatmap must be a column of numbers of a sweep. Got {value!r} instead."
@@ -202,8 +202,8 @@ def latency(sweep: Sweep, parameter: str = "batch") -> VConcatPicture:
     """
     sweep = _sweep("latency", sweep)
     if parameter not in sweep.parameters or not sweep.frame[parameter].dtype.is_numeric():
-        known = ", ".join(sweep.parameters)
-        raise ValueError(f"The parameter of latency must be of numbers, of {known}. Got {parameter!r} instead.")
+        parameters = ", ".join(sweep.parameters)
+        raise ValueError(f"The parameter of latency must be of numbers, of {parameters}. Got {parameter!r} instead.")
     if sweep.ok.is_empty():
         raise TpunbError("no point of the sweep ran", hint="see the column state of sweep.frame")
     columns = ("step_ps", "low_ps", "high_ps", "p95_ps", "examples_per_s")

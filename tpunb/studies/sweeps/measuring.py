@@ -29,7 +29,7 @@ _PATIENCE_S = 60.0
 
 _ROUND_S = 0.1  # for the blocks of a cheap point in a round
 _BLOCKS = 5  # at most
-_FEWEST, _MOST = 8, 60  # rounds, if the budget lasts
+_FEWEST_ROUNDS, _MOST_ROUNDS = 8, 60  # rounds, if the budget lasts
 _SIX = 6  # rounds, of which the least and the greatest contain the median at 95 %
 _NARROW = 0.02  # width of an interval by its median, at which all is known
 _CROWDED = 0.6  # share of the memory limit at which the points that are built are dropped
@@ -105,15 +105,15 @@ def sweep(
 
 def _points(build: Callable[..., Any], grid: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the points of a grid; a value alone is a list of one."""
-    known: Mapping[str, inspect.Parameter] = {}
+    parameters: Mapping[str, inspect.Parameter] = {}
     with suppress(TypeError, ValueError):  # of a function without a signature
-        known = inspect.signature(build).parameters
-    takes_any = not known or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
+        parameters = inspect.signature(build).parameters
+    takes_any = not parameters or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
     for name in () if takes_any else grid:
-        if name not in known:
-            close = get_close_matches(name, list(known), 1)
+        if name not in parameters:
+            close = get_close_matches(name, list(parameters), 1)
             meant = f" Did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"build has no parameter {name!r}, only {', '.join(known) or 'none'}.{meant}")
+            raise ValueError(f"build has no parameter {name!r}, only {', '.join(parameters) or 'none'}.{meant}")
     values = {name: _values(each) for name, each in grid.items()}
     if not values or not all(values.values()):
         empty = next((name for name, each in values.items() if not each), "")
@@ -194,7 +194,7 @@ class _Measuring:
             try:
                 self._process.start()
                 begun = time.monotonic()
-                while not self._is_known and time.monotonic() < begun + budget:
+                while not self._is_decided and time.monotonic() < begun + budget:
                     self._round(begun + budget, lambda: _show(bar, time.monotonic() - begun, self._open))
                     if into is not None:
                         self.result().save(into)
@@ -239,14 +239,14 @@ class _Measuring:
         return sum(point.is_open for point in self.points)
 
     @property
-    def _is_known(self) -> bool:
+    def _is_decided(self) -> bool:
         """Whether all intervals are narrow, or no point is left."""
-        found = [point for point in self.points if point.is_open]
-        if any(len(point.rounds) < _FEWEST for point in found):
+        open_points = [point for point in self.points if point.is_open]
+        if any(len(point.rounds) < _FEWEST_ROUNDS for point in open_points):
             return False
         times = step_times(self._seconds())
         widths = [each.high - each.low <= _NARROW * each.median for each in times if each.median > 0]
-        return all(widths) or self._number >= _MOST
+        return all(widths) or self._number >= _MOST_ROUNDS
 
     def _seconds(self) -> list[list[float]]:
         """Return the seconds of a step by round and point; NaN where a point was not reached."""
@@ -288,9 +288,8 @@ def _figures(taken: StepTime, row: Mapping[str, Any], cpu: Device | None) -> dic
         "high_ps": round(taken.high * 1e12) if row["rounds"] >= _SIX else None,
         "examples_per_s": row["examples"] / taken.median if row["examples"] else None,
     }
-    device = (
-        cpu if row["device"] == "CPU" else next((one for one in DEVICES.values() if one.of_kind(row["device"])), None)
-    )
+    others = (each for each in DEVICES.values() if each.of_kind(row["device"]))
+    device = cpu if row["device"] == "CPU" else next(others, None)
     dtype = _DTYPES.get(row["dtype"] or "")
     peak = None if device is None else {device.dtype: device.peak_flops, **device.peaks}.get(dtype or "")
     if device is not None and peak and row["flops"]:

@@ -30,7 +30,7 @@ from tpunb.tuning.job import Job, are_arrays
 _BLOCK_S = 0.02
 """Seconds of steps that are waited for together: shorter steps follow each other as in ``fit``."""
 
-_MOST = 1000  # steps of a block
+_MOST_BLOCK_STEPS = 1000  # steps of a block
 
 
 class Setup(NamedTuple):
@@ -105,7 +105,7 @@ class _Point:
 
     def measured(self, blocks: int) -> dict[str, Any]:
         """Return the seconds of a step in each block, and those of steps that were waited for alone."""
-        steps = max(1, min(int(_BLOCK_S / max(self.seconds * self.steps, 1e-9)), _MOST))
+        steps = max(1, min(int(_BLOCK_S / max(self.seconds * self.steps, 1e-9)), _MOST_BLOCK_STEPS))
         if self.mode == "predict":
             single = [self.block(1)[0] for _ in range(blocks * steps)]
             taken = [statistics.median(single)]

@@ -26,15 +26,7 @@ _TICK_S = 0.1  # between two looks at its memory
 
 
 class PointProcess:
-    """A process that measures points, started when first asked.
-
-    Parameters
-    ----------
-    setup
-        What all points have in common; `memory` is set to what is free when the process starts.
-    watts
-        Power of the device now, sampled while a point is measured; None without a meter.
-    """
+    """A process that measures points, started when first asked; `watts` returns the power of the device now."""
 
     def __init__(self, setup: Setup, watts: Callable[[], float] | None = None) -> None:
         self._setup, self._watts = setup, watts
@@ -43,15 +35,7 @@ class PointProcess:
         self.limit = 0
 
     def ask(self, request: Request, patience: float) -> dict[str, Any]:
-        """Return the reply to a request; of a process that ends or exceeds its limits, the state of the point.
-
-        Parameters
-        ----------
-        request
-            The point to measure.
-        patience
-            Seconds until the process is ended.
-        """
+        """Return the reply to a request; of a process that ends, or exceeds its limits or `patience` s, the state."""
         if self._process is None:
             self.start()
         process = self._process
@@ -132,8 +116,8 @@ class PointProcess:
 
 def _environment() -> dict[str, str]:
     """Return what is added to the environment: the paths of imports, and Keras' backend of this process."""
-    found = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    variables = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
     keras = sys.modules.get("keras")
     if keras is not None and "KERAS_BACKEND" not in os.environ:
-        found["KERAS_BACKEND"] = keras.backend.backend()
-    return found
+        variables["KERAS_BACKEND"] = keras.backend.backend()
+    return variables

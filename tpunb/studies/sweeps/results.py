@@ -278,14 +278,14 @@ class Sweep(Tabular):
             **{"#largest": _over(value.filter(rate.is_not_null()).max(), others)},
         )
         below = rate.is_not_null() & (value < pl.col("value"))
-        found = rows.group_by(*others, pl.lit(0).alias(_KEY), maintain_order=True).agg(
+        saturation = rows.group_by(*others, pl.lit(0).alias(_KEY), maintain_order=True).agg(
             pl.col("value").first(),
             rising=(pl.col("value") == pl.col("#largest")).first(),
             examples_per_s=best,
             below=value.filter(below).last(),
             given_away=1 - rate.filter(below).last() / best,
         )
-        return Saturation(_typed(found, others, SATURATION), parameter, within)
+        return Saturation(_typed(saturation, others, SATURATION), parameter, within)
 
     def sensitivity(self, of: str = "flops_util", *, order: Literal[1, 2] = 1, log: bool = False) -> Sensitivity:
         """Return the linear regression of a column on the parameters, all standardised, over the points that ran.
@@ -603,16 +603,16 @@ def _ratios(pairs: pl.DataFrame) -> pl.DataFrame:
 
 def _differences(pairs: pl.DataFrame) -> dict[str, str]:
     """Return which of dtype, mode and workload differ between the two sides of a join, with their values."""
-    found = {}
+    differences = {}
     for name in ("dtype", "mode"):
         unequal = pairs.filter(pl.col(name) != pl.col(f"{name}_right"))
         if len(unequal):
-            found[name] = " and ".join(plain(unequal[each][0]) for each in (name, f"{name}_right"))
+            differences[name] = " and ".join(plain(unequal[each][0]) for each in (name, f"{name}_right"))
     for name, most in _WORKLOAD.items():
         ratio = median(pairs[name] / pairs[f"{name}_right"])
         if ratio is not None and not 1 / (1 + most) <= ratio <= 1 + most:
-            found.setdefault("workload", f"{name} differ by a factor of {ratio:.3g}")
-    return found
+            differences.setdefault("workload", f"{name} differ by a factor of {ratio:.3g}")
+    return differences
 
 
 def _spearman(rows: pl.DataFrame) -> float | None:

@@ -130,8 +130,7 @@ def sweeps(runs: Runs) -> LayerPicture:
 def swept(runs: Runs) -> pl.DataFrame:
     """Return the rows of `sweeps`, one per value that was tried.
 
-    ``run``, its name as it is shown; ``at``, the value of the parameter; ``value``, % or phases; ``chosen``. Of OLS
-    only the values where the number of phases changes.
+    ``run``; ``at``, the parameter; ``value``, % or phases, of OLS only where their number changes; ``chosen``.
     """
     parameter = _parameter(_checked("sweeps", runs))
     frames = []

@@ -38,11 +38,6 @@ class Cores:
 def width(balance: float, unit: int) -> int:
     """Return the width of a model at a balance, if it is `unit` at 1: matrix products grow with the square of it.
 
-    Raises
-    ------
-    ValueError, TpunbError
-        The balance is not above 0; it is beyond that of width 1.
-
     >>> width(16, 64)
     16
     """
@@ -57,13 +52,7 @@ def width(balance: float, unit: int) -> int:
 
 
 def choose() -> Cores:
-    """Return the cores to use: the first that this process may use, and another that shares no physical core with it.
-
-    Raises
-    ------
-    TpunbError
-        The process may use one core only.
-    """
+    """Return the first core that this process may use, and another that shares no physical core with it."""
     can_pin = hasattr(os, "sched_setaffinity")
     allowed = sorted(os.sched_getaffinity(0)) if can_pin else list(range(os.cpu_count() or 1))
     if len(allowed) < 2:
@@ -90,11 +79,6 @@ def pin() -> Cores:
     """Let TensorFlow compute in one thread on one core, and this thread and what it starts work on another.
 
     This holds for the rest of the process, unless the device is a GPU or that of a distribution strategy.
-
-    Raises
-    ------
-    TpunbError
-        The process may use one core only, or TensorFlow has started with several threads.
     """
     if tf.distribute.has_strategy() or tf.config.list_physical_devices("GPU"):
         return Cores(None, None, 0)
@@ -119,12 +103,12 @@ def strays(cores: Cores) -> list[str]:
     """Return the names of threads that were not on a core of the two, or computed on that of the input; move them."""
     if cores.device is None or cores.input is None:
         return []
-    found = []
+    names = []
     for task in _TASKS.iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             name, number = (task / "comm").read_text().strip(), int(task.name)
             computes = name.startswith(_COMPUTES)
             if os.sched_getaffinity(number) not in ([{cores.device}] if computes else [{cores.device}, {cores.input}]):
                 os.sched_setaffinity(number, {cores.device if computes else cores.input})
-                found.append(name)
-    return sorted(found)
+                names.append(name)
+    return sorted(names)

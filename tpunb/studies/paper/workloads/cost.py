@@ -12,44 +12,17 @@ from tpunb.training.graph_work import graph_work
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one step.
+    """Cost of one step: of its matrix products and convolutions, which run on a matrix unit."""
 
-    Attributes
-    ----------
-    flops
-        Floating-point operations of matrix products and convolutions, which run on a matrix unit. A multiplication and
-        an addition are two.
-    bytes
-        Bytes that these read and write if each moves its operands and results once and all other operations are fused:
-        a lower bound.
-    roof_s
-        Seconds at the roof of the device that ran it, each instruction of the compiled program at its own; None if
-        counted in the graph.
-    """
-
-    flops: float
-    bytes: float
-    roof_s: float | None = None
+    flops: float  # a multiplication and an addition are two
+    bytes: float  # a lower bound: each moves its operands and results once, and all other operations are fused
+    roof_s: float | None = None  # each compiled instruction at the device's roof for it; None if counted in the graph
 
 
 def cost(model: Any, data: Any, split: str = "train") -> Cost:
     """Return the cost of a step of a compiled Keras model, counted in the traced graph without running it.
 
-    Parameters
-    ----------
-    model
-        Model on the TensorFlow backend.
-    data
-        ``tf.data.Dataset`` of its batches; the shapes of the first are used.
-    split
-        "train" for ``train_step`` with gradients, "eval" for ``test_step``.
-
-    Raises
-    ------
-    ValueError
-        The split is neither.
-    TpunbError
-        A shape is dynamic.
+    `data` is a dataset of its batches, of the first's shapes; `split` is "train", with gradients, or "eval".
     """
     if split not in SPLITS:
         raise ValueError(f"The split parameter of cost must be one of {SPLITS}. Got {split!r} instead.")

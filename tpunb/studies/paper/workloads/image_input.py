@@ -16,8 +16,7 @@ _MARGIN = 32  # pixels around the centre crop of evaluation
 def cropped(size: int, *, training: bool, seed: int) -> Decode:
     """Return the function from a record of `Images` to ResNet's input and a label.
 
-    Training decodes a random crop (8 to 100 % of the image), resizes it and flips half of them; evaluation decodes the
-    centre. The input is float32 of shape (size, size, 3).
+    The input is float32 of (size, size, 3): of a random crop of 8 to 100 % in training, half flipped; else the centre.
     """
 
     def prepare(number: Any, record: Any) -> tuple[Any, Any]:

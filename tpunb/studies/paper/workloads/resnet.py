@@ -68,10 +68,7 @@ class ResNet(WorkloadSpec):
         }
 
     def plan(self, scale: float) -> Plan:
-        """Return the plan: batch, epochs, steps and examples grow with the scale.
-
-        At scale 1 these are 90 epochs of 1251 steps, one pass over ImageNet each.
-        """
+        """Return the plan, which grows with the scale to 90 epochs of 1251 steps, one pass over ImageNet each, at 1."""
         epochs = between(4, 90, scale)
         batch, examples = between(16, _BATCH, scale), between(384, self.examples, scale)
         return Plan(batch, epochs, between(150, _STEPS // 90, scale), between(12, 49, scale), examples)

@@ -74,10 +74,7 @@ class RetinaNet(WorkloadSpec):
         }
 
     def plan(self, scale: float) -> Plan:
-        """Return the plan: batch, epochs, steps and examples grow with the scale.
-
-        At scale 1 an epoch is one pass over the dataset.
-        """
+        """Return the plan, which grows with the scale; at 1 an epoch is one pass over the dataset."""
         examples = round(between(256, _EXAMPLES, scale) * self.share)
         steps = round(between(120, _EXAMPLES // _BATCH, scale) * self.share)
         batch = between(4, _BATCH, scale)
@@ -106,8 +103,7 @@ class RetinaNet(WorkloadSpec):
 def detector(size: Size, classes: int) -> Any:
     """Return RetinaNet, with two outputs per anchor.
 
-    They are ``class``: logits of shape (batch, anchors, classes), and ``box``: the position of the object relative to
-    the anchor, of shape (batch, anchors, 4).
+    ``class``: logits, (batch, anchors, classes); ``box``: position relative to the anchor, (batch, anchors, 4).
     """
     image = keras.Input((size.backbone.image, size.backbone.image, 3), name="image")
     levels = _pyramid(resnet.backbone(image, size.backbone), size)

@@ -15,9 +15,7 @@ _SMALLEST = 4.0  # pixels per side; smaller objects are dropped
 def scenes(size: int, *, training: bool, seed: int) -> Decode:
     """Return the function from a record of `Scenes` to RetinaNet's input and targets.
 
-    The image is resized to fit a square; training scales it by 0.8 to 1.2, takes a random crop, and flips half of them.
-    The rest of the square is black. The input is float32 of shape (size, size, 3); the targets are those of
-    `targets`.
+    The image fits a black square, float32 of (size, size, 3); training scales it by 0.8 to 1.2, crops and flips it.
     """
     all_anchors = tf.constant(anchors(size))
 

@@ -31,30 +31,14 @@ def rate(small: float, paper: float, scale: float) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """Length of a training, and size of its data.
+    """Length of a training, and size of its data."""
 
-    Attributes
-    ----------
-    batch
-        Examples per step.
-    epochs
-        Number of epochs; each ends with a checkpoint.
-    epoch_steps
-        Steps of an epoch.
-    eval_steps
-        Steps of an evaluation.
-    eval_every
-        Epochs between evaluations.
-    examples
-        Records of synthetic training data, repeated if an epoch needs more.
-    """
-
-    batch: int
-    epochs: int
-    epoch_steps: int
-    eval_steps: int
-    examples: int
-    eval_every: int = 1
+    batch: int  # examples per step
+    epochs: int  # each ends with a checkpoint
+    epoch_steps: int  # of an epoch
+    eval_steps: int  # of an evaluation
+    examples: int  # records of synthetic training data, repeated if an epoch needs more
+    eval_every: int = 1  # epochs between evaluations
 
     @property
     def steps(self) -> int:

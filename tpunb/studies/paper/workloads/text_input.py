@@ -10,10 +10,7 @@ from tpunb.studies.paper.workloads.wordpiece import LETTERS, Tokens, letters, pa
 
 
 def sentence_pairs(tokens: Tokens, length: int) -> Decode:
-    """Return the function from a record of `Sentences` to BERT's input and a label.
-
-    The input is ``tokens`` and ``segments``, int32 of shape (length,): [CLS] first [SEP] second [SEP].
-    """
+    """Return the function from a record of `Sentences` to BERT's input, int32 of (length,), and a label."""
 
     def tokenise(_: Any, record: Any) -> tuple[Any, Any]:
         text = tf.io.FixedLenFeature([], tf.string)
@@ -31,8 +28,7 @@ def sentence_pairs(tokens: Tokens, length: int) -> Decode:
 def paragraphs(tokens: Tokens, length: int) -> Decode:
     """Return the function from a record of `Questions` to BERT's input and the answer's span.
 
-    The span is ``start`` and ``end``, the first and last token. Of a long paragraph a window around the answer is read;
-    the original BERT reads all windows in turn.
+    Of a long paragraph a window around the answer is read; the original BERT reads all windows in turn.
     """
 
     def tokenise(_: Any, record: Any) -> tuple[Any, Any]:
@@ -54,8 +50,7 @@ def paragraphs(tokens: Tokens, length: int) -> Decode:
 def words_and_letters(tokens: Tokens, context: int, question: int) -> Decode:
     """Return the function from a record of `Questions` to QANet's input and the answer's span.
 
-    The input is ``context`` and ``question``, int32 of shapes (context,) and (question,), and ``context_letters`` and
-    ``question_letters`` with one more axis. The span is ``start`` and ``end``, the first and last word.
+    Words are int32 of (context,) and (question,), their letters have one more axis.
     """
     sizes = {"context": context, "question": question}
 
@@ -72,10 +67,9 @@ def words_and_letters(tokens: Tokens, context: int, question: int) -> Decode:
 
 
 def word_vectors(tokens: Tokens, context: int, question: int, vectors: Any) -> Decode:
-    """Return the function from a record of `Questions` to the vectors of its words and the span.
+    """Return the function from a record of `Questions` to the float32 vectors of its words and the span.
 
-    The input is ``context`` and ``question``, float32 of shapes (context, size of a vector) and (question, that size);
-    the span as in `words_and_letters`. `vectors` has one row per token.
+    `vectors` has one row per token.
     """
     sizes = {"context": context, "question": question}
 
@@ -83,8 +77,8 @@ def word_vectors(tokens: Tokens, context: int, question: int, vectors: Any) -> D
         parsed = _question(record)
         numbers = {name: tokens.words(split(parsed[name])) for name in sizes}
         span = tf.minimum(_answer(parsed), context - 1)
-        found = {name: padded(tf.gather(vectors, numbers[name]), size) for name, size in sizes.items()}
-        return found, {"start": span[0], "end": span[1]}
+        of_words = {name: padded(tf.gather(vectors, numbers[name]), size) for name, size in sizes.items()}
+        return of_words, {"start": span[0], "end": span[1]}
 
     return look_up
 
