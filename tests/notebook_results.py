@@ -4,14 +4,11 @@
 """
 
 import json
-import tempfile
 from pathlib import Path
 
 import polars as pl
 import shipped_runs
 from shipped_runs import measured
-from simulate.pod import Fault, pod
-from simulate.step_program import step_program
 
 import tpunb as tp
 from tpunb.studies.paper import FASTER, OTHER_DATA, observations, published, table_1
@@ -87,11 +84,7 @@ def sweep():
 
 
 def pods():
-    program = step_program(tp.sample("keras_cnn"), ops=60, collectives=3)
-    faults = [Fault("slow chip", (3,), 0.12, device=2), Fault("slow input", (11,), 0.08, every=4)]
-    with tempfile.TemporaryDirectory() as folder:
-        pod(program, hosts=24, steps=20, faults=faults, folder=folder)
-        found = tp.hosts(tp.steps(tp.load(folder)))
+    found = tp.hosts(tp.steps(tp.sample("pod")))
     named = found.frame.filter("named").select("host", "cause", "recurrence", pl.col("costs_ps") / found.span_ps)
     rows = [(host, cause, recurrence, percent(gain)) for host, cause, recurrence, gain in named.rows()]
     return (

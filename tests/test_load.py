@@ -27,7 +27,7 @@ from tpunb.testing import toy_steps
 T0 = 1_700_000_000_000_000_000  # when the toys began, in nanoseconds since 1970
 MS = 1_000_000  # nanoseconds
 OWN = ["keras_cnn", "keras_transformer"]
-SAMPLES = sorted([*OWN, *RECORDED])
+SAMPLES = sorted([*OWN, "pod", *RECORDED])
 
 
 @pytest.fixture(autouse=True)
@@ -670,10 +670,26 @@ def test_a_sample_is_described_by_its_about_toml(name):
     assert {"what", "run", "recorded", "device", "versions"} <= set(about)
     python, *script, which = about["again"].split()
     assert (python, which) == ("python", name)
-    if name in OWN:
+    if name not in RECORDED:
         assert (Path(tp.__file__).parents[1] / script[0]).is_file()
     else:
         assert script == ["-m", "tpunb.studies.paper.record", "--scale", "0"]
+
+
+def test_the_slow_hosts_of_the_simulated_sample_are_named():
+    about = tomllib.loads((folder_of("pod") / "about.toml").read_text(encoding="utf-8"))
+    assert about["simulated"]
+    chip, data = about["fault"]
+    found = tp.hosts(tp.steps(sample("pod")))
+    present = found.frame.select("host", "named", "cause", "device", "recurrence").head(3).rows()
+    assert present[:2] == [
+        (chip["host"], True, "compute", chip["device"], "every step"),
+        (data["host"], True, "input", None, f"every {data['every']} steps"),
+    ]
+    assert not present[2][1]
+    gains = [cost / found.span_ps for cost in found.frame["costs_ps"].head(2)]
+    assert gains == pytest.approx([chip["gain"], data["gain"]], abs=0.001)
+    assert found.by == "collectives"
 
 
 def test_all_samples_together_are_small():

@@ -1,7 +1,8 @@
 """Record the sample runs again: ``python datasets/sample_profiles/record.py [NAME ...]``.
 
-Each is a real Keras training on this machine's CPU, with an evaluation after every epoch and periodic checkpoints,
-captured with back-to-back windows, statistics only. It replaces ``datasets/sample_profiles/NAME``.
+``keras_cnn`` and ``keras_transformer`` are real Keras trainings on this machine's CPU, with an evaluation after every
+epoch and periodic checkpoints, captured with back-to-back windows. ``pod`` is simulated: 24 hosts of which two are slow
+(``benchmarks/simulate``). All are statistics only. Each replaces ``datasets/sample_profiles/NAME``.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ import shutil
 import sys
 import tempfile
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+import polars as pl
 import tensorflow as tf
 from keras import layers
 
 import tpunb as tp
+from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.capture import Schedule
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1] / "benchmarks"))
 EPOCHS, TRAIN, TEST = 4, 100, 20  # steps per epoch
 SAVES = 10  # training steps between checkpoints
 
@@ -72,13 +77,13 @@ def keras_transformer() -> tuple[keras.Model, tf.data.Dataset, tf.data.Dataset]:
     return model, train, test
 
 
-SAMPLES = {"keras_cnn": keras_cnn, "keras_transformer": keras_transformer}
+MODELS = {"keras_cnn": keras_cnn, "keras_transformer": keras_transformer}
 
 
 def record(name: str) -> None:
     """Train the model of a sample under a capture, and describe the recording in ``about.toml``."""
     keras.utils.set_random_seed(0)
-    build = SAMPLES[name]
+    build = MODELS[name]
     model, train, test = build()
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     target = HERE / name
@@ -121,6 +126,74 @@ def record(name: str) -> None:
     print(f"{name}: {steps}, {size / 1e3:.0f} kB")
 
 
+HOSTS, CHIPS, STEPS = 24, 4, 40
+POD_OPS, POD_COLLECTIVES = 40, 3  # of a step
+
+
+def pod(name: str) -> None:
+    """Simulate a pod with two slow hosts, write its XPlane files, and keep their statistics."""
+    from simulate.pod import Fault
+    from simulate.pod import pod as simulated_pod
+    from simulate.step_program import step_program
+
+    program = step_program(tp.sample("keras_cnn"), ops=POD_OPS, collectives=POD_COLLECTIVES)
+    faults = [Fault("slow chip", (3,), 0.15, device=2), Fault("slow input", (11,), 0.08, every=4)]
+    with tempfile.TemporaryDirectory() as folder:
+        made = simulated_pod(program, hosts=HOSTS, chips=CHIPS, steps=STEPS, faults=faults, folder=folder)
+        profile = tp.load(folder)
+        steps = tp.steps(profile)
+        tables = {name: getattr(steps, name) for name in ("ops", "devices", "collectives")}
+        windows = profile.windows.with_columns(window=pl.lit(0, pl.Int64))  # one of all hosts
+    target = HERE / name
+    shutil.rmtree(target, ignore_errors=True)
+    writer = RunWriter(target)
+    writer.open()
+    writer.part(0, {**tables, "steps": steps.frame, "windows": windows})
+    writer.facts(
+        {
+            "name": name,
+            "origin_ns": profile.origin_ns,
+            "span_ps": profile.span_ps,
+            "hardware": profile.hardware.to_dicts(),
+            "devices": profile.hardware["device"].unique().sort().to_list(),
+            "simulated": "benchmarks/simulate",
+            "state": "finished",
+        }
+    )
+    writer.close()
+    span_ps, size = float(made.ends().max()), sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    truth = "".join(
+        "\n[[fault]]\n"
+        f'host = "{made.hosts[host]}"\n'
+        f'kind = "{fault.kind}"\n'
+        + (f'device = "/device:TPU:{fault.device}"\n' if fault.kind == "slow chip" else "")
+        + f"every = {fault.every}  # steps\n"
+        f"share = {fault.share}  # extra time by step time, mean over steps\n"
+        f"gain = {made.cost_ps(host) / span_ps:.4f}  # step time of the pod without it, of step time\n"
+        for fault in faults
+        for host in fault.hosts
+    )
+    (target / "about.toml").write_text(
+        f'name = "{name}"\n'
+        'what = "a simulated pod in which two hosts are slow"\n'
+        f'run = "{STEPS} training steps of {POD_OPS} operations, drawn from the sample keras_cnn, and '
+        f'{POD_COLLECTIVES} all-reduces at which all hosts wait for the last"\n'
+        "simulated = true\n"
+        f'recorded = "{datetime.now(UTC):%Y-%m-%d}"\n'
+        f'device = "none: {HOSTS} hosts of {CHIPS} chips are simulated"\n'
+        f'versions = "tpunb {version("tpunb")}, numpy {np.__version__}, python {platform.python_version()}"\n'
+        f"hosts = {HOSTS}\n"
+        f"chips = {CHIPS}  # of each host\n"
+        f"steps = {len(steps)}  # of all hosts\n"
+        f"seen_in_full = {len(steps.full())}\n"
+        'keeps = "statistics only"\n'
+        f'again = "python datasets/sample_profiles/record.py {name}"\n{truth}'
+    )
+    print(f"{name}: {tp.hosts(tp.steps(tp.load(target)))}, {size / 1e3:.0f} kB")
+
+
+SAMPLES = {**dict.fromkeys(MODELS, record), "pod": pod}
+
 if __name__ == "__main__":
     for sample in sys.argv[1:] or SAMPLES:
-        record(sample)
+        SAMPLES[sample](sample)
