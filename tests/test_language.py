@@ -126,3 +126,50 @@ def test_texts_are_taken_from_every_kind_of_file(tmp_path):
 def test_allowed_sentences_exist():
     for file, sentence in ALLOWED:
         assert any(sentence in each for text in texts(ROOT / file) for each in findings(text)), sentence
+
+
+# -- identifiers ------------------------------------------------------------------------------------------------------
+
+NAMELESS = {"told", "said", "heard", "known", "own", "fed", "held"}
+"""Words that hide the content of a variable; name the content."""
+
+
+def identifiers(source):
+    """Yield each identifier of a module with its line: names, arguments, attributes, functions, classes."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Attribute):
+            yield node.attr, node.lineno
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name, node.lineno
+
+
+def nameless(source):
+    """Return the identifiers of which a part is a word that says nothing."""
+    parts = {
+        name: {part.lower() for part in re.split(r"_+|(?<=[a-z])(?=[A-Z])", name)} for name, _ in identifiers(source)
+    }
+    return [(name, line) for name, line in identifiers(source) if parts[name] & NAMELESS]
+
+
+def test_identifiers_name_their_content():
+    found = {path: nameless(path.read_text(encoding="utf-8")) for path in FILES if path.suffix == ".py"}
+    assert {str(path.relative_to(ROOT)): names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize("source", ["known = 1", "def f(own_ps): ...", "x.held", "class IsKnown: ...", "_OWN = 2"])
+def test_an_identifier_that_hides_its_content_is_found(source):
+    assert nameless(source)
+
+
+def test_plurals_are_made_in_one_place():
+    """A count with its noun is `tpunb.text.plural`: no "s" that is multiplied by a condition."""
+    found = []
+    for path in (path for path in FILES if path.suffix == ".py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+                found += [path.name] * (getattr(node.left, "value", None) in ("s", "es"))
+    assert found == []

@@ -2,7 +2,7 @@
 
 from run_pairs import by_letter
 
-from tpunb.frames.segments import segments
+from tpunb.frames.export import segments
 
 
 def test_segments_are_the_runs_of_equal_columns():

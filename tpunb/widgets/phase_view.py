@@ -19,8 +19,8 @@ from tpunb.charts.accounts import HUES, account_rows
 from tpunb.charts.style import covered
 from tpunb.charts.timeline_rows import Timeline
 from tpunb.frames import Phase, Phases, Profile
+from tpunb.frames.export import segments
 from tpunb.frames.nearest import nearest_checkpoint
-from tpunb.frames.segments import segments
 from tpunb.text import cut, duration, percent, plain, plural, short_time
 from tpunb.widgets.html_tables import ROWS, Table
 
