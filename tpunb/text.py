@@ -51,7 +51,7 @@ def plural(n: int, noun: str) -> str:
     >>> plural(1, "step"), plural(1200, "step")
     ('1 step', '1,200 steps')
     """
-    return f"{n:,} {noun}{'s'[: n != 1]}"
+    return f"{n:,} {noun if n == 1 else noun + 's'}"
 
 
 def count(n: int) -> str:
