@@ -15,12 +15,13 @@ from tpunb.analysis.goodput import Goodput, busy, goodput, totals
 from tpunb.analysis.representatives import representative
 from tpunb.analysis.roofline import device_of, roofline
 from tpunb.analysis.verdict import verdict
-from tpunb.charts.accounts import HUES, account_rows
+from tpunb.charts.accounts import account_rows
 from tpunb.charts.style import covered
 from tpunb.charts.timeline_rows import Timeline
 from tpunb.frames import Phase, Phases, Profile
 from tpunb.frames.nearest import nearest_checkpoint
 from tpunb.frames.segments import segments
+from tpunb.schema import ACCOUNTS
 from tpunb.text import cut, duration, percent, plain, plural, short_time
 from tpunb.widgets.html_tables import ROWS, Table
 
@@ -289,7 +290,7 @@ def describe_goodput(found: Goodput, account: str, timeline: Timeline) -> dict[s
     stalls = found.stalls.filter(began).drop_nulls("time_ps").head(_ROWS)
     return {
         "account": account,
-        "hue": HUES[account],
+        "hue": ACCOUNTS[account].colour,
         "heading": f"{account}: {duration(time)}, {percent(share, None)} of wall time",
         "marks": timeline.account(found.segments.filter(of)),
         "details": {
