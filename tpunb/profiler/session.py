@@ -28,7 +28,7 @@ from tpunb.profiler.sources import Source
 from tpunb.profiler.sources.frameworks import NotInUse
 from tpunb.profiler.step_clock import StepClock
 from tpunb.signals import Spent
-from tpunb.text import estimated_overhead, percent
+from tpunb.text import estimated_overhead, percent, windows_cover
 
 _COLLECT_S = 120.0  # how long the last window may take to be collected and written
 _YIELD_S = 30.0  # how long the program's profiler waits for the window to end
@@ -61,8 +61,7 @@ class Status(NamedTuple):
 
     def __str__(self) -> str:
         """Return the status as one plain line."""
-        windows = f"{self.windows:,} window{'s cover' if self.windows != 1 else ' covers'} {100 * self.observed:.0f} %"
-        windows += " of run time" + (f" ({self.failed:,} failed)" if self.failed else "")
+        windows = windows_cover(self.windows, self.observed) + (f" ({self.failed:,} failed)" if self.failed else "")
         cost = "not measured yet"
         if self.overhead is not None:
             cost = estimated_overhead(self.overhead, self.overhead_interval)

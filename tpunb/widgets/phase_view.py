@@ -22,7 +22,7 @@ from tpunb.frames import Phase, Phases, Profile
 from tpunb.frames.nearest import nearest_checkpoint
 from tpunb.frames.segments import segments
 from tpunb.schema import ACCOUNTS
-from tpunb.text import cut, duration, percent, plain, plural, short_time
+from tpunb.text import cut, duration, percent, plain, plural, productive, short_time
 from tpunb.widgets.html_tables import ROWS, Table
 
 RUNS = 100
@@ -114,13 +114,6 @@ def runs(phases: Phases, edges: tuple[float, float]) -> dict[str, list[Any]]:
     ).to_dict(as_series=False)
 
 
-def headline(phases: Phases) -> str:
-    """Return the result of a clustering in a line."""
-    count = f"{plural(len(phases), 'phase')} over {plural(len(phases.steps), 'step')}"
-    top, outliers = percent(phases.coverage(3), None), percent(phases.noise, None)
-    return f"{count}; top 3 cover {top}, outliers {outliers} of productive time"
-
-
 def describe(phases: Phases, number: int, checkpoints: Mapping[str, int]) -> dict[str, Any]:
     """Return the facts and the top operations of a phase.
 
@@ -160,15 +153,22 @@ def explain(phases: Phases, number: int) -> dict[str, Any]:
         "distinguishing": distinguishing(phases, number),
         "roofline": _roofline(phases, number),
         "advice": advised(advise_phases(phases).filter(pl.col("phase") == number)),
-        "explained_variance": phases.explained_variance,
+        "explained": _explained(phases),
     }
+
+
+def _explained(phases: Phases) -> str:
+    """Return the explained variance in words; "" if there is none."""
+    value = phases.explained_variance
+    return "" if value is None else f"explained variance {value:.2f} (1: identical steps in each phase)"
 
 
 def _facts(phases: Phases, phase: Phase, checkpoints: Mapping[str, int]) -> list[tuple[str, str]]:
     row = phases.frame.row(by_predicate=pl.col("phase") == phase.id, named=True)
     facts = [
         ("Steps", f"{row['steps']:,} ({row['full']:,} traced in full)"),
-        ("Time", f"{short_time(row['dur_ps'])}, {percent(row['share'], None)} of productive time"),
+        ("Time", short_time(row["dur_ps"])),
+        ("Share", productive(row["share"])),
         ("Step", UNMEASURED if row["step_ps"] is None else f"{short_time(row['step_ps'])} (median)"),
         ("Variation", _share(row["step_time_cv"], "mean step time")),
         ("Idle", _share(row["idle"], "step time")),
