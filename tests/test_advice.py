@@ -73,8 +73,7 @@ def test_a_sentence_has_its_percentages():
     phases = phased("aaaaab", a={"infeed": 0.41}, kinds={"b": "eval"})
     row = advise(phases).row(0, named=True)
     assert row["sentence"] == (
-        "train (71.4 % of all step time) could save up to 29.3 % of all step time. "
-        "Waiting for input takes 41 % of the phase's step time."
+        "train could save up to 2.05 ms of 7 ms step time. Waiting for input takes 41 % of the phase's step time."
     )
     assert row["saves_ps"] == round(0.41 * 5e9)
     assert "prefetch" in row["action"]
@@ -222,7 +221,7 @@ def test_a_phase_without_traced_steps_comes_last():
     answer = advise(phases)
     assert answer.select("phase", "rule", "saves").rows() == [(0, "input", 0.1), (1, "unseen", None)]
     assert answer["saves_ps"].to_list() == [400_000_000, None]
-    assert answer["sentence"][1].startswith("warm-up (50 % of all step time). No step of it was traced in full.")
+    assert answer["sentence"][1].startswith("warm-up: No step of it was traced in full.")
 
 
 def test_metrics_of_full_steps_are_extrapolated_to_the_phase():
@@ -249,7 +248,7 @@ def test_outliers_count_as_a_phase_and_shares_are_capped():
     steps = phased("ab", b={"infeed": 7.0}).steps
     row = advise(labelled(steps, [0, -1])).row(0, named=True)
     assert (row["phase"], row["saves"]) == (-1, pytest.approx(2 / 3))
-    assert row["sentence"].startswith("outliers (train, 66.7 % of all step time)")
+    assert row["sentence"].startswith("outliers (train) could save up to 2 ms of 3 ms step time. ")
 
 
 def test_steps_of_no_time_and_runs_without_steps_pass():
@@ -263,7 +262,7 @@ def test_names_of_a_program_are_made_safe_and_cut():
     ops = {"a": [(op, "device", "data formatting", 0.4), ("pure_callback \x1b[31m{share}\u202e\n", "host", None, 0.3)]}
     sentences = advise(phased("a", a=BUSY, ops=ops, kinds={"a": "tr{name}ain\x1b]0;\u2028"}))["sentence"]
     assert len(sentences) == 1  # the device was busy throughout: the call back cost nothing
-    assert "tr{name}ain\ufffd]0;\ufffd (100 % of all step time)" in sentences[0]
+    assert "tr{name}ain\ufffd]0;\ufffd could save up to " in sentences[0]
     assert "Transpose_copy_copy_cop…" in sentences[0]
     called = advise(phased("a", ops=ops))["sentence"].item()
     assert "mostly pure_callback \ufffd[31m{share}\ufffd\ufffd." in called
@@ -408,7 +407,7 @@ def test_every_rule_of_accounts_is_tested_and_has_known_metrics():
 def test_a_sentence_on_the_run_has_the_class_and_hook_that_took_most():
     row = advise(accounted(*OF_RUN["slow callbacks"][0])).filter(rule="slow callbacks").row(0, named=True)
     assert row["sentence"] == (
-        "The run (100 s) could save up to 12 % of wall time. "
+        "The run could save up to 12.0 s of 100.0 s wall time. "
         "Callbacks take 12 % of wall time, mostly Slow.on_epoch_end: 10 s."
     )
     assert row["phase"] is None

@@ -1,5 +1,6 @@
 """The columns of every frame: types, definitions, aggregation, and the glossary that is generated from them."""
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ SPANS = {"host": pl.String(), "step": pl.Int64(), "traced": schema.TRACED}
 MODULES = (schema, ranking, scaling, sweeps)
 SCHEMAS = {name: getattr(sys.modules[frame.home], name) for name, frame in schema.FRAMES.items()}
 GLOSSARY = Path(__file__).parents[1] / "docs" / "glossary.md"
+GOODPUT = GLOSSARY.with_name("goodput.md")
 INTRO = """# Glossary
 
 Every term of the frames that `tpunb` returns, in one sentence each. `tpunb.schema` holds the same definitions in code;
@@ -106,7 +108,7 @@ def test_every_schema_of_the_modules_is_a_declared_frame():
         for name, value in vars(module).items()
         if name.isupper() and isinstance(value, dict) and name[0] != "_"
     }
-    assert schemas - {"FRAMES", "TERMS"} == set(schema.FRAMES)
+    assert schemas - {"ACCOUNTS", "FRAMES", "TERMS"} == set(schema.FRAMES)
 
 
 def sentences():
@@ -172,5 +174,31 @@ def test_the_glossary_is_generated_from_the_schema():
     assert GLOSSARY.read_text(encoding="utf-8") == glossary(), "run python tests/test_schema.py"
 
 
+TABLE = re.compile(r"\| account \| content \| detail \|\n(\|.*\n)+")
+
+
+def accounts():
+    """Return the accounts as a table of Markdown."""
+    rows = ["| account | content | detail |", "|---|---|---|"]
+    rows += [f"| {name} | {account.content} | {account.detail} |" for name, account in schema.ACCOUNTS.items()]
+    return "".join(f"{row}\n".replace("|  |", "| |") for row in rows)
+
+
+def test_the_table_of_accounts_is_generated_from_the_schema():
+    page = GOODPUT.read_text(encoding="utf-8")
+    assert TABLE.search(page).group() == accounts(), "run python tests/test_schema.py"
+
+
+def test_accounts_are_listed_once():
+    for path in Path(schema.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Dict):
+                named = {key.value for key in node.keys if isinstance(key, ast.Constant)} & {*schema.ACCOUNTS}
+                assert len(named) < 3, f"{path}:{node.lineno}: a property of accounts belongs in schema.ACCOUNTS"
+    metrics = [account.metric for account in schema.ACCOUNTS.values()]
+    assert len({*metrics}) == len(metrics)
+
+
 if __name__ == "__main__":
     GLOSSARY.write_text(glossary(), encoding="utf-8")
+    GOODPUT.write_text(TABLE.sub(lambda _: accounts(), GOODPUT.read_text(encoding="utf-8")), encoding="utf-8")

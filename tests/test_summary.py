@@ -57,7 +57,7 @@ def summary_of(pattern="aaabbb", *, labels=None, note=None, names=None, name="to
 def test_the_headline_is_the_run_in_one_line():
     summary = summary_of()
     assert summary.headline == (
-        "2 phases over 6 steps; top 3 cover 100 % of productive time, outliers 0 %; explained variance 1.00"
+        "2 phases over 6 steps; top 3 cover 100.0 % of productive time, outliers 0.0 %; explained variance 1.00"
     )
     assert summary_of("a").headline.startswith("1 phase over 1 step;")
 
@@ -75,14 +75,14 @@ def test_the_text_is_an_aligned_table():
     assert (
         repr(summary_of(note="the cell raised ValueError: partial capture"))
         == """\
-2 phases over 6 steps; top 3 cover 100 % of productive time, outliers 0 %; explained variance 1.00
+2 phases over 6 steps; top 3 cover 100.0 % of productive time, outliers 0.0 %; explained variance 1.00
 ! the cell raised ValueError: partial capture
 
 What to do
-  train (66.7 % of all step time) could save up to 33.3 % of all step time. The device is idle for 50 % of \
+  train could save up to 3 ms of 9 ms step time. The device is idle for 50 % of \
 the phase's step time without a known cause. Try: run more steps per call (Keras' steps_per_execution, a lax.scan), \
 fetch fewer values on the host.
-  train (faster) (33.3 % of all step time) could save up to 16.7 % of all step time. The device is idle for 50 % of \
+  train (faster) could save up to 1.5 ms of 9 ms step time. The device is idle for 50 % of \
 the phase's step time without a known cause. Try: run more steps per call (Keras' steps_per_execution, a lax.scan), \
 fetch fewer values on the host.
 

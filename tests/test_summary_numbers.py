@@ -40,8 +40,8 @@ def test_the_numbers_of_the_summary_are_those_of_the_frames(name):
         assert row[2:] == figures
     real = sorted((part for label, part in share.items() if label >= 0), reverse=True)
     headline = Summary(None, steps, phases).headline
-    found = re.search(r"top 3 cover (\d+) % of productive time, outliers (\d+) %", headline)
-    assert [*found.groups()] == [f"{100 * sum(real[:3]):.0f}", f"{100 * share.get(-1, 0):.0f}"]
+    found = re.search(r"top 3 cover ([\d.]+) % of productive time, outliers ([\d.]+) %", headline)
+    assert [*found.groups()] == [f"{100 * sum(real[:3]):.1f}", f"{100 * share.get(-1, 0):.1f}"]
     assert ("explained variance" in headline) == (len({*phases.fitted}) > 1)
     for top in tops:
         side = top.caption.split(", ")[-2]

@@ -526,23 +526,93 @@ PHASES = frame(
     confidence=Column(_FLOAT, "Confidence that the steps are one phase, see `Phases.confidence`, 0 to 1, or null."),
 )
 
-ACCOUNTS = (
-    "productive",
-    "step time deviation",
-    "data loading",
-    "callbacks",
-    "checkpoint save",
-    "checkpoint restore",
-    "evaluation",
-    "program startup",
-    "preparation",
-    "between steps",
-    "profiler",
-    "tuning",
-    "resuming",
-    "other",
-)
-"""What the wall time of a run is spent on: every picosecond of a host is in one account."""
+
+class Account(NamedTuple):
+    """An account of the wall time of a run. A new one needs its line below and its measurement, nothing else."""
+
+    name: str
+    colour: str
+    subject: str
+    """Subject of a sentence about its time: "Callbacks" took 14 s."""
+    metric: str
+    """Its column in `tpunb.analysis.account_metrics`."""
+    content: str
+    """What its time is; Markdown, as in ``docs/goodput.md``."""
+    detail: str = ""
+    """What its details name."""
+    phrase: str = ""
+    """How a list of times names it, if not by its name."""
+    clocked: bool = True
+    """Whether it is unknown without the record of a capture in the run's process."""
+
+
+ACCOUNTS = {
+    account.name: account
+    for account in (  # colours of Okabe and Ito, 2008, and eight more, which colour-blind readers too can distinguish
+        Account(
+            *("productive", "#009E73", "Productive training", "productive"),
+            "own time of each step, up to the median of its phase",
+            clocked=False,
+        ),
+        Account(
+            *("step time deviation", "#9fdfc0", "Steps slower than usual", "deviation"),
+            "own time of a step above that median",
+            "place of its stall, or `garbage collection`",
+            clocked=False,
+        ),
+        Account(
+            *("data loading", "#0072B2", "Waiting for input", "loading"),
+            "wait for the next batch, as far as it blocks",
+            clocked=False,
+        ),
+        Account(
+            *("callbacks", "#D55E00", "Callbacks", "callbacks"),
+            "Keras callbacks",
+            "class and hook: `ModelCheckpoint.on_epoch_end`",
+            "in callbacks",
+        ),
+        Account(
+            *("checkpoint save", "#CC79A7", "Saving checkpoints", "saving"),
+            "saves of Keras, `tf.train.Checkpoint`, Orbax and tpunb; in the background, as far as the program waits",
+            "method",
+        ),
+        Account(
+            *("checkpoint restore", "#da0642", "Restoring a checkpoint", "restoring"),
+            "reading a checkpoint by the same",
+            "method",
+        ),
+        Account(
+            *("evaluation", "#56B4E9", "Evaluation", "evaluation"),
+            "`evaluate`, and validation inside `fit`",
+            phrase="in evaluation",
+            clocked=False,
+        ),
+        Account(
+            *("program startup", "#E69F00", "Tracing, compiling and first runs", "startup"),
+            "tracing, lowering and compilation; the first run of what was traced",
+            "function, and the new shapes if it was traced again",
+        ),
+        Account(
+            *("preparation", "#602d55", "Preparation before and between trainings", "preparation"),
+            "before the first step, between fits, around the steps of a fit, after the last step",
+            "method",
+            clocked=False,
+        ),
+        Account(
+            *("between steps", "#5a3208", "Code between steps", "between"),
+            "Python between the steps of a loop of your own",
+        ),
+        Account(
+            *("profiler", "#7e71fa", "The profiler", "profiler"),
+            "starting, collecting and reducing windows, as far as that held up a step (estimated)",
+            phrase="in the profiler",
+        ),
+        Account("tuning", "#2d2aad", "Tuning", "tuning", "trials of the tuner"),
+        Account("resuming", "#4503fa", "Resuming", "resuming", "replay of a position"),
+        Account("other", "#c7ca7a", "Time of unknown cause", "other", "the rest", clocked=False),
+    )
+}
+"""What the wall time of a run is spent on, in the order of charts: every picosecond of a host is in one account."""
 
 SPANS = frame(
     "SPANS",
@@ -596,7 +666,7 @@ GOODPUT = frame(
     "GOODPUT",
     "One row per (host, account, phase, detail), which add up to the wall time of the host.",
     host=_HOST,
-    account=Column(pl.Enum(ACCOUNTS), "Account, see tpunb.schema.ACCOUNTS."),
+    account=Column(pl.Enum([*ACCOUNTS]), "Account, see tpunb.schema.ACCOUNTS."),
     phase=Column(_INT, "Number of the phase, null outside of phases."),
     detail=Column(_TEXT, "Callback and hook, place in the program, or reason, or null."),
     time_ps=Column(_INT, "Time in picoseconds, null if the run has no record of it."),
@@ -617,7 +687,7 @@ GOODPUT_SEGMENTS = frame(
     host=_HOST,
     start_ps=_START,
     dur_ps=Column(_INT, "Duration in picoseconds."),
-    account=Column(pl.Enum(ACCOUNTS), "Account, see tpunb.schema.ACCOUNTS."),
+    account=Column(pl.Enum([*ACCOUNTS]), "Account, see tpunb.schema.ACCOUNTS."),
     detail=Column(_TEXT, "Callback and hook, place in the program, or reason, or null."),
     step=Column(_INT, "Number of the step, null outside of steps."),
 )

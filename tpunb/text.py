@@ -45,6 +45,38 @@ def estimated_overhead(share: float, interval: tuple[float, float] | None = None
     return f"{value} of run time (estimated{bounds})"
 
 
+def productive(share: float) -> str:
+    """Return a share of productive time with its base: the size of phases, and their coverage.
+
+    >>> productive(0.0231)
+    '2.3 % of productive time'
+    """
+    return f"{percent(share, 1)} of productive time"
+
+
+def coverage(share: float) -> str:
+    """Return how much of productive time the three longest phases cover."""
+    return f"top 3 cover {productive(share)}"
+
+
+def phases_over(phases: int, steps: int) -> str:
+    """Return the size of a clustering.
+
+    >>> phases_over(1, 1200)
+    '1 phase over 1,200 steps'
+    """
+    return f"{plural(phases, 'phase')} over {plural(steps, 'step')}"
+
+
+def windows_cover(windows: int, share: float) -> str:
+    """Return how much of the run time windows cover.
+
+    >>> windows_cover(1, 0.05)
+    '1 window covers 5 % of run time'
+    """
+    return f"{plural(windows, 'window')} cover{'s'[: windows == 1]} {percent(share)} of run time"
+
+
 def plural(n: int, noun: str) -> str:
     """Return a count with its noun.
 

@@ -246,7 +246,7 @@ def _reasons(run: HostRun, steps: pl.DataFrame) -> pl.DataFrame:
 def _span_pieces(run: HostRun, cells: _Owned, spans: pl.DataFrame) -> pl.DataFrame:
     of = cells.of_span
     chosen = spans[cells.span[of]]
-    known = chosen["account"].is_in(schema.ACCOUNTS)  # the time of a method of Keras around its steps prepares them
+    known = chosen["account"].is_in([*schema.ACCOUNTS])  # the time of a method of Keras around its steps prepares them
     return _frame(run, cells.start[of], cells.width[of], cells.step[of]).with_columns(
         account=pl.when(known).then(chosen["account"]).otherwise(pl.lit("preparation")),
         detail=chosen["detail"],

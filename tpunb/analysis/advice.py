@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 import polars as pl
 
@@ -17,7 +18,7 @@ from tpunb.analysis.run import phases as phases_of
 from tpunb.analysis.stragglers import Hosts
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
-from tpunb.text import cut, percent, plain, short, short_time
+from tpunb.text import cut, duration, percent, plain, short, short_time
 
 _HIGH = 0.7  # share of MXU peak or HBM bandwidth that XProf's smart suggestions call high
 _LOW = 0.5  # and low
@@ -411,8 +412,8 @@ def advise(
     >>> from tpunb.cluster import phases
     >>> from tpunb.testing import toy_steps
     >>> print(advise(phases(toy_steps("aaabbb")))["sentence"][0])
-    train (66.7 % of all step time) could save up to 33.3 % of all step time. \
-The device is idle for 50 % of the phase's step time without a known cause.
+    train could save up to 3 ms of 9 ms step time. The device is idle for 50 % of the phase's step time \
+without a known cause.
     """
     phases = phases_of(loaded(run, "advise"))
     valid = isinstance(failure_every_h, Real) and not isinstance(failure_every_h, bool)
@@ -432,16 +433,15 @@ The device is idle for 50 % of the phase's step time without a known cause.
             costs=pl.col("costs_ps") / max(hosts.span_ps, 1),
             typical_ps=pl.lit(float(hosts.span_ps)),
             name=pl.lit("The job"),
-            share=pl.lit(1.0),
             phase=pl.lit(None, pl.Int64),
             kinds=pl.lit(None, pl.String),
         )
-        rows = _ranked(rows, _applied(HOST_RULES, metrics, hosts.span_ps, "of all step time"))
+        rows = _ranked(rows, _applied(HOST_RULES, metrics, hosts.span_ps, "step time"))
     metrics = account_metrics(phases, failure_every_h)
     if metrics.is_empty():
         return rows
     metrics = metrics.with_columns(phase=pl.lit(None, pl.Int64), typical_ps="wall_ps")
-    return _ranked(rows, _applied(ACCOUNT_RULES, metrics, metrics["wall_ps"].item(), "of wall time"))
+    return _ranked(rows, _applied(ACCOUNT_RULES, metrics, metrics["wall_ps"].item(), "wall time"))
 
 
 def _ranked(*rows: pl.DataFrame) -> pl.DataFrame:
@@ -454,35 +454,35 @@ def advise_phases(phases: Phases, roof: Roofline | None = None) -> pl.DataFrame:
     if roof is not None:
         headroom = roof.frame.select(name="what", bound="bound", headroom=pl.col("headroom_ps") / pl.col("self_ps"))
         metrics, rules = metrics.join(headroom, on="name", how="left", maintain_order="left"), [*rules, *HEADROOM_RULES]
-    return _applied(rules, metrics, int(phases.frame["dur_ps"].sum()), "of all step time")
+    return _applied(rules, metrics, int(phases.frame["dur_ps"].sum()), "step time")
 
 
 def _applied(rules: Sequence[Rule], metrics: pl.DataFrame, run_ps: float, base: str) -> pl.DataFrame:
-    rows = []
+    rows, whole = [], f"{duration(run_ps)} {base}"
     for number, rule in enumerate(rules):
         applies = rule.when & pl.all_horizontal(pl.col(rule.needs).is_not_null())
         applied = metrics.with_columns(saves_ps=rule.saves.clip(0, 1) * pl.col("typical_ps")).filter(applies)
         applied = applied.with_columns(saved=pl.col("saves_ps") / max(run_ps, 1))
         for row in applied.filter((pl.col("saved") >= _LEAST).fill_null(True)).iter_rows(named=True):
             saves_ps = None if row["saves_ps"] is None else round(row["saves_ps"])
-            sentence = _sentence(rule, row, base)
-            rows.append((row["phase"], rule.name, saves_ps, row["saved"], sentence, rule.action, number))
+            rows.append(
+                (row["phase"], rule.name, saves_ps, row["saved"], _sentence(rule, row, whole), rule.action, number)
+            )
     frame = pl.DataFrame(rows, schema={**schema.ADVICE, "number": pl.Int64()}, orient="row")
     frame = frame.sort("saves_ps", "phase", "number", descending=[True, False, False], nulls_last=True)
     return schema.check(frame, schema.ADVICE, "advice")
 
 
-def _sentence(rule: Rule, row: dict[str, object], base: str) -> str:
+def _sentence(rule: Rule, row: dict[str, Any], whole: str) -> str:
+    """Return whose time the advice saves, how much of the `whole`, and the observation."""
     texts = {name: _text(name, value) for name, value in row.items()}
     if "mxu" in texts:  # a lower bound where the FLOPs of some operations are unknown
         known = row["flops_known"]
         texts["mxu"] = f"{'at least' if isinstance(known, float) and known < _KNOWN else 'only'} {texts['mxu']}"
-    subject = f"The run ({texts['wall_ps']})" if "wall_ps" in row else ""
-    if not subject:
-        kinds = f"{texts['kinds']}, " if row["kinds"] and row["phase"] == -1 else ""
-        subject = f"{texts['name']} ({kinds}{texts['share']} {base})"
-    saved = "" if row["saved"] is None else f" could save up to {texts['saved']} {base}"
-    return f"{subject}{saved}. {rule.sentence.format(**texts)}."
+    kinds = f" ({texts['kinds']})" if row["phase"] == -1 and row["kinds"] else ""
+    subject = f"{texts.get('name', 'The run')}{kinds}"
+    saved = ":" if row["saves_ps"] is None else f" could save up to {duration(row['saves_ps'])} of {whole}."
+    return f"{subject}{saved} {rule.sentence.format(**texts)}."
 
 
 def _text(name: str, value: object) -> str:

@@ -201,7 +201,7 @@ def _top_ops(run: Phases) -> str:
 def _accounts(a: Phases, b: Phases) -> pl.DataFrame:
     """Return ``tpunb.schema.COMPARED_ACCOUNTS``; what a run with a record of it does not have took no time."""
     runs = goodput(a), goodput(b)
-    rows = pl.DataFrame({"account": schema.ACCOUNTS})
+    rows = pl.DataFrame({"account": [*schema.ACCOUNTS]})
     for run, name in zip(runs, "ab", strict=True):
         unknown = run.frame.filter(pl.col("time_ps").is_null())["account"].cast(pl.String).to_list()
         time = pl.col("account").map_elements(run.time_ps, return_dtype=pl.Int64)

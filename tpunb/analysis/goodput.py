@@ -22,7 +22,6 @@ from tpunb.frames.steps import NO_STEPS, WallClock
 from tpunb.step_stats.reduce import from_rules
 from tpunb.text import cut, duration, percent, plain, plural
 
-_IN = {"callbacks": "in callbacks", "evaluation": "in evaluation", "profiler": "in the profiler"}
 _LEAST, _MOST, _DETAILS = 0.02, 4, 2  # share of wall time that is named; most accounts; most details of one
 _UNEXPLAINED = 0.05  # share of wall time in "other" above which the sentence begins with it
 _BUSY = 0.25  # share of the processors that other programs use on a busy machine
@@ -129,7 +128,7 @@ def _sentence(goodput: Goodput) -> str:
     named = [(name, row["time_ps"]) for name, row in accounts.items() if row["share"] >= _LEAST]
     for name, time_ps in named[:_MOST]:
         details = ", ".join(_details(goodput, name, duration(time_ps)))
-        parts.append(f"{duration(time_ps)} {_IN.get(name, name)}" + f": {details}" * bool(details))
+        parts.append(f"{duration(time_ps)} {schema.ACCOUNTS[name].phrase or name}" + f": {details}" * bool(details))
     return ", ".join([first, *(["; ".join(parts)] if parts else [])])
 
 
@@ -155,13 +154,6 @@ def others_used(goodput: Goodput) -> str | None:
     if not isinstance(share, float) or share <= _BUSY:
         return None
     return f"other programs used {percent(share)} of its processors"
-
-
-_BY_CLOCK_ALONE = (
-    *("callbacks", "checkpoint save", "checkpoint restore", "program startup", "between steps"),
-    *("profiler", "tuning", "resuming"),
-)
-"""Accounts that only a capture of its own process knows."""
 
 
 def goodput(run: Run) -> Goodput:
@@ -264,15 +256,14 @@ def _totals(stretches: pl.DataFrame, steps: pl.DataFrame, wall_ps: int) -> pl.Da
     )
     names = {0: "clock", 1: "windows", 2: "estimated"}
     rows = rows.with_columns(pl.col("source").replace_strict(names, return_dtype=pl.String))
-    unknown = pl.DataFrame({"account": _BY_CLOCK_ALONE}).join(
+    clocked = [name for name, account in schema.ACCOUNTS.items() if account.clocked]
+    unknown = pl.DataFrame({"account": clocked}).join(
         stretches.filter(~pl.col("complete")).select("host").unique(), how="cross"
     )
     unknown = unknown.join(rows, on=["host", "account"], how="anti")
     rows = _intervals(rows, units, steps)
     rows = pl.concat([rows, unknown], how="diagonal").with_columns(share=pl.col("time_ps") / max(wall_ps, 1))
-    order = pl.col("account").replace_strict(
-        {name: at for at, name in enumerate(schema.ACCOUNTS)}, return_dtype=pl.Int8
-    )
+    order = pl.col("account").cast(pl.Enum([*schema.ACCOUNTS]))
     rows = rows.sort("host", order, pl.col("time_ps"), "phase", "detail", descending=[False, False, True, False, False])
     return schema.check(rows, schema.GOODPUT, "goodput")
 

@@ -15,6 +15,7 @@ from tpunb.frames.cache import memoised
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.op_matrix import op_matrix
+from tpunb.schema import ACCOUNTS
 
 _OPS = {
     "formatting": r"device (data formatting|device copy|copy|transpose|reshape):"
@@ -250,27 +251,15 @@ def _top_ops(ops: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-_ACCOUNTS = {
-    "productive": "productive",
-    "data loading": "loading",
-    "callbacks": "callbacks",
-    "checkpoint save": "saving",
-    "preparation": "preparation",
-    "evaluation": "evaluation",
-    "program startup": "startup",
-}
-
-
 def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.DataFrame:
     """Return one row of metrics of the whole run, none without a record of its wall time; null if unknown.
 
-    ``wall_ps``; of the accounts ``productive``, ``loading``, ``callbacks``, ``saving``, ``preparation``,
-    ``evaluation``, ``startup``, ``retracing`` (tracing and compiling a function after its first time, within startup)
-    and ``rebuilding`` (tracing the step of three models or more, but for the first) the share of wall time, 0 to 1, and
-    the time such as ``callbacks_ps``; ``callback`` and ``retraced``, what took most of it, with ``callback_ps``;
-    ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a known time between failures;
-    ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves; ``save_best_ps``, the interval of
-    least loss by Young.
+    ``wall_ps``; of each account by its ``metric`` in ``tpunb.schema.ACCOUNTS``, of ``retracing`` (tracing and compiling
+    a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three models or more,
+    but for the first) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``callback`` and
+    ``retraced``, what took most of it, with ``callback_ps``; ``models``, how many steps of models were traced;
+    ``unplanned``, ``saving`` without a known time between failures; ``save_ps``, time to save once; ``save_every_ps``,
+    wall time by number of saves; ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
     ----------
@@ -285,7 +274,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.
     times = dict(totals(run).select("account", pl.col("time_ps").round().cast(pl.Int64)).iter_rows())
     row: dict[str, object] = {"wall_ps": run.wall_ps}
     retraced, retracing_ps = _retraced(phases.steps, run.hosts)
-    taken = {name: times.get(account, 0) for account, name in _ACCOUNTS.items()}
+    taken = {account.metric: times.get(name, 0) for name, account in ACCOUNTS.items()}
     models, rebuilding_ps = _rebuilt(phases.steps, run.hosts)
     taken |= {"retracing": min(retracing_ps, taken["startup"]), "rebuilding": min(rebuilding_ps, taken["startup"])}
     for name, time_ps in taken.items():

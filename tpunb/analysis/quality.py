@@ -19,7 +19,7 @@ from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints, factorize, op_matrix
 from tpunb.frames.phases import PhaseMethod
-from tpunb.text import plural
+from tpunb.text import phases_over, plural, productive
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -239,16 +239,16 @@ class Quality:
         return self.phases.noise
 
     def __repr__(self) -> str:
-        few, n = self.representatives, plural(len(self.phases), "phase")
-        values = self.explained_variance, self.confidence
+        few, over = self.representatives, phases_over(len(self.phases), len(self.phases.steps))
+        values = (self.explained_variance, self.confidence)
         variance, confidence = ("undefined" if value is None else f"{value:.2f}" for value in values)
         errors = f"op profile within {few.error:.1%}, time within {few.time_error:.1%}"
         return "\n".join(
             [
-                f"Quality({n} over {plural(len(self.phases.steps), 'step')}, {self.phases.method!r})",
-                f"  top 3 cover         {self.coverage:.1%} of productive time",
+                f"Quality({over}, {self.phases.method!r})",
+                f"  top 3 cover         {productive(self.coverage)}",
                 f"  explained variance  {variance}",
-                f"  outliers            {self.noise:.1%} of productive time",
+                f"  outliers            {productive(self.noise)}",
                 f"  stability           {self.stability}",
                 f"  confidence          {confidence}",
                 f"  representatives     {len(few)}: {errors}",
@@ -270,9 +270,9 @@ def assess(phases: Phases, *, draws: int = 10, seed: int = 0) -> Quality:
     >>> from tpunb.testing import toy_steps
     >>> assess(tp.phases(toy_steps("aaaaabbbbb")))
     Quality(2 phases over 10 steps, DBSCAN())
-      top 3 cover         100.0% of productive time
+      top 3 cover         100.0 % of productive time
       explained variance  1.00
-      outliers            0.0% of productive time
+      outliers            0.0 % of productive time
       stability           1.00 [1.00, 1.00] (ARI, 10 draws of 8 of 10 steps)
       confidence          1.00
       representatives     2: op profile within 0.0%, time within 0.0%

@@ -10,24 +10,10 @@ from tpunb.analysis.advice import ACCOUNT_RULES, RULES, advise
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
+from tpunb.schema import ACCOUNTS
 from tpunb.text import cut, duration, percent, plain
 
 _LEAST = 0.1  # share of run time that an account takes, or advice saves, to be named
-_TOOK = {
-    "data loading": "Waiting for input",
-    "callbacks": "Callbacks",
-    "checkpoint save": "Saving checkpoints",
-    "checkpoint restore": "Restoring a checkpoint",
-    "evaluation": "Evaluation",
-    "program startup": "Tracing, compiling and first runs",
-    "preparation": "Preparation before and between trainings",
-    "between steps": "Code between steps",
-    "step time deviation": "Steps slower than usual",
-    "profiler": "The profiler",
-    "tuning": "Tuning",
-    "resuming": "Resuming",
-    "other": "Time of unknown cause",
-}
 
 
 @dataclass(frozen=True)
@@ -84,7 +70,8 @@ def verdict(phases: Phases) -> Verdict | None:
         account, first = None, f"Healthy: {productive} is productive training"
     else:
         account, time_ps, share = most.select(pl.col("account").cast(pl.String), "time_ps", "share").row(0)
-        first = f"{_TOOK[account]} took {duration(time_ps)} of {duration(run.wall_ps)} ({percent(share)} of run time)"
+        took = f"{duration(time_ps)} of {duration(run.wall_ps)} ({percent(share)} of run time)"
+        first = f"{ACCOUNTS[account].subject} took {took}"
         first += f": {cause}" if (cause := _cause(run, account)) else ""
     others = others_used(run)
     if account == "step time deviation" and others is not None:
@@ -99,7 +86,8 @@ def verdict(phases: Phases) -> Verdict | None:
     action, saves = best["action"].partition(";")[0], f"saves up to {duration(best['saves_ps'])}"
     do = f"{action[0].upper()}{action[1:]}: {saves}"
     if not on_it.height:  # it is about something else
-        about = _TOOK.get(of[best["rule"]] or "") or f"In {phases.names.get(best['phase'], 'the run')}"
+        other = ACCOUNTS.get(of[best["rule"]] or "")
+        about = f"In {phases.names.get(best['phase'], 'the run')}" if other is None else other.subject
         do = f"{about}: {action}, {saves}"
     return Verdict(f"{first}. {do}.", account, action, best["saves_ps"])
 

@@ -15,21 +15,9 @@ from tpunb.errors import TpunbError
 from tpunb.schema import ACCOUNTS
 from tpunb.text import cut, duration, percent, plural
 
-HUES = dict(
-    zip(
-        ACCOUNTS,
-        (  # Okabe and Ito, 2008, and eight more, which colour-blind readers too can distinguish, on white and on black
-            *("#009E73", "#9fdfc0", "#0072B2", "#D55E00", "#CC79A7", "#da0642", "#56B4E9"),
-            *("#E69F00", "#602d55", "#5a3208", "#7e71fa", "#2d2aad", "#4503fa", "#c7ca7a"),
-        ),
-        strict=True,
-    )
-)
-"""The colour of each account, the same in every chart."""
-
 _DETAILS = 3  # at most in a tooltip
 _ROOM = 0.06  # share of wall time, for a number in its part of the bar
-_ON_LIGHT = {"step time deviation", "evaluation", "program startup", "checkpoint save", "other"}  # black numbers
+_BRIGHT = 0.27  # relative luminance of a colour on which numbers are black
 
 
 def accounts(goodput: Goodput) -> LayerPicture:
@@ -87,16 +75,24 @@ def account_rows(goodput: Goodput) -> pl.DataFrame:
         f"{name}: {duration(time)}, {percent(part, 1)} of wall time{_listed(details.filter(account=name))}"
         for name, time, part in rows["account", "time_ps", "share"].iter_rows()
     ]
+    colours = [ACCOUNTS[name].colour for name in rows["account"]]
     return rows.select(
         "account",
-        colour=pl.col("account").replace_strict(HUES),
+        colour=pl.Series(colours),
         before=(until - pl.col("time_ps") / 1e12).round(6),
         until=until.round(6),
         time=pl.Series([duration(time) for time in rows["time_ps"]]),
         text=pl.Series([percent(part) if part >= _ROOM else "" for part in rows["share"]]),
-        dark=pl.col("account").is_in(_ON_LIGHT),
+        dark=pl.Series([_luminance(colour) > _BRIGHT for colour in colours]),
         about=pl.Series(about),
     )
+
+
+def _luminance(colour: str) -> float:
+    """Return the relative luminance of a colour such as "#0072B2", 0 to 1 (WCAG 2)."""
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    light = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), light, strict=True))
 
 
 def _listed(details: pl.DataFrame) -> str:
@@ -112,7 +108,9 @@ def _bar(
 ) -> LayerPicture:
     """Return the parts of the bar and the numbers in them; `faint` is an expression of Vega."""
     x = alt.X("before:Q", title="wall time (s)", axis=alt.Axis(grid=False, tickCount=10)).scale(nice=False)
-    hue = alt.Color("account:N", scale=alt.Scale(domain=names, range=[HUES[name] for name in names]), legend=legend)
+    hue = alt.Color(
+        "account:N", scale=alt.Scale(domain=names, range=[ACCOUNTS[name].colour for name in names]), legend=legend
+    )
     number = base.transform_calculate(middle="(datum.before + datum.until) / 2").encode(x="middle:Q", text="text:N")
     layers = [base.mark_rect(opacity=alt.ExprRef(f"{faint} ? 0.3 : 1")).encode(x=x, x2="until:Q", color=hue)]
     for dark, ink in (("datum.dark", "black"), ("!datum.dark", "white")):

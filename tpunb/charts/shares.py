@@ -11,7 +11,8 @@ from tpunb.charts.render import LayerPicture, VConcatPicture
 from tpunb.charts.style import ABOUT, WIDTH, colours, counted, covered, rows_of, titled, with_signals
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases
-from tpunb.text import percent, plural
+from tpunb.text import coverage as coverage_text
+from tpunb.text import plural, productive
 
 _BARS = 20  # at most in one chart
 
@@ -28,7 +29,7 @@ def coverage(phases: Phases) -> LayerPicture:
         about=pl.format("{}, {} % of productive time; {}", counted("steps", "step"), share, _cumulative(until)),
     )
     rows = rows.head(_BARS)
-    top = f"top 3 cover {percent(phases.coverage(3), 1)} of productive time"
+    top = coverage_text(phases.coverage(3))
     third = rows_of(pl.DataFrame({"until": [100 * phases.coverage(3)], "about": [top]}))
     cut = f"; the first {_BARS} of {phases.frame.height} shown" if phases.frame.height > _BARS else ""
     base = rows_of(rows).encode(y=alt.Y("name:N", sort=None, title="phase, longest first"))
@@ -116,8 +117,7 @@ def top_ops(phases: Phases, phase: int | None = None, n: int = 5) -> VConcatPict
         layer = [base.mark_bar(color=colours(phases)[chosen.id]), texts]
         title = alt.TitleParams(f"On the {side}", fontSize=11, offset=4, frame="group")
         charts.append(alt.LayerChart(layer=layer, title=title, width=WIDTH - 240, height=alt.Step(24)))
-    share = f"{percent(chosen.share, 1)} of productive time"
-    phase_facts = f"{chosen.name}: {plural(chosen.steps.height, 'step')}, {share}"
+    phase_facts = f"{chosen.name}: {plural(chosen.steps.height, 'step')}, {productive(chosen.share)}"
     return VConcatPicture(
         vconcat=charts,
         bounds="flush",

@@ -19,7 +19,7 @@ from tpunb.charts.style import ABOUT, GREY, HOSTS, INK, TIME, cleaned, legend_of
 from tpunb.charts.timeline_rows import BELOW, HEIGHT, LANE, SHADES, THIN, TOP, TRACED, Marks, Timeline, layout
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases
-from tpunb.text import percent, plural
+from tpunb.text import plural
 
 _STILL = 720  # points across in a still picture: the edges of slices meet pixels
 _KINDS = [kind for kind, _ in TRACED.values()]
@@ -80,8 +80,7 @@ def timeline(phases: Phases) -> LayerPicture:
     columns = {"numbers": drawn.numbers(marks), "windows": drawn.windows()}
     tables = {"timeline": rows} | {name: _typed(table) for name, table in columns.items()}
     every = phases.steps.frame["host"].n_unique()
-    facts = f"{plural(len(phases), 'phase')} over {plural(len(phases.steps), 'step')}"
-    facts += f"; top 3 cover {percent(phases.coverage(3), 1)} of productive time"
+    facts = phases.headline
     facts += f"; {failures.sum()} of {plural(len(failures), 'window')} failed" if failures.any() else ""
     facts += f"; {HOSTS} of {every} hosts shown" if every > HOSTS else ""
     slice_s = width / layout(len(drawn.hosts))["slices"]

@@ -23,7 +23,7 @@ from tpunb.frames.nearest import StepSource, checkpoint_steps, nearest_checkpoin
 from tpunb.frames.op_matrix import op_matrix
 from tpunb.frames.phase_rows import rows
 from tpunb.frames.steps import Steps, trained
-from tpunb.text import plural
+from tpunb.text import coverage, percent, phases_over, plural, productive
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +99,7 @@ class Phase:
 
     def __repr__(self) -> str:
         steps = plural(self.steps.height, "step")
-        return f"Phase({self.id}, {self.name!r}, {steps}, {self.share:.1%} of productive time)"
+        return f"Phase({self.id}, {self.name!r}, {steps}, {productive(self.share)})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -191,10 +191,13 @@ class Phases:
         return Phase(int(phase), steps, row["share"].item(), row["name"].item())
 
     def __repr__(self) -> str:
-        return (
-            f"Phases({plural(len(self), 'phase')} over {plural(len(self.steps), 'step')}, {self.method!r}, "
-            f"top 3 cover {self.coverage(3):.1%})"
-        )
+        return f"Phases({phases_over(len(self), len(self.steps))}, {self.method!r}, {coverage(self.coverage(3))})"
+
+    @property
+    def headline(self) -> str:
+        """The result of the clustering in one line: numbers of phases and steps, coverage, outliers."""
+        top, outliers = coverage(self.coverage(3)), percent(self.noise, 1)
+        return f"{phases_over(len(self), len(self.steps))}; {top}, outliers {outliers}"
 
     @property
     def longest(self) -> Phase:

@@ -29,7 +29,7 @@ from tpunb.profiler.sources import Source
 from tpunb.profiler.sources.frameworks import NotInUse
 from tpunb.profiler.step_clock import StepClock
 from tpunb.signals import Spent
-from tpunb.text import estimated_overhead, percent, plural
+from tpunb.text import estimated_overhead, percent, plural, windows_cover
 
 _log = logging.getLogger("tpunb")
 
@@ -53,9 +53,7 @@ class Status(NamedTuple):
 
     def __str__(self) -> str:
         """Return the status as one plain line."""
-        cover = "covers" if self.windows == 1 else "cover"
-        windows = f"{plural(self.windows, 'window')} {cover} {100 * self.observed:.0f} % of run time"
-        windows += f" ({self.failed:,} failed)" if self.failed else ""
+        windows = windows_cover(self.windows, self.observed) + (f" ({self.failed:,} failed)" if self.failed else "")
         cost = "not measured yet"
         if self.overhead is not None:
             cost = estimated_overhead(self.overhead, self.overhead_interval)

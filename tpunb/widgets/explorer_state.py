@@ -21,7 +21,7 @@ from tpunb.charts.timeline_rows import Timeline, layout
 from tpunb.cluster import SliderSpec
 from tpunb.frames import Phases, Steps
 from tpunb.frames.nearest import checkpoint_times
-from tpunb.text import plain
+from tpunb.text import coverage, plain
 from tpunb.widgets import phase_view, sliders
 from tpunb.widgets.html_tables import ROWS
 
@@ -215,10 +215,11 @@ class ExplorerState:
         """Return the phases: rows of the timeline, of the coverage and of the table."""
         return {
             "code": self.code,
-            "headline": phase_view.headline(self.phases),
+            "headline": self.phases.headline,
             "tables": json.dumps(self.rows, separators=(",", ":")),  # text: faster than numbers through a trait
             "phases": phase_view.rows(self.phases),
             "rest": max(self.phases.frame.height - ROWS, 0),
-            "top3": self.phases.coverage(3),
+            "top": coverage(self.phases.coverage(3)),
+            "top3": 100 * self.phases.coverage(3),
             "position": self.position,
         }

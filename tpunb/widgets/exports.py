@@ -129,7 +129,7 @@ def _block(
     sources: bool,
 ) -> str:
     """Return verdict, goodput, timeline, advice, the phases as tables, the comparison, then how phases were found."""
-    found, headline = state.goodput, phase_view.headline(state.phases)
+    found, headline = state.goodput, state.phases.headline
     lines, bar = phase_view.lines(found, state.phases), "" if found is None else draw(charts.accounts(found))
     hosts = "" if (found_hosts := state.hosts) is None else draw(charts.hosts(found_hosts))
     evidence = bar + draw(charts.timeline(state.phases)) + hosts + html_tables.items(html_tables.ADVICE, state.advice)

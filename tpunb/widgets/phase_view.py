@@ -15,13 +15,14 @@ from tpunb.analysis.goodput import Goodput, busy, goodput, totals
 from tpunb.analysis.representatives import representative
 from tpunb.analysis.roofline import device_of, roofline
 from tpunb.analysis.verdict import verdict
-from tpunb.charts.accounts import HUES, account_rows
+from tpunb.charts.accounts import account_rows
 from tpunb.charts.style import covered
 from tpunb.charts.timeline_rows import Timeline
 from tpunb.frames import Phase, Phases, Profile
 from tpunb.frames.export import segments
 from tpunb.frames.nearest import nearest_checkpoint
-from tpunb.text import cut, duration, percent, plain, plural, short_time
+from tpunb.schema import ACCOUNTS
+from tpunb.text import cut, duration, percent, plain, plural, productive, short_time
 from tpunb.widgets.html_tables import ROWS, Table
 
 RUNS = 100
@@ -113,13 +114,6 @@ def runs(phases: Phases, edges: tuple[float, float]) -> dict[str, list[Any]]:
     ).to_dict(as_series=False)
 
 
-def headline(phases: Phases) -> str:
-    """Return the result of a clustering in a line."""
-    count = f"{plural(len(phases), 'phase')} over {plural(len(phases.steps), 'step')}"
-    top, outliers = percent(phases.coverage(3), None), percent(phases.noise, None)
-    return f"{count}; top 3 cover {top}, outliers {outliers} of productive time"
-
-
 def describe(phases: Phases, number: int, checkpoints: Mapping[str, int]) -> dict[str, Any]:
     """Return the facts and the top operations of a phase.
 
@@ -159,15 +153,22 @@ def explain(phases: Phases, number: int) -> dict[str, Any]:
         "distinguishing": distinguishing(phases, number),
         "roofline": _roofline(phases, number),
         "advice": advised(advise_phases(phases).filter(pl.col("phase") == number)),
-        "explained_variance": phases.explained_variance,
+        "explained": _explained(phases),
     }
+
+
+def _explained(phases: Phases) -> str:
+    """Return the explained variance in words; "" if there is none."""
+    value = phases.explained_variance
+    return "" if value is None else f"explained variance {value:.2f} (1: identical steps in each phase)"
 
 
 def _facts(phases: Phases, phase: Phase, checkpoints: Mapping[str, int]) -> list[tuple[str, str]]:
     row = phases.frame.row(by_predicate=pl.col("phase") == phase.id, named=True)
     facts = [
         ("Steps", f"{row['steps']:,} ({row['full']:,} traced in full)"),
-        ("Time", f"{short_time(row['dur_ps'])}, {percent(row['share'], None)} of productive time"),
+        ("Time", short_time(row["dur_ps"])),
+        ("Share", productive(row["share"])),
         ("Step", UNMEASURED if row["step_ps"] is None else f"{short_time(row['step_ps'])} (median)"),
         ("Variation", _share(row["step_time_cv"], "mean step time")),
         ("Idle", _share(row["idle"], "step time")),
@@ -289,7 +290,7 @@ def describe_goodput(found: Goodput, account: str, timeline: Timeline) -> dict[s
     stalls = found.stalls.filter(began).drop_nulls("time_ps").head(_ROWS)
     return {
         "account": account,
-        "hue": HUES[account],
+        "hue": ACCOUNTS[account].colour,
         "heading": f"{account}: {duration(time)}, {percent(share, None)} of wall time",
         "marks": timeline.account(found.segments.filter(of)),
         "details": {

@@ -30,7 +30,7 @@ from tpunb.frames.conversion import write_atomically
 from tpunb.frames.phases import PhaseMethod
 from tpunb.profiler.capture import NullRun
 from tpunb.profiler.sources.frameworks import STEP_TIMES_ONLY
-from tpunb.text import duration, estimated_overhead, format_error, percent, plain, plural
+from tpunb.text import duration, estimated_overhead, format_error, plain, plural, windows_cover
 from tpunb.widgets import html_tables, phase_view
 from tpunb.widgets.frontends import in_kernel
 
@@ -124,11 +124,9 @@ class Summary(NullRun):
         """The result in one line; shares are of productive time."""
         if self.phases is None:
             return f"{plural(len(self.steps), 'step')}, no phases" if self.steps is not None else "no steps"
-        count = f"{plural(len(self.phases), 'phase')} over {plural(len(self.phases.steps), 'step')}"
-        top, outliers = map(percent, (self.phases.coverage(3), self.phases.noise))
         parts = {"explained variance": self.phases.explained_variance, "confidence": self.phases.confidence}
         measures = "".join(f"; {name} {value:.2f}" for name, value in parts.items() if value is not None)
-        return f"{count}; top 3 cover {top} of productive time, outliers {outliers}{measures}"
+        return f"{self.phases.headline}{measures}"
 
     @cached_property
     def goodput(self) -> Goodput | None:
@@ -154,8 +152,7 @@ class Summary(NullRun):
     def _facts(self) -> list[str]:
         """Return the windows, their cost, and where the run is kept; shares are of run time."""
         windows, online = self.profile.windows, [] if self.online is None else self.online.facts
-        count = plural(_traced(windows)["window"].n_unique(), "window")
-        covered = f"{count} cover{'s' * (count == '1 window')} {percent(self.profile.observed)} of run time"
+        covered = windows_cover(_traced(windows)["window"].n_unique(), self.profile.observed)
         cost = [covered + _reasons(windows), self._overhead, _hosts(windows)]
         where = [self.profile.name, self._raw, self._where]
         resumed = () if self.run is None else self.run.resumed

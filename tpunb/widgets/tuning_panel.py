@@ -24,7 +24,7 @@ from tpunb.charts import render
 from tpunb.checkpoint import Checkpoints
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.frames import Phases
-from tpunb.text import format_error, plain
+from tpunb.text import format_error, plain, plural, productive
 from tpunb.training.seeds import RandomState
 from tpunb.tuning.job import Job, hot_phase
 from tpunb.tuning.model_based import model_based
@@ -126,7 +126,7 @@ _SEARCHES: dict[str, Callable[[], Search]] = {"model": lambda: model_based, "hil
 if find_spec("optuna") is not None:
     _SEARCHES["optuna"] = optuna_search
 
-_FACTS = {"Steps", "Time", "Step", "Idle", "Input wait"}  # of a phase, about its input
+_FACTS = {"Steps", "Time", "Share", "Step", "Idle", "Input wait"}  # of a phase, about its input
 _CUSTOM = "custom"
 _ACTIVE = ("running", "stopping")
 
@@ -368,14 +368,18 @@ class TuningPanel(Panel):
         self._update(state)
 
     def _framed(self) -> dict[str, Any]:
-        rows = [] if self.phases is None else phase_view.rows(self.phases, phase_view.PHASES)
+        columns = ["phase", "name", "share", "steps"]
+        rows = [] if self.phases is None else self.phases.frame.head(phase_view.PHASES)[columns].rows()
         return {
             "job": plain(repr(self.job)),
             "pictures": self.places.name,
             "folder": plain(str(self.folder)),
             "parameters": tuning_view.parameter_rows(self._parameters),
             "refusal": plain(self.job.pipeline.refusal or ""),
-            "phases": [{name: row[name] for name in ("phase", "name", "share", "steps")} for row in rows],
+            "phases": [
+                {"phase": phase, "text": f"{name}: {productive(share)}, {plural(steps, 'step')}"}
+                for phase, name, share, steps in rows
+            ],
             "searches": [*self._searches],
         }
 

@@ -122,7 +122,7 @@ class Explorer extends Panel {
     this.timeline.show(frame.timeline, { ...steps, ...tables }, { low, high, chosen: phase },
       { canvas: true, drawn: (view) => this.listen(view) });
     this.shares.show(frame.coverage, { phases: this.covered() },
-      { chosen: phase, top3: 100 * this.get("_clusters").top3 }, { drawn: (view) => this.clickable(view) });
+      { chosen: phase, top3: this.get("_clusters").top3 }, { drawn: (view) => this.clickable(view) });
     this.drawCurve();
     this.hosts?.show(frame.hosts);
     this.accounts?.start();
@@ -292,11 +292,9 @@ class Explorer extends Panel {
   }
 
   summed() {
-    const { phases, top3 } = this.get("_clusters");
-    this.shares.put({ phases: this.covered() }, { top3: 100 * top3 });
-    const count = phases.length > 3 ? "top 3 phases" : phases.length > 1 ? "all phases" : "one phase";
-    this.top.replaceChildren(make("strong", {}, `${percent(top3)} of productive time`), ` in ${count}`,
-      this.explained ??= make("span"));
+    const { top, top3 } = this.get("_clusters");
+    this.shares.put({ phases: this.covered() }, { top3 });
+    this.top.replaceChildren(make("strong", {}, top), this.explained ??= make("span"));
     this.explained.setAttribute("aria-busy", "true");
     this.listPhases();
     this.rest();
@@ -350,10 +348,9 @@ class Explorer extends Panel {
     this.resting = setTimeout(() => this.facts.ask(), this.still ? 0 : WAIT_MS);
   }
 
-  showExplained(part) {
+  showExplained(text) {
     this.explained.removeAttribute("aria-busy");
-    this.explained.textContent = part === null ? ""
-      : `; explained variance ${part.toFixed(2)} (1: identical steps in each phase)`;
+    this.explained.textContent = text ? `; ${text}` : "";
   }
 
   // ---- waiting

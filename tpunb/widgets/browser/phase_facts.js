@@ -61,12 +61,12 @@ class PhaseFacts {
       .flatMap((side) => [make("h5", {}, `Top operations, ${side}`), operations(ops[side], side)]));
   }
 
-  explain({ ops, distinguishing, roofline, advice, explained_variance }) {
+  explain({ ops, distinguishing, roofline, advice, explained }) {
     const list = (title, texts) => (texts.length ? [make("h5", {}, title),
       make("ul", {}, texts.map((text) => make("li", {}, text)))] : []);
     this.list(ops); // now with their source lines
     this.reasons.replaceChildren(...list("Distinguishing operations", distinguishing),
       ...list("Roofline", roofline), ...list("Bottleneck", advice));
-    this.explorer.showExplained(explained_variance);
+    this.explorer.showExplained(explained);
   }
 }

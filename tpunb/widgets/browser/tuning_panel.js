@@ -44,8 +44,7 @@ class TuningPanel extends Panel {
   // The phase, its checkpoint, its bottleneck.
   start() {
     const { phases } = this.get("_frame");
-    const option = ({ phase, name, share, steps }) =>
-      make("option", { value: phase }, `${name}: ${percent(share)} of productive time, ${number(steps)} ${steps === 1 ? "step" : "steps"}`);
+    const option = ({ phase, text }) => make("option", { value: phase }, text);
     this.phase = make("select", { id: `${this.name}-phase`, onchange: () => this.set("phase", Number(this.phase.value)) },
       phases.map(option));
     this.facts = make("dl");
