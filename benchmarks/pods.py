@@ -67,9 +67,9 @@ def files_of(folder: str) -> list[str]:
 def loaded(folder: str) -> list[float]:
     """Return the processor time of loading a pod, and its events."""
     import tpunb as tp
-    from tpunb import io
+    from tpunb.io import formats
 
-    io.MANY = 0
+    formats.MANY = 0
     tp.steps(tp.load(files_of(folder)[:SMALL]))
     begin = time.process_time()
     profile = tp.load(folder)

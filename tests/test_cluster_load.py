@@ -11,8 +11,7 @@ from simulate.pod import LOSSES, Fault, pod
 from simulate.step_program import step_program
 
 import tpunb as tp
-from tpunb import io
-from tpunb.io import cluster_load, dask_engine, storage
+from tpunb.io import cluster_load, dask_engine, formats, storage
 from tpunb.io.host_files import HostFile, distinct, strangers
 from tpunb.step_stats.merge_hosts import of_job
 from tpunb.testing import toy_steps, toy_window
@@ -41,7 +40,7 @@ def lossy(program, tmp_path_factory):
 @pytest.fixture
 def few(monkeypatch):
     """Profiles of more than two files are reduced, three files at a time."""
-    monkeypatch.setattr(io, "MANY", 2)
+    monkeypatch.setattr(formats, "MANY", 2)
     monkeypatch.setattr(cluster_load, "_FILES", 3)
 
 
@@ -64,13 +63,13 @@ def test_what_is_reduced_on_loading_is_what_is_reduced_later(lossy, few, monkeyp
     reduced = tp.steps(quietly(lossy))
     assert reduced.frame["step"].to_list() == [*range(8)]
     assert reduced.by_host.roles.keys() == {f"pod-{number:04d}" for number in (0, 1, 2, 7, 9, 10, 11)}
-    monkeypatch.setattr(io, "MANY", 64)
+    monkeypatch.setattr(formats, "MANY", 64)
     assert is_same(reduced, of_job(tp.steps(quietly(lossy)))) == (True, [])
 
 
 @pytest.mark.parametrize("many", [2, 64])
 def test_each_lost_host_has_its_reason_and_the_others_are_read(lossy, few, monkeypatch, many):
-    monkeypatch.setattr(io, "MANY", many)
+    monkeypatch.setattr(formats, "MANY", many)
     profile = quietly(lossy)
     job = of_job(tp.steps(profile))
     reasons = dict(job.by_host.lost.iter_rows())
@@ -116,7 +115,7 @@ def sound(program, tmp_path_factory):
 @pytest.mark.parametrize("many", [2, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("faults", SLOW)
 def test_slow_hosts_change_no_phase_of_a_pod(program, sound, few, monkeypatch, tmp_path, many, faults):
-    monkeypatch.setattr(io, "MANY", many)
+    monkeypatch.setattr(formats, "MANY", many)
     pod(program, hosts=12, chips=2, steps=30, faults=SLOW[faults], folder=tmp_path)
     found = []
     for folder in (sound, tmp_path):
@@ -214,7 +213,7 @@ def runs(tmp_path):
 
 @pytest.mark.parametrize("many", [2, 64])
 def test_run_folders_of_one_job_are_one_profile(runs, monkeypatch, many):
-    monkeypatch.setattr(io, "MANY", many)
+    monkeypatch.setattr(formats, "MANY", many)
     profile = tp.load(runs)
     assert profile.windows["host"].unique().sort().to_list() == [f"vm process-{number}" for number in range(3)]
     steps = tp.steps(profile)

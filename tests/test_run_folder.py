@@ -92,7 +92,7 @@ def test_collectives_of_a_run_are_those_that_were_written(tmp_path, job):
 
 @pytest.mark.parametrize("many", [64, 1])
 def test_collectives_of_one_run_per_host_are_put_together(tmp_path, job, monkeypatch, many):
-    monkeypatch.setattr("tpunb.io.MANY", many)
+    monkeypatch.setattr("tpunb.io.formats.MANY", many)
     hosts = job.frame["host"].unique(maintain_order=True)
     for host in hosts:
         mine = Steps(**{name: getattr(job, name).filter(host=host) for name in ("frame", "ops", "devices")})
