@@ -18,13 +18,7 @@ Run = str | PathLike[str] | Profile | Steps | Phases
 
 
 def loaded(run: Run, verb: str, name: str = "run") -> Profile | Steps | Phases:
-    """Return a run, loaded if it is a path.
-
-    Raises
-    ------
-    TypeError
-        If `run` is something else; the message names the parameter of the verb.
-    """
+    """Return a run, loaded if it is a path; a TypeError that names the parameter of the verb if it is none."""
     if isinstance(run, str | PathLike):
         return load(run)
     if not isinstance(run, Profile | Steps | Phases):

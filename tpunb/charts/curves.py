@@ -172,19 +172,7 @@ def _rules(sweep: pl.DataFrame, slider: SliderSpec) -> pl.DataFrame:
 
 
 def with_slider(chart: alt.TopLevelMixin, parameter: str, ends: tuple[float, float], at: float) -> dict[str, Any]:
-    """Return the spec of a sweep's chart with the signal ``at``, which moves a rule along `parameter`.
-
-    Parameters
-    ----------
-    chart
-        Chart of :func:`sweep_curve`.
-    parameter
-        Field of the x axis.
-    ends
-        First and last position of the rule: the edges of the plot.
-    at
-        First value of the signal.
-    """
+    """Return the spec of a `sweep_curve` with the signal ``at``, which moves a rule along `parameter` between `ends`."""
     spec = render.spec(chart)
     rule = {
         "data": {"values": [{}]},

@@ -36,13 +36,6 @@ def live_timeline(hosts: Sequence[str], *, windows: bool = True) -> LayerPicture
 
     Its signals: ``low`` and ``high``, the time range in seconds; ``chosen``, the selected phase or null; ``hue``, the
     colour of "marks", the time of the selected account, or null.
-
-    Parameters
-    ----------
-    hosts
-        Names of the lanes.
-    windows
-        Whether there is a band for the profiler's windows.
     """
     pin = alt.MarkDef("point", shape="triangle-up", filled=True, size=55, yOffset=5, opacity=1, color=INK)
     pins = _named("checkpoints").encode(x=_x("at"), y=_y("y", hosts))

@@ -39,15 +39,7 @@ _WIDE, _LETTER = 0.03, 0.009  # least width of a run of one phase for its name, 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """A time range of a run, cut into marks that any clustering can colour.
-
-    Parameters
-    ----------
-    steps
-        Steps of the run.
-    time_range
-        Start and end in seconds since the run began; the whole run if None.
-    """
+    """A time range of a run in seconds, the whole if None, cut into marks that any clustering can colour."""
 
     steps: Steps
     time_range: tuple[float, float] | None = None
@@ -92,20 +84,9 @@ class Timeline:
     ) -> dict[str, Columns]:
         """Return the tables "timeline", "ranks" and "numbers" as compact columns, which :func:`layout` unpacks.
 
-        In "timeline", single steps have ``start``, ``end`` (seconds), ``lane`` and ``step``. Where steps share slices
-        of time (those of the second lane follow those of the first), each row has ``after``, the number of slices since
-        the previous row, and ``part``, its percentage of the slice; rows of one slice are stacked. ``rank`` is the row
-        of "ranks" with its ``phase`` (null: several), ``shade`` and ``name``; ``seen`` is 0 traced in full, 1 in
-        part, 2 inferred, in a slice what most of it is: both one base-36 digit per row, or one digit if all are equal.
-
-        Parameters
-        ----------
-        phases
-            Phases of the same steps.
-        chosen
-            Phase that gets a rank of its own even if it is not among the longest.
-        alias
-            Shade, from 0, and name for each phase, in place of its own; phases left out get the shade of the others.
+        In "timeline", single steps have ``start``, ``end`` (seconds), ``lane`` and ``step``; of slices of time that steps
+        share, ``after`` (slices since the previous row) and ``part`` (%). ``rank`` is the row of "ranks"; ``seen`` is 0
+        traced in full, 1 in part, 2 inferred: one base-36 digit per row, or one if all are equal. `chosen` has a rank.
         """
         marks = self.marks(phases, chosen, alias)
         looks: Columns = {"rank": _digits(marks.rank), "traced": _digits(marks.seen)}
