@@ -5,9 +5,9 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
+import tpunb as tp
 from tpunb import schema
 from tpunb.frames import Phases, Steps
-from tpunb.frames.export import chrome_trace
 from tpunb.frames.steps import WallClock
 from tpunb.testing import toy_steps
 
@@ -88,7 +88,7 @@ def test_label_minus_one_is_called_outliers_and_no_number_is_nan(tmp_path, monke
     phases = phases_of("aab", [0, 0, -1])
     top = phases.top().with_columns(share=pl.lit(float("nan")))
     monkeypatch.setattr(Phases, "top", lambda self, n: top)
-    path = chrome_trace(tmp_path / "t.json", phases, {})
+    path = phases.to_chrome_trace(tmp_path / "t.json")
     assert events_of(path)[-1]["name"] == "outliers"
     assert "NaN" not in path.read_text()
 
@@ -130,14 +130,15 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 def test_no_steps_and_no_windows_still_make_a_trace(tmp_path):
     steps = Steps(pl.DataFrame(schema=schema.STEPS), pl.DataFrame(schema=schema.OPS))
     phases = Phases(steps, pl.Series([], dtype=pl.Int64), lambda s: [], pl.Series([], dtype=pl.Float64))
-    assert events_of(chrome_trace(tmp_path / "t.json", phases, {})) == []
+    assert events_of(phases.to_chrome_trace(tmp_path / "t.json")) == []
 
 
-def test_accounts_are_a_track_where_the_wall_time_is_recorded(tmp_path):
+def test_accounts_that_are_given_are_a_track(tmp_path):
     callback = [("toy", 9_000_000_000, 4_000_000_000, "callbacks", "Slow.on_epoch_end\x1b")]
     spans = pl.DataFrame(callback, schema=schema.SPANS, orient="row")
     phases = phases_of("aaabbb", wall=WallClock(15_000_000_000, complete=True, spans=spans))
-    events = events_of(phases.to_chrome_trace(tmp_path / "trace.json"), "accounts")
+    accounts = tp.goodput(phases).segments
+    events = events_of(phases.to_chrome_trace(tmp_path / "trace.json", accounts=accounts), "accounts")
     assert [(e["name"], e["ts"], e["dur"]) for e in events] == [
         ("productive", 0, 9000),
         ("callbacks", 9000, 4000),
@@ -153,5 +154,5 @@ def test_a_top_operation_names_its_layer_and_source_line(tmp_path, monkeypatch):
     phases = phases_of("aab")
     top = phases.top().with_columns(layer=pl.lit("dense"), source=pl.lit("model.py:7"))
     monkeypatch.setattr(Phases, "top", lambda self, n: top)
-    path = chrome_trace(tmp_path / "t.json", phases, {})
+    path = phases.to_chrome_trace(tmp_path / "t.json")
     assert "a2 (50.0 %, dense, model.py:7)" in events_of(path, "Phase breakdown")[0]["args"]["top device operations"]

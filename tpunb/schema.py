@@ -551,12 +551,12 @@ ACCOUNTS = {
     for account in (  # colours of Okabe and Ito, 2008, and eight more, which colour-blind readers too can distinguish
         Account(
             *("productive", "#009E73", "Productive training", "productive"),
-            "own time of each step, up to the median of its phase",
+            "exclusive time of each step, up to the median of its phase",
             clocked=False,
         ),
         Account(
             *("step time deviation", "#9fdfc0", "Steps slower than usual", "deviation"),
-            "own time of a step above that median",
+            "exclusive time of a step above that median",
             "place of its stall, or `garbage collection`",
             clocked=False,
         ),

@@ -1,7 +1,7 @@
 """Split the wall time of one host into stretches of one account each, without gaps or overlaps.
 
 A stretch of time belongs to what began last: a callback to itself and not to the step it runs in, an evaluation that a
-callback starts to the evaluation. What is left of a step is its own time.
+callback starts to the evaluation. What is left of a step is its exclusive time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _FIRST = {"fit": 0, "tuning": 2, "resuming": 2}  # the rank of a span that begin
 _BESIDE = ["profiler", "garbage collection"]  # beside the training, or within a step
 _GC = "garbage collection"  # a reason of step time deviation
 _PARTS = ("data loading", "productive", "program startup", "profiler", _GC, "step time deviation", "callbacks")
-"""What the own time of a step is split into, in this order."""
+"""What the exclusive time of a step is split into, in this order."""
 SHORT = "calls under 1 ms"
 REDUCTION = "reduction of a window"  # work of the profiler beside the training
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
-_OWN = ["fit", "evaluation", "between steps"]  # where a stall may be the own time of a step
+_OWN = ["fit", "evaluation", "between steps"]  # where a stall may be the exclusive time of a step
 
 
 class HostRun(NamedTuple):
@@ -114,7 +114,7 @@ def _cells(run: HostRun, start: Ints, end: Ints, spans: pl.DataFrame) -> _Owned:
 
 
 def _parts(run: HostRun, start: Ints, end: Ints, own: Ints, spans: pl.DataFrame, cells: _Owned) -> Ints:
-    """Return how the own time of each step is split: (steps, parts), whose rows add up to `own`."""
+    """Return how the exclusive time of each step is split: (steps, parts), whose rows add up to `own`."""
     steps, left = run.steps, own.copy()
     waits = np.minimum(steps.select(input_wait()).to_series().to_numpy().astype(np.int64), left)
     left -= waits
@@ -173,7 +173,7 @@ def _held_up(run: HostRun, start: Ints, end: Ints, own: Ints) -> Ints:
 
 
 def _step_pieces(run: HostRun, cells: _Owned, own: Ints, parts: Ints) -> pl.DataFrame:
-    """Return the own time of the steps: both the cells and the parts are cut where the other ends."""
+    """Return the exclusive time of the steps: both the cells and the parts are cut where the other ends."""
     at, width, step = cells.start[cells.of_step], cells.width[cells.of_step], cells.step[cells.of_step]
     cell_ends, part_ends = np.cumsum(width), np.cumsum(parts.reshape(-1))
     ends = np.unique(np.concatenate([cell_ends, part_ends]))
@@ -237,7 +237,7 @@ def _explained(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
 
 
 def _reasons(run: HostRun, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return where each step stalled longest, if it did: in its own time, and waiting for input."""
+    """Return where each step stalled longest, if it did: in its exclusive time, and waiting for input."""
     own = run.stalls.filter(pl.col("kind").is_null() | pl.col("kind").is_in(_OWN))
     waits = run.stalls.filter(kind="data loading")
     return steps.select("unit", reason=stall_places(steps, own), wait_place=stall_places(steps, waits))

@@ -160,7 +160,7 @@ def goodput(run: Run) -> Goodput:
     """Account for the wall time of a run: productive steps, and everything else by cause.
 
     Every picosecond of a host is in one account of ``tpunb.schema.ACCOUNTS``. Of a step, *own* time is its duration
-    without input wait, callbacks, checkpoints and the like; the median own time of its phase is productive, what is
+    without input wait, callbacks, checkpoints and the like; the median exclusive time of its phase is productive, what is
     beyond is the profiler's as far as that was busy, program startup if the step traced or compiled, and step time
     deviation otherwise. Input wait of steps that no clock measured is the mean of their phase.
 
@@ -286,7 +286,7 @@ def _intervals(rows: pl.DataFrame, units: pl.DataFrame, steps: pl.DataFrame) -> 
 
 
 def _ideal(stretches: pl.DataFrame, steps: pl.DataFrame) -> int | None:
-    """Return the median own time of steps of kind "train", of all if there are none."""
+    """Return the median exclusive time of steps of kind "train", of all if there are none."""
     parts = ["productive", "evaluation", "step time deviation"]
     own = (
         stretches.filter(pl.col("account").is_in(parts) & pl.col("step").is_not_null())

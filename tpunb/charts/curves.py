@@ -172,7 +172,7 @@ def _rules(sweep: pl.DataFrame, slider: SliderSpec) -> pl.DataFrame:
 
 
 def with_slider(chart: alt.TopLevelMixin, parameter: str, ends: tuple[float, float], at: float) -> dict[str, Any]:
-    """Return the spec of a `sweep_curve` with the signal ``at``, which moves a rule along `parameter` between `ends`."""
+    """Return the spec of a `sweep_curve` whose signal ``at`` moves a rule along `parameter` between `ends`."""
     spec = render.spec(chart)
     rule = {
         "data": {"values": [{}]},

@@ -84,9 +84,9 @@ class Timeline:
     ) -> dict[str, Columns]:
         """Return the tables "timeline", "ranks" and "numbers" as compact columns, which :func:`layout` unpacks.
 
-        In "timeline", single steps have ``start``, ``end`` (seconds), ``lane`` and ``step``; of slices of time that steps
-        share, ``after`` (slices since the previous row) and ``part`` (%). ``rank`` is the row of "ranks"; ``seen`` is 0
-        traced in full, 1 in part, 2 inferred: one base-36 digit per row, or one if all are equal. `chosen` has a rank.
+        In "timeline", single steps have ``start``, ``end`` (seconds), ``lane`` and ``step``; of slices of time that
+        steps share, ``after`` (slices since the previous row) and ``part`` (%). ``rank`` is the row of "ranks";
+        ``seen`` is 0 traced in full, 1 in part, 2 inferred: one base-36 digit per row, or one if all are equal.
         """
         marks = self.marks(phases, chosen, alias)
         looks: Columns = {"rank": _digits(marks.rank), "traced": _digits(marks.seen)}
