@@ -37,7 +37,7 @@ _RARE = {"checkpoint": r"(?i)check.?point|\bsav(e|ing)\b", "summary": r"(?i)\bsu
 _TIMES = ["device", "idle", "infeed", "outfeed", "transfer", "collective", "input", "compile"]
 _SHARES = [
     *("input", "idle", "any_idle", "busy", "infeed", "outfeed", "transfer", "collective", "formatting", "copies"),
-    *("recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm", "flops_known"),
+    *("recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm", "flops_counted"),
 ]
 _LONGEST = 300  # characters of a name that are matched
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin
@@ -56,7 +56,7 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
 
     Other columns: ``name``; ``kinds``, ``share`` (of all step time), ``dur_ps``, ``steps`` and ``full`` as in
     ``tpunb.schema.PHASES``; ``mxu`` (utilisation of the MXU, else of the device's peak FLOP/s) and ``hbm``, 0 to 1;
-    ``flops_known``, the share of busy time whose FLOPs are known where ``mxu`` is of peak FLOP/s;
+    ``flops_counted``, the share of busy time whose FLOPs are known where ``mxu`` is of peak FLOP/s;
     ``step_ps``, the mean step time, and ``typical_ps``, that times the number of steps; ``compiled_ps``, compile time
     of the first steps of kinds, and ``compile``, its share of the phase's time; ``formatting_op`` and the like, the
     operation with most of that share; ``twin``, ``twin_ps``, ``stall_ps``, ``stalled_side`` and ``stalled``: the phase
@@ -173,7 +173,7 @@ def _shares(steps: pl.DataFrame) -> pl.DataFrame:
         checkpoint=within(host["checkpoint"]),
         summary=within(host["summary"]),
         mxu=used("mxu", "flops"),
-        flops_known=pl.when(pl.col("mxu_util").fill_nan(None).is_null()).then(pl.col("flops_time_share")) * dur,
+        flops_counted=pl.when(pl.col("mxu_util").fill_nan(None).is_null()).then(pl.col("flops_time_share")) * dur,
         hbm=used("hbm"),
     )
 
@@ -233,10 +233,12 @@ def _with_stalls(rows: pl.DataFrame, signatures: pl.DataFrame) -> pl.DataFrame:
     waited = pl.col("wait_ps") - pl.col("wait_ps_twin")
     stalled = (pl.col("step_ps") > _SLOWER * pl.col("step_ps_twin")) & (waited * 2 >= longer)
     rows = rows.with_columns(stall_ps=pl.when(stalled).then(pl.min_horizontal(waited, longer)))
-    fed = pl.col("input_ps") - pl.col("input_ps_twin")
+    input_ps = pl.col("input_ps") - pl.col("input_ps_twin")
     return rows.with_columns(
         stall=pl.col("stall_ps") / pl.col("step_ps"),
-        stalled=pl.when(fed * 2 >= pl.col("stall_ps")).then(pl.lit("waiting for input")).otherwise(pl.lit("idling")),
+        stalled=pl.when(input_ps * 2 >= pl.col("stall_ps"))
+        .then(pl.lit("waiting for input"))
+        .otherwise(pl.lit("idling")),
         twin_ps="step_ps_twin",
     )
 

@@ -320,8 +320,8 @@ def distinguishing_ops(phases: Phases, n: int = 5) -> pl.DataFrame:
 
     def means(sums: Floats) -> tuple[Floats, Floats]:
         """Return the mean of each column of (groups, columns) over the steps of each phase, and over all others."""
-        own, steps = sums[phase], size[phase, None]
-        return own / steps, (sums.sum(axis=0) - own) / (size.sum() - steps)
+        inside, steps = sums[phase], size[phase, None]
+        return inside / steps, (sums.sum(axis=0) - inside) / (size.sum() - steps)
 
     def column_sums(fold: features.Fold) -> Floats:
         """Return the sums of the columns that the space keeps of a block, by group."""

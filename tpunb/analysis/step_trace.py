@@ -107,10 +107,10 @@ def open_trace(phases: Phases, phase: int | None = None, path: str | os.PathLike
 def _typical(phases: Phases, phase: int, events: pl.DataFrame) -> dict[str, Any] | None:
     """Return the representative step, else of the steps with raw events the one of the nearest step time."""
     columns = "host", "step", "start_ps", "dur_ps"
-    own = phases.labelled.filter(pl.col("phase") == phase, traced="full").select(columns)
+    full = phases.labelled.filter(pl.col("phase") == phase, traced="full").select(columns)
     best = representative(phases, phase).select(columns)
-    middle = best["dur_ps"].median() or own["dur_ps"].median() or 0
-    steps = pl.concat([best, own.sort((pl.col("dur_ps") - middle).abs(), "start_ps")])
+    middle = best["dur_ps"].median() or full["dur_ps"].median() or 0
+    steps = pl.concat([best, full.sort((pl.col("dur_ps") - middle).abs(), "start_ps")])
     for host in steps["host"].unique():
         begins = np.sort(events.filter(pl.col("host") == host)["start_ps"].to_numpy())
         start = pl.col("start_ps")

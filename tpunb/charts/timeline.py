@@ -24,7 +24,7 @@ from tpunb.text import plural
 _STILL = 720  # points across in a still picture: the edges of slices meet pixels
 _KINDS = [kind for kind, _ in TRACED.values()]
 _SHADE = alt.Color("shade:O", scale=alt.Scale(domain=[*range(len(SHADES))], range=[*SHADES]), legend=None)
-_SEEN = alt.Opacity(
+_TRACED = alt.Opacity(
     "traced:O",
     scale=alt.Scale(domain=[*range(len(TRACED))], range=[opacity for _, opacity in TRACED.values()]),
     legend=None,
@@ -84,7 +84,7 @@ def timeline(phases: Phases) -> LayerPicture:
     shade = _SHADE.title("phase · share of productive time").legend(
         **look, columns=4, symbolOpacity=1, values=sorted(names), labelExpr=f"{json.dumps(names)}[datum.value]"
     )
-    kinds, seen = rows["traced"].unique().sort().to_list(), _SEEN
+    kinds, seen = rows["traced"].unique().sort().to_list(), _TRACED
     if len(kinds) > 1:
         seen = seen.title("steps").legend(
             **look, symbolFillColor=GREY, values=kinds, labelExpr=f"{_KINDS}[datum.value]"
@@ -143,7 +143,7 @@ def _layers(
     hosts: Sequence[str],
     table: Callable[[str], alt.Chart],
     shade: alt.Color = _SHADE,
-    seen: alt.Opacity = _SEEN,
+    seen: alt.Opacity = _TRACED,
     *,
     windows: bool,
     clip: bool = True,

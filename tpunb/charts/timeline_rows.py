@@ -33,7 +33,7 @@ BELOW, THIN = 71, 8
 
 _EACH = 600  # steps that are drawn one by one; more share slices
 _MARKED = 300  # stretches of an account that are drawn one by one
-_LEAST = 0.01  # smallest part of a slice that is drawn
+_LEAST_PART = 0.01  # smallest part of a slice that is drawn
 _WIDE, _LETTER = 0.03, 0.009  # least width of a run of one phase for its name, and per letter; shares of the range
 
 
@@ -116,7 +116,7 @@ class Timeline:
         spans, many, each = self._steps, len(ranks.phase), _slices(len(self.hosts))
         key = (spans.slice * many + rank) * 3 + seen
         parts = np.bincount(key, spans.part, minlength=each * len(self.hosts) * many * 3).reshape(-1, 3)
-        code = np.flatnonzero(parts.sum(axis=1) > _LEAST)
+        code = np.flatnonzero(parts.sum(axis=1) > _LEAST_PART)
         part, seen = parts[code].sum(axis=1), parts[code].argmax(axis=1)  # traced as most of it was
         place, rank = code // many, code % many
         first = np.flatnonzero(np.diff(place, prepend=-1))
