@@ -14,7 +14,7 @@ import tpunb as tp
 from tpunb import charts, schema
 from tpunb.charts import render
 from tpunb.errors import ProfileNotFound, TpunbError
-from tpunb.widgets.history_view import History
+from tpunb.magic import History
 
 SAMPLE = Path(__file__).parents[1] / "datasets" / "sample_profiles" / "keras_cnn"
 START = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)

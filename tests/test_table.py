@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import tpunb as tp
@@ -64,7 +65,7 @@ def test_panel_saved_page_static_view_and_text_draw_the_same_tables(view):
     assert [saved["_clusters"]["table"], *details["ops"], saved["_advice"]] == shown
     static = exports.static_bundle(state)["text/html"]
     assert all(tables.html(each) in static for each in [*shown, view.details()["facts"], *view.details()["lists"]])
-    profile = Profile("toy", Path("toy"), phases.steps.windows, schema.empty(schema.HARDWARE), 10**10)
+    profile = Profile("toy", Path("toy"), phases.steps.windows, pl.DataFrame(schema=schema.HARDWARE), 10**10)
     text = repr(Summary(profile, phases.steps, phases))
     assert all("\n".join(tables.text(each)) in text for each in shown)
 

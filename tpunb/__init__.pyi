@@ -4,66 +4,36 @@ from . import checkpoint as checkpoint
 from . import studies as studies
 from . import testing as testing
 from . import tuning as tuning
-from .analysis.advice import advise
-from .analysis.compare import compare
-from .analysis.goodput import goodput
-from .analysis.history import runs
-from .analysis.roofline import roofline
-from .analysis.run import phases, steps
-from .analysis.stragglers import hosts
-from .checkpoint import checkpointing, checkpoints
-from .checkpoint.resume import resume
-from .cluster import DBSCAN, HDBSCAN, OLS, KMeans, OLSPlus
-from .errors import TpunbError
-from .frames import Phases, Profile, Steps
-from .io import load, sample
+from .analysis.advice import advise as advise
+from .analysis.compare import compare as compare
+from .analysis.goodput import goodput as goodput
+from .analysis.history import runs as runs
+from .analysis.roofline import roofline as roofline
+from .analysis.run import phases as phases
+from .analysis.run import steps as steps
+from .analysis.stragglers import hosts as hosts
+from .checkpoint import checkpointing as checkpointing
+from .checkpoint import checkpoints as checkpoints
+from .checkpoint.resume import resume as resume
+from .cluster import DBSCAN as DBSCAN
+from .cluster import HDBSCAN as HDBSCAN
+from .cluster import OLS as OLS
+from .cluster import KMeans as KMeans
+from .cluster import OLSPlus as OLSPlus
+from .errors import TpunbError as TpunbError
+from .frames import Phases as Phases
+from .frames import Profile as Profile
+from .frames import Steps as Steps
+from .io import load as load
+from .io import sample as sample
 from .profiler import sources as sources
-from .profiler.capture import capture
-from .profiler.schedule import Schedule
-from .studies.sweeps.measuring import sweep
-from .tuning import tune
-from .widgets.explorer import explore
-from .widgets.summary import summary
-from .widgets.tuning_panel import tuning_panel
+from .profiler.capture import capture as capture
+from .profiler.schedule import Schedule as Schedule
+from .studies.sweeps.measuring import sweep as sweep
+from .tuning import tune as tune
+from .widgets.explorer import explore as explore
+from .widgets.summary import summary as summary
+from .widgets.tuning_panel import tuning_panel as tuning_panel
 
 def load_ipython_extension(shell: object) -> None: ...
 def unload_ipython_extension(shell: object) -> None: ...
-
-__all__ = [
-    "DBSCAN",
-    "HDBSCAN",
-    "OLS",
-    "KMeans",
-    "OLSPlus",
-    "Phases",
-    "Profile",
-    "Schedule",
-    "Steps",
-    "TpunbError",
-    "advise",
-    "analysis",
-    "capture",
-    "charts",
-    "checkpoint",
-    "checkpointing",
-    "checkpoints",
-    "compare",
-    "explore",
-    "goodput",
-    "hosts",
-    "load",
-    "phases",
-    "resume",
-    "roofline",
-    "runs",
-    "sample",
-    "sources",
-    "steps",
-    "studies",
-    "summary",
-    "sweep",
-    "testing",
-    "tune",
-    "tuning",
-    "tuning_panel",
-]

@@ -12,12 +12,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import (
@@ -30,18 +31,21 @@ from IPython.core.magic import (
 )
 from IPython.core.magic_arguments import argument, argument_group, magic_arguments
 
+from tpunb import charts
 from tpunb.analysis import runs
+from tpunb.charts import render
+from tpunb.charts.style import names_of
 from tpunb.cluster import METHODS, OLS
 from tpunb.errors import TpunbError
 from tpunb.frames import Profile
 from tpunb.frames.phases import PhaseMethod
 from tpunb.io import load
 from tpunb.profiler.capture import TPU, Address, Run, Schedule, Source, Torch, capture
-from tpunb.text import format_error
+from tpunb.text import duration, format_error, percent, plural
 from tpunb.tuning.online import Online, tuned
 from tpunb.widgets.frontends import LiveLine, OutputTarget, hide_profiler_log, in_kernel, output_target
-from tpunb.widgets.history_view import History
 from tpunb.widgets.summary import summary
+from tpunb.widgets.table import Table, block, table, text
 
 _FLAGS = ("-h", "--help", "--continuous", "--no-stacks", "--tune", "--quiet")
 _OF_TPU = ("zone", "project", "port")
@@ -371,3 +375,48 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
         shell.magics_manager.magics[kind].pop("tpupoint", None)
     while _on_unload:
         _on_unload.pop()()
+
+
+_HEADER = ["Run", "Started (UTC)", "Program", "Device", "Run time", "Goodput", "Step time", "Steps", "Phases"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class History:
+    """Runs of a folder (``tpunb.schema.RUNS``), shown with the last first."""
+
+    runs: pl.DataFrame
+
+    @property
+    def _table(self) -> Table:
+        names = names_of(self.runs["name"])
+        rows = [
+            [
+                name,
+                "–" if run["started"] is None else f"{run['started']:%Y-%m-%d %H:%M}",
+                run["program"] or "–",
+                run["device"] or "–",
+                _text(run["wall_ps"], duration),
+                _text(run["goodput"], percent),
+                _text(run["step_ps"], duration),
+                _text(run["steps"], "{:,}".format),
+                _text(run["phases"], "{:,}".format),
+            ]
+            for name, run in zip(names, self.runs.iter_rows(named=True), strict=True)
+        ]
+        return table("Runs, the last first", _HEADER, rows[::-1])
+
+    @property
+    def _headline(self) -> str:
+        return plural(self.runs.height, "run")
+
+    def __repr__(self) -> str:
+        return "\n".join([self._headline, *text(self._table)[1:]])
+
+    def _repr_mimebundle_(self, *args: Any, **kwds: Any) -> dict[str, Any]:
+        picture = render.inline(charts.history(self.runs))
+        page = block([self._headline], [], picture, [self._table], [])
+        return {"text/html": page, "text/plain": repr(self)}
+
+
+def _text(value: Any, text: Any) -> str:
+    return "–" if value is None else str(text(value))

@@ -2,10 +2,3 @@ from . import paper as paper
 from . import ranking as ranking
 from . import scaling as scaling
 from . import sweeps as sweeps
-
-__all__ = [
-    "paper",
-    "ranking",
-    "scaling",
-    "sweeps",
-]

@@ -1,31 +1,15 @@
-from .builders import spelled_steps, toy_events, toy_layers, toy_steps, toy_window
-from .conformance import (
-    Curve,
-    Labels,
-    SliderSpec,
-    check_checkpoint_format,
-    check_method,
-    check_search,
-    check_source,
-    check_step_rule,
-    null_run,
-)
-from .fake_profiler import FakeProfiler
-
-__all__ = [
-    "Curve",
-    "FakeProfiler",
-    "Labels",
-    "SliderSpec",
-    "check_checkpoint_format",
-    "check_method",
-    "check_search",
-    "check_source",
-    "check_step_rule",
-    "null_run",
-    "spelled_steps",
-    "toy_events",
-    "toy_layers",
-    "toy_steps",
-    "toy_window",
-]
+from .builders import spelled_steps as spelled_steps
+from .builders import toy_events as toy_events
+from .builders import toy_layers as toy_layers
+from .builders import toy_steps as toy_steps
+from .builders import toy_window as toy_window
+from .conformance import Curve as Curve
+from .conformance import Labels as Labels
+from .conformance import SliderSpec as SliderSpec
+from .conformance import check_checkpoint_format as check_checkpoint_format
+from .conformance import check_method as check_method
+from .conformance import check_search as check_search
+from .conformance import check_source as check_source
+from .conformance import check_step_rule as check_step_rule
+from .conformance import null_run as null_run
+from .fake_profiler import FakeProfiler as FakeProfiler

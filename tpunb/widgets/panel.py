@@ -59,7 +59,7 @@ class Refused(TraitError, ValueError):
 
 
 def no_such(noun: str, value: object, names: Sequence[object]) -> Refused:
-    """Return the error of a value that is none of `names`."""
+    """Return the error of a value that is not one of `names`."""
     return Refused(f"There is no {noun} {value!r}; there are {[*names] or 'none'}.")
 
 

@@ -1,26 +1,16 @@
 from . import charts as charts
-from .balances import FASTER, OTHER_DATA, curves, gains, observations
-from .figures import utilisation
-from .recordings import RecordedRun, recorded, recorded_balances
-from .tables import operators, published
-from .workloads.catalogue import WORKLOADS, table_1, workload
-from .workloads.workload import Workload
-
-__all__ = [
-    "FASTER",
-    "OTHER_DATA",
-    "WORKLOADS",
-    "RecordedRun",
-    "Workload",
-    "charts",
-    "curves",
-    "gains",
-    "observations",
-    "operators",
-    "published",
-    "recorded",
-    "recorded_balances",
-    "table_1",
-    "utilisation",
-    "workload",
-]
+from .balances import FASTER as FASTER
+from .balances import OTHER_DATA as OTHER_DATA
+from .balances import curves as curves
+from .balances import gains as gains
+from .balances import observations as observations
+from .figures import utilisation as utilisation
+from .recordings import RecordedRun as RecordedRun
+from .recordings import recorded as recorded
+from .recordings import recorded_balances as recorded_balances
+from .tables import operators as operators
+from .tables import published as published
+from .workloads.catalogue import WORKLOADS as WORKLOADS
+from .workloads.catalogue import table_1 as table_1
+from .workloads.catalogue import workload as workload
+from .workloads.workload import Workload as Workload

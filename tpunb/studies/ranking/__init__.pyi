@@ -1,33 +1,20 @@
 from . import charts as charts
-from .collecting import collect
-from .collection_files import read_collection, recorded, write_collection
-from .evaluation import Evaluation
-from .graphs import ProgramGraph, graph
-from .measured import Measured
-from .metrics import kendall, ordered_pairs, top_error
-from .model import CostModel, Ranking
-from .node_features import LAYOUT_FEATURES, NODE_FEATURES, OPCODES, TILE_FEATURES
-from .tpugraphs import TpuGraph, read_tpugraphs
-
-__all__ = [
-    "LAYOUT_FEATURES",
-    "NODE_FEATURES",
-    "OPCODES",
-    "TILE_FEATURES",
-    "CostModel",
-    "Evaluation",
-    "Measured",
-    "ProgramGraph",
-    "Ranking",
-    "TpuGraph",
-    "charts",
-    "collect",
-    "graph",
-    "kendall",
-    "ordered_pairs",
-    "read_collection",
-    "read_tpugraphs",
-    "recorded",
-    "top_error",
-    "write_collection",
-]
+from .collecting import collect as collect
+from .collection_files import read_collection as read_collection
+from .collection_files import recorded as recorded
+from .collection_files import write_collection as write_collection
+from .evaluation import Evaluation as Evaluation
+from .graphs import ProgramGraph as ProgramGraph
+from .graphs import graph as graph
+from .measured import Measured as Measured
+from .metrics import kendall as kendall
+from .metrics import ordered_pairs as ordered_pairs
+from .metrics import top_error as top_error
+from .model import CostModel as CostModel
+from .model import Ranking as Ranking
+from .node_features import LAYOUT_FEATURES as LAYOUT_FEATURES
+from .node_features import NODE_FEATURES as NODE_FEATURES
+from .node_features import OPCODES as OPCODES
+from .node_features import TILE_FEATURES as TILE_FEATURES
+from .tpugraphs import TpuGraph as TpuGraph
+from .tpugraphs import read_tpugraphs as read_tpugraphs

@@ -1,14 +1,7 @@
 from . import charts as charts
-from .analysis import fit, mlperf, points
-from .mlperf_runs import published
-from .scaling import Scaling, ScalingFit
-
-__all__ = [
-    "Scaling",
-    "ScalingFit",
-    "charts",
-    "fit",
-    "mlperf",
-    "points",
-    "published",
-]
+from .analysis import fit as fit
+from .analysis import mlperf as mlperf
+from .analysis import points as points
+from .mlperf_runs import published as published
+from .scaling import Scaling as Scaling
+from .scaling import ScalingFit as ScalingFit

@@ -1,19 +1,11 @@
 from . import charts as charts
 from . import paradnn as paradnn
-from .generators import cnn, fc, rnn, transformer
-from .measuring import sweep
-from .results import Saturation, Sensitivity, Speedup, Sweep
-
-__all__ = [
-    "Saturation",
-    "Sensitivity",
-    "Speedup",
-    "Sweep",
-    "charts",
-    "cnn",
-    "fc",
-    "paradnn",
-    "rnn",
-    "sweep",
-    "transformer",
-]
+from .generators import cnn as cnn
+from .generators import fc as fc
+from .generators import rnn as rnn
+from .generators import transformer as transformer
+from .measuring import sweep as sweep
+from .results import Saturation as Saturation
+from .results import Sensitivity as Sensitivity
+from .results import Speedup as Speedup
+from .results import Sweep as Sweep
