@@ -11,11 +11,10 @@ from chart_checks import ALL, CURVES, EVIL, phases_of, rows_of, texts_of
 import tpunb as tp
 from tpunb import charts, schema
 from tpunb.charts import render
-from tpunb.charts.shares import live_coverage
+from tpunb.charts.shares import coverage_rows, live_coverage
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases, Steps
 from tpunb.testing import toy_steps
-from tpunb.widgets import phase_view
 
 WINDOWS = {name: dtype for name, dtype in schema.WINDOWS.items() if name != "reason"}
 
@@ -148,19 +147,11 @@ def test_live_coverage_names_its_table_and_its_signals():
 
 
 def test_live_coverage_draws_the_panels_rows():
-    rows = phase_view.rows(tp.phases(toy_steps("aaabbbc"), tp.KMeans(k=3)))
-    table = [
-        {
-            **{name: row[name] for name in ("name", "colour", "phase")},
-            "share": 100 * row["share"],
-            "until": 100 * row["until"],
-        }
-        for row in rows
-    ]
-    picture = render.svg(live_coverage(), {"phases": table})
+    rows = pl.DataFrame(coverage_rows(tp.phases(toy_steps("aaabbbc"), tp.KMeans(k=3)), 12)).to_dicts()
+    picture = render.svg(live_coverage(), {"phases": rows})
     assert [row["name"] in picture for row in rows] == [True] * 3
     assert all(row["colour"].lower() in picture.lower() for row in rows)
-    assert f"{100 * rows[0]['share']:.1f} %" in picture
+    assert f"{rows[0]['share']:.1f} %" in picture
 
 
 def test_top_operations_are_of_the_longest_phase_unless_given():

@@ -50,7 +50,7 @@ def is_clustered(view, method=None):
     names = {"tp": tp, "steps": view.steps}
     expected = tp.phases(view.steps, method) if method is not None else eval(view.code, names)
     same = view.value.labels.equals(expected.labels) and view.value.frame.equals(expected.frame)
-    return same and [row["phase"] for row in view._clusters["phases"]] == expected.frame["phase"].head(12).to_list()
+    return same and view._clusters["table"]["phases"] == expected.frame["phase"].head(12).to_list()
 
 
 def settings_of(view):
@@ -243,9 +243,9 @@ def test_a_cut_that_fails_changes_nothing(monkeypatch, trait, value):
 def test_details_are_of_the_cut_of_now():
     view = tp.explore(TOY)
     assert view.details()["phase"] == 2  # zz is the longest
-    assert dict(view.details(0)["facts"])["Steps"] == "4 (4 traced in full)"
+    assert dict(view.details(0)["facts"]["rows"])["Steps"] == "4 (4 traced in full)"
     view.threshold = 0.0
-    assert dict(view.details(0)["facts"])["Steps"] == "11 (11 traced in full)"
+    assert dict(view.details(0)["facts"]["rows"])["Steps"] == "11 (11 traced in full)"
     with pytest.raises(KeyError, match="no phase 3"):
         view.details(3)
 
@@ -419,7 +419,7 @@ def test_all_of_it_is_noise():
     assert (
         view._clusters["headline"] == "0 phases over 11 steps; top 3 cover 0.0 % of productive time, outliers 100.0 %"
     )
-    assert [row["name"] for row in view._clusters["phases"]] == ["outliers"]
+    assert [row[0] for row in view._clusters["table"]["rows"]] == ["outliers"]
     assert view.details()["phase"] == -1
     view.phase = -1
 

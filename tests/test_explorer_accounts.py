@@ -14,6 +14,7 @@ from tpunb.charts.timeline_rows import HEIGHT, LANE, TOP, Timeline
 from tpunb.frames.steps import WallClock
 from tpunb.testing import toy_steps
 from tpunb.widgets import exports
+from tpunb.widgets import table as tables
 
 MS = 10**9
 SPANS = [("toy", 9 * MS, 10 * MS, "callbacks", "Slow.on_epoch_end")]
@@ -62,16 +63,15 @@ def test_an_account_marks_its_time_and_lists_its_details_and_stalls(view):
     chosen = answer(view)["selected"]
     assert chosen["heading"] == "callbacks: 10 ms, 50 % of wall time"
     assert chosen["marks"] == {"start": [0.009], "end": [0.019], "y": [TOP], "y2": [TOP + HEIGHT]}
-    assert chosen["details"] == {
-        "Detail": ["Slow.on_epoch_end"],
-        "Time": ["10 ms"],
-        "% of wall time": ["50.0"],
-        "Count": [1],
-    }
-    assert chosen["stalls"]["Stalls at"] == ["train.py:4 in on_epoch_end ← time.sleep"]
-    assert chosen["stalls"]["Time"] == ["9 ms"]
+    details, stalls = chosen["tables"]
+    assert details["columns"] == ["Detail", "Time", "% of wall time", "Count"]
+    assert details["rows"] == [["Slow.on_epoch_end", "10 ms", "50.0", "1"]]
+    assert stalls["columns"][:2] == ["Stalls at", "Time"]
+    assert [row[:2] for row in stalls["rows"]] == [["train.py:4 in on_epoch_end ← time.sleep", "9 ms"]]
+    static = exports.static_bundle(view.state)["text/html"]
+    assert all(tables.html(each) in static for each in chosen["tables"])
     view.account = "productive"
-    assert answer(view)["selected"]["stalls"]["Stalls at"] == []
+    assert "Stalls in productive" not in [each["caption"] for each in answer(view)["selected"]["tables"]]
     view.account = None
     assert answer(view)["selected"] is None
 

@@ -54,7 +54,7 @@ def test_answers_are_of_the_clustering_that_is_shown():
     view.threshold = 0.0
     assert told
     assert view.phase is None
-    assert view.details(0)["facts"][0] == ["Steps", "8 (8 traced in full)"]
+    assert view.details(0)["facts"]["rows"][0] == ["Steps", "8 (8 traced in full)"]
 
 
 def test_the_value_is_the_panels_own():
@@ -66,6 +66,6 @@ def test_the_value_is_the_panels_own():
 def test_labels_may_be_any_numbers_and_a_start_may_be_unknown():
     view = tp.explore(TOY, method=lambda steps: [10**12 if i % 2 else 5 for i in range(len(steps))])
     assert {*view.value.labels} == {5, 10**12}
-    assert {row["phase"] for row in view._clusters["phases"]} == {5, 10**12}
+    assert {*view._clusters["table"]["phases"]} == {5, 10**12}
     unknown = TOY.frame.with_columns(start_ps=pl.when(pl.col("step") > 0).then("start_ps"))
     assert len(tp.explore(type(TOY)(unknown, TOY.ops)).value.labels) == len(TOY)

@@ -159,7 +159,7 @@ def test_a_selected_phase_beyond_the_table_has_its_details():
 
 def test_the_second_run_is_in_the_page():
     state = state_of(exports.page(explore(toy_steps("aaabbb"), other=toy_steps("aabbb")).state).decode())
-    assert len(state["_compared"]["pairs"]) == 2
+    assert len(state["_compared"]["matches"]) == 2
     state = state_of(exports.page(explore(toy_steps("aaabbb"), other=toy_steps("ppppq")).state).decode())
     assert "allow_different_models" in state["_compared"]["error"]
 
@@ -194,7 +194,7 @@ def test_what_a_front_end_shows_without_a_kernel(view):
 def test_pictures_have_the_order_of_the_panel_with_comparison_and_distinguishing_operations():
     view = explore(toy_steps("aaabbb"), other=toy_steps("aabbbcc"))
     html = view._repr_mimebundle_()[0]["text/html"]
-    order = ("Timeline", "What to do", "Phases, longest first", "Top operations", "Distinguishing operations of")
+    order = ("Timeline", "What to do", "Phases, longest first", "Top operations", "Distinguishing operations")
     places = [*map(html.index, (*order, "Comparison with", "How phases were found"))]
     assert places == sorted(places)
     assert "(only in the second run)" in html

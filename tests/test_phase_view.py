@@ -12,7 +12,7 @@ from tpunb.frames import Phases, Steps
 from tpunb.testing import toy_steps
 from tpunb.text import short_time
 from tpunb.widgets import exports, phase_view
-from tpunb.widgets.html_tables import ROWS
+from tpunb.widgets.table import ROWS
 
 EVIL = "<img src=x onerror=alert(1)>\x1b[31m\u202e"
 TEXT = "<img src=x onerror=alert(1)>\ufffd[31m\ufffd"
@@ -32,37 +32,41 @@ def cut(pattern="aabbbc", *, name=None, **more):
 
 
 def facts(phases, number, checkpoints=None):
-    return dict(phase_view.describe(phases, number, checkpoints or {})["facts"])
+    return dict(phase_view.describe(phases, number, checkpoints or {})["facts"]["rows"])
 
 
 def test_rows_are_those_of_the_frame():
     phases = cut()
-    rows = phase_view.rows(phases)
-    frame = phases.frame
-    assert [row["phase"] for row in rows] == frame["phase"].to_list() == [1, 2, 0]
-    for name, column in (
-        ("steps", "steps"),
-        ("full", "full"),
-        ("share", "share"),
-        ("step_time_cv", "step_time_cv"),
-        ("idle", "idle"),
-    ):
-        assert [row[name] for row in rows] == frame[column].to_list()
-    assert [row["step_ms"] for row in rows] == [2.0, 3.0, 1.0]
-    assert [row["until"] for row in rows] == pytest.approx([6 / 11, 9 / 11, 1.0])
-    assert [row["colour"] for row in rows] == [charts.colours(phases)[phase] for phase in (1, 2, 0)]
-    assert {row["mxu"] for row in rows} == {None}
+    shown = phase_view.phase_table(phases)
+    assert shown["phases"] == phases.frame["phase"].to_list() == [1, 2, 0]
+    assert shown["colours"] == [charts.colours(phases)[phase] for phase in (1, 2, 0)]
+    assert dict(zip(shown["columns"], zip(*shown["rows"], strict=True), strict=True)) == {
+        "Phase": tuple(phases.frame["name"]),
+        "Id": ("1", "2", "0"),
+        "Steps": ("3", "1", "2"),
+        "Traced": ("3", "1", "2"),
+        "% productive": ("54.5", "27.3", "18.2"),
+        "Cumulative %": ("54.5", "81.8", "100.0"),
+        "Step (ms)": ("2.000", "3.000", "1.000"),
+        "CV (% of mean)": ("0.0", "0.0", "0.0"),
+        "Idle (% of step time)": ("50.0", "50.0", "50.0"),
+    }  # no capture measured the matrix unit
 
 
 def test_twelve_rows_at_most():
-    rows = phase_view.rows(cut("abcdefghijklmnop"))
-    assert len(rows) == ROWS == 12
-    assert rows[-1]["until"] < 1
-    every = phase_view.rows(cut("abcdefghijklmnop"), phase_view.PHASES)
-    assert every[:12] == rows
-    assert every[-1]["until"] == pytest.approx(1)
-    assert [row["phase"] for row in every] == [*range(15, -1, -1)]
-    json.dumps(every, allow_nan=False)
+    phases = cut("abcdefghijklmnop")
+    shown, every = phase_view.phase_table(phases), phase_view.phase_table(phases, phase_view.PHASES)
+    assert len(shown["phases"]) == ROWS == 12
+    assert len(shown["rows"]) == ROWS + 1
+    assert shown["rows"][-1][:4] == ["4 more", "–", "4", "4"]
+    assert every["rows"][:12] == shown["rows"][:12]
+    assert every["rows"][-1][5] == "100.0"
+    assert every["phases"] == [*range(15, -1, -1)]
+
+
+def test_outliers_are_not_cumulated():
+    phases = tp.phases(toy_steps("aaabbbz"), lambda steps: [0, 0, 0, 1, 1, 1, -1])
+    assert phase_view.phase_table(phases)["rows"][-1][5] == "–"
 
 
 def test_the_headline():
@@ -93,14 +97,14 @@ def test_the_nearest_checkpoint_is_a_fact():
 
 def test_operations_are_those_of_top():
     phases = cut()
-    details = phase_view.describe(phases, 1, {})["ops"]
-    for side, rows in details.items():
+    for shown, side in zip(phase_view.operations(phases, 1), ("device", "host"), strict=True):
         top = phases.top(5).filter(phase=1, side=side)
-        assert [row["op"] for row in rows] == top["op"].cast(pl.String).to_list()
-        assert [row["share"] for row in rows] == top["share"].to_list()
-        assert [row["self_ms"] for row in rows] == pytest.approx((top["self_ps"] / 1e9).to_list())
-        assert [row["count"] for row in rows] == top["count"].to_list()
-    assert [row["op"] for row in details["device"]] == ["b2", "b1", "b0"]
+        assert [row[0] for row in shown["rows"]] == top["op"].cast(pl.String).to_list()
+        assert [row[1] for row in shown["rows"]] == [f"{100 * share:.1f}" for share in top["share"]]
+        assert [row[2] for row in shown["rows"]] == [f"{self_ps / 1e9:.3f}" for self_ps in top["self_ps"]]
+        assert [row[3] for row in shown["rows"]] == [str(count) for count in top["count"]]
+        assert shown["bars"] == pytest.approx((top["share"] / top["share"][0]).to_list())
+    assert [row[0] for row in phase_view.operations(phases, 1)[0]["rows"]] == ["b2", "b1", "b0"]
 
 
 def test_operations_name_their_layer_and_source_line_in_panel_and_static_view():
@@ -109,12 +113,17 @@ def test_operations_name_their_layer_and_source_line_in_panel_and_static_view():
     layers = pl.DataFrame([{name: row.get(name) for name in schema.LAYERS} for row in rows], schema=schema.LAYERS)
     phases = cut("aaabbb")
     phases = replace(phases, steps=replace(phases.steps, read_layers=lambda: layers))
-    below = {row["op"]: row["where"] for row in phase_view.explain(phases, 1)["ops"]["device"]}
-    assert below == {"b2": "", "b1": "", "b0": "dense<1> · train.py:12"}
-    assert {row["where"] for row in phase_view.describe(phases, 1, {})["ops"]["device"]} == {""}  # raw events are slow
+    names = [row[0] for row in phase_view.explain(phases, 1)["ops"][0]["rows"]]
+    assert names == ["b2", "b1", "b0\ndense<1> · train.py:12"]
+    quick = phase_view.describe(phases, 1, {})["ops"][0]["rows"]  # raw events are slow
+    assert [row[0] for row in quick] == ["b2", "b1", "b0"]
     static = exports.static_bundle(_selected(phases, 1))["text/html"]
     assert '<div class="tpunb-quiet">dense&lt;1&gt; · train.py:12</div>' in static
     assert "train.py" not in exports.static_bundle(_selected(phases, 1), live=True)["text/html"]
+
+
+def lists(phases, number):
+    return {each["caption"]: [text for (text,) in each["rows"]] for each in phase_view.explain(phases, number)["lists"]}
 
 
 def _selected(phases, number):
@@ -124,7 +133,7 @@ def _selected(phases, number):
 
 
 def test_distinguishing_operations_are_sentences():
-    sentences = phase_view.explain(cut("aaabbb"), 1)["distinguishing"]
+    sentences = lists(cut("aaabbb"), 1)["Distinguishing operations"]
     assert "step time: 2 ms (1 ms in other phases)" in sentences
     assert "b_host: in 100 % of steps (0 % in other phases)" in sentences
     assert len({*sentences}) == len(sentences)
@@ -132,7 +141,7 @@ def test_distinguishing_operations_are_sentences():
 
 def test_advice_names_its_phase_and_what_to_try():
     found = toy_steps("aaabbb")
-    advice = phase_view.explain(tp.phases(found), 1)["advice"]
+    advice = lists(tp.phases(found), 1)["Bottleneck"]
     assert advice
     assert all(piece.startswith("train") and " Try: " in piece for piece in advice)
 
@@ -143,13 +152,13 @@ def test_operations_far_from_the_roof_are_sentences_where_the_device_is_known():
     layers = pl.DataFrame([{name: row.get(name) for name in schema.LAYERS} for row in rows], schema=schema.LAYERS)
     phases = cut("aaabbb")
     known = replace(phases.steps, read_layers=lambda: layers, metadata={"device kind": "TPU v6 lite"})
-    explained = phase_view.explain(replace(phases, steps=known), 1)["roofline"]
+    explained = lists(replace(phases, steps=known), 1)["Roofline"]
     assert explained == [
         "50 % of the peak of TPU v6e reached",
         f"{TEXT}: 50 % of attainable (compute), headroom 500 µs per step",
     ]
     unknown = replace(known, metadata={})
-    assert phase_view.explain(replace(phases, steps=unknown), 1)["roofline"] == []
+    assert "Roofline" not in lists(replace(phases, steps=unknown), 1)
 
 
 def test_no_such_phase():
@@ -162,59 +171,58 @@ def test_steps_known_by_the_clock_alone_are_a_phase_too():
     frame = clock.frame.with_columns(kind=pl.when(pl.col("traced") == "none").then(pl.lit("other")).otherwise("kind"))
     phases = tp.phases(Steps(frame, clock.ops, clock.devices, clock.windows))
     details = phase_view.describe(phases, 1, {"a": 4})
-    assert dict(details["facts"])["Steps"] == "3 (0 traced in full)"
-    assert dict(details["facts"])["Idle"] == "not measured"
-    assert details["ops"] == {"device": [], "host": []}
-    json.dumps([details, phase_view.rows(phases)], allow_nan=False)
+    assert dict(details["facts"]["rows"])["Steps"] == "3 (0 traced in full)"
+    assert dict(details["facts"]["rows"])["Idle"] == "not measured"
+    assert details["ops"] == []
+    json.dumps([details, phase_view.phase_table(phases)], allow_nan=False)
 
 
 def test_noise_is_described_like_a_phase():
     phases = tp.phases(toy_steps("aaabbbz"), lambda steps: [0, 0, 0, 1, 1, 1, -1])
     details = phase_view.describe(phases, -1, {})
     assert details["name"] == "outliers"
-    assert dict(details["facts"])["Steps"].startswith("1 ")
+    assert dict(details["facts"]["rows"])["Steps"].startswith("1 ")
 
 
 def test_several_hosts_say_whose_step_represents():
     one, two = toy_steps("ab", host="h1"), toy_steps("ab", host="h2")
     steps = Steps(pl.concat([one.frame, two.frame]), pl.concat([one.ops, two.ops]))
     phases = tp.phases(steps, lambda steps: [0, 1])
-    assert dict(phase_view.describe(phases, 0, {})["facts"])["Representative"].startswith("step 0 of h")
+    assert facts(phases, 0)["Representative"].startswith("step 0 of h")
 
 
 def test_names_are_text_without_commands():
     phases = cut("aab", name=EVIL, host=EVIL)
     details = json.dumps(
-        [phase_view.rows(phases), phase_view.describe(phases, 0, {EVIL: 1}), phases.headline],
+        [phase_view.phase_table(phases), phase_view.describe(phases, 0, {EVIL: 1}), phases.headline],
         ensure_ascii=False,
     )
     assert "\x1b" not in details
     assert "\\u001b" not in details
     assert "\u202e" not in details
-    ops = phase_view.describe(phases, 0, {})["ops"]["device"]
-    assert [row["op"] for row in ops] == [f"{TEXT}a{i}" for i in (2, 1, 0)]
+    device, _ = phase_view.operations(phases, 0)
+    assert [row[0] for row in device["rows"]] == [f"{TEXT}a{i}" for i in (2, 1, 0)]
     assert facts(phases, 0, {EVIL: 1})["Nearest checkpoint"] == f"{TEXT} (step 1)"
 
 
-def test_runs_are_the_ribbon_as_a_table():
+def test_runs_are_the_timeline_as_a_table():
     phases = cut("aabba")
-    table = phase_view.runs(phases, (0.0, 1.0))
-    assert table == {
-        "phase": ["train (faster)", "train", "train (faster)"],
-        "first_step": [0, 2, 4],
-        "last_step": [1, 3, 4],
-        "from_s": [0.0, 0.002, 0.006],
-        "to_s": [0.002, 0.006, 0.007],
-    }
-    assert phase_view.runs(phases, (0.0021, 0.003))["phase"] == ["train"]
-    assert phase_view.runs(phases, (5.0, 6.0))["phase"] == []
+    shown = phase_view.runs(phases, (0.0, 1.0))
+    assert shown["columns"] == ["Phase", "First step", "Last step", "From (s)", "To (s)"]
+    assert shown["rows"] == [
+        ["train (faster)", "0", "1", "0.0", "0.002"],
+        ["train", "2", "3", "0.002", "0.006"],
+        ["train (faster)", "4", "4", "0.006", "0.007"],
+    ]
+    assert [row[0] for row in phase_view.runs(phases, (0.0021, 0.003))["rows"]] == ["train"]
+    assert phase_view.runs(phases, (5.0, 6.0))["rows"] == []
 
 
 def test_a_long_table_keeps_its_longest_runs():
-    table = phase_view.runs(cut("ab" * 60 + "c"), (0.0, 1.0))
-    assert len(table["phase"]) == phase_view.RUNS == 100
-    assert table["phase"].count("train") == 60
-    assert table["from_s"] == sorted(table["from_s"])
+    rows = phase_view.runs(cut("ab" * 60 + "c"), (0.0, 1.0))["rows"]
+    assert len(rows) == phase_view.RUNS == 100
+    assert [row[0] for row in rows].count("train") == 60
+    assert [float(row[3]) for row in rows] == sorted(float(row[3]) for row in rows)
 
 
 def test_times_in_the_unit_that_suits():
@@ -224,27 +232,21 @@ def test_times_in_the_unit_that_suits():
 
 def test_phases_and_the_operations_of_the_longest():
     found = phase_view.tables(cut("aabb"))
-    assert [table.caption for table in found] == [
+    assert [each["caption"] for each in found] == [
         "Phases, longest first",
         "Top operations of train, device, 2 steps traced in full",
         "Top operations of train, host, 2 steps traced in full",
     ]
-    assert found[0].rows[0] == ["train", "1", "2", "2", "66.7", "2.000", "0", "50"]
-    assert found[1].rows == [
+    assert found[0]["rows"][0] == ["train", "1", "2", "2", "66.7", "66.7", "2.000", "0.0", "50.0"]
+    assert found[1]["rows"] == [
         ["b2", "50.0", "1.000", "6"],
         ["b1", "33.3", "0.667", "4"],
         ["b0", "16.7", "0.333", "2"],
     ]
 
 
-def test_what_has_no_row_is_counted():
-    (phases, *_) = phase_view.tables(cut("abcdefghijklmnop"))
-    assert len(phases.rows) == ROWS + 1
-    assert phases.rows[-1][:4] == ["4 more", "–", "4", "4"]
-
-
 def test_no_operation_no_table():
     phases = cut("ab")
     bare = Steps(phases.steps.frame, phases.steps.ops.clear())
     found = phase_view.tables(Phases(bare, phases.labels, phases.method, phases.distances))
-    assert [table.caption for table in found] == ["Phases, longest first"]
+    assert [each["caption"] for each in found] == ["Phases, longest first"]

@@ -146,7 +146,7 @@ def test_an_operation_that_no_step_of_a_phase_is_known_to_have_does_not_distingu
     phases = tp.phases(program(*[BARE] * 20, *[({}, slow)] * 20), lambda _: [0] * 20 + [1] * 20)
     rows = distinguishing_ops(phases, n=9).filter(pl.col("op") == "Slice", pl.col("phase") == 0)
     assert rows["inside_ps"].to_list() == [None] * rows.height
-    assert [line for line in phase_view.distinguishing(phases, 0) if "Slice" in line] == []
+    assert [line for (line,) in phase_view.distinguishing(phases, 0)["rows"] if "Slice" in line] == []
 
 
 def changed(a, b):

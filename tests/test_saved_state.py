@@ -23,7 +23,7 @@ def charts(view):
     return {
         "timeline": [frame["timeline"], frame["layout"], clusters["tables"], state["_axis"]],
         "curve": [state["_curve"]],
-        "coverage": [frame["coverage"], clusters["phases"]],
+        "coverage": [frame["coverage"], clusters["coverage"]],
         "accounts": [frame["accounts"]],
     }
 

@@ -22,18 +22,24 @@ def result_of(view):
     return compared(replace(view.state, allow_different_models=True))
 
 
+def pairs(found):
+    """Return the rows of the changes phase by phase, by column."""
+    return [dict(zip(found["table"]["columns"], row, strict=True)) for row in found["table"]["rows"]]
+
+
 def test_a_run_beside_itself():
     found = comparison()
-    assert found["result"].startswith("2 phases matched")
-    assert [(pair["name"], pair["ratio"][:5]) for pair in found["pairs"]] == [
+    assert found["table"]["caption"].startswith("Comparison with toy (2): 2 phases matched")
+    assert [(row["Phase"], row["Ratio [95 % interval]"][:5]) for row in pairs(found)] == [
         ("train → train", "1.00x"),
         ("train (faster) → train (faster)", "1.00x"),
     ]
-    assert found["pairs"][0]["step"] == "2 ms → 2 ms"
-    assert found["pairs"][0]["idle"] == "50 % → 50 %"
-    assert found["pairs"][0]["mxu"] == "–"
-    assert (found["pairs"][0]["gained"], found["pairs"][0]["lost"]) == ([], [])
-    assert found["title"] == "toy (2)"
+    first, _ = pairs(found)
+    assert first["Step time"] == "2 ms → 2 ms"
+    assert first["Idle (% of step time)"] == "50 % → 50 %"
+    assert "MXU (% of peak)" not in first
+    assert (first["Gained"], first["Lost"]) == ("–", "–")
+    assert found["matches"] == [[1, 1], [0, 0]]
     assert found["tables"]["timeline"]["step"] == [*range(6)]
     assert found["edges"] == [0.0, 0.009]
 
@@ -41,7 +47,7 @@ def test_a_run_beside_itself():
 def test_it_wears_the_colours_of_the_phases_it_was_matched_with():
     second = toy_steps("aaaaaaaaabbb")  # here a is the longest
     found = comparison(FIRST, second)
-    rank = {pair["name"]: i for i, pair in enumerate(found["pairs"])}
+    rank = {row["Phase"]: i for i, row in enumerate(pairs(found))}
     assert {*rank} == {"train → train (slower)", "train (faster) → train"}
     ranks = found["tables"]["ranks"]
     shades = dict(zip(ranks["phase"], ranks["shade"], strict=True))
@@ -52,7 +58,7 @@ def test_it_is_cut_as_the_first_is_now():
     view = explore(FIRST, other=toy_steps("aaabbbccc"))
     view.threshold = 0.0
     found = result_of(view)
-    assert found["result"].startswith("1 phase matched")
+    assert ": 1 phase matched" in found["table"]["caption"]
     assert {*found["tables"]["timeline"]["rank"]} == {"0"}
 
 
@@ -65,7 +71,7 @@ def test_phases_of_a_second_run_stay_as_they_were_cut():
 @pytest.mark.parametrize("method", [lambda steps: [-1] * len(steps), lambda steps: [-1, *[0] * (len(steps) - 1)]])
 def test_noise_is_matched_with_nothing(method):
     found = comparison(method=method)
-    assert all("outliers" not in pair["name"] for pair in found["pairs"])
+    assert all("outliers" not in row["Phase"] for row in pairs(found))
     json.dumps(found, allow_nan=False)
 
 
@@ -74,7 +80,7 @@ def test_runs_that_are_not_to_be_compared_unasked():
     view = explore(a, other=b)
     with pytest.raises(IncompatibleRuns, match="bert"):
         compared(view.state)
-    assert result_of(view)["pairs"]
+    assert result_of(view)["table"]["rows"]
 
 
 def test_the_page_asks_before_it_compares_different_models():
@@ -84,7 +90,7 @@ def test_the_page_asks_before_it_compares_different_models():
     view._asked(None, {"ask": "compare", "id": 1, "with": {"allow_different_models": False}}, [])
     view._asked(None, {"ask": "compare", "id": 2, "with": {"allow_different_models": True}}, [])
     assert "bert" in sent[0]["error"]
-    assert len(sent[1]["pairs"]) == 2
+    assert len(sent[1]["matches"]) == 2
     assert json.loads(json.dumps(sent[1], allow_nan=False))["answer"] == 2
 
 
@@ -98,5 +104,5 @@ def test_without_a_second_run_there_is_nothing_to_compare():
 
 def test_names_of_the_second_run_are_text():
     found = comparison(FIRST, replace(FIRST, name="<img src=x>\x1b"))
-    assert found["title"] == "<img src=x>\ufffd"
+    assert found["table"]["caption"].startswith("Comparison with <img src=x>\ufffd: ")
     assert "\x1b" not in json.dumps(found, ensure_ascii=False)

@@ -27,7 +27,7 @@ def test_the_facts_of_a_phase_are_those_of_the_frames(name):
     labels = phases.labels.to_numpy()
     time = productive(steps, labels)
     for label in sorted({*labels.tolist()}):
-        facts = dict(phase_view.describe(phases, label, {})["facts"])
+        facts = dict(phase_view.describe(phases, label, {})["facts"]["rows"])
         rows = steps.frame.filter(pl.Series(labels == label))
         full = rows.filter(pl.col("traced") == "full")
         whole = rows.filter(pl.col("traced") != "partial")["dur_ps"]

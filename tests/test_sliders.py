@@ -110,16 +110,13 @@ def test_the_curve_of_a_given_parameter_is_swept_again_in_the_same_space():
 @pytest.mark.parametrize("name", SLIDERS)
 def test_the_curve_as_a_table_has_the_parameter_first_and_the_choice_in_it(name):
     slider, swept = SLIDERS[name], grouped(name)
-    table = sliders.table(swept.sweeps[slider.parameter])
-    assert next(iter(table)) == slider.parameter
-    assert "chosen" not in table
-    assert len({len(column) for column in table.values()}) == 1
-    assert 1 <= len(table[slider.parameter]) <= 61
+    table = sliders.sweep_table(swept.sweeps[slider.parameter])
+    assert table["columns"][0] == slider.parameter.replace("_", " ")
+    assert "chosen" not in table["columns"]
+    assert 1 <= len(table["rows"]) <= 61
     at = sliders.position(slider, swept)
-    assert any(math.isclose(value, at, rel_tol=1e-3) for value in table[slider.parameter])
-    assert not any(
-        isinstance(value, float) and not math.isfinite(value) for column in table.values() for value in column
-    )
+    assert any(math.isclose(float(row[0]), at, rel_tol=1e-3) for row in table["rows"])
+    assert not {"nan", "inf", "None"} & {cell for row in table["rows"] for cell in row}
 
 
 @dataclass(frozen=True)

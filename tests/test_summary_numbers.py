@@ -25,9 +25,10 @@ def test_the_numbers_of_the_summary_are_those_of_the_frames(name):
     time = productive(steps, labels)
     share = {label: time[labels == label].sum() / time.sum() for label in {*labels.tolist()}}
     table, *tops = phase_view.tables(phases)
-    assert len(table.rows) == len(share)
-    for row in table.rows:
-        label = int(row[1])
+    assert len(table["rows"]) == len(share)
+    for cells in table["rows"]:
+        row = dict(zip(table["columns"], cells, strict=True))
+        label = int(row["Id"])
         rows = steps.frame.filter(pl.Series(labels == label))
         timed = rows.filter(pl.col("traced") != "partial")["dur_ps"]
         idle = rows.drop_nulls("idle_ps")
@@ -35,23 +36,26 @@ def test_the_numbers_of_the_summary_are_those_of_the_frames(name):
         if not (rows["traced"] == "full").any():
             figures[1] = "clock only"
         figures += [cell(share[label], ".1f", 100), cell(rows["dur_ps"].median() / 1e9, ",.3f")]
-        figures += [cell(timed.std(ddof=0) / timed.mean(), ".0f", 100)]
-        figures += [cell(idle["idle_ps"].sum() / idle["dur_ps"].sum() if idle.height else None, ".0f", 100)]
-        assert row[2:] == figures
+        figures += [cell(timed.std(ddof=0) / timed.mean(), ".1f", 100)]
+        figures += [cell(idle["idle_ps"].sum() / idle["dur_ps"].sum() if idle.height else None, ".1f", 100)]
+        columns = ["Steps", "Traced", "% productive", "Step (ms)", "CV (% of mean)", "Idle (% of step time)"]
+        assert [row.get(name, "–") for name in columns] == figures
+        longer = sum(part for other, part in share.items() if part >= share[label] and other >= 0)
+        assert row["Cumulative %"] == ("–" if label < 0 else f"{100 * longer:.1f}")
     real = sorted((part for label, part in share.items() if label >= 0), reverse=True)
     headline = Summary(None, steps, phases).headline
     found = re.search(r"top 3 cover ([\d.]+) % of productive time, outliers ([\d.]+) %", headline)
     assert [*found.groups()] == [f"{100 * sum(real[:3]):.1f}", f"{100 * share.get(-1, 0):.1f}"]
     assert ("explained variance" in headline) == (len({*phases.fitted}) > 1)
     for top in tops:
-        side = top.caption.split(", ")[-2]
+        side = top["caption"].split(", ")[-2]
         full = steps.frame.filter(pl.Series(labels == phases.longest.id), pl.col("traced") == "full")
-        assert top.caption.endswith(f"{full.height:,} step{'s'[: full.height != 1]} traced in full")
+        assert top["caption"].endswith(f"{full.height:,} step{'s'[: full.height != 1]} traced in full")
         ops = steps.ops.filter(pl.col("side") == side).join(full, on=["host", "step"], how="semi")
         sums = ops.group_by(pl.col("op").cast(pl.String)).agg(pl.col("self_ps", "count").sum())
         of = {op: (self_ps, count) for op, self_ps, count in sums.iter_rows()}
         total = sums["self_ps"].sum()
-        for op, part, self_ms, calls in top.rows:
+        for op, part, self_ms, calls in top["rows"]:
             self_ps, count = of[op]
             assert (part, self_ms, calls) == (f"{100 * self_ps / total:.1f}", f"{self_ps / 1e9:,.3f}", f"{count:,}")
 
@@ -60,7 +64,7 @@ def test_what_was_not_measured_is_not_0():
     phases = tp.phases(toy_steps("aaabbb", traced="fffnnn"))
     frame = phases.steps.frame.with_columns(kind=pl.Series(["train"] * 3 + ["eval"] * 3))
     phases = tp.phases(type(phases.steps)(frame, phases.steps.ops))
-    facts = dict(phase_view.describe(phases, 1, {})["facts"])
+    facts = dict(phase_view.describe(phases, 1, {})["facts"]["rows"])
     assert facts["Idle"] == facts["MXU"] == facts["Confidence"] == "not measured"
     assert "Input wait" not in facts
     assert phases.frame.filter(phase=1).select("input", "input_ps", "idle").row(0) == (None, None, None)

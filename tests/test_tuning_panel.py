@@ -103,14 +103,21 @@ def one_trial(tuner):
 # ---- before anything runs
 
 
+def rows(panel):
+    """Return the rows of the parameters by name."""
+    table = panel._run["parameters"]
+    found = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+    return {f"{row['Stage']} {row['Parameter']}": row for row in found}
+
+
 def test_a_panel_begins_with_the_parameters_and_writes_nothing(one_job, tmp_path):
     panel = panel_of(one_job, tmp_path / "tuning")
     assert (panel.state, panel.value, panel.trials, panel.phase, panel.budget) == ("ready", None, [], None, 60)
-    parameters = {row["name"]: row for row in panel._frame["parameters"]}
+    parameters = rows(panel)
     assert list(parameters) == [parameter.name for parameter in one_job.pipeline.parameters]
-    assert (parameters[CALLS]["stage"], parameters[CALLS]["parameter"]) == ("map:1(fetched)", "parallel calls")
-    assert (parameters[CALLS]["current"], parameters[CALLS]["verdict"]) == ("1", "verify")
-    assert parameters["batch:2 size"]["verdict"] == "locked"
+    calls = parameters[CALLS]
+    assert (calls["Current"], calls["Chosen"], calls["Verdict"]) == ("1", "–", "verify")
+    assert parameters["batch:2 size"]["Verdict"] == "locked"
     assert not (tmp_path / "tuning").exists()
     assert repr(panel) == "TuningPanel(Job(little, tf.data, 1 model), ready)"
     assert panel.wait() is None
@@ -130,7 +137,7 @@ def test_a_pipeline_that_cannot_be_rebuilt_is_shown_with_the_reason(tmp_path):
     data = at_hand().map(lambda x, y: (x + generator.normal(()), y))
     panel = panel_of(Job(lambda: (little(), data)), tmp_path)
     assert "draws from a tf.random.Generator" in panel._frame["refusal"]
-    assert {row["verdict"] for row in panel._frame["parameters"]} == {"locked"}
+    assert {row["Verdict"] for row in rows(panel).values()} == {"locked"}
 
 
 @pytest.mark.parametrize(
@@ -252,10 +259,10 @@ def test_trials_arrive_one_by_one_and_then_it_is_done(played):
         "output": "equal",
         "spent": "2 s",
     }
-    assert panel._run["chosen"] == {CALLS: "8"}
-    assert panel._run["verified"] == [CALLS]
+    assert (rows(panel)[CALLS]["Chosen"], rows(panel)[CALLS]["Verdict"]) == ("8", "verified")
+    assert [row["Chosen"] for name, row in rows(panel).items() if name != CALLS] == ["–"] * (len(rows(panel)) - 1)
     assert panel._run["code"] == "ds = ..."
-    assert panel._run["rejected"] == [[f"{CALLS} = 16", f"ValueError: {EVIL}"]]
+    assert panel._run["rejected"]["rows"] == [[f"{CALLS} = 16", f"ValueError: {EVIL}"]]
     assert panel._run["headline"] == "3 trials: 4.00 times as fast (95 % interval 3.50 to 4.50), same output"
     assert panel._run["since"] is None
     assert panel._run["chart"]["description"].startswith("Trials by")

@@ -76,6 +76,15 @@ def live_coverage() -> LayerPicture:
     return with_signals(chart, chosen=None, top3=0)
 
 
+def coverage_rows(phases: Phases, most: int) -> dict[str, list[Any]]:
+    """Return the columns of `live_coverage`, the longest phases first."""
+    hue = pl.col("phase").replace_strict(colours(phases))
+    share, until = 100 * pl.col("share"), 100 * covered()
+    return (
+        phases.frame.select("name", "phase", colour=hue, share=share, until=until).head(most).to_dict(as_series=False)
+    )
+
+
 def _bars(base: alt.Chart, third: alt.Chart, opacity: Any = alt.Undefined) -> list[alt.Chart]:
     """Return the layers of a coverage: its bars, a dashed line, the figures beside the plot."""
     x = alt.X("before:Q", title="cumulative share of productive time (%)").scale(domain=[0, 100], nice=False)

@@ -28,11 +28,11 @@ from tpunb.text import format_error, plain
 from tpunb.widgets import exports, phase_view, second_run, sliders
 from tpunb.widgets.explorer_state import ExplorerState, Messages
 from tpunb.widgets.frontends import DisplayHandles, only_ipywidgets
-from tpunb.widgets.html_tables import safe
-from tpunb.widgets.panel import Answer, Panel, Refused, packed
+from tpunb.widgets.panel import Answer, Panel, Refused, no_such, packed
+from tpunb.widgets.table import safe
 
 _FAR = 1e9  # seconds from the start of a run: thirty years
-_OWN = "own"  # name of a method of the user's
+_CUSTOM = "own"  # name of a method of the user's
 
 
 class _Parameter:
@@ -56,24 +56,6 @@ class PhaseExplorer(Panel):
     """A run in its phases: every control is a trait or a property, and ``value`` the phases that they give.
 
     A method's parameter, set as a property, selects the method: ``view.threshold = 0.8`` groups by ``OLS(0.8)``.
-    :func:`explore` documents the parameters; ``messages`` are lines and warnings, and ``folded`` folds how the phases
-    were found.
-
-    Attributes
-    ----------
-    clustering
-        Trait: the method and its slider's value, ``{"method": "ols", "threshold": 0.7}``. Without a value the method
-        takes its last one, with None it chooses.
-    phase
-        Trait: the selected phase, or None.
-    account
-        Trait: the selected account, whose time is marked on the timeline, or None.
-    time_range
-        Trait: first and last second that are shown; the whole run if None.
-    value
-        Trait, read-only: the phases.
-    min_samples, k, threshold, ops
-        Parameter of DBSCAN, k-means, OLS and OLSPlus; None before the method's first use.
 
     >>> from tpunb.testing import toy_steps
     >>> view = PhaseExplorer(toy_steps("aaabbb"))
@@ -116,19 +98,19 @@ class PhaseExplorer(Panel):
             first = group_steps(load(run) if isinstance(run, str | Path) else run, method)
         if other is not None and not isinstance(other, Steps | Phases):
             raise wrong_type("explore", "other", "be Steps or Phases", other)
-        name = sliders.name_of(first.method) or _OWN
+        name = sliders.name_of(first.method) or _CUSTOM
         self._methods: dict[str, PhaseMethod] = {word: make() for word, make in METHODS.items()} | {name: first.method}
         self._first = {name: first}  # by method: as it was given, or chooses by itself
         self._swept: dict[str, Phases] = {}  # by method: phases whose sweep is its curve
         self._positions: dict[str, Any] = {}  # by method: value of its slider
         self.displays = DisplayHandles()
         self._static_explorer: Any = None  # of ipywidgets alone, where it was asked for
-        own = {_OWN: plain(repr(first.method))} if name == _OWN else {}
+        custom = {_CUSTOM: plain(repr(first.method))} if name == _CUSTOM else {}
         self._state = ExplorerState(
             phases=first,
             swept=self._sweep(name),
             method=name,
-            methods=own | {word: sliders.title_of(word) for word in METHODS},
+            methods=custom | {word: sliders.title_of(word) for word in METHODS},
             timeline=Timeline(first.steps),
             checkpoints=checkpoint_steps(checkpoints),
             other=other,
@@ -164,13 +146,7 @@ class PhaseExplorer(Panel):
         return self._state.code
 
     def details(self, phase: int | None = None) -> dict[str, Any]:
-        """Return what the panel shows of a phase: the given one, the selected one, or the longest.
-
-        Raises
-        ------
-        KeyError
-            When there is no such phase.
-        """
+        """Return what the panel shows of a phase: the given one, the selected one, or the longest."""
         with self._turn:
             number = self.state.shown_phase if phase is None else phase
             return self._state.figures(number) | self._state.reasons(number)
@@ -249,7 +225,7 @@ class PhaseExplorer(Panel):
     def _valid_phase(self, proposal: Any) -> Any:
         phase = proposal["value"]
         if phase is not None and not (self.value.labels == phase).any():
-            raise Refused(f"There is no phase {phase}; there are {sorted(self.value.frame['phase'].to_list())}.")
+            raise no_such("phase", phase, sorted(self.value.frame["phase"]))
         return phase
 
     @validate("account")
@@ -257,7 +233,7 @@ class PhaseExplorer(Panel):
         account = proposal["value"]
         names = self._state.accounts().get("parts", {}).get("account", [])
         if account not in (None, *names):
-            raise Refused(f"There is no account {account!r}; there are {names}.")
+            raise no_such("account", account, names)
         return account
 
     @validate("time_range")
@@ -342,7 +318,7 @@ class PhaseExplorer(Panel):
             "reasons": lambda: (self._state.reasons(self.state.shown_phase), []),
             "accounts": lambda account=None: (replace(self._state, account=account).accounts(), []),
             "hints": lambda: ({"phases": phase_view.hints(self.value)}, []),
-            "phases": lambda: ({"phases": phase_view.rows(self.value, phase_view.PHASES)}, []),
+            "phases": lambda: ({"table": phase_view.phase_table(self.value, phase_view.PHASES)}, []),
             "compare": self._compare,
             "runs": lambda: ({"table": phase_view.runs(self.value, self._state.edges)}, []),
             "to_static": self.to_static,
@@ -394,17 +370,7 @@ def explore(
 
 
 class StaticExplorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no types
-    """A list, a slider and pictures of an :class:`ExplorerState`.
-
-    Parameters
-    ----------
-    state
-        State to show first.
-    choose
-        Called with another clustering; what follows from it comes back through `show`.
-    pictures
-        Name of the pictures above, which are hidden: see :class:`tpunb.widgets.frontends.DisplayHandles`.
-    """
+    """A list, a slider and pictures of a state; `choose` is called with another clustering, `pictures` are hidden."""
 
     def __init__(self, state: ExplorerState, choose: Callable[[dict[str, Any]], None], pictures: str = "") -> None:
         self._choose = choose

@@ -15,7 +15,7 @@ from tpunb.analysis.stragglers import Hosts
 from tpunb.charts import render
 from tpunb.charts.accounts import live_accounts
 from tpunb.charts.curves import with_slider
-from tpunb.charts.shares import live_coverage
+from tpunb.charts.shares import coverage_rows, live_coverage
 from tpunb.charts.timeline import live_timeline
 from tpunb.charts.timeline_rows import Timeline, layout
 from tpunb.cluster import SliderSpec
@@ -23,10 +23,9 @@ from tpunb.frames import Phases, Steps
 from tpunb.frames.nearest import checkpoint_times
 from tpunb.text import coverage, plain
 from tpunb.widgets import phase_view, sliders
-from tpunb.widgets.html_tables import ROWS
+from tpunb.widgets.table import ROWS, Table
 
 T = TypeVar("T")
-_ADVICE = 6  # most pieces that are listed
 
 Messages = tuple[Sequence[str], Sequence[str]]
 """Lines on how phases were found, and warnings above a panel."""
@@ -34,35 +33,7 @@ Messages = tuple[Sequence[str], Sequence[str]]
 
 @dataclass(frozen=True, eq=False)
 class ExplorerState:
-    """Everything that the explorer shows.
-
-    Parameters
-    ----------
-    phases
-        Phases that are shown.
-    swept
-        Phases whose sweep is the curve over the slider.
-    method
-        Name of the phase method.
-    methods
-        Titles of all methods by name.
-    timeline
-        The run between the edges that are shown.
-    checkpoints
-        Step of each checkpoint by name.
-    other
-        A second run to compare with.
-    messages
-        Lines and warnings above the panel.
-    phase
-        Selected phase, if any.
-    account
-        Selected account, if any.
-    allow_different_models
-        Whether runs of different models are compared.
-    folded
-        Whether the part on how phases were found begins folded.
-    """
+    """Everything that the explorer shows; `swept` are the phases whose sweep is the curve over the slider."""
 
     phases: Phases
     swept: Phases
@@ -174,23 +145,28 @@ class ExplorerState:
         }
 
     @property
-    def advice(self) -> list[str]:
+    def advice(self) -> Table:
         """Advice on phases, outliers and accounts, most time saved first."""
-        return self.once("advice", lambda: phase_view.advised(advise(self.phases).drop_nulls("saves_ps"), _ADVICE))
+        return self.once("advice", lambda: phase_view.advised(advise(self.phases).drop_nulls("saves_ps")))
 
     def accounts(self) -> dict[str, Any]:
         """Return advice, the sentence and bar of accounts, and the time, details and stalls of the selected one."""
-        found = self.goodput
-        if found is None:
+        run = self.goodput
+        if run is None:
             return {"advice": self.advice}
-        chosen = None if self.account is None else phase_view.describe_goodput(found, self.account, self.timeline)
-        return {"advice": self.advice, **phase_view.bar(found, self.phases), "selected": chosen}
+        chosen = None if self.account is None else phase_view.describe_goodput(run, self.account, self.timeline)
+        return {"advice": self.advice, **phase_view.bar(run, self.phases), "selected": chosen}
 
     def curve(self) -> dict[str, Any]:
         """Return the method's curve and its slider."""
         slider, limits, chart = self.slider, self.limits, sliders.chart(self.swept)
         sweep = self.swept.sweeps.get("tree" if slider is None else slider.parameter)
-        curve: dict[str, Any] = {"method": self.method, "spec": None, "slider": None, "table": sliders.table(sweep)}
+        curve: dict[str, Any] = {
+            "method": self.method,
+            "spec": None,
+            "slider": None,
+            "table": sliders.sweep_table(sweep),
+        }
         if slider is not None and limits is not None:
             stops = {"least": limits[0], "most": limits[1], "step": slider.step}
             curve["slider"] = {"parameter": slider.parameter, "label": slider.label, **stops}
@@ -217,8 +193,9 @@ class ExplorerState:
             "code": self.code,
             "headline": self.phases.headline,
             "tables": json.dumps(self.rows, separators=(",", ":")),  # text: faster than numbers through a trait
-            "phases": phase_view.rows(self.phases),
+            "table": phase_view.phase_table(self.phases),
             "rest": max(self.phases.frame.height - ROWS, 0),
+            "coverage": coverage_rows(self.phases, ROWS),
             "top": coverage(self.phases.coverage(3)),
             "top3": 100 * self.phases.coverage(3),
             "position": self.position,

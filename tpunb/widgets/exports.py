@@ -14,11 +14,11 @@ from tpunb import charts
 from tpunb.charts import render
 from tpunb.frames import Phases
 from tpunb.text import format_error, plain
-from tpunb.widgets import html_tables, phase_view, second_run, sliders
+from tpunb.widgets import phase_view, second_run, sliders
 from tpunb.widgets.explorer_state import ExplorerState, Messages
-from tpunb.widgets.html_tables import Table, safe
 from tpunb.widgets.panel import Answer, asset, module
 from tpunb.widgets.panel import bundle as vega
+from tpunb.widgets.table import CLUSTERING, block, html, safe
 
 SCRIPT = module("parts.js", "panel.js", "phase_facts.js", "accounts.js", "second_run.js", "buttons.js", "explorer.js")
 STYLE = asset("explorer.css")
@@ -42,7 +42,7 @@ render({{ model: stored(state), el: document.getElementById("explorer") }});
 
 def page(state: ExplorerState) -> bytes:
     """Return the explorer as one HTML file that needs no network; its sliders and its zoom are disabled."""
-    numbers = {state.shown_phase, *(row["phase"] for row in phase_view.rows(state.phases))}
+    numbers = {state.shown_phase, *phase_view.phase_table(state.phases)["phases"]}
     details = {str(number): state.figures(number) | state.reasons(number) for number in sorted(numbers)}
     stored: dict[str, Any] = {
         "clustering": state.clustering,
@@ -56,9 +56,9 @@ def page(state: ExplorerState) -> bytes:
         "_runs": phase_view.runs(state.phases, state.edges),
     }
     stored |= {"_advice": state.advice, "_hints": phase_view.hints(state.phases)}
-    if (found := state.goodput) is not None:
+    if (run := state.goodput) is not None:
         names = stored["_frame"]["accounts"]["parts"]["account"]
-        stored["_accounts"] = {name: phase_view.describe_goodput(found, name, state.timeline) for name in names}
+        stored["_accounts"] = {name: phase_view.describe_goodput(run, name, state.timeline) for name in names}
     if state.other is not None:
         try:
             stored["_compared"] = second_run.compared(state)
@@ -101,13 +101,7 @@ _KINDS: dict[str, tuple[str, Callable[[ExplorerState], bytes]]] = {
 
 
 def export(state: ExplorerState, kind: str) -> Answer:
-    """Return a file for the page's buttons: its name, its type and its bytes.
-
-    Raises
-    ------
-    ValueError
-        When `kind` is not html, svg, png or trace.
-    """
+    """Return a file for the page's buttons: its name, its type and its bytes."""
     if kind not in _KINDS:
         raise ValueError(f"An export must be html, svg, png or trace. Got {kind!r} instead.")
     media, make = _KINDS[kind]
@@ -129,23 +123,28 @@ def _block(
     sources: bool,
 ) -> str:
     """Return verdict, goodput, timeline, advice, the phases as tables, the comparison, then how phases were found."""
-    found, headline = state.goodput, state.phases.headline
-    lines, bar = phase_view.lines(found, state.phases), "" if found is None else draw(charts.accounts(found))
+    run, headline = state.goodput, state.phases.headline
+    lines, bar = phase_view.lines(run, state.phases), "" if run is None else draw(charts.accounts(run))
     hosts = "" if (found_hosts := state.hosts) is None else draw(charts.hosts(found_hosts))
-    evidence = bar + draw(charts.timeline(state.phases)) + hosts + html_tables.items(html_tables.ADVICE, state.advice)
+    evidence = bar + draw(charts.timeline(state.phases)) + hosts + (html(state.advice) if state.advice["rows"] else "")
     method = [*([headline] if lines else []), *messages[0], state.code]
     phase, warnings = state.shown_phase, [*messages[1]]
-    tables = phase_view.tables(state.phases, phase, sources=sources)
-    if distinguishing := [[sentence] for sentence in phase_view.distinguishing(state.phases, phase)]:
-        tables.append(Table(f"Distinguishing operations of {state.phases.names[phase]}", ["Operation"], distinguishing))
+    figures = state.figures(phase)
+    tables = [phase_view.phase_table(state.phases), figures["facts"]]
+    if sources:
+        reasons = state.reasons(phase)
+        tables += [*reasons["ops"], *reasons["lists"]]
+    else:
+        distinguishing = phase_view.distinguishing(state.phases, phase)
+        tables += [*figures["ops"], *([distinguishing] if distinguishing["rows"] else [])]
+    if run is not None and state.account is not None:
+        tables = [*phase_view.account_tables(run, state.account), *tables]
     if state.other is not None:
         try:
-            tables.append(second_run.table(second_run.compared(state)))
+            tables.append(second_run.compared(state)["table"])
         except Exception as error:  # noqa: BLE001  shown in place of the comparison
             warnings.append(f"no comparison: {format_error(error)}")
-    return html_tables.block(
-        lines or [headline], warnings, evidence, tables, method, title=html_tables.FOUND, curve=curve
-    )
+    return block(lines or [headline], warnings, evidence, tables, method, title=CLUSTERING, curve=curve)
 
 
 def static_bundle(state: ExplorerState, *, live: bool = False) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from uuid import uuid4
 
 from tpunb.text import plain
-from tpunb.widgets.html_tables import safe
+from tpunb.widgets.table import safe
 
 if TYPE_CHECKING:
     from tpunb.profiler.capture import Run
@@ -131,13 +131,7 @@ class ResultOnly(OutputTarget):
 
 
 class TerminalOutput(ResultOnly):
-    """Writes a plain line per minute.
-
-    Parameters
-    ----------
-    stream
-        Where to write; by default today's standard error, even if the cell redirects it later.
-    """
+    """Writes a plain line per minute to today's standard error, even if the cell redirects it later."""
 
     every_s = 60.0
 
@@ -150,13 +144,7 @@ class TerminalOutput(ResultOnly):
 
 
 class CellOutput(OutputTarget):
-    """Updates one output of the cell in place.
-
-    Parameters
-    ----------
-    shell
-        Shell of a kernel.
-    """
+    """Updates one output of the cell in place."""
 
     every_s = 1.0
     lasts = True
@@ -230,13 +218,7 @@ _JOIN_S = 5.0  # the longest that the end of a cell waits for the thread
 
 
 class LiveLine:
-    """Follows a capture in a thread; its errors never reach the cell.
-
-    Parameters
-    ----------
-    target
-        Where it is shown.
-    """
+    """Follows a capture in a thread; its errors never reach the cell."""
 
     def __init__(self, target: OutputTarget) -> None:
         self._target = target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -56,6 +56,11 @@ class Refused(TraitError, ValueError):
     """A value that a trait cannot have; traitlets restores the previous one."""
 
     hint = None  # its message is a sentence already
+
+
+def no_such(noun: str, value: object, names: Sequence[object]) -> Refused:
+    """Return the error of a value that is none of `names`."""
+    return Refused(f"There is no {noun} {value!r}; there are {[*names] or 'none'}.")
 
 
 class Panel(anywidget.AnyWidget):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from tpunb.frames.nearest import nearest_checkpoint
 from tpunb.frames.segments import segments
 from tpunb.schema import ACCOUNTS
 from tpunb.text import cut, duration, percent, plain, plural, productive, short_time
-from tpunb.widgets.html_tables import ROWS, Table
+from tpunb.widgets.table import ROWS, Table, figure, measured, table
 
 RUNS = 100
 """Most rows of the timeline as a table."""
@@ -35,7 +35,8 @@ UNMEASURED = "not measured"
 """Value of a fact that no capture measured."""
 
 _TOP = 5
-_PIECES = 3
+_PIECES = 6  # most pieces of advice that are listed
+_BOTTLENECKS = 3  # for one phase
 _BLOCKS = {
     "presence": "presence",
     "counts": "call count",
@@ -47,91 +48,100 @@ _BLOCKS = {
 }
 
 
-def rows(phases: Phases, most: int = ROWS) -> list[dict[str, Any]]:
-    """Return the longest phases as rows; unknown values are None."""
-    return (
-        phases.frame.with_columns(until=covered())
-        .head(most)
-        .select(
-            *("phase", "name", "steps", "full", "share", "until", "step_time_cv", "idle"),
-            colour=pl.col("phase").replace_strict(charts.colours(phases)),
-            step_ms=pl.col("step_ps") / 1e9,
-            mxu="mxu_util",
-        )
-        .to_dicts()
+def phase_table(phases: Phases, most: int = ROWS) -> Table:
+    """Return the longest phases, and a sum of the others; columns that no capture measured are left out."""
+    frame = phases.frame.with_columns(until=pl.when(pl.col("phase") >= 0).then(covered()))
+    shown, rest = frame.head(most), frame.slice(most)
+    columns = {
+        "Phase": shown["name"],
+        "Id": [str(phase) for phase in shown["phase"]],
+        "Steps": [figure(steps) for steps in shown["steps"]],
+        "Traced": [figure(full) if full else "clock only" for full in shown["full"]],
+        "% productive": [figure(share, ".1f", 100) for share in shown["share"]],
+        "Cumulative %": [figure(until, ".1f", 100) for until in shown["until"]],
+        "Step (ms)": [figure(step_ps and step_ps / 1e9, ",.3f") for step_ps in shown["step_ps"]],
+        "CV (% of mean)": [figure(cv, ".1f", 100) for cv in shown["step_time_cv"]],
+    }
+    columns |= measured(
+        {
+            "Idle (% of step time)": [figure(idle, ".1f", 100) for idle in shown["idle"]],
+            "MXU (% of peak)": [figure(mxu, ".1f", 100) for mxu in shown["mxu_util"]],
+        }
+    )
+    rows = [*zip(*columns.values(), strict=True)]
+    if rest.height:
+        sums = [f"{rest['steps'].sum():,}", f"{rest['full'].sum():,}", f"{100 * rest['share'].sum():.1f}"]
+        rows.append((f"{rest.height:,} more", "–", *sums, *["–"] * (len(columns) - 5)))
+    hues = charts.colours(phases)
+    return table(
+        "Phases, longest first",
+        [*columns],
+        rows,
+        colours=[hues[phase] for phase in shown["phase"]],
+        phases=shown["phase"].to_list(),
     )
 
 
-def tables(phases: Phases, chosen: int | None = None, *, sources: bool = False) -> list[Table]:
-    """Return the phases, longest first, and the operations of one, the longest if None, as tables.
+def tables(phases: Phases) -> list[Table]:
+    """Return the phases, longest first, and the operations of the longest."""
+    return [phase_table(phases), *operations(phases, phases.longest.id)]
+
+
+def operations(phases: Phases, number: int, *, sources: bool = False) -> list[Table]:
+    """Return the top operations of a phase on device and host, if it has any.
 
     With `sources`, layer and source line are a second line in the cell of an operation; raw events are read for them.
     """
-    shown, rest = rows(phases), phases.frame.slice(ROWS)
-    number = phases.longest.id if chosen is None else chosen
     full = phases.frame.filter(phase=number)["full"].item()
-    cells = [
-        [
-            *(row["name"], str(row["phase"]), f"{row['steps']:,}"),
-            f"{row['full']:,}" if row["full"] else "clock only",
-            *(f"{100 * row['share']:.1f}", _figure(row["step_ms"], ",.3f"), _figure(row["step_time_cv"], ".0f", 100)),
-            _figure(row["idle"], ".0f", 100),
-        ]
-        for row in shown
-    ]
-    if rest.height:
-        sums = [f"{rest['steps'].sum():,}", f"{rest['full'].sum():,}", f"{100 * rest['share'].sum():.1f}"]
-        cells.append([f"{rest.height} more", "–", *sums, "–", "–", "–"])
-    header = ["Phase", "Id", "Steps", "Traced", "% productive", "Step (ms)", "CV %", "Idle %"]
-    views = [Table("Phases, longest first", header, cells, {row["name"]: row["colour"] for row in shown})]
-    for side in ("device", "host"):
-        ops = [
+    layer_and_line = pl.concat_str("layer", "source", separator=" · ", ignore_nulls=True)
+    top = phases.top(_TOP, sources=sources).filter(phase=number)
+    top = top.with_columns(pl.col("op", "side", "layer", "source").cast(pl.String)).with_columns(where=layer_and_line)
+    sides = ((side, top.filter(side=side)) for side in ("device", "host"))
+    return [
+        table(
+            f"Top operations of {phases.names[number]}, {side}, {plural(full, 'step')} traced in full",
+            ["Operation", "% of self time", "Self time (ms)", "Calls"],
             [
-                "\n".join(filter(None, (row["op"], row["where"]))),
-                *(f"{100 * row['share']:.1f}", f"{row['self_ms']:,.3f}", f"{row['count']:,}"),
-            ]
-            for row in _top(phases, number, side, sources=sources)
-        ]
-        if ops:
-            caption = f"Top operations of {phases.names[number]}, {side}, {plural(full, 'step')} traced in full"
-            views.append(Table(caption, ["Operation", "% of self time", "Self time (ms)", "Calls"], ops))
-    return views
+                [
+                    "\n".join(filter(None, (op, where))),
+                    f"{100 * share:.1f}",
+                    f"{(self_ps or 0) / 1e9:,.3f}",
+                    f"{calls:,}",
+                ]
+                for op, where, share, self_ps, calls in ops["op", "where", "share", "self_ps", "count"].iter_rows()
+            ],
+            bars=(ops["share"] / ops["share"].max()).fill_nan(0).to_list(),
+        )
+        for side, ops in sides
+        if ops.height
+    ]
 
 
-def runs(phases: Phases, edges: tuple[float, float]) -> dict[str, list[Any]]:
+def runs(phases: Phases, edges: tuple[float, float], caption: str = "Runs of steps of one phase") -> Table:
     """Return the timeline between two seconds as a table: the longest runs of consecutive steps of one phase."""
     start, end = pl.col("start_ps") / 1e12, pl.col("end_ps") / 1e12
     segmented = segments(phases.labelled, "phase").with_columns(start=start, end=end)
     inside = segmented.filter(pl.col("start") < edges[1], pl.col("end") > edges[0])
     longest = inside.top_k(RUNS, by=pl.col("end") - pl.col("start")).sort("start", "host")
-    return longest.select(
-        *(["host"] if longest["host"].n_unique() > 1 else []),
-        pl.col("phase").replace_strict(phases.names, return_dtype=pl.String),
-        first_step="first_step",
-        last_step="last_step",
-        from_s=pl.col("start").round_sig_figs(6),
-        to_s=pl.col("end").round_sig_figs(6),
-    ).to_dict(as_series=False)
+    columns = {
+        **({"Host": longest["host"]} if longest["host"].n_unique() > 1 else {}),
+        "Phase": longest["phase"].replace_strict(phases.names, return_dtype=pl.String),
+        "First step": longest["first_step"],
+        "Last step": longest["last_step"],
+        "From (s)": longest["start"].round_sig_figs(6),
+        "To (s)": longest["end"].round_sig_figs(6),
+    }
+    return table(caption, [*columns], (map(str, row) for row in zip(*columns.values(), strict=True)))
 
 
 def describe(phases: Phases, number: int, checkpoints: Mapping[str, int]) -> dict[str, Any]:
-    """Return the facts and the top operations of a phase.
-
-    Parameters
-    ----------
-    phases
-        Phases of the run.
-    number
-        Label of the phase.
-    checkpoints
-        Step of each checkpoint by name.
-    """
-    phase = phases[number]
+    """Return the facts and the top operations of a phase; `checkpoints` are steps by name."""
+    facts = _facts(phases, phases[number], checkpoints)
     return {
         "phase": number,
         "name": phases.names[number],
-        "facts": [[plain(name), plain(value)] for name, value in _facts(phases, phase, checkpoints)],
-        "ops": {side: _top(phases, number, side) for side in ("device", "host")},
+        "facts": table(phases.names[number], ["Fact", "Value"], facts),
+        "ops": operations(phases, number),
     }
 
 
@@ -140,19 +150,22 @@ def hints(phases: Phases) -> dict[str, str]:
     top = phases.top(1, sources=False).sort("phase", pl.col("side").cast(pl.String))  # device before host
     ops = dict(top.unique("phase", keep="first", maintain_order=True).select("phase", "op").iter_rows())
     rows = phases.frame.select("phase", kinds=pl.col("kinds").cast(pl.String)).iter_rows()
-    known = {
+    parts = {
         phase: (kinds and f"kind {cut(kinds)}", ops.get(phase) and f"mostly {cut(ops[phase])}") for phase, kinds in rows
     }
-    return {str(phase): plain(", ".join(filter(None, parts))) for phase, parts in known.items()}
+    return {str(phase): plain(", ".join(filter(None, texts))) for phase, texts in parts.items()}
 
 
 def explain(phases: Phases, number: int) -> dict[str, Any]:
     """Return what is slower: operations with their source lines, distinguishing ones, roofline and bottlenecks."""
+    lists = (
+        distinguishing(phases, number),
+        _roofline(phases, number),
+        bottlenecks(phases, number),
+    )
     return {
-        "ops": {side: _top(phases, number, side, sources=True) for side in ("device", "host")},
-        "distinguishing": distinguishing(phases, number),
-        "roofline": _roofline(phases, number),
-        "advice": advised(advise_phases(phases).filter(pl.col("phase") == number)),
+        "ops": operations(phases, number, sources=True),
+        "lists": [each for each in lists if each["rows"]],
         "explained": _explained(phases),
     }
 
@@ -189,19 +202,7 @@ def _facts(phases: Phases, phase: Phase, checkpoints: Mapping[str, int]) -> list
     return facts
 
 
-def _top(phases: Phases, number: int, side: str, *, sources: bool = False) -> list[dict[str, Any]]:
-    """Return the top operations; ``where`` is layer and source line, "" if unknown."""
-    top = phases.top(_TOP, sources=sources).filter(
-        (pl.col("phase") == number) & (pl.col("side").cast(pl.String) == side)
-    )
-    op, layer, source = (
-        pl.col(name).cast(pl.String).map_elements(plain, return_dtype=pl.String) for name in ("op", "layer", "source")
-    )
-    where = pl.concat_str(layer, source, separator=" · ", ignore_nulls=True).alias("where")
-    return top.select(op, "share", "count", where, self_ms=pl.col("self_ps").fill_null(0) / 1e9).to_dicts()
-
-
-def distinguishing(phases: Phases, number: int) -> list[str]:
+def distinguishing(phases: Phases, number: int) -> Table:
     """Return the strongest differences between the phase's steps and the others, a sentence for each operation."""
     sentences: dict[str, str] = {}
     rows = distinguishing_ops(phases, _TOP).filter(phase=number)
@@ -216,17 +217,17 @@ def distinguishing(phases: Phases, number: int) -> list[str]:
             block = _BLOCKS.get(row["block"], row["block"])
             sentence = f"{op} ({block}): {inside} per step ({outside} in other phases)"
         sentences.setdefault(op, sentence)
-    return [*sentences.values()]
+    return listed("Distinguishing operations", sentences.values())
 
 
-def _roofline(phases: Phases, number: int) -> list[str]:
+def _roofline(phases: Phases, number: int) -> Table:
     """Return the operations of a phase with most headroom; none without raw events of a device with known peaks."""
     steps = phases.steps
     chip = device_of(steps)
     if steps.read_layers is None or chip is None:
-        return []
-    own = phases.labelled.filter(phase=number).select("host", "step")
-    layers = steps.layers.join(own, on=["host", "step"], how="semi")
+        return listed("Roofline", [])
+    members = phases.labelled.filter(phase=number).select("host", "step")
+    layers = steps.layers.join(members, on=["host", "step"], how="semi")
     roof = roofline(replace(steps, read_layers=lambda: layers), "op", device=chip)
     count = max(layers.select("host", "step").n_unique(), 1)
     rows = roof.frame.filter(pl.col("headroom_ps") > 0).head(_TOP)
@@ -237,16 +238,24 @@ def _roofline(phases: Phases, number: int) -> list[str]:
     ]
     reached = roof.utilisation
     whole = [] if reached is None else [f"{percent(reached[0], None)} of the peak of {chip.name} reached"]
-    return [plain(text) for text in (*whole, *sentences)]
+    return listed("Roofline", [*whole, *sentences])
 
 
-def advised(advice: pl.DataFrame, most: int = _PIECES) -> list[str]:
+def advised(advice: pl.DataFrame, most: int = _PIECES, *, caption: str = "What to do") -> Table:
     """Return the first pieces of ``tpunb.schema.ADVICE`` in sentences."""
-    return [plain(f"{row['sentence']} Try: {row['action']}.") for row in advice.head(most).iter_rows(named=True)]
+    return listed(
+        caption, [f"{sentence} Try: {action}." for sentence, action in advice["sentence", "action"].head(most).rows()]
+    )
 
 
-def _figure(value: float | None, form: str, factor: int = 1) -> str:
-    return "–" if value is None else format(factor * value, form)
+def bottlenecks(phases: Phases, number: int) -> Table:
+    """Return the first pieces of advice on a phase."""
+    return advised(advise_phases(phases).filter(phase=number), _BOTTLENECKS, caption="Bottleneck")
+
+
+def listed(caption: str, sentences: Iterable[str]) -> Table:
+    """Return sentences as a table of one column."""
+    return table(caption, [caption], ([sentence] for sentence in sentences))
 
 
 def _share(part: float | None, base: str) -> str:
@@ -263,54 +272,62 @@ def goodput_of(run: Phases | Profile) -> Goodput | None:
     return None if wall is None or wall.span_ps <= 0 else goodput(run)
 
 
-def warnings(found: Goodput | None) -> list[str]:
+def warnings(run: Goodput | None) -> list[str]:
     """Return what disturbed the measurement, in at most one line."""
-    line = None if found is None else busy(found)
+    line = None if run is None else busy(run)
     return [] if line is None else [line]
 
 
-def bar(found: Goodput, phases: Phases) -> dict[str, Any]:
+def bar(run: Goodput, phases: Phases) -> dict[str, Any]:
     """Return the verdict, the sentence and the parts of the bar as columns."""
-    return {"lines": lines(found, phases), "parts": account_rows(found).to_dict(as_series=False)}
+    return {"lines": lines(run, phases), "parts": account_rows(run).to_dict(as_series=False)}
 
 
-def lines(found: Goodput | None, phases: Phases | None) -> list[str]:
+def lines(run: Goodput | None, phases: Phases | None) -> list[str]:
     """Return the verdict on the run, and where its wall time went; nothing without a record of that."""
     judged = None if phases is None else verdict(phases)
-    return [line for line in (judged and judged.sentence, found and found.sentence) if line]
+    return [line for line in (judged and judged.sentence, run and run.sentence) if line]
 
 
-def describe_goodput(found: Goodput, account: str, timeline: Timeline) -> dict[str, Any]:
+def describe_goodput(run: Goodput, account: str, timeline: Timeline) -> dict[str, Any]:
     """Return the time of an account within a timeline, its details and its stalls."""
     of = pl.col("account") == account
-    whole = totals(found).filter(of)
+    whole = totals(run).filter(of)
     time, share = whole.select("time_ps", "share").row(0) if whole.height else (0, 0)
-    details = totals(found, "detail").filter(of).drop_nulls("detail").head(_ROWS)
-    began = pl.col("kind").fill_null("other") == account
-    stalls = found.stalls.filter(began).drop_nulls("time_ps").head(_ROWS)
     return {
         "account": account,
         "hue": ACCOUNTS[account].colour,
         "heading": f"{account}: {duration(time)}, {percent(share, None)} of wall time",
-        "marks": timeline.account(found.segments.filter(of)),
-        "details": {
-            "Detail": _names(details["detail"]),
-            "Time": _times(details["time_ps"]),
-            "% of wall time": [f"{100 * part:.1f}" for part in details["share"]],
-            "Count": details["count"].to_list(),
-        },
-        "stalls": {
-            "Stalls at": _names(stalls["place"]),
-            "Time": _times(stalls["time_ps"]),
-            "Count": stalls["count"].to_list(),
-            "Median": _times(stalls["median_ps"]),
-        },
+        "marks": timeline.account(run.segments.filter(of)),
+        "tables": account_tables(run, account),
     }
 
 
-def _names(column: pl.Series) -> list[str]:
-    return [cut(plain(name), 120) if name else "unknown" for name in column]
+def account_tables(run: Goodput, account: str) -> list[Table]:
+    """Return the details and the stalls of an account, if it has any."""
+    details = totals(run, "detail").filter(pl.col("account") == account).drop_nulls("detail").head(_ROWS)
+    began = pl.col("kind").fill_null("other") == account
+    stalls = run.stalls.filter(began).drop_nulls("time_ps").head(_ROWS)
+    made = [
+        table(
+            f"Details of {account}",
+            ["Detail", "Time", "% of wall time", "Count"],
+            [
+                [_named(detail), duration(time), f"{100 * share:.1f}", f"{count:,}"]
+                for detail, time, share, count in details["detail", "time_ps", "share", "count"].iter_rows()
+            ],
+        ),
+        table(
+            f"Stalls in {account}",
+            ["Stalls at", "Time", "Count", "Median"],
+            [
+                [_named(place), duration(time), f"{count:,}", "–" if median is None else duration(median)]
+                for place, time, count, median in stalls["place", "time_ps", "count", "median_ps"].iter_rows()
+            ],
+        ),
+    ]
+    return [each for each in made if each["rows"]]
 
 
-def _times(column: pl.Series) -> list[str]:
-    return ["–" if time is None else duration(time) for time in column]
+def _named(name: str | None) -> str:
+    return cut(plain(name), 120) if name else "unknown"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
@@ -18,22 +19,16 @@ from tpunb.errors import TpunbError
 from tpunb.frames import Phases
 from tpunb.text import cut, percent, plain, short_time
 from tpunb.widgets.explorer_state import ExplorerState
-from tpunb.widgets.html_tables import Table
 from tpunb.widgets.phase_view import runs
+from tpunb.widgets.table import Table, measured, table
 
 _OPS = 3  # gained or lost, for each pair
+_MEASURED = ("Idle (% of step time)", "MXU (% of peak)")
+_COLUMNS = ("Phase", "Kind", "Step time", "Ratio [95 % interval]", *_MEASURED, "Gained", "Lost")
 
 
 def compared(state: ExplorerState) -> dict[str, Any]:
-    """Return the second run, grouped by the same method, and what changed.
-
-    Raises
-    ------
-    TpunbError
-        When there is no second run.
-    IncompatibleRuns
-        When the runs are of different models or precisions, and the state does not allow that.
-    """
+    """Return the second run, grouped by the same method, and what changed; TpunbError if there is none to compare."""
     return state.once(("compared", state.allow_different_models), lambda: _compared(state))
 
 
@@ -43,31 +38,31 @@ def _compared(state: ExplorerState) -> dict[str, Any]:
     second = state.other if isinstance(state.other, Phases) else phases(state.other, state.phases.method)
     comparison = compare(state.phases, second, allow_different_models=state.allow_different_models)
     timeline = Timeline(second.steps)
+    title = names_of([state.steps.name or "the run", second.steps.name or "the other run"])[1]
+    result = repr(comparison).removeprefix("Comparison(").removesuffix(")")
     return {
-        "title": names_of([state.steps.name or "the run", second.steps.name or "the other run"])[1],
-        "result": plain(repr(comparison).removeprefix("Comparison(").removesuffix(")")),
         "timeline": render.spec(live_timeline(timeline.hosts, windows=second.steps.windows.height > 0)),
         "edges": [*timeline.edges],
         "layout": layout(len(timeline.hosts)),
         "tables": timeline.rows(second, alias=_aliases(comparison)),
-        "runs": runs(second, timeline.edges),
+        "runs": runs(second, timeline.edges, "Runs of steps of one phase of the second run"),
         "axis": {"windows": timeline.windows(), "checkpoints": timeline.checkpoints({})},
         "chart": _ratios(comparison),
-        "pairs": [
-            *(_pair(comparison, row) for row in comparison.frame.iter_rows(named=True)),
-            *(_alone(comparison, row) for row in comparison.unmatched.iter_rows(named=True)),
-        ],
+        "table": _table(comparison, title, result),
+        "matches": [*map(list, comparison.frame.select("phase_a", "phase_b").iter_rows())],
     }
 
 
-def table(compared: dict[str, Any]) -> Table:
-    """Return the changes phase by phase as a table for pictures without scripts."""
-    rows = [
-        [pair["name"], pair["step"], pair["ratio"], *(", ".join(pair[state]) or "–" for state in ("gained", "lost"))]
-        for pair in compared["pairs"]
+def _table(comparison: Comparison, title: str, result: str) -> Table:
+    """Return the changes phase by phase; phases of one run alone come last."""
+    pairs = [
+        *(_pair(comparison, row) for row in comparison.frame.iter_rows(named=True)),
+        *(_alone(comparison, row) for row in comparison.unmatched.iter_rows(named=True)),
     ]
-    header = ["Phase", "Step time", "Ratio [95 % interval]", "Gained", "Lost"]
-    return Table(f"Comparison with {compared['title']}: {compared['result']}", header, rows)
+    columns: dict[str, Sequence[str]] = {name: [pair.get(name, "–") for pair in pairs] for name in _COLUMNS}
+    columns = {name: cells for name, cells in columns.items() if name not in _MEASURED or name in measured(columns)}
+    rows = zip(*columns.values(), strict=True)
+    return table(f"Comparison with {title}: {result}", [*columns], rows)
 
 
 def _ratios(comparison: Comparison) -> dict[str, Any] | None:
@@ -83,34 +78,32 @@ def _aliases(comparison: Comparison) -> dict[int, tuple[int, str]]:
     return {second: (rank[first], f"{first} → {second}") for first, second in pairs}
 
 
-def _pair(comparison: Comparison, row: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes in one pair of phases."""
+def _pair(comparison: Comparison, row: dict[str, Any]) -> dict[str, str]:
+    """Return the changes in one pair of phases, by column."""
     interval = "" if row["ratio_low"] is None else f" [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
     ops = comparison.ops.filter(pl.col("phase_a") == row["phase_a"], pl.col("phase_b") == row["phase_b"])
     gained, lost = (
-        [cut(plain(str(op))) for op in ops.filter(state=state)["op"].head(_OPS)] for state in ("gained", "lost")
+        ", ".join(cut(plain(str(op))) for op in ops.filter(state=state)["op"].head(_OPS))
+        for state in ("gained", "lost")
     )
+    timed = row["ratio"] is not None
     return {
-        "phase": row["phase_a"],
-        "other": row["phase_b"],
-        "name": f"{comparison.a.names[row['phase_a']]} → {comparison.b.names[row['phase_b']]}",
-        "kinds": cut(plain(row["kinds"] or "–")),
-        "step": "–" if row["ratio"] is None else f"{short_time(row['step_a_ps'])} → {short_time(row['step_b_ps'])}",
-        "ratio": "–" if row["ratio"] is None else f"{row['ratio']:.2f}x{interval}",
-        "idle": _change(row["idle_a"], row["idle_b"]),
-        "mxu": _change(row["mxu_a"], row["mxu_b"]),
-        "gained": gained,
-        "lost": lost,
+        "Phase": f"{comparison.a.names[row['phase_a']]} → {comparison.b.names[row['phase_b']]}",
+        "Kind": cut(plain(row["kinds"] or "–")),
+        "Step time": f"{short_time(row['step_a_ps'])} → {short_time(row['step_b_ps'])}" if timed else "–",
+        "Ratio [95 % interval]": f"{row['ratio']:.2f}x{interval}" if timed else "–",
+        "Idle (% of step time)": _change(row["idle_a"], row["idle_b"]),
+        "MXU (% of peak)": _change(row["mxu_a"], row["mxu_b"]),
+        "Gained": gained or "–",
+        "Lost": lost or "–",
     }
 
 
-def _alone(comparison: Comparison, row: dict[str, Any]) -> dict[str, Any]:
-    """Return a phase of one run alone."""
+def _alone(comparison: Comparison, row: dict[str, Any]) -> dict[str, str]:
+    """Return the name of a phase of one run alone."""
     run, phase = (comparison.b, row["phase_b"]) if row["phase_a"] is None else (comparison.a, row["phase_a"])
     which = "second" if row["phase_a"] is None else "first"
-    unknown = dict.fromkeys(("kinds", "step", "ratio", "idle", "mxu"), "–")
-    name = f"{run.names[phase]} (only in the {which} run)"
-    return {"phase": row["phase_a"], "other": row["phase_b"], "name": name, **unknown, "gained": [], "lost": []}
+    return {"Phase": f"{run.names[phase]} (only in the {which} run)"}
 
 
 def _change(before: float | None, after: float | None) -> str:

@@ -16,6 +16,7 @@ from tpunb.cluster import METHODS, SliderSpec
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases
 from tpunb.frames.phases import PhaseMethod
+from tpunb.widgets.table import Table, table
 
 _ROWS = 60  # of a curve as a table
 
@@ -42,13 +43,7 @@ def position(slider: SliderSpec, phases: Phases) -> Any:
 
 
 def checked(slider: SliderSpec, method: PhaseMethod, value: Any) -> Any:
-    """Return a value as the method holds it.
-
-    Raises
-    ------
-    ValueError, TypeError
-        When the method refuses it.
-    """
+    """Return a value as the method holds it, or raise the method's ValueError or TypeError."""
     if slider.step < 1 and isinstance(value, Real) and not isinstance(value, bool):
         value = float(value)  # JavaScript sends 1.0 as 1
     return getattr(replace(method, **{slider.parameter: value}), slider.parameter)  # type: ignore[type-var]
@@ -116,10 +111,15 @@ def chart(phases: Phases) -> alt.TopLevelMixin | None:
         return None
 
 
-def table(sweep: pl.DataFrame | None) -> dict[str, list[Any]] | None:
-    """Return a curve or a tree as columns of some 60 rows at most; None without one."""
+def sweep_table(sweep: pl.DataFrame | None) -> Table | None:
+    """Return a curve or a tree as a table of some 60 rows at most; None without one."""
     if sweep is None:
         return None
     every = max(1, math.ceil(sweep.height / _ROWS))
     kept = sweep.filter((pl.int_range(pl.len()) % every == 0) | pl.col("chosen")).drop("chosen")
-    return kept.with_columns(cs.float().fill_nan(None).round_sig_figs(4)).to_dict(as_series=False)
+    rows = kept.with_columns(cs.float().fill_nan(None).round_sig_figs(4)).rows()
+    return table("Sweep curve", [name.replace("_", " ") for name in kept.columns], (map(_cell, row) for row in rows))
+
+
+def _cell(value: object) -> str:
+    return "yes" if value is True else "–" if value is None or value is False else str(value)

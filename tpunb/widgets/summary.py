@@ -30,8 +30,9 @@ from tpunb.profiler.capture import NullRun
 from tpunb.profiler.sources.frameworks import STEP_TIMES_ONLY
 from tpunb.step_stats.reduce import steps as steps_of
 from tpunb.text import duration, estimated_overhead, format_error, plain, plural, windows_cover
-from tpunb.widgets import html_tables, phase_view
+from tpunb.widgets import phase_view
 from tpunb.widgets.frontends import in_kernel
+from tpunb.widgets.table import METHOD, ROWS, Table, block, figure, html, safe, table, text
 
 if TYPE_CHECKING:
     from tpunb.profiler.capture import Run
@@ -74,27 +75,12 @@ class Summary(NullRun):
     """A run at a glance: its wall time, its phases, its most time-consuming operations and the profiler's windows.
 
     `step` and `batches` do nothing: a loop written for the magic runs again after it, on the magic's result.
-
-    Parameters
-    ----------
-    profile
-        Profile of the run.
-    steps
-        Steps of the run, or None if it has none.
-    phases
-        Phases of the run, or None if it has none.
-    note
-        Warning: an error of the cell, or why something is missing.
-    run
-        Capture that recorded the run.
-    online
-        Tuning during the run.
     """
 
     profile: Profile
     steps: Steps | None = None
     phases: Phases | None = None
-    note: str | None = None
+    note: str | None = None  # an error of the cell, or why something is missing
     run: Run | None = None
     online: Online | None = None
 
@@ -105,13 +91,7 @@ class Summary(NullRun):
 
     @property
     def job(self) -> Job:
-        """The model and the dataset of the last ``fit``, for ``tp.tune``.
-
-        Raises
-        ------
-        TpunbError
-            When the run was loaded, or as `tpunb.tuning.job.job_of`.
-        """
+        """The model and the dataset of the last ``fit``, for ``tp.tune``; TpunbError if the run was loaded."""
         from tpunb.tuning.job import job_of
 
         if self.run is None:
@@ -207,14 +187,15 @@ class Summary(NullRun):
         return [f"{STEP_TIMES_ONLY}: {why}"]
 
     @cached_property
-    def _tables(self) -> list[html_tables.Table]:
+    def _tables(self) -> list[Table]:
         if self.phases is None:
-            return [html_tables.Table("Profiler windows", *_windows(self.profile.windows))]
+            return [_windows(self.profile.windows)]
         return phase_view.tables(self.phases)
 
     @cached_property
-    def _advice(self) -> list[str]:
-        return [] if self.phases is None else phase_view.advised(advise(self.phases).drop_nulls("saves_ps"))
+    def _advice(self) -> list[Table]:
+        advice = None if self.phases is None else phase_view.advised(advise(self.phases).drop_nulls("saves_ps"))
+        return [advice] if advice is not None and advice["rows"] else []
 
     @cached_property
     def _chart(self) -> render.LayerPicture | None:
@@ -222,19 +203,17 @@ class Summary(NullRun):
 
     def __repr__(self) -> str:
         lines = [*self._tuned, *self._lines, *(f"! {note}" for note in self._notes)]
-        if self._advice:
-            lines += ["", html_tables.ADVICE, *(f"  {advice}" for advice in self._advice)]
-        for caption, header, rows, _ in self._tables:
-            lines += ["", caption, *html_tables.text([header, *rows])]
-        lines += ["", html_tables.METHOD, *(f"  {line}" for line in self._method)]
+        for each in (*self._advice, *self._tables):
+            lines += ["", *text(each)]
+        lines += ["", METHOD, *(f"  {line}" for line in self._method)]
         return "\n".join(plain(line) for line in lines)
 
     def _repr_html_(self) -> str:
         picture = "" if self._chart is None else render.svg(self._chart)
-        advice = html_tables.items(html_tables.ADVICE, self._advice)
+        advice = "".join(map(html, self._advice))
         bar = "" if self.goodput is None else render.svg(charts.accounts(self.goodput))
         lines, body = [*self._tuned, *self._lines], bar + picture + advice
-        return html_tables.block(lines, self._notes, body, self._tables, self._method)
+        return block(lines, self._notes, body, self._tables, self._method)
 
     @cached_property
     def explorer(self) -> PhaseExplorer | None:
@@ -247,7 +226,7 @@ class Summary(NullRun):
 
     def save(self, path: str | Path) -> Path:
         """Write the summary as one HTML file, which needs neither a kernel nor a network."""
-        page = _PAGE.format(title=html_tables.safe(self.profile.name or "Summary"), body=self._repr_html_())
+        page = _PAGE.format(title=safe(self.profile.name or "Summary"), body=self._repr_html_())
         return write_atomically(Path(path), page.encode())
 
     def to_static(self) -> None:
@@ -359,8 +338,8 @@ def _failures(windows: pl.DataFrame) -> list[str]:
     return lines
 
 
-def _windows(windows: pl.DataFrame) -> tuple[list[str], list[list[str]]]:
-    shown = windows.sort("window", "host", "start_ps").head(html_tables.ROWS)
+def _windows(windows: pl.DataFrame) -> Table:
+    shown = windows.sort("window", "host", "start_ps").head(ROWS)
     several = windows["host"].n_unique() > 1
     rows = [
         [
@@ -368,11 +347,11 @@ def _windows(windows: pl.DataFrame) -> tuple[list[str], list[list[str]]]:
             (row["error"] or "–").removeprefix(f"{row['host']}: "),
             f"{row['start_ps'] / 1e12:,.2f}",
             f"{row['dur_ps'] / 1e12:,.2f}",
-            "–" if row["events"] is None else f"{row['events']:,}",
-            "–" if row["steps"] is None else f"{row['steps']:,}",
+            figure(row["events"]),
+            figure(row["steps"]),
         ]
         for row in shown.iter_rows(named=True)
     ]
-    if windows.height > html_tables.ROWS:
-        rows.append([f"{windows.height - html_tables.ROWS} more", *["–"] * 5])
-    return ["Window", "Error", "Start (s)", "Length (s)", "Events", "Steps"], rows
+    if windows.height > ROWS:
+        rows.append([f"{windows.height - ROWS} more", *["–"] * 5])
+    return table("Profiler windows", ["Window", "Error", "Start (s)", "Length (s)", "Events", "Steps"], rows)

@@ -19,7 +19,6 @@ from typing import Any
 from traitlets import Dict, Enum, Float, Instance, Int, List, Unicode, observe, validate
 
 from tpunb import charts
-from tpunb.analysis.advice import advise_phases
 from tpunb.charts import render
 from tpunb.checkpoint import Checkpoints
 from tpunb.errors import TpunbError, wrong_type
@@ -35,31 +34,17 @@ from tpunb.tuning.tournament import Budget
 from tpunb.tuning.tuner import Tuner
 from tpunb.widgets import phase_view, tuning_view
 from tpunb.widgets.frontends import DisplayHandles, only_ipywidgets
-from tpunb.widgets.html_tables import block
-from tpunb.widgets.panel import Answer, Panel, Refused, asset, module, packed
+from tpunb.widgets.panel import Answer, Panel, Refused, asset, module, no_such, packed
+from tpunb.widgets.table import block
 from tpunb.widgets.tuning_view import TrialStart
 
 _ONE_AT_A_TIME = threading.Lock()  # two would slow each other down, and share random numbers
 
 
 class TuningThread:
-    """A tuning that runs beside the cells of a notebook.
+    """A tuning that runs beside the cells of a notebook; TpunbError if another one runs in this kernel.
 
-    Parameters
-    ----------
-    make
-        Function that returns the tuner; called here, where its errors are raised.
-    set_thread_locals
-        Function to call in the thread first, of `tpunb.tuning.thread_locals.copy_thread_locals`.
-    on_trial
-        Callback with the result so far, after each trial, in the thread.
-    on_end
-        Callback with the result and the error that ended it, in the thread.
-
-    Raises
-    ------
-    TpunbError
-        If another one runs in this kernel.
+    `make` is called here, where its errors are raised; `set_thread_locals` and the callbacks in the thread.
     """
 
     def __init__(
@@ -202,15 +187,10 @@ class TuningPanel(Panel):
     # Actions
 
     def run(self) -> None:
-        """Start a tuning in a thread, and return at once.
+        """Start a tuning in a thread, and return at once; TpunbError if one runs.
 
-        The thread has Keras' thread-local state (its random number generator, its precision policy) of the thread that
-        made the panel; called there, its current state.
-
-        Raises
-        ------
-        TpunbError
-            If one is running already.
+        The thread has Keras' thread-local state (random number generator, precision policy) of the thread that made the
+        panel; called there, its current state.
         """
         with self._turn:
             if threading.get_ident() == self._made_in:
@@ -231,15 +211,7 @@ class TuningPanel(Panel):
                 self._update("stopping")
 
     def wait(self, timeout: float | None = None) -> Tuning | None:
-        """Return the result of the tuning when it ends; None if none ran.
-
-        Raises
-        ------
-        TimeoutError
-            After `timeout` seconds.
-        Exception
-            The error that ended the tuning.
-        """
+        """Return the result of the tuning when it ends, None if none ran; raise its error, or TimeoutError."""
         if self._thread is not None:
             self._thread.join(timeout)
         if self.failure is not None:
@@ -247,13 +219,7 @@ class TuningPanel(Panel):
         return self.value
 
     def apply(self, data: Any) -> Any:
-        """Return the program's data with the values that won; unchanged if the program's values stay.
-
-        Raises
-        ------
-        TpunbError
-            If no tuning has ended yet; and as `Tuning.apply`.
-        """
+        """Return the program's data with the values that won; unchanged if the program's values stay."""
         if self.value is None:
             hint = "wait() for its end, or stop() it" if self.state in _ACTIVE else "run() one first"
             raise TpunbError("no tuning has ended yet", hint=hint)
@@ -324,7 +290,7 @@ class TuningPanel(Panel):
         phase = proposal["value"]
         numbers = [] if self.phases is None else sorted(self.phases.frame["phase"].to_list())
         if phase is not None and phase not in numbers:
-            raise Refused(f"There is no phase {phase}; there are {numbers or 'none'}.")
+            raise no_such("phase", phase, numbers)
         return phase
 
     @validate("budget")
@@ -336,7 +302,7 @@ class TuningPanel(Panel):
     @validate("search")
     def _valid_search(self, proposal: Any) -> Any:
         if proposal["value"] not in self._searches:
-            raise Refused(f"There is no search {proposal['value']!r}; there are {sorted(self._searches)}.")
+            raise no_such("search", proposal["value"], sorted(self._searches))
         return proposal["value"]
 
     @observe("phase")
@@ -344,9 +310,10 @@ class TuningPanel(Panel):
         """Show the phase that is tuned, and where its trials start."""
         facts, bounds = [], []
         if self.phases is not None and self.phase is not None:
-            every = phase_view.describe(self.phases, self.phase, {})["facts"]
+            every = phase_view.describe(self.phases, self.phase, {})["facts"]["rows"]
             facts = [fact for fact in every if fact[0] in _FACTS and fact[1] != phase_view.UNMEASURED]
-            bounds = phase_view.advised(advise_phases(self.phases).filter(phase=self.phase))
+            found = phase_view.bottlenecks(self.phases, self.phase)
+            bounds = [found] if found["rows"] else []
         self._start = {"facts": [*facts, ["Trial start", self.start.text]], "bounds": bounds}
 
     # The page
@@ -374,7 +341,6 @@ class TuningPanel(Panel):
             "job": plain(repr(self.job)),
             "pictures": self.places.name,
             "folder": plain(str(self.folder)),
-            "parameters": tuning_view.parameter_rows(self._parameters),
             "refusal": plain(self.job.pipeline.refusal or ""),
             "phases": [
                 {"phase": phase, "text": f"{name}: {productive(share)}, {plural(steps, 'step')}"}
@@ -393,11 +359,10 @@ class TuningPanel(Panel):
             "messages": [plain(str(message)) for message in tuning.messages],
             "notes": self._notes,
             "failed": "" if self.failure is None else format_error(self.failure),
-            "trials": rows,
+            "parameters": tuning_view.parameter_table(self._parameters, tuning),
+            "trials": tuning_view.trial_table(tuning),
+            "rejected": tuning_view.rejected_table(tuning),
             "chart": tuning_view.chart_spec(tuning),
-            "chosen": tuning_view.chosen_values(tuning),
-            "verified": tuning_view.verified(tuning),
-            "rejected": tuning_view.rejected_rows(tuning),
             "code": tuning.as_code() if ended else "",
             "since": time.perf_counter() - self._started if state in _ACTIVE else None,
         }

@@ -18,7 +18,7 @@ from tpunb.tuning.job import Job
 from tpunb.tuning.parameters import Parameter, Value
 from tpunb.tuning.results import Tuning, format_values
 from tpunb.tuning.trial import TrialRunner
-from tpunb.widgets.html_tables import Table
+from tpunb.widgets.table import Table, table
 
 _LONGEST = 160  # letters of names and errors
 
@@ -70,21 +70,6 @@ def _distance(step: int, phase: Phase) -> str:
     return f"step {step:,}, {plural(abs(away), 'step')} {'before' if away > 0 else 'after'} the phase"
 
 
-def parameter_rows(parameters: Iterable[Parameter]) -> list[dict[str, str]]:
-    """Return the parameters, one row each."""
-    return [
-        {
-            "name": parameter.name,  # the key of the chosen values; not shown
-            "stage": cut(plain(parameter.stage)),
-            "parameter": parameter.kind.label or "all",
-            "current": format_value(parameter.current),
-            "verdict": parameter.verdict,
-            "reason": cut(plain(parameter.reason), 2 * _LONGEST),
-        }
-        for parameter in parameters
-    ]
-
-
 def format_value(value: Value) -> str:
     """Return the value of a parameter as text.
 
@@ -94,16 +79,6 @@ def format_value(value: Value) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return "AUTOTUNE" if value == AUTOTUNE else cut(plain(str(value))) or "not constant"
-
-
-def chosen_values(tuning: Tuning) -> dict[str, str]:
-    """Return the values that won as text, by parameter name."""
-    return {name: format_value(value) for name, value in tuning.best.items()}
-
-
-def verified(tuning: Tuning) -> list[str]:
-    """Return the parameters of which another value gave the same output in a trial."""
-    return sorted({name for trial in tuning.trials if trial.equal for name in trial.values})
 
 
 def trial_rows(tuning: Tuning) -> list[dict[str, Any]]:
@@ -120,11 +95,6 @@ def trial_rows(tuning: Tuning) -> list[dict[str, Any]]:
         }
         for trial, speedup in zip(tuning.trials, tuning.speedups, strict=True)
     ]
-
-
-def rejected_rows(tuning: Tuning) -> list[list[str]]:
-    """Return the values that failed or changed the output, and the reason."""
-    return [[cut(values, _LONGEST), cut(plain(reason), 2 * _LONGEST)] for values, reason in tuning.rejected.items()]
 
 
 def headline(state: str, tuning: Tuning) -> str:
@@ -154,20 +124,34 @@ def chart_spec(tuning: Tuning) -> dict[str, Any] | None:
 
 
 def tables(parameters: Iterable[Parameter], tuning: Tuning) -> list[Table]:
-    """Return the parameters and the trials as tables for a page without a kernel."""
-    chosen, equal = chosen_values(tuning), verified(tuning)
-    cells = [
+    """Return the parameters, the trials and the rejected values, those without rows aside."""
+    made = parameter_table(parameters, tuning), trial_table(tuning), rejected_table(tuning)
+    return [made[0], *(each for each in made[1:] if each["rows"])]
+
+
+def parameter_table(parameters: Iterable[Parameter], tuning: Tuning) -> Table:
+    """Return the parameters with the values that won; verified is one of which another value gave the same output."""
+    equal = {name for trial in tuning.trials if trial.equal for name in trial.values}
+    rows = [
         [
-            *(row["stage"], row["parameter"], row["current"], chosen.get(row["name"], "–")),
-            "verified" if row["verdict"] == "verify" and row["name"] in equal else row["verdict"],
-            row["reason"],
+            *(cut(plain(parameter.stage)), parameter.kind.label or "all", format_value(parameter.current)),
+            format_value(tuning.best[parameter.name]) if parameter.name in tuning.best else "–",
+            "verified" if parameter.verdict == "verify" and parameter.name in equal else parameter.verdict,
+            cut(plain(parameter.reason), 2 * _LONGEST),
         ]
-        for row in parameter_rows(parameters)
+        for parameter in parameters
     ]
-    made = [Table("Pipeline parameters", ["Stage", "Parameter", "Current", "Chosen", "Verdict", "Reason"], cells)]
-    if tuning.trials:
-        rows = [[str(value) for value in row.values()] for row in trial_rows(tuning)]
-        made.append(Table("Trials", ["Trial", "Values", "Verdict", "Step", "Speed-up", "Output", "Duration"], rows))
-    if tuning.rejected:
-        made.append(Table("Rejected values", ["Values", "Reason"], rejected_rows(tuning)))
-    return made
+    return table("Pipeline parameters", ["Stage", "Parameter", "Current", "Chosen", "Verdict", "Reason"], rows)
+
+
+def trial_table(tuning: Tuning) -> Table:
+    """Return the trials, in the order in which they ran."""
+    rows = ([str(value) for value in row.values()] for row in trial_rows(tuning))
+    return table("Trials", ["Trial", "Values", "Verdict", "Step", "Speed-up", "Output", "Duration"], rows)
+
+
+def rejected_table(tuning: Tuning) -> Table:
+    """Return the values that failed or changed the output, and the reason."""
+    rejected = tuning.rejected.items()
+    rows = ([cut(values, _LONGEST), cut(plain(reason), 2 * _LONGEST)] for values, reason in rejected)
+    return table("Rejected values", ["Values", "Reason"], rows)

@@ -38,9 +38,9 @@ class Accounts {
     const key = ({ account, colour, time, about }) => make("button", { type: "button", class: "tpunb-button", title: about,
       "aria-pressed": String(account === this.chosen), onclick: () => this.pick(account) },
     make("span", { class: "tpunb-chip", "aria-hidden": "true", style: `background:${colour}` }), ` ${account} · ${time}`);
-    const held = [...this.keys.children].indexOf(document.activeElement);
+    const focused = [...this.keys.children].indexOf(document.activeElement);
     this.keys.replaceChildren(...rows(parts).map(key));
-    this.keys.children[held]?.focus();
+    this.keys.children[focused]?.focus();
     this.parts = parts;
   }
 
@@ -63,13 +63,12 @@ class Accounts {
     return this.mark(answer.selected ?? {});
   }
 
-  mark({ heading, hue = null, marks = {}, details, stalls }) {
+  mark({ heading, hue = null, marks = {}, tables }) {
     if (!hue) this.shown = null;
     this.explorer.timeline.put({ marks }, { hue });
     this.details.hidden = !hue;
     if (!hue) return;
-    const listed = [details, stalls].filter((columns) => Object.values(columns)[0].length);
     this.details.replaceChildren(make("h4", {}, heading), make("div", { class: "tpunb-columns tpunb-spent" },
-      listed.map((columns) => make("div", { class: "tpunb-scroll" }, tabled(columns, Object.keys(columns)[0])))));
+      tables.map((each) => make("div", { class: "tpunb-scroll" }, drawn(each)))));
   }
 }

@@ -78,7 +78,7 @@ class Explorer extends Panel {
     this.numbers = make("details", { ontoggle: () => this.tabulate() }, make("summary", {}, "Curve table"), make("div"));
     this.shares = this.chart("Coverage");
     this.top = make("p", { class: "tpunb-top" });
-    this.table = make("table", { class: "tpunb-phases", "aria-label": "Phases, longest first" });
+    this.table = make("div", { class: "tpunb-scroll" });
     this.facts = new PhaseFacts(this);
     this.second = frame.second ? new SecondRun(this) : null;
     this.buttons = new Buttons(this);
@@ -94,14 +94,13 @@ class Explorer extends Panel {
       make("header", {}, make("h3", {}, frame.name || "Phases of the run"), frame.accounts ? null : this.headline),
       ...warnings, this.alert, this.accounts?.host ?? null, this.timeline.host, zoom, this.accounts?.details ?? null, this.runs, this.hosts?.host ?? null, this.advice,
       make("section", { class: "tpunb-card tpunb-about", "aria-label": "Coverage and phases" }, make("h4", {}, "Phases"), this.top,
-        make("div", { class: "tpunb-columns tpunb-shares" }, this.shares.host, make("div", { class: "tpunb-scroll" }, this.table))),
+        make("div", { class: "tpunb-columns tpunb-shares" }, this.shares.host, this.table)),
       make("div", { class: "tpunb-two" }, this.facts.host, found), this.second?.host ?? null, this.buttons.host));
   }
 
-  advise(texts) {
-    this.advice.hidden = !texts.length;
-    this.advice.replaceChildren(make("h4", {}, "What to do"),
-      make("ol", {}, texts.map((text) => make("li", {}, text))));
+  advise(table) {
+    this.advice.hidden = !table.rows.length;
+    this.advice.replaceChildren(make("h4", {}, table.caption), drawn(table));
   }
 
   chart(label) {
@@ -121,7 +120,7 @@ class Explorer extends Panel {
     this.timeline.host.replaceChildren(sketched(frame, [low, high], steps.timeline));
     this.timeline.show(frame.timeline, { ...steps, ...tables }, { low, high, chosen: phase },
       { canvas: true, drawn: (view) => this.listen(view) });
-    this.shares.show(frame.coverage, { phases: this.covered() },
+    this.shares.show(frame.coverage, { phases: this.get("_clusters").coverage },
       { chosen: phase, top3: this.get("_clusters").top3 }, { drawn: (view) => this.clickable(view) });
     this.drawCurve();
     this.hosts?.show(frame.hosts);
@@ -197,7 +196,7 @@ class Explorer extends Panel {
     const turn = (this.listing = (this.listing ?? 0) + 1);
     return this.during(async () => {
       const table = this.still ? this.get("_runs") : (await ask(this.model, "runs")).table;
-      if (turn === this.listing) this.runs.lastChild.replaceChildren(tabled(table, "Runs of steps of one phase"));
+      if (turn === this.listing) this.runs.lastChild.replaceChildren(drawn(table));
     });
   }
 
@@ -270,7 +269,7 @@ class Explorer extends Panel {
 
   tabulate() {
     const { table } = this.get("_curve");
-    if (table && this.numbers.open) this.numbers.lastChild.replaceChildren(tabled(table, "Sweep curve"));
+    if (table && this.numbers.open) this.numbers.lastChild.replaceChildren(drawn(table));
   }
 
   // ---- the phases
@@ -293,28 +292,22 @@ class Explorer extends Panel {
 
   summed() {
     const { top, top3 } = this.get("_clusters");
-    this.shares.put({ phases: this.covered() }, { top3 });
+    this.shares.put({ phases: this.get("_clusters").coverage }, { top3 });
     this.top.replaceChildren(make("strong", {}, top), this.explained ??= make("span"));
     this.explained.setAttribute("aria-busy", "true");
     this.listPhases();
     this.rest();
   }
 
-  covered() {
-    const { phases } = this.get("_clusters"), column = (value) => phases.map(value);
-    return { name: column((p) => p.name), colour: column((p) => p.colour), phase: column((p) => p.phase),
-      share: column((p) => 100 * p.share), until: column((p) => 100 * p.until) };
-  }
-
   listPhases() {
-    const { number: current, phases, rest } = this.get("_clusters");
-    const every = this.every?.current === current ? this.every.phases : null; // asked for, of these very phases
-    const shown = every ?? phases;
-    const more = every || this.still ? null : () => this.listAll(current);
-    const held = this.table.contains(document.activeElement) ? document.activeElement.value : null;
-    this.table.replaceChildren(...listed(shown, phases.length + rest - shown.length, this.get("phase"), this.name,
-      (phase) => this.pick(phase), more));
-    if (held !== null) (this.table.querySelector(`input[value="${held}"]`) ?? this.table.querySelector("input"))?.focus();
+    const { number: current, table, rest } = this.get("_clusters");
+    const every = this.every?.current === current ? this.every.table : null; // asked for, of these very phases
+    const more = every || this.still || !rest ? null
+      : button(`Show ${number(rest)} more`, "List all phases", () => this.listAll(current));
+    const focused = this.table.contains(document.activeElement) ? document.activeElement.value : null;
+    this.table.replaceChildren(drawn(every ?? table, { chosen: this.get("phase"), group: `${this.name}-phase`, more,
+      pick: (phase) => this.pick(phase) }));
+    if (focused !== null) (this.table.querySelector(`input[value="${focused}"]`) ?? this.table.querySelector("input"))?.focus();
   }
 
   listAll(current) {
@@ -336,7 +329,7 @@ class Explorer extends Panel {
     this.shares.put({}, { chosen: phase });
     this.second?.choose(phase);
     this.listPhases();
-    const name = this.get("_clusters").phases.find((row) => row.phase === phase)?.name ?? `phase ${phase}`;
+    const { coverage } = this.get("_clusters"), name = coverage.name[coverage.phase.indexOf(phase)] ?? `phase ${phase}`;
     this.buttons.say(phase === null ? "no phase selected" : `${name} selected`);
     this.rest();
   }

@@ -1,6 +1,5 @@
 // Parts of the panels, made from the kernel's values: no state, no kernel.
 
-const percent = (part) => (part === null || part === undefined ? "–" : `${(100 * part).toFixed(1)} %`);
 const number = (value) => value.toLocaleString("en-US");
 // A number without binary rounding errors.
 const exact = (value) => String(Math.round(value * 1e6) / 1e6);
@@ -41,65 +40,42 @@ function sketched({ timeline, layout }, [low, high], { start, end, y, y2, shade 
   return make("svg", look, paths.map((parts, i) => make("path", { d: parts.join(""), fill: layout.shades[i] })));
 }
 
-const header = (names) => make("thead", {}, make("tr", {}, names.map((name) => make("th", { scope: "col" }, name))));
-
-const table = (label, names, body, kind = "") =>
-  make("table", { class: `tpunb-phases ${kind}`, "aria-label": label }, header(names), make("tbody", {}, body));
-
-// Columns as a table.
-function tabled(columns, label) {
-  const names = Object.keys(columns);
-  const cell = (value) => make("td", {}, value === true ? "yes" : value === false || value === null ? "–" : String(value));
-  return table(label, names.map((name) => name.replaceAll("_", " ")),
-    rows(columns).map((row) => make("tr", {}, names.map((name) => cell(row[name])))));
+// A table of the kernel; a list if it has one column. `pick` selects the phase of a row; `more` is the name of the last row.
+function drawn({ caption, columns, rows, left, colours, bars, phases }, options = {}) {
+  const { chosen = null, pick = null, group = "", more = null, marked = () => false, kind = "" } = options;
+  if (columns.length === 1) return make("ol", { "aria-label": caption }, rows.map(([text]) => make("li", {}, text)));
+  const side = (at) => (left[at] ? "tpunb-text" : null);
+  const first = ([text], i) => {
+    const phase = phases[i] ?? null, [name, below] = text.split("\n");
+    const chip = colours[i] ? make("span", { class: "tpunb-chip", "aria-hidden": "true", style: `background:${colours[i]}` }) : null;
+    const radio = () => make("input", { type: "radio", name: group, value: phase, checked: phase === chosen, onchange: () => pick(phase) });
+    const shown = pick && phase !== null ? make("label", {}, radio(), chip, name) : [chip, pick && more ? more : name];
+    return make("th", { scope: "row", class: side(0), title: text }, shown, below ? make("div", { class: "tpunb-where" }, below) : null);
+  };
+  const bar = (i) => bars[i] === undefined ? null
+    : make("span", { class: "tpunb-bar", "aria-hidden": "true", style: `width:${36 * bars[i]}px` });
+  const row = (cells, i) => make("tr", { class: (pick && phases[i] === chosen) || marked(cells) ? "tpunb-chosen" : null }, first(cells, i),
+    cells.slice(1).map((text, at) => make("td", { class: side(at + 1) }, at === 0 ? bar(i) : null, text)));
+  return make("table", { class: `tpunb-phases ${kind}`, "aria-label": caption },
+    make("thead", {}, make("tr", {}, columns.map((name, at) => make("th", { scope: "col", class: side(at) }, name)))),
+    make("tbody", {}, rows.map(row)));
 }
 
-// Columns that are shown where any row has a value: without a device there are none.
-const DEVICES = { idle: "Idle (% of step time)", mxu: "MXU (% of peak)" };
-const ofDevices = (all, none) => Object.keys(DEVICES).filter((name) => all.some((row) => row[name] !== none));
-
-const share = (part) => (part === null || part === undefined ? "–" : (100 * part).toFixed(1)); // its head has the base
-const digits = (value) => value === null ? "–" : value.toLocaleString("en-US", { maximumSignificantDigits: 4 });
-
-// The head and the body of the phases' table; a radio button selects a phase. The others are counted, and listed on click.
-function listed(phases, rest, chosen, name, pick, more) {
-  const measured = ofDevices(phases, null);
-  const heads = ["Phase", "Id", "Steps", "% productive", "Cumulative %", "Step (ms)", "CV (% of mean)",
-    ...measured.map((column) => DEVICES[column])];
-  const row = (p) => make("tr", { class: p.phase === chosen ? "tpunb-chosen" : null },
-    make("th", { scope: "row" }, make("label", {},
-      make("input", { type: "radio", name: `${name}-phase`, value: p.phase, checked: p.phase === chosen,
-        onchange: () => pick(p.phase) }),
-      make("span", { class: "tpunb-chip", "aria-hidden": "true", style: `background:${p.colour}` }), p.name)),
-    [String(p.phase), number(p.steps), share(p.share), share(p.phase < 0 ? null : p.until), digits(p.step_ms), share(p.step_time_cv),
-      ...measured.map((column) => share(p[column]))].map((text) => make("td", {}, text)));
-  return [header(heads), make("tbody", {}, phases.map(row),
-    rest ? make("tr", {}, make("td", { colspan: heads.length },
-      more ? button(`Show ${number(rest)} more`, "List all phases", more) : `${number(rest)} more`)) : null)];
-}
-
-function operations(ops, side) {
-  const most = Math.max(...ops.map((op) => op.share), 1e-9);
-  const row = (op) => make("tr", {}, make("th", { scope: "row", title: [op.op, op.where].filter(Boolean).join("\n") }, op.op,
-    op.where ? make("div", { class: "tpunb-where" }, op.where) : null),
-    make("td", {}, make("span", { class: "tpunb-bar", "aria-hidden": "true", style: `width:${(36 * op.share) / most}px` }),
-      share(op.share)),
-    make("td", {}, digits(op.self_ms)), make("td", {}, number(op.count)));
-  return table(`Top operations, ${side}`, ["Operation", "% of self time", "Self (ms)", "Calls"], ops.map(row), "tpunb-ops");
-}
+// Tables with their captions as headings.
+const titled = (tables, kind) => tables.flatMap((each) => [make("h5", {}, each.caption), drawn(each, { kind })]);
 
 // Keep a control where it is on the screen while it changes the height of what is above it; returns how to end that.
 function steady(control, around) {
-  let top = null, own = false; // whether the next event of a scroll is of this function
+  let top = null, kept = false; // whether the next event of a scroll is of this function
   const free = () => { top = null; };
   const keep = () => {
     if (top === null || document.activeElement !== control) return;
     const by = control.getBoundingClientRect().top - top, node = scroller(control), before = node.scrollTop;
     if (Math.abs(by) >= 1) node.scrollBy(0, by);
-    own = own || node.scrollTop !== before;
+    kept = kept || node.scrollTop !== before;
   };
   const here = () => { keep(); top = control.getBoundingClientRect().top; };
-  const scrolled = () => { if (own) own = false; else free(); };
+  const scrolled = () => { if (kept) kept = false; else free(); };
   control.addEventListener("focus", free);
   control.addEventListener("input", here);
   addEventListener("scroll", scrolled, { capture: true, passive: true });

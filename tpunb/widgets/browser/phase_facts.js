@@ -51,22 +51,18 @@ class PhaseFacts {
   show({ name, facts, ops }, longest) {
     this.host.replaceChildren(make("h4", {}, longest ? `${name} (longest)` : name),
       make("div", { class: "tpunb-columns" },
-        make("div", {}, make("dl", {}, facts.map(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]))),
+        make("div", {}, make("dl", {}, facts.rows.map(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]))),
         this.ops, this.reasons));
     this.list(ops);
   }
 
   list(ops) {
-    this.ops.replaceChildren(...["device", "host"].filter((side) => ops[side].length)
-      .flatMap((side) => [make("h5", {}, `Top operations, ${side}`), operations(ops[side], side)]));
+    this.ops.replaceChildren(...titled(ops, "tpunb-ops"));
   }
 
-  explain({ ops, distinguishing, roofline, advice, explained }) {
-    const list = (title, texts) => (texts.length ? [make("h5", {}, title),
-      make("ul", {}, texts.map((text) => make("li", {}, text)))] : []);
+  explain({ ops, lists, explained }) {
     this.list(ops); // now with their source lines
-    this.reasons.replaceChildren(...list("Distinguishing operations", distinguishing),
-      ...list("Roofline", roofline), ...list("Bottleneck", advice));
+    this.reasons.replaceChildren(...titled(lists));
     this.explorer.showExplained(explained);
   }
 }

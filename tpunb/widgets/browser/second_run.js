@@ -48,19 +48,13 @@ class SecondRun {
       ...(this.explorer.still || this.allowed ? [] : [button("Compare anyway", "Compare different models", anyway)]));
   }
 
-  show({ title, result, timeline, edges, layout, tables, runs, axis, chart, pairs }) {
-    const measured = ofDevices(pairs, "–");
-    const heads = ["Phase", "Kind", "Step time", "Ratio [95 % interval]",
-      ...measured.map((name) => DEVICES[name]), "Gained", "Lost"];
-    const row = (p) => make("tr", {}, make("th", { scope: "row" }, p.name),
-      [p.kinds, p.step, p.ratio, ...measured.map((name) => p[name]), p.gained.join(", ") || "–", p.lost.join(", ") || "–"]
-        .map((text) => make("td", {}, text)));
-    this.title.textContent = `Comparison with ${title}: ${result}`;
+  show({ timeline, edges, layout, tables, runs, axis, chart, table, matches }) {
+    this.title.textContent = table.caption;
     this.status.replaceChildren();
-    this.rows.replaceChildren(table("Phases of both runs", heads, pairs.map(row), "tpunb-pairs"));
-    this.runs.lastChild.replaceChildren(tabled(runs, "Runs of steps of one phase of the second run"));
+    this.rows.replaceChildren(drawn(table, { kind: "tpunb-pairs" }));
+    this.runs.lastChild.replaceChildren(drawn(runs));
     this.body.hidden = false;
-    this.matched = new Map(pairs.map((p) => [p.phase, p.other]));
+    this.matched = new Map(matches);
     this.timeline.show(timeline, { ...unpacked(tables, { edges }, layout), ...axis },
       { low: edges[0], high: edges[1], chosen: null }, { canvas: true });
     this.choose(this.explorer.get("phase"));

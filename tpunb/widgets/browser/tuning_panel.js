@@ -48,12 +48,11 @@ class TuningPanel extends Panel {
     this.phase = make("select", { id: `${this.name}-phase`, onchange: () => this.set("phase", Number(this.phase.value)) },
       phases.map(option));
     this.facts = make("dl");
-    this.bounds = make("ul");
-    this.bounded = make("div", {}, make("h5", {}, "Bottleneck"), this.bounds);
+    this.bounds = make("div");
     return make("section", { class: "tpunb-card", "aria-label": "Trial start" },
       make("h4", {}, "Trial start"),
       phases.length ? make("p", { class: "tpunb-pick" }, make("label", { for: this.phase.id }, "Phase"), this.phase) : null,
-      this.facts, this.bounded);
+      this.facts, this.bounds);
   }
 
   // Search and budget, buttons, progress, messages.
@@ -115,8 +114,7 @@ class TuningPanel extends Panel {
   showStart() {
     const { facts, bounds } = this.get("_start");
     this.facts.replaceChildren(...facts.flatMap(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]));
-    this.bounds.replaceChildren(...bounds.map((text) => make("li", {}, text)));
-    this.bounded.hidden = !bounds.length;
+    this.bounds.replaceChildren(...titled(bounds));
     this.controls();
   }
 
@@ -130,40 +128,20 @@ class TuningPanel extends Panel {
     this.messages.replaceChildren(...messages.map((text) => make("li", {}, text)));
     if (chart) this.chart.show(chart);
     else this.chart.none("Trials appear here, each with its speed-up against the program as written.");
-    this.listParameters();
-    this.listTrials();
-    this.listRejected();
+    this.listTables();
     this.controls();
     this.tick();
   }
 
-  listParameters() {
-    const { chosen, verified } = this.get("_run");
-    const checked = (verdict, name) => (verdict === "verify" && verified.includes(name) ? "verified" : verdict);
-    const row = ({ name, stage, parameter, current, verdict, reason }) =>
-      make("tr", { class: name in chosen ? "tpunb-chosen" : null }, make("th", { scope: "row" }, stage),
-        [parameter, current, chosen[name] ?? "–", checked(verdict, name), reason].map((text, at) =>
-          make("td", { class: at === 2 && name in chosen ? "tpunb-won" : null }, text)));
-    const heads = ["Stage", "Parameter", "Current", "Chosen", "Verdict", "Reason"];
-    const { parameters } = this.get("_frame");
-    this.parameterTable.replaceChildren(table("Pipeline parameters", heads, parameters.map(row), "tpunb-parameters"));
-  }
-
-  listTrials() {
-    const row = ({ trial, values, verdict, step, ratio, output, spent }) => make("tr", {},
-      make("th", { scope: "row" }, String(trial)), [values, verdict, step, ratio, output, spent].map((text) => make("td", {}, text)));
-    const heads = ["Trial", "Values", "Verdict", "Step", "Speed-up", "Output", "Duration"];
-    const { trials } = this.get("_run");
-    this.trials.replaceChildren(trials.length ? table("Trials", heads, trials.map(row), "tpunb-trials")
+  listTables() {
+    const { parameters, trials, rejected } = this.get("_run");
+    const marked = (cells) => cells[parameters.columns.indexOf("Chosen")] !== "–";
+    this.parameterTable.replaceChildren(drawn(parameters, { kind: "tpunb-parameters", marked }));
+    this.trials.replaceChildren(trials.rows.length ? drawn(trials, { kind: "tpunb-trials" })
       : make("p", { class: "tpunb-hint" }, "No trials yet."));
     this.trials.scrollTop = this.trials.scrollHeight; // show the newest
-  }
-
-  listRejected() {
-    const { rejected } = this.get("_run");
-    this.rejected.hidden = !rejected.length;
-    this.rejected.replaceChildren(make("h4", {}, "Rejected values"),
-      make("ul", {}, rejected.map(([values, reason]) => make("li", {}, make("strong", {}, values), `: ${reason}`))));
+    this.rejected.hidden = !rejected.rows.length;
+    this.rejected.replaceChildren(make("h4", {}, rejected.caption), drawn(rejected, { kind: "tpunb-rejected" }));
   }
 
   // Enable the controls, and show their values.

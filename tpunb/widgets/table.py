@@ -1,0 +1,152 @@
+"""Tables as values that panels, pages and terminals draw alike. Names in them are text, never markup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from itertools import zip_longest
+from typing import TypedDict
+
+from tpunb.text import cut, plain
+from tpunb.widgets.panel import asset
+
+METHOD = "How this was measured"
+"""Title of the lines about windows and phases."""
+CLUSTERING = "How phases were found"
+"""Title of the method, its curve and its slider."""
+ROWS = 12
+"""Most rows of a table."""
+
+_LEFT = {"Phase", "Kind", "Operation", "Window", "Error"}  # columns of text; figures are aligned on the right
+_LEFT |= {
+    "Stage",
+    "Parameter",
+    "Current",
+    "Chosen",
+    "Values",
+    "Verdict",
+    "Reason",
+    "Output",
+    "Run",
+    "Program",
+    "Device",
+}
+_LEFT |= {"Host", "Detail", "Stalls at", "Fact", "Value", "Gained", "Lost"}
+
+
+class Table(TypedDict):
+    """A table of text as the page gets it, too; a list if it has one column.
+
+    A first cell may have a second line, which is quiet.
+    """
+
+    caption: str
+    columns: list[str]
+    rows: list[list[str]]
+    left: list[bool]
+    """Whether a column is aligned on the left."""
+    colours: list[str]
+    """Colour beside the first cell of each row, of the first rows alone."""
+    bars: list[float]
+    """Length of a bar in the second cell of each row, 0 to 1."""
+    phases: list[int]
+    """Phase that each row selects on the panel, of the first rows alone."""
+
+
+def table(
+    caption: str,
+    columns: Sequence[str],
+    rows: Iterable[Iterable[str]],
+    *,
+    colours: Sequence[str] = (),
+    bars: Sequence[float] = (),
+    phases: Sequence[int] = (),
+) -> Table:
+    """Return a table; its names are not trusted."""
+    return {
+        "caption": plain(caption),
+        "columns": [plain(name) for name in columns],
+        "rows": [["\n".join(map(plain, name.split("\n", 1))), *map(plain, cells)] for name, *cells in rows],
+        "left": [name in _LEFT for name in columns],
+        "colours": [*colours],
+        "bars": [*bars],
+        "phases": [*phases],
+    }
+
+
+def figure(value: float | None, form: str = ",", factor: int = 1) -> str:
+    """Return a number as text, "–" if unknown."""
+    return "–" if value is None else format(factor * value, form)
+
+
+def measured(columns: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Return the columns of which any row has a value."""
+    return {name: cells for name, cells in columns.items() if any(cell != "–" for cell in cells)}
+
+
+def html(table: Table) -> str:
+    """Return a table as HTML, the colour of a row beside its name."""
+    if len(table["columns"]) == 1:
+        listed = "".join(f"<li>{safe(text)}</li>" for (text,) in table["rows"])
+        return f'<div class="tpunb-list"><b>{safe(table["caption"])}</b><ol>{listed}</ol></div>'
+    kinds = [' class="tpunb-text"' if left else "" for left in table["left"]]
+    head = "".join(
+        f'<th scope="col"{kind}>{safe(name)}</th>' for name, kind in zip(table["columns"], kinds, strict=True)
+    )
+    body = ""
+    for row, colour, bar in zip_longest(table["rows"], table["colours"], table["bars"]):
+        chip = f'<span class="tpunb-chip" aria-hidden="true" style="background:{colour}"></span>' if colour else ""
+        width = (
+            "" if bar is None else f'<span class="tpunb-bar" aria-hidden="true" style="width:{36 * bar:.1f}px"></span>'
+        )
+        cells = [f"<td{kind}>{safe(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)]
+        name, _, below = row[0].partition("\n")
+        quiet = f'<div class="tpunb-quiet">{safe(below)}</div>' if below else ""
+        first = f'<th scope="row"{kinds[0]} style="font-weight:normal">{chip}{safe(name)}{quiet}</th>'
+        body += f"<tr>{first}{cells[1].replace('>', f'>{width}', 1)}{''.join(cells[2:])}</tr>"
+    caption = f"<caption>{safe(table['caption'])}</caption>"
+    return f'<table class="tpunb-table">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def text(table: Table) -> list[str]:
+    """Return the caption and the rows of a table as lines; long names lose their middle."""
+    if len(table["columns"]) == 1:
+        return [table["caption"], *(f"  {row}" for (row,) in table["rows"])]
+    cells = [[cut(cell.replace("\n", " · ")) for cell in row] for row in (table["columns"], *table["rows"])]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = (
+        "  ".join(c.ljust(w) if left else c.rjust(w) for c, w, left in zip(row, widths, table["left"], strict=True))
+        for row in cells
+    )
+    return [table["caption"], *(f"  {line}".rstrip() for line in lines)]
+
+
+def block(
+    lines: Sequence[str],
+    notes: Sequence[str],
+    evidence: str,
+    tables: Sequence[Table],
+    method: Sequence[str],
+    *,
+    title: str = METHOD,
+    curve: str = "",
+) -> str:
+    """Return HTML without scripts: a headline, quiet lines, notes, `evidence` (HTML), tables, then the method.
+
+    The method is folded unless it has a `curve` (HTML).
+    """
+    first, *quiet = map(safe, lines)
+    warnings = "".join(f'<p class="tpunb-note" role="note">{safe(note)}</p>' for note in notes)
+    beside = f'<p class="tpunb-quiet">{"<br>".join(quiet)}</p>' if quiet else ""
+    below = f"<summary>{title}</summary><p>{'<br>'.join(map(safe, method))}</p>{curve}"
+    how = f"<details{' open' if curve else ''}>{below}</details>" if method else ""
+    return (
+        f'<div class="tpunb-summary"><style>{asset("summary.css")}</style>'
+        f'<p class="tpunb-headline">{first}</p>{beside}{warnings}{evidence}'
+        f'<div class="tpunb-tables">{"".join(map(html, tables))}</div>{how}</div>'
+    )
+
+
+def safe(text: str) -> str:
+    """Return `text` escaped for HTML."""
+    return escape(plain(text))
