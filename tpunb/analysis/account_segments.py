@@ -1,7 +1,7 @@
 """Split the wall time of one host into stretches of one account each, without gaps or overlaps.
 
 A stretch of time belongs to what began last: a callback to itself and not to the step it runs in, an evaluation that a
-callback starts to the evaluation. What is left of a step is its own time.
+callback starts to the evaluation. What is left of a step is its exclusive time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _FIRST = {"fit": 0, "tuning": 2, "resuming": 2}  # the rank of a span that begin
 _BESIDE = ["profiler", "garbage collection"]  # beside the training, or within a step
 _GC = "garbage collection"  # a reason of step time deviation
 _PARTS = ("data loading", "productive", "program startup", "profiler", _GC, "step time deviation", "callbacks")
-"""What the own time of a step is split into, in this order."""
+"""What the exclusive time of a step is split into, in this order."""
 SHORT = "calls under 1 ms"
 REDUCTION = "reduction of a window"  # work of the profiler beside the training
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
-_OWN = ["fit", "evaluation", "between steps"]  # where a stall may be the own time of a step
+_INSIDE = ["fit", "evaluation", "between steps"]  # where a stall may be time of a step itself
 
 
 class HostRun(NamedTuple):
@@ -44,7 +44,7 @@ class HostRun(NamedTuple):
     complete: bool
 
 
-class _Owned(NamedTuple):
+class _Cells(NamedTuple):
     """Cells of time: start, width, index of the step around it, of its span, -1 for none, and its owner."""
 
     start: Ints
@@ -64,11 +64,15 @@ def segments(run: HostRun) -> pl.DataFrame:
     start, end = _disjoint(run.steps, run.start_ps, run.end_ps)
     spans = _sorted_spans(run)
     cells = _cells(run, start, end, spans)
-    own = np.zeros(len(start), np.int64)
-    np.add.at(own, cells.step[cells.of_step], cells.width[cells.of_step])
-    parts = _parts(run, start, end, own, spans, cells)
+    exclusive = np.zeros(len(start), np.int64)
+    np.add.at(exclusive, cells.step[cells.of_step], cells.width[cells.of_step])
+    parts = _parts(run, start, end, exclusive, spans, cells)
     return pl.concat(
-        [_step_pieces(run, cells, own, parts), _span_pieces(run, cells, spans), _gaps(run, cells, start, end, spans)]
+        [
+            _step_pieces(run, cells, exclusive, parts),
+            _span_pieces(run, cells, spans),
+            _gaps(run, cells, start, end, spans),
+        ]
     ).sort("start_ps")
 
 
@@ -94,7 +98,7 @@ def _sorted_spans(run: HostRun) -> pl.DataFrame:
     )
 
 
-def _cells(run: HostRun, start: Ints, end: Ints, spans: pl.DataFrame) -> _Owned:
+def _cells(run: HostRun, start: Ints, end: Ints, spans: pl.DataFrame) -> _Cells:
     begins, ends, rank = (spans[name].to_numpy().astype(np.int64) for name in ("start_ps", "end_ps", "rank"))
     bounds = np.unique(np.concatenate([[run.start_ps, run.end_ps], start, end, begins, ends]))
     at, width = bounds[:-1], np.diff(bounds)
@@ -110,12 +114,12 @@ def _cells(run: HostRun, start: Ints, end: Ints, spans: pl.DataFrame) -> _Owned:
     both = in_step & in_span
     later = (begins[span[both]] >= start[step[both]]) & (rank[span[both]] > 0)
     of_span[both] = later | (rank[span[both]] == 2)
-    return _Owned(at, width, step, span, in_step & ~of_span, of_span)
+    return _Cells(at, width, step, span, in_step & ~of_span, of_span)
 
 
-def _parts(run: HostRun, start: Ints, end: Ints, own: Ints, spans: pl.DataFrame, cells: _Owned) -> Ints:
-    """Return how the own time of each step is split: (steps, parts), whose rows add up to `own`."""
-    steps, left = run.steps, own.copy()
+def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.DataFrame, cells: _Cells) -> Ints:
+    """Return how the exclusive time of each step is split: (steps, parts), whose rows add up to `exclusive`."""
+    steps, left = run.steps, exclusive.copy()
     waits = np.minimum(steps.select(input_wait()).to_series().to_numpy().astype(np.int64), left)
     left -= waits
     calls = steps["callbacks_ps"].fill_null(0).to_numpy().astype(np.int64).copy()
@@ -124,7 +128,7 @@ def _parts(run: HostRun, start: Ints, end: Ints, own: Ints, spans: pl.DataFrame,
     np.subtract.at(calls, within[within >= 0], (called["end_ps"] - called["start_ps"]).to_numpy()[within >= 0])
     calls = np.minimum(calls.clip(0), left)
     left -= calls
-    garbage = np.zeros(len(own), np.int64)
+    garbage = np.zeros(len(exclusive), np.int64)
     at, width = cells.start[cells.of_step], cells.width[cells.of_step]
     np.add.at(garbage, cells.step[cells.of_step], covered(_intervals(run, _GC), at, at + width))
     garbage = np.minimum(garbage, left)
@@ -133,12 +137,12 @@ def _parts(run: HostRun, start: Ints, end: Ints, own: Ints, spans: pl.DataFrame,
     usual = np.minimum(left, typical(left, steps["phase"].fill_null(-1).to_numpy(), kind))
     excess = left - usual
 
-    starts_up = np.zeros(len(own), np.bool_)
+    starts_up = np.zeros(len(exclusive), np.bool_)
     is_startup = (spans["account"] == "program startup").to_numpy()
     starts_up[cells.step[(cells.step >= 0) & cells.of_span & np.isin(cells.span, np.flatnonzero(is_startup))]] = True
     startup = np.where(starts_up, excess, 0)
     excess = excess - startup
-    profiler = np.minimum(excess, _held_up(run, start, end, left))
+    profiler = np.minimum(excess, _delays(run, start, end, left))
     return np.stack([waits, usual, startup, profiler, garbage, excess - profiler, calls], axis=1)
 
 
@@ -147,7 +151,7 @@ def _intervals(run: HostRun, account: str) -> pl.DataFrame:
     return spans.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
 
 
-def _held_up(run: HostRun, start: Ints, end: Ints, own: Ints) -> Ints:
+def _delays(run: HostRun, start: Ints, end: Ints, exclusive: Ints) -> Ints:
     """Return the most that the profiler can have held up each step.
 
     That is all of the time in which it starts and collects a window. Of a step that is traced, or beside which a
@@ -161,19 +165,19 @@ def _held_up(run: HostRun, start: Ints, end: Ints, own: Ints) -> Ints:
     tracing, reducing = covered(windows, start, end), covered(reductions, start, end)
     collecting = covered(pl.concat([busy, windows]), start, end) - covered(pl.concat([reductions, windows]), start, end)
     beside = np.maximum(tracing, reducing)
-    frame = run.steps.select("phase", own=pl.Series(own, dtype=pl.Int64), slowed=pl.Series(beside > 0))
+    frame = run.steps.select("phase", exclusive=pl.Series(exclusive, dtype=pl.Int64), slowed=pl.Series(beside > 0))
     medians = frame.group_by("phase").agg(
         # a stall in one of a few is no median
         more=pl.when(pl.col("slowed").sum() >= _SLOWED).then(
-            pl.col("own").filter("slowed").median() - pl.col("own").filter(~pl.col("slowed")).median()
+            pl.col("exclusive").filter("slowed").median() - pl.col("exclusive").filter(~pl.col("slowed")).median()
         )
     )
     more = frame.join(medians, on="phase", how="left", maintain_order="left")["more"].fill_null(0).clip(0)
     return np.asarray(collecting + np.minimum(more.cast(pl.Int64).to_numpy(), beside), dtype=np.int64)
 
 
-def _step_pieces(run: HostRun, cells: _Owned, own: Ints, parts: Ints) -> pl.DataFrame:
-    """Return the own time of the steps: both the cells and the parts are cut where the other ends."""
+def _step_pieces(run: HostRun, cells: _Cells, exclusive: Ints, parts: Ints) -> pl.DataFrame:
+    """Return the exclusive time of the steps: both the cells and the parts are cut where the other ends."""
     at, width, step = cells.start[cells.of_step], cells.width[cells.of_step], cells.step[cells.of_step]
     cell_ends, part_ends = np.cumsum(width), np.cumsum(parts.reshape(-1))
     ends = np.unique(np.concatenate([cell_ends, part_ends]))
@@ -238,17 +242,19 @@ def _explained(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
 
 def _reasons(run: HostRun, steps: pl.DataFrame) -> pl.DataFrame:
     """Return where each step stalled longest, if it did: in its own time, and waiting for input."""
-    own = run.stalls.filter(pl.col("kind").is_null() | pl.col("kind").is_in(_OWN))
+    inside = run.stalls.filter(pl.col("kind").is_null() | pl.col("kind").is_in(_INSIDE))
     waits = run.stalls.filter(kind="data loading")
-    return steps.select("unit", reason=stall_places(steps, own), wait_place=stall_places(steps, waits))
+    return steps.select("unit", reason=stall_places(steps, inside), wait_place=stall_places(steps, waits))
 
 
-def _span_pieces(run: HostRun, cells: _Owned, spans: pl.DataFrame) -> pl.DataFrame:
+def _span_pieces(run: HostRun, cells: _Cells, spans: pl.DataFrame) -> pl.DataFrame:
     of = cells.of_span
     chosen = spans[cells.span[of]]
-    known = chosen["account"].is_in([*schema.ACCOUNTS])  # the time of a method of Keras around its steps prepares them
+    is_account = chosen["account"].is_in(
+        [*schema.ACCOUNTS]
+    )  # the time of a method of Keras around its steps prepares them
     return _frame(run, cells.start[of], cells.width[of], cells.step[of]).with_columns(
-        account=pl.when(known).then(chosen["account"]).otherwise(pl.lit("preparation")),
+        account=pl.when(is_account).then(chosen["account"]).otherwise(pl.lit("preparation")),
         detail=chosen["detail"],
         phase=pl.when(chosen["account"].is_in(["evaluation", "tuning", "resuming", "fit"]))
         .then(pl.lit(None, pl.Int64))
@@ -257,7 +263,7 @@ def _span_pieces(run: HostRun, cells: _Owned, spans: pl.DataFrame) -> pl.DataFra
     )
 
 
-def _gaps(run: HostRun, cells: _Owned, start: Ints, end: Ints, spans: pl.DataFrame) -> pl.DataFrame:
+def _gaps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.DataFrame) -> pl.DataFrame:
     """Return the time outside of steps and spans."""
     gap = ~cells.of_step & ~cells.of_span
     at = cells.start[gap]

@@ -20,8 +20,8 @@ from tpunb.text import cut, duration, percent, plain, short, short_time
 
 _HIGH = 0.7  # share of MXU peak or HBM bandwidth that XProf's smart suggestions call high
 _LOW = 0.5  # and low
-_KNOWN = 0.9  # share of busy time with known FLOPs below which utilisation is a lower bound
-_LEAST = 0.001  # share of all step time: advice that saves less is left out
+_COUNTED = 0.9  # share of busy time with known FLOPs below which utilisation is a lower bound
+_LEAST_SAVING = 0.001  # share of all step time: advice that saves less is left out
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ def _rare(name: str, sentence: str, action: str, source: str) -> Rule:
     return Rule(name, when=when, saves=pl.col(name), sentence=sentence, action=action, source=source)
 
 
+_ONE_SHAPE = "use batches of one shape (drop_remainder, padding, buckets), pass no Python numbers as arguments"
+_LONGER = "account of tp.goodput; longer than training is ours"
 _mxu, _hbm = pl.col("mxu"), pl.col("hbm")
 _to_high = pl.col("busy") * (1 - _mxu / _HIGH)  # the same work at a high utilisation
 
@@ -148,7 +150,7 @@ RULES = (
         "recompile",
         0.05,
         sentence="Recompilation after the first step takes {recompile} of the phase's step time",
-        action="use batches of one shape (drop_remainder, padding, buckets), pass no Python numbers as arguments",
+        action=_ONE_SHAPE,
         source="https://www.tensorflow.org/guide/function, on retracing; 5 % is ours",
         account="program startup",
     ),
@@ -279,7 +281,7 @@ ACCOUNT_RULES = (
         when=(pl.col("retracing") > 0.02) & pl.col("retraced").is_not_null(),
         saves=pl.col("retracing"),
         sentence="Tracing and compiling again what was traced before takes {retracing} of wall time, mostly {retraced}",
-        action="use batches of one shape (drop_remainder, padding, buckets), pass no Python numbers as arguments",
+        action=_ONE_SHAPE,
         source="https://www.tensorflow.org/guide/function, on retracing; 2 % is ours",
         account="program startup",
     ),
@@ -299,7 +301,7 @@ ACCOUNT_RULES = (
         saves=pl.col("preparation"),
         sentence="Preparation takes {preparation_ps}, longer than the {productive_ps} of productive training",
         action="cache prepared data, build the model once, train longer per run",
-        source="account of tp.goodput; longer than training is ours",
+        source=_LONGER,
         account="preparation",
     ),
     Rule(
@@ -308,7 +310,7 @@ ACCOUNT_RULES = (
         saves=pl.col("startup"),
         sentence="Program startup takes {startup_ps}, longer than the {productive_ps} of productive training",
         action="enable the persistent compilation cache, load data while programs compile, train longer per run",
-        source="account of tp.goodput; longer than training is ours",
+        source=_LONGER,
         account="program startup",
     ),
     Rule(
@@ -317,7 +319,7 @@ ACCOUNT_RULES = (
         saves=pl.col("evaluation"),
         sentence="Evaluation takes {evaluation_ps}, longer than the {productive_ps} of productive training",
         action="evaluate every few epochs, or on fewer batches (Keras' validation_freq, validation_steps)",
-        source="account of tp.goodput; longer than training is ours",
+        source=_LONGER,
         account="evaluation",
     ),
 )
@@ -462,7 +464,7 @@ def _applied(rules: Sequence[Rule], metrics: pl.DataFrame, run_ps: float, base: 
         applies = rule.when & pl.all_horizontal(pl.col(rule.needs).is_not_null())
         applied = metrics.with_columns(saves_ps=rule.saves.clip(0, 1) * pl.col("typical_ps")).filter(applies)
         applied = applied.with_columns(saved=pl.col("saves_ps") / max(run_ps, 1))
-        for row in applied.filter((pl.col("saved") >= _LEAST).fill_null(True)).iter_rows(named=True):
+        for row in applied.filter((pl.col("saved") >= _LEAST_SAVING).fill_null(True)).iter_rows(named=True):
             saves_ps = None if row["saves_ps"] is None else round(row["saves_ps"])
             rows.append(
                 (row["phase"], rule.name, saves_ps, row["saved"], _sentence(rule, row, whole), rule.action, number)
@@ -476,8 +478,8 @@ def _sentence(rule: Rule, row: dict[str, Any], whole: str) -> str:
     """Return whose time the advice saves, how much of the `whole`, and the observation."""
     texts = {name: _text(name, value) for name, value in row.items()}
     if "mxu" in texts:  # a lower bound where the FLOPs of some operations are unknown
-        known = row["flops_known"]
-        texts["mxu"] = f"{'at least' if isinstance(known, float) and known < _KNOWN else 'only'} {texts['mxu']}"
+        counted = row["flops_known"]
+        texts["mxu"] = f"{'at least' if isinstance(counted, float) and counted < _COUNTED else 'only'} {texts['mxu']}"
     kinds = f" ({texts['kinds']})" if row["phase"] == -1 and row["kinds"] else ""
     subject = f"{texts.get('name', 'The run')}{kinds}"
     saved = ":" if row["saves_ps"] is None else f" could save up to {duration(row['saves_ps'])} of {whole}."

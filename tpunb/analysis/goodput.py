@@ -22,7 +22,8 @@ from tpunb.frames.steps import WallClock
 from tpunb.step_stats.reduce import from_rules
 from tpunb.text import cut, duration, percent, plain, plural
 
-_LEAST, _MOST, _DETAILS = 0.02, 4, 2  # share of wall time that is named; most accounts; most details of one
+_LEAST_SHARE = 0.02  # of wall time that is named
+_MOST_ACCOUNTS, _MOST_DETAILS = 4, 2  # that are named; details of one account
 _UNEXPLAINED = 0.05  # share of wall time in "other" above which the sentence begins with it
 _BUSY = 0.25  # share of the processors that other programs use on a busy machine
 
@@ -125,8 +126,8 @@ def _sentence(goodput: Goodput) -> str:
     if accounts.get("other", {"share": 0.0})["share"] > _UNEXPLAINED:
         notes = "; ".join(cut(plain(note), 160) for note in goodput.notes[:2])
         parts = [f"{duration(accounts.pop('other')['time_ps'])} other" + f" ({notes})" * bool(notes)]
-    named = [(name, row["time_ps"]) for name, row in accounts.items() if row["share"] >= _LEAST]
-    for name, time_ps in named[:_MOST]:
+    named = [(name, row["time_ps"]) for name, row in accounts.items() if row["share"] >= _LEAST_SHARE]
+    for name, time_ps in named[:_MOST_ACCOUNTS]:
         details = ", ".join(_details(goodput, name, duration(time_ps)))
         parts.append(f"{duration(time_ps)} {schema.ACCOUNTS[name].phrase or name}" + f": {details}" * bool(details))
     return ", ".join([first, *(["; ".join(parts)] if parts else [])])
@@ -136,8 +137,8 @@ def _details(goodput: Goodput, account: str, whole: str) -> Iterator[str]:
     """Yield the largest details of an account, each with its time unless that is the whole."""
     again = pl.col("detail").str.replace(" again for .*", " again")  # tracing for one shape after the other
     rows = totals(replace(goodput, frame=goodput.frame.with_columns(again)), "detail").drop_nulls("detail")
-    rows = rows.filter(pl.col("account") == account, pl.col("share") >= _LEAST / 4)
-    for row in rows.head(_DETAILS).iter_rows(named=True):
+    rows = rows.filter(pl.col("account") == account, pl.col("share") >= _LEAST_SHARE / 4)
+    for row in rows.head(_MOST_DETAILS).iter_rows(named=True):
         time = duration(row["time_ps"])
         yield cut(plain(row["detail"]), 80) + f" {time}" * (time != whole)
 
@@ -176,8 +177,8 @@ def goodput(run: Profile | Phases) -> Goodput:
 
     >>> from tpunb.cluster import phases
     >>> from tpunb.testing import toy_steps
-    >>> known = goodput(phases(toy_steps("aaabbb"))).frame.drop_nulls("time_ps")
-    >>> known.select("account", "phase", "time_ps").rows()
+    >>> rows = goodput(phases(toy_steps("aaabbb"))).frame.drop_nulls("time_ps")
+    >>> rows.select("account", "phase", "time_ps").rows()
     [('productive', 1, 6000000000), ('productive', 0, 3000000000)]
     """
     if isinstance(run, Phases):
@@ -286,16 +287,16 @@ def _intervals(rows: pl.DataFrame, units: pl.DataFrame, steps: pl.DataFrame) -> 
 
 
 def _ideal(stretches: pl.DataFrame, steps: pl.DataFrame) -> int | None:
-    """Return the median own time of steps of kind "train", of all if there are none."""
+    """Return the median exclusive time of steps of kind "train", of all if there are none."""
     parts = ["productive", "evaluation", "step time deviation"]
-    own = (
+    exclusive = (
         stretches.filter(pl.col("account").is_in(parts) & pl.col("step").is_not_null())
         .group_by("host", "step")
         .agg(pl.col("dur_ps").sum())
         .join(steps.select("host", "step", "kind"), on=["host", "step"])
     )
-    train = own.filter(kind="train")
-    middle = (train if train.height else own)["dur_ps"].median()
+    train = exclusive.filter(kind="train")
+    middle = (train if train.height else exclusive)["dur_ps"].median()
     return None if middle is None else int(middle)  # type: ignore[arg-type]  # of ints
 
 

@@ -233,10 +233,12 @@ def _with_stalls(rows: pl.DataFrame, signatures: pl.DataFrame) -> pl.DataFrame:
     waited = pl.col("wait_ps") - pl.col("wait_ps_twin")
     stalled = (pl.col("step_ps") > _SLOWER * pl.col("step_ps_twin")) & (waited * 2 >= longer)
     rows = rows.with_columns(stall_ps=pl.when(stalled).then(pl.min_horizontal(waited, longer)))
-    fed = pl.col("input_ps") - pl.col("input_ps_twin")
+    input_ps = pl.col("input_ps") - pl.col("input_ps_twin")
     return rows.with_columns(
         stall=pl.col("stall_ps") / pl.col("step_ps"),
-        stalled=pl.when(fed * 2 >= pl.col("stall_ps")).then(pl.lit("waiting for input")).otherwise(pl.lit("idling")),
+        stalled=pl.when(input_ps * 2 >= pl.col("stall_ps"))
+        .then(pl.lit("waiting for input"))
+        .otherwise(pl.lit("idling")),
         twin_ps="step_ps_twin",
     )
 

@@ -13,7 +13,7 @@ from tpunb.frames import Phases
 from tpunb.schema import ACCOUNTS
 from tpunb.text import cut, duration, percent, plain
 
-_LEAST = 0.1  # share of run time that an account takes, or advice saves, to be named
+_LEAST_SHARE = 0.1  # share of run time that an account takes, or advice saves, to be named
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def verdict(phases: Phases) -> Verdict | None:
     if phases.steps.wall is None or phases.steps.wall.span_ps <= 0:
         return None
     run = goodput(phases)
-    advice = advise(phases).filter(pl.col("saves_ps") >= _LEAST * run.wall_ps)
-    most = totals(run).filter(pl.col("account") != "productive", pl.col("share") >= _LEAST).head(1)
+    advice = advise(phases).filter(pl.col("saves_ps") >= _LEAST_SHARE * run.wall_ps)
+    most = totals(run).filter(pl.col("account") != "productive", pl.col("share") >= _LEAST_SHARE).head(1)
     productive = f"{duration(run.time_ps('productive'))} of {duration(run.wall_ps)} ({percent(run.ratio)} of run time)"
     if most.is_empty():
         account: str | None

@@ -172,19 +172,7 @@ def _rules(sweep: pl.DataFrame, slider: SliderSpec) -> pl.DataFrame:
 
 
 def with_slider(chart: alt.TopLevelMixin, parameter: str, ends: tuple[float, float], at: float) -> dict[str, Any]:
-    """Return the spec of a sweep's chart with the signal ``at``, which moves a rule along `parameter`.
-
-    Parameters
-    ----------
-    chart
-        Chart of :func:`sweep_curve`.
-    parameter
-        Field of the x axis.
-    ends
-        First and last position of the rule: the edges of the plot.
-    at
-        First value of the signal.
-    """
+    """Return the spec of `sweep_curve` with a rule along `parameter`, moved by the signal ``at``."""
     spec = render.spec(chart)
     rule = {
         "data": {"values": [{}]},
@@ -256,7 +244,7 @@ def hdbscan_tree(phases: Phases) -> LayerPicture:
     deep = (pl.col("top") / pl.col("bottom")).log() / math.log(ends[0] / ends[1])
     wide = (pl.col("right") - pl.col("left")) / blocks["right"].max()
     rows = blocks.with_columns(
-        about=pl.format("{} of {}", pl.when("chosen").then(pl.lit("a phase")).otherwise(pl.lit("a cluster")), "held"),
+        about=pl.format("{} of {}", pl.when("chosen").then(pl.lit("a phase")).otherwise(pl.lit("a cluster")), "size"),
         colour=pl.when("chosen").then(pl.lit(PALETTE[0])).otherwise(pl.lit(GREY)),
         ink=pl.when("chosen").then(pl.lit("white")).otherwise(pl.lit("black")),
         text=pl.when((wide > 0.05) & (deep > 0.06)).then(
@@ -301,4 +289,4 @@ def _blocks(tree: pl.DataFrame) -> pl.DataFrame:
             left += child["steps"]
     schema = {"left": pl.Int64, "right": pl.Int64, "top": pl.Float64, "bottom": pl.Float64}
     frame = pl.DataFrame(blocks, schema=schema | {"steps": pl.Int64, "chosen": pl.Boolean}, orient="row")
-    return frame.with_columns(held=counted("steps", "step"))
+    return frame.with_columns(size=counted("steps", "step"))

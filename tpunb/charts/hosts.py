@@ -12,7 +12,7 @@ from tpunb.errors import TpunbError, wrong_type
 from tpunb.text import percent, plural
 
 _ROWS, _BINS = 24, 120  # most hosts and ranges of steps
-_LEAST = 10  # rows if there are so many hosts
+_FEWEST_ROWS = 10  # rows if there are so many hosts
 _FAINT = 0.01  # share of step time below which nothing is drawn
 _HUES = dict(zip(("compute", "input", "host", "pause", "compile"), PALETTE, strict=False))
 _HUES |= {"unknown": PALETTE[5], "not named": GREY}
@@ -41,7 +41,7 @@ def hosts(found: Hosts) -> LayerPicture:
     judged = found.frame.drop_nulls("costs_ps")
     if judged.is_empty() or found.lateness.is_empty():
         raise TpunbError("no host waits for another", hint="load the profiles of all hosts of the job")
-    shown = judged.head(min(max(int(judged["named"].sum()), _LEAST), _ROWS))
+    shown = judged.head(min(max(int(judged["named"].sum()), _FEWEST_ROWS), _ROWS))
     facts = _facts(found, shown)
     steps = found.lateness["step"].unique().sort()
     cells = _cells(found, facts, steps)

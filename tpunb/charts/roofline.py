@@ -41,14 +41,14 @@ def roofline(roof: Roofline, *, backdrop: pl.DataFrame | None = None) -> LayerPi
     """
     if not isinstance(roof, Roofline):
         raise wrong_type("roofline", "roof", "be a Roofline", roof)
-    known = roof.frame.filter(pl.col("rate") > 0, pl.col("intensity") > 0)
-    if known.is_empty():
+    placed = roof.frame.filter(pl.col("rate") > 0, pl.col("intensity") > 0)
+    if placed.is_empty():
         raise TpunbError("no row of the roofline has FLOPs and bytes", hint="choose another level: by='run'")
-    points = _points(known.head(_POINTS))
+    points = _points(placed.head(_POINTS))
     device, others = cleaned(plain(roof.device_label)), _backdrop(backdrop)
     lines = _lines(points, roof.device, others["intensity"].to_list())
-    left_out = f", {len(known) - len(points)} of less headroom not shown" if len(known) > len(points) else ""
-    left_out += f", {len(roof) - len(known)} without known FLOPs not shown" if len(roof) > len(known) else ""
+    left_out = f", {len(placed) - len(points)} of less headroom not shown" if len(placed) > len(points) else ""
+    left_out += f", {len(roof) - len(placed)} without known FLOPs not shown" if len(roof) > len(placed) else ""
     behind = f"; grey: {plural(len(others), 'point')} of other measurements" if len(others) else ""
     utilisation = roof.utilisation
     reached = f"; {_pair(utilisation)} of peak FLOP/s reached" if utilisation else ""

@@ -24,7 +24,7 @@ from tpunb.text import plural
 _STILL = 720  # points across in a still picture: the edges of slices meet pixels
 _KINDS = [kind for kind, _ in TRACED.values()]
 _SHADE = alt.Color("shade:O", scale=alt.Scale(domain=[*range(len(SHADES))], range=[*SHADES]), legend=None)
-_SEEN = alt.Opacity(
+_TRACED = alt.Opacity(
     "traced:O",
     scale=alt.Scale(domain=[*range(len(TRACED))], range=[opacity for _, opacity in TRACED.values()]),
     legend=None,
@@ -36,13 +36,6 @@ def live_timeline(hosts: Sequence[str], *, windows: bool = True) -> LayerPicture
 
     Its signals: ``low`` and ``high``, the time range in seconds; ``chosen``, the selected phase or null; ``hue``, the
     colour of "marks", the time of the selected account, or null.
-
-    Parameters
-    ----------
-    hosts
-        Names of the lanes.
-    windows
-        Whether there is a band for the profiler's windows.
     """
     pin = alt.MarkDef("point", shape="triangle-up", filled=True, size=55, yOffset=5, opacity=1, color=INK)
     pins = _named("checkpoints").encode(x=_x("at"), y=_y("y", hosts))
@@ -91,7 +84,7 @@ def timeline(phases: Phases) -> LayerPicture:
     shade = _SHADE.title("phase · share of productive time").legend(
         **look, columns=4, symbolOpacity=1, values=sorted(names), labelExpr=f"{json.dumps(names)}[datum.value]"
     )
-    kinds, seen = rows["traced"].unique().sort().to_list(), _SEEN
+    kinds, seen = rows["traced"].unique().sort().to_list(), _TRACED
     if len(kinds) > 1:
         seen = seen.title("steps").legend(
             **look, symbolFillColor=GREY, values=kinds, labelExpr=f"{_KINDS}[datum.value]"
@@ -150,7 +143,7 @@ def _layers(
     hosts: Sequence[str],
     table: Callable[[str], alt.Chart],
     shade: alt.Color = _SHADE,
-    seen: alt.Opacity = _SEEN,
+    seen: alt.Opacity = _TRACED,
     *,
     windows: bool,
     clip: bool = True,

@@ -33,7 +33,7 @@ BELOW, THIN = 71, 8
 
 _EACH = 600  # steps that are drawn one by one; more share slices
 _MARKED = 300  # stretches of an account that are drawn one by one
-_LEAST = 0.01  # smallest part of a slice that is drawn
+_LEAST_PART = 0.01  # smallest part of a slice that is drawn
 _WIDE, _LETTER = 0.03, 0.009  # least width of a run of one phase for its name, and per letter; shares of the range
 
 
@@ -95,17 +95,8 @@ class Timeline:
         In "timeline", single steps have ``start``, ``end`` (seconds), ``lane`` and ``step``. Where steps share slices
         of time (those of the second lane follow those of the first), each row has ``after``, the number of slices since
         the previous row, and ``part``, its percentage of the slice; rows of one slice are stacked. ``rank`` is the row
-        of "ranks" with its ``phase`` (null: several), ``shade`` and ``name``; ``seen`` is 0 traced in full, 1 in
-        part, 2 inferred, in a slice what most of it is: both one base-36 digit per row, or one digit if all are equal.
-
-        Parameters
-        ----------
-        phases
-            Phases of the same steps.
-        chosen
-            Phase that gets a rank of its own even if it is not among the longest.
-        alias
-            Shade, from 0, and name for each phase, in place of its own; phases left out get the shade of the others.
+        of "ranks" with its ``phase`` (null: several), ``shade`` and ``name``; ``traced`` is 0 in full, 1 in part, 2
+        inferred: both one base-36 digit per row, or one digit if all are equal. `alias` has shade and name by phase.
         """
         marks = self.marks(phases, chosen, alias)
         looks: Columns = {"rank": _digits(marks.rank), "traced": _digits(marks.seen)}
@@ -135,7 +126,7 @@ class Timeline:
         spans, many, each = self._steps, len(ranks.phase), _slices(len(self.hosts))
         key = (spans.slice * many + rank) * 3 + seen
         parts = np.bincount(key, spans.part, minlength=each * len(self.hosts) * many * 3).reshape(-1, 3)
-        code = np.flatnonzero(parts.sum(axis=1) > _LEAST)
+        code = np.flatnonzero(parts.sum(axis=1) > _LEAST_PART)
         part, seen = parts[code].sum(axis=1), parts[code].argmax(axis=1)  # traced as most of it was
         place, rank = code // many, code % many
         first = np.flatnonzero(np.diff(place, prepend=-1))
