@@ -16,14 +16,14 @@ def test_a_value_set_while_another_thread_cuts_is_neither_lost_nor_unchecked(mon
     inside, go_on = threading.Event(), threading.Event()
     from tpunb.widgets import explorer
 
-    cut = explorer.group_steps
+    cut = explorer.grouped
 
     def slow(steps, method):
         inside.set()
         assert go_on.wait(120)
         return cut(steps, method)
 
-    monkeypatch.setattr(explorer, "group_steps", slow)
+    monkeypatch.setattr(explorer, "grouped", slow)
     page = threading.Thread(target=view.set_state, args=({"clustering": {"method": "kmeans", "k": 2}},))
     page.start()
     assert inside.wait(120)

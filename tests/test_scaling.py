@@ -12,7 +12,6 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from tpunb.io.mlperf_logs import _by_date, _Event
 
 import tpunb as tp
 from tpunb import schema
@@ -21,6 +20,7 @@ from tpunb.errors import MissingExtra, ProfileNotFound, TpunbError
 from tpunb.frames.steps import WallClock
 from tpunb.studies.scaling import Scaling, charts, columns, mlperf_runs
 from tpunb.studies.scaling import analysis as scaling
+from tpunb.studies.scaling.logs import _by_date, _Event
 from tpunb.testing import toy_steps
 
 IN_ROUND = {"0.6.0": 1_558_000_000, "4.0.0": 1_709_000_000}  # May 2019, February 2024

@@ -16,7 +16,10 @@ from tpunb.studies.sweeps import columns as sweeps
 
 SPANS = {"host": pl.String(), "step": pl.Int64(), "traced": schema.TRACED}
 MODULES = (schema, ranking, scaling, sweeps)
-SCHEMAS = {name: getattr(sys.modules[frame.home], name) for name, frame in schema.FRAMES.items()}
+FRAMES = {  # in the order of the modules, whichever was imported first
+    name: frame for module in MODULES for name, frame in schema.FRAMES.items() if frame.home == module.__name__
+}
+SCHEMAS = {name: getattr(sys.modules[frame.home], name) for name, frame in FRAMES.items()}
 GLOSSARY = Path(__file__).parents[1] / "docs" / "glossary.md"
 GOODPUT = GLOSSARY.with_name("goodput.md")
 INTRO = """# Glossary
@@ -95,9 +98,7 @@ def test_partial_sorts_after_full():
 
 
 def test_every_frame_is_declared_with_its_columns():
-    declared = {
-        name: {column: spec.dtype for column, spec in frame.columns.items()} for name, frame in schema.FRAMES.items()
-    }
+    declared = {name: {column: spec.dtype for column, spec in frame.columns.items()} for name, frame in FRAMES.items()}
     assert declared == SCHEMAS
 
 
@@ -113,7 +114,7 @@ def test_every_schema_of_the_modules_is_a_declared_frame():
 
 def sentences():
     yield from schema.TERMS.items()
-    for name, frame in schema.FRAMES.items():
+    for name, frame in FRAMES.items():
         yield name, frame.row
         yield from ((f"{name}.{column}", spec.term) for column, spec in frame.columns.items())
 
@@ -137,9 +138,7 @@ UNITS = {  # by the end of a column's name
 
 def test_every_column_has_the_unit_that_its_name_ends_in():
     terms = [
-        (f"{name}.{column}", spec.term)
-        for name, frame in schema.FRAMES.items()
-        for column, spec in frame.columns.items()
+        (f"{name}.{column}", spec.term) for name, frame in FRAMES.items() for column, spec in frame.columns.items()
     ]
     wrong = {
         column: term
@@ -154,8 +153,8 @@ def test_every_column_has_the_unit_that_its_name_ends_in():
 def test_measured_columns_declare_how_they_are_aggregated():
     for name in ("STEPS", "DEVICES", "OPS"):
         keys = {"host", "step", "device", "op", "side"}
-        assert {column for column, spec in schema.FRAMES[name].columns.items() if spec.windows is None} <= keys
-    steps = schema.FRAMES["STEPS"].columns
+        assert {column for column, spec in FRAMES[name].columns.items() if spec.windows is None} <= keys
+    steps = FRAMES["STEPS"].columns
     assert {column for column, spec in steps.items() if spec.devices} == set(schema.DEVICE_FACTS)
     means = {column for column, spec in steps.items() if spec.windows == "mean"}
     assert means == {"duty_cycle", "mxu_util", "flops_util", "flops_time_share", "hbm_util"}
@@ -164,7 +163,7 @@ def test_measured_columns_declare_how_they_are_aggregated():
 def glossary():
     """Return the glossary as Markdown."""
     parts = [INTRO, "## Terms\n", *(f"- **{term}**: {sentence}" for term, sentence in schema.TERMS.items())]
-    for name, frame in schema.FRAMES.items():
+    for name, frame in FRAMES.items():
         parts += [f"\n## {name}\n", f"{frame.row} `{frame.home}.{name}`\n", "| column | definition |", "|---|---|"]
         parts += [f"| `{column}` | {spec.term} |" for column, spec in frame.columns.items()]
     return "\n".join(parts) + "\n"

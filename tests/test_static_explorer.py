@@ -59,7 +59,7 @@ def test_an_error_is_shown_in_the_panel(panel, monkeypatch):
     def broken(*_):
         raise ValueError("<b>no</b>")
 
-    monkeypatch.setattr("tpunb.widgets.explorer.group_steps", broken)
+    monkeypatch.setattr("tpunb.widgets.explorer.grouped", broken)
     panel.slider.value = 1
     assert "&lt;b&gt;no&lt;/b&gt;" in panel.alert.value
     assert 'role="alert"' in panel.alert.value

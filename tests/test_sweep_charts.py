@@ -153,7 +153,7 @@ EACH = [
     lambda s: charts.speedups(s, s, colour=EVIL),
     lambda s: charts.sensitivity(s.sensitivity("step_ps")),
     lambda s: charts.latency(s, "batch"),
-    charts.roofline,
+    lambda s: tp.charts.roofline(s.roofline()),
 ]
 
 

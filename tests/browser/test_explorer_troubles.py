@@ -23,7 +23,7 @@ def marked(steps):
     devices = steps.devices.with_columns(name("host"), name("device"))
     windows = steps.windows.with_columns(name("host"))
     return replace(steps, frame=frame, ops=ops, devices=devices, windows=windows, name=BAD)
-really, drawn = explorer.group_steps, sliders.chart
+really, drawn = explorer.grouped, sliders.chart
 def wait_for(name):  # until the test makes the file
     while not Path(name).exists():
         time.sleep(0.01)
@@ -41,7 +41,7 @@ steps = toy_steps("aaaabbbbbbccccc" * 4)""",
 )
 NOTEBOOK = "troubles.ipynb"
 BROKEN = "def broken(*_): raise RuntimeError('no <b>luck</b>')\n"
-MEND = """explorer.group_steps, sliders.chart = really, drawn
+MEND = """explorer.grouped, sliders.chart = really, drawn
 view.threshold, view.error = 0.7, ""
 """
 
@@ -82,7 +82,7 @@ def press(panel, *keys):
 
 
 def test_an_exception_is_shown_and_the_last_clustering_stays(panel):
-    python(panel.page, BROKEN + "explorer.group_steps = broken")
+    python(panel.page, BROKEN + "explorer.grouped = broken")
     before = panel.get_by_role("status").first.text_content()
     press(panel, "ArrowRight")
     expect(panel.get_by_role("alert")).to_have_text("RuntimeError: no <b>luck</b>")
@@ -90,7 +90,7 @@ def test_an_exception_is_shown_and_the_last_clustering_stays(panel):
     expect(panel.locator("code")).to_have_text("tp.phases(steps, tp.OLS())")
     assert python(panel.page, "print(view.threshold, view.value.method)") == "0.7 OLS()"
 
-    python(panel.page, "explorer.group_steps = really")
+    python(panel.page, "explorer.grouped = really")
     press(panel, "ArrowLeft", "ArrowLeft")
     expect(panel.get_by_role("alert")).to_have_count(0)
     value = panel.get_by_role("slider").input_value()
@@ -113,7 +113,7 @@ def test_it_says_that_it_is_busy_and_then_no_more(panel, jupyter):
     python(
         panel.page,
         "files = ['first', 'second']\ndef slow(*a):\n    wait_for(files.pop(0))\n    return really(*a)\n"
-        "explorer.group_steps = slow",
+        "explorer.grouped = slow",
     )
     busy = panel.get_by_text("working …")
     expect(busy).to_be_hidden()

@@ -48,12 +48,12 @@ def test_the_plain_explorer_has_a_list_and_a_slider_by_keys(plain, shots):
 
 
 def test_the_plain_explorer_says_what_went_wrong(plain):
-    python(plain.page, "from tpunb.widgets import explorer\nreally = explorer.group_steps")
-    python(plain.page, "def broken(*_): raise RuntimeError('no <b>luck</b>')\nexplorer.group_steps = broken")
+    python(plain.page, "from tpunb.widgets import explorer\nreally = explorer.grouped")
+    python(plain.page, "def broken(*_): raise RuntimeError('no <b>luck</b>')\nexplorer.grouped = broken")
     plain.get_by_role("slider").focus()
     plain.page.keyboard.press("ArrowRight")
     expect(plain.get_by_role("alert")).to_have_text("RuntimeError: no <b>luck</b>")
-    python(plain.page, "explorer.group_steps = really")
+    python(plain.page, "explorer.grouped = really")
     plain.page.keyboard.press("ArrowRight")
     expect(plain.get_by_role("alert")).to_have_count(0)
     assert plain.page.complaints == []
