@@ -69,9 +69,9 @@ def test_a_run_without_workload_metadata_is_rejected(tmp_path):
         recorded("bert-mrpc", tmp_path)
     with tp.capture(tmp_path / "bert-mrpc", source=StandIn(), keep="none") as run, run.step(0):
         pass
-    with pytest.raises(ProfileNotFound, match=r"has no about\.toml") as told:
+    with pytest.raises(ProfileNotFound, match=r"has no about\.toml") as caught:
         recorded("bert-mrpc", tmp_path)
-    assert "tpunb.studies.paper.record" in told.value.hint
+    assert "tpunb.studies.paper.record" in caught.value.hint
     with pytest.raises(TpunbError, match="no workload is named 'bert'"):
         recorded("bert", tmp_path)
     with pytest.raises(ProfileNotFound, match="has no runs at balances"):

@@ -395,11 +395,11 @@ class History:
                 "–" if run["started"] is None else f"{run['started']:%Y-%m-%d %H:%M}",
                 run["program"] or "–",
                 run["device"] or "–",
-                _text(run["wall_ps"], duration),
-                _text(run["goodput"], percent),
-                _text(run["step_ps"], duration),
-                _text(run["steps"], "{:,}".format),
-                _text(run["phases"], "{:,}".format),
+                _cell(run["wall_ps"], duration),
+                _cell(run["goodput"], percent),
+                _cell(run["step_ps"], duration),
+                _cell(run["steps"], "{:,}".format),
+                _cell(run["phases"], "{:,}".format),
             ]
             for name, run in zip(names, self.runs.iter_rows(named=True), strict=True)
         ]
@@ -418,5 +418,5 @@ class History:
         return {"text/html": page, "text/plain": repr(self)}
 
 
-def _text(value: Any, text: Any) -> str:
-    return "–" if value is None else str(text(value))
+def _cell(value: Any, form: Any) -> str:
+    return "–" if value is None else str(form(value))

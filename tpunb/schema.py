@@ -568,7 +568,7 @@ ACCOUNTS = {
         Account(
             *("callbacks", "#D55E00", "Callbacks", "callbacks"),
             "Keras callbacks",
-            "class and hook: `ModelCheckpoint.on_epoch_end`",
+            "class and hook: `ModelCheckpoint.on_epoch_end`; calls under 1 ms are summed",
             "in callbacks",
         ),
         Account(
@@ -600,7 +600,7 @@ ACCOUNTS = {
         ),
         Account(
             *("between steps", "#5a3208", "Code between steps", "between"),
-            "Python between the steps of a loop of your own",
+            "Python between the steps of a loop of your own, and between two such loops",
         ),
         Account(
             *("profiler", "#7e71fa", "The profiler", "profiler"),

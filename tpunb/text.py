@@ -74,7 +74,8 @@ def windows_cover(windows: int, share: float) -> str:
     >>> windows_cover(1, 0.05)
     '1 window covers 5 % of run time'
     """
-    return f"{plural(windows, 'window')} cover{'s'[: windows == 1]} {percent(share)} of run time"
+    verb = "covers" if windows == 1 else "cover"
+    return f"{plural(windows, 'window')} {verb} {percent(share)} of run time"
 
 
 def plural(n: int, noun: str) -> str:

@@ -250,9 +250,8 @@ def _reasons(run: HostRun, steps: pl.DataFrame) -> pl.DataFrame:
 def _span_pieces(run: HostRun, cells: _Cells, spans: pl.DataFrame) -> pl.DataFrame:
     of = cells.of_span
     chosen = spans[cells.span[of]]
-    is_account = chosen["account"].is_in(
-        [*schema.ACCOUNTS]
-    )  # the time of a method of Keras around its steps prepares them
+    # the time of a method of Keras around its steps prepares them
+    is_account = chosen["account"].is_in([*schema.ACCOUNTS])
     return _frame(run, cells.start[of], cells.width[of], cells.step[of]).with_columns(
         account=pl.when(is_account).then(chosen["account"]).otherwise(pl.lit("preparation")),
         detail=chosen["detail"],

@@ -86,7 +86,7 @@ class Timeline:
 
         In "timeline", single steps have ``start``, ``end`` (seconds), ``lane`` and ``step``; of slices of time that
         steps share, ``after`` (slices since the previous row) and ``part`` (%). ``rank`` is the row of "ranks";
-        ``seen`` is 0 traced in full, 1 in part, 2 inferred: one base-36 digit per row, or one if all are equal.
+        ``traced`` is 0 in full, 1 in part, 2 inferred: one base-36 digit per row, or one if all are equal.
         """
         marks = self.marks(phases, chosen, alias)
         looks: Columns = {"rank": _digits(marks.rank), "traced": _digits(marks.seen)}

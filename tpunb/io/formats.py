@@ -35,8 +35,8 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
         Run folder of ``tp.capture``, logdir of a profiler, one ``*.xplane.pb`` or ``*.trace.json`` (each also gzipped),
         or a list of such files, one per host; local, or the URL of any file system that fsspec supports, such as
         ``gs://bucket/logdir``. All sessions of a logdir are read, and the XPlane where a session has both forms.
-        Without a raw profile, XProf's tables (``*.overview_page.json`` and others) are read. A list
-        may also have run folders of one job, one per process.
+        Without a raw profile, XProf's tables (``*.overview_page.json`` and others) are read. A list may also have run
+        folders of one job, one per process.
     device
         Name of the device in ``tpunb.analysis.DEVICES``, for files that do not name it: gives its kind and peaks.
     client
@@ -93,7 +93,6 @@ def _load(path: PathLike | Iterable[PathLike], engine: Any = None) -> Profile:
 class Format(NamedTuple):
     """A form in which profiles are stored."""
 
-    name: str
     endings: tuple[str, ...]
     """Ends of the names of its files."""
     read: Callable[[Sequence[Location], Location, Mapping[str, Location], Any], Profile | None]
@@ -142,11 +141,11 @@ def _tables_of_2020(
 
 
 FORMATS = (
-    Format("run of tp.capture", (run_folder.RUN,), _run),
-    Format("XPlane or Chrome trace", ENDINGS, _raw),
-    Format("XProf's tables of steps and memory", (*xprof_json.STEP_TABLES, *xprof_tables.MEMORY_ENDINGS), _step_tables),
-    Format("XProf's tables of operations", xprof_tables.ENDINGS, _op_tables),
-    Format("XProf's binary tables", ("overview_page.pb", "input_pipeline.pb", "pod_viewer.pb"), _tables_of_2020),
+    Format((run_folder.RUN,), _run),
+    Format(ENDINGS, _raw),  # XPlanes and Chrome traces
+    Format((*xprof_json.STEP_TABLES, *xprof_tables.MEMORY_ENDINGS), _step_tables),
+    Format(xprof_tables.ENDINGS, _op_tables),
+    Format(("overview_page.pb", "input_pipeline.pb", "pod_viewer.pb"), _tables_of_2020),
 )
 """Formats in the order in which `load` asks for their files."""
 

@@ -11,7 +11,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
-from tpunb.io import hlo, hlo_cost, hlo_graph, programs, storage
+from tpunb.io import hlo, hlo_cost, hlo_graph, storage
 from tpunb.io.hlo_graph import member_rows
 from tpunb.io.protobuf_table import Ints, Messages, integer, text
 from tpunb.io.storage import Location
@@ -43,7 +43,7 @@ def complete(frame: pl.DataFrame, kept: Mapping[tuple[str, int], Location]) -> p
 
 def buffers_of(protos: Messages, ids: pl.Series) -> pl.DataFrame:
     """Return ``tpunb.schema.BUFFERS`` of programs, without the host."""
-    rows = programs.buffers(protos)
+    rows = buffers(protos)
     return rows.with_columns(program=ids.gather(rows["proto"])).drop("proto")
 
 
