@@ -450,6 +450,16 @@ def test_a_logdir_gives_every_host_of_its_session(tmp_path):
     assert (profile.name, profile.source) == ("logs", tmp_path / "logs")
 
 
+def test_hosts_whose_session_folders_are_named_seconds_apart_are_one_job(tmp_path):
+    for host, late in (("a", 0), ("b", 2)):
+        folder = tmp_path / "plugins" / "profile" / f"2026_11_25_21_53_{25 + late}"
+        put(folder / f"{host}.xplane.pb", window(host, T0 + late * 1000 * MS, steps=[4, 5]))
+    profile = tp.load(tmp_path)
+    assert profile.windows.select("host", "start_ps").rows() == [("a", 0), ("b", 2 * 10**12)]
+    frame = tp.steps(profile).frame
+    assert frame.select("step", "host").sort("step", "host").rows() == [(4, "a"), (4, "b"), (5, "a"), (5, "b")]
+
+
 def test_the_sessions_of_a_logdir_follow_one_another(tmp_path):
     for number in range(2):
         put(
@@ -579,7 +589,8 @@ ZIPPED = zipped(window())
         ("plot.png", PNG, r"not a profile by its name or its first bytes b'\\x89PNG"),
         ("notes.txt", b"plain words", r"first bytes b'plain wo'"),
         ("empty.bin", b"", r"first bytes b''"),
-        ("notes.txt", b"[not json]", "not JSON"),
+        ("notes.txt", b"[not json]", r"first bytes b'\[not jso'"),
+        ("notes.txt", b'\xef\xbb\xbf [{"not json', "not JSON"),
     ],
     ids=lambda value: str(value)[:24],
 )

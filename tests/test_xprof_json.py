@@ -400,6 +400,7 @@ def test_stages_of_the_input_pipeline():
         (b'[{"cols": []', True),
         (b' \n{ "rows" : 3}', True),
         (b'[{"p":{}}]', True),
+        (b'\xef\xbb\xbf[{"p":{}}]', True),
         (b'{"hloInfoMap":{},"podStatsSequence":{}}', True),
         (b"", False),
         (b"[]", False),

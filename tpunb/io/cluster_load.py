@@ -261,7 +261,7 @@ def _decoded(
     """Return events, facts of each file, time 0, and why files are damaged; all XPlanes are decoded in one pass."""
     frames, origin_ns = [pl.DataFrame(schema=schema.EVENTS)], None
     facts, lost = dict[int, XSpaceFacts](), dict[int, str]()
-    xplanes = {number: data for number, (file, data) in contents.items() if ".xplane.pb" in file.name}
+    xplanes = {number: data for number, (file, data) in contents.items() if host_files.is_xplane(file.name)}
     try:
         batch = xplane.read_many([*xplanes.values()], [*map(str, xplanes)]) if xplanes else None
     except BadProfile:

@@ -18,7 +18,8 @@ from tpunb.step_stats import launches
 from tpunb.step_stats.job_tables import later
 from tpunb.text import duration
 
-ENDINGS = (".xplane.pb", ".xplane.pb.gz", ".trace.json", ".trace.json.gz")
+XPLANES = (".xplane.pb", ".xplane.riegeli")
+ENDINGS = tuple(name + zipped for name in (*XPLANES, ".trace.json") for zipped in ("", ".gz"))
 """Endings of the names of profiles, best first: of two forms of one capture the first is read."""
 
 _FAR_NS = 600 * 10**9  # between windows of one session
@@ -49,6 +50,11 @@ def stem(name: str) -> str:
     for ending in ENDINGS:
         name = name.removesuffix(ending)
     return name
+
+
+def is_xplane(name: str) -> bool:
+    """Return whether a file is an XPlane by its name, which may have a further ending."""
+    return any(ending in name for ending in XPLANES)
 
 
 def strangers(files: Sequence[HostFile]) -> dict[int, str]:
@@ -104,7 +110,7 @@ def _clash(files: Sequence[HostFile]) -> bool:
 
 
 _STEPS = ("frame", "ops", "devices", "input_stages", "windows")
-_WALL = ("spans", "stalls", "load")
+_WALL = ("spans", "stalls", "samples", "load")
 
 
 def together(runs: Sequence[Profile], skipped: Sequence[tuple[str, str]] = ()) -> Profile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 import warnings
@@ -43,6 +44,7 @@ _MOST_DAYS = 50  # apart; Int64 picoseconds end after 106
 _MOST_EVENTS = 1 << 18  # of several files, that are kept
 _BATCH = 1 << 18  # events
 _MOST_CHUNKS = 16  # of a column; every operation costs some time for each
+_JSON = re.compile(rb"""(?:\xef\xbb\xbf)?\s*(?:\{\s*(?:"[^\x00-\x1f]{2}|\})|\[\s*[{\]])""")
 
 
 def read(files: Sequence[Location], name: str, source: Path | str, *, forms: bool = False) -> Profile:
@@ -178,7 +180,7 @@ class _Budget:
 
 def _summary(budget: _Budget, file: Location, bar: Bar) -> _Part:
     """Return a file with its events while the budget allows."""
-    if budget.take(0) or file.url or ".xplane.pb" not in file.name:
+    if budget.take(0) or file.url or not host_files.is_xplane(file.name):
         decoded = _part(file, bar)
         return _Part.of(file, decoded, keep_events=budget.take(decoded.extent.events))
     from tpunb.io import xplane
@@ -263,7 +265,7 @@ def _details(files: Sequence[Location], hosts: Sequence[str], by_ps: Sequence[in
 
 def details(file: Location, data: storage.Bytes, kind: str) -> pl.DataFrame:
     """Return a frame that one raw file holds beside events, empty if its format has none."""
-    is_xplane = ".xplane.pb" in file.name
+    is_xplane = host_files.is_xplane(file.name)
     reader = getattr(import_module("tpunb.io.xplane" if is_xplane else "tpunb.io.chrome_trace"), kind, None)
     if reader is None:
         return pl.DataFrame(schema=getattr(schema, kind.upper()))
@@ -317,7 +319,7 @@ def _part(file: Location, bar: Bar) -> Decoded:
     if entry is not None and (cached := cache.get(entry)):
         bar(file.info.get("size") or 0)
         return cached
-    if ".xplane.pb" in file.name:
+    if host_files.is_xplane(file.name):
         from tpunb.io import xplane
 
         xplane.warm()  # not part of the time of decoding
@@ -330,13 +332,13 @@ def _part(file: Location, bar: Bar) -> Decoded:
 
 def decoded(file: Location, data: storage.Bytes) -> Decoded:
     """Return the contents of a file."""
-    if ".xplane.pb" in file.name:
+    if host_files.is_xplane(file.name):
         from tpunb.io import xplane
 
         events, facts = xplane.read(data, source=str(file), workers=os.cpu_count() or 1)
         host = facts.hosts[0] if facts.hosts else ""
         return Decoded(host, events, facts.hardware, data.size, facts.start_ns, facts.stop_ns)
-    if ".trace.json" in file.name or data[:64].tobytes().lstrip()[:1] in (b"{", b"["):
+    if ".trace.json" in file.name or is_json(data):
         from tpunb.io import chrome_trace
 
         events, hardware = chrome_trace.read(data.tobytes(), source=str(file))
@@ -346,6 +348,18 @@ def decoded(file: Location, data: storage.Bytes) -> Decoded:
         f"{file}: not a profile by its name or its first bytes {data[:8].tobytes()!r}",
         hint=f"a profile's name ends in {', '.join(ENDINGS)}",
     )
+
+
+def is_json(data: bytes | storage.Bytes) -> bool:
+    r"""Return whether a file begins as a JSON object or a list of them, after white space and a byte order mark.
+
+    An XSpace may begin with a line feed, the tag of a plane, whose length may be that of a brace. The tag that follows
+    is no white space, and where it is a quotation mark a control character follows soon, which JSON text cannot have.
+
+    >>> is_json(b' {"traceEvents": []}'), is_json(b'\n{"w\x08\x01'), is_json(b"\n{" + bytes(123))
+    (True, False, False)
+    """
+    return _JSON.match(data) is not None  # type: ignore[arg-type]
 
 
 class Bar:

@@ -43,6 +43,7 @@ PATIENCE_S = 120.0
 _BLOCK = 16 << 20  # bytes read at a time: many for a network, few beside a large profile
 _PIECE = 1 << 18  # bytes between two reports of progress
 _GZIP = b"\x1f\x8b"
+_RIEGELI = bytes.fromhex("83af70d10d884a3f") + bytes(8)  # the first block header
 _URL = re.compile(r"(?i)[a-z][a-z0-9+.-]*(://|::.*://)")
 _CHANGES = ["etag", "generation", "contentmd5", "md5hash", "updated", "lastmodified", "mtime", "ctime", "created"]
 _GOOGLE = ("gs", "gcs")
@@ -354,7 +355,7 @@ def fetch(files: Sequence[Location]) -> list[bytes | None]:
 
 
 def read(file: Location, progress: Callable[[int], None] = lambda _: None) -> Bytes:
-    """Return the contents of a file, unzipped, with `PADDING` zeros after the last byte.
+    """Return the contents of a file, unzipped, with `PADDING` zeros after the last byte; of Riegeli files the records.
 
     `progress` receives the number of bytes since the last call. Raises BadProfile if damaged, or 2 GiB or more.
     """
@@ -366,12 +367,22 @@ def read(file: Location, progress: Callable[[int], None] = lambda _: None) -> By
     with _errors(file), file.fs.open(file.path, **options) if file.url else io.FileIO(file.path) as raw:
         stream = io.BufferedReader(_Progress(raw, progress), _PIECE)
         if stream.peek(2)[:2] != _GZIP:
-            return _whole(stream, size, file)
+            return _records(_whole(stream, size, file), file)
         try:
             with gzip.GzipFile(fileobj=stream) as unzipped:
-                return _whole(unzipped, min(4 * size, LIMIT - 1), file)
+                return _records(_whole(unzipped, min(4 * size, LIMIT - 1), file), file)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise BadProfile(f"{file}: cannot be read: {format_error(error)}") from error
+
+
+def _records(data: Bytes, file: Location) -> Bytes:
+    """Return the records of a Riegeli file one after the other, as one XSpace; other data unchanged."""
+    if data[: len(_RIEGELI)].tobytes() != _RIEGELI:
+        return data
+    from tpunb.io import riegeli
+
+    chunks = riegeli.records(data, source=str(file), limit=LIMIT - 1)
+    return np.frombuffer(bytearray().join([*chunks, bytes(PADDING)]), np.uint8)[:-PADDING]
 
 
 class _Progress(io.RawIOBase):

@@ -1,4 +1,4 @@
-"""Decode XPlane profiles (``*.xplane.pb``) of TensorFlow and JAX to events.
+"""Decode XPlane profiles (``*.xplane.pb``, and the records of ``*.xplane.riegeli``) of TensorFlow and JAX to events.
 
 An XSpace holds planes (devices, the CPU of a host), a plane lines (streams, threads), a line events. Names, and on TPU
 most stats, are in the event metadata of the plane, to which events refer; a stat of the event wins.
@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tpunb import schema
@@ -32,7 +33,7 @@ from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL, ITERATOR
 # tags of tsl/profiler/protobuf/xplane.proto
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = text(1), text(2), text(3), text(4)
 _PLANE_NAME, _LINES, _EVENT_METADATA, _STAT_METADATA, _PLANE_STATS = (text(field) for field in range(2, 7))
-_LINE_NAME, _TIMESTAMP_NS, _EVENTS, _LINE_DISPLAY_NAME = text(2), integer(3), text(4), text(11)
+_LINE_ID, _LINE_NAME, _TIMESTAMP_NS, _EVENTS, _LINE_DISPLAY_NAME = integer(1), text(2), integer(3), text(4), text(11)
 _METADATA_ID, _OFFSET_PS, _DURATION_PS, _EVENT_STATS = integer(1), integer(2), integer(3), text(4)
 _TIMES = (_METADATA_ID, _OFFSET_PS, _DURATION_PS)
 _NAME, _DISPLAY_NAME, _METADATA_STATS = text(2), text(4), text(5)
@@ -212,6 +213,32 @@ class _XSpace:
         return np.bincount(self.lines.parent[self.rows.parent], minlength=len(self.names)) > 0
 
     @cached_property
+    def first(self) -> Rows:
+        """Row of the first plane of the same file and name: a continuous capture has one for each part of its time."""
+        rows = dict[tuple[int, str], int]()
+        keys = zip(self.file.tolist(), self.names, strict=True)
+        return np.array([rows.setdefault(key, row) for row, key in enumerate(keys)], np.int32)
+
+    @cached_property
+    def lanes(self) -> npt.NDArray[np.uint32]:
+        """Lane of each line: its row, or that of the line of the same id in the first plane of its name."""
+        plane = self.lines.parent
+        if (self.first == np.arange(len(self.names))).all():
+            return np.arange(len(plane), dtype=np.uint32)
+        rows = pl.DataFrame({"plane": plane, "first": self.first[plane], "id": self.lines.columns(_LINE_ID)[0]})
+        number = pl.int_range(pl.len()).over("plane", "id")  # lines of one plane are distinct whatever their ids
+        lane = pl.col("index").first().over("first", "id", number)
+        return rows.with_row_index().select(lane.cast(pl.UInt32)).to_series().to_numpy()
+
+    @cached_property
+    def devices(self) -> Mask:
+        """Which planes are the first of a device with at least one event."""
+        used = np.flatnonzero(self.on_device & self.active)
+        chosen = np.zeros(len(self.names), bool)
+        chosen[used[np.unique(self.first[used], return_index=True)[1]]] = True
+        return chosen
+
+    @cached_property
     def metadata(self) -> MessageMaps:
         return MessageMaps(self.planes, _EVENT_METADATA)
 
@@ -232,7 +259,14 @@ class _XSpace:
         """Return all events, decoded in as many threads."""
         begins = range(0, len(self.rows), _CHUNK)
         if workers > 1 and len(begins) > 1:
-            _ = self._plane_words, self._line_words, self._shared, self._ordinals, self.metadata  # computed once
+            _ = (
+                self._plane_words,
+                self._line_words,
+                self._shared,
+                self._ordinals,
+                self.metadata,
+                self.lanes,
+            )  # computed once
             with ThreadPoolExecutor(workers) as pool:
                 frames = [*pool.map(self._chunk, begins)]
         else:
@@ -247,7 +281,7 @@ class _XSpace:
         plane, named = self._plane_words[self.lines.parent[line]], self._line_words[line]
         words = self.words.series()
         columns = {
-            "lane": pl.Series(line.view(np.uint32)),
+            "lane": pl.Series(self.lanes[line]),
             "plane": words[plane.view(np.uint32)],
             "line": words[named.view(np.uint32)],
         }
@@ -288,7 +322,7 @@ class _XSpace:
                 begins, ends = [*begins, int(start.min())], [*ends, int((start + dur).max())]
                 if (steps := stats.integer("step_num")) is not None:
                     numbers |= set(steps.values[steps.valid].tolist())
-        lanes = int(self.rows.parent[-1]) + 1 if begins else 0
+        lanes = int(self.lanes[self.rows.parent].max()) + 1 if begins else 0
         return Extent(len(self.rows), lanes, min(begins, default=0), max(ends, default=0), frozenset(numbers))
 
     def _sides(self, begin: int) -> Iterator[tuple[Messages, bool]]:
@@ -374,7 +408,7 @@ class _XSpace:
             (*row, None if (share := percent[file]) is None else share / 100) for file, row in self._hardware(stats)
         ]
         hardware = pl.DataFrame(devices, schema=schema.HARDWARE, orient="row")
-        edges = np.append(0, np.cumsum([np.count_nonzero(self.on_device & self.active & mine) for mine in of_file]))
+        edges = np.append(0, np.cumsum([np.count_nonzero(self.devices & mine) for mine in of_file]))
         spans = [[_first(time, tasks & mine) for time in times] for mine in of_file]
         return [
             XSpaceFacts(
@@ -391,7 +425,7 @@ class _XSpace:
     def _hardware(self, stats: Stats) -> Iterator[tuple[int, tuple[str, str, str, float | None, float | None]]]:
         """Yield the file and the row in ``tpunb.schema.HARDWARE`` of each device, without the last column."""
         texts = {name: stats.series(name) for name in ("device_type_string", "gpu_device_name", "device_vendor")}
-        for row in np.flatnonzero(self.on_device & self.active).tolist():
+        for row in np.flatnonzero(self.devices).tolist():
             name = self.names[row]
             kind, gpu, vendor = (column[row] for column in texts.values())
             kind = kind or gpu

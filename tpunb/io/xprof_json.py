@@ -62,10 +62,10 @@ def is_table(data: bytes) -> bool:
     >>> is_table(b'[{"cols": [], "rows": []}]'), is_table(b'{"traceEvents": []}')
     (True, False)
     """
-    if re.match(rb'\s*\[?\s*\{\s*"(cols|rows|p)"\s*:', data):
+    if re.match(rb'(?:\xef\xbb\xbf)?\s*\[?\s*\{\s*"(cols|rows|p)"\s*:', data):
         return True
-    is_object = data[:64].lstrip().startswith(b"{")
-    return is_object and (f'"{_POD}"'.encode() in data or xprof_tables.is_memory_table("", data))
+    is_object = re.match(rb"(?:\xef\xbb\xbf)?\s*\{", data)
+    return is_object is not None and (f'"{_POD}"'.encode() in data or xprof_tables.is_memory_table("", data))
 
 
 def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | str) -> Profile:
