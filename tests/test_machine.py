@@ -1,5 +1,7 @@
 """Peaks of this machine's CPU."""
 
+import re
+
 import pytest
 from stand_in import StandIn
 
@@ -7,12 +9,14 @@ import tpunb as tp
 from tpunb.analysis import DEVICES, Device, machine
 from tpunb.analysis.roofline import device_of
 from tpunb.errors import ProfileNotFound
+from tpunb.frames import hardware
 
 
 @pytest.fixture(autouse=True)
 def _named(monkeypatch):
-    """Name the processor, whose name Python asks a program for."""
-    monkeypatch.setattr(machine.platform, "processor", lambda: "toy")
+    """Name the CPU, of which nothing has been measured in this process."""
+    monkeypatch.setattr(machine, "this_cpu", lambda: "CPU toy (R), 2 threads")
+    monkeypatch.setattr(machine, "_MEASURED", {})
 
 
 def test_this_cpu_has_peaks_and_levels_that_are_faster_the_smaller(monkeypatch):
@@ -39,6 +43,7 @@ def test_a_working_set_is_a_level_if_no_larger_one_is_about_as_fast(monkeypatch)
 def test_rounds_alternate_and_each_trial_keeps_its_best(monkeypatch):
     times, ran = iter(range(100)), []
     monkeypatch.setattr(machine.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(machine, "_SETTLED_S", 100)
     rates = {"a": iter([1.0, 3.0, 2.0, 2.0]), "b": iter([5.0, 4.0, 6.0, 1.0])}
 
     def trial(name):
@@ -46,6 +51,43 @@ def test_rounds_alternate_and_each_trial_keeps_its_best(monkeypatch):
 
     assert machine._best({name: trial(name) for name in rates}, 4) == {"a": 3.0, "b": 6.0}
     assert ran == ["a", "b"] * 3
+
+
+def test_rounds_end_a_while_after_the_last_rate_that_rose(monkeypatch):
+    times, rates = iter(range(100)), iter([10.0, 20.0, 20.1, 20.3, 20.2, 20.2, 20.2])
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(machine, "_SETTLED_S", 2)
+    assert machine._best({"a": lambda: next(rates)}, 100) == {"a": 20.3}  # 1.5 % above 20, but 1 % above 20.1
+    assert [*rates] == [20.2, 20.2]
+
+
+def test_peaks_are_measured_once_and_kept_for_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("TPUNB_CACHE", str(tmp_path))
+    rates = iter([1e12, 2e12, 3e12])
+    monkeypatch.setattr(machine, "_best", lambda trials, until: dict.fromkeys(trials, next(rates)))
+    cpu, note = machine.kept()
+    assert (cpu.peak_flops, note) == (1e12, "peaks of this CPU measured in 0 s, kept")
+    assert machine.kept() == (cpu, "peaks of this CPU measured earlier")
+    machine._MEASURED.clear()  # as in another process
+    assert machine.kept() == (cpu, "peaks of this CPU measured earlier")
+    (file,) = tmp_path.rglob("*.json")
+    assert file.name == "CPU-toy-R-2-threads.json"
+    assert machine.measured().peak_flops == 2e12  # on demand, and kept
+    assert Device.from_json(file.read_bytes()).peak_flops == machine.kept()[0].peak_flops == 2e12
+    machine._MEASURED.clear()
+    file.write_text('{"name": 1')
+    assert machine.kept()[0].peak_flops == 3e12
+    assert Device.from_json(file.read_bytes()).peak_flops == 3e12
+
+
+def test_peaks_are_kept_in_the_process_where_there_is_no_cache(monkeypatch):
+    monkeypatch.setattr(machine, "_best", lambda trials, until: dict.fromkeys(trials, 2e12))
+    assert machine.kept()[1].startswith("peaks of this CPU measured in")
+    assert machine.kept()[1] == "peaks of this CPU measured earlier"
+
+
+def test_this_cpu_has_a_model_and_threads():
+    assert re.fullmatch(r"CPU \S.*, [0-9]+ threads?", hardware.this_cpu())
 
 
 def test_the_peaks_that_were_measured_for_a_run_are_its_roof(tmp_path, monkeypatch):

@@ -1,5 +1,8 @@
 """Roofline of a run at every level, and on another device."""
 
+import socket
+from dataclasses import replace
+
 import polars as pl
 import pytest
 from examples import examples
@@ -9,10 +12,11 @@ from layer_rows import AGAIN, CALL, COPY, DENSE, NORM, UNIT, layers
 
 import tpunb as tp
 from tpunb import schema
+from tpunb.analysis import machine
 from tpunb.analysis.roofline import library
 from tpunb.errors import TpunbError
 from tpunb.frames import Steps
-from tpunb.frames.hardware import DEVICES, Device, Level
+from tpunb.frames.hardware import DEVICES, Device, Level, this_cpu
 from tpunb.testing import toy_steps
 
 SLOW = Device("slow", 10e12, 1e9, 1e12, "none", ("Toy",))
@@ -75,14 +79,68 @@ def bandwidth(chip, bytes_):
 
 def test_the_device_is_taken_from_metadata():
     assert tp.roofline(run(1.0, 1.0, kind="TPU v6 Lite")).device.name == "TPU v6e"
-    with pytest.raises(TpunbError, match="the run does not name its device: roofline needs device="):
-        tp.roofline(run(1.0, 1.0))
-    with pytest.raises(TpunbError, match="no peaks of the device 'abacus': roofline needs device="):
-        tp.roofline(run(1.0, 1.0, kind="abacus"))
     with pytest.raises(TypeError, match="The device parameter of roofline must be a Device"):
         tp.roofline(run(1.0, 1.0), device=3)
     with pytest.raises(ValueError, match="unknown device 'TPU v0'"):
         tp.roofline(run(1.0, 1.0), device=SLOW).on("TPU v0")
+
+
+OF_PEAKS = ["bound", "attainable", "efficiency", "headroom_ps", "above"]
+OTHERS = [name for name in schema.ROOFLINE if name not in OF_PEAKS]
+
+
+@pytest.mark.parametrize("by", ["run", "category", "layer", "op", "instruction"])
+def test_what_needs_no_peaks_is_known_without_a_device(by):
+    steps = layers(DENSE, AGAIN, NORM, COPY, CALL)
+    known, unknown = tp.roofline(steps, by, device=UNIT), tp.roofline(steps, by)
+    assert (known.note, unknown.device) == (None, None)
+    assert unknown.frame.schema == schema.ROOFLINE
+    for name in OF_PEAKS:
+        assert unknown.frame[name].null_count() == len(unknown.frame)
+    keys = ["what", "program", "part"]
+    without_dtype = [name for name in OTHERS if name != "dtype"]  # of a device, its own where none is named
+    assert unknown.frame.select(without_dtype).sort(keys).equals(known.frame.select(without_dtype).sort(keys))
+    assert unknown.frame["self_ps"].is_sorted(descending=True)
+    assert unknown.utilisation is None
+
+
+def test_a_note_says_why_there_are_no_peaks():
+    unnamed = tp.roofline(run(1.0, 1.0))
+    assert unnamed.note == "the run does not name its device; device= gives them"
+    assert repr(unnamed) == (
+        "Roofline(1 row by run, unknown peaks, 0.0006 ms self time; "
+        "the run does not name its device; device= gives them)"
+    )
+    assert tp.roofline(run(1.0, 1.0, kind="abacus")).note == "no peaks of the device 'abacus'; device= gives them"
+    with pytest.raises(
+        TpunbError, match="unknown peaks cannot be modelled on another device: the run does not"
+    ) as error:
+        unnamed.on("TPU v4")
+    assert error.value.hint == "give the device of the run, as in roofline(..., device='TPU v3')"
+
+
+def of_cpu(cpu, host=None):
+    steps = run(6e6, 3e5, kind="CPU")
+    host = pl.lit(host or socket.gethostname())
+    frames = {name: getattr(steps, name).with_columns(host=host) for name in ("frame", "devices")}
+    return replace(steps, **frames, metadata={"device kind": "CPU", "cpu": cpu})
+
+
+def test_the_peaks_of_a_cpu_are_those_measured_if_the_run_is_of_this_machine(monkeypatch):
+    monkeypatch.setattr(machine, "kept", lambda: (SLOW, "peaks of this CPU measured in 2 s, kept"))
+    roof = tp.roofline(of_cpu(this_cpu()))
+    assert (roof.device, roof.frame["efficiency"].item()) == (SLOW, 1)
+    assert repr(roof).endswith("ms self time; peaks of this CPU measured in 2 s, kept)")
+    assert tp.roofline(of_cpu(this_cpu()), device=FAST).note is None
+    another = "another machine; device= gives them"
+    assert tp.roofline(of_cpu("CPU abacus, 3 threads")).note == f"no peaks of CPU abacus, 3 threads of {another}"
+    assert tp.roofline(of_cpu(this_cpu(), "elsewhere")).note == f"no peaks of {this_cpu()} of {another}"
+    assert tp.roofline(run(1.0, 1.0, kind="CPU")).note == "no peaks of the device 'CPU'; device= gives them"
+
+
+def test_advice_on_a_roofline_without_peaks_is_that_without_one():
+    phases = tp.phases(layers(DENSE, AGAIN, NORM))
+    assert tp.advise(phases, roof=tp.roofline(phases)).equals(tp.advise(phases))
 
 
 def test_statistics_only_have_a_roofline_of_whole_steps():
@@ -183,9 +241,6 @@ def test_a_chip_of_two_cores_has_half_its_peaks_in_each():
 
 def test_what_is_missing_is_named():
     steps = layers(DENSE)
-    with pytest.raises(TpunbError, match="the run does not name its device") as error:
-        tp.roofline(steps)
-    assert "device=" in error.value.hint
     with pytest.raises(ValueError, match=r"one of run, phase, step, .*, instruction\. Got 'module'"):
         tp.roofline(steps, "module", device=UNIT)
     with pytest.raises(TypeError, match="The run parameter of roofline must be the path of a run"):

@@ -43,6 +43,15 @@ def test_other_data_types_and_faster_memories_have_lines_of_their_own():
     assert {row["line"] for row in rows_of(chart, 0)} == {"memory", "L2", "bf16", "f32"}  # nothing is of int8
 
 
+def test_points_are_drawn_without_a_roof_where_the_peaks_are_unknown():
+    roof = tp.roofline(layers(DENSE, NORM), "instruction")
+    chart = charts.roofline(roof)
+    assert roof.device is None
+    assert render.svg(chart)
+    assert "dot: 800.0 GFLOP/s at 2 FLOP/byte, 1e-07 ms self time" in chart.description
+    assert chart.to_dict()["title"]["subtitle"][-1].startswith("self time: 1 ")
+
+
 def test_a_roofline_without_flops_is_not_drawn():
     with pytest.raises(TpunbError, match="no row of the roofline has FLOPs and bytes"):
         charts.roofline(tp.roofline(layers(CALL), device=UNIT))

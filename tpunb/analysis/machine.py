@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import platform
+import re
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +17,27 @@ from threadpoolctl import threadpool_limits
 
 from tpunb.errors import ProfileNotFound
 from tpunb.frames.conversion import write_atomically
-from tpunb.frames.hardware import Device, Level
-from tpunb.io import run_folder
-from tpunb.text import plain, plural
+from tpunb.frames.hardware import Device, Level, cpu_threads, this_cpu
+from tpunb.io import cache, run_folder
+from tpunb.text import plain
 
 _SIZES = 128, 256, 512  # of square matrices
 _DTYPES: dict[str, type[np.floating[Any]]] = {"f32": np.float32, "f64": np.float64}
 _WORKING_SETS = [2**exponent for exponent in (18, 20, 22, 24, 26, 28)]  # bytes of all threads
 _TRIAL_S, _MOST_S = 0.005, 4.5
+_SETTLED_S, _RISE = 1.0, 1.01  # without a rate that rose by 1 %: on an idle machine the rounds end then
 _FASTER = 1.1  # times the bandwidth of the next: a memory of its own
 
 Trial = Callable[[], float]
 
 
 def measured(run: str | Path | None = None) -> Device:
-    """Measure this CPU, in 5 seconds, as a device: the best rates of interleaved trials of all threads.
+    """Measure this CPU as a device: the best rates of interleaved trials of all threads, in 2 seconds, 5 if it is busy.
 
     Peaks are the FLOP/s of NumPy's matrix product in float32 and float64. Bandwidths are those of sums and maxima of
     arrays, in working sets of 256 KiB to 256 MiB; a working set whose bandwidth exceeds that of all larger ones by 10 %
-    is a level. Other work of the machine lowers the figures: each is the sum of the best trial of each thread.
+    is a level. Other work of the machine lowers the figures: each is the sum of the best trial of each thread. The
+    result replaces the peaks that ``tp.roofline`` measured and kept for runs of this CPU.
 
     Parameters
     ----------
@@ -50,7 +52,7 @@ def measured(run: str | Path | None = None) -> Device:
     if run is not None and not run_folder.is_run(Path(run)):
         raise ProfileNotFound(f"no run folder at {plain(str(run))!r}")
     until = time.perf_counter() + _MOST_S
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = cpu_threads()
     with ThreadPoolExecutor(threads) as pool, threadpool_limits(1):  # a thread of BLAS waits for no other one
         products = {
             (dtype, size): _product(size, _DTYPES[dtype], threads, pool) for dtype in _DTYPES for size in _SIZES
@@ -65,9 +67,8 @@ def measured(run: str | Path | None = None) -> Device:
         for size, rate, larger in zip(_WORKING_SETS[:-1], rates, rates[1:], strict=False)
         if rate > _FASTER * larger
     ]
-    name = platform.processor() or platform.machine() or "CPU"
     cpu = Device(
-        f"CPU {name}, {plural(threads, 'thread')}",
+        this_cpu(),
         flops.pop("f32"),
         float(psutil.virtual_memory().total),
         rates[-1],
@@ -78,16 +79,44 @@ def measured(run: str | Path | None = None) -> Device:
     )
     if run is not None:
         write_atomically(Path(run) / run_folder.DEVICE, cpu.to_json().encode())
+    _MEASURED[cpu.name] = cpu
+    if (file := _file(cpu.name)) is not None:
+        with suppress(OSError):  # a full or read-only disk: this process has it
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(file, cpu.to_json().encode())
     return cpu
 
 
+_MEASURED: dict[str, Device] = {}
+
+
+def kept() -> tuple[Device, str]:
+    """Return this CPU with its peaks, which are measured once and kept for the user, and a note on when."""
+    name = this_cpu()
+    if name not in _MEASURED and (file := _file(name)) is not None:
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            _MEASURED[name] = Device.from_json(file.read_bytes())
+    if name in _MEASURED:
+        return _MEASURED[name], "peaks of this CPU measured earlier"
+    begun = time.perf_counter()
+    return measured(), f"peaks of this CPU measured in {time.perf_counter() - begun:.0f} s, kept"
+
+
+def _file(name: str) -> Path | None:
+    """Return the file of the peaks of a CPU; None if nothing is kept on disk."""
+    folder = cache.folder()
+    return None if folder is None else folder / "peaks" / f"{re.sub('[^A-Za-z0-9.]+', '-', name)[:100]}.json"
+
+
 def _best(trials: dict[Any, Trial], until: float) -> dict[Any, float]:
-    """Return the best rate of each trial, in rounds until a moment."""
-    best = dict.fromkeys(trials, 0.0)
+    """Return the best rate of each trial, in rounds until a moment, or until none has risen for a while."""
+    best, rose = dict.fromkeys(trials, 0.0), 0.0
     while True:
         for name, trial in trials.items():
-            best[name] = max(best[name], trial())
-            if time.perf_counter() > until and all(best.values()):
+            rate, now = trial(), time.perf_counter()
+            rose = now if rate > _RISE * best[name] else rose
+            best[name] = max(best[name], rate)
+            if all(best.values()) and (now > until or now - rose > _SETTLED_S):
                 return best
 
 

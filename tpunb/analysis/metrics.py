@@ -382,8 +382,11 @@ def scale_metrics(metrics: pl.DataFrame, phases: Phases, roof: Roofline | None =
     )
     if roof is None:
         return metrics
-    peak = pl.col("dtype").replace_strict(dict(roof.device.peaks), default=roof.device.peak_flops)
-    by_name = roof.frame.select("intensity", name="what", ridge=peak / roof.device.bandwidth)
+    ridge = pl.lit(None, pl.Float64)
+    if roof.device is not None:
+        peak = pl.col("dtype").replace_strict(dict(roof.device.peaks), default=roof.device.peak_flops)
+        ridge = peak / roof.device.bandwidth
+    by_name = roof.frame.select("intensity", name="what", ridge=ridge)
     metrics = metrics.drop("intensity", "ridge").join(by_name, on="name", how="left", maintain_order="left")
     if steps.read_layers is None or not steps.layers["part"].count():
         return metrics

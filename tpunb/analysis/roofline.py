@@ -7,18 +7,20 @@ bandwidth (Williams, Waterman, Patterson: Roofline, 2009). Sums are of instructi
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import polars as pl
 
 from tpunb import schema
+from tpunb.analysis import machine
 from tpunb.analysis.run import Run, loaded, phases
 from tpunb.analysis.run import steps as steps_of
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.frames import Phases, Steps
 from tpunb.frames.conversion import Tabular
-from tpunb.frames.hardware import DEVICES, Device
+from tpunb.frames.hardware import DEVICES, Device, this_cpu
 from tpunb.frames.hardware import device as device_named
 from tpunb.step_stats.aggregate import total
 from tpunb.text import duration, plain, plural
@@ -43,18 +45,22 @@ class Roofline(Tabular):
     work
         Work and time of instructions: :data:`WORK`.
     device
-        Device whose peaks are the roof. A device of a profile has ``1 / device.cores`` of them.
+        Device whose peaks are the roof. A device of a profile has ``1 / device.cores`` of them. None if its peaks are
+        unknown: what is derived from them is null then.
     by
         Level of the rows: "run", "phase", "step", "category", "layer", "part", "op", "instruction", "library" or
         "kernel", or "point" of a sweep.
     measured_on
         Name of the device that was measured, if `device` is another, for which the times are modelled.
+    note
+        Where the peaks are from if they were measured, or why there are none.
     """
 
     work: pl.DataFrame
-    device: Device
+    device: Device | None
     by: str
     measured_on: str | None = None
+    note: str | None = None
     frame: pl.DataFrame = field(init=False)
     """One row per thing of the level `by`, most headroom first: ``tpunb.schema.ROOFLINE``."""
 
@@ -68,12 +74,15 @@ class Roofline(Tabular):
             for name in ("count", "self_ps", "flops", "bytes")
         ]
         rows = self._at_the_roof.group_by("what", "program", "part").agg(*sums, *_summary())
+        if self.device is None:
+            of_peaks = ("bound", "attainable", "efficiency", "headroom_ps", "above")
+            rows = rows.with_columns(pl.lit(None, schema.ROOFLINE[name]).alias(name) for name in of_peaks)
         rows = rows.sort("headroom_ps", "self_ps", "what", descending=True, nulls_last=True)
         return schema.check(rows, schema.ROOFLINE, "roofline")
 
     @property
     def utilisation(self) -> tuple[float, float] | None:
-        """Share of the peak FLOP/s that was reached, 0 to 1, as (low, high); None if too little work is known.
+        """Share of the peak FLOP/s that was reached, 0 to 1, as (low, high); None without peaks or enough known work.
 
         Of instructions that claim more than the roof, the FLOPs are left out of the first figure, and counted at the
         roof in the second. The base of both is the peak in the self time of instructions whose work is known: of
@@ -81,7 +90,7 @@ class Roofline(Tabular):
         """
         counted, time = self._at_the_roof.filter("counted"), int(self.work["self_ps"].sum())
         measured = int(counted["self_ps"].sum())
-        if not measured or float((counted["self_ps"] * counted["share"]).sum()) < _ENOUGH * time:
+        if self.device is None or not measured or float((counted["self_ps"] * counted["share"]).sum()) < _ENOUGH * time:
             return None
         above = pl.col("roof_ps") > pl.col("self_ps")
         at_most = pl.col("compute_ps") * pl.when(above).then(pl.col("self_ps") / pl.col("roof_ps")).otherwise(1)
@@ -109,7 +118,14 @@ class Roofline(Tabular):
         ------
         ValueError
             If there is no device of that name.
+        TpunbError
+            If the peaks of this device are unknown.
         """
+        if self.device is None:
+            raise TpunbError(
+                f"unknown peaks cannot be modelled on another device: {self.note}",
+                hint="give the device of the run, as in roofline(..., device='TPU v3')",
+            )
         chip = replace(device_named(other) if isinstance(other, str) else other, cores=self.device.cores)
         ratio = (_roof(chip) / _roof(self.device)).fill_nan(1.0)
         time = pl.when(_counted() & ~_outside()).then((pl.col("self_ps") * ratio).round().cast(pl.Int64))
@@ -151,15 +167,16 @@ class Roofline(Tabular):
     @property
     def device_label(self) -> str:
         """Name of the device, and whether its times are modelled."""
-        return self.device.name + (f", modelled from {self.measured_on}" if self.measured_on else "")
+        name = "unknown peaks" if self.device is None else self.device.name
+        return name + (f", modelled from {self.measured_on}" if self.measured_on else "")
 
     def __repr__(self) -> str:
         parts = [f"{plural(len(self), 'row')} by {self.by}", self.device_label]
         time, headroom = int(self.frame["self_ps"].sum()), self.frame["headroom_ps"].drop_nulls()
         room = f"headroom {duration(int(headroom.sum()))} of {duration(time)} self time"
         unknown = "no FLOPs and bytes known" if len(self) else "no operations on devices"
-        parts += [room if len(headroom) else unknown]
-        return f"Roofline({', '.join(parts)})"
+        parts += [duration(time) + " self time" if self.device is None else room if len(headroom) else unknown]
+        return f"Roofline({', '.join(parts)}{f'; {self.note}' if self.note else ''})"
 
 
 def _counted() -> pl.Expr:
@@ -170,20 +187,26 @@ def _outside() -> pl.Expr:
     return pl.col("category").str.contains(_ASYNCHRONOUS).fill_null(value=False)
 
 
-def _dtype(device: Device) -> pl.Expr:
+def _dtype(device: Device | None) -> pl.Expr:
     """Return the data type whose peak is the roof."""
+    if device is None:
+        return pl.col("dtype")
     return pl.when(pl.col("dtype").is_in([*device.peaks])).then("dtype").otherwise(pl.lit(device.dtype))
 
 
-def _compute(device: Device) -> pl.Expr:
+def _compute(device: Device | None) -> pl.Expr:
     """Return the time of the FLOPs at the peak, in seconds."""
+    if device is None:
+        return pl.lit(None, pl.Float64)
     peaks = {name: peak / device.cores for name, peak in device.peaks.items()}
     peak = pl.col("dtype").replace_strict(peaks, default=device.peak_flops / device.cores, return_dtype=pl.Float64)
     return pl.when(_counted()).then(pl.col("flops") / peak)
 
 
-def _memory(device: Device) -> pl.Expr:
+def _memory(device: Device | None) -> pl.Expr:
     """Return the time of the bytes in the fastest memory that holds those of one run, in seconds."""
+    if device is None:
+        return pl.lit(None, pl.Float64)
     bandwidth = pl.lit(device.bandwidth)
     for level in reversed(device.levels):
         fits = pl.col("bytes") <= level.capacity * pl.max_horizontal("count", 1)
@@ -252,7 +275,9 @@ def roofline(run: Run, by: str | None = None, *, device: str | Device | None = N
         Level of the rows: "phase" (the default for Phases), "run" (for all else), "step", "category",
         "layer", "part", "op", "instruction", "library" or "kernel".
     device
-        Device whose peaks are the roof, or its name; by the run's metadata if None.
+        Device whose peaks are the roof, or its name. If None, by the run's metadata; the peaks of a CPU are measured if
+        `tp.capture` recorded the run on this machine, and kept for the user. Without peaks the columns that need them
+        are null, and ``note`` has the reason.
 
     Raises
     ------
@@ -261,7 +286,7 @@ def roofline(run: Run, by: str | None = None, *, device: str | Device | None = N
     ValueError
         If `by` or the name of the device is unknown.
     TpunbError
-        If the device of the run is unknown, the capture kept statistics only, or parts of steps are unknown.
+        If the capture kept statistics only, or parts of steps are unknown.
     """
     found = loaded(run, "roofline")
     by = by if by is not None else "phase" if isinstance(found, Phases) else "run"
@@ -269,7 +294,7 @@ def roofline(run: Run, by: str | None = None, *, device: str | Device | None = N
         raise ValueError(f"The by parameter of roofline must be one of {', '.join(_BY)}. Got {by!r} instead.")
     grouped = phases(found) if by == "phase" or isinstance(found, Phases) else None
     steps = steps_of(found) if grouped is None else grouped.steps
-    chip = _device_of(steps) if device is None else _device(device)
+    chip, note = _peaks_of(steps) if device is None else (_device(device), None)
     statistics_only = steps.read_layers is None and by in _STEPS and steps.devices["flops"].count() > 0
     rows = _of_steps(steps) if statistics_only else _of_instructions(steps, by)
     rows = rows.with_columns(run=pl.lit(steps.name or "run"))
@@ -291,7 +316,7 @@ def roofline(run: Run, by: str | None = None, *, device: str | Device | None = N
         part=pl.when(named & (by in _WITH_PART)).then("part"),
         dtype=dtype.str.replace(r"^f8.*", "fp8").replace(_DTYPES),
     )
-    return Roofline(work.select(pl.col(column).cast(dtype) for column, dtype in WORK.items()), chip, by)
+    return Roofline(work.select(pl.col(column).cast(dtype) for column, dtype in WORK.items()), chip, by, note=note)
 
 
 def _of_steps(steps: Steps) -> pl.DataFrame:
@@ -359,17 +384,20 @@ def device_of(steps: Steps) -> Device | None:
     return next((chip for chip in DEVICES.values() if chip.of_kind(kind)), None)
 
 
-def _device_of(steps: Steps) -> Device:
+def _peaks_of(steps: Steps) -> tuple[Device | None, str | None]:
+    """Return the device of a run, and where its peaks are from or why they are unknown."""
     if (chip := device_of(steps)) is not None:
-        return chip
+        return chip, None
+    if (cpu := steps.metadata.get("cpu")) is not None:
+        if cpu == this_cpu() and {*steps.frame["host"].unique().cast(pl.String)} == {socket.gethostname()}:
+            return machine.kept()
+        return None, f"no peaks of {plain(cpu)} of another machine{_GIVEN}"
     kind = steps.metadata.get("device kind", "")
-    problem = f"no peaks of the device {plain(kind)!r}" if kind else "the run does not name its device"
-    raise TpunbError(
-        f"{problem}: roofline needs device=",
-        hint="give its name, as in roofline(..., device='TPU v3'), "
-        "or of this CPU device=tpunb.analysis.machine.measured()",
-    )
+    reason = f"no peaks of the device {plain(kind)!r}" if kind else "the run does not name its device"
+    return None, reason + _GIVEN
 
+
+_GIVEN = "; device= gives them"
 
 _LIBRARIES = {
     "NCCL": r"nccl|rccl",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import altair as alt
 import polars as pl
 
@@ -24,6 +27,7 @@ def roofline(roof: Roofline, *, backdrop: pl.DataFrame | None = None) -> LayerPi
 
     The roof rises with the memory bandwidth to the ridge and is level at the peak. Peaks of other data types of these
     rows and faster memories are dashed. The area of a point is its self time; the five of most headroom are numbered.
+    Where the peaks of the device are unknown, the points are shown without a roof, and those of most time are numbered.
 
     Parameters
     ----------
@@ -54,7 +58,10 @@ def roofline(roof: Roofline, *, backdrop: pl.DataFrame | None = None) -> LayerPi
     reached = f"; {_pair(utilisation)} of peak FLOP/s reached" if utilisation else ""
     x = alt.X("intensity:Q", title="intensity (FLOP/byte)", axis=alt.Axis(format="~g", tickCount=6))
     y = alt.Y("rate:Q", title="rate (FLOP/s)", axis=alt.Axis(format="~s", tickCount=6))
-    rates, across = [*points["rate"], *lines["rate"], *others["rate"]], lines["intensity"].to_list()
+    rates = [*points["rate"], *lines["rate"], *others["rate"]]
+    across = lines["intensity"].to_list() or [
+        *(at * by for at in (*points["intensity"], *others["intensity"]) for by in (1 / _MARGIN, _MARGIN))
+    ]
     log_x = alt.Scale(type="log", nice=False, domain=[min(across), max(across)])
     log_y = alt.Scale(type="log", nice=False, domain=[min(rates) / 2, max(rates) * 2])
     base = rows_of(points).encode(x=x.scale(log_x), y=y.scale(log_y))
@@ -64,6 +71,7 @@ def roofline(roof: Roofline, *, backdrop: pl.DataFrame | None = None) -> LayerPi
         scale=alt.Scale(domain=[*_BOUND], range=[*_BOUND.values()]),
         legend=alt.Legend(title="bound by", orient="bottom"),
     )
+    colour = alt.value(GREY) if roof.device is None else hue
     curve = rows_of(lines).encode(x="intensity:Q", y="rate:Q", detail="line:N")
     peaks, slopes = (
         rows_of(lines.filter("labelled", level=level)).encode(x="intensity:Q", y="rate:Q", text="about:N")
@@ -76,7 +84,7 @@ def roofline(roof: Roofline, *, backdrop: pl.DataFrame | None = None) -> LayerPi
             curve.transform_filter("!datum.main").mark_line(color=GREY, strokeDash=[4, 3], strokeWidth=1),
             peaks.mark_text(align="right", dy=-7, color=GREY),
             slopes.mark_text(align="left", dx=12, dy=4, color=GREY),
-            base.mark_circle(opacity=0.75, stroke="white", strokeWidth=0.5).encode(size=size, color=hue),
+            base.mark_circle(opacity=0.75, stroke="white", strokeWidth=0.5).encode(size=size, color=colour),
             base.transform_filter("datum.rank")
             .mark_text(align="left", dx=8, dy=-8, fontWeight="bold")
             .encode(text="rank:N"),
@@ -104,9 +112,7 @@ def _points(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the points with their names and tooltips."""
     rank = pl.int_range(1, pl.len() + 1)
     about = [
-        f"{name}: {row['rate'] / 1e9:,.1f} GFLOP/s at {row['intensity']:.3g} FLOP/byte, "
-        f"{percent(row['efficiency'], 1)} of attainable; {duration(row['self_ps'])} self time, "
-        f"headroom {duration(row['headroom_ps'])}" + (f"; above the roof: {row['above']}" if row["above"] else "")
+        f"{name}: {row['rate'] / 1e9:,.1f} GFLOP/s at {row['intensity']:.3g} FLOP/byte, {_beside_roof(row)}"
         for name, row in zip(names_of(rows["what"], 60), rows.iter_rows(named=True), strict=True)
     ]
     shown = rows.select(
@@ -115,18 +121,30 @@ def _points(rows: pl.DataFrame) -> pl.DataFrame:
     return shown.with_columns(name=pl.Series(names_of(rows["what"])), about=pl.Series(about))
 
 
+def _beside_roof(row: Mapping[str, Any]) -> str:
+    """Return the time of a row, and beside the roof where its peaks are known."""
+    time = f"{duration(row['self_ps'])} self time"
+    if row["efficiency"] is None:
+        return time
+    above = f"; above the roof: {row['above']}" if row["above"] else ""
+    share, headroom = percent(row["efficiency"], 1), duration(row["headroom_ps"])
+    return f"{share} of attainable; {time}, headroom {headroom}{above}"
+
+
 def _most_headroom(points: pl.DataFrame) -> list[str]:
-    """Return the numbered points with their headroom, in lines that fit."""
-    named = points.drop_nulls("rank").select("rank", "name", "headroom_ps").rows()
-    texts = [f"{rank} {name} {duration(headroom)}" for rank, name, headroom in named]
-    return [
-        f"{'headroom: ' if not first else ''}{' · '.join(texts[first : first + 3])}"
-        for first in range(0, len(texts), 3)
-    ]
+    """Return the numbered points with their headroom, or self time, in lines that fit."""
+    has_roof = points["headroom_ps"].count() > 0
+    figure, label = ("headroom_ps", "headroom: ") if has_roof else ("self_ps", "self time: ")
+    named = points.drop_nulls("rank").select("rank", "name", figure).rows()
+    texts = [f"{rank} {name} {duration(time)}" for rank, name, time in named]
+    return [f"{label if not first else ''}{' · '.join(texts[first : first + 3])}" for first in range(0, len(texts), 3)]
 
 
-def _lines(points: pl.DataFrame, device: Device, others: list[float]) -> pl.DataFrame:
+def _lines(points: pl.DataFrame, device: Device | None, others: list[float]) -> pl.DataFrame:
     """Return the ends of the lines of the roof over all intensities: slopes of memories and peaks of data types."""
+    if device is None:
+        return pl.DataFrame(schema=_LINES)
+    across = [*points["intensity"], *others]
     peaks = {device.dtype: device.peak_flops} | {
         dtype: peak for dtype, peak in device.peaks.items() if dtype in points["dtype"].to_list()
     }
@@ -134,7 +152,6 @@ def _lines(points: pl.DataFrame, device: Device, others: list[float]) -> pl.Data
     memories = {"memory": device.bandwidth} | {level.name: level.bandwidth for level in device.levels}
     memories = {name: rate / device.cores for name, rate in memories.items() if rate < float("inf")}
     top, slowest = max(peaks.values()), min(memories.values(), default=None)
-    across = [*points["intensity"], *others]
     ridge = peaks[device.dtype] / slowest if slowest else min(across)
     left, right = min(*across, ridge) / _MARGIN, max(*across, ridge) * _MARGIN
     rows = []
@@ -151,8 +168,14 @@ def _lines(points: pl.DataFrame, device: Device, others: list[float]) -> pl.Data
             f", ridge at {ridge:.3g} FLOP/byte" if main and slowest else ""
         )
         rows += [(dtype, at, peak, main, at == right, True, label) for at in (begin, right)]
-    names = ["line", "intensity", "rate", "main", "labelled", "level", "about"]
-    return pl.DataFrame(rows, schema=names, orient="row")
+    return pl.DataFrame(rows, schema=_LINES, orient="row")
+
+
+_LINES = {
+    **{"line": pl.String, "intensity": pl.Float64, "rate": pl.Float64},
+    **dict.fromkeys(("main", "labelled", "level"), pl.Boolean),
+    "about": pl.String,
+}
 
 
 def _pair(utilisation: tuple[float, float]) -> str:

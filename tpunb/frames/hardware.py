@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
+
+from tpunb.text import plain, plural
 
 _GIB = 2**30
 _PARADNN = "ParaDnn, https://arxiv.org/abs/1907.10701"
@@ -157,3 +165,23 @@ def device(name: str) -> Device:
         hint = f"did you mean {names[near[0]]!r}? " if near else ""
         raise ValueError(f"unknown device {name!r}; {hint}known devices: {', '.join(DEVICES)}")
     return DEVICES[names[name.casefold()]]
+
+
+@cache
+def _cpu_model() -> str:
+    """Return the model of this machine's CPU."""
+    with suppress(OSError):  # of Linux
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if model := re.search(r"^(?:model name|cpu model|Model)\s*:\s*(\S.*)$", text, re.MULTILINE):
+            return plain(model[1])
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def cpu_threads() -> int:
+    """Return the number of threads of the CPU that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def this_cpu() -> str:
+    """Return the model of this machine's CPU, and the number of its threads that this process may use."""
+    return f"CPU {_cpu_model()}, {plural(cpu_threads(), 'thread')}"
