@@ -13,8 +13,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from datetime import datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +27,25 @@ from IPython.core.magic import (
     no_var_expand,
     output_can_be_silenced,
 )
-from IPython.core.magic_arguments import argument, argument_group, magic_arguments
+from IPython.core.magic_arguments import ArgDecorator, argument, argument_group, magic_arguments
 
 from tpunb import charts
 from tpunb.analysis import runs
 from tpunb.charts import render
 from tpunb.charts.style import names_of
-from tpunb.cluster import METHODS, OLS
 from tpunb.errors import TpunbError
 from tpunb.frames import Profile
-from tpunb.frames.phases import PhaseMethod
 from tpunb.io import load
-from tpunb.profiler.capture import TPU, Address, Run, Schedule, Source, Torch, capture
+from tpunb.profiler.capture import Run, capture
+from tpunb.profiler.options import (
+    OF_CAPTURE,
+    add_group,
+    capture_arguments,
+    default_folder,
+    help_text,
+    phase_method,
+    reject,
+)
 from tpunb.text import duration, format_error, percent, plural
 from tpunb.tuning.online import Online, tuned
 from tpunb.widgets.frontends import LiveLine, OutputTarget, hide_profiler_log, in_kernel, output_target
@@ -48,22 +53,17 @@ from tpunb.widgets.summary import summary
 from tpunb.widgets.table import Table, block, table, text
 
 _FLAGS = ("-h", "--help", "--continuous", "--no-stacks", "--tune", "--quiet")
-_OF_TPU = ("zone", "project", "port")
-_TIMES = ("window", "every", "continuous")
-_OF_CAPTURE = (
-    "source",
-    "address",
-    "tpu",
-    *_OF_TPU,
-    "budget",
-    *_TIMES,
-    "no_stacks",
-    "until",
-    "run",
-    "keep",
-    "tune",
-    "tune_budget",
-)
+_OF_CAPTURE = (*OF_CAPTURE, "tune", "tune_budget")
+
+
+class _group(ArgDecorator):  # noqa: N801  named like IPython's decorators
+    """Options that the magic shares with ``tpunb run``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def add_to_parser(self, parser: argparse.ArgumentParser, group: Any) -> Any:
+        return add_group(parser, self._name, "%%tpupoint {}")
 
 
 @magics_class
@@ -75,34 +75,13 @@ class TpupointMagics(Magics):
     @magic_arguments()
     @argument("statement", nargs="*", help="the statement that %%tpupoint profiles")
     @argument("-h", "--help", action="store_true", dest="wants_help", help="show this help")
-    @argument_group("what to profile (default: this process)", description="%%tpupoint --address 10.0.0.2:8466")
-    @argument("--source", choices=("local", "torch"), help="torch: by torch.profiler (default: the framework in use)")
-    @argument(
-        "--address", metavar="HOST:PORT", action="append", help="profiler service; several: comma-separated, or repeat"
-    )
-    @argument("--tpu", metavar="NAME", help="Cloud TPU with all its workers; local for this TPU VM")
-    @argument("--zone", metavar="ZONE", help="zone of the TPU (default: this machine's)")
-    @argument("--project", metavar="PROJECT", help="project of the TPU (default: this machine's)")
-    @argument("--port", metavar="PORT", type=int, help="port of the TPU's profilers (default: 8466, on a TPU VM 9012)")
-    @argument_group(
-        "when to profile (default: within an overhead of 2 % of run time, more in a run under a minute)",
-        description="%%tpupoint --budget 0.05",
-    )
-    @argument("--budget", metavar="SHARE", type=float, help="largest overhead, share of run time (default: by age)")
-    @argument("--window", metavar="SECONDS", type=float, help="length of each window, without a budget (default: 1)")
-    @argument("--every", metavar="SECONDS", type=float, help="time between windows, without a budget (default: 10)")
-    @argument("--continuous", action="store_true", help="windows back to back, as in the paper")
-    @argument("--no-stacks", action="store_true", help="do not sample the Python stack in steps that take too long")
-    @argument("--until", metavar="STEP", type=int, help="stop profiling at this step; the cell continues")
+    @_group("source")
+    @_group("schedule")
     @argument_group("what to change (default: nothing)", description="%%tpupoint --tune --tune-budget 60")
     @argument("--tune", action="store_true", help="tune the input pipeline during fit, with unchanged results")
     @argument("--tune-budget", metavar="SECONDS", type=float, help="time for tuning (default: 5 %% of run time)")
-    @argument_group("what to keep", description="%%tpupoint --run runs/bert --keep all")
-    @argument("--run", metavar="DIR", help="run folder or its URL (default: runs/<date and time>)")
-    @argument("--keep", choices=("none", "phases", "all"), help="raw windows for XProf (default: one per phase)")
-    @argument_group("what to show", description="%%tpupoint --method ols --threshold 0.8")
-    @argument("--method", choices=tuple(METHODS), default="dbscan", help="clustering of the steps (default: dbscan)")
-    @argument("--threshold", metavar="X", type=float, help="similarity at which ols merges steps (default: 0.7)")
+    @_group("keep")
+    @_group("show")
     @argument("--var", metavar="NAME", default="tpu", help="variable for the result (default: tpu)")
     @argument("--quiet", action="store_true", help="show nothing; the result is in the variable")
     @argument_group("earlier runs, without code", description="%tpupoint --load runs/bert")
@@ -131,9 +110,10 @@ class TpupointMagics(Magics):
         __tracebackhide__ = True
         options, statement = self._options(line, is_cell=cell is not None)
         if options.wants_help:
-            print(_help(self.tpupoint.parser))
+            print(help_text(self.tpupoint.parser, "%tpupoint", _ABOUT))
             return None
-        options.method = _method(options)
+        with _usage_errors():
+            options.method = phase_method(options)
         target = output_target(self.shell, quiet=options.quiet)
         if reads := next((f"--{name}" for name in ("load", "history") if getattr(options, name) is not None), None):
             if statement or cell is not None:
@@ -171,7 +151,7 @@ class TpupointMagics(Magics):
         run: Run | None = None
         online: Online | None = None
         arguments = _capture_arguments(options)
-        folder = options.run or _free(Path("runs", f"{datetime.now():%Y%m%d-%H%M%S}"))
+        folder = options.run or default_folder()
         code = self._compiled(source)
         try:
             with LiveLine(target) as line, _tuned(options) as online, capture(folder, **arguments) as run:
@@ -238,22 +218,10 @@ class TpupointMagics(Magics):
         target.result(shown)
 
 
-def _help(parser: argparse.ArgumentParser) -> str:
-    """Return the options as plain text by group, each group with an example."""
-    parts = [
-        "%%tpupoint [options] profiles the cell below it, %tpupoint [options] CODE a statement.",
-        "The value of the last expression is still the cell's Out; the result is in the variable tpu.",
-    ]
-    for group in parser._action_groups:
-        formatter = argparse.HelpFormatter("%tpupoint", max_help_position=26, width=100)
-        formatter.start_section(group.title)
-        formatter.add_arguments(action for action in group._group_actions if action.option_strings)
-        formatter.end_section()
-        if text := formatter.format_help().rstrip():
-            parts += ["", text] + [f"  example: {group.description}"] * bool(group.description)
-    return "\n".join(parts)
-
-
+_ABOUT = (
+    "%%tpupoint [options] profiles the cell below it, %tpupoint [options] CODE a statement.",
+    "The value of the last expression is still the cell's Out; the result is in the variable tpu.",
+)
 _OPTION = re.compile(r"--(?=\s|$)|--[a-z]|-h(?=\s|$)")
 
 
@@ -285,58 +253,14 @@ def _word(text: str) -> tuple[str, str]:
     return word, text[stream.tell() :].lstrip()
 
 
-def _free(folder: Path) -> Path:
-    """Return a folder that does not exist: the given one, or one with a number after its name."""
-    return next(free for n in count(1) if not (free := Path(f"{folder}-{n}" if n > 1 else folder)).exists())
-
-
-def _method(options: Any) -> PhaseMethod:
-    if options.method != "ols":
-        _reject(options, ["threshold"], f"{{}} requires --method ols (got {options.method})")
-    with _usage_errors():
-        return METHODS[options.method]() if options.threshold is None else OLS(options.threshold)
-
-
 def _capture_arguments(options: Any) -> dict[str, Any]:
-    """Return the arguments of `capture`, apart from the folder."""
     with _usage_errors():
-        source, schedule = _source(options), _schedule(options)
-    stacks = {"stacks": False} if options.no_stacks else {}
-    return {"source": source, "schedule": schedule, "keep": options.keep or "phases", "until": options.until, **stacks}
-
-
-def _given(options: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return the options that were given; 0 is a value."""
-    values = {name: getattr(options, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None and value is not False}
+        return capture_arguments(options)
 
 
 def _reject(options: Any, names: Iterable[str], message: str) -> None:
-    """Refuse options that were given; the message has a place for them."""
-    if given := [f"--{name.replace('_', '-')}" for name in _given(options, names)]:
-        raise UsageError(message.format(", ".join(given)))
-
-
-def _source(options: Any) -> Source | None:
-    if options.tpu is not None:
-        _reject(options, ["address", "source"], "--tpu cannot be combined with {}")
-        return TPU(options.tpu, **_given(options, _OF_TPU))
-    _reject(options, _OF_TPU, "{} requires --tpu")
-    if options.address is None:
-        return Torch() if options.source == "torch" else None
-    _reject(options, ["source"], "--address cannot be combined with {}")
-    return Address(*(address.strip() for part in options.address for address in part.split(",")))
-
-
-def _schedule(options: Any) -> Schedule:
-    fixed = _given(options, ("window", "every"))
-    if options.budget is not None:
-        _reject(options, _TIMES, "--budget cannot be combined with {}")
-        return Schedule(budget=options.budget)
-    if options.continuous:
-        _reject(options, ["every"], "--continuous cannot be combined with {}")
-        return Schedule.continuous(**fixed)
-    return Schedule.fixed(**fixed) if fixed else Schedule()
+    with _usage_errors():
+        reject(options, names, message)
 
 
 def _tuned(options: Any) -> AbstractContextManager[Online | None]:

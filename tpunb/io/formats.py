@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -32,11 +33,12 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
     Parameters
     ----------
     path
-        Run folder of ``tp.capture``, logdir of a profiler, one ``*.xplane.pb`` or ``*.trace.json`` (each also gzipped),
-        or a list of such files, one per host; local, or the URL of any file system that fsspec supports, such as
-        ``gs://bucket/logdir``. All sessions of a logdir are read, and the XPlane where a session has both forms.
-        Without a raw profile, XProf's tables (``*.overview_page.json`` and others) are read. A list may also have run
-        folders of one job, one per process.
+        Run folder of ``tp.capture``, folder with those of a job's ranks (``rank0``, ``rank1``, ...), logdir of a
+        profiler, one ``*.xplane.pb``, ``*.xplane.riegeli`` or ``*.trace.json`` (each also gzipped), or a list of such
+        files, one per host; local, or the URL of any file system that fsspec supports, such as ``gs://bucket/logdir``.
+        All sessions of a logdir are read, and the XPlane where a session has both forms. Without a raw profile,
+        XProf's tables (``*.overview_page.json`` and others) are read. A list may also have run folders of one job,
+        one per process.
     device
         Name of the device in ``tpunb.analysis.DEVICES``, for files that do not name it: gives its kind and peaks.
     client
@@ -59,7 +61,7 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
     ValueError
         When the device is unknown, or the profile has none that may be of this kind.
     MissingExtra
-        When the package for the protocol of a URL is not installed.
+        When the package for the protocol of a URL, or for ``*.xplane.riegeli``, is not installed.
     TpunbError
         When a server or the scheduler cannot be reached, or its workers have other versions.
     """
@@ -90,6 +92,9 @@ def _load(path: PathLike | Iterable[PathLike], engine: Any = None) -> Profile:
     return _by_content(location)
 
 
+_RANK = re.compile(rf"rank[0-9]+(?=/{re.escape(run_folder.RUN)}$)")
+
+
 class Format(NamedTuple):
     """A form in which profiles are stored."""
 
@@ -101,7 +106,10 @@ class Format(NamedTuple):
 
 
 def _run(fitting: Sequence[Location], folder: Location, files: Mapping[str, Location], engine: Any) -> Profile | None:
-    """Read a run folder; a folder of runs is refused."""
+    """Read a run folder, or those of a job's ranks in a folder; a folder of other runs is refused."""
+    if ranks := sorted((match[0] for match in map(_RANK.match, files) if match), key=lambda name: (len(name), name)):
+        job = _load_list([f"{str(folder).rstrip('/')}/{name}" for name in ranks], engine)
+        return replace(job, name=folder.name, source=folder.source)
     if run_folder.RUN in files and folder.is_folder:
         return run_folder.read(folder, files, run_writer.keeper(str(folder)))
     if runs := _runs(files):

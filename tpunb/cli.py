@@ -1,0 +1,235 @@
+"""``tpunb run -- python train.py``: capture an unchanged program, and print the summary of its run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, NoReturn
+
+from tpunb.errors import TpunbError
+from tpunb.profiler import child_capture
+from tpunb.text import format_error, plain
+
+if TYPE_CHECKING:
+    from tpunb.frames.phases import PhaseMethod
+
+_USAGE = "tpunb run [options] -- python train.py [arguments]"
+_FRAMEWORKS = " or ".join([", ".join(child_capture.FRAMEWORKS[:-1]), child_capture.FRAMEWORKS[-1]])
+_ABOUT = (
+    f"{_USAGE} captures each process that imports {_FRAMEWORKS}.",
+    "The program's arguments, output, signals and exit code are unchanged; the summary is on stderr.",
+    "",
+    "  example: tpunb run -o runs/bert -- python -m bert.train --epochs 3",
+    "  example: tpunb run -o runs/bert -- torchrun --nproc-per-node 4 train.py",
+)
+_WRONG_USAGE, _NOT_FOUND = 2, 127  # exit codes, as of a shell
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise TpunbError(message, hint="tpunb run --help lists the options")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line, and return its exit code: that of the program, 2 for wrong usage."""
+    words = [*(sys.argv[1:] if words is None else words)]
+    try:
+        if words[:1] in (["-h"], ["--help"]):
+            words = ["run", "--help"]
+        if words[:1] != ["run"]:
+            raise TpunbError(f"unknown command {' '.join(words[:1])!r}", hint=_USAGE)
+        return _run(words[1:])
+    except KeyboardInterrupt:  # before the program began
+        return 128 + signal.SIGINT
+    except (TpunbError, ValueError, OSError) as error:
+        _print(format_error(error))
+        return _NOT_FOUND if isinstance(error, _NoProgram) else _WRONG_USAGE
+
+
+class _NoProgram(TpunbError):
+    """The program cannot be started."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    from tpunb.profiler.options import add_group
+
+    parser = _Parser("tpunb run", usage=_USAGE, add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true", dest="wants_help", help="show this help")
+    example = "tpunb run {} -- python train.py"
+    for name in ("source", "schedule", "keep"):
+        add_group(parser, name, example, {"--run": ("-o", "--output")})
+    group = add_group(parser, "show", example)
+    group.add_argument("--quiet", action="store_true", help="print no summary")
+    return parser
+
+
+def _run(words: list[str]) -> int:
+    """Run a program with the hook in its Python processes, and show what they captured."""
+    if not hasattr(os, "posix_spawnp"):
+        raise TpunbError("tpunb run requires Linux or macOS", hint="capture a block: with tp.capture(folder): ...")
+    variables = dict(os.environ)  # before libraries add theirs
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _watched())  # before libraries start threads, which inherit it
+    try:
+        return _run_blocked(words, variables, mask)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _run_blocked(words: list[str], variables: Mapping[str, str], mask: Iterable[int]) -> int:
+    from tpunb.io import storage
+    from tpunb.profiler.options import capture_arguments, default_folder, help_text, phase_method
+
+    end = words.index("--") if "--" in words else len(words)
+    if end == len(words) and not {"-h", "--help"} & {*words}:
+        raise TpunbError(f"no -- and program in {' '.join(['tpunb run', *words])!r}", hint=_USAGE)
+    parser = _parser()
+    options = parser.parse_args(words[:end])
+    if options.wants_help:
+        print(help_text(parser, "tpunb run", _ABOUT))
+        return 0
+    if not (command := words[end + 1 :]):
+        raise TpunbError("no program after --", hint=_USAGE)
+    method, _ = phase_method(options), capture_arguments(options)
+    target = storage.resolve(str(options.run or default_folder()))
+    folder = target.rstrip("/") if isinstance(target, str) else str(target.absolute())
+    rank = child_capture.rank()
+    place = child_capture.run_of(folder, f"rank{rank}" if rank else "1")
+    moved = _make_room(place)
+    with TemporaryDirectory(prefix="tpunb-run-", ignore_cleanup_errors=True) as hook:
+        Path(hook, f"{child_capture.HOOK}.py").write_bytes(Path(child_capture.__file__).read_bytes())
+        Path(hook, child_capture.REQUEST).write_text(json.dumps({"folder": folder, "options": vars(options)}))
+        paths = [hook, *filter(None, [variables.get("PYTHONPATH")])]
+        status = _wait(command, {**variables, "PYTHONPATH": os.pathsep.join(paths)}, mask)
+        files = sorted(Path(hook).iterdir(), key=lambda file: file.stat().st_mtime_ns)
+        runs = {file.name: file.read_text() for file in files if file.is_file() and not file.suffix}
+    runs = {name: path for name, path in runs.items() if path}  # the others' captures did not begin
+    if not runs:
+        with suppress(OSError):  # a URL
+            Path(place).rmdir()
+    if not options.quiet and rank in ("", "0"):
+        try:
+            _print_summary(folder, runs, method, _ending(status), moved)
+        except KeyboardInterrupt:
+            pass
+        except Exception as error:  # noqa: BLE001  the exit code is the program's
+            _print(f"the capture in {folder} cannot be shown: {format_error(error)}")
+    return _exit_code(status)
+
+
+def _make_room(folder: str) -> str | None:
+    """Rename an earlier run or job in the folder, and return its new path; refuse a folder of another kind."""
+    from tpunb.io.run_folder import RUN
+    from tpunb.io.run_storage import FolderLock
+    from tpunb.io.run_writer import RunWriter
+
+    ranks = [file.parent for file in Path(folder).glob(f"rank*/{RUN}")]
+    if not ranks:
+        writer = RunWriter(folder)
+        writer.open()
+        writer.close()
+        return writer.moved
+    for rank in ranks:
+        if lock := FolderLock.take(rank):  # else a capture writes there
+            lock.release()
+    aside = next(free for n in count(1) if not (free := Path(f"{folder}-{n}")).exists())
+    return str(Path(folder).rename(aside))
+
+
+# -- the program ------------------------------------------------------------------------------------------------------
+
+_FORWARDED = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+
+
+def _watched() -> set[signal.Signals]:
+    """Return the signals that are forwarded, without those that this process was started to ignore."""
+    numbers = {getattr(signal, name) for name in _FORWARDED}
+    return {number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN} | {signal.SIGCHLD}
+
+
+def _wait(command: list[str], variables: Mapping[str, str], mask: Iterable[int]) -> int:
+    """Run the command with signals as without this process, and return its status as of ``os.waitpid``."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what has arrived so far is for this process
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # an ignored one would not end the wait
+    signal.pthread_sigmask(signal.SIG_BLOCK, watched := _watched())
+    defaults = [signal.SIGPIPE, signal.SIGXFSZ]  # which Python ignores
+    try:
+        process = os.posix_spawnp(command[0], command, variables, setsigmask=mask, setsigdef=defaults)
+    except OSError as error:
+        hint = "give the program after --, as in: -- python train.py"
+        raise _NoProgram(f"cannot run {command[0]!r}: {error.strerror}", hint=hint) from None
+    while (ended := os.waitpid(process, os.WNOHANG))[0] == 0:
+        number, is_direct = _next_signal(watched)
+        if number != signal.SIGCHLD and is_direct:
+            os.kill(process, number)
+    while signal.sigpending() & watched:
+        signal.sigwait(watched)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return ended[1]
+
+
+def _next_signal(watched: set[signal.Signals]) -> tuple[int, bool]:
+    """Return the next signal and whether it was sent to this process; a terminal sends its to the program too."""
+    if not hasattr(signal, "sigwaitinfo"):  # macOS
+        number = signal.sigwait(watched)
+        return number, number not in (signal.SIGINT, signal.SIGQUIT)
+    info = signal.sigwaitinfo(watched)
+    return info.si_signo, info.si_code <= 0  # the kernel's are above
+
+
+def _ending(status: int) -> str | None:
+    """Return how the program ended, if not well."""
+    if status == 0:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    reason = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    return f"the program ended {reason}; this is what was recorded before it"
+
+
+def _exit_code(status: int) -> int:
+    """Return the program's exit code; if a signal ended it, end by the same signal."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core is the program's
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+# -- the summary ------------------------------------------------------------------------------------------------------
+
+
+def _print_summary(
+    folder: str, runs: Mapping[str, str], method: PhaseMethod, ending: str | None, moved: str | None
+) -> None:
+    """Print the summary of the job's ranks, else of the process with most steps."""
+    if not runs:
+        _print(f"nothing was captured: no process that can be captured imported {_FRAMEWORKS}")
+        return
+    from tpunb.io import load
+    from tpunb.widgets.summary import earlier_run, relative, summary
+
+    ranks = [path for name, path in runs.items() if name.startswith("rank")]
+    profiles = [load(folder if len(ranks) > 1 else path) for path in (ranks[:1] or runs.values())]
+    profile = max(profiles, key=lambda profile: 0 if profile.stored is None else len(profile.stored))
+    others = [relative(other.source) for other in profiles if other is not profile]
+    also = f"other processes were captured too: {', '.join(others)}" if others else None
+    form = str if "://" in folder else Path
+    earlier = None if moved is None else earlier_run(form(folder), form(moved))
+    shown = summary(profile, method=method, note=". ".join(filter(None, [ending, earlier, also])) or None)
+    verb = "summary" if shown.phases is None else "explore"
+    print(f"{shown}\n\nOpen it in a notebook: tp.{verb}({json.dumps(relative(profile.source))})", file=sys.stderr)
+
+
+def _print(line: str) -> None:
+    print(f"tpunb: {plain(line)}", file=sys.stderr)
