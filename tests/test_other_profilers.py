@@ -21,7 +21,7 @@ from warm_python import warm_python
 import tpunb as tp
 from tpunb.profiler import other_profilers
 from tpunb.profiler.capture import Schedule
-from tpunb.profiler.other_profilers import ProfilerArbiter
+from tpunb.profiler.other_profilers import ImportHook, ProfilerArbiter
 from tpunb.profiler.service_client import ProfilerClient, ServiceError
 from tpunb.profiler.sources import local
 
@@ -668,3 +668,15 @@ def test_forked_process_reports_nothing(toy):
         done.set()
         holder.join(60)
     assert ended == 0
+
+
+def test_two_import_hooks_stand_side_by_side(monkeypatch, tmp_path, own_name):
+    """Each asks the finders after it alone: were it to ask the other too, that would ask it."""
+    (tmp_path / f"{own_name}.py").write_text("imported = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    called = []
+    hooks = [ImportHook({own_name: lambda number=number: called.append(number)}) for number in range(2)]
+    monkeypatch.setattr(sys, "meta_path", [*hooks, *sys.meta_path])
+    assert import_module(own_name).imported
+    assert sorted(called) == [0, 1]
+    monkeypatch.delitem(sys.modules, own_name)

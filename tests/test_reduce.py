@@ -106,6 +106,7 @@ def test_a_step_ends_where_the_next_begins_though_its_annotation_is_longer():
 def test_a_step_of_the_clock_is_traced_in_full_if_its_annotation_begins_within_it():
     events = toy_events((CPU, "python", "train", 5, 50, 3), (CPU, "python", "train", 9000, 50, 4))
     ticks = pl.DataFrame({"step": [3, 4], "kind": "train", "start_ps": [0, 60 * US], "end_ps": [60 * US, 100 * US]})
+    ticks = ticks.with_columns(found_by=pl.lit("mark"))
     steps = boundaries.from_clock(events, ticks)
     assert steps.select("step", "traced", "annotation_ps").rows() == [(3, "full", 50 * US), (4, "partial", None)]
 
@@ -314,7 +315,7 @@ def test_the_duration_of_an_annotation_stays_beside_the_step_time():
     ticks = pl.DataFrame(
         {"step": [7, 9], "kind": ["train"] * 2, "start_ps": [0, 150 * US], "end_ps": [120 * US, 900 * US]}
     )
-    steps = reduce.reduce(MARKED, boundaries.from_clock(MARKED, ticks)).frame
+    steps = reduce.reduce(MARKED, boundaries.from_clock(MARKED, ticks.with_columns(found_by=pl.lit("mark")))).frame
     assert steps.select("step", "rule", "annotation_ps").rows() == [(7, "clock", 100 * US), (9, "clock", None)]
 
 
@@ -349,7 +350,7 @@ def test_a_step_cut_by_the_windows_edge_is_partial():
     ticks = pl.DataFrame(
         {"step": [6, 7, 8, 9], "kind": ["train"] * 4, "start_ps": [-50 * US, 0, 100 * US, 150 * US]}
     ).with_columns(end_ps=pl.Series([0, 100 * US, 150 * US, 900 * US]))
-    steps = reduce.reduce(MARKED, boundaries.from_clock(MARKED, ticks))
+    steps = reduce.reduce(MARKED, boundaries.from_clock(MARKED, ticks.with_columns(found_by=pl.lit("mark"))))
     # of step 6 the window recorded nothing, though it said it watched
     assert dict(steps.frame.select("step", "traced").iter_rows()) == {7: "full", 8: "full", 9: "partial"}
     assert (9, "host", "MatMul") in table(steps)  # what was seen of it is kept

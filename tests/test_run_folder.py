@@ -1,5 +1,6 @@
 """The run folder: whatever ends a capture, and wherever in a write, what lies there loads."""
 
+import gzip
 import json
 import re
 import tempfile
@@ -30,13 +31,14 @@ TABLES = ["steps", "ops", "ticks", "windows"]
 
 def ticks(*rows, host="toy"):
     """What our own clock noted: (step, start, end) in milliseconds."""
-    spelled = [(host, step, "train", start * MS, end * MS, None, None, None) for step, start, end in rows]
+    spelled = [(host, step, "train", start * MS, end * MS, None, None, None, None) for step, start, end in rows]
     return pl.DataFrame(spelled, schema=run_folder.TICKS, orient="row")
 
 
 def ticks_of(steps):
     end_ps = pl.col("start_ps") + pl.col("dur_ps")
     unknown = dict.fromkeys(("input_ps", "callbacks_ps", "dispatch_ps"), pl.lit(None, pl.Int64))
+    unknown["found_by"] = pl.lit(None, pl.String)
     return steps.frame.select("host", "step", "kind", "start_ps", end_ps=end_ps, **unknown)
 
 
@@ -279,8 +281,10 @@ def test_metadata_of_a_run_is_read_if_recorded(tmp_path):
         "weights": "3",
         "device kind": "CPU",
     }
+    say(tmp_path, devices=["cpu:0"], cpu="CPU toy, 2 threads")
+    assert tp.steps(tp.load(tmp_path)).metadata == {"device kind": "CPU", "cpu": "CPU toy, 2 threads"}
     device = dict.fromkeys(schema.HARDWARE) | {"host": "toy", "device": "/device:TPU:0", "kind": "TPU v2"}
-    say(tmp_path, hardware=[device, device], devices=["/device:CPU:0", "/device:TPU:0"])
+    say(tmp_path, cpu="CPU toy, 2 threads", hardware=[device, device], devices=["/device:CPU:0", "/device:TPU:0"])
     steps = tp.steps(tp.load(tmp_path))
     assert steps.metadata == {"device kind": "TPU v2"}
     assert steps.full().metadata == steps.metadata
@@ -741,7 +745,7 @@ def test_inferred_steps_count_on_hosts_without_annotated_ones(tmp_path):
     assert read.frame["step"].to_list() == [0, 1, 2]
     assert set(read.ops["step"]) == {0, 1, 2}
     noted = pl.DataFrame(
-        [("toy", 0, "train", 10**13, 2 * 10**13, None, None, None)], schema=run_folder.TICKS, orient="row"
+        [("toy", 0, "train", 10**13, 2 * 10**13, None, None, None, None)], schema=run_folder.TICKS, orient="row"
     )
     writer = RunWriter(tmp_path / "marked")
     writer.part(0, {**below, "ticks": noted})
@@ -753,7 +757,8 @@ def test_inferred_steps_count_on_hosts_without_annotated_ones(tmp_path):
 
 def test_the_capturing_worker_is_read_under_the_name_of_its_host(tmp_path):
     steps = toy_steps("ab", host="127.0.0.1:9")
-    noted = pl.DataFrame([("here", 1, "train", 0, 10**9, None, None, None)], schema=run_folder.TICKS, orient="row")
+    tick = ("here", 1, "train", 0, 10**9, None, None, None, None)
+    noted = pl.DataFrame([tick], schema=run_folder.TICKS, orient="row")
     writer = RunWriter(tmp_path)
     writer.part(0, {"steps": steps.frame, "ops": steps.ops, "windows": steps.windows, "ticks": noted})
     writer.facts({"name": "toy", "host": "here", "own_worker": "127.0.0.1:9"})
@@ -789,3 +794,54 @@ def test_columns_that_a_run_was_recorded_without_are_null(tmp_path):
         frame.drop(new, strict=False).write_parquet(file)
     say(tmp_path)
     assert tp.load(tmp_path).stored.frame.select(new).rows() == [(None,) * 4] * 2
+
+
+KEYS = st.text(st.characters(codec="utf-8"), min_size=1)
+
+
+@examples(100)
+@given(
+    st.sampled_from([b"", b"\xef\xbb\xbf"]),
+    st.text(" \t\r\n").map(str.encode),
+    st.dictionaries(KEYS, st.integers() | st.lists(st.integers(), max_size=2), max_size=3),
+    st.sampled_from([None, 2]),
+    st.booleans(),
+)
+def test_a_chrome_trace_may_begin_with_a_mark_and_white_space(mark, space, top, indent, as_list):
+    text = json.dumps([top] if as_list else top, indent=indent, ensure_ascii=False)
+    assert run_folder.is_chrome_trace(mark + space + text.encode())
+
+
+def test_a_chrome_trace_of_pytorch_2_13_is_one():
+    assert run_folder.is_chrome_trace(b' \n{\n  "schemaVersion": 1,\n  "traceEvents": []\n}')
+
+
+def tagged(field, content):
+    return bytes([field << 3 | 2, len(content)]) + content
+
+
+@examples(200)
+@given(st.sampled_from([b" ", b"\t", b"\r", b"\n", b"{", b"["]), st.data())
+def test_no_xspace_is_a_chrome_trace_whatever_the_length_of_its_first_plane(length, data):
+    """The lengths are white space and braces; planes begin with any of their fields, default values left out."""
+    entry = st.sampled_from([b"", b"\x08\x7b", b"\x12\x00", b"\x08\x22\x12\x03\x08\x22{"])
+    name = st.binary(max_size=4).map(lambda text: tagged(2, text))
+    line = st.sampled_from([b"", b"\x08\x01", b"\x12\x01{"]).map(lambda line: tagged(3, line))
+    entries = st.integers(4, 5).flatmap(lambda field: entry.map(lambda entry: tagged(field, entry)))
+    stat = st.sampled_from([b"\x08\x01\x18\x22", b"\x08\x22\x2a\x01{"]).map(lambda stat: tagged(6, stat))
+    first = data.draw(st.just(b"\x08\x7b") | name | line | entries | stat)
+    rest = length[0] - len(first)
+    plane = first + (tagged(2, bytes(rest - 2)) if rest > 1 else b"")
+    space = tagged(1, plane) + tagged(4, b"host")
+    assert not run_folder.is_chrome_trace(space)
+
+
+def test_real_xspaces_are_none_whatever_the_length_of_the_first_plane_would_be(real_profiles):
+    for path in sorted(real_profiles.glob("*.xplane.pb")):
+        data = path.read_bytes()[:4096]
+        assert not run_folder.is_chrome_trace(data)
+        lengths = [b"\n" + bytes([size]) + data[3:] for size in b"\t\n\r [{"]
+        assert not any(map(run_folder.is_chrome_trace, lengths))
+    for path in sorted(real_profiles.glob("*.trace.json.gz")):
+        with gzip.open(path) as file:
+            assert run_folder.is_chrome_trace(file.read(64))

@@ -158,7 +158,7 @@ def test_a_stall_has_its_times_its_step_and_its_account(monkeypatch):
     looks = Looks(monkeypatch, Training(account="callbacks"))
     looks.progress(1000, step=7)
     assert looks.at(1050, 1100) == []
-    assert looks.stacks == 0  # it is no stall yet
+    assert looks.stacks == 2  # it is no stall yet, and looked at 20 times a second
     assert looks.at(1150, 1200) == []
     looks.progress(1630, step=8)
     places = (Place("train.py:3 in f ← g", 2, False),)
@@ -176,12 +176,18 @@ def test_a_late_sample_is_marked_as_locked_and_counts_as_those_that_it_replaces(
     assert places == (Place("train.py:3 in f ← g", 13, True),)
 
 
-def test_nothing_is_sampled_while_steps_progress(monkeypatch):
+def test_steps_that_progress_are_no_stalls_and_looked_at_20_times_a_second(monkeypatch):
     looks = Looks(monkeypatch, Training(typical_ms=1000))
     for step in range(10):
         looks.progress(4000 * step, step)
         assert looks.at(4000 * step + 3900) == []
-    assert looks.stacks == 0
+    assert looks.stacks == 10
+    looks.progress(39_905, 10)
+    assert looks.at(39_920, 39_945) == []
+    assert looks.stacks == 10
+    samples = looks.sampler.take_samples("vm", 1000 * MS)
+    assert samples["start_ps"].to_list() == [(4000 * step + 2900) * MS * 1000 for step in range(10)]
+    assert samples["place"].unique().to_list() == ["train.py:3 in f ← g"]
 
 
 def test_two_stalls_are_taken_once(monkeypatch):

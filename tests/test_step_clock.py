@@ -59,7 +59,7 @@ def test_the_times_are_those_of_the_wall(clock):
 
 def test_steps_may_bring_their_own_rising_numbers(clock):
     for number in (10, 20, 30):
-        clock.begin("train", step=number)
+        clock.begin("train", step=number, rule="mark")
     clock.end()
     assert [step for step, _ in steps_of(clock)] == [10, 20, 30]
 
@@ -68,7 +68,7 @@ def test_used_step_number_is_replaced_with_one_warning(clock):
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         for number in (0, 1, 0, 1):  # two epochs that both count from 0
-            clock.begin("train", step=number)
+            clock.begin("train", step=number, rule="mark")
         clock.end()
     assert [step for step, _ in steps_of(clock)] == [0, 1, 2, 3]
     assert [str(warning.message) for warning in shown] == ["step 0 is not above the last; steps are numbered on from 2"]

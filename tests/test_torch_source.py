@@ -4,6 +4,8 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import polars as pl
 import pytest
@@ -11,6 +13,7 @@ from fake_torch import install
 
 import tpunb as tp
 from tpunb.errors import MissingExtra, TpunbError
+from tpunb.frames.hardware import this_cpu
 from tpunb.io import chrome_trace
 from tpunb.profiler.capture import Schedule
 from tpunb.profiler.reducer import decode
@@ -59,7 +62,8 @@ def test_a_window_is_a_session_over_all_threads(threads):
     assert set(events["name"].cast(pl.String)) == {"aten::mm"}
     assert began_ns - 1000 <= facts.start_ns <= facts.stop_ns <= time.time_ns() + 1000
     assert threads.sessions == []
-    assert source.facts() == {"framework": "torch", "framework_version": "2.9.0", "devices": ["/device:CPU:0"]}
+    facts = {"framework": "torch", "framework_version": "2.9.0", "devices": ["/device:CPU:0"], "cpu": this_cpu()}
+    assert source.facts() == facts
 
 
 @pytest.mark.parametrize("source", [None, tp.sources.Torch()], ids=["found", "chosen"])
@@ -127,6 +131,21 @@ def test_before_its_import_windows_wait(monkeypatch):
         source.window(0.05)
 
 
+def test_windows_wait_while_a_part_of_it_is_imported(threads, monkeypatch):
+    part = ModuleType("torch._dynamo")
+    part.__spec__ = ModuleSpec("torch._dynamo", None)
+    part.__spec__._initializing = True
+    monkeypatch.setitem(sys.modules, "torch._dynamo", part)
+    source = tp.sources.Torch()
+    timer = threading.Timer(0.3, source.stop)
+    timer.start()
+    with pytest.raises(NotInUse):
+        source.window(0.05)
+    assert threads.sessions == []
+    part.__spec__._initializing = False
+    assert decode(source.window(0.1), "window")[0].height
+
+
 def test_the_origin_of_a_trace_is_known_in_both_formats_of_pytorch():
     now = 1_610_366_662_254_362
     event = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": %s, "dur": 4}'
@@ -156,6 +175,7 @@ def test_it_cannot_be_combined_with_other_machines():
             _capture_arguments(options)
 
 
+@pytest.mark.live
 def test_real_pytorch_is_captured(tmp_path):
     pytest.importorskip("torch")
     code = f"""

@@ -22,7 +22,21 @@ hosts; "middle" is the lower median."""
 NAME = pl.Categorical()
 SIDE = pl.Enum(["host", "device"])
 TRACED = pl.Enum(["full", "partial", "none"])
-RULE = pl.Enum(["annotation", "steps line", "module", "calls", "whole", "clock", "caller"])
+RULES: dict[str, str] = {
+    "annotation": "The program annotates its steps, for whichever profiler.",
+    "steps line": "A device has a line of steps in the profile.",
+    "module": "The compiled module with most device time of a profile ran again.",
+    "calls": "A compiled function was called again.",
+    "whole": "The whole capture is one step.",
+    "clock": "The host clock of a capture recorded it, in runs of an earlier version.",
+    "caller": "A rule of the caller found it.",
+    "mark": "The program marks it: run.step or run.batches.",
+    "keras": "A method of Keras trained, evaluated or predicted with a batch.",
+    "optimizer": "An optimizer of PyTorch or Keras updated the parameters.",
+    "fetches": "The program fetched a batch.",
+}
+"""How a step was found; files have the first seven as they are."""
+RULE = pl.Enum([*RULES])
 
 _INT, _ID, _FLOAT, _TEXT = pl.Int64(), pl.UInt64(), pl.Float64(), pl.String()
 
@@ -182,7 +196,7 @@ STEPS = frame(
     traced=Column(TRACED, 'How much of the step a window traced: "full", "partial" or "none".', "max", hosts="min"),
     rule=Column(
         RULE,
-        'Rule: "annotation", "steps line", "module", "calls", "whole" (the capture), "clock" or "caller".',
+        "How the step was found, one of tpunb.schema.RULES.",
         "first",
         hosts="first",
     ),
@@ -638,6 +652,15 @@ STALLS = frame(
     locked=Column(pl.Boolean(), "Whether the sample was late because other code held the interpreter lock."),
 )
 
+SAMPLES = frame(
+    "SAMPLES",
+    "One row per look at the thread that trains, about twenty a second.",
+    host=_HOST,
+    start_ps=_START,
+    place=_PLACE,
+    loads=Column(pl.Boolean(), "Whether a generator of the program ran, which prepares a batch."),
+)
+
 LOAD = frame(
     "LOAD",
     "One row per second of a run.",
@@ -679,6 +702,15 @@ GOODPUT = frame(
     ),
     low_ps=Column(_INT, "Lower end of the 95 % interval of an estimated time in picoseconds, or null."),
     high_ps=Column(_INT, "Upper end of the 95 % interval of an estimated time in picoseconds, or null."),
+)
+
+GOODPUT_PLACES = frame(
+    "GOODPUT_PLACES",
+    "One row per (account, place) of all hosts: where the thread that trains was, about twenty times a second.",
+    account=Column(pl.Enum([*ACCOUNTS]), "Account, see tpunb.schema.ACCOUNTS."),
+    place=_PLACE,
+    samples=Column(_INT, "Number of looks that found it there."),
+    share=Column(_FLOAT, "Share of the looks in the account, 0 to 1."),
 )
 
 GOODPUT_SEGMENTS = frame(

@@ -24,13 +24,15 @@ _PARTS = ("data loading", "productive", "program startup", "profiler", _GC, "ste
 SHORT = "calls under 1 ms"
 REDUCTION = "reduction of a window"  # work of the profiler beside the training
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
+GENERATOR = "a generator of the program"
+_FEWEST_LOOKS = 3  # that found a generator, from which on time is its
 _INSIDE = ["fit", "evaluation", "between steps"]  # where a stall may be time of a step itself
 
 
 class HostRun(NamedTuple):
     """What is known of one host.
 
-    `steps` has the columns of STEPS and ``phase``; `spans`, `stalls` and `windows` those of their schemas. `clocked`
+    `steps` has the columns of STEPS and ``phase``; the other frames those of their schemas. `clocked`
     says whether the clock of the host recorded steps, `complete` whether it recorded spans.
     """
 
@@ -42,6 +44,7 @@ class HostRun(NamedTuple):
     end_ps: int
     clocked: bool
     complete: bool
+    samples: pl.DataFrame = pl.DataFrame(schema=schema.SAMPLES)
 
 
 class _Cells(NamedTuple):
@@ -67,13 +70,14 @@ def segments(run: HostRun) -> pl.DataFrame:
     exclusive = np.zeros(len(start), np.int64)
     np.add.at(exclusive, cells.step[cells.of_step], cells.width[cells.of_step])
     parts = _parts(run, start, end, exclusive, spans, cells)
-    return pl.concat(
+    pieces = pl.concat(
         [
             _step_pieces(run, cells, exclusive, parts),
             _span_pieces(run, cells, spans),
             _gaps(run, cells, start, end, spans),
         ]
     ).sort("start_ps")
+    return _by_generators(pieces, run.samples)
 
 
 def _disjoint(steps: pl.DataFrame, low: int, high: int) -> tuple[Ints, Ints]:
@@ -121,7 +125,9 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     """Return how the exclusive time of each step is split: (steps, parts), whose rows add up to `exclusive`."""
     steps, left = run.steps, exclusive.copy()
     waits = np.minimum(steps.select(input_wait()).to_series().to_numpy().astype(np.int64), left)
-    left -= waits
+    slowed = _slowed(run, start, end, waits)
+    waits -= slowed
+    left -= waits + slowed
     calls = steps["callbacks_ps"].fill_null(0).to_numpy().astype(np.int64).copy()
     called = spans.filter(account="callbacks")
     within = np.searchsorted(start, called["start_ps"].to_numpy(), side="right") - 1
@@ -143,12 +149,28 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     startup = np.where(starts_up, excess, 0)
     excess = excess - startup
     profiler = np.minimum(excess, _delays(run, start, end, left))
-    return np.stack([waits, usual, startup, profiler, garbage, excess - profiler, calls], axis=1)
+    return np.stack([waits, usual, startup, profiler + slowed, garbage, excess - profiler, calls], axis=1)
 
 
 def _intervals(run: HostRun, account: str) -> pl.DataFrame:
     spans = run.spans.filter(account=account)
     return spans.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+
+
+def _slowed(run: HostRun, start: Ints, end: Ints, waits: Ints) -> Ints:
+    """Return how much longer each traced step waited for input since it was traced: the difference of the medians."""
+    windows = run.windows.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+    traced = covered(windows, start, end) > 0
+    rows = run.steps.select("phase", wait=pl.Series(waits), traced=pl.Series(traced))
+    wait, at = pl.col("wait"), pl.col("traced")
+    enough = (at.sum() >= _SLOWED) & ((~at).sum() >= _SLOWED)
+    more = rows.group_by("phase").agg(
+        more=pl.when(enough).then(wait.filter(at).median() - wait.filter(~at).median()),
+        usual=wait.filter(~at).median(),
+    )
+    rows = rows.join(more, on="phase", how="left", maintain_order="left")
+    excess = pl.min_horizontal("more", wait - pl.col("usual")).clip(0).fill_null(0)
+    return np.asarray(rows.select(pl.when(at).then(excess).otherwise(0).cast(pl.Int64)).to_series().to_numpy())
 
 
 def _delays(run: HostRun, start: Ints, end: Ints, exclusive: Ints) -> Ints:
@@ -280,6 +302,28 @@ def _gaps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.DataFra
     return _frame(run, at, cells.width[gap], np.full(len(at), -1)).with_columns(
         account=pl.Series(account, dtype=pl.String), unit=pl.Series(unit, dtype=pl.Int64)
     )
+
+
+def _by_generators(pieces: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
+    """Split time between steps in which generators of the program prepared batches: no clock hears them, looks do."""
+    between = pl.col("account") == "between steps"
+    order = pieces.select("start_ps", "account")
+    looks = samples.sort("start_ps").join_asof(order, on="start_ps", check_sortedness=False).filter(between)
+    loaded, n = int(looks["loads"].fill_null(value=False).sum()), len(looks)
+    if loaded < _FEWEST_LOOKS:
+        return pieces
+    rest, dur = pieces.filter(~between), pieces.filter(between)
+    share = pl.when(loaded == n).then(1.0).otherwise(loaded / n)
+    part = (pl.col("dur_ps") * share).round().cast(pl.Int64)
+    waits = dur.with_columns(
+        start_ps=pl.col("start_ps") + pl.col("dur_ps") - part,
+        dur_ps=part,
+        account=pl.lit("data loading"),
+        detail=pl.lit(GENERATOR),
+        source=pl.lit("estimated"),
+    )
+    kept = dur.with_columns(pl.col("dur_ps") - part)
+    return pl.concat([rest, *(each.filter(pl.col("dur_ps") > 0) for each in (kept, waits))]).sort("start_ps")
 
 
 _COLUMNS = ["start_ps", "dur_ps", "account", "detail", "step", "phase", "unit", "source"]

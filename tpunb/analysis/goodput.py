@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 
 import polars as pl
@@ -48,6 +48,8 @@ class Goodput:
         Median step time without waits, callbacks and stalls, in picoseconds; None without steps.
     notes
         What the run has no record of, one line each.
+    places
+        Where the thread that trains was, by account, most samples first: ``tpunb.schema.GOODPUT_PLACES``.
     """
 
     frame: pl.DataFrame
@@ -57,6 +59,7 @@ class Goodput:
     wall_ps: int
     ideal_step_ps: int | None
     notes: tuple[str, ...] = ()
+    places: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.GOODPUT_PLACES))
 
     @property
     def hosts(self) -> int:
@@ -220,6 +223,7 @@ def _of_steps(steps: Steps, labels: pl.Series, wall: WallClock | None) -> Goodpu
             end_ps=max(high, low),
             clocked=clocked,
             complete=complete,
+            samples=wall.samples.filter(host=host),
         )
         pieces.append(segments(run).with_columns(host=pl.lit(host), complete=pl.lit(complete)))
         notes += _notes(host if len(hosts) > 1 else "", clocked=clocked, complete=complete)
@@ -229,6 +233,7 @@ def _of_steps(steps: Steps, labels: pl.Series, wall: WallClock | None) -> Goodpu
         stalls=_stalls(wall.stalls),
         segments=schema.check(stretches.select(*schema.GOODPUT_SEGMENTS), schema.GOODPUT_SEGMENTS, "goodput_segments"),
         load=wall.load,
+        places=_places(wall.samples, stretches),
         wall_ps=max(high - low, 0),
         ideal_step_ps=_ideal(stretches, frame),
         notes=tuple(dict.fromkeys(notes)),
@@ -298,6 +303,16 @@ def _ideal(stretches: pl.DataFrame, steps: pl.DataFrame) -> int | None:
     train = exclusive.filter(kind="train")
     middle = (train if train.height else exclusive)["dur_ps"].median()
     return None if middle is None else int(middle)  # type: ignore[arg-type]  # of ints
+
+
+def _places(samples: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
+    """Return GOODPUT_PLACES: a sample has the account of the stretch it is in."""
+    order = stretches.select("host", "start_ps", "account").sort("start_ps")
+    found = samples.sort("start_ps").join_asof(order, on="start_ps", by="host", check_sortedness=False)
+    rows = found.drop_nulls("account").group_by("account", "place").agg(samples=pl.len().cast(pl.Int64))
+    rows = rows.with_columns(share=pl.col("samples") / pl.col("samples").sum().over("account"))
+    rows = rows.sort("samples", "account", "place", descending=[True, False, False])
+    return schema.check(rows, schema.GOODPUT_PLACES, "goodput_places")
 
 
 def _stalls(stalls: pl.DataFrame) -> pl.DataFrame:

@@ -43,7 +43,7 @@ class Steps(Tabular):
     read_collectives
         Function that returns `collectives` on access, from raw events or a run folder; None if neither has them.
     metadata
-        Known facts of the run: "model", "weights", "dtype", "optimizer", "batch", "device kind".
+        Known facts of the run: "model", "weights", "dtype", "optimizer", "batch", "device kind", "cpu".
     input_stages
         Host time of the input pipeline by stage, of the whole run: ``tpunb.schema.INPUT_STAGES``.
     wall
@@ -169,10 +169,11 @@ class WallClock:
     spans: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.SPANS))
     stalls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.STALLS))
     load: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.LOAD))
+    samples: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema.SAMPLES))  # of the training thread
 
     def __post_init__(self) -> None:
-        for name, columns in (("spans", schema.SPANS), ("stalls", schema.STALLS), ("load", schema.LOAD)):
-            object.__setattr__(self, name, schema.check(getattr(self, name), columns, name))
+        for name in ("spans", "stalls", "load", "samples"):
+            object.__setattr__(self, name, schema.check(getattr(self, name), getattr(schema, name.upper()), name))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -5,7 +5,8 @@ A run writes a small table per window, so the layout helps zstd to compress a fe
 - times are whole multiples of ``unit_ps`` picoseconds, 1000 if possible: ``start_ps`` is ``start_units``;
 - operations are sorted by name, and self time is stored as total time less self time, which is mostly 0;
 - total time is split into its lowest two bytes, one column each, and the rest, which changes rarely;
-- columns without values are left out.
+- columns without values are left out;
+- rules of steps that an earlier version did not know are in a column of their own.
 
 Files of layout 2 have earlier names of some columns (`_EARLIER`), which are renamed on reading.
 """
@@ -31,6 +32,8 @@ _EARLIER: dict[str, tuple[str, pl.DataType]] = {
     "reason": ("why", pl.String()),
 }
 """Name on disk to the name and type in layout 2."""
+_RULE = pl.Enum(schema.RULE.categories[:7])  # the type in files, which cannot be added to
+_LATER_RULE = "later_rule"  # the column of the other categories
 _EARLIER_VALUES = {"kind": {"test": "eval"}, "traced": {"tick": "none"}}
 
 
@@ -51,6 +54,9 @@ def pack(frame: pl.DataFrame, columns: schema.Schema) -> bytes:
         total = pl.col(_SPLIT)
         split = [(total // 256**at % 256).cast(pl.UInt8).alias(name) for at, name in enumerate(_BYTES)]
         frame = frame.with_columns(total // 65536, *split)
+    if _has_rule(columns):
+        rule, first = pl.col("rule").cast(pl.String), pl.col("rule").cast(_RULE, strict=False)
+        frame = frame.with_columns(first, pl.when(first.is_null()).then(rule).alias(_LATER_RULE))
     filled = [column.name for column in frame if column.null_count() < frame.height]
     frame = frame.select(pl.col(filled or frame.columns), pl.lit(unit, pl.Int16).alias(_UNIT))
     file = io.BytesIO()
@@ -71,11 +77,17 @@ def read(files: Sequence[Path | bytes], columns: schema.Schema) -> pl.DataFrame:
     if _has_ops(columns):
         low, high = (pl.col(name).cast(pl.Int64) for name in _BYTES)
         rows = rows.with_columns(pl.col(_SPLIT) * 65536 + high * 256 + low)
+    if _has_rule(columns):
+        rows = rows.with_columns(rule=pl.coalesce(_LATER_RULE, pl.col("rule").cast(pl.String)))
     back = {short: name for name, short in _names(columns).items()}
     rows = rows.with_columns((pl.col(short) * pl.col(_UNIT)).alias(name) for short, name in back.items())
     if _has_ops(columns):
         rows = rows.with_columns(self_ps=pl.col("total_ps") - pl.col("self_ps"))
     return rows.select(pl.col(name).cast(dtype) for name, dtype in columns.items()).collect()
+
+
+def _has_rule(columns: schema.Schema) -> bool:
+    return columns.get("rule") == schema.RULE
 
 
 def _has_ops(columns: schema.Schema) -> bool:
@@ -94,10 +106,13 @@ def _names(columns: schema.Schema) -> dict[str, str]:
 def _on_disk(columns: schema.Schema) -> schema.Schema:
     """Return all columns that a file can have."""
     short = _names(columns)
-    plain: schema.Schema = {short.get(name, name): dtype for name, dtype in columns.items()}
+    plain: schema.Schema = {
+        short.get(name, name): _RULE if dtype == schema.RULE else dtype for name, dtype in columns.items()
+    }
     split: schema.Schema = dict.fromkeys(_BYTES, pl.UInt8()) if _has_ops(columns) else {}
     earlier: schema.Schema = dict(_EARLIER[name] for name in plain if name in _EARLIER)
-    return {**plain, **split, **earlier, _UNIT: pl.Int16()}
+    later: schema.Schema = {_LATER_RULE: pl.String()} if _has_rule(columns) else {}
+    return {**plain, **split, **earlier, **later, _UNIT: pl.Int16()}
 
 
 def _renamed(name: str, dtype: pl.DataType) -> pl.Expr:

@@ -14,6 +14,7 @@
         clocks.parquet          CLOCKS
         spans.parquet           SPANS by the host clock
         stalls.parquet          STALLS
+        samples.parquet         SAMPLES
         load.parquet            LOAD
         programs.parquet        PROGRAMS that the windows ran
     programs/                   each compiled program once, by a digest of its contents
@@ -68,6 +69,7 @@ TICKS: schema.Schema = {
     "input_ps": pl.Int64(),  # wait for input, where the host clock measures it
     "callbacks_ps": pl.Int64(),  # in callbacks of the framework
     "dispatch_ps": pl.Int64(),  # before the framework is asked to compute
+    "found_by": pl.String(),  # of ``tpunb.schema.RULE``; null in runs of an earlier version
 }
 """One row per step that ended, by the host clock; a step may have several rows."""
 
@@ -88,6 +90,7 @@ TABLES: Mapping[str, schema.Schema] = {
     "windows": schema.WINDOWS,
     "spans": schema.SPANS,
     "stalls": schema.STALLS,
+    "samples": schema.SAMPLES,
     "load": schema.LOAD,
     "programs": PROGRAMS,
     "ticks": TICKS,
@@ -112,12 +115,12 @@ def raw_name(window: int, host: str, ending: str) -> str:
 
 
 def is_chrome_trace(data: bytes) -> bool:
-    r"""Return whether a raw window is a Chrome trace: an XSpace begins with another byte.
+    r"""Return whether a raw window is a Chrome trace; PyTorch 2.13 and later begin it with a space.
 
-    >>> is_chrome_trace(b'{"traceEvents": []}'), is_chrome_trace(b"\n{" + bytes(123))
+    >>> is_chrome_trace(b' {"traceEvents": []}'), is_chrome_trace(b"\n{" + bytes(123))
     (True, False)
     """
-    return data[:1] == b"{"
+    return logdir.is_json(data)
 
 
 def program_name(digest: str) -> str:
@@ -199,7 +202,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
 
     # a run that is not over, or was killed, lasts until its last step or window
     span_ps = span_ps or max((int(end) for end in ends if end is not None), default=0)
-    causes = {name: tables[name] for name in ("spans", "stalls", "load")}
+    causes = {name: tables[name] for name in ("spans", "stalls", "samples", "load")}
     wall = WallClock(span_ps, complete=facts.get("causes") is True, **causes)
     skipped: list[tuple[str, str]] = []
     read_raw = partial(_events, owner, name, raw, origin_ns, starts, skipped) if raw else None
@@ -343,9 +346,11 @@ def _metadata(facts: dict[str, Any], path: Location) -> tuple[pl.DataFrame, int,
         overhead, ends = facts.get("overhead"), facts.get("overhead_interval")
         interval = None if ends is None else (float(ends[0]), float(ends[1]))
         metadata = {str(name): str(text) for name, text in facts.get("metadata", facts.get("about", {})).items()}
-        only_cpu = all("CPU" in name for name in facts.get("devices") or [""])
+        only_cpu = all("CPU" in name.upper() for name in facts.get("devices") or [""])  # of JAX "cpu:0"
         if kind := device_kinds(hardware) or ("CPU" if only_cpu else ""):
             metadata["device kind"] = kind
+        if only_cpu and isinstance(cpu := facts.get("cpu"), str):
+            metadata["cpu"] = cpu
         overhead = None if overhead is None else float(overhead)
         return hardware, int(facts.get("span_ps", 0)), (overhead, interval), metadata
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from numbers import Integral
@@ -28,6 +28,7 @@ from tpunb.profiler.session import CaptureSession, Status
 from tpunb.profiler.sources import TPU, Address, Local, Replay, Source, Torch
 from tpunb.profiler.sources.frameworks import loaded
 from tpunb.profiler.step_clock import StepClock
+from tpunb.profiler.steps import StepSources
 
 __all__ = [
     "TPU",
@@ -125,7 +126,7 @@ class Run:
 
     @contextmanager
     def _mark(self, kind: str, number: int | None) -> Iterator[None]:
-        step = self._clock.begin(_checked(kind), step=number, explicit=True)
+        step = self._clock.begin(_checked(kind), step=number, explicit=True, rule="mark")
         try:
             yield
         finally:
@@ -149,12 +150,13 @@ class Run:
         _checked(kind)
         try:
             while True:
-                step = self._clock.begin(kind, complete=False, explicit=True)
+                step = self._clock.begin(kind, complete=False, explicit=True, rule="mark")
                 try:
                     batch = next(batches) if step is None else self._clock.draw(next, batches)
                 except StopIteration:
                     return
                 if step is not None:
+                    step.lasts = True
                     self._clock.complete()
                 yield batch
                 if isinstance(batches, loops.Loop):  # the time to save is part of the step, as in Keras
@@ -190,6 +192,16 @@ def _checked(kind: str) -> str:
 _SOURCE = ("start", "facts", "window", "stop", "step")
 _running: list[CaptureSession] = []
 _lock = threading.Lock()
+
+on_other_capture: list[Callable[[], None]] = []
+"""Functions that end the capture of a whole program when the program begins one of its own."""
+
+
+def on_import() -> None:
+    """Watch a framework from the end of its import on, instead of the next look for new imports."""
+    for session in _running:
+        for check in session.import_watchers:
+            check()
 
 
 @contextmanager
@@ -245,6 +257,8 @@ def capture(
         until=None if until is None else check_whole("capture", "until", until, 1),
     )
     session.stacks = stacks
+    while on_other_capture:
+        on_other_capture.pop()()
     with ExitStack() as stack:
         stack.enter_context(_exclusive(session))
         stack.enter_context(session)
@@ -253,7 +267,11 @@ def capture(
         arbiter = stack.enter_context(ProfilerArbiter(session.on_profiler_start, session.on_profiler_stop))
         keras_steps = stack.enter_context(_KerasSteps(session.clock))
         spans = stack.enter_context(FrameworkSpans(session.clock))
-        session.import_watchers += [arbiter.patch_loaded, keras_steps.patch_loaded, spans.patch_loaded]
+        sources = stack.enter_context(StepSources(session.clock))
+        session.on_end = sources.loop.close
+        session.recorder.stalls.loops = sources.loop.codes
+        watchers = (arbiter.patch_loaded, keras_steps.patch_loaded, spans.patch_loaded, sources.patch_loaded)
+        session.import_watchers += watchers
         yield Run(session)
 
 

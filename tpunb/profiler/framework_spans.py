@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
 from typing import Any
 
@@ -19,7 +20,7 @@ from tpunb.signals import Spent
 from tpunb.text import cut
 from tpunb.training.patching import replaced
 
-_SAVES, _RESTORES = "checkpoint save", "checkpoint restore"
+_SAVES, _RESTORES, _EVALUATES = "checkpoint save", "checkpoint restore", "evaluation"
 _FILES: dict[str, dict[str | None, dict[str, str]]] = {
     "tensorflow.python.checkpoint.checkpoint": {
         "Checkpoint": {"save": _SAVES, "write": _SAVES, "restore": _RESTORES, "read": _RESTORES}
@@ -33,9 +34,19 @@ _FILES: dict[str, dict[str | None, dict[str, str]]] = {
         "AsyncCheckpointer": {"save": _SAVES, "wait_until_finished": _SAVES}
     },
     "keras.src.saving.saving_lib": {None: {"load_model": _RESTORES}},
+    "torch": {None: {"save": _SAVES, "load": _RESTORES}},
+    "safetensors.torch": {None: {"save_file": _SAVES, "save_model": _SAVES, "load_model": _RESTORES}},
+    "transformers.trainer": {
+        "Trainer": {"_save_checkpoint": _SAVES, "save_model": _SAVES, "evaluate": _EVALUATES, "predict": _EVALUATES}
+    },
+    "lightning.pytorch.trainer.trainer": {"Trainer": {"save_checkpoint": _SAVES}},
+    "lightning.pytorch.loops.evaluation_loop": {"_EvaluationLoop": {"run": _EVALUATES}},
 }
 """Accounts of functions, by module and class; saving in the background counts as far as the program waits for it."""
 
+_HANDLER = "transformers.trainer_callback"  # calls the callbacks of its Trainer
+_PROFILER = "lightning.pytorch.profilers.profiler"  # has a context for each hook that Lightning calls
+_HOOK = re.compile(r"\[(?:Callback|LightningModule)\](\w+).*\.(on_\w+)$")  # in its name
 _POSITION = "tpunb.tfdata.position"  # writes positions in data, of saves and trials that send spans of their own
 _TRACING = "tensorflow.python.eager.polymorphic_function.tracing_compilation"
 _KERAS_STEP = "multi_step_on_iterator"  # Keras' name of the function that a method calls
@@ -68,7 +79,7 @@ class FrameworkSpans:
 
     def patch_loaded(self) -> None:
         """Patch what has been imported since the last call."""
-        for name in {*_FILES, _TRACING, "jax"} - self._patched:
+        for name in {*_FILES, _TRACING, _HANDLER, _PROFILER, "jax"} - self._patched:
             if loaded(name) is not None:
                 with self._lock:
                     if self._open and name not in self._patched:
@@ -81,6 +92,10 @@ class FrameworkSpans:
             self._stack.callback(_unregister, module, self._on_event)
         elif name == _TRACING:
             self._replace(module, "_create_concrete_function", self._timed_trace)
+        elif name == _HANDLER:
+            self._replace(module.CallbackHandler, "call_event", self._timed_callbacks)
+        elif name == _PROFILER:
+            self._replace(module.Profiler, "profile", self._timed_hook)
         else:
             for owner, functions in _FILES[name].items():
                 for function, account in functions.items():
@@ -102,6 +117,35 @@ class FrameworkSpans:
                 return original(*args, **kwargs)
 
         return function
+
+    def _timed_callbacks(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of Hugging Face's Trainer that calls one hook of all callbacks, with the time of each."""
+
+        def call_event(handler: Any, event: str, *args: Any, **kwargs: Any) -> Any:
+            callbacks = handler.callbacks
+            if not self._clock.trains_here or type(callbacks) is not list:
+                return original(handler, event, *args, **kwargs)
+            handler.callbacks = timed = _Callbacks(callbacks, self._clock, event)
+            try:
+                return original(handler, event, *args, **kwargs)
+            finally:
+                if handler.callbacks is timed:
+                    callbacks[:] = list.copy(timed)  # a callback may add another
+                    handler.callbacks = callbacks
+
+        return call_event
+
+    def _timed_hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of Lightning that is the context of each action of its Trainer."""
+
+        @contextmanager
+        def profile(profiler: Any, action: str) -> Iterator[Any]:
+            match = _HOOK.match(action) if self._clock.trains_here else None
+            within = self._clock.within("callbacks", f"{match[1]}.{match[2]}") if match else nullcontext()
+            with within, original(profiler, action) as value:
+                yield value
+
+        return profile
 
     def _timed_trace(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return TensorFlow's tracing of a function, timed where it is not within another."""
@@ -140,6 +184,17 @@ class FrameworkSpans:
             if now_ns - self._collecting_ns >= LIMITS.shortest_span_ns:  # most take microseconds
                 detail = f"generation {facts.get('generation')}"
                 self._clock.on_spent(Spent("garbage collection", detail, self._collecting_ns, now_ns))
+
+
+class _Callbacks(list[Any]):
+    """Callbacks that are timed while their handler goes through them."""
+
+    def __init__(self, callbacks: list[Any], clock: StepClock, hook: str) -> None:
+        super().__init__(callbacks)
+        self._clock, self._hook = clock, hook
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._clock.calls(list.__iter__(self), self._hook)
 
 
 def _signature(function_type: Any) -> str:

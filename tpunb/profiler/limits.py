@@ -61,13 +61,25 @@ class Limits:
     shortest_span_ns: int = 1_000_000  # chosen: short callbacks are summed by step
     first_step_ns: int = 200_000_000  # longest typical step time before the second step has ended; chosen
 
+    small_leaf: int = 1024  # elements of a result that is kept while it is computed; chosen
+    leaves: int = 16  # of a result, of which the smallest is kept; chosen
+    # work in flight, and steps that the program does not mark (in_flight, loop)
+    watch_rest_s: float = 0.01  # between two waits for short steps: a hundred wakes a second; chosen
+    late_launch_ns: int = 1_000_000_000  # after a step, that a launch may still belong to it; chosen
+    idle_ns: int = 5_000_000  # of the devices before a launch after a step, for which it still is of that step; chosen
+    drain_s: float = 60.0  # at the end of the block, for work in flight; chosen
+    idle_parts: int = 3  # fetches in a row without learning before they are an evaluation; chosen
+    loop_calls: int = 3  # of a compiled function, from which on it is called in a loop; chosen
+    unsettled_parts: int = 64  # with gradients but no update of an optimizer, before each is a step; chosen
+
     # samples of stalls (stall_sampler)
     stall_sample_ns: int = 50_000_000  # between two samples; chosen
-    stall_idle_ns: int = 100_000_000  # between two looks at a training that progresses; chosen
+    stall_idle_ns: int = 50_000_000  # between two looks at a training that progresses: 50 µs each; chosen
     stall_steps: int = 5  # typical step times that a stall exceeds; chosen
     stall_shortest_ns: int = 100_000_000  # that a stall exceeds too; chosen
     stall_late_ns: int = 100_000_000  # from when a sample has waited for the interpreter lock; chosen
     clock_jump_ns: int = 1_000_000_000  # between the clocks: the system clock was set, or the machine slept; chosen
+    most_samples: int = 36_000  # between two takes: half an hour; chosen
     stall_places: int = 8  # that are kept of a stall; chosen
     load_ns: int = 1_000_000_000  # between two samples of the process' load; chosen
 
@@ -94,6 +106,7 @@ class Limits:
     worker_rest_s: float = 60.0  # longest between two requests of a worker that fails; chosen
     jax_rest_windows: int = 8  # left to TensorFlow after one in which JAX computed nothing; chosen
     busy_retry_s: float = 0.5  # beyond a window's length, until an unknown session must have ended; chosen
+    boundary_s: float = 5.0  # after the end of a window of PyTorch, for the next boundary of steps; chosen
     import_look_s: float = 0.05  # between two checks whether a framework is in use; chosen
     metadata_s: float = 3.0  # for the metadata server of a Google Cloud machine; chosen
     resolve_s: float = 60.0  # for the workers of a TPU by name; chosen

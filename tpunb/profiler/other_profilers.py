@@ -253,10 +253,11 @@ class ImportHook(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the other finders, with a loader that calls back."""
-        if fullname not in self._calls:
+        """Return the spec of the finders after this one, with a loader that calls back."""
+        finders = list(sys.meta_path)
+        if fullname not in self._calls or self not in finders:
             return None
-        others = (finder for finder in list(sys.meta_path) if finder is not self)
+        others = finders[finders.index(self) + 1 :]  # those before it, such as another hook, may ask this one
         specs = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:

@@ -79,12 +79,12 @@ class RunRecorder:
         self._pending.pop()
         self._scheduler.on_cancel()
 
-    def collect_steps(self, *, wait: bool = True) -> None:
-        """Take the steps that ended since the last call; without `wait`, only if no write is in progress."""
+    def collect_steps(self, *, wait: bool = True, final: bool = False) -> None:
+        """Take the steps that are done since the last call; without `wait`, only if no write is in progress."""
         if not self._lock.acquire(blocking=wait):
             return
         try:
-            ended = self._clock.take()
+            ended = self._clock.take(final=final)
             for record in ended:
                 exclusive_ns = record.end_ns - record.start_ns - (record.input_ns or 0) - (record.callbacks_ns or 0)
                 recent = self._recent_ns[record.kind]
@@ -108,7 +108,8 @@ class RunRecorder:
         """Reduce a window and write it; return whether ``run.json`` must be written again."""
         self.collect_steps()
         open_step, local_worker = self._clock.open_step(), self._reducer.local_worker
-        reduced = self._reducer.reduce(response, [*self._recent, *([open_step] if open_step else [])])
+        records = [*self._recent, *self._clock.untaken(), *([open_step] if open_step else [])]
+        reduced = self._reducer.reduce(response, records)
         with self._lock:
             if self._closed:
                 return False
@@ -180,6 +181,7 @@ class RunRecorder:
             clocked = {
                 "spans": pl.DataFrame(map(self._span, spans), schema=schema.SPANS, orient="row"),
                 "stalls": stall_sampler.rows(stalls, host, origin_ns),
+                "samples": self.stalls.take_samples(host, origin_ns),
                 "load": self._load.take(host, origin_ns),
                 "programs": pl.DataFrame(self.programs.take(), schema=run_folder.PROGRAMS, orient="row"),
                 "ticks": pl.DataFrame(map(self._row, self._unwritten), schema=run_folder.TICKS, orient="row"),
@@ -194,8 +196,10 @@ class RunRecorder:
 
     def _row(self, record: StepRecord) -> tuple[object, ...]:
         """Return a row of TICKS, in the run's time."""
-        times = (record.start_ns - self._origin_ns, record.end_ns - self._origin_ns, *record[4:])
-        return (self._reducer.host, record.step, record.kind, *(None if ns is None else ns * 1000 for ns in times))
+        causes = record.input_ns, record.callbacks_ns, record.dispatch_ns
+        times = (record.start_ns - self._origin_ns, record.end_ns - self._origin_ns, *causes)
+        in_ps = (None if ns is None else ns * 1000 for ns in times)
+        return (self._reducer.host, record.step, record.kind, *in_ps, record.rule)
 
     def _span(self, spent: Spent) -> tuple[object, ...]:
         """Return a row of SPANS, in the run's time."""

@@ -230,12 +230,14 @@ class _Decoded:
         if not response.requested_ns - LIMITS.most_skew_ns < start_ns < response.received_ns + LIMITS.most_skew_ns:
             start_ns, stop_ns = response.requested_ns, response.requested_ns + stop_ns - start_ns
         self.start_ns, self.stop_ns = start_ns, stop_ns
+        # the host may launch a step while devices compute earlier ones: its work is what was launched during it
+        times = [(record, *(record.launches_ns or (record.start_ns, record.end_ns))) for record in records]
         overlapping = [
-            (record.step, record.kind, (record.start_ns - start_ns) * 1000, (record.end_ns - start_ns) * 1000)
-            for record in records
-            if record.end_ns > start_ns and record.start_ns < stop_ns
+            (record.step, record.kind, (begin_ns - start_ns) * 1000, (end_ns - start_ns) * 1000, record.rule)
+            for record, begin_ns, end_ns in times
+            if end_ns > start_ns and begin_ns < stop_ns
         ]
-        columns = {name: run_folder.TICKS[name] for name in ("step", "kind", "start_ps", "end_ps")}
+        columns = {name: run_folder.TICKS[name] for name in ("step", "kind", "start_ps", "end_ps", "found_by")}
         self.records = pl.DataFrame(overlapping, schema=columns, orient="row")
 
     def offset_ps(self) -> float | None:

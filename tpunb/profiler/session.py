@@ -15,12 +15,14 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 
 from tpunb.errors import TpunbError
 from tpunb.io.run_writer import RunWriter
+from tpunb.profiler.in_flight import InFlight
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.recorder import Keep, RunRecorder
 from tpunb.profiler.reducer import LOCAL, WindowResponse
@@ -75,8 +77,12 @@ class CaptureSession:
     ) -> None:
         self.writer, self.source, self._schedule, self._keep, self._until = writer, source, schedule, keep, until
         self.clock = StepClock(self._annotate, until=until, reached=lambda: self.stop(f"stopped at step {until}"))
+        if hasattr(source, "boundary"):
+            self.clock.boundary = self._boundary
+        self._at_boundary = False  # whether the source begins or ends a session in the thread that trains
         self.import_watchers: list[Callable[[], None]] = []  # called regularly: what has been imported since?
         self.resumed: list[str] = []  # sentences on fits that were resumed from a checkpoint
+        self.on_end: Callable[[], None] = lambda: None  # called in the thread of the block at its end
         self.stacks = True  # whether to sample them in stalls
         self.is_over = False  # whether its block has been left
         self.settled = threading.Event()  # the first window is over, or none is due soon
@@ -106,6 +112,7 @@ class CaptureSession:
 
         xplane.warm()
         self.source.start()  # first: a capture that cannot begin must not have moved an earlier run away
+        self._boundary()  # the source learns that there are some
         self.writer.open()
         try:
             self._origin_ns = time.time_ns()
@@ -130,10 +137,14 @@ class CaptureSession:
         try:
             try:
                 self.clock.discard()
+                self.on_end()
+                if kind is None:
+                    self.clock.drain()
             finally:
                 self.stop("finished" if kind is None else f"ended by {kind.__name__}")
             while self._closing.is_alive():
-                self._closing.join(LIMITS.poll_s)  # an unlimited wait would not be interruptible
+                self._boundary()
+                self._closing.join(LIMITS.plan_s)  # an unlimited wait would not be interruptible
         except BaseException:
             self._abandoned.set()
             self._state = "interrupted while closing"
@@ -159,14 +170,29 @@ class CaptureSession:
             self._span_ns = time.time_ns() - self._origin_ns
             self.clock.close()
             self._ended.set()
-            self._closing.start()
             self.recorder.stalls.stop()
+            try:
+                self._closing.start()
+            except RuntimeError:  # from Python 3.12 on, none starts once the interpreter ends
+                self._close()
 
     def on_spent(self, spent: Spent) -> None:
         """Record time of known cause, and charge checkpoints to the budget."""
         self.clock.on_spent(spent)
         if spent.account == "checkpoint save" and spent.detail == "tpunb":
             self.scheduler.on_saved((spent.end_ns - spent.start_ns) / 1e9)
+
+    def _boundary(self) -> None:
+        """Let the source do what is due between steps, in the thread that trains."""
+        if self._forked or not hasattr(self.source, "boundary"):
+            return
+        self._at_boundary = True
+        try:
+            self.source.boundary()
+        except Exception as error:  # noqa: BLE001  a user's source must not end the training
+            self._fail(error)
+        finally:
+            self._at_boundary = False
 
     def _annotate(self, kind: str, number: int) -> AbstractContextManager[Any] | None:
         """Annotate a step while a profiler runs: none records what began before it did."""
@@ -212,18 +238,19 @@ class CaptureSession:
 
     def on_profiler_start(self, framework: str) -> None:
         """End the running window and request none while the program's own profiler runs."""
-        if threading.current_thread() is self._profiling:  # a session of `Torch`
+        if self._at_boundary or threading.current_thread() is self._profiling:  # a session of `Torch`
             return
         self._other_profiler = framework
         until = time.monotonic() + LIMITS.yield_s
         while self._tracing.is_set() and not self._ended.is_set() and time.monotonic() < until:
             with suppress(TpunbError):  # the window may have just ended
                 self.source.stop()
+            self._boundary()
             time.sleep(0.05)
 
     def on_profiler_stop(self) -> None:
         """Request windows again."""
-        if threading.current_thread() is self._profiling:
+        if self._at_boundary or threading.current_thread() is self._profiling:
             return
         self._other_profiler = None
         self.scheduler.reset_failures()
@@ -231,6 +258,7 @@ class CaptureSession:
     def disown(self) -> None:
         """Become, in a forked process, a copy that records nothing: the run and its threads are the parent's."""
         self._forked = True
+        self.clock.in_flight = InFlight()  # a thread of the parent may hold the lock of the other
         self.clock.close()
         self._ended = threading.Event()  # a thread of the parent may hold the lock of the other
         self._ended.set()
@@ -413,7 +441,8 @@ class CaptureSession:
             with self.recorder.final() as free:
                 if not free:
                     self._fail(TimeoutError("the write in progress did not end"))
-                for write in (self.recorder.collect_steps, self.recorder.write_part, self._write_facts) if free else ():
+                last = partial(self.recorder.collect_steps, final=True)
+                for write in (last, self.recorder.write_part, self._write_facts) if free else ():
                     try:
                         write()
                     except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  the next may succeed

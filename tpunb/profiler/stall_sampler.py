@@ -1,9 +1,9 @@
-"""Sample the stack of the training thread while a step, or the gap between steps, lasts too long.
+"""Sample the stack of the training thread, most of all while a step, or the gap between steps, lasts too long.
 
-The sampler's own thread checks the progress of the training at most 20 times a second and samples nothing until a
-stall. Code in C that holds the interpreter lock delays the sampler too; the first sample after it still finds the
-line that called the code, and is marked as locked. Of the threads of a capture that wait for the lock meanwhile, the
-first to get it takes this sample: the training continues as soon as that one releases it.
+The sampler's own thread checks the progress of the training 20 times a second. Code in C that holds the interpreter
+lock delays the sampler too; the first sample after it still finds the line that called the code, and is marked as
+locked. Of the threads of a capture that wait for the lock meanwhile, the first to get it takes this sample: the
+training continues as soon as that one releases it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from inspect import CO_GENERATOR
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
@@ -151,6 +152,9 @@ class StallSampler:
         self._due_ns = sys.maxsize  # when the sampler looks next, by the monotonic clock
         self._skipped_ns: int | None = None  # the stall in which the clock jumped
         self._finished: deque[Stall] = deque(maxlen=_STALLS)
+        self._samples: deque[tuple[int, str | None, bool]] = deque(maxlen=LIMITS.most_samples)  # in stalls or not
+        self.loops: set[CodeType] = set()  # functions that a loop is in, whose generators do not prepare its batches
+        self._sampled_ns = 0
         self.failure: Exception | None = None  # that ended the sampling
 
     def start(self) -> None:
@@ -168,6 +172,12 @@ class StallSampler:
     def take(self) -> list[Stall]:
         """Return the stalls that ended since the last call, in order."""
         return [self._finished.popleft() for _ in range(len(self._finished))]
+
+    def take_samples(self, host: str, origin_ns: int) -> pl.DataFrame:
+        """Return where the training was at looks since the last call, as a frame of ``tpunb.schema.SAMPLES``."""
+        taken = [self._samples.popleft() for _ in range(len(self._samples))]
+        data = [(host, (time_ns - origin_ns) * 1000, *look) for time_ns, *look in taken]
+        return pl.DataFrame(data, schema=schema.SAMPLES, orient="row")
 
     def on_wake(self) -> None:
         """Sample in another thread that wakes while the sampler is overdue."""
@@ -209,11 +219,22 @@ class StallSampler:
             return LIMITS.stall_idle_ns
         elapsed_ns, limit_ns = now_ns - since_ns, _limit_ns(progress)
         if elapsed_ns <= limit_ns:
+            if now_ns - self._sampled_ns >= LIMITS.stall_idle_ns:
+                self._sampled_ns, stack = now_ns, stacks()
+                if progress.thread in stack:
+                    self._sample(now_ns, stack[progress.thread], _place(stack, progress.thread, progress.account))
             return min(max(limit_ns - elapsed_ns, LIMITS.stall_sample_ns), LIMITS.stall_idle_ns)
         stack = stacks()
         if progress.thread in stack:
-            self._add(progress, _place(stack, progress.thread, progress.account), min(late_ns, elapsed_ns))
+            place = _place(stack, progress.thread, progress.account)
+            self._add(progress, place, min(late_ns, elapsed_ns))
+            if now_ns - self._sampled_ns >= LIMITS.stall_idle_ns:
+                self._sampled_ns = now_ns
+                self._sample(now_ns, stack[progress.thread], place)
         return LIMITS.stall_sample_ns
+
+    def _sample(self, now_ns: int, frame: FrameType, place: str | None) -> None:
+        self._samples.append((now_ns, place, any(_prepares(each, self.loops) for each in _outwards(frame))))
 
     def _add(self, progress: Progress, text: str | None, late_ns: int) -> None:
         """Add a sample to the open stall, or to a new one."""
@@ -267,6 +288,14 @@ def _place(stack: Mapping[int, FrameType], thread: int, account: str | None) -> 
     skipped.add(threading.main_thread().ident)
     texts = Counter(busy for other, busy in at_work if other not in skipped)
     return texts.most_common(1)[0][0] if texts else text
+
+
+def _prepares(frame: FrameType, loops: set[CodeType]) -> bool:
+    """Return whether a frame is a generator that user code asks for its next value."""
+    code, caller = frame.f_code, frame.f_back
+    if not code.co_flags & CO_GENERATOR or code in loops or not _is_user_code(code.co_filename):
+        return False
+    return caller is not None and _is_user_code(caller.f_code.co_filename)  # a context manager is asked by a library
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

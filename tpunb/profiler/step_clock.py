@@ -3,6 +3,9 @@
 A Keras step lasts from the request of its batch to that of the next: what runs between batches (callbacks,
 checkpoints) counts towards the step before, and is recorded with its cause. Steps do not nest; inside a step that the
 program marks itself, Keras' steps are ignored.
+
+A launch on a device may return long before its work is done. A step lasts until its work is, and the next begins no
+earlier; waits for input, saves and whatever else runs meanwhile take no time of their own.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from statistics import median
 from threading import get_ident
-from time import time_ns
+from time import monotonic, sleep, time_ns
 from typing import Any, NamedTuple, TypeVar
 
+from tpunb.profiler.in_flight import InFlight, Result, Work
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.stall_sampler import Progress
 from tpunb.signals import Spent
@@ -30,6 +34,7 @@ T = TypeVar("T")
 
 _ANY = object()
 _WHOLE = ("fit", "evaluation", "checkpoint save", "checkpoint restore", "resuming", "tuning")  # spans of any length
+_AROUND = ("fit", "resuming", "tuning")  # spans that hold steps
 
 
 class StepRecord(NamedTuple):
@@ -42,25 +47,42 @@ class StepRecord(NamedTuple):
     input_ns: int | None = None  # of it, waiting for input; None if unknown
     callbacks_ns: int | None = None  # of it, in callbacks of the framework
     dispatch_ns: int | None = None  # of it, before the framework is asked to compute
+    rule: str = "mark"  # of ``tpunb.schema.RULE``
+    launches_ns: tuple[int, int] | None = None  # when the host launched its work, if not from start to end
 
 
 @dataclass(eq=False, slots=True)
-class _Open:
+class OpenStep:
+    """A step by the time of the host, which may run ahead of its devices."""
+
     step: int
     kind: str
     start_ns: int
-    annotation: AbstractContextManager[Any] | None
-    complete: bool
-    explicit: bool
+    annotation: AbstractContextManager[Any] | None = None
+    complete: bool = True
+    explicit: bool = False
+    rule: str = "mark"
     input_ns: int | None = None
     callbacks_ns: int | None = None
     dispatch_ns: int | None = None
     requested: bool = False  # its batch, while the batch itself has not begun
+    lasts: bool = False  # to the next step, rather than to the end of a mark
+    end_ns: int = 0
+    next_ns: int | None = None  # when the next begins
+    launched_ns: int = 0  # when its last launch returned
+    work: Work | None = None  # of that launch
 
-    def record(self, number: int, end_ns: int) -> StepRecord:
+    def launched(self, work: Work | None, now_ns: int) -> None:
+        """Record a launch."""
+        if self.work is not None:
+            self.work.superseded = True
+        self.work, self.launched_ns = work, now_ns
+
+    def record(self, end_ns: int) -> StepRecord:
+        """Return it as the host saw it."""
         end_ns = max(self.start_ns, end_ns)  # the clock may be set back
         causes = self.input_ns, self.callbacks_ns, self.dispatch_ns
-        return StepRecord(number, self.kind, self.start_ns, end_ns, *causes)
+        return StepRecord(self.step, self.kind, self.start_ns, end_ns, *causes, self.rule)
 
 
 class StepClock:
@@ -73,15 +95,25 @@ class StepClock:
         self._until = sys.maxsize if until is None else until
         self._reached = reached
         self._closed = False
-        self._open: _Open | None = None
+        self._open: OpenStep | None = None
         self._next = 0
         self.count = 0  # completed steps
         self.metadata: dict[str, str] = {}  # of the model that runs
         self.step_flops: set[float | None] = set()  # of the training steps of models that were fitted
         self.fitted: tuple[Any, Any] | None = None  # model and data of the last fit
-        self._ended: deque[tuple[_Open, int, int]] = deque()  # with number and end; `take` makes records of them
+        self._ended: deque[OpenStep] = deque()  # `take` makes records of them
+        self._last: OpenStep | None = None  # that ended, while later launches may belong to it
+        self._until_ns = 0  # end of the last record
+        self._launches = False  # whether any launch was heard
+        self.in_flight = InFlight()
+        self._latest: Work | None = None
+        self.marked = False  # whether the program marks its steps
+        self.annotates = False  # whether an annotation of ours is being entered
+        self.boundary: Callable[[], None] = lambda: None  # called between steps: a source may have something to do
+        self.fetched: Callable[[], tuple[int, int] | None] = lambda: None  # start and time of the fetch before a mark
+        self.current: Callable[[], StepRecord | None] = lambda: None  # the step of a loop without marks
         self._warned = False
-        self._spans: deque[Spent] = deque()
+        self._spans: deque[tuple[Spent, Work | None]] = deque()  # with the work in flight at their start
         self._thread = get_ident()  # that trains
         self._accounts: list[str] = []  # that the program is in now
         self._other_ns = 0  # spans within waits for input
@@ -91,8 +123,14 @@ class StepClock:
         self._typical: tuple[tuple[int, str | None] | None, int] = (None, LIMITS.first_step_ns)
 
     def begin(
-        self, kind: str, *, step: int | None = None, complete: bool = True, explicit: bool = False
-    ) -> _Open | None:
+        self,
+        kind: str,
+        *,
+        step: int | None = None,
+        complete: bool = True,
+        explicit: bool = False,
+        rule: str = "keras",
+    ) -> OpenStep | None:
         """Begin a step, which ends the one before; return it for `end`, or None if the clock is closed.
 
         Inside an `explicit` step, which the program marks itself, it returns None and changes nothing. A step that is
@@ -104,23 +142,83 @@ class StepClock:
             self.end()
         if self._closed:
             return None
-        number = self._next if step is None else self._rising(step)
+        fetch = self.fetched() if explicit else None
+        self.boundary()
+        number = self._next if step is None else self._rising(step, warn=rule == "mark")
         if number >= self._until:
             self.close()
             self._reached()
             return None
         self._next = number + 1
+        self.marked = self.marked or explicit
+        self.annotates = True  # what is entered now is not the program's
         annotation = self._annotate(kind, number)
         self._thread = get_ident()
         start_ns = self._progress_ns = time_ns()
+        opened = OpenStep(number, kind, start_ns, annotation, complete, explicit, rule)
+        if fetch is not None:
+            opened.start_ns, opened.input_ns = fetch
+        if self._last is not None:
+            self._last.next_ns, self._last = opened.start_ns, None
         if annotation is not None:
             annotation.__enter__()
-        opened = self._open = _Open(number, kind, start_ns, annotation, complete, explicit)
+        self.annotates = False
+        self._open = opened
         return opened
 
-    def _rising(self, step: int) -> int:
+    def add(self, step: OpenStep) -> None:
+        """Record a step of a loop without marks; its number is given here."""
+        if self._closed:
+            return
+        step.step = self._next
+        if step.step >= self._until:
+            self.close()
+            self._reached()
+            return
+        self._next += 1
+        self._ended.append(step)
+        self._recent[step.kind].append(step.end_ns - step.start_ns)
+        self.count += 1
+
+    def launch(self, result: Result | None, now_ns: int, *, after: bool = True) -> tuple[Work, bool]:
+        """Return the work of a launch, and whether the devices worked until then.
+
+        It belongs to the open step, unless that is Keras'. With `after`, it belongs to a step that has ended, if the
+        devices were not idle since.
+        """
+        self._launches = True
+        before, step = self._latest, self._open or self._last
+        work = self._latest = self.in_flight.watch(result, now_ns)
+        free_ns = 0 if before is None or before.settled else now_ns
+        if before is not None and before.settled:
+            free_ns = before.done_ns or before.by_ns or 0
+        follows = now_ns - max(free_ns, 0 if step is None else step.end_ns) < LIMITS.idle_ns
+        if step is not None and step.rule != "keras" and (step is self._open or (after and follows)):
+            step.launched(work, now_ns)
+        return work, follows
+
+    def extend(self, work: Work) -> None:
+        """Let work belong to the step that has ended."""
+        if self._last is not None:
+            self._last.launched(work, work.launched_ns)
+
+    @property
+    def opened(self) -> OpenStep | None:
+        """The open step, which Keras or the program marks."""
+        return self._open
+
+    @property
+    def loads(self) -> bool:
+        """Whether the program waits for input now."""
+        return "data loading" in self._accounts
+
+    def adopt(self) -> None:
+        """Take this thread for the one that trains."""
+        self._thread = get_ident()
+
+    def _rising(self, step: int, *, warn: bool) -> int:
         """Return a number of the program, or the next if it is not above the last."""
-        if step < self._next and not self._warned:
+        if warn and step < self._next and not self._warned:
             self._warned = True
             warnings.warn(f"step {step} is not above the last; steps are numbered on from {self._next}", stacklevel=5)
         return max(step, self._next)
@@ -128,6 +226,7 @@ class StepClock:
     def close(self) -> None:
         """Stop recording steps and drop the open one."""
         self._closed = True
+        self.in_flight.close()
 
     def complete(self) -> None:
         """Mark the open step as complete; it lasts until the next begins."""
@@ -215,7 +314,7 @@ class StepClock:
         waits = "data loading" in self._accounts
         if self._closed or not self.trains_here or not (whole or (dur_ns >= LIMITS.shortest_span_ns and not waits)):
             return
-        self._spans.append(spent)
+        self._spans.append((spent, None if spent.account in _AROUND else self._latest))
         if waits:  # our own work as Keras asks for the next batch
             self._other_ns += max(0, dur_ns)
 
@@ -233,7 +332,8 @@ class StepClock:
             of_kind = self._recent.get(key[1] or "")
             usual = map(_usual_ns, [of_kind.copy()] if of_kind else [each.copy() for each in [*self._recent.values()]])
             self._typical = key, min(usual, default=LIMITS.first_step_ns)
-        since_ns = None if self._closed else self._progress_ns
+        computes = self._latest is not None and not self._latest.settled  # the program may well wait for that
+        since_ns = None if self._closed or computes else self._progress_ns
         return Progress(self._thread, since_ns, None if step is None else step.step, account, self._typical[1])
 
     def mark_progress(self) -> None:
@@ -244,7 +344,13 @@ class StepClock:
         """Return the spans that ended since the last call."""
         taken = []
         while self._spans:
-            taken.append(self._spans.popleft())
+            spent, work = self._spans[0]
+            if work is not None and not work.settled and not self._closed:
+                break
+            self._spans.popleft()
+            if work is not None and work.done_ns is not None and work.done_ns > spent.start_ns:
+                spent = spent._replace(start_ns=min(work.done_ns, spent.end_ns))
+            taken.append(spent)
         return taken
 
     def end(self, step: object = _ANY) -> None:
@@ -259,15 +365,16 @@ class StepClock:
         if ending.annotation is not None:
             ending.annotation.__exit__(None, None, None)
             ending.annotation = None
-        number = ending.step
         if not ending.complete:
-            self._next = number
-            number -= 1
-        if number >= 0 and not self._closed:
-            end_ns = self._progress_ns = time_ns()
-            self._ended.append((ending, number, end_ns))
+            self._next = ending.step
+            ending.step -= 1
+        if ending.step >= 0 and not self._closed:
+            ending.end_ns = self._progress_ns = time_ns()
+            self._ended.append(ending)
+            if ending.explicit and ending.complete:
+                self._last = ending
             if ending.complete:
-                self._recent[ending.kind].append(end_ns - ending.start_ns)
+                self._recent[ending.kind].append(ending.end_ns - ending.start_ns)
                 self.count += 1
 
     def exit(self, *, done: bool) -> None:
@@ -288,15 +395,50 @@ class StepClock:
     def open_step(self) -> StepRecord | None:
         """Return the open step as if it ended now."""
         step = self._open
-        return None if step is None else step.record(step.step, time_ns())
+        return self.current() if step is None else step.record(time_ns())
 
-    def take(self) -> list[StepRecord]:
-        """Return the steps that ended since the last call, in order."""
+    def take(self, *, final: bool = False) -> list[StepRecord]:
+        """Return the steps whose work is done since the last call, in order; at the end, all."""
         taken = []
-        while self._ended:  # one by one: the training may end a step at any moment
-            step, number, end_ns = self._ended.popleft()
-            taken.append(step.record(number, end_ns))
+        while self._ended and (final or self._is_done(self._ended[0])):  # the training may end a step at any moment
+            taken.append(self._record(self._ended.popleft()))
         return taken
+
+    def untaken(self) -> list[StepRecord]:
+        """Return the steps that `take` did not return yet, as the host saw them."""
+        return [step.record(step.end_ns if step.next_ns is None else step.next_ns) for step in self._ended.copy()]
+
+    def _is_done(self, step: OpenStep) -> bool:
+        if not self._launches or step.rule == "keras":
+            return True
+        later = step.next_ns is not None or time_ns() - step.end_ns > LIMITS.late_launch_ns
+        return later and (step.work is None or step.work.settled)
+
+    def _record(self, step: OpenStep) -> StepRecord:
+        """Return a step from the end of the work before it, if it began earlier, to the end of its own."""
+        start_ns, end_ns = max(step.start_ns, self._until_ns), step.end_ns
+        if step.lasts and step.launched_ns:
+            end_ns = step.launched_ns
+        if step.work is not None:
+            end_ns = max(end_ns, self.in_flight.done_ns(step.work))
+        waited_ns = None if step.input_ns is None else max(0, step.input_ns - (start_ns - step.start_ns))
+        record = step.record(step.end_ns if step.next_ns is None else step.next_ns)
+        self._until_ns = end_ns = max(start_ns, end_ns)
+        if step.rule == "keras":
+            return record._replace(end_ns=max(record.start_ns, step.end_ns))
+        return record._replace(
+            start_ns=start_ns,
+            end_ns=end_ns,
+            input_ns=waited_ns,
+            # where the host runs ahead, it launches a step before the devices begin it
+            launches_ns=(record.start_ns, record.end_ns) if start_ns > step.start_ns else None,
+        )
+
+    def drain(self) -> None:
+        """Wait for work in flight, at most for a time; an interrupt ends the wait."""
+        until = monotonic() + LIMITS.drain_s
+        while self._latest is not None and not self._latest.settled and monotonic() < until:
+            sleep(LIMITS.watch_rest_s / 10)
 
 
 def _usual_ns(recent: deque[int]) -> int:

@@ -91,19 +91,21 @@ def merge(tables: Tables, step_flops: float | None = None) -> tuple[pl.DataFrame
             clock_kind=pl.col("kind").sort_by("start_ps").first(),
             clock_start_ps=pl.col("start_ps").min(),
             clock_end_ps=pl.col("end_ps").max(),
+            found_by=pl.col("found_by").first().cast(schema.RULE),
             **{f"clock_{name}": total(name) for name in _BY_CLOCK},
         )
     )
     # times of a full trace win: a device that lags behind its host starts a step later than the clock says
     full = pl.when(pl.col("traced") == "full")
     clock_dur_ps = pl.col("clock_end_ps") - pl.col("clock_start_ps")
+    by_clock = pl.when(clock_dur_ps.is_not_null()).then(pl.lit("clock", schema.RULE))
     frame = clocked.join(traced, on=_KEY, how="full", coalesce=True).select(
         *_KEY,
         kind=pl.coalesce("clock_kind", "kind"),
         start_ps=full.then("start_ps").otherwise(pl.coalesce("clock_start_ps", "start_ps")),
         dur_ps=full.then("dur_ps").otherwise(pl.coalesce(clock_dur_ps, "dur_ps")),
         traced=pl.col("traced").fill_null("none"),
-        rule=pl.coalesce("rule", pl.when(pl.col("clock_start_ps").is_not_null()).then(pl.lit("clock", schema.RULE))),
+        rule=pl.coalesce("found_by", "rule", by_clock),
         **{name: pl.col(name) for name in _MEASURED if name not in _BY_CLOCK},
         **{name: pl.coalesce(f"clock_{name}", name) for name in _BY_CLOCK},
     )

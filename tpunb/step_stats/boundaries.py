@@ -15,6 +15,8 @@ however late they start; without links, of what ran during it.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -40,6 +42,7 @@ INTERVALS: schema.Schema = {
 PYTORCH_STEP = r"^ProfilerStep#([0-9]{1,18})$"
 """Name of the event that PyTorch's profiler writes for a step: its only step annotation."""
 
+_UNMARKED = ["annotation", "optimizer", "fetches", "calls"]  # steps that no annotation of a capture shows
 _TOLERANCE_PS = 2_000_000_000  # an annotation and the step clock agree to far less than 2 ms
 _LAST_NUMBER = r"(\d+)\D*$"
 _CALL = r"^PjitFunction\((.+)\)$"
@@ -56,6 +59,15 @@ _PRIMITIVE = (
 )
 
 
+def is_primitive(function: str) -> bool:
+    """Return whether a compiled function is a single primitive, by its name.
+
+    >>> is_primitive("jit__multiply"), is_primitive("train_step")
+    (True, False)
+    """
+    return re.match(_PRIMITIVE, function) is not None
+
+
 def intervals(rows: pl.DataFrame) -> pl.DataFrame:
     """Return rows as INTERVALS: of hosts unless there is a plane, traced in full unless they say otherwise."""
     defaults = {"traced": pl.lit("full"), "recorded": pl.lit(value=True)}
@@ -67,7 +79,8 @@ def intervals(rows: pl.DataFrame) -> pl.DataFrame:
 def from_clock(events: pl.DataFrame, ticks: pl.DataFrame) -> pl.DataFrame:
     """Return the intervals of steps that the step clock recorded, as (step, kind, start_ps, end_ps), during a window.
 
-    A step is traced in full if the window has its annotation, and left out without any event: profilers start late.
+    A step is traced in full if the window has its annotation, as profilers start late; of a loop without marks, if it
+    is within the events. It is left out without any event.
     """
     annotated = (
         events.select("dur_ps", step="step_num", annotated_ps="start_ps")
@@ -80,12 +93,18 @@ def from_clock(events: pl.DataFrame, ticks: pl.DataFrame) -> pl.DataFrame:
     recorded = events.select(first=pl.col("start_ps").min(), last=_END_PS.max())
     rows = (
         ticks.group_by("step")
-        .agg(pl.col("kind").sort_by("start_ps").first(), pl.col("start_ps").min(), pl.col("end_ps").max())
+        .agg(
+            pl.col("kind").sort_by("start_ps").first(),
+            pl.col("start_ps").min(),
+            pl.col("end_ps").max(),
+            pl.col("found_by").first(),
+        )
         .join(recorded, how="cross")
         .filter((pl.col("end_ps") > pl.col("first")) & (pl.col("start_ps") < pl.col("last")))
         .join(annotated, on="step", how="left")
     )
-    full = pl.col("annotation_ps").is_not_null()
+    within = (pl.col("start_ps") >= pl.col("first")) & (pl.col("end_ps") <= pl.col("last"))
+    full = pl.col("annotation_ps").is_not_null() | (within & pl.col("found_by").is_in(_UNMARKED))
     traced = pl.when(full).then(pl.lit("full")).otherwise(pl.lit("partial"))
     rows = intervals(rows.with_columns(host=pl.lit(host), traced=traced).sort("start_ps"))
     return with_devices(rows, events).with_columns(rule=pl.lit("clock", schema.RULE))

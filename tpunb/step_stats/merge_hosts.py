@@ -134,7 +134,7 @@ def _wall(wall: WallClock, of_host: Mapping[str, str]) -> WallClock:
     names = {host: role for role, host in chosen.items()}
     frames = {
         name: getattr(wall, name).filter(pl.col("host").is_in([*names])).with_columns(pl.col("host").replace(names))
-        for name in ("spans", "stalls", "load")
+        for name in ("spans", "stalls", "samples", "load")
     }
     return replace(wall, **frames)
 

@@ -136,7 +136,8 @@ class Summary(NullRun):
         cost = [covered + _reasons(windows), self._overhead, _hosts(windows)]
         where = [self.profile.name, self._raw, self._where]
         resumed = () if self.run is None else self.run.resumed
-        return [" · ".join(filter(None, cost)), *online, *resumed, " · ".join(filter(None, where))]
+        found = () if self.steps is None else _found(self.steps)
+        return [*found, " · ".join(filter(None, cost)), *online, *resumed, " · ".join(filter(None, where))]
 
     @property
     def _overhead(self) -> str | None:
@@ -148,12 +149,12 @@ class Summary(NullRun):
 
     @property
     def _where(self) -> str | None:
-        return None if self._in_memory else _relative(self.profile.source)
+        return None if self._in_memory else relative(self.profile.source)
 
     @property
     def _earlier(self) -> str | None:
         earlier = None if self.run is None else self.run.earlier_run
-        return None if earlier is None else f"the earlier run in {self._where} is now in {_relative(earlier)}"
+        return None if earlier is None else earlier_run(self.profile.source, earlier)
 
     @property
     def _in_memory(self) -> bool:
@@ -301,7 +302,12 @@ def _profile_of(steps: Steps) -> Profile:
     return Profile(steps.name, steps.source, steps.windows, devices, span_ps, stored=steps)
 
 
-def _relative(where: Path | str) -> str:
+def earlier_run(folder: Path | str, moved: Path | str) -> str:
+    """Return where the earlier run of a folder is now."""
+    return f"the earlier run in {relative(folder)} is now in {relative(moved)}"
+
+
+def relative(where: Path | str) -> str:
     """Return a path relative to the working directory if it is below: absolute paths contain user names."""
     here = Path.cwd()
     return str(where.relative_to(here) if isinstance(where, Path) and where.is_relative_to(here) else where)
@@ -309,6 +315,22 @@ def _relative(where: Path | str) -> str:
 
 def _traced(windows: pl.DataFrame) -> pl.DataFrame:
     return windows.filter(pl.col("dur_ps") > 0)
+
+
+_FOUND = {
+    "annotation": "as the program annotates them",
+    "optimizer": "one for each update by an optimizer; the program marks none",
+    "fetches": "one for each batch that was fetched; the program marks none",
+    "calls": "one for each call of a compiled function; the program marks none: mark them to be certain",
+    "module": "one for each run of a compiled module, in windows alone; the program marks none",
+}
+
+
+def _found(steps: Steps) -> tuple[str, ...]:
+    """Return how steps were found, if the program or Keras did not say so."""
+    rules = Counter(steps.frame["rule"].drop_nulls().to_list())
+    texts = [f"{plural(count, 'step')}, {_FOUND[rule]}" for rule, count in rules.most_common() if rule in _FOUND]
+    return (" · ".join(texts),) if texts else ()
 
 
 def _reasons(windows: pl.DataFrame) -> str:

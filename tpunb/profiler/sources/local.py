@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from tpunb.errors import CaptureBusy, MissingExtra, TpunbError
+from tpunb.frames.hardware import this_cpu
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.service_client import ProfilerClient, ServiceError
 from tpunb.profiler.sources.frameworks import NotInUse, annotation, in_use, installed
@@ -111,18 +112,20 @@ class Local:
                 "neither tensorflow nor jax nor torch is installed",
                 hint="pip install 'tpunb[tensorflow]' or 'tpunb[jax]'",
             )
+        self._torch.silence()
         for framework in in_use()[:1]:
             self._client(framework)
 
     def facts(self) -> dict[str, Any]:
-        """Return the framework that was profiled last, its version and devices."""
+        """Return the framework that was profiled last, its version and devices, and the CPU."""
         return dict(self._facts)
 
     def _client(self, framework: str) -> ProfilerClient:
         if framework not in self._clients:
             self._clients[framework] = ProfilerClient(serve(framework))
         version = sys.modules[framework].__version__
-        self._facts = {"framework": framework, "framework_version": version, "devices": _devices(framework)}
+        facts = {"framework": framework, "framework_version": version, "devices": _devices(framework)}
+        self._facts = facts | {"cpu": this_cpu()}
         return self._clients[framework]
 
     def _choose(self, frameworks: tuple[str, ...]) -> str:
@@ -191,6 +194,10 @@ class Local:
             client.terminate(self._session)
         except ServiceError as error:
             raise TpunbError(str(error)) from error
+
+    def boundary(self) -> None:
+        """Do what is due between steps; for the thread that trains."""
+        self._torch.boundary()
 
     def step(self, kind: str, number: int) -> AbstractContextManager[Any]:
         """Annotate a step by every framework in use."""

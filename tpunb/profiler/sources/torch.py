@@ -6,15 +6,19 @@ PyTorch has no profiler service, so the session runs in the thread of the captur
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+import time
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from tpunb.errors import MissingExtra, TpunbError
+from tpunb.frames.hardware import this_cpu
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources.frameworks import NotInUse, can_import, loaded
 from tpunb.text import format_error
@@ -34,6 +38,12 @@ def usable() -> bool:
     return True
 
 
+def _is_importing() -> bool:
+    """Return whether another thread imports a part of PyTorch: its profiler imports some, which import each other."""
+    parts = [module for name, module in sys.modules.copy().items() if name.partition(".")[0] == "torch"]
+    return any(getattr(getattr(part, "__spec__", None), "_initializing", False) for part in parts)
+
+
 class Torch:
     """The process itself, by the profiler of PyTorch; wait until the program has imported it.
 
@@ -47,6 +57,9 @@ class Torch:
         self._stopped = threading.Event()
         self._tracing = False
         self._windows = 0
+        self._due: Callable[[], None] | None = None  # at the next boundary of steps
+        self._has_boundaries = False  # whether anybody calls `boundary`
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return "Torch()"
@@ -55,16 +68,24 @@ class Torch:
         """Check that PyTorch is installed; it is not imported."""
         if not can_import("torch"):
             raise MissingExtra("torch is not installed", hint="pip install torch")
+        self.silence()
+
+    @staticmethod
+    def silence() -> None:
+        """Let its profiler print nothing into the program's output, unless the program says what it prints."""
+        if loaded("torch") is None:  # it reads the level as it is imported
+            os.environ.setdefault("KINETO_LOG_LEVEL", "100")
 
     def facts(self) -> dict[str, Any]:
-        """Return its version and devices."""
+        """Return its version, its devices and the CPU."""
         torch = loaded("torch")
         if torch is None:
             return {}
         devices = ["/device:CPU:0"]
         with suppress(Exception):  # a build without CUDA
             devices = [f"/device:GPU:{n}" for n in range(torch.cuda.device_count())] or devices
-        return {"framework": "torch", "framework_version": str(torch.__version__), "devices": devices}
+        facts = {"framework": "torch", "framework_version": str(torch.__version__), "devices": devices}
+        return facts | {"cpu": this_cpu()}
 
     def window(self, seconds: float) -> bytes:
         """Profile for `seconds` and return the Chrome trace.
@@ -77,7 +98,7 @@ class Torch:
             When its profiler fails after the first window.
         """
         self._stopped.clear()
-        while not usable():
+        while not usable() or _is_importing():
             if self._stopped.wait(LIMITS.import_look_s):
                 raise NotInUse
         try:
@@ -95,19 +116,55 @@ class Torch:
         with warnings.catch_warnings():  # of what the program did not ask for
             warnings.simplefilter("ignore")
             session = profiler.profile(activities=activities, experimental_config=config)
-            session.start()
+            self._between_steps(session.start)
         self._tracing = True
         try:
             self._stopped.wait(seconds)
         finally:
             self._tracing = False
-            session.stop()
+            self._between_steps(session.stop)
         with TemporaryDirectory(prefix="tpunb-") as folder:
             path = Path(folder, "window.json")
             session.export_chrome_trace(str(path))
             data = path.read_bytes()
         self._windows += 1
         return data
+
+    def _between_steps(self, call: Callable[[], None]) -> None:
+        """Let the thread that trains call a function at the next boundary of steps.
+
+        The profiler of all threads must not begin or end while one computes (the comment on ``addGlobalCallback`` in
+        record_function.h): it ends the process, once in ten trainings. Once stopped, nothing computes after a while.
+        """
+        if not self._has_boundaries:
+            call()
+            return
+        ended, errors = threading.Event(), []
+
+        def due() -> None:
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001  the profiling thread raises it
+                errors.append(error)
+            ended.set()
+
+        self._due, stopped_s = due, None
+        while not ended.wait(LIMITS.import_look_s):
+            now_s = time.monotonic()
+            stopped_s = (stopped_s or now_s) if self._stopped.is_set() else None
+            if stopped_s is not None and now_s - stopped_s > LIMITS.boundary_s:
+                self.boundary()
+        if errors:
+            raise errors[0]
+
+    def boundary(self) -> None:
+        """Do what is due between steps; for the thread that trains."""
+        self._has_boundaries = True
+        if self._due is not None:
+            with self._lock:
+                due, self._due = self._due, None
+            if due is not None:
+                due()
 
     @staticmethod
     def _has_cuda() -> bool:

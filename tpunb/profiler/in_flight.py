@@ -1,0 +1,132 @@
+"""When work that was launched on a device is done, which may be long after its launch has returned.
+
+One thread waits for it, in order of launch, and wakes at most a hundred times a second. Of shorter steps only some are
+waited for; the others are estimated from these.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Protocol
+
+from tpunb.profiler.limits import LIMITS
+
+
+class Result(Protocol):
+    """What a launch returns while it computes, such as an array of JAX."""
+
+    def is_ready(self) -> bool:
+        """Return whether the work is done; raise if that is not known any more."""
+
+    def block_until_ready(self) -> object:
+        """Wait until the work is done; raise if that is not known any more."""
+
+
+@dataclass(eq=False, slots=True)
+class Work:
+    """The work of a launch; of a superseded one, a later launch of the same step has more."""
+
+    launched_ns: int
+    result: Result | None
+    done_ns: int | None = None
+    by_ns: int | None = None  # at the latest, if it is not known when it was done
+    settled: bool = False  # whether no more will be known
+    superseded: bool = False
+
+
+@dataclass(eq=False)
+class InFlight:
+    """Find out when work is done, in a thread that begins with the first launch."""
+
+    clock: Callable[[], int] = time.time_ns
+    _queue: deque[Work] = field(default_factory=deque)
+    _waits_for: Work | None = None
+    _launched: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _closed: bool = False
+    _recent_ns: deque[int] = field(default_factory=lambda: deque(maxlen=LIMITS.typical_steps))
+    _free_ns: int = 0  # when the last estimated or known work was done
+
+    def watch(self, result: Result | None, launched_ns: int) -> Work:
+        """Return the work of a launch; it settles once it is done, at once if it is done already."""
+        work = Work(launched_ns, result)
+        with suppress(Exception):  # deleted already: `_wait` finds that too
+            if result is None or result.is_ready():
+                work.done_ns, work.result, work.settled = launched_ns, None, True
+                return work
+        if self._closed:
+            work.result, work.settled = None, True
+            return work
+        self._queue.append(work)
+        self._launched.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tpunb-in-flight", daemon=True)
+            self._thread.start()
+        return work
+
+    def returned(self, now_ns: int) -> None:
+        """Hear that the program has waited for a result itself: all that is ready was done by now.
+
+        The thread here hears so only once it gets the interpreter lock, milliseconds later if the program computes.
+        """
+        with suppress(Exception):  # of a deleted result: `_wait` finds that too
+            for work in (self._waits_for, *self._queue.copy()):
+                if work is not None and not work.settled and (result := work.result) is not None:
+                    if not result.is_ready():
+                        break
+                    work.by_ns = work.by_ns or now_ns
+
+    def close(self) -> None:
+        """Wait for nothing more; what is in flight stays unknown."""
+        self._closed = True
+        self._launched.set()
+
+    def done_ns(self, work: Work) -> int:
+        """Return when settled work was done: known, or as long after its launch as is usual; in order of launch."""
+        begin_ns = max(work.launched_ns, self._free_ns)
+        if work.done_ns is not None:
+            self._free_ns = max(work.done_ns, self._free_ns)
+            if work.done_ns > work.launched_ns:
+                self._recent_ns.append(max(0, work.done_ns - begin_ns))
+            return work.done_ns
+        usual_ns = int(median(self._recent_ns)) if self._recent_ns else 0
+        done_ns = max(work.launched_ns, min(begin_ns + usual_ns, work.by_ns or begin_ns + usual_ns))
+        self._free_ns = max(done_ns, self._free_ns)
+        return done_ns
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._launched.wait()
+            self._launched.clear()  # before the queue is read: what is launched from now on is seen in the next turn
+            begun_ns = self.clock()
+            while self._queue and not self._closed:
+                self._waits_for = self._queue.popleft()
+                waited = self._wait(self._waits_for)
+                if waited and self.clock() - begun_ns < LIMITS.watch_rest_s * 1e9:  # short steps: leave some out
+                    time.sleep(LIMITS.watch_rest_s)
+                begun_ns = self.clock()
+        while self._queue:
+            work = self._queue.popleft()
+            work.result, work.settled = None, True
+
+    def _wait(self, work: Work) -> bool:
+        """Settle work; return whether it had to be waited for."""
+        waited, result = False, work.result
+        # what is deleted, or donated to the next step, is not known; what failed, the program hears itself
+        with suppress(Exception):
+            if not work.superseded and result is not None:
+                waited = not result.is_ready()
+                if waited:
+                    result.block_until_ready()
+                    now_ns = self.clock()
+                    work.done_ns = min(now_ns, work.by_ns or now_ns)
+                else:
+                    work.by_ns = work.by_ns or self.clock()
+        work.result, work.settled = None, True
+        return waited

@@ -1,0 +1,370 @@
+"""Find the steps of a training loop that marks none, from what frameworks are asked to do in it.
+
+A part of the loop begins when a batch is fetched; without fetches, when a compiled function is called again or an
+optimizer has updated. Parts become steps by what the frameworks know best:
+
+- an optimizer updates: a step is what leads to one, several batches if gradients are accumulated; batches in a row
+  without gradients are an evaluation;
+- batches are fetched: a step is one batch and what is computed with it;
+- compiled functions are called: a step lasts from one call of a function to its next.
+
+Where the program marks its steps itself, and in Keras' methods, all this only adds facts to them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import wraps
+from time import time_ns
+from types import CodeType, FrameType
+from typing import Any
+
+from tpunb.profiler.in_flight import Result, Work
+from tpunb.profiler.keras import keras_runs
+from tpunb.profiler.limits import LIMITS
+from tpunb.profiler.step_clock import OpenStep, StepClock, StepRecord
+from tpunb.signals import Spent
+from tpunb.step_stats.boundaries import is_primitive
+from tpunb.text import format_error
+
+TRAIN, EVALUATION = "train", "eval"
+_EVALUATES = re.compile(r"eval|valid|test|predict|infer", re.IGNORECASE)
+
+
+_log = logging.getLogger("tpunb")
+
+
+def _harmless(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a method that never raises: after its first failure, the loop hears nothing more."""
+
+    @wraps(method)
+    def guarded(self: Loop, *args: Any, **kwargs: Any) -> None:
+        if self.failure is None:
+            try:
+                method(self, *args, **kwargs)
+            except Exception as error:  # noqa: BLE001  must never reach the training
+                self.fail(error)
+
+    return guarded
+
+
+@dataclass(eq=False, slots=True)
+class _Part:
+    start_ns: int
+    streams: set[Hashable] = field(default_factory=set)  # that batches were fetched from
+    input_ns: int = 0
+    functions: dict[str, tuple[int, int, Work | None]] = field(
+        default_factory=dict
+    )  # compiled ones at their first call
+    updates: list[Hashable] = field(default_factory=list)  # the optimizers
+    learns: bool = False  # whether gradients were taken
+    launched_ns: int = 0  # when the last launch or update returned
+    work: Work | None = None  # of that launch
+    follows: bool = False  # whether the devices worked until its first launch
+    last_ns: int = 0  # the last that was heard
+    next_ns: int | None = None  # when the next part begins
+
+    def launched(self, work: Work | None, now_ns: int) -> None:
+        if self.work is not None:
+            self.work.superseded = True
+        self.work, self.launched_ns, self.last_ns = work, now_ns, now_ns
+
+    @property
+    def end_ns(self) -> int:
+        return self.launched_ns or self.next_ns or self.last_ns
+
+
+class Loop:
+    """The loop that the thread that trains is in; all methods but `current` are called in that thread."""
+
+    def __init__(self, clock: StepClock) -> None:
+        self.clock = clock
+        clock.fetched, clock.current = self._take_fetch, self.current
+        self.failure: Exception | None = None
+        self.codes: set[CodeType] = set()  # of the functions in which steps are launched
+        self._part: _Part | None = None
+        self._parts: deque[_Part] = deque()  # that are over, and may be a part of a step
+        self._fetch: tuple[Hashable, int, int] | None = None  # before a mark: stream, start, time
+        self._marked: set[str] = set()  # functions that are called in marked steps
+        self._calls: Counter[str] = Counter()  # of compiled functions
+        self._optimizers: dict[frozenset[Hashable], str] = {}  # kinds of steps
+        self._trained: set[Hashable] = set()  # streams of the batches that led to the last update
+        self._whole: set[frozenset[Hashable]] = set()  # sets of streams that parts had fetched from as they ended
+        self._evaluated: set[Hashable] = set()  # streams of batches that did not
+        self._states: dict[str, tuple[bool, int]] = {}  # whether functions return a state like theirs; their inputs
+        self._kinds: dict[str, str] = {}  # of steps by function
+        self._kind = TRAIN  # of the last step
+        self._resumed_ns: int | None = None  # when the last fetch found the end of its data
+        self._begun_ns: int | None = None  # when the first gradient was prepared
+
+    def fail(self, error: Exception) -> None:
+        """Hear nothing more."""
+        self.failure = error.with_traceback(None)
+        _log.info("steps without marks are not found any more: %s", format_error(error))
+
+    # -- what is heard ---------------------------------------------------------------------------------------------
+
+    def hears(self) -> bool:
+        """Return whether what is heard in this thread is of the training."""
+        return self.failure is None and self.clock.trains_here and not keras_runs()
+
+    @_harmless
+    def fetched(self, stream: Hashable, start_ns: int, end_ns: int, *, over: bool = False) -> None:
+        """Hear that a batch was fetched from a stream of data, or its end found."""
+        step = self.clock.opened
+        if step is not None:
+            if step.explicit:
+                step.input_ns = (step.input_ns or 0) + max(0, end_ns - start_ns)
+        elif self.clock.marked:
+            if over:
+                self._fetch = None
+            elif self._fetch is not None and self._fetch[0] == stream:  # several batches for one step
+                self._fetch = stream, self._fetch[1], self._fetch[2] + end_ns - start_ns
+            else:
+                self._fetch = stream, start_ns, end_ns - start_ns
+        elif over:
+            self.clock.on_spent(Spent("data loading", None, start_ns, end_ns))
+            self._resumed_ns = end_ns
+            if self._part is not None and stream in self._part.streams:
+                self._end(end_ns if self._part.launched_ns == 0 else None)
+        else:
+            part = self._part
+            if part is None or part.launched_ns or part.learns or self._is_next(part.streams, stream):
+                part = self._begin(start_ns)
+            part.streams.add(stream)
+            part.input_ns += max(0, end_ns - start_ns)
+            part.last_ns = end_ns
+            self.clock.boundary()
+
+    def _is_next(self, streams: set[Hashable], stream: Hashable) -> bool:
+        """Return whether a fetch from a stream begins a part, rather than adds to the batches of one."""
+        if streams & self._trained or not streams:
+            return stream in streams
+        # a validation, as some trainers end it without having found the end of its data
+        alone = stream in self._trained and frozenset({stream}) in self._whole
+        return stream in streams or frozenset(streams) in self._whole or alone
+
+    def is_described(self, function: str) -> bool:
+        """Return whether it is known what a compiled function takes and returns."""
+        return function in self._states
+
+    def describe(self, function: str, returns_state: bool, inputs: int) -> None:
+        """Hear whether a compiled function returns arrays like those that it takes, and how many it takes."""
+        self._states[function] = returns_state, inputs
+
+    @_harmless
+    def called(
+        self, function: str, begun_ns: int, now_ns: int, result: Result | None, *, library: bool = False
+    ) -> None:
+        """Hear that a compiled function was called, and computes; one of the library itself begins no step."""
+        library = library or is_primitive(function)
+        within = library or function in self._marked
+        work, follows = self.clock.launch(result, now_ns, after=within)
+        if self.clock.opened is not None:
+            self._marked.add(function)
+            return
+        self.clock.mark_progress()
+        if self.clock.marked and within:
+            return
+        part = self._part
+        if library:
+            if part is not None:
+                part.launched(work, now_ns)
+            return
+        self._calls[function] += 1
+        if part is None or (not part.streams and not part.updates and function in part.functions):
+            if part is not None and function != next(iter(part.functions)):
+                self._split(part, function)
+            part = self._begin(begun_ns)
+            part.follows = follows
+        if self._calls[function] <= LIMITS.loop_calls:
+            self._note_frames()
+        part.functions.setdefault(function, (begun_ns, part.launched_ns, part.work))
+        part.launched(work, now_ns)
+
+    @_harmless
+    def learned(self, begun_ns: int) -> None:
+        """Hear that gradients were taken, since `begun_ns`."""
+        if self.clock.marked or self.clock.opened is not None:
+            return
+        if self._part is None:
+            self._begin(self._resumed_ns or self._begun_ns or begun_ns)
+        if self._part is not None:
+            self._part.learns, self._part.last_ns = True, time_ns()
+        self.clock.mark_progress()
+
+    @_harmless
+    def prepared(self) -> None:
+        """Hear that the first step has begun, with a call of a model."""
+        self._begun_ns = self._begun_ns or time_ns()
+
+    @_harmless
+    def updated(self, optimizer: Hashable, begun_ns: int, now_ns: int, result: Result | None) -> None:
+        """Hear that an optimizer has updated the parameters, as far as the host knows."""
+        work = None if result is None else self.clock.launch(result, now_ns)[0]
+        if self.clock.marked or self.clock.opened is not None:
+            return
+        self.clock.adopt()
+        self.clock.mark_progress()
+        if len(self.codes) == 0:
+            self._note_frames()
+        part = self._part
+        if part is not None and part.updates and not part.streams:  # a loop without fetches
+            part = self._begin(part.launched_ns)
+        elif part is None:
+            part = self._begin(self._resumed_ns or self._begun_ns or begun_ns)
+        part.updates.append(optimizer)
+        part.launched(work, now_ns)
+        if not part.streams:
+            self.clock.boundary()
+        self._trained = part.streams or self._trained
+
+    @_harmless
+    def close(self) -> None:
+        """Hear that the block is over."""
+        if self._part is not None:
+            self._end(None)
+        self._settle(final=True)  # batches of an evaluation, whose end was found
+
+    def _note_frames(self) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            self.codes.add(frame.f_code)
+            frame = frame.f_back
+
+    def current(self) -> StepRecord | None:
+        """Return the running step as if it ended now."""
+        part = self._part
+        if part is None:
+            return None
+        return StepRecord(self.clock.count, self._kind, part.start_ns, max(time_ns(), part.start_ns))
+
+    def _take_fetch(self) -> tuple[int, int] | None:
+        """Return start and time of the fetch before a mark, which ends a loop without marks."""
+        if len(self._parts) + 1 < LIMITS.loop_calls or not self.clock.marked:  # no loop
+            rest = [*self._parts, *([self._part] if self._part else [])]
+            self._part = None
+            self._parts.clear()
+            for part in rest:
+                if part.follows and part.work is not None:
+                    self.clock.extend(part.work)
+        self.close()
+        fetch, self._fetch = self._fetch, None
+        return None if fetch is None else fetch[1:]
+
+    # -- parts of the loop -----------------------------------------------------------------------------------------
+
+    def _begin(self, start_ns: int) -> _Part:
+        self._end(start_ns)
+        self._resumed_ns = self._begun_ns = None
+        self._part = _Part(start_ns, last_ns=start_ns)
+        return self._part
+
+    def _end(self, next_ns: int | None) -> None:
+        """End the part, if any; without `next_ns` its loop is over."""
+        if (part := self._part) is not None:
+            self._part = None
+            self._whole.add(frozenset(part.streams))
+            part.next_ns = next_ns
+            self._parts.append(part)
+        self._settle(final=part is not None and next_ns is None)
+
+    def _split(self, part: _Part, function: str) -> None:
+        """Split a part where another loop has begun, of a function that it is now called again."""
+        begun_ns, launched_ns, work = part.functions[function]
+        names = [*part.functions]
+        rest = _Part(begun_ns, last_ns=part.last_ns, launched_ns=part.launched_ns, work=part.work)
+        for name in names[names.index(function) :]:
+            rest.functions[name] = part.functions.pop(name)
+        part.launched_ns, part.work, part.next_ns = launched_ns, work, begun_ns
+        self._parts.append(part)
+        self._part = rest
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def _settle(self, *, final: bool) -> None:
+        """Make steps of the parts that are over, as far as it is known what they are."""
+        while self._parts:
+            at = next((at for at, part in enumerate(self._parts) if part.updates), None)
+            if at is not None:
+                self._update([self._parts.popleft() for _ in range(at + 1)])
+            elif any(part.functions for part in self._parts):
+                if not self._call(self._parts[0], final=final):
+                    return
+                self._parts.popleft()
+            elif not self._evaluate(final=final):
+                return
+
+    def _update(self, parts: list[_Part]) -> None:
+        """Make a step of the parts that led to an update: the last, and those before it of its stream."""
+        last = parts[-1]
+        first = len(parts) - 1
+        streams = last.streams or self._trained  # the end of data may be found before the last step
+        while first and (parts[first - 1].streams & streams or parts[first - 1].learns):
+            first -= 1
+        for part in parts[:first]:
+            self._add([part], EVALUATION, "fetches")
+        optimizers = frozenset(last.updates)
+        kind = self._optimizers.setdefault(
+            optimizers, TRAIN if not self._optimizers else f"{TRAIN} {len(self._optimizers) + 1}"
+        )
+        self._add(parts[first:], kind, "optimizer")
+
+    def _call(self, part: _Part, *, final: bool) -> bool:
+        """Make a step of a part that called functions; return False if it is not known yet whether it is one."""
+        # the function of the step is one that returns a state, and takes more than those that prepare data
+        usual = [name for name in part.functions if self._calls[name] >= LIMITS.loop_calls] or [*part.functions]
+        function = max(usual, key=lambda name: self._states.get(name, (True, 0)), default=None)
+        again = function is not None and self._calls[function] >= LIMITS.loop_calls
+        if not again and not final and len(self._parts) < LIMITS.loop_calls:
+            return False
+        if function is not None and again:
+            if function not in self._kinds:
+                trains = self._states.get(function, (True, 0))[0] and not _EVALUATES.search(function)
+                train = trains and TRAIN not in self._kinds.values()
+                name = EVALUATION if _EVALUATES.search(function) else re.sub(r"[^\w.]+", " ", function).strip()
+                self._kinds[function] = TRAIN if train else name or "step"
+            self._add([part], self._kinds[function], "fetches" if part.streams else "calls")
+        return True
+
+    def _evaluate(self, *, final: bool) -> bool:
+        """Make steps of batches in a row without gradients; return False if it is not known yet whether they are."""
+        learning = [part.learns for part in self._parts]
+        if any(learning):
+            if len(learning) < LIMITS.unsettled_parts and not final:
+                return False
+            kind = TRAIN  # with an optimizer that is not known
+        else:
+            kind, streams = EVALUATION, {stream for part in self._parts for stream in part.streams}
+            # several batches for one step may be fetched at once; `_update` says so
+            certain = streams <= self._evaluated or (self._trained and not streams & self._trained)
+            if len(learning) < (LIMITS.idle_parts if certain else LIMITS.unsettled_parts) and not final:
+                return False
+            self._evaluated |= streams - self._trained
+        while self._parts:
+            part = self._parts.popleft()
+            if part.learns or (kind == EVALUATION and not part.streams & self._trained):
+                self._add([part], kind, "fetches")
+        return True
+
+    def _add(self, parts: list[_Part], kind: str, rule: str) -> None:
+        first, last = parts[0], parts[-1]
+        self._kind = kind
+        self.clock.add(
+            OpenStep(
+                step=-1,
+                kind=kind,
+                start_ns=first.start_ns,
+                rule=rule,
+                input_ns=sum(part.input_ns for part in parts) if any(part.streams for part in parts) else None,
+                end_ns=max(first.start_ns, last.end_ns),
+                next_ns=last.next_ns or last.end_ns,
+                launched_ns=last.launched_ns,
+                work=last.work,
+            )
+        )

@@ -1,0 +1,179 @@
+"""Calls of compiled functions: of JAX by the hook after each, of TensorFlow by a patch of its functions.
+
+JAX calls its hook after calls on its fast path alone; others, the first among them, go through a function in Python.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import wraps
+from time import time_ns
+from typing import Any
+
+from tpunb.profiler.limits import LIMITS
+from tpunb.profiler.loop import Loop
+from tpunb.training.patching import replaced
+
+_PMAP = "jax._src.pmap"  # where the functions of a program are wrapped
+
+
+def _jax(loop: Loop, stack: ExitStack) -> None:
+    jax = sys.modules["jax"]
+    api, pjit = (sys.modules.get(f"jax._src.{name}") for name in ("api", "pjit"))
+    hook: Any = getattr(api, "_post_hook_state", None)
+    slow = getattr(pjit, "_run_python_pjit", None)
+    array, tracer, leaves = jax.Array, jax.core.Tracer, jax.tree_util.tree_leaves
+
+    def result(out: Any) -> Any:
+        """Return an array to wait for: all of a result are done at once, and a small one takes no memory meanwhile."""
+        if isinstance(out, array):
+            return out
+        smallest, size = None, 0
+        for leaf in reversed(leaves(out)[-LIMITS.leaves :]):
+            if isinstance(leaf, array):
+                if smallest is None or leaf.size < size:
+                    smallest, size = leaf, leaf.size
+                if size <= LIMITS.small_leaf:
+                    break
+        return smallest
+
+    def on_call(function: Any, name: object, begun_ns: int, now_ns: int, inputs: Any, out: Any) -> None:
+        try:
+            first = result(out)
+            if isinstance(first, tracer):  # this is a call within a function that is traced
+                return
+            module, name = str(getattr(function, "__module__", "")), str(name or "a function")
+            library = module.startswith("jax.") and module != _PMAP
+            if not library and not loop.is_described(name):
+                loop.describe(name, *_state(leaves(inputs), leaves(out)))
+            loop.called(name, begun_ns, now_ns, first, library=library)
+        except Exception as error:  # noqa: BLE001  must never reach the training
+            loop.fail(error)
+
+    if hasattr(hook, "set_global") and hasattr(hook, "get_local"):
+
+        def after_call(function: Any, inputs: Any, out: Any) -> None:
+            if loop.hears():
+                now_ns = time_ns()
+                on_call(function, getattr(function, "__name__", None), now_ns, now_ns, inputs, out)
+
+        _hook_calls(hook, sys.modules.get("jax._src.config"), after_call, stack)
+    if pjit is not None and callable(slow):
+
+        @wraps(slow)
+        def python_call(p: Any, args_flat: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+            begun_ns = time_ns()
+            value = slow(p, args_flat, function, *args, **kwargs)
+            if loop.hears():
+                # the name that the fast path has: a partial function, or an object that is called, has none itself
+                name = getattr(p, "params", {}).get("name") or getattr(function, "__name__", None)
+                on_call(function, name, begun_ns, time_ns(), args_flat, value[0])
+            return value
+
+        stack.enter_context(replaced(pjit, "_run_python_pjit", python_call))
+    _reads(loop, jax, stack)
+
+
+def _reads(loop: Loop, jax: Any, stack: ExitStack) -> None:
+    """Hear when the program has waited for an array, or read it."""
+
+    def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original, assigned=("__name__", "__doc__"))  # of a method in C++, more are no strings
+        def wait(*args: Any) -> Any:
+            __tracebackhide__ = True
+            value = original(*args)
+            if loop.hears():
+                loop.clock.in_flight.returned(time_ns())
+            return value
+
+        return wait
+
+    stack.enter_context(replaced(jax, "block_until_ready", waiting(jax.block_until_ready)))
+    array = getattr(sys.modules.get("jax._src.array"), "ArrayImpl", None)
+    if array is not None and isinstance(value := vars(array).get("_value"), property) and value.fget is not None:
+        stack.enter_context(replaced(array, "_value", property(waiting(value.fget))))
+        stack.enter_context(replaced(array, "block_until_ready", waiting(array.block_until_ready)))
+
+
+def _state(inputs: list[Any], outputs: list[Any]) -> tuple[bool, int]:
+    """Return whether a function returns arrays like those that it takes, as a step its state, and how many it takes."""
+
+    def kind(leaf: Any) -> tuple[object, object] | None:
+        return None if getattr(leaf, "size", 1) <= 1 else (getattr(leaf, "shape", None), getattr(leaf, "dtype", None))
+
+    taken, returned = {*map(kind, inputs)}, [kind(leaf) for leaf in outputs if kind(leaf) is not None]
+    return 2 * sum(each in taken for each in returned) >= max(len(returned), 1), len(inputs)
+
+
+def _hook_calls(hook: Any, config: Any, after_call: Callable[[Any, Any, Any], None], stack: ExitStack) -> None:
+    """Add to the hook of JAX, which finds NaNs; whenever that is switched, JAX sets the hook anew."""
+    active = [True]
+    stack.callback(active.clear)
+
+    def added(jax_hook: Any) -> Any:
+        def ours(function: Any, args: Any, kwargs: Any, out: Any) -> None:
+            if jax_hook is not None:
+                jax_hook(function, args, kwargs, out)
+            if active:
+                after_call(function, (args, kwargs), out)
+
+        ours.jax_hook = jax_hook  # type: ignore[attr-defined]
+        return ours
+
+    def add(get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+        jax_hook = get()
+        if jax_hook is None or (
+            callable(jax_hook) and not hasattr(jax_hook, "jax_hook")
+        ):  # else it is not set in this thread
+            put(added(jax_hook))
+
+    def remove(get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+        if hasattr(jax_hook := get(), "jax_hook"):
+            put(jax_hook.jax_hook)
+
+    places = (hook.get_global, hook.set_global), (hook.get_local, hook.set_local)
+    for place in places:
+        add(*place)
+        stack.callback(remove, *place)
+    for name in ("debug_nans", "debug_infs"):
+        for attribute, place in zip(("_update_global_hook", "_update_thread_local_hook"), places, strict=True):
+            state = getattr(config, name, None)
+            if callable(switch := getattr(state, attribute, None)):
+
+                def switched(value: Any, switch: Any = switch, place: Any = place) -> None:
+                    switch(value)
+                    if active:
+                        add(*place)
+
+                setattr(state, attribute, switched)
+                stack.callback(setattr, state, attribute, switch)
+
+
+def _tensorflow(loop: Loop, stack: ExitStack) -> None:
+    module = sys.modules.get("tensorflow.python.eager.polymorphic_function.polymorphic_function")
+    function, tf = getattr(module, "Function", None), sys.modules["tensorflow"]
+    if function is None:
+        return
+    original: Callable[..., Any] = function.__call__
+    depth = [0]
+
+    @wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if depth[0] or not loop.hears() or not tf.executing_eagerly():
+            return original(self, *args, **kwargs)
+        begun_ns = time_ns()
+        depth[0] += 1
+        try:
+            value = original(self, *args, **kwargs)
+        finally:
+            depth[0] -= 1
+        loop.called(str(getattr(self, "__name__", "a function")), begun_ns, time_ns(), None)
+        return value
+
+    stack.enter_context(replaced(function, "__call__", call))
+
+
+PATCHES = {"jax": _jax, "tensorflow": _tensorflow}

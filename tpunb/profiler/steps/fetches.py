@@ -1,0 +1,108 @@
+"""Batches that the program fetches: from PyTorch's DataLoader, Grain, tf.data and Hugging Face's datasets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any
+
+from tpunb.profiler.loop import Loop
+from tpunb.training.patching import replaced
+
+
+def _fetching(loop: Loop, original: Callable[..., Any], stream: Callable[[Any], Hashable]) -> Callable[..., Any]:
+    """Return the method of an iterator that returns the next batch so that its time is heard."""
+    clock = loop.clock
+
+    @wraps(original)
+    def fetch(self: Any, *args: Any) -> Any:
+        __tracebackhide__ = True
+        if clock.loads or not loop.hears():  # within another fetch, or of a thread that prepares data
+            return original(self, *args)
+        start_ns, over = clock.enter("data loading"), False
+        try:
+            return original(self, *args)
+        except StopIteration:
+            over = True
+            raise
+        finally:
+            loop.fetched(stream(self), start_ns, clock.leave(), over=over)
+
+    return fetch
+
+
+def _patch(
+    loop: Loop, stack: ExitStack, kind: type, stream: Callable[[Any], Hashable] = id, name: str = "__next__"
+) -> None:
+    if name in vars(kind):
+        stack.enter_context(replaced(kind, name, _fetching(loop, vars(kind)[name], stream)))
+
+
+def _torch(loop: Loop, stack: ExitStack) -> None:
+    loader = sys.modules["torch"].utils.data.dataloader
+    _patch(loop, stack, loader._BaseDataLoaderIter, lambda batches: id(getattr(batches, "_dataset", batches)))
+
+
+def _grain(loop: Loop, stack: ExitStack) -> None:
+    """Patch each kind of Grain's iterators: they draw from each other, of which the outermost counts."""
+    for module, name in (
+        ("grain._src.python.dataset.dataset", "DatasetIterator"),
+        ("grain._src.python.data_loader", "DataLoaderIterator"),
+    ):
+        base = getattr(sys.modules.get(module), name, None)
+        for kind in dict.fromkeys(_subclasses(base)) if base is not None else ():
+            _patch(loop, stack, kind)
+
+
+def _subclasses(kind: Any) -> Iterator[Any]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _subclasses(each)
+
+
+def _tensorflow(loop: Loop, stack: ExitStack) -> None:
+    data = sys.modules.get("tensorflow.python.data.ops.iterator_ops")
+    if (kind := getattr(data, "OwnedIterator", None)) is not None:
+        _patch(loop, stack, kind)
+    data = sys.modules.get("tensorflow.python.data.ops.dataset_ops")
+    for name in ("NumpyIterator", "_NumpyIterator"):
+        if isinstance(kind := getattr(data, name, None), type):
+            _patch(loop, stack, kind)
+
+
+class _Batches:
+    """Batches of a generator."""
+
+    def __init__(self, batches: Iterator[Any], of: object) -> None:
+        self.batches, self.of = batches, of
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.batches)
+
+
+def _datasets(loop: Loop, stack: ExitStack) -> None:
+    """Patch the methods of Hugging Face's data sets, which are generators."""
+    module = sys.modules["datasets"]
+    following = _fetching(loop, _Batches.__next__, lambda batches: id(batches.of))
+    timed = type("Batches", (_Batches,), {"__next__": following})
+
+    def drawing(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            batches = original(self, *args, **kwargs)
+            return batches if loop.clock.loads or not loop.hears() else timed(batches, self)
+
+        return patched
+
+    for kind in (module.Dataset, module.IterableDataset):
+        for name in ("__iter__", "iter"):
+            if name in vars(kind):
+                stack.enter_context(replaced(kind, name, drawing(vars(kind)[name])))
+
+
+PATCHES = {"torch": _torch, "grain": _grain, "tensorflow": _tensorflow, "datasets": _datasets}

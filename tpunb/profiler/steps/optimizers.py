@@ -1,0 +1,96 @@
+"""Updates by an optimizer: of PyTorch by its hooks, of TensorFlow's eager loops by Keras' optimizers."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack, suppress
+from functools import wraps
+from time import time_ns
+from typing import Any
+
+from tpunb.profiler.in_flight import Result
+from tpunb.profiler.loop import Loop
+from tpunb.training.patching import replaced
+
+
+class _CudaEvent:
+    """What a device was asked to do until now."""
+
+    def __init__(self, cuda: Any) -> None:
+        self._event = cuda.Event(blocking=True)
+        self._event.record()
+
+    def is_ready(self) -> bool:
+        return bool(self._event.query())
+
+    def block_until_ready(self) -> None:
+        self._event.synchronize()
+
+
+def _in_flight(torch: Any) -> Result | None:
+    with suppress(Exception):  # of a device that fails, the program hears itself
+        cuda = torch.cuda
+        if cuda.is_available() and cuda.is_initialized() and not cuda.is_current_stream_capturing():
+            return _CudaEvent(cuda)
+    return None
+
+
+def _torch(loop: Loop, stack: ExitStack) -> None:
+    torch = sys.modules["torch"]
+    optimizer = sys.modules["torch.optim.optimizer"]
+    begun: dict[int, int] = {}
+
+    def before(each: Any, *_: Any) -> None:
+        begun[id(each)] = time_ns()
+
+    def after(each: Any, *_: Any) -> None:
+        now_ns = time_ns()
+        loop.updated(id(each), begun.pop(id(each), now_ns), now_ns, _in_flight(torch))
+
+    for register, hook in (
+        (optimizer.register_optimizer_step_pre_hook, before),
+        (optimizer.register_optimizer_step_post_hook, after),
+    ):
+        stack.callback(register(hook).remove)
+
+    def prepare(*_: Any) -> None:
+        if loop.hears():
+            first.remove()
+            loop.prepared()
+
+    # where no batch is fetched, the first step begins with the first call of a model
+    first = torch.nn.modules.module.register_module_forward_pre_hook(prepare)
+    stack.callback(first.remove)
+    backward = torch.autograd.backward
+
+    @wraps(backward)
+    def learning(*args: Any, **kwargs: Any) -> Any:
+        begun_ns = time_ns()
+        value = backward(*args, **kwargs)
+        if loop.hears():
+            loop.learned(begun_ns)
+        return value
+
+    stack.enter_context(replaced(torch.autograd, "backward", learning))
+
+
+def _keras(loop: Loop, stack: ExitStack) -> None:
+    """Hear updates in eager loops; in a compiled function they happen at its tracing alone."""
+    base = getattr(sys.modules.get("keras.src.optimizers.base_optimizer"), "BaseOptimizer", None)
+    tf = sys.modules.get("tensorflow")
+    if base is None or tf is None or "apply" not in vars(base):
+        return
+    original = base.apply
+
+    @wraps(original)
+    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        begun_ns = time_ns()
+        value = original(self, *args, **kwargs)
+        if loop.hears() and tf.executing_eagerly():
+            loop.updated(id(self), begun_ns, time_ns(), None)
+        return value
+
+    stack.enter_context(replaced(base, "apply", apply))
+
+
+PATCHES = {"torch": _torch, "keras": _keras}
