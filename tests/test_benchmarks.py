@@ -324,6 +324,21 @@ def test_the_quick_goodput_benchmark_ends_in_its_figures_and_omissions():
     assert "left out: function, keras_jax" in said
 
 
+# -- how near a capture is to what unchanged trainers measure themselves ---------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_quick_benchmark_of_trainers_ends_in_its_figures_and_omissions():
+    pytest.importorskip("jax")
+    pytest.importorskip("torch")
+    said, last = quick("trainers.py")
+    assert list(last) == ["steps", "worst_account", "named", "overhead", "pipelined"]
+    assert last["steps"] == 1
+    assert all(0 <= last[name] <= 1 for name in ("worst_account", "named", "pipelined"))
+    assert last["overhead"] > 0
+    assert "left out: torch_workers, keras_jax, " in said
+
+
 # -- how exactly and how fast the work of programs is counted ----------------------------------------------------------
 
 

@@ -269,7 +269,7 @@ def test_a_capture_that_ends_in_a_callback_adds_up(simulated, clock, model):
 
 
 @pytest.mark.live
-def test_a_model_with_a_fit_of_its_own_adds_up(captured):
+def test_a_model_with_a_fit_of_its_own_has_steps_and_adds_up(captured):
     class Mine(keras.Sequential):
         def fit(self, data, **_):
             for x, y in data:
@@ -278,7 +278,7 @@ def test_a_model_with_a_fit_of_its_own_adds_up(captured):
     mine = Mine([keras.Input((4,)), keras.layers.Dense(1)])
     mine.compile("sgd", "mse")
     goodput = captured(lambda run: mine.fit(many(5)))
-    assert seconds(goodput, "productive") == 0
+    assert seconds(goodput, "productive") > 0
 
 
 @pytest.mark.live

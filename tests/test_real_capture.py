@@ -13,6 +13,7 @@ from stand_in import xspace
 from warm_python import NOTEBOOK, warm_python
 
 import tpunb as tp
+from tpunb.frames.hardware import this_cpu
 from tpunb.profiler.capture import Schedule
 
 pytestmark = pytest.mark.live
@@ -49,7 +50,7 @@ def test_a_real_keras_fit_is_captured_whole(fitted):
     assert "MatMul" in steps.full().ops["op"]
     assert steps.metadata == {
         **{"model": "Sequential of 2 Dense", "weights": "16897", "dtype": "float32", "optimizer": "SGD"},
-        **{"batch": "32", "device kind": "CPU"},
+        **{"batch": "32", "device kind": "CPU", "cpu": this_cpu()},
     }
     assert profile.windows["error"].null_count() == profile.windows.height
     phases = tp.phases(steps)

@@ -14,6 +14,7 @@ from recorded_runs import JAX
 from warm_python import warm_python
 
 from tpunb.errors import CaptureBusy, MissingExtra, TpunbError
+from tpunb.frames.hardware import this_cpu
 from tpunb.io import xplane
 from tpunb.profiler.service_client import ServiceError
 from tpunb.profiler.sources import frameworks, local
@@ -51,6 +52,7 @@ def test_facts_name_the_profiled_framework(monkeypatch):
         "framework": "tensorflow",
         "framework_version": tf.__version__,
         "devices": devices,
+        "cpu": this_cpu(),
     }
 
 

@@ -1,0 +1,112 @@
+"""Trainers that do not know of the capture: all their steps are found, of the right kind, and what takes their time."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from trainer_runs import found
+
+import tpunb as tp
+
+pytestmark = pytest.mark.live
+
+CODE = {"data loading", "callbacks", "between steps", "checkpoint save"}
+"""Accounts of what a program does besides its steps; the others depend on the machine."""
+
+WASTES = {
+    "data": {"data loading"},
+    "hook": {"between steps", "callbacks"},
+    "save": {"checkpoint save"},
+    "read": {"between steps", "callbacks"},
+}
+
+
+RULES = {"jax": "calls", "nnx": "fetches", "torch": "optimizer", "keras": "keras"}
+"""Rules of the steps of training, of each family of trainers."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return a function that captures runs in one process, if a package is there, and checks each."""
+
+    def captured(family, package, *names, **environment):
+        if find_spec(package) is None:
+            pytest.skip(f"no {package}")
+        for name, run in found(tmp_path_factory.mktemp("runs"), *names, **environment).items():
+            check(run, name, RULES[family])
+
+    return captured
+
+
+def check(run, name, rule):
+    """Check steps, their rule, and accounts of a run."""
+    truth = run["truth"]
+    counts = Counter()
+    for kind, _, count in run["steps"]:
+        counts[kind] += count
+    assert {each for kind, each, _ in run["steps"] if kind == "train"} == {rule}, name
+    if "injected_s" not in truth:
+        assert counts == truth, name
+        return
+    assert counts == {"train": truth["train"]}, name
+    accounts, expected = run["accounts"], WASTES[name.split()[1]]
+    if name == "plain_jax data":  # its generator is code like other
+        expected = {"between steps"}
+    assert max(CODE, key=lambda account: accounts[account]) in expected, name
+    assert sum(accounts[account] for account in expected) >= 0.5 * truth["injected_s"], name
+
+
+def test_loops_of_jax_alone(runs):
+    runs("jax", "jax", "jax", *[f"plain_jax {place}" for place in WASTES])
+
+
+def test_loops_of_nnx_on_batches_of_grain(runs):
+    runs("nnx", "flax", "nnx", *[f"nnx_grain {place}" for place in ("data", "hook")])
+
+
+def test_loops_of_pytorch_with_and_without_workers(runs):
+    kinds = ["torch", "torch workers", "torch accumulated"]
+    runs("torch", "torch", *kinds, *[f"plain_torch {place}" for place in WASTES], "torch_workers data")
+
+
+@pytest.mark.slow
+def test_fits_of_keras_on_jax(runs):
+    runs("keras", "keras", "keras", *[f"keras_jax {place}" for place in WASTES], KERAS_BACKEND="jax")
+
+
+@pytest.mark.slow
+def test_the_trainer_of_hugging_face(runs):
+    runs("torch", "transformers", "hugging face", *[f"hugging_face {place}" for place in WASTES])
+
+
+@pytest.mark.slow
+def test_the_trainer_of_lightning(runs):
+    runs("torch", "lightning", "lightning", *[f"lightning_fit {place}" for place in WASTES])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="MaxText needs Python 3.12")
+def test_the_trainer_of_maxtext(tmp_path):
+    pytest.importorskip("maxtext")
+    steps = 20
+    config = next(Path(find_spec("maxtext").submodule_search_locations[0]).rglob("base.yml"))
+    small = {
+        **{"run_name": "small", "base_output_directory": tmp_path / "out", "hardware": "cpu", "steps": steps},
+        **{"dataset_type": "synthetic", "attention": "dot_product", "skip_jax_distributed_system": True},
+        **{"base_emb_dim": 64, "base_mlp_dim": 128, "base_num_decoder_layers": 2, "head_dim": 32, "vocab_size": 256},
+        **{"base_num_query_heads": 2, "base_num_kv_heads": 2, "max_target_length": 64, "per_device_batch_size": 2},
+        **{"enable_checkpointing": True, "checkpoint_period": 10, "async_checkpointing": False},
+    }
+    trainer = ["-m", "maxtext.trainers.pre_train.train", config, *[f"{name}={value}" for name, value in small.items()]]
+    command = [sys.executable, "-m", "tpunb", "run", "-o", tmp_path / "run", "--", sys.executable, *trainer]
+    done = subprocess.run(
+        command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, timeout=1200
+    )
+    assert done.returncode == 0, done.stderr
+    steps_found = tp.steps(tp.load(tmp_path / "run")).frame.group_by("kind", "rule").len().rows()
+    assert [count for kind, _, count in steps_found if kind == "train"] == [steps]
+    assert tp.goodput(tp.load(tmp_path / "run")).time_ps("checkpoint save") > 0
