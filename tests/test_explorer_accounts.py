@@ -48,8 +48,9 @@ def answer(view):
 def test_the_bar_is_there_from_the_start_and_holds_no_segments(view):
     bar = view._frame["accounts"]
     assert bar["lines"] == [
-        "Callbacks took 10 ms of 20 ms (50 % of run time): mostly Slow.on_epoch_end. Call it less often, or do its "
-        "work in another thread or after training: saves up to 10 ms.",
+        "Callbacks took 10 ms of 20 ms (50 % of run time): mostly Slow.on_epoch_end, "
+        "train.py:4 in on_epoch_end ← time.sleep. Call it less often, or do its work in another thread or after "
+        "training: saves up to 10 ms.",
         "20 ms: 9 ms productive (45 %), 10 ms in callbacks: Slow.on_epoch_end; 1 ms preparation",
     ]
     assert bar["parts"]["account"] == ["productive", "callbacks", "preparation"]
