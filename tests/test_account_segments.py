@@ -163,3 +163,30 @@ def test_covered_counts_overlaps_once():
 
     intervals = pl.DataFrame({"start_ps": [0, 5, 40], "end_ps": [10, 20, 50]})
     assert covered(intervals, np.array([0, 15]), np.array([45, 30])).tolist() == [25, 5]
+
+
+def samples(*rows):
+    """Samples of (moment in ms, whether a generator ran)."""
+    data = [("h", ms * MS, "a.py:1 in f", loads) for ms, loads in rows]
+    return pl.DataFrame(data, schema=schema.SAMPLES, orient="row")
+
+
+def test_samples_split_time_between_steps_into_waits_for_a_generator():
+    steps = [(number, "train", 20 * number, 10, None, None, 0) for number in range(5)]
+    run = host(steps, end_ms=90)
+    found = samples((12, True), (34, True), (35, True), (54, False), (75, True))  # three quarters of those between
+    found = pl.concat([found, samples((45, True))])  # in a step
+    run = run._replace(samples=found.filter(pl.col("start_ps") != 12 * MS))
+    assert accounts(run) == {"productive": 50, "between steps": 10, "data loading": 30}
+    estimated = segments(run).filter(account="data loading")
+    assert estimated.select("detail", "source").unique().rows() == [("a generator of the program", "estimated")]
+    few = run._replace(samples=samples((34, True), (35, True), (54, False)))
+    assert accounts(few) == {"productive": 50, "between steps": 40}
+
+
+def test_what_traced_steps_wait_longer_for_input_is_the_profilers():
+    steps = [(number, "train", 20 * number, 20, 2, None, 0) for number in range(10)]
+    steps += [(10 + number, "train", 200 + 23 * number, 23, 5, None, 0) for number in range(10)]
+    traced = host(steps, windows=[(200, 230)], end_ms=430)
+    assert accounts(traced) == {"productive": 360, "data loading": 40, "profiler": 30}
+    assert accounts(traced._replace(windows=traced.windows.clear())) == {"productive": 360, "data loading": 70}

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from optional import lazy
+from stand_in import StandIn
 
 import tpunb as tp
 from tpunb.profiler import step_clock
@@ -54,7 +55,8 @@ def captured(tmp_path):
     """Capture a function of the run without windows, and return its goodput."""
 
     def measure(program, **options):
-        with tp.capture(tmp_path / "run", schedule=tp.Schedule.ticks(), keep="none", **options) as run:
+        options = {"source": StandIn(), "schedule": tp.Schedule.ticks(), "keep": "none"} | options
+        with tp.capture(tmp_path / "run", **options) as run:
             program(run)
         goodput = tp.goodput(tp.load(tmp_path / "run"))
         assert goodput.frame["time_ps"].sum() == goodput.wall_ps == goodput.segments["dur_ps"].sum()

@@ -190,6 +190,15 @@ def test_steps_that_progress_are_no_stalls_and_looked_at_20_times_a_second(monke
     assert samples["place"].unique().to_list() == ["train.py:3 in f ← g"]
 
 
+def test_a_generator_of_the_program_prepares_a_batch_unless_the_loop_is_in_it(tmp_path, own_name):
+    source = "def batches(look):\n    yield look()\n\ndef loop(look):\n    return next(batches(look))\n"
+    program = imported(tmp_path / "program.py", source, own_name)
+    prepares = stall_sampler._prepares
+    assert program.loop(lambda: prepares(sys._getframe(1), set()))
+    assert not program.loop(lambda: prepares(sys._getframe(1), {program.batches.__code__}))
+    assert not program.loop(lambda: prepares(sys._getframe(2), set()))  # no generator
+
+
 def test_two_stalls_are_taken_once(monkeypatch):
     looks = Looks(monkeypatch, Training())
     looks.progress(100, step=1)

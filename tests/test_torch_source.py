@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -16,6 +17,7 @@ from tpunb.errors import MissingExtra, TpunbError
 from tpunb.frames.hardware import this_cpu
 from tpunb.io import chrome_trace
 from tpunb.profiler.capture import Schedule
+from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.reducer import decode
 from tpunb.profiler.sources.frameworks import NotInUse
 from tpunb.testing import check_source
@@ -118,6 +120,43 @@ def test_a_profiler_that_fails_later_is_named(threads):
     threads.refuses = "out of memory"
     with pytest.raises(TpunbError, match="the profiler of PyTorch failed: RuntimeError: out of memory"):
         source.window(0.05)
+
+
+def test_where_steps_have_boundaries_a_session_begins_and_ends_at_them_in_the_thread_that_trains(threads):
+    source, answers = tp.sources.Torch(), []
+    source.start()
+    source.boundary()
+    window = threading.Thread(target=lambda: answers.append(source.window(0.05)))
+    window.start()
+    while source._due is None:
+        time.sleep(0.001)
+    assert threads.sessions == []  # it waits
+    source.boundary()
+    (session,) = threads.sessions
+    assert session.thread == threading.get_ident()
+    while source._due is None:
+        time.sleep(0.001)
+    assert threads.sessions == [session]
+    source.boundary()
+    assert threads.sessions == []
+    window.join()
+    assert decode(answers[0], "window")[0].height > 0
+
+
+def test_a_session_that_no_boundary_ends_ends_once_the_source_is_stopped(threads, monkeypatch):
+    monkeypatch.setattr("tpunb.profiler.sources.torch.LIMITS", replace(LIMITS, boundary_s=0.0))
+    source, answers = tp.sources.Torch(), []
+    source.start()
+    source.boundary()
+    window = threading.Thread(target=lambda: answers.append(source.window(60)))
+    window.start()
+    while source._due is None:
+        time.sleep(0.001)
+    source.boundary()
+    source.stop()
+    window.join()
+    assert threads.sessions == []
+    assert len(answers) == 1
 
 
 def test_before_its_import_windows_wait(monkeypatch):

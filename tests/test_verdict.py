@@ -82,3 +82,23 @@ def test_no_record_of_wall_time_no_verdict():
 def test_wrong_arguments():
     with pytest.raises(TypeError, match="must be Phases"):
         verdict(toy_steps("aab"))
+
+
+def sampled(*places):
+    phases = accounted((41, 20, "callbacks", "Slow.on_epoch_end"), wall_s=62)
+    rows = [("toy", (41 + number) * S, place, False) for number, place in enumerate(places)]
+    samples = pl.DataFrame(rows, schema.SAMPLES, orient="row")
+    return verdict(
+        replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples)))
+    ).sentence
+
+
+def test_the_line_of_most_samples_is_named_beside_the_callback():
+    assert "Slow.on_epoch_end, a.py:3 in f ← sleep." in sampled(*["a.py:3 in f ← sleep"] * 3, "b.py:1 in g")
+    assert "mostly Slow.on_epoch_end. " in sampled("a.py:3 in f ← sleep", "a.py:3 in f ← sleep")  # too few
+
+
+def test_of_lines_of_one_function_the_most_frequent_is_named():
+    lines = ["a.py:3 in f", "a.py:4 in f", "a.py:4 in f", "b.py:1 in g", "c.py:1 in h", "a.py:5 in f"]
+    assert "Slow.on_epoch_end, a.py:4 in f." in sampled(*lines)
+    assert "mostly Slow.on_epoch_end. " in sampled("a.py:3 in f", "b.py:1 in g", "c.py:1 in h", "d.py:1 in i")

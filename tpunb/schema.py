@@ -654,7 +654,7 @@ STALLS = frame(
 
 SAMPLES = frame(
     "SAMPLES",
-    "One row per look at the thread that trains, about twenty a second.",
+    "One row per sample of the stack of the thread that trains, about twenty a second.",
     host=_HOST,
     start_ps=_START,
     place=_PLACE,
@@ -709,8 +709,8 @@ GOODPUT_PLACES = frame(
     "One row per (account, place) of all hosts: where the thread that trains was, about twenty times a second.",
     account=Column(pl.Enum([*ACCOUNTS]), "Account, see tpunb.schema.ACCOUNTS."),
     place=_PLACE,
-    samples=Column(_INT, "Number of looks that found it there."),
-    share=Column(_FLOAT, "Share of the looks in the account, 0 to 1."),
+    samples=Column(_INT, "Number of samples at that place."),
+    share=Column(_FLOAT, "Share of the samples in the account, 0 to 1."),
 )
 
 GOODPUT_SEGMENTS = frame(

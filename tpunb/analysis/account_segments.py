@@ -24,8 +24,8 @@ _PARTS = ("data loading", "productive", "program startup", "profiler", _GC, "ste
 SHORT = "calls under 1 ms"
 REDUCTION = "reduction of a window"  # work of the profiler beside the training
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
-GENERATOR = "a generator of the program"
-_FEWEST_LOOKS = 3  # that found a generator, from which on time is its
+_GENERATOR = "a generator of the program"
+_FEWEST_SAMPLES = 3  # in a generator, from which on time is its
 _INSIDE = ["fit", "evaluation", "between steps"]  # where a stall may be time of a step itself
 
 
@@ -305,21 +305,20 @@ def _gaps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.DataFra
 
 
 def _by_generators(pieces: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
-    """Split time between steps in which generators of the program prepared batches: no clock hears them, looks do."""
+    """Split time between steps in which generators of the program prepared batches: samples alone show them."""
     between = pl.col("account") == "between steps"
     order = pieces.select("start_ps", "account")
-    looks = samples.sort("start_ps").join_asof(order, on="start_ps", check_sortedness=False).filter(between)
-    loaded, n = int(looks["loads"].fill_null(value=False).sum()), len(looks)
-    if loaded < _FEWEST_LOOKS:
+    found = samples.sort("start_ps").join_asof(order, on="start_ps", check_sortedness=False).filter(between)
+    loading = int(found["loads"].fill_null(value=False).sum())
+    if loading < _FEWEST_SAMPLES:
         return pieces
     rest, dur = pieces.filter(~between), pieces.filter(between)
-    share = pl.when(loaded == n).then(1.0).otherwise(loaded / n)
-    part = (pl.col("dur_ps") * share).round().cast(pl.Int64)
+    part = (pl.col("dur_ps") * (loading / len(found))).round().cast(pl.Int64)
     waits = dur.with_columns(
         start_ps=pl.col("start_ps") + pl.col("dur_ps") - part,
         dur_ps=part,
         account=pl.lit("data loading"),
-        detail=pl.lit(GENERATOR),
+        detail=pl.lit(_GENERATOR),
         source=pl.lit("estimated"),
     )
     kept = dur.with_columns(pl.col("dur_ps") - part)

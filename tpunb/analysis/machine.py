@@ -32,7 +32,7 @@ Trial = Callable[[], float]
 
 
 def measured(run: str | Path | None = None) -> Device:
-    """Measure this CPU as a device: the best rates of interleaved trials of all threads, in 2 seconds, 5 if it is busy.
+    """Measure this CPU as a device: the best rates of interleaved trials of all threads, in 5 seconds at most.
 
     Peaks are the FLOP/s of NumPy's matrix product in float32 and float64. Bandwidths are those of sums and maxima of
     arrays, in working sets of 256 KiB to 256 MiB; a working set whose bandwidth exceeds that of all larger ones by 10 %

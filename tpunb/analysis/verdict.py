@@ -13,7 +13,7 @@ from tpunb.frames import Phases
 from tpunb.schema import ACCOUNTS
 from tpunb.text import cut, duration, percent, plain
 
-_FEWEST_LOOKS = 3  # at the thread that trains, in an account whose place is named
+_FEWEST_SAMPLES = 3  # in an account whose place is named
 _LEAST_SHARE = 0.1  # share of run time that an account takes, or advice saves, to be named
 
 
@@ -98,16 +98,16 @@ def _cause(run: Goodput, account: str) -> str | None:
     half_ps = run.time_ps(account) / 2
     of = totals(run, "detail").filter(pl.col("account") == account, pl.col("time_ps") > half_ps)
     at = run.stalls.filter(pl.col("kind") == account, pl.col("time_ps") > half_ps)
-    details, places = [*of["detail"].drop_nulls()], [*_looked_at(run, account), *at["place"].drop_nulls()]
+    details, places = [*of["detail"].drop_nulls()], [*_sampled_place(run, account), *at["place"].drop_nulls()]
     names = [*details[:1], *[place for place in places[:1] if place not in details]]
     return f"mostly {', '.join(cut(plain(name), 80) for name in names)}" if names else None
 
 
-def _looked_at(run: Goodput, account: str) -> list[str]:
-    """Return the place of most looks in an account: a line, or the most frequent of a function's lines."""
+def _sampled_place(run: Goodput, account: str) -> list[str]:
+    """Return the place of most samples in an account: a line, or the most frequent of a function's lines."""
     function = pl.col("place").str.extract(r"^(.+:\d+ in [^ ]+)", 1).str.replace(r":\d+", "")
-    looks = run.places.filter(account=account).with_columns(of_function=pl.col("share").sum().over(function))
-    if looks["samples"].sum() < _FEWEST_LOOKS:
+    places = run.places.filter(account=account).with_columns(of_function=pl.col("share").sum().over(function))
+    if places["samples"].sum() < _FEWEST_SAMPLES:
         return []
-    most = looks.drop_nulls("place").filter(pl.max_horizontal("share", "of_function") > 0.5)
+    most = places.drop_nulls("place").filter(pl.max_horizontal("share", "of_function") > 0.5)
     return most["place"].head(1).to_list()

@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from importlib.util import find_spec
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,14 +19,11 @@ from tpunb.checkpoint.resume import loops
 from tpunb.errors import CaptureBusy, TpunbError, check_whole, wrong_type
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.framework_spans import FrameworkSpans
-from tpunb.profiler.keras import keras_marks
 from tpunb.profiler.other_profilers import ProfilerArbiter
 from tpunb.profiler.recorder import Keep
 from tpunb.profiler.schedule import Schedule
 from tpunb.profiler.session import CaptureSession, Status
 from tpunb.profiler.sources import TPU, Address, Local, Replay, Source, Torch
-from tpunb.profiler.sources.frameworks import loaded
-from tpunb.profiler.step_clock import StepClock
 from tpunb.profiler.steps import StepSources
 
 __all__ = [
@@ -265,13 +261,11 @@ def capture(
         stack.enter_context(signals.spent.connect(session.on_spent))
         stack.enter_context(signals.resumed.connect(session.resumed.append))
         arbiter = stack.enter_context(ProfilerArbiter(session.on_profiler_start, session.on_profiler_stop))
-        keras_steps = stack.enter_context(_KerasSteps(session.clock))
         spans = stack.enter_context(FrameworkSpans(session.clock))
         sources = stack.enter_context(StepSources(session.clock))
         session.on_end = sources.loop.close
         session.recorder.stalls.loops = sources.loop.codes
-        watchers = (arbiter.patch_loaded, keras_steps.patch_loaded, spans.patch_loaded, sources.patch_loaded)
-        session.import_watchers += watchers
+        session.import_watchers += [arbiter.patch_loaded, spans.patch_loaded, sources.patch_loaded]
         yield Run(session)
 
 
@@ -288,33 +282,3 @@ def _exclusive(session: CaptureSession) -> Iterator[None]:
     finally:
         if session in _running:
             _running.remove(session)
-
-
-class _KerasSteps:
-    """Mark Keras' steps once Keras is imported, which may be after the capture began."""
-
-    def __init__(self, clock: StepClock) -> None:
-        self._clock = clock
-        self._stack = ExitStack()
-        self._lock = threading.Lock()
-        self._waiting = True
-
-    def __enter__(self) -> _KerasSteps:
-        if loaded("tensorflow") and find_spec("keras"):
-            with suppress(ImportError):  # a Keras that cannot be imported has no steps
-                import keras  # noqa: F401  TensorFlow imports it on the first use of tf.keras
-        self.patch_loaded()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._waiting = False
-        self._stack.close()
-
-    def patch_loaded(self) -> None:
-        """Patch Keras if it has been imported."""
-        if self._waiting and loaded("keras"):
-            with self._lock:
-                if self._waiting:
-                    self._waiting = False
-                    self._stack.enter_context(keras_marks(self._clock))

@@ -71,9 +71,9 @@ class InFlight:
         return work
 
     def returned(self, now_ns: int) -> None:
-        """Hear that the program has waited for a result itself: all that is ready was done by now.
+        """Record that the program has waited for a result itself: all that is ready was done by now.
 
-        The thread here hears so only once it gets the interpreter lock, milliseconds later if the program computes.
+        The thread here finds out only once it gets the interpreter lock, milliseconds later if the program computes.
         """
         with suppress(Exception):  # of a deleted result: `_wait` finds that too
             for work in (self._waits_for, *self._queue.copy()):
@@ -118,7 +118,7 @@ class InFlight:
     def _wait(self, work: Work) -> bool:
         """Settle work; return whether it had to be waited for."""
         waited, result = False, work.result
-        # what is deleted, or donated to the next step, is not known; what failed, the program hears itself
+        # what is deleted, or donated to the next step, is not known; what failed, the program finds itself
         with suppress(Exception):
             if not work.superseded and result is not None:
                 waited = not result.is_ready()

@@ -40,7 +40,7 @@ _log = logging.getLogger("tpunb")
 
 
 def _harmless(method: Callable[..., None]) -> Callable[..., None]:
-    """Return a method that never raises: after its first failure, the loop hears nothing more."""
+    """Return a method that never raises: after its first failure, the loop finds no more steps."""
 
     @wraps(method)
     def guarded(self: Loop, *args: Any, **kwargs: Any) -> None:
@@ -58,15 +58,14 @@ class _Part:
     start_ns: int
     streams: set[Hashable] = field(default_factory=set)  # that batches were fetched from
     input_ns: int = 0
-    functions: dict[str, tuple[int, int, Work | None]] = field(
-        default_factory=dict
-    )  # compiled ones at their first call
+    # compiled functions, and what was known at the first call of each: its start, and the launch before it
+    functions: dict[str, tuple[int, int, Work | None]] = field(default_factory=dict)
     updates: list[Hashable] = field(default_factory=list)  # the optimizers
     learns: bool = False  # whether gradients were taken
     launched_ns: int = 0  # when the last launch or update returned
     work: Work | None = None  # of that launch
     follows: bool = False  # whether the devices worked until its first launch
-    last_ns: int = 0  # the last that was heard
+    last_ns: int = 0  # the last signal
     next_ns: int | None = None  # when the next part begins
 
     def launched(self, work: Work | None, now_ns: int) -> None:
@@ -103,19 +102,19 @@ class Loop:
         self._begun_ns: int | None = None  # when the first gradient was prepared
 
     def fail(self, error: Exception) -> None:
-        """Hear nothing more."""
+        """Find no more steps."""
         self.failure = error.with_traceback(None)
         _log.info("steps without marks are not found any more: %s", format_error(error))
 
-    # -- what is heard ---------------------------------------------------------------------------------------------
+    # -- signals of frameworks -------------------------------------------------------------------------------------
 
-    def hears(self) -> bool:
-        """Return whether what is heard in this thread is of the training."""
+    def is_training(self) -> bool:
+        """Return whether this thread trains, outside of Keras' methods, so that its signals count."""
         return self.failure is None and self.clock.trains_here and not keras_runs()
 
     @_harmless
     def fetched(self, stream: Hashable, start_ns: int, end_ns: int, *, over: bool = False) -> None:
-        """Hear that a batch was fetched from a stream of data, or its end found."""
+        """Record that a batch was fetched from a stream of data, or its end found."""
         step = self.clock.opened
         if step is not None:
             if step.explicit:
@@ -154,14 +153,14 @@ class Loop:
         return function in self._states
 
     def describe(self, function: str, returns_state: bool, inputs: int) -> None:
-        """Hear whether a compiled function returns arrays like those that it takes, and how many it takes."""
+        """Record whether a compiled function returns arrays like those that it takes, and how many it takes."""
         self._states[function] = returns_state, inputs
 
     @_harmless
     def called(
         self, function: str, begun_ns: int, now_ns: int, result: Result | None, *, library: bool = False
     ) -> None:
-        """Hear that a compiled function was called, and computes; one of the library itself begins no step."""
+        """Record that a compiled function was called, and computes; one of the library itself begins no step."""
         library = library or is_primitive(function)
         within = library or function in self._marked
         work, follows = self.clock.launch(result, now_ns, after=within)
@@ -189,7 +188,7 @@ class Loop:
 
     @_harmless
     def learned(self, begun_ns: int) -> None:
-        """Hear that gradients were taken, since `begun_ns`."""
+        """Record that gradients were taken, since `begun_ns`."""
         if self.clock.marked or self.clock.opened is not None:
             return
         if self._part is None:
@@ -200,18 +199,18 @@ class Loop:
 
     @_harmless
     def prepared(self) -> None:
-        """Hear that the first step has begun, with a call of a model."""
+        """Record that the first step has begun, with a call of a model."""
         self._begun_ns = self._begun_ns or time_ns()
 
     @_harmless
     def updated(self, optimizer: Hashable, begun_ns: int, now_ns: int, result: Result | None) -> None:
-        """Hear that an optimizer has updated the parameters, as far as the host knows."""
+        """Record that an optimizer has updated the parameters, as far as the host knows."""
         work = None if result is None else self.clock.launch(result, now_ns)[0]
         if self.clock.marked or self.clock.opened is not None:
             return
         self.clock.adopt()
         self.clock.mark_progress()
-        if len(self.codes) == 0:
+        if not self.codes:
             self._note_frames()
         part = self._part
         if part is not None and part.updates and not part.streams:  # a loop without fetches
@@ -226,7 +225,7 @@ class Loop:
 
     @_harmless
     def close(self) -> None:
-        """Hear that the block is over."""
+        """Record that the block is over."""
         if self._part is not None:
             self._end(None)
         self._settle(final=True)  # batches of an evaluation, whose end was found
@@ -246,6 +245,8 @@ class Loop:
 
     def _take_fetch(self) -> tuple[int, int] | None:
         """Return start and time of the fetch before a mark, which ends a loop without marks."""
+        if not self.codes:
+            self._note_frames()
         if len(self._parts) + 1 < LIMITS.loop_calls or not self.clock.marked:  # no loop
             rest = [*self._parts, *([self._part] if self._part else [])]
             self._part = None

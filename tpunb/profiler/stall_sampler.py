@@ -174,7 +174,7 @@ class StallSampler:
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def take_samples(self, host: str, origin_ns: int) -> pl.DataFrame:
-        """Return where the training was at looks since the last call, as a frame of ``tpunb.schema.SAMPLES``."""
+        """Return where the training was since the last call, as a frame of ``tpunb.schema.SAMPLES``."""
         taken = [self._samples.popleft() for _ in range(len(self._samples))]
         data = [(host, (time_ns - origin_ns) * 1000, *look) for time_ns, *look in taken]
         return pl.DataFrame(data, schema=schema.SAMPLES, orient="row")

@@ -78,8 +78,13 @@ class OpenStep:
             self.work.superseded = True
         self.work, self.launched_ns = work, now_ns
 
+    @property
+    def host_end_ns(self) -> int:
+        """When the host began the next step, or ended this one if there is none yet."""
+        return self.end_ns if self.next_ns is None else self.next_ns
+
     def record(self, end_ns: int) -> StepRecord:
-        """Return it as the host saw it."""
+        """Return it by the time of the host."""
         end_ns = max(self.start_ns, end_ns)  # the clock may be set back
         causes = self.input_ns, self.callbacks_ns, self.dispatch_ns
         return StepRecord(self.step, self.kind, self.start_ns, end_ns, *causes, self.rule)
@@ -104,11 +109,11 @@ class StepClock:
         self._ended: deque[OpenStep] = deque()  # `take` makes records of them
         self._last: OpenStep | None = None  # that ended, while later launches may belong to it
         self._until_ns = 0  # end of the last record
-        self._launches = False  # whether any launch was heard
+        self._launches = False  # whether there was any launch
         self.in_flight = InFlight()
         self._latest: Work | None = None
         self.marked = False  # whether the program marks its steps
-        self.annotates = False  # whether an annotation of ours is being entered
+        self.annotates = False  # whether the clock enters an annotation of the framework now
         self.boundary: Callable[[], None] = lambda: None  # called between steps: a source may have something to do
         self.fetched: Callable[[], tuple[int, int] | None] = lambda: None  # start and time of the fetch before a mark
         self.current: Callable[[], StepRecord | None] = lambda: None  # the step of a loop without marks
@@ -151,7 +156,7 @@ class StepClock:
             return None
         self._next = number + 1
         self.marked = self.marked or explicit
-        self.annotates = True  # what is entered now is not the program's
+        self.annotates = True
         annotation = self._annotate(kind, number)
         self._thread = get_ident()
         start_ns = self._progress_ns = time_ns()
@@ -189,9 +194,9 @@ class StepClock:
         self._launches = True
         before, step = self._latest, self._open or self._last
         work = self._latest = self.in_flight.watch(result, now_ns)
-        free_ns = 0 if before is None or before.settled else now_ns
-        if before is not None and before.settled:
-            free_ns = before.done_ns or before.by_ns or 0
+        free_ns = 0  # when the devices had done what was launched before
+        if before is not None:
+            free_ns = (before.done_ns or before.by_ns or 0) if before.settled else now_ns
         follows = now_ns - max(free_ns, 0 if step is None else step.end_ns) < LIMITS.idle_ns
         if step is not None and step.rule != "keras" and (step is self._open or (after and follows)):
             step.launched(work, now_ns)
@@ -405,8 +410,8 @@ class StepClock:
         return taken
 
     def untaken(self) -> list[StepRecord]:
-        """Return the steps that `take` did not return yet, as the host saw them."""
-        return [step.record(step.end_ns if step.next_ns is None else step.next_ns) for step in self._ended.copy()]
+        """Return the steps that `take` did not return yet, by the time of the host."""
+        return [step.record(step.host_end_ns) for step in self._ended.copy()]
 
     def _is_done(self, step: OpenStep) -> bool:
         if not self._launches or step.rule == "keras":
@@ -422,10 +427,10 @@ class StepClock:
         if step.work is not None:
             end_ns = max(end_ns, self.in_flight.done_ns(step.work))
         waited_ns = None if step.input_ns is None else max(0, step.input_ns - (start_ns - step.start_ns))
-        record = step.record(step.end_ns if step.next_ns is None else step.next_ns)
+        record = step.record(step.host_end_ns)
         self._until_ns = end_ns = max(start_ns, end_ns)
         if step.rule == "keras":
-            return record._replace(end_ns=max(record.start_ns, step.end_ns))
+            return record
         return record._replace(
             start_ns=start_ns,
             end_ns=end_ns,

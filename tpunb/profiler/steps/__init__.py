@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 
+from tpunb.profiler.keras import keras_marks
 from tpunb.profiler.loop import Loop
 from tpunb.profiler.other_profilers import ImportHook
 from tpunb.profiler.sources.frameworks import loaded
@@ -24,7 +25,13 @@ _log = logging.getLogger("tpunb")
 Patch = Callable[[Loop, ExitStack], None]
 """Patches a module that has been imported; the stack undoes it."""
 
+
+def _keras(loop: Loop, stack: ExitStack) -> None:
+    stack.enter_context(keras_marks(loop.clock))
+
+
 _PATCHES: tuple[Mapping[str, Patch], ...] = (
+    {"keras": _keras},
     marks.PATCHES,
     optimizers.PATCHES,
     fetches.PATCHES,
@@ -33,7 +40,7 @@ _PATCHES: tuple[Mapping[str, Patch], ...] = (
 
 
 class StepSources:
-    """Hear the steps of a training while the block runs, of each framework as soon as it is imported."""
+    """Find the steps of a training while the block runs, of each framework as soon as it is imported."""
 
     def __init__(self, clock: StepClock) -> None:
         self.loop = Loop(clock)

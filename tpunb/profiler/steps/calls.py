@@ -55,7 +55,7 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
     if hasattr(hook, "set_global") and hasattr(hook, "get_local"):
 
         def after_call(function: Any, inputs: Any, out: Any) -> None:
-            if loop.hears():
+            if loop.is_training():
                 now_ns = time_ns()
                 on_call(function, getattr(function, "__name__", None), now_ns, now_ns, inputs, out)
 
@@ -66,7 +66,7 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
         def python_call(p: Any, args_flat: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
             begun_ns = time_ns()
             value = slow(p, args_flat, function, *args, **kwargs)
-            if loop.hears():
+            if loop.is_training():
                 # the name that the fast path has: a partial function, or an object that is called, has none itself
                 name = getattr(p, "params", {}).get("name") or getattr(function, "__name__", None)
                 on_call(function, name, begun_ns, time_ns(), args_flat, value[0])
@@ -77,14 +77,14 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
 
 
 def _reads(loop: Loop, jax: Any, stack: ExitStack) -> None:
-    """Hear when the program has waited for an array, or read it."""
+    """Record when the program has waited for an array, or read it."""
 
     def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original, assigned=("__name__", "__doc__"))  # of a method in C++, more are no strings
         def wait(*args: Any) -> Any:
             __tracebackhide__ = True
             value = original(*args)
-            if loop.hears():
+            if loop.is_training():
                 loop.clock.in_flight.returned(time_ns())
             return value
 
@@ -162,7 +162,7 @@ def _tensorflow(loop: Loop, stack: ExitStack) -> None:
     @wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if depth[0] or not loop.hears() or not tf.executing_eagerly():
+        if depth[0] or not loop.is_training() or not tf.executing_eagerly():
             return original(self, *args, **kwargs)
         begun_ns = time_ns()
         depth[0] += 1

@@ -13,13 +13,13 @@ from tpunb.training.patching import replaced
 
 
 def _fetching(loop: Loop, original: Callable[..., Any], stream: Callable[[Any], Hashable]) -> Callable[..., Any]:
-    """Return the method of an iterator that returns the next batch so that its time is heard."""
+    """Return the method of an iterator that returns the next batch so that its time is recorded."""
     clock = loop.clock
 
     @wraps(original)
     def fetch(self: Any, *args: Any) -> Any:
         __tracebackhide__ = True
-        if clock.loads or not loop.hears():  # within another fetch, or of a thread that prepares data
+        if clock.loads or not loop.is_training():  # within another fetch, or of a thread that prepares data
             return original(self, *args)
         start_ns, over = clock.enter("data loading"), False
         try:
@@ -95,7 +95,7 @@ def _datasets(loop: Loop, stack: ExitStack) -> None:
         @wraps(original)
         def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
             batches = original(self, *args, **kwargs)
-            return batches if loop.clock.loads or not loop.hears() else timed(batches, self)
+            return batches if loop.clock.loads or not loop.is_training() else timed(batches, self)
 
         return patched
 

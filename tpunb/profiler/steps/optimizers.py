@@ -28,7 +28,7 @@ class _CudaEvent:
 
 
 def _in_flight(torch: Any) -> Result | None:
-    with suppress(Exception):  # of a device that fails, the program hears itself
+    with suppress(Exception):  # a device that fails reports it to the program
         cuda = torch.cuda
         if cuda.is_available() and cuda.is_initialized() and not cuda.is_current_stream_capturing():
             return _CudaEvent(cuda)
@@ -54,7 +54,7 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
         stack.callback(register(hook).remove)
 
     def prepare(*_: Any) -> None:
-        if loop.hears():
+        if loop.is_training():
             first.remove()
             loop.prepared()
 
@@ -67,7 +67,7 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
     def learning(*args: Any, **kwargs: Any) -> Any:
         begun_ns = time_ns()
         value = backward(*args, **kwargs)
-        if loop.hears():
+        if loop.is_training():
             loop.learned(begun_ns)
         return value
 
@@ -75,7 +75,7 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
 
 
 def _keras(loop: Loop, stack: ExitStack) -> None:
-    """Hear updates in eager loops; in a compiled function they happen at its tracing alone."""
+    """Record updates in eager loops; in a compiled function they happen at its tracing alone."""
     base = getattr(sys.modules.get("keras.src.optimizers.base_optimizer"), "BaseOptimizer", None)
     tf = sys.modules.get("tensorflow")
     if base is None or tf is None or "apply" not in vars(base):
@@ -86,7 +86,7 @@ def _keras(loop: Loop, stack: ExitStack) -> None:
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         begun_ns = time_ns()
         value = original(self, *args, **kwargs)
-        if loop.hears() and tf.executing_eagerly():
+        if loop.is_training() and tf.executing_eagerly():
             loop.updated(id(self), begun_ns, time_ns(), None)
         return value
 
