@@ -543,7 +543,8 @@ def a_run(folder, put_object):
     """A run of two parts, the second's window raw too, put under runs/toy."""
     steps = toy_steps("ab")
     end_ps = pl.col("start_ps") + pl.col("dur_ps")
-    ticks = steps.frame.select("host", "step", "kind", "start_ps", end_ps=end_ps, input_ps=pl.lit(None, pl.Int64))
+    unknown = {"input_ps": pl.lit(None, pl.Int64), "found_by": pl.lit(None, pl.String)}
+    ticks = steps.frame.select("host", "step", "kind", "start_ps", end_ps=end_ps, **unknown)
     writer = RunWriter(folder)
     writer.part(0, {"steps": steps.frame, "ops": steps.ops, "devices": steps.devices, "ticks": ticks})
     writer.part(1, {})

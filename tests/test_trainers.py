@@ -54,8 +54,8 @@ def check(run, name, rule):
         return
     assert counts == {"train": truth["train"]}, name
     accounts, expected = run["accounts"], WASTES[name.split()[1]]
-    if name == "plain_jax data":  # its generator is code like other
-        expected = {"between steps"}
+    if name == "plain_jax data":  # a generator's share of the time between steps is known by samples alone
+        expected = {"between steps", "data loading"}
     assert max(CODE, key=lambda account: accounts[account]) in expected, name
     assert sum(accounts[account] for account in expected) >= 0.5 * truth["injected_s"], name
 
