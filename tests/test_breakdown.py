@@ -1,5 +1,7 @@
 """Where a step's time went: each figure spelled out, and null where the capture does not know it."""
 
+from itertools import pairwise
+
 import polars as pl
 import pytest
 from examples import examples
@@ -250,3 +252,17 @@ def test_no_time_is_negative_nor_longer_than_the_step(ops):
         assert all(row[name] is None or 0 <= row[name] <= row["device_ps"] for name in TIMES[2:])
         assert 0 <= row["idle_ps"] <= row["dur_ps"]
         assert 0 <= row["duty_cycle"] <= 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 190), st.integers(1, 200), st.integers(7, 8)), min_size=1, max_size=12),
+    st.lists(st.integers(1, 199), min_size=1, max_size=5, unique=True),
+)
+def test_the_time_of_steps_one_after_the_other_is_that_of_all_they_ran(ops, bounds):
+    edges = [0, *sorted(bounds), 200]
+    steps = [(CPU, "python", "train", low, high - low, n) for n, (low, high) in enumerate(pairwise(edges))]
+    events = toy_events(*steps, *((GPU, f"Stream #{stream}", "op", start, dur) for start, dur, stream in ops))
+    reduced = reduce.reduce(events, boundaries.find(events)[0])
+    busy = {moment for start, dur, _ in ops for moment in range(start, min(start + dur, 200))}
+    assert reduced.devices["device_ps"].sum() == len(busy) * US
+    assert (reduced.devices["idle_ps"] >= 0).all()

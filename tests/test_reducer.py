@@ -72,6 +72,31 @@ def test_steps_that_a_window_cuts_are_partial_and_those_it_saw_nothing_of_are_le
     assert reduced.full == {"train": 1}
 
 
+def ahead(*steps):
+    """Records of steps that the host launched one millisecond after the other, from 0 on."""
+    launched = {number: (at(place), at(place + 1)) for place, (number, *_) in enumerate(steps)}
+    return [record._replace(launches_ns=launched[record.step]) for record in ticks(*steps)]
+
+
+def test_steps_that_the_host_launched_long_before_are_what_ran_during_them_on_a_cpu():
+    steps = [(number, 20 * number, 20 * number + 20) for number in range(20)]
+    ops = [("MatMul", at(begin), at(end)) for _, begin, end in steps if 200 <= begin < 300]
+    data = toy_window(at(200), at(300), [], ops, host=HERE)  # no launch is in this window
+    reduced = Reducer(HERE, ORIGIN).reduce(answer(0, {LOCAL: data}, 200, 300), ahead(*steps))
+    assert rows(reduced, "step", "start_ps", "dur_ps", "traced") == [
+        (number, begin * 1000 * MS, 20 * 1000 * MS, "full") for number, begin, _ in steps if 200 <= begin < 300
+    ]
+
+
+def test_steps_whose_work_is_not_done_are_not_taken_for_what_runs_as_they_are_launched():
+    done, undone = ahead((0, 0, 30), (1, 30, 60)), ticks((2, 60, 61), (3, 61, 62))
+    records = [*done, *(record._replace(done=False) for record in undone)]
+    ops = [("MatMul", at(begin), at(begin + 30)) for begin in (0, 30, 60)]
+    data = toy_window(at(0), at(90), [], ops, host=HERE)
+    reduced = Reducer(HERE, ORIGIN).reduce(answer(0, {LOCAL: data}, 0, 90), records)
+    assert rows(reduced, "step", "traced") == [(0, "full"), (1, "full")]
+
+
 def test_several_workers_are_several_hosts_by_their_addresses():
     reducer = Reducer(HERE, ORIGIN)
     pair = {"10.0.0.2:1": window(0, 100, STEPS, host="vm-a"), "10.0.0.3:1": window(0, 90, STEPS, host="vm-b")}

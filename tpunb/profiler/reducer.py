@@ -148,7 +148,7 @@ class Reducer:
         """Add the statistics of a worker; return its entries of the row in WINDOWS."""
         host, events, facts = worker or self.host, xspace.events, xspace.facts
         if worker == self.local_worker and xspace.records.height:
-            intervals = boundaries.from_clock(events, xspace.records)
+            intervals = boundaries.from_clock(events, xspace.records, by_time=xspace.by_time)
         else:
             intervals = self._numbering[host].renumber(*boundaries.find(events))
         steps = reduce.reduce(events, intervals, facts.hardware)
@@ -230,21 +230,34 @@ class _Decoded:
         if not response.requested_ns - LIMITS.most_skew_ns < start_ns < response.received_ns + LIMITS.most_skew_ns:
             start_ns, stop_ns = response.requested_ns, response.requested_ns + stop_ns - start_ns
         self.start_ns, self.stop_ns = start_ns, stop_ns
-        # the host may launch a step while devices compute earlier ones: its work is what was launched during it
-        times = [(record, *(record.launches_ns or (record.start_ns, record.end_ns))) for record in records]
-        overlapping = [
-            (record.step, record.kind, (begin_ns - start_ns) * 1000, (end_ns - start_ns) * 1000, record.rule)
-            for record, begin_ns, end_ns in times
-            if end_ns > start_ns and begin_ns < stop_ns
-        ]
+        # the host may launch a step while devices compute earlier ones: its work is what was launched during it, or
+        # what ran during it, where nothing says when that was launched
+        launched = self._overlapping([(record, record.launches_ns or _times(record)) for record in records])
+        ahead = any(record.launches_ns is not None or not record.done for record in records)
+        self.by_time = ahead and not (launched and events.select(boundaries.on_device().any()).item())
+        done = [(record, _times(record)) for record in records if record.done]
+        overlapping = self._overlapping(done) if self.by_time else launched
         columns = {name: run_folder.TICKS[name] for name in ("step", "kind", "start_ps", "end_ps", "found_by")}
         self.records = pl.DataFrame(overlapping, schema=columns, orient="row")
+
+    def _overlapping(self, times: list[tuple[StepRecord, tuple[int, int]]]) -> list[tuple[int, str, int, int, str]]:
+        """Return the records whose times overlap the window, in its own time."""
+        start_ns, stop_ns = self.start_ns, self.stop_ns
+        return [
+            (record.step, record.kind, (begin_ns - start_ns) * 1000, (end_ns - start_ns) * 1000, record.rule)
+            for record, (begin_ns, end_ns) in times
+            if end_ns > start_ns and begin_ns < stop_ns
+        ]
 
     def offset_ps(self) -> float | None:
         """Return the median offset of its annotations from the host clock's steps; None without common numbers."""
         annotated = self.events.filter(pl.col("step_num").is_not_null()).select("step_num", "start_ps")
         common = annotated.join(self.records.select("step", clock_ps="start_ps"), left_on="step_num", right_on="step")
         return common.select((pl.col("start_ps") - pl.col("clock_ps")).abs().median()).item()  # type: ignore[no-any-return]
+
+
+def _times(record: StepRecord) -> tuple[int, int]:
+    return record.start_ns, record.end_ns
 
 
 @contextmanager

@@ -49,6 +49,7 @@ class StepRecord(NamedTuple):
     dispatch_ns: int | None = None  # of it, before the framework is asked to compute
     rule: str = "mark"  # of ``tpunb.schema.RULE``
     launches_ns: tuple[int, int] | None = None  # when the host launched its work, if not from start to end
+    done: bool = True  # whether start and end are known; if not, they are those of its launches
 
 
 @dataclass(eq=False, slots=True)
@@ -411,7 +412,10 @@ class StepClock:
 
     def untaken(self) -> list[StepRecord]:
         """Return the steps that `take` did not return yet, by the time of the host."""
-        return [step.record(step.host_end_ns) for step in self._ended.copy()]
+        return [
+            step.record(step.host_end_ns)._replace(done=step.work is None or step.work.settled)
+            for step in self._ended.copy()
+        ]
 
     def _is_done(self, step: OpenStep) -> bool:
         if not self._launches or step.rule == "keras":

@@ -76,11 +76,12 @@ def intervals(rows: pl.DataFrame) -> pl.DataFrame:
     return schema.check(rows.with_columns(**absent), INTERVALS, "intervals")
 
 
-def from_clock(events: pl.DataFrame, ticks: pl.DataFrame) -> pl.DataFrame:
+def from_clock(events: pl.DataFrame, ticks: pl.DataFrame, *, by_time: bool = False) -> pl.DataFrame:
     """Return the intervals of steps that the step clock recorded, as (step, kind, start_ps, end_ps), during a window.
 
     A step is traced in full if the window has its annotation, as profilers start late; of a loop without marks, if it
-    is within the events. It is left out without any event.
+    is within the events. It is left out without any event. With `by_time`, a step is what ran during it on devices
+    too, and not what was launched: its annotation may be in an earlier window.
     """
     annotated = (
         events.select("dur_ps", step="step_num", annotated_ps="start_ps")
@@ -104,10 +105,12 @@ def from_clock(events: pl.DataFrame, ticks: pl.DataFrame) -> pl.DataFrame:
         .join(annotated, on="step", how="left")
     )
     within = (pl.col("start_ps") >= pl.col("first")) & (pl.col("end_ps") <= pl.col("last"))
-    full = pl.col("annotation_ps").is_not_null() | (within & pl.col("found_by").is_in(_UNMARKED))
+    unmarked = pl.col("found_by").is_in(_UNMARKED) | by_time
+    full = pl.col("annotation_ps").is_not_null() | (within & unmarked)
     traced = pl.when(full).then(pl.lit("full")).otherwise(pl.lit("partial"))
     rows = intervals(rows.with_columns(host=pl.lit(host), traced=traced).sort("start_ps"))
-    return with_devices(rows, events).with_columns(rule=pl.lit("clock", schema.RULE))
+    rows = rows if by_time else with_devices(rows, events)
+    return rows.with_columns(rule=pl.lit("clock", schema.RULE))
 
 
 _HOST, _NAME = (pl.col(column).cast(pl.String) for column in ("host", "name"))

@@ -25,11 +25,12 @@ def of_devices(ops: pl.DataFrame, places: pl.DataFrame, hardware: pl.DataFrame) 
     """Return ``tpunb.schema.DEVICES`` from operations of devices and their places, as `ops.assign` returns them."""
     if ops.is_empty():
         return pl.DataFrame(schema=schema.DEVICES)
-    kinds = map_names(ops["category"], op_names.kind)
     containers = map_names(ops["category"], _CONTAINERS.__contains__, pl.Boolean()).fill_null(False)
     counted = ops.filter(~containers).select("at", "self_ps", pl.col(WORK).cast(pl.Float64))
     flops_ps = pl.col("self_ps").filter(pl.col("flops").is_not_null()).sum()
     sums = counted.group_by("at").agg(*map(total, WORK), flops_time_share=_share(flops_ps, pl.col("self_ps").sum()))
+    ops = _carried_over(ops, places)
+    kinds = map_names(ops["category"], op_names.kind)
     rows = ops.select("at").unique().join(sums, on="at", how="left")
     rows = rows.join(places, on="at").join(_union(ops, "device_ps"), on="at", how="left")
     waits = map_names(kinds, _WAITS.__contains__, pl.Boolean()).fill_null(False)
@@ -118,6 +119,30 @@ def input_stages(ops: pl.DataFrame) -> pl.DataFrame:
 def of_steps(devices: pl.DataFrame) -> pl.DataFrame:
     """Return one row per (host, step) over its devices."""
     return devices.group_by("host", "step").agg(over_devices(schema.DEVICE_FACTS))
+
+
+def _carried_over(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
+    """Add the rest of each operation that runs on in later steps of its device to those."""
+    over = ops.filter(pl.col("start_ps") + pl.col("dur_ps") > pl.col("end_ps"))
+    if over.is_empty():
+        return ops
+    begin, end = places["start_ps"].to_numpy(), places["end_ps"].to_numpy()
+    device = places.select(pl.struct("host", "plane").rle_id()).to_series().to_numpy()  # places are in its order
+    at, stop = over["at"].to_numpy().astype(np.int64), (over["start_ps"] + over["dur_ps"]).to_numpy()
+    last = at.copy()
+    for each in np.unique(device[at]):
+        first, until = np.searchsorted(device, [each, each + 1])
+        here = device[at] == each
+        last[here] = first + np.searchsorted(begin[first:until], stop[here]) - 1
+    steps = np.arange((last - at).sum()) - np.repeat(np.cumsum(last - at) - (last - at), last - at)
+    later = np.repeat(at, last - at) + 1 + steps
+    rest = over[np.repeat(np.arange(len(at)), last - at)].with_columns(
+        at=pl.Series(later, dtype=pl.UInt32),
+        start_ps=pl.Series(begin[later]),
+        dur_ps=pl.Series(np.repeat(stop, last - at) - begin[later]),
+        end_ps=pl.Series(end[later]),
+    )
+    return pl.concat([ops, rest])
 
 
 def _union(ops: pl.DataFrame, name: str) -> pl.DataFrame:
