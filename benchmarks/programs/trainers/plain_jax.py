@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 
 from programs.trainers import Truth, reduced, truth_of
 
-WIDTH, BATCH, LAYERS = 512, 512, 4
+WIDTH, BATCH, LAYERS = 512, 256, 4
 LARGE = 4_000_000  # numbers of a state that is saved
 
 
