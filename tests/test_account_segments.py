@@ -172,16 +172,15 @@ def samples(*rows):
 
 
 def test_samples_split_time_between_steps_into_waits_for_a_generator():
-    steps = [(number, "train", 20 * number, 10, None, None, 0) for number in range(5)]
-    run = host(steps, end_ms=90)
-    found = samples((12, True), (34, True), (35, True), (54, False), (75, True))  # three quarters of those between
-    found = pl.concat([found, samples((45, True))])  # in a step
-    run = run._replace(samples=found.filter(pl.col("start_ps") != 12 * MS))
-    assert accounts(run) == {"productive": 50, "between steps": 10, "data loading": 30}
+    steps = [(number, "train", 20 * number, 10, None, None, 0) for number in range(21)]
+    run = host(steps, end_ms=410)
+    found = samples(*((20 * number + 15, number < 15) for number in range(20)), (45, True))  # the last is in a step
+    run = run._replace(samples=found)
+    assert accounts(run) == {"productive": 210, "between steps": 50, "data loading": 150}
     estimated = segments(run).filter(account="data loading")
     assert estimated.select("detail", "source").unique().rows() == [("a generator of the program", "estimated")]
-    few = run._replace(samples=samples((34, True), (35, True), (54, False)))
-    assert accounts(few) == {"productive": 50, "between steps": 40}
+    few = run._replace(samples=found[1:])
+    assert accounts(few) == {"productive": 210, "between steps": 200}
 
 
 def test_what_traced_steps_wait_longer_for_input_is_the_profilers():

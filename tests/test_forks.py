@@ -3,6 +3,7 @@
 import os
 import subprocess
 import threading
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -185,29 +186,23 @@ def test_forked_children_that_leave_the_block_write_nothing(tmp_path):
     assert_whole(captured(tmp_path, LEAVING.format(end="os._exit(0)")), 6)
 
 
-class Settled(threading.Event):
-    """An event that records who waits for it, and how long at most."""
-
-    def __init__(self):
-        super().__init__()
-        self.waits = []
-
-    def wait(self, timeout):
-        self.waits.append((timeout, self.is_set()))
-
-
 class Beginning:
     """Stands in for a capture whose first window is not over."""
 
-    def __init__(self):
-        self.settled, self.seen = Settled(), []
+    def __init__(self, is_due):
+        self.settled, self.seen, self.is_due = threading.Event(), [], is_due
+
+    def settle(self):
+        session.settle(self.settled, lambda: self.is_due)
 
     def disown(self):
         self.seen.append("disowned")
 
 
-def test_fork_waits_once_for_the_first_window_up_to_a_limit():
-    capture = Beginning()
+@pytest.mark.parametrize(("is_due", "fork_s"), [(False, 0.01), (True, 600.0)], ids=["limit", "window of this thread"])
+def test_fork_waits_once_for_the_first_window(is_due, fork_s, monkeypatch):
+    monkeypatch.setattr(session, "LIMITS", replace(session.LIMITS, fork_s=fork_s))
+    capture = Beginning(is_due)
     session.captures.add(capture)
     try:
         for _ in range(2):
@@ -215,7 +210,8 @@ def test_fork_waits_once_for_the_first_window_up_to_a_limit():
             if pid == 0:
                 os._exit(0 if capture.seen == ["disowned"] else 1)
             assert os.waitpid(pid, 0)[1] == 0
-        assert capture.settled.waits == [(session.LIMITS.fork_s, False), (session.LIMITS.fork_s, True)]
+            monkeypatch.setattr(session, "LIMITS", replace(session.LIMITS, fork_s=600.0))  # it does not wait again
+            capture.is_due = False
         assert capture.seen == []
     finally:
         session.captures.discard(capture)

@@ -255,6 +255,10 @@ class CaptureSession:
         self._other_profiler = None
         self.scheduler.reset_failures()
 
+    def settle(self) -> None:
+        """Wait, before a fork, for the first window."""
+        settle(self.settled, lambda: bool(getattr(self.source, "is_due", False)))
+
     def disown(self) -> None:
         """Become, in a forked process, a copy that records nothing: the run and its threads are the parent's."""
         self._forked = True
@@ -454,8 +458,8 @@ class CaptureSession:
 class Capture(Protocol):
     """A capture that must survive forks."""
 
-    settled: threading.Event
-    """Set once its threads have started: the first window is over, or none is due soon."""
+    def settle(self) -> None:
+        """Wait, for a while, until its threads have started: the first window is over, or none is due soon."""
 
     def disown(self) -> None:
         """Become, in a forked process, a copy that records nothing."""
@@ -465,10 +469,17 @@ captures: weakref.WeakSet[Capture] = weakref.WeakSet()
 """The running captures of this process."""
 
 
+def settle(settled: threading.Event, is_due: Callable[[], bool]) -> None:
+    """Wait once, and only for a while, unless a window waits for the thread that trains, which may be this one."""
+    until_s = time.monotonic() + LIMITS.fork_s
+    while time.monotonic() < until_s and not settled.wait(LIMITS.plan_s) and not is_due():
+        pass
+    settled.set()
+
+
 def _before() -> None:
     for capture in list(captures):
-        capture.settled.wait(LIMITS.fork_s)
-        capture.settled.set()
+        capture.settle()
 
 
 def _in_child() -> None:

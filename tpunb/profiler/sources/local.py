@@ -199,6 +199,11 @@ class Local:
         """Do what is due between steps; for the thread that trains."""
         self._torch.boundary()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a session of PyTorch waits for a boundary."""
+        return self._torch.is_due
+
     def step(self, kind: str, number: int) -> AbstractContextManager[Any]:
         """Annotate a step by every framework in use."""
         return annotation(kind, number) if in_use() else self._torch.step(kind, number)

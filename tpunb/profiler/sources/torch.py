@@ -166,6 +166,11 @@ class Torch:
             if due is not None:
                 due()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a session waits for a boundary."""
+        return self._due is not None
+
     @staticmethod
     def _has_cuda() -> bool:
         cuda = getattr(sys.modules["torch"], "cuda", None)

@@ -43,6 +43,17 @@ def _patch(
 def _torch(loop: Loop, stack: ExitStack) -> None:
     loader = sys.modules["torch"].utils.data.dataloader
     _patch(loop, stack, loader._BaseDataLoaderIter, lambda batches: id(getattr(batches, "_dataset", batches)))
+    original = loader.DataLoader.__iter__
+
+    @wraps(original)
+    def start(self: Any) -> Any:
+        __tracebackhide__ = True
+        if loop.clock.loads or not loop.is_training():
+            return original(self)
+        with loop.clock.within("data loading", "start of a DataLoader"):
+            return original(self)
+
+    stack.enter_context(replaced(loader.DataLoader, "__iter__", start))
 
 
 def _grain(loop: Loop, stack: ExitStack) -> None:
