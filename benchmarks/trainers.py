@@ -12,7 +12,7 @@ or two places each, in under 50 seconds on two idle processors. The last line is
     Share of the true steps of kind "train" found, in the worst run: 1.0 if all are, and none too many.
 ``worst_account``
     Largest |measured - injected| as a share of wall time: of data in "data loading", of a hook or a read in "callbacks"
-    and "between steps", of saves in "checkpoint save". Data of a generator of the program count as "between steps",
+    and "program code", of saves in "checkpoint save". Data of a generator of the program count as "program code",
     too.
 ``named``
     Share of the injected wastes that the verdict's first sentence names: the account, and the callback, or file and
@@ -75,9 +75,9 @@ QUICK = {"plain_jax": ("hook", "save"), "plain_torch": ("data", "save"), "nnx_gr
 
 ACCOUNTS = {
     "data": ("data loading",),
-    "hook": ("callbacks", "between steps"),
+    "hook": ("callbacks", "program code"),
     "save": ("checkpoint save",),
-    "read": ("between steps", "callbacks"),
+    "read": ("program code", "callbacks"),
 }
 PAIR_STEPS = {False: 400, True: 120}  # at least, of a run whose step times are compared; by whether it is quick
 LEAST_SHARE = 0.12  # of wall time that a waste takes, to count as one that is to be named
@@ -85,7 +85,7 @@ LEAST_SHARE = 0.12  # of wall time that a waste takes, to count as one that is t
 
 def accounts(name: str, place: str) -> tuple[str, ...]:
     """Return the accounts that a waste of a program belongs to."""
-    return (*ACCOUNTS[place], *["between steps"] * (place == "data" and PROGRAMS[name].generates))
+    return (*ACCOUNTS[place], *["program code"] * (place == "data" and PROGRAMS[name].generates))
 
 
 class Captured(NamedTuple):

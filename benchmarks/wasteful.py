@@ -319,7 +319,7 @@ def by_function(run: Run, waste: Waste, folder: Path) -> None:
             train(*batch)
     with waste("checkpoint restore", stalls=False):
         checkpoint.read(folder / "tf" / str(240))
-    with waste("between steps"):
+    with waste("program code"):
         time.sleep(waste.sleep(0.5))
     for number, batch in enumerate(run.batches(tf_data(SHAPE_AFTER, load, range(0)).take(50))):
         with waste("program startup", stalls=False) if number == 0 else nullcontext():
@@ -357,16 +357,16 @@ def by_jax(run: Run, waste: Waste, folder: Path) -> None:
             with waste("program startup", stalls=False) if number in (0, 200) else nullcontext():
                 weights = train(weights, x if number < 200 else shorter).block_until_ready()
         if number in (80, 130, 220):
-            with waste("between steps"):
+            with waste("program code"):
                 time.sleep(waste.sleep(0.4))
         if number == 230:
-            with waste("between steps"):
+            with waste("program code"):
                 _usleep(int(waste.sleep(400_000)))
         if number % 100 == 99:
             _save_by_orbax(weights, waste, folder / f"orbax-{number}")
     del pile
     gc.enable()
-    with waste("between steps"):
+    with waste("program code"):
         time.sleep(waste.sleep(0.4))
     for _ in run.batches(_python_batches(waste)):
         weights = train(weights, x).block_until_ready()

@@ -42,4 +42,5 @@ def productive(steps, labels):
     group = [f"kind {kind[i]}" if label < 0 else f"phase {label}" for i, label in enumerate(labels)]
     usual = {name: np.median(time[[one == name for one in group]]) for name in {*group} if name.startswith("phase")}
     usual |= {f"kind {name}": np.median(time[kind == name]) for name in {*kind.tolist()}}
-    return np.minimum(time, [usual[name] for name in group])
+    median = np.array([usual[name] for name in group])
+    return np.where(time > 1.5 * median, median, time)

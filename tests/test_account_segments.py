@@ -86,12 +86,12 @@ def train(step, start, dur, wait=0, calls=0, phase=0):
 
 
 def test_a_step_is_split_into_what_is_known_of_it():
-    steps = [train(0, 0, 10), train(1, 10, 10, wait=4), train(2, 20, 30, calls=15)]
-    assert accounts(host(steps, end_ms=50)) == {
-        "productive": 26,  # 10 + 6 + 10
+    steps = [train(0, 0, 10), train(1, 10, 10, wait=4), train(2, 20, 40, calls=15), train(3, 60, 14)]
+    assert accounts(host(steps, end_ms=74)) == {
+        "productive": 42,  # 10 + 6 + 12, the median of 10, 6, 25 and 14, + 14
         "data loading": 4,
         "callbacks": 15,
-        "step time deviation": 5,
+        "step time deviation": 13,
     }
 
 
@@ -116,7 +116,7 @@ def test_garbage_collection_in_a_callback_is_time_of_the_callback():
 
 def test_gaps_are_between_steps_in_a_loop_and_preparation_around_it():
     steps = [train(0, 10, 10), train(1, 25, 10)]
-    assert accounts(host(steps, end_ms=50)) == {"preparation": 25, "between steps": 5, "productive": 20}
+    assert accounts(host(steps, end_ms=50)) == {"preparation": 25, "program code": 5, "productive": 20}
     spans = [(5, 17, "fit", "fit"), (24, 20, "fit", "fit")]
     assert accounts(host(steps, spans, end_ms=50)) == {"preparation": 30, "productive": 20}
 
@@ -166,8 +166,8 @@ def test_covered_counts_overlaps_once():
 
 
 def samples(*rows):
-    """Samples of (moment in ms, whether a generator ran)."""
-    data = [("h", ms * MS, "a.py:1 in f", loads) for ms, loads in rows]
+    """Samples of (moment in ms, whether a generator ran, whether code of the program did)."""
+    data = [("h", ms * MS, "a.py:1 in f", loads, any(code)) for ms, loads, *code in rows]
     return pl.DataFrame(data, schema=schema.SAMPLES, orient="row")
 
 
@@ -176,11 +176,33 @@ def test_samples_split_time_between_steps_into_waits_for_a_generator():
     run = host(steps, end_ms=410)
     found = samples(*((20 * number + 15, number < 15) for number in range(20)), (45, True))  # the last is in a step
     run = run._replace(samples=found)
-    assert accounts(run) == {"productive": 210, "between steps": 50, "data loading": 150}
+    assert accounts(run) == {"productive": 210, "program code": 50, "data loading": 150}
     estimated = segments(run).filter(account="data loading")
     assert estimated.select("detail", "source").unique().rows() == [("a generator of the program", "estimated")]
     few = run._replace(samples=found[1:])
-    assert accounts(few) == {"productive": 210, "between steps": 200}
+    assert accounts(few) == {"productive": 210, "program code": 200}
+
+
+def test_samples_in_steps_show_how_long_code_of_the_program_ran_in_them():
+    steps = [(number, "train", 20 * number, 20, None, None, number % 2) for number in range(40)]  # two phases by turns
+    coded = samples(*((20 * number + 5, False, number % 2 == 0 and number % 8 != 0) for number in range(40)))
+    run = host(steps, end_ms=800)._replace(samples=coded)
+    assert accounts(run) == {"productive": 500, "program code": 300}
+    inside = segments(run).filter(account="program code")
+    assert inside.select("phase", "detail", "source").unique().rows() == [(0, "inside steps", "estimated")]
+    assert accounts(run._replace(samples=coded[:38])) == {"productive": 800}  # nineteen of each phase
+
+
+def test_code_that_makes_some_steps_slower_is_what_they_deviate_for():
+    steps = [(number, "train", 20 * number, 10 if number % 5 else 20, None, None, 0) for number in range(20)]
+    coded = samples(*((20 * number + 12 * (number % 5 == 0), False, number % 5 == 0) for number in range(20)))
+    run = host(steps, end_ms=400)
+    before = accounts(run)
+    assert before["step time deviation"] == 40
+    divided = accounts(run._replace(samples=coded))
+    assert "step time deviation" not in divided
+    assert divided["program code"] == before["program code"] + 48  # a fifth of the time in steps
+    assert divided["productive"] == 200 - 8
 
 
 def test_what_traced_steps_wait_longer_for_input_is_the_profilers():

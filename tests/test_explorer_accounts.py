@@ -87,9 +87,9 @@ def test_marks_are_those_of_the_time_range(view):
 
 
 def test_the_bar_follows_the_clustering():
-    view = tp.explore(clocked(), method=tp.OLS(1.0))
+    view = tp.explore(replace(toy_steps("aaaddd"), wall=clocked().wall), method=tp.OLS(1.0))
     assert "step time deviation" not in answer(view)["parts"]["account"]
-    view.threshold = 0.0  # one phase of steps of 1 and 2 ms
+    view.threshold = 0.0  # one phase of steps of 1 and 4 ms
     assert len(view.value) == 1
     assert "step time deviation" in answer(view)["parts"]["account"]
 

@@ -191,7 +191,7 @@ def test_time_between_steps_and_fits_has_its_account(simulated, clock, model):
         model.fit(many(5), verbose=0)
 
     goodput = simulated(program)
-    assert seconds(goodput, "between steps") == near(3)
+    assert seconds(goodput, "program code") == near(3)
     assert seconds(goodput, "preparation") == near(5)
 
 

@@ -72,7 +72,7 @@ def test_names_and_notes_cannot_command_a_terminal(evil):
 
 
 def test_long_places_lose_their_middle():
-    rows = [("productive", None, 1.0), ("between steps", "x" * 500, 1.0)]
+    rows = [("productive", None, 1.0), ("program code", "x" * 500, 1.0)]
     assert len(goodput_of(rows).sentence) < 150
 
 

@@ -199,6 +199,68 @@ def test_a_generator_of_the_program_prepares_a_batch_unless_the_loop_is_in_it(tm
     assert not program.loop(lambda: prepares(sys._getframe(2), set()))  # no generator
 
 
+CODE = """\
+import json
+import queue
+import time
+
+def through(call, *args):
+    return call(*args)
+
+def spin(stop):
+    while not stop.is_set():
+        pass
+
+def wait(box):
+    return box.get(timeout=600)
+
+def rest(stop):
+    while not stop.is_set():
+        time.sleep(0.05)
+"""
+
+
+def test_calls_of_the_standard_library_and_of_arrays_of_the_host_are_code_of_the_program(tmp_path, own_name, library):
+    program = imported(tmp_path / "program.py", CODE, own_name)
+    program.framework = library
+
+    def is_code(callee):
+        return program.through(lambda: stall_sampler._calls_code(sys._getframe(1), callee))
+
+    assert all(map(is_code, ["json.dumps", "time.sleep", "json.JSONEncoder().encode"]))
+    # the builtins may wait for a device, and what a framework does is to compute
+    assert not any(map(is_code, ["framework.call", "float", "print", "call", "json", ""]))
+
+
+@pytest.mark.parametrize(("name", "code"), [("spin", True), ("rest", True), ("wait", False)])
+def test_a_thread_that_runs_python_or_sleeps_runs_code_and_one_that_waits_does_not(tmp_path, own_name, name, code):
+    program = imported(tmp_path / "program.py", CODE, own_name)
+    stop, box = threading.Event(), queue.Queue()
+    thread = threading.Thread(target=getattr(program, name), args=(box if name == "wait" else stop,), daemon=True)
+    thread.start()
+    try:
+
+        def seen():
+            frame = stall_sampler.stacks().get(thread.ident)
+            place = stall_sampler._innermost(stall_sampler._outwards(frame))[0]
+            return place is not None and stall_sampler._is_code(frame, place) == code
+
+        until(seen)
+    finally:
+        stop.set()
+        box.put(None)
+        thread.join(60)
+
+
+def test_the_samples_of_work_in_flight_have_no_place(monkeypatch):
+    looks = Looks(monkeypatch, Training(typical_ms=1000))
+    looks.progress(100, step=1)
+    looks.training.now = looks.training.now._replace(since_ns=None, computes=True)
+    looks.at(200, 300)
+    samples = looks.sampler.take_samples("vm", 0)
+    assert samples.select("place", "code").rows() == [(None, False)] * 2
+
+
 def test_two_stalls_are_taken_once(monkeypatch):
     looks = Looks(monkeypatch, Training())
     looks.progress(100, step=1)

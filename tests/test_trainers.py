@@ -8,20 +8,20 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from trainer_runs import found
+from trainer_runs import BENCHMARKS, found
 
 import tpunb as tp
 
 pytestmark = pytest.mark.live
 
-CODE = {"data loading", "callbacks", "between steps", "checkpoint save"}
+CODE = {"data loading", "callbacks", "program code", "checkpoint save"}
 """Accounts of what a program does besides its steps; the others depend on the machine."""
 
 WASTES = {
     "data": {"data loading"},
-    "hook": {"between steps", "callbacks"},
+    "hook": {"program code", "callbacks"},
     "save": {"checkpoint save"},
-    "read": {"between steps", "callbacks"},
+    "read": {"program code", "callbacks"},
 }
 
 
@@ -55,7 +55,7 @@ def check(run, name, rule):
     assert counts == {"train": truth["train"]}, name
     accounts, expected = run["accounts"], WASTES[name.split()[1]]
     if name == "plain_jax data":  # a generator's share of the time between steps is known by samples alone
-        expected = {"between steps", "data loading"}
+        expected = {"program code", "data loading"}
     assert max(CODE, key=lambda account: accounts[account]) in expected, name
     assert sum(accounts[account] for account in expected) >= 0.5 * truth["injected_s"], name
 
@@ -71,6 +71,45 @@ def test_loops_of_nnx_on_batches_of_grain(runs):
 def test_loops_of_pytorch_with_and_without_workers(runs):
     kinds = ["torch", "torch workers", "torch accumulated"]
     runs("torch", "torch", *kinds, *[f"plain_torch {place}" for place in WASTES], "torch_workers data")
+
+
+AHEAD = """
+import sys
+import jax
+import jax.numpy as jnp
+import tpunb as tp
+
+@jax.jit
+def step(weights, x):
+    for _ in range(12):
+        weights = jnp.tanh(weights @ x)
+    return weights
+
+weights, x = jnp.ones((700, 700)), jnp.ones((700, 700)) / 700
+step(weights, x).block_until_ready()
+with tp.capture(sys.argv[1], schedule=tp.Schedule.continuous(window=0.3)) as run:
+    for number in range(30):
+        with run.step(number):
+            weights = step(weights, x)
+    weights.block_until_ready()
+"""
+
+
+def test_steps_that_a_loop_launches_at_once_are_traced_one_after_the_other_where_they_ran(tmp_path):
+    pytest.importorskip("jax")
+    package = os.pathsep.join([str(BENCHMARKS.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": package}
+    command = [sys.executable, "-c", AHEAD, tmp_path / "run"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    steps = tp.steps(tp.load(tmp_path / "run"))
+    frame = steps.frame.sort("step")
+    assert len(frame) == 30
+    before_ps = (frame["start_ps"] + frame["dur_ps"]).shift().fill_null(0)
+    assert (frame["start_ps"] - before_ps >= -2 * 10**9).all()  # those of a window agree with the others' clock
+    full = frame.filter(traced="full")
+    assert (full["device_ps"] > 0).all()
+    assert full["step"].max() > 1  # work of a window that was launched in an earlier one
 
 
 @pytest.mark.slow

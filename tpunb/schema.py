@@ -52,7 +52,7 @@ TERMS: dict[str, str] = {
     "busy time": "Time in which at least one operation of a device runs.",
     "layer": "A layer of the model, derived from the scopes in the name of a framework op.",
     "phase": "A group of steps with similar operations.",
-    "productive time": "Time of steps without callbacks and input wait, of each step up to the median of its phase.",
+    "productive time": "Time of steps without callbacks and input wait, of far slower ones the median of their phase.",
     "outliers": "Steps that a method assigns to no phase, or that last far longer than their phase, labelled -1.",
     "sweep": "Measurements of one model at many sizes, its points, on one device.",
     "checkpoint": "The saved state of a training, from which a run can resume.",
@@ -565,12 +565,12 @@ ACCOUNTS = {
     for account in (  # colours of Okabe and Ito, 2008, and eight more, which colour-blind readers too can distinguish
         Account(
             *("productive", "#009E73", "Productive training", "productive"),
-            "exclusive time of each step, up to the median of its phase",
+            "exclusive time of each step; of one that takes over 1.5 times the median of its phase, up to that median",
             clocked=False,
         ),
         Account(
             *("step time deviation", "#9fdfc0", "Steps slower than usual", "deviation"),
-            "exclusive time of a step above that median",
+            "exclusive time above that median, of steps that take over 1.5 times as long",
             "place of its stall, or `garbage collection`",
             clocked=False,
         ),
@@ -597,7 +597,7 @@ ACCOUNTS = {
         ),
         Account(
             *("evaluation", "#56B4E9", "Evaluation", "evaluation"),
-            "`evaluate`, and validation inside `fit`",
+            "`evaluate`, validation inside `fit`, and `predict` beside a training",
             phrase="in evaluation",
             clocked=False,
         ),
@@ -613,8 +613,10 @@ ACCOUNTS = {
             clocked=False,
         ),
         Account(
-            *("between steps", "#5a3208", "Code between steps", "between"),
-            "Python between the steps of a loop of your own, and between two such loops",
+            *("program code", "#5a3208", "Code of the program", "code"),
+            "Python between the steps of a loop of your own, between two such loops, and inside steps, as far as "
+            "samples show it: sleeps, logs, work on arrays of the host",
+            "`inside steps`",
         ),
         Account(
             *("profiler", "#7e71fa", "The profiler", "profiler"),
@@ -659,6 +661,10 @@ SAMPLES = frame(
     start_ps=_START,
     place=_PLACE,
     loads=Column(pl.Boolean(), "Whether a generator of the program ran, which prepares a batch."),
+    code=Column(
+        pl.Boolean(),
+        "Whether the program's own Python ran, the standard library for it, or arrays of the host, or it slept.",
+    ),
 )
 
 LOAD = frame(

@@ -13,7 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tpunb import schema
-from tpunb.frames.exclusive_time import clock_measures_input, covered, input_wait, phase_medians, stall_places
+from tpunb.frames.exclusive_time import clock_measures_input, covered, deviates, input_wait, phase_medians, stall_places
 from tpunb.frames.op_matrix import Ints, factorize
 
 _FIRST = {"fit": 0, "tuning": 2, "resuming": 2}  # the rank of a span that begins later or earlier than others
@@ -25,8 +25,10 @@ SHORT = "calls under 1 ms"
 REDUCTION = "reduction of a window"  # work of the profiler beside the training
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
 _GENERATOR = "a generator of the program"
-_FEWEST_SAMPLES = 20  # between steps, of which a share in generators is right within about 0.2
-_INSIDE = ["fit", "evaluation", "between steps"]  # where a stall may be time of a step itself
+_INSIDE_STEPS = "inside steps"
+_COMPUTING = ("step time deviation", "productive")  # what samples divide, in this order
+_FEWEST_SAMPLES = 20  # of which a share is right within about 0.2
+_INSIDE = ["fit", "evaluation", "program code"]  # where a stall may be time of a step itself
 
 
 class HostRun(NamedTuple):
@@ -77,7 +79,7 @@ def segments(run: HostRun) -> pl.DataFrame:
             _gaps(run, cells, start, end, spans),
         ]
     ).sort("start_ps")
-    return _by_generators(pieces, run.samples)
+    return _by_code(_by_generators(pieces, run.samples), run.samples)
 
 
 def _disjoint(steps: pl.DataFrame, low: int, high: int) -> tuple[Ints, Ints]:
@@ -140,7 +142,8 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     garbage = np.minimum(garbage, left)
     left -= garbage
     kind = factorize(steps["kind"].fill_null("").rank("dense").to_numpy().astype(np.int64))[1]
-    usual = np.minimum(left, phase_medians(left, steps["phase"].fill_null(-1).to_numpy(), kind))
+    medians = phase_medians(left, steps["phase"].fill_null(-1).to_numpy(), kind)
+    usual = np.minimum(left, medians)
     excess = left - usual
 
     starts_up = np.zeros(len(exclusive), np.bool_)
@@ -149,7 +152,9 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     startup = np.where(starts_up, excess, 0)
     excess = excess - startup
     profiler = np.minimum(excess, _delays(run, start, end, left))
-    return np.stack([waits, usual, startup, profiler + slowed, garbage, excess - profiler, calls], axis=1)
+    rest = np.where(deviates(left, medians), excess - profiler, 0)
+    usual = left - startup - profiler - rest
+    return np.stack([waits, usual, startup, profiler + slowed, garbage, rest, calls], axis=1)
 
 
 def _intervals(run: HostRun, account: str) -> pl.DataFrame:
@@ -227,7 +232,8 @@ def _explained(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
         by_clock=clock_measures_input(),
     )
     reasons = _reasons(run, steps)
-    account = pl.col("account")
+    account, kind = pl.col("account"), pl.col("kind")
+    evaluates = (kind == "eval") | ((kind == "predict") & (run.steps["kind"] == "train").any())
     estimated = account.is_in(["program startup", "profiler"]) | ((account == "data loading") & ~pl.col("has_input"))
     windows = pl.lit(not run.clocked) | ((account == "data loading") & ~pl.col("by_clock"))
     return (
@@ -235,7 +241,7 @@ def _explained(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
         .join(steps.drop("start_ps", "dur_ps"), on="unit", how="left", maintain_order="left")
         .join(reasons, on="unit", how="left", maintain_order="left")
         .with_columns(
-            account=pl.when(account.is_in(["productive", "data loading"]) & (pl.col("kind") == "eval"))
+            account=pl.when(account.is_in(["productive", "data loading"]) & evaluates)
             .then(pl.lit("evaluation"))
             .when(account == _GC)
             .then(pl.lit("step time deviation"))
@@ -246,7 +252,7 @@ def _explained(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
             .then("reason")
             .when(account == "callbacks")
             .then(pl.lit(SHORT))
-            .when((account == "data loading") & (pl.col("kind") == "eval"))
+            .when((account == "data loading") & evaluates)
             .then(pl.lit("waiting for input"))
             .when(account == "data loading")
             .then("wait_place")
@@ -294,7 +300,7 @@ def _gaps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.DataFra
     loop[:-1] = covered(methods, start, np.maximum(end, start + 1)) == 0
     inside = (before >= 0) & (after < len(start)) & loop[before] & loop[np.minimum(after, len(start))]
     if run.complete:
-        account = np.where(inside, "between steps", "preparation")
+        account = np.where(inside, "program code", "preparation")
     else:
         outer = (before < 0) | (after >= len(start))
         account = np.where(outer & run.clocked & (len(start) > 0), "preparation", "other")
@@ -306,7 +312,7 @@ def _gaps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.DataFra
 
 def _by_generators(pieces: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     """Split time between steps in which generators of the program prepared batches: samples alone show them."""
-    between = pl.col("account") == "between steps"
+    between = pl.col("account") == "program code"
     order = pieces.select("start_ps", "account")
     found = samples.sort("start_ps").join_asof(order, on="start_ps", check_sortedness=False).filter(between)
     loading = int(found["loads"].fill_null(value=False).sum())
@@ -323,6 +329,34 @@ def _by_generators(pieces: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     )
     kept = dur.with_columns(pl.col("dur_ps") - part)
     return pl.concat([rest, *(each.filter(pl.col("dur_ps") > 0) for each in (kept, waits))]).sort("start_ps")
+
+
+def _by_code(pieces: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
+    """Split time in steps in which code of the program ran, or it slept, by the samples in the steps of each phase."""
+    divided = pl.col("account").is_in(_COMPUTING) & ~pl.col("detail").eq_missing(_GC)
+    order = pieces.select("start_ps", "phase", inside=divided).sort("start_ps")
+    found = samples.sort("start_ps").join_asof(order, on="start_ps", check_sortedness=False).filter("inside")
+    shares = found.group_by("phase").agg(n=pl.len(), code=pl.col("code").fill_null(value=False).mean())
+    shares = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, pl.col("code") > 0).select("phase", "code")
+    if shares.is_empty():
+        return pieces
+    dur_ps, deviates = pl.col("dur_ps"), pl.col("account") == "step time deviation"
+    parts = pieces.with_row_index("piece").join(shares, on="phase", how="left", maintain_order="left")
+    mine = divided & pl.col("code").is_not_null()
+    code_ps = (pl.col("code") * dur_ps.filter(mine).sum()).over("phase")
+    spare_ps = dur_ps.filter(mine & deviates).sum().over("phase")  # a step is longer since its code is
+    rest_ps = dur_ps.filter(mine & ~deviates).sum().over("phase")
+    most = pl.when(deviates).then(code_ps / spare_ps).otherwise((code_ps - spare_ps) / rest_ps)
+    parts = parts.with_columns(part_ps=pl.when(mine).then((dur_ps * most.clip(0, 1)).round().cast(pl.Int64)))
+    taken = parts.filter(pl.col("part_ps") > 0).with_columns(
+        pl.col("start_ps") + dur_ps - pl.col("part_ps"),
+        dur_ps="part_ps",
+        account=pl.lit("program code"),
+        detail=pl.lit(_INSIDE_STEPS),
+        source=pl.lit("estimated"),
+    )
+    kept = parts.with_columns(dur_ps - pl.col("part_ps").fill_null(0)).filter(dur_ps > 0)
+    return pl.concat([each.select(pieces.columns) for each in (kept, taken)]).sort("start_ps")
 
 
 _COLUMNS = ["start_ps", "dur_ps", "account", "detail", "step", "phase", "unit", "source"]

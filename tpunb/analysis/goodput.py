@@ -163,10 +163,11 @@ def others_used(goodput: Goodput) -> str | None:
 def goodput(run: Run) -> Goodput:
     """Account for the wall time of a run: productive steps, and everything else by cause.
 
-    Every picosecond of a host is in one account of ``tpunb.schema.ACCOUNTS``. The *exclusive
-    time* of a step is its duration without input wait, callbacks, checkpoints and the like; the median of its phase is
-    productive, what is beyond is the profiler's as far as that was busy, program startup if the step traced or
-    compiled, and step time deviation otherwise. Input wait of steps that no clock measured is the mean of their phase.
+    Every picosecond of a host is in one account of ``tpunb.schema.ACCOUNTS``. The *exclusive time* of a step is its
+    duration without input wait, callbacks, checkpoints and the like. It is productive; but what is beyond the median of
+    its phase is the profiler's as far as that was busy, program startup if the step traced or compiled, and, if the
+    step takes over 1.5 times that median, step time deviation. Samples in code of the program divide what is left.
+    Input wait of steps that no clock measured is the mean of their phase.
 
     Parameters
     ----------

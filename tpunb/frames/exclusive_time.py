@@ -12,6 +12,7 @@ from tpunb.frames.steps import Steps
 
 SLOW = "slow step"  # reason of an outlier by its duration, of a cause that the clock does not know
 RARE = "operations"  # reason of an outlier by the phase method
+USUAL = 1.5  # a step takes, by the median of its phase: the ratio of two paces, as in tpunb.cluster
 _BESIDE = ("fit", "callbacks")  # no reasons: a method of Keras holds its steps, exclusive time excludes callbacks
 
 
@@ -34,11 +35,16 @@ def input_wait() -> pl.Expr:
 def phase_medians(times: Ints, phase: Ints, kind: Ints) -> Ints:
     """Return the median exclusive time of the phase of each step; of outliers, -1, that of their kind.
 
-    Productive time of a step is its exclusive time up to that. Medians are of steps that took time; kinds are numbers.
+    Medians are of steps that took time; kinds are numbers.
     """
     ascending = rows_by_time(times)
     of_kinds, of_phases = (group_medians(times, group, ascending)[group] for group in (kind, phase.clip(0)))
     return np.where(phase < 0, of_kinds, of_phases)
+
+
+def deviates(times: Ints, medians: Ints) -> NDArray[np.bool_]:
+    """Return which steps take unusually long: of those the time beyond the median of their phase is not productive."""
+    return np.asarray(times > USUAL * medians)
 
 
 def rows_by_time(times: Ints) -> Ints:

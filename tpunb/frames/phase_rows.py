@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tpunb import schema
 from tpunb.frames.cache import memoised, memoised_last
-from tpunb.frames.exclusive_time import exclusive_time, group_medians, rows_by_time
+from tpunb.frames.exclusive_time import deviates, exclusive_time, group_medians, rows_by_time
 from tpunb.frames.op_matrix import Floats, Ints, factorize
 from tpunb.frames.phase_names import phase_names, saving
 from tpunb.frames.steps import Steps
@@ -40,11 +40,12 @@ def _rows(steps: Steps, labels: bytes) -> pl.DataFrame:
     sum_of = dict(zip(columns.names, sums.T, strict=True))
     middle = np.zeros((len(ids), 2), dtype=np.int64)
     middle_values(phase, columns.by_time, columns.time, sum_of["timed"], middle)
-    # as in goodput: the exclusive time of a step up to the median of its phase, of outliers up to that of their kind
+    # as in goodput: the exclusive time of a step, of an unusually long one up to the median of its phase or kind
     of_phase = group_medians(columns.exclusive, phase, columns.by_exclusive)[phase]
     usual = np.where(ids[phase] < 0, columns.kind_median, of_phase)
     productive = np.zeros((len(ids), 1), dtype=np.int64)
-    row_sums(phase, np.minimum(columns.exclusive, usual)[:, None], productive)  # in integers
+    exclusive = np.where(deviates(columns.exclusive, usual), usual, columns.exclusive)
+    row_sums(phase, exclusive[:, None], productive)  # in integers
     first, last = np.full((2, len(ids)), -1)
     first[phase[columns.by_start[::-1]]] = columns.by_start[::-1]  # the last one written stays
     last[phase[columns.by_start]] = columns.by_start

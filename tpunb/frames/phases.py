@@ -208,8 +208,8 @@ class Phases:
     def coverage(self, n: int = 3) -> float:
         """Return the share of productive time in the `n` longest phases, 0 to 1.
 
-        Outliers are not covered. Productive time of a step is its time without callbacks and input wait, up to the
-        median of its phase; of outliers, up to that of their kind.
+        Outliers are not covered. Productive time of a step is its time without callbacks and input wait; if that is
+        over 1.5 times the median of its phase, of outliers of their kind, it is that median.
         """
         n = check_whole("coverage", "n", n, 1)
         return float(self._rows.filter(pl.col("phase") >= 0)["share"].head(min(n, self._rows.height)).sum())

@@ -59,6 +59,7 @@ class Limits:
     pace_ratio: float = 1.5  # of the step times of two paces; chosen, as in tpunb.cluster
     same_clock_ps: int = 50_000_000  # from an annotation to the host clock, which agree to microseconds; chosen
     shortest_span_ns: int = 1_000_000  # chosen: short callbacks are summed by step
+    functions: int = 32  # of one name, that are known apart as they are traced again; chosen
     first_step_ns: int = 200_000_000  # longest typical step time before the second step has ended; chosen
 
     small_leaf: int = 1024  # elements of a result that is kept while it is computed; chosen

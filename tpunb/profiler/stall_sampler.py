@@ -9,6 +9,7 @@ training continues as soon as that one releases it.
 from __future__ import annotations
 
 import ast
+import dis
 import gc
 import linecache
 import os
@@ -26,7 +27,7 @@ from functools import lru_cache
 from inspect import CO_GENERATOR
 from itertools import islice
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -46,6 +47,8 @@ _PACKAGES = re.compile(rf"[\\/](?:site-packages|dist-packages|debugpy|pydevd)[\\
 _STANDARD = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(os.__file__).parent)}
 _LIBRARIES = tuple(f"{folder}{os.sep}" for folder in {*_STANDARD, str(Path(__file__).parents[1])})
 _WAITING = {module.__file__ for module in (threading, queue, selectors)}
+_STANDARD_FOLDERS = tuple(f"{folder}{os.sep}" for folder in _STANDARD)
+_HOSTS = {*sys.stdlib_module_names, "numpy", "scipy", "pandas", "polars", "PIL", "cv2", "sklearn", "skimage"}
 _IMPORT = re.compile(r"\s*(?:import|from)\s+([\w.]+)")
 
 
@@ -80,6 +83,7 @@ class Progress(NamedTuple):
     step: int | None  # None between steps
     account: str | None  # of tpunb.schema.ACCOUNTS, None if unknown
     typical_ns: int  # typical step time
+    computes: bool = False  # whether work is in flight
 
 
 class Place(NamedTuple):
@@ -152,7 +156,8 @@ class StallSampler:
         self._due_ns = sys.maxsize  # when the sampler looks next, by the monotonic clock
         self._skipped_ns: int | None = None  # the stall in which the clock jumped
         self._finished: deque[Stall] = deque(maxlen=_STALLS)
-        self._samples: deque[tuple[int, str | None, bool]] = deque(maxlen=LIMITS.most_samples)  # in stalls or not
+        # in stalls or not: time, place, whether a generator runs, whether code of the program does
+        self._samples: deque[tuple[int, str | None, bool, bool]] = deque(maxlen=LIMITS.most_samples)
         self.loops: set[CodeType] = set()  # functions that a loop is in, whose generators do not prepare its batches
         self._sampled_ns = 0
         self.failure: Exception | None = None  # that ended the sampling
@@ -215,6 +220,9 @@ class StallSampler:
             self._add(seen.progress, seen.text, seen.late_ns)
         if self._open is not None and since_ns != self._open.start_ns:
             self._finish(now_ns if since_ns is None else since_ns)
+        if progress.computes and now_ns - self._sampled_ns >= LIMITS.stall_idle_ns:
+            self._sampled_ns = now_ns
+            self._samples.append((now_ns, None, False, False))
         if since_ns is None or progress.thread is None or since_ns == self._skipped_ns:
             return LIMITS.stall_idle_ns
         elapsed_ns, limit_ns = now_ns - since_ns, _limit_ns(progress)
@@ -234,7 +242,8 @@ class StallSampler:
         return LIMITS.stall_sample_ns
 
     def _sample(self, now_ns: int, frame: FrameType, place: str | None) -> None:
-        self._samples.append((now_ns, place, any(_prepares(each, self.loops) for each in _outwards(frame))))
+        loads = any(_prepares(each, self.loops) for each in _outwards(frame))
+        self._samples.append((now_ns, place, loads, _is_code(frame, place)))
 
     def _add(self, progress: Progress, text: str | None, late_ns: int) -> None:
         """Add a sample to the open stall, or to a new one."""
@@ -296,6 +305,34 @@ def _prepares(frame: FrameType, loops: set[CodeType]) -> bool:
     if not code.co_flags & CO_GENERATOR or code in loops or not _is_user_code(code.co_filename):
         return False
     return caller is not None and _is_user_code(caller.f_code.co_filename)  # a context manager is asked by a library
+
+
+def _is_code(frame: FrameType, place: str | None) -> bool:
+    """Return whether a thread runs code of the program, or of what cannot be a framework that computes for it."""
+    for each in _outwards(frame):
+        code = each.f_code
+        if _is_user_code(code.co_filename):
+            return each is not frame or _calls_code(each, (place or "").partition(" ← ")[2])
+        if (
+            not code.co_filename.startswith(_STANDARD_FOLDERS)
+            or _PACKAGES.search(code.co_filename)
+            or code.co_filename in _WAITING
+        ):
+            return False
+    return False
+
+
+def _calls_code(frame: FrameType, callee: str) -> bool:
+    """Return whether the instruction of a frame is between two of Python's, or a call of a module in `_HOSTS`."""
+    operation = dis.opname[frame.f_code.co_code[max(frame.f_lasti, 0)]]
+    if operation == "RESUME" or "JUMP" in operation:  # where a thread gives up the interpreter lock on its own
+        return True
+    name, _, attribute = callee.partition(".")
+    found = frame.f_globals.get(name)
+    module = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
+    # the builtins wait for arrays of a device
+    of_host = isinstance(module, str) and module != "builtins" and module.partition(".")[0] in _HOSTS
+    return of_host and (bool(attribute) or not isinstance(found, ModuleType))
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

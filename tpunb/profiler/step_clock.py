@@ -29,6 +29,9 @@ from tpunb.signals import Spent
 Annotate = Callable[[str, int], AbstractContextManager[Any] | None]
 """Opens the framework's step annotation: (kind, step number) -> context manager; None while nothing traces."""
 
+NEW_FUNCTION = "a new function"
+"""Why a framework compiles again what it has compiled before: the program wraps it anew."""
+
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -118,6 +121,7 @@ class StepClock:
         self.boundary: Callable[[], None] = lambda: None  # called between steps: a source may have something to do
         self.fetched: Callable[[], tuple[int, int] | None] = lambda: None  # start and time of the fetch before a mark
         self.current: Callable[[], StepRecord | None] = lambda: None  # the step of a loop without marks
+        self.again: tuple[str, str | None] = "", None  # a function that is compiled now, and why again
         self._warned = False
         self._spans: deque[tuple[Spent, Work | None]] = deque()  # with the work in flight at their start
         self._thread = get_ident()  # that trains
@@ -340,7 +344,8 @@ class StepClock:
             self._typical = key, min(usual, default=LIMITS.first_step_ns)
         computes = self._latest is not None and not self._latest.settled  # the program may well wait for that
         since_ns = None if self._closed or computes else self._progress_ns
-        return Progress(self._thread, since_ns, None if step is None else step.step, account, self._typical[1])
+        number, computes = None if step is None else step.step, computes and not self._closed
+        return Progress(self._thread, since_ns, number, account, self._typical[1], computes)
 
     def mark_progress(self) -> None:
         """Give a sign of progress."""
