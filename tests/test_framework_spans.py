@@ -64,7 +64,34 @@ def test_tensorflow_traces_by_name_and_signature():
         train(tf.ones((2, 3)))
         train(tf.ones((2, 3)))
         train(tf.ones((4, 3)))
-    assert of(found, "program startup") == ["tracing train", "tracing train again for float32[4, 3]"]
+    assert of(found, "program startup") == [
+        "tracing train",
+        "tracing train again for x = float32(4, 3) (before: float32(2, 3))",
+    ]
+
+
+def test_tensorflow_says_which_value_changed_and_that_a_function_is_made_anew():
+    tf = pytest.importorskip("tensorflow")
+    found = []
+
+    def made():
+        @tf.function
+        def step(x, epoch):
+            time.sleep(0.005)
+            return x * epoch
+
+        return step
+
+    with spans_of(found):
+        first = made()
+        first(tf.ones(2), 1)
+        first(tf.ones(2), 2)
+        made()(tf.ones(2), 2)
+    assert of(found, "program startup") == [
+        "tracing step",
+        "tracing step again for epoch = 2 (before: 1)",
+        "tracing step again for a new function",
+    ]
 
 
 def test_jax_traces_and_compiles_by_name():

@@ -7,17 +7,18 @@ import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from typing import Any
 
 from tpunb.profiler.keras import running_method
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.sources.frameworks import loaded
-from tpunb.profiler.step_clock import StepClock
+from tpunb.profiler.step_clock import NEW_FUNCTION, StepClock
 from tpunb.signals import Spent
-from tpunb.text import cut
+from tpunb.text import cut, plain
 from tpunb.training.patching import replaced
 
 _SAVES, _RESTORES, _EVALUATES = "checkpoint save", "checkpoint restore", "evaluation"
@@ -62,7 +63,7 @@ class FrameworkSpans:
         self._lock = threading.Lock()
         self._open = True
         self._patched: set[str] = set()
-        self._traced: dict[tuple[str, int], int] = {}  # how often each function of TensorFlow was
+        self._traced: dict[str, list[tuple[Any, Any]]] = {}  # functions of TensorFlow by name, each with its last type
         self._tracing = False
         self._collecting_ns = 0
 
@@ -155,25 +156,38 @@ class FrameworkSpans:
                 return original(function_type, type_context, func_graph, options)
             self._tracing = True
             name = str(getattr(options, "name", None) or "a function")
-            key = name, id(getattr(options, "function_cache", None))  # one a function
-            times = self._traced[key] = self._traced.get(key, 0) + 1
+            why = None
+            with suppress(Exception):  # of internals that have changed: the training must continue
+                why = self._why(name, function_type, options)
             if name == _KERAS_STEP and (method := running_method()):
                 name = f"the step of {method}"
-            detail = f"tracing {name}" if times == 1 else f"tracing {name} again for {_signature(function_type)}"
             try:
-                with self._clock.within("program startup", cut(detail)):
+                with self._clock.within("program startup", _detail("tracing", name, why)):
                     return original(function_type, type_context, func_graph, options)
             finally:
                 self._tracing = False
 
         return trace
 
+    def _why(self, name: str, function_type: Any, options: Any) -> str | None:
+        """Return why a function of TensorFlow is traced again, None for the first time."""
+        living = [(each, last) for of, last in self._traced.get(name, []) if (each := of()) is not None]
+        before = next((last for each, last in living if each.function_cache is options.function_cache), None)
+        seen = name in self._traced
+        rest = [(weakref.ref(each), last) for each, last in living if each.function_cache is not options.function_cache]
+        self._traced[name] = [*rest[-LIMITS.functions :], (weakref.ref(options), function_type)]
+        if before is not None:
+            return _changes(before, function_type)
+        return NEW_FUNCTION if seen and name != _KERAS_STEP and not name.startswith("Dataset_") else None
+
     def _on_event(self, event: str, duration: float, **facts: Any) -> None:
         if event.startswith(_JAX):
             work = event.removeprefix(_JAX).removesuffix("_duration").replace("_", " ")
             work = "compiling" if "compile" in work else "tracing" if "trace" in work else "lowering"
             now_ns = time.time_ns()
-            detail = cut(f"{work} {facts.get('fun_name') or 'a function'}")
+            name = str(facts.get("fun_name") or "a function")
+            again, why = self._clock.again
+            detail = _detail(work, name, why if again in (name, name[4:-1]) else None)  # "f" and "jit(f)"
             self._clock.on_spent(Spent("program startup", detail, now_ns - round(duration * 1e9), now_ns))
 
     def _on_collection(self, phase: str, facts: dict[str, int]) -> None:
@@ -197,16 +211,29 @@ class _Callbacks(list[Any]):
         return self._clock.calls(list.__iter__(self), self._hook)
 
 
-def _signature(function_type: Any) -> str:
-    """Return dtypes and shapes of the arguments of a trace."""
+def _detail(work: str, name: str, why: str | None) -> str:
+    """Return what a framework does with a function, and why again."""
+    return cut(f"{work} {name}") + (f" again for {cut(plain(why), 120)}" if why else "")
+
+
+def _changes(before: Any, now: Any) -> str:
+    """Return what differs in the arguments of two traces of one function."""
     try:
-        nest = sys.modules["tensorflow"].nest
-        types = [parameter.type_constraint for parameter in function_type.parameters.values()]
-        specs = nest.flatten([getattr(kind, "element_spec", kind) for kind in types], expand_composites=True)
-        shapes = [f"{spec.dtype.name}{[*spec.shape]}" for spec in specs if hasattr(spec, "shape")]
-    except (AttributeError, TypeError, ValueError):  # of unknown rank, or internals that have changed
-        shapes = []
-    return ", ".join(shapes) or "other arguments"
+        old, new = before.parameters, now.parameters
+        changed = [(name, old[name].type_constraint, new[name].type_constraint) for name in new if name in old]
+        texts = [f"{name} = {_argument(kind)} (before: {_argument(was)})" for name, was, kind in changed if was != kind]
+    except (AttributeError, TypeError, ValueError):  # internals that have changed
+        texts = []
+    return ", ".join(texts) or "other arguments"
+
+
+def _argument(kind: Any) -> str:
+    """Return dtypes and shapes of an argument of a trace, or its Python value."""
+    if hasattr(kind, "value"):
+        return repr(kind.value)
+    nest = sys.modules["tensorflow"].nest
+    specs = nest.flatten(getattr(kind, "element_spec", kind), expand_composites=True)
+    return ", ".join(f"{spec.dtype.name}{spec.shape}" for spec in specs if hasattr(spec, "dtype")) or "another"
 
 
 def _unregister(jax: Any, listener: Callable[..., None]) -> None:

@@ -6,14 +6,16 @@ JAX calls its hook after calls on its fast path alone; others, the first among t
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import wraps
 from time import time_ns
 from typing import Any
 
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.loop import Loop
+from tpunb.profiler.step_clock import NEW_FUNCTION
 from tpunb.training.patching import replaced
 
 _PMAP = "jax._src.pmap"  # where the functions of a program are wrapped
@@ -25,6 +27,7 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
     hook: Any = getattr(api, "_post_hook_state", None)
     slow = getattr(pjit, "_run_python_pjit", None)
     array, tracer, leaves = jax.Array, jax.core.Tracer, jax.tree_util.tree_leaves
+    misses = _Misses()
 
     def result(out: Any) -> Any:
         """Return an array to wait for: all of a result are done at once, and a small one takes no memory meanwhile."""
@@ -65,15 +68,41 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
         @wraps(slow)
         def python_call(p: Any, args_flat: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
             begun_ns = time_ns()
-            value = slow(p, args_flat, function, *args, **kwargs)
+            # the name that the fast path has: a partial function, or an object that is called, has none itself
+            name = getattr(p, "params", {}).get("name") or getattr(function, "__name__", None)
+            before, loop.clock.again = loop.clock.again, (str(name), misses.why(name, function, args_flat))
+            try:
+                value = slow(p, args_flat, function, *args, **kwargs)
+            finally:
+                loop.clock.again = before
             if loop.is_training():
-                # the name that the fast path has: a partial function, or an object that is called, has none itself
-                name = getattr(p, "params", {}).get("name") or getattr(function, "__name__", None)
                 on_call(function, name, begun_ns, time_ns(), args_flat, value[0])
             return value
 
         stack.enter_context(replaced(pjit, "_run_python_pjit", python_call))
     _reads(loop, jax, stack)
+
+
+class _Misses:
+    """Functions and arguments that JAX has compiled for, to say why it compiles again."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[object, object], tuple[Any, list[str]]] = {}  # by name and code
+
+    def why(self, name: object, function: Any, inputs: Any) -> str | None:
+        """Return why a function is compiled again, None for the first time; one made anew is the same."""
+        with suppress(Exception):  # a function that cannot be referred to, or arguments of another kind
+            now = [f"{leaf.dtype}{[*leaf.shape]}" for leaf in inputs if hasattr(leaf, "shape")]
+            key = name, function.__code__
+            of, before = self._last.get(key, (None, now))
+            self._last[key] = weakref.ref(function), now
+            if of is None:
+                return None
+            changed = [f"{new} (before: {old})" for old, new in zip(before, now, strict=False) if old != new]
+            if changed or len(before) != len(now):
+                return ", ".join(changed[:2]) or "another number of arguments"
+            return "another static argument" if of() is function else NEW_FUNCTION
+        return None
 
 
 def _reads(loop: Loop, jax: Any, stack: ExitStack) -> None:
