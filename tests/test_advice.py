@@ -1,7 +1,9 @@
 """Advice: which rules apply, what they say, and what they do with unknown metrics."""
 
+import re
 import string
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -14,7 +16,7 @@ from simulate.synthetic_runs import KINDS, synthetic_run
 
 import tpunb as tp
 from tpunb import schema
-from tpunb.analysis.advice import ACCOUNT_RULES, HEADROOM_RULES, RULES, advise
+from tpunb.analysis.advice import ACCOUNT_RULES, HEADROOM_RULES, HOST_RULES, RULES, SCALE_RULES, advise
 from tpunb.analysis.metrics import account_metrics, phase_metrics
 from tpunb.frames import Steps
 from tpunb.frames.hardware import Device
@@ -76,7 +78,7 @@ def test_a_sentence_has_its_percentages():
         "train could save up to 2.05 ms of 7 ms step time. Waiting for input takes 41 % of the phase's step time."
     )
     assert row["saves_ps"] == round(0.41 * 5e9)
-    assert "prefetch" in row["action"]
+    assert "ahead of the steps" in row["action"]
 
 
 def test_a_profile_without_metrics_has_no_advice():
@@ -372,6 +374,14 @@ RETRACED = [(41, 5, "program startup", "tracing f"), (50, 6, "program startup", 
 COMPILED = [(41 + 5 * i, 4, "program startup", detail) for i, detail in enumerate(["tracing g", "compiling g"] * 2)]
 OF_RUN = {
     "slow input": ([], {}, 12),
+    "new iterators": (
+        [(41 + 5 * i, 2, "data loading", "a new iterator at the end of an epoch") for i in range(4)],
+        {},
+        8,
+    ),
+    "program code": ([], {}, 16),
+    "garbage collection": ([(10, 20, "garbage collection", "generation 2")], {}, 20),
+    "growing memory": ([], {}, None),
     "slow callbacks": ([(41, 10, "callbacks", "Slow.on_epoch_end"), (60, 2, "callbacks", "B.on_train_end")], {}, 12),
     "checkpoint saves": (SAVES, {}, 10),
     # 2 s to save, a failure in 10 s: one in 6.3 s; in 100 s: one in 20 s, as it is; in 10,000 s: one in 200 s
@@ -381,8 +391,34 @@ OF_RUN = {
     "rebuilt models": ([(41 + 5 * i, 4, "program startup", "tracing the step of fit") for i in range(4)], {}, 12),
     "long startup": ([(41, 50, "program startup", "loading")], {}, 50),
     "long evaluation": ([], {}, 28),
+    "imports": ([FIT], {}, 45),
+    "eager steps": ([], {}, 40),
     "preparation": ([FIT], {}, 60),
 }
+
+
+def sampled(phases, *rows):
+    """Phases with samples of (second, place, whether code of the program ran)."""
+    data = [("toy", at * S, place, False, code) for at, place, code in rows]
+    samples = pl.DataFrame(data, schema.SAMPLES, orient="row")
+    return replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples)))
+
+
+def with_facts(rule, phases):
+    """Phases with what a rule follows from, beside spans."""
+    if rule == "program code":  # two fifths of the samples in steps
+        return sampled(phases, *((at, "a.py:3 in f", at % 5 < 2) for at in range(40)))
+    if rule == "imports":  # three quarters of those after the steps
+        return sampled(
+            phases, *((41 + at, "a.py:1 in <module> ← import x" if at % 4 else None, False) for at in range(40))
+        )
+    if rule == "eager steps":
+        return replace(phases, steps=replace(phases.steps, metadata={"eager": "yes"}))
+    if rule == "growing memory":
+        load = [("toy", n * S, 0.3, 0.3, 2**30 + n * 2**26) for n in range(40)]
+        wall = replace(phases.steps.wall, load=pl.DataFrame(load, schema.LOAD, orient="row"))
+        return replace(phases, steps=replace(phases.steps, wall=wall))
+    return phases
 
 
 @pytest.mark.parametrize("rule", OF_RUN)
@@ -390,6 +426,7 @@ def test_an_account_applies_its_rule_and_saves_at_most_its_time(rule):
     spans, options, saves = OF_RUN[rule]
     waited_ps = 12 * S // 10 if rule == "slow input" else None
     phases = accounted(*spans, kinds=EVAL if rule == "long evaluation" else None, input_ps=waited_ps)
+    phases = with_facts(rule, phases)
     assert of_run(phases, **options)[rule] == (None if saves is None else pytest.approx(saves))
 
 
@@ -402,6 +439,32 @@ def test_every_rule_of_accounts_is_tested_and_has_known_metrics():
         assert {*rule.needs, *spoken} <= known
         assert rule.source
         assert rule.action
+
+
+ACTIONS = Path(__file__).parents[1] / "docs" / "actions.md"
+INTRO = """# Actions
+
+What `tp.advise` and the verdict say, and what to do about it. A remedy is for the data of the run, and for what has
+changed, where these are known. The rules are in `tpunb.analysis.advice`, each with the source of its threshold; this
+page is generated from them.
+
+| rule | observation | action |
+|---|---|---|
+"""
+
+
+def actions():
+    """Return the rules as a table of Markdown."""
+    rows = []
+    for rule in (*ACCOUNT_RULES, *RULES, *SCALE_RULES, *HEADROOM_RULES, *HOST_RULES):
+        observation = re.sub(r"\{[^}]*\}", "…", rule.sentence)
+        remedies = [rule.action, *(f"{value}: {action}" for value, action in rule.actions.items())]
+        rows.append(f"| {rule.name} | {observation} | {'<br>'.join(remedies)} |\n")
+    return INTRO + "".join(rows)
+
+
+def test_the_page_of_actions_is_generated_from_the_rules():
+    assert ACTIONS.read_text(encoding="utf-8") == actions(), "run PYTHONPATH=benchmarks python tests/test_advice.py"
 
 
 def test_a_sentence_on_the_run_has_the_class_and_hook_that_took_most():
@@ -491,3 +554,7 @@ def test_advice_takes_a_roofline_by_phase():
     for roof in ("TPU v3", tp.roofline(phases, "op", device=UNIT)):
         with pytest.raises(TypeError, match="The roof parameter of advise must be a Roofline by phase"):
             advise(phases, roof=roof)
+
+
+if __name__ == "__main__":
+    ACTIONS.write_text(actions(), encoding="utf-8")

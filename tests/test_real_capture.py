@@ -50,7 +50,7 @@ def test_a_real_keras_fit_is_captured_whole(fitted):
     assert "MatMul" in steps.full().ops["op"]
     assert steps.metadata == {
         **{"model": "Sequential of 2 Dense", "weights": "16897", "dtype": "float32", "optimizer": "SGD"},
-        **{"batch": "32", "device kind": "CPU", "cpu": this_cpu()},
+        **{"batch": "32", "data": "arrays", "device kind": "CPU", "cpu": this_cpu()},
     }
     assert profile.windows["error"].null_count() == profile.windows.height
     phases = tp.phases(steps)

@@ -280,6 +280,7 @@ def test_job_is_taken_from_fit_before_evaluate(clock, model, rows):
         "dtype": "float32",
         "optimizer": "SGD",
         "batch": "4",
+        "data": "arrays",
     }
 
 
@@ -331,5 +332,5 @@ def test_model_without_readable_properties_is_trained(clock, model, rows, monkey
         with pytest.raises(TypeError, match="unexpected keyword"):
             model.fit(*rows, model=1)
     assert len(steps_of(clock)) == 3
-    assert set(clock.metadata) == {"optimizer", "batch"}
+    assert set(clock.metadata) == {"optimizer", "batch", "data"}
     assert keras_metadata(None) == {}

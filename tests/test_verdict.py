@@ -18,8 +18,8 @@ from tpunb.testing import toy_steps
         (
             [],
             {"input_ps": 3 * S, "wall_s": 42},
-            "Waiting for input took 30.0 s of 42.0 s (71 % of run time). Tune the input pipeline (%%tpupoint --tune, "
-            "tp.tune): prefetch, map in parallel, cache: saves up to 30.0 s.",
+            "Waiting for input took 30.0 s of 42.0 s (71 % of run time). Prepare batches in parallel and ahead of the "
+            "steps, cache what every epoch reads: saves up to 30.0 s.",
         ),
         (
             [(41, 10, "callbacks", "Slow.on_epoch_end"), (60, 2, "callbacks", "B.on_train_end")],
@@ -39,9 +39,9 @@ def test_advice_on_something_else_names_it():
     found = verdict(accounted((41, 20, "evaluation", "fit"), (61, 4, "program startup", "tracing f"), again, wall_s=75))
     assert found.account == "evaluation"
     assert found.sentence == (
-        "Evaluation took 20.0 s of 75.0 s (27 % of run time): mostly fit. Tracing, compiling and first runs: use "
-        "batches of one shape (drop_remainder, padding, buckets), pass no Python numbers as arguments, saves up to "
-        "10.0 s."
+        "Evaluation took 20.0 s of 75.0 s (27 % of run time): mostly fit. Tracing, compiling and first runs: compile "
+        "once: make functions outside of the loop, use few shapes (padding, buckets), pass no Python numbers, saves up "
+        "to 10.0 s."
     )
 
 
@@ -58,6 +58,81 @@ def test_steps_that_vary_on_a_busy_machine_are_to_be_measured_again():
     assert verdict(busy).saves_ps == 36 * S
     assert verdict(quiet).action != verdict(busy).action
     assert verdict(quiet).account == "step time deviation"
+
+
+def test_steps_slower_for_a_known_cause_are_not_to_be_measured_again():
+    steps = accounted((36, 30, "garbage collection", "generation 2")).steps
+    late = steps.frame.with_columns(dur_ps=pl.when(pl.col("step") == 9).then(40 * S).otherwise("dur_ps"))
+    load = pl.DataFrame([("toy", 0, 0.1, 0.9, 0)], schema.LOAD, orient="row")
+    found = verdict(tp.phases(replace(steps, frame=late, wall=replace(steps.wall, load=load)), lambda _: [0] * 10))
+    assert "mostly garbage collection" in found.sentence
+    assert found.action == "call gc.freeze() once all is built"
+
+
+def test_the_cause_of_retracing_is_named_with_its_remedy():
+    why = [f"compiling f again for x[{n}] (before: x[0])" for n in range(6)]
+    shapes = [(40 + 8 * n, 7 + n // 5, "program startup", detail) for n, detail in enumerate(why)]
+    found = verdict(accounted(*shapes))
+    assert "mostly compiling f again for x[5] (before: x[0]). Use batches of one shape" in found.sentence
+
+
+def test_imports_come_after_what_the_training_wastes():
+    fit = (41, 59, "fit", "fit")
+    callback = (42, 11, "callbacks", "Slow.on_epoch_end")
+    rows = [("toy", (54 + at) * S, "a.py:1 in <module> ← import x", False, False) for at in range(40)]
+    samples = pl.DataFrame(rows, schema.SAMPLES, orient="row")
+
+    def of(*spans):
+        phases = accounted(*spans)
+        return verdict(replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples))))
+
+    assert of(fit, callback).account == "callbacks"
+    assert of(fit).account == "preparation"
+    assert of(fit).action == "import only what the program uses"
+
+
+def with_facts(phases, **facts):
+    return replace(phases, steps=replace(phases.steps, metadata=facts))
+
+
+def test_steps_that_run_eagerly_are_named_before_what_they_cause():
+    phases = accounted((41, 20, "callbacks", "Slow.on_epoch_end"), wall_s=62)
+    found = verdict(with_facts(phases, eager="yes"))
+    assert found.sentence.startswith(
+        "Keras runs its steps eagerly, 40.0 s of 62.0 s. Compile the model without run_eager"
+    )
+    assert found.saves_ps == 40 * S
+
+
+@pytest.mark.parametrize(
+    ("data", "spans", "action"),
+    [
+        ("tf.data", [], "tune the input pipeline"),
+        ("tf.data", [(41, 1, "tuning", "trials")], "the pipeline is tuned already: "),
+        ("DataLoader", [], "give the DataLoader workers"),
+        ("arrays", [], "use larger batches"),
+        ("unheard of", [], "prepare batches in parallel"),
+    ],
+)
+def test_the_remedy_for_waits_is_one_of_the_data_of_the_program(data, spans, action):
+    found = verdict(with_facts(accounted(*spans, input_ps=3 * S, wall_s=42), data=data))
+    assert found.account == "data loading"
+    assert found.action.startswith(action)
+
+
+def test_memory_that_grows_is_said():
+    phases = accounted(wall_s=41)
+    load = [("toy", n * S, 0.3, 0.3, 2**30 + n * 2**26) for n in range(40)]
+    grown = pl.DataFrame(load, schema.LOAD, orient="row")
+    flat = grown.with_columns(rss_bytes=2**30)
+
+    def of(load):
+        return verdict(
+            replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, load=load)))
+        ).sentence
+
+    assert of(grown).endswith("The memory of the process grows steadily, by 225 GiB an hour, to 3.44 GiB.")
+    assert "memory" not in of(flat)
 
 
 def test_what_saves_less_than_a_tenth_is_not_the_first_thing_to_do():
@@ -86,7 +161,7 @@ def test_wrong_arguments():
 
 def sampled(*places):
     phases = accounted((41, 20, "callbacks", "Slow.on_epoch_end"), wall_s=62)
-    rows = [("toy", (41 + number) * S, place, False) for number, place in enumerate(places)]
+    rows = [("toy", (41 + number) * S, place, False, False) for number, place in enumerate(places)]
     samples = pl.DataFrame(rows, schema.SAMPLES, orient="row")
     return verdict(
         replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples)))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.metrics import account_metrics, phase_metrics, scale_metrics
+from tpunb.analysis.goodput import goodput
+from tpunb.analysis.metrics import account_metrics, data_kind, phase_metrics, scale_metrics
 from tpunb.analysis.roofline import Roofline
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as phases_of
@@ -23,7 +24,7 @@ from tpunb.text import cut, duration, percent, plain, short, short_time
 _HIGH = 0.7  # share of MXU peak or HBM bandwidth that XProf's smart suggestions call high
 _LOW = 0.5  # and low
 _COUNTED = 0.9  # share of busy time with known FLOPs below which utilisation is a lower bound
-_LEAST_SAVING = 0.001  # share of all step time: advice that saves less is left out
+_LEAST_SAVING = 0.01  # share of all step time, or of wall time: advice that saves less is left out
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class Rule:
         Origin of the rule and of its threshold.
     account
         Account of ``tpunb.schema.ACCOUNTS`` whose time it saves, if it is of one.
+    actions
+        What to try instead, by the value of the metric `by`.
+    by
+        Name of a metric.
     """
 
     name: str
@@ -59,6 +64,8 @@ class Rule:
     action: str
     source: str
     account: str | None = None
+    actions: Mapping[str, str] = field(default_factory=dict)
+    by: str = "data"
 
     @property
     def needs(self) -> list[str]:
@@ -70,12 +77,25 @@ class Rule:
         return sorted({*self.when.meta.root_names(), *self.saves.meta.root_names()})
 
 
+_OF_INPUT = {
+    "tf.data": "tune the input pipeline (%%tpupoint --tune, tp.tune): prefetch, map in parallel, cache",
+    "tuned tf.data": "the pipeline is tuned already: store prepared data (Dataset.save, TFRecord), use more processors",
+    "arrays": "use larger batches, or run more steps per call (steps_per_execution)",
+    "PyDataset": "give it workers (workers=, use_multiprocessing=, max_queue_size=), read more per batch at once",
+    "generator": "make batches in a keras.utils.PyDataset or a tf.data.Dataset, which prepare them ahead of the steps",
+    "DataLoader": "give the DataLoader workers (num_workers=, persistent_workers=True, prefetch_factor=)",
+    "Grain": "give Grain threads or workers (ReadOptions(num_threads=, prefetch_buffer_size=), mp_prefetch)",
+    "datasets": "read through a DataLoader with num_workers=, map once and keep the result (Dataset.map, save_to_disk)",
+}
+"""What to do about slow input: the parameters are those of the documentation of each."""
+
+
 def _share(
-    name: str, least: float, sentence: str, action: str, source: str, *, metric: str = "", account: str | None = None
+    name: str, least: float, sentence: str, action: str, source: str, *, metric: str = "", **options: Any
 ) -> Rule:
     """Return a rule for a share of step time above `least` that could all be saved."""
     share = pl.col(metric or name)
-    return Rule(name, share > least, share, sentence, action, source, account)
+    return Rule(name, share > least, share, sentence, action, source, **options)
 
 
 def _rare(name: str, sentence: str, action: str, source: str) -> Rule:
@@ -84,7 +104,7 @@ def _rare(name: str, sentence: str, action: str, source: str) -> Rule:
     return Rule(name, when=when, saves=pl.col(name), sentence=sentence, action=action, source=source)
 
 
-_ONE_SHAPE = "use batches of one shape (drop_remainder, padding, buckets), pass no Python numbers as arguments"
+_ONCE = "compile once: make functions outside of the loop, use few shapes (padding, buckets), pass no Python numbers"
 _LONGER = "account of tp.goodput; longer than training is ours"
 _mxu, _hbm = pl.col("mxu"), pl.col("hbm")
 _to_high = pl.col("busy") * (1 - _mxu / _HIGH)  # the same work at a high utilisation
@@ -94,9 +114,10 @@ RULES = (
         "input",
         0.1,
         sentence="Waiting for input takes {input} of the phase's step time",
-        action="prefetch, run map and interleave in parallel, cache what every epoch reads",
+        action="prepare batches in parallel and ahead of the steps, cache what every epoch reads",
         source="TPUPoint VI.B, observations 3 and 4; over 10 % of step time: XProf's InputBoundRule",
         account="data loading",
+        actions=_OF_INPUT,
     ),
     _share(
         "idle",
@@ -152,7 +173,7 @@ RULES = (
         "recompile",
         0.05,
         sentence="Recompilation after the first step takes {recompile} of the phase's step time",
-        action=_ONE_SHAPE,
+        action=_ONCE,
         source="https://www.tensorflow.org/guide/function, on retracing; 5 % is ours",
         account="program startup",
     ),
@@ -235,12 +256,48 @@ _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, 
 ACCOUNT_RULES = (
     Rule(
         "slow input",
-        when=pl.col("loading") > 0.1,
-        saves=pl.col("loading"),
+        when=pl.col("loading") - pl.col("anew") > 0.1,
+        saves=pl.col("loading") - pl.col("anew"),
         sentence="Waiting for input takes {loading} of wall time",
-        action="tune the input pipeline (%%tpupoint --tune, tp.tune): prefetch, map in parallel, cache",
+        action="prepare batches in parallel and ahead of the steps, cache what every epoch reads",
         source="account of tp.goodput; 10 % as for the input of a phase",
         account="data loading",
+        actions=_OF_INPUT,
+    ),
+    Rule(
+        "new iterators",
+        when=pl.col("anew") > 0.05,
+        saves=pl.col("anew"),
+        sentence="At the end of each epoch Keras makes the iterator of its data anew, which takes {anew} of wall time",
+        action="repeat the data and give their length (data.repeat(), steps_per_epoch=): the iterator is kept then",
+        source="https://keras.io/api/models/model_training_apis: fit, steps_per_epoch; 5 % is ours",
+        account="data loading",
+    ),
+    Rule(
+        "program code",
+        when=pl.col("code") > 0.1,
+        saves=pl.col("code"),
+        sentence="Code of the program beside its computation takes {code} of wall time",
+        action="do it less often, in another thread, or on the device",
+        source="account of tp.goodput; 10 % as for input",
+        account="program code",
+    ),
+    Rule(
+        "garbage collection",
+        when=pl.col("collecting") > 0.05,
+        saves=pl.col("collecting"),
+        sentence="The garbage collection of Python takes {collecting} of wall time, in steps that are slower for it",
+        action="call gc.freeze() once all is built; collect by hand, between epochs (gc.disable, gc.collect)",
+        source="https://docs.python.org/3/library/gc.html: freeze; 5 % is ours",
+        account="step time deviation",
+    ),
+    Rule(
+        "growing memory",
+        when=pl.col("growth") > 0,
+        saves=pl.lit(None, pl.Float64),
+        sentence="The memory of the process grows steadily, by {growth} GiB an hour, to {memory} GiB",
+        action="keep numbers, not tensors or arrays, of what each step returns (float(loss)); close figures and files",
+        source="ours: growth in three of four seconds, and by a fifth, after the first third of the run",
     ),
     Rule(
         "slow callbacks",
@@ -282,10 +339,17 @@ ACCOUNT_RULES = (
         "retracing",
         when=(pl.col("retracing") > 0.02) & pl.col("retraced").is_not_null(),
         saves=pl.col("retracing"),
-        sentence="Tracing and compiling again what was traced before takes {retracing} of wall time, mostly {retraced}",
-        action=_ONE_SHAPE,
+        sentence="Tracing and compiling again what was traced before takes {retracing} of wall time, mostly "
+        "{retraced}, for {why}",
+        action=_ONCE,
         source="https://www.tensorflow.org/guide/function, on retracing; 2 % is ours",
         account="program startup",
+        actions={
+            "function": "wrap the function in jit or tf.function once, outside of the loop, and call that",
+            "value": "pass the Python value as a tensor or an array",
+            "shape": "use batches of one shape, or of few (drop_remainder, padding, buckets of lengths)",
+        },
+        by="changed",
     ),
     Rule(
         "rebuilt models",
@@ -298,9 +362,27 @@ ACCOUNT_RULES = (
         account="program startup",
     ),
     Rule(
+        "imports",
+        when=pl.col("importing") > 0.1,
+        saves=pl.col("importing"),
+        sentence="Importing takes about {importing} of wall time",
+        action="import only what the program uses; a longer run pays this once, too",
+        source="samples of the thread that trains; 10 % is ours",
+        account="preparation",
+    ),
+    Rule(
+        "eager steps",
+        when=(pl.col("eager") > 0) & (pl.col("stepping") > 0.3),
+        saves=pl.col("stepping"),
+        sentence="Keras runs each operation of its steps on its own: the model is compiled with run_eagerly=True, or "
+        "functions run eagerly. Steps take {stepping} of wall time",
+        action="compile the model without run_eagerly=True, and leave tf.config.run_functions_eagerly at False",
+        source="https://keras.io/api/models/model_training_apis: compile; 30 % is ours",
+    ),
+    Rule(
         "preparation",
-        when=pl.col("preparation") > pl.col("productive"),
-        saves=pl.col("preparation"),
+        when=pl.col("preparation") - pl.col("importing").fill_null(0) > pl.col("productive"),
+        saves=pl.col("preparation") - pl.col("importing").fill_null(0),
         sentence="Preparation takes {preparation_ps}, longer than the {productive_ps} of productive training",
         action="cache prepared data, build the model once, train longer per run",
         source=_LONGER,
@@ -308,9 +390,10 @@ ACCOUNT_RULES = (
     ),
     Rule(
         "long startup",
-        when=pl.col("startup") > pl.col("productive"),
-        saves=pl.col("startup"),
-        sentence="Program startup takes {startup_ps}, longer than the {productive_ps} of productive training",
+        when=pl.col("first") > pl.col("productive"),
+        saves=pl.col("first"),
+        sentence="Tracing and compiling for the first time takes {first_ps}, longer than the {productive_ps} of "
+        "productive training",
         action="enable the persistent compilation cache, load data while programs compile, train longer per run",
         source=_LONGER,
         account="program startup",
@@ -382,7 +465,7 @@ def advise(
     all of the wait, or all time beyond a high utilisation. Rows of one phase may concern the same time, so they do not
     add up. Metrics are those of the steps traced in full, extrapolated to all steps of the phase; rules with unknown
     metrics do not apply. Host work counts as far as the device idles meanwhile, and in full if nothing is known of a
-    device. Phases without metrics come last, with nulls. Outliers count as a phase. Savings under 0.1 % of all step
+    device. Phases without metrics come last, with nulls. Outliers count as a phase. Savings under 1 % of all step
     time are left out.
 
     One row per applicable rule of :data:`ACCOUNT_RULES`, without a phase, if the run has a record of its wall time:
@@ -427,7 +510,7 @@ without a known cause.
         raise wrong_type("advise", "roof", "be a Roofline by phase", roof, hint="tp.roofline(phases)")
     if hosts is not None and not isinstance(hosts, Hosts):
         raise wrong_type("advise", "hosts", "be Hosts", hosts, hint="tp.hosts(steps)")
-    rows = advise_phases(phases, roof)
+    rows = advise_phases(phases, roof, _code_in_steps(phases))
     if hosts is not None:
         metrics = hosts.frame.filter("named").head(1)
         metrics = metrics.select(
@@ -450,9 +533,22 @@ def _ranked(*rows: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(rows).sort("saves_ps", descending=True, nulls_last=True, maintain_order=True)
 
 
-def advise_phases(phases: Phases, roof: Roofline | None = None) -> pl.DataFrame:
-    """Return the advice on phases alone, which costs no account of the run."""
+def _code_in_steps(phases: Phases) -> pl.DataFrame | None:
+    """Return (phase, code_ps): time of the program's own code in steps, as far as it is known."""
+    if phases.steps.wall is None:
+        return None
+    inside = goodput(phases).frame.filter(account="program code").drop_nulls("phase")
+    return inside.group_by("phase").agg(code_ps=pl.col("time_ps").sum())
+
+
+def advise_phases(phases: Phases, roof: Roofline | None = None, code: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Return the advice on phases alone, which costs no account of the run; `code` is a known cause of idle devices."""
     metrics, rules = scale_metrics(phase_metrics(phases), phases, roof), [*RULES, *SCALE_RULES]
+    metrics = metrics.with_columns(data=pl.lit(data_kind(phases.steps), pl.String))
+    if code is not None:
+        share = (pl.col("code_ps") / pl.col("typical_ps")).fill_null(0.0)
+        metrics = metrics.join(code, on="phase", how="left", maintain_order="left")
+        metrics = metrics.with_columns(idle=(pl.col("idle") - share).clip(0)).drop("code_ps")
     if roof is not None:
         headroom = roof.frame.select(name="what", bound="bound", headroom=pl.col("headroom_ps") / pl.col("self_ps"))
         metrics, rules = metrics.join(headroom, on="name", how="left", maintain_order="left"), [*rules, *HEADROOM_RULES]
@@ -467,9 +563,8 @@ def _applied(rules: Sequence[Rule], metrics: pl.DataFrame, run_ps: float, base: 
         applied = applied.with_columns(saved=pl.col("saves_ps") / max(run_ps, 1))
         for row in applied.filter((pl.col("saved") >= _LEAST_SAVING).fill_null(True)).iter_rows(named=True):
             saves_ps = None if row["saves_ps"] is None else round(row["saves_ps"])
-            rows.append(
-                (row["phase"], rule.name, saves_ps, row["saved"], _sentence(rule, row, whole), rule.action, number)
-            )
+            action = rule.actions.get(row.get(rule.by) or "", rule.action)
+            rows.append((row["phase"], rule.name, saves_ps, row["saved"], _sentence(rule, row, whole), action, number))
     frame = pl.DataFrame(rows, schema={**schema.ADVICE, "number": pl.Int64()}, orient="row")
     frame = frame.sort("saves_ps", "phase", "number", descending=[True, False, False], nulls_last=True)
     return schema.check(frame, schema.ADVICE, "advice")
@@ -497,6 +592,8 @@ def _text(name: str, value: object) -> str:
         return cut(plain(value))
     if name.endswith("_ps") and isinstance(value, int | float):
         return short_time(value)
+    if name in ("growth", "memory") and isinstance(value, float):
+        return short(value / 2**30)
     if name in ("intensity", "ridge", "device_batch") and isinstance(value, float):
         return short(value)
     if isinstance(value, float):

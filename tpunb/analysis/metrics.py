@@ -40,6 +40,7 @@ _SHARES = [
     *("recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm", "flops_counted"),
 ]
 _LONGEST = 300  # characters of a name that are matched
+_FEWEST_LOADS, _STEADY, _GROWN = 8, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin
 
 
@@ -258,10 +259,14 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.
 
     ``wall_ps``; of each account by its ``metric`` in ``tpunb.schema.ACCOUNTS``, of ``retracing`` (tracing and compiling
     a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three models or more,
-    but for the first) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``; ``callback`` and
-    ``retraced``, what took most of it, with ``callback_ps``; ``models``, how many steps of models were traced;
-    ``unplanned``, ``saving`` without a known time between failures; ``save_ps``, time to save once; ``save_every_ps``,
-    wall time by number of saves; ``save_best_ps``, the interval of least loss by Young.
+    but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew`` (iterators of Keras),
+    ``importing`` (modules, by samples of preparation) and ``stepping`` (steps without waits) the share of wall time, 0
+    to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in
+    bytes; ``eager``, 1 if Keras does not compile its steps; ``data``, the kind of the data; ``callback`` and
+    ``retraced``, what took most of it, with ``callback_ps``, ``why`` it was retraced, and what had ``changed``:
+    function, value or shape; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a
+    known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves;
+    ``save_best_ps``, the interval of least loss by Young.
 
     Parameters
     ----------
@@ -275,10 +280,18 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.
     run = goodput(phases)
     times = dict(totals(run).select("account", pl.col("time_ps").round().cast(pl.Int64)).iter_rows())
     row: dict[str, object] = {"wall_ps": run.wall_ps}
-    retraced, retracing_ps = _retraced(phases.steps, run.hosts)
+    retraced, why, retracing_ps = _retraced(phases.steps, run.hosts)
     taken = {account.metric: times.get(name, 0) for name, account in ACCOUNTS.items()}
     models, rebuilding_ps = _rebuilt(phases.steps, run.hosts)
     taken |= {"retracing": min(retracing_ps, taken["startup"]), "rebuilding": min(rebuilding_ps, taken["startup"])}
+    taken["first"] = taken["startup"] - max(taken["retracing"], taken["rebuilding"])
+    collecting = run.frame.filter(account="step time deviation", detail="garbage collection")
+    anew = run.frame.filter(account="data loading", detail="a new iterator at the end of an epoch")
+    taken["anew"] = int(anew["time_ps"].sum()) // run.hosts
+    imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(" ← import "))
+    taken["importing"] = round(taken["preparation"] * imports["share"].sum())
+    taken["stepping"] = taken["productive"] + times.get("step time deviation", 0)
+    taken["collecting"] = int(collecting["time_ps"].sum()) // run.hosts
     for name, time_ps in taken.items():
         row |= {f"{name}_ps": time_ps, name: time_ps / max(run.wall_ps, 1)}
     most = totals(run, "detail").filter(account="callbacks").drop_nulls("detail").head(1).to_dicts()
@@ -287,6 +300,11 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.
         "callback": most[0]["detail"] if most else None,
         "callback_ps": round(most[0]["time_ps"]) if most else None,
         "retraced": retraced,
+        "why": why or "arguments that were not seen",
+        "changed": next((cause for pattern, cause in _CHANGED.items() if re.search(pattern, why or "")), None),
+        **_growth(run.load),
+        "eager": float("eager" in phases.steps.metadata),
+        "data": data_kind(phases.steps),
         "models": str(models),
         "save_ps": taken["saving"] / saves if saves else None,
         "save_every_ps": run.wall_ps / saves if saves else None,
@@ -295,27 +313,56 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.
     }
     if failure_every_h is not None and saves:
         row["save_best_ps"] = math.sqrt(2 * taken["saving"] / saves * failure_every_h * 3.6e15)
-    texts = dict.fromkeys(("callback", "retraced", "models"), pl.String())
+    texts = dict.fromkeys(("callback", "retraced", "why", "changed", "models", "data"), pl.String())
     return pl.DataFrame([row], schema={name: texts.get(name, pl.Float64()) for name in row})
 
 
-def _retraced(steps: Steps, hosts: int) -> tuple[str | None, int]:
-    """Return which function was traced or compiled again, and the time of all of them per host."""
+def _growth(load: pl.DataFrame) -> dict[str, object]:
+    """Return by how many bytes an hour the memory of the host that grows fastest grows steadily, and what it has."""
+    grown: dict[str, object] = {"growth": None, "memory": None}
+    for _, of_host in load.drop_nulls("rss_bytes").sort("start_ps").group_by("host"):
+        later = of_host[len(of_host) // 3 :]  # what begins is loaded first
+        if len(later) < _FEWEST_LOADS:
+            continue
+        rss, hours = later["rss_bytes"].to_numpy().astype(float), later["start_ps"].to_numpy() / 3.6e15
+        steady = (np.diff(rss) >= 0).mean() >= _STEADY and rss[-1] - rss[0] > _GROWN * rss[0]
+        rate = float((rss[-1] - rss[0]) / (hours[-1] - hours[0]))
+        if steady and rate > float(grown["growth"] or 0):  # type: ignore[arg-type]
+            grown = {"growth": rate, "memory": float(rss[-1])}
+    return grown
+
+
+def data_kind(steps: Steps) -> str | None:
+    """Return the kind of the data of a run, "tuned tf.data" after trials; None if it is not known."""
+    kind = steps.metadata.get("data")
+    tuned = steps.wall is not None and bool((steps.wall.spans["account"] == "tuning").any())
+    return f"tuned {kind}" if kind and tuned else kind
+
+
+_CHANGED = {"^a new function": "function", r" = ": "value", r"\w\[|\w\(": "shape"}
+"""What has changed, by patterns of the reasons why a function is compiled again."""
+
+
+def _retraced(steps: Steps, hosts: int) -> tuple[str | None, str | None, int]:
+    """Return which function was traced or compiled again, why the last time, and the time of all of them per host."""
     if steps.wall is None:
-        return None, 0
-    work, again = r"^(tracing|lowering|compiling) ", r" again for .*$"
+        return None, None, 0
+    work, again = r"^(tracing|lowering|compiling) ", r" again for (.*)$"
     spans = (
         steps.wall.spans.filter(pl.col("account") == "program startup", pl.col("detail").str.contains(work))
         .sort("start_ps")
-        .with_columns(work=pl.col("detail").str.replace(again, ""))
+        .with_columns(work=pl.col("detail").str.replace(again, ""), why=pl.col("detail").str.extract(again))
         .with_columns(name=pl.col("work").str.replace(work, ""))
     )
     # TensorFlow's are marked; JAX compiles as well, and functions without a name of their own are many
     compiled = pl.col("detail").str.starts_with("compiling").any().over("host", "name")
     repeated = compiled & (pl.int_range(pl.len()).over("host", "work") > 0) & ~pl.col("name").str.contains("^<|^a func")
-    more = spans.filter(repeated | pl.col("detail").str.contains(again)).group_by("name", maintain_order=True)
-    times = more.agg(pl.col("dur_ps").sum()).sort("dur_ps", descending=True, maintain_order=True)
-    return (times["name"][0], int(times["dur_ps"].sum()) // hosts) if times.height else (None, 0)
+    more = spans.filter(repeated | pl.col("why").is_not_null()).group_by("name", maintain_order=True)
+    times = more.agg(pl.col("dur_ps").sum(), pl.col("why").drop_nulls().last())
+    times = times.sort("dur_ps", descending=True, maintain_order=True)
+    if times.is_empty():
+        return None, None, 0
+    return times["name"][0], times["why"][0], int(times["dur_ps"].sum()) // hosts
 
 
 def _rebuilt(steps: Steps, hosts: int) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -14,6 +14,7 @@ from tpunb.schema import ACCOUNTS
 from tpunb.text import cut, duration, percent, plain
 
 _FEWEST_SAMPLES = 3  # in an account whose place is named
+_COLLECTION = "garbage collection"  # the one cause of such steps that other programs are not
 _LEAST_SHARE = 0.1  # share of run time that an account takes, or advice saves, to be named
 
 
@@ -46,7 +47,8 @@ def verdict(phases: Phases) -> Verdict | None:
     """Return the verdict on a run; None if there is no record of its wall time.
 
     The action is the one of `tp.advise` that saves most, and a tenth of the run time at least; of those on what took
-    most, if there are any. Where steps vary most and other programs kept the machine busy, it is to measure again.
+    most, if there are any. Where steps vary most, but for garbage collection, and other programs kept the machine busy,
+    it is to measure again.
 
     Parameters
     ----------
@@ -62,25 +64,29 @@ def verdict(phases: Phases) -> Verdict | None:
         raise wrong_type("verdict", "phases", "be Phases", phases, hint="tp.phases(steps)")
     if phases.steps.wall is None or phases.steps.wall.span_ps <= 0:
         return None
+    advice = advise(phases)
+    found = _of_time(phases, advice)
+    grows = advice.filter(rule="growing memory")["sentence"].to_list()
+    return replace(found, sentence=" ".join([found.sentence, *(text.removeprefix("The run: ") for text in grows)]))
+
+
+def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
+    """Return what took most of the run time, and the advice on it, or else the first."""
     run = goodput(phases)
-    advice = advise(phases).filter(pl.col("saves_ps") >= _LEAST_SHARE * run.wall_ps)
-    most = totals(run).filter(pl.col("account") != "productive", pl.col("share") >= _LEAST_SHARE).head(1)
-    productive = f"{duration(run.time_ps('productive'))} of {duration(run.wall_ps)} ({percent(run.ratio)} of run time)"
-    if most.is_empty():
-        account: str | None
-        account, first = None, f"Healthy: {productive} is productive training"
-    else:
-        account, time_ps, share = most.select(pl.col("account").cast(pl.String), "time_ps", "share").row(0)
-        took = f"{duration(time_ps)} of {duration(run.wall_ps)} ({percent(share)} of run time)"
-        first = f"{ACCOUNTS[account].subject} took {took}"
-        first += f": {cause}" if (cause := _cause(run, account)) else ""
-    others = others_used(run)
-    if account == "step time deviation" and others is not None:
+    advice = advice.filter(pl.col("saves_ps") >= _LEAST_SHARE * run.wall_ps)
+    importing_ps = advice.filter(rule="imports")["saves_ps"].sum()
+    account, cause, first = _headline(run, imports=importing_ps > run.time_ps("preparation") / 2)
+    time_ps, others = run.time_ps(account or "other"), others_used(run)
+    eager = advice.filter(pl.col("rule") == "eager steps", pl.col("saves_ps") > time_ps)
+    if eager.height:
+        saves_ps = eager["saves_ps"].item()
+        first = f"Keras runs its steps eagerly, {duration(saves_ps)} of {duration(run.wall_ps)}"
+    elif account == "step time deviation" and others is not None and _COLLECTION not in (cause or ""):
         again = "measure again on an idle machine"
         sentence = f"{first}. The machine was busy, {others}: {again}, saves up to {duration(time_ps)}."
         return Verdict(sentence, account, again, time_ps)
     of = {rule.name: rule.account for rule in (*ACCOUNT_RULES, *RULES)}
-    on_it = advice.filter(pl.col("rule").is_in([name for name in of if of[name] == account]))
+    on_it = eager if eager.height else advice.filter(pl.col("rule").is_in([name for name in of if of[name] == account]))
     if advice.is_empty():
         return Verdict(f"{first}.", account)
     best = (on_it if on_it.height else advice).row(0, named=True)
@@ -93,10 +99,27 @@ def verdict(phases: Phases) -> Verdict | None:
     return Verdict(f"{first}. {do}.", account, action, best["saves_ps"])
 
 
+def _headline(run: Goodput, *, imports: bool) -> tuple[str | None, str | None, str]:
+    """Return the account that took most, if a tenth, its cause, and both in words; what imports take comes last."""
+    most = totals(run).filter(pl.col("account") != "productive", pl.col("share") >= _LEAST_SHARE)
+    if imports and most.height > 1:  # they are needed, and paid once
+        most = most.filter(pl.col("account") != "preparation")
+    most = most.head(1)
+    productive = f"{duration(run.time_ps('productive'))} of {duration(run.wall_ps)} ({percent(run.ratio)} of run time)"
+    if most.is_empty():
+        return None, None, f"Healthy: {productive} is productive training"
+    account, time_ps, share = most.select(pl.col("account").cast(pl.String), "time_ps", "share").row(0)
+    cause = _cause(run, account)
+    took = f"{duration(time_ps)} of {duration(run.wall_ps)} ({percent(share)} of run time)"
+    return account, cause, f"{ACCOUNTS[account].subject} took {took}" + (f": {cause}" if cause else "")
+
+
 def _cause(run: Goodput, account: str) -> str | None:
     """Return what took most of an account, and the place where the program was in most of it."""
     half_ps = run.time_ps(account) / 2
-    of = totals(run, "detail").filter(pl.col("account") == account, pl.col("time_ps") > half_ps)
+    work = pl.col("detail").str.replace(" again for .*", " again")  # for one shape after the other
+    works = totals(run, "detail").filter(pl.col("account") == account).sort("time_ps").group_by(work.alias("work"))
+    of = works.agg(pl.col("time_ps").sum(), pl.col("detail").last()).filter(pl.col("time_ps") > half_ps)
     at = run.stalls.filter(pl.col("kind") == account, pl.col("time_ps") > half_ps)
     details, places = [*of["detail"].drop_nulls()], [*_sampled_place(run, account), *at["place"].drop_nulls()]
     names = [*details[:1], *[place for place in places[:1] if place not in details]]

@@ -102,7 +102,8 @@ def keras_marks(clock: StepClock) -> Iterator[None]:
             _running.append(name)
             hook, timing.hook = timing.hook, None  # called by a callback, it has callbacks of its own
             try:
-                with clock.within(_METHODS[name][1], name):
+                # a prediction in a callback of a training evaluates it
+                with clock.within(_METHODS[name][1] if len(_running) == 1 else "evaluation", name):
                     value = original(self, *args, **kwargs)
                 done = True
             finally:
@@ -203,6 +204,8 @@ def keras_metadata(
         "dtype": lambda: _dtype(model),
         "optimizer": lambda: None if model.optimizer is None else type(model.optimizer).__name__,
         "batch": lambda: _batch_size(x, batch_size),
+        "data": lambda: _data_kind(x),
+        "eager": lambda: "yes" if model.run_eagerly else None,
     }
     metadata: dict[str, str] = {}
     for name, read in properties.items():
@@ -238,6 +241,19 @@ def _dtype(model: Any) -> str:
     return str((policies.most_common(1) or [(model.dtype_policy.name, 1)])[0][0])
 
 
+def _data_kind(x: object) -> str | None:
+    """Return the kind of the data, as a remedy for waits depends on it; None if it is of another."""
+    names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(x).__mro__}
+    kinds = {"torch.DataLoader": "DataLoader", "keras.PyDataset": "PyDataset", "grain.MapDataset": "Grain"}
+    kinds |= {"grain.IterDataset": "Grain", "grain.DataLoader": "Grain"}
+    found = next((kind for name, kind in kinds.items() if name in names), None)
+    if found is not None or x is None:
+        return found
+    if hasattr(x, "element_spec"):
+        return "tf.data"
+    return "generator" if isinstance(x, GeneratorType) else "arrays" if hasattr(x, "shape") else None
+
+
 def _batch_size(x: Any, batch_size: object) -> object:
     """Return the samples per batch; None if they are unknown before the data are iterated."""
     if batch_size is not None:
@@ -252,6 +268,7 @@ def _batch_size(x: Any, batch_size: object) -> object:
     return spec.shape[0]
 
 
+ANEW = "a new iterator at the end of an epoch"
 _LAST = "_tpunb_last_batch"
 _TURNS = "_tpunb_turns"
 _PYTHON = (GeneratorType, map, zip)  # batches that a train function draws itself
@@ -270,8 +287,11 @@ def timed(original: Callable[[Any], Any], clock: StepClock, kind: Callable[[], s
     @wraps(original)
     def turn(epochs: Any) -> Any:
         running = kind()
-        if running is None or _is_over(epochs):  # the iterator of another loop, or no step begins
+        if running is None:  # the iterator of another loop
             return original(epochs)
+        if _is_over(epochs):  # no step begins: Keras replaces the iterator, whose end waits for what it prepares
+            with clock.within("data loading", ANEW):
+                return original(epochs)
         clock.request(running)
         first, last, data = clock.draw(draw, epochs)
         return first, last, _TimedBatches(data, clock) if isinstance(data, _PYTHON) else data

@@ -12,8 +12,10 @@ from tpunb.profiler.loop import Loop
 from tpunb.training.patching import replaced
 
 
-def _fetching(loop: Loop, original: Callable[..., Any], stream: Callable[[Any], Hashable]) -> Callable[..., Any]:
-    """Return the method of an iterator that returns the next batch so that its time is recorded."""
+def _fetching(
+    loop: Loop, original: Callable[..., Any], stream: Callable[[Any], Hashable], data: str
+) -> Callable[..., Any]:
+    """Return the method of an iterator over a kind of data that returns the next batch so that its time is recorded."""
     clock = loop.clock
 
     @wraps(original)
@@ -29,20 +31,21 @@ def _fetching(loop: Loop, original: Callable[..., Any], stream: Callable[[Any], 
             raise
         finally:
             loop.fetched(stream(self), start_ns, clock.leave(), over=over)
+            clock.metadata.setdefault("data", data)
 
     return fetch
 
 
-def _patch(
-    loop: Loop, stack: ExitStack, kind: type, stream: Callable[[Any], Hashable] = id, name: str = "__next__"
-) -> None:
-    if name in vars(kind):
-        stack.enter_context(replaced(kind, name, _fetching(loop, vars(kind)[name], stream)))
+def _patch(loop: Loop, stack: ExitStack, kind: type, data: str, stream: Callable[[Any], Hashable] = id) -> None:
+    if "__next__" in vars(kind):
+        stack.enter_context(replaced(kind, "__next__", _fetching(loop, vars(kind)["__next__"], stream, data)))
 
 
 def _torch(loop: Loop, stack: ExitStack) -> None:
     loader = sys.modules["torch"].utils.data.dataloader
-    _patch(loop, stack, loader._BaseDataLoaderIter, lambda batches: id(getattr(batches, "_dataset", batches)))
+    _patch(
+        loop, stack, loader._BaseDataLoaderIter, "DataLoader", lambda batches: id(getattr(batches, "_dataset", batches))
+    )
     original = loader.DataLoader.__iter__
 
     @wraps(original)
@@ -64,7 +67,7 @@ def _grain(loop: Loop, stack: ExitStack) -> None:
     ):
         base = getattr(sys.modules.get(module), name, None)
         for kind in dict.fromkeys(_subclasses(base)) if base is not None else ():
-            _patch(loop, stack, kind)
+            _patch(loop, stack, kind, "Grain")
 
 
 def _subclasses(kind: Any) -> Iterator[Any]:
@@ -76,11 +79,11 @@ def _subclasses(kind: Any) -> Iterator[Any]:
 def _tensorflow(loop: Loop, stack: ExitStack) -> None:
     data = sys.modules.get("tensorflow.python.data.ops.iterator_ops")
     if (kind := getattr(data, "OwnedIterator", None)) is not None:
-        _patch(loop, stack, kind)
+        _patch(loop, stack, kind, "tf.data")
     data = sys.modules.get("tensorflow.python.data.ops.dataset_ops")
     for name in ("NumpyIterator", "_NumpyIterator"):
         if isinstance(kind := getattr(data, name, None), type):
-            _patch(loop, stack, kind)
+            _patch(loop, stack, kind, "tf.data")
 
 
 class _Batches:
@@ -99,7 +102,7 @@ class _Batches:
 def _datasets(loop: Loop, stack: ExitStack) -> None:
     """Patch the methods of Hugging Face's data sets, which are generators."""
     module = sys.modules["datasets"]
-    following = _fetching(loop, _Batches.__next__, lambda batches: id(batches.of))
+    following = _fetching(loop, _Batches.__next__, lambda batches: id(batches.of), "datasets")
     timed = type("Batches", (_Batches,), {"__next__": following})
 
     def drawing(original: Callable[..., Any]) -> Callable[..., Any]:
