@@ -43,7 +43,11 @@ class LocalFiles:
         moved = None
         while True:
             self._refuse_other_content()
-            self._folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                message = f"{self._folder}: no run can be written there: {error.strerror or error}"
+                raise TpunbError(message, hint="choose a folder that you may write to") from error
             try:
                 lock = FolderLock.take(self._folder)
             except FileNotFoundError:  # another capture has just renamed it

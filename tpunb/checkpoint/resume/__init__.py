@@ -20,7 +20,7 @@ from tpunb.checkpoint.catalog import Checkpoint
 from tpunb.checkpoint.resume import loops
 from tpunb.checkpoint.resume.custom_loops import restore, save
 from tpunb.checkpoint.resume.policy import Saving
-from tpunb.errors import TpunbError, check_whole
+from tpunb.errors import TpunbError, check_whole, wrong_type
 from tpunb.training import keras_hooks, snapshot
 from tpunb.training.fingerprints import OnDivergence, Resumed
 from tpunb.training.fit_start import FitStart
@@ -124,6 +124,8 @@ def resume(
     TpunbError
         The checkpoint is of another kind, or not exact; or, in the block, the model or the data differ.
     """
+    if not isinstance(checkpoint, Checkpoint | str | os.PathLike):
+        raise wrong_type("resume", "checkpoint", "be a Checkpoint or the path of one", checkpoint)
     if isinstance(checkpoint, Checkpoint) and checkpoint.kind != "tpunb":
         missing = " and ".join(part for part in (DATA, RANDOM) if part not in checkpoint.holds)
         raise TpunbError(
