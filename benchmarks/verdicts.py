@@ -297,7 +297,7 @@ def torch_healthy(run: Any) -> None:
     """Train with PyTorch on a batch in memory."""
     import torch
 
-    torch_loop([torch.randn(512, 64)] * 300, width=2048)
+    torch_loop([torch.randn(512, 64)] * 1500, width=2048)
 
 
 @program(None)
@@ -315,7 +315,7 @@ def jax_healthy(run: Any) -> None:
 @program(None)
 def keras_healthy(run: Any) -> None:
     """Fit a model of Keras for one epoch of many steps."""
-    x = rows(256 * 400)
+    x = rows(256 * 2500)
     keras_model(4).fit(x, x[:, :1], batch_size=256, verbose=0)
 
 

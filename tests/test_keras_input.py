@@ -1,6 +1,8 @@
 """The timed input of Keras trains bit for bit as without a capture, and its waits are recorded."""
 
 import contextlib
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from optional import lazy
 
 import tpunb as tp
 from tpunb.profiler import step_clock
-from tpunb.profiler.keras import keras_marks
+from tpunb.profiler.keras import keras_marks, timed
 from tpunb.profiler.sources.frameworks import annotation
 from tpunb.profiler.step_clock import StepClock
 
@@ -138,3 +140,28 @@ def test_a_fit_with_checkpoints_resumes_exactly_from_a_capture(tmp_path):
         again = trained("again")
     assert all(np.array_equal(one, other) for one, other in zip(whole, again, strict=True))
     assert len(tp.steps(tp.load(tmp_path / "again"))) < 15
+
+
+def test_the_iterator_of_an_epoch_outlives_its_replacement():
+    """Its end waits for the batches that it prepares: seconds, where Keras replaces it while the next one is drawn."""
+
+    class Data:
+        """Stands in for an iterator that prepares batches."""
+
+    class Epochs:
+        def __init__(self):
+            self.num_batches, self.steps_per_execution, self._epoch_iterator, self.data = 2, 1, object(), Data()
+
+        def __next__(self):
+            return 0, 1, self.data
+
+    clock = StepClock(annotation)
+    epochs, draw = Epochs(), timed(Epochs.__next__, clock, lambda: "train")
+    draw(epochs)
+    alive = weakref.ref(epochs.data)
+    epochs.data = Data()
+    gc.collect()
+    assert alive() is not None
+    draw(epochs)
+    gc.collect()
+    assert alive() is None

@@ -269,6 +269,7 @@ def _batch_size(x: Any, batch_size: object) -> object:
 
 
 ANEW = "a new iterator at the end of an epoch"
+_ITERATOR = "_tpunb_iterator"
 _LAST = "_tpunb_last_batch"
 _TURNS = "_tpunb_turns"
 _PYTHON = (GeneratorType, map, zip)  # batches that a train function draws itself
@@ -279,6 +280,8 @@ def timed(original: Callable[[Any], Any], clock: StepClock, kind: Callable[[], s
 
     def draw(epochs: Any) -> Any:
         first, last, data = original(epochs)
+        # Keras replaces it at the end of an epoch: its end waits for what it prepares, unless that is ready by then
+        setattr(epochs, _ITERATOR, data)
         if first == last and _of_tensorflow(data):  # several steps in one call draw their batches in the graph
             data = _drawn()(data)
             setattr(epochs, _LAST, data)
