@@ -343,8 +343,10 @@ def measure(name: str) -> dict[str, Any]:
         figures["amount"] = abs(measured_s - wasted_s[0]) <= 0.1 * wall_s
     unnamed = goodput.frame.filter(pl.col("account") == "step time deviation", pl.col("detail").is_null())
     figures["deviation"] = float(unnamed["time_ps"].sum()) / goodput.wall_ps
-    told = ", ".join(f"{key} {value:.3f}" if key == "deviation" else f"{key} {value}" for key, value in figures.items())
-    print(f"{name}: {told}; wasted {wasted_s[0]:.2f} of {wall_s:.2f} s\n  {answer}")
+    shown = ", ".join(
+        f"{key} {value:.3f}" if key == "deviation" else f"{key} {value}" for key, value in figures.items()
+    )
+    print(f"{name}: {shown}; wasted {wasted_s[0]:.2f} of {wall_s:.2f} s\n  {answer}")
     return figures
 
 

@@ -193,6 +193,15 @@ def test_samples_in_steps_show_how_long_code_of_the_program_ran_in_them():
     assert accounts(run._replace(samples=coded[:38])) == {"productive": 800}  # nineteen of each phase
 
 
+def test_code_in_slow_steps_of_an_evaluation_is_divided_too():
+    steps = [(number, "eval", 100 * number, 100 if number % 5 == 0 else 10, None, None, 0) for number in range(30)]
+    coded = samples(*((500 * number + 20 + 10 * place, False, True) for number in range(6) for place in range(5)))
+    divided = accounts(host(steps, end_ms=2910)._replace(samples=coded))
+    assert divided["evaluation"] == 300
+    assert divided["program code"] == accounts(host(steps, end_ms=2910))["program code"] + 540
+    assert "step time deviation" not in divided
+
+
 def test_code_that_makes_some_steps_slower_is_what_they_deviate_for():
     steps = [(number, "train", 20 * number, 10 if number % 5 else 20, None, None, 0) for number in range(20)]
     coded = samples(*((20 * number + 12 * (number % 5 == 0), False, number % 5 == 0) for number in range(20)))

@@ -78,7 +78,7 @@ def test_tensorflow_says_which_value_changed_and_that_a_function_is_made_anew():
         @tf.function
         def step(x, epoch):
             time.sleep(0.005)
-            return x * epoch
+            return x * (epoch or 1)
 
         return step
 
@@ -86,10 +86,12 @@ def test_tensorflow_says_which_value_changed_and_that_a_function_is_made_anew():
         first = made()
         first(tf.ones(2), 1)
         first(tf.ones(2), 2)
+        first(tf.ones(2), None)
         made()(tf.ones(2), 2)
     assert of(found, "program startup") == [
         "tracing step",
         "tracing step again for epoch = 2 (before: 1)",
+        "tracing step again for epoch = NoneType (before: 2)",
         "tracing step again for a new function",
     ]
 

@@ -26,7 +26,7 @@ REDUCTION = "reduction of a window"  # work of the profiler beside the training
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
 _GENERATOR = "a generator of the program"
 _INSIDE_STEPS = "inside steps"
-_COMPUTING = ("step time deviation", "productive")  # what samples divide, in this order
+_COMPUTING = ("step time deviation", "productive")  # what samples in steps divide
 _FEWEST_SAMPLES = 20  # of which a share is right within about 0.2
 _INSIDE = ["fit", "evaluation", "program code"]  # where a stall may be time of a step itself
 
@@ -143,8 +143,7 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     left -= garbage
     kind = factorize(steps["kind"].fill_null("").rank("dense").to_numpy().astype(np.int64))[1]
     medians = phase_medians(left, steps["phase"].fill_null(-1).to_numpy(), kind)
-    usual = np.minimum(left, medians)
-    excess = left - usual
+    excess = np.maximum(left - medians, 0)
 
     starts_up = np.zeros(len(exclusive), np.bool_)
     is_startup = (spans["account"] == "program startup").to_numpy()
@@ -347,7 +346,9 @@ def _by_code(pieces: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     spare_ps = dur_ps.filter(mine & deviates).sum().over("phase")  # a step is longer since its code is
     rest_ps = dur_ps.filter(mine & ~deviates).sum().over("phase")
     most = pl.when(deviates).then(code_ps / spare_ps).otherwise((code_ps - spare_ps) / rest_ps)
-    parts = parts.with_columns(part_ps=pl.when(mine).then((dur_ps * most.clip(0, 1)).round().cast(pl.Int64)))
+    parts = parts.with_columns(
+        part_ps=pl.when(mine).then((dur_ps * most.fill_nan(0).clip(0, 1)).round().cast(pl.Int64))
+    )
     taken = parts.filter(pl.col("part_ps") > 0).with_columns(
         pl.col("start_ps") + dur_ps - pl.col("part_ps"),
         dur_ps="part_ps",

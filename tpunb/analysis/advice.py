@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.goodput import goodput
+from tpunb.analysis.goodput import Goodput, goodput
 from tpunb.analysis.metrics import account_metrics, data_kind, phase_metrics, scale_metrics
 from tpunb.analysis.roofline import Roofline
 from tpunb.analysis.run import Run, loaded
@@ -340,7 +340,7 @@ ACCOUNT_RULES = (
         when=(pl.col("retracing") > 0.02) & pl.col("retraced").is_not_null(),
         saves=pl.col("retracing"),
         sentence="Tracing and compiling again what was traced before takes {retracing} of wall time, mostly "
-        "{retraced}, for {why}",
+        "{retraced}, for {reason}",
         action=_ONCE,
         source="https://www.tensorflow.org/guide/function, on retracing; 2 % is ours",
         account="program startup",
@@ -510,7 +510,8 @@ without a known cause.
         raise wrong_type("advise", "roof", "be a Roofline by phase", roof, hint="tp.roofline(phases)")
     if hosts is not None and not isinstance(hosts, Hosts):
         raise wrong_type("advise", "hosts", "be Hosts", hosts, hint="tp.hosts(steps)")
-    rows = advise_phases(phases, roof, _code_in_steps(phases))
+    run_goodput = None if phases.steps.wall is None else goodput(phases)
+    rows = advise_phases(phases, roof, None if run_goodput is None else _code_in_steps(run_goodput))
     if hosts is not None:
         metrics = hosts.frame.filter("named").head(1)
         metrics = metrics.select(
@@ -522,7 +523,7 @@ without a known cause.
             kinds=pl.lit(None, pl.String),
         )
         rows = _ranked(rows, _applied(HOST_RULES, metrics, hosts.span_ps, "step time"))
-    metrics = account_metrics(phases, failure_every_h)
+    metrics = account_metrics(phases, failure_every_h, run_goodput)
     if metrics.is_empty():
         return rows
     metrics = metrics.with_columns(phase=pl.lit(None, pl.Int64), typical_ps="wall_ps")
@@ -533,11 +534,9 @@ def _ranked(*rows: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(rows).sort("saves_ps", descending=True, nulls_last=True, maintain_order=True)
 
 
-def _code_in_steps(phases: Phases) -> pl.DataFrame | None:
-    """Return (phase, code_ps): time of the program's own code in steps, as far as it is known."""
-    if phases.steps.wall is None:
-        return None
-    inside = goodput(phases).frame.filter(account="program code").drop_nulls("phase")
+def _code_in_steps(run: Goodput) -> pl.DataFrame:
+    """Return (phase, code_ps): time of the program's own code in steps, as far as samples show it."""
+    inside = run.frame.filter(account="program code").drop_nulls("phase")
     return inside.group_by("phase").agg(code_ps=pl.col("time_ps").sum())
 
 

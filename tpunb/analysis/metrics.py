@@ -8,7 +8,7 @@ import re
 import numpy as np
 import polars as pl
 
-from tpunb.analysis.goodput import goodput, totals
+from tpunb.analysis.goodput import Goodput, goodput, totals
 from tpunb.analysis.roofline import Roofline, device_of
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
@@ -254,7 +254,7 @@ def _top_ops(ops: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.DataFrame:
+def account_metrics(phases: Phases, failure_every_h: float | None = None, run: Goodput | None = None) -> pl.DataFrame:
     """Return one row of metrics of the whole run, none without a record of its wall time; null if unknown.
 
     ``wall_ps``; of each account by its ``metric`` in ``tpunb.schema.ACCOUNTS``, of ``retracing`` (tracing and compiling
@@ -263,7 +263,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.
     ``importing`` (modules, by samples of preparation) and ``stepping`` (steps without waits) the share of wall time, 0
     to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in
     bytes; ``eager``, 1 if Keras does not compile its steps; ``data``, the kind of the data; ``callback`` and
-    ``retraced``, what took most of it, with ``callback_ps``, ``why`` it was retraced, and what had ``changed``:
+    ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``:
     function, value or shape; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a
     known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves;
     ``save_best_ps``, the interval of least loss by Young.
@@ -274,13 +274,15 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.
         Phases of the run.
     failure_every_h
         Mean time between failures in hours, if known.
+    run
+        ``tp.goodput(phases)``, if it is at hand.
     """
     if phases.steps.wall is None:
         return pl.DataFrame()
-    run = goodput(phases)
+    run = run or goodput(phases)
     times = dict(totals(run).select("account", pl.col("time_ps").round().cast(pl.Int64)).iter_rows())
     row: dict[str, object] = {"wall_ps": run.wall_ps}
-    retraced, why, retracing_ps = _retraced(phases.steps, run.hosts)
+    retraced, reason, retracing_ps = _retraced(phases.steps, run.hosts)
     taken = {account.metric: times.get(name, 0) for name, account in ACCOUNTS.items()}
     models, rebuilding_ps = _rebuilt(phases.steps, run.hosts)
     taken |= {"retracing": min(retracing_ps, taken["startup"]), "rebuilding": min(rebuilding_ps, taken["startup"])}
@@ -300,8 +302,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.
         "callback": most[0]["detail"] if most else None,
         "callback_ps": round(most[0]["time_ps"]) if most else None,
         "retraced": retraced,
-        "why": why or "arguments that were not seen",
-        "changed": next((cause for pattern, cause in _CHANGED.items() if re.search(pattern, why or "")), None),
+        "reason": reason or "arguments that were not seen",
+        "changed": next((cause for pattern, cause in _CHANGED.items() if re.search(pattern, reason or "")), None),
         **_growth(run.load),
         "eager": float("eager" in phases.steps.metadata),
         "data": data_kind(phases.steps),
@@ -313,7 +315,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None) -> pl.
     }
     if failure_every_h is not None and saves:
         row["save_best_ps"] = math.sqrt(2 * taken["saving"] / saves * failure_every_h * 3.6e15)
-    texts = dict.fromkeys(("callback", "retraced", "why", "changed", "models", "data"), pl.String())
+    texts = dict.fromkeys(("callback", "retraced", "reason", "changed", "models", "data"), pl.String())
     return pl.DataFrame([row], schema={name: texts.get(name, pl.Float64()) for name in row})
 
 
@@ -344,25 +346,25 @@ _CHANGED = {"^a new function": "function", r" = ": "value", r"\w\[|\w\(": "shape
 
 
 def _retraced(steps: Steps, hosts: int) -> tuple[str | None, str | None, int]:
-    """Return which function was traced or compiled again, why the last time, and the time of all of them per host."""
+    """Return which function was traced or compiled again, the last reason, and the time of all of them per host."""
     if steps.wall is None:
         return None, None, 0
     work, again = r"^(tracing|lowering|compiling) ", r" again for (.*)$"
     spans = (
         steps.wall.spans.filter(pl.col("account") == "program startup", pl.col("detail").str.contains(work))
         .sort("start_ps")
-        .with_columns(work=pl.col("detail").str.replace(again, ""), why=pl.col("detail").str.extract(again))
+        .with_columns(work=pl.col("detail").str.replace(again, ""), reason=pl.col("detail").str.extract(again))
         .with_columns(name=pl.col("work").str.replace(work, ""))
     )
     # TensorFlow's are marked; JAX compiles as well, and functions without a name of their own are many
     compiled = pl.col("detail").str.starts_with("compiling").any().over("host", "name")
     repeated = compiled & (pl.int_range(pl.len()).over("host", "work") > 0) & ~pl.col("name").str.contains("^<|^a func")
-    more = spans.filter(repeated | pl.col("why").is_not_null()).group_by("name", maintain_order=True)
-    times = more.agg(pl.col("dur_ps").sum(), pl.col("why").drop_nulls().last())
+    more = spans.filter(repeated | pl.col("reason").is_not_null()).group_by("name", maintain_order=True)
+    times = more.agg(pl.col("dur_ps").sum(), pl.col("reason").drop_nulls().last())
     times = times.sort("dur_ps", descending=True, maintain_order=True)
     if times.is_empty():
         return None, None, 0
-    return times["name"][0], times["why"][0], int(times["dur_ps"].sum()) // hosts
+    return times["name"][0], times["reason"][0], int(times["dur_ps"].sum()) // hosts
 
 
 def _rebuilt(steps: Steps, hosts: int) -> tuple[int, int]:

@@ -156,20 +156,20 @@ class FrameworkSpans:
                 return original(function_type, type_context, func_graph, options)
             self._tracing = True
             name = str(getattr(options, "name", None) or "a function")
-            why = None
+            reason = None
             with suppress(Exception):  # of internals that have changed: the training must continue
-                why = self._why(name, function_type, options)
+                reason = self._reason(name, function_type, options)
             if name == _KERAS_STEP and (method := running_method()):
                 name = f"the step of {method}"
             try:
-                with self._clock.within("program startup", _detail("tracing", name, why)):
+                with self._clock.within("program startup", _detail("tracing", name, reason)):
                     return original(function_type, type_context, func_graph, options)
             finally:
                 self._tracing = False
 
         return trace
 
-    def _why(self, name: str, function_type: Any, options: Any) -> str | None:
+    def _reason(self, name: str, function_type: Any, options: Any) -> str | None:
         """Return why a function of TensorFlow is traced again, None for the first time."""
         living = [(each, last) for of, last in self._traced.get(name, []) if (each := of()) is not None]
         before = next((last for each, last in living if each.function_cache is options.function_cache), None)
@@ -186,8 +186,8 @@ class FrameworkSpans:
             work = "compiling" if "compile" in work else "tracing" if "trace" in work else "lowering"
             now_ns = time.time_ns()
             name = str(facts.get("fun_name") or "a function")
-            again, why = self._clock.again
-            detail = _detail(work, name, why if again in (name, name[4:-1]) else None)  # "f" and "jit(f)"
+            again, reason = self._clock.again
+            detail = _detail(work, name, reason if again in (name, name[4:-1]) else None)  # "f" and "jit(f)"
             self._clock.on_spent(Spent("program startup", detail, now_ns - round(duration * 1e9), now_ns))
 
     def _on_collection(self, phase: str, facts: dict[str, int]) -> None:
@@ -211,9 +211,9 @@ class _Callbacks(list[Any]):
         return self._clock.calls(list.__iter__(self), self._hook)
 
 
-def _detail(work: str, name: str, why: str | None) -> str:
-    """Return what a framework does with a function, and why again."""
-    return cut(f"{work} {name}") + (f" again for {cut(plain(why), 120)}" if why else "")
+def _detail(work: str, name: str, reason: str | None) -> str:
+    """Return what a framework does with a function, and the reason if it does so again."""
+    return cut(f"{work} {name}") + (f" again for {cut(plain(reason), 120)}" if reason else "")
 
 
 def _changes(before: Any, now: Any) -> str:
@@ -228,9 +228,9 @@ def _changes(before: Any, now: Any) -> str:
 
 
 def _argument(kind: Any) -> str:
-    """Return dtypes and shapes of an argument of a trace, or its Python value."""
+    """Return dtypes and shapes of an argument of a trace, its number, or the type of another value of Python."""
     if hasattr(kind, "value"):
-        return repr(kind.value)
+        return repr(kind.value) if isinstance(kind.value, bool | int | float) else type(kind.value).__name__
     nest = sys.modules["tensorflow"].nest
     specs = nest.flatten(getattr(kind, "element_spec", kind), expand_composites=True)
     return ", ".join(f"{spec.dtype.name}{spec.shape}" for spec in specs if hasattr(spec, "dtype")) or "another"

@@ -45,9 +45,9 @@ _CELL = re.compile(r"<ipython-input-|[\\/](?:ipykernel_|xpython_|ipython-input-)
 _GENERATED = "__autograph_generated_file"
 _PACKAGES = re.compile(rf"[\\/](?:site-packages|dist-packages|debugpy|pydevd)[\\/]|{_GENERATED}")
 _STANDARD = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(os.__file__).parent)}
-_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in {*_STANDARD, str(Path(__file__).parents[1])})
 _WAITING = {module.__file__ for module in (threading, queue, selectors)}
 _STANDARD_FOLDERS = tuple(f"{folder}{os.sep}" for folder in _STANDARD)
+_LIBRARIES = (*_STANDARD_FOLDERS, f"{Path(__file__).parents[1]}{os.sep}")
 _HOSTS = {*sys.stdlib_module_names, "numpy", "scipy", "pandas", "polars", "PIL", "cv2", "sklearn", "skimage"}
 _IMPORT = re.compile(r"\s*(?:import|from)\s+([\w.]+)")
 

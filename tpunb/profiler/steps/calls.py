@@ -70,7 +70,7 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
             begun_ns = time_ns()
             # the name that the fast path has: a partial function, or an object that is called, has none itself
             name = getattr(p, "params", {}).get("name") or getattr(function, "__name__", None)
-            before, loop.clock.again = loop.clock.again, (str(name), misses.why(name, function, args_flat))
+            before, loop.clock.again = loop.clock.again, (str(name), misses.reason(name, function, args_flat))
             try:
                 value = slow(p, args_flat, function, *args, **kwargs)
             finally:
@@ -84,12 +84,12 @@ def _jax(loop: Loop, stack: ExitStack) -> None:
 
 
 class _Misses:
-    """Functions and arguments that JAX has compiled for, to say why it compiles again."""
+    """Functions and arguments that JAX has compiled for, for the reason why it compiles again."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[object, object], tuple[Any, list[str]]] = {}  # by name and code
 
-    def why(self, name: object, function: Any, inputs: Any) -> str | None:
+    def reason(self, name: object, function: Any, inputs: Any) -> str | None:
         """Return why a function is compiled again, None for the first time; one made anew is the same."""
         with suppress(Exception):  # a function that cannot be referred to, or arguments of another kind
             now = [f"{leaf.dtype}{[*leaf.shape]}" for leaf in inputs if hasattr(leaf, "shape")]
