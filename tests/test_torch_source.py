@@ -128,13 +128,13 @@ def test_where_steps_have_boundaries_a_session_begins_and_ends_at_them_in_the_th
     source.boundary()
     window = threading.Thread(target=lambda: answers.append(source.window(0.05)))
     window.start()
-    while source._due is None:
+    while not source.is_due:
         time.sleep(0.001)
     assert threads.sessions == []  # it waits
     source.boundary()
     (session,) = threads.sessions
     assert session.thread == threading.get_ident()
-    while source._due is None:
+    while not source.is_due:
         time.sleep(0.001)
     assert threads.sessions == [session]
     source.boundary()
@@ -144,13 +144,13 @@ def test_where_steps_have_boundaries_a_session_begins_and_ends_at_them_in_the_th
 
 
 def test_a_session_that_no_boundary_ends_ends_once_the_source_is_stopped(threads, monkeypatch):
-    monkeypatch.setattr("tpunb.profiler.sources.torch.LIMITS", replace(LIMITS, boundary_s=0.0))
+    monkeypatch.setattr("tpunb.profiler.sources.between_steps.LIMITS", replace(LIMITS, boundary_s=0.0))
     source, answers = tp.sources.Torch(), []
     source.start()
     source.boundary()
     window = threading.Thread(target=lambda: answers.append(source.window(60)))
     window.start()
-    while source._due is None:
+    while not source.is_due:
         time.sleep(0.001)
     source.boundary()
     source.stop()

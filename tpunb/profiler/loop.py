@@ -179,6 +179,7 @@ class Loop:
         if part is None or (not part.streams and not part.updates and function in part.functions):
             if part is not None and function != next(iter(part.functions)):
                 self._split(part, function)
+            self.clock.boundary()
             part = self._begin(begun_ns)
             part.follows = follows
         if self._calls[function] <= LIMITS.loop_calls:

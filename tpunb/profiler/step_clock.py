@@ -150,10 +150,10 @@ class StepClock:
             if ending.explicit:
                 return None
             self.end()
+        self.boundary()
         if self._closed:
             return None
         fetch = self.fetched() if explicit else None
-        self.boundary()
         number = self._next if step is None else self._rising(step, warn=rule == "mark")
         if number >= self._until:
             self.close()

@@ -15,6 +15,7 @@ from tpunb.errors import CaptureBusy, MissingExtra, TpunbError
 from tpunb.frames.hardware import this_cpu
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.service_client import ProfilerClient, ServiceError
+from tpunb.profiler.sources import jax_gpu
 from tpunb.profiler.sources.frameworks import NotInUse, annotation, in_use, installed
 from tpunb.profiler.sources.torch import Torch, usable
 
@@ -155,7 +156,12 @@ class Local:
                 raise NotInUse
         framework = self._choose(frameworks)
         try:
-            data = self._request(self._client(framework), seconds)
+            client = self._client(framework)
+            profiler = jax_gpu.binding() if framework == "jax" else None
+            if profiler is None:
+                data = self._request(client, seconds)
+            else:
+                data = jax_gpu.window(profiler, seconds, self._torch.between, self._stopped)
         except ServiceError as error:
             raise TpunbError(str(error)) from error
         finally:
@@ -201,7 +207,7 @@ class Local:
 
     @property
     def is_due(self) -> bool:
-        """Whether a session of PyTorch waits for a boundary."""
+        """Whether a session waits for a boundary."""
         return self._torch.is_due
 
     def step(self, kind: str, number: int) -> AbstractContextManager[Any]:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 import warnings
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +18,7 @@ from typing import Any
 from tpunb.errors import MissingExtra, TpunbError
 from tpunb.frames.hardware import this_cpu
 from tpunb.profiler.limits import LIMITS
+from tpunb.profiler.sources.between_steps import BetweenSteps
 from tpunb.profiler.sources.frameworks import NotInUse, can_import, loaded
 from tpunb.text import format_error
 
@@ -57,9 +56,7 @@ class Torch:
         self._stopped = threading.Event()
         self._tracing = False
         self._windows = 0
-        self._due: Callable[[], None] | None = None  # at the next boundary of steps
-        self._has_boundaries = False  # whether anybody calls `boundary`
-        self._lock = threading.Lock()
+        self.between = BetweenSteps()
 
     def __repr__(self) -> str:
         return "Torch()"
@@ -116,13 +113,15 @@ class Torch:
         with warnings.catch_warnings():  # of what the program did not ask for
             warnings.simplefilter("ignore")
             session = profiler.profile(activities=activities, experimental_config=config)
-            self._between_steps(session.start)
+            # that of all threads must not begin or end while one computes (the comment on ``addGlobalCallback`` in
+            # record_function.h): it ends the process, once in ten trainings
+            self.between.call(session.start, self._stopped)
         self._tracing = True
         try:
             self._stopped.wait(seconds)
         finally:
             self._tracing = False
-            self._between_steps(session.stop)
+            self.between.call(session.stop, self._stopped)
         with TemporaryDirectory(prefix="tpunb-") as folder:
             path = Path(folder, "window.json")
             session.export_chrome_trace(str(path))
@@ -130,51 +129,19 @@ class Torch:
         self._windows += 1
         return data
 
-    def _between_steps(self, call: Callable[[], None]) -> None:
-        """Let the thread that trains call a function at the next boundary of steps.
-
-        The profiler of all threads must not begin or end while one computes (the comment on ``addGlobalCallback`` in
-        record_function.h): it ends the process, once in ten trainings. Once stopped, nothing computes after a while.
-        """
-        if not self._has_boundaries:
-            call()
-            return
-        ended, errors = threading.Event(), []
-
-        def due() -> None:
-            try:
-                call()
-            except Exception as error:  # noqa: BLE001  the profiling thread raises it
-                errors.append(error)
-            ended.set()
-
-        self._due, stopped_s = due, None
-        while not ended.wait(LIMITS.import_look_s):
-            now_s = time.monotonic()
-            stopped_s = (stopped_s or now_s) if self._stopped.is_set() else None
-            if stopped_s is not None and now_s - stopped_s > LIMITS.boundary_s:
-                self.boundary()
-        if errors:
-            raise errors[0]
-
-    def boundary(self) -> None:
-        """Do what is due between steps; for the thread that trains."""
-        self._has_boundaries = True
-        if self._due is not None:
-            with self._lock:
-                due, self._due = self._due, None
-            if due is not None:
-                due()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether a session waits for a boundary."""
-        return self._due is not None
-
     @staticmethod
     def _has_cuda() -> bool:
         cuda = getattr(sys.modules["torch"], "cuda", None)
         return cuda is not None and bool(cuda.is_available())
+
+    def boundary(self) -> None:
+        """Do what is due between steps; for the thread that trains."""
+        self.between.boundary()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a session waits for a boundary."""
+        return self.between.is_due
 
     def stop(self) -> None:
         """End the running window; it returns what it has recorded."""
