@@ -415,10 +415,28 @@ def with_facts(rule, phases):
     if rule == "eager steps":
         return replace(phases, steps=replace(phases.steps, metadata={"eager": "yes"}))
     if rule == "growing memory":
-        load = [("toy", n * S, 0.3, 0.3, 2**30 + n * 2**26) for n in range(40)]
-        wall = replace(phases.steps.wall, load=pl.DataFrame(load, schema.LOAD, orient="row"))
-        return replace(phases, steps=replace(phases.steps, wall=wall))
+        return loaded(phases, [2**30 + n * 2**26 for n in range(40)])
     return phases
+
+
+def loaded(phases, rss_bytes):
+    """Phases with the memory of the process in each second."""
+    load = [("toy", second * S, 0.3, 0.3, rss) for second, rss in enumerate(rss_bytes)]
+    wall = replace(phases.steps.wall, load=pl.DataFrame(load, schema.LOAD, orient="row"))
+    return replace(phases, steps=replace(phases.steps, wall=wall))
+
+
+@pytest.mark.parametrize(
+    "rss_mb",
+    [
+        [630, 810, 870, 1280, 1390, *[1400 + n / 10 for n in range(35)]],  # libraries are loaded as they are first used
+        [400] * 20 + [600 + n / 10 for n in range(20)],  # one buffer
+        [400] * 40 + [400 + 20 * n for n in range(40)],  # after the steps
+    ],
+    ids=["start", "step", "end"],
+)
+def test_memory_that_does_not_grow_steadily_in_the_training_is_no_leak(rss_mb):
+    assert "growing memory" not in of_run(loaded(accounted(), [round(mb * 2**20) for mb in rss_mb]))
 
 
 @pytest.mark.parametrize("rule", OF_RUN)

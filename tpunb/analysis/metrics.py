@@ -304,7 +304,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "retraced": retraced,
         "reason": reason or "arguments that were not seen",
         "changed": next((cause for pattern, cause in _CHANGED.items() if re.search(pattern, reason or "")), None),
-        **_growth(run.load),
+        **_growth(run.load, phases.steps.frame),
         "eager": float("eager" in phases.steps.metadata),
         "data": data_kind(phases.steps),
         "models": str(models),
@@ -319,17 +319,19 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     return pl.DataFrame([row], schema={name: texts.get(name, pl.Float64()) for name in row})
 
 
-def _growth(load: pl.DataFrame) -> dict[str, object]:
+def _growth(load: pl.DataFrame, steps: pl.DataFrame) -> dict[str, object]:
     """Return by how many bytes an hour the memory of the host that grows fastest grows steadily, and what it has."""
     grown: dict[str, object] = {"growth": None, "memory": None}
-    for _, of_host in load.drop_nulls("rss_bytes").sort("start_ps").group_by("host"):
-        later = of_host[len(of_host) // 3 :]  # what begins is loaded first
-        if len(later) < _FEWEST_LOADS:
+    begin, end = pl.col("start_ps").min(), (pl.col("start_ps") + pl.col("dur_ps")).max()
+    trained = steps.group_by("host").agg(begin=begin + (end - begin) // 3, end=end)  # what begins is loaded first
+    training = load.join(trained, on="host").filter(pl.col("start_ps").is_between("begin", "end"))
+    for _, of_host in training.drop_nulls("rss_bytes").sort("start_ps").group_by("host"):
+        if len(of_host) < _FEWEST_LOADS:
             continue
-        rss, hours = later["rss_bytes"].to_numpy().astype(float), later["start_ps"].to_numpy() / 3.6e15
-        steady = (np.diff(rss) >= 0).mean() >= _STEADY and rss[-1] - rss[0] > _GROWN * rss[0]
+        rss, hours = of_host["rss_bytes"].to_numpy().astype(float), of_host["start_ps"].to_numpy() / 3.6e15
+        steady = (np.diff(rss) >= 0).mean() >= _STEADY and rss[-1] - rss[len(rss) // 2] > _GROWN * rss[0] / 3
         rate = float((rss[-1] - rss[0]) / (hours[-1] - hours[0]))
-        if steady and rate > float(grown["growth"] or 0):  # type: ignore[arg-type]
+        if steady and rss[-1] - rss[0] > _GROWN * rss[0] and rate > float(grown["growth"] or 0):  # type: ignore[arg-type]
             grown = {"growth": rate, "memory": float(rss[-1])}
     return grown
 
