@@ -95,6 +95,28 @@ def test_a_step_is_split_into_what_is_known_of_it():
     }
 
 
+@pytest.mark.parametrize(
+    ("busy", "sleeps", "expected"),
+    [
+        (7, 0, {"productive": 280, "device idle": 120}),
+        (12, 0, {"productive": 400}),  # the device works on while the host does something else
+        (7, 10, {"productive": 280, "device idle": 20, "program code": 100}),
+        (7, 30, {"productive": 280, "program code": 120}),  # code while devices compute costs nothing
+    ],
+    ids=["idle", "busy", "code", "hidden code"],
+)
+def test_on_accelerators_productive_is_what_they_compute_in_the_traced_steps_of_a_phase(busy, sleeps, expected):
+    steps = [(*train(step, 10 * step, 10), "full" if step % 5 == 0 else "none") for step in range(40)]
+    run = host(steps, end_ms=400)
+    device_ps = pl.when(traced="full").then(pl.lit(busy * MS))
+    code = [number < sleeps for number in range(40)]
+    samples = pl.DataFrame(
+        {"start_ps": range(0, 400 * MS, 10 * MS), "place": "a.py:1 in f", "loads": False, "code": code}
+    )
+    run = run._replace(steps=run.steps.with_columns(device_ps=device_ps), samples=samples, accelerated=True)
+    assert accounts(run) == expected
+
+
 def test_nested_spans_belong_to_the_inner_account():
     steps = [train(0, 0, 10), train(1, 10, 70), train(2, 80, 10)]
     spans = [(0, 90, "fit", "fit"), (20, 60, "callbacks", "A.on_epoch_end"), (30, 20, "checkpoint save", "save")]

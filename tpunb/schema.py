@@ -565,7 +565,14 @@ ACCOUNTS = {
     for account in (  # colours of Okabe and Ito, 2008, and eight more, which colour-blind readers too can distinguish
         Account(
             *("productive", "#009E73", "Productive training", "productive"),
-            "exclusive time of each step; of one that takes over 1.5 times the median of its phase, up to that median",
+            "exclusive time of each step; of one that takes over 1.5 times the median of its phase, up to that median; "
+            "on accelerators, as far as they compute",
+            clocked=False,
+        ),
+        Account(
+            *("device idle", "#87e1f0", "Waits of the device for the host", "idle"),
+            "exclusive time of steps in which their accelerators idle, by the steps of their phase traced in full",
+            phrase="of an idle device",
             clocked=False,
         ),
         Account(

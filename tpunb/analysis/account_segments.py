@@ -26,8 +26,10 @@ REDUCTION = "reduction of a window"  # work of the profiler beside the training
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
 _GENERATOR = "a generator of the program"
 _INSIDE_STEPS = "inside steps"
-_COMPUTING = ("step time deviation", "productive")  # what samples in steps divide
+IDLE = "device idle"
+_COMPUTING = ("step time deviation", IDLE, "productive")  # what samples in steps divide
 _FEWEST_SAMPLES = 20  # of which a share is right within about 0.2
+_FEWEST_TRACED = 3  # steps of a phase whose work on devices is that of its others
 _INSIDE = ["fit", "evaluation", "program code"]  # where a stall may be time of a step itself
 
 
@@ -47,6 +49,7 @@ class HostRun(NamedTuple):
     clocked: bool
     complete: bool
     samples: pl.DataFrame = pl.DataFrame(schema=schema.SAMPLES)
+    accelerated: bool = False  # whether `device_ps` is the time of devices other than the host's processors
 
 
 class _Cells(NamedTuple):
@@ -79,7 +82,8 @@ def segments(run: HostRun) -> pl.DataFrame:
             _gaps(run, cells, start, end, spans),
         ]
     ).sort("start_ps")
-    return _by_code(_by_generators(pieces, run.samples), run.samples)
+    pieces, known = _by_device(_by_generators(pieces, run.samples), run)
+    return _by_code(pieces, run.samples, known)
 
 
 def _disjoint(steps: pl.DataFrame, low: int, high: int) -> tuple[Ints, Ints]:
@@ -317,21 +321,35 @@ def _by_generators(pieces: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     loading = int(found["loads"].fill_null(value=False).sum())
     if len(found) < _FEWEST_SAMPLES or loading == 0:
         return pieces
-    rest, dur = pieces.filter(~between), pieces.filter(between)
-    part = (pl.col("dur_ps") * (loading / len(found))).round().cast(pl.Int64)
-    waits = dur.with_columns(
-        start_ps=pl.col("start_ps") + pl.col("dur_ps") - part,
-        dur_ps=part,
-        account=pl.lit("data loading"),
-        detail=pl.lit(_GENERATOR),
-        source=pl.lit("estimated"),
+    part = pl.when(between).then((pl.col("dur_ps") * (loading / len(found))).round().cast(pl.Int64))
+    return _moved(pieces.with_columns(part_ps=part), "data loading", _GENERATOR)
+
+
+def _by_device(pieces: pl.DataFrame, run: HostRun) -> tuple[pl.DataFrame, list[int]]:
+    """Split off the time in steps in which accelerators were idle, and return the phases where that is known.
+
+    The work of a step on devices is that of the steps of its phase traced in full, which may themselves last longer.
+    """
+    if not run.accelerated:
+        return pieces, []
+    full, computes = pl.col("traced") == "full", pl.col("account") == "productive"
+    work = run.steps.group_by("phase").agg(
+        n=pl.col("device_ps").filter(full).count(), work_ps=pl.col("device_ps").filter(full).mean() * pl.len()
     )
-    kept = dur.with_columns(pl.col("dur_ps") - part)
-    return pl.concat([rest, *(each.filter(pl.col("dur_ps") > 0) for each in (kept, waits))]).sort("start_ps")
+    work = work.filter(pl.col("n") >= _FEWEST_TRACED)
+    usual = pieces.filter(computes).group_by("phase").agg(usual_ps=pl.col("dur_ps").sum())
+    shares = usual.join(work, on="phase").select("phase", part=(1 - pl.col("work_ps") / pl.col("usual_ps")).clip(0))
+    split = pieces.join(shares, on="phase", how="left", maintain_order="left")
+    part = pl.when(computes).then((pl.col("dur_ps") * pl.col("part")).round().cast(pl.Int64))
+    return _moved(split.with_columns(part_ps=part), IDLE), shares["phase"].to_list()
 
 
-def _by_code(pieces: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
-    """Split time in steps in which code of the program ran, or it slept, by the samples in the steps of each phase."""
+def _by_code(pieces: pl.DataFrame, samples: pl.DataFrame, known: list[int]) -> pl.DataFrame:
+    """Split time in steps in which code of the program ran, or it slept, by the samples in the steps of each phase.
+
+    A step is longer since its code is: that is in its deviation and, in phases where this is `known`, in the time in
+    which devices idle.
+    """
     divided = pl.col("account").is_in(_COMPUTING) & ~pl.col("detail").eq_missing(_GC)
     order = pieces.select("start_ps", "phase", inside=divided).sort("start_ps")
     found = samples.sort("start_ps").join_asof(order, on="start_ps", check_sortedness=False).filter("inside")
@@ -339,25 +357,29 @@ def _by_code(pieces: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     shares = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, pl.col("code") > 0).select("phase", "code")
     if shares.is_empty():
         return pieces
-    dur_ps, deviates = pl.col("dur_ps"), pl.col("account") == "step time deviation"
-    parts = pieces.with_row_index("piece").join(shares, on="phase", how="left", maintain_order="left")
+    dur_ps, spare = pl.col("dur_ps"), pl.col("account").is_in(["step time deviation", IDLE])
+    parts = pieces.join(shares, on="phase", how="left", maintain_order="left")
     mine = divided & pl.col("code").is_not_null()
     code_ps = (pl.col("code") * dur_ps.filter(mine).sum()).over("phase")
-    spare_ps = dur_ps.filter(mine & deviates).sum().over("phase")  # a step is longer since its code is
-    rest_ps = dur_ps.filter(mine & ~deviates).sum().over("phase")
-    most = pl.when(deviates).then(code_ps / spare_ps).otherwise((code_ps - spare_ps) / rest_ps)
-    parts = parts.with_columns(
-        part_ps=pl.when(mine).then((dur_ps * most.fill_nan(0).clip(0, 1)).round().cast(pl.Int64))
-    )
-    taken = parts.filter(pl.col("part_ps") > 0).with_columns(
-        pl.col("start_ps") + dur_ps - pl.col("part_ps"),
-        dur_ps="part_ps",
-        account=pl.lit("program code"),
-        detail=pl.lit(_INSIDE_STEPS),
+    spare_ps = dur_ps.filter(mine & spare).sum().over("phase")
+    rest_ps = dur_ps.filter(mine & ~spare).sum().over("phase")
+    rest = pl.when(~pl.col("phase").is_in(known)).then((code_ps - spare_ps) / rest_ps)
+    share = pl.when(spare).then(code_ps / spare_ps).otherwise(rest)
+    part = pl.when(mine).then((dur_ps * share.fill_nan(0).clip(0, 1)).round().cast(pl.Int64))
+    return _moved(parts.with_columns(part_ps=part), "program code", _INSIDE_STEPS)
+
+
+def _moved(pieces: pl.DataFrame, account: str, detail: str | None = None) -> pl.DataFrame:
+    """Return the pieces without the last ``part_ps`` of each, which are pieces of another account, estimated."""
+    kept = pieces.with_columns(pl.col("dur_ps") - pl.col("part_ps").fill_null(0))
+    moved = kept.with_columns(
+        pl.col("start_ps") + pl.col("dur_ps"),
+        dur_ps=pl.col("part_ps"),
+        account=pl.lit(account),
+        detail=pl.lit(detail, pl.String),
         source=pl.lit("estimated"),
     )
-    kept = parts.with_columns(dur_ps - pl.col("part_ps").fill_null(0)).filter(dur_ps > 0)
-    return pl.concat([each.select(pieces.columns) for each in (kept, taken)]).sort("start_ps")
+    return pl.concat([each.filter(pl.col("dur_ps") > 0).select(_COLUMNS) for each in (kept, moved)]).sort("start_ps")
 
 
 _COLUMNS = ["start_ps", "dur_ps", "account", "detail", "step", "phase", "unit", "source"]

@@ -125,6 +125,7 @@ RULES = (
         sentence="The device is idle for {idle} of the phase's step time without a known cause",
         action="run more steps per call (Keras' steps_per_execution, a lax.scan), fetch fewer values on the host",
         source="TPUPoint VI.B, Figure 10: 38.90 % (v2), 43.53 % (v3); over 10 %: XProf's TensorCoreIdleBoundRule",
+        account="device idle",
     ),
     _share(
         "formatting",
@@ -297,7 +298,7 @@ ACCOUNT_RULES = (
         saves=pl.lit(None, pl.Float64),
         sentence="The memory of the process grows steadily, by {growth} GiB an hour, to {memory} GiB",
         action="keep numbers, not tensors or arrays, of what each step returns (float(loss)); close figures and files",
-        source="ours: growth in three of four seconds, and by a fifth, after the first third of the run",
+        source="ours: growth in three of four seconds, and by a fifth, after the first third of the steps",
     ),
     Rule(
         "slow callbacks",

@@ -166,8 +166,8 @@ def goodput(run: Run) -> Goodput:
     Every picosecond of a host is in one account of ``tpunb.schema.ACCOUNTS``. The *exclusive time* of a step is its
     duration without input wait, callbacks, checkpoints and the like. It is productive; but what is beyond the median of
     its phase is the profiler's as far as that was busy, program startup if the step traced or compiled, and, if the
-    step takes over 1.5 times that median, step time deviation. Samples in code of the program divide what is left.
-    Input wait of steps that no clock measured is the mean of their phase.
+    step takes over 1.5 times that median, step time deviation. Of what is left, the time of accelerators by traced
+    steps is productive, and samples in code of the program divide the rest. Input wait of steps that no clock measured is the mean of their phase.
 
     Parameters
     ----------
@@ -225,6 +225,7 @@ def _of_steps(steps: Steps, labels: pl.Series, wall: WallClock | None) -> Goodpu
             clocked=clocked,
             complete=complete,
             samples=wall.samples.filter(host=host),
+            accelerated=steps.metadata.get("device kind", "CPU") != "CPU",
         )
         pieces.append(segments(run).with_columns(host=pl.lit(host), complete=pl.lit(complete)))
         notes += _notes(host if len(hosts) > 1 else "", clocked=clocked, complete=complete)
@@ -294,7 +295,7 @@ def _intervals(rows: pl.DataFrame, units: pl.DataFrame, steps: pl.DataFrame) -> 
 
 def _ideal(stretches: pl.DataFrame, steps: pl.DataFrame) -> int | None:
     """Return the median exclusive time of steps of kind "train", of all if there are none."""
-    parts = ["productive", "evaluation", "step time deviation"]
+    parts = ["productive", "device idle", "evaluation", "step time deviation"]
     exclusive = (
         stretches.filter(pl.col("account").is_in(parts) & pl.col("step").is_not_null())
         .group_by("host", "step")
