@@ -167,7 +167,8 @@ def goodput(run: Run) -> Goodput:
     duration without input wait, callbacks, checkpoints and the like. It is productive; but what is beyond the median of
     its phase is the profiler's as far as that was busy, program startup if the step traced or compiled, and, if the
     step takes over 1.5 times that median, step time deviation. Of what is left, the time of accelerators by traced
-    steps is productive, and samples in code of the program divide the rest. Input wait of steps that no clock measured is the mean of their phase.
+    steps is productive, and samples in code of the program divide the rest. Input wait
+    of steps that no clock measured is the mean of their phase.
 
     Parameters
     ----------
