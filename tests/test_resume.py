@@ -164,6 +164,32 @@ NOT_EXACT = {
 }
 
 
+@pytest.mark.parametrize("step", [14, 40], ids=["an earlier epoch", "the epoch of the backup"])
+def test_a_fit_is_resumed_beside_a_backup_of_another_epoch(tmp_path, step):
+    taken = []
+
+    def fit(folder, dies_at=None):
+        def count(batch, logs):  # a callback's own numbers would be those of the checkpoint
+            taken.append(batch)
+            if len(taken) == dies_at:
+                raise RuntimeError("killed")
+
+        taken.clear()
+        keras.utils.set_random_seed(5)
+        trained, data = model(), rows().shuffle(20, seed=2).batch(BATCH)  # twelve steps an epoch
+        counts = keras.callbacks.LambdaCallback(on_train_batch_end=count)
+        trained.fit(data, epochs=6, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(folder), counts])
+        return trained.get_weights()
+
+    whole = fit(tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="killed"), checkpointing(tmp_path / "saved", every=2):
+        fit(tmp_path / "backup", dies_at=42)
+    with resume(checkpoints(tmp_path / "saved").before(step)) as resumed:
+        again = fit(tmp_path / "backup")
+    assert (resumed.step, len(taken)) == (step, 72 - step)
+    assert all((one == other).all() for one, other in zip(whole, again, strict=True))
+
+
 @pytest.mark.parametrize("reason", NOT_EXACT)
 def test_a_stateful_op_in_the_data_warns_before_training(tmp_path, reason):
     data = NOT_EXACT[reason]()

@@ -106,6 +106,10 @@ def _installed() -> Iterator[None]:
 def _install(stack: ExitStack) -> None:
     import keras
 
+    def begin_fit(fit: Fit, callbacks: Any, logs: Any = None) -> None:
+        if fit.start is not None or fit.past is not None:
+            fit.model._initial_epoch = None  # BackupAndRestore has set the epoch of its own backup
+
     def begin_epoch(fit: Fit, callbacks: Any, epoch: int, logs: Any = None) -> None:
         fit.begin_epoch(epoch, callbacks.callbacks)
 
@@ -123,6 +127,7 @@ def _install(stack: ExitStack) -> None:
         (keras.Model, "fit", _fit),
         (keras.Model, "evaluate", _inner_call),
         (keras.Model, "predict", _inner_call),
+        (callbacks, "on_train_begin", _event(begin_fit)),
         (callbacks, "on_epoch_begin", _event(begin_epoch, after=False)),
         (callbacks, "on_epoch_end", _event(end_epoch)),
         (callbacks, "on_train_batch_end", _event(end_step, after=False)),
