@@ -448,6 +448,14 @@ def test_an_account_applies_its_rule_and_saves_at_most_its_time(rule):
     assert of_run(phases, **options)[rule] == (None if saves is None else pytest.approx(saves))
 
 
+def test_files_of_a_save_and_the_wait_for_it_are_one_save():
+    files = {41: "torch.save", 41.6: "torch.save", 43: "AsyncCheckpointer.wait_until_finished"}
+    spans = [(at + 10 * i, 0.5, "checkpoint save", name) for i in range(5) for at, name in files.items()]
+    metrics = account_metrics(accounted(*spans))
+    assert metrics["save_every_ps"].item() == 20 * S
+    assert metrics["save_ps"].item() == 1.5 * S
+
+
 def test_every_rule_of_accounts_is_tested_and_has_known_metrics():
     assert [rule.name for rule in ACCOUNT_RULES] == sorted(OF_RUN, key=[rule.name for rule in ACCOUNT_RULES].index)
     assert not {rule.name for rule in ACCOUNT_RULES} & {rule.name for rule in RULES}

@@ -157,12 +157,18 @@ def test_positions_that_tpunb_writes_are_no_checkpoints_of_the_program(tmp_path)
 def test_checkpoints_of_orbax_are_spans(tmp_path):
     checkpoint, jax = pytest.importorskip("orbax.checkpoint"), pytest.importorskip("jax")
     found, saved = [], {"weights": jax.numpy.ones(3)}
-    with spans_of(found), checkpoint.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "saved", saved)
-        checkpointer.wait_until_finished()
-        checkpointer.restore(tmp_path / "saved", saved)
-    assert any(detail.endswith("save") for detail in of(found, "checkpoint save"))
+    with spans_of(found) as clock, checkpoint.CheckpointManager(tmp_path / "managed") as manager:
+        manager.save(0, args=checkpoint.args.StandardSave(saved))
+        manager.save(1, args=checkpoint.args.StandardSave(saved))  # waits for the other
+        with checkpoint.StandardCheckpointer() as checkpointer:
+            checkpointer.save(tmp_path / "saved", saved)
+            checkpointer.wait_until_finished()
+            checkpointer.restore(tmp_path / "saved", saved)
+    waits = "AsyncCheckpointer.wait_until_finished"
+    calls = [*["CheckpointManager.save"] * 2, "AsyncCheckpointer.save", waits]
+    assert of(found, "checkpoint save")[: len(calls)] == calls
     assert any(detail.endswith("restore") for detail in of(found, "checkpoint restore"))
+    assert clock.metadata["saves"] == "background"
 
 
 def test_checkpoints_of_keras_are_spans(tmp_path):

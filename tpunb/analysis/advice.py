@@ -317,6 +317,8 @@ ACCOUNT_RULES = (
         action="save less often or in the background; advise(phases, failure_every_h=...) computes the best interval",
         source="account of tp.goodput; 1 % as for checkpoints of a phase",
         account="checkpoint save",
+        actions={"background": "save less often, and wait for a save only before the next one (wait_until_finished)"},
+        by="saves",
     ),
     Rule(
         "checkpoint interval",

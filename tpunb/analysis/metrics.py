@@ -262,7 +262,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew`` (iterators of Keras),
     ``importing`` (modules, by samples of preparation) and ``stepping`` (steps without waits) the share of wall time, 0
     to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in
-    bytes; ``eager``, 1 if Keras does not compile its steps; ``data``, the kind of the data; ``callback`` and
+    bytes; ``eager``, 1 if Keras does not compile its steps; ``data``, the kind of the data; ``saves``, "background" if
+    Orbax does not hold up the training for them; ``callback`` and
     ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``:
     function, value or shape; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a
     known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves;
@@ -297,7 +298,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     for name, time_ps in taken.items():
         row |= {f"{name}_ps": time_ps, name: time_ps / max(run.wall_ps, 1)}
     most = totals(run, "detail").filter(account="callbacks").drop_nulls("detail").head(1).to_dicts()
-    saves = run.frame.filter(account="checkpoint save")["count"].sum() / run.hosts
+    saves = _saves(phases.steps) / run.hosts
     row |= {
         "callback": most[0]["detail"] if most else None,
         "callback_ps": round(most[0]["time_ps"]) if most else None,
@@ -308,6 +309,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "eager": float("eager" in phases.steps.metadata),
         "data": data_kind(phases.steps),
         "models": str(models),
+        "saves": phases.steps.metadata.get("saves"),
         "save_ps": taken["saving"] / saves if saves else None,
         "save_every_ps": run.wall_ps / saves if saves else None,
         "save_best_ps": None,
@@ -315,8 +317,21 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     }
     if failure_every_h is not None and saves:
         row["save_best_ps"] = math.sqrt(2 * taken["saving"] / saves * failure_every_h * 3.6e15)
-    texts = dict.fromkeys(("callback", "retraced", "reason", "changed", "models", "data"), pl.String())
+    texts = dict.fromkeys(("callback", "retraced", "reason", "changed", "models", "data", "saves"), pl.String())
     return pl.DataFrame([row], schema={name: texts.get(name, pl.Float64()) for name in row})
+
+
+def _saves(steps: Steps) -> int:
+    """Return how often the hosts saved: the files of one save follow one another at once, without a step between."""
+    if steps.wall is None:
+        return 0
+    waits = pl.col("detail").str.ends_with("wait_until_finished").fill_null(value=False)
+    spans = steps.wall.spans.filter(pl.col("account") == "checkpoint save", ~waits).sort("start_ps")
+    begun = steps.frame.select("host", "start_ps", "step").sort("start_ps")
+    found = spans.join_asof(begun, on="start_ps", by="host", check_sortedness=False)
+    start, dur, before = pl.col("start_ps"), pl.col("dur_ps"), pl.col("step").shift()
+    same = pl.col("step").eq_missing(before) & (start - (start + dur).shift() <= dur.shift())
+    return int(found.select((~same.fill_null(value=False)).over("host").sum()).item())
 
 
 def _growth(load: pl.DataFrame, steps: pl.DataFrame) -> dict[str, object]:

@@ -112,7 +112,10 @@ class FrameworkSpans:
         def function(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             ours = sys._getframe(1).f_globals.get("__name__") == _POSITION
-            if ours or not self._clock.trains_here:
+            if original.__qualname__ == "AsyncCheckpointer.save":
+                self._clock.metadata["saves"] = "background"
+            # of functions that call each other, the outer one is what the program does
+            if ours or not self._clock.trains_here or self._clock.is_in(account):
                 return original(*args, **kwargs)
             with self._clock.within(account, original.__qualname__):
                 return original(*args, **kwargs)

@@ -217,10 +217,14 @@ class StepClock:
         """The open step, which Keras or the program marks."""
         return self._open
 
+    def is_in(self, account: str) -> bool:
+        """Return whether the program is in an account now."""
+        return account in self._accounts
+
     @property
     def loads(self) -> bool:
         """Whether the program waits for input now."""
-        return "data loading" in self._accounts
+        return self.is_in("data loading")
 
     def adopt(self) -> None:
         """Take this thread for the one that trains."""
