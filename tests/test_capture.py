@@ -554,3 +554,22 @@ def test_windows_that_cannot_be_read_end_neither_the_run_nor_its_windows(tmp_pat
         train_until(run, lambda: traced(run))
     assert windows(run)["error"].is_not_null().to_list()[:3] == [True, True, False]
     assert len(tp.steps(tp.load(run)).full()) >= 1
+
+
+def test_a_thread_that_still_trains_as_the_block_ends_is_warned_of(tmp_path):
+    trains, ended = threading.Event(), threading.Event()
+
+    def train(run):
+        with run.step(0):
+            trains.set()
+            ended.wait()
+
+    with (
+        pytest.warns(RuntimeWarning, match="a thread still trains as the captured block ends"),
+        tp.capture(tmp_path / "run", source=StandIn()) as run,
+    ):
+        thread = threading.Thread(target=train, args=[run])
+        thread.start()
+        trains.wait()
+    ended.set()
+    thread.join()

@@ -57,6 +57,19 @@ def program(monkeypatch):
     return program
 
 
+def test_what_the_library_computes_after_a_pause_is_of_no_step(program):
+    """So a program prepares a batch for the next step."""
+    for _ in range(10):
+        program.call("step")  # 5 ms
+        program.loop.called("convert", *program._spend(1), None, library=True)  # reads the loss
+        program.now_ns += 30_000_000
+        for _ in range(2):
+            program.call("multiply", library=True)
+    program.loop.close()
+    durs_ms = [(step.end_ns - step.start_ns) // 10**6 for step in program.clock.take(final=True)]
+    assert durs_ms == [6] * 10
+
+
 @pytest.mark.parametrize("batches", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_an_update_is_a_step_however_many_batches_it_accumulates(program, batches, ahead):

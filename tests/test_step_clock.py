@@ -1,5 +1,7 @@
 """The step clock gives every step a number and a time; Keras' batches need no changed line."""
 
+import asyncio
+import threading
 import time
 import warnings
 from contextlib import contextmanager
@@ -334,3 +336,63 @@ def test_model_without_readable_properties_is_trained(clock, model, rows, monkey
     assert len(steps_of(clock)) == 3
     assert set(clock.metadata) == {"optimizer", "batch", "data"}
     assert keras_metadata(None) == {}
+
+
+def test_a_second_thread_that_marks_steps_is_warned_of_once(clock):
+    step = clock.begin("train", explicit=True, rule="mark")
+
+    def train():
+        for _ in range(2):
+            assert clock.begin("train", explicit=True, rule="mark") is None
+
+    with pytest.warns(UserWarning, match="two threads or tasks mark steps at once: those inside step 0") as caught:
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    clock.end(step)
+    assert len(caught) == 1
+    assert steps_of(clock) == [(0, "train")]
+
+
+def test_a_second_task_that_marks_steps_is_warned_of_and_a_nested_mark_is_not(clock):
+    async def train(first):
+        step = clock.begin("train", explicit=True, rule="mark")
+        assert (step is not None) == first
+        assert clock.begin("train", explicit=True, rule="mark") is None
+        await asyncio.sleep(0)
+        clock.end(step)
+
+    async def two():
+        await asyncio.gather(train(True), train(False))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asyncio.run(train(True))
+    with pytest.warns(UserWarning, match="two threads or tasks"):
+        asyncio.run(two())
+
+
+class Array:
+    """The result of a launch, which is ready."""
+
+    def is_ready(self):
+        return True
+
+
+def test_launches_between_marks_are_of_no_step_once_the_devices_were_idle(clock, monkeypatch):
+    now = [0]
+    monkeypatch.setattr(step_clock, "time_ns", lambda: now[0])
+
+    def mark(begin_ms, end_ms, *launches_ms):
+        now[0] = begin_ms * 10**6
+        step = clock.begin("train", explicit=True, rule="mark")
+        now[0] = end_ms * 10**6
+        clock.end(step)
+        for ms in launches_ms:
+            clock.launch(Array(), ms * 10**6)
+
+    mark(0, 10, 12, 13)  # of the step: the devices worked until then
+    mark(40, 50, 70, 71)  # what the program prepares for the next, after a pause
+    mark(80, 90)
+    ends_ms = [(step.start_ns // 10**6, step.end_ns // 10**6) for step in clock.take(final=True)]
+    assert ends_ms == [(0, 13), (40, 50), (80, 90)]

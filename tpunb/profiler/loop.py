@@ -65,6 +65,7 @@ class _Part:
     launched_ns: int = 0  # when the last launch or update returned
     work: Work | None = None  # of that launch
     follows: bool = False  # whether the devices worked until its first launch
+    over: bool = False  # whether there was a launch since that is of no step
     last_ns: int = 0  # the last signal
     next_ns: int | None = None  # when the next part begins
 
@@ -173,7 +174,9 @@ class Loop:
         part = self._part
         if library:
             if part is not None:
-                part.launched(work, now_ns)
+                part.over = part.over or not follows
+                if not part.over:
+                    part.launched(work, now_ns)
             return
         self._calls[function] += 1
         if part is None or (not part.streams and not part.updates and function in part.functions):

@@ -23,6 +23,7 @@ import polars as pl
 from tpunb.errors import TpunbError
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler.in_flight import InFlight
+from tpunb.profiler.keras import keras_runs
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.recorder import Keep, RunRecorder
 from tpunb.profiler.reducer import LOCAL, WindowResponse
@@ -134,6 +135,10 @@ class CaptureSession:
         self.is_over = True
         if self._forked:  # the run is the parent's
             return
+        opened = self.clock.opened
+        if kind is None and (keras_runs() or (opened is not None and opened.owner[0] != threading.get_ident())):
+            problem = "a thread still trains as the captured block ends: its steps from here on are not recorded"
+            warnings.warn(f"{problem}; join the thread in the block", RuntimeWarning, stacklevel=3)
         try:
             try:
                 self.clock.discard()

@@ -75,6 +75,8 @@ class OpenStep:
     next_ns: int | None = None  # when the next begins
     launched_ns: int = 0  # when its last launch returned
     work: Work | None = None  # of that launch
+    over: bool = False  # whether there was a launch since that is of no step
+    owner: tuple[int, int | None] = (0, None)  # thread and task that began it
 
     def launched(self, work: Work | None, now_ns: int) -> None:
         """Record a launch."""
@@ -148,6 +150,7 @@ class StepClock:
         """
         if (ending := self._open) is not None:
             if ending.explicit:
+                self._check_owner(ending)
                 return None
             self.end()
         self.boundary()
@@ -165,7 +168,7 @@ class StepClock:
         annotation = self._annotate(kind, number)
         self._thread = get_ident()
         start_ns = self._progress_ns = time_ns()
-        opened = OpenStep(number, kind, start_ns, annotation, complete, explicit, rule)
+        opened = OpenStep(number, kind, start_ns, annotation, complete, explicit, rule, owner=_owner())
         if fetch is not None:
             opened.start_ns, opened.input_ns = fetch
         if self._last is not None:
@@ -201,10 +204,12 @@ class StepClock:
         work = self._latest = self.in_flight.watch(result, now_ns)
         free_ns = 0  # when the devices had done what was launched before
         if before is not None:
-            free_ns = (before.done_ns or before.by_ns or 0) if before.settled else now_ns
+            free_ns = before.done_ns or before.by_ns or (0 if before.settled else now_ns)
         follows = now_ns - max(free_ns, 0 if step is None else step.end_ns) < LIMITS.idle_ns
-        if step is not None and step.rule != "keras" and (step is self._open or (after and follows)):
-            step.launched(work, now_ns)
+        if step is not None and step.rule != "keras":
+            step.over = step is not self._open and (step.over or not follows)
+            if step is self._open or (after and not step.over):
+                step.launched(work, now_ns)
         return work, follows
 
     def extend(self, work: Work) -> None:
@@ -229,6 +234,13 @@ class StepClock:
     def adopt(self) -> None:
         """Take this thread for the one that trains."""
         self._thread = get_ident()
+
+    def _check_owner(self, opened: OpenStep) -> None:
+        """Warn once if another thread or task marks a step inside an open one, which is not recorded."""
+        if opened.owner != _owner() and not self._warned:
+            self._warned = True
+            problem = f"two threads or tasks mark steps at once: those inside step {opened.step} are not recorded"
+            warnings.warn(f"{problem}; mark the steps of one", stacklevel=5)
 
     def _rising(self, step: int, *, warn: bool) -> int:
         """Return a number of the program, or the next if it is not above the last."""
@@ -457,6 +469,15 @@ class StepClock:
         until = monotonic() + LIMITS.drain_s
         while self._latest is not None and not self._latest.settled and monotonic() < until:
             sleep(LIMITS.watch_rest_s / 10)
+
+
+def _owner() -> tuple[int, int | None]:
+    """Return the thread, and the task of asyncio, that runs now."""
+    tasks = sys.modules.get("asyncio.tasks")
+    try:
+        return get_ident(), None if tasks is None else id(tasks.current_task())
+    except RuntimeError:  # no loop runs in this thread
+        return get_ident(), None
 
 
 def _usual_ns(recent: deque[int]) -> int:
