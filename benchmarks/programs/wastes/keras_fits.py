@@ -102,38 +102,38 @@ def keras_slow_callback(run: Any, repaired: bool) -> None:
     fit(model_of(), 32 * 150, callbacks=[Slow()])
 
 
-@program("data loading", r"generator|augment", measures=True)
+@program("data loading", r"generator|augment|batches")
 def keras_augments_in_a_generator(run: Any, repaired: bool) -> None:
     """Turn, shift and blur each image of a batch in a generator of Python."""
     images = rows(256).reshape(256, 8, 8)
 
     def augment(images: Any) -> Any:
-        return sum(np.roll(np.rot90(images, axes=(-2, -1)), shift, -1) for shift in range(3))
+        return sum(np.roll(np.rot90(images, axes=(-2, -1)), shift, -1) for shift in range(4))
 
     def batches() -> Iterator[Any]:
         while True:
-            with waste():
-                x = augment(images) if repaired else np.stack([augment(image) for image in images])
-                x = x.reshape(256, 64)
+            x = augment(images) if repaired else np.stack([augment(image) for image in images])
+            x = x.reshape(256, 64)
             yield x, x[:, :1]
 
-    model_of(3, 512).fit(batches(), steps_per_epoch=150, verbose=0)
+    model_of().fit(batches(), steps_per_epoch=200, verbose=0)
 
 
-@program("data loading", r"prefetch|tp\.tune", measures=True)
-def tensorflow_without_prefetch(run: Any, repaired: bool) -> None:
-    """Read each batch from slow storage in a data set that fetches none ahead."""
+@program("data loading", r"parallel|tp\.tune")
+def tensorflow_reads_in_one_thread(run: Any, repaired: bool) -> None:
+    """Read the batches from slow storage one after the other."""
     import tensorflow as tf
 
-    step, x = tf.function(train_step(model_of(6, 512))), tf.constant(rows(512))
+    step, x = tf.function(train_step(model_of(4))), tf.constant(rows(128))
 
     def read(number: Any) -> Any:
-        with waste():
-            time.sleep(0.02)
+        time.sleep(0.04)
         return number
 
-    data = tf.data.Dataset.range(150).map(lambda number: tf.py_function(read, [number], tf.int64))
-    for _ in run.batches(data.prefetch(2) if repaired else data):
+    data = tf.data.Dataset.range(150).map(
+        lambda number: tf.numpy_function(read, [number], tf.int64), num_parallel_calls=8 if repaired else None
+    )
+    for _ in run.batches(data):
         float(step(x))
 
 
@@ -169,24 +169,25 @@ def keras_validates_often(run: Any, repaired: bool) -> None:
     """Validate on many batches after each of twelve short epochs."""
     x = rows(64 * 200)
     options = {"validation_data": (x, x[:, :1]), "validation_batch_size": 64, "validation_freq": 6 if repaired else 1}
-    fit(model_of(4, 512), 64 * 30, 64, epochs=12, **options)
+    fit(model_of(4), 64 * 40, 64, epochs=12, **options)
 
 
 @program("callbacks", r"Draws\.on_epoch_end", measures=True)
 def keras_draws_each_epoch(run: Any, repaired: bool) -> None:
-    """Draw the losses after each of thirty epochs."""
+    """Draw the losses after each epoch."""
     import altair
     import keras
     import polars as pl
 
     class Draws(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            if not repaired or epoch % 15 == 0:
+            if not repaired or epoch % 6 == 0:
                 with waste():
-                    points = pl.DataFrame({"step": range(3000), "loss": [logs["loss"]] * 3000})
-                    altair.Chart(points).mark_line().encode(x="step", y="loss").to_json()
+                    points = pl.DataFrame({"step": range(4000), "loss": [logs["loss"]] * 4000})
+                    for _ in range(8):
+                        altair.Chart(points).mark_line().encode(x="step", y="loss").to_json()
 
-    fit(model_of(4), 64 * 30, 64, epochs=40, callbacks=[Draws()])
+    fit(model_of(4), 64 * 100, 64, epochs=12, callbacks=[Draws()])
 
 
 @program("program startup", r"a new function|anew")
