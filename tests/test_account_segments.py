@@ -117,6 +117,12 @@ def test_on_accelerators_productive_is_what_they_compute_in_the_traced_steps_of_
     assert accounts(run) == expected
 
 
+def test_the_profiler_has_what_it_holds_up_between_steps():
+    steps = [train(step, 30 * step, 10) for step in range(4)]
+    spans = [(10, 200, "profiler", "window"), (40, 20, "profiler", "begin or end of a window")]
+    assert accounts(host(steps, spans, end_ms=100)) == {"productive": 40, "program code": 40, "profiler": 20}
+
+
 def test_nested_spans_belong_to_the_inner_account():
     steps = [train(0, 0, 10), train(1, 10, 70), train(2, 80, 10)]
     spans = [(0, 90, "fit", "fit"), (20, 60, "callbacks", "A.on_epoch_end"), (30, 20, "checkpoint save", "save")]

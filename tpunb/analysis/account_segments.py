@@ -23,6 +23,7 @@ _PARTS = ("data loading", "productive", "program startup", "profiler", _GC, "ste
 """What the exclusive time of a step is split into, in this order."""
 SHORT = "calls under 1 ms"
 REDUCTION = "reduction of a window"  # work of the profiler beside the training
+HELD = "begin or end of a window"  # in the thread that trains
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
 _GENERATOR = "a generator of the program"
 _INSIDE_STEPS = "inside steps"
@@ -98,7 +99,8 @@ def _disjoint(steps: pl.DataFrame, low: int, high: int) -> tuple[Ints, Ints]:
 def _sorted_spans(run: HostRun) -> pl.DataFrame:
     """Return the spans within the run in the order in which later ones win."""
     low, high = run.start_ps, run.end_ps
-    spans = run.spans.filter(~pl.col("account").is_in(_BESIDE)).with_columns(
+    beside = pl.col("account").is_in(_BESIDE) & pl.col("detail").ne_missing(HELD)
+    spans = run.spans.filter(~beside).with_columns(
         start_ps=pl.col("start_ps").clip(low, high),
         end_ps=(pl.col("start_ps") + pl.col("dur_ps")).clip(low, high),
         rank=pl.col("account").replace_strict(_FIRST, default=1, return_dtype=pl.Int8),

@@ -176,7 +176,6 @@ RULES = (
         sentence="Recompilation after the first step takes {recompile} of the phase's step time",
         action=_ONCE,
         source="https://www.tensorflow.org/guide/function, on retracing; 5 % is ours",
-        account="program startup",
     ),
     Rule(
         "compile",

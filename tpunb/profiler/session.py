@@ -191,13 +191,15 @@ class CaptureSession:
         """Let the source do what is due between steps, in the thread that trains."""
         if self._forked or not hasattr(self.source, "boundary"):
             return
-        self._at_boundary = True
+        self._at_boundary, due, begun_ns = True, getattr(self.source, "is_due", False), time.time_ns()
         try:
             self.source.boundary()
         except Exception as error:  # noqa: BLE001  a user's source must not end the training
             self._fail(error)
         finally:
             self._at_boundary = False
+            if due:
+                self.recorder.spend("begin or end of a window", begun_ns)
 
     def _annotate(self, kind: str, number: int) -> AbstractContextManager[Any] | None:
         """Annotate a step while a profiler runs: none records what began before it did."""

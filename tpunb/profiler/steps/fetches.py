@@ -21,7 +21,10 @@ def _fetching(
     @wraps(original)
     def fetch(self: Any, *args: Any) -> Any:
         __tracebackhide__ = True
-        if clock.loads or not loop.is_training():  # within another fetch, or of a thread that prepares data
+        if not loop.is_training():  # of a thread that prepares data
+            return original(self, *args)
+        clock.metadata.setdefault("data", data)
+        if clock.loads:  # within another fetch
             return original(self, *args)
         start_ns, over = clock.enter("data loading"), False
         try:
@@ -31,7 +34,6 @@ def _fetching(
             raise
         finally:
             loop.fetched(stream(self), start_ns, clock.leave(), over=over)
-            clock.metadata.setdefault("data", data)
 
     return fetch
 
