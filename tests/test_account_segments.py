@@ -105,7 +105,9 @@ def test_a_step_is_split_into_what_is_known_of_it():
     ],
     ids=["idle", "busy", "code", "hidden code"],
 )
-def test_on_accelerators_productive_is_what_they_compute_in_the_traced_steps_of_a_phase(busy, sleeps, expected):
+def test_where_devices_are_traced_productive_is_what_they_compute_in_the_traced_steps_of_a_phase(
+    busy, sleeps, expected
+):
     steps = [(*train(step, 10 * step, 10), "full" if step % 5 == 0 else "none") for step in range(40)]
     run = host(steps, end_ms=400)
     device_ps = pl.when(traced="full").then(pl.lit(busy * MS))
@@ -113,7 +115,7 @@ def test_on_accelerators_productive_is_what_they_compute_in_the_traced_steps_of_
     samples = pl.DataFrame(
         {"start_ps": range(0, 400 * MS, 10 * MS), "place": "a.py:1 in f", "loads": False, "code": code}
     )
-    run = run._replace(steps=run.steps.with_columns(device_ps=device_ps), samples=samples, accelerated=True)
+    run = run._replace(steps=run.steps.with_columns(device_ps=device_ps), samples=samples, traced_devices=True)
     assert accounts(run) == expected
 
 

@@ -393,6 +393,7 @@ OF_RUN = {
     "long evaluation": ([], {}, 28),
     "imports": ([FIT], {}, 45),
     "eager steps": ([], {}, 40),
+    "debugging": ([], {}, None),
     "preparation": ([FIT], {}, 60),
 }
 
@@ -406,14 +407,17 @@ def sampled(phases, *rows):
 
 def with_facts(rule, phases):
     """Phases with what a rule follows from, beside spans."""
-    if rule == "program code":  # two fifths of the samples in steps
+    if rule == "program code":  # two fifths of the samples in steps, whose devices are not traced
+        phases = replace(phases, steps=replace(phases.steps, devices=phases.steps.devices.clear()))
         return sampled(phases, *((at, "a.py:3 in f", at % 5 < 2) for at in range(40)))
     if rule == "imports":  # three quarters of those after the steps
         return sampled(
             phases, *((41 + at, "a.py:1 in <module> ← import x" if at % 4 else None, False) for at in range(40))
         )
     if rule == "eager steps":
-        return replace(phases, steps=replace(phases.steps, metadata={"eager": "yes"}))
+        return replace(phases, steps=replace(phases.steps, metadata={"eager": "Keras"}))
+    if rule == "debugging":
+        return replace(phases, steps=replace(phases.steps, metadata={"debug": "torch.autograd.set_detect_anomaly"}))
     if rule == "growing memory":
         return loaded(phases, [2**30 + n * 2**26 for n in range(40)])
     return phases

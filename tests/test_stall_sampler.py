@@ -227,13 +227,13 @@ def test_calls_of_the_standard_library_and_of_arrays_of_the_host_are_code_of_the
     def is_code(callee):
         return program.through(lambda: stall_sampler._calls_code(sys._getframe(1), callee))
 
-    assert all(map(is_code, ["json.dumps", "time.sleep", "json.JSONEncoder().encode"]))
+    assert all(map(is_code, ["json.dumps", "time.sleep", "json.JSONEncoder().encode", "labels.count", "….items"]))
     # the builtins may wait for a device, and what a framework does is to compute
-    assert not any(map(is_code, ["framework.call", "float", "print", "call", "json", ""]))
+    assert not any(map(is_code, ["framework.call", "float", "print", "call", "json", "tensor.sort", "count", ""]))
 
 
-@pytest.mark.parametrize(("name", "code"), [("spin", True), ("rest", True), ("wait", False)])
-def test_a_thread_that_runs_python_or_sleeps_runs_code_and_one_that_waits_does_not(tmp_path, own_name, name, code):
+@pytest.mark.parametrize("name", ["spin", "rest", "wait"])
+def test_a_thread_that_runs_python_sleeps_or_waits_for_another_runs_code(tmp_path, own_name, name):
     program = imported(tmp_path / "program.py", CODE, own_name)
     stop, box = threading.Event(), queue.Queue()
     thread = threading.Thread(target=getattr(program, name), args=(box if name == "wait" else stop,), daemon=True)
@@ -243,7 +243,7 @@ def test_a_thread_that_runs_python_or_sleeps_runs_code_and_one_that_waits_does_n
         def seen():
             frame = stall_sampler.stacks().get(thread.ident)
             place = stall_sampler._innermost(stall_sampler._outwards(frame))[0]
-            return place is not None and stall_sampler._is_code(frame, place) == code
+            return place is not None and stall_sampler._is_code(frame, place)
 
         until(seen)
     finally:

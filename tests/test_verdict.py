@@ -97,10 +97,11 @@ def with_facts(phases, **facts):
 
 def test_steps_that_run_eagerly_are_named_before_what_they_cause():
     phases = accounted((41, 20, "callbacks", "Slow.on_epoch_end"), wall_s=62)
-    found = verdict(with_facts(phases, eager="yes"))
+    found = verdict(with_facts(phases, eager="Keras", debug="torch.autograd.set_detect_anomaly"))
     assert found.sentence.startswith(
-        "Keras runs its steps eagerly, 40.0 s of 62.0 s. Compile the model without run_eager"
+        "The steps run operation by operation, 40.0 s of 62.0 s. Compile the model without run_eager"
     )
+    assert found.sentence.endswith("set_detect_anomaly is on, and checks each operation.")
     assert found.saves_ps == 40 * S
 
 

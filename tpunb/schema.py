@@ -566,12 +566,12 @@ ACCOUNTS = {
         Account(
             *("productive", "#009E73", "Productive training", "productive"),
             "exclusive time of each step; of one that takes over 1.5 times the median of its phase, up to that median; "
-            "on accelerators, as far as they compute",
+            "as far as its devices compute, where these are traced (accelerators, XLA on a CPU)",
             clocked=False,
         ),
         Account(
             *("device idle", "#87e1f0", "Waits of the device for the host", "idle"),
-            "exclusive time of steps in which their accelerators idle, by the steps of their phase traced in full",
+            "exclusive time of steps in which traced devices idle, by the steps of their phase traced in full",
             phrase="of an idle device",
             clocked=False,
         ),

@@ -26,9 +26,9 @@ REDUCTION = "reduction of a window"  # work of the profiler beside the training
 HELD = "begin or end of a window"  # in the thread that trains
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
 _GENERATOR = "a generator of the program"
-_INSIDE_STEPS = "inside steps"
+INSIDE_STEPS = "inside steps"
 IDLE = "device idle"
-_COMPUTING = ("step time deviation", IDLE, "productive")  # what samples in steps divide
+COMPUTING = ("step time deviation", IDLE, "productive")  # what samples in steps divide
 _FEWEST_SAMPLES = 20  # of which a share is right within about 0.2
 _FEWEST_TRACED = 3  # steps of a phase whose work on devices is that of its others
 _INSIDE = ["fit", "evaluation", "program code"]  # where a stall may be time of a step itself
@@ -50,7 +50,7 @@ class HostRun(NamedTuple):
     clocked: bool
     complete: bool
     samples: pl.DataFrame = pl.DataFrame(schema=schema.SAMPLES)
-    accelerated: bool = False  # whether `device_ps` is the time of devices other than the host's processors
+    traced_devices: bool = False  # whether `device_ps` is the time of accelerators, or of XLA on a CPU
 
 
 class _Cells(NamedTuple):
@@ -328,11 +328,11 @@ def _by_generators(pieces: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_device(pieces: pl.DataFrame, run: HostRun) -> tuple[pl.DataFrame, list[int]]:
-    """Split off the time in steps in which accelerators were idle, and return the phases where that is known.
+    """Split off the time in steps in which the devices were idle, and return the phases where that is known.
 
     The work of a step on devices is that of the steps of its phase traced in full, which may themselves last longer.
     """
-    if not run.accelerated:
+    if not run.traced_devices:
         return pieces, []
     full, computes = pl.col("traced") == "full", pl.col("account") == "productive"
     work = run.steps.group_by("phase").agg(
@@ -352,7 +352,7 @@ def _by_code(pieces: pl.DataFrame, samples: pl.DataFrame, known: list[int]) -> p
     A step is longer since its code is: that is in its deviation and, in phases where this is `known`, in the time in
     which devices idle.
     """
-    divided = pl.col("account").is_in(_COMPUTING) & ~pl.col("detail").eq_missing(_GC)
+    divided = pl.col("account").is_in(COMPUTING) & ~pl.col("detail").eq_missing(_GC)
     order = pieces.select("start_ps", "phase", inside=divided).sort("start_ps")
     found = samples.sort("start_ps").join_asof(order, on="start_ps", check_sortedness=False).filter("inside")
     shares = found.group_by("phase").agg(n=pl.len(), code=pl.col("code").fill_null(value=False).mean())
@@ -368,7 +368,7 @@ def _by_code(pieces: pl.DataFrame, samples: pl.DataFrame, known: list[int]) -> p
     rest = pl.when(~pl.col("phase").is_in(known)).then((code_ps - spare_ps) / rest_ps)
     share = pl.when(spare).then(code_ps / spare_ps).otherwise(rest)
     part = pl.when(mine).then((dur_ps * share.fill_nan(0).clip(0, 1)).round().cast(pl.Int64))
-    return _moved(parts.with_columns(part_ps=part), "program code", _INSIDE_STEPS)
+    return _moved(parts.with_columns(part_ps=part), "program code", INSIDE_STEPS)
 
 
 def _moved(pieces: pl.DataFrame, account: str, detail: str | None = None) -> pl.DataFrame:

@@ -374,12 +374,25 @@ ACCOUNT_RULES = (
     ),
     Rule(
         "eager steps",
-        when=(pl.col("eager") > 0) & (pl.col("stepping") > 0.3),
+        when=pl.col("eager").is_not_null() & (pl.col("stepping") > 0.3),
         saves=pl.col("stepping"),
-        sentence="Keras runs each operation of its steps on its own: the model is compiled with run_eagerly=True, or "
-        "functions run eagerly. Steps take {stepping} of wall time",
-        action="compile the model without run_eagerly=True, and leave tf.config.run_functions_eagerly at False",
-        source="https://keras.io/api/models/model_training_apis: compile; 30 % is ours",
+        sentence="{eager} runs each operation of a step on its own. Steps take {stepping} of wall time",
+        action="compile the whole step",
+        source="https://www.tensorflow.org/guide/function; docs.jax.dev, Just-in-time compilation; 30 % is ours",
+        actions={
+            "Keras": "compile the model without run_eagerly=True, and leave tf.config.run_functions_eagerly at False",
+            "TensorFlow": "compile the whole step: make it a function with @tf.function, the optimizer's apply within",
+            "JAX": "compile the whole step with jax.jit, the update of the weights within",
+        },
+        by="eager",
+    ),
+    Rule(
+        "debugging",
+        when=pl.col("debug").is_not_null(),
+        saves=pl.lit(None, pl.Float64),
+        sentence="{debug} is on, and checks each operation",
+        action="turn it off once the fault is found",
+        source="https://docs.pytorch.org/docs/stable/autograd.html: anomaly detection",
     ),
     Rule(
         "preparation",

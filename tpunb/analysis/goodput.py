@@ -14,7 +14,7 @@ from numbers import Real
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.account_segments import HostRun, segments
+from tpunb.analysis.account_segments import COMPUTING, INSIDE_STEPS, HostRun, segments
 from tpunb.analysis.run import Run, loaded, phases
 from tpunb.errors import NoSteps, wrong_type
 from tpunb.frames import Profile, Steps
@@ -166,8 +166,8 @@ def goodput(run: Run) -> Goodput:
     Every picosecond of a host is in one account of ``tpunb.schema.ACCOUNTS``. The *exclusive time* of a step is its
     duration without input wait, callbacks, checkpoints and the like. It is productive; but what is beyond the median of
     its phase is the profiler's as far as that was busy, program startup if the step traced or compiled, and, if the
-    step takes over 1.5 times that median, step time deviation. Of what is left, the time of accelerators by traced
-    steps is productive, and samples in code of the program divide the rest. Input wait
+    step takes over 1.5 times that median, step time deviation. Of what is left, the time of traced devices is
+    productive, and samples in code of the program divide the rest. Input wait
     of steps that no clock measured is the mean of their phase.
 
     Parameters
@@ -226,7 +226,7 @@ def _of_steps(steps: Steps, labels: pl.Series, wall: WallClock | None) -> Goodpu
             clocked=clocked,
             complete=complete,
             samples=wall.samples.filter(host=host),
-            accelerated=steps.metadata.get("device kind", "CPU") != "CPU",
+            traced_devices=steps.devices.height > 0,
         )
         pieces.append(segments(run).with_columns(host=pl.lit(host), complete=pl.lit(complete)))
         notes += _notes(host if len(hosts) > 1 else "", clocked=clocked, complete=complete)
@@ -309,9 +309,12 @@ def _ideal(stretches: pl.DataFrame, steps: pl.DataFrame) -> int | None:
 
 
 def _places(samples: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
-    """Return GOODPUT_PLACES: a sample has the account of the stretch it is in."""
-    order = stretches.select("host", "start_ps", "account").sort("start_ps")
+    """Return GOODPUT_PLACES: a sample has the account of the stretch it is in, in steps that of what it shows."""
+    order = stretches.select("host", "start_ps", "account", "detail").sort("start_ps")
     found = samples.sort("start_ps").join_asof(order, on="start_ps", by="host", check_sortedness=False)
+    inside = pl.col("account").is_in(COMPUTING) | (pl.col("detail") == INSIDE_STEPS).fill_null(value=False)
+    code = pl.when("code").then(pl.lit("program code")).when(account="program code").then(pl.lit("productive"))
+    found = found.with_columns(account=pl.when(inside).then(code.otherwise("account")).otherwise("account"))
     rows = found.drop_nulls("account").group_by("account", "place").agg(samples=pl.len().cast(pl.Int64))
     rows = rows.with_columns(share=pl.col("samples") / pl.col("samples").sum().over("account"))
     rows = rows.sort("samples", "account", "place", descending=[True, False, False])

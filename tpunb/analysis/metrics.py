@@ -41,6 +41,7 @@ _SHARES = [
 ]
 _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 8, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
+_EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin
 
 
@@ -262,8 +263,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew`` (iterators of Keras),
     ``importing`` (modules, by samples of preparation) and ``stepping`` (steps without waits) the share of wall time, 0
     to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in
-    bytes; ``eager``, 1 if Keras does not compile its steps; ``data``, the kind of the data; ``saves``, "background" if
-    Orbax does not hold up the training for them; ``callback`` and
+    bytes; ``eager``, what runs steps operation by operation; ``debug``, what checks each operation; ``data``, the kind
+    of the data; ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and
     ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``:
     function, value or shape; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a
     known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves;
@@ -293,7 +294,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     taken["anew"] = int(anew["time_ps"].sum()) // run.hosts
     imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(" ← import "))
     taken["importing"] = round(taken["preparation"] * imports["share"].sum())
-    taken["stepping"] = taken["productive"] + times.get("step time deviation", 0)
+    taken["stepping"] = taken["productive"] + taken["idle"] + times.get("step time deviation", 0)
     taken["collecting"] = int(collecting["time_ps"].sum()) // run.hosts
     for name, time_ps in taken.items():
         row |= {f"{name}_ps": time_ps, name: time_ps / max(run.wall_ps, 1)}
@@ -306,7 +307,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "reason": reason or "arguments that were not seen",
         "changed": next((cause for pattern, cause in _CHANGED.items() if re.search(pattern, reason or "")), None),
         **_growth(run.load, phases.steps.frame),
-        "eager": float("eager" in phases.steps.metadata),
+        "eager": _eager(phases.steps),
+        "debug": phases.steps.metadata.get("debug"),
         "data": data_kind(phases.steps),
         "models": str(models),
         "saves": phases.steps.metadata.get("saves"),
@@ -317,8 +319,17 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     }
     if failure_every_h is not None and saves:
         row["save_best_ps"] = math.sqrt(2 * taken["saving"] / saves * failure_every_h * 3.6e15)
-    texts = dict.fromkeys(("callback", "retraced", "reason", "changed", "models", "data", "saves"), pl.String())
+    texts = dict.fromkeys(
+        ("callback", "retraced", "reason", "changed", "models", "data", "saves", "eager", "debug"), pl.String()
+    )
     return pl.DataFrame([row], schema={name: texts.get(name, pl.Float64()) for name in row})
+
+
+def _eager(steps: Steps) -> str | None:
+    """Return what runs the steps operation by operation: "Keras", "TensorFlow" or "JAX"."""
+    full = steps.full()
+    calls = full.ops.filter(pl.col("op") == "PjitFunction")["count"].sum()
+    return steps.metadata.get("eager") or ("JAX" if calls >= _EAGER_CALLS * max(len(full), 1) else None)
 
 
 def _saves(steps: Steps) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
+from tpunb.analysis.account_segments import INSIDE_STEPS
 from tpunb.analysis.advice import ACCOUNT_RULES, RULES, advise
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
 from tpunb.errors import wrong_type
@@ -14,7 +15,7 @@ from tpunb.schema import ACCOUNTS
 from tpunb.text import cut, duration, percent, plain
 
 _FEWEST_SAMPLES = 3  # in an account whose place is named
-_COLLECTION = "garbage collection"  # the one cause of such steps that other programs are not
+_LOADED = 0.25  # share of run time that other programs may take of a healthy run
 _LEAST_SHARE = 0.1  # share of run time that an account takes, or advice saves, to be named
 
 
@@ -66,8 +67,8 @@ def verdict(phases: Phases) -> Verdict | None:
         return None
     advice = advise(phases)
     found = _of_time(phases, advice)
-    grows = advice.filter(rule="growing memory")["sentence"].to_list()
-    return replace(found, sentence=" ".join([found.sentence, *(text.removeprefix("The run: ") for text in grows)]))
+    also = advice.filter(pl.col("rule").is_in(["growing memory", "debugging"]))["sentence"].to_list()
+    return replace(found, sentence=" ".join([found.sentence, *(text.removeprefix("The run: ") for text in also)]))
 
 
 def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
@@ -80,9 +81,11 @@ def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
     eager = advice.filter(pl.col("rule") == "eager steps", pl.col("saves_ps") > time_ps)
     if eager.height:
         saves_ps = eager["saves_ps"].item()
-        first = f"Keras runs its steps eagerly, {duration(saves_ps)} of {duration(run.wall_ps)}"
-    elif account == "step time deviation" and others is not None and _COLLECTION not in (cause or ""):
+        first = f"The steps run operation by operation, {duration(saves_ps)} of {duration(run.wall_ps)}"
+    elif account == "step time deviation" and others is not None and cause is None:
         again = "measure again on an idle machine"
+        if time_ps < _LOADED * run.wall_ps:
+            return Verdict(f"{_healthy(run)}. {first}, as the machine was busy: {others}.", account)
         sentence = f"{first}. The machine was busy, {others}: {again}, saves up to {duration(time_ps)}."
         return Verdict(sentence, account, again, time_ps)
     of = {rule.name: rule.account for rule in (*ACCOUNT_RULES, *RULES)}
@@ -99,15 +102,19 @@ def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
     return Verdict(f"{first}. {do}.", account, action, best["saves_ps"])
 
 
+def _healthy(run: Goodput) -> str:
+    productive = f"{duration(run.time_ps('productive'))} of {duration(run.wall_ps)} ({percent(run.ratio)} of run time)"
+    return f"Healthy: {productive} is productive training"
+
+
 def _headline(run: Goodput, *, imports: bool) -> tuple[str | None, str | None, str]:
     """Return the account that took most, if a tenth, its cause, and both in words; what imports take comes last."""
     most = totals(run).filter(pl.col("account") != "productive", pl.col("share") >= _LEAST_SHARE)
     if imports and most.height > 1:  # they are needed, and paid once
         most = most.filter(pl.col("account") != "preparation")
     most = most.head(1)
-    productive = f"{duration(run.time_ps('productive'))} of {duration(run.wall_ps)} ({percent(run.ratio)} of run time)"
     if most.is_empty():
-        return None, None, f"Healthy: {productive} is productive training"
+        return None, None, _healthy(run)
     account, time_ps, share = most.select(pl.col("account").cast(pl.String), "time_ps", "share").row(0)
     cause = _cause(run, account)
     took = f"{duration(time_ps)} of {duration(run.wall_ps)} ({percent(share)} of run time)"
@@ -118,19 +125,23 @@ def _cause(run: Goodput, account: str) -> str | None:
     """Return what took most of an account, and the place where the program was in most of it."""
     half_ps = run.time_ps(account) / 2
     work = pl.col("detail").str.replace(" again for .*", " again")  # for one shape after the other
-    works = totals(run, "detail").filter(pl.col("account") == account).sort("time_ps").group_by(work.alias("work"))
-    of = works.agg(pl.col("time_ps").sum(), pl.col("detail").last()).filter(pl.col("time_ps") > half_ps)
+    works = totals(run, "detail").filter(pl.col("account") == account, pl.col("detail").ne_missing(INSIDE_STEPS))
+    of = works.sort("time_ps").group_by(work.alias("work")).agg(pl.col("time_ps").sum(), pl.col("detail").last())
     at = run.stalls.filter(pl.col("kind") == account, pl.col("time_ps") > half_ps)
-    details, places = [*of["detail"].drop_nulls()], [*_sampled_place(run, account), *at["place"].drop_nulls()]
+    details = [*of.filter(pl.col("time_ps") > half_ps)["detail"].drop_nulls()]
+    places = [*_sampled_place(run, account), *at["place"].drop_nulls()]
     names = [*details[:1], *[place for place in places[:1] if place not in details]]
     return f"mostly {', '.join(cut(plain(name), 80) for name in names)}" if names else None
 
 
 def _sampled_place(run: Goodput, account: str) -> list[str]:
-    """Return the place of most samples in an account: a line, or the most frequent of a function's lines."""
+    """Return the place of most samples in an account: a line, or the most frequent of a function's lines.
+
+    Of steps that are slower than usual, that is code of the program: others are where they always are.
+    """
     function = pl.col("place").str.extract(r"^(.+:\d+ in [^ ]+)", 1).str.replace(r":\d+", "")
     places = run.places.filter(account=account).with_columns(of_function=pl.col("share").sum().over(function))
-    if places["samples"].sum() < _FEWEST_SAMPLES:
+    if places["samples"].sum() < _FEWEST_SAMPLES or account == "step time deviation":
         return []
     most = places.drop_nulls("place").filter(pl.max_horizontal("share", "of_function") > 0.5)
     return most["place"].head(1).to_list()

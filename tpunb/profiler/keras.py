@@ -205,7 +205,7 @@ def keras_metadata(
         "optimizer": lambda: None if model.optimizer is None else type(model.optimizer).__name__,
         "batch": lambda: _batch_size(x, batch_size),
         "data": lambda: _data_kind(x),
-        "eager": lambda: "yes" if model.run_eagerly else None,
+        "eager": lambda: "Keras" if model.run_eagerly else None,
     }
     metadata: dict[str, str] = {}
     for name, read in properties.items():

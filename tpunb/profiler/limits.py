@@ -75,6 +75,7 @@ class Limits:
 
     # samples of stalls (stall_sampler)
     stall_sample_ns: int = 50_000_000  # between two samples; chosen
+    switch_s: float = 0.0005  # after which a thread gives up the interpreter lock, while stacks are sampled; chosen
     stall_idle_ns: int = 50_000_000  # between two looks at a training that progresses; chosen
     stall_steps: int = 5  # typical step times that a stall exceeds; chosen
     stall_shortest_ns: int = 100_000_000  # that a stall exceeds too; chosen

@@ -49,6 +49,11 @@ _WAITING = {module.__file__ for module in (threading, queue, selectors)}
 _STANDARD_FOLDERS = tuple(f"{folder}{os.sep}" for folder in _STANDARD)
 _LIBRARIES = (*_STANDARD_FOLDERS, f"{Path(__file__).parents[1]}{os.sep}")
 _HOSTS = {*sys.stdlib_module_names, "numpy", "scipy", "pandas", "polars", "PIL", "cv2", "sklearn", "skimage"}
+_PRINTS = re.compile(r"[\\/]torch[\\/]_tensor_str\.py$")  # makes text of tensors
+_COMPREHENSION = re.compile(r"((\.<locals>)?\.<(listcomp|genexpr|dictcomp|setcomp)>)+$")
+_OF_ARRAYS = {"add", "clear", "copy", "index", "sort", "split", "update", "values"}
+_OF_BUILTINS = {*dir(str), *dir(list), *dir(dict), *dir(set)} - _OF_ARRAYS
+"""Names of methods that arrays and tensors do not have."""
 _IMPORT = re.compile(r"\s*(?:import|from)\s+([\w.]+)")
 
 
@@ -160,18 +165,24 @@ class StallSampler:
         self._samples: deque[tuple[int, str | None, bool, bool]] = deque(maxlen=LIMITS.most_samples)
         self.loops: set[CodeType] = set()  # functions that a loop is in, whose generators do not prepare its batches
         self._sampled_ns = 0
+        self._interval_s = 0.0
         self.failure: Exception | None = None  # that ended the sampling
 
     def start(self) -> None:
         """Start the sampler's thread."""
         if self._enabled:
             self._running.acquire()
+            self._interval_s = sys.getswitchinterval()
+            # code that holds the interpreter lock for less than this is seen as what comes after it
+            sys.setswitchinterval(min(self._interval_s, LIMITS.switch_s))
             self._thread.start()
 
     def stop(self) -> None:
         """End the sampling; an unfinished stall ends now."""
         if self._process == os.getpid() and self._running.locked():  # a forked process has no sampler
             self._running.release()
+            if sys.getswitchinterval() == LIMITS.switch_s:  # the program has not set its own
+                sys.setswitchinterval(self._interval_s)
             self._thread.join(10.0)  # it wakes 20 times a second
 
     def take(self) -> list[Stall]:
@@ -309,25 +320,26 @@ def _prepares(frame: FrameType, loops: set[CodeType]) -> bool:
 
 def _is_code(frame: FrameType, place: str | None) -> bool:
     """Return whether a thread runs code of the program, or of what cannot be a framework that computes for it."""
+    library = False
     for each in _outwards(frame):
-        code = each.f_code
-        if _is_user_code(code.co_filename):
-            return each is not frame or _calls_code(each, (place or "").partition(" ← ")[2])
-        if (
-            not code.co_filename.startswith(_STANDARD_FOLDERS)
-            or _PACKAGES.search(code.co_filename)
-            or code.co_filename in _WAITING
-        ):
-            return False
+        file = each.f_code.co_filename
+        if _is_user_code(file):
+            return not library and (each is not frame or _calls_code(each, (place or "").partition(" ← ")[2]))
+        if _PRINTS.search(file):
+            return True
+        library = library or not file.startswith(_STANDARD_FOLDERS) or bool(_PACKAGES.search(file))
     return False
 
 
 def _calls_code(frame: FrameType, callee: str) -> bool:
-    """Return whether the instruction of a frame is between two of Python's, or a call of a module in `_HOSTS`."""
+    """Return whether the instruction of a frame is between two of Python's, or calls what is not a framework's."""
     operation = dis.opname[frame.f_code.co_code[max(frame.f_lasti, 0)]]
-    if operation == "RESUME" or "JUMP" in operation:  # where a thread gives up the interpreter lock on its own
+    # where a thread gives up the interpreter lock on its own, or waits for a lock of the program
+    if operation in ("RESUME", "BEFORE_WITH") or "JUMP" in operation:
         return True
     name, _, attribute = callee.partition(".")
+    if callee.rpartition(".")[2] in _OF_BUILTINS and attribute:
+        return True
     found = frame.f_globals.get(name)
     module = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
     # the builtins wait for arrays of a device
@@ -387,7 +399,7 @@ def _is_user_code(file: str) -> bool:
 
 def _text(code: CodeType, instruction: int, inner: str | None) -> str:
     """Return a place for people, such as "train.py:12 in on_epoch_end ← time.sleep"."""
-    file, function = code.co_filename, code.co_name
+    file, function = code.co_filename, _COMPREHENSION.sub("", code.co_qualname).rpartition(".")[2]
     line, last, start, end = next(islice(code.co_positions(), max(instruction, 0) // 2, None))
     if _GENERATED in file and (origin := _origin(code, line or 0)):
         file, line, function = origin.loc.filename, origin.loc.lineno, origin.function_name or function

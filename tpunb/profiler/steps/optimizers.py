@@ -69,6 +69,8 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
         value = backward(*args, **kwargs)
         if loop.is_training():
             loop.learned(begun_ns)
+            if torch.is_anomaly_enabled():
+                loop.clock.metadata["debug"] = "torch.autograd.set_detect_anomaly"
         return value
 
     stack.enter_context(replaced(torch.autograd, "backward", learning))
@@ -87,6 +89,7 @@ def _keras(loop: Loop, stack: ExitStack) -> None:
         begun_ns = time_ns()
         value = original(self, *args, **kwargs)
         if loop.is_training() and tf.executing_eagerly():
+            loop.clock.metadata.setdefault("eager", "TensorFlow")
             loop.updated(id(self), begun_ns, time_ns(), None)
         return value
 
