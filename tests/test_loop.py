@@ -57,6 +57,25 @@ def program(monkeypatch):
     return program
 
 
+def test_between_the_modes_to_evaluate_and_to_train_is_an_evaluation_unless_the_model_learns(program):
+    def step(*, frozen=False):
+        program.fetch("data")
+        if frozen:  # a part of it is in the mode to evaluate
+            program.loop.evaluates(on=True)
+        program.learn()
+        program.update()
+        program.loop.evaluates(on=False)
+
+    for number in range(6):
+        step(frozen=number % 2 == 0)
+    program.loop.evaluates(on=True)
+    program.now_ns += 50_000_000
+    program.loop.evaluates(on=False)
+    step()
+    spans = program.clock.take_spans()
+    assert [(span.account, (span.end_ns - span.start_ns) // 10**6) for span in spans] == [("evaluation", 50)]
+
+
 def test_what_the_library_computes_after_a_pause_is_of_no_step(program):
     """So a program prepares a batch for the next step."""
     for _ in range(10):

@@ -84,6 +84,7 @@ _OF_INPUT = {
     "PyDataset": "give it workers (workers=, use_multiprocessing=, max_queue_size=), read more per batch at once",
     "generator": "make batches in a keras.utils.PyDataset or a tf.data.Dataset, which prepare them ahead of the steps",
     "DataLoader": "give the DataLoader workers (num_workers=, persistent_workers=True, prefetch_factor=)",
+    "TensorDataset": "take batches of its tensors by index (x[order[i:i + n]]): a DataLoader reads its rows one by one",
     "Grain": "give Grain threads or workers (ReadOptions(num_threads=, prefetch_buffer_size=), mp_prefetch)",
     "datasets": "read through a DataLoader with num_workers=, map once and keep the result (Dataset.map, save_to_disk)",
 }

@@ -142,8 +142,9 @@ class Run:
             loop assigns its new values to ``state[...]``. In a block of ``tp.checkpointing`` it is saved with the
             position in the data, in a block of ``tp.resume`` restored; elsewhere it has no effect.
         """
-        batches, step = loops.batches(data, state), None
         _checked(kind)
+        with self._clock.within("data loading", "start of the data"):
+            batches, step = loops.batches(data, state), None
         try:
             while True:
                 step = self._clock.begin(kind, complete=False, explicit=True, rule="mark")

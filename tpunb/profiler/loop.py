@@ -101,6 +101,7 @@ class Loop:
         self._kind = TRAIN  # of the last step
         self._resumed_ns: int | None = None  # when the last fetch found the end of its data
         self._begun_ns: int | None = None  # when the first gradient was prepared
+        self._evaluates_ns: int | None = None  # since when a model of PyTorch is in the mode to evaluate
 
     def fail(self, error: Exception) -> None:
         """Find no more steps."""
@@ -191,8 +192,18 @@ class Loop:
         part.launched(work, now_ns)
 
     @_harmless
+    def evaluates(self, *, on: bool) -> None:
+        """Record that a model is set to evaluate, or to train: in between, if it does not learn, is an evaluation."""
+        if on:
+            self._evaluates_ns = self._evaluates_ns or time_ns()
+        elif (begun_ns := self._evaluates_ns) is not None:
+            self._evaluates_ns = None
+            self.clock.on_spent(Spent("evaluation", None, begun_ns, time_ns()))
+
+    @_harmless
     def learned(self, begun_ns: int) -> None:
         """Record that gradients were taken, since `begun_ns`."""
+        self._evaluates_ns = None
         if self.clock.marked or self.clock.opened is not None:
             return
         if self._part is None:

@@ -53,7 +53,11 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
     @wraps(original)
     def start(self: Any) -> Any:
         __tracebackhide__ = True
-        if loop.clock.loads or not loop.is_training():
+        if not loop.is_training():
+            return original(self)
+        of_tensors = type(self.dataset) is sys.modules["torch"].utils.data.TensorDataset
+        loop.clock.metadata.setdefault("data", "TensorDataset" if of_tensors else "DataLoader")
+        if loop.clock.loads:
             return original(self)
         with loop.clock.within("data loading", "start of a DataLoader"):
             return original(self)
