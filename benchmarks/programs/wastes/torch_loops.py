@@ -323,7 +323,7 @@ def torch_loads_tensors_one_by_one(run: Any, repaired: bool) -> None:
 @program()
 def torch_healthy(run: Any, repaired: bool) -> None:
     """Train on a batch in memory."""
-    fit(network(2048), [batch(512)] * 1000)
+    fit(network(2048), [batch(512)] * 600)
 
 
 @program()
