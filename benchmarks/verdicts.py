@@ -2,8 +2,8 @@
 
 ``python benchmarks/verdicts.py [--quick] [--programs NAME,...] [--busy]``: sixty programs of `programs.wastes`, in JAX,
 TensorFlow with Keras, and PyTorch, each in a process of its own, after its imports; those with a waste run again
-without it. ``--busy`` runs them beside a process that computes; ``--quick`` runs ten of them, two at a time, once. The last
-line is one JSON object:
+without it. ``--busy`` runs them beside a process that computes; ``--quick`` runs ten of them, two at a time, once. The
+last line is one JSON object:
 
 ``cause``
     Share of the programs with a waste whose first sentence or action names it: the account, and words for the cause.
