@@ -238,10 +238,10 @@ def tensorflow_reads_a_table_first(run: Any, repaired: bool) -> None:
 
     def read_table() -> Any:
         with waste():
-            table = csv.reader(io.StringIO((",".join(["0.25"] * 64) + "\n") * 50_000))
+            table = csv.reader(io.StringIO((",".join(["0.25"] * 64) + "\n") * 150_000))
             return np.array([[float(each) for each in row] for row in table], "float32")
 
-    x = tf.constant(rows(50_000) if repaired else read_table())
+    x = tf.constant(rows(150_000) if repaired else read_table())
     step = tf.function(train_step(model_of(4, 512)))
     for number in range(200):
         with run.step(number):

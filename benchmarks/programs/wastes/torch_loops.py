@@ -187,7 +187,7 @@ def torch_augments_in_python(run: Any, repaired: bool) -> None:
                 x = np.array([[value + random.gauss(0, 0.1) for value in row] for row in examples])
         return torch.tensor(x, dtype=torch.float32)
 
-    fit(network(), DataLoader(Examples(300 * 128, ones), batch_size=128, collate_fn=augment))
+    fit(network(), DataLoader(Examples(600 * 128, ones), batch_size=128, collate_fn=augment))
 
 
 @program("checkpoint save|program code", r"torch\.save|[Ss]av", measures=True)
@@ -323,7 +323,7 @@ def torch_loads_tensors_one_by_one(run: Any, repaired: bool) -> None:
 @program()
 def torch_healthy(run: Any, repaired: bool) -> None:
     """Train on a batch in memory."""
-    fit(network(2048), [batch(512)] * 1000)
+    fit(network(2048), [batch(512)] * 600)
 
 
 @program()
@@ -331,7 +331,7 @@ def torch_healthy_loader(run: Any, repaired: bool) -> None:
     """Train on batches of a DataLoader, for four epochs."""
     from torch.utils.data import DataLoader
 
-    model, loader = network(1024, 3), DataLoader(Examples(60, lambda index: rows(256)), batch_size=None)
+    model, loader = network(512, 3), DataLoader(Examples(60, lambda index: rows(256)), batch_size=None)
     for epoch in range(4):
         fit(model, loader, lambda number, loss, epoch=epoch: number % 50 or print(epoch, number, loss))
 
@@ -344,7 +344,7 @@ def torch_healthy_convolution(run: Any, repaired: bool) -> None:
     torch.set_num_threads(1)
     layers = torch.nn.Conv2d(1, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3), torch.nn.Flatten()
     model = torch.nn.Sequential(torch.nn.Unflatten(1, (1, 8, 8)), *layers, torch.nn.Linear(512, 1))
-    fit(model, [batch()] * 200)
+    fit(model, [batch()] * 400)
     with tempfile.TemporaryFile() as file:
         torch.save(model.state_dict(), file)
 
