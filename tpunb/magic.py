@@ -180,7 +180,7 @@ class TpupointMagics(Magics):
         return value
 
     def _compiled(self, source: str, above: int) -> tuple[Any, Any]:
-        """Compile code as ``%%time`` does: the last expression separately, as the cell's value; `above` it are lines."""
+        """Compile code as ``%%time`` does, the last expression as the cell's value; so many lines are `above` it."""
         __tracebackhide__ = True
         shell = self.shell
         blank = re.match(r"(?:[ \t]*\n)*", source).group()  # type: ignore[union-attr]  # IPython removes these lines
