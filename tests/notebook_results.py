@@ -34,7 +34,7 @@ def tour():
     rows = [(row["name"], row["steps"], percent(row["share"])) for row in phases.frame.iter_rows(named=True)]
     return (
         "the steps of a training become phases with names. A run like the one below, which comes with tpunb:",
-        [("phase", "steps", "share of productive time"), *rows],
+        [("phase", "steps", "share of step time without waits"), *rows],
     )
 
 
@@ -115,7 +115,7 @@ def paper_phases():
     least = percent(published("coverage")["value"].item())
     return (
         f"three phases cover most of each run. Paper, on TPU v2: at least {least} by every method.",
-        [("share of productive time in the three longest phases", "OLS", "DBSCAN", "k-means"), *rows],
+        [("share of step time without waits in the three longest phases", "OLS", "DBSCAN", "k-means"), *rows],
     )
 
 

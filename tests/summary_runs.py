@@ -1,4 +1,4 @@
-"""Runs whose numbers are shown, and productive time recomputed from their frames."""
+"""Runs whose numbers are shown, and step time without waits recomputed from their frames."""
 
 from functools import cache
 

@@ -132,7 +132,7 @@ def test_coverage_stacks_the_shares_and_calls_out_the_top_three():
         ("train 3", 70, 90),
         ("train 2", 90, 100),
     ]
-    assert rows_of(chart)[0]["about"] == "1 step, 40.0 % of productive time; 40.0 % with the longer ones"
+    assert rows_of(chart)[0]["about"] == "1 step, 40.0 % of step time without waits; 40.0 % with the longer ones"
     assert {"40.0 %", "30.0 %", "20.0 %", "10.0 %"} == {row["text"] for row in rows_of(chart) if "text" in row}
     texts = next(layer for layer in chart.to_dict()["layer"] if layer["mark"]["type"] == "text")
     assert texts["encoding"]["x"] == {"value": "width"}  # beside the plot, where no line is

@@ -416,9 +416,7 @@ def test_nothing_to_cut():
 
 def test_all_of_it_is_noise():
     view = tp.explore(TOY, method=lambda steps: [-1] * len(steps))
-    assert (
-        view._clusters["headline"] == "0 phases over 11 steps; top 3 cover 0.0 % of productive time, outliers 100.0 %"
-    )
+    assert view._clusters["headline"] == "0 phases over 11 steps"
     assert [row[0] for row in view._clusters["table"]["rows"]] == ["outliers"]
     assert view.details()["phase"] == -1
     view.phase = -1

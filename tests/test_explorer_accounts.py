@@ -51,8 +51,7 @@ def test_the_bar_is_there_from_the_start_and_holds_no_segments(view):
         "Callbacks took 10 ms of 20 ms (50 % of run time): mostly Slow.on_epoch_end, "
         "train.py:4 in on_epoch_end ← time.sleep. Call it less often, or do its work in another thread or after "
         "training: saves up to 10 ms.",
-        "20 ms: 9 ms productive (45 %), 10 ms in callbacks: Slow.on_epoch_end; 1 ms preparation",
-    ]
+    ]  # the bar and its keys have the times
     assert bar["parts"]["account"] == ["productive", "callbacks", "preparation"]
     assert bar["parts"]["until"] == [0.009, 0.019, 0.02]
     assert bar["selected"] is None
@@ -146,7 +145,6 @@ def test_each_host_is_marked_on_its_lane():
     view = tp.explore(both)
     view.account = "callbacks"
     assert answer(view)["selected"]["marks"]["y"] == [LANE + TOP]
-    assert "(mean of 2 hosts)" in answer(view)["lines"][-1]
 
 
 def test_the_saved_page_holds_every_account_and_the_selected_one(view):
@@ -159,9 +157,10 @@ def test_the_saved_page_holds_every_account_and_the_selected_one(view):
     assert "_accounts" not in exports.page(tp.explore(toy_steps("aab")).state).decode().partition("const state")[2]
 
 
-def test_pictures_and_tables_begin_with_the_sentence_and_the_bar():
+def test_pictures_and_tables_begin_with_the_verdict_and_the_bar():
     view = tp.explore(clocked(load=LOAD))
     for html in (exports.static_html(view.state), exports.static_bundle(view.state)["text/html"]):
-        assert html.index("20 ms: 9 ms productive") < html.index("Wall time by account") < html.index("<table")
+        assert "9 ms productive" not in html  # the bar has it
+        assert html.index("Callbacks took 10 ms") < html.index("Wall time by account") < html.index("<table")
     assert "other programs used 80 % of its processors" in exports.static_bundle(view.state)["text/html"]
     assert view._frame["warnings"] == ["the machine was busy: other programs used 80 % of its processors"]

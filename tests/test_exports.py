@@ -194,10 +194,16 @@ def test_what_a_front_end_shows_without_a_kernel(view):
 def test_pictures_have_the_order_of_the_panel_with_comparison_and_distinguishing_operations():
     view = explore(toy_steps("aaabbb"), other=toy_steps("aabbbcc"))
     html = view._repr_mimebundle_()[0]["text/html"]
-    order = ("Timeline", "What to do", "Phases, longest first", "Top operations", "Distinguishing operations")
-    places = [*map(html.index, (*order, "Comparison with", "How phases were found"))]
+    order = (
+        "Timeline",
+        "What to do",
+        "Phases by share of step time without waits",
+        "Top operations",
+        "Distinguishing operations",
+    )
+    places = [*map(html.index, (*order, "toy (2) compared with toy", "How phases were found"))]
     assert places == sorted(places)
-    assert "(only in the second run)" in html
+    assert "(only in toy (2))" in html
     assert "<details open>" in html
     assert (
         "no comparison: " in explore(toy_steps("aaabbb"), other=toy_steps("ppppq"))._repr_mimebundle_()[0]["text/html"]
@@ -290,7 +296,7 @@ def test_a_notebook_saved_without_widgets_shows_pictures_and_tables(executed):
     assert (
         sum(value.startswith("data:image/svg+xml") for name, value in seen.attributes if name == "src") == 7
     )  # with the bar of the run
-    assert "Phases, longest first" in seen.text
+    assert "Phases by share of step time without waits" in seen.text
     assert "widget-view" not in html
 
 

@@ -352,8 +352,10 @@ def test_a_phase_is_its_steps_and_its_share():
     assert (phase.id, phase.steps["step"].to_list(), phase.share) == (1, [2], 0.5)
     assert phase.steps.drop("trained").schema == schema.STEPS
     assert phase.steps["trained"].to_list() == [2]
-    assert repr(phase) == "Phase(1, 'train (slower)', 1 step, 50.0 % of productive time)"
-    assert repr(toy_phases("aab", [-1, -1, 0])[-1]) == "Phase(-1, 'outliers', 2 steps, 50.0 % of productive time)"
+    assert repr(phase) == "Phase(1, 'train (slower)', 1 step, 50.0 % of step time without waits)"
+    assert (
+        repr(toy_phases("aab", [-1, -1, 0])[-1]) == "Phase(-1, 'outliers', 2 steps, 50.0 % of step time without waits)"
+    )
 
 
 def test_a_phase_that_is_not_there_lists_those_that_are():
@@ -378,11 +380,15 @@ def test_the_longest_is_outliers_only_without_phases():
         (
             "aaabbb",
             [0, 0, 0, 1, 1, 1],
-            "Phases(2 phases over 6 steps, Spelled(), top 3 cover 100.0 % of productive time)",
+            "Phases(2 phases over 6 steps, Spelled(), top 3 cover 100.0 % of step time without waits)",
         ),
-        ("a", [0], "Phases(1 phase over 1 step, Spelled(), top 3 cover 100.0 % of productive time)"),
-        ("aa", [-1, -1], "Phases(0 phases over 2 steps, Spelled(), top 3 cover 0.0 % of productive time)"),
-        ("aaaaa", [0, 1, 2, 3, 4], "Phases(5 phases over 5 steps, Spelled(), top 3 cover 60.0 % of productive time)"),
+        ("a", [0], "Phases(1 phase over 1 step, Spelled(), top 3 cover 100.0 % of step time without waits)"),
+        ("aa", [-1, -1], "Phases(0 phases over 2 steps, Spelled(), top 3 cover 0.0 % of step time without waits)"),
+        (
+            "aaaaa",
+            [0, 1, 2, 3, 4],
+            "Phases(5 phases over 5 steps, Spelled(), top 3 cover 60.0 % of step time without waits)",
+        ),
     ],
 )
 def test_phases_say_how_many_by_which_method_and_how_much_they_cover(pattern, labels, said):

@@ -104,3 +104,5 @@ def test_a_missing_package_names_its_extra():
     with pytest.raises(MissingExtra, match="no_such_package is not installed") as caught:
         need("no_such_package", extra="lab")
     assert caught.value.hint == "pip install 'tpunb[lab]'"
+    line = "MissingExtra: no_such_package is not installed: pip install 'tpunb[lab]'"
+    assert caught.value._render_traceback_() == [line]  # all that a notebook shows

@@ -1,7 +1,9 @@
 """Options of the magic: what they ask for, what is refused in one line before any code runs, and the help."""
 
+import linecache
 import re
 import sys
+import traceback
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -254,3 +256,26 @@ def test_unloading_removes_the_magics(shell):
     shell.extension_manager.unload_extension("tpunb")
     assert shell.find_cell_magic("tpupoint") is None
     assert shell.find_line_magic("tpupoint") is None
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"),
+    [
+        ("%%tpupoint --quiet\nWHERE", 2),
+        ("%%tpupoint --quiet\n\n  \nWHERE", 4),  # IPython removes empty lines
+        ("\n\n%%tpupoint --quiet\nx = 1\nWHERE", 5),
+        ("%%capture\n%%tpupoint --quiet\nx = 1\nWHERE", 4),
+        ("x = 1\ny = 2\n%tpupoint --quiet WHERE", 3),
+    ],
+)
+def test_a_line_has_the_number_that_the_notebook_shows_beside_it(shell, tmp_path, monkeypatch, cell, line):
+    monkeypatch.chdir(tmp_path)
+    where = "seen = __import__('sys')._getframe().f_lineno"
+    shell.run_cell(cell.replace("WHERE", where), store_history=True).raise_error()
+    assert shell.user_ns["seen"] == line
+    shell.run_cell(cell.replace("WHERE", "1 / 0"), store_history=True)
+    *_, (frame, number) = traceback.walk_tb(sys.last_traceback)
+    assert number == line
+    assert linecache.getline(frame.f_code.co_filename, number).strip() == "1 / 0"  # as the traceback shows it
+    shell.run_cell(cell.replace("WHERE", where))  # without a history
+    assert shell.user_ns["seen"] >= 1

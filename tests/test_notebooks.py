@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 BOOKS = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 SLOW = ("04_sweep.ipynb", "06_rank.ipynb")  # they measure for minutes
 PAPER = sorted(f"paper/{path.name}" for path in (NOTEBOOKS / "paper").glob("*.ipynb"))
+BY_README = ("altair", "IPython", "keras", "numpy", "polars", "tensorflow", "tpunb")
 EXECUTED = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else pytest.mark.live) for name in BOOKS + PAPER]
 
 
@@ -63,8 +65,9 @@ def shown(book):
 
 @pytest.mark.parametrize("name", EXECUTED)
 def test_a_notebook_runs_without_an_error_or_a_warning(executed, name):
-    book, _ = executed(name)
+    book, folder = executed(name)
     outputs = [output for cell in code(book) for output in cell.outputs]
+    assert {path.name for path in folder.iterdir()} <= {"runs"}  # which git ignores
     assert [output for output in outputs if output.output_type == "error"] == []
     assert [output.text for output in outputs if output.get("name") == "stderr"] == []
 
@@ -85,6 +88,22 @@ def test_the_page_on_the_paper_has_the_observations_of_the_recorded_runs():
 
 def test_every_notebook_has_a_result():
     assert sorted(RESULTS) == sorted(BOOKS + PAPER)
+
+
+@pytest.mark.parametrize("name", BOOKS)
+def test_a_notebook_names_in_its_first_cell_what_it_needs(name):
+    """Beyond the README's command; it begins to use that with a line that says what to install."""
+    first, python = read(name).cells[0].source, [cell.source for cell in code(read(name)) if cell.source[0] != "%"]
+    assert "what the README's command installs" in first
+    nodes = [node for source in python for node in ast.parse(source).body]
+    names = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    more = {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names, *BY_README}
+    assert more <= {"jax"}
+    for name in more:
+        assert f"pip install 'tpunb[{name}]'" in first
+        used = [at for at, source in enumerate(python) if re.search(rf"\b{name}\b", source)]
+        assert f'{name} = need("{name}", extra="{name}")' in python[used[0]]
 
 
 @pytest.mark.parametrize("name", BOOKS + PAPER)
@@ -169,7 +188,7 @@ def test_a_profile_is_read_down_to_its_layers(executed):
     assert "Steps(300 steps" in text  # of the capture that the notebook makes
     frames = [bundle["text/html"] for cell in code(book) for bundle in data(cell) if "text/html" in bundle]
     assert any("jit(train)/jvp(hidden)/dot_general" in frame for frame in frames)
-    assert {"phases.json", "csv", "ops.parquet", "logs", "runs"} <= {path.name for path in folder.iterdir()}
+    assert {"phases.json", "csv", "ops.parquet", "logs", "mlp"} <= {path.name for path in (folder / "runs").iterdir()}
 
 
 @pytest.mark.live
@@ -177,7 +196,7 @@ def test_the_panel_is_set_from_python_and_made_static(executed):
     book, folder = executed("02_phases.ipynb")
     text = shown(book)
     assert "tp.phases(steps, tp.OLS(threshold=0.8))" in text
-    assert (folder / "phases.html").stat().st_size > 100_000
+    assert (folder / "runs" / "phases.html").stat().st_size > 100_000
     widget = "application/vnd.jupyter.widget-view+json"
     bundles = [bundle for cell in code(book) for bundle in data(cell)]
     panels = [widget in bundle for bundle in bundles if bundle["text/plain"] == ""]
@@ -232,7 +251,7 @@ def test_three_layouts_are_timed_of_24(executed):
     )  # the default was among 3
     assert "tau of the halves: " in text
     assert "ProgramGraph(jit_attention, " in text
-    assert (folder / "attention.parquet").is_file()
+    assert (folder / "runs" / "attention.parquet").is_file()
 
 
 def test_notebooks_are_stored_without_outputs_and_paths():

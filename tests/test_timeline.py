@@ -225,9 +225,9 @@ def test_a_second_run_wears_the_colours_of_the_first():
     assert Timeline(phases.steps).rows(phases, alias={2: (99, "99 → 2")})["ranks"]["shade"][0] == len(PHASE_COLOURS)
 
 
-def test_a_name_without_room_gives_way_to_the_number():
+def test_a_name_without_room_is_left_out():
     rows = drawn(cut(toy_steps("a" * 20 + "bb" + "a" * 20), [0] * 20 + [1] * 2 + [0] * 20))
-    assert rows["numbers"]["name"] == ["train", "1", "train"]
+    assert rows["numbers"]["name"] == ["train", "train"]
     assert rows["ranks"]["name"][1].startswith("train ")
 
 

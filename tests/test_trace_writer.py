@@ -40,7 +40,7 @@ def test_an_event_of_a_phase_describes_it(tmp_path):
     path = phases_of("aaab").to_chrome_trace(tmp_path / "trace.json")
     args = events_of(path, "Phase breakdown")[0]["args"]
     assert (args["phase"], args["first step"], args["last step"], args["steps"]) == (0, 0, 2, 3)
-    assert args["share of productive time (%)"] == 60
+    assert args["share of step time without waits (%)"] == 60
     assert args["median step time (ms)"] == 1
     assert args["top host operations"] == ["a_host (100.0 %)"]
     assert args["top device operations"] == ["a2 (50.0 %)", "a1 (33.3 %)", "a0 (16.7 %)"]

@@ -53,6 +53,10 @@ class CaptureBusy(TpunbError, RuntimeError):
 class MissingExtra(TpunbError, ImportError):
     """A required optional package is not installed."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the one line that IPython shows: the traceback would not help."""
+        return [": ".join([type(self).__name__, *map(str, filter(None, [self, self.hint]))])]
+
 
 def need(module: str, *, extra: str) -> ModuleType:
     """Import an optional package; MissingExtra, whose hint names the extra, if it is not installed."""

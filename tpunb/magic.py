@@ -152,7 +152,7 @@ class TpupointMagics(Magics):
         online: Online | None = None
         arguments = _capture_arguments(options)
         folder = options.run or default_folder()
-        code = self._compiled(source)
+        code = self._compiled(source, _lines_above(self.shell, source))
         try:
             with LiveLine(target) as line, _tuned(options) as online, capture(folder, **arguments) as run:
                 run.variable = options.var
@@ -179,13 +179,17 @@ class TpupointMagics(Magics):
             warnings.warn(f"the capture in {run.path} could not be shown: {failure!r}", RuntimeWarning, stacklevel=2)
         return value
 
-    def _compiled(self, source: str) -> tuple[Any, Any]:
-        """Compile code as ``%%time`` does: the last expression separately, as the cell's value."""
+    def _compiled(self, source: str, above: int) -> tuple[Any, Any]:
+        """Compile code as ``%%time`` does, the last expression as the cell's value; so many lines are `above` it."""
         __tracebackhide__ = True
         shell = self.shell
-        file = shell.compile.cache(source, shell.execution_count)  # so that tracebacks show the lines
+        blank = re.match(r"(?:[ \t]*\n)*", source).group()  # type: ignore[union-attr]  # IPython removes these lines
+        above += blank.count("\n")
+        code = source[len(blank) :]
+        file = shell.compile.cache("\n" * above + code, shell.execution_count)  # so that tracebacks show the lines
         try:
-            tree = shell.transform_ast(shell.compile.ast_parse(shell.transform_cell(source), filename=file))
+            lines = "\n" * above + shell.transform_cell(code)
+            tree = shell.transform_ast(shell.compile.ast_parse(lines, filename=file))
             last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
             body = shell.compile(tree, file, "exec") if tree.body else None
             value = shell.compile(ast.Expression(last.value), file, "eval") if last is not None else None
@@ -242,6 +246,16 @@ def _split(line: str) -> tuple[list[str], str]:
             word, rest = _word(rest)
             words.append(word)
     return words, rest
+
+
+def _lines_above(shell: Any, source: str) -> int:
+    """Return how many lines of the running cell are above `source`; 1, the line of the magic, without a history."""
+    history: list[str] = getattr(shell.history_manager, "input_hist_raw", [])
+    cell, code = ["", *history][-1].rstrip(), source.rstrip()
+    if cell.endswith("\n" + code):
+        return cell.count("\n", 0, len(cell) - len(code))
+    lines = [at for at, line in enumerate(cell.split("\n")) if "%tpupoint" in line and line.rstrip().endswith(code)]
+    return lines[0] if lines else 1
 
 
 def _word(text: str) -> tuple[str, str]:

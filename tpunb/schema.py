@@ -52,7 +52,7 @@ TERMS: dict[str, str] = {
     "busy time": "Time in which at least one operation of a device runs.",
     "layer": "A layer of the model, derived from the scopes in the name of a framework op.",
     "phase": "A group of steps with similar operations.",
-    "productive time": "Time of steps without callbacks and input wait, of far slower ones the median of their phase.",
+    "step time without waits": "Step time without callbacks and input wait, of far slower steps the median.",
     "outliers": "Steps that a method assigns to no phase, or that last far longer than their phase, labelled -1.",
     "sweep": "Measurements of one model at many sizes, its points, on one device.",
     "checkpoint": "The saved state of a training, from which a run can resume.",
@@ -513,7 +513,7 @@ WINDOWS = frame(
 
 PHASES = frame(
     "PHASES",
-    "One row per phase, most productive time first.",
+    "One row per phase, longest first.",
     phase=_PHASE,
     name=_NAMED,
     steps=Column(_INT, "Number of steps."),
@@ -523,9 +523,10 @@ PHASES = frame(
     start_ps=Column(_INT, "Start of the first step in picoseconds since the origin of the profile."),
     dur_ps=Column(_INT, "Sum of step times in picoseconds."),
     productive_ps=Column(
-        _INT, "Productive time: of each step, without callbacks and input wait, up to the median, in picoseconds."
+        _INT,
+        "Step time without callbacks and input wait, of far slower steps the median, in picoseconds.",
     ),
-    share=Column(_FLOAT, "Share of the productive time of all steps, 0 to 1."),
+    share=Column(_FLOAT, "Share of the step time without waits, 0 to 1."),
     step_ps=Column(_INT, "Median step time in picoseconds."),
     device_ps=Column(_INT, "Busy time of devices, summed over steps, in picoseconds."),
     idle_ps=Column(_INT, "Idle time of devices, summed over steps, in picoseconds."),

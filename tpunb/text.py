@@ -45,18 +45,22 @@ def estimated_overhead(share: float, interval: tuple[float, float] | None = None
     return f"{value} of run time (estimated{bounds})"
 
 
-def productive(share: float) -> str:
-    """Return a share of productive time with its base: the size of phases, and their coverage.
+OF_STEPS = "of step time without waits"
+"""Base of the size of phases, and of their coverage; "productive" is an account of the run time."""
 
-    >>> productive(0.0231)
-    '2.3 % of productive time'
+
+def share_of_steps(share: float) -> str:
+    """Return a share with the base of the size of phases.
+
+    >>> share_of_steps(0.0231)
+    '2.3 % of step time without waits'
     """
-    return f"{percent(share, 1)} of productive time"
+    return f"{percent(share, 1)} {OF_STEPS}"
 
 
 def coverage(share: float) -> str:
-    """Return how much of productive time the three longest phases cover."""
-    return f"top 3 cover {productive(share)}"
+    """Return how much of all step time without waits the three longest phases cover."""
+    return f"top 3 cover {share_of_steps(share)}"
 
 
 def phases_over(phases: int, steps: int) -> str:
@@ -129,6 +133,17 @@ def duration(picoseconds: float) -> str:
         return f"{short(1e3 * seconds)} ms"
     size, unit = (3600, "h") if seconds >= 7200 else (60, "min") if seconds >= 120 else (1, "s")
     return f"{seconds / size:.1f} {unit}" if seconds else "0 s"
+
+
+def rough(picoseconds: float) -> str:
+    """Return a time in two digits, in seconds up to two minutes.
+
+    >>> rough(990_000_000_000), rough(46_400_000_000), rough(12_345_000_000_000), rough(10**16)
+    ('0.99 s', '0.046 s', '12 s', '2.8 h')
+    """
+    seconds = picoseconds / 1e12
+    size, unit = (3600, "h") if seconds >= 7200 else (60, "min") if seconds >= 120 else (1, "s")
+    return f"{float(f'{seconds / size:.2g}'):,.12g} {unit}"
 
 
 def plain(text: str) -> str:

@@ -58,7 +58,7 @@ NAMES = (
     ("region", "Clustering"),
     ("region", "Coverage and phases"),
     ("region", "Selected phase"),
-    ("table", "Phases, longest first"),
+    ("table", "Phases by share of step time without waits"),
 )
 FOCUSED = """() => {
   const at = document.activeElement;
@@ -251,7 +251,7 @@ def test_it_begins_with_the_verdict_then_evidence_then_method(panel):
 def test_phases_that_have_no_row_are_listed_when_asked_for(panel):
     python(panel.page, "view.k = 15")
     every = int(python(panel.page, "print(view.value.frame.height)"))
-    table = panel.get_by_role("table", name="Phases, longest first")
+    table = panel.get_by_role("table", name="Phases by share of step time without waits")
     expect(table.get_by_role("radio")).to_have_count(12)
     panel.get_by_role("button", name=f"Show {every - 12} more").press("Enter")
     expect(table.get_by_role("radio")).to_have_count(every)
@@ -311,7 +311,7 @@ def the_mouse_drags(panel, method):
 
 def test_the_slider_stays_where_it_is_while_the_list_of_phases_grows(panel):
     slider = choose(panel, "kmeans")
-    rows = panel.get_by_role("table", name="Phases, longest first").get_by_role("row")
+    rows = panel.get_by_role("table", name="Phases by share of step time without waits").get_by_role("row")
     slider.press("ArrowRight")
     is_what_the_kernel_holds(panel)
     before, fewer = slider.bounding_box()["y"], rows.count()

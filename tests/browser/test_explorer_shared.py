@@ -102,7 +102,7 @@ def test_a_notebook_that_was_frozen_shows_pictures_and_tables_without_a_kernel(n
     assert {*output.data} == {"text/html", "image/png", "text/plain"}
     page = notebooks.open("static.ipynb")
     shown = page.locator(".tpunb-summary")
-    expect(shown.get_by_role("table", name="Phases, longest first").get_by_role("row")).to_have_count(5)
+    expect(shown.get_by_role("table", name="Phases by share").get_by_role("row")).to_have_count(5)
     expect(shown.locator("img")).to_have_count(3)  # bar, timeline, curve
     page.screenshot(path=shots / "explorer-frozen.png")
     assert page.complaints == []
@@ -112,7 +112,7 @@ def test_a_frozen_notebook_of_somebody_else_shows_tables_and_no_code_runs(notebo
     """JupyterLab does not trust it: what it cannot show must not become loose text."""
     page = notebooks.open("untrusted.ipynb")
     shown = page.locator(".jp-OutputArea-output").first
-    expect(shown.get_by_role("table", name="Phases, longest first").get_by_role("row")).to_have_count(5)
+    expect(shown.get_by_role("table", name="Phases by share").get_by_role("row")).to_have_count(5)
     page.screenshot(path=shots / "explorer-untrusted.png")
     assert "time since the start of the run" not in shown.inner_text()
     assert page.complaints == []

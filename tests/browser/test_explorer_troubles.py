@@ -187,7 +187,7 @@ def test_names_that_are_markup_are_text(shown):
     bad = "<img src=x onerror='window.ran = true'>"
     panel = region(shown, bad)
     panel.scroll_into_view_if_needed()
-    panel.get_by_role("table", name="Phases, longest first").wait_for()
+    panel.get_by_role("table", name="Phases by share of step time without waits").wait_for()
     panel.get_by_role("radio").first.check()
     operations = panel.get_by_role("region", name="Selected phase").get_by_role("table").first
     expect(operations).to_contain_text(bad)
@@ -205,7 +205,7 @@ def test_a_second_run_has_its_ribbon_and_its_phases_matched(shown, shots):
     panel = region(shown, "fast")
     panel.scroll_into_view_if_needed()
     beside = panel.get_by_role("region", name="Comparison")
-    expect(beside.get_by_role("heading").first).to_contain_text("Comparison with slow")
+    expect(beside.get_by_role("heading").first).to_contain_text("slow compared with fast")
     expect(beside.locator("canvas")).to_have_count(1)
     rows = beside.get_by_role("rowheader")
     expect(rows).to_have_count(3)

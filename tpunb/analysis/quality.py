@@ -19,7 +19,7 @@ from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.op_matrix import Floats, Ints, factorize, op_matrix
 from tpunb.frames.phases import PhaseMethod
-from tpunb.text import phases_over, plural, productive
+from tpunb.text import phases_over, plural, share_of_steps
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -220,7 +220,7 @@ class Quality:
 
     @property
     def coverage(self) -> float:
-        """Share of productive time in the three longest phases, 0 to 1."""
+        """Share of step time without waits in the three longest phases, 0 to 1."""
         return self.phases.coverage(3)
 
     @property
@@ -235,7 +235,7 @@ class Quality:
 
     @property
     def noise(self) -> float:
-        """Share of productive time in outliers, 0 to 1."""
+        """Share of step time without waits in outliers, 0 to 1."""
         return self.phases.noise
 
     def __repr__(self) -> str:
@@ -246,9 +246,9 @@ class Quality:
         return "\n".join(
             [
                 f"Quality({over}, {self.phases.method!r})",
-                f"  top 3 cover         {productive(self.coverage)}",
+                f"  top 3 cover         {share_of_steps(self.coverage)}",
                 f"  explained variance  {variance}",
-                f"  outliers            {productive(self.noise)}",
+                f"  outliers            {share_of_steps(self.noise)}",
                 f"  stability           {self.stability}",
                 f"  confidence          {confidence}",
                 f"  representatives     {len(few)}: {errors}",
@@ -270,9 +270,9 @@ def assess(phases: Phases, *, draws: int = 10, seed: int = 0) -> Quality:
     >>> from tpunb.testing import toy_steps
     >>> assess(tp.phases(toy_steps("aaaaabbbbb")))
     Quality(2 phases over 10 steps, DBSCAN())
-      top 3 cover         100.0 % of productive time
+      top 3 cover         100.0 % of step time without waits
       explained variance  1.00
-      outliers            0.0 % of productive time
+      outliers            0.0 % of step time without waits
       stability           1.00 [1.00, 1.00] (ARI, 10 draws of 8 of 10 steps)
       confidence          1.00
       representatives     2: op profile within 0.0%, time within 0.0%

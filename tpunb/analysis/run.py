@@ -104,7 +104,7 @@ def phases(run: Run, method: PhaseMethod | str | None = None) -> Phases:
 
     >>> from tpunb.testing import toy_steps
     >>> phases(toy_steps("aaabbb"))
-    Phases(2 phases over 6 steps, DBSCAN(), top 3 cover 100.0 % of productive time)
+    Phases(2 phases over 6 steps, DBSCAN(), top 3 cover 100.0 % of step time without waits)
     >>> phases(toy_steps("aaabbb"), lambda steps: range(len(steps))).labels.to_list()
     [0, 1, 2, 3, 4, 5]
     """

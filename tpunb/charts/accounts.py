@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import altair as alt
@@ -17,6 +18,7 @@ from tpunb.text import cut, duration, percent, plural
 
 _DETAILS = 3  # at most in a tooltip
 _ROOM = 0.06  # share of wall time, for a number in its part of the bar
+_LEAST = 0.005  # share of wall time of an account that is not in "other"
 _BRIGHT = 0.27  # relative luminance of a colour on which numbers are black
 
 
@@ -45,9 +47,7 @@ def accounts(goodput: Goodput) -> LayerPicture:
         rows_of(rows),
         legend,
         [name for name in ACCOUNTS if name in labels],
-        title=alt.TitleParams(
-            "Wall time by account", subtitle=[f"{wall}{mean}, {percent(goodput.ratio)} of it productive"]
-        ),
+        title=alt.TitleParams("Wall time by account", subtitle=[f"{wall}{mean}"]),
         description=f"Wall time by account: {wall}{mean}. {'; '.join(labels.values())}.",
         width=WIDTH,
     )
@@ -67,6 +67,7 @@ def live_accounts() -> LayerPicture:
 
 def account_rows(goodput: Goodput) -> pl.DataFrame:
     """Return the parts of the bar in order: account, before and until (s), time, text, about and others."""
+    goodput = folded(goodput)
     rows = totals(goodput).sort("account").with_columns(pl.col("account").cast(pl.String))  # in the order of ACCOUNTS
     if rows.is_empty():
         raise TpunbError("no time to draw", hint="pass the goodput of a run with a duration")
@@ -86,6 +87,19 @@ def account_rows(goodput: Goodput) -> pl.DataFrame:
         dark=pl.Series([_luminance(colour) > _BRIGHT for colour in colours]),
         about=pl.Series(about),
     )
+
+
+def folded(goodput: Goodput) -> Goodput:
+    """Return the goodput with accounts under 0.5 % of wall time in "other", each as a detail of it."""
+    name = pl.col("account").cast(pl.String)
+    small = totals(goodput).filter(pl.col("share") < _LEAST, name != "productive").select(name).to_series()
+
+    def fold(frame: pl.DataFrame) -> pl.DataFrame:
+        other, is_small = pl.lit("other").cast(frame.schema["account"]), name.is_in(small.to_list())
+        account, detail = pl.when(is_small).then(other), pl.when(is_small).then(name)
+        return frame.with_columns(account=account.otherwise("account"), detail=detail.otherwise("detail"))
+
+    return replace(goodput, frame=fold(goodput.frame), segments=fold(goodput.segments))
 
 
 def _luminance(colour: str) -> float:

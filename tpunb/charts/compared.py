@@ -40,11 +40,13 @@ def compared(comparison: Comparison) -> LayerPicture:
         *("ratio", "ratio_low", "ratio_high"),
         name=pl.format("{} → {}", *names).map_batches(lambda pairs: pl.Series(names_of(pairs, 2 * _NAME + 3))),
         text=text,
-        about=pl.format("{} in the first run, {} in the second: ratio {}", counted("steps_a", "step"), "steps_b", text),
+        about=pl.format(
+            "{} in {}, {} in {}: ratio {}", counted("steps_a", "step"), pl.lit(a), "steps_b", pl.lit(b), text
+        ),
     )
     ends = [*rows["ratio"], *rows["ratio_low"].drop_nulls(), *rows["ratio_high"].drop_nulls(), 1.0]
     scale = alt.Scale(type="log", domain=[min(ends) / 1.1, max(ends) * 1.1], nice=False)
-    x = alt.X("ratio:Q", title="step time, second run by first (1: unchanged)", scale=scale)
+    x = alt.X("ratio:Q", title=f"step time, {b} by {a} (1: unchanged)", scale=scale)
     base = rows_of(rows).encode(y=alt.Y("name:N", sort=None, title=None, axis=alt.Axis(labelLimit=WIDEST)))
     unchanged = rows_of(pl.DataFrame({"ratio": [1.0], "about": ["unchanged"]}))
     result = repr(comparison).removeprefix("Comparison(").removesuffix(")")
@@ -58,9 +60,7 @@ def compared(comparison: Comparison) -> LayerPicture:
             # beside the plot: the dashed line would cross them next to their points
             base.mark_text(align="left", dx=6).encode(x=alt.value("width"), text="text:N"),
         ],
-        title=alt.TitleParams(
-            f"Step times by phase: {a} → {b}", subtitle=[result, "phase of the first run → phase of the second"]
-        ),
+        title=f"Step times by phase: {a} → {b}",
         description=f"Ratio of step times by phase, {b} by {a}: {result}.",
         width=WIDTH - 200,
         height=alt.Step(34),

@@ -59,7 +59,9 @@ def sweep_curve(phases: Phases) -> VConcatPicture:
     for plot, curve in zip(plots, slider.curves, strict=True):
         if curve in flat:
             plot.height = _FLAT
-    plots[0].title = alt.TitleParams(title, subtitle=[choice, *_missed(sweep, slider), *_flat(flat, slider)])
+    plots[0].title = alt.TitleParams(
+        title, subtitle=[choice.partition(", ")[0], *_missed(sweep, slider), *_flat(flat, slider)]
+    )
     if slider.rules:
         plots[0].title.offset = 20
         plots[0].layer += _rule_marks(sweep, slider, x)

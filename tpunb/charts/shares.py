@@ -1,4 +1,4 @@
-"""Shares of time: of productive time by phase, of a phase's self time by operation."""
+"""Shares of time: of step time without waits by phase, of a phase's self time by operation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tpunb.charts.style import ABOUT, WIDTH, colours, counted, covered, rows_of,
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases
 from tpunb.text import coverage as coverage_text
-from tpunb.text import plural, productive
+from tpunb.text import plural, share_of_steps
 
 _BARS = 20  # at most in one chart
 
 
 def coverage(phases: Phases) -> LayerPicture:
-    """Return the phases by share of productive time, each from where the longer ones end."""
+    """Return the phases by share of step time without waits, each from where the longer ones end."""
     share, until, before = ((c * 100).round(1) for c in (pl.col("share"), covered(), covered() - pl.col("share")))
     rows = phases.frame.select(
         "name",
@@ -26,7 +26,7 @@ def coverage(phases: Phases) -> LayerPicture:
         before=before,
         until=until,
         text=pl.format("{} %", share),
-        about=pl.format("{}, {} % of productive time; {}", counted("steps", "step"), share, _cumulative(until)),
+        about=pl.format("{}, {} % of step time without waits; {}", counted("steps", "step"), share, _cumulative(until)),
     )
     rows = rows.head(_BARS)
     top = coverage_text(phases.coverage(3))
@@ -36,7 +36,7 @@ def coverage(phases: Phases) -> LayerPicture:
     return LayerPicture(
         layer=_bars(base, third.encode(x="until:Q")),
         title=alt.TitleParams(titled(phases, "Coverage by phase"), subtitle=[f"{top} (dashed line){cut}"]),
-        description=f"Phases by share of productive time: {top}.",
+        description=f"Phases by share of step time without waits: {top}.",
         width=WIDTH,
         height=alt.Step(26),
     )
@@ -59,7 +59,7 @@ def live_coverage() -> LayerPicture:
         before="datum.until - datum.share",
         text="format(datum.share, '.1f') + ' %'",
         whole="format(datum.until, '.1f') + ' %'",
-        about="datum.name + ': ' + datum.text + ' of productive time, ' + "
+        about="datum.name + ': ' + datum.text + ' of step time without waits, ' + "
         "(datum.phase < 0 ? 'not covered' : datum.whole + ' with the longer ones')",
     )
     axis = alt.Axis(labelLimit=100)  # the tooltip has the whole name
@@ -68,7 +68,7 @@ def live_coverage() -> LayerPicture:
     faint = alt.ExprRef("chosen !== null && datum.phase !== chosen ? 0.3 : 1")
     chart = LayerPicture(
         layer=_bars(base, third, opacity=faint),
-        description="Coverage: the phases by share of productive time, each from where the longer ones end.",
+        description="Coverage: the phases by share of step time without waits, each from where the longer ones end.",
         width=400,
         height=170,
         usermeta={"room": 165},  # points beside the plot
@@ -87,7 +87,7 @@ def coverage_rows(phases: Phases, most: int) -> dict[str, list[Any]]:
 
 def _bars(base: alt.Chart, third: alt.Chart, opacity: Any = alt.Undefined) -> list[alt.Chart]:
     """Return the layers of a coverage: its bars, a dashed line, the figures beside the plot."""
-    x = alt.X("before:Q", title="cumulative share of productive time (%)").scale(domain=[0, 100], nice=False)
+    x = alt.X("before:Q", title="cumulative share of step time without waits (%)").scale(domain=[0, 100], nice=False)
     return [
         base.mark_bar(opacity=opacity).encode(x=x, x2="until", color=alt.Color("colour:N", scale=None)),
         third.mark_rule(strokeDash=[4, 3]),
@@ -126,7 +126,7 @@ def top_ops(phases: Phases, phase: int | None = None, n: int = 5) -> VConcatPict
         layer = [base.mark_bar(color=colours(phases)[chosen.id]), texts]
         title = alt.TitleParams(f"On the {side}", fontSize=11, offset=4, frame="group")
         charts.append(alt.LayerChart(layer=layer, title=title, width=WIDTH - 240, height=alt.Step(24)))
-    phase_facts = f"{chosen.name}: {plural(chosen.steps.height, 'step')}, {productive(chosen.share)}"
+    phase_facts = f"{chosen.name}: {plural(chosen.steps.height, 'step')}, {share_of_steps(chosen.share)}"
     return VConcatPicture(
         vconcat=charts,
         bounds="flush",

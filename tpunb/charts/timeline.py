@@ -19,7 +19,7 @@ from tpunb.charts.style import ABOUT, GREY, HOSTS, INK, TIME, cleaned, legend_of
 from tpunb.charts.timeline_rows import BELOW, HEIGHT, LANE, SHADES, THIN, TOP, TRACED, Marks, Timeline, layout
 from tpunb.errors import TpunbError
 from tpunb.frames import Phases
-from tpunb.text import plural
+from tpunb.text import phases_over, plural
 
 _STILL = 720  # points across in a still picture: the edges of slices meet pixels
 _KINDS = [kind for kind, _ in TRACED.values()]
@@ -73,7 +73,7 @@ def timeline(phases: Phases) -> LayerPicture:
     columns = {"numbers": drawn.numbers(marks), "windows": drawn.windows()}
     tables = {"timeline": rows} | {name: _typed(table) for name, table in columns.items()}
     every = phases.steps.frame["host"].n_unique()
-    facts = phases.headline
+    facts = phases_over(len(phases), len(phases.steps))
     facts += f"; {failures.sum()} of {plural(len(failures), 'window')} failed" if failures.any() else ""
     facts += f"; {HOSTS} of {every} hosts shown" if every > HOSTS else ""
     slice_s = width / layout(len(drawn.hosts))["slices"]
@@ -81,8 +81,13 @@ def timeline(phases: Phases) -> LayerPicture:
     groups = legend_of(phases).unique("group", maintain_order=True)
     names = {SHADES.index(colour): name for colour, name in groups.select("colour", "group").iter_rows()}
     look: dict[str, Any] = {"orient": "bottom", "symbolType": "square", "symbolStrokeWidth": 0}
-    shade = _SHADE.title("phase · share of productive time").legend(
-        **look, columns=4, symbolOpacity=1, values=sorted(names), labelExpr=f"{json.dumps(names)}[datum.value]"
+    shade = _SHADE.title("phase · share of step time without waits").legend(
+        **look,
+        titleLimit=300,
+        columns=4,
+        symbolOpacity=1,
+        values=sorted(names),
+        labelExpr=f"{json.dumps(names)}[datum.value]",
     )
     kinds, seen = rows["traced"].unique().sort().to_list(), _TRACED
     if len(kinds) > 1:
@@ -112,7 +117,7 @@ def _merged(marks: Marks, gap: float) -> pl.DataFrame:
     y, y2 = (marks.lane * LANE + TOP + HEIGHT * edge / 100 for edge in (marks.low, marks.high))
     columns = {"start": marks.start, "end": marks.end, "y": y, "y2": y2, "traced": marks.seen}
     columns |= {"step": step, "last": step, "part": marks.high - marks.low}
-    rows = pl.DataFrame(marks.ranks._asdict(), strict=False).drop("short")[marks.rank]
+    rows = pl.DataFrame(marks.ranks._asdict(), strict=False)[marks.rank]
     look = ["y", "y2", "phase", "traced"]
     rows = rows.with_columns(**{name: pl.Series(values) for name, values in columns.items()}).sort(*look, "start")
     new = pl.any_horizontal(

@@ -136,20 +136,17 @@ class Timeline:
         return start, start + width
 
     def numbers(self, marks: Marks) -> Columns:
-        """Return the names of the phases above those of their runs that are wide enough, else their numbers."""
+        """Return the names of the phases above those of their runs that are wide enough."""
         most = np.lexsort((marks.low - marks.high, marks.place))[np.flatnonzero(np.diff(marks.place, prepend=-1))]
         rank, lane, start, end = (column[most] for column in (marks.rank, marks.lane, marks.start, marks.end))
         first = np.flatnonzero((np.diff(rank, prepend=-1) != 0) | (np.diff(lane, prepend=-1) != 0))
         start, end = start[first], end[np.append(first[1:], len(rank))[: len(first)] - 1]
         rank, lane = rank[first], lane[first]
-        names, short = marks.ranks.name, marks.ranks.short
-        share = (end - start) / (self.edges[1] - self.edges[0])
-        fits, wide = share > _room(names)[rank], share > _room(short)[rank]
-        shown = [(names if fit else short)[at] for at, fit in zip(rank, fits, strict=True)]
+        wide = (end - start) / (self.edges[1] - self.edges[0]) > _room(marks.ranks.name)[rank]
         return {
             "at": self._short(((start + end) / 2)[wide]),
             "y": (lane[wide] * LANE + 8).tolist(),
-            "name": [name for name, enough in zip(shown, wide, strict=True) if enough],
+            "name": [marks.ranks.name[at] for at in rank[wide].tolist()],
             "phase": [marks.ranks.phase[at] for at in rank[wide].tolist()],
         }
 
@@ -243,7 +240,6 @@ class Ranks(NamedTuple):
     phase: list[int | None]  # None: several
     shade: list[int]
     name: list[str]
-    short: list[str]  # where there is no room for the name
 
 
 class Marks(NamedTuple):
@@ -281,8 +277,7 @@ def _ranked(phases: Phases, chosen: int | None, alias: Mapping[int, tuple[int, s
     looks = [given.get(phase, (others, cleaned(named[phase]))) for phase in alone]
     rest = ["others", "outliers"]
     shades, names = [min(shade, others) for shade, _ in looks], [name for _, name in looks]
-    short = [str(phase) for phase in alone] if alias is None else names
-    ranks = Ranks([*alone, None, -1], [*shades, others, outliers], [*names, *rest], [*short, *rest])
+    ranks = Ranks([*alone, None, -1], [*shades, others, outliers], [*names, *rest])
     rank = dict(zip(alone, range(len(alone)), strict=True)) | {-1: len(alone) + 1}
     labels, at = factorize(phases.labels.to_numpy())
     return np.array([rank.get(label, len(alone)) for label in labels.tolist()], dtype=np.int64)[at], ranks

@@ -112,7 +112,7 @@ def descriptions(phases: pl.DataFrame, top: pl.DataFrame, checkpoints: Mapping[i
         row["phase"]: {
             "name": row["name"],
             "steps of the phase": row["steps"],
-            "share of productive time (%)": _percent(row["share"]),
+            "share of step time without waits (%)": _percent(row["share"]),
             "median step time (ms)": None if row["step_ps"] is None else row["step_ps"] / 1e9,
             "top host operations": [],
             "top device operations": [],
@@ -149,7 +149,7 @@ def csv(folder: Path, phases: pl.DataFrame, top: pl.DataFrame) -> list[Path]:
             pl.col("first_step").alias("first step"),
             _ms("start_ps").alias("start (ms)"),
             _ms("dur_ps").alias("total time (ms)"),
-            (pl.col("share") * 100).fill_nan(None).round(4).alias("share of productive time (%)"),
+            (pl.col("share") * 100).fill_nan(None).round(4).alias("share of step time without waits (%)"),
             _ms("step_ps").alias("median step time (ms)"),
             _ms("device_ps").alias("device time (ms)"),
             _ms("idle_ps").alias("idle time (ms)"),

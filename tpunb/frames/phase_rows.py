@@ -20,7 +20,7 @@ _DRIFTING = 20  # fewest steps whose drift is known
 
 
 def rows(steps: Steps, labels: pl.Series) -> pl.DataFrame:
-    """Return one row per phase, most productive time first: ``tpunb.schema.PHASES``; labels are -1 for outliers.
+    """Return one row per phase, longest first: ``tpunb.schema.PHASES``; labels are -1 for outliers.
 
     >>> from tpunb.testing import toy_steps
     >>> rows(toy_steps("aab"), pl.Series([0, 0, 1])).select("phase", "steps", "kinds", "step_ps").rows()

@@ -23,7 +23,7 @@ from tpunb.frames.nearest import StepSource, checkpoint_steps, nearest_checkpoin
 from tpunb.frames.op_matrix import op_matrix
 from tpunb.frames.phase_rows import rows
 from tpunb.frames.steps import Steps, trained
-from tpunb.text import coverage, percent, phases_over, plural, productive
+from tpunb.text import coverage, phases_over, plural, share_of_steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,16 +90,16 @@ class Labels(Sequence[int]):
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase: its label, its steps and its share of productive time."""
+    """One phase: its label, its steps and its share of step time without waits."""
 
     id: int  # label; -1 for outliers
     steps: pl.DataFrame  # rows of `Steps.frame`, with `trained`, the step number that checkpoints use
-    share: float  # of the productive time of all steps, 0 to 1
+    share: float  # of the step time without waits, 0 to 1
     name: str = ""  # unique in the run, such as "train (input-bound)"
 
     def __repr__(self) -> str:
         steps = plural(self.steps.height, "step")
-        return f"Phase({self.id}, {self.name!r}, {steps}, {productive(self.share)})"
+        return f"Phase({self.id}, {self.name!r}, {steps}, {share_of_steps(self.share)})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -152,7 +152,7 @@ class Phases:
 
     @cached_property
     def frame(self) -> pl.DataFrame:
-        """One row per phase, most productive time first: ``tpunb.schema.PHASES``."""
+        """One row per phase, longest first: ``tpunb.schema.PHASES``."""
         of_phase = [self._confidences.get(phase) for phase in self._rows["phase"]]
         return self._rows.with_columns(confidence=pl.Series(of_phase, dtype=pl.Float64))
 
@@ -195,18 +195,17 @@ class Phases:
 
     @property
     def headline(self) -> str:
-        """The result of the clustering in one line: numbers of phases and steps, coverage, outliers."""
-        top, outliers = coverage(self.coverage(3)), percent(self.noise, 1)
-        return f"{phases_over(len(self), len(self.steps))}; {top}, outliers {outliers}"
+        """The result of the clustering in one line: numbers of phases and steps, and coverage."""
+        return f"{phases_over(len(self), len(self.steps))}; {coverage(self.coverage(3))}"
 
     @property
     def longest(self) -> Phase:
-        """Phase with the largest share of productive time; the outliers only if there is no phase."""
+        """Phase with the largest share of step time without waits; the outliers only if there is no phase."""
         real = self._rows.filter(pl.col("phase") >= 0)
         return self[(real if real.height else self._rows)["phase"][0]]
 
     def coverage(self, n: int = 3) -> float:
-        """Return the share of productive time in the `n` longest phases, 0 to 1.
+        """Return the share of step time without waits in the `n` longest phases, 0 to 1.
 
         Outliers are not covered. Productive time of a step is its time without callbacks and input wait; if that is
         over 1.5 times the median of its phase, of outliers of their kind, it is that median.
@@ -216,7 +215,7 @@ class Phases:
 
     @property
     def noise(self) -> float:
-        """Share of productive time in outliers, 0 to 1."""
+        """Share of step time without waits in outliers, 0 to 1."""
         return float(self._rows.filter(pl.col("phase") < 0)["share"].sum())
 
     @cached_property

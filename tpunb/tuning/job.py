@@ -402,7 +402,7 @@ def hot_phase(phases: Phases) -> Phase | None:
     >>> from tpunb.testing import toy_steps
     >>> from tpunb.cluster import phases
     >>> hot_phase(phases(toy_steps("aaabbb")))
-    Phase(1, 'train', 3 steps, 66.7 % of productive time)
+    Phase(1, 'train', 3 steps, 66.7 % of step time without waits)
     """
     input_bound = _input_bound(phases)
     rows = phases.frame.filter(pl.col("phase") >= 0).sort("dur_ps", descending=True, maintain_order=True)

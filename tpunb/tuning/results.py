@@ -49,7 +49,7 @@ _SENTENCES = {
     "budget too small": "Not tuned: the budget of {budget:.1f} s is below the {needed:.1f} s of one race. "
     "Raise it with --tune-budget or budget=.",
     "no hot phase": "No phase takes over half of the step time or is input-bound.",
-    "hot phase": 'Phase "{phase}" is worth tuning: it takes {share:.0%} of productive time.',
+    "hot phase": 'Phase "{phase}" is worth tuning: it takes {share:.0%} of step time without waits.',
     "tuned at": "Tuned after {steps:,} steps.",
     "model-bound": "Nothing to gain: a step takes {step:ms}, the model alone {model:ms}.",
     "compute-bound": "Nothing to gain: a step takes {step:ms}, and keeps {busy:.1f} of {cores:core} busy.",

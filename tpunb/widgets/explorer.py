@@ -62,7 +62,7 @@ class PhaseExplorer(Panel):
     >>> view = PhaseExplorer(toy_steps("aaabbb"))
     >>> view.threshold = 0.0
     >>> view.value
-    Phases(1 phase over 6 steps, OLS(threshold=0.0), top 3 cover 100.0 % of productive time)
+    Phases(1 phase over 6 steps, OLS(threshold=0.0), top 3 cover 100.0 % of step time without waits)
     """
 
     _esm, _css = packed(exports.SCRIPT), exports.STYLE
@@ -361,7 +361,7 @@ def explore(
 
     >>> from tpunb.testing import toy_steps
     >>> explore(toy_steps("aaabbb")).value
-    Phases(2 phases over 6 steps, DBSCAN(), top 3 cover 100.0 % of productive time)
+    Phases(2 phases over 6 steps, DBSCAN(), top 3 cover 100.0 % of step time without waits)
     """
     return PhaseExplorer(run, method=method, checkpoints=checkpoints, other=other)
 

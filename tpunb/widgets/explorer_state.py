@@ -21,7 +21,7 @@ from tpunb.charts.timeline_rows import Timeline, layout
 from tpunb.cluster import SliderSpec
 from tpunb.frames import Phases, Steps
 from tpunb.frames.nearest import checkpoint_times
-from tpunb.text import coverage, plain
+from tpunb.text import coverage, phases_over, plain
 from tpunb.widgets import phase_view, sliders
 from tpunb.widgets.table import ROWS, Table
 
@@ -147,7 +147,7 @@ class ExplorerState:
     @property
     def advice(self) -> Table:
         """Advice on phases, outliers and accounts, most time saved first."""
-        return self.once("advice", lambda: phase_view.advised(advise(self.phases).drop_nulls("saves_ps")))
+        return self.once("advice", lambda: phase_view.advised(advise(self.phases).drop_nulls("saves_ps"), self.phases))
 
     def accounts(self) -> dict[str, Any]:
         """Return advice, the sentence and bar of accounts, and the time, details and stalls of the selected one."""
@@ -191,7 +191,7 @@ class ExplorerState:
         """Return the phases: rows of the timeline, of the coverage and of the table."""
         return {
             "code": self.code,
-            "headline": self.phases.headline,
+            "headline": phases_over(len(self.phases), len(self.steps)),
             "tables": json.dumps(self.rows, separators=(",", ":")),  # text: faster than numbers through a trait
             "table": phase_view.phase_table(self.phases),
             "rest": max(self.phases.frame.height - ROWS, 0),

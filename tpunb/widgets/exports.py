@@ -144,7 +144,7 @@ def _block(
             tables.append(second_run.compared(state)["table"])
         except Exception as error:  # noqa: BLE001  shown in place of the comparison
             warnings.append(f"no comparison: {format_error(error)}")
-    return block(lines or [headline], warnings, evidence, tables, method, title=CLUSTERING, curve=curve)
+    return block(lines[:1] or [headline], warnings, evidence, tables, method, title=CLUSTERING, curve=curve)
 
 
 def static_bundle(state: ExplorerState, *, live: bool = False) -> dict[str, str]:

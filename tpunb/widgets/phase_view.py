@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +16,13 @@ from tpunb.analysis.goodput import Goodput, busy, goodput, totals
 from tpunb.analysis.representatives import representative
 from tpunb.analysis.roofline import device_of, roofline
 from tpunb.analysis.verdict import verdict
-from tpunb.charts.accounts import account_rows
-from tpunb.charts.style import covered
+from tpunb.charts.accounts import account_rows, folded
 from tpunb.charts.timeline_rows import Timeline
 from tpunb.frames import Phase, Phases, Profile
 from tpunb.frames.export import segments
 from tpunb.frames.nearest import nearest_checkpoint
 from tpunb.schema import ACCOUNTS
-from tpunb.text import cut, duration, percent, plain, plural, productive, short_time
+from tpunb.text import OF_STEPS, cut, duration, percent, plain, plural, rough, share_of_steps, short_time
 from tpunb.widgets.table import ROWS, Table, figure, measured, table
 
 RUNS = 100
@@ -30,9 +30,6 @@ RUNS = 100
 
 PHASES = 1000
 """Most rows of the complete table of phases."""
-
-UNMEASURED = "not measured"
-"""Value of a fact that no capture measured."""
 
 _TOP = 5
 _PIECES = 6  # most pieces of advice that are listed
@@ -44,21 +41,22 @@ _BLOCKS = {
     "time_share": "time share",
     "log_self": "self time",
     "durations": "self time",
-    "step_time": "step time",
 }
+_NO_OP = r"(?i)^(step( time)?|ProfilerStep.*|nn\.Module.*)$|\bidle\b|\.step#|\.py[:(]\d"  # of steps, idle time, Python
+_LEAST_SAVING = 0.01  # of the run time, that advice is listed for
+_ADVICE = re.compile(r"(?P<of>.*?)(?: could save up to .*? of .*? (?:step|wall) time\.|:) (?P<found>.*)", re.DOTALL)
+_CODE = re.compile(r"`([^`]+)`")
 
 
 def phase_table(phases: Phases, most: int = ROWS) -> Table:
     """Return the longest phases, and a sum of the others; columns that no capture measured are left out."""
-    frame = phases.frame.with_columns(until=pl.when(pl.col("phase") >= 0).then(covered()))
-    shown, rest = frame.head(most), frame.slice(most)
+    shown, rest = phases.frame.head(most), phases.frame.slice(most)
     columns = {
         "Phase": shown["name"],
         "Id": [str(phase) for phase in shown["phase"]],
         "Steps": [figure(steps) for steps in shown["steps"]],
         "Traced": [figure(full) if full else "clock only" for full in shown["full"]],
-        "% productive": [figure(share, ".1f", 100) for share in shown["share"]],
-        "Cumulative %": [figure(until, ".1f", 100) for until in shown["until"]],
+        "Share (%)": [figure(share, ".1f", 100) for share in shown["share"]],
         "Step (ms)": [figure(step_ps and step_ps / 1e9, ",.3f") for step_ps in shown["step_ps"]],
         "CV (% of mean)": [figure(cv, ".1f", 100) for cv in shown["step_time_cv"]],
     }
@@ -74,7 +72,7 @@ def phase_table(phases: Phases, most: int = ROWS) -> Table:
         rows.append((f"{rest.height:,} more", "–", *sums, *["–"] * (len(columns) - 5)))
     hues = charts.colours(phases)
     return table(
-        "Phases, longest first",
+        f"Phases by share {OF_STEPS}",
         [*columns],
         rows,
         colours=[hues[phase] for phase in shown["phase"]],
@@ -178,46 +176,48 @@ def _explained(phases: Phases) -> str:
 
 def _facts(phases: Phases, phase: Phase, checkpoints: Mapping[str, int]) -> list[tuple[str, str]]:
     row = phases.frame.row(by_predicate=pl.col("phase") == phase.id, named=True)
+    measures: list[tuple[str, float | None, Callable[[float], str]]] = [
+        ("Step", row["step_ps"], lambda value: f"{short_time(value)} (median)"),
+        ("Variation", row["step_time_cv"], lambda value: f"{percent(value, None)} of mean step time"),
+        ("Idle", row["idle"], lambda value: f"{percent(value, None)} of step time"),
+        ("MXU", row["mxu_util"], lambda value: f"{percent(value, None)} of peak"),
+        ("Drift", row["drift"], lambda value: f"{100 * value:+.0f} % of step time, last tenth of steps by first"),
+        ("Input wait", row["input"], lambda value: f"{percent(value, None)} of step time"),
+        ("Confidence", row["confidence"], "{:.2f} of 1".format),
+    ]
     facts = [
         ("Steps", f"{row['steps']:,} ({row['full']:,} traced in full)"),
         ("Time", short_time(row["dur_ps"])),
-        ("Share", productive(row["share"])),
-        ("Step", UNMEASURED if row["step_ps"] is None else f"{short_time(row['step_ps'])} (median)"),
-        ("Variation", _share(row["step_time_cv"], "mean step time")),
-        ("Idle", _share(row["idle"], "step time")),
-        ("MXU", _share(row["mxu_util"], "peak")),
+        ("Share", share_of_steps(row["share"])),
+        *((name, text(value)) for name, value, text in measures if value is not None),  # what this device measures
     ]
-    if row["drift"] is not None:
-        facts.append(("Drift", f"{100 * row['drift']:+.0f} % of step time, last tenth of steps by first"))
-    if row["input"] is not None:
-        facts.append(("Input wait", _share(row["input"], "step time")))
-    facts.append(("Confidence", UNMEASURED if row["confidence"] is None else f"{row['confidence']:.2f} of 1"))
     chosen = representative(phases, phase.id)
     if chosen.height:
         step = chosen.row(0, named=True)
         host = f" of {cut(step['host'])}" if phases.steps.frame["host"].n_unique() > 1 else ""
         facts.append(("Representative", f"step {step['step']:,}{host}, {short_time(step['dur_ps'])}"))
     if (name := nearest_checkpoint(phase.steps["trained"], checkpoints)) is not None:
-        facts.append(("Nearest checkpoint", f"{cut(name)} (step {checkpoints[name]:,})"))
+        at = f"step {checkpoints[name]:,}"
+        facts.append(("Nearest checkpoint", at if name == at else f"{cut(name)} ({at})"))
     return facts
 
 
 def distinguishing(phases: Phases, number: int) -> Table:
     """Return the strongest differences between the phase's steps and the others, a sentence for each operation."""
     sentences: dict[str, str] = {}
-    rows = distinguishing_ops(phases, _TOP).filter(phase=number)
+    name = pl.col("op").cast(pl.String)
+    rows = distinguishing_ops(phases, 4 * _TOP).filter(pl.col("phase") == number, ~name.str.contains(_NO_OP))
+    rows = rows.filter(~name.is_in(phases.steps.frame["kind"].drop_nulls().unique().to_list()))
     for row in rows.drop_nulls(["inside_ps", "outside_ps"]).iter_rows(named=True):  # null: the profiler may skip it
         op, inside, outside = cut(plain(row["op"])), short_time(row["inside_ps"]), short_time(row["outside_ps"])
-        if row["op"] == "step time":
-            sentence = f"step time: {inside} ({outside} in other phases)"
-        elif row["inside_ran"] != row["outside_ran"] and row["block"] == "presence":
+        if row["inside_ran"] != row["outside_ran"] and row["block"] == "presence":
             ran, others = percent(row["inside_ran"], None), percent(row["outside_ran"], None)
             sentence = f"{op}: in {ran} of steps ({others} in other phases)"
         else:
             block = _BLOCKS.get(row["block"], row["block"])
             sentence = f"{op} ({block}): {inside} per step ({outside} in other phases)"
         sentences.setdefault(op, sentence)
-    return listed("Distinguishing operations", sentences.values())
+    return listed("Distinguishing operations", [*sentences.values()][:_TOP])
 
 
 def _roofline(phases: Phases, number: int) -> Table:
@@ -241,25 +241,35 @@ def _roofline(phases: Phases, number: int) -> Table:
     return listed("Roofline", [*whole, *sentences])
 
 
-def advised(advice: pl.DataFrame, most: int = _PIECES, *, caption: str = "What to do") -> Table:
-    """Return the first pieces of ``tpunb.schema.ADVICE`` in sentences."""
-    return listed(
-        caption, [f"{sentence} Try: {action}." for sentence, action in advice["sentence", "action"].head(most).rows()]
+def advised(advice: pl.DataFrame, phases: Phases, most: int = _PIECES, *, caption: str = "What to do") -> Table:
+    """Return the first pieces of ``tpunb.schema.ADVICE`` in sentences, those that save 1 % of the run time or more.
+
+    Each says what it could save in seconds of the run time, of all step time without a record of that. Code of its
+    action is below the sentence.
+    """
+    wall = phases.steps.wall
+    whole, base = (
+        (wall.span_ps, "run time") if wall and wall.span_ps else (int(phases.frame["dur_ps"].sum()), "step time")
     )
+    worth = advice.filter((pl.col("saves_ps") >= _LEAST_SAVING * whole).fill_null(True)).head(most)
+    pieces = []
+    for phase, saves_ps, sentence, action in worth["phase", "saves_ps", "sentence", "action"].iter_rows():
+        parts = _ADVICE.fullmatch(sentence)
+        named = parts is not None and phase is not None and caption == "What to do"
+        observed = sentence if parts is None else f"{parts['of']}: " * named + parts["found"]
+        saved = "" if saves_ps is None else f" Saves up to {rough(saves_ps)} of {duration(whole)} {base}."
+        pieces.append("\n".join([f"{observed} Try: {action.replace('`', '')}.{saved}", *_CODE.findall(action)]))
+    return listed(caption, pieces)
 
 
 def bottlenecks(phases: Phases, number: int) -> Table:
     """Return the first pieces of advice on a phase."""
-    return advised(advise_phases(phases).filter(phase=number), _BOTTLENECKS, caption="Bottleneck")
+    return advised(advise_phases(phases).filter(phase=number), phases, _BOTTLENECKS, caption="Bottleneck")
 
 
 def listed(caption: str, sentences: Iterable[str]) -> Table:
     """Return sentences as a table of one column."""
     return table(caption, [caption], ([sentence] for sentence in sentences))
-
-
-def _share(part: float | None, base: str) -> str:
-    return UNMEASURED if part is None else f"{percent(part, None)} of {base}"
 
 
 _ROWS = 8  # most details and stalls that are listed
@@ -279,8 +289,8 @@ def warnings(run: Goodput | None) -> list[str]:
 
 
 def bar(run: Goodput, phases: Phases) -> dict[str, Any]:
-    """Return the verdict, the sentence and the parts of the bar as columns."""
-    return {"lines": lines(run, phases), "parts": account_rows(run).to_dict(as_series=False)}
+    """Return the verdict, and the parts of the bar as columns."""
+    return {"lines": lines(run, phases)[:1], "parts": account_rows(run).to_dict(as_series=False)}
 
 
 def lines(run: Goodput | None, phases: Phases | None) -> list[str]:
@@ -291,7 +301,7 @@ def lines(run: Goodput | None, phases: Phases | None) -> list[str]:
 
 def describe_goodput(run: Goodput, account: str, timeline: Timeline) -> dict[str, Any]:
     """Return the time of an account within a timeline, its details and its stalls."""
-    of = pl.col("account") == account
+    run, of = folded(run), pl.col("account") == account
     whole = totals(run).filter(of)
     time, share = whole.select("time_ps", "share").row(0) if whole.height else (0, 0)
     return {
@@ -305,7 +315,7 @@ def describe_goodput(run: Goodput, account: str, timeline: Timeline) -> dict[str
 
 def account_tables(run: Goodput, account: str) -> list[Table]:
     """Return the details and the stalls of an account, if it has any."""
-    details = totals(run, "detail").filter(pl.col("account") == account).drop_nulls("detail").head(_ROWS)
+    details = totals(folded(run), "detail").filter(pl.col("account") == account).drop_nulls("detail").head(_ROWS)
     began = pl.col("kind").fill_null("other") == account
     stalls = run.stalls.filter(began).drop_nulls("time_ps").head(_ROWS)
     made = [

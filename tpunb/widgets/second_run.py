@@ -23,8 +23,10 @@ from tpunb.widgets.phase_view import runs
 from tpunb.widgets.table import Table, measured, table
 
 _OPS = 3  # gained or lost, for each pair
-_MEASURED = ("Idle (% of step time)", "MXU (% of peak)")
-_COLUMNS = ("Phase", "Kind", "Step time", "Ratio [95 % interval]", *_MEASURED, "Gained", "Lost")
+_COLUMNS = (
+    *("Phase", "Kind", "Step time", "Ratio [95 % interval]"),
+    *("Idle (% of step time)", "MXU (% of peak)", "Gained", "Lost"),
+)
 
 
 def compared(state: ExplorerState) -> dict[str, Any]:
@@ -38,31 +40,35 @@ def _compared(state: ExplorerState) -> dict[str, Any]:
     second = state.other if isinstance(state.other, Phases) else phases(state.other, state.phases.method)
     comparison = compare(state.phases, second, allow_different_models=state.allow_different_models)
     timeline = Timeline(second.steps)
-    title = names_of([state.steps.name or "the run", second.steps.name or "the other run"])[1]
-    result = repr(comparison).removeprefix("Comparison(").removesuffix(")")
+    a, b = _names(comparison)
     return {
         "timeline": render.spec(live_timeline(timeline.hosts, windows=second.steps.windows.height > 0)),
         "edges": [*timeline.edges],
         "layout": layout(len(timeline.hosts)),
         "tables": timeline.rows(second, alias=_aliases(comparison)),
-        "runs": runs(second, timeline.edges, "Runs of steps of one phase of the second run"),
+        "runs": runs(second, timeline.edges, f"Timeline table of {b}"),
+        "name": plain(b),
         "axis": {"windows": timeline.windows(), "checkpoints": timeline.checkpoints({})},
         "chart": _ratios(comparison),
-        "table": _table(comparison, title, result),
+        "table": _table(comparison, f"{b} compared with {a}"),
         "matches": [*map(list, comparison.frame.select("phase_a", "phase_b").iter_rows())],
     }
 
 
-def _table(comparison: Comparison, title: str, result: str) -> Table:
+def _names(comparison: Comparison) -> list[str]:
+    return names_of([comparison.a.steps.name or "first run", comparison.b.steps.name or "second run"])
+
+
+def _table(comparison: Comparison, title: str) -> Table:
     """Return the changes phase by phase; phases of one run alone come last."""
     pairs = [
         *(_pair(comparison, row) for row in comparison.frame.iter_rows(named=True)),
         *(_alone(comparison, row) for row in comparison.unmatched.iter_rows(named=True)),
     ]
     columns: dict[str, Sequence[str]] = {name: [pair.get(name, "–") for pair in pairs] for name in _COLUMNS}
-    columns = {name: cells for name, cells in columns.items() if name not in _MEASURED or name in measured(columns)}
-    rows = zip(*columns.values(), strict=True)
-    return table(f"Comparison with {title}: {result}", [*columns], rows)
+    columns = measured(columns)
+    result = repr(comparison).removeprefix("Comparison(").removesuffix(")").partition(", unmatched: ")[0]  # its rows
+    return table(f"{title}: {result}", [*columns], zip(*columns.values(), strict=True))
 
 
 def _ratios(comparison: Comparison) -> dict[str, Any] | None:
@@ -72,10 +78,10 @@ def _ratios(comparison: Comparison) -> dict[str, Any] | None:
 
 
 def _aliases(comparison: Comparison) -> dict[int, tuple[int, str]]:
-    """Return for each phase of the second run the rank of its match in the first, and the name of the pair."""
+    """Return for each phase of the second run the rank of its match in the first, and its name."""
     rank = {phase: at for at, phase in enumerate(p for p in comparison.a.frame["phase"] if p >= 0)}
     pairs = comparison.frame.select("phase_a", "phase_b").iter_rows()
-    return {second: (rank[first], f"{first} → {second}") for first, second in pairs}
+    return {second: (rank[first], comparison.b.names[second]) for first, second in pairs}
 
 
 def _pair(comparison: Comparison, row: dict[str, Any]) -> dict[str, str]:
@@ -102,8 +108,8 @@ def _pair(comparison: Comparison, row: dict[str, Any]) -> dict[str, str]:
 def _alone(comparison: Comparison, row: dict[str, Any]) -> dict[str, str]:
     """Return the name of a phase of one run alone."""
     run, phase = (comparison.b, row["phase_b"]) if row["phase_a"] is None else (comparison.a, row["phase_a"])
-    which = "second" if row["phase_a"] is None else "first"
-    return {"Phase": f"{run.names[phase]} (only in the {which} run)"}
+    name = _names(comparison)[row["phase_a"] is None]
+    return {"Phase": f"{run.names[phase]} (only in {name})"}
 
 
 def _change(before: float | None, after: float | None) -> str:

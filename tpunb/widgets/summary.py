@@ -33,7 +33,7 @@ from tpunb.profiler.sources.frameworks import STEP_TIMES_ONLY
 from tpunb.text import duration, estimated_overhead, format_error, plain, plural, windows_cover
 from tpunb.widgets import phase_view
 from tpunb.widgets.frontends import in_kernel
-from tpunb.widgets.table import METHOD, ROWS, Table, block, figure, html, safe, table, text
+from tpunb.widgets.table import METHOD, ROWS, Table, block, figure, html, measured, safe, table, text
 
 if TYPE_CHECKING:
     from tpunb.profiler.capture import Run
@@ -101,7 +101,7 @@ class Summary(NullRun):
 
     @property
     def headline(self) -> str:
-        """The result in one line; shares are of productive time."""
+        """The result in one line; shares are of step time without waits."""
         if self.phases is None:
             return f"{plural(len(self.steps), 'step')}, no phases" if self.steps is not None else "no steps"
         parts = {"explained variance": self.phases.explained_variance, "confidence": self.phases.confidence}
@@ -196,8 +196,10 @@ class Summary(NullRun):
 
     @cached_property
     def _advice(self) -> list[Table]:
-        advice = None if self.phases is None else phase_view.advised(advise(self.phases).drop_nulls("saves_ps"))
-        return [advice] if advice is not None and advice["rows"] else []
+        if self.phases is None:
+            return []
+        advice = phase_view.advised(advise(self.phases).drop_nulls("saves_ps"), self.phases)
+        return [advice] if advice["rows"] else []
 
     @cached_property
     def _chart(self) -> render.LayerPicture | None:
@@ -214,7 +216,7 @@ class Summary(NullRun):
         picture = "" if self._chart is None else render.svg(self._chart)
         advice = "".join(map(html, self._advice))
         bar = "" if self.goodput is None else render.svg(charts.accounts(self.goodput))
-        lines, body = [*self._tuned, *self._lines], bar + picture + advice
+        lines, body = [*self._tuned, *self._lines[:1]], bar + picture + advice  # the bar has the times
         return block(lines, self._notes, body, self._tables, self._method)
 
     @cached_property
@@ -371,7 +373,7 @@ def _failures(windows: pl.DataFrame) -> list[str]:
 def _windows(windows: pl.DataFrame) -> Table:
     shown = windows.sort("window", "host", "start_ps").head(ROWS)
     several = windows["host"].n_unique() > 1
-    rows = [
+    cells = [
         [
             f"Window {row['window']}" + (f" of {row['host']}" if several else ""),
             (row["error"] or "–").removeprefix(f"{row['host']}: "),
@@ -383,5 +385,7 @@ def _windows(windows: pl.DataFrame) -> Table:
         for row in shown.iter_rows(named=True)
     ]
     if windows.height > ROWS:
-        rows.append([f"{windows.height - ROWS} more", *["–"] * 5])
-    return table("Profiler windows", ["Window", "Error", "Start (s)", "Length (s)", "Events", "Steps"], rows)
+        cells.append([f"{windows.height - ROWS} more", *["–"] * 5])
+    names = ("Window", "Error", "Start (s)", "Length (s)", "Events", "Steps")
+    columns = measured(dict(zip(names, zip(*cells, strict=True), strict=True))) if cells else dict.fromkeys(names, ())
+    return table("Profiler windows", [*columns], zip(*columns.values(), strict=True))

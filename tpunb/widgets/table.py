@@ -37,7 +37,7 @@ _LEFT |= {"Host", "Detail", "Stalls at", "Fact", "Value", "Gained", "Lost"}
 class Table(TypedDict):
     """A table of text as the page gets it, too; a list if it has one column.
 
-    A first cell may have a second line, which is quiet.
+    A first cell may have a second line, which is quiet; the lines below the text of a list are code.
     """
 
     caption: str
@@ -63,10 +63,11 @@ def table(
     phases: Sequence[int] = (),
 ) -> Table:
     """Return a table; its names are not trusted."""
+    below = 1 if len(columns) > 1 else -1
     return {
         "caption": plain(caption),
         "columns": [plain(name) for name in columns],
-        "rows": [["\n".join(map(plain, name.split("\n", 1))), *map(plain, cells)] for name, *cells in rows],
+        "rows": [["\n".join(map(plain, name.split("\n", below))), *map(plain, cells)] for name, *cells in rows],
         "left": [name in _LEFT for name in columns],
         "colours": [*colours],
         "bars": [*bars],
@@ -87,7 +88,7 @@ def measured(columns: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
 def html(table: Table) -> str:
     """Return a table as HTML, the colour of a row beside its name."""
     if len(table["columns"]) == 1:
-        listed = "".join(f"<li>{safe(text)}</li>" for (text,) in table["rows"])
+        listed = "".join(f"<li>{_with_code(text)}</li>" for (text,) in table["rows"])
         return f'<div class="tpunb-list"><b>{safe(table["caption"])}</b><ol>{listed}</ol></div>'
     kinds = [' class="tpunb-text"' if left else "" for left in table["left"]]
     head = "".join(
@@ -108,10 +109,17 @@ def html(table: Table) -> str:
     return f'<table class="tpunb-table">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
+def _with_code(text: str) -> str:
+    """Return text as HTML, with the code below it as a block that one click selects."""
+    first, _, code = text.partition("\n")
+    lines = "\n".join(map(safe, code.split("\n")))
+    return safe(first) + (f'<pre class="tpunb-paste"><code>{lines}</code></pre>' if code else "")
+
+
 def text(table: Table) -> list[str]:
     """Return the caption and the rows of a table as lines; long names lose their middle."""
     if len(table["columns"]) == 1:
-        return [table["caption"], *(f"  {row}" for (row,) in table["rows"])]
+        return [table["caption"], *(f"  {line}" for (row,) in table["rows"] for line in row.split("\n"))]
     cells = [[cut(cell.replace("\n", " · ")) for cell in row] for row in (table["columns"], *table["rows"])]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = (

@@ -23,7 +23,7 @@ from tpunb.charts import render
 from tpunb.checkpoint import Checkpoints
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.frames import Phases
-from tpunb.text import format_error, plain, plural, productive
+from tpunb.text import format_error, plain, plural, share_of_steps
 from tpunb.training.seeds import RandomState
 from tpunb.tuning.job import Job, hot_phase
 from tpunb.tuning.model_based import model_based
@@ -311,7 +311,7 @@ class TuningPanel(Panel):
         facts, bounds = [], []
         if self.phases is not None and self.phase is not None:
             every = phase_view.describe(self.phases, self.phase, {})["facts"]["rows"]
-            facts = [fact for fact in every if fact[0] in _FACTS and fact[1] != phase_view.UNMEASURED]
+            facts = [fact for fact in every if fact[0] in _FACTS]
             found = phase_view.bottlenecks(self.phases, self.phase)
             bounds = [found] if found["rows"] else []
         self._start = {"facts": [*facts, ["Trial start", self.start.text]], "bounds": bounds}
@@ -343,7 +343,7 @@ class TuningPanel(Panel):
             "folder": plain(str(self.folder)),
             "refusal": plain(self.job.pipeline.refusal or ""),
             "phases": [
-                {"phase": phase, "text": f"{name}: {productive(share)}, {plural(steps, 'step')}"}
+                {"phase": phase, "text": f"{name}: {share_of_steps(share)}, {plural(steps, 'step')}"}
                 for phase, name, share, steps in rows
             ],
             "searches": [*self._searches],

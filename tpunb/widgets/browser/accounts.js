@@ -4,10 +4,9 @@ class Accounts {
   constructor(explorer) {
     this.explorer = explorer;
     this.verdict = make("p", { class: "tpunb-headline" });
-    this.sentence = make("p", { class: "tpunb-quiet" });
     this.bar = explorer.chart("Wall time by account");
     this.keys = make("div", { class: "tpunb-zoom", role: "group", "aria-label": "Accounts" });
-    this.host = make("section", { "aria-label": "Wall time by account" }, this.verdict, this.sentence, this.bar.host, this.keys);
+    this.host = make("section", { "aria-label": "Wall time by account" }, this.verdict, this.bar.host, this.keys);
     this.details = make("section", { class: "tpunb-card tpunb-about", "aria-label": "Selected account", hidden: true });
     explorer.on("change:account", () => this.selected());
   }
@@ -33,7 +32,7 @@ class Accounts {
 
   show({ lines, parts, advice }) {
     this.explorer.advise(advice);
-    [this.verdict.textContent, this.sentence.textContent] = lines;
+    [this.verdict.textContent] = lines;
     this.bar.put({ accounts: parts });
     const key = ({ account, colour, time, about }) => make("button", { type: "button", class: "tpunb-button", title: about,
       "aria-pressed": String(account === this.chosen), onclick: () => this.pick(account) },

@@ -43,7 +43,10 @@ function sketched({ timeline, layout }, [low, high], { start, end, y, y2, shade 
 // A table of the kernel; a list if it has one column. `pick` selects the phase of a row; `more` is the name of the last row.
 function drawn({ caption, columns, rows, left, colours, bars, phases }, options = {}) {
   const { chosen = null, pick = null, group = "", more = null, marked = () => false, kind = "" } = options;
-  if (columns.length === 1) return make("ol", { "aria-label": caption }, rows.map(([text]) => make("li", {}, text)));
+  if (columns.length === 1) return make("ol", { "aria-label": caption }, rows.map(([text]) => {
+    const [first, ...code] = text.split("\n");
+    return make("li", {}, first, code.length ? pasted(code.join("\n")) : null);
+  }));
   const side = (at) => (left[at] ? "tpunb-text" : null);
   const first = ([text], i) => {
     const phase = phases[i] ?? null, [name, below] = text.split("\n");
@@ -59,6 +62,12 @@ function drawn({ caption, columns, rows, left, colours, bars, phases }, options 
   return make("table", { class: `tpunb-phases ${kind}`, "aria-label": caption },
     make("thead", {}, make("tr", {}, columns.map((name, at) => make("th", { scope: "col", class: side(at) }, name)))),
     make("tbody", {}, rows.map(row)));
+}
+
+// Code to paste, with a button that copies it.
+function pasted(code) {
+  const copy = button("Copy", "Copy this code", () => copied(code).then(() => { copy.textContent = "Copied"; }, () => {}));
+  return make("div", { class: "tpunb-paste" }, make("pre", {}, make("code", {}, code)), copy);
 }
 
 // Tables with their captions as headings.

@@ -7,12 +7,13 @@ class SecondRun {
     this.host = make("section", { class: "tpunb-card tpunb-second", "aria-label": "Comparison" });
     this.title = make("h4", {}, "Comparison");
     this.status = make("div", {}, make("p", { class: "tpunb-hint" }, "comparing …"));
+    this.run = make("h5", {});
     this.timeline = explorer.chart("Timeline of the second run");
     this.ratios = explorer.chart("Step times by phase");
     this.body = make("div", { hidden: true });
     this.rows = make("div", { class: "tpunb-scroll" });
     this.runs = make("details", {}, make("summary", {}, "Second timeline table"), make("div"));
-    this.body.append(this.timeline.host, this.runs, this.rows, this.ratios.host);
+    this.body.append(this.run, this.timeline.host, this.runs, this.rows, this.ratios.host);
     this.host.append(this.title, this.status, this.body);
   }
 
@@ -48,10 +49,12 @@ class SecondRun {
       ...(this.explorer.still || this.allowed ? [] : [button("Compare anyway", "Compare different models", anyway)]));
   }
 
-  show({ timeline, edges, layout, tables, runs, axis, chart, table, matches }) {
+  show({ name, timeline, edges, layout, tables, runs, axis, chart, table, matches }) {
     this.title.textContent = table.caption;
     this.status.replaceChildren();
     this.rows.replaceChildren(drawn(table, { kind: "tpunb-pairs" }));
+    this.run.textContent = name;
+    this.runs.firstChild.textContent = runs.caption;
     this.runs.lastChild.replaceChildren(drawn(runs));
     this.body.hidden = false;
     this.matched = new Map(matches);

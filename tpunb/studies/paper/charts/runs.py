@@ -247,7 +247,7 @@ def coverages(runs: Runs, n: int = 3) -> LayerPicture:
         title=alt.TitleParams(
             f"Coverage of the {n} longest phases", subtitle=[f"95 % or more in {met} of {plural(len(runs), 'run')}"]
         ),
-        description=f"Share of productive time in the {n} longest phases, outliers as one: {listed([*sums['about']])}.",
+        description=f"Step time without waits in the {n} longest phases, outliers as one: {listed([*sums['about']])}.",
         width=WIDTH - 160,
         height=alt.Step(26),
     )
@@ -258,10 +258,10 @@ def _bars(parts: pl.DataFrame, y: alt.Y) -> list[alt.Chart]:
     scaled = (pl.col("until") - pl.col("before")).round(1)
     rows = parts.with_columns(
         text=pl.format("{} %", scaled),
-        about=pl.format("{}: {}, {} % of productive time", "run", "part", scaled),
+        about=pl.format("{}: {}, {} % of step time without waits", "run", "part", scaled),
         middle=(pl.col("before") + pl.col("until")) / 2,
     )
-    x = alt.X("before:Q", title="share of productive time (%)").scale(domain=[0, 100])
+    x = alt.X("before:Q", title="share of step time without waits (%)").scale(domain=[0, 100])
     numbers = rows.filter(scaled >= _ROOM, pl.col("part") != _REST)
     first, outliers = pl.col("part") == _nth(0), pl.col("part") == _OUTLIERS
     inks: tuple[tuple[pl.Expr, dict[str, Any]], ...]  # without a colour: that of the page
