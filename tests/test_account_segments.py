@@ -113,7 +113,7 @@ def test_where_devices_are_traced_productive_is_what_they_compute_in_the_traced_
     device_ps = pl.when(traced="full").then(pl.lit(busy * MS))
     code = [number < sleeps for number in range(40)]
     samples = pl.DataFrame(
-        {"start_ps": range(0, 400 * MS, 10 * MS), "place": "a.py:1 in f", "loads": False, "code": code}
+        {"start_ps": range(0, 400 * MS, 10 * MS), "place": "f", "loads": False, "code": code, "evaluates": False}
     )
     run = run._replace(steps=run.steps.with_columns(device_ps=device_ps), samples=samples, traced_devices=True)
     assert accounts(run) == expected
@@ -196,8 +196,8 @@ def test_covered_counts_overlaps_once():
 
 
 def samples(*rows):
-    """Samples of (moment in ms, whether a generator ran, whether code of the program did)."""
-    data = [("h", ms * MS, "a.py:1 in f", loads, any(code)) for ms, loads, *code in rows]
+    """Samples of (moment in ms, whether a generator ran, whether code of the program did, whether it evaluated)."""
+    data = [("h", ms * MS, "a.py:1 in f", loads, code[:1] == [True], code[1:] == [True]) for ms, loads, *code in rows]
     return pl.DataFrame(data, schema=schema.SAMPLES, orient="row")
 
 
@@ -211,6 +211,15 @@ def test_samples_split_time_between_steps_into_waits_for_a_generator():
     assert estimated.select("detail", "source").unique().rows() == [("a generator of the program", "estimated")]
     few = run._replace(samples=found[1:])
     assert accounts(few) == {"productive": 210, "program code": 200}
+
+
+def test_samples_in_functions_that_evaluate_are_evaluation_in_steps_and_between_them():
+    steps = [train(9 * turn + at, 200 * turn + 20 * at, 20 + 60 * (at == 4)) for turn in range(8) for at in range(5)]
+    # each turn: four steps, one that also evaluates for 60 ms, and 40 ms of evaluation after it
+    found = samples(*((200 * turn + at, False, False, at >= 100) for turn in range(8) for at in range(5, 200, 10)))
+    divided = accounts(host(steps, end_ms=1580)._replace(samples=found))
+    assert divided["evaluation"] == pytest.approx(8 * 80 + 7 * 20, abs=40)
+    assert divided["productive"] == pytest.approx(8 * 100, abs=40)
 
 
 def test_samples_in_steps_show_how_long_code_of_the_program_ran_in_them():

@@ -400,7 +400,7 @@ OF_RUN = {
 
 def sampled(phases, *rows):
     """Phases with samples of (second, place, whether code of the program ran)."""
-    data = [("toy", at * S, place, False, code) for at, place, code in rows]
+    data = [("toy", at * S, place, False, code, False) for at, place, code in rows]
     samples = pl.DataFrame(data, schema.SAMPLES, orient="row")
     return replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples)))
 

@@ -79,7 +79,7 @@ def test_the_cause_of_retracing_is_named_with_its_remedy():
 def test_imports_come_after_what_the_training_wastes():
     fit = (41, 59, "fit", "fit")
     callback = (42, 11, "callbacks", "Slow.on_epoch_end")
-    rows = [("toy", (54 + at) * S, "a.py:1 in <module> ← import x", False, False) for at in range(40)]
+    rows = [("toy", (54 + at) * S, "a.py:1 in <module> ← import x", False, False, False) for at in range(40)]
     samples = pl.DataFrame(rows, schema.SAMPLES, orient="row")
 
     def of(*spans):
@@ -162,7 +162,7 @@ def test_wrong_arguments():
 
 def sampled(*places):
     phases = accounted((41, 20, "callbacks", "Slow.on_epoch_end"), wall_s=62)
-    rows = [("toy", (41 + number) * S, place, False, False) for number, place in enumerate(places)]
+    rows = [("toy", (41 + number) * S, place, False, False, False) for number, place in enumerate(places)]
     samples = pl.DataFrame(rows, schema.SAMPLES, orient="row")
     return verdict(
         replace(phases, steps=replace(phases.steps, wall=replace(phases.steps.wall, samples=samples)))

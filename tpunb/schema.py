@@ -673,6 +673,7 @@ SAMPLES = frame(
         pl.Boolean(),
         "Whether the program's own Python ran, the standard library for it, or arrays of the host, or it slept.",
     ),
+    evaluates=Column(pl.Boolean(), "Whether a function of the program ran whose name says that it evaluates."),
 )
 
 LOAD = frame(

@@ -6,6 +6,7 @@ callback starts to the evaluation. What is left of a step is its exclusive time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -83,8 +84,11 @@ def segments(run: HostRun) -> pl.DataFrame:
             _gaps(run, cells, start, end, spans),
         ]
     ).sort("start_ps")
-    pieces, known = _by_device(_by_generators(pieces, run.samples), run)
-    return _by_code(pieces, run.samples, known)
+    pieces = _between_steps(pieces, run.samples, "loads", "data loading", _GENERATOR)
+    pieces = _between_steps(pieces, run.samples, "evaluates", "evaluation")
+    pieces = _in_steps(pieces, run.samples, "evaluates", "evaluation")
+    pieces, known = _by_device(pieces, run)
+    return _in_steps(pieces, run.samples, "code", "program code", INSIDE_STEPS, known)
 
 
 def _disjoint(steps: pl.DataFrame, low: int, high: int) -> tuple[Ints, Ints]:
@@ -315,16 +319,18 @@ def _gaps(run: HostRun, cells: _Cells, start: Ints, end: Ints, spans: pl.DataFra
     )
 
 
-def _by_generators(pieces: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
-    """Split time between steps in which generators of the program prepared batches: samples alone show them."""
+def _between_steps(
+    pieces: pl.DataFrame, samples: pl.DataFrame, flag: str, account: str, detail: str | None = None
+) -> pl.DataFrame:
+    """Split off time between steps, by the share of samples there that have a flag."""
     between = pl.col("account") == "program code"
     order = pieces.select("start_ps", "account")
     found = samples.sort("start_ps").join_asof(order, on="start_ps", check_sortedness=False).filter(between)
-    loading = int(found["loads"].fill_null(value=False).sum())
-    if len(found) < _FEWEST_SAMPLES or loading == 0:
+    flagged = int(found[flag].fill_null(value=False).sum())
+    if len(found) < _FEWEST_SAMPLES or flagged == 0:
         return pieces
-    part = pl.when(between).then((pl.col("dur_ps") * (loading / len(found))).round().cast(pl.Int64))
-    return _moved(pieces.with_columns(part_ps=part), "data loading", _GENERATOR)
+    part = pl.when(between).then((pl.col("dur_ps") * (flagged / len(found))).round().cast(pl.Int64))
+    return _moved(pieces.with_columns(part_ps=part), account, detail)
 
 
 def _by_device(pieces: pl.DataFrame, run: HostRun) -> tuple[pl.DataFrame, list[int]]:
@@ -346,29 +352,36 @@ def _by_device(pieces: pl.DataFrame, run: HostRun) -> tuple[pl.DataFrame, list[i
     return _moved(split.with_columns(part_ps=part), IDLE), shares["phase"].to_list()
 
 
-def _by_code(pieces: pl.DataFrame, samples: pl.DataFrame, known: list[int]) -> pl.DataFrame:
-    """Split time in steps in which code of the program ran, or it slept, by the samples in the steps of each phase.
+def _in_steps(
+    pieces: pl.DataFrame,
+    samples: pl.DataFrame,
+    flag: str,
+    account: str,
+    detail: str | None = None,
+    known: Sequence[int] = (),
+) -> pl.DataFrame:
+    """Split off time in steps, by the share of the samples in the steps of each phase that have a flag.
 
-    A step is longer since its code is: that is in its deviation and, in phases where this is `known`, in the time in
-    which devices idle.
+    A step is longer for it: that is in its deviation and, in phases where this is `known`, in the time in which
+    devices idle.
     """
     divided = pl.col("account").is_in(COMPUTING) & ~pl.col("detail").eq_missing(_GC)
     order = pieces.select("start_ps", "phase", inside=divided).sort("start_ps")
     found = samples.sort("start_ps").join_asof(order, on="start_ps", check_sortedness=False).filter("inside")
-    shares = found.group_by("phase").agg(n=pl.len(), code=pl.col("code").fill_null(value=False).mean())
-    shares = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, pl.col("code") > 0).select("phase", "code")
+    shares = found.group_by("phase").agg(n=pl.len(), flagged=pl.col(flag).fill_null(value=False).mean())
+    shares = shares.filter(pl.col("n") >= _FEWEST_SAMPLES, pl.col("flagged") > 0).select("phase", "flagged")
     if shares.is_empty():
         return pieces
     dur_ps, spare = pl.col("dur_ps"), pl.col("account").is_in(["step time deviation", IDLE])
     parts = pieces.join(shares, on="phase", how="left", maintain_order="left")
-    mine = divided & pl.col("code").is_not_null()
-    code_ps = (pl.col("code") * dur_ps.filter(mine).sum()).over("phase")
+    mine = divided & pl.col("flagged").is_not_null()
+    flagged_ps = (pl.col("flagged") * dur_ps.filter(mine).sum()).over("phase")
     spare_ps = dur_ps.filter(mine & spare).sum().over("phase")
     rest_ps = dur_ps.filter(mine & ~spare).sum().over("phase")
-    rest = pl.when(~pl.col("phase").is_in(known)).then((code_ps - spare_ps) / rest_ps)
-    share = pl.when(spare).then(code_ps / spare_ps).otherwise(rest)
+    rest = pl.when(~pl.col("phase").is_in(known)).then((flagged_ps - spare_ps) / rest_ps)
+    share = pl.when(spare).then(flagged_ps / spare_ps).otherwise(rest)
     part = pl.when(mine).then((dur_ps * share.fill_nan(0).clip(0, 1)).round().cast(pl.Int64))
-    return _moved(parts.with_columns(part_ps=part), "program code", INSIDE_STEPS)
+    return _moved(parts.with_columns(part_ps=part), account, detail)
 
 
 def _moved(pieces: pl.DataFrame, account: str, detail: str | None = None) -> pl.DataFrame:

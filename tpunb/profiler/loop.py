@@ -170,7 +170,7 @@ class Loop:
             self._marked.add(function)
             return
         self.clock.mark_progress()
-        if self.clock.marked and within:
+        if self.clock.marked and (within or not _EVALUATES.search(function)):
             return
         part = self._part
         if library:
@@ -187,7 +187,7 @@ class Loop:
             part = self._begin(begun_ns)
             part.follows = follows
         if self._calls[function] <= LIMITS.loop_calls:
-            self._note_frames()
+            self._note_frames(trains=False)
         part.functions.setdefault(function, (begun_ns, part.launched_ns, part.work))
         part.launched(work, now_ns)
 
@@ -245,11 +245,16 @@ class Loop:
             self._end(None)
         self._settle(final=True)  # batches of an evaluation, whose end was found
 
-    def _note_frames(self) -> None:
+    def _note_frames(self, *, trains: bool = True) -> None:
+        """Note the functions in which a step is launched; unless it `trains`, those within may evaluate."""
         frame: FrameType | None = sys._getframe(1)
+        codes = list[CodeType]()
         while frame is not None:
-            self.codes.add(frame.f_code)
+            codes.append(frame.f_code)
             frame = frame.f_back
+        new = [code for code in codes if code not in self.codes]
+        if trains or not self.codes or not any(_EVALUATES.search(code.co_name) for code in new):
+            self.codes.update(new)
 
     def current(self) -> StepRecord | None:
         """Return the running step as if it ended now."""

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from inspect import CO_GENERATOR
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -54,6 +54,7 @@ _COMPREHENSION = re.compile(r"((\.<locals>)?\.<(listcomp|genexpr|dictcomp|setcom
 _OF_ARRAYS = {"add", "clear", "copy", "index", "sort", "split", "update", "values"}
 _OF_BUILTINS = {*dir(str), *dir(list), *dir(dict), *dir(set)} - _OF_ARRAYS
 """Names of methods that arrays and tensors do not have."""
+_EVALUATES = re.compile(r"(^|_)(evaluat|validat|eval(_|$)|valid(_|$))", re.IGNORECASE)
 _IMPORT = re.compile(r"\s*(?:import|from)\s+([\w.]+)")
 
 
@@ -161,8 +162,8 @@ class StallSampler:
         self._due_ns = sys.maxsize  # when the sampler looks next, by the monotonic clock
         self._skipped_ns: int | None = None  # the stall in which the clock jumped
         self._finished: deque[Stall] = deque(maxlen=_STALLS)
-        # in stalls or not: time, place, whether a generator runs, whether code of the program does
-        self._samples: deque[tuple[int, str | None, bool, bool]] = deque(maxlen=LIMITS.most_samples)
+        # in stalls or not: time, place, whether a generator runs, code of the program does, and an evaluation
+        self._samples: deque[tuple[int, str | None, bool, bool, bool]] = deque(maxlen=LIMITS.most_samples)
         self.loops: set[CodeType] = set()  # functions that a loop is in, whose generators do not prepare its batches
         self._sampled_ns = 0
         self._interval_s = 0.0
@@ -232,8 +233,10 @@ class StallSampler:
         if self._open is not None and since_ns != self._open.start_ns:
             self._finish(now_ns if since_ns is None else since_ns)
         if progress.computes and now_ns - self._sampled_ns >= LIMITS.stall_idle_ns:
-            self._sampled_ns = now_ns
-            self._samples.append((now_ns, None, False, False))
+            self._sampled_ns, frame = now_ns, stacks().get(progress.thread or 0)
+            evaluates = self._evaluates(frame)
+            place = _innermost(_outwards(frame))[0] if evaluates else None  # else the host does what it likes
+            self._samples.append((now_ns, place, False, False, evaluates))
         if since_ns is None or progress.thread is None or since_ns == self._skipped_ns:
             return LIMITS.stall_idle_ns
         elapsed_ns, limit_ns = now_ns - since_ns, _limit_ns(progress)
@@ -253,8 +256,14 @@ class StallSampler:
         return LIMITS.stall_sample_ns
 
     def _sample(self, now_ns: int, frame: FrameType, place: str | None) -> None:
-        loads = any(_prepares(each, self.loops) for each in _outwards(frame))
-        self._samples.append((now_ns, place, loads, _is_code(frame, place)))
+        loads, evaluates = any(_prepares(each, self.loops) for each in _outwards(frame)), self._evaluates(frame)
+        self._samples.append((now_ns, place, loads, not evaluates and _is_code(frame, place), evaluates))
+
+    def _evaluates(self, frame: FrameType | None) -> bool:
+        """Return whether a function of the program evaluates, within the one that the loop is in."""
+        inner = takewhile(lambda each: each.f_code not in self.loops, _outwards(frame))
+        codes = (each.f_code for each in inner)
+        return any(_EVALUATES.search(code.co_name) and _is_user_code(code.co_filename) for code in codes)
 
     def _add(self, progress: Progress, text: str | None, late_ns: int) -> None:
         """Add a sample to the open stall, or to a new one."""
