@@ -78,7 +78,8 @@ def test_a_run_belongs_to_the_step_that_launched_it_however_late(ids):
 
 def test_what_a_device_did_before_is_no_part_of_the_first_step():
     earlier = toy_events((TPU, "XLA Modules", "jit_f", 20, 70), (TPU, "XLA Ops", "fusion.1", 20, 70))
-    events = linked(pl.concat([LATE, earlier]), correlation_id={3: 7, 4: 8, 5: 9, 6: 7, 7: 8, 8: 9, LATE.height: 6})
+    of_lines = earlier.with_columns(pl.col("lane") + 1)
+    events = linked(pl.concat([LATE, of_lines]), correlation_id={3: 7, 4: 8, 5: 9, 6: 7, 7: 8, 8: 9, LATE.height: 6})
     assert on_device(events) == [(1, 90, 140), (2, 140, 190), (3, 190, 240)]
 
 
@@ -147,6 +148,51 @@ def test_kernels_are_linked_one_by_one():
         (1, "gemm", 2),
         (2, "relu", 1),
     ]
+
+
+def of_streams(*kernels, steps=6, step_us=100):
+    """Steps one after the other; each kernel is (step, stream, start, duration), launched in its step."""
+    host = [(CPU, "python", "train", step_us * i, step_us, i) for i in range(steps)]
+    sent = [(CPU, "python", "cudaLaunchKernel", step_us * step + 1, 1) for step, *_ in kernels]
+    ran = [(GPU, f"Stream #{stream}", f"k{stream}", start, dur) for _, stream, start, dur in kernels]
+    n = len(kernels)
+    ids = {steps + row + copy * n: row + 1 for row in range(n) for copy in (0, 1)}
+    events = linked(toy_events(*host, *sent, *ran), correlation_id=ids)
+    return reduce.reduce(events, boundaries.find(events)[0])
+
+
+@pytest.mark.parametrize(
+    ("lag", "busy", "first"), [(50, [90, *[80] * 5], 130), (90, [90, *[80] * 5], 170), (120, [100, *[90] * 4, 80], 200)]
+)
+def test_a_stream_that_runs_ahead_does_not_say_when_steps_begin(lag, busy, first):
+    """Each step copies 10 us at once, and multiplies 80 us on another stream, later, however many steps behind."""
+    copies = [(i, 20, 100 * i + 1, 10) for i in range(6)]
+    run = of_streams(*copies, *((i, 7, 100 * i + lag, 80) for i in range(6)))
+    assert [ps // US for ps in run.frame["dur_ps"]] == [first, *[100] * 5]
+    assert [ps // US for ps in run.frame["device_ps"]] == busy
+    launched = run.ops.filter(pl.col("side") == "device").group_by("step").agg(pl.col("self_ps").sum())
+    assert launched["self_ps"].to_list() == [90 * US] * 6
+
+
+@examples(60)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300), st.integers(1, 60)), min_size=1, max_size=4),
+    st.integers(1, 5),
+)
+def test_steps_have_the_time_of_the_device_and_what_they_launched(launches, steps):
+    free, kernels = {}, []
+    for step in range(steps):
+        for stream, lag, dur in launches:
+            start = max(100 * step + 1 + lag, free.get(stream, 0))
+            free[stream] = start + dur
+            kernels.append((step, stream, start, dur))
+    run = of_streams(*kernels, steps=steps)
+    spans = run.devices.select(pl.col("start_ps") // US, end=(pl.col("start_ps") + pl.col("dur_ps")) // US).rows()
+    assert all(end == begin for (_, end), (begin, _) in pairwise(spans))
+    busy = {at for _, _, start, dur in kernels for at in range(start, start + dur)}
+    assert run.devices["device_ps"].sum() == len(busy & {*range(spans[0][0], spans[-1][1])}) * US
+    launched = run.ops.filter(pl.col("side") == "device").group_by("step").agg(pl.col("self_ps").sum()).sort("step")
+    assert launched["self_ps"].to_list() == [sum(dur for *_, dur in launches) * US] * steps
 
 
 @pytest.mark.parametrize("cut", [False, True])

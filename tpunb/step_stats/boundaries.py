@@ -10,7 +10,7 @@ Modules and functions of a single primitive, which JAX compiles outside ``jit``,
 If no rule finds a step, the whole capture is one: :func:`whole`. A capture also has its clock: :func:`from_clock`.
 
 On a device, a step consists of the runs launched during the step of the host (:mod:`tpunb.step_stats.launches`),
-however late they start; without links, of what ran during it.
+however late they start; without links, of what ran during it. It lasts while its busiest stream runs it.
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ _LAUNCHES: schema.Schema = {
     "link": pl.String(),
     "lane": pl.UInt32(),  # of the launch on the host
     "sent_ps": pl.Int64(),  # start of the launch, or null
+    "stream": pl.UInt32(),  # lane of the run on the device, null for XLA's CPU client
+    "correlation_id": pl.UInt64(),  # of the run, or null
 }
 """One row per run of a module, or of a kernel, on a device."""
 
@@ -45,24 +47,24 @@ def any_device(events: pl.DataFrame) -> bool:
 def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return when each device ran each step, by launches during the step; `steps` of hosts have the result's columns.
 
+    The busiest stream of a device says when its steps begin and end: others may run ahead of it, or behind.
     The second frame has the start of the last step of each kind that its busiest device ran: (host, kind, last_ps).
     """
-    annotated = events.filter(pl.col("step_num").is_not_null())["lane"].unique()
     launches = _launches(events)
-    sent = _trace_back(launches.filter(pl.col("sent_ps").is_not_null()), events, annotated)
-    begun = steps.select("host", "step", "kind", "traced", pl.col("start_ps").alias("from_ps"), until_ps="end_ps")
-    runs = (
-        sent.sort("sent_ps")
-        .join_asof(begun.sort("from_ps"), left_on="sent_ps", right_on="from_ps", by="host", check_sortedness=False)
-        .filter(pl.col("sent_ps") < pl.col("until_ps"))
-    )
+    runs = _of_steps(launches, events, steps)
+    busy_ps = (pl.col("end_ps") - pl.col("start_ps")).sum()
+    streams = runs.group_by("host", "device", "stream").agg(busy_ps=busy_ps).sort("busy_ps", "stream")
+    streams = streams.unique(_DEVICE, keep="last").select(*_DEVICE, "stream", main=pl.lit(value=True))
+    stream = [*_DEVICE, "stream"]
+    runs = runs.join(streams, on=stream, how="left", nulls_equal=True)
+    main = pl.col("main") | ~pl.col("main").any().over(*_DEVICE, "step")
     within = (pl.col("start_ps") >= pl.col("from_ps")) & (pl.col("end_ps") <= pl.col("until_ps"))
     rows = (
         runs.group_by("host", pl.col("device").alias("plane"), "step")
         .agg(
-            *(pl.col("kind", "traced", "from_ps").first(), pl.col("start_ps").min()),
-            *(pl.col("end_ps", "until_ps").max(), within.all().alias("within"), pl.len().alias("runs")),
-            busy_ps=(pl.col("end_ps") - pl.col("start_ps")).sum(),
+            *(pl.col("kind", "traced", "from_ps").first(), pl.col("start_ps").filter(main).min()),
+            *(pl.col("end_ps").filter(main).max(), pl.col("until_ps").max()),
+            *(within.all().alias("within"), pl.len().alias("runs"), busy_ps.alias("busy_ps")),
         )
         .sort("host", "plane", "start_ps", "step")
     )
@@ -73,7 +75,8 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame,
     if rows.is_empty():
         return rows.drop("from_ps", "until_ps"), last
     free_ps = pl.col("end_ps").cum_max().over("host", "device")
-    before = launches.sort("start_ps", "end_ps").select("host", plane="device", run_ps="start_ps", free_ps=free_ps)
+    before = launches.join(streams, on=stream, how="semi", nulls_equal=True).sort("start_ps", "end_ps")
+    before = before.select("host", plane="device", run_ps="start_ps", free_ps=free_ps)
     rows = rows.sort("start_ps").join_asof(
         before, left_on="start_ps", right_on="run_ps", by=_PLANE, check_sortedness=False, allow_exact_matches=False
     )
@@ -83,6 +86,29 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame,
     following = pl.col("start_ps").shift(-1).over(_PLANE)
     rows = rows.with_columns(end_ps=pl.coalesce(following, pl.max_horizontal("end_ps", "until_ps")))
     return rows.drop("from_ps", "until_ps", "run_ps", "free_ps"), last
+
+
+def in_steps(events: pl.DataFrame, intervals: pl.DataFrame) -> pl.DataFrame:
+    """Return the step that launched each kernel on GPUs with intervals: (host, plane, correlation_id, step)."""
+    gpus = intervals.filter(pl.col("plane").str.starts_with("/device:GPU")).select(_PLANE).unique()
+    key = [*_PLANE, "correlation_id"]
+    if gpus.is_empty():
+        return intervals.clear().select(*_PLANE, pl.lit(None, pl.UInt64).alias("correlation_id"), "step")
+    steps = intervals.filter(pl.col("plane").is_null(), pl.col("rule").is_not_null())
+    runs = _of_steps(_launches(events), events, steps).rename({"device": "plane"})
+    return runs.join(gpus, on=_PLANE, how="semi").drop_nulls("correlation_id").unique(key).select(*key, "step")
+
+
+def _of_steps(launches: pl.DataFrame, events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the launches in steps, with their (step, kind, traced, from_ps, until_ps)."""
+    annotated = events.filter(pl.col("step_num").is_not_null())["lane"].unique()
+    sent = _trace_back(launches.filter(pl.col("sent_ps").is_not_null()), events, annotated)
+    begun = steps.select("host", "step", "kind", "traced", pl.col("start_ps").alias("from_ps"), until_ps="end_ps")
+    return (
+        sent.sort("sent_ps")
+        .join_asof(begun.sort("from_ps"), left_on="sent_ps", right_on="from_ps", by="host", check_sortedness=False)
+        .filter(pl.col("sent_ps") < pl.col("until_ps"))
+    )
 
 
 def _last_recorded(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
@@ -175,11 +201,11 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
     )
     runs = (
         linked.filter(on_device)
-        .select("host", pl.col("plane").alias("device"), "start_ps", "dur_ps", "flow_in", "correlation_id")
+        .select("host", "start_ps", "dur_ps", "flow_in", "correlation_id", device="plane", stream="lane")
         .join(senders, on=["host", "flow_in"], how="left")
         .join(launchers, on=["host", "correlation_id"], how="left")
         .select(
-            *("host", "device", "start_ps"),
+            *("host", "device", "start_ps", "stream", "correlation_id"),
             end_ps=pl.col("start_ps") + pl.col("dur_ps"),
             # devices record flow and run id of a run; kernels, without a line of modules, a correlation id
             link=pl.when(pl.col("by_flow_sent_ps").is_not_null())
@@ -206,7 +232,8 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
         )
     )
     unlinked = _on_host_threads(thunks.join(launchers, on=["host", "correlation_id"], how="anti"), events)
-    return pl.concat([schema.check(part, _LAUNCHES, "launches") for part in (runs, by_run, unlinked)])
+    on_threads = (part.with_columns(stream=pl.lit(None), correlation_id=pl.lit(None)) for part in (by_run, unlinked))
+    return pl.concat([schema.check(part, _LAUNCHES, "launches") for part in (runs, *on_threads)])
 
 
 def _on_host_threads(thunks: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
