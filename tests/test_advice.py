@@ -142,6 +142,13 @@ def test_host_waits_count_as_far_as_the_device_idles():
     assert fired(phased("a", a={"idle": 0.4, "input": 0.4}, ops=transfers)) == {(0, "input"): 0.4}
 
 
+@pytest.mark.parametrize("name", ["transfer", "collective"])
+def test_what_computation_hides_saves_nothing(name):
+    assert fired(phased("aa", a={name: 0.8, f"exposed_{name}": 0.0})) == {}
+    rule = {"transfer": "transfer", "collective": "collectives"}[name]
+    assert fired(phased("aa", a={name: 0.8, f"exposed_{name}": 0.62})) == {(0, rule): pytest.approx(0.62)}
+
+
 def test_dequeuing_an_outfeed_is_not_a_transfer_wait():
     ops = {"a": [("OutfeedDequeueTuple", "host", "transfer", 0.9)]}
     assert fired(phased("a", a={"idle": 0.3}, ops=ops)) == {(0, "idle"): 0.3}

@@ -165,6 +165,12 @@ _DEVICE_STATS: dict[str, Column] = {
     "outfeed_ps": Column(_INT, "Time in which a TPU writes outfeed, in picoseconds.", "sum", "mean"),
     "transfer_ps": Column(_INT, "Time of transfers between host and device, in picoseconds.", "sum", "mean"),
     "collective_ps": Column(_INT, "Time of collectives such as all-reduce, in picoseconds.", "sum", "mean"),
+    "exposed_transfer_ps": Column(
+        _INT, "Time of transfers in which the device computes nothing, in picoseconds.", "sum", "mean"
+    ),
+    "exposed_collective_ps": Column(
+        _INT, "Time of collectives in which the device computes nothing, in picoseconds.", "sum", "mean"
+    ),
     "duty_cycle": Column(
         _FLOAT, "Share of step time in which the device is busy and not waiting for its host, 0 to 1.", "mean", "mean"
     ),

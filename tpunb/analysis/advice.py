@@ -150,14 +150,14 @@ RULES = (
     _share(
         "transfer",
         0.1,
-        sentence="Transfers between host and device take {transfer} of the phase's step time",
+        sentence="Transfers between host and device that no computation hides take {transfer} of the phase's step time",
         action="make fewer and larger transfers, prefetch to the device, leave on it what the host does not need",
         source="TPUPoint VI.B, observation 4; XProf's DataTransferBoundRule; 10 % as for input",
     ),
     _share(
         "collectives",
         0.3,
-        sentence="Collectives take {collective} of the phase's step time",
+        sentence="Collectives that no computation hides take {collective} of the phase's step time",
         action="use larger batches per device, bfloat16 gradients, collectives behind computation; find slow devices",
         source="over 30 % of step time: XProf's CollectiveBoundRule",
         metric="collective",

@@ -49,11 +49,11 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
 
     Shares of the step time of its steps traced in full, 0 to 1: ``input`` (infeed wait of the device, and its idle time
     while the host waits for input longer than that), ``any_idle``, ``idle`` (without a known cause), ``busy``,
-    ``infeed``, ``outfeed``, ``transfer``, ``collective``, ``formatting`` (reshapes, transposes and copies on the
-    device), ``copies`` (waits for copies to end), ``waits`` (sum of the waits), ``recompile`` (in all but the first
-    step of a kind), ``callbacks``, ``checkpoint``, ``summary``, and ``stall`` (waits beyond those of a longer phase of
-    the same operations). Host work counts as far as the device idles meanwhile; in full if nothing is known of a
-    device.
+    ``infeed``, ``outfeed``, ``transfer`` and ``collective`` (what no computation hides, if that is known),
+    ``formatting`` (reshapes, transposes and copies on the device), ``copies`` (waits for copies to end), ``waits`` (sum
+    of the waits), ``recompile`` (in all but the first step of a kind), ``callbacks``, ``checkpoint``, ``summary``, and
+    ``stall`` (waits beyond those of a longer phase of the same operations). Host work counts as far as the device idles
+    meanwhile; in full if nothing is known of a device.
 
     Other columns: ``name``; ``kinds``, ``share`` (of all step time), ``dur_ps``, ``steps`` and ``full`` as in
     ``tpunb.schema.PHASES``; ``mxu`` (utilisation of the MXU, else of the device's peak FLOP/s) and ``hbm``, 0 to 1;
@@ -139,6 +139,8 @@ def _shares(steps: pl.DataFrame) -> pl.DataFrame:
     time = {name: pl.col(f"{name}_ps").cast(pl.Float64).clip(0, dur) for name in _TIMES}
     host = {metric: pl.min_horizontal(metric, dur) for metric in _OPS}
     idle = time["idle"]
+    for name in ("transfer", "collective"):
+        time[name] = pl.coalesce(pl.col(f"exposed_{name}_ps").cast(pl.Float64).clip(0, dur), time[name])
 
     def within(wait: pl.Expr, limit: pl.Expr = idle) -> pl.Expr:
         return pl.when(wait.is_not_null()).then(pl.min_horizontal(wait, limit))  # a null limit does not bound

@@ -18,6 +18,7 @@ COUNTERS = "_counters_"
 
 _TIMES = ["infeed", "outfeed", "transfer", "collective"]
 _WAITS = ["infeed", "outfeed", "transfer"]  # not part of XProf's duty cycle either
+_HIDDEN = ["transfer", "collective"]  # other streams may compute meanwhile
 _CONTAINERS = ["while", "conditional", "call"]  # count what their bodies count again
 
 
@@ -25,8 +26,7 @@ def of_devices(ops: pl.DataFrame, during: pl.DataFrame, places: pl.DataFrame, ha
     """Return ``tpunb.schema.DEVICES`` from operations of devices, those `ops.assign` returns and `ops.parts`."""
     if during.is_empty():
         return pl.DataFrame(schema=schema.DEVICES)
-    containers = map_names(ops["category"], _CONTAINERS.__contains__, pl.Boolean()).fill_null(False)
-    counted = ops.filter(~containers).select("at", "self_ps", pl.col(WORK).cast(pl.Float64))
+    counted = ops.filter(~_containers(ops)).select("at", "self_ps", pl.col(WORK).cast(pl.Float64))
     flops_ps = pl.col("self_ps").filter(pl.col("flops").is_not_null()).sum()
     sums = counted.group_by("at").agg(*map(total, WORK), flops_time_share=_share(flops_ps, pl.col("self_ps").sum()))
     ops = during
@@ -37,6 +37,11 @@ def of_devices(ops: pl.DataFrame, during: pl.DataFrame, places: pl.DataFrame, ha
     rows = rows.join(_union(ops.filter(~waits), "working_ps"), on="at", how="left")
     for kind in _TIMES:
         rows = rows.join(_union(ops.filter(kinds == kind), f"{kind}_ps"), on="at", how="left")
+    computing = kinds.is_null() & ~_containers(ops)
+    rows = rows.join(_union(ops.filter(computing), "computing_ps"), on="at", how="left")
+    for kind in _HIDDEN:
+        either = _union(ops.filter(computing | (kinds == kind)), f"exposed_{kind}_ps")
+        rows = rows.join(either, on="at", how="left")
     peaks = hardware.select("host", "peak_flops", "hbm_bandwidth", "mxu_util", plane="device")
     rows = rows.join(_reported(ops), on=["host", "plane"], how="left").join(
         peaks.unique(["host", "plane"]), on=["host", "plane"], how="left"
@@ -45,7 +50,8 @@ def of_devices(ops: pl.DataFrame, during: pl.DataFrame, places: pl.DataFrame, ha
     return schema.check(
         rows.with_columns(
             *(_zero_if(f"{kind}_ps", "programs") for kind in ("infeed", "outfeed")),
-            *(_zero_if(f"{kind}_ps", "kinds") for kind in ("transfer", "collective")),
+            *(_zero_if(f"{kind}_ps", "kinds") for kind in _HIDDEN),
+            *(_exposed(kind) for kind in _HIDDEN),
             device=pl.col("plane"),
             dur_ps=dur_ps,
             idle_ps=dur_ps - pl.col("device_ps"),
@@ -56,6 +62,17 @@ def of_devices(ops: pl.DataFrame, during: pl.DataFrame, places: pl.DataFrame, ha
         schema.DEVICES,
         "devices",
     ).sort("host", "device", "start_ps")
+
+
+def _containers(ops: pl.DataFrame) -> pl.Series:
+    named = (map_names(ops[name], _CONTAINERS.__contains__, pl.Boolean()) for name in ("category", "op"))
+    return next(named).fill_null(False) | next(named).fill_null(False)
+
+
+def _exposed(kind: str) -> pl.Expr:
+    """Return the time of a kind beyond that of computation, where the device reports the kind."""
+    beyond = pl.col(f"exposed_{kind}_ps").fill_null(0) - pl.col("computing_ps").fill_null(0)
+    return pl.when(_zero_if(f"{kind}_ps", "kinds").is_not_null()).then(beyond).alias(f"exposed_{kind}_ps")
 
 
 def with_counters(devices: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:

@@ -202,7 +202,7 @@ def parts(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
     first, count = ops["first"].to_numpy(), (ops["until"] - ops["first"]).clip(0).to_numpy()
     row = np.repeat(np.arange(len(ops)), count)
     at = np.arange(row.size) - np.repeat(np.cumsum(count) - count - first, count)
-    rows = ops.select("host", "plane", "side", "category", "start_ps", "dur_ps")[row]
+    rows = ops.select("host", "plane", "side", "op", "category", "start_ps", "dur_ps")[row]
     rows = rows.with_columns(at=pl.Series(at, dtype=pl.UInt32))
     end_ps = pl.col("start_ps") + pl.col("dur_ps")
     begin, end = (pl.Series(places[name].to_numpy()[at]) for name in ("start_ps", "end_ps"))
