@@ -26,6 +26,11 @@ from tpunb.testing import toy_steps
 CASES = {
     "input": ({"infeed": 0.4}, [], 0.4),
     "idle": ({"device": 0.7, "idle": 0.3}, [], 0.3),
+    "reads": (
+        {"device": 0.6, "idle": 0.4, "sync_wait": 0.4},
+        [("aten::item", "host", None, 0.6), ("cudaStreamSynchronize", "host", None, 0.5)],
+        0.4,
+    ),
     "formatting": ({**BUSY}, [("fusion", "device", "loop fusion", 0.6), ("Reshape", "device", None, 0.2)], 0.25),
     "copies": ({**BUSY}, [("fusion", "device", None, 0.1), ("copy-done", "device", "copy-done", 0.9)], 0.9),
     "outfeed": ({"outfeed": 0.15}, [], 0.15),
@@ -147,6 +152,14 @@ def test_what_computation_hides_saves_nothing(name):
     assert fired(phased("aa", a={name: 0.8, f"exposed_{name}": 0.0})) == {}
     rule = {"transfer": "transfer", "collective": "collectives"}[name]
     assert fired(phased("aa", a={name: 0.8, f"exposed_{name}": 0.62})) == {(0, rule): pytest.approx(0.62)}
+
+
+def test_what_the_host_reads_late_is_no_idle_time_without_a_cause():
+    ops = [("aten::item", "host", None, 0.6), ("IteratorGetNext", "host", "input wait", 0.3)]
+    figures = {"device": 0.3, "idle": 0.7, "input": 0.3, "sync_wait": 0.6}  # of 0.7, 0.3 are of the input
+    answer = advise(phased("aa", a=figures, ops={"a": ops}))
+    assert fired(phased("aa", a=figures, ops={"a": ops})) == {(0, "input"): 0.3, (0, "reads"): pytest.approx(0.4)}
+    assert "The host waits for the device in aten::item, and launches" in answer["sentence"][0]
 
 
 def test_dequeuing_an_outfeed_is_not_a_transfer_wait():

@@ -380,6 +380,32 @@ def test_most_launches_in_the_queue():
     assert launches.clocks(KERNELS)["queue_length"].to_list() == [3]  # at 7, before a starts
 
 
+@pytest.mark.parametrize(
+    ("wait", "launch", "expected"),
+    [
+        ((5, 26), 60, 26),  # the device runs dry from 30 to 62: without the wait, 26 us less
+        ((5, 26), 31, 3),
+        ((28, 3), 60, 3),  # the host is late anyway
+        ((5, 0), 60, 0),
+        ((5, 26), 20, 0),  # launched meanwhile, by another thread
+    ],
+)
+@pytest.mark.parametrize("name", ["cudaStreamSynchronize", "hipDeviceSynchronize", "aten::item"])
+def test_a_device_waits_for_a_host_that_waited_for_it(name, wait, launch, expected):
+    """The first run ends at 30; what idles before the next is the wait's, up to its length, if nothing is between."""
+    events = linked(
+        toy_events(
+            *((CPU, "python", "cudaLaunchKernel", sent, 1) for sent in (1, launch)),
+            (GPU, "Stream #7", "a", 2, 28),
+            (GPU, "Stream #7", "b", max(launch, 30) + 2, 8),
+            (CPU, "python", name, *wait),
+        ),
+        correlation_id={0: 1, 1: 2, 2: 1, 3: 2},
+    )
+    rows = launches.with_waits(devices((1, 0, 100)), events)
+    assert rows["sync_wait_ps"].item() == expected * US <= rows["host_wait_ps"].item()
+
+
 @examples(30)
 @given(
     runs=st.lists(st.tuples(*[st.integers(0, 200)] * 3), min_size=1, max_size=12),

@@ -158,6 +158,12 @@ _DEVICE_STATS: dict[str, Column] = {
         "sum",
         "mean",
     ),
+    "sync_wait_ps": Column(
+        _INT,
+        "Part of that wait after the host waited for the device, no longer than the host did, in picoseconds.",
+        "sum",
+        "mean",
+    ),
     "kernel_wait_ps": Column(
         _INT, "Idle time in gaps of less than 30 us before runs launched in time, in picoseconds.", "sum", "mean"
     ),

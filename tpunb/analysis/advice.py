@@ -127,6 +127,14 @@ RULES = (
         source="TPUPoint VI.B, Figure 10: 38.90 % (v2), 43.53 % (v3); over 10 %: XProf's TensorCoreIdleBoundRule",
     ),
     _share(
+        "reads",
+        0.05,
+        sentence="The host waits for the device in {reads_op}, and launches its next work late: the device is idle for "
+        "{reads} of the phase's step time",
+        action="read what the device computes in fewer steps, or one step later (loss.item(), float(), print, .cpu())",
+        source="HTA's host wait, up to the time that the host waited before; 5 % is ours",
+    ),
+    _share(
         "formatting",
         0.1,
         sentence="Data formatting takes {formatting} of the phase's step time, mostly {formatting_op}",

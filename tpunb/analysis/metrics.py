@@ -16,6 +16,7 @@ from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.op_matrix import op_matrix
 from tpunb.schema import ACCOUNTS
+from tpunb.step_stats.launches import sync_place
 
 _OPS = {
     "formatting": r"device (data formatting|device copy|copy|transpose|reshape):"
@@ -28,6 +29,7 @@ _OPS = {
     "transfers": r"host transfer: (?!.*Outfeed)",  # dequeuing an outfeed, the host waits for the device
     "iterators": r"host [^:]*: Iterator::(?!.*Parallel)",
     "parallel": r"host [^:]*: (Iterator::.*Parallel|Parallel\w+Produce)",
+    "reads": r"host [^:]*: (aten::(item|_local_scalar_dense)|(cuda|hip)(Stream|Device|Event)Synchronize)\Z",
 }
 """Patterns of ``side category: op``, by the metric that the operations count for."""
 
@@ -37,8 +39,9 @@ _RARE = {"checkpoint": r"(?i)check.?point|\bsav(e|ing)\b", "summary": r"(?i)\bsu
 _TIMES = ["device", "idle", "infeed", "outfeed", "transfer", "collective", "input", "compile"]
 _SHARES = [
     *("input", "idle", "any_idle", "busy", "infeed", "outfeed", "transfer", "collective", "formatting", "copies"),
-    *("recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm", "flops_counted"),
+    *("reads", "recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm", "flops_counted"),
 ]
+_READS = 0.05  # share of step time that is worth reading the events for its place
 _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 8, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin
@@ -51,9 +54,9 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
     while the host waits for input longer than that), ``any_idle``, ``idle`` (without a known cause), ``busy``,
     ``infeed``, ``outfeed``, ``transfer`` and ``collective`` (what no computation hides, if that is known),
     ``formatting`` (reshapes, transposes and copies on the device), ``copies`` (waits for copies to end), ``waits`` (sum
-    of the waits), ``recompile`` (in all but the first step of a kind), ``callbacks``, ``checkpoint``, ``summary``, and
-    ``stall`` (waits beyond those of a longer phase of the same operations). Host work counts as far as the device idles
-    meanwhile; in full if nothing is known of a device.
+    of the waits), ``reads`` (idle after the host waited for the device), ``recompile`` (in all but the first step of a
+    kind), ``callbacks``, ``checkpoint``, ``summary``, and ``stall`` (waits beyond those of a longer phase of the same
+    operations). Host work counts as far as the device idles meanwhile; in full if nothing is known of a device.
 
     Other columns: ``name``; ``kinds``, ``share`` (of all step time), ``dur_ps``, ``steps`` and ``full`` as in
     ``tpunb.schema.PHASES``; ``mxu`` (utilisation of the MXU, else of the device's peak FLOP/s) and ``hbm``, 0 to 1;
@@ -89,7 +92,16 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
     rows = rows.join(compiled, on="phase", how="left", maintain_order="left")
     rows = rows.with_columns(compile=pl.col("compiled_ps") / pl.col("dur_ps"))
     rows = _with_stalls(_with_rare_work(rows), _signatures(phases))
-    return rows.join(_top_ops(ops), on="phase", how="left", maintain_order="left")
+    rows = rows.join(_top_ops(ops), on="phase", how="left", maintain_order="left")
+    rows = rows.with_columns(pl.col("reads_op").fill_null("a synchronous call"))
+    if (rows["reads"] > _READS).any() and (place := _sync_place(phases.steps)):
+        rows = rows.with_columns(reads_op=pl.format("{} at {}", "reads_op", pl.lit(place)))
+    return rows
+
+
+@memoised
+def _sync_place(steps: Steps) -> str | None:
+    return None if steps.read_events is None else sync_place(steps.read_events())
 
 
 @memoised
@@ -114,9 +126,10 @@ def _matched_ops(steps: Steps) -> pl.DataFrame:
         next((metric for metric, pattern in _OPS.items() if re.match(pattern, text[:_LONGEST])), None) for text in texts
     ]
     matched = names.with_columns(metric=pl.Series(metrics, dtype=pl.String)).drop_nulls("metric")
-    rows = steps.ops.select("host", "step", "side", "category", "op", "self_ps")
+    rows = steps.ops.select("host", "step", "side", "category", "op", "total_ps", "self_ps")
     rows = rows.join(matched, on=["side", "category", "op"], nulls_equal=True)
-    return rows.select("host", "step", "metric", "op", pl.col("self_ps").clip(0))
+    time = pl.when(pl.col("metric") == "reads").then("total_ps").otherwise("self_ps")  # its caller rather than the wait
+    return rows.select("host", "step", "metric", "op", time.clip(0).alias("self_ps"))
 
 
 def _full_steps(steps: Steps, frame: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
@@ -160,12 +173,15 @@ def _shares(steps: pl.DataFrame) -> pl.DataFrame:
     waits = (time["input"], time["compile"], *(host[metric] for metric in ("checkpoint", "summary", "transfers")))
     explained = pl.sum_horizontal(*(within(wait) for wait in waits), callbacks)
     rest = (idle - pl.sum_horizontal(*(within(wait) for wait in waits[:-1]))).clip(0)
+    unexplained = (idle - explained).clip(0)
+    reads = within(pl.col("sync_wait_ps").cast(pl.Float64), unexplained)
     return steps.select(
         *("row", "dur_ps"),
         *(time[name].alias(name) for name in ("infeed", "outfeed", "collective")),
         busy=time["device"],
         any_idle=idle,
-        idle=(idle - explained).clip(0),
+        idle=unexplained - reads.fill_null(0),
+        reads=reads,
         # the host waits for the same data while a device waits in an infeed
         input=total(time["infeed"], within((time["input"] - time["infeed"].fill_null(0)).clip(0))),
         transfer=total(time["transfer"], within(host["transfers"], rest)),

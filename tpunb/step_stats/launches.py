@@ -6,6 +6,8 @@ back to the thread with the step annotations, because a run may start long after
 
 from __future__ import annotations
 
+import re
+
 import polars as pl
 
 from tpunb import schema
@@ -20,6 +22,12 @@ _EXECUTE = r"Executable::ExecuteHelper"  # the host requests a run of a program 
 _PLANE = ["host", "plane"]
 _BY_ID = {True: "run", False: "correlation"}  # the link by an id, on a TPU and elsewhere
 _DEVICE = ["host", "device"]
+_SYNC = (
+    r"^((cuda|hip)(Stream|Device|Event)Synchronize|aten::(item|_local_scalar_dense))$"  # the host waits for a device
+)
+_FRAME = r"^\$(?:.*[/\\])?([^/\\]+)\((\d+)\): (.+)$"  # of Python, in a trace of PyTorch
+_LIBRARY = r"^\$(<|(.*[/\\])?((site|dist)-packages|torch)[/\\])"
+_LONGEST = 100  # waits whose place is looked for
 _KERNEL_WAIT_PS = 30_000_000  # the threshold of HTA
 _HOPS = 8  # flows between a launch and the thread of the step; at most four were seen
 
@@ -152,20 +160,69 @@ def with_waits(devices: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Return ``tpunb.schema.DEVICES`` with the idle time that devices with linked launches wait for host and kernel.
 
     By HTA's rules, but for the whole device: a gap is the host's if its run was launched after the one before ended.
+    It is that of a wait of the host for the device if nothing was launched between them, up to the length of the wait.
     """
     begins = devices.group_by(_DEVICE).agg(begin_ps=pl.col("start_ps").min())
     runs = _on_one_clock(events).join(begins, on=_DEVICE).sort("start_ps", "sent_ps")
     runs = runs.filter(pl.col("sent_ps").is_not_null().any().over(_DEVICE))
     begin_ps = pl.coalesce(pl.col("end_ps").cum_max().shift().over(_DEVICE), "begin_ps")
+    runs = _after_syncs(runs, events)
     gaps = runs.with_columns(begin_ps=begin_ps, gap_ps=pl.col("start_ps") - begin_ps).filter(pl.col("gap_ps") > 0)
     late = pl.col("sent_ps") > pl.col("begin_ps")
     causes = {"host_wait_ps": late, "kernel_wait_ps": ~late & (pl.col("gap_ps") < _KERNEL_WAIT_PS)}
+    causes["sync_wait_ps"] = late & (pl.col("waited_ps") > 0)
     linked = devices.join(runs.select(_DEVICE).unique(), on=_DEVICE, how="semi")
     devices = devices.drop(*causes)
     for name, cause in causes.items():
-        waits = _within(linked, gaps.filter(cause)).rename({"gap_ps": name})
+        of_cause = gaps.filter(cause)
+        if name == "sync_wait_ps":
+            of_cause = of_cause.with_columns(pl.min_horizontal("gap_ps", "waited_ps").alias("gap_ps"))
+        waits = _within(linked, of_cause).rename({"gap_ps": name})
         devices = devices.join(waits, on=[*_DEVICE, "step"], how="left", maintain_order="left")
     return devices
+
+
+def _syncs(events: pl.DataFrame) -> pl.DataFrame:
+    """Return when hosts wait for their devices: (host, lane, name, start_ps, dur_ps, until_ps)."""
+    until_ps = pl.col("start_ps") + pl.col("dur_ps")
+    waits = events.filter(pl.col("name").cast(pl.String).str.contains(_SYNC), ~pl.col("plane").cat.starts_with(DEVICE))
+    return waits.select("host", "lane", "start_ps", "dur_ps", until_ps=until_ps).sort("until_ps", "dur_ps")
+
+
+def _after_syncs(runs: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """Add `waited_ps`: how long the host waited for a device between the launch before that of each run and this."""
+    syncs = _syncs(events).select("until_ps", host=pl.col("host").cast(pl.String), waited_ps="dur_ps")
+    runs = runs.with_columns(at=pl.col("sent_ps") + pl.col("skew_ps"))
+    sent = runs.select("host", "at").drop_nulls().unique().sort("at")
+    sent = sent.with_columns(before=pl.col("at").shift().over("host").fill_null(-(2**62)))
+    sent = sent.join_asof(syncs, left_on="at", right_on="until_ps", by="host", check_sortedness=False)
+    sent = sent.filter(pl.col("until_ps") > pl.col("before"))
+    return runs.join(sent.select("host", "at", "waited_ps"), on=["host", "at"], how="left", maintain_order="left")
+
+
+def sync_place(events: pl.DataFrame) -> str | None:
+    """Return the line of Python in which the host waits longest for its devices, if the trace has frames of Python.
+
+    >>> from tpunb.testing import toy_events
+    >>> frames = [(f"$/home/{file}", at, 9 - at) for at, file in enumerate(["a.py(7): fit", "torch/x.py(1): item"])]
+    >>> sync_place(toy_events(*(("/host:CPU", "main", *row) for row in (*frames, ("aten::item", 2, 3)))))
+    'a.py:7 in fit'
+    """
+    name = pl.col("name").cast(pl.String)
+    frames = events.filter(pl.col("name").cat.starts_with("$")).select("lane", name, at="start_ps", dur="dur_ps")
+    frames = frames.filter(pl.col("name").str.contains(_FRAME), ~pl.col("name").str.contains(_LIBRARY))
+    longest = _syncs(events).sort("dur_ps").tail(_LONGEST).with_row_index()
+    around = longest.join_where(
+        frames.rename({"lane": "of"}),
+        pl.col("lane") == pl.col("of"),
+        pl.col("at") <= pl.col("start_ps"),
+        pl.col("at") + pl.col("dur") >= pl.col("until_ps"),
+    )
+    innermost = around.sort("at").unique("index", keep="last").group_by("name").agg(pl.col("dur_ps").sum())
+    if innermost.is_empty():
+        return None
+    place = innermost.sort("dur_ps", "name")["name"][-1]
+    return re.sub(_FRAME, r"\1:\2 in \3", place)
 
 
 def _within(devices: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
