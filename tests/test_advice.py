@@ -162,6 +162,34 @@ def test_what_the_host_reads_late_is_no_idle_time_without_a_cause():
     assert "The host waits for the device in aten::item, and launches" in answer["sentence"][0]
 
 
+@pytest.mark.parametrize(
+    ("op", "words"),
+    [("aten::mm", "torch.compile, CUDA graphs"), ("PjitFunction", "lax.scan"), ("ReadVariableOp", None), ("f", None)],
+)
+def test_advice_speaks_of_the_framework_of_the_run(op, words):
+    idle = {"device": 0.3, "idle": 0.7}
+    (action,) = advise(phased("aa", a=idle, ops={"a": [(op, "host", None, 0.1)]}))["action"]
+    names = ["torch", "scan", "steps_per_execution"]
+    assert [name for name in names if name in action] == [name for name in names if words and name in words]
+
+
+def test_keras_says_that_it_runs_its_steps_unless_they_are_of_pytorch():
+    def action(op):
+        phases = phased("aa", a={"device": 0.3, "idle": 0.7}, ops={"a": [(op, "host", None, 0.1)]})
+        frame = phases.steps.frame.with_columns(rule=pl.lit("keras", schema.RULE))
+        return advise(labelled(replace(phases.steps, frame=frame), [0, 0]))["action"].item()
+
+    assert "steps_per_execution" in action("PjitFunction")
+    assert "torch.compile" in action("aten::mm")  # Keras runs one step at a time there
+
+
+def test_the_idle_time_around_a_whole_capture_is_not_advised_upon():
+    phases = phased("a", a={"device": 0.1, "idle": 0.9})
+    assert fired(phases) == {(0, "idle"): pytest.approx(0.9)}
+    frame = phases.steps.frame.with_columns(rule=pl.lit("whole", schema.RULE))
+    assert fired(labelled(replace(phases.steps, frame=frame), [0])) == {}
+
+
 def test_dequeuing_an_outfeed_is_not_a_transfer_wait():
     ops = {"a": [("OutfeedDequeueTuple", "host", "transfer", 0.9)]}
     assert fired(phased("a", a={"idle": 0.3}, ops=ops)) == {(0, "idle"): 0.3}

@@ -80,10 +80,10 @@ def test_the_text_is_an_aligned_table():
 
 What to do
   train could save up to 3 ms of 9 ms step time. The device is idle for 50 % of \
-the phase's step time without a known cause. Try: run more steps per call (Keras' steps_per_execution, a lax.scan), \
+the phase's step time without a known cause. Try: run more steps per call, \
 fetch fewer values on the host.
   train (faster) could save up to 1.5 ms of 9 ms step time. The device is idle for 50 % of \
-the phase's step time without a known cause. Try: run more steps per call (Keras' steps_per_execution, a lax.scan), \
+the phase's step time without a known cause. Try: run more steps per call, \
 fetch fewer values on the host.
 
 Phases, longest first

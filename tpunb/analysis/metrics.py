@@ -51,7 +51,8 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
     """Return metrics of each phase, longest first; null if unknown.
 
     Shares of the step time of its steps traced in full, 0 to 1: ``input`` (infeed wait of the device, and its idle time
-    while the host waits for input longer than that), ``any_idle``, ``idle`` (without a known cause), ``busy``,
+    while the host waits for input longer than that), ``any_idle``, ``idle`` (without a known cause, null for a
+    whole capture), ``busy``,
     ``infeed``, ``outfeed``, ``transfer`` and ``collective`` (what no computation hides, if that is known),
     ``formatting`` (reshapes, transposes and copies on the device), ``copies`` (waits for copies to end), ``waits`` (sum
     of the waits), ``reads`` (idle after the host waited for the device), ``recompile`` (in all but the first step of a
@@ -180,7 +181,8 @@ def _shares(steps: pl.DataFrame) -> pl.DataFrame:
         *(time[name].alias(name) for name in ("infeed", "outfeed", "collective")),
         busy=time["device"],
         any_idle=idle,
-        idle=unexplained - reads.fill_null(0),
+        # around what a whole capture shows, its profiler idled
+        idle=pl.when(pl.col("rule").ne_missing("whole")).then(unexplained - reads.fill_null(0)),
         reads=reads,
         # the host waits for the same data while a device waits in an infeed
         input=total(time["infeed"], within((time["input"] - time["infeed"].fill_null(0)).clip(0))),
@@ -324,7 +326,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         "changed": next((cause for pattern, cause in _CHANGED.items() if re.search(pattern, reason or "")), None),
         **_growth(run.load),
         "eager": float("eager" in phases.steps.metadata),
-        "data": data_kind(phases.steps),
+        **traits(phases.steps),
         "models": str(models),
         "save_ps": taken["saving"] / saves if saves else None,
         "save_every_ps": run.wall_ps / saves if saves else None,
@@ -333,7 +335,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     }
     if failure_every_h is not None and saves:
         row["save_best_ps"] = math.sqrt(2 * taken["saving"] / saves * failure_every_h * 3.6e15)
-    texts = dict.fromkeys(("callback", "retraced", "reason", "changed", "models", "data"), pl.String())
+    texts = dict.fromkeys(("callback", "retraced", "reason", "changed", "models", "data", "framework"), pl.String())
     return pl.DataFrame([row], schema={name: texts.get(name, pl.Float64()) for name in row})
 
 
@@ -352,11 +354,23 @@ def _growth(load: pl.DataFrame) -> dict[str, object]:
     return grown
 
 
-def data_kind(steps: Steps) -> str | None:
-    """Return the kind of the data of a run, "tuned tf.data" after trials; None if it is not known."""
-    kind = steps.metadata.get("data")
+_FRAMEWORKS = {
+    "PyTorch": r"^(aten::|autograd::|torch[.:]|Torch-Compiled)",
+    "JAX": r"^(PjitFunction|jit_|jit\()",
+    "TensorFlow": r"^(Eager[A-Z]|IteratorGetNext|(Read|Assign\w*)VariableOp|Resource(Apply|Gather)|tf\.)",
+}
+"""Operations that only one framework has; the first that has any wins."""
+
+
+@memoised
+def traits(steps: Steps) -> dict[str, str | None]:
+    """Return ``data``, the kind of the data of a run, "tuned tf.data" after trials, and ``framework``, if known."""
+    data, names = steps.metadata.get("data"), steps.ops["op"].unique().cast(pl.String)
     tuned = steps.wall is not None and bool((steps.wall.spans["account"] == "tuning").any())
-    return f"tuned {kind}" if kind and tuned else kind
+    framework = next((name for name, pattern in _FRAMEWORKS.items() if names.str.contains(pattern).any()), None)
+    if framework != "PyTorch" and (steps.frame["rule"] == "keras").any():  # on any backend with such parameters
+        framework = "Keras"
+    return {"data": f"tuned {data}" if data and tuned else data, "framework": framework}
 
 
 _CHANGED = {"^a new function": "function", r" = ": "value", r"\w\[|\w\(": "shape"}

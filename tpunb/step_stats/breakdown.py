@@ -29,21 +29,17 @@ def of_devices(ops: pl.DataFrame, during: pl.DataFrame, places: pl.DataFrame, ha
     counted = ops.filter(~_containers(ops)).select("at", "self_ps", pl.col(WORK).cast(pl.Float64))
     flops_ps = pl.col("self_ps").filter(pl.col("flops").is_not_null()).sum()
     sums = counted.group_by("at").agg(*map(total, WORK), flops_time_share=_share(flops_ps, pl.col("self_ps").sum()))
-    ops = during
-    kinds = map_names(ops["category"], op_names.kind)
-    rows = ops.select("at").unique().join(sums, on="at", how="left")
-    rows = rows.join(places, on="at").join(_union(ops, "device_ps"), on="at", how="left")
+    kinds = map_names(during["category"], op_names.kind)
     waits = map_names(kinds, _WAITS.__contains__, pl.Boolean()).fill_null(False)
-    rows = rows.join(_union(ops.filter(~waits), "working_ps"), on="at", how="left")
-    for kind in _TIMES:
-        rows = rows.join(_union(ops.filter(kinds == kind), f"{kind}_ps"), on="at", how="left")
-    computing = kinds.is_null() & ~_containers(ops)
-    rows = rows.join(_union(ops.filter(computing), "computing_ps"), on="at", how="left")
-    for kind in _HIDDEN:
-        either = _union(ops.filter(computing | (kinds == kind)), f"exposed_{kind}_ps")
-        rows = rows.join(either, on="at", how="left")
+    computing = kinds.is_null() & ~_containers(during)
+    times = {"device": ~waits | waits, "working": ~waits, "computing": computing}
+    times |= {kind: kinds == kind for kind in _TIMES}
+    times |= {f"exposed_{kind}": computing | (kinds == kind) for kind in _HIDDEN}
+    rows = during.select("at").unique().join(sums, on="at", how="left").join(places, on="at")
+    for name, counts in times.items():
+        rows = rows.join(_union(during.filter(counts), f"{name}_ps"), on="at", how="left")
     peaks = hardware.select("host", "peak_flops", "hbm_bandwidth", "mxu_util", plane="device")
-    rows = rows.join(_reported(ops), on=["host", "plane"], how="left").join(
+    rows = rows.join(_reported(during), on=["host", "plane"], how="left").join(
         peaks.unique(["host", "plane"]), on=["host", "plane"], how="left"
     )
     dur_ps = pl.col("end_ps") - pl.col("start_ps")

@@ -29,6 +29,7 @@ _FRAME = r"^\$(?:.*[/\\])?([^/\\]+)\((\d+)\): (.+)$"  # of Python, in a trace of
 _LIBRARY = r"^\$(<|(.*[/\\])?((site|dist)-packages|torch)[/\\])"
 _LONGEST = 100  # waits whose place is looked for
 _KERNEL_WAIT_PS = 30_000_000  # the threshold of HTA
+_END_PS = pl.col("start_ps") + pl.col("dur_ps")
 _HOPS = 8  # flows between a launch and the thread of the step; at most four were seen
 
 _LAUNCHES: schema.Schema = {
@@ -168,25 +169,24 @@ def with_waits(devices: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     begin_ps = pl.coalesce(pl.col("end_ps").cum_max().shift().over(_DEVICE), "begin_ps")
     runs = _after_syncs(runs, events)
     gaps = runs.with_columns(begin_ps=begin_ps, gap_ps=pl.col("start_ps") - begin_ps).filter(pl.col("gap_ps") > 0)
-    late = pl.col("sent_ps") > pl.col("begin_ps")
-    causes = {"host_wait_ps": late, "kernel_wait_ps": ~late & (pl.col("gap_ps") < _KERNEL_WAIT_PS)}
-    causes["sync_wait_ps"] = late & (pl.col("waited_ps") > 0)
+    late, gap_ps = pl.col("sent_ps") > pl.col("begin_ps"), pl.col("gap_ps")
+    causes = {
+        "host_wait_ps": pl.when(late).then(gap_ps),
+        "sync_wait_ps": pl.when(late & (pl.col("waited_ps") > 0)).then(pl.min_horizontal("gap_ps", "waited_ps")),
+        "kernel_wait_ps": pl.when(~late & (gap_ps < _KERNEL_WAIT_PS)).then(gap_ps),
+    }
     linked = devices.join(runs.select(_DEVICE).unique(), on=_DEVICE, how="semi")
     devices = devices.drop(*causes)
-    for name, cause in causes.items():
-        of_cause = gaps.filter(cause)
-        if name == "sync_wait_ps":
-            of_cause = of_cause.with_columns(pl.min_horizontal("gap_ps", "waited_ps").alias("gap_ps"))
-        waits = _within(linked, of_cause).rename({"gap_ps": name})
+    for name, time_ps in causes.items():
+        waits = _within(linked, gaps.with_columns(gap_ps=time_ps).drop_nulls("gap_ps")).rename({"gap_ps": name})
         devices = devices.join(waits, on=[*_DEVICE, "step"], how="left", maintain_order="left")
     return devices
 
 
 def _syncs(events: pl.DataFrame) -> pl.DataFrame:
     """Return when hosts wait for their devices: (host, lane, name, start_ps, dur_ps, until_ps)."""
-    until_ps = pl.col("start_ps") + pl.col("dur_ps")
     waits = events.filter(pl.col("name").cast(pl.String).str.contains(_SYNC), ~pl.col("plane").cat.starts_with(DEVICE))
-    return waits.select("host", "lane", "start_ps", "dur_ps", until_ps=until_ps).sort("until_ps", "dur_ps")
+    return waits.select("host", "lane", "name", "start_ps", "dur_ps", until_ps=_END_PS).sort("until_ps", "dur_ps")
 
 
 def _after_syncs(runs: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
@@ -201,34 +201,20 @@ def _after_syncs(runs: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
 
 
 def sync_place(events: pl.DataFrame) -> str | None:
-    """Return the line of Python in which the host waits longest for its devices, if the trace has frames of Python.
-
-    >>> from tpunb.testing import toy_events
-    >>> frames = [(f"$/home/{file}", at, 9 - at) for at, file in enumerate(["a.py(7): fit", "torch/x.py(1): item"])]
-    >>> sync_place(toy_events(*(("/host:CPU", "main", *row) for row in (*frames, ("aten::item", 2, 3)))))
-    'a.py:7 in fit'
-    """
-    name = pl.col("name").cast(pl.String)
-    frames = events.filter(pl.col("name").cat.starts_with("$")).select("lane", name, at="start_ps", dur="dur_ps")
-    frames = frames.filter(pl.col("name").str.contains(_FRAME), ~pl.col("name").str.contains(_LIBRARY))
-    longest = _syncs(events).sort("dur_ps").tail(_LONGEST).with_row_index()
-    around = longest.join_where(
-        frames.rename({"lane": "of"}),
-        pl.col("lane") == pl.col("of"),
-        pl.col("at") <= pl.col("start_ps"),
-        pl.col("at") + pl.col("dur") >= pl.col("until_ps"),
-    )
-    innermost = around.sort("at").unique("index", keep="last").group_by("name").agg(pl.col("dur_ps").sum())
-    if innermost.is_empty():
-        return None
-    place = innermost.sort("dur_ps", "name")["name"][-1]
-    return re.sub(_FRAME, r"\1:\2 in \3", place)
+    """Return the line of Python in which the host waits longest for its devices, None without frames of Python."""
+    of_program = pl.col("name").str.contains(_FRAME) & ~pl.col("name").str.contains(_LIBRARY)
+    frames = events.filter(pl.col("name").cat.starts_with("$"))
+    frames = frames.select(pl.col("name").cast(pl.String), of="lane", at="start_ps", over=_END_PS).filter(of_program)
+    longest = _syncs(events).sort("dur_ps").tail(_LONGEST).drop("name").with_row_index()
+    within = pl.col("at") <= pl.col("start_ps"), pl.col("over") >= pl.col("until_ps")
+    around = longest.join_where(frames, pl.col("lane") == pl.col("of"), *within).sort("at")
+    innermost = around.unique("index", keep="last").group_by("name").agg(pl.col("dur_ps").sum()).sort("dur_ps", "name")
+    return re.sub(_FRAME, r"\1:\2 in \3", innermost["name"][-1]) if innermost.height else None
 
 
 def _within(devices: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
     """Return (host, device, step, gap_ps): the time of gaps within each step."""
-    end_ps = pl.col("start_ps") + pl.col("dur_ps")
-    edges = (devices.select(*_DEVICE, "step", at=at, sign=sign) for at, sign in (("start_ps", -1), (end_ps, 1)))
+    edges = (devices.select(*_DEVICE, "step", at=at, sign=sign) for at, sign in (("start_ps", -1), (_END_PS, 1)))
     sums = gaps.with_columns(sum_ps=pl.col("gap_ps").cum_sum().over(_DEVICE) - pl.col("gap_ps"))
     sums = sums.select(*_DEVICE, "gap_ps", "sum_ps", "begin_ps", at="begin_ps")
     before = pl.concat(edges).sort("at").join_asof(sums, on="at", by=_DEVICE, check_sortedness=False)
@@ -263,7 +249,7 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
         .join(launchers, on=["host", "correlation_id"], how="left")
         .select(
             *("host", "device", "start_ps", "stream", "correlation_id"),
-            end_ps=pl.col("start_ps") + pl.col("dur_ps"),
+            end_ps=_END_PS,
             # devices record flow and run id of a run; kernels, without a line of modules, a correlation id
             link=pl.when(pl.col("by_flow_sent_ps").is_not_null())
             .then(pl.lit("flow"))
@@ -278,7 +264,7 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
         return schema.check(runs, _LAUNCHES, "launches")
     by_run = (
         thunks.group_by("host", "correlation_id")
-        .agg(pl.col("start_ps").min(), end_ps=(pl.col("start_ps") + pl.col("dur_ps")).max())
+        .agg(pl.col("start_ps").min(), end_ps=_END_PS.max())
         .join(launchers, on=["host", "correlation_id"])
         .select(
             *("host", "start_ps", "end_ps"),
@@ -298,7 +284,7 @@ def _on_host_threads(thunks: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame
     runs = (
         thunks.sort("start_ps")
         .group_by("host", "correlation_id", maintain_order=True)
-        .agg(pl.col("lane").first(), pl.col("start_ps").first(), end_ps=(pl.col("start_ps") + pl.col("dur_ps")).max())
+        .agg(pl.col("lane").first(), pl.col("start_ps").first(), end_ps=_END_PS.max())
     )
     name = pl.col("name").cast(pl.String)
     requests = (
@@ -341,7 +327,7 @@ def first_of(events: pl.DataFrame, key: str) -> pl.DataFrame:
 def _trace_back(runs: pl.DataFrame, events: pl.DataFrame, annotated: pl.Series) -> pl.DataFrame:
     """Follow flows back from each launch to a lane with step annotations, or as far as they lead."""
     within = events.filter(pl.col("flow_in").is_not_null()).select(
-        "host", "lane", received_ps="start_ps", received="flow_in", over_ps=pl.col("start_ps") + pl.col("dur_ps")
+        "host", "lane", received_ps="start_ps", received="flow_in", over_ps=_END_PS
     )
     senders = first_of(events, "flow_out").select("host", received="flow_out", from_lane="lane", from_ps="start_ps")
     within = within.join(senders, on=["host", "received"]).drop("host").sort("received_ps")

@@ -35,10 +35,14 @@ def steps(profile: Profile, by: StepRule | Literal["whole", "module"] | None = N
         try:
             return from_rules(profile)
         except NoSteps:
-            if profile.stored is not None or (intervals := _whole(profile.events)).is_empty():
+            if profile.stored is not None:
+                raise
+            intervals = boundaries.modules(profile.events, primitives=False)
+            each = "each run of a module" if intervals.height else "the whole capture"
+            if intervals.is_empty() and (intervals := _whole(profile.events)).is_empty():
                 raise
         annotate = _PYTORCH if _is_pytorch(profile.events) else _JAX_OR_TF
-        problem = f"{profile.name}: no steps found, so the whole capture is one step"
+        problem = f"{profile.name}: no steps found, so {each} is one step"
         warnings.warn(f"{problem}; to see steps, record again with {annotate}", stacklevel=3)
         return _reduced(profile, [profile.events], lambda _: intervals)
     if isinstance(by, str) and by not in _NAMED_RULES:
