@@ -7,9 +7,11 @@ from itertools import accumulate, pairwise
 
 import polars as pl
 import pytest
+from capture_loops import until
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from stand_in import StandIn
 
 import tpunb as tp
 from tpunb import schema
@@ -172,6 +174,26 @@ def test_a_stream_that_runs_ahead_does_not_say_when_steps_begin(lag, busy, first
     assert [ps // US for ps in run.frame["device_ps"]] == busy
     launched = run.ops.filter(pl.col("side") == "device").group_by("step").agg(pl.col("self_ps").sum())
     assert launched["self_ps"].to_list() == [90 * US] * 6
+
+
+def test_layers_of_a_captured_run_are_of_the_steps_that_launched_them(tmp_path):
+    """Each step of 10 ms launches a copy that runs at once, and a product that runs 9 ms later on another stream."""
+    events = []
+    for step in range(6):
+        at, both = 10_000 * step, (("Memcpy HtoD", "gpu_memcpy", 20, 100, 1000), ("gemm", "kernel", 7, 9000, 8000))
+        events.append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": at, "dur": 9990})
+        for number, (name, kind, stream, lag, dur) in enumerate(both, 2 * step + 1):
+            sent = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": at + 10 * number - 20 * step, "dur": 3}
+            ran = {"cat": kind, "name": name, "ts": at + lag, "dur": dur, "tid": stream}
+            args = {"correlation": number, "device": 0, "stream": stream}
+            events += [{"ph": "X", **sent, "args": {"correlation": number}}, {"ph": "X", **ran, "args": args}]
+    trace = json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()
+    with tp.capture(tmp_path / "run", source=StandIn(trace), keep="all", schedule=tp.Schedule(window=0.01)) as run:
+        until(lambda: run.status.windows)
+    steps = tp.steps(tp.load(tmp_path / "run")).full()
+    of_step = pl.col("self_ps").filter(side="device").sum() // US
+    for rows in (steps.ops, steps.layers.filter(pl.col("step") < 6)):
+        assert rows.group_by("step").agg(of_step).sort("step").rows() == [(step, 9000) for step in range(6)]
 
 
 @examples(60)

@@ -98,10 +98,10 @@ def _share(
     return Rule(name, share > least, share, sentence, action, source, **options)
 
 
-def _rare(name: str, sentence: str, action: str, source: str, **actions: str) -> Rule:
+def _rare(name: str, sentence: str, action: str, source: str) -> Rule:
     """Return a rule for work of some steps that takes over 1 % of all step time."""
     when = pl.col(name) * pl.col("share") > 0.01
-    return Rule(name, when, pl.col(name), sentence, action, source, actions=actions)
+    return Rule(name, when=when, saves=pl.col(name), sentence=sentence, action=action, source=source)
 
 
 _ONCE = "compile once: make functions outside of the loop, use few shapes (padding, buckets), pass no Python numbers"
@@ -197,19 +197,14 @@ RULES = (
         saves=pl.col("compiled_ps") / pl.col("typical_ps"),
         sentence="Compilation takes {compiled_ps}",
         action="enable a persistent compilation cache; this cost is paid once per run",
-        actions={
-            "JAX": "enable the persistent compilation cache (jax_compilation_cache_dir); this is paid once per run"
-        },
+        actions={"JAX": "enable the compilation cache (jax_compilation_cache_dir); this cost is paid once per run"},
         source="https://docs.jax.dev/en/latest/persistent_compilation_cache.html; 10 % is ours",
         account="program startup",
     ),
     _rare(
         "checkpoint",
         sentence="Saving checkpoints takes {checkpoint} of the phase's step time",
-        action="save less often, or in the background",
-        Keras="save less often, or in the background (OrbaxCheckpoint)",
-        JAX="save less often, or in the background (Orbax' AsyncCheckpointer)",
-        PyTorch="save less often, or in the background (torch.distributed.checkpoint.async_save)",
+        action="save less often, or in the background (asynchronous checkpoints, such as those of Orbax)",
         source="https://orbax.readthedocs.io/en/stable/guides/checkpoint/async_checkpointing.html; 1 % is ours",
     ),
     _rare(
@@ -256,22 +251,17 @@ RULES = (
 _SOURCE = "Williams, Waterman, Patterson: Roofline, 2009; 20 % is ours"
 
 
-def _headroom_rule(bound: str, action: str, **actions: str) -> Rule:
+def _headroom_rule(bound: str, action: str) -> Rule:
     """Return a rule for device time above that at the roof, where one peak is the roof of most of it."""
     headroom, busy = pl.col("headroom"), pl.col("busy")
     when = (pl.col("bound") == bound) & (headroom > 0.2)
     sentence = f"Its device operations could save {{headroom}} of their self time at the roof, mostly that of {bound}"
-    return Rule(f"{bound} headroom", when, busy * headroom, sentence, action, _SOURCE, actions=actions)
+    return Rule(f"{bound} headroom", when, busy * headroom, sentence, action, _SOURCE)
 
 
 HEADROOM_RULES = (
     _headroom_rule("compute", "use larger batches, bfloat16, dimensions in multiples of the matrix unit's"),
-    _headroom_rule(
-        "memory",
-        "fuse operations, use smaller data types, reuse what is read",
-        Keras="fuse operations (jit_compile=True), use smaller data types, reuse what is read",
-        PyTorch="fuse operations (torch.compile), use smaller data types, reuse what is read",
-    ),
+    _headroom_rule("memory", "fuse operations (compile the step), use smaller data types, reuse what is read"),
 )
 """Rules for phases with a roofline: they also have the metrics ``bound`` and ``headroom``, a share of self time."""
 

@@ -41,7 +41,6 @@ _SHARES = [
     *("input", "idle", "any_idle", "busy", "infeed", "outfeed", "transfer", "collective", "formatting", "copies"),
     *("reads", "recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm", "flops_counted"),
 ]
-_READS = 0.05  # share of step time that is worth reading the events for its place
 _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 8, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin
@@ -52,12 +51,12 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
 
     Shares of the step time of its steps traced in full, 0 to 1: ``input`` (infeed wait of the device, and its idle time
     while the host waits for input longer than that), ``any_idle``, ``idle`` (without a known cause, null for a
-    whole capture), ``busy``,
-    ``infeed``, ``outfeed``, ``transfer`` and ``collective`` (what no computation hides, if that is known),
-    ``formatting`` (reshapes, transposes and copies on the device), ``copies`` (waits for copies to end), ``waits`` (sum
-    of the waits), ``reads`` (idle after the host waited for the device), ``recompile`` (in all but the first step of a
-    kind), ``callbacks``, ``checkpoint``, ``summary``, and ``stall`` (waits beyond those of a longer phase of the same
-    operations). Host work counts as far as the device idles meanwhile; in full if nothing is known of a device.
+    whole capture), ``busy``, ``infeed``, ``outfeed``, ``transfer`` and ``collective`` (what no computation hides, if
+    that is known), ``formatting`` (reshapes, transposes and copies on the device), ``copies`` (waits for copies to
+    end), ``waits`` (sum of the waits), ``reads`` (idle after the host waited for the device), ``recompile`` (in all but
+    the first step of a kind), ``callbacks``, ``checkpoint``, ``summary``, and ``stall`` (waits beyond those of a longer
+    phase of the same operations). Host work counts as far as the device idles meanwhile; in full if nothing is known of
+    a device.
 
     Other columns: ``name``; ``kinds``, ``share`` (of all step time), ``dur_ps``, ``steps`` and ``full`` as in
     ``tpunb.schema.PHASES``; ``mxu`` (utilisation of the MXU, else of the device's peak FLOP/s) and ``hbm``, 0 to 1;
@@ -94,10 +93,8 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
     rows = rows.with_columns(compile=pl.col("compiled_ps") / pl.col("dur_ps"))
     rows = _with_stalls(_with_rare_work(rows), _signatures(phases))
     rows = rows.join(_top_ops(ops), on="phase", how="left", maintain_order="left")
-    rows = rows.with_columns(pl.col("reads_op").fill_null("a synchronous call"))
-    if (rows["reads"] > _READS).any() and (place := _sync_place(phases.steps)):
-        rows = rows.with_columns(reads_op=pl.format("{} at {}", "reads_op", pl.lit(place)))
-    return rows
+    place = _sync_place(phases.steps) if (rows["reads"] > 0).any() else None
+    return rows.with_columns(pl.col("reads_op").fill_null("a synchronous call") + (f" at {place}" if place else ""))
 
 
 @memoised

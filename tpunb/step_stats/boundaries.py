@@ -7,8 +7,7 @@
 4. "calls": repeated calls of one compiled function on the host (JAX's ``PjitFunction``), from one call to the next.
 
 Modules and functions of a single primitive, which JAX compiles outside ``jit``, count only where there are no others.
-If no rule finds a step, each run of any module is one, :func:`modules`, else the whole capture, :func:`whole`. A
-capture also has its clock: :func:`from_clock`.
+If no rule finds a step, all :func:`modules` are, else the :func:`whole` capture. Some have a clock: :func:`from_clock`.
 
 On a device, a step consists of the runs launched during the step of the host (:mod:`tpunb.step_stats.launches`),
 however late they start; without links, of what ran during it. It lasts while its busiest stream runs it.

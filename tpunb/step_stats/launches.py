@@ -22,12 +22,9 @@ _EXECUTE = r"Executable::ExecuteHelper"  # the host requests a run of a program 
 _PLANE = ["host", "plane"]
 _BY_ID = {True: "run", False: "correlation"}  # the link by an id, on a TPU and elsewhere
 _DEVICE = ["host", "device"]
-_SYNC = (
-    r"^((cuda|hip)(Stream|Device|Event)Synchronize|aten::(item|_local_scalar_dense))$"  # the host waits for a device
-)
+_SYNC = r"((cuda|hip)(Stream|Device|Event)Synchronize|aten::(item|_local_scalar_dense))"  # the host waits for a device
 _FRAME = r"^\$(?:.*[/\\])?([^/\\]+)\((\d+)\): (.+)$"  # of Python, in a trace of PyTorch
 _LIBRARY = r"^\$(<|(.*[/\\])?((site|dist)-packages|torch)[/\\])"
-_LONGEST = 100  # waits whose place is looked for
 _KERNEL_WAIT_PS = 30_000_000  # the threshold of HTA
 _END_PS = pl.col("start_ps") + pl.col("dur_ps")
 _HOPS = 8  # flows between a launch and the thread of the step; at most four were seen
@@ -62,9 +59,9 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame,
     launches = _launches(events)
     runs = _of_steps(launches, events, steps)
     busy_ps = (pl.col("end_ps") - pl.col("start_ps")).sum()
-    streams = runs.group_by("host", "device", "stream").agg(busy_ps=busy_ps).sort("busy_ps", "stream")
-    streams = streams.unique(_DEVICE, keep="last").select(*_DEVICE, "stream", main=pl.lit(value=True))
     stream = [*_DEVICE, "stream"]
+    streams = runs.group_by(stream).agg(busy_ps=busy_ps).sort("busy_ps", "stream").unique(_DEVICE, keep="last")
+    streams = streams.select(*stream, main=pl.lit(value=True))
     runs = runs.join(streams, on=stream, how="left", nulls_equal=True)
     main = pl.col("main") | ~pl.col("main").any().over(*_DEVICE, "step")
     within = (pl.col("start_ps") >= pl.col("from_ps")) & (pl.col("end_ps") <= pl.col("until_ps"))
@@ -97,12 +94,11 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame,
     return rows.drop("from_ps", "until_ps", "run_ps", "free_ps"), last
 
 
-def in_steps(events: pl.DataFrame, intervals: pl.DataFrame) -> pl.DataFrame:
-    """Return the step that launched each kernel on GPUs with intervals: (host, plane, correlation_id, step)."""
-    gpus = intervals.filter(pl.col("plane").str.starts_with("/device:GPU")).select(_PLANE).unique()
-    key = [*_PLANE, "correlation_id"]
-    if gpus.is_empty():
-        return intervals.clear().select(*_PLANE, pl.lit(None, pl.UInt64).alias("correlation_id"), "step")
+def in_steps(events: pl.DataFrame, intervals: pl.DataFrame) -> pl.DataFrame | None:
+    """Return the step that launched each kernel on GPUs with intervals, if any: (host, plane, correlation_id, step)."""
+    gpu, key = pl.col("plane").str.starts_with("/device:GPU"), [*_PLANE, "correlation_id"]
+    if (gpus := intervals.filter(gpu).select(_PLANE).unique()).is_empty():
+        return None
     steps = intervals.filter(pl.col("plane").is_null(), pl.col("rule").is_not_null())
     runs = _of_steps(_launches(events), events, steps).rename({"device": "plane"})
     return runs.join(gpus, on=_PLANE, how="semi").drop_nulls("correlation_id").unique(key).select(*key, "step")
@@ -185,7 +181,8 @@ def with_waits(devices: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
 
 def _syncs(events: pl.DataFrame) -> pl.DataFrame:
     """Return when hosts wait for their devices: (host, lane, name, start_ps, dur_ps, until_ps)."""
-    waits = events.filter(pl.col("name").cast(pl.String).str.contains(_SYNC), ~pl.col("plane").cat.starts_with(DEVICE))
+    names = [name for name in events["name"].unique().cast(pl.String) if re.fullmatch(_SYNC, name)]
+    waits = events.filter(pl.col("name").is_in(names), ~pl.col("plane").cat.starts_with(DEVICE))
     return waits.select("host", "lane", "name", "start_ps", "dur_ps", until_ps=_END_PS).sort("until_ps", "dur_ps")
 
 
@@ -205,7 +202,7 @@ def sync_place(events: pl.DataFrame) -> str | None:
     of_program = pl.col("name").str.contains(_FRAME) & ~pl.col("name").str.contains(_LIBRARY)
     frames = events.filter(pl.col("name").cat.starts_with("$"))
     frames = frames.select(pl.col("name").cast(pl.String), of="lane", at="start_ps", over=_END_PS).filter(of_program)
-    longest = _syncs(events).sort("dur_ps").tail(_LONGEST).drop("name").with_row_index()
+    longest = _syncs(events).sort("dur_ps").tail(100).drop("name").with_row_index()
     within = pl.col("at") <= pl.col("start_ps"), pl.col("over") >= pl.col("until_ps")
     around = longest.join_where(frames, pl.col("lane") == pl.col("of"), *within).sort("at")
     innermost = around.unique("index", keep="last").group_by("name").agg(pl.col("dur_ps").sum()).sort("dur_ps", "name")

@@ -188,7 +188,7 @@ def assign(ops: pl.DataFrame, places: pl.DataFrame, launched: pl.DataFrame | Non
     first, none = ops["first"].to_numpy(), len(places)
     begun = np.append(places["start_ps"].to_numpy(), 2**62)[first] <= ops["start_ps"].to_numpy()
     at = pl.Series(np.where(begun & (first < ops["until"].to_numpy()), first, none))
-    if launched is not None and launched.height:
+    if launched is not None:
         key = ["host", "plane", "correlation_id"]
         of = launched.join(places.select("host", "plane", "step", "at"), on=["host", "plane", "step"])
         of = of.select(pl.col("host", "plane").cast(schema.NAME), "correlation_id", pl.col("at").cast(pl.Int64))

@@ -41,7 +41,7 @@ def steps(profile: Profile, by: StepRule | Literal["whole", "module"] | None = N
             each = "each run of a module" if intervals.height else "the whole capture"
             if intervals.is_empty() and (intervals := _whole(profile.events)).is_empty():
                 raise
-        annotate = _PYTORCH if _is_pytorch(profile.events) else _JAX_OR_TF
+        annotate = _PYTORCH if profile.events["name"].cat.starts_with("aten::").any() else _JAX_OR_TF
         problem = f"{profile.name}: no steps found, so {each} is one step"
         warnings.warn(f"{problem}; to see steps, record again with {annotate}", stacklevel=3)
         return _reduced(profile, [profile.events], lambda _: intervals)
@@ -129,10 +129,6 @@ def with_collectives(profile: Profile) -> tuple[Steps, pl.DataFrame]:
 _NAMED_RULES = {"whole": _whole, "module": boundaries.modules}
 _JAX_OR_TF = "jax.profiler.StepTraceAnnotation or tf.profiler.experimental.Trace, each with step_num"
 _PYTORCH = "torch.profiler.schedule and prof.step() after each step"
-
-
-def _is_pytorch(events: pl.DataFrame) -> bool:
-    return bool(events["name"].unique().cast(pl.String).str.starts_with("aten::").any())
 
 
 def _no_steps(profile: Profile) -> NoSteps:
@@ -282,18 +278,13 @@ def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
 
 def _intervals_of_run(stored: Steps, events: pl.DataFrame) -> pl.DataFrame:
     """Return the intervals of stored steps, to find them in the raw windows of their run."""
+    key, host = ["host", "step", "annotation_ps"], pl.col("host").cast(pl.String)
     annotations = events.filter(pl.col("step_num").is_not_null(), ~boundaries.on_device())
-    annotations = annotations.select(
-        pl.col("host").cast(pl.String), step="step_num", annotation_ps="dur_ps", from_ps="start_ps"
-    )
-    key = ["host", "step", "annotation_ps"]
-    traced = stored.frame.filter(pl.col("traced") != "none").join(annotations.unique(key), on=key, how="left")
-    annotated = pl.col("from_ps").is_not_null()  # by the host's time, unlike the others
-    traced = traced.with_columns(
-        pl.coalesce("from_ps", "start_ps").alias("start_ps"),
-        pl.when(annotated).then("annotation_ps").otherwise("dur_ps").alias("dur_ps"),
-        rule=pl.when(annotated).then("rule"),
-    )
+    annotations = annotations.select(host, step="step_num", annotation_ps="dur_ps", at="start_ps").unique(key)
+    traced = stored.frame.filter(pl.col("traced") != "none").join(annotations, on=key, how="left")
+    annotated = pl.when(pl.col("at").is_not_null())  # by the time of the host, unlike the others
+    times = {"start_ps": pl.coalesce("at", "start_ps"), "dur_ps": annotated.then("annotation_ps").otherwise("dur_ps")}
+    traced = traced.with_columns(**times, rule=annotated.then("rule"))
     on_devices = stored.devices.select("host", "step", "start_ps", "dur_ps", plane="device")
     on_devices = on_devices.join(traced.select("host", "step", "kind", "traced"), on=["host", "step"])
     end_ps = pl.col("start_ps") + pl.col("dur_ps")
