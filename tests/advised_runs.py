@@ -15,7 +15,7 @@ S = 10**12
 BUSY = {"device": 1.0, "idle": 0.0}
 SAVES = [(41 + 10 * i, 2, "checkpoint save", "ModelCheckpoint") for i in range(5)]
 UNKNOWN = ["device", "idle", "infeed", "outfeed", "transfer", "collective", "input", "compile"]
-OTHERS = ["exposed_transfer", "exposed_collective", "sync_wait"]
+OTHERS = ["exposed_transfer", "exposed_collective", "host_wait", "sync_wait"]
 
 
 def phased(pattern, *, traced=None, kinds=None, host="toy", ops=None, **figures):

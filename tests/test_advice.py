@@ -183,6 +183,14 @@ def test_keras_says_that_it_runs_its_steps_unless_they_are_of_pytorch():
     assert "torch.compile" in action("aten::mm")  # Keras runs one step at a time there
 
 
+@pytest.mark.parametrize(
+    ("late", "cause"), [(0.6, "since the host launches its work late"), (0.2, "without a known cause")]
+)
+def test_idle_time_before_late_launches_has_a_cause(late, cause):
+    answer = advise(phased("aa", a={"device": 0.3, "idle": 0.7, "host_wait": late}))
+    assert answer["sentence"][0].endswith(f"The device is idle for 70 % of the phase's step time {cause}.")
+
+
 def test_the_idle_time_around_a_whole_capture_is_not_advised_upon():
     phases = phased("a", a={"device": 0.1, "idle": 0.9})
     assert fired(phases) == {(0, "idle"): pytest.approx(0.9)}

@@ -122,7 +122,7 @@ RULES = (
     _share(
         "idle",
         0.1,
-        sentence="The device is idle for {idle} of the phase's step time without a known cause",
+        sentence="The device is idle for {idle} of the phase's step time {idle_cause}",
         action="run more steps per call, fetch fewer values on the host",
         actions={
             "Keras": "run more steps per call (steps_per_execution), fetch fewer values on the host",

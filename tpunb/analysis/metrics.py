@@ -39,7 +39,7 @@ _RARE = {"checkpoint": r"(?i)check.?point|\bsav(e|ing)\b", "summary": r"(?i)\bsu
 _TIMES = ["device", "idle", "infeed", "outfeed", "transfer", "collective", "input", "compile"]
 _SHARES = [
     *("input", "idle", "any_idle", "busy", "infeed", "outfeed", "transfer", "collective", "formatting", "copies"),
-    *("reads", "recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm", "flops_counted"),
+    *("late", "reads", "recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm", "flops_counted"),
 ]
 _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 8, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
@@ -50,13 +50,13 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
     """Return metrics of each phase, longest first; null if unknown.
 
     Shares of the step time of its steps traced in full, 0 to 1: ``input`` (infeed wait of the device, and its idle time
-    while the host waits for input longer than that), ``any_idle``, ``idle`` (without a known cause, null for a
-    whole capture), ``busy``, ``infeed``, ``outfeed``, ``transfer`` and ``collective`` (what no computation hides, if
-    that is known), ``formatting`` (reshapes, transposes and copies on the device), ``copies`` (waits for copies to
-    end), ``waits`` (sum of the waits), ``reads`` (idle after the host waited for the device), ``recompile`` (in all but
-    the first step of a kind), ``callbacks``, ``checkpoint``, ``summary``, and ``stall`` (waits beyond those of a longer
-    phase of the same operations). Host work counts as far as the device idles meanwhile; in full if nothing is known of
-    a device.
+    while the host waits for input longer than that), ``any_idle``, ``idle`` (without the causes here, null for a whole
+    capture), ``late`` (idle before late launches), ``busy``, ``infeed``, ``outfeed``, ``transfer`` and ``collective``
+    (what no computation hides, if that is known), ``formatting`` (reshapes, transposes and copies on the device),
+    ``copies`` (waits for copies to end), ``waits`` (sum of the waits), ``reads`` (idle after the host waited for the
+    device), ``recompile`` (in all but the first step of a kind), ``callbacks``, ``checkpoint``, ``summary``, and
+    ``stall`` (waits beyond those of a longer phase of the same operations). Host work counts as far as the device idles
+    meanwhile; in full if nothing is known of a device.
 
     Other columns: ``name``; ``kinds``, ``share`` (of all step time), ``dur_ps``, ``steps`` and ``full`` as in
     ``tpunb.schema.PHASES``; ``mxu`` (utilisation of the MXU, else of the device's peak FLOP/s) and ``hbm``, 0 to 1;
@@ -93,6 +93,8 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
     rows = rows.with_columns(compile=pl.col("compiled_ps") / pl.col("dur_ps"))
     rows = _with_stalls(_with_rare_work(rows), _signatures(phases))
     rows = rows.join(_top_ops(ops), on="phase", how="left", maintain_order="left")
+    late = pl.when(pl.col("late") > pl.col("idle") / 2).then(pl.lit("since the host launches its work late"))
+    rows = rows.with_columns(idle_cause=late.otherwise(pl.lit("without a known cause")))
     place = _sync_place(phases.steps) if (rows["reads"] > 0).any() else None
     return rows.with_columns(pl.col("reads_op").fill_null("a synchronous call") + (f" at {place}" if place else ""))
 
@@ -178,7 +180,7 @@ def _shares(steps: pl.DataFrame) -> pl.DataFrame:
         *(time[name].alias(name) for name in ("infeed", "outfeed", "collective")),
         busy=time["device"],
         any_idle=idle,
-        # around what a whole capture shows, its profiler idled
+        late=within(pl.col("host_wait_ps").cast(pl.Float64), unexplained),
         idle=pl.when(pl.col("rule").ne_missing("whole")).then(unexplained - reads.fill_null(0)),
         reads=reads,
         # the host waits for the same data while a device waits in an infeed
