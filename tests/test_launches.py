@@ -428,6 +428,16 @@ def test_a_device_waits_for_a_host_that_waited_for_it(name, wait, launch, expect
     assert rows["sync_wait_ps"].item() == expected * US <= rows["host_wait_ps"].item()
 
 
+def test_the_line_of_python_that_waits_longest():
+    frames = ["/home/a/train.py(7): fit", "torch/_tensor.py(1): item", "<built-in method item of Tensor>"]
+    python = [(CPU, "main", f"${frame}", at, 30 - 2 * at) for at, frame in enumerate(frames)]
+    short = [(CPU, "main", "$/home/a/eval.py(9): log", 40, 9), (CPU, "main", "aten::item", 41, 5)]
+    waits = [(CPU, "main", "aten::item", 3, 20), (CPU, "other", "cudaStreamSynchronize", 0, 90)]  # without frames
+    events = toy_events(*python, *short, *waits)
+    assert launches.sync_place(events) == "train.py:7 in fit"
+    assert launches.sync_place(KERNELS) is None
+
+
 @examples(30)
 @given(
     runs=st.lists(st.tuples(*[st.integers(0, 200)] * 3), min_size=1, max_size=12),
