@@ -15,6 +15,7 @@ S = 10**12
 BUSY = {"device": 1.0, "idle": 0.0}
 SAVES = [(41 + 10 * i, 2, "checkpoint save", "ModelCheckpoint") for i in range(5)]
 UNKNOWN = ["device", "idle", "infeed", "outfeed", "transfer", "collective", "input", "compile"]
+OTHERS = ["exposed_transfer", "exposed_collective", "host_wait", "sync_wait"]
 
 
 def phased(pattern, *, traced=None, kinds=None, host="toy", ops=None, **figures):
@@ -27,7 +28,7 @@ def phased(pattern, *, traced=None, kinds=None, host="toy", ops=None, **figures)
     durs = toy.frame["dur_ps"].to_list()
     times = {
         f"{name}_ps": [None if name not in one else round(one[name] * dur) for one, dur in zip(rows, durs, strict=True)]
-        for name in UNKNOWN
+        for name in (*UNKNOWN, *OTHERS)
     }
     utils = {
         name: [one.get(name) for one in rows] for name in ("mxu_util", "flops_util", "hbm_util", "flops_time_share")

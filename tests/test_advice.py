@@ -26,6 +26,11 @@ from tpunb.testing import toy_steps
 CASES = {
     "input": ({"infeed": 0.4}, [], 0.4),
     "idle": ({"device": 0.7, "idle": 0.3}, [], 0.3),
+    "reads": (
+        {"device": 0.6, "idle": 0.4, "sync_wait": 0.4},
+        [("aten::item", "host", None, 0.6), ("cudaStreamSynchronize", "host", None, 0.5)],
+        0.4,
+    ),
     "formatting": ({**BUSY}, [("fusion", "device", "loop fusion", 0.6), ("Reshape", "device", None, 0.2)], 0.25),
     "copies": ({**BUSY}, [("fusion", "device", None, 0.1), ("copy-done", "device", "copy-done", 0.9)], 0.9),
     "outfeed": ({"outfeed": 0.15}, [], 0.15),
@@ -140,6 +145,57 @@ def test_host_waits_count_as_far_as_the_device_idles():
     transfers = {"a": [("TransferBufferToInfeedLocked", "host", "transfer", 0.6)]}
     assert fired(phased("a", a={"idle": 0.4}, ops=transfers)) == {(0, "transfer"): 0.4}
     assert fired(phased("a", a={"idle": 0.4, "input": 0.4}, ops=transfers)) == {(0, "input"): 0.4}
+
+
+@pytest.mark.parametrize("name", ["transfer", "collective"])
+def test_what_computation_hides_saves_nothing(name):
+    assert fired(phased("aa", a={name: 0.8, f"exposed_{name}": 0.0})) == {}
+    rule = {"transfer": "transfer", "collective": "collectives"}[name]
+    assert fired(phased("aa", a={name: 0.8, f"exposed_{name}": 0.62})) == {(0, rule): pytest.approx(0.62)}
+
+
+def test_what_the_host_reads_late_is_no_idle_time_without_a_cause():
+    ops = [("aten::item", "host", None, 0.6), ("IteratorGetNext", "host", "input wait", 0.3)]
+    figures = {"device": 0.3, "idle": 0.7, "input": 0.3, "sync_wait": 0.6}  # of 0.7, 0.3 are of the input
+    answer = advise(phased("aa", a=figures, ops={"a": ops}))
+    assert fired(phased("aa", a=figures, ops={"a": ops})) == {(0, "input"): 0.3, (0, "reads"): pytest.approx(0.4)}
+    assert "The host waits for the device in aten::item, and launches" in answer["sentence"][0]
+
+
+@pytest.mark.parametrize(
+    ("op", "words"),
+    [("aten::mm", "torch.compile, CUDA graphs"), ("PjitFunction", "lax.scan"), ("ReadVariableOp", None), ("f", None)],
+)
+def test_advice_speaks_of_the_framework_of_the_run(op, words):
+    idle = {"device": 0.3, "idle": 0.7}
+    (action,) = advise(phased("aa", a=idle, ops={"a": [(op, "host", None, 0.1)]}))["action"]
+    names = ["torch", "scan", "steps_per_execution"]
+    assert [name for name in names if name in action] == [name for name in names if words and name in words]
+
+
+def test_keras_says_that_it_runs_its_steps_unless_they_are_of_pytorch():
+    def action(op):
+        phases = phased("aa", a={"device": 0.3, "idle": 0.7}, ops={"a": [(op, "host", None, 0.1)]})
+        frame = phases.steps.frame.with_columns(rule=pl.lit("keras", schema.RULE))
+        return advise(labelled(replace(phases.steps, frame=frame), [0, 0]))["action"].item()
+
+    assert "steps_per_execution" in action("PjitFunction")
+    assert "torch.compile" in action("aten::mm")  # Keras runs one step at a time there
+
+
+@pytest.mark.parametrize(
+    ("late", "cause"), [(0.6, "since the host launches its work late"), (0.2, "without a known cause")]
+)
+def test_idle_time_before_late_launches_has_a_cause(late, cause):
+    answer = advise(phased("aa", a={"device": 0.3, "idle": 0.7, "host_wait": late}))
+    assert answer["sentence"][0].endswith(f"The device is idle for 70 % of the phase's step time {cause}.")
+
+
+def test_the_idle_time_around_a_whole_capture_is_not_advised_upon():
+    phases = phased("a", a={"device": 0.1, "idle": 0.9})
+    assert fired(phases) == {(0, "idle"): pytest.approx(0.9)}
+    frame = phases.steps.frame.with_columns(rule=pl.lit("whole", schema.RULE))
+    assert fired(labelled(replace(phases.steps, frame=frame), [0])) == {}
 
 
 def test_dequeuing_an_outfeed_is_not_a_transfer_wait():

@@ -120,6 +120,24 @@ def test_copies_and_collectives_of_a_gpu_are_detected_by_name():
     assert times(steps.frame) == [50, 50, None, None, 20, 10]
 
 
+def test_what_computation_hides_is_not_exposed():
+    reduce_ = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    steps = step_of(
+        (GPU, "Stream #7", "gemm", 0, 30),
+        (GPU, "Stream #20", reduce_, 5, 20),  # behind the product
+        (GPU, "Stream #20", reduce_, 40, 20),
+        (GPU, "Stream #7", "relu", 45, 5),  # hides a quarter of it
+        (GPU, "Stream #21", "MemcpyH2D", 55, 15),  # computation does not hide it, though a collective does
+    )
+    names = ["collective_ps", "exposed_collective_ps", "transfer_ps", "exposed_transfer_ps"]
+    assert [ps // US for ps in steps.frame.select(names).row(0)] == [40, 15, 15, 15]
+
+
+def test_a_loop_hides_nothing_of_what_it_runs():
+    steps = step_of(*TPU_OPS, category=CATEGORIES)
+    assert steps.frame["exposed_collective_ps"].item() == 20 * US
+
+
 def test_programs_that_xla_runs_on_the_hosts_threads_are_a_devices():
     steps = step_of((CPU, "pool", "dot.1", 10, 30), (CPU, "pool/2", "dot.2", 20, 30), hlo_op=["dot.1", "dot.2"])
     assert steps.devices.select("device", "device_ps", "idle_ps").rows() == [(launches.CPU, 40 * US, 60 * US)]

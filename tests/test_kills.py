@@ -150,6 +150,53 @@ def test_a_kernel_killed_at_any_moment_leaves_every_recorded_window_complete(tmp
     assert tp.load(run).stored.frame["step"].to_list() == [0]
 
 
+ALONE = """
+import sys, time
+from dataclasses import replace
+sys.path.insert(0, sys.argv[1])
+from stand_in import StandIn
+import tpunb as tp
+from tpunb.profiler import session
+
+session.LIMITS = replace(session.LIMITS, part_s=1e9)  # no part is written, as while a window is reduced
+with tp.capture(sys.argv[2], source=StandIn(), schedule=tp.Schedule.ticks()) as run, open(sys.argv[3], "w") as log:
+    for i in range(10**9):
+        with run.step(i):
+            time.sleep(0.002)
+        print(i, time.time_ns(), file=log, flush=True)
+"""
+
+
+def test_a_killed_run_has_the_steps_up_to_the_last_write_of_its_clock(tmp_path):
+    """The program's log has the end of each step: those recorded are its first ones, up to 30 s before the kill."""
+    run, log, tail = tmp_path / "run", tmp_path / "log", tmp_path / "run" / "ticks.parquet"
+    command = [*warm_python(NOTEBOOK), "-c", ALONE, str(Path(__file__).parent), str(run), str(log)]
+    program = subprocess.Popen(command)
+    try:
+        until(tail.exists)
+        first = tail.read_bytes()
+        until(lambda: tail.read_bytes() != first)  # written again
+        seen = tp.load(run).stored.frame
+        pid = int(facts(run)["process"])
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: gone(pid))
+    finally:
+        program.kill()
+        program.wait()
+    profile = tp.load(run)
+    steps = profile.stored.frame
+    assert steps["step"].to_list() == list(range(len(steps)))
+    assert len(steps) >= len(seen) > 0
+    assert steps.head(len(seen)).equals(seen)
+    assert not list(run.glob("parts/*"))
+    ends = [int(line.split()[1]) for line in log.read_text().splitlines() if line.count(" ") == 1]
+    assert len(steps) <= len(ends) + 1
+    recorded = [facts(run)["origin_ns"] + ps // 1000 for ps in steps["start_ps"] + steps["dur_ps"]]
+    assert all(end <= logged for end, logged in zip(recorded, ends, strict=False))
+    assert ends[-1] - recorded[-1] < 30e9
+    assert profile.span_ps // 1000 + facts(run)["origin_ns"] == recorded[-1]
+
+
 # -- an interrupt and an exception in the cell ------------------------------------------------------------------------
 
 

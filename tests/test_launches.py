@@ -7,9 +7,11 @@ from itertools import accumulate, pairwise
 
 import polars as pl
 import pytest
+from capture_loops import until
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from stand_in import StandIn
 
 import tpunb as tp
 from tpunb import schema
@@ -78,7 +80,8 @@ def test_a_run_belongs_to_the_step_that_launched_it_however_late(ids):
 
 def test_what_a_device_did_before_is_no_part_of_the_first_step():
     earlier = toy_events((TPU, "XLA Modules", "jit_f", 20, 70), (TPU, "XLA Ops", "fusion.1", 20, 70))
-    events = linked(pl.concat([LATE, earlier]), correlation_id={3: 7, 4: 8, 5: 9, 6: 7, 7: 8, 8: 9, LATE.height: 6})
+    of_lines = earlier.with_columns(pl.col("lane") + 1)
+    events = linked(pl.concat([LATE, of_lines]), correlation_id={3: 7, 4: 8, 5: 9, 6: 7, 7: 8, 8: 9, LATE.height: 6})
     assert on_device(events) == [(1, 90, 140), (2, 140, 190), (3, 190, 240)]
 
 
@@ -147,6 +150,71 @@ def test_kernels_are_linked_one_by_one():
         (1, "gemm", 2),
         (2, "relu", 1),
     ]
+
+
+def of_streams(*kernels, steps=6, step_us=100):
+    """Steps one after the other; each kernel is (step, stream, start, duration), launched in its step."""
+    host = [(CPU, "python", "train", step_us * i, step_us, i) for i in range(steps)]
+    sent = [(CPU, "python", "cudaLaunchKernel", step_us * step + 1, 1) for step, *_ in kernels]
+    ran = [(GPU, f"Stream #{stream}", f"k{stream}", start, dur) for _, stream, start, dur in kernels]
+    n = len(kernels)
+    ids = {steps + row + copy * n: row + 1 for row in range(n) for copy in (0, 1)}
+    events = linked(toy_events(*host, *sent, *ran), correlation_id=ids)
+    return reduce.reduce(events, boundaries.find(events)[0])
+
+
+@pytest.mark.parametrize(
+    ("lag", "busy", "first"), [(50, [90, *[80] * 5], 130), (90, [90, *[80] * 5], 170), (120, [100, *[90] * 4, 80], 200)]
+)
+def test_a_stream_that_runs_ahead_does_not_say_when_steps_begin(lag, busy, first):
+    """Each step copies 10 us at once, and multiplies 80 us on another stream, later, however many steps behind."""
+    copies = [(i, 20, 100 * i + 1, 10) for i in range(6)]
+    run = of_streams(*copies, *((i, 7, 100 * i + lag, 80) for i in range(6)))
+    assert [ps // US for ps in run.frame["dur_ps"]] == [first, *[100] * 5]
+    assert [ps // US for ps in run.frame["device_ps"]] == busy
+    launched = run.ops.filter(pl.col("side") == "device").group_by("step").agg(pl.col("self_ps").sum())
+    assert launched["self_ps"].to_list() == [90 * US] * 6
+
+
+def test_layers_of_a_captured_run_are_of_the_steps_that_launched_them(tmp_path):
+    """Each step of 10 ms launches a copy that runs at once, and a product that runs 9 ms later on another stream."""
+    events = []
+    for step in range(6):
+        at, both = 10_000 * step, (("Memcpy HtoD", "gpu_memcpy", 20, 100, 1000), ("gemm", "kernel", 7, 9000, 8000))
+        events.append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": at, "dur": 9990})
+        for number, (name, kind, stream, lag, dur) in enumerate(both, 2 * step + 1):
+            sent = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": at + 10 * number - 20 * step, "dur": 3}
+            ran = {"cat": kind, "name": name, "ts": at + lag, "dur": dur, "tid": stream}
+            args = {"correlation": number, "device": 0, "stream": stream}
+            events += [{"ph": "X", **sent, "args": {"correlation": number}}, {"ph": "X", **ran, "args": args}]
+    trace = json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()
+    with tp.capture(tmp_path / "run", source=StandIn(trace), keep="all", schedule=tp.Schedule(window=0.01)) as run:
+        until(lambda: run.status.windows)
+    steps = tp.steps(tp.load(tmp_path / "run")).full()
+    of_step = pl.col("self_ps").filter(side="device").sum() // US
+    for rows in (steps.ops, steps.layers.filter(pl.col("step") < 6)):
+        assert rows.group_by("step").agg(of_step).sort("step").rows() == [(step, 9000) for step in range(6)]
+
+
+@examples(60)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300), st.integers(1, 60)), min_size=1, max_size=4),
+    st.integers(1, 5),
+)
+def test_steps_have_the_time_of_the_device_and_what_they_launched(launches, steps):
+    free, kernels = {}, []
+    for step in range(steps):
+        for stream, lag, dur in launches:
+            start = max(100 * step + 1 + lag, free.get(stream, 0))
+            free[stream] = start + dur
+            kernels.append((step, stream, start, dur))
+    run = of_streams(*kernels, steps=steps)
+    spans = run.devices.select(pl.col("start_ps") // US, end=(pl.col("start_ps") + pl.col("dur_ps")) // US).rows()
+    assert all(end == begin for (_, end), (begin, _) in pairwise(spans))
+    busy = {at for _, _, start, dur in kernels for at in range(start, start + dur)}
+    assert run.devices["device_ps"].sum() == len(busy & {*range(spans[0][0], spans[-1][1])}) * US
+    launched = run.ops.filter(pl.col("side") == "device").group_by("step").agg(pl.col("self_ps").sum()).sort("step")
+    assert launched["self_ps"].to_list() == [sum(dur for *_, dur in launches) * US] * steps
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -332,6 +400,42 @@ def test_the_waits_of_a_device_without_links_are_unknown():
 
 def test_most_launches_in_the_queue():
     assert launches.clocks(KERNELS)["queue_length"].to_list() == [3]  # at 7, before a starts
+
+
+@pytest.mark.parametrize(
+    ("wait", "launch", "expected"),
+    [
+        ((5, 26), 60, 26),  # the device runs dry from 30 to 62: without the wait, 26 us less
+        ((5, 26), 31, 3),
+        ((28, 3), 60, 3),  # the host is late anyway
+        ((5, 0), 60, 0),
+        ((5, 26), 20, 0),  # launched meanwhile, by another thread
+    ],
+)
+@pytest.mark.parametrize("name", ["cudaStreamSynchronize", "hipDeviceSynchronize", "aten::item"])
+def test_a_device_waits_for_a_host_that_waited_for_it(name, wait, launch, expected):
+    """The first run ends at 30; what idles before the next is the wait's, up to its length, if nothing is between."""
+    events = linked(
+        toy_events(
+            *((CPU, "python", "cudaLaunchKernel", sent, 1) for sent in (1, launch)),
+            (GPU, "Stream #7", "a", 2, 28),
+            (GPU, "Stream #7", "b", max(launch, 30) + 2, 8),
+            (CPU, "python", name, *wait),
+        ),
+        correlation_id={0: 1, 1: 2, 2: 1, 3: 2},
+    )
+    rows = launches.with_waits(devices((1, 0, 100)), events)
+    assert rows["sync_wait_ps"].item() == expected * US <= rows["host_wait_ps"].item()
+
+
+def test_the_line_of_python_that_waits_longest():
+    frames = ["/home/a/train.py(7): fit", "torch/_tensor.py(1): item", "<built-in method item of Tensor>"]
+    python = [(CPU, "main", f"${frame}", at, 30 - 2 * at) for at, frame in enumerate(frames)]
+    short = [(CPU, "main", "$/home/a/eval.py(9): log", 40, 9), (CPU, "main", "aten::item", 41, 5)]
+    waits = [(CPU, "main", "aten::item", 3, 20), (CPU, "other", "cudaStreamSynchronize", 0, 90)]  # without frames
+    events = toy_events(*python, *short, *waits)
+    assert launches.sync_place(events) == "train.py:7 in fit"
+    assert launches.sync_place(KERNELS) is None
 
 
 @examples(30)

@@ -78,7 +78,8 @@ def test_each_operation_is_in_the_step_in_which_it_starts(rows):
     steps = [(CPU, "python", "train", 10 * i, 8, i) for i in range(5)]  # with holes between them
     events = toy_events(*steps, *((*at, "op", start, dur) for at, start, dur in rows))
     found = ops.find(events)
-    inside, places = ops.assign(found, boundaries.find(events)[0])
+    placed, places = ops.place(found, boundaries.find(events)[0])
+    inside = ops.assign(placed, places)
     told = inside.join(places.select("at", "step", from_ps="start_ps"), on="at")
     assert sorted(told["start_ps"] // US) == sorted(start for _, start, _ in rows if start < 50 and start % 10 < 8)
     assert (told["start_ps"] // (10 * US) == told["step"]).all()

@@ -274,6 +274,22 @@ def test_the_whole_capture_and_each_module_run_can_be_asked_for():
         tp.steps(profile_of(CAPTURE), by="modules")
 
 
+def test_each_run_of_a_module_is_a_step_where_none_ran_twice():
+    modules = [("jit_step", 100, 50), ("jit_add", 150, 1), ("jit_sample", 160, 5)]
+    events = toy_events(
+        (CPU, "python", "load", 0, 90),  # before the program: no idle time of a step
+        *((TPU, "XLA Modules", f"{name}(1)", start, dur) for name, start, dur in modules),
+        *((TPU, "XLA Ops", "fusion.1", start, dur) for _, start, dur in modules),
+        (CPU, "python", "save", 200, 800),
+    )
+    with pytest.warns(UserWarning, match="each run of a module is one step"):
+        steps = tp.steps(profile_of(events))
+    assert steps.frame.select("kind", "dur_ps", "idle_ps", "rule").rows() == [
+        ("jit_step", 60 * US, 9 * US, "module"),  # up to the next, with the primitive between them
+        ("jit_sample", 5 * US, 0, "module"),
+    ]
+
+
 @pytest.mark.parametrize("name", ["convert_element_type", "add", "_threefry_split", "broadcast_in_dim", "true_divide"])
 def test_a_primitive_outside_jit_makes_no_steps_beside_a_function(name):
     def calls(*functions):

@@ -31,9 +31,9 @@ PROFILES = [
 ]
 TRACES = [name for name in PROFILES if not name.endswith("overview_page.json")]
 """Without XProf's tables, which hold no events."""
-RULES = ["calls", "calls", "annotation", "steps line", None, "module"]
+RULES = ["calls", "calls", "annotation", "steps line", None, "module", "module"]
 """Of those below: all others have one step, the whole capture."""
-BY_RULE = [PROFILES[i] for i in (6, 7, 8, 9, 10, 11)]
+BY_RULE = [PROFILES[i] for i in (6, 7, 8, 9, 10, 11, 12)]
 
 
 def steps_of(profile, by=None):
@@ -70,10 +70,13 @@ def test_a_capture_gives_steps_phases_and_advice(captures, phases, name):
     profile, steps = captures(name)
     assert len(steps) >= 1
     assert len(phases(name)) >= 1
-    assert tp.advise(phases(name)).height >= 0
+    advice = tp.advise(phases(name))
     assert tp.goodput(profile) is not None
     rule = dict(zip(BY_RULE, RULES, strict=True)).get(name, "annotation" if name == PROFILES[2] else "whole")
     assert steps.frame["rule"].unique().to_list() == [rule]
+    assert rule != "whole" or "idle" not in advice["rule"]
+    words = {"torch": "pytorch", "lax.scan": "jax", "steps_per_execution": "keras"}
+    assert all(of in name for word, of in words.items() if word in " ".join(advice["action"]))
 
 
 @pytest.mark.parametrize("name", TRACES)
@@ -112,7 +115,8 @@ def test_steps_of_a_program_without_jit_are_its_calls_of_dot(captures):
 
 
 def test_files_loaded_together_have_the_steps_of_each(real_profiles, captures):
-    names = [name for name, rule in zip(BY_RULE, RULES, strict=True) if rule in {"calls", "module"}] + [PROFILES[2]]
+    rules = zip(BY_RULE[:-1], RULES[:-1], strict=True)  # the last has steps only if no other file has any
+    names = [name for name, rule in rules if rule in {"calls", "module"}] + [PROFILES[2]]
     figures = ["kind", "rule", "step", "traced", "dur_ps", "device_ps", "idle_ps"]
     together = tp.steps(tp.load([real_profiles / name for name in names])).frame.select(figures)
     apart = pl.concat([captures(name)[1].frame.select(figures) for name in names])
@@ -129,8 +133,11 @@ def test_both_times_of_a_pytorch_step(captures):
 
 
 def test_each_module_of_one_forward_pass_is_a_step(captures):
-    profile, whole = captures("tpu_vllm-qwen3.trace.json.gz")
-    steps = tp.steps(profile, by="module")
+    profile, steps = captures("tpu_vllm-qwen3.trace.json.gz")
+    assert steps.frame.equals(tp.steps(profile, by="module").frame)
+    whole = steps_of(profile, "whole")
+    assert [round(ps / 1e9, 2) for ps in steps.frame.select("dur_ps", "idle_ps").row(0)] == [66.98, 0.05]
+    assert tp.advise(tp.phases(steps)).is_empty()
     assert steps.frame["kind"].to_list() == [
         *("jit_step_fun", "jit__select_from_array_fn", "jit_compute_logits_func", "jit_sample")
     ]

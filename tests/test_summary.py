@@ -79,10 +79,10 @@ def test_the_text_is_an_aligned_table():
 ! the cell raised ValueError: partial capture
 
 What to do
-  train: The device is idle for 50 % of the phase's step time without a known cause. Try: run more steps per call \
-(Keras' steps_per_execution, a lax.scan), fetch fewer values on the host. Saves up to 0.003 s of 9 ms step time.
+  train: The device is idle for 50 % of the phase's step time without a known cause. Try: run more steps per call, \
+fetch fewer values on the host. Saves up to 0.003 s of 9 ms step time.
   train (faster): The device is idle for 50 % of the phase's step time without a known cause. Try: run more steps per \
-call (Keras' steps_per_execution, a lax.scan), fetch fewer values on the host. Saves up to 0.0015 s of 9 ms step time.
+call, fetch fewer values on the host. Saves up to 0.0015 s of 9 ms step time.
 
 Phases by share of step time without waits
   Phase           Id  Steps  Traced  Share (%)  Step (ms)  CV (% of mean)  Idle (% of step time)

@@ -25,7 +25,7 @@ TRACED = pl.Enum(["full", "partial", "none"])
 RULES: dict[str, str] = {
     "annotation": "The program annotates its steps, for whichever profiler.",
     "steps line": "A device has a line of steps in the profile.",
-    "module": "The compiled module with most device time of a profile ran again.",
+    "module": "A compiled module ran: the one with most device time again, or each if nothing else shows steps.",
     "calls": "A compiled function was called again.",
     "whole": "The whole capture is one step.",
     "clock": "The host clock of a capture recorded it, in runs of an earlier version.",
@@ -158,6 +158,7 @@ _DEVICE_STATS: dict[str, Column] = {
         "sum",
         "mean",
     ),
+    "sync_wait_ps": Column(_INT, "Idle time after the host waited for the device, in picoseconds.", "sum", "mean"),
     "kernel_wait_ps": Column(
         _INT, "Idle time in gaps of less than 30 us before runs launched in time, in picoseconds.", "sum", "mean"
     ),
@@ -165,6 +166,8 @@ _DEVICE_STATS: dict[str, Column] = {
     "outfeed_ps": Column(_INT, "Time in which a TPU writes outfeed, in picoseconds.", "sum", "mean"),
     "transfer_ps": Column(_INT, "Time of transfers between host and device, in picoseconds.", "sum", "mean"),
     "collective_ps": Column(_INT, "Time of collectives such as all-reduce, in picoseconds.", "sum", "mean"),
+    "exposed_transfer_ps": Column(_INT, "Time of transfers beside no computation, in picoseconds.", "sum", "mean"),
+    "exposed_collective_ps": Column(_INT, "Time of collectives beside no computation, in picoseconds.", "sum", "mean"),
     "duty_cycle": Column(
         _FLOAT, "Share of step time in which the device is busy and not waiting for its host, 0 to 1.", "mean", "mean"
     ),

@@ -240,7 +240,9 @@ def _explained(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
         has_input=pl.col("input_ps").is_not_null(),
         by_clock=clock_measures_input(),
     )
-    reasons = _reasons(run, steps)
+    inside = run.stalls.filter(pl.col("kind").is_null() | pl.col("kind").is_in(_INSIDE))
+    waits = run.stalls.filter(kind="data loading")
+    reasons = steps.select("unit", reason=stall_places(steps, inside), wait_place=stall_places(steps, waits))
     account, kind = pl.col("account"), pl.col("kind")
     evaluates = (kind == "eval") | ((kind == "predict") & (run.steps["kind"] == "train").any())
     estimated = account.is_in(["program startup", "profiler"]) | ((account == "data loading") & ~pl.col("has_input"))
@@ -275,13 +277,6 @@ def _explained(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
         )
         .select(_COLUMNS)
     )
-
-
-def _reasons(run: HostRun, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return where each step stalled longest, if it did: in its exclusive time, and waiting for input."""
-    inside = run.stalls.filter(pl.col("kind").is_null() | pl.col("kind").is_in(_INSIDE))
-    waits = run.stalls.filter(kind="data loading")
-    return steps.select("unit", reason=stall_places(steps, inside), wait_place=stall_places(steps, waits))
 
 
 def _span_pieces(run: HostRun, cells: _Cells, spans: pl.DataFrame) -> pl.DataFrame:

@@ -12,7 +12,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.analysis.goodput import Goodput, goodput
-from tpunb.analysis.metrics import account_metrics, data_kind, phase_metrics, scale_metrics
+from tpunb.analysis.metrics import account_metrics, phase_metrics, scale_metrics, traits
 from tpunb.analysis.roofline import Roofline
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as phases_of
@@ -52,7 +52,7 @@ class Rule:
     account
         Account of ``tpunb.schema.ACCOUNTS`` whose time it saves, if it is of one.
     actions
-        What to try instead, by the value of the metric `by`.
+        What to try instead, by the value of the metric `by`, or by the framework of the run.
     by
         Name of a metric.
     """
@@ -123,9 +123,24 @@ RULES = (
     _share(
         "idle",
         0.1,
-        sentence="The device is idle for {idle} of the phase's step time without a known cause",
-        action="run more steps per call (Keras' steps_per_execution, a lax.scan), fetch fewer values on the host",
+        sentence="The device is idle for {idle} of the phase's step time {idle_cause}",
+        action="run more steps per call, fetch fewer values on the host",
+        actions={
+            "Keras": "run more steps per call (steps_per_execution), fetch fewer values on the host",
+            "JAX": "run more steps per call (lax.scan), fetch fewer values on the host",
+            "PyTorch": "launch fewer, larger kernels (torch.compile, CUDA graphs), fetch fewer values on the host",
+        },
         source="TPUPoint VI.B, Figure 10: 38.90 % (v2), 43.53 % (v3); over 10 %: XProf's TensorCoreIdleBoundRule",
+        account="device idle",
+    ),
+    _share(
+        "reads",
+        0.05,
+        sentence="The host waits for the device in {reads_op}, and launches its next work late: the device is idle for "
+        "{reads} of the phase's step time",
+        action="read what the device computes in fewer steps, or one step later",
+        actions={"PyTorch": "call loss.item(), float(loss), print or .cpu() in fewer steps, or one step later"},
+        source="HTA's host wait, up to the time that the host waited before; 5 % is ours",
         account="device idle",
     ),
     _share(
@@ -152,14 +167,14 @@ RULES = (
     _share(
         "transfer",
         0.1,
-        sentence="Transfers between host and device take {transfer} of the phase's step time",
+        sentence="Transfers between host and device that no computation hides take {transfer} of the phase's step time",
         action="make fewer and larger transfers, prefetch to the device, leave on it what the host does not need",
         source="TPUPoint VI.B, observation 4; XProf's DataTransferBoundRule; 10 % as for input",
     ),
     _share(
         "collectives",
         0.3,
-        sentence="Collectives take {collective} of the phase's step time",
+        sentence="Collectives that no computation hides take {collective} of the phase's step time",
         action="use larger batches per device, bfloat16 gradients, collectives behind computation; find slow devices",
         source="over 30 % of step time: XProf's CollectiveBoundRule",
         metric="collective",
@@ -183,14 +198,15 @@ RULES = (
         when=pl.col("compile") > 0.1,
         saves=pl.col("compiled_ps") / pl.col("typical_ps"),
         sentence="Compilation takes {compiled_ps}",
-        action="enable the persistent compilation cache (jax_compilation_cache_dir); this cost is paid once per run",
+        action="enable a persistent compilation cache; this cost is paid once per run",
+        actions={"JAX": "enable the compilation cache (jax_compilation_cache_dir); this cost is paid once per run"},
         source="https://docs.jax.dev/en/latest/persistent_compilation_cache.html; 10 % is ours",
         account="program startup",
     ),
     _rare(
         "checkpoint",
         sentence="Saving checkpoints takes {checkpoint} of the phase's step time",
-        action="save less often, or in the background (Orbax' AsyncCheckpointer, Keras' OrbaxCheckpoint)",
+        action="save less often, or in the background (asynchronous checkpoints, such as those of Orbax)",
         source="https://orbax.readthedocs.io/en/stable/guides/checkpoint/async_checkpointing.html; 1 % is ours",
     ),
     _rare(
@@ -247,7 +263,7 @@ def _headroom_rule(bound: str, action: str) -> Rule:
 
 HEADROOM_RULES = (
     _headroom_rule("compute", "use larger batches, bfloat16, dimensions in multiples of the matrix unit's"),
-    _headroom_rule("memory", "fuse operations (jit_compile=True, jax.jit), use smaller data types, reuse what is read"),
+    _headroom_rule("memory", "fuse operations (compile the step), use smaller data types, reuse what is read"),
 )
 """Rules for phases with a roofline: they also have the metrics ``bound`` and ``headroom``, a share of self time."""
 
@@ -419,7 +435,8 @@ ACCOUNT_RULES = (
         when=pl.col("evaluation") > pl.col("productive"),
         saves=pl.col("evaluation"),
         sentence="Evaluation takes {evaluation_ps}, longer than the {productive_ps} of productive training",
-        action="evaluate every few epochs, or on fewer batches (Keras' validation_freq, validation_steps)",
+        action="evaluate every few epochs, or on fewer batches",
+        actions={"Keras": "evaluate every few epochs, or on fewer batches (validation_freq, validation_steps)"},
         source=_LONGER,
         account="evaluation",
     ),
@@ -559,7 +576,7 @@ def _code_in_steps(run: Goodput) -> pl.DataFrame:
 def advise_phases(phases: Phases, roof: Roofline | None = None, code: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return the advice on phases alone, which costs no account of the run; `code` is a known cause of idle devices."""
     metrics, rules = scale_metrics(phase_metrics(phases), phases, roof), [*RULES, *SCALE_RULES]
-    metrics = metrics.with_columns(data=pl.lit(data_kind(phases.steps), pl.String))
+    metrics = metrics.with_columns(pl.lit(text, pl.String).alias(name) for name, text in traits(phases.steps).items())
     if code is not None:
         share = (pl.col("code_ps") / pl.col("typical_ps")).fill_null(0.0)
         metrics = metrics.join(code, on="phase", how="left", maintain_order="left")
@@ -578,7 +595,8 @@ def _applied(rules: Sequence[Rule], metrics: pl.DataFrame, run_ps: float, base: 
         applied = applied.with_columns(saved=pl.col("saves_ps") / max(run_ps, 1))
         for row in applied.filter((pl.col("saved") >= _LEAST_SAVING).fill_null(True)).iter_rows(named=True):
             saves_ps = None if row["saves_ps"] is None else round(row["saves_ps"])
-            action = rule.actions.get(row.get(rule.by) or "", rule.action)
+            keys = (row.get(rule.by) or "", row.get("framework") or "")
+            action = next((rule.actions[key] for key in keys if key in rule.actions), rule.action)
             rows.append((row["phase"], rule.name, saves_ps, row["saved"], _sentence(rule, row, whole), action, number))
     frame = pl.DataFrame(rows, schema={**schema.ADVICE, "number": pl.Int64()}, orient="row")
     frame = frame.sort("saves_ps", "phase", "number", descending=[True, False, False], nulls_last=True)

@@ -72,7 +72,8 @@ def find_barriers(tables: HostTables, frame: pl.DataFrame) -> Barriers:
     runs, by = _runs(tables, frame)
     names, lost = _in_order({*frame["host"].unique()}), {re.sub(_FILE, "", name) for name in tables.lost["what"]}
     host = _places(runs["host"], names)
-    devices, texts, ops = (_texts(runs[name]) for name in ("device", "groups", "name"))
+    columns = (runs[name].unique().drop_nulls().cast(pl.String) for name in ("device", "groups", "name"))
+    devices, texts, ops = map(sorted, columns)
     roles = [tables.roles.get(name) for name in names]
     role = np.array([[*dict.fromkeys(roles)].index(name) for name in roles])
     steps, step = factorize(runs["step"].to_numpy())
@@ -122,11 +123,6 @@ def _runs(tables: HostTables, frame: pl.DataFrame) -> tuple[pl.DataFrame, str]:
 def _in_order(names: set[str]) -> list[str]:
     """Return names sorted with their numbers in order: host-9 before host-10."""
     return sorted(names, key=lambda name: [(len(part), part) for part in re.split(r"(\d+)", name)])
-
-
-def _texts(column: pl.Series) -> list[str]:
-    """Return the distinct texts of a column of names, sorted."""
-    return sorted(column.unique().drop_nulls().cast(pl.String))
 
 
 def _places(column: pl.Series, names: list[str]) -> Ints:

@@ -16,6 +16,7 @@ from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
 from tpunb.frames.op_matrix import op_matrix
 from tpunb.schema import ACCOUNTS
+from tpunb.step_stats.launches import sync_place
 
 _OPS = {
     "formatting": r"device (data formatting|device copy|copy|transpose|reshape):"
@@ -28,6 +29,7 @@ _OPS = {
     "transfers": r"host transfer: (?!.*Outfeed)",  # dequeuing an outfeed, the host waits for the device
     "iterators": r"host [^:]*: Iterator::(?!.*Parallel)",
     "parallel": r"host [^:]*: (Iterator::.*Parallel|Parallel\w+Produce)",
+    "reads": r"host [^:]*: (aten::(item|_local_scalar_dense)|(cuda|hip)(Stream|Device|Event)Synchronize)\Z",
 }
 """Patterns of ``side category: op``, by the metric that the operations count for."""
 
@@ -37,7 +39,7 @@ _RARE = {"checkpoint": r"(?i)check.?point|\bsav(e|ing)\b", "summary": r"(?i)\bsu
 _TIMES = ["device", "idle", "infeed", "outfeed", "transfer", "collective", "input", "compile"]
 _SHARES = [
     *("input", "idle", "any_idle", "busy", "infeed", "outfeed", "transfer", "collective", "formatting", "copies"),
-    *("recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm", "flops_counted"),
+    *("late", "reads", "recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm", "flops_counted"),
 ]
 _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 8, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
@@ -49,12 +51,13 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
     """Return metrics of each phase, longest first; null if unknown.
 
     Shares of the step time of its steps traced in full, 0 to 1: ``input`` (infeed wait of the device, and its idle time
-    while the host waits for input longer than that), ``any_idle``, ``idle`` (without a known cause), ``busy``,
-    ``infeed``, ``outfeed``, ``transfer``, ``collective``, ``formatting`` (reshapes, transposes and copies on the
-    device), ``copies`` (waits for copies to end), ``waits`` (sum of the waits), ``recompile`` (in all but the first
-    step of a kind), ``callbacks``, ``checkpoint``, ``summary``, and ``stall`` (waits beyond those of a longer phase of
-    the same operations). Host work counts as far as the device idles meanwhile; in full if nothing is known of a
-    device.
+    while the host waits for input longer than that), ``any_idle``, ``idle`` (without the causes here, null for a whole
+    capture), ``late`` (idle before late launches), ``busy``, ``infeed``, ``outfeed``, ``transfer`` and ``collective``
+    (what no computation hides, if that is known), ``formatting`` (reshapes, transposes and copies on the device),
+    ``copies`` (waits for copies to end), ``waits`` (sum of the waits), ``reads`` (idle after the host waited for the
+    device), ``recompile`` (in all but the first step of a kind), ``callbacks``, ``checkpoint``, ``summary``, and
+    ``stall`` (waits beyond those of a longer phase of the same operations). Host work counts as far as the device idles
+    meanwhile; in full if nothing is known of a device.
 
     Other columns: ``name``; ``kinds``, ``share`` (of all step time), ``dur_ps``, ``steps`` and ``full`` as in
     ``tpunb.schema.PHASES``; ``mxu`` (utilisation of the MXU, else of the device's peak FLOP/s) and ``hbm``, 0 to 1;
@@ -90,7 +93,16 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
     rows = rows.join(compiled, on="phase", how="left", maintain_order="left")
     rows = rows.with_columns(compile=pl.col("compiled_ps") / pl.col("dur_ps"))
     rows = _with_stalls(_with_rare_work(rows), _signatures(phases))
-    return rows.join(_top_ops(ops), on="phase", how="left", maintain_order="left")
+    rows = rows.join(_top_ops(ops), on="phase", how="left", maintain_order="left")
+    late = pl.when(pl.col("late") > pl.col("idle") / 2).then(pl.lit("since the host launches its work late"))
+    rows = rows.with_columns(idle_cause=late.otherwise(pl.lit("without a known cause")))
+    place = _sync_place(phases.steps) if (rows["reads"] > 0).any() else None
+    return rows.with_columns(pl.col("reads_op").fill_null("a synchronous call") + (f" at {place}" if place else ""))
+
+
+@memoised
+def _sync_place(steps: Steps) -> str | None:
+    return None if steps.read_events is None else sync_place(steps.read_events())
 
 
 @memoised
@@ -115,9 +127,10 @@ def _matched_ops(steps: Steps) -> pl.DataFrame:
         next((metric for metric, pattern in _OPS.items() if re.match(pattern, text[:_LONGEST])), None) for text in texts
     ]
     matched = names.with_columns(metric=pl.Series(metrics, dtype=pl.String)).drop_nulls("metric")
-    rows = steps.ops.select("host", "step", "side", "category", "op", "self_ps")
+    rows = steps.ops.select("host", "step", "side", "category", "op", "total_ps", "self_ps")
     rows = rows.join(matched, on=["side", "category", "op"], nulls_equal=True)
-    return rows.select("host", "step", "metric", "op", pl.col("self_ps").clip(0))
+    time = pl.when(pl.col("metric") == "reads").then("total_ps").otherwise("self_ps")  # its caller rather than the wait
+    return rows.select("host", "step", "metric", "op", time.clip(0).alias("self_ps"))
 
 
 def _full_steps(steps: Steps, frame: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
@@ -140,6 +153,8 @@ def _shares(steps: pl.DataFrame) -> pl.DataFrame:
     time = {name: pl.col(f"{name}_ps").cast(pl.Float64).clip(0, dur) for name in _TIMES}
     host = {metric: pl.min_horizontal(metric, dur) for metric in _OPS}
     idle = time["idle"]
+    for name in ("transfer", "collective"):
+        time[name] = pl.coalesce(pl.col(f"exposed_{name}_ps").cast(pl.Float64).clip(0, dur), time[name])
 
     def within(wait: pl.Expr, limit: pl.Expr = idle) -> pl.Expr:
         return pl.when(wait.is_not_null()).then(pl.min_horizontal(wait, limit))  # a null limit does not bound
@@ -159,12 +174,16 @@ def _shares(steps: pl.DataFrame) -> pl.DataFrame:
     waits = (time["input"], time["compile"], *(host[metric] for metric in ("checkpoint", "summary", "transfers")))
     explained = pl.sum_horizontal(*(within(wait) for wait in waits), callbacks)
     rest = (idle - pl.sum_horizontal(*(within(wait) for wait in waits[:-1]))).clip(0)
+    unexplained = (idle - explained).clip(0)
+    reads = within(pl.col("sync_wait_ps").cast(pl.Float64), unexplained)
     return steps.select(
         *("row", "dur_ps"),
         *(time[name].alias(name) for name in ("infeed", "outfeed", "collective")),
         busy=time["device"],
         any_idle=idle,
-        idle=(idle - explained).clip(0),
+        late=within(pl.col("host_wait_ps").cast(pl.Float64), unexplained),
+        idle=pl.when(pl.col("rule").ne_missing("whole")).then(unexplained - reads.fill_null(0)),
+        reads=reads,
         # the host waits for the same data while a device waits in an infeed
         input=total(time["infeed"], within((time["input"] - time["infeed"].fill_null(0)).clip(0))),
         transfer=total(time["transfer"], within(host["transfers"], rest)),
@@ -309,7 +328,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         **_growth(run.load, phases.steps.frame),
         "eager": _eager(phases.steps),
         "debug": phases.steps.metadata.get("debug"),
-        "data": data_kind(phases.steps),
+        **traits(phases.steps),
         "models": str(models),
         "saves": phases.steps.metadata.get("saves"),
         "save_ps": taken["saving"] / saves if saves else None,
@@ -319,10 +338,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     }
     if failure_every_h is not None and saves:
         row["save_best_ps"] = math.sqrt(2 * taken["saving"] / saves * failure_every_h * 3.6e15)
-    texts = dict.fromkeys(
-        ("callback", "retraced", "reason", "changed", "models", "data", "saves", "eager", "debug"), pl.String()
-    )
-    return pl.DataFrame([row], schema={name: texts.get(name, pl.Float64()) for name in row})
+    texts = ("callback", "retraced", "reason", "changed", "models", "data", "saves", "eager", "debug", "framework")
+    return pl.DataFrame([row], schema={name: pl.String() if name in texts else pl.Float64() for name in row})
 
 
 def _eager(steps: Steps) -> str | None:
@@ -362,11 +379,23 @@ def _growth(load: pl.DataFrame, steps: pl.DataFrame) -> dict[str, object]:
     return grown
 
 
-def data_kind(steps: Steps) -> str | None:
-    """Return the kind of the data of a run, "tuned tf.data" after trials; None if it is not known."""
-    kind = steps.metadata.get("data")
+_FRAMEWORKS = {
+    "PyTorch": r"^(aten::|autograd::|torch[.:]|Torch-Compiled)",
+    "JAX": r"^(PjitFunction|jit_|jit\()",
+    "TensorFlow": r"^(Eager[A-Z]|IteratorGetNext|(Read|Assign\w*)VariableOp|Resource(Apply|Gather)|tf\.)",
+}
+"""Operations that only one framework has; the first that has any wins."""
+
+
+@memoised
+def traits(steps: Steps) -> dict[str, str | None]:
+    """Return ``data``, the kind of the data of a run, "tuned tf.data" after trials, and ``framework``, if known."""
+    data, names = steps.metadata.get("data"), steps.ops["op"].unique().cast(pl.String)
     tuned = steps.wall is not None and bool((steps.wall.spans["account"] == "tuning").any())
-    return f"tuned {kind}" if kind and tuned else kind
+    framework = next((name for name, pattern in _FRAMEWORKS.items() if names.str.contains(pattern).any()), None)
+    if framework != "PyTorch" and (steps.frame["rule"] == "keras").any():  # on any backend with such parameters
+        framework = "Keras"
+    return {"data": f"tuned {data}" if data and tuned else data, "framework": framework}
 
 
 _CHANGED = {"^a new function": "function", r" = ": "value", r"\w\[|\w\(": "shape"}

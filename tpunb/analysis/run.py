@@ -29,7 +29,7 @@ def loaded(run: Run, verb: str, name: str = "run") -> Profile | Steps | Phases:
 def steps(run: Run, by: StepRule | Literal["whole", "module"] | None = None) -> Steps:
     """Return the steps of a run; ``steps.frame["rule"]`` says how they were found.
 
-    If no rule of :mod:`tpunb.step_stats.boundaries` finds a step, the whole capture is one step a host, with a warning.
+    If no rule of :mod:`tpunb.step_stats.boundaries` finds a step, each run of a module is one, or the whole capture.
 
     Parameters
     ----------

@@ -17,6 +17,7 @@
         samples.parquet         SAMPLES
         load.parquet            LOAD
         programs.parquet        PROGRAMS that the windows ran
+    ticks.parquet               TICKS of the last seconds, which may be in a part by now
     programs/                   each compiled program once, by a digest of its contents
         0123456789abcdef.hlo.pb.gz  HloProto
     plugins/profile/00007/      a raw window by its number, as XProf and TensorBoard open it
@@ -55,7 +56,7 @@ from tpunb.step_stats import aggregate, launches
 from tpunb.step_stats.numbering import numbered
 from tpunb.text import format_error
 
-RUN, DEVICE = "run.json", "device.json"
+RUN, DEVICE, TAIL = "run.json", "device.json", "ticks.parquet"
 
 VERSION = 3
 """The layout that a capture writes. Layout 2 had other names of columns and no spans, and can still be read."""
@@ -135,10 +136,10 @@ def raw_windows(files: Mapping[str, Location]) -> dict[tuple[int, str], Location
 
 
 def statistics(files: Mapping[str, Location]) -> dict[str, Location]:
-    """Return the files that `read` reads: ``run.json`` and the tables of the valid parts."""
+    """Return the files that `read` reads: ``run.json``, the tables of the valid parts and the ticks after them."""
     valid = set(parts(files))
     tables = {path for path in files if (name := _PART.fullmatch(path)) and name[2] in TABLES and name[1] in valid}
-    return {path: files[path] for path in sorted(files) if path == RUN or path in tables}
+    return {path: files[path] for path in sorted(files) if path in (RUN, TAIL) or path in tables}
 
 
 def parts(files: Iterable[str]) -> list[str]:
@@ -279,20 +280,25 @@ def _settled(
         try:
             contents = _fetch(statistics(files))
             facts, tables = _facts(contents.get(RUN, b""), folder), _tables(contents, files)
+            tail = _stack([(files[TAIL], contents[TAIL])] if TAIL in contents else [], "ticks")
         except BadProfile as error:  # or a part that was removed in between
             failure = error
         files = folder.below(refresh=True)
         if is_settled(before, parts(files)):
             if failure is not None:
                 raise failure
+            if before == parts(files):  # else a part, which was not read, may have what the tail had
+                ticks = tables["ticks"]
+                tables["ticks"] = pl.concat([ticks, tail.join(ticks, on=["host", "start_ps"], how="anti")])
             return facts, tables, files
     raise TpunbError(f"{folder}: changes faster than it can be read", hint="load it again")
 
 
 def _fetch(files: Mapping[str, Location]) -> dict[str, _Source]:
-    """Return paths of local files, contents of others."""
+    """Return paths of local files, contents of others, and of what is written again and again."""
     if not any(file.url for file in files.values()):
-        return {name: Path(file.path) for name, file in files.items()}
+        paths = {name: Path(file.path) for name, file in files.items()}
+        return {name: path.read_bytes() if name == TAIL else path for name, path in paths.items()}
     contents = dict(zip(files, storage.fetch([*files.values()]), strict=True))
     if gone := [file for name, file in files.items() if contents[name] is None]:
         raise BadProfile(f"{gone[0]}: was removed while the run was read")

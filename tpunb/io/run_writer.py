@@ -23,7 +23,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.io import parquet, storage
-from tpunb.io.run_folder import RUN, TABLES, VERSION, is_chrome_trace, program_name, raw_name
+from tpunb.io.run_folder import RUN, TABLES, TAIL, VERSION, is_chrome_trace, program_name, raw_name
 from tpunb.io.run_storage import LocalFiles, RemoteFiles, holder_here
 from tpunb.io.storage import NoAnswer
 
@@ -126,6 +126,11 @@ class RunWriter:
             self._pending[number] = written
             if len(self._pending) == _TOGETHER:
                 self._merge()
+
+    def tail(self, ticks: pl.DataFrame) -> None:
+        """Write the ticks that no part holds yet, on a local disk: a kill leaves them."""
+        if isinstance(self._files, LocalFiles):
+            self._files.put(TAIL, parquet.pack(ticks, TABLES["ticks"]))
 
     def _merge(self) -> None:
         """Write the pending parts as one, then remove them; after a failure the next part or the end tries again."""

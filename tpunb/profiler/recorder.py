@@ -184,11 +184,21 @@ class RunRecorder:
                 "samples": self.stalls.take_samples(host, origin_ns),
                 "load": self._load.take(host, origin_ns),
                 "programs": pl.DataFrame(self.programs.take(), schema=run_folder.PROGRAMS, orient="row"),
-                "ticks": pl.DataFrame(map(self._row, self._unwritten), schema=run_folder.TICKS, orient="row"),
+                "ticks": self._ticks(),
             }
             self._writer.part(self._parts, {**(tables or {}), **clocked})
             self._parts += 1
             self._unwritten = []
+
+    def write_tail(self) -> None:
+        """Write the steps that no part holds yet, to be overwritten."""
+        self.collect_steps()
+        with self._lock:
+            if self._unwritten and not self._closed:
+                self._writer.tail(self._ticks())
+
+    def _ticks(self) -> pl.DataFrame:
+        return pl.DataFrame(map(self._row, self._unwritten), schema=run_folder.TICKS, orient="row")
 
     def spend(self, detail: str, start_ns: int) -> None:
         """Record work of the profiler since then, beside the training."""

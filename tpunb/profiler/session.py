@@ -1,6 +1,7 @@
-"""The two threads of a capture (paper III.A).
+"""The threads of a capture (paper III.A).
 
-The recording thread reduces and writes a window while the profiling thread already requests the next.
+The recording thread reduces and writes a window while the profiling thread already requests the next. A third one
+writes the latest steps each second, whatever these two do.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Status(NamedTuple):
 
 
 class CaptureSession:
-    """The two threads of a capture, and the state that they share."""
+    """The threads of a capture, and the state that they share."""
 
     def __init__(
         self, writer: RunWriter, source: Source, schedule: Schedule, *, keep: Keep, until: int | None = None
@@ -103,6 +104,7 @@ class CaptureSession:
         self._finalized = False
         self._profiling = threading.Thread(target=self._profile, name="tpunb-profiling", daemon=True)
         self._recording = threading.Thread(target=self._record, name="tpunb-recording", daemon=True)
+        self._tailing = threading.Thread(target=self._write_tails, name="tpunb-tailing", daemon=True)
         self._closing = threading.Thread(target=self._close, name="tpunb-closing", daemon=True)
 
     # -- the block -----------------------------------------------------------------------------------------------
@@ -126,6 +128,7 @@ class CaptureSession:
         captures.add(self)
         self._profiling.start()
         self._recording.start()
+        self._tailing.start()
         self.clock.mark_progress()
         if self.stacks:
             self.recorder.stalls.start()
@@ -398,6 +401,14 @@ class CaptureSession:
         if now_s - self._log_s > LIMITS.log_s:
             _log.info("%s: %s", self.writer.name, self.status)
             self._log_s = now_s
+
+    def _write_tails(self) -> None:
+        while not self._ended.wait(LIMITS.tail_s):
+            try:
+                self.recorder.write_tail()
+            except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001  must not end the training
+                self._fail(error)
+                self.stop("stopped")
 
     def _write_facts(self) -> None:
         """Write ``run.json``."""

@@ -7,10 +7,10 @@
 4. "calls": repeated calls of one compiled function on the host (JAX's ``PjitFunction``), from one call to the next.
 
 Modules and functions of a single primitive, which JAX compiles outside ``jit``, count only where there are no others.
-If no rule finds a step, the whole capture is one: :func:`whole`. A capture also has its clock: :func:`from_clock`.
+If no rule finds a step, all :func:`modules` are, else the :func:`whole` capture. Some have a clock: :func:`from_clock`.
 
 On a device, a step consists of the runs launched during the step of the host (:mod:`tpunb.step_stats.launches`),
-however late they start; without links, of what ran during it.
+however late they start; without links, of what ran during it. It lasts while its busiest stream runs it.
 """
 
 from __future__ import annotations
@@ -226,9 +226,10 @@ def _by_modules(events: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(step=pl.col("step") - pl.col("step").min().over("host"))
 
 
-def modules(events: pl.DataFrame) -> pl.DataFrame:
+def modules(events: pl.DataFrame, *, primitives: bool = True) -> pl.DataFrame:
     """Return INTERVALS: each run of any module on a device is a step of the module's kind, in order of start."""
-    runs = _aligned(_module_runs(events), "kind")
+    runs = _module_runs(events).filter(primitives | ~pl.col("kind").str.contains(_PRIMITIVE))
+    runs = _aligned(runs, "kind")
     by = ["host", "kind", "step"]
     order = runs.group_by(by).agg(pl.col("start_ps").min()).sort("host", "start_ps", "kind", "step")
     order = order.select(*by, number=pl.int_range(pl.len(), dtype=pl.Int64).over("host"))

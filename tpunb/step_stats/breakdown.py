@@ -18,34 +18,36 @@ COUNTERS = "_counters_"
 
 _TIMES = ["infeed", "outfeed", "transfer", "collective"]
 _WAITS = ["infeed", "outfeed", "transfer"]  # not part of XProf's duty cycle either
+_HIDDEN = ["transfer", "collective"]  # other streams may compute meanwhile
 _CONTAINERS = ["while", "conditional", "call"]  # count what their bodies count again
 
 
-def of_devices(ops: pl.DataFrame, places: pl.DataFrame, hardware: pl.DataFrame) -> pl.DataFrame:
-    """Return ``tpunb.schema.DEVICES`` from operations of devices and their places, as `ops.assign` returns them."""
-    if ops.is_empty():
+def of_devices(ops: pl.DataFrame, during: pl.DataFrame, places: pl.DataFrame, hardware: pl.DataFrame) -> pl.DataFrame:
+    """Return ``tpunb.schema.DEVICES`` from operations of devices, those `ops.assign` returns and `ops.parts`."""
+    if during.is_empty():
         return pl.DataFrame(schema=schema.DEVICES)
-    containers = map_names(ops["category"], _CONTAINERS.__contains__, pl.Boolean()).fill_null(False)
-    counted = ops.filter(~containers).select("at", "self_ps", pl.col(WORK).cast(pl.Float64))
+    counted = ops.filter(~_containers(ops)).select("at", "self_ps", pl.col(WORK).cast(pl.Float64))
     flops_ps = pl.col("self_ps").filter(pl.col("flops").is_not_null()).sum()
     sums = counted.group_by("at").agg(*map(total, WORK), flops_time_share=_share(flops_ps, pl.col("self_ps").sum()))
-    ops = _carried_over(ops, places)
-    kinds = map_names(ops["category"], op_names.kind)
-    rows = ops.select("at").unique().join(sums, on="at", how="left")
-    rows = rows.join(places, on="at").join(_union(ops, "device_ps"), on="at", how="left")
+    kinds = map_names(during["category"], op_names.kind)
     waits = map_names(kinds, _WAITS.__contains__, pl.Boolean()).fill_null(False)
-    rows = rows.join(_union(ops.filter(~waits), "working_ps"), on="at", how="left")
-    for kind in _TIMES:
-        rows = rows.join(_union(ops.filter(kinds == kind), f"{kind}_ps"), on="at", how="left")
+    computing = kinds.is_null() & ~_containers(during)
+    times = {"device": ~waits | waits, "working": ~waits, "computing": computing}
+    times |= {kind: kinds == kind for kind in _TIMES}
+    times |= {f"exposed_{kind}": computing | (kinds == kind) for kind in _HIDDEN}
+    rows = during.select("at").unique().join(sums, on="at", how="left").join(places, on="at")
+    for name, counts in times.items():
+        rows = rows.join(_union(during.filter(counts), f"{name}_ps"), on="at", how="left")
     peaks = hardware.select("host", "peak_flops", "hbm_bandwidth", "mxu_util", plane="device")
-    rows = rows.join(_reported(ops), on=["host", "plane"], how="left").join(
+    rows = rows.join(_reported(during), on=["host", "plane"], how="left").join(
         peaks.unique(["host", "plane"]), on=["host", "plane"], how="left"
     )
     dur_ps = pl.col("end_ps") - pl.col("start_ps")
     return schema.check(
         rows.with_columns(
             *(_zero_if(f"{kind}_ps", "programs") for kind in ("infeed", "outfeed")),
-            *(_zero_if(f"{kind}_ps", "kinds") for kind in ("transfer", "collective")),
+            *(_zero_if(f"{kind}_ps", "kinds") for kind in _HIDDEN),
+            *(_exposed(kind) for kind in _HIDDEN),
             device=pl.col("plane"),
             dur_ps=dur_ps,
             idle_ps=dur_ps - pl.col("device_ps"),
@@ -56,6 +58,17 @@ def of_devices(ops: pl.DataFrame, places: pl.DataFrame, hardware: pl.DataFrame) 
         schema.DEVICES,
         "devices",
     ).sort("host", "device", "start_ps")
+
+
+def _containers(ops: pl.DataFrame) -> pl.Series:
+    named = (map_names(ops[name], _CONTAINERS.__contains__, pl.Boolean()) for name in ("category", "op"))
+    return next(named).fill_null(False) | next(named).fill_null(False)
+
+
+def _exposed(kind: str) -> pl.Expr:
+    """Return the time of a kind beyond that of computation, where the device reports the kind."""
+    beyond = pl.col(f"exposed_{kind}_ps").fill_null(0) - pl.col("computing_ps").fill_null(0)
+    return pl.when(_zero_if(f"{kind}_ps", "kinds").is_not_null()).then(beyond).alias(f"exposed_{kind}_ps")
 
 
 def with_counters(devices: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
@@ -121,36 +134,11 @@ def of_steps(devices: pl.DataFrame) -> pl.DataFrame:
     return devices.group_by("host", "step").agg(over_devices(schema.DEVICE_FACTS))
 
 
-def _carried_over(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
-    """Add the rest of each operation that runs on in later steps of its device to those."""
-    over = ops.filter(pl.col("start_ps") + pl.col("dur_ps") > pl.col("end_ps"))
-    if over.is_empty():
-        return ops
-    begin, end = places["start_ps"].to_numpy(), places["end_ps"].to_numpy()
-    device = places.select(pl.struct("host", "plane").rle_id()).to_series().to_numpy()  # places are in its order
-    at, stop = over["at"].to_numpy().astype(np.int64), (over["start_ps"] + over["dur_ps"]).to_numpy()
-    last = at.copy()
-    for each in np.unique(device[at]):
-        first, until = np.searchsorted(device, [each, each + 1])
-        here = device[at] == each
-        last[here] = first + np.searchsorted(begin[first:until], stop[here]) - 1
-    steps = np.arange((last - at).sum()) - np.repeat(np.cumsum(last - at) - (last - at), last - at)
-    later = np.repeat(at, last - at) + 1 + steps
-    rest = over[np.repeat(np.arange(len(at)), last - at)].with_columns(
-        at=pl.Series(later, dtype=pl.UInt32),
-        start_ps=pl.Series(begin[later]),
-        dur_ps=pl.Series(np.repeat(stop, last - at) - begin[later]),
-        end_ps=pl.Series(end[later]),
-    )
-    return pl.concat([ops, rest])
-
-
 def _union(ops: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Return how long at least one operation of each place and step ran, cut at the end of the step."""
+    """Return how long at least one operation of each place and step ran, of :func:`tpunb.step_stats.ops.parts`."""
     from tpunb.step_stats.self_time import unions  # compiled
 
-    end = np.minimum((ops["start_ps"] + ops["dur_ps"]).to_numpy(), ops["end_ps"].to_numpy())
-    at, start = ops["at"].to_numpy(), ops["start_ps"].to_numpy()
+    at, start, end = (ops[name].to_numpy() for name in ("at", "start_ps", "end_ps"))
     groups = np.flatnonzero(np.bincount(at)).astype(np.uint32)
     return pl.DataFrame({"at": groups, name: unions(at, start, end)})
 

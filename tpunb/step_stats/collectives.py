@@ -10,8 +10,8 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.frames import Profile
-from tpunb.step_stats import op_names
-from tpunb.step_stats.ops import assign, find, instructions, map_names
+from tpunb.step_stats import launches, op_names
+from tpunb.step_stats.ops import assign, find, instructions, map_names, place
 
 _MOST_DEVICES = 1 << 20  # in replica groups, which are text of a file
 _PART = r"-(start|done)"
@@ -23,7 +23,8 @@ def collectives(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
 
     The n-th runs of an instruction in a step on the devices of one host are one instance: clocks of hosts differ.
     """
-    return of_ops(profile, *assign(find(profile.events), intervals))
+    ops, places = place(find(profile.events), intervals)
+    return of_ops(profile, assign(ops, places, launches.in_steps(profile.events, intervals)), places)
 
 
 def of_ops(profile: Profile, ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:

@@ -177,10 +177,13 @@ def job(tables: JobTables) -> Steps:
 
     Operations and devices are means over the hosts of a role, operations over those that traced the step best.
     """
-    names = _names(tables.roles)
+    hosts = Counter(tables.roles.values())  # a role is named by its first host, and the number of the others
+    names = {role: role if count == 1 else f"{role} and {count - 1:,} more" for role, count in hosts.items()}
     of_host = {host: names[role] for host, role in tables.roles.items()}
     rows = tables.frame.with_columns(role=pl.col("host").replace(of_host)).sort("role", "step", "host")
-    whole, role = _uncut(rows), pl.col("host").cast(pl.String).replace(of_host)
+    in_full = (pl.col("traced") == "full").any().over("role", "step")
+    whole = rows.filter((pl.col("traced") != "partial") | ~in_full)  # cut by a window only if no host has it in full
+    role = pl.col("host").cast(pl.String).replace(of_host)
     frame = _steps(whole)
     sizes = rows.group_by("role", "step", "traced").agg(of=pl.len().cast(pl.Int64))
     best = frame.select("step", "traced", role="host").join(sizes, on=["role", "step", "traced"])
@@ -205,18 +208,6 @@ def job(tables: JobTables) -> Steps:
             typical_ops=typical_ops,
         ),
     )
-
-
-def _names(of_host: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of roles: the first host, and how many others."""
-    hosts = Counter(of_host.values())
-    return {role: role if count == 1 else f"{role} and {count - 1:,} more" for role, count in hosts.items()}
-
-
-def _uncut(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps of hosts, those that a window cut only where no other host has the step in full."""
-    in_full = (pl.col("traced") == "full").any().over("role", "step")
-    return rows.filter((pl.col("traced") != "partial") | ~in_full)
 
 
 def _steps(rows: pl.DataFrame) -> pl.DataFrame:

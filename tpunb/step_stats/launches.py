@@ -6,6 +6,8 @@ back to the thread with the step annotations, because a run may start long after
 
 from __future__ import annotations
 
+import re
+
 import polars as pl
 
 from tpunb import schema
@@ -20,7 +22,11 @@ _EXECUTE = r"Executable::ExecuteHelper"  # the host requests a run of a program 
 _PLANE = ["host", "plane"]
 _BY_ID = {True: "run", False: "correlation"}  # the link by an id, on a TPU and elsewhere
 _DEVICE = ["host", "device"]
+_SYNC = r"((cuda|hip)(Stream|Device|Event)Synchronize|aten::(item|_local_scalar_dense))"  # the host waits for a device
+_FRAME = r"^\$(?:.*[/\\])?([^/\\]+)\((\d+)\): (.+)$"  # of Python, in a trace of PyTorch
+_LIBRARY = r"^\$(<|(.*[/\\])?((site|dist)-packages|torch)[/\\])"
 _KERNEL_WAIT_PS = 30_000_000  # the threshold of HTA
+_END_PS = pl.col("start_ps") + pl.col("dur_ps")
 _HOPS = 8  # flows between a launch and the thread of the step; at most four were seen
 
 _LAUNCHES: schema.Schema = {
@@ -31,6 +37,8 @@ _LAUNCHES: schema.Schema = {
     "link": pl.String(),
     "lane": pl.UInt32(),  # of the launch on the host
     "sent_ps": pl.Int64(),  # start of the launch, or null
+    "stream": pl.UInt32(),  # lane of the run on the device, null for XLA's CPU client
+    "correlation_id": pl.UInt64(),  # of the run, or null
 }
 """One row per run of a module, or of a kernel, on a device."""
 
@@ -45,24 +53,24 @@ def any_device(events: pl.DataFrame) -> bool:
 def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return when each device ran each step, by launches during the step; `steps` of hosts have the result's columns.
 
+    The busiest stream of a device says when its steps begin and end: others may run ahead of it, or behind.
     The second frame has the start of the last step of each kind that its busiest device ran: (host, kind, last_ps).
     """
-    annotated = events.filter(pl.col("step_num").is_not_null())["lane"].unique()
     launches = _launches(events)
-    sent = _trace_back(launches.filter(pl.col("sent_ps").is_not_null()), events, annotated)
-    begun = steps.select("host", "step", "kind", "traced", pl.col("start_ps").alias("from_ps"), until_ps="end_ps")
-    runs = (
-        sent.sort("sent_ps")
-        .join_asof(begun.sort("from_ps"), left_on="sent_ps", right_on="from_ps", by="host", check_sortedness=False)
-        .filter(pl.col("sent_ps") < pl.col("until_ps"))
-    )
+    runs = _of_steps(launches, events, steps)
+    busy_ps = (pl.col("end_ps") - pl.col("start_ps")).sum()
+    stream = [*_DEVICE, "stream"]
+    streams = runs.group_by(stream).agg(busy_ps=busy_ps).sort("busy_ps", "stream").unique(_DEVICE, keep="last")
+    streams = streams.select(*stream, main=pl.lit(value=True))
+    runs = runs.join(streams, on=stream, how="left", nulls_equal=True)
+    main = pl.col("main") | ~pl.col("main").any().over(*_DEVICE, "step")
     within = (pl.col("start_ps") >= pl.col("from_ps")) & (pl.col("end_ps") <= pl.col("until_ps"))
     rows = (
         runs.group_by("host", pl.col("device").alias("plane"), "step")
         .agg(
-            *(pl.col("kind", "traced", "from_ps").first(), pl.col("start_ps").min()),
-            *(pl.col("end_ps", "until_ps").max(), within.all().alias("within"), pl.len().alias("runs")),
-            busy_ps=(pl.col("end_ps") - pl.col("start_ps")).sum(),
+            *(pl.col("kind", "traced", "from_ps").first(), pl.col("start_ps").filter(main).min()),
+            *(pl.col("end_ps").filter(main).max(), pl.col("until_ps").max()),
+            *(within.all().alias("within"), pl.len().alias("runs"), busy_ps.alias("busy_ps")),
         )
         .sort("host", "plane", "start_ps", "step")
     )
@@ -73,7 +81,8 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame,
     if rows.is_empty():
         return rows.drop("from_ps", "until_ps"), last
     free_ps = pl.col("end_ps").cum_max().over("host", "device")
-    before = launches.sort("start_ps", "end_ps").select("host", plane="device", run_ps="start_ps", free_ps=free_ps)
+    before = launches.join(streams, on=stream, how="semi", nulls_equal=True).sort("start_ps", "end_ps")
+    before = before.select("host", plane="device", run_ps="start_ps", free_ps=free_ps)
     rows = rows.sort("start_ps").join_asof(
         before, left_on="start_ps", right_on="run_ps", by=_PLANE, check_sortedness=False, allow_exact_matches=False
     )
@@ -83,6 +92,28 @@ def on_devices(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame,
     following = pl.col("start_ps").shift(-1).over(_PLANE)
     rows = rows.with_columns(end_ps=pl.coalesce(following, pl.max_horizontal("end_ps", "until_ps")))
     return rows.drop("from_ps", "until_ps", "run_ps", "free_ps"), last
+
+
+def in_steps(events: pl.DataFrame, intervals: pl.DataFrame) -> pl.DataFrame | None:
+    """Return the step that launched each kernel on GPUs with intervals, if any: (host, plane, correlation_id, step)."""
+    gpu, key = pl.col("plane").str.starts_with("/device:GPU"), [*_PLANE, "correlation_id"]
+    if (gpus := intervals.filter(gpu).select(_PLANE).unique()).is_empty():
+        return None
+    steps = intervals.filter(pl.col("plane").is_null(), pl.col("rule").is_not_null())
+    runs = _of_steps(_launches(events), events, steps).rename({"device": "plane"})
+    return runs.join(gpus, on=_PLANE, how="semi").drop_nulls("correlation_id").unique(key).select(*key, "step")
+
+
+def _of_steps(launches: pl.DataFrame, events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the launches in steps, with their (step, kind, traced, from_ps, until_ps)."""
+    annotated = events.filter(pl.col("step_num").is_not_null())["lane"].unique()
+    sent = _trace_back(launches.filter(pl.col("sent_ps").is_not_null()), events, annotated)
+    begun = steps.select("host", "step", "kind", "traced", pl.col("start_ps").alias("from_ps"), until_ps="end_ps")
+    return (
+        sent.sort("sent_ps")
+        .join_asof(begun.sort("from_ps"), left_on="sent_ps", right_on="from_ps", by="host", check_sortedness=False)
+        .filter(pl.col("sent_ps") < pl.col("until_ps"))
+    )
 
 
 def _last_recorded(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
@@ -126,26 +157,61 @@ def with_waits(devices: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Return ``tpunb.schema.DEVICES`` with the idle time that devices with linked launches wait for host and kernel.
 
     By HTA's rules, but for the whole device: a gap is the host's if its run was launched after the one before ended.
+    It is that of a wait of the host for the device if nothing was launched between them, up to the length of the wait.
     """
     begins = devices.group_by(_DEVICE).agg(begin_ps=pl.col("start_ps").min())
     runs = _on_one_clock(events).join(begins, on=_DEVICE).sort("start_ps", "sent_ps")
     runs = runs.filter(pl.col("sent_ps").is_not_null().any().over(_DEVICE))
     begin_ps = pl.coalesce(pl.col("end_ps").cum_max().shift().over(_DEVICE), "begin_ps")
+    runs = _after_syncs(runs, events)
     gaps = runs.with_columns(begin_ps=begin_ps, gap_ps=pl.col("start_ps") - begin_ps).filter(pl.col("gap_ps") > 0)
-    late = pl.col("sent_ps") > pl.col("begin_ps")
-    causes = {"host_wait_ps": late, "kernel_wait_ps": ~late & (pl.col("gap_ps") < _KERNEL_WAIT_PS)}
+    late, gap_ps = pl.col("sent_ps") > pl.col("begin_ps"), pl.col("gap_ps")
+    causes = {
+        "host_wait_ps": pl.when(late).then(gap_ps),
+        "sync_wait_ps": pl.when(late & (pl.col("waited_ps") > 0)).then(pl.min_horizontal("gap_ps", "waited_ps")),
+        "kernel_wait_ps": pl.when(~late & (gap_ps < _KERNEL_WAIT_PS)).then(gap_ps),
+    }
     linked = devices.join(runs.select(_DEVICE).unique(), on=_DEVICE, how="semi")
     devices = devices.drop(*causes)
-    for name, cause in causes.items():
-        waits = _within(linked, gaps.filter(cause)).rename({"gap_ps": name})
+    for name, time_ps in causes.items():
+        waits = _within(linked, gaps.with_columns(gap_ps=time_ps).drop_nulls("gap_ps")).rename({"gap_ps": name})
         devices = devices.join(waits, on=[*_DEVICE, "step"], how="left", maintain_order="left")
     return devices
 
 
+def _syncs(events: pl.DataFrame) -> pl.DataFrame:
+    """Return when hosts wait for their devices: (host, lane, name, start_ps, dur_ps, until_ps)."""
+    names = [name for name in events["name"].unique().cast(pl.String) if re.fullmatch(_SYNC, name)]
+    waits = events.filter(pl.col("name").is_in(names), ~pl.col("plane").cat.starts_with(DEVICE))
+    return waits.select("host", "lane", "name", "start_ps", "dur_ps", until_ps=_END_PS).sort("until_ps", "dur_ps")
+
+
+def _after_syncs(runs: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """Add `waited_ps`: how long the host waited for a device between the launch before that of each run and this."""
+    syncs = _syncs(events).select("until_ps", host=pl.col("host").cast(pl.String), waited_ps="dur_ps")
+    runs = runs.with_columns(at=pl.col("sent_ps") + pl.col("skew_ps"))
+    sent = runs.select("host", "at").drop_nulls().unique().sort("at")
+    sent = sent.with_columns(before=pl.col("at").shift().over("host").fill_null(-(2**62)))
+    sent = sent.join_asof(syncs, left_on="at", right_on="until_ps", by="host", check_sortedness=False)
+    sent = sent.filter(pl.col("until_ps") > pl.col("before"))
+    return runs.join(sent.select("host", "at", "waited_ps"), on=["host", "at"], how="left", maintain_order="left")
+
+
+def sync_place(events: pl.DataFrame) -> str | None:
+    """Return the line of Python in which the host waits longest for its devices, None without frames of Python."""
+    of_program = pl.col("name").str.contains(_FRAME) & ~pl.col("name").str.contains(_LIBRARY)
+    frames = events.filter(pl.col("name").cat.starts_with("$"))
+    frames = frames.select(pl.col("name").cast(pl.String), of="lane", at="start_ps", over=_END_PS).filter(of_program)
+    longest = _syncs(events).sort("dur_ps").tail(100).drop("name").with_row_index()
+    within = pl.col("at") <= pl.col("start_ps"), pl.col("over") >= pl.col("until_ps")
+    around = longest.join_where(frames, pl.col("lane") == pl.col("of"), *within).sort("at")
+    innermost = around.unique("index", keep="last").group_by("name").agg(pl.col("dur_ps").sum()).sort("dur_ps", "name")
+    return re.sub(_FRAME, r"\1:\2 in \3", innermost["name"][-1]) if innermost.height else None
+
+
 def _within(devices: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
     """Return (host, device, step, gap_ps): the time of gaps within each step."""
-    end_ps = pl.col("start_ps") + pl.col("dur_ps")
-    edges = (devices.select(*_DEVICE, "step", at=at, sign=sign) for at, sign in (("start_ps", -1), (end_ps, 1)))
+    edges = (devices.select(*_DEVICE, "step", at=at, sign=sign) for at, sign in (("start_ps", -1), (_END_PS, 1)))
     sums = gaps.with_columns(sum_ps=pl.col("gap_ps").cum_sum().over(_DEVICE) - pl.col("gap_ps"))
     sums = sums.select(*_DEVICE, "gap_ps", "sum_ps", "begin_ps", at="begin_ps")
     before = pl.concat(edges).sort("at").join_asof(sums, on="at", by=_DEVICE, check_sortedness=False)
@@ -175,12 +241,12 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
     )
     runs = (
         linked.filter(on_device)
-        .select("host", pl.col("plane").alias("device"), "start_ps", "dur_ps", "flow_in", "correlation_id")
+        .select("host", "start_ps", "dur_ps", "flow_in", "correlation_id", device="plane", stream="lane")
         .join(senders, on=["host", "flow_in"], how="left")
         .join(launchers, on=["host", "correlation_id"], how="left")
         .select(
-            *("host", "device", "start_ps"),
-            end_ps=pl.col("start_ps") + pl.col("dur_ps"),
+            *("host", "device", "start_ps", "stream", "correlation_id"),
+            end_ps=_END_PS,
             # devices record flow and run id of a run; kernels, without a line of modules, a correlation id
             link=pl.when(pl.col("by_flow_sent_ps").is_not_null())
             .then(pl.lit("flow"))
@@ -195,7 +261,7 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
         return schema.check(runs, _LAUNCHES, "launches")
     by_run = (
         thunks.group_by("host", "correlation_id")
-        .agg(pl.col("start_ps").min(), end_ps=(pl.col("start_ps") + pl.col("dur_ps")).max())
+        .agg(pl.col("start_ps").min(), end_ps=_END_PS.max())
         .join(launchers, on=["host", "correlation_id"])
         .select(
             *("host", "start_ps", "end_ps"),
@@ -206,7 +272,8 @@ def _launches(events: pl.DataFrame) -> pl.DataFrame:
         )
     )
     unlinked = _on_host_threads(thunks.join(launchers, on=["host", "correlation_id"], how="anti"), events)
-    return pl.concat([schema.check(part, _LAUNCHES, "launches") for part in (runs, by_run, unlinked)])
+    on_threads = (part.with_columns(stream=pl.lit(None), correlation_id=pl.lit(None)) for part in (by_run, unlinked))
+    return pl.concat([schema.check(part, _LAUNCHES, "launches") for part in (runs, *on_threads)])
 
 
 def _on_host_threads(thunks: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
@@ -214,7 +281,7 @@ def _on_host_threads(thunks: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame
     runs = (
         thunks.sort("start_ps")
         .group_by("host", "correlation_id", maintain_order=True)
-        .agg(pl.col("lane").first(), pl.col("start_ps").first(), end_ps=(pl.col("start_ps") + pl.col("dur_ps")).max())
+        .agg(pl.col("lane").first(), pl.col("start_ps").first(), end_ps=_END_PS.max())
     )
     name = pl.col("name").cast(pl.String)
     requests = (
@@ -257,7 +324,7 @@ def first_of(events: pl.DataFrame, key: str) -> pl.DataFrame:
 def _trace_back(runs: pl.DataFrame, events: pl.DataFrame, annotated: pl.Series) -> pl.DataFrame:
     """Follow flows back from each launch to a lane with step annotations, or as far as they lead."""
     within = events.filter(pl.col("flow_in").is_not_null()).select(
-        "host", "lane", received_ps="start_ps", received="flow_in", over_ps=pl.col("start_ps") + pl.col("dur_ps")
+        "host", "lane", received_ps="start_ps", received="flow_in", over_ps=_END_PS
     )
     senders = first_of(events, "flow_out").select("host", received="flow_out", from_lane="lane", from_ps="start_ps")
     within = within.join(senders, on=["host", "received"]).drop("host").sort("received_ps")

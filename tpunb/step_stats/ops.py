@@ -18,7 +18,7 @@ WORK = ["flops", "bytes", "hbm_bytes"]
 """Columns of operations that say how much they computed and moved."""
 
 _READ = [
-    *("host", "plane", "line", "lane", "name", "tf_op", "hlo_op", "program", "category", "step_num"),
+    *("host", "plane", "line", "lane", "name", "tf_op", "hlo_op", "program", "category", "step_num", "correlation_id"),
     *("start_ps", "dur_ps", "device_dur_ps", *WORK),
 ]
 
@@ -46,7 +46,7 @@ def find(events: pl.DataFrame) -> pl.DataFrame:
     inside = pl.col("dur_ps") - pl.Series(times, dtype=pl.Int64)  # time of nested operations
     total = pl.coalesce("device_dur_ps", "dur_ps")
     return rows.select(
-        *("host", "lane", "tf_op", "hlo_op", "program", "start_ps", "dur_ps"),
+        *("host", "lane", "tf_op", "hlo_op", "program", "start_ps", "dur_ps", "correlation_id"),
         *work,
         pl.when("thunk").then(pl.lit(launches.CPU, schema.NAME)).otherwise("plane").alias("plane"),
         pl.when("device").then(pl.lit("device")).otherwise(pl.lit("host")).cast(schema.SIDE).alias("side"),
@@ -137,10 +137,10 @@ def _op_lanes(events: pl.DataFrame) -> pl.Series:
     return best.filter(chosen)["lane"]
 
 
-def assign(ops: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Assign each operation to the interval of its device, else of its host, in which it starts; drop the others.
+def place(ops: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return operations with the intervals of their plane, else of their host, in which they run.
 
-    Return the operations with `at`, a row of the second frame: (at, host, plane, step, start_ps, end_ps).
+    These are the rows from `first` to before `until` of the second frame: (at, host, plane, step, start_ps, end_ps).
     """
     # consecutive operations mostly share a plane, so each change of plane starts a run
     host, plane = (ops[name].to_physical().to_numpy() for name in ("host", "plane"))
@@ -167,18 +167,46 @@ def assign(ops: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl
     ).sort("place", "start_ps")
     places = places.with_row_index("at")
     of_runs = runs.join(planes, on=["host", "plane"], maintain_order="left")["place"].to_numpy()
-    place = np.repeat(of_runs, np.diff(np.append(begins, len(ops))))
-    start = ops["start_ps"].to_numpy()
-    at = np.full(len(ops), len(places), np.uint32)
-    order = np.argsort(place, kind="stable")
-    begin, of_place = places["start_ps"].to_numpy(), places["place"].to_numpy()
-    for rows in np.split(order, np.flatnonzero(np.diff(place[order])) + 1) if order.size else []:
-        first, end = np.searchsorted(of_place, [place[rows[0]], place[rows[0]] + 1])
-        last = first + np.searchsorted(begin[first:end], start[rows], side="right") - 1
-        at[rows] = np.where(last < first, len(places), last)  # before the first
-    ended = np.append(places["end_ps"].to_numpy(), np.iinfo(np.int64).min)[at]
-    inside = start < ended
-    return ops.with_columns(at=pl.Series(at), end_ps=pl.Series(ended)).filter(pl.Series(inside)), places.drop("place")
+    number = np.repeat(of_runs, np.diff(np.append(begins, len(ops))))
+    start, stop = ops["start_ps"].to_numpy(), (ops["start_ps"] + ops["dur_ps"].clip(1)).to_numpy()
+    first, until = np.zeros((2, len(ops)), np.int64)
+    order = np.argsort(number, kind="stable")
+    begin, end, of_place = (places[name].to_numpy() for name in ("start_ps", "end_ps", "place"))
+    for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1) if order.size else []:
+        low, high = np.searchsorted(of_place, [number[rows[0]], number[rows[0]] + 1])
+        first[rows] = low + np.searchsorted(end[low:high], start[rows], side="right")
+        until[rows] = low + np.searchsorted(begin[low:high], stop[rows])
+    return ops.with_columns(first=pl.Series(first), until=pl.Series(until)), places.drop("place")
+
+
+def assign(ops: pl.DataFrame, places: pl.DataFrame, launched: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Assign each operation, of :func:`place`, to the step that launched it, else to that in which it starts.
+
+    Return those with a step: `at` is a row of `places`. `launched` has the steps of kernels, of
+    :func:`tpunb.step_stats.launches.in_steps`.
+    """
+    first, none = ops["first"].to_numpy(), len(places)
+    begun = np.append(places["start_ps"].to_numpy(), 2**62)[first] <= ops["start_ps"].to_numpy()
+    at = pl.Series(np.where(begun & (first < ops["until"].to_numpy()), first, none))
+    if launched is not None:
+        key = ["host", "plane", "correlation_id"]
+        of = launched.join(places.select("host", "plane", "step", "at"), on=["host", "plane", "step"])
+        of = of.select(pl.col("host", "plane").cast(schema.NAME), "correlation_id", pl.col("at").cast(pl.Int64))
+        at = ops.select(key).join(of, on=key, how="left", maintain_order="left")["at"].fill_null(at)
+    ops = ops.drop("first", "until", "correlation_id").with_columns(at=at.cast(pl.UInt32))
+    return ops.filter(pl.col("at") < none)
+
+
+def parts(ops: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
+    """Return the part of each operation, of :func:`place`, in each step that it runs in: `at`, `start_ps`, `end_ps`."""
+    first, count = ops["first"].to_numpy(), (ops["until"] - ops["first"]).clip(0).to_numpy()
+    row = np.repeat(np.arange(len(ops)), count)
+    at = np.arange(row.size) - np.repeat(np.cumsum(count) - count - first, count)
+    rows = ops.select("host", "plane", "side", "op", "category", "start_ps", "dur_ps")[row]
+    rows = rows.with_columns(at=pl.Series(at, dtype=pl.UInt32))
+    end_ps = pl.col("start_ps") + pl.col("dur_ps")
+    begin, end = (pl.Series(places[name].to_numpy()[at]) for name in ("start_ps", "end_ps"))
+    return rows.with_columns(pl.max_horizontal("start_ps", begin), end_ps=pl.min_horizontal(end_ps, end))
 
 
 _FRAME = "$nn.Module: "  # such as "$nn.Module: Conv2d_0"

@@ -22,7 +22,7 @@ from tpunb.frames.steps import NO_STEPS
 from tpunb.step_stats import boundaries, breakdown, launches, op_names
 from tpunb.step_stats.aggregate import total
 from tpunb.step_stats.collectives import collectives, of_ops
-from tpunb.step_stats.ops import assign, find, instructions, map_names, scoped, split
+from tpunb.step_stats.ops import assign, find, instructions, map_names, parts, place, scoped, split
 from tpunb.text import plural
 
 StepRule = Callable[[Profile], pl.DataFrame]
@@ -35,10 +35,14 @@ def steps(profile: Profile, by: StepRule | Literal["whole", "module"] | None = N
         try:
             return from_rules(profile)
         except NoSteps:
-            if profile.stored is not None or (intervals := _whole(profile.events)).is_empty():
+            if profile.stored is not None:
                 raise
-        annotate = _PYTORCH if _is_pytorch(profile.events) else _JAX_OR_TF
-        problem = f"{profile.name}: no steps found, so the whole capture is one step"
+            intervals = boundaries.modules(profile.events, primitives=False)
+            each = "each run of a module" if intervals.height else "the whole capture"
+            if intervals.is_empty() and (intervals := _whole(profile.events)).is_empty():
+                raise
+        annotate = _PYTORCH if profile.events["name"].cat.starts_with("aten::").any() else _JAX_OR_TF
+        problem = f"{profile.name}: no steps found, so {each} is one step"
         warnings.warn(f"{problem}; to see steps, record again with {annotate}", stacklevel=3)
         return _reduced(profile, [profile.events], lambda _: intervals)
     if isinstance(by, str) and by not in _NAMED_RULES:
@@ -62,8 +66,8 @@ def from_rules(profile: Profile) -> Steps:
             stored,
             source=profile.source,
             read_events=lambda: profile.events,
-            read_layers=lambda: _layers(profile, _intervals_of_run(stored)),
-            read_collectives=lambda: collectives(profile, _intervals_of_run(stored)),
+            read_layers=lambda: _layers(profile, _intervals_of_run(stored, profile.events)),
+            read_collectives=lambda: collectives(profile, _intervals_of_run(stored, profile.events)),
         )
     return _reduced(profile, profile.batches(), lambda events: boundaries.find(events)[0])
 
@@ -127,10 +131,6 @@ _JAX_OR_TF = "jax.profiler.StepTraceAnnotation or tf.profiler.experimental.Trace
 _PYTORCH = "torch.profiler.schedule and prof.step() after each step"
 
 
-def _is_pytorch(events: pl.DataFrame) -> bool:
-    return bool(events["name"].unique().cast(pl.String).str.starts_with("aten::").any())
-
-
 def _no_steps(profile: Profile) -> NoSteps:
     failures = profile.windows["error"].drop_nulls()
     if profile.windows.height and failures.len() == profile.windows.height:
@@ -189,14 +189,16 @@ def reduce(
 
     `on_ops` receives what :func:`tpunb.step_stats.ops.assign` returns, for other statistics of the same pass.
     """
-    operations = find(events)
-    ops, places = assign(operations, intervals)
+    operations, places = place(find(events), intervals)
+    ops = assign(operations, places, launches.in_steps(events, intervals))
+    during = parts(operations, places)
     if on_ops is not None:
         on_ops(ops, places)
     on_device = pl.col("side") == "device"
     peaks = pl.DataFrame(schema=schema.HARDWARE) if hardware is None else hardware
     by_step = ["host", "step"]
-    devices = launches.with_waits(breakdown.of_devices(ops.filter(on_device), places, peaks), events)
+    devices = breakdown.of_devices(ops.filter(on_device), during.filter(on_device), places, peaks)
+    devices = launches.with_waits(devices, events)
     if counters is not None:
         devices = breakdown.with_counters(devices, counters)
     devices = devices.join(intervals.filter(~pl.col("recorded")), on=by_step, how="anti", maintain_order="left")
@@ -214,7 +216,7 @@ def reduce(
     frame = frame.join(breakdown.of_steps(devices), on=by_step, how="left")
     slowest = devices.group_by(by_step).agg(mean_ps=pl.when(pl.len() > 1).then(pl.col("dur_ps").mean().round()))
     frame = frame.join(slowest, on=by_step, how="left").with_columns(imbalance_ps=pl.col("dur_ps") - pl.col("mean_ps"))
-    frame = frame.join(breakdown.of_hosts(ops.filter(~on_device), places), on=by_step, how="left")
+    frame = frame.join(breakdown.of_hosts(during.filter(~on_device), places), on=by_step, how="left")
     stages = breakdown.input_stages(operations.filter(~on_device))
     return Steps(frame, _ops(ops, places), devices, input_stages=stages)
 
@@ -234,7 +236,8 @@ _NESTING = ["while", "conditional", "call"]  # categories whose work is that of 
 
 def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     """Return ``tpunb.schema.LAYERS``: one row per (host, step, side, framework op, program, instruction, kernel)."""
-    ops, places = assign(find(scoped(profile.events)), intervals)
+    ops, places = place(find(scoped(profile.events)), intervals)
+    ops = assign(ops, places, launches.in_steps(profile.events, intervals))
     steps = places.select("host", "step").unique().sort("host", "step").with_row_index("row")
     row = places.join(steps, on=["host", "step"], maintain_order="left")["row"]  # of each place, whose number is `at`
     kernel = pl.when(pl.col("plane").cat.starts_with("/device:GPU")).then("kernel")
@@ -273,9 +276,15 @@ def _layers(profile: Profile, intervals: pl.DataFrame) -> pl.DataFrame:
     return rows.select(*schema.LAYERS)
 
 
-def _intervals_of_run(stored: Steps) -> pl.DataFrame:
+def _intervals_of_run(stored: Steps, events: pl.DataFrame) -> pl.DataFrame:
     """Return the intervals of stored steps, to find them in the raw windows of their run."""
-    traced = stored.frame.filter(pl.col("traced") != "none")
+    key, host = ["host", "step", "annotation_ps"], pl.col("host").cast(pl.String)
+    annotations = events.filter(pl.col("step_num").is_not_null(), ~boundaries.on_device())
+    annotations = annotations.select(host, step="step_num", annotation_ps="dur_ps", at="start_ps").unique(key)
+    traced = stored.frame.filter(pl.col("traced") != "none").join(annotations, on=key, how="left")
+    annotated = pl.when(pl.col("at").is_not_null())  # by the time of the host, unlike the others
+    times = {"start_ps": pl.coalesce("at", "start_ps"), "dur_ps": annotated.then("annotation_ps").otherwise("dur_ps")}
+    traced = traced.with_columns(**times, rule=annotated.then("rule"))
     on_devices = stored.devices.select("host", "step", "start_ps", "dur_ps", plane="device")
     on_devices = on_devices.join(traced.select("host", "step", "kind", "traced"), on=["host", "step"])
     end_ps = pl.col("start_ps") + pl.col("dur_ps")
