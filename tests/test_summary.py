@@ -304,7 +304,7 @@ def clocked(load=()):
     return Summary(replace(summary_of().profile, stored=steps, span_ps=20 * MS), steps, phases)
 
 
-SENTENCE = f"20 ms: 9 ms productive (45 %), 10 ms in callbacks: {EVIL[0]}; 1 ms preparation"
+SENTENCE = f"20 ms: 4.5 ms productive (22 %), 10 ms in callbacks: {EVIL[0]}; 4.5 ms of an idle device; 1 ms preparation"
 
 
 def test_it_begins_with_the_verdict_then_evidence_then_method():
@@ -328,7 +328,7 @@ def test_below_a_cell_how_phases_were_found_is_folded():
 
 def test_a_run_without_phases_begins_with_its_wall_time_too():
     full = clocked()
-    assert repr(Summary(full.profile, full.steps, None, "no phases")).startswith("20 ms: 9 ms productive (45 %), ")
+    assert repr(Summary(full.profile, full.steps, None, "no phases")).startswith("20 ms: 4.5 ms productive (22 %), ")
 
 
 def test_a_busy_machine_is_a_note():
