@@ -75,6 +75,8 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
             profile = _load(path, engine)
     if profile.skipped:
         warnings.warn(logdir.skip_message(profile.name, profile.skipped), stacklevel=2)
+    if profile.notes:
+        warnings.warn("; ".join(profile.notes[:3]), stacklevel=2)
     return profile if named is None else _on(named, profile)
 
 

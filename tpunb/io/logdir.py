@@ -55,6 +55,11 @@ def read(files: Sequence[Location], name: str, source: Path | str, *, forms: boo
     budget = _Budget()
     answers = _parallel(files, partial(_or_error, partial(_summary, budget)))
     damaged = {file: answer for file, answer in zip(files, answers, strict=True) if isinstance(answer, BadProfile)}
+    for row, answer in enumerate(answers):  # an XPlane is whole
+        if isinstance(answer, _Part) and answer.is_cut and (other := _other_form(answer.file, files, budget)):
+            answers[row] = replace(
+                other, notes=[*other.notes, f"read instead of {answer.file.name}, {answer.notes[-1]}"]
+            )
     instead = {file: part for file in damaged if forms and (part := _other_form(file, files, budget))}
     if len(damaged) - len(instead) == len(files):
         raise damaged[files[0]]
@@ -78,22 +83,24 @@ def read(files: Sequence[Location], name: str, source: Path | str, *, forms: boo
     for number, (part, move) in enumerate(zip(parts, moves, strict=True)):
         begin, dur = part.traced
         counts = part.extent.events, len(part.extent.steps)
-        rows.append((part.host, number, begin + move, dur, dur, part.size, *counts, None, None))
+        rows += [(host, number, begin + move, dur, dur, part.size, *counts, None, None) for host in part.hosts.values()]
     windows = pl.DataFrame(rows, schema=schema.WINDOWS, orient="row")
     batches = _batches(parts)
     return Profile(
         name=name,
         source=source,
         windows=windows,
-        hardware=pl.concat([part.named_hardware for part in parts]),
+        hardware=pl.concat([part.with_host(part.hardware) if part.renamed else part.hardware for part in parts]),
         span_ps=int(windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0),
         origin_ns=origin,
         read_events=partial(_events, parts, moves, range(len(parts))),
         read_batches=[partial(_events, parts, moves, batch) for batch in batches] if len(batches) > 1 else (),
-        read_details=partial(_details, [part.file for part in parts], [part.host for part in parts], moves),
+        read_details=partial(_details, parts, moves),
         read_clocks=launches.clocks,
         reused=all(part.reused for part in parts),
         skipped=tuple(skipped),
+        notes=tuple(f"{part.file.name}: {note}" for part in parts for note in part.notes),
+        is_cut=any(part.is_cut for part in parts),
     )
 
 
@@ -134,12 +141,16 @@ class _Part:
     extent: Extent
     reused: bool = False
     events: pl.DataFrame | None = None
+    notes: Sequence[str] = ()
+    is_cut: bool = False
     renamed: bool = False
 
     @classmethod
     def of(cls, file: Location, decoded: Decoded, *, keep_events: bool = True) -> _Part:
-        facts = decoded.host, decoded.hardware, decoded.size, decoded.start_ns, decoded.stop_ns, decoded.extent
-        return cls(file, *facts, decoded.reused, decoded.events if keep_events else None)
+        host = "" if decoded.extent.hosts else decoded.host
+        facts = host, decoded.hardware, decoded.size, decoded.start_ns, decoded.stop_ns, decoded.extent
+        events = decoded.events if keep_events else None
+        return cls(file, *facts, decoded.reused, events, decoded.notes, decoded.is_cut)
 
     @property
     def traced(self) -> tuple[int, int]:
@@ -155,8 +166,15 @@ class _Part:
         return HostFile(self.file.name, self.file.session, self.host, *times)
 
     @property
-    def named_hardware(self) -> pl.DataFrame:
-        return self.hardware.with_columns(host=pl.lit(self.host)) if self.renamed else self.hardware
+    def hosts(self) -> dict[str, str]:
+        """Names of the hosts by those in the file, which has several if it is of several processes."""
+        return {own: f"{self.host} {own}".strip() for own in self.extent.hosts} or {"": self.host}
+
+    def with_host(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return a frame with the names of the hosts."""
+        if not self.extent.hosts:
+            return frame.with_columns(host=pl.lit(self.host))
+        return frame.with_columns(pl.col("host").cast(pl.String).replace(self.hosts))
 
     def named(self, host: str) -> _Part:
         """Return a copy with another name of the host."""
@@ -239,24 +257,24 @@ def windows(
         for key, part in zip(files, parts, strict=True)
     ]
     if kind != "events":
-        return _details([*files.values()], [part.host for part in parts], begins, kind)
+        return _details(parts, begins, kind)
     return _events(parts, begins, range(len(parts)))
 
 
-def _details(files: Sequence[Location], hosts: Sequence[str], by_ps: Sequence[int], kind: str) -> pl.DataFrame:
+def _details(parts: Sequence[_Part], by_ps: Sequence[int], kind: str) -> pl.DataFrame:
     """Return a frame that raw files hold beside events, such as "instructions", in the time of the profile."""
     columns: schema.Schema = getattr(schema, kind.upper())
     frames = [pl.DataFrame(schema=columns)]
-    for file, host, by in zip(files, hosts, by_ps, strict=True):
+    for part, by in zip(parts, by_ps, strict=True):
         try:
-            frame = details(file, storage.read(file), kind)
+            frame = details(part.file, storage.read(part.file), kind)
         except BadProfile as error:
-            if len(files) == 1:
+            if len(parts) == 1:
                 raise
-            _, reason = skipped_file(file, error, session=False)
-            warnings.warn(f"{kind} without those of {file.name}: {reason}", stacklevel=2)
+            _, reason = skipped_file(part.file, error, session=False)
+            warnings.warn(f"{kind} without those of {part.file.name}: {reason}", stacklevel=2)
             continue
-        frames.append(frame.with_columns(pl.col("^start_ps$") + by, host=pl.lit(host)))
+        frames.append(part.with_host(frame).with_columns(pl.col("^start_ps$") + by))
     rows = pl.concat(frames)
     if kind in _OF_PROGRAMS:  # several windows of a host may hold a program
         rows = rows.unique(_OF_PROGRAMS[kind], keep="first", maintain_order=True)
@@ -287,12 +305,19 @@ def _events(parts: Sequence[_Part], by_ps: Sequence[int], chosen: Sequence[int])
     lanes = np.cumsum([0, *(part.extent.lanes for part in parts)])[numbers].astype(np.uint32)
     salt = numbers.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)  # every process counts launches from 1
     start, lane, ids = (pl.Series(np.repeat(by, sizes)) for by in (np.array(by_ps)[numbers], lanes, salt))
-    hosts = pl.Series([parts[number].host for number in chosen], dtype=schema.NAME)
+    hosts = pl.Series([parts[number].host for number in chosen], dtype=schema.NAME).gather(
+        np.repeat(np.arange(numbers.size), sizes)
+    )
+    if any(parts[number].extent.hosts for number in chosen):
+        own = pl.concat(
+            [parts[number].with_host(frames[number].select("host"))["host"].cast(schema.NAME) for number in chosen]
+        )
+        hosts = own
     return events.with_columns(
         pl.col("start_ps") + start,
         pl.col("lane") + lane,
         pl.col("flow_out", "flow_in", "correlation_id") ^ ids,
-        host=hosts.gather(np.repeat(np.arange(numbers.size), sizes)),
+        host=hosts,
     )
 
 
@@ -336,14 +361,14 @@ def decoded(file: Location, data: storage.Bytes) -> Decoded:
         from tpunb.io import xplane
 
         events, facts = xplane.read(data, source=str(file), workers=os.cpu_count() or 1)
-        host = facts.hosts[0] if facts.hosts else ""
-        return Decoded(host, events, facts.hardware, data.size, facts.start_ns, facts.stop_ns)
+        host, notes = facts.hosts[0] if facts.hosts else "", facts.notes
+        return Decoded(host, events, facts.hardware, data.size, facts.start_ns, facts.stop_ns, notes=notes)
     if ".trace.json" in file.name or is_json(data):
         from tpunb.io import chrome_trace
 
-        events, hardware = chrome_trace.read(data.tobytes(), source=str(file))
-        host = str(events["host"][0]) if events.height else ""
-        return Decoded(host, events, hardware, data.size)
+        trace = chrome_trace.read_with_origin(data.tobytes(), source=str(file))
+        host = str(trace.events["host"][0]) if trace.events.height else ""
+        return Decoded(host, trace.events, trace.hardware, data.size, notes=trace.notes, is_cut=trace.is_cut)
     raise BadProfile(
         f"{file}: not a profile by its name or its first bytes {data[:8].tobytes()!r}",
         hint=f"a profile's name ends in {', '.join(ENDINGS)}",
