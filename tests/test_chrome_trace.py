@@ -123,6 +123,27 @@ def test_columns_of_a_device_operation(args, said):
     assert frame.row(0, named=True) == dict.fromkeys(schema.EVENTS) | known | said
 
 
+PRODUCT = "%c.1 = f32[2048,1024]{1,0} custom-call(f32[2048,2048]{1,0} %a, f32[2048,1024]{1,0} %b), target=x"
+
+
+@pytest.mark.parametrize(
+    ("text", "reported", "flops"),
+    [
+        (PRODUCT, 2**33, 2**33),
+        (PRODUCT, 1_076_900_000, None),  # one turn of the loop in a Pallas kernel
+        (PRODUCT, 0, None),
+        (PRODUCT.replace("custom-call(", "custom-call(s32[]{:T(128)} %n, s32[256]{0} %at, "), 2**30, None),
+        (PRODUCT.replace("2048,1024]{1,0} custom", "8,2048,1024]{2,1,0} custom"), 5, 5),  # no product of two
+        (PRODUCT.replace("custom-call", "fusion"), 5, 5),
+        (PRODUCT.replace("2048", "9" * 40), 5, 5),
+        ("%c.1 = (f32[2,2]{1,0}, f32[2,2]{1,0}) custom-call(f32[2,2]{1,0} %a, f32[2,2]{1,0} %b)", 5, 5),
+    ],
+)
+def test_flops_of_a_custom_call_are_null_where_shapes_say_otherwise(text, reported, flops):
+    args = {"hlo_category": "custom-call", "model_flops": str(reported), "long_name": text}
+    assert events(DEVICE, span(args=args))["flops"].to_list() == [flops]
+
+
 @pytest.mark.parametrize(
     ("plane", "args", "launch"),
     [

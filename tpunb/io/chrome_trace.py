@@ -578,6 +578,11 @@ def _columns() -> dict[str, pl.Expr]:
         .then("$" + name)  # as in TensorFlow's Python tracer
         .otherwise(pl.coalesce(full.str.extract(framework), name))
     )
+    # a profiler may count one turn of a loop in a kernel
+    flops = pl.coalesce("model_flops", "flops")
+    of_call = pl.when(pl.col("hlo_category") == "custom-call", flops.is_not_null()).then("long_name")
+    product = of_call.map_elements(texts.product, return_dtype=pl.Int64)
+    doubted = ((product - flops).abs() > product * texts.TOLERANCE).fill_null(value=False)
     op = pl.coalesce("tf_op", pl.col("annotation").str.splitn("#", 2).struct.field("field_0")).str.strip_suffix(":")
     return {
         "name": pl.when(device).then(pl.coalesce("step_name", name)).otherwise(of_host),
@@ -593,7 +598,7 @@ def _columns() -> dict[str, pl.Expr]:
         "category": pl.when(device).then("hlo_category"),
         "step_num": pl.coalesce(step_num, older.cast(pl.Int64)),
         "device_dur_ps": pl.when(device).then("device_duration_ps"),
-        "flops": pl.when(device).then(pl.coalesce("model_flops", "flops")),
+        "flops": pl.when(device & ~doubted).then(flops),
         "program": pl.col("program_id"),
         "bytes": pl.when(device).then("bytes_accessed"),
     }

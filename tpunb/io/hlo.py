@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import lru_cache
 
 import numpy as np
 import polars as pl
@@ -74,6 +75,36 @@ def category(opcode: str, fusion_kind: str = "") -> str:
     if opcode == "fusion":
         return _FUSIONS.get(fusion_kind, opcode)
     return _CATEGORIES.get(opcode, opcode)
+
+
+TOLERANCE = 0.01
+"""Share by which FLOPs of a product that a profiler reports may differ from those by its shapes."""
+
+_DIMS = re.compile(r"\b[a-z]\w*\[([0-9,]+)\]")
+
+
+@lru_cache(1 << 12)
+def product(text: str) -> int | None:
+    """Return the FLOPs of a custom call by its text, if the shapes are those of a matrix product; else None.
+
+    >>> product("%call.1 = bf16[64,256]{1,0} custom-call(bf16[64,128]{1,0} %a, bf16[256,128]{1,0} %b), target=...")
+    4194304
+    """
+    result, called, operands = text.partition(" custom-call(")
+    shapes = [[int(n) for n in dims.split(",")] for dims in _DIMS.findall(operands.partition("custom_call_target")[0])]
+    of_result = _DIMS.findall(result.partition(" = ")[2])
+    shapes = [dims for dims in shapes if len(dims) > 1]
+    if not called or len(of_result) != 1 or len(shapes) < 2:
+        return None
+    *batch, rows, columns = [0, *map(int, of_result[0].split(","))]
+    for inner in {*shapes[0][-2:]}:
+        fits = all(
+            sorted(dims[-2:]) == sorted([size, inner]) for dims, size in zip(shapes, (rows, columns), strict=False)
+        )
+        if fits and all(dims[:-2] == batch[1:] for dims in shapes[:2]):
+            flops = 2 * math.prod(batch[1:]) * rows * columns * inner
+            return flops if flops < 2**62 else None
+    return None
 
 
 def program(name: str) -> int | None:

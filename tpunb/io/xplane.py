@@ -391,11 +391,22 @@ class _XSpace:
             "flops": first_number(stats.integer("model_flops"), stats.integer("flops")),
             "bytes": stats.integer("bytes_accessed"),
             "hbm_bytes": _hbm_bytes(stats),
+            "product": self._products(entries, name, stats.series("hlo_category")),
             "op": ops if ops.any() else None,
         }
         names = self._distinct(entries, np.where(display_name & _LENGTH, display_name, name))
         ends = {key: None if column is None else _with_null(column) for key, column in columns.items()}
         return ends | {"name": np.append(names, self.words.add([""]))}
+
+    def _products(self, entries: Messages, name: Ints, category: pl.Series) -> Numbers | None:
+        """Return the FLOPs of custom calls by the shapes in their text."""
+        rows = np.flatnonzero((category == "custom-call").fill_null(value=False).to_numpy())
+        found = dict(zip(rows.tolist(), map(hlo.product, entries.text(name[rows])), strict=True))
+        values, valid = np.zeros(len(entries), np.int64), np.zeros(len(entries), bool)
+        for row, flops in found.items():
+            if flops is not None:
+                values[row], valid[row] = flops, True
+        return Numbers(values, valid) if valid.any() else None
 
     def _with_programs(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Add framework op and category from the HLO in the file on planes where the profiler wrote no categories."""
@@ -574,10 +585,20 @@ def _of_devices(stats: Stats, shared: Mapping[str, Any]) -> dict[str, Any]:
         "hlo_op": named if category is None else first_word(named, np.where(category, name, 0)),
         "category": category,
         "device_dur_ps": stats.integer("device_duration_ps"),
-        "flops": first_number(stats.integer("model_flops"), stats.integer("flops"), shared["flops"]),
+        "flops": _undoubted(
+            first_number(stats.integer("model_flops"), stats.integer("flops"), shared["flops"]), shared["product"]
+        ),
         "bytes": first_number(stats.integer("bytes_accessed"), shared["bytes"]),
         "hbm_bytes": shared["hbm_bytes"],
     }
+
+
+def _undoubted(flops: Numbers | None, product: Numbers | None) -> Numbers | None:
+    """Return FLOPs, null where they are not those by the shapes: a profiler may count one turn of a kernel's loop."""
+    if flops is None or product is None:
+        return flops
+    differs = product.valid & (np.abs(flops.values - product.values) > product.values * hlo.TOLERANCE)
+    return Numbers(flops.values, flops.valid & ~differs)
 
 
 def _with_null(column: Any) -> Any:
