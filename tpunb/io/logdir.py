@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import BadProfile, TpunbError
+from tpunb.errors import BadProfile, ProfileNotFound, TpunbError
 from tpunb.frames import Profile
 from tpunb.io import cache, host_files, storage
 from tpunb.io.cache import Decoded, Extent
@@ -33,6 +33,7 @@ SLOW_S = 1.0
 """Seconds to read and decode a local file above which the result is cached."""
 
 _T = TypeVar("_T")
+_LOST = BadProfile, ProfileNotFound  # of some files, which others are read without
 _OF_PROGRAMS = {
     "instructions": ["host", "program", "hlo_op"],
     "buffers": ["host", "program", "allocation", "hlo_op", "offset_bytes"],
@@ -54,7 +55,7 @@ def read(files: Sequence[Location], name: str, source: Path | str, *, forms: boo
     """
     budget = _Budget()
     answers = _parallel(files, partial(_or_error, partial(_summary, budget)))
-    damaged = {file: answer for file, answer in zip(files, answers, strict=True) if isinstance(answer, BadProfile)}
+    damaged = {file: answer for file, answer in zip(files, answers, strict=True) if isinstance(answer, _LOST)}
     for row, answer in enumerate(answers):  # an XPlane is whole
         if isinstance(answer, _Part) and answer.is_cut and (other := _other_form(answer.file, files, budget)):
             answers[row] = replace(
@@ -110,9 +111,11 @@ def skip_message(name: str, skipped: Sequence[tuple[str, str]]) -> str:
     return f"{name}: {plural(len(skipped), 'file')} skipped: {shown}"
 
 
-def skipped_file(file: Location, reason: str | BadProfile, *, session: bool) -> tuple[str, str]:
+def skipped_file(file: Location, reason: str | TpunbError, *, session: bool) -> tuple[str, str]:
     """Return name and reason of a file that is left out."""
-    return f"{file.session}/{file.name}" if session else file.name, str(reason).removeprefix(f"{file}: ")
+    return f"{file.session}/{file.name}" if session else file.name, str(reason).partition("\n")[0].removeprefix(
+        f"{file}: "
+    )
 
 
 def _other_form(file: Location, files: Sequence[Location], budget: _Budget) -> _Part | None:
@@ -209,11 +212,15 @@ def _summary(budget: _Budget, file: Location, bar: Bar) -> _Part:
     return _Part(file, host, facts.hardware, data.size, facts.start_ns, facts.stop_ns, extent)
 
 
-def _or_error(read: Callable[[Location, Bar], _T], file: Location, bar: Bar) -> _T | BadProfile:
+def _or_error(read: Callable[[Location, Bar], _T], file: Location, bar: Bar) -> _T | BadProfile | ProfileNotFound:
     try:
         return read(file, bar)
     except BadProfile as error:
         return error
+    except ProfileNotFound as error:
+        if file.url or not Path(file.path).is_symlink():
+            raise
+        return error  # a link that leads nowhere
 
 
 def _batches(parts: Sequence[_Part]) -> list[list[int]]:
@@ -244,7 +251,7 @@ def windows(
     A window starts at its recorded time, else in `begins_ps`. Damaged ones are added to `skipped`; raises if all are.
     """
     answers = dict(zip(files, _parallel([*files.values()], partial(_or_error, _part)), strict=True))
-    damaged = {files[key]: answer for key, answer in answers.items() if isinstance(answer, BadProfile)}
+    damaged = {files[key]: answer for key, answer in answers.items() if isinstance(answer, _LOST)}
     if len(damaged) == len(files):
         raise next(iter(damaged.values()))
     rows = [skipped_file(file, error, session=True) for file, error in damaged.items()]
@@ -342,7 +349,7 @@ def _part(file: Location, bar: Bar) -> Decoded:
     """Return the contents of a file, from the cache if possible."""
     entry = cache.entry(file)
     if entry is not None and (cached := cache.get(entry)):
-        bar(file.info.get("size") or 0)
+        bar(file.size)
         return cached
     if host_files.is_xplane(file.name):
         from tpunb.io import xplane
@@ -393,7 +400,7 @@ class Bar:
     cancelled = False  # reading threads shall stop
 
     def __init__(self, files: Sequence[Location]) -> None:
-        self._total = sum(file.info.get("size") or 0 for file in files) or None
+        self._total = sum(file.size for file in files) or None
         self._began = time.monotonic()
         self._done = 0
         self._bar: Any = None
