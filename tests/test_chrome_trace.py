@@ -719,6 +719,10 @@ def test_deep_values_stop_nothing(depth):
         assert found in (1, "any")
 
 
+ARGS += ["External id", "graph node id", "labels", "hlo_category"]
+TIMES = ["1.5", "1700000000000000", 1_700_000_000_000_000, "1e3", "NaN", None]
+CATEGORIES = ["kernel", "cpu_op", "python_function", "cuda_runtime", "mtia_ccp_events", "npu_task", "user_annotation"]
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
     lambda inner: (
@@ -726,11 +730,12 @@ JSON = st.recursive(
         | st.dictionaries(st.sampled_from(["ph", "ts", "dur", "pid", "tid", "cat", "args", "name"]), inner)
         | st.dictionaries(st.sampled_from(ARGS), inner | st.integers(-(2**64), 2**65).map(str), max_size=4)
         | st.fixed_dictionaries(
-            {"ph": st.sampled_from("XM"), "ts": st.integers(0, 9) | inner, "args": inner},
+            {"ph": st.sampled_from("XMBE"), "ts": st.integers(0, 9) | st.sampled_from(TIMES) | inner, "args": inner},
             optional={
-                "cat": st.sampled_from(["kernel", "cpu_op", "python_function"]) | inner,
-                "pid": inner,
-                "name": inner,
+                "cat": st.sampled_from(CATEGORIES) | inner,
+                "pid": st.sampled_from([1, 2]) | inner,
+                "name": st.sampled_from(["ProfilerStep#1", "process_labels", "event_wait"]) | inner,
+                "dur": st.integers(0, 99) | st.sampled_from(TIMES),
             },
         )
     ),
@@ -746,6 +751,57 @@ def test_any_json_is_a_trace_or_a_bad_profile(items):
     except BadProfile as error:
         found = str(error).partition(": ")[0]
     assert found in (schema.EVENTS, "any")
+
+
+@given(items=st.lists(JSON), ts=st.integers(0, 99), data=st.data())
+@examples(50)
+def test_a_dialect_says_the_same_as_json(items, ts, data):
+    """Single backslashes, control characters, words of C and commas at the end leave no other trace of themselves."""
+    mark = {"ph": "X", "ts": ts, "dur": 1, "name": "MARK", "args": {"x": None, "deep": [[1], {"a": 2}]}}
+    plain = json.dumps({"traceEvents": [*items, mark]})
+    word = data.draw(st.sampled_from(["nan", "-Infinity", "INF", "null", "-nan(ind)"]))
+    gap = data.draw(st.sampled_from([",", " , ", ",\n\t", ""]))
+    written = (
+        plain.replace('"x": null', f'"x": {word}')
+        .replace("MARK", "\x01 \\M\t")
+        .replace('{"a": 2}]', '{"a": 2}' + gap + "]")
+    )
+    assert written.endswith("]}")
+    written = f"{written[:-2]}{gap}]{gap}}}"
+    try:
+        expected = chrome_trace.read(plain.encode(), source="any")
+    except BadProfile as error:
+        with pytest.raises(BadProfile) as caught:
+            chrome_trace.read(written.encode(), source="any")
+        assert str(caught.value) == str(error)
+        return
+    found = chrome_trace.read(written.encode(), source="any")
+    assert found[0].drop("name").equals(expected[0].drop("name"))
+    assert (
+        found[0]["name"]
+        .cast(pl.String)
+        .str.replace("\x01 \\M\t", "MARK", literal=True)
+        .equals(expected[0]["name"].cast(pl.String))
+    )
+
+
+@given(
+    kernels_of=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(-5, 60)), max_size=12),
+    graph=st.integers(0, 1),
+)
+@examples(50)
+def test_time_on_a_stream_never_overlaps(kernels_of, graph):
+    items = [
+        at(start, dur, f"k{n}", "kernel", device=0, stream=stream) for n, (stream, start, dur) in enumerate(kernels_of)
+    ]
+    frame = torch(*items).filter(pl.col("dur_ps") > 0).sort("lane", "start_ps", "dur_ps")
+    end = pl.col("start_ps") + pl.col("dur_ps")
+    assert frame.select((end > pl.col("start_ps").shift(-1).over("lane")).any()).item() is not True
+    # the union of a stream is what it was
+    for stream in range(4):
+        was = {us for s, start, dur in kernels_of if s == stream for us in range(start, start + dur)}
+        lines = frame.filter(pl.col("line") == f"Stream #{stream}")
+        assert lines["dur_ps"].sum() // 10**6 <= len(was)
 
 
 # -- real captures --------------------------------------------------------------------------------------------

@@ -331,12 +331,13 @@ def parse(data: bytes, source: str) -> Any:
     """
     if not data:
         raise BadProfile(f"{source}: the file is empty", hint="the capture failed, or its copy did")
+    encoding, added = json.detect_encoding(data), list[int]()
+    data = data.rstrip(b"\0") if encoding.startswith("utf-8") else data
     if (
         at := next((at for at in range(0, len(data) - _GAP, _GAP) if data.find(b'"', at, at + _GAP) < 0), None)
     ) is not None:
         raise BadProfile(f"{source}: no quotation mark from byte {at:,} to {at + _GAP:,}: a trace has no such value")
-    encoding, added = json.detect_encoding(data), list[int]()
-    text = data.decode(encoding, "replace").rstrip("\0")
+    text = data.decode(encoding, "replace")
     try:
         try:
             return _loads(text)
