@@ -467,7 +467,7 @@ def kernels(*times, **args):
     ],
 )
 def test_a_kernel_ends_where_the_next_of_its_stream_begins(times, durs):
-    found = chrome_trace.read_with_origin(json.dumps({"traceEvents": kernels(*times)}).encode(), source="toy")
+    found = chrome_trace.read(json.dumps({"traceEvents": kernels(*times)}).encode(), source="toy")
     assert [ps // 10**6 for ps in found.events["dur_ps"]] == durs
     past = sum(dur for _, dur in times) - sum(durs)
     assert bool(found.notes) is bool(past)
@@ -482,7 +482,7 @@ def test_branches_of_a_graph_and_other_streams_run_together():
 
 
 def test_less_than_a_percent_past_the_next_is_the_devices_own_overlap():
-    found = chrome_trace.read_with_origin(json.dumps(kernels((0, 1000), (999, 1000))).encode(), source="toy")
+    found = chrome_trace.read(json.dumps(kernels((0, 1000), (999, 1000))).encode(), source="toy")
     assert (found.events["dur_ps"].to_list(), found.notes) == ([999_000_000, 1_000_000_000], [])
 
 
@@ -493,7 +493,7 @@ def test_events_without_a_time_are_left_out_and_counted():
         moved = [{**item, "ts": item["ts"] and item["ts"] - base / 1000} for item in items]
         moved[1]["ts"] = -base / 1000
         trace = {"schemaVersion": 1, "baseTimeNanoseconds": base, "traceEvents": moved}
-        found = chrome_trace.read_with_origin(json.dumps(trace).encode(), source="toy")
+        found = chrome_trace.read(json.dumps(trace).encode(), source="toy")
         assert found.events.select("name", "start_ps").rows() == [("a", 0), ("c", 9_000_000)]
         assert found.notes == ["2 events left out: without a time"]
         assert found.origin_ns == late * 1000
@@ -588,7 +588,7 @@ def test_the_xplane_beside_a_cut_trace_is_read(cut, tmp_path):
 def test_a_trace_of_pytorch_has_no_such_limit(monkeypatch):
     monkeypatch.setattr(chrome_trace, "_VIEWER_EVENTS", len(TORCH))
     trace = json.dumps({"schemaVersion": 1, "traceEvents": TORCH}).encode()
-    assert not chrome_trace.read_with_origin(trace, source="toy").is_cut
+    assert not chrome_trace.read(trace, source="toy").is_cut
 
 
 # -- JSON as tools write it -----------------------------------------------------------------------------------
@@ -643,7 +643,7 @@ def test_what_begins_and_never_ends_is_counted():
         {"ph": phase, "pid": 1, "tid": 2, "ts": ts, "name": name}
         for phase, ts, name in [("E", 0, "z"), ("B", 1, "a"), ("B", 2, "b"), ("E", 5, "b"), ("B", 9, "c")]
     ]
-    found = chrome_trace.read_with_origin(json.dumps(items).encode(), source="toy")
+    found = chrome_trace.read(json.dumps(items).encode(), source="toy")
     assert found.events.select("name", "start_ps", "dur_ps").rows() == [("b", 2_000_000, 3_000_000)]
     assert found.notes == ["2 events left out: begun, never ended"]
 
@@ -773,7 +773,7 @@ def test_a_dialect_says_the_same_as_json(items, ts, data):
     except BadProfile as error:
         with pytest.raises(BadProfile) as caught:
             chrome_trace.read(written.encode(), source="any")
-        assert str(caught.value) == str(error)
+        assert str(caught.value) == str(error)  # noqa: PT017  both forms are refused alike
         return
     found = chrome_trace.read(written.encode(), source="any")
     assert found[0].drop("name").equals(expected[0].drop("name"))

@@ -16,7 +16,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "checkpoint": 1_170,
     "cluster": 2_040,
     "frames": 1_320,
-    "io": 5_100,
+    "io": 5_230,
     "profiler": 4_900,
     "root": 1_440,
     "step_stats": 1_980,
@@ -27,7 +27,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 44_800, 215  # of the package without studies: all lines; modules
+LINES, FILES = 44_990, 215  # of the package without studies: all lines; modules
 DOOR = 30  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

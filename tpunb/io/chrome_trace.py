@@ -82,7 +82,7 @@ def _without_collector() -> Iterator[None]:
 
 
 @_without_collector()
-def read(data: bytes, *, source: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+def read(data: bytes, *, source: str) -> Trace:
     """Return the events of a Chrome trace, in file order, ``tpunb.schema.EVENTS``, and ``tpunb.schema.HARDWARE``.
 
     The host is the rank of PyTorch, else "". Times of PyTorch, and those beyond Int64, start at 0.
@@ -91,25 +91,20 @@ def read(data: bytes, *, source: str) -> tuple[pl.DataFrame, pl.DataFrame]:
     >>> read(trace, source="toy")[0].select("plane", "line", "name", "start_ps", "dur_ps").row(0)
     ('/host:CPU', '2', 'MatMul', 500000, 2250000)
     """
-    events, hardware, *_ = read_with_origin(data, source=source)
-    return events, hardware
-
-
-def read_with_origin(data: bytes, *, source: str) -> Trace:
-    """Return what `read` does, and what else the file says."""
     top = parse(data, source)
     items = _items(top, source)
     timed = _timed(top, items, source)
     events, notes = _events(top, items, timed)
-    is_cut = isinstance(top, dict) and "schemaVersion" not in top
-    is_cut = is_cut and 0 <= len(events) - _VIEWER_EVENTS < _AT_ONE_TIME
-    if is_cut:  # steps that go on after the last event lack operations
+    viewer = isinstance(top, dict) and "schemaVersion" not in top
+    if (
+        is_cut := viewer and 0 <= len(events) - _VIEWER_EVENTS < _AT_ONE_TIME
+    ):  # steps that go on after the last event lack operations
         whole = pl.col("start_ps") + pl.col("dur_ps") <= pl.col("start_ps").max()
         events = events.with_columns(pl.when(whole).then("step_num").alias("step_num"))
         notes.append(f"cut at {len(events):,} events, the most that this form holds: what follows is missing")
     origin_ns = _base_ns(top) + timed.origin_ps // 1000
-    kinds = hardware(events, _device_names(top))
-    return Trace(events, kinds, origin_ns if origin_ns > _RECENT_NS else None, notes, is_cut)
+    since_1970 = origin_ns if origin_ns > _RECENT_NS else None
+    return Trace(events, hardware(events, _device_names(top)), since_1970, notes, is_cut)
 
 
 def _base_ns(top: Any) -> int:
@@ -135,11 +130,10 @@ def _timed(top: Any, items: Sequence[_Event], source: str) -> _Timed:
     # a kernel whose record was lost starts at 0, in 1970
     recent = (_RECENT_NS - _base_ns(top)) * 1000
     least = recent if max(filter(None, starts), default=0) > recent else -(_LIMIT**2)
-    sound = [
-        row
-        for row, (start, dur) in enumerate(zip(starts, durs, strict=True))
-        if start is not None and dur is not None and start >= least
-    ]
+    sound: Sequence[int] = range(len(spans))
+    if None in starts or None in durs or min(starts, default=least) < least:
+        times = enumerate(zip(starts, durs, strict=True))
+        sound = [row for row, (start, dur) in times if start is not None and dur is not None and start >= least]
     if spans and not sound:
         key = "ts" if starts[0] is None else "dur"
         name, value = spans[0].get("name"), spans[0].get(key)
@@ -160,8 +154,7 @@ def _events(top: Any, items: Sequence[_Event], timed: _Timed) -> tuple[pl.DataFr
     args = _Args(timed.spans)
     texts = ("tf_op", "annotation", "hlo_op", "hlo_category", "step_name", "long_name", "tf_function_call")
     numbers = ("step_num", "model_flops", "flops", "bytes_accessed", "device_duration_ps", "program_id")
-    planes, labels, lines = (_named(items, kind) for kind in ("process_name", "process_labels", "thread_name"))
-    frame = args.places(planes, labels, lines)
+    frame = args.places(*[_named(items, kind) for kind in ("process_name", "process_labels", "thread_name")])
     frame = frame.with_columns(
         host=pl.lit(_host(top), schema.NAME),
         start_ps=pl.Series(timed.starts, dtype=pl.Int64),
@@ -404,6 +397,8 @@ def _items(top: Any, source: str) -> Sequence[_Event]:
 def _spans(items: Sequence[_Event]) -> tuple[list[_Event], int]:
     """Return the events with a duration, which may be written as begin and end, and how many have no end."""
     spans, begun = list[_Event](), dict[tuple[str | None, ...], list[_Event]]()
+    if "B" not in [item.get("ph") for item in items]:
+        return [item for item in items if item.get("ph") == "X" and item.get("cat") != _TRACE], 0
     for item in items:
         phase = item.get("ph")
         if phase == "X":
@@ -513,8 +508,9 @@ class _Args:
     def places(self, processes: _Names, labels: _Names, threads: _Names) -> pl.DataFrame:
         """Return plane, line, lane and process of each event, and PyTorch's category as `kind`."""
         keys = {key: _texts([span.get(key) for span in self._spans]) for key in ("cat", "pid", "tid")}
-        signals = [span.get("cat") == _MTIA and str(span.get("name")) in _SIGNALS for span in self._spans]
-        keys["cat"] = keys["cat"].set(pl.Series(signals, dtype=pl.Boolean), "cuda_sync")
+        if (keys["cat"] == _MTIA).any():
+            signals = [span.get("cat") == _MTIA and str(span.get("name")) in _SIGNALS for span in self._spans]
+            keys["cat"] = keys["cat"].set(pl.Series(signals, dtype=pl.Boolean), "cuda_sync")
         rows = pl.DataFrame({**keys, "device": self.text("device"), "stream": self.text("stream")})
         distinct = rows.unique(maintain_order=True)
         places = [(*_place(key, processes, labels, threads), *key[1:3]) for key in distinct.rows()]
@@ -607,10 +603,9 @@ def _columns() -> dict[str, pl.Expr]:
 
 def _picoseconds(values: Sequence[Any]) -> list[Any]:
     """Return microseconds as picoseconds, None for what is no number."""
-    if set(map(type, values)) <= {int, Decimal}:
-        numbers = min(values, default=0) > -_MOST_US and max(values, default=0) < _MOST_US
-        if numbers:
-            return [round(value * 1_000_000) for value in values]
+    numbers = set(map(type, values)) <= {int, Decimal}
+    if numbers and min(values, default=0) > -_MOST_US and max(values, default=0) < _MOST_US:
+        return [round(value * 1_000_000) for value in values]
     return [None if (number := _number(value)) is None else round(number * 1_000_000) for value in values]
 
 

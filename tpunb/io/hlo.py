@@ -80,7 +80,7 @@ def category(opcode: str, fusion_kind: str = "") -> str:
 TOLERANCE = 0.01
 """Share by which FLOPs of a product that a profiler reports may differ from those by its shapes."""
 
-_DIMS = re.compile(r"\b[a-z]\w*\[([0-9,]+)\]")
+_DIMS = re.compile(r"\b[a-z]\w*\[([0-9]{1,18}(?:,[0-9]{1,18})*)\]")
 
 
 @lru_cache(1 << 12)
@@ -91,18 +91,18 @@ def product(text: str) -> int | None:
     4194304
     """
     result, called, operands = text.partition(" custom-call(")
-    shapes = [[int(n) for n in dims.split(",")] for dims in _DIMS.findall(operands.partition("custom_call_target")[0])]
-    of_result = _DIMS.findall(result.partition(" = ")[2])
-    shapes = [dims for dims in shapes if len(dims) > 1]
-    if not called or len(of_result) != 1 or len(shapes) < 2:
+    parts = result.partition(" = ")[2], operands.partition("custom_call_target")[0]
+    of_result, shapes = ([[*map(int, dims.split(","))] for dims in _DIMS.findall(part)] for part in parts)
+    factors = [dims for dims in shapes if len(dims) > 1][:2]
+    if not called or len(of_result) != 1 or len(of_result[0]) < 2 or len(factors) < 2:
         return None
-    *batch, rows, columns = [0, *map(int, of_result[0].split(","))]
-    for inner in {*shapes[0][-2:]}:
-        fits = all(
-            sorted(dims[-2:]) == sorted([size, inner]) for dims, size in zip(shapes, (rows, columns), strict=False)
-        )
-        if fits and all(dims[:-2] == batch[1:] for dims in shapes[:2]):
-            flops = 2 * math.prod(batch[1:]) * rows * columns * inner
+    *batch, rows, columns = of_result[0]
+    for inner in factors[0][-2:]:
+        if all(
+            dims[:-2] == batch and sorted(dims[-2:]) == sorted([size, inner])
+            for dims, size in zip(factors, (rows, columns), strict=True)
+        ):
+            flops = 2 * math.prod([*batch, rows, columns, inner])
             return flops if flops < 2**62 else None
     return None
 

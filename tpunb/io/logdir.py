@@ -171,7 +171,7 @@ class _Part:
     @property
     def hosts(self) -> dict[str, str]:
         """Names of the hosts by those in the file, which has several if it is of several processes."""
-        return {own: f"{self.host} {own}".strip() for own in self.extent.hosts} or {"": self.host}
+        return {process: f"{self.host} {process}".strip() for process in self.extent.hosts} or {"": self.host}
 
     def with_host(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return a frame with the names of the hosts."""
@@ -312,14 +312,11 @@ def _events(parts: Sequence[_Part], by_ps: Sequence[int], chosen: Sequence[int])
     lanes = np.cumsum([0, *(part.extent.lanes for part in parts)])[numbers].astype(np.uint32)
     salt = numbers.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)  # every process counts launches from 1
     start, lane, ids = (pl.Series(np.repeat(by, sizes)) for by in (np.array(by_ps)[numbers], lanes, salt))
-    hosts = pl.Series([parts[number].host for number in chosen], dtype=schema.NAME).gather(
-        np.repeat(np.arange(numbers.size), sizes)
-    )
+    hosts = pl.Series([parts[number].host for number in chosen], dtype=schema.NAME)
+    hosts = hosts.gather(np.repeat(np.arange(numbers.size), sizes))
     if any(parts[number].extent.hosts for number in chosen):
-        own = pl.concat(
-            [parts[number].with_host(frames[number].select("host"))["host"].cast(schema.NAME) for number in chosen]
-        )
-        hosts = own
+        named = pl.concat([parts[number].with_host(frames[number].select("host")) for number in chosen])
+        hosts = named["host"].cast(schema.NAME)
     return events.with_columns(
         pl.col("start_ps") + start,
         pl.col("lane") + lane,
@@ -373,7 +370,7 @@ def decoded(file: Location, data: storage.Bytes) -> Decoded:
     if ".trace.json" in file.name or is_json(data):
         from tpunb.io import chrome_trace
 
-        trace = chrome_trace.read_with_origin(data.tobytes(), source=str(file))
+        trace = chrome_trace.read(data.tobytes(), source=str(file))
         host = str(trace.events["host"][0]) if trace.events.height else ""
         return Decoded(host, trace.events, trace.hardware, data.size, notes=trace.notes, is_cut=trace.is_cut)
     raise BadProfile(

@@ -401,12 +401,9 @@ class _XSpace:
     def _products(self, entries: Messages, name: Ints, category: pl.Series) -> Numbers | None:
         """Return the FLOPs of custom calls by the shapes in their text."""
         rows = np.flatnonzero((category == "custom-call").fill_null(value=False).to_numpy())
-        found = dict(zip(rows.tolist(), map(hlo.product, entries.text(name[rows])), strict=True))
-        values, valid = np.zeros(len(entries), np.int64), np.zeros(len(entries), bool)
-        for row, flops in found.items():
-            if flops is not None:
-                values[row], valid[row] = flops, True
-        return Numbers(values, valid) if valid.any() else None
+        values = np.zeros(len(entries), np.int64)
+        values[rows] = [hlo.product(text) or 0 for text in entries.text(name[rows])]
+        return Numbers(values, values > 0) if values.any() else None
 
     def _with_programs(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Add framework op and category from the HLO in the file on planes where the profiler wrote no categories."""
