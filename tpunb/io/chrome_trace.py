@@ -154,7 +154,8 @@ def _events(top: Any, items: Sequence[_Event], timed: _Timed) -> tuple[pl.DataFr
     args = _Args(timed.spans)
     texts = ("tf_op", "annotation", "hlo_op", "hlo_category", "step_name", "long_name", "tf_function_call")
     numbers = ("step_num", "model_flops", "flops", "bytes_accessed", "device_duration_ps", "program_id")
-    frame = args.places(*[_named(items, kind) for kind in ("process_name", "process_labels", "thread_name")])
+    metadata = [item for item in items if item.get("ph") == "M"]
+    frame = args.places(*[_named(metadata, kind) for kind in ("process_name", "process_labels", "thread_name")])
     frame = frame.with_columns(
         host=pl.lit(_host(top), schema.NAME),
         start_ps=pl.Series(timed.starts, dtype=pl.Int64),
@@ -397,8 +398,10 @@ def _items(top: Any, source: str) -> Sequence[_Event]:
 def _spans(items: Sequence[_Event]) -> tuple[list[_Event], int]:
     """Return the events with a duration, which may be written as begin and end, and how many have no end."""
     spans, begun = list[_Event](), dict[tuple[str | None, ...], list[_Event]]()
-    if "B" not in [item.get("ph") for item in items]:
-        return [item for item in items if item.get("ph") == "X" and item.get("cat") != _TRACE], 0
+    phases = [item.get("ph") for item in items]
+    if "B" not in phases:
+        pairs = zip(items, phases, strict=True)
+        return [item for item, phase in pairs if phase == "X" and item.get("cat") != _TRACE], 0
     for item in items:
         phase = item.get("ph")
         if phase == "X":
@@ -436,7 +439,7 @@ def _texts(values: Sequence[Any]) -> pl.Series:
 
 def _named(items: Sequence[_Event], kind: str) -> _Names:
     """Return names or labels that "M" events give to processes (by pid) or to threads (by pid and tid)."""
-    named = [item for item in items if item.get("ph") == "M" and item.get("name") == kind]
+    named = [item for item in items if item.get("name") == kind]
     keys = ["pid", "tid"] if kind == "thread_name" else ["pid"]
     ids = [_texts([item.get(key) for item in named]) for key in keys]
     names = _texts([_args(item).get(kind.rpartition("_")[2]) for item in named])
