@@ -449,6 +449,13 @@ def test_an_unknown_kind_of_work_on_a_device_is_said_and_its_time_null(tmp_path)
     assert tp.steps(profile).frame["device_ps"].to_list() == [None]
 
 
+@pytest.mark.parametrize("category", ["python_function", "cpu_op", "user_annotation", "cuda_driver", "overhead"])
+def test_host_events_of_a_process_with_the_number_of_a_gpu_stay_on_the_host(category):
+    label = {"ph": "M", "name": "process_labels", "pid": 0, "args": {"labels": "GPU 0"}}
+    frame = torch(label, at(0, 9, "f", category) | {"pid": 0})
+    assert frame["plane"].to_list() == ["/host:CPU"]
+
+
 # -- time on a stream -----------------------------------------------------------------------------------------
 
 

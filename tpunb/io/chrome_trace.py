@@ -33,7 +33,9 @@ _ANNOTATIONS = {"gpu_user_annotation", "cuda_sync"}  # describe kernels of a dev
 _MTIA, _SIGNALS = "mtia_ccp_events", {"event_wait", "event_record"}  # between streams: no work either
 _ON_STREAMS = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", _MTIA}
 _LABEL = re.compile(r"([A-Za-z]{2,15}) [0-9]{1,9}")  # of a process that stands for a device: "GPU 0", "MTIA 9"
-_OF_HOST = re.compile(r"\w+_(runtime|driver)|overhead")  # categories that such a process may have, too
+_OF_HOST = re.compile(
+    r"\w+_(runtime|driver|op|function|annotation|range)|runtime|operator|overhead"
+)  # categories that such a process may have, too
 _OPERATORS = ["cpu_op", "Operator"]
 _FRAME = "python_function"
 _TRACE = "Trace"  # PyTorch's category of the time span of the trace
