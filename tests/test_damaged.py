@@ -16,6 +16,18 @@ from tpunb.io import chrome_trace, xplane, xprof_json
 
 TRACE = b"""{"traceEvents": [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/host:CPU"}},
  {"ph": "X", "pid": 1, "tid": 7, "ts": 1.5, "dur": 2, "name": "train", "args": {"step_num": "3"}}, {}]}"""
+TORCH = rb"""{"schemaVersion": 1, "traceName": "C:\Users\me\w.json",
+ "deviceProperties": [{"id": 0, "name": "MTIA"}],
+ "traceEvents": [{"ph": "M", "pid": 9, "name": "process_labels", "args": {"labels": "MTIA 9"}},
+ {"ph": "B", "pid": 1, "tid": 1, "cat": "user_annotation", "ts": "17.5", "name": "ProfilerStep#1"},
+ {"ph": "X", "pid": 1, "tid": 1, "cat": "cuda_runtime", "ts": 18, "dur": 1,
+  "name": "launch", "args": {"correlation": 5}},
+ {"ph": "X", "pid": 2, "tid": 1, "cat": "cuda_runtime", "ts": 18, "dur": 1,
+  "name": "launch", "args": {"correlation": 5}},
+ {"ph": "X", "pid": 9, "tid": 3, "cat": "mtia_ccp_events", "ts": 20, "dur": 9,
+  "args": {"stream": 1, "correlation": 5, "x": nan}},
+ {"ph": "X", "pid": 9, "tid": 3, "cat": "kernel", "ts": 22, "dur": 9, "args": {"stream": 1, "graph node id": 3}},
+ {"ph": "E", "pid": 1, "tid": 1, "ts": "40"},]}"""
 TABLE = b"""{"cols": [{"id": "stepnum", "type": "string"}, {"id": "computeTimeMs", "type": "number"},
  {"id": "idleTimeMs", "type": "number"}], "rows": [{"c": [{"v": "1"}, {"v": 12.5}, {"v": 0.5}]}], "p": {}}"""
 XPLANE = [xplane.read, xplane.instructions, xplane.counters, xplane.memory]
@@ -23,6 +35,7 @@ TRACES = [chrome_trace.read, chrome_trace.instructions, chrome_trace.messages]
 READERS = {
     "xplane.pb": lambda data: [read(data, source="damaged") for read in XPLANE],
     "trace.json": lambda data: [read(data, source="damaged") for read in TRACES],
+    "pt.trace.json": lambda data: [read(data, source="damaged") for read in TRACES],
     "overview_page.json": lambda data: xprof_json.profile({"damaged.overview_page.json": data}, "damaged", "damaged"),
 }
 
@@ -34,7 +47,7 @@ def small(kind):
         return Path(root, "profiles", "cpu_julia.xplane.pb").read_bytes()
     steps = [(i, 1000 * i, 1000 * i + 900) for i in range(5)]
     made = xspace(0, 10_000, steps, [("MatMul", begin, end) for _, begin, end in steps])
-    return {"xplane.pb": made, "trace.json": TRACE, "overview_page.json": TABLE}[kind]
+    return {"xplane.pb": made, "trace.json": TRACE, "pt.trace.json": TORCH, "overview_page.json": TABLE}[kind]
 
 
 def flipped(data, rng):

@@ -19,7 +19,7 @@ from stand_in import xspace
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile, ProfileNotFound
-from tpunb.io import logdir, storage
+from tpunb.io import formats, logdir, storage
 from tpunb.io.run_writer import RunWriter
 from tpunb.studies.paper import WORKLOADS as RECORDED
 from tpunb.testing import toy_steps
@@ -492,6 +492,29 @@ def test_a_folder_of_runs_at_any_depth_names_them(tmp_path, monkeypatch):
     with pytest.raises(ProfileNotFound, match=r"^'runs' is not a run folder; it contains 2 runs\n") as caught:
         tp.load("runs")
     assert caught.value.hint == "load one of april/first/resnet, march/bert"
+
+
+def test_a_folder_of_many_runs_is_not_searched_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "_MANY_RUNS", 2)
+    monkeypatch.setattr(storage.Location, "below", None)
+    for name in ("group/a", "group/b", "group/c"):
+        RunWriter(tmp_path / name).facts({"name": name})
+    with pytest.raises(ProfileNotFound, match="is not a run folder; it contains 2 runs or more") as caught:
+        tp.load(tmp_path)
+    assert caught.value.hint == "load one of group/a, group/b"
+
+
+@pytest.mark.parametrize("target", ["nowhere", "link.xplane.pb"], ids=["dangling", "looping"])
+def test_a_link_that_leads_nowhere_is_named_and_the_rest_read(tmp_path, target):
+    (tmp_path / "sound.xplane.pb").write_bytes(window())
+    (tmp_path / "link.xplane.pb").symlink_to(tmp_path / target)
+    (tmp_path / "folder").symlink_to(tmp_path)
+    with pytest.warns(UserWarning, match="1 file skipped: link.xplane.pb: ") as caught:
+        profile = tp.load(tmp_path)
+    assert "\n" not in str(caught[0].message)
+    assert len(tp.steps(profile)) > 0
+    with pytest.raises(tp.TpunbError, match=r"link\.xplane\.pb"):
+        tp.load(tmp_path / "link.xplane.pb")
 
 
 def test_a_folder_of_runs_names_them(tmp_path):

@@ -16,7 +16,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "checkpoint": 1_170,
     "cluster": 2_040,
     "frames": 1_320,
-    "io": 4_900,
+    "io": 5_240,
     "profiler": 5_060,
     "root": 1_470,
     "step_stats": 2_040,
@@ -27,7 +27,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 45_110, 217  # of the package without studies: all lines; modules
+LINES, FILES = 45_560, 217  # of the package without studies: all lines; modules
 DOOR = 30  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

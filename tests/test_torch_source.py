@@ -191,7 +191,7 @@ def test_the_origin_of_a_trace_is_known_in_both_formats_of_pytorch():
     old = f'{{"schemaVersion": 1, "traceEvents": [{event % now}]}}'
     new = f'{{"schemaVersion": 1, "baseTimeNanoseconds": {now * 1000 - 5000}, "traceEvents": [{event % "5.000"}]}}'
     unknown = f'{{"schemaVersion": 1, "traceEvents": [{event % 17}]}}'
-    origins = [chrome_trace.read_with_origin(text.encode(), source="toy")[2] for text in (old, new, unknown)]
+    origins = [chrome_trace.read(text.encode(), source="toy")[2] for text in (old, new, unknown)]
     assert origins == [now * 1000, now * 1000, None]
 
 

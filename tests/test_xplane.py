@@ -12,6 +12,7 @@ import pytest
 from examples import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from planes import Plane
 
 import tpunb as tp
 from tpunb import schema
@@ -248,6 +249,45 @@ def test_both_forms_of_one_run_give_the_same_events(path):
     assert theirs.join(ours, on=theirs.columns, how="anti").is_empty()
     lost = ours.join(theirs, on=theirs.columns, how="anti")["name"].unique().to_list()
     assert set(lost) <= {"MemoryAllocation", "MemoryDeallocation"}
+
+
+# -- work and time ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("reported", "flops"), [(2**33, 2**33), (1_076_900_000, None), (None, None)])
+@pytest.mark.parametrize("at", ["event", "metadata"])
+def test_flops_of_a_custom_call_are_null_where_shapes_say_otherwise(xplane_pb2, reported, flops, at):
+    text = "%c.1 = f32[2048,1024]{1,0} custom-call(f32[2048,2048]{1,0} %a, f32[2048,1024]{1,0} %b), target=x"
+    stats = [] if reported is None else [("model_flops", "int64_value", reported)]
+    category = [("hlo_category", "str_value", "custom-call")]
+    on_event, shared = (stats, category) if at == "event" else ([], [*category, *stats])
+    toy = toy_plane(xplane_pb2, event_stats=on_event, metadata_stats=shared, full=text, short="c.1")
+    events = xplane.read(xplane_pb2.XSpace(planes=[toy]).SerializeToString(), source="toy")[0]
+    assert events["flops"].to_list() == [flops]
+
+
+@pytest.mark.parametrize(
+    ("graph", "durs", "notes"),
+    [
+        (
+            {},
+            [10, 5, 2],
+            ["1 kernel recorded as running when the next of the stream started: each ends there, 3.4 s less in all"],
+        ),
+        ({"cuda_graph_id": 3}, [3_400_000, 5, 2], []),
+    ],
+)
+def test_a_kernel_ends_where_the_next_of_its_stream_begins(xplane_pb2, graph, durs, notes):
+    space = xplane_pb2.XSpace()
+    Plane(space, "/host:CPU").line("main", ("launch", 0, 9_000_000, {}), ("wait", 5, 3, {}))
+    gpu = Plane(space, "/device:GPU:0")
+    gpu.line("Stream #7(Compute)", ("gemm", 20, 5, graph), ("add", 10, 3_400_000, graph), id=1)
+    gpu.line("Stream #8(Compute)", ("copy", 12, 2, {}), id=2)
+    events, facts = xplane.read(space.SerializeToString(), source="toy")
+    on_device = dict(events.filter(pl.col("plane") == "/device:GPU:0").select("name", pl.col("dur_ps") // 10**6).rows())
+    assert [on_device[name] for name in ("add", "gemm", "copy")] == durs
+    assert events["dur_ps"].max() // 10**6 == 9_000_000
+    assert facts.notes == notes
 
 
 # -- toy captures ---------------------------------------------------------------------------------------------

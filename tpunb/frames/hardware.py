@@ -134,7 +134,7 @@ _DEVICES = (
     Device("H200 SXM", 989e12, 141e9, 4800e9, _NVIDIA + "h200/", ("NVIDIA H200",), peaks=_HOPPER),
     Device("B200", 2250e12, 180e9, 8000e9, _NVIDIA + "dgx-b200/", ("NVIDIA B200",), peaks=_B200),
     Device(
-        *("MI300X", 1307.4e12, 192e9, 5300e9, _AMD + "mi300x.html", ("AMD Instinct MI300X",)),
+        *("MI300X", 1307.4e12, 192e9, 5300e9, _AMD + "mi300x.html", ("AMD Instinct MI300X", "AMD Instinct MI300X VF")),
         peaks=_CDNA3,
         levels=_CDNA3_LEVELS,
     ),

@@ -60,6 +60,10 @@ class Profile:
         Ends of its 95 % interval; None if unknown.
     skipped
         Files that could not be used, each with the reason; of a run, raw windows that were damaged when read.
+    notes
+        What readers of the files left out or changed, each with its count.
+    is_cut
+        Whether a file ends before the run does, which may be observed less than `observed`.
     """
 
     name: str
@@ -78,6 +82,8 @@ class Profile:
     overhead: float | None = None
     overhead_interval: tuple[float, float] | None = None
     skipped: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
+    is_cut: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "windows", schema.check(self.windows, schema.WINDOWS, "windows"))
@@ -192,7 +198,7 @@ class Profile:
         parts = [plural(max(self.windows["host"].n_unique(), 1), "host")]
         parts += [plural(n, kind) for kind, n in sorted(kinds.items()) if kind != "CPU"]
         parts += [f"{count(int(self.windows['events'].sum()))} events", f"{short(self.span_ps / 1e12)} s"]
-        parts += [f"{self.observed:.0%} of the run observed"]
+        parts += ["cut" if self.is_cut else f"{self.observed:.0%} of the run observed"]
         parts += [f"{plural(len(self.skipped), 'file')} skipped"] if self.skipped else []
         parts += ["reused"] if self.reused else []
         return f"Profile({self.name}, {', '.join(parts)})"

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.io.storage import Location
 
-DECODER = 5
+DECODER = 6
 """Version of the decoders: to be raised when their results change, which invalidates older entries."""
 
 _LIMIT = 2 << 30
@@ -41,6 +42,7 @@ class Extent:
     begin_ps: int
     end_ps: int
     steps: frozenset[int]  # numbers in step annotations
+    hosts: tuple[str, ...] = ()  # if several: processes of one file
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Decoded:
     start_ns: int | None = None  # since the epoch
     stop_ns: int | None = None
     reused: bool = False
+    notes: Sequence[str] = ()  # what was left out or changed
+    is_cut: bool = False  # the run goes on after the last event
 
     @cached_property
     def extent(self) -> Extent:
@@ -64,7 +68,9 @@ class Decoded:
             return Extent(0, 0, 0, 0, frozenset())
         steps = [] if step.null_count() == len(step) else [n for n in step.unique().to_list() if n is not None]
         ends = int(start.min()), int((start + dur).max())
-        return Extent(start.size, 1 + int(lane.max()), *ends, frozenset(steps))
+        host = self.events["host"].to_physical().to_numpy()
+        hosts = self.events["host"].unique(maintain_order=True).cast(pl.String) if (host != host[0]).any() else ()
+        return Extent(start.size, 1 + int(lane.max()), *ends, frozenset(steps), tuple(hosts))
 
 
 def folder() -> Path | None:
@@ -93,7 +99,9 @@ def entry(file: Location) -> Path | None:
 def get(entry: Path) -> Decoded | None:
     """Return the contents of an entry, or None; an entry that cannot be read is removed."""
     try:
-        host, hardware, size, start_ns, stop_ns, check = json.loads((entry / _FACTS).read_text(encoding="utf-8"))
+        host, hardware, size, start_ns, stop_ns, notes, is_cut, check = json.loads(
+            (entry / _FACTS).read_text(encoding="utf-8")
+        )
         data = (entry / _EVENTS).read_bytes()
         intact = isinstance(host, str) and isinstance(size, int) and zlib.crc32(data) == check
         if not intact or not all(isinstance(time, int | None) for time in (start_ns, stop_ns)):
@@ -107,7 +115,7 @@ def get(entry: Path) -> Decoded | None:
         return None
     with suppress(OSError):  # a read-only cache
         os.utime(entry)
-    return Decoded(host, events, devices, size, start_ns, stop_ns, reused=True)
+    return Decoded(host, events, devices, size, start_ns, stop_ns, True, [*map(str, notes)], is_cut is True)
 
 
 def put(entry: Path, part: Decoded) -> None:
@@ -118,7 +126,8 @@ def put(entry: Path, part: Decoded) -> None:
         aside.mkdir()
         part.events.write_parquet(aside / _EVENTS)
         check = zlib.crc32((aside / _EVENTS).read_bytes())  # Parquet does not detect a flipped bit
-        facts = [part.host, part.hardware.rows(), part.size, part.start_ns, part.stop_ns, check]
+        facts = [part.host, part.hardware.rows(), part.size, part.start_ns, part.stop_ns]
+        facts += [[*part.notes], part.is_cut, check]
         (aside / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
         aside.rename(entry)
         _evict(entry.parent)

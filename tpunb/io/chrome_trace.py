@@ -8,25 +8,34 @@ from __future__ import annotations
 import gc
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
-from itertools import chain
-from typing import Any
+from itertools import chain, repeat
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.frames.hardware import DEVICES
 from tpunb.io import hlo as texts
-from tpunb.io.event_ids import flow_id, run_launch
+from tpunb.io import streams
+from tpunb.io.event_ids import MULTIPLIER, flow_id, run_launch
 from tpunb.step_stats.boundaries import PYTORCH_STEP
 from tpunb.step_stats.op_names import FRAMEWORK_OP, FUNCTION_CALL
-from tpunb.text import format_error
+from tpunb.text import format_error, plural
 
-_ON_STREAMS = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 _ANNOTATIONS = {"gpu_user_annotation", "cuda_sync"}  # describe kernels of a device, and are none
+_MTIA, _SIGNALS = "mtia_ccp_events", {"event_wait", "event_record"}  # between streams: no work either
+_ON_STREAMS = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", _MTIA}
+_LABEL = re.compile(r"([A-Za-z]{2,15}) [0-9]{1,9}")  # of a process that stands for a device: "GPU 0", "MTIA 9"
+_OF_HOST = re.compile(
+    r"\w+_(runtime|driver|op|function|annotation|range)|runtime|operator|overhead"
+)  # categories that such a process may have, too
 _OPERATORS = ["cpu_op", "Operator"]
 _FRAME = "python_function"
 _TRACE = "Trace"  # PyTorch's category of the time span of the trace
@@ -42,9 +51,24 @@ _TYPE_BYTES = {
 _SCALARS = (str, int, Decimal)
 _LIMIT = 2**63
 _RECENT_NS = 10**18  # the year 2001: times below are not since 1970
+_MOST_US = 10**30  # prevents an integer of a billion digits from 1e999999999
+_DECIMAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?")
+_VIEWER_EVENTS, _AT_ONE_TIME = 1_000_000, 1_000
+"""Events to which TensorFlow and JAX cut a trace, the earliest ones, and how many more may share the last time."""
+_GAP = 16 << 20  # bytes without a quotation mark, which no trace has
 
 _Event = Mapping[str, Any]
 _Names = Mapping[tuple[str | None, ...], str]
+
+
+class Trace(NamedTuple):
+    """The contents of a trace."""
+
+    events: pl.DataFrame
+    hardware: pl.DataFrame
+    origin_ns: int | None  # time 0 of the events in nanoseconds since 1970, which PyTorch records
+    notes: list[str]  # what was left out or changed
+    is_cut: bool  # the run goes on after the last event
 
 
 @contextmanager
@@ -60,7 +84,7 @@ def _without_collector() -> Iterator[None]:
 
 
 @_without_collector()
-def read(data: bytes, *, source: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+def read(data: bytes, *, source: str) -> Trace:
     """Return the events of a Chrome trace, in file order, ``tpunb.schema.EVENTS``, and ``tpunb.schema.HARDWARE``.
 
     The host is the rank of PyTorch, else "". Times of PyTorch, and those beyond Int64, start at 0.
@@ -69,45 +93,141 @@ def read(data: bytes, *, source: str) -> tuple[pl.DataFrame, pl.DataFrame]:
     >>> read(trace, source="toy")[0].select("plane", "line", "name", "start_ps", "dur_ps").row(0)
     ('/host:CPU', '2', 'MatMul', 500000, 2250000)
     """
-    events, hardware, _ = read_with_origin(data, source=source)
-    return events, hardware
-
-
-def read_with_origin(data: bytes, *, source: str) -> tuple[pl.DataFrame, pl.DataFrame, int | None]:
-    """Return what `read` does, and time 0 of the events in nanoseconds since 1970, which PyTorch records."""
     top = parse(data, source)
-    events, origin_ps = _events(top, source)
+    items = _items(top, source)
+    timed = _timed(top, items, source)
+    events, notes = _events(top, items, timed)
+    viewer = isinstance(top, dict) and "schemaVersion" not in top
+    if (
+        is_cut := viewer and 0 <= len(events) - _VIEWER_EVENTS < _AT_ONE_TIME
+    ):  # steps that go on after the last event lack operations
+        whole = pl.col("start_ps") + pl.col("dur_ps") <= pl.col("start_ps").max()
+        events = events.with_columns(pl.when(whole).then("step_num").alias("step_num"))
+        notes.append(f"cut at {len(events):,} events, the most that this form holds: what follows is missing")
+    origin_ns = _base_ns(top) + timed.origin_ps // 1000
+    since_1970 = origin_ns if origin_ns > _RECENT_NS else None
+    return Trace(events, hardware(events, _device_names(top)), since_1970, notes, is_cut)
+
+
+def _base_ns(top: Any) -> int:
     base_ns = top.get("baseTimeNanoseconds") if isinstance(top, dict) else None
-    origin_ns = (base_ns if isinstance(base_ns, int) else 0) + origin_ps // 1000
-    return events, hardware(events, _device_names(top)), origin_ns if origin_ns > _RECENT_NS else None
+    return base_ns if isinstance(base_ns, int) else 0
 
 
-def _events(top: Any, source: str) -> tuple[pl.DataFrame, int]:
-    """Return the events, and how far they were moved."""
-    origin, items = 0, _items(top, source)
-    spans = _spans(items)
-    starts = _picoseconds(spans, [span.get("ts") for span in spans], "ts", source)
-    durations = _picoseconds(spans, [span.get("dur", 0) for span in spans], "dur", source)
+class _Timed(NamedTuple):
+    """The events with a time, in picoseconds."""
+
+    spans: Sequence[_Event]
+    starts: Sequence[int]
+    durs: Sequence[int]
+    origin_ps: int  # how far they were moved
+    notes: list[str]
+
+
+def _timed(top: Any, items: Sequence[_Event], source: str) -> _Timed:
+    """Return the events with a time; those without one are left out, unless all are."""
+    spans, endless = _spans(items)
+    starts = _picoseconds([span.get("ts") for span in spans])
+    durs = _picoseconds([span.get("dur", 0) for span in spans])
+    # a kernel whose record was lost starts at 0, in 1970
+    recent = (_RECENT_NS - _base_ns(top)) * 1000
+    least = recent if max(filter(None, starts), default=0) > recent else -(_LIMIT**2)
+    sound: Sequence[int] = range(len(spans))
+    if None in starts or None in durs or min(starts, default=least) < least:
+        times = enumerate(zip(starts, durs, strict=True))
+        sound = [row for row, (start, dur) in times if start is not None and dur is not None and start >= least]
+    if spans and not sound:
+        key = "ts" if starts[0] is None else "dur"
+        name, value = spans[0].get("name"), spans[0].get(key)
+        raise BadProfile(f"{source}: event {name!r:.80} has {key} {value!r:.40}, not a number")
+    notes = [f"{plural(endless, 'event')} left out: begun, never ended"] * bool(endless)
+    if lost := len(spans) - len(sound):
+        notes.append(f"{plural(lost, 'event')} left out: without a time")
+        spans, starts, durs = ([column[row] for row in sound] for column in (spans, starts, durs))
+    origin = 0
     if starts and (max(starts) >= _LIMIT or (isinstance(top, dict) and "schemaVersion" in top)):
         origin = min(starts)
         starts = [start - origin for start in starts]
-    args = _Args(spans)
+    return _Timed(spans, _fitting(starts, source), _fitting(durs, source), origin, notes)
+
+
+def _events(top: Any, items: Sequence[_Event], timed: _Timed) -> tuple[pl.DataFrame, list[str]]:
+    """Return the events, and what was changed or is unknown."""
+    args = _Args(timed.spans)
     texts = ("tf_op", "annotation", "hlo_op", "hlo_category", "step_name", "long_name", "tf_function_call")
     numbers = ("step_num", "model_flops", "flops", "bytes_accessed", "device_duration_ps", "program_id")
-    frame = args.places(_named(items, "process_name"), _named(items, "thread_name")).with_columns(
+    metadata = [item for item in items if item.get("ph") == "M"]
+    frame = args.places(*[_named(metadata, kind) for kind in ("process_name", "process_labels", "thread_name")])
+    frame = frame.with_columns(
         host=pl.lit(_host(top), schema.NAME),
-        start_ps=pl.Series(_fitting(starts, source), dtype=pl.Int64),
-        dur_ps=pl.Series(_fitting(durations, source), dtype=pl.Int64),
-        name=_texts([span.get("name") for span in spans]).fill_null(""),
+        start_ps=pl.Series(timed.starts, dtype=pl.Int64),
+        dur_ps=pl.Series(timed.durs, dtype=pl.Int64),
+        name=_texts([span.get("name") for span in timed.spans]).fill_null(""),
         **{name: args.text(name) for name in texts},
         **{name: args.integer(name) for name in numbers},
         calls_driver=args.calls_driver(),
         flow_out=args.flow("_pt", "_p"),
         flow_in=args.flow("_ct", "_c"),
-        operator=args.operators(),
+        correlation_id=args.launch(frame["plane"]),
     )
-    frame = frame.with_columns(**_columns(), correlation_id=args.launch(frame["plane"]))
-    return schema.check(frame, schema.EVENTS, "events"), origin
+    owners = _owners(frame)
+    frame = frame.with_columns(operator=args.operators(owners)).with_columns(**_columns())
+    if owners is not None:
+        frame = _apart(frame.with_columns(owner=owners))
+    notes, unknown = timed.notes, frame.filter(pl.col("line") == _UNKNOWN)
+    if len(unknown):
+        kinds = ", ".join(sorted(unknown["kind"].fill_null("none").unique()))
+        notes.append(f"{plural(len(unknown), 'event')} of devices in categories not known as their work: {kinds}")
+    on_stream = pl.col("line").str.starts_with("Stream #") & pl.col("plane").str.starts_with("/device:")
+    rows = np.flatnonzero(frame.select(on_stream).to_series().to_numpy())
+    if rows.size:
+        lane, start = frame["lane"].to_numpy(), frame["start_ps"].to_numpy()
+        dur = frame["dur_ps"].to_numpy().copy()
+        notes += streams.cut(lane, start, dur, rows, lambda some: args.positive("graph node id", some))
+        frame = frame.with_columns(dur_ps=dur)
+    return schema.check(frame, schema.EVENTS, "events"), notes
+
+
+def _owners(frame: pl.DataFrame) -> pl.Series | None:
+    """Return the process of each event if several mark steps or launch work, which count launches from 1 each.
+
+    That of a device launched most of its work: no work starts before its launch.
+    """
+    device, launch = pl.col("plane").str.starts_with("/device:"), pl.col("correlation_id")
+    if frame["kind"].null_count() == len(frame) or frame.filter(~device)["pid"].n_unique() < 2:
+        return None
+    calls = frame.filter(~device, launch.is_not_null() | pl.col("name").str.contains(PYTORCH_STEP))
+    if calls["pid"].n_unique() < 2:
+        return None
+    sent = calls.filter(launch.is_not_null()).group_by("pid", launch).agg(sent_ps=pl.col("start_ps").min())
+    votes = (
+        frame.filter(device)
+        .join(sent, on="correlation_id", suffix="_of_host")
+        .filter(pl.col("sent_ps") <= pl.col("start_ps"))
+        .group_by("plane", pid=pl.col("pid_of_host"))
+        .agg(n=pl.len())
+        .filter(pl.col("n") == pl.col("n").max().over("plane"))
+        .sort(pl.len().over("plane"), pl.col("plane", "pid").str.len_chars(), "plane", "pid")
+    )
+    owner = dict[str, str]()
+    for plane, pids in votes.group_by("plane", maintain_order=True).agg("pid").iter_rows():
+        owner[plane] = next((pid for pid in pids if pid not in owner.values()), pids[0])
+    of_device = pl.col("plane").replace_strict(owner, default=calls["pid"][0], return_dtype=pl.String)
+    return frame.select(owner=pl.when(device).then(of_device).otherwise("pid")).to_series()
+
+
+def _apart(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the events with ids of launches distinct by process, and a host for each process that marks steps."""
+    pids = frame["owner"].unique(maintain_order=True).to_list()
+    salts = {pid: number * MULTIPLIER % 2**64 for number, pid in enumerate(pids)}
+    salt = pl.col("owner").replace_strict(salts, return_dtype=pl.UInt64)
+    marked = frame.filter(pl.col("step_num").is_not_null())["owner"].unique(maintain_order=True)
+    frame = frame.with_columns(correlation_id=pl.col("correlation_id") ^ salt)
+    if len(marked) < 2:
+        return frame
+    owner = pl.when(pl.col("owner").is_in(marked.implode())).then("owner").otherwise(pl.lit(marked[0]))
+    host = pl.format("{} process {}", pl.col("host").cast(pl.String), owner).str.strip_chars()
+    return frame.with_columns(host=host.cast(schema.NAME))
 
 
 def instructions(data: bytes, *, source: str) -> pl.DataFrame:
@@ -135,7 +255,9 @@ def instructions(data: bytes, *, source: str) -> pl.DataFrame:
 def messages(data: bytes, *, source: str) -> pl.DataFrame:
     """Return what PyTorch recorded of the messages of NCCL's kernels: ``tpunb.schema.MESSAGES``."""
     top = parse(data, source)
-    spans = _spans(_items(top, source))
+    items = _items(top, source)
+    timed = _timed(top, items, source)
+    spans = timed.spans
     calls = {str(_args(span).get("External id")): _args(span) for span in spans if span.get("name") == _NCCL_CALL}
     rows = []
     for number, span in enumerate(spans):
@@ -146,7 +268,7 @@ def messages(data: bytes, *, source: str) -> pl.DataFrame:
     facts = {name: schema.MESSAGES[name] for name in ("bytes", "groups", "size")}
     columns: schema.Schema = {"row": pl.UInt32(), **facts}
     recorded = pl.DataFrame(rows, schema=columns, orient="row").filter(~pl.all_horizontal(pl.exclude("row").is_null()))
-    events = _events(top, source)[0][recorded["row"]].select("host", "start_ps", device="plane")
+    events = _events(top, items, timed)[0][recorded["row"]].select("host", "start_ps", device="plane")
     return schema.check(events.hstack(recorded.drop("row")), schema.MESSAGES, "messages")
 
 
@@ -169,7 +291,8 @@ def hardware(events: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
     planes = events.select(pl.col("host", "plane").cast(pl.String)).unique(maintain_order=True)
     rows = []
     for host, device in planes.filter(pl.col("plane").str.starts_with("/device:")).rows():
-        kind = names.get(device) or device.split(":")[1]
+        _, family, *number = device.split(":")
+        kind = names.get(":".join(number)) or names.get("") or family
         chip = next((chip for chip in DEVICES.values() if chip.of_kind(kind)), None)
         peaks = (chip.peak_flops / chip.cores, chip.bandwidth / chip.cores) if chip else (None, None)
         rows.append((host, device, kind, *peaks, None))
@@ -177,28 +300,84 @@ def hardware(events: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
 
 
 def _device_names(top: Any) -> dict[str, str]:
-    """Return the names that PyTorch gives to GPUs in ``deviceProperties``."""
+    """Return the names that PyTorch gives to devices, by number; that of all by "", since ROCm counts differently."""
     devices: Any = top.get("deviceProperties") if isinstance(top, dict) else None
     listed = [each for each in devices if isinstance(each, dict)] if isinstance(devices, list) else []
-    names = {f"/device:GPU:{each.get('id')}": each.get("name") for each in listed}
-    return {device: name for device, name in names.items() if isinstance(name, str)}
+    names = {str(each.get("id")): each.get("name") for each in listed}
+    shared = {"": listed[0].get("name")} if len({str(each.get("name")) for each in listed}) == 1 else {}
+    return {number: name for number, name in {**shared, **names}.items() if isinstance(name, str)}
+
+
+_TOKEN = re.compile(
+    r"""
+      "[^"\\]*(?:\\.[^"\\]*)*"                                              # a text
+    | ,(?=\s*(?:[\]}]|\Z))                                                    # after the last of a list
+    | [-+]?(?:nan|inf(?:inity)?)(?:\(\w*\))? | [-+]?1\.\#(?:ind|inf|[qs]nan)\d*  # as C writes no number
+    """,
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+_ESCAPE = re.compile(r'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
 
 
 def parse(data: bytes, source: str) -> Any:
-    """Parse JSON text with exact fractions; a NaN becomes None, a half surrogate a question mark."""
+    """Parse JSON text with exact fractions; a NaN becomes None, a half surrogate a question mark.
+
+    Also as tools write it: with control characters, single backslashes, ``nan``, commas at the end, zero bytes after
+    it, and a list that is not closed.
+    """
     if not data:
         raise BadProfile(f"{source}: the file is empty", hint="the capture failed, or its copy did")
+    encoding, added = json.detect_encoding(data), list[int]()
+    data = data.rstrip(b"\0") if encoding.startswith("utf-8") else data
+    if (
+        at := next((at for at in range(0, len(data) - _GAP, _GAP) if data.find(b'"', at, at + _GAP) < 0), None)
+    ) is not None:
+        raise BadProfile(f"{source}: no quotation mark from byte {at:,} to {at + _GAP:,}: a trace has no such value")
+    text = data.decode(encoding, "replace")
     try:
-        text = data.decode(json.detect_encoding(data), "replace")
-        # surrogates, which Polars cannot encode
-        hook = _without_halves if re.search(r"\\u[dD][89a-fA-F]", text) else None
-        # Decimal: microseconds since 1970 as float have a resolution of 0.25 us
-        return json.loads(text, parse_float=Decimal, parse_constant=lambda word: None, object_pairs_hook=hook)
-    except (ValueError, ArithmeticError, RecursionError) as error:
+        try:
+            return _loads(text)
+        except json.JSONDecodeError:
+            return _loads(_mended(text, added))
+    except json.JSONDecodeError as error:
+        at = error.pos - bisect_left(added, error.pos)
+        byte, expected = len(text[:at].encode(encoding, "replace")), error.msg.replace("Expecting", "expected")
+        if at >= len(text.rstrip()) or "Unterminated" in error.msg:
+            raise BadProfile(
+                f"{source}: not JSON: it ends at byte {len(data):,}: {expected}",
+                hint="copy the file again; it was truncated while written or copied",
+            ) from error
         raise BadProfile(
-            f"{source}: not JSON: {format_error(error)}; {len(data)} bytes, the first {data[:16]!r}",
-            hint="copy the file again; it was truncated while written or copied, is compressed, or of another format",
+            f"{source}: not JSON: {expected} at byte {byte:,} of {len(data):,}, which has {data[byte : byte + 16]!r}",
+            hint="check that this is a trace, or mend it there",
         ) from error
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        raise BadProfile(f"{source}: not JSON: {format_error(error)}; {len(data):,} bytes") from error
+
+
+def _loads(text: str) -> Any:
+    # surrogates, which Polars cannot encode
+    hook = _without_halves if re.search(r"\\u[dD][89a-fA-F]", text) else None
+    # Decimal: microseconds since 1970 as float have a resolution of 0.25 us
+    return json.loads(text, strict=False, parse_float=Decimal, parse_constant=lambda _: None, object_pairs_hook=hook)
+
+
+def _mended(text: str, added: list[int]) -> str:
+    """Return text with what JSON does not allow replaced, and add the places of further characters to `added`."""
+
+    def mend(token: re.Match[str]) -> str:
+        def escape(match: re.Match[str]) -> str:
+            if not match[1]:
+                added.append(token.start() + match.start() + len(added))
+            return match[1] or r"\\"
+
+        if token[0][0] == '"':
+            return _ESCAPE.sub(escape, token[0]) if "\\" in token[0] else token[0]
+        return " " if token[0] == "," else "NaN".ljust(len(token[0]))
+
+    text = _TOKEN.sub(mend, text)
+    is_open = text.lstrip()[:1] == "[" and text.rstrip()[-1:] == "}"
+    return text.rstrip() + "]" if is_open else text
 
 
 def _without_halves(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -218,8 +397,28 @@ def _items(top: Any, source: str) -> Sequence[_Event]:
     raise BadProfile(f"{source}: JSON, but no Chrome trace: {content}", hint="a trace has a list traceEvents")
 
 
-def _spans(items: Sequence[_Event]) -> list[_Event]:
-    return [item for item in items if item.get("ph") == "X" and item.get("cat") != _TRACE]
+def _spans(items: Sequence[_Event]) -> tuple[list[_Event], int]:
+    """Return the events with a duration, which may be written as begin and end, and how many have no end."""
+    spans, begun = list[_Event](), dict[tuple[str | None, ...], list[_Event]]()
+    phases = [item.get("ph") for item in items]
+    if "B" not in phases:
+        pairs = zip(items, phases, strict=True)
+        return [item for item, phase in pairs if phase == "X" and item.get("cat") != _TRACE], 0
+    for item in items:
+        phase = item.get("ph")
+        if phase == "X":
+            spans.append(item)
+        elif phase in ("B", "E"):
+            thread = tuple(str(item[key]) if isinstance(item.get(key), _SCALARS) else None for key in ("pid", "tid"))
+            stack = begun.setdefault(thread, [])
+            if phase == "B":
+                stack.append(item)
+            elif stack:
+                begin = stack.pop()
+                start, end = _number(begin.get("ts")), _number(item.get("ts"))
+                dur = None if start is None or end is None else end - start
+                spans.append({**begin, "ph": "X", "dur": dur, "args": {**_args(begin), **_args(item)}})
+    return [span for span in spans if span.get("cat") != _TRACE], sum(map(len, begun.values()))
 
 
 def _host(top: Any) -> str:
@@ -241,11 +440,11 @@ def _texts(values: Sequence[Any]) -> pl.Series:
 
 
 def _named(items: Sequence[_Event], kind: str) -> _Names:
-    """Return the names that "M" events give to processes (by pid) or to threads (by pid and tid)."""
-    named = [item for item in items if item.get("ph") == "M" and item.get("name") == kind]
-    keys = ["pid"] if kind == "process_name" else ["pid", "tid"]
+    """Return names or labels that "M" events give to processes (by pid) or to threads (by pid and tid)."""
+    named = [item for item in items if item.get("name") == kind]
+    keys = ["pid", "tid"] if kind == "thread_name" else ["pid"]
     ids = [_texts([item.get(key) for item in named]) for key in keys]
-    names = _texts([_args(item).get("name") for item in named])
+    names = _texts([_args(item).get(kind.rpartition("_")[2]) for item in named])
     return {tuple(key): name for *key, name in zip(*ids, names, strict=True) if name is not None}
 
 
@@ -275,14 +474,19 @@ class _Args:
         ids = [None if n is None else flow_id(kind or 0, n) for kind, n in zip(kinds, numbers, strict=True)]
         return pl.Series(ids, dtype=pl.UInt64)
 
-    def operators(self) -> pl.Series:
+    def positive(self, key: str, rows: Iterable[int]) -> npt.NDArray[np.bool_]:
+        """Return in which of some events an argument is a number above 0."""
+        return np.array([isinstance(n := self._args[row].get(key), int) and n > 0 for row in rows], bool)
+
+    def operators(self, owners: pl.Series | None) -> pl.Series:
         """Return PyTorch's operator with the external id of each kernel; null for names like "nccl:all_reduce"."""
-        named: dict[str, Any] = {}
-        for span, args in zip(self._spans, self._args, strict=True):
+        named, processes = dict[tuple[str | None, str], Any](), repeat(None) if owners is None else owners.to_list()
+        for span, args, process in zip(self._spans, self._args, processes, strict=False):
             if span.get("cat") in _OPERATORS and "External id" in args:
-                named.setdefault(str(args["External id"]), span.get("name"))
-        ids = (args.get("external id", args.get("External id")) if "stream" in args else None for args in self._args)
-        operators = _texts([None if each is None else named.get(str(each)) for each in ids])
+                named.setdefault((process, str(args["External id"])), span.get("name"))
+        ids = [args.get("external id", args.get("External id")) if "stream" in args else None for args in self._args]
+        rows = zip(processes, ids, strict=False)
+        operators = _texts([None if each is None else named.get((process, str(each))) for process, each in rows])
         return operators.set(operators.str.contains(f"^{FRAMEWORK_OP.pattern}$"), None)
 
     def calls_driver(self) -> pl.Series:
@@ -306,19 +510,22 @@ class _Args:
             ids.append((correlation_id or correlation or 0) % 2**64 or by_run)
         return pl.Series(ids, dtype=pl.UInt64)
 
-    def places(self, processes: _Names, threads: _Names) -> pl.DataFrame:
-        """Return plane, line and lane of each event, and PyTorch's category as `kind`."""
+    def places(self, processes: _Names, labels: _Names, threads: _Names) -> pl.DataFrame:
+        """Return plane, line, lane and process of each event, and PyTorch's category as `kind`."""
         keys = {key: _texts([span.get(key) for span in self._spans]) for key in ("cat", "pid", "tid")}
+        if (keys["cat"] == _MTIA).any():
+            signals = [span.get("cat") == _MTIA and str(span.get("name")) in _SIGNALS for span in self._spans]
+            keys["cat"] = keys["cat"].set(pl.Series(signals, dtype=pl.Boolean), "cuda_sync")
         rows = pl.DataFrame({**keys, "device": self.text("device"), "stream": self.text("stream")})
         distinct = rows.unique(maintain_order=True)
-        places = [(*_place(key, processes, threads), *key[1:3]) for key in distinct.rows()]
+        places = [(*_place(key, processes, labels, threads), *key[1:3]) for key in distinct.rows()]
         lanes = {place: lane for lane, place in enumerate(dict.fromkeys(places))}  # threads of one name are distinct
         columns = {"plane": pl.String, "line": pl.String, "lane": pl.UInt32}
         placed = distinct.hstack(
             pl.DataFrame([(*place[:2], lanes[place]) for place in places], schema=columns, orient="row")
         )
         rows = rows.join(placed, on=rows.columns, how="left", nulls_equal=True, maintain_order="left")
-        return rows.select("plane", "line", "lane", kind="cat")
+        return rows.select("plane", "line", "lane", "pid", kind="cat")
 
     def _ids(self, key: str) -> Sequence[int | None]:
         """Return an argument as signed or unsigned integers; None if it is not one of 64 bits."""
@@ -335,17 +542,23 @@ def _ordinal(plane: str) -> int | None:
     return int(number[1]) if number else 0
 
 
-def _place(key: Sequence[str | None], processes: _Names, threads: _Names) -> tuple[str, str]:
+_UNKNOWN = "Unknown"  # line of events of a device that are no known work
+
+
+def _place(key: Sequence[str | None], processes: _Names, labels: _Names, threads: _Names) -> tuple[str, str]:
     """Return plane and line of events of one category, process, thread, device and stream."""
     category, pid, tid, device, stream = key
     plane, line = processes.get((pid,)), threads.get((pid, tid), tid or "")
     if plane is not None and plane.startswith("/"):
         return plane, line
-    kind = (category or "").lower()
+    kind, label = (category or "").lower(), _LABEL.fullmatch(labels.get((pid,), ""))
+    of_device = f"/device:{label[1] if label else 'GPU'}:{device or pid or 0}"
     if kind in _ON_STREAMS:
-        return f"/device:GPU:{device or pid or 0}", f"Stream #{stream or tid or 0}"
+        return of_device, f"Stream #{stream or tid or 0}"
     if kind in _ANNOTATIONS:
-        return f"/device:GPU:{device or pid or 0}", "Annotations"
+        return of_device, "Annotations"
+    if kind and label and label[1] != "CPU" and not _OF_HOST.fullmatch(kind):
+        return of_device, _UNKNOWN
     return "/host:CPU" if plane is None or category else plane, line
 
 
@@ -367,6 +580,11 @@ def _columns() -> dict[str, pl.Expr]:
         .then("$" + name)  # as in TensorFlow's Python tracer
         .otherwise(pl.coalesce(full.str.extract(framework), name))
     )
+    # a profiler may count one turn of a loop in a kernel
+    flops = pl.coalesce("model_flops", "flops")
+    of_call = pl.when(pl.col("hlo_category") == "custom-call", flops.is_not_null()).then("long_name")
+    product = of_call.map_elements(texts.product, return_dtype=pl.Int64)
+    doubted = ((product - flops).abs() > product * texts.TOLERANCE).fill_null(value=False)
     op = pl.coalesce("tf_op", pl.col("annotation").str.splitn("#", 2).struct.field("field_0")).str.strip_suffix(":")
     return {
         "name": pl.when(device).then(pl.coalesce("step_name", name)).otherwise(of_host),
@@ -382,23 +600,28 @@ def _columns() -> dict[str, pl.Expr]:
         "category": pl.when(device).then("hlo_category"),
         "step_num": pl.coalesce(step_num, older.cast(pl.Int64)),
         "device_dur_ps": pl.when(device).then("device_duration_ps"),
-        "flops": pl.when(device).then(pl.coalesce("model_flops", "flops")),
+        "flops": pl.when(device & ~doubted).then(flops),
         "program": pl.col("program_id"),
         "bytes": pl.when(device).then("bytes_accessed"),
     }
 
 
-def _picoseconds(spans: Sequence[_Event], values: Sequence[Any], key: str, source: str) -> list[int]:
-    # the bound prevents an integer of a billion digits from 1e999999999
+def _picoseconds(values: Sequence[Any]) -> list[Any]:
+    """Return microseconds as picoseconds, None for what is no number."""
     numbers = set(map(type, values)) <= {int, Decimal}
-    if not numbers or min(values, default=0) <= -(10**30) or max(values, default=0) >= 10**30:
-        for span, value in zip(spans, values, strict=True):
-            if type(value) not in (int, Decimal) or not -(10**30) < value < 10**30:
-                raise BadProfile(f"{source}: event {span.get('name')!r:.80} has {key} {value!r:.40}, not a number")
-    return [round(value * 1_000_000) for value in values]
+    if numbers and min(values, default=0) > -_MOST_US and max(values, default=0) < _MOST_US:
+        return [round(value * 1_000_000) for value in values]
+    return [None if (number := _number(value)) is None else round(number * 1_000_000) for value in values]
 
 
-def _fitting(times: list[int], source: str) -> list[int]:
+def _number(value: Any) -> Any:
+    """Return a number, which may be text, or None."""
+    if type(value) is str and _DECIMAL.fullmatch(value):
+        value = Decimal(value)
+    return value if type(value) in (int, Decimal) and -_MOST_US < value < _MOST_US else None
+
+
+def _fitting(times: Sequence[int], source: str) -> Sequence[int]:
     low, high = min(times, default=0), max(times, default=0)
     if low < -_LIMIT or high >= _LIMIT:
         raise BadProfile(f"{source}: times from {low} to {high} ps do not fit Int64 picoseconds")

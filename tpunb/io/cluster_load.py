@@ -52,7 +52,7 @@ class _Here:
     def parts(self, chunks: Sequence[Numbered]) -> Iterator[Part]:
         for chunk in chunks:
             yield self.part(chunk)
-            self._bar(sum(int(file.info.get("size") or 0) for _, file in chunk if isinstance(file, Location)))
+            self._bar(sum(file.size for _, file in chunk if isinstance(file, Location)))
 
 
 def read(files: Sequence[Location], name: str, source: Any, engine: Engine | None = None) -> Profile:
@@ -83,7 +83,7 @@ def chunked(files: Sequence[Location]) -> list[list[int]]:
     chunks: list[list[int]] = []
     room = 0
     for number, file in enumerate(files):
-        size = int(file.info.get("size") or 0)
+        size = file.size
         if not chunks or room < size or len(chunks[-1]) == _FILES:
             chunks.append([])
             room = _BYTES

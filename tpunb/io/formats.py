@@ -75,6 +75,8 @@ def load(path: PathLike | Iterable[PathLike], *, device: str | None = None, clie
             profile = _load(path, engine)
     if profile.skipped:
         warnings.warn(logdir.skip_message(profile.name, profile.skipped), stacklevel=2)
+    if profile.notes:
+        warnings.warn("; ".join(profile.notes[:3]), stacklevel=2)
     return profile if named is None else _on(named, profile)
 
 
@@ -82,6 +84,8 @@ def _load(path: PathLike | Iterable[PathLike], engine: Any = None) -> Profile:
     if not isinstance(path, (str, os.PathLike)):
         return _load_list(path, engine)
     location = storage.find(path)
+    if location.is_folder and not location.url and (runs := _runs_in(Path(location.path))):
+        raise _not_a_run(location, runs)
     files = location.below() if location.is_folder else {location.name: location}
     for form in FORMATS:
         fitting = [file for name, file in files.items() if name.endswith(form.endings)]
@@ -113,11 +117,37 @@ def _run(fitting: Sequence[Location], folder: Location, files: Mapping[str, Loca
     if run_folder.RUN in files and folder.is_folder:
         return run_folder.read(folder, files, run_writer.keeper(str(folder)))
     if runs := _runs(files):
-        raise ProfileNotFound(
-            f"{str(folder)!r} is not a run folder; it contains {plural(len(runs), 'run')}",
-            hint=f"load one of {', '.join(runs[:8])}",
-        )
+        raise _not_a_run(folder, runs)
     return None
+
+
+def _not_a_run(folder: Location, runs: Sequence[str]) -> ProfileNotFound:
+    number = plural(len(runs), "run") if len(runs) < _MANY_RUNS else f"{_MANY_RUNS} runs or more"
+    return ProfileNotFound(
+        f"{str(folder)!r} is not a run folder; it contains {number}", hint=f"load one of {', '.join(runs[:8])}"
+    )
+
+
+_MANY_RUNS = 256
+
+
+def _runs_in(top: Path) -> list[str]:
+    """Return the runs below a local folder that is neither one nor that of a job's ranks; of many the first."""
+    runs = list[str]()
+    if run_folder.is_run(top):
+        return runs
+    for parent, folders, names in os.walk(top):
+        folders.sort(key=lambda name: (not name.startswith("rank"), name))
+        if run_folder.RUN in names:
+            name = Path(parent).relative_to(top).as_posix()
+            if _RANK.match(f"{name}/{run_folder.RUN}"):
+                return []
+            with suppress(OSError):
+                runs += [name] * (b'"tpunb"' in Path(parent, run_folder.RUN).read_bytes())
+                folders.clear()
+        if len(runs) == _MANY_RUNS:
+            break
+    return runs
 
 
 def _raw(fitting: Sequence[Location], where: Location, files: Mapping[str, Location], engine: Any) -> Profile:

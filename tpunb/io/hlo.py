@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import lru_cache
 
 import numpy as np
 import polars as pl
@@ -74,6 +75,36 @@ def category(opcode: str, fusion_kind: str = "") -> str:
     if opcode == "fusion":
         return _FUSIONS.get(fusion_kind, opcode)
     return _CATEGORIES.get(opcode, opcode)
+
+
+TOLERANCE = 0.01
+"""Share by which FLOPs of a product that a profiler reports may differ from those by its shapes."""
+
+_DIMS = re.compile(r"\b[a-z]\w*\[([0-9]{1,18}(?:,[0-9]{1,18})*)\]")
+
+
+@lru_cache(1 << 12)
+def product(text: str) -> int | None:
+    """Return the FLOPs of a custom call by its text, if the shapes are those of a matrix product; else None.
+
+    >>> product("%call.1 = bf16[64,256]{1,0} custom-call(bf16[64,128]{1,0} %a, bf16[256,128]{1,0} %b), target=...")
+    4194304
+    """
+    result, called, operands = text.partition(" custom-call(")
+    parts = result.partition(" = ")[2], operands.partition("custom_call_target")[0]
+    of_result, shapes = ([[*map(int, dims.split(","))] for dims in _DIMS.findall(part)] for part in parts)
+    factors = [dims for dims in shapes if len(dims) > 1][:2]
+    if not called or len(of_result) != 1 or len(of_result[0]) < 2 or len(factors) < 2:
+        return None
+    *batch, rows, columns = of_result[0]
+    for inner in factors[0][-2:]:
+        if all(
+            dims[:-2] == batch and sorted(dims[-2:]) == sorted([size, inner])
+            for dims, size in zip(factors, (rows, columns), strict=True)
+        ):
+            flops = 2 * math.prod([*batch, rows, columns, inner])
+            return flops if flops < 2**62 else None
+    return None
 
 
 def program(name: str) -> int | None:

@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from tpunb import schema
-from tpunb.errors import BadProfile, TpunbError
+from tpunb.errors import BadProfile, ProfileNotFound, TpunbError
 from tpunb.frames import Profile
 from tpunb.io import cache, host_files, storage
 from tpunb.io.cache import Decoded, Extent
@@ -33,6 +33,7 @@ SLOW_S = 1.0
 """Seconds to read and decode a local file above which the result is cached."""
 
 _T = TypeVar("_T")
+_LOST = BadProfile, ProfileNotFound  # of some files, which others are read without
 _OF_PROGRAMS = {
     "instructions": ["host", "program", "hlo_op"],
     "buffers": ["host", "program", "allocation", "hlo_op", "offset_bytes"],
@@ -54,7 +55,12 @@ def read(files: Sequence[Location], name: str, source: Path | str, *, forms: boo
     """
     budget = _Budget()
     answers = _parallel(files, partial(_or_error, partial(_summary, budget)))
-    damaged = {file: answer for file, answer in zip(files, answers, strict=True) if isinstance(answer, BadProfile)}
+    damaged = {file: answer for file, answer in zip(files, answers, strict=True) if isinstance(answer, _LOST)}
+    for row, answer in enumerate(answers):  # an XPlane is whole
+        if isinstance(answer, _Part) and answer.is_cut and (other := _other_form(answer.file, files, budget)):
+            answers[row] = replace(
+                other, notes=[*other.notes, f"read instead of {answer.file.name}, {answer.notes[-1]}"]
+            )
     instead = {file: part for file in damaged if forms and (part := _other_form(file, files, budget))}
     if len(damaged) - len(instead) == len(files):
         raise damaged[files[0]]
@@ -78,22 +84,24 @@ def read(files: Sequence[Location], name: str, source: Path | str, *, forms: boo
     for number, (part, move) in enumerate(zip(parts, moves, strict=True)):
         begin, dur = part.traced
         counts = part.extent.events, len(part.extent.steps)
-        rows.append((part.host, number, begin + move, dur, dur, part.size, *counts, None, None))
+        rows += [(host, number, begin + move, dur, dur, part.size, *counts, None, None) for host in part.hosts.values()]
     windows = pl.DataFrame(rows, schema=schema.WINDOWS, orient="row")
     batches = _batches(parts)
     return Profile(
         name=name,
         source=source,
         windows=windows,
-        hardware=pl.concat([part.named_hardware for part in parts]),
+        hardware=pl.concat([part.with_host(part.hardware) if part.renamed else part.hardware for part in parts]),
         span_ps=int(windows.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0),
         origin_ns=origin,
         read_events=partial(_events, parts, moves, range(len(parts))),
         read_batches=[partial(_events, parts, moves, batch) for batch in batches] if len(batches) > 1 else (),
-        read_details=partial(_details, [part.file for part in parts], [part.host for part in parts], moves),
+        read_details=partial(_details, parts, moves),
         read_clocks=launches.clocks,
         reused=all(part.reused for part in parts),
         skipped=tuple(skipped),
+        notes=tuple(f"{part.file.name}: {note}" for part in parts for note in part.notes),
+        is_cut=any(part.is_cut for part in parts),
     )
 
 
@@ -103,9 +111,11 @@ def skip_message(name: str, skipped: Sequence[tuple[str, str]]) -> str:
     return f"{name}: {plural(len(skipped), 'file')} skipped: {shown}"
 
 
-def skipped_file(file: Location, reason: str | BadProfile, *, session: bool) -> tuple[str, str]:
+def skipped_file(file: Location, reason: str | TpunbError, *, session: bool) -> tuple[str, str]:
     """Return name and reason of a file that is left out."""
-    return f"{file.session}/{file.name}" if session else file.name, str(reason).removeprefix(f"{file}: ")
+    return f"{file.session}/{file.name}" if session else file.name, str(reason).partition("\n")[0].removeprefix(
+        f"{file}: "
+    )
 
 
 def _other_form(file: Location, files: Sequence[Location], budget: _Budget) -> _Part | None:
@@ -134,12 +144,16 @@ class _Part:
     extent: Extent
     reused: bool = False
     events: pl.DataFrame | None = None
+    notes: Sequence[str] = ()
+    is_cut: bool = False
     renamed: bool = False
 
     @classmethod
     def of(cls, file: Location, decoded: Decoded, *, keep_events: bool = True) -> _Part:
-        facts = decoded.host, decoded.hardware, decoded.size, decoded.start_ns, decoded.stop_ns, decoded.extent
-        return cls(file, *facts, decoded.reused, decoded.events if keep_events else None)
+        host = "" if decoded.extent.hosts else decoded.host
+        facts = host, decoded.hardware, decoded.size, decoded.start_ns, decoded.stop_ns, decoded.extent
+        events = decoded.events if keep_events else None
+        return cls(file, *facts, decoded.reused, events, decoded.notes, decoded.is_cut)
 
     @property
     def traced(self) -> tuple[int, int]:
@@ -155,8 +169,15 @@ class _Part:
         return HostFile(self.file.name, self.file.session, self.host, *times)
 
     @property
-    def named_hardware(self) -> pl.DataFrame:
-        return self.hardware.with_columns(host=pl.lit(self.host)) if self.renamed else self.hardware
+    def hosts(self) -> dict[str, str]:
+        """Names of the hosts by those in the file, which has several if it is of several processes."""
+        return {process: f"{self.host} {process}".strip() for process in self.extent.hosts} or {"": self.host}
+
+    def with_host(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return a frame with the names of the hosts."""
+        if not self.extent.hosts:
+            return frame.with_columns(host=pl.lit(self.host))
+        return frame.with_columns(pl.col("host").cast(pl.String).replace(self.hosts))
 
     def named(self, host: str) -> _Part:
         """Return a copy with another name of the host."""
@@ -191,11 +212,15 @@ def _summary(budget: _Budget, file: Location, bar: Bar) -> _Part:
     return _Part(file, host, facts.hardware, data.size, facts.start_ns, facts.stop_ns, extent)
 
 
-def _or_error(read: Callable[[Location, Bar], _T], file: Location, bar: Bar) -> _T | BadProfile:
+def _or_error(read: Callable[[Location, Bar], _T], file: Location, bar: Bar) -> _T | BadProfile | ProfileNotFound:
     try:
         return read(file, bar)
     except BadProfile as error:
         return error
+    except ProfileNotFound as error:
+        if file.url or not Path(file.path).is_symlink():
+            raise
+        return error  # a link that leads nowhere
 
 
 def _batches(parts: Sequence[_Part]) -> list[list[int]]:
@@ -226,7 +251,7 @@ def windows(
     A window starts at its recorded time, else in `begins_ps`. Damaged ones are added to `skipped`; raises if all are.
     """
     answers = dict(zip(files, _parallel([*files.values()], partial(_or_error, _part)), strict=True))
-    damaged = {files[key]: answer for key, answer in answers.items() if isinstance(answer, BadProfile)}
+    damaged = {files[key]: answer for key, answer in answers.items() if isinstance(answer, _LOST)}
     if len(damaged) == len(files):
         raise next(iter(damaged.values()))
     rows = [skipped_file(file, error, session=True) for file, error in damaged.items()]
@@ -239,24 +264,24 @@ def windows(
         for key, part in zip(files, parts, strict=True)
     ]
     if kind != "events":
-        return _details([*files.values()], [part.host for part in parts], begins, kind)
+        return _details(parts, begins, kind)
     return _events(parts, begins, range(len(parts)))
 
 
-def _details(files: Sequence[Location], hosts: Sequence[str], by_ps: Sequence[int], kind: str) -> pl.DataFrame:
+def _details(parts: Sequence[_Part], by_ps: Sequence[int], kind: str) -> pl.DataFrame:
     """Return a frame that raw files hold beside events, such as "instructions", in the time of the profile."""
     columns: schema.Schema = getattr(schema, kind.upper())
     frames = [pl.DataFrame(schema=columns)]
-    for file, host, by in zip(files, hosts, by_ps, strict=True):
+    for part, by in zip(parts, by_ps, strict=True):
         try:
-            frame = details(file, storage.read(file), kind)
+            frame = details(part.file, storage.read(part.file), kind)
         except BadProfile as error:
-            if len(files) == 1:
+            if len(parts) == 1:
                 raise
-            _, reason = skipped_file(file, error, session=False)
-            warnings.warn(f"{kind} without those of {file.name}: {reason}", stacklevel=2)
+            _, reason = skipped_file(part.file, error, session=False)
+            warnings.warn(f"{kind} without those of {part.file.name}: {reason}", stacklevel=2)
             continue
-        frames.append(frame.with_columns(pl.col("^start_ps$") + by, host=pl.lit(host)))
+        frames.append(part.with_host(frame).with_columns(pl.col("^start_ps$") + by))
     rows = pl.concat(frames)
     if kind in _OF_PROGRAMS:  # several windows of a host may hold a program
         rows = rows.unique(_OF_PROGRAMS[kind], keep="first", maintain_order=True)
@@ -288,11 +313,15 @@ def _events(parts: Sequence[_Part], by_ps: Sequence[int], chosen: Sequence[int])
     salt = numbers.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)  # every process counts launches from 1
     start, lane, ids = (pl.Series(np.repeat(by, sizes)) for by in (np.array(by_ps)[numbers], lanes, salt))
     hosts = pl.Series([parts[number].host for number in chosen], dtype=schema.NAME)
+    hosts = hosts.gather(np.repeat(np.arange(numbers.size), sizes))
+    if any(parts[number].extent.hosts for number in chosen):
+        named = pl.concat([parts[number].with_host(frames[number].select("host")) for number in chosen])
+        hosts = named["host"].cast(schema.NAME)
     return events.with_columns(
         pl.col("start_ps") + start,
         pl.col("lane") + lane,
         pl.col("flow_out", "flow_in", "correlation_id") ^ ids,
-        host=hosts.gather(np.repeat(np.arange(numbers.size), sizes)),
+        host=hosts,
     )
 
 
@@ -317,7 +346,7 @@ def _part(file: Location, bar: Bar) -> Decoded:
     """Return the contents of a file, from the cache if possible."""
     entry = cache.entry(file)
     if entry is not None and (cached := cache.get(entry)):
-        bar(file.info.get("size") or 0)
+        bar(file.size)
         return cached
     if host_files.is_xplane(file.name):
         from tpunb.io import xplane
@@ -336,14 +365,14 @@ def decoded(file: Location, data: storage.Bytes) -> Decoded:
         from tpunb.io import xplane
 
         events, facts = xplane.read(data, source=str(file), workers=os.cpu_count() or 1)
-        host = facts.hosts[0] if facts.hosts else ""
-        return Decoded(host, events, facts.hardware, data.size, facts.start_ns, facts.stop_ns)
+        host, notes = facts.hosts[0] if facts.hosts else "", facts.notes
+        return Decoded(host, events, facts.hardware, data.size, facts.start_ns, facts.stop_ns, notes=notes)
     if ".trace.json" in file.name or is_json(data):
         from tpunb.io import chrome_trace
 
-        events, hardware = chrome_trace.read(data.tobytes(), source=str(file))
-        host = str(events["host"][0]) if events.height else ""
-        return Decoded(host, events, hardware, data.size)
+        trace = chrome_trace.read(data.tobytes(), source=str(file))
+        host = str(trace.events["host"][0]) if trace.events.height else ""
+        return Decoded(host, trace.events, trace.hardware, data.size, notes=trace.notes, is_cut=trace.is_cut)
     raise BadProfile(
         f"{file}: not a profile by its name or its first bytes {data[:8].tobytes()!r}",
         hint=f"a profile's name ends in {', '.join(ENDINGS)}",
@@ -368,7 +397,7 @@ class Bar:
     cancelled = False  # reading threads shall stop
 
     def __init__(self, files: Sequence[Location]) -> None:
-        self._total = sum(file.info.get("size") or 0 for file in files) or None
+        self._total = sum(file.size for file in files) or None
         self._began = time.monotonic()
         self._done = 0
         self._bar: Any = None

@@ -181,7 +181,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
 
     The profile holds `owner`, which keeps a run in memory, while raw windows can be read.
     """
-    facts, tables, files = _settled(folder, files)
+    facts, tables, files, skipped = _settled(folder, files)
     hardware, span_ps, (overhead, interval), metadata = _metadata(facts, files[RUN])
     origin_ns = facts.get("origin_ns")
     # the worker that ran the capture is on disk under its address: here, in one place, it gets the name of the host
@@ -204,8 +204,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
     # a run that is not over, or was killed, lasts until its last step or window
     span_ps = span_ps or max((int(end) for end in ends if end is not None), default=0)
     causes = {name: tables[name] for name in ("spans", "stalls", "samples", "load")}
-    wall = WallClock(span_ps, complete=facts.get("causes") is True, **causes)
-    skipped: list[tuple[str, str]] = []
+    wall = WallClock(span_ps, complete=facts.get("causes") is True and not skipped, **causes)
     read_raw = partial(_events, owner, name, raw, origin_ns, starts, skipped) if raw else None
     steps = aggregate.merge(tables, _step_flops(facts))
     return Profile(
@@ -271,16 +270,22 @@ def _details(
 _Source = Path | bytes
 
 
+_OF_STEPS = ("steps", "ops", "devices", "collectives")
+"""Tables of a part that are used together or not at all."""
+
+_Lost = list[tuple[str, str]]
+
+
 def _settled(
     folder: Location, files: Mapping[str, Location]
-) -> tuple[dict[str, Any], dict[str, pl.DataFrame], Mapping[str, Location]]:
-    """Return ``run.json``, the tables and the files of a run, which may be being written."""
+) -> tuple[dict[str, Any], dict[str, pl.DataFrame], Mapping[str, Location], _Lost]:
+    """Return ``run.json``, the tables, the files and the lost files of a run, which may be being written."""
     for _ in range(TRIES):
         before, failure = parts(files), None
         try:
             contents = _fetch(statistics(files))
-            facts, tables = _facts(contents.get(RUN, b""), folder), _tables(contents, files)
-            tail = _stack([(files[TAIL], contents[TAIL])] if TAIL in contents else [], "ticks")
+            facts, (tables, lost) = _facts(contents.get(RUN, b""), folder), _tables(contents, files)
+            tail, torn = _tail(contents)
         except BadProfile as error:  # or a part that was removed in between
             failure = error
         files = folder.below(refresh=True)
@@ -290,7 +295,7 @@ def _settled(
             if before == parts(files):  # else a part, which was not read, may have what the tail had
                 ticks = tables["ticks"]
                 tables["ticks"] = pl.concat([ticks, tail.join(ticks, on=["host", "start_ps"], how="anti")])
-            return facts, tables, files
+            return facts, tables, files, lost + torn
     raise TpunbError(f"{folder}: changes faster than it can be read", hint="load it again")
 
 
@@ -363,21 +368,42 @@ def _metadata(facts: dict[str, Any], path: Location) -> tuple[pl.DataFrame, int,
         raise BadProfile(f"{path}: not a run's run.json: {format_error(error)}") from error
 
 
-def _tables(contents: Mapping[str, _Source], files: Mapping[str, Location]) -> dict[str, pl.DataFrame]:
-    tables = {}
-    for table in TABLES:
-        paths = (f"parts/{part}/{table}.parquet" for part in parts(files))
-        tables[table] = _stack([(files[path], contents[path]) for path in paths if path in contents], table)
-    return tables
+def _tables(contents: Mapping[str, _Source], files: Mapping[str, Location]) -> tuple[dict[str, pl.DataFrame], _Lost]:
+    """Return the tables of all parts, one below the other, and the damaged files: raises if no part has its ticks."""
+    paths = {table: [f"parts/{part}/{table}.parquet" for part in parts(files)] for table in TABLES}
+    tables, damaged = dict[str, pl.DataFrame](), dict[str, str]()
+    for table, all_paths in paths.items():
+        there = [path for path in all_paths if path in contents]
+        try:
+            tables[table] = _stack([contents[path] for path in there], table)
+        except _UNREADABLE:
+            for path in there:
+                try:
+                    _stack([contents[path]], table)
+                except _UNREADABLE as error:
+                    damaged[path] = f"cannot be read: {format_error(error)}"
+    if not damaged:
+        return tables, []
+    if damaged.keys() >= {*filter(contents.__contains__, paths["ticks"])}:
+        path, reason = next(iter(damaged.items()))
+        raise BadProfile(f"{files[path]}: {reason}", hint="copy the run again")
+    left, lost = dict(contents), _Lost()
+    for path, reason in damaged.items():
+        folder, _, table = path.removesuffix(".parquet").rpartition("/")
+        names = TABLES if table == "ticks" else _OF_STEPS if table in _OF_STEPS else [table]
+        others = [name for name in names if left.pop(f"{folder}/{name}.parquet", None) is not None and name != table]
+        lost.append((path, reason + (f"; left out with it: {', '.join(others)}" if others else "")))
+    tables, more = _tables(left, files)
+    return tables, lost + more
 
 
-def _stack(files: Sequence[tuple[Location, _Source]], table: str) -> pl.DataFrame:
-    """Return a table of all parts, one below the other."""
-    if not files:
-        return pl.DataFrame(schema=TABLES[table])
+def _tail(contents: Mapping[str, _Source]) -> tuple[pl.DataFrame, _Lost]:
+    """Return the latest steps, which no part holds, and the damaged file of them."""
     try:
-        return parquet.read([source for _, source in files], TABLES[table])
+        return _stack([contents[TAIL]] if TAIL in contents else [], "ticks"), []
     except _UNREADABLE as error:
-        if len(files) > 1:  # read one by one to name the one that cannot be read
-            return pl.concat([_stack([file], table) for file in files])
-        raise BadProfile(f"{files[0][0]}: cannot be read: {format_error(error)}") from error
+        return _stack([], "ticks"), [(TAIL, f"cannot be read: {format_error(error)}")]
+
+
+def _stack(sources: Sequence[_Source], table: str) -> pl.DataFrame:
+    return parquet.read(sources, TABLES[table]) if sources else pl.DataFrame(schema=TABLES[table])

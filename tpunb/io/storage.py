@@ -40,6 +40,9 @@ LIMIT = 2**31 - PADDING
 PATIENCE_S = 120.0
 """Seconds until a server must respond: its client may retry for half an hour."""
 
+RATIO, FREE = 100, 256 << 20
+"""Times its size to which a zipped profile may unzip, and bytes to which any may: real ones have less than 40 times."""
+
 _BLOCK = 16 << 20  # bytes read at a time: many for a network, few beside a large profile
 _PIECE = 1 << 18  # bytes between two reports of progress
 _GZIP = b"\x1f\x8b"
@@ -143,6 +146,14 @@ class Location:
             with _errors(self):
                 self._info.update(self.fs.info(self.path))
         return self._info
+
+    @property
+    def size(self) -> int:
+        """Size in bytes; 0 if unknown, or where a link leads nowhere."""
+        try:
+            return int(self.info.get("size") or 0)
+        except (ProfileNotFound, BadProfile):
+            return 0
 
     @property
     def is_folder(self) -> bool:
@@ -339,7 +350,7 @@ def _errors(location: Location | str) -> Iterator[None]:
 
 def fetch(files: Sequence[Location]) -> list[bytes | None]:
     """Return the contents of small files of one file system, fetched in parallel; None for a missing file."""
-    size = sum(file.info.get("size") or 0 for file in files)
+    size = sum(file.size for file in files)
     if size >= LIMIT:
         raise BadProfile(f"{files[0]} and files beside it: {size} bytes; statistics of a run have less than 2 GiB")
     if not files:
@@ -367,10 +378,11 @@ def read(file: Location, progress: Callable[[int], None] = lambda _: None) -> By
     with _errors(file), file.fs.open(file.path, **options) if file.url else io.FileIO(file.path) as raw:
         stream = io.BufferedReader(_Progress(raw, progress), _PIECE)
         if stream.peek(2)[:2] != _GZIP:
-            return _records(_whole(stream, size, file), file)
+            return _records(_whole(stream, size, file, LIMIT), file)
         try:
             with gzip.GzipFile(fileobj=stream) as unzipped:
-                return _records(_whole(unzipped, min(4 * size, LIMIT - 1), file), file)
+                most = min(LIMIT, max(FREE, RATIO * size)) if size else LIMIT
+                return _records(_whole(unzipped, min(4 * size, most - 1), file, most), file)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise BadProfile(f"{file}: cannot be read: {format_error(error)}") from error
 
@@ -400,8 +412,8 @@ class _Progress(io.RawIOBase):
         return count
 
 
-def _whole(stream: io.BufferedIOBase | gzip.GzipFile, size: int, file: Location) -> Bytes:
-    """Return the rest of a stream in one array, with room for `size` bytes at first."""
+def _whole(stream: io.BufferedIOBase | gzip.GzipFile, size: int, file: Location, most: int) -> Bytes:
+    """Return the rest of a stream, less than `most` bytes, in one array, with room for `size` bytes at first."""
     if size >= LIMIT:
         raise BadProfile(f"{file}: {size} bytes; a profile has less than 2 GiB")
     whole = np.zeros(size + PADDING, np.uint8)
@@ -414,9 +426,13 @@ def _whole(stream: io.BufferedIOBase | gzip.GzipFile, size: int, file: Location)
             if not count:
                 break
         elif more := stream.read(1):  # zipped, of unknown size, or still being written
-            if used + 1 >= LIMIT:
-                raise BadProfile(f"{file}: 2 GiB or more once unzipped: a decompression bomb, or not a profile")
-            whole.resize(min(max(2 * room, 1 << 16), LIMIT - 1) + PADDING, refcheck=False)
+            if used + 1 >= most:
+                unzipped = "2 GiB" if most == LIMIT else f"{most / 2**20:,.0f} MiB"
+                raise BadProfile(
+                    f"{file}: {unzipped} or more once unzipped, of {file.size:,} bytes: a decompression bomb",
+                    hint="if it is a profile, unzip it and load the result",
+                )
+            whole.resize(min(max(2 * room, 1 << 16), most - 1) + PADDING, refcheck=False)
             whole[used] = more[0]
             used += 1
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
@@ -20,7 +20,7 @@ import polars as pl
 
 from tpunb import schema
 from tpunb.errors import BadProfile
-from tpunb.io import hlo
+from tpunb.io import hlo, streams
 from tpunb.io import hlo as texts
 from tpunb.io import protobuf_kernels as loops
 from tpunb.io.cache import Extent
@@ -76,6 +76,7 @@ class XSpaceFacts:
     hardware: pl.DataFrame  # ``tpunb.schema.HARDWARE``: devices with at least one event
     errors: list[str]  # of the profiler
     warnings: list[str]
+    notes: list[str] = field(default_factory=list)  # what the reader changed
 
 
 def read(data: bytes | Bytes, *, source: str, workers: int = 1) -> tuple[pl.DataFrame, XSpaceFacts]:
@@ -84,7 +85,8 @@ def read(data: bytes | Bytes, *, source: str, workers: int = 1) -> tuple[pl.Data
     Takes four to six times the size of a real capture in memory. Raises BadProfile if damaged, or above 106 days.
     """
     space = _XSpace(data, source)
-    return space.events(workers), space.facts()
+    events, notes = space.without_overlaps(space.events(workers))
+    return events, replace(space.facts(), notes=notes)
 
 
 def read_many(files: Sequence[Bytes], names: Sequence[str]) -> tuple[pl.DataFrame, int | None, list[XSpaceFacts]]:
@@ -95,10 +97,11 @@ def read_many(files: Sequence[Bytes], names: Sequence[str]) -> tuple[pl.DataFram
     space = _XSpace(files, "files", names)
     facts = space.facts_of_files()
     starts = [fact.start_ns for fact in facts if fact.start_ns is not None]
-    if len(starts) < len(facts) or max(starts) - min(starts) > MOST_DAYS * _DAY_NS:
-        return space.events(), None, facts
-    space.line_ns = space.line_ns + (np.array(starts) - min(starts))[space.file[space.lines.parent]]
-    return space.events(), min(starts), facts
+    origin_ns = None
+    if len(starts) == len(facts) and max(starts) - min(starts) <= MOST_DAYS * _DAY_NS:
+        origin_ns = min(starts)
+        space.line_ns = space.line_ns + (np.array(starts) - origin_ns)[space.file[space.lines.parent]]
+    return space.without_overlaps(space.events())[0], origin_ns, facts
 
 
 def extent(data: bytes | Bytes, *, source: str) -> tuple[Extent, XSpaceFacts]:
@@ -273,6 +276,24 @@ class _XSpace:
             frames = [self._chunk(begin) for begin in begins]
         return self._with_programs(pl.concat(frames or [pl.DataFrame(schema=schema.EVENTS)]))
 
+    def without_overlaps(self, events: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+        """Return the events, of which none on a stream lasts until after the next begins, and what is worth saying."""
+        lines = self.lines.text(np.where(self.line_display_name & _LENGTH, self.line_display_name, self.line_name))
+        on_stream = np.array([line.startswith("Stream #") for line in lines], bool) & self.on_device[self.lines.parent]
+        if not on_stream.any():
+            return events, []
+
+        def in_graph(rows: Ints) -> Mask:
+            chosen = np.zeros(len(self.rows), bool)
+            chosen[rows] = True
+            graph = self._chosen(chosen, ["cuda_graph_id"])[1].integer("cuda_graph_id")
+            return np.zeros(rows.size, bool) if graph is None else (graph.values > 0)[np.argsort(np.argsort(rows))]
+
+        dur = events["dur_ps"].to_numpy().copy()
+        rows = np.flatnonzero(on_stream[self.rows.parent])
+        notes = streams.cut(events["lane"].to_numpy(), events["start_ps"].to_numpy(), dur, rows, in_graph)
+        return events.with_columns(dur_ps=dur), notes
+
     def _chunk(self, begin: int) -> pl.DataFrame:
         """Return ``_CHUNK`` events."""
         sides = [*self._sides(begin)]
@@ -370,11 +391,19 @@ class _XSpace:
             "flops": first_number(stats.integer("model_flops"), stats.integer("flops")),
             "bytes": stats.integer("bytes_accessed"),
             "hbm_bytes": _hbm_bytes(stats),
+            "product": self._products(entries, name, stats.series("hlo_category")),
             "op": ops if ops.any() else None,
         }
         names = self._distinct(entries, np.where(display_name & _LENGTH, display_name, name))
         ends = {key: None if column is None else _with_null(column) for key, column in columns.items()}
         return ends | {"name": np.append(names, self.words.add([""]))}
+
+    def _products(self, entries: Messages, name: Ints, category: pl.Series) -> Numbers | None:
+        """Return the FLOPs of custom calls by the shapes in their text."""
+        rows = np.flatnonzero((category == "custom-call").fill_null(value=False).to_numpy())
+        values = np.zeros(len(entries), np.int64)
+        values[rows] = [hlo.product(text) or 0 for text in entries.text(name[rows])]
+        return Numbers(values, values > 0) if values.any() else None
 
     def _with_programs(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Add framework op and category from the HLO in the file on planes where the profiler wrote no categories."""
@@ -553,10 +582,20 @@ def _of_devices(stats: Stats, shared: Mapping[str, Any]) -> dict[str, Any]:
         "hlo_op": named if category is None else first_word(named, np.where(category, name, 0)),
         "category": category,
         "device_dur_ps": stats.integer("device_duration_ps"),
-        "flops": first_number(stats.integer("model_flops"), stats.integer("flops"), shared["flops"]),
+        "flops": _undoubted(
+            first_number(stats.integer("model_flops"), stats.integer("flops"), shared["flops"]), shared["product"]
+        ),
         "bytes": first_number(stats.integer("bytes_accessed"), shared["bytes"]),
         "hbm_bytes": shared["hbm_bytes"],
     }
+
+
+def _undoubted(flops: Numbers | None, product: Numbers | None) -> Numbers | None:
+    """Return FLOPs, null where they are not those by the shapes: a profiler may count one turn of a kernel's loop."""
+    if flops is None or product is None:
+        return flops
+    differs = product.valid & (np.abs(flops.values - product.values) > product.values * hlo.TOLERANCE)
+    return Numbers(flops.values, flops.valid & ~differs)
 
 
 def _with_null(column: Any) -> Any:

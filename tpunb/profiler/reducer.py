@@ -153,7 +153,7 @@ class Reducer:
             intervals = self._numbering[host].renumber(*boundaries.find(events))
         steps = reduce.reduce(events, intervals, facts.hardware)
         start_ps, name = (xspace.start_ns - self.origin_ns) * 1000, pl.lit(host)
-        reduced.messages += [*facts.errors, *facts.warnings]
+        reduced.messages += [*facts.errors, *facts.warnings, *facts.notes]
         if facts.hardware.height:
             self.hardware.setdefault(host, facts.hardware.with_columns(host=name).to_dicts())
         reduced.steps[host] = Steps(
@@ -212,10 +212,10 @@ def decode(data: bytes, source: str) -> tuple[pl.DataFrame, XSpaceFacts]:
 
     if not is_chrome_trace(data):
         return xplane.read(data, source=source)
-    events, hardware, start_ns = chrome_trace.read_with_origin(data, source=source)
+    events, hardware, start_ns, notes, _ = chrome_trace.read(data, source=source)
     last_ps = events.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0
     stop_ns = None if start_ns is None else start_ns + int(last_ps) // 1000
-    return events, xplane.XSpaceFacts([], start_ns, stop_ns, hardware, [], [])
+    return events, xplane.XSpaceFacts([], start_ns, stop_ns, hardware, [], [], notes)
 
 
 class _Decoded:

@@ -77,13 +77,16 @@ _EAGER = "EagerLocalExecute: "
 _END = "(Host|H|Device|D|Peer|P)"
 _COPY = re.compile(rf"(?:hip|cuda|cu)?(?:[Mm]emcpy|Copy) ?{_END}(?:2|[Tt]o){_END}")
 _COPIES = {"HD": "host to device copy", "DH": "device to host copy"} | dict.fromkeys(["DD", "PP"], "device copy")
-_ON_DEVICE = [
-    (re.compile(r"(?:hip|cuda|cu)?[Mm]emset"), "memset"),
-    (
-        re.compile(r"(nccl|rccl)|(\w+::)*\w*(all_?(reduce|gather|to_?all)|reduce_?scatter|cross_device_reduce)", re.I),
-        "collective",
-    ),
-]
+_LIBRARIES = r"(nccl|rccl|msccl|hccl|oneccl|ccl_|nvshmem|rocshmem|k?userbuffers)"
+_COMMUNICATION = re.compile(
+    rf"""
+      {_LIBRARIES} | (oneapi::)?ccl:: | (barrier|sync)_(all_)?on_stream          # of oneCCL, of NVSHMEM
+    | deep_ep::(?!layout)(\w+::)*\w*(dispatch|combine|notify|barrier) | (\w+::)*symmetric_memory::
+    | (\w+::)*\w*(all_?(reduce|gather|to_?all)|reduce_?scatter|cross_device_reduce)
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_ON_DEVICE = [(re.compile(r"(?:hip|cuda|cu)?[Mm]emset"), "memset"), (_COMMUNICATION, "collective")]
 _COLLECTIVES = [
     *("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "all-reduce-scatter"),
     *("collective-permute", "collective-broadcast", "ragged-all-to-all"),
@@ -141,7 +144,7 @@ _IN_ADVANCE = re.compile("::(MemoryReader|MemoryWriter|(Parallel)?Interleave|Pre
 _CLASSES = [
     (re.compile(r"\w*Apply[A-Z]\w*|AssignSubVariableOp"), "optimizer"),
     (re.compile(r"\w*(Backprop|Grad)\w*"), "backward"),
-    (re.compile(rf"({'|'.join(_COLLECTIVES)})(-start|-done)?|Collective[A-Z]\w*|(nccl|rccl)\w*"), "collective"),
+    (re.compile(rf"({'|'.join(_COLLECTIVES)})(-start|-done)?|Collective[A-Z]\w*|{_LIBRARIES}\w*"), "collective"),
 ]
 _COLLECTIVE = re.compile(r"all[-_]?(reduce|gather|to[-_]?all)|reduce[-_]?scatter|cross_device_reduce", re.I)
 _LAUNCH = re.compile(
