@@ -66,7 +66,7 @@ def test_filter_selects_points_by_value_or_values():
 def test_saturation_is_the_smallest_value_that_is_enough():
     answer = KNEE.saturation("batch")
     assert (answer.value, answer.rising) == (64, False)
-    assert answer.frame.rows() == [(64.0, False, 64e3, 32.0, 0.5)]
+    assert answer.frame.rows() == [(64.0, False, 64e3, 32.0, 0.5, True)]
     assert answer.sentences == ("batch 64 is enough", "at 32 you give away 50 %")
     assert isinstance(answer.value, int)
 

@@ -69,11 +69,20 @@ def test_steps_slower_for_a_known_cause_are_not_to_be_measured_again():
     assert found.action == "call gc.freeze() once all is built"
 
 
-def test_the_cause_of_retracing_is_named_with_its_remedy():
-    why = [f"compiling f again for x[{n}] (before: x[0])" for n in range(6)]
-    shapes = [(40 + 8 * n, 7 + n // 5, "program startup", detail) for n, detail in enumerate(why)]
-    found = verdict(accounted(*shapes))
-    assert "mostly compiling f again for x[5] (before: x[0]). Use batches of one shape" in found.sentence
+@pytest.mark.parametrize(
+    ("reason", "action"),
+    [
+        ("float32[{}, 64] (before: float32[0, 64])", "Use batches of one shape"),
+        ("x = float32({}, 64) (before: float32(0, 64))", "Use batches of one shape"),
+        ("epoch = {} (before: 0)", "Pass the Python value"),
+        ("a new function", "Wrap the function"),
+    ],
+)
+def test_the_cause_of_retracing_is_named_with_its_remedy(reason, action):
+    why = [f"compiling f again for {reason.format(n)}" for n in range(6)]
+    retraced = [(40 + 8 * n, 7 + n // 5, "program startup", detail) for n, detail in enumerate(why)]
+    found = verdict(accounted(*retraced))
+    assert f"mostly {why[-1]}. {action}" in found.sentence
 
 
 def test_imports_come_after_what_the_training_wastes():

@@ -30,8 +30,9 @@ _GENERATOR = "a generator of the program"
 INSIDE_STEPS = "inside steps"
 IDLE = "device idle"
 COMPUTING = ("step time deviation", IDLE, "productive")  # what samples in steps divide
-_FEWEST_SAMPLES = 20  # of which a share is right within about 0.2
-_FEWEST_TRACED = 3  # steps of a phase whose work on devices is that of its others
+_FEWEST_SAMPLES = 10  # of which a share is right within about 0.3
+_AROUND = 4  # steps before and after one
+FEWEST_TRACED = 3  # steps of a phase whose work on devices is that of its others
 _INSIDE = ["fit", "evaluation", "program code"]  # where a stall may be time of a step itself
 
 
@@ -162,6 +163,11 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     excess = excess - startup
     profiler = np.minimum(excess, _delays(run, start, end, left))
     rest = np.where(deviates(left, medians), excess - profiler, 0)
+    if run.traced_devices and len(
+        left
+    ):  # what one of the steps ahead seems to take longer, those around it make up for
+        net = np.convolve(np.pad(left - medians - startup - profiler, _AROUND), np.ones(2 * _AROUND + 1), "valid")
+        rest = np.minimum(rest, net.clip(0).astype(np.int64))
     usual = left - startup - profiler - rest
     return np.stack([waits, usual, startup, profiler + slowed, garbage, rest, calls], axis=1)
 
@@ -339,7 +345,7 @@ def _by_device(pieces: pl.DataFrame, run: HostRun) -> tuple[pl.DataFrame, list[i
     work = run.steps.group_by("phase").agg(
         n=pl.col("device_ps").filter(full).count(), work_ps=pl.col("device_ps").filter(full).mean() * pl.len()
     )
-    work = work.filter(pl.col("n") >= _FEWEST_TRACED)
+    work = work.filter(pl.col("n") >= FEWEST_TRACED)
     usual = pieces.filter(computes).group_by("phase").agg(usual_ps=pl.col("dur_ps").sum())
     shares = usual.join(work, on="phase").select("phase", part=(1 - pl.col("work_ps") / pl.col("usual_ps")).clip(0))
     split = pieces.join(shares, on="phase", how="left", maintain_order="left")

@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 
 from tpunb import schema
+from tpunb.analysis.account_segments import FEWEST_TRACED
 from tpunb.analysis.goodput import Goodput, goodput
 from tpunb.analysis.metrics import account_metrics, phase_metrics, scale_metrics, traits
 from tpunb.analysis.roofline import Roofline
@@ -170,6 +171,7 @@ RULES = (
         sentence="Transfers between host and device that no computation hides take {transfer} of the phase's step time",
         action="make fewer and larger transfers, prefetch to the device, leave on it what the host does not need",
         source="TPUPoint VI.B, observation 4; XProf's DataTransferBoundRule; 10 % as for input",
+        account="device idle",
     ),
     _share(
         "collectives",
@@ -544,7 +546,7 @@ without a known cause.
     if hosts is not None and not isinstance(hosts, Hosts):
         raise wrong_type("advise", "hosts", "be Hosts", hosts, hint="tp.hosts(steps)")
     run_goodput = None if phases.steps.wall is None else goodput(phases)
-    rows = advise_phases(phases, roof, None if run_goodput is None else _code_in_steps(run_goodput))
+    rows = advise_phases(phases, roof, None if run_goodput is None else _idle_in_steps(run_goodput))
     if hosts is not None:
         metrics = hosts.frame.filter("named").head(1)
         metrics = metrics.select(
@@ -567,20 +569,22 @@ def _ranked(*rows: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(rows).sort("saves_ps", descending=True, nulls_last=True, maintain_order=True)
 
 
-def _code_in_steps(run: Goodput) -> pl.DataFrame:
-    """Return (phase, code_ps): time of the program's own code in steps, as far as samples show it."""
-    inside = run.frame.filter(account="program code").drop_nulls("phase")
-    return inside.group_by("phase").agg(code_ps=pl.col("time_ps").sum())
+def _idle_in_steps(run: Goodput) -> pl.DataFrame:
+    """Return (phase, account_ps): time in which the devices idle in steps, without code of the program."""
+    inside = run.frame.filter(account="device idle").drop_nulls("phase")
+    return inside.group_by("phase").agg(account_ps=pl.col("time_ps").sum())
 
 
-def advise_phases(phases: Phases, roof: Roofline | None = None, code: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Return the advice on phases alone, which costs no account of the run; `code` is a known cause of idle devices."""
+def advise_phases(phases: Phases, roof: Roofline | None = None, idle: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Return the advice on phases alone, which costs no account of the run; `idle` is known from there."""
     metrics, rules = scale_metrics(phase_metrics(phases), phases, roof), [*RULES, *SCALE_RULES]
     metrics = metrics.with_columns(pl.lit(text, pl.String).alias(name) for name, text in traits(phases.steps).items())
-    if code is not None:
-        share = (pl.col("code_ps") / pl.col("typical_ps")).fill_null(0.0)
-        metrics = metrics.join(code, on="phase", how="left", maintain_order="left")
-        metrics = metrics.with_columns(idle=(pl.col("idle") - share).clip(0)).drop("code_ps")
+    if idle is not None:
+        most = (pl.col("account_ps") / pl.col("typical_ps")).fill_null(0.0)
+        metrics = metrics.join(idle, on="phase", how="left", maintain_order="left")
+        known = pl.col("idle").is_not_null() & (pl.col("full") >= FEWEST_TRACED)
+        least = pl.when(known).then(pl.min_horizontal("idle", most)).otherwise("idle")
+        metrics = metrics.with_columns(idle=least).drop("account_ps")
     if roof is not None:
         headroom = roof.frame.select(name="what", bound="bound", headroom=pl.col("headroom_ps") / pl.col("self_ps"))
         metrics, rules = metrics.join(headroom, on="name", how="left", maintain_order="left"), [*rules, *HEADROOM_RULES]

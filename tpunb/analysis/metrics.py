@@ -42,7 +42,8 @@ _SHARES = [
     *("late", "reads", "recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm", "flops_counted"),
 ]
 _LONGEST = 300  # characters of a name that are matched
-_FEWEST_LOADS, _STEADY, _GROWN = 8, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
+_FEWEST_LOADS, _STEADY, _GROWN = 4, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
+_SURE_LOADS = 8  # seconds from which on it may shrink in some
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin
 
@@ -372,7 +373,8 @@ def _growth(load: pl.DataFrame, steps: pl.DataFrame) -> dict[str, object]:
         if len(of_host) < _FEWEST_LOADS:
             continue
         rss, hours = of_host["rss_bytes"].to_numpy().astype(float), of_host["start_ps"].to_numpy() / 3.6e15
-        steady = (np.diff(rss) >= 0).mean() >= _STEADY and rss[-1] - rss[len(rss) // 2] > _GROWN * rss[0] / 3
+        least = _STEADY if len(rss) >= _SURE_LOADS else 1.0
+        steady = (np.diff(rss) > 0).mean() >= least and rss[-1] - rss[len(rss) // 2] > _GROWN * rss[0] / 3
         rate = float((rss[-1] - rss[0]) / (hours[-1] - hours[0]))
         if steady and rss[-1] - rss[0] > _GROWN * rss[0] and rate > float(grown["growth"] or 0):  # type: ignore[arg-type]
             grown = {"growth": rate, "memory": float(rss[-1])}
@@ -398,7 +400,7 @@ def traits(steps: Steps) -> dict[str, str | None]:
     return {"data": f"tuned {data}" if data and tuned else data, "framework": framework}
 
 
-_CHANGED = {"^a new function": "function", r" = ": "value", r"\w\[|\w\(": "shape"}
+_CHANGED = {"^a new function": "function", r"\w\[|\w\(": "shape", r" = ": "value"}
 """What has changed, by patterns of the reasons why a function is compiled again."""
 
 

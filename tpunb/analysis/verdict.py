@@ -15,6 +15,7 @@ from tpunb.schema import ACCOUNTS
 from tpunb.text import cut, duration, percent, plain
 
 _FEWEST_SAMPLES = 3  # in an account whose place is named
+_ALSO = ["growing memory", "debugging"]  # rules that are said beside what took most
 _LOADED = 0.25  # share of run time that other programs may take of a healthy run
 _LEAST_SHARE = 0.1  # share of run time that an account takes, or advice saves, to be named
 
@@ -67,8 +68,13 @@ def verdict(phases: Phases) -> Verdict | None:
         return None
     advice = advise(phases)
     found = _of_time(phases, advice)
-    also = advice.filter(pl.col("rule").is_in(["growing memory", "debugging"]))["sentence"].to_list()
-    return replace(found, sentence=" ".join([found.sentence, *(text.removeprefix("The run: ") for text in also)]))
+    also = [text.removeprefix("The run: ") for text in advice.filter(pl.col("rule").is_in(_ALSO))["sentence"]]
+    run = goodput(phases)
+    if (ours_ps := run.time_ps("profiler")) >= _LEAST_SHARE * run.wall_ps:
+        also.append(
+            f"The profiler took {duration(ours_ps)}, which does not grow with the run: --budget 0.02 lowers it."
+        )
+    return replace(found, sentence=" ".join([found.sentence, *also]))
 
 
 def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
@@ -109,7 +115,8 @@ def _healthy(run: Goodput) -> str:
 
 def _headline(run: Goodput, *, imports: bool) -> tuple[str | None, str | None, str]:
     """Return the account that took most, if a tenth, its cause, and both in words; what imports take comes last."""
-    most = totals(run).filter(pl.col("account") != "productive", pl.col("share") >= _LEAST_SHARE)
+    ours = pl.col("account").is_in(["productive", "profiler"])  # nothing that the program wastes
+    most = totals(run).filter(~ours, pl.col("share") >= _LEAST_SHARE)
     if imports and most.height > 1:  # they are needed, and paid once
         most = most.filter(pl.col("account") != "preparation")
     most = most.head(1)

@@ -151,6 +151,8 @@ class Run:
                 try:
                     batch = next(batches) if step is None else self._clock.draw(next, batches)
                 except StopIteration:
+                    with self._clock.within("data loading", "end of the data"):
+                        del batches  # which may end threads
                     return
                 if step is not None:
                     step.lasts = True

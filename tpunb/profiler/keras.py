@@ -186,6 +186,8 @@ class _TimedCallbacks(list[Any]):
         hook, clock = self._timing.hook, self._timing.clock
         if hook is None or clock is None or not clock.trains_here:
             return _iterate(self)
+        if hook == "on_train_end":  # as its fit returns, a framework may take long to free what it read
+            clock.exit(done=True)
         if hook not in self.acts:
             self.acts[hook] = any(_acts(callback, hook) for callback in _iterate(self))
         return clock.calls(_iterate(self), hook) if self.acts[hook] else _iterate(self)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from inspect import CO_GENERATOR
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -167,6 +167,7 @@ class StallSampler:
         self.loops: set[CodeType] = set()  # functions that a loop is in, whose generators do not prepare its batches
         self._sampled_ns = 0
         self._interval_s = 0.0
+        self._late_ns, self._is_late = 0, False  # since the last sample that stands for others; the last look
         self.failure: Exception | None = None  # that ended the sampling
 
     def start(self) -> None:
@@ -225,6 +226,8 @@ class StallSampler:
         """Sample in a stall; return the time until the next look."""
         progress, now_ns = self._progress(), self._clock()
         since_ns = progress.since_ns
+        self._late_ns = 0 if jumped else min(self._late_ns + late_ns, LIMITS.stall_late_ns)
+        self._is_late = late_ns > LIMITS.switch_s * 1e9 * 10
         if jumped:
             self._open, self._seen, self._skipped_ns = None, None, since_ns
         if self._seen is not None:
@@ -257,13 +260,24 @@ class StallSampler:
 
     def _sample(self, now_ns: int, frame: FrameType, place: str | None) -> None:
         loads, evaluates = any(_prepares(each, self.loops) for each in _outwards(frame)), self._evaluates(frame)
-        self._samples.append((now_ns, place, loads, not evaluates and _is_code(frame, place), evaluates))
+        sample = now_ns, place, loads, not evaluates and _is_code(frame, place), evaluates
+        self._samples.append(sample)
+        while self._is_late and self._late_ns >= LIMITS.stall_idle_ns:  # those that it replaces
+            self._late_ns -= LIMITS.stall_idle_ns
+            self._samples.append(sample)
 
     def _evaluates(self, frame: FrameType | None) -> bool:
-        """Return whether a function of the program evaluates, within the one that the loop is in."""
-        inner = takewhile(lambda each: each.f_code not in self.loops, _outwards(frame))
-        codes = (each.f_code for each in inner)
-        return any(_EVALUATES.search(code.co_name) and _is_user_code(code.co_filename) for code in codes)
+        """Return whether a function of the program evaluates, within what the loop is in, or a library that has one."""
+        of_program = False
+        for each in _outwards(frame):
+            code = each.f_code
+            if _is_user_code(code.co_filename):
+                of_program = True
+                if code in self.loops or _EVALUATES.search(code.co_name):
+                    return code not in self.loops
+            elif of_program and _PACKAGES.search(code.co_filename):
+                return False
+        return False
 
     def _add(self, progress: Progress, text: str | None, late_ns: int) -> None:
         """Add a sample to the open stall, or to a new one."""

@@ -47,6 +47,9 @@ SATURATION = frame(
     examples_per_s=Column(_FLOAT, "Examples per second of the best value."),
     below=Column(_FLOAT, "Next smaller value that was measured, or null."),
     given_away=Column(_FLOAT, "Examples per second that this smaller value loses, as a share of the best, 0 to 1."),
+    certain=Column(
+        pl.Boolean(), "Whether there were enough rounds for the intervals of all values, or none were measured."
+    ),
 )
 
 SENSITIVITY = frame(

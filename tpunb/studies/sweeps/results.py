@@ -70,6 +70,8 @@ class Saturation(Tabular):
             if self.rising
             else f"{name} is enough{base}"
         )
+        if not at["certain"].all():
+            return f"{first}, as far as so few rounds tell", "measure longer (budget=) for intervals"
         if (below := at.select(pl.col("below").max()).item()) is None:
             return (first,)
         away = at.filter(pl.col("below") == below)["given_away"]
@@ -284,6 +286,7 @@ class Sweep(Tabular):
             examples_per_s=best,
             below=value.filter(below).last(),
             given_away=1 - rate.filter(below).last() / best,
+            certain=(pl.col("rounds").is_null() | pl.col("low_ps").is_not_null() | rate.is_null()).all(),
         )
         return Saturation(_typed(saturation, others, SATURATION), parameter, within)
 
