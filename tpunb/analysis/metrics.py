@@ -42,7 +42,7 @@ _SHARES = [
     *("late", "reads", "recompile", "callbacks", "checkpoint", "summary", "mxu", "hbm", "flops_counted"),
 ]
 _LONGEST = 300  # characters of a name that are matched
-_FEWEST_LOADS, _STEADY, _GROWN = 4, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
+_FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
 _SURE_LOADS = 8  # seconds from which on it may shrink in some
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin

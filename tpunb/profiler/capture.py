@@ -148,9 +148,9 @@ class Run:
         try:
             while True:
                 step = self._clock.begin(kind, complete=False, explicit=True, rule="mark")
-                try:
-                    batch = next(batches) if step is None else self._clock.draw(next, batches)
-                except StopIteration:
+                # no exception, which would refer to the iterator, is handled when that ends
+                batch = next(batches, _END) if step is None else self._clock.draw(_next, batches)
+                if batch is _END:
                     with self._clock.within("data loading", "end of the data"):
                         del batches  # which may end threads
                     return
@@ -163,6 +163,13 @@ class Run:
                 self._clock.end(step)
         finally:
             self._clock.end(step)
+
+
+_END: Any = object()
+
+
+def _next(batches: Iterator[T]) -> T:
+    return next(batches, _END)
 
 
 class NullRun:

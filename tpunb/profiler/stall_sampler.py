@@ -54,6 +54,7 @@ _COMPREHENSION = re.compile(r"((\.<locals>)?\.<(listcomp|genexpr|dictcomp|setcom
 _OF_ARRAYS = {"add", "clear", "copy", "index", "sort", "split", "update", "values"}
 _OF_BUILTINS = {*dir(str), *dir(list), *dir(dict), *dir(set)} - _OF_ARRAYS
 """Names of methods that arrays and tensors do not have."""
+_TRAINS = {"fit", "train"}  # methods of a library that train, and evaluate on their own
 _EVALUATES = re.compile(r"(^|_)(evaluat|validat|eval(_|$)|valid(_|$))", re.IGNORECASE)
 _IMPORT = re.compile(r"\s*(?:import|from)\s+([\w.]+)")
 
@@ -271,6 +272,8 @@ class StallSampler:
         of_program = False
         for each in _outwards(frame):
             code = each.f_code
+            if not of_program and code.co_name in _TRAINS:  # of a library
+                return False
             if _is_user_code(code.co_filename):
                 of_program = True
                 if code in self.loops or _EVALUATES.search(code.co_name):

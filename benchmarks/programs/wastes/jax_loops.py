@@ -191,7 +191,7 @@ def jax_static_learning_rate(run: Any, repaired: bool) -> None:
             float(loss)
 
 
-@program("program code", r"device_put|transfer|upload", measures=True)
+@program("program code|device idle", r"device_put|transfer|upload", measures=True)
 def jax_uploads_all_data(run: Any, repaired: bool) -> None:
     """Put all data on the device in each step, and take a batch of them there."""
     import jax
