@@ -145,6 +145,19 @@ def test_nested_spans_belong_to_the_inner_account():
     assert accounts(host(steps, spans, end_ms=90)) == {"productive": 30, "callbacks": 40, "checkpoint save": 20}
 
 
+def test_the_data_of_an_evaluation_are_part_of_it_and_what_it_compiles_is_not():
+    spans = [
+        (0, 90, "fit", "fit"),
+        (10, 50, "evaluation", "predict"),
+        (12, 5, "program startup", "tracing Dataset_map_grab"),
+        (20, 8, "program startup", "tracing the step of predict"),
+        (30, 10, "data loading", "a new iterator at the end of an epoch"),
+        (70, 10, "data loading", None),
+    ]
+    found = accounts(host([train(0, 0, 90)], spans, end_ms=90))
+    assert found == {"productive": 30, "evaluation": 42, "program startup": 8, "data loading": 10}
+
+
 def test_garbage_collection_is_deviation_even_where_it_is_typical():
     steps = [train(number, 10 * number, 10) for number in range(3)]
     spans = [(10 * number + 2, 6, "garbage collection", "generation 2") for number in range(3)]

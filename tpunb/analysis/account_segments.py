@@ -23,6 +23,7 @@ _GC = "garbage collection"  # a reason of step time deviation
 _PARTS = ("data loading", "productive", "program startup", "profiler", _GC, "step time deviation", "callbacks")
 """What the exclusive time of a step is split into, in this order."""
 SHORT = "calls under 1 ms"
+_DATA = "tracing Dataset_"  # begins what TensorFlow does to make an iterator
 REDUCTION = "reduction of a window"  # work of the profiler beside the training
 HELD = "begin or end of a window"  # in the thread that trains
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
@@ -110,9 +111,14 @@ def _sorted_spans(run: HostRun) -> pl.DataFrame:
         end_ps=(pl.col("start_ps") + pl.col("dur_ps")).clip(low, high),
         rank=pl.col("account").replace_strict(_FIRST, default=1, return_dtype=pl.Int8),
     )
-    return spans.filter(pl.col("end_ps") > pl.col("start_ps")).sort(
-        "rank", "start_ps", "end_ps", descending=[False, False, True]
-    )
+    spans = spans.filter(pl.col("end_ps") > pl.col("start_ps"))
+    evaluations = spans.filter(account="evaluation").sort("start_ps")
+    evaluations = evaluations.select("start_ps", until_ps=pl.col("end_ps").cum_max())
+    within = pl.col("end_ps") <= pl.col("until_ps").fill_null(low)
+    data = (pl.col("account") == "data loading") | pl.col("detail").str.starts_with(_DATA).fill_null(value=False)
+    account = pl.when(within & data).then(pl.lit("evaluation")).otherwise("account")  # its data, too
+    spans = spans.sort("start_ps").join_asof(evaluations, on="start_ps").with_columns(account=account)
+    return spans.sort("rank", "start_ps", "end_ps", descending=[False, False, True])
 
 
 def _cells(run: HostRun, start: Ints, end: Ints, spans: pl.DataFrame) -> _Cells:
@@ -159,8 +165,8 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     starts_up = np.zeros(len(exclusive), np.bool_)
     is_startup = (spans["account"] == "program startup").to_numpy()
     starts_up[cells.step[(cells.step >= 0) & cells.of_span & np.isin(cells.span, np.flatnonzero(is_startup))]] = True
-    startup = np.where(starts_up, excess, 0)
-    excess = excess - startup
+    startup = np.where(starts_up, left - _without_startup(left, starts_up, kind, medians), 0).clip(0)
+    excess = (excess - startup).clip(0)
     profiler = np.minimum(excess, _delays(run, start, end, left))
     rest = np.where(deviates(left, medians), excess - profiler, 0)
     if run.traced_devices and len(
@@ -170,6 +176,16 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
         rest = np.minimum(rest, net.clip(0).astype(np.int64))
     usual = left - startup - profiler - rest
     return np.stack([waits, usual, startup, profiler + slowed, garbage, rest, calls], axis=1)
+
+
+def _without_startup(left: Ints, starts_up: NDArray[np.bool_], kind: Ints, medians: Ints) -> Ints:
+    """Return what steps would take that did not trace: at most the median of those of their kind that do not."""
+    usual = medians.copy()
+    for each in np.unique(kind[starts_up]):
+        others = left[(kind == each) & ~starts_up]
+        if len(others):
+            usual[kind == each] = np.minimum(usual[kind == each], int(np.median(others)))
+    return usual
 
 
 def _intervals(run: HostRun, account: str) -> pl.DataFrame:
