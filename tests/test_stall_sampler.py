@@ -19,6 +19,7 @@ from warm_python import NOTEBOOK, warm_python
 
 from tpunb import schema
 from tpunb.profiler import stall_sampler
+from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.stall_sampler import Place, Progress, Stall, StallSampler
 from tpunb.text import cut
 
@@ -188,6 +189,56 @@ def test_steps_that_progress_are_no_stalls_and_looked_at_20_times_a_second(monke
     samples = looks.sampler.take_samples("vm", 1000 * MS)
     assert samples["start_ps"].to_list() == [(4000 * step + 2900) * MS * 1000 for step in range(10)]
     assert samples["place"].unique().to_list() == ["train.py:3 in f ← g"]
+
+
+def test_a_late_sample_stands_for_those_that_it_replaces(monkeypatch):
+    looks = Looks(monkeypatch, Training(typical_ms=1000))
+    looks.progress(0)
+    for ms in range(0, 1000, 80):  # each 30 ms late, since code in C holds the lock
+        looks.at(ms, late_ms=30)
+    assert 18 <= len(looks.sampler.take_samples("vm", 0)) <= 20  # 13 looks in a second
+
+
+def test_while_it_runs_threads_give_up_the_lock_soon_unless_the_program_has_set_that(monkeypatch):
+    def interval(while_it_runs):
+        sampler = StallSampler(lambda: stall_sampler.Progress(None, None, None, None, 0))
+        sampler.start()
+        during = sys.getswitchinterval()
+        while_it_runs()
+        sampler.stop()
+        return during
+
+    before = sys.getswitchinterval()
+    try:
+        assert interval(lambda: None) == pytest.approx(LIMITS.switch_s)
+        assert sys.getswitchinterval() == before
+        interval(lambda: sys.setswitchinterval(0.002))
+        assert sys.getswitchinterval() == pytest.approx(0.002)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_names_of_functions_within_the_loop_tell_what_is_no_training(tmp_path, own_name):
+    source = "\n".join(
+        [
+            "def validate(look, *args):\n    return look(*args)",
+            "def loop_of_evaluations(look):\n    return validate(look)",
+            "def fit_valid_model(look):\n    return passing(look)",
+            "def passing(look):\n    return look()",
+        ]
+    )
+    program = imported(tmp_path / "program.py", source, own_name)
+    sampler = StallSampler(lambda: None)
+
+    def look():
+        return sampler._evaluates(sys._getframe(1))
+
+    assert program.validate(look)
+    assert program.fit_valid_model(look)
+    assert not program.passing(look)
+    sampler.loops = {program.fit_valid_model.__code__}
+    assert not program.fit_valid_model(look)
+    assert program.loop_of_evaluations(look)
 
 
 def test_a_generator_of_the_program_prepares_a_batch_unless_the_loop_is_in_it(tmp_path, own_name):
