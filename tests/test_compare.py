@@ -393,4 +393,4 @@ def test_an_account_that_a_run_did_not_record_is_null():
 def test_runs_without_a_clock_are_compared_by_productive_time():
     run = by_letter("aaabbb")
     assert "wall time" not in repr(compare(run, stretched(run, 2)))
-    assert compare(run, stretched(run, 2)).accounts["account"].to_list() == ["productive"]
+    assert compare(run, stretched(run, 2)).accounts["account"].to_list() == ["productive", "device idle"]
