@@ -258,13 +258,7 @@ def _details(
     read_raw: Callable[[str], pl.DataFrame], kept: Mapping[tuple[str, int], Location], kind: str
 ) -> pl.DataFrame:
     frame = read_raw(kind)
-    completing = {
-        "instructions": programs.complete,
-        "buffers": programs.with_buffers,
-        "protos": programs.with_protos,
-    }
-    complete = completing.get(kind)
-    return complete(frame, kept) if complete else frame
+    return programs.complete(frame, kept, kind) if kind in ("instructions", "buffers", "protos") else frame
 
 
 _Source = Path | bytes
