@@ -1,10 +1,12 @@
 """A capture records the whole block, writes as it runs, and keeps what was recorded however it ends."""
 
+import json
 import os
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -573,3 +575,42 @@ def test_a_thread_that_still_trains_as_the_block_ends_is_warned_of(tmp_path):
         trains.wait()
     ended.set()
     thread.join()
+
+
+def test_a_warning_that_is_an_error_is_raised_once_the_run_is_over(tmp_path):
+    trains, ended = threading.Event(), threading.Event()
+
+    def train(run):
+        with run.step(0):
+            trains.set()
+            ended.wait()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        with (
+            pytest.raises(RuntimeWarning, match="a thread still trains as the captured block ends"),
+            tp.capture(tmp_path / "run", source=StandIn()) as run,
+        ):
+            thread = threading.Thread(target=train, args=[run])
+            thread.start()
+            trains.wait()
+    ended.set()
+    thread.join()
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "finished"
+
+
+def test_a_source_that_cannot_say_whether_a_window_is_due_does_not_end_the_training(tmp_path):
+    class Undecided(StandIn):
+        is_due = property(lambda self: 1 / 0)
+
+        def boundary(self):
+            pass
+
+    with (
+        pytest.warns(RuntimeWarning, match="is incomplete: ZeroDivisionError"),
+        tp.capture(tmp_path / "run", source=Undecided()) as run,
+    ):
+        for step in range(3):
+            with run.step(step):
+                pass
+    assert len(tp.load(tmp_path / "run").stored.frame) == 3
