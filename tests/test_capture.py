@@ -22,6 +22,9 @@ from tpunb.errors import CaptureBusy, TpunbError
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler import session, step_clock
 from tpunb.profiler.capture import Schedule
+from tpunb.profiler.recorder import RunRecorder
+from tpunb.profiler.reducer import LOCAL, ReducedWindow, WindowResponse
+from tpunb.profiler.schedule import WindowScheduler
 from tpunb.step_stats import reduce as module
 from tpunb.tuning.job import job_of
 from tpunb.widgets.summary import Summary
@@ -556,6 +559,34 @@ def test_windows_that_cannot_be_read_end_neither_the_run_nor_its_windows(tmp_pat
         train_until(run, lambda: traced(run))
     assert windows(run)["error"].is_not_null().to_list()[:3] == [True, True, False]
     assert len(tp.steps(tp.load(run)).full()) >= 1
+
+
+def test_a_window_knows_the_steps_that_another_thread_takes_as_it_begins_to_be_reduced(monkeypatch):
+    clock, writer, now_ns = step_clock.StepClock(lambda kind, number: None), RunWriter(None), time.time_ns()
+    writer.open()
+    recorder = RunRecorder(writer, clock, WindowScheduler(Schedule(), now_ns / 1e9), "none", now_ns)
+    untaken, open_step, records = clock.untaken, clock.open_step, []
+
+    def trains():
+        clock.end(clock.begin("train", explicit=True, rule="mark"))
+        return open_step()
+
+    def taken():
+        thread = threading.Thread(target=recorder.collect_steps, kwargs={"wait": False})
+        thread.start()
+        thread.join()
+        return untaken()
+
+    def reduce(response, of_clock):
+        records.extend(of_clock)
+        return ReducedWindow()
+
+    monkeypatch.setattr(clock, "open_step", trains)
+    monkeypatch.setattr(clock, "untaken", taken)
+    monkeypatch.setattr(recorder._reducer, "reduce", reduce)
+    recorder.on_request(now_ns, 0.1, None)
+    recorder.write(WindowResponse(0, "toy", now_ns, now_ns, {LOCAL: TpunbError("no window")}))
+    assert [record.step for record in records] == [0]
 
 
 def test_a_thread_that_still_trains_as_the_block_ends_is_warned_of(tmp_path):
