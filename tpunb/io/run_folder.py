@@ -218,7 +218,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
             *steps,
             windows,
             name,
-            read_collectives=partial(_collectives, tables) if tables["collectives"].height else None,
+            read_collectives=(lambda: numbered(tables)["collectives"]) if tables["collectives"].height else None,
             metadata=metadata,
             wall=wall,
             device=_device(files),
@@ -231,10 +231,6 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         overhead_interval=interval,
         skipped=skipped,
     )
-
-
-def _collectives(tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
-    return numbered(tables)["collectives"]
 
 
 def _events(

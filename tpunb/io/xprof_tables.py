@@ -141,7 +141,8 @@ def _snapshot_rows(allocator: str, table: Any) -> Iterator[tuple[str | int | Non
         heap, stack, free = (integer(stats.get(f"{n}Bytes")) for n in ("heapAllocated", "stackReserved", "freeMemory"))
         used = None if heap is None else heap + (stack or 0)
         op, peak = text(activity.get("tfOpName")), integer(stats.get("peakBytesInUse"))
-        change, capacity = sign * size if size and sign else None, None if used is None or free is None else used + free
+        change = sign * size if size and sign else None
+        capacity = None if used is None or free is None else used + free
         yield allocator, start, change, used, peak, capacity, None if op in ("", "dummy") else op
 
 
