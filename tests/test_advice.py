@@ -18,6 +18,7 @@ import tpunb as tp
 from tpunb import schema
 from tpunb.analysis.advice import ACCOUNT_RULES, HEADROOM_RULES, HOST_RULES, RULES, SCALE_RULES, advise
 from tpunb.analysis.metrics import account_metrics, phase_metrics
+from tpunb.errors import BadProfile
 from tpunb.frames import Steps
 from tpunb.frames.hardware import Device
 from tpunb.frames.steps import WallClock
@@ -160,6 +161,19 @@ def test_what_the_host_reads_late_is_no_idle_time_without_a_cause():
     answer = advise(phased("aa", a=figures, ops={"a": ops}))
     assert fired(phased("aa", a=figures, ops={"a": ops})) == {(0, "input"): 0.3, (0, "reads"): pytest.approx(0.4)}
     assert "The host waits for the device in aten::item, and launches" in answer["sentence"][0]
+
+
+@pytest.mark.parametrize("share", [0.04, 0.4])
+def test_advice_reads_raw_windows_only_for_a_place_that_it_names_and_needs_none(share):
+    asked = []
+
+    def damaged():
+        asked.append(share)
+        raise BadProfile("window 0 is damaged")
+
+    phases = phased("aa", a={"device": 1 - share, "idle": share, "sync_wait": share})
+    names = {name for _, name in fired(labelled(replace(phases.steps, read_events=damaged), [0, 0]))}
+    assert ("reads" in names, len(asked)) == ((True, 1) if share == 0.4 else (False, 0))
 
 
 @pytest.mark.parametrize(

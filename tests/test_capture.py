@@ -1,10 +1,12 @@
 """A capture records the whole block, writes as it runs, and keeps what was recorded however it ends."""
 
+import json
 import os
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,9 @@ from tpunb.errors import CaptureBusy, TpunbError
 from tpunb.io.run_writer import RunWriter
 from tpunb.profiler import session, step_clock
 from tpunb.profiler.capture import Schedule
+from tpunb.profiler.recorder import RunRecorder
+from tpunb.profiler.reducer import LOCAL, ReducedWindow, WindowResponse
+from tpunb.profiler.schedule import WindowScheduler
 from tpunb.step_stats import reduce as module
 from tpunb.tuning.job import job_of
 from tpunb.widgets.summary import Summary
@@ -556,6 +561,34 @@ def test_windows_that_cannot_be_read_end_neither_the_run_nor_its_windows(tmp_pat
     assert len(tp.steps(tp.load(run)).full()) >= 1
 
 
+def test_a_window_knows_the_steps_that_another_thread_takes_as_it_begins_to_be_reduced(monkeypatch):
+    clock, writer, now_ns = step_clock.StepClock(lambda kind, number: None), RunWriter(None), time.time_ns()
+    writer.open()
+    recorder = RunRecorder(writer, clock, WindowScheduler(Schedule(), now_ns / 1e9), "none", now_ns)
+    untaken, open_step, records = clock.untaken, clock.open_step, []
+
+    def trains():
+        clock.end(clock.begin("train", explicit=True, rule="mark"))
+        return open_step()
+
+    def taken():
+        thread = threading.Thread(target=recorder.collect_steps, kwargs={"wait": False})
+        thread.start()
+        thread.join()
+        return untaken()
+
+    def reduce(response, of_clock):
+        records.extend(of_clock)
+        return ReducedWindow()
+
+    monkeypatch.setattr(clock, "open_step", trains)
+    monkeypatch.setattr(clock, "untaken", taken)
+    monkeypatch.setattr(recorder._reducer, "reduce", reduce)
+    recorder.on_request(now_ns, 0.1, None)
+    recorder.write(WindowResponse(0, "toy", now_ns, now_ns, {LOCAL: TpunbError("no window")}))
+    assert [record.step for record in records] == [0]
+
+
 def test_a_thread_that_still_trains_as_the_block_ends_is_warned_of(tmp_path):
     trains, ended = threading.Event(), threading.Event()
 
@@ -573,3 +606,42 @@ def test_a_thread_that_still_trains_as_the_block_ends_is_warned_of(tmp_path):
         trains.wait()
     ended.set()
     thread.join()
+
+
+def test_a_warning_that_is_an_error_is_raised_once_the_run_is_over(tmp_path):
+    trains, ended = threading.Event(), threading.Event()
+
+    def train(run):
+        with run.step(0):
+            trains.set()
+            ended.wait()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        with (
+            pytest.raises(RuntimeWarning, match="a thread still trains as the captured block ends"),
+            tp.capture(tmp_path / "run", source=StandIn()) as run,
+        ):
+            thread = threading.Thread(target=train, args=[run])
+            thread.start()
+            trains.wait()
+    ended.set()
+    thread.join()
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "finished"
+
+
+def test_a_source_that_cannot_say_whether_a_window_is_due_does_not_end_the_training(tmp_path):
+    class Undecided(StandIn):
+        is_due = property(lambda self: 1 / 0)
+
+        def boundary(self):
+            pass
+
+    with (
+        pytest.warns(RuntimeWarning, match="is incomplete: ZeroDivisionError"),
+        tp.capture(tmp_path / "run", source=Undecided()) as run,
+    ):
+        for step in range(3):
+            with run.step(step):
+                pass
+    assert len(tp.load(tmp_path / "run").stored.frame) == 3

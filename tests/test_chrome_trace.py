@@ -9,13 +9,13 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from link_ids import flow_id, run_launch
 from stand_in import xspace
 
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile
 from tpunb.io import chrome_trace, xplane
-from tpunb.io.event_ids import flow_id, run_launch
 
 
 def events(*items):

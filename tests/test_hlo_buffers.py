@@ -107,7 +107,7 @@ def test_kept_programs_add_their_buffers(hlo_pb2, tmp_path):
     (tmp_path / "7").write_bytes(assigned(hlo_pb2.HloProto(), (64, {"maybe_live_out": True})))
     (tmp_path / "8").write_bytes(b"\xff")  # damaged
     kept = {("a", int(path.name)): storage.find(path) for path in sorted(tmp_path.iterdir())}
-    rows = programs.with_buffers(pl.DataFrame(schema=schema.BUFFERS), kept)
+    rows = programs.complete(pl.DataFrame(schema=schema.BUFFERS), kept, "buffers")
     assert rows.select("host", "program", "kind", "allocation_bytes").rows() == [("a", 7, "output", 64)]
 
 

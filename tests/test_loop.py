@@ -1,7 +1,10 @@
 """Steps of loops without marks, from fetches, calls, gradients and updates on a simulated clock."""
 
+import sys
 from collections import Counter
+from contextlib import ExitStack
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +12,7 @@ from tpunb.profiler import loop as loop_module
 from tpunb.profiler import step_clock
 from tpunb.profiler.loop import Loop
 from tpunb.profiler.step_clock import StepClock
+from tpunb.profiler.steps import optimizers
 
 
 class Program:
@@ -74,6 +78,32 @@ def test_between_the_modes_to_evaluate_and_to_train_is_an_evaluation_unless_the_
     step()
     spans = program.clock.take_spans()
     assert [(span.account, (span.end_ns - span.start_ns) // 10**6) for span in spans] == [("evaluation", 50)]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_mode_of_a_model_is_set_as_pytorch_sets_it(program, monkeypatch, named):
+    class Module:
+        def train(self, mode=True):
+            self.mode = mode
+            return self
+
+    def register(*_):
+        return SimpleNamespace(remove=lambda: None)
+
+    module = SimpleNamespace(register_module_forward_pre_hook=register)
+    nn = SimpleNamespace(Module=Module, modules=SimpleNamespace(module=module))
+    names = ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(nn=nn, autograd=SimpleNamespace(backward=print)))
+    monkeypatch.setitem(sys.modules, "torch.optim.optimizer", SimpleNamespace(**dict.fromkeys(names, register)))
+    with ExitStack() as stack:
+        optimizers._torch(program.loop, stack)
+        model = Module()
+        assert (model.train(mode=False) if named else model.train(False)) is model
+        assert model.mode is False
+        program.now_ns += 50_000_000
+        assert model.train() is model
+        assert model.mode is True
+    assert [span.account for span in program.clock.take_spans()] == ["evaluation"]
 
 
 def test_what_the_library_computes_after_a_pause_is_of_no_step(program):

@@ -104,7 +104,7 @@ def test_instructions_of_kept_programs_complete_those_of_windows(hlo_pb2, tmp_pa
         pl.lit(None).alias(name) for name in schema.INSTRUCTIONS.keys() - of_window
     )
     frame = frame.select(pl.col(name).cast(dtype) for name, dtype in schema.INSTRUCTIONS.items())
-    complete = programs.complete(frame, kept)
+    complete = programs.complete(frame, kept, "instructions")
     rows = complete.select("host", "program", "hlo_op", "source").sort("host", pl.col("hlo_op").cast(pl.String))
     assert rows.rows() == [("a", 7, "add.2", None), ("a", 7, "dot.1", "f.py:1"), ("b", 7, "dot.1", "g.py:1")]
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -19,6 +20,7 @@ from tpunb.io import chrome_trace
 from tpunb.profiler.capture import Schedule
 from tpunb.profiler.limits import LIMITS
 from tpunb.profiler.reducer import decode
+from tpunb.profiler.sources.between_steps import BetweenSteps
 from tpunb.profiler.sources.frameworks import NotInUse
 from tpunb.testing import check_source
 
@@ -141,6 +143,22 @@ def test_where_steps_have_boundaries_a_session_begins_and_ends_at_them_in_the_th
     assert threads.sessions == []
     window.join()
     assert decode(answers[0], "window")[0].height > 0
+
+
+def test_an_interrupt_as_a_session_begins_frees_the_thread_that_waits_for_it():
+    between = BetweenSteps()
+    between.boundary()  # so somebody calls it
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(between.call, interrupted, threading.Event())
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                between.boundary()
+        with pytest.raises(TpunbError, match="the program was interrupted as a window began or ended"):
+            answer.result()
 
 
 def test_a_session_that_no_boundary_ends_ends_once_the_source_is_stopped(threads, monkeypatch):

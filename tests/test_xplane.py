@@ -12,12 +12,13 @@ import pytest
 from examples import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from link_ids import flow_id, run_launch
 from planes import Plane
 
 import tpunb as tp
 from tpunb import schema
 from tpunb.errors import BadProfile
-from tpunb.io import chrome_trace, event_ids, protobuf_kernels, storage, xplane
+from tpunb.io import chrome_trace, protobuf_kernels, storage, xplane
 from tpunb.io.cache import Decoded
 from tpunb.testing import toy_window
 
@@ -77,7 +78,7 @@ def signed(value):
 
 def hand_over(stats, kind, number):
     known = unsigned(stats.get(number))
-    return None if known is None else event_ids.flow_id(unsigned(stats.get(kind)) or 0, known)
+    return None if known is None else flow_id(unsigned(stats.get(kind)) or 0, known)
 
 
 def launch(stats, plane):
@@ -89,7 +90,7 @@ def launch(stats, plane):
     if correlation := unsigned(stats.get("correlation_id")):
         return correlation
     run = unsigned(stats.get("run_id"))
-    return None if run is None or named == 2**64 - 1 else event_ids.run_launch(run, number)
+    return None if run is None or named == 2**64 - 1 else run_launch(run, number)
 
 
 def first_whole(*places):

@@ -89,8 +89,8 @@ def segments(run: HostRun) -> pl.DataFrame:
     pieces = _between_steps(pieces, run.samples, "loads", "data loading", _GENERATOR)
     pieces = _between_steps(pieces, run.samples, "evaluates", "evaluation")
     pieces = _in_steps(pieces, run.samples, "evaluates", "evaluation")
-    pieces, known = _by_device(pieces, run)
-    return _in_steps(pieces, run.samples, "code", "program code", INSIDE_STEPS, known)
+    pieces, phases = _by_device(pieces, run)
+    return _in_steps(pieces, run.samples, "code", "program code", INSIDE_STEPS, phases)
 
 
 def _disjoint(steps: pl.DataFrame, low: int, high: int) -> tuple[Ints, Ints]:
@@ -363,7 +363,8 @@ def _by_device(pieces: pl.DataFrame, run: HostRun) -> tuple[pl.DataFrame, list[i
     )
     work = work.filter(pl.col("n") >= FEWEST_TRACED)
     usual = pieces.filter(computes).group_by("phase").agg(usual_ps=pl.col("dur_ps").sum())
-    shares = usual.join(work, on="phase").select("phase", part=(1 - pl.col("work_ps") / pl.col("usual_ps")).clip(0))
+    part = 1 - (pl.col("work_ps") / pl.col("usual_ps")).fill_nan(1)
+    shares = usual.join(work, on="phase").select("phase", part=part.clip(0))
     split = pieces.join(shares, on="phase", how="left", maintain_order="left")
     part = pl.when(computes).then((pl.col("dur_ps") * pl.col("part")).round().cast(pl.Int64))
     return _moved(split.with_columns(part_ps=part), IDLE), shares["phase"].to_list()
@@ -375,12 +376,11 @@ def _in_steps(
     flag: str,
     account: str,
     detail: str | None = None,
-    known: Sequence[int] = (),
+    traced: Sequence[int] = (),
 ) -> pl.DataFrame:
     """Split off time in steps, by the share of the samples in the steps of each phase that have a flag.
 
-    A step is longer for it: that is in its deviation and, in phases where this is `known`, in the time in which
-    devices idle.
+    A step is longer for it: that is in its deviation and, in `traced` phases, in the time in which devices idle.
     """
     divided = pl.col("account").is_in(COMPUTING) & ~pl.col("detail").eq_missing(_GC)
     order = pieces.select("start_ps", "phase", inside=divided).sort("start_ps")
@@ -395,7 +395,7 @@ def _in_steps(
     flagged_ps = (pl.col("flagged") * dur_ps.filter(mine).sum()).over("phase")
     spare_ps = dur_ps.filter(mine & spare).sum().over("phase")
     rest_ps = dur_ps.filter(mine & ~spare).sum().over("phase")
-    rest = pl.when(~pl.col("phase").is_in(known)).then((flagged_ps - spare_ps) / rest_ps)
+    rest = pl.when(~pl.col("phase").is_in(traced)).then((flagged_ps - spare_ps) / rest_ps)
     share = pl.when(spare).then(flagged_ps / spare_ps).otherwise(rest)
     part = pl.when(mine).then((dur_ps * share.fill_nan(0).clip(0, 1)).round().cast(pl.Int64))
     return _moved(parts.with_columns(part_ps=part), account, detail)

@@ -13,7 +13,7 @@ import polars as pl
 from tpunb import schema
 from tpunb.analysis.account_segments import FEWEST_TRACED
 from tpunb.analysis.goodput import Goodput, goodput
-from tpunb.analysis.metrics import account_metrics, phase_metrics, scale_metrics, traits
+from tpunb.analysis.metrics import READS, account_metrics, phase_metrics, scale_metrics, traits
 from tpunb.analysis.roofline import Roofline
 from tpunb.analysis.run import Run, loaded
 from tpunb.analysis.run import phases as phases_of
@@ -136,7 +136,7 @@ RULES = (
     ),
     _share(
         "reads",
-        0.05,
+        READS,
         sentence="The host waits for the device in {reads_op}, and launches its next work late: the device is idle for "
         "{reads} of the phase's step time",
         action="read what the device computes in fewer steps, or one step later",

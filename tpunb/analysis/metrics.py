@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 
 import numpy as np
 import polars as pl
 
 from tpunb.analysis.goodput import Goodput, goodput, totals
 from tpunb.analysis.roofline import Roofline, device_of
+from tpunb.errors import TpunbError
 from tpunb.frames import Phases, Steps
 from tpunb.frames.cache import memoised
 from tpunb.frames.hardware import Device
@@ -17,6 +19,9 @@ from tpunb.frames.hardware import device as device_named
 from tpunb.frames.op_matrix import op_matrix
 from tpunb.schema import ACCOUNTS
 from tpunb.step_stats.launches import sync_place
+
+READS = 0.05
+"""Share of step time above which idle time after waits of the host for the device is advised upon."""
 
 _OPS = {
     "formatting": r"device (data formatting|device copy|copy|transpose|reshape):"
@@ -97,13 +102,15 @@ def phase_metrics(phases: Phases) -> pl.DataFrame:
     rows = rows.join(_top_ops(ops), on="phase", how="left", maintain_order="left")
     late = pl.when(pl.col("late") > pl.col("idle") / 2).then(pl.lit("since the host launches its work late"))
     rows = rows.with_columns(idle_cause=late.otherwise(pl.lit("without a known cause")))
-    place = _sync_place(phases.steps) if (rows["reads"] > 0).any() else None
+    place = _sync_place(phases.steps) if (rows["reads"] > READS).any() else None
     return rows.with_columns(pl.col("reads_op").fill_null("a synchronous call") + (f" at {place}" if place else ""))
 
 
 @memoised
 def _sync_place(steps: Steps) -> str | None:
-    return None if steps.read_events is None else sync_place(steps.read_events())
+    with suppress(TpunbError):  # advice needs no raw windows, which may be damaged
+        return None if steps.read_events is None else sync_place(steps.read_events())
+    return None
 
 
 @memoised

@@ -99,9 +99,8 @@ def entry(file: Location) -> Path | None:
 def get(entry: Path) -> Decoded | None:
     """Return the contents of an entry, or None; an entry that cannot be read is removed."""
     try:
-        host, hardware, size, start_ns, stop_ns, notes, is_cut, check = json.loads(
-            (entry / _FACTS).read_text(encoding="utf-8")
-        )
+        facts = json.loads((entry / _FACTS).read_text(encoding="utf-8"))
+        host, hardware, size, start_ns, stop_ns, notes, is_cut, check = facts
         data = (entry / _EVENTS).read_bytes()
         intact = isinstance(host, str) and isinstance(size, int) and zlib.crc32(data) == check
         if not intact or not all(isinstance(time, int | None) for time in (start_ns, stop_ns)):
@@ -126,8 +125,8 @@ def put(entry: Path, part: Decoded) -> None:
         aside.mkdir()
         part.events.write_parquet(aside / _EVENTS)
         check = zlib.crc32((aside / _EVENTS).read_bytes())  # Parquet does not detect a flipped bit
-        facts = [part.host, part.hardware.rows(), part.size, part.start_ns, part.stop_ns]
-        facts += [[*part.notes], part.is_cut, check]
+        times = part.start_ns, part.stop_ns
+        facts = [part.host, part.hardware.rows(), part.size, *times, [*part.notes], part.is_cut, check]
         (aside / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
         aside.rename(entry)
         _evict(entry.parent)

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
+from functools import cached_property
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -33,9 +34,8 @@ _ANNOTATIONS = {"gpu_user_annotation", "cuda_sync"}  # describe kernels of a dev
 _MTIA, _SIGNALS = "mtia_ccp_events", {"event_wait", "event_record"}  # between streams: no work either
 _ON_STREAMS = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", _MTIA}
 _LABEL = re.compile(r"([A-Za-z]{2,15}) [0-9]{1,9}")  # of a process that stands for a device: "GPU 0", "MTIA 9"
-_OF_HOST = re.compile(
-    r"\w+_(runtime|driver|op|function|annotation|range)|runtime|operator|overhead"
-)  # categories that such a process may have, too
+# categories that such a process may have, too
+_OF_HOST = re.compile(r"\w+_(runtime|driver|op|function|annotation|range)|runtime|operator|overhead")
 _OPERATORS = ["cpu_op", "Operator"]
 _FRAME = "python_function"
 _TRACE = "Trace"  # PyTorch's category of the time span of the trace
@@ -50,6 +50,7 @@ _TYPE_BYTES = {
 }
 _SCALARS = (str, int, Decimal)
 _LIMIT = 2**63
+_MODULUS = pl.Series([2**64], dtype=pl.Int128)  # of ids
 _RECENT_NS = 10**18  # the year 2001: times below are not since 1970
 _MOST_US = 10**30  # prevents an integer of a billion digits from 1e999999999
 _DECIMAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?")
@@ -93,25 +94,16 @@ def read(data: bytes, *, source: str) -> Trace:
     >>> read(trace, source="toy")[0].select("plane", "line", "name", "start_ps", "dur_ps").row(0)
     ('/host:CPU', '2', 'MatMul', 500000, 2250000)
     """
-    top = parse(data, source)
-    items = _items(top, source)
-    timed = _timed(top, items, source)
-    events, notes = _events(top, items, timed)
-    viewer = isinstance(top, dict) and "schemaVersion" not in top
-    if (
-        is_cut := viewer and 0 <= len(events) - _VIEWER_EVENTS < _AT_ONE_TIME
-    ):  # steps that go on after the last event lack operations
+    facts, items = _opened(data, source)
+    timed = _timed(facts, items, source)
+    events, notes = _events(facts, items, timed)
+    is_viewer = bool(facts) and "schemaVersion" not in facts
+    is_cut = is_viewer and 0 <= len(events) - _VIEWER_EVENTS < _AT_ONE_TIME
+    if is_cut:  # steps that go on after the last event lack operations
         whole = pl.col("start_ps") + pl.col("dur_ps") <= pl.col("start_ps").max()
         events = events.with_columns(pl.when(whole).then("step_num").alias("step_num"))
         notes.append(f"cut at {len(events):,} events, the most that this form holds: what follows is missing")
-    origin_ns = _base_ns(top) + timed.origin_ps // 1000
-    since_1970 = origin_ns if origin_ns > _RECENT_NS else None
-    return Trace(events, hardware(events, _device_names(top)), since_1970, notes, is_cut)
-
-
-def _base_ns(top: Any) -> int:
-    base_ns = top.get("baseTimeNanoseconds") if isinstance(top, dict) else None
-    return base_ns if isinstance(base_ns, int) else 0
+    return Trace(events, hardware(events, _device_names(facts)), timed.origin_ns, notes, is_cut)
 
 
 class _Timed(NamedTuple):
@@ -120,22 +112,21 @@ class _Timed(NamedTuple):
     spans: Sequence[_Event]
     starts: Sequence[int]
     durs: Sequence[int]
-    origin_ps: int  # how far they were moved
+    origin_ns: int | None  # time 0 since 1970
     notes: list[str]
 
 
-def _timed(top: Any, items: Sequence[_Event], source: str) -> _Timed:
+def _timed(facts: _Event, items: Sequence[_Event], source: str) -> _Timed:
     """Return the events with a time; those without one are left out, unless all are."""
     spans, endless = _spans(items)
     starts = _picoseconds([span.get("ts") for span in spans])
     durs = _picoseconds([span.get("dur", 0) for span in spans])
+    base_ns = base if isinstance(base := facts.get("baseTimeNanoseconds"), int) else 0
     # a kernel whose record was lost starts at 0, in 1970
-    recent = (_RECENT_NS - _base_ns(top)) * 1000
+    recent = (_RECENT_NS - base_ns) * 1000
     least = recent if max(filter(None, starts), default=0) > recent else -(_LIMIT**2)
-    sound: Sequence[int] = range(len(spans))
-    if None in starts or None in durs or min(starts, default=least) < least:
-        times = enumerate(zip(starts, durs, strict=True))
-        sound = [row for row, (start, dur) in times if start is not None and dur is not None and start >= least]
+    times = enumerate(zip(starts, durs, strict=True))
+    sound = [row for row, (start, dur) in times if start is not None and dur is not None and start >= least]
     if spans and not sound:
         key = "ts" if starts[0] is None else "dur"
         name, value = spans[0].get("name"), spans[0].get(key)
@@ -145,13 +136,17 @@ def _timed(top: Any, items: Sequence[_Event], source: str) -> _Timed:
         notes.append(f"{plural(lost, 'event')} left out: without a time")
         spans, starts, durs = ([column[row] for row in sound] for column in (spans, starts, durs))
     origin = 0
-    if starts and (max(starts) >= _LIMIT or (isinstance(top, dict) and "schemaVersion" in top)):
+    if starts and (max(starts) >= _LIMIT or "schemaVersion" in facts):
         origin = min(starts)
         starts = [start - origin for start in starts]
-    return _Timed(spans, _fitting(starts, source), _fitting(durs, source), origin, notes)
+    for low, high in ((min(values), max(values)) for values in (starts, durs) if values):
+        if low < -_LIMIT or high >= _LIMIT:
+            raise BadProfile(f"{source}: times from {low} to {high} ps do not fit Int64 picoseconds")
+    origin_ns = base_ns + origin // 1000
+    return _Timed(spans, starts, durs, origin_ns if origin_ns > _RECENT_NS else None, notes)
 
 
-def _events(top: Any, items: Sequence[_Event], timed: _Timed) -> tuple[pl.DataFrame, list[str]]:
+def _events(facts: _Event, items: Sequence[_Event], timed: _Timed) -> tuple[pl.DataFrame, list[str]]:
     """Return the events, and what was changed or is unknown."""
     args = _Args(timed.spans)
     texts = ("tf_op", "annotation", "hlo_op", "hlo_category", "step_name", "long_name", "tf_function_call")
@@ -159,13 +154,13 @@ def _events(top: Any, items: Sequence[_Event], timed: _Timed) -> tuple[pl.DataFr
     metadata = [item for item in items if item.get("ph") == "M"]
     frame = args.places(*[_named(metadata, kind) for kind in ("process_name", "process_labels", "thread_name")])
     frame = frame.with_columns(
-        host=pl.lit(_host(top), schema.NAME),
+        host=pl.lit(_host(facts), schema.NAME),
         start_ps=pl.Series(timed.starts, dtype=pl.Int64),
         dur_ps=pl.Series(timed.durs, dtype=pl.Int64),
         name=_texts([span.get("name") for span in timed.spans]).fill_null(""),
         **{name: args.text(name) for name in texts},
         **{name: args.integer(name) for name in numbers},
-        calls_driver=args.calls_driver(),
+        calls_driver=args.correlation != 0,
         flow_out=args.flow("_pt", "_p"),
         flow_in=args.flow("_ct", "_c"),
         correlation_id=args.launch(frame["plane"]),
@@ -178,14 +173,9 @@ def _events(top: Any, items: Sequence[_Event], timed: _Timed) -> tuple[pl.DataFr
     if len(unknown):
         kinds = ", ".join(sorted(unknown["kind"].fill_null("none").unique()))
         notes.append(f"{plural(len(unknown), 'event')} of devices in categories not known as their work: {kinds}")
-    on_stream = pl.col("line").str.starts_with("Stream #") & pl.col("plane").str.starts_with("/device:")
-    rows = np.flatnonzero(frame.select(on_stream).to_series().to_numpy())
-    if rows.size:
-        lane, start = frame["lane"].to_numpy(), frame["start_ps"].to_numpy()
-        dur = frame["dur_ps"].to_numpy().copy()
-        notes += streams.cut(lane, start, dur, rows, lambda some: args.positive("graph node id", some))
-        frame = frame.with_columns(dur_ps=dur)
-    return schema.check(frame, schema.EVENTS, "events"), notes
+    events = schema.check(frame, schema.EVENTS, "events")
+    events, cuts = streams.cut(events, lambda rows: args.positive("graph node id", rows))
+    return events, notes + cuts
 
 
 def _owners(frame: pl.DataFrame) -> pl.Series | None:
@@ -232,11 +222,11 @@ def _apart(frame: pl.DataFrame) -> pl.DataFrame:
 
 def instructions(data: bytes, *, source: str) -> pl.DataFrame:
     """Return the HLO instructions that the arguments of events describe: ``tpunb.schema.INSTRUCTIONS``."""
-    top = parse(data, source)
+    facts, items = _opened(data, source)
     keys = ("program_id", "shape_with_layout", "source", "long_name")
     distinct = {
         tuple(map(str, (item.get("name"), *map(_args(item).get, keys)))): {"name": item.get("name"), **_args(item)}
-        for item in _items(top, source)
+        for item in items
         if "hlo_category" in _args(item)
     }
     args = _Args([{"args": each} for each in distinct.values()])
@@ -249,14 +239,13 @@ def instructions(data: bytes, *, source: str) -> pl.DataFrame:
             "text": args.text("long_name"),
         }
     )
-    return texts.merged([[texts.described(rows)]], _host(top))
+    return texts.merged([[texts.described(rows)]], _host(facts))
 
 
 def messages(data: bytes, *, source: str) -> pl.DataFrame:
     """Return what PyTorch recorded of the messages of NCCL's kernels: ``tpunb.schema.MESSAGES``."""
-    top = parse(data, source)
-    items = _items(top, source)
-    timed = _timed(top, items, source)
+    facts, items = _opened(data, source)
+    timed = _timed(facts, items, source)
     spans = timed.spans
     calls = {str(_args(span).get("External id")): _args(span) for span in spans if span.get("name") == _NCCL_CALL}
     rows = []
@@ -265,10 +254,9 @@ def messages(data: bytes, *, source: str) -> pl.DataFrame:
         if "stream" in args and str(span.get("name")).lower().startswith("nccl"):
             message = args if _NCCL_SIZES[0] in args else calls.get(str(args.get("External id")), {})
             rows.append((number, *_message(message)))
-    facts = {name: schema.MESSAGES[name] for name in ("bytes", "groups", "size")}
-    columns: schema.Schema = {"row": pl.UInt32(), **facts}
+    columns: schema.Schema = {"row": pl.UInt32(), **{n: schema.MESSAGES[n] for n in ("bytes", "groups", "size")}}
     recorded = pl.DataFrame(rows, schema=columns, orient="row").filter(~pl.all_horizontal(pl.exclude("row").is_null()))
-    events = _events(top, items, timed)[0][recorded["row"]].select("host", "start_ps", device="plane")
+    events = _events(facts, items, timed)[0][recorded["row"]].select("host", "start_ps", device="plane")
     return schema.check(events.hstack(recorded.drop("row")), schema.MESSAGES, "messages")
 
 
@@ -299,9 +287,9 @@ def hardware(events: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema.HARDWARE, orient="row")
 
 
-def _device_names(top: Any) -> dict[str, str]:
+def _device_names(facts: _Event) -> dict[str, str]:
     """Return the names that PyTorch gives to devices, by number; that of all by "", since ROCm counts differently."""
-    devices: Any = top.get("deviceProperties") if isinstance(top, dict) else None
+    devices = facts.get("deviceProperties")
     listed = [each for each in devices if isinstance(each, dict)] if isinstance(devices, list) else []
     names = {str(each.get("id")): each.get("name") for each in listed}
     shared = {"": listed[0].get("name")} if len({str(each.get("name")) for each in listed}) == 1 else {}
@@ -329,10 +317,11 @@ def parse(data: bytes, source: str) -> Any:
         raise BadProfile(f"{source}: the file is empty", hint="the capture failed, or its copy did")
     encoding, added = json.detect_encoding(data), list[int]()
     data = data.rstrip(b"\0") if encoding.startswith("utf-8") else data
-    if (
-        at := next((at for at in range(0, len(data) - _GAP, _GAP) if data.find(b'"', at, at + _GAP) < 0), None)
-    ) is not None:
-        raise BadProfile(f"{source}: no quotation mark from byte {at:,} to {at + _GAP:,}: a trace has no such value")
+    for at in range(0, len(data) - _GAP, _GAP):
+        if data.find(b'"', at, at + _GAP) < 0:
+            raise BadProfile(
+                f"{source}: no quotation mark from byte {at:,} to {at + _GAP:,}: no trace has such a value"
+            )
     text = data.decode(encoding, "replace")
     try:
         try:
@@ -387,12 +376,14 @@ def _without_halves(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {clean(key): clean(value) if isinstance(value, str) else value for key, value in pairs}
 
 
-def _items(top: Any, source: str) -> Sequence[_Event]:
+def _opened(data: bytes, source: str) -> tuple[_Event, Sequence[_Event]]:
+    """Return what a trace holds beside its events, if it is no mere list, and the events."""
+    top = parse(data, source)
     events = top.get("traceEvents") if isinstance(top, dict) else top
     if isinstance(events, list):
         items = [item for item in events if isinstance(item, dict)]
         if isinstance(top, dict) or any("ph" in item for item in items):
-            return items
+            return top if isinstance(top, dict) else {}, items
     content = f"an object with {sorted(top)[:8]}" if isinstance(top, dict) else f"a {type(top).__name__}"
     raise BadProfile(f"{source}: JSON, but no Chrome trace: {content}", hint="a trace has a list traceEvents")
 
@@ -400,10 +391,6 @@ def _items(top: Any, source: str) -> Sequence[_Event]:
 def _spans(items: Sequence[_Event]) -> tuple[list[_Event], int]:
     """Return the events with a duration, which may be written as begin and end, and how many have no end."""
     spans, begun = list[_Event](), dict[tuple[str | None, ...], list[_Event]]()
-    phases = [item.get("ph") for item in items]
-    if "B" not in phases:
-        pairs = zip(items, phases, strict=True)
-        return [item for item, phase in pairs if phase == "X" and item.get("cat") != _TRACE], 0
     for item in items:
         phase = item.get("ph")
         if phase == "X":
@@ -421,8 +408,8 @@ def _spans(items: Sequence[_Event]) -> tuple[list[_Event], int]:
     return [span for span in spans if span.get("cat") != _TRACE], sum(map(len, begun.values()))
 
 
-def _host(top: Any) -> str:
-    info = top.get("distributedInfo") if isinstance(top, dict) else None
+def _host(facts: _Event) -> str:
+    info = facts.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
     return f"rank {rank}" if isinstance(rank, int) else ""
 
@@ -470,9 +457,7 @@ class _Args:
 
     def flow(self, kind: str, number: str) -> pl.Series:
         """Return ids of flows, see :func:`tpunb.io.event_ids.flow_id`."""
-        kinds, numbers = self._ids(kind), self._ids(number)
-        ids = [None if n is None else flow_id(kind or 0, n) for kind, n in zip(kinds, numbers, strict=True)]
-        return pl.Series(ids, dtype=pl.UInt64)
+        return flow_id(self._ids(kind).fill_null(0), self._ids(number))
 
     def positive(self, key: str, rows: Iterable[int]) -> npt.NDArray[np.bool_]:
         """Return in which of some events an argument is a number above 0."""
@@ -489,26 +474,23 @@ class _Args:
         operators = _texts([None if each is None else named.get((process, str(each))) for process, each in rows])
         return operators.set(operators.str.contains(f"^{FRAMEWORK_OP.pattern}$"), None)
 
-    def calls_driver(self) -> pl.Series:
-        """Return which events are calls of a device's driver: only these have a correlation id."""
-        ids = [self._ids(key) for key in ("correlation_id", "correlation")]
-        return pl.Series([bool(one or other) for one, other in zip(*ids, strict=True)], dtype=pl.Boolean)
+    @cached_property
+    def correlation(self) -> pl.Series:
+        """The id of a call of a device's driver, and of the work that it launches; 0 for other events."""
+        ids, others = (self._ids(key).fill_null(0) for key in ("correlation_id", "correlation"))
+        return ids.zip_with(ids != 0, others)
 
     def launch(self, planes: pl.Series) -> pl.Series:
         """Return ids of launches from correlation id, else run and device, see :mod:`tpunb.io.event_ids`."""
-        if not self._keys & {"correlation_id", "correlation", "run_id"}:
-            return pl.Series([None], dtype=pl.UInt64).new_from_index(0, len(self._args))
-        distinct = {plane: _ordinal(plane) for plane in planes.unique()}
-        devices = [distinct[plane] for plane in planes]
-        thunks = self.text("hlo_op").is_not_null()
-        values = [self._ids(key) for key in ("correlation_id", "correlation", "run_id", "device_ordinal")]
-        ids = []
-        for device, thunk, correlation_id, correlation, run, named in zip(devices, thunks, *values, strict=True):
-            ordinal = device if device is not None else -1 if thunk or named is None else named
-            counted = run is not None and (named is None or named % 2**64 != 2**64 - 1)  # TensorFlow counts no thunks
-            by_run = run_launch(run, ordinal) if counted else None
-            ids.append((correlation_id or correlation or 0) % 2**64 or by_run)
-        return pl.Series(ids, dtype=pl.UInt64)
+        ids = {key: self._ids(key) for key in ("run_id", "device_ordinal")}
+        frame = pl.DataFrame({**ids, "plane": planes, "op": self.text("hlo_op"), "correlation": self.correlation})
+        named, plane, none = pl.col("device_ordinal"), pl.col("plane"), pl.lit(2**64 - 1, pl.UInt64)
+        number = plane.str.extract(r":([0-9]{1,9})$").cast(pl.UInt64).fill_null(0)
+        of_host = pl.when(pl.col("op").is_null()).then(named).fill_null(none)
+        ordinal = pl.when(plane.str.starts_with("/device:")).then(number).otherwise(of_host)
+        # TensorFlow counts no thunks
+        by_run = pl.when(named.ne_missing(none)).then(run_launch(pl.col("run_id"), ordinal))
+        return frame.select(pl.when(pl.col("correlation") != 0).then("correlation").otherwise(by_run)).to_series()
 
     def places(self, processes: _Names, labels: _Names, threads: _Names) -> pl.DataFrame:
         """Return plane, line, lane and process of each event, and PyTorch's category as `kind`."""
@@ -527,19 +509,10 @@ class _Args:
         rows = rows.join(placed, on=rows.columns, how="left", nulls_equal=True, maintain_order="left")
         return rows.select("plane", "line", "lane", "pid", kind="cat")
 
-    def _ids(self, key: str) -> Sequence[int | None]:
-        """Return an argument as signed or unsigned integers; None if it is not one of 64 bits."""
-        texts = self.text(key)
-        digits = texts.set(~texts.str.contains(r"^-?[0-9]{1,20}$"), None)
-        return [None if number is None else int(number) for number in digits.to_list()]
-
-
-def _ordinal(plane: str) -> int | None:
-    """Return the number of a device; None for a host, whose events name the device."""
-    if not plane.startswith("/device:"):
-        return None
-    number = re.search(r":([0-9]{1,9})$", plane)
-    return int(number[1]) if number else 0
+    def _ids(self, key: str) -> pl.Series:
+        """Return an argument as UInt64, to which signed integers wrap; null unless it is an integer."""
+        numbers = self.text(key).str.extract(r"^(-?[0-9]{1,20})$").cast(pl.Int128)
+        return (numbers % _MODULUS).cast(pl.UInt64)
 
 
 _UNKNOWN = "Unknown"  # line of events of a device that are no known work
@@ -619,10 +592,3 @@ def _number(value: Any) -> Any:
     if type(value) is str and _DECIMAL.fullmatch(value):
         value = Decimal(value)
     return value if type(value) in (int, Decimal) and -_MOST_US < value < _MOST_US else None
-
-
-def _fitting(times: Sequence[int], source: str) -> Sequence[int]:
-    low, high = min(times, default=0), max(times, default=0)
-    if low < -_LIMIT or high >= _LIMIT:
-        raise BadProfile(f"{source}: times from {low} to {high} ps do not fit Int64 picoseconds")
-    return times

@@ -285,16 +285,12 @@ def _decoded(
         lane, host = pl.col("lane") + lanes, pl.lit(str(number))
         frames.append(schema.check(raw.events.with_columns(lane, host=host), schema.EVENTS, "events"))
         hardware = raw.hardware.with_columns(host=host)
-        facts[number] = XSpaceFacts([raw.host] * bool(raw.host), raw.start_ns, raw.stop_ns, hardware, [], [])
+        facts[number] = XSpaceFacts([raw.host] * bool(raw.host), raw.start_ns, raw.stop_ns, hardware)
     return pl.concat(frames), facts, origin_ns, lost
 
 
 def _details(
-    job: str,
-    events: pl.DataFrame,
-    contents: Mapping[int, tuple[Location, Bytes]],
-    moves: Mapping[int, int],
-    kind: str,
+    job: str, events: pl.DataFrame, contents: Mapping[int, tuple[Location, Bytes]], moves: Mapping[int, int], kind: str
 ) -> pl.DataFrame:
     """Return a frame that raw files hold beside events; of hosts with equal programs the instructions are read once."""
     frames = [pl.DataFrame(schema=getattr(schema, kind.upper()))]

@@ -6,29 +6,29 @@ that spreads the first over all bits.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+_Ids = TypeVar("_Ids", npt.NDArray[np.uint64], pl.Series, pl.Expr)
+
 MULTIPLIER = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: an odd number whose multiples are far apart."""
 
-_MODULUS = 2**64
 
+def flow_id(kind: _Ids, number: _Ids) -> _Ids:
+    """Return the ids of flows, shared by the events at their start and end, of columns of UInt64, which wrap.
 
-def flow_id(kind: int, number: int) -> int:
-    """Return the id of a flow, 0 to 2**64 - 1, shared by the events at its start and end.
-
-    ``_pt``, ``_p`` of the producer and ``_ct``, ``_c`` of the consumer are its kind and number, signed or unsigned.
-
-    >>> flow_id(12, -1) == flow_id(12, 2**64 - 1) != flow_id(13, -1)
-    True
+    ``_pt``, ``_p`` of the producer and ``_ct``, ``_c`` of the consumer are kind and number.
     """
-    return ((kind + 1) * MULTIPLIER + number) % _MODULUS
+    return (kind + 1) * MULTIPLIER + number
 
 
-def run_launch(run_id: int, ordinal: int) -> int:
-    """Return the id of the launch of a run, 0 to 2**64 - 1; runs are counted per device.
+def run_launch(run_id: _Ids, ordinal: _Ids) -> _Ids:
+    """Return the ids of the launches of runs, which are counted per device, of columns of UInt64, which wrap.
 
     The ordinal is 3 of ``/device:TPU:3``, ``device_ordinal`` of a host event, -1 for host threads.
-
-    >>> run_launch(850, 0) == run_launch(850, 1), run_launch(0, 0)
-    (False, 1)
     """
-    return (run_id * MULTIPLIER + ordinal + 1) % _MODULUS
+    return run_id * MULTIPLIER + ordinal + 1

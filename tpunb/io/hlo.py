@@ -25,7 +25,7 @@ _MODULE, _COMPUTATIONS, _INSTRUCTIONS, _METADATA = text(1), text(3), text(2), te
 _NAME, _OPCODE, _SHAPE, _FUSION_KIND, _GROUPS, _DEVICES = text(1), text(2), text(3), text(11), text(49), text(87)
 _OP_TYPE, _OP_NAME, _FILE, _LINE, _FRAME = text(1), text(2), text(3), integer(4), integer(15)
 _STACK, _FILES, _LOCATIONS, _FRAMES = text(17), text(1), text(3), text(4)  # of a module, of its stack frames
-_TYPE, _DIMENSIONS, _PARTS, _LAYOUT, _MINOR_TO_MAJOR = integer(2), text(3), text(4), text(5), text(1)
+_TYPE, _DIMENSIONS, _PARTS, _LAYOUT, _MINOR_TO_MAJOR = integer(2), 3, text(4), text(5), 1
 _LISTED, _IOTA = text(1), text(2)
 TUPLE = 13
 TYPES = dict(enumerate(["pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f16", "f32", "f64"], 1)) | {
@@ -197,36 +197,31 @@ def _details(protos: Messages) -> pl.DataFrame:
 
 def _shape(shape: Messages, depth: int = 0) -> str:
     """Return a shape as HLO text."""
-    kind, dims, layout = (column.item() for column in shape.columns(_TYPE, _DIMENSIONS, _LAYOUT))
+    kind, layout = (column.item() for column in shape.columns(_TYPE, _LAYOUT))
     if kind == TUPLE:
         parts = shape.sub(_PARTS) if depth < 8 else shape[:0]
         return f"({', '.join(_shape(parts[row : row + 1], depth + 1) for row in range(len(parts)))})"
-    order = _numbers(shape, shape.at(np.array([layout])).columns(_MINOR_TO_MAJOR)[0].item())
-    ordered = f"{{{','.join(map(str, order))}}}" if order else ""
-    return f"{TYPES[kind]}[{','.join(map(str, _numbers(shape, dims)))}]{ordered}" if kind in TYPES else ""
+    order = _joined(shape.at(np.array([layout])), _MINOR_TO_MAJOR)
+    ordered = f"{{{order}}}" if order else ""
+    return f"{TYPES[kind]}[{_joined(shape, _DIMENSIONS)}]{ordered}" if kind in TYPES else ""
 
 
-def _numbers(rows: Messages, ref: int) -> list[int]:
-    """Return the numbers of a packed field."""
-    numbers, value, shift = [], 0, 0
-    for byte in rows.buffer[ref >> 32 : (ref >> 32) + (ref & 0xFFFFFFFF)].tolist():
-        value, shift = value | (byte & 127) << shift, shift + 7
-        if byte < 128:
-            numbers.append(value)
-            value = shift = 0
-    return numbers
+def _joined(message: Messages, field: int) -> str:
+    """Return the numbers of a repeated field as text."""
+    return ",".join(map(str, message.numbers(field)[1].tolist()))
 
 
 def _groups(instruction: Messages) -> str | None:
     """Return the replica groups of one instruction as HLO text."""
     devices = instruction.sub(_DEVICES)
-    iota = devices.sub(_IOTA)
+    iota = devices.sub(_IOTA)[-1:]
     if len(iota):
-        count, size, *dims = (column[-1] for column in iota.columns(integer(1), integer(2), text(3), text(4)))
-        shape, order = (",".join(map(str, _numbers(iota, ref))) for ref in dims)
+        count, size = (column.item() for column in iota.columns(integer(1), integer(2)))
+        shape, order = _joined(iota, 3), _joined(iota, 4)
         return f"[{count},{size}]<=[{shape}]" + (f"T({order})" if "," in order else "")
-    groups = [rows for rows in (instruction.sub(_GROUPS), devices.sub(_LISTED)) if len(rows)]
-    members = [",".join(map(str, _numbers(rows, ref))) for rows in groups[:1] for ref in rows.columns(text(1))[0]]
+    groups = instruction.sub(_GROUPS)
+    groups = groups if len(groups) else devices.sub(_LISTED)
+    members = [_joined(groups[row : row + 1], 1) for row in range(len(groups))]
     return f"{{{','.join(f'{{{ids}}}' for ids in members)}}}" if members else None
 
 

@@ -140,13 +140,13 @@ def together(runs: Sequence[Profile], skipped: Sequence[tuple[str, str]] = ()) -
         stored=replace(
             _stored(first),
             **{name: pl.concat([getattr(steps, name) for steps in every]) for name in _STEPS},
-            read_collectives=partial(_collectives, every) if shared else None,
+            read_collectives=(lambda: pl.concat([steps.collectives for steps in every])) if shared else None,
             wall=WallClock(span_ps, all(wall.complete for wall in walls), **causes) if walls else None,
             metadata=dict(set.intersection(*(set(steps.metadata.items()) for steps in every))),
         ),
         read_events=partial(_events, runs) if kept else None,
         read_clocks=launches.clocks,
-        read_details=partial(_details, runs) if kept else None,
+        read_details=(lambda kind: pl.concat([getattr(run, kind) for run in runs])) if kept else None,
         stored_clocks=pl.concat(clocks) if clocks else None,
         overhead=None,
         overhead_interval=None,
@@ -207,12 +207,3 @@ def _events(runs: Sequence[Profile]) -> pl.DataFrame:
         frames.append(run.events.with_columns(pl.col("lane") + pl.lit(lanes, pl.UInt32)))
         lanes = int(frames[-1]["lane"].max() or -1) + 1  # type: ignore[arg-type]  # of numbers
     return pl.concat(frames)
-
-
-def _collectives(every: Sequence[Steps]) -> pl.DataFrame:
-    return pl.concat([steps.collectives for steps in every])
-
-
-def _details(runs: Sequence[Profile], kind: str) -> pl.DataFrame:
-    rows: pl.DataFrame = pl.concat([getattr(run, kind) for run in runs])
-    return rows

@@ -55,20 +55,20 @@ def read(files: Sequence[Location], name: str, source: Path | str, *, forms: boo
     """
     budget = _Budget()
     answers = _parallel(files, partial(_or_error, partial(_summary, budget)))
-    damaged = {file: answer for file, answer in zip(files, answers, strict=True) if isinstance(answer, _LOST)}
-    for row, answer in enumerate(answers):  # an XPlane is whole
-        if isinstance(answer, _Part) and answer.is_cut and (other := _other_form(answer.file, files, budget)):
-            answers[row] = replace(
-                other, notes=[*other.notes, f"read instead of {answer.file.name}, {answer.notes[-1]}"]
-            )
-    instead = {file: part for file in damaged if forms and (part := _other_form(file, files, budget))}
-    if len(damaged) - len(instead) == len(files):
-        raise damaged[files[0]]
     several = len({file.session for file in files}) > 1
-    used = {file: f"; {part.file.name} is read instead" for file, part in instead.items()}
-    skipped = [skipped_file(file, f"{error}{used.get(file, '')}", session=several) for file, error in damaged.items()]
-    used_forms = (instead.get(file, answer) for file, answer in zip(files, answers, strict=True))
-    parts = [part for part in used_forms if isinstance(part, _Part)]
+    parts, skipped = list[_Part](), list[tuple[str, str]]()
+    for file, answer in zip(files, answers, strict=True):
+        if isinstance(answer, _Part):  # an XPlane is whole
+            other = _other_form(file, files, budget) if answer.is_cut else None
+            notes = [*other.notes, f"read instead of {file.name}, {answer.notes[-1]}"] if other else []
+            parts.append(replace(other, notes=notes) if other else answer)
+        else:
+            other = _other_form(file, files, budget) if forms else None
+            used = f"; {other.file.name} is read instead" if other else ""
+            skipped.append(skipped_file(file, f"{answer}{used}", session=several))
+            parts += [other] if other else []
+    if not parts:
+        raise next(answer for answer in answers if not isinstance(answer, _Part))
     odd = host_files.strangers([part.facts for part in parts])
     skipped += [skipped_file(parts[row].file, reason, session=several) for row, reason in odd.items()]
     parts = [part for row, part in enumerate(parts) if row not in odd]
@@ -176,8 +176,8 @@ class _Part:
     def with_host(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return a frame with the names of the hosts."""
         if not self.extent.hosts:
-            return frame.with_columns(host=pl.lit(self.host))
-        return frame.with_columns(pl.col("host").cast(pl.String).replace(self.hosts))
+            return frame.with_columns(host=pl.lit(self.host, frame.schema["host"]))
+        return frame.with_columns(pl.col("host").cast(pl.String).replace(self.hosts).cast(frame.schema["host"]))
 
     def named(self, host: str) -> _Part:
         """Return a copy with another name of the host."""
@@ -312,16 +312,12 @@ def _events(parts: Sequence[_Part], by_ps: Sequence[int], chosen: Sequence[int])
     lanes = np.cumsum([0, *(part.extent.lanes for part in parts)])[numbers].astype(np.uint32)
     salt = numbers.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)  # every process counts launches from 1
     start, lane, ids = (pl.Series(np.repeat(by, sizes)) for by in (np.array(by_ps)[numbers], lanes, salt))
-    hosts = pl.Series([parts[number].host for number in chosen], dtype=schema.NAME)
-    hosts = hosts.gather(np.repeat(np.arange(numbers.size), sizes))
-    if any(parts[number].extent.hosts for number in chosen):
-        named = pl.concat([parts[number].with_host(frames[number].select("host")) for number in chosen])
-        hosts = named["host"].cast(schema.NAME)
+    hosts = pl.concat([parts[n].with_host(frames[n].select("host")) for n in chosen], rechunk=True)
     return events.with_columns(
         pl.col("start_ps") + start,
         pl.col("lane") + lane,
         pl.col("flow_out", "flow_in", "correlation_id") ^ ids,
-        host=hosts,
+        host=hosts["host"],
     )
 
 

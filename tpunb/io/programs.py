@@ -29,8 +29,15 @@ def describe(protos: Messages, ids: pl.Series) -> list[pl.DataFrame]:
     ]
 
 
-def complete(frame: pl.DataFrame, kept: Mapping[tuple[str, int], Location]) -> pl.DataFrame:
-    """Return ``tpunb.schema.INSTRUCTIONS`` of windows with those of the programs kept beside them, by host and id."""
+def complete(frame: pl.DataFrame, kept: Mapping[tuple[str, int], Location], kind: str) -> pl.DataFrame:
+    """Return a frame of windows, "instructions", "buffers" or "protos", with rows of the programs kept beside them.
+
+    `kept` are the files of programs by host and id; those whose rows the frame has are not read.
+    """
+    if kind != "instructions":
+        read, columns = (buffers_of, schema.BUFFERS) if kind == "buffers" else (protos_of, schema.PROTOS)
+        frames = [read(proto, ids).with_columns(host=pl.lit(host)) for host, ids, proto in _others(kept, frame)]
+        return pl.concat([frame, *(schema.check(rows, columns, kind) for rows in frames)])
     counted = frame.filter(pl.col("flops").is_not_null())
     rows = defaultdict[str, list[pl.DataFrame]](list)
     for host, program, proto in _others(kept, counted):
@@ -47,14 +54,6 @@ def buffers_of(protos: Messages, ids: pl.Series) -> pl.DataFrame:
     return rows.with_columns(program=ids.gather(rows["proto"])).drop("proto")
 
 
-def with_buffers(frame: pl.DataFrame, kept: Mapping[tuple[str, int], Location]) -> pl.DataFrame:
-    """Return ``tpunb.schema.BUFFERS`` with those of the programs that a run holds beside its windows, as `complete`."""
-    others = [
-        buffers_of(proto, program).with_columns(host=pl.lit(host)) for host, program, proto in _others(kept, frame)
-    ]
-    return pl.concat([frame, *(schema.check(rows, schema.BUFFERS, "buffers") for rows in others)])
-
-
 def protos_of(protos: Messages, ids: pl.Series) -> pl.DataFrame:
     """Return ``tpunb.schema.PROTOS`` of programs, without the host and without damaged ones."""
     rows: list[tuple[int | None, str, bytes]] = []
@@ -65,14 +64,6 @@ def protos_of(protos: Messages, ids: pl.Series) -> pl.DataFrame:
             rows += [(program, name, content) for name in modules.text(modules.columns(_NAME)[0])]
     columns = {name: dtype for name, dtype in schema.PROTOS.items() if name != "host"}
     return pl.DataFrame(rows, columns, orient="row")
-
-
-def with_protos(frame: pl.DataFrame, kept: Mapping[tuple[str, int], Location]) -> pl.DataFrame:
-    """Return ``tpunb.schema.PROTOS`` with those of the programs that a run holds beside its windows, as `complete`."""
-    others = [
-        protos_of(proto, program).with_columns(host=pl.lit(host)) for host, program, proto in _others(kept, frame)
-    ]
-    return pl.concat([frame, *(schema.check(rows, schema.PROTOS, "protos") for rows in others)])
 
 
 def _others(kept: Mapping[tuple[str, int], Location], frame: pl.DataFrame) -> Iterator[tuple[str, pl.Series, Messages]]:
@@ -88,9 +79,8 @@ def _others(kept: Mapping[tuple[str, int], Location], frame: pl.DataFrame) -> It
 # tags of xla/service/hlo.proto
 _BUFFER_MODULE, _COMPUTATIONS, _INSTRUCTIONS, _ID = text(1), text(3), text(2), integer(35)
 _ASSIGNMENT, _LOGICAL, _ALLOCATIONS, _DEFINED_AT = text(3), text(1), text(3), text(3)
-_ALLOCATION = [
-    integer(field) for field in (1, 2, 3, 5, 7, 12)
-]  # index, size, thread-local, parameter, live out, constant
+# index, size, thread-local, parameter, live out and constant
+_ALLOCATION = [integer(field) for field in (1, 2, 3, 5, 7, 12)]
 _ASSIGNED, _OF, _OFFSET, _SIZE = text(9), integer(1), integer(2), integer(3)
 _BUFFER_ID, _INSTRUCTION_ID = integer(1), integer(4)
 
@@ -116,42 +106,24 @@ def _buffers(protos: Messages) -> pl.DataFrame:
     ids, defined_at = logical.columns(_BUFFER_ID, _DEFINED_AT)
     buffer = member_rows(of_buffers, ids, proto[assigned.parent], wanted)
     instruction = np.append(_instructions(protos, of_buffers, logical.at(defined_at)), -1)[buffer]
-    frame = pl.DataFrame(
-        {
-            "allocation_row": assigned.parent.astype(np.int64),
-            "offset_bytes": offset,
-            "bytes": bytes_,
-            "row": instruction,
-        }
-    )
+    row_of = assigned.parent.astype(np.int64)
+    frame = pl.DataFrame({"allocation_row": row_of, "offset_bytes": offset, "bytes": bytes_, "row": instruction})
     kind = np.select(
         [(parameter > 0) & (live_out > 0), parameter > 0, live_out > 0, constant > 0, thread_local > 0],
         ["donated argument", "argument", "output", "constant", "thread-local"],
         "temporary",
     )
-    whole = pl.DataFrame(
-        {
-            "proto": proto,
-            "allocation": index,
-            "kind": kind,
-            "allocation_bytes": size,
-            "allocation_row": np.arange(len(index)),
-        }
-    )
-    named = hlo_graph.ops(protos).with_row_index("row").select("row", "hlo_op", "tf_op", "part")
-    rows = whole.join(frame, on="allocation_row", how="left", maintain_order="left_right").join(
-        named.cast({"row": pl.Int64}), on="row", how="left", maintain_order="left"
-    )
+    whole = pl.DataFrame({"proto": proto, "allocation": index, "kind": kind, "allocation_bytes": size})
+    whole = whole.with_columns(allocation_row=pl.int_range(pl.len()))
+    named = hlo_graph.ops(protos).select("hlo_op", "tf_op", "part", row=pl.int_range(pl.len()))
+    rows = whole.join(frame, on="allocation_row", how="left", maintain_order="left_right")
+    rows = rows.join(named, on="row", how="left", maintain_order="left")
     ops = rows["tf_op"].unique().drop_nulls().cast(pl.String)
-    layer = (
-        pl.col("tf_op")
-        .cast(pl.String)
-        .replace_strict(ops, [*map(op_names.layer, ops)], default=None, return_dtype=pl.String)
-    )
-    sizes = (
-        pl.when(pl.col(name) >= 0).then(name).alias(name) for name in ("allocation_bytes", "bytes", "offset_bytes")
-    )
-    return rows.with_columns(*sizes, layer=layer).select(pl.col(name).cast(dtype) for name, dtype in BUFFERS.items())
+    layers = {op: op_names.layer(op) for op in ops}
+    layer = pl.col("tf_op").cast(pl.String).replace_strict(layers, default=None, return_dtype=pl.String)
+    sizes = ("allocation_bytes", "bytes", "offset_bytes")
+    sized = rows.with_columns(*(pl.when(pl.col(name) >= 0).then(name).alias(name) for name in sizes), layer=layer)
+    return sized.select(pl.col(name).cast(dtype) for name, dtype in BUFFERS.items())
 
 
 def _instructions(protos: Messages, scope: Ints, defined_at: Messages) -> Ints:

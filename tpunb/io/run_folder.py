@@ -218,7 +218,7 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
             *steps,
             windows,
             name,
-            read_collectives=partial(_collectives, tables) if tables["collectives"].height else None,
+            read_collectives=(lambda: numbered(tables)["collectives"]) if tables["collectives"].height else None,
             metadata=metadata,
             wall=wall,
             device=_device(files),
@@ -231,10 +231,6 @@ def read(folder: Location, files: Mapping[str, Location], owner: object = None) 
         overhead_interval=interval,
         skipped=skipped,
     )
-
-
-def _collectives(tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
-    return numbered(tables)["collectives"]
 
 
 def _events(
@@ -258,13 +254,7 @@ def _details(
     read_raw: Callable[[str], pl.DataFrame], kept: Mapping[tuple[str, int], Location], kind: str
 ) -> pl.DataFrame:
     frame = read_raw(kind)
-    completing = {
-        "instructions": programs.complete,
-        "buffers": programs.with_buffers,
-        "protos": programs.with_protos,
-    }
-    complete = completing.get(kind)
-    return complete(frame, kept) if complete else frame
+    return programs.complete(frame, kept, kind) if kind in ("instructions", "buffers", "protos") else frame
 
 
 _Source = Path | bytes

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from tpunb.text import duration, plural
 
@@ -13,23 +14,26 @@ Ints = npt.NDArray[np.int64]
 _WORTH_SAYING = 0.01  # of the time on streams; below, the next kernel was launched ahead, as Hopper can
 
 
-def cut(
-    lane: npt.NDArray[np.uint32], start: Ints, dur: Ints, rows: Ints, together: Callable[[Ints], npt.NDArray[np.bool_]]
-) -> list[str]:
-    """End the events `rows`, in place, where the next of their stream starts; return what is worth saying.
+def cut(events: pl.DataFrame, together: Callable[[Ints], npt.NDArray[np.bool_]]) -> tuple[pl.DataFrame, list[str]]:
+    """End events on streams where the next of their stream starts; return all events, and what is worth saying.
 
     `together` returns which of some rows run together with others: branches of a graph, which stay.
     """
-    rows = rows[dur[rows] > 0]
+    on_stream = pl.col("line").cat.starts_with("Stream #") & pl.col("plane").cat.starts_with("/device:")
+    rows = np.flatnonzero(events.select(on_stream & (pl.col("dur_ps") > 0)).to_series().to_numpy())
+    if not rows.size:
+        return events, []
+    lane, start = events["lane"].to_numpy(), events["start_ps"].to_numpy()
+    dur = events["dur_ps"].to_numpy().copy()
     rows = rows[np.lexsort((dur[rows], start[rows], lane[rows]))]
-    room = np.where(lane[rows[1:]] == lane[rows[:-1]], start[rows[1:]] - start[rows[:-1]], np.iinfo(np.int64).max)
+    gap = start[rows[1:]] - start[rows[:-1]]  # negative where it exceeds Int64
+    room = np.where((lane[rows[1:]] == lane[rows[:-1]]) & (gap >= 0), gap, np.iinfo(np.int64).max)
     late = np.flatnonzero(dur[rows[:-1]] > room)
     late = late[~together(rows[late])] if late.size else late
-    if not late.size:
-        return []
     past = int((dur[rows[late]] - room[late]).sum(dtype=float))
     dur[rows[late]] = room[late]
+    events = events.with_columns(dur_ps=dur) if late.size else events
     if past <= _WORTH_SAYING * float(dur[rows].sum(dtype=float)):
-        return []
+        return events, []
     of_kernels = f"{plural(late.size, 'kernel')} recorded as running when the next of the stream started"
-    return [f"{of_kernels}: each ends there, {duration(past)} less in all"]
+    return events, [f"{of_kernels}: each ends there, {duration(past)} less in all"]

@@ -43,13 +43,7 @@ _ON_HOST = ["step_num", "hlo_op", "program_id", "tf_function_call", "device_ordi
 _COSTS = ["program_id", "hlo_category", "model_flops", "flops", "bytes_accessed", "memory_access_breakdown", "tf_op"]
 _ACCESS, _MEMORY_SPACE, _ACCESSED, _HBM = text(1), integer(2), integer(3), 1  # of a memory_access_breakdown
 _ON_DEVICE = [*("step_num", "hlo_op", "annotation", "step_name", "device_duration_ps"), *_COSTS, *_FLOWS]
-_HARDWARE = [
-    "device_type_string",
-    "gpu_device_name",
-    "device_vendor",
-    "compute_cap_major",
-    "compute_cap_minor",
-]
+_HARDWARE = ["device_type_string", "gpu_device_name", "device_vendor", "compute_cap_major", "compute_cap_minor"]
 _PEAKS = ["peak_teraflops_per_second", "peak_hbm_bw_gigabytes_per_second", "memory_bandwidth"]
 _MEMORY = [
     *("tf_op", "allocator_name", "index_on_host", "device_ordinal"),
@@ -74,8 +68,8 @@ class XSpaceFacts:
     start_ns: int | None  # start of tracing since 1970, if recorded
     stop_ns: int | None
     hardware: pl.DataFrame  # ``tpunb.schema.HARDWARE``: devices with at least one event
-    errors: list[str]  # of the profiler
-    warnings: list[str]
+    errors: list[str] = field(default_factory=list)  # of the profiler
+    warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what the reader changed
 
 
@@ -85,7 +79,7 @@ def read(data: bytes | Bytes, *, source: str, workers: int = 1) -> tuple[pl.Data
     Takes four to six times the size of a real capture in memory. Raises BadProfile if damaged, or above 106 days.
     """
     space = _XSpace(data, source)
-    events, notes = space.without_overlaps(space.events(workers))
+    events, notes = space.events(workers)
     return events, replace(space.facts(), notes=notes)
 
 
@@ -101,7 +95,7 @@ def read_many(files: Sequence[Bytes], names: Sequence[str]) -> tuple[pl.DataFram
     if len(starts) == len(facts) and max(starts) - min(starts) <= MOST_DAYS * _DAY_NS:
         origin_ns = min(starts)
         space.line_ns = space.line_ns + (np.array(starts) - origin_ns)[space.file[space.lines.parent]]
-    return space.without_overlaps(space.events())[0], origin_ns, facts
+    return space.events()[0], origin_ns, facts
 
 
 def extent(data: bytes | Bytes, *, source: str) -> tuple[Extent, XSpaceFacts]:
@@ -258,41 +252,23 @@ class _XSpace:
 
     # -- events -------------------------------------------------------------------------------------------------
 
-    def events(self, workers: int = 1) -> pl.DataFrame:
-        """Return all events, decoded in as many threads."""
+    def events(self, workers: int = 1) -> tuple[pl.DataFrame, list[str]]:
+        """Return all events, decoded in as many threads, and what was changed."""
         begins = range(0, len(self.rows), _CHUNK)
         if workers > 1 and len(begins) > 1:
-            _ = (
-                self._plane_words,
-                self._line_words,
-                self._shared,
-                self._ordinals,
-                self.metadata,
-                self.lanes,
-            )  # computed once
+            # computed once
+            _ = self._plane_words, self._line_words, self._shared, self._ordinals, self.metadata, self.lanes
             with ThreadPoolExecutor(workers) as pool:
                 frames = [*pool.map(self._chunk, begins)]
         else:
             frames = [self._chunk(begin) for begin in begins]
-        return self._with_programs(pl.concat(frames or [pl.DataFrame(schema=schema.EVENTS)]))
+        whole = self._with_programs(pl.concat(frames or [pl.DataFrame(schema=schema.EVENTS)]))
+        return streams.cut(whole, self._in_graph)
 
-    def without_overlaps(self, events: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-        """Return the events, of which none on a stream lasts until after the next begins, and what is worth saying."""
-        lines = self.lines.text(np.where(self.line_display_name & _LENGTH, self.line_display_name, self.line_name))
-        on_stream = np.array([line.startswith("Stream #") for line in lines], bool) & self.on_device[self.lines.parent]
-        if not on_stream.any():
-            return events, []
-
-        def in_graph(rows: Ints) -> Mask:
-            chosen = np.zeros(len(self.rows), bool)
-            chosen[rows] = True
-            graph = self._chosen(chosen, ["cuda_graph_id"])[1].integer("cuda_graph_id")
-            return np.zeros(rows.size, bool) if graph is None else (graph.values > 0)[np.argsort(np.argsort(rows))]
-
-        dur = events["dur_ps"].to_numpy().copy()
-        rows = np.flatnonzero(on_stream[self.rows.parent])
-        notes = streams.cut(events["lane"].to_numpy(), events["start_ps"].to_numpy(), dur, rows, in_graph)
-        return events.with_columns(dur_ps=dur), notes
+    def _in_graph(self, rows: Ints) -> Mask:
+        """Return which of some events are of CUDA graphs."""
+        graph = self._timed(self.rows[rows], ["cuda_graph_id"])[3].integer("cuda_graph_id")
+        return np.zeros(rows.size, bool) if graph is None else graph.valid & (graph.values > 0)
 
     def _chunk(self, begin: int) -> pl.DataFrame:
         """Return ``_CHUNK`` events."""
@@ -439,17 +415,9 @@ class _XSpace:
         hardware = pl.DataFrame(devices, schema=schema.HARDWARE, orient="row")
         edges = np.append(0, np.cumsum([np.count_nonzero(self.devices & mine) for mine in of_file]))
         spans = [[_first(time, tasks & mine) for time in times] for mine in of_file]
-        return [
-            XSpaceFacts(
-                [self.hosts[row] for row in np.flatnonzero(hosts == file).tolist()],
-                spans[file][0],
-                spans[file][1],
-                hardware[edges[file] : edges[file + 1]],
-                [],
-                [],
-            )
-            for file in range(len(of_file))
-        ]
+        names = [[self.hosts[row] for row in np.flatnonzero(hosts == file).tolist()] for file in range(len(of_file))]
+        devices_of = [hardware[first:last] for first, last in pairwise(edges.tolist())]
+        return [XSpaceFacts(*facts) for facts in zip(names, *zip(*spans, strict=True), devices_of, strict=True)]
 
     def _hardware(self, stats: Stats) -> Iterator[tuple[int, tuple[str, str, str, float | None, float | None]]]:
         """Yield the file and the row in ``tpunb.schema.HARDWARE`` of each device, without the last column."""
@@ -473,7 +441,8 @@ class _XSpace:
         """HLO instructions in the file: (program, hlo_op, hlo_tf_op, hlo_category)."""
         protos, programs, _ = self.protos()
         if not len(protos):
-            return _NO_PROGRAMS
+            columns = ("hlo_op", "program", "hlo_tf_op", "hlo_category")
+            return pl.DataFrame(schema={name: pl.Int64 if name == "program" else schema.NAME for name in columns})
         instructions = hlo.instructions(protos)
         hosts = pl.Series(self.host_names, dtype=schema.NAME).gather(self.file[protos.parent])
         return instructions.select(
@@ -537,9 +506,7 @@ class _XSpace:
 
     def memory(self) -> pl.DataFrame:
         """Return the events of allocators, as ``tpunb.schema.MEMORY``."""
-        signs = [
-            1 if name == "MemoryAllocation" else -1 if name == "MemoryDeallocation" else 0 for name in self._event_names
-        ]
+        signs = [{"MemoryAllocation": 1, "MemoryDeallocation": -1}.get(name, 0) for name in self._event_names]
         planes = self.lines.parent[self.rows.parent]
         sign = np.array([*signs, 0])[self.metadata.rows(planes, self.rows.columns(_METADATA_ID)[0])]
         sign *= self.where(lambda name: name.startswith("/host:"))[planes]
@@ -556,11 +523,6 @@ class _XSpace:
             capacity_bytes=_counted(in_use + free),
             tf_op=stats.series("tf_op", _bare),
         )
-
-
-_NO_PROGRAMS = pl.DataFrame(
-    schema={"hlo_op": schema.NAME, "program": pl.Int64, "hlo_tf_op": schema.NAME, "hlo_category": schema.NAME}
-)
 
 
 def _of_hosts(stats: Stats, shared: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
@@ -21,7 +20,7 @@ from tpunb.errors import BadProfile, not_kept
 from tpunb.frames import Profile, Steps
 from tpunb.frames.hardware import DEVICES
 from tpunb.io import xprof_tables
-from tpunb.io.chrome_trace import parse
+from tpunb.io.xprof_tables import Object, as_object, columns, integer, number_of, objects, parsed, rows_of, text
 from tpunb.text import plural
 
 _STEP_TABLES = ("overview_page.json", "input_pipeline.json", "input_pipeline_analyzer.json", "pod_viewer.json")
@@ -44,7 +43,6 @@ _MS, _US = 10**9, 10**6  # in picoseconds
 _MOST_PS = 2**60  # 13 days: sums of several times still fit Int64
 _MOST_CORES = 2**16
 _GIB = 2**30
-_NUMBER = re.compile(r"-?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 
 _STATS = [
     *("dur_ps", "device_ps", "idle_ps", "infeed_ps", "outfeed_ps", "transfer_ps", "collective_ps"),
@@ -52,7 +50,6 @@ _STATS = [
 ]
 _TYPES = {"step": pl.Int64(), **{name: schema.STEPS[name] for name in _STATS}}
 
-_Object = Mapping[str, Any]
 _Stats = dict[str, int | float | None]
 
 
@@ -115,8 +112,6 @@ def _memory(
             others[file] = data
             continue
         try:
-            if isinstance(data, BadProfile):
-                raise data
             frames.append(xprof_tables.memory(data, file))
         except BadProfile as error:
             damaged[file] = error
@@ -136,9 +131,7 @@ def _of_one_run(tables: Mapping[str, bytes | BadProfile]) -> tuple[dict[str, Any
     errors: dict[str, BadProfile] = {}
     for file, data in sorted(tables.items()):
         try:
-            if isinstance(data, BadProfile):
-                raise data
-            contents[file] = parse(data, file)
+            contents[file] = parsed(data, file)
             read[file] = _Tables({file: contents[file]})
             read[file].times_ps  # noqa: B018  raises if a step has none
         except BadProfile as error:
@@ -158,23 +151,23 @@ class _Tables:
     """The tables of one run, of one file or several."""
 
     def __init__(self, contents: Mapping[str, Any]) -> None:
-        self._tables: list[_Object] = []
-        self._pod: _Object = {}
+        self._tables: list[Object] = []
+        self._pod: Object = {}
         for file, top in contents.items():
             if isinstance(top, dict) and _POD in top:
                 self._pod = top
                 continue
-            items = [item for item in (top if isinstance(top, list) else [top]) if "cols" in _object(item)]
+            items = [item for item in (top if isinstance(top, list) else [top]) if "cols" in as_object(item)]
             if not items:
                 raise BadProfile(f"{file}: JSON, but no table of XProf: a {type(top).__name__}")
             self._tables += items
-        properties = [item for table in self._tables for item in _object(table.get("p")).items()]
+        properties = [item for table in self._tables for item in as_object(table.get("p")).items()]
         self._properties = {
             key: value
             for key, value in reversed(properties)
             if isinstance(value, str) and value and not re.fullmatch(r"0(\.0*)?%", value)  # unset
         }
-        self.has_table = any("stepnum" in _columns(table) for table in self._tables)
+        self.has_table = any("stepnum" in columns(table) for table in self._tables)
         self.has_steps = self.has_table or bool(self._pod)
 
     def differs(self, other: _Tables) -> str:
@@ -218,8 +211,8 @@ class _Tables:
     @property
     def kind(self) -> str:
         """The kind of the devices, "" if unknown."""
-        of_pod = [_object(self._pod.get("runEnvironment")).get("tpuType"), self._pod.get("deviceType")]
-        named = [_text(kind) for kind in of_pod] + [
+        of_pod = [as_object(self._pod.get("runEnvironment")).get("tpuType"), self._pod.get("deviceType")]
+        named = [text(kind) for kind in of_pod] + [
             self._properties.get(key, "") for key in ("device_type", "hardware_type")
         ]
         return max(named, key=len)  # "GPU" says less than "Nvidia GPU (Volta)"
@@ -242,9 +235,9 @@ class _Tables:
         """Return the share of peak memory bandwidth by ``hlo_stats``, which has GiB/s and percent of device time."""
         chip = next((chip for chip in DEVICES.values() if chip.of_kind(self.kind)), None)
         percent = "total_self_time_percent"
-        rows = [row for table in self._tables if percent in _columns(table) for row in _rows(table)]
+        rows = [row for table in self._tables if percent in columns(table) for row in rows_of(table)]
         rows = [row for row in rows if row.get("category") != "copy-start"]  # copy-done has the same bytes
-        rates, percents = ([float(_number(row.get(key)) or 0) for row in rows] for key in ("hbm_bw", percent))
+        rates, percents = ([float(number_of(row.get(key)) or 0) for row in rows] for key in ("hbm_bw", percent))
         used = sum(rate * share / 100 for rate, share in zip(rates, percents, strict=True))
         share = used * _GIB / (chip.bandwidth / chip.cores) if chip else 0.0
         return share if 0 < share <= 1 else None
@@ -257,17 +250,17 @@ class _Tables:
         return pl.DataFrame(rows, schema=schema.INPUT_STAGES, orient="row")
 
     @cached_property
-    def _step_rows(self) -> list[tuple[list[int] | None, list[_Object]]]:
+    def _step_rows(self) -> list[tuple[list[int] | None, list[Object]]]:
         """Numbers and rows of each table of steps, longest first; None for steps without distinct numbers."""
-        tables = [[*_rows(table)] for table in self._tables if "stepnum" in _columns(table)]
+        tables = [[*rows_of(table)] for table in self._tables if "stepnum" in columns(table)]
         tables.sort(key=len, reverse=True)
         return [(_distinct([_last_number(row.get("stepnum")) for row in rows]), rows) for rows in tables]
 
     @cached_property
-    def _pod_steps(self) -> tuple[list[int] | None, list[_Object]]:
+    def _pod_steps(self) -> tuple[list[int] | None, list[Object]]:
         """Numbers and contents of the steps of the pod viewer, which leaves out a number of 0."""
-        steps = _objects(_object(self._pod.get(_POD)).get("podStatsMap"))
-        numbers = [_integer(stats.get("stepNum")) for stats in steps]
+        steps = objects(as_object(self._pod.get(_POD)).get("podStatsMap"))
+        numbers = [integer(stats.get("stepNum")) for stats in steps]
         if numbers.count(None) == 1:
             numbers = [position if number is None else number for position, number in enumerate(numbers)]
         return _distinct(numbers), steps
@@ -276,7 +269,7 @@ class _Tables:
     def _numbered(self) -> bool:
         return all(numbers is not None for numbers, _ in [*self._step_rows, self._pod_steps])
 
-    def _numbers(self, steps: Sequence[_Object]) -> Sequence[int]:
+    def _numbers(self, steps: Sequence[Object]) -> Sequence[int]:
         """Return numbers for steps without: those of a table with as many steps, else from 0."""
         tables = [numbers for numbers, _ in [*self._step_rows, self._pod_steps] if numbers is not None]
         return next((numbers for numbers in tables if len(numbers) == len(steps)), range(len(steps)))
@@ -294,11 +287,11 @@ class _Tables:
     @cached_property
     def cores(self) -> pl.DataFrame:
         """Statistics of the pod viewer: one row per (host, device, step)."""
-        timed = [row for row in self._cores() if _number(row[2].get("totalDurationUs")) is not None]
+        timed = [row for row in self._cores() if number_of(row[2].get("totalDurationUs")) is not None]
         places = {(_host(core), key): (core.get("chipId"), core.get("nodeId")) for _, key, core in timed}
         ordinals, family = _ordinals(places), self._family or "TPU"
-        events = _objects(self._pod.get("stepBreakdownEvents"))
-        names = {_integer(event.get("id")): _text(event.get("name")) for event in events}
+        events = objects(self._pod.get("stepBreakdownEvents"))
+        names = {integer(event.get("id")): text(event.get("name")) for event in events}
         rows = []
         for step, key, core in timed:
             device = f"/device:{family}:{ordinals[_host(core), key]}"
@@ -306,11 +299,11 @@ class _Tables:
         frame = pl.DataFrame(rows, schema={"host": pl.String(), "device": pl.String(), **_TYPES})
         return _idle_unset(frame.unique(["host", "device", "step"], keep="first", maintain_order=True))
 
-    def _cores(self) -> Iterator[tuple[int, str, _Object]]:
+    def _cores(self) -> Iterator[tuple[int, str, Object]]:
         numbers, steps = self._pod_steps
         for step, stats in zip(self._numbers(steps) if numbers is None else numbers, steps, strict=True):
-            for key, core in _object(stats.get("podStatsPerCore")).items():
-                yield step, key, _object(core)
+            for key, core in as_object(stats.get("podStatsPerCore")).items():
+                yield step, key, as_object(core)
 
     def hardware(self) -> pl.DataFrame:
         """Return ``tpunb.schema.HARDWARE``: devices of the pod viewer, and of one host as many as in the overview."""
@@ -351,7 +344,7 @@ def _idle_unset(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.when(used).then(name).alias(name) for name in names)
 
 
-def _step_stats(row: _Object) -> _Stats:
+def _step_stats(row: Object) -> _Stats:
     """Return the statistics of a row of a table of steps, of any version of XProf."""
     times = {key: _ps(value, _MS) for key, value in row.items() if key.endswith("TimeMs")}
     time = {key.removesuffix("TimeMs"): ps for key, ps in times.items() if ps is not None}
@@ -374,11 +367,11 @@ def _step_stats(row: _Object) -> _Stats:
     }
 
 
-def _core_stats(core: _Object, names: Mapping[int | None, str]) -> _Stats:
+def _core_stats(core: Object, names: Mapping[int | None, str]) -> _Stats:
     """Return the statistics of the pod viewer of a step on one core, from fields or numbered parts."""
     ps = {key: _ps(value, _US) for key, value in core.items() if key.endswith("Us")}
     collective = _sum(ps.get("allReduceComputeDurationUs"), ps.get("allReduceSyncDurationUs"))
-    parts = {names.get(_integer(key), ""): _ps(us, _US) for key, us in _object(core.get("stepBreakdownUs")).items()}
+    parts = {names.get(integer(key), ""): _ps(us, _US) for key, us in as_object(core.get("stepBreakdownUs")).items()}
     dur = ps["totalDurationUs"] or 0
     busy = [part or 0 for name, part in parts.items() if name.startswith("Device")]
     return {
@@ -404,7 +397,7 @@ def _busy(dur: int, busy: int | None, working: int) -> _Stats:
 
 def _ordinals(places: Mapping[tuple[str, str], tuple[Any, Any]]) -> Mapping[tuple[str, str], int | str]:
     """Return the number of each (host, core) among the devices of its host, by chip and core of the chip."""
-    numbers = {core: (_integer(chip), _integer(node)) for core, (chip, node) in places.items()}
+    numbers = {core: (integer(chip), integer(node)) for core, (chip, node) in places.items()}
     per_chip = 1 + max((node or 0 for _, node in numbers.values()), default=0)
     ordinals = {
         core: chip * per_chip + node for core, (chip, node) in numbers.items() if chip is not None and node is not None
@@ -413,52 +406,17 @@ def _ordinals(places: Mapping[tuple[str, str], tuple[Any, Any]]) -> Mapping[tupl
     return ordinals if len(distinct) == len(places) else {core: core[1] for core in places}
 
 
-def _object(value: Any) -> _Object:
-    return value if isinstance(value, dict) else {}
-
-
-def _objects(value: Any) -> list[_Object]:
-    return [_object(item) for item in value] if isinstance(value, list) else []
-
-
-def _columns(table: _Object) -> list[str]:
-    return [_text(column.get("id")) for column in _objects(table.get("cols"))]
-
-
-def _rows(table: _Object) -> Iterator[_Object]:
-    columns = _columns(table)
-    for row in _objects(table.get("rows")):
-        yield dict(zip(columns, [cell.get("v") for cell in _objects(row.get("c"))], strict=False))
-
-
-def _host(core: _Object) -> str:
-    return _text(core.get("hostName"))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _number(value: Any) -> Decimal | None:
-    """Return a number, or one written as text (int64, or a percentage in some years); None for other values."""
-    if type(value) in (int, Decimal):
-        return Decimal(value)
-    written = isinstance(value, str) and _NUMBER.fullmatch(value)
-    return Decimal(written[0]) if written else None
+def _host(core: Object) -> str:
+    return text(core.get("hostName"))
 
 
 def _ps(value: Any, unit: int) -> int | None:
-    number = _number(value)
+    number = number_of(value)
     if number is None or number < 0:
         return None
     if number > _MOST_PS or number * unit > _MOST_PS:
         raise BadProfile(f"XProf's tables have a time of {value!s:.40}, beyond Int64 picoseconds")
     return round(number * unit)
-
-
-def _integer(value: Any) -> int | None:
-    number = _number(value)
-    return int(number) if number is not None and 0 <= number < 10**15 and number == int(number) else None
 
 
 def _distinct(numbers: Sequence[int | None]) -> list[int] | None:
@@ -468,11 +426,11 @@ def _distinct(numbers: Sequence[int | None]) -> list[int] | None:
 
 def _last_number(value: Any) -> int | None:
     number = re.search(r"([0-9]{1,15})[^0-9]*$", value) if isinstance(value, str) else None
-    return int(number[1]) if number else _integer(value)
+    return int(number[1]) if number else integer(value)
 
 
 def _share(percent: str | None) -> float | None:
-    number = _number((percent or "").removesuffix("%"))
+    number = number_of((percent or "").removesuffix("%"))
     return float(number / 100) if number is not None and 0 <= number <= 100 else None
 
 

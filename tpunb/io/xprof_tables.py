@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ ENDINGS = (*_TABLES, *(f"{name}.gz" for name in _TABLES))
 """Endings of the names of these tables."""
 
 _MOST_PS = 2**62
+_NUMBER = re.compile(r"-?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 _GIB = 2**30
+Object = Mapping[str, Any]
 _ZERO_UNKNOWN = "custom-call"  # whose work XProf writes as 0
 
 
@@ -31,17 +34,17 @@ def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | 
 
     FLOPs and bytes are rates of the table times its total times; where one is 0 for a custom call, it is null.
     """
-    contents = {file: _parsed(data, file) for file, data in sorted(tables.items())}  # hlo_stats first
+    contents = {file: parsed(data, file) for file, data in sorted(tables.items())}  # hlo_stats first
     operations = {file: [*_operations(top, file)] for file, top in contents.items()}
-    rows = next((rows for rows in operations.values() if rows), [])
-    if not rows:
+    listed = next(filter(None, operations.values()), [])
+    if not listed:
         raise BadProfile(f"{source}: the tables have no operations", hint="XProf's tables of a CPU capture have none")
-    layers = pl.DataFrame(rows, schema=schema.LAYERS)
+    layers = pl.DataFrame(listed, schema=schema.LAYERS)
     busy = int(layers["self_ps"].sum())
     step = {"host": "", "step": 0, "kind": "whole", "start_ps": 0, "dur_ps": busy, "device_ps": busy, "idle_ps": None}
     frame = pl.DataFrame([step | {"traced": "full", "rule": "whole"}])
-    kinds = {_properties(top).get("device_type") for top in contents.values()} - {None, ""}
-    kind = next((text for text in kinds if isinstance(text, str)), "")
+    firsts = [(objects(top) or [as_object(top)])[0] for top in contents.values()]
+    kind = next(filter(None, (text(as_object(first.get("p")).get("device_type")) for first in firsts)), "")
     hardware = pl.DataFrame([("", "devices", kind, None, None, None)], schema=schema.HARDWARE, orient="row")
     metadata = {"device kind": kind} if kind else {}
     steps = Steps(frame, pl.DataFrame(schema=schema.OPS), name=name, read_layers=lambda: layers, metadata=metadata)
@@ -49,15 +52,9 @@ def profile(tables: Mapping[str, bytes | BadProfile], name: str, source: Path | 
     return Profile(name, source, windows, hardware if kind else hardware.clear(), busy, stored=steps)
 
 
-def _parsed(data: bytes | BadProfile, file: str) -> Any:
-    if isinstance(data, BadProfile):
-        raise data
-    return parse(data, file)
-
-
-def _operations(top: Any, file: str) -> Iterator[dict[str, Any]]:
+def _operations(top: Any, file: str) -> Iterator[Object]:
     """Return the rows of ``tpunb.schema.LAYERS`` of one file."""
-    for row in _rows(top):
+    for row in chain.from_iterable(map(rows_of, objects(top) or [as_object(top)])):
         hlo_op = row.get("hlo_op_name", row.get("operation"))
         if not isinstance(hlo_op, str) or row.get("category") in ("IDLE", "Program", None):
             continue
@@ -67,8 +64,7 @@ def _operations(top: Any, file: str) -> Iterator[dict[str, Any]]:
         seconds, unknown = total_ps / 1e12, row["category"] == _ZERO_UNKNOWN
         flops = _number(row.get("model_flop_rate")) * 1e9 * seconds
         moved = _number(row.get("measured_memory_bw")) * _GIB * seconds
-        tf_op = row.get("tf_op_name")
-        tf_op = tf_op if isinstance(tf_op, str) and tf_op else None
+        tf_op = text(row.get("tf_op_name")) or None
         shape = re.match(r"%?[^=]{1,400}= (\(.{0,400}?\)|\S{1,400}) ", str(row.get("hlo_op_expression", "")))
         yield dict.fromkeys(schema.LAYERS) | {
             **{"host": "", "step": 0, "side": "device", "category": str(row["category"]), "hlo_op": hlo_op},
@@ -83,24 +79,6 @@ def _operations(top: Any, file: str) -> Iterator[dict[str, Any]]:
             "flops_source": "profiler",
             "shape": cut(shape[1], 120) if shape else None,
         }
-
-
-def _rows(top: Any) -> Iterator[dict[str, Any]]:
-    for table in top if isinstance(top, list) else [top]:
-        if not isinstance(table, dict) or not isinstance(table.get("cols"), list):
-            continue
-        ids = [str(column.get("id")) if isinstance(column, dict) else "" for column in table["cols"]]
-        for row in table.get("rows") or []:
-            cells = row.get("c") if isinstance(row, dict) else None
-            if isinstance(cells, list):
-                values = (cell.get("v") if isinstance(cell, dict) else None for cell in cells)
-                yield dict(zip(ids, values, strict=False))
-
-
-def _properties(top: Any) -> Mapping[str, Any]:
-    first = top[0] if isinstance(top, list) and top else top
-    properties = first.get("p") if isinstance(first, dict) else None
-    return properties if isinstance(properties, dict) else {}
 
 
 def _number(value: Any) -> float:
@@ -127,7 +105,7 @@ MEMORY_ENDINGS = ("memory_profile.json", "memory_profile.json.gz")
 _ALLOCATORS = "memoryProfilePerAllocator"
 _LISTS = ("memoryProfileSnapshots", "sampledTimelineSnapshots")
 _SIGNS = {"ALLOCATION": 1, "DEALLOCATION": -1}
-_MOST_BYTES = 2**62  # sums of two still fit Int64
+_MOST = 2**62  # sums of two still fit Int64
 
 
 def is_memory_table(name: str, data: bytes) -> bool:
@@ -139,56 +117,81 @@ def is_memory_table(name: str, data: bytes) -> bool:
     return name.endswith(MEMORY_ENDINGS) or f'"{_ALLOCATORS}"'.encode() in data[:4096]
 
 
-def memory(data: bytes, name: str) -> pl.DataFrame:
+def memory(data: bytes | BadProfile, name: str) -> pl.DataFrame:
     """Return the allocations of one host in order of time, ``tpunb.schema.MEMORY``; the host is the name's prefix."""
-    top = parse(data, name)
+    top = parsed(data, name)
     allocators = top.get(_ALLOCATORS, {}) if isinstance(top, dict) else None
     if not isinstance(allocators, dict):
         raise BadProfile(f"{name}: JSON, but no memory profile of XProf: a {type(top).__name__}")
     host = next((name.removesuffix(ending) for ending in MEMORY_ENDINGS if name.endswith(ending)), "").removesuffix(".")
-    rows = {row for allocator, table in allocators.items() for row in _snapshot_rows(allocator, table)}
-    columns = {key: dtype for key, dtype in schema.MEMORY.items() if key != "host"}
-    frame = pl.DataFrame([*rows], schema=columns, orient="row").with_columns(host=pl.lit(host))
+    snapshots = {row for allocator, table in allocators.items() for row in _snapshot_rows(allocator, table)}
+    of_memory = {key: dtype for key, dtype in schema.MEMORY.items() if key != "host"}
+    frame = pl.DataFrame([*snapshots], schema=of_memory, orient="row").with_columns(host=pl.lit(host))
     return schema.check(frame.sort("start_ps", "allocator", "in_use_bytes"), schema.MEMORY, "memory")
 
 
 def _snapshot_rows(allocator: str, table: Any) -> Iterator[tuple[str | int | None, ...]]:
     """Yield (allocator, start_ps, size_bytes, in_use_bytes, peak_bytes, capacity_bytes, tf_op)."""
-    for snapshot in (each for key in _LISTS for each in _list(table, key)):
-        stats, activity = _object(snapshot, "aggregationStats"), _object(snapshot, "activityMetadata")
-        start = _integer(snapshot, "timeOffsetPs")
+    for snapshot in (each for key in _LISTS for each in objects(as_object(table).get(key))):
+        stats, activity = (as_object(snapshot.get(key)) for key in ("aggregationStats", "activityMetadata"))
+        start = integer(snapshot.get("timeOffsetPs"))
         if start is None:
             continue
-        size, sign = _integer(activity, "allocationBytes"), _SIGNS.get(str(activity.get("memoryActivity")))
-        heap, stack, free = (
-            _integer(stats, f"{name}Bytes") for name in ("heapAllocated", "stackReserved", "freeMemory")
-        )
+        size, sign = integer(activity.get("allocationBytes")), _SIGNS.get(text(activity.get("memoryActivity")))
+        heap, stack, free = (integer(stats.get(f"{n}Bytes")) for n in ("heapAllocated", "stackReserved", "freeMemory"))
         used = None if heap is None else heap + (stack or 0)
-        op = activity.get("tfOpName")
-        yield (
-            allocator,
-            start,
-            sign * size if size and sign else None,
-            used,
-            _integer(stats, "peakBytesInUse"),
-            None if used is None or free is None else used + free,
-            op if isinstance(op, str) and op not in ("", "dummy") else None,
-        )
+        op, peak = text(activity.get("tfOpName")), integer(stats.get("peakBytesInUse"))
+        change = sign * size if size and sign else None
+        capacity = None if used is None or free is None else used + free
+        yield allocator, start, change, used, peak, capacity, None if op in ("", "dummy") else op
 
 
-def _object(value: Any, key: str) -> dict[str, Any]:
-    inner = value.get(key) if isinstance(value, dict) else None
-    return inner if isinstance(inner, dict) else {}
+# -- values of JSON, which may be of any type --------------------------------------------------------------------------
 
 
-def _list(value: Any, key: str) -> list[dict[str, Any]]:
-    inner = value.get(key) if isinstance(value, dict) else None
-    return [each for each in inner if isinstance(each, dict)] if isinstance(inner, list) else []
+def parsed(data: bytes | BadProfile, file: str) -> Any:
+    """Parse a file, or raise why it could not be read."""
+    if isinstance(data, BadProfile):
+        raise data
+    return parse(data, file)
 
 
-def _integer(value: dict[str, Any], key: str) -> int | None:
-    """Return a whole number from 0, which may be text; None for others."""
-    number = value.get(key)
-    if isinstance(number, str) and number.isascii() and number.isdigit() and len(number) <= 19:
-        number = int(number)
-    return number if type(number) is int and 0 <= number < _MOST_BYTES else None
+def as_object(value: Any) -> Object:
+    """Return an object, empty if it is none."""
+    return value if isinstance(value, dict) else {}
+
+
+def objects(value: Any) -> list[Object]:
+    """Return the items of a list, each as an object."""
+    return [as_object(item) for item in value] if isinstance(value, list) else []
+
+
+def text(value: Any) -> str:
+    """Return text, empty if it is none."""
+    return value if isinstance(value, str) else ""
+
+
+def number_of(value: Any) -> Decimal | None:
+    """Return a number, or one written as text (int64, or a percentage in some years); None for other values."""
+    if type(value) in (int, Decimal):
+        return Decimal(value)
+    written = isinstance(value, str) and _NUMBER.fullmatch(value)
+    return Decimal(written[0]) if written else None
+
+
+def integer(value: Any) -> int | None:
+    """Return a whole number from 0, which may be text; None for other values."""
+    count = number_of(value)
+    return int(count) if count is not None and 0 <= count < _MOST and count == int(count) else None
+
+
+def columns(table: Object) -> list[str]:
+    """Return the ids of the columns of a table."""
+    return [text(column.get("id")) for column in objects(table.get("cols"))]
+
+
+def rows_of(table: Object) -> Iterator[Object]:
+    """Yield the rows of a table, by the ids of its columns."""
+    ids = columns(table)
+    for row in objects(table.get("rows")):
+        yield dict(zip(ids, [cell.get("v") for cell in objects(row.get("c"))], strict=False))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tpunb import schema
-from tpunb.io import event_ids
+from tpunb.io.event_ids import flow_id, run_launch
 from tpunb.io.protobuf_table import Bytes, Ints, MessageMaps, Messages, Rows, integer, text
 
 _NAME = text(2)
@@ -28,7 +28,6 @@ Ids = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
 _NONE = np.uint64(2**64 - 1)
-_FLOW = np.uint64(event_ids.MULTIPLIER)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +163,7 @@ class Stats:
             return None
         kinds, _ = self._ids(kind)
         numbers, valid = self._ids(number)
-        return Numbers((kinds + np.uint64(1)) * _FLOW + numbers, valid)
+        return Numbers(flow_id(kinds, numbers), valid)
 
     def launch(self, ordinals: Ints | None) -> Numbers | None:
         """Return ids of launches from correlation id, else run and device, see :mod:`tpunb.io.event_ids`.
@@ -183,8 +182,7 @@ class Stats:
             devices = ordinals.view(np.uint64)
         correlations, _ = self._ids("correlation_id")
         correlated = correlations != 0
-        numbers = np.where(correlated, correlations, runs * _FLOW + devices + np.uint64(1))
-        return Numbers(numbers, correlated | valid)
+        return Numbers(np.where(correlated, correlations, run_launch(runs, devices)), correlated | valid)
 
     @property
     def calls_driver(self) -> Mask:

@@ -106,9 +106,11 @@ class RunRecorder:
 
     def write(self, response: WindowResponse) -> bool:
         """Reduce a window and write it; return whether ``run.json`` must be written again."""
-        self.collect_steps()
-        open_step, local_worker = self._clock.open_step(), self._reducer.local_worker
-        records = [*self._recent, *self._clock.untaken(), *([open_step] if open_step else [])]
+        local_worker = self._reducer.local_worker
+        with self._lock:  # no other thread takes steps meanwhile
+            self.collect_steps()
+            open_step = self._clock.open_step()
+            records = [*self._recent, *self._clock.untaken(), *([open_step] if open_step else [])]
         reduced = self._reducer.reduce(response, records)
         with self._lock:
             if self._closed:

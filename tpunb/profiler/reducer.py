@@ -215,7 +215,7 @@ def decode(data: bytes, source: str) -> tuple[pl.DataFrame, XSpaceFacts]:
     events, hardware, start_ns, notes, _ = chrome_trace.read(data, source=source)
     last_ps = events.select((pl.col("start_ps") + pl.col("dur_ps")).max()).item() or 0
     stop_ns = None if start_ns is None else start_ns + int(last_ps) // 1000
-    return events, xplane.XSpaceFacts([], start_ns, stop_ns, hardware, [], [], notes)
+    return events, xplane.XSpaceFacts([], start_ns, stop_ns, hardware, notes=notes)
 
 
 class _Decoded:

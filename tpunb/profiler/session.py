@@ -139,9 +139,7 @@ class CaptureSession:
         if self._forked:  # the run is the parent's
             return
         opened = self.clock.opened
-        if kind is None and (keras_runs() or (opened is not None and opened.owner[0] != threading.get_ident())):
-            problem = "a thread still trains as the captured block ends: its steps from here on are not recorded"
-            warnings.warn(f"{problem}; join the thread in the block", RuntimeWarning, stacklevel=3)
+        trains_on = keras_runs() or (opened is not None and opened.owner[0] != threading.get_ident())
         try:
             try:
                 self.clock.discard()
@@ -160,6 +158,9 @@ class CaptureSession:
             raise
         finally:
             captures.discard(self)
+        if trains_on and kind is None:
+            problem = "a thread still trains as the captured block ends: its steps from here on are not recorded"
+            warnings.warn(f"{problem}; join the thread in the block", RuntimeWarning, stacklevel=3)
         if self._failure is not None:
             message = f"the recording of {self.writer.source} is incomplete: {self._failure!r}"
             if error is None:
@@ -194,8 +195,9 @@ class CaptureSession:
         """Let the source do what is due between steps, in the thread that trains."""
         if self._forked or not hasattr(self.source, "boundary"):
             return
-        self._at_boundary, due, begun_ns = True, getattr(self.source, "is_due", False), time.time_ns()
+        self._at_boundary, due, begun_ns = True, False, time.time_ns()
         try:
+            due = getattr(self.source, "is_due", False)
             self.source.boundary()
         except Exception as error:  # noqa: BLE001  a user's source must not end the training
             self._fail(error)

@@ -476,7 +476,7 @@ def _owner() -> tuple[int, int | None]:
     tasks = sys.modules.get("asyncio.tasks")
     try:
         return get_ident(), None if tasks is None else id(tasks.current_task())
-    except RuntimeError:  # no loop runs in this thread
+    except (RuntimeError, AttributeError):  # no loop runs in this thread, or it is being imported
         return get_ident(), None
 
 

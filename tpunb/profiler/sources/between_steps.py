@@ -19,7 +19,7 @@ class BetweenSteps:
     def __init__(self) -> None:
         self._due: Callable[[], None] | None = None
         self._lock = threading.Lock()
-        self.known = False  # whether anybody calls `boundary`
+        self.has_boundaries = False  # whether anybody calls `boundary`
 
     def call(self, function: Callable[[], T], stopped: threading.Event, *, anywhere: bool = True) -> T:
         """Return what a function returns in the thread that trains.
@@ -29,9 +29,9 @@ class BetweenSteps:
         Raises
         ------
         TpunbError
-            If no boundary came, and it must not be called here.
+            If no boundary came, and it must not be called here, or if it was interrupted.
         """
-        if not self.known and anywhere:
+        if not self.has_boundaries and anywhere:
             return function()
         ended, results, errors = threading.Event(), list[T](), list[Exception]()
 
@@ -40,7 +40,8 @@ class BetweenSteps:
                 results.append(function())
             except Exception as error:  # noqa: BLE001  the other thread raises it
                 errors.append(error)
-            ended.set()
+            finally:
+                ended.set()
 
         self._due, stopped_s = due, None
         while not ended.wait(LIMITS.import_look_s):
@@ -52,6 +53,8 @@ class BetweenSteps:
                 self.boundary()
         if errors:
             raise errors[0]
+        if not results:
+            raise TpunbError("the program was interrupted as a window began or ended")
         return results[0]
 
     def _take(self) -> Callable[[], None] | None:
@@ -61,7 +64,7 @@ class BetweenSteps:
 
     def boundary(self) -> None:
         """Do what is due; for the thread that trains."""
-        self.known = True
+        self.has_boundaries = True
         if self._due is not None and (due := self._take()) is not None:
             due()
 

@@ -55,7 +55,7 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
         __tracebackhide__ = True
         if not loop.is_training():
             return original(self)
-        of_tensors = type(self.dataset) is sys.modules["torch"].utils.data.TensorDataset
+        of_tensors = type(getattr(self, "dataset", None)) is sys.modules["torch"].utils.data.TensorDataset
         loop.clock.metadata.setdefault("data", "TensorDataset" if of_tensors else "DataLoader")
         if loop.clock.loads:
             return original(self)

@@ -74,18 +74,18 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
         return value
 
     stack.enter_context(replaced(torch.autograd, "backward", learning))
-    mode, within = torch.nn.Module.train, [False]
+    original, within = torch.nn.Module.train, [False]
 
-    @wraps(mode)
-    def train(self: Any, mode_: bool = True) -> Any:
+    @wraps(original)
+    def train(self: Any, mode: bool = True) -> Any:
         if within[0] or not loop.is_training():  # of a part of the model
-            return mode(self, mode_)
+            return original(self, mode)
         within[0] = True
         try:
-            return mode(self, mode_)
+            return original(self, mode)
         finally:
             within[0] = False
-            loop.evaluates(on=not mode_)
+            loop.evaluates(on=not mode)
 
     stack.enter_context(replaced(torch.nn.Module, "train", train))
 
