@@ -52,8 +52,8 @@ def test_the_bar_is_there_from_the_start_and_holds_no_segments(view):
         "train.py:4 in on_epoch_end ← time.sleep. Call it less often, or do its work in another thread or after "
         "training: saves up to 10 ms.",
     ]  # the bar and its keys have the times
-    assert bar["parts"]["account"] == ["productive", "callbacks", "preparation"]
-    assert bar["parts"]["until"] == [0.009, 0.019, 0.02]
+    assert bar["parts"]["account"] == ["productive", "device idle", "callbacks", "preparation"]
+    assert bar["parts"]["until"] == [0.0045, 0.009, 0.019, 0.02]
     assert bar["selected"] is None
     assert len(json.dumps(bar)) < 5_000
 
@@ -99,7 +99,7 @@ def test_the_timeline_reaches_to_the_end_of_the_run():
 
 def test_an_account_that_took_no_time_is_refused(view):
     with pytest.raises(
-        TraitError, match=r"no account 'tuning'; there are \['productive', 'callbacks', 'preparation'\]"
+        TraitError, match=r"no account 'tuning'; there are \['productive', 'device idle', 'callbacks', 'preparation'\]"
     ):
         view.account = "tuning"
     assert view.account is None
@@ -152,7 +152,7 @@ def test_the_saved_page_holds_every_account_and_the_selected_one(view):
     page = exports.page(view.state).decode()
     state = json.loads(re.search(r"\nconst state = (.*);\n", page)[1])
     assert state["account"] == "callbacks"
-    assert [*state["_accounts"]] == ["productive", "callbacks", "preparation"]
+    assert [*state["_accounts"]] == ["productive", "device idle", "callbacks", "preparation"]
     assert state["_accounts"]["callbacks"] == answer(view)["selected"]
     assert "_accounts" not in exports.page(tp.explore(toy_steps("aab")).state).decode().partition("const state")[2]
 

@@ -73,11 +73,11 @@ def test_a_run_without_steps_or_facts_has_nulls(tmp_path):
 def test_damaged_and_foreign_folders_are_left_out_with_a_warning(tmp_path):
     copy(tmp_path / "good")
     copy(tmp_path / "broken")
-    next((tmp_path / "broken").rglob("steps.parquet")).write_bytes(b"no parquet")
+    (tmp_path / "broken" / "run.json").write_bytes(b"no JSON")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "run.json").write_text('{"id": 3}')
     (tmp_path / "loose").write_text("a file")
-    with pytest.warns(UserWarning, match="2 runs left out: broken: .*steps.parquet.*; other: .*no 'tpunb'"):
+    with pytest.warns(UserWarning, match="2 runs left out: broken: .*run.json.*; other: .*no 'tpunb'"):
         assert tp.runs(tmp_path)["name"].to_list() == ["good"]
 
 

@@ -608,7 +608,7 @@ ACCOUNTS = {
         ),
         Account(
             *("evaluation", "#56B4E9", "Evaluation", "evaluation"),
-            "`evaluate`, validation inside `fit`, `predict` beside a training, functions of yours that evaluate",
+            "`evaluate`, validation inside `fit`, `predict` beside a training, your functions that evaluate",
             phrase="in evaluation",
             clocked=False,
         ),

@@ -25,7 +25,7 @@ _PARTS = ("data loading", "productive", "program startup", "profiler", _GC, "ste
 SHORT = "calls under 1 ms"
 _DATA = "tracing Dataset_"  # begins what TensorFlow does to make an iterator
 REDUCTION = "reduction of a window"  # work of the profiler beside the training
-HELD = "begin or end of a window"  # in the thread that trains
+BOUNDARY = "begin or end of a window"  # in the thread that trains
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
 _GENERATOR = "a generator of the program"
 INSIDE_STEPS = "inside steps"
@@ -105,7 +105,7 @@ def _disjoint(steps: pl.DataFrame, low: int, high: int) -> tuple[Ints, Ints]:
 def _sorted_spans(run: HostRun) -> pl.DataFrame:
     """Return the spans within the run in the order in which later ones win."""
     low, high = run.start_ps, run.end_ps
-    beside = pl.col("account").is_in(_BESIDE) & pl.col("detail").ne_missing(HELD)
+    beside = pl.col("account").is_in(_BESIDE) & pl.col("detail").ne_missing(BOUNDARY)
     spans = run.spans.filter(~beside).with_columns(
         start_ps=pl.col("start_ps").clip(low, high),
         end_ps=(pl.col("start_ps") + pl.col("dur_ps")).clip(low, high),

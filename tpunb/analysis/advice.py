@@ -576,14 +576,14 @@ def _idle_in_steps(run: Goodput) -> pl.DataFrame:
 
 
 def advise_phases(phases: Phases, roof: Roofline | None = None, idle: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Return the advice on phases alone, which costs no account of the run; `idle` is known from there."""
+    """Return the advice on phases alone, which costs no account of the run; `idle` is from there."""
     metrics, rules = scale_metrics(phase_metrics(phases), phases, roof), [*RULES, *SCALE_RULES]
     metrics = metrics.with_columns(pl.lit(text, pl.String).alias(name) for name, text in traits(phases.steps).items())
     if idle is not None:
         most = (pl.col("account_ps") / pl.col("typical_ps")).fill_null(0.0)
         metrics = metrics.join(idle, on="phase", how="left", maintain_order="left")
-        known = pl.col("idle").is_not_null() & (pl.col("full") >= FEWEST_TRACED)
-        least = pl.when(known).then(pl.min_horizontal("idle", most)).otherwise("idle")
+        has_account = pl.col("idle").is_not_null() & (pl.col("full") >= FEWEST_TRACED)
+        least = pl.when(has_account).then(pl.min_horizontal("idle", most)).otherwise("idle")
         metrics = metrics.with_columns(idle=least).drop("account_ps")
     if roof is not None:
         headroom = roof.frame.select(name="what", bound="bound", headroom=pl.col("headroom_ps") / pl.col("self_ps"))

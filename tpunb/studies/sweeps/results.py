@@ -71,7 +71,7 @@ class Saturation(Tabular):
             else f"{name} is enough{base}"
         )
         if not at["certain"].all():
-            return f"{first}, as far as so few rounds tell", "measure longer (budget=) for intervals"
+            return f"{first}, by too few rounds to be certain", "measure longer (budget=) for intervals"
         if (below := at.select(pl.col("below").max()).item()) is None:
             return (first,)
         away = at.filter(pl.col("below") == below)["given_away"]
