@@ -121,8 +121,14 @@ def test_of_several_hosts_the_one_that_cannot_be_read_is_named(tmp_path):
 
 
 def test_window_takes_the_requested_time_at_pace_1(tmp_path, monkeypatch):
-    waited = []
-    monkeypatch.setattr(threading.Event, "wait", lambda self, seconds: waited.append((seconds, self.is_set())))
+    waited, here, others = [], threading.get_ident(), threading.Event.wait
+
+    def wait_here(event, seconds=None):
+        if threading.get_ident() != here:
+            return others(event, seconds)
+        return waited.append((seconds, event.is_set()))
+
+    monkeypatch.setattr(threading.Event, "wait", wait_here)
     for pace in (1.0, 0.5, 0):
         source = started(put(tmp_path, h=b"1"), pace=pace)
         source.stop()  # which ended what was before, and not what comes

@@ -182,9 +182,9 @@ def goodput(run: Run) -> Goodput:
 
     >>> from tpunb.cluster import phases
     >>> from tpunb.testing import toy_steps
-    >>> rows = goodput(phases(toy_steps("aaabbb"))).frame.drop_nulls("time_ps")
-    >>> rows.select("account", "phase", "time_ps").rows()
-    [('productive', 1, 6000000000), ('productive', 0, 3000000000)]
+    >>> rows = goodput(phases(toy_steps("aaabbb"))).frame.drop_nulls("time_ps")  # whose device idles half of each step
+    >>> rows.select("account", "phase", "time_ps").rows()[:2]
+    [('productive', 1, 3000000000), ('productive', 0, 1500000000)]
     """
     run = loaded(run, "goodput")
     if not isinstance(run, Profile):
