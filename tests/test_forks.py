@@ -219,8 +219,11 @@ def test_fork_waits_once_for_the_first_window(is_due, fork_s, monkeypatch):
 
 POOL = """
 def square(x):
+    assert sys.getswitchinterval() == BEFORE, "that of the capture's sampler"
     return x * x
 
+
+BEFORE = sys.getswitchinterval()
 
 if __name__ == "__main__":
     with tp.capture(FOLDER, schedule=SCHEDULE) as run:

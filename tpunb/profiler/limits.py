@@ -93,6 +93,7 @@ class Limits:
     poll_s: float = 0.2  # of a wait: an unlimited one in the main thread is not interruptible; chosen
     part_s: float = 10.0  # between two writes of steps without a window; chosen
     tail_s: float = 0.8  # between two writes of the latest steps alone: with the write itself, a second; chosen
+    tail_steps: int = 5000  # in it, above which a part is written: 8 ms of Python; chosen
     facts_s: float = 30.0  # between two writes of run.json; chosen
     log_s: float = 60.0  # between two lines in the log; chosen
     fork_s: float = 3.0  # longest wait of a fork for the first window; it waits once; chosen

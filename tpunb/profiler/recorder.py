@@ -196,7 +196,9 @@ class RunRecorder:
         """Write the steps that no part holds yet, to be overwritten."""
         self.collect_steps()
         with self._lock:
-            if self._unwritten and not self._closed:
+            if len(self._unwritten) > LIMITS.tail_steps:  # to write them again and again would take too long
+                self.write_part()
+            elif self._unwritten and not self._closed:
                 self._writer.tail(self._ticks())
 
     def _ticks(self) -> pl.DataFrame:

@@ -274,6 +274,7 @@ class CaptureSession:
     def disown(self) -> None:
         """Become, in a forked process, a copy that records nothing: the run and its threads are the parent's."""
         self._forked = True
+        self.recorder.stalls.restore_interval()
         self.clock.in_flight = InFlight()  # a thread of the parent may hold the lock of the other
         self.clock.close()
         self._ended = threading.Event()  # a thread of the parent may hold the lock of the other

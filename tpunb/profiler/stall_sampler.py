@@ -184,9 +184,13 @@ class StallSampler:
         """End the sampling; an unfinished stall ends now."""
         if self._process == os.getpid() and self._running.locked():  # a forked process has no sampler
             self._running.release()
-            if sys.getswitchinterval() == LIMITS.switch_s:  # the program has not set its own
-                sys.setswitchinterval(self._interval_s)
+            self.restore_interval()
             self._thread.join(10.0)  # it wakes 20 times a second
+
+    def restore_interval(self) -> None:
+        """Let threads keep the interpreter lock as long as before, unless the program has set that since."""
+        if self._interval_s and sys.getswitchinterval() == LIMITS.switch_s:
+            sys.setswitchinterval(self._interval_s)
 
     def take(self) -> list[Stall]:
         """Return the stalls that ended since the last call, in order."""

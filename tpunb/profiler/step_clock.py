@@ -150,7 +150,8 @@ class StepClock:
         """
         if (ending := self._open) is not None:
             if ending.explicit:
-                self._check_owner(ending)
+                if explicit:
+                    self._check_owner(ending)
                 return None
             self.end()
         self.boundary()
