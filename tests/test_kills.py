@@ -61,7 +61,7 @@ class Kernel:
         for _ in range(3):
             self.manager.interrupt_kernel()
             with suppress(queue.Empty):
-                return self.messages(begun, limit_s=60)
+                return self.messages(begun, limit_s=180)  # the summary may compile first
         raise AssertionError("three interrupts did not end the cell")
 
     def run(self, code):
