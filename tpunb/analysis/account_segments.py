@@ -54,6 +54,7 @@ class HostRun(NamedTuple):
     complete: bool
     samples: pl.DataFrame = pl.DataFrame(schema=schema.SAMPLES)
     traced_devices: bool = False  # whether `device_ps` is the time of accelerators, or of XLA on a CPU
+    recorded: float = 1.0  # share of their work, at least, that a profiler records
 
 
 class _Cells(NamedTuple):
@@ -359,7 +360,8 @@ def _by_device(pieces: pl.DataFrame, run: HostRun) -> tuple[pl.DataFrame, list[i
         return pieces, []
     full, computes = pl.col("traced") == "full", pl.col("account") == "productive"
     work = run.steps.group_by("phase").agg(
-        n=pl.col("device_ps").filter(full).count(), work_ps=pl.col("device_ps").filter(full).mean() * pl.len()
+        n=pl.col("device_ps").filter(full).count(),
+        work_ps=pl.col("device_ps").filter(full).mean() * pl.len() / run.recorded,
     )
     work = work.filter(pl.col("n") >= FEWEST_TRACED)
     usual = pieces.filter(computes).group_by("phase").agg(usual_ps=pl.col("dur_ps").sum())
