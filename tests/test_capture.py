@@ -589,59 +589,41 @@ def test_a_window_knows_the_steps_that_another_thread_takes_as_it_begins_to_be_r
     assert [record.step for record in records] == [0]
 
 
-def test_a_thread_that_still_trains_as_the_block_ends_is_warned_of(tmp_path):
-    trains, ended = threading.Event(), threading.Event()
+@pytest.fixture
+def training_on():
+    """A function that leaves a thread of a run in a step, which ends after the test."""
+    trains, ended, threads = threading.Event(), threading.Event(), []
 
     def train(run):
         with run.step(0):
             trains.set()
             ended.wait()
 
+    def begin(run):
+        threads.append(threading.Thread(target=train, args=[run]))
+        threads[-1].start()
+        trains.wait()
+
+    yield begin
+    ended.set()
+    for thread in threads:
+        thread.join()
+
+
+STILL_TRAINS = "a thread still trains as the captured block ends"
+
+
+def test_a_thread_that_still_trains_as_the_block_ends_is_warned_of(tmp_path, training_on):
     with (
-        pytest.warns(RuntimeWarning, match="a thread still trains as the captured block ends"),
+        pytest.warns(RuntimeWarning, match=STILL_TRAINS),
         tp.capture(tmp_path / "run", source=StandIn()) as run,
     ):
-        thread = threading.Thread(target=train, args=[run])
-        thread.start()
-        trains.wait()
-    ended.set()
-    thread.join()
+        training_on(run)
 
 
-def test_a_warning_that_is_an_error_is_raised_once_the_run_is_over(tmp_path):
-    trains, ended = threading.Event(), threading.Event()
-
-    def train(run):
-        with run.step(0):
-            trains.set()
-            ended.wait()
-
+def test_a_warning_that_is_an_error_is_raised_once_the_run_is_over(tmp_path, training_on):
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        with (
-            pytest.raises(RuntimeWarning, match="a thread still trains as the captured block ends"),
-            tp.capture(tmp_path / "run", source=StandIn()) as run,
-        ):
-            thread = threading.Thread(target=train, args=[run])
-            thread.start()
-            trains.wait()
-    ended.set()
-    thread.join()
+        with pytest.raises(RuntimeWarning, match=STILL_TRAINS), tp.capture(tmp_path / "run", source=StandIn()) as run:
+            training_on(run)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "finished"
-
-
-def test_a_source_that_cannot_say_whether_a_window_is_due_does_not_end_the_training(tmp_path):
-    class Undecided(StandIn):
-        is_due = property(lambda self: 1 / 0)
-
-        def boundary(self):
-            pass
-
-    with (
-        pytest.warns(RuntimeWarning, match="is incomplete: ZeroDivisionError"),
-        tp.capture(tmp_path / "run", source=Undecided()) as run,
-    ):
-        for step in range(3):
-            with run.step(step):
-                pass
-    assert len(tp.load(tmp_path / "run").stored.frame) == 3

@@ -170,9 +170,8 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     excess = (excess - startup).clip(0)
     profiler = np.minimum(excess, _delays(run, start, end, left))
     rest = np.where(deviates(left, medians), excess - profiler, 0)
-    if run.traced_devices and len(
-        left
-    ):  # what one of the steps ahead seems to take longer, those around it make up for
+    if run.traced_devices and left.size:
+        # where the host runs ahead, what one step seems to take longer the steps around it make up for
         net = np.convolve(np.pad(left - medians - startup - profiler, _AROUND), np.ones(2 * _AROUND + 1), "valid")
         rest = np.minimum(rest, net.clip(0).astype(np.int64))
     usual = left - startup - profiler - rest

@@ -49,8 +49,8 @@ def verdict(phases: Phases) -> Verdict | None:
     """Return the verdict on a run; None if there is no record of its wall time.
 
     The action is the one of `tp.advise` that saves most, and a tenth of the run time at least; of those on what took
-    most, if there are any. Where steps vary most, but for garbage collection, and other programs kept the machine busy,
-    it is to measure again.
+    most, if there are any. Where steps vary most without a known cause and other programs kept the machine busy, it is
+    to measure again; a run that they slowed by less than a quarter is healthy.
 
     Parameters
     ----------
@@ -71,9 +71,8 @@ def verdict(phases: Phases) -> Verdict | None:
     also = [text.removeprefix("The run: ") for text in advice.filter(pl.col("rule").is_in(_ALSO))["sentence"]]
     run = goodput(phases)
     if (ours_ps := run.time_ps("profiler")) >= _LEAST_SHARE * run.wall_ps:
-        also.append(
-            f"The profiler took {duration(ours_ps)}, which does not grow with the run: --budget 0.02 lowers it."
-        )
+        took = f"{duration(ours_ps)} ({percent(ours_ps / run.wall_ps)} of run time)"
+        also.append(f"The profiler took {took}: --budget 0.02 lowers it, and a run over a minute has that by default.")
     return replace(found, sentence=" ".join([found.sentence, *also]))
 
 
@@ -144,7 +143,7 @@ def _cause(run: Goodput, account: str) -> str | None:
 def _sampled_place(run: Goodput, account: str) -> list[str]:
     """Return the place of most samples in an account: a line, or the most frequent of a function's lines.
 
-    Of steps that are slower than usual, that is code of the program: others are where they always are.
+    Samples in steps slower than usual show where all steps are, and give no place: their stalls do.
     """
     function = pl.col("place").str.extract(r"^(.+:\d+ in [^ ]+)", 1).str.replace(r":\d+", "")
     places = run.places.filter(account=account).with_columns(of_function=pl.col("share").sum().over(function))
