@@ -269,14 +269,15 @@ HEADROOM_RULES = (
 )
 """Rules for phases with a roofline: they also have the metrics ``bound`` and ``headroom``, a share of self time."""
 
+_waiting = pl.col("loading") - pl.col("anew") - pl.col("restarting")
 _every, _best = pl.col("save_every_ps"), pl.col("save_best_ps")
 _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, https://doi.org/10.1145/361147.361115"
 
 ACCOUNT_RULES = (
     Rule(
         "slow input",
-        when=pl.col("loading") - pl.col("anew") > 0.1,
-        saves=pl.col("loading") - pl.col("anew"),
+        when=_waiting > 0.1,
+        saves=_waiting,
         sentence="Waiting for input takes {loading} of wall time",
         action="prepare batches in parallel and ahead of the steps, cache what every epoch reads",
         source="account of tp.goodput; 10 % as for the input of a phase",
@@ -290,6 +291,16 @@ ACCOUNT_RULES = (
         sentence="At the end of each epoch Keras makes the iterator of its data anew, which takes {anew} of wall time",
         action="repeat the data and give their length (data.repeat(), steps_per_epoch=): the iterator is kept then",
         source="https://keras.io/api/models/model_training_apis: fit, steps_per_epoch; 5 % is ours",
+        account="data loading",
+    ),
+    Rule(
+        "restarted workers",
+        when=pl.col("restarting") > 0.05,
+        saves=pl.col("restarting"),
+        sentence="The workers of a DataLoader are started anew in each of its passes, which takes {restarting} of wall "
+        "time",
+        action="keep the workers of the DataLoader: persistent_workers=True",
+        source="https://docs.pytorch.org/docs/stable/data.html: persistent_workers; 5 % is ours",
         account="data loading",
     ),
     Rule(
@@ -402,6 +413,7 @@ ACCOUNT_RULES = (
             "Keras": "compile the model without run_eagerly=True, and leave tf.config.run_functions_eagerly at False",
             "TensorFlow": "compile the whole step: make it a function with @tf.function, the optimizer's apply within",
             "JAX": "compile the whole step with jax.jit, the update of the weights within",
+            "PyTorch": "compute on batches, not on each example (torch.vmap), or compile the step (torch.compile)",
         },
         by="eager",
     ),
