@@ -78,7 +78,7 @@ def test_steps_slower_for_a_known_cause_are_not_to_be_measured_again():
     load = pl.DataFrame([("toy", 0, 0.1, 0.9, 0)], schema.LOAD, orient="row")
     found = verdict(tp.phases(replace(steps, frame=late, wall=replace(steps.wall, load=load)), lambda _: [0] * 10))
     assert "mostly garbage collection" in found.sentence
-    assert found.action == "call gc.freeze() once all is built"
+    assert found.action == "call `gc.freeze()` once all is built"
 
 
 @pytest.mark.parametrize(

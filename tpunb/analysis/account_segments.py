@@ -429,7 +429,7 @@ def _slow_steps(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
     pieces = pieces.join(places, on="detail", how="left", maintain_order="left").sort("start_ps")
     pieces = pieces.join_asof(load, on="start_ps", check_sortedness=False)
     of_code = deviation & pl.col("of_code").fill_null(value=False)
-    others = deviation & pl.col("others").fill_null(value=False) & pl.col("detail").is_null()
+    others = deviation & pl.col("others").fill_null(value=False) & pl.col("detail").ne_missing(_GC)
     return pieces.with_columns(
         account=pl.when(of_code).then(pl.lit("program code")).otherwise("account"),
         detail=pl.when(of_code).then(pl.lit(INSIDE_STEPS)).when(others).then(pl.lit(OTHERS)).otherwise("detail"),
