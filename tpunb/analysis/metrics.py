@@ -378,9 +378,10 @@ def _eager(steps: Steps) -> str | None:
     calls = full.ops.filter(pl.col("op") == "PjitFunction")["count"].sum()
     if steps.metadata.get("eager") or calls >= _EAGER_CALLS * max(len(full), 1):
         return steps.metadata.get("eager") or "JAX"
-    ops = full.ops.filter(pl.col("op").cast(pl.String).str.contains(r"^aten::|Backward\d*$"))
-    ops = ops.group_by("op").agg(pl.col("count", "self_ps").sum())
-    small_ps = ops.filter(pl.col("self_ps") < _SMALL_PS * pl.col("count"))["self_ps"].sum()
+    ops = full.ops.filter(pl.col("op").cast(pl.String).str.contains(r"^aten::|Backward\d*$"), pl.col("count") > 0)
+    each = (pl.col("self_ps") / pl.col("count")).min()  # in the step that other programs held up least
+    ops = ops.group_by("op").agg(pl.col("count", "self_ps").sum(), each=each)
+    small_ps = ops.filter(pl.col("each") < _SMALL_PS)["self_ps"].sum()
     many = ops["count"].sum() >= _MANY_OPS * max(len(full), 1) and not steps.devices.height
     return "PyTorch" if many and float(small_ps) > _SMALL_SHARE * float(ops["self_ps"].sum()) else None
 
