@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
@@ -119,8 +119,8 @@ class TrialRunner:
     def execution_seconds(self) -> float:
         """Return the seconds of an execution: the mean of two after the first, which compiles."""
         self.training.restore(self._state)
-        source = self.position.source({})
-        return _timed(lambda: source.execute(self.training), 1, 2).seconds
+        with closing(self.position.source({})) as source:
+            return _timed(lambda: source.execute(self.training), 1, 2).seconds
 
     def calibrate(self) -> Baseline:
         """Return the program's values, measured in a trial, with sizes chosen by a first short one."""
@@ -152,21 +152,21 @@ class TrialRunner:
         """Return the result of a trial; time windows shorter than `short` once more."""
         started = time.perf_counter()
         self.training.restore(self._state)
-        source = self.position.source(values)
+        with closing(self.position.source(values)) as source:
 
-        def timed(window: int) -> _Timed:
-            return _timed(lambda: source.execute(self.training), warmup, window, limit=limit)
+            def timed(window: int) -> _Timed:
+                return _timed(lambda: source.execute(self.training), warmup, window, limit=limit)
 
-        result = timed(window)
-        digest = self.training.digest(result.outputs)
-        if window * result.seconds < short:
-            result = timed(min(math.ceil(_RETIMED / result.seconds), _MOST_EXECUTIONS))
+            result = timed(window)
+            digest = self.training.digest(result.outputs)
+            if window * result.seconds < short:
+                result = timed(min(math.ceil(_RETIMED / result.seconds), _MOST_EXECUTIONS))
         return TrialResult(result.seconds / self.training.steps, digest, time.perf_counter() - started, result.busy)
 
     def _one_batch(self) -> tuple[Any, Any]:
         """Return an endless dataset of one batch in memory, and an iterator over it."""
-        source = self.position.source({})  # from the position: at the beginning a shuffle fills its buffer first
-        batch = next(chain(source.iterator, source.dataset))
+        with closing(self.position.source({})) as source:  # at the beginning a shuffle fills its buffer first
+            batch = next(chain(source.iterator, source.dataset))
         if isinstance(self.pipeline, GrainPipeline):
             return (), repeat(batch)
         import tensorflow as tf
