@@ -54,6 +54,7 @@ _SENTENCES = {
     "model-bound": "Nothing to gain: a step takes {step:ms}, the model alone {model:ms}.",
     "compute-bound": "Nothing to gain: a step takes {step:ms}, and keeps {busy:.1f} of {cores:core} busy.",
     "step": "A step takes {step:ms}, the model alone {model:ms}.",
+    "stages": "Input of a step, one element after another: {stages:stages}.",
     "data": "A step takes {step:ms}, its data alone {data:ms}.",
     "data keep up": "Nothing to gain: a step takes {step:ms}, its data alone {data:ms}.",
     "slow start": "Every trial reads all data before its start again: {reason}.",
@@ -122,6 +123,16 @@ class Message:
         return _Sentences().vformat(_SENTENCES[self.code], (), self.facts)
 
 
+def _work(seconds: float, elements: float) -> str:
+    """Return the cost of a stage.
+
+    >>> _work(0.024, 8.0), _work(0.003, 1.0)
+    ('24 ms (8 x 3 ms)', '3 ms')
+    """
+    each = f" ({elements:.3g} x {seconds / elements * 1e3:.3g} ms)" if elements > 1 else ""
+    return f"{seconds * 1e3:.3g} ms{each}"
+
+
 class _Sentences(Formatter):
     """Formats milliseconds, parameter values, and counts by their noun."""
 
@@ -130,6 +141,8 @@ class _Sentences(Formatter):
             return f"{value * 1e3:.3g} ms"
         if spec == "values":
             return format_values(value)
+        if spec == "stages":
+            return ", ".join(f"{plain(stage)} {_work(*cost)}" for stage, cost in value.items())
         if spec == "speedup":
             return Speedup(*value).sentence
         return plural(value, spec) if spec in ("trial", "core") else str(super().format_field(value, spec))
