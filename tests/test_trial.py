@@ -383,7 +383,7 @@ def test_a_trial_ends_what_reads_ahead_for_it(kind, monkeypatch):
     monkeypatch.setattr(GrainPosition, "source", lambda *args: sources.append(source(*args)) or sources[-1])
     with TrialRunner(as_job(data), warmup=1, window=2) as runner:
         runner.calibrate().trial({"read buffer": 4})
-        runner.execution_seconds()
+        runner.sample()
         runner.model_only_seconds()
     assert len(sources) == 4
     for each in sources:
