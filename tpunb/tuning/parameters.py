@@ -9,7 +9,7 @@ from enum import Enum
 from numbers import Integral
 from typing import NamedTuple
 
-from tpunb.errors import TpunbError
+from tpunb.errors import TpunbError, brief
 from tpunb.tfdata.effects import Verdict
 from tpunb.tfdata.graph import AUTOTUNE
 
@@ -97,7 +97,7 @@ class Parameter:
         if numbers:
             auto = f" or {AUTOTUNE} (AUTOTUNE)" if AUTOTUNE in self.domain else ""
             allowed = f"an integer from {min(numbers)} to {max(numbers)}{auto}"
-        raise ValueError(f"The value of {self.name!r} must be {allowed}. Got {value!r} instead.")
+        raise ValueError(f"The value of {self.name!r} must be {allowed}. Got {brief(value)} instead.")
 
 
 class Dependence(NamedTuple):

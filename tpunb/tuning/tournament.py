@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from tpunb.errors import wrong_type
+from tpunb.errors import brief, wrong_type
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.racing import FEWEST_PAIRS, alternating, race
 from tpunb.tuning.results import NARROW, SAME, Speedup, Trial
@@ -41,7 +41,7 @@ class Budget:
 def check_seconds(name: str, owner: str, seconds: object) -> None:
     """Raise a ValueError unless a parameter is a number of seconds above 0."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise ValueError(f"The {name} parameter of {owner} must be above 0 seconds. Got {seconds!r} instead.")
+        raise ValueError(f"The {name} parameter of {owner} must be above 0 seconds. Got {brief(seconds)} instead.")
 
 
 class Tournament:
