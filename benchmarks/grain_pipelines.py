@@ -32,7 +32,10 @@ NEAR, SLOWER = 0.95, 1.03
 
 ROWS, BATCH = 4_096, 8
 
-GRID = [(0, 1), (1, 16), (2, 16), (4, 64), (16, 64), (16, 500), (32, 64), (32, 500)]
+BATCHES = 100
+"""Batches that are compared."""
+
+GRID = [(0, 1), (32, 64), (4, 64), (1, 16), (16, 64), (2, 16), (16, 500), (32, 500)]
 """Threads and buffers; with worker processes the first, third and fifth, where a pipeline takes them."""
 
 
@@ -153,13 +156,21 @@ def seconds(data: Any, step: Callable[[Any, Any], Any] | None, *, warm: int = 12
             taken += 1
         return (time.perf_counter() - started) / taken
     finally:
-        getattr(iterator, "_iterator", iterator).close()
+        close(iterator)
 
 
 def changed(one: Any, other: Any, batches: int) -> int:
     """Return how many of the first batches of two datasets differ."""
-    pairs = zip(range(batches), one, other, strict=False)
-    return sum(first.tobytes() != second.tobytes() for _, first, second in pairs)
+    iterators = iter(one), iter(other)
+    differ = sum(next(iterators[0]).tobytes() != next(iterators[1]).tobytes() for _ in range(batches))
+    for iterator in iterators:
+        close(iterator)
+    return differ
+
+
+def close(iterator: Any) -> None:
+    """End what reads ahead."""
+    getattr(iterator, "_iterator", iterator).close()
 
 
 def in_turns(data: Mapping[str, Any], step: Any, turns: int) -> dict[str, list[float]]:
@@ -171,7 +182,7 @@ def in_turns(data: Mapping[str, Any], step: Any, turns: int) -> dict[str, list[f
     return taken
 
 
-def measured(name: str, *, turns: int, budget: float | None, batches: int) -> dict[str, float]:
+def measured(name: str, *, turns: int, budget: Any, most: int | None) -> dict[str, float]:
     """Return the figures of a pipeline; print what was found."""
     from absl import flags
 
@@ -185,7 +196,8 @@ def measured(name: str, *, turns: int, budget: float | None, batches: int) -> di
     tuning = tp.tune(job, budget=budget)
     print(f"  tuned in {tuning.seconds:.1f} s: {tuning}", *tuning.messages[1:], sep="\n  ")
     pipeline = GrainPipeline(recipe.data())
-    grid = [pipeline.build(point) for point in points(pipeline.parameters)]
+    made = points(pipeline.parameters)[:most]
+    grid = [pipeline.build(point) for point in made]
     costs = [seconds(dataset, recipe.step) for dataset in grid]
     first = sorted(range(len(grid)), key=costs.__getitem__)[:3]
     again = in_turns({str(at): grid[at] for at in first}, recipe.step, 3)
@@ -196,17 +208,19 @@ def measured(name: str, *, turns: int, budget: float | None, batches: int) -> di
     figures = {
         "of_best": statistics.median(a / b for a, b in zip(taken["grid"], taken["ours"], strict=True)),
         "vs_program": statistics.median(a / b for a, b in zip(taken["program"], taken["ours"], strict=True)),
-        "changed": changed(recipe.data(), data["ours"], batches),
+        "changed": changed(recipe.data(), data["ours"], BATCHES),
         "search_s": tuning.seconds,
     }
-    print(f"  {milliseconds}; best of {len(grid)} points: {points(pipeline.parameters)[best]}")
+    print(f"  {milliseconds}; best of {len(grid)} points: {made[best]}")
     print("  " + ", ".join(f"{figure} {value:.2f}" for figure, value in figures.items()), flush=True)
     return figures
 
 
-def figures(names: Iterable[str] = tuple(RECIPES), *, turns: int = 5, budget: float | None = None) -> dict[str, Any]:
-    """Return the figures of all pipelines."""
-    found = {name: measured(name, turns=turns, budget=budget, batches=100) for name in names}
+def figures(
+    names: Iterable[str] = tuple(RECIPES), *, turns: int = 5, budget: Any = None, most: int | None = None
+) -> dict[str, Any]:
+    """Return the figures of some pipelines, beside a grid of at most so many points."""
+    found = {name: measured(name, turns=turns, budget=budget, most=most) for name in names}
     return {
         "of": len(found),
         "near_best": sum(each["of_best"] >= NEAR for each in found.values()),
