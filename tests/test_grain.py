@@ -289,6 +289,61 @@ def test_what_is_read_of_a_loader():
     assert elements(loader(**eval(f"dict({code.partition('#')[0]})", {"grain": grain}))) == elements(loader())
 
 
-def test_a_loader_with_workers_has_nothing_to_change():
-    (only,) = GrainPipeline(loader(worker_count=2)).parameters
-    assert (only.name, only.verdict) == ("worker processes", "locked")
+def test_a_loader_with_workers_keeps_their_number(parsed):
+    parsed(True)
+    pipeline = GrainPipeline(loader(worker_count=2))
+    found = {each.name: (each.current, each.verdict) for each in pipeline.parameters}
+    assert found == {
+        "read threads": (16, "verify"),
+        "read buffer": (500, "verify"),
+        "worker processes": (2, "locked"),
+        "worker buffer": (1, "verify"),
+    }
+    assert pipeline.as_code({"worker buffer": 4}) == "worker_buffer_size=4,  # of grain.DataLoader(...)"
+    again = GrainPipeline(pipeline.build({"worker buffer": 4, "read threads": 2}))
+    assert {each.name: each.current for each in again.parameters} == {
+        "read threads": 2,
+        "read buffer": 500,
+        "worker processes": 2,
+        "worker buffer": 4,
+    }
+    assert stage_costs(pipeline) == (), "only processes make its batches"
+
+
+def test_processes_of_the_program_are_adjustable_with_what_they_run(parsed):
+    parsed(True)
+    options = grain.MultiprocessingOptions(num_workers=3, per_worker_buffer_size=5)
+
+    def make():
+        return rows().to_iter_dataset(grain.ReadOptions(2, 8)).mp_prefetch(options, worker_init_fn=print).batch(4)
+
+    pipeline = GrainPipeline(make())
+    found = {each.name: (each.current, each.verdict) for each in pipeline.parameters}
+    assert found == {
+        "read threads": (2, "verify"),
+        "read buffer": (8, "verify"),
+        "worker processes": (3, "verify"),
+        "worker buffer": (5, "verify"),
+    }
+    alone = pipeline.build({"worker processes": 0})
+    assert elements(alone) == elements(rows().batch(4))
+    other = GrainPipeline(pipeline.build({"worker processes": 1, "worker buffer": 2, "read threads": 4}))
+    assert [each.current for each in other.parameters] == [4, 8, 1, 2]
+    assert other._workers.start is print
+    assert [each.current for each in pipeline.parameters] == [2, 8, 3, 5]
+    code = pipeline.as_code({"worker processes": 1, "worker buffer": 2})
+    assert code == "ds = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=1, per_worker_buffer_size=2))"
+    assert (
+        pipeline.as_code({"worker processes": 0})
+        == "ds = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=0, per_worker_buffer_size=5))"
+    )
+    read, _ = stage_costs(pipeline)
+    assert [part.stage for part in read.parts] == ["range:0", "shuffle:1", "map:2"]
+
+
+def test_batches_made_in_processes_keep_their_number():
+    data = rows().to_iter_dataset().batch(4).mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
+    *_, workers, ahead = GrainPipeline(data).parameters
+    assert (workers.current, workers.verdict) == (2, "locked")
+    assert "BatchIterDataset" in workers.reason
+    assert ahead.verdict == "verify"

@@ -16,6 +16,7 @@ from tpunb.tfdata.rewrite import PARALLEL_INPUT, Rewriting, use_new_resources
 from tpunb.tfdata.stages import Stage
 from tpunb.tuning.caching import dataset_up_to
 from tpunb.tuning.grain import GrainPipeline
+from tpunb.tuning.parameters import Kind
 from tpunb.tuning.pipeline import Pipeline
 
 _LIMIT = 0.4
@@ -144,7 +145,12 @@ def _measured(dataset: Any, needed: int) -> tuple[float, float]:
 
 
 def _of_grain(pipeline: GrainPipeline) -> tuple[StageCost, ...]:
-    """Return the cost of each read, then of the stages after reading; each stage is timed within the same batches."""
+    """Return the cost of each read, then of the stages after reading; each stage is timed within the same batches.
+
+    None of stages whose batches only the program's worker processes make.
+    """
+    if any(each.kind is Kind.PROCESSES and each.current and not each.domain for each in pipeline.parameters):
+        return ()
     dataset, meters = pipeline.metered()
     iterator, drawn, free = iter(dataset), 0, _free_share()
     try:
