@@ -220,30 +220,23 @@ def _timing_nodes() -> tuple[type, type]:
     """Return the datasets that time another one: of random access, and iterated."""
     grain = need("grain", extra="jax")
 
-    class TimedMap(grain.MapDataset):  # type: ignore[misc, name-defined]
+    class Timed:
         def __init__(self, parent: Any, meter: Meter) -> None:
-            super().__init__(parent)
+            super().__init__(parent)  # type: ignore[call-arg]
             self._meter = meter
 
+    class TimedMap(Timed, grain.MapDataset):  # type: ignore[misc, name-defined]
         def __len__(self) -> int:
             return len(self._parent)
 
         def __getitem__(self, index: Any) -> Any:
             return self._meter.timed(lambda: self._parent[index])
 
-    class TimedIter(grain.IterDataset):  # type: ignore[misc, name-defined]
-        def __init__(self, parent: Any, meter: Meter) -> None:
-            super().__init__(parent)
-            self._meter = meter
-
+    class TimedIter(Timed, grain.IterDataset):  # type: ignore[misc, name-defined]
         def __iter__(self) -> Any:
             return TimedIterator(self._parent.__iter__(), self._meter)
 
-    class TimedIterator(grain.DatasetIterator):  # type: ignore[misc, name-defined]
-        def __init__(self, parent: Any, meter: Meter) -> None:
-            super().__init__(parent)
-            self._meter = meter
-
+    class TimedIterator(Timed, grain.DatasetIterator):  # type: ignore[misc, name-defined]
         def __next__(self) -> Any:
             return self._meter.timed(lambda: next(self._parent))
 

@@ -21,7 +21,8 @@ _HEADROOM = 1.5
 _NEAR = 1.05
 """Step time by the least possible one at which the search ends."""
 
-_CALLS = (Kind.CALLS, Kind.READ_THREADS)
+CALLS = (Kind.CALLS, Kind.READ_THREADS)
+"""Kinds of parameters that count what runs at once."""
 
 
 def model_based(space: Space) -> Proposals:
@@ -65,7 +66,7 @@ def least_step(space: Space) -> float:
 
 def _calls_of(space: Space, cost: StageCost) -> Parameter | None:
     """Return the parameter for the parallel calls of a stage."""
-    return next((parameter for parameter in space.of_kind(*_CALLS) if parameter.stage == cost.stage), None)
+    return next((parameter for parameter in space.of_kind(*CALLS) if parameter.stage == cost.stage), None)
 
 
 def _calls(space: Space, cost: StageCost, parameter: Parameter) -> Value:
@@ -95,7 +96,7 @@ def _with_threads(space: Space, values: Values) -> dict[str, Value]:
 def _scaled_calls(space: Space, best: Values, factor: float) -> dict[str, Value]:
     """Return values with a multiple of the calls of every stage, and threads for them."""
     changed = dict(best)
-    for parameter in space.of_kind(*_CALLS):
+    for parameter in space.of_kind(*CALLS):
         value = best.get(parameter.name, AUTOTUNE)
         if value != AUTOTUNE:
             changed[parameter.name] = at_least(parameter, max(int(value) * factor, 1))
@@ -109,7 +110,7 @@ def _more_threads(space: Space, best: Values) -> dict[str, Value]:
 
 def _autotuned_calls(space: Space, best: Values) -> dict[str, Value]:
     """Return values that leave the calls to AUTOTUNE, and keep the threads."""
-    calls = [parameter for parameter in space.of_kind(*_CALLS) if parameter.name in best]
+    calls = [parameter for parameter in space.of_kind(*CALLS) if parameter.name in best]
     return {**best, **{parameter.name: AUTOTUNE for parameter in calls if AUTOTUNE in parameter.domain}}
 
 

@@ -55,6 +55,7 @@ _SENTENCES = {
     "compute-bound": "Nothing to gain: a step takes {step:ms}, and keeps {busy:.1f} of {cores:core} busy.",
     "step": "A step takes {step:ms}, the model alone {model:ms}.",
     "stages": "Input of a step, one element after another: {stages:stages}.",
+    "stages unknown": "The stages of the input could not be timed: {error}.",
     "data": "A step takes {step:ms}, its data alone {data:ms}.",
     "data keep up": "Nothing to gain: a step takes {step:ms}, its data alone {data:ms}.",
     "slow start": "Every trial reads all data before its start again: {reason}.",

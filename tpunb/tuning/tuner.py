@@ -10,9 +10,10 @@ from typing import Any
 
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
+from tpunb.text import format_error
 from tpunb.training.fit_start import CheckpointPath
 from tpunb.tuning.job import Job, as_job, hot_phase
-from tpunb.tuning.model_based import model_based
+from tpunb.tuning.model_based import CALLS, model_based
 from tpunb.tuning.position import LivePosition
 from tpunb.tuning.racing import FEWEST_PAIRS
 from tpunb.tuning.results import Journal, Message, Trial, Tuning
@@ -174,7 +175,7 @@ class Tuner:
             self.report("slow start", reason=runner.position.obstacle)
         space = Space.of(
             runner.pipeline.parameters,
-            lambda: StepCosts(model, self._stage_costs()),
+            lambda: StepCosts(model, self._stage_costs(default)),
             cores=_CORES,
             deepest=baseline.warmup,
         )
@@ -184,9 +185,16 @@ class Tuner:
                 yield trial
         self._report_winner(tournament)
 
-    def _stage_costs(self) -> tuple[StageCost, ...]:
-        """Measure the costs of the stages, and report those that take a share of the whole."""
-        costs = stage_costs(self._runner.pipeline)
+    def _stage_costs(self, default: TrialResult) -> tuple[StageCost, ...]:
+        """Measure the costs of the stages, and report those that take a share of the whole; else those of a step."""
+        costs: tuple[StageCost, ...] = ()
+        try:
+            costs = stage_costs(self._runner.pipeline)
+        except Exception as error:  # noqa: BLE001  trials show whether the data fail
+            self.report("stages unknown", error=format_error(error))
+        if not costs:
+            calls = [each for each in self._runner.pipeline.parameters if each.kind in CALLS]
+            return tuple(StageCost(each.stage, default.seconds, min(default.busy, 1.0)) for each in calls)
         parts = [part for cost in costs for part in cost.parts or (cost,)]
         least = _SHOWN * sum(part.seconds for part in parts)
         shown = {part.stage: [part.seconds, part.elements] for part in parts if part.seconds > least}
