@@ -27,6 +27,8 @@ _THREADS = (0, 1, 2, 4, 8, 16, 32)
 _BUFFERS = (1, 2, 4, 16, 64, 500)
 _AHEAD = (1, 2, 4, 16)
 """Elements that each worker process makes ahead; Grain's default is 1."""
+_READ_AGAIN = 3
+"""Elements of each stage that are read twice to find one that varies."""
 _FUNCTIONS = ("_transform", "_map_fn", "_filter_fn", "_source")
 """Attributes that hold the program's function or source of a stage."""
 
@@ -141,7 +143,16 @@ class GrainPipeline:
         again._parents = tuple(parents)
         meter = Meter(_stage_name(node, read, below), read, tuple(below))
         meters.append(meter)
-        return _timing_nodes()[isinstance(node, grain.IterDataset)](again, meter), [meter]
+        meter.node = _timing_nodes()[isinstance(node, grain.IterDataset)](again, meter)
+        return meter.node, [meter]
+
+    def varying(self, digest: Callable[[Any], bytes]) -> str:
+        """Return the first stage of random access that gives another element when it is read again; "" for none."""
+        for meter in self.metered()[1]:
+            rows = range(min(_READ_AGAIN, len(meter.node))) if hasattr(meter.node, "__getitem__") else ()
+            if any(digest(meter.node[row]) != digest(meter.node[row]) for row in rows):
+                return meter.stage
+        return ""
 
     @cached_property
     def _workers(self) -> _Workers | None:
@@ -190,12 +201,13 @@ class Meter:
     stage: str
     read: str  # the stage that reads it; "" after reading
     below: tuple[Meter, ...]
+    node: Any = None  # the timed dataset
     wall: float = 0.0
     busy: float = 0.0
     elements: int = 0
 
     @property
-    def own(self) -> tuple[float, float]:
+    def alone(self) -> tuple[float, float]:
         """Seconds and processor seconds of the stage alone."""
         wall, busy = (
             getattr(self, name) - sum(getattr(each, name) for each in self.below) for name in ("wall", "busy")

@@ -147,7 +147,7 @@ def _measured(dataset: Any, needed: int) -> tuple[float, float]:
 def _of_grain(pipeline: GrainPipeline) -> tuple[StageCost, ...]:
     """Return the cost of each read, then of the stages after reading; each stage is timed within the same batches.
 
-    None of stages whose batches only the program's worker processes make.
+    Stages whose batches only the program's worker processes make have no costs.
     """
     if any(each.kind is Kind.PROCESSES and each.current and not each.domain for each in pipeline.parameters):
         return ()
@@ -167,7 +167,7 @@ def _of_grain(pipeline: GrainPipeline) -> tuple[StageCost, ...]:
         return ()
     costs: dict[str, list[StageCost]] = {}
     for meter in meters:
-        (wall, busy), kind = meter.own, meter.stage.partition(":")[0]
+        (wall, busy), kind = meter.alone, meter.stage.partition(":")[0]
         share = min(busy / wall / free, 1.0) if wall > 0 else 1.0
         cost = StageCost(meter.stage, wall / drawn, share, kind in _STEADY, meter.elements / drawn)
         costs.setdefault(meter.read, []).append(cost)

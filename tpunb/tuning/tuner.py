@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.text import format_error
 from tpunb.training.fit_start import CheckpointPath
-from tpunb.tuning.job import Job, as_job, hot_phase
+from tpunb.tuning.grain import GrainPipeline
+from tpunb.tuning.job import Job, as_job, hot_phase, read
 from tpunb.tuning.model_based import CALLS, model_based
 from tpunb.tuning.position import LivePosition
 from tpunb.tuning.racing import FEWEST_PAIRS
@@ -218,11 +219,23 @@ class Tuner:
         first, second = baseline.result, baseline.trial({})
         if first.digest != second.digest:
             self.report("not repeatable")
+            self._report_varying()
             return None
         return min(first, second, key=lambda result: result.seconds)
 
+    def _report_varying(self) -> None:
+        """Name the stage of Grain that makes the output differ, if it is found."""
+        pipeline, stage = self._runner.pipeline, ""
+        if isinstance(pipeline, GrainPipeline):
+            with suppress(Exception):  # it only explains
+                stage = pipeline.varying(lambda element: read(None, element).tobytes())
+        if stage:
+            self.report("varying", stage=stage)
+
     def _report_winner(self, tournament: Tournament) -> None:
         winner, tried = tournament.winner, len(tournament.trials) - 1
+        if any(trial.verdict == "different output" for trial in tournament.trials):
+            self._report_varying()
         if tournament.needed:
             self.report("budget too small", budget=self._budget.seconds, needed=tournament.needed)
             return
