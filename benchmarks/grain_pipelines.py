@@ -144,14 +144,14 @@ def points(parameters: Iterable[Any]) -> list[dict[str, int]]:
     return made
 
 
-def seconds(data: Any, step: Callable[[Any, Any], Any] | None, *, warm: int = 12, window: float = 0.8) -> float:
-    """Return the seconds of a batch and its step, after some batches."""
-    iterator = iter(data)
+def seconds(data: Any, step: Callable[[Any, Any], Any] | None, *, burst: int, window: float = 0.8) -> float:
+    """Return the seconds of a batch and its step, after some batches; `burst` are made at once."""
+    iterator, warm = iter(data), max(8, burst)
     try:
         for _ in range(warm):
             batch = next(iterator)
         taken, started = 0, time.perf_counter()
-        while taken < 6 or time.perf_counter() - started < window:
+        while taken < 2 * warm or time.perf_counter() - started < window:
             batch = next(iterator)
             if step is not None:
                 step(None, batch)
@@ -175,12 +175,19 @@ def close(iterator: Any) -> None:
     getattr(iterator, "_iterator", iterator).close()
 
 
+def timed(data: Any, step: Any) -> float:
+    """Return the seconds of a batch of a pipeline and its step."""
+    from tpunb.tuning.grain import GrainPipeline
+
+    return seconds(data, step, burst=GrainPipeline(data).in_flight({}))
+
+
 def in_turns(data: Mapping[str, Any], step: Any, turns: int) -> dict[str, list[float]]:
     """Return the seconds of a batch for each dataset, one figure a turn; in each, they run in random order."""
     taken: dict[str, list[float]] = {name: [] for name in data}
     for _ in range(turns):
         for name in random.sample(list(data), len(data)):
-            taken[name].append(seconds(data[name], step))
+            taken[name].append(timed(data[name], step))
     return taken
 
 
@@ -200,7 +207,7 @@ def measured(name: str, *, turns: int, budget: Any, most: int | None) -> dict[st
     pipeline = GrainPipeline(recipe.data())
     made = points(pipeline.parameters)[:most]
     grid = [pipeline.build(point) for point in made]
-    costs = [seconds(dataset, recipe.step) for dataset in grid]
+    costs = [timed(dataset, recipe.step) for dataset in grid]
     first = sorted(range(len(grid)), key=costs.__getitem__)[:3]
     again = in_turns({str(at): grid[at] for at in first}, recipe.step, 3)
     best = min(first, key=lambda at: statistics.median(again[str(at)]))

@@ -126,7 +126,7 @@ def test_batches_of_grain_that_differ_are_counted(tuning):
 
     one, other = (Closable(np.full(4, number) for number in numbers) for numbers in ([1, 2, 3], [1, 5, 6]))
     assert grain_pipelines.changed(one, other, 2) == 1
-    assert grain_pipelines.seconds(Closable([*one] * 10), None, warm=2, window=0.0) > 0
+    assert grain_pipelines.seconds(Closable([*one] * 10), None, burst=2, window=0.0) > 0
 
 
 class Closable(list):

@@ -96,6 +96,13 @@ class GrainPipeline:
         built = built if self._workers else workers.of(built)
         return _loader(self.dataset, built) if self._is_loader else built
 
+    def in_flight(self, values: Mapping[str, Value]) -> int:
+        """Return how many elements are made at once, which arrive in one burst."""
+        changed = self._changed(values)
+        threads = [_read_options(read, changed, stage) for stage, read in self._reads.items()]
+        most = max((min(each.num_threads, each.prefetch_buffer_size) for each in threads), default=0)
+        return max(most, 1) * max(self._changed_workers(changed).processes, 1)
+
     def as_code(self, values: Mapping[str, Value]) -> str:
         """Return the lines of code that set these values."""
         changed = self._changed(values)

@@ -43,6 +43,9 @@ SIZING = 3, 3
 _SHORT, _RETIMED = 0.15, 0.2
 """Seconds of a window that is timed once more after the output, and of that second one."""
 
+BURSTS = 2
+"""Bursts of batches in a window, of a pipeline that makes more at once than the warm-up takes: after one burst."""
+
 _SLOW = 0.3
 """Seconds per execution from which the warm-up is shorter."""
 
@@ -161,13 +164,15 @@ class TrialRunner:
         self.training.restore(self._state)
         with closing(self.position.source(values)) as source:
 
-            def timed(window: int) -> _Timed:
+            def timed(warmup: int, window: int) -> _Timed:
                 return _timed(lambda: source.execute(self.training), warmup, window, limit=limit)
 
-            result = timed(window)
-            digest = self.training.digest(result.outputs)
-            if window * result.seconds < short:
-                result = timed(min(math.ceil(_RETIMED / result.seconds), _MOST_EXECUTIONS))
+            result, burst = timed(warmup, window), self.pipeline.in_flight(values)
+            digest, enough = self.training.digest(result.outputs), math.ceil(_RETIMED / result.seconds)
+            if short and burst > warmup:
+                result = timed(burst, max(BURSTS * burst, min(enough, _MOST_EXECUTIONS)))
+            elif window * result.seconds < short:
+                result = timed(warmup, min(enough, _MOST_EXECUTIONS))
         return TrialResult(result.seconds / self.training.steps, digest, time.perf_counter() - started, result.busy)
 
     def _one_batch(self) -> tuple[Any, Any]:

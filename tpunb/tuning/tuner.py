@@ -21,7 +21,7 @@ from tpunb.tuning.results import Journal, Message, Trial, Tuning
 from tpunb.tuning.search import Search, Space, StepCosts
 from tpunb.tuning.stage_costs import StageCost, most_seconds, stage_costs
 from tpunb.tuning.tournament import Budget, Tournament, check_seconds
-from tpunb.tuning.trial import SIZING, Baseline, TrialResult, TrialRunner, model_seconds, trial_sizes
+from tpunb.tuning.trial import BURSTS, SIZING, Baseline, TrialResult, TrialRunner, model_seconds, trial_sizes
 
 WAITS = 1.15
 """Step time by that of the model alone, or of its work on all cores, below which a step hardly waits."""
@@ -93,13 +93,14 @@ def tune(
     return tuner.tuning
 
 
-def least_seconds(execution: float, besides: float = 0.0) -> float:
+def least_seconds(execution: float, besides: float = 0.0, burst: int = 1) -> float:
     """Return the least duration of a tuning: the model alone, a trial for sizes, a baseline, its repeat, and one race.
 
-    `execution` and `besides` are the seconds of an execution, and of a trial besides.
+    `execution` and `besides` are the seconds of an execution, and of a trial besides; `burst` batches are made at once.
     """
     trials = 1 + 2 * FEWEST_PAIRS  # the race has the repeat of the baseline
-    executions = sum(SIZING) + trials * sum(trial_sizes(execution))
+    warmup, window = trial_sizes(execution)
+    executions = sum(SIZING) + trials * (warmup + window + (burst > warmup) * (1 + BURSTS) * burst)
     return executions * execution + (1 + trials) * besides + model_seconds(execution)
 
 
@@ -156,7 +157,8 @@ class Tuner:
             self.report("untracked state", state=state)
             return
         costs = most_seconds(runner.pipeline) if self._search is model_based else 0.0
-        if self._is_too_short(least_seconds(*runner.sample()) + costs, announced=True):
+        least = least_seconds(*runner.sample(), runner.pipeline.in_flight({}))
+        if self._is_too_short(least + costs, announced=True):
             return
         baseline = runner.calibrate()
         default = self._default(baseline)
