@@ -394,8 +394,8 @@ def _self_check() -> None:
         threads = _numbers(again.parents[0])[0], _numbers(read)[0]
         if threads != (2, 0) or [list(batch) for batch in again] != [[0, 1], [2, 3], [4]]:
             raise TypeError("the rebuilt dataset differs")
-        processes = tiny.mp_prefetch(grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=3))
-        if _workers(processes) != (2, 3, tiny, None, False):
+        processes = read.mp_prefetch(grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=3))
+        if _workers(processes) != (2, 3, read, None, False):
             raise TypeError("worker processes are stored otherwise")
         sampler = grain.samplers.IndexSampler(num_records=3, num_epochs=1, shard_options=grain.sharding.NoSharding())
         loader = grain.DataLoader(data_source=range(3), sampler=sampler)

@@ -26,17 +26,17 @@ CALLS = (Kind.CALLS, Kind.READ_THREADS)
 
 
 def model_based(space: Space) -> Proposals:
-    """Propose the predicted values, then a few neighbours of the best so far, while a step can get faster."""
+    """Propose the predicted values, then neighbours of the best so far in a few directions, while steps get faster."""
     best, least = predicted(space), least_step(space)
     cost = yield dict(best)
     for move in _MOVES:
-        if cost is not None and cost < _NEAR * least:
-            return
-        neighbour = move(space, best)
-        if neighbour != best:
+        while (neighbour := move(space, best)) != best:
+            if cost is not None and cost < _NEAR * least:
+                return
             neighbour_cost = yield dict(neighbour)
-            if is_better(neighbour_cost, cost):
-                best, cost = neighbour, neighbour_cost
+            if not is_better(neighbour_cost, cost):
+                break
+            best, cost = neighbour, neighbour_cost
 
 
 def predicted(space: Space) -> dict[str, Value]:
