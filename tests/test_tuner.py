@@ -158,9 +158,28 @@ def test_the_seconds_needed_are_announced_and_a_smaller_budget_is_refused_at_onc
 
 @pytest.mark.live
 def test_a_budget_that_ends_before_the_first_race_is_reported(monkeypatch):
-    monkeypatch.setattr(tuner, "least_seconds", lambda execution: -600.0)  # the first check passes
+    monkeypatch.setattr(tuner, "least_seconds", lambda *seconds: -600.0)  # the first check passes
     found = tune(job(), search=hill_climb, budget=0.3)
     assert [message.code for message in found.messages] == ["needs", "budget too small"]
+    assert found.messages[-1].facts["needed"] > 5 * 16 * 0.016, "five more trials"
+
+
+@pytest.mark.live
+def test_stages_that_cannot_be_timed_count_as_a_step(monkeypatch):
+    clear(monkeypatch)
+    monkeypatch.setattr(tuner, "stage_costs", lambda pipeline: [][0])
+    costs = []
+
+    def search(space):
+        costs.extend(space.costs.stages)
+        yield {CALLS: 4}
+
+    found = tune(job(), search=search, budget=Budget(600, trials=2))
+    assert found.best == {CALLS: 4}
+    assert [cost.stage for cost in costs] == ["map:1(fetched)"]
+    assert {cost.seconds for cost in costs} == {found.trials[0].seconds}
+    message = next(message for message in found.messages if message.code == "stages unknown")
+    assert str(message) == "The stages of the input could not be timed: IndexError: list index out of range."
 
 
 @pytest.mark.live

@@ -42,6 +42,12 @@ class BatchSource:
         except StopIteration:
             raise _no_batch() from None
 
+    def close(self) -> None:
+        """End what reads ahead for the iterator: threads, and worker processes."""
+        for reader in (self.iterator, getattr(self.iterator, "_iterator", None)):  # a grain.DataLoader's holds another
+            if callable(close := getattr(reader, "close", None)):
+                close()
+
 
 class TfPosition:
     """A position in a ``tf.data`` pipeline, saved to a folder.

@@ -41,6 +41,8 @@ _COLUMNS: dict[str, pl.DataType | type[pl.DataType]] = {
 _SENTENCES = {
     "not tuned": "Not tuned: {reason}.",
     "not repeatable": "Not tuned: the program is not deterministic, so equality cannot be checked.",
+    "varying": "{stage} gives another element when it is read again, as one does that draws from a global generator or "
+    "reads the time. Draw from the generator that random_map(f, seed=...) hands to f.",
     "untracked state": "Not tuned: {state}, and a trial could not restore it.",
     "position": "Not tuned: the position in the data cannot be saved. {reason}.",
     "fit too short": "Not tuned: the rest of the fit takes {rest:.1f} s, one race about {needed:.1f} s.",
@@ -54,6 +56,8 @@ _SENTENCES = {
     "model-bound": "Nothing to gain: a step takes {step:ms}, the model alone {model:ms}.",
     "compute-bound": "Nothing to gain: a step takes {step:ms}, and keeps {busy:.1f} of {cores:core} busy.",
     "step": "A step takes {step:ms}, the model alone {model:ms}.",
+    "stages": "Input of a step, one element after another: {stages:stages}.",
+    "stages unknown": "The stages of the input could not be timed: {error}.",
     "data": "A step takes {step:ms}, its data alone {data:ms}.",
     "data keep up": "Nothing to gain: a step takes {step:ms}, its data alone {data:ms}.",
     "slow start": "Every trial reads all data before its start again: {reason}.",
@@ -122,6 +126,16 @@ class Message:
         return _Sentences().vformat(_SENTENCES[self.code], (), self.facts)
 
 
+def _work(seconds: float, elements: float) -> str:
+    """Return the cost of a stage.
+
+    >>> _work(0.024, 8.0), _work(0.003, 1.0)
+    ('24 ms (8 x 3 ms)', '3 ms')
+    """
+    each = f" ({elements:.3g} x {seconds / elements * 1e3:.3g} ms)" if elements > 1 else ""
+    return f"{seconds * 1e3:.3g} ms{each}"
+
+
 class _Sentences(Formatter):
     """Formats milliseconds, parameter values, and counts by their noun."""
 
@@ -130,6 +144,8 @@ class _Sentences(Formatter):
             return f"{value * 1e3:.3g} ms"
         if spec == "values":
             return format_values(value)
+        if spec == "stages":
+            return ", ".join(f"{plain(stage)} {_work(*cost)}" for stage, cost in value.items())
         if spec == "speedup":
             return Speedup(*value).sentence
         return plural(value, spec) if spec in ("trial", "core") else str(super().format_field(value, spec))

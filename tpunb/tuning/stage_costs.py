@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tpunb.tfdata.graph import to_graph
@@ -22,8 +23,14 @@ from tpunb.tuning.pipeline import Pipeline
 _LIMIT = 0.4
 """Seconds for which a stage is measured."""
 
+_COMPILING = 0.1
+"""Seconds to compile what draws the elements of a stage."""
+
 _BATCHES = 3
 """Batches that suffice to measure a stage."""
+
+_MOST_BATCHES = 100
+"""Batches of Grain in which stages are measured."""
 
 _STEADY = {"batch", "padded_batch", "map_and_batch", "map", "enumerate", "prefetch", "shuffle", "repeat", "zip"}
 """Kinds of stages that read the same number of elements for every batch."""
@@ -37,6 +44,8 @@ class StageCost:
     seconds: float  # of the stage alone, for all elements of one step in sequence
     busy: float  # cores that the process kept busy meanwhile
     certain: bool = False  # every step takes these seconds: no stage above multiplies, selects or caches elements
+    elements: float = 1.0  # of the stage, for one step
+    parts: tuple[StageCost, ...] = ()  # of what reads: the stages that it runs
 
     @property
     def waits(self) -> bool:
@@ -49,6 +58,17 @@ def stage_costs(pipeline: Pipeline | GrainPipeline) -> tuple[StageCost, ...]:
     return _of_grain(pipeline) if isinstance(pipeline, GrainPipeline) else _of_tf(pipeline)
 
 
+def most_seconds(pipeline: Pipeline | GrainPipeline) -> float:
+    """Return the seconds that measuring the costs of stages takes at most, if no element takes as long."""
+    if isinstance(pipeline, GrainPipeline):
+        return _LIMIT
+    return (_LIMIT + _COMPILING) * sum(_is_measured(stage) for stage in pipeline.stages)
+
+
+def _is_measured(stage: Stage) -> bool:
+    return not stage.helper and bool(stage.functions or not stage.inputs)
+
+
 def _of_tf(pipeline: Pipeline) -> tuple[StageCost, ...]:
     work = Rewriting.of_copy(to_graph(pipeline.dataset))
     use_new_resources(work, pipeline.entropy)
@@ -59,13 +79,13 @@ def _of_tf(pipeline: Pipeline) -> tuple[StageCost, ...]:
     for stage in pipeline.stages:
         below = sum(whole[node][0] for node in stage.inputs), sum(whole[node][1] for node in stage.inputs)
         whole[stage.node] = below
-        if stage.helper or not (stage.functions or not stage.inputs):
+        if not _is_measured(stage):
             continue
         measured = _measured(dataset_up_to(work, stage.node), needed[stage.node])
         wall, busy = whole[stage.node] = max(measured[0], below[0]), max(measured[1], below[1])
         seconds = wall - below[0]
         share = (busy - below[1]) / seconds if seconds > 0 else 1.0
-        costs.append(StageCost(stage.name, seconds, share, stage.node in certain))
+        costs.append(StageCost(stage.name, seconds, share, stage.node in certain, needed[stage.node]))
     return tuple(costs)
 
 
@@ -123,15 +143,51 @@ def _measured(dataset: Any, needed: int) -> tuple[float, float]:
 
 
 def _of_grain(pipeline: GrainPipeline) -> tuple[StageCost, ...]:
-    reads = [parameter for parameter in pipeline.parameters if parameter.kind is Kind.READ_THREADS]
-    iterator = iter(pipeline.build({parameter.name: 0 for parameter in reads}))
+    """Return the cost of each read, then of the stages after reading; each stage is timed within the same batches.
 
-    def draw(n: int) -> None:
-        for _ in range(n):
+    Stages whose batches only the program's worker processes make have no costs.
+    """
+    if any(each.kind is Kind.PROCESSES and each.current and not each.domain for each in pipeline.parameters):
+        return ()
+    dataset, meters = pipeline.metered()
+    iterator, drawn = iter(dataset), 0
+    try:
+        next(iterator)  # opens files
+        for meter in meters:
+            meter.reset()
+        started, before = time.perf_counter(), _thread_seconds()
+        while time.perf_counter() - started < _LIMIT and drawn < _MOST_BATCHES:
             next(iterator)
+            drawn += 1
+    except StopIteration:
+        pass
+    if not drawn:
+        return ()
+    worked, queued = (after - earlier for after, earlier in zip(_thread_seconds(), before, strict=True))
+    free = worked / (worked + queued) if worked > 0 else 1.0  # of the time in which it could have computed
+    costs: dict[str, list[StageCost]] = {}
+    for meter in meters:
+        (wall, busy), kind = meter.alone, meter.stage.partition(":")[0]
+        share = min(busy / wall / free, 1.0) if wall > 0 else 1.0
+        cost = StageCost(meter.stage, wall / drawn, share, kind in _STEADY, meter.elements / drawn)
+        costs.setdefault(meter.read, []).append(cost)
+    after = costs.pop("", [])
+    return (*(_sum(read, parts) for read, parts in costs.items()), *after)
 
-    wall, busy = _rated(draw, 1, StopIteration)
-    return tuple(StageCost(parameter.stage, wall, busy / wall if wall > 0 else 1.0) for parameter in reads)
+
+def _thread_seconds() -> tuple[float, float]:
+    """Return the seconds in which this thread computed, and waited for a core; these are 0 if the system keeps none."""
+    try:
+        worked, queued, _ = map(int, Path("/proc/thread-self/schedstat").read_text().split())
+    except (OSError, ValueError):
+        return time.thread_time(), 0.0
+    return worked / 1e9, queued / 1e9
+
+
+def _sum(stage: str, parts: list[StageCost]) -> StageCost:
+    seconds = sum(part.seconds for part in parts)
+    busy = sum(part.busy * part.seconds for part in parts)
+    return StageCost(stage, seconds, busy / seconds if seconds > 0 else 1.0, parts=tuple(parts))
 
 
 def _rated(draw: Callable[[int], object], needed: int, end: type[Exception]) -> tuple[float, float]:

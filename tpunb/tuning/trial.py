@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
@@ -42,6 +42,9 @@ SIZING = 3, 3
 
 _SHORT, _RETIMED = 0.15, 0.2
 """Seconds of a window that is timed once more after the output, and of that second one."""
+
+BURSTS = 2
+"""Bursts of batches in a window, of a pipeline that makes more at once than the warm-up takes: after one burst."""
 
 _SLOW = 0.3
 """Seconds per execution from which the warm-up is shorter."""
@@ -88,6 +91,7 @@ class TrialRunner:
             warmup, window = warmup or sizes[0], window or sizes[1]
         self._warmup = None if warmup is None else check_whole("TrialRunner", "warmup", warmup, 1)
         self._window = None if window is None else check_whole("TrialRunner", "window", window, 1)
+        self._execution = 0.0  # seconds
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -116,11 +120,17 @@ class TrialRunner:
         """Return the state of a step that a trial could not restore; "" for none."""
         return self.training.untracked_state(self.position.source({}).iterator)
 
-    def execution_seconds(self) -> float:
-        """Return the seconds of an execution: the mean of two after the first, which compiles."""
+    def sample(self) -> tuple[float, float]:
+        """Return the seconds of an execution, the mean of two after one that compiles, and those of a trial besides."""
+        started = time.perf_counter()
         self.training.restore(self._state)
-        source = self.position.source({})
-        return _timed(lambda: source.execute(self.training), 1, 2).seconds
+        with closing(self.position.source({})) as source:
+            opened = time.perf_counter()
+            executions = _timed(lambda: source.execute(self.training), 1, 2)
+            done = time.perf_counter()
+            self.training.digest(executions.outputs)
+        self._execution = executions.seconds
+        return self._execution, time.perf_counter() - started - (done - opened)
 
     def calibrate(self) -> Baseline:
         """Return the program's values, measured in a trial, with sizes chosen by a first short one."""
@@ -138,10 +148,10 @@ class TrialRunner:
         It is the minimum of three windows, since other load on the machine only adds.
         """
         self.training.restore(self._state)
-        source = BatchSource(*self._one_batch())
+        source, window = BatchSource(*self._one_batch()), _model_executions(self._execution)
         started, least = time.perf_counter(), math.inf
         for warmup in (3, 1, 1):
-            least = min(least, _timed(lambda: source.execute(self.training), warmup, _MODEL_EXECUTIONS).seconds)
+            least = min(least, _timed(lambda: source.execute(self.training), warmup, window).seconds)
             if time.perf_counter() - started > _SECONDS:
                 break
         return least / self.training.steps
@@ -152,21 +162,23 @@ class TrialRunner:
         """Return the result of a trial; time windows shorter than `short` once more."""
         started = time.perf_counter()
         self.training.restore(self._state)
-        source = self.position.source(values)
+        with closing(self.position.source(values)) as source:
 
-        def timed(window: int) -> _Timed:
-            return _timed(lambda: source.execute(self.training), warmup, window, limit=limit)
+            def timed(warmup: int, window: int) -> _Timed:
+                return _timed(lambda: source.execute(self.training), warmup, window, limit=limit)
 
-        result = timed(window)
-        digest = self.training.digest(result.outputs)
-        if window * result.seconds < short:
-            result = timed(min(math.ceil(_RETIMED / result.seconds), _MOST_EXECUTIONS))
+            result, burst = timed(warmup, window), self.pipeline.in_flight(values)
+            digest, enough = self.training.digest(result.outputs), math.ceil(_RETIMED / result.seconds)
+            if short and burst > warmup:
+                result = timed(burst, max(BURSTS * burst, min(enough, _MOST_EXECUTIONS)))
+            elif window * result.seconds < short:
+                result = timed(warmup, min(enough, _MOST_EXECUTIONS))
         return TrialResult(result.seconds / self.training.steps, digest, time.perf_counter() - started, result.busy)
 
     def _one_batch(self) -> tuple[Any, Any]:
         """Return an endless dataset of one batch in memory, and an iterator over it."""
-        source = self.position.source({})  # from the position: at the beginning a shuffle fills its buffer first
-        batch = next(chain(source.iterator, source.dataset))
+        with closing(self.position.source({})) as source:  # at the beginning a shuffle fills its buffer first
+            batch = next(chain(source.iterator, source.dataset))
         if isinstance(self.pipeline, GrainPipeline):
             return (), repeat(batch)
         import tensorflow as tf
@@ -221,6 +233,16 @@ def trial_sizes(seconds: float) -> tuple[int, int]:
     """
     window = _SECONDS / max(seconds, 1e-6)
     return SIZING[0] if seconds > _SLOW else WARMUP, round(min(max(window, _FEWEST_EXECUTIONS), _MOST_EXECUTIONS))
+
+
+def _model_executions(seconds: float) -> int:
+    """Return the executions of a window of the model alone, by the seconds of one."""
+    return round(min(max(_SECONDS / max(seconds, 1e-6), _FEWEST_EXECUTIONS), _MODEL_EXECUTIONS))
+
+
+def model_seconds(execution: float) -> float:
+    """Return the most seconds that it takes to time the model alone, by those of an execution with its data."""
+    return max(2 * _SECONDS, (_FEWEST_EXECUTIONS + _model_executions(execution)) * execution)
 
 
 def _checked(job: Job, start: CheckpointPath | LivePosition | None) -> FitStart | LivePosition | None:

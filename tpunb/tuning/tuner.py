@@ -5,27 +5,35 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
+from tpunb.text import format_error
 from tpunb.training.fit_start import CheckpointPath
-from tpunb.tuning.job import Job, hot_phase
-from tpunb.tuning.model_based import model_based
+from tpunb.tuning.grain import GrainPipeline
+from tpunb.tuning.job import Job, as_job, hot_phase, read
+from tpunb.tuning.model_based import CALLS, model_based
 from tpunb.tuning.position import LivePosition
 from tpunb.tuning.racing import FEWEST_PAIRS
 from tpunb.tuning.results import Journal, Message, Trial, Tuning
 from tpunb.tuning.search import Search, Space, StepCosts
-from tpunb.tuning.stage_costs import stage_costs
+from tpunb.tuning.stage_costs import StageCost, most_seconds, stage_costs
 from tpunb.tuning.tournament import Budget, Tournament, check_seconds
-from tpunb.tuning.trial import Baseline, TrialResult, TrialRunner, trial_sizes
+from tpunb.tuning.trial import BURSTS, SIZING, Baseline, TrialResult, TrialRunner, model_seconds, trial_sizes
 
 WAITS = 1.15
 """Step time by that of the model alone, or of its work on all cores, below which a step hardly waits."""
 
 SHARE = 0.05
 """Default budget, as a share of the run."""
+
+_GRACE = 1.25
+"""Budget of the first race by the budget: it runs, though trials take longer than was announced."""
+
+_SHOWN = 0.02
+"""Share of the work of all stages from which the cost of one is reported."""
 
 _CORES = os.cpu_count() or 1
 
@@ -50,7 +58,8 @@ def tune(
     Parameters
     ----------
     job
-        `Job` to tune; or a compiled Keras model, with its data.
+        `Job` to tune; a compiled Keras model, with its data; or a pipeline alone, of ``tf.data`` or Grain: its batches
+        are read and compared.
     data
         The model's ``tf.data.Dataset``, or its arrays (x, y): ``tune(model, data)`` is ``tune(Job((model, data)))``.
     start
@@ -71,11 +80,7 @@ def tune(
     TpunbError
         If the checkpoint does not hold all state that a trial needs, or the job cannot be run as ``fit`` would.
     """
-    if data is not None:
-        if isinstance(job, Job):
-            raise wrong_type("tune", "data", "be omitted: the Job holds its data", type(data).__name__)
-        job = Job((job, data))
-    tuner = Tuner(job, start, search or model_based, _budget(budget, phases), Journal(folder))
+    tuner = Tuner(as_job(job, data), start, search or model_based, _budget(budget, phases), Journal(folder))
     if phases is not None:
         phase = hot_phase(phases)
         if phase is None:
@@ -88,9 +93,15 @@ def tune(
     return tuner.tuning
 
 
-def least_seconds(execution: float) -> float:
-    """Return the least duration of a tuning, by the seconds of an execution: a baseline, its repeat, and one race."""
-    return (2 + 2 * FEWEST_PAIRS) * sum(trial_sizes(execution)) * execution
+def least_seconds(execution: float, besides: float = 0.0, burst: int = 1) -> float:
+    """Return the least duration of a tuning: the model alone, a trial for sizes, a baseline, its repeat, and one race.
+
+    `execution` and `besides` are the seconds of an execution, and of a trial besides; `burst` batches are made at once.
+    """
+    trials = 1 + 2 * FEWEST_PAIRS  # the race has the repeat of the baseline
+    warmup, window = trial_sizes(execution)
+    executions = sum(SIZING) + trials * (warmup + window + (burst > warmup) * (1 + BURSTS) * burst)
+    return executions * execution + (1 + trials) * besides + model_seconds(execution)
 
 
 class Tuner:
@@ -145,13 +156,17 @@ class Tuner:
         if state := runner.untracked_state():
             self.report("untracked state", state=state)
             return
-        if self._is_too_short(least_seconds(runner.execution_seconds()), announced=True):
+        costs = most_seconds(runner.pipeline) if self._search is model_based else 0.0
+        least = least_seconds(*runner.sample(), runner.pipeline.in_flight({}))
+        if self._is_too_short(least + costs, announced=True):
             return
         baseline = runner.calibrate()
         default = self._default(baseline)
-        if default is None or self._is_too_short(2 * default.spent):
+        if default is None or self._is_too_short((2 * FEWEST_PAIRS - 1) * default.spent, grace=_GRACE):
             return
-        tournament = self._tournament = Tournament(baseline.trial, default, self._budget, started=self._started)
+        tournament = self._tournament = Tournament(
+            baseline.trial, default, self._budget, started=self._started, grace=_GRACE
+        )
         model = runner.model_only_seconds()
         bound = _bound(default, model)
         self.messages.append(bound or Message("step", {"step": default.seconds, "model": model}))
@@ -163,7 +178,7 @@ class Tuner:
             self.report("slow start", reason=runner.position.obstacle)
         space = Space.of(
             runner.pipeline.parameters,
-            lambda: StepCosts(model, stage_costs(runner.pipeline)),
+            lambda: StepCosts(model, self._stage_costs(default)),
             cores=_CORES,
             deepest=baseline.warmup,
         )
@@ -173,13 +188,30 @@ class Tuner:
                 yield trial
         self._report_winner(tournament)
 
-    def _is_too_short(self, seconds: float, *, announced: bool = False) -> bool:
+    def _stage_costs(self, default: TrialResult) -> tuple[StageCost, ...]:
+        """Measure the costs of the stages, and report those that take a share of the whole; else those of a step."""
+        costs: tuple[StageCost, ...] = ()
+        try:
+            costs = stage_costs(self._runner.pipeline)
+        except Exception as error:  # noqa: BLE001  trials show whether the data fail
+            self.report("stages unknown", error=format_error(error))
+        if not costs:
+            calls = [each for each in self._runner.pipeline.parameters if each.kind in CALLS]
+            return tuple(StageCost(each.stage, default.seconds, min(default.busy, 1.0)) for each in calls)
+        parts = [part for cost in costs for part in cost.parts or (cost,)]
+        least = _SHOWN * sum(part.seconds for part in parts)
+        shown = {part.stage: [part.seconds, part.elements] for part in parts if part.seconds > least}
+        if shown:
+            self.report("stages", stages=shown)
+        return costs
+
+    def _is_too_short(self, seconds: float, *, announced: bool = False, grace: float = 1.0) -> bool:
         """Return whether the budget ends before some more seconds; report these, or that it does."""
         needed, budget = time.perf_counter() - self._started + seconds, self._budget.seconds
         if announced:
             self.report("needs", needed=needed, budget=budget)
             self.announce(str(self.messages[-1]))
-        if needed <= budget:
+        if needed <= grace * budget:
             return False
         self.report("budget too small", budget=budget, needed=needed)
         return True
@@ -189,11 +221,26 @@ class Tuner:
         first, second = baseline.result, baseline.trial({})
         if first.digest != second.digest:
             self.report("not repeatable")
+            self._report_varying()
             return None
         return min(first, second, key=lambda result: result.seconds)
 
+    def _report_varying(self) -> None:
+        """Name the stage of Grain that makes the output differ, if it is found."""
+        pipeline, stage = self._runner.pipeline, ""
+        if isinstance(pipeline, GrainPipeline):
+            with suppress(Exception):  # it only explains
+                stage = pipeline.varying(lambda element: read(None, element).tobytes())
+        if stage:
+            self.report("varying", stage=stage)
+
     def _report_winner(self, tournament: Tournament) -> None:
         winner, tried = tournament.winner, len(tournament.trials) - 1
+        if any(trial.verdict == "different output" for trial in tournament.trials):
+            self._report_varying()
+        if tournament.needed:
+            self.report("budget too small", budget=self._budget.seconds, needed=tournament.needed)
+            return
         if tournament.exhausted:
             self.report("budget spent", trials=tried)
         if winner.number == 0:
