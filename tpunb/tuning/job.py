@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from tpunb.errors import TpunbError, need, wrong_type
 from tpunb.frames import Phase, Phases
@@ -22,7 +25,7 @@ from tpunb.training.jax_data import batches_of
 from tpunb.training.jax_fit import PARTS, step_of
 from tpunb.training.jax_fit import hidden_state as hidden_jax_state
 from tpunb.training.seeds import ensured_keras_generator, keras_generator
-from tpunb.training.state import TrainingState, digest, find_trackables, variables_of
+from tpunb.training.state import TrainingState, arrays, digest, find_trackables, variables_of
 from tpunb.tuning.grain import GrainPipeline, is_grain
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
@@ -89,9 +92,11 @@ class Job:
         if "parts" not in vars(self) and not isinstance(self.build, tuple):
             return f"Job({plain(getattr(self.build, '__name__', 'build'))}, not built yet)"
         model, data = self.parts
+        kind = "arrays" if are_arrays(self._given[1]) else "Grain" if is_grain(data) else "tf.data"
+        if self.step is read:
+            return f"Job({kind}, read without a model)"
         name = getattr(model, "name", None)
         name = name if isinstance(name, str) else type(model).__name__
-        kind = "arrays" if are_arrays(self._given[1]) else "Grain" if is_grain(data) else "tf.data"
         return f"Job({plain(cut(name))}, {kind}, 1 model)"
 
     @cached_property
@@ -171,6 +176,49 @@ class Job:
                 hint="give a tf.data.Dataset",
             )
         return _JaxTraining(model, data.element_spec)
+
+
+def as_job(job: Any, data: Any = None) -> Any:
+    """Return the job of the arguments of `tune`: a `Job`, a model and its data, or data alone, which are only read."""
+    if data is None:
+        return Job((None, job), read) if is_pipeline(job) else job
+    if isinstance(job, Job):
+        raise wrong_type("tune", "data", "be omitted: the Job holds its data", type(data).__name__)
+    return Job((job, data))
+
+
+def is_pipeline(data: object) -> bool:
+    """Return whether data are of a library whose pipelines are tuned, without importing it."""
+    return is_grain(data) or (hasattr(data, "element_spec") and hasattr(data, "options"))
+
+
+def read(model: None, batch: Any) -> NDArray[np.uint8]:
+    """Return a digest of a batch: the step of data alone, so that trials compare the batches and keep none."""
+    hashed = hashlib.blake2b(digest_size=16)
+    for part in _contents(batch):
+        hashed.update(part)
+    return np.frombuffer(hashed.digest(), np.uint8)
+
+
+def _contents(value: Any) -> Iterator[bytes]:
+    """Yield all that a batch holds: keys, arrays with types and shapes, text, and other objects as pickled."""
+    if isinstance(value, Mapping):
+        value = [part for item in value.items() for part in item]
+    if isinstance(value, list | tuple):
+        yield f"{len(value)} parts".encode()
+        for part in value:
+            yield from _contents(part)
+        return
+    array = np.asarray(value)
+    if array.dtype != object:
+        yield f"{array.dtype} {array.shape}".encode()
+        yield np.ascontiguousarray(array).tobytes()
+    elif array.ndim:
+        yield from _contents(array.tolist())
+    elif parts := list(arrays(value)):
+        yield from _contents(parts)
+    else:
+        yield pickle.dumps(value)
 
 
 class _KerasTraining:

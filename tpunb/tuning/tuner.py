@@ -11,7 +11,7 @@ from typing import Any
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.training.fit_start import CheckpointPath
-from tpunb.tuning.job import Job, hot_phase
+from tpunb.tuning.job import Job, as_job, hot_phase
 from tpunb.tuning.model_based import model_based
 from tpunb.tuning.position import LivePosition
 from tpunb.tuning.racing import FEWEST_PAIRS
@@ -50,7 +50,8 @@ def tune(
     Parameters
     ----------
     job
-        `Job` to tune; or a compiled Keras model, with its data.
+        `Job` to tune; a compiled Keras model, with its data; or a pipeline alone, of ``tf.data`` or Grain: its batches
+        are read and compared.
     data
         The model's ``tf.data.Dataset``, or its arrays (x, y): ``tune(model, data)`` is ``tune(Job((model, data)))``.
     start
@@ -71,11 +72,7 @@ def tune(
     TpunbError
         If the checkpoint does not hold all state that a trial needs, or the job cannot be run as ``fit`` would.
     """
-    if data is not None:
-        if isinstance(job, Job):
-            raise wrong_type("tune", "data", "be omitted: the Job holds its data", type(data).__name__)
-        job = Job((job, data))
-    tuner = Tuner(job, start, search or model_based, _budget(budget, phases), Journal(folder))
+    tuner = Tuner(as_job(job, data), start, search or model_based, _budget(budget, phases), Journal(folder))
     if phases is not None:
         phase = hot_phase(phases)
         if phase is None:
