@@ -7,16 +7,21 @@ holds them as expected.
 from __future__ import annotations
 
 import copy
+import multiprocessing
+import pickle
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tpunb.errors import TpunbError, need
 
 PREFETCH_FACTOR = 2
 """Batches that PyTorch has each worker make ahead by default."""
+
+_MOST_SENT = 64 << 20
+"""Bytes of a dataset that may be sent to each worker process that is not forked."""
 
 
 def is_loader(data: object) -> bool:
@@ -55,7 +60,7 @@ class Settings:
         return self.workers * (self.prefetch_factor or PREFETCH_FACTOR)
 
     def consistent(self) -> Settings:
-        """Return the settings that PyTorch accepts: none of workers without workers.
+        """Return the settings that PyTorch accepts: without workers, those of workers are their defaults.
 
         >>> Settings(0, 4, persistent_workers=True).consistent() == Settings(), Settings(2).consistent().prefetch_factor
         (True, 2)
@@ -105,13 +110,15 @@ def independent(loader: Any) -> Any:
         return _copied(loader, base_dataloader=independent(inner))
     shared = {id(each): each for each in (loader.dataset, loader.collate_fn)}
     try:
-        own = copy.deepcopy({name: getattr(loader, name) for name in ("sampler", "batch_sampler", "generator")}, shared)
+        samplers = copy.deepcopy(
+            {name: getattr(loader, name) for name in ("sampler", "batch_sampler", "generator")}, shared
+        )
     except Exception as error:
         raise TpunbError(
             f"the sampler of the DataLoader cannot be copied: {error}",
             hint="give it a sampler that copy.deepcopy takes",
         ) from error
-    return _copied(loader, _iterator=None, **own)
+    return _copied(loader, _iterator=None, **samplers)
 
 
 def shut_down(iterator: Any) -> None:
@@ -122,9 +129,41 @@ def shut_down(iterator: Any) -> None:
         iterator._shutdown_workers()
 
 
-def indices(loader: Any) -> Iterator[Any]:
-    """Return an iterator over what the loader reads: lists of indices, one a batch, or indices without batching."""
-    return iter(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+def start_method(loader: Any) -> str:
+    """Return how the workers of a DataLoader are started, without choosing Python's default for the program."""
+    default = multiprocessing.get_start_method(allow_none=True)
+    return settings_of(loader).start_method or default or multiprocessing.get_all_start_methods()[0]
+
+
+def start_obstacle(loader: Any, method: str) -> str | None:
+    """Return why workers cannot be started by a method; None if they can."""
+    if method == "fork":
+        return None
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is not None and "__name__" not in Path(file).read_text(encoding="utf-8", errors="replace"):
+        return f"{method} runs {Path(file).name} again, which has no line if __name__ == '__main__'"
+    try:
+        pickle.Pickler(_Limited()).dump((loader.dataset, loader.collate_fn, loader.worker_init_fn))
+    except Exception as error:  # noqa: BLE001  whatever a class of the program raises
+        return f"{method} sends the dataset to the workers, which fails: {error}"
+    return None
+
+
+class _Limited:
+    """A file that counts what is written to it, and takes only so much."""
+
+    size = 0
+
+    def write(self, data: bytes) -> int:
+        self.size += len(data)
+        if self.size > _MOST_SENT:
+            raise ValueError(f"it has over {_MOST_SENT >> 20} MB")
+        return len(data)
+
+
+def is_iterable(loader: Any) -> bool:
+    """Return whether the dataset of a DataLoader is iterated, by each worker, in place of being read by indices."""
+    return isinstance(loader.dataset, need("torch.utils.data", extra="torch").IterableDataset)
 
 
 def _changed(loader: Any, settings: Settings) -> Any:
