@@ -113,6 +113,8 @@ def examine(loader: Any) -> Reading:
 
 
 def _dependence(loader: Any, reading: Reading) -> str | None:
+    if not reading.batches:
+        return None
     if reading.lazy_sampler:
         fix = "draw all indices before the first is given"
         return f"{reading.lazy_sampler} draws indices during the epoch, and workers ask for them earlier: {fix}"
@@ -310,8 +312,8 @@ def _collect(value: Any, name: str, values: dict[str, str], depth: int, seen: se
         content = repr(value)
     elif (state := _generator_state(value)) is not None:
         content, name = state, name.replace(" changes ", " draws from ")
-    elif (array := _array(value)) is not None:
-        content = digest(value).hex() if array.nbytes <= _SMALL else ""
+    elif isinstance(nbytes := getattr(value, "nbytes", None), int):
+        content = digest(value).hex() if nbytes <= _SMALL else ""
     else:
         seen.add(id(value))
         if isinstance(value, Mapping | Sequence | Set):

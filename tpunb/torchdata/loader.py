@@ -7,6 +7,7 @@ holds them as expected.
 from __future__ import annotations
 
 import copy
+import io
 import multiprocessing
 import pickle
 import sys
@@ -143,22 +144,25 @@ def start_obstacle(loader: Any, method: str) -> str | None:
     if file is not None and "__name__" not in Path(file).read_text(encoding="utf-8", errors="replace"):
         return f"{method} runs {Path(file).name} again, which has no line if __name__ == '__main__'"
     try:
-        pickle.Pickler(_Limited()).dump((loader.dataset, loader.collate_fn, loader.worker_init_fn))
+        _Counter(io.BytesIO()).dump((loader.dataset, loader.collate_fn, loader.worker_init_fn))
     except Exception as error:  # noqa: BLE001  whatever a class of the program raises
         return f"{method} sends the dataset to the workers, which fails: {error}"
     return None
 
 
-class _Limited:
-    """A file that counts what is written to it, and takes only so much."""
+class _Counter(pickle.Pickler):
+    """Pickles to nowhere, without arrays, of which it counts the bytes; raises if they are too many."""
 
     size = 0
 
-    def write(self, data: bytes) -> int:
-        self.size += len(data)
+    def persistent_id(self, value: Any) -> str | None:
+        nbytes = getattr(value, "nbytes", None)
+        if not isinstance(nbytes, int):
+            return None
+        self.size += nbytes
         if self.size > _MOST_SENT:
             raise ValueError(f"it has over {_MOST_SENT >> 20} MB")
-        return len(data)
+        return "array"
 
 
 def is_iterable(loader: Any) -> bool:

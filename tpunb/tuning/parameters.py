@@ -31,6 +31,11 @@ class Kind(Enum):
     READ_THREADS = "threads", ""
     ELEMENTS = "buffer", ""
     PROCESSES = "processes", ""
+    WORKERS = "workers", ""
+    PREFETCH_FACTOR = "prefetch factor", ""
+    PINNED = "pinned memory", ""
+    PERSISTENT = "persistent workers", ""
+    START = "start method", ""
     BATCH_SIZE = "size", ""
     CYCLE = "cycle length", ""
     BLOCK = "block length", ""
@@ -49,8 +54,8 @@ class Parameter:
     kind
         What it sets.
     stage
-        The stage it belongs to, counted from the source: "map:1(parse)"; "end", "options" or "worker" for parameters of
-        the whole pipeline.
+        The stage it belongs to, counted from the source: "map:1(parse)"; "end", "options", "worker" or "loader" for
+        parameters of the whole pipeline.
     current
         Its value in the program.
     domain

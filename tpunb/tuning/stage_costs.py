@@ -6,6 +6,7 @@ computes or waits for a disk, a network or a service.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from typing import Any
 from tpunb.tfdata.graph import to_graph
 from tpunb.tfdata.rewrite import PARALLEL_INPUT, Rewriting, use_new_resources
 from tpunb.tfdata.stages import Stage
+from tpunb.torchdata.loader import start_method
 from tpunb.tuning.caching import dataset_up_to
 from tpunb.tuning.grain import GrainPipeline
+from tpunb.tuning.loader import STAGE, LoaderPipeline
 from tpunb.tuning.parameters import Kind
 from tpunb.tuning.pipeline import Pipeline
 
@@ -24,6 +27,12 @@ _LIMIT = 0.4
 
 _BATCHES = 3
 """Batches that suffice to measure a stage."""
+
+_SEND = 5e-4
+"""Seconds that a worker process takes to send a small batch, measured: a batch of less is faster without workers."""
+
+_START, _IMPORT = {"fork": 0.03}, 2.0
+"""Seconds to start a worker by forking, and in a new process that imports torch, measured on two cores."""
 
 _STEADY = {"batch", "padded_batch", "map_and_batch", "map", "enumerate", "prefetch", "shuffle", "repeat", "zip"}
 """Kinds of stages that read the same number of elements for every batch."""
@@ -37,6 +46,7 @@ class StageCost:
     seconds: float  # of the stage alone, for all elements of one step in sequence
     busy: float  # cores that the process kept busy meanwhile
     certain: bool = False  # every step takes these seconds: no stage above multiplies, selects or caches elements
+    most: float = math.inf  # parallel calls, beyond which more take longer to start than they save
 
     @property
     def waits(self) -> bool:
@@ -44,9 +54,24 @@ class StageCost:
         return self.busy < 0.5
 
 
-def stage_costs(pipeline: Pipeline | GrainPipeline) -> tuple[StageCost, ...]:
-    """Return the costs of the stages that call functions or read, in the order of the pipeline."""
+def stage_costs(pipeline: Pipeline | GrainPipeline | LoaderPipeline) -> tuple[StageCost, ...]:
+    """Return the costs of the stages that call functions or read, in the order of the pipeline.
+
+    Of a DataLoader, the first is a batch in one worker process, and the others are what takes its time.
+    """
+    if isinstance(pipeline, LoaderPipeline):
+        reading = pipeline.reading
+        whole = StageCost(STAGE, reading.seconds, reading.busy, most=_most_workers(pipeline))
+        return whole, *(StageCost(name, seconds, reading.busy) for name, seconds in reading.parts.items())
     return _of_grain(pipeline) if isinstance(pipeline, GrainPipeline) else _of_tf(pipeline)
+
+
+def _most_workers(pipeline: LoaderPipeline) -> float:
+    """Return the workers with which an epoch takes least: each takes time to start, and all share the batches."""
+    seconds, start = pipeline.reading.seconds, _START.get(start_method(pipeline.loader), _IMPORT)
+    if seconds < _SEND:
+        return 0.0
+    return math.inf if pipeline.batches is None else math.sqrt(pipeline.batches * seconds / start)
 
 
 def _of_tf(pipeline: Pipeline) -> tuple[StageCost, ...]:

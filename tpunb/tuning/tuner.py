@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.training.fit_start import CheckpointPath
 from tpunb.tuning.job import Job, as_job, hot_phase
+from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.model_based import model_based
 from tpunb.tuning.position import LivePosition
 from tpunb.tuning.racing import FEWEST_PAIRS
@@ -26,6 +29,9 @@ WAITS = 1.15
 
 SHARE = 0.05
 """Default budget, as a share of the run."""
+
+_PROOF, _FEWEST_COMPARED = 0.1, 8
+"""Share of the budget in which the winner's batches are compared once more, and the least number of them."""
 
 _CORES = os.cpu_count() or 1
 
@@ -50,8 +56,8 @@ def tune(
     Parameters
     ----------
     job
-        `Job` to tune; a compiled Keras model, with its data; or a pipeline alone, of ``tf.data`` or Grain: its batches
-        are read and compared.
+        `Job` to tune; a compiled Keras model, with its data; or a pipeline alone, of ``tf.data``, Grain or PyTorch's
+        DataLoader: its batches are read and compared.
     data
         The model's ``tf.data.Dataset``, or its arrays (x, y): ``tune(model, data)`` is ``tune(Job((model, data)))``.
     start
@@ -152,6 +158,8 @@ class Tuner:
         model = runner.model_only_seconds()
         bound = _bound(default, model)
         self.messages.append(bound or Message("step", {"step": default.seconds, "model": model}))
+        if isinstance(pipeline := runner.pipeline, LoaderPipeline) and pipeline.reading.parts:
+            self.report("parts", seconds=pipeline.reading.seconds, parts=dict(pipeline.reading.parts))
         if bound is not None:
             self._journal.record(tournament.trials[0])
             yield tournament.trials[0]
@@ -168,7 +176,25 @@ class Tuner:
             for trial in trials:
                 self._journal.record(trial)
                 yield trial
-        self._report_winner(tournament)
+        if self._is_proved(tournament):
+            self._report_winner(tournament)
+
+    def _is_proved(self, tournament: Tournament) -> bool:
+        """Compare the batches of a DataLoader's winning values over more of an epoch; if one differs, nothing wins."""
+        runner, winner = self._runner, tournament.winner
+        if not isinstance(runner.pipeline, LoaderPipeline) or winner.number == 0:
+            return True
+        epoch = runner.pipeline.batches
+        seconds = tournament.trials[0].seconds or math.inf
+        batches = max(round(_PROOF * self._budget.seconds / seconds), _FEWEST_COMPARED)
+        batches = min(batches, epoch + 1) if epoch else batches  # the first of the next epoch shows its order
+        if (different := runner.first_difference(winner.values, batches)) is None:
+            self.report("compared", batches=batches, epoch=f"{epoch:,}" if epoch else "an unknown number")
+            return True
+        self.report("different batches", batches=different, values=dict(winner.values))
+        tournament.trials[winner.number] = replace(winner, verdict="different output", equal=False)
+        tournament.winner = tournament.trials[0]
+        return False
 
     def _is_too_short(self, seconds: float, *, announced: bool = False) -> bool:
         """Return whether the budget ends before some more seconds; report these, or that it does."""
