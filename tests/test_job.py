@@ -296,6 +296,27 @@ def test_arrays_are_found_where_they_lie():
     assert digest([1.0], []) != digest([1], [])
 
 
+@pytest.mark.parametrize("given", [np.zeros((999, 3)), [np.zeros((999, 3))] * 50, {"x": np.zeros((999, 3))}])
+def test_data_of_no_pipeline_are_refused_in_one_line(given):
+    for job in (Job((little(), given)), Job((None, given), lambda model, batch: batch)):
+        with pytest.raises(TypeError, match=r"must hold a tf\.data\.Dataset.*ndarray of shape \(999, 3\)") as raised:
+            _ = job.training
+        assert "\n" not in str(raised.value)
+        assert len(str(raised.value)) < 500
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("strategy", ["MirroredStrategy", "OneDeviceStrategy"])
+def test_a_model_of_one_replica_is_built_in_the_scope_of_its_strategy(strategy):
+    kind = getattr(tf.distribute, strategy)
+    with kind(*[["CPU:0"] if strategy == "MirroredStrategy" else "CPU:0"]).scope():
+        model = little(built=False)
+    training = Job((model, data())).training
+    outputs = training.execute(iter(data()))
+    alone = Job((little(built=False), data())).training.execute(iter(data()))
+    assert {name: float(value) for name, value in outputs.items()} == {k: float(v) for k, v in alone.items()}
+
+
 # ---- data alone
 
 

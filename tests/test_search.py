@@ -115,6 +115,17 @@ def test_a_search_stays_in_its_budget(search, seconds):
     assert trials == one.trials
 
 
+@pytest.mark.parametrize(
+    ("grace", "seconds", "pairs"), [(1.0, 3306.0, 3), (1.0, 3305.0, 0), (1.25, 2700.0, 3), (1.25, 2600.0, 0)]
+)
+def test_the_first_race_may_take_longer_than_the_budget(grace, seconds, pairs):
+    toy = Toy(lambda values: 55.0)  # a run takes 551 s
+    one = Tournament(toy.run, toy.run({}), Budget(seconds), clock=toy.clock, started=0.0, grace=grace)
+    trials = list(one.play(halving, space()))
+    assert [trial.pairs for trial in trials[1:]] == [pairs] * bool(pairs)
+    assert one.needed == (0 if pairs else 6 * 551)
+
+
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
 def test_a_search_stays_in_its_number_of_trials(search, most):

@@ -24,11 +24,11 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "tfdata": 1_070,
     "torchdata": 480,
     "training": 2_200,
-    "tuning": 2_900,
+    "tuning": 3_150,
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 46_650, 219  # of the package without studies: all lines; modules
+LINES, FILES = 47_000, 219  # of the package without studies: all lines; modules
 DOOR = 30  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

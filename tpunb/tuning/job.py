@@ -7,7 +7,7 @@ import hashlib
 import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -90,7 +90,7 @@ class Job:
         if not isinstance(self.build, tuple) and not callable(self.build):
             raise wrong_type("Job", "build", "be (model, data), or a function that returns it", self.build, hint=pair)
         if self.step is not None and not callable(self.step):
-            raise wrong_type("Job", "step", "be a function of a model and a batch", cut(repr(self.step)), hint=pair)
+            raise wrong_type("Job", "step", "be a function of a model and a batch", self.step, hint=pair)
 
     def __repr__(self) -> str:
         if "parts" not in vars(self) and not isinstance(self.build, tuple):
@@ -139,6 +139,9 @@ class Job:
         data = self.parts[1]
         if is_loader(data):
             return LoaderPipeline(data)
+        if not is_pipeline(data):
+            must = "hold a tf.data.Dataset, data of Grain, a DataLoader, or a tuple of arrays (x, y) beside the model"
+            raise wrong_type("Job", "build", must, data, hint="tp.tune(model, (x, y))")
         return GrainPipeline(data) if is_grain(data) else Pipeline(data)
 
     @cached_property
@@ -167,7 +170,7 @@ class Job:
         TpunbError
             If tuning does not support how Keras' ``fit`` would train it.
         """
-        model, data = self.parts
+        (model, data), _ = self.parts, self.pipeline  # of which the data are checked
         if self.step is not None:
             return _LoopTraining(model, self.step)
         if is_loader(data):
@@ -252,7 +255,9 @@ class _KerasTraining:
         self.model = model
         self._check_devices()
         self.steps = int(model.steps_per_execution)
-        build(model, spec)
+        strategy = getattr(model, "distribute_strategy", None)  # of one replica; its variables are made in its scope
+        with nullcontext() if strategy is None else strategy.scope():
+            build(model, spec)
 
     def _check_devices(self) -> None:
         if (replicas := self.model.distribute_strategy.num_replicas_in_sync) > 1:

@@ -5,6 +5,7 @@ Parameters that need workers have no effect without them.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 from collections.abc import Mapping
@@ -32,6 +33,12 @@ STAGE = "loader"
 
 _WORKERS = (0, 1, 2, 4, 8, 16)
 _AHEAD = (1, 2, 4)
+_SEND = 5e-4
+"""Seconds that a worker takes to send a small batch, measured: batches that take less are faster without workers."""
+
+_START, _IMPORT = {"fork": 0.03}, 2.0
+"""Seconds to start a worker by forking, and in a new process that imports torch, measured on two cores."""
+
 _SAME = "PyTorch keeps the order of the batches, but datasets are Python, whose effects are unknown"
 _FIELDS = {
     Kind.WORKERS: ("workers", "num_workers"),
@@ -117,6 +124,14 @@ class LoaderPipeline:
             return len(self.loader)
         except TypeError:  # the dataset or the sampler has no length
             return None
+
+    @property
+    def most_workers(self) -> float:
+        """Workers with which an epoch takes least, if they only wait: each takes time to start, and all share it."""
+        seconds, start = self.reading.seconds, _START.get(start_method(self.loader), _IMPORT)
+        if self.batches is None or seconds < _SEND:
+            return math.inf if seconds > _SEND else 0.0
+        return math.sqrt(self.batches * seconds / start)
 
     def _worker_counts(self) -> tuple[Value, ...]:
         """Return candidate numbers of workers: no more than there are batches, and not 0 if workers stay."""

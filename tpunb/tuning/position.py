@@ -61,7 +61,10 @@ class BatchSource:
         return None
 
     def close(self) -> None:
-        """End what reads ahead."""
+        """End what reads ahead for the iterator: threads, and worker processes."""
+        for reader in (self.iterator, getattr(self.iterator, "_iterator", None)):  # a grain.DataLoader's holds another
+            if callable(close := getattr(reader, "close", None)):
+                close()
 
 
 class LoaderSource(BatchSource):

@@ -56,9 +56,9 @@ _SENTENCES = {
     "model-bound": "Nothing to gain: a step takes {step:ms}, the model alone {model:ms}.",
     "compute-bound": "Nothing to gain: a step takes {step:ms}, and keeps {busy:.1f} of {cores:core} busy.",
     "step": "A step takes {step:ms}, the model alone {model:ms}.",
-    "parts": "A batch takes {seconds:ms} in one worker process: {parts:parts}.",
     "compared": "Batches are equal, bit for bit: the first {batches:,}, where an epoch has {epoch}.",
     "different batches": "Not tuned: batch {batches:,} differs with {values:values}.",
+    "stages": "Input of a step, one element after another: {stages:stages}.",
     "data": "A step takes {step:ms}, its data alone {data:ms}.",
     "data keep up": "Nothing to gain: a step takes {step:ms}, its data alone {data:ms}.",
     "slow start": "Every trial reads all data before its start again: {reason}.",
@@ -127,6 +127,16 @@ class Message:
         return _Sentences().vformat(_SENTENCES[self.code], (), self.facts)
 
 
+def _work(seconds: float, elements: float) -> str:
+    """Return the cost of a stage.
+
+    >>> _work(0.024, 8.0), _work(0.003, 1.0)
+    ('24 ms (8 x 3 ms)', '3 ms')
+    """
+    each = f" ({elements:.3g} x {seconds / elements * 1e3:.3g} ms)" if elements > 1 else ""
+    return f"{seconds * 1e3:.3g} ms{each}"
+
+
 class _Sentences(Formatter):
     """Formats milliseconds, parameter values, and counts by their noun."""
 
@@ -135,8 +145,8 @@ class _Sentences(Formatter):
             return f"{value * 1e3:.3g} ms"
         if spec == "values":
             return format_values(value)
-        if spec == "parts":
-            return ", ".join(f"{plain(name)} {seconds * 1e3:.3g} ms" for name, seconds in value.items())
+        if spec == "stages":
+            return ", ".join(f"{plain(stage)} {_work(*cost)}" for stage, cost in value.items())
         if spec == "speedup":
             return Speedup(*value).sentence
         return plural(value, spec) if spec in ("trial", "core") else str(super().format_field(value, spec))

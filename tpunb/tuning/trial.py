@@ -95,6 +95,7 @@ class TrialRunner:
         self._window = None if window is None else check_whole("TrialRunner", "window", window, 1)
         self._proved: dict[frozenset[tuple[str, Value]], tuple[str, int]] = {}
         """Digests of values whose batches are compared while nothing is timed, and the batches made ahead."""
+        self._execution = 0.0  # seconds
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -124,11 +125,17 @@ class TrialRunner:
         with closing(self.position.source({})) as source:
             return self.training.untracked_state(source.iterator)
 
-    def execution_seconds(self) -> float:
-        """Return the seconds of an execution: the mean of two after the first, which compiles."""
+    def sample(self) -> tuple[float, float]:
+        """Return the seconds of an execution, the mean of two after one that compiles, and those of a trial besides."""
+        started = time.perf_counter()
         self.training.restore(self._state)
         with closing(self.position.source({})) as source:
-            return _timed(lambda: source.execute(self.training), 1, 2).seconds
+            opened = time.perf_counter()
+            executions = _timed(lambda: source.execute(self.training), 1, 2)
+            done = time.perf_counter()
+            self.training.digest(executions.outputs)
+        self._execution = executions.seconds
+        return self._execution, time.perf_counter() - started - (done - opened)
 
     def calibrate(self) -> Baseline:
         """Return the program's values, measured in a trial, with sizes chosen by a first short one."""
@@ -146,10 +153,10 @@ class TrialRunner:
         It is the minimum of three windows, since other load on the machine only adds.
         """
         self.training.restore(self._state)
-        source = BatchSource(*self._one_batch())
+        source, window = BatchSource(*self._one_batch()), _model_executions(self._execution)
         started, least = time.perf_counter(), math.inf
         for warmup in (3, 1, 1):
-            least = min(least, _timed(lambda: source.execute(self.training), warmup, _MODEL_EXECUTIONS).seconds)
+            least = min(least, _timed(lambda: source.execute(self.training), warmup, window).seconds)
             if time.perf_counter() - started > _SECONDS:
                 break
         return least / self.training.steps
@@ -193,7 +200,7 @@ class TrialRunner:
 
     def _one_batch(self) -> tuple[Any, Any]:
         """Return an endless dataset of one batch in memory, and an iterator over it."""
-        with closing(self.position.source({})) as source:  # at the beginning a shuffle would fill its buffer first
+        with closing(self.position.source({})) as source:  # at the beginning a shuffle fills its buffer first
             batch = next(chain(source.iterator, source.dataset))
         if not isinstance(self.pipeline, Pipeline):
             return (), repeat(batch)
@@ -251,6 +258,16 @@ def trial_sizes(seconds: float) -> tuple[int, int]:
     """
     window = _SECONDS / max(seconds, 1e-6)
     return SIZING[0] if seconds > _SLOW else WARMUP, round(min(max(window, _FEWEST_EXECUTIONS), _MOST_EXECUTIONS))
+
+
+def _model_executions(seconds: float) -> int:
+    """Return the executions of a window of the model alone, by the seconds of one."""
+    return round(min(max(_SECONDS / max(seconds, 1e-6), _FEWEST_EXECUTIONS), _MODEL_EXECUTIONS))
+
+
+def model_seconds(execution: float) -> float:
+    """Return the most seconds that it takes to time the model alone, by those of an execution with its data."""
+    return max(2 * _SECONDS, (_FEWEST_EXECUTIONS + _model_executions(execution)) * execution)
 
 
 def _checked(job: Job, start: CheckpointPath | LivePosition | None) -> FitStart | LivePosition | None:

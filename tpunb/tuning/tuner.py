@@ -20,9 +20,9 @@ from tpunb.tuning.position import LivePosition
 from tpunb.tuning.racing import FEWEST_PAIRS
 from tpunb.tuning.results import Journal, Message, Trial, Tuning
 from tpunb.tuning.search import Search, Space, StepCosts
-from tpunb.tuning.stage_costs import stage_costs
+from tpunb.tuning.stage_costs import StageCost, most_seconds, stage_costs
 from tpunb.tuning.tournament import Budget, Tournament, check_seconds
-from tpunb.tuning.trial import Baseline, TrialResult, TrialRunner, trial_sizes
+from tpunb.tuning.trial import SIZING, Baseline, TrialResult, TrialRunner, model_seconds, trial_sizes
 
 WAITS = 1.15
 """Step time by that of the model alone, or of its work on all cores, below which a step hardly waits."""
@@ -32,6 +32,11 @@ SHARE = 0.05
 
 _PROOF, _FEWEST_COMPARED = 0.1, 8
 """Share of the budget in which the winner's batches are compared once more, and the least number of them."""
+_GRACE = 1.25
+"""Budget of the first race by the budget: it runs, though trials take longer than was announced."""
+
+_SHOWN = 0.02
+"""Share of the work of all stages from which the cost of one is reported."""
 
 _CORES = os.cpu_count() or 1
 
@@ -91,9 +96,14 @@ def tune(
     return tuner.tuning
 
 
-def least_seconds(execution: float) -> float:
-    """Return the least duration of a tuning, by the seconds of an execution: a baseline, its repeat, and one race."""
-    return (2 + 2 * FEWEST_PAIRS) * sum(trial_sizes(execution)) * execution
+def least_seconds(execution: float, besides: float = 0.0) -> float:
+    """Return the least duration of a tuning: the model alone, a trial for sizes, a baseline, its repeat, and one race.
+
+    `execution` and `besides` are the seconds of an execution, and of a trial besides.
+    """
+    trials = 1 + 2 * FEWEST_PAIRS  # the race has the repeat of the baseline
+    executions = sum(SIZING) + trials * sum(trial_sizes(execution))
+    return executions * execution + (1 + trials) * besides + model_seconds(execution)
 
 
 class Tuner:
@@ -148,18 +158,19 @@ class Tuner:
         if state := runner.untracked_state():
             self.report("untracked state", state=state)
             return
-        if self._is_too_short(least_seconds(runner.execution_seconds()), announced=True):
+        costs = most_seconds(runner.pipeline) if self._search is model_based else 0.0
+        if self._is_too_short(least_seconds(*runner.sample()) + costs, announced=True):
             return
         baseline = runner.calibrate()
         default = self._default(baseline)
-        if default is None or self._is_too_short(2 * default.spent):
+        if default is None or self._is_too_short((2 * FEWEST_PAIRS - 1) * default.spent, grace=_GRACE):
             return
-        tournament = self._tournament = Tournament(baseline.trial, default, self._budget, started=self._started)
+        tournament = self._tournament = Tournament(
+            baseline.trial, default, self._budget, started=self._started, grace=_GRACE
+        )
         model = runner.model_only_seconds()
         bound = _bound(default, model)
         self.messages.append(bound or Message("step", {"step": default.seconds, "model": model}))
-        if isinstance(pipeline := runner.pipeline, LoaderPipeline) and pipeline.reading.parts:
-            self.report("parts", seconds=pipeline.reading.seconds, parts=dict(pipeline.reading.parts))
         if bound is not None:
             self._journal.record(tournament.trials[0])
             yield tournament.trials[0]
@@ -168,7 +179,7 @@ class Tuner:
             self.report("slow start", reason=runner.position.obstacle)
         space = Space.of(
             runner.pipeline.parameters,
-            lambda: StepCosts(model, stage_costs(runner.pipeline)),
+            lambda: StepCosts(model, self._stage_costs()),
             cores=_CORES,
             deepest=baseline.warmup,
         )
@@ -196,13 +207,23 @@ class Tuner:
         tournament.winner = tournament.trials[0]
         return False
 
-    def _is_too_short(self, seconds: float, *, announced: bool = False) -> bool:
+    def _stage_costs(self) -> tuple[StageCost, ...]:
+        """Measure the costs of the stages, and report those that take a share of the whole."""
+        costs = stage_costs(self._runner.pipeline)
+        parts = [part for cost in costs for part in cost.parts or (cost,)]
+        least = _SHOWN * sum(part.seconds for part in parts)
+        shown = {part.stage: [part.seconds, part.elements] for part in parts if part.seconds > least}
+        if shown:
+            self.report("stages", stages=shown)
+        return costs
+
+    def _is_too_short(self, seconds: float, *, announced: bool = False, grace: float = 1.0) -> bool:
         """Return whether the budget ends before some more seconds; report these, or that it does."""
         needed, budget = time.perf_counter() - self._started + seconds, self._budget.seconds
         if announced:
             self.report("needs", needed=needed, budget=budget)
             self.announce(str(self.messages[-1]))
-        if needed <= budget:
+        if needed <= grace * budget:
             return False
         self.report("budget too small", budget=budget, needed=needed)
         return True
@@ -217,6 +238,9 @@ class Tuner:
 
     def _report_winner(self, tournament: Tournament) -> None:
         winner, tried = tournament.winner, len(tournament.trials) - 1
+        if tournament.needed:
+            self.report("budget too small", budget=self._budget.seconds, needed=tournament.needed)
+            return
         if tournament.exhausted:
             self.report("budget spent", trials=tried)
         if winner.number == 0:
