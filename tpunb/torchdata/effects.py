@@ -249,11 +249,13 @@ def _drawn_indices(loader: Any) -> tuple[tuple[Any, ...], str]:
     """Return the indices of the first batches, and the class of a sampler that draws more after the first."""
     sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     iterator = iter(sampler)
-    first = tuple(itertools.islice(iterator, 1))
+    drawn, lazy = [*itertools.islice(iterator, 1)], ""
     before = _states(loader.generator)
-    rest = tuple(itertools.islice(iterator, _MOST_BATCHES - 1))
-    lazy = type(getattr(sampler, "sampler", sampler)).__name__ if _states(loader.generator) != before else ""
-    return first + rest, lazy
+    for index in itertools.islice(iterator, _MOST_BATCHES - 1):  # at the end, shuffles draw once more
+        drawn.append(index)
+        if _states(loader.generator) != before:
+            lazy = type(getattr(sampler, "sampler", sampler)).__name__
+    return tuple(drawn), lazy
 
 
 def _fetched(loader: Any, index: Any, phase: list[str] | None = None) -> Any:

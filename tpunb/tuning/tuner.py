@@ -165,9 +165,9 @@ class Tuner:
         default = self._default(baseline)
         if default is None or self._is_too_short((2 * FEWEST_PAIRS - 1) * default.spent, grace=_GRACE):
             return
-        tournament = self._tournament = Tournament(
-            baseline.trial, default, self._budget, started=self._started, grace=_GRACE
-        )
+        kept = 1 - _PROOF if isinstance(runner.pipeline, LoaderPipeline) else 1.0
+        budget = replace(self._budget, seconds=kept * self._budget.seconds)
+        tournament = self._tournament = Tournament(baseline.trial, default, budget, started=self._started, grace=_GRACE)
         model = runner.model_only_seconds()
         bound = _bound(default, model)
         self.messages.append(bound or Message("step", {"step": default.seconds, "model": model}))
