@@ -281,6 +281,8 @@ def _numbers(read: Any) -> tuple[int, int]:
 
 
 def _read_options(read: Any, changed: Mapping[tuple[str, Kind], Value], stage: str) -> Any:
+    if not any(place == stage for place, _ in changed):
+        return read._read_options
     threads, buffer = _numbers(read)
     return need("grain", extra="jax").ReadOptions(
         num_threads=changed.get((stage, Kind.READ_THREADS), threads),

@@ -29,6 +29,9 @@ _COMPILING = 0.1
 _BATCHES = 3
 """Batches that suffice to measure a stage."""
 
+_MOMENT = 0.03
+"""Seconds in which other programs take turns."""
+
 _MOST_BATCHES = 100
 """Batches of Grain in which stages are measured."""
 
@@ -153,7 +156,7 @@ def _measured(dataset: Any, needed: int) -> tuple[float, float]:
 def _of_grain(pipeline: GrainPipeline) -> tuple[StageCost, ...]:
     """Return the cost of each read, then of the stages after reading; each stage is timed within the same batches."""
     dataset, meters = pipeline.metered()
-    iterator, drawn = iter(dataset), 0
+    iterator, drawn, free = iter(dataset), 0, _free_share()
     try:
         next(iterator)  # opens files
         for meter in meters:
@@ -169,11 +172,19 @@ def _of_grain(pipeline: GrainPipeline) -> tuple[StageCost, ...]:
     costs: dict[str, list[StageCost]] = {}
     for meter in meters:
         (wall, busy), kind = meter.own, meter.stage.partition(":")[0]
-        share = busy / wall if wall > 0 else 1.0
+        share = min(busy / wall / free, 1.0) if wall > 0 else 1.0
         cost = StageCost(meter.stage, wall / drawn, share, kind in _STEADY, meter.elements / drawn)
         costs.setdefault(meter.read, []).append(cost)
     after = costs.pop("", [])
     return (*(_sum(read, parts) for read, parts in costs.items()), *after)
+
+
+def _free_share() -> float:
+    """Return the share of a core that this thread gets beside other programs, from computing for a moment."""
+    started, worked = time.perf_counter(), time.thread_time()
+    while (taken := time.perf_counter() - started) < _MOMENT:
+        pass
+    return max((time.thread_time() - worked) / taken, 0.05)
 
 
 def _sum(stage: str, parts: list[StageCost]) -> StageCost:
