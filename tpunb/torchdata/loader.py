@@ -165,6 +165,14 @@ class _Counter(pickle.Pickler):
         return "array"
 
 
+def batches_of(loader: Any) -> int | None:
+    """Return the batches of an epoch; None if the dataset or the sampler has no length."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
 def is_iterable(loader: Any) -> bool:
     """Return whether the dataset of a DataLoader is iterated, by each worker, in place of being read by indices."""
     return isinstance(loader.dataset, need("torch.utils.data", extra="torch").IterableDataset)

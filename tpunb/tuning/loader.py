@@ -18,6 +18,7 @@ from tpunb.text import plural
 from tpunb.torchdata.effects import Reading, examine
 from tpunb.torchdata.loader import (
     PREFETCH_FACTOR,
+    batches_of,
     independent,
     is_iterable,
     is_loader,
@@ -58,7 +59,7 @@ class LoaderPipeline:
     def __init__(self, loader: Any) -> None:
         if not is_loader(loader):
             raise wrong_type("LoaderPipeline", "loader", "be a torch.utils.data.DataLoader", loader)
-        self.loader, self._settings = loader, settings_of(loader)
+        self.loader, self.batches, self._settings = loader, batches_of(loader), settings_of(loader)
 
     def __repr__(self) -> str:
         adjustable = sum(parameter.verdict != "locked" for parameter in self.parameters)
@@ -116,14 +117,6 @@ class LoaderPipeline:
             return "num_workers=0,  # of DataLoader(...), without arguments that need workers"
         arguments = ", ".join(f"{_FIELDS[parameter.kind][1]}={value!r}" for parameter, value in changed.items())
         return f"{arguments},  # of DataLoader(...)" if arguments else ""
-
-    @property
-    def batches(self) -> int | None:
-        """Batches of an epoch; None if unknown."""
-        try:
-            return len(self.loader)
-        except TypeError:  # the dataset or the sampler has no length
-            return None
 
     @property
     def most_workers(self) -> float:

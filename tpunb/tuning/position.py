@@ -6,6 +6,7 @@ A position is reached once and saved: restoring takes hundredths of a second, re
 from __future__ import annotations
 
 import hashlib
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from tpunb.text import format_error, plural
 from tpunb.tfdata import position
 from tpunb.tfdata.graph import AUTOTUNE
 from tpunb.torchdata.effects import digest
-from tpunb.torchdata.loader import settings_of, shut_down
+from tpunb.torchdata.loader import batches_of, settings_of, shut_down
 from tpunb.tuning.grain import GrainPipeline
 from tpunb.tuning.job import Training
 from tpunb.tuning.loader import LoaderPipeline, trial_loader
@@ -56,6 +57,10 @@ class BatchSource:
         except StopIteration:
             raise _no_batch() from None
 
+    def epoch_seconds(self, seconds: float, executions: int) -> float:
+        """Return the seconds per execution over an epoch, by those of the last executions."""
+        return seconds
+
     def batches_digest(self) -> NDArray[np.uint8] | None:
         """Return a digest of the batches so far, and compute it no longer; None if only outputs are compared."""
         return None
@@ -76,12 +81,16 @@ class LoaderSource(BatchSource):
         self._loader = loader
         self._batches: Any = None  # begins with the first batch
         self._hashed: Any = hashlib.blake2b(digest_size=16)
+        self._waits: list[float] = []
+        self._firsts: list[int] = []  # places of the first batches of epochs
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
+        started = time.perf_counter()
         if self._batches is None:
+            self._firsts.append(len(self._waits))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that there are more workers than cores
                 self._batches = iter(self._loader)
@@ -90,9 +99,20 @@ class LoaderSource(BatchSource):
         except StopIteration:
             self._batches = None
             raise
+        self._waits.append(time.perf_counter() - started)
         if self._hashed is not None:
             self._hashed.update(digest(batch))
         return batch
+
+    def epoch_seconds(self, seconds: float, executions: int) -> float:
+        """Return the seconds per execution over an epoch, at whose beginning workers start."""
+        if (batches := batches_of(self._loader)) is None:
+            return seconds
+        last = range(len(self._waits) - executions, len(self._waits))
+        later = [self._waits[place] for place in last if place not in self._firsts]
+        first, steady = min(self._waits[place] for place in self._firsts), sum(later) / max(len(later), 1)
+        model = seconds - sum(self._waits[place] for place in last) / executions
+        return model + (first + (batches - 1) * steady) / batches
 
     def batches_digest(self) -> NDArray[np.uint8]:
         """Return a digest of the batches so far, and compute it no longer."""

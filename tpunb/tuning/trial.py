@@ -193,10 +193,13 @@ class TrialRunner:
             else:
                 digest, ahead = self._proved[key]
             if source.ahead is not None:  # batches that are already made are used up before the window
-                result = timed(max(ahead, 2), max(window, 2 * ahead))
+                window = max(window, 2 * ahead)
+                result = timed(max(ahead, 2), window)
             if window * result.seconds < short:
-                result = timed(warmup, min(math.ceil(_RETIMED / result.seconds), _MOST_EXECUTIONS))
-        return TrialResult(result.seconds / self.training.steps, digest, time.perf_counter() - started, result.busy)
+                window = min(math.ceil(_RETIMED / result.seconds), _MOST_EXECUTIONS)
+                result = timed(warmup, window)
+            seconds = source.epoch_seconds(result.seconds, window)
+        return TrialResult(seconds / self.training.steps, digest, time.perf_counter() - started, result.busy)
 
     def _one_batch(self) -> tuple[Any, Any]:
         """Return an endless dataset of one batch in memory, and an iterator over it."""
