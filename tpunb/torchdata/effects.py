@@ -171,11 +171,11 @@ class _Pickler(pickle.Pickler):
 
 def _array(value: Any) -> NDArray[Any] | None:
     """Return the bytes of a tensor, or an array; None for anything else."""
-    if isinstance(value, np.ndarray):
-        return None if value.dtype == object else value
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
-        return None
+        is_array = hasattr(value, "__array__") and hasattr(value, "dtype") and not isinstance(value, type)
+        array = np.asarray(value) if is_array else None
+        return None if array is None or array.dtype == object else array
     dense = value.detach().to_dense() if value.layout != torch.strided else value.detach()
     flat: NDArray[Any] = dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return flat
@@ -193,10 +193,12 @@ def _in_child(loader: Any, function: Callable[..., Any], *args: Any) -> Any:
         process.start()
         sender.close()
         if not receiver.poll(_TIMEOUT):
-            raise TpunbError(f"a few batches take over {_TIMEOUT:.0f} s")
+            raise TimeoutError(f"a few batches take over {_TIMEOUT:.0f} s")
         answer = receiver.recv()
-    except (EOFError, OSError, AssertionError) as error:
-        raise TpunbError(f"the process ended: {format_error(error)}") from error
+    except EOFError as error:
+        raise TpunbError("the process ended") from error
+    except Exception as error:
+        raise TpunbError(format_error(error)) from error
     finally:
         if process.pid is not None:
             process.kill()

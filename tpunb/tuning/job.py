@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from tpunb.errors import TpunbError, need, wrong_type
 from tpunb.frames import Phase, Phases
 from tpunb.text import cut, plain
 from tpunb.tfdata.python_functions import uses_of
+from tpunb.torchdata.effects import digest as digest_of
 from tpunb.torchdata.loader import is_loader
 from tpunb.training.fit_state import build
 from tpunb.training.hidden_state import hidden_state
@@ -27,7 +27,7 @@ from tpunb.training.jax_data import batches_of
 from tpunb.training.jax_fit import PARTS, step_of
 from tpunb.training.jax_fit import hidden_state as hidden_jax_state
 from tpunb.training.seeds import ensured_keras_generator, keras_generator
-from tpunb.training.state import TrainingState, arrays, digest, find_trackables, is_from, variables_of
+from tpunb.training.state import TrainingState, digest, find_trackables, is_from, variables_of
 from tpunb.tuning.grain import GrainPipeline, is_grain
 from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.parameters import Value
@@ -213,31 +213,7 @@ def discard(model: None, batch: Any) -> None:
 
 def read(model: None, batch: Any) -> NDArray[np.uint8]:
     """Return a digest of a batch: the step of data alone, so that trials compare the batches and keep none."""
-    hashed = hashlib.blake2b(digest_size=16)
-    for part in _contents(batch):
-        hashed.update(part)
-    return np.frombuffer(hashed.digest(), np.uint8)
-
-
-def _contents(value: Any) -> Iterator[bytes]:
-    """Yield all that a batch holds: keys, arrays with types and shapes, text, and other objects as pickled."""
-    if isinstance(value, Mapping):
-        value = [part for item in value.items() for part in item]
-    if isinstance(value, list | tuple):
-        yield f"{len(value)} parts".encode()
-        for part in value:
-            yield from _contents(part)
-        return
-    array = np.asarray(value)
-    if array.dtype != object:
-        yield f"{array.dtype} {array.shape}".encode()
-        yield np.ascontiguousarray(array).tobytes()
-    elif array.ndim:
-        yield from _contents(array.tolist())
-    elif parts := list(arrays(value)):
-        yield from _contents(parts)
-    else:
-        yield pickle.dumps(value)
+    return np.frombuffer(digest_of(batch), np.uint8)
 
 
 class _KerasTraining:
