@@ -59,7 +59,7 @@ def decoded(index: int, work: int, width: int) -> Any:
     """Return a row after about 1 ms of computing for each unit of work."""
     row = np.full(width, index % 251, np.float32)
     for _ in range(work):
-        row[:16] += np.sort(np.random.default_rng(index).random(12_000))[:16].astype(np.float32)
+        row[:16] += np.sort(np.random.default_rng(index).random(60_000))[:16].astype(np.float32)
     return row
 
 
@@ -207,6 +207,7 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="one loader, coarsely")
     options.add_argument("names", nargs="*", default=[*RECIPES], help="loaders; all by default")
     chosen = options.parse_args()
+    torch.set_num_threads(1)  # as in workers
     print(json.dumps({"loader": quick() if chosen.quick else figures(chosen.names)}))
 
 

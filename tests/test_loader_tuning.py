@@ -19,6 +19,7 @@ import pytest
 from optional import lazy
 
 import tpunb as tp
+import tpunb.tuning.trial as trial
 from tpunb.errors import TpunbError
 from tpunb.torchdata.effects import digest, examine
 from tpunb.torchdata.loader import (
@@ -434,6 +435,12 @@ def test_code_to_paste():
 
 
 # ---- trials
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """On a busy machine workers take long to start: no trial of a test is too slow."""
+    monkeypatch.setattr(trial, "_HICCUP", 600.0)
 
 
 def trained(data):

@@ -373,9 +373,10 @@ class _Stopwatch:
         if len(self._times) == 1:  # the first batch opens files, and imports
             self._samples.clear()
         self._phase[0] = "items"
-        started, worked = time.perf_counter(), time.process_time()
+        started, worked = time.perf_counter() - _queued(), time.process_time()
         batch = _fetched(loader, index, self._phase)
-        self._times.append((time.perf_counter() - started, time.process_time() - worked))
+        worked = time.process_time() - worked
+        self._times.append((max(time.perf_counter() - _queued() - started, worked), worked))
         self._phase[0] = ""
         return batch
 
@@ -396,14 +397,22 @@ class _Stopwatch:
                 self._samples[phase] += 1
 
 
+def _queued() -> float:
+    """Return the seconds for which this process waited for a core, which others kept busy; 0 if unknown."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def _part(frame: FrameType | None) -> str:
     """Return what runs below `_fetched`: a transform, a function that ``__getitem__`` calls, or the dataset itself."""
     frames: list[FrameType] = []
     while frame is not None and frame.f_code is not _fetched.__code__:
         frames.insert(0, frame)
         frame = frame.f_back
-    part = "dataset"
-    for each in frames:
+    part = "" if frame is None else "dataset"
+    for each in frames if frame is not None else ():
         code = each.f_code
         owner = each.f_locals.get(code.co_varnames[0]) if code.co_argcount else None  # self
         is_method = owner is not None and code.co_name in _CALLED
