@@ -4,7 +4,8 @@ Each is tuned by ``tpunb.tune`` with its default search, and read with each poin
 worker processes. Then the program's values, the best of the grid and what was found run in turns. `figures` returns:
 
 ``near_best``
-    How many take at most 1 / 0.95 of the time of the grid's best, by the medians of ratios of the same turn.
+    How many take at most 1 / 0.95 of the time of the grid's best, by the medians of ratios of the same turn; the same
+    values take the same time.
 ``slower``
     How many take over 3 % longer than the program.
 ``changed``
@@ -51,8 +52,9 @@ class Source:
         return ROWS
 
     def __getitem__(self, index: Any) -> Any:
-        every, wait = self.rare
-        time.sleep(self.wait + (wait if index % every == 0 else 0.0))
+        every, more = self.rare
+        if wait := self.wait + (more if index % every == 0 else 0.0):  # not for 0, which would yield to other programs
+            time.sleep(wait)
         add(self.additions)
         return np.full(64, index, np.float32)
 
@@ -142,14 +144,14 @@ def points(parameters: Iterable[Any]) -> list[dict[str, int]]:
     return made
 
 
-def seconds(data: Any, step: Callable[[Any, Any], Any] | None, *, warm: int = 12, window: float = 0.8) -> float:
-    """Return the seconds of a batch and its step, after some batches."""
-    iterator = iter(data)
+def seconds(data: Any, step: Callable[[Any, Any], Any] | None, *, burst: int, window: float = 0.8) -> float:
+    """Return the seconds of a batch and its step, after some batches; `burst` are made at once."""
+    iterator, warm = iter(data), max(8, burst)
     try:
         for _ in range(warm):
             batch = next(iterator)
         taken, started = 0, time.perf_counter()
-        while taken < 6 or time.perf_counter() - started < window:
+        while taken < 2 * warm or time.perf_counter() - started < window:
             batch = next(iterator)
             if step is not None:
                 step(None, batch)
@@ -173,12 +175,19 @@ def close(iterator: Any) -> None:
     getattr(iterator, "_iterator", iterator).close()
 
 
+def timed(data: Any, step: Any) -> float:
+    """Return the seconds of a batch of a pipeline and its step."""
+    from tpunb.tuning.grain import GrainPipeline
+
+    return seconds(data, step, burst=GrainPipeline(data).in_flight({}))
+
+
 def in_turns(data: Mapping[str, Any], step: Any, turns: int) -> dict[str, list[float]]:
     """Return the seconds of a batch for each dataset, one figure a turn; in each, they run in random order."""
     taken: dict[str, list[float]] = {name: [] for name in data}
     for _ in range(turns):
         for name in random.sample(list(data), len(data)):
-            taken[name].append(seconds(data[name], step))
+            taken[name].append(timed(data[name], step))
     return taken
 
 
@@ -198,15 +207,16 @@ def measured(name: str, *, turns: int, budget: Any, most: int | None) -> dict[st
     pipeline = GrainPipeline(recipe.data())
     made = points(pipeline.parameters)[:most]
     grid = [pipeline.build(point) for point in made]
-    costs = [seconds(dataset, recipe.step) for dataset in grid]
+    costs = [timed(dataset, recipe.step) for dataset in grid]
     first = sorted(range(len(grid)), key=costs.__getitem__)[:3]
     again = in_turns({str(at): grid[at] for at in first}, recipe.step, 3)
     best = min(first, key=lambda at: statistics.median(again[str(at)]))
     data = {"program": recipe.data(), "grid": grid[best], "ours": tuning.apply(recipe.data())}
     taken = in_turns(data, recipe.step, turns)
     milliseconds = ", ".join(f"{which} {statistics.median(each) * 1e3:.2f} ms" for which, each in taken.items())
+    same = _values(data["ours"]) == _values(grid[best])
     figures = {
-        "of_best": statistics.median(a / b for a, b in zip(taken["grid"], taken["ours"], strict=True)),
+        "of_best": 1.0 if same else statistics.median(a / b for a, b in zip(taken["grid"], taken["ours"], strict=True)),
         "vs_program": statistics.median(a / b for a, b in zip(taken["program"], taken["ours"], strict=True)),
         "changed": changed(recipe.data(), data["ours"], BATCHES),
         "search_s": tuning.seconds,
@@ -214,6 +224,14 @@ def measured(name: str, *, turns: int, budget: Any, most: int | None) -> dict[st
     print(f"  {milliseconds}; best of {len(grid)} points: {made[best]}")
     print("  " + ", ".join(f"{figure} {value:.2f}" for figure, value in figures.items()), flush=True)
     return figures
+
+
+def _values(data: Any) -> list[Any]:
+    """Return the values of a pipeline; without threads or processes, their buffers have no effect."""
+    from tpunb.tuning.grain import GrainPipeline
+
+    numbers = [parameter.current for parameter in GrainPipeline(data).parameters]
+    return [number for place, number in enumerate(numbers) if place % 2 == 0 or numbers[place - 1]]
 
 
 def figures(

@@ -286,3 +286,32 @@ def test_what_traced_steps_wait_longer_for_input_is_the_profilers():
     traced = host(steps, windows=[(200, 230)], end_ms=430)
     assert accounts(traced) == {"productive": 360, "data loading": 40, "profiler": 30}
     assert accounts(traced._replace(windows=traced.windows.clear())) == {"productive": 360, "data loading": 70}
+
+
+def test_a_long_wait_of_a_traced_step_is_not_the_profilers_without_others_to_compare():
+    steps = [(0, "train", 0, 60, 50, None, 0), *((n, "train", 50 + 10 * n, 10, 1, None, 0) for n in range(1, 5))]
+    assert accounts(host(steps, windows=[(0, 60)], end_ms=100))["data loading"] == 54
+
+
+def test_a_slow_step_beside_a_reduction_is_slowed_by_half_of_it_if_no_stall_is_known():
+    steps = [*(train(number, 10 * number, 10) for number in range(4)), train(4, 40, 60)]
+    spans = [(50, 40, "profiler", "reduction of a window")]
+    assert accounts(host(steps, spans)) == {"productive": 50, "profiler": 20, "step time deviation": 30}
+    stalled = host(steps, spans, stalls=[(45, 50, None, "a.py:1 in f", 1.0)])
+    assert accounts(stalled) == {"productive": 50, "step time deviation": 50}
+
+
+def test_slow_steps_are_code_of_the_program_where_their_place_is():
+    steps = [*(train(number, 10 * number, 10) for number in range(4)), train(4, 40, 60)]
+    stalled = host(steps, stalls=[(45, 50, None, "a.py:1 in f", 1.0)])
+    coded = stalled._replace(samples=samples((50, False, True), (60, False, True), (70, False, False)))
+    assert accounts(stalled) == {"productive": 50, "step time deviation": 50}
+    assert accounts(coded) == {"productive": 50, "program code": 50}
+
+
+def test_steps_are_slow_for_other_programs_in_seconds_in_which_these_use_the_machine():
+    steps = [train(number, 1000 * number, 1000 if number in (1, 3) else 400) for number in range(5)]
+    load = [("h", 1000 * second * MS, 0.3, 0.9 if second == 1 else 0.4, 0) for second in range(5)]
+    run = host(steps, end_ms=5000)._replace(load=pl.DataFrame(load, schema.LOAD, orient="row"))
+    slow = segments(run).filter(account="step time deviation")
+    assert slow.select("step", pl.col("dur_ps") // MS, "detail").rows() == [(1, 600, "other programs"), (3, 600, None)]

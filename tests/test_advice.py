@@ -449,6 +449,7 @@ OF_RUN = {
         {},
         8,
     ),
+    "restarted workers": ([(41 + 5 * i, 2, "data loading", "start of workers") for i in range(4)], {}, 6),
     "program code": ([], {}, 16),
     "garbage collection": ([(10, 20, "garbage collection", "generation 2")], {}, 20),
     "growing memory": ([], {}, None),
@@ -658,3 +659,28 @@ def test_advice_takes_a_roofline_by_phase():
 
 if __name__ == "__main__":
     ACTIONS.write_text(actions(), encoding="utf-8")
+
+
+def test_workers_that_start_anew_in_each_pass_are_named_apart_from_slow_input():
+    starts = [(10 * n, 1, "data loading", "start of workers") for n in range(4)]
+    phases = accounted(*starts, wall_s=41, input_ps=S // 2)
+    frame = phases.steps.frame.with_columns(input_ps=pl.when(pl.col("step") % 5 == 2).then(3 * S).otherwise("input_ps"))
+    phases = replace(phases, steps=replace(phases.steps, frame=frame))
+    rows = of_run(phases)
+    assert rows["restarted workers"] == pytest.approx(
+        3 * 1 + 2 * 2.5
+    )  # in steps 2 and 7, in which two of the three start
+    assert rows["slow input"] > 0
+    assert "restarted workers" not in of_run(accounted(*starts[:1], wall_s=41, input_ps=3 * S))
+
+
+def test_loops_over_examples_of_pytorch_are_told_from_large_operations():
+    def of(count, us):
+        ops = [("toy", step, "aten::mm", "host", None, count, 0, count * us * 10**6) for step in range(10)]
+        steps = accounted(wall_s=41).steps
+        frame = pl.DataFrame(ops, schema=schema.OPS, orient="row").with_columns(total_ps="self_ps")
+        return of_run(labelled(replace(steps, ops=frame, devices=steps.devices.clear()), [0] * 10))
+
+    assert "eager steps" in of(5000, 3)
+    assert "eager steps" not in of(5000, 30)
+    assert "eager steps" not in of(500, 3)

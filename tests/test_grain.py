@@ -12,8 +12,9 @@ from optional import lazy
 
 from tpunb.errors import TpunbError
 from tpunb.tuning import grain as grain_module
-from tpunb.tuning import tournament, tuner
+from tpunb.tuning import tournament, trial, tuner
 from tpunb.tuning.grain import GrainPipeline
+from tpunb.tuning.job import Job
 from tpunb.tuning.parameters import Kind
 from tpunb.tuning.racing import RaceResult
 from tpunb.tuning.stage_costs import stage_costs
@@ -163,9 +164,9 @@ def test_each_stage_is_timed_in_batches_that_are_the_same():
     read = ["range:0", "shuffle:1", "map:2(decode)", "map:3", "batch:4"]
     assert found == {name: ("read", 10 if name == "batch:4" else 40) for name in read} | {"map:5": ("", 10)}
     total, after = meters[4], meters[5]
-    assert meters[2].own[0] >= 40 * 0.002
-    assert total.wall >= meters[2].own[0]
-    assert after.own[0] >= 10 * 0.004
+    assert meters[2].alone[0] >= 40 * 0.002
+    assert total.wall >= meters[2].alone[0]
+    assert after.alone[0] >= 10 * 0.004
     assert elements(program) == elements(make()), "the program's own is read as before"
 
 
@@ -199,6 +200,34 @@ def test_the_data_alone_are_tuned_by_threads_with_their_buffer(threads, buffer, 
     stages = next(message for message in found.messages if message.code == "stages")
     assert "map:1(decode)" in str(stages)
     assert elements(found.apply(data)) == elements(data)
+
+
+def drawn(x):
+    return x + np.random.random()
+
+
+def timed(x):
+    return x + time.perf_counter_ns()
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("function", "code"), [(timed, "not repeatable"), (drawn, "none faster")])
+def test_a_function_whose_result_varies_is_named(function, code, monkeypatch):
+    monkeypatch.setattr(tuner, "_bound", lambda default, model: None)
+    monkeypatch.setattr(trial, "_HICCUP", 600)
+    data = grain.MapDataset.range(4000).shuffle(seed=1).map(decode).map(function).batch(4)
+    data = data.to_iter_dataset(grain.ReadOptions(num_threads=0))
+    job = Job((None, data), lambda model, batch: (batch, np.random.random()))  # between the batches, or after many
+    found = tune(job, search=threads_search, budget=Budget(600, trials=2))
+    assert found.best == {}
+    codes = [message.code for message in found.messages]
+    assert code in codes
+    sentence = str(found.messages[codes.index("varying")])
+    assert sentence.startswith(f"map:3({function.__name__}) gives another element")
+
+
+def threads_search(space):
+    yield {"read threads": 8, "read buffer": 64}
 
 
 def test_a_slice_of_filtered_rows_would_come_in_another_order():
@@ -289,6 +318,61 @@ def test_what_is_read_of_a_loader():
     assert elements(loader(**eval(f"dict({code.partition('#')[0]})", {"grain": grain}))) == elements(loader())
 
 
-def test_a_loader_with_workers_has_nothing_to_change():
-    (only,) = GrainPipeline(loader(worker_count=2)).parameters
-    assert (only.name, only.verdict) == ("worker processes", "locked")
+def test_a_loader_with_workers_keeps_their_number(parsed):
+    parsed(True)
+    pipeline = GrainPipeline(loader(worker_count=2))
+    found = {each.name: (each.current, each.verdict) for each in pipeline.parameters}
+    assert found == {
+        "read threads": (16, "verify"),
+        "read buffer": (500, "verify"),
+        "worker processes": (2, "locked"),
+        "worker buffer": (1, "verify"),
+    }
+    assert pipeline.as_code({"worker buffer": 4}) == "worker_buffer_size=4,  # of grain.DataLoader(...)"
+    again = GrainPipeline(pipeline.build({"worker buffer": 4, "read threads": 2}))
+    assert {each.name: each.current for each in again.parameters} == {
+        "read threads": 2,
+        "read buffer": 500,
+        "worker processes": 2,
+        "worker buffer": 4,
+    }
+    assert stage_costs(pipeline) == (), "only processes make its batches"
+
+
+def test_processes_of_the_program_are_adjustable_with_what_they_run(parsed):
+    parsed(True)
+    options = grain.MultiprocessingOptions(num_workers=3, per_worker_buffer_size=5)
+
+    def make():
+        return rows().to_iter_dataset(grain.ReadOptions(2, 8)).mp_prefetch(options, worker_init_fn=print).batch(4)
+
+    pipeline = GrainPipeline(make())
+    found = {each.name: (each.current, each.verdict) for each in pipeline.parameters}
+    assert found == {
+        "read threads": (2, "verify"),
+        "read buffer": (8, "verify"),
+        "worker processes": (3, "verify"),
+        "worker buffer": (5, "verify"),
+    }
+    alone = pipeline.build({"worker processes": 0})
+    assert elements(alone) == elements(rows().batch(4))
+    other = GrainPipeline(pipeline.build({"worker processes": 1, "worker buffer": 2, "read threads": 4}))
+    assert [each.current for each in other.parameters] == [4, 8, 1, 2]
+    assert other._workers.start is print
+    assert [each.current for each in pipeline.parameters] == [2, 8, 3, 5]
+    code = pipeline.as_code({"worker processes": 1, "worker buffer": 2})
+    assert code == "ds = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=1, per_worker_buffer_size=2))"
+    assert (
+        pipeline.as_code({"worker processes": 0})
+        == "ds = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=0, per_worker_buffer_size=5))"
+    )
+    read, _ = stage_costs(pipeline)
+    assert [part.stage for part in read.parts] == ["range:0", "shuffle:1", "map:2"]
+
+
+def test_batches_made_in_processes_keep_their_number():
+    data = rows().to_iter_dataset().batch(4).mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
+    *_, workers, ahead = GrainPipeline(data).parameters
+    assert (workers.current, workers.verdict) == (2, "locked")
+    assert "BatchIterDataset" in workers.reason
+    assert ahead.verdict == "verify"

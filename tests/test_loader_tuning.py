@@ -574,7 +574,7 @@ def test_the_workers_that_a_batch_needs(space, workers):
 
 def test_the_search_ends_without_workers_and_with_more():
     proposed = list(itertools.islice(answered(costed(0.03, 1.0, 99.0, num_workers=2)), 9))
-    assert [values.get("loader workers", 2) for values in proposed] == [2, 4, 4, 1, 1, 0, 2]
+    assert [values.get("loader workers", 2) for values in proposed] == [2, 4, 1, 0, 2]
     assert proposed[-1] == {"loader prefetch factor": 4}
 
 

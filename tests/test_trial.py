@@ -391,6 +391,20 @@ def test_a_trial_ends_what_reads_ahead_for_it(kind, monkeypatch):
             next(each.iterator)
 
 
+@pytest.mark.parametrize(("threads", "window"), [(2, 3), (16, 32)])
+def test_more_batches_are_timed_than_are_made_at_once(threads, window, monkeypatch):
+    grain = pytest.importorskip("grain")
+    data = grain.MapDataset.range(4000).to_iter_dataset(grain.ReadOptions(num_threads=threads))
+    monkeypatch.setattr(trial, "_SHORT", 1e-9)
+    monkeypatch.setattr(trial, "_SECONDS", 0.0)
+    monkeypatch.setattr(trial, "_RETIMED", 0.0)
+    timed, sizes = trial._timed, []
+    monkeypatch.setattr(trial, "_timed", lambda *args, **options: sizes.append(args[1:]) or timed(*args, **options))
+    with TrialRunner(as_job(data)) as runner:
+        runner.calibrate()
+    assert sizes[-1] == (max(threads, 8), window)
+
+
 def test_errors_are_formatted_in_one_line():
     assert format_error(TpunbError("too\x1b[31m red")) == "too\ufffd[31m red"
     assert format_error(ValueError()) == "ValueError"

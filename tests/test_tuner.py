@@ -165,6 +165,24 @@ def test_a_budget_that_ends_before_the_first_race_is_reported(monkeypatch):
 
 
 @pytest.mark.live
+def test_stages_that_cannot_be_timed_count_as_a_step(monkeypatch):
+    clear(monkeypatch)
+    monkeypatch.setattr(tuner, "stage_costs", lambda pipeline: [][0])
+    costs = []
+
+    def search(space):
+        costs.extend(space.costs.stages)
+        yield {CALLS: 4}
+
+    found = tune(job(), search=search, budget=Budget(600, trials=2))
+    assert found.best == {CALLS: 4}
+    assert [cost.stage for cost in costs] == ["map:1(fetched)"]
+    assert {cost.seconds for cost in costs} == {found.trials[0].seconds}
+    message = next(message for message in found.messages if message.code == "stages unknown")
+    assert str(message) == "The stages of the input could not be timed: IndexError: list index out of range."
+
+
+@pytest.mark.live
 def test_outputs_that_are_not_repeatable_are_reported(monkeypatch):
     monkeypatch.setattr(trial, "_FEWEST_EXECUTIONS", 20)  # longer than what has been read ahead
     found = tune(job(counting), budget=600)

@@ -45,6 +45,18 @@ def test_advice_on_something_else_names_it():
     )
 
 
+def test_what_is_paid_once_before_the_training_is_not_a_fault_of_it():
+    assert verdict(accounted((41, 1, "callbacks", "A.on_train_end"), wall_s=60)).sentence == (
+        "Healthy: 40.0 s of 60.0 s (67 % of run time) is productive training. Preparation before and between trainings "
+        "took 19.0 s, once per run."
+    )
+
+
+@pytest.mark.parametrize(("seconds", "account"), [(9, None), (15, "evaluation")])
+def test_an_evaluation_is_what_the_program_asks_for_unless_it_takes_a_fifth(seconds, account):
+    assert verdict(accounted((41, seconds, "evaluation", "fit"), wall_s=41 + seconds)).account == account
+
+
 def test_steps_that_vary_on_a_busy_machine_are_to_be_measured_again():
     steps = accounted().steps
     late = steps.frame.with_columns(dur_ps=pl.when(pl.col("step") == 9).then(40 * S).otherwise("dur_ps"))
@@ -66,7 +78,7 @@ def test_steps_slower_for_a_known_cause_are_not_to_be_measured_again():
     load = pl.DataFrame([("toy", 0, 0.1, 0.9, 0)], schema.LOAD, orient="row")
     found = verdict(tp.phases(replace(steps, frame=late, wall=replace(steps.wall, load=load)), lambda _: [0] * 10))
     assert "mostly garbage collection" in found.sentence
-    assert found.action == "call gc.freeze() once all is built"
+    assert found.action == "call `gc.freeze()` once all is built"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,9 @@ BOUNDARY = "begin or end of a window"  # in the thread that trains
 _SLOWED = 5  # steps beside the profiler that show how much it slows them down
 _GENERATOR = "a generator of the program"
 INSIDE_STEPS = "inside steps"
+OTHERS = "other programs"  # a reason of step time deviation
+_HARDLY = 0.1  # share of samples
+BUSY = 0.25  # share of the processors that other programs use on a busy machine
 IDLE = "device idle"
 COMPUTING = ("step time deviation", IDLE, "productive")  # what samples in steps divide
 _FEWEST_SAMPLES = 10  # of which a share is right within about 0.3
@@ -55,6 +58,7 @@ class HostRun(NamedTuple):
     samples: pl.DataFrame = pl.DataFrame(schema=schema.SAMPLES)
     traced_devices: bool = False  # whether `device_ps` is the time of accelerators, or of XLA on a CPU
     recorded: float = 1.0  # share of their work, at least, that a profiler records
+    load: pl.DataFrame = pl.DataFrame(schema=schema.LOAD)
 
 
 class _Cells(NamedTuple):
@@ -91,7 +95,8 @@ def segments(run: HostRun) -> pl.DataFrame:
     pieces = _between_steps(pieces, run.samples, "evaluates", "evaluation")
     pieces = _in_steps(pieces, run.samples, "evaluates", "evaluation")
     pieces, phases = _by_device(pieces, run)
-    return _in_steps(pieces, run.samples, "code", "program code", INSIDE_STEPS, phases)
+    pieces = _in_steps(pieces, run.samples, "code", "program code", INSIDE_STEPS, phases)
+    return _slow_steps(pieces, run)
 
 
 def _disjoint(steps: pl.DataFrame, low: int, high: int) -> tuple[Ints, Ints]:
@@ -168,12 +173,15 @@ def _parts(run: HostRun, start: Ints, end: Ints, exclusive: Ints, spans: pl.Data
     starts_up[cells.step[(cells.step >= 0) & cells.of_span & np.isin(cells.span, np.flatnonzero(is_startup))]] = True
     startup = np.where(starts_up, left - _without_startup(left, starts_up, kind, medians), 0).clip(0)
     excess = (excess - startup).clip(0)
-    profiler = np.minimum(excess, _delays(run, start, end, left))
+    delays, beside = _delays(run, start, end, left)
+    profiler = np.minimum(excess, delays)
     rest = np.where(deviates(left, medians), excess - profiler, 0)
     if run.traced_devices and left.size:
         # where the host runs ahead, what one step seems to take longer the steps around it make up for
         net = np.convolve(np.pad(left - medians - startup - profiler, _AROUND), np.ones(2 * _AROUND + 1), "valid")
         rest = np.minimum(rest, net.clip(0).astype(np.int64))
+    slower = np.where(_unexplained(run), np.minimum(rest, beside // 2), 0)  # it has half of a processor, at least
+    profiler, rest = profiler + slower, rest - slower
     usual = left - startup - profiler - rest
     return np.stack([waits, usual, startup, profiler + slowed, garbage, rest, calls], axis=1)
 
@@ -205,19 +213,30 @@ def _slowed(run: HostRun, start: Ints, end: Ints, waits: Ints) -> Ints:
         usual=wait.filter(~at).median(),
     )
     rows = rows.join(more, on="phase", how="left", maintain_order="left")
-    excess = pl.min_horizontal("more", wait - pl.col("usual")).clip(0).fill_null(0)
+    excess = pl.min_horizontal(pl.col("more").fill_null(0), wait - pl.col("usual")).clip(0)
     return np.asarray(rows.select(pl.when(at).then(excess).otherwise(0).cast(pl.Int64)).to_series().to_numpy())
 
 
-def _delays(run: HostRun, start: Ints, end: Ints, exclusive: Ints) -> Ints:
-    """Return the most that the profiler can have held up each step.
+def _unexplained(run: HostRun) -> NDArray[np.bool_]:
+    """Return in which steps no place of a stall is known, of phases in which code of the program hardly runs."""
+    steps = run.steps.select("start_ps", "dur_ps", "phase")
+    order = steps.select("start_ps", "phase", end_ps=pl.col("start_ps") + pl.col("dur_ps")).drop_nulls("start_ps")
+    found = run.samples.sort("start_ps").join_asof(order.sort("start_ps"), on="start_ps", check_sortedness=False)
+    shares = found.filter(pl.col("start_ps") < pl.col("end_ps")).group_by("phase").agg(pl.col("code").mean())
+    code = steps.join(shares, on="phase", how="left", maintain_order="left", nulls_equal=True)["code"]
+    places = stall_places(steps, run.stalls.filter(pl.col("kind").is_null() | pl.col("kind").is_in(_INSIDE)))
+    return np.asarray((places.is_null() & (code.fill_null(0.0) < _HARDLY)).to_numpy())
 
-    That is all of the time in which it starts and collects a window. Of a step that is traced, or beside which a
+
+def _delays(run: HostRun, start: Ints, end: Ints, exclusive: Ints) -> tuple[Ints, Ints]:
+    """Return the most that the profiler can have held up each step, and how long it was busy beside it.
+
+    The first is all of the time in which it starts and collects a window. Of a step that is traced, or beside which a
     window is reduced, it is what the median one of its phase takes longer than the others.
     """
     busy = _intervals(run, "profiler")
     if busy.is_empty():
-        return np.zeros(len(start), np.int64)
+        return np.zeros(len(start), np.int64), np.zeros(len(start), np.int64)
     windows = run.windows.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
     reductions = busy.filter((run.spans.filter(account="profiler")["detail"] == REDUCTION).fill_null(False))
     tracing, reducing = covered(windows, start, end), covered(reductions, start, end)
@@ -231,7 +250,7 @@ def _delays(run: HostRun, start: Ints, end: Ints, exclusive: Ints) -> Ints:
         )
     )
     more = frame.join(medians, on="phase", how="left", maintain_order="left")["more"].fill_null(0).clip(0)
-    return np.asarray(collecting + np.minimum(more.cast(pl.Int64).to_numpy(), beside), dtype=np.int64)
+    return np.asarray(collecting + np.minimum(more.cast(pl.Int64).to_numpy(), beside), dtype=np.int64), beside
 
 
 def _step_pieces(run: HostRun, cells: _Cells, exclusive: Ints, parts: Ints) -> pl.DataFrame:
@@ -400,6 +419,21 @@ def _in_steps(
     share = pl.when(spare).then(flagged_ps / spare_ps).otherwise(rest)
     part = pl.when(mine).then((dur_ps * share.fill_nan(0).clip(0, 1)).round().cast(pl.Int64))
     return _moved(parts.with_columns(part_ps=part), account, detail)
+
+
+def _slow_steps(pieces: pl.DataFrame, run: HostRun) -> pl.DataFrame:
+    """Return the pieces with deviations at places of the program's code as such, and others on a busy machine named."""
+    deviation = pl.col("account") == "step time deviation"
+    places = run.samples.group_by(detail="place").agg(of_code=pl.col("code").mean() > 0.5).drop_nulls()
+    load = run.load.select("start_ps", others=pl.col("machine_cpu") - pl.col("cpu") > BUSY).sort("start_ps")
+    pieces = pieces.join(places, on="detail", how="left", maintain_order="left").sort("start_ps")
+    pieces = pieces.join_asof(load, on="start_ps", check_sortedness=False)
+    of_code = deviation & pl.col("of_code").fill_null(value=False)
+    others = deviation & pl.col("others").fill_null(value=False) & pl.col("detail").ne_missing(_GC)
+    return pieces.with_columns(
+        account=pl.when(of_code).then(pl.lit("program code")).otherwise("account"),
+        detail=pl.when(of_code).then(pl.lit(INSIDE_STEPS)).when(others).then(pl.lit(OTHERS)).otherwise("detail"),
+    ).select(_COLUMNS)
 
 
 def _moved(pieces: pl.DataFrame, account: str, detail: str | None = None) -> pl.DataFrame:

@@ -81,12 +81,12 @@ class Rule:
 _OF_INPUT = {
     "tf.data": "tune the input pipeline (%%tpupoint --tune, tp.tune): prefetch, map in parallel, cache",
     "tuned tf.data": "the pipeline is tuned already: store prepared data (Dataset.save, TFRecord), use more processors",
-    "arrays": "use larger batches, or run more steps per call (steps_per_execution)",
+    "arrays": "use larger batches, or run more steps per call: `model.compile(..., steps_per_execution=16)`",
     "PyDataset": "give it workers (workers=, use_multiprocessing=, max_queue_size=), read more per batch at once",
     "generator": "make batches in a keras.utils.PyDataset or a tf.data.Dataset, which prepare them ahead of the steps",
-    "DataLoader": "give the DataLoader workers (num_workers=, persistent_workers=True, prefetch_factor=)",
+    "DataLoader": "give the DataLoader workers: `DataLoader(..., num_workers=2, persistent_workers=True)`",
     "TensorDataset": "take batches of its tensors by index (x[order[i:i + n]]): a DataLoader reads its rows one by one",
-    "Grain": "give Grain threads or workers (ReadOptions(num_threads=, prefetch_buffer_size=), mp_prefetch)",
+    "Grain": "give Grain threads: `ds.to_iter_dataset(grain.ReadOptions(num_threads=16, prefetch_buffer_size=500))`",
     "datasets": "read through a DataLoader with num_workers=, map once and keep the result (Dataset.map, save_to_disk)",
 }
 """What to do about slow input: the parameters are those of the documentation of each."""
@@ -127,7 +127,7 @@ RULES = (
         sentence="The device is idle for {idle} of the phase's step time {idle_cause}",
         action="run more steps per call, fetch fewer values on the host",
         actions={
-            "Keras": "run more steps per call (steps_per_execution), fetch fewer values on the host",
+            "Keras": "run more steps per call: `model.compile(..., steps_per_execution=16)`",
             "JAX": "run more steps per call (lax.scan), fetch fewer values on the host",
             "PyTorch": "launch fewer, larger kernels (torch.compile, CUDA graphs), fetch fewer values on the host",
         },
@@ -201,7 +201,9 @@ RULES = (
         saves=pl.col("compiled_ps") / pl.col("typical_ps"),
         sentence="Compilation takes {compiled_ps}",
         action="enable a persistent compilation cache; this cost is paid once per run",
-        actions={"JAX": "enable the compilation cache (jax_compilation_cache_dir); this cost is paid once per run"},
+        actions={
+            "JAX": "keep programs: `jax.config.update('jax_compilation_cache_dir', 'compiled')`; paid once per run"
+        },
         source="https://docs.jax.dev/en/latest/persistent_compilation_cache.html; 10 % is ours",
         account="program startup",
     ),
@@ -269,14 +271,15 @@ HEADROOM_RULES = (
 )
 """Rules for phases with a roofline: they also have the metrics ``bound`` and ``headroom``, a share of self time."""
 
+_waiting = pl.col("loading") - pl.col("anew") - pl.col("restarting")
 _every, _best = pl.col("save_every_ps"), pl.col("save_best_ps")
 _YOUNG = "the square root of 2 x save time x time between failures: Young 1974, https://doi.org/10.1145/361147.361115"
 
 ACCOUNT_RULES = (
     Rule(
         "slow input",
-        when=pl.col("loading") - pl.col("anew") > 0.1,
-        saves=pl.col("loading") - pl.col("anew"),
+        when=_waiting > 0.1,
+        saves=_waiting,
         sentence="Waiting for input takes {loading} of wall time",
         action="prepare batches in parallel and ahead of the steps, cache what every epoch reads",
         source="account of tp.goodput; 10 % as for the input of a phase",
@@ -293,6 +296,16 @@ ACCOUNT_RULES = (
         account="data loading",
     ),
     Rule(
+        "restarted workers",
+        when=pl.col("restarting") > 0.05,
+        saves=pl.col("restarting"),
+        sentence="The workers of a DataLoader are started anew in each of its passes, which takes {restarting} of wall "
+        "time",
+        action="keep the workers of the DataLoader: `DataLoader(..., persistent_workers=True)`",
+        source="https://docs.pytorch.org/docs/stable/data.html: persistent_workers; 5 % is ours",
+        account="data loading",
+    ),
+    Rule(
         "program code",
         when=pl.col("code") > 0.1,
         saves=pl.col("code"),
@@ -306,7 +319,7 @@ ACCOUNT_RULES = (
         when=pl.col("collecting") > 0.05,
         saves=pl.col("collecting"),
         sentence="The garbage collection of Python takes {collecting} of wall time, in steps that are slower for it",
-        action="call gc.freeze() once all is built; collect by hand, between epochs (gc.disable, gc.collect)",
+        action="call `gc.freeze()` once all is built; collect by hand, between epochs (gc.disable, gc.collect)",
         source="https://docs.python.org/3/library/gc.html: freeze; 5 % is ours",
         account="step time deviation",
     ),
@@ -400,8 +413,9 @@ ACCOUNT_RULES = (
         source="https://www.tensorflow.org/guide/function; docs.jax.dev, Just-in-time compilation; 30 % is ours",
         actions={
             "Keras": "compile the model without run_eagerly=True, and leave tf.config.run_functions_eagerly at False",
-            "TensorFlow": "compile the whole step: make it a function with @tf.function, the optimizer's apply within",
-            "JAX": "compile the whole step with jax.jit, the update of the weights within",
+            "TensorFlow": "compile the whole step, the optimizer's apply within: `step = tf.function(step)`",
+            "JAX": "compile the whole step, the update of the weights within: `step = jax.jit(step)`",
+            "PyTorch": "compute on batches, not on each example (torch.vmap), or compile the step (torch.compile)",
         },
         by="eager",
     ),
@@ -438,7 +452,7 @@ ACCOUNT_RULES = (
         saves=pl.col("evaluation"),
         sentence="Evaluation takes {evaluation_ps}, longer than the {productive_ps} of productive training",
         action="evaluate every few epochs, or on fewer batches",
-        actions={"Keras": "evaluate every few epochs, or on fewer batches (validation_freq, validation_steps)"},
+        actions={"Keras": "evaluate every few epochs, or on fewer batches: `model.fit(..., validation_freq=5)`"},
         source=_LONGER,
         account="evaluation",
     ),

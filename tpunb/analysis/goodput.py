@@ -14,7 +14,7 @@ from numbers import Real
 import polars as pl
 
 from tpunb import schema
-from tpunb.analysis.account_segments import COMPUTING, INSIDE_STEPS, HostRun, segments
+from tpunb.analysis.account_segments import BUSY, COMPUTING, INSIDE_STEPS, HostRun, segments
 from tpunb.analysis.run import Run, loaded, phases
 from tpunb.errors import NoSteps, wrong_type
 from tpunb.frames import Profile, Steps
@@ -26,7 +26,6 @@ _OF_CPU = 0.7  # of the work of XLA on a CPU: 0.73 to 0.96 of loops that never w
 _LEAST_SHARE = 0.02  # of wall time that is named
 _MOST_ACCOUNTS, _MOST_DETAILS = 4, 2  # that are named; details of one account
 _UNEXPLAINED = 0.05  # share of wall time in "other" above which the sentence begins with it
-_BUSY = 0.25  # share of the processors that other programs use on a busy machine
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -156,7 +155,7 @@ def busy(goodput: Goodput) -> str | None:
 def others_used(goodput: Goodput) -> str | None:
     """Return the share of the processors that other programs used on a busy machine, in words; else None."""
     share = (goodput.load["machine_cpu"] - goodput.load["cpu"]).drop_nulls().drop_nans().mean()
-    if not isinstance(share, float) or share <= _BUSY:
+    if not isinstance(share, float) or share <= BUSY:
         return None
     return f"other programs used {percent(share)} of its processors"
 
@@ -167,8 +166,9 @@ def goodput(run: Run) -> Goodput:
     Every picosecond of a host is in one account of ``tpunb.schema.ACCOUNTS``. The *exclusive time* of a step is its
     duration without input wait, callbacks, checkpoints and the like. It is productive; but what is beyond the median of
     its phase is the profiler's as far as that was busy, program startup if the step traced or compiled, and, if the
-    step takes over 1.5 times that median, step time deviation. Of what is left, the time of traced devices is
-    productive, and samples in code of the program divide the rest. Input wait
+    step takes over 1.5 times that median, step time deviation (of which code of the program, and seconds in which other
+    programs used a quarter of the processors, are known). Of what is left, the time of traced devices is productive,
+    and samples in code of the program divide the rest. Input wait
     of steps that no clock measured is the mean of their phase.
 
     Parameters
@@ -227,6 +227,7 @@ def _of_steps(steps: Steps, labels: pl.Series, wall: WallClock | None) -> Goodpu
             clocked=clocked,
             complete=complete,
             samples=wall.samples.filter(host=host),
+            load=wall.load.filter(host=host),
             traced_devices=steps.devices.height > 0,
             recorded=_OF_CPU if steps.metadata.get("device kind") == "CPU" else 1.0,
         )

@@ -50,6 +50,7 @@ _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
 _SURE_LOADS = 8  # seconds from which on it may shrink in some
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
+_MANY_OPS, _SMALL_PS, _SMALL_SHARE = 1000, 10e6, 0.8  # of PyTorch on a CPU in a step: 3 us each in loops over examples
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin
 
 
@@ -288,8 +289,9 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     ``wall_ps``; of each account by its ``metric`` in ``tpunb.schema.ACCOUNTS``, of ``retracing`` (tracing and compiling
     a function after its first time, within startup) and of ``rebuilding`` (tracing the step of three models or more,
     but for the first), of ``first`` (the rest of startup), ``collecting`` (garbage), ``anew`` (iterators of Keras),
-    ``importing`` (modules, by samples of preparation) and ``stepping`` (steps without waits) the share of wall time, 0
-    to 1, and the time such as ``callbacks_ps``; ``growth`` of memory in bytes an hour, if steady, to ``memory`` in
+    ``restarting`` (workers of a DataLoader, after its first pass), ``importing`` (modules, by samples of preparation)
+    and ``stepping`` (steps without waits) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``;
+    ``growth`` of memory in bytes an hour, if steady, to ``memory`` in
     bytes; ``eager``, what runs steps operation by operation; ``debug``, what checks each operation; ``data``, the kind
     of the data; ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and
     ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``:
@@ -319,6 +321,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     collecting = run.frame.filter(account="step time deviation", detail="garbage collection")
     anew = run.frame.filter(account="data loading", detail="a new iterator at the end of an epoch")
     taken["anew"] = int(anew["time_ps"].sum()) // run.hosts
+    taken["restarting"] = min(_restarting_ps(phases.steps) // run.hosts, taken["loading"] - taken["anew"])
     imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(" ← import "))
     taken["importing"] = round(taken["preparation"] * imports["share"].sum())
     taken["stepping"] = taken["productive"] + taken["idle"] + times.get("step time deviation", 0)
@@ -350,11 +353,37 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     return pl.DataFrame([row], schema={name: pl.String() if name in texts else pl.Float64() for name in row})
 
 
+def _restarting_ps(steps: Steps) -> int:
+    """Return the time to start workers of DataLoaders after the first: until a batch, beyond the usual wait for one."""
+    if steps.wall is None:
+        return 0
+    later = steps.wall.spans.filter(detail="start of workers").sort("start_ps")
+    later = later.filter(pl.int_range(pl.len()).over("host") > 0)
+    waits = steps.frame.select("host", end_ps=pl.col("start_ps") + pl.col("dur_ps"), wait_ps="input_ps").drop_nulls()
+    usual = waits.group_by("host").agg(pl.col("wait_ps").median().alias("usual_ps"))
+    first = later.join_asof(
+        waits.sort("end_ps"),
+        left_on="start_ps",
+        right_on="end_ps",
+        by="host",
+        strategy="forward",
+        check_sortedness=False,
+    ).join(usual, on="host")
+    return int(first.select((pl.col("wait_ps") - pl.col("usual_ps")).clip(0).sum()).item() + later["dur_ps"].sum())
+
+
 def _eager(steps: Steps) -> str | None:
-    """Return what runs the steps operation by operation: "Keras", "TensorFlow" or "JAX"."""
+    """Return what runs the steps operation by operation: "Keras", "TensorFlow" or "JAX"; "PyTorch" if they are tiny."""
     full = steps.full()
     calls = full.ops.filter(pl.col("op") == "PjitFunction")["count"].sum()
-    return steps.metadata.get("eager") or ("JAX" if calls >= _EAGER_CALLS * max(len(full), 1) else None)
+    if steps.metadata.get("eager") or calls >= _EAGER_CALLS * max(len(full), 1):
+        return steps.metadata.get("eager") or "JAX"
+    ops = full.ops.filter(pl.col("op").cast(pl.String).str.contains(r"^aten::|Backward\d*$"), pl.col("count") > 0)
+    each = (pl.col("self_ps") / pl.col("count")).min()  # in the step that other programs held up least
+    ops = ops.group_by("op").agg(pl.col("count", "self_ps").sum(), each=each)
+    small_ps = ops.filter(pl.col("each") < _SMALL_PS)["self_ps"].sum()
+    many = ops["count"].sum() >= _MANY_OPS * max(len(full), 1) and not steps.devices.height
+    return "PyTorch" if many and float(small_ps) > _SMALL_SHARE * float(ops["self_ps"].sum()) else None
 
 
 def _saves(steps: Steps) -> int:

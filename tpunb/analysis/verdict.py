@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from tpunb.analysis.account_segments import INSIDE_STEPS
+from tpunb.analysis.account_segments import INSIDE_STEPS, OTHERS
 from tpunb.analysis.advice import ACCOUNT_RULES, RULES, advise
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
 from tpunb.errors import wrong_type
@@ -18,6 +18,9 @@ _FEWEST_SAMPLES = 3  # in an account whose place is named
 _ALSO = ["growing memory", "debugging"]  # rules that are said beside what took most
 _LOADED = 0.25  # share of run time that other programs may take of a healthy run
 _LEAST_SHARE = 0.1  # share of run time that an account takes, or advice saves, to be named
+_LEAST_EVALUATION = 0.2  # of an evaluation that the program asks for
+_ONCE = ("preparation", "program startup", "checkpoint restore")  # accounts of what a run does before it trains
+_TRAINED = 2  # steps, after which it trains
 
 
 @dataclass(frozen=True)
@@ -80,20 +83,22 @@ def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
     """Return what took most of the run time, and the advice on it, or else the first."""
     run = goodput(phases)
     advice = advice.filter(pl.col("saves_ps") >= _LEAST_SHARE * run.wall_ps)
+    of = {rule.name: rule.account for rule in (*ACCOUNT_RULES, *RULES)}
     importing_ps = advice.filter(rule="imports")["saves_ps"].sum()
-    account, cause, first = _headline(run, imports=importing_ps > run.time_ps("preparation") / 2)
+    advised = {of.get(rule) for rule in advice["rule"]}
+    account, cause, first = _headline(run, advised, imports=importing_ps > run.time_ps("preparation") / 2)
     time_ps, others = run.time_ps(account or "other"), others_used(run)
     eager = advice.filter(pl.col("rule") == "eager steps", pl.col("saves_ps") > time_ps)
     if eager.height:
         saves_ps = eager["saves_ps"].item()
         first = f"The steps run operation by operation, {duration(saves_ps)} of {duration(run.wall_ps)}"
-    elif account == "step time deviation" and others is not None and cause is None:
+    elif account == "step time deviation" and others is not None and cause in (None, f"mostly {OTHERS}"):
+        first = first.removesuffix(f": {cause}")
         again = "measure again on an idle machine"
         if time_ps < _LOADED * run.wall_ps:
             return Verdict(f"{_healthy(run)}. {first}, as the machine was busy: {others}.", account)
         sentence = f"{first}. The machine was busy, {others}: {again}, saves up to {duration(time_ps)}."
         return Verdict(sentence, account, again, time_ps)
-    of = {rule.name: rule.account for rule in (*ACCOUNT_RULES, *RULES)}
     on_it = eager if eager.height else advice.filter(pl.col("rule").is_in([name for name in of if of[name] == account]))
     if advice.is_empty():
         return Verdict(f"{first}.", account)
@@ -112,19 +117,36 @@ def _healthy(run: Goodput) -> str:
     return f"Healthy: {productive} is productive training"
 
 
-def _headline(run: Goodput, *, imports: bool) -> tuple[str | None, str | None, str]:
+def _headline(run: Goodput, advised: set[str | None], *, imports: bool) -> tuple[str | None, str | None, str]:
     """Return the account that took most, if a tenth, its cause, and both in words; what imports take comes last."""
     ours = pl.col("account").is_in(["productive", "profiler"])  # nothing that the program wastes
-    most = totals(run).filter(~ours, pl.col("share") >= _LEAST_SHARE)
+    least = pl.when(account="evaluation").then(_LEAST_EVALUATION).otherwise(_LEAST_SHARE)
+    most = totals(run).filter(~ours, (pl.col("share") >= least) | pl.col("account").is_in(advised - {None}))
+    most = most.filter(pl.col("share") >= _LEAST_SHARE)
+    once = [name for name in most["account"] if name not in advised and _is_once(run, name)]
+    most = most.filter(~pl.col("account").is_in(once))
     if imports and most.height > 1:  # they are needed, and paid once
         most = most.filter(pl.col("account") != "preparation")
     most = most.head(1)
     if most.is_empty():
-        return None, None, _healthy(run)
+        paid = [f". {ACCOUNTS[name].subject} took {duration(run.time_ps(name))}, once per run" for name in once]
+        return None, None, _healthy(run) + "".join(paid)
     account, time_ps, share = most.select(pl.col("account").cast(pl.String), "time_ps", "share").row(0)
     cause = _cause(run, account)
     took = f"{duration(time_ps)} of {duration(run.wall_ps)} ({percent(share)} of run time)"
     return account, cause, f"{ACCOUNTS[account].subject} took {took}" + (f": {cause}" if cause else "")
+
+
+def _is_once(run: Goodput, account: str) -> bool:
+    """Return whether an account is that of what the run does before and after it trains, for less time than that."""
+    if account not in _ONCE or run.time_ps(account) > run.time_ps("productive"):
+        return False
+    training = run.segments.filter(account="productive").drop_nulls("step").group_by("host", "step")
+    starts = training.agg(pl.col("start_ps").min()).group_by("host")
+    bounds = starts.agg(first=pl.col("start_ps").sort().slice(_TRAINED).first(), last=pl.col("start_ps").max())
+    between = run.segments.filter(account=account).join(bounds, on="host")
+    between = between.filter(pl.col("start_ps").is_between("first", "last"))
+    return int(between["dur_ps"].sum()) / run.hosts < _LEAST_SHARE * run.wall_ps
 
 
 def _cause(run: Goodput, account: str) -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpunb.errors import TpunbError, need, wrong_type
 from tpunb.text import plain, plural
@@ -27,6 +27,8 @@ _THREADS = (0, 1, 2, 4, 8, 16, 32)
 _BUFFERS = (1, 2, 4, 16, 64, 500)
 _AHEAD = (1, 2, 4, 16)
 """Elements that each worker process makes ahead; Grain's default is 1."""
+_READ_AGAIN = 3
+"""Elements of each stage that are read twice to find one that varies."""
 _FUNCTIONS = ("_transform", "_map_fn", "_filter_fn", "_source")
 """Attributes that hold the program's function or source of a stage."""
 
@@ -74,8 +76,11 @@ class GrainPipeline:
                 domain = tuple(sorted({*candidates, current}))
                 parameters.append(Parameter(kind, stage, current, domain, "verify", _PYTHON))
         processes = self._processes()
-        ahead = Parameter(Kind.ELEMENTS, "worker", 1, _AHEAD, processes.verdict, processes.reason)
-        return (*parameters, processes, *([] if processes.verdict == "locked" else [ahead]))
+        if processes.verdict == "locked" and not processes.current:
+            return (*parameters, processes)
+        ahead = self._workers.ahead if self._workers else 1
+        domain = tuple(sorted({*_AHEAD, ahead}))
+        return (*parameters, processes, Parameter(Kind.ELEMENTS, "worker", ahead, domain, "verify", _PYTHON))
 
     def build(self, values: Mapping[str, Value]) -> Any:
         """Return a ``grain.IterDataset``, or a DataLoader for a DataLoader, with the same elements and other values.
@@ -84,11 +89,19 @@ class GrainPipeline:
         """
         changed = self._changed(values)
         options = {id(read): _read_options(read, changed, stage) for stage, read in self._reads.items()}
-        built = _rebuilt(self._root, options)
-        if workers := self._worker_options(changed):
+        workers = self._changed_workers(changed)
+        if workers.processes:
             _check_flags()
-            built = built.mp_prefetch(need("grain", extra="jax").MultiprocessingOptions(**workers))
+        built = _rebuilt(self._root, options, workers)
+        built = built if self._workers else workers.of(built)
         return _loader(self.dataset, built) if self._is_loader else built
+
+    def in_flight(self, values: Mapping[str, Value]) -> int:
+        """Return how many elements are made at once, which arrive in one burst."""
+        changed = self._changed(values)
+        threads = [_read_options(read, changed, stage) for stage, read in self._reads.items()]
+        most = max((min(each.num_threads, each.prefetch_buffer_size) for each in threads), default=0)
+        return max(most, 1) * max(self._changed_workers(changed).processes, 1)
 
     def as_code(self, values: Mapping[str, Value]) -> str:
         """Return the lines of code that set these values."""
@@ -104,9 +117,15 @@ class GrainPipeline:
                 else:
                     comment = f"  # input {branch}" if branch else ""
                     lines.append(f"ds = ds.to_iter_dataset(grain.ReadOptions({call})){comment}")
-        if workers := self._worker_options(changed):
-            options = ", ".join(f"{name}={value}" for name, value in workers.items())
-            lines.append(f"ds = ds.mp_prefetch(grain.MultiprocessingOptions({options}))")
+        workers = self._changed_workers(changed)
+        if workers != (self._workers or _NO_WORKERS) and (workers.processes or self._workers):
+            if self._is_loader:
+                lines.append(f"worker_buffer_size={workers.ahead},  # of grain.DataLoader(...)")
+            else:
+                buffer = f", per_worker_buffer_size={workers.ahead}" if workers.ahead > 1 else ""
+                lines.append(
+                    f"ds = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers={workers.processes}{buffer}))"
+                )
         return "\n".join(lines)
 
     def metered(self) -> tuple[Any, list[Meter]]:
@@ -117,8 +136,10 @@ class GrainPipeline:
     def _metered(self, node: Any, read: str, meters: list[Meter]) -> tuple[Any, list[Meter]]:
         """Return a copy of a dataset that is timed in each stage, and the meters of the last ones."""
         stage = next((stage for stage, each in self._reads.items() if each is node), "")
-        metered = [self._metered(parent, stage or read, meters) for parent in node.parents]
+        metered = [self._metered(parent, stage or read, meters) for parent in _parents(node)]
         parents, below = [parent for parent, _ in metered], [meter for _, each in metered for meter in each]
+        if _workers(node):
+            return parents[0], below
         grain = need("grain", extra="jax")
         if stage:
             options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -129,14 +150,27 @@ class GrainPipeline:
         again._parents = tuple(parents)
         meter = Meter(_stage_name(node, read, below), read, tuple(below))
         meters.append(meter)
-        return _timing_nodes()[isinstance(node, grain.IterDataset)](again, meter), [meter]
+        meter.node = _timing_nodes()[isinstance(node, grain.IterDataset)](again, meter)
+        return meter.node, [meter]
 
-    @staticmethod
-    def _worker_options(changed: Mapping[tuple[str, Kind], Value]) -> dict[str, int]:
-        """Return the arguments of ``grain.MultiprocessingOptions``; none for no worker processes."""
-        processes, ahead = changed.get(("worker", Kind.PROCESSES)), changed.get(("worker", Kind.ELEMENTS))
-        buffer = {"per_worker_buffer_size": int(ahead)} if ahead else {}
-        return {"num_workers": int(processes)} | buffer if processes else {}
+    def varying(self, digest: Callable[[Any], bytes]) -> str:
+        """Return the first stage of random access that gives another element when it is read again; "" for none."""
+        for meter in self.metered()[1]:
+            rows = range(min(_READ_AGAIN, len(meter.node))) if hasattr(meter.node, "__getitem__") else ()
+            if any(digest(meter.node[row]) != digest(meter.node[row]) for row in rows):
+                return meter.stage
+        return ""
+
+    @cached_property
+    def _workers(self) -> _Workers | None:
+        """The worker processes of the program; None for none."""
+        return next(filter(None, map(_workers, _nodes(self._root))), None)
+
+    def _changed_workers(self, changed: Mapping[tuple[str, Kind], Value]) -> _Workers:
+        workers = self._workers or _NO_WORKERS
+        processes = changed.get(("worker", Kind.PROCESSES), workers.processes)
+        ahead = changed.get(("worker", Kind.ELEMENTS), workers.ahead)
+        return workers._replace(processes=int(processes), ahead=int(ahead))
 
     def _changed(self, values: Mapping[str, Value]) -> dict[tuple[str, Kind], Value]:
         changed = changes(self.parameters, values)
@@ -149,18 +183,22 @@ class GrainPipeline:
         return {(f"{i}/read" if len(reads) > 1 else "read"): node for i, node in enumerate(reads, 1)}
 
     def _processes(self) -> Parameter:
-        grain = need("grain", extra="jax")
-        iterated = [_class(node) for node in _nodes(self._root) if isinstance(node, grain.IterDataset)]
+        grain, current = need("grain", extra="jax"), self._workers.processes if self._workers else 0
+        inside = [*_nodes(self._workers.inner if self._workers else self._root)]
+        iterated = [_class(node) for node in inside if isinstance(node, grain.IterDataset)]
         others = [name for name in iterated if name not in _ONE_TO_ONE]
-        if other := next(iter(others or (name for name in map(_class, _nodes(self._root)) if "Filter" in name)), None):
+        reason = ""
+        if other := next(iter(others or (name for name in map(_class, inside) if "Filter" in name)), None):
             reason = f"each process reads a slice, of which {plain(other)} would make different elements"
-            return Parameter(Kind.PROCESSES, "worker", 0, (), "locked", reason)
-        if _runs_again():
+        elif _runs_again():
             reason = "each process would run the program again: put it under if __name__ == '__main__'"
-            return Parameter(Kind.PROCESSES, "worker", 0, (), "locked", reason)
-        domain = tuple(sorted({0, 1, 2, os.cpu_count() or 1}))
+        elif self._is_loader and current:
+            reason = "the state of the loader is that of its number of processes"
+        if reason:
+            return Parameter(Kind.PROCESSES, "worker", current, (), "locked", reason)
+        domain = tuple(sorted({0, 1, 2, os.cpu_count() or 1, current}))
         reason = f"{_PYTHON}, and other processes do not share this one's state"
-        return Parameter(Kind.PROCESSES, "worker", 0, domain, "verify", reason)
+        return Parameter(Kind.PROCESSES, "worker", current, domain, "verify", reason)
 
 
 @dataclass(eq=False)
@@ -170,12 +208,13 @@ class Meter:
     stage: str
     read: str  # the stage that reads it; "" after reading
     below: tuple[Meter, ...]
+    node: Any = None  # the timed dataset
     wall: float = 0.0
     busy: float = 0.0
     elements: int = 0
 
     @property
-    def own(self) -> tuple[float, float]:
+    def alone(self) -> tuple[float, float]:
         """Seconds and processor seconds of the stage alone."""
         wall, busy = (
             getattr(self, name) - sum(getattr(each, name) for each in self.below) for name in ("wall", "busy")
@@ -200,30 +239,23 @@ def _timing_nodes() -> tuple[type, type]:
     """Return the datasets that time another one: of random access, and iterated."""
     grain = need("grain", extra="jax")
 
-    class TimedMap(grain.MapDataset):  # type: ignore[misc, name-defined]
+    class Timed:
         def __init__(self, parent: Any, meter: Meter) -> None:
-            super().__init__(parent)
+            super().__init__(parent)  # type: ignore[call-arg]
             self._meter = meter
 
+    class TimedMap(Timed, grain.MapDataset):  # type: ignore[misc, name-defined]
         def __len__(self) -> int:
             return len(self._parent)
 
         def __getitem__(self, index: Any) -> Any:
             return self._meter.timed(lambda: self._parent[index])
 
-    class TimedIter(grain.IterDataset):  # type: ignore[misc, name-defined]
-        def __init__(self, parent: Any, meter: Meter) -> None:
-            super().__init__(parent)
-            self._meter = meter
-
+    class TimedIter(Timed, grain.IterDataset):  # type: ignore[misc, name-defined]
         def __iter__(self) -> Any:
             return TimedIterator(self._parent.__iter__(), self._meter)
 
-    class TimedIterator(grain.DatasetIterator):  # type: ignore[misc, name-defined]
-        def __init__(self, parent: Any, meter: Meter) -> None:
-            super().__init__(parent)
-            self._meter = meter
-
+    class TimedIterator(Timed, grain.DatasetIterator):  # type: ignore[misc, name-defined]
         def __next__(self) -> Any:
             return self._meter.timed(lambda: next(self._parent))
 
@@ -272,8 +304,47 @@ def _class(node: Any) -> str:
 def _nodes(root: Any) -> Iterator[Any]:
     """Yield a dataset and all datasets it reads from, the last first."""
     yield root
-    for parent in root.parents:
+    for parent in _parents(root):
         yield from _nodes(parent)
+
+
+def _parents(node: Any) -> tuple[Any, ...]:
+    workers = _workers(node)
+    return (workers.inner,) if workers else tuple(node.parents)
+
+
+class _Workers(NamedTuple):
+    """Worker processes: how many, the elements that each makes ahead, and what they read, as ``mp_prefetch`` has it."""
+
+    processes: int
+    ahead: int
+    inner: Any = None
+    start: Any = None
+    sequential: bool = False
+
+    def of(self, dataset: Any) -> Any:
+        """Return a dataset that is read by the processes."""
+        if not self.processes:
+            return dataset
+        options = need("grain", extra="jax").MultiprocessingOptions(
+            num_workers=self.processes, per_worker_buffer_size=self.ahead
+        )
+        return dataset.mp_prefetch(options, worker_init_fn=self.start, sequential_slice=self.sequential)
+
+
+_NO_WORKERS = _Workers(0, 1)
+
+
+def _workers(node: Any) -> _Workers | None:
+    """Return the worker processes that a dataset is; None for other datasets."""
+    shards = getattr(node.parents[0], "_datasets", ()) if _class(node) == "WithOptionsIterDataset" else ()
+    if not shards or {_class(shard) for shard in shards} != {"ProcessPrefetchIterDataset"}:
+        return None
+    inner, sequential = shards[0].parents[0].parents[0], False
+    if _class(inner) == "_LazyWorkerSliceIterDataset":
+        inner, sequential = inner.parents[0], inner._sequential_slice
+    _, *starts = shards[0]._worker_init_fn.args[0]  # the first is Grain's
+    return _Workers(len(shards), shards[0]._buffer_size, inner, starts[0].func if starts else None, sequential)
 
 
 def _numbers(read: Any) -> tuple[int, int]:
@@ -290,14 +361,17 @@ def _read_options(read: Any, changed: Mapping[tuple[str, Kind], Value], stage: s
     )
 
 
-def _rebuilt(node: Any, options: Mapping[int, Any]) -> Any:
-    """Return a copy of an IterDataset with other read options; the MapDatasets below are shared."""
+def _rebuilt(node: Any, options: Mapping[int, Any], workers: _Workers = _NO_WORKERS) -> Any:
+    """Return a copy of an IterDataset with other read options and workers; the MapDatasets below are shared."""
+    if present := _workers(node):
+        return workers.of(_rebuilt(present.inner, options))
     if id(node) in options:
         return node.parents[0].to_iter_dataset(options[id(node)], allow_nones=node._allow_nones)
     grain = need("grain", extra="jax")
     again = copy.copy(node)
     again._parents = tuple(
-        _rebuilt(parent, options) if isinstance(parent, grain.IterDataset) else parent for parent in node.parents
+        _rebuilt(parent, options, workers) if isinstance(parent, grain.IterDataset) else parent
+        for parent in node.parents
     )
     return again
 
@@ -320,6 +394,9 @@ def _self_check() -> None:
         threads = _numbers(again.parents[0])[0], _numbers(read)[0]
         if threads != (2, 0) or [list(batch) for batch in again] != [[0, 1], [2, 3], [4]]:
             raise TypeError("the rebuilt dataset differs")
+        processes = read.mp_prefetch(grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=3))
+        if _workers(processes) != (2, 3, read, None, False):
+            raise TypeError("worker processes are stored otherwise")
         sampler = grain.samplers.IndexSampler(num_records=3, num_epochs=1, shard_options=grain.sharding.NoSharding())
         loader = grain.DataLoader(data_source=range(3), sampler=sampler)
         if [list(batch) for batch in _loader(loader, tiny)] != [[0, 1], [2, 3], [4]] or [*loader] != [0, 1, 2]:

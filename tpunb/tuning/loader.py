@@ -109,6 +109,10 @@ class LoaderPipeline:
         settings: Any = replace(self._settings, **changed)  # type: ignore[arg-type]
         return with_settings(self.loader, settings)
 
+    def in_flight(self, values: Mapping[str, Value]) -> int:
+        """Return the batches that workers make ahead."""
+        return settings_of(self.build(values)).ahead
+
     def as_code(self, values: Mapping[str, Value]) -> str:
         """Return the arguments of the DataLoader that set these values."""
         changed = changes(self.parameters, values)

@@ -21,21 +21,22 @@ _HEADROOM = 1.5
 _NEAR = 1.05
 """Step time by the least possible one at which the search ends."""
 
-_CALLS = (Kind.CALLS, Kind.READ_THREADS, Kind.WORKERS)
+CALLS = (Kind.CALLS, Kind.READ_THREADS, Kind.WORKERS)
+"""Kinds of parameters that count what runs at once."""
 
 
 def model_based(space: Space) -> Proposals:
-    """Propose the predicted values, then a few neighbours of the best so far, while a step can get faster."""
+    """Propose the predicted values, then neighbours of the best so far in a few directions, while steps get faster."""
     best, least = predicted(space), least_step(space)
     cost = yield dict(best)
     for move in _LOADER_MOVES if space.of_kind(Kind.WORKERS, Kind.PREFETCH_FACTOR, Kind.PINNED) else _MOVES:
-        if cost is not None and cost < _NEAR * least:
-            return
-        neighbour = move(space, best)
-        if neighbour != best:
+        while (neighbour := move(space, best)) != best:
+            if cost is not None and cost < _NEAR * least:
+                return
             neighbour_cost = yield dict(neighbour)
-            if is_better(neighbour_cost, cost):
-                best, cost = neighbour, neighbour_cost
+            if not is_better(neighbour_cost, cost):
+                break
+            best, cost = neighbour, neighbour_cost
 
 
 def predicted(space: Space) -> dict[str, Value]:
@@ -65,7 +66,7 @@ def least_step(space: Space) -> float:
 
 def _calls_of(space: Space, cost: StageCost) -> Parameter | None:
     """Return the parameter for the parallel calls of a stage."""
-    return next((parameter for parameter in space.of_kind(*_CALLS) if parameter.stage == cost.stage), None)
+    return next((parameter for parameter in space.of_kind(*CALLS) if parameter.stage == cost.stage), None)
 
 
 def _calls(space: Space, cost: StageCost, parameter: Parameter) -> Value:
@@ -98,7 +99,7 @@ def _with_threads(space: Space, values: Values) -> dict[str, Value]:
 def _scaled_calls(space: Space, best: Values, factor: float) -> dict[str, Value]:
     """Return values with a multiple of the calls of every stage, and threads for them."""
     changed = dict(best)
-    for parameter in space.of_kind(*_CALLS):
+    for parameter in space.of_kind(*CALLS):
         value = best.get(parameter.name, AUTOTUNE)
         if value != AUTOTUNE:
             changed[parameter.name] = at_least(parameter, max(int(value) * factor, 1))
@@ -112,7 +113,7 @@ def _more_threads(space: Space, best: Values) -> dict[str, Value]:
 
 def _autotuned_calls(space: Space, best: Values) -> dict[str, Value]:
     """Return values that leave the calls to AUTOTUNE, and keep the threads."""
-    calls = [parameter for parameter in space.of_kind(*_CALLS) if parameter.name in best]
+    calls = [parameter for parameter in space.of_kind(*CALLS) if parameter.name in best]
     return {**best, **{parameter.name: AUTOTUNE for parameter in calls if AUTOTUNE in parameter.domain}}
 
 
@@ -153,8 +154,8 @@ def _with(space: Space, best: Values, kind: Kind, value: Value) -> dict[str, Val
 
 
 _LOADER_MOVES: tuple[Callable[[Space, Values], dict[str, Value]], ...] = (
-    *[partial(_scaled_workers, factor=2)] * 2,
-    *[partial(_scaled_workers, factor=0.5)] * 2,
+    partial(_scaled_workers, factor=2),
+    partial(_scaled_workers, factor=0.5),
     partial(_scaled_workers, factor=0),
     partial(_with, kind=Kind.PREFETCH_FACTOR, value=4),
     partial(_with, kind=Kind.PINNED, value=True),

@@ -121,6 +121,10 @@ class Pipeline:
         use_new_resources(work, self.entropy)
         return self._built(work, changed)
 
+    def in_flight(self, values: Mapping[str, Value]) -> int:
+        """Return how many batches are made at once: about one, whose elements are made in parallel."""
+        return 1
+
     def as_code(self, values: Mapping[str, Value]) -> str:
         """Return the lines of code that set these values.
 

@@ -20,7 +20,7 @@ from tpunb.text import format_error, plural
 from tpunb.tfdata import position
 from tpunb.tfdata.graph import AUTOTUNE
 from tpunb.torchdata.effects import digest
-from tpunb.torchdata.loader import batches_of, settings_of, shut_down
+from tpunb.torchdata.loader import batches_of, shut_down
 from tpunb.tuning.grain import GrainPipeline
 from tpunb.tuning.job import Training
 from tpunb.tuning.loader import LoaderPipeline, trial_loader
@@ -40,9 +40,6 @@ _MOST_REREAD = 4
 class BatchSource:
     """Data from a position on; after their end they start again, as in the next epoch."""
 
-    ahead: int | None = None
-    """Batches that worker processes make ahead; None if the output of a trial is compared while it is timed."""
-
     def __init__(self, dataset: Any, iterator: Iterator[Any]) -> None:
         self.dataset, self.iterator = dataset, iterator
 
@@ -56,10 +53,6 @@ class BatchSource:
             return training.execute(self.iterator)
         except StopIteration:
             raise _no_batch() from None
-
-    def epoch_seconds(self, seconds: float, executions: int) -> float:
-        """Return the seconds per execution over an epoch, by those of the last executions."""
-        return seconds
 
     def batches_digest(self) -> NDArray[np.uint8] | None:
         """Return a digest of the batches so far, and compute it no longer; None if only outputs are compared."""
@@ -77,7 +70,6 @@ class LoaderSource(BatchSource):
 
     def __init__(self, loader: Any) -> None:
         super().__init__(self, self)
-        self.ahead = settings_of(loader).ahead
         self._loader = loader
         self._batches: Any = None  # begins with the first batch
         self._hashed: Any = hashlib.blake2b(digest_size=16)

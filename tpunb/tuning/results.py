@@ -43,6 +43,8 @@ _COLUMNS: dict[str, pl.DataType | type[pl.DataType]] = {
 _SENTENCES = {
     "not tuned": "Not tuned: {reason}.",
     "not repeatable": "Not tuned: the program is not deterministic, so equality cannot be checked.",
+    "varying": "{stage} gives another element when it is read again, as one does that draws from a global generator or "
+    "reads the time. Draw from the generator that random_map(f, seed=...) hands to f.",
     "untracked state": "Not tuned: {state}, and a trial could not restore it.",
     "position": "Not tuned: the position in the data cannot be saved. {reason}.",
     "fit too short": "Not tuned: the rest of the fit takes {rest:.1f} s, one race about {needed:.1f} s.",
@@ -59,6 +61,7 @@ _SENTENCES = {
     "compared": "Batches are equal, bit for bit: the first {batches:,}, where an epoch has {epoch}.",
     "different batches": "Not tuned: batch {batches:,} differs with {values:values}.",
     "stages": "Input of a step, one element after another: {stages:stages}.",
+    "stages unknown": "The stages of the input could not be timed: {error}.",
     "data": "A step takes {step:ms}, its data alone {data:ms}.",
     "data keep up": "Nothing to gain: a step takes {step:ms}, its data alone {data:ms}.",
     "slow start": "Every trial reads all data before its start again: {reason}.",

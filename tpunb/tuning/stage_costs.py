@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tpunb.tfdata.graph import to_graph
@@ -18,6 +19,7 @@ from tpunb.tfdata.stages import Stage
 from tpunb.tuning.caching import dataset_up_to
 from tpunb.tuning.grain import GrainPipeline
 from tpunb.tuning.loader import STAGE, LoaderPipeline
+from tpunb.tuning.parameters import Kind
 from tpunb.tuning.pipeline import Pipeline
 
 _LIMIT = 0.4
@@ -28,9 +30,6 @@ _COMPILING = 0.1
 
 _BATCHES = 3
 """Batches that suffice to measure a stage."""
-
-_MOMENT = 0.03
-"""Seconds in which other programs take turns."""
 
 _MOST_BATCHES = 100
 """Batches of Grain in which stages are measured."""
@@ -154,14 +153,19 @@ def _measured(dataset: Any, needed: int) -> tuple[float, float]:
 
 
 def _of_grain(pipeline: GrainPipeline) -> tuple[StageCost, ...]:
-    """Return the cost of each read, then of the stages after reading; each stage is timed within the same batches."""
+    """Return the cost of each read, then of the stages after reading; each stage is timed within the same batches.
+
+    Stages whose batches only the program's worker processes make have no costs.
+    """
+    if any(each.kind is Kind.PROCESSES and each.current and not each.domain for each in pipeline.parameters):
+        return ()
     dataset, meters = pipeline.metered()
-    iterator, drawn, free = iter(dataset), 0, _free_share()
+    iterator, drawn = iter(dataset), 0
     try:
         next(iterator)  # opens files
         for meter in meters:
             meter.reset()
-        started = time.perf_counter()
+        started, before = time.perf_counter(), _thread_seconds()
         while time.perf_counter() - started < _LIMIT and drawn < _MOST_BATCHES:
             next(iterator)
             drawn += 1
@@ -169,9 +173,11 @@ def _of_grain(pipeline: GrainPipeline) -> tuple[StageCost, ...]:
         pass
     if not drawn:
         return ()
+    worked, queued = (after - earlier for after, earlier in zip(_thread_seconds(), before, strict=True))
+    free = worked / (worked + queued) if worked > 0 else 1.0  # of the time in which it could have computed
     costs: dict[str, list[StageCost]] = {}
     for meter in meters:
-        (wall, busy), kind = meter.own, meter.stage.partition(":")[0]
+        (wall, busy), kind = meter.alone, meter.stage.partition(":")[0]
         share = min(busy / wall / free, 1.0) if wall > 0 else 1.0
         cost = StageCost(meter.stage, wall / drawn, share, kind in _STEADY, meter.elements / drawn)
         costs.setdefault(meter.read, []).append(cost)
@@ -179,12 +185,13 @@ def _of_grain(pipeline: GrainPipeline) -> tuple[StageCost, ...]:
     return (*(_sum(read, parts) for read, parts in costs.items()), *after)
 
 
-def _free_share() -> float:
-    """Return the share of a core that this thread gets beside other programs, from computing for a moment."""
-    started, worked = time.perf_counter(), time.thread_time()
-    while (taken := time.perf_counter() - started) < _MOMENT:
-        pass
-    return max((time.thread_time() - worked) / taken, 0.05)
+def _thread_seconds() -> tuple[float, float]:
+    """Return the seconds in which this thread computed, and waited for a core; these are 0 if the system keeps none."""
+    try:
+        worked, queued, _ = map(int, Path("/proc/thread-self/schedstat").read_text().split())
+    except (OSError, ValueError):
+        return time.thread_time(), 0.0
+    return worked / 1e9, queued / 1e9
 
 
 def _sum(stage: str, parts: list[StageCost]) -> StageCost:

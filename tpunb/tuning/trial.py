@@ -28,7 +28,7 @@ from tpunb.tuning.job import Job
 from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
-from tpunb.tuning.position import BatchSource, GrainPosition, LivePosition, LoaderPosition, TfPosition
+from tpunb.tuning.position import BatchSource, GrainPosition, LivePosition, LoaderPosition, LoaderSource, TfPosition
 
 WARMUP = 8
 """Executions before the window: they empty, or fill, buffers of as many batches."""
@@ -45,6 +45,8 @@ SIZING = 3, 3
 _SHORT, _RETIMED = 0.15, 0.2
 """Seconds of a window that is timed once more after the output, and of that second one."""
 
+BURSTS = 2
+"""Bursts of batches in a window, of a pipeline that makes more at once than the warm-up takes: after one burst."""
 _AHEAD = 1.0
 """Seconds for which batches that workers have made ahead are used up before the window."""
 
@@ -183,23 +185,29 @@ class TrialRunner:
             def timed(warmup: int, window: int) -> _Timed:
                 return _timed(lambda: source.execute(self.training), warmup, window, limit=limit)
 
-            key = frozenset(values.items())
-            if key not in self._proved:
+            burst, key = self.pipeline.in_flight(values), frozenset(values.items())
+            if key in self._proved:
+                digest, burst = self._proved[key]
+            else:
                 result = timed(warmup, window)
                 digest = self.training.digest([*result.outputs, source.batches_digest()])
-                ahead = min(source.ahead or 0, math.ceil(_AHEAD / result.seconds))
-                if values and source.ahead is not None:
-                    self._proved[key] = digest, ahead
-            else:
-                digest, ahead = self._proved[key]
-            if source.ahead is not None:  # batches that are already made are used up before the window
-                window = max(window, 2 * ahead)
-                result = timed(max(ahead, 2), window)
-            if window * result.seconds < short:
-                window = min(math.ceil(_RETIMED / result.seconds), _MOST_EXECUTIONS)
-                result = timed(warmup, window)
-            seconds = source.epoch_seconds(result.seconds, window)
-        return TrialResult(seconds / self.training.steps, digest, time.perf_counter() - started, result.busy)
+                enough = min(math.ceil(_RETIMED / result.seconds), _MOST_EXECUTIONS)
+            if isinstance(source, LoaderSource):  # batches that are already made are used up before the window
+                if key not in self._proved:
+                    burst = min(burst, math.ceil(_AHEAD / result.seconds))
+                    if values:
+                        self._proved[key] = digest, burst
+                window = max(window, BURSTS * burst)
+                result = timed(max(burst, 2), window)
+                if window * result.seconds < short:
+                    window = min(math.ceil(_RETIMED / result.seconds), _MOST_EXECUTIONS)
+                    result = timed(2, window)
+                result = result._replace(seconds=source.epoch_seconds(result.seconds, window))
+            elif short and burst > warmup:
+                result = timed(burst, max(BURSTS * burst, enough))
+            elif window * result.seconds < short:
+                result = timed(warmup, enough)
+        return TrialResult(result.seconds / self.training.steps, digest, time.perf_counter() - started, result.busy)
 
     def _one_batch(self) -> tuple[Any, Any]:
         """Return an endless dataset of one batch in memory, and an iterator over it."""

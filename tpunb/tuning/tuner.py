@@ -6,23 +6,25 @@ import math
 import os
 import time
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
+from tpunb.text import format_error
 from tpunb.training.fit_start import CheckpointPath
-from tpunb.tuning.job import Job, as_job, hot_phase
+from tpunb.tuning.grain import GrainPipeline
+from tpunb.tuning.job import Job, as_job, hot_phase, read
 from tpunb.tuning.loader import LoaderPipeline
-from tpunb.tuning.model_based import model_based
+from tpunb.tuning.model_based import CALLS, model_based
 from tpunb.tuning.position import LivePosition
 from tpunb.tuning.racing import FEWEST_PAIRS
 from tpunb.tuning.results import Journal, Message, Trial, Tuning
 from tpunb.tuning.search import Search, Space, StepCosts
 from tpunb.tuning.stage_costs import StageCost, most_seconds, stage_costs
 from tpunb.tuning.tournament import Budget, Tournament, check_seconds
-from tpunb.tuning.trial import SIZING, Baseline, TrialResult, TrialRunner, model_seconds, trial_sizes
+from tpunb.tuning.trial import BURSTS, SIZING, Baseline, TrialResult, TrialRunner, model_seconds, trial_sizes
 
 WAITS = 1.15
 """Step time by that of the model alone, or of its work on all cores, below which a step hardly waits."""
@@ -96,13 +98,14 @@ def tune(
     return tuner.tuning
 
 
-def least_seconds(execution: float, besides: float = 0.0) -> float:
+def least_seconds(execution: float, besides: float = 0.0, burst: int = 1) -> float:
     """Return the least duration of a tuning: the model alone, a trial for sizes, a baseline, its repeat, and one race.
 
-    `execution` and `besides` are the seconds of an execution, and of a trial besides.
+    `execution` and `besides` are the seconds of an execution, and of a trial besides; `burst` batches are made at once.
     """
     trials = 1 + 2 * FEWEST_PAIRS  # the race has the repeat of the baseline
-    executions = sum(SIZING) + trials * sum(trial_sizes(execution))
+    warmup, window = trial_sizes(execution)
+    executions = sum(SIZING) + trials * (warmup + window + (burst > warmup) * (1 + BURSTS) * burst)
     return executions * execution + (1 + trials) * besides + model_seconds(execution)
 
 
@@ -159,7 +162,8 @@ class Tuner:
             self.report("untracked state", state=state)
             return
         costs = most_seconds(runner.pipeline) if self._search is model_based else 0.0
-        if self._is_too_short(least_seconds(*runner.sample()) + costs, announced=True):
+        least = least_seconds(*runner.sample(), runner.pipeline.in_flight({}))
+        if self._is_too_short(least + costs, announced=True):
             return
         baseline = runner.calibrate()
         default = self._default(baseline)
@@ -179,7 +183,7 @@ class Tuner:
             self.report("slow start", reason=runner.position.obstacle)
         space = Space.of(
             runner.pipeline.parameters,
-            lambda: StepCosts(model, self._stage_costs()),
+            lambda: StepCosts(model, self._stage_costs(default)),
             cores=_CORES,
             deepest=baseline.warmup,
         )
@@ -207,9 +211,16 @@ class Tuner:
         tournament.winner = tournament.trials[0]
         return False
 
-    def _stage_costs(self) -> tuple[StageCost, ...]:
-        """Measure the costs of the stages, and report those that take a share of the whole."""
-        costs = stage_costs(self._runner.pipeline)
+    def _stage_costs(self, default: TrialResult) -> tuple[StageCost, ...]:
+        """Measure the costs of the stages, and report those that take a share of the whole; else those of a step."""
+        costs: tuple[StageCost, ...] = ()
+        try:
+            costs = stage_costs(self._runner.pipeline)
+        except Exception as error:  # noqa: BLE001  trials show whether the data fail
+            self.report("stages unknown", error=format_error(error))
+        if not costs:
+            calls = [each for each in self._runner.pipeline.parameters if each.kind in CALLS]
+            return tuple(StageCost(each.stage, default.seconds, min(default.busy, 1.0)) for each in calls)
         parts = [part for cost in costs for part in cost.parts or (cost,)]
         least = _SHOWN * sum(part.seconds for part in parts)
         shown = {part.stage: [part.seconds, part.elements] for part in parts if part.seconds > least}
@@ -233,11 +244,23 @@ class Tuner:
         first, second = baseline.result, baseline.trial({})
         if first.digest != second.digest:
             self.report("not repeatable")
+            self._report_varying()
             return None
         return min(first, second, key=lambda result: result.seconds)
 
+    def _report_varying(self) -> None:
+        """Name the stage of Grain that makes the output differ, if it is found."""
+        pipeline, stage = self._runner.pipeline, ""
+        if isinstance(pipeline, GrainPipeline):
+            with suppress(Exception):  # it only explains
+                stage = pipeline.varying(lambda element: read(None, element).tobytes())
+        if stage:
+            self.report("varying", stage=stage)
+
     def _report_winner(self, tournament: Tournament) -> None:
         winner, tried = tournament.winner, len(tournament.trials) - 1
+        if any(trial.verdict == "different output" for trial in tournament.trials):
+            self._report_varying()
         if tournament.needed:
             self.report("budget too small", budget=self._budget.seconds, needed=tournament.needed)
             return

@@ -59,7 +59,8 @@ def _torch(loop: Loop, stack: ExitStack) -> None:
         loop.clock.metadata.setdefault("data", "TensorDataset" if of_tensors else "DataLoader")
         if loop.clock.loads:
             return original(self)
-        with loop.clock.within("data loading", "start of a DataLoader"):
+        anew = getattr(self, "num_workers", 0) > 0 and not getattr(self, "persistent_workers", True)
+        with loop.clock.within("data loading", "start of workers" if anew else "start of a DataLoader"):
             return original(self)
 
     stack.enter_context(replaced(loader.DataLoader, "__iter__", start))
