@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import sys
 import sysconfig
 import threading
@@ -351,7 +352,8 @@ def _where(kind: type) -> str:
 
 
 def _place(code: CodeType, line: int) -> str:
-    return plain(f"{code.co_qualname.rpartition('<locals>.')[2]} ({Path(code.co_filename).name}:{line})")
+    name = re.sub(r"(\.<locals>\.<(?!lambda)\w+>)+$", "", code.co_qualname)  # of a comprehension: its function
+    return plain(f"{name.rpartition('<locals>.')[2]} ({Path(code.co_filename).name}:{line})")
 
 
 class _Stopwatch:
