@@ -684,3 +684,18 @@ def test_loops_over_examples_of_pytorch_are_told_from_large_operations():
     assert "eager steps" in of(5000, 3)
     assert "eager steps" not in of(5000, 30)
     assert "eager steps" not in of(500, 3)
+
+
+def test_a_wait_for_another_thread_and_predict_in_a_loop_have_remedies_of_their_own():
+    def of(place, kind, *spans):
+        steps = accounted(*spans, kinds=["train"] * 3 + [kind] * 7, wall_s=60).steps
+        rows = [("toy", n * S, place, False, True, False) for n in range(40)]
+        wall = replace(steps.wall, samples=pl.DataFrame(rows, schema.SAMPLES, orient="row"))
+        rows = advise(labelled(replace(steps, wall=wall, devices=steps.devices.clear()), [0] * 10))
+        return dict(rows.filter(pl.col("phase").is_null()).select("rule", "action").iter_rows())
+
+    long = (41, 19, "evaluation", "predict")
+    assert of("a.py:1 in f ← self.ready.get", "train")["program code"].startswith("it waits for another thread")
+    assert of("a.py:1 in f ← time.sleep", "train")["program code"].startswith("do it less often")
+    assert of("a.py:1 in f", "predict", long)["long evaluation"].startswith("call the model on its batch")
+    assert of("a.py:1 in f", "eval", long)["long evaluation"].startswith("evaluate every few epochs")

@@ -11,13 +11,13 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 3_540,
+    "analysis": 3_570,
     "charts": 1_640,
     "checkpoint": 1_170,
     "cluster": 2_040,
     "frames": 1_320,
     "io": 5_100,
-    "profiler": 5_090,
+    "profiler": 5_120,
     "root": 1_480,
     "step_stats": 2_040,
     "testing": 630,

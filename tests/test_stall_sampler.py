@@ -283,6 +283,18 @@ def test_calls_of_the_standard_library_and_of_arrays_of_the_host_are_code_of_the
     assert not any(map(is_code, ["framework.call", "float", "print", "call", "json", "tensor.sort", "count", ""]))
 
 
+def test_what_the_standard_library_calls_back_is_code_of_the_program(tmp_path, own_name):
+    class_in_library = "import copy\n\nclass Tensor:\n    def __deepcopy__(self, memo):\n        return look()\n"
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    framework = imported(folder / "framework.py", class_in_library, "framework")
+    program = imported(
+        tmp_path / "program.py", "import copy\ndef average(model):\n    return copy.deepcopy(model)\n", own_name
+    )
+    framework.look = lambda: stall_sampler._is_code(sys._getframe(1), None)
+    assert program.average(framework.Tensor())
+
+
 @pytest.mark.parametrize("name", ["spin", "rest", "wait"])
 def test_a_thread_that_runs_python_sleeps_or_waits_for_another_runs_code(tmp_path, own_name, name):
     program = imported(tmp_path / "program.py", CODE, own_name)
@@ -609,6 +621,42 @@ def test_garbage_is_not_collected_while_stacks_are_read():
     command = [*warm_python(NOTEBOOK), "-c", _COLLECTING]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.stdout.strip() == "True", done.stderr
+
+
+_LEAVING = """
+import gc, threading, time
+from tpunb.profiler.stall_sampler import _outwards, stacks
+
+gc.callbacks.append(lambda phase, facts: time.sleep(0.0001))  # lets the other thread leave its frames
+end_s = time.monotonic() + 2
+
+def leaf(*values):
+    return len([*values]) + len({"a": values})
+
+def nested(depth):
+    return nested(depth - 1) + leaf(*"abcdefgh") if depth else leaf("a")
+
+def work():
+    while time.monotonic() < end_s:
+        nested(time.monotonic_ns() % 40)
+
+thread = threading.Thread(target=work)
+thread.start()
+gc.set_threshold(1)
+names = set()
+while time.monotonic() < end_s:
+    names |= {frame.f_code.co_name for frame in _outwards(stacks().get(thread.ident))}
+thread.join()
+print(*sorted(names & {"work", "run", "_bootstrap"}))
+"""
+
+
+@pytest.mark.live
+def test_the_frames_of_a_thread_that_leaves_them_are_read_while_garbage_is_collected():
+    # before Python 3.12 these would be others, or none: the process ended
+    command = [*warm_python(NOTEBOOK), "-c", _LEAVING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.stdout.split() == ["_bootstrap", "run", "work"], done.stderr
 
 
 def test_a_sampler_that_never_started_stops():

@@ -313,6 +313,10 @@ ACCOUNT_RULES = (
         action="do it less often, in another thread, or on the device",
         source="account of tp.goodput; 10 % as for input",
         account="program code",
+        actions={
+            "thread": "it waits for another thread or process: make that faster, or share its work among processes"
+        },
+        by="waits",
     ),
     Rule(
         "garbage collection",
@@ -452,7 +456,11 @@ ACCOUNT_RULES = (
         saves=pl.col("evaluation"),
         sentence="Evaluation takes {evaluation_ps}, longer than the {productive_ps} of productive training",
         action="evaluate every few epochs, or on fewer batches",
-        actions={"Keras": "evaluate every few epochs, or on fewer batches: `model.fit(..., validation_freq=5)`"},
+        actions={
+            "predict": "call the model on its batch, not predict, which sets up anew: `model(x, training=False)`",
+            "Keras": "evaluate every few epochs, or on fewer batches: `model.fit(..., validation_freq=5)`",
+        },
+        by="evaluates",
         source=_LONGER,
         account="evaluation",
     ),

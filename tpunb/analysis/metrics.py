@@ -49,6 +49,8 @@ _SHARES = [
 _LONGEST = 300  # characters of a name that are matched
 _FEWEST_LOADS, _STEADY, _GROWN = 3, 0.75, 0.2  # seconds of load; share of them in which memory grows; by how much
 _SURE_LOADS = 8  # seconds from which on it may shrink in some
+_IMPORTS = r" ← import | \(imports\)$"
+_WAITS = r" ← .*\.(get|put|join|wait|result|acquire|recv|communicate|poll)$"  # for another thread or process
 _EAGER_CALLS = 40  # of compiled functions of JAX in a step, most of them single operations
 _MANY_OPS, _SMALL_PS, _SMALL_SHARE = 1000, 10e6, 0.8  # of PyTorch on a CPU in a step: 3 us each in loops over examples
 _SLOWER = 1.25  # step time of a stalled phase by that of its twin
@@ -293,7 +295,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     and ``stepping`` (steps without waits) the share of wall time, 0 to 1, and the time such as ``callbacks_ps``;
     ``growth`` of memory in bytes an hour, if steady, to ``memory`` in
     bytes; ``eager``, what runs steps operation by operation; ``debug``, what checks each operation; ``data``, the kind
-    of the data; ``saves``, "background" if Orbax does not hold up the training for them; ``callback`` and
+    of the data; ``waits``, "thread" if code waits for one; ``evaluates``, "predict" if that takes most; ``saves``,
+    "background" if Orbax does not hold up the training for them; ``callback`` and
     ``retraced``, what took most of it, with ``callback_ps``, the ``reason`` of retracing, and what had ``changed``:
     function, value or shape; ``models``, how many steps of models were traced; ``unplanned``, ``saving`` without a
     known time between failures; ``save_ps``, time to save once; ``save_every_ps``, wall time by number of saves;
@@ -322,7 +325,7 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     anew = run.frame.filter(account="data loading", detail="a new iterator at the end of an epoch")
     taken["anew"] = int(anew["time_ps"].sum()) // run.hosts
     taken["restarting"] = min(_restarting_ps(phases.steps) // run.hosts, taken["loading"] - taken["anew"])
-    imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(" ← import "))
+    imports = run.places.filter(pl.col("account") == "preparation", pl.col("place").str.contains(_IMPORTS))
     taken["importing"] = round(taken["preparation"] * imports["share"].sum())
     taken["stepping"] = taken["productive"] + taken["idle"] + times.get("step time deviation", 0)
     taken["collecting"] = int(collecting["time_ps"].sum()) // run.hosts
@@ -342,6 +345,8 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
         **traits(phases.steps),
         "models": str(models),
         "saves": phases.steps.metadata.get("saves"),
+        "waits": _waits(run.places),
+        "evaluates": _evaluates(phases.steps),
         "save_ps": taken["saving"] / saves if saves else None,
         "save_every_ps": run.wall_ps / saves if saves else None,
         "save_best_ps": None,
@@ -350,7 +355,22 @@ def account_metrics(phases: Phases, failure_every_h: float | None = None, run: G
     if failure_every_h is not None and saves:
         row["save_best_ps"] = math.sqrt(2 * taken["saving"] / saves * failure_every_h * 3.6e15)
     texts = ("callback", "retraced", "reason", "changed", "models", "data", "saves", "eager", "debug", "framework")
-    return pl.DataFrame([row], schema={name: pl.String() if name in texts else pl.Float64() for name in row})
+    return pl.DataFrame(
+        [row], schema={name: pl.String() if name in (*texts, "waits", "evaluates") else pl.Float64() for name in row}
+    )
+
+
+def _waits(places: pl.DataFrame) -> str | None:
+    """Return "thread" if code of the program mostly waits for another thread or process."""
+    code = places.filter(account="program code").drop_nulls("place")
+    waiting = code.filter(pl.col("place").str.contains(_WAITS))["samples"].sum()
+    return "thread" if waiting > code["samples"].sum() / 2 else None
+
+
+def _evaluates(steps: Steps) -> str | None:
+    """Return "predict" if the program predicts beside its training, for longer than it evaluates."""
+    times = dict(steps.frame.group_by("kind").agg(pl.col("dur_ps").sum()).iter_rows())
+    return "predict" if times.get("predict", 0) > times.get("eval", 0) else None
 
 
 def _restarting_ps(steps: Steps) -> int:

@@ -49,6 +49,25 @@ _WAITING = {module.__file__ for module in (threading, queue, selectors)}
 _STANDARD_FOLDERS = tuple(f"{folder}{os.sep}" for folder in _STANDARD)
 _LIBRARIES = (*_STANDARD_FOLDERS, f"{Path(__file__).parents[1]}{os.sep}")
 _HOSTS = {*sys.stdlib_module_names, "numpy", "scipy", "pandas", "polars", "PIL", "cv2", "sklearn", "skimage"}
+_OF_DATA = {  # modules of the standard library that call libraries back, but not to compute
+    *(
+        "base64",
+        "copy",
+        "csv",
+        "gzip",
+        "hashlib",
+        "http",
+        "json",
+        "logging",
+        "pickle",
+        "pprint",
+        "socket",
+        "ssl",
+        "statistics",
+    ),
+    *("subprocess", "tarfile", "urllib", "zipfile"),
+}
+_IMPORTS = "<frozen importlib"
 _PRINTS = re.compile(r"[\\/]torch[\\/]_tensor_str\.py$")  # makes text of tensors
 _COMPREHENSION = re.compile(r"((\.<locals>)?\.<(listcomp|genexpr|dictcomp|setcomp)>)+$")
 _OF_ARRAYS = {"add", "clear", "copy", "index", "sort", "split", "update", "values"}
@@ -68,13 +87,16 @@ def stacks() -> dict[int, FrameType]:
     """Return the frame of each thread but the calling one.
 
     Before Python 3.11.9 a collection of garbage while frames are read may stop all threads forever
-    (https://github.com/python/cpython/issues/106883).
+    (https://github.com/python/cpython/issues/106883). Before Python 3.12 each frame of another thread is made as it is
+    first asked for, and a collection then may let that thread leave it meanwhile: so all are made here.
     """
     with _reading:
         collects = gc.isenabled()
         gc.disable()
         try:
             frames = sys._current_frames()
+            for frame in frames.values():
+                deque(_outwards(frame), 0)
         finally:
             if collects:
                 gc.enable()
@@ -264,7 +286,10 @@ class StallSampler:
         return LIMITS.stall_sample_ns
 
     def _sample(self, now_ns: int, frame: FrameType, place: str | None) -> None:
-        loads, evaluates = any(_prepares(each, self.loops) for each in _outwards(frame)), self._evaluates(frame)
+        frames = [*_outwards(frame)]
+        loads, evaluates = any(_prepares(each, self.loops) for each in frames), self._evaluates(frame)
+        if place and any(each.f_code.co_filename.startswith(_IMPORTS) for each in frames):
+            place = f"{place} (imports)"  # a library, within a call
         sample = now_ns, place, loads, not evaluates and _is_code(frame, place), evaluates
         self._samples.append(sample)
         while self._is_late and self._late_ns >= LIMITS.stall_idle_ns:  # those that it replaces
@@ -350,14 +375,18 @@ def _prepares(frame: FrameType, loops: set[CodeType]) -> bool:
 
 def _is_code(frame: FrameType, place: str | None) -> bool:
     """Return whether a thread runs code of the program, or of what cannot be a framework that computes for it."""
-    library = False
+    library, module = False, ""  # whether a library is within, and the module that the program called
     for each in _outwards(frame):
         file = each.f_code.co_filename
         if _is_user_code(file):
+            if module in _OF_DATA:
+                return True
             return not library and (each is not frame or _calls_code(each, (place or "").partition(" ← ")[2]))
         if _PRINTS.search(file):
             return True
-        library = library or not file.startswith(_STANDARD_FOLDERS) or bool(_PACKAGES.search(file))
+        standard = file.startswith(_STANDARD_FOLDERS) and not _PACKAGES.search(file)
+        module = str(each.f_globals.get("__name__", "")).partition(".")[0] if standard else ""
+        library = library or not standard
     return False
 
 
