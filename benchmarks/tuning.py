@@ -16,6 +16,8 @@ for a grid and a search of one proposal, and the twelve small pipelines with few
     ``tp.tuning.tuned`` than without, and how many ``later`` by more than 3 %, by the medians of fits in turns.
 ``grain``
     Of ten pipelines of Grain, see `grain_pipelines`.
+``loader``
+    Of ten DataLoaders of PyTorch, see `loaders`.
 ``pipelines``
     Of twelve small ones, how many were ``rewritten`` and gave the same elements, ``refused`` with a reason,
     ``crashed`` or gave ``different`` ones.
@@ -341,6 +343,13 @@ def grain_figures(*, quick: bool) -> dict[str, Any]:
     return grain_pipelines.figures()
 
 
+def loader_figures(*, quick: bool) -> dict[str, Any]:
+    """Return the figures of DataLoaders, or of one."""
+    import loaders
+
+    return loaders.quick() if quick else loaders.figures()
+
+
 def main() -> None:
     """Print what was measured, and the ratios."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -360,6 +369,7 @@ def main() -> None:
         names = ["python"] if quick else [*pipelines.KINDS, *pipelines.SHORT]
         result["short"] = short_fits(names, folder, seconds=3 if quick else 20, turns=1 if quick else 3)
         result["grain"] = grain_figures(quick=quick)
+        result["loader"] = loader_figures(quick=quick)
         result["pipelines"] = small_ones(folder, tries=1 if quick else 2)
     print(json.dumps(result))
 

@@ -22,12 +22,13 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "step_stats": 2_040,
     "testing": 630,
     "tfdata": 1_070,
+    "torchdata": 500,
     "training": 2_200,
-    "tuning": 2_960,
+    "tuning": 3_250,
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 46_180, 215  # of the package without studies: all lines; modules
+LINES, FILES = 47_300, 219  # of the package without studies: all lines; modules
 DOOR = 30  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -129,6 +129,17 @@ def test_batches_of_grain_that_differ_are_counted(tuning):
     assert grain_pipelines.seconds(Closable([*one] * 10), None, burst=2, window=0.0) > 0
 
 
+def test_loaders_give_the_same_with_other_workers_and_differences_are_counted(tuning):
+    torch = pytest.importorskip("torch")
+    import loaders
+
+    assert len(loaders.RECIPES) == 10
+    one = loaders.shuffled(loaders.Rows(16))
+    assert loaders.changed(loaders.shuffled(loaders.Rows(16)), loaders.changed_to(one, 0, 2)) == 0
+    rows = torch.arange(4)
+    assert loaders.changed([rows, rows, rows], [rows, rows + 1, rows]) == 2  # in two epochs
+
+
 class Closable(list):
     """Batches whose iterator can be closed."""
 
@@ -143,12 +154,13 @@ def test_the_quick_tuning_benchmark_ends_in_its_ratios_and_omissions():
     )
     assert done.returncode == 0, done.stderr
     said, last = done.stdout, json.loads(done.stdout.splitlines()[-1])
-    assert list(last) == ["io", "original", "short", "grain", "pipelines"]
+    assert list(last) == ["io", "original", "short", "grain", "loader", "pipelines"]
     for kind in ("io", "original"):
         assert list(last[kind]) == ["vs_naive", "vs_autotune", "of_best", "search_s"]
         assert min(last[kind].values()) > 0
     assert set(last["short"]) == {"sooner", "later"}
-    assert last["grain"]["of"] == 1
-    assert last["grain"]["changed"] == 0
+    for name in ("grain", "loader"):
+        assert last[name]["of"] == 1
+        assert last[name]["changed"] == 0
     assert last["pipelines"] == {"rewritten": 10, "refused": 2, "crashed": 0, "different": 0}
     assert "left out: python, cpu, mixed, and the trial late in a run" in said

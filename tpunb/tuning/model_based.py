@@ -21,7 +21,7 @@ _HEADROOM = 1.5
 _NEAR = 1.05
 """Step time by the least possible one at which the search ends."""
 
-CALLS = (Kind.CALLS, Kind.READ_THREADS)
+CALLS = (Kind.CALLS, Kind.READ_THREADS, Kind.WORKERS)
 """Kinds of parameters that count what runs at once."""
 
 
@@ -29,7 +29,7 @@ def model_based(space: Space) -> Proposals:
     """Propose the predicted values, then neighbours of the best so far in a few directions, while steps get faster."""
     best, least = predicted(space), least_step(space)
     cost = yield dict(best)
-    for move in _MOVES:
+    for move in _LOADER_MOVES if space.of_kind(Kind.WORKERS, Kind.PREFETCH_FACTOR, Kind.PINNED) else _MOVES:
         while (neighbour := move(space, best)) != best:
             if cost is not None and cost < _NEAR * least:
                 return
@@ -72,6 +72,9 @@ def _calls_of(space: Space, cost: StageCost) -> Parameter | None:
 def _calls(space: Space, cost: StageCost, parameter: Parameter) -> Value:
     """Return the number of calls with which a stage keeps up with the model and the serial stages."""
     needed = _HEADROOM * cost.seconds / least_step(space)
+    if parameter.kind is Kind.WORKERS:  # at most as many as keep all cores busy, and perhaps fewer than now
+        needed = min(max(needed, 1), space.cores / max(cost.busy, 0.01), cost.most)
+        return at_least(parameter, needed if needed >= 1 else 0)
     if (needed <= 1 and parameter.current != 0) or (parameter.current == AUTOTUNE and not cost.waits):
         return parameter.current
     calls = at_least(parameter, max(needed, 1) if cost.waits else min(needed, space.cores))
@@ -135,6 +138,30 @@ def _in_processes(space: Space, best: Values) -> dict[str, Value]:
     processes = {parameter.name: at_least(parameter, space.cores) for parameter in space.of_kind(Kind.PROCESSES)}
     return joined(space, {**best, **processes})
 
+
+def _scaled_workers(space: Space, best: Values, factor: float) -> dict[str, Value]:
+    """Return values with a multiple of the workers, at least one; or without workers."""
+    changed = dict(best)
+    for workers in space.of_kind(Kind.WORKERS):
+        count = int(best.get(workers.name, workers.current))
+        changed[workers.name] = at_least(workers, max(count * factor, 1) if factor else 0)
+    return changed
+
+
+def _with(space: Space, best: Values, kind: Kind, value: Value) -> dict[str, Value]:
+    """Return values with another one for a kind, if it may be set."""
+    return {**best, **{parameter.name: value for parameter in space.of_kind(kind) if value in parameter.domain}}
+
+
+_LOADER_MOVES: tuple[Callable[[Space, Values], dict[str, Value]], ...] = (
+    partial(_scaled_workers, factor=2),
+    partial(_scaled_workers, factor=0.5),
+    partial(_scaled_workers, factor=0),
+    partial(_with, kind=Kind.PREFETCH_FACTOR, value=4),
+    partial(_with, kind=Kind.PINNED, value=True),
+    partial(_with, kind=Kind.PERSISTENT, value=True),
+)
+"""Each doubles, halves or sets one parameter of a DataLoader; a worker that is not needed costs memory."""
 
 _MOVES: tuple[Callable[[Space, Values], dict[str, Value]], ...] = (
     _in_processes,

@@ -32,6 +32,11 @@ class Kind(Enum):
     READ_THREADS = "threads", ""
     ELEMENTS = "buffer", ""
     PROCESSES = "processes", ""
+    WORKERS = "workers", ""
+    PREFETCH_FACTOR = "prefetch factor", ""
+    PINNED = "pinned memory", ""
+    PERSISTENT = "persistent workers", ""
+    START = "start method", ""
     BATCH_SIZE = "size", ""
     CYCLE = "cycle length", ""
     BLOCK = "block length", ""
@@ -50,8 +55,8 @@ class Parameter:
     kind
         What it sets.
     stage
-        The stage it belongs to, counted from the source: "map:1(parse)"; "end", "options" or "worker" for parameters of
-        the whole pipeline.
+        The stage it belongs to, counted from the source: "map:1(parse)"; "end", "options", "worker" or "loader" for
+        parameters of the whole pipeline.
     current
         Its value in the program.
     domain
@@ -114,6 +119,10 @@ DEPENDENCES: dict[Kind, tuple[Dependence, ...]] = {
         Dependence(
             Kind.ELEMENTS, lambda threads: threads, "a thread reads only if the buffer has room for its element"
         ),
+    ),
+    Kind.WORKERS: (
+        Dependence(Kind.PREFETCH_FACTOR, lambda workers: 1, "only workers make batches ahead"),
+        Dependence(Kind.PERSISTENT, lambda workers: 0, "only workers can stay for the next epoch"),
     ),
     Kind.PROCESSES: (
         Dependence(Kind.ELEMENTS, lambda processes: 2, "with room for one element, a process waits until it is taken"),

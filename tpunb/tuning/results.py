@@ -16,8 +16,10 @@ import polars as pl
 from tpunb.errors import TpunbError
 from tpunb.text import plain, plural
 from tpunb.tfdata.graph import AUTOTUNE
+from tpunb.torchdata.loader import is_loader
 from tpunb.tuning.grain import GrainPipeline, is_grain
 from tpunb.tuning.job import are_arrays, shuffled
+from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
 
@@ -56,6 +58,8 @@ _SENTENCES = {
     "model-bound": "Nothing to gain: a step takes {step:ms}, the model alone {model:ms}.",
     "compute-bound": "Nothing to gain: a step takes {step:ms}, and keeps {busy:.1f} of {cores:core} busy.",
     "step": "A step takes {step:ms}, the model alone {model:ms}.",
+    "compared": "Batches are equal, bit for bit: the first {batches:,}, where an epoch has {epoch}.",
+    "different batches": "Not tuned: batch {batches:,} differs with {values:values}.",
     "stages": "Input of a step, one element after another: {stages:stages}.",
     "stages unknown": "The stages of the input could not be timed: {error}.",
     "data": "A step takes {step:ms}, its data alone {data:ms}.",
@@ -265,8 +269,8 @@ class Tuning:
         Parameters
         ----------
         data
-            Dataset made like the one that was tuned, of ``tf.data`` or of Grain; or the tuple of arrays, of which the
-            batches are returned, shuffled as ``fit`` does.
+            Data made like those that were tuned: of ``tf.data``, Grain, or a DataLoader; or the tuple of arrays, of
+            which the batches are returned, shuffled as ``fit`` does.
 
         Raises
         ------
@@ -277,6 +281,8 @@ class Tuning:
             return data
         if are_arrays(data):
             return shuffled(data, self.best)
+        if is_loader(data):
+            return LoaderPipeline(data).build(self.best)
         return GrainPipeline(data).build(self.best) if is_grain(data) else Pipeline(data).in_place(self.best)
 
     def as_code(self) -> str:

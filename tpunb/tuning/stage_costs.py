@@ -6,6 +6,7 @@ computes or waits for a disk, a network or a service.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from tpunb.tfdata.rewrite import PARALLEL_INPUT, Rewriting, use_new_resources
 from tpunb.tfdata.stages import Stage
 from tpunb.tuning.caching import dataset_up_to
 from tpunb.tuning.grain import GrainPipeline
+from tpunb.tuning.loader import STAGE, LoaderPipeline
 from tpunb.tuning.parameters import Kind
 from tpunb.tuning.pipeline import Pipeline
 
@@ -46,6 +48,7 @@ class StageCost:
     certain: bool = False  # every step takes these seconds: no stage above multiplies, selects or caches elements
     elements: float = 1.0  # of the stage, for one step
     parts: tuple[StageCost, ...] = ()  # of what reads: the stages that it runs
+    most: float = math.inf  # parallel calls, beyond which more take longer to start than they save
 
     @property
     def waits(self) -> bool:
@@ -53,14 +56,21 @@ class StageCost:
         return self.busy < 0.5
 
 
-def stage_costs(pipeline: Pipeline | GrainPipeline) -> tuple[StageCost, ...]:
-    """Return the costs of the stages that call functions or read, in the order of the pipeline."""
+def stage_costs(pipeline: Pipeline | GrainPipeline | LoaderPipeline) -> tuple[StageCost, ...]:
+    """Return the costs of the stages that call functions or read, in the order of the pipeline.
+
+    Of a DataLoader, it is that of a batch in one worker process.
+    """
+    if isinstance(pipeline, LoaderPipeline):
+        reading = pipeline.reading
+        parts = tuple(StageCost(name, seconds, reading.busy) for name, seconds in reading.parts.items())
+        return (StageCost(STAGE, reading.seconds, reading.busy, parts=parts, most=pipeline.most_workers),)
     return _of_grain(pipeline) if isinstance(pipeline, GrainPipeline) else _of_tf(pipeline)
 
 
-def most_seconds(pipeline: Pipeline | GrainPipeline) -> float:
+def most_seconds(pipeline: Pipeline | GrainPipeline | LoaderPipeline) -> float:
     """Return the seconds that measuring the costs of stages takes at most, if no element takes as long."""
-    if isinstance(pipeline, GrainPipeline):
+    if not isinstance(pipeline, Pipeline):
         return _LIMIT
     return (_LIMIT + _COMPILING) * sum(_is_measured(stage) for stage in pipeline.stages)
 

@@ -9,24 +9,26 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
 from tpunb.errors import TpunbError, check_whole, wrong_type
 from tpunb.text import format_error, plain, plural
+from tpunb.torchdata.effects import digest as digest_of
 from tpunb.training.fit_start import CheckpointPath, FitStart
 from tpunb.training.seeds import RandomState
 from tpunb.training.state import arrays
 from tpunb.tuning.grain import GrainPipeline
 from tpunb.tuning.job import Job
+from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
-from tpunb.tuning.position import BatchSource, GrainPosition, LivePosition, TfPosition
+from tpunb.tuning.position import BatchSource, GrainPosition, LivePosition, LoaderPosition, LoaderSource, TfPosition
 
 WARMUP = 8
 """Executions before the window: they empty, or fill, buffers of as many batches."""
@@ -45,6 +47,8 @@ _SHORT, _RETIMED = 0.15, 0.2
 
 BURSTS = 2
 """Bursts of batches in a window, of a pipeline that makes more at once than the warm-up takes: after one burst."""
+_AHEAD = 1.0
+"""Seconds for which batches that workers have made ahead are used up before the window."""
 
 _SLOW = 0.3
 """Seconds per execution from which the warm-up is shorter."""
@@ -91,13 +95,15 @@ class TrialRunner:
             warmup, window = warmup or sizes[0], window or sizes[1]
         self._warmup = None if warmup is None else check_whole("TrialRunner", "warmup", warmup, 1)
         self._window = None if window is None else check_whole("TrialRunner", "window", window, 1)
+        self._proved: dict[frozenset[tuple[str, Value]], tuple[str, int]] = {}
+        """Digests of values whose batches are compared while nothing is timed, and the batches made ahead."""
         self._execution = 0.0  # seconds
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.callback(RandomState.capture().restore)  # build() may draw random numbers, and seed them
-            self.pipeline: Pipeline | GrainPipeline = self.job.pipeline
+            self.pipeline: Pipeline | GrainPipeline | LoaderPipeline = self.job.pipeline
             self.training = self.job.training
             program = self.training.state()
             stack.callback(lambda: self.training.restore(program))
@@ -118,7 +124,8 @@ class TrialRunner:
 
     def untracked_state(self) -> str:
         """Return the state of a step that a trial could not restore; "" for none."""
-        return self.training.untracked_state(self.position.source({}).iterator)
+        with closing(self.position.source({})) as source:
+            return self.training.untracked_state(source.iterator)
 
     def sample(self) -> tuple[float, float]:
         """Return the seconds of an execution, the mean of two after one that compiles, and those of a trial besides."""
@@ -156,6 +163,17 @@ class TrialRunner:
                 break
         return least / self.training.steps
 
+    def first_difference(self, values: Mapping[str, Value], batches: int) -> int | None:
+        """Return the first batch that differs from the program's, without training; None if all are equal."""
+        digests = []
+        for each in (values, {}):
+            self.training.restore(self._state)
+            with closing(self.position.source(each)) as source:
+                drawn: Iterator[Any] = chain.from_iterable(repeat(source.iterator))
+                digests.append([digest_of(batch) for batch in islice(drawn, batches)])
+        pairs = enumerate(zip(*digests, strict=True), 1)
+        return next((number for number, (tuned, program) in pairs if tuned != program), None)
+
     def _run(
         self, values: Mapping[str, Value], warmup: int, window: int, *, short: float = 0.0, limit: float = math.inf
     ) -> TrialResult:
@@ -167,19 +185,35 @@ class TrialRunner:
             def timed(warmup: int, window: int) -> _Timed:
                 return _timed(lambda: source.execute(self.training), warmup, window, limit=limit)
 
-            result, burst = timed(warmup, window), self.pipeline.in_flight(values)
-            digest, enough = self.training.digest(result.outputs), math.ceil(_RETIMED / result.seconds)
-            if short and burst > warmup:
-                result = timed(burst, max(BURSTS * burst, min(enough, _MOST_EXECUTIONS)))
+            burst, key = self.pipeline.in_flight(values), frozenset(values.items())
+            if key in self._proved:
+                digest, burst = self._proved[key]
+            else:
+                result = timed(warmup, window)
+                digest = self.training.digest([*result.outputs, source.batches_digest()])
+                enough = min(math.ceil(_RETIMED / result.seconds), _MOST_EXECUTIONS)
+            if isinstance(source, LoaderSource):  # batches that are already made are used up before the window
+                if key not in self._proved:
+                    burst = min(burst, math.ceil(_AHEAD / result.seconds))
+                    if values:
+                        self._proved[key] = digest, burst
+                window = max(window, BURSTS * burst)
+                result = timed(max(burst, 2), window)
+                if window * result.seconds < short:
+                    window = min(math.ceil(_RETIMED / result.seconds), _MOST_EXECUTIONS)
+                    result = timed(2, window)
+                result = result._replace(seconds=source.epoch_seconds(result.seconds, window))
+            elif short and burst > warmup:
+                result = timed(burst, max(BURSTS * burst, enough))
             elif window * result.seconds < short:
-                result = timed(warmup, min(enough, _MOST_EXECUTIONS))
+                result = timed(warmup, enough)
         return TrialResult(result.seconds / self.training.steps, digest, time.perf_counter() - started, result.busy)
 
     def _one_batch(self) -> tuple[Any, Any]:
         """Return an endless dataset of one batch in memory, and an iterator over it."""
         with closing(self.position.source({})) as source:  # at the beginning a shuffle fills its buffer first
             batch = next(chain(source.iterator, source.dataset))
-        if isinstance(self.pipeline, GrainPipeline):
+        if not isinstance(self.pipeline, Pipeline):
             return (), repeat(batch)
         import tensorflow as tf
 
@@ -187,8 +221,10 @@ class TrialRunner:
         dataset = tf.data.experimental.from_variant(endless, source.dataset.element_spec)
         return dataset, iter(dataset)
 
-    def _positioned(self, folder: Path) -> TfPosition | GrainPosition:
+    def _positioned(self, folder: Path) -> TfPosition | GrainPosition | LoaderPosition:
         """Restore the training state of the start, and return the position in the data."""
+        if isinstance(self.pipeline, LoaderPipeline):
+            return LoaderPosition(self.pipeline)
         if isinstance(self.pipeline, GrainPipeline):
             return GrainPosition(self.pipeline)
         if isinstance(self.start, LivePosition):

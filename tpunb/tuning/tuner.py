@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any
 
 from tpunb.errors import wrong_type
@@ -14,6 +16,7 @@ from tpunb.text import format_error
 from tpunb.training.fit_start import CheckpointPath
 from tpunb.tuning.grain import GrainPipeline
 from tpunb.tuning.job import Job, as_job, hot_phase, read
+from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.model_based import CALLS, model_based
 from tpunb.tuning.position import LivePosition
 from tpunb.tuning.racing import FEWEST_PAIRS
@@ -29,6 +32,8 @@ WAITS = 1.15
 SHARE = 0.05
 """Default budget, as a share of the run."""
 
+_PROOF, _FEWEST_COMPARED = 0.1, 8
+"""Share of the budget in which the winner's batches are compared once more, and the least number of them."""
 _GRACE = 1.25
 """Budget of the first race by the budget: it runs, though trials take longer than was announced."""
 
@@ -58,8 +63,8 @@ def tune(
     Parameters
     ----------
     job
-        `Job` to tune; a compiled Keras model, with its data; or a pipeline alone, of ``tf.data`` or Grain: its batches
-        are read and compared.
+        `Job` to tune; a compiled Keras model, with its data; or a pipeline alone, of ``tf.data``, Grain or PyTorch's
+        DataLoader: its batches are read and compared.
     data
         The model's ``tf.data.Dataset``, or its arrays (x, y): ``tune(model, data)`` is ``tune(Job((model, data)))``.
     start
@@ -164,9 +169,9 @@ class Tuner:
         default = self._default(baseline)
         if default is None or self._is_too_short((2 * FEWEST_PAIRS - 1) * default.spent, grace=_GRACE):
             return
-        tournament = self._tournament = Tournament(
-            baseline.trial, default, self._budget, started=self._started, grace=_GRACE
-        )
+        kept = 1 - _PROOF if isinstance(runner.pipeline, LoaderPipeline) else 1.0
+        budget = replace(self._budget, seconds=kept * self._budget.seconds)
+        tournament = self._tournament = Tournament(baseline.trial, default, budget, started=self._started, grace=_GRACE)
         model = runner.model_only_seconds()
         bound = _bound(default, model)
         self.messages.append(bound or Message("step", {"step": default.seconds, "model": model}))
@@ -186,7 +191,25 @@ class Tuner:
             for trial in trials:
                 self._journal.record(trial)
                 yield trial
-        self._report_winner(tournament)
+        if self._is_proved(tournament):
+            self._report_winner(tournament)
+
+    def _is_proved(self, tournament: Tournament) -> bool:
+        """Compare the batches of a DataLoader's winning values over more of an epoch; if one differs, nothing wins."""
+        runner, winner = self._runner, tournament.winner
+        if not isinstance(runner.pipeline, LoaderPipeline) or winner.number == 0:
+            return True
+        epoch = runner.pipeline.batches
+        seconds = tournament.trials[0].seconds or math.inf
+        batches = max(round(_PROOF * self._budget.seconds / seconds), _FEWEST_COMPARED)
+        batches = min(batches, epoch + 1) if epoch else batches  # the first of the next epoch shows its order
+        if (different := runner.first_difference(winner.values, batches)) is None:
+            self.report("compared", batches=batches, epoch=f"{epoch:,}" if epoch else "an unknown number")
+            return True
+        self.report("different batches", batches=different, values=dict(winner.values))
+        tournament.trials[winner.number] = replace(winner, verdict="different output", equal=False)
+        tournament.winner = tournament.trials[0]
+        return False
 
     def _stage_costs(self, default: TrialResult) -> tuple[StageCost, ...]:
         """Measure the costs of the stages, and report those that take a share of the whole; else those of a step."""
