@@ -14,6 +14,8 @@ for a grid and a search of one proposal, and the twelve small pipelines with few
 ``short``
     Of ten jobs (`pipelines.KINDS` and `pipelines.SHORT`), in fits of about 20 s: how many end ``sooner`` under
     ``tp.tuning.tuned`` than without, and how many ``later`` by more than 3 %, by the medians of fits in turns.
+``grain``
+    Of ten pipelines of Grain, see `grain_pipelines`.
 ``pipelines``
     Of twelve small ones, how many were ``rewritten`` and gave the same elements, ``refused`` with a reason,
     ``crashed`` or gave ``different`` ones.
@@ -330,6 +332,15 @@ def _elements(dataset: Any, epochs: int = 2) -> list[Any]:
     return [[tf.nest.map_structure(plain, element) for element in dataset] for _ in range(epochs)]
 
 
+def grain_figures(*, quick: bool) -> dict[str, Any]:
+    """Return the figures of Grain's pipelines, or of one."""
+    import grain_pipelines
+
+    if quick:
+        return grain_pipelines.figures(["source"], turns=1, budget=Budget(60, 2), most=2)
+    return grain_pipelines.figures()
+
+
 def main() -> None:
     """Print what was measured, and the ratios."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -348,6 +359,7 @@ def main() -> None:
             late_trial(folder)
         names = ["python"] if quick else [*pipelines.KINDS, *pipelines.SHORT]
         result["short"] = short_fits(names, folder, seconds=3 if quick else 20, turns=1 if quick else 3)
+        result["grain"] = grain_figures(quick=quick)
         result["pipelines"] = small_ones(folder, tries=1 if quick else 2)
     print(json.dumps(result))
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from itertools import islice
+
 import numpy as np
 import pytest
 from optional import lazy
 
 from tpunb.errors import TpunbError
 from tpunb.tuning import grain as grain_module
+from tpunb.tuning import tournament, tuner
 from tpunb.tuning.grain import GrainPipeline
+from tpunb.tuning.parameters import Kind
+from tpunb.tuning.racing import RaceResult
+from tpunb.tuning.stage_costs import stage_costs
+from tpunb.tuning.tournament import Budget
+from tpunb.tuning.tuner import tune
 
 grain = lazy("grain")
 
@@ -19,6 +29,16 @@ def rows():
 
 def elements(dataset):
     return [np.asarray(element).tolist() for element in dataset]
+
+
+def clear(patch):
+    """Let every candidate win its race, whatever the clock shows."""
+
+    def won(pairs, narrow):
+        return RaceResult("faster", 2.0, 1.8, 2.2, len(list(islice(pairs, 2))))
+
+    patch.setattr(tournament, "race", won)
+    patch.setattr(tuner, "_bound", lambda default, model: None)
 
 
 def noisy(x, rng):
@@ -104,10 +124,81 @@ def test_workers_that_grain_would_not_start_raise_with_a_hint(parsed):
 def test_worker_processes_give_the_same(parsed):
     parsed(True)
     pipeline = GrainPipeline(grain.MapDataset.range(23).shuffle(seed=4).batch(5))
-    iterator = iter(pipeline.build({"worker processes": 2}))
+    iterator = iter(pipeline.build({"worker processes": 2, "worker buffer": 4}))
     given = elements(iterator)
     iterator.close()
     assert given == elements(pipeline.build({}))
+
+
+def test_workers_that_would_run_the_program_again_are_locked(monkeypatch, tmp_path):
+    def workers():
+        (found,) = (each for each in GrainPipeline(rows()).parameters if each.kind is Kind.PROCESSES)
+        return found
+
+    program = tmp_path / "train.py"
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
+    program.write_text("train()")
+    assert workers().verdict == "locked"
+    assert "if __name__ == '__main__'" in workers().reason
+    program.write_text("if __name__ == '__main__':\n    train()")
+    assert workers().verdict == "verify"
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    assert workers().verdict == "verify", "a notebook"
+
+
+def decode(x):
+    time.sleep(0.002)
+    return x * 3
+
+
+def test_each_stage_is_timed_in_batches_that_are_the_same():
+    def make():
+        data = grain.MapDataset.range(40).shuffle(seed=4).map(decode).map(lambda x: x + 1).batch(4)
+        return data.to_iter_dataset(grain.ReadOptions(num_threads=2)).map(lambda x: time.sleep(0.004) or x)
+
+    program = make()
+    dataset, meters = GrainPipeline(program).metered()
+    assert elements(dataset) == elements(make())
+    found = {meter.stage: (meter.read, meter.elements) for meter in meters}
+    read = ["range:0", "shuffle:1", "map:2(decode)", "map:3", "batch:4"]
+    assert found == {name: ("read", 10 if name == "batch:4" else 40) for name in read} | {"map:5": ("", 10)}
+    total, after = meters[4], meters[5]
+    assert meters[2].own[0] >= 40 * 0.002
+    assert total.wall >= meters[2].own[0]
+    assert after.own[0] >= 10 * 0.004
+    assert elements(program) == elements(make()), "the program's own is read as before"
+
+
+def test_a_read_costs_what_its_stages_do():
+    data = grain.MapDataset.range(400).map(decode).batch(4).to_iter_dataset().map(lambda x: time.sleep(0.004) or x)
+    read, after = stage_costs(GrainPipeline(data))
+    assert (read.stage, after.stage, after.elements) == ("read", "map:3", 1)
+    assert {part.stage: part.elements for part in read.parts} == {"range:0": 4, "map:1(decode)": 4, "batch:2": 1}
+    assert read.seconds == sum(part.seconds for part in read.parts) >= 4 * 0.002
+    assert after.seconds >= 0.004
+    assert after.certain
+    assert stage_costs(GrainPipeline(grain.MapDataset.range(0))) == ()
+
+
+def test_the_stages_of_a_loader_are_timed_too():
+    read, *_ = stage_costs(GrainPipeline(loader()))
+    assert read.stage == "read"
+    assert read.parts[0].stage.startswith("source:0")
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("threads", "buffer"), [(0, 0), (1, 1)])
+def test_the_data_alone_are_tuned_by_threads_with_their_buffer(threads, buffer, monkeypatch):
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer)
+    data = grain.MapDataset.range(400).map(decode).batch(4).to_iter_dataset(options)
+    clear(monkeypatch)
+    found = tune(data, budget=Budget(600, trials=2))
+    values = found.trials[1].values
+    assert values["read buffer"] >= values["read threads"] > 1
+    assert found.trials[1].equal
+    stages = next(message for message in found.messages if message.code == "stages")
+    assert "map:1(decode)" in str(stages)
+    assert elements(found.apply(data)) == elements(data)
 
 
 def test_a_slice_of_filtered_rows_would_come_in_another_order():
@@ -143,6 +234,9 @@ def test_code_to_paste():
         "ds = ds.to_iter_dataset(grain.ReadOptions(num_threads=4, prefetch_buffer_size=16))",
         "ds = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))",
     ]
+    ahead = pipeline.as_code({"worker processes": 2, "worker buffer": 4})
+    assert ahead == "ds = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=4))"
+    assert pipeline.as_code({"worker buffer": 4}) == "", "without processes"
     assert pipeline.as_code({"read threads": 16}) == ""
 
 

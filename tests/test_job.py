@@ -13,11 +13,11 @@ from slow_jobs import everything
 from tpunb.errors import TpunbError
 from tpunb.training.state import arrays, digest
 from tpunb.tuning.grain import GrainPipeline
-from tpunb.tuning.job import Job
+from tpunb.tuning.job import Job, as_job, read
 from tpunb.tuning.pipeline import Pipeline
 from tpunb.tuning.results import Tuning
 
-keras, tf = lazy("keras"), lazy("tensorflow")
+grain, keras, tf = lazy("grain"), lazy("keras"), lazy("tensorflow")
 
 
 def data(n=24):
@@ -294,3 +294,51 @@ def test_a_model_of_other_data_raises():
 def test_arrays_are_found_where_they_lie():
     assert [a.tolist() for a in arrays([Counting(np.ones(2)), "a", {"b": np.float32(3)}])] == [[1, 1], 0, 3]
     assert digest([1.0], []) != digest([1], [])
+
+
+@pytest.mark.parametrize("given", [np.zeros((999, 3)), [np.zeros((999, 3))] * 50, {"x": np.zeros((999, 3))}])
+def test_data_of_no_pipeline_are_refused_in_one_line(given):
+    for job in (Job((little(), given)), Job((None, given), lambda model, batch: batch)):
+        with pytest.raises(TypeError, match=r"must hold a tf\.data\.Dataset.*ndarray of shape \(999, 3\)") as raised:
+            _ = job.training
+        assert "\n" not in str(raised.value)
+        assert len(str(raised.value)) < 500
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("strategy", ["MirroredStrategy", "OneDeviceStrategy"])
+def test_a_model_of_one_replica_is_built_in_the_scope_of_its_strategy(strategy):
+    kind = getattr(tf.distribute, strategy)
+    with kind(*[["CPU:0"] if strategy == "MirroredStrategy" else "CPU:0"]).scope():
+        model = little(built=False)
+    training = Job((model, data())).training
+    outputs = training.execute(iter(data()))
+    alone = Job((little(built=False), data())).training.execute(iter(data()))
+    assert {name: float(value) for name, value in outputs.items()} == {k: float(v) for k, v in alone.items()}
+
+
+# ---- data alone
+
+
+def test_data_alone_are_a_job_whose_step_is_a_digest_of_the_batch():
+    def rows():
+        return grain.MapDataset.range(24).map(lambda n: {"n": n, "text": f"row {n}"}).batch(4).to_iter_dataset()
+
+    job = as_job(rows())
+    assert repr(job) == "Job(Grain, read without a model)"
+    first, second = (job.training.execute(iter(rows())) for _ in range(2))
+    assert first.tolist() == second.tolist()
+    other = job.training.execute(iter(rows().map(lambda batch: batch | {"text": [*batch["text"][:-1], "row 4"]})))
+    assert other.tolist() != first.tolist()
+    assert repr(as_job(data())) == "Job(tf.data, read without a model)"
+    with pytest.raises(TypeError, match="be omitted"):
+        as_job(job, rows())
+
+
+@pytest.mark.parametrize(
+    "other", [[2], [1.0], (np.int64(1), 1), ["1"], {"a": 2}, {"b": 1}, np.array([None, "a"], object)]
+)
+def test_whatever_a_batch_holds_is_in_its_digest(other):
+    batches = [[1], {"a": 1}, np.array([None, "b"], object)]
+    assert [read(None, batch).tolist() for batch in batches] == [read(None, batch).tolist() for batch in batches]
+    assert read(None, other).tolist() not in [read(None, batch).tolist() for batch in batches]

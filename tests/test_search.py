@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tpunb.errors import MissingExtra
 from tpunb.tfdata.graph import AUTOTUNE
 from tpunb.tuning.model_based import least_step, model_based, predicted
-from tpunb.tuning.parameters import Kind, Parameter
-from tpunb.tuning.search import Space, StepCosts, hill_climb, optuna_search
+from tpunb.tuning.parameters import DEPENDENCES, Kind, Parameter
+from tpunb.tuning.search import Space, StepCosts, hill_climb, joined, optuna_search
 from tpunb.tuning.stage_costs import StageCost
 from tpunb.tuning.tournament import Budget, Tournament
 from tpunb.tuning.trial import TrialError, TrialResult
@@ -113,6 +113,17 @@ def test_a_search_stays_in_its_budget(search, seconds):
     one, trials = tournament(toy, search, Budget(float(seconds)))
     assert toy.now <= seconds
     assert trials == one.trials
+
+
+@pytest.mark.parametrize(
+    ("grace", "seconds", "pairs"), [(1.0, 3306.0, 3), (1.0, 3305.0, 0), (1.25, 2700.0, 3), (1.25, 2600.0, 0)]
+)
+def test_the_first_race_may_take_longer_than_the_budget(grace, seconds, pairs):
+    toy = Toy(lambda values: 55.0)  # a run takes 551 s
+    one = Tournament(toy.run, toy.run({}), Budget(seconds), clock=toy.clock, started=0.0, grace=grace)
+    trials = list(one.play(halving, space()))
+    assert [trial.pairs for trial in trials[1:]] == [pairs] * bool(pairs)
+    assert one.needed == (0 if pairs else 6 * 551)
 
 
 @pytest.mark.parametrize("search", SEARCHES)
@@ -252,6 +263,74 @@ def test_a_climb_tries_both_neighbours():
     of = Space((Parameter(Kind.STAGE, "a", 2, (1, 2, 4), "safe", ""),), lambda: StepCosts(1.0))
     assert [values["a"] for values in costs(hill_climb, of, lambda values: 5.0)] == [2, 4, 1]
     assert [values["a"] for values in costs(hill_climb, of, lambda values: float(values["a"]))] == [2, 4, 1]
+
+
+# ---- parameters that depend on each other
+
+
+READ_THREADS, BUFFER, PROCESSES, AHEAD = "read threads", "read buffer", "worker processes", "worker buffer"
+
+
+def reading(threads, buffer, share=0.02, processes=(0, 1, 2)):
+    """Return the space of a pipeline of Grain whose reading takes 100, of which a share is computed."""
+    counts = (0, 1, 2, 4, 8, 16, 32)
+    parameters = (
+        Parameter(Kind.READ_THREADS, "read", threads, counts, "verify", ""),
+        Parameter(Kind.ELEMENTS, "read", buffer, tuple(sorted({1, 2, 4, 16, 64, 500, buffer})), "verify", ""),
+        Parameter(Kind.PROCESSES, "worker", 0, processes, "verify", ""),
+        Parameter(Kind.ELEMENTS, "worker", 1, (1, 2, 4, 16), "verify", ""),
+    )
+    return Space(parameters, lambda: StepCosts(0.1, (StageCost("read", 100.0, share),)), cores=2)
+
+
+def at_once(of, share=0.02):
+    """Return the cost of values: threads read at once what the buffer has room for, processes compute at once."""
+
+    def cost(values):
+        full = of.default | values
+        reading = max(min(full[READ_THREADS], full[BUFFER]), 1) * max(full[PROCESSES], 1)
+        step = max(100 / reading, share * 100 / max(full[PROCESSES], 1))
+        return step * (1.2 if full[PROCESSES] and full[AHEAD] < 2 else 1)
+
+    return cost
+
+
+@pytest.mark.parametrize("search", [hill_climb, model_based])
+@pytest.mark.parametrize(("threads", "buffer"), [(0, 0), (1, 1), (16, 2), (1, 500)])
+def test_threads_and_their_buffer_are_raised_together(search, threads, buffer):
+    of = reading(threads, buffer, processes=(0,))
+    cost = at_once(of)
+    asked = costs(search, of, cost)
+    assert min(map(cost, asked)) == 100 / 32
+    for values in asked[1:]:
+        full = of.default | values
+        assert full[BUFFER] >= full[READ_THREADS]
+
+
+@pytest.mark.parametrize("search", [hill_climb, model_based])
+def test_what_computes_in_python_gets_processes_with_room_for_what_they_make(search):
+    of = reading(0, 0, share=1.0)
+    asked = costs(search, of, at_once(of, share=1.0))
+    assert min(asked, key=at_once(of, share=1.0))[PROCESSES] == 2
+    assert all((of.default | values)[AHEAD] > 1 for values in asked if values.get(PROCESSES))
+
+
+def test_what_a_parameter_that_is_off_would_limit_is_not_tried_alone():
+    of = reading(0, 0, processes=(0,))
+    asked = costs(hill_climb, of, lambda values: 5.0)
+    assert {values[AHEAD] for values in asked} == {1}
+    assert [values[BUFFER] for values in asked if not values[READ_THREADS]] == [0]
+
+
+def test_why_parameters_depend_on_each_other_is_said():
+    for kind, dependences in DEPENDENCES.items():
+        for dependence in dependences:
+            assert dependence.kind is not kind
+            assert dependence.reason
+    moved = joined(reading(0, 0), {READ_THREADS: 8})
+    assert moved == {READ_THREADS: 8, BUFFER: 16}
+    assert joined(reading(32, 16), {BUFFER: 64}) == {BUFFER: 64}
+    assert joined(reading(4, 64), {PROCESSES: 2}) == {PROCESSES: 2, AHEAD: 2}
 
 
 # ---- Optuna

@@ -15,9 +15,9 @@ from tpunb.errors import TpunbError
 from tpunb.text import format_error
 from tpunb.tfdata.graph import AUTOTUNE
 from tpunb.tuning import trial
-from tpunb.tuning.job import Job
+from tpunb.tuning.job import Job, as_job
 from tpunb.tuning.pipeline import Pipeline
-from tpunb.tuning.position import BatchSource, TfPosition
+from tpunb.tuning.position import BatchSource, GrainPosition, TfPosition
 from tpunb.tuning.trial import TrialError, TrialRunner
 
 keras, tf = lazy("keras"), lazy("tensorflow")
@@ -370,6 +370,25 @@ def test_trials_of_grain_data():
         assert baseline.trial({"read threads": 2, "read buffer": 4}).digest == baseline.result.digest
         assert runner.model_only_seconds() > 0
     assert own["sum"].tolist() == [0]
+
+
+@pytest.mark.parametrize("kind", ["dataset", "loader"])
+def test_a_trial_ends_what_reads_ahead_for_it(kind, monkeypatch):
+    grain = pytest.importorskip("grain")
+    data = grain.MapDataset.range(2000).to_iter_dataset()
+    if kind == "loader":
+        sampler = grain.samplers.SequentialSampler(2000, grain.sharding.NoSharding())
+        data = grain.DataLoader(data_source=range(2000), sampler=sampler)
+    sources, source = [], GrainPosition.source
+    monkeypatch.setattr(GrainPosition, "source", lambda *args: sources.append(source(*args)) or sources[-1])
+    with TrialRunner(as_job(data), warmup=1, window=2) as runner:
+        runner.calibrate().trial({"read buffer": 4})
+        runner.sample()
+        runner.model_only_seconds()
+    assert len(sources) == 4
+    for each in sources:
+        with pytest.raises(ValueError, match="closed"):
+            next(each.iterator)
 
 
 def test_errors_are_formatted_in_one_line():

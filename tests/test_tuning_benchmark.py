@@ -108,6 +108,34 @@ def test_short_jobs_can_be_fitted(tuning, name, tmp_path):
     assert np.isfinite(history["loss"]).all()
 
 
+def test_pipelines_of_grain_give_the_same_with_every_point_of_the_grid(tuning):
+    import grain_pipelines
+
+    from tpunb.tuning.grain import GrainPipeline
+
+    assert len(grain_pipelines.RECIPES) == 10
+    for recipe in grain_pipelines.RECIPES.values():
+        pipeline = GrainPipeline(recipe.data())
+        points = grain_pipelines.points(pipeline.parameters)
+        assert len(points) == len({tuple(point.items()) for point in points})
+        assert grain_pipelines.changed(recipe.data(), pipeline.build(points[0]), 2) == 0
+
+
+def test_batches_of_grain_that_differ_are_counted(tuning):
+    import grain_pipelines
+
+    one, other = (Closable(np.full(4, number) for number in numbers) for numbers in ([1, 2, 3], [1, 5, 6]))
+    assert grain_pipelines.changed(one, other, 2) == 1
+    assert grain_pipelines.seconds(Closable([*one] * 10), None, warm=2, window=0.0) > 0
+
+
+class Closable(list):
+    """Batches whose iterator can be closed."""
+
+    def __iter__(self):
+        return (batch for batch in [*super().__iter__()])
+
+
 @pytest.mark.slow
 def test_the_quick_tuning_benchmark_ends_in_its_ratios_and_omissions():
     done = subprocess.run(
@@ -115,10 +143,12 @@ def test_the_quick_tuning_benchmark_ends_in_its_ratios_and_omissions():
     )
     assert done.returncode == 0, done.stderr
     said, last = done.stdout, json.loads(done.stdout.splitlines()[-1])
-    assert list(last) == ["io", "original", "short", "pipelines"]
+    assert list(last) == ["io", "original", "short", "grain", "pipelines"]
     for kind in ("io", "original"):
         assert list(last[kind]) == ["vs_naive", "vs_autotune", "of_best", "search_s"]
         assert min(last[kind].values()) > 0
     assert set(last["short"]) == {"sooner", "later"}
+    assert last["grain"]["of"] == 1
+    assert last["grain"]["changed"] == 0
     assert last["pipelines"] == {"rewritten": 10, "refused": 2, "crashed": 0, "different": 0}
     assert "left out: python, cpu, mixed, and the trial late in a run" in said

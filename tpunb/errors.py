@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from importlib import import_module
 from numbers import Integral, Real
+from reprlib import Repr
 from types import ModuleType
+from typing import Any
 
 
 class TpunbError(Exception):
@@ -72,10 +74,32 @@ def wrong_type(owner: str, name: str, must: str, got: object, *, hint: str | Non
     >>> wrong_type("phases", "steps", "be Steps", 3)
     TypeError('The steps parameter of phases must be Steps. Got 3 instead.')
     """
-    error = TypeError(f"The {name} parameter of {owner} must {must}. Got {got!r} instead.")
+    error = TypeError(f"The {name} parameter of {owner} must {must}. Got {brief(got)} instead.")
     if hint is not None:
         error.add_note(f"Hint: {hint}")
     return error
+
+
+class _Brief(Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 160
+
+    def repr1(self, x: Any, level: int) -> str:
+        shape = getattr(x, "shape", None)
+        if isinstance(shape, tuple) and shape:
+            return f"{type(x).__name__} of shape {tuple(shape)}"
+        return super().repr1(x, level)
+
+
+def brief(value: object) -> str:
+    """Return a value in one line of at most 300 characters, with arrays as their shapes.
+
+    >>> brief("a name"), brief({"x": [*range(100)]})
+    ("'a name'", "{'x': [0, 1, 2, 3, 4, 5, ...]}")
+    """
+    line = " ".join(_Brief().repr(value).split())
+    return line if len(line) <= 300 else f"{line[:299]}…"
 
 
 def check_whole(owner: str, name: str, value: object, least: int) -> int:
@@ -85,7 +109,9 @@ def check_whole(owner: str, name: str, value: object, least: int) -> int:
     3
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"The {name} parameter of {owner} must be an int of {least} or more. Got {value!r} instead.")
+        raise ValueError(
+            f"The {name} parameter of {owner} must be an int of {least} or more. Got {brief(value)} instead."
+        )
     return int(value)
 
 
@@ -96,7 +122,7 @@ def check_share(owner: str, name: str, value: object) -> float:
     0.7
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
-        raise ValueError(f"The {name} parameter of {owner} must be in [0, 1]. Got {value!r} instead.")
+        raise ValueError(f"The {name} parameter of {owner} must be in [0, 1]. Got {brief(value)} instead.")
     return float(value)
 
 

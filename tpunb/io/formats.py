@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import polars as pl
 
-from tpunb.errors import BadProfile, ProfileNotFound, TpunbError
+from tpunb.errors import BadProfile, ProfileNotFound, TpunbError, wrong_type
 from tpunb.frames import Profile
 from tpunb.frames.hardware import Device
 from tpunb.frames.hardware import device as device_named
@@ -251,7 +251,7 @@ def _on(chip: Device, profile: Profile) -> Profile:
 def _load_list(paths: Iterable[PathLike], engine: Any) -> Profile:
     """Read several logdirs and files, or several run folders, as one profile."""
     if isinstance(paths, (bytes, bytearray)) or not isinstance(paths, Iterable):
-        raise TypeError(f"The path parameter of load must be a path or a list of paths. Got {paths!r} instead.")
+        raise wrong_type("load", "path", "be a path or a list of paths", paths)
     profiles, runs = list[Location](), dict[Location, Mapping[str, Location]]()
     for location in map(storage.find, paths):
         if location.name.endswith((*xprof_json.ENDINGS, *xprof_tables.ENDINGS)):

@@ -25,7 +25,7 @@ from urllib.parse import unquote
 import numpy as np
 import numpy.typing as npt
 
-from tpunb.errors import BadProfile, MissingExtra, ProfileNotFound, TpunbError
+from tpunb.errors import BadProfile, MissingExtra, ProfileNotFound, TpunbError, wrong_type
 from tpunb.text import format_error
 
 PathLike = str | os.PathLike[str]
@@ -223,7 +223,7 @@ def find(path: PathLike) -> Location:
     """
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str):
-        raise TypeError(f"The path parameter of load must be a path or a list of paths. Got {path!r} instead.")
+        raise wrong_type("load", "path", "be a path or a list of paths", path)
     if not text:
         raise ValueError("The path parameter of load must be a path or a URL. Got '' instead.")
     if isinstance(path, Path) and (slash := re.match(r"[a-z][a-z0-9+.-]+:/(?!/)", text)) and not path.exists():

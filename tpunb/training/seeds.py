@@ -1,4 +1,4 @@
-"""Random state of the process: Python, NumPy, Keras' global seed generator and TensorFlow's global seed.
+"""Random state of the process: Python, NumPy, torch, Keras' global seed generator and TensorFlow's global seed.
 
 The last two are private: a moved generator raises `TpunbError`, a moved seed is left alone.
 """
@@ -25,6 +25,7 @@ class RandomState:
     host: Mapping[str, Any]  # of Python's and NumPy's random numbers, as `host_random_state` returns it
     keras: NDArray[Any] | None  # of Keras' global seed generator; None if there was none
     tensorflow: Any  # of TensorFlow's eager seeds, as `tensorflow_random_state` returns it
+    torch: Any = None  # of torch's global generators, as `torch_random_state` returns it
 
     @classmethod
     def capture(cls) -> Self:
@@ -34,7 +35,7 @@ class RandomState:
             import keras
 
             seeds = np.array(keras.ops.convert_to_numpy(generator.state))
-        return cls(host_random_state(), seeds, tensorflow_random_state())
+        return cls(host_random_state(), seeds, tensorflow_random_state(), torch_random_state())
 
     def restore(self) -> None:
         """Restore it."""
@@ -45,6 +46,7 @@ class RandomState:
             forget_keras_generator()
         set_host_random_state(self.host)
         set_tensorflow_random_state(self.tensorflow)
+        set_torch_random_state(self.torch)
 
 
 def host_random_state() -> dict[str, Any]:
@@ -84,6 +86,21 @@ def set_tensorflow_random_state(state: Any) -> None:
     if drawn is not None:
         context._rng = random.Random()
         context._rng.setstate((drawn[0], tuple(drawn[1]), drawn[2]))
+
+
+def torch_random_state() -> Any:
+    """Return the states of torch's global generators, of the CPU and of each CUDA device; None without torch."""
+    if (torch := sys.modules.get("torch")) is None:
+        return None
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+
+def set_torch_random_state(state: Any) -> None:
+    """Restore a state of `torch_random_state`."""
+    if state is not None:
+        torch = sys.modules["torch"]
+        torch.set_rng_state(state[0])
+        torch.cuda.set_rng_state_all(state[1])
 
 
 def keras_generator() -> Any:

@@ -113,6 +113,21 @@ def digest(outputs: Iterable[Any], variables: Iterable[Any]) -> str:
     return hashed.hexdigest()
 
 
+def _of_torch(value: Any) -> Any:
+    """Return the array of a tensor, by its bytes if NumPy lacks its type; the state of a module or an optimizer."""
+    if hasattr(value, "state_dict"):
+        return value.state_dict()
+    if not hasattr(value, "detach"):
+        return value
+    tensor = value.detach().cpu().to_dense() if "strided" not in str(value.layout) else value.detach().cpu()
+    try:
+        return tensor.numpy()
+    except TypeError:  # such as bfloat16
+        import torch
+
+        return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
 def arrays(value: Any) -> Iterator[NDArray[Any]]:
     """Yield the arrays and numbers in a value, its items and attributes; functions are skipped.
 
@@ -121,6 +136,8 @@ def arrays(value: Any) -> Iterator[NDArray[Any]]:
     """
     if value is None or isinstance(value, str | bytes | type):
         return
+    if is_from(value, "torch"):
+        value = _of_torch(value)
     if isinstance(value, Mapping):
         value = list(value.values())
     elif not isinstance(value, list | tuple):

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 from tpunb.errors import TpunbError, need, wrong_type
@@ -20,6 +25,10 @@ _ONE_TO_ONE = {"PrefetchIterDataset", "MapIterDataset"}  # and independent of th
 _PYTHON = "Grain keeps the order of the indices, but functions and sources are Python, whose effects are unknown"
 _THREADS = (0, 1, 2, 4, 8, 16, 32)
 _BUFFERS = (1, 2, 4, 16, 64, 500)
+_AHEAD = (1, 2, 4, 16)
+"""Elements that each worker process makes ahead; Grain's default is 1."""
+_FUNCTIONS = ("_transform", "_map_fn", "_filter_fn", "_source")
+"""Attributes that hold the program's function or source of a stage."""
 
 
 def is_grain(data: object) -> bool:
@@ -54,7 +63,7 @@ class GrainPipeline:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Threads and buffer of each read, and the worker processes."""
+        """Threads and buffer of each read, and the worker processes with the buffer of each."""
         parameters = []
         for stage, read in self._reads.items():
             threads, buffer = _numbers(read)
@@ -64,7 +73,9 @@ class GrainPipeline:
             ):
                 domain = tuple(sorted({*candidates, current}))
                 parameters.append(Parameter(kind, stage, current, domain, "verify", _PYTHON))
-        return (*parameters, self._processes())
+        processes = self._processes()
+        ahead = Parameter(Kind.ELEMENTS, "worker", 1, _AHEAD, processes.verdict, processes.reason)
+        return (*parameters, processes, *([] if processes.verdict == "locked" else [ahead]))
 
     def build(self, values: Mapping[str, Value]) -> Any:
         """Return a ``grain.IterDataset``, or a DataLoader for a DataLoader, with the same elements and other values.
@@ -74,10 +85,9 @@ class GrainPipeline:
         changed = self._changed(values)
         options = {id(read): _read_options(read, changed, stage) for stage, read in self._reads.items()}
         built = _rebuilt(self._root, options)
-        if workers := changed.get(("worker", Kind.PROCESSES)):
-            grain = need("grain", extra="jax")
+        if workers := self._worker_options(changed):
             _check_flags()
-            built = built.mp_prefetch(grain.MultiprocessingOptions(num_workers=int(workers)))
+            built = built.mp_prefetch(need("grain", extra="jax").MultiprocessingOptions(**workers))
         return _loader(self.dataset, built) if self._is_loader else built
 
     def as_code(self, values: Mapping[str, Value]) -> str:
@@ -94,9 +104,39 @@ class GrainPipeline:
                 else:
                     comment = f"  # input {branch}" if branch else ""
                     lines.append(f"ds = ds.to_iter_dataset(grain.ReadOptions({call})){comment}")
-        if workers := changed.get(("worker", Kind.PROCESSES)):
-            lines.append(f"ds = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers={workers}))")
+        if workers := self._worker_options(changed):
+            options = ", ".join(f"{name}={value}" for name, value in workers.items())
+            lines.append(f"ds = ds.mp_prefetch(grain.MultiprocessingOptions({options}))")
         return "\n".join(lines)
+
+    def metered(self) -> tuple[Any, list[Meter]]:
+        """Return the dataset, read in this thread only, and a meter of each stage, the sources first."""
+        meters: list[Meter] = []
+        return self._metered(self._root, "", meters)[0], meters
+
+    def _metered(self, node: Any, read: str, meters: list[Meter]) -> tuple[Any, list[Meter]]:
+        """Return a copy of a dataset that is timed in each stage, and the meters of the last ones."""
+        stage = next((stage for stage, each in self._reads.items() if each is node), "")
+        metered = [self._metered(parent, stage or read, meters) for parent in node.parents]
+        parents, below = [parent for parent, _ in metered], [meter for _, each in metered for meter in each]
+        grain = need("grain", extra="jax")
+        if stage:
+            options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+            return parents[0].to_iter_dataset(options, allow_nones=node._allow_nones), below
+        again = copy.copy(node)
+        for name in [name for name in vars(again) if isinstance(getattr(type(again), name, None), cached_property)]:
+            del vars(again)[name]  # it may refer to the parents of the program's own
+        again._parents = tuple(parents)
+        meter = Meter(_stage_name(node, read, below), read, tuple(below))
+        meters.append(meter)
+        return _timing_nodes()[isinstance(node, grain.IterDataset)](again, meter), [meter]
+
+    @staticmethod
+    def _worker_options(changed: Mapping[tuple[str, Kind], Value]) -> dict[str, int]:
+        """Return the arguments of ``grain.MultiprocessingOptions``; none for no worker processes."""
+        processes, ahead = changed.get(("worker", Kind.PROCESSES)), changed.get(("worker", Kind.ELEMENTS))
+        buffer = {"per_worker_buffer_size": int(ahead)} if ahead else {}
+        return {"num_workers": int(processes)} | buffer if processes else {}
 
     def _changed(self, values: Mapping[str, Value]) -> dict[tuple[str, Kind], Value]:
         changed = changes(self.parameters, values)
@@ -115,9 +155,105 @@ class GrainPipeline:
         if other := next(iter(others or (name for name in map(_class, _nodes(self._root)) if "Filter" in name)), None):
             reason = f"each process reads a slice, of which {plain(other)} would make different elements"
             return Parameter(Kind.PROCESSES, "worker", 0, (), "locked", reason)
+        if _runs_again():
+            reason = "each process would run the program again: put it under if __name__ == '__main__'"
+            return Parameter(Kind.PROCESSES, "worker", 0, (), "locked", reason)
         domain = tuple(sorted({0, 1, 2, os.cpu_count() or 1}))
         reason = f"{_PYTHON}, and other processes do not share this one's state"
         return Parameter(Kind.PROCESSES, "worker", 0, domain, "verify", reason)
+
+
+@dataclass(eq=False)
+class Meter:
+    """What a stage and those below it took: seconds, processor seconds, and the elements that it gave."""
+
+    stage: str
+    read: str  # the stage that reads it; "" after reading
+    below: tuple[Meter, ...]
+    wall: float = 0.0
+    busy: float = 0.0
+    elements: int = 0
+
+    @property
+    def own(self) -> tuple[float, float]:
+        """Seconds and processor seconds of the stage alone."""
+        wall, busy = (
+            getattr(self, name) - sum(getattr(each, name) for each in self.below) for name in ("wall", "busy")
+        )
+        return max(wall, 0.0), max(busy, 0.0)
+
+    def reset(self) -> None:
+        """Forget what was measured."""
+        self.wall, self.busy, self.elements = 0.0, 0.0, 0
+
+    def timed(self, draw: Callable[[], Any]) -> Any:
+        """Return an element."""
+        started, worked = time.perf_counter(), time.thread_time()
+        element = draw()
+        self.wall, self.busy = self.wall + time.perf_counter() - started, self.busy + time.thread_time() - worked
+        self.elements += 1
+        return element
+
+
+@cache
+def _timing_nodes() -> tuple[type, type]:
+    """Return the datasets that time another one: of random access, and iterated."""
+    grain = need("grain", extra="jax")
+
+    class TimedMap(grain.MapDataset):  # type: ignore[misc, name-defined]
+        def __init__(self, parent: Any, meter: Meter) -> None:
+            super().__init__(parent)
+            self._meter = meter
+
+        def __len__(self) -> int:
+            return len(self._parent)
+
+        def __getitem__(self, index: Any) -> Any:
+            return self._meter.timed(lambda: self._parent[index])
+
+    class TimedIter(grain.IterDataset):  # type: ignore[misc, name-defined]
+        def __init__(self, parent: Any, meter: Meter) -> None:
+            super().__init__(parent)
+            self._meter = meter
+
+        def __iter__(self) -> Any:
+            return TimedIterator(self._parent.__iter__(), self._meter)
+
+    class TimedIterator(grain.DatasetIterator):  # type: ignore[misc, name-defined]
+        def __init__(self, parent: Any, meter: Meter) -> None:
+            super().__init__(parent)
+            self._meter = meter
+
+        def __next__(self) -> Any:
+            return self._meter.timed(lambda: next(self._parent))
+
+        def get_state(self) -> Any:
+            return self._parent.get_state()
+
+        def set_state(self, state: Any) -> None:
+            self._parent.set_state(state)
+
+    return TimedMap, TimedIter
+
+
+def _stage_name(node: Any, read: str, below: list[Meter]) -> str:
+    """Return the name of a stage as of tf.data: "map:1(decode)", counted from its farthest source."""
+    kind = re.sub(r"(Map|Iter)?Dataset$", "", _class(node)).strip("_") or "dataset"
+    kind = re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
+    number = max((int(re.search(r":(\d+)", meter.stage)[1]) + 1 for meter in below), default=0)  # type: ignore[index]
+    function = next((vars(node)[name] for name in _FUNCTIONS if name in vars(node)), None)
+    label = "" if function is None else getattr(function, "__name__", type(function).__name__)
+    branch = read.rpartition("/")[0]
+    return f"{branch}/" * bool(branch) + f"{kind}:{number}" + f"({plain(label)})" * label.isidentifier()
+
+
+def _runs_again() -> bool:
+    """Return whether a worker process, which imports the main module, would run the program of this one again."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    try:
+        return path is not None and "__main__" not in Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
 
 
 def _check_flags() -> None:
@@ -145,6 +281,8 @@ def _numbers(read: Any) -> tuple[int, int]:
 
 
 def _read_options(read: Any, changed: Mapping[tuple[str, Kind], Value], stage: str) -> Any:
+    if not any(place == stage for place, _ in changed):
+        return read._read_options
     threads, buffer = _numbers(read)
     return need("grain", extra="jax").ReadOptions(
         num_threads=changed.get((stage, Kind.READ_THREADS), threads),

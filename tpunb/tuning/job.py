@@ -6,24 +6,30 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from tpunb.errors import TpunbError, need, wrong_type
 from tpunb.frames import Phase, Phases
 from tpunb.text import cut, plain
+from tpunb.tfdata.python_functions import uses_of
+from tpunb.torchdata.effects import digest as digest_of
+from tpunb.torchdata.loader import is_loader
 from tpunb.training.fit_state import build
 from tpunb.training.hidden_state import hidden_state
 from tpunb.training.jax_data import batches_of
 from tpunb.training.jax_fit import PARTS, step_of
 from tpunb.training.jax_fit import hidden_state as hidden_jax_state
 from tpunb.training.seeds import ensured_keras_generator, keras_generator
-from tpunb.training.state import TrainingState, digest, find_trackables, variables_of
+from tpunb.training.state import TrainingState, digest, find_trackables, is_from, variables_of
 from tpunb.tuning.grain import GrainPipeline, is_grain
+from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
 
@@ -64,7 +70,8 @@ class Job:
         Keras model, and its ``tf.data.Dataset`` or a tuple of arrays (x, y), as ``fit`` takes them with batches of 32.
     step
         ``step(model, batch)`` for a custom loop: changes `model` in place, and returns the loss, or whatever must not
-        change. `model` then is all that a step changes, of any kind; data may be Grain's too.
+        change. `model` then is all that a step changes, of any kind: with PyTorch, a tuple of the module and its
+        optimizer. Data may then be Grain's or a DataLoader too.
 
     Raises
     ------
@@ -83,15 +90,18 @@ class Job:
         if not isinstance(self.build, tuple) and not callable(self.build):
             raise wrong_type("Job", "build", "be (model, data), or a function that returns it", self.build, hint=pair)
         if self.step is not None and not callable(self.step):
-            raise wrong_type("Job", "step", "be a function of a model and a batch", cut(repr(self.step)), hint=pair)
+            raise wrong_type("Job", "step", "be a function of a model and a batch", self.step, hint=pair)
 
     def __repr__(self) -> str:
         if "parts" not in vars(self) and not isinstance(self.build, tuple):
             return f"Job({plain(getattr(self.build, '__name__', 'build'))}, not built yet)"
         model, data = self.parts
+        kind = "arrays" if are_arrays(self._given[1]) else "Grain" if is_grain(data) else "tf.data"
+        kind = "DataLoader" if is_loader(data) else kind
+        if self.step in (read, discard):
+            return f"Job({kind}, read without a model)"
         name = getattr(model, "name", None)
         name = name if isinstance(name, str) else type(model).__name__
-        kind = "arrays" if are_arrays(self._given[1]) else "Grain" if is_grain(data) else "tf.data"
         return f"Job({plain(cut(name))}, {kind}, 1 model)"
 
     @cached_property
@@ -114,19 +124,24 @@ class Job:
         return parts
 
     @cached_property
-    def pipeline(self) -> Pipeline | GrainPipeline:
+    def pipeline(self) -> Pipeline | GrainPipeline | LoaderPipeline:
         """The data as adjustable parameters.
 
         Raises
         ------
         TypeError
-            If the data are neither arrays nor of ``tf.data`` or Grain.
+            If the data are neither arrays nor of ``tf.data``, Grain or a DataLoader.
         TpunbError
             If their graph cannot be read.
         """
         if are_arrays(self._given[1]):
             return ArrayPipeline(self._given[1])
         data = self.parts[1]
+        if is_loader(data):
+            return LoaderPipeline(data)
+        if not is_pipeline(data):
+            must = "hold a tf.data.Dataset, data of Grain, a DataLoader, or a tuple of arrays (x, y) beside the model"
+            raise wrong_type("Job", "build", must, data, hint="tp.tune(model, (x, y))")
         return GrainPipeline(data) if is_grain(data) else Pipeline(data)
 
     @cached_property
@@ -155,9 +170,14 @@ class Job:
         TpunbError
             If tuning does not support how Keras' ``fit`` would train it.
         """
-        model, data = self.parts
+        (model, data), _ = self.parts, self.pipeline  # of which the data are checked
         if self.step is not None:
             return _LoopTraining(model, self.step)
+        if is_loader(data):
+            raise TpunbError(
+                "tuning a model on a DataLoader requires the step that trains it",
+                hint="tp.tune(tp.tuning.Job(((model, optimizer), loader), step=step)), or tp.tune(loader) alone",
+            )
         if is_grain(data):
             raise TpunbError(
                 "Keras' fit on Grain data cannot be tuned",
@@ -171,6 +191,29 @@ class Job:
                 hint="give a tf.data.Dataset",
             )
         return _JaxTraining(model, data.element_spec)
+
+
+def as_job(job: Any, data: Any = None) -> Any:
+    """Return the job of the arguments of `tune`: a `Job`, a model and its data, or data alone, which are only read."""
+    if data is None:
+        return Job((None, job), discard if is_loader(job) else read) if is_pipeline(job) else job
+    if isinstance(job, Job):
+        raise wrong_type("tune", "data", "be omitted: the Job holds its data", type(data).__name__)
+    return Job((job, data))
+
+
+def is_pipeline(data: object) -> bool:
+    """Return whether data are of a library whose pipelines are tuned, without importing it."""
+    return is_grain(data) or is_loader(data) or (hasattr(data, "element_spec") and hasattr(data, "options"))
+
+
+def discard(model: None, batch: Any) -> None:
+    """Do nothing: the step of a DataLoader alone, whose batches trials compare for any step."""
+
+
+def read(model: None, batch: Any) -> NDArray[np.uint8]:
+    """Return a digest of a batch: the step of data alone, so that trials compare the batches and keep none."""
+    return np.frombuffer(digest_of(batch), np.uint8)
 
 
 class _KerasTraining:
@@ -188,7 +231,9 @@ class _KerasTraining:
         self.model = model
         self._check_devices()
         self.steps = int(model.steps_per_execution)
-        build(model, spec)
+        strategy = getattr(model, "distribute_strategy", None)  # of one replica; its variables are made in its scope
+        with nullcontext() if strategy is None else strategy.scope():
+            build(model, spec)
 
     def _check_devices(self) -> None:
         if (replicas := self.model.distribute_strategy.num_replicas_in_sync) > 1:
@@ -303,7 +348,11 @@ class _LoopTraining:
         self._copy = self._copied(state[1])
 
     def untracked_state(self, iterator: Iterator[Any]) -> str:
-        return ""  # unknown of a custom function
+        """Return a module or an optimizer of torch that a step takes from outside; what else it changes is unknown."""
+        uses = (use for use in uses_of(self.step) if is_from(use.value, "torch") and hasattr(use.value, "state_dict"))
+        name = next((use.name for use in uses if use.value.state_dict()), None)
+        hint = "pass it with the model, as in Job(((model, optimizer), loader), step=step)"
+        return "" if name is None else f"the step uses {plain(name)!r} from outside ({hint})"
 
     def seeded(self) -> AbstractContextManager[object]:
         return ensured_keras_generator()  # a function of the program that is first compiled in the block keeps them

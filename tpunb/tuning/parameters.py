@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from numbers import Integral
+from typing import NamedTuple
 
-from tpunb.errors import TpunbError
+from tpunb.errors import TpunbError, brief
 from tpunb.tfdata.effects import Verdict
 from tpunb.tfdata.graph import AUTOTUNE
 
@@ -31,6 +32,11 @@ class Kind(Enum):
     READ_THREADS = "threads", ""
     ELEMENTS = "buffer", ""
     PROCESSES = "processes", ""
+    WORKERS = "workers", ""
+    PREFETCH_FACTOR = "prefetch factor", ""
+    PINNED = "pinned memory", ""
+    PERSISTENT = "persistent workers", ""
+    START = "start method", ""
     BATCH_SIZE = "size", ""
     CYCLE = "cycle length", ""
     BLOCK = "block length", ""
@@ -49,8 +55,8 @@ class Parameter:
     kind
         What it sets.
     stage
-        The stage it belongs to, counted from the source: "map:1(parse)"; "end", "options" or "worker" for parameters of
-        the whole pipeline.
+        The stage it belongs to, counted from the source: "map:1(parse)"; "end", "options", "worker" or "loader" for
+        parameters of the whole pipeline.
     current
         Its value in the program.
     domain
@@ -96,7 +102,33 @@ class Parameter:
         if numbers:
             auto = f" or {AUTOTUNE} (AUTOTUNE)" if AUTOTUNE in self.domain else ""
             allowed = f"an integer from {min(numbers)} to {max(numbers)}{auto}"
-        raise ValueError(f"The value of {self.name!r} must be {allowed}. Got {value!r} instead.")
+        raise ValueError(f"The value of {self.name!r} must be {allowed}. Got {brief(value)} instead.")
+
+
+class Dependence(NamedTuple):
+    """A parameter that limits what another one of its stage gains."""
+
+    kind: Kind
+    least: Callable[[int], int]
+    """Its least value, by the value of the other one."""
+    reason: str
+
+
+DEPENDENCES: dict[Kind, tuple[Dependence, ...]] = {
+    Kind.READ_THREADS: (
+        Dependence(
+            Kind.ELEMENTS, lambda threads: threads, "a thread reads only if the buffer has room for its element"
+        ),
+    ),
+    Kind.WORKERS: (
+        Dependence(Kind.PREFETCH_FACTOR, lambda workers: 1, "only workers make batches ahead"),
+        Dependence(Kind.PERSISTENT, lambda workers: 0, "only workers can stay for the next epoch"),
+    ),
+    Kind.PROCESSES: (
+        Dependence(Kind.ELEMENTS, lambda processes: 2, "with room for one element, a process waits until it is taken"),
+    ),
+}
+"""Parameters that gain nothing unless others are raised with them; searches move both (`search.joined`)."""
 
 
 def changes(parameters: Iterable[Parameter], values: Mapping[str, Value]) -> dict[Parameter, Value]:

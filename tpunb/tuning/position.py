@@ -5,21 +5,33 @@ A position is reached once and saved: restoring takes hundredths of a second, re
 
 from __future__ import annotations
 
+import hashlib
+import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tpunb.errors import TpunbError
 from tpunb.text import format_error, plural
 from tpunb.tfdata import position
 from tpunb.tfdata.graph import AUTOTUNE
+from tpunb.torchdata.effects import digest
+from tpunb.torchdata.loader import batches_of, settings_of, shut_down
 from tpunb.tuning.grain import GrainPipeline
 from tpunb.tuning.job import Training
+from tpunb.tuning.loader import LoaderPipeline, trial_loader
 from tpunb.tuning.parameters import Kind, Value
 from tpunb.tuning.pipeline import Pipeline
 
 _LAST = 8
 """Batches before a position that are read with the program's values."""
+
+_TIMEOUT = 60.0
+"""Seconds for a batch after which workers count as hung."""
 
 _MOST_REREAD = 4
 """Batches that are read again if a position cannot be restored: more would take too long in every trial."""
@@ -27,6 +39,9 @@ _MOST_REREAD = 4
 
 class BatchSource:
     """Data from a position on; after their end they start again, as in the next epoch."""
+
+    ahead: int | None = None
+    """Batches that worker processes make ahead; None if the output of a trial is compared while it is timed."""
 
     def __init__(self, dataset: Any, iterator: Iterator[Any]) -> None:
         self.dataset, self.iterator = dataset, iterator
@@ -41,6 +56,73 @@ class BatchSource:
             return training.execute(self.iterator)
         except StopIteration:
             raise _no_batch() from None
+
+    def epoch_seconds(self, seconds: float, executions: int) -> float:
+        """Return the seconds per execution over an epoch, by those of the last executions."""
+        return seconds
+
+    def batches_digest(self) -> NDArray[np.uint8] | None:
+        """Return a digest of the batches so far, and compute it no longer; None if only outputs are compared."""
+        return None
+
+    def close(self) -> None:
+        """End what reads ahead for the iterator: threads, and worker processes."""
+        for reader in (self.iterator, getattr(self.iterator, "_iterator", None)):  # a grain.DataLoader's holds another
+            if callable(close := getattr(reader, "close", None)):
+                close()
+
+
+class LoaderSource(BatchSource):
+    """Batches of a DataLoader from the beginning, whose workers end with `close`."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(self, self)
+        self.ahead = settings_of(loader).ahead
+        self._loader = loader
+        self._batches: Any = None  # begins with the first batch
+        self._hashed: Any = hashlib.blake2b(digest_size=16)
+        self._waits: list[float] = []
+        self._firsts: list[int] = []  # places of the first batches of epochs
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        started = time.perf_counter()
+        if self._batches is None:
+            self._firsts.append(len(self._waits))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that there are more workers than cores
+                self._batches = iter(self._loader)
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._batches = None
+            raise
+        self._waits.append(time.perf_counter() - started)
+        if self._hashed is not None:
+            self._hashed.update(digest(batch))
+        return batch
+
+    def epoch_seconds(self, seconds: float, executions: int) -> float:
+        """Return the seconds per execution over an epoch, at whose beginning workers start."""
+        if (batches := batches_of(self._loader)) is None:
+            return seconds
+        last = range(len(self._waits) - executions, len(self._waits))
+        later = [self._waits[place] for place in last if place not in self._firsts]
+        first, steady = min(self._waits[place] for place in self._firsts), sum(later) / max(len(later), 1)
+        model = seconds - sum(self._waits[place] for place in last) / executions
+        return model + (first + (batches - 1) * steady) / batches
+
+    def batches_digest(self) -> NDArray[np.uint8]:
+        """Return a digest of the batches so far, and compute it no longer."""
+        hashed, self._hashed = self._hashed, None
+        return np.frombuffer(hashed.digest(), np.uint8)
+
+    def close(self) -> None:
+        """End the workers."""
+        shut_down(self._batches)
+        shut_down(self._loader._iterator)  # workers that stay
 
 
 class TfPosition:
@@ -138,6 +220,19 @@ class GrainPosition:
         """Return the data from the position on."""
         dataset = self._pipeline.build(values)
         return BatchSource(dataset, _after(dataset, 1))
+
+
+class LoaderPosition:
+    """The beginning of a DataLoader."""
+
+    obstacle = ""
+
+    def __init__(self, pipeline: LoaderPipeline) -> None:
+        self._pipeline = pipeline
+
+    def source(self, values: Mapping[str, Value]) -> LoaderSource:
+        """Return the data from the position on."""
+        return LoaderSource(trial_loader(self._pipeline, values, _TIMEOUT))
 
 
 def _after(dataset: Any, drawn: int, iterator: Iterator[Any] | None = None) -> Iterator[Any]:

@@ -16,8 +16,10 @@ import polars as pl
 from tpunb.errors import TpunbError
 from tpunb.text import plain, plural
 from tpunb.tfdata.graph import AUTOTUNE
+from tpunb.torchdata.loader import is_loader
 from tpunb.tuning.grain import GrainPipeline, is_grain
 from tpunb.tuning.job import are_arrays, shuffled
+from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
 
@@ -54,6 +56,9 @@ _SENTENCES = {
     "model-bound": "Nothing to gain: a step takes {step:ms}, the model alone {model:ms}.",
     "compute-bound": "Nothing to gain: a step takes {step:ms}, and keeps {busy:.1f} of {cores:core} busy.",
     "step": "A step takes {step:ms}, the model alone {model:ms}.",
+    "compared": "Batches are equal, bit for bit: the first {batches:,}, where an epoch has {epoch}.",
+    "different batches": "Not tuned: batch {batches:,} differs with {values:values}.",
+    "stages": "Input of a step, one element after another: {stages:stages}.",
     "data": "A step takes {step:ms}, its data alone {data:ms}.",
     "data keep up": "Nothing to gain: a step takes {step:ms}, its data alone {data:ms}.",
     "slow start": "Every trial reads all data before its start again: {reason}.",
@@ -122,6 +127,16 @@ class Message:
         return _Sentences().vformat(_SENTENCES[self.code], (), self.facts)
 
 
+def _work(seconds: float, elements: float) -> str:
+    """Return the cost of a stage.
+
+    >>> _work(0.024, 8.0), _work(0.003, 1.0)
+    ('24 ms (8 x 3 ms)', '3 ms')
+    """
+    each = f" ({elements:.3g} x {seconds / elements * 1e3:.3g} ms)" if elements > 1 else ""
+    return f"{seconds * 1e3:.3g} ms{each}"
+
+
 class _Sentences(Formatter):
     """Formats milliseconds, parameter values, and counts by their noun."""
 
@@ -130,6 +145,8 @@ class _Sentences(Formatter):
             return f"{value * 1e3:.3g} ms"
         if spec == "values":
             return format_values(value)
+        if spec == "stages":
+            return ", ".join(f"{plain(stage)} {_work(*cost)}" for stage, cost in value.items())
         if spec == "speedup":
             return Speedup(*value).sentence
         return plural(value, spec) if spec in ("trial", "core") else str(super().format_field(value, spec))
@@ -249,8 +266,8 @@ class Tuning:
         Parameters
         ----------
         data
-            Dataset made like the one that was tuned, of ``tf.data`` or of Grain; or the tuple of arrays, of which the
-            batches are returned, shuffled as ``fit`` does.
+            Data made like those that were tuned: of ``tf.data``, Grain, or a DataLoader; or the tuple of arrays, of
+            which the batches are returned, shuffled as ``fit`` does.
 
         Raises
         ------
@@ -261,6 +278,8 @@ class Tuning:
             return data
         if are_arrays(data):
             return shuffled(data, self.best)
+        if is_loader(data):
+            return LoaderPipeline(data).build(self.best)
         return GrainPipeline(data).build(self.best) if is_grain(data) else Pipeline(data).in_place(self.best)
 
     def as_code(self) -> str:

@@ -6,6 +6,7 @@ or changed the output. It need not find the best: values win if a race shows tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import Any
 
 from tpunb.errors import check_whole, need
 from tpunb.tfdata.graph import AUTOTUNE
-from tpunb.tuning.parameters import Kind, Parameter, Value
+from tpunb.tuning.parameters import DEPENDENCES, Kind, Parameter, Value
 from tpunb.tuning.racing import GAIN
 from tpunb.tuning.stage_costs import StageCost
 
@@ -78,6 +79,15 @@ class Space(Mapping[str, tuple[Value, ...]]):
         """Return the parameters of some kinds."""
         return [parameter for parameter in self.parameters if parameter.kind in kinds]
 
+    def partners(self, parameter: Parameter) -> list[tuple[Parameter, Callable[[int], int]]]:
+        """Return the parameters that limit what another one gains, and their least value by its value."""
+        return [
+            (other, least)
+            for kind, least, _ in DEPENDENCES.get(parameter.kind, ())
+            for other in self.of_kind(kind)
+            if other.stage == parameter.stage
+        ]
+
     @cached_property
     def default(self) -> dict[str, Value]:
         """The values of the program."""
@@ -104,6 +114,9 @@ Search = Callable[[Space], Proposals]
 def hill_climb(space: Space) -> Proposals:
     """Propose neighbours of one parameter after the other, continuing while they are better (paper VII.B).
 
+    Parameters that depend on each other move together, up to the second value that gains nothing: one thread that reads
+    ahead often does not.
+
     >>> space = Space((Parameter(Kind.PREFETCH, "end", 0, (0, 1, 2, 4), "safe", ""),), lambda: StepCosts(1.0))
     >>> climb = hill_climb(space)
     >>> next(climb), climb.send(9.0), climb.send(5.0)
@@ -111,17 +124,43 @@ def hill_climb(space: Space) -> Proposals:
     """
     best: dict[str, Value] = dict(space.default)
     cost = yield dict(best)
-    for name, domain in space.items():
+    for parameter in space.parameters:
+        name, domain = parameter.name, parameter.domain
+        if any(
+            parameter is other
+            for leader in space.parameters
+            if not best[leader.name]
+            for other, _ in space.partners(leader)
+        ):
+            continue  # what it depends on is off
+        patience = 2 if space.partners(parameter) else 1
         for direction in (1, -1):
-            start = best
-            while 0 <= (at := domain.index(best[name]) + direction) < len(domain):
-                neighbour = best | {name: domain[at]}
+            start, at, misses = best, domain.index(best[name]), 0
+            while misses < patience and 0 <= (at := at + direction) < len(domain):
+                neighbour = joined(space, best | {name: domain[at]})
                 neighbour_cost = yield dict(neighbour)
-                if not is_better(neighbour_cost, cost):
-                    break
-                best, cost = neighbour, neighbour_cost
+                misses += 1
+                if is_better(neighbour_cost, cost):
+                    best, cost, misses = neighbour, neighbour_cost, 0
             if best is not start:
                 break
+
+
+def joined(space: Space, values: Values) -> dict[str, Value]:
+    """Return values in which the partners of a parameter that is on are large enough for it (`DEPENDENCES`)."""
+    changed = dict(values)
+    for parameter in space.parameters:
+        for partner, least in space.partners(parameter):
+            value = int(changed.get(parameter.name, parameter.current))
+            if value > 0 and int(changed.get(partner.name, partner.current)) < least(value):
+                changed[partner.name] = at_least(partner, least(value))
+    return changed
+
+
+def at_least(parameter: Parameter, wanted: float) -> Value:
+    """Return the least value of a domain that is `wanted` or more, or the greatest."""
+    values = sorted((value for value in parameter.domain if value != AUTOTUNE), key=int)
+    return next((value for value in values if int(value) >= math.ceil(wanted)), values[-1])
 
 
 def is_better(cost: float | None, than: float | None) -> bool:

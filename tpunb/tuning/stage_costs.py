@@ -6,6 +6,7 @@ computes or waits for a disk, a network or a service.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,14 +17,23 @@ from tpunb.tfdata.rewrite import PARALLEL_INPUT, Rewriting, use_new_resources
 from tpunb.tfdata.stages import Stage
 from tpunb.tuning.caching import dataset_up_to
 from tpunb.tuning.grain import GrainPipeline
-from tpunb.tuning.parameters import Kind
+from tpunb.tuning.loader import STAGE, LoaderPipeline
 from tpunb.tuning.pipeline import Pipeline
 
 _LIMIT = 0.4
 """Seconds for which a stage is measured."""
 
+_COMPILING = 0.1
+"""Seconds to compile what draws the elements of a stage."""
+
 _BATCHES = 3
 """Batches that suffice to measure a stage."""
+
+_MOMENT = 0.03
+"""Seconds in which other programs take turns."""
+
+_MOST_BATCHES = 100
+"""Batches of Grain in which stages are measured."""
 
 _STEADY = {"batch", "padded_batch", "map_and_batch", "map", "enumerate", "prefetch", "shuffle", "repeat", "zip"}
 """Kinds of stages that read the same number of elements for every batch."""
@@ -37,6 +47,9 @@ class StageCost:
     seconds: float  # of the stage alone, for all elements of one step in sequence
     busy: float  # cores that the process kept busy meanwhile
     certain: bool = False  # every step takes these seconds: no stage above multiplies, selects or caches elements
+    elements: float = 1.0  # of the stage, for one step
+    parts: tuple[StageCost, ...] = ()  # of what reads: the stages that it runs
+    most: float = math.inf  # parallel calls, beyond which more take longer to start than they save
 
     @property
     def waits(self) -> bool:
@@ -44,9 +57,27 @@ class StageCost:
         return self.busy < 0.5
 
 
-def stage_costs(pipeline: Pipeline | GrainPipeline) -> tuple[StageCost, ...]:
-    """Return the costs of the stages that call functions or read, in the order of the pipeline."""
+def stage_costs(pipeline: Pipeline | GrainPipeline | LoaderPipeline) -> tuple[StageCost, ...]:
+    """Return the costs of the stages that call functions or read, in the order of the pipeline.
+
+    Of a DataLoader, it is that of a batch in one worker process.
+    """
+    if isinstance(pipeline, LoaderPipeline):
+        reading = pipeline.reading
+        parts = tuple(StageCost(name, seconds, reading.busy) for name, seconds in reading.parts.items())
+        return (StageCost(STAGE, reading.seconds, reading.busy, parts=parts, most=pipeline.most_workers),)
     return _of_grain(pipeline) if isinstance(pipeline, GrainPipeline) else _of_tf(pipeline)
+
+
+def most_seconds(pipeline: Pipeline | GrainPipeline | LoaderPipeline) -> float:
+    """Return the seconds that measuring the costs of stages takes at most, if no element takes as long."""
+    if not isinstance(pipeline, Pipeline):
+        return _LIMIT
+    return (_LIMIT + _COMPILING) * sum(_is_measured(stage) for stage in pipeline.stages)
+
+
+def _is_measured(stage: Stage) -> bool:
+    return not stage.helper and bool(stage.functions or not stage.inputs)
 
 
 def _of_tf(pipeline: Pipeline) -> tuple[StageCost, ...]:
@@ -59,13 +90,13 @@ def _of_tf(pipeline: Pipeline) -> tuple[StageCost, ...]:
     for stage in pipeline.stages:
         below = sum(whole[node][0] for node in stage.inputs), sum(whole[node][1] for node in stage.inputs)
         whole[stage.node] = below
-        if stage.helper or not (stage.functions or not stage.inputs):
+        if not _is_measured(stage):
             continue
         measured = _measured(dataset_up_to(work, stage.node), needed[stage.node])
         wall, busy = whole[stage.node] = max(measured[0], below[0]), max(measured[1], below[1])
         seconds = wall - below[0]
         share = (busy - below[1]) / seconds if seconds > 0 else 1.0
-        costs.append(StageCost(stage.name, seconds, share, stage.node in certain))
+        costs.append(StageCost(stage.name, seconds, share, stage.node in certain, needed[stage.node]))
     return tuple(costs)
 
 
@@ -123,15 +154,43 @@ def _measured(dataset: Any, needed: int) -> tuple[float, float]:
 
 
 def _of_grain(pipeline: GrainPipeline) -> tuple[StageCost, ...]:
-    reads = [parameter for parameter in pipeline.parameters if parameter.kind is Kind.READ_THREADS]
-    iterator = iter(pipeline.build({parameter.name: 0 for parameter in reads}))
-
-    def draw(n: int) -> None:
-        for _ in range(n):
+    """Return the cost of each read, then of the stages after reading; each stage is timed within the same batches."""
+    dataset, meters = pipeline.metered()
+    iterator, drawn, free = iter(dataset), 0, _free_share()
+    try:
+        next(iterator)  # opens files
+        for meter in meters:
+            meter.reset()
+        started = time.perf_counter()
+        while time.perf_counter() - started < _LIMIT and drawn < _MOST_BATCHES:
             next(iterator)
+            drawn += 1
+    except StopIteration:
+        pass
+    if not drawn:
+        return ()
+    costs: dict[str, list[StageCost]] = {}
+    for meter in meters:
+        (wall, busy), kind = meter.own, meter.stage.partition(":")[0]
+        share = min(busy / wall / free, 1.0) if wall > 0 else 1.0
+        cost = StageCost(meter.stage, wall / drawn, share, kind in _STEADY, meter.elements / drawn)
+        costs.setdefault(meter.read, []).append(cost)
+    after = costs.pop("", [])
+    return (*(_sum(read, parts) for read, parts in costs.items()), *after)
 
-    wall, busy = _rated(draw, 1, StopIteration)
-    return tuple(StageCost(parameter.stage, wall, busy / wall if wall > 0 else 1.0) for parameter in reads)
+
+def _free_share() -> float:
+    """Return the share of a core that this thread gets beside other programs, from computing for a moment."""
+    started, worked = time.perf_counter(), time.thread_time()
+    while (taken := time.perf_counter() - started) < _MOMENT:
+        pass
+    return max((time.thread_time() - worked) / taken, 0.05)
+
+
+def _sum(stage: str, parts: list[StageCost]) -> StageCost:
+    seconds = sum(part.seconds for part in parts)
+    busy = sum(part.busy * part.seconds for part in parts)
+    return StageCost(stage, seconds, busy / seconds if seconds > 0 else 1.0, parts=tuple(parts))
 
 
 def _rated(draw: Callable[[int], object], needed: int, end: type[Exception]) -> tuple[float, float]:

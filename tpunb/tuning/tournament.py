@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from tpunb.errors import wrong_type
+from tpunb.errors import brief, wrong_type
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.racing import FEWEST_PAIRS, alternating, race
 from tpunb.tuning.results import NARROW, SAME, Speedup, Trial
@@ -41,7 +41,7 @@ class Budget:
 def check_seconds(name: str, owner: str, seconds: object) -> None:
     """Raise a ValueError unless a parameter is a number of seconds above 0."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise ValueError(f"The {name} parameter of {owner} must be above 0 seconds. Got {seconds!r} instead.")
+        raise ValueError(f"The {name} parameter of {owner} must be above 0 seconds. Got {brief(seconds)} instead.")
 
 
 class Tournament:
@@ -55,6 +55,7 @@ class Tournament:
         *,
         clock: Callable[[], float] = time.perf_counter,
         started: float | None = None,
+        grace: float = 1.0,
     ) -> None:
         self._run, self._digest, self._budget, self._clock = run, baseline.digest, budget, clock
         self._started = clock() if started is None else started
@@ -64,8 +65,11 @@ class Tournament:
         self._best = self.winner = first
         self._run_seconds = {_key({}): baseline.spent}  # of the last run of some values
         self._costs: dict[Key, float | None] = {_key({}): baseline.seconds}
+        self._grace = grace  # budget until the end of the first race, by the budget
         self.exhausted = False
         """Whether the budget ended the search."""
+        self.needed = 0.0
+        """Seconds that the first race would have needed; 0 if it ran."""
 
     @property
     def speedup(self) -> Speedup:
@@ -145,10 +149,11 @@ class Tournament:
         spare, self._spare = self._spare, None
         baseline = spare if spare is not None and not best else self._seconds(best)
         rest = alternating(lambda: self._seconds(best), lambda: self._seconds(candidate))
-        for pair in chain([(baseline, first)], rest):
+        for number, pair in enumerate(chain([(baseline, first)], rest), 1):
             yield pair
+            allowed = self._seconds_allowed() if number < FEWEST_PAIRS else self._budget.seconds
             final = self._final_race() if best else 0.0  # a race against the program's values is the final one
-            if self._spent() + self._seconds_to_run(best, candidate) + final > self._budget.seconds:
+            if self._spent() + self._seconds_to_run(best, candidate) + final > allowed:
                 return
 
     def _seconds(self, values: Values) -> float:
@@ -171,13 +176,20 @@ class Tournament:
     def _spent(self) -> float:
         return self._clock() - self._started
 
+    def _seconds_allowed(self) -> float:
+        return self._budget.seconds * (self._grace if len(self.trials) == 1 else 1.0)
+
     def _has_time(self) -> bool:
         """Return whether the budget allows a race and the final one after it."""
         best, final = self._best.values, self._best.number > 0
         if self._budget.trials is not None and len(self.trials) + final >= self._budget.trials:
             return False
         seconds = FEWEST_PAIRS * (self._seconds_to_run(best, best) + final * self._seconds_to_run({}, best))
-        return self._spent() + seconds <= self._budget.seconds
+        spare = self._seconds_to_run({}) if self._spare is not None else 0.0
+        needed = self._spent() + seconds - spare
+        if needed > self._seconds_allowed() and len(self.trials) == 1:
+            self.needed = needed
+        return needed <= self._seconds_allowed()
 
 
 class _DifferentOutput(Exception):

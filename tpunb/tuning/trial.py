@@ -9,24 +9,26 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
 from tpunb.errors import TpunbError, check_whole, wrong_type
 from tpunb.text import format_error, plain, plural
+from tpunb.torchdata.effects import digest as digest_of
 from tpunb.training.fit_start import CheckpointPath, FitStart
 from tpunb.training.seeds import RandomState
 from tpunb.training.state import arrays
 from tpunb.tuning.grain import GrainPipeline
 from tpunb.tuning.job import Job
+from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
-from tpunb.tuning.position import BatchSource, GrainPosition, LivePosition, TfPosition
+from tpunb.tuning.position import BatchSource, GrainPosition, LivePosition, LoaderPosition, TfPosition
 
 WARMUP = 8
 """Executions before the window: they empty, or fill, buffers of as many batches."""
@@ -42,6 +44,9 @@ SIZING = 3, 3
 
 _SHORT, _RETIMED = 0.15, 0.2
 """Seconds of a window that is timed once more after the output, and of that second one."""
+
+_AHEAD = 1.0
+"""Seconds for which batches that workers have made ahead are used up before the window."""
 
 _SLOW = 0.3
 """Seconds per execution from which the warm-up is shorter."""
@@ -88,12 +93,15 @@ class TrialRunner:
             warmup, window = warmup or sizes[0], window or sizes[1]
         self._warmup = None if warmup is None else check_whole("TrialRunner", "warmup", warmup, 1)
         self._window = None if window is None else check_whole("TrialRunner", "window", window, 1)
+        self._proved: dict[frozenset[tuple[str, Value]], tuple[str, int]] = {}
+        """Digests of values whose batches are compared while nothing is timed, and the batches made ahead."""
+        self._execution = 0.0  # seconds
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.callback(RandomState.capture().restore)  # build() may draw random numbers, and seed them
-            self.pipeline: Pipeline | GrainPipeline = self.job.pipeline
+            self.pipeline: Pipeline | GrainPipeline | LoaderPipeline = self.job.pipeline
             self.training = self.job.training
             program = self.training.state()
             stack.callback(lambda: self.training.restore(program))
@@ -114,13 +122,20 @@ class TrialRunner:
 
     def untracked_state(self) -> str:
         """Return the state of a step that a trial could not restore; "" for none."""
-        return self.training.untracked_state(self.position.source({}).iterator)
+        with closing(self.position.source({})) as source:
+            return self.training.untracked_state(source.iterator)
 
-    def execution_seconds(self) -> float:
-        """Return the seconds of an execution: the mean of two after the first, which compiles."""
+    def sample(self) -> tuple[float, float]:
+        """Return the seconds of an execution, the mean of two after one that compiles, and those of a trial besides."""
+        started = time.perf_counter()
         self.training.restore(self._state)
-        source = self.position.source({})
-        return _timed(lambda: source.execute(self.training), 1, 2).seconds
+        with closing(self.position.source({})) as source:
+            opened = time.perf_counter()
+            executions = _timed(lambda: source.execute(self.training), 1, 2)
+            done = time.perf_counter()
+            self.training.digest(executions.outputs)
+        self._execution = executions.seconds
+        return self._execution, time.perf_counter() - started - (done - opened)
 
     def calibrate(self) -> Baseline:
         """Return the program's values, measured in a trial, with sizes chosen by a first short one."""
@@ -138,13 +153,24 @@ class TrialRunner:
         It is the minimum of three windows, since other load on the machine only adds.
         """
         self.training.restore(self._state)
-        source = BatchSource(*self._one_batch())
+        source, window = BatchSource(*self._one_batch()), _model_executions(self._execution)
         started, least = time.perf_counter(), math.inf
         for warmup in (3, 1, 1):
-            least = min(least, _timed(lambda: source.execute(self.training), warmup, _MODEL_EXECUTIONS).seconds)
+            least = min(least, _timed(lambda: source.execute(self.training), warmup, window).seconds)
             if time.perf_counter() - started > _SECONDS:
                 break
         return least / self.training.steps
+
+    def first_difference(self, values: Mapping[str, Value], batches: int) -> int | None:
+        """Return the first batch that differs from the program's, without training; None if all are equal."""
+        digests = []
+        for each in (values, {}):
+            self.training.restore(self._state)
+            with closing(self.position.source(each)) as source:
+                drawn: Iterator[Any] = chain.from_iterable(repeat(source.iterator))
+                digests.append([digest_of(batch) for batch in islice(drawn, batches)])
+        pairs = enumerate(zip(*digests, strict=True), 1)
+        return next((number for number, (tuned, program) in pairs if tuned != program), None)
 
     def _run(
         self, values: Mapping[str, Value], warmup: int, window: int, *, short: float = 0.0, limit: float = math.inf
@@ -152,22 +178,34 @@ class TrialRunner:
         """Return the result of a trial; time windows shorter than `short` once more."""
         started = time.perf_counter()
         self.training.restore(self._state)
-        source = self.position.source(values)
+        with closing(self.position.source(values)) as source:
 
-        def timed(window: int) -> _Timed:
-            return _timed(lambda: source.execute(self.training), warmup, window, limit=limit)
+            def timed(warmup: int, window: int) -> _Timed:
+                return _timed(lambda: source.execute(self.training), warmup, window, limit=limit)
 
-        result = timed(window)
-        digest = self.training.digest(result.outputs)
-        if window * result.seconds < short:
-            result = timed(min(math.ceil(_RETIMED / result.seconds), _MOST_EXECUTIONS))
-        return TrialResult(result.seconds / self.training.steps, digest, time.perf_counter() - started, result.busy)
+            key = frozenset(values.items())
+            if key not in self._proved:
+                result = timed(warmup, window)
+                digest = self.training.digest([*result.outputs, source.batches_digest()])
+                ahead = min(source.ahead or 0, math.ceil(_AHEAD / result.seconds))
+                if values and source.ahead is not None:
+                    self._proved[key] = digest, ahead
+            else:
+                digest, ahead = self._proved[key]
+            if source.ahead is not None:  # batches that are already made are used up before the window
+                window = max(window, 2 * ahead)
+                result = timed(max(ahead, 2), window)
+            if window * result.seconds < short:
+                window = min(math.ceil(_RETIMED / result.seconds), _MOST_EXECUTIONS)
+                result = timed(warmup, window)
+            seconds = source.epoch_seconds(result.seconds, window)
+        return TrialResult(seconds / self.training.steps, digest, time.perf_counter() - started, result.busy)
 
     def _one_batch(self) -> tuple[Any, Any]:
         """Return an endless dataset of one batch in memory, and an iterator over it."""
-        source = self.position.source({})  # from the position: at the beginning a shuffle fills its buffer first
-        batch = next(chain(source.iterator, source.dataset))
-        if isinstance(self.pipeline, GrainPipeline):
+        with closing(self.position.source({})) as source:  # at the beginning a shuffle fills its buffer first
+            batch = next(chain(source.iterator, source.dataset))
+        if not isinstance(self.pipeline, Pipeline):
             return (), repeat(batch)
         import tensorflow as tf
 
@@ -175,8 +213,10 @@ class TrialRunner:
         dataset = tf.data.experimental.from_variant(endless, source.dataset.element_spec)
         return dataset, iter(dataset)
 
-    def _positioned(self, folder: Path) -> TfPosition | GrainPosition:
+    def _positioned(self, folder: Path) -> TfPosition | GrainPosition | LoaderPosition:
         """Restore the training state of the start, and return the position in the data."""
+        if isinstance(self.pipeline, LoaderPipeline):
+            return LoaderPosition(self.pipeline)
         if isinstance(self.pipeline, GrainPipeline):
             return GrainPosition(self.pipeline)
         if isinstance(self.start, LivePosition):
@@ -221,6 +261,16 @@ def trial_sizes(seconds: float) -> tuple[int, int]:
     """
     window = _SECONDS / max(seconds, 1e-6)
     return SIZING[0] if seconds > _SLOW else WARMUP, round(min(max(window, _FEWEST_EXECUTIONS), _MOST_EXECUTIONS))
+
+
+def _model_executions(seconds: float) -> int:
+    """Return the executions of a window of the model alone, by the seconds of one."""
+    return round(min(max(_SECONDS / max(seconds, 1e-6), _FEWEST_EXECUTIONS), _MODEL_EXECUTIONS))
+
+
+def model_seconds(execution: float) -> float:
+    """Return the most seconds that it takes to time the model alone, by those of an execution with its data."""
+    return max(2 * _SECONDS, (_FEWEST_EXECUTIONS + _model_executions(execution)) * execution)
 
 
 def _checked(job: Job, start: CheckpointPath | LivePosition | None) -> FitStart | LivePosition | None:

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.training.fit_start import CheckpointPath
-from tpunb.tuning.job import Job, hot_phase
+from tpunb.tuning.job import Job, as_job, hot_phase
+from tpunb.tuning.loader import LoaderPipeline
 from tpunb.tuning.model_based import model_based
 from tpunb.tuning.position import LivePosition
 from tpunb.tuning.racing import FEWEST_PAIRS
 from tpunb.tuning.results import Journal, Message, Trial, Tuning
 from tpunb.tuning.search import Search, Space, StepCosts
-from tpunb.tuning.stage_costs import stage_costs
+from tpunb.tuning.stage_costs import StageCost, most_seconds, stage_costs
 from tpunb.tuning.tournament import Budget, Tournament, check_seconds
-from tpunb.tuning.trial import Baseline, TrialResult, TrialRunner, trial_sizes
+from tpunb.tuning.trial import SIZING, Baseline, TrialResult, TrialRunner, model_seconds, trial_sizes
 
 WAITS = 1.15
 """Step time by that of the model alone, or of its work on all cores, below which a step hardly waits."""
 
 SHARE = 0.05
 """Default budget, as a share of the run."""
+
+_PROOF, _FEWEST_COMPARED = 0.1, 8
+"""Share of the budget in which the winner's batches are compared once more, and the least number of them."""
+_GRACE = 1.25
+"""Budget of the first race by the budget: it runs, though trials take longer than was announced."""
+
+_SHOWN = 0.02
+"""Share of the work of all stages from which the cost of one is reported."""
 
 _CORES = os.cpu_count() or 1
 
@@ -50,7 +61,8 @@ def tune(
     Parameters
     ----------
     job
-        `Job` to tune; or a compiled Keras model, with its data.
+        `Job` to tune; a compiled Keras model, with its data; or a pipeline alone, of ``tf.data``, Grain or PyTorch's
+        DataLoader: its batches are read and compared.
     data
         The model's ``tf.data.Dataset``, or its arrays (x, y): ``tune(model, data)`` is ``tune(Job((model, data)))``.
     start
@@ -71,11 +83,7 @@ def tune(
     TpunbError
         If the checkpoint does not hold all state that a trial needs, or the job cannot be run as ``fit`` would.
     """
-    if data is not None:
-        if isinstance(job, Job):
-            raise wrong_type("tune", "data", "be omitted: the Job holds its data", type(data).__name__)
-        job = Job((job, data))
-    tuner = Tuner(job, start, search or model_based, _budget(budget, phases), Journal(folder))
+    tuner = Tuner(as_job(job, data), start, search or model_based, _budget(budget, phases), Journal(folder))
     if phases is not None:
         phase = hot_phase(phases)
         if phase is None:
@@ -88,9 +96,14 @@ def tune(
     return tuner.tuning
 
 
-def least_seconds(execution: float) -> float:
-    """Return the least duration of a tuning, by the seconds of an execution: a baseline, its repeat, and one race."""
-    return (2 + 2 * FEWEST_PAIRS) * sum(trial_sizes(execution)) * execution
+def least_seconds(execution: float, besides: float = 0.0) -> float:
+    """Return the least duration of a tuning: the model alone, a trial for sizes, a baseline, its repeat, and one race.
+
+    `execution` and `besides` are the seconds of an execution, and of a trial besides.
+    """
+    trials = 1 + 2 * FEWEST_PAIRS  # the race has the repeat of the baseline
+    executions = sum(SIZING) + trials * sum(trial_sizes(execution))
+    return executions * execution + (1 + trials) * besides + model_seconds(execution)
 
 
 class Tuner:
@@ -145,13 +158,16 @@ class Tuner:
         if state := runner.untracked_state():
             self.report("untracked state", state=state)
             return
-        if self._is_too_short(least_seconds(runner.execution_seconds()), announced=True):
+        costs = most_seconds(runner.pipeline) if self._search is model_based else 0.0
+        if self._is_too_short(least_seconds(*runner.sample()) + costs, announced=True):
             return
         baseline = runner.calibrate()
         default = self._default(baseline)
-        if default is None or self._is_too_short(2 * default.spent):
+        if default is None or self._is_too_short((2 * FEWEST_PAIRS - 1) * default.spent, grace=_GRACE):
             return
-        tournament = self._tournament = Tournament(baseline.trial, default, self._budget, started=self._started)
+        kept = 1 - _PROOF if isinstance(runner.pipeline, LoaderPipeline) else 1.0
+        budget = replace(self._budget, seconds=kept * self._budget.seconds)
+        tournament = self._tournament = Tournament(baseline.trial, default, budget, started=self._started, grace=_GRACE)
         model = runner.model_only_seconds()
         bound = _bound(default, model)
         self.messages.append(bound or Message("step", {"step": default.seconds, "model": model}))
@@ -163,7 +179,7 @@ class Tuner:
             self.report("slow start", reason=runner.position.obstacle)
         space = Space.of(
             runner.pipeline.parameters,
-            lambda: StepCosts(model, stage_costs(runner.pipeline)),
+            lambda: StepCosts(model, self._stage_costs()),
             cores=_CORES,
             deepest=baseline.warmup,
         )
@@ -171,15 +187,43 @@ class Tuner:
             for trial in trials:
                 self._journal.record(trial)
                 yield trial
-        self._report_winner(tournament)
+        if self._is_proved(tournament):
+            self._report_winner(tournament)
 
-    def _is_too_short(self, seconds: float, *, announced: bool = False) -> bool:
+    def _is_proved(self, tournament: Tournament) -> bool:
+        """Compare the batches of a DataLoader's winning values over more of an epoch; if one differs, nothing wins."""
+        runner, winner = self._runner, tournament.winner
+        if not isinstance(runner.pipeline, LoaderPipeline) or winner.number == 0:
+            return True
+        epoch = runner.pipeline.batches
+        seconds = tournament.trials[0].seconds or math.inf
+        batches = max(round(_PROOF * self._budget.seconds / seconds), _FEWEST_COMPARED)
+        batches = min(batches, epoch + 1) if epoch else batches  # the first of the next epoch shows its order
+        if (different := runner.first_difference(winner.values, batches)) is None:
+            self.report("compared", batches=batches, epoch=f"{epoch:,}" if epoch else "an unknown number")
+            return True
+        self.report("different batches", batches=different, values=dict(winner.values))
+        tournament.trials[winner.number] = replace(winner, verdict="different output", equal=False)
+        tournament.winner = tournament.trials[0]
+        return False
+
+    def _stage_costs(self) -> tuple[StageCost, ...]:
+        """Measure the costs of the stages, and report those that take a share of the whole."""
+        costs = stage_costs(self._runner.pipeline)
+        parts = [part for cost in costs for part in cost.parts or (cost,)]
+        least = _SHOWN * sum(part.seconds for part in parts)
+        shown = {part.stage: [part.seconds, part.elements] for part in parts if part.seconds > least}
+        if shown:
+            self.report("stages", stages=shown)
+        return costs
+
+    def _is_too_short(self, seconds: float, *, announced: bool = False, grace: float = 1.0) -> bool:
         """Return whether the budget ends before some more seconds; report these, or that it does."""
         needed, budget = time.perf_counter() - self._started + seconds, self._budget.seconds
         if announced:
             self.report("needs", needed=needed, budget=budget)
             self.announce(str(self.messages[-1]))
-        if needed <= budget:
+        if needed <= grace * budget:
             return False
         self.report("budget too small", budget=budget, needed=needed)
         return True
@@ -194,6 +238,9 @@ class Tuner:
 
     def _report_winner(self, tournament: Tournament) -> None:
         winner, tried = tournament.winner, len(tournament.trials) - 1
+        if tournament.needed:
+            self.report("budget too small", budget=self._budget.seconds, needed=tournament.needed)
+            return
         if tournament.exhausted:
             self.report("budget spent", trials=tried)
         if winner.number == 0:
