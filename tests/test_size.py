@@ -22,13 +22,13 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "step_stats": 2_040,
     "testing": 630,
     "tfdata": 1_070,
-    "torchdata": 480,
-    "training": 2_200,
-    "tuning": 3_150,
+    "torchdata": 830,
+    "training": 2_230,
+    "tuning": 3_520,
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 47_090, 219  # of the package without studies: all lines; modules
+LINES, FILES = 48_250, 221  # of the package without studies: all lines; modules
 DOOR = 30  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
