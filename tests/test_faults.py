@@ -51,7 +51,8 @@ TUNING = (
         (online.Online, name)
         for name in ("on_data", "on_begin", "on_step", "_obstacle", "_left", "_tune", "_try_values", "_try")
     ),
-    *((online._TunableFit, name) for name in ("__init__", "_prepared", "is_due", "position", "rest")),
+    *((online._TunableFit, name) for name in ("__init__", "_prepared", "position")),
+    *((online.Tunable, name) for name in ("is_due", "rest")),
     *((online, name) for name in ("Tuner", "TfPosition", "LivePosition", "saveable", "Budget", "Journal")),
     *((pipeline.Pipeline, name) for name in ("__init__", "build", "in_place", "_built", "parameters")),
     *((trial.TrialRunner, name) for name in ("__init__", "__enter__", "__exit__", "calibrate")),
@@ -66,7 +67,8 @@ TUNING = (
 LIVE = (
     *((online.Online, name) for name in ("_begin_live", "_advance", "_live_obstacle", "_end_live", "_aside")),
     *((live.LiveTuning, name) for name in ("course", "_referenced", "_raced", "_pairs", "_block", "_run_with")),
-    *((live.LiveTuning, name) for name in ("_copy", "_sampled", "tuning")),
+    *((live.KerasFeed, name) for name in ("_copy", "sampled", "switch", "pipeline", "steps_left")),
+    (live.LiveTuning, "tuning"),
     (live, "saveable"),
     *((position, name) for name in ("state_of", "set_state", "fingerprint")),
     *((results.Journal, name) for name in ("__init__", "record", "end")),

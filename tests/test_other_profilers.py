@@ -21,9 +21,10 @@ from warm_python import warm_python
 import tpunb as tp
 from tpunb.profiler import other_profilers
 from tpunb.profiler.capture import Schedule
-from tpunb.profiler.other_profilers import ImportHook, ProfilerArbiter
+from tpunb.profiler.other_profilers import ProfilerArbiter
 from tpunb.profiler.service_client import ProfilerClient, ServiceError
 from tpunb.profiler.sources import local
+from tpunb.training.patching import ImportHook
 
 ROUNDS = 3
 

@@ -139,3 +139,9 @@ def test_a_race_that_is_won_goes_on_until_its_interval_is_narrow():
     assert len(list(drawn)) == 1, "the seventh pair is beyond the last check"
     short = race([*wide, (0.1, 1.0)], narrow=1.5)
     assert (short.decision, short.pairs) == ("faster", 3), "the last check that showed a gain"
+
+
+def test_quantiles_are_those_of_scipy():
+    checks = racing.MOST_PAIRS - racing.FEWEST_PAIRS + 1
+    expected = stats.t.ppf(1 - racing.ERROR / 2 / checks, range(1, racing.MOST_PAIRS))
+    assert [*expected] == pytest.approx(racing._QUANTILES, rel=1e-9)

@@ -11,16 +11,15 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial, wraps
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from operator import attrgetter
 from typing import Any
 
 from tpunb.profiler.sources.frameworks import loaded
+from tpunb.training.patching import ImportHook
 
 
 @dataclass(frozen=True)
@@ -242,50 +241,3 @@ class ProfilerArbiter:
                 self._running.discard(key)
                 if not self._running and self._active:
                     self._on_stop()
-
-
-class ImportHook(MetaPathFinder):
-    """Call back once a module of one of these names has been imported; find none itself."""
-
-    def __init__(self, calls: dict[str, Callable[[], None]]) -> None:
-        self._calls = calls
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the spec of the finders after this one, with a loader that calls back."""
-        finders = list(sys.meta_path)
-        if fullname not in self._calls or self not in finders:
-            return None
-        others = finders[finders.index(self) + 1 :]  # those before it, such as another hook, may ask this one
-        specs = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _CallbackLoader(spec.loader, self._calls[fullname])
-        return spec
-
-    def exit(self) -> None:
-        """Remove the hook."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-
-class _CallbackLoader(Loader):
-    """Load a module by its own loader, leave no trace in it, and call back when it is complete."""
-
-    def __init__(self, loader: Any, call: Callable[[], None]) -> None:
-        self._loader, self._call = loader, call
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
-        module: types.ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._call()

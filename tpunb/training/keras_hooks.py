@@ -56,6 +56,11 @@ class _Hooks:
 _hooks = _Hooks()
 
 
+def is_fitting() -> bool:
+    """Return whether a fit runs in this thread, whose events are sent."""
+    return not _hooks.is_other_thread
+
+
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
     """Send the events of every fit in the block to a listener."""

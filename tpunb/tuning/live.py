@@ -1,8 +1,8 @@
-"""Tunes a running ``fit`` in place: the steps that are measured are steps of the training, with other values.
+"""Tunes a running training in place: the steps that are measured are steps of the training, with other values.
 
-A position holds for any values, so the fit changes its values between two steps, keeps its place in the data, and
-wastes no step. Before values are used, a copy of the data at the present position shows that they give the same
-batches, bit for bit; then blocks of steps race, in turns, against the best values so far.
+A position holds for any values, so the training changes its values between two steps, keeps its place in the data, and
+wastes no step. Before values are used, batches from the present position on show that they give the same ones, bit for
+bit; then blocks of steps race, in turns, against the best values so far.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from tpunb.errors import wrong_type
 from tpunb.text import format_error
 from tpunb.tfdata import position
 from tpunb.training.fit_state import Fit
-from tpunb.tuning.parameters import Kind, Value
+from tpunb.tuning.job import Job
+from tpunb.tuning.parameters import Kind, Parameter, Value
 from tpunb.tuning.pipeline import Pipeline
 from tpunb.tuning.position import saveable
 from tpunb.tuning.racing import MOST_PAIRS, Race, RaceResult
@@ -49,21 +50,177 @@ _PROMISING = 1.1  # ratio of the pairs so far, below which a race is given up
 _DEEPEST = 4
 _CORES = os.cpu_count() or 1
 
+END = b"end"
+"""The fingerprint that stands for the end of an epoch."""
+
 _Course = Generator[None, None, None]
 
 
 @dataclass(frozen=True)
-class _Sample:
-    """Batches drawn from a copy of the data: their fingerprints, seconds of each, and cores kept busy."""
+class Sample:
+    """Batches from the present position on: their fingerprints, seconds of each, and cores kept busy."""
 
-    steps: int  # of the fit before them
+    steps: int  # of the training before them
     batches: tuple[bytes, ...]
     seconds: float
     busy: float
 
 
+class Feed(Protocol):
+    """The data of a running training, whose values change at any place within an epoch."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of the training."""
+
+    @property
+    def step_in_epoch(self) -> int:
+        """Steps since the begin of an epoch, or another interruption."""
+
+    @property
+    def steps_left(self) -> int | None:
+        """Steps that are left, or expected; None if unknown."""
+
+    @property
+    def turn(self) -> int:
+        """Steps of an execution."""
+
+    @property
+    def used(self) -> float:
+        """Seconds of drawing samples that the training need not draw again."""
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The parameters whose values may change."""
+
+    @property
+    def within_epoch(self) -> bool:
+        """Whether there is a position."""
+
+    def obstacle(self) -> str:
+        """Return why the values cannot change, or ""."""
+
+    def sampled(self, values: Values, limit: float, *, batches: int = SAMPLE[1]) -> Sample:
+        """Return batches from the present position on with some values, as many as fit into a limit of seconds."""
+
+    def switch(self, values: Values) -> None:
+        """Continue with some values."""
+
+    def as_code(self, values: Values) -> str:
+        """Return the lines of code that set some values."""
+
+    def stages(self, seconds: float, busy: float) -> tuple[StageCost, ...]:
+        """Return the costs of the stages, if a batch takes some seconds in which some cores are busy."""
+
+    def difference(self) -> str | None:
+        """Return why values changed the batches, if it is known."""
+
+    def block(self, values: Values) -> tuple[int, int]:
+        """Return executions after a change to values that are not measured, and those that are."""
+
+
+class KerasFeed:
+    """The data of a fit, `saveable` ones of `Pipeline.in_place`."""
+
+    used = 0.0
+
+    def __init__(self, fit: Fit, job: Job) -> None:
+        self._fit, self._job = fit, job
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline of the data."""
+        pipeline = self._job.pipeline
+        assert isinstance(pipeline, Pipeline)
+        return pipeline
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Those of the pipeline."""
+        return self.pipeline.parameters
+
+    def stages(self, seconds: float, busy: float) -> tuple[StageCost, ...]:
+        """Return the costs of the stages, any of which may take all of a batch's."""
+        calls = [parameter for parameter in self.parameters if parameter.kind is Kind.CALLS]
+        return tuple(StageCost(parameter.stage, seconds, busy) for parameter in calls)
+
+    def difference(self) -> str | None:
+        """Return None: a difference is not explained."""
+        return None
+
+    def obstacle(self) -> str:
+        """Return "", as the fit has been checked."""
+        return ""
+
+    def as_code(self, values: Values) -> str:
+        """Return the lines of code that set some values."""
+        return self.pipeline.as_code(values)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the optimizer."""
+        return self._fit.steps
+
+    @property
+    def step_in_epoch(self) -> int:
+        """Steps since the begin of the epoch."""
+        return self._fit.step_in_epoch
+
+    @property
+    def steps_left(self) -> int | None:
+        """Steps left in the fit."""
+        return self._fit.steps_left
+
+    @property
+    def turn(self) -> int:
+        """Steps of an execution."""
+        return int(self._fit.model.steps_per_execution)
+
+    @property
+    def within_epoch(self) -> bool:
+        """Whether there is a position."""
+        return self._fit.cursor is not None
+
+    def block(self, values: Values) -> tuple[int, int]:
+        """Return the executions of a block: before the measurement, and in it."""
+        return WARM, WINDOW
+
+    def switch(self, values: Values) -> None:
+        """Continue with some values at the same element."""
+        iterator = self._copy(values)
+        later = saveable(self.pipeline.in_place(values))  # continues the program's shuffles
+        self._fit.data.replace(later, iterator, "the pipeline was tuned in the midst of the fit")
+
+    def sampled(self, values: Values, limit: float, *, batches: int = SAMPLE[1]) -> Sample:
+        """Return batches of a copy of the data."""
+        drawn: list[bytes] = []
+        seconds: list[float] = []
+        iterator = self._copy(values)
+        begun, worked = time.perf_counter(), time.process_time()
+        while len(seconds) < batches and (len(seconds) < SAMPLE[0] or time.perf_counter() - begun < limit):
+            started = time.perf_counter()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                drawn.append(END)
+                break
+            seconds.append(time.perf_counter() - started)
+            drawn.append(position.fingerprint(batch))
+        busy = (time.process_time() - worked) / max(time.perf_counter() - begun, 1e-9)
+        return Sample(self._fit.steps, tuple(drawn), statistics.fmean(seconds[len(seconds) // 2 :] or [0.0]), busy)
+
+    def _copy(self, values: Values) -> Any:
+        """Return an iterator over the data with some values, at the present position."""
+        stand = self._fit.cursor
+        assert stand is not None
+        state = position.state_of(stand.iterator)
+        iterator = iter(saveable(self.pipeline.build(values)))
+        position.set_state(iterator, state)
+        return iterator
+
+
 class LiveTuning:
-    """A tuning in place of a fit with `saveable` data of `Pipeline.in_place`: ``next(course)`` after each step.
+    """A tuning in place: ``next(course)`` after each step.
 
     `recent`: seconds per step of the program's values, and the busy cores meanwhile. `left`: function from the seconds
     that tuning would save to those for which the training may still wait. `aside`: context for what it waits for.
@@ -71,8 +228,7 @@ class LiveTuning:
 
     def __init__(
         self,
-        fit: Fit,
-        pipeline: Pipeline,
+        feed: Feed,
         search: Search,
         *,
         recent: tuple[float, float],
@@ -80,25 +236,25 @@ class LiveTuning:
         aside: Callable[[], AbstractContextManager[object]],
         journal: Journal,
     ) -> None:
-        self._fit, self._pipeline, self._search = fit, pipeline, search
+        self._feed, self._search = feed, search
         self._recent, self._left, self._aside, self.journal = recent, left, aside, journal
-        self._steps = int(fit.model.steps_per_execution)
+        self._steps = feed.turn
         self._started, self._switch_seconds = time.perf_counter(), SWITCH
         self.values: dict[str, Value] = {}
-        """Values with which the fit runs."""
+        """Values with which the training runs."""
         self.best: dict[str, Value] = {}
-        self.messages: list[Message] = [Message("tuned at", {"steps": fit.steps})]
+        self.messages: list[Message] = [Message("tuned at", {"steps": feed.steps})]
         self.trials = [Trial(0, {}, "default", recent[0], equal=True)]
         self._champion = self.trials[0]
         self._seconds = recent[0]  # per step, of the best values
-        self._reference: _Sample | None = None
+        self._reference: Sample | None = None
 
     @property
     def tuning(self) -> Tuning:
         """The result so far."""
         trials, spent = tuple(self.trials), time.perf_counter() - self._started
         speedup = Tuning(trials).speedups[self._champion.number]
-        code = self._pipeline.as_code(self.best) if self.best else ""
+        code = self._feed.as_code(self.best) if self.best else ""
         messages = [*self.messages]
         if self.best and speedup is not None:
             messages.append(Message("winner", {"values": dict(self.best), "speedup": [*speedup]}))
@@ -111,25 +267,25 @@ class LiveTuning:
         self.journal.record(self.trials[0])
         reference = yield from self._referenced()
         if (costs := self._costs(reference)) is not None:
-            space = Space.of(self._pipeline.parameters, lambda: costs, cores=_CORES, deepest=_DEEPEST)
+            space = Space.of(self._feed.parameters, lambda: costs, cores=_CORES, deepest=_DEEPEST)
             yield from self._proposed(space)
 
-    def _referenced(self) -> Generator[None, None, _Sample]:
+    def _referenced(self) -> Generator[None, None, Sample]:
         """Return the batches that the best values give at the present position; near an epoch's end, in the next."""
-        while self._reference is None or self._reference.steps != self._fit.steps:
+        while self._reference is None or self._reference.steps != self._feed.steps:
             yield from self._in_epoch()
             with self._aside():
-                self._reference = self._sampled(self.best, _SHARE * self._left(0.0))
-            if len(self._reference.batches) <= SAMPLE[0] and self._reference.batches[-1] == b"end":
+                self._reference = self._feed.sampled(self.best, _SHARE * self._left(0.0))
+            if len(self._reference.batches) <= SAMPLE[0] and self._reference.batches[-1] == END:
                 self._reference = None
-                while self._fit.cursor is not None:
+                while self._feed.within_epoch:
                     yield
         return self._reference
 
-    def _costs(self, reference: _Sample) -> StepCosts | None:
+    def _costs(self, reference: Sample) -> StepCosts | None:
         """Return the costs of a step, all of the data's for each stage; None if no values can make it much faster."""
         step, busy = self._recent
-        data, parameters = reference.seconds, self._pipeline.parameters
+        data, parameters = reference.seconds, self._feed.parameters
         ahead = any(parameter.kind in BUFFERS and parameter.current != 0 for parameter in parameters)
         hidden = ahead and data * _HIDDEN < step  # behind the work of the model
         least = _LEAST_MODEL_SHARE * step
@@ -142,8 +298,7 @@ class LiveTuning:
             self.messages.append(Message("compute-bound", {"step": step, "busy": busy, "cores": _CORES}))
             return None
         self.messages.append(Message("data", facts))
-        stages = [parameter.stage for parameter in parameters if parameter.kind is Kind.CALLS]
-        return StepCosts(model, tuple(StageCost(stage, data, reference.busy) for stage in stages))
+        return StepCosts(model, self._feed.stages(data, reference.busy))
 
     def _proposed(self, space: Space) -> _Course:
         """Race the proposals of the search, and AUTOTUNE if its first one is not faster."""
@@ -176,7 +331,7 @@ class LiveTuning:
 
     def _is_worth_it(self) -> bool:
         """Return whether another race fits into the rest of the fit, and of what it may wait."""
-        left = self._fit.steps_left
+        left = self._feed.steps_left
         pause = 2 * SAMPLE[0] * self._seconds * self._steps + 3 * self._switch_seconds
         return pause <= self._left(0.0) and (left is None or left >= RACE * self._steps)
 
@@ -189,7 +344,7 @@ class LiveTuning:
             reference = yield from self._referenced()
             with self._aside():
                 limit = _PATIENCE * len(reference.batches) * reference.seconds + _HICCUP
-                sample = self._sampled(values, limit, batches=len(reference.batches))
+                sample = self._feed.sampled(values, limit, batches=len(reference.batches))
             if sample.batches == reference.batches[: len(sample.batches)]:
                 result = yield from self._pairs(values, best)
                 low, high = (None if math.isnan(end) else end for end in (result.low, result.high))
@@ -197,7 +352,7 @@ class LiveTuning:
                 trial = replace(trial, verdict=result.decision, seconds=seconds, equal=True, pairs=result.pairs)
                 trial = replace(trial, ratio=result.ratio, low=low, high=high)
             else:
-                trial = replace(trial, verdict="different output", equal=False)
+                trial = replace(trial, verdict="different output", equal=False, error=self._feed.difference())
         except Exception as error:  # noqa: BLE001  whatever it is, the values do not suit this program
             trial = replace(trial, error=format_error(error))
         trial = replace(trial, spent=time.perf_counter() - started)
@@ -222,71 +377,43 @@ class LiveTuning:
 
     def _pays(self, result: RaceResult) -> bool:
         """Return whether the training may wait for another pair, by what it would save if the gain is half of it."""
-        steps = self._fit.steps if self._fit.steps_left is None else self._fit.steps_left
+        steps = self._feed.steps if self._feed.steps_left is None else self._feed.steps_left
         saving = steps * self._seconds * (1 - 1 / math.sqrt(result.ratio))
         return result.ratio > _PROMISING and self._left(saving) > 2 * self._switch_seconds
 
     def _block(self, values: Values) -> Generator[None, None, float]:
         """Return the seconds per step of a block with some values; of a much slower one, those until it is ended."""
-        warm = 0 if values == self.values else WARM
+        warm, window = self._feed.block(values)
+        warm = 0 if values == self.values else warm
         yield from self._run_with(values)
-        started, steps = time.perf_counter(), self._fit.steps
-        limit = _PATIENCE * (warm + WINDOW) * self._steps * self._seconds + _HICCUP
+        started, steps = time.perf_counter(), self._feed.steps
+        limit = _PATIENCE * (warm + window) * self._steps * self._seconds + _HICCUP
         taken = 0
-        while taken < warm + WINDOW:
+        while taken < warm + window:
             yield
             now = time.perf_counter()
-            if self._fit.step_in_epoch <= self._steps:  # an epoch has ended, or begun: its first step fills buffers
-                started, steps, taken = now, self._fit.steps, min(taken, warm)
+            if self._feed.step_in_epoch <= self._steps:  # an epoch has ended, or begun: its first step fills buffers
+                started, steps, taken = now, self._feed.steps, min(taken, warm)
                 continue
             taken += 1
             if taken == warm:
-                started, steps = now, self._fit.steps
+                started, steps = now, self._feed.steps
             elif now - started > limit:
                 break
-        return max(time.perf_counter() - started, 1e-9) / max(self._fit.steps - steps, 1)
+        return max(time.perf_counter() - started, 1e-9) / max(self._feed.steps - steps, 1)
 
     def _run_with(self, values: Values) -> _Course:
-        """Continue the fit with some values, at the same place."""
+        """Continue the training with some values, at the same place."""
         if values == self.values:
             return
         yield from self._in_epoch()
         with self._aside():
             started = time.perf_counter()
-            iterator = self._copy(values)
-            later = saveable(self._pipeline.in_place(values))  # continues the program's shuffles
-            self._fit.data.replace(later, iterator, "the pipeline was tuned in the midst of the fit")
+            self._feed.switch(values)
             self.values = dict(values)
             self._switch_seconds = max(self._switch_seconds, time.perf_counter() - started)
 
     def _in_epoch(self) -> _Course:
-        """Yield until the fit is within an epoch."""
-        while self._fit.cursor is None:
+        """Yield until the training is within an epoch."""
+        while not self._feed.within_epoch:
             yield
-
-    def _copy(self, values: Values) -> Any:
-        """Return an iterator over the data with some values, at the present position."""
-        stand = self._fit.cursor
-        assert stand is not None
-        state = position.state_of(stand.iterator)
-        iterator = iter(saveable(self._pipeline.build(values)))
-        position.set_state(iterator, state)
-        return iterator
-
-    def _sampled(self, values: Values, limit: float, *, batches: int = SAMPLE[1]) -> _Sample:
-        """Return batches of a copy of the data from the present position on, as many as fit into a limit of seconds."""
-        drawn: list[bytes] = []
-        seconds: list[float] = []
-        iterator = self._copy(values)
-        begun, worked = time.perf_counter(), time.process_time()
-        while len(seconds) < batches and (len(seconds) < SAMPLE[0] or time.perf_counter() - begun < limit):
-            started = time.perf_counter()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                drawn.append(b"end")
-                break
-            seconds.append(time.perf_counter() - started)
-            drawn.append(position.fingerprint(batch))
-        busy = (time.process_time() - worked) / max(time.perf_counter() - begun, 1e-9)
-        return _Sample(self._fit.steps, tuple(drawn), statistics.fmean(seconds[len(seconds) // 2 :] or [0.0]), busy)

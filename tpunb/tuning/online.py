@@ -1,8 +1,8 @@
-"""Tunes the input pipeline of a running ``fit`` (paper VII).
+"""Tunes the input pipeline of a running training (paper VII).
 
-In place, by steps of the fit itself (`LiveTuning`); if it is also saved or resumed, by trials between two of its steps
-in the phase that takes most of the time, after which the model is restored, and the data continue at the same element
-with the values that won. The output is the same as without.
+In place, by steps of the training itself (`LiveTuning`); a ``fit`` of Keras that is also saved or resumed, by trials
+between two of its steps in the phase that takes most of the time, after which the model is restored, and the data
+continue at the same element with the values that won. The output is the same as without.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 import math
 import os
 import statistics
+import sys
 import time
-from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from tpunb.cluster import OLS, phases
-from tpunb.errors import NoSteps, wrong_type
+from tpunb.errors import NoSteps, need, wrong_type
 from tpunb.io import load
 from tpunb.signals import spending
 from tpunb.step_stats.numbering import TUNING_STEP
@@ -29,9 +31,11 @@ from tpunb.tfdata.graph import graph_or_none
 from tpunb.tfdata.restored import late_shuffles
 from tpunb.training import keras_hooks
 from tpunb.training.fit_state import Fit
+from tpunb.training.patching import on_import
 from tpunb.training.state import TrainingState, variables_of
 from tpunb.tuning.job import Job, hot_phase
-from tpunb.tuning.live import RACE, SAMPLE, SWITCH, WINDOW, LiveTuning
+from tpunb.tuning.live import RACE, SAMPLE, SWITCH, WINDOW, Feed, KerasFeed, LiveTuning
+from tpunb.tuning.live_torch import LoaderFeed, watch
 from tpunb.tuning.model_based import model_based
 from tpunb.tuning.parameters import Value
 from tpunb.tuning.pipeline import Pipeline
@@ -47,6 +51,7 @@ _SECONDS = 1.0  # of training before the first check
 _SOON, _ENOUGH = 0.2, 1.0  # of steps before a fit is tuned in place; of half as many steps
 _SAVED = 0.2  # of the seconds that the rest of the fit would save, which a race may take
 _PAUSE = 0.005  # of tuning that is not counted as a part of a step
+_SEND = 5e-4  # of a batch, below which no workers help, as `stage_costs` has measured
 _REASON = "the pipeline was tuned in the midst of the fit"
 
 
@@ -77,6 +82,7 @@ class Online:
         self.seconds = 0.0
         self.timer = StepTimer()
         self._fit: _TunableFit | None = None
+        self._loaders: dict[LoaderFeed, Tunable] = {}
 
     def __repr__(self) -> str:
         result = "nothing was tried"
@@ -89,14 +95,14 @@ class Online:
     def on_data(self, fit: Fit, data: Any) -> Any:
         """Return the data of a fit in a form whose position any values can restore, if there is one."""
         self._end_fit()
-        self._fit = _TunableFit(fit, data, exclusive=fit.start is None and fit.listeners == (self,))
+        self._fit = _TunableFit(fit, data, self.timer, exclusive=fit.start is None and fit.listeners == (self,))
         return self._fit.data
 
     def on_begin(self, fit: Fit) -> None:
         """Start to watch a fit."""
         if self._fit is None or self._fit.fit is not fit:
             self._end_fit()
-            self._fit = _TunableFit(fit, None, exclusive=False)
+            self._fit = _TunableFit(fit, None, self.timer, exclusive=False)
         self.timer.start()
 
     def on_step(self, fit: Fit, *, repeated: bool) -> None:
@@ -108,7 +114,7 @@ class Online:
         if current.course is not None:
             self._advance(current)
             return
-        if not fit.step_in_epoch or not current.is_due(self.timer):
+        if not fit.step_in_epoch or not current.is_due():
             return
         if current.is_live:
             self._begin_live(current)
@@ -127,26 +133,44 @@ class Online:
             self.seconds += time.perf_counter() - started
             self.timer.pause()
 
-    def _begin_live(self, current: _TunableFit) -> None:
-        """Begin to tune the fit in place, if it is worth it."""
-        step, busy = self.timer.recent(max(WINDOW * current.turn, _FIRST // 2))
+    def on_batch(self, feed: LoaderFeed, *, follows: bool) -> bool:
+        """Tune a DataLoader as its next batch is asked for, if it is time; return whether it may still be tuned.
+
+        The batch `follows` one of the same epoch.
+        """
+        current = self._loaders.setdefault(feed, Tunable(feed, StepTimer()))
+        current.timer.record(feed.steps, within_epoch=True, follows=follows)
+        if feed.failure and not current.failed:
+            current.done = current.failed = True
+            if current.live is not None:
+                current.live.best = {}
+                self._end_live(current)
+            self._report("error", error=feed.failure)
+        elif current.course is not None:
+            self._advance(current)
+        elif not current.done and all(other.course is None for other in self._loaders.values()) and current.is_due():
+            self._begin_live(current)
+        return not current.done
+
+    def _begin_live(self, current: Tunable) -> None:
+        """Begin to tune the training in place, if it is worth it."""
+        step, busy = current.timer.recent(max(WINDOW * current.feed.turn, _FIRST // 2))
         current.pending = self._refusal(current) or self._live_obstacle(current, step)
         if current.pending is None and not current.done:
             current.live = LiveTuning(
-                current.fit,
-                current.pipeline,
+                current.feed,
                 self._search,
                 recent=(step, busy),
                 left=partial(self._left, current),
-                aside=self._aside,
+                aside=current.aside or self._aside,
                 journal=Journal(self.folder),
             )
             current.course = current.live.course()
             self._advance(current)
 
-    def _advance(self, current: _TunableFit) -> None:
+    def _advance(self, current: Tunable) -> None:
         """Continue a tuning in place after a step."""
-        started, live = time.perf_counter(), current.live
+        started, live, used = time.perf_counter(), current.live, current.feed.used
         assert live is not None
         assert current.course is not None
         try:
@@ -157,23 +181,25 @@ class Online:
             current.done = True
             live.messages.append(Message("error", {"error": format_error(error)}))
         finally:
-            self.seconds += time.perf_counter() - started
-            self.timer.swap(bool(live.values))
+            self.seconds += time.perf_counter() - started - (current.feed.used - used)
+            current.timer.swap(bool(live.values))
             if time.perf_counter() - started > _PAUSE:
-                self.timer.pause()
+                current.timer.pause()
             if current.done:
                 self._end_live(current)
 
-    def _end_live(self, current: _TunableFit) -> None:
+    def _end_live(self, current: Tunable) -> None:
         """Report the result of a tuning in place."""
         live, current.live, current.course = current.live, None, None
         assert live is not None
         if not current.done:
             current.done = True
-            live.messages.append(Message("fit ends", {"rest": current.rest(self.timer.step)}))
-        self.tuning, self.values = live.tuning, dict(live.best)
-        self.messages += self.tuning.messages
-        live.journal.end(self.tuning)
+            live.messages.append(Message("fit ends", {"rest": current.rest(current.timer.step)}))
+        tuning = live.tuning
+        if live.best or not self.values:
+            self.tuning, self.values = tuning, dict(live.best)
+        self.messages += tuning.messages
+        live.journal.end(tuning)
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -183,11 +209,22 @@ class Online:
 
     def close(self) -> None:
         """End the block."""
-        try:
-            self._end_fit()
-        except Exception as error:  # noqa: BLE001  the program must continue
-            self._report("error", error=format_error(error))
+        self.guarded(self._end_fit)
+        self.guarded(self._end_loaders)
         self._total = time.perf_counter() - self._started
+
+    def guarded(self, action: Callable[[], None]) -> None:
+        """Report an error of an action."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001  the program must continue
+            self.report_error(error)
+
+    def report_error(self, error: Exception) -> None:
+        """Report an error of tuning."""
+        message = Message("error", {"error": format_error(error)})
+        if message not in self.messages:
+            self.messages.append(message)
 
     def _report(self, code: str, **facts: Any) -> None:
         self.messages.append(Message(code, facts))
@@ -201,22 +238,33 @@ class Online:
             self.messages.append(self._fit.pending or self._fit.refusal or ended)
         self._fit = None
 
+    def _end_loaders(self) -> None:
+        """Report what became of the DataLoaders: of one that was not tuned, if no other was."""
+        for feed, current in self._loaders.items():
+            feed.ended = True
+            if current.live is not None:
+                self._end_live(current)
+        if not self.messages and self._loaders:
+            longest = max(self._loaders.values(), key=lambda current: (current.timer.before, current.feed.steps))
+            alternates = longest.feed.steps > 1 and not longest.timer.before
+            other = "another DataLoader is read between its batches"
+            reason = other if alternates else "the training ended before its steps were measured"
+            self.messages.append(longest.pending or Message("not tuned", {"reason": reason}))
+
     # -- when to tune ----------------------------------------------------------------------------------------------
 
-    def _refusal(self, current: _TunableFit) -> Message | None:
-        """Return why a fit cannot be tuned."""
-        refusal = current.refusal
-        if refusal is None and current.fit.hidden_state:
-            refusal = Message("untracked state", {"state": current.fit.hidden_state})
+    def _refusal(self, current: Tunable) -> Message | None:
+        """Return why a training cannot be tuned."""
+        refusal = current.obstacle()
         if refusal is not None:
             current.done = True
             self.messages.append(refusal)
         return refusal
 
-    def _live_obstacle(self, current: _TunableFit, step: float) -> Message | None:
-        """Return why a fit is not tuned in place, or not yet."""
+    def _live_obstacle(self, current: Tunable, step: float) -> Message | None:
+        """Return why a training is not tuned in place, or not yet."""
         budget, rest, races = self._left(current), current.rest(step), RACE * current.execution(step)
-        needed = (SAMPLE[0] + 1) * current.execution(step) + 3 * SWITCH
+        needed = current.least_live(step)
         if budget < needed:
             return Message("budget too small", {"budget": max(budget, 0.0), "needed": needed})
         if rest < races:
@@ -238,12 +286,13 @@ class Online:
             return None
         return Message("budget too small", {"budget": max(budget, 0.0), "needed": needed})
 
-    def _left(self, current: _TunableFit, saving: float = 0.0) -> float:
+    def _left(self, current: Tunable, saving: float = 0.0) -> float:
         """Return the seconds left of the budget, or of shares of the run so far and expected, and of what it saves."""
         if self._budget is not None:
             return self._budget - self.seconds
         so_far = time.perf_counter() - self._started
-        return SHARE * (so_far + (current.fit.steps_left or 0) * self.timer.step) + _SAVED * saving - self.seconds
+        expected = so_far + (current.feed.steps_left or 0) * current.timer.step
+        return SHARE * expected + _SAVED * saving - self.seconds
 
     def _phase_obstacle(self, current: _TunableFit) -> Message | None:
         """Return why the fit is not in a phase worth tuning (paper VII.B); None without a capture."""
@@ -314,7 +363,8 @@ class Online:
         gain = f"steps {self.tuning.speedup.sentence}, output equal: {format_values(self.values)}"
         if self._total is None:
             return plain(f"Tuned: {gain}.")
-        without = self._total - self.seconds + self.timer.saved
+        timers = [self.timer, *(current.timer for current in self._loaders.values())]
+        without = self._total - self.seconds + sum(timer.saved for timer in timers)
         return plain(f"Tuned: about {without:.1f} s → {self._total:.1f} s, tuning included; {gain}.")
 
     @property
@@ -325,22 +375,82 @@ class Online:
         return [f"tuning: {plural(len(self.tuning.trials), 'trial')}, {self.seconds:.1f} s"]
 
 
-class _TunableFit:
-    """A fit that may be tuned; `exclusive` if nothing else depends on how its data are made."""
+class Tunable:
+    """A training that may be tuned; `aside` accounts for what it waits for, if not as between two steps."""
 
-    def __init__(self, fit: Fit, data: Any, *, exclusive: bool) -> None:
-        self.fit, self.data, self.done = fit, data, False
+    aside: Callable[[], AbstractContextManager[None]] | None = partial(spending, "tuning")
+
+    def __init__(self, feed: Feed, timer: StepTimer) -> None:
+        self.feed, self.timer, self.done = feed, timer, False
         self.pending: Message | None = None  # why it is not tuned yet
-        self.phase: Message | None = None
         self.live: LiveTuning | None = None
         self.course: Generator[None, None, None] | None = None
-        self.announced = False
+        self.announced = self.failed = False
+        self._first, self._next = feed.steps, 0
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is tuned in place."""
+        return True
+
+    def obstacle(self) -> Message | None:
+        """Return why it cannot be tuned."""
+        reason = self.feed.obstacle()
+        if not reason and self.timer.step < _SEND:
+            reason = f"a batch takes {self.timer.step * 1e3:.2g} ms, and a worker takes as long to send one"
+        return Message("not tuned", {"reason": reason}) if reason else None
+
+    def is_due(self) -> bool:
+        """Return whether to check it now; then again after half as many steps more."""
+        taken, timer = self.feed.steps - self._first, self.timer
+        if taken < self._next:
+            return False
+        if self.is_live:
+            due = timer.before >= (_SOON if taken >= _FIRST else _ENOUGH) and 2 * taken >= _FIRST
+        else:
+            due = taken >= _FIRST and timer.seconds >= _SECONDS
+        if not due or not timer.before:
+            return False
+        self._next = round(_AGAIN * taken)
+        return True
+
+    def least_live(self, step: float) -> float:
+        """Return the least seconds that a tuning in place takes."""
+        return 3 * SWITCH
+
+    def execution(self, step: float) -> float:
+        """Return the seconds of an execution."""
+        return step * self.feed.turn
+
+    def rest(self, step: float) -> float:
+        """Return the seconds of the rest of the training; infinite if its end is unknown."""
+        return math.inf if self.feed.steps_left is None else self.feed.steps_left * step
+
+
+class _TunableFit(Tunable):
+    """A fit that may be tuned; `exclusive` if nothing else depends on how its data are made."""
+
+    aside = None
+
+    def __init__(self, fit: Fit, data: Any, timer: StepTimer, *, exclusive: bool) -> None:
+        self.fit, self.data = fit, data
+        self.phase: Message | None = None
         self.job = Job(lambda: (fit.model, data))
-        self._first, self._next = fit.steps, 0
+        super().__init__(KerasFeed(fit, self.job), timer)
         self._rebuilt = False
         other = fit.data.reason or "its data are not a tf.data.Dataset (arrays and Python code have no values to tune)"
         reason = other if data is None else self._prepared(exclusive)
         self.refusal = Message("not tuned", {"reason": reason}) if reason else None
+
+    def obstacle(self) -> Message | None:
+        """Return why it cannot be tuned."""
+        if self.refusal is None and self.fit.hidden_state:
+            return Message("untracked state", {"state": self.fit.hidden_state})
+        return self.refusal
+
+    def least_live(self, step: float) -> float:
+        """Return the least seconds that a tuning in place takes; batches of the sample are drawn again."""
+        return (SAMPLE[0] + 1) * self.execution(step) + super().least_live(step)
 
     def _prepared(self, exclusive: bool) -> str:
         """Rebuild the data in a form whose position can be moved; return why they cannot, or ""."""
@@ -369,41 +479,16 @@ class _TunableFit:
         assert isinstance(pipeline, Pipeline)
         return pipeline
 
-    def is_due(self, timer: StepTimer) -> bool:
-        """Return whether to check it now; then again after half as many steps more."""
-        taken = self.fit.steps - self._first
-        if self.is_live:
-            due = timer.before >= (_SOON if taken >= _FIRST else _ENOUGH) and 2 * taken >= _FIRST
-        else:
-            due = taken >= _FIRST and timer.seconds >= _SECONDS
-        if taken < self._next or not due or not timer.before:
-            return False
-        self._next = round(_AGAIN * taken)
-        return True
-
     @property
     def is_live(self) -> bool:
         """Whether it is tuned in place: nothing else depends on how its data are made."""
         return self._rebuilt
-
-    @property
-    def turn(self) -> int:
-        """Steps of an execution."""
-        return int(self.fit.model.steps_per_execution)
 
     def least_seconds(self, step: float) -> float:
         """Return the least duration of a tuning, including reading the data up to the position again."""
         stand = self.fit.cursor
         again = 0 if self._rebuilt or stand is None else stand.drawn
         return least_seconds(self.execution(step)) + again * step
-
-    def execution(self, step: float) -> float:
-        """Return the seconds of an execution."""
-        return step * self.turn
-
-    def rest(self, step: float) -> float:
-        """Return the seconds of the rest of the fit; infinite if its end is unknown."""
-        return math.inf if self.fit.steps_left is None else self.fit.steps_left * step
 
     def position(self, folder: Path) -> TfPosition:
         """Return the position of the fit in its data."""
@@ -421,12 +506,13 @@ def tuned(
     folder: str | os.PathLike[str] | None = None,
     run: Run | None = None,
 ) -> Iterator[Online]:
-    """Tune every unmodified ``model.fit(data, ...)`` of the block while it runs; its output stays the same.
+    """Tune the trainings of the block while they run, unmodified; their output stays the same.
 
-    Each is tuned once, by measured steps of its own with other values, or by trials if it is also saved or resumed.
-    Values that win a race take over at the same element, within an epoch; weights, losses and what callbacks see are
-    the same to the last bit. If that is impossible, nothing is tried, and `Online.messages` give the
-    reason. Trials also call the Python functions in the data.
+    These are each ``model.fit(data, ...)`` of Keras, and loops over a DataLoader of PyTorch: of Hugging Face's Trainer,
+    of Lightning, or of your own. Each is tuned once, by measured steps of its own with other values, or by trials if it
+    is also saved or resumed. Values that win a race take over at the same element, within an epoch; weights, losses and
+    what callbacks see are the same to the last bit. If that is impossible, nothing is tried, and `Online.messages` give
+    the reason. Trials also call the Python functions in the data.
 
     Parameters
     ----------
@@ -443,6 +529,8 @@ def tuned(
     ------
     TypeError, ValueError
         If an argument is invalid.
+    MissingExtra
+        If neither Keras nor PyTorch is installed.
     TpunbError
         If Keras runs on another backend than TensorFlow and JAX, or this version of Keras is not supported.
     """
@@ -451,8 +539,23 @@ def tuned(
     if budget is not None:
         check_seconds("budget", "tuned", budget)
     online = Online(search or model_based, budget, None if folder is None else Path(folder), run)
-    with keras_hooks.listening(online), closing(online):
+    if find_spec("torch") is None:
+        need("keras", extra="tensorflow")
+    with ExitStack() as stack:
+        stack.callback(online.close)
+        waiting: dict[str, Callable[[], None]] = {
+            "torch": partial(online.guarded, partial(watch, stack, online.on_batch, online.report_error)),
+            "keras": partial(_listen, stack, online),
+        }
+        for name in [name for name in waiting if name in sys.modules]:
+            waiting.pop(name)()
+        stack.enter_context(on_import({name: partial(online.guarded, call) for name, call in waiting.items()}))
         yield online
+
+
+def _listen(stack: ExitStack, online: Online) -> None:
+    """Send the events of fits of Keras to the tuning."""
+    stack.enter_context(keras_hooks.listening(online))
 
 
 class StepTimer:
@@ -475,11 +578,11 @@ class StepTimer:
         self._before, self._busy, self._after, self._swapped = [], [], [], False
         self._started, self._last = time.perf_counter(), None
 
-    def record(self, step: int, *, within_epoch: bool) -> None:
-        """Record the number of steps taken so far."""
+    def record(self, step: int, *, within_epoch: bool, follows: bool = True) -> None:
+        """Record the number of steps taken so far; the time since the last is one of steps if it `follows`."""
         now, worked = time.perf_counter(), time.process_time()
         self.seconds = now - self._started
-        if self._last is not None and step > self._last[0]:
+        if follows and self._last is not None and step > self._last[0]:
             taken, wall = step - self._last[0], now - self._last[1]
             times = self._after if self._swapped else self._before
             times += [wall / taken] * taken

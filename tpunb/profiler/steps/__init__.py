@@ -14,11 +14,11 @@ from functools import partial
 
 from tpunb.profiler.keras import keras_marks
 from tpunb.profiler.loop import Loop
-from tpunb.profiler.other_profilers import ImportHook
 from tpunb.profiler.sources.frameworks import loaded
 from tpunb.profiler.step_clock import StepClock
 from tpunb.profiler.steps import calls, fetches, marks, optimizers
 from tpunb.text import format_error
+from tpunb.training.patching import ImportHook
 
 _log = logging.getLogger("tpunb")
 
