@@ -80,8 +80,9 @@ def checkpointing(
 
 @contextmanager
 def _in_fit(saving: Saving) -> Iterator[None]:
-    """Save fits in the block, unless the program computes with JAX and has not imported Keras, or has no Keras."""
-    if "keras" in sys.modules or ("jax" not in sys.modules and find_spec("keras") and find_spec("tensorflow")):
+    """Save fits in the block, unless the program computes with JAX or PyTorch without Keras, or has no Keras."""
+    has_other = not {"jax", "torch"}.isdisjoint(sys.modules)
+    if "keras" in sys.modules or (not has_other and find_spec("keras") and find_spec("tensorflow")):
         with keras_hooks.listening(saving):
             yield
         return
