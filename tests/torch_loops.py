@@ -1,7 +1,7 @@
 """Loops of PyTorch that are saved, killed, and resumed in a new process: ``python torch_loops.py FOLDER NAME...``.
 
 Each runs in processes that are forked from one that has imported PyTorch and computed nothing; ``FOLDER/outcomes.json``
-has, by name, the losses and a digest of the state of the whole run, of the killed and of the resumed one.
+has, by name, the losses and a digest of the state of the whole run and of the resumed one.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class Drawing(Dataset):
 
     def __getitem__(self, at):
         self.calls += 1
-        return rows()[at] + self.dice.random(3, dtype="float32"), torch.tensor([self.calls / 100])
+        return rows()[at] + torch.from_numpy(self.dice.random(3, dtype="float32")), torch.tensor([self.calls / 100])
 
 
 class Stream(IterableDataset):
@@ -145,7 +145,11 @@ def trained(name, run, step):
         state["schedule"] = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS)
     if name == "averaged":
         state["averaged"] = torch.optim.swa_utils.AveragedModel(net)
-        state["dice"], state["losses"], state["best"] = torch.Generator().manual_seed(3), [], {"loss": torch.tensor(9.0)}
+        state["dice"], state["losses"], state["best"] = (
+            torch.Generator().manual_seed(3),
+            [],
+            {"loss": torch.tensor(9.0)},
+        )
     if name == "scaled":
         state["scaler"] = torch.amp.GradScaler("cpu", growth_interval=4)
     if name == "unfrozen":
@@ -198,7 +202,11 @@ def digest(value):
         elif isinstance(part, torch.Generator):
             add(part.get_state())
         elif isinstance(part, torch.Tensor):
-            hashed.update(part.detach().contiguous().view(torch.uint8).numpy().tobytes() if part.ndim else repr(part.tolist()).encode())
+            hashed.update(
+                part.detach().contiguous().view(torch.uint8).numpy().tobytes()
+                if part.ndim
+                else repr(part.tolist()).encode()
+            )
         elif isinstance(part, dict):
             for key, each in part.items():
                 hashed.update(str(key).encode())
@@ -232,7 +240,12 @@ def saved(folder, name, die=None, start=None):
         resumed = stack.enter_context(tp.resume(start)) if start is not None else None
         stack.enter_context(tp.checkpointing(folder, every=EVERY))
         losses, state = cell(name, die=die)
-    return [losses, state, str(resumed), [str(each.message) for each in caught if "tpunb" in each.filename or "exact" in str(each.message)]]
+    return [
+        losses,
+        state,
+        str(resumed),
+        [str(each.message) for each in caught if "exact" in str(each.message)],
+    ]
 
 
 def forked(file, run, *args):
@@ -257,12 +270,10 @@ def outcome(top, name):
     killed = forked(top / "killed.json", saved, top / "killed", name, DIE["at"])
     found = list(tp.checkpoints(top / "killed"))
     later = forked(top / "later.json", saved, top / "killed", name, None, found[-1])
-    early = forked(top / "early.json", saved, top / "early", name, None, tp.checkpoints(top / "whole")[2])
     return {
         "whole": whole,
         "killed": killed,
         "later": later,
-        "early": early,
         "steps": [each.step for each in found],
         "reasons": [each.reason for each in found],
     }
@@ -270,6 +281,6 @@ def outcome(top, name):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
+    folder, _ = Path(sys.argv[1]), (tp.checkpointing, tp.resume, tp.checkpoints)  # imported before the processes fork
     results = {name: outcome(folder / name.replace(" ", "-"), name) for name in sys.argv[2:]}
     (folder / "outcomes.json").write_text(json.dumps(results))

@@ -211,10 +211,8 @@ def missing(parts: Iterable[Any], optimizers: Iterable[Any]) -> str:
     saved = {id(each) for part in modules for each in part.parameters()} | {id(each) for each in tensors(parts)}
     for optimizer in optimizers:
         name = plain(type(optimizer).__name__)
-        if not any(part is optimizer or getattr(part, "optimizer", None) is optimizer for part in parts):
-            return f"state lacks an optimizer that takes steps, {name} (give it in state)"
         if not any(part is optimizer for part in parts):
-            return f"state has the scheduler of an optimizer without it, {name} (give both in state)"
+            return f"state lacks an optimizer that takes steps, {name} (give it in state)"
         if any(id(each) not in saved for group in optimizer.param_groups for each in group["params"]):
             return f"state lacks what {name} trains (give the model in state)"
         has_scheduler = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
