@@ -78,7 +78,7 @@ class LoaderPass(Iterator[Any]):
         self._begun = self._first = self._captured()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._iterator, name)
+        return getattr(vars(self).get("_iterator"), name)
 
     def begin(self) -> None:
         """Begin at the first batch."""

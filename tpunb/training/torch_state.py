@@ -52,7 +52,7 @@ def is_tensor(value: Any) -> bool:
 
 def write_part(path: Path, part: Any) -> str:
     """Write a part with a ``state_dict``; return why it cannot be read back, or ""."""
-    return write(path, {"state": part.state_dict(), "module": _beside(part)})
+    return write(path, {"state": part.state_dict(), "module": beside(part)})
 
 
 def read_part(path: Path, part: Any) -> None:
@@ -91,12 +91,19 @@ def write(path: Path, content: Any) -> str:
     import torch
 
     torch.save(content, path.with_suffix(".pt"))
+    return unsafe(path)
+
+
+def unsafe(path: Path) -> str:
+    """Return why what `write` wrote cannot be read back, or ""."""
+    import torch
+
     with _numpy_allowed():
         kinds = torch.serialization.get_unsafe_globals_in_checkpoint(path.with_suffix(".pt"))
     if not kinds:
         return ""
-    name = path.name.removeprefix("part-")
-    return f"{name}: a {plain(sorted(kinds)[0])} in its state is not read back (keep tensors, numbers and text there)"
+    name, kind = path.stem.removeprefix("part-"), plain(min(kinds))
+    return f"{name}: a {kind} in its state is not read back (keep tensors, numbers and text there)"
 
 
 def read(path: Path) -> Any:
@@ -119,7 +126,7 @@ def _numpy_allowed() -> AbstractContextManager[Any]:
     return allowed
 
 
-def _beside(module: Any) -> dict[str, Any] | None:
+def beside(module: Any) -> dict[str, Any] | None:
     """Return what a module's ``state_dict`` lacks: gradients, other buffers, modes, and metrics of torchmetrics."""
     import torch
 
@@ -137,11 +144,6 @@ def _beside(module: Any) -> dict[str, Any] | None:
             if hasattr(each, "metric_state")
         },
     }
-
-
-def write_beside(path: Path, module: Any) -> str:
-    """Write what a module's ``state_dict`` lacks; return as `write_part`."""
-    return write(path, _beside(module))
 
 
 def restore_beside(module: Any, saved: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import get_args
 
 from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint
-from tpunb.checkpoint.resume import loops
+from tpunb.checkpoint.resume import loops, trainers
 from tpunb.checkpoint.resume.custom_loops import restore, save
 from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError, check_whole, wrong_type
@@ -27,6 +27,10 @@ from tpunb.training.fit_start import FitStart
 from tpunb.training.state import DATA, RANDOM
 
 __all__ = ["Resumed", "Saving", "checkpointing", "restore", "resume", "save"]
+
+
+_STARTING = {"loop": loops.starting, "trainer": trainers.starting}
+"""How a checkpoint is resumed, by what its metadata have."""
 
 
 @contextmanager
@@ -74,7 +78,12 @@ def checkpointing(
     if "://" in os.fspath(dir):
         raise TpunbError(f"{os.fspath(dir)} is not on this machine", hint="save to a local folder, and copy it there")
     saving = Saving(Path(dir), every, at_phases=at_phases, keep=keep)
-    with signals.phase_opened.connect(saving.on_phase), loops.listening(saving), _in_fit(saving):
+    with (
+        signals.phase_opened.connect(saving.on_phase),
+        loops.listening(saving),
+        trainers.listening(saving),
+        _in_fit(saving),
+    ):
         yield saving
 
 
@@ -139,15 +148,16 @@ def resume(
         )
     folder = Path(checkpoint)
     metadata, name = snapshot.read_metadata(folder), folder.name
-    if is_loop := "loop" in metadata:
+    starting = next((each for kind, each in _STARTING.items() if kind in metadata), None)
+    if starting is not None:
         start = FitStart(folder, metadata, Resumed.read(folder, metadata, on_divergence))
     else:
-        start = FitStart.read(checkpoint, on_divergence)
+        start, starting = FitStart.read(checkpoint, on_divergence), keras_hooks.starting
     if exact and not metadata["exact"]:
         raise TpunbError(
             f"{name} cannot be resumed exactly: {metadata['why']}",
             hint="resume(..., exact=False) draws as many batches as before; random ones differ",
         )
-    with loops.starting(start) if is_loop else keras_hooks.starting(start):
+    with starting(start):
         yield start.resumed
     signals.resumed.send(str(start.resumed))

@@ -1,0 +1,550 @@
+"""Saves and resumes unmodified trainings of the Trainers of Hugging Face and Lightning.
+
+Each writes its own checkpoint, into a folder of tpunb's. Beside it are what theirs lack: the position in the DataLoader
+with its random states, gradients, modes, and means of logged values. The hooks replace methods of their classes while a
+block runs; if a version of theirs lacks one, nothing is saved, and a warning is given.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from threading import get_ident
+from typing import Any, TypeVar
+
+from tpunb.checkpoint.resume.policy import Saving
+from tpunb.errors import TpunbError
+from tpunb.text import format_error, plural
+from tpunb.torchdata.position import AHEAD, LoaderPass, facts
+from tpunb.training import seeds, torch_state
+from tpunb.training.fingerprints import Diverged, Fingerprints, of_arrays
+from tpunb.training.fit_start import FitStart
+from tpunb.training.patching import replaced
+from tpunb.training.positions import Positions
+from tpunb.training.state import DATA, OPTIMIZER, RANDOM, WEIGHTS, arrays
+
+T = TypeVar("T")
+
+HUGGING_FACE, LIGHTNING = "transformers.trainer", ("lightning.pytorch", "pytorch_lightning")
+"""Modules of the Trainers."""
+
+_FOLDER, _FILE, _BESIDE = "trainer", "trainer.pt", "beside"
+_SAMPLE = 64
+
+
+class _Data:
+    """Data of a training, as a policy asks for them."""
+
+    reason = ""  # warned of when the first checkpoint is saved
+    positions = Positions()
+
+
+class Run:
+    """A call of a Trainer, from a checkpoint if one is given."""
+
+    data, unsaved_beside = _Data(), ""
+
+    def __init__(self, trainer: Any, number: int, start: FitStart | None) -> None:
+        self.trainer, self.number, self.start = trainer, number, start
+        self.fingerprints = Fingerprints(None if start is None else start.resumed)
+        self.step_in_epoch = 0  # 0 at its end
+        self.is_beginning = False  # a pass over a DataLoader
+        self.passes: dict[int, _Pass] = {}  # the last one over each DataLoader
+        self.position: Any = None if start is None else start.metadata["data"]
+        self.failed, self.seen, self._noted = False, -1, -1  # steps at the last events
+
+    # -- what the Trainers differ in ----------------------------------------------------------------------------------
+
+    name = ""
+    steps: int  # that the optimizer has taken
+
+    @property
+    def loader(self) -> Any:
+        """The DataLoader of the training; None if it has another or several."""
+
+    @property
+    def ahead(self) -> int:
+        """Number of batches that were drawn and not trained on."""
+        return 0
+
+    @property
+    def model(self) -> Any:
+        """The model that is trained."""
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """Its optimizers."""
+        raise NotImplementedError
+
+    @property
+    def unsaved(self) -> str:
+        """Why the Trainer is not resumed exactly, or ""."""
+        return ""
+
+    def write_own(self, folder: Path) -> str:
+        """Write the checkpoint of the Trainer; return why it cannot be read back, or ""."""
+        raise NotImplementedError
+
+    def numbers(self) -> dict[str, Any]:
+        """Return what the Trainer's checkpoint lacks: tensors and numbers."""
+        raise NotImplementedError
+
+    def set_numbers(self, saved: dict[str, Any]) -> None:
+        """Set what `numbers` returned."""
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def guarded(self, action: Callable[..., T], *args: Any) -> T | None:
+        """Call a part of saving; an error in it is reported once, and the training continues without."""
+        if self.failed:
+            return None
+        try:
+            return action(*args)
+        except Exception as error:
+            if isinstance(error, Warning | Diverged) or self.position is not None:
+                raise
+            self.failed = True
+            warnings.warn(f"saving ended with an error, and training continues: {format_error(error)}", stacklevel=2)
+            return None
+
+    def iterator(self, loader: Any, begin: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+        """Return an iterator over a DataLoader, whose position is noted; over the training's first, at the position."""
+        followed = self.guarded(_Pass, self, loader, begin)
+        if followed is None:
+            return begin(loader)
+        self.passes[id(loader)] = followed
+        saved, is_resumed = self.position, self.position is not None and loader is self.loader
+        if is_resumed:
+            assert self.start is not None
+            self.start.check_data(saved["facts"], facts(loader))
+        if is_resumed and not saved["ended"]:
+            try:
+                followed.resume(saved)
+            except StopIteration as error:
+                assert self.start is not None
+                raise self.start.different_data(f"it ends before batch {saved['taken']}") from error
+            if followed.redrawn and self.start is not None:
+                seconds = f"{followed.seconds:.1f} s"
+                self.start.resumed.note = f"{plural(followed.redrawn, 'batch')} drawn again in {seconds}"
+        else:
+            if is_resumed:
+                followed.end(saved)
+            followed.begin()
+        return followed
+
+    def restore(self) -> None:
+        """Restore what the Trainer's checkpoint lacks, before the first batch of the training is drawn."""
+        assert self.start is not None
+        saved = torch_state.read(self.start.folder / _BESIDE)
+        torch_state.restore_beside(self.model, saved["module"])
+        self.set_numbers(saved["numbers"])
+        self.position = None
+
+    def end_step(self, *, in_epoch: bool) -> None:
+        """Handle the end of a step, or of an epoch."""
+        followed = self.passes.get(id(self.loader))
+        if self.steps > self._noted and self.fingerprints.is_noted(self.steps - 1):
+            prints = [] if followed is None else [*followed.prints]
+            batch = prints[-1 - self.ahead] if len(prints) > self.ahead else ""
+            values = torch_state.sample([self.model, *self.optimizers], _SAMPLE)
+            self.fingerprints.note(self.steps - 1, batch, values)
+        self._noted, self.step_in_epoch = self.steps, int(in_epoch)
+        for saving in _block.listeners:
+            saving.on_step(self, repeated=False)
+
+    def end(self) -> None:
+        """Handle the end of the training."""
+        self.fingerprints.write()
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write everything that the next step depends on; return its metadata."""
+        followed, ended = self.passes.get(id(self.loader)), not self.step_in_epoch
+        if followed is None:
+            unpositioned, place = "its data are not one DataLoader of PyTorch", {"facts": {}, "taken": 0}
+        else:
+            unpositioned, place = followed.write(followed.drawn - (0 if ended else self.ahead))
+        unwritten = self.write_own(folder)
+        content = {"module": torch_state.beside(self.model), "numbers": self.numbers()}
+        reason = self.unsaved or unpositioned or unwritten or torch_state.write(folder / _BESIDE, content)
+        return {
+            "holds": [WEIGHTS, OPTIMIZER, *([] if unpositioned else [DATA]), RANDOM],
+            "exact": not reason,
+            "why": reason,
+            "trainer": self.name,
+            "call": self.number,
+            "data": {**place, "ended": ended},
+            "fingerprints": self.fingerprints.name,
+            "random": seeds.host_random_state(),
+        }
+
+
+class _Pass(LoaderPass):
+    """A pass of a training, with fingerprints of its last batches."""
+
+    def __init__(self, run: Run, loader: Any, begin: Callable[[Any], Iterator[Any]]) -> None:
+        super().__init__(loader, torch_state.LoaderSources(loader), begin, AHEAD)
+        self.run = run
+        self.prints = deque[str](maxlen=AHEAD + 1)
+
+    def __next__(self) -> Any:
+        if self.run.position is not None and self.loader is self.run.loader:
+            self.run.restore()
+        batch = super().__next__()
+        is_noted = not self.run.failed and self.run.fingerprints.is_noted(self.run.steps)
+        self.prints.append((self.run.guarded(_print, batch) or "") if is_noted else "")
+        return batch
+
+
+def _print(batch: Any) -> str:
+    return of_arrays(arrays(batch))
+
+
+class _HuggingFace(Run):
+    """A call of ``transformers.Trainer.train``."""
+
+    name = HUGGING_FACE
+    _NUMBERS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
+
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        return int(self.trainer.state.global_step)
+
+    @property
+    def _feed(self) -> Any:
+        return self.trainer.callback_handler.train_dataloader
+
+    @property
+    def loader(self) -> Any:
+        return getattr(self._feed, "base_dataloader", self._feed)
+
+    @property
+    def ahead(self) -> int:
+        return int(not getattr(self._feed, "end_of_dataloader", True))
+
+    @property
+    def model(self) -> Any:
+        return self.trainer.model
+
+    @property
+    def optimizers(self) -> list[Any]:
+        return [
+            self.trainer.optimizer.optimizer if hasattr(self.trainer.optimizer, "optimizer") else self.trainer.optimizer
+        ]
+
+    @property
+    def unsaved(self) -> str:
+        args = self.trainer.args
+        if args.world_size > 1 or args.n_gpu > 1 or self.trainer.is_deepspeed_enabled or self.trainer.is_fsdp_enabled:
+            return "the training is distributed over devices"
+        is_cut = not self.step_in_epoch and self.ahead and not self.trainer.control.should_training_stop
+        return "a callback ended the epoch before its last batch" if is_cut else ""
+
+    def write_own(self, folder: Path) -> str:
+        trainer, args = self.trainer, self.trainer.args
+        changed = {"output_dir": str(folder), "push_to_hub": False, "save_total_limit": None, "save_only_model": False}
+        before = {name: getattr(args, name) for name in changed}
+        state, best = copy.deepcopy(trainer.state.stateful_callbacks), trainer.state.best_model_checkpoint
+        try:
+            vars(args).update(changed)
+            trainer._save_checkpoint(trainer.model, trial=None)
+        finally:
+            vars(args).update(before)
+            trainer.state.stateful_callbacks, trainer.state.best_model_checkpoint = state, best
+        (folder / f"checkpoint-{self.steps}").rename(folder / _FOLDER)
+        return ""
+
+    def numbers(self) -> dict[str, Any]:
+        return {name: getattr(self.trainer, name) for name in self._NUMBERS}
+
+    def set_numbers(self, saved: dict[str, Any]) -> None:
+        for name, value in saved.items():
+            setattr(self.trainer, name, value.to(self.trainer.args.device) if torch_state.is_tensor(value) else value)
+
+
+class _Lightning(Run):
+    """A call of ``lightning.Trainer.fit``."""
+
+    _pending: dict[str, Any] | None = None  # means of logged values of the epoch, until they are logged again
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return type(self.trainer.fit_loop).__module__.partition(".loops")[0]
+
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        return int(self.trainer.global_step)
+
+    @property
+    def loader(self) -> Any:
+        combined = self.trainer.fit_loop._combined_loader
+        loaders = [] if combined is None else combined.flattened
+        return loaders[0] if len(loaders) == 1 else None
+
+    @property
+    def ahead(self) -> int:
+        return len(getattr(self.trainer.fit_loop._data_fetcher, "batches", ()))
+
+    @property
+    def model(self) -> Any:
+        return self.trainer.lightning_module
+
+    @property
+    def optimizers(self) -> list[Any]:
+        return [*self.trainer.optimizers]
+
+    @property
+    def unsaved(self) -> str:
+        return "the training is distributed over devices" if self.trainer.world_size > 1 else ""
+
+    def write_own(self, folder: Path) -> str:
+        content = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        content = {name: value for name, value in content.items() if "hyper_parameters" not in name}
+        if not self.step_in_epoch:  # of a run with max_steps, the begin of the next one
+            progress = content["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+            progress |= {"current": dict.fromkeys(progress["current"], 0), "is_last_batch": False}
+        return torch_state.write(folder / _FILE, content)
+
+    @property
+    def _means(self) -> dict[str, Any]:
+        results = self.trainer.fit_loop.epoch_loop._results
+        return {name: each for name, each in results.items() if each.meta.on_epoch and each.is_tensor}
+
+    def numbers(self) -> dict[str, Any]:
+        return {name: each.metric_state for name, each in self._means.items()} if self.step_in_epoch else {}
+
+    def set_numbers(self, saved: dict[str, Any]) -> None:
+        self._pending = saved
+
+    def end_step(self, *, in_epoch: bool) -> None:
+        for name, each in self._means.items() if self._pending else ():
+            saved = self._pending.pop(name, None) if self._pending else None
+            for state, value in (saved or {}).items():
+                present, value = getattr(each, state), value.to(getattr(each, state).device)
+                is_extreme = each.meta.is_max_reduction or each.meta.is_min_reduction
+                setattr(each, state, each.meta.reduce_fx(value, present) if is_extreme else value + present)
+        super().end_step(in_epoch=in_epoch)
+
+
+class _Block:
+    """The trainings of the outermost block."""
+
+    def __init__(self) -> None:
+        self.users, self.calls, self.thread = 0, 0, 0
+        self.listeners: list[Saving] = []
+        self.start: FitStart | None = None
+        self.run: Run | None = None
+        self.stack = ExitStack()
+        self.modules = set[str]()  # with hooks
+
+
+_block = _Block()
+
+
+@contextmanager
+def listening(saving: Saving) -> Iterator[None]:
+    """Save the trainings of the block, if the program has imported a Trainer."""
+    with _entered():
+        _block.listeners.append(saving)
+        try:
+            yield
+        finally:
+            _block.listeners.remove(saving)
+        if missed := [
+            name for name in (HUGGING_FACE, *LIGHTNING) if name in sys.modules and name not in _block.modules
+        ]:
+            if not saving.saved:
+                text = f"trainings of {missed[0]} were not saved: import it before the block of tp.checkpointing"
+                warnings.warn(text, stacklevel=4)
+
+
+@contextmanager
+def starting(start: FitStart) -> Iterator[None]:
+    """Start the training of the block that a checkpoint was saved in from there."""
+    import_module(start.metadata["trainer"])
+    with _entered():
+        if _block.start is not None:
+            raise TpunbError(
+                "a training cannot be resumed from two checkpoints", hint="remove one of the resume blocks"
+            )
+        if start.metadata["trainer"] not in _block.modules:
+            raise TpunbError(
+                f"this version of {start.metadata['trainer']} is not supported", hint="use that of the save"
+            )
+        _block.start = start
+        try:
+            yield
+            if _block.start is not None:
+                calls, saved = plural(_block.calls, "training"), start.metadata["call"] + 1
+                problem = f"nothing was resumed: the block had {calls}, and the checkpoint is of training {saved}"
+                raise TpunbError(problem, hint="run the same cell as when it was saved")
+        finally:
+            _block.start = None
+
+
+@contextmanager
+def _entered() -> Iterator[None]:
+    if _block.users == 0:
+        _block.calls = 0
+    _install()
+    _block.users += 1
+    try:
+        yield
+    finally:
+        _block.users -= 1
+        if _block.users == 0:
+            _block.stack.close()
+            _block.modules.clear()
+
+
+def _install() -> None:
+    """Install the hooks into the Trainers that are imported."""
+    for name in (HUGGING_FACE, *LIGHTNING):
+        if name not in sys.modules or name in _block.modules:
+            continue
+        _block.modules.add(name)
+        with ExitStack() as stack:
+            try:
+                (_into_hugging_face if name == HUGGING_FACE else _into_lightning)(name, stack)
+            except (ImportError, AttributeError) as error:
+                _block.modules.discard(name)
+                text = f"trainings of {name} are not saved: this version is not supported ({format_error(error)})"
+                warnings.warn(text, stacklevel=5)
+            else:
+                _block.stack.enter_context(stack.pop_all())
+
+
+def _replace(stack: ExitStack, owner: Any, name: str, hook: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+    stack.enter_context(replaced(owner, name, wraps(original)(hook(original))))
+
+
+def _into_loaders(stack: ExitStack) -> None:
+    """Follow the passes over each DataLoader, of which another hook may already be in place."""
+    from torch.utils.data import DataLoader
+
+    def iterate(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+        def begin(loader: Any) -> Iterator[Any]:
+            run = _block.run
+            if run is None or run.is_beginning or _block.thread != get_ident():
+                return original(loader)
+            run.is_beginning = True
+            try:
+                return run.iterator(loader, original)
+            finally:
+                run.is_beginning = False
+
+        return begin
+
+    _replace(stack, DataLoader, "__iter__", iterate)
+
+
+def _call(kind: type[Run], original: Callable[..., Any], given: Callable[[FitStart], dict[str, Any]]) -> Any:
+    """Return a hook for the method that trains."""
+
+    def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if _block.run is not None:
+            return original(trainer, *args, **kwargs)
+        start, number = _block.start, _block.calls
+        _block.calls += 1
+        if start is not None and number < start.metadata["call"]:
+            return None
+        if start is not None:
+            _block.start = None
+            bound = signature(original).bind(trainer, *args, **kwargs)
+            bound.arguments |= given(start)
+            (_, *args), kwargs = bound.args, bound.kwargs  # type: ignore[assignment]
+        _block.thread = get_ident()
+        _block.run = run = kind(trainer, number, start)
+        for saving in _block.listeners:
+            saving.on_begin(run)
+        try:
+            value = original(trainer, *args, **kwargs)
+            run.guarded(run.end)
+        finally:
+            _block.run = None
+        return value
+
+    return train
+
+
+def _after(event: Callable[[Run, Any], None]) -> Callable[..., Any]:
+    """Return a hook that calls `event` with the run, after a method of its Trainer or of a loop of that."""
+
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            value = original(self, *args, **kwargs)
+            if (run := _block.run) is not None and getattr(self, "trainer", self) is run.trainer:
+                run.guarded(event, run, self)
+            return value
+
+        return method
+
+    return hook
+
+
+def _into_hugging_face(name: str, stack: ExitStack) -> None:
+    module = sys.modules[name]
+
+    def end(run: Run, trainer: Any) -> None:
+        is_end, run.seen = run.steps == run.seen, run.steps  # the second call for a step, at the end of an epoch
+        if is_end or run.ahead:
+            run.end_step(in_epoch=not is_end)
+
+    def skip(original: Callable[..., Any]) -> Callable[..., Any]:
+        def skipped(loader: Any, *args: Any, **kwargs: Any) -> Any:
+            is_resumed = _block.run is not None and _block.run.position is not None
+            return loader if is_resumed else original(loader, *args, **kwargs)
+
+        return skipped
+
+    def load(original: Callable[..., Any]) -> Callable[..., Any]:
+        def loaded(trainer: Any, *args: Any) -> None:
+            if _block.run is None or _block.run.start is None:  # otherwise the position has the random states
+                original(trainer, *args)
+
+        return loaded
+
+    def train(original: Callable[..., Any]) -> Callable[..., Any]:
+        return _call(_HuggingFace, original, lambda start: {"resume_from_checkpoint": str(start.folder / _FOLDER)})
+
+    _ = module.Trainer._run_epoch, module.Trainer._save_checkpoint
+    _replace(stack, module.Trainer, "train", train)
+    _replace(stack, module.Trainer, "_maybe_log_save_evaluate", _after(end))
+    _replace(stack, module.Trainer, "_load_rng_state", load)
+    _replace(stack, module, "skip_first_batches", skip)
+    _into_loaders(stack)
+
+
+def _into_lightning(name: str, stack: ExitStack) -> None:
+    module = sys.modules[name]
+    loops = import_module(f"{name}.loops")
+
+    def fit(original: Callable[..., Any]) -> Callable[..., Any]:
+        def given(start: FitStart) -> dict[str, Any]:
+            if reason := torch_state.unsafe(start.folder / _FILE):
+                raise TpunbError(f"{start.folder.name} cannot be read: {reason}", hint="use another checkpoint")
+            has_option = "weights_only" in signature(original).parameters
+            return {"ckpt_path": str(start.folder / _FILE), **({"weights_only": False} if has_option else {})}
+
+        return _call(_Lightning, original, given)
+
+    def end_step(run: Run, loop: Any) -> None:
+        if not loop.done:  # the last one of an epoch ends with it
+            run.end_step(in_epoch=True)
+
+    def end_epoch(run: Run, loop: Any) -> None:
+        run.end_step(in_epoch=False)
+
+    _replace(stack, module.Trainer, "fit", fit)
+    _replace(stack, loops.training_epoch_loop._TrainingEpochLoop, "on_advance_end", _after(end_step))
+    _replace(stack, loops._FitLoop, "on_advance_end", _after(end_epoch))
+    _into_loaders(stack)
