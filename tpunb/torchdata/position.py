@@ -163,7 +163,10 @@ class LoaderPass(Iterator[Any]):
         from torch.utils.data import DataLoader
 
         has_begin = type(self.loader).__iter__ is not DataLoader.__iter__ and self._begin is iter
-        return has_begin or is_stream(self.loader) or bool(self.loader.num_workers and self.sources.is_random)
+        is_other = not hasattr(self._iterator, "_sampler_iter") or not hasattr(self._iterator, "_index_sampler")
+        return (
+            has_begin or is_other or is_stream(self.loader) or bool(self.loader.num_workers and self.sources.is_random)
+        )
 
     def end(self, saved: Mapping[str, Any]) -> None:
         """Proceed to the end of a pass."""
@@ -211,9 +214,8 @@ class LoaderPass(Iterator[Any]):
     def _begin_after(self, batches: int) -> Iterator[Any]:
         """Begin at a batch; the workers do not make those before."""
         if self._is_again:
-            assert self._iterator is not None
-            sampler = self._iterator._index_sampler  # type: ignore[attr-defined]
             iterator: Any = self._iterator
+            sampler = iterator._index_sampler
             iterator._index_sampler = _Skipping(sampler, batches)
             iterator._reset(self.loader)
         elif not batches:
@@ -226,7 +228,8 @@ class LoaderPass(Iterator[Any]):
             if self.loader.persistent_workers:
                 vars(self.loader)["_iterator"] = iterator
         iterator._index_sampler = sampler
-        return iterator
+        begun: Iterator[Any] = iterator
+        return begun
 
 
 class _Skipping:

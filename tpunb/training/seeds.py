@@ -72,10 +72,12 @@ def set_host_random_state(state: Mapping[str, Any]) -> None:
 
 def _torch_generators() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
     """Return how the states of PyTorch's global generators are read and set, of those devices that were used."""
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if not hasattr(torch, "get_rng_state") or not hasattr(torch, "accelerator"):  # none, or half imported
         return {}
-    devices = {"torch": (lambda: [torch.get_rng_state()], lambda states: torch.set_rng_state(states[0]))}
+    devices: dict[str, tuple[Any, Any]] = {
+        "torch": (lambda: [torch.get_rng_state()], lambda states: torch.set_rng_state(states[0]))
+    }
     if torch.cuda.is_initialized():
         devices["cuda"] = (torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
     if torch.backends.mps.is_available():

@@ -117,12 +117,9 @@ def read(path: Path) -> Any:
 def _numpy_allowed() -> AbstractContextManager[Any]:
     import torch
 
-    core = np.float64(0).__reduce__()[0]  # type: ignore[index]
-    rebuild = np.zeros(0).__reduce__()[0]  # type: ignore[index]
+    rebuild: list[Any] = [each.__reduce__()[0] for each in (np.float64(0), np.zeros(0))]
     kinds = [type(np.dtype(name)) for name in ("bool", "int32", "int64", "float32", "float64", "uint8", "uint32")]
-    allowed: AbstractContextManager[Any] = torch.serialization.safe_globals(
-        [core, rebuild, np.ndarray, np.dtype, *kinds]
-    )
+    allowed: AbstractContextManager[Any] = torch.serialization.safe_globals([*rebuild, np.ndarray, np.dtype, *kinds])
     return allowed
 
 
@@ -336,7 +333,9 @@ def _names(part: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     Each is with what it means in its module or as a method of the class. PyTorch's own functions are not read.
     """
     kind = type(part)
-    functions = [part] if isinstance(part, FunctionType) else [getattr(kind, name, None) for name in _ENTRIES]
+    functions: list[Any] = (
+        [part] if isinstance(part, FunctionType) else [getattr(kind, name, None) for name in _ENTRIES]
+    )
     if not kind.__module__.startswith(_NOT_READ):
         yield kind.__name__, None
     while functions and len(seen) < _PARTS:

@@ -148,7 +148,7 @@ def read_parts(folder: Path, saved: Mapping[str, str], parts: Mapping[str, Any])
         expected, given = (", ".join(f"{name} ({kind})" for name, kind in each.items()) for each in (saved, kinds))
         raise TpunbError(f"{folder.name} holds {expected}; got {given or 'none'}", hint="give all parts that it holds")
     trees = array_trees(parts)
-    values = {}
+    values: dict[str, Any] = {}
     for name, part in parts.items():
         if name not in trees and not _path(folder, name).with_suffix(".missing").exists():
             value = _FORMATS[kinds[name]][1](_path(folder, name), part)

@@ -184,7 +184,7 @@ class Loop(Iterator[T], Generic[T]):
         try:
             followed = copy.copy(self.data)
             followed.follow()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  the training must continue
             followed = LoopData(self.data.data)
             followed.reason = format_error(error)
         self.data = followed

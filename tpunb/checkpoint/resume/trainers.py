@@ -33,7 +33,8 @@ from tpunb.training.state import DATA, OPTIMIZER, RANDOM, WEIGHTS, arrays
 
 T = TypeVar("T")
 
-HUGGING_FACE, LIGHTNING = "transformers.trainer", ("lightning.pytorch", "pytorch_lightning")
+_HUGGING_FACE = "transformers.trainer"
+_TRAINERS = (_HUGGING_FACE, "lightning.pytorch", "pytorch_lightning")
 """Modules of the Trainers."""
 
 _FOLDER, _FILE, _BESIDE = "trainer", "trainer.pt", "beside"
@@ -83,6 +84,11 @@ class Run:
     def optimizers(self) -> list[Any]:
         """Its optimizers."""
         raise NotImplementedError
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """What the Trainer computes from the number of steps, as JSON values."""
+        return {}
 
     @property
     def unsaved(self) -> str:
@@ -160,8 +166,15 @@ class Run:
         for saving in _block.listeners:
             saving.on_step(self, repeated=False)
 
+    def finish(self) -> None:
+        """Restore a training that was saved after its last step, of which no batch is drawn."""
+        if self.start is not None and self.position is not None:
+            seeds.set_host_random_state(self.start.metadata["random"])
+            self.restore()
+
     def end(self) -> None:
         """Handle the end of the training."""
+        self.finish()
         self.fingerprints.write()
 
     def write(self, folder: Path) -> dict[str, Any]:
@@ -181,6 +194,7 @@ class Run:
             "trainer": self.name,
             "call": self.number,
             "data": {**place, "ended": ended},
+            "progress": self.progress,
             "fingerprints": self.fingerprints.name,
             "random": seeds.host_random_state(),
         }
@@ -210,7 +224,7 @@ def _print(batch: Any) -> str:
 class _HuggingFace(Run):
     """A call of ``transformers.Trainer.train``."""
 
-    name = HUGGING_FACE
+    name, epoch = _HUGGING_FACE, 0
     _NUMBERS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
 
     @property
@@ -240,12 +254,15 @@ class _HuggingFace(Run):
         ]
 
     @property
+    def progress(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "stopped": self.trainer.control.should_training_stop}
+
+    @property
     def unsaved(self) -> str:
         args = self.trainer.args
         if args.world_size > 1 or args.n_gpu > 1 or self.trainer.is_deepspeed_enabled or self.trainer.is_fsdp_enabled:
             return "the training is distributed over devices"
-        is_cut = not self.step_in_epoch and self.ahead and not self.trainer.control.should_training_stop
-        return "a callback ended the epoch before its last batch" if is_cut else ""
+        return ""
 
     def write_own(self, folder: Path) -> str:
         trainer, args = self.trainer, self.trainer.args
@@ -357,12 +374,10 @@ def listening(saving: Saving) -> Iterator[None]:
             yield
         finally:
             _block.listeners.remove(saving)
-        if missed := [
-            name for name in (HUGGING_FACE, *LIGHTNING) if name in sys.modules and name not in _block.modules
-        ]:
-            if not saving.saved:
-                text = f"trainings of {missed[0]} were not saved: import it before the block of tp.checkpointing"
-                warnings.warn(text, stacklevel=4)
+        missed = next((each for each in _TRAINERS if each in sys.modules and each not in _block.modules), None)
+        if missed and not saving.saved:
+            text = f"trainings of {missed} were not saved: import it before the block of tp.checkpointing"
+            warnings.warn(text, stacklevel=4)
 
 
 @contextmanager
@@ -406,13 +421,13 @@ def _entered() -> Iterator[None]:
 
 def _install() -> None:
     """Install the hooks into the Trainers that are imported."""
-    for name in (HUGGING_FACE, *LIGHTNING):
+    for name in _TRAINERS:
         if name not in sys.modules or name in _block.modules:
             continue
         _block.modules.add(name)
         with ExitStack() as stack:
             try:
-                (_into_hugging_face if name == HUGGING_FACE else _into_lightning)(name, stack)
+                (_into_hugging_face if name == _HUGGING_FACE else _into_lightning)(name, stack)
             except (ImportError, AttributeError) as error:
                 _block.modules.discard(name)
                 text = f"trainings of {name} are not saved: this version is not supported ({format_error(error)})"
@@ -446,7 +461,9 @@ def _into_loaders(stack: ExitStack) -> None:
     _replace(stack, DataLoader, "__iter__", iterate)
 
 
-def _call(kind: type[Run], original: Callable[..., Any], given: Callable[[FitStart], dict[str, Any]]) -> Any:
+def _call(
+    kind: type[Run], original: Callable[..., Any], given: Callable[[FitStart], dict[str, Any]]
+) -> Callable[..., Any]:
     """Return a hook for the method that trains."""
 
     def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -496,8 +513,38 @@ def _into_hugging_face(name: str, stack: ExitStack) -> None:
 
     def end(run: Run, trainer: Any) -> None:
         is_end, run.seen = run.steps == run.seen, run.steps  # the second call for a step, at the end of an epoch
-        if is_end or run.ahead:
+        is_last = not run.ahead or trainer.control.should_epoch_stop or trainer.control.should_training_stop
+        if is_end or not is_last:
             run.end_step(in_epoch=not is_end)
+
+    def begin(original: Callable[..., Any]) -> Callable[..., Any]:
+        def begun(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return the epoch to begin with and the batches in it: of streams, steps do not give them."""
+            found, run = original(trainer, *args, **kwargs), _block.run
+            if run is None or run.start is None or run.position is None or run.trainer is not trainer:
+                return found
+            ended, saved = run.position["ended"], run.start.metadata["progress"]
+            if saved["stopped"]:
+                return signature(original).bind(trainer, *args, **kwargs).arguments["num_train_epochs"], 0
+            return saved["epoch"] + ended, 0 if ended else run.position["taken"]
+
+        return begun
+
+    def epoch(original: Callable[..., Any]) -> Callable[..., Any]:
+        def ran(trainer: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(_block.run, _HuggingFace):
+                _block.run.epoch = kwargs.get("epoch", 0)
+            original(trainer, *args, **kwargs)
+
+        return ran
+
+    def finish(original: Callable[..., Any]) -> Callable[..., Any]:
+        def finished(trainer: Any, *args: Any) -> Any:
+            if _block.run is not None:
+                _block.run.finish()
+            return original(trainer, *args)
+
+        return finished
 
     def skip(original: Callable[..., Any]) -> Callable[..., Any]:
         def skipped(loader: Any, *args: Any, **kwargs: Any) -> Any:
@@ -516,10 +563,13 @@ def _into_hugging_face(name: str, stack: ExitStack) -> None:
     def train(original: Callable[..., Any]) -> Callable[..., Any]:
         return _call(_HuggingFace, original, lambda start: {"resume_from_checkpoint": str(start.folder / _FOLDER)})
 
-    _ = module.Trainer._run_epoch, module.Trainer._save_checkpoint
+    _ = module.Trainer._save_checkpoint
     _replace(stack, module.Trainer, "train", train)
     _replace(stack, module.Trainer, "_maybe_log_save_evaluate", _after(end))
     _replace(stack, module.Trainer, "_load_rng_state", load)
+    _replace(stack, module.Trainer, "_init_training_state", begin)
+    _replace(stack, module.Trainer, "_run_epoch", epoch)
+    _replace(stack, module.Trainer, "_finalize_training", finish)
     _replace(stack, module, "skip_first_batches", skip)
     _into_loaders(stack)
 
