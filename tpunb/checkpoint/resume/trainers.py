@@ -184,9 +184,10 @@ class Run:
             unpositioned, place = "its data are not one DataLoader of PyTorch", {"facts": {}, "taken": 0}
         else:
             unpositioned, place = followed.write(followed.drawn - (0 if ended else self.ahead))
-        unwritten = self.write_own(folder)
         content = {"module": torch_state.beside(self.model), "numbers": self.numbers()}
-        reason = self.unsaved or unpositioned or unwritten or torch_state.write(folder / _BESIDE, content)
+        unwritten = torch_state.write(folder / _BESIDE, content)
+        unwritten = self.write_own(folder) or unwritten
+        reason = self.unsaved or unpositioned or unwritten
         return {
             "holds": [WEIGHTS, OPTIMIZER, *([] if unpositioned else [DATA]), RANDOM],
             "exact": not reason,
@@ -289,6 +290,7 @@ class _HuggingFace(Run):
 class _Lightning(Run):
     """A call of ``lightning.Trainer.fit``."""
 
+    _LOGGED = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
     _pending: dict[str, Any] | None = None  # means of logged values of the epoch, until they are logged again
 
     @property
@@ -335,19 +337,23 @@ class _Lightning(Run):
         return {name: each for name, each in results.items() if each.meta.on_epoch and each.is_tensor}
 
     def numbers(self) -> dict[str, Any]:
-        return {name: each.metric_state for name, each in self._means.items()} if self.step_in_epoch else {}
+        means = self._means.items() if self.step_in_epoch else ()
+        logged = {name: dict(getattr(self.trainer._logger_connector, name)) for name in self._LOGGED}
+        return {"means": {name: each.metric_state for name, each in means}, "logged": logged}
 
     def set_numbers(self, saved: dict[str, Any]) -> None:
-        self._pending = saved
+        self._pending = saved["means"]
+        for name, values in saved["logged"].items():
+            getattr(self.trainer._logger_connector, name).update(values)
 
-    def end_step(self, *, in_epoch: bool) -> None:
+    def add_means(self) -> None:
+        """Add the means of values that were logged in the epoch before the checkpoint to those of a step."""
         for name, each in self._means.items() if self._pending else ():
             saved = self._pending.pop(name, None) if self._pending else None
             for state, value in (saved or {}).items():
                 present, value = getattr(each, state), value.to(getattr(each, state).device)
                 is_extreme = each.meta.is_max_reduction or each.meta.is_min_reduction
                 setattr(each, state, each.meta.reduce_fx(value, present) if is_extreme else value + present)
-        super().end_step(in_epoch=in_epoch)
 
 
 class _Block:
@@ -588,6 +594,8 @@ def _into_lightning(name: str, stack: ExitStack) -> None:
         return _call(_Lightning, original, given)
 
     def end_step(run: Run, loop: Any) -> None:
+        assert isinstance(run, _Lightning)
+        run.add_means()
         if not loop.done:  # the last one of an epoch ends with it
             run.end_step(in_epoch=True)
 
