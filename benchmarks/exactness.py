@@ -14,8 +14,8 @@ of them tuned, in under three minutes. The last line is one JSON object:
 ``tune``
     Number of programs that are faster, with other values; changed, whose result differs; and crashed.
 ``torch``
-    As ``resume``, of the programs on PyTorch alone, which ``resume`` does not count; those of Hugging Face and Lightning
-    are left out if these are not installed.
+    As ``resume``, of the programs on PyTorch, which ``resume`` does not count; those of Hugging Face and Lightning are
+    left out if these are not installed.
 ``cost_1gb``
     Time of a fit over 1 GB of arrays with ``tp.checkpointing``, divided by its time without; null with ``--quick``.
 ``save_mb``, ``save_s``
@@ -451,7 +451,7 @@ def import_all() -> None:
     """Import the programs and the frameworks, so that forked processes need not."""
     import programs.jax_docs
     import programs.keras_io
-    import programs.tensorflow_org  # noqa: F401
+    import programs.tensorflow_org
 
     if find_spec("torch"):
         import programs.torch_pages

@@ -50,10 +50,17 @@ def fitted(folder: Path, step: Step, model: Any, *data: Any, callbacks: tuple[An
     """Train by ``lightning.Trainer.fit``; return the parts that are compared."""
 
     class Steps(lightning.Callback):
-        """Count the steps."""
+        """Count the steps of optimizers."""
 
-        def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-            step(float("nan"))
+        taken = None
+
+        def on_train_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+            self.taken = trainer.global_step if self.taken is None else self.taken
+
+        def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+            for _ in range(trainer.global_step - self.taken):
+                step(float("nan"))
+            self.taken = trainer.global_step
 
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     options = {"enable_checkpointing": False, "default_root_dir": folder, **quiet, **more}

@@ -60,6 +60,7 @@ class Run:
         self.is_beginning = False  # a pass over a DataLoader
         self.passes: dict[int, _Pass] = {}  # the last one over each DataLoader
         self.position: Any = None if start is None else start.metadata["data"]
+        self._first = 0 if start is None else start.step
         self.failed, self.seen, self._noted = False, -1, -1  # steps at the last events
 
     # -- what the Trainers differ in ----------------------------------------------------------------------------------
@@ -84,6 +85,11 @@ class Run:
     def optimizers(self) -> list[Any]:
         """Its optimizers."""
         raise NotImplementedError
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """State of the model, unless the Trainer's checkpoint has it."""
+        return None
 
     @property
     def progress(self) -> dict[str, Any]:
@@ -150,6 +156,8 @@ class Run:
         """Restore what the Trainer's checkpoint lacks, before the first batch of the training is drawn."""
         assert self.start is not None
         saved = torch_state.read(self.start.folder / _BESIDE)
+        if saved["state"] is not None:
+            self.model.load_state_dict(saved["state"])
         torch_state.restore_beside(self.model, saved["module"])
         self.set_numbers(saved["numbers"])
         self.position = None
@@ -184,7 +192,7 @@ class Run:
             unpositioned, place = "its data are not one DataLoader of PyTorch", {"facts": {}, "taken": 0}
         else:
             unpositioned, place = followed.write(followed.drawn - (0 if ended else self.ahead))
-        content = {"module": torch_state.beside(self.model), "numbers": self.numbers()}
+        content = {"state": self.state, "module": torch_state.beside(self.model), "numbers": self.numbers()}
         unwritten = torch_state.write(folder / _BESIDE, content)
         unwritten = self.write_own(folder) or unwritten
         reason = self.unsaved or unpositioned or unwritten
@@ -230,7 +238,7 @@ class _HuggingFace(Run):
 
     @property
     def steps(self) -> int:  # type: ignore[override]
-        return int(self.trainer.state.global_step)
+        return int(self.trainer.state.global_step) if self.position is None else self._first
 
     @property
     def _feed(self) -> Any:
@@ -255,6 +263,11 @@ class _HuggingFace(Run):
         ]
 
     @property
+    def state(self) -> dict[str, Any] | None:
+        state: dict[str, Any] = self.model.state_dict()  # Transformers renames weights in its files
+        return state
+
+    @property
     def progress(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "stopped": self.trainer.control.should_training_stop}
 
@@ -272,9 +285,11 @@ class _HuggingFace(Run):
         state, best = copy.deepcopy(trainer.state.stateful_callbacks), trainer.state.best_model_checkpoint
         try:
             vars(args).update(changed)
+            trainer.save_model = lambda path, **_: Path(path).mkdir()
             trainer._save_checkpoint(trainer.model, trial=None)
         finally:
             vars(args).update(before)
+            del trainer.save_model
             trainer.state.stateful_callbacks, trainer.state.best_model_checkpoint = state, best
         (folder / f"checkpoint-{self.steps}").rename(folder / _FOLDER)
         return ""
@@ -299,7 +314,7 @@ class _Lightning(Run):
 
     @property
     def steps(self) -> int:  # type: ignore[override]
-        return int(self.trainer.global_step)
+        return int(self.trainer.global_step) if self.position is None else self._first
 
     @property
     def loader(self) -> Any:
@@ -560,9 +575,9 @@ def _into_hugging_face(name: str, stack: ExitStack) -> None:
         return skipped
 
     def load(original: Callable[..., Any]) -> Callable[..., Any]:
-        def loaded(trainer: Any, *args: Any) -> None:
-            if _block.run is None or _block.run.start is None:  # otherwise the position has the random states
-                original(trainer, *args)
+        def loaded(trainer: Any, *args: Any, **kwargs: Any) -> None:
+            if _block.run is None or _block.run.start is None:  # otherwise it is restored before the first batch
+                original(trainer, *args, **kwargs)
 
         return loaded
 
@@ -572,6 +587,7 @@ def _into_hugging_face(name: str, stack: ExitStack) -> None:
     _ = module.Trainer._save_checkpoint
     _replace(stack, module.Trainer, "train", train)
     _replace(stack, module.Trainer, "_maybe_log_save_evaluate", _after(end))
+    _replace(stack, module.Trainer, "_load_from_checkpoint", load)
     _replace(stack, module.Trainer, "_load_rng_state", load)
     _replace(stack, module.Trainer, "_init_training_state", begin)
     _replace(stack, module.Trainer, "_run_epoch", epoch)
