@@ -612,6 +612,8 @@ def _into_lightning(name: str, stack: ExitStack) -> None:
     def end_step(run: Run, loop: Any) -> None:
         assert isinstance(run, _Lightning)
         run.add_means()
+        if run.start is not None:  # Lightning omits schedules by metrics at the end of an epoch that it restarts
+            run.trainer.fit_loop._restarting = False
         if not loop.done:  # the last one of an epoch ends with it
             run.end_step(in_epoch=True)
 
