@@ -49,16 +49,6 @@ def is_stream(loader: Any) -> bool:
     return isinstance(loader.dataset, IterableDataset)
 
 
-def facts(loader: Any) -> dict[str, Any]:
-    """Return what the position in a DataLoader means, by names for people, as JSON values."""
-    return {
-        "items": None if is_stream(loader) or not hasattr(loader.dataset, "__len__") else len(loader.dataset),
-        "items in a batch": loader.batch_size,
-        "workers": loader.num_workers,
-        "sampler": type(loader.sampler).__name__,
-    }
-
-
 class LoaderPass(Iterator[Any]):
     """Batches of one pass over a DataLoader, of which the consumer trains on all but the last, at most `ahead`."""
 
@@ -79,6 +69,17 @@ class LoaderPass(Iterator[Any]):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self).get("_iterator"), name)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a position in the DataLoader means, by names for people, as JSON values."""
+        loader, has_order = self.loader, not is_stream(self.loader)
+        return {
+            "items": len(loader.dataset) if has_order and hasattr(loader.dataset, "__len__") else None,
+            "items in a batch": loader.batch_size,
+            "sampler": type(loader.sampler).__name__,
+            "workers": None if has_order and not self.sources.is_random else loader.num_workers,
+        }
 
     def begin(self) -> None:
         """Begin at the first batch."""
@@ -139,7 +140,7 @@ class LoaderPass(Iterator[Any]):
             return {**state, "counts": {name: state["counts"][name] for name in changed}}
 
         return reason, {
-            "facts": facts(self.loader),
+            "facts": self.facts,
             "taken": taken,
             "ahead": ahead,
             "before": [stated(each) for each in [*self._before][len(self._before) - ahead :] if is_local and ahead],

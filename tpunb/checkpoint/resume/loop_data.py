@@ -14,7 +14,7 @@ from tpunb.text import format_error, plain, plural
 from tpunb.tfdata import position, rewrite
 from tpunb.tfdata.graph import graph_or_none, too_large
 from tpunb.tfdata.restored import advances, buffered_bytes, late_shuffles, not_restored, only_checks, unseeded
-from tpunb.torchdata.position import LoaderPass, facts, is_loader
+from tpunb.torchdata.position import LoaderPass, is_loader
 from tpunb.training import constants, torch_state
 from tpunb.training.fit_data import try_save
 from tpunb.training.fit_start import FitStart
@@ -129,19 +129,23 @@ class _Loader(LoopData):
 
     def resume(self, start: FitStart, saved: Mapping[str, Any], *, ended: bool) -> None:
         self.follow()
-        start.check_data(saved["facts"], facts(self.data))
-        if ended:
-            self.iterator.end(saved)
-            return
-        if saved["stateful"]:
+        if saved["stateful"] and not ended:
             self.data.load_state_dict(torch_state.read(start.folder / ITERATOR))
-        try:
-            self.iterator.resume(saved)
-        except StopIteration as error:
-            raise start.different_data(f"it ends before batch {saved['taken']}") from error
-        if self.iterator.redrawn:
-            seconds = f"{self.iterator.seconds:.1f} s"
-            start.resumed.note = f"{plural(self.iterator.redrawn, 'batch')} drawn again in {seconds}"
+        continue_pass(self.iterator, start, saved, ended=ended)
+
+
+def continue_pass(followed: LoaderPass, start: FitStart, saved: Mapping[str, Any], *, ended: bool) -> None:
+    """Begin a pass over a DataLoader at a saved position, or proceed to its end."""
+    start.check_data(saved["facts"], followed.facts)
+    if ended:
+        followed.end(saved)
+        return
+    try:
+        followed.resume(saved)
+    except StopIteration as error:
+        raise start.different_data(f"it ends before batch {saved['taken']}") from error
+    if followed.redrawn:
+        start.resumed.note = f"{plural(followed.redrawn, 'batch')} drawn again in {followed.seconds:.1f} s"
 
 
 class _TensorFlowIterator(LoopData):

@@ -20,10 +20,11 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any, TypeVar
 
+from tpunb.checkpoint.resume.loop_data import continue_pass
 from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError
 from tpunb.text import format_error, plural
-from tpunb.torchdata.position import AHEAD, LoaderPass, facts
+from tpunb.torchdata.position import AHEAD, LoaderPass
 from tpunb.training import seeds, torch_state
 from tpunb.training.fingerprints import Diverged, Fingerprints, of_arrays
 from tpunb.training.fit_start import FitStart
@@ -87,11 +88,6 @@ class Run:
         raise NotImplementedError
 
     @property
-    def state(self) -> dict[str, Any] | None:
-        """State of the model, unless the Trainer's checkpoint has it."""
-        return None
-
-    @property
     def progress(self) -> dict[str, Any]:
         """What the Trainer computes from the number of steps, as JSON values."""
         return {}
@@ -133,33 +129,19 @@ class Run:
         if followed is None:
             return begin(loader)
         self.passes[id(loader)] = followed
-        saved, is_resumed = self.position, self.position is not None and loader is self.loader
-        if is_resumed:
-            assert self.start is not None
-            self.start.check_data(saved["facts"], facts(loader))
-        if is_resumed and not saved["ended"]:
-            try:
-                followed.resume(saved)
-            except StopIteration as error:
-                assert self.start is not None
-                raise self.start.different_data(f"it ends before batch {saved['taken']}") from error
-            if followed.redrawn and self.start is not None:
-                seconds = f"{followed.seconds:.1f} s"
-                self.start.resumed.note = f"{plural(followed.redrawn, 'batch')} drawn again in {seconds}"
-        else:
-            if is_resumed:
-                followed.end(saved)
-            followed.begin()
+        if self.start is not None and self.position is not None and loader is self.loader:
+            continue_pass(followed, self.start, self.position, ended=self.position["ended"])
+            if not self.position["ended"]:
+                return followed
+        followed.begin()
         return followed
 
     def restore(self) -> None:
         """Restore what the Trainer's checkpoint lacks, before the first batch of the training is drawn."""
         assert self.start is not None
         saved = torch_state.read(self.start.folder / _BESIDE)
-        if saved["state"] is not None:
-            self.model.load_state_dict(saved["state"])
-        torch_state.restore_beside(self.model, saved["module"])
         self.set_numbers(saved["numbers"])
+        torch_state.restore_beside(self.model, saved["module"])
         self.position = None
 
     def end_step(self, *, in_epoch: bool) -> None:
@@ -192,7 +174,7 @@ class Run:
             unpositioned, place = "its data are not one DataLoader of PyTorch", {"facts": {}, "taken": 0}
         else:
             unpositioned, place = followed.write(followed.drawn - (0 if ended else self.ahead))
-        content = {"state": self.state, "module": torch_state.beside(self.model), "numbers": self.numbers()}
+        content = {"module": torch_state.beside(self.model), "numbers": self.numbers()}
         unwritten = torch_state.write(folder / _BESIDE, content)
         unwritten = self.write_own(folder) or unwritten
         reason = self.unsaved or unpositioned or unwritten
@@ -258,14 +240,7 @@ class _HuggingFace(Run):
 
     @property
     def optimizers(self) -> list[Any]:
-        return [
-            self.trainer.optimizer.optimizer if hasattr(self.trainer.optimizer, "optimizer") else self.trainer.optimizer
-        ]
-
-    @property
-    def state(self) -> dict[str, Any] | None:
-        state: dict[str, Any] = self.model.state_dict()  # Transformers renames weights in its files
-        return state
+        return [getattr(self.trainer.optimizer, "optimizer", self.trainer.optimizer)]
 
     @property
     def progress(self) -> dict[str, Any]:
@@ -295,9 +270,11 @@ class _HuggingFace(Run):
         return ""
 
     def numbers(self) -> dict[str, Any]:
-        return {name: getattr(self.trainer, name) for name in self._NUMBERS}
+        numbers = {name: getattr(self.trainer, name) for name in self._NUMBERS}
+        return {"state": self.model.state_dict(), **numbers}  # Transformers renames weights in its files
 
     def set_numbers(self, saved: dict[str, Any]) -> None:
+        self.model.load_state_dict(saved.pop("state"))
         for name, value in saved.items():
             setattr(self.trainer, name, value.to(self.trainer.args.device) if torch_state.is_tensor(value) else value)
 
@@ -449,6 +426,7 @@ def _install() -> None:
         with ExitStack() as stack:
             try:
                 (_into_hugging_face if name == _HUGGING_FACE else _into_lightning)(name, stack)
+                _around(stack, import_module("torch.utils.data").DataLoader, "__iter__", _iterate)
             except (ImportError, AttributeError) as error:
                 _block.modules.discard(name)
                 text = f"trainings of {name} are not saved: this version is not supported ({format_error(error)})"
@@ -457,37 +435,28 @@ def _install() -> None:
                 _block.stack.enter_context(stack.pop_all())
 
 
-def _replace(stack: ExitStack, owner: Any, name: str, hook: Callable[..., Any]) -> None:
+def _around(stack: ExitStack, owner: Any, name: str, hook: Callable[..., Any]) -> None:
+    """Call ``hook(original, ...)`` in place of a function of a class or a module."""
     original = getattr(owner, name)
-    stack.enter_context(replaced(owner, name, wraps(original)(hook(original))))
+    stack.enter_context(replaced(owner, name, wraps(original)(lambda *args, **kwargs: hook(original, *args, **kwargs))))
 
 
-def _into_loaders(stack: ExitStack) -> None:
-    """Follow the passes over each DataLoader, of which another hook may already be in place."""
-    from torch.utils.data import DataLoader
-
-    def iterate(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
-        def begin(loader: Any) -> Iterator[Any]:
-            run = _block.run
-            if run is None or run.is_beginning or _block.thread != get_ident():
-                return original(loader)
-            run.is_beginning = True
-            try:
-                return run.iterator(loader, original)
-            finally:
-                run.is_beginning = False
-
-        return begin
-
-    _replace(stack, DataLoader, "__iter__", iterate)
+def _iterate(original: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
+    """Begin a pass over a DataLoader."""
+    run = _block.run
+    if run is None or run.is_beginning or _block.thread != get_ident():
+        return original(loader)
+    run.is_beginning = True
+    try:
+        return run.iterator(loader, original)
+    finally:
+        run.is_beginning = False
 
 
-def _call(
-    kind: type[Run], original: Callable[..., Any], given: Callable[[FitStart], dict[str, Any]]
-) -> Callable[..., Any]:
-    """Return a hook for the method that trains."""
+def _call(kind: type[Run], given: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+    """Return a hook for the method that trains, with other arguments if it starts from a checkpoint."""
 
-    def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    def train(original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if _block.run is not None:
             return original(trainer, *args, **kwargs)
@@ -495,17 +464,16 @@ def _call(
         _block.calls += 1
         if start is not None and number < start.metadata["call"]:
             return None
+        bound = signature(original).bind(trainer, *args, **kwargs)
         if start is not None:
             _block.start = None
-            bound = signature(original).bind(trainer, *args, **kwargs)
-            bound.arguments |= given(start)
-            (_, *args), kwargs = bound.args, bound.kwargs  # type: ignore[assignment]
+            bound.arguments |= given(original, start)
         _block.thread = get_ident()
         _block.run = run = kind(trainer, number, start)
         for saving in _block.listeners:
             saving.on_begin(run)
         try:
-            value = original(trainer, *args, **kwargs)
+            value = original(*bound.args, **bound.kwargs)
             run.guarded(run.end)
         finally:
             _block.run = None
@@ -514,17 +482,24 @@ def _call(
     return train
 
 
-def _after(event: Callable[[Run, Any], None]) -> Callable[..., Any]:
+def _after(event: Callable[[Any, Any], None]) -> Callable[..., Any]:
     """Return a hook that calls `event` with the run, after a method of its Trainer or of a loop of that."""
 
-    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            value = original(self, *args, **kwargs)
-            if (run := _block.run) is not None and getattr(self, "trainer", self) is run.trainer:
-                run.guarded(event, run, self)
-            return value
+    def hook(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        value = original(self, *args, **kwargs)
+        if (run := _block.run) is not None and getattr(self, "trainer", self) is run.trainer:
+            run.guarded(event, run, self)
+        return value
 
-        return method
+    return hook
+
+
+def _unless(is_restored: Callable[[Run], bool]) -> Callable[..., Any]:
+    """Return a hook for functions that restore what the run restores itself."""
+
+    def hook(original: Callable[..., Any], first: Any, *args: Any, **kwargs: Any) -> Any:
+        is_omitted = _block.run is not None and is_restored(_block.run)
+        return first if is_omitted else original(first, *args, **kwargs)
 
     return hook
 
@@ -538,79 +513,53 @@ def _into_hugging_face(name: str, stack: ExitStack) -> None:
         if is_end or not is_last:
             run.end_step(in_epoch=not is_end)
 
-    def begin(original: Callable[..., Any]) -> Callable[..., Any]:
-        def begun(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return the epoch to begin with and the batches in it: of streams, steps do not give them."""
-            found, run = original(trainer, *args, **kwargs), _block.run
-            if run is None or run.start is None or run.position is None or run.trainer is not trainer:
-                return found
-            ended, saved = run.position["ended"], run.start.metadata["progress"]
-            if saved["stopped"]:
-                return signature(original).bind(trainer, *args, **kwargs).arguments["num_train_epochs"], 0
-            return saved["epoch"] + ended, 0 if ended else run.position["taken"]
+    def begin(original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the epoch to begin with and the batches in it: of streams, steps do not give them."""
+        found, run = original(trainer, *args, **kwargs), _block.run
+        if run is None or run.start is None or run.position is None or run.trainer is not trainer:
+            return found
+        ended, saved = run.position["ended"], run.start.metadata["progress"]
+        if saved["stopped"]:
+            return signature(original).bind(trainer, *args, **kwargs).arguments["num_train_epochs"], 0
+        return saved["epoch"] + ended, 0 if ended else run.position["taken"]
 
-        return begun
+    def epoch(original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(_block.run, _HuggingFace):
+            _block.run.epoch = kwargs.get("epoch", 0)
+        original(trainer, *args, **kwargs)
 
-    def epoch(original: Callable[..., Any]) -> Callable[..., Any]:
-        def ran(trainer: Any, *args: Any, **kwargs: Any) -> None:
-            if isinstance(_block.run, _HuggingFace):
-                _block.run.epoch = kwargs.get("epoch", 0)
-            original(trainer, *args, **kwargs)
+    def finish(original: Callable[..., Any], *args: Any) -> Any:
+        if _block.run is not None:
+            _block.run.finish()
+        return original(*args)
 
-        return ran
-
-    def finish(original: Callable[..., Any]) -> Callable[..., Any]:
-        def finished(trainer: Any, *args: Any) -> Any:
-            if _block.run is not None:
-                _block.run.finish()
-            return original(trainer, *args)
-
-        return finished
-
-    def skip(original: Callable[..., Any]) -> Callable[..., Any]:
-        def skipped(loader: Any, *args: Any, **kwargs: Any) -> Any:
-            is_resumed = _block.run is not None and _block.run.position is not None
-            return loader if is_resumed else original(loader, *args, **kwargs)
-
-        return skipped
-
-    def load(original: Callable[..., Any]) -> Callable[..., Any]:
-        def loaded(trainer: Any, *args: Any, **kwargs: Any) -> None:
-            if _block.run is None or _block.run.start is None:  # otherwise it is restored before the first batch
-                original(trainer, *args, **kwargs)
-
-        return loaded
-
-    def train(original: Callable[..., Any]) -> Callable[..., Any]:
-        return _call(_HuggingFace, original, lambda start: {"resume_from_checkpoint": str(start.folder / _FOLDER)})
+    def given(_: Any, start: FitStart) -> dict[str, Any]:
+        return {"resume_from_checkpoint": str(start.folder / _FOLDER)}
 
     _ = module.Trainer._save_checkpoint
-    _replace(stack, module.Trainer, "train", train)
-    _replace(stack, module.Trainer, "_maybe_log_save_evaluate", _after(end))
-    _replace(stack, module.Trainer, "_load_from_checkpoint", load)
-    _replace(stack, module.Trainer, "_load_rng_state", load)
-    _replace(stack, module.Trainer, "_init_training_state", begin)
-    _replace(stack, module.Trainer, "_run_epoch", epoch)
-    _replace(stack, module.Trainer, "_finalize_training", finish)
-    _replace(stack, module, "skip_first_batches", skip)
-    _into_loaders(stack)
+    for attribute, hook in {
+        "train": _call(_HuggingFace, given),
+        "_maybe_log_save_evaluate": _after(end),
+        "_load_from_checkpoint": _unless(lambda run: run.position is not None),
+        "_load_rng_state": _unless(lambda run: run.start is not None),
+        "_init_training_state": begin,
+        "_run_epoch": epoch,
+        "_finalize_training": finish,
+    }.items():
+        _around(stack, module.Trainer, attribute, hook)
+    _around(stack, module, "skip_first_batches", _unless(lambda run: run.position is not None))
 
 
 def _into_lightning(name: str, stack: ExitStack) -> None:
-    module = sys.modules[name]
-    loops = import_module(f"{name}.loops")
+    module, loops = sys.modules[name], import_module(f"{name}.loops")
 
-    def fit(original: Callable[..., Any]) -> Callable[..., Any]:
-        def given(start: FitStart) -> dict[str, Any]:
-            if reason := torch_state.unsafe(start.folder / _FILE):
-                raise TpunbError(f"{start.folder.name} cannot be read: {reason}", hint="use another checkpoint")
-            has_option = "weights_only" in signature(original).parameters
-            return {"ckpt_path": str(start.folder / _FILE), **({"weights_only": False} if has_option else {})}
+    def given(original: Callable[..., Any], start: FitStart) -> dict[str, Any]:
+        if reason := torch_state.unsafe(start.folder / _FILE):
+            raise TpunbError(f"{start.folder.name} cannot be read: {reason}", hint="use another checkpoint")
+        has_option = "weights_only" in signature(original).parameters
+        return {"ckpt_path": str(start.folder / _FILE), **({"weights_only": False} if has_option else {})}
 
-        return _call(_Lightning, original, given)
-
-    def end_step(run: Run, loop: Any) -> None:
-        assert isinstance(run, _Lightning)
+    def end_step(run: _Lightning, loop: Any) -> None:
         run.add_means()
         if run.start is not None:  # Lightning omits schedules by metrics at the end of an epoch that it restarts
             run.trainer.fit_loop._restarting = False
@@ -620,7 +569,6 @@ def _into_lightning(name: str, stack: ExitStack) -> None:
     def end_epoch(run: Run, loop: Any) -> None:
         run.end_step(in_epoch=False)
 
-    _replace(stack, module.Trainer, "fit", fit)
-    _replace(stack, loops.training_epoch_loop._TrainingEpochLoop, "on_advance_end", _after(end_step))
-    _replace(stack, loops._FitLoop, "on_advance_end", _after(end_epoch))
-    _into_loaders(stack)
+    _around(stack, module.Trainer, "fit", _call(_Lightning, given))
+    _around(stack, loops.training_epoch_loop._TrainingEpochLoop, "on_advance_end", _after(end_step))
+    _around(stack, loops._FitLoop, "on_advance_end", _after(end_epoch))
