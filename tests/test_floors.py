@@ -23,7 +23,7 @@ FLOORS = {  # from the top; what each room is for, as CONTRIBUTING prints it
         "checkpoint",
     ): "advice, comparison, quality, roofline; find checkpoints and resume",
     ("cluster", "io", "training"): "steps to phases; read and write; the state of a training",
-    ("step_stats", "tfdata"): "events to steps; what a tf.data pipeline is",
+    ("step_stats", "tfdata", "torchdata"): "events to steps; what a tf.data pipeline is, and a DataLoader",
     ("frames",): "the nouns `Profile`, `Steps`, `Phases`, and the matrix of steps and operations",
     ("schema",): "the columns of every frame, their types and units",
     ("errors", "signals", "text"): "what can go wrong; signals between rooms; text for people",

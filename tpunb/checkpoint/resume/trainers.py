@@ -2,7 +2,7 @@
 
 Each writes its own checkpoint, into a folder of tpunb's. Beside it are what theirs lack: the position in the DataLoader
 with its random states, gradients, modes, and means of logged values. The hooks replace methods of their classes while a
-block runs; if a version of theirs lacks one, nothing is saved, and a warning is given.
+block runs; if a version lacks one, nothing is saved, and a warning is given.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Run:
         """Why the Trainer is not resumed exactly, or ""."""
         return ""
 
-    def write_own(self, folder: Path) -> str:
+    def write_checkpoint(self, folder: Path) -> str:
         """Write the checkpoint of the Trainer; return why it cannot be read back, or ""."""
         raise NotImplementedError
 
@@ -176,7 +176,7 @@ class Run:
             unpositioned, place = followed.write(followed.drawn - (0 if ended else self.ahead))
         content = {"module": torch_state.beside(self.model), "numbers": self.numbers()}
         unwritten = torch_state.write(folder / _BESIDE, content)
-        unwritten = self.write_own(folder) or unwritten
+        unwritten = self.write_checkpoint(folder) or unwritten
         reason = self.unsaved or unpositioned or unwritten
         return {
             "holds": [WEIGHTS, OPTIMIZER, *([] if unpositioned else [DATA]), RANDOM],
@@ -253,7 +253,7 @@ class _HuggingFace(Run):
             return "the training is distributed over devices"
         return ""
 
-    def write_own(self, folder: Path) -> str:
+    def write_checkpoint(self, folder: Path) -> str:
         trainer, args = self.trainer, self.trainer.args
         changed = {"output_dir": str(folder), "push_to_hub": False, "save_total_limit": None, "save_only_model": False}
         before = {name: getattr(args, name) for name in changed}
@@ -315,7 +315,7 @@ class _Lightning(Run):
     def unsaved(self) -> str:
         return "the training is distributed over devices" if self.trainer.world_size > 1 else ""
 
-    def write_own(self, folder: Path) -> str:
+    def write_checkpoint(self, folder: Path) -> str:
         content = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         content = {name: value for name, value in content.items() if "hyper_parameters" not in name}
         if not self.step_in_epoch:  # of a run with max_steps, the begin of the next one
@@ -357,7 +357,7 @@ class _Block:
         self.start: FitStart | None = None
         self.run: Run | None = None
         self.stack = ExitStack()
-        self.modules = set[str]()  # with hooks
+        self.modules, self.unsupported = set[str](), set[str]()  # with hooks, and without
 
 
 _block = _Block()
@@ -372,7 +372,8 @@ def listening(saving: Saving) -> Iterator[None]:
             yield
         finally:
             _block.listeners.remove(saving)
-        missed = next((each for each in _TRAINERS if each in sys.modules and each not in _block.modules), None)
+        tried = _block.modules | _block.unsupported
+        missed = next((each for each in _TRAINERS if each in sys.modules and each not in tried), None)
         if missed and not saving.saved:
             text = f"trainings of {missed} were not saved: import it before the block of tp.checkpointing"
             warnings.warn(text, stacklevel=4)
@@ -414,24 +415,24 @@ def _entered() -> Iterator[None]:
         _block.users -= 1
         if _block.users == 0:
             _block.stack.close()
-            _block.modules.clear()
+            _block.modules, _block.unsupported = set(), set()
 
 
 def _install() -> None:
     """Install the hooks into the Trainers that are imported."""
     for name in _TRAINERS:
-        if name not in sys.modules or name in _block.modules:
+        if name not in sys.modules or name in _block.modules | _block.unsupported:
             continue
-        _block.modules.add(name)
         with ExitStack() as stack:
             try:
                 (_into_hugging_face if name == _HUGGING_FACE else _into_lightning)(name, stack)
                 _around(stack, import_module("torch.utils.data").DataLoader, "__iter__", _iterate)
             except (ImportError, AttributeError) as error:
-                _block.modules.discard(name)
+                _block.unsupported.add(name)
                 text = f"trainings of {name} are not saved: this version is not supported ({format_error(error)})"
                 warnings.warn(text, stacklevel=5)
             else:
+                _block.modules.add(name)
                 _block.stack.enter_context(stack.pop_all())
 
 
