@@ -124,8 +124,10 @@ class LoaderPass(Iterator[Any]):
             return "DataLoader: the speed of its workers orders the batches (set in_order=True)"
         if loader.persistent_workers and self.sources.is_random:
             return "DataLoader: its workers draw random numbers from epoch to epoch (set persistent_workers=False)"
+        name = plain(type(loader.dataset).__name__)
+        if self.sources.is_random and self._has_begin and not (loader.num_workers or self._is_stateful):
+            return f"{plain(type(loader).__name__)}: it draws random items of {name} in advance (give it workers)"
         if all(self._moves):
-            name = plain(type(loader.dataset).__name__)
             return f"{name}: it draws from global generators, as the training does (give it a generator, or a worker)"
         return ""
 
@@ -137,7 +139,7 @@ class LoaderPass(Iterator[Any]):
         changed = {name for name, value in now["counts"].items() if counts.get(name, value) != value}
 
         def stated(state: State) -> State:
-            return {**state, "counts": {name: state["counts"][name] for name in changed}}
+            return {**state, "counts": {name: value for name, value in state["counts"].items() if name in changed}}
 
         return reason, {
             "facts": self.facts,
@@ -159,15 +161,18 @@ class LoaderPass(Iterator[Any]):
         return has_state and self._begin is iter and not (self.loader.num_workers and self.sources.is_random)
 
     @property
-    def _is_drawn_again(self) -> bool:
-        """Whether batches before the position are made again, as they change what follows."""
+    def _has_begin(self) -> bool:
+        """Whether the class of the loader begins its passes itself."""
         from torch.utils.data import DataLoader
 
-        has_begin = type(self.loader).__iter__ is not DataLoader.__iter__ and self._begin is iter
-        is_other = not hasattr(self._iterator, "_sampler_iter") or not hasattr(self._iterator, "_index_sampler")
-        return (
-            has_begin or is_other or is_stream(self.loader) or bool(self.loader.num_workers and self.sources.is_random)
-        )
+        return type(self.loader).__iter__ is not DataLoader.__iter__ and self._begin is iter
+
+    @property
+    def _is_drawn_again(self) -> bool:
+        """Whether batches before the position are made again, as they change what follows."""
+        is_other = not all(hasattr(self._iterator, name) for name in ("_sampler_iter", "_index_sampler"))
+        makes_random = bool(self.loader.num_workers) and self.sources.is_random
+        return self._has_begin or is_other or makes_random or is_stream(self.loader)
 
     def end(self, saved: Mapping[str, Any]) -> None:
         """Proceed to the end of a pass."""

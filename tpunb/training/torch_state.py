@@ -5,6 +5,8 @@ What is read back is read with ``weights_only=True``: tensors, numbers and text,
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import random
 import re
@@ -12,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -296,35 +298,25 @@ def _plain(value: Any) -> Any:
 
 def _walk(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield the objects that a part of a DataLoader consists of, by path."""
-    if id(value) in seen or value is None or path.count(".") > _DEPTH or len(seen) > _PARTS or is_tensor(value):
+    if id(value) in seen or path.count(".") > _DEPTH or len(seen) > _PARTS or is_tensor(value):
         return
-    if isinstance(value, type | str | bytes | int | float | complex | np.ndarray):
+    if isinstance(value, type | str | bytes | int | float | complex | np.ndarray | None):
         return
     seen.add(id(value))
+    children: Mapping[Any, Any] = {}
     if isinstance(value, Mapping | list | tuple):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        children = [(str(name), each) for name, (_, each) in zip(range(_ITEMS), items, strict=False)]
+        children = value if isinstance(value, Mapping) else dict(zip(range(_ITEMS), value, strict=False))
     else:
         yield path, value
-        closure = [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if _is_full(cell)]
-        children = [*_attributes(value).items(), *((str(at), each) for at, each in enumerate(closure))]
-        children += [
-            (name, getattr(value, name)) for name in ("__self__", "func", "args", "keywords") if hasattr(value, name)
-        ]
-    for name, each in children:
+        if isinstance(value, FunctionType | MethodType | functools.partial):
+            names = ("__self__", "__func__", "func", "args", "keywords", "__defaults__", "__closure__")
+            children = {name: getattr(value, name, None) for name in names}
+        elif isinstance(value, CellType):
+            children = {"value": getattr(value, "cell_contents", None)} if value != CellType() else {}
+        elif not is_generator(value):
+            children = getattr(value, "__dict__", None) or {}
+    for name, each in itertools.islice(children.items(), _ITEMS):
         yield from _walk(f"{path}.{name}", each, seen)
-
-
-def _attributes(value: Any) -> Mapping[str, Any]:
-    return {} if is_generator(value) else getattr(value, "__dict__", None) or {}
-
-
-def _is_full(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
 
 
 def _names(part: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:

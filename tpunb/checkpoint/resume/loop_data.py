@@ -48,9 +48,8 @@ class LoopData:
         self._take(iter(self.data))
         if not self._has_state:
             name = plain(type(self.data).__name__)
-            self.reason = self.reason or (
-                f"{name}: the position in it cannot be saved (give a list, an array, a tf.data.Dataset or Grain data)"
-            )
+            instead = "give a list, an array, a DataLoader, a tf.data.Dataset or Grain data"
+            self.reason = self.reason or f"{name}: the position in it cannot be saved ({instead})"
 
     def _take(self, iterator: Any) -> None:
         self.iterator, self.drawn = iterator, 0
