@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -144,6 +145,17 @@ def test_a_part_that_the_state_lacks_is_named(tmp_path, lacks, reason):
     with resume(one, exact=False):
         cell()
     assert loops._block._hook is None
+
+
+def test_a_wrapped_optimizer_and_its_scheduler_are_in_the_state():
+    pytest.importorskip("torch")
+    net = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    wrapped = SimpleNamespace(optimizer=optimizer, param_groups=optimizer.param_groups)
+    assert torch_state.missing([net, wrapped], [optimizer]) == ""
+    schedule = SimpleNamespace(scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 5))
+    assert "lacks the learning rate scheduler" in torch_state.missing([net, wrapped], [optimizer])
+    assert torch_state.missing([net, wrapped, schedule], [optimizer]) == ""
 
 
 class Kept:

@@ -206,20 +206,28 @@ def sample(parts: Iterable[Any], most: int) -> list[NDArray[Any]]:
 
 
 def missing(parts: Iterable[Any], optimizers: Iterable[Any]) -> str:
-    """Return what the parts of a state lack of the optimizers that took a step, or ""."""
+    """Return what the parts of a state, or those inside of wrappers, lack of optimizers that took a step, or ""."""
     parts = list(parts)
     modules = [each for each in parts if hasattr(each, "parameters")]
     saved = {id(each) for part in modules for each in part.parameters()} | {id(each) for each in tensors(parts)}
+    others = [each for each in parts if not hasattr(each, "param_groups")]
+    stepped = [_unwrapped(each) for each in parts if hasattr(each, "param_groups")]
+    scheduled = [_unwrapped(getattr(getattr(each, "scheduler", each), "optimizer", None)) for each in others]
     for optimizer in optimizers:
         name = plain(type(optimizer).__name__)
-        if not any(part is optimizer for part in parts):
+        if not any(each is optimizer for each in stepped):
             return f"state lacks an optimizer that takes steps, {name} (give it in state)"
         if any(id(each) not in saved for group in optimizer.param_groups for each in group["params"]):
             return f"state lacks what {name} trains (give the model in state)"
         has_scheduler = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
-        if has_scheduler and not any(getattr(part, "optimizer", None) is optimizer for part in parts):
+        if has_scheduler and not any(each is optimizer for each in scheduled):
             return f"state lacks the learning rate scheduler of {name} (give it in state)"
     return ""
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer inside of one of accelerate's, or another."""
+    return getattr(optimizer, "optimizer", optimizer)
 
 
 # -- sources of a DataLoader ------------------------------------------------------------------------------------------
