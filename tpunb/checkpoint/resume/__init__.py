@@ -1,4 +1,4 @@
-"""Saves a training so that it can be resumed exactly: an unmodified ``fit``, or a custom loop.
+"""Saves a training so that it can be resumed exactly: an unmodified ``fit`` or Trainer, or a custom loop.
 
 A checkpoint holds weights, optimizer, metrics, random state, the position in the data, and numbers and arrays that
 callbacks keep. It is exact only if everything that the next step depends on is of a kind that is proved to be restored.
@@ -43,7 +43,8 @@ def checkpointing(
 ) -> Iterator[Saving]:
     """Save an unmodified ``model.fit(data, ...)`` in the block, for `resume` (paper IV.C).
 
-    A loop of its own is saved if it draws its batches by ``run.batches(data, state=state)``.
+    So are trainings by the Trainers of Hugging Face and Lightning, if these are imported before, and a loop that draws
+    its batches by ``run.batches(data, state=state)``.
 
     If the position in the data cannot be saved (a Python generator, random operations in a map), a warning names the
     operation before training begins, and the checkpoints are not exact. An unseeded shuffle gets a random seed, which
@@ -106,7 +107,8 @@ def resume(
 ) -> Iterator[Resumed]:
     """Continue the ``model.fit(data, ...)`` of the block from a checkpoint, as if it had not been interrupted.
 
-    A loop over ``run.batches(data, state=state)`` continues likewise, with its `state` restored.
+    Trainers of Hugging Face and Lightning continue likewise, and a loop over ``run.batches(data, state=state)``, whose
+    `state` is restored.
 
     Run the cell that was saved, in the same process or a new one: `fit` keeps its arguments, and begins with the epoch
     and step of the checkpoint. Its history holds the epochs from there on. Fits of the block before it return their
