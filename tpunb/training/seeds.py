@@ -73,7 +73,7 @@ def set_host_random_state(state: Mapping[str, Any]) -> None:
 def _torch_generators() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
     """Return how the states of PyTorch's global generators are read and set, of those devices that were used."""
     torch: Any = sys.modules.get("torch")
-    if not hasattr(torch, "get_rng_state") or not hasattr(torch, "accelerator"):  # none, or half imported
+    if not all(hasattr(torch, name) for name in ("get_rng_state", "cuda", "backends")):  # none, or half imported
         return {}
     devices: dict[str, tuple[Any, Any]] = {
         "torch": (lambda: [torch.get_rng_state()], lambda states: torch.set_rng_state(states[0]))
