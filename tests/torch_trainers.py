@@ -156,13 +156,13 @@ def saved(folder, name, start=None):
 
 
 def outcome(folder, name):
-    """Train alone, saved, and from each other checkpoint."""
+    """Train alone, saved, and from every third checkpoint."""
     folder.mkdir()
     function, options = KINDS[name]
     alone = forked(folder / "alone.json", lambda: [function(folder / "own", **options), ""])
     whole = forked(folder / "whole.json", saved, folder, name)
     found = list(tp.checkpoints(folder / "saved"))
-    later = [[one.step, one.reason, *forked(folder / "later.json", saved, folder, name, one)] for one in found[::2]]
+    later = [[one.step, one.reason, *forked(folder / "later.json", saved, folder, name, one)] for one in found[::3]]
     return {"alone": alone[0], "whole": whole[0], "later": later}
 
 
