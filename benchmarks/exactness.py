@@ -13,6 +13,9 @@ of them tuned, in under three minutes. The last line is one JSON object:
     runs with one seed differ without this package too; silent, which were called exact and differ; and crashed.
 ``tune``
     Number of programs that are faster, with other values; changed, whose result differs; and crashed.
+``torch``
+    As ``resume``, of the programs on PyTorch, which ``resume`` does not count; those of Hugging Face and Lightning are
+    left out if these are not installed.
 ``cost_1gb``
     Time of a fit over 1 GB of arrays with ``tp.checkpointing``, divided by its time without; null with ``--quick``.
 ``save_mb``, ``save_s``
@@ -37,13 +40,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))  # if this file is not run by its name
 
 import numpy as np
-from programs import PROGRAMS, Loop, Program, Training
+from programs import PROGRAMS, Loop, Program, Script, Training
 
 import tpunb as tp
 
@@ -123,6 +127,30 @@ def looped(loop: Loop, folder: Path | None, start: Any, count: Callable[[], None
     return Result([array for part in parts.values() for array in arrays_of(part)], {"loss": losses})
 
 
+def scripted(script: Script, count: Callable[[], None]) -> Result:
+    """Train by a script of PyTorch; return the states of its parts, and the losses."""
+    losses = list[float]()
+
+    def step(loss: float) -> None:
+        losses.append(loss)
+        count()
+
+    parts = script.train(step)
+    states = [part.state_dict() if hasattr(part, "state_dict") else part for part in parts]
+    return Result([array for state in states for array in tensors_of(state)], {"loss": losses})
+
+
+def tensors_of(state: Any) -> Iterator[Any]:
+    """Yield the tensors and numbers in a state of PyTorch."""
+    if isinstance(state, dict | list | tuple):
+        for part in state.values() if isinstance(state, dict) else state:
+            yield from tensors_of(part)
+    elif hasattr(state, "detach"):
+        yield np.asarray(state.detach())
+    elif isinstance(state, int | float):
+        yield np.asarray(state)
+
+
 def arrays_of(part: Any) -> Iterator[Any]:
     """Yield the arrays in a part of a loop; iterators have none."""
     if hasattr(part, "__next__") or hasattr(part, "get_state"):
@@ -154,6 +182,13 @@ def saving_run(program: Program, folder: Path, to: str, start: Any, kill: int | 
         result = looped(made, folder / to, start, count)
         batches = made.parts.get("batches")
         data = getattr(batches, "_dataset", None)
+    elif isinstance(made, Script):
+        data = None
+        with ExitStack() as stack:
+            if start is not None:
+                resumed = stack.enter_context(tp.resume(start))
+            stack.enter_context(tp.checkpointing(folder / to, every=EVERY))
+            result = scripted(made, count)
     else:
         data = made.data
         with ExitStack() as stack:
@@ -398,11 +433,15 @@ def main() -> None:
             if not isinstance(measure, Result) or measure.refused:
                 raise RuntimeError(f"the cost was not measured: {measure}")
             figures = [round(float(each), 3) for each in measure.arrays]
-    resumes, tunings = Counter(each.resume for each in done), Counter(each.tune for each in done)
+    is_torch = {each.name: "torch" in PROGRAMS[each.name].tags for each in done}
+    resumes = Counter(each.resume for each in done if not is_torch[each.name])
+    of_torch = Counter(each.resume for each in done if is_torch[each.name])
+    tunings = Counter(each.tune for each in done if not is_torch[each.name])
     print(f"tuning: {dict(tunings)}")
     last = {
         "resume": {name: resumes[name] for name in ("identical", "refused", "unrepeatable", "silent", "crashed")},
         "tune": {name: tunings[name] for name in ("faster", "changed", "crashed")},
+        "torch": {name: of_torch[name] for name in ("identical", "refused", "silent", "crashed")},
         **dict(zip(("cost_1gb", "save_mb", "save_s"), figures, strict=True)),
     }
     print(json.dumps(last))
@@ -412,7 +451,14 @@ def import_all() -> None:
     """Import the programs and the frameworks, so that forked processes need not."""
     import programs.jax_docs
     import programs.keras_io
-    import programs.tensorflow_org  # noqa: F401
+    import programs.tensorflow_org
+
+    if find_spec("torch"):
+        import programs.torch_pages
+        import programs.torch_trainers  # noqa: F401
+        import torch
+
+        torch.set_num_threads(1)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import sys
 import time
 import tomllib
 from contextlib import ExitStack, redirect_stdout
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def run_blocks(page, names):
 
         shell = InteractiveShell(user_ns=names, config=Config({"HistoryManager": {"enabled": False}}))
     for code, shown, line in blocks:
+        if "import torch" in code and find_spec("torch") is None:
+            continue
         printed = io.StringIO()
         with redirect_stdout(printed):
             if code[0] == "%":

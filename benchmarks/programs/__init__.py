@@ -1,8 +1,8 @@
 """Small programs, each written anew after a public page: the layers, data and loop of the page, at toy size.
 
 Each module has the programs of one source. A program is a function of an empty folder that returns a `Training`, whose
-``fit`` the benchmark calls, or a `Loop`, a training loop of its own. Its docstring ends with the address of its page in
-parentheses. All data are synthetic, of the shapes of the page.
+``fit`` the benchmark calls, a `Loop`, a training loop of its own, or a `Script`, which trains as a whole. Its docstring
+ends with the address of its page in parentheses. All data are synthetic, of the shapes of the page.
 """
 
 from __future__ import annotations
@@ -46,6 +46,20 @@ class Loop:
 
 
 @dataclass(frozen=True)
+class Script:
+    """Training of PyTorch as a whole.
+
+    Attributes
+    ----------
+    train
+        ``train(step)`` trains, calls ``step(loss)`` after each step, and returns what is compared: parts with a
+        ``state_dict``, or tensors.
+    """
+
+    train: Callable[[Callable[[float], None]], list[Any]]
+
+
+@dataclass(frozen=True)
 class Program:
     """A program, and what tells it from the others.
 
@@ -54,10 +68,11 @@ class Program:
     operations
         Sequence of its dataset operations, from the source.
     tags
-        "tune": it is also tuned. "own step": its training step is its own. "callback": a callback has state.
+        "tune": it is also tuned. "own step": its training step is its own. "callback": a callback has state. "torch":
+        it trains with PyTorch.
     """
 
-    make: Callable[[Path], Training | Loop]
+    make: Callable[[Path], Training | Loop | Script]
     operations: str
     tags: frozenset[str]
 

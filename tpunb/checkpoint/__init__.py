@@ -1,4 +1,4 @@
-"""Checkpoints of TensorFlow, Keras, Orbax and tpunb: listing, saving and resuming from them (paper IV.C)."""
+"""Checkpoints of TensorFlow, Keras, PyTorch, Orbax and tpunb: listing, saving and resuming from them (paper IV.C)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tpunb.checkpoint.catalog import Checkpoint, Checkpoints, Skipped
-from tpunb.checkpoint.formats import keras, native, orbax, tensorflow
+from tpunb.checkpoint.formats import hugging_face, keras, native, orbax, tensorflow, torch
 from tpunb.checkpoint.resume import checkpointing, restore, save
 from tpunb.errors import ProfileNotFound, TpunbError
 from tpunb.training.snapshot import is_temporary
 
 __all__ = ["Checkpoint", "Checkpoints", "Skipped", "checkpointing", "checkpoints", "restore", "save"]
 
-_FOLDER_FORMATS, _FILE_FORMATS = (native, orbax), (tensorflow, keras)
+_FOLDER_FORMATS, _FILE_FORMATS = (native, orbax, hugging_face), (tensorflow, keras, torch)
 """Formats whose checkpoint is a whole folder, and those whose checkpoints are files in one."""
 
 _SAVED_MODEL = "saved_model.pb"  # a model to serve: its variables are not the state of a run

@@ -43,7 +43,8 @@ class Checkpoint:
     size
         Size of its files, in bytes.
     kind
-        Writer: "tensorflow", "keras", "backup" (Keras' ``BackupAndRestore``), "orbax" or "tpunb".
+        Writer: "tensorflow", "keras", "backup" (Keras' ``BackupAndRestore``), "orbax", "hugging face", "lightning",
+        "torch" (``torch.save``) or "tpunb".
     holds
         Parts of the state in it, of `tpunb.training.state.STATE_PARTS`.
     exact

@@ -28,7 +28,7 @@ _COUNTERS = {
 }
 """What Keras' own callbacks change, by class; not their arguments: Keras changes the sign of min_delta."""
 
-_GENERATORS: dict[type, tuple[Any, Any]] = {
+GENERATORS: dict[type, tuple[Any, Any]] = {
     random.Random: (random.Random.getstate, random.Random.setstate),
     np.random.RandomState: (lambda drawn: drawn.get_state(legacy=False), np.random.RandomState.set_state),
     np.random.Generator: (
@@ -63,7 +63,7 @@ class CallbackState:
         saved = {}
         for name, value in attributes.items():
             try:
-                saved[name] = self._encoded(_GENERATORS.get(type(value), (lambda part: part,))[0](value))
+                saved[name] = self._encoded(GENERATORS.get(type(value), (lambda part: part,))[0](value))
             except TypeError:
                 where = plain(f"{type(owner).__name__}.{name} ({type(value).__name__})")
                 self.unsaved = self.unsaved or f"the attribute {where} cannot be saved ({_PLAIN})"
@@ -115,8 +115,8 @@ def restore_callbacks(callbacks: Iterable[Any], values: Sequence[Mapping[str, An
 def _set(callback: Any, name: str, value: Any) -> None:
     """Set an attribute; a list, a dict or a random generator in place, as others may read it."""
     present = vars(callback).get(name)
-    if type(present) in _GENERATORS:
-        _GENERATORS[type(present)][1](present, value)
+    if type(present) in GENERATORS:
+        GENERATORS[type(present)][1](present, value)
     elif _is_seed_generator(present):
         present.state.assign(value)
     elif isinstance(present, list) and isinstance(value, list):

@@ -39,6 +39,7 @@ class Resumed:
     reason: str = ""  # why it is not exact
     on_divergence: OnDivergence = "warn"
     verified_steps: int = 0  # whose batch and logs equal those of the saved run
+    note: str = ""  # how the position in the data was restored, if that took long
     divergence: str = ""  # sentence that names the first step that differs, and whether its data or computation do
     expected: dict[int, list[str]] = field(default_factory=dict, repr=False)
 
@@ -57,7 +58,7 @@ class Resumed:
         if self.divergence:
             return f"resumed at step {self.step}: {self.divergence}"
         verified = f"verified over {plural(self.verified_steps, 'step')}" if self.verified_steps else "not verified"
-        return f"resumed exactly at step {self.step}, {verified}"
+        return f"resumed exactly at step {self.step}, {'; '.join(filter(None, [verified, self.note]))}"
 
     def compare(self, step: int, present: list[str]) -> None:
         """Compare the fingerprints of a step; at the first difference, warn or raise an error."""

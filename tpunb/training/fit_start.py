@@ -60,6 +60,12 @@ class FitStart(NamedTuple):
         """Whether the checkpoint has the state of an iterator."""
         return any(self.folder.glob(f"{ITERATOR}.*"))
 
+    def check_data(self, saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+        """Raise an error if facts about the data, by names for people, are not those that were saved."""
+        for name, value in saved.items():
+            if present[name] != value:
+                raise self.different_data(f"its {name} were {value}, now {present[name]}")
+
     def different_data(self, problem: str) -> TpunbError:
         """Return the error that the data are not those that the checkpoint was saved with."""
         return TpunbError(

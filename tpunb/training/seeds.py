@@ -1,13 +1,14 @@
-"""Random state of the process: Python, NumPy, torch, Keras' global seed generator and TensorFlow's global seed.
+"""Random state of the process: Python, NumPy, PyTorch, Keras' global seed generator and TensorFlow's global seed.
 
 The last two are private: a moved generator raises `TpunbError`, a moved seed is left alone.
 """
 
 from __future__ import annotations
 
+import base64
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -22,10 +23,9 @@ from tpunb.errors import TpunbError
 class RandomState:
     """Random state of the process at one moment."""
 
-    host: Mapping[str, Any]  # of Python's and NumPy's random numbers, as `host_random_state` returns it
+    host: Mapping[str, Any]  # of Python's, NumPy's and PyTorch's random numbers, as `host_random_state` returns it
     keras: NDArray[Any] | None  # of Keras' global seed generator; None if there was none
     tensorflow: Any  # of TensorFlow's eager seeds, as `tensorflow_random_state` returns it
-    torch: Any = None  # of torch's global generators, as `torch_random_state` returns it
 
     @classmethod
     def capture(cls) -> Self:
@@ -35,7 +35,7 @@ class RandomState:
             import keras
 
             seeds = np.array(keras.ops.convert_to_numpy(generator.state))
-        return cls(host_random_state(), seeds, tensorflow_random_state(), torch_random_state())
+        return cls(host_random_state(), seeds, tensorflow_random_state())
 
     def restore(self) -> None:
         """Restore it."""
@@ -46,16 +46,16 @@ class RandomState:
             forget_keras_generator()
         set_host_random_state(self.host)
         set_tensorflow_random_state(self.tensorflow)
-        set_torch_random_state(self.torch)
 
 
 def host_random_state() -> dict[str, Any]:
-    """Return the state of Python's and NumPy's random numbers as JSON values."""
+    """Return the state of the random numbers of Python, NumPy and, if it is imported, PyTorch, as JSON values."""
     version, numbers, gauss = random.getstate()
     name, key, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "python": [version, list(numbers), gauss],
         "numpy": [str(name), np.asarray(key).tolist(), int(position), int(has_gauss), float(cached)],
+        **{name: [to_text(each) for each in states()] for name, (states, _) in _torch_generators().items()},
     }
 
 
@@ -65,6 +65,36 @@ def set_host_random_state(state: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(numbers), gauss))
     name, key, *rest = state["numpy"]
     np.random.set_state((name, np.array(key, dtype=np.uint32), *rest))
+    for device, (_, restore) in _torch_generators().items():
+        if device in state:
+            restore([from_text(each) for each in state[device]])
+
+
+def _torch_generators() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Return how the states of PyTorch's global generators are read and set, of those devices that were used."""
+    torch: Any = sys.modules.get("torch")
+    if not all(hasattr(torch, name) for name in ("get_rng_state", "cuda", "backends")):  # none, or half imported
+        return {}
+    devices: dict[str, tuple[Any, Any]] = {
+        "torch": (lambda: [torch.get_rng_state()], lambda states: torch.set_rng_state(states[0]))
+    }
+    if torch.cuda.is_initialized():
+        devices["cuda"] = (torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
+    if torch.backends.mps.is_available():
+        devices["mps"] = (lambda: [torch.mps.get_rng_state()], lambda states: torch.mps.set_rng_state(states[0]))
+    return devices
+
+
+def to_text(state: Any) -> str:
+    """Return the state of a generator of PyTorch as text."""
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def from_text(state: str) -> Any:
+    """Return a state of `to_text`."""
+    import torch
+
+    return torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8)
 
 
 def tensorflow_random_state() -> Any:
@@ -86,21 +116,6 @@ def set_tensorflow_random_state(state: Any) -> None:
     if drawn is not None:
         context._rng = random.Random()
         context._rng.setstate((drawn[0], tuple(drawn[1]), drawn[2]))
-
-
-def torch_random_state() -> Any:
-    """Return the states of torch's global generators, of the CPU and of each CUDA device; None without torch."""
-    if (torch := sys.modules.get("torch")) is None:
-        return None
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-
-
-def set_torch_random_state(state: Any) -> None:
-    """Restore a state of `torch_random_state`."""
-    if state is not None:
-        torch = sys.modules["torch"]
-        torch.set_rng_state(state[0])
-        torch.cuda.set_rng_state_all(state[1])
 
 
 def keras_generator() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -141,10 +142,22 @@ def arrays(value: Any) -> Iterator[NDArray[Any]]:
     if isinstance(value, Mapping):
         value = list(value.values())
     elif not isinstance(value, list | tuple):
-        array = np.asarray(value)
+        array = as_array(value)
         if array.dtype != object:
             yield array
             return
         value = list(getattr(value, "__dict__", {}).values())
     for part in value:
         yield from arrays(part)
+
+
+def as_array(value: Any) -> NDArray[Any]:
+    """Return a value as an array; a tensor of PyTorch in a type that NumPy has, which holds all its values."""
+    if not (is_from(value, "torch") and hasattr(value, "detach")):
+        return np.asarray(value)
+    tensor = value.detach().cpu()
+    tensor = tensor.to_dense() if tensor.layout is not sys.modules["torch"].strided else tensor
+    try:
+        return np.asarray(tensor.numpy())
+    except TypeError:  # bfloat16, float8
+        return np.asarray(tensor.float().numpy())

@@ -1,4 +1,4 @@
-"""Saves a training so that it can be resumed exactly: an unmodified ``fit``, or a custom loop.
+"""Saves a training so that it can be resumed exactly: an unmodified ``fit`` or Trainer, or a custom loop.
 
 A checkpoint holds weights, optimizer, metrics, random state, the position in the data, and numbers and arrays that
 callbacks keep. It is exact only if everything that the next step depends on is of a kind that is proved to be restored.
@@ -17,7 +17,7 @@ from typing import get_args
 
 from tpunb import signals
 from tpunb.checkpoint.catalog import Checkpoint
-from tpunb.checkpoint.resume import loops
+from tpunb.checkpoint.resume import loops, trainers
 from tpunb.checkpoint.resume.custom_loops import restore, save
 from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError, check_whole, wrong_type
@@ -27,6 +27,10 @@ from tpunb.training.fit_start import FitStart
 from tpunb.training.state import DATA, RANDOM
 
 __all__ = ["Resumed", "Saving", "checkpointing", "restore", "resume", "save"]
+
+
+_STARTING = {"loop": loops.starting, "trainer": trainers.starting}
+"""How a checkpoint is resumed, by what its metadata have."""
 
 
 @contextmanager
@@ -39,7 +43,8 @@ def checkpointing(
 ) -> Iterator[Saving]:
     """Save an unmodified ``model.fit(data, ...)`` in the block, for `resume` (paper IV.C).
 
-    A loop of its own is saved if it draws its batches by ``run.batches(data, state=state)``.
+    So are trainings by the Trainers of Hugging Face and Lightning, if these are imported before, and a loop that draws
+    its batches by ``run.batches(data, state=state)``.
 
     If the position in the data cannot be saved (a Python generator, random operations in a map), a warning names the
     operation before training begins, and the checkpoints are not exact. An unseeded shuffle gets a random seed, which
@@ -74,14 +79,20 @@ def checkpointing(
     if "://" in os.fspath(dir):
         raise TpunbError(f"{os.fspath(dir)} is not on this machine", hint="save to a local folder, and copy it there")
     saving = Saving(Path(dir), every, at_phases=at_phases, keep=keep)
-    with signals.phase_opened.connect(saving.on_phase), loops.listening(saving), _in_fit(saving):
+    with (
+        signals.phase_opened.connect(saving.on_phase),
+        loops.listening(saving),
+        trainers.listening(saving),
+        _in_fit(saving),
+    ):
         yield saving
 
 
 @contextmanager
 def _in_fit(saving: Saving) -> Iterator[None]:
-    """Save fits in the block, unless the program computes with JAX and has not imported Keras, or has no Keras."""
-    if "keras" in sys.modules or ("jax" not in sys.modules and find_spec("keras") and find_spec("tensorflow")):
+    """Save fits in the block, unless the program computes with JAX or PyTorch without Keras, or has no Keras."""
+    has_other = not {"jax", "torch"}.isdisjoint(sys.modules)
+    if "keras" in sys.modules or (not has_other and find_spec("keras") and find_spec("tensorflow")):
         with keras_hooks.listening(saving):
             yield
         return
@@ -96,7 +107,8 @@ def resume(
 ) -> Iterator[Resumed]:
     """Continue the ``model.fit(data, ...)`` of the block from a checkpoint, as if it had not been interrupted.
 
-    A loop over ``run.batches(data, state=state)`` continues likewise, with its `state` restored.
+    Trainers of Hugging Face and Lightning continue likewise, and a loop over ``run.batches(data, state=state)``, whose
+    `state` is restored.
 
     Run the cell that was saved, in the same process or a new one: `fit` keeps its arguments, and begins with the epoch
     and step of the checkpoint. Its history holds the epochs from there on. Fits of the block before it return their
@@ -138,15 +150,16 @@ def resume(
         )
     folder = Path(checkpoint)
     metadata, name = snapshot.read_metadata(folder), folder.name
-    if is_loop := "loop" in metadata:
+    starting = next((each for kind, each in _STARTING.items() if kind in metadata), None)
+    if starting is not None:
         start = FitStart(folder, metadata, Resumed.read(folder, metadata, on_divergence))
     else:
-        start = FitStart.read(checkpoint, on_divergence)
+        start, starting = FitStart.read(checkpoint, on_divergence), keras_hooks.starting
     if exact and not metadata["exact"]:
         raise TpunbError(
             f"{name} cannot be resumed exactly: {metadata['why']}",
             hint="resume(..., exact=False) draws as many batches as before; random ones differ",
         )
-    with loops.starting(start) if is_loop else keras_hooks.starting(start):
+    with starting(start):
         yield start.resumed
     signals.resumed.send(str(start.resumed))

@@ -1,4 +1,4 @@
-"""Saves and restores a custom loop of TensorFlow or JAX, with the position in its data."""
+"""Saves and restores a custom loop of TensorFlow, JAX or PyTorch, with the position in its data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tpunb.text import format_error
 from tpunb.tfdata import position
 from tpunb.tfdata.graph import graph_or_none
 from tpunb.tfdata.restored import not_restored, unseeded
-from tpunb.training import seeds, snapshot
+from tpunb.training import seeds, snapshot, torch_state
 from tpunb.training.state import (
     DATA,
     OPTIMIZER,
@@ -37,9 +37,12 @@ _NO_DATA = "no iterator over the data was given"
 _ARRAYS = "arrays"
 """Kind of the parts that are trees of arrays, and the folder in which Orbax writes them, together."""
 
+_VALUES = "values"
+"""Kind of the parts that are trees of tensors, numbers and text."""
+
 
 def save(dir: str | os.PathLike[str], step: int, **parts: Any) -> Checkpoint:  # noqa: A002  as in `checkpointing`
-    """Save the state of a custom loop, with Python's and NumPy's random state; return the checkpoint.
+    """Save the state of a custom loop, with the random state of Python, NumPy and PyTorch; return the checkpoint.
 
     Parameters
     ----------
@@ -50,7 +53,8 @@ def save(dir: str | os.PathLike[str], step: int, **parts: Any) -> Checkpoint:  #
     **parts
         Everything that the next step depends on, by names that `restore` takes again: Keras' models, optimizers,
         metrics and seed generators; ``tf.Variable``, ``tf.random.Generator``, an iterator of ``tf.data``; an iterator
-        of Grain; trees of arrays, as in JAX, which Orbax writes. Give shuffles of ``tf.data`` a seed: without one, a
+        of Grain; what has a ``state_dict``, as in PyTorch, a ``torch.Generator``, and beside them trees of tensors and
+        numbers; trees of arrays, as in JAX, which Orbax writes. Give shuffles of ``tf.data`` a seed: without one, a
         new process shuffles later epochs differently.
 
     Raises
@@ -127,7 +131,7 @@ def restore(checkpoint: Checkpoint | str | os.PathLike[str], *, exact: bool = Tr
 
 def write_parts(folder: Path, parts: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Write parts of a state; return their metadata, and why one of them cannot be restored, or ""."""
-    kinds = {name: _kind(part) for name, part in parts.items()}
+    kinds = _kinds(parts)
     trees = array_trees(parts)
     reasons = [_FORMATS[kinds[name]][0](_path(folder, name), parts[name]) for name in kinds if name not in trees]
     if trees:
@@ -139,20 +143,41 @@ def write_parts(folder: Path, parts: Mapping[str, Any]) -> tuple[dict[str, Any],
 
 def read_parts(folder: Path, saved: Mapping[str, str], parts: Mapping[str, Any]) -> dict[str, Any]:
     """Restore parts of the `saved` kinds in place; return the trees of arrays by name."""
-    kinds = {name: _kind(part) for name, part in parts.items()}
+    kinds = _kinds(parts)
     if kinds != saved:
         expected, given = (", ".join(f"{name} ({kind})" for name, kind in each.items()) for each in (saved, kinds))
         raise TpunbError(f"{folder.name} holds {expected}; got {given or 'none'}", hint="give all parts that it holds")
     trees = array_trees(parts)
+    values: dict[str, Any] = {}
     for name, part in parts.items():
         if name not in trees and not _path(folder, name).with_suffix(".missing").exists():
-            _FORMATS[kinds[name]][1](_path(folder, name), part)
-    return _read_arrays(folder / _ARRAYS, trees) if trees else {}
+            value = _FORMATS[kinds[name]][1](_path(folder, name), part)
+            values |= {name: value} if kinds[name] == _VALUES else {}
+    return values | (_read_arrays(folder / _ARRAYS, trees) if trees else {})
 
 
 def array_trees(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts that are trees of arrays, by name."""
-    return {name: part for name, part in parts.items() if _kind(part) == _ARRAYS}
+    kinds = _kinds(parts)
+    return {name: part for name, part in parts.items() if kinds[name] == _ARRAYS}
+
+
+def torch_parts(parts: Mapping[str, Any]) -> list[Any]:
+    """Return the parts that PyTorch writes."""
+    return [parts[name] for name, kind in _kinds(parts).items() if kind in ("torch", _VALUES)]
+
+
+def _kinds(parts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the kinds of parts; trees without arrays of JAX beside what PyTorch writes are written by it too."""
+    kinds = {name: _kind(part) for name, part in parts.items()}
+    of_torch = not {"torch", _VALUES}.isdisjoint(kinds.values())
+    plain = {name for name, kind in kinds.items() if kind == _ARRAYS and of_torch and not _has_jax(parts[name])}
+    return {name: _VALUES if name in plain else kind for name, kind in kinds.items()}
+
+
+def _has_jax(tree: Any) -> bool:
+    parts = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list | tuple) else ()
+    return is_from(tree, "jaxlib", "jax", "flax", "optax") or any(map(_has_jax, parts))
 
 
 def _path(folder: Path, name: str) -> Path:
@@ -160,12 +185,18 @@ def _path(folder: Path, name: str) -> Path:
 
 
 def _kind(part: Any) -> str:
-    """Return how a part is written: its own state, its variables, by TensorFlow, or as arrays by Orbax."""
+    """Return how a part is written: its own state, its variables, by TensorFlow or PyTorch, or as arrays by Orbax."""
+    if torch_state.is_generator(part):
+        return "generator"
     if callable(getattr(part, "get_state", None)) and callable(getattr(part, "set_state", None)):
         return "state"
     if is_from(part, "keras"):
         return "variables"
-    return "tensorflow" if is_from(part, "tensorflow") else _ARRAYS
+    if torch_state.is_part(part):
+        return "torch"
+    if is_from(part, "tensorflow"):
+        return "tensorflow"
+    return _VALUES if any(True for _ in torch_state.tensors(part)) else _ARRAYS
 
 
 def _is_data(part: Any) -> bool:
@@ -175,6 +206,8 @@ def _is_data(part: Any) -> bool:
 def _state_part(name: str, part: Any) -> str:
     if _is_data(part) or _kind(part) == "state":
         return DATA
+    if _kind(part) == "generator":
+        return RANDOM
     word = f"{name} {type(part).__name__}".lower()
     if "optim" in word or name.startswith("opt"):
         return OPTIMIZER
@@ -251,5 +284,8 @@ _FORMATS: Mapping[str, tuple[Callable[[Path, Any], str | None], Callable[[Path, 
     "variables": (_write_variables, _read_variables),
     "state": (write_state, read_state),
     "tensorflow": (_write_tensorflow, position.read),
+    "torch": (torch_state.write_part, torch_state.read_part),
+    "generator": (torch_state.write_generator, torch_state.read_generator),
+    _VALUES: (torch_state.write_values, torch_state.read_values),
 }
 """How a kind of part is written, which returns why it cannot be, and read."""

@@ -14,11 +14,13 @@ from tpunb.text import format_error, plain, plural
 from tpunb.tfdata import position, rewrite
 from tpunb.tfdata.graph import graph_or_none, too_large
 from tpunb.tfdata.restored import advances, buffered_bytes, late_shuffles, not_restored, only_checks, unseeded
-from tpunb.training import constants
+from tpunb.torchdata.position import LoaderPass, is_loader
+from tpunb.training import constants, torch_state
 from tpunb.training.fit_data import try_save
 from tpunb.training.fit_start import FitStart
 from tpunb.training.positions import ITERATOR, Positions
 from tpunb.training.state import is_from
+from tpunb.training.torch_state import LoaderSources
 
 _BY_INDEX = (list, tuple, range, Sequence, np.ndarray)
 
@@ -38,14 +40,16 @@ class LoopData:
         self.iterator: Any = None
         self._earlier = [0]  # batches of earlier passes, by all copies
 
+    def follow(self) -> None:
+        """Prepare to note the position of a pass."""
+
     def begin(self) -> None:
         """Begin a pass."""
         self._take(iter(self.data))
         if not self._has_state:
             name = plain(type(self.data).__name__)
-            self.reason = self.reason or (
-                f"{name}: the position in it cannot be saved (give a list, an array, a tf.data.Dataset or Grain data)"
-            )
+            instead = "give a list, an array, a DataLoader, a tf.data.Dataset or Grain data"
+            self.reason = self.reason or f"{name}: the position in it cannot be saved ({instead})"
 
     def _take(self, iterator: Any) -> None:
         self.iterator, self.drawn = iterator, 0
@@ -102,6 +106,45 @@ class _Indexed(LoopData):
         if saved["length"] != len(self.data):
             raise start.different_data(f"it had {plural(saved['length'], 'element')}, now {len(self.data)}")
         self._take(_from_index(self.data, saved["drawn"]))
+
+
+class _Loader(LoopData):
+    """A DataLoader of PyTorch; the position in a StatefulDataLoader is its own state, where that suffices."""
+
+    iterator: LoaderPass
+
+    def follow(self) -> None:
+        self._take(LoaderPass(self.data, LoaderSources(self.data)))
+
+    def begin(self) -> None:
+        self.iterator.begin()
+        self.reason = self.iterator.reason
+
+    def write(self, folder: Path, *, ended: bool) -> tuple[str, dict[str, Any]]:
+        self.reason, place = self.iterator.write(self.drawn)
+        if place["stateful"] and not ended:
+            self.reason = self.reason or torch_state.write(folder / ITERATOR, self.data.state_dict())
+        return self.reason, place
+
+    def resume(self, start: FitStart, saved: Mapping[str, Any], *, ended: bool) -> None:
+        self.follow()
+        if saved["stateful"] and not ended:
+            self.data.load_state_dict(torch_state.read(start.folder / ITERATOR))
+        continue_pass(self.iterator, start, saved, ended=ended)
+
+
+def continue_pass(followed: LoaderPass, start: FitStart, saved: Mapping[str, Any], *, ended: bool) -> None:
+    """Begin a pass over a DataLoader at a saved position, or proceed to its end."""
+    start.check_data(saved["facts"], followed.facts)
+    if ended:
+        followed.end(saved)
+        return
+    try:
+        followed.resume(saved)
+    except StopIteration as error:
+        raise start.different_data(f"it ends before batch {saved['taken']}") from error
+    if followed.redrawn:
+        start.resumed.note = f"{plural(followed.redrawn, 'batch')} drawn again in {followed.seconds:.1f} s"
 
 
 class _TensorFlowIterator(LoopData):
@@ -217,6 +260,8 @@ def loop_data(data: Any, seeds: list[int] | None) -> LoopData:
         unreadable = LoopData(data)
         unreadable.reason = format_error(error)
         return unreadable
+    if is_loader(data):
+        return _Loader(data)
     by_index = isinstance(data, _BY_INDEX) or is_from(data, "jaxlib") or not hasattr(data, "__iter__")
     has_index = all(hasattr(data, name) for name in ("__len__", "__getitem__"))
     return _Indexed(data) if by_index and has_index else LoopData(data)

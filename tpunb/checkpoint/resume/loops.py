@@ -7,6 +7,7 @@ call. When it is resumed, earlier calls yield nothing, and that one continues at
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 import weakref
 from collections import deque
@@ -18,13 +19,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tpunb.checkpoint.resume.custom_loops import array_trees, read_parts, write_parts
+from tpunb.checkpoint.resume.custom_loops import array_trees, read_parts, torch_parts, write_parts
 from tpunb.checkpoint.resume.loop_data import LoopData, loop_data
 from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError, wrong_type
 from tpunb.signals import spending
 from tpunb.text import format_error, plural
-from tpunb.training import seeds, snapshot
+from tpunb.training import seeds, snapshot, torch_state
 from tpunb.training.fingerprints import Diverged, Fingerprints, of_arrays
 from tpunb.training.fit_start import FitStart
 from tpunb.training.state import DATA, RANDOM, STATE_PARTS, arrays, assign, direct_variables, is_from, to_numpy
@@ -44,14 +45,24 @@ class _Block:
         self.users = 0
         self.listeners: list[Saving] = []
         self.start: FitStart | None = None
+        self._hook: Any = None
         self.clear()
 
     def clear(self) -> None:
         self.calls = self.steps = 0
+        self.optimizers = weakref.WeakSet[Any]()  # of PyTorch that took a step
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
         self.seeds: list[list[int]] = []  # of each dataset that was first read in the block
         self.saved_seeds: list[list[int]] = []  # in the run that is resumed
         self.shared = deque[LoopData](maxlen=4)  # data that several calls may read
         self.fingerprints: Fingerprints | None = None
+
+    def follow_optimizers(self) -> None:
+        """Note the optimizers of PyTorch that take a step, until the block ends."""
+        if self._hook is None and (module := sys.modules.get("torch.optim.optimizer")) is not None:
+            self._hook = module.register_optimizer_step_post_hook(lambda each, *_: self.optimizers.add(each))
 
     def data_of(self, data: Any) -> LoopData:
         """Return the data of a call, which share the orders of shuffles with earlier calls over the same object."""
@@ -129,6 +140,7 @@ class Loop(Iterator[T], Generic[T]):
         _block.calls += 1
         self.step_in_epoch, self._is_open, self._has_failed, self._is_past = 0, False, False, False
         self._noted: str | None = None  # fingerprint of the batch of this step
+        _block.follow_optimizers()
         if _block.fingerprints is None:
             _block.fingerprints = Fingerprints(None if _block.start is None else _block.start.resumed)
         self.fingerprints = _block.fingerprints
@@ -141,7 +153,7 @@ class Loop(Iterator[T], Generic[T]):
             _block.start = None
             self._restore(start)
         else:
-            self.data.begin()
+            self._begin()
         self._first = [weakref.ref(leaf) for leaf in _leaves(state) if is_from(leaf, "jaxlib")]
         for saving in _block.listeners:
             saving.on_begin(self)
@@ -166,6 +178,17 @@ class Loop(Iterator[T], Generic[T]):
         self.step_in_epoch, self._is_open = self.data.drawn, True
         self._guarded(self._begin_step, batch)
         return batch
+
+    def _begin(self) -> None:
+        """Begin at the first batch; if the data cannot be followed, without saving their position."""
+        try:
+            followed = copy.copy(self.data)
+            followed.follow()
+        except Exception as error:  # noqa: BLE001  the training must continue
+            followed = LoopData(self.data.data)
+            followed.reason = format_error(error)
+        self.data = followed
+        self.data.begin()
 
     def _begin_step(self, batch: T) -> None:
         is_noted = self.fingerprints.is_noted(self.steps - 1)
@@ -202,7 +225,8 @@ class Loop(Iterator[T], Generic[T]):
         """Write everything that the next step depends on; return its metadata."""
         metadata, unsaved = write_parts(folder, self.state)
         unpositioned, place = self.data.write(folder, ended=self._is_past)
-        reason = unpositioned or unsaved or (_UNCHANGED if self._is_unchanged else "")
+        lacking = torch_state.missing(self.state.values(), _block.optimizers)
+        reason = unpositioned or unsaved or lacking or (_UNCHANGED if self._is_unchanged else "")
         generator = seeds.keras_generator()
         snapshot.write_arrays(folder, {RANDOM: [] if generator is None else to_numpy([generator.state])})
         holds = {*metadata["holds"], *([] if unpositioned else [DATA])}
@@ -262,6 +286,7 @@ def _sample(state: dict[str, Any]) -> list[NDArray[Any]]:
     """Return the values of small arrays and variables of a state, which later steps do not change."""
     variables = [each for part in state.values() for each in direct_variables(part) or ()]
     small = to_numpy([each for each in variables if np.prod(each.shape, dtype=int) <= 256 * _SAMPLE][:_SAMPLE])
+    small += torch_state.sample(torch_parts(state), _SAMPLE)
     return [*small, *(np.array(leaf) for leaf in map(_as_data, _leaves(state)) if _is_small(leaf))][:_SAMPLE]
 
 

@@ -1,0 +1,38 @@
+"""Checkpoints of Hugging Face's Trainer: folders ``checkpoint-STEP``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tpunb.checkpoint.catalog import Checkpoint, Skipped
+from tpunb.checkpoint.formats import size_of, time_of
+from tpunb.training.state import OPTIMIZER, RANDOM, STATE_PARTS, WEIGHTS
+
+_STATE = "trainer_state.json"
+_FILES = {
+    WEIGHTS: re.compile(r"(model|adapter_model|pytorch_model)\b.*\.(safetensors|bin)"),
+    OPTIMIZER: re.compile(r"optimizer\.(pt|bin)"),
+    RANDOM: re.compile(r"rng_state\w*\.pth"),
+}
+"""Names of files, by part of the state."""
+
+
+def find(folder: Path, files: Sequence[str]) -> Iterator[Checkpoint | Skipped]:
+    """Yield the checkpoint that a folder is, if it is one."""
+    parts = {part for part, names in _FILES.items() if any(map(names.fullmatch, files))}
+    if not re.fullmatch(r"checkpoint-\d+", folder.name) or not (parts or _STATE in files):
+        return
+    if _STATE not in files:
+        yield Skipped(folder, f"lacks {_STATE}, which is written last")
+        return
+    try:
+        step = int(json.loads((folder / _STATE).read_text())["global_step"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield Skipped(folder, f"{_STATE} cannot be read: {error}")
+        return
+    every = [folder / name for name in files]
+    holds = tuple(part for part in STATE_PARTS if part in parts)
+    yield Checkpoint(folder, step, time_of(every), size_of(every), "hugging face", holds, step_from="counter")
