@@ -7,13 +7,13 @@ again, unless they change what follows: those of an ``IterableDataset``, and ran
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from tpunb.text import format_error, plain
+from tpunb.torchdata.loader import is_iterable
 
 AHEAD = 2
 """Batches that a trainer may have drawn before it trains on them."""
@@ -34,19 +34,6 @@ class Sources(Protocol):
 
     def restore(self, state: State) -> None:
         """Set states of `capture`."""
-
-
-def is_loader(data: object) -> bool:
-    """Return whether data are a DataLoader, without importing torch."""
-    module = sys.modules.get("torch.utils.data")
-    return module is not None and isinstance(data, module.DataLoader)
-
-
-def is_stream(loader: Any) -> bool:
-    """Return whether the items of a DataLoader have no indices."""
-    from torch.utils.data import IterableDataset
-
-    return isinstance(loader.dataset, IterableDataset)
 
 
 class LoaderPass(Iterator[Any]):
@@ -73,7 +60,7 @@ class LoaderPass(Iterator[Any]):
     @property
     def facts(self) -> dict[str, Any]:
         """What a position in the DataLoader means, by names for people, as JSON values."""
-        loader, has_order = self.loader, not is_stream(self.loader)
+        loader, has_order = self.loader, not is_iterable(self.loader)
         return {
             "items": len(loader.dataset) if has_order and hasattr(loader.dataset, "__len__") else None,
             "items in a batch": loader.batch_size,
@@ -93,13 +80,13 @@ class LoaderPass(Iterator[Any]):
             return self._ready.popleft()
         assert self._iterator is not None
         is_local, before = not self.loader.num_workers, None
-        if is_local and (self._ahead or not self.drawn or is_stream(self.loader)):
+        if is_local and (self._ahead or not self.drawn or is_iterable(self.loader)):
             before = self._captured()
             self._before.append(before)
             self._first = self._first if self.drawn else before
         batch = next(self._iterator)
         self.drawn += 1
-        if before is not None and is_stream(self.loader):
+        if before is not None and is_iterable(self.loader):
             after = self._captured()["global"]
             self._moves[0] |= self.drawn > 1 and after != before["global"]
             self._moves[1] |= self._after not in (None, before["global"])
@@ -172,7 +159,7 @@ class LoaderPass(Iterator[Any]):
         """Whether batches before the position are made again, as they change what follows."""
         is_other = not all(hasattr(self._iterator, name) for name in ("_sampler_iter", "_index_sampler"))
         makes_random = bool(self.loader.num_workers) and self.sources.is_random
-        return self._has_begin or is_other or makes_random or is_stream(self.loader)
+        return self._has_begin or is_other or makes_random or is_iterable(self.loader)
 
     def end(self, saved: Mapping[str, Any]) -> None:
         """Proceed to the end of a pass."""

@@ -14,7 +14,8 @@ from tpunb.text import format_error, plain, plural
 from tpunb.tfdata import position, rewrite
 from tpunb.tfdata.graph import graph_or_none, too_large
 from tpunb.tfdata.restored import advances, buffered_bytes, late_shuffles, not_restored, only_checks, unseeded
-from tpunb.torchdata.position import LoaderPass, is_loader
+from tpunb.torchdata.loader import is_loader
+from tpunb.torchdata.position import LoaderPass
 from tpunb.training import constants, torch_state
 from tpunb.training.fit_data import try_save
 from tpunb.training.fit_start import FitStart
