@@ -42,6 +42,7 @@ _HELP = """Profile trainings, and report on their runs.
   tpunb compare runs/a runs/b       whether run b is slower than run a, for certain
   tpunb runs                        a table of the runs in a folder
   tpunb view runs/bert              open the run as a page in the browser
+  tpunb mcp runs                    answer an assistant about the runs in a folder
 
 tpunb COMMAND --help lists the options of a command."""
 
@@ -395,6 +396,17 @@ def _view(options: argparse.Namespace) -> int:
     return 0
 
 
+def _mcp_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", help="local folder of runs; nothing outside it is read as a run")
+
+
+def _mcp(options: argparse.Namespace) -> int:
+    from tpunb.mcp_server import serve
+
+    serve(options.folder)
+    return 0
+
+
 def _indent() -> int | None:
     """Return the indent of JSON: in one line for a program."""
     return 1 if sys.stdout.isatty() else None
@@ -435,6 +447,13 @@ _COMMANDS: dict[str, tuple[str, str, Callable[..., None], Callable[..., int]]] =
         "tpunb view runs/bert -o bert.html",
         _view_options,
         _view,
+    ),
+    "mcp": (
+        "Answer a client of the Model Context Protocol, which starts this command, about the runs in a folder.\n"
+        "Nothing is written to the folder. Requires the package mcp: pip install 'tpunb[mcp]'",
+        "tpunb mcp /home/me/runs",
+        _mcp_options,
+        _mcp,
     ),
 }
 
