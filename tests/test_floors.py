@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[1] / "tpunb"
 parse = cache(ast.parse)
 FLOORS = {  # from the top; what each room is for, as CONTRIBUTING prints it
     ("__init__", "__main__", "testing"): "the front door, lazy; builders, a fake profiler, conformance tests",
-    ("cli", "magic"): "`tpunb run`; `%tpupoint`, `%%tpupoint`",
+    ("cli", "magic"): "the command line `tpunb`; `%tpupoint`, `%%tpupoint`",
     ("studies",): "many runs made on purpose: sweeps, rankings, scaling, the paper",
-    ("widgets",): "panels, live line, summary",
+    ("mcp_server", "widgets"): "`tpunb mcp`; panels, live line, summary",
     ("charts",): "frames to Altair: a chart is a value that is returned, never shown",
     ("profiler", "tuning"): "capture a run; tune its input pipeline",
     (
@@ -100,7 +100,7 @@ def test_a_room_imports_only_from_lower_floors():
 
 def test_the_root_holds_what_the_house_names_and_nothing_else():
     modules = {path.stem for path in ROOT.glob("*.py")}
-    assert modules == {"__init__", "__main__", "cli", "magic", "errors", "schema", "text", "signals"}
+    assert modules == {"__init__", "__main__", "cli", "magic", "mcp_server", "errors", "schema", "text", "signals"}
     assert len(FLOORS) <= 12
 
 

@@ -11,24 +11,24 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 3_570,
+    "analysis": 4_010,
     "charts": 1_640,
-    "checkpoint": 1_770,
+    "checkpoint": 1_750,
     "cluster": 2_040,
     "frames": 1_320,
     "io": 5_100,
-    "profiler": 5_120,
-    "root": 1_470,
+    "profiler": 5_090,
+    "root": 1_890,
     "step_stats": 2_040,
     "testing": 630,
     "tfdata": 1_070,
-    "torchdata": 180,
-    "training": 2_450,
-    "tuning": 2_640,
+    "torchdata": 1_010,
+    "training": 2_500,
+    "tuning": 3_600,
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 47_150, 221  # of the package without studies: all lines; modules
+LINES, FILES = 51_040, 229  # of the package without studies: all lines; modules
 DOOR = 30  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -7,8 +7,10 @@ from tpunb.analysis.goodput import Goodput, goodput
 from tpunb.analysis.history import runs
 from tpunb.analysis.metrics import account_metrics, phase_metrics, weight_update_ps
 from tpunb.analysis.quality import assess, distinguishing_ops, label_agreement, stability
+from tpunb.analysis.report import Report, report
 from tpunb.analysis.representatives import Representatives, representative, representatives
 from tpunb.analysis.roofline import Roofline, roofline
+from tpunb.analysis.slowdown import Slowdown, slowdown
 from tpunb.analysis.step_trace import StepTrace, open_trace
 from tpunb.analysis.stragglers import Hosts, hosts
 from tpunb.analysis.verdict import Verdict, verdict
@@ -25,9 +27,11 @@ __all__ = [
     "Device",
     "Goodput",
     "Hosts",
+    "Report",
     "Representatives",
     "Roofline",
     "Rule",
+    "Slowdown",
     "StepTrace",
     "Verdict",
     "account_metrics",
@@ -41,10 +45,12 @@ __all__ = [
     "label_agreement",
     "open_trace",
     "phase_metrics",
+    "report",
     "representative",
     "representatives",
     "roofline",
     "runs",
+    "slowdown",
     "stability",
     "verdict",
     "weight_update_ps",

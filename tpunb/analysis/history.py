@@ -49,7 +49,7 @@ def runs(folder: PathLike = "runs") -> pl.DataFrame:
     rows, failures = [], list[str]()
     for name in (name.removeprefix("/") for name in names):
         try:
-            rows.append({**_row(_profile(location, files, name)), **({"name": name} if name else {})})
+            rows.append({**run_row(_profile(location, files, name)), **({"name": name} if name else {})})
         except TpunbError as error:
             failures.append(f"{name or location.name}: {format_error(error)}")
     if failures:
@@ -71,7 +71,7 @@ def _profile(folder: Location, files: dict[str, Location], name: str) -> Profile
     return run_folder.read(run, below, run_writer.keeper(str(run)))
 
 
-def _row(profile: Profile) -> dict[str, Any]:
+def run_row(profile: Profile) -> dict[str, Any]:
     """Return a row of RUNS; a run without steps has no goodput and no phases."""
     metadata = {} if profile.stored is None else profile.stored.metadata
     row = {
