@@ -7,6 +7,7 @@ from tpunb.analysis.goodput import Goodput, goodput
 from tpunb.analysis.history import runs
 from tpunb.analysis.metrics import account_metrics, phase_metrics, weight_update_ps
 from tpunb.analysis.quality import assess, distinguishing_ops, label_agreement, stability
+from tpunb.analysis.report import Report, report
 from tpunb.analysis.representatives import Representatives, representative, representatives
 from tpunb.analysis.roofline import Roofline, roofline
 from tpunb.analysis.step_trace import StepTrace, open_trace
@@ -25,6 +26,7 @@ __all__ = [
     "Device",
     "Goodput",
     "Hosts",
+    "Report",
     "Representatives",
     "Roofline",
     "Rule",
@@ -41,6 +43,7 @@ __all__ = [
     "label_agreement",
     "open_trace",
     "phase_metrics",
+    "report",
     "representative",
     "representatives",
     "roofline",

@@ -37,12 +37,15 @@ class Verdict:
         What to do first; None if no advice saves a tenth of the run time.
     saves_ps
         What this would save at most, in picoseconds; None without an action.
+    healthy
+        Whether nothing of the program took the time from its training.
     """
 
     sentence: str
     account: str | None = None
     action: str | None = None
     saves_ps: int | None = None
+    healthy: bool = False
 
     def __str__(self) -> str:
         return self.sentence
@@ -96,12 +99,12 @@ def _of_time(phases: Phases, advice: pl.DataFrame) -> Verdict:
         first = first.removesuffix(f": {cause}")
         again = "measure again on an idle machine"
         if time_ps < _LOADED * run.wall_ps:
-            return Verdict(f"{_healthy(run)}. {first}, as the machine was busy: {others}.", account)
+            return Verdict(f"{_healthy(run)}. {first}, as the machine was busy: {others}.", account, healthy=True)
         sentence = f"{first}. The machine was busy, {others}: {again}, saves up to {duration(time_ps)}."
         return Verdict(sentence, account, again, time_ps)
     on_it = eager if eager.height else advice.filter(pl.col("rule").is_in([name for name in of if of[name] == account]))
     if advice.is_empty():
-        return Verdict(f"{first}.", account)
+        return Verdict(f"{first}.", account, healthy=account is None)
     best = (on_it if on_it.height else advice).row(0, named=True)
     action, saves = best["action"].partition(";")[0], f"saves up to {duration(best['saves_ps'])}"
     do = f"{action[0].upper()}{action[1:]}: {saves}"

@@ -1,0 +1,355 @@
+"""One report on a run, for people, for CI and for programs that read text: every figure with its base and evidence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from tpunb.analysis.advice import advise
+from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
+from tpunb.analysis.run import Run, loaded, phases
+from tpunb.analysis.verdict import verdict
+from tpunb.errors import NoSteps, wrong_type
+from tpunb.frames import Phases, Profile
+from tpunb.schema import ACCOUNTS
+from tpunb.text import cut, duration, format_error, percent, plain, short_time
+
+FORMAT = 1
+"""Version of the JSON; its schema is ``docs/report.schema.json``."""
+
+_ACCOUNTS, _CAUSES, _PHASES, _ACTIONS, _OPS = 6, 2, 4, 4, 3  # most that are listed
+_LEAST_SHARE = 0.01  # of run time, of an account or a saving
+_TEXT = 110  # characters of a text of the program
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Report:
+    """What took the time of a run, what to do first, and how sure that is.
+
+    Parameters
+    ----------
+    content
+        What `to_json` returns, as Python values: ``docs/report.md`` describes each.
+    frames
+        Frames behind the figures, by the id that a figure has as its evidence.
+    """
+
+    content: Mapping[str, Any]
+    frames: Mapping[str, pl.DataFrame]
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __repr__(self) -> str:
+        return f"Report({self.content['run']['name']}: {self.content['verdict']['sentence']})"
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
+    def evidence(self, id: str) -> pl.DataFrame:  # noqa: A002  as in the JSON
+        """Return the frame behind figures of this evidence.
+
+        Raises
+        ------
+        ValueError
+            If there is none of this id.
+        """
+        if id not in self.frames:
+            raise wrong_type("evidence", "id", f"be one of {', '.join(self.frames)}", id)
+        return self.frames[id]
+
+    @property
+    def productive(self) -> float | None:
+        """Productive training as a share of run time, 0 to 1; None without a record of that."""
+        share: float | None = self.content["productive"]["share"]
+        return share
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Return the report as JSON of the schema in ``docs/report.schema.json``."""
+        separators = (",", ":") if indent is None else None
+        return json.dumps(self.content, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators)
+
+    def to_text(self) -> str:
+        """Return the report as lines for a terminal."""
+        return "\n".join(_lines(self.content, bold="{}", item="  {}"))
+
+    def to_markdown(self) -> str:
+        """Return the report as Markdown, such as a comment on a change."""
+        return "\n".join(_lines(self.content, bold="**{}**", item="- {}"))
+
+
+def report(run: Run) -> Report:
+    """Report on a run: verdict, accounts, phases, bottlenecks, what to do first, and what is not known.
+
+    Parameters
+    ----------
+    run
+        Path of a run, its Profile, Steps or Phases; steps are grouped by the default method.
+
+    Raises
+    ------
+    TypeError
+        If `run` is something else.
+
+    >>> from tpunb.testing import toy_steps
+    >>> report(toy_steps("aaabbb")).content["phases"][0]["step"]
+    {'value': 0.002, 'unit': 's', 'evidence': 'phases'}
+    """
+    found = loaded(run, "report")
+    try:
+        grouped = phases(found)
+    except NoSteps as error:
+        if not isinstance(found, Profile):
+            raise
+        return _without_steps(found, error)
+    return _Writer(grouped).report
+
+
+class _Writer:
+    """The parts of a report on phases."""
+
+    def __init__(self, grouped: Phases) -> None:
+        self.phases, wall = grouped, grouped.steps.wall
+        self.goodput: Goodput | None = None if wall is None or wall.span_ps <= 0 else goodput(grouped)
+        self.base = "step time" if self.goodput is None else "run time"
+        self.whole_ps = int(grouped.frame["dur_ps"].sum()) if self.goodput is None else self.goodput.wall_ps
+
+    @property
+    def report(self) -> Report:
+        frames = {"phases": self.phases.frame, "actions": self._advice, "operations": self._ops}
+        if self.goodput is not None:
+            frames |= {"accounts": self.goodput.frame, "stalls": self.goodput.stalls, "places": self.goodput.places}
+            frames |= {"load": self.goodput.load}
+        content = {
+            "format": FORMAT,
+            "run": self._run,
+            "verdict": self._verdict,
+            "run time": None if self.goodput is None else _time(self.whole_ps, "accounts"),
+            "productive": self._productive,
+            "accounts": [*self._accounts],
+            "phases": [*self._phases],
+            "operations": [*self._operations],
+            "actions": [*self._actions],
+            "unknown": [*self._unknown],
+        }
+        return Report(content, frames)
+
+    @property
+    def _run(self) -> dict[str, Any]:
+        steps, metadata = self.phases.steps, self.phases.steps.metadata
+        facts = {"program": metadata.get("model"), "device": metadata.get("device kind"), "data": metadata.get("data")}
+        return {
+            "name": plain(cut(steps.name or "", _TEXT)),
+            **{name: plain(cut(str(fact), _TEXT)) for name, fact in facts.items() if fact},
+            "hosts": max(steps.frame["host"].n_unique(), 1),
+            "steps": len(steps),
+            "traced": len(steps.full()),
+        }
+
+    @cached_property
+    def _advice(self) -> pl.DataFrame:
+        return advise(self.phases)
+
+    @cached_property
+    def _ops(self) -> pl.DataFrame:
+        return self.phases.top(_OPS, sources=False)
+
+    @property
+    def _verdict(self) -> dict[str, Any]:
+        judged = verdict(self.phases)
+        if judged is None:
+            return {"sentence": "The run time was not recorded: shares are of step time.", "healthy": None}
+        return {
+            "sentence": judged.sentence,
+            "healthy": judged.healthy,
+            "account": judged.account,
+            "action": judged.action,
+            "saves": None if judged.saves_ps is None else self._part(judged.saves_ps, "actions", bound="at most"),
+        }
+
+    @property
+    def _productive(self) -> dict[str, Any]:
+        if self.goodput is None:
+            return {"value": None, "unit": "s", "share": None, "base": self.base, "evidence": "phases"}
+        return self._part(self.goodput.time_ps("productive"), "accounts")
+
+    def _part(self, time_ps: float, evidence: str, **more: Any) -> dict[str, Any]:
+        """Return a time and its share of the run."""
+        share = {"share": _rounded(time_ps / max(self.whole_ps, 1)), "base": self.base}
+        return {**_time(time_ps, evidence), **share, **more}
+
+    @property
+    def _accounts(self) -> Iterator[dict[str, Any]]:
+        if self.goodput is None:
+            return
+        frame, hosts = self.goodput.frame, self.goodput.hosts
+        details = totals(self.goodput, "detail").drop_nulls("detail")
+        most = totals(self.goodput).filter(pl.col("share") >= _LEAST_SHARE).head(_ACCOUNTS)
+        for account, time_ps in most.select("account", "time_ps").iter_rows():
+            rows = frame.filter(account=account)
+            estimated = bool((rows["source"] != "clock").any())
+            ends = {}
+            if rows["low_ps"].count():
+                whole, off = rows["time_ps"].sum(), (rows["high_ps"] - rows["low_ps"]).sum() / 2
+                ends = {"low": _seconds((whole - off) / hosts), "high": _seconds((whole + off) / hosts)}
+            causes = details.filter(pl.col("account") == account, pl.col("share") >= _LEAST_SHARE).head(_CAUSES)
+            places = self.goodput.places.filter(account=account).drop_nulls("place").head(1)
+            yield {
+                "account": account,
+                "time": self._part(time_ps, "accounts", **ends, **({"by": "estimate"} if estimated else {})),
+                **({"causes": [_cause(row) for row in causes.iter_rows(named=True)]} if causes.height else {}),
+                **({"place": plain(cut(places["place"][0], _TEXT))} if places.height else {}),
+            }
+
+    @property
+    def _phases(self) -> Iterator[dict[str, Any]]:
+        for row in self.phases.frame.head(_PHASES).iter_rows(named=True):
+            waits = {name: row[name] for name in ("input", "idle") if row[name] is not None}
+            yield {
+                "phase": row["phase"],
+                "name": plain(cut(row["name"])),
+                "steps": row["steps"],
+                "traced": row["full"],
+                "time": self._part(row["dur_ps"] / self._hosts, "phases"),
+                "step": _time(row["step_ps"], "phases"),
+                **({"varies": _rounded(row["step_time_cv"])} if row["step_time_cv"] is not None else {}),
+                **{name: {"share": _rounded(share), "base": "its step time"} for name, share in waits.items()},
+            }
+
+    @property
+    def _hosts(self) -> int:
+        return max(self.phases.steps.frame["host"].n_unique(), 1)
+
+    @property
+    def _operations(self) -> Iterator[dict[str, Any]]:
+        """Yield the operations with most self time of the longest phase."""
+        rows = self._ops.filter(pl.col("phase") == self.phases.longest.id)
+        for side in ("device", "host"):
+            for row in rows.filter(side=side).iter_rows(named=True):
+                share = {"share": _rounded(row["share"]), "base": f"self time on the {side} in the longest phase"}
+                yield {"operation": plain(cut(str(row["op"]))), **share, "evidence": "operations"}
+            if rows.filter(side=side).height:
+                return
+
+    @property
+    def _actions(self) -> Iterator[dict[str, Any]]:
+        known = pl.col("saves_ps") >= _LEAST_SHARE * self.whole_ps
+        worth = self._advice.filter(known | (pl.col("saves_ps").is_null() & (pl.col("rule") != "unseen")))
+        for row in worth.head(_ACTIONS).iter_rows(named=True):
+            yield {
+                "rule": row["rule"],
+                **({} if row["phase"] is None else {"phase": row["phase"]}),
+                "try": row["action"],
+                "saves": None if row["saves_ps"] is None else self._part(row["saves_ps"], "actions", bound="at most"),
+            }
+
+    @property
+    def _unknown(self) -> Iterator[dict[str, str]]:
+        steps = self.phases.steps
+        if self.goodput is None:
+            yield _missing("run time, and what ran between steps", "capture the run: tp.capture, %%tpupoint")
+        else:
+            for note in self.goodput.notes:
+                yield _missing(note, "capture the run with tp.capture")
+            if (others := others_used(self.goodput)) is not None:
+                yield _missing(f"times without other load: {others}", "run again on an idle machine")
+        if unseen := self.phases.frame.filter(pl.col("full") == 0, pl.col("phase") >= 0).height:
+            yield _missing(f"operations of {unseen} of {self.phases.frame.height} phases", "more windows: --window 10")
+        if steps.devices.is_empty():
+            yield _missing("time of devices, apart from the host's", "a device that the profiler traces")
+
+
+def _without_steps(profile: Profile, error: NoSteps) -> Report:
+    """Return the report on a run in which no steps were found."""
+    run = goodput(profile)
+    found = {"sentence": f"No steps were found: {format_error(error)}.", "healthy": None}
+    rows = totals(run).filter(pl.col("share") >= _LEAST_SHARE).head(_ACCOUNTS)
+    accounts = [
+        {"account": account, "time": {**_time(time_ps, "accounts"), "share": _rounded(share), "base": "run time"}}
+        for account, time_ps, share in rows.select("account", "time_ps", "share").iter_rows()
+    ]
+    content = {
+        "format": FORMAT,
+        "run": {"name": plain(cut(profile.name or "", _TEXT)), "hosts": run.hosts, "steps": 0, "traced": 0},
+        "verdict": found,
+        "run time": _time(run.wall_ps, "accounts"),
+        "productive": {"value": None, "unit": "s", "share": None, "base": "run time", "evidence": "accounts"},
+        "accounts": accounts,
+        "phases": [],
+        "operations": [],
+        "actions": [],
+        "unknown": [_missing("steps", "mark them: with run.step(i)")],
+    }
+    return Report(content, {"accounts": run.frame})
+
+
+def _missing(what: str, shown_by: str) -> dict[str, str]:
+    return {"what": plain(cut(what, _TEXT)), "shown by": shown_by}
+
+
+def _cause(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"cause": plain(cut(row["detail"], _TEXT)), "time": _time(row["time_ps"], "accounts")}
+
+
+def _time(time_ps: float, evidence: str) -> dict[str, Any]:
+    return {"value": _seconds(time_ps), "unit": "s", "evidence": evidence}
+
+
+def _seconds(time_ps: float) -> float:
+    return float(f"{time_ps / 1e12:.4g}")
+
+
+def _rounded(share: float) -> float:
+    return round(share, 4)
+
+
+def _lines(content: Mapping[str, Any], *, bold: str, item: str) -> Iterator[str]:
+    """Yield the lines of a report; names of the program were made plain before."""
+    run = content["run"]
+    facts = [f"{run['steps']:,} steps, {run['traced']:,} traced in full"]
+    facts += [str(run[name]) for name in ("program", "device", "data") if name in run]
+    yield bold.format(f"{run['name'] or 'Run'}: {content['verdict']['sentence']}")
+    yield ""
+    yield f"{', '.join(facts)}."
+    if content["accounts"]:
+        yield from ("", bold.format(f"Where {_text(content['run time'])} went"))
+        for each in content["accounts"]:
+            why = [f"{cause['cause']} {_text(cause['time'])}" for cause in each.get("causes", [])]
+            why += [f"at {each['place']}"] if "place" in each and not why else []
+            yield item.format(
+                f"{_figure(each['time'])} {ACCOUNTS[each['account']].phrase or each['account']}" + _list(why)
+            )
+    if content["phases"]:
+        yield from ("", bold.format("Phases"))
+        for each in content["phases"]:
+            waits = [f"{name} {percent(each[name]['share'])} of it" for name in ("input", "idle") if name in each]
+            steps = f"{each['steps']:,} steps of {_text(each['step'])}"
+            yield item.format(f"{_figure(each['time'])} {each['name']}: {steps}" + "".join(f", {w}" for w in waits))
+    if content["actions"]:
+        yield from ("", bold.format("What to do"))
+        for each in content["actions"]:
+            saves = "" if each["saves"] is None else f": saves at most {_figure(each['saves'])}"
+            yield item.format(f"{each['try']}{saves}")
+    if content["unknown"]:
+        yield from ("", bold.format("Not known"))
+        yield from (item.format(f"{each['what']} ({each['shown by']})") for each in content["unknown"])
+
+
+def _list(causes: list[str]) -> str:
+    return f": {', '.join(causes)}" if causes else ""
+
+
+def _text(figure: Mapping[str, Any]) -> str:
+    time_ps = figure["value"] * 1e12
+    return duration(time_ps) if time_ps >= 1e12 else short_time(time_ps)
+
+
+def _figure(figure: Mapping[str, Any]) -> str:
+    low, high = figure.get("low"), figure.get("high")
+    interval = "" if low is None else f" [{low:.3g}, {high:.3g}]"
+    return f"{_text(figure)}{interval} ({percent(figure['share'])} of {figure['base']})"
