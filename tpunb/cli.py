@@ -1,22 +1,24 @@
-"""``tpunb run -- python train.py``: capture an unchanged program, and print the summary of its run."""
+"""The command line: capture an unchanged program; report on runs, compare, list and view them."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, NoReturn
 
 from tpunb.errors import TpunbError
 from tpunb.profiler import child_capture
-from tpunb.text import format_error, plain
+from tpunb.text import cut, duration, format_error, percent, plain, short_time
 
 if TYPE_CHECKING:
     from tpunb.frames.phases import PhaseMethod
@@ -33,20 +35,38 @@ _ABOUT = (
 _WRONG_USAGE, _NOT_FOUND = 2, 127  # exit codes, as of a shell
 
 
+_HELP = """Profile trainings, and report on their runs.
+
+  tpunb run -- python train.py      capture an unchanged program
+  tpunb report runs/bert            what took the time, what to do first, what is not known
+  tpunb compare runs/a runs/b       whether run b is slower than run a, for certain
+  tpunb runs                        a table of the runs in a folder
+  tpunb view runs/bert              open the run as a page in the browser
+
+tpunb COMMAND --help lists the options of a command."""
+
+
+class _WrongUsage(TpunbError):
+    """The words of a command are not as its help says."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise TpunbError(message, hint="tpunb run --help lists the options")
+        raise _WrongUsage(message, hint=f"{self.prog} --help lists the options")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line, and return its exit code: that of the program, 2 for wrong usage."""
+    """Run the command line, and return its exit code: of `tpunb run` that of the program, 2 for wrong usage."""
     words = [*(sys.argv[1:] if words is None else words)]
     try:
         if words[:1] in (["-h"], ["--help"]):
-            words = ["run", "--help"]
-        if words[:1] != ["run"]:
-            raise TpunbError(f"unknown command {' '.join(words[:1])!r}", hint=_USAGE)
-        return _run(words[1:])
+            print(_HELP)
+            return 0
+        if words[:1] == ["run"]:
+            return _run(words[1:])
+        if words[:1] and words[0] in _COMMANDS:
+            return _read(words[0], words[1:])
+        raise TpunbError(f"unknown command {' '.join(words[:1])!r}", hint="tpunb --help lists the commands")
     except KeyboardInterrupt:  # before the program began
         return 128 + signal.SIGINT
     except (TpunbError, ValueError, OSError) as error:
@@ -229,6 +249,192 @@ def _print_summary(
     shown = summary(profile, method=method, note=". ".join(filter(None, [ending, earlier, also])) or None)
     verb = "summary" if shown.phases is None else "explore"
     print(f"{shown}\n\nOpen it in a notebook: tp.{verb}({json.dumps(relative(profile.source))})", file=sys.stderr)
+
+
+# -- commands that read runs ------------------------------------------------------------------------------------------
+
+_USAGE_CODE, _DATA_CODE = 64, 65  # as in sysexits.h; 0, 1 and 2 are answers
+_CODES = {False: 0, True: 1, None: 2}
+_PATH = "path of a run, a profiler's file or folder, or a URL"
+
+
+def _read(command: str, words: Sequence[str]) -> int:
+    """Run a command that reads runs; a wrong command or an unreadable run is one line on stderr."""
+    about, example, add_options, answer = _COMMANDS[command]
+    form = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(f"tpunb {command}", description=about, epilog=f"example: {example}", formatter_class=form)
+    add_options(parser)
+    try:
+        options = parser.parse_args(words)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: _print(str(message))
+            code = answer(options)
+            sys.stdout.flush()
+        return code
+    except SystemExit:  # of --help
+        return 0
+    except _WrongUsage as error:
+        _print(format_error(error))
+        return _USAGE_CODE
+    except BrokenPipeError:  # the reader of the pipe ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as error:  # noqa: BLE001  a traceback helps nobody at a terminal
+        _print(format_error(error))
+        return _DATA_CODE
+
+
+def _report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help=_PATH)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON, see docs/report.md")
+    form.add_argument("--markdown", action="store_true", help="print Markdown, such as for a comment")
+    parser.add_argument(
+        "--fail-below", metavar="goodput=SHARE", type=_goodput, help="exit 1 below this share of run time"
+    )
+
+
+def _goodput(text: str) -> float:
+    name, _, share = text.partition("=")
+    if name != "goodput" or not 0 < _number(share) <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not goodput=SHARE, such as goodput=0.8")
+    return _number(share)
+
+
+def _number(text: str) -> float:
+    """Return a share, such as 0.03 or 3%."""
+    try:
+        return float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        return math.nan
+
+
+def _report(options: argparse.Namespace) -> int:
+    from tpunb.analysis import report
+
+    found = report(options.run)
+    if options.json or options.markdown:
+        print(found.to_json(indent=_indent()) if options.json else found.to_markdown())
+    else:
+        print(found.to_text(bold="\x1b[1m{}\x1b[0m" if _is_styled() else "{}"))
+    if options.fail_below is None:
+        return 0
+    below, why = found.is_below(options.fail_below)
+    _print(why)
+    return _CODES[below]
+
+
+def _compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", help=f"baseline: {_PATH}")
+    parser.add_argument("b", help="run that may be slower")
+    parser.add_argument("--fail-slower", metavar="SHARE", type=_limit, default=0.03, help="slow-down that matters: 3%%")
+    parser.add_argument("--json", action="store_true", help="print JSON, see docs/report.md")
+
+
+def _limit(text: str) -> float:
+    if not 0 < (limit := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0, such as 3%")
+    return limit
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from tpunb.analysis import compare, slowdown
+
+    found = slowdown(compare(options.a, options.b), options.fail_slower)
+    code = _CODES[found.slower]
+    print(json.dumps({**found.content, "exit": code}, indent=_indent()) if options.json else found.sentence)
+    return code
+
+
+def _runs_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", default="runs", help="folder of runs at any depth; runs if left out")
+    parser.add_argument("--json", action="store_true", help="print JSON, a row of tpunb.schema.RUNS for each run")
+
+
+def _runs(options: argparse.Namespace) -> int:
+    from tpunb.analysis import runs
+
+    frame = runs(options.folder)
+    if options.json:
+        rows = frame.with_columns(started=frame["started"].dt.to_string("iso:strict")).to_dicts()
+        print(json.dumps(rows, indent=_indent()))
+        return 0
+    shown = [("STARTED", "RUN", "PROGRAM", "DEVICE", "TIME", "GOODPUT", "STEP", "STEPS", "PHASES")]
+    for started, name, program, device, wall_ps, share, step_ps, steps, phases in frame.iter_rows():
+        when = "-" if started is None else f"{started:%Y-%m-%d %H:%M}"
+        times = ("-" if wall_ps is None else duration(wall_ps), "-" if share is None else percent(share))
+        step = "-" if step_ps is None else short_time(step_ps)
+        names = (cut(plain(text or "-"), 32) for text in (program, device))
+        shown.append(
+            (when, plain(name or "-"), *names, *times, step, f"{steps:,}", "-" if phases is None else f"{phases}")
+        )
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _view_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help=_PATH)
+    parser.add_argument("-o", "--output", metavar="FILE", help="HTML file; a new one in a temporary folder if left out")
+
+
+def _view(options: argparse.Namespace) -> int:
+    from tpunb.widgets.summary import summary
+
+    shown = summary(options.run)
+    path = Path(options.output or Path(mkdtemp(prefix="tpunb-"), f"{Path(options.run).name or 'run'}.html"))
+    page = shown.save(path) if shown.explorer is None else shown.explorer.save(path)
+    print(page)
+    if _has_display():
+        import webbrowser
+
+        webbrowser.open(page.absolute().as_uri())
+    return 0
+
+
+def _indent() -> int | None:
+    """Return the indent of JSON: in one line for a program."""
+    return 1 if sys.stdout.isatty() else None
+
+
+def _has_display() -> bool:
+    """Return whether a browser that opens is seen: not over ssh, nor where the output is no terminal."""
+    if not sys.stdout.isatty() or any(name in os.environ for name in ("SSH_CONNECTION", "SSH_TTY")):
+        return False
+    return sys.platform in ("darwin", "win32") or any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def _is_styled() -> bool:
+    """Return whether to print bold text: on a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+_COMMANDS: dict[str, tuple[str, str, Callable[..., None], Callable[..., int]]] = {
+    "report": (
+        "Report on a run: what took the time, what to do first, what is not known.\n\n"
+        "Exit code: 0; with --fail-below 1 if goodput is below it, 2 if it is unknown.\n"
+        "64 for wrong usage, 65 for a run that cannot be read.",
+        "tpunb report runs/bert --json --fail-below goodput=0.8 | jq .verdict.sentence",
+        _report_options,
+        _report,
+    ),
+    "compare": (
+        "Decide whether the steps of run b are slower than those of run a, by a 99 % interval.\n\n"
+        "Exit code: 0 if a slow-down by the limit is ruled out, 1 if b is slower, 2 if neither is certain.\n"
+        "64 for wrong usage, 65 for runs that cannot be read or are not of one model.",
+        "tpunb compare runs/main runs/change --fail-slower 3%",
+        _compare_options,
+        _compare,
+    ),
+    "runs": ("List the runs in a folder.", "tpunb runs experiments", _runs_options, _runs),
+    "view": (
+        "Write a run as one page and open it; without a display, print its path.",
+        "tpunb view runs/bert -o bert.html",
+        _view_options,
+        _view,
+    ),
+}
 
 
 def _print(line: str) -> None:

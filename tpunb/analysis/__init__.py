@@ -10,6 +10,7 @@ from tpunb.analysis.quality import assess, distinguishing_ops, label_agreement, 
 from tpunb.analysis.report import Report, report
 from tpunb.analysis.representatives import Representatives, representative, representatives
 from tpunb.analysis.roofline import Roofline, roofline
+from tpunb.analysis.slowdown import Slowdown, slowdown
 from tpunb.analysis.step_trace import StepTrace, open_trace
 from tpunb.analysis.stragglers import Hosts, hosts
 from tpunb.analysis.verdict import Verdict, verdict
@@ -30,6 +31,7 @@ __all__ = [
     "Representatives",
     "Roofline",
     "Rule",
+    "Slowdown",
     "StepTrace",
     "Verdict",
     "account_metrics",
@@ -48,6 +50,7 @@ __all__ = [
     "representatives",
     "roofline",
     "runs",
+    "slowdown",
     "stability",
     "verdict",
     "weight_update_ps",

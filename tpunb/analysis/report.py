@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -16,6 +17,7 @@ from tpunb.analysis.run import Run, loaded, phases
 from tpunb.analysis.verdict import verdict
 from tpunb.errors import NoSteps, wrong_type
 from tpunb.frames import Phases, Profile
+from tpunb.io.run_storage import is_written
 from tpunb.schema import ACCOUNTS
 from tpunb.text import cut, duration, format_error, percent, plain, short_time
 
@@ -25,6 +27,9 @@ FORMAT = 1
 _ACCOUNTS, _CAUSES, _PHASES, _ACTIONS, _OPS = 6, 2, 4, 4, 3  # most that are listed
 _LEAST_SHARE = 0.01  # of run time, of an account or a saving
 _TEXT = 110  # characters of a text of the program
+_BYTES = 4000  # of the JSON; what is least in the longest list is left out beyond that
+_LISTS = ("phases", "accounts", "actions", "operations", "unknown")
+_ENDS = ("low", "high")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,12 +76,28 @@ class Report:
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Return the report as JSON of the schema in ``docs/report.schema.json``."""
-        separators = (",", ":") if indent is None else None
-        return json.dumps(self.content, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators)
+        if indent is None:
+            return _json(self.content)
+        return json.dumps(self.content, ensure_ascii=False, allow_nan=False, indent=indent)
 
-    def to_text(self) -> str:
-        """Return the report as lines for a terminal."""
-        return "\n".join(_lines(self.content, bold="{}", item="  {}"))
+    def is_below(self, goodput: float) -> tuple[bool | None, str]:
+        """Return whether goodput, the share of productive training, is below a share, and why in one line.
+
+        None if the run has no record of it, or its interval has the share within it.
+        """
+        figure, limit = self.content["productive"], percent(goodput, None)
+        if figure["share"] is None:
+            return None, "goodput is unknown: the run has no record of it"
+        shares = [figure["share"] / max(figure["value"], 1e-30) * figure.get(end, figure["value"]) for end in _ENDS]
+        low, high = shares if figure["value"] else (0.0, 0.0)
+        interval = f" [{percent(low, None)}, {percent(high, None)}]" if low < high else ""
+        below = True if high < goodput else False if low >= goodput else None
+        verb = {True: "is below", False: "is not below", None: "may be below"}[below]
+        return below, f"goodput {percent(figure['share'], None)}{interval} of run time {verb} {limit}"
+
+    def to_text(self, *, bold: str = "{}") -> str:
+        """Return the report as lines for a terminal, headings in the format `bold`."""
+        return "\n".join(_lines(self.content, bold=bold, item="  {}"))
 
     def to_markdown(self) -> str:
         """Return the report as Markdown, such as a comment on a change."""
@@ -137,7 +158,7 @@ class _Writer:
             "actions": [*self._actions],
             "unknown": [*self._unknown],
         }
-        return Report(content, frames)
+        return Report(_fitted(content), frames)
 
     @property
     def _run(self) -> dict[str, Any]:
@@ -217,8 +238,10 @@ class _Writer:
                 "traced": row["full"],
                 "time": self._part(row["dur_ps"] / self._hosts, "phases"),
                 "step": _time(row["step_ps"], "phases"),
-                **({"varies": _rounded(row["step_time_cv"])} if row["step_time_cv"] is not None else {}),
-                **{name: {"share": _rounded(share), "base": "its step time"} for name, share in waits.items()},
+                **(
+                    {"varies": _share(row["step_time_cv"], "mean step time")} if row["step_time_cv"] is not None else {}
+                ),
+                **{name: _share(share, "its step time") for name, share in waits.items()},
             }
 
     @property
@@ -251,6 +274,7 @@ class _Writer:
     @property
     def _unknown(self) -> Iterator[dict[str, str]]:
         steps = self.phases.steps
+        yield from _unfinished(steps.source)
         if self.goodput is None:
             yield _missing("run time, and what ran between steps", "capture the run: tp.capture, %%tpupoint")
         else:
@@ -283,9 +307,29 @@ def _without_steps(profile: Profile, error: NoSteps) -> Report:
         "phases": [],
         "operations": [],
         "actions": [],
-        "unknown": [_missing("steps", "mark them: with run.step(i)")],
+        "unknown": [*_unfinished(profile.source), _missing("steps", "mark them: with run.step(i)")],
     }
-    return Report(content, {"accounts": run.frame})
+    return Report(_fitted(content), {"accounts": run.frame})
+
+
+def _fitted(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content in 4 kB: the last of the lists that take most are left out, and their number stated."""
+    left_out = dict.fromkeys(_LISTS, 0)
+    while len(_json({**content, "left out": left_out}).encode()) > _BYTES:
+        longest = max((name for name in _LISTS if len(content[name]) > 1), key=lambda name: len(_json(content[name])))
+        content[longest].pop()
+        left_out[longest] += 1
+    more = {name: count for name, count in left_out.items() if count}
+    return {**content, "left out": more} if more else content
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _unfinished(source: Path | str) -> Iterator[dict[str, str]]:
+    if isinstance(source, Path) and is_written(source):
+        yield _missing("the rest of the run: it is still being written", "report again when it has ended")
 
 
 def _missing(what: str, shown_by: str) -> dict[str, str]:
@@ -294,6 +338,10 @@ def _missing(what: str, shown_by: str) -> dict[str, str]:
 
 def _cause(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"cause": plain(cut(row["detail"], _TEXT)), "time": _time(row["time_ps"], "accounts")}
+
+
+def _share(share: float, base: str) -> dict[str, Any]:
+    return {"share": _rounded(share), "base": base, "evidence": "phases"}
 
 
 def _time(time_ps: float, evidence: str) -> dict[str, Any]:

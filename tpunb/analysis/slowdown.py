@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from numbers import Real
+from typing import Any
 
 import numpy as np
 import polars as pl
 
+from tpunb import schema
 from tpunb.analysis import batch_means
+from tpunb.analysis.account_segments import BUSY
 from tpunb.analysis.compare import Comparison
+from tpunb.analysis.goodput import goodput
 from tpunb.errors import wrong_type
 from tpunb.frames import Phases
 from tpunb.frames.op_matrix import Floats
@@ -26,6 +30,7 @@ _STRETCHES = 4  # of a run, whose differences show how much a run differs from t
 _BETWEEN = (
     0.004  # relative standard deviation of equal runs on an idle machine; benchmarks/report.py shows whether it holds
 )
+_FULL = 0.9  # share of the processors in use from which a program waits for others; chosen
 _UPPER = 0.995  # quantile of a 99 % interval: a false alarm costs more than an open answer
 _MOST_STEPS = 10_000_000
 
@@ -46,6 +51,8 @@ class Slowdown:
         Steps of a and of b that are compared.
     covered
         Share of the step time in the phases that are compared, 0 to 1; of the run with the smaller one.
+    busy
+        Whether other programs filled the processors during a and during b: a slower one of these may be due to them.
     needed
         Steps of each run that would decide; None if it is decided, or if equal runs differ too much.
     """
@@ -57,6 +64,7 @@ class Slowdown:
     limit: float
     steps: tuple[int, int]
     covered: float
+    busy: tuple[bool, bool] = (False, False)
     needed: int | None = None
 
     @property
@@ -64,9 +72,9 @@ class Slowdown:
         """True: slower, and the limit is not ruled out; False: a slow-down by the limit is ruled out; None: unknown."""
         if self.ratio is None or self.low is None or self.high is None or self.mean_low is None:
             return None
-        if self.mean_low > 1 + self.limit:
-            return True
-        return False if self.high < 1 + self.limit else True if self.low > 1 else None
+        if self.high < 1 + self.limit >= self.mean_low:
+            return None if self.busy[0] else False
+        return True if (self.low > 1 or self.mean_low > 1 + self.limit) and not self.busy[1] else None
 
     @property
     def sentence(self) -> str:
@@ -79,13 +87,33 @@ class Slowdown:
         if self.slower is False:
             return f"Not slower by {limit}: {change}."
         if self.slower is None:
-            more = (
-                "equal runs differ by more" if self.needed is None else f"about {self.needed:,} steps each would decide"
-            )
+            more = "equal runs differ by more: raise the limit"
+            if any(self.busy):
+                run = "b" if self.busy[1] else "a"
+                more = f"other programs filled the processors in run {run}: repeat it without them"
+            elif self.needed is not None:
+                more = f"about {self.needed:,} steps of each would decide"
             return f"Unknown whether slower by {limit}: {change}; {more}."
         if self.low <= 1:
             return f"Slower: mean step time by {_signed(self.mean_low)} % at least, in some of the steps; {change}."
         return f"Slower: {change}; limit {limit}."
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The answer as Python values: ``docs/report.md`` describes each."""
+        ends = {"value": self.ratio, "low": self.low, "high": self.high, "mean_low": self.mean_low}
+        figures = {name: None if end is None else round(end, 5) for name, end in ends.items()}
+        return {
+            "format": 1,
+            "slower": self.slower,
+            "sentence": self.sentence,
+            "limit": {"share": self.limit, "base": "step time of a"},
+            "ratio": {**figures, "unit": "1", "base": "step time of a", "confidence": 2 * _UPPER - 1},
+            "steps": dict(zip("ab", self.steps, strict=True)),
+            "covered": {"share": round(self.covered, 4), "base": "step time"},
+            "busy": dict(zip("ab", self.busy, strict=True)),
+            "needed": self.needed,
+        }
 
 
 def slowdown(comparison: Comparison, limit: float = 0.03) -> Slowdown:
@@ -135,9 +163,10 @@ def slowdown(comparison: Comparison, limit: float = 0.03) -> Slowdown:
     weights = weights.join(a.group_by("pair").agg(mean_ps=pl.col("dur_ps").mean()), on="pair")
     change, width, needed = _change(*(_series(run, weights, _clipped()) for run in (a, b)), math.log1p(limit))
     of_mean, mean_width, _ = _change(*(_series(run, weights, pl.col("dur_ps") / pl.col("mean_ps")) for run in (a, b)))
+    busy = _is_busy(comparison.a), _is_busy(comparison.b)
     ends = (math.exp(end) for end in (change, change - width, change + width))
-    found = Slowdown(*ends, 1 + of_mean - mean_width, float(limit), (a.height, b.height), covered)
-    return found if found.slower is not None else replace(found, needed=needed)
+    found = Slowdown(*ends, 1 + of_mean - mean_width, float(limit), (a.height, b.height), covered, busy)
+    return found if any(busy) or found.slower is not None else replace(found, needed=needed)
 
 
 def _steps(run: Phases, phases: list[int]) -> pl.DataFrame:
@@ -191,6 +220,14 @@ def _change(a: tuple[float, Floats], b: tuple[float, Floats], limit: float = 0.0
     aim = max(limit - change, change) / quantile  # standard error with which the interval excludes one of 0 and limit
     steps = min(len(a[1]), len(b[1])) * sampled / (aim**2 - fixed) if aim**2 > fixed else math.inf
     return change, quantile * math.sqrt(sampled + fixed), math.ceil(steps) if steps <= _MOST_STEPS else None
+
+
+def _is_busy(run: Phases) -> bool:
+    """Return whether other programs filled the processors."""
+    load = pl.DataFrame(schema=schema.LOAD) if run.steps.wall is None else goodput(run).load
+    used = load.select(others=pl.col("machine_cpu") - pl.col("cpu"), machine="machine_cpu").drop_nulls().mean()
+    others, machine = used.row(0)
+    return others is not None and others > BUSY and machine > _FULL
 
 
 def _signed(ratio: float) -> str:

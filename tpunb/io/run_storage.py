@@ -317,6 +317,20 @@ class FolderLock:
         self._path = folder / LOCK
 
 
+def is_written(folder: Path) -> bool:
+    """Return whether a capture writes to a folder at this moment; False where that is not known."""
+    try:
+        import fcntl
+
+        with open(folder / LOCK, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        pass
+    return False
+
+
 def holder_here() -> str:
     """Return this process as text."""
     return f"process {os.getpid()} on {socket.gethostname()}"
