@@ -11,7 +11,7 @@ import tpunb as tp
 
 VERBS = [
     *("advise", "capture", "checkpointing", "checkpoints", "compare", "explore", "goodput", "hosts", "load"),
-    *("phases", "resume", "roofline", "runs", "sample", "steps", "summary", "sweep", "tune", "tuning_panel"),
+    *("phases", "report", "resume", "roofline", "runs", "sample", "steps", "summary", "sweep", "tune", "tuning_panel"),
 ]
 METHODS = ["DBSCAN", "HDBSCAN", "KMeans", "OLS", "OLSPlus"]
 NOUNS = ["Phases", "Profile", "Steps"]

@@ -359,7 +359,9 @@ def _runs(options: argparse.Namespace) -> int:
         rows = frame.with_columns(started=frame["started"].dt.to_string("iso:strict")).to_dicts()
         print(json.dumps(rows, indent=_indent()))
         return 0
-    shown = [("STARTED", "RUN", "PROGRAM", "DEVICE", "TIME", "GOODPUT", "STEP", "STEPS", "PHASES")]
+    shown: list[tuple[str, ...]] = [
+        ("STARTED", "RUN", "PROGRAM", "DEVICE", "TIME", "GOODPUT", "STEP", "STEPS", "PHASES")
+    ]
     for started, name, program, device, wall_ps, share, step_ps, steps, phases in frame.iter_rows():
         when = "-" if started is None else f"{started:%Y-%m-%d %H:%M}"
         times = ("-" if wall_ps is None else duration(wall_ps), "-" if share is None else percent(share))

@@ -197,9 +197,17 @@ class _Writer:
     def _productive(self) -> dict[str, Any]:
         if self.goodput is None:
             return {"value": None, "unit": "s", "share": None, "base": self.base, "evidence": "phases"}
-        return self._part(self.goodput.time_ps("productive"), "accounts")
+        return self._of_account(self.goodput, "productive")
 
-    def _part(self, time_ps: float, evidence: str, **more: Any) -> dict[str, Any]:
+    def _of_account(self, run: Goodput, account: str) -> dict[str, Any]:
+        """Return the time of an account, with its interval if it has one, and whether it is an estimate."""
+        rows = run.frame.filter(account=account)
+        bounds = rows.drop_nulls(["low_ps", "high_ps"])
+        ends = {end: _seconds(rows[f"{end}_ps"].fill_null(rows["time_ps"]).sum() / run.hosts) for end in _ENDS}
+        estimated = {"by": "estimate"} if (rows["source"] != "clock").any() else {}
+        return self._part(run.time_ps(account), "accounts", **(ends if bounds.height else {}), **estimated)
+
+    def _part(self, time_ps: Any, evidence: str, **more: Any) -> dict[str, Any]:
         """Return a time and its share of the run."""
         share = {"share": _rounded(time_ps / max(self.whole_ps, 1)), "base": self.base}
         return {**_time(time_ps, evidence), **share, **more}
@@ -208,21 +216,14 @@ class _Writer:
     def _accounts(self) -> Iterator[dict[str, Any]]:
         if self.goodput is None:
             return
-        frame, hosts = self.goodput.frame, self.goodput.hosts
         details = totals(self.goodput, "detail").drop_nulls("detail")
         most = totals(self.goodput).filter(pl.col("share") >= _LEAST_SHARE).head(_ACCOUNTS)
-        for account, time_ps in most.select("account", "time_ps").iter_rows():
-            rows = frame.filter(account=account)
-            estimated = bool((rows["source"] != "clock").any())
-            ends = {}
-            if rows["low_ps"].count():
-                whole, off = rows["time_ps"].sum(), (rows["high_ps"] - rows["low_ps"]).sum() / 2
-                ends = {"low": _seconds((whole - off) / hosts), "high": _seconds((whole + off) / hosts)}
+        for account in most["account"]:
             causes = details.filter(pl.col("account") == account, pl.col("share") >= _LEAST_SHARE).head(_CAUSES)
             places = self.goodput.places.filter(account=account).drop_nulls("place").head(1)
             yield {
                 "account": account,
-                "time": self._part(time_ps, "accounts", **ends, **({"by": "estimate"} if estimated else {})),
+                "time": self._of_account(self.goodput, account),
                 **({"causes": [_cause(row) for row in causes.iter_rows(named=True)]} if causes.height else {}),
                 **({"place": plain(cut(places["place"][0], _TEXT))} if places.height else {}),
             }
@@ -348,7 +349,7 @@ def _time(time_ps: float, evidence: str) -> dict[str, Any]:
     return {"value": _seconds(time_ps), "unit": "s", "evidence": evidence}
 
 
-def _seconds(time_ps: float) -> float:
+def _seconds(time_ps: Any) -> float:
     return float(f"{time_ps / 1e12:.4g}")
 
 

@@ -322,7 +322,7 @@ def is_written(folder: Path) -> bool:
     try:
         import fcntl
 
-        with open(folder / LOCK, "rb") as file:
+        with (folder / LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

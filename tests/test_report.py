@@ -1,0 +1,154 @@
+"""The report on a run: its JSON by the schema, its size, its evidence, and its agreement with the summary."""
+
+import json
+from pathlib import Path
+
+import pytest
+from optional_schema import errors
+from run_parts import begun, finished, tables
+
+import tpunb as tp
+from tpunb.analysis.goodput import totals
+from tpunb.testing import toy_steps
+
+ROOT = Path(__file__).parents[1]
+SAMPLES = ROOT / "datasets" / "sample_profiles"
+SCHEMA = json.loads((ROOT / "docs" / "report.schema.json").read_text())
+RECORDED = ["keras_cnn", "keras_transformer", "pod", "bert-cola", "resnet-imagenet"]
+RUNS = {name: lambda name=name: tp.phases(SAMPLES / name) for name in RECORDED} | {
+    "h100": lambda: tp.phases(ROOT / "tests" / "data" / "h100"),
+    "toy": lambda: tp.phases(toy_steps("aaabbbz")),
+    "one step": lambda: tp.phases(toy_steps("a")),
+    "clock only": lambda: tp.phases(toy_steps("aaabbb", traced="ffnffp")),
+    "many phases": lambda: tp.phases(toy_steps("abcdefghijklmnopqrstuvwxyz" * 3), lambda steps: [*range(26)] * 3),
+}
+made = {}
+
+
+def phases_of(name):
+    if name not in made:
+        made[name] = RUNS[name]()
+    return made[name]
+
+
+def figures(value):
+    """Yield every object with a figure in a report."""
+    if isinstance(value, dict):
+        if {"value", "share", "evidence"} & {*value}:
+            yield value
+        for each in value.values():
+            yield from figures(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from figures(each)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_json_is_of_the_schema_in_4_kb(name):
+    report = tp.report(phases_of(name))
+    text = report.to_json()
+    assert json.loads(text) == report.content
+    assert len(text.encode()) <= 4000
+    assert errors(report.content, SCHEMA) == []
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_figure_has_a_unit_or_a_base_and_its_evidence(name):
+    report = tp.report(phases_of(name))
+    found = [*figures(report.content)]
+    assert found
+    for figure in found:
+        assert figure.get("unit") == "s" or "base" in figure
+        assert ("share" in figure) == ("base" in figure)
+        assert report.evidence(figure["evidence"]).height >= 0
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_summary_and_report_agree(name):
+    report, summary = tp.report(phases_of(name)), tp.summary(phases_of(name))
+    shown = repr(summary)
+    if report.content["run time"] is None:
+        assert summary.goodput is None
+        return
+    assert report.content["verdict"]["sentence"] in shown
+    assert report.content["verdict"]["sentence"] in report.to_text()
+    by_account = dict(totals(summary.goodput).select("account", "time_ps").iter_rows())
+    for each in report.content["accounts"]:
+        assert each["time"]["value"] == pytest.approx(by_account[each["account"]] / 1e12, rel=1e-3)
+    assert report.content["productive"]["share"] == pytest.approx(summary.goodput.ratio, abs=1e-4)
+    assert [row["name"] for row in report.content["phases"]] == summary.phases.frame["name"].to_list()[
+        : len(report.content["phases"])
+    ]
+
+
+def test_entries_beyond_4_kb_are_counted():
+    long = "x" * 300
+    content = {name: [{"what": long}] * 6 for name in ("phases", "accounts", "actions", "operations", "unknown")}
+    from tpunb.analysis.report import _fitted
+
+    fitted = _fitted(content)
+    assert len(json.dumps(fitted).encode()) <= 4200
+    for name, count in fitted["left out"].items():
+        assert len(fitted[name]) + count == 6
+        assert fitted[name]
+
+
+def test_evidence_is_the_frame_behind_a_figure():
+    phases = phases_of("keras_cnn")
+    report = tp.report(phases)
+    assert report.evidence("phases").equals(phases.frame)
+    assert report.evidence("accounts").equals(tp.goodput(phases).frame)
+    with pytest.raises(TypeError, match="must be one of phases, actions, operations, accounts"):
+        report.evidence("nothing")
+
+
+def test_markdown_and_text_have_the_same_lines():
+    report = tp.report(phases_of("keras_cnn"))
+    plain = report.to_markdown().replace("**", "").replace("- ", "  ").splitlines()
+    assert plain == str(report).splitlines()
+    assert report._repr_markdown_() == report.to_markdown()
+    assert repr(report).startswith("Report(keras_cnn: ")
+
+
+def test_names_of_the_program_are_plain_text():
+    from dataclasses import replace
+
+    steps = replace(toy_steps("aab"), name="evil\x1b[31m\nname" + "y" * 500, metadata={"model": "\x07bell"})
+    report = tp.report(steps)
+    assert all(line.isprintable() for line in str(report).splitlines())
+    assert len(report.content["run"]["name"]) <= 110
+
+
+def test_goodput_below_a_share():
+    report = tp.report(phases_of("keras_cnn"))
+    assert report.is_below(0.3) == (False, "goodput 35.6 % of run time is not below 30 %")
+    assert report.is_below(0.8) == (True, "goodput 35.6 % of run time is below 80 %")
+    assert tp.report(toy_steps("aab")).is_below(0.5)[0] is None
+
+
+def test_a_run_without_steps_has_its_accounts(tmp_path):
+    writer = begun(tmp_path / "run")
+    writer.facts({"state": "finished", "span_ps": 10**12})
+    writer.close()
+    report = tp.report(tmp_path / "run")
+    assert report.content["verdict"]["sentence"].startswith("No steps were found: ")
+    assert (report.content["verdict"]["healthy"], report.content["run"]["steps"]) == (None, 0)
+    assert errors(report.content, SCHEMA) == []
+    assert report.is_below(0.5)[0] is None
+
+
+def test_a_run_that_is_being_written_is_reported_so_far(tmp_path):
+    writer = begun(tmp_path / "run")
+    writer.part(0, tables(0, 1, 2))
+    what = "the rest of the run: it is still being written"
+    assert what in [each["what"] for each in tp.report(tmp_path / "run").content["unknown"]]
+    writer.facts({"name": "toy", "state": "finished"})
+    writer.close()
+    assert what not in [each["what"] for each in tp.report(tmp_path / "run").content["unknown"]]
+    finished(tmp_path / "other")
+    assert not (tmp_path / "other" / ".lock").exists()
+
+
+def test_wrong_arguments():
+    with pytest.raises(TypeError, match="The run parameter of report must be the path of a run"):
+        tp.report(3)
