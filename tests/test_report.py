@@ -98,7 +98,7 @@ def test_evidence_is_the_frame_behind_a_figure():
     report = tp.report(phases)
     assert report.evidence("phases").equals(phases.frame)
     assert report.evidence("accounts").equals(tp.goodput(phases).frame)
-    with pytest.raises(TypeError, match="must be one of phases, actions, operations, accounts"):
+    with pytest.raises(ValueError, match="must be one of phases, actions, operations, accounts"):
         report.evidence("nothing")
 
 

@@ -15,7 +15,7 @@ from tpunb.analysis.advice import advise
 from tpunb.analysis.goodput import Goodput, goodput, others_used, totals
 from tpunb.analysis.run import Run, loaded, phases
 from tpunb.analysis.verdict import verdict
-from tpunb.errors import NoSteps, wrong_type
+from tpunb.errors import NoSteps
 from tpunb.frames import Phases, Profile
 from tpunb.io.run_storage import is_written
 from tpunb.schema import ACCOUNTS
@@ -65,7 +65,9 @@ class Report:
             If there is none of this id.
         """
         if id not in self.frames:
-            raise wrong_type("evidence", "id", f"be one of {', '.join(self.frames)}", id)
+            raise ValueError(
+                f"The id parameter of evidence must be one of {', '.join(self.frames)}. Got {id!r} instead."
+            )
         return self.frames[id]
 
     @property
@@ -128,13 +130,14 @@ def report(run: Run) -> Report:
         if not isinstance(found, Profile):
             raise
         return _without_steps(found, error)
-    return _Writer(grouped).report
+    return _Writer(grouped, found.source if isinstance(found, Profile) else grouped.steps.source).report
 
 
 class _Writer:
     """The parts of a report on phases."""
 
-    def __init__(self, grouped: Phases) -> None:
+    def __init__(self, grouped: Phases, source: Path | str) -> None:
+        self.source = source
         self.phases, wall = grouped, grouped.steps.wall
         self.goodput: Goodput | None = None if wall is None or wall.span_ps <= 0 else goodput(grouped)
         self.base = "step time" if self.goodput is None else "run time"
@@ -275,7 +278,7 @@ class _Writer:
     @property
     def _unknown(self) -> Iterator[dict[str, str]]:
         steps = self.phases.steps
-        yield from _unfinished(steps.source)
+        yield from _unfinished(self.source)
         if self.goodput is None:
             yield _missing("run time, and what ran between steps", "capture the run: tp.capture, %%tpupoint")
         else:

@@ -32,6 +32,7 @@ _BETWEEN = (
 )
 _FULL = 0.9  # share of the processors in use from which a program waits for others; chosen
 _UPPER = 0.995  # quantile of a 99 % interval: a false alarm costs more than an open answer
+_POWER = 1.28  # standard errors from the aim of the steps that would decide: in nine of ten pairs they do
 _MOST_STEPS = 10_000_000
 
 
@@ -217,7 +218,8 @@ def _change(a: tuple[float, Floats], b: tuple[float, Floats], limit: float = 0.0
     sampled, fixed = sum(variance for variance, _ in parts), 2 * _BETWEEN**2
     free = (sampled + fixed) ** 2 / max(sum(variance**2 / n for variance, n in parts), 1e-30)  # Welch 1947
     change, quantile = b[0] - a[0], float(stdtrit(min(free, 1e6), _UPPER))
-    aim = max(limit - change, change) / quantile  # standard error with which the interval excludes one of 0 and limit
+    # standard error: for equal runs and those slower by the limit, and for this change to be unlike one of these
+    aim = min(limit / (quantile + _POWER), max(limit - change, change) / quantile)
     steps = min(len(a[1]), len(b[1])) * sampled / (aim**2 - fixed) if aim**2 > fixed else math.inf
     return change, quantile * math.sqrt(sampled + fixed), math.ceil(steps) if steps <= _MOST_STEPS else None
 
