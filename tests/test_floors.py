@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1] / "tpunb"
 parse = cache(ast.parse)
 FLOORS = {  # from the top; what each room is for, as CONTRIBUTING prints it
     ("__init__", "__main__", "testing"): "the front door, lazy; builders, a fake profiler, conformance tests",
-    ("cli", "magic"): "`tpunb run`; `%tpupoint`, `%%tpupoint`",
+    ("cli", "magic"): "`tpunb run`, `report`, `compare`; `%tpupoint`, `%%tpupoint`",
     ("studies",): "many runs made on purpose: sweeps, rankings, scaling, the paper",
     ("widgets",): "panels, live line, summary",
     ("charts",): "frames to Altair: a chart is a value that is returned, never shown",

@@ -11,14 +11,14 @@ import tpunb as tp
 
 ROOT = Path(__file__).parents[1] / "tpunb"
 CODE = {  # most lines of code per room, without docstrings, comments and blank lines
-    "analysis": 3_570,
+    "analysis": 4_030,
     "charts": 1_640,
     "checkpoint": 1_170,
     "cluster": 2_040,
     "frames": 1_320,
-    "io": 5_100,
+    "io": 5_110,
     "profiler": 5_120,
-    "root": 1_470,
+    "root": 1_630,
     "step_stats": 2_040,
     "testing": 630,
     "tfdata": 1_070,
@@ -27,7 +27,7 @@ CODE = {  # most lines of code per room, without docstrings, comments and blank 
     "widgets": 2_070,
 }
 STUDIES = {"paper": 2_320, "ranking": 1_730, "scaling": 530, "sweeps": 1_370}
-LINES, FILES = 45_630, 215  # of the package without studies: all lines; modules
+LINES, FILES = 46_560, 217  # of the package without studies: all lines; modules
 DOOR = 30  # names beside the namespaces
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
