@@ -142,6 +142,8 @@ def main() -> None:
         "regressions": sum(slower is True for _, slower in answers) / len(answers),
         "equal": sum(slower is not True for slower, _ in answers) / len(answers),
     }
+    if options.quick:
+        print("left out:", ", ".join(name for name in PROGRAMS if name not in names))
     print(json.dumps(last))
 
 

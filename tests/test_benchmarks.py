@@ -339,6 +339,22 @@ def test_the_quick_benchmark_of_trainers_ends_in_its_figures_and_omissions():
     assert "left out: torch_workers, keras_jax, " in said
 
 
+# -- what reports name, and whether slower runs are told from equal ones -----------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_quick_benchmark_of_reports_ends_in_its_figures_and_omissions():
+    pytest.importorskip("jax")
+    pytest.importorskip("torch")
+    said, last = quick("report.py")
+    assert list(last) == ["named", "false_alarms", "bytes", "regressions", "equal"]
+    assert 0 <= last["named"] <= 1  # this, and the false alarms, by the load of the machine
+    assert last["bytes"] <= 4000
+    assert last["regressions"] >= 0.9
+    assert last["equal"] == 1
+    assert "left out: " in said
+
+
 # -- how exactly and how fast the work of programs is counted ----------------------------------------------------------
 
 

@@ -81,16 +81,17 @@ def test_summary_and_report_agree(name):
     ]
 
 
-def test_entries_beyond_4_kb_are_counted():
-    long = "x" * 300
-    content = {name: [{"what": long}] * 6 for name in ("phases", "accounts", "actions", "operations", "unknown")}
+def test_entries_beyond_4_kb_that_concern_least_are_counted():
     from tpunb.analysis.report import _fitted
 
-    fitted = _fitted(content)
+    def entries(share):
+        return [{"name": "x" * 300, "time": {"share": share - 0.01 * number}} for number in range(6)]
+
+    content = {"phases": entries(0.5), "accounts": entries(0.9), "actions": entries(0.3), "operations": entries(0.2)}
+    fitted = _fitted({**content, "unknown": [{"what": "x" * 300}] * 2})
     assert len(json.dumps(fitted).encode()) <= 4200
-    for name, count in fitted["left out"].items():
-        assert len(fitted[name]) + count == 6
-        assert fitted[name]
+    assert fitted["left out"] == {"actions": 5, "operations": 5, "phases": 5}
+    assert (len(fitted["accounts"]), len(fitted["unknown"])) == (6, 2)
 
 
 def test_evidence_is_the_frame_behind_a_figure():

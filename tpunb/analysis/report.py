@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,7 @@ from tpunb.text import cut, duration, format_error, percent, plain, short_time
 FORMAT = 1
 """Version of the JSON; its schema is ``docs/report.schema.json``."""
 
-_ACCOUNTS, _CAUSES, _PHASES, _ACTIONS, _OPS = 6, 2, 4, 4, 3  # most that are listed
+_ACCOUNTS, _CAUSES, _PHASES, _ACTIONS, _OPS = 9, 2, 5, 4, 3  # most that are listed
 _LEAST_SHARE = 0.01  # of run time, of an account or a saving
 _TEXT = 110  # characters of a text of the program
 _BYTES = 4000  # of the JSON; what is least in the longest list is left out beyond that
@@ -62,7 +63,7 @@ class Report:
         Raises
         ------
         ValueError
-            If there is none of this id.
+            If no frame has this id.
         """
         if id not in self.frames:
             raise ValueError(
@@ -258,15 +259,15 @@ class _Writer:
         rows = self._ops.filter(pl.col("phase") == self.phases.longest.id)
         for side in ("device", "host"):
             for row in rows.filter(side=side).iter_rows(named=True):
-                share = {"share": _rounded(row["share"]), "base": f"self time on the {side} in the longest phase"}
+                share = {"share": _rounded(row["share"]), "base": f"{side} self time of the longest phase"}
                 yield {"operation": plain(cut(str(row["op"]))), **share, "evidence": "operations"}
             if rows.filter(side=side).height:
                 return
 
     @property
     def _actions(self) -> Iterator[dict[str, Any]]:
-        known = pl.col("saves_ps") >= _LEAST_SHARE * self.whole_ps
-        worth = self._advice.filter(known | (pl.col("saves_ps").is_null() & (pl.col("rule") != "unseen")))
+        saves = pl.col("saves_ps") >= _LEAST_SHARE * self.whole_ps
+        worth = self._advice.filter(saves | (pl.col("saves_ps").is_null() & (pl.col("rule") != "unseen")))
         for row in worth.head(_ACTIONS).iter_rows(named=True):
             yield {
                 "rule": row["rule"],
@@ -282,8 +283,9 @@ class _Writer:
         if self.goodput is None:
             yield _missing("run time, and what ran between steps", "capture the run: tp.capture, %%tpupoint")
         else:
-            for note in self.goodput.notes:
-                yield _missing(note, "capture the run with tp.capture")
+            for note in self.goodput.notes[:1]:
+                more = f" (and {len(self.goodput.notes) - 1} more)" if len(self.goodput.notes) > 1 else ""
+                yield _missing(note + more, "capture the run with tp.capture")
             if (others := others_used(self.goodput)) is not None:
                 yield _missing(f"times without other load: {others}", "run again on an idle machine")
         if unseen := self.phases.frame.filter(pl.col("full") == 0, pl.col("phase") >= 0).height:
@@ -317,14 +319,27 @@ def _without_steps(profile: Profile, error: NoSteps) -> Report:
 
 
 def _fitted(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content in 4 kB: the last of the lists that take most are left out, and their number stated."""
+    """Return the content in 4 kB: the last entries of lists that concern the least time are counted instead."""
     left_out = dict.fromkeys(_LISTS, 0)
     while len(_json({**content, "left out": left_out}).encode()) > _BYTES:
-        longest = max((name for name in _LISTS if len(content[name]) > 1), key=lambda name: len(_json(content[name])))
-        content[longest].pop()
-        left_out[longest] += 1
+        if causes := [each["causes"] for each in content["accounts"] if len(each.get("causes", [])) > 1]:
+            causes[-1].pop()  # first what is only said of an entry
+            continue
+        if not (long := [name for name in _LISTS if len(content[name]) > 1]):
+            break
+        least = min(long, key=lambda name: _concerns(content[name][-1]))
+        content[least].pop()
+        left_out[least] += 1
     more = {name: count for name, count in left_out.items() if count}
     return {**content, "left out": more} if more else content
+
+
+def _concerns(entry: Mapping[str, Any]) -> float:
+    """Return the share of time that an entry concerns; what is not known stays."""
+    if "what" in entry:
+        return math.inf
+    figure = entry.get("time") or entry.get("saves") or {}
+    return float(figure.get("share", 0.0))
 
 
 def _json(content: Any) -> str:
