@@ -11,7 +11,17 @@ from typing import Any, NamedTuple
 
 from tpunb.tfdata import position, rewrite
 from tpunb.tfdata.graph import graph_or_none, too_large
-from tpunb.tfdata.restored import buffered_bytes, explain_op, late_shuffles, not_restored, only_checks
+from tpunb.tfdata.restored import (
+    begin_again,
+    buffered_bytes,
+    explain_op,
+    keeps_orders,
+    late_shuffles,
+    not_restored,
+    only_checks,
+    turns,
+    unpositioned,
+)
 from tpunb.tfdata.variables import SeedStates
 from tpunb.training import constants
 from tpunb.training.fit_start import FitStart
@@ -56,6 +66,9 @@ class FitData:
     _seeds: list[int] = field(default_factory=list)  # of the shuffles that had none
     _shuffles: list[Any] = field(default_factory=list)  # of the program's data that others may begin too
     _begun: int = 0  # times that they had begun before
+    _turns: int = 0  # most times that one of them begins in a pass; 0 if iterators do not hold how often they had
+    _advanced: int = 0  # times that it has begun in earlier passes after their iterators were created
+    _keeps_orders: bool = False  # a cache keeps the order of the first pass
     _replaced: Any = None  # iterator that Keras still holds, and that feeds nothing
     _restored: Any = None  # kept alive: a position was read into its iterator
 
@@ -105,14 +118,21 @@ class FitData:
         """Return the dataset of a graph with seeds for its shuffles that had none."""
         self.fingerprint = constants.of_data(graph)
         drawn = SeedStates(dataset)
-        self.reason = self.reason or not_restored(graph, dataset.options(), seeds=bool(drawn))
+        are_written = not any(unpositioned(graph))
+        self.reason = self.reason or not_restored(graph, dataset.options(), seeds=bool(drawn), positions=bool(drawn))
         unseeded = rewrite.unseeded_shuffles(graph)
         names = {node.name for node in unseeded}
         self.owns_shuffles = all(node.name in names for node in rewrite.shuffles(graph))
-        self._seeds = self.start.metadata["seeds"] if self.start else rewrite.draw_seeds(graph)
+        self._seeds = self.start.metadata["seeds"] if self.start else position.present_seeds(graph)
         self._check_seeds(len(unseeded))
-        self.positions, checked = Positions(buffered_bytes(graph), drawn), only_checks(graph) or bool(drawn)
+        self.positions = Positions(buffered_bytes(graph), drawn, are_written=are_written)
+        checked, self._keeps_orders = only_checks(graph) or bool(drawn), keeps_orders(graph)
+        begun, late = turns(graph), late_shuffles(graph)
+        outer = [begun.get(node.name, 0) for node in rewrite.shuffles(graph) if node.name not in late]
+        self._turns = 0 if 0 in outer else max(outer, default=0)
         dataset = rewrite.seed_shuffles(dataset, graph, self._seeds)
+        if self.start is not None:
+            dataset = rewrite.without_locks(dataset)
         if checked and not self.reason:
             dataset = position.with_external_state_policy(dataset, "IGNORE")
         return dataset
@@ -136,10 +156,15 @@ class FitData:
 
     def begin(self, iterators: int, used: int) -> None:
         """Proceed in the orders of the data as if iterators had been created, and some of them used."""
+        if self._keeps_orders and iterators and used:
+            for _ in iter(self.passes):  # fills the cache in its order
+                pass
+            iterators, used = iterators - 1, used - 1
         self.passes.begin(iterators)
+        self._advanced = used * (self._turns - 1)
         graph = None if isinstance(self.passes, ArrayBatches | PyDatasetBatches) else graph_or_none(self.passes.dataset)
-        if graph is not None and (late := late_shuffles(graph)):
-            rewrite.begin_shuffles(graph, late, used)
+        if graph is not None and used:
+            begin_again(graph, used)
 
     def current(self, iterator: Any) -> Any:
         """Return the iterator that feeds the steps in place of Keras' own."""
@@ -154,8 +179,9 @@ class FitData:
         is_first, self.iterator, self.drawn = self.iterator is None, iterator, 0
         self.used += 1
         self.positions.begin()
-        if is_first and self._shuffles:
-            self._begun = max(position.begun(iterator), default=self.passes.iterators) - self.passes.iterators
+        if is_first and self._shuffles and self._turns:
+            before = self.passes.iterators + self._advanced
+            self._begun = max(position.begun(iterator), default=before) - before
             saved = self._begun if self.start is None else self.start.metadata.get("begun", self._begun)
             if saved != self._begun:
                 assert self.start is not None
@@ -167,7 +193,8 @@ class FitData:
     def _try_save(self, iterator: Any) -> str:
         if isinstance(self.passes, PyDatasetBatches):
             return self.py_datasets[0].probe()
-        return "" if isinstance(self.passes, ArrayBatches) else try_save(iterator)
+        is_drawn = isinstance(self.passes, ArrayBatches) or not self.positions.are_written
+        return "" if is_drawn else try_save(iterator)
 
     def on_iterator(self, dataset: Any) -> None:
         """Note an iterator that is created over any dataset during the fit, and may begin a shuffle of its data."""
@@ -179,6 +206,11 @@ class FitData:
         shuffles = {id(shuffle) for shuffle in self._shuffles}
         if any(id(shuffle) in shuffles for shuffle in position.seeded_shuffles(dataset)):
             self.reason = _SHARED
+
+    def end_pass(self, iterator: Any) -> None:
+        """Draw the end of a pass after its last batch, so that a cache is complete; TensorFlow does so in advance."""
+        if self._keeps_orders and self.epochs._num_batches and self.epochs._steps_seen >= self.epochs._num_batches:
+            next(iterator, None)
 
     def end_epoch(self) -> None:
         """Handle the end of an epoch."""

@@ -122,7 +122,7 @@ def batches(data: Iterable[T], state: dict[str, Any] | None) -> Iterator[T]:
 class Loop(Iterator[T], Generic[T]):
     """The batches of one call, after each of which the loop is saved, if due."""
 
-    unsaved_beside = ""
+    unsaved_beside = varying = ""
 
     def __init__(self, data: Iterable[T], state: dict[str, Any]) -> None:
         self.state, self.number = state, _block.calls
