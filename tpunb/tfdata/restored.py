@@ -152,20 +152,33 @@ def other_passes(graph: Any, options: Any, *, passes: bool = True) -> Iterator[s
     for stage in pipeline:
         if advances(nodes[stage.node]):
             yield from _begun_again(stage, pipeline, nodes, endless=endless)
-    if kept_orders(graph, _advancing(graph)) and not endless and not _reads_ahead(pipeline, options):
-        yield "cache: without a prefetch above it, it may not be read to its end (end the data in prefetch)"
+    if not endless and not _is_optimized(options) and needs_ends(graph, options):
+        yield "with these options, how often its shuffles begin is unknown (use the default ones of tf.data)"
 
 
-def turns(graph: Any) -> dict[str, int]:
-    """Return how often shuffles begin in a pass that is read to its end, by node; without those below a cache."""
-    pipeline, advancing, nodes = stages(graph), _advancing(graph), {node.name: node for node in graph.node}
-    if _is_endless(graph):
-        return dict.fromkeys(sorted(advancing), 1)
-    repeats = [(each, {below.node for below in upstream(each, pipeline)}) for each in pipeline if each.kind == "repeat"]
-    return {
-        name: math.prod(_second_input(each, nodes) or 1 for each, below in repeats if name in below)
-        for name in sorted(advancing - _below(pipeline, "cache"))
-    }
+def turns(graph: Any, options: Any) -> dict[str, int]:
+    """Return how often shuffles begin in a pass that is read to its end, by node; without those below a cache.
+
+    At the end of its last turn, a repeat makes one more iterator, unless TensorFlow joins it with the shuffle below.
+    """
+    pipeline, nodes, optimized = stages(graph), {node.name: node for node in graph.node}, _is_optimized(options)
+    every = dict.fromkeys(sorted(_advancing(graph) - _below(pipeline, "cache")), 1)
+    for name in [] if _is_endless(graph) else every:
+        read, created = {name}, 1  # created: begun with each iterator
+        for stage in pipeline:
+            if read.isdisjoint(stage.inputs):
+                continue
+            read.add(stage.node)
+            if stage.kind.startswith("shuffle"):
+                created = 0
+            elif stage.kind == "repeat" and (number := _second_input(stage, nodes)) != 1:
+                every[name] = number * every[name] + created * (name not in stage.inputs or not optimized)
+    return every
+
+
+def needs_ends(graph: Any, options: Any) -> bool:
+    """Return whether the order of a pass depends on whether the ones before were read to their end."""
+    return keeps_orders(graph) or any(number > 1 for number in turns(graph, options).values())
 
 
 def late_shuffles(graph: Any) -> list[str]:
@@ -173,10 +186,10 @@ def late_shuffles(graph: Any) -> list[str]:
     return sorted(_below(stages(graph), "shuffle") & _advancing(graph))
 
 
-def begin_again(graph: Any, passes: int) -> None:
+def begin_again(graph: Any, options: Any, passes: int) -> None:
     """Begin the shuffles of a graph as passes do after their iterators are created."""
-    late = late_shuffles(graph)
-    begin_shuffles(graph, {name: passes * (times - (name not in late)) for name, times in turns(graph).items()})
+    late, each = late_shuffles(graph), turns(graph, options)
+    begin_shuffles(graph, {name: passes * (number - (name not in late)) for name, number in each.items()})
 
 
 def keeps_orders(graph: Any) -> bool:
@@ -194,11 +207,11 @@ def _below(pipeline: tuple[Stage, ...], kind: str) -> set[str]:
     return {other.node for stage in above for other in upstream(stage, pipeline) if other is not stage}
 
 
-def _reads_ahead(pipeline: tuple[Stage, ...], options: Any) -> bool:
-    """Return whether TensorFlow draws elements in advance, as it does by default."""
-    optimized = options.experimental_optimization
-    chosen = options.autotune.enabled, optimized.inject_prefetch, optimized.apply_default_optimizations
-    return False not in chosen or any(stage.kind == "prefetch" for stage in pipeline)
+def _is_optimized(options: Any) -> bool:
+    """Return whether TensorFlow draws elements in advance, and joins stages, as it does by default."""
+    rewrites = options.experimental_optimization
+    chosen = rewrites.inject_prefetch, rewrites.apply_default_optimizations, rewrites.shuffle_and_repeat_fusion
+    return False not in (options.autotune.enabled, *chosen)
 
 
 def only_checks(graph: Any) -> bool:

@@ -17,6 +17,7 @@ from tpunb.tfdata.restored import (
     explain_op,
     keeps_orders,
     late_shuffles,
+    needs_ends,
     not_restored,
     only_checks,
     turns,
@@ -69,6 +70,7 @@ class FitData:
     _turns: int = 0  # most times that one of them begins in a pass; 0 if iterators do not hold how often they had
     _advanced: int = 0  # times that it has begun in earlier passes after their iterators were created
     _keeps_orders: bool = False  # a cache keeps the order of the first pass
+    _needs_ends: bool = False  # each pass is to be read to its end
     _replaced: Any = None  # iterator that Keras still holds, and that feeds nothing
     _restored: Any = None  # kept alive: a position was read into its iterator
 
@@ -127,7 +129,8 @@ class FitData:
         self._check_seeds(len(unseeded))
         self.positions = Positions(buffered_bytes(graph), drawn, are_written=are_written)
         checked, self._keeps_orders = only_checks(graph) or bool(drawn), keeps_orders(graph)
-        begun, late = turns(graph), late_shuffles(graph)
+        begun, late = turns(graph, dataset.options()), late_shuffles(graph)
+        self._needs_ends = needs_ends(graph, dataset.options())
         outer = [begun.get(node.name, 0) for node in rewrite.shuffles(graph) if node.name not in late]
         self._turns = 0 if 0 in outer else max(outer, default=0)
         dataset = rewrite.seed_shuffles(dataset, graph, self._seeds)
@@ -164,7 +167,7 @@ class FitData:
         self._advanced = used * (self._turns - 1)
         graph = None if isinstance(self.passes, ArrayBatches | PyDatasetBatches) else graph_or_none(self.passes.dataset)
         if graph is not None and used:
-            begin_again(graph, used)
+            begin_again(graph, self.passes.dataset.options(), used)
 
     def current(self, iterator: Any) -> Any:
         """Return the iterator that feeds the steps in place of Keras' own."""
@@ -208,8 +211,8 @@ class FitData:
             self.reason = _SHARED
 
     def end_pass(self, iterator: Any) -> None:
-        """Draw the end of a pass after its last batch, so that a cache is complete; TensorFlow does so in advance."""
-        if self._keeps_orders and self.epochs._num_batches and self.epochs._steps_seen >= self.epochs._num_batches:
+        """Draw the end of a pass after its last batch, as TensorFlow does in advance: later orders depend on it."""
+        if self._needs_ends and self.epochs._num_batches and self.epochs._steps_seen >= self.epochs._num_batches:
             next(iterator, None)
 
     def end_epoch(self) -> None:
@@ -251,16 +254,20 @@ class FitData:
             unpositioned, written = self._write_position(folder, live, drawn)
             facts |= written
         return unpositioned, {
+            **self.begun_passes,
             "iterators": self.passes.iterators - (live is not None),
-            "used_iterators": self.used,
-            "begun": self._begun,
             "live": live is not None,
             "drawn": drawn,
             "position": facts,
             "steps_seen": self.epochs._steps_seen,
             "batches": self.epochs._num_batches,
-            "seeds": self._seeds,
         }
+
+    @property
+    def begun_passes(self) -> dict[str, Any]:
+        """Passes that have begun, and the seeds of their shuffles."""
+        made, used = self.passes.iterators, self.used
+        return {"iterators": made, "used_iterators": used, "begun": self._begun, "seeds": self._seeds}
 
     def _write_position(self, folder: Path, live: Any, drawn: int) -> tuple[str, dict[str, Any]]:
         if isinstance(self.passes, ArrayBatches):

@@ -17,10 +17,11 @@ from tpunb.errors import TpunbError
 from tpunb.signals import spending
 from tpunb.text import format_error, plain
 from tpunb.tfdata.graph import graph_or_none
-from tpunb.tfdata.restored import keeps_orders, not_restored
+from tpunb.tfdata.position import present_seeds
+from tpunb.tfdata.restored import needs_ends, not_restored
 from tpunb.training import constants, seeds, snapshot
 from tpunb.training.callbacks import CallbackState, restore_callbacks
-from tpunb.training.fingerprints import Diverged, Fingerprints
+from tpunb.training.fingerprints import Diverged, Fingerprints, Resumed
 from tpunb.training.fit_data import DataCursor, FitData
 from tpunb.training.fit_start import EndedFit, FitStart, variables_of_step
 from tpunb.training.hidden_state import EagerStep, hidden_state
@@ -270,16 +271,22 @@ class Fit:
 
     def _begin_validation(self, epochs: Any) -> None:
         """Take the data of validation when Keras first reads them."""
-        if self.validating is not None or not hasattr(self.validation[0], "element_spec"):
-            return
+        if self.validating is None and (start := self._validation_start) is not None:
+            validating = type(self.data)(start)
+            validating.attach(epochs, lambda dataset: dataset)
+            validating.used = start.metadata["used_iterators"]
+            validating.begin(start.metadata["iterators"], validating.used)
+            self.validating = validating
+
+    @cached_property
+    def _validation_start(self) -> FitStart | None:
+        """The passes over a dataset of validation that were made, and its seeds; None without one."""
         saved = None if self.start is None else self.start.metadata.get("validation")
-        start = None if self.start is None or saved is None else self.start._replace(metadata=saved)
-        validating = type(self.data)(start)
-        validating.attach(epochs, lambda dataset: dataset)
-        if saved is not None:
-            validating.begin(saved["iterators"], saved["used_iterators"])
-            validating.used = saved["used_iterators"]
-        self.validating = validating
+        if self.start is not None and saved is not None:
+            return self.start._replace(metadata=saved)
+        graph = graph_or_none(self.validation[0]) if hasattr(self.validation[0], "element_spec") else None
+        none = {"seeds": present_seeds(graph), "iterators": 0, "used_iterators": 0} if graph is not None else {}
+        return FitStart(Path(), none, Resumed(0)) if none else None
 
     def _use_validation(self, validating: FitData, iterator: Any) -> None:
         validating.use(validating.current(iterator), check=False)
@@ -320,9 +327,9 @@ class Fit:
         unpositioned, place = self.data.write(folder, within_epoch=self.step_in_epoch > 0)
         reason = unpositioned or self._other_training or self.hidden_state or callbacks.unsaved
         reason = reason or self._read_validation(self.varying)
-        validation = None if self.validating is None else self.validating.write(folder, within_epoch=False)[1]
-        if validation is None and self.start is not None:
-            validation = self.start.metadata.get("validation")
+        validation = self._validation_start and self._validation_start.metadata
+        if self.validating is not None:
+            validation = self.validating.begun_passes
         if not reason and self._trainable != _trainable(self.model):
             reason = f"{_UNFROZEN} ({_UNFREEZE})"
         parts = [part for part, values in variables.items() if values and part != RANDOM]
@@ -394,8 +401,8 @@ class Fit:
         if (graph := graph_or_none(data)) is None:
             return "validation_data: its graph cannot be read"
         reason = not_restored(graph, data.options(), positions=False)
-        if self.validation[1] is not None and keeps_orders(graph):
-            reason = reason or "validation_steps may leave a cache of shuffled elements incomplete (omit it)"
+        if self.validation[1] is not None and needs_ends(graph, data.options()):
+            reason = reason or "validation_steps may not read it to its end, on which its order depends (omit it)"
         return f"validation_data: {reason}" if reason else ""
 
     @cached_property

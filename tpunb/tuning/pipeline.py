@@ -347,7 +347,7 @@ def move_obstacles(
             yield f"{stage.name} reads a shuffle, and no position holds how often it has begun"
     if any(node.op == "GeneratorDataset" for function in graph.library.function for node in function.node_def):
         yield "a Python generator feeds it, which cannot be rewound"
-    if any(number > 1 for number in turns(graph).values()):
+    if any(number > 1 for number in turns(graph, options).values()):
         yield "a repeat begins a shuffle more than once in a pass, and no position holds how often"
     yield from chain(unpositioned(graph), unrestored_stages(graph, options), other_passes(graph, options))
     yield from _copied_state(graph)

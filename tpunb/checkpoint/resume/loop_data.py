@@ -183,7 +183,7 @@ class _Dataset(LoopData):
 
     def _begin_again(self) -> None:
         if self._graph is not None:
-            begin_again(self._graph, 1)
+            begin_again(self._graph, self._dataset.options(), 1)
 
     @cached_property
     def _graph(self) -> Any:
