@@ -384,6 +384,8 @@ class Fit:
         names = (name for callback in self.callbacks if (name := _reader(callback)))
         if type(self.model).test_step is not keras.Model.test_step:
             names = iter([f"{type(self.model).__name__}.test_step"])
+        if varying and self.data.positions.seeds.shares(self.validation[0]):
+            names = iter(["the data of the training"])
         reader = next(names, "") if varying else ""
         return f"{varying}; {plain(reader)} may use its results" if reader else ""
 

@@ -1,10 +1,11 @@
-"""Saves and restores a custom loop of TensorFlow or JAX, with the position in its data."""
+"""Saves and restores a custom loop of TensorFlow or JAX, Flax NNX among it, with the position in its data."""
 
 from __future__ import annotations
 
 import base64
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,7 +51,8 @@ def save(dir: str | os.PathLike[str], step: int, **parts: Any) -> Checkpoint:  #
     **parts
         Everything that the next step depends on, by names that `restore` takes again: Keras' models, optimizers,
         metrics and seed generators; ``tf.Variable``, ``tf.random.Generator``, an iterator of ``tf.data``; an iterator
-        of Grain; trees of arrays, as in JAX, which Orbax writes. Give shuffles of ``tf.data`` a seed: without one, a
+        of Grain; modules, optimizers, metrics and random streams of Flax NNX, or lists of them; trees of arrays, as in
+        JAX. Orbax writes the last two. Give shuffles of ``tf.data`` a seed: without one, a
         new process shuffles later epochs differently.
 
     Raises
@@ -165,6 +167,8 @@ def _kind(part: Any) -> str:
         return "state"
     if is_from(part, "keras"):
         return "variables"
+    if nnx_arrays(part):
+        return "nnx"
     return "tensorflow" if is_from(part, "tensorflow") else _ARRAYS
 
 
@@ -242,6 +246,48 @@ def _read_arrays(path: Path, trees: dict[str, Any]) -> dict[str, Any]:
     return dict(numbers)
 
 
+def nnx_arrays(part: Any) -> dict[str, Any]:
+    """Return the arrays of all variables of Flax NNX in a part, by their paths; none if it is no such object."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None or isinstance(part, nnx.State):
+        return {}
+    import jax
+
+    kinds = nnx.Pytree, nnx.Variable
+    if not any(isinstance(each, kinds) for each in jax.tree.leaves(part, is_leaf=lambda each: isinstance(each, kinds))):
+        return {}
+    arrays = jax.tree_util.tree_leaves_with_path(nnx.state(part))
+    return {jax.tree_util.keystr(path, simple=True, separator="."): array for path, array in arrays}
+
+
+def _write_nnx(path: Path, part: Any) -> None:
+    _write_arrays(path, nnx_arrays(part))
+    settings = [["/".join(map(str, where)), value] for where, _, value in _settings(part)]
+    path.with_suffix(".json").write_text(json.dumps(settings))
+
+
+def _read_nnx(path: Path, part: Any) -> None:
+    import jax
+    from flax import nnx
+
+    arrays, state = _read_arrays(path, names := nnx_arrays(part)), nnx.state(part)
+    nnx.update(part, jax.tree.unflatten(jax.tree.structure(state), [arrays[name] for name in names]))
+    saved = dict(json.loads(path.with_suffix(".json").read_text()))
+    for where, owner, value in _settings(part):
+        if (other := saved.get("/".join(map(str, where)), value)) != value:
+            setattr(owner, where[-1], other)
+
+
+def _settings(part: Any) -> list[tuple[Any, Any, Any]]:
+    """Return the numbers and texts among the attributes of modules of NNX: path, module and value."""
+    from flax import nnx
+
+    every = dict(nnx.iter_graph(part))
+    plain = [(path, value) for path, value in every.items() if path and type(value) in (bool, int, float, str)]
+    owned = [(path, every.get(path[:-1]), value) for path, value in plain if "_pytree" not in str(path[-2:])]
+    return [(path, owner, value) for path, owner, value in owned if isinstance(owner, nnx.Pytree)]
+
+
 def _as_array(leaf: Any) -> Any:
     """Return a leaf of a tree; NumPy's numbers, which Orbax does not restore, as arrays."""
     return np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
@@ -250,6 +296,7 @@ def _as_array(leaf: Any) -> Any:
 _FORMATS: Mapping[str, tuple[Callable[[Path, Any], str | None], Callable[[Path, Any], Any]]] = {
     "variables": (_write_variables, _read_variables),
     "state": (write_state, read_state),
+    "nnx": (_write_nnx, _read_nnx),
     "tensorflow": (_write_tensorflow, position.read),
 }
 """How a kind of part is written, which returns why it cannot be, and read."""

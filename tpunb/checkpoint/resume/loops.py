@@ -12,13 +12,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tpunb.checkpoint.resume.custom_loops import array_trees, read_parts, write_parts
+from tpunb.checkpoint.resume.custom_loops import array_trees, nnx_arrays, read_parts, write_parts
 from tpunb.checkpoint.resume.loop_data import LoopData, loop_data
 from tpunb.checkpoint.resume.policy import Saving
 from tpunb.errors import TpunbError, wrong_type
@@ -262,7 +263,8 @@ def _sample(state: dict[str, Any]) -> list[NDArray[Any]]:
     """Return the values of small arrays and variables of a state, which later steps do not change."""
     variables = [each for part in state.values() for each in direct_variables(part) or ()]
     small = to_numpy([each for each in variables if np.prod(each.shape, dtype=int) <= 256 * _SAMPLE][:_SAMPLE])
-    return [*small, *(np.array(leaf) for leaf in map(_as_data, _leaves(state)) if _is_small(leaf))][:_SAMPLE]
+    leaves = chain(*(nnx_arrays(part).values() for part in state.values()), _leaves(state))
+    return [*small, *(np.array(leaf) for leaf in map(_as_data, leaves) if _is_small(leaf))][:_SAMPLE]
 
 
 def _as_data(leaf: Any) -> Any:
