@@ -1,5 +1,7 @@
 """Loops of Flax NNX: modules, optimizers, metrics and random streams are restored in place, bit for bit."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from optional import lazy
@@ -17,7 +19,8 @@ pytestmark = pytest.mark.live
 ROWS = np.random.default_rng(7).normal(size=(24, 4)).astype("f")
 
 
-def model(seed=0):
+@cache
+def net_class():
     class Net(nnx.Module):
         """Two layers with normalisation and dropout, which counts its calls in Python."""
 
@@ -30,7 +33,11 @@ def model(seed=0):
         def __call__(self, x):
             return self.layers[1](self.drop(self.norm(self.layers[0](x)))) + self.half.get_value()
 
-    return Net(nnx.Rngs(seed))
+    return Net
+
+
+def model(seed=0):
+    return net_class()(nnx.Rngs(seed))
 
 
 @pytest.fixture(scope="module")
@@ -50,28 +57,31 @@ def step():
     return step
 
 
+@cache
+def adam():
+    return optax.adam(optax.cosine_decay_schedule(0.05, 30))
+
+
 def parts(seed=0):
     net = model(seed)
-    optimizer = nnx.Optimizer(net, optax.adam(optax.cosine_decay_schedule(0.05, 30)), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(net, adam(), wrt=nnx.Param)
     metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"))
     return {"model": net, "optimizer": optimizer, "metrics": metrics, "rngs": nnx.Rngs(noise=seed)}
 
 
 def batches(*, iterator):
     data = grain.MapDataset.source(ROWS).shuffle(seed=2).batch(4)
-    return iter(data.repeat().to_iter_dataset()) if iterator else data
+    return iter(data.repeat(3).to_iter_dataset()) if iterator else data
 
 
 def train(step, data, *, epochs=3, seed=0):
     """Train; return the losses of each step, and the bits of the state."""
     state, losses, means = parts(seed), [], []
     net = state["model"]
-    for _ in range(epochs):
-        for at, batch in enumerate(tp.testing.null_run.batches(data, state=state)):
+    for _ in range(1 if hasattr(data, "__next__") else epochs):
+        for batch in tp.testing.null_run.batches(data, state=state):
             losses.append(float(step(*state.values(), jax.numpy.asarray(batch))).hex())
             net.called += 1
-            if hasattr(data, "__next__") and at == 5:
-                break
         means.append(float(state["metrics"].compute()["loss"]).hex())
     return losses, means[-1], net.called, bits(state)
 
@@ -98,8 +108,8 @@ def test_a_loop_of_nnx_resumes_exactly(tmp_path, step, data):
     found = checkpoints(tmp_path)
     assert [one.step for one in found] == [4, 8, 12, 16]
     assert found[0].holds == ("weights", "optimizer", "data position", "random state")
-    for one in found:
-        assert one.exact, one.reason
+    assert all(one.exact for one in found), [one.reason for one in found]
+    for one in found[::2]:
         with resume(one) as resumed:
             later, *ended = train(step, make(), seed=9)  # what it begins with does not matter
         assert later == losses[one.step :]

@@ -256,7 +256,7 @@ def nnx_arrays(part: Any) -> dict[str, Any]:
     kinds = nnx.Pytree, nnx.Variable
     if not any(isinstance(each, kinds) for each in jax.tree.leaves(part, is_leaf=lambda each: isinstance(each, kinds))):
         return {}
-    arrays = jax.tree_util.tree_leaves_with_path(nnx.state(part))
+    arrays = jax.tree_util.tree_leaves_with_path(nnx.state([part]))  # the list: for a variable
     return {jax.tree_util.keystr(path, simple=True, separator="."): array for path, array in arrays}
 
 
@@ -270,8 +270,8 @@ def _read_nnx(path: Path, part: Any) -> None:
     import jax
     from flax import nnx
 
-    arrays, state = _read_arrays(path, names := nnx_arrays(part)), nnx.state(part)
-    nnx.update(part, jax.tree.unflatten(jax.tree.structure(state), [arrays[name] for name in names]))
+    arrays, state = _read_arrays(path, names := nnx_arrays(part)), nnx.state([part])
+    nnx.update([part], jax.tree.unflatten(jax.tree.structure(state), [arrays[name] for name in names]))
     saved = dict(json.loads(path.with_suffix(".json").read_text()))
     for where, owner, value in _settings(part):
         if (other := saved.get("/".join(map(str, where)), value)) != value:
@@ -282,7 +282,7 @@ def _settings(part: Any) -> list[tuple[Any, Any, Any]]:
     """Return the numbers and texts among the attributes of modules of NNX: path, module and value."""
     from flax import nnx
 
-    every = dict(nnx.iter_graph(part))
+    every = dict(nnx.iter_graph([part]))
     plain = [(path, value) for path, value in every.items() if path and type(value) in (bool, int, float, str)]
     owned = [(path, every.get(path[:-1]), value) for path, value in plain if "_pytree" not in str(path[-2:])]
     return [(path, owner, value) for path, owner, value in owned if isinstance(owner, nnx.Pytree)]
